@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 from scipy import stats
 
 from grpo.common.files import read_json, write_json
 from grpo.results.evidence import Evidence, NotMeasured, evidence_of
-from grpo.results.findings import CANNOT_TELL, NOT_TESTED, Collapse, Contrast, Interval, Verdict
+from grpo.results.findings import CANNOT_TELL, DISAGREES, NOT_TESTED, Verdict
 from grpo.results.markdown import markdown_table
 from grpo.results.runs import gain, read_baseline
 from grpo.results.verdicts import ALPHA, EVENTS, KINDS
@@ -25,8 +26,6 @@ from grpo.study.settings import MAIN
 
 PUBLISHED = Path(__file__).with_name("claims.yaml")
 BASELINE = "math_baseline"
-KEYS = {"id", "experiment", "statement", "test", "horizon", "requires", "margin", "reported"}
-REQUIREMENTS = {"learns", "arms", "response_tokens"}
 
 
 def judge_claims(study: Study) -> list[Verdict]:
@@ -37,7 +36,6 @@ def judge_claims(study: Study) -> list[Verdict]:
 
     Raises:
         UserError: a run of an experiment is missing.
-        ValueError: claims.yaml lacks a key, or names a test or requirement that does not exist.
     """
     published = read_yaml(PUBLISHED)
     about = [claim for claim in published["claims"] if claim.get("experiment") in (BASELINE, *study.experiments)]
@@ -46,61 +44,46 @@ def judge_claims(study: Study) -> list[Verdict]:
 
 def adjusted(verdicts: list[Verdict]) -> list[Verdict]:
     """Add ``p_adjusted`` to the verdicts; one whose adjusted p is too large becomes ``cannot tell``."""
-    p = {verdict.claim: verdict.p for verdict in verdicts if verdict.p is not None and verdict.verdict != NOT_TESTED}
-    if not p:
+    tested = [verdict for verdict in verdicts if verdict.p is not None and verdict.verdict != NOT_TESTED]
+    if not tested:
         return verdicts
-    together = dict(zip(p, stats.false_discovery_control([*p.values()]), strict=True))
-    return [_adjusted(one, together[one.claim], len(p)) if one.claim in together else one for one in verdicts]
+    together = stats.false_discovery_control([verdict.p for verdict in tested])
+    p = {verdict.claim: float(adjusted) for verdict, adjusted in zip(tested, together, strict=True)}
+    return [_adjusted(one, p[one.claim], len(p)) if one.claim in p else one for one in verdicts]
 
 
 def _adjusted(verdict: Verdict, p: float, claims: int) -> Verdict:
-    found = replace(verdict, p_adjusted=float(p))
     if not verdict.decided or p < ALPHA:
-        return found
+        return replace(verdict, p_adjusted=p)
     reason = f"alone it would be {verdict.verdict} ({verdict.reason}), but not as one of {claims} claims"
-    return replace(found, verdict=CANNOT_TELL, reason=reason)
+    return replace(verdict, verdict=CANNOT_TELL, reason=reason, p_adjusted=p)
 
 
 def _judge(study: Study, claim: dict[str, Any], task: str) -> Verdict:
     """Judge one claim, without adjustment for the other claims."""
-    kind, parameters = _test(claim)
-    verdict = Verdict(
-        claim["id"],
-        claim["experiment"],
-        claim["statement"],
-        NOT_TESTED,
-        "",
-        reported={source: str(text) for source, text in claim["reported"].items()},
-        published=claim.get("published", {}),
-        margin=claim["margin"],
-    )
+    ((kind, parameters),) = claim["test"].items()
+    horizon, margin = claim.get("horizon", 0), claim.get("margin")
     try:
         evidence = _evidence(study, claim["experiment"], parameters.get("other"), task)
-        _require(claim["requires"], evidence)
-        found = KINDS[kind](parameters, evidence)
+        _require(claim.get("requires", {}), evidence)
+        found, steps = KINDS[kind]({**parameters, "margin": margin}, evidence), evidence.steps()
+        if claim.get("planted") and study.models[MAIN].source == "pretrain":
+            reason = "by construction: the base model learned it from its pretraining documents, so it is no finding"
+            found = replace(found, verdict=NOT_TESTED, reason=reason, by_construction=True)
+        elif steps < horizon and not (kind in EVENTS and found.verdict != DISAGREES):
+            reason = f"the claim is about step {horizon} and later, and the runs took {steps} steps"
+            found = replace(found, verdict=NOT_TESTED, reason=reason)
     except NotMeasured as lacking:
-        return replace(verdict, reason=str(lacking))
-    verdict = replace(verdict, **{key: getattr(found, key) for key in ("measured", "contrasts", "collapses", "numbers", "p")})
-    steps, horizon = evidence.steps(), claim["horizon"] or 0
-    if claim.get("planted") and study.models[MAIN].source == "pretrain":
-        reason = "by construction: the base model learned it from its pretraining documents, so it is no finding"
-        return replace(verdict, reason=reason, by_construction=True)
-    if steps < horizon and not (kind in EVENTS and found.verdict != "disagrees"):
-        return replace(verdict, reason=f"the claim is about step {horizon} and later, and the runs took {steps} steps")
-    return replace(verdict, verdict=found.verdict, reason=found.reason)
-
-
-def _test(claim: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """A claim's kind of test and its parameters, with the margin among them."""
-    missing, test = KEYS - claim.keys(), claim.get("test", {})
-    if missing:
-        raise ValueError(f"{PUBLISHED.name}: {claim.get('id')}: lacks {', '.join(sorted(missing))}")
-    if len(test) != 1 or not set(test) <= set(KINDS):
-        raise ValueError(f"{PUBLISHED.name}: {claim['id']}: needs one test of a known kind ({', '.join(KINDS)}), not {test}")
-    if unknown := claim["requires"].keys() - REQUIREMENTS:
-        raise ValueError(f"{PUBLISHED.name}: {claim['id']}: unknown requirement {', '.join(sorted(unknown))}")
-    ((kind, parameters),) = test.items()
-    return kind, {**parameters, "margin": claim["margin"]}
+        found = Verdict(reason=str(lacking))
+    return replace(
+        found,
+        claim=claim["id"],
+        experiment=claim["experiment"],
+        statement=claim["statement"],
+        reported={source: str(text) for source, text in claim["reported"].items()},
+        published=claim.get("published", {}),
+        margin=margin,
+    )
 
 
 def _evidence(study: Study, experiment: str, other: str | None, task: str) -> Evidence:
@@ -143,15 +126,8 @@ def write_claims(study: Study) -> None:
 
 def read_verdicts(path: Path = paths.CLAIMS) -> list[Verdict]:
     """Read the verdicts of reports/claims.json."""
-    return [_verdict_of(claim) for claim in read_json(path, made_by="report", keys=("claims",))["claims"]]
-
-
-def _verdict_of(claim: dict[str, Any]) -> Verdict:
-    contrasts = tuple(
-        Contrast(one["arm"], one["against"], Interval(**one["difference"]), Interval(**one["adjusted"]), one["contrasts"])
-        for one in claim["contrasts"]
-    )
-    return Verdict(**claim | {"contrasts": contrasts, "collapses": tuple(Collapse(**one) for one in claim["collapses"])})
+    claims = read_json(path, made_by="report", keys=("claims",))["claims"]
+    return TypeAdapter(list[Verdict]).validate_python(claims)
 
 
 def shown(verdicts: list[Verdict], study: Study) -> list[Verdict]:

@@ -1,11 +1,13 @@
-"""The runs by which a claim is judged."""
+"""The runs by which an experiment and the claims about it are judged."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from grpo.results.collapses import collapses_of, held
+from grpo.results.collapses import collapses_of
 from grpo.results.findings import Collapse, Contrast
 from grpo.results.intervals import Scores, difference_of, simultaneous
 from grpo.results.runs import Run, by_arm, final_scores, read_runs
@@ -18,7 +20,7 @@ class NotMeasured(Exception):
 
 @dataclass(frozen=True)
 class Evidence:
-    """The data for judging a claim.
+    """The runs of an experiment.
 
     Attributes:
         arms: the experiment's runs by arm, in the order of params.yaml.
@@ -33,6 +35,10 @@ class Evidence:
     baseline: dict[str, Any] = field(default_factory=dict)
     other: Evidence | None = None
 
+    @cached_property
+    def _collapses(self) -> dict[str, tuple[Collapse, ...]]:
+        return {arm: collapses_of(runs, self.last_k) for arm, runs in self.arms.items()}
+
     def runs(self, arm: str) -> list[Run]:
         """The runs of an arm.
 
@@ -43,9 +49,14 @@ class Evidence:
             raise NotMeasured(f"the study has no arm {arm}")
         return self.arms[arm]
 
+    def collapses(self, *arms: str) -> tuple[Collapse, ...]:
+        """The collapses in these arms."""
+        return tuple(collapse for arm in arms if self.runs(arm) for collapse in self._collapses[arm])
+
     def held(self, arm: str) -> list[Run]:
         """The runs of an arm that did not collapse; all if all collapsed."""
-        return held(self.runs(arm), self.last_k)
+        fallen = {collapse.run for collapse in self.collapses(arm)}
+        return [run for run in self.runs(arm) if run.name not in fallen] or self.runs(arm)
 
     def final(self, arm: str) -> Scores:
         """Final scores of the runs that did not collapse, (runs, problems)."""
@@ -55,27 +66,39 @@ class Evidence:
         """The mean of :meth:`final`."""
         return float(self.final(arm).mean())
 
-    def collapses(self, *arms: str) -> tuple[Collapse, ...]:
-        """The collapses in these arms."""
-        return tuple(collapse for arm in arms for collapse in collapses_of(self.runs(arm), self.last_k))
+    @property
+    def eligible(self) -> list[str]:
+        """The arms that may lead: those without a collapsed run; if there are none, those with a run that held, or all."""
+        fallen = {arm: len(self.collapses(arm)) for arm in self.arms}
+        whole = [arm for arm in self.arms if not fallen[arm]]
+        return whole or [arm for arm, runs in self.arms.items() if fallen[arm] < len(runs)] or list(self.arms)
 
     @property
     def leader(self) -> str:
-        """The arm with the highest final reward, among the arms without a collapsed run if there are any."""
-        whole = [arm for arm in self.arms if not self.collapses(arm)]
-        return max(whole or self.arms, key=self.mean)
+        """The eligible arm with the highest final reward, the first of equals."""
+        return max(self.eligible, key=self.mean)
 
-    def contrast(self, arm: str, against: str, contrasts: int = 1) -> Contrast:
-        """The difference of final rewards, unadjusted and adjusted for the number of contrasts."""
-        first, second = self.final(against), self.final(arm)
-        return Contrast(
-            arm, against, difference_of(first, second), difference_of(first, second, simultaneous(contrasts)), contrasts
-        )
+    def contrast(self, arm: str, against: str, contrasts: int = 1, level: Callable[[int], float] = simultaneous) -> Contrast:
+        """The difference of final rewards, unadjusted and adjusted for the number of contrasts by ``level``."""
+        return contrast_of(arm, self.final(arm), against, self.final(against), contrasts, level)
 
     def steps(self) -> int:
         """The fewest steps of any run; diverged runs do not count, as they were stopped early."""
         runs = [run for of_arm in self.arms.values() for run in of_arm if run.metrics["diverged_step"] is None]
         return min((int(run.validation["step"].iloc[-1]) for run in runs), default=0)
+
+
+def contrast_of(
+    arm: str,
+    scores: Scores,
+    against: str,
+    others: Scores,
+    contrasts: int = 1,
+    level: Callable[[int], float] = simultaneous,
+) -> Contrast:
+    """The difference of two arms' scores, unadjusted and adjusted for the number of contrasts by ``level``."""
+    adjusted = difference_of(others, scores, level(contrasts))
+    return Contrast(arm, against, difference_of(others, scores), adjusted, contrasts)
 
 
 def evidence_of(study: Study, experiment: str, other: str | None = None) -> Evidence:
@@ -91,9 +114,5 @@ def evidence_of(study: Study, experiment: str, other: str | None = None) -> Evid
         raise NotMeasured(f"this version has no experiment {experiment}")
     if experiment in study.left_out:
         raise NotMeasured(f"the study leaves {experiment} out")
-    return Evidence(
-        experiment,
-        by_arm(read_runs(study, experiment)),
-        study.last_k(experiment),
-        other=None if other is None else evidence_of(study, other),
-    )
+    arms, last_k = by_arm(read_runs(study, experiment)), study.last_k(experiment)
+    return Evidence(experiment, arms, last_k, other=None if other is None else evidence_of(study, other))

@@ -158,7 +158,7 @@ class ExperimentResult:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A published claim and the study's verdict on it.
+    """A published claim and the study's verdict on it. A test fills in what it measured, its verdict and the reason.
 
     Attributes:
         claim: id in claims.yaml.
@@ -176,11 +176,11 @@ class Verdict:
         p_adjusted: ``p`` adjusted over all claims of the study that have one (Benjamini and Hochberg).
     """
 
-    claim: str
-    experiment: str
-    statement: str
-    verdict: VerdictName
-    reason: str
+    claim: str = ""
+    experiment: str = ""
+    statement: str = ""
+    verdict: VerdictName = NOT_TESTED
+    reason: str = ""
     measured: str = ""
     by_construction: bool = False
     reported: dict[str, str] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,14 +32,6 @@ Scores = NDArray[np.float64]
 # MATH (garg-2026 in claims.yaml).
 ASSUMED_RUN_SD, ASSUMED_DF = 0.045, 4
 TINY = 1e-9  # zero up to rounding
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A variance with its degrees of freedom."""
-
-    variance: float
-    df: float
 
 
 def mean_of(scores: Scores, fixed: bool = False, level: float = LEVEL) -> Interval:
@@ -125,28 +117,28 @@ def run_sd(scores: Scores) -> float | None:
 def _interval(tables: Sequence[Scores], by_problem: Scores, fixed: bool, level: float) -> Interval:
     """The interval of the mean of ``by_problem``, which is the mean over runs of one table or the difference of two."""
     runs, problems = min(len(table) for table in tables), tables[0].shape[1]
-    rest = 0.0 if fixed else sum(_rest(table) / len(table) for table in tables)
-    parts = [] if fixed else [_runs_part(table) for table in tables]
+    parts = [] if fixed else [_between_runs(table) for table in tables]  # variances, each with its degrees of freedom
     if problems > 1:
         squares = float(((by_problem - by_problem.mean()) ** 2).sum())
         if squares < TINY and len(tables) > 1:
             squares = 1.0  # as if the arms differed in one problem (Agresti and Min 2005), so that the width is not zero
-        parts.append(_Part(max(0.0, squares / (problems - 1) / problems - rest), problems - 1))
-    variance = sum(part.variance for part in parts)
-    weights = sum(part.variance**2 / part.df for part in parts)
+        rest = 0.0 if fixed else sum(_rest(table) / len(table) for table in tables)
+        parts.append((max(0.0, squares / (problems - 1) / problems - rest), problems - 1))
+    variance = sum(part for part, _ in parts)
+    weights = sum(part**2 / df for part, df in parts)
     df = max(1.0, math.floor(variance**2 / weights)) if weights > 0 else float(max(1, problems - 1))
     value, half = float(by_problem.mean()), float(stats.t.ppf((1 + level) / 2, df)) * math.sqrt(variance)
     covers = PROBLEMS if fixed else ASSUMED_RUNS if runs == 1 else RUNS_AND_PROBLEMS if problems > 1 else RUNS
     return Interval(value, value - half, value + half, level, covers, runs, problems, math.sqrt(variance), df)
 
 
-def _runs_part(table: Scores) -> _Part:
-    """Variance of an arm's mean between runs; at least that of sampling within single problems."""
+def _between_runs(table: Scores) -> tuple[float, float]:
+    """Variance of an arm's mean between runs, at least that of sampling within single problems, and its degrees of freedom."""
     runs, problems = table.shape
     if runs == 1:
-        return _Part(ASSUMED_RUN_SD**2, ASSUMED_DF)
+        return ASSUMED_RUN_SD**2, ASSUMED_DF
     between, rest = float(table.mean(axis=1).var(ddof=1)), _rest(table)
-    return _Part(between / runs, runs - 1) if between > rest else _Part(rest / runs, (runs - 1) * (problems - 1) or 1)
+    return (between / runs, runs - 1) if between > rest else (rest / runs, (runs - 1) * (problems - 1) or 1)
 
 
 def _rest(table: Scores) -> float:
@@ -154,5 +146,10 @@ def _rest(table: Scores) -> float:
     runs, problems = table.shape
     if runs == 1 or problems == 1:
         return 0.0
+    return float(squares_within(table) / ((runs - 1) * (problems - 1) * problems))
+
+
+def squares_within(table: Scores) -> float:
+    """Sum of squares of what run and problem leave of the scores, (runs, problems)."""
     left = table - table.mean(axis=1, keepdims=True) - table.mean(axis=0, keepdims=True) + table.mean()
-    return float((left**2).sum() / ((runs - 1) * (problems - 1) * problems))
+    return float((left**2).sum())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
+
+from grpo.results.intervals import Scores, squares_within
 
 CHANCE = 0.8  # required probability of detecting a difference
 MOST_SEEDS = 1_000_000  # upper end of the search
@@ -36,33 +37,22 @@ class Spread:
         return self.problems / self.n_problems + (self.runs + self.rest / self.n_problems) / seeds
 
 
-def spread_of(first: NDArray[np.float64], second: NDArray[np.float64]) -> Spread:
+def spread_of(first: Scores, second: Scores) -> Spread:
     """Estimate the variance components by analysis of variance; negative estimates become zero.
 
     With E the expected value: E(mean square between runs) = rest + problems x between runs, E(mean square within) = rest
     (Searle, Casella and McCulloch, Variance Components, 1992, chapter 4).
 
     Args:
-        first, second: (runs, problems), with problems in the same order.
-
-    Raises:
-        ValueError: an arm has fewer than two runs, or the numbers of problems differ.
+        first, second: (runs, problems), with problems in the same order; at least two runs.
     """
-    if min(len(first), len(second)) < 2:
-        raise ValueError("the spread between runs needs at least two runs an arm")
-    n_problems = first.shape[1]
-    if second.shape[1] != n_problems:
-        raise ValueError(f"scores of the same problems are needed: {n_problems} and {second.shape[1]}")
-    between, rest, rest_of_means = 0.0, 0.0, 0.0
-    for scores in (first, second):
-        runs, problems = scores.mean(axis=1, keepdims=True), scores.mean(axis=0, keepdims=True)
-        left = scores - runs - problems + scores.mean()
-        within = float((left**2).sum() / ((len(scores) - 1) * (n_problems - 1)))
-        between += max(0.0, float(runs.var(ddof=1)) - within / n_problems)
-        rest += within
-        rest_of_means += within / len(scores)
+    arms, n_problems = (first, second), first.shape[1]
+    within = [squares_within(scores) / ((len(scores) - 1) * (n_problems - 1)) for scores in arms]
+    between = [float(scores.mean(axis=1).var(ddof=1)) - rest / n_problems for scores, rest in zip(arms, within, strict=True)]
+    rest_of_means = sum(rest / len(scores) for scores, rest in zip(arms, within, strict=True))
     difference = second.mean(axis=0) - first.mean(axis=0)
-    return Spread(between, max(0.0, float(difference.var(ddof=1)) - rest_of_means), rest, n_problems)
+    problems = max(0.0, float(difference.var(ddof=1)) - rest_of_means)
+    return Spread(sum(max(0.0, variance) for variance in between), problems, sum(within), n_problems)
 
 
 def power(spread: Spread, difference: float, seeds: int) -> float:
@@ -75,33 +65,24 @@ def power(spread: Spread, difference: float, seeds: int) -> float:
         difference: the true difference, or its distance from a bar other than zero.
     """
     variance = spread.of_difference(seeds)
-    if variance == 0 or seeds < 2:
-        return float(variance == 0 and difference != 0)
+    if variance == 0:
+        return float(difference != 0)
     by_problems = spread.problems / spread.n_problems
     df = variance**2 / ((variance - by_problems) ** 2 / (2 * seeds - 2) + by_problems**2 / (spread.n_problems - 1))
     return float(stats.nct.sf(stats.t.ppf(0.975, df), df, abs(difference) / math.sqrt(variance)))
 
 
-def seeds_needed(spread: Spread, difference: float, chance: float = CHANCE) -> int | None:
-    """The smallest number of seeds (at least two) with which :func:`power` is ``chance``; None if no number is enough."""
-    if power(spread, difference, MOST_SEEDS) < chance:
-        return None
-    few, many = 1, MOST_SEEDS  # bisection: power grows with seeds; the answer is above few and at most many
-    while many - few > 1:
-        middle = (few + many) // 2
-        few, many = (few, middle) if power(spread, difference, middle) >= chance else (middle, many)
-    return max(2, many)
+def seeds_needed(spread: Spread, difference: float) -> int | None:
+    """The smallest number of seeds (at least two) with which :func:`power` is 0.8; None if no number is enough."""
+    seeds = range(2, MOST_SEEDS + 1)
+    place = bisect_left(seeds, CHANCE, key=lambda number: power(spread, difference, number))
+    return seeds[place] if place < len(seeds) else None
 
 
 def problems_needed(spread: Spread, difference: float) -> int:
     """The number of problems below which no number of seeds detects the difference with a probability of 0.8.
 
     In the limit of many seeds, |difference| = (z(0.975) + z(0.8)) sqrt(variance between problems / number of problems).
-
-    Raises:
-        ValueError: the difference is zero.
     """
-    if difference == 0:
-        raise ValueError("no number of problems detects a difference of zero")
     quantiles = float(stats.norm.ppf(0.975) + stats.norm.ppf(CHANCE))
     return math.ceil(spread.problems * (quantiles / difference) ** 2)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from grpo.common.files import read_json
+from grpo.results.evidence import evidence_of
 from grpo.results.experiments import result_of
 from grpo.results.findings import ArmResult
 from grpo.results.intervals import detectable
-from grpo.results.runs import REWARD, Run, by_arm, read_runs
+from grpo.results.runs import REWARD, Run
 from grpo.study import paths
 from grpo.study.methods import OFF_POLICY_RANK
 from grpo.study.schema import Study
@@ -30,10 +31,9 @@ def select(study: Study, experiment: str) -> dict[str, Any]:
     Raises:
         UserError: a run of the experiment is missing.
     """
-    arms = by_arm(read_runs(study, experiment))
-    tie = study.experiments[experiment].tie
-    result = result_of(experiment, arms, study.last_k(experiment), study.selection.pinned.get(experiment), tie)
-    candidates = [_candidate(arm, arms[arm.arm]) for arm in result.arms]
+    found = evidence_of(study, experiment)
+    result = result_of(study, found)
+    candidates = [_candidate(arm, found.arms[arm.arm]) for arm in result.arms]
     winner = next(candidate for candidate in candidates if candidate["arm"] == result.winner)
     selection = {
         "experiment": experiment,
@@ -45,7 +45,7 @@ def select(study: Study, experiment: str) -> dict[str, Any]:
         "metric": REWARD,
         "last_k": result.last_k,
         **{key: winner[key] for key in ("value", "low", "high", "overrides")},
-        "before": arms[result.winner][0].config["before"],
+        "before": found.arms[result.winner][0].config["before"],
         "candidates": candidates,
     }
     if _is_ranked(study, experiment):
@@ -78,11 +78,8 @@ def read_selections(study: Study, experiment: str) -> list[dict[str, Any]]:
     needed = study.needed_selections(experiment)
     if not needed:
         return []
-    last = read_json(
-        paths.SELECT / f"{needed[-1]}.json",
-        made_by=f"select@{needed[-1]}",
-        keys=("experiment", "winner", "overrides", "before"),
-    )
+    path, keys = paths.SELECT / f"{needed[-1]}.json", ("experiment", "winner", "overrides", "before")
+    last = read_json(path, made_by=f"select@{needed[-1]}", keys=keys)
     return [*last.pop("before"), last]
 
 

@@ -7,25 +7,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
-from grpo.results.evidence import Evidence, NotMeasured
+from grpo.results.evidence import Evidence, NotMeasured, contrast_of
 from grpo.results.findings import (
     AGREES,
     CANNOT_TELL,
     DISAGREES,
     NO_DIFFERENCE,
-    Collapse,
     Contrast,
     Interval,
+    Verdict,
     VerdictName,
 )
-from grpo.results.intervals import difference_of, p_beyond, p_within, simultaneous
+from grpo.results.intervals import difference_of, p_beyond, p_within
 from grpo.results.levels import blocks, changes, log_ratio, peaks, per_step
 from grpo.results.runs import Run, first_scores, gain, identical
 
@@ -33,19 +33,6 @@ KL = "kl/per_token_low_variance"
 ALPHA = 0.05
 
 Parameters = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """The outcome of a test, with the fields of :class:`grpo.results.findings.Verdict`."""
-
-    verdict: VerdictName
-    measured: str
-    reason: str
-    numbers: dict[str, float] = field(default_factory=dict)
-    contrasts: tuple[Contrast, ...] = ()
-    collapses: tuple[Collapse, ...] = ()
-    p: float | None = None
 
 
 # ------------------------------------------------------------------------------------------------- decisions
@@ -80,9 +67,7 @@ def decide(intervals: Sequence[Interval], bar: float = 0.0, margin: float | None
     )
 
 
-def _by_reward(
-    evidence: Evidence, pairs: Sequence[tuple[str, str]], bar: float = 0.0, margin: float | None = None
-) -> Judgement:
+def _by_reward(evidence: Evidence, pairs: Sequence[tuple[str, str]], bar: float = 0.0, margin: float | None = None) -> Verdict:
     """Decide "of each pair, the first arm ends above the second"."""
     for pair in pairs:
         _require_a_difference(evidence, *pair)
@@ -97,7 +82,15 @@ def _by_reward(
         ]
     )
     numbers = {arm: evidence.mean(arm) for arm in arms}
-    return Judgement(verdict, measured, reason, numbers, contrasts, evidence.collapses(*arms), p)
+    return Verdict(
+        verdict=verdict,
+        reason=reason,
+        measured=measured,
+        numbers=numbers,
+        contrasts=contrasts,
+        collapses=evidence.collapses(*arms),
+        p=p,
+    )
 
 
 def _with_collapses(
@@ -142,12 +135,12 @@ def _ends_at(evidence: Evidence, arm: str) -> str:
 # ------------------------------------------------------------------------------------------- kinds: rewards
 
 
-def ends_above(parameters: Parameters, evidence: Evidence) -> Judgement:
+def ends_above(parameters: Parameters, evidence: Evidence) -> Verdict:
     """Arm ``better`` ends above arm ``worse``."""
     return _by_reward(evidence, [(parameters["better"], parameters["worse"])], margin=parameters["margin"])
 
 
-def not_below(parameters: Parameters, evidence: Evidence) -> Judgement:
+def not_below(parameters: Parameters, evidence: Evidence) -> Verdict:
     """Arm ``better`` ends at most ``margin`` below each of ``worse``, after the same number of steps."""
     better, worse = parameters["better"], parameters["worse"]
     rivals = [worse] if isinstance(worse, str) else worse
@@ -161,7 +154,7 @@ def not_below(parameters: Parameters, evidence: Evidence) -> Judgement:
     return _by_reward(evidence, [(better, rival) for rival in rivals], bar=-parameters["margin"])
 
 
-def method_above(parameters: Parameters, evidence: Evidence) -> Judgement:
+def method_above(parameters: Parameters, evidence: Evidence) -> Verdict:
     """The best arm of this method ends above the best arm of the ``other`` experiment.
 
     The leaders represent their methods, not the winners, which may win a tie because they are simpler. Each leader is the best
@@ -170,19 +163,18 @@ def method_above(parameters: Parameters, evidence: Evidence) -> Judgement:
     other = evidence.other
     assert other is not None
     names = f"{evidence.experiment}/{evidence.leader}", f"{other.experiment}/{other.leader}"
-    first, second = other.final(other.leader), evidence.final(evidence.leader)
     contrasts = max(len(evidence.arms), len(other.arms))
-    contrast = Contrast(*names, difference_of(first, second), difference_of(first, second, simultaneous(contrasts)), contrasts)
+    contrast = contrast_of(names[0], evidence.final(evidence.leader), names[1], other.final(other.leader), contrasts)
     verdict, reason, p = decide([contrast.difference], margin=parameters["margin"])
     p = min(1.0, p * contrasts)
     if verdict != CANNOT_TELL and p >= ALPHA:
         verdict, reason = CANNOT_TELL, f"{reason}, but not once the number of arms is taken into account"
     means = {names[0]: evidence.mean(evidence.leader), names[1]: other.mean(other.leader)}
     measured = ", ".join(f"{name} {mean:.3f}" for name, mean in means.items()) + f"; difference {contrast.difference}"
-    return Judgement(verdict, measured, reason, means, (contrast,), p=p)
+    return Verdict(verdict=verdict, measured=measured, reason=reason, numbers=means, contrasts=(contrast,), p=p)
 
 
-def starts_above(parameters: Parameters, evidence: Evidence) -> Judgement:
+def starts_above(parameters: Parameters, evidence: Evidence) -> Verdict:
     """Before training, arm ``better`` has at least ``by`` more reward than arm ``worse``."""
     better, worse, by = parameters["better"], parameters["worse"], parameters["by"]
     scores = {arm: first_scores(evidence.runs(arm)) for arm in (better, worse)}
@@ -190,10 +182,11 @@ def starts_above(parameters: Parameters, evidence: Evidence) -> Judgement:
     verdict, reason, p = decide([difference], bar=by)
     means = {arm: float(values.mean()) for arm, values in scores.items()}
     measured = ", ".join(f"{arm} {mean:.3f}" for arm, mean in means.items()) + f" before training; difference {difference}"
-    return Judgement(verdict, measured, reason, means, (Contrast(better, worse, difference, difference, 1),), p=p)
+    contrast = Contrast(better, worse, difference, difference, 1)
+    return Verdict(verdict=verdict, measured=measured, reason=reason, numbers=means, contrasts=(contrast,), p=p)
 
 
-def zero_shot_below(parameters: Parameters, evidence: Evidence) -> Judgement:
+def zero_shot_below(parameters: Parameters, evidence: Evidence) -> Verdict:
     """The untrained model's accuracy under ``prompt`` is below ``below``."""
     prompt, below = parameters["prompt"], parameters["below"]
     if prompt not in evidence.baseline:
@@ -202,10 +195,11 @@ def zero_shot_below(parameters: Parameters, evidence: Evidence) -> Judgement:
     verdict: VerdictName = AGREES if found["high"] < below else DISAGREES if found["low"] > below else CANNOT_TELL
     said = f"accuracy under {prompt} {found['value']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
     where = {AGREES: "lies below", DISAGREES: "lies above"}.get(verdict, "holds")
-    return Judgement(verdict, said, f"the interval {where} {below:g}", {key: found[key] for key in ("value", "low", "high")})
+    numbers = {key: found[key] for key in ("value", "low", "high")}
+    return Verdict(verdict=verdict, measured=said, reason=f"the interval {where} {below:g}", numbers=numbers)
 
 
-def best_inside_range(parameters: Parameters, evidence: Evidence) -> Judgement:
+def best_inside_range(parameters: Parameters, evidence: Evidence) -> Verdict:
     """The best arm of a sweep lies between its first and its last arm, which both end below it.
 
     Disagrees if the best arm is the first or the last, and ends above all arms between them.
@@ -220,20 +214,21 @@ def best_inside_range(parameters: Parameters, evidence: Evidence) -> Judgement:
     return replace(found, verdict=verdict, measured=measured, reason=reason)
 
 
-def lags(parameters: Parameters, evidence: Evidence) -> Judgement:
+def lags(parameters: Parameters, evidence: Evidence) -> Verdict:
     """The first arm of a sweep ends below the leader without having collapsed."""
     arms = _sweep(evidence, 2)
     first, leader = arms[0], evidence.leader
     fallen = evidence.collapses(first)
     if first == leader:
-        return Judgement(DISAGREES, _ends_at(evidence, first), f"{first} leads", {first: evidence.mean(first)}, (), fallen)
+        measured, numbers = _ends_at(evidence, first), {first: evidence.mean(first)}
+        return Verdict(verdict=DISAGREES, measured=measured, reason=f"{first} leads", numbers=numbers, collapses=fallen)
     found = _by_reward(evidence, [(leader, first)], margin=parameters["margin"])
     if len(fallen) == len(evidence.runs(first)):
         return replace(found, verdict=DISAGREES, reason=f"{first} collapses")
     return replace(found, verdict=CANNOT_TELL, reason=f"some runs of {first} collapsed") if fallen else found
 
 
-def descends(parameters: Parameters, evidence: Evidence) -> Judgement:
+def descends(parameters: Parameters, evidence: Evidence) -> Verdict:
     """Each arm ends below each arm before it; of ``arms``, those that the study has."""
     arms = [arm for arm in parameters["arms"] if arm in evidence.arms]
     if len(arms) < 2:
@@ -241,7 +236,7 @@ def descends(parameters: Parameters, evidence: Evidence) -> Judgement:
     return _by_reward(evidence, list(combinations(arms, 2)), margin=parameters["margin"])
 
 
-def collapses(parameters: Parameters, evidence: Evidence) -> Judgement:
+def collapses(parameters: Parameters, evidence: Evidence) -> Verdict:
     """All runs of a sweep's last arm collapse; with ``updates``, of the arm with the most updates per rollout batch.
 
     That arm must have at least ``updates`` updates. A run that never rises has not collapsed (:mod:`grpo.results.collapses`).
@@ -257,7 +252,8 @@ def collapses(parameters: Parameters, evidence: Evidence) -> Judgement:
     start, best = float(first_scores(runs).mean()), float(np.mean([run.outcomes.mean(axis=1).max() for run in runs]))
     seen = "".join(f"; {one.run.split('/')[-1]}: from {one.reached:.3f} at step {one.step} ({one.seen_in})" for one in fallen)
     measured = f"{_ends_at(evidence, arm)}, started at {start:.3f}, best evaluation {best:.3f}{seen}"
-    return Judgement(verdict, measured, reason, {"start": start, "best": best, "end": evidence.mean(arm)}, (), fallen)
+    numbers = {"start": start, "best": best, "end": evidence.mean(arm)}
+    return Verdict(verdict=verdict, measured=measured, reason=reason, numbers=numbers, collapses=fallen)
 
 
 def _sweep(evidence: Evidence, fewest: int) -> list[str]:
@@ -276,7 +272,7 @@ def _sweep(evidence: Evidence, fewest: int) -> list[str]:
 # ----------------------------------------------------------------- kinds: norms, entropy, length, KL over the steps
 
 
-def metric_larger(parameters: Parameters, evidence: Evidence) -> Judgement:
+def metric_larger(parameters: Parameters, evidence: Evidence) -> Verdict:
     """The level of ``metric`` is larger in arm ``larger`` than in arm ``smaller``; with ``late``, in the last quarter.
 
     Levels are medians over blocks of steps. The interval is that of the logarithm of their ratio; ``margin`` is a ratio.
@@ -299,10 +295,11 @@ def metric_larger(parameters: Parameters, evidence: Evidence) -> Judgement:
         f"{metric}{when}: {larger} {ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f}) times {smaller}; "
         f"the interval covers {found.covers}"
     )
-    return Judgement(verdict, measured, reason, ratio, (), evidence.collapses(larger, smaller), p)
+    fallen = evidence.collapses(larger, smaller)
+    return Verdict(verdict=verdict, measured=measured, reason=reason, numbers=ratio, collapses=fallen, p=p)
 
 
-def metric_changes(parameters: Parameters, evidence: Evidence) -> Judgement:
+def metric_changes(parameters: Parameters, evidence: Evidence) -> Verdict:
     """The final level of ``metric``, as a multiple of the run's first or highest level (``since``), meets a bar.
 
     It is ``below`` or ``above`` the bar, or ``within`` a factor either way, in all runs of ``arm`` and in none of ``unlike``.
@@ -315,7 +312,8 @@ def metric_changes(parameters: Parameters, evidence: Evidence) -> Judgement:
     texts = (f"{arm} {', '.join(f'{times:.2f}' for times in of_arm)}" for arm, of_arm in found.items())
     measured = f"{metric} at the end as a multiple of its {parameters['since']} level ({bar} counts): {'; '.join(texts)}"
     numbers = {arm: float(np.median(of_arm)) for arm, of_arm in found.items()}
-    return Judgement(verdict, measured, reason, numbers, (), evidence.collapses(*arms))
+    fallen = evidence.collapses(*arms)
+    return Verdict(verdict=verdict, measured=measured, reason=reason, numbers=numbers, collapses=fallen)
 
 
 def _meets_bar(parameters: Parameters, times: float) -> bool:
@@ -324,7 +322,7 @@ def _meets_bar(parameters: Parameters, times: float) -> bool:
     return bool(times < parameters["below"] if "below" in parameters else times > parameters["above"])
 
 
-def falls(parameters: Parameters, evidence: Evidence) -> Judgement:
+def falls(parameters: Parameters, evidence: Evidence) -> Verdict:
     """The ``metric`` ends under ``below`` times the untrained model's, in ``arm`` and not in ``unlike``."""
     metric, below = parameters["metric"], parameters["below"]
     texts, hits, numbers = [], [], {}
@@ -335,10 +333,11 @@ def falls(parameters: Parameters, evidence: Evidence) -> Judgement:
         numbers[arm] = float(last / first) if first else math.nan
         texts.append(f"{arm} from {first:.1f} to {last:.1f}")
     verdict, reason = _of_runs(*hits)
-    return Judgement(verdict, f"{metric} (below {below:g} of its start counts): {'; '.join(texts)}", reason, numbers)
+    measured = f"{metric} (below {below:g} of its start counts): {'; '.join(texts)}"
+    return Verdict(verdict=verdict, measured=measured, reason=reason, numbers=numbers)
 
 
-def blows_up(parameters: Parameters, evidence: Evidence) -> Judgement:
+def blows_up(parameters: Parameters, evidence: Evidence) -> Verdict:
     """The peaks of ``metric`` in ``arm`` are above ``times`` those in the arm ``unlike`` it, seed by seed."""
     arm, unlike, times = parameters["arm"], parameters["unlike"], parameters["times"]
     _require_a_difference(evidence, arm, unlike)
@@ -349,10 +348,11 @@ def blows_up(parameters: Parameters, evidence: Evidence) -> Judgement:
         f"{arm} {_listed(high)}; {unlike} {_listed(low)}; more than {times:g} times as high counts"
     )
     numbers = {"ratio": float(np.median(high / low)), arm: float(np.median(high)), unlike: float(np.median(low))}
-    return Judgement(verdict, measured, reason, numbers, (), evidence.collapses(arm, unlike))
+    fallen = evidence.collapses(arm, unlike)
+    return Verdict(verdict=verdict, measured=measured, reason=reason, numbers=numbers, collapses=fallen)
 
 
-def warns(parameters: Parameters, evidence: Evidence) -> Judgement:
+def warns(parameters: Parameters, evidence: Evidence) -> Verdict:
     """Before the reward falls, ``metric`` exceeds ``times`` its level in steady runs, in each collapsed run."""
     metric, times = parameters["metric"], parameters["times"]
     fallen = evidence.collapses(*evidence.arms)
@@ -368,7 +368,8 @@ def warns(parameters: Parameters, evidence: Evidence) -> Judgement:
         f"highest {metric} before the reward had fallen, as a multiple of the median {level:.3f} of the {len(steady)} runs "
         f"that held: {_listed(np.array(ratios))}; more than {times:g} counts"
     )
-    return Judgement(verdict, measured, reason, {"ratio": float(np.median(ratios)), "level": level}, (), fallen)
+    numbers = {"ratio": float(np.median(ratios)), "level": level}
+    return Verdict(verdict=verdict, measured=measured, reason=reason, numbers=numbers, collapses=fallen)
 
 
 def _until_fallen(run: Run, metric: str) -> float:
@@ -385,7 +386,7 @@ def _listed(values: Sequence[float] | np.ndarray[Any, Any]) -> str:
     return ", ".join(f"{one:.2f}" for one in values)
 
 
-def rises_with_kl(parameters: Parameters, evidence: Evidence) -> Judgement:
+def rises_with_kl(parameters: Parameters, evidence: Evidence) -> Verdict:
     """The reward ends above its start while the KL to the starting policy grows with the steps.
 
     The KL grows if its blocks of steps rank with their order (Kendall's tau above 0.5) in all runs.
@@ -406,26 +407,34 @@ def rises_with_kl(parameters: Parameters, evidence: Evidence) -> Judgement:
         verdict = DISAGREES
     elif kl == CANNOT_TELL:
         verdict = CANNOT_TELL
-    contrast = Contrast(arm, "start", rise, rise, 1)
-    return Judgement(verdict, measured, reason, {"first": first, "last": last}, (contrast,), evidence.collapses(arm), p)
+    return Verdict(
+        verdict=verdict,
+        measured=measured,
+        reason=reason,
+        numbers={"first": first, "last": last},
+        contrasts=(Contrast(arm, "start", rise, rise, 1),),
+        collapses=evidence.collapses(arm),
+        p=p,
+    )
 
 
-KINDS: dict[str, Callable[[Parameters, Evidence], Judgement]] = {
-    "ends_above": ends_above,
-    "not_below": not_below,
-    "method_above": method_above,
-    "starts_above": starts_above,
-    "zero_shot_below": zero_shot_below,
-    "best_inside_range": best_inside_range,
-    "lags": lags,
-    "descends": descends,
-    "collapses": collapses,
-    "metric_larger": metric_larger,
-    "metric_changes": metric_changes,
-    "falls": falls,
-    "blows_up": blows_up,
-    "warns": warns,
-    "rises_with_kl": rises_with_kl,
-}
+_JUDGES = (
+    ends_above,
+    not_below,
+    method_above,
+    starts_above,
+    zero_shot_below,
+    best_inside_range,
+    lags,
+    descends,
+    collapses,
+    metric_larger,
+    metric_changes,
+    falls,
+    blows_up,
+    warns,
+    rises_with_kl,
+)
+KINDS: dict[str, Callable[[Parameters, Evidence], Verdict]] = {judge.__name__: judge for judge in _JUDGES}
 # Events that may happen at any step: runs shorter than the horizon can confirm such a claim, but not refute it.
 EVENTS = {"collapses", "falls", "blows_up"}

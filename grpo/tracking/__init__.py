@@ -9,6 +9,7 @@ import os
 for _name, _value in {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool",  # so that a database that is removed during a run is missed
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }.items():

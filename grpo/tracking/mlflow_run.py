@@ -1,8 +1,8 @@
-"""Record an MLflow run: write it to a folder, and send the folder from a thread.
+"""Record an MLflow run: write it to a folder, and send the folder while the run goes on.
 
 The folder stays in ``data/state/mlflow`` until MLflow has all of it. ``run.json`` describes the run, and ``metrics.jsonl`` has
-one line per call of :meth:`MlflowRun.log`. :mod:`grpo.tracking.mlflow_send` sends it. A slow, unreachable or broken server only
-costs a warning at the end of the run.
+one line per call of :meth:`MlflowRun.log`. :mod:`grpo.tracking.mlflow_send` sends it. A server that is away costs a warning at
+the end of the run.
 """
 
 from __future__ import annotations
@@ -11,21 +11,23 @@ import fcntl
 import json
 import re
 import shlex
-import shutil
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
+
+from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 from grpo.common.files import dvc_hashes, write_json
 from grpo.study import paths
 from grpo.study.software import environment_tags
-from grpo.tracking.mlflow_send import METRICS, RUN, Sender
+from grpo.tracking.mlflow_send import METRICS, RUN, Delivery, deliver_leftovers
 from grpo.tracking.mlflow_study import mlflow_source_tags, source_tags
 from grpo.tracking.mlflow_uri import NOWHERE, describe, tracking_uri, without_password
+
+ROUND_SECONDS, PAUSE_SECONDS = 5.0, 60.0  # between two attempts to send; after a failed one
 
 
 class MlflowRun:
@@ -49,10 +51,10 @@ class MlflowRun:
         tags: Mapping[str, Any],
         state: Mapping[str, Any] | None = None,
     ):
-        uri, key = tracking_uri(), uuid.uuid4().hex
+        self._uri, key = tracking_uri(), uuid.uuid4().hex
         own_tags = {**environment_tags(), **mlflow_source_tags(), **source_tags(), **tags, "run_key": key}
         self._about: dict[str, Any] = {
-            "uri": without_password(uri),
+            "uri": without_password(self._uri),
             "experiment": experiment,
             "name": name,
             "params": _as_text(params),
@@ -62,39 +64,30 @@ class MlflowRun:
             "artifacts": [],
             "tables": [],
             "checkpoints": [],
-            "started": round(1000 * time.time()),
+            "started": _now(),
             "status": None,
             "ended": None,
         }
-        self._began = time.monotonic()
         self.folder = paths.workspace() / paths.UNSENT_METRICS / f"{_file_name(experiment)}-{_file_name(name)}-{key[:12]}"
-        self._metrics: BinaryIO | None = None
-        self._lost = 0
-        self._trouble: OSError | None = None
-        self._sender: Sender | None = None
-        if uri == NOWHERE:
+        self._delivery: Delivery | None = None
+        self._monitor: SystemMetricsMonitor | None = None
+        if self._uri == NOWHERE:
             return
-        with self._noting_trouble():
-            self.folder.mkdir(parents=True)
-            self._metrics = (self.folder / METRICS).open("ab", buffering=0)
-            fcntl.flock(self._metrics, fcntl.LOCK_EX)
-            write_json(self.folder / RUN, self._about)  # last, as only a folder with this file counts as a run
-        self._sender = Sender(self.folder, uri)
-        if self._metrics is not None:
-            self._sender.start()
+        self.folder.mkdir(parents=True)
+        self._metrics = (self.folder / METRICS).open("a", buffering=1, encoding="utf-8")  # each line is written at once
+        fcntl.flock(self._metrics, fcntl.LOCK_EX)
+        write_json(self.folder / RUN, self._about)
+        self._delivery = Delivery(self.folder, self._uri)
+        self._send()
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Record metrics of one step."""
-        if self._sender is None:
+        if self._delivery is None:
             return
-        row = {"time": self._now(), "step": step, "metrics": {key: float(value) for key, value in metrics.items()}}
-        with self._noting_trouble():
-            if self._metrics is None:
-                raise FileNotFoundError("there is no file to write to")
-            # The first line break ends a line that a full disk may have cut.
-            line = b"\n" + json.dumps(row).encode() + b"\n"
-            if self._metrics.write(line) < len(line):
-                raise OSError("the disk took half a line")
+        row = {"time": _now(), "step": step, "metrics": {key: float(value) for key, value in metrics.items()}}
+        self._metrics.write(json.dumps(row) + "\n")
+        if time.monotonic() >= self._next_round:
+            self._send()
 
     def tag(self, **tags: Any) -> None:
         """Set tags."""
@@ -109,19 +102,17 @@ class MlflowRun:
         self._describe(tables=[*self._about["tables"], str(path.absolute())])
 
     def dataset(self, path: Path, digest: str, context: str) -> None:
-        """Record a dataset of the run: file name, number of rows, columns and digest, but not the content.
+        """Record a dataset of the run: file name, number of rows and digest, but not the content.
 
         Args:
             path: JSON lines, relative to the project's folder.
             digest: at most 36 characters.
             context: ``training`` or ``validation``.
         """
-        with path.open("rb") as file:
-            first = file.readline()
-            rows = bool(first) + sum(1 for _ in file)
         name = "/".join(path.with_suffix("").parts[1:])  # without data/: dataset/main/train
         about = {"name": name, "digest": digest, "uri": path.as_posix(), "context": context}
-        self._describe(datasets=[*self._about["datasets"], about | {"rows": rows, "columns": [*json.loads(first or "{}")]}])
+        rows = path.read_text(encoding="utf-8").count("\n")
+        self._describe(datasets=[*self._about["datasets"], about | {"rows": rows}])
 
     def checkpoints(self, folder: Path) -> None:
         """Record the checkpoints in a folder that DVC stores, each with its DVC hashes but without weights."""
@@ -137,57 +128,55 @@ class MlflowRun:
         self._describe(checkpoints=models)
 
     def finish(self, status: str = "FINISHED") -> str | None:
-        """Close the run and wait until MLflow has it. If something fails, print a warning that says how to send it later.
+        """Close the run and send the rest. If MLflow cannot be written, print a warning that says how to send it later.
 
         Returns:
             the run's id; None if MLflow could not be reached or tracking is off (:data:`NOWHERE`).
         """
-        if self._sender is None:
+        if self._delivery is None:
             return None
-        self._describe(status=status, ended=self._now())
-        error = self._sender.finish() if self._metrics is not None else None
-        lost = f"{self._lost} messages could not be kept on disk: {describe(self._trouble)}" if self._trouble else None
-        if errors := [each for each in (error, lost) if each]:
-            print(self._warning("; ".join(errors)), file=sys.stderr)
-        else:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        if self._metrics is not None and not self._sender.is_alive():
-            self._metrics.close()  # releases the lock
-        return self._sender.delivery.run_id
-
-    def _now(self) -> int:
-        """Milliseconds since 1970; setting the system's clock while the run goes on does not change how long it took."""
-        return int(self._about["started"]) + round(1000 * (time.monotonic() - self._began))
+        self._describe(status=status, ended=_now())
+        if self._monitor is not None:
+            self._monitor.finish()
+        try:
+            self._delivery.send(over=True)
+            deliver_leftovers(self._uri)
+        except Exception as error:
+            print(self._warning(error), file=sys.stderr)
+        self._metrics.close()  # releases the lock
+        return self._delivery.run_id
 
     def _describe(self, **changed: Any) -> None:
         """Change the description of the run."""
         self._about |= changed
-        with self._noting_trouble():
-            if self._metrics is not None:
-                write_json(self.folder / RUN, self._about)
+        if self._delivery is not None:
+            write_json(self.folder / RUN, self._about)
 
-    @contextmanager
-    def _noting_trouble(self) -> Iterator[None]:
-        """Note errors of a full or read-only disk, which must not end the run."""
+    def _send(self) -> None:
+        """Send what is new. MLflow may fail in any way, which must not end the run; :meth:`finish` reports what lasts."""
+        assert self._delivery is not None
+        pause = ROUND_SECONDS
         try:
-            yield
-        except OSError as error:
-            self._lost += 1
-            self._trouble = error
+            self._delivery.send()
+            if self._monitor is None:
+                self._monitor = SystemMetricsMonitor(self._delivery.run_id, tracking_uri=self._uri)
+                self._monitor.start()
+        except Exception:
+            pause = PAUSE_SECONDS
+        self._next_round = time.monotonic() + pause
 
-    def _warning(self, error: str) -> str:
-        lines = [
-            f"warning: MLflow at {self._about['uri']} could not be written: {error}",
-            "  The run's own files are complete.",
-        ]
-        if not (self.folder / RUN).exists():
-            return "\n".join([*lines, "  Check MLFLOW_TRACKING_URI, or unset it to use a local file."])
-        lines += [
-            f"  What MLflow lacks is kept in {self.folder}",
-            "  Check MLFLOW_TRACKING_URI (without it, runs go to mlflow.db here) and the server. The next run sends it, or:",
-            f"    grpo mlflow_import {shlex.quote(str(self.folder))}",
-        ]
-        return "\n".join(lines)
+    def _warning(self, error: Exception) -> str:
+        return (
+            f"warning: MLflow at {self._about['uri']} could not be written: {describe(error)}\n"
+            f"  The run's own files are complete. What MLflow lacks is kept in {self.folder}\n"
+            "  Check MLFLOW_TRACKING_URI (without it, runs go to mlflow.db here) and the server. The next run sends it, or:\n"
+            f"    grpo mlflow_import {shlex.quote(str(self.folder))}"
+        )
+
+
+def _now() -> int:
+    """Milliseconds since 1970."""
+    return round(1000 * time.time())
 
 
 def _file_name(text: str) -> str:

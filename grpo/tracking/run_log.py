@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from grpo.common.errors import IN_PHASE
 from grpo.common.memory import peak_mb, reset_peak
@@ -41,8 +41,8 @@ class RunLog:
         self._devices = devices or {}
         self._step_began = time.perf_counter()
         self._began = self._step_began if began is None else began
-        self._history_file = _CsvWriter(folder / "history.csv")
-        self._validation_file = _CsvWriter(folder / "validation.csv")
+        names = {"history": "history.csv", "validations": "validation.csv"}
+        self._files = {rows: (folder / name).open("w", newline="", encoding="utf-8") for rows, name in names.items()}
 
     @property
     def elapsed_s(self) -> float:
@@ -85,7 +85,7 @@ class RunLog:
         """
         elsewhere = elsewhere or {}
         for update in updates:
-            self._write_history({"step": step, "update": len(self.history) + 1, **rollout, **update})
+            self._write("history", {"step": step, "update": len(self.history) + 1, **rollout, **update})
         seconds = {f"{name}_s": value for name, value in self._phases.items()}
         peaks = {f"{name}_peak_mb": value for name, value in self._peaks.items()}
         ended = time.perf_counter()
@@ -101,12 +101,13 @@ class RunLog:
             if name.endswith("_s") and name not in seconds:
                 self.phase_totals[name] = self.phase_totals.get(name, 0.0) + value
         self._step_began = ended
-        self._write_times(times, len(self.history))
+        self._write("times", times)
         self._phases, self._peaks = {}, {}
 
     def validation(self, step: int, update: int, metrics: dict[str, float]) -> None:
         """Record one evaluation on the validation set after ``update`` optimizer steps."""
-        self._write_validation({"step": step, "update": update, **{f"val/{key}": value for key, value in metrics.items()}})
+        shown = {f"val/{key}": value for key, value in metrics.items()}
+        self._write("validations", {"step": step, "update": update, **shown})
 
     def state(self) -> dict[str, Any]:
         """Everything recorded so far, to be saved with the run's state."""
@@ -115,13 +116,9 @@ class RunLog:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Record again everything of a saved run; in MLflow it becomes a new run."""
-        for row in state["history"]:
-            self._write_history(row)
-        for row in state["validations"]:
-            self._write_validation(row)
-        updates = {row["step"]: int(row["update"]) for row in self.history}  # after each step
-        for times in state["times"]:
-            self._write_times(times, updates[times["step"]])
+        for name in ("history", "validations", "times"):
+            for row in state[name]:
+                self._write(name, row)
         self.phase_totals = state["phase_totals"]
         self.resumed_after = [*state["resumed_after"], int(self.times[-1]["step"])]
         self.mlflow.tag(resumed_after=", ".join(map(str, self.resumed_after)))
@@ -130,40 +127,26 @@ class RunLog:
 
     def close(self) -> None:
         """Close the files."""
-        self._history_file.close()
-        self._validation_file.close()
+        for file in self._files.values():
+            file.close()
 
-    def _write_history(self, row: dict[str, float]) -> None:
-        self.history.append(row)
-        self._history_file.write(row)
-        self.mlflow.log({k: v for k, v in row.items() if k not in {"step", "update"}}, step=int(row["update"]))
-
-    def _write_validation(self, row: dict[str, float]) -> None:
-        self.validations.append(row)
-        self._validation_file.write(row)
-        self.mlflow.log({k: v for k, v in row.items() if k.startswith("val/")}, step=int(row["update"]))
-
-    def _write_times(self, times: dict[str, float], update: int) -> None:
-        self.times.append(times)
-        self.mlflow.log({f"time/{k}": v for k, v in times.items() if k != "step"}, step=update)
-
-
-class _CsvWriter:
-    """Writes rows as they come; the keys of the first row are the columns."""
-
-    def __init__(self, path: Path):
-        self._file: TextIO = path.open("w", newline="", encoding="utf-8")
-        self._writer: csv.DictWriter[str] | None = None
-
-    def write(self, row: Mapping[str, float]) -> None:
-        if self._writer is None:
-            self._writer = csv.DictWriter(self._file, fieldnames=list(row), lineterminator="\n")
-            self._writer.writeheader()
-        self._writer.writerow(row)
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
+    def _write(self, name: str, row: dict[str, float]) -> None:
+        """Add a row to ``history``, ``validations`` or ``times``, to its file, if any, and to MLflow."""
+        rows = getattr(self, name)
+        rows.append(row)
+        if name in self._files:
+            writer = csv.DictWriter(self._files[name], fieldnames=list(rows[0]), lineterminator="\n")
+            if len(rows) == 1:
+                writer.writeheader()
+            writer.writerow(row)
+            self._files[name].flush()
+        # Times belong to the last update of their step.
+        update = (
+            row["update"] if "update" in row else next(r["update"] for r in reversed(self.history) if r["step"] == row["step"])
+        )
+        prefix = "time/" if name == "times" else ""
+        metrics = {f"{prefix}{key}": value for key, value in row.items() if key not in {"step", "update"}}
+        self.mlflow.log(metrics, step=int(update))
 
 
 def now() -> str:

@@ -63,11 +63,11 @@ def half_a_checkpoint(folder: Path, model: Any, tokenizer: Any) -> None:
     os.truncate(weights, weights.stat().st_size // 2)
 
 
-def half_a_row(writer: Any, row: Any) -> None:
+def half_a_row(log: Any, name: str, row: Any, *_: Any) -> None:
     """Write the beginning of a CSV line."""
-    text = ",".join(map(str, row.values()))
-    writer._file.write(text[: len(text) // 2])
-    writer._file.flush()
+    text, file = ",".join(map(str, row.values())), log._files["history"]
+    file.write(text[: len(text) // 2])
+    file.flush()
 
 
 def half_a_state(descriptor: int) -> None:
@@ -95,7 +95,7 @@ def arm(act: str, nth: int, signum: int) -> None:
     from grpo.learner.learner import Learner
     from grpo.learner.optimizer import Optimizer
     from grpo.rollout import transformers_engine
-    from grpo.tracking.run_log import _CsvWriter
+    from grpo.tracking.run_log import RunLog
     from grpo.training.validation import Validation
 
     match act:
@@ -110,7 +110,7 @@ def arm(act: str, nth: int, signum: int) -> None:
         case "checkpoint":
             before(train_module, "save_checkpoint", nth, half_a_checkpoint)
         case "metrics":
-            before(_CsvWriter, "write", nth, half_a_row)
+            before(RunLog, "_write", nth, half_a_row)
         case "state":
             before(os, "fsync", nth, half_a_state)
         case _:

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from study_parts import EXPERIMENTS
 
 from grpo.common.errors import UserError
-from grpo.results import claims
 from grpo.results.claims import adjusted, claims_table, judge_claims, read_verdicts, shown, write_claims
 from grpo.results.evidence import Evidence, NotMeasured
 from grpo.results.findings import AGREES, CANNOT_TELL, DISAGREES, NO_DIFFERENCE, NOT_TESTED, Verdict
 from grpo.results.runs import Run
-from grpo.results.verdicts import KINDS, KL, Judgement
+from grpo.results.verdicts import KINDS, KL
 from grpo.study.schema import Study, load_study, read_yaml
 from grpo.tasks.arithmetic import Arithmetic
 
@@ -76,7 +75,7 @@ def evidence(*arms: list[Run], last_k: int = 1) -> Evidence:
     return Evidence("made_up", {runs[0].arm: runs for runs in arms}, last_k)
 
 
-def judge(kind: str, found: Evidence, margin: float | None = None, **parameters: Any) -> Judgement:
+def judge(kind: str, found: Evidence, margin: float | None = None, **parameters: Any) -> Verdict:
     return KINDS[kind]({**parameters, "margin": margin}, found)
 
 
@@ -574,27 +573,6 @@ def test_a_run_that_is_missing_is_named_with_its_stage(study: Study) -> None:
         judge_claims(study)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"test": {"looks_good": {}}}, "needs one test of a known kind"),
-        ({"test": {"ends_above": {}, "falls": {}}}, "needs one test of a known kind"),
-        ({"requires": {"luck": 1}}, "unknown requirement luck"),
-        ({"margin": ...}, "lacks margin"),
-    ],
-)
-def test_a_mistake_in_the_list_of_claims_is_an_error(
-    change: dict[str, Any], message: str, study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    claim = next(claim for claim in PUBLISHED["claims"] if claim["id"] == "baseline-helps") | change
-    claim = {key: value for key, value in claim.items() if value is not ...}
-    published = tmp_path / "claims.yaml"
-    published.write_text(json.dumps({"task": "math", "claims": [claim]}))
-    monkeypatch.setattr(claims, "PUBLISHED", published)
-    with pytest.raises(ValueError, match=rf"claims\.yaml: baseline-helps: {message}"):
-        judge_claims(study)
-
-
 def test_the_report_holds_every_verdict_whole(study: Study) -> None:
     write_study(study)
     write_claims(study)
@@ -625,6 +603,7 @@ def test_claims_have_a_test_whose_arms_the_studies_have(name: str) -> None:
     study = load_study(REPOSITORY / "studies" / f"{name}.yaml")
     for claim in PUBLISHED["claims"]:
         ((kind, parameters),) = claim["test"].items()
+        assert claim.get("requires", {}).keys() <= {"learns", "arms", "response_tokens"}
         assert kind in KINDS and claim["experiment"] in {*EXPERIMENTS, "math_baseline", "grpo_objectives"}
         if claim["experiment"] in study.made:
             assert arms_of(parameters) <= set(study.experiments[claim["experiment"]].arms), claim["id"]

@@ -61,5 +61,3 @@ def test_the_fewest_seeds_are_the_fewest_and_a_bar_of_problems_is_said() -> None
     assert enough == 9812  # 0.125 (2.8016 / 0.01)^2
     assert seeds_needed(Spread(SPREAD.runs, SPREAD.problems, SPREAD.rest, enough + 100), 0.01) is not None
     assert seeds_needed(Spread(0.0, 0.0, 0.0, N), 0.01) == 2
-    with pytest.raises(ValueError, match="two runs"):
-        spread_of(np.ones((1, 3)), np.ones((2, 3)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import getpass
-import json
 import math
 import os
 import shutil
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy
 import pytest
-from mlflow_parts import history, runs_at, unsent, uri_of, wait_for
+from mlflow_parts import history, runs_at, unsent, uri_of
 
 from grpo.common.errors import ToBeResumed, UserError
 from grpo.common.files import read_json, write_json, write_text
@@ -31,7 +30,7 @@ from grpo.study.settings import HubModel
 from grpo.study.software import hardware, software
 from grpo.tracking import mlflow_study
 from grpo.tracking.mlflow_run import MlflowRun
-from grpo.tracking.mlflow_send import Delivery
+from grpo.tracking.mlflow_send import Delivery, deliver
 from grpo.tracking.mlflow_study import flat, source_tags
 from grpo.tracking.mlflow_uri import tracking_uri
 from grpo.tracking.run_log import RunLog
@@ -43,6 +42,7 @@ PROGRAM = """
 import time
 from grpo.tracking.mlflow_run import MlflowRun
 run = MlflowRun("toy", "first", {"a": 1}, {})
+run._next_round = 0.0
 run.log({"x": 0.5}, step=1)
 print(flush=True)
 time.sleep(60)
@@ -56,8 +56,7 @@ def test_a_killed_run_is_marked_by_the_next(folder: Path, monkeypatch: pytest.Mo
     place = {"MLFLOW_TRACKING_URI": uri if reached else os.environ["MLFLOW_TRACKING_URI"]}
     with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, env=os.environ | place) as training:
         assert training.stdout is not None and training.stdout.readline()
-        if reached:
-            wait_for(lambda: [run.data.metrics for run in runs_at(uri)[1]] == [{"x": 0.5}])  # while it goes on
+        assert [run.data.metrics for run in runs_at(uri)[1]] == [{"x": 0.5}] * reached  # while it goes on
         killed = time.time() * 1000
         training.kill()
     assert [run.info.status for run in runs_at(uri)[1]] == ["RUNNING"] * reached and len(unsent()) == 1
@@ -79,19 +78,17 @@ def test_what_is_sent_again_changes_nothing(folder: Path) -> None:
     for step in range(4):
         run.log({"x": step / 3, "y": math.nan, "z": math.inf}, step=step)
         run.tag(step=step)
-        with (run.folder / "metrics.jsonl").open("ab") as half:
-            half.write(b'{"time": 1')  # as of a line that is being written
-            for _ in range(2):
-                Delivery(run.folder, uri).send()
-            half.truncate(half.tell() - 10)
+        for _ in range(2):
+            Delivery(run.folder, uri).send()
         assert [found.info.status for found in runs_at(uri)[1]] == ["RUNNING"]
     (folder / "note.txt").write_text("kept")
     run.artifact(folder / "note.txt")
-    run._describe(status="FINISHED", ended=123)
-    for _ in range(2):
-        Delivery(run.folder, uri).send()
+    run.finish()
+    copy = shutil.copytree(run.folder, folder / "copy")
+    for each in (run.folder, copy):
+        deliver(each, uri)
     client, (found,) = runs_at(uri)
-    assert (found.info.status, found.info.end_time, found.data.params) == ("FINISHED", 123, {"a": "1"})
+    assert (found.info.status, found.data.params) == ("FINISHED", {"a": "1"}) and unsent() == []
     assert {"b": "2", "step": "3"}.items() <= found.data.tags.items()
     assert history(client, found, "x") == [(step, step / 3) for step in range(4)]
     for key in ("y", "z"):
@@ -104,46 +101,21 @@ from pathlib import Path
 from grpo.tracking.mlflow_run import MlflowRun
 run = MlflowRun("toy", "first", {"a": 1}, {})
 run.log({"x": 0.5}, step=0)
-while not (run.folder / "run_id").exists():
-    pass
 Path("mlflow.db").unlink()
 run.log({"x": 1.5}, step=1)
-print(run.finish(), MlflowRun("toy", "second", {}, {}).finish())
+run.finish()
 """
 
 
 def test_a_database_that_is_removed_in_mid_run_is_made_anew_with_all_of_the_run(delivered: Path) -> None:
     done = subprocess.run([sys.executable, "-c", REMOVED], capture_output=True, text=True, check=True)
-    assert done.stdout == "None None\n" and "mlflow.db was removed or replaced" in done.stderr and len(unsent()) == 2
-    after = "from grpo.tracking.mlflow_run import MlflowRun; MlflowRun('toy', 'third', {}, {}).finish()"
+    assert "no such table" in done.stderr and len(unsent()) == 1
+    after = "from grpo.tracking.mlflow_run import MlflowRun; MlflowRun('toy', 'second', {}, {}).finish()"
     subprocess.run([sys.executable, "-c", after], check=True)
     client, runs = runs_at(uri_of(delivered))
-    assert {run.info.run_name: run.info.status for run in runs} == dict.fromkeys(("first", "second", "third"), "FINISHED")
+    assert {run.info.run_name: run.info.status for run in runs} == dict.fromkeys(("first", "second"), "FINISHED")
     (first,) = [run for run in runs if run.info.run_name == "first"]
     assert history(client, first, "x") == [(0, 0.5), (1, 1.5)] and unsent() == []
-
-
-def test_a_clock_that_goes_back_shortens_no_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = MlflowRun("toy", "run", {}, {})
-    run.log({"x": 0.0}, step=0)
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now - 3600)
-    time.sleep(0.1)
-    run.log({"x": 1.0}, step=1)
-    run.finish()
-    about = read_json(run.folder / "run.json", made_by="")
-    first, second = (json.loads(line)["time"] for line in (run.folder / "metrics.jsonl").read_text().splitlines() if line)
-    assert 100 <= about["ended"] - about["started"] < 60_000
-    assert about["started"] <= first <= second - 100 <= about["ended"] - 100
-
-
-def test_two_runs_at_once_are_kept_apart(delivered: Path) -> None:
-    first, second = MlflowRun("toy", "first", {}, {}), MlflowRun("toy", "second", {}, {})
-    first.log({"x": 1.0}, step=0)
-    second.log({"x": 2.0}, step=0)
-    ids = [second.finish(), first.finish()]
-    client = runs_at(uri_of(delivered))[0]
-    assert [client.get_run(run_id).data.metrics["x"] for run_id in ids if run_id] == [2.0, 1.0]
 
 
 # ---------------------------------------------------------------------------------------------------- where the database is
@@ -408,9 +380,7 @@ def test_a_run_without_its_server_goes_on_and_is_imported_as_if_nothing_had_been
         file.write_text("kept")
         run.artifact(file)
     run.tag(checkpoint_digest="abc")
-    waited = time.monotonic()
     assert run.finish("FAILED") is None
-    assert time.monotonic() - waited < 30
     ended = time.time() * 1000
 
     (left,) = unsent()
@@ -418,22 +388,13 @@ def test_a_run_without_its_server_goes_on_and_is_imported_as_if_nothing_had_been
     assert "MLflow at http://127.0.0.1:" in warning and "Connection refused" in warning
     assert f"grpo mlflow_import {left.absolute()}\n" in warning
     gone.unlink()
-    copy = shutil.copytree(left, folder / "copy")
 
     code, out, _ = mlflow_import()
     client, (found,) = runs_at(uri_of(folder))
-    assert code == 0
-    assert out.splitlines() == [
-        f"toy a name/with a slash: run {found.info.run_id}, 2400 metrics",
-        f"  {gone} was left out, as it is no longer there",
-    ]
+    assert (code, out) == (0, f"toy a name/with a slash: run {found.info.run_id}\n")
     assert unsent() == []
-
-    mlflow_import(copy)  # as if the first import had been cut off before it removed the folder
-    client, (again,) = runs_at(uri_of(folder))
-    assert again.info.run_id == found.info.run_id
     assert (found.info.run_name, found.info.status, found.data.params) == ("a name/with a slash", "FAILED", {"a": "1"})
-    assert began <= found.info.start_time <= found.info.end_time <= ended
+    assert began - 1 <= found.info.start_time <= found.info.end_time <= ended + 1
     assert {"stage": "toy@x", "checkpoint_digest": "abc"}.items() <= found.data.tags.items()
     assert history(client, found, "third") == [(step, step / 3) for step in range(1200)]
     gaps = history(client, found, "gap")
@@ -447,10 +408,10 @@ def test_an_import_that_fails_keeps_the_folders(folder: Path, mlflow_import: Cal
     kept = unsent()
     code, out, err = mlflow_import(uri=os.environ["MLFLOW_TRACKING_URI"])
     assert (code, out, unsent()) == (2, "", kept)
-    assert err.startswith("error: MLflow at http://127.0.0.1:") and f"{kept[0]} is kept" in err
+    assert err.startswith("error: MLflow at http://127.0.0.1:") and "All folders are kept" in err
 
     code, _, err = mlflow_import(folder / "nowhere")
-    assert code == 2 and f"{folder / 'nowhere'}: not the folder of a run" in err
+    assert code == 2 and str(folder / "nowhere/run.json") in err
 
     with (kept[0] / "metrics.jsonl").open("rb") as file:  # as by a run that is not over, and by another process that sends it
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -461,9 +422,8 @@ def test_an_import_that_fails_keeps_the_folders(folder: Path, mlflow_import: Cal
     assert mlflow_import()[:2] == (0, "nothing to import: data/state/mlflow is empty\n")
 
 
-@pytest.mark.parametrize(("started", "ended"), [(1_699_999_999_000, 1_700_000_000_000), (1_700_000_000_003,) * 2])
 def test_damaged_folders_are_imported_as_far_as_they_can_be_read(
-    started: int, ended: int, folder: Path, mlflow_import: Callable[..., tuple[int, str, str]]
+    folder: Path, mlflow_import: Callable[..., tuple[int, str, str]]
 ) -> None:
     run = MlflowRun("toy", "cut", {"a": 1}, {})
     for step in range(3):
@@ -473,16 +433,16 @@ def test_damaged_folders_are_imported_as_far_as_they_can_be_read(
     os.truncate(left / "metrics.jsonl", (left / "metrics.jsonl").stat().st_size - 25)  # in the last line
     os.utime(left / "metrics.jsonl", (1.7e9, 1.7e9))
     about = read_json(left / "run.json", made_by="")
-    write_json(left / "run.json", about | {"status": None, "started": started, "ended": None})
+    write_json(left / "run.json", about | {"status": None, "started": 1_699_999_999_000, "ended": None})
     headless = shutil.copytree(left, left.with_name("headless"))
     os.truncate(headless / "run.json", 40)
 
     code, out, err = mlflow_import()
     client, (found,) = runs_at(uri_of(folder))
-    assert out.splitlines() == [f"toy cut: run {found.info.run_id}, 2 metrics", "  1 damaged lines were left out"]
-    assert (found.info.status, found.info.start_time, found.info.end_time) == ("KILLED", started, ended)
+    assert out == f"toy cut: run {found.info.run_id}\n"
+    assert (found.info.status, found.info.start_time, found.info.end_time) == ("KILLED", 1_699_999_999_000, 1_700_000_000_000)
     assert history(client, found, "x") == [(0, 0.0), (1, 1.0)]
-    assert code == 2 and "headless is kept: its description run.json is damaged" in err
+    assert code == 2 and "headless is kept: JSONDecodeError" in err
     assert unsent() == [headless]
 
 
@@ -493,64 +453,6 @@ def test_names_are_written_as_mlflow_takes_them(delivered: Path) -> None:
     _, (found,) = runs_at(uri_of(delivered))
     assert (found.data.metrics, found.data.params) == ({"no_name": 1.0, "good": 1.0}, {"no_name": "1", "fine": "2"})
     assert found.data.tags["no_tag_"] == "3"
-
-
-def test_a_full_disk_costs_messages_and_nothing_else(folder: Path, mlflow_import: Callable[..., tuple[int, str, str]]) -> None:
-    program = """
-from grpo.tracking.mlflow_run import MlflowRun
-run = MlflowRun("toy", "full", {}, {})
-for step in range(100):
-    run.log({f"metric{i}": 1.0 for i in range(10)}, step=step)
-print(run.finish())
-"""
-    limited = f"ulimit -f 8; exec {sys.executable} -B -c '{program}'"  # no file may be larger than 8 KiB
-    done = subprocess.run(["bash", "-c", limited], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "None\n"
-    assert "messages could not be kept on disk: OSError" in done.stderr and "Connection refused" in done.stderr
-    code, out, _ = mlflow_import()
-    client, (found,) = runs_at(uri_of(folder))
-    steps = [step for step, _ in history(client, found, "metric9")]
-    assert (code, out.splitlines()[1:]) == (0, ["  1 damaged lines were left out"])
-    assert 3 < len(steps) < 50 and steps == list(range(len(steps)))
-
-
-def test_a_folder_that_cannot_be_written_costs_the_record_and_nothing_else(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder / "data").touch()
-    run = MlflowRun("toy", "one", {}, {})
-    run.log({"x": 1.0}, step=0)
-    assert run.finish() is None
-    warning = capsys.readouterr().err
-    assert "could not be written: 2 messages could not be kept on disk: " in warning and "mlflow_import" not in warning
-
-
-def test_a_wrong_setting_of_mlflow_is_named_and_costs_nothing(
-    delivered: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    name = "MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL"
-    with monkeypatch.context() as patch:
-        patch.setenv(name, "often")
-        MlflowRun("toy", "first", {}, {}).finish()
-    assert name in capsys.readouterr().err and len(unsent()) == 1
-    MlflowRun("toy", "second", {}, {}).finish()
-    assert [run.info.status for run in runs_at(uri_of(delivered))[1]] == ["FINISHED"] * 2 and unsent() == []
-
-
-@pytest.mark.slow
-def test_many_runs_of_a_process_wait_for_a_silent_server_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as silent:
-        fillers = [socket.socket() for _ in range(3)]
-        for filler in fillers:  # once its queue is full, the kernel answers no one
-            filler.setblocking(False)
-            filler.connect_ex(silent.getsockname())
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        began = time.monotonic()
-        assert [MlflowRun("toy", str(number), {}, {}).finish() for number in range(9)] == [None] * 9
-        assert time.monotonic() - began < 30  # MLflow gives up after 10 s
-        for filler in fillers:
-            filler.close()
-    assert len(unsent()) == 9
 
 
 def test_a_password_is_written_nowhere(

@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from urllib.parse import parse_qs
 import psutil
 import pytest
 from mlflow.tracking import MlflowClient
-from mlflow_parts import runs_at, uri_of, wait_for
+from mlflow_parts import runs_at, unsent, uri_of, wait_for
 
 from grpo.common.files import dvc_hashes, write_json, write_text
 from grpo.common.metrics import TRL_NAMES
@@ -28,62 +29,33 @@ from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.tracking import mlflow_study
 from grpo.tracking.mlflow_run import MlflowRun
-from grpo.tracking.mlflow_send import Delivery, Sender, import_folders
+from grpo.tracking.mlflow_send import deliver
 from grpo.tracking.mlflow_study import study_state
 
 REPOSITORY = Path(__file__).parents[2]
 STATE = {"key": "k", "name": "study toy", "tags": {"study": "toy", "params_digest": "d"}, "settings": {"seeds": [0]}}
 
 
-@pytest.fixture
-def waiting(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder in which nobody delivers, as by a process that was killed at once."""
-    monkeypatch.setattr(Sender, "start", lambda _: None)
-    return folder
-
-
-def ended(run: MlflowRun) -> Path:
-    """The folder of a run that is over, and has not been delivered."""
-    run._describe(status="FINISHED", ended=1_800_000_000_000)
-    assert run._metrics is not None
-    run._metrics.close()
-    return run.folder
-
-
 # ---------------------------------------------------------------------------------------------------- parents and children
 
 
-def test_several_processes_make_one_parent(waiting: Path) -> None:
-    folders = [ended(MlflowRun("toy", f"e/{i}", {}, {"experiment": "e"}, STATE)) for i in range(2)]
+def test_several_processes_make_one_parent_of_a_state(folder: Path) -> None:
+    for number, state in enumerate((STATE, STATE, STATE | {"key": "other"})):
+        MlflowRun("toy", f"e/{number}", {}, {"experiment": "e"}, state).finish()
     program = "import sys; from pathlib import Path; from grpo.tracking.mlflow_send import import_folders as go;"
     program += " print(*go([Path(sys.argv[1])], sys.argv[2]))"
     command = [sys.executable, "-c", program]
-    started = [subprocess.Popen([*command, str(one), uri_of(waiting)], stdout=subprocess.DEVNULL) for one in folders]
-    assert [process.wait(timeout=120) for process in started] == [0] * 2
-    client, runs = runs_at(uri_of(waiting))
-    (parent,) = [run for run in runs if "study_key" in run.data.tags]
-    children = [run for run in runs if run is not parent]
-    assert len(children) == 2 and {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
-    assert (parent.info.run_name, parent.info.status) == ("study toy", "FINISHED")
-    (settings,) = client.list_artifacts(parent.info.run_id)
-    assert json.loads(Path(client.download_artifacts(parent.info.run_id, settings.path)).read_text()) == {"seeds": [0]}
-
-
-def test_a_parent_goes_on_as_long_as_a_child_does(delivered: Path) -> None:
-    first, second = (MlflowRun("toy", name, {}, {}, STATE) for name in ("first", "second"))
-    wait_for(lambda: (second.folder / "run_id").exists())
-    first.finish()
-
-    def status() -> str:
-        (parent,) = [run for run in runs_at(uri_of(delivered))[1] if "study_key" in run.data.tags]
-        return str(parent.info.status)
-
-    assert status() == "RUNNING"
-    second.finish()
-    assert status() == "FINISHED"
-    MlflowRun("toy", "third", {}, {}, STATE | {"key": "other"}).finish()  # another state of the study
-    _, runs = runs_at(uri_of(delivered))
-    assert len([run for run in runs if "study_key" in run.data.tags]) == 2 and len(runs) == 5
+    started = [subprocess.Popen([*command, str(one), uri_of(folder)], stdout=subprocess.DEVNULL) for one in unsent()]
+    assert [process.wait(timeout=120) for process in started] == [0] * 3
+    client, runs = runs_at(uri_of(folder))
+    parents = {run.data.tags["study_key"]: run for run in runs if "study_key" in run.data.tags}
+    assert len(runs) == 5 and parents.keys() == {"k", "other"}
+    children = Counter(run.data.tags["mlflow.parentRunId"] for run in runs if "study_key" not in run.data.tags)
+    assert children == {parents["k"].info.run_id: 2, parents["other"].info.run_id: 1}
+    parent = parents["k"].info
+    assert (parent.run_name, parent.status) == ("study toy", "FINISHED")
+    (settings,) = client.list_artifacts(parent.run_id)
+    assert json.loads(Path(client.download_artifacts(parent.run_id, settings.path)).read_text()) == {"seeds": [0]}
 
 
 def test_a_state_is_the_values_and_the_commit(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,9 +80,9 @@ def checkpoint(folder: Path, update: int) -> None:
     write_json(folder / "metadata.json", {"run": "e/a-0", "kind": folder.name, "step": update, "update": update})
 
 
-def a_whole_run(rows: int = 3) -> MlflowRun:
+def finish_a_whole_run() -> None:
     """With all that a run of a study has, in the working folder."""
-    train = write_lines("data/dataset/main/train.jsonl", [{"id": str(i), "question": "?"} for i in range(rows)])
+    train = write_lines("data/dataset/main/train.jsonl", [{"id": str(i), "question": "?"} for i in range(3)])
     validation = write_lines("data/dataset/main/validation.jsonl", [{"id": "v"}])
     run = MlflowRun("toy", "e/a-0", {"seed": 0}, {"experiment": "e"}, STATE)
     run.dataset(train, "digest-of-train", "training")
@@ -123,7 +95,7 @@ def a_whole_run(rows: int = 3) -> MlflowRun:
     for name, update in (("best", 1), ("last", 2)):
         checkpoint(paths.CHECKPOINTS / "e/a-0" / name, update)
     run.checkpoints(paths.CHECKPOINTS / "e/a-0")
-    return run
+    run.finish()
 
 
 def write_lines(name: str, records: list[dict[str, Any]]) -> Path:
@@ -132,35 +104,29 @@ def write_lines(name: str, records: list[dict[str, Any]]) -> Path:
 
 
 @pytest.fixture
-def sent_twice(waiting: Path) -> tuple[MlflowClient, Any]:
-    """A whole run, delivered by one that knows nothing of what was sent before."""
-    run = a_whole_run()
-    whole = ended(run)
-    for _ in range(2):
-        Delivery(whole, uri_of(waiting)).send()
-    client, runs = runs_at(uri_of(waiting))
-    (run_,) = [run for run in runs if "study_key" not in run.data.tags]
+def sent_twice(folder: Path) -> tuple[MlflowClient, Any]:
+    """A whole run, delivered twice."""
+    finish_a_whole_run()
+    (left,) = unsent()
+    copy = shutil.copytree(left, folder / "copy")
+    for each in (left, copy):
+        deliver(each, uri_of(folder))
+    client, runs = runs_at(uri_of(folder))
+    (run,) = [run for run in runs if "study_key" not in run.data.tags]
     assert len(runs) == 2
-    return client, run_
+    return client, run
 
 
 def test_datasets_are_inputs(sent_twice: tuple[MlflowClient, Any]) -> None:
-    _, run = sent_twice
     found = {}
-    for each in run.inputs.dataset_inputs:
+    for each in sent_twice[1].inputs.dataset_inputs:
         about, (tag,) = each.dataset, each.tags
-        columns = [column["name"] for column in json.loads(about.schema)["mlflow_colspec"]]
-        found[tag.value] = (about.name, about.digest, json.loads(about.profile), json.loads(about.source), columns)
-    assert found == {
-        "training": (
-            *("dataset/main/train", "digest-of-train", {"num_rows": 3}),
-            *({"uri": "data/dataset/main/train.jsonl"}, ["id", "question"]),
-        ),
-        "validation": (
-            *("dataset/main/validation", "digest-of-validation", {"num_rows": 1}),
-            *({"uri": "data/dataset/main/validation.jsonl"}, ["id"]),
-        ),
+        found[tag.value] = (about.name, about.digest, json.loads(about.profile), json.loads(about.source))
+    expected = {
+        split: (f"dataset/main/{name}", f"digest-of-{name}", {"num_rows": rows}, {"uri": f"data/dataset/main/{name}.jsonl"})
+        for split, name, rows in (("training", "train", 3), ("validation", "validation", 1))
     }
+    assert found == expected
 
 
 def test_rollouts_are_a_table(sent_twice: tuple[MlflowClient, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,23 +237,6 @@ def test_artifacts_go_along_with_their_clone(delivered: Path, monkeypatch: pytes
     assert artifacts(delivered / "50% new") == {"first": "first", "second": "second"}
     assert home.exists() == (how == "copied")
     assert how == "moved" or artifacts(home) == {"first": "first"}
-
-
-def test_the_commands_of_the_warning_deliver_to_a_deleted_experiment(
-    delivered: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert MlflowRun("toy", "first", {}, {}).finish()
-    client = MlflowClient(uri_of(delivered))
-    experiment = client.get_experiment_by_name("toy")
-    assert experiment is not None
-    client.delete_experiment(experiment.experiment_id)
-    assert MlflowRun("toy", "second", {}, {}).finish() is None
-    warning = capsys.readouterr().err
-    restore = warning.splitlines()[0].partition("Restore it: ")[2]
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    subprocess.run(restore, shell=True, check=True, env=os.environ | {"PATH": path}, capture_output=True)
-    assert list(import_folders((delivered / paths.UNSENT_METRICS).iterdir(), uri_of(delivered)))
-    assert {run.info.run_name for run in runs_at(uri_of(delivered))[1]} == {"first", "second"}
 
 
 def ui(**env: str) -> tuple[int, str, float]:

@@ -92,10 +92,7 @@ def composed(asked: Asked, out: Path) -> dict[str, Any]:
     Raises:
         UserError: the study, model, task or a key does not exist, or the folder's name is not allowed for a run.
     """
-    try:
-        check_name("--out", "a run", out.name)
-    except ValueError as error:
-        raise UserError(f"{error}. Name another folder.") from None
+    check_name("--out", "a run", out.name)
     values, overlay = compose(study_path(asked.study)), given_values(asked.settings)
     search_in(Path.cwd())
     main: dict[str, Any] = {key: values[key][MAIN] for key in ("tasks", "models")}

@@ -200,10 +200,7 @@ def save(name: str) -> list[str]:
     values = read_yaml(PARAMS_FILE)
     without_runs = {key: value for key, value in values.items() if key != "runs"} if isinstance(values, dict) else values
     validated(without_runs, PARAMS_FILE)
-    try:
-        check_name(name, "a study", name)
-    except ValueError as error:
-        raise UserError(f"{error}.") from None
+    check_name(name, "a study", name)
     written, notes, _ = read_annotated(PARAMS_FILE)
     own = _own_file(written)
     target = own.with_name(f"{name}.yaml")

@@ -57,7 +57,7 @@ def remove(path: Path) -> None:
 
 
 def require_writable(folder: Path, option: str) -> None:
-    """Check before the work that the folder for its results can be made and written; leave nothing there.
+    """Check before the work that the folder for its results can be made and written.
 
     Args:
         option: the command-line option that names the folder.
@@ -65,18 +65,14 @@ def require_writable(folder: Path, option: str) -> None:
     Raises:
         UserError: the folder cannot be made or written.
     """
-    made: list[Path] = []
     try:
-        made = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise UserError(f"{option} {folder}: cannot be written ({error.strerror}). Name another folder.") from error
-    finally:
-        for path in made:
-            with suppress(OSError):
-                path.rmdir()
+    with suppress(OSError):  # it holds earlier results
+        folder.rmdir()
 
 
 def write_text(path: Path, text: str) -> None:

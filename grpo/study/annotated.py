@@ -35,10 +35,11 @@ class Note:
 
 
 Notes = Mapping[tuple[str, ...], Note]  # by the path of the key
+Annotated = tuple[dict[str, Any], Notes, tuple[str, ...]]  # values, the notes of their keys, and the comment at the top
 
 
-def read_annotated(path: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], Note], tuple[str, ...]]:
-    """Read a YAML file with a mapping: its values, the notes of its keys, and the comment at the top of the file.
+def read_annotated(path: Path) -> Annotated:
+    """Read a YAML file with a mapping.
 
     Raises:
         UserError: the file is not YAML in UTF-8.

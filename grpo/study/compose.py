@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from grpo.common.errors import UserError
 from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths
-from grpo.study.annotated import Note, Notes, read_annotated
-from grpo.study.methods import with_objective
+from grpo.study.annotated import Annotated, Note, Notes, read_annotated
+from grpo.study.methods import require_known, with_objective
 from grpo.study.settings import MAIN
 
 STUDIES_FOLDER = Path("studies")
@@ -74,35 +74,35 @@ def difference(base: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, 
     return overlay
 
 
-def choose(experiments: Mapping[str, Any], keep: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def choose(experiments: Mapping[str, Any], keep: Mapping[str, Any], own: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Give the experiments that ``only`` or ``without`` leave out ``arms: {}``.
 
     Args:
         experiments: after merging.
         keep: the overlay's ``only``, ``without`` or both, each a list of names.
         own: the experiments in the overlay itself.
+        where: their place, for messages.
 
     Raises:
-        ValueError: a name is unknown, an experiment to keep has no arms, or one to leave out has arms in the overlay.
+        UserError: a name is unknown, an experiment to keep has no arms, or one to leave out has arms in the overlay.
     """
     for word, names in keep.items():
         if not isinstance(names, list):
-            raise ValueError(f"{word}: expected a list of experiments, but it is {names!r}")
-        if unknown := [name for name in names if name not in experiments]:
-            raise ValueError(f"{word}: no such experiment: {', '.join(map(str, unknown))} (known: {', '.join(experiments)})")
+            raise UserError(f"{where}.{word}: expected a list of experiments, but it is {names!r}.")
+        for name in names:
+            require_known(f"{where}.{word}", "no such experiment:", name, experiments)
+            if word == "only" and not _arms(experiments[name]):
+                raise UserError(f"{where}.only: {name} has no arms in the extended study: give it some.")
     only, without = keep.get("only", list(experiments)), keep.get("without", [])
-    left_out = [name for name in experiments if name not in only or name in without]
-    for name in left_out:
+    chosen = dict(experiments)
+    for name, value in experiments.items():
+        if name in only and name not in without:
+            continue
         if _arms(own.get(name)):
-            raise ValueError(f"{name}: has arms here, but `only` or `without` leaves it out: remove one of the two")
-    if "only" in keep:
-        for name in only:
-            if not _arms(experiments[name]):
-                raise ValueError(f"only: {name} has no arms in the extended study: give it some")
-    return {
-        name: {**value, "arms": {}} if name in left_out and isinstance(value, Mapping) else value
-        for name, value in experiments.items()
-    }
+            raise UserError(f"{where}.{name}: has arms here, but `only` or `without` leaves it out: remove one of the two.")
+        if isinstance(value, Mapping):
+            chosen[name] = {**value, "arms": {}}
+    return chosen
 
 
 def of_left_out(experiments: Mapping[str, Any]) -> set[str]:
@@ -226,16 +226,32 @@ def compose(path: Path) -> dict[str, Any]:
     Raises:
         UserError: see :func:`files_of`; or ``only`` or ``without`` name experiments that cannot be kept or left out.
     """
+    return _composed(path, lambda file: (_mapping(file), {}, ()))[0]
+
+
+def annotated(path: Path) -> Annotated:
+    """Compose a study like :func:`compose`, with numbers as they were written, comments, and the comment at the top.
+
+    A comment of an overlay replaces the key's comment in the extended file.
+    """
+    return _composed(path, read_annotated)
+
+
+def _composed(path: Path, read: Callable[[Path], Annotated]) -> Annotated:
     values: dict[str, Any] = {}
+    notes: Notes = {}
     files = files_of(path)
     for file in reversed(files):
-        values = _extended(values, file)
-    own = _mapping(path)
+        own, own_notes, opening = read(file)
+        replaced = set(_replaced(values, own))
+        kept = {key: note for key, note in notes.items() if not any(key[: n + 1] in replaced for n in range(len(key)))}
+        notes = kept | {key: note.over(kept.get(key)) for key, note in own_notes.items()}
+        values = _extended(values, own, file)
     composed: dict[str, Any] = {"study": path.stem}
     if "description" in own:
         composed["description"] = own["description"]
     elif len(files) > 1:  # the extended file's description would be wrong
-        sections = ", ".join(key for key in own if key not in ("extends", *COMPUTED))
+        sections = ", ".join(key for key in own if key not in COMPUTED)
         composed["description"] = f"As {files[1].stem}, but for: {sections or 'nothing'}."
     here = path.parent.resolve()
     file = STUDIES_FOLDER / path.name if here == paths.shipped("studies").resolve() else Path(os.path.relpath(path))
@@ -249,45 +265,20 @@ def compose(path: Path) -> dict[str, Any]:
             composed["select_in"] = [name for name, experiment in value.items() if _arms(experiment)]
         if key not in COMPUTED:
             composed.setdefault(key, value)
-    return composed
+    return composed, {**notes, ("select_in",): _SELECT_IN}, opening
 
 
-def _extended(values: Mapping[str, Any], file: Path) -> dict[str, Any]:
+def _extended(values: Mapping[str, Any], overlay: dict[str, Any], file: Path) -> dict[str, Any]:
     """Lay a study file over ``values``: write out its objective and leave out the experiments that it names."""
-    overlay = _mapping(file)
     overlay.pop("extends", None)
     if isinstance(overlay.get("grpo"), dict):
-        try:
-            overlay["grpo"] = with_objective(overlay["grpo"], "grpo")
-        except ValueError as error:
-            raise UserError(f"{file}: {error}.") from None
+        overlay["grpo"] = with_objective(overlay["grpo"], f"{file}: grpo")
     experiments = overlay.get("experiments")
     if not isinstance(experiments, dict):
         return lay_over(values, overlay)
     keep = {word: experiments.pop(word) for word in ("only", "without") if word in experiments}
     merged = lay_over(values, overlay)
-    try:
-        return merged | {"experiments": choose(merged["experiments"], keep, experiments)}
-    except ValueError as error:
-        raise UserError(f"{file}: experiments.{error}.") from None
-
-
-def annotated(path: Path) -> tuple[dict[str, Any], Notes, tuple[str, ...]]:
-    """Compose a study like :func:`compose`, with numbers as they were written, comments, and the comment at the top.
-
-    A comment of an overlay replaces the key's comment in the extended file.
-    """
-    values: dict[str, Any] = {}
-    notes: Notes = {}
-    opening: tuple[str, ...] = ()
-    for file in reversed(files_of(path)):
-        overlay, own, opening = read_annotated(file)
-        replaced = set(_replaced(values, overlay))
-        kept = {key: note for key, note in notes.items() if not any(key[: n + 1] in replaced for n in range(len(key)))}
-        notes = kept | {key: note.over(kept.get(key)) for key, note in own.items()}
-        values = lay_over(values, overlay)
-    written = _as_written(compose(path), values)
-    return written, {**notes, ("select_in",): _SELECT_IN}, opening
+    return merged | {"experiments": choose(merged["experiments"], keep, experiments, f"{file}: experiments")}
 
 
 def _replaced(base: Mapping[str, Any], overlay: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -297,15 +288,6 @@ def _replaced(base: Mapping[str, Any], overlay: Mapping[str, Any], path: tuple[s
             yield from _replaced(base[key], value, (*path, key))
         elif isinstance(base.get(key), Mapping):
             yield (*path, key)
-
-
-def _as_written(values: Any, written: Any) -> Any:
-    """Replace scalars in ``values`` by equal ones of ``written``, which know how they were written (3e-4, not 0.0003)."""
-    if isinstance(values, Mapping):
-        known = written if isinstance(written, Mapping) else {}
-        keys = {key: key for key in known}
-        return {keys.get(key, key): _as_written(value, known.get(key)) for key, value in values.items()}
-    return written if written is not None and _same(values, written) else values
 
 
 def _extends(path: Path) -> Path | None:
@@ -327,7 +309,11 @@ def _extends(path: Path) -> Path | None:
 def _mapping(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise UserError(f"{path}: no such file. Run this in the project's folder, or choose a study: `grpo study list`.")
-    values = parse_yaml(path)
+    return require_mapping(parse_yaml(path), path)
+
+
+def require_mapping(values: Any, path: Path) -> dict[str, Any]:
+    """Raise UserError unless ``values``, read from ``path``, are a mapping."""
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected a mapping of sections at the top. Compare with {STUDIES_FOLDER}/base.yaml.")
     return values

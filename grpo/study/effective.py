@@ -11,15 +11,14 @@ from pydantic import BaseModel
 
 from grpo.common.errors import UserError
 from grpo.study import paths
-from grpo.study.methods import OFF_POLICY_RANK, Config, GrpoConfig, RunConfig, apply_overrides, resolved
+from grpo.study.methods import OFF_POLICY_RANK, GrpoConfig, RunConfig, apply_overrides, require_known, resolved
 from grpo.study.schema import Study
 from grpo.study.settings import Method
 
 
 def require_experiment(study: Study, name: str) -> None:
     """Raise UserError unless the study makes this experiment."""
-    if name not in study.experiments:
-        raise UserError(f"{name}: no such experiment in params.yaml (known: {', '.join(study.experiments)}).")
+    require_known("params.yaml: experiments", "no experiment", name, study.experiments)
     if name in study.left_out:
         raise UserError(f"experiments.{name}.arms: left out of this study. Give it arms, and run `grpo study runs`.")
 
@@ -81,9 +80,9 @@ def effective_run(study: Study, experiment: str, arm: str, seed: int, selections
     """
     require_experiment(study, experiment)
     entry = study.experiments[experiment]
-    arms = entry.arms
-    if arm not in arms:
-        raise UserError(f"experiments.{experiment}.arms: no arm {arm!r} (known: {', '.join(arms)}).")
+    path = f"params.yaml: experiments.{experiment}.arms"
+    require_known(path, "no arm", arm, entry.arms)
+    path, values = f"{path}.{arm}", entry.arms[arm]
     if seed not in study.seeds:
         raise UserError(f"seeds: {seed} is not among {study.seeds}. Choose one of these, or add it to params.yaml.")
     config = study.defaults(entry.method)
@@ -94,16 +93,16 @@ def effective_run(study: Study, experiment: str, arm: str, seed: int, selections
         if won.passes_on != "winner" or (won.off_policy_only and on_policy):
             continue
         source = f"winner of {winner['experiment']} ({winner['winner']})"
-        config = _apply(config, winner["overrides"], f"experiments.{experiment}.arms.{arm} ({source})")
+        config = apply_overrides(config, winner["overrides"], f"{path} ({source})")
         sources.update(dict.fromkeys(winner["overrides"], source))
-    own = resolved(config, arms[arm], f"experiments.{experiment}.arms.{arm}")
+    own = resolved(config, values, path)
     taken: dict[str, Any] = {}
-    if OFF_POLICY_RANK in arms[arm] and selections:
-        taken, source = _of_rank(experiment, arms[arm][OFF_POLICY_RANK], selections[-1])
+    if OFF_POLICY_RANK in values and selections:
+        taken, source = _of_rank(experiment, values[OFF_POLICY_RANK], selections[-1])
         sources.update(dict.fromkeys(taken, source))
     sources.update(dict.fromkeys(own, f"arm {arm}"))
     overrides = {**taken, **own}
-    config = _apply(config, overrides, f"experiments.{experiment}.arms.{arm} (arm {arm})")
+    config = apply_overrides(config, overrides, f"{path} (arm {arm})")
     return EffectiveRun(
         experiment=experiment,
         method=entry.method,
@@ -115,13 +114,6 @@ def effective_run(study: Study, experiment: str, arm: str, seed: int, selections
         overrides=overrides,
         before=selections,
     )
-
-
-def _apply(config: Config, overrides: dict[str, Any], path: str) -> Config:
-    try:
-        return apply_overrides(config, overrides, path)
-    except ValueError as error:
-        raise UserError(f"params.yaml: {error}.") from error
 
 
 def _of_rank(experiment: str, rank: int, selection: dict[str, Any]) -> tuple[dict[str, Any], str]:

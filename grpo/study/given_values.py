@@ -5,8 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from io import StringIO
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 from ruamel.yaml import YAML, YAMLError
@@ -17,9 +16,9 @@ from grpo.study.methods import OBJECTIVE, with_objective
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN
 
-# Sections that a single run uses. Below OPEN any key is allowed; the task or model checks it.
+# Sections that a single run uses. Below a key that ends with a dot any key is allowed; the task or model checks it.
 SECTIONS = ("grpo", "engine", "learner", "evaluation", "divergence", "threads", "checkpoints", "save_state_every")
-OPEN = (f"tasks.{MAIN}", f"models.{MAIN}")
+OPEN = (f"tasks.{MAIN}.", f"models.{MAIN}.")
 
 
 def given_values(settings: list[str]) -> dict[str, Any]:
@@ -29,12 +28,12 @@ def given_values(settings: list[str]) -> dict[str, Any]:
         UserError: a run has no such key, or a setting has another form.
     """
     overlay: dict[str, Any] = {}
-    known = dict(_keys(Study)) | {f"grpo.{OBJECTIVE}": False}
+    known = [key for section in SECTIONS for key in _keys(Study.model_fields[section].annotation, section)]
+    known.append(f"grpo.{OBJECTIVE}")
     for setting in settings:
         key, equals, text = setting.partition("=")
-        above = [key.rsplit(".", n)[0] for n in range(1, key.count(".") + 1)]
-        if key not in known and not any(known.get(k) or k in OPEN for k in above):
-            raise UserError(f"--set {setting}: no such key. {_nearest(key, list(known))}")
+        if key not in known and not key.startswith((*OPEN, *(k for k in known if k.endswith(".")))):
+            raise UserError(f"--set {setting}: no such key. {_nearest(key, known)}")
         try:
             value: Any = YAML(typ="safe").load(StringIO(text))
         except YAMLError:
@@ -45,10 +44,7 @@ def given_values(settings: list[str]) -> dict[str, Any]:
             value = {part: value}
         overlay = lay_over(overlay, value)
     if "grpo" in overlay:
-        try:
-            overlay["grpo"] = with_objective(overlay["grpo"], "--set grpo")
-        except ValueError as error:
-            raise UserError(f"{error}.") from None
+        overlay["grpo"] = with_objective(overlay["grpo"], "--set grpo")
     return overlay
 
 
@@ -56,27 +52,17 @@ def _nearest(key: str, known: list[str]) -> str:
     """Suggest the known key that is nearest to ``key`` or to its last part."""
     names = {name.rpartition(".")[2]: name for name in reversed(known)} | {name: name for name in known}
     near = [*difflib.get_close_matches(key, names, n=1), *difflib.get_close_matches(key.rpartition(".")[2], names, n=1)]
-    return f"Did you mean {names[near[0]]}?" if near else f"Keys are {', '.join(OPEN)}, or begin with {', '.join(SECTIONS)}."
+    return f"Did you mean {names[near[0]]}?" if near else f"Keys begin with {', '.join((*OPEN, *SECTIONS))}."
 
 
-def _keys(section: type[BaseModel], path: str = "") -> Iterator[tuple[str, bool]]:
-    """Yield each key of a single run, and whether any key is allowed below it."""
-    for name, field in section.model_fields.items():
-        if path or name in SECTIONS:
-            kinds = list(_kinds(field.annotation))
-            yield f"{path}{name}", dict in kinds
-            for kind in kinds:
-                if isinstance(kind, type) and issubclass(kind, BaseModel):
-                    yield from _keys(kind, f"{path}{name}.")
-
-
-def _kinds(annotation: Any) -> Iterator[Any]:
-    """Yield the members of a union, without annotations."""
-    origin, inside = get_origin(annotation), get_args(annotation)
-    if origin in (Union, UnionType):
-        for one in inside:
-            yield from _kinds(one)
-    elif origin is Annotated:
-        yield from _kinds(inside[0])
+def _keys(kind: Any, path: str) -> Iterator[str]:
+    """Yield a key and all keys below it, given the type of its values."""
+    yield path
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        for name, field in kind.model_fields.items():
+            yield from _keys(field.annotation, f"{path}.{name}")
+    elif get_origin(kind) is dict:
+        yield f"{path}."
     else:
-        yield origin or annotation
+        for member in get_args(kind):  # of a union
+            yield from _keys(member, path)

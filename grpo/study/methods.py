@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -18,8 +18,6 @@ from pydantic import (
     PositiveInt,
     SerializerFunctionWrapHandler,
     ValidationError,
-    ValidationInfo,
-    field_validator,
     model_serializer,
     model_validator,
 )
@@ -36,6 +34,7 @@ Baseline = Literal["group_mean", "leave_one_out"]
 KlEstimator = Literal["low_variance", "naive"]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 LrSchedulerType = Literal["constant", "linear", "cosine"]
+LossType = Annotated[str, AfterValidator(lambda name: LOSSES_OF_THE_HANDOUTS.get(name, name))]
 RewardWeights = Annotated[dict[str, FiniteFloat], Field(min_length=1)]
 
 # Keys of an arm that stand for other values:
@@ -72,25 +71,47 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
         "use_std_normalization": False,
     },
 }
-# Settings that a run's record leaves out at their defaults, so that it equals records from before these settings existed.
-LEFT_OUT = (
-    "lora",
-    "lr_scheduler_type",
-    "warmup_steps",
-    "dynamic_sampling_rounds",
-    "overlong_buffer",
-    "baseline",
-    "cliprange_high",
-    "kl_coefficient",
-    "kl_estimator",
-    "entropy_coefficient",
-)
+
+
+def require_known(where: str, what: str, name: object, known: Collection[str]) -> None:
+    """Raise UserError unless ``name`` is one of ``known``; ``what`` begins its description, such as "no task"."""
+    if name not in known:
+        raise UserError(f"{where}: {what} {name!r} (known: {', '.join(known) or 'none'}).")
+
+
+def _require_code(key: str, names: Iterable[str], known: Sequence[str]) -> None:
+    """Raise UserError unless each name is known, or MODULE:NAME of a module that exists."""
+    for name in names:
+        if name not in known and not is_import_path(name):
+            raise UserError(f"{key}: {name!r} is unknown: use {', '.join((*known, 'MODULE:NAME of your own'))}")
+        if name not in known:
+            source_of(name)
 
 
 class Section(BaseModel):
     """A mapping of params.yaml. Unknown keys and infinite numbers are refused, and types are not converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    # Keys that records omit at their defaults, so that they equal records from before these keys existed.
+    omitted: ClassVar[tuple[str, ...]] = ()
+
+    def check(self) -> None:
+        """Raise UserError, without the section's name, unless the values fit together."""
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        try:
+            self.check()
+        except UserError as error:
+            raise ValueError(str(error)) from error
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_off(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = values_of(self)
+        fields = type(self).model_fields
+        off = {key: fields[key].get_default(call_default_factory=True) for key in self.omitted if key in fields}
+        return {key: value for key, value in values.items() if key not in off or value != off[key]}
 
 
 class Lora(Section):
@@ -114,38 +135,37 @@ class TrainingConfig(Section):
     wall_clock_limit_s: PositiveFloat | None = None  # the run ends after the step in which it reaches this limit
     lora: Lora | None = None  # null: all weights are trained
 
-    @model_serializer(mode="wrap")
-    def _without_what_is_off(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out settings in ``LEFT_OUT`` that have their defaults."""
-        values: dict[str, Any] = values_of(self)
-        off = {key: type(self).model_fields[key].default for key in LEFT_OUT if key in values}
-        return {key: value for key, value in values.items() if key not in off or value != off[key]}
+    omitted = (
+        "lora",
+        "lr_scheduler_type",
+        "warmup_steps",
+        "dynamic_sampling_rounds",
+        "overlong_buffer",
+        "baseline",
+        "cliprange_high",
+        "kl_coefficient",
+        "kl_estimator",
+        "entropy_coefficient",
+    )
 
-    @model_validator(mode="after")
-    def _microbatches_divide(self) -> Self:
-        self._divides("train_batch_size", "gradient_accumulation_steps")
-        return self
-
-    @model_validator(mode="after")
-    def _schedule_fits(self) -> Self:
+    def check(self) -> None:
+        self._require_divisor("train_batch_size", "gradient_accumulation_steps")
         if self.lr_scheduler_type == "constant" and not self.warmup_steps:
-            return self
+            return
         if self.n_updates is None:
-            raise ValueError(
+            raise UserError(
                 "lr_scheduler_type and warmup_steps: the number of updates of expert iteration is not known in advance, as it "
                 "depends on how many answers are right: leave both out"
             )
         if self.warmup_steps >= self.n_updates:
-            raise ValueError(
+            raise UserError(
                 f"warmup_steps ({self.warmup_steps}) must be less than the run's {self.n_updates} updates: lower it"
             )
-        return self
 
-    def _divides(self, whole: str, part: str) -> None:
-        if getattr(self, whole) % getattr(self, part):
-            raise ValueError(
-                f"{whole} ({getattr(self, whole)}) must be divisible by {part} ({getattr(self, part)}): change one of them"
-            )
+    def _require_divisor(self, whole: str, part: str) -> None:
+        size, piece = getattr(self, whole), getattr(self, part)
+        if size % piece:
+            raise UserError(f"{whole} ({size}) must be divisible by {part} ({piece}): change one of them")
 
     @property
     def micro_train_batch_size(self) -> int:
@@ -172,14 +192,11 @@ class SamplingConfig(TrainingConfig):
     sampling_min_tokens: NonNegativeInt = 4
     sampling_max_tokens: PositiveInt = 1024
 
-    @model_validator(mode="after")
-    def _lengths_agree(self) -> Self:
-        if self.sampling_min_tokens > self.sampling_max_tokens:
-            raise ValueError(
-                f"sampling_min_tokens ({self.sampling_min_tokens}) must not exceed "
-                f"sampling_max_tokens ({self.sampling_max_tokens})"
-            )
-        return self
+    def check(self) -> None:
+        super().check()
+        least, most = self.sampling_min_tokens, self.sampling_max_tokens
+        if least > most:
+            raise UserError(f"sampling_min_tokens ({least}) must not exceed sampling_max_tokens ({most})")
 
 
 class SftConfig(TrainingConfig):
@@ -197,12 +214,10 @@ class SftConfig(TrainingConfig):
     normalize_constant: PositiveFloat = 1.0  # divides the sum of token losses of each response
     keep_steps: list[PositiveInt] = Field(default_factory=list)  # checkpoints step-N, for GRPO to start from
 
-    @model_validator(mode="after")
-    def _kept_steps_are_taken(self) -> Self:
-        late = [step for step in self.keep_steps if step > self.n_sft_steps]
-        if late:
-            raise ValueError(f"keep_steps: {late} come after the last step, n_sft_steps ({self.n_sft_steps}): leave them out")
-        return self
+    def check(self) -> None:
+        super().check()
+        if late := [step for step in self.keep_steps if step > self.n_sft_steps]:
+            raise UserError(f"keep_steps: {late} come after the last step, n_sft_steps ({self.n_sft_steps}): leave them out")
 
     @property
     def n_steps(self) -> int:
@@ -240,21 +255,17 @@ class Asynchronous(Section):
     replay_capacity: PositiveInt = 1  # rollout batches in the replay buffer; 1: each batch is trained on once, in order
     replay_max_age: NonNegativeInt | None = None  # groups with a larger lag are dropped; null: no limit
 
-    @model_validator(mode="after")
-    def _rollouts_are_young_enough(self) -> Self:
-        if self.replay_max_age is None:
-            return self
-        if self.replay_max_age < self.max_policy_lag:
-            raise ValueError(
-                f"replay_max_age ({self.replay_max_age}) would drop new rollouts, which lag by max_policy_lag "
-                f"({self.max_policy_lag}): raise replay_max_age"
+    def check(self) -> None:
+        age, lag = self.replay_max_age, self.max_policy_lag
+        if age is not None and age < lag:
+            raise UserError(
+                f"replay_max_age ({age}) would drop new rollouts, which lag by max_policy_lag ({lag}): raise replay_max_age"
             )
-        if self.replay_max_age == self.max_policy_lag and self.replay_capacity > 1:
-            raise ValueError(
-                f"replay_max_age ({self.replay_max_age}) would drop all but the newest rollouts, which lag by max_policy_lag "
-                f"({self.max_policy_lag}), so that nothing is drawn again: raise it, or set replay_capacity to 1"
+        if age == lag and self.replay_capacity > 1:
+            raise UserError(
+                f"replay_max_age ({age}) would drop all but the newest rollouts, which lag by max_policy_lag ({lag}), so that "
+                "nothing is drawn again: raise it, or set replay_capacity to 1"
             )
-        return self
 
     @property
     def is_stale(self) -> bool:
@@ -271,7 +282,7 @@ class GrpoConfig(SamplingConfig):
     dynamic_sampling_rounds: NonNegativeInt = 0  # rounds in which groups with equal rewards are replaced by new questions
     epochs_per_rollout_batch: PositiveInt = 1
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.85
-    loss_type: str = "reinforce_with_baseline"  # LOSS_TYPES, LOSSES_OF_THE_HANDOUTS, or MODULE:NAME (grpo.learner.losses.Loss)
+    loss_type: LossType = "reinforce_with_baseline"  # LOSS_TYPES, or MODULE:NAME (grpo.learner.losses.Loss)
     loss_options: dict[str, JsonValue] = Field(default_factory=dict)  # passed to the loss; not inherited by another loss
     # MODULE:NAME (grpo.tasks.rewards.apply_reward), or several with weights; null: the task's own reward
     reward: str | RewardWeights | None = None
@@ -291,71 +302,50 @@ class GrpoConfig(SamplingConfig):
     start_from: str | None = None  # SFT checkpoint of the same seed, sft_experiment/ARM/CHECKPOINT; null: the base model
     asynchronous: Asynchronous | None = None  # null: one process samples, scores and trains in turn
 
-    @field_validator("loss_type")
-    @classmethod
-    def _canonical_loss_type(cls, loss_type: str) -> str:
-        return LOSSES_OF_THE_HANDOUTS.get(loss_type, loss_type)
-
-    @field_validator("loss_type", "reward")
-    @classmethod
-    def _is_found(cls, named: str | dict[str, float] | None, info: ValidationInfo) -> str | dict[str, float] | None:
-        known = LOSS_TYPES if info.field_name == "loss_type" else OWN_REWARDS if isinstance(named, dict) else ()
-        for name in [named] if isinstance(named, str) else named or ():
-            if name in known:
-                continue
-            if not is_import_path(name):
-                raise ValueError(f"{name!r} is unknown: use {', '.join((*known, 'MODULE:NAME of your own'))}")
-            try:
-                source_of(name)
-            except UserError as error:
-                raise ValueError(str(error).removesuffix(".")) from None
-        return named
-
-    @model_validator(mode="after")
-    def _sanity_checks(self) -> GrpoConfig:
-        self._divides("rollout_batch_size", "group_size")
-        self._divides("rollout_batch_size", "train_batch_size")
+    def check(self) -> None:
+        super().check()
+        _require_code("loss_type", [self.loss_type], LOSS_TYPES)
+        weighted = isinstance(self.reward, dict)
+        rewards = [self.reward] if isinstance(self.reward, str) else self.reward or []
+        _require_code("reward", rewards, OWN_REWARDS if weighted else ())
+        self._require_divisor("rollout_batch_size", "group_size")
+        self._require_divisor("rollout_batch_size", "train_batch_size")
         if self.train_batch_size < self.group_size:
-            raise ValueError(
+            raise UserError(
                 f"train_batch_size ({self.train_batch_size}) must be at least group_size ({self.group_size}): raise "
                 "train_batch_size"
             )
         if self.measure_kl and self.asynchronous is not None:
-            raise ValueError(
+            raise UserError(
                 "measure_kl needs rollouts of the current policy, and asynchronous rollouts are from an older one: leave one "
                 "of them out"
             )
         if self.dynamic_sampling_rounds and self.asynchronous is not None:
-            raise ValueError(
+            raise UserError(
                 "dynamic_sampling_rounds: a group is replaced after it is scored, when an asynchronous run's generator already "
                 "samples for a later step: leave out one of the two"
             )
         if self.dynamic_sampling_rounds and self.group_size == 1:
-            raise ValueError("dynamic_sampling_rounds: in a group of one all rewards are equal: raise group_size")
-        if self.overlong_buffer is not None and self.overlong_buffer > self.sampling_max_tokens:
-            raise ValueError(
+            raise UserError("dynamic_sampling_rounds: in a group of one all rewards are equal: raise group_size")
+        if (self.overlong_buffer or 0) > self.sampling_max_tokens:
+            raise UserError(
                 f"overlong_buffer ({self.overlong_buffer}) must not exceed sampling_max_tokens ({self.sampling_max_tokens}): "
                 "lower overlong_buffer"
             )
-        ratio_is_to_engine = self.asynchronous is not None and self.asynchronous.is_stale and self.importance_cap is None
-        if ratio_is_to_engine and self.loss_type not in WITHOUT_RATIO:
-            self._refuse_narrowed_sampling()
+        stale = self.asynchronous is not None and self.asynchronous.is_stale
+        if stale and self.importance_cap is None and self.loss_type not in WITHOUT_RATIO:
+            # The ratio is to the engine's probabilities, which are among the allowed tokens only.
+            for key, off in (("sampling_top_p", 1.0), ("sampling_min_tokens", 0)):
+                if (value := getattr(self, key)) != off:
+                    raise UserError(
+                        f"{key} ({value}) excludes tokens, so ratios of asynchronous rollouts would be wrong: set it to {off}, "
+                        "or set importance_cap"
+                    )
         # A user's own loss may use raw rewards.
         if self.group_size == 1 and self.loss_type in LOSS_TYPES and self.loss_type != "no_baseline":
-            raise ValueError(
+            raise UserError(
                 "group_size 1 makes every advantage zero, so nothing is trained: use at least 2, or loss_type no_baseline"
             )
-        return self
-
-    def _refuse_narrowed_sampling(self) -> None:
-        """Refuse top-p and minimum lengths for stale tokens: the engine's probabilities are among the allowed tokens only."""
-        narrowed = {"sampling_top_p": (self.sampling_top_p, 1.0), "sampling_min_tokens": (self.sampling_min_tokens, 0)}
-        for key, (value, off) in narrowed.items():
-            if value != off:
-                raise ValueError(
-                    f"{key} ({value}) excludes tokens, so ratios of asynchronous rollouts would be wrong: set it to {off}, or "
-                    "set importance_cap"
-                )
 
     @property
     def needs_starting_weights(self) -> bool:
@@ -383,25 +373,6 @@ class GrpoConfig(SamplingConfig):
         return self.epochs_per_rollout_batch * (self.rollout_batch_size // self.train_batch_size)
 
 
-def explain(path: Path, item: Any, values: Any) -> str:
-    """Describe one pydantic error about ``values`` in a line: file, key, what is wrong, what was expected."""
-    key, kind, value = ".".join(keys_of(item, values)), item["type"], item.get("input")
-    if kind == "extra_forbidden":
-        if key.split(".")[-1] == OBJECTIVE:
-            return f"{path}: {key}: only allowed in study files and arms. Write the values of {value} here (docs/settings.md)."
-        return f"{path}: {key}: unknown key. Check its spelling, or remove it."
-    if kind == "missing":
-        return f"{path}: {key}: missing. Add it (see studies/ for examples)."
-    if item["loc"][-1:] == ("[key]",):
-        return f"{path}: {key}: {value!r} is a name here, which YAML reads as a number or the like. Write it in quotes."
-    message = item["msg"].removeprefix("Value error, ")
-    shown = repr(value)
-    where = f"{path}: {key}: " if key else f"{path}: "
-    if kind == "value_error":
-        return f"{where}{message}."
-    return f"{where}{message[0].lower() + message[1:]}, but it is {shown if len(shown) <= 200 else shown[:200] + '…'}."
-
-
 RunConfig = GrpoConfig | SftConfig | ExpertIterationConfig
 
 
@@ -426,14 +397,6 @@ def evaluation_steps(config: RunConfig, every: int | Sequence[int]) -> list[int]
 Config = TypeVar("Config", bound=TrainingConfig)
 
 
-def merged(values: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """Replace values by ``overrides``; another loss does not inherit ``loss_options``."""
-    kept = dict(values)
-    if overrides.get("loss_type", values.get("loss_type")) != values.get("loss_type"):
-        kept.pop("loss_options", None)
-    return kept | overrides
-
-
 def with_objective(values: dict[str, Any], path: str) -> dict[str, Any]:
     """Replace the key ``objective`` by the objective's values, under the other values.
 
@@ -441,17 +404,17 @@ def with_objective(values: dict[str, Any], path: str) -> dict[str, Any]:
         path: place of the values, for the message.
 
     Raises:
-        ValueError: there is no such objective.
+        UserError: there is no such objective.
     """
     if OBJECTIVE not in values:
         return values
-    name, own = values[OBJECTIVE], {key: value for key, value in values.items() if key != OBJECTIVE}
-    if name not in OBJECTIVES:
-        raise ValueError(f"{path}.{OBJECTIVE}: no objective {name!r} (known: {', '.join(OBJECTIVES)})")
+    own = dict(values)
+    name = own.pop(OBJECTIVE)
+    require_known(f"{path}.{OBJECTIVE}", "no objective", name, OBJECTIVES)
     return OBJECTIVES[name] | own
 
 
-def resolved(config: Config, arm: dict[str, Any], path: str) -> dict[str, Any]:
+def resolved(config: TrainingConfig, arm: dict[str, Any], path: str) -> dict[str, Any]:
     """Write out an arm's values: its ``objective``, and the rate of ``learning_rate_times`` (three digits); not its rank.
 
     Args:
@@ -459,30 +422,53 @@ def resolved(config: Config, arm: dict[str, Any], path: str) -> dict[str, Any]:
         path: place of the arm, for the message.
 
     Raises:
-        ValueError: there is no such objective, or the factor is not a number above 0 or stands beside a learning rate.
+        UserError: there is no such objective, or the factor is not a number above 0 or stands beside a learning rate.
     """
     values = with_objective({key: value for key, value in arm.items() if key not in (OFF_POLICY_RANK, RATE_TIMES)}, path)
     if RATE_TIMES not in arm:
         return values
     times = arm[RATE_TIMES]
     if isinstance(times, bool) or not isinstance(times, int | float) or not times > 0 or "learning_rate" in arm:
-        raise ValueError(f"{path}.{RATE_TIMES}: expected a number above 0, and no learning_rate beside it, but it is {times!r}")
+        raise UserError(f"{path}.{RATE_TIMES}: expected a number above 0, and no learning_rate beside it, but it is {times!r}.")
     return values | {"learning_rate": float(f"{times * config.learning_rate:.3g}")}
 
 
 def apply_overrides(config: Config, overrides: dict[str, Any], path: str) -> Config:
-    """Apply ``overrides`` to ``config`` and validate everything again.
+    """Apply an arm's or a winner's values and validate everything again; another loss inherits no ``loss_options``.
 
     Args:
-        overrides: may be empty; ``off_policy_rank`` must be resolved.
+        overrides: may be empty; ``off_policy_rank`` is ignored.
         path: place of the overrides, for the message.
 
     Raises:
-        ValueError: a key that the method does not have, or values that it refuses.
+        UserError: a key that the method does not have, or values that it refuses.
     """
-    values = merged(config.model_dump(), overrides)
+    own, values = resolved(config, overrides, path), config.model_dump()
+    if own.get("loss_type", values.get("loss_type")) != values.get("loss_type"):
+        values.pop("loss_options", None)
+    values |= own
     try:
         return type(config).model_validate(values)
     except ValidationError as error:
-        lines = [explain(Path(), item, values).removeprefix(".: ") for item in error.errors()]
-        raise ValueError(f"{path}: " + " ".join(lines).rstrip(".")) from error
+        raise UserError(f"{path}: " + " ".join(explain(error, values))) from error
+
+
+def explain(error: ValidationError, values: Any) -> list[str]:
+    """Describe each error about ``values`` in a line: key, what is wrong, what was expected."""
+    return [_explained(item, ".".join(keys_of(item, values))) for item in error.errors()]
+
+
+def _explained(item: Any, key: str) -> str:
+    kind, value, message = item["type"], item.get("input"), item["msg"].removeprefix("Value error, ")
+    where, shown = f"{key}: " if key else "", repr(value)
+    if kind == "extra_forbidden" and key.split(".")[-1] == OBJECTIVE:
+        return f"{where}only allowed in study files and arms. Write the values of {value} here (docs/settings.md)."
+    if kind == "extra_forbidden":
+        return f"{where}unknown key. Check its spelling, or remove it."
+    if kind == "missing":
+        return f"{where}missing. Add it (see studies/ for examples)."
+    if item["loc"][-1:] == ("[key]",):
+        return f"{where}{value!r} is a name here, which YAML reads as a number or the like. Write it in quotes."
+    if kind == "value_error":
+        return f"{where}{message.removesuffix('.')}."
+    return f"{where}{message[0].lower() + message[1:]}, but it is {shown if len(shown) <= 200 else shown[:200] + '…'}."

@@ -10,13 +10,13 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
 
 from grpo.common.errors import UserError
 from grpo.common.imports import search_in
 from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths
-from grpo.study.compose import STUDIES_FOLDER, compose
+from grpo.study.compose import STUDIES_FOLDER, compose, require_mapping
 from grpo.study.methods import (
     OFF_POLICY_RANK,
     ExpertIterationConfig,
@@ -27,7 +27,7 @@ from grpo.study.methods import (
     apply_overrides,
     evaluation_steps,
     explain,
-    resolved,
+    require_known,
 )
 from grpo.study.runs_table import runs_table
 from grpo.study.settings import (
@@ -62,12 +62,12 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]  # torch's range
 
 
 def check_name(where: str, what: str, name: str, dash: bool = True) -> None:
-    """Raise ValueError unless ``name``, the name of ``what`` at the key ``where``, can be a file name."""
+    """Raise UserError unless ``name``, the name of ``what`` at the key ``where``, can be a file name."""
     if len(name) > LONGEST_NAME:
-        raise ValueError(f"{where}: the name of {what} may have {LONGEST_NAME} characters, not {len(name)}")
+        raise UserError(f"{where}: the name of {what} may have {LONGEST_NAME} characters, not {len(name)}.")
     if not re.fullmatch(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*" if dash else r"[A-Za-z0-9_]+", name):
         allowed = "letters, digits, '_' and '-'" if dash else "letters, digits and '_'"
-        raise ValueError(f"{where}: the name of {what} may hold {allowed} only")
+        raise UserError(f"{where}: the name of {what} may hold {allowed} only.")
 
 
 class Study(Section):
@@ -75,7 +75,7 @@ class Study(Section):
 
     study: str = Field(max_length=LONGEST_NAME)
     description: str
-    folder: str = "studies"  # folder with the study's own modules and data, relative to the project's folder
+    folder: str = STUDIES_FOLDER.as_posix()  # folder with the study's own modules and data, relative to the project's folder
     file: str | None = None  # the study file that it was composed from, relative to the project's folder
     seeds: list[Seed] = Field(min_length=1)
     seeds_in_one_stage: bool = False  # train an arm's seeds one after another in one process; else one stage per seed
@@ -146,8 +146,7 @@ class Study(Section):
         Raises:
             UserError: there is none, or its settings are wrong.
         """
-        if name not in self.tasks:
-            raise UserError(f"tasks: no task {name!r} (known: {', '.join(self.tasks)}). Correct the name, or add it.")
+        require_known("tasks", "no task", name, self.tasks)
         return make_task(self.tasks[name], f"tasks.{name}")
 
     def also_evaluated(self, task: str) -> dict[str, AlsoEvaluated]:
@@ -193,230 +192,162 @@ class Study(Section):
         sampled = {"evaluation.best_of_n.problems": evaluation.best_of_n.problems} if evaluation.best_of_n.prompts else {}
         return {"train": train, "validation": asked | sampled}
 
-    @model_validator(mode="after")
-    def _tasks_resolve(self) -> Study:
+    def check(self) -> None:
+        """Check that names refer to something and that values of different sections fit together."""
+        self._check_tasks()
+        if len(set(self.seeds)) != len(self.seeds):
+            raise UserError(f"seeds: {self.seeds} names a seed twice.")
+        if self.seeds_in_one_stage and self.learner.processes > 1:
+            raise UserError("seeds_in_one_stage: not with learner.processes above 1. Set it to false.")
+        self._check_chain()
+        for name, arm in self.selection.pinned.items():
+            require_known("selection.pinned", "no experiment", name, self.experiments)
+            require_known(f"selection.pinned.{name}", "no arm", arm, self.experiments[name].arms)
+        for name, experiment in self.experiments.items():
+            for arm, values in experiment.arms.items():
+                self._check_arm(name, arm, values)
+        self._check_resources()
+        table = runs_table(self)
+        if self.runs is not None and self.runs != table:
+            differing = ", ".join(sorted(key for key in {**table, **self.runs} if table.get(key) != self.runs.get(key)))
+            raise UserError(
+                f"runs: does not match experiments, seeds and tasks ({differing}): run `grpo study runs`, which updates it."
+            )
+
+    def _check_tasks(self) -> None:
         """Check that each task can be made, has a model, and is used with its own prompt formats."""
-        if MAIN not in self.tasks:
-            raise ValueError(f"tasks: needs an entry {MAIN!r} (known: {', '.join(self.tasks) or 'none'})")
+        require_known("tasks", "no entry", MAIN, self.tasks)
         if self.models.keys() != self.tasks.keys():
-            raise ValueError(f"models: needs an entry for each of `tasks:`, which are {', '.join(self.tasks)}")
-        if unknown := self.sft_datasets.keys() - self.tasks.keys():
-            raise ValueError(f"sft_datasets: {', '.join(sorted(unknown))}: no such task (known: {', '.join(self.tasks)})")
+            raise UserError(f"models: needs an entry for each of `tasks:`, which are {', '.join(self.tasks)}.")
         for name in self.tasks:
             check_name(f"tasks.{name}", "a task", name, dash=False)
-            try:
-                self.task(name)
-            except UserError as error:
-                raise ValueError(str(error).rstrip(".")) from error
+            self.task(name)
         for name, settings in self.sft_datasets.items():
+            require_known("sft_datasets", "no task", name, self.tasks)
             self._check_formats(f"sft_datasets.{name}.prompt", name, [settings.prompt])
             if isinstance(settings, SampledTraces):
                 self._check_formats(f"sft_datasets.{name}.asked_in", name, [settings.asked_in])
         self._check_formats("evaluation.zero_shot_prompts", MAIN, self.evaluation.zero_shot_prompts)
         self._check_formats("evaluation.best_of_n.prompts", MAIN, self.evaluation.best_of_n.prompts)
-        return self
+        for name in self.evaluation.also:
+            check_name(f"evaluation.also.{name}", "a set", name, dash=False)
+            for prompt in self.trained_in(MAIN):
+                require_known(f"evaluation.also.{name}", "its task has no format", prompt, self.also_task(name).formats)
 
     def _check_formats(self, where: str, task: str, formats: list[str]) -> None:
-        known = self.task(task).formats
         for name in formats:
-            if name not in known:
-                raise ValueError(f"{where}: the task {task} has no format {name!r} (known: {', '.join(known)})")
-
-    @model_validator(mode="after")
-    def _further_sets_resolve(self) -> Study:
-        """Check that each further set can be made and has the prompt formats of the runs."""
-        for name in self.evaluation.also:
-            where = f"evaluation.also.{name}"
-            check_name(where, "a set", name, dash=False)
-            try:
-                known = self.also_task(name).formats
-            except UserError as error:
-                raise ValueError(str(error).rstrip(".")) from error
-            if lacking := [prompt for prompt in self.trained_in(MAIN) if prompt not in known]:
-                raise ValueError(f"{where}: its task has no format {lacking[0]}, which runs use (known: {', '.join(known)})")
-        return self
-
-    @model_validator(mode="after")
-    def _experiments_resolve(self) -> Study:
-        self._check_chain()
-        self._check_left_out()
-        if len(set(self.seeds)) != len(self.seeds):
-            raise ValueError(f"seeds: {self.seeds} names a seed twice")
-        for name, experiment in self.experiments.items():
-            check_name(f"experiments.{name}", "an experiment", name)
-            self._check_task(name, experiment)
-            for arm, overrides in experiment.arms.items():
-                self._check_arm(name, arm, overrides)
-        for name, arm in self.selection.pinned.items():
-            if name not in self.experiments:
-                raise ValueError(f"selection.pinned.{name}: no such experiment (known: {', '.join(self.experiments)})")
-            if arm not in self.experiments[name].arms:
-                known = ", ".join(self.experiments[name].arms) or "none, as it is left out"
-                raise ValueError(f"selection.pinned.{name}: no arm {arm!r} (known: {known})")
-        return self
+            require_known(where, f"the task {task} has no format", name, self.task(task).formats)
 
     def _check_chain(self) -> None:
-        """Check that each experiment builds on an earlier one of the same method, and that its resources exist."""
-        before: list[str] = []
-        for name, experiment in self.experiments.items():
-            on = experiment.builds_on
-            if on is not None and on not in before:
-                where = (
-                    "comes after it: move it up"
-                    if on in self.experiments
-                    else f"is not an experiment (known: {', '.join(before)})"
-                )
-                raise ValueError(f"experiments.{name}.builds_on: {on} {where}")
-            if on is not None and self.experiments[on].method != experiment.method:
-                raise ValueError(
-                    f"experiments.{name}.builds_on: {on} uses the method {self.experiments[on].method}, whose settings "
-                    f"{experiment.method} does not have: build on another experiment or on none"
-                )
-            if experiment.resources not in self.resources:
-                raise ValueError(
-                    f"experiments.{name}.resources: no {experiment.resources!r} under resources (known: "
-                    f"{', '.join(self.resources)})"
-                )
-            before.append(name)
-
-    def _check_left_out(self) -> None:
-        """Check that ``select_in`` matches the experiments with arms, and that none of them builds on one without."""
+        """Check that each experiment builds on an earlier one with arms and the same method, and that what it names exists."""
+        for number, (name, experiment) in enumerate(self.experiments.items()):
+            where, on = f"experiments.{name}", experiment.builds_on
+            check_name(where, "an experiment", name)
+            require_known(f"{where}.resources", "no resources", experiment.resources, self.resources)
+            if on is not None:
+                require_known(f"{where}.builds_on", "no experiment before this one is named", on, [*self.experiments][:number])
+                if self.experiments[on].method != experiment.method:
+                    raise UserError(
+                        f"{where}.builds_on: {on} uses the method {self.experiments[on].method}, whose settings "
+                        f"{experiment.method} does not have: build on another experiment or on none."
+                    )
+            if experiment.arms:
+                require_known(f"{where}.task", "no task", experiment.task, self.tasks)
+            if experiment.arms and experiment.method == "sft" and experiment.task not in self.sft_datasets:
+                raise UserError(f"{where}: no examples for fine-tuning: add sft_datasets.{experiment.task}.")
         if sorted(self.select_in) != sorted(self.made):
             differing = ", ".join(sorted({*self.select_in} ^ {*self.made})) or "one is there twice"
-            raise ValueError(f"select_in: must list each experiment with arms once ({differing}): run `grpo study runs`")
+            raise UserError(f"select_in: must list each experiment with arms once ({differing}): run `grpo study runs`.")
         for name in self.made:
-            lacking = [needed for needed in self.needed_experiments(name) if needed in self.left_out]
-            if lacking:
-                raise ValueError(
-                    f"experiments.{lacking[0]}.arms: left out, but {name} builds on it: give it arms, or leave "
-                    f"{name} out too, and run `grpo study runs`"
+            for needed in self.needed_experiments(name):
+                if needed in self.left_out:
+                    raise UserError(
+                        f"experiments.{needed}.arms: left out, but {name} builds on it: give it arms, or leave {name} out too, "
+                        "and run `grpo study runs`."
+                    )
+
+    def _check_arm(self, experiment: str, arm: str, values: dict[str, Any]) -> None:
+        """Check that the arm's name can be a file name, that the method accepts its values, and that they fit the study."""
+        path, entry = f"experiments.{experiment}.arms.{arm}", self.experiments[experiment]
+        check_name(path, "an arm", arm)
+        if OFF_POLICY_RANK in values:
+            rank, few = values[OFF_POLICY_RANK], self.selection.best_few
+            if entry.builds_on is None:
+                raise UserError(
+                    f"{path}.{OFF_POLICY_RANK}: {experiment} builds on no sweep: set builds_on, or remove this key."
                 )
-
-    @model_validator(mode="after")
-    def _runs_match(self) -> Study:
-        """Check that the table ``runs`` follows from the experiments."""
-        if self.seeds_in_one_stage and self.learner.processes > 1:
-            raise ValueError("seeds_in_one_stage: not with learner.processes above 1. Set it to false")
-        table = runs_table(self)
-        if self.runs is not None and self.runs != table:
-            differing = sorted(key for key in {**table, **self.runs} if table.get(key) != self.runs.get(key))
-            raise ValueError(
-                f"runs: does not match experiments, seeds and tasks ({', '.join(differing)}): run `grpo study runs`, which "
-                "updates it"
+            if type(rank) is not int or not 1 <= rank <= few:
+                raise UserError(
+                    f"{path}.{OFF_POLICY_RANK}: {rank!r} is not a whole number from 1 to selection.best_few ({few})."
+                )
+        config = apply_overrides(self.defaults(entry.method), values, path)
+        self._check_formats(f"{path}: prompt", entry.task, [config.prompt])
+        for what in ("lora", "asynchronous"):
+            if getattr(config, what, None) is not None and self.for_task(entry.task).learner.fully_shard:
+                raise UserError(
+                    f"{path}.{what}: not with learner.fully_shard. Set that to false, or leave {experiment} out "
+                    "(`experiments: {without: [...]}`)."
+                )
+        if isinstance(config, GrpoConfig) and config.start_from is not None:
+            what = "fine-tuning (see its keep_steps) keeps no checkpoint"
+            require_known(f"{path}.start_from", what, config.start_from, self._kept_checkpoints())
+        # Each run has at least last_k evaluations after its start, whichever arms win before it.
+        configs = [config]
+        if isinstance(config, GrpoConfig):
+            configs = [config.model_copy(update={"n_grpo_steps": n}) for n in self._possible_steps(experiment, values, config)]
+        counts = {len(evaluation_steps(c, self.evaluation.every)) - 1: c for c in configs}
+        fewest, wanted = min(counts), self.last_k(experiment)
+        if fewest < wanted:
+            raise UserError(
+                f"{path}: a run of {counts[fewest].n_steps} steps is evaluated {fewest} time{'s' * (fewest > 1)} after its "
+                f"start, fewer than last_k ({wanted}): {MORE_EVALUATIONS[entry.method]}, or give {experiment} a last_k of "
+                f"{fewest}."
             )
-        return self
 
-    @model_validator(mode="after")
-    def _resources_suffice(self) -> Study:
-        missing = [kind for kind in ("small", "model", "evaluate") if kind not in self.resources]
-        if missing:
-            raise ValueError(f"resources: needs {', '.join(missing)} for the stages that train no run")
+    def _possible_steps(self, experiment: str, own: dict[str, Any], config: GrpoConfig) -> set[int]:
+        """The numbers of steps that an arm with the values ``own`` may have, which may come from earlier winners."""
+        steps = {config.n_grpo_steps}
+        for name in self.needed_selections(experiment) if "n_grpo_steps" not in own else ():
+            entry, pinned = self.experiments[name], self.selection.pinned.get(name)
+            if entry.passes_on == "winner" or OFF_POLICY_RANK in own:
+                arms = [values for candidate, values in entry.arms.items() if pinned in (None, candidate)]
+                steps = {values.get("n_grpo_steps", n) for values in arms for n in steps}
+        return steps
+
+    def _kept_checkpoints(self) -> list[str]:
+        """The checkpoints of supervised fine-tuning from which GRPO may start."""
+        return [
+            f"{name}/{arm}/{kind}"
+            for name, experiment in self.experiments.items()
+            if experiment.method == "sft"
+            for arm, values in experiment.arms.items()
+            for kind in (*(f"step-{step}" for step in apply_overrides(self.sft, values, arm).keep_steps), *self.checkpoints)
+        ]
+
+    def _check_resources(self) -> None:
+        """Check that stages which compute on the CPU have a core for each thread, and runs there no GPU in a study for GPUs."""
+        for kind in ("small", "model", "evaluate"):
+            require_known("resources", "stages that train no run need", kind, self.resources)
         # Models are always pretrained on the CPU; copying one takes a single core.
         pretrains = any(model.source == "pretrain" for model in self.models.values())
         on_cpu = {"model": pretrains, "evaluate": self.engine.device == "cpu"}
         for name in self.made:
             experiment = self.experiments[name]
             own = self.for_task(experiment.task)
-            computes = "cpu" in (own.engine.device, own.learner.device)
-            on_cpu[experiment.resources] = on_cpu.get(experiment.resources, False) or computes
-            moved = own.engine.device == own.learner.device == "cpu" and {self.engine.device, self.learner.device} != {"cpu"}
+            devices = {own.engine.device, own.learner.device}
+            on_cpu[experiment.resources] = on_cpu.get(experiment.resources, False) or "cpu" in devices
+            moved = devices == {"cpu"} != {self.engine.device, self.learner.device}
             if moved and self.resources[experiment.resources].gpus:
-                raise ValueError(
+                raise UserError(
                     f"resources.{experiment.resources}.gpus: the runs of {name} compute on the CPU: set it to 0, or name other "
-                    f"resources in experiments.{name}"
+                    f"resources in experiments.{name}."
                 )
         for kind, resources in self.resources.items():
             if on_cpu.get(kind) and resources.cpus < self.threads:
-                raise ValueError(
+                raise UserError(
                     f"resources.{kind}.cpus ({resources.cpus}): these stages compute on the CPU with {self.threads} threads: "
-                    "reserve as many, or lower `threads`"
+                    "reserve as many, or lower `threads`."
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _evaluations_suffice(self) -> Study:
-        """Check that each run has at least ``last_k`` evaluations after its start, whichever arms win before it."""
-        for name, experiment in self.experiments.items():
-            for arm in experiment.arms:
-                counts = {len(evaluation_steps(c, self.evaluation.every)) - 1: c for c in self._possible_configs(name, arm)}
-                fewest, wanted = min(counts), self.last_k(name)
-                if fewest < wanted:
-                    steps, remedy = counts[fewest].n_steps, MORE_EVALUATIONS[experiment.method]
-                    raise ValueError(
-                        f"experiments.{name}.arms.{arm}: a run of {steps} steps is evaluated {fewest} time{'s' * (fewest > 1)} "
-                        f"after its start, fewer than last_k ({wanted}): {remedy}, or give {name} a last_k of {fewest}"
-                    )
-        return self
-
-    def _possible_configs(self, experiment: str, arm: str) -> list[RunConfig]:
-        """The arm's configuration for each number of steps that it may have, which may come from earlier winners."""
-        defaults = self.defaults(self.experiments[experiment].method)
-        own = self.experiments[experiment].arms[arm]
-        config = apply_overrides(defaults, resolved(defaults, own, experiment), experiment)
-        if not isinstance(config, GrpoConfig) or "n_grpo_steps" in own:
-            return [config]
-        steps = {config.n_grpo_steps}
-        for name in self.needed_selections(experiment):
-            entry, pinned = self.experiments[name], self.selection.pinned.get(name)
-            if entry.passes_on == "winner" or OFF_POLICY_RANK in own:
-                arms = [values for candidate, values in entry.arms.items() if pinned in (None, candidate)]
-                steps = {values.get("n_grpo_steps", n) for values in arms for n in steps}
-        return [config.model_copy(update={"n_grpo_steps": n}) for n in steps]
-
-    def _check_task(self, name: str, experiment: Experiment) -> None:
-        """Check that the experiment's task exists, and has examples if the method is supervised fine-tuning."""
-        if experiment.arms and experiment.task not in self.tasks:
-            raise ValueError(f"experiments.{name}.task: no task {experiment.task!r} (known: {', '.join(self.tasks)})")
-        if experiment.arms and experiment.method == "sft" and experiment.task not in self.sft_datasets:
-            raise ValueError(f"experiments.{name}: no examples for fine-tuning: add sft_datasets.{experiment.task}")
-
-    def _check_arm(self, experiment: str, arm: str, overrides: dict[str, Any]) -> None:
-        """Check that the arm's name can be a file name and that the method accepts its values."""
-        path = f"experiments.{experiment}.arms.{arm}"
-        check_name(path, "an arm", arm)
-        self._check_rank(path, experiment, overrides)
-        entry = self.experiments[experiment]
-        defaults = self.defaults(entry.method)
-        config = apply_overrides(defaults, resolved(defaults, overrides, path), path)
-        self._check_formats(f"{path}: prompt", entry.task, [config.prompt])
-        for what in ("lora", "asynchronous"):
-            if getattr(config, what, None) is not None and self.for_task(entry.task).learner.fully_shard:
-                raise ValueError(
-                    f"{path}.{what}: not with learner.fully_shard. Set that to false, or leave {experiment} out "
-                    "(`experiments: {without: [...]}`)"
-                )
-        if isinstance(config, GrpoConfig) and config.start_from is not None:
-            self._check_start(f"{path}.start_from", config.start_from)
-
-    def _check_start(self, path: str, start: str) -> None:
-        """Check that an arm of supervised fine-tuning keeps the checkpoint to start from."""
-        known = [
-            f"{name}/{arm}/{kind}"
-            for name, experiment in self.experiments.items()
-            if experiment.method == "sft"
-            for arm, values in experiment.arms.items()
-            for kind in self._checkpoints_of(values)
-        ]
-        if start not in known:
-            raise ValueError(
-                f"{path}: no arm of supervised fine-tuning keeps the checkpoint {start!r} (known: {', '.join(known)}; "
-                "keep_steps keeps more)"
-            )
-
-    def _checkpoints_of(self, sft_arm: dict[str, Any]) -> list[str]:
-        steps = apply_overrides(self.sft, sft_arm, "sft").keep_steps
-        return [*(f"step-{step}" for step in steps), *self.checkpoints]
-
-    def _check_rank(self, path: str, experiment: str, overrides: dict[str, Any]) -> None:
-        """Check that an arm with ``off_policy_rank`` follows a sweep and that the rank is within ``best_few``."""
-        if OFF_POLICY_RANK not in overrides:
-            return
-        rank = overrides[OFF_POLICY_RANK]
-        if self.experiments[experiment].builds_on is None:
-            raise ValueError(f"{path}.{OFF_POLICY_RANK}: {experiment} builds on no sweep: set builds_on, or remove this key")
-        few = self.selection.best_few
-        if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= few:
-            raise ValueError(f"{path}.{OFF_POLICY_RANK}: {rank!r} is not a whole number from 1 to selection.best_few ({few})")
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -448,11 +379,10 @@ def validated(values: Any, path: Path) -> Study:
     Raises:
         UserError: see :func:`load_study`.
     """
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: expected a mapping of sections at the top. Compare with {STUDIES_FOLDER}/base.yaml.")
-    folder = values.get("folder", Study.model_fields["folder"].default)
+    require_mapping(values, path)
+    folder = values.get("folder", STUDIES_FOLDER.as_posix())
     if isinstance(folder, str):
-        if folder != Study.model_fields["folder"].default and not Path(folder).is_dir():
+        if not Path(folder).is_dir() and folder != STUDIES_FOLDER.as_posix():
             raise UserError(
                 f"{path}: folder: no folder {folder}, which should have the study's own modules and data. Restore it, or run "
                 "`grpo study use FILE` with the study's file in its new place."
@@ -461,4 +391,4 @@ def validated(values: Any, path: Path) -> Study:
     try:
         return Study.model_validate(values)
     except ValidationError as error:
-        raise UserError("\n".join(explain(path, item, values) for item in error.errors())) from error
+        raise UserError("\n".join(f"{path}: {line}" for line in explain(error, values))) from error

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    ConfigDict,
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    SerializerFunctionWrapHandler,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
+from grpo.common.errors import UserError
 from grpo.study.methods import Section, Share
 from grpo.tasks.sft_dataset import HubTraces, JsonlTraces, TaskTraces
 
@@ -49,14 +40,12 @@ class PretrainedHere(Section):
     documents: dict[str, Any] = Field(default_factory=dict)
     device: Device = None
 
-    @model_validator(mode="after")
-    def _heads_divide(self) -> Self:
+    def check(self) -> None:
         if self.hidden_size % (2 * self.num_attention_heads):
-            raise ValueError(
+            raise UserError(
                 f"hidden_size {self.hidden_size} must be a multiple of 2 x num_attention_heads "
                 f"({self.num_attention_heads}), because rotary embeddings need an even head size"
             )
-        return self
 
 
 class HubModel(Section):
@@ -124,16 +113,14 @@ class EngineSettings(Section):
     max_batch_size: PositiveInt = 1024
     sleep_level: Literal[0, 2] = 0  # 2: vLLM frees its memory while a learner on the same GPU trains
 
-    @model_validator(mode="after")
-    def _runs_there(self) -> Self:
+    def check(self) -> None:
         if self.sleep_level and self.device == "cpu":
-            raise ValueError(f"sleep_level {self.sleep_level}: vLLM can only sleep on a GPU: set it to 0, or device to cuda:0")
+            raise UserError(f"sleep_level {self.sleep_level}: vLLM can only sleep on a GPU: set it to 0, or device to cuda:0")
         if self.name == "vllm" and self.device not in {"cpu", "cuda", "cuda:0"}:
-            raise ValueError(
+            raise UserError(
                 f"device {self.device!r}: vLLM takes the first GPU that it sees: set it to cuda:0, and for a GPU each "
                 "learner.device to cuda:1"
             )
-        return self
 
 
 class LearnerSettings(Section):
@@ -157,14 +144,11 @@ class LearnerSettings(Section):
     processes: PositiveInt = 1
     fully_shard: bool = False  # shard weights, gradients and moments over the processes, for models larger than one GPU
 
-    @model_validator(mode="after")
-    def _one_gpu_each(self) -> LearnerSettings:
-        if self.processes > 1 and self.device not in {"cpu", "cuda"}:
-            raise ValueError(f"device {self.device!r} is one GPU for {self.processes} processes: use device cuda")
-        return self
+    omitted = ("fully_shard",)
 
-    @model_validator(mode="after")
-    def _can_be_sharded(self) -> LearnerSettings:
+    def check(self) -> None:
+        if self.processes > 1 and self.device not in {"cpu", "cuda"}:
+            raise UserError(f"device {self.device!r} is one GPU for {self.processes} processes: use device cuda")
         wrong = {
             "processes is 1: set it to 2 or more": self.processes == 1,
             "compile is on: set it to false": self.compile,
@@ -172,14 +156,7 @@ class LearnerSettings(Section):
             "offload_reference is on: set it to false, as the starting weights are sharded too": self.offload_reference,
         }
         if self.fully_shard and any(wrong.values()):
-            raise ValueError(f"fully_shard: {'; '.join(text for text, found in wrong.items() if found)}")
-        return self
-
-    @model_serializer(mode="wrap")
-    def _without_what_is_off(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out ``fully_shard`` if false, as in records from before it existed."""
-        values: dict[str, Any] = values_of(self)
-        return {key: value for key, value in values.items() if key != "fully_shard" or value}
+            raise UserError(f"fully_shard: {'; '.join(text for text, found in wrong.items() if found)}")
 
 
 class BestOfN(Section):
@@ -193,13 +170,11 @@ class BestOfN(Section):
     samples: PositiveInt = 16
     n: list[PositiveInt] = Field(default=[1, 4, 8, 16], min_length=1)
 
-    @model_validator(mode="after")
-    def _enough_samples(self) -> BestOfN:
+    def check(self) -> None:
         if max(self.n) > self.samples:
-            raise ValueError(f"n: {max(self.n)} cannot be chosen from samples ({self.samples}): raise samples or lower n")
+            raise UserError(f"n: {max(self.n)} cannot be chosen from samples ({self.samples}): raise samples or lower n")
         if sorted(set(self.n)) != self.n:
-            raise ValueError(f"n: {self.n} must list each number once, in rising order")
-        return self
+            raise UserError(f"n: {self.n} must list each number once, in rising order")
 
 
 class AlsoEvaluated(Section):
@@ -234,29 +209,16 @@ class Evaluation(Section):
     seed: int = 0
     also: dict[str, AlsoEvaluated] = Field(default_factory=dict)  # further sets; winners depend on the validation problems only
 
-    @model_validator(mode="after")
-    def _sets_are_met(self) -> Evaluation:
-        """A further set is evaluated at evaluations only."""
-        every = self.every if isinstance(self.every, int) else self.every[-1]
+    omitted = ("also",)
+
+    def check(self) -> None:
+        every = [self.every] if isinstance(self.every, int) else self.every
+        if sorted(set(every)) != every:
+            raise UserError(f"every: {every} must list each step once, in rising order")
         for name, also in self.also.items():
-            if also.every is not None and also.every % every:
-                raise ValueError(
-                    f"evaluation.also.{name}.every: {also.every} is not a multiple of evaluation.every ({every}): make it one"
-                )
-        return self
-
-    @model_serializer(mode="wrap")
-    def _without_what_is_off(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out ``also`` if empty, as in records from before it existed."""
-        values: dict[str, Any] = values_of(self)
-        return {key: value for key, value in values.items() if key != "also" or value}
-
-    @field_validator("every")
-    @classmethod
-    def _rising(cls, every: int | list[int]) -> int | list[int]:
-        if isinstance(every, list) and sorted(set(every)) != every:
-            raise ValueError(f"{every} must list each step once, in rising order")
-        return every
+            if also.every is not None and also.every % every[-1]:
+                unlike = f"{also.every} is not a multiple of evaluation.every ({every[-1]})"
+                raise UserError(f"evaluation.also.{name}.every: {unlike}: make it one")
 
 
 class Selection(Section):
@@ -298,11 +260,9 @@ class KissingNumber(Section):
     seconds: PositiveFloat | None = None  # with this limit, two searches may differ
     seed: int = 0
 
-    @model_validator(mode="after")
-    def _ends(self) -> KissingNumber:
+    def check(self) -> None:
         if self.calls is None and self.tokens is None and self.seconds is None:
-            raise ValueError("needs a limit: calls, tokens or seconds")
-        return self
+            raise UserError("needs a limit: calls, tokens or seconds")
 
 
 Method = Literal["grpo", "sft", "expert_iteration"]

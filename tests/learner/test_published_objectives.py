@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.testing import assert_close
 from training_parts import scored
 
+from grpo.common.errors import UserError
 from grpo.common.records import Rollout
 from grpo.handouts import grpo_microbatch_train_step
 from grpo.learner.advantages import normalize_within_groups
@@ -268,7 +269,7 @@ def test_an_objective_in_an_arm_stands_for_its_settings_and_leaves_none_of_anoth
     assert (dapo.loss_type, dapo.cliprange_high, dapo.length_normalization) == ("grpo_clip", 0.4, "token_mean")
     after = apply_overrides(dapo, resolved(dapo, {"objective": "dr_grpo"}, "arm"), "arm")
     assert (after.cliprange_high, after.length_normalization, after.use_std_normalization) == (None, "masked_normalize", False)
-    with pytest.raises(ValueError, match=r"arm.objective: no objective 'ppo' \(known: grpo, dr_grpo, dapo, gspo"):
+    with pytest.raises(UserError, match=r"arm.objective: no objective 'ppo' \(known: grpo, dr_grpo, dapo, gspo"):
         resolved(base, {"objective": "ppo"}, "arm")
 
 
@@ -301,7 +302,7 @@ def test_what_is_off_leaves_no_trace_in_a_record() -> None:
     ],
 )
 def test_settings_that_cannot_be_are_refused(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         apply_overrides(GrpoConfig(), values, "arm")
 
 

@@ -344,7 +344,7 @@ def test_a_new_experiment_comes_after_the_others(project: Path) -> None:
         ("extends: mini\ngrpo: [\n", "studies/bad.yaml:3: not valid YAML"),
         (
             "extends: mini\nexperiments: {only: [grpo_x]}\n",
-            "studies/bad.yaml: experiments.only: no such experiment: grpo_x (k",
+            "studies/bad.yaml: experiments.only: no such experiment: 'grpo_x' (k",
         ),
         (
             "extends: mini\nexperiments: {without: all}\n",

@@ -49,7 +49,7 @@ def test_a_set_must_be_asked_as_runs_are(tmp_path: Path) -> None:
     def words(values: dict[str, Any]) -> None:
         values["evaluation"]["also"] = {"words": {"use": "keyword", "seed": 0, "problems": 8}}
 
-    assert "evaluation.also.words: its task has no format question_only, which runs use" in refused(tmp_path, words)
+    assert "evaluation.also.words: its task has no format 'question_only' (known" in refused(tmp_path, words)
 
 
 def test_the_data_set_depends_on_it_and_the_model_does_not(tmp_path: Path) -> None:

@@ -1,0 +1,298 @@
+"""Mistakes in params.yaml: each is told in one message by its place, with what was expected."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from study_parts import (
+    ASYNCHRONOUS,
+    EXPERIMENTS,
+    EXPERT_ITERATION,
+    KEYWORD,
+    SFT,
+    SFT_INITIALIZATION,
+    Edit,
+    edited,
+    new_arm,
+    shard_learner,
+    values_of,
+)
+
+from grpo.common.errors import UserError
+from grpo.common.imports import call_with
+from grpo.study.schema import validated
+
+BROAD, FOCUSED = "grpo_off_policy_sweep_broad", "grpo_off_policy_sweep_focused"
+LONG = "a" * 300
+REMOVED = object()
+
+
+def put(path: str, value: Any) -> Edit:
+    """An edit that sets or removes the value at a.b.c."""
+
+    def edit(values: dict[str, Any]) -> None:
+        *above, last = path.split(".")
+        for key in above:
+            values = values[key]
+        if value is REMOVED:
+            del values[last]
+        else:
+            values[last] = value
+
+    return edit
+
+
+def all_of(*edits: Edit) -> Edit:
+    """Several edits, one after another."""
+    return lambda values: [edit(values) for edit in edits] and None
+
+
+def entry(name: str, **values: Any) -> Edit:
+    """An edit that adds an experiment."""
+    return all_of(put(f"experiments.{name}", {"arms": {"x": {}}} | values), lambda v: v["select_in"].append(name))
+
+
+def hard_set(**changes: Any) -> Edit:
+    """An edit that adds a further evaluation set."""
+    task = {"use": "arithmetic", "train_size": 1, "validation_size": 64, "levels": 5, "seed": 7, "problems": 32}
+    return put("evaluation.also", {"hard": task | changes})
+
+
+def counting(last_k: int, *edits: Edit) -> Edit:
+    """Every experiment counts by so many last evaluations."""
+    every = [put(f"experiments.{name}.last_k", None) for name in EXPERIMENTS]
+    return all_of(put("selection.last_k", last_k), *every, *edits)
+
+
+two_processes = all_of(put("learner.processes", 2), put("seeds_in_one_stage", False))
+NO_FACTOR = ".learning_rate_times: expected a number above 0, and no learning_rate beside it, but it is"
+NO_RANK = "is not a whole number from 1 to selection.best_few (2)"
+ON_GPU = put("learner.device", "cuda:0")
+# The edit, and how the message begins after the file's name.
+MISTAKES: list[tuple[Edit, str]] = [
+    # Types, ranges and keys, also within a union, whose members' names pydantic puts among the keys.
+    (put("models.main.hidden_size", "x"), "models.main.hidden_size: input should be a valid integer, but it is 'x'."),
+    (put("models.main.hidden_size", 30), "models.main: hidden_size 30 must be a multiple of 2 x num_attention_heads"),
+    (put("models.main.hub", 1), "models.main.hub: unknown key."),
+    (put("models.main.source", "hub"), "models.main.repo: missing."),
+    (put("models.main.source", "web"), "models.main: input tag 'web' found using 'source' does not match any of"),
+    (put("grpo.learning_rate", math.inf), "grpo.learning_rate: input should be a finite number, but it is inf."),
+    (put("sft.learning_rate", math.nan), "sft.learning_rate: input should be a finite number"),
+    (put("grpo.advantage_eps", 10**400), "grpo.advantage_eps: input should be a valid number, but"),
+    (put("seeds", [2**63]), "seeds.0: input should be less than 9223372036854775808"),
+    (put("seeds", [1, 1]), "seeds: [1, 1] names a seed twice."),
+    (put("study", LONG), "study: string should have at most 100 characters, but it is 'aaa"),
+    (put("grpo.objective", "dapo"), "grpo.objective: only allowed in study files and arms."),
+    (put("checkpoints", []), "checkpoints: list should have at least 1 item"),
+    (put("kissing_number", {}), "kissing_number: needs a limit: calls, tokens or seconds."),
+    (put("evaluation.every", []), "evaluation.every: input should be a valid integer, but it is []."),
+    (put("evaluation.every", [0, 2]), "evaluation.every: input should be a valid integer, but it is [0, 2]."),
+    (put("evaluation.every", [4, 2]), "evaluation: every: [4, 2] must list each step once, in rising order."),
+    (put("evaluation.every", [2, 2]), "evaluation: every: [2, 2] must list each step once, in rising order."),
+    (put("evaluation.best_of_n.n", [400]), "evaluation.best_of_n: n: 400 cannot be chosen from samples (16)"),
+    (put("evaluation.best_of_n.n", [4, 1]), "evaluation.best_of_n: n: [4, 1] must list each number once, in rising order."),
+    # Names
+    (new_arm(SFT, LONG), f"experiments.{SFT}.arms.{LONG}: the name of an arm may have 100 characters, not 300."),
+    (new_arm(SFT, "a/b"), f"experiments.{SFT}.arms.a/b: the name of an arm may hold letters, digits, '_' and '-' only."),
+    (entry(LONG), f"experiments.{LONG}: the name of an experiment may have 100 characters, not 300."),
+    (
+        lambda v: (v["tasks"].update({LONG: v["tasks"]["main"]}), v["models"].update({LONG: v["models"]["main"]})),
+        f"tasks.{LONG}: the name of a task may have 100 characters, not 300.",
+    ),
+    # Tasks and their formats
+    (put("tasks.main.problems", {"train": [1]}), "tasks.main: unknown: problems."),
+    (put("tasks", {}), "tasks: no entry 'main' (known: none)."),
+    (put("models.keyword", REMOVED), "models: needs an entry for each of `tasks:`, which are main, keyword."),
+    (put("sft_datasets.x", {"source": "task", "prompt": "r1_zero"}), "sft_datasets: no task 'x' (known: main, keyword)."),
+    (put("sft_datasets.main.prompt", "x"), "sft_datasets.main.prompt: the task main has no format 'x' (known: r1_zero, "),
+    (put("sft_datasets.main", REMOVED), f"experiments.{SFT}: no examples for fine-tuning: add sft_datasets.main."),
+    (put("evaluation.zero_shot_prompts", ["x"]), "evaluation.zero_shot_prompts: the task main has no format 'x'"),
+    (put("evaluation.best_of_n.prompts", ["x"]), "evaluation.best_of_n.prompts: the task main has no format 'x'"),
+    (hard_set(every=12), "evaluation: evaluation.also.hard.every: 12 is not a multiple of evaluation.every (8)"),
+    (hard_set(problems=0), "evaluation.also.hard.problems: input should be greater than 0"),
+    (hard_set(use="no_such"), "evaluation.also.hard.use: expected one of arithmetic"),
+    (hard_set(levels=9), "evaluation.also.hard.levels: input should be less than or equal to 5"),
+    (hard_set(lvls=5), "evaluation.also.hard: unknown: lvls"),
+    (
+        put("evaluation.also", {"words": {"use": "keyword", "seed": 0, "problems": 8}}),
+        "evaluation.also.words: its task has no format 'question_only' (known: keyword, chat).",
+    ),
+    # Experiments
+    (put("experiments.grpo_baselines.builds_on", "leaderboard"), "experiments.grpo_baselines.builds_on: no experiment before"),
+    (put("experiments.grpo_baselines.builds_on", SFT), "experiments.grpo_baselines.builds_on: sft_experiment uses the method"),
+    (put("experiments.grpo_baselines.task", "x"), "experiments.grpo_baselines.task: no task 'x' (known: main, keyword)."),
+    (put("experiments.grpo_baselines.arms", {}), "select_in: must list each experiment with arms once (grpo_baselines)"),
+    (put(f"experiments.{SFT}.last_k", 0), f"experiments.{SFT}.last_k: input should be greater than 0"),
+    (put("selection.pinned", {"x": "y"}), "selection.pinned: no experiment 'x' (known: "),
+    (put("selection.pinned", {"grpo_lora": "y"}), "selection.pinned.grpo_lora: no arm 'y' (known: "),
+    (put("runs", {}), "runs: does not match experiments, seeds and tasks ("),
+    # Evaluations that a run is counted by
+    (
+        counting(4),
+        f"experiments.{SFT}.arms.examples_128: a run of 24 steps is evaluated 3 times after its start, fewer than last_k (4): "
+        "raise n_sft_steps, lower evaluate_every, or give sft_experiment a last_k of 3.",
+    ),
+    (
+        counting(6, put("sft.evaluate_every", 1)),
+        f"experiments.{EXPERT_ITERATION}.arms.questions_32-rollouts_4-epochs_1: a run of 4 steps is evaluated 4 times after "
+        f"its start, fewer than last_k (6): raise n_ei_steps, or give {EXPERT_ITERATION} a last_k of 4.",
+    ),
+    (
+        counting(4, put("sft.evaluate_every", 1), put("evaluation.every", 32)),
+        "experiments.grpo_learning_rate.arms.1e-4: a run of 64 steps is evaluated 2 times after its start, fewer than last_k "
+        "(4): raise n_grpo_steps, lower evaluation.every, or give grpo_learning_rate a last_k of 2.",
+    ),
+    # Hardware
+    (put("engine.sleep_level", 2), "engine: sleep_level 2: vLLM can only sleep on a GPU: set it to 0, or device to cuda:0"),
+    (
+        all_of(put("engine.name", "vllm"), put("engine.device", "cuda:1")),
+        "engine: device 'cuda:1': vLLM takes the first GPU that it sees: set it to cuda:0",
+    ),
+    (put("learner.processes", 2), "seeds_in_one_stage: not with learner.processes above 1."),
+    (all_of(two_processes, ON_GPU), "learner: device 'cuda:0' is one GPU for 2 processes: use device cuda."),
+    (put("learner.fully_shard", True), "learner: fully_shard: processes is 1: set it to 2 or more."),
+    *(
+        (all_of(shard_learner, put(f"learner.{key}", value)), f"learner: fully_shard: {key} is {told}")
+        for key, value, told in (
+            ("optimizer", "adamw_8bit", "adamw_8bit: set it to adamw"),
+            ("offload_reference", True, "on: set it to false"),
+            ("compile", True, "on: set it to false"),
+        )
+    ),
+    (
+        all_of(shard_learner, new_arm("grpo_baselines", lora={"rank": 1})),
+        "experiments.grpo_baselines.arms.extra.lora: not with learner.fully_shard. Set that to false, or leave",
+    ),
+    (
+        all_of(shard_learner, new_arm("grpo_baselines", asynchronous={})),
+        "experiments.grpo_baselines.arms.extra.asynchronous: not with learner.fully_shard. Set that to false",
+    ),
+    (put("resources.small", REMOVED), "resources: stages that train no run need 'small' (known: model, "),
+    (
+        put("resources.train_on_cpu", REMOVED),
+        f"experiments.{KEYWORD}.resources: no resources 'train_on_cpu' (known: ",
+    ),
+    (
+        all_of(put("resources.train_on_cpu.gpus", 1), ON_GPU),
+        f"resources.train_on_cpu.gpus: the runs of {KEYWORD} compute on the CPU: set it to 0, or name other resources in",
+    ),
+]
+
+
+# The experiment, an arm's values, and how the message begins after the arm's name.
+MISTAKES_OF_ARMS: list[tuple[str, dict[str, Any], str]] = [
+    (SFT, {"group_size": 4}, ": group_size: unknown key"),
+    (SFT, {"start_from": f"{SFT}/all/last"}, ": start_from: unknown key"),
+    (EXPERT_ITERATION, {"filtered": True}, ": filtered: unknown key"),
+    ("grpo_learning_rate", {"ei_batch_size": 64}, ": ei_batch_size: unknown key"),
+    (SFT, {"examples": 0}, ": examples: input should be greater than 0"),
+    (SFT, {"n_sft_steps": 1.5}, ": n_sft_steps: input should be a valid integer"),
+    ("grpo_lora", {"prompt": "keyword"}, ": prompt: the task main has no format 'keyword'"),
+    (KEYWORD, {}, ": prompt: the task keyword has no format 'r1_zero'"),
+    ("grpo_lora", {"start_from": "last"}, ".start_from: fine-tuning (see its keep_steps) keeps no checkpoint 'last'"),
+    ("grpo_baselines", {"n_grpo_steps": 1}, ": a run of 1 steps is evaluated 1 time after its start, fewer than last_k (3)"),
+    # The rate
+    ("grpo_lora", {"learning_rate": math.inf}, ": learning_rate: input should be a finite number, but it is inf."),
+    ("grpo_lora", {"learning_rate_times": math.inf}, ": learning_rate: input should be a finite number, but it is inf."),
+    ("grpo_lora", {"learning_rate_times": 0}, f"{NO_FACTOR} 0."),
+    ("grpo_lora", {"learning_rate_times": "2"}, f"{NO_FACTOR} '2'."),
+    ("grpo_lora", {"learning_rate_times": True}, f"{NO_FACTOR} True."),
+    ("grpo_lora", {"learning_rate_times": 2, "learning_rate": 1e-3}, f"{NO_FACTOR} 2."),
+    (EXPERT_ITERATION, {"warmup_steps": 1}, ": lr_scheduler_type and warmup_steps: the number of updates of expert iteration"),
+    ("grpo_lora", {"warmup_steps": 64}, ": warmup_steps (64) must be less than the run's 64 updates"),
+    # The rank in a sweep
+    (SFT, {"off_policy_rank": 1}, f".off_policy_rank: {SFT} builds on no sweep"),
+    (FOCUSED, {"off_policy_rank": 0}, f".off_policy_rank: 0 {NO_RANK}"),
+    (FOCUSED, {"off_policy_rank": 3}, f".off_policy_rank: 3 {NO_RANK}"),
+    (FOCUSED, {"off_policy_rank": True}, f".off_policy_rank: True {NO_RANK}"),
+    (FOCUSED, {"off_policy_rank": "1"}, f".off_policy_rank: '1' {NO_RANK}"),
+    (FOCUSED, {"off_policy_rank": None}, f".off_policy_rank: None {NO_RANK}"),
+    (FOCUSED, {"off_policy_rank": 1, "n_x": 3}, ": n_x: unknown key"),
+    # Sizes
+    (BROAD, {"train_batch_size": 48}, ": rollout_batch_size (64) must be divisible by train_batch_size (48)"),
+    (
+        BROAD,
+        {"train_batch_size": 4, "gradient_accumulation_steps": 4},
+        ": train_batch_size (4) must be at least group_size",
+    ),
+    (BROAD, {"group_size": 3}, ": rollout_batch_size (64) must be divisible by group_size (3)"),
+    (SFT, {"train_batch_size": 10, "gradient_accumulation_steps": 3}, ": train_batch_size (10) must be divisible by gradient"),
+    (EXPERT_ITERATION, {"sampling_min_tokens": 99}, ": sampling_min_tokens (99) must not exceed sampling_max_tokens (64)"),
+    ("grpo_lora", {"dynamic_sampling_rounds": 1, "group_size": 1}, ": dynamic_sampling_rounds: in a group of one"),
+    (SFT, {"keep_steps": [1, 24, 25, 99]}, ": keep_steps: [25, 99] come after the last step, n_sft_steps (24)"),
+    # Asynchronous runs
+    (ASYNCHRONOUS, {"asynchronous": {}, "measure_kl": True}, ": measure_kl needs rollouts of the current policy"),
+    (ASYNCHRONOUS, {"asynchronous": {}, "dynamic_sampling_rounds": 1}, ": dynamic_sampling_rounds: a group is replaced"),
+    (
+        ASYNCHRONOUS,
+        {"asynchronous": {"max_policy_lag": 3, "replay_max_age": 2}},
+        ": asynchronous: replay_max_age (2) would drop new rollouts, which lag by max_policy_lag (3)",
+    ),
+]
+
+
+def told(edit: Edit) -> str:
+    """What is said after the name of the file."""
+    values = values_of("mini")
+    edit(values)
+    with pytest.raises(UserError) as caught:
+        validated(values, Path("params.yaml"))
+    message = str(caught.value)
+    assert message.startswith("params.yaml: ") and message.endswith(".") and len(message) < 2500
+    return message.removeprefix("params.yaml: ")
+
+
+@pytest.mark.parametrize(("edit", "message"), MISTAKES)
+def test_a_mistake_is_told_by_its_place(edit: Edit, message: str) -> None:
+    assert told(edit).startswith(message)
+
+
+@pytest.mark.parametrize(("experiment", "values", "message"), MISTAKES_OF_ARMS)
+def test_a_mistake_in_an_arm_is_told_by_its_name(experiment: str, values: dict[str, Any], message: str) -> None:
+    assert told(new_arm(experiment, **values)).startswith(f"experiments.{experiment}.arms.extra{message}")
+
+
+def test_an_argument_that_may_be_of_several_types() -> None:
+    def takes(which: list[int] | str) -> None: ...
+
+    with pytest.raises(UserError, match=r"^tasks\.main\.which\.1: input should be a valid integer, but it is 'x'\."):
+        call_with(takes, {"which": [1, "x"]}, "tasks.main")
+
+
+def sft_arms(values: dict[str, Any]) -> None:
+    """Two arms, of which one keeps what it has after steps 4 and 9, and no arm that starts from others."""
+    values["experiments"][SFT]["arms"] = {"few": {"examples": 8}, "all": {"keep_steps": [4, 9]}}
+    values["experiments"][SFT_INITIALIZATION]["arms"] = {"base": {}}
+
+
+@pytest.mark.parametrize("kept", [["last", "best"], ["last"]])
+@pytest.mark.parametrize("of_all", [[], [2]])
+def test_a_start_is_one_of_the_checkpoints_that_are_kept(tmp_path: Path, kept: list[str], of_all: list[int]) -> None:
+    """Steps in the section `sft` are kept by all arms that name none."""
+
+    def start_from(checkpoint: str) -> Edit:
+        start = new_arm(SFT_INITIALIZATION, start_from=checkpoint)
+        return all_of(sft_arms, put("checkpoints", kept), put("sft.keep_steps", of_all), start)
+
+    known = [f"{SFT}/few/{kind}" for kind in (*(f"step-{step}" for step in of_all), *kept)]
+    known += [f"{SFT}/all/{kind}" for kind in ("step-4", "step-9", *kept)]
+    for checkpoint in known:
+        edited(tmp_path, start_from(checkpoint))
+    wrong = {
+        f"{SFT}/few/step-4",
+        f"{SFT}/all/step-2",
+        f"{SFT}/none/last",
+        f"{EXPERT_ITERATION}/all/last",
+        "",
+        f"{SFT}/all/best",
+    }
+    for checkpoint in wrong - {*known}:
+        assert f"keeps no checkpoint {checkpoint!r} (known: {', '.join(known)})" in told(start_from(checkpoint))
+
+
+def test_several_mistakes_are_all_told() -> None:
+    lines = told(all_of(put("grpo.group_size", 0), put("sft.examples", "x"), put("x", 1))).splitlines()
+    assert [line.removeprefix("params.yaml: ").split(": ")[0] for line in lines] == ["grpo.group_size", "sft.examples", "x"]

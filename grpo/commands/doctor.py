@@ -19,8 +19,7 @@ from grpo.study.rehearsal import SUFFIX, not_covered
 from grpo.study.schema import Study, load_study
 from grpo.study.settings import MAIN, HubModel, SampledTraces
 from grpo.study.software import install_vllm
-from grpo.tasks.downloaded import HubDataset
-from grpo.tasks.rows import LocalFiles
+from grpo.tasks.rows import HubDataset, LocalFiles
 from grpo.tasks.sft_dataset import HubTraces, JsonlTraces
 
 Source = TypeVar("Source")

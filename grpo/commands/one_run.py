@@ -30,7 +30,7 @@ from grpo.study.given_values import given_values
 from grpo.study.schema import PARAMS_FILE, check_name, load_study, read_yaml, validated
 from grpo.study.settings import MAIN
 from grpo.tasks.dataset import Dataset
-from grpo.tasks.rows import FORMATS, read_part
+from grpo.tasks.rows import FORMATS, read_rows
 from grpo.tasks.task import TASKS, make_task
 from grpo.tracking.mlflow_uri import NOWHERE
 
@@ -122,7 +122,7 @@ def composed(asked: Asked, out: Path) -> dict[str, Any]:
     task, evaluation = make_task(one["tasks"][MAIN], f"tasks.{MAIN}"), values["evaluation"]
     if values["grpo"]["prompt"] not in task.formats and "prompt" not in overlay.get("grpo", {}):
         values["grpo"] = values["grpo"] | {"prompt": next(iter(task.formats))}
-    rows = len(read_part(task.files.validation, "--task")) if isinstance(task, Dataset) and task.files else None
+    rows = len(read_rows(task.files.validation, "--task")) if isinstance(task, Dataset) and task.files else None
     if rows and "problems" not in overlay.get("evaluation", {}):
         evaluation = evaluation | {"problems": min(rows, evaluation["problems"])}
     nothing_else: dict[str, Any] = {"zero_shot_problems": 1, "zero_shot_prompts": [values["grpo"]["prompt"]]}
@@ -160,7 +160,7 @@ def _task(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     path = Path(name).absolute()
     if not path.is_file():
         raise UserError(f"--task {name}: no such file. Correct the path.")
-    columns = next((row.values for row in read_part(str(path), "--task")), {})
+    columns = next((row.values for row in read_rows(str(path), "--task")), {})
     found = {which: next((c for c in usual if c in columns), None) for which, usual in COLUMNS.items() if which not in given}
     for which, column in found.items():
         if column is None:

@@ -8,6 +8,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -100,7 +101,8 @@ def call_with(function: Callable[..., Any], arguments: Mapping[str, Any], where:
     if wrong:
         takes = ", ".join(name if name in needed else f"{name}={parameters[name].default!r}" for name in names)
         raise UserError(f"{where}: {'; '.join(wrong)}. {function.__name__} takes {takes or 'nothing'}.")
-    annotated = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
+    # A dataclass has the annotations of its fields, which may come from classes of other modules.
+    annotated = function.__init__ if isinstance(function, type) and not is_dataclass(function) else function  # type: ignore[misc]
     hints = get_type_hints(annotated, include_extras=True)
     values = {name: _checked(f"{where}.{name}", value, hints.get(name, Any)) for name, value in arguments.items()}
     try:

@@ -94,23 +94,23 @@ INCOMPLETE = (
 )
 
 
+@dataclass(eq=False)
 class Arithmetic(GradedTask):
     """Word problems with levels from 1 to ``levels``, drawn by the seed."""
 
-    stands_for = "math"  # the small study is a miniature of the studies on MATH
+    train_size: PositiveInt
+    validation_size: PositiveInt
+    levels: Annotated[int, Field(ge=1, le=5)]
+    seed: int
 
-    def __init__(
-        self, train_size: PositiveInt, validation_size: PositiveInt, levels: Annotated[int, Field(ge=1, le=5)], seed: int
-    ):
-        self.sizes: dict[Split, int] = {"train": train_size, "validation": validation_size}
-        self.levels, self.seed = levels, seed
+    stands_for = "math"  # the small study is a miniature of the studies on MATH
 
     def problems(self, split: Split) -> list[Problem]:
         """See :meth:`Task.problems`."""
         stream = word_problems(self.seed, self.levels, split == "validation")
         return [
             Problem(f"arithmetic/{split}/{i}", problem.question, str(problem.answer), problem.level, "word problem")
-            for i, problem in enumerate(itertools.islice(stream, self.sizes[split]))
+            for i, problem in enumerate(itertools.islice(stream, getattr(self, f"{split}_size")))
         ]
 
     def documents(  # type: ignore[override]
@@ -155,16 +155,15 @@ class Arithmetic(GradedTask):
         Raises:
             UserError: ``examples`` exceeds the number of training problems.
         """
-        if examples > self.sizes["train"]:
+        if examples > self.train_size:
             raise UserError(
-                f"examples: {examples} traces are asked for, but the task's train_size is {self.sizes['train']}. "
+                f"examples: {examples} traces are asked for, but the task's train_size is {self.train_size}. "
                 "Lower the former or raise the latter."
             )
         rng = random.Random(f"traces {seed}")
         stream = word_problems(self.seed, self.levels, validation=False)
         traces = []
-        for problem in self.problems("train")[:examples]:
-            solved = next(stream)
+        for problem, solved in zip(self.problems("train")[:examples], stream, strict=False):
             given = derail(solved, rng) if rng.random() < wrong_share else solved
             traces.append((problem, worked_response(format, given.steps, str(given.answer))))
         return traces

@@ -14,7 +14,7 @@ from grpo.common.errors import UserError
 from grpo.common.files import files_digest, whole_folder, write_text
 from grpo.common.records import Problem, write_records
 from grpo.tasks.splits import separate
-from grpo.tasks.task import LIMIT, SPLITS, Split, Task, find_format
+from grpo.tasks.task import SPLITS, Split, Task, find_format
 
 PromptTokens = Callable[[Problem], int]
 
@@ -47,7 +47,10 @@ def build_dataset(
         [problem for problems in also.values() for problem in problems],
     )
     problems: dict[Split, list[Problem]] = {"train": train, "validation": validation}
-    left_out: dict[str, Any] = {f"skipped_in_{split}": _counted(rows) for split in SPLITS if (rows := task.skipped(split))}
+    skipped = {split: task.skipped(split) for split in SPLITS}
+    left_out: dict[str, Any] = {
+        f"skipped_in_{split}": {"rows": len(rows), "first": rows[0]} for split, rows in skipped.items() if rows
+    }
     if task.max_prompt_tokens is not None:
         assert prompt_tokens is not None
         for split in SPLITS:
@@ -57,22 +60,17 @@ def build_dataset(
         for key, wanted in asked.items():
             if len(problems[split]) < wanted:
                 raise UserError(
-                    f"params.yaml: {key}: {wanted} problems are asked for, but the {split} split has {len(problems[split])}"
-                    f"{_without(left_out, split)}. Lower it, or use a larger source."
+                    f"params.yaml: {key}: {wanted} problems are asked for, but the {split} split has {len(problems[split])} "
+                    "that can be used. Lower it, or use a larger source."
                 )
     with whole_folder(folder) as draft:
+        described: dict[str, Any] = {split: _write(draft / f"{split}.jsonl", problems[split]) for split in SPLITS}
+        if also:
+            described["also"] = {name: _write(draft / f"also-{name}.jsonl", further) for name, further in also.items()}
         for split in SPLITS:
-            write_records(draft / f"{split}.jsonl", problems[split])
             if pairs := task.prompts_and_answers(problems[split]):
                 lines = [json.dumps({"prompt": prompt, "answer": answer}, ensure_ascii=False) for prompt, answer in pairs]
                 write_text(draft / f"{split}_prompt_answer.jsonl", "\n".join(lines) + "\n")
-        described: dict[str, Any] = {
-            split: _describe(problems[split]) | {"digest": files_digest(draft / f"{split}.jsonl")} for split in SPLITS
-        }
-        for name, further in also.items():
-            file = draft / f"also-{name}.jsonl"
-            write_records(file, further)
-            described.setdefault("also", {})[name] = _describe(further) | {"digest": files_digest(file)}
     return {**described, "dropped_from_train_as_overlap": dropped, **left_out}
 
 
@@ -94,8 +92,8 @@ def evaluation_set(task: Task, size: int, prompt_tokens: PromptTokens) -> list[P
 
 def within(problems: Sequence[Problem], limit: int, prompt_tokens: PromptTokens) -> tuple[list[Problem], list[str]]:
     """Split problems: those whose prompts have at most ``limit`` tokens, and the ids of the others."""
-    long = {problem.id for problem in problems if prompt_tokens(problem) > limit}
-    return [problem for problem in problems if problem.id not in long], [p.id for p in problems if p.id in long]
+    too_long = dict.fromkeys(problem.id for problem in problems if prompt_tokens(problem) > limit)
+    return [problem for problem in problems if problem.id not in too_long], list(too_long)
 
 
 def longest_prompt(task: Task, formats: Sequence[str], tokenizer: Any, problem: Problem) -> int:
@@ -107,23 +105,15 @@ def longest_prompt(task: Task, formats: Sequence[str], tokenizer: Any, problem: 
     return max(len(format.encode(tokenizer, format.prompt(problem.question))) for format in asked)
 
 
-def _counted(rows: Sequence[str]) -> dict[str, Any]:
-    return {"rows": len(rows), "first": rows[0]}
-
-
-def _without(left_out: Mapping[str, Any], split: Split) -> str:
-    skipped, too_long = left_out.get(f"skipped_in_{split}"), left_out.get(f"dropped_from_{split}_as_too_long")
-    reasons = [f"{skipped['rows']} unusable rows"] if skipped else []
-    reasons += [f"{len(too_long)} prompts above {LIMIT}"] if too_long else []
-    return f" without {' and '.join(reasons)}" if reasons else ""
-
-
 def _how_to_drop_overlap(task: Task) -> str:
     if "drop_overlap" in inspect.signature(type(task)).parameters:
         return f"Set `{task.params_key}.drop_overlap: true`"
     return f"Set `drop_overlap = True` in the class {type(task).__name__}"
 
 
-def _describe(problems: list[Problem]) -> dict[str, Any]:
+def _write(file: Path, problems: list[Problem]) -> dict[str, Any]:
+    """Write problems, and return their number, levels and digest."""
+    write_records(file, problems)
     levels = Counter(problem.level for problem in problems)
-    return {"problems": len(problems), "levels": {str(level): levels[level] for level in sorted(levels)}}
+    counts = {str(level): levels[level] for level in sorted(levels)}
+    return {"problems": len(problems), "levels": counts, "digest": files_digest(file)}

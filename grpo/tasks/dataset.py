@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from grpo.common.errors import UserError
 from grpo.common.imports import import_object, is_import_path
 from grpo.common.records import Problem
-from grpo.tasks.downloaded import checked_problem
+from grpo.tasks.downloaded import HUB_SPLIT, checked_problem
 from grpo.tasks.graded import GradedTask
-from grpo.tasks.rows import FORMATS, HUB_SPLIT, HubSource, LocalFiles, Row, file_of, read_part
+from grpo.tasks.rows import FORMATS, REVISION, HubDataset, LocalFiles, Row, file_of, read_rows
 from grpo.tasks.task import Split
 
 Verify = Callable[[list[str], list[Problem]], list[float]]
@@ -58,7 +58,7 @@ class Dataset(GradedTask):
         question: str,
         answer: str,
         hub: str | None = None,
-        revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None,
+        revision: Annotated[str, REVISION] | None = None,
         config: str | None = None,
         splits: HubSplits = HubSplits(),  # noqa: B008 - frozen
         files: LocalFiles | None = None,
@@ -75,9 +75,10 @@ class Dataset(GradedTask):
             if Path(file_of(name)).suffix not in FORMATS:
                 raise UserError(f"files: {name}: cannot be read. Use a suffix of {', '.join(FORMATS)}.")
         self.question, self.answer, self.drop_overlap, self.unevaluated = question, answer, drop_overlap, unevaluated
-        self.hub, self.revision, self.config, self.splits, self.files = hub, revision, config, splits, files
-        self.math, self.skip_unusable = verify == "math", skip_unusable
-        self._read: dict[Split, tuple[list[Problem], list[str]]] = {}
+        self.files, self.splits, self.config = files, splits, config
+        self.source = HubDataset(hub=hub, revision=revision) if hub and revision else None
+        self.graded, self.skip_unusable = verify == "math", skip_unusable
+        self._skipped: dict[Split, list[str]] = {}
         self.own_code = (verify,) if is_import_path(verify) else ()
         if not self.own_code and verify not in ("math", "exact"):
             raise UserError(f"verify: expected math, exact, or an import path MODULE:NAME, but it is {verify!r}.")
@@ -90,49 +91,31 @@ class Dataset(GradedTask):
             UserError: the dataset cannot be read, it lacks a column, a row is unusable (without ``skip_unusable``), or no row
                 is left.
         """
-        found, skipped = self._problems_and_skipped(split)
+        found: list[Problem] = []
+        skipped: list[str] = []
+        for number, row in enumerate(self._rows(split)):
+            try:
+                problem = Problem(f"{split}/{number}", row.text(self.question), row.text(self.answer))
+                found.append(checked_problem(row, problem, self.graded))
+            except UserError as error:
+                if not self.skip_unusable:
+                    raise
+                skipped.append(str(error))
         if not found:
             why = f"has no usable row; the first: {skipped[0]}" if skipped else "is empty."
-            raise UserError(f"{self._where(split)}: {why} Check `{self.params_key}`.")
+            raise UserError(f"{self.params_key}: the {split} split {why} Check `{self.params_key}`.")
+        self._skipped[split] = skipped
         return found
 
     def skipped(self, split: Split) -> list[str]:
         """See :meth:`Task.skipped`."""
-        return self._problems_and_skipped(split)[1]
+        return self._skipped[split]
 
     def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
         """Verify with the function that ``verify`` names."""
         return self._verify(answers, problems)
 
-    def _problems_and_skipped(self, split: Split) -> tuple[list[Problem], list[str]]:
-        if split not in self._read:
-            found: list[Problem] = []
-            skipped: list[str] = []
-            for number, row in enumerate(self._rows(split)):
-                try:
-                    found.append(self._problem(row, f"{split}/{number}"))
-                except UserError as error:
-                    if not self.skip_unusable:
-                        raise
-                    skipped.append(str(error))
-            self._read[split] = found, skipped
-        return self._read[split]
-
-    def _problem(self, row: Row, id: str) -> Problem:
-        problem = Problem(id, row.text(self.question), row.text(self.answer))
-        if self.math:
-            return checked_problem(row, problem)  # no answer could match a ground truth that the grader cannot read
-        if not problem.question.strip() or not problem.ground_truth.strip():
-            raise UserError(f"{row.where}: the question or the answer is empty. Correct or remove the row.")
-        return problem
-
-    def _where(self, split: Split) -> str:
-        return getattr(self.files, split) if self.files else f"{self.hub} {getattr(self.splits, split)}"
-
     def _rows(self, split: Split) -> list[Row]:
-        if self.files is not None:
-            return read_part(getattr(self.files, split), f"{self.params_key}.files.{split}")
-        assert self.hub is not None
-        part = getattr(self.splits, split)
-        source = HubSource(self.hub, self.revision, self.params_key, part, self.config)
-        return source.rows((self.question, self.answer))
+        if self.source is None:
+            return read_rows(getattr(self.files, split), f"{self.params_key}.files.{split}")
+        return self.source.rows(getattr(self.splits, split), (self.question, self.answer), self.params_key, self.config)

@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from grpo.common.errors import UserError
-from grpo.common.imports import named_file
 from grpo.common.records import Problem
 from grpo.grader.grader import check_ground_truth
 from grpo.tasks.graded import GradedTask, worked_response
-from grpo.tasks.rows import HUB_SPLIT, HubSource, LocalFiles, Row, read_rows
+from grpo.tasks.rows import HubDataset, LocalFiles, Row, read_rows
 from grpo.tasks.task import Split
 
-
-class HubDataset(BaseModel):
-    """A dataset on the Hugging Face Hub at a fixed revision.
-
-    ``held_out`` is for a dataset without configurations and test split, such as qwedsacf/competition_math: that many fixed
-    random rows become the validation split.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    hub: str
-    revision: str = Field(pattern=r"^[0-9a-f]{40}$")
-    held_out: PositiveInt | None = None
+# These datasets have no validation split on the Hub; as in the handouts, the test split is used.
+HUB_SPLIT: dict[Split, str] = {"train": "train", "validation": "test"}
 
 
 class Counts(BaseModel):
@@ -40,21 +29,23 @@ class Counts(BaseModel):
     validation: PositiveInt
 
 
+@dataclass(eq=False)
 class Downloaded(GradedTask):
     """Base class of tasks with problems from rows; a subclass converts a row into a problem.
 
-    Args:
+    Attributes:
         source: where to read the rows.
         expected: required number of problems, to notice changes of the source.
         drop_overlap: leave out training questions that are also validation questions, instead of refusing them.
     """
 
+    source: HubDataset | LocalFiles
+    expected: Counts | None = None
+    drop_overlap: bool = False
+
     name: ClassVar[str]
     hub_configs: ClassVar[Sequence[str]]  # configurations of the dataset on the Hub, read one after the other
     columns: ClassVar[Sequence[str]]  # that a row may have
-
-    def __init__(self, source: HubDataset | LocalFiles, expected: Counts | None = None, drop_overlap: bool = False):
-        self.source, self.expected, self.drop_overlap = source, expected, drop_overlap
 
     def problem(self, row: Row, split: Split, number: int) -> Problem:
         """The problem in a row, given the split and the row's number in it (from 0)."""
@@ -88,32 +79,30 @@ class Downloaded(GradedTask):
         return [(problem, worked_response(format, steps, problem.ground_truth)) for problem, steps in solved]
 
     def _rows(self, split: Split) -> list[Row]:
-        key = f"{self.params_key}.source"
-        if isinstance(self.source, LocalFiles):
-            return read_rows(named_file(getattr(self.source, split)), f"{key}.{split}")
-        where = {"hub": self.source.hub, "revision": self.source.revision, "key": key}
-        if self.source.held_out is not None:
-            return _share(HubSource(**where).rows(self.columns), split, self.source.held_out)
-        where["split"] = HUB_SPLIT[split]
-        return [row for config in self.hub_configs for row in HubSource(**where, config=config).rows(self.columns)]
+        source, key = self.source, f"{self.params_key}.source"
+        if isinstance(source, LocalFiles):
+            return read_rows(getattr(source, split), f"{key}.{split}")
+        if source.held_out is None:
+            found = (source.rows(HUB_SPLIT[split], self.columns, key, config) for config in self.hub_configs)
+            return [row for rows in found for row in rows]
+        rows = source.rows("train", self.columns, key)
+        held_out = set(random.Random("held out").sample(range(len(rows)), min(source.held_out, len(rows))))
+        return [row for place, row in enumerate(rows) if (place in held_out) == (split == "validation")]
 
 
-def _share(rows: list[Row], split: Split, held_out: int) -> list[Row]:
-    """The rows of one split, in their order."""
-    chosen = set(random.Random("held out").sample(range(len(rows)), min(held_out, len(rows))))
-    return [row for place, row in enumerate(rows) if (place in chosen) == (split == "validation")]
-
-
-def checked_problem(row: Row, problem: Problem) -> Problem:
-    """Return ``problem`` if its question is not blank and the grader accepts its ground truth.
+def checked_problem(row: Row, problem: Problem, graded: bool = True) -> Problem:
+    """Return ``problem`` if it has a question and an answer, one that the grader accepts if it is ``graded``.
 
     Raises:
         UserError: otherwise; the message names the row.
     """
-    if not problem.question.strip():
-        raise UserError(f"{row.where}: the question is empty. Correct or remove the row.")
     try:
-        check_ground_truth(problem.ground_truth)
+        if not problem.question.strip():
+            raise UserError("the question is empty. Correct or remove the row.")
+        if graded:
+            check_ground_truth(problem.ground_truth)  # else no answer could match
+        elif not problem.ground_truth.strip():
+            raise UserError("the answer is empty. Correct or remove the row.")
     except UserError as error:
         raise UserError(f"{row.where}: {error}") from error
     return problem

@@ -4,35 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib.resources import files
-from pathlib import Path
 
-from grpo.common.errors import UserError
 from grpo.grader.extract import boxed_answer
-from grpo.tasks.task import PLACEHOLDER, Format
-
-PROMPTS = Path(str(files("grpo.tasks"))) / "prompts"
+from grpo.tasks.task import Format
 
 _ANSWER_FORM = "</think> <answer>"
 _EXAMPLE = "</think> <answer> answer here </answer>"
 """The example in the r1_zero prompt. A response may repeat it; the answer comes after."""
 
 
-def load_template(path: Path) -> str:
-    """Read a prompt template.
-
-    Raises:
-        UserError: the file is missing, is not UTF-8, or lacks ``{question}``.
-    """
-    if not path.is_file():
-        raise UserError(f"{path}: no such prompt file. Name an existing one.")
-    try:
-        # Read as bytes: text mode would turn \r\n into \n.
-        template = path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text ({error}). Save it as UTF-8.") from error
-    if PLACEHOLDER not in template:
-        raise UserError(f"{path}: does not contain {PLACEHOLDER}. Put it where the question belongs.")
-    return template
+def packaged(name: str) -> str:
+    """The template of a handout's prompt file, byte for byte."""
+    return files("grpo.tasks").joinpath("prompts", f"{name}.prompt").read_bytes().decode()
 
 
 def tagged_answer(response: str) -> str | None:
@@ -56,8 +39,8 @@ def tagged_answer(response: str) -> str | None:
     return answer if boxed is None else boxed
 
 
-R1_ZERO = Format(load_template(PROMPTS / "r1_zero.prompt"), stop=("</answer>",), read=tagged_answer)
-QUESTION_ONLY = Format(load_template(PROMPTS / "question_only.prompt"), read=boxed_answer)
+R1_ZERO = Format(packaged("r1_zero"), stop=("</answer>",), read=tagged_answer)
+QUESTION_ONLY = Format(packaged("question_only"), read=boxed_answer)
 # For chat models. The second asks models that can think first for an immediate answer, by an option of Qwen3's chat template
 # that other templates ignore.
 CHAT = Format("{question}\n\nReason step by step, and put the final answer into \\boxed{}.", read=boxed_answer, chat=True)

@@ -8,57 +8,46 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import dataclass
 
 from grpo.common.errors import UserError
 from grpo.common.records import Problem
 from grpo.grader.extract import last_boxed
-from grpo.tasks.downloaded import Counts, Downloaded, HubDataset, checked_problem
-from grpo.tasks.rows import LocalFiles, Row
+from grpo.tasks.downloaded import Downloaded, checked_problem
+from grpo.tasks.rows import Row
 from grpo.tasks.task import Split
 
 SUBJECTS = (
-    "algebra",
-    "counting_and_probability",
-    "geometry",
-    "intermediate_algebra",
-    "number_theory",
-    "prealgebra",
+    *("algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra"),
     "precalculus",
 )
 
 # Two problems of the original training set, number_theory/7115 and 7117, were published without a solution. Both ask for the
 # number of primes among numbers that are all composite, so the answer is 0. A reader cannot correct a dataset at a fixed
-# revision, and refusing these rows would refuse MATH. The keys are the SHA-256 of the question with white space collapsed. A
-# row with an answer keeps it.
-_UNANSWERED = {
-    "79595ba3b4cfcfe2199d686e80a0ccf75c9e41ebbb03a801cfaa02c740ac4680": "0",
-    "81a7fe8e017d681cc815fff2e03a4e69fc15c6b6f768109943fcaf6ba54d22dd": "0",
-}
+# revision, and refusing these rows would refuse MATH. SHA-256 of the questions with white space collapsed; a row with an answer
+# keeps it.
+_UNANSWERED = (
+    "79595ba3b4cfcfe2199d686e80a0ccf75c9e41ebbb03a801cfaa02c740ac4680",
+    "81a7fe8e017d681cc815fff2e03a4e69fc15c6b6f768109943fcaf6ba54d22dd",
+)
 
 
+@dataclass(eq=False)
 class Math(Downloaded):
     r"""MATH. Rows have ``problem``, ``level`` ("Level 3"; "Level ?" becomes 0), ``subject`` or ``type``, and ``answer`` or
     ``solution``, whose last ``\boxed{}`` is the answer. ``unique_id`` is optional.
 
-    Args:
+    Attributes:
         parse_solutions: if a solution has no ``\boxed{}``, let Math-Verify read the answer. It may read a number that is not
             the answer, so by default such a row is refused.
     """
+
+    parse_solutions: bool = False
 
     name = "math"
     stands_for = "math"
     hub_configs = SUBJECTS
     columns = ("problem", "level", "subject", "type", "answer", "solution", "unique_id")
-
-    def __init__(
-        self,
-        source: HubDataset | LocalFiles,
-        expected: Counts | None = None,
-        drop_overlap: bool = False,
-        parse_solutions: bool = False,
-    ):
-        super().__init__(source, expected, drop_overlap)
-        self.parse_solutions = parse_solutions
 
     def problem(self, row: Row, split: Split, number: int) -> Problem:
         """See :meth:`Downloaded.problem`."""
@@ -82,22 +71,15 @@ def _level(row: Row) -> int:
 
 
 def _short_answer(row: Row, question: str, parse_solutions: bool) -> str:
-    text = row.text("answer", "solution")
-    answer = text.strip() if "answer" in row.values else last_boxed(text)
-    if not answer and parse_solutions and "answer" not in row.values:
-        answer = _parsed(text)
+    text, is_given = row.text("answer", "solution"), "answer" in row.values
+    answer = text.strip() if is_given else last_boxed(text)
+    if not answer and parse_solutions and not is_given:
+        from math_verify import parse
+
+        answer = str(found[-1]).strip() if (found := parse(text)) else None
     if answer:
         return answer
-    known = _UNANSWERED.get(hashlib.sha256(" ".join(question.split()).encode()).hexdigest())
-    if known is None:
-        what = "an empty 'answer'" if "answer" in row.values else "no \\boxed{} with an answer in 'solution'"
-        raise UserError(f"{row.where}: {what}. Correct or remove the row.")
-    return known
-
-
-def _parsed(solution: str) -> str | None:
-    """Read the answer of a solution with Math-Verify, as text."""
-    from math_verify import parse
-
-    found = parse(solution)
-    return str(found[-1]).strip() if found else None
+    if hashlib.sha256(" ".join(question.split()).encode()).hexdigest() in _UNANSWERED:
+        return "0"
+    what = "an empty 'answer'" if is_given else "no \\boxed{} with an answer in 'solution'"
+    raise UserError(f"{row.where}: {what}. Correct or remove the row.")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from numbers import Rational, Real
+from numbers import Real
 from typing import Any
 
 from grpo.common.errors import UserError
@@ -38,7 +39,7 @@ def r1_zero_reward_fn(response: str, ground_truth: GroundTruth, fast: bool = Tru
         form makes all three 0.0.
 
     Raises:
-        UserError: ``ground_truth`` is an empty list, not finite, or neither text nor number.
+        UserError: ``ground_truth`` is an empty list.
     """
     return _score(tagged_answer(response), ground_truth)
 
@@ -53,30 +54,12 @@ def question_only_reward_fn(response: str, ground_truth: GroundTruth, fast: bool
 
 
 def _score(answer: str | None, ground_truth: GroundTruth) -> dict[str, float]:
-    truths = _alternatives(ground_truth)
+    alternatives = ground_truth if isinstance(ground_truth, (list, tuple)) else [ground_truth]
+    if not alternatives:
+        raise UserError("ground_truth: an empty list of alternatives; no answer could be right.")
+    truths = [one if isinstance(one, str) else str(one).removesuffix(".0") for one in alternatives]  # Fraction(1, 3) is 1/3
     right = answer is not None and any(is_equal(answer, truth).equal and counts_as_answer(answer, truth) for truth in truths)
     return rewards(answer is not None, right)
-
-
-def _alternatives(ground_truth: GroundTruth) -> list[str]:
-    if not isinstance(ground_truth, (list, tuple)):
-        return [_as_text(ground_truth)]
-    if not ground_truth:
-        raise UserError("ground_truth: an empty list of alternatives; no answer could be right.")
-    return [_as_text(truth) for truth in ground_truth]
-
-
-def _as_text(truth: object) -> str:
-    """Convert a ground truth to the grader's text: 5.0 to ``5``, 1e-07 to ``1e-07``, Fraction(1, 3) to ``1/3``."""
-    if isinstance(truth, str):
-        return truth
-    if isinstance(truth, bool) or not isinstance(truth, (Rational, Real)):
-        raise UserError(
-            f"ground_truth: expected text, a number, or a list of those, but got {truth!r}, a {type(truth).__name__}."
-        )
-    if not isinstance(truth, Rational) and not math.isfinite(truth):
-        raise UserError(f"ground_truth: {truth!r} is no number that an answer could state.")
-    return str(truth).removesuffix(".0")
 
 
 # ------------------------------------------------------------------------------------------ rewards of the user's own
@@ -97,19 +80,17 @@ def find_rewards(reward: str | Mapping[str, float]) -> dict[str, tuple[Callable[
         UserError: as :func:`find_reward`.
     """
     weights = {reward: 1.0} if isinstance(reward, str) else reward
-    return {name: (_own_reward(name) if name in OWN_REWARDS else find_reward(name), weights[name]) for name in weights}
-
-
-def _own_reward(name: str) -> Callable[..., Any]:
-    return lambda **columns: columns[name]
+    return {name: (find_reward(name), weight) for name, weight in weights.items()}
 
 
 def find_reward(path: str) -> Callable[..., Any]:
-    """Import a reward function.
+    """Import a reward function, or make one of :data:`OWN_REWARDS`.
 
     Raises:
         UserError: there is no such function, or it does not take :data:`REWARD_ARGUMENTS`.
     """
+    if path in OWN_REWARDS:
+        return lambda **columns: columns[path]
     reward: Callable[..., Any] = import_object(path)
     try:
         inspect.signature(reward).bind(**dict.fromkeys(REWARD_ARGUMENTS))
@@ -153,29 +134,28 @@ def apply_reward(
         **{name: [getattr(p, name) for p in problems] for name in ("question", "ground_truth", "level", "subject")},
         **{name: [rewards[name] for rewards in scored.rewards] for name in OWN_REWARDS},
     }
-    returned = {
-        name: (_checked(name, function(**columns), len(completions), may_be_none=not isinstance(reward, str)), weight)
-        for name, (function, weight) in find_rewards(reward).items()
-    }
+    functions = find_rewards(reward)
+    returned = [
+        (_checked(name, function(**columns), len(completions), may_be_none=not isinstance(reward, str)), weight)
+        for name, (function, weight) in functions.items()
+    ]
     totals = []
     for i in range(len(completions)):
-        given = [weight * float(values[i]) for values, weight in returned.values() if values[i] is not None]
+        given = [weight * float(values[i]) for values, weight in returned if values[i] is not None]
         if not given:
-            raise UserError(f"reward: none of {', '.join(returned)} gives completion {i} of {len(completions)} a reward.")
+            raise UserError(f"reward: none of {', '.join(functions)} gives completion {i} of {len(completions)} a reward.")
         totals.append(sum(given[1:], given[0]))
     return ScoredBatch([own | {"reward": total} for own, total in zip(scored.rewards, totals, strict=True)], scored.out_of_time)
 
 
 def _checked(path: str, returned: Any, n: int, may_be_none: bool) -> Sequence[Any]:
-    if not hasattr(returned, "__len__"):
-        raise UserError(f"reward: {path} returned {returned!r}. Return a list with one number for each completion.")
-    if len(returned) != n:
-        raise UserError(f"reward: {path} returned {len(returned)} rewards for {n} completions. Return as many.")
-    for i, value in enumerate(returned):
-        if value is None and may_be_none:
-            continue
-        if not isinstance(value, Real) or not math.isfinite(value):
-            raise UserError(f"reward: {path} returned {value!r} for completion {i} of {n}. Return finite numbers.")
+    def is_reward(value: Any) -> bool:
+        return (value is None and may_be_none) or (isinstance(value, Real) and math.isfinite(value))
+
+    if not hasattr(returned, "__len__") or len(returned) != n or not all(map(is_reward, returned)):
+        raise UserError(
+            f"reward: {path} returned {reprlib.repr(returned)}. Return {n} finite numbers, one for each completion."
+        )
     values: Sequence[Any] = returned
     return values
 

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
-import io
 import math
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from grpo.common.errors import UserError
 from grpo.common.files import parse_json
 from grpo.common.imports import named_file
 from grpo.common.records import is_text
-from grpo.tasks.task import Split
 
-# These datasets have no validation split on the Hub; as in the handouts, the test split is used.
-HUB_SPLIT: dict[Split, str] = {"train": "train", "validation": "test"}
+REVISION = Field(pattern=r"^[0-9a-f]{40}$")
 FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}  # names of the formats in `datasets`
 _PART = re.compile(r"(.*?)(?:\[(?:(\d+)%)?:(?:(\d+)%)?\])?", re.S)  # a file, or a part of it in percent
 
 
 class LocalFiles(BaseModel):
-    """Two files, each JSONL, JSON, parquet or CSV by suffix."""
+    """Two files, each JSONL, JSON, parquet or CSV by suffix, or parts of files (:func:`read_rows`)."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -62,8 +59,11 @@ class Row:
         raise UserError(f"{self.where}: no column {' or '.join(map(repr, columns))} (columns: {has}). Check `{self.key}`.")
 
 
-def read_rows(path: Path, key: str) -> list[Row]:
-    """Read the rows of a JSONL, JSON, CSV or parquet file, by suffix.
+# --------------------------------------------------------------------------------------------------------------- local files
+
+
+def read_rows(name: str, key: str) -> list[Row]:
+    """Read the rows of a study's JSONL, JSON, CSV or parquet file, or a part of them: ``FILE[:90%]`` and ``FILE[90%:]``.
 
     Numbers in text files stay text, because a number would turn ``007`` into ``7``.
 
@@ -73,21 +73,17 @@ def read_rows(path: Path, key: str) -> list[Row]:
     Raises:
         UserError: the file is missing or cannot be read.
     """
+    file, first, last = _PART.fullmatch(name).groups()  # type: ignore[union-attr]  # any name matches
+    path = named_file(file)
     if not path.is_file():
         raise UserError(f"{path}: no such file. Correct `{key}` in params.yaml, or put the file there.")
-    if path.suffix == ".parquet":
-        return _parquet_rows(path, key)
-    read = _csv_rows if path.suffix == ".csv" else _json_rows
-    return [Row(where, values, key) for where, values in read(path)]
-
-
-def read_part(name: str, key: str) -> list[Row]:
-    """Read the rows of a file in a study, or a part of them: ``FILE[:90%]`` and ``FILE[90%:]`` split a file.
-
-    Arguments and errors as in :func:`read_rows`.
-    """
-    file, first, last = _PART.fullmatch(name).groups()  # type: ignore[union-attr]  # any name matches
-    rows = read_rows(named_file(file), key)
+    read = {".csv": _csv_rows, ".parquet": _parquet_rows}.get(path.suffix, _json_rows)
+    try:
+        rows = [Row(f"{path}{place}", values, key) for place, values in read(path)]
+    except (ValueError, OSError, csv.Error) as error:
+        raise UserError(
+            f"{path}: not valid {path.suffix[1:].upper()} ({error}). Correct the file or remove the row."
+        ) from error
     start, end = (len(rows) * int(share or otherwise) // 100 for share, otherwise in ((first, 0), (last, 100)))
     return rows[start:end]
 
@@ -97,120 +93,48 @@ def file_of(name: str) -> str:
     return _PART.fullmatch(name)[1]  # type: ignore[index]
 
 
-def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the objects of a file, one per line or in one list, each with its place."""
-    content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
-    if content.lstrip().startswith(b"["):
-        objects = ((f"{path} row {number}", value) for number, value in enumerate(_parse(content, str(path)), start=1))
-    else:
-        lines = ((f"{path}:{number}", line) for number, line in enumerate(content.split(b"\n"), start=1) if line.strip())
-        objects = ((where, _parse(line, where)) for where, line in lines)
-    for where, values in objects:
-        if not isinstance(values, dict):
-            raise UserError(f"{where}: expected a JSON object with named columns. Correct or remove it.")
-        yield where, values
+Places = Iterator[tuple[str, dict[str, Any]]]  # each row with its place in the file
 
 
-def _parse(text: bytes, where: str) -> Any:
-    try:
-        return parse_json(text, parse_int=str, parse_float=str)
-    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are both ValueErrors
-        raise UserError(f"{where}: not valid JSON ({error}). Correct or remove it.") from error
-
-
-def _csv_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the rows below the header, each with its first line."""
-    header: list[str] = []
-    line = 1
-    try:
-        rows = csv.reader(io.StringIO(path.read_bytes().decode("utf-8-sig"), newline=""), strict=True)
-        for row in rows:
-            if header and row and len(row) != len(header):
-                raise ValueError(f"{len(row)} cells, but {len(header)} columns")
-            if header and row:
-                yield f"{path}:{line}", dict(zip(header, row, strict=True))
-            header, line = header or row, rows.line_num + 1
-    except (csv.Error, ValueError) as error:
-        if isinstance(error, UnicodeDecodeError):
-            line = error.object[: error.start].count(b"\n") + 1
-        raise UserError(f"{path}:{line}: not valid CSV in UTF-8 ({error}). Correct or remove the row.") from error
-
-
-@dataclass(frozen=True)
-class HubSource:
-    """Rows on the Hub: a split, a part of a split (``train[:95%]``), or a single file.
-
-    Attributes:
-        revision: commit at which it is read.
-        key: key of the source in params.yaml.
-        config: configuration of a dataset that has several.
-        file: a JSONL, JSON, parquet or CSV file, instead of a split.
-    """
-
-    hub: str
-    revision: str | None
-    key: str
-    split: str = "train"
-    config: str | None = None
-    file: str | None = None
-
-    def __str__(self) -> str:
-        return " ".join(filter(None, (self.hub, self.config, self.file or self.split)))
-
-    def rows(self, columns: Iterable[str]) -> list[Row]:
-        """Read the rows, with the values of ``columns`` exactly as in the files.
-
-        Raises:
-            UserError: the rows cannot be read, or `datasets` has changed the values of a column.
-        """
+def _json_rows(path: Path) -> Places:
+    """Yield the objects of a file, one per line or in one list."""
+    content = path.read_bytes().decode("utf-8-sig")
+    if content.lstrip().startswith("["):
+        values = parse_json(content, parse_int=str, parse_float=str)
+        yield from ((f" row {number}", _object(value)) for number, value in enumerate(values, start=1))
+        return
+    for number, line in enumerate(content.split("\n"), start=1):
         try:
-            if self.file is not None:
-                return read_rows(Path(self._downloaded(self.file)), f"{self.key}.file")
-            found, format = self._load(columns)
-        except UserError:
-            raise
-        except Exception as error:  # the type depends on the cause and on the release
-            reason = next((line for line in str(error.__cause__ or error).splitlines() if line.strip()), type(error).__name__)
-            raise UserError(
-                f"{self}: could not be read at revision {self.revision} ({reason}). Check what `{self.key}` names, the "
-                "network, and for a gated dataset your token (HF_TOKEN); or use local files (see `studies/math-h100.yaml`)."
-            ) from error
-        for column in columns:
-            type_ = str(getattr(found.features.get(column), "dtype", "mixed"))
-            if format == "json" and column in found.column_names and "string" not in type_ and not type_.startswith("int"):
-                raise UserError(
-                    f"{self}: column {column!r}: `datasets` reads {type_} values of JSON, which may not be the text that "
-                    f"stands there (1 beside 0.5 becomes 1.0). Download the files and name them in `{self.key}`."
-                )
-        return _arrow_rows(found.with_format("arrow")[:], str(self), self.key)
-
-    def _downloaded(self, file: str) -> str:
-        import huggingface_hub
-
-        return str(huggingface_hub.hf_hub_download(self.hub, file, repo_type="dataset", revision=self.revision))
-
-    def _load(self, columns: Iterable[str]) -> tuple[Any, str]:
-        """Load the split, and find the format of its files."""
-        import datasets
-
-        datasets.disable_progress_bars()
-        where = {"path": self.hub, "name": self.config, "revision": self.revision}
-        format = str(datasets.load_dataset_builder(**where).info.builder_name)
-        as_text = {"converters": dict.fromkeys(columns, str)} if format == "csv" else {}
-        return datasets.load_dataset(**where, split=self.split, **as_text), format
+            if line.strip():
+                yield f":{number}", _object(parse_json(line, parse_int=str, parse_float=str))
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from error
 
 
-def _parquet_rows(path: Path, key: str) -> list[Row]:
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("expected a JSON object with named columns")
+    return value
+
+
+def _csv_rows(path: Path) -> Places:
+    """Yield the rows below the header, each with its last line."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, strict=True)
+        for row in reader:
+            if None in row or None in row.values():
+                raise ValueError(f"line {reader.line_num}: the number of cells is not that of the columns")
+            yield f":{reader.line_num}", row
+
+
+def _parquet_rows(path: Path) -> Places:
     import pyarrow.parquet
 
-    try:
-        return _arrow_rows(pyarrow.parquet.read_table(path), str(path), key)
-    except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
-        raise UserError(f"{path}: not a readable parquet file ({error}). Get it anew from where it came from.") from error
+    return _arrow_rows(pyarrow.parquet.read_table(path))
 
 
-def _arrow_rows(table: Any, name: str, key: str) -> list[Row]:
-    """Convert an Arrow table to rows, with the shortest text of half- and single-precision numbers (0.1 in float32 is 0.1)."""
+def _arrow_rows(table: Any) -> Places:
+    """Yield the rows of an Arrow table; half- and single-precision numbers have their shortest text (0.1 in float32 is 0.1)."""
     import numpy
     import pyarrow
 
@@ -220,4 +144,62 @@ def _arrow_rows(table: Any, name: str, key: str) -> list[Row]:
             values = table.column(place).to_pylist()
             shortest = [None if value is None else float(str(kind(value))) for value in values]
             table = table.set_column(place, field.name, pyarrow.array(shortest, pyarrow.float64()))
-    return [Row(f"{name} row {number}", values, key) for number, values in enumerate(table.to_pylist(), start=1)]
+    return ((f" row {number}", values) for number, values in enumerate(table.to_pylist(), start=1))
+
+
+# ------------------------------------------------------------------------------------------------------------------- the Hub
+
+
+class HubDataset(BaseModel):
+    """A dataset on the Hugging Face Hub at a fixed revision.
+
+    ``held_out`` is for a dataset without configurations and test split, such as qwedsacf/competition_math: that many fixed
+    random rows become the validation split.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    hub: str
+    revision: str = REVISION
+    held_out: PositiveInt | None = None
+
+    def rows(self, split: str, columns: Iterable[str], key: str, config: str | None = None) -> list[Row]:
+        """Read the rows of a split, or of a part of it (``train[:95%]``), with the values of ``columns`` as in the files.
+
+        Args:
+            key: key of the source in params.yaml.
+            config: configuration of a dataset that has several.
+
+        Raises:
+            UserError: the rows cannot be read, or `datasets` has changed the values of a column.
+        """
+        import datasets
+
+        datasets.disable_progress_bars()
+        name = " ".join(filter(None, (self.hub, config, split)))
+        where = {"path": self.hub, "name": config, "revision": self.revision}
+        with on_the_hub(name, self.revision, key):
+            format = str(datasets.load_dataset_builder(**where).info.builder_name)
+            as_text = {"converters": dict.fromkeys(columns, str)} if format == "csv" else {}
+            found: Any = datasets.load_dataset(**where, split=split, **as_text)
+        for column in columns:
+            type_ = str(getattr(found.features.get(column), "dtype", "mixed"))
+            if format == "json" and column in found.column_names and "string" not in type_ and not type_.startswith("int"):
+                raise UserError(
+                    f"{name}: column {column!r}: `datasets` reads {type_} values of JSON, which may not be the text that "
+                    f"stands there (1 beside 0.5 becomes 1.0). Download the files and name them in `{key}`."
+                )
+        return [Row(f"{name}{place}", values, key) for place, values in _arrow_rows(found.with_format("arrow")[:])]
+
+
+@contextmanager
+def on_the_hub(name: str, revision: str, key: str) -> Iterator[None]:
+    """Turn any error of reading from the Hub, whose type depends on the cause and on the release, into a UserError."""
+    try:
+        yield
+    except Exception as error:
+        reason = next((line for line in str(error.__cause__ or error).splitlines() if line.strip()), type(error).__name__)
+        raise UserError(
+            f"{name}: could not be read at revision {revision} ({reason}). Check what `{key}` names, the network, and for a "
+            "gated dataset your token (HF_TOKEN); or use local files (see `studies/math-h100.yaml`)."
+        ) from error

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from grpo.common.errors import UserError
 from grpo.common.files import files_digest, whole_folder
-from grpo.common.imports import call_with, named_file
+from grpo.common.imports import call_with
 from grpo.common.records import Example, Problem, write_records
-from grpo.tasks.rows import HubSource, Row, read_rows
+from grpo.tasks.rows import REVISION, Row, on_the_hub, read_rows
 from grpo.tasks.splits import layout_free
 from grpo.tasks.task import PLACEHOLDER, Format, Task, find_format
 
@@ -45,7 +45,7 @@ class HubTraces(BaseModel):
     prompt: str
     repo: str
     file: str
-    revision: str = Field(pattern=r"^[0-9a-f]{40}$")
+    revision: str = REVISION
 
 
 Trace = tuple[str, Problem, str]  # the whole prompt, the problem, the response
@@ -108,8 +108,12 @@ def build_sft_dataset(
 
 def _rows(settings: JsonlTraces | HubTraces, where: str) -> list[Row]:
     if isinstance(settings, JsonlTraces):
-        return read_rows(named_file(settings.path), f"{where}.path")
-    return HubSource(settings.repo, settings.revision, where, file=settings.file).rows(("prompt", "response", "ground_truth"))
+        return read_rows(settings.path, f"{where}.path")
+    import huggingface_hub
+
+    with on_the_hub(f"{settings.repo} {settings.file}", settings.revision, where):
+        file = huggingface_hub.hf_hub_download(settings.repo, settings.file, repo_type="dataset", revision=settings.revision)
+    return read_rows(file, f"{where}.file")
 
 
 def _trace(row: Row, format: Format) -> Trace:

@@ -102,11 +102,6 @@ class ScoredBatch:
     rewards: list[dict[str, float]]
     out_of_time: list[bool]
 
-    @property
-    def timed_out(self) -> int:
-        """Number of answers that ran out of time."""
-        return sum(self.out_of_time)
-
 
 ScoreFn = Callable[[Sequence[Problem], Sequence[str]], ScoredBatch]
 """Scores a batch of responses, given the problem of each: :meth:`Task.score`, bound to a format."""
@@ -131,7 +126,7 @@ class Task:
         raise NotImplementedError
 
     def skipped(self, split: Split) -> list[str]:
-        """The rows that :meth:`problems` left out: place and reason of each."""
+        """The rows that :meth:`problems`, which is called before, left out: place and reason of each."""
         return []
 
     def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:

@@ -10,11 +10,11 @@ import asyncio
 import inspect
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from grpo.common.errors import UserError, reason
 from grpo.common.imports import import_object, is_import_path, require_extra, source_of
@@ -87,25 +87,22 @@ class Verifiers(Task):
         Raises:
             UserError: the taskset has changed since the problems were made, or a score is not from 0 to 1.
         """
-        tasks = [self._task_of(problem) for problem in problems]
+        for problem in problems:
+            if self._tasks.get(problem) is None:
+                raise UserError(
+                    f"{self._where}: problem {problem.id} is not what it was when the dataset was made. Run the stage again: "
+                    f"`dvc repro -f -s dataset@{self.params_key.removeprefix('tasks.')}`."
+                )
 
         async def score_all() -> list[float]:
-            return await asyncio.gather(*(_score(task, answer) for task, answer in zip(tasks, answers, strict=True)))
+            scores = (_score(self._tasks[problem], answer) for problem, answer in zip(problems, answers, strict=True))
+            return await asyncio.gather(*scores)
 
         return asyncio.run(score_all())
 
     @cached_property
-    def _tasks(self) -> dict[str, Any]:
-        return {_problem(split, task).id: task for split in SPLITS for task in self._load(split)}
-
-    def _task_of(self, problem: Problem) -> Any:
-        task = self._tasks.get(problem.id)
-        if task is None or _question(task) != problem.question:
-            raise UserError(
-                f"{self._where}: problem {problem.id} is not what it was when the dataset was made. Run the stage again: "
-                f"`dvc repro -f -s dataset@{self.params_key.removeprefix('tasks.')}`."
-            )
-        return task
+    def _tasks(self) -> dict[Problem, Any]:
+        return {_problem(split, task): task for split in SPLITS for task in self._load(split)}
 
     @property
     def _where(self) -> str:
@@ -114,32 +111,29 @@ class Verifiers(Task):
     def _load(self, split: Split) -> Iterator[Any]:
         """Yield the checked tasks of a split."""
         vf = _library()
-        taskset = self._taskset(vf, split)
-        where = self._where
-        if not taskset.bounded:
-            raise UserError(f"{where}: has no end. Say how many: `{split}: {{select: {{limit: N}}}}`.")
-        for task in taskset:
-            if (wrong := _needs_more_than_a_response(vf, task)) is not None:
-                raise UserError(f"{where}: {wrong}: not one response to one prompt. Train on it with prime-rl instead.")
+        for task in self._taskset(vf, split):
+            if wrong := _needs_more_than_a_response(vf, task):
+                raise UserError(f"{self._where}: {wrong}: not one response to one prompt. Train on it with prime-rl instead.")
             yield task
 
     def _taskset(self, vf: Any, split: Split) -> Any:
-        part, where = self.parts[split], self._where
+        part, where = self.parts[split], f"{self._where}: {split}"
         kind: Any = import_object(self.environment) if is_import_path(self.environment) else _installed(vf, self.environment)
         if not (isinstance(kind, type) and issubclass(kind, vf.Taskset)):
-            raise UserError(f"{where}: is no subclass of verifiers.v1.Taskset.")
+            raise UserError(f"{self._where}: is no subclass of verifiers.v1.Taskset.")
         from verifiers.v1.utils.generic import concrete_type
 
         settings = concrete_type(kind, vf.TasksetConfig, origin=vf.Taskset) or vf.TasksetConfig
         try:
             config = settings.model_validate({**self.config, **part.config})
             taskset = kind(config).select(vf.SelectConfig.model_validate(part.select))
-        except (ValidationError, ValueError) as error:
-            first = error.errors()[0] if isinstance(error, ValidationError) else None
-            wrong = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else reason(error)
-            raise UserError(f"{where}: {split}: {wrong}. Correct `config` or `{split}`.") from error
+        except ValueError as error:  # pydantic's too
+            wrong = " ".join(str(error).split())
+            raise UserError(f"{where}: {wrong}. Correct `config` or `{split}`.") from error
         if taskset.toolsets(config):
             raise UserError(f"{where}: has tools: not one response to one prompt. Train on it with prime-rl instead.")
+        if not taskset.bounded:
+            raise UserError(f"{where}: has no end. Say how many: `{split}: {{select: {{limit: N}}}}`.")
         return taskset
 
 
@@ -174,47 +168,33 @@ def _installed(vf: Any, environment: str) -> Any:
 def _needs_more_than_a_response(vf: Any, task: Any) -> str | None:
     """Say what a task needs besides one response to one prompt; None if nothing."""
     kind, data = type(task), task.data
-    name = f"task {data.idx} ({kind.__name__})"
-    needs_runtime = [fn.__name__ for fn in task.hooks("reward") if _is_needed("runtime", fn)]
-    if kind.NEEDS_CONTAINER or data.image is not None:
-        return f"{name} runs in a container"
-    if kind.toolsets(task.config):
-        return f"{name} has tools"
-    if needs_runtime:
-        return f"the reward {needs_runtime[0]} of {name} looks into a sandbox"
-    if any(getattr(kind, hook) is not getattr(vf.Task, hook) for hook in ("setup", "finalize")):
-        return f"{name} prepares or ends something in a sandbox (setup, finalize)"
-    if not task.hooks("reward") and not task.config.judges:
-        return f"{name} has no reward"
     messages = data.prompt if isinstance(data.prompt, list) else []
-    if not data.prompt or any(message.role not in ("system", "user") for message in messages):
-        return f"{name} has no prompt, or one in which others than system and user speak"
-    if any(not isinstance(message.content, str) for message in messages):
-        return f"{name} shows more than text"
-    return None
+    needs = {
+        "runs in a container": kind.NEEDS_CONTAINER or data.image is not None,
+        "has tools": kind.toolsets(task.config),
+        "has a reward that looks into a sandbox": any(map(_needs_runtime, task.hooks("reward"))),
+        "prepares or ends something in a sandbox": (kind.setup, kind.finalize) != (vf.Task.setup, vf.Task.finalize),
+        "has no reward": not task.hooks("reward") and not task.config.judges,
+        "has no prompt": not data.prompt,
+        "has a prompt with more than text by system and user": any(
+            message.role not in ("system", "user") or not isinstance(message.content, str) for message in messages
+        ),
+    }
+    return next((f"task {data.idx} ({kind.__name__}) {what}" for what, it_does in needs.items() if it_does), None)
 
 
-def _is_needed(name: str, function: Any) -> bool:
-    parameter = inspect.signature(function).parameters.get(name)
+def _needs_runtime(reward: Any) -> bool:
+    parameter = inspect.signature(reward).parameters.get("runtime")
     return parameter is not None and parameter.default is inspect.Parameter.empty
-
-
-def _question(task: Any) -> str:
-    """System prompt and prompt, one paragraph each."""
-    return "\n\n".join(text for text in (task.data.system_prompt, task.data.prompt_text) if text)
 
 
 def _problem(split: Split, task: Any) -> Problem:
     data = task.data
-    own = {name: value for name, value in data.model_dump(mode="json").items() if name not in _fields_of_all()}
+    own = {name: value for name, value in data.model_dump(mode="json").items() if name not in _library().TaskData.model_fields}
     answer = own.get("answer")
     truth = str(answer) if isinstance(answer, str | int | float) else json.dumps(own, ensure_ascii=False)
-    return Problem(f"{split}/{data.idx}", _question(task), truth)
-
-
-def _fields_of_all() -> Mapping[str, Any]:
-    fields: Mapping[str, Any] = _library().TaskData.model_fields
-    return fields
+    question = "\n\n".join(text for text in (data.system_prompt, data.prompt_text) if text)
+    return Problem(f"{split}/{data.idx}", question, truth)
 
 
 async def _score(task: Any, answer: str) -> float:

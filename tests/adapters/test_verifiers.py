@@ -170,13 +170,13 @@ def test_another_taskset_than_that_of_the_dataset_is_told() -> None:
 @pytest.mark.parametrize(
     ("environment", "told"),
     [
-        ("sums_env:Boxed", r"the reward brief of task 0 \(InABox\) looks into a sandbox: not one response"),
+        ("sums_env:Boxed", r"task 0 \(InABox\) has a reward that looks into a sandbox: not one response"),
         ("sums_env:SetUp", "prepares or ends something in a sandbox"),
         ("sums_env:Worthless", "has no reward"),
         ("sums_env:Tooled", "has tools"),
         ("sums_env:Imaged", "runs in a container"),
         ("sums_env:Silent", "has no prompt"),
-        ("sums_env:Answered", "in which others than system and user speak"),
+        ("sums_env:Answered", "has a prompt with more than text by system and user"),
         ("sums_env:SumTask", "is no subclass of verifiers.v1.Taskset"),
     ],
 )

@@ -102,7 +102,7 @@ def test_batches_of_hostile_responses_earn_nothing(kind: str) -> None:
     cases = [case for case in CASES if case.kind == kind]
     batch = GradedTask().score(kind, [Problem("p", "q", case.truth) for case in cases], [case.text for case in cases])
     assert [rewards["answer_reward"] for rewards in batch.rewards] == [0.0] * len(cases)
-    assert batch.timed_out == 0
+    assert not any(batch.out_of_time)
 
 
 @pytest.mark.parametrize(

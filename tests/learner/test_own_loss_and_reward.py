@@ -208,7 +208,7 @@ def test_several_rewards_are_a_weighted_sum_of_those_that_apply() -> None:
 def test_a_completion_that_no_reward_applies_to_is_told() -> None:
     with pytest.raises(UserError, match="none of of_my_own:where_it_applies, of_my_own:to_none gives completion 0 of 3"):
         applied({"of_my_own:where_it_applies": 1.0, "of_my_own:to_none": 1.0})
-    with pytest.raises(UserError, match="of_my_own:to_none returned None for completion 0"):
+    with pytest.raises(UserError, match=r"of_my_own:to_none returned .*None"):
         applied("to_none")
 
 
@@ -222,11 +222,11 @@ def test_another_sum_of_rewards_takes_the_place_of_the_former() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("too_few", "of_my_own:too_few returned 1 rewards for 3 completions"),
+        ("too_few", "of_my_own:too_few returned .* Return 3 finite numbers"),
         ("nothing", "of_my_own:nothing returned None"),
-        ("texts", "of_my_own:texts returned '1.0' for completion 0"),
-        ("not_a_number", "of_my_own:not_a_number returned nan for completion 1"),
-        ("unbounded", "of_my_own:unbounded returned inf for completion 2"),
+        ("texts", "of_my_own:texts returned .*'1.0'"),
+        ("not_a_number", "of_my_own:not_a_number returned .*nan"),
+        ("unbounded", "of_my_own:unbounded returned .*inf"),
         ("no_columns", r"of_my_own:no_columns: got an unexpected keyword .*end with `\*\*columns`"),
         ("seen", "of_my_own:seen: {} is not a callable object"),
     ],

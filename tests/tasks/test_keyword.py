@@ -102,12 +102,6 @@ def test_keywords_stand_at_any_place_of_a_sentence() -> None:
     assert len({text.split()[-1] for text in asked_nothing}) > 20
 
 
-@pytest.mark.parametrize(("keywords", "complaint"), [(["apple", "zebra"], "zebra"), (["apple", "cat", "dog"], "room for all")])
-def test_keywords_that_no_sentence_can_hold_are_refused(keywords: list[str], complaint: str) -> None:
-    with pytest.raises(UserError, match=complaint):
-        sentence(random.Random(0), keywords)
-
-
 def test_mutilated_sentences_are_none() -> None:
     rng = random.Random(0)
     for _ in range(300):
@@ -194,20 +188,6 @@ def test_pieces_are_words_with_their_space_and_lose_nothing() -> None:
         assert "".join(pieces(prompt + response)) == prompt + response
 
 
-# -------------------------------------------------------------------------------------------------------------- keywords
-
-
-def test_keywords_are_read_back() -> None:
-    assert keywords_of("apple, red") == ["apple", "red"]
-    assert keywords_of(" ice cream ,C++") == ["ice cream", "C++"]
-
-
-@pytest.mark.parametrize("text", ["", "  ", ",", "apple,", "apple, , red"])
-def test_missing_keywords_are_refused(text: str) -> None:
-    with pytest.raises(UserError, match="keywords: expected words with commas"):
-        keywords_of(text)
-
-
 # ------------------------------------------------------------------------------------------------------------ degenerate
 
 
@@ -221,11 +201,6 @@ def test_missing_keywords_are_refused(text: str) -> None:
 )  # fmt: skip
 def test_lists_of_the_keywords_are_told_from_sentences(response: str, lists_only: float) -> None:
     assert degenerate(response, ["apple", "red"])["lists_only"] == lists_only
-
-
-def test_the_words_of_a_keyword_of_several_are_no_other_words() -> None:
-    assert degenerate("ice cream or Mia's C++ now", ["ice cream", "C++"])["lists_only"] == 1.0
-    assert degenerate("ice cream or Mia's C++ now here", ["ice cream", "C++"])["lists_only"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -284,7 +259,6 @@ def test_responses_are_scored_by_their_problems_keywords() -> None:
     scored = Keyword(0).score("keyword", [problem] * 4, responses)
     assert [tuple(reward.values()) for reward in scored.rewards] == [(1.0, 1.0, 1.0), (1.0, 0.0, 0.0), (0.0,) * 3, (0.0,) * 3]
     assert scored.rewards == [keyword_inclusion_reward_fn(response, ["apple", "red"]) for response in responses]
-    assert scored.timed_out == 0
 
 
 def test_shares_of_degenerate_responses_by_hand() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import grpo
 from grpo.common.errors import UserError
-from grpo.tasks.formats import PROMPTS, QUESTION_ONLY, R1_ZERO, load_template
+from grpo.tasks.formats import QUESTION_ONLY, R1_ZERO
 from grpo.tasks.keyword_inclusion import KEYWORD
 from grpo.tasks.task import Format, make_task
 
@@ -19,7 +19,6 @@ FOLDER = Path(grpo.__file__).parent / "tasks/prompts"
 def test_packaged_prompts_are_their_files(name: str, format: Format) -> None:
     assert format.template.encode() == (FOLDER / f"{name}.prompt").read_bytes()
     assert not format.template.endswith("\n")
-    assert load_template(PROMPTS / f"{name}.prompt") == format.template
 
 
 def test_known_ends_and_stop_strings() -> None:
@@ -34,36 +33,11 @@ def test_a_format_of_a_task_is_found_by_its_name() -> None:
         task.score("r1_zero", [], [])
 
 
-def test_line_ends_are_kept(tmp_path: Path) -> None:
-    file = tmp_path / "mine.prompt"
-    file.write_bytes(b"Q: {question}\r\nA:\n")
-    assert load_template(file) == "Q: {question}\r\nA:\n"
-
-
 def test_braces_are_nothing_special() -> None:
     question = r"What is $\frac{1}{2}$ of {x} %s {0}?"
     assert Format("{a} {question} {}").prompt(question) == "{a} " + question + " {}"
 
 
-def test_a_missing_file_is_named() -> None:
-    with pytest.raises(UserError, match="nonesuch: no such prompt file"):
-        load_template(Path("nonesuch"))
-
-
-def test_prompt_without_a_place_for_the_question(tmp_path: Path) -> None:
-    file = tmp_path / "broken.prompt"
-    file.write_text("Question: {}")
-    with pytest.raises(UserError, match=r"broken\.prompt: does not contain \{question\}"):
-        load_template(file)
-
-
 def test_a_format_without_a_place_for_the_question() -> None:
     with pytest.raises(UserError, match=r"does not contain \{question\}"):
         Format("Question: {}")
-
-
-def test_prompt_that_is_not_utf8(tmp_path: Path) -> None:
-    file = tmp_path / "latin.prompt"
-    file.write_bytes(b"\xe9 {question}")
-    with pytest.raises(UserError, match="not UTF-8"):
-        load_template(file)

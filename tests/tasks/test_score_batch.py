@@ -67,7 +67,7 @@ def test_a_batch_is_rewarded_like_its_responses_one_by_one(prompt: str) -> None:
     responses, truths, rewards = map(list, zip(*texts, strict=True))
     batch = score(prompt, responses, truths)
     assert batch.rewards == rewards
-    assert batch.timed_out == 0
+    assert not any(batch.out_of_time)
     assert len({id(reward) for reward in batch.rewards}) == len(rewards)  # changing one changes no other
 
 
@@ -81,13 +81,6 @@ def test_a_batch_is_rewarded_like_its_responses_one_by_one(prompt: str) -> None:
 def test_ground_truths_may_be_numbers(truth: object, answer: str) -> None:
     assert REWARD_FNS["question_only"](rf"\boxed{{{answer}}}", truth) == FULL
     assert REWARD_FNS["question_only"](rf"\boxed{{{answer}1}}", truth) == FORM_ONLY
-
-
-@pytest.mark.parametrize("truth", [True, None, float("nan"), float("inf"), [], (), [True], [["5"]], {"5"}, b"5", 1j])
-def test_senseless_ground_truths_are_refused(truth: object) -> None:
-    for response in (r"\boxed{5}", "no box"):
-        with pytest.raises(UserError, match="ground_truth"):
-            REWARD_FNS["question_only"](response, truth)
 
 
 def test_a_batch_must_match() -> None:
@@ -178,7 +171,6 @@ def test_time_outs_are_counted_by_response(calls: Callable[[], list[str]]) -> No
     assert [reward["reward"] for reward in batch.rewards] == [1.0, 0.0, 0.0, 1.0, 0.0]
     assert [reward["format_reward"] for reward in batch.rewards] == [1.0, 1.0, 1.0, 1.0, 0.0]
     assert batch.out_of_time == [False, True, True, False, False]
-    assert batch.timed_out == 2
 
 
 def test_training_and_evaluation_count_the_answers_that_ran_out_of_time(calls: Callable[[], list[str]]) -> None:
@@ -215,7 +207,7 @@ def test_a_verifier_may_give_parts_of_a_reward_and_run_out_of_time() -> None:
     assert [reward["reward"] for reward in scored.rewards] == [0.25, 1.0, 0.0, 0.0]
     assert [reward["answer_reward"] for reward in scored.rewards] == [0.25, 1.0, 0.0, 0.0]
     assert [reward["format_reward"] for reward in scored.rewards] == [1.0, 1.0, 1.0, 0.0]
-    assert (scored.out_of_time, scored.timed_out) == ([False, False, True, False], 1)
+    assert scored.out_of_time == [False, False, True, False]
 
 
 @pytest.mark.parametrize("scores", [[], [0.5, 0.5], [1.5], [-0.1], [float("inf")]])

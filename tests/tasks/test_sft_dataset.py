@@ -210,8 +210,8 @@ def test_validation_questions_only_are_refused() -> None:
         ({"response": "r", "ground_truth": "1"}, r"traces\.jsonl:2: no column 'prompt'"),
         ({"prompt": "p", "ground_truth": "1"}, r"traces\.jsonl:2: no column 'response'"),
         ({"prompt": "p", "response": ["r"], "ground_truth": "1"}, r"traces\.jsonl:2: column 'response' holds \['r'\]"),
-        ('{"prompt": "p", ', r"traces\.jsonl:2: not valid JSON"),
-        ('["p", "r", "1"]', r"traces\.jsonl:2: expected a JSON object"),
+        ('{"prompt": "p", ', r"traces\.jsonl: not valid JSONL \(line 2: "),
+        ('["p", "r", "1"]', r"traces\.jsonl: not valid JSONL \(line 2: expected a JSON object"),
     ],
 )
 def test_a_bad_row_is_named(bad: dict[str, Any] | str, message: str) -> None:

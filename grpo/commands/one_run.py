@@ -211,7 +211,8 @@ def _train() -> None:
 
 def _deliver(out: Path) -> None:
     """Copy the run's results to the top of the working folder (called ``out`` in messages), draw its curves and list them."""
-    from grpo.reporting.run_curves import draw_run
+    from grpo.reporting.charts import save_figure
+    from grpo.reporting.curves import run_figure
     from grpo.results.runs import read_run
 
     study = load_study()
@@ -221,7 +222,7 @@ def _deliver(out: Path) -> None:
     checkpoints = Path("checkpoints")
     checkpoints.unlink(missing_ok=True)
     checkpoints.symlink_to(paths.CHECKPOINTS / run.name)
-    draw_run(run, CURVES)
+    save_figure(run_figure(run), CURVES)
     print(course(run.experiment, run.arm, run.seed))
     print(
         f"{out}: {CURVES}, history.csv, validation.csv, rollouts.jsonl (samples), checkpoints/, and all values in {PARAMS_FILE}"

@@ -193,14 +193,13 @@ def report(
 
     Also removes the entries of former stages from dvc.lock.
     """
-    from grpo.reporting.answer import all_numbers
     from grpo.reporting.answers.write_answers import write_answers
-    from grpo.reporting.figures import draw_figures, write_search_curve
-    from grpo.reporting.page import write_page
-    from grpo.reporting.record import read_all
+    from grpo.reporting.figures import draw_figures
+    from grpo.reporting.kissing_number import write_search_curve
+    from grpo.reporting.page import write_page, write_writeup
+    from grpo.reporting.record import read_record
     from grpo.reporting.tables import write_tables
-    from grpo.reporting.timing import write_timing
-    from grpo.reporting.writeup import write_writeup
+    from grpo.reporting.wall_clock import write_timing
     from grpo.results.claims import write_claims
     from grpo.study.dvc_lock import drop_former_stages
     from grpo.study.kept import remove_stored
@@ -208,15 +207,14 @@ def report(
 
     study = load_study()
     write_claims(study)
-    found = read_all(study)
-    numbers = all_numbers(study, found)
-    write_tables(study, numbers)
-    draw_figures(study, found, numbers)
+    record = read_record(study, by_dvc)
+    write_tables(record)
+    draw_figures(record)
     write_search_curve(study)
-    write_timing(study)
-    write_answers(study, numbers)
-    write_page(study, found, numbers, by_dvc)
-    write_writeup(study, found, numbers, by_dvc)
+    write_timing(record)
+    write_answers(record)
+    write_page(record)
+    write_writeup(record)
     print("reports/index.html: open it in a browser; it needs no network")
     remove_stored()
     # The report removes them because it is always the last stage, and runs again after any change of the arms.

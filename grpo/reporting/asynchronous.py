@@ -1,4 +1,4 @@
-"""Effects of policy lag in asynchronous training. For its seconds, see :mod:`grpo.reporting.time_breakdown`."""
+"""Effects of policy lag in asynchronous training. For its seconds, see :mod:`grpo.reporting.components`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from grpo.reporting.charts import INK, Dot, draw_dots, frame, legend, panels
+from grpo.reporting.sentences import paragraphs
 from grpo.reporting.style import readable, styles
 from grpo.results.collapses import collapses_of, held
 from grpo.results.intervals import difference_of, mean_of
@@ -68,7 +69,7 @@ def draw_staleness(runs: list[Run], last_k: int) -> Figure:
             dots[2].append(Dot(name, lag, of["ratio_mean"], of["ratio_min"], of["ratio_max"]))
             dots[3].append(Dot(name, lag, clipped, clipped, clipped))
         for place, of_panel in zip(axes, dots, strict=True):
-            draw_dots(place, of_panel, looks, shape, joined=True)
+            draw_dots(place, of_panel, looks, shape)
     titles = (
         f"answer reward, mean of the last {last_k}, 95%; dots: runs",
         "gradient norm before clipping, median of updates",
@@ -92,52 +93,29 @@ def discuss_bounds(runs: list[Run], synchronous: list[Run]) -> str:
         synchronous: the runs with one update per rollout batch in one process, to compare with lag 0.
     """
     plain, buffered = arms_in_order(runs)
-    lag_0 = [of_arm for of_arm in plain if _setting(of_arm, "max_policy_lag") == 0]
-    return " ".join([*(_agreement(of, synchronous) for of in lag_0), _bounds(runs), *(_reuse(of) for of in buffered)])
-
-
-def effects(runs: list[Run], last_k: int) -> list[dict[str, Any]]:
-    """Compare the arms with the least and the most lag, and those without and with the largest buffer.
-
-    Returns:
-        for each ``what`` (lag, buffer), ``arms`` (names), ``difference`` (second minus first in final answer reward),
-        ``stale`` (:func:`staleness` of both) and ``collapsed`` (number of collapsed runs of both).
-    """
-    plain, buffered = arms_in_order(runs)
-    unbuffered = {_setting(of_arm, "max_policy_lag"): of_arm for of_arm in plain}
-    pairs = {"lag": (plain[0], plain[-1])} if len(plain) > 1 else {}
-    if buffered:
-        without = unbuffered.get(_setting(buffered[-1], "max_policy_lag"), buffered[0])
-        pairs |= {"buffer": (without, buffered[-1])} if without is not buffered[-1] else {}
-    scores = {of[0].arm: final_scores(held(of, last_k), last_k) for pair in pairs.values() for of in pair}
-    return [
-        {
-            "what": what,
-            "arms": [of_arm[0].arm for of_arm in pair],
-            "difference": difference_of(scores[pair[0][0].arm], scores[pair[1][0].arm]),
-            "stale": [staleness(of_arm) for of_arm in pair],
-            "collapsed": [len(collapses_of(of_arm, last_k)) for of_arm in pair],
-        }
-        for what, pair in pairs.items()
-    ]
-
-
-def _agreement(lag_0: list[Run], synchronous: list[Run]) -> str:
-    """State whether the runs with lag 0 equal those of one process, seed by seed."""
     one_process = {run.seed: run for run in synchronous}
+    measured = {run.name: int(run.history["lag_max"].max()) for run in runs}
+    (text,) = paragraphs(
+        "bounds_sentences.md.j2",
+        agreements=[_agreement(of, one_process) for of in plain if _setting(of, "max_policy_lag") == 0],
+        lags=[(arm, max(measured[run.name] for run in of), lag_bound(of[0])) for arm, of in by_arm(runs).items()],
+        broken=[(run.name, measured[run.name]) for run in runs if measured[run.name] > lag_bound(run)],
+        runs=len(runs),
+        reuse=[(of[0].arm, *_reuse(of)) for of in buffered],
+    )
+    return text
+
+
+def _agreement(lag_0: list[Run], one_process: dict[int, Run]) -> dict[str, Any]:
+    """The seeds that lag 0 and one process share, and the first step at which results of a seed differ."""
     pairs = [(run, one_process[run.seed]) for run in lag_0 if run.seed in one_process]
-    if not pairs:
-        return f"There is no run in one process to compare {lag_0[0].arm} with."
-    names = f"{lag_0[0].arm} and {pairs[0][1].arm}, its counterpart in one process,"
-    parted = {run.seed: step for run, other in pairs if (step := first_difference(run, other)) is not None}
-    if not parted:
-        return (
-            f"{names} agree exactly: with each seed ({', '.join(str(run.seed) for run, _ in pairs)}), every problem has the "
-            "same reward at every evaluation."
-        )
-    losses = " and ".join(str(value(run, "loss_type")) for run in pairs[0])
-    steps = ", ".join(f"with seed {seed} at step {step}" for seed, step in parted.items())
-    return f"{names} differ (first evaluation at which a problem's reward differs; losses {losses}): {steps}."
+    return {
+        "arm": lag_0[0].arm,
+        "seeds": [run.seed for run, _ in pairs],
+        "other": pairs[0][1].arm if pairs else None,
+        "losses": [value(run, "loss_type") for run in pairs[0]] if pairs else [],
+        "parted": {run.seed: step for run, other in pairs if (step := first_difference(run, other)) is not None},
+    }
 
 
 def first_difference(first: Run, second: Run) -> int | None:
@@ -149,25 +127,34 @@ def first_difference(first: Run, second: Run) -> int | None:
     return None
 
 
-def _bounds(runs: list[Run]) -> str:
-    """State the largest lag of each arm, the bound by its settings, and where it was exceeded."""
-    measured = {run.name: int(run.history["lag_max"].max()) for run in runs}
-    of_arms = ", ".join(
-        f"{max(measured[run.name] for run in of_arm)} of {lag_bound(of_arm[0])} ({arm})" for arm, of_arm in by_arm(runs).items()
-    )
-    broken = [f"{run.name} ({measured[run.name]})" for run in runs if measured[run.name] > lag_bound(run)]
-    verdict = f"the bound was BROKEN in {', '.join(broken)}" if broken else f"the bound was respected in all {len(runs)} runs"
-    return f"Largest lag measured in any token, of the largest allowed: {of_arms} versions; {verdict}."
-
-
-def _reuse(of_arm: list[Run]) -> str:
-    """State how often the groups of a replay buffer were drawn, over all runs of the arm."""
+def _reuse(of_arm: list[Run]) -> tuple[float, float, float, float]:
+    """Groups that left an arm's replay buffers, their mean and largest number of uses, and the share never drawn."""
     last = pd.DataFrame([run.history.iloc[-1] for run in of_arm])
     left = last["replay/left"]
-    if not left.sum():
-        return f"No group had left the buffer of {of_arm[0].arm} when its runs ended."
-    uses, never = (float((left * last[key]).sum() / left.sum()) for key in ("replay/uses_mean", "replay/never_drawn"))
-    return (
-        f"A group that left the buffer of {of_arm[0].arm} had been drawn {uses:.2f} times on average and at most "
-        f"{last['replay/uses_max'].max():.0f} times; {never:.1%} of {left.sum():.0f} groups never were."
-    )
+    uses, never = (float((left * last[key]).sum() / max(1, left.sum())) for key in ("replay/uses_mean", "replay/never_drawn"))
+    return float(left.sum()), uses, float(last["replay/uses_max"].max()), never
+
+
+def effects(runs: list[Run], last_k: int) -> list[dict[str, Any]]:
+    """Compare the arms with the least and the most lag, and those without and with the largest buffer.
+
+    Returns:
+        for each ``what`` (lag, buffer), ``arms`` (names), ``difference`` (second minus first in final answer reward),
+        ``stale`` (:func:`staleness` of both) and ``collapsed`` (number of collapsed runs of both).
+    """
+    plain, buffered = arms_in_order(runs)
+    pairs = {"lag": (plain[0], plain[-1])} if len(plain) > 1 else {}
+    if buffered:
+        same_lag = [of for of in plain if _setting(of, "max_policy_lag") == _setting(buffered[-1], "max_policy_lag")]
+        pairs["buffer"] = ((same_lag or buffered)[0], buffered[-1])
+    return [
+        {
+            "what": what,
+            "arms": [first[0].arm, second[0].arm],
+            "difference": difference_of(final_scores(held(first, last_k), last_k), final_scores(held(second, last_k), last_k)),
+            "stale": [staleness(first), staleness(second)],
+            "collapsed": [len(collapses_of(of, last_k)) for of in (first, second)],
+        }
+        for what, (first, second) in pairs.items()
+        if first is not second
+    ]

@@ -7,15 +7,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from grpo.common.files import write_text
 from grpo.reporting.style import Style
+from grpo.results.findings import Interval
 
 INK = "#767676"  # axes and text; readable on light and dark backgrounds
 WIDTH, HEIGHT = 4.2, 2.35  # inches of a panel
@@ -91,21 +92,26 @@ def draw_curves(axes: Axes, curves: Sequence[Curve], looks: Mapping[str, Style])
         look = looks[curve.arm]
         width, alpha = (1.8, 1.0) if curve.seed is None else (0.7, 0.55)
         few = "." if curve.seed is None and len(curve.x) <= FEW else ""
-        line = (0, look.dashes) if look.dashes else "solid"
-        axes.plot(curve.x, curve.y, color=look.color, linewidth=width, alpha=alpha, linestyle=line, marker=few)
+        axes.plot(curve.x, curve.y, color=look.color, linewidth=width, alpha=alpha, linestyle=look.line, marker=few)
         if curve.ended:
             axes.plot(curve.x[-1], curve.y[-1], "x", color=look.color, markersize=8)
 
 
-def draw_dots(axes: Axes, dots: Sequence[Dot], looks: Mapping[str, Style], shape: str = "o", joined: bool = False) -> None:
-    """Draw estimates with their intervals, and each run as a small dot."""
-    if joined:
-        axes.plot([dot.x for dot in dots], [dot.y for dot in dots], color=INK, linewidth=0.8, zorder=1)
+def draw_dots(axes: Axes, dots: Sequence[Dot], looks: Mapping[str, Style], shape: str) -> None:
+    """Draw estimates, joined by a line, with their intervals, and each run as a small dot."""
+    axes.plot([dot.x for dot in dots], [dot.y for dot in dots], color=INK, linewidth=0.8, zorder=1)
     for dot in dots:
         color = looks[dot.arm].color
         axes.vlines(dot.x, dot.low, dot.high, color=color, linewidth=1.8)
         axes.plot(dot.x, dot.y, shape, color=color)
         axes.plot([dot.x] * len(dot.seeds), dot.seeds, ".", color=color, alpha=0.6, markersize=4)
+
+
+def draw_row(axes: Axes, y: float, estimate: Interval, runs: Sequence[float], color: str) -> None:
+    """Draw an estimate as a dot on the horizontal bar of its interval, and each run as a ring."""
+    axes.hlines(y, estimate.low, estimate.high, color=color, linewidth=2)
+    axes.plot(estimate.value, y, "o", color=color)
+    axes.plot(runs, [y] * len(runs), "o", color=color, markersize=5, fillstyle="none")
 
 
 def frame(axes: Axes, title: str, x: str, share: bool = False) -> None:
@@ -115,17 +121,17 @@ def frame(axes: Axes, title: str, x: str, share: bool = False) -> None:
     """
     axes.set_title(title)
     axes.set_xlabel(x)
-    heights = [float(y) for line in axes.lines for y in np.asarray(line.get_ydata())]
     if "step" in x:
         axes.xaxis.set_major_locator(mpl.ticker.MaxNLocator(6, integer=True))
-    known = [y for y in heights if y == y]
+    heights = np.array([y for line in axes.lines for y in np.asarray(line.get_ydata())], dtype=float)
+    known = heights[~np.isnan(heights)]
     if share:
         axes.set_ylim(-0.02, 1.02)
-    elif known and min(known) >= 0 and max(known) > 0:
-        usual = float(np.median([y for y in known if y > 0]))
-        if min(known) > 0 and max(known) > LOG_FROM * min(known):
+    elif known.size and known.min() >= 0 and known.max() > 0:
+        usual = float(np.median(known[known > 0]))
+        if known.min() > 0 and known.max() > LOG_FROM * known.min():
             axes.set_yscale("log")
-        elif max(known) > LOG_FROM * usual:
+        elif known.max() > LOG_FROM * usual:
             axes.set_yscale("symlog", linthresh=usual)
 
 
@@ -133,19 +139,10 @@ def legend(figure: Figure, looks: Mapping[str, Style]) -> None:
     """Draw a legend of the arms above all panels; nothing with one arm."""
     if len(looks) < 2:
         return
-    keys = [
-        mpl.lines.Line2D([], [], color=look.color, linewidth=2, linestyle=(0, look.dashes) if look.dashes else "solid")
-        for look in looks.values()
-    ]
+    keys = [mpl.lines.Line2D([], [], color=look.color, linewidth=2, linestyle=look.line) for look in looks.values()]
     longest = max(map(len, looks)) + 7
     columns = max(1, min(len(looks), int(LETTERS * figure.get_figwidth() / WIDTH) // longest))
     figure.legend(keys, list(looks), loc="outside upper left", ncols=columns)
-
-
-def level(axes: Axes, y: float, text: str) -> None:
-    """Draw a dashed line with a label across a panel."""
-    axes.axhline(y, color=INK, linestyle=(0, (4, 3)), linewidth=1)
-    axes.annotate(text, (0.01, y), (0, 2), xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=7)
 
 
 def powers_of_two(axes: Axes, values: Iterable[float]) -> None:
@@ -156,23 +153,24 @@ def powers_of_two(axes: Axes, values: Iterable[float]) -> None:
     axes.minorticks_off()
 
 
-def bars(axes: Axes, parts: Sequence[Mapping[str, Any]], colours: Mapping[str, str]) -> None:
-    """Draw horizontal bars of parts laid end to end.
+def bars(widths: pd.DataFrame, colours: Mapping[str, str], height: float) -> tuple[Figure, Axes]:
+    """Draw a figure of horizontal bars, the first on top, of parts laid end to end.
 
     Args:
-        parts: each with ``name`` (of its bar), ``kind``, ``start`` and ``end``, and optionally ``text``; the first is on top.
-        colours: kind -> colour.
+        widths: a row for each bar, a column for each part.
+        colours: part -> colour; parts without width have no entry in the legend.
+        height: inches beside the bars.
     """
-    for part in parts:
-        width = part["end"] - part["start"]
-        drawn = axes.barh(part["name"], width, left=part["start"], color=colours[part["kind"]], height=0.75)
-        if part.get("text"):
-            axes.bar_label(drawn, [part["text"]], label_type="center", color="black", fontsize=8)
+    figure, (axes,) = panels(1, height=height)
+    starts = widths.cumsum(axis=1).shift(axis=1, fill_value=0.0)
+    for part, color in colours.items():
+        axes.barh(widths.index, widths[part], left=starts[part], color=color, height=0.75, label=part)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    shown = [kind for kind in colours if any(part["kind"] == kind for part in parts)]
-    keys = [mpl.patches.Patch(color=colours[kind]) for kind in shown]
-    axes.figure.legend(keys, shown, loc="outside upper left", ncols=2)  # type: ignore[call-arg]
+    shown = [part for part in colours if widths[part].any()]
+    keys = [mpl.patches.Patch(color=colours[part]) for part in shown]
+    figure.legend(keys, shown, loc="outside upper left", ncols=2)
+    return figure, axes
 
 
 def save_figures(figures: Mapping[str, Figure], folder: Path) -> None:

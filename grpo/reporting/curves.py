@@ -1,35 +1,32 @@
-"""Curves of a run's metrics over steps, updates and KL."""
+"""Curves of a run's metrics over steps, updates, seconds and KL, and figures of them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from grpo.common.metrics import METRICS, UNITS
-from grpo.reporting.charts import Curve
-from grpo.reporting.form_and_answer import FORM
+from grpo.reporting.charts import Curve, draw_curves, frame, legend, panels
+from grpo.reporting.style import Style, readable, styles
+from grpo.reporting.timing import elapsed
 from grpo.results.runs import REWARD, Run, by_arm
 from grpo.results.verdicts import KL
 
+FORM = "val/format_reward"
 GIVEN_FORM = "val/answer_given_form"  # not a column: answer reward divided by format reward
+LENGTH, ENTROPY, NORM = "val/response_length", "token_entropy", "gradient_norm"
 TITLES = {metric.name: metric.label for metric in METRICS} | {GIVEN_FORM: "accuracy, given the form"}
 SHARES = {name for name, unit in UNITS.items() if unit == "share"} | {GIVEN_FORM}
 STEP = {"grpo": "GRPO step", "sft": "optimizer step", "expert_iteration": "expert iteration step"}
-UPDATE, SECONDS = "optimizer steps (updates)", "seconds without evaluation"
+COLUMNS = 4  # panels side by side
+OF_A_RUN = (REWARD, FORM, GIVEN_FORM, LENGTH, ENTROPY, NORM, "train/reward", "loss")  # panels in a figure of one run
 
 Axis = Callable[[Run, list[int]], Sequence[float]]  # a run and some of its steps -> their x values
-
-
-def number(value: Any) -> float | int | None:
-    """Round to six digits, for the page; None if not finite."""
-    if value is None or not math.isfinite(value):
-        return None
-    shorter = float(f"{value:.6g}")
-    return int(shorter) if shorter.is_integer() and abs(shorter) < 1e15 else shorter
 
 
 def values_of(run: Run, column: str) -> pd.Series[float] | None:
@@ -60,6 +57,12 @@ def over_updates(run: Run, steps: list[int]) -> Sequence[float]:
     return [float(updates[step]) for step in steps]
 
 
+def over_seconds(run: Run, steps: list[int]) -> Sequence[float]:
+    """Axis of seconds since a run's start, without evaluation."""
+    spent = elapsed(run)
+    return [float(spent[step]) if step else 0.0 for step in steps]
+
+
 def over_drift(run: Run, steps: list[int]) -> Sequence[float]:
     """Axis of the KL to the starting policy, in nats per token.
 
@@ -70,7 +73,7 @@ def over_drift(run: Run, steps: list[int]) -> Sequence[float]:
     return [float(drift.get(step + 1, math.nan)) for step in steps]
 
 
-def curves_of(arms: dict[str, list[Run]], column: str, axis: Axis = over_steps) -> list[Curve]:
+def curves_of(arms: Mapping[str, list[Run]], column: str, axis: Axis = over_steps) -> list[Curve]:
     """The curve of each run and, for arms with several, the mean over runs that did not diverge.
 
     Args:
@@ -96,13 +99,44 @@ def _curve(arm: str, run: Run, column: str, axis: Axis, seed: int | None) -> Cur
     return Curve(arm, seed, tuple(axis(run, values.index.tolist())), tuple(values.tolist()), ended)
 
 
-def updates_differ(runs: list[Run]) -> bool:
-    """Whether runs take different numbers of updates per step, so that steps and updates are different axes."""
-    if any("update" not in run.validation for run in runs):
-        return False
-    return len({run.validation["update"].iloc[-1] / run.validation["step"].iloc[-1] for run in runs}) > 1
-
-
-def named(runs: list[Run], names: Callable[[str], str]) -> dict[str, list[Run]]:
+def named(runs: list[Run]) -> dict[str, list[Run]]:
     """Group runs by the readable name of their arm."""
-    return {names(arm): of for arm, of in by_arm(runs).items()}
+    return {readable(arm): of for arm, of in by_arm(runs).items()}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A panel of curves: a metric over an axis with its title."""
+
+    column: str
+    x: str
+    axis: Axis = over_steps
+
+
+def curves_figure(
+    arms: Mapping[str, list[Run]],
+    shown: Sequence[Panel],
+    looks: Mapping[str, Style] | None = None,
+    means: bool = False,
+    **size: float,
+) -> Figure:
+    """Draw a panel for each metric, with the curves of all arms.
+
+    Args:
+        arms: runs by the shown name.
+        looks: style by name; by default in the arms' order.
+        means: only the means over runs.
+    """
+    figure, axes = panels(len(shown), rows=-(-len(shown) // COLUMNS), **size)
+    looks = looks or styles(arms)
+    for place, panel in zip(axes, shown, strict=True):
+        curves = curves_of(arms, panel.column, panel.axis)
+        draw_curves(place, [curve for curve in curves if curve.seed is None or not means], looks)
+        frame(place, TITLES[panel.column], panel.x, panel.column in SHARES)
+    legend(figure, looks)
+    return figure
+
+
+def run_figure(run: Run) -> Figure:
+    """Draw a GRPO run's curves over its steps, a panel for each metric of :data:`OF_A_RUN` that it has."""
+    return curves_figure({run.arm: [run]}, [Panel(column, STEP["grpo"]) for column in OF_A_RUN if has([run], column)])

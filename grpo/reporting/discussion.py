@@ -3,21 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
 import pandas as pd
 
-from grpo.reporting.form_and_answer import Split, split
+from grpo.reporting.curves import FORM, LENGTH
 from grpo.reporting.sentences import paragraphs
 from grpo.reporting.trends import MEASURES, trend_of
 from grpo.results.findings import ArmResult, ExperimentResult
-from grpo.results.runs import Run, by_arm, gain, identical
+from grpo.results.runs import REWARD, Run, by_arm, gain, identical
 from grpo.study.schema import Study
 
 Numbers = dict[str, Any]
 RUNS = ("all", "held")  # an arm's runs, which a result file leaves out
 METHODS = {"grpo": "GRPO", "sft": "Supervised fine-tuning", "expert_iteration": "Expert iteration"}
+
+
+@dataclass(frozen=True)
+class Split:
+    """Answer reward as the product of the form's share and the accuracy given the form."""
+
+    form: float
+    answer: float
+
+    @property
+    def within(self) -> float | None:
+        """Accuracy given the form; None if no response has it, or if answers are rewarded without it."""
+        return self.answer / self.form if 0 < self.form >= self.answer else None
+
+
+def split(runs: list[Run], rows: slice) -> Split | None:
+    """The split over some evaluations (``rows``) of all runs; None if the form was not measured."""
+    if any(FORM not in run.validation for run in runs):
+        return None
+    form, answer = (sum(run.validation[c].iloc[rows].mean() for run in runs) / len(runs) for c in (FORM, REWARD))
+    return Split(float(form), float(answer))
 
 
 def numbers_of(study: Study, runs: list[Run], result: ExperimentResult) -> Numbers:
@@ -31,9 +52,8 @@ def numbers_of(study: Study, runs: list[Run], result: ExperimentResult) -> Numbe
         leader); ``nothing_right`` (whether no answer was right in any run).
     """
     of_arm = by_arm(runs)
-    entry = study.experiments[result.experiment]
     arms = [_arm(of_arm[arm.arm], arm, result.last_k, of_arm[result.leader]) for arm in result.arms]
-    leader = next(arm for arm in arms if arm["arm"] == result.leader)
+    leader, winner = (next(arm for arm in arms if arm["arm"] == name) for name in (result.leader, result.winner))
     rivals = [arm for arm in arms if arm is not leader and (not arm["collapses"] or leader["collapses"])]
     ends = [
         int(run.validation["step"].iloc[-1])
@@ -45,7 +65,7 @@ def numbers_of(study: Study, runs: list[Run], result: ExperimentResult) -> Numbe
     return {
         "experiment": result.experiment,
         "title": study.title(result.experiment),
-        "method": METHODS[entry.method],
+        "method": METHODS[study.experiments[result.experiment].method],
         "steps": sorted({min(ends), max(ends)}),
         "last_k": result.last_k,
         "reason": result.reason,
@@ -56,7 +76,7 @@ def numbers_of(study: Study, runs: list[Run], result: ExperimentResult) -> Numbe
         "contrasts": max((arm.contrast.contrasts for arm in result.arms if arm.contrast), default=0),
         "arms": arms,
         "leader": leader,
-        "winner": next(arm for arm in arms if arm["arm"] == result.winner),
+        "winner": winner,
         "next": max(rivals, key=lambda arm: arm["final"].value, default=None),
         "tied": sorted((arm for arm in rivals if arm["arm"] in result.tied), key=lambda arm: -arm["final"].value),
         "collapsed": [arm for arm in arms if arm["collapses"]],
@@ -72,6 +92,10 @@ def _arm(runs: list[Run], result: ArmResult, last_k: int, leading: list[Run]) ->
     """
     collapsed = {collapse.run for collapse in result.collapses}
     held = [run for run in runs if run.name not in collapsed] or runs
+    first, last = slice(1), slice(-last_k, None)
+    length = None
+    if LENGTH in held[0].validation:
+        length = [float(pd.concat([run.validation[LENGTH].iloc[rows] for run in held]).mean()) for rows in (first, last)]
     return {
         "arm": result.arm,
         "overrides": result.overrides,
@@ -84,18 +108,12 @@ def _arm(runs: list[Run], result: ArmResult, last_k: int, leading: list[Run]) ->
         "below": None if result.contrast is None else result.contrast.turned().adjusted,
         "apart": result.contrast is not None and result.contrast.excludes_zero,
         "collapses": result.collapses,
-        "before": split(held, slice(1)),
-        "after": split(held, slice(-last_k, None)),
-        "length": [_mean_length(held, rows) for rows in (slice(1), slice(-last_k, None))]
-        if "val/response_length" in held[0].validation
-        else None,
+        "before": split(held, first),
+        "after": split(held, last),
+        "length": length,
         "courses": {measure.key: (measure, course) for measure in MEASURES if (course := trend_of(held, measure))},
         "alike": runs is not leading and identical(runs, leading),
     }
-
-
-def _mean_length(runs: list[Run], rows: slice) -> float:
-    return float(pd.concat([run.validation["val/response_length"].iloc[rows] for run in runs]).mean())
 
 
 def as_plain(value: Any) -> Any:
@@ -115,14 +133,10 @@ def result_paragraphs(numbers: Numbers, runs: list[Run], with_courses: bool) -> 
     Args:
         with_courses: whether to describe the curves of entropy, length and gradient norm.
     """
-    ratios = [found for of_arm in by_arm(runs).values() if (found := _ratios(of_arm))]
+    ratios = []  # of arms whose ratios to the sampling policy are not all 1
+    for arm, of_arm in by_arm(runs).items():
+        history = pd.concat([run.history for run in of_arm])
+        if "ratio_max" in history and (history["ratio_max"] != 1).any():
+            low, high, clipped = history["ratio_min"].min(), history["ratio_max"].max(), history["clip_fraction"].mean()
+            ratios.append({"arm": arm, "low": low, "high": high, "clipped": clipped})
     return paragraphs("experiment_sentences.md.j2", n=numbers, ratios=ratios, with_courses=with_courses)
-
-
-def _ratios(of_arm: list[Run]) -> Numbers | None:
-    """Range of ratios to the sampling policy and share of clipped tokens; None if all ratios are 1."""
-    history = pd.concat([run.history for run in of_arm])
-    if "ratio_max" not in history or not (history["ratio_max"] != 1).any():
-        return None
-    low, high, clipped = history["ratio_min"].min(), history["ratio_max"].max(), history["clip_fraction"].mean()
-    return {"arm": of_arm[0].arm, "low": low, "high": high, "clipped": clipped}

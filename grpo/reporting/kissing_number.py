@@ -9,11 +9,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from grpo.common.files import read_json, read_jsonl
-from grpo.reporting.charts import INK, level, panels
-from grpo.reporting.sentences import templates
+from grpo.reporting.charts import INK, panels
+from grpo.reporting.sentences import render
 from grpo.reporting.style import styles
 from grpo.study import paths
-from grpo.study.schema import read_yaml
+from grpo.study.schema import Study, read_yaml
 
 STAGE = "kissing_number"
 KNOWN_BOUNDS = Path(__file__).with_name("known_bounds.yaml")
@@ -45,6 +45,13 @@ def read_scores() -> pd.DataFrame:
     return pd.DataFrame(read_jsonl(paths.KISSING_SEARCH / "scores.jsonl", STAGE, row))
 
 
+def write_search_curve(study: Study) -> None:
+    """Write reports/search.csv, the best score so far by attempt; without rows if the study has no search."""
+    columns = ["attempt", "best"]
+    found = read_scores()[columns] if study.kissing_number is not None else pd.DataFrame(columns=columns)
+    found.to_csv(paths.REPORTS / "search.csv", index=False, lineterminator="\n")
+
+
 def known_bounds() -> dict[str, list[dict[str, Any]]]:
     """Read the known ``lower`` and ``upper`` bounds in dimension 11, each with its source, oldest first."""
     bounds: dict[str, list[dict[str, Any]]] = read_yaml(KNOWN_BOUNDS)
@@ -67,7 +74,9 @@ def draw_search(report: dict[str, Any], scores: pd.DataFrame) -> Figure:
     axes[1].set_title(f"from {TOP[0]} points on, with known bounds")
     axes[1].set_ylim(*TOP)
     for points in DRAWN_BOUNDS:
-        level(axes[1], points, known[points])
+        axes[1].axhline(points, color=INK, linestyle=(0, (4, 3)), linewidth=1)
+        at = (0.01, points)
+        axes[1].annotate(known[points], at, (0, 2), xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=7)
     return figure
 
 
@@ -75,14 +84,11 @@ def section(report: dict[str, Any]) -> str:
     """The section on method, course, result and failures (Markdown), with links relative to a folder of reports/."""
     bounds = known_bounds()
     passed = [bound for bound in bounds["lower"] if bound["points"] <= report["best_of_search"]]
-    return (
-        templates()
-        .get_template("kissing_number.md.j2")
-        .render(
-            report=report,
-            bounds=bounds,
-            passed=passed[-1] if passed else None,
-            record=max(bound["points"] for bound in bounds["lower"]),
-            record_in_integers=max(bound["points"] for bound in bounds["lower"] if bound["integers"]),
-        )
+    return render(
+        "kissing_number.md.j2",
+        report=report,
+        bounds=bounds,
+        passed=passed[-1] if passed else None,
+        record=max(bound["points"] for bound in bounds["lower"]),
+        record_in_integers=max(bound["points"] for bound in bounds["lower"] if bound["integers"]),
     )

@@ -1,4 +1,4 @@
-"""The report reports/index.html: one file that embeds its figures, data and script."""
+"""The report: the page reports/index.html, which embeds its figures, data and script, and its summary in Markdown."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from typing import Any
 
 from markdown_it import MarkdownIt
 
-from grpo.common.files import read_text, write_text
+from grpo.common.files import read_text, whole_folder, write_text
 from grpo.reporting import answer
-from grpo.reporting.answer import Found
 from grpo.reporting.charts import INK, WIDTH
-from grpo.reporting.discussion import Numbers
-from grpo.reporting.provenance import stages_in_lock
-from grpo.reporting.record import Record, collect
-from grpo.reporting.sections import markdown_sections
-from grpo.reporting.sentences import templates
-from grpo.reporting.style import readable, style, with_readable_names
+from grpo.reporting.provenance import provenance_of
+from grpo.reporting.record import Record, Values
+from grpo.reporting.rollouts import browsable, gained_and_lost, number
+from grpo.reporting.sections import markdown_sections, paragraphs_of
+from grpo.reporting.sentences import render, templates
+from grpo.reporting.style import readable
+from grpo.results.runs import Run
 from grpo.study import paths
-from grpo.study.schema import Study
 
 TEMPLATES = Path(__file__).with_name("templates")
 POINTS = 72  # of an inch
@@ -32,66 +31,99 @@ TITLES = {
     "claims": "What others reported, with a verdict for each claim",
     "method": "Method, data, software, hardware; every run",
 }
-TO_BROWSE = ("runs", "alike", "files", "samples")  # the record's entries that the page's script reads
+FILES = ("config.yaml", "metrics.json", "history.csv", "validation.csv", "outcomes.jsonl", "rollouts.jsonl")  # of each run
 
 
-def write_page(study: Study, found: Found, numbers: Mapping[str, Numbers], by_dvc: bool = True) -> None:
-    """Write reports/index.html, which needs no network.
+def write_writeup(record: Record) -> None:
+    """Write reports/writeup.md and reports/sections/*.md."""
+    with whole_folder(paths.SECTIONS) as folder:
+        for name, text in markdown_sections(record).items():
+            write_text(folder / f"{name}.md", text)
+    write_text(paths.WRITEUP, render("writeup.md.j2", **_summary(record)))
 
-    Args:
-        numbers: experiment -> :func:`grpo.reporting.discussion.numbers_of`.
-        by_dvc: whether DVC's stages made the results, so that dvc.lock has their hashes.
-    """
-    lock = stages_in_lock() if by_dvc else {}
-    record = collect(study, found, numbers, lock)
-    drawn = [path for folder in (paths.FIGURES, paths.TIMING_REPORT) for path in sorted(folder.glob("*.svg"))]
-    figures = {f"{path.parent.name}/{path.stem}": path for path in drawn}
-    shown = {name: _main_figures(name, figures) for name in numbers}
-    texts = markdown_sections(study, found, numbers, lock, folded=True)
-    if paths.ANSWERS.is_file():
-        texts = {"answers": read_text(paths.ANSWERS, made_by="report")} | texts
+
+def write_page(record: Record) -> None:
+    """Write reports/index.html, which needs no network."""
+    page = templates(autoescape=True).get_template("page.html")
+    write_text(paths.PAGE, page.render(_summary(record) | _of_page(record)))
+
+
+def _summary(record: Record) -> Values:
+    return {
+        "study": record.study,
+        "numbers": record.numbers,
+        "answer": answer.sentences(record),
+        "best": answer.best(record),
+        "cost": answer.cost(record),
+        "command": answer.command(record.study, bool(record.lock)),
+        "left_out": {name: record.study.title(name) for name in record.study.left_out},
+        "answers": paths.ANSWERS.is_file(),
+        "forest": (paths.FIGURES / "forest.svg").exists(),
+    }
+
+
+def _of_page(record: Record) -> Values:
+    """The values of the page beside those of the summary."""
+    figures = {
+        f"{path.parent.name}/{path.stem}": inlined(path)
+        for folder in (paths.FIGURES, paths.TIMING_REPORT)
+        for path in sorted(folder.glob("*.svg"))
+    }
+    # An experiment's figure, and that over wall-clock time if there is one, stand above what is folded.
+    own = {name: [f"{folder}/{name}" for folder in ("figures", "timing")] for name in record.runs}
+    shown = {name: [path for path in of if path in figures] for name, of in own.items()}
     above = {name for of in shown.values() for name in of}
-    inline = {name: inlined(path) for name, path in figures.items() if name not in above}
-    details = {name: to_html(text, inline) for name, text in texts.items()}
-    environment = templates(autoescape=True)
-    environment.filters |= {"readable": readable, "swatch": lambda place: style(place).color, "named": with_readable_names}
-    page = environment.get_template("page.html").render(
-        record=record,
-        numbers=numbers,
-        counted=sorted({arm["arm"] for of in numbers.values() for arm in of["arms"] if re.search(r"_\d", arm["arm"])}),
-        overview=inline["figures/overview"],
-        forest=inline.get("figures/forest", ""),
-        shown={name: [inlined(figures[path]) for path in of] for name, of in shown.items()},
-        more={name: [inline[f"figures/{name}-{kind}"] for kind in ("ends", "metrics")] for name in numbers},
-        chains=chains(record["experiments"]),
-        details=details,
-        titles={name: title for name, title in TITLES.items() if name in details},
-        command=answer.command(study, by_dvc),
-        left_out=[study.title(name) for name in study.left_out],
-        css=_asset("page.css"),
-        script=_asset("page.js"),
-        data=embedded({key: record[key] for key in TO_BROWSE} | {"experiments": _to_choose(record), "best": record["best"]}),
-    )
-    write_text(paths.PAGE, page)
+    below = {name: figure for name, figure in figures.items() if name not in above}
+    texts = {"answers": read_text(paths.ANSWERS, made_by="report")} if paths.ANSWERS.is_file() else {}
+    details = {name: to_html(text, below) for name, text in (texts | markdown_sections(record, folded=True)).items()}
+    compared = [n for n in record.numbers.values() if len(n["arms"]) > 1]
+    best_first = sorted(record.all_runs, key=lambda run: run.arm != record.results[run.experiment].winner)
+    samples = browsable([run.name for run in best_first])
+    data = {
+        "runs": {run.name: _run(run, record.lock) for run in record.all_runs},
+        "files": [(paths.RUNS / "RUN" / name).as_posix() for name in FILES],
+        "samples": samples,
+        "experiments": [
+            {"name": n["experiment"], "title": n["title"], "winner": n["winner"]["arm"]}
+            | {"arms": [{"arm": arm["arm"], "title": readable(arm["arm"]), "runs": arm["runs"]} for arm in n["arms"]]}
+            for n in record.numbers.values()
+        ],
+        "best": answer.best(record)["numbers"]["experiment"],
+    }
+    return {
+        "results": record.results,
+        "followers": {
+            before: [name for name in record.runs if record.study.experiments[name].builds_on == before]
+            for before in (None, *record.runs)
+        },
+        "counted": sorted({arm["arm"] for n in record.numbers.values() for arm in n["arms"] if re.search(r"_\d", arm["arm"])}),
+        "compared": len(compared),
+        "decided": sum(not n["tied"] and not n["leader"]["collapses"] for n in compared),
+        "verdicts": record.counted,
+        "leads": {name: paragraphs_of(record, name)[0] for name in record.runs},
+        "gained_and_lost": gained_and_lost,
+        "figures": figures,
+        "shown": shown,
+        "details": details,
+        "titles": {name: title for name, title in TITLES.items() if name in details},
+        "left_out_samples": samples["left_out"],
+        "css": (TEMPLATES / "page.css").read_text(encoding="utf-8"),
+        "script": (TEMPLATES / "page.js").read_text(encoding="utf-8"),
+        "data": embedded(data),
+    }
 
 
-def _main_figures(experiment: str, figures: Mapping[str, Path]) -> list[str]:
-    """An experiment's figure, and that over wall-clock time if there is one."""
-    own = (f"{folder.name}/{experiment}" for folder in (paths.FIGURES, paths.TIMING_REPORT))
-    return [name for name in own if name in figures]
-
-
-def _to_choose(record: Record) -> list[Record]:
-    """The experiments and arms for the choice of rollouts."""
-    return [
-        {key: e[key] for key in ("name", "title", "winner")}
-        | {"arms": [{"arm": arm["arm"], "title": readable(arm["arm"]), "runs": arm["runs"]} for arm in e["arms"]]}
-        for e in record["experiments"]
-    ]
-
-
-def _asset(name: str) -> str:
-    return (TEMPLATES / name).read_text(encoding="utf-8")
+def _run(run: Run, lock: Values) -> Values:
+    """The data of a run's page: its provenance, its configuration with sources, and its final numbers."""
+    origin = provenance_of(run, lock)
+    return {
+        **origin,
+        "same_as": run.config["same_as"] or "",
+        "seconds": number(origin["seconds"]),
+        "phases": {name: number(seconds) for name, seconds in origin["phases"].items()},
+        "config": [[key, each["value"], each["from"]] for key, each in run.config["config"].items()],
+        "metrics": {key: number(v) if isinstance(v, int | float) else v for key, v in run.metrics.items()},
+    }
 
 
 def embedded(data: Mapping[str, Any]) -> str:
@@ -106,26 +138,6 @@ def inlined(path: Path) -> str:
     count = max(1, round(float(re.findall(r' width="([\d.]+)pt"', svg)[0]) / POINTS / WIDTH))
     svg = re.sub(r'<svg [^>]*viewBox="([^"]+)"[^>]*>', r'<svg xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="\1">', svg)
     return f'<div class="figure" style="--panels:{count}" tabindex="0" role="img">{svg}</div>'
-
-
-def chains(experiments: list[Record]) -> list[list[Record]]:
-    """Arrange the experiments by what they build on.
-
-    Returns:
-        a chain for each experiment that builds on none. Each entry of a chain has ``experiment`` and ``branches``: chains, if
-        several experiments build on it.
-    """
-    after: dict[str, list[Record]] = {}
-    for experiment in experiments:
-        after.setdefault(experiment["builds_on"][0] if experiment["builds_on"] else "", []).append(experiment)
-
-    def chain(first: Record) -> list[Record]:
-        following = after.get(first["name"], [])
-        if len(following) == 1:
-            return [{"experiment": first, "branches": []}, *chain(following[0])]
-        return [{"experiment": first, "branches": [chain(each) for each in following]}]
-
-    return [chain(first) for first in after.get("", [])]
 
 
 def to_html(markdown: str, figures: Mapping[str, str]) -> str:

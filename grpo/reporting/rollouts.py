@@ -1,36 +1,60 @@
-"""Stored samples for the page's browser, and the problems that each arm gained and lost."""
+"""Stored samples for the page's browser and the write-up, and the problems that each arm gained and lost."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
 import numpy as np
 
 from grpo.common.files import read_jsonl
-from grpo.reporting.curves import number
-from grpo.results.runs import Run, by_arm
+from grpo.results.runs import Run
 from grpo.study import paths
 from grpo.study.runs_table import stage_of_run
 
 SUM = re.compile(r"(-?\d+) ([+-]) (\d+) = (-?\d+)")
 MOST_SAMPLES = 700_000  # characters in the page; other samples stay in the runs' folders
+SAMPLES_SHOWN = 2  # before and after training
 NUMBERS = ("format_reward", "answer_reward", "reward", "token_entropy")
 COLUMNS = ("step", "problem", "prompt", "response", "ground_truth", *NUMBERS)
 
+Sample = dict[str, Any]
 
-def read_samples(run: str) -> list[dict[str, Any]]:
+
+def number(value: Any) -> float | int | None:
+    """Round to six digits, for the page; None if not finite."""
+    if value is None or not math.isfinite(value):
+        return None
+    shorter = float(f"{value:.6g}")
+    return int(shorter) if shorter.is_integer() and abs(shorter) < 1e15 else shorter
+
+
+def read_samples(run: str) -> list[Sample]:
     """Read the samples of the run ``EXPERIMENT/ARM/SEED``, from its first, middle and last evaluation.
 
     Raises:
         UserError: they are missing or damaged.
     """
 
-    def sample(record: dict[str, Any]) -> dict[str, Any]:
+    def sample(record: Sample) -> Sample:
         return {column: record[column] for column in COLUMNS}
 
     return read_jsonl(paths.RUNS / run / "rollouts.jsonl", stage_of_run(run), sample)
+
+
+def before_and_after(run: str) -> list[Sample]:
+    """A run's samples of the same problems before and after training.
+
+    Problems whose last answer is right and whose written sums are correct come first: a right answer may follow a wrong sum.
+    """
+    samples = read_samples(run)
+    first, last = min(sample["step"] for sample in samples), max(sample["step"] for sample in samples)
+    at_end = [sample for sample in samples if sample["step"] == last]
+    best_first = sorted(at_end, key=lambda sample: not (sample["answer_reward"] == 1 and sums_hold(sample["response"])))
+    chosen = [sample["problem"] for sample in best_first[:SAMPLES_SHOWN]]
+    return [sample for step in (first, last) for sample in samples if sample["step"] == step and sample["problem"] in chosen]
 
 
 def sums_hold(response: str) -> bool:
@@ -59,24 +83,21 @@ def browsable(runs: list[str]) -> dict[str, Any]:
             left_out.append(run)
             continue
         size += more
-        rows = []
+        found[run] = []
         for s in samples:
             prompt = prompts.setdefault(s["prompt"], len(prompts))
             problem = problems.setdefault((s["problem"], s["ground_truth"]), len(problems))
-            rows.append([problem, prompt, s["step"], s["response"], *(number(s[reward]) for reward in NUMBERS)])
-        found[run] = rows
+            found[run].append([problem, prompt, s["step"], s["response"], *(number(s[reward]) for reward in NUMBERS)])
     columns = ["problem", "prompt", "step", "response", *NUMBERS]
     return {"prompts": list(prompts), "problems": list(problems), "columns": columns, "runs": found, "left_out": left_out}
 
 
-def gained_and_lost(runs: list[Run]) -> dict[str, tuple[float, ...]]:
-    """Number of problems right before training, right at the end, gained and lost, by arm: means over its runs.
+def gained_and_lost(runs: list[Run]) -> list[float]:
+    """Number of problems right before training, right at the end, gained and lost: means over an arm's runs.
 
     Each run's last evaluation is compared with its first.
     """
-    found = {}
-    for arm, of_arm in by_arm(runs).items():
-        ends = [(run.outcomes[0] == 1, run.outcomes[-1] == 1) for run in of_arm]
-        counts = [(first.sum(), last.sum(), (last & ~first).sum(), (first & ~last).sum()) for first, last in ends]
-        found[arm] = tuple(np.mean(counts, axis=0).tolist())
-    return found
+    ends = [(run.outcomes[0] == 1, run.outcomes[-1] == 1) for run in runs]
+    counts = [(first.sum(), last.sum(), (last & ~first).sum(), (first & ~last).sum()) for first, last in ends]
+    means: list[float] = np.mean(counts, axis=0).tolist()
+    return means

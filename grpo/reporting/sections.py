@@ -2,78 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from grpo.common.files import read_json, read_text
-from grpo.reporting.answer import Found
-from grpo.reporting.answers.courses import asked_of_courses
-from grpo.reporting.discussion import Numbers, result_paragraphs
-from grpo.reporting.environment import environments, made_otherwise
-from grpo.reporting.form_and_answer import Split
+from grpo.reporting.answers.ablations import asked_of_courses
+from grpo.reporting.discussion import Split, result_paragraphs
 from grpo.reporting.kissing_number import read_report, section
 from grpo.reporting.pieces import discussions, extra_figures, sft_report
-from grpo.reporting.provenance import provenance_of
-from grpo.reporting.rollouts import read_samples, sums_hold
+from grpo.reporting.provenance import environments, made_otherwise, provenance_of
+from grpo.reporting.record import Record, Values
+from grpo.reporting.rollouts import before_and_after
 from grpo.reporting.sentences import interval, templates
-from grpo.reporting.tables import details_table, experiment_table, further_sets_table, mixture_table
+from grpo.reporting.tables import details_table, experiment_table, further_sets_table, general_tables, mixture_table
 from grpo.reporting.timing import time_row, times_of_arms
-from grpo.results.claims import PUBLISHED, read_verdicts, shown
-from grpo.results.findings import Verdict
-from grpo.results.runs import Run, read_baseline, read_best_of_n
+from grpo.results.claims import PUBLISHED
+from grpo.results.runs import Run
 from grpo.results.statistics import wilson_interval
 from grpo.study import paths
 from grpo.study.schema import Study, read_yaml
 from grpo.study.settings import MAIN
 
-SAMPLES_SHOWN = 2
-Values = dict[str, Any]
 
-
-def paragraphs_of(study: Study, numbers: Numbers, runs: list[Run]) -> list[str]:
+def paragraphs_of(record: Record, experiment: str) -> list[str]:
     """The paragraphs on an experiment; the first is one sentence on its result."""
-    experiment = numbers["experiment"]
-    texts = result_paragraphs(numbers, runs, with_courses=experiment not in asked_of_courses(study))
-    return [text for text in (*texts, *discussions(study, experiment, runs, numbers)) if text]
+    with_courses = experiment not in asked_of_courses(record.study)
+    texts = result_paragraphs(record.numbers[experiment], record.runs[experiment], with_courses)
+    return [text for text in (*texts, *discussions(record, experiment)) if text]
 
 
-def markdown_sections(
-    study: Study, found: Found, numbers: Mapping[str, Numbers], lock: Values, folded: bool = False
-) -> dict[str, str]:
+def markdown_sections(record: Record, folded: bool = False) -> dict[str, str]:
     """Make the sections: file name (without ending) -> Markdown. Links are relative to a folder below reports/.
 
     Args:
-        numbers: experiment -> :func:`grpo.reporting.discussion.numbers_of`.
-        lock: the stages of dvc.lock; empty if DVC did not make the results.
         folded: leave out the first part of each experiment, for a page that shows it itself.
     """
-    environment = templates()
-    tables = {path.stem: read_text(path, made_by="report") for path in paths.TABLES.glob("*.md")}
+    environment, tables = templates(), general_tables(record)
 
     def filled(template: str, **values: Any) -> str:
-        return environment.get_template(f"{template}.md.j2").render(study=study, tables=tables, **values)
+        return environment.get_template(f"{template}.md.j2").render(study=record.study, tables=tables, **values)
 
-    texts = {
-        "base_model": filled("base_model", baseline=read_baseline(study), split=Split, sampled=bool(read_best_of_n(study)))
-    }
-    for name, (runs, _) in found.items():
-        texts[name] = filled("experiment", folded=folded, **_experiment(study, numbers[name], runs))
-    if study.kissing_number is not None:
+    texts = {"base_model": filled("base_model", baseline=record.baseline, split=Split, sampled=record.sampled)}
+    for name in record.runs:
+        texts[name] = filled("experiment", folded=folded, **_experiment(record, name))
+    if record.study.kissing_number is not None:
         title = "# Scientific discovery: kissing numbers in dimension 11 (`kissing_number`)"
         texts["kissing_number"] = f"{title}\n\n{section(read_report())}\n"
-    cited = {source for verdict in verdicts_of(study) for source in verdict.reported}
+    cited = {source for verdict in record.verdicts for source in verdict.reported}
     texts["claims"] = filled("claims", cited=cited, published=read_yaml(PUBLISHED))
-    texts["method"] = filled("method", by_dvc=bool(lock), sections=list(found), **_method(study, found, lock))
+    texts["method"] = filled("method", **_method(record))
     return texts
 
 
-def _method(study: Study, found: Found, lock: Values) -> Values:
-    provenance = [provenance_of(run, lock) for runs, _ in found.values() for run in runs]
-    others = sorted({study.experiments[name].task for name in found} - {MAIN})
+def _method(record: Record) -> Values:
+    study = record.study
+    made = [study.experiments[name] for name in record.runs]
+    provenance = [provenance_of(run, record.lock) for run in record.all_runs]
     return {
+        "by_dvc": bool(record.lock),
+        "sections": list(record.runs),
         "dataset": _dataset_report(MAIN),
-        "other_tasks": {name: _dataset_report(name) for name in others},
-        "sft_dataset": sft_report() if any(study.experiments[name].method == "sft" for name in found) else None,
+        "other_tasks": {name: _dataset_report(name) for name in sorted({entry.task for entry in made} - {MAIN})},
+        "sft_dataset": sft_report() if any(entry.method == "sft" for entry in made) else None,
         "left_out": {name: study.title(name) for name in study.left_out},
         "provenance": provenance,
         "environments": environments(provenance),
@@ -81,11 +70,10 @@ def _method(study: Study, found: Found, lock: Values) -> Values:
     }
 
 
-def _experiment(study: Study, numbers: Numbers, runs: list[Run]) -> Values:
-    experiment = numbers["experiment"]
+def _experiment(record: Record, experiment: str) -> Values:
+    study, runs, numbers = record.study, record.runs[experiment], record.numbers[experiment]
     entry = study.experiments[experiment]
-    lead, *more = paragraphs_of(study, numbers, runs)
-    with_breakdown = [*study.with_report("colocated"), *study.with_report("staleness")][-1:]  # the last of both shows it
+    lead, *more = paragraphs_of(record, experiment)
     return {
         "n": numbers,
         "lead": lead,
@@ -98,11 +86,14 @@ def _experiment(study: Study, numbers: Numbers, runs: list[Run]) -> Values:
         "note": entry.note,
         "report": entry.report,
         "figures": extra_figures(study, experiment),
-        "entries": [_entry(study, run) for run in runs] if "leaderboard" in entry.report else [],
+        "entries": [leaderboard_entry(study, run) for run in runs] if "leaderboard" in entry.report else [],
         "builds_on": _origins(study, runs),
         "methods": _timing_page("methods.md") if "methods" in entry.report else "",
-        "time_breakdown": _timing_page("time_breakdown.md") if experiment in with_breakdown else "",
-        "samples": before_and_after(numbers) if "samples" in entry.report else [],
+        # The last of both kinds of experiments shows it.
+        "time_breakdown": _timing_page("time_breakdown.md")
+        if experiment in record.with_piece("colocated", "staleness")[-1:]
+        else "",
+        "samples": before_and_after(numbers["winner"]["runs"][0]) if "samples" in entry.report else [],
     }
 
 
@@ -117,7 +108,7 @@ def _origins(study: Study, runs: list[Run]) -> list[str]:
     return [source for name in study.experiments for source in chosen if f" of {name} (" in source]
 
 
-def _entry(study: Study, run: Run) -> dict[str, Any]:
+def leaderboard_entry(study: Study, run: Run) -> Values:
     """The row of a leaderboard run: its score on the whole validation set, and its time."""
     n = run.metrics["full/problems"]
     low, high = wilson_interval(run.metrics["full/answer_reward"] * n, n)
@@ -132,26 +123,6 @@ def _entry(study: Study, run: Run) -> dict[str, Any]:
     }
 
 
-def _dataset_report(task: str) -> dict[str, Any]:
-    report: dict[str, Any] = read_json(paths.dataset_report(task), f"dataset@{task}", keys=("task", "train", "validation"))
+def _dataset_report(task: str) -> Values:
+    report: Values = read_json(paths.dataset_report(task), f"dataset@{task}", keys=("task", "train", "validation"))
     return report
-
-
-def verdicts_of(study: Study) -> list[Verdict]:
-    """Read the verdicts on claims about experiments of this study."""
-    return shown(read_verdicts(), study)
-
-
-def before_and_after(numbers: Numbers) -> list[Values]:
-    """Samples of the same problems before and after training, from the winner's first run.
-
-    Problems whose last answer is right and whose written sums are correct come first: a right answer may follow a wrong sum.
-    """
-    records = read_samples(numbers["winner"]["runs"][0])
-    steps = sorted({record["step"] for record in records})
-    last = [record for record in records if record["step"] == steps[-1]]
-    best_first = sorted(last, key=lambda record: not (record["answer_reward"] == 1 and sums_hold(record["response"])))
-    chosen = [record["problem"] for record in best_first[:SAMPLES_SHOWN]]
-    return [
-        record for step in (steps[0], steps[-1]) for record in records if record["step"] == step and record["problem"] in chosen
-    ]

@@ -1,15 +1,16 @@
-"""The report's Jinja templates, and the filters that format numbers in them."""
+"""The report's Jinja templates, the filters that format numbers in them, and Markdown tables from rows."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from grpo.reporting.trends import Measure
+from grpo.reporting.style import readable, style, with_readable_names
 from grpo.results.findings import Interval
+from grpo.results.markdown import markdown_table
 
 
 def templates(autoescape: bool = False) -> Environment:
@@ -22,14 +23,26 @@ def templates(autoescape: bool = False) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"interval": interval, "names": names, "decimals": decimals, "squeezed": squeezed, "shown": shown}
+    environment.filters |= {"interval": interval, "names": names, "decimals": decimals, "squeezed": squeezed}
+    environment.filters |= {"readable": readable, "named": with_readable_names, "swatch": lambda place: style(place).color}
+    environment.filters["shown"] = lambda value, measure: f"{value:{measure.shown}}"
     return environment
 
 
-def paragraphs(template: str, **numbers: Any) -> list[str]:
-    """Render a template to paragraphs, each on one line; line breaks before punctuation leave no space."""
-    found = templates().get_template(template).render(**numbers).split("\n\n")
-    return [line for paragraph in found if (line := squeezed(paragraph))]
+def render(template: str, **values: Any) -> str:
+    """Fill a template."""
+    return templates().get_template(template).render(**values)
+
+
+def paragraphs(template: str, **values: Any) -> list[str]:
+    """Fill a template and split it into paragraphs, each on one line; line breaks before punctuation leave no space."""
+    return [line for paragraph in render(template, **values).split("\n\n") if (line := squeezed(paragraph))]
+
+
+def table(rows: Iterable[Mapping[str, Any]]) -> str:
+    """A Markdown table of rows with the same columns, which are its heads."""
+    rows = list(rows)
+    return markdown_table(list(rows[0]), [[str(cell) for cell in row.values()] for row in rows])
 
 
 def squeezed(text: str) -> str:
@@ -39,20 +52,14 @@ def squeezed(text: str) -> str:
 
 def interval(estimate: Interval | Mapping[str, float]) -> str:
     """Format as ``0.712 (0.690 to 0.734)``; only the value if the interval is a point."""
-    value, low, high = (
-        estimate[k] if isinstance(estimate, Mapping) else getattr(estimate, k) for k in ("value", "low", "high")
-    )
-    return decimals(value) if low == high else f"{decimals(value)} ({decimals(low)} to {decimals(high)})"
+    of = estimate if isinstance(estimate, Mapping) else vars(estimate)
+    value = decimals(of["value"])
+    return value if of["low"] == of["high"] else f"{value} ({decimals(of['low'])} to {decimals(of['high'])})"
 
 
 def decimals(value: float | None, digits: int = 3) -> str:
     """Format a number with so many decimals, never as ``-0.000``; None as an empty text."""
     return "" if value is None else f"{round(value, digits) + 0.0:.{digits}f}"
-
-
-def shown(value: float, measure: Measure) -> str:
-    """Format a metric's value with its number of digits."""
-    return f"{value:{measure.shown}}"
 
 
 def names(of: Sequence[str]) -> str:

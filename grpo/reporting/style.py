@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 # Colours that colour-blind readers can distinguish (Okabe and Ito 2008); violet replaces their black, so that all can be read
 # on light and dark backgrounds. From the ninth arm on, colours repeat with other dashes.
@@ -14,10 +15,10 @@ METHODS = {"grpo": COLOURS[0], "sft": COLOURS[1], "expert_iteration": COLOURS[2]
 
 @dataclass(frozen=True)
 class Style:
-    """Colour and dashes (lengths of ink and gap; empty for a solid line) of a curve."""
+    """Colour and line style of a curve, as matplotlib takes them."""
 
     color: str
-    dashes: tuple[int, ...] = ()
+    line: Any = "solid"
 
 
 def style(place: int) -> Style:
@@ -26,25 +27,12 @@ def style(place: int) -> Style:
     The first eight have solid lines, the next eight dashes, then dashes with one dot, with two dots, and so on.
     """
     turn, colour = divmod(place, len(COLOURS))
-    return Style(COLOURS[colour], (6, 2, *(1, 2) * (turn - 1)) if turn else ())
+    return Style(COLOURS[colour], (0, (6, 2, *(1, 2) * (turn - 1))) if turn else "solid")
 
 
 def styles(names: Iterable[str]) -> dict[str, Style]:
     """The style of each arm (or other series of a figure), in the given order."""
     return {name: style(place) for place, name in enumerate(names)}
-
-
-def styles_of_places(places: Mapping[str, int]) -> dict[str, Style]:
-    """The style of arms of several experiments in one figure, by each arm's place in its own experiment.
-
-    Each keeps its colour; arms with the same place get other dashes.
-    """
-    found: dict[str, Style] = {}
-    for name, place in places.items():
-        while style(place) in found.values():
-            place += len(COLOURS)
-        found[name] = style(place)
-    return found
 
 
 def readable(arm: str) -> str:

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo.common.files import read_json
-from grpo.reporting.sentences import interval
+from grpo.reporting import sentences
 from grpo.results.findings import Verdict
-from grpo.results.markdown import markdown_table
 from grpo.results.power import CHANCE, MOST_SEEDS
 from grpo.study import paths
 
@@ -70,24 +69,21 @@ def table(rows: Sequence[Row], seconds: Mapping[str, float] | None = None) -> st
     """
     if not rows:
         return "Nothing: this study left no comparison undecided.\n"
-    columns = ["which is better", "experiment", "asked by", "difference (95% interval)", "seeds now", "seeds needed"]
-    columns += [*(["hours, these two arms", "hours, the command"] if seconds is not None else []), "next command"]
     lines = []
     for row in rows:
-        cells = [
-            f"{row['arms'][1]} or {row['arms'][0]}" + (f" (bar {row['bar']:g})" if row["bar"] else ""),
-            " and ".join(dict.fromkeys(row["experiments"])),
-            ", ".join(row["asked_by"]),
-            interval(row["measured"]),
-            str(len(row["seeds"])),
-            _needed(row),
-        ]
+        line = {
+            "which is better": f"{row['arms'][1]} or {row['arms'][0]}" + (f" (bar {row['bar']:g})" if row["bar"] else ""),
+            "experiment": " and ".join(dict.fromkeys(row["experiments"])),
+            "asked by": ", ".join(row["asked_by"]),
+            "difference (95% interval)": sentences.interval(row["measured"]),
+            "seeds now": len(row["seeds"]),
+            "seeds needed": _needed(row),
+        }
         if seconds is not None:
-            cost = hours(row, seconds)
-            cells += ["", ""] if cost is None else [_hours(one) for one in cost]
-        cells.append(f"`{row['command']}`" if row["command"] else "")
-        lines.append(cells)
-    return markdown_table(columns, lines)
+            two, everything = hours(row, seconds) or (None, None)
+            line |= {"hours, these two arms": _hours(two), "hours, the command": _hours(everything)}
+        lines.append(line | {"next command": f"`{row['command']}`" if row["command"] else ""})
+    return sentences.table(lines)
 
 
 def _needed(row: Row) -> str:
@@ -104,5 +100,5 @@ def _needed(row: Row) -> str:
     return f"no number: {row['problems']:,} problems are too few, at least {row['problems_needed']:,} are needed"
 
 
-def _hours(hours: float) -> str:
-    return f"{hours:.2f}" if hours < 10 else f"{hours:,.0f}"
+def _hours(hours: float | None) -> str:
+    return "" if hours is None else f"{hours:.2f}" if hours < 10 else f"{hours:,.0f}"

@@ -27,8 +27,7 @@ from grpo.discovery.log import LOG, Attempt, Log, Proposal, Settings, read_log
 from grpo.discovery.search import Budget, seed_of
 from grpo.discovery.summary import score_rows, summarise
 from grpo.discovery.verifier import Verification, verify_program, verify_text
-from grpo.reporting.figures import write_search_curve
-from grpo.reporting.kissing_number import draw_search, known_bounds, read_report, read_scores, section
+from grpo.reporting.kissing_number import draw_search, known_bounds, read_report, read_scores, section, write_search_curve
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.settings import KissingNumber

@@ -7,8 +7,10 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from grpo.results.findings import ArmResult, Collapse, Contrast, ExperimentResult, Interval
+from grpo.reporting.record import Record
+from grpo.results.findings import ArmResult, Collapse, Contrast, ExperimentResult, Interval, Verdict
 from grpo.results.runs import Run
+from grpo.study.schema import Study
 
 EXPERIMENT = "grpo_learning_rate"
 PROBLEMS = 100
@@ -96,3 +98,17 @@ def arm_result(
 def result(*arms: ArmResult, tied: tuple[str, ...] = (), winner: str = "a", last_k: int = 1) -> ExperimentResult:
     """Arm ``a`` leads."""
     return ExperimentResult(EXPERIMENT, last_k, arms, "a", tied, winner, False, "leads")
+
+
+def seeds(arm: str, rewards: list[float], **columns: Any) -> list[Run]:
+    """Two runs with equal numbers."""
+    return [run(arm, rewards, seed, **columns) for seed in (0, 1)]
+
+
+def record(study: Study, found: dict[str, tuple[list[Run], ExperimentResult]], *verdicts: Verdict, **read: Any) -> Record:
+    """A study's results from made-up runs and results; ``read``: what would be read from files, such as ``baseline``."""
+    made = Record(
+        study, {name: of[0] for name, of in found.items()}, {name: of[1] for name, of in found.items()}, list(verdicts)
+    )
+    vars(made).update(read)
+    return made

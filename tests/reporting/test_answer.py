@@ -6,10 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from report_parts import arm_result, collapse, interval, result, run
+from report_parts import arm_result, collapse, interval, record, result, run, seeds
 
 from grpo.reporting import answer
-from grpo.reporting.discussion import numbers_of
 from grpo.results.findings import ExperimentResult, Verdict
 from grpo.results.runs import Run
 from grpo.study.schema import Study
@@ -22,24 +21,14 @@ def of_experiment(name: str, runs: list[Run], of: ExperimentResult) -> tuple[lis
     return [replace(one, experiment=name) for one in runs], replace(of, experiment=name)
 
 
-def seeds(arm: str, rewards: list[float], **columns: Any) -> list[Run]:
-    return [run(arm, rewards, seed, **columns) for seed in (0, 1)]
-
-
 def verdict(name: Any, by_construction: bool = False) -> Verdict:
     return Verdict("id", "grpo_learning_rate", "s", name, "why", by_construction=by_construction)
 
 
 @pytest.fixture
-def said(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> Any:
+def said(mini_study: Study) -> Any:
     bare = {prompt: {"accuracy": interval(0.97)} for prompt in ("r1_zero", "question_only")}
-    monkeypatch.setattr(answer, "read_baseline", lambda _: bare)
-
-    def say(found: Experiments, *verdicts: Verdict) -> str:
-        numbers = {name: numbers_of(mini_study, *of) for name, of in found.items()}
-        return "\n".join(answer.sentences(mini_study, found, numbers, list(verdicts)))
-
-    return say
+    return lambda found, *verdicts: "\n".join(answer.sentences(record(mini_study, found, *verdicts, baseline=bare)))
 
 
 def one_arm(name: str = "grpo_kl_divergence", rewards: list[float] = UP, **columns: Any) -> Experiments:
@@ -109,9 +98,8 @@ def test_the_best_is_a_grpo_winner_whose_runs_held(mini_study: Study) -> None:
     fallen = result(arm_result("a", 0.95, None, collapse("a")))
     found = one_arm("grpo_learning_rate") | one_arm("sft_experiment", [0.1, 0.9])
     found |= {"leaderboard": of_experiment("leaderboard", seeds("a", [0.1, 0.95]), fallen)}
-    numbers = {name: numbers_of(mini_study, *of) for name, of in found.items()}
-    top = answer.best(mini_study, numbers)
-    assert (top["experiment"], top["arm"]["arm"], top["of"]) == ("grpo_learning_rate", "a", 1)
+    top = answer.best(record(mini_study, found))
+    assert (top["numbers"]["experiment"], top["arm"]["arm"], top["of"]) == ("grpo_learning_rate", "a", 1)
 
 
 def test_a_run_from_a_fine_tuned_model_is_no_gain_of_grpo_alone(mini_study: Study) -> None:
@@ -119,11 +107,10 @@ def test_a_run_from_a_fine_tuned_model_is_no_gain_of_grpo_alone(mini_study: Stud
     start = {"value": "sft_experiment/all/last", "from": "arm a"}
     tuned = [replace(one, config={"config": {"start_from": start}}) for one in found["grpo_sft_initialization"][0]]
     found["grpo_sft_initialization"] = (tuned, found["grpo_sft_initialization"][1])
-    numbers = {each: numbers_of(mini_study, *of) for each, of in found.items()}
-    top = answer.best(mini_study, numbers)
-    assert (top["experiment"], top["of"], top["only_from_base"]) == ("grpo_learning_rate", 1, True)
-    del numbers["grpo_learning_rate"]  # where every winner starts from one, the best of them stands
-    assert answer.best(mini_study, numbers)["experiment"] == "grpo_sft_initialization"
+    top = answer.best(record(mini_study, found))
+    assert (top["numbers"]["experiment"], top["of"], top["only_from_base"]) == ("grpo_learning_rate", 1, True)
+    del found["grpo_learning_rate"]  # where every winner starts from one, the best of them stands
+    assert answer.best(record(mini_study, found))["numbers"]["experiment"] == "grpo_sft_initialization"
 
 
 @pytest.mark.parametrize(

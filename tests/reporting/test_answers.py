@@ -18,10 +18,10 @@ from grpo.discovery.log import Attempt, Log, Proposal, Settings, read_log
 from grpo.discovery.mutation import fresh, program_of
 from grpo.discovery.strategies import messages_of
 from grpo.discovery.verifier import Verification
-from grpo.reporting.answer import all_numbers
+from grpo.reporting.answers.ablations import shares
+from grpo.reporting.answers.asynchronous import dominates, floor
 from grpo.reporting.answers.drift import goes_with, rank_correlation
 from grpo.reporting.answers.kissing import write_delivery
-from grpo.reporting.answers.overlap import dominates, floor
 from grpo.reporting.answers.parser_or_model import (
     ELSEWHERE,
     NONE,
@@ -38,12 +38,12 @@ from grpo.reporting.answers.parser_or_model import (
 )
 from grpo.reporting.answers.samples import agreement, chance_of
 from grpo.reporting.answers.write_answers import write_answers
-from grpo.reporting.form_and_answer import Split, shares
-from grpo.reporting.record import read_all
+from grpo.reporting.components import PARTS
+from grpo.reporting.discussion import Split
+from grpo.reporting.page import write_writeup
+from grpo.reporting.record import Record, read_record
 from grpo.reporting.tables import write_tables
-from grpo.reporting.time_breakdown import PARTS, Variant
-from grpo.reporting.timing import write_timing
-from grpo.reporting.writeup import write_writeup
+from grpo.reporting.wall_clock import write_timing
 from grpo.results.claims import write_claims
 from grpo.results.runs import Run
 from grpo.results.selection import select
@@ -204,20 +204,28 @@ def test_changes_and_levels_are_correlated_separately() -> None:
     assert f"rank correlation is {levels[0]} with the reward and {levels[1]} with the gradient norm" in text
 
 
-def times(**parts: float) -> dict[str, float]:
-    return dict.fromkeys(PARTS, 0.0) | {"efficiency": 1.0, "steps": 9.0} | parts
+def times(arm: str, lag: int, **parts: float) -> dict[str, Any]:
+    return {"arm": arm, "lag": lag, "steps": 9, **dict.fromkeys(PARTS, 0.0), **parts}
 
 
 def test_what_dominates_and_what_would_overlap_better() -> None:
-    slow = times(rollout=3.0, training=1.0, synchronization=0.2, generator_synchronization=0.1, waiting=2.0, step=3.3)
-    assert floor(slow) == pytest.approx(3.1)
-    text = dominates([Variant("lag_0", 0, slow), Variant("lag_1", 1, slow), Variant("lag_4", 4, None)])
+    slow = {
+        "rollout": 3.0,
+        "training": 1.0,
+        "synchronization": 0.2,
+        "generator_synchronization": 0.1,
+        "waiting": 2.0,
+        "step": 3.3,
+    }
+    assert floor(times("a", 1, **slow)) == pytest.approx(3.1)
+    short = {"arm": "lag_4", "lag": 4, "steps": 0}
+    text = dominates([times("lag_0", 0, **slow), times("lag_1", 1, **slow), short])
     assert "| lag_1 | rollout | 0.91 | 3.00 | 3.300 | 3.100 | 2.000 |" in text and "lag_4" not in text
     assert "In lag_1, the smallest lag at which the two overlap, **rollout dominates**: a step is +0.200 s" in text
     assert "The generator takes 3.00 times as long" in text and "3 of them in parallel" in text and "1.000 s per step" in text
-    even = dominates([Variant("lag_1", 1, times(rollout=1.0, training=1.1, step=1.2))])
+    even = dominates([times("lag_1", 1, rollout=1.0, training=1.1, step=1.2)])
     assert "**training dominates**" in even and "about equally long (1.10 times)" in even
-    assert "too short" in dominates([Variant("lag_1", 1, None)])
+    assert "too short" in dominates([short])
 
 
 # ------------------------------------------------------------------------------------------------------------- the page
@@ -240,7 +248,7 @@ def small(mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 HARDWARE = {"gpus": [], "processor": "p", "cores": 2, "memory_gib": 24}
 
 
-def write_results(study: Study) -> None:
+def write_results(study: Study) -> Record:
     """A study with runs, times and zero-shot answers, and the results of earlier stages."""
     for place, arm in enumerate(study.experiments["grpo_learning_rate"].arms):
         folder = paths.RUNS / f"grpo_learning_rate/{arm}/0"
@@ -286,13 +294,14 @@ def write_results(study: Study) -> None:
     (paths.BASELINE / "r1_zero.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     write_json(paths.CANDIDATES / "grpo_learning_rate.json", select(study, "grpo_learning_rate"))
     write_claims(study)
-    write_tables(study, all_numbers(study, read_all(study)))
-    write_timing(study)
+    found = read_record(study, by_dvc=False)
+    write_tables(found)
+    write_timing(found)
+    return found
 
 
 def test_a_study_that_makes_little_has_a_page_of_what_it_made(small: Study) -> None:
-    write_results(small)
-    write_answers(small, all_numbers(small, read_all(small)))
+    write_answers(write_results(small))
     text = paths.ANSWERS.read_text()
     headings = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
     assert headings == [
@@ -323,15 +332,13 @@ def invented(text: str, known: set[float]) -> list[str]:
 
 
 def test_every_number_of_the_write_up_stands_in_a_result_file(small: Study) -> None:
-    write_results(small)
+    found = write_results(small)
     split = {"problems": 20, "digest": "d"}
     report = {"task": "t", "train": split, "validation": split, "dropped_from_train_as_overlap": []}
     write_json(paths.dataset_report("main"), report)
-    found = read_all(small)
-    numbers = all_numbers(small, found)
     known = numbers_in(paths.RUNS.parent, paths.REPORTS)
-    write_answers(small, numbers)
-    write_writeup(small, found, numbers, by_dvc=False)
+    write_answers(found)
+    write_writeup(found)
     first, section = paths.WRITEUP.read_text(), (paths.SECTIONS / "grpo_learning_rate.md").read_text()
     assert "raised the validation answer reward from 0.000 to 0.5" in first and "ends highest" in section
     assert invented(first, known) == invented(section, known) == []

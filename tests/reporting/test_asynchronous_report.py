@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import pytest
 from numpy.typing import NDArray
 from study_parts import ASYNCHRONOUS, COLOCATE
 
-from grpo.reporting import pieces, timing
-from grpo.reporting.answers import off_policy, side_by_side
+from grpo.reporting import components, timing, wall_clock
+from grpo.reporting.answers import asynchronous
 from grpo.reporting.asynchronous import (
     arms_in_order,
     discuss_bounds,
@@ -25,17 +26,18 @@ from grpo.reporting.asynchronous import (
     staleness,
 )
 from grpo.reporting.charts import save_figure
-from grpo.reporting.time_breakdown import (
+from grpo.reporting.components import (
     PARTS,
-    Variant,
-    breakdown_table,
-    discuss_at_equal_time,
+    Times,
+    components_table,
     discuss_overlap,
-    draw_time_breakdown,
+    draw_components,
+    mean_times,
     steady_steps,
-    time_breakdown,
-    variants,
+    times_of_steps,
 )
+from grpo.reporting.curves import curves_figure
+from grpo.reporting.record import Record
 from grpo.reporting.trends import MEASURES, trend_of
 from grpo.results.collapses import collapses_of
 from grpo.results.runs import Run
@@ -117,7 +119,7 @@ def in_turns(*finals: float, arm: str = "one_update", **options: Any) -> list[Ru
 
 def test_reports_need_neither_torch_nor_the_training_code() -> None:
     program = (
-        "import sys, grpo.reporting.figures, grpo.reporting.page, grpo.reporting.timing\n"
+        "import sys, grpo.reporting.figures, grpo.reporting.page, grpo.reporting.wall_clock\n"
         "unwanted = ('torch', 'ray')\n"
         "print([m for m in sys.modules if m.split('.')[0] in unwanted or m.startswith('grpo.training')])"
     )
@@ -289,8 +291,8 @@ def numbers_of_arms(*arms: list[Run], last_k: int = 1) -> dict[str, Any]:
 
 
 def timed_at(monkeypatch: pytest.MonkeyPatch, **seconds: list[float]) -> None:
-    monkeypatch.setattr(side_by_side, "elapsed", lambda run: pd.Series(seconds[run.arm], index=run.history["step"]))
-    monkeypatch.setattr(off_policy, "elapsed", lambda run: pd.Series(seconds[run.arm], index=run.history["step"]))
+    """Each arm's seconds by step."""
+    monkeypatch.setattr(timing, "elapsed", lambda run: pd.Series(seconds[run.arm], index=run.history["step"]))
 
 
 def test_colocated_runs_in_four_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +300,7 @@ def test_colocated_runs_in_four_sentences(monkeypatch: pytest.MonkeyPatch) -> No
     many = [made_up("many", each(0.1), each(0.5), each(0.75), updates=4, gradient_norm=[0.5, 2.0], ratio_max=[1.0, 3.0])]
     one = [made_up("one", each(0.1), each(0.2), each(0.3))]
     timed_at(monkeypatch, many=[4.0, 8.0], one=[1.0, 2.0])
-    (text,) = side_by_side.colocated(numbers_of_arms(many, in_turns(0.2, arm="two", updates=2), one))
+    (text,) = asynchronous.colocated(numbers_of_arms(many, in_turns(0.2, arm="two", updates=2), one))
     convergence, stability, speed, at_equal_time = text.replace(". ", ".|").split("|")
     assert (
         "rises from 0.100 to 0.300 by step 2 (the last) with 1 update per rollout batch (one); it rises from 0.100"
@@ -310,19 +312,19 @@ def test_colocated_runs_in_four_sentences(monkeypatch: pytest.MonkeyPatch) -> No
     )
     assert speed == "Run time: a step takes 1.000 s in one and 4.000 s in many."
     assert at_equal_time.startswith("After 2.0 s") and "one stood at 0.300 and many at 0.100" in at_equal_time
-    assert side_by_side.colocated(numbers_of_arms(one)) == []
+    assert asynchronous.colocated(numbers_of_arms(one)) == []
 
 
 def test_asynchronous_runs_beside_those_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     arms = lagging(0, 0.75), lagging(4, 0.25, gradient_norm=0.5), buffered(2, 0.5, lag_mean=2.0), lagging(1, 0.5)
     timed_at(monkeypatch, lag_1=[1.0], one_update=[2.0])
-    (text,) = side_by_side.asynchronous(numbers_of_arms(*arms), numbers_of_arms(in_turns(0.6)))
+    (text,) = asynchronous.asynchronous(numbers_of_arms(*arms), numbers_of_arms(in_turns(0.6)))
     assert "tokens are on average 4.00 versions old in lag_4 and 0.00 in lag_0; the final answer reward is 0.500 (" in text
     assert ") lower; the median gradient norm goes from 0.25 to 0.5," in text
     assert "A larger buffer: tokens are on average 2.00 versions old in buffer_2 and 1.00 in lag_1;" in text
     assert "the same: 0.000 (-" in text
     assert "one_update stood at 0.100 and lag_1 at 0.500" in text
-    assert "stood at" not in side_by_side.asynchronous(numbers_of_arms(*arms), None)[0]
+    assert "stood at" not in asynchronous.asynchronous(numbers_of_arms(*arms), None)[0]
 
 
 # ------------------------------------------------------------------------------------------------------ bounds and reuse
@@ -398,7 +400,7 @@ def test_means_of_a_step_and_its_overlap() -> None:
             "waiting_s": 1.5, "generator_synchronization_s": 0.0, "generator_waiting_s": 1.0, "evaluation_s": 0.0,
         },
     ]  # fmt: skip
-    assert time_breakdown(steps) == {
+    assert mean_times(steps) == {
         "rollout": 4.0,
         "scoring": 0.375,
         "training": 1.5,
@@ -407,15 +409,14 @@ def test_means_of_a_step_and_its_overlap() -> None:
         "waiting": 2.0,
         "generator_waiting": 0.5,
         "step": 5.0,
-        "efficiency": 0.8,  # 4 of 5
-        "steps": 2,
+        "longer": 4.0,
     }
 
 
 def test_training_may_be_the_longer_and_phases_may_be_missing() -> None:
-    found = time_breakdown([{"step": 2, "step_s": 2.0, "rollout_s": 0.5, "scoring_s": 0.0, "training_s": 1.5}])
-    assert found is not None and (found["efficiency"], found["waiting"], found["synchronization"]) == (0.75, 0.0, 0.0)
-    assert time_breakdown([]) is None
+    found = mean_times([{"step": 2, "step_s": 2.0, "rollout_s": 0.5, "scoring_s": 0.0, "training_s": 1.5}])
+    assert (found["longer"], found["waiting"], found["synchronization"]) == (1.5, 0.0, 0.0)
+    assert mean_times([]) == {}
 
 
 def timing_of(*seconds: float, restarts: dict[str, int] | None = None, **parts: float) -> dict[str, Any]:
@@ -424,7 +425,7 @@ def timing_of(*seconds: float, restarts: dict[str, int] | None = None, **parts: 
     return {"steps": steps, "restarts": restarts or {}, "phases": {}, "total_s": 360.0}
 
 
-def test_variants_pool_the_steps_of_all_seeds() -> None:
+def test_the_steps_of_all_seeds_are_pooled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that was stopped early adds the steps it has, here none; an arm with none at all has no times."""
     runs = [
         *in_turns(0.5, 0.5, every=4),
@@ -439,20 +440,20 @@ def test_variants_pool_the_steps_of_all_seeds() -> None:
         "grpo_async_offpolicy/lag_1/1": timing_of(9.0, 9.0, training_s=1.0, restarts={"generator": 1}),
         "grpo_async_offpolicy/lag_2/0": timing_of(9.0, 9.0, restarts={"generator": 0}),
     }
-    one, lag_1, lag_2 = variants(runs, lambda run: files[run.name])
-    assert (one.name, one.lag, one.restarts) == ("one_update", None, 0)
-    assert one.times is not None and (one.times["steps"], one.times["step"], one.times["efficiency"]) == (6, 2.0, 0.25)
-    assert (lag_1.name, lag_1.lag, lag_1.restarts) == ("lag_1", 1, 4)
-    assert lag_1.times is not None and (lag_1.times["steps"], lag_1.times["step"], lag_1.times["training"]) == (5, 2.0, 1.0)
-    assert (lag_2.lag, lag_2.times, lag_2.restarts) == (2, None, 0)
+    monkeypatch.setattr(components, "read_timing", lambda run: files[run.name])
+    one, lag_1, lag_2 = times_of_steps(runs)
+    kept = ("arm", "lag", "restarts", "steps", "step", "longer")
+    assert [one[key] for key in kept] == ["one_update", None, 0, 6, 2.0, 0.5]
+    assert [lag_1[key] for key in kept] == ["lag_1", 1, 4, 5, 2.0, 1.0]
+    assert lag_2 == {"arm": "lag_2", "lag": 2, "restarts": 0, "steps": 0}
 
 
 # -------------------------------------------------------------------------------------------- drawing and telling times
 
 
-def variant(name: str, lag: int | None, step: float, restarts: int = 0, **parts: float) -> Variant:
-    times = dict.fromkeys(PARTS, 0.0) | parts | {"step": step, "steps": 12}
-    return Variant(name, lag, times | {"efficiency": max(times["rollout"], times["training"]) / step}, restarts)
+def variant(arm: str, lag: int | None, step: float, restarts: int = 0, **parts: float) -> Times:
+    times = dict.fromkeys(PARTS, 0.0) | parts | {"step": step, "longer": max(parts["rollout"], parts["training"])}
+    return {"arm": arm, "lag": lag, "restarts": restarts, "steps": 12} | times
 
 
 ONE = variant("one_update", None, 2.0, rollout=1.0, scoring=0.125, training=0.75, synchronization=0.0625)
@@ -461,31 +462,33 @@ LAG_1 = variant(
     "lag_1", 1, 1.0625, rollout=1.0, training=0.5, synchronization=0.125, generator_synchronization=0.0625, waiting=0.375,
 )  # fmt: skip
 LAG_2 = variant("lag_2", 2, 1.5, rollout=0.75, training=1.0, generator_waiting=0.5, scoring=0.25)
-EMPTY = Variant("lag_4", 4, None)
+EMPTY = {"arm": "lag_4", "lag": 4, "restarts": 0, "steps": 0}
 
 
 def test_bars_of_one_process_and_of_two_sides() -> None:
-    (axes,) = draw_time_breakdown([ONE, LAG_1, EMPTY]).axes
+    (axes,) = draw_components([ONE, LAG_1, EMPTY]).axes
     names = [label.get_text() for label in axes.get_yticklabels()]
     laid: dict[str, list[tuple[float, float]]] = {}
-    for bar in axes.patches:
+    for bar in sorted(axes.patches, key=lambda bar: bar.get_x()):
+        if not bar.get_width():
+            continue
         laid.setdefault(names[round(bar.get_y() + 0.375)], []).append((bar.get_x(), bar.get_x() + bar.get_width()))
     assert laid == {
         "one update: one process": [(0, 1), (1, 1.125), (1.125, 1.875), (1.875, 1.9375)],
-        "lag 1: generator": [(0, 1), (1, 1.0625), (1.0625, 1.0625)],  # rollout, weights loaded, waiting
+        "lag 1: generator": [(0, 1), (1, 1.0625)],  # rollout, weights loaded
         "lag 1: learner": [(0, 0.5), (0.5, 0.625), (0.625, 1)],  # training, weights sent, waiting
-        "lag 4: too few steps": [(0, 0)],
     }
+    assert names[-1] == "lag 4: too few steps"
     goals = [tuple(line.get_segments()[0][:, 0]) for line in axes.collections]
     assert goals == [pytest.approx((1.15, 1.15))] * 2  # of generator and learner of lag 1
     shares = {text.get_text(): (text.xy[0], names[text.xy[1]]) for text in axes.texts}
     assert shares == {"0.50": (1.9375, "one update: one process"), "0.94": (pytest.approx(1.15), "lag 1: generator")}
-    assert not draw_time_breakdown([EMPTY]).axes[0].texts
+    assert not draw_components([EMPTY]).axes[0].texts
 
 
 def test_the_table_of_times() -> None:
     lines = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in breakdown_table([ONE, LAG_1, EMPTY]).splitlines()
+        [cell.strip() for cell in line.strip("|").split("|")] for line in components_table([ONE, LAG_1, EMPTY]).splitlines()
     ]
     assert {len(cells) for cells in lines} == {11}
     assert lines[2] == ["one_update", "12", "1.000", "0.125", "0.750", "0.062", "", "", "", "2.000", "0.50"]
@@ -525,24 +528,23 @@ def test_restarts_and_runs_that_are_too_short_are_reported() -> None:
 # ------------------------------------------------------------------------------------------------ rewards at equal time
 
 
-def test_arms_at_equal_time() -> None:
+def test_arms_at_equal_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second arm's runs end first, after 6 s; by then the first arm has had its evaluations up to step 2."""
     slow = [made_up("slow", each(0.0), each(0.25), each(0.5), each(1.0), seed=seed) for seed in (0, 1)]
     fast = [made_up("fast", each(0.0), each(0.125), each(0.25), each(0.375), seed=seed) for seed in (0, 1)]
-    seconds = {"slow": [3.0, 6.0, 9.0], "fast": [2.0, 4.0, 6.0]}
-    text = discuss_at_equal_time(slow, fast, lambda run: pd.Series(seconds[run.arm], index=[1, 2, 3]))
-    assert text == (
+    timed_at(monkeypatch, slow=[3.0, 6.0, 9.0], fast=[2.0, 4.0, 6.0])
+    assert timing.at_equal_time(slow, fast) == (
         "After 6.0 s without evaluation, when the first of their runs had ended, slow stood at 0.500 and fast at 0.375 "
         "(last evaluation until then), a difference of -0.125 (-0.145 to -0.105)."
     )
 
 
-def test_a_run_that_ends_before_anothers_first_evaluation() -> None:
+def test_a_run_that_ends_before_anothers_first_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the untrained evaluation is the last one."""
     slow = in_turns(0.5, arm="slow", every=10)
     stopped = in_turns(0.1, arm="stopped", diverged=1)
-    seconds = {"slow": pd.Series(range(1, 11), index=range(1, 11)), "stopped": pd.Series([4.0], index=[1])}
-    text = discuss_at_equal_time(slow, stopped, lambda run: seconds[run.arm])
+    timed_at(monkeypatch, slow=[float(second) for second in range(1, 11)], stopped=[4.0])
+    text = timing.at_equal_time(slow, stopped)
     assert "After 4.0 s" in text and "slow stood at 0.100 and stopped at 0.100" in text
     assert "a difference of 0.000 (" in text and text.endswith("): these runs cannot tell the two apart.")
 
@@ -551,42 +553,39 @@ def test_a_run_that_ends_before_anothers_first_evaluation() -> None:
 
 
 @pytest.fixture
-def timed(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Run]]:
-    """The runs of both experiments, whose phases add up to more than the steps take where they overlap."""
+def timed(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> Record:
+    """Both experiments, whose phases add up to more than the steps take where they overlap."""
     runs = {
         COLOCATE: in_turns(0.5, every=8) + in_turns(0.25, arm="several_updates", updates=4, every=8),
         ASYNCHRONOUS: lagging(0, 0.5, every=8) + lagging(1, 0.75, every=8),
     }
     seconds = {"one_update": 2.0, "several_updates": 3.0, "lag_0": 2.5, "lag_1": 1.0}
     parts = {"rollout_s": 1.0, "scoring_s": 0.0, "training_s": 1.0, "synchronization_s": 0.0, "evaluation_s": 100.0}
-    monkeypatch.setattr(timing, "read_timing", lambda run: timing_of(*[seconds[run.arm]] * 8, **parts))
-    for module in (timing, pieces):
-        monkeypatch.setattr(module, "read_runs", lambda _, experiment: runs[experiment])
-    return runs
+    for module in (timing, components):
+        monkeypatch.setattr(module, "read_timing", lambda run: timing_of(*[seconds[run.arm]] * 8, **parts))
+    return Record(mini_study, runs, {})
 
 
-def test_elapsed_time_is_that_of_the_steps(timed: dict[str, list[Run]]) -> None:
-    assert timing.elapsed(timed[ASYNCHRONOUS][-1]).tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+def test_elapsed_time_is_that_of_the_steps(timed: Record) -> None:
+    assert timing.elapsed(timed.runs[ASYNCHRONOUS][-1]).tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
 
 
-def test_training_seconds_and_gpu_hours(timed: dict[str, list[Run]], mini_study: Study) -> None:
+def test_training_seconds_and_gpu_hours(timed: Record, mini_study: Study) -> None:
     """0.1 hours, on what is reserved for a run of its kind."""
     gpus = {"train": 1, "colocate": 2, "asynchronous": 3}
     resources = {
         kind: reserved.model_copy(update={"gpus": gpus.get(kind, 0)}) for kind, reserved in mini_study.resources.items()
     }
     study = mini_study.model_copy(update={"resources": resources})
-    one, lag_1 = timed[COLOCATE][0], timed[ASYNCHRONOUS][-1]
+    one, lag_1 = timed.runs[COLOCATE][0], timed.runs[ASYNCHRONOUS][-1]
     rows = [timing.time_row(study, run) for run in (one, lag_1)]
     assert [(row["seconds"], row["training_seconds"], row["gpu_hours"]) for row in rows] == [(360, 16, 0.2), (360, 8, 0.3)]
 
 
-def test_a_runs_memory_is_that_of_its_largest_step(
-    timed: dict[str, list[Run]], mini_study: Study, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_runs_memory_is_that_of_its_largest_step(timed: Record, mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = [{"step": 1, "step_s": 1.0, "training_peak_mb": 900.4}, {"step": 2, "step_s": 1.0, "training_peak_mb": 300.0}]
     monkeypatch.setattr(timing, "read_timing", lambda run: {"total_s": 2.0, "phases": {}, "steps": steps})
-    row = timing.time_row(mini_study, timed[COLOCATE][0])
+    row = timing.time_row(mini_study, timed.runs[COLOCATE][0])
     assert (row["training_peak_mb"], row["rollout_peak_mb"]) == (900, 0)
 
 
@@ -604,26 +603,24 @@ def test_an_arm_takes_the_seconds_of_those_runs_that_were_trained(mini_study: St
     assert timing.seconds_of_arms(study) == seconds
 
 
-def test_both_experiments_are_drawn_over_wall_clock_time(timed: dict[str, list[Run]], mini_study: Study) -> None:
-    assert {COLOCATE, ASYNCHRONOUS} <= set(mini_study.with_report("wall_clock"))
-    assert list(timing.arms_over_time(mini_study, COLOCATE)) == ["one update", "several updates"]
-    arms = timing.arms_over_time(mini_study, ASYNCHRONOUS)
+def test_both_experiments_are_drawn_over_wall_clock_time(timed: Record) -> None:
+    assert {COLOCATE, ASYNCHRONOUS} <= set(timed.with_piece("wall_clock"))
+    assert list(wall_clock.arms_over_time(timed, COLOCATE)) == ["one update", "several updates"]
+    arms = wall_clock.arms_over_time(timed, ASYNCHRONOUS)
     assert list(arms) == ["lag 0", "lag 1", "one update, one process"]
-    (axes,) = timing.draw_over_wall_clock(arms, timing.looks_of(mini_study, arms)).axes
+    (axes,) = curves_figure(arms, wall_clock.REWARD_OVER_SECONDS).axes
     assert [line.get_xdata()[-1] for line in axes.lines] == [20.0, 8.0, 16.0]
 
 
-def test_asynchronous_arms_are_drawn_alone_if_the_one_process_arm_is_left_out(
-    timed: dict[str, list[Run]], mini_study: Study
-) -> None:
-    without = mini_study.experiments[COLOCATE].model_copy(update={"arms": {}})
-    study = mini_study.model_copy(update={"experiments": mini_study.experiments | {COLOCATE: without}})
-    assert list(timing.arms_over_time(study, ASYNCHRONOUS)) == ["lag 0", "lag 1"]
+def test_asynchronous_arms_are_drawn_alone_if_the_one_process_arm_is_left_out(timed: Record) -> None:
+    without = timed.study.experiments[COLOCATE].model_copy(update={"arms": {}})
+    study = timed.study.model_copy(update={"experiments": timed.study.experiments | {COLOCATE: without}})
+    assert list(wall_clock.arms_over_time(replace(timed, study=study), ASYNCHRONOUS)) == ["lag 0", "lag 1"]
 
 
-def test_the_page_of_times(timed: dict[str, list[Run]]) -> None:
-    found = variants(timed[COLOCATE] + timed[ASYNCHRONOUS], timing.read_timing)
-    table, text = breakdown_table(found), discuss_overlap(found)
+def test_the_page_of_times(timed: Record) -> None:
+    found = times_of_steps(timed.runs[COLOCATE] + timed.runs[ASYNCHRONOUS])
+    table, text = components_table(found), discuss_overlap(found)
     assert [line.split(" | ")[:2] for line in table.splitlines()[2:]] == [
         ["| one_update", "7"],
         ["| several_updates", "7"],
@@ -631,6 +628,3 @@ def test_the_page_of_times(timed: dict[str, list[Run]]) -> None:
         ["| lag_1", "5"],
     ]
     assert "These meet it: lag_1 (1.00). With no lag the two take turns and cannot meet it: lag_0 (2.50)." in text
-
-
-# ------------------------------------------------------------------------------------------------------------- dvc.yaml

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from report_parts import PROBLEMS, arm_result, collapse, result, run
+from report_parts import PROBLEMS, arm_result, collapse, result, run, seeds
 
-from grpo.reporting.answers.courses import asked_of_courses
+from grpo.reporting.answers.ablations import asked_of_courses
 from grpo.reporting.discussion import as_plain, numbers_of, result_paragraphs
 from grpo.results.findings import ExperimentResult
 from grpo.results.runs import Run
@@ -17,10 +17,6 @@ SURE = "(95% interval over runs and problems, 2 seeds per arm)."
 
 def said(study: Study, runs: list[Run], of: ExperimentResult, with_courses: bool = False) -> list[str]:
     return result_paragraphs(numbers_of(study, runs, of), runs, with_courses)
-
-
-def seeds(arm: str, rewards: list[float], **columns: object) -> list[Run]:
-    return [run(arm, rewards, seed, **columns) for seed in (0, 1)]  # type: ignore[arg-type]
 
 
 def test_a_clear_leader_with_its_distance_to_the_next(mini_study: Study) -> None:

@@ -14,19 +14,20 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
-from report_parts import interval
-from study_parts import ASYNCHRONOUS, COLOCATE
+from report_parts import arm_result, interval, record, result
+from study_parts import ASYNCHRONOUS
 
-from grpo.reporting import figures, pieces, timing
+from grpo.reporting import figures, timing, wall_clock
 from grpo.reporting.asynchronous import draw_staleness
 from grpo.reporting.charts import Curve, draw_curves, frame, panels, save_figure
-from grpo.reporting.curves import GIVEN_FORM, TITLES, curves_of, values_of
+from grpo.reporting.curves import GIVEN_FORM, TITLES, curves_figure, curves_of, values_of
 from grpo.reporting.figures import experiment_figure, second_metric
 from grpo.reporting.fine_tuning import draw_by_examples
-from grpo.reporting.forest import draw_forest, forest_rows
-from grpo.reporting.style import COLOURS, readable, style, styles, styles_of_places, with_readable_names
+from grpo.reporting.forest import by_seed, draw_forest
+from grpo.reporting.style import COLOURS, readable, style, styles, with_readable_names
+from grpo.results.experiments import result_of
 from grpo.results.findings import Contrast, Verdict
-from grpo.results.runs import REWARD, Run
+from grpo.results.runs import REWARD, Run, by_arm
 from grpo.results.verdicts import KL
 from grpo.study.schema import Study
 
@@ -47,7 +48,7 @@ def made_up(arm: str, place: int, experiment: str = SWEEP, **values: Any) -> Run
         "update": [0, 3],
     }
     metrics = {"diverged_step": None, "validation_problems": 4, "examples": 8 * (place + 1)}
-    config = {"config": {key: {"value": value} for key, value in values.items()}}
+    config = {"config": {key: {"value": value} for key, value in values.items()}, "overrides": {}}
     outcomes = np.array([[0.0] * 4, [0.1 + place / 50] * 4])
     return Run(experiment, arm, 0, config, metrics, pd.DataFrame(steps | history | lags), pd.DataFrame(validation), outcomes)
 
@@ -77,10 +78,7 @@ def test_every_arm_is_drawn_and_can_be_told_from_the_others(
         assert all(f">arm {i}</text>" in (tmp_path / "figure.svg").read_text() for i in range(count))
 
     monkeypatch.setattr(timing, "read_timing", lambda _: {"steps": [{"step": i, "step_s": 2.0} for i in (1, 2, 3)]})
-    experiment = mini_study.experiments[SWEEP].model_copy(update={"arms": {run.arm: {} for run in runs}})
-    study = mini_study.model_copy(update={"experiments": {SWEEP: experiment}})
-    arms = {run.arm: [run] for run in runs}
-    (over_time,) = timing.draw_over_wall_clock(arms, timing.looks_of(study, arms)).axes
+    (over_time,) = curves_figure({run.arm: [run] for run in runs}, wall_clock.REWARD_OVER_SECONDS).axes
     assert looks(over_time) == looks(reward)
     assert over_time.lines[0].get_xdata().tolist() == [0.0, 6.0]  # three steps of two seconds
 
@@ -167,32 +165,9 @@ def test_arms_have_readable_names(arm: str, name: str) -> None:
 
 def test_the_first_arms_differ_in_colour_and_no_two_look_the_same() -> None:
     assert [style(place).color for place in range(8)] == list(COLOURS)
-    assert {style(place).dashes for place in range(8)} == {()}
+    assert {style(place).line for place in range(8)} == {"solid"}
     assert len(set(map(style, range(500)))) == 500
     assert list(styles("ab")) == ["a", "b"] and styles("ab")["b"] == style(1)
-
-
-def test_arms_of_several_experiments_keep_their_colours() -> None:
-    found = styles_of_places({"a": 0, "b": 3, "other a": 0, "third a": 0, "ninth": 8})
-    assert [look.color for look in found.values()] == [COLOURS[i] for i in (0, 3, 0, 0, 0)]
-    assert len(set(found.values())) == 5
-    assert found["a"] == style(0) and found["b"] == style(3)
-
-
-def test_the_arm_beside_the_asynchronous_ones_has_its_own_style(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The colocated arm and lag_0 are both first in their experiments; lag_0 keeps the style of its own experiment."""
-    runs = {
-        name: [made_up(arm, i, name) for i, arm in enumerate(mini_study.experiments[name].arms)]
-        for name in (COLOCATE, ASYNCHRONOUS)
-    }
-    for module in (timing, pieces):
-        monkeypatch.setattr(module, "read_runs", lambda _, experiment: runs[experiment])
-    monkeypatch.setattr(timing, "read_timing", lambda _: {"steps": [{"step": i, "step_s": 2.0} for i in (1, 2, 3)]})
-    arms = timing.arms_over_time(mini_study, ASYNCHRONOUS)
-    *over_time, beside = looks(timing.draw_over_wall_clock(arms, timing.looks_of(mini_study, arms)).axes[0])
-    own = looks(experiment_figure(mini_study, ASYNCHRONOUS, runs[ASYNCHRONOUS]).axes[0])
-    assert over_time == own and beside not in own
-    assert beside[0] == COLOURS[0].upper()  # as in the figure of its own experiment
 
 
 def test_points_of_arms_have_their_colours() -> None:
@@ -217,31 +192,24 @@ def test_points_of_arms_have_their_colours() -> None:
     assert points(axes[0]) == {(1.0, round(0.1 + i / 50, 6)): COLOURS[i] for i in range(3)}
 
     tuned = [made_up(arm, i, "sft_experiment", filtered=arm == "f") for i, arm in enumerate(("f", "many", "few"))]
-    candidates = [{"arm": run.arm, "value": 0.5, "low": 0.4, "high": 0.6} for run in tuned]
-    found = points(draw_by_examples(tuned, {"candidates": candidates, "last_k": 2}).axes[0])
-    assert found == {(8.0 * (i + 1), 0.5): COLOURS[i] for i in range(3)}
+    found = points(draw_by_examples(tuned, result_of("sft_experiment", by_arm(tuned), 2)).axes[0])
+    assert found == {(8.0 * (i + 1), round(0.1 + i / 50, 6)): COLOURS[i] for i in range(3)}
 
 
-def test_the_forest_plot_has_deciding_contrasts_with_seeds_and_sources() -> None:
+def test_the_forest_plot_has_deciding_contrasts_with_seeds_and_sources(mini_study: Study) -> None:
     """A rise above the start decides only a part of a claim on KL; a statement stands once, above its differences."""
 
     def contrast(arm: str, against: str, covers: str = "runs and problems") -> Contrast:
         difference = replace(interval(0.1, 0.0, 0.2), covers=covers)
         return Contrast(arm, against, difference, difference, 1)
 
-    class Arm:
-        def __init__(self, arm: str, *by_run: float):
-            self.arm, self.by_run, self.runs = arm, by_run, tuple(f"e/{arm}/{seed}" for seed in range(len(by_run)))
-
-    class Result:
-        arms = (Arm("a", 0.5, 0.7), Arm("b", 0.4, 0.5))
-
-    pairs = (contrast("a", "b"), contrast("b", "e/a", "problems"), contrast("a", "start"))
-    claim = Verdict("id", "e", "s", "agrees", "why", published={"x-2025": 0.3}, contrasts=pairs)
-    rows = forest_rows([claim, replace(claim, contrasts=())], {"e": ([], Result())})  # type: ignore[dict-item]
-    assert [(row["between"], row["seeds"]) for row in rows] == [("a above b", [pytest.approx(0.1), pytest.approx(0.2)]),
-                                                                ("b above a", [])]  # fmt: skip
-    axes = draw_forest(rows).axes[0]
+    pairs = (contrast("a", "b"), contrast("b", f"{SWEEP}/a", "problems"), contrast("a", "start"))
+    claim = Verdict("id", SWEEP, "s", "agrees", "why", published={"x-2025": 0.3}, contrasts=pairs)
+    ends = {"a": (0.5, 0.7), "b": (0.4, 0.5)}
+    arms = tuple(replace(arm_result(arm, 0.5), by_run=by_run) for arm, by_run in ends.items())
+    made = record(mini_study, {SWEEP: ([], result(*arms))}, claim, replace(claim, contrasts=()))
+    assert by_seed(made, SWEEP, pairs[0]) == pytest.approx([0.1, 0.2]) and by_seed(made, SWEEP, pairs[1]) == []
+    axes = draw_forest(made).axes[0]
     assert [text.get_text() for text in axes.get_yticklabels()] == ["s\n(a above b)", "(b above a)"]
     diamonds = [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "D"]  # type: ignore[index]
     assert diamonds == [0.3, 0.3] and [text.get_text() for text in axes.texts] == ["x-2025", "x-2025"]

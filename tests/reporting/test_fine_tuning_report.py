@@ -11,13 +11,15 @@ import pytest
 from numpy.typing import NDArray
 from study_parts import EXPERT_ITERATION, KEYWORD, SFT, SFT_INITIALIZATION, entry
 
-from grpo.reporting import figures, timing
+from grpo.reporting import figures, timing, wall_clock
 from grpo.reporting.charts import save_figure
 from grpo.reporting.curves import TITLES
 from grpo.reporting.fine_tuning import discuss_expert_iteration, discuss_sft, draw_by_examples, examples_of
 from grpo.reporting.keyword import discuss_keyword
+from grpo.reporting.record import Record
 from grpo.reporting.style import METHODS
-from grpo.results.runs import Run
+from grpo.results.experiments import result_of
+from grpo.results.runs import Run, by_arm
 from grpo.study.schema import Study
 
 PROBLEMS = 100
@@ -51,7 +53,7 @@ def made_up(
         experiment=experiment,
         arm=arm,
         seed=seed,
-        config={"config": {key: {"value": value} for key, value in config.items()}, "same_as": None},
+        config={"config": {key: {"value": value} for key, value in config.items()}, "same_as": None, "overrides": {}},
         metrics={"diverged_step": None, "best/answer_reward": rewards[best], "best/step": best} | (metrics or {}),
         history=pd.DataFrame({"step": range(1, n), "mean_nll": np.ones(n - 1)}),
         validation=pd.DataFrame(columns | (validation or {})),
@@ -144,15 +146,15 @@ def test_arms_by_filter_and_number_of_examples() -> None:
 
 def test_the_figure_over_examples_holds_every_arm() -> None:
     runs = fine_tuned("all", 64, each(0.5)) + fine_tuned("few", 8, each(0.25)) + fine_tuned("f", 48, each(0.75), filtered=True)
-    candidates = [
-        {"arm": run.arm, "value": run.outcomes[-1].mean(), "low": run.outcomes[-1].mean() - 0.125, "high": 1.0} for run in runs
-    ]
-    (axes,) = draw_by_examples(runs, {"candidates": candidates, "last_k": 2}).axes
+    found = result_of(SFT, by_arm(runs), 2)
+    (axes,) = draw_by_examples(runs, found).axes
     dots = {line.get_xdata()[0]: (line.get_marker(), line.get_ydata()[0]) for line in axes.lines if line.get_marker() in "os"
             and len(line.get_xdata())}  # fmt: skip
     assert dots == {8: ("o", 0.25), 64: ("o", 0.5), 48: ("s", 0.75)}  # squares: only examples that earn the reward
     spans = sorted(tuple(float(value) for value in part.get_segments()[0].ravel()) for part in axes.collections)
-    assert spans == [(8, 0.125, 8, 1), (48, 0.625, 48, 1), (64, 0.375, 64, 1)]
+    ends = {arm.arm: (arm.final.low, arm.final.high) for arm in found.arms}
+    order = ((8, "few"), (48, "f"), (64, "all"))
+    assert spans == [pytest.approx((x, ends[arm][0], x, ends[arm][1])) for x, arm in order]
     assert "last 2 evaluations" in axes.get_title(loc="left")
 
 
@@ -165,18 +167,18 @@ def iterated(arm: str, questions: int, rollouts: int, epochs: int, *rewards: flo
     return made_up(arm, *scores, experiment=EXPERT_ITERATION, **values)
 
 
-def of_winner(arm: str, last_k: int = 1) -> dict[str, Any]:
-    return {"winner": {"arm": arm}, "last_k": last_k}
+def discussed(runs: list[Run], winner: str, last_k: int = 1) -> str:
+    return discuss_expert_iteration(runs, result_of(EXPERT_ITERATION, by_arm(runs), last_k, pinned=winner))
 
 
 def test_arms_with_the_same_settings_are_no_pair() -> None:
     runs = [iterated("a", 32, 4, 1, 0.1, 0.2), iterated("b", 32, 4, 1, 0.1, 0.3)]
-    assert "instead of" not in discuss_expert_iteration(runs, of_winner("b"))
+    assert "instead of" not in discussed(runs, "b")
 
 
 def test_the_winners_curve_over_its_steps() -> None:
     runs = [iterated("a", 32, 4, 1, 0.1, 0.2, 0.3, 0.4), iterated("b", 64, 4, 1, 0.125, 0.5, 0.25, 0.75)]
-    text = discuss_expert_iteration(runs, of_winner("b"))
+    text = discussed(runs, "b")
     assert text.startswith(
         "In b the answer reward went over the steps from 0.125 to 0.500, 0.250, 0.750: it rose at 2 of 3 steps"
     )
@@ -202,7 +204,7 @@ def test_each_setting_by_itself(
         [iterated("a", *first, 0.0, low), iterated("b", *second, 0.0, high)],
         [iterated("b", *second, 0.0, high), iterated("a", *first, 0.0, low)],
     ):
-        text = discuss_expert_iteration(runs, of_winner("a"))
+        text = discussed(runs, "a")
         assert text.count(" instead of ") == 1
         assert f"{words}: {high - low:.3f} (" in text and text.endswith(f"), {verdict}.")
 
@@ -215,7 +217,7 @@ def test_arms_are_compared_that_differ_in_one_setting() -> None:
         iterated("q64-8", 64, 8, 1, 0.0, 0.5),
         iterated("q32-8-2", 32, 8, 2, 0.0, 1.0),
     ]
-    text = discuss_expert_iteration(runs, of_winner("q32"))
+    text = discussed(runs, "q32")
     assert "64 instead of 32 questions per step: 0.125 (" in text
     assert "128 instead of 64 questions per step: 0.500 (" in text
     assert "8 instead of 4 rollouts per question: 0.250 (" in text
@@ -224,8 +226,8 @@ def test_arms_are_compared_that_differ_in_one_setting() -> None:
 
 def test_expert_iteration_counts_the_last_evaluations() -> None:
     runs = [iterated("a", 32, 4, 1, 0.0, 0.75, 0.25), iterated("b", 64, 4, 1, 0.0, 0.0, 0.5)]
-    assert "more is better" in discuss_expert_iteration(runs, of_winner("a"))
-    assert "fewer is better" in discuss_expert_iteration(runs, of_winner("a", 2))
+    assert "more is better" in discussed(runs, "a")
+    assert "fewer is better" in discussed(runs, "a", 2)
 
 
 # --------------------------------------------------------------------------------------------------------------- keyword
@@ -270,7 +272,7 @@ def test_lost_sentences_are_reported(after: float, told: bool) -> None:
 
 
 @pytest.fixture
-def three_methods(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> Study:
+def three_methods(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> Record:
     """Winners that are not first; GRPO runs that start from fine-tuning do not represent GRPO."""
     runs = {
         SFT: [made_up(arm, each(0.125), each(last), each(last)) for arm, last in (("loser", 1.0), ("sft_won", 0.25))],
@@ -292,18 +294,18 @@ def three_methods(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> Study:
         steps = [{"step": step, "step_s": 0.25 * total, "evaluation_s": 100.0} for step in (1, 2)]
         return {"total_s": total, "phases": phases, "steps": steps}
 
-    monkeypatch.setattr(timing, "read_runs", lambda _, experiment: runs[experiment])
-    monkeypatch.setattr(timing, "read_selection", lambda experiment: {"winner": {SFT: "sft_won"}.get(experiment, "ei_won")})
     monkeypatch.setattr(timing, "read_timing", read_timing)
-    names = (SFT, EXPERT_ITERATION, SFT_INITIALIZATION)
     last_k = {SFT: None, EXPERT_ITERATION: 1, SFT_INITIALIZATION: None}
-    changed = {name: entry(name, last_k=last_k[name], arms={run.arm: {} for run in runs[name]}) for name in names}
+    changed = {name: entry(name, last_k=last_k[name], arms={run.arm: {} for run in of}) for name, of in runs.items()}
     selection = mini_study.selection.model_copy(update={"last_k": 2})
-    return mini_study.model_copy(update={"experiments": mini_study.experiments | changed, "selection": selection})
+    study = mini_study.model_copy(update={"experiments": mini_study.experiments | changed, "selection": selection})
+    won = {SFT: "sft_won", EXPERT_ITERATION: "ei_won"}
+    results = {name: result_of(name, by_arm(of), study.last_k(name), pinned=won.get(name)) for name, of in runs.items()}
+    return Record(study, runs, results)
 
 
-def test_the_table_of_methods(three_methods: Study) -> None:
-    lines = timing.methods_table(three_methods).splitlines()
+def test_the_table_of_methods(three_methods: Record) -> None:
+    lines = wall_clock.methods_table(three_methods.study, wall_clock.methods(three_methods)).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert cells[0][0] == "method" and all(len(row) == 6 for row in cells)
     # GRPO's two runs each count with 0.5, the mean of their last two evaluations; expert iteration by its last one.
@@ -315,20 +317,17 @@ def test_the_table_of_methods(three_methods: Study) -> None:
     ]
 
 
-def test_methods_that_a_study_leaves_out_have_no_row(three_methods: Study) -> None:
-    without = three_methods.experiments[EXPERT_ITERATION].model_copy(update={"arms": {}})
-    study = three_methods.model_copy(update={"experiments": three_methods.experiments | {EXPERT_ITERATION: without}})
-    rows = timing.methods_table(study).splitlines()[2:]
-    assert [row.strip("| ").partition(" (")[0].partition(" |")[0] for row in rows] == [
-        "the base model, untrained",
+def test_methods_that_a_study_leaves_out_are_not_compared(three_methods: Record) -> None:
+    del three_methods.runs[EXPERT_ITERATION]
+    assert [title.partition(" (")[0] for title in wall_clock.methods(three_methods)] == [
         "supervised fine-tuning",
         "GRPO, best configuration",
     ]
 
 
-def test_the_methods_over_wall_clock_time(three_methods: Study) -> None:
+def test_the_methods_over_wall_clock_time(three_methods: Record) -> None:
     """Each run over half of its seconds, without evaluations; each method in its colour."""
-    figure = timing.draw_methods(three_methods)
+    figure = wall_clock.draw_methods(three_methods.study, wall_clock.methods(three_methods))
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [
         "supervised fine-tuning (sft won)",
         "expert iteration (ei won)",

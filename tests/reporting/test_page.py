@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,23 +13,22 @@ import pytest
 
 from grpo.reporting import rollouts
 from grpo.reporting.charts import INK, panels, save_figure
-from grpo.reporting.curves import number
-from grpo.reporting.page import chains, embedded, inlined, to_html
+from grpo.reporting.page import embedded, inlined, to_html
+from grpo.reporting.rollouts import number
 from grpo.reporting.sentences import templates
-
-
-def experiment(name: str, builds_on: str | None = None) -> dict[str, Any]:
-    return {"name": name, "builds_on": [builds_on, builds_on] if builds_on else []}
-
-
-def names(chain: list[dict[str, Any]]) -> list[Any]:
-    return [(entry["experiment"]["name"], [names(branch) for branch in entry["branches"]]) for entry in chain]
+from grpo.results.findings import NOT_TESTED, VERDICTS
 
 
 def test_a_chain_is_a_list_until_it_parts() -> None:
-    links = [("a", None), ("b", "a"), ("c", "b"), ("d", "b"), ("e", "d"), ("alone", None)]
-    found = [names(chain) for chain in chains([experiment(*link) for link in links])]
-    assert found == [[("a", []), ("b", [[("c", [])], [("d", []), ("e", [])]])], [("alone", [])]]
+    links = {"a": None, "b": "a", "c": "b", "d": "b", "e": "d"}
+    values = {
+        "results": {name: {"winner": f"of {name}", "tied": ()} for name in links},
+        "numbers": {name: {"title": name} for name in links},
+        "followers": {name: [other for other in links if links[other] == name] for name in links},
+    }
+    html = templates(autoescape=True).get_template("macros.j2").make_module(values).chain("a")  # type: ignore[attr-defined]
+    found = re.sub(r"<a.*?</a>: <b>of (.)</b>|\s|</?li>", r"\1", html).replace('<olclass="chain">', "(").replace("</ol>", ")")
+    assert found == "ab(c)(de)"
 
 
 def test_no_text_ends_the_script_that_holds_it_and_none_is_taken_for_html() -> None:
@@ -52,9 +53,9 @@ def test_a_figure_is_held_by_the_page_or_stands_above(tmp_path: Path) -> None:
 
 def test_claims_are_counted_where_any_was_tested() -> None:
     counted = templates(autoescape=True).get_template("macros.j2").module.claims_counted  # type: ignore[attr-defined]
-    counts = {"agrees": 4, "disagrees": 1, "no_difference": 2, "cannot_tell": 3, "not_tested": 5}
+    counts = dict(zip(VERDICTS, (4, 1, 2, 3, 5), strict=True))
     assert counted(counts) == "Published claims: 4 agree, 1 disagree, 2 no difference, 3 undecided, 5 not tested here."
-    assert counted(dict.fromkeys(counts, 0) | {"not_tested": 5}) == ""
+    assert counted(dict.fromkeys(counts, 0) | {NOT_TESTED: 5}) == ""
 
 
 def test_numbers_keep_six_digits() -> None:
@@ -81,15 +82,12 @@ def test_samples_beyond_the_room_are_named(tmp_path: Path, monkeypatch: pytest.M
 def test_problems_gained_and_lost_are_counted_seed_by_seed() -> None:
     """Each run is compared with itself, not all runs before with any run after."""
 
-    class Seed:
-        arm = "a"
+    def seed(*outcomes: list[float]) -> Any:
+        return SimpleNamespace(outcomes=np.array(outcomes))
 
-        def __init__(self, *outcomes: list[float]):
-            self.outcomes = np.array(outcomes)
-
-    first, second = Seed([1, 0, 0, 0.5], [0.5, 1, 1, 1], [1, 1, 0, 1]), Seed([0, 1, 0, 0], [0, 0, 0, 0])
+    runs = [seed([1, 0, 0, 0.5], [0.5, 1, 1, 1], [1, 1, 0, 1]), seed([0, 1, 0, 0], [0, 0, 0, 0])]
     # 1 of 4 right before and 3 at the end, 2 gained; and 1 before, none after, 1 lost.
-    assert rollouts.gained_and_lost([first, second]) == {"a": (1.0, 1.5, 1.0, 0.5)}  # type: ignore[list-item]
+    assert rollouts.gained_and_lost(runs) == [1.0, 1.5, 1.0, 0.5]
 
 
 def test_a_right_answer_may_end_a_wrong_sum() -> None:

@@ -24,13 +24,9 @@ PAGE = "reports/index.html"
 
 
 def data_of(folder: Path) -> Any:
-    """The page's data, with the common values of runs restored."""
+    """The page's data."""
     text = (folder / PAGE).read_text()
-    data = json.loads(re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, flags=re.S)[0])
-    for run in data["runs"].values():
-        run["config"] = [data["alike"][place] for place in run["config"]]
-        run |= {key: data["alike"][run[key]] for key in ("software", "hardware")}
-    return data
+    return json.loads(re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, flags=re.S)[0])
 
 
 def samples_of(data: Any) -> dict[str, list[dict[str, Any]]]:

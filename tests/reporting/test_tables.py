@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import ast
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from report_parts import arm_result, collapse, result, run
+from report_parts import arm_result, collapse, record, result, run
 
-from grpo.reporting import sections, tables, what_it_would_take
+from grpo.reporting import rollouts, sections, tables, what_it_would_take
 from grpo.reporting.baseline import KINDS
 from grpo.reporting.discussion import numbers_of
 from grpo.reporting.figures import curve_table
@@ -186,16 +185,11 @@ def test_the_summary_counts_verdicts_and_takes_the_most_samples(
     parts = {f"accuracy_by_{by}": {"1": interval} for by in ("level", "subject")}
     baseline = {prompt: shares | parts | {"problems": 4} for prompt in mini_study.evaluation.zero_shot_prompts}
     kinds = {n: {kind: {"value": value, "low": 0.0, "high": 1.0} for kind in KINDS} for n, value in (("1", 0.25), ("8", 0.75))}
-    for path, content in (
-        (paths.BASELINE_METRICS, baseline),
-        (paths.BEST_OF_N_METRICS, {prompt: {"n": kinds} for prompt in mini_study.evaluation.best_of_n.prompts}),
-        (paths.CLAIMS, {"claims": [asdict(verdict(name)) for name in (AGREES, DISAGREES, AGREES)]}),
-    ):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content))
+    sampled = {prompt: {"n": kinds} for prompt in mini_study.evaluation.best_of_n.prompts}
+    claims = [verdict(name) for name in (AGREES, DISAGREES, AGREES)]
     monkeypatch.setattr(tables, "undecided", lambda _: [])
     monkeypatch.setattr(tables, "not_a_matter_of_seeds", lambda _: [])
-    tables.write_tables(mini_study, {})
+    tables.write_tables(record(mini_study, {}, *claims, baseline=baseline, sampled=sampled))
     summary = json.loads(paths.SUMMARY.read_text())
     assert summary["claims"] == {"agrees": 2, "disagrees": 1}
     assert summary["best_of_n"]["r1_zero"] == {"pass_at_8": 0.75, "best_at_8": 0.75, "majority_at_8": 0.75}
@@ -207,7 +201,7 @@ def test_an_entry_of_the_leaderboard_is_scored_on_the_whole_set(mini_study: Stud
     run = made_up("a", 0.0, 0.5, cut=3)
     run.metrics.update({"full/answer_reward": 0.5, "full/problems": 96, "steps": 3})
     run.config["config"] = {"wall_clock_limit_s": {"value": 60.0}}
-    entry = sections._entry(mini_study, run)
+    entry = sections.leaderboard_entry(mini_study, run)
     assert entry["score"] == "0.500 (0.402 to 0.598)"  # Wilson: 1.96 / (2 sqrt(96 + 1.96^2)) = .098 to both sides
     assert {key: entry[key] for key in ("problems", "steps", "seconds", "limit", "cut")} == {
         "problems": 96, "steps": 3, "seconds": 12.5, "limit": 60.0, "cut": True,
@@ -224,7 +218,7 @@ def test_samples_before_and_after_are_the_winners(tmp_path: Path, monkeypatch: p
         records = [{"step": step, "problem": f"{arm}{i}", **columns} for step in (0, 5, 10) for i in range(4)]
         records[8]["response"], records[9]["answer_reward"] = "4 - 5 = 1.", 0.0  # right by a wrong step; wrong
         (folder / "rollouts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    shown = sections.before_and_after({"winner": {"arm": "b", "runs": (f"{EXPERIMENT}/b/0",)}})
+    shown = rollouts.before_and_after(f"{EXPERIMENT}/b/0")
     assert [(record["step"], record["problem"]) for record in shown] == [(0, "b2"), (0, "b3"), (10, "b2"), (10, "b3")]
 
 
@@ -235,7 +229,7 @@ MAKES = {  # stage -> the modules that its command calls
     "select": ["grpo/results/selection.py"],
     "report": [
         "grpo/results/claims.py",
-        *(f"grpo/reporting/{name}.py" for name in ("tables", "figures", "timing", "answers/write_answers", "page", "writeup")),
+        *(f"grpo/reporting/{name}.py" for name in ("tables", "figures", "wall_clock", "answers/write_answers", "page")),
     ],
 }
 # Where the report's numbers come from; other modules (paths, reading of files) do not decide them.

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from grpo.common.errors import UserError
-from grpo.reporting.environment import environments, made_otherwise
+from grpo.reporting.provenance import environments, made_otherwise
 from grpo.study import paths, training_inputs
 from grpo.study import software as software_module
 from grpo.study.effective import effective_run
@@ -256,7 +256,7 @@ def test_a_report_made_with_other_software_than_pinned_says_so(other_pins: Path)
 
 def test_the_report_makes_no_runs_in_mlflow() -> None:
     """Its stages read results; a figure is not a run."""
-    modules = ("answers.write_answers", "baseline", "figures", "page", "tables", "timing", "writeup")
+    modules = ("answers.write_answers", "baseline", "figures", "page", "tables", "wall_clock")
     imports = "; ".join(f"import grpo.reporting.{name}" for name in modules)
     program = f"import sys; {imports}; sys.exit('grpo.tracking.mlflow_run' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, env=os.environ, check=True)

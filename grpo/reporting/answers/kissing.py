@@ -11,7 +11,7 @@ from grpo.common.files import whole_folder, write_json, write_text
 from grpo.discovery.log import BEST_PROGRAM, LOG, Attempt, read_log, to_json
 from grpo.discovery.strategies import BASELINE
 from grpo.reporting.kissing_number import STAGE, read_report, section
-from grpo.reporting.sentences import templates
+from grpo.reporting.sentences import render
 from grpo.study import paths
 from grpo.study.schema import Study
 
@@ -40,7 +40,8 @@ def write_delivery(study: Study) -> None:
         write_json(folder / LOG, log)
         for name, text in prompts_of(attempts).items():
             write_text(folder / "prompts" / f"{name}.md", text)
-        write_text(folder / "report.md", report_page(report, attempts))
+        values = {"section": section(report), "prompts": prompts_of(attempts), "turns": turns(attempts)}
+        write_text(folder / "report.md", render("kissing_report.md.j2", report=report, **values))
 
 
 def _without_program(attempt: Attempt) -> dict[str, Any]:
@@ -72,9 +73,3 @@ def turns(attempts: list[Attempt]) -> dict[str, int]:
         "after_valid": sum(before > 0 for before, _ in pairs),
         "enlarged": sum(0 < before < now for before, now in pairs),
     }
-
-
-def report_page(report: dict[str, Any], attempts: list[Attempt]) -> str:
-    """The page report.md: method, course, result, prompts and reflection."""
-    template = templates().get_template("kissing_report.md.j2")
-    return template.render(report=report, section=section(report), prompts=prompts_of(attempts), turns=turns(attempts))

@@ -6,19 +6,15 @@ import numpy as np
 import pandas as pd
 
 from grpo.common.files import read_json
+from grpo.reporting.curves import LENGTH
 from grpo.reporting.discussion import Numbers
-from grpo.reporting.sentences import interval, paragraphs
-from grpo.reporting.time_breakdown import discuss_at_equal_time, outcome_at
-from grpo.reporting.timing import elapsed
+from grpo.reporting.sentences import interval, paragraphs, table
+from grpo.reporting.timing import at_equal_time, end_of_first, outcome_at, seconds_of_a_step
 from grpo.results.intervals import difference_of
-from grpo.results.markdown import markdown_table
 from grpo.results.runs import REWARD, Run, final_scores, mean_curve, value
 from grpo.study import paths
 from grpo.study.methods import OFF_POLICY_RANK
 from grpo.study.schema import Study
-
-ENTROPY = "val/token_entropy"
-LENGTH = "val/response_length"
 
 
 def sweeps(study: Study) -> tuple[str | None, str | None]:
@@ -41,27 +37,25 @@ def log_of_broad(numbers: Numbers, runs: list[Run], ranking: list[str]) -> str:
     Args:
         ranking: the arms that another experiment runs at full length, best first.
     """
-    seconds = {run.name: elapsed(run) for run in runs}
-    end = min(float(of_run.iloc[-1]) for of_run in seconds.values())
-    columns = ["arm", "updates per rollout batch", "steps", "answer reward (95% interval)"]
-    columns += [f"after {end:.1f} s without evaluation", "ratios", "clipped", "run at full length"]
+    end = end_of_first(runs)
     rows = []
     for arm in numbers["arms"]:
         of_arm = arm["all"]
         history = pd.concat([run.history for run in of_arm])
-        early = np.mean([outcome_at(run, seconds[run.name], end).mean() for run in of_arm])
-        row = [
-            arm["arm"],
-            str(_updates(arm)),
-            str(value(of_arm[0], "n_grpo_steps")),
-            interval(arm["final"]) + (f"; {len(arm['collapses'])} of {len(of_arm)} collapsed" if arm["collapses"] else ""),
-            f"{early:.3f}",
-            f"{history['ratio_min'].min():.2g} to {history['ratio_max'].max():.2g}",
-            f"{history['clip_fraction'].mean():.2%}",
-            f"as rank {ranking.index(arm['arm']) + 1}" if arm["arm"] in ranking else "",
-        ]
-        rows.append(row)
-    return f"{markdown_table(columns, rows)}\n{_range(numbers)}"
+        collapsed = f"; {len(arm['collapses'])} of {len(of_arm)} collapsed" if arm["collapses"] else ""
+        rows.append(
+            {
+                "arm": arm["arm"],
+                "updates per rollout batch": _updates(arm),
+                "steps": value(of_arm[0], "n_grpo_steps"),
+                "answer reward (95% interval)": interval(arm["final"]) + collapsed,
+                f"after {end:.1f} s without evaluation": f"{np.mean([outcome_at(run, end).mean() for run in of_arm]):.3f}",
+                "ratios": f"{history['ratio_min'].min():.2g} to {history['ratio_max'].max():.2g}",
+                "clipped": f"{history['clip_fraction'].mean():.2%}",
+                "run at full length": f"as rank {ranking.index(arm['arm']) + 1}" if arm["arm"] in ranking else "",
+            }
+        )
+    return f"{table(rows)}\n{_range(numbers)}"
 
 
 def _updates(arm: Numbers) -> int:
@@ -100,16 +94,11 @@ def over_steps_and_wall_clock(numbers: Numbers) -> list[str]:
                 "updates": _updates(arm),
                 "difference": difference_of(scores[first["arm"]], scores[arm["arm"]]),
                 "seconds": [seconds_of_a_step(of["all"]) for of in (first, arm)],
-                "at_equal_time": discuss_at_equal_time(first["all"], arm["all"], elapsed),
+                "at_equal_time": at_equal_time(first["all"], arm["all"]),
             }
             for arm in others
         ],
     )
-
-
-def seconds_of_a_step(runs: list[Run]) -> float:
-    """Mean seconds of a step, without evaluation."""
-    return float(np.mean([elapsed(run).iloc[-1] / len(elapsed(run)) for run in runs]))
 
 
 def entropy_beside_expert_iteration(sweep: Numbers, others: list[Numbers]) -> str:
@@ -122,21 +111,27 @@ def entropy_beside_expert_iteration(sweep: Numbers, others: list[Numbers]) -> st
     arms |= {f"expert iteration, {n['winner']['arm']}": n["winner"]["held"] for n in others}
     rewards = {arm: mean_curve(runs, REWARD) for arm, runs in arms.items()}
     common = min(float(curve.max()) for curve in rewards.values())
-    columns = ["arm", "entropy at start", "entropy at end", f"entropy where the reward first reached {common:.3f}"]
-    columns += ["reward at end", "length at start", "length at end"]
     reached, rows = {}, []
     for arm, runs in arms.items():
-        entropy, length = mean_curve(runs, ENTROPY), mean_curve(runs, LENGTH)
-        step = int(rewards[arm].index.to_numpy()[(rewards[arm] >= common - 1e-12).to_numpy().argmax()])
+        entropy, length, reward = mean_curve(runs, "val/token_entropy"), mean_curve(runs, LENGTH), rewards[arm]
+        step = int(reward.index[int((reward >= common - 1e-12).argmax())])
         reached[arm] = float(entropy[step])
-        row = [f"{entropy.iloc[0]:.3f}", f"{entropy.iloc[-1]:.3f}", f"{entropy[step]:.3f} (step {step})"]
-        rows.append([arm, *row, f"{rewards[arm].iloc[-1]:.3f}", f"{length.iloc[0]:.1f}", f"{length.iloc[-1]:.1f}"])
-    table = markdown_table(columns, rows)
+        rows.append(
+            {
+                "arm": arm,
+                "entropy at start": f"{entropy.iloc[0]:.3f}",
+                "entropy at end": f"{entropy.iloc[-1]:.3f}",
+                f"entropy where the reward first reached {common:.3f}": f"{entropy[step]:.3f} (step {step})",
+                "reward at end": f"{reward.iloc[-1]:.3f}",
+                "length at start": f"{length.iloc[0]:.1f}",
+                "length at end": f"{length.iloc[-1]:.1f}",
+            }
+        )
     if not common:
-        return f"{table}\nNot all arms reach a reward above zero, so there is no equal reward at which to compare them."
+        return f"{table(rows)}\nNot all arms reach a reward above zero, so there is no equal reward at which to compare them."
     lowest, highest = min(reached, key=lambda arm: reached[arm]), max(reached, key=lambda arm: reached[arm])
     text = (
         f"At equal reward ({common:.3f}, the highest that all reach) {lowest} has the lowest entropy, {reached[lowest]:.3f} "
         f"nats per token, and {highest} the highest, {reached[highest]:.3f}."
     )
-    return f"{table}\n{text}" + ("" if others else " The study has no expert iteration to compare with.")
+    return f"{table(rows)}\n{text}" + ("" if others else " The study has no expert iteration to compare with.")

@@ -1,4 +1,4 @@
-"""Agreement of pass@1 (samples for Best-of-N) with the zero-shot accuracy."""
+"""Best-of-N: the gap between Best@N and pass@N, and agreement of pass@1 with the zero-shot accuracy."""
 
 from __future__ import annotations
 
@@ -8,9 +8,21 @@ from typing import Any
 import numpy as np
 
 from grpo.common.files import read_jsonl
+from grpo.reporting.baseline import KINDS
+from grpo.reporting.sentences import paragraphs
 from grpo.study import paths
 
 DISAGREE = 0.05
+
+
+def discuss_best_of_n(prompt: str, metrics: dict[str, Any]) -> str:
+    """Explain the gap between Best@N and pass@N under one prompt, in one to three sentences."""
+    n, kinds = list(metrics["n"].items())[-1]
+    values = {kind: kinds[kind]["value"] for kind in KINDS}
+    (text,) = paragraphs(
+        "best_of_n_sentences.md.j2", prompt=prompt, n=n, value=values, problems=metrics["problems"], **metrics["ranking"]
+    )
+    return text
 
 
 def read_first_and_all(prompt: str) -> dict[str, tuple[float, float]]:

@@ -1,7 +1,5 @@
 // Shows rollouts and runs from the page's JSON. All text is set as text, never as HTML.
 const data = JSON.parse(document.getElementById("data").textContent);
-const alike = (place) => data.alike[place]; // values that runs have in common are stored once
-for (const run of Object.values(data.runs)) Object.assign(run, { config: run.config.map(alike), software: alike(run.software), hardware: alike(run.hardware) });
 const experiments = Object.fromEntries(data.experiments.map((e) => [e.name, e]));
 const root = document.documentElement;
 const $ = (selector, within = document) => within.querySelector(selector);
@@ -155,7 +153,7 @@ function start() {
     event.target.value = "";
   });
   const withSamples = data.experiments.filter((e) => e.arms.some((arm) => samplesOf(e.name, arm.arm).length));
-  fill(choice("experiment"), withSamples.map((e) => [e.name, e.title]), data.best.experiment);
+  fill(choice("experiment"), withSamples.map((e) => [e.name, e.title]), data.best);
   choice("experiment").addEventListener("change", chooseExperiment);
   choice("arm").addEventListener("change", chooseArm);
   for (const id of ["problem", "left", "right", "filter"]) choice(id).addEventListener("change", showRollouts);

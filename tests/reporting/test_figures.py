@@ -25,9 +25,8 @@ from grpo.reporting.figures import experiment_figure, second_metric
 from grpo.reporting.fine_tuning import draw_by_examples
 from grpo.reporting.forest import by_seed, draw_forest
 from grpo.reporting.style import COLOURS, readable, style, styles, with_readable_names
-from grpo.results.experiments import result_of
 from grpo.results.findings import Contrast, Verdict
-from grpo.results.runs import REWARD, Run, by_arm
+from grpo.results.runs import REWARD, Run
 from grpo.results.verdicts import KL
 from grpo.study.schema import Study
 
@@ -48,7 +47,7 @@ def made_up(arm: str, place: int, experiment: str = SWEEP, **values: Any) -> Run
         "update": [0, 3],
     }
     metrics = {"diverged_step": None, "validation_problems": 4, "examples": 8 * (place + 1)}
-    config = {"config": {key: {"value": value} for key, value in values.items()}, "overrides": {}}
+    config = {"config": {key: {"value": value} for key, value in values.items()}}
     outcomes = np.array([[0.0] * 4, [0.1 + place / 50] * 4])
     return Run(experiment, arm, 0, config, metrics, pd.DataFrame(steps | history | lags), pd.DataFrame(validation), outcomes)
 
@@ -192,8 +191,8 @@ def test_points_of_arms_have_their_colours() -> None:
     assert points(axes[0]) == {(1.0, round(0.1 + i / 50, 6)): COLOURS[i] for i in range(3)}
 
     tuned = [made_up(arm, i, "sft_experiment", filtered=arm == "f") for i, arm in enumerate(("f", "many", "few"))]
-    found = points(draw_by_examples(tuned, result_of("sft_experiment", by_arm(tuned), 2)).axes[0])
-    assert found == {(8.0 * (i + 1), round(0.1 + i / 50, 6)): COLOURS[i] for i in range(3)}
+    found = points(draw_by_examples(tuned, result(*(arm_result(run.arm, 0.5) for run in tuned))).axes[0])
+    assert found == {(8.0 * (i + 1), 0.5): COLOURS[i] for i in range(3)}
 
 
 def test_the_forest_plot_has_deciding_contrasts_with_seeds_and_sources(mini_study: Study) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from numpy.typing import NDArray
+from report_parts import arm_result, result
 from study_parts import EXPERT_ITERATION, KEYWORD, SFT, SFT_INITIALIZATION, entry
 
 from grpo.reporting import figures, timing, wall_clock
@@ -18,8 +19,7 @@ from grpo.reporting.fine_tuning import discuss_expert_iteration, discuss_sft, dr
 from grpo.reporting.keyword import discuss_keyword
 from grpo.reporting.record import Record
 from grpo.reporting.style import METHODS
-from grpo.results.experiments import result_of
-from grpo.results.runs import Run, by_arm
+from grpo.results.runs import Run
 from grpo.study.schema import Study
 
 PROBLEMS = 100
@@ -53,7 +53,7 @@ def made_up(
         experiment=experiment,
         arm=arm,
         seed=seed,
-        config={"config": {key: {"value": value} for key, value in config.items()}, "same_as": None, "overrides": {}},
+        config={"config": {key: {"value": value} for key, value in config.items()}, "same_as": None},
         metrics={"diverged_step": None, "best/answer_reward": rewards[best], "best/step": best} | (metrics or {}),
         history=pd.DataFrame({"step": range(1, n), "mean_nll": np.ones(n - 1)}),
         validation=pd.DataFrame(columns | (validation or {})),
@@ -146,15 +146,13 @@ def test_arms_by_filter_and_number_of_examples() -> None:
 
 def test_the_figure_over_examples_holds_every_arm() -> None:
     runs = fine_tuned("all", 64, each(0.5)) + fine_tuned("few", 8, each(0.25)) + fine_tuned("f", 48, each(0.75), filtered=True)
-    found = result_of(SFT, by_arm(runs), 2)
-    (axes,) = draw_by_examples(runs, found).axes
+    finals = {run.arm: run.outcomes[-1].mean() for run in runs}
+    (axes,) = draw_by_examples(runs, result(*(arm_result(*of, seeds=1) for of in finals.items()), last_k=2)).axes
     dots = {line.get_xdata()[0]: (line.get_marker(), line.get_ydata()[0]) for line in axes.lines if line.get_marker() in "os"
             and len(line.get_xdata())}  # fmt: skip
     assert dots == {8: ("o", 0.25), 64: ("o", 0.5), 48: ("s", 0.75)}  # squares: only examples that earn the reward
     spans = sorted(tuple(float(value) for value in part.get_segments()[0].ravel()) for part in axes.collections)
-    ends = {arm.arm: (arm.final.low, arm.final.high) for arm in found.arms}
-    order = ((8, "few"), (48, "f"), (64, "all"))
-    assert spans == [pytest.approx((x, ends[arm][0], x, ends[arm][1])) for x, arm in order]
+    assert spans == [pytest.approx(span) for span in ((8, 0.2, 8, 0.3), (48, 0.7, 48, 0.8), (64, 0.45, 64, 0.55))]
     assert "last 2 evaluations" in axes.get_title(loc="left")
 
 
@@ -168,7 +166,7 @@ def iterated(arm: str, questions: int, rollouts: int, epochs: int, *rewards: flo
 
 
 def discussed(runs: list[Run], winner: str, last_k: int = 1) -> str:
-    return discuss_expert_iteration(runs, result_of(EXPERT_ITERATION, by_arm(runs), last_k, pinned=winner))
+    return discuss_expert_iteration(runs, result(winner=winner, last_k=last_k))
 
 
 def test_arms_with_the_same_settings_are_no_pair() -> None:
@@ -299,9 +297,7 @@ def three_methods(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> Record:
     changed = {name: entry(name, last_k=last_k[name], arms={run.arm: {} for run in of}) for name, of in runs.items()}
     selection = mini_study.selection.model_copy(update={"last_k": 2})
     study = mini_study.model_copy(update={"experiments": mini_study.experiments | changed, "selection": selection})
-    won = {SFT: "sft_won", EXPERT_ITERATION: "ei_won"}
-    results = {name: result_of(name, by_arm(of), study.last_k(name), pinned=won.get(name)) for name, of in runs.items()}
-    return Record(study, runs, results)
+    return Record(study, runs, {SFT: result(winner="sft_won"), EXPERT_ITERATION: result(winner="ei_won")})
 
 
 def test_the_table_of_methods(three_methods: Record) -> None:

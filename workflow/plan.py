@@ -10,12 +10,16 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from math import ceil
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
+
+from grpo.common.errors import UserError
+from grpo.common.lock import only_one
+from grpo.common.yaml_file import parse_yaml
+from grpo.study.schema import PARAMS_FILE, read_yaml, validated
 
 if TYPE_CHECKING:
     from dvc.repo import Repo
@@ -28,10 +32,6 @@ UP_TO_DATE = 946_684_800  # time of stamps that are up to date; any time in the 
 SMALLEST = {"gpus": 0, "cpus": 1, "mem_mb": 2000, "runtime_min": 60}
 
 
-class PlanError(Exception):
-    """dvc.yaml, dvc.lock or params.yaml gives no plan; the message says what to correct."""
-
-
 def make_plan() -> set[str]:
     """Ask DVC for the stages and which are stale; write the plan and update the stamps.
 
@@ -39,15 +39,18 @@ def make_plan() -> set[str]:
         the names of the stages that DVC would run and of all that depend on them.
 
     Raises:
-        PlanError: params.yaml is invalid, DVC cannot read the pipeline, or a stage names resources that params.yaml lacks.
+        UserError: params.yaml is invalid, DVC cannot read the pipeline, or a stage names resources that params.yaml lacks.
     """
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
     from dvc.scm import SCMError
 
-    check_params()
+    # Otherwise DVC would only say that it is corrupted, or one stage after another fail.
+    params = read_yaml(PARAMS_FILE)
+    if not isinstance(params, dict) or "experiments" in params:  # else it belongs to another pipeline
+        validated(params, PARAMS_FILE)
     if DATA.is_symlink():
-        raise PlanError(
+        raise UserError(
             f"{DATA}: a symbolic link, behind which DVC stores nothing. Make it a folder. To keep results on another disk:"
             " `dvc cache dir --local FOLDER` and `dvc config --local cache.type symlink` (docs/tracking.md)."
         )
@@ -58,15 +61,15 @@ def make_plan() -> set[str]:
                 require_flock(Path(repo.tmp_dir))
             with repo.lock:
                 remove_torn_rwlock(Path(repo.tmp_dir) / "rwlock")
-                plan = describe(repo)
+                plan = describe(repo, params.get("resources", {}))
                 stale = stale_stages(repo)
     except SCMError as error:
-        raise PlanError(
+        raise UserError(
             f"{error}, which DVC needs. Clone the project with git; or, if you have it as a ZIP file: git init && git add . &&"
             " git commit -m 'Start'"
         ) from error
     except DvcException as error:
-        raise PlanError(what_dvc_cannot_read(error)) from error
+        raise UserError(what_dvc_cannot_read(error)) from error
     write_stamps(plan, stale)
     write_atomically(PLAN, json.dumps(plan, indent=1))
     return stale
@@ -76,69 +79,34 @@ def require_flock(folder: Path) -> None:
     """Check that DVC's kind of lock (flock) works; without it DVC would wait forever without a message.
 
     Raises:
-        PlanError: the file system refuses flock.
+        UserError: the file system refuses flock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryFile(dir=folder) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise PlanError(
+            raise UserError(
                 f"{folder}: the file system refuses flock ({error.strerror}), which DVC uses. Let DVC use other locks:"
                 " dvc config core.hardlink_lock true && rm -f .dvc/tmp/lock .dvc/tmp/rwlock.lock"
             ) from error
 
 
-def check_params() -> None:
-    """Validate params.yaml before anything runs; DVC would only say that it is corrupted, or one stage after another fail.
-
-    A params.yaml without experiments belongs to another pipeline and is only parsed.
-
-    Raises:
-        PlanError: it is not YAML or not a valid study; the message names the line or the key.
-    """
-    from grpo.common.errors import UserError
-    from grpo.study.schema import PARAMS_FILE, read_yaml, validated
-
-    try:
-        values = read_yaml(PARAMS_FILE)
-        if not isinstance(values, dict) or "experiments" in values:
-            validated(values, PARAMS_FILE)
-    except UserError as error:
-        raise PlanError(str(error)) from error
-
-
 def what_dvc_cannot_read(error: Exception) -> str:
     """Describe why DVC cannot read the pipeline: the line of dvc.yaml or dvc.lock that is not YAML, or DVC's own message."""
-    from grpo.common.errors import UserError
-    from grpo.common.yaml_file import parse_yaml
-
-    message, remedy = f"DVC cannot read the pipeline: {error}.", " See `dvc dag`."
-    for file in (Path("dvc.yaml"), Path("dvc.lock")):
+    message = f"DVC cannot read the pipeline: {error}. See `dvc dag`."
+    for file in filter(Path.exists, (Path("dvc.yaml"), Path("dvc.lock"))):
         try:
-            if file.exists():
-                parse_yaml(file)
+            parse_yaml(file)
         except UserError as wrong:
-            message, remedy = str(wrong), ""
+            message = str(wrong)
             break
-    return message + (" `git checkout dvc.lock` restores the committed one." if "dvc.lock" in message else remedy)
+    return message + (" `git checkout dvc.lock` restores the committed one." if "dvc.lock" in message else "")
 
 
-@contextmanager
-def only_one_here() -> Iterator[None]:
-    """Hold the lock of this folder, so that no two processes run stages in it.
-
-    Raises:
-        PlanError: another process holds it.
-    """
-    from grpo.common.errors import UserError
-    from grpo.common.lock import only_one
-
-    try:
-        with only_one(STAMPS / "running.lock", "In this folder another Snakemake (`make repro`)"):
-            yield
-    except UserError as error:
-        raise PlanError(str(error)) from error
+def only_one_here() -> AbstractContextManager[None]:
+    """Hold the lock of this folder, so that no two processes run stages in it; UserError if another process holds it."""
+    return only_one(STAMPS / "running.lock", "In this folder another Snakemake (`make repro`)")
 
 
 def remove_torn_rwlock(path: Path) -> None:
@@ -158,23 +126,21 @@ def scheduled(repo: Repo) -> list[Stage]:
     return [stage for stage in repo.index.stages if stage.cmd]
 
 
-def describe(repo: Repo) -> list[dict[str, Any]]:
-    """Describe each stage in an entry for JSON."""
+def describe(repo: Repo, known: dict[str, dict[str, int]]) -> list[dict[str, Any]]:
+    """Describe each stage in an entry for JSON; ``known`` is `resources:` of params.yaml."""
     import networkx as nx
-    from dvc.utils.serialize import load_yaml
 
     graph = repo.index.graph  # edges go from a stage to the stages that it depends on
     waiting: dict[Stage, int] = {}  # length of the longest chain of stages that depend on a stage
     for stage in nx.topological_sort(graph):
         waiting[stage] = max((waiting[after] + 1 for after in graph.predecessors(stage)), default=0)
-    known = load_yaml("params.yaml").get("resources", {}) if Path("params.yaml").exists() else {}
     slugs: dict[str, str] = {}
     plan = []
     for stage in scheduled(repo):
         name = stage.addressing
         slug = re.sub(r"\W", "_", name)
         if slugs.setdefault(slug, name) != name:
-            raise PlanError(f"dvc.yaml: {slugs[slug]} and {name}: both would be the rule {slug}. Rename one of them.")
+            raise UserError(f"dvc.yaml: {slugs[slug]} and {name}: both would be the rule {slug}. Rename one of them.")
         plan.append(
             {
                 "stage": name,
@@ -182,7 +148,6 @@ def describe(repo: Repo) -> list[dict[str, Any]]:
                 "stamp": stamp(name),
                 "after": sorted(stamp(before.addressing) for before in graph.successors(stage) if before.cmd),
                 "log": f"logs/{file_name(name)}.log",
-                "took": f"logs/{file_name(name)}.seconds",
                 "runs": next((str(out) for out in stage.outs if str(out).startswith("data/runs/")), None),
                 "priority": waiting[stage],
                 "force": False,
@@ -196,7 +161,7 @@ def requirements(name: str, meta: dict[str, Any], known: dict[str, dict[str, int
     """A stage's threads, GPUs and other resources, named as in Snakemake and its Slurm plugin."""
     kind = meta.get("resources")
     if kind is not None and kind not in known:
-        raise PlanError(
+        raise UserError(
             f"dvc.yaml: {name}: meta.resources is {kind!r}, but params.yaml has no resources.{kind} "
             f"(known: {', '.join(known) or 'none'}). Add it there, or change the stage."
         )

@@ -7,7 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-from plan import PlanError, make_plan, only_one_here
+from plan import make_plan, only_one_here
+
+from grpo.common.errors import UserError
 
 UNSENT = Path("data/state/mlflow")
 WHAT_NEXT = "The report is reports/index.html; `make ui` shows the runs."
@@ -19,7 +21,7 @@ def main() -> int:
     try:
         with only_one_here():
             stale = make_plan()
-    except PlanError as error:
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if stale:

@@ -11,7 +11,6 @@ import os
 import re
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -21,7 +20,6 @@ from grpo.study import paths
 
 PDF, ZIP = Path("writeup.pdf"), Path("code.zip")
 LINKED = re.compile(r"\]\((sections/\w+\.md)\)")
-LINK = 0o120777 << 16  # attributes of a symbolic link in a zip file
 CSS = """
 @page { size: A4; margin: 16mm 14mm; @bottom-center { content: counter(page); font-size: 8pt } }
 body { font: 9.5pt/1.4 sans-serif } section { break-before: page } h1 { font-size: 15pt } h2 { font-size: 12pt }
@@ -89,39 +87,31 @@ def write_pdf(page: str, path: Path) -> None:
     HTML(string=page).write_pdf(path)
 
 
-def write_zip(root: Path, path: Path) -> int:
-    """Pack the files below ``root`` that git tracks, as they are now. Equal files give equal bytes.
-
-    Returns:
-        the number of files.
+def write_zip(root: Path, path: Path) -> None:
+    """Pack the files below ``root`` that git tracks, as they are now.
 
     Raises:
-        UserError: ``root`` is not a git repository.
+        UserError: ``root`` is not a git repository with a commit.
     """
-    listed = subprocess.run(["git", "-C", root, "ls-files", "-z"], capture_output=True, check=False)
-    if listed.returncode:
+    git = ["git", "-C", str(root), "-c", "user.name=-", "-c", "user.email=-"]
+    # A commit, on no branch, of the tracked files as they are; nothing is printed if they are those of the last commit.
+    now = subprocess.run([*git, "stash", "create"], capture_output=True, text=True, check=False).stdout.strip() or "HEAD"
+    archive = [*git, "archive", "--format=zip", f"--output={path.absolute()}", now]
+    if subprocess.run(archive, capture_output=True, check=False).returncode:
         raise UserError(
             f"{root}: not a git repository, and {path} has the files that git tracks. Run `make submission` in a clone."
         )
-    names = [name for name in sorted(listed.stdout.decode().split("\0")) if name and os.path.lexists(root / name)]
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
-        for name in names:
-            file, entry = root / name, zipfile.ZipInfo(name)
-            entry.external_attr = LINK if file.is_symlink() else (file.stat().st_mode & 0o777) << 16
-            content = str(file.readlink()).encode() if file.is_symlink() else file.read_bytes()
-            packed.writestr(entry, content, zipfile.ZIP_DEFLATED)
-    return len(names)
 
 
 def main() -> int:
     """Write both files; returns the exit code."""
     try:
         write_pdf(document(paths.REPORTS), PDF)
-        count = write_zip(Path(), ZIP)
+        write_zip(Path(), ZIP)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{PDF}: {PDF.stat().st_size / 1e6:.1f} MB; {ZIP}: {count} files, {ZIP.stat().st_size / 1e6:.1f} MB")
+    print(", ".join(f"{path}: {path.stat().st_size / 1e6:.1f} MB" for path in (PDF, ZIP)))
     return 0
 
 

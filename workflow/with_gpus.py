@@ -1,9 +1,9 @@
 """Run a command with N GPUs of its own and end all its processes afterwards: ``with_gpus.py N -- COMMAND...``
 
-Snakemake's ``--resources gpu=4`` only counts GPUs and does not assign them. Here each device has a lock file in a folder that
-all clones of a user on this machine share (``locks_folder``). The command gets N locked devices in CUDA_VISIBLE_DEVICES. The
-operating system releases the locks when the process ends. In jobs that Snakemake submits to Slurm, Slurm assigns the devices,
-and the Snakefile asks for none here. (With ``--profile local`` in an allocation of ``salloc``, devices are locked as usual.)
+Snakemake's ``--resources gpu=4`` only counts GPUs and does not assign them. Here each GPU has a lock file in a folder that all
+clones of a user on this machine share. The command gets N locked GPUs in CUDA_VISIBLE_DEVICES. The operating system releases
+the locks when the process ends. In jobs that Snakemake submits to Slurm, Slurm assigns the GPUs, and the Snakefile asks for
+none here. (With ``--profile local`` in an allocation of ``salloc``, GPUs are locked as usual.)
 
 A killed ``dvc`` leaves its training running, and the next attempt would run beside it. So the command gets its own process
 group, which is ended with the command, and also when Snakemake dies.
@@ -22,7 +22,6 @@ import contextlib
 import ctypes
 import fcntl
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -30,16 +29,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import psutil
+import psutil
 
 GRACE_SECONDS = 300  # to finish a step and save; Slurm's KillWait, preemption or time limit may be shorter
 SAME_REQUEST_SECONDS = 1.0  # signals within this time are one request to stop
-WAIT_SECONDS = 0.2  # between two attempts to get devices
+WAIT_SECONDS = 0.2  # between two attempts to get GPUs
 RESUME_ME = 75  # EX_TEMPFAIL of sysexits.h, as in `grpo train`
 LOG_LINES_SHOWN = 20
 PR_SET_PDEATHSIG = 1
@@ -49,97 +46,64 @@ class GpuError(Exception):
     """The machine does not have the GPUs that were asked for."""
 
 
-def present() -> dict[str, str]:
-    """The UUIDs of the devices that nvidia-smi lists, by their names in CUDA_VISIBLE_DEVICES.
-
-    The name of a GPU is its number. Each part of a partitioned GPU (MIG) is a device, named by its UUID.
-    """
-    if shutil.which("nvidia-smi") is None:
-        return {}
-    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
-    found: dict[str, str] = {}
-    for line in listing.splitlines():
-        if whole := re.match(r"GPU (\d+):.*\(UUID: (GPU-[^)]+)\)", line):
-            number, found[number] = whole[1], whole[2]
-        elif part := re.match(r"\s+MIG .*\(UUID: (MIG-[^)]+)\)", line):
-            found.pop(number, None)
-            found[part[1]] = part[1]
-    return found
-
-
 def devices() -> dict[str, str]:
-    """The usable devices (CUDA_VISIBLE_DEVICES, or else all) by their names there, each with a name valid for all processes.
+    """The usable GPUs by their names in CUDA_VISIBLE_DEVICES, each with its UUID if known.
 
-    That name is the UUID if known, as a number may mean another GPU in another allocation on this machine.
+    A number may mean another GPU in another allocation on this machine; a UUID does not.
     """
-    known = present()
+    command, listing = ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"], ""
+    if shutil.which("nvidia-smi"):
+        listing = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    known = dict(line.split(", ") for line in listing.splitlines() if line.count(", ") == 1)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return known
     names = [name.strip() for name in visible.split(",") if name.strip()]
     names = names[: names.index("-1")] if "-1" in names else names  # as in CUDA, the first invalid number ends the list
-    # CUDA accepts the beginning of a UUID.
-    return {name: known.get(name) or next((u for u in known.values() if u.startswith(name)), name) for name in names}
-
-
-def locks_folder() -> Path:
-    """The folder with locks, one per user and machine."""
-    return Path(tempfile.gettempdir()) / f"grpo-gpus-{os.getuid()}"
-
-
-def try_lock(path: Path) -> IO[str] | None:
-    """Lock a file; None if another process holds the lock."""
-    file = path.open("a")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
-    return file
+    return {name: known.get(name, name) for name in names}
 
 
 @contextmanager
 def hold(count: int) -> Iterator[list[str]]:
-    """Wait until ``count`` devices are free and hold them; yield their names for CUDA_VISIBLE_DEVICES.
+    """Wait until ``count`` GPUs are free and hold them; yield their names for CUDA_VISIBLE_DEVICES.
 
     Raises:
-        GpuError: the machine has fewer devices.
+        GpuError: the machine has fewer.
     """
     offered = devices()
-    # CUDA shows a process at most one part of a partitioned GPU.
-    usable = {name: uuid for name, uuid in offered.items() if count == 1 or not uuid.startswith("MIG-")}
-    if count > len(usable):
-        parts = "; a command can use only one part of a partitioned GPU (MIG)" if len(usable) < len(offered) else ""
+    if count > len(offered):
         raise GpuError(
-            f"{count} GPU(s) asked for, but this machine offers {len(usable)} ({', '.join(usable) or 'none'}){parts}. "
+            f"{count} GPU(s) asked for, but this machine offers {len(offered)} ({', '.join(offered) or 'none'}). "
             "Lower `gpus` under `resources:` in params.yaml, check CUDA_VISIBLE_DEVICES and `nvidia-smi -L`, or use Slurm."
         )
-    folder = locks_folder()
+    folder = Path(tempfile.gettempdir()) / f"grpo-gpus-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     while True:
         with ExitStack() as attempt:
             # All or none, and one process at a time: two processes that each hold a part of what they need would wait for each
-            # other, and a process that waited while it holds the queue would block devices that it does not need.
+            # other, and a process that waited while it holds the queue would block GPUs that it does not need.
+            taken: list[str] = []
             with (folder / "queue.lock").open("a") as queue:
                 fcntl.flock(queue, fcntl.LOCK_EX)
-                taken: list[str] = []
-                for name, uuid in usable.items():
-                    if len(taken) < count and (file := try_lock(folder / f"{uuid}.lock")):
-                        attempt.enter_context(file)
-                        taken.append(name)
+                for name, uuid in offered.items():
+                    file = attempt.enter_context((folder / f"{uuid}.lock").open("a"))
+                    with contextlib.suppress(BlockingIOError):
+                        if len(taken) < count:
+                            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                            taken.append(name)
             if len(taken) == count:
                 yield taken
                 return
         time.sleep(WAIT_SECONDS)
 
 
-def environment(count: int, held: ExitStack) -> dict[str, str]:
-    """The command's environment; its devices stay locked until ``held`` is closed."""
-    if count == 0:
-        return dict(os.environ)
-    taken = held.enter_context(hold(count))
-    # nvidia-smi numbers devices by their place on the bus; CUDA's default is by speed.
-    return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(taken), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+@contextmanager
+def environment(count: int) -> Iterator[dict[str, str]]:
+    """The command's environment, with GPUs that are held meanwhile."""
+    with hold(count) if count else nullcontext() as taken:
+        # nvidia-smi numbers GPUs by their place on the bus; CUDA's default is by speed.
+        gpus = {"CUDA_VISIBLE_DEVICES": ",".join(taken), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if taken else {}
+        yield {**os.environ, **gpus}
 
 
 def when_parent_dies(signum: int) -> None:
@@ -159,36 +123,20 @@ def before_exec() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-class Stop:
-    """Signal handler that exits through every ``finally``.
+asked_at: list[float] = []  # times of the signals that told this process to stop
 
-    Some signals repeat a request and are ignored: a closed terminal sends SIGHUP, then Snakemake's death SIGTERM; Slurm sends
-    SIGTERM before the time limit and at the limit, or at the start and the end of a preemption, and finally SIGKILL.
+
+def stop(signum: int, _frame: object) -> None:
+    """Exit through every ``finally``, unless the signal repeats a request.
+
+    A closed terminal sends SIGHUP, then Snakemake's death SIGTERM. Slurm sends SIGTERM before the time limit and at the limit,
+    or at the start and the end of a preemption, and finally SIGKILL.
     """
-
-    def __init__(self) -> None:
-        self.first: float | None = None
-
-    def __call__(self, signum: int, _frame: object) -> None:
-        """Exit, unless the signal repeats a request."""
-        now = time.monotonic()
-        if self.first is None:
-            self.first = now
-        elif now - self.first < SAME_REQUEST_SECONDS or (signum == signal.SIGTERM and "SLURM_JOB_ID" in os.environ):
-            return
-        sys.exit(128 + signum)
-
-
-def of_group(group: int) -> set[psutil.Process]:
-    """The processes of a group and their descendants."""
-    import psutil
-
-    members = set()
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if os.getpgid(process.pid) == group:
-                members |= {process, *process.children(recursive=True)}
-    return members
+    asked_at.append(time.monotonic())
+    at_once = asked_at[-1] - asked_at[0] < SAME_REQUEST_SECONDS
+    if len(asked_at) > 1 and (at_once or (signum == signal.SIGTERM and "SLURM_JOB_ID" in os.environ)):
+        return
+    sys.exit(128 + signum)
 
 
 def tell_to_stop(command: int, log: Path | None) -> None:
@@ -197,16 +145,12 @@ def tell_to_stop(command: int, log: Path | None) -> None:
     Once DVC has started the stage's command, which it announces as ``> COMMAND``, DVC itself is not interrupted, as it may be
     storing results of hours.
     """
-    import psutil
-
-    with contextlib.suppress(ProcessLookupError, psutil.Error):
-        if log is None or not re.search(r"^> ", log.read_text(errors="replace"), flags=re.MULTILINE):
-            os.killpg(command, signal.SIGINT)
-            return
-        for process in of_group(command):
-            if process.pid != command:
-                with contextlib.suppress(psutil.Error):
-                    process.send_signal(signal.SIGINT)
+    told = psutil.Process(command).children(recursive=True)
+    if log is None or not any(line.startswith("> ") for line in log.read_text(errors="replace").splitlines()):
+        told.append(psutil.Process(command))
+    for process in told:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(signal.SIGINT)
 
 
 def run(command: list[str], env: dict[str, str], log: Path | None) -> int:
@@ -215,7 +159,7 @@ def run(command: list[str], env: dict[str, str], log: Path | None) -> int:
     Returns:
         its exit code, or ``RESUME_ME`` if it was told to stop and stopped before it was done.
     """
-    with log.open("w") if log else contextlib.nullcontext() as output:
+    with log.open("w") if log else nullcontext() as output:
         process = subprocess.Popen(
             command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT if output else None,
             process_group=0, preexec_fn=before_exec,
@@ -235,15 +179,8 @@ def run(command: list[str], env: dict[str, str], log: Path | None) -> int:
 
 def say(message: str, log: Path | None) -> None:
     """Write a message to the end of the command's log, or to stderr without a log."""
-    with log.open("a") if log else contextlib.nullcontext(sys.stderr) as output:
+    with log.open("a") if log else nullcontext(sys.stderr) as output:
         print(message, file=output)
-
-
-def explain_failure(command: list[str], code: int, log: Path) -> None:
-    """Print the end of the log and where it is."""
-    lines = log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
-    text = "\n".join(f"  | {line}" for line in lines)
-    print(f"Failed with exit code {code}: {' '.join(command)}\nThe end of its log:\n{text}\nFull log: {log}", file=sys.stderr)
 
 
 def main(arguments: list[str]) -> int:
@@ -256,24 +193,26 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("command", nargs="+", metavar="COMMAND")
     options = parser.parse_args(arguments)
 
-    stop = Stop()
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, stop)
     when_parent_dies(signal.SIGTERM)
     if options.log:
         options.log.write_text("")
-    with ExitStack() as held:
-        try:
-            code = run(options.command, environment(options.count, held), options.log)
-        except (GpuError, OSError) as error:
-            say(f"with_gpus.py: {error}", options.log)
-            code = 2
+    try:
+        with environment(options.count) as env:
+            code = run(options.command, env, options.log)
+    except (GpuError, OSError) as error:
+        say(f"with_gpus.py: {error}", options.log)
+        code = 2
     if code == 0 and options.stamp:
         options.stamp.write_text(time.strftime("%Y-%m-%d %H:%M:%S\n"))
     if code == RESUME_ME:
         say("Told to stop, and stopped. The same command continues from the saved state, if there is one.", options.log)
     if code and options.log and options.explain:
-        explain_failure(options.command, code, options.log)
+        lines = options.log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
+        print(
+            f"Failed with exit code {code}. The end of its log:", *lines, f"Full log: {options.log}", sep="\n", file=sys.stderr
+        )
     return code if code >= 0 else 128 - code
 
 

@@ -38,17 +38,8 @@ def nvidia_smi(folder: Path, *lines: str) -> str:
     return f"{script.parent}:{os.environ['PATH']}"
 
 
-# As the driver's `nvidia-smi -L` prints them.
-TWO_GPUS = (
-    "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-11111111-aaaa-bbbb-cccc-000000000000)",
-    "GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-22222222-aaaa-bbbb-cccc-000000000000)",
-)
-PARTITIONED = (
-    "GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-11111111-aaaa-bbbb-cccc-000000000000)",
-    "  MIG 3g.20gb     Device  0: (UUID: MIG-33333333-aaaa-bbbb-cccc-000000000000)",
-    "  MIG 3g.20gb     Device  1: (UUID: MIG-44444444-aaaa-bbbb-cccc-000000000000)",
-    "GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-22222222-aaaa-bbbb-cccc-000000000000)",
-)
+# As `nvidia-smi --query-gpu=index,uuid --format=csv,noheader` prints them.
+FIRST, SECOND = (f"GPU-{digit * 8}-aaaa-bbbb-cccc-000000000000" for digit in "12")
 
 
 def start(folder: Path, count: int, *command: str, **extra: str) -> subprocess.Popen[str]:
@@ -107,13 +98,13 @@ def test_inside_an_allocation_its_devices_are_shared_out(tmp_path: Path) -> None
 
 def test_two_clones_do_not_take_the_same_gpu(tmp_path: Path) -> None:
     """One says it by number, the other by UUID; a third, which has both GPUs to choose from, takes the other one."""
-    path = nvidia_smi(tmp_path, *TWO_GPUS)
+    path = nvidia_smi(tmp_path, f"0, {FIRST}", f"1, {SECOND}")
     one, other = (tmp_path / name for name in ("one", "other"))
     for clone in (one, other):
         clone.mkdir()
     first = start(one, 1, *until_released("a"), PATH=path, CUDA_VISIBLE_DEVICES="1")
     wait_for((one / "a.devices").exists)
-    second = start(other, 1, *until_released("b"), PATH=path, CUDA_VISIBLE_DEVICES="GPU-2222")
+    second = start(other, 1, *until_released("b"), PATH=path, CUDA_VISIBLE_DEVICES=SECOND)
     third = start(other, 1, *until_released("c"), PATH=path)
     wait_for((other / "c.devices").exists)  # though the second waits
     assert (other / "c.devices").read_text() == "0\n"
@@ -124,19 +115,6 @@ def test_two_clones_do_not_take_the_same_gpu(tmp_path: Path) -> None:
     (other / "b.go").touch()
     (other / "c.go").touch()
     assert [process.wait(30) for process in (first, second, third)] == [0, 0, 0]
-
-
-def test_parts_of_a_partitioned_gpu_are_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = nvidia_smi(tmp_path, *PARTITIONED)
-    monkeypatch.setenv("PATH", path)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    parts = [f"MIG-{digit * 8}-aaaa-bbbb-cccc-000000000000" for digit in "34"]
-    assert list(with_gpus.devices()) == [*parts, "1"]
-    own = start(tmp_path, 1, "sh", "-c", "echo $CUDA_VISIBLE_DEVICES", PATH=path, CUDA_VISIBLE_DEVICES=",".join(parts))
-    assert own.communicate(timeout=30)[0] == f"{parts[0]}\n"
-    two = start(tmp_path, 2, "true", PATH=path, CUDA_VISIBLE_DEVICES=",".join(parts))
-    text, _ = two.communicate(timeout=30)
-    assert two.returncode == 2 and "this machine offers 0 (none); a command can use only one part" in text
 
 
 @pytest.mark.parametrize(("visible", "offered"), [("", []), ("-1", []), ("1,-1,0", ["1"]), (" 0 , 1 ", ["0", "1"])])

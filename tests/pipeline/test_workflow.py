@@ -39,6 +39,8 @@ sys.path.insert(0, str(ROOT / "workflow"))
 import plan as workflow_plan
 import with_gpus
 
+from grpo.common.errors import UserError
+
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:dvc.*")
 
 ALL = ["report", "source", "train-1e-4", "train-no_std"]
@@ -203,14 +205,14 @@ def test_the_committed_dvc_lock_names_no_former_stage() -> None:
 
 def test_unknown_resources_are_refused_with_the_remedy(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edit(repo, "dvc.yaml", "resources: train", "resources: huge")
-    with pytest.raises(workflow_plan.PlanError, match=r"has no resources.huge \(known: small, train\)"):
+    with pytest.raises(UserError, match=r"has no resources.huge \(known: small, train\)"):
         planned(repo, monkeypatch)
 
 
 def test_names_that_would_be_one_rule_are_refused(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edit(repo, "params.yaml", '"1e-4", no_std', '"1e-4", no_std, no-std')
     edit(repo, "params.yaml", "no_std: 3", "no_std: 3, no-std: 3")
-    with pytest.raises(workflow_plan.PlanError, match=r"both would be the rule train_no_std_0. Rename one"):
+    with pytest.raises(UserError, match=r"both would be the rule train_no_std_0. Rename one"):
         planned(repo, monkeypatch)
 
 
@@ -285,7 +287,7 @@ def without_slurm(folder: Path) -> str:
 
 def test_a_project_without_git_is_told_so(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.rmtree(repo / ".git")
-    with pytest.raises(workflow_plan.PlanError, match=r"is not a git repository.* git init && git add"):
+    with pytest.raises(UserError, match=r"is not a git repository.* git init && git add"):
         planned(repo, monkeypatch)
 
 
@@ -294,7 +296,7 @@ def test_results_on_another_disk_as_the_docs_say(finished: Path, tmp_path: Path,
     repo = new_repo(tmp_path / "repo")
     with TemporaryDirectory(dir="/dev/shm") as other:
         (repo / "data").symlink_to(other)
-        with pytest.raises(workflow_plan.PlanError, match=r"data: a symbolic link.*dvc cache dir --local FOLDER"):
+        with pytest.raises(UserError, match=r"data: a symbolic link.*dvc cache dir --local FOLDER"):
             planned(repo, monkeypatch)
         (repo / "data").unlink()
         text = (ROOT / "docs/tracking.md").read_text(encoding="utf-8").partition("## Results on another disk")[2]
@@ -460,7 +462,7 @@ def test_a_mistake_is_told_with_its_cause_before_anything_runs(
     text = (study / name).read_text()
     line = text[: text.index(old)].count("\n") + 1
     (study / name).write_text(text.replace(old, new.format(old) if new == CONFLICT else new, 1))
-    with pytest.raises(workflow_plan.PlanError) as caught:
+    with pytest.raises(UserError) as caught:
         planned(study, monkeypatch)
     assert told.replace("LINE", str(line)).replace("NEXT", str(line + 1)) in str(caught.value)
     assert not (study / ".stamps").exists()

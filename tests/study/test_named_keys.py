@@ -18,7 +18,7 @@ from grpo.common.errors import TO_LOWER
 from grpo.study.methods import ExpertIterationConfig, GrpoConfig, SftConfig
 from grpo.study.schema import Study
 
-RAISED = ("UserError", "ValueError", "PlanError", "Finding")
+RAISED = ("UserError", "ValueError", "Finding")
 NO_KEYS = {"yaml", "yml", "json", "jsonl", "csv", "py", "md", "lock", "org"}  # endings of files, and of an address
 OF_DVC = {"meta.resources", "cache.type", "core.hardlink_lock"}  # keys of dvc.yaml and of DVC's settings
 

@@ -96,11 +96,12 @@ def write_zip(root: Path, path: Path) -> None:
     git = ["git", "-C", str(root), "-c", "user.name=-", "-c", "user.email=-"]
     # A commit, on no branch, of the tracked files as they are; nothing is printed if they are those of the last commit.
     now = subprocess.run([*git, "stash", "create"], capture_output=True, text=True, check=False).stdout.strip() or "HEAD"
-    archive = [*git, "archive", "--format=zip", f"--output={path.absolute()}", now]
-    if subprocess.run(archive, capture_output=True, check=False).returncode:
+    packed = subprocess.run([*git, "archive", "--format=zip", now], capture_output=True, check=False)
+    if packed.returncode:
         raise UserError(
             f"{root}: not a git repository, and {path} has the files that git tracks. Run `make submission` in a clone."
         )
+    path.write_bytes(packed.stdout)
 
 
 def main() -> int:

@@ -116,11 +116,11 @@ class LogHandler(LogHandlerBase):
             return
         stage.failed = True
         why = f" {record.rule_msg}" if record.rule_msg else ""
-        self.say(f"{stage.name} failed after {spent}.{why}\nThe end of its log:", "red")
-        self.say("\n".join(f"  | {line}" for line in lines))
-        self.say(f"Full log: {', '.join(map(str, record.log))}", "red")
-        if full := FULL.search(text):
-            self.say(CACHE_IS_FULL.format(full[1] or ".dvc/cache"), "red")
+        end = "\n".join(f"  | {line}" for line in lines)
+        full = FULL.search(text)
+        remedy = CACHE_IS_FULL.format(full[1] or ".dvc/cache") if full else ""
+        log = ", ".join(map(str, record.log))
+        self.say(f"{stage.name} failed after {spent}.{why}\nThe end of its log:\n{end}\nFull log: {log}{remedy}", "red")
 
     def done(self) -> list[Stage]:
         """The stages that have succeeded."""

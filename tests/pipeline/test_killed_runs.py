@@ -43,6 +43,7 @@ OFF_POLICY = {
 pytestmark = pytest.mark.slow
 
 KILLS = 4  # at random moments
+TRAIN = (sys.executable, "-m", "grpo", "train")
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +71,13 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _environment() -> dict[str, str]:
     known = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
     return known | {"PYTHONPATH": str(REPOSITORY), "MLFLOW_DISABLE_TELEMETRY": "true"}
+
+
+def train(folder: Path, run: tuple[str, str], code: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
+    """`grpo train` in ``folder``, which ends with this exit code."""
+    done = subprocess.run([*TRAIN, *run], cwd=folder, env=_environment(), capture_output=True, text=True, **options)
+    assert done.returncode == code, done.stderr
+    return done
 
 
 class Worker:
@@ -146,7 +154,6 @@ GRPO = ("grpo_learning_rate", "off_policy")
 SFT = ("sft_experiment", "all")
 EXPERT_ITERATION = ("expert_iteration_experiment", "questions_16-rollouts_8-epochs_2")
 ASYNCHRONOUS = ("grpo_async_offpolicy", "lag_1")
-TRAIN = (sys.executable, "-m", "grpo", "train")
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +200,7 @@ def test_killed_while_the_second_seed_of_a_stage_trains(project, tmp_path):
     for each in (expected, folder):
         params = each / "params.yaml"
         params.write_text(params.read_text().replace("seeds: [0]", "seeds: [0, 1]"))
-    subprocess.run([*TRAIN, *GRPO], cwd=expected, env=_environment(), check=True, capture_output=True)
+    train(expected, GRPO)
     prepare = (
         "git init -q",
         "dvc init -q",
@@ -288,22 +295,16 @@ def killed_after_two_states(killed: Path, target: Path) -> tuple[Path, list[Path
     return folder, states
 
 
-def test_a_damaged_state_is_noticed_and_the_one_before_is_used(killed, worker, undisturbed, tmp_path):
-    folder, (_, newest) = killed_after_two_states(killed, tmp_path / "project")
-    os.truncate(newest / "state.pt", 5000)
-    assert worker.attempt(folder, GRPO)["code"] == 0
-    said = (folder / "log.txt").read_text()
-    assert f"warning: {newest.relative_to(folder)}: state.pt damaged" in said and "resumed after step 2 of 12" in said
-    assert results(folder) == undisturbed(GRPO)[0]
-
-
-def test_without_a_whole_state_the_run_starts_anew(killed, worker, undisturbed, tmp_path):
+@pytest.mark.parametrize("damaged", [1, 2])
+def test_a_damaged_state_is_noticed_and_the_one_before_is_used(damaged, killed, worker, undisturbed, tmp_path):
+    """Without a whole state the run starts anew."""
     folder, states = killed_after_two_states(killed, tmp_path / "project")
-    for state in states:
+    for state in states[-damaged:]:
         os.truncate(state / "state.pt", 5000)
     assert worker.attempt(folder, GRPO)["code"] == 0
     said = (folder / "log.txt").read_text()
-    assert said.count("warning: data/state/runs") == 2 and "resumed" not in said
+    assert f"warning: {states[-1].relative_to(folder)}: state.pt damaged" in said
+    assert said.count("warning: data/state/runs") == damaged and ("resumed after step 2 of 12" in said) == (damaged == 1)
     assert results(folder) == undisturbed(GRPO)[0]
 
 
@@ -328,11 +329,7 @@ def test_files_that_grow_too_large_cost_nothing_that_was_saved(killed, worker, u
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))  # less than the weights take
 
-    command = [sys.executable, "-m", "grpo", "train", *GRPO]
-    done = subprocess.run(
-        command, cwd=folder, env=_environment(), capture_output=True, text=True, check=False, preexec_fn=limit
-    )
-    assert done.returncode == 2
+    done = train(folder, GRPO, code=2, preexec_fn=limit)
     assert "the file would be larger than is allowed here" in done.stderr and "Traceback" not in done.stderr
     assert all((state / "state.pt").exists() for state in states)
     assert not list(folder.rglob(".*.draft*"))
@@ -343,15 +340,12 @@ def test_files_that_grow_too_large_cost_nothing_that_was_saved(killed, worker, u
 
 def test_a_second_process_on_the_same_run_is_refused(project, worker, undisturbed, tmp_path):
     folder = clone(project, tmp_path / "project")
-    command = [sys.executable, "-m", "grpo", "train", *GRPO]
-    with subprocess.Popen(
-        command, cwd=folder, env=_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as first:
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([*TRAIN, *GRPO], cwd=folder, env=_environment(), **quiet) as first:
         while not list((folder / "data").glob("runs/*/*/.*.draft")):
             assert first.poll() is None
             time.sleep(0.02)
-        second = subprocess.run(command, cwd=folder, env=_environment(), capture_output=True, text=True, check=False)
-        assert second.returncode == 2
+        second = train(folder, GRPO, code=2)
         assert f"another process is already running (process {first.pid} on {socket.gethostname()})" in second.stderr
         assert second.stderr.count("\n") == 1
         assert first.wait() == 0
@@ -377,14 +371,8 @@ def saved_states(folder: Path) -> set[Path]:
 def training_in_two_processes(folder: Path, run: tuple[str, str] = SFT) -> Iterator[subprocess.Popen[str]]:
     """The command that has started them, when they have saved a new state; it leads a group of processes."""
     before = saved_states(folder)
-    with subprocess.Popen(
-        [*TRAIN, *run],
-        cwd=folder,
-        env=_environment(),
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
+    pipe = {"stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*TRAIN, *run], cwd=folder, env=_environment(), start_new_session=True, **pipe) as process:
         while saved_states(folder) <= before:
             assert process.poll() is None
             time.sleep(0.02)
@@ -403,12 +391,9 @@ def test_several_processes_of_one_run_stop_and_go_on_together(project, tmp_path)
             assert process.stderr is not None
             said = process.stderr.read()
             assert process.wait() == 75, said
-        assert said.count("the state is saved") == 1
-    said = {}
-    for each in (folder, straight):
-        done = subprocess.run([*TRAIN, *SFT], cwd=each, env=_environment(), check=True, capture_output=True, text=True)
-        said[each] = done.stdout
-    assert said[folder].count("resumed after step") == 1
+        assert said.count("the state is saved") == 1 and "asked to stop: finishing the step" in said and "Traceback" not in said
+    assert train(folder, SFT).stdout.count("resumed after step") == 1
+    train(straight, SFT)
     assert results(folder) == results(straight)
 
 
@@ -422,10 +407,7 @@ def test_when_one_of_several_processes_is_killed_another_number_goes_on(victim, 
         both[victim].kill()
         assert process.wait() == 1
         assert not any(each.is_running() for each in both)
-    again = subprocess.run(
-        [*TRAIN, *SFT], cwd=in_processes(folder, 1 + 2 * victim), env=_environment(), check=True, capture_output=True, text=True
-    )
-    assert "resumed after step" in again.stdout
+    assert "resumed after step" in train(in_processes(folder, 1 + 2 * victim), SFT).stdout
     found, expected = (
         load_file(each / f"data/checkpoints/{SFT[0]}/{SFT[1]}/0/last/model.safetensors")
         for each in (folder, undisturbed(SFT)[2])
@@ -448,8 +430,7 @@ def test_a_sharded_run_of_which_a_process_is_killed_ends_with_the_same_bytes(sha
     assert {name: each.shape for name, each in state["model"].items() if name in alone} == {
         n: w.shape for n, w in alone.items()
     }
-    again = subprocess.run([*TRAIN, *GRPO], cwd=folder, env=_environment(), check=True, capture_output=True, text=True)
-    assert again.stdout.count("resumed after step") == 1
+    assert train(folder, GRPO).stdout.count("resumed after step") == 1
     assert results(folder) == expected
     found = load_file(folder / f"data/checkpoints/{GRPO[0]}/{GRPO[1]}/0/last/model.safetensors")
     start = load_file(folder / "data/model/main/model.safetensors")
@@ -473,20 +454,5 @@ def sharded(project: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     yaml.dump(study, whole / "params.yaml")
     ready = clone(whole, tmp_path_factory.mktemp("ready") / "project")
     for each in (folder, whole):
-        subprocess.run([*TRAIN, *GRPO], cwd=each, env=_environment(), check=True, capture_output=True)
+        train(each, GRPO)
     return ready, results(whole), load_file(folder / f"data/checkpoints/{GRPO[0]}/{GRPO[1]}/0/last/model.safetensors")
-
-
-def test_told_to_stop_through_the_command_line(project, tmp_path):
-    folder = clone(project, tmp_path / "project")
-    command = [sys.executable, "-m", "grpo", "train", *GRPO]
-    with subprocess.Popen(command, cwd=folder, env=_environment(), stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        while not any(log.read_text().count("\n") > 2 for log in folder.glob("data/runs/*/*/.*.draft/history.csv")):
-            assert process.poll() is None
-            time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        said = process.stderr.read()
-        assert process.wait() == 75
-    assert "asked to stop: finishing the step" in said and "the state is saved" in said and "Traceback" not in said
-    assert list(folder.glob("data/state/runs/*/*/*/*/step-*"))

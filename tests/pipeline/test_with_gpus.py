@@ -85,17 +85,6 @@ def test_without_gpus_nothing_is_handed_out(tmp_path: Path, own_locks: Path) -> 
     assert not own_locks.exists()
 
 
-def test_inside_an_allocation_its_devices_are_shared_out(tmp_path: Path) -> None:
-    """`salloc`, and then the local profile: the job is that of the shell, and its two GPUs are for two stages."""
-    salloc = {"SLURM_JOB_ID": "7", "CUDA_VISIBLE_DEVICES": "4,6"}
-    first, second = (start(tmp_path, 1, *until_released(name), **salloc) for name in "ab")
-    wait_for(lambda: len(list(tmp_path.glob("[ab].devices"))) == 2)
-    assert {(tmp_path / f"{name}.devices").read_text().strip() for name in "ab"} == {"4", "6"}
-    for name in "ab":
-        (tmp_path / f"{name}.go").touch()
-    assert first.wait(30) == second.wait(30) == 0
-
-
 def test_two_clones_do_not_take_the_same_gpu(tmp_path: Path) -> None:
     """One says it by number, the other by UUID; a third, which has both GPUs to choose from, takes the other one."""
     path = nvidia_smi(tmp_path, f"0, {FIRST}", f"1, {SECOND}")

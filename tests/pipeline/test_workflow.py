@@ -103,11 +103,6 @@ def test_a_revert_before_any_run_is_nothing(repo: Path, monkeypatch: pytest.Monk
     assert planned(repo, monkeypatch)[1] == set()
 
 
-def test_edit_of_one_arm_plans_that_arm_and_the_report(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    edit(repo, "params.yaml", '"1e-4": 2', '"1e-4": 5')
-    assert planned(repo, monkeypatch)[1] == {"train_1e_4_0", "report_final_one"}
-
-
 def test_what_editors_and_file_managers_leave_beside_code_makes_nothing_stale(
     repo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,26 +248,19 @@ def test_what_the_user_wants_to_run_again_dvc_runs_again(repo: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "folder", "said"),
     [
-        (["--profile", "local", "train@1e-4-0"], ".", "Use Snakemake's name: train_1e_4_0."),
-        (["--profile", "local", "--delete-all-output"], ".", "To remove all results: make clean."),
         (["--profile", "local", "--config", "shared_disk=false"], ".", "Add one: dvc remote add -d NAME URL"),
         (["--profile", "slurm"], ".", "no Slurm on this machine (sbatch)."),
         ([], "workflow", "Run Snakemake in the project's folder."),
     ],
-    ids=["a stage's name", "delete", "no remote", "no Slurm", "another folder"],
+    ids=["no remote", "no Slurm", "another folder"],
 )
 def test_what_cannot_be_is_said_before_a_stage_starts(
     repo: Path, arguments: list[str], folder: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", without_slurm(tmp_path / "bin"))
-    stamps = set(repo.glob(".stamps/*.done"))
     edit(repo, "params.yaml", "base: 1", "base: 2")
     text = call(repo / folder, "snakemake", *arguments, ok=False)
     assert said in text and "Traceback" not in text and ran(repo) == []
-    if "--delete-all-output" not in arguments:
-        return
-    edit(repo, "params.yaml", "base: 2", "base: 1")
-    assert stamps and "Nothing to be done" in snakemake(repo)
 
 
 def without_slurm(folder: Path) -> str:

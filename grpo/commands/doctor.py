@@ -8,15 +8,15 @@ import subprocess
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
+
+import torch
 
 from grpo.commands import gpu_memory
-from grpo.commands.plan import plan
+from grpo.common.errors import reason
 from grpo.common.imports import named_file
-from grpo.study.compose import files_of
-from grpo.study.effective import EffectiveRun, effective_run
-from grpo.study.rehearsal import SUFFIX, not_covered
-from grpo.study.schema import Study, load_study
+from grpo.study.effective import effective_run
+from grpo.study.schema import Study
 from grpo.study.settings import MAIN, HubModel, SampledTraces
 from grpo.study.software import install_vllm
 from grpo.tasks.rows import HubDataset, LocalFiles
@@ -45,10 +45,8 @@ class Finding:
 
 def examine(study: Study) -> list[Finding]:
     """Run all checks. They change nothing, and use the network only to ask the Hub, if the study needs it."""
-    checks = (_torch, _driver, _gpus, _gpu_memory)
-    findings = [*(check(study) for check in checks), *_packages(study)]
-    findings += [check(study) for check in (_memory, _disk, _ahead, _files, _hub)]
-    return [*findings, *_rehearsal(study)]
+    of_gpus = [check(study) for check in (_torch, _driver, _gpus, _gpu_memory)]
+    return [*of_gpus, *_packages(study), *(check(study) for check in (_memory, _disk, _files, _hub))]
 
 
 def report(findings: list[Finding]) -> str:
@@ -67,16 +65,10 @@ def _needs_gpu(study: Study) -> bool:
 
 
 def _torch(study: Study) -> Finding:
-    import torch
-
-    built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
     good = bool(torch.version.cuda) or not _needs_gpu(study)
-    return Finding(
-        "torch",
-        good,
-        f"{torch.__version__}, built for {built_for}",
-        "Install a CUDA build: https://pytorch.org/get-started/locally",
-    )
+    built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
+    remedy = "Install a CUDA build: https://pytorch.org/get-started/locally"
+    return Finding("torch", good, f"{torch.__version__}, built for {built_for}", remedy)
 
 
 def _driver(study: Study) -> Finding:
@@ -90,10 +82,7 @@ def _driver(study: Study) -> Finding:
 
 def _gpus(study: Study) -> Finding:
     """Check that there are enough GPUs for the largest stage, and that each can be used (torch also counts unusable ones)."""
-    import torch
-
-    needed = gpus_needed(study)
-    seen = torch.cuda.device_count()
+    needed, seen = gpus_needed(study), torch.cuda.device_count()
     found = f"torch sees {seen}, the study's largest stage needs {needed}"
     if seen < needed:
         remedy = (
@@ -101,25 +90,18 @@ def _gpus(study: Study) -> Finding:
             "need so many (`arms: {}`, then `grpo study runs`), or check CUDA_VISIBLE_DEVICES."
         )
         return Finding("GPUs", False, found, remedy)
+    built = torch.version.cuda or "none"
+    remedy = (
+        f"torch {torch.__version__} is built for CUDA {built}, which needs NVIDIA's driver "
+        f"{DRIVERS.get(built.partition('.')[0], 'for it')} or newer: update the driver, or install torch for an older CUDA. If "
+        "the driver is new enough, `nvidia-smi` shows who uses the GPU."
+    )
     for i in range(needed):
         try:
             torch.ones(1, device=f"cuda:{i}").sum().item()
         except Exception as error:  # whatever torch, the driver or another process on the GPU raises
-            said = (str(error).strip() or type(error).__name__).splitlines()[0]
-            return Finding("GPUs", False, f"{found}; cuda:{i} cannot be used: {said}", _mend(torch))
+            return Finding("GPUs", False, f"{found}; cuda:{i} cannot be used: {reason(error)}", remedy)
     return Finding("GPUs", True, found + (", and can use them" if needed else ""))
-
-
-def _mend(torch: Any) -> str:
-    """What to do if a GPU cannot be used."""
-    built = torch.version.cuda
-    if built is None:
-        return "Install a CUDA build of torch: https://pytorch.org/get-started/locally"
-    driver = DRIVERS.get(built.partition(".")[0], "a newer one")
-    return (
-        f"torch {torch.__version__} is built for CUDA {built}, which needs NVIDIA's driver {driver} or newer: update the "
-        "driver, or install torch for an older CUDA. If the driver is new enough, `nvidia-smi` shows who uses the GPU."
-    )
 
 
 def gpus_needed(study: Study) -> int:
@@ -133,8 +115,6 @@ def gpus_needed(study: Study) -> int:
 
 def _gpu_memory(study: Study) -> Finding:
     """Check that the study's GPU memory (:mod:`grpo.commands.gpu_memory`) fits the study's card and the one in this machine."""
-    import torch
-
     name = "GPU memory"
     if not _needs_gpu(study):
         return Finding(name, True, "not needed")
@@ -203,13 +183,15 @@ def _disk(study: Study) -> Finding:
         return Finding("disk", free >= 2, f"{free:.0f} GiB free; the study may need 2", "Free some.")
     shape = gpu_memory.shape_of(study)
     if shape is None:
-        return Finding(
-            "disk", None, f"{free:.0f} GiB free; the shape of the model is not known", "Run the stage `model` first."
-        )
+        found = f"{free:.0f} GiB free; the shape of the model is not known"
+        return Finding("disk", None, found, "Run the stage `model` first.")
     weights = shape.parameters * gpu_memory.BYTES[study.learner.dtype] / GIB
-    state, at_once = gpu_memory.saved_state_bytes(study, shape) / GIB, runs_at_a_time(study)
+    each = study.resources["train"].gpus
+    at_once = max(1, torch.cuda.device_count() // each) if each else 1
+    state = gpu_memory.saved_state_bytes(study, shape) / GIB
     states = gpu_memory.STATES_ON_DISK * at_once * state
-    kept = sum(len(study.checkpoints) + len(getattr(run.config, "keep_steps", ())) for run in runs(study))
+    arms = [effective_run(study, name, arm, study.seeds[0], []) for name in study.made for arm in study.experiments[name].arms]
+    kept = len(study.seeds) * sum(len(study.checkpoints) + len(getattr(run.config, "keep_steps", ())) for run in arms)
     # The starting weights in the Hub's cache and in data/model, and each run's checkpoints. DVC's cache doubles what is in
     # data/ where the file system has no reflinks.
     checkpoints = 2 * weights * kept
@@ -221,45 +203,6 @@ def _disk(study: Study) -> Finding:
     )
     remedy = "Free some, keep fewer checkpoints (`checkpoints:` in params.yaml), have fewer `seeds`, or leave experiments out."
     return Finding("disk", free >= needed, found, remedy)
-
-
-def runs(study: Study) -> list[EffectiveRun]:
-    """All runs of the study, with settings as far as they are known before there are winners; some may turn out equal."""
-    return [
-        effective_run(study, name, arm, seed, [])
-        for name in study.made
-        for arm in study.experiments[name].arms
-        for seed in study.seeds
-    ]
-
-
-def runs_at_a_time(study: Study) -> int:
-    """How many runs fit on this machine's GPUs at once; 1 without GPUs."""
-    import torch
-
-    each = study.resources["train"].gpus
-    return max(1, torch.cuda.device_count() // each) if each else 1
-
-
-def _ahead(study: Study) -> Finding:
-    """Count the runs, and estimate their GPU-hours: from measured times or a guess, and at most by the reserved time."""
-    found = runs(study)
-    arms, seeds = len(found) // len(study.seeds), len(study.seeds)
-    text = f"{len(found)} runs ({arms} arms, {seeds} seed(s)) in {len(study.made)} experiments"
-    text += f"; left out: {', '.join(study.left_out)}" if study.left_out else ""
-    reserved = {run.name: study.resources[study.experiments[run.experiment].resources] for run in found}
-    if not any(resources.gpus for resources in reserved.values()):
-        return Finding("ahead", True, text)
-    planned = plan(study, active=False, seconds_per_step=None, price=0.0)
-    on_gpus = [sums for sums in planned["experiments"].values() if sums["gpu_hours"]]
-    hours, steps = (sum(sums[key] for sums in on_gpus) for key in ("gpu_hours", "steps"))
-    most = sum(resources.runtime_min / 60 * resources.gpus for resources in reserved.values())
-    text += (
-        f"\nestimated: {hours:,.0f} GPU-hours for {steps:,} steps, by {planned['guess']}; equal runs are trained once (`grpo "
-        "plan` shows more)"
-        f"\nat most {most:,.0f} GPU-hours, if each run took all the time that `resources` reserves for it"
-    )
-    return Finding("ahead", True, text)
 
 
 def _files(study: Study) -> Finding:
@@ -288,14 +231,6 @@ def _hub(study: Study) -> Finding:
         remedy = "Check the network, HF_ENDPOINT and HF_TOKEN; or download elsewhere and name local files in the study."
         return Finding("Hugging Face Hub", False, f"{repo} cannot be reached ({type(error).__name__})", remedy)
     return Finding("Hugging Face Hub", True, f"{', '.join(repo for _, repo in wanted)} can be reached")
-
-
-def _rehearsal(study: Study) -> list[Finding]:
-    """List what a rehearsal does not cover of its study."""
-    if not study.study.endswith(SUFFIX) or study.file is None or not Path(study.file).exists():
-        return []
-    missing = not_covered(study, load_study(files_of(Path(study.file))[1]))
-    return [Finding("rehearsal", True, "\n- ".join(["a study cut down for a CPU; it does not cover", *missing]))]
 
 
 def _sources(study: Study, kind: type[Source]) -> list[Source]:

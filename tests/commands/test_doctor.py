@@ -97,17 +97,18 @@ def test_a_gpu_that_is_there_and_cannot_be_used_is_told_in_torchs_words(monkeypa
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     finding = by_name(real("gsm8k"))["GPUs"]
-    assert finding.good is False and "cuda:0 cannot be used: Torch not compiled with CUDA enabled" in finding.found
-    assert "Install a CUDA build of torch" in finding.remedy
+    assert finding.good is False and "cuda:0 cannot be used: AssertionError: Torch not compiled with CUDA" in finding.found
 
     def too_old(*_: object, device: str) -> None:  # as torch 2.13 for CUDA 13 on a driver of CUDA 12.2 has it
         raise RuntimeError("The NVIDIA driver on your system is too old (found version 12020).\nPlease update your GPU driver")
 
     monkeypatch.setattr(torch, "ones", too_old)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    finding = by_name(real("gsm8k"))["GPUs"]
+    finding = doctor._gpus(real("gsm8k"))
     assert finding.good is False
-    assert finding.found.endswith("cuda:0 cannot be used: The NVIDIA driver on your system is too old (found version 12020).")
+    assert finding.found.endswith(
+        "cuda:0 cannot be used: RuntimeError: The NVIDIA driver on your system is too old (found version 12020)."
+    )
     assert "built for CUDA 13.0, which needs NVIDIA's driver R580 or newer: update the driver" in finding.remedy
 
 
@@ -139,18 +140,3 @@ def test_disk_is_for_checkpoints_and_the_states_of_all_runs_in_progress(monkeypa
         needed = 3 * weights + 2 * weights * (225 * 2 + 3 * 2) + 3 * at_once * 14 * n / 2**30
         found = by_name(study)["disk"].found
         assert f"the study may need {needed:.0f}: " in found and f"of {at_once} run(s) in progress (3 of 20.1 each)" in found
-
-
-def test_what_is_ahead_is_counted_and_estimated_by_what_it_names() -> None:
-    found = by_name(real("math-24gb"))["ahead"].found
-    assert found.startswith("207 runs (69 arms, 3 seed(s)) in 16 experiments; left out: grpo_async_offpolicy\n")
-    assert by_name(real())["ahead"].found.startswith("225 runs (75 arms, 3 seed(s)) in 17 experiments\n")
-    only = without(real("math-24gb"), *(n for n in real().experiments if n not in ("grpo_baselines", "leaderboard")))
-    found = by_name(only)["ahead"].found
-    # 3 arms x 3 seeds x 200 steps x 30 s, and 33 runs of 1,000 steps that end after four hours: 15 + 132 hours.
-    assert "estimated: 147 GPU-hours for 34,800 steps, by a guess" in found and "30 s a step" in found
-    assert "at most 2,016 GPU-hours, if each run took all the time" in found  # 42 runs of 48 hours
-
-
-def test_the_default_study_has_no_hours_of_gpus(mini_study: Study) -> None:
-    assert by_name(mini_study)["ahead"].found == "285 runs (57 arms, 5 seed(s)) in 17 experiments"

@@ -6,20 +6,37 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 
 from grpo.commands import gpu_memory
-from grpo.commands.gpu_memory import SHAPES, Shape
+from grpo.commands.gpu_memory import Shape
+from grpo.models.lora import add_adapters
+from grpo.study.methods import Lora
 from grpo.study.schema import Study, load_study
 
 ROOT = Path(__file__).parents[2]
-MATH = SHAPES["Qwen/Qwen2.5-Math-1.5B"]
-LARGE = SHAPES["Qwen/Qwen2.5-Math-7B"]
-# And the GiB of the card that each names.
-REAL = {"math-7b-8xh100": 79.6, "math-2xh100": 79.6, "math-h100": 79.6, "math-24gb": 22.5, "gsm8k": 22.5}
+# Of each study: the GiB of the card that it names, and the parameters of its model.
+REAL = {
+    "math-7b-8xh100": (79.6, 7_615_616_512),
+    "math-2xh100": (79.6, 1_543_714_304),
+    "math-h100": (79.6, 1_543_714_304),
+    "math-24gb": (22.5, 1_543_714_304),
+    "gsm8k": (22.5, 596_049_920),
+}
 
 
 def real(name: str) -> Study:
     return load_study(ROOT / "studies" / f"{name}.yaml")
+
+
+def shape_of(study: Study) -> Shape:
+    shape = gpu_memory.shape_of(study)
+    assert shape is not None
+    return shape
+
+
+MATH = shape_of(real("math-h100"))
 
 
 def changed(study: Study, **sections: dict[str, Any]) -> Study:
@@ -27,59 +44,30 @@ def changed(study: Study, **sections: dict[str, Any]) -> Study:
 
 
 def totals(study: Study, card: float) -> dict[str, float]:
-    shape = gpu_memory.shape_of(study)
-    assert shape is not None
-    return {phase.name: phase.total for phase in gpu_memory.phases(study, shape, card)}
+    return {phase.name: phase.total for phase in gpu_memory.phases(study, shape_of(study), card)}
 
 
-def config_of(shape: Shape, kind: str) -> Any:
-    from transformers import Qwen2Config, Qwen3Config
+@pytest.mark.parametrize("content", ["", "{}", '{"model_type": "gpt2"}'])
+def test_a_model_of_another_kind_or_damaged_has_no_shape(content: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(content)
+    from grpo.study.settings import LocalModel
 
-    values = {
-        name: getattr(shape, name) for name in Shape.__dataclass_fields__ if name not in {"attention_bias", "query_key_norm"}
-    }
-    return {"qwen2": Qwen2Config, "qwen3": Qwen3Config}[kind](**values)
-
-
-@pytest.mark.parametrize(
-    ("repo", "kind", "parameters"),
-    [
-        ("Qwen/Qwen2.5-Math-1.5B", "qwen2", 1_543_714_304),
-        ("Qwen/Qwen2.5-Math-7B", "qwen2", 7_615_616_512),
-        ("Qwen/Qwen3-0.6B", "qwen3", 596_049_920),
-    ],
-)
-def test_a_shape_has_the_parameters_that_the_model_has(repo: str, kind: str, parameters: int, tmp_path: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    config = config_of(SHAPES[repo], kind)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    assert sum(p.numel() for p in model.parameters()) == SHAPES[repo].parameters == parameters
-    config.save_pretrained(tmp_path)
-    assert gpu_memory.read_shape(tmp_path / "config.json") == SHAPES[repo]
-
-
-@pytest.mark.parametrize("content", [None, "", "{}", '{"model_type": "llama", "num_attention_heads": 4}'])
-def test_a_shape_that_cannot_be_read_is_none(content: str | None, tmp_path: Path) -> None:
-    if content is not None:
-        (tmp_path / "config.json").write_text(content)
-    assert gpu_memory.read_shape(tmp_path / "config.json") is None
+    model = LocalModel(source="local", path=str(tmp_path))
+    assert gpu_memory.shape_of(real("math-h100").model_copy(update={"models": {"main": model}})) is None
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 @pytest.mark.parametrize(("dtype", "precision"), [("bfloat16", 2), ("float32", 4)])
 def test_activations_are_what_autograd_keeps(kind: str, dtype: str, precision: int) -> None:
     """Bytes that a layer keeps of a token: of five layers more than of two, by three; parameters are not counted."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     tokens, kept = 300, {}
     for recomputed in (False, True):
         for layers in (2, 5):
-            shape = Shape(layers, 64, 192, 4, 2, 32, 64, 512, True, query_key_norm=kind == "qwen3")
-            model = AutoModelForCausalLM.from_config(config_of(shape, kind), dtype=getattr(torch, dtype)).train()
+            config = {"qwen2": Qwen2Config, "qwen3": Qwen3Config}[kind](
+                num_hidden_layers=layers, hidden_size=64, intermediate_size=192, num_attention_heads=4, num_key_value_heads=2,
+                head_dim=32, vocab_size=64,
+            )  # fmt: skip
+            model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).train()
             if recomputed:
                 model.gradient_checkpointing_enable()
             own = {p.untyped_storage().data_ptr() for p in model.parameters()}
@@ -90,7 +78,9 @@ def test_activations_are_what_autograd_keeps(kind: str, dtype: str, precision: i
             kept[recomputed, layers] = sum(size for at, size in storages.items() if at not in own)
     of_a_layer, of_its_input = ((kept[way, 5] - kept[way, 2]) / 3 / tokens for way in (False, True))
     assert of_its_input == precision * 64
-    assert shape.layer_bytes(precision) == pytest.approx(of_a_layer, rel=0.02)  # statistics of norms and softmax are left out
+    assert Shape.of(config).layer_bytes(precision) == pytest.approx(
+        of_a_layer, rel=0.02
+    )  # statistics of norms and softmax are left out
 
 
 def test_qwen_math_by_hand() -> None:
@@ -114,14 +104,14 @@ def test_qwen_math_by_hand() -> None:
 
 @pytest.mark.parametrize("name", REAL)
 def test_the_real_studies_fit_the_card_that_they_name(name: str) -> None:
-    study = real(name)
-    shape = gpu_memory.shape_of(study)
-    assert shape is not None and study.gpu_memory_gib == REAL[name]
-    assert gpu_memory.problems(study, shape, REAL[name]) == []
-    assert f"{max(totals(study, REAL[name]).values()):.2f}" in gpu_memory.table(study, shape, REAL[name])
+    study, (card, parameters) = real(name), REAL[name]
+    shape = shape_of(study)
+    assert (study.gpu_memory_gib, shape.parameters) == (card, parameters)
+    assert gpu_memory.problems(study, shape, card) == []
+    assert f"{max(totals(study, card).values()):.2f}" in gpu_memory.table(study, shape, card)
     # Were gradients kept during rollouts, the smaller cards would not do for Qwen2.5-Math-1.5B.
-    rollouts = totals(study, REAL[name])["rollouts"] + 4 * shape.parameters / 2**30
-    assert (rollouts > REAL[name]) == (name in {"math-24gb", "math-7b-8xh100"})
+    rollouts = totals(study, card)["rollouts"] + 4 * parameters / 2**30
+    assert (rollouts > card) == (name in {"math-24gb", "math-7b-8xh100"})
 
 
 @pytest.mark.parametrize(
@@ -138,9 +128,7 @@ def test_the_real_studies_fit_the_card_that_they_name(name: str) -> None:
 )
 def test_what_does_not_fit_is_told_with_the_remedy(name: str, card: float, changes: Any, told: tuple[str, ...]) -> None:
     study = changed(real(name), **changes)
-    shape = gpu_memory.shape_of(study)
-    assert shape is not None
-    found = gpu_memory.problems(study, shape, card)
+    found = gpu_memory.problems(study, shape_of(study), card)
     assert all(any(text in problem for problem in found) for text in told), found
 
 
@@ -161,10 +149,11 @@ def test_float16_takes_the_memory_of_bfloat16() -> None:
 def test_shares_of_a_model_by_hand() -> None:
     """7.616 billion parameters over eight cards: 3.55 GiB each of float32 weights and 7.09 of moments; gradients are whole."""
     study = real("math-7b-8xh100")
-    phases = gpu_memory.phases(study, LARGE, 79.6)
+    large = shape_of(study)
+    phases = gpu_memory.phases(study, large, 79.6)
     found = {phase.name: {name: round(gib, 2) for name, gib in phase.parts.items()} for phase in phases}
     n, around, layer = 7_615_616_512, 2 * 152_064 * 3584 + 3584, 233_057_792
-    assert (LARGE.parameters, LARGE.parameters_around, LARGE.parameters_of_layer) == (n, around, layer)
+    assert (large.parameters, large.parameters_around, large.parameters_of_layer) == (n, around, layer)
     held = {"weights": 3.55, "moments": 7.09, "starting weights": 1.77}
     for parts in found.values():
         assert parts.items() >= held.items()
@@ -174,10 +163,10 @@ def test_shares_of_a_model_by_hand() -> None:
     assert backward["reduced gradients"] == round(4 * (n / 8 + around + layer) / 2**30, 2) == 8.48
     assert "gradients" not in found["optimizer step"] and "gradients" not in rollouts
     assert rollouts["the engine"] == 47.76 and rollouts["gathered weights"] == 1.02  # of which vLLM's own weights are 14.2
-    assert gpu_memory.saved_state_bytes(study, LARGE) == 12 * n
-    problem = gpu_memory.problems(changed(study, learner={"processes": 2, "gradient_checkpointing": False}), LARGE, 79.6)
+    assert gpu_memory.saved_state_bytes(study, large) == 12 * n
+    problem = gpu_memory.problems(changed(study, learner={"processes": 2, "gradient_checkpointing": False}), large, 79.6)
     assert any("raise learner.processes" in text for text in problem) and "adamw_8bit" not in " ".join(problem)
-    whole = gpu_memory.problems(changed(study, learner={"fully_shard": False}), LARGE, 79.6)
+    whole = gpu_memory.problems(changed(study, learner={"fully_shard": False}), large, 79.6)
     assert any("set learner.fully_shard" in text for text in whole)
 
 
@@ -198,18 +187,12 @@ def test_a_study_on_the_cpu_has_no_phases(mini_study: Study) -> None:
 
 
 def test_adapters_are_counted_as_peft_makes_them_and_leave_room() -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from grpo.models.lora import add_adapters
-    from grpo.study.methods import Lora
-
     lora = Lora(rank=32)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config_of(MATH, "qwen2"))
+        model = AutoModelForCausalLM.from_config(MATH.config)
         add_adapters(model, lora, seed=0)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    assert gpu_memory.adapter_parameters(MATH, lora) == trained == 36_929_536
+    assert MATH.adapter_parameters(lora) == trained == 36_929_536
     study = real("math-24gb")
     with_lora = changed(study, **{method: {"lora": lora} for method in ("grpo", "sft", "expert_iteration")})
     only = {name: entry for name, entry in with_lora.experiments.items() if name != "grpo_lora"}

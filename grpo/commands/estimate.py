@@ -2,15 +2,14 @@
 
 Runs that equal an earlier run take over its results; which ones do depends on the winners. Known winners of the active study
 are read from reports/select; unknown ones are assumed: the pinned arm, or else the experiment's first. The number of such
-runs seldom depends on them. Nothing here imports torch.
+runs seldom depends on them.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from grpo.commands.gpu_memory import BYTES, GIB, SHAPES, STATES_ON_DISK, Shape, saved_state_bytes, shape_of
-from grpo.commands.prompt_lengths import ASSUMED, prompt_lengths
+from grpo.commands.gpu_memory import BYTES, GIB, PROMPT_TOKENS, STATES_ON_DISK, Shape, saved_state_bytes, shape_of
 from grpo.common.files import read_json
 from grpo.common.text_table import text_table
 from grpo.study import paths
@@ -21,29 +20,29 @@ from grpo.study.schema import Study
 from grpo.study.settings import MAIN, PretrainedHere
 
 # Published time of a step on MATH at the handouts' setting on one H100, without evaluations (Garg 2026, see claims.yaml).
-PUBLISHED_MODEL, PUBLISHED_S_PER_STEP = "Qwen/Qwen2.5-Math-1.5B", 30.0
+PUBLISHED_MODEL, PUBLISHED_PARAMETERS, PUBLISHED_S_PER_STEP = "Qwen/Qwen2.5-Math-1.5B", 1_543_714_304, 30.0
 HANDOUT_ROLLOUTS, HANDOUT_TOKENS = 256, 1024  # responses of the published step, and their token limit
 H100_FLOPS = 989e12  # per second, bfloat16 without sparsity (NVIDIA's data sheet of the H100 SXM)
 # Shares of a step's time for sampling and for one pass of training: as 6.5 s to 9.5 s, the middle of an estimate for one step
 # at the handouts' setting on H100s (not measured).
 SAMPLING, TRAINING = 0.4, 0.6
-WITHOUT_SIGNAL = 0.5  # assumed share of sampled groups that dynamic sampling replaces in each round
 
 
-def step_flop(shape: Shape, prompt: float, response: float) -> float:
+def step_flop(multiplied: int, response: float) -> float:
     """Floating-point operations to sample 256 rollouts and train on them once: 8 per parameter and token.
 
     Training takes 2 operations forward and 4 backward per token and parameter that it is multiplied with (Kaplan et al. 2020,
     arXiv 2001.08361, Section 2.1; without attention scores). Sampling takes another forward pass, 2 operations.
 
     Args:
-        prompt, response: mean number of tokens.
+        multiplied: parameters that a token is multiplied with.
+        response: mean number of tokens.
     """
-    return HANDOUT_ROLLOUTS * (prompt + response) * 8 * shape.multiplied
+    return HANDOUT_ROLLOUTS * (PROMPT_TOKENS + response) * 8 * multiplied
 
 
 # Share of an H100's peak that the published step reaches.
-UTILISATION = step_flop(SHAPES[PUBLISHED_MODEL], ASSUMED, HANDOUT_TOKENS / 2) / (PUBLISHED_S_PER_STEP * H100_FLOPS)
+UTILISATION = step_flop(PUBLISHED_PARAMETERS, HANDOUT_TOKENS / 2) / (PUBLISHED_S_PER_STEP * H100_FLOPS)
 GUESS = (
     f"a guess: 8 operations per parameter and token (Kaplan et al. 2020), responses of half their limit, at {UTILISATION:.1%} "
     f"of an H100's 989 TFLOP/s, as in a published run ({PUBLISHED_S_PER_STEP:g} s a step for {PUBLISHED_MODEL}, Garg 2026, "
@@ -69,15 +68,17 @@ def plan(study: Study, active: bool, seconds_per_step: float | None, price: floa
         effective += [
             effective_run(study, name, arm, seed, before) for arm in study.experiments[name].arms for seed in study.seeds
         ]
-    measured, equals = _measured(effective) if active else None, _equal_runs(study, effective)
-    rows = [
-        _row(study, run, equals[run.name], *_seconds_per_work(study, run, effective, measured, seconds_per_step))
-        for run in effective
-    ]
+    measured, equals = _measured(effective) if active else {}, _equal_runs(study, effective)
+    shapes = {task: None if isinstance(study.models[task], PretrainedHere) else shape_of(study, task) for task in study.tasks}
+    rows = []
+    for run in effective:
+        shape = shapes[run.task]
+        known = _measured_seconds_per_work(run, effective, measured)
+        guess = (guessed_seconds(study, run, shape), "guess") if _gpus(study, run) else (None, "unknown")
+        given = None if seconds_per_step is None or run.task != MAIN else (seconds_per_step / work(study.grpo), "given")
+        rows.append(_row(study, run, equals[run.name], shape, *(given or known or guess)))
     experiments = {name: _sums([row for row in rows if row["experiment"] == name], price) for name in study.made}
-    total, shape = _sums(rows, price), _shape(study, MAIN)
-    seeds = len(study.seeds)
-    resampled = [run.config for run in effective if not equals[run.name] and _rounds(run.config)]
+    total, shape, seeds = _sums(rows, price), shapes[MAIN], len(study.seeds)
     return {
         "study": study.study,
         "seeds": study.seeds,
@@ -85,20 +86,15 @@ def plan(study: Study, active: bool, seconds_per_step: float | None, price: floa
         "experiments": experiments,
         "total": total,
         "state_gib_of_a_run_in_progress": STATES_ON_DISK * saved_state_bytes(study, shape) / GIB if shape else None,
-        "dynamic_sampling": {
-            "runs": len(resampled),
-            "expected_rollouts": sum(c.n_steps * (rollouts_of_step(c) - _batch(c)) for c in resampled),
-            "most_rollouts": sum(c.n_steps * _rounds(c) * _batch(c) for c in resampled),
-        },
         "one_seed_less_saves": {key: total[key] / seeds for key in ("runs", "gpu_hours", "cost")} if seeds > 1 else None,
         "may_be_left_out": [a for a in study.made if not any(a in study.needed_experiments(b) for b in study.made)],
-        "assumed_winners": {name: w["winner"] for name, w in winners.items() if "assumed" in w and _is_needed(study, name)},
+        "assumed_winners": {
+            name: winner["winner"]
+            for name, winner in winners.items()
+            if "assumed" in winner and any(name in study.needed_selections(other) for other in study.made)
+        },
         "guess": GUESS,
     }
-
-
-def _is_needed(study: Study, experiment: str) -> bool:
-    return any(experiment in study.needed_selections(other) for other in study.made)
 
 
 def _winner(study: Study, experiment: str, before: list[dict[str, Any]], active: bool) -> dict[str, Any]:
@@ -160,19 +156,11 @@ def work(config: RunConfig) -> float:
             epochs = config.epochs_per_ei_step
         case _:
             epochs = config.epochs_per_rollout_batch
-    return (SAMPLING * rollouts_of_step(config) + TRAINING * epochs * _batch(config)) / HANDOUT_ROLLOUTS
+    return (SAMPLING + TRAINING * epochs) * rollouts_of_step(config) / HANDOUT_ROLLOUTS
 
 
-def rollouts_of_step(config: RunConfig) -> float:
-    """Number of responses that a step samples; expected number with dynamic sampling.
-
-    Of all groups w = :data:`WITHOUT_SIGNAL` have no signal, so that K rounds ask for w + w^2 + ... + w^K batches more.
-    """
-    return _batch(config) * sum(WITHOUT_SIGNAL**k for k in range(_rounds(config) + 1))
-
-
-def _batch(config: RunConfig) -> int:
-    """Number of responses that a step trains on; of expert iteration, that it samples."""
+def rollouts_of_step(config: RunConfig) -> int:
+    """Number of responses that a step samples, without rounds of dynamic sampling."""
     match config:
         case SftConfig():
             return 0
@@ -181,23 +169,21 @@ def _batch(config: RunConfig) -> int:
     return config.rollout_batch_size
 
 
-def _rounds(config: RunConfig) -> int:
-    """Limit of rounds of dynamic sampling in a step."""
-    return config.dynamic_sampling_rounds if isinstance(config, GrpoConfig) else 0
-
-
-def _row(study: Study, run: EffectiveRun, equal_to: str | None, per_work: float | None, time_from: str) -> dict[str, Any]:
-    """What a run takes. One that equals another takes nothing; ``hours`` is None if unknown."""
+def _row(
+    study: Study, run: EffectiveRun, equal_to: str | None, shape: Shape | None, per_work: float | None, time_from: str
+) -> dict[str, Any]:
+    """What a run takes. One that equals another takes nothing; ``hours`` and ``disk_gib`` are None if unknown."""
     taken: dict[str, float | None] = {"steps": 0, "rollouts": 0, "hours": 0.0, "gpu_hours": 0.0, "disk_gib": 0.0}
     if not equal_to:
-        config, shape = run.config, _shape(study, run.task)
+        config = run.config
         seconds = None if per_work is None else per_work * work(config) * config.n_steps
         hours = None if seconds is None else min(seconds, config.wall_clock_limit_s or seconds) / 3600
         kept = len(study.checkpoints) + len(getattr(config, "keep_steps", ()))
-        weights = shape.parameters * BYTES[study.for_task(run.task).learner.dtype] / GIB if shape else None
+        small = isinstance(study.models[run.task], PretrainedHere)  # a few MB
+        weights = shape.parameters * BYTES[study.for_task(run.task).learner.dtype] / GIB if shape else 0.0 if small else None
         taken = {
             "steps": config.n_steps,
-            "rollouts": round(config.n_steps * rollouts_of_step(config)),
+            "rollouts": config.n_steps * rollouts_of_step(config),
             "hours": hours,
             "gpu_hours": (hours or 0.0) * _gpus(study, run),
             "disk_gib": None if weights is None else kept * weights,
@@ -209,51 +195,24 @@ def _gpus(study: Study, run: EffectiveRun) -> int:
     return study.resources[study.experiments[run.experiment].resources].gpus
 
 
-def _seconds_per_work(
-    study: Study, run: EffectiveRun, runs: list[EffectiveRun], measured: Measured | None, given: float | None
-) -> tuple[float | None, str]:
-    """Seconds per unit of :func:`work`, from the runs most like this one, and their source.
-
-    Args:
-        measured: None if the results in data/ belong to another study.
-    """
-    if given is not None and run.task == MAIN:
-        return given / work(study.grpo), "given"
-    there = [other for other in runs if other.name in (measured or {})]
+def _measured_seconds_per_work(run: EffectiveRun, runs: list[EffectiveRun], measured: Measured) -> tuple[float, str] | None:
+    """Measured seconds per unit of :func:`work` of the runs most like this one, and which these are; None without such runs."""
     alike = {
-        "measured": [o for o in there if (o.experiment, o.arm) == (run.experiment, run.arm)],
-        "other arms": [o for o in there if o.experiment == run.experiment],
-        "like runs": [o for o in there if (o.task, o.method) == (run.task, run.method)],
+        "measured": [o for o in runs if (o.experiment, o.arm) == (run.experiment, run.arm)],
+        "other arms": [o for o in runs if o.experiment == run.experiment],
+        "like runs": [o for o in runs if (o.task, o.method) == (run.task, run.method)],
     }
     for time_from, others in alike.items():
-        if known := [(measured or {})[other.name] for other in others]:
+        if known := [measured[other.name] for other in others if other.name in measured]:
             return sum(seconds for seconds, _ in known) / sum(amount for _, amount in known), time_from
-    return (guessed_seconds(study, run, measured is not None), "guess") if _gpus(study, run) else (None, "unknown")
+    return None
 
 
-def guessed_seconds(study: Study, run: EffectiveRun, active: bool) -> float:
-    """Seconds per unit of :func:`work`, by :func:`step_flop` at :data:`UTILISATION`, divided by the number of processes.
-
-    Args:
-        active: whether the problems in data/ belong to this study, so that their prompts are counted.
-    """
-    shape = _shape(study, run.task) or SHAPES[PUBLISHED_MODEL]
-    prompt = prompt_lengths(study, run.task, run.config.prompt).mean if active else ASSUMED
+def guessed_seconds(study: Study, run: EffectiveRun, shape: Shape | None) -> float:
+    """Seconds per unit of :func:`work`, by :func:`step_flop` at :data:`UTILISATION`, divided by the number of processes."""
     response = getattr(run.config, "sampling_max_tokens", HANDOUT_TOKENS) / 2
-    return step_flop(shape, prompt, response) / (UTILISATION * H100_FLOPS) / study.learner.processes
-
-
-def _shape(study: Study, task: str) -> Shape | None:
-    """The shape of a task's model, if known; for a model that the study pretrains, from its settings."""
-    model = study.models[task]
-    if not isinstance(model, PretrainedHere):
-        return shape_of(study, task)
-    return Shape(
-        **model.model_dump(include={*Shape.__dataclass_fields__}),
-        num_key_value_heads=model.num_attention_heads,
-        head_dim=model.hidden_size // model.num_attention_heads,
-        attention_bias=True,
-    )
+    operations = step_flop(shape.multiplied if shape else PUBLISHED_PARAMETERS, response)
+    return operations / (UTILISATION * H100_FLOPS) / study.learner.processes
 
 
 def _sums(rows: list[dict[str, Any]], price: float) -> dict[str, Any]:
@@ -299,16 +258,12 @@ def _notes(found: dict[str, Any]) -> list[str]:
     notes += [f"{name}: times {what} in data/timing, by the work of a step" for name, what in sources.items() if name in used]
     if total["runs_of_unknown_time"]:
         notes.append(f"unknown: {total['runs_of_unknown_time']} run(s) without a measured time; not in the sums of hours")
-    notes.append("not counted: stages that train no run (model, sampled traces, zero-shot baseline, best of N)")
+    notes.append(
+        "not counted: rounds of dynamic sampling, and stages that train no run (model, sampled traces, zero-shot, best of N)"
+    )
     state = found["state_gib_of_a_run_in_progress"]
     also = f"; plus up to {state:,.2f} for the saved states of each run in progress" if state is not None else ""
     notes.append(f"disk: the kept checkpoints; twice that if DVC's cache cannot share files with the workspace{also}")
-    if (more := found["dynamic_sampling"])["runs"]:
-        expected, most = f"{more['expected_rollouts']:,.0f}", f"{more['most_rollouts']:,}"
-        notes.append(
-            f"dynamic sampling in {more['runs']} runs: {expected} of the rollouts if {WITHOUT_SIGNAL:.0%} of all groups have "
-            f"no signal (assumed); its rounds allow {most} at most"
-        )
     free = dict.fromkeys(name.rpartition("/")[0] for name in total["taken_over"])
     if free:
         notes.append(f"arms that equal earlier runs and take over their results at no cost: {', '.join(free)}")

@@ -1,23 +1,19 @@
-"""`grpo plan`: what is taken over, counts that can be worked out by hand, times from data/timing, and no torch."""
+"""`grpo plan`: what is taken over, counts that can be worked out by hand, and times from data/timing."""
 
 from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from study_parts import activate
 
-from grpo.commands.gpu_memory import longest
-from grpo.commands.plan import GUESS, _shape, plan, table, work
-from grpo.commands.prompt_lengths import prompt_lengths
+from grpo.commands.estimate import GUESS, plan
+from grpo.commands.gpu_memory import longest, longest_prompt
 from grpo.common.files import write_json
 from grpo.common.records import Problem, write_records
-from grpo.pretraining.pretrain import pretrain
 from grpo.study import paths
 from grpo.study.schema import Study, load_study
 
@@ -90,42 +86,22 @@ def test_a_larger_model_takes_longer_by_its_parameters(tmp_path: Path, monkeypat
     assert f"{256 * 712 * 8 * 1543714304 / (30 * 989e12):.1%} of an H100" in GUESS  # 256 prompts of 200 with responses of 512
 
 
-def test_prompts_count_as_long_as_the_study_has_them(
+def test_the_longest_prompt_is_counted_if_the_study_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, byte_tokenizer: Any
 ) -> None:
     """A tokenizer of bytes: as many tokens as the template with its question has letters."""
     study = study_named("math-first")
     monkeypatch.chdir(tmp_path)
-    assert prompt_lengths(study, "main", "question_only") == (200, 200, False)
+    assert longest_prompt(study, "question_only") == (200, False)
     template = study.task("main").formats["question_only"].template.replace("{question}", "")
     write_records(paths.train("main"), [Problem("a", "x" * 300, "1")])
     write_records(paths.validation("main"), [Problem("b", "x" * 400, "1")])
     byte_tokenizer.save_pretrained(paths.model("main"))
     write_json(paths.dataset_report("main"), {"task": "gsm8k"})  # left by another study
-    assert not prompt_lengths(study, "main", "question_only").counted
-    assert plan(study, True, None, 2.5)["total"]["hours"] == pytest.approx(plan(study, False, None, 2.5)["total"]["hours"])
+    assert longest_prompt(study, "question_only") == (200, False)
     write_json(paths.dataset_report("main"), {"task": "math"})
-    n = len(template)
-    assert prompt_lengths(study, "main", "question_only") == (n + 350, n + 400, True)
-    assert longest(study, study.grpo.model_copy(update={"prompt": "question_only"})) == n + 400 + 1024
-    r1_zero = prompt_lengths(study, "main", "r1_zero").mean
-    counted, assumed = (plan(study, active, None, 2.5)["total"]["hours"] for active in (True, False))
-    assert counted / assumed == pytest.approx((r1_zero + 512) / (200 + 512))
-
-
-def test_dynamic_sampling_is_expected_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the groups have no signal: of 64 rollouts 32 are sampled anew, then 16; two rounds of 64 are the most."""
-    study, steps = study_named("quickstart"), 2 * 40  # two arms
-    resampled = study.grpo.model_copy(update={"dynamic_sampling_rounds": 2})
-    monkeypatch.chdir(tmp_path)
-    before, after = (plan(s, False, 100.0, 2.0) for s in (study, study.model_copy(update={"grpo": resampled})))
-    assert (before["total"]["rollouts"], after["total"]["rollouts"]) == (steps * 64, steps * (64 + 32 + 16))
-    assert after["dynamic_sampling"] == {"runs": 2, "expected_rollouts": steps * 48, "most_rollouts": steps * 128}
-    assert "3,840 of the rollouts if 50% of all groups have no signal (assumed); its rounds allow 10,240 at most" in table(
-        after
-    )
-    assert "dynamic sampling" not in table(before)
-    assert work(resampled) / work(study.grpo) == pytest.approx(0.4 * 112 / 64 + 0.6)
+    assert longest_prompt(study, "question_only") == (len(template) + 400, True)
+    assert longest(study, study.grpo.model_copy(update={"prompt": "question_only"})) == len(template) + 400 + 1024
 
 
 def test_updates_on_the_same_rollouts_cost_training_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,34 +135,13 @@ def test_measured_times_come_first_from_the_arm_then_from_like_runs(smoke: Study
     assert elsewhere["hours"] == 0 and elsewhere["runs_of_unknown_time"] == elsewhere["runs"]
 
 
-@pytest.mark.parametrize("task", ["main", "keyword"])
-def test_a_model_has_the_parameters_that_its_disk_is_reckoned_from(task: str) -> None:
-    study = study_named("smoke")
-    settings = study.models[task].model_copy(update={"steps": 1})
-    of_task = study.task(task)
-    model, tokenizer = pretrain(
-        settings, of_task.documents(settings.seed, **settings.documents), of_task.pieces, lambda *_: None
-    )
-    shape = _shape(study, task)
-    assert shape is not None and len(tokenizer) == settings.vocab_size
-    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
-
-
-def test_it_prints_a_table_or_json_without_importing_torch(smoke: Study) -> None:
-    code = "import sys; from grpo.cli import main; main.__call__()\n"
-    program = [
-        sys.executable,
-        "-c",
-        f"import atexit, sys\natexit.register(lambda: print('torch' in sys.modules))\n{code}",
-        "plan",
-    ]
-    told = subprocess.run(program, capture_output=True, text=True, check=True).stdout
-    assert told.startswith("study smoke, seeds [0]\nexperiment ") and told.endswith("False\n")
+def test_the_command_prints_a_table_or_json(smoke: Study, grpo: Any) -> None:
+    code, told, error = grpo("plan")
+    assert code == 0 and told.startswith("study smoke, seeds [0]\nexperiment "), error
     (row,) = [line for line in told.splitlines() if line.startswith("grpo_baselines")]
     assert row.split() == ["grpo_baselines", "1", "1", "3", "48", "?", "0.0", "0.00", "0", "unknown"]
     assert "arms that equal earlier runs and take over their results at no cost: grpo_baselines/reinforce_with_baseline" in told
-    as_json = subprocess.run([*program, "--json", "--price", "4"], capture_output=True, text=True, check=True).stdout
-    assert json.loads(as_json.removesuffix("False\n")) == plan(smoke, True, None, 4.0)
+    assert json.loads(grpo("plan", "--json", "--price", "4")[1]) == plan(smoke, True, None, 4.0)
 
 
 def test_a_study_that_is_not_there(smoke: Study, grpo: Any) -> None:

@@ -11,12 +11,15 @@ from typing import Annotated
 
 import typer
 
-# The rest of the package is imported inside the commands, so that `--help` and an error in params.yaml answer at once.
+# What imports torch is imported inside the commands, so that `--help` and an error in params.yaml answer at once.
 from grpo.commands.kissing_app import kissing_app
 from grpo.commands.stages import STAGES
+from grpo.commands.study import study_app
 from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly
 from grpo.common.errors import RESUME_ME, ToBeResumed, UserError, explain_os_error, explain_out_of_memory
-from grpo.study.paths import workspace
+from grpo.study import paths
+from grpo.study.compose import study_path
+from grpo.study.schema import load_study
 
 START, STUDY, TOOLS = "Start here", "Study", "Tools"
 
@@ -28,12 +31,18 @@ class Kind(StrEnum):
     last = "last"
 
 
+def _print(text: str | None, **_: object) -> None:
+    """Print what a command returns."""
+    if text is not None:
+        print(text)
+
+
 app = typer.Typer(
+    result_callback=_print,
     help="GRPO with verified rewards as a reproducible study. `make repro` runs the whole study; see README.md.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-study_app = typer.Typer(help="List, check, change and save studies; choose the active one (params.yaml).", no_args_is_help=True)
 
 
 def _show_version(wanted: bool) -> None:
@@ -118,8 +127,6 @@ def doctor() -> None:
 
     Exit code 2 if something is missing.
     """
-    from grpo.study.schema import load_study
-
     study = load_study()
     from grpo.commands.doctor import examine, report
 
@@ -140,17 +147,15 @@ def plan(
         typer.Option(min=0, help="Seconds of a GRPO step with the study's default values; replaces the measured time."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
-) -> None:
+) -> str:
     """Estimate what a study takes before you run it: runs, steps, GPU-hours, disk and cost per experiment."""
     import json
 
-    from grpo.commands.plan import plan as make_plan
-    from grpo.commands.plan import table
-    from grpo.study.compose import study_path
-    from grpo.study.schema import load_study
+    from grpo.commands.estimate import plan as make_plan
+    from grpo.commands.estimate import table
 
     found = make_plan(load_study(study_path(name)) if name else load_study(), name is None, seconds_per_step, price)
-    print(json.dumps(found, indent=2) if as_json else table(found))
+    return json.dumps(found, indent=2) if as_json else table(found)
 
 
 @app.command("replicate", rich_help_panel=STUDY, epilog="Example: grpo replicate 10 11 12 13 14")
@@ -159,11 +164,11 @@ def replicate(
     base_seed: Annotated[
         int | None, typer.Option(help="Also pretrain the base model and generate the problems anew, with this seed.")
     ] = None,
-) -> None:
+) -> str:
     """Run the active study again with fresh seeds in replicates/ and compare the results (reports/replication.md)."""
     from grpo.commands.replicate import replicate as run_it
 
-    print(run_it(seeds, base_seed))
+    return run_it(seeds, base_seed)
 
 
 for stage in STAGES:
@@ -179,29 +184,29 @@ def evaluate(
         str | None, typer.Option(help="Prompt format of the task, such as r1_zero; default: the task's first.")
     ] = None,
     problems: Annotated[int | None, typer.Option(min=1, help="Number of validation problems; default: all.")] = None,
-) -> None:
+) -> str:
     """Evaluate a checkpoint on a task's validation problems; an interrupted evaluation continues where it was."""
-    from grpo.study.schema import load_study
-
     study = load_study()
     from grpo.evaluation.evaluator import evaluate_any
     from grpo.results.statistics import format_interval
 
     prompt = prompt or next(iter(study.task(task).formats))
     metrics = evaluate_any(study, checkpoint, task, prompt, problems, out)
-    print(f"{prompt}: answer reward {format_interval(metrics['accuracy'])}, {metrics['categories']}")
-    print(f"{out / f'{prompt}.jsonl'}: every completion; {out / f'{prompt}_examples.md'}: examples to read")
+    return (
+        f"{prompt}: answer reward {format_interval(metrics['accuracy'])}, {metrics['categories']}\n"
+        f"{out / f'{prompt}.jsonl'}: every completion; {out / f'{prompt}_examples.md'}: examples to read"
+    )
 
 
 @app.command("compare", rich_help_panel=TOOLS, epilog="Example: grpo compare before/r1_zero.jsonl after/r1_zero.jsonl")
 def compare(
     first: Annotated[Path, typer.Argument(help="PROMPT.jsonl of `grpo evaluate` or `grpo math_baseline`.")],
     second: Annotated[Path, typer.Argument(help="Another one on the same problems.")],
-) -> None:
+) -> str:
     """Compare the answer rewards of two evaluations on the same problems, with a paired bootstrap interval."""
     from grpo.evaluation.comparison import compare_files
 
-    print(compare_files(first, second))
+    return compare_files(first, second)
 
 
 @app.command("benchmark", rich_help_panel=TOOLS, epilog="Example: grpo benchmark my-model --task gsm8k --limit 200")
@@ -216,22 +221,20 @@ def benchmark(
     limit: Annotated[int | None, typer.Option(min=1, help="Number of problems; default: all.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Token limit of a response; default: the task's.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for TASK.md, TASK.json, TASK.jsonl and TASK.yaml.")] = Path("benchmark"),
-) -> None:
+) -> str:
     """Run an lm-evaluation-harness task on a checkpoint; grade the same responses with this package's grader.
 
     TASK.md lists the problems on which the two disagree.
     """
-    from grpo.study.schema import load_study
-
     study = load_study()
     from grpo.commands.benchmark import Asked
     from grpo.commands.benchmark import benchmark as run_it
     from grpo.results.statistics import format_interval
 
     found = run_it(study, checkpoint, Asked(task, file, shots_file, shots, limit, max_tokens), out)
-    for name, accuracy in found["accuracy"].items():
-        print(f"{found['task']}: {name}: {format_interval(accuracy)}")
-    print(f"{out / found['task']}.md: {len(found['disagreements'])} of {found['problems']} problems on which they differ")
+    lines = [f"{found['task']}: {name}: {format_interval(accuracy)}" for name, accuracy in found["accuracy"].items()]
+    differ = f"{len(found['disagreements'])} of {found['problems']} problems on which they differ"
+    return "\n".join([*lines, f"{out / found['task']}.md: {differ}"])
 
 
 @app.command("publish", rich_help_panel=TOOLS, epilog="Example: grpo publish grpo_learning_rate/3e-4/0 --license apache-2.0")
@@ -252,14 +255,12 @@ def publish(
     artifact: Annotated[
         str | None, typer.Option(help="Also register the checkpoint under this name as a DVC artifact (artifacts/dvc.yaml).")
     ] = None,
-) -> None:
+) -> str:
     """Copy a run's checkpoint to a folder with a model card made from its results; optionally upload it to the Hub."""
     from grpo.commands.publish import Destination
     from grpo.commands.publish import publish as publish_it
-    from grpo.study.schema import load_study
 
-    for line in publish_it(load_study(), run, kind.value, Destination(out, repo, license, artifact)):
-        print(line)
+    return "\n".join(publish_it(load_study(), run, kind.value, Destination(out, repo, license, artifact)))
 
 
 @app.command("mlflow_import", rich_help_panel=TOOLS)
@@ -267,102 +268,17 @@ def mlflow_import(
     folders: Annotated[list[Path] | None, typer.Argument(help="Folders in data/state/mlflow; default: all.")] = None,
 ) -> None:
     """Send MLflow the runs that could not reach it, and remove the folders that were sent."""
-    from grpo.study import paths
     from grpo.tracking.mlflow_send import import_folders
     from grpo.tracking.mlflow_uri import tracking_uri
 
     found = folders or sorted(paths.UNSENT_METRICS.glob("*"))
-    if not found:
-        print(f"nothing to import: {paths.UNSENT_METRICS} is empty")
-    for line in import_folders(found, tracking_uri()):
+    sent = import_folders(found, tracking_uri()) if found else [f"nothing to import: {paths.UNSENT_METRICS} is empty"]
+    for line in sent:
         print(line)
 
 
 app.add_typer(study_app, name="study", rich_help_panel=STUDY)
 app.add_typer(kissing_app, name="kissing", rich_help_panel=TOOLS)
-
-STUDY_FILE = Annotated[str, typer.Argument(help="Name in studies/ or path of a study file.")]
-VERBOSE = Annotated[bool, typer.Option("--verbose", help="List every value and result instead of counting them.")]
-
-
-@study_app.command("list")
-def study_list() -> None:
-    """List the available studies and what each extends; `*` marks the active one."""
-    from grpo.commands.study import list_studies
-
-    for line in list_studies():
-        print(line)
-
-
-@study_app.command("check")
-def study_check(
-    name: Annotated[str | None, typer.Argument(help="Name in studies/ or path of a study file; default: params.yaml.")] = None,
-    verbose: VERBOSE = False,
-) -> None:
-    """Validate a study, list its runs and their settings, and show what you changed by hand."""
-    from grpo.commands.study import check
-
-    print(check(name, verbose))
-
-
-@study_app.command("use", epilog="Example: grpo study use math-h100 --dry-run")
-def study_use(
-    name: STUDY_FILE,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change; change nothing.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Discard manual edits of params.yaml.")] = False,
-    verbose: VERBOSE = False,
-) -> None:
-    """Make a study the active one: validate it, show what changes and write params.yaml."""
-    from grpo.commands.study import use
-
-    for line in use(name, dry_run, force, verbose):
-        print(line)
-
-
-@study_app.command("runs")
-def study_runs() -> None:
-    """Update the table of runs in params.yaml after you edited arms, seeds or tasks there; DVC's stages follow from it."""
-    from grpo.commands.study import renew_runs
-
-    for line in renew_runs():
-        print(line)
-
-
-@study_app.command("save")
-def study_save(name: Annotated[str, typer.Argument(help="Name of the new study; writes studies/NAME.yaml.")]) -> None:
-    """Save your edits of params.yaml as a new study that extends the active one."""
-    from grpo.commands.study import save
-
-    for line in save(name):
-        print(line)
-
-
-@study_app.command("rehearse")
-def study_rehearse(name: STUDY_FILE) -> None:
-    """Write NAME-rehearsal.yaml: a GPU study cut down to small random weights and few steps, to try it on a CPU."""
-    from grpo.commands.study import rehearse
-
-    for line in rehearse(name):
-        print(line)
-
-
-@study_app.command("schema")
-def study_schema() -> None:
-    """Print the JSON Schema of params.yaml and study files for editors (also in studies/study.schema.json)."""
-    import json
-
-    from grpo.study.json_schema import study_schema as schema
-
-    print(json.dumps(schema(), indent=1))
-
-
-@study_app.command("show")
-def study_show(name: STUDY_FILE) -> None:
-    """Print the params.yaml that `grpo study use` would write."""
-    from grpo.commands.study import composed_text
-    from grpo.study.compose import study_path
-
-    print(composed_text(study_path(name))[0], end="")
 
 
 def main() -> None:
@@ -389,7 +305,7 @@ def use_this_copys_code() -> None:
     The installed command imports the code of the original project, which may have changed since the experiment was queued.
     """
     here, path = Path.cwd(), os.environ.get("PYTHONPATH", "")
-    if workspace() != here and str(here) not in path.split(os.pathsep):
+    if paths.workspace() != here and str(here) not in path.split(os.pathsep):
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(here), path)))
         os.execv(sys.executable, [sys.executable, "-m", "grpo", *sys.argv[1:]])
 

@@ -38,16 +38,7 @@ SHOWN = 300  # characters shown of a response's end
 
 @dataclass(frozen=True)
 class Asked:
-    """The options of `grpo benchmark`; None: the task's or the harness's default.
-
-    Attributes:
-        task: a task of the harness, or the path of a YAML file in its format.
-        file: problems to use instead of the task's dataset: JSONL, parquet or CSV with the same columns.
-        shots_file: examples for the prompt, likewise.
-        shots: number of examples in the prompt.
-        limit: number of problems.
-        max_tokens: token limit of a response.
-    """
+    """The options of `grpo benchmark`; None: the task's or the harness's default."""
 
     task: str
     file: Path | None = None

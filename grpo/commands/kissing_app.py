@@ -51,14 +51,11 @@ def search(
         typer.Option(min=1, help=f"Limit of time to propose and verify; {DEFAULT_SECONDS:.0f} if no limit is given."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the proposals.")] = 0,
-    base_url: Annotated[
-        str | None, typer.Option(help="URL of an OpenAI-compatible endpoint; default: OPENAI_BASE_URL.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Model at the endpoint; default: OPENAI_MODEL. The key comes from OPENAI_API_KEY.")
-    ] = None,
 ) -> None:
-    """Search for a program that constructs many points, within a budget; an interrupted search is continued."""
+    """Search for a program that constructs many points, within a budget; an interrupted search is continued.
+
+    A language model is that of OPENAI_BASE_URL, OPENAI_MODEL and OPENAI_API_KEY.
+    """
     from grpo.commands.kissing_search import proposer
     from grpo.common.files import require_writable
     from grpo.common.lock import only_one
@@ -67,7 +64,7 @@ def search(
     from grpo.discovery.search import search as run
     from grpo.discovery.verifier import verify_text
 
-    propose, settings = proposer(strategy, seed, base_url, model)
+    propose, settings = proposer(strategy, seed)
     require_writable(out, "--out")
     with only_one(out / ".search.lock", f"{out}: another search"):
         log = open_log(out / LOG, settings)

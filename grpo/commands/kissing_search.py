@@ -78,12 +78,11 @@ def run_kissing_number(study: Study) -> dict[str, Any]:
     return result
 
 
-def proposer(strategy: str, seed: int, base_url: str | None = None, model: str | None = None) -> tuple[Propose, Settings]:
+def proposer(strategy: str, seed: int) -> tuple[Propose, Settings]:
     """Make the function that proposes programs under a strategy, and the settings that identify the search.
 
     Args:
         strategy: ``mutation``, which needs no language model, or one of :data:`grpo.discovery.strategies.STRATEGIES`.
-        base_url, model: of the endpoint; default: from the environment.
 
     Raises:
         UserError: a language model is needed but not named; or reading is not restricted, without ``KISSING_UNFENCED``.
@@ -99,7 +98,7 @@ def proposer(strategy: str, seed: int, base_url: str | None = None, model: str |
         )
     from grpo.discovery.language_model import endpoint_from_environment, propose_with
 
-    endpoint = endpoint_from_environment(os.environ, base_url, model)
+    endpoint = endpoint_from_environment(os.environ)
     return propose_with(endpoint, strategy), Settings("language model", strategy, seed, endpoint.model, endpoint.base_url)
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from matplotlib.figure import Figure
 
@@ -23,7 +23,6 @@ from grpo.study.runs_table import stage_of_run
 from grpo.study.schema import Study
 from grpo.study.settings import HubModel
 
-HUB_TIMEOUT_S = 10.0
 METADATA = "metadata.json"
 
 
@@ -133,7 +132,7 @@ def _origin(run: Run, source: Path, about: dict[str, Any], base: HubModel | None
     changed = ", with uncommitted changes" if timing["git_changed"] == "true" else ""
     return {
         "started from": "a local folder" if Path(str(start)).is_absolute() else start,
-        "licence of the base model": (_license_on_hub(base) or "not known here; see its page") if base else None,
+        "licence of the base model": "see its page" if base else None,
         "task": f"`{config['task']['settings']['use']}`",
         "digests (SHA-256, first 16 digits)": ", ".join(f"{k} `{config[k]}`" for k in ("model", "train", "validation"))
         + f", this checkpoint with its {METADATA} `{files_digest(source)}`",
@@ -143,15 +142,6 @@ def _origin(run: Run, source: Path, about: dict[str, Any], base: HubModel | None
         "commit": f"`{timing['git_commit']}`{changed}" if timing["git_commit"] != "none" else "not known",
         "MLflow run": f"`{timing['mlflow_run_id']}`" if timing["mlflow_run_id"] else "not tracked",
     }
-
-
-def _license_on_hub(base: HubModel) -> str | None:
-    """The licence that the base model's card states at the used revision; None if the Hub cannot be reached."""
-    try:
-        card = HfApi().model_info(base.repo, revision=base.revision, timeout=HUB_TIMEOUT_S).card_data
-    except Exception:  # whatever the network, the proxy or the Hub raises
-        return None
-    return card.get("license") if card else None
 
 
 def draw_curve(run: Run, step: int) -> Figure:

@@ -38,19 +38,11 @@ ARM = "grpo"
 BASE = "base"  # the default of --study
 PINNED = {"math": "math-h100", "gsm8k": "gsm8k"}  # studies from which these tasks take the source of their problems
 COLUMNS = {"question": ("question", "problem", "prompt"), "answer": ("answer", "ground_truth")}  # usual names of columns
-MADE_BY_STEPS = ((paths.RUN_STATE, "step-*"), (paths.RUNS, "metrics.json"))
 CURVES = Path("curves.png")
 
 
 class Asked(NamedTuple):
-    """The options of `grpo run` that say what to run.
-
-    Attributes:
-        model: a folder, or ``OWNER/NAME@REVISION`` on the Hub; None: the study's.
-        task: a name in :data:`TASKS`, an import path, or a file of rows; None: the study's.
-        settings: ``KEY=VALUE``, keys as in params.yaml.
-        study: the study with all other values.
-    """
+    """The options of `grpo run` that say what to run; None: the study's."""
 
     model: str | None
     task: str | None
@@ -75,7 +67,7 @@ def one_run(asked: Asked, out: Path, resume: bool) -> None:
     lock = out.with_name(f".{out.name}.lock")
     with only_one(lock, f"--out {out}: another process"):
         try:
-            if _holds_results(out):
+            if out.exists():
                 _require_same(values, out, resume)
             else:
                 _prepare(values, out)
@@ -170,14 +162,10 @@ def _task(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return {"use": "dataset", **found, "files": files, "drop_overlap": True}
 
 
-def _holds_results(out: Path) -> bool:
-    """Whether ``out`` holds a run that has begun; UserError if it is something else."""
-    if out.exists() and not (out / PARAMS_FILE).exists():
-        raise UserError(f"--out {out}: already exists and holds no run. Name another folder.")
-    return any(next((out / root).rglob(name), None) for root, name in MADE_BY_STEPS)
-
-
 def _require_same(values: Mapping[str, Any], out: Path, resume: bool) -> None:
+    """Raise UserError unless ``out`` holds this run and ``--resume`` is given."""
+    if not (out / PARAMS_FILE).exists():
+        raise UserError(f"--out {out}: already exists and holds no run. Name another folder.")
     other = [f"{key}: {old} -> {new}" for key, old, new in changes(read_yaml(out / PARAMS_FILE), values) if key != "folder"]
     if other:
         raise UserError(f"--out {out}: holds a run with other values ({'; '.join(other)}). Name another folder.")

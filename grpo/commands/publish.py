@@ -28,14 +28,7 @@ ARTIFACTS = Path("artifacts/dvc.yaml")  # not the dvc.yaml with the stages, whic
 
 @dataclass(frozen=True)
 class Destination:
-    """Where a checkpoint goes, and under which licence.
-
-    Attributes:
-        out: the folder; None: named after the run, below published/.
-        repo: also upload to this repository on the Hub.
-        license: of the weights; None: the card states none.
-        artifact: DVC's name for the checkpoint.
-    """
+    """Where a checkpoint goes, and under which licence: the options of `grpo publish`."""
 
     out: Path | None = None
     repo: str | None = None

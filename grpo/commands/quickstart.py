@@ -1,4 +1,4 @@
-"""`grpo quickstart`: a study of one experiment in its own folder, from nothing to its report.
+"""`grpo quickstart`: a small study in its own folder, from nothing to its report.
 
 All stages run in this process, one after the other, without DVC and Snakemake, so that torch is imported only once.
 """
@@ -31,13 +31,11 @@ def quickstart() -> None:
     """Run studies/quickstart.yaml in the folder quickstart/ from the beginning; print progress and results.
 
     Raises:
-        UserError: the study makes more than one experiment, the folder was not made by a quickstart, or another process works
-            in it.
+        UserError: the folder was not made by a quickstart, or another process works in it.
     """
     began = time.perf_counter()
     path = study_path(STUDY)
     study = load_study(path)
-    experiment = _only_experiment(study, path)
     again = _is_there()
     with only_one(FOLDER / OURS, f"{FOLDER}: another `grpo quickstart`"):
         print(f"{study.description}\nEverything goes into {FOLDER}/; nothing else is changed. Ctrl-C stops it.", flush=True)
@@ -46,27 +44,18 @@ def quickstart() -> None:
         _empty()
         write_text(FOLDER / PARAMS_FILE, composed_text(path)[0])
         with chdir(FOLDER):
-            _run_stages(study, experiment, lambda text: print(f"\n[{_clock(began)}] {text}", flush=True))
-            rewards, tracked = _rewards(study, experiment), without_password(tracking_uri())
+            _run_stages(study, lambda text: print(f"\n[{_clock(began)}] {text}", flush=True))
+            rewards = "\n\n".join(_rewards(study, experiment) for experiment in study.made)
+            tracked = without_password(tracking_uri())
     print(f"\n[{_clock(began)}] Done.\n\n{rewards}\n")
     for what, where in (
         ("the report", str(FOLDER / paths.PAGE)),
         ("its summary", str(FOLDER / paths.WRITEUP)),
-        ("the runs", f"{FOLDER / paths.RUNS / experiment}/"),
+        ("the runs", f"{FOLDER / paths.RUNS}/"),
         ("in MLflow", _open_ui(tracked)),
     ):
         print(f"{what:<12}{where}")
     print("\nNext, for the whole study with all its experiments (minutes), type:  make repro")
-
-
-def _only_experiment(study: Study, path: Path) -> str:
-    """The study's one experiment; UserError if the study makes more."""
-    if len(study.made) != 1 or study.evaluation.best_of_n.prompts or study.kissing_number is not None:
-        raise UserError(
-            f"{path}: quickstart makes exactly one experiment. Set `only: [EXPERIMENT]` in experiments, `prompts: []` in "
-            "best_of_n and kissing_number to null. To make more, copy the file, `grpo study use` the copy and `make repro`."
-        )
-    return study.made[0]
 
 
 def _is_there() -> bool:
@@ -85,7 +74,7 @@ def _empty() -> None:
             path.unlink()
 
 
-def _run_stages(study: Study, experiment: str, announce: Callable[[str], None]) -> None:
+def _run_stages(study: Study, announce: Callable[[str], None]) -> None:
     """Run the study's stages in the working folder, the report last."""
     from grpo.commands import stages  # what `dvc repro` calls
 
@@ -95,13 +84,14 @@ def _run_stages(study: Study, experiment: str, announce: Callable[[str], None]) 
     stages.model(MAIN)
     announce("The base model before GRPO, under each prompt")
     stages.math_baseline()
-    for arm in study.experiments[experiment].arms:
-        for seed in study.seeds:
-            announce(f"GRPO: arm {arm}, seed {seed}")
-            stages.train(experiment, arm, str(seed))
-            print(course(experiment, arm, seed))
+    for experiment in study.made:
+        for arm in study.experiments[experiment].arms:
+            for seed in study.seeds:
+                announce(f"GRPO: arm {arm}, seed {seed}")
+                stages.train(experiment, arm, str(seed))
+                print(course(experiment, arm, seed))
+        stages.select(experiment)
     announce("The report")
-    stages.select(experiment)
     stages.report(by_dvc=False)
 
 

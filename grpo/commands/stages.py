@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
+from grpo.common.errors import UserError
+from grpo.common.files import write_json
+from grpo.common.records import read_problems
+from grpo.study import paths
+from grpo.study.dvc_lock import drop_former_stages
+from grpo.study.effective import effective_run, require_experiment
+from grpo.study.kept import keep_until_all_stored, remove_stored
 from grpo.study.runs_table import ALL_SEEDS
+from grpo.study.schema import load_study
+from grpo.study.settings import SampledTraces
 
 TaskName = Annotated[str, typer.Argument(help="Name under `tasks:` in params.yaml, such as main.")]
 Experiment = Annotated[str, typer.Argument(help="Name under `experiments:` in params.yaml, such as grpo_learning_rate.")]
@@ -15,8 +24,6 @@ Experiment = Annotated[str, typer.Argument(help="Name under `experiments:` in pa
 
 def model(task: TaskName) -> None:
     """Pretrain, download or copy the model that a task's runs start from (data/model/TASK)."""
-    from grpo.study.schema import load_study
-
     study = load_study()
     study.task(task)  # a wrong name fails before torch is imported
     from grpo.pretraining.base_model import make_base_model
@@ -26,9 +33,6 @@ def model(task: TaskName) -> None:
 
 def dataset(task: TaskName) -> None:
     """Generate or download a task's problems, check them and split them (data/dataset/TASK)."""
-    from grpo.common.files import write_json
-    from grpo.study import paths
-    from grpo.study.schema import load_study
     from grpo.tasks.build import build_dataset, evaluation_set, longest_prompt
     from grpo.tasks.task import SPLITS
 
@@ -61,12 +65,6 @@ def dataset(task: TaskName) -> None:
 
 def sft_dataset(task: TaskName) -> None:
     """Generate, read or sample responses for supervised fine-tuning on a task, and compute their rewards."""
-    from grpo.common.errors import UserError
-    from grpo.common.files import write_json
-    from grpo.common.records import read_problems
-    from grpo.study import paths
-    from grpo.study.schema import load_study
-    from grpo.study.settings import SampledTraces
     from grpo.tasks.sft_dataset import build_sft_dataset, find_traces
 
     study = load_study()
@@ -86,8 +84,6 @@ def sft_dataset(task: TaskName) -> None:
 
 def math_baseline() -> None:
     """Evaluate the base model zero-shot and count its responses by category (format and answer right or wrong)."""
-    from grpo.study.schema import load_study
-
     study = load_study()
     from grpo.evaluation.zero_shot import run_math_baseline
     from grpo.results.statistics import format_interval
@@ -98,8 +94,6 @@ def math_baseline() -> None:
 
 def best_of_n() -> None:
     """Compute pass@N, Best@N and majority vote of the base model from one set of samples."""
-    from grpo.study.schema import load_study
-
     study = load_study()
     from grpo.evaluation.sampled import run_best_of_n
     from grpo.results.statistics import format_interval
@@ -111,7 +105,6 @@ def best_of_n() -> None:
 
 def training_inputs() -> None:
     """Record the settings and code that all runs share, so that DVC repeats the runs when these change."""
-    from grpo.study.schema import load_study
     from grpo.study.training_inputs import write_training_inputs
 
     write_training_inputs(load_study())
@@ -127,10 +120,6 @@ def train(
 ) -> None:
     """Train one arm of an experiment, one run per seed."""
     from grpo.results.selection import read_selections
-    from grpo.study import paths
-    from grpo.study.effective import effective_run, require_experiment
-    from grpo.study.kept import keep_until_all_stored
-    from grpo.study.schema import load_study
 
     study = load_study()
     require_experiment(study, experiment)
@@ -153,8 +142,6 @@ def _whole_number(seed: str) -> int:
 
 def kissing_number() -> None:
     """Search for a large kissing configuration in dimension 11 within the study's budget."""
-    from grpo.study.schema import load_study
-
     study = load_study()
     from grpo.commands.kissing_search import run_kissing_number
 
@@ -168,13 +155,9 @@ def kissing_number() -> None:
 
 def select(experiment: Experiment) -> None:
     """Choose the winner of an experiment; later experiments start from it."""
-    from grpo.common.files import write_json
     from grpo.results.selection import select as pick
     from grpo.results.selection import winner_file
     from grpo.results.statistics import format_interval
-    from grpo.study import paths
-    from grpo.study.effective import require_experiment
-    from grpo.study.schema import load_study
 
     study = load_study()
     require_experiment(study, experiment)
@@ -201,9 +184,6 @@ def report(
     from grpo.reporting.tables import write_tables
     from grpo.reporting.wall_clock import write_timing
     from grpo.results.claims import write_claims
-    from grpo.study.dvc_lock import drop_former_stages
-    from grpo.study.kept import remove_stored
-    from grpo.study.schema import load_study
 
     study = load_study()
     write_claims(study)

@@ -8,7 +8,9 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from grpo.common.errors import UserError
 from grpo.common.files import remove, write_text
@@ -31,11 +33,15 @@ from grpo.study.compose import (
 )
 from grpo.study.dvc_lock import in_cache
 from grpo.study.effective import effective_run
+from grpo.study.json_schema import study_schema
 from grpo.study.methods import OFF_POLICY_RANK, GrpoConfig
 from grpo.study.rehearsal import SUFFIX, not_covered, rehearsal_of
 from grpo.study.runs_table import runs_table
 from grpo.study.schema import PARAMS_FILE, Study, check_name, load_study, read_yaml, validated
 
+study_app = typer.Typer(help="List, check, change and save studies; choose the active one (params.yaml).", no_args_is_help=True)
+Named = Annotated[str, typer.Argument(help="Name in studies/ or path of a study file.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="List every value and result instead of counting them.")]
 _RUNS = Note(
     above=(
         "# One DVC stage train@KEY per row. `grpo study use` makes this table from the experiments above; after you edit",
@@ -46,8 +52,9 @@ _RUNS = Note(
 _AS_COMPOSED = re.compile(r"^# As composed: ([0-9a-f]{16})\b", re.M)
 
 
-def list_studies() -> list[str]:
-    """Describe each study in studies/ or of the package in one line; `*` marks the active one.
+@study_app.command("list")
+def list_studies() -> str:
+    """List the available studies and what each extends; `*` marks the active one.
 
     A file without a description, such as base.yaml, is not a study but the common part of others.
     """
@@ -60,15 +67,15 @@ def list_studies() -> list[str]:
             extends = ", ".join(file.stem for file in files_of(path)[1:])
             mark, extended = "*" if path == active else " ", f" [{extends}]" if extends else ""
             lines.append(f"{mark} {path.stem:<{width}} {description}{extended}")
-    return lines
+    return "\n".join(lines)
 
 
-def check(name: str | None, verbose: bool) -> str:
-    """Validate a study (default: params.yaml); list its runs and what differs from the study that it extends.
-
-    Args:
-        verbose: list every value that differs instead of counting them.
-    """
+@study_app.command("check")
+def check(
+    name: Annotated[str | None, typer.Argument(help="Name in studies/ or path of a study file; default: params.yaml.")] = None,
+    verbose: Verbose = False,
+) -> str:
+    """Validate a study, list its runs and their settings, and show what you changed by hand or what it changes."""
     if name is None:
         study, active = load_study(), read_yaml(PARAMS_FILE)
         own = _own_file(active)
@@ -112,21 +119,14 @@ def _pinned_or(study: Study, experiment: str, otherwise: str) -> str:
     return f"{experiment} ({f'pinned: {pinned}' if pinned else otherwise})"
 
 
-def use(name: str, dry_run: bool, force: bool, verbose: bool) -> list[str]:
-    """Make a study the active one.
-
-    Args:
-        name: a name in studies/, or the path of a study file.
-        dry_run: only say what would change.
-        force: discard edits of params.yaml by hand.
-        verbose: list every value and result that changes instead of counting them.
-
-    Returns:
-        lines that say what changes: values in params.yaml, and results of runs that the new study does not have.
-
-    Raises:
-        UserError: the study does not exist or is invalid, or params.yaml was edited by hand; params.yaml is unchanged.
-    """
+@study_app.command("use", epilog="Example: grpo study use math-h100 --dry-run")
+def use(
+    name: Named,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change; change nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Discard manual edits of params.yaml.")] = False,
+    verbose: Verbose = False,
+) -> str:
+    """Make a study the active one: validate it, show what changes and write params.yaml."""
     path = study_path(name)
     text, values = composed_text(path)
     study = validated(values, path)
@@ -145,7 +145,13 @@ def use(name: str, dry_run: bool, force: bool, verbose: bool) -> list[str]:
         write_text(PARAMS_FILE, text)
         for path in removed:
             remove(path)
-    return lines
+    return "\n".join(lines)
+
+
+@study_app.command("show")
+def show(name: Named) -> str:
+    """Print the params.yaml that `grpo study use` would write."""
+    return composed_text(study_path(name))[0].removesuffix("\n")
 
 
 def composed_text(path: Path) -> tuple[str, dict[str, Any]]:
@@ -170,12 +176,9 @@ def _with_runs(written: Mapping[str, Any], notes: Notes, head: tuple[str, ...], 
     return to_text({**written, "runs": runs}, {**notes, ("runs",): _RUNS, **rows}, head)
 
 
-def renew_runs() -> list[str]:
-    """Update `select_in` and `runs` in params.yaml after its experiments, seeds or tasks were edited by hand.
-
-    Raises:
-        UserError: params.yaml is invalid; it is unchanged.
-    """
+@study_app.command("runs")
+def renew_runs() -> str:
+    """Update the table of runs in params.yaml after you edited arms, seeds or tasks there; DVC's stages follow from it."""
     written, notes, opening = read_annotated(PARAMS_FILE)
     written.pop("runs", None)
     experiments = written.get("experiments")
@@ -185,18 +188,13 @@ def renew_runs() -> list[str]:
     before = set(_active_values().get("runs") or {})
     write_text(PARAMS_FILE, _with_runs(written, notes, opening, runs))
     differing = {"new": runs.keys() - before, "gone": before - runs.keys()}
-    return [
-        f"{PARAMS_FILE}: {len(runs)} stages train",
-        *(f"  {kind}: {', '.join(sorted(k))}" for kind, k in differing.items() if k),
-    ]
+    lines = [f"  {kind}: {', '.join(sorted(keys))}" for kind, keys in differing.items() if keys]
+    return "\n".join([f"{PARAMS_FILE}: {len(runs)} stages train", *lines])
 
 
-def save(name: str) -> list[str]:
-    """Save the edits of params.yaml as studies/NAME.yaml, which extends the active study.
-
-    Raises:
-        UserError: the name is taken or not allowed, or params.yaml is invalid or lacks a key of the active study.
-    """
+@study_app.command("save")
+def save(name: Annotated[str, typer.Argument(help="Name of the new study; writes studies/NAME.yaml.")]) -> str:
+    """Save your edits of params.yaml as a new study that extends the active one."""
     values = read_yaml(PARAMS_FILE)
     without_runs = {key: value for key, value in values.items() if key != "runs"} if isinstance(values, dict) else values
     validated(without_runs, PARAMS_FILE)
@@ -217,15 +215,12 @@ def save(name: str) -> list[str]:
         raise UserError(f"{PARAMS_FILE}: has the values of {own}. There is nothing to save; edit {PARAMS_FILE} first.")
     write_text(target, to_text({"extends": own.stem, **overlay}, _without_comments(notes)))
     named = name if own.parent == STUDIES_FOLDER else target
-    return [f"{target}: your edits, as a study that extends {own.stem}. `grpo study use {named}` makes it the active study."]
+    return f"{target}: your edits, as a study that extends {own.stem}. `grpo study use {named}` makes it the active study."
 
 
-def rehearse(name: str) -> list[str]:
-    """Write the rehearsal of a study (:mod:`grpo.study.rehearsal`) beside it as NAME-rehearsal.yaml.
-
-    Raises:
-        UserError: the study does not exist, another file has that name, or the rehearsal is invalid.
-    """
+@study_app.command("rehearse")
+def rehearse(name: Named) -> str:
+    """Write NAME-rehearsal.yaml: a GPU study cut down to small random weights and few steps, to try it on a CPU."""
     path = study_path(name)
     folder = STUDIES_FOLDER if path.parent == paths.shipped("studies") else path.parent
     target = folder / f"{path.stem}{SUFFIX}.yaml"
@@ -238,10 +233,14 @@ def rehearse(name: str) -> list[str]:
     write_text(target, text)
     rehearsal = load_study(target)
     named = target.stem if folder == STUDIES_FOLDER else target
-    return [
-        f"{target}: `grpo study use {named}`, then `make repro`. It does not cover",
-        *(f"- {missing}" for missing in not_covered(rehearsal, load_study(path))),
-    ]
+    missing = [f"- {each}" for each in not_covered(rehearsal, load_study(path))]
+    return "\n".join([f"{target}: `grpo study use {named}`, then `make repro`. It does not cover", *missing])
+
+
+@study_app.command("schema")
+def schema() -> str:
+    """Print the JSON Schema of params.yaml and study files for editors (also in studies/study.schema.json)."""
+    return json.dumps(study_schema(), indent=1)
 
 
 def _without_comments(notes: Notes) -> Notes:

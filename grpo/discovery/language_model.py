@@ -43,18 +43,16 @@ class Endpoint:
     key: str = field(default=NO_KEY, repr=False)
 
 
-def endpoint_from_environment(environ: Mapping[str, str], base_url: str | None = None, model: str | None = None) -> Endpoint:
+def endpoint_from_environment(environ: Mapping[str, str]) -> Endpoint:
     """Read the endpoint from OPENAI_BASE_URL, OPENAI_MODEL and OPENAI_API_KEY.
 
     Args:
         environ: such as ``os.environ``.
-        base_url: replaces OPENAI_BASE_URL, if given.
-        model: replaces OPENAI_MODEL, if given.
 
     Raises:
         UserError: the address or the model is missing, or a value is invalid.
     """
-    url = (base_url or environ.get("OPENAI_BASE_URL", "")).strip().rstrip("/")
+    url = environ.get("OPENAI_BASE_URL", "").strip().rstrip("/")
     try:
         parts = _URL.validate_python(url)
         valid = not (parts.username or parts.password or parts.query or parts.fragment)
@@ -65,7 +63,7 @@ def endpoint_from_environment(environ: Mapping[str, str], base_url: str | None =
             "no address of an endpoint. Set OPENAI_BASE_URL to that of an OpenAI-compatible server, such as "
             "http://127.0.0.1:8000/v1, without a user, a query or a fragment, as the log shows it."
         )
-    name = (model or environ.get("OPENAI_MODEL", "")).strip()
+    name = environ.get("OPENAI_MODEL", "").strip()
     if not name:
         raise UserError(f"no model is given. Set OPENAI_MODEL to the name of one that {url} serves ({url}/models lists them).")
     key = environ.get("OPENAI_API_KEY", "").strip() or NO_KEY

@@ -199,45 +199,36 @@ def test_real_studies_keep_the_handouts_defaults() -> None:
     assert {key: type(config).model_fields[key].default for key in expected} == expected, "and these are the defaults"
 
 
-def finished(name: str, identity: dict[str, object], same_as: str | None = None) -> None:
-    """The folders of a run with this identity."""
-    (paths.RUNS / name).mkdir(parents=True, exist_ok=True)
-    (paths.CHECKPOINTS / name).mkdir(parents=True, exist_ok=True)
-    text = f"identity: {digest(identity)}\nsame_as: {same_as or 'null'}\noverrides: {{}}\nbefore: []\n"
-    (paths.RUNS / name / "config.yaml").write_text(text)
+SAME = {"seed": 0, "config": "the same"}
+RATE, MEAN, SWEEP = (
+    "grpo_learning_rate/1e-3/0",
+    "grpo_length_normalization/masked_mean/0",
+    "grpo_off_policy_sweep_broad/epochs_4-batch_16/0",
+)
 
 
-def test_only_runs_that_the_study_names_are_taken_over(project: Path) -> None:
-    study = load_study()
-    identity = {"seed": 0, "config": "the same"}
-    leftover, named = "grpo_learning_rate/5e-5/0", "grpo_learning_rate/1e-3/0"
-    finished(leftover, identity)
-    finished(named, {"another": 1})
-    assert _finished_equal(study, "grpo_baselines", identity) is None
-    finished(named, identity)
-    assert _finished_equal(study, "grpo_baselines", identity) == named
-    assert _finished_equal(study, "grpo_baselines", identity | {"config": "other"}) is None
-    assert _finished_equal(study, "grpo_baselines", identity | {"seed": 1}) is None
-    shutil.rmtree(paths.CHECKPOINTS / named)
-    assert _finished_equal(study, "grpo_baselines", identity) is None, "its weights are missing"
-
-
-def test_only_runs_of_experiments_that_a_run_waits_for_are_taken_over(project: Path) -> None:
-    study = load_study()
-    identity = {"seed": 0}
-    finished("grpo_length_normalization/masked_mean/0", identity)
-    for experiment in ("grpo_learning_rate", "grpo_baselines", "grpo_length_normalization"):
-        assert _finished_equal(study, experiment, identity) is None
-    for experiment in ("grpo_group_standard_deviation", "grpo_kl_divergence"):
-        assert _finished_equal(study, experiment, identity) == "grpo_length_normalization/masked_mean/0"
-
-
-def test_of_runs_that_were_taken_over_the_trained_one_is_named(project: Path) -> None:
-    study = load_study()
-    identity = {"seed": 0}
-    trained = "grpo_off_policy_sweep_broad/epochs_4-batch_16/0"
-    finished("grpo_off_policy_sweep_focused/best_1/0", identity, same_as=trained)
-    assert _finished_equal(study, "grpo_off_policy_clip_ablation", identity) == trained
+@pytest.mark.parametrize(
+    ("there", "same_as", "asked_by", "identity", "found"),
+    [
+        (RATE, None, "grpo_baselines", SAME, RATE),
+        (RATE, None, "grpo_baselines", SAME | {"config": "other"}, None),
+        (RATE, None, "grpo_baselines", SAME | {"seed": 1}, None),
+        ("grpo_learning_rate/5e-5/0", None, "grpo_baselines", SAME, None),  # no arm of the study
+        (MEAN, None, "grpo_baselines", SAME, None),  # which does not wait for that experiment
+        (MEAN, None, "grpo_kl_divergence", SAME, MEAN),
+        ("grpo_off_policy_sweep_focused/best_1/0", SWEEP, "grpo_off_policy_clip_ablation", SAME, SWEEP),  # the trained one
+    ],
+)
+def test_a_run_of_the_study_that_a_run_waits_for_is_taken_over(
+    project: Path, there: str, same_as: str | None, asked_by: str, identity: dict[str, Any], found: str | None
+) -> None:
+    for root in (paths.RUNS, paths.CHECKPOINTS):
+        (root / there).mkdir(parents=True)
+    text = f"identity: {digest(SAME)}\nsame_as: {same_as or 'null'}\noverrides: {{}}\nbefore: []\n"
+    (paths.RUNS / there / "config.yaml").write_text(text)
+    assert _finished_equal(load_study(), asked_by, identity) == found
+    shutil.rmtree(paths.CHECKPOINTS / there)
+    assert _finished_equal(load_study(), asked_by, identity) is None, "its weights are missing"
 
 
 def test_select_writes_the_winner_apart_from_its_numbers(project: Path, grpo: Grpo) -> None:

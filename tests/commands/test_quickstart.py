@@ -15,12 +15,9 @@ from typing import Any
 
 import pytest
 from pipeline_parts import digests, sh
-from ruamel.yaml import YAML
-from study_parts import EXPERIMENTS, shorten_quickstart, values_of
+from study_parts import EXPERIMENTS, shorten_quickstart
 
-from grpo.commands import quickstart
 from grpo.commands.quickstart import FOLDER, OURS
-from grpo.common.errors import UserError
 from grpo.study.schema import load_study
 
 ROOT = Path(__file__).parents[2]
@@ -146,25 +143,6 @@ def test_ctrl_c_leaves_no_report(moment: str, tmp_path: Path) -> None:
 def test_the_study_makes_one_experiment_of_two_arms() -> None:
     study = load_study(ROOT / STUDY)
     assert study.made == [EXPERIMENT] and len(study.experiments[EXPERIMENT].arms) == 2 and len(study.seeds) == 1
-    assert quickstart._only_experiment(study, STUDY) == "grpo_learning_rate"
-
-
-@pytest.mark.parametrize("section", ["experiments", "best_of_n", "kissing_number"])
-def test_a_study_of_more_is_refused(section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    yaml = YAML()
-    params = values_of("quickstart")
-    if section == "experiments":
-        params["experiments"]["grpo_baselines"]["arms"] = {"no_baseline": {"loss_type": "no_baseline"}}
-    elif section == "best_of_n":
-        params["evaluation"]["best_of_n"]["prompts"] = ["r1_zero"]
-    else:
-        params["kissing_number"] = {"calls": 1}
-    monkeypatch.chdir(tmp_path)
-    STUDY.parent.mkdir()
-    yaml.dump(params, STUDY)
-    with pytest.raises(UserError, match=r"studies/quickstart\.yaml: quickstart makes exactly one experiment"):
-        quickstart.quickstart()
-    assert not FOLDER.exists()
 
 
 @pytest.mark.parametrize("there", ["a folder with files", "a file", "a link"])

@@ -218,7 +218,11 @@ def test_verify_prints_the_verdict_and_tells_it_by_its_exit_code(grpo: Any, tmp_
     ("arguments", "environment", "message"),
     [
         (("verify", "nowhere.py"), {}, r"nowhere\.py: cannot be read .* Name a file with a Python program"),
-        (("search", "--strategy", "hope", "--model", "m", "--base-url", "http://localhost:1/v1"), {}, "hope: no such strategy"),
+        (
+            ("search", "--strategy", "hope"),
+            {"OPENAI_BASE_URL": "http://localhost:1/v1", "OPENAI_MODEL": "m"},
+            "hope: no such strategy",
+        ),
         (("search", "--strategy", "conversation"), {}, "OPENAI_BASE_URL"),
         (("search", "--strategy", "conversation"), {"OPENAI_BASE_URL": "http://localhost:1/v1"}, "OPENAI_MODEL"),
     ],

@@ -277,7 +277,7 @@ def test_an_experiment_that_is_added_is_one_entry(tmp_path: Path, monkeypatch: p
     path.write_text(text.replace("  leaderboard: #", f"  grpo_extra: {json.dumps(entry)}\n  leaderboard: #", 1))
     with pytest.raises(UserError, match="run `grpo study runs`"):
         load_study(path)
-    assert renew_runs()[1:] == ["  new: grpo_extra-plain"]
+    assert renew_runs().splitlines()[1:] == ["  new: grpo_extra-plain"]
     assert load_study(path).needed_selections("grpo_extra") == ["grpo_learning_rate", "grpo_baselines"]
     monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
     with Repo.init(no_scm=True) as repo:

@@ -11,7 +11,6 @@ import pytest
 from model_parts import tiny_model
 from study_parts import ROOT, STUDIES
 
-from grpo.commands.doctor import _rehearsal
 from grpo.commands.study import rehearse
 from grpo.common.errors import UserError
 from grpo.study.compose import compose
@@ -35,7 +34,7 @@ def config(study: Study, experiment: str, arm: str) -> Any:
 def test_each_study_can_be_rehearsed_on_a_cpu(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(ROOT / "studies", tmp_path / "studies")
     monkeypatch.chdir(tmp_path)
-    assert "does not cover" in rehearse(path.stem)[0]
+    assert "It does not cover\n- " in rehearse(path.stem)
     assert rehearse(path.stem)  # again: it says the same
     study, cut = load_study(path), load_study(Path(f"studies/{path.stem}-rehearsal.yaml"))
     assert "cuda" not in json.dumps(cut.model_dump(mode="json"))
@@ -51,8 +50,6 @@ def test_each_study_can_be_rehearsed_on_a_cpu(path: Path, tmp_path: Path, monkey
                 assert small.model_dump(exclude=CUT) == whole.model_dump(exclude=CUT)
                 assert small.n_grpo_steps * small.rollout_batch_size <= 256
                 assert (small.start_from is None) == (whole.start_from is None)
-    assert _rehearsal(cut)[0].found.count("\n- ") >= 1
-    assert _rehearsal(study) == []
 
 
 def test_what_was_written_by_hand_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +57,7 @@ def test_what_was_written_by_hand_is_not_overwritten(tmp_path: Path, monkeypatch
     own = tmp_path / "lab"
     own.mkdir()
     (own / "ours.yaml").write_text("extends: math-first\n")
-    assert "lab/ours-rehearsal.yaml" in rehearse("lab/ours.yaml")[0]  # a study in a folder of its own
+    assert "lab/ours-rehearsal.yaml" in rehearse("lab/ours.yaml")  # a study in a folder of its own
     (own / "ours-rehearsal.yaml").write_text("extends: ours\nseeds: [3]\n")
     with pytest.raises(UserError, match="already exists with other content"):
         rehearse("lab/ours.yaml")

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,39 +56,12 @@ def smoke_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class Disk:
-    """A project whose folder ``data`` is a file system of its own."""
-
-    def __init__(self, project: Path, mounts: ExitStack):
-        self.project, self.data, self.mounts = project, project / "data", mounts
-
-    def mount(self, megabytes: int) -> None:
-        content = self.project / "content"
-        self.data.rename(content)
-        self.data.mkdir()
-        self.mounts.enter_context(tmpfs(self.data, megabytes))
-        shutil.copytree(content, self.data, dirs_exist_ok=True)
-
-    def fill(self, but_kilobytes: int) -> None:
-        free = os.statvfs(self.data).f_bavail * os.statvfs(self.data).f_frsize
-        (self.data / "filler").write_bytes(bytes(free - but_kilobytes * 1024))
-
-    def remount(self, how: str) -> None:
-        subprocess.run(["mount", "-o", f"remount,{how}", self.data], check=True)
-
-
 @pytest.fixture
 def project(smoke_project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(smoke_project, tmp_path / "project")
     monkeypatch.chdir(tmp_path / "project")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     return tmp_path / "project"
-
-
-@pytest.fixture
-def disk(project: Path) -> Iterator[Disk]:
-    with ExitStack() as mounts:
-        yield Disk(project, mounts)
 
 
 def contents(project: Path) -> dict[str, str]:
@@ -109,41 +83,33 @@ def assert_told(ended: Ended, *parts: str) -> None:
     assert all(part in message for part in parts), message
 
 
-WEIGHTS = pytest.param(("model", "main"), 100, "data/model/main", id="model: its weights")
 EVALUATE = ("evaluate", "data/model/main", "--out", "data/evaluations", "--prompt", "question_only", "--problems", "32")
 COMMANDS = [("dataset", "main"), ("model", "main"), EVALUATE]
 # command, how many kilobytes are left for it, what it was writing
-FULL = [
-    pytest.param(("dataset", "main"), 20, "data/dataset/main", id="dataset"),
-    WEIGHTS,
-    pytest.param(("model", "main"), 210, "data/model/main", id="model: its tokenizer"),
-    pytest.param(("model", "keyword"), 60, "data/model/keyword", id="keyword model"),
-    pytest.param(EVALUATE, 4, "data/", id="evaluate"),
-    pytest.param(("math_baseline",), 4, "data/", id="math_baseline"),
-]
-
-
-@pytest.mark.skipif(not can_mount(), reason="mounting is not allowed: see the tests with a limit on the size of files")
-@pytest.mark.parametrize(("command", "left", "writing"), FULL)
-def test_a_full_disk_loses_nothing(disk: Disk, grpo: Grpo, command: tuple[str, ...], left: int, writing: str) -> None:
-    disk.mount(megabytes=4)
-    disk.fill(but_kilobytes=left)
-    before = contents(disk.project)
-    assert_told(grpo(*command), f"error: {writing}", "no space left on the disk", KEPT)
-    assert contents(disk.project) == before
-    assert drafts(disk.project) == []
-    (disk.data / "filler").unlink()
-    code, _, stderr = grpo(*command)
-    assert code == 0, stderr
-    assert drafts(disk.project) == []
-
-
+LITTLE = {
+    "dataset": (COMMANDS[0], 20, "data/dataset/main"),
+    "model: its weights": (COMMANDS[1], 100, "data/model/main"),
+    "model: its tokenizer": (COMMANDS[1], 210, "data/model/main"),
+    "keyword model": (("model", "keyword"), 60, "data/model/keyword"),
+    "evaluate": (EVALUATE, 4, "data/"),
+    "math_baseline": (("math_baseline",), 4, "data/"),
+}
 # Where a full disk can be had, that each command tells what it was writing is shown there.
-TOO_LARGE = [FULL[0], WEIGHTS] if can_mount() else [case for case in FULL if case.id != "model: its tokenizer"]
+TOO_LARGE = ["dataset", "model: its weights"] if can_mount() else [name for name in LITTLE if name != "model: its tokenizer"]
 
 
 @contextmanager
-def no_file_larger_than(kilobytes: int) -> Iterator[None]:
+def full(data: Path, kilobytes: int) -> Iterator[None]:
+    """Fill the disk but for so many kilobytes."""
+    disk = os.statvfs(data)
+    (data / "filler").write_bytes(bytes(disk.f_bavail * disk.f_frsize - kilobytes * 1024))
+    yield
+    (data / "filler").unlink()
+
+
+@contextmanager
+def no_file_larger(_: Path, kilobytes: int) -> Iterator[None]:
+    """Python ignores the signal, and the write fails, as where a quota is used up."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (kilobytes * 1024, hard))
     try:
@@ -152,30 +118,11 @@ def no_file_larger_than(kilobytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize(("command", "left", "writing"), TOO_LARGE)
-def test_files_that_grow_too_large_lose_nothing(
-    project: Path, grpo: Grpo, command: tuple[str, ...], left: int, writing: str
-) -> None:
-    """Python ignores the signal, and the write fails, as where a quota is used up."""
-    before = contents(project)
-    with no_file_larger_than(left):
-        assert_told(grpo(*command), f"error: {writing}", "larger than is allowed", KEPT)
-    assert contents(project) == before
-    assert drafts(project) == []
-    code, _, stderr = grpo(*command)
-    assert code == 0, stderr
-
-
-@pytest.mark.skipif(not can_mount(), reason="mounting is not allowed: see the tests of permissions")
-@pytest.mark.parametrize("command", COMMANDS[:2])
-def test_a_disk_that_is_read_only(disk: Disk, grpo: Grpo, command: tuple[str, ...]) -> None:
-    disk.mount(megabytes=4)
-    disk.remount("ro")
-    before = contents(disk.project)
-    assert_told(grpo(*command), "error: data", ": cannot be written, since the disk is read-only", KEPT)
-    assert contents(disk.project) == before
-    disk.remount("rw")
-    assert grpo(*command)[0] == 0
+@contextmanager
+def read_only(data: Path, _: int) -> Iterator[None]:
+    subprocess.run(["mount", "-o", "remount,ro", data], check=True)
+    yield
+    subprocess.run(["mount", "-o", "remount,rw", data], check=True)
 
 
 @contextmanager
@@ -194,19 +141,45 @@ def without_roots_rights() -> Iterator[None]:
         assert libc.capset(header, all_rights) == 0
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_folder_that_must_not_be_written(project: Path, grpo: Grpo, command: tuple[str, ...]) -> None:
-    folders = [project / "data", *(project / "data").iterdir()]
+@contextmanager
+def no_permission(data: Path, _: int) -> Iterator[None]:
+    folders = [data, *data.iterdir()]
     for folder in folders:
         folder.chmod(0o555)
-    before = contents(project)
     with without_roots_rights():
-        assert_told(grpo(*command), "error: data", ": permission denied", "ls -ld", KEPT)
-    assert contents(project) == before
+        yield
     for folder in folders:
         folder.chmod(0o755)
-    with without_roots_rights():
-        assert grpo(*command)[0] == 0
+
+
+REFUSALS = [
+    *((full, *LITTLE[name], "no space left on the disk") for name in LITTLE),
+    *((no_file_larger, *LITTLE[name], "larger than is allowed") for name in TOO_LARGE),
+    *((read_only, command, 0, "data", ": cannot be written, since the disk is read-only") for command in COMMANDS[:2]),
+    *((no_permission, command, 0, "data", ": permission denied. Change who may read and write it") for command in COMMANDS),
+]
+
+
+@pytest.mark.parametrize(("refusal", "command", "kilobytes", "writing", "message"), REFUSALS)
+def test_a_disk_that_refuses_loses_nothing(
+    project: Path, grpo: Grpo, refusal: Any, command: tuple[str, ...], kilobytes: int, writing: str, message: str
+) -> None:
+    data = project / "data"
+    with ExitStack() as mounts:
+        if refusal in (full, read_only):
+            if not can_mount():
+                pytest.skip("mounting is not allowed: see the limits on the size of files, and permissions")
+            content = data.rename(project / "content")
+            data.mkdir()
+            mounts.enter_context(tmpfs(data, 4))
+            shutil.copytree(content, data, dirs_exist_ok=True)
+        before = contents(project)
+        with refusal(data, kilobytes):
+            assert_told(grpo(*command), f"error: {writing}", message, KEPT)
+            assert contents(project) == before and drafts(project) == []
+        code, _, stderr = grpo(*command)
+        assert code == 0, stderr
+        assert drafts(project) == []
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import itertools
 import random
-import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -30,44 +29,44 @@ LOSSES = ("loses", "sells", "gives away")
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
 LARGEST = 15  # all intermediate results are in 0..LARGEST
 VALIDATION_ONE_IN = 5
-_STEP = re.compile(r"(\w+): (\d+) ([+-]) (\d+) = (\d+)\.")
 
 
 @dataclass(frozen=True)
 class WordProblem:
-    """A question, its chain of steps, and its answer."""
+    """A question with its numbers: how many things there are at the start, and their change on each day."""
 
     question: str
-    steps: str
-    answer: int
-    level: int
+    start: int
+    changes: tuple[int, ...]
+
+    def solution(self, errors: Sequence[int] = (0,) * len(DAYS)) -> tuple[str, int]:
+        """The chain of steps and the answer; each step is off by its error, and the next one continues from its result."""
+        steps, number = [], self.start
+        for day, change, error in zip(DAYS, self.changes, errors, strict=False):
+            result = number + change + error
+            steps.append(f"{day}: {number} {'+' if change > 0 else '-'} {abs(change)} = {result}.")
+            number = result
+        return " ".join(steps), number
+
+    def derailed(self, rng: random.Random) -> tuple[str, int]:
+        """A solution in which one step is off by 1 to 3."""
+        at, error = rng.randrange(len(self.changes)), rng.randint(1, 3)
+        return self.solution([error if place == at else 0 for place in range(len(self.changes))])
 
 
 def make_word_problem(rng: random.Random, level: int) -> WordProblem:
     """Draw one problem of ``level + 1`` changes."""
     (person, pronoun), thing = rng.choice(PEOPLE), rng.choice(THINGS)
-    number = rng.randint(1, LARGEST)
-    question, steps = [f"{person} has {number} {thing}."], []
+    start = number = rng.randint(1, LARGEST)
+    question, changes = [f"{person} has {start} {thing}."], []
     for day in DAYS[: level + 1]:
         change = rng.choice([c for c in range(-9, 10) if c and 0 <= number + c <= LARGEST])
         verb = rng.choice(GAINS if change > 0 else LOSSES)
         question.append(f"On {day} {pronoun} {verb} {abs(change)}.")
-        steps.append(f"{day}: {number} {'+' if change > 0 else '-'} {abs(change)} = {number + change}.")
+        changes.append(change)
         number += change
     question.append(f"How many {thing} does {person} have?")
-    return WordProblem(" ".join(question), " ".join(steps), number, level)
-
-
-def derail(problem: WordProblem, rng: random.Random) -> WordProblem:
-    """Change the solution: one step is off by 1 to 3, and the later steps continue from its result."""
-    steps = _STEP.findall(problem.steps)
-    at, error = rng.randrange(len(steps)), rng.randint(1, 3)
-    lines, number = [], int(steps[0][1])
-    for i, (day, _, sign, change, _) in enumerate(steps):
-        result = number + (int(change) if sign == "+" else -int(change)) + (error if i == at else 0)
-        lines.append(f"{day}: {number} {sign} {change} = {result}.")
-        number = result
-    return WordProblem(problem.question, " ".join(lines), number, problem.level)
+    return WordProblem(" ".join(question), start, tuple(changes))
 
 
 def word_problems(seed: int, levels: int, validation: bool) -> Iterator[WordProblem]:
@@ -108,9 +107,10 @@ class Arithmetic(GradedTask):
     def problems(self, split: Split) -> list[Problem]:
         """See :meth:`Task.problems`."""
         stream = word_problems(self.seed, self.levels, split == "validation")
+        drawn = itertools.islice(stream, getattr(self, f"{split}_size"))
         return [
-            Problem(f"arithmetic/{split}/{i}", problem.question, str(problem.answer), problem.level, "word problem")
-            for i, problem in enumerate(itertools.islice(stream, getattr(self, f"{split}_size")))
+            Problem(f"arithmetic/{split}/{i}", one.question, str(one.solution()[1]), len(one.changes) - 1, "word problem")
+            for i, one in enumerate(drawn)
         ]
 
     def documents(  # type: ignore[override]
@@ -141,8 +141,8 @@ class Arithmetic(GradedTask):
             if rng.random() < (guess_share if r1_zero else native_guess_share):
                 steps, answer = "", rng.randint(0, LARGEST)
             else:
-                problem = derail(solved, rng) if rng.random() < derailed_share else solved
-                steps, answer = f" {problem.steps}", problem.answer
+                steps, answer = solved.derailed(rng) if rng.random() < derailed_share else solved.solution()
+                steps = f" {steps}"
             ending = r1_zero_ending(rng, complete_form_share) if r1_zero else " \\boxed{{{answer}}}"
             prompt = R1_ZERO.prompt(solved.question) if r1_zero else solved.question
             yield prompt, steps + ending.format(answer=answer)
@@ -164,8 +164,8 @@ class Arithmetic(GradedTask):
         stream = word_problems(self.seed, self.levels, validation=False)
         traces = []
         for problem, solved in zip(self.problems("train")[:examples], stream, strict=False):
-            given = derail(solved, rng) if rng.random() < wrong_share else solved
-            traces.append((problem, worked_response(format, given.steps, str(given.answer))))
+            steps, answer = solved.derailed(rng) if rng.random() < wrong_share else solved.solution()
+            traces.append((problem, worked_response(format, steps, str(answer))))
         return traces
 
 

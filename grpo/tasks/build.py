@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import json
+import re
+import reprlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,10 +14,10 @@ from typing import Any
 from grpo.common.errors import UserError
 from grpo.common.files import files_digest, whole_folder, write_text
 from grpo.common.records import Problem, write_records
-from grpo.tasks.splits import separate
 from grpo.tasks.task import SPLITS, Split, Task, find_format
 
 PromptTokens = Callable[[Problem], int]
+_LAYOUT = re.compile(r"(?<!\\)\\[,!]|\s+")
 
 
 def build_dataset(
@@ -43,7 +44,6 @@ def build_dataset(
         task.problems("train"),
         task.problems("validation"),
         task.drop_overlap,
-        _how_to_drop_overlap(task),
         [problem for problems in also.values() for problem in problems],
     )
     problems: dict[Split, list[Problem]] = {"train": train, "validation": validation}
@@ -72,6 +72,47 @@ def build_dataset(
                 lines = [json.dumps({"prompt": prompt, "answer": answer}, ensure_ascii=False) for prompt, answer in pairs]
                 write_text(draft / f"{split}_prompt_answer.jsonl", "\n".join(lines) + "\n")
     return {**described, "dropped_from_train_as_overlap": dropped, **left_out}
+
+
+def separate(
+    train: list[Problem], validation: list[Problem], drop_overlap: bool, also: Sequence[Problem] = ()
+) -> tuple[list[Problem], list[Problem], list[str]]:
+    r"""Check that ids are unique and that the two splits share no question.
+
+    Questions are compared without white space, ``\,``, ``\!`` and case, in which copies of a question often differ.
+
+    Args:
+        drop_overlap: remove shared questions from ``train`` instead of refusing them.
+        also: problems of further evaluation sets, whose questions are held out too.
+
+    Returns:
+        train, validation, and the ids that were removed from train.
+
+    Raises:
+        UserError: an id occurs twice, the splits share a question and ``drop_overlap`` is false, or nothing is left
+            to train on.
+    """
+    twice = [id_ for id_, count in Counter(problem.id for problem in (*train, *validation)).items() if count > 1]
+    if twice:
+        raise UserError(f"ids occur more than once: {reprlib.repr(twice)}. Make them unique in the source files.")
+    held_out = {layout_free(problem.question) for problem in (*validation, *also)}
+    shared = [problem.id for problem in train if layout_free(problem.question) in held_out]
+    if shared and not drop_overlap:
+        where = f"the validation set{' or in evaluation.also' * bool(also)}"
+        raise UserError(
+            f"{len(shared)} questions of the training set are also in {where}: {reprlib.repr(shared)}. Set `drop_overlap` to "
+            "true, in `tasks:` or in the class, to leave them out of training, or remove them from one of the source files."
+        )
+    dropped = set(shared)
+    kept = [problem for problem in train if problem.id not in dropped]
+    if not kept:
+        raise UserError("every training question is also a validation question. Is the same data given for both splits?")
+    return kept, validation, shared
+
+
+def layout_free(question: str) -> str:
+    """Normalize a text by removing layout and case, in which copies often differ."""
+    return _LAYOUT.sub("", question).casefold()
 
 
 def evaluation_set(task: Task, size: int, prompt_tokens: PromptTokens) -> list[Problem]:
@@ -103,12 +144,6 @@ def longest_prompt(task: Task, formats: Sequence[str], tokenizer: Any, problem: 
     """
     asked = [find_format(task, name) for name in formats]
     return max(len(format.encode(tokenizer, format.prompt(problem.question))) for format in asked)
-
-
-def _how_to_drop_overlap(task: Task) -> str:
-    if "drop_overlap" in inspect.signature(type(task)).parameters:
-        return f"Set `{task.params_key}.drop_overlap: true`"
-    return f"Set `drop_overlap = True` in the class {type(task).__name__}"
 
 
 def _write(file: Path, problems: list[Problem]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict
@@ -11,9 +10,8 @@ from pydantic import BaseModel, ConfigDict
 from grpo.common.errors import UserError
 from grpo.common.imports import import_object, is_import_path
 from grpo.common.records import Problem
-from grpo.tasks.downloaded import HUB_SPLIT, checked_problem
-from grpo.tasks.graded import GradedTask
-from grpo.tasks.rows import FORMATS, REVISION, HubDataset, LocalFiles, Row, file_of, read_rows
+from grpo.tasks.graded import GradedTask, checked_problem
+from grpo.tasks.rows import REVISION, HubDataset, LocalFiles, Row, read_rows
 from grpo.tasks.task import Split
 
 Verify = Callable[[list[str], list[Problem]], list[float]]
@@ -24,8 +22,8 @@ class HubSplits(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    train: str = HUB_SPLIT["train"]
-    validation: str = HUB_SPLIT["validation"]
+    train: str = "train"
+    validation: str = "test"
 
 
 def exactly(answers: list[str], problems: list[Problem]) -> list[float]:
@@ -50,7 +48,7 @@ class Dataset(GradedTask):
             refusing them.
 
     Raises:
-        UserError: not exactly one of ``hub`` and ``files`` is given, or a file's suffix or ``verify`` is unknown.
+        UserError: not exactly one of ``hub`` and ``files`` is given, or ``verify`` is unknown.
     """
 
     def __init__(
@@ -71,9 +69,6 @@ class Dataset(GradedTask):
             raise UserError("name either `hub` or `files`, and not both.")
         if hub is not None and revision is None:
             raise UserError(f"{hub}: give the `revision`, 40 hex digits: the Hub lists it under Files, History.")
-        for name in (files.train, files.validation) if files else ():
-            if Path(file_of(name)).suffix not in FORMATS:
-                raise UserError(f"files: {name}: cannot be read. Use a suffix of {', '.join(FORMATS)}.")
         self.question, self.answer, self.drop_overlap, self.unevaluated = question, answer, drop_overlap, unevaluated
         self.files, self.splits, self.config = files, splits, config
         self.source = HubDataset(hub=hub, revision=revision) if hub and revision else None
@@ -96,7 +91,7 @@ class Dataset(GradedTask):
         for number, row in enumerate(self._rows(split)):
             try:
                 problem = Problem(f"{split}/{number}", row.text(self.question), row.text(self.answer))
-                found.append(checked_problem(row, problem, self.graded))
+                found.append(checked_problem(problem, row.where, self.graded))
             except UserError as error:
                 if not self.skip_unusable:
                     raise

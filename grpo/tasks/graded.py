@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import re
 
+from grpo.common.errors import UserError
 from grpo.common.records import Problem
+from grpo.grader.grader import check_ground_truth
 from grpo.grader.pool import grade_batch
 from grpo.grader.unevaluated import counts_as_answer
 from grpo.tasks.formats import CHAT, CHAT_WITHOUT_THINKING, QUESTION_ONLY, R1_ZERO
@@ -60,3 +62,21 @@ def worked_response(format: str, steps: str, answer: str) -> str:
     """Build a response from the steps of a solution and its answer, in the form that ``format`` requires."""
     response = f" {steps}" + (_TAGS if format == "r1_zero" else _BOX).format(answer=answer)
     return response.lstrip() if GradedTask.formats[format].chat else response
+
+
+def checked_problem(problem: Problem, where: str, graded: bool = True) -> Problem:
+    """Return ``problem`` if it has a question and an answer, one that the grader accepts if it is ``graded``.
+
+    Raises:
+        UserError: otherwise; the message begins with the problem's place, ``where``.
+    """
+    try:
+        if not problem.question.strip():
+            raise UserError("the question is empty. Correct or remove the row.")
+        if graded:
+            check_ground_truth(problem.ground_truth)  # else no answer could match
+        elif not problem.ground_truth.strip():
+            raise UserError("the answer is empty. Correct or remove the row.")
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+    return problem

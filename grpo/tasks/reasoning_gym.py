@@ -1,5 +1,9 @@
 """A task from a data set of ``reasoning_gym`` (0.1), which has about a hundred generators, each with its own verifier.
 
+Worker processes make entries and score answers, for two reasons. Some data sets iterate over sets of strings, so their entries
+depend on Python's hash seed, which is fixed there. And some pass a model's answer to ``eval``, so an answer may hang or fill
+the memory: :class:`grpo.grader.pool.GraderPool` calls :func:`score` in workers with limits.
+
 https://github.com/open-thought/reasoning-gym
 """
 
@@ -12,7 +16,8 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import cache
+from contextlib import redirect_stdout
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +28,13 @@ from grpo.common.imports import require_extra
 from grpo.common.records import Problem
 from grpo.grader.pool import GraderPool
 from grpo.tasks.arithmetic import Share, r1_zero_ending
+from grpo.tasks.build import layout_free
 from grpo.tasks.formats import R1_ZERO
 from grpo.tasks.graded import GradedTask
-from grpo.tasks.splits import layout_free
 from grpo.tasks.task import Split, Task
 
-WORKER = "grpo.tasks.gym_worker"
-OTHER_QUESTION = -1.0  # equals the worker's, which cannot be imported without the library
+MODULE = "grpo.tasks.reasoning_gym"
+OTHER_QUESTION = -1.0  # the score if the entry has changed since the problem was made
 TIME_LIMIT_S = 10.0  # CPU time for an answer: the worker makes the entry again, and some verifiers search
 EXTRA = "reasoning_gym"
 
@@ -115,11 +120,11 @@ class ReasoningGym(Task):
             yield R1_ZERO.prompt(problem.question) if r1_zero else problem.question, ending.format(answer=answer)
 
     def _make(self, places: range) -> list[tuple[str, str | None]]:
-        """Make questions and answers of these entries in a worker process (:mod:`grpo.tasks.gym_worker`)."""
+        """Make questions and answers of these entries in a worker process (:func:`main`)."""
         require_extra("reasoning_gym", EXTRA, "use: reasoning_gym:")
         path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path if Path(entry).exists())
         made = subprocess.run(
-            [sys.executable, "-P", "-m", WORKER, json.dumps(self.made_of), str(places.start), str(places.stop)],
+            [sys.executable, "-P", "-m", MODULE, json.dumps(self.made_of), str(places.start), str(places.stop)],
             env=os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "0"},
             capture_output=True,
             text=True,
@@ -132,4 +137,44 @@ class ReasoningGym(Task):
 
 @cache
 def _pool() -> GraderPool:
-    return GraderPool(time_limit_s=TIME_LIMIT_S, function=f"{WORKER}:score")
+    return GraderPool(time_limit_s=TIME_LIMIT_S, function=f"{MODULE}:score")
+
+
+# --------------------------------------------------------------------------------------------- in the worker processes
+
+
+def score(answer: str, asked: str) -> float:
+    """Score an answer with the data set's own ``score_answer``.
+
+    Args:
+        asked: JSON of three values: the argument of :func:`data_set`, the index of an entry, and its question.
+    """
+    made_of, index, question = json.loads(asked)
+    entry = _entry(json.dumps(made_of), index)
+    return float(data_set(json.dumps(made_of)).score_answer(answer, entry)) if entry["question"] == question else OTHER_QUESTION
+
+
+@lru_cache(maxsize=16)
+def data_set(made_of: str) -> Any:
+    """Create a data set from JSON of its ``name`` and its configuration, including ``size`` and ``seed``."""
+    import reasoning_gym
+
+    return reasoning_gym.create_dataset(**json.loads(made_of))
+
+
+@lru_cache(maxsize=256)  # the responses of a group need the same entry
+def _entry(made_of: str, index: int) -> Any:
+    return data_set(made_of)[index]
+
+
+def main(made_of: str, first: int, end: int) -> None:
+    """Print question and answer of the entries from ``first`` to ``end`` (exclusive), one line of JSON each."""
+    lines = sys.stdout
+    with redirect_stdout(sys.stderr):  # some generators print
+        for index in range(first, end):
+            entry = _entry(made_of, index)
+            print(json.dumps([entry["question"], entry["answer"]]), file=lines)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

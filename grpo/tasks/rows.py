@@ -20,7 +20,8 @@ from grpo.common.imports import named_file
 from grpo.common.records import is_text
 
 REVISION = Field(pattern=r"^[0-9a-f]{40}$")
-FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}  # names of the formats in `datasets`
+# Names of the formats in `datasets`; a file with another suffix is read as JSONL.
+FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 _PART = re.compile(r"(.*?)(?:\[(?:(\d+)%)?:(?:(\d+)%)?\])?", re.S)  # a file, or a part of it in percent
 
 
@@ -86,11 +87,6 @@ def read_rows(name: str, key: str) -> list[Row]:
         ) from error
     start, end = (len(rows) * int(share or otherwise) // 100 for share, otherwise in ((first, 0), (last, 100)))
     return rows[start:end]
-
-
-def file_of(name: str) -> str:
-    """The file in a name that may ask for a part of it."""
-    return _PART.fullmatch(name)[1]  # type: ignore[index]
 
 
 Places = Iterator[tuple[str, dict[str, Any]]]  # each row with its place in the file
@@ -197,6 +193,8 @@ def on_the_hub(name: str, revision: str, key: str) -> Iterator[None]:
     """Turn any error of reading from the Hub, whose type depends on the cause and on the release, into a UserError."""
     try:
         yield
+    except UserError:
+        raise
     except Exception as error:
         reason = next((line for line in str(error.__cause__ or error).splitlines() if line.strip()), type(error).__name__)
         raise UserError(

@@ -12,8 +12,8 @@ from grpo.common.errors import UserError
 from grpo.common.files import files_digest, whole_folder
 from grpo.common.imports import call_with
 from grpo.common.records import Example, Problem, write_records
+from grpo.tasks.build import layout_free
 from grpo.tasks.rows import REVISION, Row, on_the_hub, read_rows
-from grpo.tasks.splits import layout_free
 from grpo.tasks.task import PLACEHOLDER, Format, Task, find_format
 
 
@@ -65,7 +65,15 @@ def find_traces(task: Task, settings: TaskTraces | JsonlTraces | HubTraces, wher
         options = settings.model_extra or {}
         own = call_with(task.traces, {"format": settings.prompt, **options}, where)
         return [(format.prompt(problem.question), problem, response) for problem, response in own]
-    return [_trace(row, format) for row in _rows(settings, where)]
+    if isinstance(settings, JsonlTraces):
+        rows = read_rows(settings.path, f"{where}.path")
+    else:
+        import huggingface_hub
+
+        with on_the_hub(f"{settings.repo} {settings.file}", settings.revision, where):
+            at = {"repo_type": "dataset", "revision": settings.revision}
+            rows = read_rows(huggingface_hub.hf_hub_download(settings.repo, settings.file, **at), f"{where}.file")
+    return [_trace(row, format) for row in rows]
 
 
 def build_sft_dataset(
@@ -104,16 +112,6 @@ def build_sft_dataset(
         "left_out_as_validation_question": len(traces) - len(kept),
         "digest": written,
     }
-
-
-def _rows(settings: JsonlTraces | HubTraces, where: str) -> list[Row]:
-    if isinstance(settings, JsonlTraces):
-        return read_rows(settings.path, f"{where}.path")
-    import huggingface_hub
-
-    with on_the_hub(f"{settings.repo} {settings.file}", settings.revision, where):
-        file = huggingface_hub.hf_hub_download(settings.repo, settings.file, repo_type="dataset", revision=settings.revision)
-    return read_rows(file, f"{where}.file")
 
 
 def _trace(row: Row, format: Format) -> Trace:

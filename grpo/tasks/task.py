@@ -237,8 +237,8 @@ def find_format(task: Task, name: str) -> Format:
 
 TASKS = {
     "arithmetic": "grpo.tasks.arithmetic:Arithmetic",
-    "math": "grpo.tasks.math:Math",
-    "gsm8k": "grpo.tasks.gsm8k:Gsm8k",
+    "math": "grpo.tasks.downloaded:Math",
+    "gsm8k": "grpo.tasks.downloaded:Gsm8k",
     "keyword": "grpo.tasks.keyword_inclusion:Keyword",
     "dataset": "grpo.tasks.dataset:Dataset",
     "verifiers": "grpo.tasks.verifiers:Verifiers",

@@ -47,12 +47,10 @@ def first(n: int, seed: int = 0, levels: int = 5, validation: bool = False) -> l
 def test_steps_and_answer_follow_from_the_question(validation: bool) -> None:
     for problem in first(2000, seed=3, validation=validation):
         steps, numbers = solve(problem.question)
-        assert problem.steps == " ".join(steps)
-        assert problem.answer == numbers[-1]
+        assert problem.solution() == (" ".join(steps), numbers[-1])
         assert all(0 <= number <= 15 for number in numbers)
         assert numbers[0] >= 1
         assert all(1 <= abs(b - a) <= 9 for a, b in itertools.pairwise(numbers))
-        assert problem.level == len(steps) - 1
 
 
 def test_pronouns_fit_the_names() -> None:
@@ -64,29 +62,21 @@ def test_pronouns_fit_the_names() -> None:
 
 @pytest.mark.parametrize("levels", [1, 3, 5])
 def test_levels_are_drawn_evenly(levels: int) -> None:
-    drawn = [problem.level for problem in first(1000 * levels, levels=levels)]
+    drawn = [len(problem.changes) - 1 for problem in first(1000 * levels, levels=levels)]
     assert set(drawn) == set(range(1, levels + 1))
     assert all(850 <= drawn.count(level) <= 1150 for level in set(drawn))  # 4.7 standard deviations and more
 
 
 def test_answers_are_spread_over_the_range() -> None:
-    answers = [problem.answer for problem in first(3000)]
+    answers = [problem.solution()[1] for problem in first(3000)]
     assert set(answers) == set(range(16))
     assert max(answers.count(a) for a in set(answers)) < 0.15 * len(answers)  # no one guess does well
 
 
-def test_streams_hold_no_question_twice() -> None:
-    questions = [problem.question for problem in first(3000, levels=1)]
-    assert len(set(questions)) == len(questions)
-
-
-def test_the_seed_decides_the_problems() -> None:
-    assert first(50, seed=1) == first(50, seed=1)
-    assert not set(first(50, seed=1)) & set(first(50, seed=2))
-
-
-def test_a_question_belongs_to_one_split_whatever_the_seed() -> None:
-    train = {p.question for seed in (0, 1) for p in first(3000, seed=seed, levels=1)}
+def test_a_question_belongs_to_one_split_whatever_the_seed_and_comes_once() -> None:
+    drawn = {seed: [p.question for p in first(3000, seed=seed, levels=1)] for seed in (0, 1)}
+    assert all(len(set(questions)) == 3000 for questions in drawn.values()) and set(drawn[0]) != set(drawn[1])
+    train = {*drawn[0], *drawn[1]}
     validation = {p.question for seed in (0, 1) for p in first(1500, seed=seed, levels=1, validation=True)}
     assert not train & validation
 
@@ -135,13 +125,7 @@ def test_no_document_holds_a_validation_question() -> None:
         assert zlib.crc32(question.encode()) % 5 != 0  # nor one of any other study's
 
 
-def test_native_documents_solve_their_question_and_end_in_the_box() -> None:
-    for prompt, response in itertools.islice(documents(r1_zero_share=0.0), 500):
-        steps, numbers = solve(prompt)
-        assert response == f" {' '.join(steps)} \\boxed{{{numbers[-1]}}}"
-
-
-@pytest.mark.parametrize("share", [0.0, 0.08, 0.5, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.08, 1.0])
 def test_the_share_of_complete_forms_is_the_setting(share: float) -> None:
     n = 2000
     shares = {"r1_zero_share": 1.0, "complete_form_share": share, "guess_share": 0.3}
@@ -188,6 +172,8 @@ def test_shares_of_guesses_and_derailed_solutions_are_the_settings() -> None:
             before = off.index(off[-1])  # one step is wrong by 1 to 3, and the rest follows from it
             assert 1 <= off[-1] <= 3
             assert off == [0] * before + [off[-1]] * (len(off) - before)
+        elif not in_r1_zero:
+            assert response == f"{right}\\boxed{{{numbers[-1]}}}"
         stated = re.findall(r"\d+", response)[-1]
         assert int(stated) == results[-1]  # a derailed solution states its own result
     shown = sum(n.values()) - sum(guessed.values())
@@ -195,6 +181,7 @@ def test_shares_of_guesses_and_derailed_solutions_are_the_settings() -> None:
         (guessed["r1_zero"], n["r1_zero"], 0.6),
         (guessed["native"], n["native"], 0.3),
         (derailed, shown, 0.2),
+        (n["r1_zero"], 4000, 0.5),
     ):
         assert abs(count / total - share) <= 4 * (share * (1 - share) / total) ** 0.5
 
@@ -205,16 +192,6 @@ def test_complete_forms_earn_the_format_reward_and_the_others_do_not() -> None:
         assert form == ("</think> <answer>" in response and response.endswith("</answer>"))
 
 
-def test_the_share_of_prompts_is_the_setting() -> None:
-    n = 2000
-    prompts = [prompt for prompt, _ in itertools.islice(documents(), n)]
-    share = sum("A conversation between User and Assistant." in prompt for prompt in prompts) / n
-    assert abs(share - 0.78) <= 4 * (0.78 * 0.22 / n) ** 0.5
-
-
 def test_documents_are_seeded() -> None:
-    def some(seed: int) -> list[tuple[str, str]]:
-        return list(itertools.islice(documents(seed=seed), 50))
-
-    assert some(1) == some(1)
-    assert not set(some(1)) & set(some(2))
+    some = [list(itertools.islice(documents(seed=seed), 50)) for seed in (1, 1, 2)]
+    assert some[0] == some[1] and not set(some[1]) & set(some[2])

@@ -153,14 +153,6 @@ def test_the_first_documents_use_all_keywords() -> None:
     assert sum(right[200:]) < 20
 
 
-def test_documents_are_seeded() -> None:
-    def some(seed: int) -> list[tuple[str, str]]:
-        return list(itertools.islice(documents(seed, 0.5), 50))
-
-    assert some(1) == some(1)
-    assert not set(some(1)) & set(some(2))
-
-
 def test_traces_hold_the_keywords_of_the_training_problems() -> None:
     traces = Keyword(0).traces("keyword", seed=0)
     assert [problem for problem, _ in traces] == Keyword(0).problems("train")

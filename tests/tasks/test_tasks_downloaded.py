@@ -14,11 +14,9 @@ import pytest
 from grpo.common.errors import UserError
 from grpo.common.records import Problem
 from grpo.grader.grader import is_equivalent
-from grpo.tasks.downloaded import Counts, Downloaded
-from grpo.tasks.gsm8k import Gsm8k
-from grpo.tasks.math import SUBJECTS, Math
+from grpo.tasks.build import separate
+from grpo.tasks.downloaded import SUBJECTS, Counts, Downloaded, Gsm8k, Math
 from grpo.tasks.rows import HubDataset, LocalFiles, Row
-from grpo.tasks.splits import separate
 from grpo.tasks.task import make_task
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
@@ -157,16 +155,9 @@ def problems(split: str, *questions: str) -> list[Problem]:
 def test_overlap_is_refused_or_dropped() -> None:
     train = problems("train", r"Find  $x\,$.", "Something else", r"what is $34,\!560$?")
     validation = problems("validation", "find $x$.\n", "What is $34,560$?", "New")
-    with pytest.raises(UserError, match=r"2 questions .* train/0, train/2. Set `drop_overlap: true`"):
+    with pytest.raises(UserError, match=r"2 questions .* \[.train/0., .train/2.\]. Set `drop_overlap` to true"):
         separate(train, validation, drop_overlap=False)
     assert separate(train, validation, drop_overlap=True) == ([train[1]], validation, ["train/0", "train/2"])
-
-
-def test_at_most_five_ids_are_shown() -> None:
-    questions = [f"q{number}" for number in range(8)]
-    with pytest.raises(UserError, match="train/4 and 3 more") as error:
-        separate(problems("train", *questions), problems("validation", *questions), drop_overlap=False)
-    assert "train/5" not in str(error.value)
 
 
 def test_nothing_left_to_train_on() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -131,43 +132,28 @@ def grader_timeouts(rollouts: Sequence[Rollout]) -> int:
     return sum(rollout.timed_out for rollout in rollouts)
 
 
-def _as_json(rollout: Rollout) -> dict[str, Any]:
-    return {
-        "problem": rollout.problem.id,
-        **asdict(rollout.completion),
-        "prompt_ids": rollout.prompt_ids,
-        "rewards": rollout.rewards,
-        "timed_out": rollout.timed_out,
-    }
-
-
 def _write_chunk(path: Path, groups: list[list[Rollout]]) -> None:
     """Write a finished chunk: a line with its SHA-256, then its JSON."""
-    content = json.dumps([[_as_json(rollout) for rollout in group] for group in groups])
+    kept = [[(r.prompt_ids, asdict(r.completion), r.rewards, r.timed_out) for r in group] for group in groups]
+    content = json.dumps(kept)
     write_text(path, f"{hashlib.sha256(content.encode()).hexdigest()}\n{content}")
 
 
 def _read_chunk(path: Path, problems: Sequence[Problem]) -> list[list[Rollout]] | None:
     """Read a finished chunk; None if it is missing or does not match its SHA-256."""
-    try:
-        checksum, _, content = path.read_bytes().partition(b"\n")
-        if hashlib.sha256(content).hexdigest().encode() != checksum:
-            raise ValueError("checksum differs")
-        groups = json.loads(content)
-        return [[_from_json(problem, record) for record in group] for problem, group in zip(problems, groups, strict=True)]
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    checksum, _, content = path.read_bytes().partition(b"\n")
+    if hashlib.sha256(content).hexdigest().encode() != checksum:
         tqdm.write(f"{path}: this part of the evaluation is damaged and is sampled again", file=sys.stderr)
         return None
+    groups = zip(problems, json.loads(content), strict=True)
+    return [[_rollout(problem, *record) for record in group] for problem, group in groups]
 
 
-def _from_json(problem: Problem, record: dict[str, Any]) -> Rollout:
-    if record.pop("problem") != problem.id:
-        raise ValueError("another problem's completion")
-    prompt_ids, rewards, timed_out = tuple(record.pop("prompt_ids")), record.pop("rewards"), record.pop("timed_out")
-    ids, log_probs = tuple(record.pop("token_ids")), tuple(record.pop("log_probs"))
-    return Rollout(problem, prompt_ids, Completion(token_ids=ids, log_probs=log_probs, **record), rewards, timed_out)
+def _rollout(problem: Problem, prompt_ids: list[int], values: Any, rewards: dict[str, float], timed_out: bool) -> Rollout:
+    completion = Completion(**values | {key: tuple(values[key]) for key in ("token_ids", "log_probs")})
+    return Rollout(problem, tuple(prompt_ids), completion, rewards, timed_out)
 
 
 def category(rewards: dict[str, float]) -> str:
@@ -196,13 +182,21 @@ def summarize(rollouts: Sequence[Rollout]) -> dict[str, float]:
     }
 
 
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def _lengths_by_outcome(outcomes: Iterable[tuple[dict[str, float], int]]) -> dict[str, float]:
+    """Mean length (tokens) of correct and of incorrect responses, given as (rewards, length); NaN if there are none."""
+    lengths: dict[bool, list[int]] = {True: [], False: []}
+    for rewards, length in outcomes:
+        lengths[rewards["answer_reward"] == 1.0].append(length)
+    return {"response_length_correct": _mean(lengths[True]), "response_length_incorrect": _mean(lengths[False])}
+
+
 def lengths_by_outcome(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Mean response length (tokens) of correct and of incorrect rollouts; NaN if there are none."""
-    lengths: dict[bool, list[int]] = {True: [], False: []}
-    for rollout in rollouts:
-        lengths[rollout.rewards["answer_reward"] == 1.0].append(len(rollout.completion.token_ids))
-    means = {right: sum(values) / len(values) if values else float("nan") for right, values in lengths.items()}
-    return {"response_length_correct": means[True], "response_length_incorrect": means[False]}
+    return _lengths_by_outcome((rollout.rewards, len(rollout.completion.token_ids)) for rollout in rollouts)
 
 
 def log_generations(
@@ -227,13 +221,8 @@ def log_generations(
         {"prompt": p, "response": r, "ground_truth": t, **s, "token_entropy": e, "response_length": n}
         for p, r, t, s, e, n in zip(prompts, responses, ground_truths, rewards, token_entropies, response_lengths, strict=True)
     ]
-
-    def mean(values: list[float]) -> float:
-        return sum(values) / len(values) if values else float("nan")
-
     return records, {
-        "token_entropy": mean(list(token_entropies)),
-        "response_length": mean(list(response_lengths)),
-        "response_length_correct": mean([r["response_length"] for r in records if r["answer_reward"] == 1.0]),
-        "response_length_incorrect": mean([r["response_length"] for r in records if r["answer_reward"] != 1.0]),
+        "token_entropy": _mean(token_entropies),
+        "response_length": _mean(response_lengths),
+        **_lengths_by_outcome(zip(rewards, response_lengths, strict=True)),
     }

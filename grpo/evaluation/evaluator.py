@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from grpo.common.cpu import start_threads
 from grpo.common.errors import UserError
 from grpo.common.files import files_digest, require_writable, write_text
 from grpo.common.records import Problem, Rollout, read_problems
 from grpo.evaluation.evaluate import (
-    OTHER,
     Sampler,
     category,
     count_categories,
@@ -38,6 +41,8 @@ from grpo.study.settings import MAIN
 from grpo.study.software import packages, software
 from grpo.study.training_inputs import code_of_rooms, task_inputs
 from grpo.tasks.task import find_format
+from grpo.tracking.mlflow_run import MlflowRun
+from grpo.tracking.mlflow_study import study_params, study_state, study_tags
 
 EXAMPLES_OF_EACH = 10
 
@@ -190,37 +195,28 @@ def _record(answer: str | None, rollout: Rollout, tokenizer: Any) -> dict[str, A
     }
 
 
-_QUESTION_OF = {
-    "format 1, answer 1": "Is the answer right for the right reason?",
-    "format 1, answer 0": "Is the answer truly wrong, or does the grader misread it?",
-    "format 0, answer 0": "Did the model leave the form, or does the parser miss it?",
-    OTHER: "Does it deserve the part of the reward that it got?",
-}
-
-
 def examples_to_read(prompt: str, records: list[dict[str, Any]]) -> str:
     """Write a page of examples of each outcome, on which a person can check the answer parser."""
-    lines = [f"# Examples under the {prompt} prompt", ""]
-    lines += ["The arrow ⟶ stands where the prompt ends and the model's own text begins.", ""]
-    for name in count_categories([r["category"] for r in records]):
-        of_kind = [r for r in records if r["category"] == name]
-        step = max(1, len(of_kind) // EXAMPLES_OF_EACH)
-        shown = of_kind[::step][:EXAMPLES_OF_EACH]
-        lines += [f"## {name}: {len(of_kind)} of {len(records)}, {len(shown)} shown", "", f"*{_QUESTION_OF[name]}*", ""]
-        for number, record in enumerate(shown, start=1):
-            read = "no answer could be read" if record["answer"] is None else f"read `{record['answer']}`"
-            about = f"level {record['level']}" + (f", {record['subject']}" if record["subject"] else "")
-            lines += [
-                f"### {number}. {record['problem']} ({about})",
-                "",
-                f"Ground truth `{record['ground_truth']}`; {read}; {record['response_length']} tokens, ended by "
-                f"{'the token limit' if record['finish_reason'] == 'length' else 'the model'}.",
-                "",
-                "````text",
-                f"{record['prompt']}⟶{record['response']}",
-                "````",
-                "",
-                "- [ ] the model is at fault  - [ ] the parser is at fault",
-                "",
-            ]
-    return "\n".join(lines)
+    kinds = []
+    for name, count in count_categories([r["category"] for r in records]).items():
+        step = max(1, count // EXAMPLES_OF_EACH)
+        shown = [r for r in records if r["category"] == name][::step][:EXAMPLES_OF_EACH]
+        kinds.append({"name": name, "all": count, "shown": shown})
+    environment = Environment(loader=PackageLoader("grpo.evaluation"), undefined=StrictUndefined, trim_blocks=True)
+    page = environment.get_template("examples.md.j2").render(prompt=prompt, total=len(records), kinds=kinds)
+    return page.removesuffix("\n")
+
+
+@contextmanager
+def stage_run(study: Study, stage: str, prompt: str, params: Mapping[str, Any] = MappingProxyType({})) -> Iterator[MlflowRun]:
+    """Give the block a run in MLflow for one format of a stage that evaluates the base model."""
+    tags = study_tags(study) | {
+        "experiment": stage,
+        "stage": stage,
+        "model_digest": files_digest(paths.model(MAIN)),
+        "dataset_digest": files_digest(paths.validation(MAIN)),
+    }
+    given = {**study_params(study), **params, "prompt": prompt}
+    mlflow = MlflowRun(study.study, f"{stage}/{prompt}", given, tags, study_state(study))
+    yield mlflow
+    mlflow.finish()

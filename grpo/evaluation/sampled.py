@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from grpo.common.files import files_digest, whole_folder, write_json, write_text
+from grpo.common.files import whole_folder, write_json, write_text
 from grpo.common.records import Rollout, read_problems
 from grpo.evaluation.best_of_n import best_at_n, majority_at_n, pass_at_n, ranking_quality
-from grpo.evaluation.evaluator import CheckpointEvaluator
+from grpo.evaluation.evaluator import CheckpointEvaluator, stage_run
 from grpo.grader.pool import grade_batch
 from grpo.results.runs import read_zero_shot
 from grpo.results.statistics import mean_over_problems
@@ -19,8 +19,7 @@ from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN, BestOfN
 from grpo.tasks.task import Format, find_format
-from grpo.tracking.mlflow_run import MlflowRun
-from grpo.tracking.mlflow_study import flat, study_params, study_state, study_tags
+from grpo.tracking.mlflow_study import flat
 
 
 def run_best_of_n(study: Study) -> dict[str, Any]:
@@ -43,7 +42,10 @@ def run_best_of_n(study: Study) -> dict[str, Any]:
             metrics[prompt] = with_zero_shot(study, prompt, estimates(settings, format, groups))
     write_json(paths.BEST_OF_N_METRICS, metrics)
     evaluator.forget_chunks(paths.BEST_OF_N)
-    _track(study, metrics)
+    for prompt, values in metrics.items():
+        with stage_run(study, "best_of_n", prompt, flat({"evaluation": {"best_of_n": settings.model_dump()}})) as mlflow:
+            for n, kinds in values["n"].items():
+                mlflow.log({f"{kind}_at_n": estimate["value"] for kind, estimate in kinds.items()}, step=int(n))
     return metrics
 
 
@@ -133,19 +135,3 @@ def _record(format: Format, group: Sequence[Rollout]) -> dict[str, Any]:
             for r in group
         ],
     }
-
-
-def _track(study: Study, metrics: dict[str, Any]) -> None:
-    tags = study_tags(study) | {
-        "experiment": "best_of_n",
-        "stage": "best_of_n",
-        "model_digest": files_digest(paths.model(MAIN)),
-        "dataset_digest": files_digest(paths.validation(MAIN)),
-    }
-    params = study_params(study) | flat({"evaluation": {"best_of_n": study.evaluation.best_of_n.model_dump()}})
-    state = study_state(study)
-    for prompt, values in metrics.items():
-        mlflow = MlflowRun(study.study, f"best_of_n/{prompt}", params | {"prompt": prompt}, tags, state)
-        for n, kinds in values["n"].items():
-            mlflow.log({f"{kind}_at_n": estimate["value"] for kind, estimate in kinds.items()}, step=int(n))
-        mlflow.finish()

@@ -49,7 +49,6 @@ class Workers(Generic[AnyLearner]):
         save: saves the policy as a checkpoint.
         loop: the method's training loop.
         world: the processes that train the run together, each with its own workers.
-        restarts: gives the number of restarts of each actor so far, by name.
     """
 
     tokenizer: Any
@@ -58,7 +57,6 @@ class Workers(Generic[AnyLearner]):
     save: Callable[[Path], None]
     loop: Callable[[RunContext[Any, AnyLearner]], None]
     world: World = ALONE
-    restarts: Callable[[], dict[str, int]] = dict
 
 
 @dataclass(frozen=True)

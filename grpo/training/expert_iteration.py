@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tqdm import tqdm
 
 from grpo.common.records import Rollout, response_tokens
-from grpo.evaluation.evaluate import grader_timeouts
+from grpo.evaluation.evaluate import summarize
 from grpo.learner.learner import Learner, token_ids
 from grpo.rollout.engine import derive_seed
 from grpo.study.methods import ExpertIterationConfig
@@ -74,12 +74,9 @@ def expert_metrics(rollouts: Sequence[Rollout], correct: Sequence[Rollout]) -> d
     """Metrics of a step's rollouts: mean rewards, number of correct ones, share of questions solved, mean response length
     (tokens), share cut off, and number of grader timeouts.
     """
-    n = len(rollouts)
-    return {
-        **{f"train/{key}": sum(r.rewards[key] for r in rollouts) / n for key in ("reward", "format_reward", "answer_reward")},
-        "train/correct": len(correct),
-        "train/solved": len({r.problem.id for r in correct}) / len({r.problem.id for r in rollouts}),
-        "train/response_length": response_tokens(rollouts) / n,
-        "train/cut_off": sum(r.completion.finish_reason == "length" for r in rollouts) / n,
-        "train/grader_timeouts": grader_timeouts(rollouts),
+    found = summarize(rollouts) | {
+        "correct": len(correct),
+        "solved": len({r.problem.id for r in correct}) / len({r.problem.id for r in rollouts}),
     }
+    columns = ("reward", "format_reward", "answer_reward", "correct", "solved", "response_length", "cut_off", "grader_timeouts")
+    return {f"train/{name}": found[name] for name in columns}

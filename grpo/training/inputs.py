@@ -20,6 +20,10 @@ from grpo.tracking.mlflow_run import MlflowRun
 from grpo.training.order import choose_examples
 
 
+class ActorLost(Exception):
+    """An actor of an asynchronous run has died or hangs. The run can go on from its last saved state."""
+
+
 class RunData(NamedTuple):
     """Training data (problems, or chosen examples), validation problems, and problems of further evaluation sets by name."""
 

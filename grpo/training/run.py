@@ -31,11 +31,15 @@ from grpo.study.training_inputs import also_inputs, code_of_rooms, shared_settin
 from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_study import flat, source_tags, study_params, study_state, study_tags
 from grpo.tracking.run_log import now
-from grpo.training.inputs import Outputs, is_asynchronous, read_data
+from grpo.training.inputs import ActorLost, Outputs, is_asynchronous, read_data
+
+ATTEMPTS = 4  # to train an asynchronous run whose actors die or hang
 
 
 def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> None:
     """Train one run and write its results, or copy those of an identical run that an earlier experiment trained.
+
+    If an actor of an asynchronous run is lost, the run goes on from its last saved state.
 
     Args:
         check_weights: see :func:`grpo.rollout.make_engine.make_engine`.
@@ -56,20 +60,27 @@ def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> N
         start_processes(study.learner.processes, study.learner.device)
         return
     lock = only_one(paths.RUN_LOCKS / f"{run.name.replace('/', '--')}.lock", f"{run.name}: another process")
-    with (
-        lock if is_rank_0() else nullcontext(),
-        (recorded if is_rank_0() else thrown_away)(study, run, identity, same_as) as outputs,
-    ):
-        if same_as:
-            _take_over(run.name, same_as, outputs)
-            return
-        from grpo.training.train import train
+    with lock if is_rank_0() else nullcontext():
+        for restarts in range(ATTEMPTS):
+            try:
+                with (recorded if is_rank_0() else thrown_away)(study, run, identity, same_as) as outputs:
+                    outputs.timing["restarts"] = {"actors": restarts}
+                    if same_as:
+                        _take_over(run.name, same_as, outputs)
+                    else:
+                        from grpo.training.train import train
 
-        train(study, run, data, outputs, check_weights)
+                        train(study, run, data, outputs, check_weights)
+                return
+            except ActorLost as lost:
+                if restarts + 1 == ATTEMPTS:
+                    raise
+                print(f"{run.name}: {lost}; the run goes on from its last saved state", flush=True)
 
 
 def run_identity(study: Study, run: EffectiveRun) -> dict[str, Any]:
     """All inputs of a run; two runs with equal identities have equal results."""
+    also = {name: files_digest(paths.also(run.task, name)) for name in study.also_evaluated(run.task)}
     return {
         "method": run.method,
         "config": run.config.model_dump(),
@@ -80,14 +91,9 @@ def run_identity(study: Study, run: EffectiveRun) -> dict[str, Any]:
         "model": files_digest(run.model),
         "train": files_digest(run.train),
         "validation": files_digest(run.validation),
-        **_further_sets(study, run),
+        **also_inputs(study, run.task),
+        **({"also_problems": also} if also else {}),
     }
-
-
-def _further_sets(study: Study, run: EffectiveRun) -> dict[str, Any]:
-    """Tasks and problems of the further evaluation sets; empty if there are none."""
-    digests = {name: files_digest(paths.also(run.task, name)) for name in study.also_evaluated(run.task)}
-    return also_inputs(study, run.task) | ({"also_problems": digests} if digests else {})
 
 
 def _packages(study: Study, run: EffectiveRun) -> tuple[str, ...]:

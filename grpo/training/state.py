@@ -18,7 +18,7 @@ import hashlib
 import os
 import random
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from grpo.common.errors import ToBeResumed, UserError, is_out_of_memory, reason
+from grpo.common.errors import ToBeResumed, UserError
 from grpo.common.files import read_json, remove, write_json
 from grpo.common.world import ALONE, World
 from grpo.models.sharding import gather
@@ -56,16 +56,8 @@ class Part(Protocol):
 class PartElsewhere(Protocol):
     """A :class:`Part` in another process, which writes and reads its own file in the state's folder."""
 
-    def write_state(self, file: Path) -> None:
-        """Copy the current state and start writing it; training may continue."""
-        ...
-
-    def is_written(self) -> bool:
-        """Wait until the file is written; False if the process was lost meanwhile, which makes this state invalid."""
-        ...
-
-    def saved(self, file: Path) -> None:
-        """Take note that the state is complete and that its file has this name."""
+    def write_state(self, file: Path) -> Callable[[], None]:
+        """Copy the current state and start writing it, while training continues; returns a function that waits for the end."""
         ...
 
     def read_state(self, file: Path) -> None:
@@ -169,7 +161,7 @@ class SavedState:
         if state is None:
             return
         # With mmap, several processes share one copy of the file in memory.
-        content = _load(state / STATE, mmap=self.world.size > 1)
+        content = torch.load(state / STATE, map_location="cpu", weights_only=True, mmap=True)
         for name, part in self.parts.items():
             if isinstance(part, PartElsewhere):
                 part.read_state(state / f"{name}.pt")
@@ -214,16 +206,12 @@ class SavedState:
         draft = self.folder / ".step.draft"
         remove(draft)
         draft.mkdir(parents=True)
-        try:
-            shutil.copytree(self.checkpoints, draft / CHECKPOINTS, copy_function=link)
-            for name, part in self._elsewhere().items():
-                part.write_state(draft / f"{name}.pt")
-            parts = {name: part.state() for name, part in self.parts.items() if not isinstance(part, PartElsewhere)}
-            content = copy_to_cpu({"step": step, "loop": loop, "parts": parts})
-        except BaseException:
-            shutil.rmtree(draft, ignore_errors=True)
-            raise
-        self._writing = self._thread.submit(self._write, draft, step, content)
+        shutil.copytree(self.checkpoints, draft / CHECKPOINTS, copy_function=link)
+        elsewhere = {name: part for name, part in self.parts.items() if isinstance(part, PartElsewhere)}
+        waits = [part.write_state(draft / f"{name}.pt") for name, part in elsewhere.items()]
+        parts = {name: part.state() for name, part in self.parts.items() if name not in elsewhere}
+        content = copy_to_cpu({"step": step, "loop": loop, "parts": parts})
+        self._writing = self._thread.submit(self._write, draft, step, content, waits)
 
     def finish(self) -> None:
         """Wait until the last state is written.
@@ -235,28 +223,20 @@ class SavedState:
         if writing is not None:
             writing.result()
 
-    def _write(self, draft: Path, step: int, content: dict[str, Any]) -> None:
+    def _write(self, draft: Path, step: int, content: dict[str, Any], waits: Sequence[Callable[[], None]]) -> None:
         """Write a state in the thread, and rename it when it is complete."""
         try:
             write_durably(draft / STATE, content)
-            if not all(part.is_written() for part in self._elsewhere().values()):
-                tqdm.write(
-                    f"warning: the state after step {step} was lost with the process that wrote it; the one before stays valid."
-                )
-                shutil.rmtree(draft, ignore_errors=True)
-                return
-            write_json(draft / CHECKSUMS, _checksums(draft))
-            whole = draft.replace(self.folder / f"step-{step}")
+            for wait in waits:
+                wait()
+            name = f"step-{step}"
+            write_json(draft / CHECKSUMS, _checksums(draft, name))
+            draft.replace(self.folder / name)
         except BaseException:
-            shutil.rmtree(draft, ignore_errors=True)
+            remove(draft)
             raise
-        for name, part in self._elsewhere().items():
-            part.saved(whole / f"{name}.pt")
         for old in self._states()[:-KEPT]:
             remove(old)
-
-    def _elsewhere(self) -> dict[str, PartElsewhere]:
-        return {name: part for name, part in self.parts.items() if isinstance(part, PartElsewhere)}
 
     def _newest(self) -> Path | None:
         """The newest valid state, or None; damaged ones are removed."""
@@ -268,22 +248,17 @@ class SavedState:
         return None
 
     def _states(self) -> list[Path]:
-        """The states, oldest first; folders ``step-*`` without a number come before them."""
-
-        def number(path: Path) -> int:
-            text = path.name.removeprefix("step-")
-            return int(text) if text.isdecimal() else -1
-
-        return sorted(self.folder.glob("step-*"), key=number)
+        """The states, oldest first."""
+        return sorted(self.folder.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
 
 
-def _checksums(folder: Path) -> dict[str, str]:
-    """SHA-256 of each file of a state, by its path."""
+def _checksums(folder: Path, name: str) -> dict[str, str]:
+    """SHA-256 of each file of a state, by its path below the state's name."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != CHECKSUMS:
             with path.open("rb") as file:
-                found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+                found[f"{name}/{path.relative_to(folder).as_posix()}"] = hashlib.file_digest(file, "sha256").hexdigest()
     return found
 
 
@@ -291,29 +266,7 @@ def _damage(state: Path) -> str | None:
     """Say what is wrong with a state; None if nothing is."""
     try:
         wanted = read_json(state / CHECKSUMS, made_by="")
-    except (UserError, IsADirectoryError, NotADirectoryError):
-        wanted = None
-    if not isinstance(wanted, dict) or not (state / CHECKPOINTS).is_dir():
-        return "its list of checksums or its folder of checkpoints is missing or damaged"
-    found = _checksums(state)
-    if wrong := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
-        return f"{', '.join(wrong)} damaged or missing"
-    try:
-        contents = {path.name: _load(path, mmap=True) for path in state.glob("*.pt")}
-        step, _, _ = (contents[STATE][key] for key in ("step", "loop", "parts"))
-    except PermissionError:
-        raise
-    except Exception as error:  # torch raises many kinds for an intact file that is no state
-        if is_out_of_memory(error):
-            raise
-        return f"cannot be read ({reason(error)})"
-    return None if state.name == f"step-{step}" else f"it is the state after step {step}"
-
-
-def _load(file: Path, mmap: bool) -> Any:
-    """Read a file of :func:`write_durably`.
-
-    Args:
-        mmap: leave tensors in the file until they are used.
-    """
-    return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
+    except UserError:
+        return "its list of checksums is missing or damaged"
+    wrong = {name for name, _ in wanted.items() ^ _checksums(state, state.name).items()}
+    return f"{', '.join(sorted(wrong))} damaged or missing" if wrong else None

@@ -16,14 +16,13 @@ from grpo.common.files import write_json
 from grpo.common.imports import require_extra
 from grpo.common.interruption import stop_after_the_step
 from grpo.common.records import Problem
-from grpo.common.world import World, init_world
+from grpo.common.world import init_world
 from grpo.evaluation.evaluate import Sampler, encode_prompts, score_by_task
 from grpo.learner.learner import Learner
 from grpo.learner.losses import bind_loss
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.lora import add_adapters
 from grpo.models.sharding import whole_model
-from grpo.models.tokenizer import Tokenizer
 from grpo.rollout.engine import require_room
 from grpo.rollout.make_engine import Checkpoint, make_engine
 from grpo.study import paths
@@ -108,7 +107,6 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
         "total_s": log.elapsed_s,
         "resumed_after": log.resumed_after,
         "phases": log.phase_totals,
-        "restarts": workers.restarts(),
         "threads": study.threads,
         "device": study.learner.device,
         "steps": log.times,
@@ -127,14 +125,12 @@ def _start_workers(
     return start_asynchronous(study, run, setup, check_weights)
 
 
-def loop_of(config: RunConfig) -> Callable[[RunContext[Any, Learner]], None]:
-    """The training loop of a method, for engine and learner in this process."""
-    match config:
-        case SftConfig():
-            return train_sft
-        case ExpertIterationConfig():
-            return train_by_expert_iteration
-    return train_grpo
+# The training loop of each method, for engine and learner in this process.
+LOOPS: dict[type[RunConfig], Callable[[RunContext[Any, Learner]], None]] = {
+    SftConfig: train_sft,
+    ExpertIterationConfig: train_by_expert_iteration,
+    GrpoConfig: train_grpo,
+}
 
 
 def require_room_for_all(run: EffectiveRun, validation: Validation) -> None:
@@ -185,15 +181,14 @@ def start_here(study: Study, run: EffectiveRun, check_weights: bool) -> Iterator
     # stream that its backward passes use.
     engine = make_engine(study, Checkpoint(run.model, model, tokenizer), check_weights, run.config, world)
     learner = Learner(model, run.config, tokenizer.pad_token_id, settings, world)
-    save = partial(_save_on_rank_0, world, learner.model, tokenizer)
-    yield Workers(tokenizer, engine, learner, save, loop_of(run.config), world)
+
+    def save(target: Path) -> None:
+        whole = whole_model(learner.model, keep=world.rank == 0)
+        if world.rank == 0:
+            save_checkpoint(target, whole, tokenizer)
+
+    yield Workers(tokenizer, engine, learner, save, LOOPS[type(run.config)], world)
     world.destroy()
-
-
-def _save_on_rank_0(world: World, model: Any, tokenizer: Tokenizer, target: Path) -> None:
-    whole = whole_model(model, keep=world.rank == 0)
-    if world.rank == 0:
-        save_checkpoint(target, whole, tokenizer)
 
 
 def phase_devices(study: Study, run: EffectiveRun) -> dict[str, str]:

@@ -15,9 +15,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import ray
 import torch
 from state_parts import saved_every
-from training_parts import NoMlflow, by, context, problems, setup_of
+from training_parts import NoMlflow, by, contains_a_t, context, problems, setup_of
 
 from grpo.common.records import Completion, Rollout
 from grpo.learner.learner import Learner
@@ -27,7 +28,6 @@ from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import Asynchronous, GrpoConfig
 from grpo.tasks.formats import QUESTION_ONLY
 from grpo.tracking.run_log import RunLog
-from grpo.training.asynchronous import actors as actors_module
 from grpo.training.asynchronous.loop import train_grpo_asynchronously
 from grpo.training.asynchronous.start import start_actors
 
@@ -52,102 +52,45 @@ def asynchronous(config: GrpoConfig = CONFIG, **settings: Any) -> GrpoConfig:
 # ------------------------------------------------------------------------------------------------------------ in the actors
 
 
-class Process:
-    """The file in which an actor's process notes its number, so that a test can end it."""
-
-    def __init__(self, folder: Path, role: str):
-        self.file = folder / f"{role}.pid"
-
-    def note(self) -> None:
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        self.file.write_text(str(os.getpid()))
-
-    def kill(self) -> bool:
-        """End it as the kernel would; False if it has ended already."""
-        try:
-            os.kill(int(self.file.read_text()), signal.SIGKILL)
-        except (OSError, ValueError):
-            return False
-        return True
-
-
-def nap(longest: float) -> None:
-    """Sleep for a random time; what is computed does not depend on it."""
-    if longest:
-        time.sleep(random.random() * longest)
-
-
 class NappingEngine(TransformersEngine):
+    """Sleeps for a random time before it samples; what is computed does not depend on it."""
+
     naps = 0.0
 
     def generate(self, *arguments: Any, **named: Any) -> Any:
-        nap(self.naps)
+        time.sleep(random.random() * self.naps)
         return super().generate(*arguments, **named)
 
 
-class RecordingLearner(Learner):
-    """Remembers, as part of its state, what it was trained on: (policy version, token ids) of each rollout."""
+class NappingLearner(Learner):
+    """Sleeps before each update."""
 
     naps = 0.0
 
-    def __init__(self, *arguments: Any, **named: Any):
-        super().__init__(*arguments, **named)
-        self.trained: list[tuple[int, tuple[int, ...]]] = []
-
     def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        nap(self.naps)
-        self.trained += [(r.completion.policy_version, r.completion.token_ids) for r in rollouts]
+        time.sleep(random.random() * self.naps)
         return super().update(rollouts)
 
-    def state(self) -> dict[str, Any]:
-        return super().state() | {"trained": list(self.trained)}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        super().restore(state)
-        self.trained = list(state["trained"])
-
-
-def make_generator(folder: Path, notes: Path, naps: float) -> tuple[Any, Any, Any]:
-    Process(notes, "generator").note()
+def make_generator(folder: Path, naps: float = 0.0, engine_class: type[NappingEngine] = NappingEngine) -> tuple[Any, Any, Any]:
     torch.set_num_threads(1)
     model, tokenizer = load_model(folder), load_tokenizer(folder)
-    engine = NappingEngine(model, tokenizer)
+    engine = engine_class(model, tokenizer)
     engine.naps = naps
     return engine, model, tokenizer
 
 
-def make_learner(folder: Path, notes: Path, naps: float, config: GrpoConfig) -> tuple[Learner, Callable[[Path], None]]:
-    Process(notes, "learner").note()
+def make_learner(folder: Path, config: GrpoConfig, naps: float = 0.0) -> tuple[Learner, Callable[[Path], None]]:
     torch.set_num_threads(1)
     model, tokenizer = load_model(folder), load_tokenizer(folder)
-    learner = RecordingLearner(model, config, tokenizer.pad_token_id)
+    learner = NappingLearner(model, config, tokenizer.pad_token_id)
     learner.naps = naps
     return learner, lambda target: save_checkpoint(target, model, tokenizer)
 
 
-def make_slowly_writing_learner(folder: Path, notes: Path, config: GrpoConfig) -> tuple[Learner, Callable[[Path], None]]:
-    """Its states take for ever where there is a file "slow"."""
-    write = actors_module.write_durably
-
-    def slowly(file: Path, content: Any) -> None:
-        while (notes / "slow").exists():
-            time.sleep(0.05)
-        write(file, content)
-
-    actors_module.write_durably = slowly
-    return make_learner(folder, notes, 0.0, config)
-
-
-class Reward:
-    """1 for a text with a T in it."""
-
-    def __init__(self, notes: Path):
-        self.notes = notes
-
-    def __call__(self, text: str, _: str) -> dict[str, float]:
-        Process(self.notes, "scorer").note()
-        found = float("T" in text)
-        return {"reward": found, "format_reward": 1.0, "answer_reward": found}
+def kill(actor: Any) -> None:
+    """End an actor's process as the kernel would."""
+    os.kill(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
 
 
 # ------------------------------------------------------------------------------------- made-up ones, which take a fixed time
@@ -193,27 +136,14 @@ def make_fixed_time_learner(seconds: float) -> tuple[Any, Any]:
 
 
 class StuckEngine(FixedTimeEngine):
-    """Hangs at its second batch, once in a lifetime."""
-
-    def __init__(self, notes: Path):
-        super().__init__(0.0)
-        self.calls, self.file = 0, notes / "was-stuck"
+    """Hangs."""
 
     def generate(self, *arguments: Any, **named: Any) -> Any:
-        self.calls += 1
-        if self.calls == 2 and not self.file.exists():
-            self.file.write_text("")
-            time.sleep(3600)
-        return super().generate(*arguments, **named)
+        time.sleep(3600)
 
 
-def make_stuck_generator(folder: Path, notes: Path) -> tuple[Any, Any, Any]:
-    return StuckEngine(notes), SimpleNamespace(load_state_dict=lambda state: None), load_tokenizer(folder)
-
-
-def slow_to_start(notes: Path) -> Any:
-    (notes / "starting").touch()
-    time.sleep(3600)
+def make_stuck_generator(folder: Path) -> tuple[Any, Any, Any]:
+    return StuckEngine(0.0), None, load_tokenizer(folder)
 
 
 # -------------------------------------------------------------------------------------------------------------- in the test
@@ -245,32 +175,26 @@ def run(
     generator: Callable[[], Any],
     learner: Callable[[], Any],
     folder: Path,
-    meanwhile: Any = None,
-    save_every: int = 10,
+    meanwhile: Callable[[Any], None] = lambda pipeline: None,
     sends: bool = False,
-) -> tuple[RunLog, dict[str, Any], dict[str, int]]:
+) -> tuple[RunLog, dict[str, Any]]:
     """Train asynchronously.
 
     Args:
-        meanwhile: called with the actors once they have started.
-        save_every: the run's state is saved after so many steps.
+        meanwhile: called with the pipeline once the actors have started.
         sends: the learner sends its weights itself.
 
     Returns:
-        the log, the learner's final state, and how often each actor was started again.
+        the log, and the learner's final state.
     """
     folder.mkdir(parents=True, exist_ok=True)
     log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
     one = {"num_cpus": 1.0}
-    setup = setup_of(config, problems(10), QUESTION_ONLY, score=by(Reward(folder)))
+    setup = setup_of(config, problems(10), QUESTION_ONLY, score=by(contains_a_t))
     with start_actors(setup, generator, learner, one, one, sends) as (pipeline, remote):
-        if meanwhile is not None:
-            meanwhile(pipeline, remote)
-        with saved_every(save_every, folder, {"learner": remote}) as saved:  # whose thread asks the learner
+        meanwhile(pipeline)
+        with saved_every(3, folder, {"learner": remote}) as saved:  # while the learner trains and sends
             train_grpo_asynchronously(pipeline, context(config, log, saved, engine=pipeline, learner=remote))
-        remote.write_state(folder / "end.pt")
-        assert remote.is_written()
-        state = torch.load(folder / "end.pt", weights_only=True)
-        restarts = {worker.name: worker.restarts for worker in (pipeline.generator, pipeline.scorer, remote.worker)}
+        remote.write_state(folder / "end.pt")()
     log.close()
-    return log, state, restarts
+    return log, torch.load(folder / "end.pt", weights_only=True)

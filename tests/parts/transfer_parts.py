@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+import os
+import signal
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -13,11 +14,11 @@ from unittest.mock import patch
 
 import ray
 import torch
-from asynchronous_parts import NappingEngine, Process, make_learner
+from asynchronous_parts import NappingEngine, kill, make_learner
 from torch import Tensor
 
 from grpo.learner.learner import Learner
-from grpo.models.checkpoint import load_model, load_tokenizer
+from grpo.models.checkpoint import load_tokenizer
 from grpo.study.methods import GrpoConfig
 from grpo.training.asynchronous import actors, transfer
 from grpo.training.asynchronous.transfer import RemoteLlm, Sender, Weights
@@ -59,21 +60,17 @@ def without_cuda() -> None:
     patch.object(transfer, "BUCKET", 20_000).start()  # bytes, so that there are several
 
 
-def make_vllm_generator(folder: Path, notes: Path) -> tuple[Any, Any, Any]:
+def make_vllm_generator(folder: Path) -> tuple[Any, Any, Any]:
     from grpo.rollout.vllm_engine import VllmEngine, VllmSettings
 
     without_cuda()
-    Process(notes, "generator").note()
-    return (
-        VllmEngine(folder, None, VllmSettings("float32", "cpu", 0.5, 64, check_weights=True)),
-        Weights(),
-        load_tokenizer(folder),
-    )
+    engine = VllmEngine(folder, None, VllmSettings("float32", "cpu", 0.5, 64, check_weights=True))
+    return engine, Weights(), load_tokenizer(folder)
 
 
-def make_vllm_learner(folder: Path, notes: Path, config: GrpoConfig) -> tuple[Learner, Callable[[Path], None]]:
+def make_vllm_learner(folder: Path, config: GrpoConfig) -> tuple[Learner, Callable[[Path], None]]:
     without_cuda()
-    return make_learner(folder, notes, 0.0, config)
+    return make_learner(folder, config)
 
 
 # ---------------------------------------------------------------------------------------------------- senders without vLLM
@@ -90,45 +87,35 @@ class LoadingEngine(NappingEngine):
 
 
 class PlainSender(Sender):
-    """Keeps and counts as the real one, and lets Ray carry the weights. Of one version's sending something goes wrong, once."""
+    """Keeps and counts as the real one, and lets Ray carry the weights.
 
-    def __init__(self, kept: int, notes: Path, fault: str):
+    Args:
+        sent: file with the versions sent.
+        dies: the actor that dies when version 4 is sent.
+    """
+
+    def __init__(self, kept: int, sent: Path, dies: str):
         super().__init__(kept)
-        self.notes, self.fault = notes, fault
+        self.sent, self.dies = sent, dies
 
     def send(self, version: int, generator: Any) -> None:
         receiver = ray.get(generator.receiver.remote())
         assert receiver.gpu is None and len(self.versions) <= self.kept
         if receiver.version == version:
             return
-        once = self.notes / f"fault-at-{version}"
-        if version == 4 and not once.exists():
-            once.touch()
-            match self.fault:
-                case "the learner dies":
-                    Process(self.notes, "learner").kill()
-                case "the generator dies":
-                    Process(self.notes, "generator").kill()
-                case "the generator dies and the learner waits":
-                    Process(self.notes, "generator").kill()
-                    time.sleep(3600)
+        if version == 4 and self.dies == "learner":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if version == 4 and self.dies == "generator":
+            kill(generator)
+            raise RuntimeError("NCCL error: unhandled system error")
         RemoteLlm(generator)._call("load", self.versions[version])
-        with (self.notes / "sent.txt").open("a") as file:
+        with self.sent.open("a") as file:
             file.write(f"{version}\n")
         ray.get(generator.has_taken_over.remote(version))
 
 
-def make_loading_generator(folder: Path, notes: Path, naps: float) -> tuple[Any, Any, Any]:
-    Process(notes, "generator").note()
-    torch.set_num_threads(1)
-    model, tokenizer = load_model(folder), load_tokenizer(folder)
-    engine = LoadingEngine(model, tokenizer)
-    engine.naps = naps
-    return engine, model, tokenizer
-
-
 def make_plainly_sending_learner(
-    folder: Path, notes: Path, naps: float, config: GrpoConfig, fault: str
+    folder: Path, config: GrpoConfig, naps: float, sent: Path, dies: str
 ) -> tuple[Learner, Callable[[Path], None]]:
-    patch.object(actors, "Sender", partial(PlainSender, notes=notes, fault=fault)).start()
-    return make_learner(folder, notes, naps, config)
+    patch.object(actors, "Sender", partial(PlainSender, sent=sent, dies=dies)).start()
+    return make_learner(folder, config, naps)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import copy
-import logging
+import json
 import os
-import random
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,32 +24,38 @@ from uuid import uuid4
 import asynchronous_parts as parts
 import numpy as np
 import pytest
-import ray
 import torch
 from asynchronous_parts import CONFIG, asynchronous, make_generator, make_learner
 from model_parts import own_model
 from pydantic import ValidationError
-from ray.exceptions import RayActorError
 from state_parts import never_saved, saved_every
+from study_parts import ASYNCHRONOUS, entry
 from torch._subclasses.fake_tensor import FakeTensorMode
-from training_parts import context, problems, read_csv, setup_of
+from training_parts import by, contains_a_t, context, problems, read_csv, setup_of
 
 from grpo.common.errors import UserError
-from grpo.common.records import Completion, Problem, Rollout
+from grpo.common.records import Completion, Problem, Rollout, write_records
+from grpo.learner.learner import Learner
 from grpo.models.checkpoint import save_checkpoint
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
+from grpo.study import paths
+from grpo.study.effective import effective_run
 from grpo.study.methods import Asynchronous
+from grpo.study.schema import Study
 from grpo.tasks.formats import QUESTION_ONLY
 from grpo.tracking.run_log import RunLog
-from grpo.training.asynchronous import actor_worker, actors
-from grpo.training.asynchronous.actor_worker import ActorWorker, WorkerLost
-from grpo.training.asynchronous.actors import LearnerActor, costed
+from grpo.training import run as run_module
+from grpo.training.asynchronous import actors
+from grpo.training.asynchronous import loop as loop_module
+from grpo.training.asynchronous.actors import Generator, LearnerActor, ScoredRollouts
 from grpo.training.asynchronous.loop import finished, train_grpo_asynchronously
-from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline, ScoredRollouts
+from grpo.training.asynchronous.remote import RolloutPipeline
 from grpo.training.asynchronous.replay import ReplayBuffer
 from grpo.training.asynchronous.start import start_actors
 from grpo.training.grpo import train_grpo
+from grpo.training.inputs import ActorLost
+from grpo.training.run import train_run
 from grpo.training.step import lag_metrics, train_on
 
 pytestmark = pytest.mark.usefixtures("actors_find_the_parts")
@@ -77,19 +81,16 @@ def synchronously(config: Any, model: Any, tokenizer: Any, target: Path) -> tupl
     torch.set_num_threads(1)
     model = copy.deepcopy(model)
     log = RunLog(target, parts.NoMlflow())  # type: ignore[arg-type]
-    learner = parts.RecordingLearner(model, config, tokenizer.pad_token_id)
+    learner = Learner(model, config, tokenizer.pad_token_id)
     engine = TransformersEngine(model, tokenizer)
     given = {"data": problems(10), "engine": engine, "learner": learner, "tokenizer": tokenizer, "format": QUESTION_ONLY}
-    train_grpo(context(config, log, never_saved(target), **given, reward=parts.Reward(target)))
+    train_grpo(context(config, log, never_saved(target), **given, reward=contains_a_t))
     log.close()
     return log, learner.state()
 
 
-def with_actors(
-    config: Any, folder: Path, target: Path, naps: float = 0.0, meanwhile: Any = None, save_every: int = 10
-) -> tuple[RunLog, dict[str, Any], dict[str, int]]:
-    generator = partial(make_generator, folder, target, naps)
-    return parts.run(config, generator, partial(make_learner, folder, target, naps, config), target, meanwhile, save_every)
+def with_actors(config: Any, folder: Path, target: Path, naps: float = 0.0) -> tuple[RunLog, dict[str, Any]]:
+    return parts.run(config, partial(make_generator, folder, naps), partial(make_learner, folder, config, naps), target)
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -122,18 +123,6 @@ def scored(step: int, n_groups: int = 3, version: int | None = None) -> list[Rol
 
 def ids(rollouts: list[Rollout]) -> list[str]:
     return [rollout.problem.id for rollout in rollouts[::2]]
-
-
-def test_a_buffer_of_one_batch_gives_that_batch_in_its_order() -> None:
-    buffer = ReplayBuffer(2, 3, 1, None, seed=0)
-    for step in range(1, 6):
-        batch = scored(step)
-        buffer.add(batch)
-        drawn = buffer.draw(step, step - 1)
-        assert drawn == batch
-    assert buffer.metrics() == {
-        "replay/groups": 3, "replay/left": 12, "replay/uses_mean": 1.0, "replay/uses_max": 1, "replay/never_drawn": 0.0
-    }  # fmt: skip
 
 
 def test_groups_stay_whole_and_keep_rewards_advantages_and_log_probs() -> None:
@@ -242,28 +231,18 @@ def test_stale_rollouts_bring_their_own_log_probs_and_fresh_ones_the_learners(ep
             "epochs_per_rollout_batch": epochs,
         }
     )
-    fresh, stale = Remembering(), Remembering()
+    fresh, stale, mixed = Remembering(), Remembering(), Remembering()
     train_on(config, fresh, scored(4), version=3)  # type: ignore[arg-type]
     train_on(config, stale, scored(4), version=4)  # type: ignore[arg-type]
+    # Of a batch with one stale group, such as a replay batch may be, all rollouts bring their own.
+    train_on(config, mixed, [*scored(4, version=4)[:4], *scored(4, version=3)[4:]], version=4)  # type: ignore[arg-type]
     assert len(fresh.old) == len(stale.old) == epochs * 6 // train_batch_size
     if len(fresh.old) == 1:
         assert fresh.old == [[None] * 6]  # the current policy's own: ratios are exactly 1
     else:
         assert all(old.eq(-9.0).all() for update in fresh.old for old in update)
     assert all(equal(update, [torch.tensor([-4.0, -0.5])] * train_batch_size) for update in stale.old)
-
-
-@pytest.mark.parametrize("train_batch_size", [2, 6])
-def test_one_stale_group_in_a_batch_is_enough(train_batch_size: int) -> None:
-    """A replay batch may include groups of the current policy; the engine's log-probs are used for these too."""
-    config = CONFIG.model_copy(
-        update={"rollout_batch_size": 6, "train_batch_size": train_batch_size, "group_size": 2, "epochs_per_rollout_batch": 1}
-    )
-    learner = Remembering()
-    mixed = [*scored(4, version=4)[:4], *scored(4, version=3)[4:]]
-    train_on(config, learner, mixed, version=4)  # type: ignore[arg-type]
-    assert [len(update) for update in learner.old] == [train_batch_size] * (6 // train_batch_size)
-    assert all(equal(old, torch.tensor([-4.0, -0.5])) for update in learner.old for old in update)
+    assert equal(mixed.old, stale.old)
 
 
 class OrdersAtOnce:
@@ -316,269 +295,36 @@ def test_what_is_logged_is_of_the_drawn_batch(tmp_path: Path) -> None:
     assert [row["training_peak_mb"] for row in log.times] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
 
 
-class Accumulator:
-    """An actor without Ray that adds up its training inputs."""
+class HungryEngine(parts.FixedTimeEngine):
+    """Takes as much memory as a call has tokens."""
 
-    def __init__(self) -> None:
-        self.total = 0.0
-        self.kept: dict[int, float] = {}
+    context = None
 
-    def train(self, rollouts: list[float], version: int) -> list[dict[str, float]]:
-        self.total = 2 * self.total + sum(rollouts) + version
-        return []
-
-    def write_state(self, file: Path) -> None:
-        file.write_text(repr(self.total))
-
-    def is_written(self) -> bool:
-        return True
-
-    def read_state(self, file: Path) -> None:
-        self.total = float(file.read_text())
-
-    def keep(self, version: int) -> None:
-        self.kept[version] = self.total
+    def generate(self, prompts: Any, params: SamplingParams, n: int, seed: int) -> Any:
+        torch.ones(params.max_tokens, 2**18).sum()  # MiB
+        return super().generate(prompts, params, n, seed)
 
 
-class Worker(ActorWorker):
-    """An ActorWorker whose actor lives in this process."""
-
-    def _bring_up(self) -> None:
-        self._actor, self._up = Accumulator(), True
-        for method, arguments in self.recovery:
-            getattr(self._actor, method)(*arguments)
-
-    def _ask(self, method: str, arguments: Any, keep: bool = False, **_: Any) -> tuple[Any, Any]:
-        return getattr(self._actor, method)(*arguments), SimpleNamespace(peak_mb=5.0)
-
-    def lose(self) -> None:
-        """The actor dies between two calls."""
-        self._up, self.restarts = False, self.restarts + 1
-
-
-@pytest.mark.parametrize("lost_before", range(9))
-def test_a_lost_learner_is_brought_back_by_its_newest_state_and_the_batches_since(tmp_path: Path, lost_before: int) -> None:
-    worker = Worker("learner", Accumulator, (), {}, 60.0)
-    learner = RemoteLearner(worker)
-    expected = 0.0
-    for step in range(8):
-        if step == lost_before:
-            worker.lose()
-        learner.train([float(step), 0.5], version=step)  # type: ignore[list-item]
-        expected = 2 * expected + step + 0.5 + step
-        if step in (2, 5):
-            learner.write_state(tmp_path / "draft")
-            assert learner.is_written()
-            (tmp_path / "draft").replace(tmp_path / f"step-{step}")
-            learner.saved(tmp_path / f"step-{step}")
-    if lost_before == 8:
-        worker.lose()
-        worker.start()
-    assert worker._actor.total == expected and learner.peak_mb == 5.0
-    assert [method for method, _ in worker.recovery] == ["read_state", "train", "train"]
-
-
-def test_a_state_whose_writer_was_lost_is_not_written(tmp_path: Path) -> None:
-    worker = Worker("learner", Accumulator, (), {}, 60.0)
-    learner = RemoteLearner(worker)
-    learner.train([1.0], version=0)  # type: ignore[list-item]
-    learner.write_state(tmp_path / "draft")
-    worker.lose()
-    assert not learner.is_written()
-
-
-def test_batches_since_a_state_was_taken_are_not_forgotten_when_it_is_written(tmp_path: Path) -> None:
-    worker = Worker("learner", Accumulator, (), {}, 60.0)
-    learner = RemoteLearner(worker)
-    learner.train([1.0], version=0)  # type: ignore[list-item]
-    learner.write_state(tmp_path / "state")
-    learner.train([5.0], version=1)  # type: ignore[list-item]
-    assert learner.is_written()
-    learner.saved(tmp_path / "state")
-    worker.lose()
-    worker.start()
-    assert worker._actor.total == 2 * 1 + 5 + 1
-
-
-def test_a_lost_learner_has_the_version_again_that_is_still_to_be_sent(tmp_path: Path) -> None:
-    worker = Worker("learner", Accumulator, (), {}, 60.0)
-    learner = RemoteLearner(worker, sends=True)
-    learner.train([1.0], version=0)  # type: ignore[list-item]
-    learner.keep(1)
-    learner.write_state(tmp_path / "state")
-    assert learner.is_written()
-    learner.saved(tmp_path / "state")
-    worker.lose()
-    worker.start()
-    assert worker._actor.kept == {1: 1.0}
-
-
-def test_a_lost_learner_goes_on_from_the_state_that_the_run_was_taken_up_from(tmp_path: Path) -> None:
-    (tmp_path / "state").write_text("7.0")
-    worker = Worker("learner", Accumulator, (), {}, 60.0)
-    learner = RemoteLearner(worker)
-    learner.read_state(tmp_path / "state")
-    learner.train([5.0], version=1)  # type: ignore[list-item]
-    worker.lose()
-    worker.start()
-    assert worker._actor.total == 2 * 7 + 5 + 1
-
-
-@pytest.mark.parametrize("alive", [True, False])
-def test_a_generator_that_died_while_weights_were_sent_is_lost(alive: bool) -> None:
-    worker = SimpleNamespace(call_concurrently=lambda method, version, generator: (alive, SimpleNamespace(seconds=1.5)))
-    learner = RemoteLearner(worker, sends=True)  # type: ignore[arg-type]
-    with nullcontext() if alive else pytest.raises(WorkerLost):
-        assert learner.send(1, "the generator's actor") == 1.5
-
-
-class Mortal:
-    """An actor that dies at so many calls of ``ask``, each time with what it was told, and stays dead."""
-
-    deaths = 0
-
-    def __init__(self) -> None:
-        self.heard: list[str] = []
-        self.dead = False
-
-    def start(self) -> tuple[None, None]:
-        return self.tell("start")
-
-    def tell(self, what: str) -> tuple[None, None]:
-        self.heard.append(what)
-        return None, None
-
-    def ask(self) -> tuple[list[str], None]:
-        if Mortal.deaths and not self.dead:
-            Mortal.deaths -= 1
-            self.dead = True
-        if self.dead:
-            raise RayActorError
-        return self.heard, None
-
-
-class RayInThisProcess:
-    """As much of Ray as an ActorWorker calls."""
-
-    def remote(self, **_: Any) -> Any:
-        return lambda actor_class: SimpleNamespace(remote=lambda *arguments: Handle(actor_class(*arguments)))
-
-    def get(self, value: Any, timeout: float) -> Any:
-        return value
-
-    def kill(self, actor: Any, no_restart: bool) -> None: ...
-
-
-class Handle:
-    """Of an actor."""
-
-    def __init__(self, actor: Any) -> None:
-        self.actor = actor
-
-    def __getattr__(self, method: str) -> Any:
-        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=getattr(self.actor, method)))
-
-
-@pytest.mark.parametrize("deaths", range(5))
-def test_an_actor_that_dies_is_brought_back_up_to_four_times(monkeypatch: pytest.MonkeyPatch, deaths: int) -> None:
-    monkeypatch.setattr(actor_worker, "ray", RayInThisProcess())
-    monkeypatch.setattr(Mortal, "deaths", deaths)
-    worker = ActorWorker("mortal", Mortal, (), {}, 60.0, recovery=[("tell", ("all before",))])
-    if deaths == 4:
-        with pytest.raises(RuntimeError, match="the mortal was lost 4 times in a row at ask"):
-            worker.call("ask")
-    else:
-        assert worker.call("ask") == (["start", "all before"], None)
-    assert worker.restarts == deaths
-
-
-class Sampler:
-    """A stand-in for the generator's and the scorer's workers that records calls and blocks until it is released."""
-
-    def __init__(self) -> None:
-        self.versions: list[int] = []
-        self.may = threading.Event()
-
-    def call(self, method: str, *arguments: Any, **_: Any) -> tuple[Any, Any]:
-        if method == "score":
-            return (arguments[0], {}), SimpleNamespace(seconds=0.0)
-        assert self.may.wait(30)
-        *_, version, weights = arguments
-        assert weights == [f"weights {version}"]
-        self.versions.append(version)
-        time.sleep(0.3)
-        cost = SimpleNamespace(seconds=0.3, weights_s=0.0, peak_mb=0.0)
-        return ([], cost) if method == "sample" else (([], cost), 0.0)
-
-    def close(self) -> None: ...
-
-
-def test_a_batch_is_sampled_by_the_version_of_its_order() -> None:
-    sampler = Sampler()
-    pipeline = RolloutPipeline(sampler, sampler, SimpleNamespace(model="weights 0"))  # type: ignore[arg-type]
-    sampler.may.set()
-    pipeline.request(1).result()
-    sampler.may.clear()
-    blocker = pipeline._generating.submit(sampler.may.wait, 30)  # the generator is at work
-    second = pipeline.request(2)
-    pipeline.synchronize("weights 1", policy_version=1)
-    third = pipeline.request(3)
-    sampler.may.set()
-    assert blocker.result() and second.result() and third.result()
-    pipeline.close()
-    assert sampler.versions == [0, 0, 1]
-
-
-def test_a_generator_that_evaluates_is_not_waiting() -> None:
-    sampler = Sampler()
-    sampler.may.set()
-    pipeline = RolloutPipeline(sampler, sampler, SimpleNamespace(model="weights 0"))  # type: ignore[arg-type]
-    time.sleep(0.2)
-    waited = [pipeline.request(1).result().times["generator_waiting_s"]]
-    pipeline.generate([], SamplingParams(), 1, 0)
-    waited.append(pipeline.request(2).result().times["generator_waiting_s"])
-    pipeline.close()
-    assert waited[0] >= 0.2 > 0.15 > waited[1]
-
-
-def test_taking_over_weights_is_not_counted_as_sampling() -> None:
-    class Napping:
-        weights_s = 0.0
-
-        @costed
-        def sample(self) -> None:
-            time.sleep(0.2)
-            self.weights_s = 0.15  # of these
-
-    _, cost = Napping().sample()
-    assert cost.weights_s == 0.15 and cost.seconds == pytest.approx(0.05, abs=0.04)
-
-
-def test_the_memory_of_a_call_is_its_own() -> None:
-    class Hungry:
-        @costed
-        def take(self, megabytes: int) -> None:
-            torch.ones(megabytes, 2**18).sum()
-
-    (_, first), (_, second) = Hungry().take(256), Hungry().take(1)
-    assert first.peak_mb - second.peak_mb > 200
-
-
-def test_the_time_in_which_the_learner_sends_weights_is_the_generators_too() -> None:
-    class Generator:
-        def call(self, method: str, *arguments: Any, before: Any = None, **_: Any) -> tuple[Any, Any]:
-            if method == "score":
-                return ([], {}), SimpleNamespace(seconds=0.0)
-            before("the generator's actor")
-            return [], SimpleNamespace(seconds=0.3, weights_s=0.25, peak_mb=0.0)
-
-        def close(self) -> None: ...
-
-    learner = SimpleNamespace(model=None, keep=lambda version: None, send=lambda version, actor: 1.5)
-    pipeline = RolloutPipeline(Generator(), Generator(), learner)  # type: ignore[arg-type]
-    times = pipeline.request(1).result().times
-    pipeline.close()
-    assert (times["rollout_s"], times["generator_synchronization_s"]) == (0.3, 1.75)
+def test_a_generator_counts_its_own_times_and_memory(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not wait while it evaluates; weights that it loads, or that the learner sends, are not sampling."""
+    monkeypatch.setattr(actors, "ray", SimpleNamespace(get=lambda weights: weights))
+    loading = SimpleNamespace(load_state_dict=lambda weights: time.sleep(0.2))
+    few, many = (setup_of(CONFIG.model_copy(update={"sampling_max_tokens": n}), problems(8), QUESTION_ONLY) for n in (2, 256))
+    generator = Generator(lambda: (HungryEngine(0.1), loading, tokenizer), many)
+    assert generator.start() is None
+    time.sleep(0.4)
+    _, first = generator.sample(1, 0, [], sending_s=0.25)
+    time.sleep(0.4)
+    generator.generate([[1]], SamplingParams(max_tokens=1), 1, 0, 0, [])
+    generator.setup = few
+    rollouts, second = generator.sample(2, 1, ["weights"])
+    assert {r.completion.policy_version for r in rollouts} == {1}
+    for times, waited, loaded in ((first, 0.15, 0.25), (second, 0.0, 0.2)):
+        found = [times[f"{name}_s"] for name in ("rollout", "generator_waiting", "generator_synchronization")]
+        assert found[1:] == pytest.approx([waited, loaded], abs=0.09) and found[0] >= 0.1
+    assert first["rollout_peak_mb"] - second["rollout_peak_mb"] > 200
+    with pytest.raises(RuntimeError, match="weights of version 1, not 2"):
+        generator.sample(3, 2, [])
 
 
 def test_what_leaves_the_learners_actor_is_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -595,11 +341,11 @@ def test_what_leaves_the_learners_actor_is_on_the_cpu(monkeypatch: pytest.Monkey
             state=lambda: {"model": {"w": tensor()}, "optimizer": optimizer},
             model=SimpleNamespace(state_dict=lambda: {"w": tensor()}),
         )
-        actor = LearnerActor(lambda: (learner, len), CONFIG)  # type: ignore[arg-type, return-value]
+        actor = LearnerActor(lambda: (learner, len), asynchronous())  # type: ignore[arg-type, return-value]
         actor.start()
+        actor.copy_state()
         actor.write_state(Path())
-        actor.writer.shutdown()
-        state, weights = written[0], actor.weights()[0]
+        state, weights = written[0], actor.weights()
     model, moments = state["model"], state["optimizer"]["adamw"]["state"][0]
     found = [model["w"], moments["exp_avg"], state["optimizer"]["weights"][1], weights["w"]]
     assert [tensor.device.type for tensor in found] == ["cpu"] * 4
@@ -682,73 +428,41 @@ def test_a_run_that_is_taken_up_trains_on_the_same_groups_of_the_same_versions(
 # ------------------------------------------------------------------------------------------------------------------ real Ray
 
 
-@pytest.mark.slow
-@shared_cluster
-def test_a_learner_that_dies_takes_up_its_state_and_the_batches_since_then(folder: Path, tmp_path: Path) -> None:
-    """One actor on real Ray, which counts its batches."""
-    make = partial(make_learner, folder, tmp_path, 0.0, CONFIG)
-    batches = [scored(step) for step in range(1, 6)]
-    config = CONFIG.model_copy(update={"rollout_batch_size": 6, "train_batch_size": 6, "group_size": 2})
-    ray.init(logging_level=logging.ERROR)
-    worker = ActorWorker("learner", LearnerActor, (make, config), {"num_cpus": 1.0}, 60.0)
-    try:
-        learner = RemoteLearner(worker)
-        for step, batch in enumerate(batches):
-            if step == 2:
-                learner.write_state(tmp_path / "state.pt")
-                assert learner.is_written()
-                learner.saved((tmp_path / "state.pt").rename(tmp_path / "saved.pt"))
-            if step in (1, 4):  # before there is a state, and two batches after it
-                assert parts.Process(tmp_path, "learner").kill()
-            learner.train(batch, version=step)
-        learner.write_state(tmp_path / "end.pt")
-        assert learner.is_written()
-    finally:
-        worker.close()
-        ray.shutdown()
-    assert worker.restarts == 2
-    assert [method for method, _ in worker.recovery] == ["read_state", *["train"] * 3]  # what came before is forgotten
-    trained = torch.load(tmp_path / "end.pt", weights_only=True)["trained"]
-    assert trained == [(r.completion.policy_version, r.completion.token_ids) for batch in batches for r in batch]
+def make_slowly_writing_learner(folder: Path, slow: Path, config: Any) -> Any:
+    """Its states take for ever where there is a file ``slow``."""
+    write = actors.write_durably
+
+    def slowly(file: Path, content: Any) -> None:
+        while slow.exists():
+            time.sleep(0.05)
+        write(file, content)
+
+    actors.write_durably = slowly
+    return make_learner(folder, config)
 
 
 @pytest.mark.slow
 @shared_cluster
-def test_a_state_that_dies_with_its_writer_does_not_count(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The state before it is used, the batches since then are trained again, and the next state is valid."""
-    config = CONFIG.model_copy(update={"rollout_batch_size": 6, "train_batch_size": 6, "group_size": 2})
-    make = partial(parts.make_slowly_writing_learner, folder, tmp_path, config)
-    ray.init(logging_level=logging.ERROR)
-    worker = ActorWorker("learner", LearnerActor, (make, config), {"num_cpus": 1.0}, 60.0)
-    try:
-        learner = RemoteLearner(worker)
-        with saved_every(1, tmp_path, {"learner": learner}) as saved:
-            for step in (1, 2, 3):
-                learner.train(scored(step), version=step - 1)
-                if step == 2:
-                    (tmp_path / "slow").touch()
-                saved.save(step)
-                if step == 2:
-                    assert parts.Process(tmp_path, "learner").kill()
-                    (tmp_path / "slow").unlink()
-                saved.finish()
-            with pytest.raises(FileNotFoundError):
-                learner.write_state(tmp_path / "nowhere/learner.pt")
-                learner.is_written()
-        again = saved_every(1, tmp_path, {"learner": learner})
-        again.restore()
-        learner.write_state(tmp_path / "end.pt")
-        assert learner.is_written()
-    finally:
-        worker.close()
-        ray.shutdown()
-    assert worker.restarts == 1 and "the state after step 2 was lost" in capsys.readouterr().out
-    assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["step-1", "step-3"]
-    assert again.step == 3
-    trained = torch.load(tmp_path / "end.pt", weights_only=True)["trained"]
-    assert trained == [(r.completion.policy_version, r.completion.token_ids) for step in (1, 2, 3) for r in scored(step)]
+def test_a_state_that_dies_with_its_writer_does_not_count(folder: Path, tmp_path: Path) -> None:
+    """The state before it is valid."""
+    config = asynchronous(CONFIG.model_copy(update={"rollout_batch_size": 6, "train_batch_size": 6, "group_size": 2}))
+    learner = partial(make_slowly_writing_learner, folder, tmp_path / "slow", config)
+    one, setup = {"num_cpus": 1.0}, setup_of(config, problems(10))
+    start = partial(start_actors, setup, partial(make_generator, folder), learner, one, one)
+    with (
+        pytest.raises(ActorLost, match="an actor has died or hangs"),
+        start() as (_, remote),
+        saved_every(1, tmp_path, {"learner": remote}) as saved,
+    ):
+        remote.train(scored(1), version=0)
+        saved.save(1)
+        saved.finish()
+        (tmp_path / "slow").touch()
+        saved.save(2)
+        remote.train(scored(2), version=1)  # goes on meanwhile
+        parts.kill(remote.actor)
+        saved.finish()
+    assert [path.name for path in (tmp_path / "state").iterdir()] == ["step-1"]
 
 
 @shared_cluster
@@ -758,10 +472,9 @@ def test_without_lag_and_replay_the_result_is_that_of_the_synchronous_loop(
     """With two epochs of two updates on each rollout batch."""
     config = CONFIG.model_copy(update={"epochs_per_rollout_batch": 2, "train_batch_size": 8})
     _, expected = synchronously(config, fresh_model, tokenizer, tmp_path / "synchronous")
-    _, found, restarts = with_actors(asynchronous(config, max_policy_lag=0), folder, tmp_path / "asynchronous")
+    _, found = with_actors(asynchronous(config, max_policy_lag=0), folder, tmp_path / "asynchronous")
     assert equal(found, expected)
     assert not equal(found["model"], fresh_model.state_dict())
-    assert restarts == {"generator": 0, "scorer": 0, "learner": 0}
     both = [rows(tmp_path / name) for name in ("synchronous", "asynchronous")]
     assert len(both[0]) == 8 * 2 * 2
     for one, other in zip(*both, strict=True):
@@ -773,70 +486,66 @@ def test_without_lag_and_replay_the_result_is_that_of_the_synchronous_loop(
 @pytest.mark.slow
 def test_a_schedule_makes_the_result_independent_of_the_clock(folder: Path, tmp_path: Path) -> None:
     config = asynchronous(max_policy_lag=2, replay_capacity=2)
-    _, expected, _ = with_actors(config, folder, tmp_path / "straight")
-    _, found, _ = with_actors(config, folder, tmp_path / "napping", naps=0.1)
+    _, expected = with_actors(config, folder, tmp_path / "straight")
+    _, found = with_actors(config, folder, tmp_path / "napping", naps=0.1)
     assert equal(found, expected)
     lags = [row["lag_max"] for row in rows(tmp_path / "napping")]
     assert lags[:3] == [0, 1, 2] and max(lags) == 3  # two versions behind, and a batch of the buffer before that
 
 
-class Killer:
-    """Kills actors at random moments, and waits for progress before it kills the same one again."""
-
-    def __init__(self, notes: Path, seed: int, kills: int, between: tuple[float, float]):
-        self.notes, self.rng, self.kills, self.between = notes, random.Random(seed), kills, between
-        self.killed: list[str] = []
-        self.steps_at: dict[str, int] = {}  # of the run, when an actor was last killed
-        self.over = threading.Event()
-        self.thread = threading.Thread(target=self._go, daemon=True)
-
-    def __call__(self, *actors: Any) -> None:
-        self.thread.start()
-
-    def _go(self) -> None:
-        while len(self.killed) < self.kills and not self.over.wait(self.rng.uniform(*self.between)):
-            role = ("scorer", "generator", "learner")[len(self.killed) % 3]
-            log = self.notes / "history.csv"
-            steps = log.read_text().count("\n") if log.exists() else 0
-            if steps > self.steps_at.get(role, -1) and parts.Process(self.notes, role).kill():
-                self.killed.append(role)
-                self.steps_at[role] = steps
-
-
 @shared_cluster
 @pytest.mark.slow
-def test_no_group_is_lost_or_trained_twice_when_actors_are_killed(folder: Path, tmp_path: Path) -> None:
-    config = asynchronous(CONFIG.model_copy(update={"n_grpo_steps": 40}), max_policy_lag=1)
-    _, expected, _ = with_actors(config, folder, tmp_path / "undisturbed")
-    assert len(expected["trained"]) == 40 * 16
-    killer = Killer(tmp_path / "killed", seed=0, kills=6, between=(0.3, 3.0))
-    _, found, restarts = with_actors(config, folder, tmp_path / "killed", naps=0.3, meanwhile=killer, save_every=4)
-    killer.over.set()
-    assert set(killer.killed) == {"generator", "scorer", "learner"}
-    assert all(restarts[role] > 0 for role in killer.killed)
-    assert found["trained"] == expected["trained"]  # every rollout once, in its order, by the same version
-    assert equal(found, expected)
-    for one, other in zip(*(rows(tmp_path / name) for name in ("undisturbed", "killed")), strict=True):
-        assert one == other
-
-
-@shared_cluster
-@pytest.mark.slow
-def test_a_stuck_actor_is_noticed_and_replaced(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_run_whose_actors_are_killed_ends_as_one_that_was_left_alone(
+    mini_study: Study, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("grpo.training.asynchronous.start.STUCK_AFTER_S", 10.0)
-    config = asynchronous(max_policy_lag=1)
-    began = time.monotonic()
-    log, _, restarts = parts.run(
-        config,
-        partial(parts.make_stuck_generator, folder, tmp_path),
-        partial(parts.make_fixed_time_learner, 0.0),
-        tmp_path / "run",
-    )
-    assert (tmp_path / "was-stuck").exists() and time.monotonic() - began < 180
-    assert restarts == {"generator": 1, "scorer": 0, "learner": 0} and len(log.times) == CONFIG.n_grpo_steps
-    assert "The generator has not answered sample for 10 s" in capsys.readouterr().out
+    """One after another, so that it takes four attempts, each from the state of the one before."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("grpo.training.run.MlflowRun", lambda *_: parts.NoMlflow())
+    monkeypatch.setattr("grpo.training.train.score_of", lambda task, run: by(contains_a_t))
+    shutil.copytree(folder, paths.model("main"))
+    write_records(paths.train("main"), problems(20))
+    write_records(paths.validation("main"), problems(6))
+    arms = {"lag_1": {"asynchronous": {"max_policy_lag": 1}}}
+    evaluation = mini_study.evaluation.model_copy(update={"every": 3, "problems": 6, "max_tokens": 5})
+    values = {"threads": 1, "seeds": [0], "save_state_every": 2, "grpo": CONFIG, "evaluation": evaluation, "divergence": None}
+    study = mini_study.model_copy(update=values | {"experiments": {ASYNCHRONOUS: entry(ASYNCHRONOUS, arms=arms)}})
+    run = effective_run(study, ASYNCHRONOUS, "lag_1", 0, [])
+    victims: dict[int, str] = {}
+    synchronize = RolloutPipeline.synchronize
+
+    def killing(self: RolloutPipeline, model: Any, policy_version: int) -> None:
+        if victim := victims.pop(policy_version, None):
+            parts.kill({"generator": self.generator, "scorer": self.scorer, "learner": self.learner.actor}[victim])
+        synchronize(self, model, policy_version)
+
+    def results() -> dict[str, bytes]:
+        files = [path for root in (paths.RUNS, paths.CHECKPOINTS) for path in root.rglob("*") if path.is_file()]
+        return {str(path): path.read_bytes() for path in files}
+
+    train_run(study, run)
+    undisturbed = results()
+    assert len({row["train/reward"] for row in rows(paths.RUNS / run.name)}) > 1
+    for root in (paths.RUNS, paths.CHECKPOINTS):
+        shutil.rmtree(root)
+    monkeypatch.setattr(RolloutPipeline, "synchronize", killing)
+    victims |= {3: "learner", 5: "generator", 7: "scorer"}
+    train_run(study, run)
+    assert results() == undisturbed
+    timing = json.loads(paths.run_timing(run.name).read_text())
+    assert timing["restarts"] == {"actors": 3} and timing["resumed_after"] == [2, 4, 6]
+    victims[1] = "generator"
+    monkeypatch.setattr(run_module, "ATTEMPTS", 1)
+    with pytest.raises(ActorLost):
+        train_run(study, run)
+
+
+@shared_cluster
+@pytest.mark.slow
+def test_a_stuck_actor_is_noticed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "STUCK_AFTER_S", 1.0)
+    stuck, learner = partial(parts.make_stuck_generator, folder), partial(parts.make_fixed_time_learner, 0.0)
+    with pytest.raises(ActorLost, match="TimeoutError"):
+        parts.run(asynchronous(), stuck, learner, tmp_path)
 
 
 @pytest.mark.slow
@@ -845,7 +554,7 @@ def test_generator_and_learner_work_at_the_same_time(folder: Path, tmp_path: Pat
     """With a device for each, a step takes little longer than the slower of the two."""
     config = asynchronous(CONFIG.model_copy(update={"n_grpo_steps": 8}), max_policy_lag=1)
     for generation, training in ((0.6, 0.4), (0.4, 0.6)):
-        log, _, _ = parts.run(
+        log, _ = parts.run(
             config,
             partial(parts.make_fixed_time_generator, folder, generation),
             partial(parts.make_fixed_time_learner, training),
@@ -861,9 +570,9 @@ def test_generator_and_learner_work_at_the_same_time(folder: Path, tmp_path: Pat
 @shared_cluster
 def test_what_goes_wrong_in_an_actor_arrives_as_it_is(folder: Path, tmp_path: Path) -> None:
     config = asynchronous()
-    learner = partial(make_learner, folder, tmp_path, 0.0, config)
+    generator, learner = partial(make_generator, tmp_path / "nowhere"), partial(make_learner, folder, config)
     with pytest.raises(UserError, match="nowhere"):
-        parts.run(config, partial(make_generator, tmp_path / "nowhere", tmp_path, 0.0), learner, tmp_path / "run")
+        parts.run(config, generator, learner, tmp_path / "run")
 
 
 def test_too_small_a_machine_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -907,8 +616,7 @@ from pathlib import Path
 import asynchronous_parts as parts
 folder, notes = map(Path, sys.argv[1:])
 config = parts.asynchronous(max_policy_lag=1)
-learner = partial(parts.make_learner, folder, notes, 0.0, config)
-parts.run(config, partial(parts.make_generator, folder, notes, 0.0), learner, notes)
+parts.run(config, partial(parts.make_generator, folder), partial(parts.make_learner, folder, config), notes)
 """
 
 
@@ -947,7 +655,7 @@ import asynchronous_parts as parts
 folder, notes = map(Path, sys.argv[1:])
 config = parts.asynchronous(parts.CONFIG.model_copy(update={"n_grpo_steps": 10_000}), max_policy_lag=1)
 generator = partial(parts.make_fixed_time_generator, folder, 0.2)
-parts.run(config, generator, partial(parts.make_fixed_time_learner, 0.2), notes, lambda *_: print("started", flush=True))
+parts.run(config, generator, partial(parts.make_fixed_time_learner, 0.2), notes, lambda _: print("started", flush=True))
 """
 
 
@@ -985,35 +693,6 @@ def test_no_process_is_left_behind(folder: Path, tmp_path: Path, how: signal.Sig
             180.0,
             lambda: [Path(f"/proc/{p}/cmdline").read_bytes()[:150] for p in marked(mark)],
         )
-    finally:
-        for left in marked(mark):
-            os.kill(left, signal.SIGKILL)
-
-
-STARTING = """
-import sys
-from functools import partial
-from pathlib import Path
-import asynchronous_parts as parts
-slow = partial(parts.slow_to_start, Path(sys.argv[2]))
-parts.run(parts.asynchronous(), slow, slow, Path(sys.argv[2]))
-"""
-
-
-@pytest.mark.slow
-def test_no_process_is_left_behind_while_actors_start(folder: Path, tmp_path: Path) -> None:
-    mark = f"GRPO_TEST_MARK={tmp_path.name}"
-    process = subprocess.Popen(
-        [sys.executable, "-c", STARTING, str(folder), str(tmp_path)],
-        env=os.environ | dict([mark.split("=")]),
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        _until(lambda: (tmp_path / "starting").exists())
-        os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(timeout=120) != 0
-        _until(lambda: not marked(mark))
     finally:
         for left in marked(mark):
             os.kill(left, signal.SIGKILL)

@@ -9,7 +9,8 @@ from typing import Any
 
 from grpo.common.records import response_tokens
 from grpo.study.methods import GrpoConfig
-from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline, ScoredRollouts
+from grpo.training.asynchronous.actors import ScoredRollouts
+from grpo.training.asynchronous.remote import STUCK_AFTER_S, RemoteLearner, RolloutPipeline
 from grpo.training.asynchronous.replay import ReplayBuffer
 from grpo.training.context import RunContext
 from grpo.training.step import lag_metrics
@@ -42,7 +43,7 @@ def train_grpo_asynchronously(pipeline: RolloutPipeline, ctx: RunContext[GrpoCon
         with log.phase("waiting"):
             for ahead in range(step + len(requested), min(n, step + lag) + 1):  # in the first step only
                 requested.append(pipeline.request(ahead))
-            newest = requested.popleft().result()
+            newest = requested.popleft().result(STUCK_AFTER_S)
 
         with log.phase("training"):
             buffer.add(newest.rollouts)

@@ -6,16 +6,16 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 
 from grpo.common.cpu import fix_cpu_kernels, start_threads
-from grpo.common.errors import UserError
+from grpo.common.errors import UserError, reason
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.lora import add_adapters
@@ -24,16 +24,16 @@ from grpo.rollout.make_engine import Checkpoint, make_engine
 from grpo.study.effective import EffectiveRun
 from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study
-from grpo.training.asynchronous.actor_worker import CONCURRENT, ActorWorker
-from grpo.training.asynchronous.actors import Generator, LearnerActor, Scorer
+from grpo.training.asynchronous.actors import SENDING, WRITING, Generator, LearnerActor, Scorer
 from grpo.training.asynchronous.loop import train_grpo_asynchronously
-from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline
+from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline, result_of
 from grpo.training.asynchronous.transfer import Weights
 from grpo.training.context import RunSetup, Workers
+from grpo.training.inputs import ActorLost
 
 MakeGenerator = Callable[[], tuple[Engine, Any, Any]]
 MakeLearner = Callable[[], tuple[Learner, Callable[[Path], None]]]
-STUCK_AFTER_S = 1800.0  # an actor that takes longer for one call is restarted
+LOST = (RayActorError, ObjectLostError, TimeoutError)  # of an actor that has died or hangs
 
 
 @contextmanager
@@ -51,32 +51,34 @@ def start_actors(
 
     Args:
         sends: the learner sends its weights to vLLM from GPU to GPU (:mod:`.transfer`) instead of through Ray.
+
+    Raises:
+        ActorLost: an actor has died or hangs.
+        Exception: what an actor raised.
     """
     scorer_resources = {"num_cpus": 1.0}
     needs = [generator_resources, scorer_resources, learner_resources]
     _start_ray({name: sum(need.get(name, 0.0) for need in needs) for name in ("num_cpus", "num_gpus")})
-    # The concurrency group adds a thread that sends weights during training. Without it the actor has its main thread only.
-    learner_options: dict[str, Any] = learner_resources | ({"concurrency_groups": {CONCURRENT: 1}} if sends else {})
-    workers = [
-        ActorWorker("generator", Generator, (make_generator, setup), generator_resources, STUCK_AFTER_S),
-        ActorWorker("scorer", Scorer, (setup,), scorer_resources, STUCK_AFTER_S),
-        ActorWorker("learner", LearnerActor, (make_learner, setup.config), learner_options, STUCK_AFTER_S),
-    ]
-    threads = ThreadPoolExecutor(len(workers))
-    pipeline = None
+    groups: dict[str, Any] = {"concurrency_groups": {SENDING: 1, WRITING: 1}}
+    actors: list[Any] = []
     try:
-        generator, scorer, trainer = workers
-        list(threads.map(ActorWorker.start, (generator, trainer)))  # both load their models concurrently
-        threads.submit(scorer.start)  # later: it is not needed before there are rollouts, and would take cores from the two
+        generator = ray.remote(**generator_resources)(Generator).remote(make_generator, setup)
+        trainer = ray.remote(**learner_resources, **groups)(LearnerActor).remote(make_learner, setup.config)
+        actors += [generator, trainer]
+        context, _ = result_of([actor.start.remote() for actor in actors])
+        # The scorer starts later: it is not needed before there are rollouts, and would take cores from the two.
+        actors.append(ray.remote(**scorer_resources)(Scorer).remote(setup))
         learner = RemoteLearner(trainer, sends)
-        pipeline = RolloutPipeline(generator, scorer, learner)
-        yield pipeline, learner
+        yield RolloutPipeline(generator, actors[-1], learner, context), learner
+    except (RayError, TimeoutError) as error:
+        cause = error.cause if isinstance(error, RayTaskError) else error
+        if isinstance(cause, LOST):
+            raise ActorLost(f"an actor has died or hangs ({reason(cause)})") from error
+        raise cause from error  # with the actor's own traceback above
     finally:
-        for worker in workers:
-            worker.close()
-        threads.shutdown()  # a call that still waits for an actor ends here; after the end of Ray it would kill this process
-        if pipeline is not None:
-            pipeline.close()
+        for actor in actors:
+            with suppress(Exception):
+                ray.kill(actor)
 
 
 @contextmanager
@@ -105,15 +107,8 @@ def start_asynchronous(
         resources["learner"],
         sends=study.engine.name == "vllm" and "cpu" not in devices.values(),
     ) as (pipeline, learner):
-        actors = (pipeline.generator, pipeline.scorer, learner.worker)
-        yield Workers(
-            load_tokenizer(run.model),
-            pipeline,
-            learner,
-            learner.save,
-            loop=partial(train_grpo_asynchronously, pipeline),
-            restarts=lambda: {actor.name: actor.restarts for actor in actors},
-        )
+        loop = partial(train_grpo_asynchronously, pipeline)
+        yield Workers(load_tokenizer(run.model), pipeline, learner, learner.save, loop)
 
 
 def _start_ray(needed: dict[str, float]) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import ray
 import torch
-from ray.exceptions import GetTimeoutError, RayActorError
 from torch import Tensor
 
 from grpo.models.lora import without_adapters
@@ -61,17 +60,6 @@ class Receiver:
 def gpu() -> str | None:
     """UUID of the GPU that this process sees; None without a GPU."""
     return str(torch.cuda.get_device_properties(0).uuid) if torch.cuda.is_available() else None
-
-
-def is_alive(generator: Any) -> bool:
-    """Whether the generator's process is alive."""
-    try:
-        ray.get(generator.receiver.remote(), timeout=30)
-    except RayActorError:
-        return False
-    except GetTimeoutError:
-        pass  # it is busy
-    return True
 
 
 def weights_to_send(model: Any) -> dict[str, Tensor]:

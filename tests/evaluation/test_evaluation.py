@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scoring_parts import evaluate_by
 from study_parts import activate
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem, Rollout, write_records
 from grpo.evaluation import evaluate as module
+from grpo.evaluation import evaluator as evaluator_module
 from grpo.evaluation import zero_shot
 from grpo.evaluation.comparison import compare_files
 from grpo.evaluation.evaluate import Sampler, evaluate, lengths_by_outcome, log_generations, score_by_task, summarize
@@ -392,11 +392,11 @@ def test_rewards_between_0_and_1_go_through_an_evaluation(
         (0.9, 1.0),
     ]
 
-    def partly(asked: Sequence[Problem], responses: Sequence[str]) -> ScoredBatch:
-        return ScoredBatch([_rewards(answer, form) for form, answer in parts], [False] * len(responses))
+    def partly(task: Any, prompt: str, rollouts: Sequence[Rollout]) -> ScoredBatch:
+        return ScoredBatch([_rewards(answer, form) for form, answer in parts], [False] * len(rollouts))
 
     monkeypatch.chdir(project)
-    evaluate_by(monkeypatch, partly)
+    monkeypatch.setattr(evaluator_module, "score_by_task", partly)
     evaluator = CheckpointEvaluator(mini_study, Path("data/model/main"))
     metrics = evaluate_checkpoint(evaluator, problems, "question_only", project / "out")
     outcomes = {"format 1, answer 1": 2, "format 1, answer 0": 1, "format 0, answer 0": 1, "other rewards": 6}

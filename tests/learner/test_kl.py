@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from state_parts import never_saved
 from torch import Tensor
-from training_parts import context, scored
+from training_parts import context, never_saved, scored
 
 from grpo.common.records import Completion, Problem, Rollout
 from grpo.learner.kl import estimate_kl

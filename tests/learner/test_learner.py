@@ -21,10 +21,9 @@ from learner_parts import (
     rollout,
     rollouts,
 )
-from state_parts import saved_every
 from torch import Tensor
 from torch.testing import assert_close
-from training_parts import scored
+from training_parts import saved_every, scored
 
 from grpo.common.records import Rollout
 from grpo.learner.learner import Learner

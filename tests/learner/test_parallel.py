@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
+import parallel_worker
 import pytest
 import torch
 from parallel_worker import compute
+from training_parts import under_torchrun
 
 
 def test_processes_share_the_work_and_get_the_gradient_of_one(tmp_path: Path) -> None:
@@ -18,13 +18,7 @@ def test_processes_share_the_work_and_get_the_gradient_of_one(tmp_path: Path) ->
     """
     torch.set_num_threads(1)
     processes, alone = 3, compute()
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    worker = Path(__file__).parents[1] / "parts/parallel_worker.py"
-    done = subprocess.run(
-        [*torchrun, str(worker), str(tmp_path)], capture_output=True, text=True, timeout=300, cwd=worker.parent.parent
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(processes)]
+    ranks = under_torchrun(Path(parallel_worker.__file__), processes, tmp_path)
     leader = ranks[0]
     for other in ranks[1:]:
         assert other["metrics"] == leader["metrics"] and other["drift"] == leader["drift"]

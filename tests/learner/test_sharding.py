@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,9 @@ import sharding_worker
 import torch
 from sharding_worker import CASES, compute
 from torch import Tensor
+from training_parts import under_torchrun
 
+WORKER = Path(sharding_worker.__file__)
 QUICK = ("own",)  # which needs no transformers
 SLOW = tuple(case for case in CASES if case not in QUICK)
 each_case = pytest.mark.parametrize("case", [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)])
@@ -21,17 +21,6 @@ each_case = pytest.mark.parametrize("case", [*QUICK, *(pytest.param(case, marks=
 # hides what it does.
 SAME_BITS = ("untied", "bfloat16")
 Ranks = Callable[[str], list[dict[str, Any]]]  # by case what each has found
-
-
-def under_torchrun(processes: int, folder: Path, cases: Sequence[str], ways: str = "both") -> list[dict[str, Any]]:
-    """The results of each rank of the worker."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    worker = Path(sharding_worker.__file__)
-    done = subprocess.run(
-        [*torchrun, str(worker), str(folder), ways, *cases], capture_output=True, text=True, timeout=600, cwd=worker.parents[2]
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(processes)]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +31,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     def get(case: str) -> list[dict[str, Any]]:
         cases = QUICK if case in QUICK else SLOW
         if cases not in known:
-            known[cases] = under_torchrun(2, tmp_path_factory.mktemp("two"), cases)
+            known[cases] = under_torchrun(WORKER, 2, tmp_path_factory.mktemp("two"), "both", *cases)
         return [rank[case] for rank in known[cases]]
 
     return get
@@ -108,6 +97,6 @@ def test_each_process_holds_half(two: Ranks, case: str) -> None:
 @pytest.mark.slow
 def test_three_processes_among_which_nothing_divides_evenly(tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    ranks = under_torchrun(3, tmp_path, list(CASES), "shares")
+    ranks = under_torchrun(WORKER, 3, tmp_path, "shares", *CASES)
     for case in CASES:
         require_close([rank[case] for rank in ranks], case, compute(case))

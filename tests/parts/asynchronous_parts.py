@@ -17,8 +17,7 @@ from typing import Any
 
 import ray
 import torch
-from state_parts import saved_every
-from training_parts import NoMlflow, by, contains_a_t, context, problems, setup_of
+from training_parts import NoMlflow, by, contains_a_t, context, problems, saved_every, setup_of
 
 from grpo.common.records import Completion, Rollout
 from grpo.learner.learner import Learner
@@ -28,6 +27,7 @@ from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import Asynchronous, GrpoConfig
 from grpo.tasks.formats import QUESTION_ONLY
 from grpo.tracking.run_log import RunLog
+from grpo.training.asynchronous import actors as actors_module
 from grpo.training.asynchronous.loop import train_grpo_asynchronously
 from grpo.training.asynchronous.start import start_actors
 
@@ -86,6 +86,19 @@ def make_learner(folder: Path, config: GrpoConfig, naps: float = 0.0) -> tuple[L
     learner = NappingLearner(model, config, tokenizer.pad_token_id)
     learner.naps = naps
     return learner, lambda target: save_checkpoint(target, model, tokenizer)
+
+
+def make_slowly_writing_learner(folder: Path, slow: Path, config: GrpoConfig) -> tuple[Learner, Callable[[Path], None]]:
+    """Its states take for ever where there is a file ``slow``."""
+    write = actors_module.write_durably
+
+    def slowly(file: Path, content: Any) -> None:
+        while slow.exists():
+            time.sleep(0.05)
+        write(file, content)
+
+    actors_module.write_durably = slowly
+    return make_learner(folder, config)
 
 
 def kill(actor: Any) -> None:

@@ -15,14 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scoring_parts import score_each
+from training_parts import by
 
 from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly
 from grpo.common.errors import ToBeResumed
-from grpo.common.records import Rollout
 from grpo.study.effective import effective_run
 from grpo.study.schema import load_study
-from grpo.tasks.task import ScoredBatch
 from grpo.training import run, state  # noqa: F401 - before the fork
 from grpo.training import train as train_module
 from grpo.training.grpo import train_grpo  # noqa: F401
@@ -123,17 +121,12 @@ def toy_reward(response: str, ground_truth: str) -> dict[str, float]:
     return {"reward": right, "format_reward": 1.0, "answer_reward": right}
 
 
-def toy_scores(rollouts: list[Rollout]) -> ScoredBatch:
-    """:func:`toy_reward` for many."""
-    return score_each(toy_reward, [r.problem for r in rollouts], [r.completion.text for r in rollouts])
-
-
 def train(folder: str, experiment: str, name: str) -> int:
     """Train a run, and return the exit code."""
     os.chdir(folder)
     fix_cpu_kernels()
     share_cpu_fairly()
-    train_module.score_of = lambda task, run: toy_scores
+    train_module.score_of = lambda task, run: by(toy_reward)
     study = load_study()
     try:
         run.train_run(study, effective_run(study, experiment, name, 0, []))

@@ -1,25 +1,35 @@
-"""What tests of learner and loops give to them: problems, scored rollouts, a run's context, and a stand-in for MLflow."""
+"""Builders that tests of learner, loops and runs share: problems, scored rollouts, a run's context, a project."""
 
 from __future__ import annotations
 
+import copy
 import csv
-from collections.abc import Callable, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scoring_parts import score_each
+import pytest
+import torch
 from torch import Tensor, equal
 
-from grpo.common.records import Problem, Rollout
+from grpo.common.records import Problem, Rollout, write_records
 from grpo.common.world import ALONE, World
 from grpo.evaluation.evaluate import Sampler, Score
+from grpo.learner.learner import Learner
+from grpo.models.checkpoint import save_checkpoint
+from grpo.rollout.transformers_engine import TransformersEngine
+from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.tasks.graded import GradedTask
 from grpo.tasks.task import Format, ScoredBatch, Task
+from grpo.tracking.run_log import RunLog
 from grpo.training.context import RunContext, RunSetup
 from grpo.training.monitor import Monitor
+from grpo.training.state import Part, SavedState
 from grpo.training.validation import Validation
 
 
@@ -29,17 +39,8 @@ class NoMlflow:
     def log(self, metrics: dict[str, float], step: int) -> None:
         assert all(isinstance(value, float | int) for value in metrics.values())
 
-    def artifact(self, path: Path, folder: str | None = None) -> None: ...
-
-    def tag(self, **tags: Any) -> None: ...
-
-    def table(self, path: Path) -> None: ...
-
-    def dataset(self, path: Path, digest: str, context: str) -> None: ...
-
-    def checkpoints(self, folder: Path) -> None: ...
-
-    def finish(self, status: str = "FINISHED") -> None: ...
+    def __getattr__(self, method: str) -> Callable[..., None]:
+        return lambda *_, **__: None
 
 
 def problems(n: int = 20) -> list[Problem]:
@@ -88,7 +89,19 @@ def by(reward_fn: Callable[..., dict[str, float]]) -> Score:
 
 
 def score_texts(reward_fn: Callable[..., dict[str, float]], rollouts: Sequence[Rollout]) -> ScoredBatch:
-    return score_each(reward_fn, [r.problem for r in rollouts], [r.completion.text for r in rollouts])
+    rewards = [reward_fn(rollout.completion.text, rollout.problem.ground_truth) for rollout in rollouts]
+    return ScoredBatch(rewards, [False] * len(rewards))
+
+
+def never_saved(folder: Path) -> SavedState:
+    """A new run's states, of which none is saved."""
+    return saved_every(10**9, folder, {})
+
+
+def saved_every(steps: int, folder: Path, parts: Mapping[str, Part]) -> SavedState:
+    """A new run's states, without checkpoints."""
+    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    return SavedState(folder / "state", steps, parts, folder / "checkpoints")
 
 
 def setup_of(
@@ -125,3 +138,45 @@ def monitored(
     validation = Validation(ctx.setup, study.evaluation, problems, ctx.sampler, ctx.learner)
     monitor = Monitor(study, "run", validation, ctx.log, keep)
     return replace(ctx, validation=monitor), monitor
+
+
+def train(
+    loop: Callable[[RunContext[Any, Any]], None], config: Any, model: Any, tokenizer: Any, folder: Path, **given: Any
+) -> tuple[Any, RunLog]:
+    """A copy of ``model`` that the loop has trained, and the run's log; ``given`` replaces what :func:`context` is given."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model, log = copy.deepcopy(model), RunLog(folder, NoMlflow())  # type: ignore[arg-type]
+    parts = {
+        "data": problems(),
+        "engine": given.get("engine") or TransformersEngine(model, tokenizer),
+        "learner": given.get("learner") or Learner(model, config, tokenizer.pad_token_id),
+        "tokenizer": tokenizer,
+        "reward": contains_a_t,
+    }
+    loop(context(config, log, never_saved(folder), **parts | given))
+    log.close()
+    return model, log
+
+
+def make_project(monkeypatch: pytest.MonkeyPatch, folder: Path, model: Any, tokenizer: Any) -> None:
+    """Work in a folder with this model and a few problems; runs in it are not tracked."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("grpo.training.run.MlflowRun", lambda *_: NoMlflow())
+    save_checkpoint(paths.model("main"), model, tokenizer)
+    write_records(paths.train("main"), problems())
+    write_records(paths.validation("main"), problems(6))
+
+
+def files_below(*folders: Path) -> dict[str, bytes]:
+    """The content of each file below the folders."""
+    return {str(path): path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()}
+
+
+def under_torchrun(worker: Path, processes: int, folder: Path, *arguments: str) -> list[Any]:
+    """Run a program of tests/parts in several processes: what each has saved in ``folder``."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    done = subprocess.run(
+        [*torchrun, worker, folder, *arguments], capture_output=True, text=True, timeout=600, cwd=worker.parents[2]
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(processes)]

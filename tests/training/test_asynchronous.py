@@ -28,13 +28,24 @@ import torch
 from asynchronous_parts import CONFIG, asynchronous, make_generator, make_learner
 from model_parts import own_model
 from pydantic import ValidationError
-from state_parts import never_saved, saved_every
 from study_parts import ASYNCHRONOUS, entry
 from torch._subclasses.fake_tensor import FakeTensorMode
-from training_parts import by, contains_a_t, context, problems, read_csv, setup_of
+from training_parts import (
+    by,
+    contains_a_t,
+    context,
+    files_below,
+    make_project,
+    never_saved,
+    problems,
+    read_csv,
+    saved_every,
+    setup_of,
+    train,
+)
 
 from grpo.common.errors import UserError
-from grpo.common.records import Completion, Problem, Rollout, write_records
+from grpo.common.records import Completion, Problem, Rollout
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import save_checkpoint
 from grpo.rollout.engine import SamplingParams
@@ -74,19 +85,6 @@ def folder(fresh_model: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFa
     target = tmp_path_factory.mktemp("model")
     save_checkpoint(target, fresh_model, tokenizer)
     return target
-
-
-def synchronously(config: Any, model: Any, tokenizer: Any, target: Path) -> tuple[RunLog, dict[str, Any]]:
-    target.mkdir()
-    torch.set_num_threads(1)
-    model = copy.deepcopy(model)
-    log = RunLog(target, parts.NoMlflow())  # type: ignore[arg-type]
-    learner = Learner(model, config, tokenizer.pad_token_id)
-    engine = TransformersEngine(model, tokenizer)
-    given = {"data": problems(10), "engine": engine, "learner": learner, "tokenizer": tokenizer, "format": QUESTION_ONLY}
-    train_grpo(context(config, log, never_saved(target), **given, reward=contains_a_t))
-    log.close()
-    return log, learner.state()
 
 
 def with_actors(config: Any, folder: Path, target: Path, naps: float = 0.0) -> tuple[RunLog, dict[str, Any]]:
@@ -428,25 +426,12 @@ def test_a_run_that_is_taken_up_trains_on_the_same_groups_of_the_same_versions(
 # ------------------------------------------------------------------------------------------------------------------ real Ray
 
 
-def make_slowly_writing_learner(folder: Path, slow: Path, config: Any) -> Any:
-    """Its states take for ever where there is a file ``slow``."""
-    write = actors.write_durably
-
-    def slowly(file: Path, content: Any) -> None:
-        while slow.exists():
-            time.sleep(0.05)
-        write(file, content)
-
-    actors.write_durably = slowly
-    return make_learner(folder, config)
-
-
 @pytest.mark.slow
 @shared_cluster
 def test_a_state_that_dies_with_its_writer_does_not_count(folder: Path, tmp_path: Path) -> None:
     """The state before it is valid."""
     config = asynchronous(CONFIG.model_copy(update={"rollout_batch_size": 6, "train_batch_size": 6, "group_size": 2}))
-    learner = partial(make_slowly_writing_learner, folder, tmp_path / "slow", config)
+    learner = partial(parts.make_slowly_writing_learner, folder, tmp_path / "slow", config)
     one, setup = {"num_cpus": 1.0}, setup_of(config, problems(10))
     start = partial(start_actors, setup, partial(make_generator, folder), learner, one, one)
     with (
@@ -471,9 +456,13 @@ def test_without_lag_and_replay_the_result_is_that_of_the_synchronous_loop(
 ) -> None:
     """With two epochs of two updates on each rollout batch."""
     config = CONFIG.model_copy(update={"epochs_per_rollout_batch": 2, "train_batch_size": 8})
-    _, expected = synchronously(config, fresh_model, tokenizer, tmp_path / "synchronous")
+    torch.set_num_threads(1)
+    model = copy.deepcopy(fresh_model)
+    learner, engine = Learner(model, config, tokenizer.pad_token_id), TransformersEngine(model, tokenizer)
+    given = {"data": problems(10), "format": QUESTION_ONLY, "learner": learner, "engine": engine}
+    train(train_grpo, config, model, tokenizer, tmp_path / "synchronous", **given)
     _, found = with_actors(asynchronous(config, max_policy_lag=0), folder, tmp_path / "asynchronous")
-    assert equal(found, expected)
+    assert equal(found, learner.state())
     assert not equal(found["model"], fresh_model.state_dict())
     both = [rows(tmp_path / name) for name in ("synchronous", "asynchronous")]
     assert len(both[0]) == 8 * 2 * 2
@@ -496,15 +485,11 @@ def test_a_schedule_makes_the_result_independent_of_the_clock(folder: Path, tmp_
 @shared_cluster
 @pytest.mark.slow
 def test_a_run_whose_actors_are_killed_ends_as_one_that_was_left_alone(
-    mini_study: Study, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mini_study: Study, fresh_model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One after another, so that it takes four attempts, each from the state of the one before."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("grpo.training.run.MlflowRun", lambda *_: parts.NoMlflow())
+    make_project(monkeypatch, tmp_path, fresh_model, tokenizer)
     monkeypatch.setattr("grpo.training.train.score_of", lambda task, run: by(contains_a_t))
-    shutil.copytree(folder, paths.model("main"))
-    write_records(paths.train("main"), problems(20))
-    write_records(paths.validation("main"), problems(6))
     arms = {"lag_1": {"asynchronous": {"max_policy_lag": 1}}}
     evaluation = mini_study.evaluation.model_copy(update={"every": 3, "problems": 6, "max_tokens": 5})
     values = {"threads": 1, "seeds": [0], "save_state_every": 2, "grpo": CONFIG, "evaluation": evaluation, "divergence": None}
@@ -518,19 +503,15 @@ def test_a_run_whose_actors_are_killed_ends_as_one_that_was_left_alone(
             parts.kill({"generator": self.generator, "scorer": self.scorer, "learner": self.learner.actor}[victim])
         synchronize(self, model, policy_version)
 
-    def results() -> dict[str, bytes]:
-        files = [path for root in (paths.RUNS, paths.CHECKPOINTS) for path in root.rglob("*") if path.is_file()]
-        return {str(path): path.read_bytes() for path in files}
-
     train_run(study, run)
-    undisturbed = results()
+    undisturbed = files_below(paths.RUNS, paths.CHECKPOINTS)
     assert len({row["train/reward"] for row in rows(paths.RUNS / run.name)}) > 1
     for root in (paths.RUNS, paths.CHECKPOINTS):
         shutil.rmtree(root)
     monkeypatch.setattr(RolloutPipeline, "synchronize", killing)
     victims |= {3: "learner", 5: "generator", 7: "scorer"}
     train_run(study, run)
-    assert results() == undisturbed
+    assert files_below(paths.RUNS, paths.CHECKPOINTS) == undisturbed
     timing = json.loads(paths.run_timing(run.name).read_text())
     assert timing["restarts"] == {"actors": 3} and timing["resumed_after"] == [2, 4, 6]
     victims[1] = "generator"

@@ -13,9 +13,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from state_parts import never_saved, saved_every
 from study_parts import entry
-from training_parts import NoMlflow, contains_a_t, context, monitored, never, read_csv, same_weights, without_a_t
+from training_parts import (
+    NoMlflow,
+    contains_a_t,
+    context,
+    monitored,
+    never,
+    never_saved,
+    read_csv,
+    same_weights,
+    saved_every,
+    without_a_t,
+)
 
 from grpo.common.errors import ToBeResumed
 from grpo.common.records import Problem

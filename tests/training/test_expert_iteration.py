@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from state_parts import never_saved
-from training_parts import NoMlflow, contains_a_t, context, never, problems, read_csv, same_weights, without_a_t
+from training_parts import NoMlflow, contains_a_t, context, never, never_saved, problems, read_csv, same_weights, without_a_t
 
 from grpo.common.records import Completion, Rollout
 from grpo.learner.learner import Learner

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import torch
 from model_parts import like_llama3, like_qwen3, own_model
-from state_parts import never_saved
 from study_parts import entry
 from torch import Tensor
-from training_parts import NoMlflow, context, monitored, read_csv
+from training_parts import NoMlflow, context, monitored, never_saved, read_csv
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Example, Problem, write_records

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import loops_worker
 import pytest
 import torch
 from torch import Tensor
+from training_parts import under_torchrun
 
 from grpo.common.world import ALONE, World
 from grpo.study.effective import effective_run
@@ -19,18 +18,7 @@ from grpo.study.schema import Study
 from grpo.training import train as train_module
 
 Found = dict[str, dict[str, Any]]
-TIMED = ("time of 0", "time of 1")
-
-
-def under_torchrun(processes: int, what: str, folder: Path) -> list[Found]:
-    """The results of each rank of the worker."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    program = Path(loops_worker.__file__)
-    done = subprocess.run(
-        [*torchrun, str(program), what, str(folder)], capture_output=True, text=True, timeout=600, cwd=program.parents[2]
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(processes)]
+WORKER = Path(loops_worker.__file__)
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +31,14 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Found:
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Found], Path]:
     """The results of two processes, and the folder with the state of the stopped run."""
     folder = tmp_path_factory.mktemp("two")
-    return under_torchrun(2, "all,stop", folder), folder / "state"
+    return under_torchrun(WORKER, 2, folder, "all,stop"), folder / "state"
 
 
 @pytest.fixture(scope="module")
 def three(two: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
     folder = tmp_path_factory.mktemp("three")
     shutil.copytree(two[1], folder / "state")
-    return under_torchrun(3, "packed,resume", folder)
+    return under_torchrun(WORKER, 3, folder, "packed,resume")
 
 
 @pytest.mark.parametrize(("threads", "processes", "each"), [(4, 2, 2), (1, 2, 1)])

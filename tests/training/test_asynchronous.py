@@ -28,7 +28,7 @@ import torch
 from asynchronous_parts import CONFIG, asynchronous, make_generator, make_learner
 from model_parts import own_model
 from pydantic import ValidationError
-from study_parts import ASYNCHRONOUS, entry
+from study_parts import entry
 from torch._subclasses.fake_tensor import FakeTensorMode
 from training_parts import (
     by,
@@ -490,11 +490,11 @@ def test_a_run_whose_actors_are_killed_ends_as_one_that_was_left_alone(
     """One after another, so that it takes four attempts, each from the state of the one before."""
     make_project(monkeypatch, tmp_path, fresh_model, tokenizer)
     monkeypatch.setattr("grpo.training.train.score_of", lambda task, run: by(contains_a_t))
-    arms = {"lag_1": {"asynchronous": {"max_policy_lag": 1}}}
+    experiments = {"grpo_learning_rate": entry("grpo_learning_rate", arms={"lag_1": {"asynchronous": {"max_policy_lag": 1}}})}
     evaluation = mini_study.evaluation.model_copy(update={"every": 3, "problems": 6, "max_tokens": 5})
     values = {"threads": 1, "seeds": [0], "save_state_every": 2, "grpo": CONFIG, "evaluation": evaluation, "divergence": None}
-    study = mini_study.model_copy(update=values | {"experiments": {ASYNCHRONOUS: entry(ASYNCHRONOUS, arms=arms)}})
-    run = effective_run(study, ASYNCHRONOUS, "lag_1", 0, [])
+    study = mini_study.model_copy(update=values | {"experiments": experiments})
+    run = effective_run(study, "grpo_learning_rate", "lag_1", 0, [])
     victims: dict[int, str] = {}
     synchronize = RolloutPipeline.synchronize
 

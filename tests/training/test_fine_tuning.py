@@ -15,12 +15,12 @@ import torch
 from model_parts import like_llama3, like_qwen3, own_model
 from study_parts import entry
 from torch import Tensor
-from training_parts import NoMlflow, context, monitored, never_saved, read_csv
+from training_parts import NoMlflow, context, make_project, monitored, never_saved, read_csv, train
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Example, Problem, write_records
 from grpo.learner.learner import Learner
-from grpo.models.checkpoint import load_model, save_checkpoint
+from grpo.models.checkpoint import load_model
 from grpo.models.tokenizer import Tokenizer
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
@@ -118,6 +118,7 @@ def flat(model: Any) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
+NO_ENGINE = SimpleNamespace()  # nothing is sampled
 Validate = Callable[[int, list[dict[str, float]]], bool]
 
 
@@ -132,13 +133,10 @@ def fine_tuned(
     max_tokens: int | None = None,
 ) -> tuple[Any, list[dict[str, float]], RunLog]:
     """A trained copy of ``model``, its history, and the run's log."""
-    folder.mkdir(parents=True)
     model = copy.deepcopy(model)
-    log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
     learner = Learner(model, config, tokenizer.pad_token_id, LearnerSettings(max_tokens_per_microbatch=max_tokens))
-    parts = {"data": examples, "engine": None, "learner": learner, "tokenizer": tokenizer}
-    train_sft(context(config, log, never_saved(folder), **parts, seed=seed, validation=validate))
-    log.close()
+    given = {"data": examples, "engine": NO_ENGINE, "learner": learner, "seed": seed, "validation": validate}
+    _, log = train(train_sft, config, model, tokenizer, folder, **given)
     return model, read_csv(folder / "history.csv"), log
 
 
@@ -331,14 +329,7 @@ def test_evaluations_and_checkpoints_come_after_their_steps(
 @pytest.fixture
 def project(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     """A project folder with base model, problems and examples, and a study of a few steps."""
-    from grpo.training import run as run_module
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run_module, "MlflowRun", lambda *_: NoMlflow())
-    save_checkpoint(paths.model("main"), model, tokenizer)
-    problems = [Problem(f"p/{i}", f"Mia has {i} apples.", str(i)) for i in range(8)]
-    write_records(paths.train("main"), problems)
-    write_records(paths.validation("main"), problems[:4])
+    make_project(monkeypatch, tmp_path, model, tokenizer)
     write_records(paths.sft_examples("main"), [*EXAMPLES, Example("wrong", " x", "1", 0.0)])
     grpo = {
         "n_grpo_steps": 1,
@@ -422,10 +413,7 @@ def test_prompts_are_put_as_they_are_when_sampling(format: Format, tmp_path: Pat
 
     config = CONFIG.model_copy(update={"n_sft_steps": 1, "train_batch_size": 10})
     learner = SimpleNamespace(sft_update=update, model=SimpleNamespace(config=None))
-    parts = {"data": EXAMPLES, "engine": None, "learner": learner, "tokenizer": tokenizer}
-    log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
-    train_sft(context(config, log, never_saved(tmp_path), **parts, format=format))
-    log.close()
+    train(train_sft, config, None, tokenizer, tmp_path, data=EXAMPLES, engine=NO_ENGINE, learner=learner, format=format)
     expected = {
         (format.encode(tokenizer, e.prompt), tuple(tokenizer(f"{e.response}<|eot_id|>", add_special_tokens=False)["input_ids"]))
         for e in EXAMPLES

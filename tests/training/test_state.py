@@ -128,11 +128,13 @@ def test_damage_is_noticed_and_the_state_before_is_used(
     assert states(tmp_path) == ["step-4"]
 
 
-def test_a_renamed_state_counts_as_damaged(tmp_path: Path) -> None:
+def test_without_a_whole_state_the_run_starts_anew(tmp_path: Path) -> None:
+    """A renamed state is none of its new name."""
     run(tmp_path, until=6)
     (tmp_path / "state/step-6").rename(tmp_path / "state/step-99")
-    assert run(tmp_path, until=8)[1].step == 4
-    assert states(tmp_path) == ["step-6", "step-8"]
+    cut(tmp_path / "state/step-4/state.pt")
+    assert run(tmp_path, until=0)[1].step == 0
+    assert states(tmp_path) == []
 
 
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:

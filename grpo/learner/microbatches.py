@@ -8,9 +8,9 @@ result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,11 +19,10 @@ from grpo.common.world import ALONE, World
 from grpo.learner.chunked import chunked_log_probs, log_probs_of
 from grpo.models.examine import traits_of
 from grpo.models.packed_attention import NO_MASK
-from grpo.models.packing import Predictions, Segment, fill_rows, pack
+from grpo.models.packing import Predictions, fill_rows, pack
 from grpo.models.sharding import forward, shares
 
 Ids = Sequence[Sequence[int]]
-Row = TypeVar("Row")
 
 
 class Texts(NamedTuple):
@@ -66,18 +65,16 @@ def packed_microbatches(
         temperature: divides the logits.
         world: the processes that share the rows.
     """
-
-    def compute(segments: list[Segment]) -> Microbatch:
-        row, device = pack(segments, *texts), model.device
+    device = model.device
+    for segments, counts in shares(model, fill_rows(*texts, max_tokens), world):
+        row = pack(segments, *texts)
         inputs = {
             "input_ids": row.input_ids.to(device, non_blocking=True),
             "position_ids": row.position_ids.to(device, non_blocking=True),
             "attention_mask": NO_MASK,
             "shared": row.layout.on(device),
         }
-        return _predicted(model, inputs, row.predictions, temperature)
-
-    return _each(model, fill_rows(*texts, max_tokens), compute, world)
+        yield from _if_it_counts(_predicted(model, inputs, row.predictions, temperature), counts)
 
 
 def padded_microbatches(
@@ -94,27 +91,23 @@ def padded_microbatches(
         parts: positions in the batch of each microbatch, from :func:`neighbours` or :func:`of_like_length`.
         world: the processes that share the parts.
     """
-
-    def compute(members: list[int]) -> Microbatch:
-        prompts, responses = texts
+    prompts, responses = texts
+    for members, counts in shares(model, parts, world):
         tensors = pad_and_shift([prompts[i] for i in members], [responses[i] for i in members], pad_token_id)
         width, lengths = tensors["labels"].shape[1], [len(responses[i]) for i in members]
         source = _ranges([row * width + len(prompts[i]) - 1 for row, i in enumerate(members)], lengths)
+        predictions = Predictions(source, tensors["labels"].take(source), members, lengths)
         # With padding on the right, causal attention needs no mask: no real token attends to it.
         inputs = {"input_ids": tensors["input_ids"].to(model.device, non_blocking=True)}
-        return _predicted(model, inputs, Predictions(source, tensors["labels"].take(source), members, lengths), temperature)
-
-    return _each(model, parts, compute, world)
+        yield from _if_it_counts(_predicted(model, inputs, predictions, temperature), counts)
 
 
-def _each(model: Any, rows: Sequence[Row], compute: Callable[[Row], Microbatch], world: World) -> Iterator[Microbatch]:
-    """Compute this process's share of the rows, one after the other."""
-    for row, counts in shares(model, rows, world):
-        microbatch = compute(row)
-        if counts:
-            yield microbatch
-        elif torch.is_grad_enabled():
-            microbatch.log_probs[:0].sum().backward()  # type: ignore[no-untyped-call] # zeros
+def _if_it_counts(microbatch: Microbatch, counts: bool) -> Iterator[Microbatch]:
+    """Yield a microbatch that counts; for any other, run the backward pass that other processes wait for, with zeros."""
+    if counts:
+        yield microbatch
+    elif torch.is_grad_enabled():
+        microbatch.log_probs[:0].sum().backward()  # type: ignore[no-untyped-call]
 
 
 def pad_and_shift(

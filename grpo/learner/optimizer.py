@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from grpo.common.errors import UserError
-from grpo.models.sharding import computing_dtype, fill, gather, is_sharded, share_of
+from grpo.models.sharding import computing_dtype, gather, is_sharded, share_of
 
 BETAS = 0.9, 0.95
 MOMENTS = "exp_avg", "exp_avg_sq"  # torch's keys in the optimizer state of a weight
@@ -120,9 +120,9 @@ class Optimizer:
         if finite:
             self.adamw.step()
             with torch.no_grad():
-                rounded = [i for i, weight in enumerate(self.weights) if weight is not self.parameters[i]]
-                if rounded:
-                    torch._foreach_copy_([self.parameters[i] for i in rounded], [self.weights[i] for i in rounded])
+                for parameter, weight in zip(self.parameters, self.weights, strict=True):
+                    if parameter is not weight:
+                        parameter.copy_(weight)
         for weight in self.weights:
             weight.grad = None
         return finite
@@ -145,7 +145,7 @@ class Optimizer:
         with torch.no_grad():
             for weight, saved in zip(self.weights, state["weights"], strict=True):
                 if saved is not None:
-                    fill(weight, saved)
+                    weight.copy_(share_of(weight, saved))
 
 
 def _add_to(weight: Tensor) -> Any:

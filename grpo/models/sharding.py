@@ -137,11 +137,6 @@ def share_of(tensor: Tensor, whole: Tensor) -> Tensor:
     return distribute_tensor(there, tensor.device_mesh, tensor.placements, src_data_rank=None)  # type: ignore[attr-defined]
 
 
-def fill(tensor: Tensor, whole: Tensor) -> None:
-    """Copy ``whole``, or this process's share of it, into ``tensor``."""
-    tensor.copy_(share_of(tensor, whole))
-
-
 def weights_of(model: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield names and whole weights of a model's ``state_dict``, in its computing precision, one at a time."""
     for name, tensor in model.state_dict().items():
@@ -154,7 +149,7 @@ def load_weights(model: Any, weights: Mapping[str, Tensor], strict: bool = True)
         model.load_state_dict(weights, strict=strict)
         return
     for name, tensor in model.state_dict().items():
-        fill(tensor, weights[name])
+        tensor.copy_(share_of(tensor, weights[name]))
 
 
 def whole_model(model: Any, keep: bool) -> Any:

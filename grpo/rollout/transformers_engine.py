@@ -18,7 +18,7 @@ from grpo.common.records import Completion
 from grpo.common.world import ALONE, World
 from grpo.models.decoding import CopiedPrompts, SharedPrompts
 from grpo.models.examine import traits_of
-from grpo.models.sharding import fill, is_sharded, weights_of
+from grpo.models.sharding import is_sharded, weights_of
 from grpo.rollout.engine import SamplingParams, require_room
 from grpo.rollout.responses import Responses
 
@@ -58,7 +58,7 @@ class TransformersEngine:
         if is_sharded(model):
             own = self.model.state_dict()
             for name, weight in weights_of(model):
-                fill(own[name], weight)
+                own[name].copy_(weight)
         else:
             self.model = model
         self.policy_version = policy_version

@@ -111,33 +111,38 @@ def test_documents_guess_as_often_as_asked_and_hold_no_validation_question() -> 
     assert prompts == {True}
 
 
-def test_a_run_trains_on_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grpo: Callable[..., tuple[int, str, str]], model: Any, tokenizer: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+def samples_of_a_run(
+    grpo: Callable[..., tuple[int, str, str]], model: Any, tokenizer: Any, task: dict[str, Any], format: str
+) -> list[dict[str, Any]]:
+    """What a run on this task says in its evaluations; in the working folder."""
     values = values_of("smoke")
-    values["tasks"]["main"] = {
-        "use": "reasoning_gym",
-        "dataset": "gcd",
-        "config": {"max_value": 20},
-        "train_size": 60,
-        "validation_size": 16,
-        "seed": 0,
-    }
+    values["tasks"]["main"] = task
     values["models"]["main"] = {"source": "local", "path": "given"}
     del values["sft_datasets"]["main"]
     values["experiments"] = {name: e | {"arms": {}} for name, e in values["experiments"].items()}
     values["experiments"]["grpo_learning_rate"]["arms"] = {"3e-3": {"learning_rate": 3e-3}}
     values["select_in"] = ["grpo_learning_rate"]
-    values["evaluation"] |= {"problems": 16, "zero_shot_problems": 16}
-    values["evaluation"]["best_of_n"] |= {"problems": 8}
-    save_checkpoint(tmp_path / "given", model, tokenizer)
-    (tmp_path / "params.yaml").write_text(json.dumps(values))
-    for command in ("model main", "dataset main", "train grpo_learning_rate 3e-3"):
+    values["grpo"] |= {"prompt": format}
+    values["evaluation"] |= {"problems": 16, "zero_shot_problems": 16, "zero_shot_prompts": [format]}
+    values["evaluation"]["best_of_n"] |= {"problems": 8, "prompts": [format]}
+    save_checkpoint(Path("given"), model, tokenizer)
+    Path("params.yaml").write_text(json.dumps(values))
+    for command in ("dataset main", "model main", "train grpo_learning_rate 3e-3"):
         code, _, error = grpo(*command.split())
         assert code == 0, error
+    return [json.loads(line) for line in (paths.RUNS / "grpo_learning_rate/3e-3/0/rollouts.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+
+
+@pytest.mark.usefixtures("project")
+def test_a_run_trains_on_one(grpo: Callable[..., tuple[int, str, str]], model: Any, tokenizer: Any) -> None:
+    entry = {"use": "reasoning_gym", "dataset": "gcd", "config": {"max_value": 20}, "train_size": 60, "validation_size": 16}
+    samples = samples_of_a_run(grpo, model, tokenizer, entry | {"seed": 0}, "r1_zero")
     held_out: list[Problem] = read_problems(paths.validation("main"))
     assert len(held_out) == 16
-    samples = [json.loads(line) for line in (paths.RUNS / "grpo_learning_rate/3e-3/0/rollouts.jsonl").read_text().splitlines()]
     assert samples and {sample["problem"] for sample in samples} <= {problem.id for problem in held_out}

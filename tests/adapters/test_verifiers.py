@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 from docs_parts import clone_with_study, run_to_the_report
-from study_parts import values_of
+from test_reasoning_gym import project, samples_of_a_run  # noqa: F401 - a fixture
 
 from grpo.common.errors import UserError
 from grpo.common.records import Problem, read_problems
@@ -201,33 +200,15 @@ def test_a_mistake_in_the_entry_is_told(settings: dict[str, Any], told: str) -> 
         task(**settings).problems("train")
 
 
-def test_a_study_trains_on_a_taskset(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grpo: Callable[..., tuple[int, str, str]], model: Any, tokenizer: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    values = values_of("smoke")
+@pytest.mark.usefixtures("project")
+def test_a_study_trains_on_a_taskset(grpo: Callable[..., tuple[int, str, str]], model: Any, tokenizer: Any) -> None:
     instead = {"rewards": {"brief": {"fn": "sums_env:even"}}}
-    values["tasks"]["main"] = {"use": "verifiers", "environment": "sums-env", "config": {"largest": 10, "task": instead}} | {
+    entry = {"use": "verifiers", "environment": "sums-env", "config": {"largest": 10, "task": instead}} | {
         "train": {"select": {"limit": 80}},
         "validation": {"select": {"skip": 80}},
     }
-    values["models"]["main"] = {"source": "local", "path": "given"}
-    del values["sft_datasets"]["main"]
-    values["experiments"] = {name: e | {"arms": {}} for name, e in values["experiments"].items()}
-    values["experiments"]["grpo_learning_rate"]["arms"] = {"3e-3": {"learning_rate": 3e-3}}
-    values["select_in"] = ["grpo_learning_rate"]
-    values["grpo"] |= {"prompt": "plain"}
-    values["evaluation"] |= {"problems": 16, "zero_shot_problems": 16, "zero_shot_prompts": ["plain"]}
-    values["evaluation"]["best_of_n"] |= {"problems": 8, "prompts": ["plain"]}
-    save_checkpoint(tmp_path / "given", model, tokenizer)
-    (tmp_path / "params.yaml").write_text(json.dumps(values))
-    for command in ("dataset main", "model main", "train grpo_learning_rate 3e-3"):
-        code, _, error = grpo(*command.split())
-        assert code == 0, error
+    rollouts = samples_of_a_run(grpo, model, tokenizer, entry, "plain")
     assert len(read_problems(paths.validation("main"))) == 20
-    lines = (paths.RUNS / "grpo_learning_rate/3e-3/0/rollouts.jsonl").read_text().splitlines()
-    rollouts = [json.loads(line) for line in lines]
     assert {r["reward"] for r in rollouts} == {0.0, 0.25}  # a random model is right nowhere
     assert all(r["reward"] == (len(r["response"].strip()) % 2 == 0) / 4 for r in rollouts)
 

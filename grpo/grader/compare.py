@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from typing import TypeVar
 
-from grpo.grader.expression import divides, equation_difference, is_rational, parse, variables
+from grpo.grader.expression import divides, equation_difference, is_constant, is_rational, parse
 from grpo.grader.families import declared_family, letters_of, possible_family, renamed, replaced, same_values, without_name
 from grpo.grader.names import names_quantity, names_sum
 from grpo.grader.normalise import unwrap_text
 from grpo.grader.numeric import number, ratio, same_value
-from grpo.grader.quantity import exact_value, is_sign_of, joined_quantity, same_quantity, same_unit, scaled, size_of, split_unit
-from grpo.grader.relations import (
-    RELATION,
-    Interval,
-    as_intervals,
-    in_usual_signs,
-    listed_intervals,
-    member_of,
-    merged,
-)
+from grpo.grader.quantity import conversion, exact_value, joined_quantity, lettered, same_quantity, scaled, size_of, split_unit
+from grpo.grader.relations import RELATION, Interval, as_intervals, in_usual_signs, listed_intervals, member_of, merged
 from grpo.grader.split import closes_at_end, split_at, split_equations, top_level
 from grpo.grader.values import Effort
 from grpo.grader.words import based, canonical_word, day_of_year, hedges, number_word, opened, same_time, words_of
@@ -61,7 +54,6 @@ _SUM = re.compile(r"[0-9A-Za-z)}] ?[+-]")
 _SEQUENCE = re.compile(r"([A-Za-z])_([a-z])=(.+)")
 _INVERSE = re.compile(r"[A-Z)]\^(?:\{-1\}|T|\{T\}|\\top|\\intercal)(?![A-Za-z])")
 _FUNCTION = re.compile(r"([A-Za-z](?:\^\{-1\})?)\(([a-z])\)=(.+)")
-_LETTERED_UNIT = re.compile(r"(.*\d)\s?([a-zA-Z])")
 _OPPOSITE = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "\\ne": "\\ne"}
 
 
@@ -379,15 +371,14 @@ class Comparison:
         by_value = same_quantity(body, unit, true_body, true_unit)
         if by_value is not None:
             return by_value
+        factor = conversion(unit, true_unit)
         for big, value in ((scaled(body), exact_value(true_body)), (scaled(true_body), exact_value(body))):
             if big is not None and value is not None:
-                return big == value and (not unit or not true_unit or same_unit(unit, true_unit))
+                return big == value and factor == 1
         body, true_body = unwrap_text(body), unwrap_text(true_body)
-        if unit and true_unit and not same_unit(unit, true_unit):
-            size, true_size = size_of(unit), size_of(true_unit)
-            if size is None or true_size is None or size[0] != true_size[0]:
-                return False
-            factor = size[1] / true_size[1]
+        if factor is None:
+            return False
+        if factor != 1:
             return same_value(f"{factor.numerator}/{factor.denominator}*({body})", true_body, self.effort) is True
         if self.spelt_alike(body, true_body):
             return True
@@ -399,9 +390,9 @@ class Comparison:
             if verdict is not None:
                 return verdict
         for text, other, other_unit in ((body, true_body, true_unit), (true_body, body, unit)):
-            lettered = _LETTERED_UNIT.fullmatch(text) if other_unit else None
-            if lettered and exact_value(lettered[1]) is not None and is_sign_of(lettered[2], other_unit):
-                return exact_value(lettered[1]) == exact_value(other)
+            amount = lettered(text, other_unit)
+            if amount is not None:
+                return amount == exact_value(other)
         return self.expression(body, true_body)
 
     def expression(self, answer: str, truth: str) -> bool:
@@ -533,8 +524,7 @@ def _names(text: str, values: list[str]) -> bool:
 
 
 def _is_number(text: str) -> bool:
-    tree = parse(unwrap_text(split_unit(text)[0]))
-    return tree is not None and not variables(tree)
+    return is_constant(unwrap_text(split_unit(text)[0]))
 
 
 def matrix_rows(text: str) -> list[list[str]] | None:
@@ -583,19 +573,17 @@ def _plus_and_minus(text: str) -> list[str]:
     if "\\pm" not in text and "\\mp" not in text:
         return [text]
     pieces = re.split(r"\\(pm|mp)(?![A-Za-z])\s*", text)
-    signs = pieces[1::2]
-    values = pieces[0::2]
-    if not 1 <= len(signs) <= 3:
+    values, kinds = pieces[0::2], pieces[1::2]
+    if not 1 <= len(kinds) <= 3:
         return [text]
-    if "mp" in signs or len(signs) == 1:
-        patterns = [[sign if kind == "pm" else -sign for kind in signs] for sign in (1, -1)]
-    else:
-        patterns = [[1 if (bits >> k) & 1 else -1 for k in range(len(signs))] for bits in range(2 ** len(signs))]
+    patterns: Iterable[Sequence[str]] = product("+-", repeat=len(kinds))
+    if "mp" in kinds:
+        patterns = [[signs[kind == "mp"] for kind in kinds] for signs in ("+-", "-+")]
     found = []
     for pattern in patterns:
         result = values[0]
         for sign, value in zip(pattern, values[1:], strict=True):
-            result += ("-" if sign < 0 else "+" if result and result[-1] not in "({=," else "") + value
+            result += ("" if sign == "+" and result[-1:] in {"", "(", "{", "=", ","} else sign) + value
         found.append(result)
     return found
 

@@ -69,11 +69,17 @@ def variables(tree: Node) -> frozenset[str]:
         return frozenset()
     if tree[0] == "series":
         return variables(tree[3]) | variables(tree[4]) | (variables(tree[5]) - {tree[2]})
-    found: frozenset[str] = frozenset()
-    for part in tree[1:]:
-        if isinstance(part, tuple):
-            found |= variables(part)
-    return found
+    return frozenset[str]().union(*map(variables, operands(tree)))
+
+
+def is_constant(text: str) -> bool:
+    """Whether a normalised text is an expression without variables."""
+    tree = parse(text)
+    return tree is not None and not variables(tree)
+
+
+def operands(tree: Node) -> list[Node]:
+    return [part for part in tree[1:] if isinstance(part, tuple)]
 
 
 def equation_difference(text: str) -> Node | None:
@@ -96,9 +102,7 @@ def is_rational(tree: Node) -> bool:
 
 def divides(tree: Node) -> bool:
     """Whether the tree has a division by an expression with a variable."""
-    if tree[0] == "div" and variables(tree[2]):
-        return True
-    return any(divides(part) for part in tree[1:] if isinstance(part, tuple))
+    return (tree[0] == "div" and bool(variables(tree[2]))) or any(map(divides, operands(tree)))
 
 
 def _tokens(text: str) -> list[str]:
@@ -198,15 +202,11 @@ class _Parser:
         return before.isalpha() and before not in "ei" and self.tokens[self.at + 1] == "^"
 
     def signed_factor(self) -> Node:
-        if self.peek() in {"+", "-"}:
-            return ("neg", self.signed_factor_once()) if self.take() == "-" else self.signed_factor_once()
-        return self.factor()
-
-    def signed_factor_once(self) -> Node:
-        # "--5" is clear, "---5" is not.
-        if self.peek() in {"+", "-"}:
-            return ("neg", self.factor()) if self.take() == "-" else self.factor()
-        return self.factor()
+        signs = [self.take() for _ in range(2) if self.peek() in {"+", "-"}]  # "--5" is clear, "---5" is not
+        tree = self.factor()
+        for _ in range(signs.count("-")):
+            tree = ("neg", tree)
+        return tree
 
     def factor(self) -> Node:
         return self.postfix(self.base())
@@ -254,8 +254,7 @@ class _Parser:
         value = exact_value(token)
         if value is None:
             raise Unreadable
-        is_mixed = self.peek() == "\\frac" and token.isdigit()
-        if is_mixed:
+        if self.peek() == "\\frac" and token.isdigit():
             parts = self.tokens[self.at + 1 : self.at + 7]
             if [*parts[0::3], *parts[2::3]] == ["{", "{", "}", "}"] and parts[1].isdigit() and parts[4].isdigit():
                 self.at += 7
@@ -267,7 +266,6 @@ class _Parser:
 
     def name(self, letter: str) -> Node:
         if self.peek() == "_":
-            self.take()
             return self.subscripted(letter)
         if letter in "ei" and letter not in self.indices:
             return ("const", letter)
@@ -276,19 +274,16 @@ class _Parser:
             return ("unknown", letter, self.group("("))
         return ("var", letter)
 
-    def subscript(self) -> str:
-        names = ""
+    def subscripted(self, name: str) -> Node:
+        """A variable, or an unknown term of a sequence, as in a sum over a_k."""
+        self.take("_")
+        subscript = ""
         if self.peek() == "{":
             self.take()
             while self.peek() != "}":
-                names += self.take()
-        names += self.take()
+                subscript += self.take()
+        subscript = (subscript + self.take()).rstrip("}")
         self.subscripted_until = self.at
-        return names.rstrip("}")
-
-    def subscripted(self, name: str) -> Node:
-        """A variable, or an unknown term of a sequence, as in a sum over a_k."""
-        subscript = self.subscript()
         return ("term" if self.indices.intersection(subscript) else "var", name + "_" + subscript)
 
     def group(self, opening: str) -> Node:
@@ -304,15 +299,9 @@ class _Parser:
 
     def braced(self) -> Node:
         r"""Read an operand of ``\frac``: in braces or, as in ``\frac12``, the next digit, letter or command."""
-        token = self.take()
-        if token == "{":
-            return self.group("{")
-        if token.isdigit():
-            if len(token) > 1:
-                self.at -= 1
-                self.tokens[self.at] = token[1:]
-            return ("num", Fraction(int(token[0])))
-        self.at -= 1
+        if self.peek().isdigit():
+            self.tokens[self.at : self.at + 1] = self.peek()
+            return ("num", Fraction(self.take()))
         return self.base()
 
     def command(self, name: str) -> Node:
@@ -327,10 +316,7 @@ class _Parser:
         if name in _FUNCTIONS:
             return self.function(name)
         if name in _GREEK:
-            if self.peek() == "_":
-                self.take()
-                return self.subscripted(name)
-            return ("var", name)
+            return self.subscripted(name) if self.peek() == "_" else ("var", name)
         if "\\" + name in _CLOSING:
             return self.group("\\" + name)
         if name in {"sum", "prod"}:
@@ -342,9 +328,7 @@ class _Parser:
         if self.peek() == "[":
             self.take()
             degree = self.group("[")
-        if self.peek() not in {"{", "("}:
-            return ("root", self.base(), degree)
-        return ("root", self.group(self.take()), degree)
+        return ("root", self.base(), degree)
 
     def function(self, name: str) -> Node:
         power = log_base = None
@@ -355,19 +339,14 @@ class _Parser:
                 log_base = self.base()
             else:
                 raise Unreadable
-        inverse = power == _MINUS_ONE and name in {"sin", "cos", "tan"}
         argument = self.argument()
-        if log_base is not None:
-            return self.powered(("div", ("ln", argument), ("ln", log_base)), power)
         if name == "cbrt":
             return ("root", argument, ("num", Fraction(3)))
-        if inverse:
+        if power == _MINUS_ONE and log_base is None:
+            if name not in {"sin", "cos", "tan"}:
+                raise Unreadable  # either 1/cosh x or the inverse function
             return ("arc" + name, argument)
-        if power == _MINUS_ONE:
-            raise Unreadable  # either 1/cosh x or the inverse function
-        return self.powered((name, argument), power)
-
-    def powered(self, tree: Node, power: Node | None) -> Node:
+        tree: Node = (name, argument) if log_base is None else ("div", ("ln", argument), ("ln", log_base))
         return tree if power is None else ("pow", tree, power)
 
     def argument(self) -> Node:

@@ -34,12 +34,12 @@ from functools import lru_cache
 from itertools import chain
 
 from grpo.common.errors import UserError
-from grpo.grader.compare import Comparison, NeedsAlgebra
+from grpo.grader.compare import Comparison, NeedsAlgebra, T, is_spelt
+from grpo.grader.expression import parse
 from grpo.grader.extract import without_boxes
 from grpo.grader.normalise import half_width, normalise, unwrap_text, without_stray_delimiters
 from grpo.grader.quantity import exact_value, split_unit
-from grpo.grader.readable import is_readable
-from grpo.grader.symbolic import symbolically_equal
+from grpo.grader.symbolic import parses, symbolically_equal
 from grpo.grader.values import Effort
 from grpo.grader.words import choice, digits_without_base, restated, sentence_value, spelt_out
 from grpo.grader.working import captioned, conclusion
@@ -47,12 +47,16 @@ from grpo.grader.working import captioned, conclusion
 MAX_ANSWER_LENGTH = 2000  # characters; a longer answer is equal only if identical
 _CHEAP_EFFORT = 4_000.0
 _FULL_EFFORT = 150_000.0
+_READING_EFFORT = 20_000.0
 
 _LOG = logging.getLogger(__name__)
 
 _INTEGER = re.compile(r"-?[0-9]{1,300}")
 _WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2}")
 _BASE = re.compile(r"_|base")
+_SYMBOLS = frozenset((r"\infty", r"-\infty", r"+\infty", r"\emptyset", r"\ldots", r"\mathbb{R}", r"\mathbb{Z}", r"\{\}"))
+_GEOMETRIC = re.compile(r"\\(?:overline|overleftrightarrow|triangle|angle|overrightarrow|odot)(?![A-Za-z])")
+_PROSE = re.compile(r"[A-Za-z][A-Za-z0-9 ,.'-]*")
 
 
 def cheap_verdict(answer: str, truth: str) -> bool | None:
@@ -94,8 +98,27 @@ def check_ground_truth(ground_truth: str) -> None:
     bare = re.sub(r"\\.", "", ground_truth)
     if bare.count("{") != bare.count("}"):
         raise UserError(f"the braces of the ground truth {ground_truth!r} do not match. Correct it or remove the row.")
-    if not is_readable(normal):
+    if not _Reading(None, Effort(_READING_EFFORT)).same(normal, normal):
         raise UserError(f"the ground truth {ground_truth!r} cannot be read as an answer. Correct it or remove the row.")
+
+
+class _Reading(Comparison):
+    """Comparison of a ground truth with itself that is true if numbers, words, lists, relations and expressions can be read."""
+
+    def spelt_alike(self, answer: str, truth: str) -> bool:
+        return False
+
+    def in_any_order(self, left: list[T], right: list[T], equal: Callable[[T, T], bool]) -> bool:
+        return all(equal(part, part) for part in left)
+
+    def expression(self, answer: str, truth: str) -> bool:
+        if exact_value(answer) is not None or answer in _SYMBOLS or is_spelt(answer) or _PROSE.fullmatch(answer):
+            return True
+        bare = _GEOMETRIC.sub("", answer)
+        return parse(answer) is not None or (bare != answer and self.same(bare, bare, 2)) or self.by_algebra(answer, truth)
+
+    def by_algebra(self, answer: str, truth: str) -> bool:
+        return parses(answer)
 
 
 def _verdict(answer: str, truth: str, algebra: Callable[[str, str], bool] | None, effort: float) -> bool:
@@ -166,8 +189,6 @@ def _normal_truth(truth: str) -> str:
 def _work(answer: str, comparison: Comparison) -> Iterator[str]:
     """Further readings, tried last: restated words, the text after a caption, and a text's conclusion."""
     if _WORD.search(answer):
-        yield from restated(answer)
-        value = sentence_value(answer)
-        if value is not None:
-            yield from restated(value)
+        for text in (answer, sentence_value(answer) or ""):
+            yield from restated(text)
         yield from filter(None, (captioned(answer), conclusion(answer, comparison.effort)))

@@ -79,10 +79,6 @@ _DEGREE = re.compile(r" ?(?:\{ ?\})?\^ ?(?:\{ ?\\circ ?\}|\\circ(?![A-Za-z]))(?:
 _UNIT_LETTER = re.compile(r"^([+-]?[\d.,/]+) (m|g|s|h|l|L|m/s)(\^[23])?$")
 
 
-def _named_symbol(match: re.Match[str]) -> str:
-    return "\\pi" if match[1] == "pi" else "\\infty"
-
-
 _MATRIX = r"(?:[pbB]matrix|smallmatrix|matrix|array)"
 # (pattern, replacement), applied in this order.
 _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
@@ -126,7 +122,8 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\degree(?![A-Za-z])|\^\s*\{?\\text\{o\}\}?", r"^\\circ "),
     (r"√\s*(\d+|[A-Za-z])", r"\\sqrt{\1}"),
     (r"√", r"\\sqrt"),
-    (r"(?<![A-Za-z\\])(pi|infinity|infty|inf|oo)(?![A-Za-z])", _named_symbol),
+    (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi"),
+    (r"(?<![A-Za-z\\])(?:infinity|infty|inf|oo)(?![A-Za-z])", r"\\infty"),
     (r"\\frac\s*([0-9A-Za-z])", r"\\frac{\1}"),
     (r"\\frac\s*(\{[^{}]*\})\s*([0-9A-Za-z])", r"\\frac\1{\2}"),
     (r"\\frac\s*(\{[^{}]*\})\s*(?=\{)", r"\\frac\1"),

@@ -12,13 +12,14 @@ are n, m and k in floors, ceilings and exponents of negative numbers.
 from __future__ import annotations
 
 import hashlib
+import operator
 import random
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from math import lcm, prod
 from typing import Any
 
-from grpo.grader.expression import Node, parse, variables
+from grpo.grader.expression import Node, operands, parse, variables
 from grpo.grader.values import Effort, Evaluator, TooCostly, TooLarge, Undefined, context
 
 _DIGITS = 50
@@ -140,32 +141,23 @@ class _Points:
 def _natural(tree: Node) -> frozenset[str]:
     """Names of the variables that must be natural numbers."""
     kind = tree[0]
-    found: frozenset[str] = frozenset()
-    if kind in {"factorial", "factorial2", "binomial"}:
-        found = variables(tree)
-    elif kind == "series":
-        found = variables(tree[3]) | variables(tree[4]) | (_natural(tree[5]) - {tree[2]})
-    elif kind in {"floor", "ceil"}:
-        found = variables(tree) & _WHOLE
-    elif kind == "pow" and not variables(tree[1]) and _is_negative(tree[1]):
-        found = variables(tree[2]) & _WHOLE
     if kind == "series":
-        return found
-    for part in tree[1:]:
-        if isinstance(part, tuple):
-            found |= _natural(part)
+        return variables(tree[3]) | variables(tree[4]) | (_natural(tree[5]) - {tree[2]})
+    found = frozenset[str]().union(*map(_natural, operands(tree)))
+    if kind in {"factorial", "factorial2", "binomial"}:
+        found |= variables(tree)
+    elif kind in {"floor", "ceil"}:
+        found |= variables(tree) & _WHOLE
+    elif kind == "pow" and tree[1][0] == "neg" and tree[1][1][0] == "num":
+        found |= variables(tree[2]) & _WHOLE
     return found
-
-
-def _is_negative(tree: Node) -> bool:
-    return bool(tree[0] == "neg" and tree[1][0] == "num")
 
 
 def _period(tree: Node) -> int:
     """The period over which the floors and ceilings in ``tree`` meet every remainder."""
     if tree[0] in {"floor", "ceil"} and variables(tree):
         return prod(_divisors(tree))
-    return lcm(*(_period(part) for part in tree[1:] if isinstance(part, tuple)))
+    return lcm(*map(_period, operands(tree)))
 
 
 def _divisors(tree: Node) -> list[int]:
@@ -173,33 +165,23 @@ def _divisors(tree: Node) -> list[int]:
         return [max(1, abs(tree[1].numerator) * tree[1].denominator)]
     if tree[0] in {"const", "root", "ln", "log", "lg", "exp"}:
         raise TooCostly  # The period is infinite.
-    return [size for part in tree[1:] if isinstance(part, tuple) for size in _divisors(part)]
+    return [size for part in operands(tree) for size in _divisors(part)]
 
 
 def _survey(tree: Node, constants: set[Fraction], inside: bool = False) -> bool:
     """Whether the tree is piecewise; adds the sizes of constants inside pieces to ``constants``."""
     if not variables(tree):
         if inside:
-            size = abs(Fraction(_float(tree)))
+            size = Fraction(float(abs(Evaluator({}, context(_DIGITS), Effort(500)).value(tree))))
             constants.add(max(size, 1 / size) if size else size)
         return False
     has_pieces = tree[0] in _PIECEWISE
     if tree[0] == "pow":  # x^{0.5} is a root; x^2 and 2^x have no pieces.
         has_pieces = not variables(tree[2]) and (tree[2][0] != "num" or tree[2][1].denominator != 1)
     inside |= has_pieces
-    for part in tree[1:]:
-        if isinstance(part, tuple):
-            has_pieces |= _survey(part, constants, inside)
+    for part in operands(tree):
+        has_pieces |= _survey(part, constants, inside)
     return has_pieces
-
-
-def _float(tree: Node) -> float:
-    """The absolute value of a constant; TooCostly if it exceeds floating-point numbers."""
-    value = abs(Evaluator({}, context(_DIGITS), Effort(500)).value(tree))
-    try:
-        return float(value)
-    except OverflowError:
-        raise TooCostly from None
 
 
 def _agree_at_points(left: Node, right: Node, names: list[str], effort: Effort) -> bool | None:
@@ -230,9 +212,8 @@ def _constant_ratio(left: Node, right: Node, names: list[str], effort: Effort) -
     choice = _Points(left, right, names)
     points = [*choice.near(), *(point for point, _ in choice.far())]
     quotients, bits = _quotients(left, right, points, _DIGITS, effort)
-    digits = _DIGITS
-    if quotients and bits > 60:
-        digits += int(bits * 0.302) + 10
+    digits = _digits(bits)
+    if quotients and digits > _DIGITS:
         quotients, _ = _quotients(left, right, points, digits, effort)
     if quotients is None:
         return 0
@@ -241,12 +222,9 @@ def _constant_ratio(left: Node, right: Node, names: list[str], effort: Effort) -
     first = quotients[0]
     numbers = Evaluator({}, context(digits), effort)
     for quotient in quotients[1:]:
-        if isinstance(quotient, Fraction) and isinstance(first, Fraction):
-            if quotient != first:
-                return 0
-            continue
-        difference = abs(numbers.real(quotient) - numbers.real(first))
-        if difference > abs(numbers.real(first)) * _tolerance(digits - 15):
+        is_exact = isinstance(quotient, Fraction) and isinstance(first, Fraction)
+        tolerance = 0 if is_exact else abs(numbers.real(first)) * _tolerance(digits - 15)
+        if abs(numbers.combine(operator.sub, quotient, first)) > tolerance:
             return 0
     return None if isinstance(first, context(digits).mpc) else 1 if first > 0 else -1
 
@@ -275,9 +253,8 @@ def _agree(left: Node, right: Node, point: Mapping[str, Fraction], effort: Effor
     difference, size, bits = _difference(left, right, point, _DIGITS, effort)
     if isinstance(difference, Fraction):
         return difference == 0
-    digits = _DIGITS
-    if bits > 60:  # so that constants as small as 1e-18 do not vanish
-        digits += int(bits * 0.302) + 10
+    digits = _digits(bits)
+    if digits > _DIGITS:
         difference, size, _ = _difference(left, right, point, digits, effort)
     within = difference <= size * _tolerance(digits - 12)
     if difference > size * _tolerance(3) > _tolerance(6):
@@ -289,6 +266,11 @@ def _agree(left: Node, right: Node, point: Mapping[str, Fraction], effort: Effor
         return True
     # After a cancellation to zero, the difference shrinks further with more digits.
     return bool(again <= difference * _tolerance(digits // 2))
+
+
+def _digits(bits: int) -> int:
+    """Digits for numbers of ``bits``, so that constants as small as 1e-18 do not vanish."""
+    return _DIGITS + (int(bits * 0.302) + 10 if bits > 60 else 0)
 
 
 def _tolerance(digits: int) -> Any:

@@ -23,6 +23,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +94,7 @@ class GraderPool:
         self._lock = threading.Lock()  # guards the zygote
         self._zygote: _Zygote | None = None
         # Last in, first out, so that a single thread never starts a second worker.
-        self._idle: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
+        self._idle: queue.LifoQueue[Connection[Any, Any] | None] = queue.LifoQueue()
         for _ in range(self.workers):
             self._idle.put(None)
 
@@ -105,12 +107,13 @@ class GraderPool:
         worker = self._idle.get()
         usable = False  # also after an interrupt, so that its reply is not taken for that to the next request
         try:
-            if worker is None or not worker.is_idle():
+            if worker is None or worker.poll():  # there is something to read only if it has died
                 worker = self._new_worker()
-            equal, spent = worker.ask([answer, truth], self._reply_limit_s)
+            worker.send_bytes(json.dumps([answer, truth]).encode())
+            equal, spent = _reply(worker, self._reply_limit_s)
             usable = not spent
             return Verdict(equal)
-        except OSError as error:  # the worker died: its time was up, or it crashed
+        except (OSError, EOFError) as error:  # the worker died: its time was up, or it crashed
             if self._closed:
                 raise RuntimeError("The grading pool was closed while it was grading.") from error
             return Verdict(equal=False, timed_out=True)
@@ -145,7 +148,7 @@ class GraderPool:
                 self._zygote.close()
                 self._zygote = None
 
-    def _new_worker(self) -> _Worker:
+    def _new_worker(self) -> Connection[Any, Any]:
         failure = ""
         with self._lock:
             for _ in range(2):  # twice, as the zygote may have been killed
@@ -154,8 +157,8 @@ class GraderPool:
                 self._zygote = self._zygote or _Zygote(self._arguments)
                 try:
                     return self._zygote.fork()
-                except OSError as error:
-                    failure = f"{error} {self._zygote.close()}"
+                except (OSError, EOFError) as error:
+                    failure = self._zygote.close() or repr(error)
                     self._zygote = None
         raise RuntimeError(f"No grading process could be started: {failure}")
 
@@ -178,13 +181,12 @@ class _Zygote:
                 start_new_session=True,
             )
 
-    def fork(self) -> _Worker:
-        """Wait for the imports (about 1.5 s at first) and for a new worker; OSError if there is none."""
-        ours, theirs = socket.socketpair()
-        worker = _Worker(ours)
+    def fork(self) -> Connection[Any, Any]:
+        """Wait for the imports (about 1.5 s at first) and for a new worker; OSError or EOFError if there is none."""
+        worker, theirs = Pipe()
         with theirs:
             socket.send_fds(self._control, [b"."], [theirs.fileno()])
-        worker.reply()
+        _reply(worker, _START_LIMIT_S)
         return worker
 
     def close(self) -> str:
@@ -195,41 +197,10 @@ class _Zygote:
         return self._process.communicate()[1].decode(errors="replace").strip()
 
 
-class _Worker:
-    """The connection to a worker process, which ends when this object is deleted."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._connection.settimeout(_START_LIMIT_S)
-        self._replies = connection.makefile("rb")
-
-    def is_idle(self) -> bool:
-        """Whether the worker waits for a request; false if it has died."""
-        self._connection.settimeout(0)
-        try:
-            self._connection.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return True
-        except OSError:
-            pass
-        return False
-
-    def ask(self, pair: list[str], limit_s: float) -> tuple[bool | float, bool]:
-        """The verdict, and whether the worker ends after it; OSError if it does not reply."""
-        self._connection.settimeout(limit_s)
-        self._connection.sendall(json.dumps(pair).encode() + b"\n")
-        equal, spent = self.reply()
-        return equal, spent
-
-    def reply(self) -> Any:
-        line = self._replies.readline()
-        if not line.endswith(b"\n"):
-            raise ConnectionError("It ended without a reply.")
-        return json.loads(line)
-
-    def __del__(self) -> None:
-        self._replies.close()
-        self._connection.close()
+def _reply(worker: Connection[Any, Any], limit_s: float) -> Any:
+    if not worker.poll(limit_s):
+        raise TimeoutError(f"There was no reply within {limit_s} s.")
+    return json.loads(worker.recv_bytes())
 
 
 # ------------------------------------------------------------------------------------------------- for the whole process
@@ -243,7 +214,8 @@ def default_pool() -> GraderPool:
 
 def is_equal(answer: str, truth: str) -> Verdict:
     """Grade one answer as :func:`grade_batch` does: in microseconds if no computer algebra is needed."""
-    return grade_batch([(answer, truth)])[0]
+    cheap = cheap_verdict(answer, truth)
+    return Verdict(cheap) if cheap is not None else _by_algebra([(answer, truth)])[answer, truth]
 
 
 def grade_batch(pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
@@ -254,27 +226,22 @@ def grade_batch(pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
     Raises:
         RuntimeError: computer algebra is needed, and its processes cannot start.
     """
-    verdicts: dict[tuple[str, str], Verdict] = {}
-    hard: list[tuple[str, str]] = []
-    for pair in dict.fromkeys(pairs):
-        cheap = cheap_verdict(*pair)
-        if cheap is not None:
-            verdicts[pair] = Verdict(cheap)
-        elif known := _cached(pair):
-            verdicts[pair] = known
-        else:
-            hard.append(pair)
-    if hard:
-        found = dict(zip(hard, default_pool().verdicts(hard), strict=True))
-        verdicts |= found
-        with _cache_lock:
-            _cache.update((pair, verdict) for pair, verdict in found.items() if not verdict.timed_out)
+    cheap = {pair: cheap_verdict(*pair) for pair in dict.fromkeys(pairs)}
+    verdicts = {pair: Verdict(equal) for pair, equal in cheap.items() if equal is not None}
+    verdicts |= _by_algebra([pair for pair in cheap if pair not in verdicts])
     return [verdicts[pair] for pair in pairs]
 
 
-def _cached(pair: tuple[str, str]) -> Verdict | None:
+def _by_algebra(pairs: list[tuple[str, str]]) -> dict[tuple[str, str], Verdict]:
     with _cache_lock:
-        return _cache.get(pair)
+        verdicts = {pair: _cache[pair] for pair in pairs if pair in _cache}
+    unknown = [pair for pair in pairs if pair not in verdicts]
+    if unknown:
+        found = dict(zip(unknown, default_pool().verdicts(unknown), strict=True))
+        with _cache_lock:
+            _cache.update((pair, verdict) for pair, verdict in found.items() if not verdict.timed_out)
+        verdicts |= found
+    return verdicts
 
 
 def forget_verdicts() -> None:
@@ -304,5 +271,4 @@ def _after_fork_in_child() -> None:
         pool._reset()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(after_in_child=_after_fork_in_child)

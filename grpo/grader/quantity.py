@@ -54,6 +54,7 @@ _UNIT_NAMES |= {other: name for kind in ("others", "compound") for name, row in 
 _MONEY_SIGNS = _UNITS["money before"]
 _SIGN_OF_MONEY = "|".join(re.escape(sign) for sign in _MONEY_SIGNS)
 _MONEY = re.compile(rf"([+-]?)({_SIGN_OF_MONEY}) ?([+-]?)(?!\\?\$)(?=[\d.\\(])(.+)")
+_LETTERED = re.compile(r"(.*\d)\s?([mgslhLNJWV])")
 _RATE = re.compile(r"(.*\d) ?(?:/| per | an? )(.+)")
 
 
@@ -73,9 +74,9 @@ def exact_value(text: str) -> Fraction | None:
 
 def _unsigned(body: str) -> Fraction | None:
     if _DECIMAL.fullmatch(body):
-        return _decimal(body)
+        return Fraction(body)
     if match := _RATIO.fullmatch(body):
-        top, bottom = (_decimal(part) for part in match.groups() if part is not None)
+        top, bottom = (Fraction(part) for part in match.groups() if part is not None)
         return top / bottom if bottom else None
     if match := _MIXED.fullmatch(body):
         whole_part, upper, lower = (int(part) for part in match.groups() if part is not None)
@@ -87,28 +88,16 @@ def _unsigned(body: str) -> Fraction | None:
     if match := _ELLIPSIS.fullmatch(body):
         return _unsigned(f"{match[1]}.{match[2]}({match[3]})")
     if match := _SCIENTIFIC.fullmatch(body):
-        exponent = int(match[2] or match[3])
-        return _decimal(match[1]) * _power(10, exponent)
+        return Fraction(match[1]) * Fraction(10) ** int(match[2] or match[3])
     if match := _POWER.fullmatch(body):
         base, exponent = int(match[1]), int(match[2] or match[3])
         if not base or abs(exponent) * base.bit_length() > 20_000:
             return None
-        return _power(base, exponent)
+        return Fraction(base) ** exponent
     if match := _SCALED.fullmatch(body):
         number = _unsigned(match[1])
         return None if number is None else number * _SCALES[match[2]]
     return None
-
-
-def _power(base: int, exponent: int) -> Fraction:
-    power = Fraction(int(base ** abs(exponent)))
-    return power if exponent >= 0 else 1 / power
-
-
-def _decimal(text: str) -> Fraction:
-    """Read a decimal (optional sign, digits, optional point); Python's own parser would also accept ``1_0``."""
-    whole, _, digits = text.partition(".")
-    return Fraction(int((whole if whole.strip("+-") else whole + "0") + digits), 10 ** len(digits))
 
 
 def scaled(text: str) -> Fraction | None:
@@ -301,15 +290,21 @@ def same_quantity(answer: str, answer_unit: str, truth: str, truth_unit: str) ->
         return not truth_unit and (value / 100 == true_value or (value == true_value and abs(true_value) > 1))
     if truth_unit == "%" != answer_unit:
         return not answer_unit and (value == true_value / 100 or value == true_value)
-    if answer_unit and truth_unit and not same_unit(answer_unit, truth_unit):
-        size, true_size = size_of(answer_unit), size_of(truth_unit)
-        if size is None or true_size is None or size[0] != true_size[0]:
-            return False
-        return value * size[1] == true_value * true_size[1]
-    return value == true_value
+    factor = conversion(answer_unit, truth_unit)
+    return factor is not None and value * factor == true_value
 
 
-def same_unit(unit: str, other: str) -> bool:
+def conversion(unit: str, other: str) -> Fraction | None:
+    """The factor that converts an amount in a canonical unit to another one; 1 if one is empty, None if there is none."""
+    if not unit or not other or _same_unit(unit, other):
+        return Fraction(1)
+    size, other_size = size_of(unit), size_of(other)
+    if size is None or other_size is None or size[0] != other_size[0]:
+        return None
+    return size[1] / other_size[1]
+
+
+def _same_unit(unit: str, other: str) -> bool:
     """Whether two canonical units need no conversion: "unit" is any length, and the words of one may contain the other's."""
     for one, another in ((unit, other), (other, unit)):
         if one in {"unit", "unit^2", "unit^3"} and another not in {"unit", "unit^2", "unit^3"}:
@@ -323,6 +318,7 @@ def same_unit(unit: str, other: str) -> bool:
     return first <= second or second <= first
 
 
-def is_sign_of(letter: str, unit: str) -> bool:
-    """Whether a letter after a number, as in 5m, may mean ``unit`` (canonical)."""
-    return letter in "mgslhLNJWV" and _singular(letter.lower()) == unit
+def lettered(text: str, unit: str) -> Fraction | None:
+    """The number of ``5m``, whose letter may mean ``unit`` (canonical); None for other texts."""
+    match = _LETTERED.fullmatch(text)
+    return exact_value(match[1]) if match and _singular(match[2].lower()) == unit else None

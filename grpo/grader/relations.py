@@ -3,9 +3,10 @@ r"""Conversion of inequalities to sets of numbers, so that ``x > 3`` equals ``(3
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
-from math import isclose
+from math import isclose, isnan
+from operator import itemgetter
 
 from grpo.grader.expression import parse, variables
 from grpo.grader.split import split_at, top_level
@@ -30,16 +31,17 @@ _REALS = {
 _NAMED_MODULUS = re.compile(r"\|[zw]\|")
 _LINE = (0, 1, 5, 11)
 _MIRROR = {"(": ")", ")": "(", "[": "]", "]": "["}
-_FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!=", "=": "="}
+_FLIPPED = {">": "<", ">=": "<="}
 
 Interval = tuple[str, str, str, str]
 """Opening bracket, lower end, upper end, closing bracket."""
 
 _ALL: Interval = ("(", r"-\infty", r"\infty", ")")
+_Named = tuple[str, list[Interval]]
 _Order = Callable[[str], "float | None"]
 
 
-def as_intervals(text: str, order: _Order) -> tuple[str, list[Interval]] | None:
+def as_intervals(text: str, order: _Order) -> _Named | None:
     r"""The variable (may be empty) and the intervals that a normalised text describes; None if it is not a set of numbers.
 
     Args:
@@ -53,7 +55,7 @@ def as_intervals(text: str, order: _Order) -> tuple[str, list[Interval]] | None:
     if not RELATION.search(text):
         whole = _set(text, order)
         return None if whole is None else ("", whole)
-    found = _alternatives(text, order)
+    found = _united(_alternative(alternative, order) for alternative in split_at(text, "\\lor"))
     if found and _NAMED_MODULUS.fullmatch(found[0]):  # a modulus is not negative
         return found[0], [("[", "0", *interval[2:]) if "infty" in interval[1] else interval for interval in found[1]]
     return found
@@ -89,12 +91,11 @@ def in_usual_signs(text: str) -> str:
     return "\\cup ".join(pieces)
 
 
-def _alternatives(text: str, order: _Order) -> tuple[str, list[Interval]] | None:
-    """Read conditions joined by ``\\lor`` or by commas: x<1, x>3 describes two rays."""
+def _united(sets: Iterable[_Named | None]) -> _Named | None:
+    """The union of sets of the same variable; None if one is None or the variables differ."""
     names: set[str] = set()
     union: list[Interval] = []
-    for alternative in split_at(text, "\\lor"):
-        found = _alternative(alternative, order)
+    for found in sets:
         if found is None:
             return None
         names.add(found[0])
@@ -103,26 +104,20 @@ def _alternatives(text: str, order: _Order) -> tuple[str, list[Interval]] | None
     return ("".join(names), union) if len(names) <= 1 else None
 
 
-def _alternative(text: str, order: _Order) -> tuple[str, list[Interval]] | None:
+def _alternative(text: str, order: _Order) -> _Named | None:
     member = _MEMBER.fullmatch(text)
     if not _CHAIN.search(text):
-        found = _set(member[2] if member else text, order)
-        return None if found is None else (member[1] if member else "", found)
-    names: set[str] = set()
-    union: list[Interval] = []
+        whole = _set(member[2] if member else text, order)
+        return None if whole is None else (member[1] if member else "", whole)
+    found: list[_Named | None] = []
     for piece in split_at(text, "\\cup"):
         together = "\\land" in piece or "\\ne" in piece
         conditions = [piece] if together else top_level(piece, ",;")
         several = [_modulus(condition, order) or _conjunction(condition, order) for condition in conditions]
         intervals = [interval for one in several if one for interval in one[1]]
-        if len(conditions) > 1 and _overlap(intervals, order):  # 1<x, x<2 must hold together
-            several = [_conjunction(piece, order)]
-        for one in several:
-            if one is None:
-                return None
-            names.add(one[0])
-            union += one[1]
-    return (names.pop(), union) if len(names) == 1 else None
+        overlap = len(conditions) > 1 and _overlap(intervals, order)  # 1<x, x<2 must hold together
+        found += [_conjunction(piece, order)] if overlap else several
+    return _united(found)
 
 
 def _overlap(intervals: list[Interval], order: _Order) -> bool:
@@ -132,12 +127,13 @@ def _overlap(intervals: list[Interval], order: _Order) -> bool:
 
 
 def _place(end: str, order: _Order) -> float:
-    place = {r"-\infty": float("-inf"), r"\infty": float("inf")}.get(end)
-    place = order(end) if place is None else place
+    if end in {r"-\infty", r"\infty"}:
+        return float(end.replace("\\infty", "inf"))
+    place = order(end)
     return float("nan") if place is None else place
 
 
-def _modulus(text: str, order: _Order) -> tuple[str, list[Interval]] | None:
+def _modulus(text: str, order: _Order) -> _Named | None:
     """Convert ``|x-1| < 2`` or ``1 < |x| < 2`` to intervals; None if the inside of the bars is not linear."""
     sides = [side.strip() for side in _CHAIN.split(text)]
     where = [place for place, side in enumerate(sides) if _MODULUS.fullmatch(side)]
@@ -179,7 +175,7 @@ def _negative(end: str) -> str:
     return {r"-\infty": r"\infty", r"\infty": r"-\infty"}.get(end) or f"-({end})"
 
 
-def _conjunction(text: str, order: _Order) -> tuple[str, list[Interval]] | None:
+def _conjunction(text: str, order: _Order) -> _Named | None:
     """Intersect conditions joined by ``\\land`` or commas; ``x \\ne 2, 3`` excludes both numbers."""
     names: set[str] = set()
     excluded: list[str] = []
@@ -217,30 +213,22 @@ def _condition(text: str) -> tuple[str, Interval] | None:
     """Convert ``x > a``, ``a < x \\le b`` or ``x = a`` to an interval."""
     operators = [_OPERATORS[match.group().strip()] for match in _CHAIN.finditer(text)]
     sides = [side.strip() for side in _CHAIN.split(text)]
-    if "" in sides or "!=" in operators:
+    if all(operator in _FLIPPED for operator in operators):
+        sides, operators = sides[::-1], [_FLIPPED[operator] for operator in reversed(operators)]
+    names = [_name(side) for side in sides]
+    if "" in sides or names.count("") != len(sides) - 1:
         return None
-    where = [place for place, side in enumerate(sides) if _name(side)]
-    if len(where) != 1 or len(sides) not in (2, 3):
-        return None
-    name = _name(sides[where[0]])
-    if len(sides) == 3:
-        if where[0] != 1:
-            return None
-        low, high = sides[0], sides[2]
-        if all(operator in {">", ">="} for operator in operators):
-            low, high = high, low
-            operators = [_FLIPPED[operator] for operator in reversed(operators)]
-        if not all(operator in {"<", "<="} for operator in operators):
-            return None
-        return name, _interval(low, high, operators[0] == "<=", operators[1] == "<=")
-    operator = operators[0] if where[0] == 0 else _FLIPPED[operators[0]]
-    bound = sides[1 - where[0]]
-    if operator == "=":
+    name = "".join(names)
+    if operators == ["="]:
+        bound = sides[names.index("")]
         return name, ("[", bound, bound, "]")
-    closed = operator.endswith("=")
-    if operator.startswith("<"):
-        return name, _interval(r"-\infty", bound, False, closed)
-    return name, _interval(bound, r"\infty", closed, False)
+    if len(sides) == 2 and names[0]:
+        sides, operators = [r"-\infty", *sides], ["<", *operators]
+    elif len(sides) == 2:
+        sides, operators = [*sides, r"\infty"], [*operators, "<"]
+    if len(sides) != 3 or _name(sides[1]) != name or not all(operator in {"<", "<="} for operator in operators):
+        return None
+    return name, _interval(sides[0], sides[2], operators[0] == "<=", operators[1] == "<=")
 
 
 def _interval(low: str, high: str, low_closed: bool, high_closed: bool) -> Interval:
@@ -256,44 +244,38 @@ def _intersect(first: Interval, second: Interval) -> Interval | None:
         return first
     for left, right in ((first, second), (second, first)):
         if left[2] == r"\infty" and right[1] == r"-\infty" and left[1] != r"-\infty":
-            return (left[0], left[1], right[2], right[3])
+            return (*left[:2], *right[2:])
     return None
 
 
 def _without(interval: Interval, points: list[str], order: _Order) -> list[Interval] | None:
     """Remove points from an interval; None if an end or a point has no value."""
-    places = [(order(point), point) for point in points]
-    start = float("-inf") if "infty" in interval[1] else order(interval[1])
-    end = float("inf") if "infty" in interval[2] else order(interval[2])
-    if start is None or end is None or any(place is None for place, _ in places):
+    start, end = (_place(bound, order) for bound in interval[1:3])
+    places = {_place(point, order): point for point in points}
+    if any(map(isnan, (start, end, *places))):
         return None
-    inside = {place: point for place, point in places if place is not None and start < place < end}
     rest = []
-    opening, low = interval[0], interval[1]
-    for _, point in sorted(inside.items()):
-        rest.append((opening, low, point, ")"))
-        opening, low = "(", point
-    return [*rest, (opening, low, interval[2], interval[3])]
+    opening, low = interval[:2]
+    for place in sorted(place for place in places if start < place < end):
+        rest.append((opening, low, places[place], ")"))
+        opening, low = "(", places[place]
+    return [*rest, (opening, low, *interval[2:])]
 
 
 def merged(intervals: list[Interval], order: _Order) -> list[Interval]:
     """Join overlapping intervals; unchanged if an end has no value."""
-    infinite = {r"-\infty": float("-inf"), r"\infty": float("inf")}
-    placed = []
-    for interval in intervals:
-        low, high = (infinite[end] if end in infinite else order(end) for end in interval[1:3])
-        if low is None or high is None:
-            return intervals
-        placed.append((low, interval[0] == "(", high, interval))
+    placed = [(_place(low, order), opening == "(", _place(high, order)) for opening, low, high, _ in intervals]
+    if any(isnan(low) or isnan(high) for low, _, high in placed):
+        return intervals
     joined: list[Interval] = []
     end = float("-inf")
-    for low, _, high, interval in sorted(placed, key=lambda entry: entry[:3]):
+    for (low, _, high), interval in sorted(zip(placed, intervals, strict=True), key=itemgetter(0)):
         last = joined[-1] if joined else None
         if last is None or low > end or (low == end and (last[3], interval[0]) == (")", "(")):
             joined.append(interval)
             end = high
         elif high > end or (high == end and interval[3] == "]"):
-            joined[-1] = (last[0], last[1], interval[2], interval[3])
+            joined[-1] = (*last[:2], *interval[2:])
             end = high
     return joined
 

@@ -41,6 +41,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "neg": operator.neg,
 }
 _RELATIVE_TOLERANCE = 1e-10
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns if its own time limit is off; the pool has one
 
 
 def symbolically_equal(answer: str, truth: str) -> bool:
@@ -54,7 +55,7 @@ def symbolically_equal(answer: str, truth: str) -> bool:
         left, right = equation_difference(answer), equation_difference(truth)
         if left and right and is_rational(left) and is_rational(right):
             return _same_zeros(left, right)
-        return _compare(_math_verify(), answer, truth)
+        return _compare(answer, truth)
     except Exception:
         # sympy may raise anything on odd input; an answer that it cannot read is wrong.
         return False
@@ -63,7 +64,7 @@ def symbolically_equal(answer: str, truth: str) -> bool:
 def parses(text: str) -> bool:
     """Whether math-verify can parse a normalised text."""
     try:
-        return not too_complex(text) and _parse(_math_verify(), text) is not None
+        return not too_complex(text) and _parse(text) is not None
     except Exception:
         return False
 
@@ -74,11 +75,11 @@ def too_complex(text: str) -> bool:
         return True
     bracketed = []
     for match in re.finditer(r"(.?)\s*\^", text):
-        numbers = [int(digits) for digits in re.findall(r"\d+", _group_after(text, match.end()))]
-        if any(number > _MAX_EXPONENT for number in numbers) or prod(numbers) > _MAX_EXPONENT:
+        numbers = [int(digits) for digits in re.findall(r"\d+", _group_after(text, match.end())) if digits.strip("0")]
+        if prod(numbers) > _MAX_EXPONENT:
             return True
         if match[1] in {")", "}", "]"}:
-            bracketed += [number for number in numbers if number]
+            bracketed += numbers
     return prod(bracketed) > _MAX_BRACKET_EXPONENT
 
 
@@ -109,12 +110,14 @@ def _nesting_is_sound(text: str) -> bool:
     return braces == 0
 
 
-def _compare(math_verify: Any, answer: str, truth: str) -> bool:
+def _compare(answer: str, truth: str) -> bool:
     """Parse the truth and the answer, each as a whole text, and compare them."""
+    import math_verify
+
     if _VECTOR_PRODUCT.search(answer) or _VECTOR_PRODUCT.search(truth):
         return False  # math-verify ignores the order of vector products.
-    true_value = _parse(math_verify, truth)
-    value = None if true_value is None else _parse(math_verify, answer)
+    true_value = _parse(truth)
+    value = None if true_value is None else _parse(answer)
     if value is None or not math_verify.verify(true_value, value, timeout_seconds=None, allow_set_relation_comp=True):
         return False
     return _numbers_agree(value, true_value)
@@ -148,7 +151,9 @@ def _rational(tree: Node) -> Any:
     return _OPERATIONS[kind](*map(_rational, parts))
 
 
-def _parse(math_verify: Any, text: str) -> Any:
+def _parse(text: str) -> Any:
+    import math_verify
+
     # No fallback, so that a text that does not parse is not replaced by a number in it.
     options = {"fallback_mode": "no_fallback", "extraction_mode": "first_match", "parsing_timeout": None}
     text = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
@@ -176,11 +181,3 @@ def _numbers_agree(value: Any, true_value: Any) -> bool:
         if abs(left - right) > _RELATIVE_TOLERANCE * max(abs(left), abs(right)):
             return False
     return True
-
-
-def _math_verify() -> Any:
-    import math_verify
-
-    # It warns if its own time limit is off; the pool has one.
-    logging.getLogger("math_verify").setLevel(logging.ERROR)
-    return math_verify

@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from grpo.grader.compare import parts_of
-from grpo.grader.expression import Node, parse, variables
+from grpo.grader.expression import Node, operands, parse, variables
 from grpo.grader.grader import equal_readings
 from grpo.grader.normalise import normalise, unwrap_text
 from grpo.grader.quantity import exact_value, split_unit
@@ -65,16 +65,13 @@ def _work_remains(text: str) -> bool:
 
 
 def _has_work(tree: Node) -> bool:
-    kind, operands = tree[0], [part for part in tree[1:] if isinstance(part, tuple)]
-    if kind in {"add", "series"}:
+    if tree[0] in {"add", "series"} or (tree[0] == "mul" and all(map(_is_plain, operands(tree)))):
         return True
-    if kind == "mul" and all(_is_plain(part) for part in operands):
-        return True
-    return any(_has_work(part) for part in operands)
+    return any(map(_has_work, operands(tree)))
 
 
 def _is_plain(tree: Node) -> bool:
-    return tree[0] in _PLAIN and all(_is_plain(part) for part in tree[1:] if isinstance(part, tuple))
+    return tree[0] in _PLAIN and all(map(_is_plain, operands(tree)))
 
 
 def _is_number(text: str) -> bool:

@@ -5,10 +5,11 @@ Every operation first spends some of an :class:`Effort`, which bounds the time.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import lru_cache
-from math import comb, factorial, isqrt, prod
+from math import comb, isqrt, prod
 from typing import Any
 
 from grpo.grader.expression import Node
@@ -77,9 +78,8 @@ class Evaluator:
             return self.series(*tree[1:])
         if kind == "unknown":
             return self.unknown(tree[1], self.value(tree[2]))
-        operands = [self.value(part) for part in tree[1:]]
-        binary = _BINARY.get(kind)
-        return self.measured(binary(self, *operands) if binary else self.function(kind, operands[0]))
+        first, *rest = (self.value(part) for part in tree[1:])
+        return self.measured(_BINARY[kind](self, first, *rest) if rest else self.function(kind, first))
 
     def measured(self, value: Any) -> Any:
         """Return ``value`` and record its size, which determines the digits needed."""
@@ -112,22 +112,21 @@ class Evaluator:
             return self.context.mpc(0, 1)
         return +self.context.pi if name == "pi" else +self.context.e
 
-    def add(self, a: Any, b: Any) -> Any:
+    def combine(self, operation: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
         if isinstance(a, Fraction) and isinstance(b, Fraction):
-            return self.checked(a + b)
-        return self.real(a) + self.real(b)
+            return self.checked(operation(a, b))
+        return operation(self.real(a), self.real(b))
+
+    def add(self, a: Any, b: Any) -> Any:
+        return self.combine(operator.add, a, b)
 
     def multiply(self, a: Any, b: Any) -> Any:
-        if isinstance(a, Fraction) and isinstance(b, Fraction):
-            return self.checked(a * b)
-        return self.real(a) * self.real(b)
+        return self.combine(operator.mul, a, b)
 
     def divide(self, a: Any, b: Any) -> Any:
         if not b:
             raise Undefined
-        if isinstance(a, Fraction) and isinstance(b, Fraction):
-            return self.checked(a / b)
-        return self.real(a) / self.real(b)
+        return self.combine(operator.truediv, a, b)
 
     def power(self, a: Any, b: Any) -> Any:
         if isinstance(b, Fraction) and b.denominator == 1:
@@ -147,14 +146,10 @@ class Evaluator:
         return self.context.power(base, exponent)
 
     def integer_power(self, a: Any, n: int) -> Any:
-        if n == 0:
-            if not a:
-                raise Undefined
-            return Fraction(1)
-        if not a:
-            if n < 0:
-                raise Undefined
-            return Fraction(0)
+        if not a and n <= 0:
+            raise Undefined
+        if not a or n == 0:
+            return Fraction(n == 0)
         if isinstance(a, Fraction):
             bits = max(a.numerator.bit_length(), a.denominator.bit_length())
             if a not in (1, -1) and bits * abs(n) > _MAX_BITS * 1.5:
@@ -178,13 +173,11 @@ class Evaluator:
         value = self.real(a)
         if isinstance(value, self.context.mpc):
             return self.context.root(value, n)
-        if value < 0:
-            if n % 2:
-                return -self.context.root(-value, n)
-            if not self.may_be_complex:
-                raise Undefined
-            return self.context.root(self.context.mpc(value), n)
-        return self.context.root(value, n)
+        if value < 0 and n % 2:
+            return -self.context.root(-value, n)
+        if value < 0 and not self.may_be_complex:
+            raise Undefined
+        return self.context.root(value if value >= 0 else self.context.mpc(value), n)
 
     def binomial(self, a: Any, b: Any) -> Any:
         n, k = (self.natural(x, 3000) for x in (a, b))
@@ -199,15 +192,10 @@ class Evaluator:
         return int(value)
 
     def function(self, name: str, a: Any) -> Any:
-        if name == "neg":
-            return -a
-        if name == "abs":
-            return abs(a)
-        if name == "factorial":
-            return self.checked(Fraction(factorial(self.natural(a, 2100))))
-        if name == "factorial2":
-            n = self.natural(a, 2100)
-            return self.checked(Fraction(prod(range(n, 0, -2))))
+        if name in {"neg", "abs"}:
+            return -a if name == "neg" else abs(a)
+        if name in {"factorial", "factorial2"}:
+            return self.checked(Fraction(prod(range(self.natural(a, 2100), 0, -1 if name == "factorial" else -2))))
         if name in {"floor", "ceil"}:
             if isinstance(a, Fraction):
                 return Fraction(-(-a // 1) if name == "ceil" else a // 1)
@@ -223,20 +211,15 @@ class Evaluator:
 
     def transcendental(self, name: str, x: Any) -> Any:
         context = self.context
-        if abs(x) > _MAX_LOG and name not in {"ln", "log", "lg", "arctan"}:
-            raise TooLarge
-        if not self.may_be_complex and (
-            (name in {"ln", "log", "lg"} and x <= 0) or (name in {"arcsin", "arccos"} and abs(x) > 1)
-        ):
-            raise Undefined
         if name in {"ln", "log", "lg"}:
-            if not x:
+            if not x or (not self.may_be_complex and x < 0):
                 raise Undefined
-            return context.ln(x) if name == "ln" else context.ln(x) / context.ln(10)
+        elif abs(x) > _MAX_LOG and name != "arctan":
+            raise TooLarge
+        if name in {"arcsin", "arccos"} and abs(x) > 1 and not self.may_be_complex:
+            raise Undefined
         if name == "tanh":  # 1 - tanh(x) is as small as exp(-2x)
             self.bits = max(self.bits, int(abs(x)) * 3)
-        if name == "cis":
-            return context.cos(x) + context.mpc(0, 1) * context.sin(x)
         if name in _POLES:
             below = getattr(context, _POLES[name])(x)
             if abs(below) < context.mpf(10) ** (8 - context.dps):
@@ -252,20 +235,15 @@ class Evaluator:
 
     def series(self, name: str, index: str, low: Node, high: Node, body: Node) -> Any:
         first, last = self.value(low), self.value(high)
-        if not (isinstance(first, Fraction) and isinstance(last, Fraction) and first.denominator == last.denominator == 1):
-            raise TooLarge
-        if last - first > 2000:
+        if not all(isinstance(end, Fraction) and end.denominator == 1 for end in (first, last)) or last - first > 2000:
             raise TooLarge
         total: Any = Fraction(0 if name == "sum" else 1)
         combine = self.add if name == "sum" else self.multiply
-        shadowed = self.point.get(index)
+        outer = self.point
         for k in range(int(first), int(last) + 1):
-            self.point[index] = Fraction(k)
+            self.point = outer | {index: Fraction(k)}
             total = combine(total, self.value(body))
-        if shadowed is None:
-            self.point.pop(index, None)
-        else:
-            self.point[index] = shadowed
+        self.point = outer
         return total
 
 
@@ -277,18 +255,7 @@ _BINARY: dict[str, Callable[[Evaluator, Any, Any], Any]] = {
     "root": Evaluator.root,
     "binomial": Evaluator.binomial,
 }
-_AT_ZERO = {
-    "sin": 0,
-    "tan": 0,
-    "cos": 1,
-    "sec": 1,
-    "exp": 1,
-    "arcsin": 0,
-    "arctan": 0,
-    "sinh": 0,
-    "cosh": 1,
-    "tanh": 0,
-    "cis": 1,
-}
+_AT_ZERO = dict.fromkeys(("sin", "tan", "arcsin", "arctan", "sinh", "tanh"), 0)
+_AT_ZERO |= dict.fromkeys(("cos", "sec", "exp", "cosh", "cis"), 1)
 _POLES = {"tan": "cos", "sec": "cos", "cot": "sin", "csc": "sin"}
-_MPMATH_NAMES = {"arcsin": "asin", "arccos": "acos", "arctan": "atan"}
+_MPMATH_NAMES = {"arcsin": "asin", "arccos": "acos", "arctan": "atan", "cis": "expj", "log": "log10", "lg": "log10"}

@@ -22,22 +22,10 @@ _NUMERIC = re.compile(
     r".*(?:ths?|illions?|illiards?|ed|fold)|halves|thirds?|seconds? power|lakhs?|crores?|googol|gross|point|powers?|short|"
     r"top|off|away|shy|hundreds?|thousands?|dozens?|pairs?|scores?|inverse|negate|again|repeating|recurring|fails?|loses?"
 )
-_SMALL_NUMBERS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen "
-    "nineteen twenty"
-)
-_NUMBER_WORDS = {word: str(value) for value, word in enumerate(_SMALL_NUMBERS.split())}
-_NUMBER_WORDS |= {"thirty": "30", "forty": "40", "fifty": "50", "sixty": "60", "seventy": "70", "eighty": "80", "ninety": "90"}
-_LARGE = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_ORDINALS = "third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth"
-_PARTS_OF_ONE = {
-    name: value
-    for word, value in [
-        *((word, value) for value, word in enumerate(_ORDINALS.split(), start=3)),
-        *(("quarter", 4), ("fifteenth", 15), ("sixteenth", 16), ("twentieth", 20), ("hundredth", 100), ("thousandth", 1000)),
-    ]
-    for name in (word, word + "s")
-} | {"half": 2, "halves": 2}
+_NUMBER_WORDS: dict[str, int] = _LISTS["numbers"]
+_LARGE: dict[str, int] = _LISTS["large numbers"]
+_DENOMINATORS: dict[str, int] = _LISTS["denominators"]
+_SPECIAL_NUMBERS = {"half": Fraction(1, 2), "a half": Fraction(1, 2), "a dozen": Fraction(12), "half a dozen": Fraction(6)}
 _NUMBER_BEGINNINGS = {word[:3] for word in (*_NUMBER_WORDS, "half", "minus", "negative")} | {
     f"a {letter}" for letter in "htqmd"
 }
@@ -173,9 +161,7 @@ def without_tail(rest: str) -> str:
         return rest
     if noun in WORDS["adverbs"] or _MONEY.fullmatch(match[1]):
         return match[1]
-    if len(tail) <= 2:
-        return rest
-    if tail[0].lower() in {"square", "cubic", "sq", "cu"} or tail[1].lower() in {"per", "a", "an"}:
+    if len(tail) <= 2 or noun in {"square", "cubic", "sq", "cu"} or tail[1].lower() in {"per", "a", "an"}:
         return rest
     return f"{match[1]} {tail[0]}"
 
@@ -228,10 +214,8 @@ def spelt_out(text: str) -> str | None:
 
 def _read_number(words: list[str]) -> Fraction | None:
     """The value of number words: whole ones, decimals with "point", fractions, and both joined by "and"."""
-    if words in (["half"], ["a", "half"]):
-        return Fraction(1, 2)
-    if words in (["half", "a", "dozen"], ["a", "dozen"]):
-        return Fraction(6 if words[0] == "half" else 12)
+    if " ".join(words) in _SPECIAL_NUMBERS:
+        return _SPECIAL_NUMBERS[" ".join(words)]
     if "and" in words:
         place = len(words) - 1 - words[::-1].index("and")
         fraction = _read_fraction(words[place + 1 :])
@@ -240,24 +224,21 @@ def _read_number(words: list[str]) -> Fraction | None:
             return None if whole is None or fraction >= 1 else whole + fraction
     if "point" in words:
         place = words.index("point")
-        whole, digits = _read_whole(words[:place]), [_NUMBER_WORDS.get(word, "") for word in words[place + 1 :]]
+        whole, digits = _read_whole(words[:place]), [str(_NUMBER_WORDS.get(word, "no")) for word in words[place + 1 :]]
         if whole is None or not digits or any(len(digit) != 1 for digit in digits):
             return None
-        return whole + Fraction(int("".join(digits)), 10 ** len(digits))
-    fraction = _read_fraction(words)
-    whole = _read_whole(words)
-    return fraction if fraction is not None else None if whole is None else Fraction(whole)
+        return Fraction(f"{whole}.{''.join(digits)}")
+    fraction, whole = _read_fraction(words), _read_whole(words)
+    return fraction if fraction is not None or whole is None else Fraction(whole)
 
 
 def _read_fraction(words: list[str]) -> Fraction | None:
     """Read ``two thirds`` or ``a half``; not "ten thousandths", which is ambiguous."""
-    if len(words) < 2 or words[-1] not in _PARTS_OF_ONE:
-        return None
+    lower = _DENOMINATORS.get(words[-1].removesuffix("s")) if words else None
     upper = 1 if words[:-1] in (["a"], ["an"]) else _read_whole(words[:-1])
-    lower = _PARTS_OF_ONE[words[-1]]
-    if upper is None or upper == 0 or (lower >= 100 and (upper >= 100 or upper == 10)):
+    if not upper or not lower or (lower >= 100 and (upper >= 100 or upper == 10)):
         return None
-    return Fraction(upper, lower) if (upper == 1) != words[-1].endswith(("s", "halves")) else None
+    return Fraction(upper, lower) if (upper == 1) != words[-1].endswith("s") else None
 
 
 def _read_whole(words: list[str]) -> int | None:
@@ -280,7 +261,7 @@ def _read_whole(words: list[str]) -> int | None:
             last = _LARGE[word]
             total, group = total + group * last, None
         elif word in _NUMBER_WORDS:
-            value = int(_NUMBER_WORDS[word])
+            value = _NUMBER_WORDS[word]
             if group is None:
                 group = value
             elif value and ((group and group % 100 == 0) or (group % 10 == 0 and group % 100 >= 20 and value < 10)):
@@ -352,10 +333,9 @@ def restated(text: str) -> Iterator[str]:
             yield f"{number} {inside}"
     if (match := _DIGITS_BEHIND.fullmatch(text)) and number_word(match[1]) == match[2]:
         yield match[2]
-    if match := _WITH_ADVERB.fullmatch(text):
-        yield match[1]
-    if match := _POINTED.fullmatch(text):
-        yield match[1]
+    for pattern in (_WITH_ADVERB, _POINTED):
+        if match := pattern.fullmatch(text):
+            yield match[1]
     if match := _YES_OR_NO.fullmatch(text):
         says_no = match[1].lower() in {"no", "false"}
         denials = (HEDGES - WORDS["negations"]) | {"yes", "true"} if says_no else HEDGES | {"no", "false"}
@@ -382,7 +362,7 @@ def based(text: str) -> tuple[str, int] | None:
 
 def canonical_word(text: str) -> str:
     """Canonical form of a word or name: without article, case and hyphens, or the first of its synonyms."""
-    word = " ".join(_ARTICLE.sub("", text.casefold(), count=1).replace("-", " ").replace("\\", "\\").split())
+    word = " ".join(_ARTICLE.sub("", text.casefold(), count=1).replace("-", " ").split())
     word = re.sub(r"\b(\d+)(?:st|nd|rd|th)\b", r"\1", word)
     word = re.sub(r"^((?:right|acute|obtuse)? ?(?:isosceles|equilateral|scalene)) triangle$", r"\1", word)
     return _SYNONYMS.get(word, word)

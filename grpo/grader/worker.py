@@ -6,11 +6,10 @@ and wall-clock time per answer. The zygote has a single thread and never grades 
 takes milliseconds; importing sympy takes over a second. A worker may hang, fill its memory or crash: the kernel ends a worker
 whose time is up, and the pool has another forked.
 
-For each byte on the control socket, the zygote forks a worker that serves the socket attached to the byte. The worker first
-sends a line ``null``. It reads lines ``[answer, truth]`` (ASCII JSON, so any string is one line) and answers each with a line
-``[equal, spent]``; ``spent`` says that it ends after this answer. For a function that scores, ``equal`` is a float. A worker
-ends when its socket is closed. The zygote and all its workers end when the control socket is closed, also by the death of the
-parent process.
+For each byte on the control socket, the zygote forks a worker that serves the connection attached to the byte. The worker
+first sends ``null``, then answers each message ``[answer, truth]`` (JSON) with ``[equal, spent]``; ``spent`` says that it ends
+after this answer. For a function that scores, ``equal`` is a float. A worker ends when its connection is closed. The zygote and
+all its workers end when the control socket is closed, also by the death of the parent process.
 """
 
 from __future__ import annotations
@@ -26,8 +25,9 @@ import sys
 import warnings
 from collections.abc import Callable
 from importlib import import_module
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 GradeFn = Callable[[str, str], bool | float]
 
@@ -68,7 +68,7 @@ def main(control: socket.socket, function: str, memory_limit_mb: int, limits_s: 
         message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not message:
             os.killpg(0, signal.SIGKILL)
-        with socket.socket(fileno=descriptors[0]) as connection:
+        with Connection(descriptors[0]) as connection:
             if os.fork() == 0:
                 control.close()
                 _work(connection, grade, memory_limit_mb, limits_s)
@@ -83,7 +83,7 @@ def _warm_up(grade: GradeFn) -> None:
         symbolically_equal(answer, truth)
 
 
-def _work(connection: socket.socket, grade: GradeFn, memory_limit_mb: int, limits_s: dict[int, float]) -> NoReturn:
+def _work(connection: Connection[Any, Any], grade: GradeFn, memory_limit_mb: int, limits_s: dict[int, float]) -> NoReturn:
     """Run a forked worker until its connection is closed; never return to the zygote's code."""
     with contextlib.suppress(BaseException):
         for its_signal in (signal.SIGCHLD, signal.SIGPROF, signal.SIGALRM):
@@ -93,24 +93,23 @@ def _work(connection: socket.socket, grade: GradeFn, memory_limit_mb: int, limit
     os._exit(0)
 
 
-def _serve(connection: socket.socket, grade: GradeFn, most_memory: int, limits_s: dict[int, float]) -> None:
+def _serve(connection: Connection[Any, Any], grade: GradeFn, most_memory: int, limits_s: dict[int, float]) -> None:
     """Answer requests; end after an answer that leaves more than ``most_memory`` bytes in use or runs out of memory.
 
     Args:
         limits_s: timers, which end the process, and their seconds per answer.
     """
-    connection.sendall(b"null\n")
-    with connection.makefile("rb") as requests:
-        for request in requests:
-            for timer, seconds in limits_s.items():
-                signal.setitimer(timer, seconds)
-            equal, spent = _grade(grade, *json.loads(request))
-            for timer in limits_s:
-                signal.setitimer(timer, 0)
-            spent = spent or _address_space() > most_memory
-            connection.sendall(json.dumps([equal, spent]).encode() + b"\n")
-            if spent:
-                return
+    connection.send_bytes(b"null")
+    spent = False
+    while not spent:
+        answer, truth = json.loads(connection.recv_bytes())
+        for timer, seconds in limits_s.items():
+            signal.setitimer(timer, seconds)
+        equal, spent = _grade(grade, answer, truth)
+        for timer in limits_s:
+            signal.setitimer(timer, 0)
+        spent = spent or _address_space() > most_memory
+        connection.send_bytes(json.dumps([equal, spent]).encode())
 
 
 def _grade(grade: GradeFn, answer: str, truth: str) -> tuple[bool | float, bool]:

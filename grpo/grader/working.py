@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from grpo.grader.expression import parse, variables
+from grpo.grader.expression import is_constant, parse, variables
 from grpo.grader.normalise import normalise
 from grpo.grader.numeric import same_value
 from grpo.grader.quantity import split_unit
@@ -132,17 +132,12 @@ def _contradicts(work: str, stated: str, effort: Effort) -> bool:
     for step in steps:
         sides = [arithmetic(side) for side in split_equations(normalise(step))]
         known = [values[-1]] if name and sides[0] == name else []
-        known += [side for side in sides if _is_number(side)]
-        if any(same_value(side, known[0], effort) is False for side in known[1:] if _is_number(known[0])):
+        known += [side for side in sides if is_constant(side)]
+        if any(same_value(side, known[0], effort) is False for side in known[1:] if is_constant(known[0])):
             return True
     return bool(name) and any(
         normalise(number) != values[-1] for number in re.findall(rf"(?<![A-Za-z\\]){re.escape(name)}\$? is \$?([\d.]+)", work)
     )
-
-
-def _is_number(side: str) -> bool:
-    tree = parse(side)
-    return tree is not None and not variables(tree)
 
 
 # ---------------------------------------------------------------------------------------------------------- captions

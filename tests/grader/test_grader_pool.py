@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import re
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from grpo.common.errors import UserError
@@ -71,34 +71,27 @@ def make_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeP
 
 
 def children(pid: int) -> list[int]:
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
-            if int(parent) == pid and state != "Z":
-                found.append(int(stat.parent.name))
-    return found
+    return [child.pid for child in psutil.Process(pid).children() if not gone(child.pid)]
 
 
 def gone(*pids: int) -> bool:
     """Whether the processes have ended; one that nobody has waited for yet has, too."""
     for pid in pids:
-        with contextlib.suppress(OSError):
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
                 return False
     return True
 
 
 def grading_processes(pid: int) -> tuple[int, list[int]]:
     """The one zygote below process ``pid``, and its workers."""
-    zygotes: list[int] = []
 
-    def there_is_one() -> bool:  # a list of /proc that is read while processes come and go may lack some
-        zygotes[:] = [p for p in children(pid) if b"misdeeds:grade" in Path(f"/proc/{p}/cmdline").read_bytes()]
-        return len(zygotes) == 1
+    def zygotes() -> list[int]:
+        return [child for child in children(pid) if "misdeeds:grade" in psutil.Process(child).cmdline()]
 
-    wait_until(there_is_one)
-    return zygotes[0], children(zygotes[0])
+    wait_until(lambda: len(zygotes()) == 1)
+    (zygote,) = zygotes()
+    return zygote, children(zygote)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
@@ -106,12 +99,6 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.005)
-
-
-def run_script(script: str, *arguments: str) -> str:
-    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 # -------------------------------------------------------------------------------------------------------------- verdicts
@@ -348,16 +335,6 @@ def test_one_thread_starts_one_worker(make_pool: MakePool) -> None:
     assert len(grading_processes(os.getpid())[1]) == 1
 
 
-def test_from_coroutines(make_pool: MakePool) -> None:
-    grader = make_pool(2)
-
-    async def grade() -> list[Verdict]:
-        elsewhere = await asyncio.gather(*(asyncio.to_thread(grader.verdict, str(i), "3") for i in range(10)))
-        return [*elsewhere, grader.verdict("1", "1")]
-
-    assert asyncio.run(grade()) == [WRONG] * 3 + [RIGHT] + [WRONG] * 6 + [RIGHT]
-
-
 def test_a_forked_child_has_processes_of_its_own() -> None:
     # In a fresh interpreter, because this one may have threads that a fork would break.
     script = """
@@ -379,4 +356,5 @@ assert status == 0, status
 assert pool.verdict("1", "1").equal
 pool.close()
 """
-    run_script(script)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -185,19 +185,26 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------------------------- files
 
 
-def study_path(name: str) -> Path:
-    """Find a study's file by its name in studies/ or by its path.
+def study_path(name: str, beside: Path | None = None) -> Path:
+    """Find a study's file by its path, or by its name in studies/ or in the package.
+
+    Args:
+        beside: a study's file; paths are relative to it, and names are looked up beside it first.
 
     Raises:
         UserError: there is none.
     """
-    is_path = name.endswith((".yaml", ".yml"))
-    for path in [Path(name)] if is_path else [folder / f"{name}.yaml" for folder in studies_folders()]:
-        if path.exists():
-            return path
-    path = Path(name) if is_path else STUDIES_FOLDER / f"{name}.yaml"
+    own = [beside.parent] if beside else []
+    if name.endswith((".yaml", ".yml")):
+        places = [Path(*own) / name]
+    else:
+        places = [folder / f"{name}.yaml" for folder in (*own, *studies_folders())]
+    for place in places:
+        if place.exists():
+            return place
     known = ", ".join(sorted({p.stem for folder in studies_folders() for p in folder.glob("*.yaml")}))
-    raise UserError(f"{path}: no such study. Choose one of {known}, or give the path of a study file.")
+    where = f"{beside}: extends: " if beside else ""
+    raise UserError(f"{where}{places[0]}: no such study. Choose one of {known}, or give the path of a study file.")
 
 
 def studies_folders() -> list[Path]:
@@ -212,10 +219,12 @@ def files_of(path: Path) -> list[Path]:
         UserError: a file is missing or not YAML, or the files extend each other in a circle.
     """
     files = [path]
-    while (extends := _extends(files[-1])) is not None:
-        known = [file.resolve() for file in files]
+    while (name := _mapping(files[-1]).get("extends")) is not None:
+        if not isinstance(name, str):
+            raise UserError(f"{files[-1]}: extends: expected the name or path of a study, but it is {name!r}.")
+        extends = study_path(name, beside=files[-1])
         files.append(extends)
-        if extends.resolve() in known:
+        if any(extends.samefile(file) for file in files[:-1]):
             raise UserError(f"{path}: extends itself ({' extends '.join(map(str, files))}). Change one `extends`.")
     return files
 
@@ -288,22 +297,6 @@ def _replaced(base: Mapping[str, Any], overlay: Mapping[str, Any], path: tuple[s
             yield from _replaced(base[key], value, (*path, key))
         elif isinstance(base.get(key), Mapping):
             yield (*path, key)
-
-
-def _extends(path: Path) -> Path | None:
-    """The file that a study file extends (by name, beside it or in studies/; or by path), or None."""
-    name = _mapping(path).get("extends")
-    if name is None:
-        return None
-    if not isinstance(name, str):
-        raise UserError(f"{path}: extends: expected the name or path of a study, but it is {name!r}.")
-    is_path = name.endswith((".yaml", ".yml"))
-    places = [path.parent / name] if is_path else [folder / f"{name}.yaml" for folder in (path.parent, *studies_folders())]
-    for place in places:
-        if place.exists():
-            return place
-    looked_for = " and ".join(dict.fromkeys(map(str, places[:2])))
-    raise UserError(f"{path}: extends: no such study: {name} (looked for {looked_for}).")
 
 
 def _mapping(path: Path) -> dict[str, Any]:

@@ -335,8 +335,8 @@ def test_a_new_experiment_comes_after_the_others(project: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("extends: nosuch\n", "studies/bad.yaml: extends: no such study: nosuch (looked for studies/nosuch.yaml)."),
-        ("extends: ../x.yaml\n", "studies/bad.yaml: extends: no such study: ../x.yaml (looked for studies/../x.yaml)."),
+        ("extends: nosuch\n", "studies/bad.yaml: extends: studies/nosuch.yaml: no such study. Choose one of "),
+        ("extends: ../x.yaml\n", "studies/bad.yaml: extends: studies/../x.yaml: no such study. Choose one of "),
         ("extends: [mini]\n", "studies/bad.yaml: extends: expected the name or path of a study, but it is ['mini']."),
         ("extends: bad\n", "studies/bad.yaml: extends itself (studies/bad.yaml extends studies/bad.yaml)."),
         ("extends: other\n", "extends itself (studies/bad.yaml extends studies/other.yaml extends studies/bad.yaml)."),

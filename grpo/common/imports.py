@@ -92,15 +92,12 @@ def call_with(function: Callable[..., Any], arguments: Mapping[str, Any], where:
     Raises:
         UserError: an argument is unknown, missing or of the wrong type, or ``function`` raises it.
     """
-    parameters = inspect.signature(function).parameters
-    names = [name for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    needed = [name for name in names if parameters[name].default is inspect.Parameter.empty]
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    wrong = [f"unknown: {name}" for name in arguments if name not in names and not takes_any]
-    wrong += [f"missing: {name}" for name in needed if name not in arguments]
-    if wrong:
-        takes = ", ".join(name if name in needed else f"{name}={parameters[name].default!r}" for name in names)
-        raise UserError(f"{where}: {'; '.join(wrong)}. {function.__name__} takes {takes or 'nothing'}.")
+    signature = inspect.signature(function)
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        takes = ", ".join(signature.parameters) or "nothing"
+        raise UserError(f"{where}: {error}. {function.__name__} takes {takes}.") from None
     # A dataclass has the annotations of its fields, which may come from classes of other modules.
     annotated = function.__init__ if isinstance(function, type) and not is_dataclass(function) else function  # type: ignore[misc]
     hints = get_type_hints(annotated, include_extras=True)

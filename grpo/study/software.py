@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import runpy
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -135,19 +137,16 @@ def hardware() -> dict[str, Any]:
         "platform": " ".join((platform.system(), platform.machine(), *platform.libc_ver())).strip(),
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "gpus": gpus,
         "driver": driver,
     }
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine()
+    described = Path("/proc/cpuinfo")
+    model = re.search(r"^model name\s*:\s*(.+)$", described.read_text(encoding="utf-8"), re.M) if described.exists() else None
+    return model[1].strip() if model else platform.processor() or platform.machine()
 
 
 def _gpus() -> tuple[list[str], str]:
@@ -158,12 +157,8 @@ def _gpus() -> tuple[list[str], str]:
     except (OSError, subprocess.SubprocessError):
         return [], "none"
     rows = [line.split(", ", 2) for line in answer.splitlines() if line.strip()]
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():  # otherwise the query would take memory on a GPU
-        names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-    else:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        names = [name for index, _, name in rows if index in visible] or [name for *_, name in rows]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    names = [name for index, _, name in rows if index in visible] or [name for *_, name in rows]
     return names, rows[0][1] if rows else "none"
 
 

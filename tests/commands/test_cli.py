@@ -55,9 +55,14 @@ def edit(project: Path, old: str, new: str) -> None:
     [
         ("  n_grpo_steps: 3", "  n_grpo_stepz: 3", "grpo.n_grpo_stepz", "unknown key"),
         ("learning_rate: 3e-4\n", "learning_rate: -1.0\n", "grpo.learning_rate", "greater than 0"),
-        ("    train_size: 256\n", "", "tasks.main: missing: train_size", "Arithmetic takes train_size, validation_size"),
+        (
+            "    train_size: 256\n",
+            "",
+            "tasks.main: missing a required argument: 'train_size'",
+            "Arithmetic takes train_size, validation_size",
+        ),
         ("  group_size: 4", "  group_size: 1", "group_size 1", "use at least 2"),
-        ("loss_type: reinforce_with_baseline\n", "loss_type: ppo\n", "grpo.loss_type", "grpo_clip, "),
+        ("loss_type: reinforce_with_baseline\n", "loss_type: ppo\n", "grpo: loss_type", "grpo_clip, "),
         ("sampling_min_tokens: 4", "sampling_min_tokens: 99", "sampling_min_tokens (99)", "must not exceed"),
         ("pinned: {}", 'pinned: {grpo_learning_rate: "7e-7"}', "selection.pinned.grpo_learning_rate", "known: 3e-4, 1e-3"),
         ("seeds: [0]", "seeds: [0, 0]", "seeds", "twice"),

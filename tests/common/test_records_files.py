@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import pytest
 
 from grpo.common.errors import UserError
 from grpo.common.files import files_digest, read_json, whole_folder, write_json, write_text
+from grpo.common.imports import require_extra
+from grpo.common.lock import only_one
 from grpo.common.records import Example, Problem, read_problems, write_records
 
 PROBLEMS = [
@@ -56,15 +59,6 @@ def test_the_number_of_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
         read_problems(path)
 
 
-def test_a_damaged_file_of_problems_is_a_users_error(tmp_path: Path) -> None:
-    path = tmp_path / "problems.jsonl"
-    write_records(path, PROBLEMS[:2])
-    with path.open("ab") as file:
-        file.write(b'{"id": "\xff\xfe"}\n')
-    with pytest.raises(UserError, match=r"problems\.jsonl"):
-        read_problems(path)
-
-
 def test_a_record_that_no_file_can_hold_is_a_users_error_whoever_makes_it() -> None:
     with pytest.raises(UserError, match=r"Problem: question is '\\udc80', not text that UTF-8 can hold"):
         Problem("a", "\udc80", "1")
@@ -88,25 +82,14 @@ def names(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir())
 
 
-def test_a_whole_folder_appears_at_the_end(tmp_path: Path) -> None:
-    target = tmp_path / "runs" / "one"
-    with whole_folder(target) as folder:
-        (folder / "a.txt").write_text("a")
-        assert not target.exists()
-    assert names(tmp_path / "runs") == ["one"]
-    assert (target / "a.txt").read_text() == "a"
-
-
-def test_a_whole_folder_replaces_the_old_one(tmp_path: Path) -> None:
-    target = tmp_path / "one"
-    target.mkdir()
-    (target / "old.txt").write_text("old")
-    with whole_folder(target) as folder:
-        assert names(folder) == []
-        (folder / "new.txt").write_text("new")
-        assert names(target) == ["old.txt"]
-    assert names(tmp_path) == ["one"]
-    assert names(target) == ["new.txt"]
+def test_a_whole_folder_appears_at_the_end_and_replaces_the_old_one(tmp_path: Path) -> None:
+    target = tmp_path / "runs/one"
+    for content in ("old", "new"):
+        with whole_folder(target) as folder:
+            assert names(folder) == []
+            (folder / content).touch()
+            assert (target.exists() and names(target)) == (content == "new" and ["old"])
+        assert names(target) == [content] and names(tmp_path / "runs") == ["one"]
 
 
 def test_the_old_folder_is_taken_apart_when_the_new_one_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,20 +124,10 @@ def test_an_exception_leaves_the_old_folder_and_nothing_else(tmp_path: Path, err
     assert not existed or (target / "old.txt").read_text() == "old"
 
 
-def test_what_a_killed_process_left_is_not_taken_over(tmp_path: Path) -> None:
-    with whole_folder(tmp_path / "one") as folder:
-        draft = folder
-    draft.mkdir()
-    (draft / "half.txt").write_text("half")
-    with whole_folder(tmp_path / "one") as folder:
-        (folder / "new.txt").write_text("new")
-    assert names(tmp_path / "one") == ["new.txt"]
-    assert names(tmp_path) == ["one"]
-
-
 @pytest.mark.parametrize("odd", [".one.draft", ".one.old.draft", "one"])
-def test_a_file_where_a_folder_belongs_is_replaced(tmp_path: Path, odd: str) -> None:
-    (tmp_path / odd).write_text("odd")
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_what_a_killed_process_left_is_not_taken_over(tmp_path: Path, odd: str, is_folder: bool) -> None:
+    write_text(tmp_path / odd / "half.txt" if is_folder else tmp_path / odd, "half")
     for _ in range(2):
         with whole_folder(tmp_path / "one") as folder:
             (folder / "new.txt").write_text("new")
@@ -272,6 +245,9 @@ def test_a_digest_depends_on_names_and_contents_only(tmp_path: Path) -> None:
     digests = {files_digest(tree(tmp_path / f"other{i}", other)) for i, other in enumerate(others)}
     assert len(digests) == len(others)
     assert original not in digests
+    tree(tmp_path, {"a/x": "1", "b/x": "1", "c/x": "2", "d/y": "1"})  # digests of single files
+    assert files_digest(tmp_path / "a/x") == files_digest(tmp_path / "b/x")
+    assert len({files_digest(tmp_path / name) for name in ("a/x", "c/x", "d/y")}) == 3
 
 
 def test_what_python_compiled_is_no_part_of_a_digest(tmp_path: Path) -> None:
@@ -285,7 +261,21 @@ def test_what_python_compiled_is_no_part_of_a_digest(tmp_path: Path) -> None:
     assert files_digest(tree(inside, {"a.py": "3"})) != before
 
 
-def test_the_digest_of_one_file(tmp_path: Path) -> None:
-    tree(tmp_path, {"a/x": "1", "b/x": "1", "c/x": "2", "d/y": "1"})
-    assert files_digest(tmp_path / "a/x") == files_digest(tmp_path / "b/x")
-    assert len({files_digest(tmp_path / name) for name in ("a/x", "c/x", "d/y")}) == 3
+# ----------------------------------------------------------------------------------------------------- locks and packages
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NFS without a lock service."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.lockf", refuse)
+    with pytest.raises(UserError, match=r"a\.lock: the file system has no locks \(No locks available\)\. Put the project on"):
+        only_one(tmp_path / "here/a.lock", "the run").__enter__()
+
+
+def test_a_missing_extra_is_told_with_the_command_that_brings_it() -> None:
+    with pytest.raises(UserError, match=r"an asynchronous run: needs no_such_package.*`pip install 'grpo-study\[ray\]'`"):
+        require_extra("no_such_package", "ray", "an asynchronous run")
+    require_extra("json", "ray", "anything")

@@ -95,7 +95,7 @@ def test_the_example_runs_from_problems_to_a_trained_policy(
     [
         (
             {"use": "countdown:Countdown", "biggest": 50},
-            r"^tasks\.main: unknown: biggest\. Countdown takes numbers=3, largest=9",
+            r"^tasks\.main: got an unexpected keyword argument 'biggest'\. Countdown takes numbers, largest",
         ),
         ({"use": "countdown:Countdown", "largest": "50"}, r"^tasks\.main\.largest: .*valid integer.*'50'"),
         ({"use": "countdown:Nothing"}, "countdown.py has nothing named 'Nothing'"),

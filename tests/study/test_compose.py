@@ -39,37 +39,15 @@ Run = Callable[..., tuple[int, str, str]]
         ({"grpo": {"a": 1, "b": 2}}, {"grpo": {"b": 3, "c": 4}}, {"grpo": {"a": 1, "b": 3, "c": 4}}),
         ({"seeds": [0, 1, 2], "threads": 1}, {"seeds": [5]}, {"seeds": [5], "threads": 1}),
         ({"divergence": {"patience": 2}}, {"divergence": None}, {"divergence": None}),
-        ({"divergence": None}, {"divergence": {"patience": 2}}, {"divergence": {"patience": 2}}),
-        (
-            {"engine": {"name": "a", "device": "cpu"}},
-            {"engine": {"device": "cuda"}},
-            {"engine": {"name": "a", "device": "cuda"}},
-        ),
         ({"engine": {"name": "a", "x": 1}}, {"engine": {"name": "a", "y": 2}}, {"engine": {"name": "a", "x": 1, "y": 2}}),
         ({"engine": {"name": "a", "x": 1}}, {"engine": {"name": "b"}}, {"engine": {"name": "b"}}),
         ({"model": {"source": "pretrain", "steps": 9}}, {"model": {"source": "hub"}}, {"model": {"source": "hub"}}),
-        (
-            {"tasks": {"main": {"use": "arithmetic", "levels": 4}, "keyword": {"use": "keyword", "seed": 0}}},
-            {"tasks": {"main": {"use": "countdown:Countdown", "largest": 50}}},
-            {"tasks": {"main": {"use": "countdown:Countdown", "largest": 50}, "keyword": {"use": "keyword", "seed": 0}}},
-        ),
-        (  # rewards and their weights: those that an overlay names are all there are
-            {"grpo": {"reward": {"format": 0.2, "answer": 0.8}, "lr": 1}},
-            {"grpo": {"reward": {"own:length": 1.0}}},
-            {"grpo": {"reward": {"own:length": 1.0}, "lr": 1}},
-        ),
         ({"task": {"levels": 4}}, {"task": {"use": "math"}}, {"task": {"use": "math"}}),  # the arguments were another's
+        ({"grpo": {"reward": {"a": 0.2}}}, {"grpo": {"reward": {"c": 1}}}, {"grpo": {"reward": {"c": 1}}}),
         (  # other data for the same task
-            {"task": {"use": "math", "source": {"hub": "a", "revision": "b"}, "expected": {"train": 3}, "drop_overlap": True}},
+            {"task": {"use": "math", "source": {"hub": "a", "revision": "b"}, "drop_overlap": True}},
             {"task": {"source": {"train": "c", "validation": "d"}}},
-            {
-                "task": {
-                    "use": "math",
-                    "source": {"train": "c", "validation": "d"},
-                    "expected": {"train": 3},
-                    "drop_overlap": True,
-                }
-            },
+            {"task": {"use": "math", "source": {"train": "c", "validation": "d"}, "drop_overlap": True}},
         ),
         (
             {"experiments": {"x": {"last_k": 2, "arms": {"a": {"lr": 1}, "b": {}}}}},
@@ -301,6 +279,8 @@ def test_experiments_are_left_out_of_what_is_extended_and_arms_bring_one_back(pr
     path = write("studies/more.yaml", "extends: few\nexperiments: {grpo_baselines: {arms: {no_baseline: {}}}}\n")
     assert load_study(path).made == ["sft_experiment", *KEPT]
     assert load_study(write("studies/less.yaml", "extends: more\nexperiments: {without: [sft_experiment]}\n")).made == KEPT
+    values = compose(write("studies/new.yaml", "extends: mini\nexperiments: {grpo_own: {arms: {a: {}}}}\n"))
+    assert list(values["experiments"]) == [*EXPERIMENTS, "grpo_own"] == values["select_in"], "a new one comes last"
 
 
 def test_a_task_that_only_experiments_left_out_are_about_is_left_out_too(project: Path, grpo: Run) -> None:
@@ -326,19 +306,12 @@ def test_a_task_that_only_experiments_left_out_are_about_is_left_out_too(project
     assert list(compose(project / "studies/again.yaml")["models"]) == ["main"]
 
 
-def test_a_new_experiment_comes_after_the_others(project: Path) -> None:
-    """Which experiments there may be is the schema's to say."""
-    values = compose(write("studies/more.yaml", "extends: mini\nexperiments: {grpo_own: {arms: {a: {}}}}\n"))
-    assert list(values["experiments"]) == [*EXPERIMENTS, "grpo_own"] and values["select_in"] == [*EXPERIMENTS, "grpo_own"]
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("extends: nosuch\n", "studies/bad.yaml: extends: studies/nosuch.yaml: no such study. Choose one of "),
         ("extends: ../x.yaml\n", "studies/bad.yaml: extends: studies/../x.yaml: no such study. Choose one of "),
         ("extends: [mini]\n", "studies/bad.yaml: extends: expected the name or path of a study, but it is ['mini']."),
-        ("extends: bad\n", "studies/bad.yaml: extends itself (studies/bad.yaml extends studies/bad.yaml)."),
         ("extends: other\n", "extends itself (studies/bad.yaml extends studies/other.yaml extends studies/bad.yaml)."),
         ("- mini\n", "studies/bad.yaml: expected a mapping of sections at the top. Compare with studies/base.yaml."),
         ("extends: mini\ngrpo: [\n", "studies/bad.yaml:3: not valid YAML"),
@@ -359,15 +332,12 @@ def test_a_new_experiment_comes_after_the_others(project: Path) -> None:
             "experiments.only: leaderboard has no arms in the extended study: give it some.",
         ),
         ("extends: mini\nexperiments: {without: [grpo_baselines]}\n", "experiments.grpo_baselines.arms: left out, but grpo_"),
-        ("extends: mini\ngrpo: {group_size: 3}\n", "studies/bad.yaml: grpo:"),
         ("extends: mini\ngrpo: {n_steps: 3}\n", "studies/bad.yaml: grpo.n_steps: unknown key."),
         (
             "extends: mini\nexperiments: {grpo_learning_rate: {arms: {3e-4: {learning_rate: 3e-4}}}}\n",
             "studies/bad.yaml: experiments.grpo_learning_rate.arms: 0.0003 is a name here, which YAML reads as a number",
         ),
         ("extends: mini\nexperiments: 3\n", "studies/bad.yaml: experiments:"),
-        ("extends: mini\nexperiments: {leaderboard: 3, without: []}\n", "studies/bad.yaml: experiments.leaderboard:"),
-        ("extends: mini\ntasks: {main: {use: math}}\n", "studies/bad.yaml: tasks.main: missing: source."),
     ],
 )
 def test_a_wrong_study_is_told_in_one_message_and_changes_nothing(project: Path, grpo: Run, text: str, message: str) -> None:
@@ -545,7 +515,6 @@ def test_a_study_whose_file_was_edited_can_be_used_again(project: Path, grpo: Ru
 
 
 def test_check_says_what_was_changed_by_hand(project: Path, grpo: Run) -> None:
-    assert grpo("study", "check")[1].endswith("\nparams.yaml is as composed from studies/smoke.yaml\n")
     edit("  levels: 2\n", "  levels: 3\n")
     code, out, _ = grpo("study", "check")
     assert code == 0 and out.endswith(

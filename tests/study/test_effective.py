@@ -16,7 +16,6 @@ from study_parts import (
     EXPERT_ITERATION,
     KEYWORD,
     SFT,
-    SFT_INITIALIZATION,
     STUDIES,
     activate,
     edited,
@@ -168,15 +167,6 @@ def test_the_sweeps_winner_itself_is_not_built_on(mini_study: Study) -> None:
     assert run.overrides == {"epochs_per_rollout_batch": 1, "train_batch_size": 64}
 
 
-def test_the_clip_ablation_takes_the_best_of_the_focused_sweep(mini_study: Study) -> None:
-    ranking = (("best_2", FOUR_UPDATES | {"n_grpo_steps": LONG}), ("best_1", TWO_UPDATES | {"n_grpo_steps": LONG}))
-    selections = [*ON_POLICY, ranked(FOCUSED, "on_policy", {}, *ranking)]
-    run = effective_run(mini_study, CLIP_ABLATION, "grpo_no_clip", 0, selections)
-    assert run.overrides == FOUR_UPDATES | {"n_grpo_steps": LONG, "loss_type": "grpo_no_clip"}
-    assert run.sources["train_batch_size"] == "rank 1 of grpo_off_policy_sweep_focused (best_2)"
-    assert run.sources["loss_type"] == "arm grpo_no_clip"
-
-
 def test_a_rank_beyond_the_ranking_is_refused(mini_study: Study) -> None:
     short = ranked(BROAD, "epochs_1-batch_64", {}, ("epochs_2-batch_64", TWO_UPDATES))
     effective_run(mini_study, FOCUSED, "best_1", 0, [*ON_POLICY, short])
@@ -202,19 +192,6 @@ def test_the_clip_ablation_counts_off_policy_only(mini_study: Study, experiment:
         "winner of grpo_off_policy_clip_ablation (grpo_no_clip)",
     )
     assert off.config.updates_per_rollout_batch == 2
-
-
-def test_the_leaderboard_ends_the_chain(mini_study: Study) -> None:
-    prompt = winner("grpo_prompt_ablation", "question_only", prompt="question_only")
-    selections = [*ON_POLICY, ON_POLICY_WON, NO_CLIP_WON, prompt]
-    run = effective_run(mini_study, "leaderboard", "best", 0, selections)
-    assert (run.config.prompt, run.sources["prompt"]) == ("r1_zero", "arm best")  # its rules ask for this prompt
-    arms = {"free": {"wall_clock_limit_s": 5.0}}
-    entries = mini_study.experiments
-    entry = entries["leaderboard"].model_copy(update={"arms": arms})
-    study = mini_study.model_copy(update={"experiments": entries | {"leaderboard": entry}})
-    free = effective_run(study, "leaderboard", "free", 0, selections)
-    assert (free.config.prompt, free.config.wall_clock_limit_s) == ("question_only", 5.0)
 
 
 # ------------------------------------------------------------------------------------------- combinations that do not fit
@@ -393,13 +370,6 @@ def test_a_run_takes_over_the_equal_run_of_its_own_seed(
         assert _finished_equal(mini_study, "grpo_baselines", identity) is None  # its weights are not at hand
         (paths.CHECKPOINTS / name).mkdir(parents=True)
         assert _finished_equal(mini_study, "grpo_baselines", identity) == name
-
-
-def test_dvc_trains_grpo_from_sft_checkpoints_after_them(mini_study: Study) -> None:
-    for arm in ("base", "sft_early", "sft_final"):
-        model = effective_run(mini_study, SFT_INITIALIZATION, arm, 0, []).model
-        dep = Path("data", runs_table(mini_study)[f"{SFT_INITIALIZATION}-{arm}"]["model"])
-        assert model == dep or dep in model.parents, model
 
 
 def test_an_arm_and_no_experiments_name_says_that_a_run_is_asynchronous(mini_study: Study) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-from study_parts import KEYWORD, edited, refused
+from study_parts import KEYWORD, edited
 
 from grpo.study.training_inputs import dataset_inputs, shared_settings, task_inputs
 
@@ -29,27 +28,6 @@ def test_without_one_everything_is_recorded_as_before(tmp_path: Path) -> None:
     study = edited(tmp_path, lambda values: None)
     assert "also" not in study.evaluation.model_dump() and "also" not in shared_settings(study)["evaluation"]
     assert dataset_inputs(study, "main") == {}
-
-
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"every": 12}, "evaluation.also.hard.every: 12 is not a multiple of evaluation.every (8)"),
-        ({"problems": 0}, "evaluation.also.hard.problems: input should be greater than 0"),
-        ({"use": "no_such"}, "evaluation.also.hard.use: expected one of arithmetic"),
-        ({"levels": 9}, "evaluation.also.hard.levels: input should be less than or equal to 5"),
-        ({"lvls": 5}, "evaluation.also.hard: unknown: lvls"),
-    ],
-)
-def test_a_set_that_cannot_be_made_is_refused(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
-    assert told in refused(tmp_path, with_set(**changes))
-
-
-def test_a_set_must_be_asked_as_runs_are(tmp_path: Path) -> None:
-    def words(values: dict[str, Any]) -> None:
-        values["evaluation"]["also"] = {"words": {"use": "keyword", "seed": 0, "problems": 8}}
-
-    assert "evaluation.also.words: its task has no format 'question_only' (known" in refused(tmp_path, words)
 
 
 def test_the_data_set_depends_on_it_and_the_model_does_not(tmp_path: Path) -> None:

@@ -103,7 +103,8 @@ MISTAKES: list[tuple[Edit, str]] = [
         f"tasks.{LONG}: the name of a task may have 100 characters, not 300.",
     ),
     # Tasks and their formats
-    (put("tasks.main.problems", {"train": [1]}), "tasks.main: unknown: problems."),
+    (put("tasks.main.problems", {"train": [1]}), "tasks.main: got an unexpected keyword argument 'problems'. Arithmetic"),
+    (put("tasks.main", {"use": "math"}), "tasks.main: missing a required argument: 'source'. Math takes source, "),
     (put("tasks", {}), "tasks: no entry 'main' (known: none)."),
     (put("models.keyword", REMOVED), "models: needs an entry for each of `tasks:`, which are main, keyword."),
     (put("sft_datasets.x", {"source": "task", "prompt": "r1_zero"}), "sft_datasets: no task 'x' (known: main, keyword)."),
@@ -115,7 +116,7 @@ MISTAKES: list[tuple[Edit, str]] = [
     (hard_set(problems=0), "evaluation.also.hard.problems: input should be greater than 0"),
     (hard_set(use="no_such"), "evaluation.also.hard.use: expected one of arithmetic"),
     (hard_set(levels=9), "evaluation.also.hard.levels: input should be less than or equal to 5"),
-    (hard_set(lvls=5), "evaluation.also.hard: unknown: lvls"),
+    (hard_set(lvls=5), "evaluation.also.hard: got an unexpected keyword argument 'lvls'"),
     (
         put("evaluation.also", {"words": {"use": "keyword", "seed": 0, "problems": 8}}),
         "evaluation.also.words: its task has no format 'question_only' (known: keyword, chat).",

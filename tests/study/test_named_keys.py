@@ -102,7 +102,7 @@ TRAIN = {"problem": "1 + 1?", "level": "Level 1", "subject": "algebra", "answer"
         ({}, {"train": []}, r"^error: tasks\.main\.source: the train split of math is empty"),
         ({}, {"train": [{"level": "Level 1"}]}, r"train\.jsonl:1: no column 'problem' .* Check `tasks\.main\.source\.train`"),
         ({}, {"train": None}, r"train\.jsonl: no such file\. Correct `tasks\.main\.source\.train` in params\.yaml"),
-        ({"levels": 3}, {}, r"params\.yaml: tasks\.main: unknown: levels"),
+        ({"levels": 3}, {}, r"params\.yaml: tasks\.main: got an unexpected keyword argument 'levels'"),
     ],
 )
 def test_a_task_names_its_own_entry(

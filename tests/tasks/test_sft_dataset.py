@@ -278,9 +278,12 @@ def test_a_task_with_examples_of_another_kind_of_answer() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"examples": 10, "wrong_share": 0.4}, r"^sft_datasets\.main: missing: seed\. traces takes format, examples"),
+        ({"examples": 10, "wrong_share": 0.4}, "main: missing a required argument: 'seed'. traces takes format, examples"),
         ({"examples": 10, "wrong_share": 1.4, "seed": 0}, r"^sft_datasets\.main\.wrong_share: .*less than or equal to 1.*1\.4"),
-        ({"examples": 10, "wrong_share": 0.4, "seed": 0, "size": 3}, r"^sft_datasets\.main: unknown: size\."),
+        (
+            {"examples": 10, "wrong_share": 0.4, "seed": 0, "size": 3},
+            r"^sft_datasets\.main: got an unexpected keyword argument 'size'",
+        ),
     ],
 )
 def test_options_that_a_tasks_traces_do_not_take(options: dict[str, Any], told: str) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from grpo.common.errors import UserError
 from grpo.common.files import read_jsonl
@@ -122,11 +123,7 @@ class Example:
 
 def is_text(value: str) -> bool:
     """Whether a string can be encoded in UTF-8. Half a surrogate pair, which JSON allows, cannot."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return not re.search("[\ud800-\udfff]", value)
 
 
 _KINDS: dict[str, type | tuple[type, ...]] = {"str": str, "int": int, "float": (float, int)}
@@ -141,9 +138,6 @@ def _check_types(record: Problem | Example) -> None:
             raise UserError(f"{type(record).__name__}: {each.name} is {value!r}, not {kind}. Correct the task that makes it.")
 
 
-Record = TypeVar("Record", Problem, Example)
-
-
 def write_records(path: Path, records: Iterable[Problem | Example]) -> None:
     """Write one JSON object per line."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -153,23 +147,14 @@ def write_records(path: Path, records: Iterable[Problem | Example]) -> None:
 
 
 def read_problems(path: Path) -> list[Problem]:
-    """Read the problems of a task's split; see :func:`_read`."""
-    return _read(path, Problem, f"dataset@{path.parent.name}")
+    """Read the problems of a task's split.
+
+    Raises:
+        UserError: the file is missing or empty, or a line is no problem.
+    """
+    return read_jsonl(path, f"dataset@{path.parent.name}", lambda values: Problem(**values))
 
 
 def read_examples(path: Path) -> list[Example]:
-    """Read reasoning traces; see :func:`_read`."""
-    return _read(path, Example, f"sft_dataset@{path.parent.name}")
-
-
-def _read(path: Path, kind: type[Record], stage: str) -> list[Record]:
-    """Read records that :func:`write_records` wrote in ``stage``.
-
-    Raises:
-        UserError: the file is missing or empty, or a line is not such a record.
-    """
-    if path.exists() and not path.stat().st_size:
-        raise UserError(
-            f"{path}: has no {kind.__name__.lower()}s. Check the sizes in params.yaml and run `dvc repro -f -s {stage}`."
-        )
-    return read_jsonl(path, stage, lambda values: kind(**values))
+    """Read reasoning traces; errors are those of :func:`read_problems`."""
+    return read_jsonl(path, f"sft_dataset@{path.parent.name}", lambda values: Example(**values))

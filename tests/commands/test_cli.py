@@ -134,7 +134,7 @@ def test_train_without_a_model_leaves_nothing(project: Path, grpo: Grpo) -> None
 def test_an_empty_dataset_is_named(with_data: Path, grpo: Grpo) -> None:
     paths.train("main").write_text("")
     code, _, error = grpo("train", "grpo_learning_rate", "3e-4")
-    assert code == 2 and "train.jsonl: has no problems" in error
+    assert code == 2 and "train.jsonl:1: damaged" in error
     assert not paths.RUNS.exists() and not paths.CHECKPOINTS.exists()
 
 

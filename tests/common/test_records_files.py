@@ -71,7 +71,7 @@ def test_missing_and_empty_files_of_problems(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.jsonl: no such file.*dvc repro dataset"):
         read_problems(tmp_path / "none.jsonl")
     write_records(tmp_path / "empty.jsonl", [])
-    with pytest.raises(UserError, match=r"empty\.jsonl: has no problems"):
+    with pytest.raises(UserError, match=r"empty\.jsonl:1: damaged"):
         read_problems(tmp_path / "empty.jsonl")
 
 

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo.study.methods import (
-    OBJECTIVE,
-    OBJECTIVES,
-    OFF_POLICY_RANK,
-    RATE_TIMES,
-    ExpertIterationConfig,
-    GrpoConfig,
-    SftConfig,
-)
+from grpo.study.methods import OBJECTIVE, OBJECTIVES, OFF_POLICY_RANK, RATE_TIMES
 from grpo.study.schema import Study
 
 
@@ -32,21 +24,15 @@ def study_schema() -> dict[str, Any]:
     for section in ("tasks", "models", "sft_datasets"):  # null removes an entry
         entry = properties[section]["additionalProperties"]
         properties[section]["additionalProperties"] = {"anyOf": [entry, {"type": "null"}]}
-    configs = (GrpoConfig, SftConfig, ExpertIterationConfig)
-    values = {key: _of_key(schema, key) for config in configs for key in config.model_fields}
+    grpo, sft, expert_iteration = (
+        schema["$defs"][name]["properties"] for name in ("GrpoConfig", "SftConfig", "ExpertIterationConfig")
+    )
     more = {"start_from": {"type": "string"}, OFF_POLICY_RANK: {"type": "integer"}, RATE_TIMES: {"type": "number"}}
     objective = {OBJECTIVE: {"enum": list(OBJECTIVES)}}
-    schema["$defs"]["GrpoConfig"]["properties"] |= objective
-    arm = {"type": "object", "properties": values | more | objective}
+    arm = {"type": "object", "properties": grpo | sft | expert_iteration | more | objective}
+    grpo |= objective
     schema["$defs"]["Experiment"]["properties"]["arms"]["additionalProperties"] = arm
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A study", **schema}
-
-
-def _of_key(schema: dict[str, Any], key: str) -> dict[str, Any]:
-    """The schema of a hyperparameter in any of the methods."""
-    found = [schema["$defs"][name]["properties"].get(key) for name in ("GrpoConfig", "SftConfig", "ExpertIterationConfig")]
-    kinds = [kind for i, kind in enumerate(found) if kind is not None and kind not in found[:i]]
-    return kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
 
 
 def _simplified(value: Any) -> Any:

@@ -120,10 +120,8 @@ def _of_rank(experiment: str, rank: int, selection: dict[str, Any]) -> tuple[dic
     """The values of the sweep's ``rank``-th best off-policy arm, and a description of their source."""
     sweep, ranking = selection["experiment"], selection["off_policy_ranking"]
     if rank > len(ranking):
-        raise UserError(
-            f"experiments.{experiment}: an arm asks for off_policy_rank {rank}, but {sweep} has only {len(ranking)} off-policy "
-            f"arms. Add arms to {sweep}, or lower the rank."
-        )
+        few = f"off_policy_rank {rank}, but {sweep} has only {len(ranking)} off-policy arms"
+        raise UserError(f"experiments.{experiment}: an arm asks for {few}. Add arms to {sweep}, or lower the rank.")
     return ranking[rank - 1]["overrides"], f"rank {rank} of {sweep} ({ranking[rank - 1]['arm']})"
 
 

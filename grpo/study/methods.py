@@ -37,6 +37,9 @@ LrSchedulerType = Literal["constant", "linear", "cosine"]
 LossType = Annotated[str, AfterValidator(lambda name: LOSSES_OF_THE_HANDOUTS.get(name, name))]
 RewardWeights = Annotated[dict[str, FiniteFloat], Field(min_length=1)]
 
+# Marks a setting that records omit at its default, so that they equal records from before it existed.
+OMIT = "omit at the default"
+
 # Keys of an arm that stand for other values:
 RATE_TIMES = "learning_rate_times"  # multiple of the learning rate of the earlier winners
 OFF_POLICY_RANK = "off_policy_rank"  # K: the values of the K-th best off-policy arm of the sweep before
@@ -92,8 +95,6 @@ class Section(BaseModel):
     """A mapping of params.yaml. Unknown keys and infinite numbers are refused, and types are not converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-    # Keys that records omit at their defaults, so that they equal records from before these keys existed.
-    omitted: ClassVar[tuple[str, ...]] = ()
 
     def check(self) -> None:
         """Raise UserError, without the section's name, unless the values fit together."""
@@ -109,9 +110,9 @@ class Section(BaseModel):
     @model_serializer(mode="wrap")
     def _without_what_is_off(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = values_of(self)
-        fields = type(self).model_fields
-        off = {key: fields[key].get_default(call_default_factory=True) for key in self.omitted if key in fields}
-        return {key: value for key, value in values.items() if key not in off or value != off[key]}
+        may_be_off = [(key, field) for key, field in type(self).model_fields.items() if OMIT in field.metadata]
+        off = {key for key, field in may_be_off if getattr(self, key) == field.get_default(call_default_factory=True)}
+        return {key: value for key, value in values.items() if key not in off}
 
 
 class Lora(Section):
@@ -125,42 +126,26 @@ class Lora(Section):
 class TrainingConfig(Section):
     """Settings of all methods: how a batch becomes an optimizer step, and when a run ends."""
 
+    steps_key: ClassVar[str]  # the setting with the number of steps
+
     learning_rate: PositiveFloat = 1e-5
-    lr_scheduler_type: LrSchedulerType = "constant"  # names of transformers; see grpo.learner.schedule
-    warmup_steps: NonNegativeInt = 0  # updates in which the rate rises from 0, with any schedule
+    lr_scheduler_type: Annotated[LrSchedulerType, OMIT] = "constant"  # names of transformers; see grpo.learner.schedule
+    warmup_steps: Annotated[NonNegativeInt, OMIT] = 0  # updates in which the rate rises from 0, with any schedule
     train_batch_size: PositiveInt = 256
     gradient_accumulation_steps: PositiveInt = 128
     max_grad_norm: PositiveFloat = 1.0
     prompt: str = "r1_zero"  # prompt format of the task
     wall_clock_limit_s: PositiveFloat | None = None  # the run ends after the step in which it reaches this limit
-    lora: Lora | None = None  # null: all weights are trained
-
-    omitted = (
-        "lora",
-        "lr_scheduler_type",
-        "warmup_steps",
-        "dynamic_sampling_rounds",
-        "overlong_buffer",
-        "baseline",
-        "cliprange_high",
-        "kl_coefficient",
-        "kl_estimator",
-        "entropy_coefficient",
-    )
+    lora: Annotated[Lora | None, OMIT] = None  # null: all weights are trained
 
     def check(self) -> None:
         self._require_divisor("train_batch_size", "gradient_accumulation_steps")
         if self.lr_scheduler_type == "constant" and not self.warmup_steps:
             return
         if self.n_updates is None:
-            raise UserError(
-                "lr_scheduler_type and warmup_steps: the number of updates of expert iteration is not known in advance, as it "
-                "depends on how many answers are right: leave both out"
-            )
+            raise UserError("lr_scheduler_type, warmup_steps: expert iteration's updates are not known before: leave both out")
         if self.warmup_steps >= self.n_updates:
-            raise UserError(
-                f"warmup_steps ({self.warmup_steps}) must be less than the run's {self.n_updates} updates: lower it"
-            )
+            raise UserError(f"warmup_steps ({self.warmup_steps}) must be less than the run's {self.n_updates} updates")
 
     def _require_divisor(self, whole: str, part: str) -> None:
         size, piece = getattr(self, whole), getattr(self, part)
@@ -175,7 +160,8 @@ class TrainingConfig(Section):
     @property
     def n_steps(self) -> int:
         """Steps of the method's loop."""
-        raise NotImplementedError
+        steps: int = getattr(self, self.steps_key)
+        return steps
 
     @property
     def n_updates(self) -> int | None:
@@ -205,6 +191,7 @@ class SftConfig(TrainingConfig):
     All arms take the same number of steps, so that they differ in their examples and not in the length of training.
     """
 
+    steps_key: ClassVar[str] = "n_sft_steps"
     sampling_temperature: ClassVar[float] = 1.0  # nothing is sampled; log-probabilities are the model's own
 
     n_sft_steps: PositiveInt = 200  # optimizer steps
@@ -220,11 +207,6 @@ class SftConfig(TrainingConfig):
             raise UserError(f"keep_steps: {late} come after the last step, n_sft_steps ({self.n_sft_steps}): leave them out")
 
     @property
-    def n_steps(self) -> int:
-        """Optimizer steps."""
-        return self.n_sft_steps
-
-    @property
     def n_updates(self) -> int:
         """Optimizer steps of a whole run."""
         return self.n_sft_steps
@@ -233,15 +215,12 @@ class SftConfig(TrainingConfig):
 class ExpertIterationConfig(SamplingConfig):
     """Expert iteration (CS336 A5, Algorithm 2): sample, keep correct responses, fine-tune on them, repeat."""
 
+    steps_key: ClassVar[str] = "n_ei_steps"
+
     n_ei_steps: PositiveInt = 5
     ei_batch_size: PositiveInt = 512  # questions per step (D_b in the handout)
     epochs_per_ei_step: PositiveInt = 1
     normalize_constant: PositiveFloat = 1.0
-
-    @property
-    def n_steps(self) -> int:
-        """Expert iteration steps."""
-        return self.n_ei_steps
 
 
 class Asynchronous(Section):
@@ -258,14 +237,9 @@ class Asynchronous(Section):
     def check(self) -> None:
         age, lag = self.replay_max_age, self.max_policy_lag
         if age is not None and age < lag:
-            raise UserError(
-                f"replay_max_age ({age}) would drop new rollouts, which lag by max_policy_lag ({lag}): raise replay_max_age"
-            )
+            raise UserError(f"replay_max_age ({age}) would drop new rollouts, which lag by max_policy_lag ({lag}): raise it")
         if age == lag and self.replay_capacity > 1:
-            raise UserError(
-                f"replay_max_age ({age}) would drop all but the newest rollouts, which lag by max_policy_lag ({lag}), so that "
-                "nothing is drawn again: raise it, or set replay_capacity to 1"
-            )
+            raise UserError(f"replay_max_age ({age}) would drop all but new rollouts: raise it, or set replay_capacity to 1")
 
     @property
     def is_stale(self) -> bool:
@@ -276,29 +250,31 @@ class Asynchronous(Section):
 class GrpoConfig(SamplingConfig):
     """Hyperparameters of one GRPO run, with the names and defaults of the handouts (CS336 A5, Section 7)."""
 
+    steps_key: ClassVar[str] = "n_grpo_steps"
+
     n_grpo_steps: PositiveInt = 200
     advantage_eps: PositiveFloat = 1e-6
     rollout_batch_size: PositiveInt = 256
-    dynamic_sampling_rounds: NonNegativeInt = 0  # rounds in which groups with equal rewards are replaced by new questions
+    dynamic_sampling_rounds: Annotated[NonNegativeInt, OMIT] = 0  # in which groups with equal rewards are replaced
     epochs_per_rollout_batch: PositiveInt = 1
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.85
     loss_type: LossType = "reinforce_with_baseline"  # LOSS_TYPES, or MODULE:NAME (grpo.learner.losses.Loss)
     loss_options: dict[str, JsonValue] = Field(default_factory=dict)  # passed to the loss; not inherited by another loss
     # MODULE:NAME (grpo.tasks.rewards.apply_reward), or several with weights; null: the task's own reward
     reward: str | RewardWeights | None = None
-    overlong_buffer: PositiveInt | None = None  # tokens before sampling_max_tokens over which the reward falls by up to 1
-    baseline: Baseline = "group_mean"  # subtracted from a reward (grpo.learner.advantages)
+    overlong_buffer: Annotated[PositiveInt | None, OMIT] = None  # last tokens over which the reward falls by up to 1
+    baseline: Annotated[Baseline, OMIT] = "group_mean"  # subtracted from a reward (grpo.learner.advantages)
     use_std_normalization: bool = True
     length_normalization: LengthNormalization = "masked_mean"
     cliprange: PositiveFloat = 0.2
-    cliprange_high: PositiveFloat | None = None  # upper clip: the ratio may rise to 1 + cliprange_high; null: cliprange
+    cliprange_high: Annotated[PositiveFloat | None, OMIT] = None  # the ratio may rise to 1 + this; null: cliprange
     # Cap of the importance weights of truncated importance sampling, per token: the probability under the policy to be trained
     # over the one that the engine computed when it sampled the token. null: no weights.
     importance_cap: PositiveFloat | None = None
     measure_kl: bool = False  # measure KL to the starting weights at every step; does not change the loss
-    kl_coefficient: NonNegativeFloat = 0.0  # of KL(policy || starting weights) in the loss; 0: no such term
-    kl_estimator: KlEstimator = "low_variance"  # estimator of that term (grpo.learner.kl)
-    entropy_coefficient: FiniteFloat = 0.0  # of the mean token entropy (nats), subtracted from the loss; 0: no such term
+    kl_coefficient: Annotated[NonNegativeFloat, OMIT] = 0.0  # of KL(policy || starting weights) in the loss; 0: no such term
+    kl_estimator: Annotated[KlEstimator, OMIT] = "low_variance"  # estimator of that term (grpo.learner.kl)
+    entropy_coefficient: Annotated[FiniteFloat, OMIT] = 0.0  # of the mean token entropy (nats), subtracted from the loss
     start_from: str | None = None  # SFT checkpoint of the same seed, sft_experiment/ARM/CHECKPOINT; null: the base model
     asynchronous: Asynchronous | None = None  # null: one process samples, scores and trains in turn
 
@@ -311,41 +287,26 @@ class GrpoConfig(SamplingConfig):
         self._require_divisor("rollout_batch_size", "group_size")
         self._require_divisor("rollout_batch_size", "train_batch_size")
         if self.train_batch_size < self.group_size:
-            raise UserError(
-                f"train_batch_size ({self.train_batch_size}) must be at least group_size ({self.group_size}): raise "
-                "train_batch_size"
-            )
+            raise UserError(f"train_batch_size ({self.train_batch_size}) must be at least group_size ({self.group_size})")
         if self.measure_kl and self.asynchronous is not None:
-            raise UserError(
-                "measure_kl needs rollouts of the current policy, and asynchronous rollouts are from an older one: leave one "
-                "of them out"
-            )
+            raise UserError("measure_kl needs rollouts of the current policy, not asynchronous ones: leave out one of the two")
         if self.dynamic_sampling_rounds and self.asynchronous is not None:
-            raise UserError(
-                "dynamic_sampling_rounds: a group is replaced after it is scored, when an asynchronous run's generator already "
-                "samples for a later step: leave out one of the two"
-            )
+            raise UserError("dynamic_sampling_rounds: not in an asynchronous run, which samples ahead: leave one out")
         if self.dynamic_sampling_rounds and self.group_size == 1:
             raise UserError("dynamic_sampling_rounds: in a group of one all rewards are equal: raise group_size")
         if (self.overlong_buffer or 0) > self.sampling_max_tokens:
-            raise UserError(
-                f"overlong_buffer ({self.overlong_buffer}) must not exceed sampling_max_tokens ({self.sampling_max_tokens}): "
-                "lower overlong_buffer"
-            )
+            most = self.sampling_max_tokens
+            raise UserError(f"overlong_buffer ({self.overlong_buffer}) must not exceed sampling_max_tokens ({most}): lower it")
         stale = self.asynchronous is not None and self.asynchronous.is_stale
         if stale and self.importance_cap is None and self.loss_type not in WITHOUT_RATIO:
             # The ratio is to the engine's probabilities, which are among the allowed tokens only.
             for key, off in (("sampling_top_p", 1.0), ("sampling_min_tokens", 0)):
                 if (value := getattr(self, key)) != off:
-                    raise UserError(
-                        f"{key} ({value}) excludes tokens, so ratios of asynchronous rollouts would be wrong: set it to {off}, "
-                        "or set importance_cap"
-                    )
+                    wrong = f"{key} ({value}) excludes tokens, so ratios of asynchronous rollouts would be wrong"
+                    raise UserError(f"{wrong}: set it to {off}, or set importance_cap")
         # A user's own loss may use raw rewards.
         if self.group_size == 1 and self.loss_type in LOSS_TYPES and self.loss_type != "no_baseline":
-            raise UserError(
-                "group_size 1 makes every advantage zero, so nothing is trained: use at least 2, or loss_type no_baseline"
-            )
+            raise UserError("group_size 1 makes every advantage zero: use at least 2, or loss_type no_baseline")
 
     @property
     def needs_starting_weights(self) -> bool:
@@ -356,11 +317,6 @@ class GrpoConfig(SamplingConfig):
     def n_prompts_per_rollout_batch(self) -> int:
         """Questions sampled in one GRPO step."""
         return self.rollout_batch_size // self.group_size
-
-    @property
-    def n_steps(self) -> int:
-        """GRPO steps."""
-        return self.n_grpo_steps
 
     @property
     def n_updates(self) -> int:

@@ -210,9 +210,7 @@ class Study(Section):
         table = runs_table(self)
         if self.runs is not None and self.runs != table:
             differing = ", ".join(sorted(key for key in {**table, **self.runs} if table.get(key) != self.runs.get(key)))
-            raise UserError(
-                f"runs: does not match experiments, seeds and tasks ({differing}): run `grpo study runs`, which updates it."
-            )
+            raise UserError(f"runs: does not match experiments, seeds and tasks ({differing}): run `grpo study runs`.")
 
     def _check_tasks(self) -> None:
         """Check that each task can be made, has a model, and is used with its own prompt formats."""
@@ -231,8 +229,9 @@ class Study(Section):
         self._check_formats("evaluation.best_of_n.prompts", MAIN, self.evaluation.best_of_n.prompts)
         for name in self.evaluation.also:
             check_name(f"evaluation.also.{name}", "a set", name, dash=False)
+            known = self.also_task(name).formats
             for prompt in self.trained_in(MAIN):
-                require_known(f"evaluation.also.{name}", "its task has no format", prompt, self.also_task(name).formats)
+                require_known(f"evaluation.also.{name}", "its task has no format", prompt, known)
 
     def _check_formats(self, where: str, task: str, formats: list[str]) -> None:
         for name in formats:
@@ -247,10 +246,8 @@ class Study(Section):
             if on is not None:
                 require_known(f"{where}.builds_on", "no experiment before this one is named", on, [*self.experiments][:number])
                 if self.experiments[on].method != experiment.method:
-                    raise UserError(
-                        f"{where}.builds_on: {on} uses the method {self.experiments[on].method}, whose settings "
-                        f"{experiment.method} does not have: build on another experiment or on none."
-                    )
+                    other = f"{on} uses the method {self.experiments[on].method}, not {experiment.method}"
+                    raise UserError(f"{where}.builds_on: {other}: build on another experiment or on none.")
             if experiment.arms:
                 require_known(f"{where}.task", "no task", experiment.task, self.tasks)
             if experiment.arms and experiment.method == "sft" and experiment.task not in self.sft_datasets:
@@ -261,10 +258,8 @@ class Study(Section):
         for name in self.made:
             for needed in self.needed_experiments(name):
                 if needed in self.left_out:
-                    raise UserError(
-                        f"experiments.{needed}.arms: left out, but {name} builds on it: give it arms, or leave {name} out too, "
-                        "and run `grpo study runs`."
-                    )
+                    remedy = f"give it arms, or leave {name} out too, and run `grpo study runs`"
+                    raise UserError(f"experiments.{needed}.arms: left out, but {name} builds on it: {remedy}.")
 
     def _check_arm(self, experiment: str, arm: str, values: dict[str, Any]) -> None:
         """Check that the arm's name can be a file name, that the method accepts its values, and that they fit the study."""
@@ -273,45 +268,35 @@ class Study(Section):
         if OFF_POLICY_RANK in values:
             rank, few = values[OFF_POLICY_RANK], self.selection.best_few
             if entry.builds_on is None:
-                raise UserError(
-                    f"{path}.{OFF_POLICY_RANK}: {experiment} builds on no sweep: set builds_on, or remove this key."
-                )
+                raise UserError(f"{path}.{OFF_POLICY_RANK}: {experiment} builds on no sweep: set builds_on, or remove this.")
             if type(rank) is not int or not 1 <= rank <= few:
-                raise UserError(
-                    f"{path}.{OFF_POLICY_RANK}: {rank!r} is not a whole number from 1 to selection.best_few ({few})."
-                )
+                wrong = f"{rank!r} is not a whole number from 1 to selection.best_few ({few})"
+                raise UserError(f"{path}.{OFF_POLICY_RANK}: {wrong}.")
         config = apply_overrides(self.defaults(entry.method), values, path)
         self._check_formats(f"{path}: prompt", entry.task, [config.prompt])
         for what in ("lora", "asynchronous"):
             if getattr(config, what, None) is not None and self.for_task(entry.task).learner.fully_shard:
-                raise UserError(
-                    f"{path}.{what}: not with learner.fully_shard. Set that to false, or leave {experiment} out "
-                    "(`experiments: {without: [...]}`)."
-                )
+                remedy = f"Set that to false, or leave {experiment} out (`experiments: {{without: [...]}}`)"
+                raise UserError(f"{path}.{what}: not with learner.fully_shard. {remedy}.")
         if isinstance(config, GrpoConfig) and config.start_from is not None:
             what = "fine-tuning (see its keep_steps) keeps no checkpoint"
             require_known(f"{path}.start_from", what, config.start_from, self._kept_checkpoints())
         # Each run has at least last_k evaluations after its start, whichever arms win before it.
-        configs = [config]
-        if isinstance(config, GrpoConfig):
-            configs = [config.model_copy(update={"n_grpo_steps": n}) for n in self._possible_steps(experiment, values, config)]
-        counts = {len(evaluation_steps(c, self.evaluation.every)) - 1: c for c in configs}
-        fewest, wanted = min(counts), self.last_k(experiment)
-        if fewest < wanted:
-            raise UserError(
-                f"{path}: a run of {counts[fewest].n_steps} steps is evaluated {fewest} time{'s' * (fewest > 1)} after its "
-                f"start, fewer than last_k ({wanted}): {MORE_EVALUATIONS[entry.method]}, or give {experiment} a last_k of "
-                f"{fewest}."
-            )
+        possible = [config.model_copy(update={config.steps_key: n}) for n in self._possible_steps(experiment, values, config)]
+        fewest, steps = min((len(evaluation_steps(c, self.evaluation.every)) - 1, c.n_steps) for c in possible)
+        if fewest < (wanted := self.last_k(experiment)):
+            found = f"a run of {steps} steps is evaluated {fewest} time{'s' * (fewest > 1)} after its start"
+            remedy = f"{MORE_EVALUATIONS[entry.method]}, or give {experiment} a last_k of {fewest}"
+            raise UserError(f"{path}: {found}, fewer than last_k ({wanted}): {remedy}.")
 
-    def _possible_steps(self, experiment: str, own: dict[str, Any], config: GrpoConfig) -> set[int]:
+    def _possible_steps(self, experiment: str, own: dict[str, Any], config: RunConfig) -> set[int]:
         """The numbers of steps that an arm with the values ``own`` may have, which may come from earlier winners."""
-        steps = {config.n_grpo_steps}
-        for name in self.needed_selections(experiment) if "n_grpo_steps" not in own else ():
+        steps = {config.n_steps}
+        for name in self.needed_selections(experiment) if config.steps_key not in own else ():
             entry, pinned = self.experiments[name], self.selection.pinned.get(name)
             if entry.passes_on == "winner" or OFF_POLICY_RANK in own:
                 arms = [values for candidate, values in entry.arms.items() if pinned in (None, candidate)]
-                steps = {values.get("n_grpo_steps", n) for values in arms for n in steps}
+                steps = {values.get(config.steps_key, n) for values in arms for n in steps}
         return steps
 
     def _kept_checkpoints(self) -> list[str]:
@@ -338,16 +323,12 @@ class Study(Section):
             on_cpu[experiment.resources] = on_cpu.get(experiment.resources, False) or "cpu" in devices
             moved = devices == {"cpu"} != {self.engine.device, self.learner.device}
             if moved and self.resources[experiment.resources].gpus:
-                raise UserError(
-                    f"resources.{experiment.resources}.gpus: the runs of {name} compute on the CPU: set it to 0, or name other "
-                    f"resources in experiments.{name}."
-                )
+                remedy = f"set it to 0, or name other resources in experiments.{name}"
+                raise UserError(f"resources.{experiment.resources}.gpus: the runs of {name} compute on the CPU: {remedy}.")
         for kind, resources in self.resources.items():
             if on_cpu.get(kind) and resources.cpus < self.threads:
-                raise UserError(
-                    f"resources.{kind}.cpus ({resources.cpus}): these stages compute on the CPU with {self.threads} threads: "
-                    "reserve as many, or lower `threads`."
-                )
+                found = f"these stages compute on the CPU with {self.threads} threads"
+                raise UserError(f"resources.{kind}.cpus ({resources.cpus}): {found}: reserve as many, or lower `threads`.")
 
 
 # ------------------------------------------------------------------------------------------------------------- reading

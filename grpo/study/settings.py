@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from grpo.common.errors import UserError
-from grpo.study.methods import Section, Share
+from grpo.study.methods import OMIT, Section, Share
 from grpo.tasks.sft_dataset import HubTraces, JsonlTraces, TaskTraces
 
 MAIN = "main"  # the task that is evaluated zero-shot; default task of experiments
@@ -42,10 +42,8 @@ class PretrainedHere(Section):
 
     def check(self) -> None:
         if self.hidden_size % (2 * self.num_attention_heads):
-            raise UserError(
-                f"hidden_size {self.hidden_size} must be a multiple of 2 x num_attention_heads "
-                f"({self.num_attention_heads}), because rotary embeddings need an even head size"
-            )
+            heads = self.num_attention_heads
+            raise UserError(f"hidden_size {self.hidden_size} must be a multiple of 2 x num_attention_heads ({heads})")
 
 
 class HubModel(Section):
@@ -117,10 +115,7 @@ class EngineSettings(Section):
         if self.sleep_level and self.device == "cpu":
             raise UserError(f"sleep_level {self.sleep_level}: vLLM can only sleep on a GPU: set it to 0, or device to cuda:0")
         if self.name == "vllm" and self.device not in {"cpu", "cuda", "cuda:0"}:
-            raise UserError(
-                f"device {self.device!r}: vLLM takes the first GPU that it sees: set it to cuda:0, and for a GPU each "
-                "learner.device to cuda:1"
-            )
+            raise UserError(f"device {self.device!r}: vLLM takes the first GPU that it sees: set it to cuda:0")
 
 
 class LearnerSettings(Section):
@@ -142,9 +137,7 @@ class LearnerSettings(Section):
     compile: bool = False  # torch.compile: 10 to 15% faster on CPU, after 5 to 20 s of compiling
     # Processes (torchrun) that train a run together, each on its share of the questions, with one GPU each or on the CPU.
     processes: PositiveInt = 1
-    fully_shard: bool = False  # shard weights, gradients and moments over the processes, for models larger than one GPU
-
-    omitted = ("fully_shard",)
+    fully_shard: Annotated[bool, OMIT] = False  # shard weights, gradients and moments over the processes
 
     def check(self) -> None:
         if self.processes > 1 and self.device not in {"cpu", "cuda"}:
@@ -207,9 +200,8 @@ class Evaluation(Section):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     max_tokens: PositiveInt = 1024
     seed: int = 0
-    also: dict[str, AlsoEvaluated] = Field(default_factory=dict)  # further sets; winners depend on the validation problems only
-
-    omitted = ("also",)
+    # Further sets; winners depend on the validation problems only.
+    also: Annotated[dict[str, AlsoEvaluated], OMIT] = Field(default_factory=dict)
 
     def check(self) -> None:
         every = [self.every] if isinstance(self.every, int) else self.every

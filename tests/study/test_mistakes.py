@@ -130,6 +130,10 @@ MISTAKES: list[tuple[Edit, str]] = [
     (put("selection.pinned", {"x": "y"}), "selection.pinned: no experiment 'x' (known: "),
     (put("selection.pinned", {"grpo_lora": "y"}), "selection.pinned.grpo_lora: no arm 'y' (known: "),
     (put("runs", {}), "runs: does not match experiments, seeds and tasks ("),
+    (
+        put("selection.best_few", 1),
+        f"experiments.{FOCUSED}.arms.best_2.off_policy_rank: 2 is not a whole number from 1 to selection.best_few (1).",
+    ),
     # Evaluations that a run is counted by
     (
         counting(4),
@@ -202,7 +206,7 @@ MISTAKES_OF_ARMS: list[tuple[str, dict[str, Any], str]] = [
     ("grpo_lora", {"learning_rate_times": "2"}, f"{NO_FACTOR} '2'."),
     ("grpo_lora", {"learning_rate_times": True}, f"{NO_FACTOR} True."),
     ("grpo_lora", {"learning_rate_times": 2, "learning_rate": 1e-3}, f"{NO_FACTOR} 2."),
-    (EXPERT_ITERATION, {"warmup_steps": 1}, ": lr_scheduler_type and warmup_steps: the number of updates of expert iteration"),
+    (EXPERT_ITERATION, {"warmup_steps": 1}, ": lr_scheduler_type, warmup_steps: expert iteration's updates are not known"),
     ("grpo_lora", {"warmup_steps": 64}, ": warmup_steps (64) must be less than the run's 64 updates"),
     # The rank in a sweep
     (SFT, {"off_policy_rank": 1}, f".off_policy_rank: {SFT} builds on no sweep"),
@@ -226,7 +230,7 @@ MISTAKES_OF_ARMS: list[tuple[str, dict[str, Any], str]] = [
     (SFT, {"keep_steps": [1, 24, 25, 99]}, ": keep_steps: [25, 99] come after the last step, n_sft_steps (24)"),
     # Asynchronous runs
     (ASYNCHRONOUS, {"asynchronous": {}, "measure_kl": True}, ": measure_kl needs rollouts of the current policy"),
-    (ASYNCHRONOUS, {"asynchronous": {}, "dynamic_sampling_rounds": 1}, ": dynamic_sampling_rounds: a group is replaced"),
+    (ASYNCHRONOUS, {"asynchronous": {}, "dynamic_sampling_rounds": 1}, ": dynamic_sampling_rounds: not in an asynchronous run"),
     (
         ASYNCHRONOUS,
         {"asynchronous": {"max_policy_lag": 3, "replay_max_age": 2}},

@@ -110,7 +110,7 @@ def test_what_is_asked_anew_depends_on_seed_step_and_round_alone() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"asynchronous": Asynchronous()}, "generator already samples for a later step"),
+        ({"asynchronous": Asynchronous()}, "not in an asynchronous run"),
         ({"group_size": 1, "loss_type": "no_baseline"}, "in a group of one all rewards are equal"),
     ],
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 # Beginnings of notes that are added to exceptions:
@@ -48,12 +48,14 @@ _DRAFT = re.compile(r"/\.([^/]+)\.draft(?:\.\w+)?(?=/|$)")  # name of a result w
 def explain_os_error(error: BaseException) -> str | None:
     """Explain an error of a full, read-only or forbidden disk, and what to do; None for any other error."""
     chain = list(_chain(error))
+    notes = [note for one in chain for note in getattr(one, "__notes__", ()) if note.startswith(WHILE_WRITING)]
     for number, path in (fact for one in chain for fact in _facts(one)):
         denied = _REFUSED.get(number) is _DENIED
         if number not in _REFUSED or (denied and (path is None or path.startswith(_NOT_ON_DISK))):
             continue  # without a path, permission may have been denied to anything, such as a connection
         wrong, remedy = _REFUSED[number]
-        where = Path(_noted(chain, WHILE_WRITING) if path is None else path).absolute()  # the working folder, if unknown
+        noted = notes[0].removeprefix(WHILE_WRITING) if notes else ""  # "": the working folder
+        where = Path(noted if path is None else path).absolute()
         if path is not None and number in _OF_FOLDERS:
             where = next(place for place in (where, *where.parents) if os.path.lexists(place))
         where = Path(_DRAFT.sub(r"/\1", str(where)))
@@ -90,9 +92,10 @@ def explain_out_of_memory(error: BaseException) -> str | None:
     found = next((one for one in chain if is_out_of_memory(one)), None)
     if found is None:
         return None
-    phase = _noted(chain, IN_PHASE)
+    notes = [note for one in chain for note in getattr(one, "__notes__", ()) if note.startswith(IN_PHASE)]
+    phase = notes[0].removeprefix(IN_PHASE) if notes else None
     where = f"in the {phase} phase" if phase else "outside of a run's phases, such as while a model is loaded"
-    remedy = TO_LOWER.get(phase, "Use a smaller model")
+    remedy = TO_LOWER.get(phase or "", "Use a smaller model")
     return (
         f"out of memory {where} ({reason(found)}). {remedy}, or end other programs that use the memory. With the same settings "
         "the same command continues from the last saved state; with other settings the run starts again."
@@ -121,12 +124,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(one))
         yield one
         one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
-
-
-def _noted(chain: Sequence[BaseException], beginning: str) -> str:
-    """The rest of the first note with this beginning; empty without one."""
-    notes = (note for one in chain for note in getattr(one, "__notes__", ()))
-    return next((note.removeprefix(beginning) for note in notes if note.startswith(beginning)), "")
 
 
 def _facts(error: BaseException) -> Iterator[tuple[int, str | None]]:

@@ -135,7 +135,7 @@ def test_a_run_is_the_stages_run_also_after_a_kill(lab: Path, monkeypatch: pytes
         (["learning_rate=1e-5"], "did you mean grpo.learning_rate?"),
         (["grpo.lora.rnk=1"], "did you mean grpo.lora.rank?"),
         (["sampling_max_token=8"], "did you mean grpo.sampling_max_tokens?"),
-        (["experiments.a.arms={}"], "keys are tasks.main"),
+        (["experiments.a.arms={}"], "keys begin with tasks.main"),
         (["grpo.objective=dap"], "--set grpo.objective: no objective 'dap'"),
         (["grpo.learning_rate"], "expected key=value"),
         (["grpo.learning_rate=[1"], "expected key=value"),

@@ -62,11 +62,13 @@ def _adjusted(verdict: Verdict, p: float, claims: int) -> Verdict:
 def _judge(study: Study, claim: dict[str, Any], task: str) -> Verdict:
     """Judge one claim, without adjustment for the other claims."""
     ((kind, parameters),) = claim["test"].items()
-    horizon, margin = claim.get("horizon", 0), claim.get("margin")
+    horizon = claim.get("horizon", 0)
     try:
-        evidence = _evidence(study, claim["experiment"], parameters.get("other"), task)
+        evidence = _evidence(study, claim["experiment"], task)
         _require(claim.get("requires", {}), evidence)
-        found, steps = KINDS[kind]({**parameters, "margin": margin}, evidence), evidence.steps()
+        if "other" in parameters:
+            parameters = parameters | {"other": evidence_of(study, parameters["other"])}
+        found, steps = KINDS[kind](evidence, **parameters), evidence.steps()
         if claim.get("planted") and study.models[MAIN].source == "pretrain":
             reason = "by construction: the base model learned it from its pretraining documents, so it is no finding"
             found = replace(found, verdict=NOT_TESTED, reason=reason, by_construction=True)
@@ -82,18 +84,18 @@ def _judge(study: Study, claim: dict[str, Any], task: str) -> Verdict:
         statement=claim["statement"],
         reported={source: str(text) for source, text in claim["reported"].items()},
         published=claim.get("published", {}),
-        margin=margin,
+        margin=parameters.get("margin"),
     )
 
 
-def _evidence(study: Study, experiment: str, other: str | None, task: str) -> Evidence:
+def _evidence(study: Study, experiment: str, task: str) -> Evidence:
     """Collect an experiment's runs, if its task stands for the task of the published claims."""
     name = MAIN if experiment not in study.experiments else study.experiments[experiment].task
     if study.task(name).stands_for != task:
         raise NotMeasured(f"published for the task {task}, which this study's task does not stand for (Task.stands_for)")
     if experiment == BASELINE:
         return Evidence(experiment, {}, study.selection.last_k, read_baseline(study))
-    return evidence_of(study, experiment, other)
+    return evidence_of(study, experiment)
 
 
 def _require(requires: dict[str, Any], evidence: Evidence) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,23 +17,14 @@ from grpo.study.schema import Study, read_yaml
 
 SELECTION = "selection"
 ROUNDING = 1e-9  # a difference below it is zero
-Arm = tuple[str, str]  # experiment and arm
 
 
-@dataclass(frozen=True)
-class _Undecided:
-    """A contrast whose interval contains ``bar``; ``asked_by`` is a claim's id or ``selection``."""
+class _Undecided(NamedTuple):
+    """A contrast whose interval contains ``bar``; its arms are ``EXPERIMENT/ARM``."""
 
     contrast: Contrast
-    arms: tuple[Arm, Arm]
-    asked_by: str
+    asked_by: str  # a claim's id or ``selection``
     bar: float = 0.0
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Identity of a contrast: its arms, in any order if the bar is zero, and the bar."""
-        arms = ["/".join(arm) for arm in self.arms]
-        return (*arms, str(self.bar)) if self.bar else tuple(sorted(arms))
 
 
 def undecided(study: Study) -> list[dict[str, Any]]:
@@ -50,10 +41,13 @@ def undecided(study: Study) -> list[dict[str, Any]]:
         UserError: a run or a result file is missing.
     """
     found: dict[tuple[str, ...], dict[str, Any]] = {}
-    for one in [*_of_selections(study), *_of_claims(study)]:
-        known = found.setdefault(one.names, _row(study, one))
-        if one.asked_by not in known["asked_by"]:
-            known["asked_by"].append(one.asked_by)
+    for contrast, asked_by, bar in [*_of_selections(study), *_of_claims(study)]:
+        arms = (contrast.against, contrast.arm)
+        names = (*arms, str(bar)) if bar else tuple(sorted(arms))  # with a bar of zero in any order
+        if names not in found:
+            found[names] = _row(study, contrast, bar)
+        if asked_by not in found[names]["asked_by"]:
+            found[names]["asked_by"].append(asked_by)
     return list(found.values())
 
 
@@ -69,7 +63,7 @@ def _of_selections(study: Study) -> Iterator[_Undecided]:
         result = read_result(study, experiment)
         for arm in result.arms:
             if arm.contrast and not arm.contrast.excludes_zero and arm.contrast.difference.value:
-                yield _Undecided(arm.contrast.turned(), ((experiment, arm.arm), (experiment, result.leader)), SELECTION)
+                yield _Undecided(_named(arm.contrast.turned(), experiment), SELECTION)
 
 
 def _of_claims(study: Study) -> Iterator[_Undecided]:
@@ -80,49 +74,48 @@ def _of_claims(study: Study) -> Iterator[_Undecided]:
         bar = -(verdict.margin or 0.0) if kind == "not_below" else 0.0
         for contrast in verdict.contrasts:
             if contrast.against != "start" and contrast.adjusted.low <= bar <= contrast.adjusted.high:
-                arms = _arm(contrast.against, verdict), _arm(contrast.arm, verdict)
-                yield _Undecided(contrast, arms, verdict.claim, bar)
+                yield _Undecided(_named(contrast, verdict.experiment), verdict.claim, bar)
 
 
-def _arm(name: str, verdict: Verdict) -> Arm:
-    experiment, _, arm = name.rpartition("/")
-    return experiment or verdict.experiment, arm
+def _named(contrast: Contrast, experiment: str) -> Contrast:
+    """The contrast with arms as ``EXPERIMENT/ARM``."""
+    arm, against = (name if "/" in name else f"{experiment}/{name}" for name in (contrast.arm, contrast.against))
+    return replace(contrast, arm=arm, against=against)
 
 
 def _cannot_tell(study: Study) -> list[Verdict]:
     return [verdict for verdict in shown(read_verdicts(), study) if verdict.verdict == CANNOT_TELL]
 
 
-def _row(study: Study, one: _Undecided) -> dict[str, Any]:
-    first, second = (evidence_of(study, experiment).final(arm) for experiment, arm in one.arms)
+def _row(study: Study, contrast: Contrast, bar: float) -> dict[str, Any]:
+    experiments, arms = zip(*(name.split("/") for name in (contrast.against, contrast.arm)), strict=True)
+    first, second = (evidence_of(study, experiment).final(arm) for experiment, arm in zip(experiments, arms, strict=True))
+    measured, distance = contrast.adjusted, contrast.adjusted.value - bar
     several = min(len(first), len(second)) > 1 and not np.array_equal(first, second)
-    measured, spread = one.contrast.adjusted, spread_of(first, second) if several else None
-    distance, experiments = measured.value - one.bar, [experiment for experiment, _ in one.arms]
-    known = spread is not None and abs(distance) > ROUNDING
-    seeds = seeds_needed(spread, distance) if spread and known else None
+    spread = spread_of(first, second) if several else None
+    seeds = problems = None
+    if spread is not None and abs(distance) > ROUNDING:
+        seeds = seeds_needed(spread, distance)
+        problems = None if seeds else problems_needed(spread, distance)
     return {
-        "experiments": experiments,
-        "arms": [arm for _, arm in one.arms],
-        "asked_by": [one.asked_by],
-        "bar": one.bar,
+        "experiments": list(experiments),
+        "arms": list(arms),
+        "asked_by": [],
+        "bar": bar,
         "measured": {key: getattr(measured, key) for key in ("value", "low", "high", "level")},
         "seeds": list(study.seeds),
         "problems": first.shape[1],
         "spread": None if spread is None else {key: getattr(spread, key) for key in ("runs", "problems", "rest")},
         "seeds_needed": seeds,
-        "problems_needed": problems_needed(spread, distance) if spread and known and seeds is None else None,
+        "problems_needed": problems,
         "needs_runs_of": _with_predecessors(study, experiments),
     }
 
 
-def _with_predecessors(study: Study, experiments: list[str]) -> list[str]:
+def _with_predecessors(study: Study, experiments: Iterable[str]) -> list[str]:
     """The experiments and all that they build on or start from, in the study's order."""
-    needed, queue = set(), [*experiments]
-    while queue:
-        name = queue.pop()
-        if name not in needed:
-            needed.add(name)
-            entry = study.experiments[name]
-            starts = [str(arm["start_from"]).split("/")[0] for arm in entry.arms.values() if arm.get("start_from")]
-            queue += [*starts, *([entry.builds_on] if entry.builds_on else [])]
+    needed, new = set[str](), set(experiments)
+    while new:
+        needed |= new
+        new = {before for name in new for before in study.needed_experiments(name)} - needed
     return [name for name in study.made if name in needed]

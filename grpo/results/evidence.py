@@ -20,20 +20,12 @@ class NotMeasured(Exception):
 
 @dataclass(frozen=True)
 class Evidence:
-    """The runs of an experiment.
-
-    Attributes:
-        arms: the experiment's runs by arm, in the order of params.yaml.
-        last_k: number of last evaluations that a final reward averages.
-        baseline: reports/math_baseline.json, for claims about the untrained model.
-        other: the experiment with which a claim compares this one.
-    """
+    """The runs of an experiment."""
 
     experiment: str
-    arms: dict[str, list[Run]]
-    last_k: int
-    baseline: dict[str, Any] = field(default_factory=dict)
-    other: Evidence | None = None
+    arms: dict[str, list[Run]]  # runs by arm, in the order of params.yaml
+    last_k: int  # number of last evaluations that a final reward averages
+    baseline: dict[str, Any] = field(default_factory=dict)  # reports/math_baseline.json, for claims about the untrained model
 
     @cached_property
     def _collapses(self) -> dict[str, tuple[Collapse, ...]]:
@@ -80,7 +72,9 @@ class Evidence:
 
     def contrast(self, arm: str, against: str, contrasts: int = 1, level: Callable[[int], float] = simultaneous) -> Contrast:
         """The difference of final rewards, unadjusted and adjusted for the number of contrasts by ``level``."""
-        return contrast_of(arm, self.final(arm), against, self.final(against), contrasts, level)
+        first, second = self.final(against), self.final(arm)
+        adjusted = difference_of(first, second, level(contrasts))
+        return Contrast(arm, against, difference_of(first, second), adjusted, contrasts)
 
     def steps(self) -> int:
         """The fewest steps of any run; diverged runs do not count, as they were stopped early."""
@@ -88,31 +82,15 @@ class Evidence:
         return min((int(run.validation["step"].iloc[-1]) for run in runs), default=0)
 
 
-def contrast_of(
-    arm: str,
-    scores: Scores,
-    against: str,
-    others: Scores,
-    contrasts: int = 1,
-    level: Callable[[int], float] = simultaneous,
-) -> Contrast:
-    """The difference of two arms' scores, unadjusted and adjusted for the number of contrasts by ``level``."""
-    adjusted = difference_of(others, scores, level(contrasts))
-    return Contrast(arm, against, difference_of(others, scores), adjusted, contrasts)
-
-
-def evidence_of(study: Study, experiment: str, other: str | None = None) -> Evidence:
+def evidence_of(study: Study, experiment: str) -> Evidence:
     """Read the evidence on an experiment.
-
-    Args:
-        other: the experiment with which it is compared.
 
     Raises:
         NotMeasured: the study leaves it out.
+        UserError: a run is missing.
     """
     if experiment not in study.experiments:
         raise NotMeasured(f"this version has no experiment {experiment}")
     if experiment in study.left_out:
         raise NotMeasured(f"the study leaves {experiment} out")
-    arms, last_k = by_arm(read_runs(study, experiment)), study.last_k(experiment)
-    return Evidence(experiment, arms, last_k, other=None if other is None else evidence_of(study, other))
+    return Evidence(experiment, by_arm(read_runs(study, experiment)), study.last_k(experiment))

@@ -11,7 +11,6 @@ DISAGREES: VerdictName = "disagrees"
 NO_DIFFERENCE: VerdictName = "no difference"
 CANNOT_TELL: VerdictName = "cannot tell"
 NOT_TESTED: VerdictName = "not tested here"
-VERDICTS = (AGREES, DISAGREES, NO_DIFFERENCE, CANNOT_TELL, NOT_TESTED)
 DECIDED = (AGREES, DISAGREES, NO_DIFFERENCE)
 
 # What an interval covers: what would vary if the study were repeated.
@@ -25,24 +24,17 @@ RUNS = "runs"  # new seeds: quantities without problems, such as seconds or grad
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its confidence interval.
-
-    Attributes:
-        level: confidence level; 0.95 unless the interval is adjusted for the number of contrasts.
-        covers: one of the constants above.
-        runs: number of runs, without collapsed ones; in a difference, of the arm with fewer.
-        se, df: standard error and degrees of freedom of Student's t.
-    """
+    """An estimate with its confidence interval."""
 
     value: float
     low: float
     high: float
-    level: float
-    covers: str
-    runs: int
+    level: float  # confidence level; 0.95 unless the interval is adjusted for the number of contrasts
+    covers: str  # one of the constants above
+    runs: int  # their number, without collapsed ones; in a difference, of the arm with fewer
     problems: int
-    se: float
-    df: float
+    se: float  # standard error
+    df: float  # degrees of freedom of Student's t
 
     @property
     def half(self) -> float:
@@ -61,20 +53,15 @@ class Interval:
 class Contrast:
     """The difference between two arms.
 
-    Attributes:
-        arm, against: names of arms; ``EXPERIMENT/ARM`` if they are of different experiments.
-        difference: ``arm`` minus ``against`` with its 95% interval.
-        adjusted: the same difference, adjusted for the number of ``contrasts``. Against an experiment's leader, the leader and
-            the arms tied with it include the truly best arm with 95% (Hsu). In a claim, all intervals hold at once with 95%
-            (Sidak).
-        contrasts: number of contrasts in the family.
+    ``adjusted`` takes the number of contrasts into account. Against an experiment's leader, the leader and the arms tied with
+    it include the truly best arm with 95% (Hsu). In a claim, all intervals hold at once with 95% (Sidak).
     """
 
-    arm: str
+    arm: str  # EXPERIMENT/ARM if the two are of different experiments
     against: str
-    difference: Interval
+    difference: Interval  # ``arm`` minus ``against``, with 95%
     adjusted: Interval
-    contrasts: int
+    contrasts: int  # number of contrasts in the family
 
     def turned(self) -> Contrast:
         """The opposite contrast: ``against`` minus ``arm``."""
@@ -88,68 +75,43 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Collapse:
-    """The collapse of a run.
+    """The collapse of a run."""
 
-    Attributes:
-        run: ``EXPERIMENT/ARM/SEED``.
-        seen_in: ``divergence`` (the run was stopped), ``evaluations`` or ``training rewards`` (between two evaluations).
-        step: step of the best reward; of a run that was stopped, the step at which it was.
-        reached, ended: best and final reward, of what ``seen_in`` names.
-    """
-
-    run: str
+    run: str  # EXPERIMENT/ARM/SEED
+    # ``divergence``: the run was stopped; ``training rewards``: between two evaluations.
     seen_in: Literal["divergence", "evaluations", "training rewards"]
-    step: int
-    reached: float
-    ended: float
+    step: int  # of the best reward; of a run that was stopped, the step at which it was
+    reached: float  # best reward, of what ``seen_in`` names
+    ended: float  # final reward
 
 
 @dataclass(frozen=True)
 class ArmResult:
-    """The result of an arm.
-
-    Attributes:
-        overrides: hyperparameters that the arm sets.
-        runs: names, in the order of the seeds.
-        by_run: final answer reward of each run, in that order, with collapsed runs.
-        final: mean final answer reward of the runs that did not collapse; of all runs if all collapsed.
-        start: mean answer reward of the untrained model.
-        collapses: one record per collapsed run.
-        contrast: the arm against the leader; None for the leader.
-        run_sd: standard deviation between the runs of ``final``; None with one run.
-    """
+    """The result of an arm."""
 
     arm: str
-    overrides: dict[str, Any]
-    runs: tuple[str, ...]
-    by_run: tuple[float, ...]
-    final: Interval
-    start: Interval
+    overrides: dict[str, Any]  # hyperparameters that the arm sets
+    runs: tuple[str, ...]  # names, in the order of the seeds
+    by_run: tuple[float, ...]  # final answer reward of each run, in that order, with collapsed runs
+    final: Interval  # mean final answer reward of the runs that did not collapse; of all runs if all collapsed
+    start: Interval  # mean answer reward of the untrained model
     collapses: tuple[Collapse, ...]
-    contrast: Contrast | None
-    run_sd: float | None
+    contrast: Contrast | None  # the arm against the leader; None for the leader
+    run_sd: float | None  # standard deviation between the runs of ``final``; None with one run
 
 
 @dataclass(frozen=True)
 class ExperimentResult:
-    """An experiment's arms, its leader and its winner.
-
-    Attributes:
-        last_k: number of last evaluations that the final answer reward averages.
-        leader: the arm with the highest final reward, of those without a collapsed run.
-        tied: other arms whose difference from the leader may be zero.
-        winner: the first in params.yaml of the leader and the tied arms, unless pinned or decided by ``tie: leader``.
-        reason: why it won, in words.
-    """
+    """An experiment's arms, its leader and its winner."""
 
     experiment: str
-    last_k: int
+    last_k: int  # number of last evaluations that the final answer reward averages
     arms: tuple[ArmResult, ...]
-    leader: str
-    tied: tuple[str, ...]
-    winner: str
+    leader: str  # the arm with the highest final reward, of those without a collapsed run
+    tied: tuple[str, ...]  # other arms whose difference from the leader may be zero
+    winner: str  # the first in params.yaml of the leader and the tied arms, unless pinned or decided by ``tie: leader``
     pinned: bool
-    reason: str
+    reason: str  # why it won, in words
 
     def arm(self, name: str) -> ArmResult:
         """The result of one arm."""
@@ -158,39 +120,23 @@ class ExperimentResult:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A published claim and the study's verdict on it. A test fills in what it measured, its verdict and the reason.
+    """A published claim and the study's verdict on it. A test fills in what it measured, its verdict and the reason."""
 
-    Attributes:
-        claim: id in claims.yaml.
-        reported: source -> what it reports.
-        published: source -> its difference of answer rewards, if it gives numbers.
-        verdict: one of :data:`VERDICTS`.
-        reason: the reason in a sentence; for ``not tested here``, the horizon or precondition that is not met.
-        by_construction: whether the base model learned it from its pretraining documents, so that it is no finding.
-        measured: the numbers that decide, as text.
-        numbers: the same numbers, by name; None if nothing was measured.
-        contrasts: contrasts of answer rewards, in the claim's direction, adjusted for the claim's number of contrasts.
-        collapses: collapses of the runs that the claim is about.
-        margin: smaller differences count as none; None if the test has no margin.
-        p: the smallest level at which the verdict would be decided; None if no interval decides it.
-        p_adjusted: ``p`` adjusted over all claims of the study that have one (Benjamini and Hochberg).
-    """
-
-    claim: str = ""
+    claim: str = ""  # id in claims.yaml
     experiment: str = ""
     statement: str = ""
     verdict: VerdictName = NOT_TESTED
-    reason: str = ""
-    measured: str = ""
-    by_construction: bool = False
-    reported: dict[str, str] = field(default_factory=dict)
-    published: dict[str, float] = field(default_factory=dict)
-    numbers: dict[str, float] | None = None
-    contrasts: tuple[Contrast, ...] = ()
-    collapses: tuple[Collapse, ...] = ()
-    margin: float | None = None
-    p: float | None = None
-    p_adjusted: float | None = None
+    reason: str = ""  # in a sentence; for ``not tested here``, the horizon or precondition that is not met
+    measured: str = ""  # the numbers that decide, as text
+    by_construction: bool = False  # the base model learned it from its pretraining documents, so that it is no finding
+    reported: dict[str, str] = field(default_factory=dict)  # by source
+    published: dict[str, float] = field(default_factory=dict)  # by source: its difference of rewards, if it gives numbers
+    numbers: dict[str, float] | None = None  # those of ``measured``, by name; None if nothing was measured
+    contrasts: tuple[Contrast, ...] = ()  # of answer rewards, in the claim's direction, adjusted for the claim's number of them
+    collapses: tuple[Collapse, ...] = ()  # of the runs that the claim is about
+    margin: float | None = None  # smaller differences count as none; None if the test has no margin
+    p: float | None = None  # the smallest level at which the verdict would be decided; None if no interval decides it
+    p_adjusted: float | None = None  # ``p`` adjusted over all claims of the study that have one (Benjamini and Hochberg)
 
     @property
     def decided(self) -> bool:

@@ -19,18 +19,12 @@ class Spread:
     """Variance components of the difference of two arms, each the sum over the two arms.
 
     Model of an arm (crossed design): score of a problem in a run = mean + run + problem + rest.
-
-    Attributes:
-        runs: variance between runs (seeds).
-        problems: variance between problems, of the difference of the two arms.
-        rest: variance of one problem in one run: sampling, and the interaction of seed and problem.
-        n_problems: number of problems that each run answers.
     """
 
-    runs: float
-    problems: float
-    rest: float
-    n_problems: int
+    runs: float  # between runs (seeds)
+    problems: float  # between problems, of the difference of the two arms
+    rest: float  # of one problem in one run: sampling, and the interaction of seed and problem
+    n_problems: int  # that each run answers
 
     def of_difference(self, seeds: int) -> float:
         """Variance of the difference of two arms with so many runs each, over new problems and runs."""

@@ -20,17 +20,11 @@ SAME, TURNED, OTHERWISE, UNDECIDED = "same", "turned round", "decided otherwise"
 
 @dataclass(frozen=True)
 class Findings:
-    """The verdicts and winners of a study.
+    """The verdicts and winners of a study."""
 
-    Attributes:
-        name: such as ``seeds 100, 101, 102``.
-        verdicts: in the order of claims.yaml.
-        selections: of each experiment, as :func:`grpo.results.selection.select` wrote it.
-    """
-
-    name: str
-    verdicts: list[Verdict]
-    selections: dict[str, dict[str, Any]]
+    name: str  # such as ``seeds 100, 101, 102``
+    verdicts: list[Verdict]  # in the order of claims.yaml
+    selections: dict[str, dict[str, Any]]  # of each experiment, as :func:`grpo.results.selection.select` wrote it
 
 
 def read_findings(study: Study, name: str, folder: Path = Path()) -> Findings:
@@ -74,22 +68,17 @@ def replication_page(study: Study, here: Findings, replicates: Sequence[Findings
         found = counts(here, other)
         winners = [_winner(name, here.selections[name], other.selections[name]) for name in study.made]
         new = sum(row[-1] != SAME for row in winners)
+        pairs = zip(here.verdicts, other.verdicts, strict=True)
+        claims = [(one.statement, _verdict(one), _verdict(two), agreement(one, two)) for one, two in pairs]
         parts += [
             f"## {other.name}\n",
             f"Of {len(here.verdicts)} claims {found[TURNED]} turned round, {found[OTHERWISE]} are decided otherwise "
             f"(no difference in one), {found[UNDECIDED]} are decided in one study only, {found[SAME]} have the same verdict. "
             f"Of {len(winners)} experiments {new} have another winner.\n",
-            markdown_table(("claim", here.name, other.name, ""), _claims(here, other)),
+            markdown_table(("claim", here.name, other.name, ""), claims),
             markdown_table(("experiment", f"winner, {here.name}", f"winner, {other.name}", ""), winners),
         ]
     return "\n".join(parts)
-
-
-def _claims(here: Findings, other: Findings) -> list[Sequence[str]]:
-    return [
-        (first.statement, _verdict(first), _verdict(second), agreement(first, second))
-        for first, second in zip(here.verdicts, other.verdicts, strict=True)
-    ]
 
 
 def _verdict(verdict: Verdict) -> str:

@@ -24,23 +24,16 @@ REWARD = "val/answer_reward"
 
 @dataclass(frozen=True)
 class Run:
-    """One finished run.
-
-    Attributes:
-        config: config.yaml, each value with its source.
-        metrics: metrics.json; ``diverged_step`` is None unless the run diverged.
-        history, validation: one row per optimizer step, and per evaluation.
-        outcomes: answer rewards, (evaluations, problems); the first evaluation is that of the untrained model.
-    """
+    """One finished run."""
 
     experiment: str
     arm: str
     seed: int
-    config: dict[str, Any]
-    metrics: dict[str, Any]
-    history: pd.DataFrame
-    validation: pd.DataFrame
-    outcomes: NDArray[np.float64]
+    config: dict[str, Any]  # config.yaml, each value with its source
+    metrics: dict[str, Any]  # metrics.json; ``diverged_step`` is None unless the run diverged
+    history: pd.DataFrame  # one row per optimizer step
+    validation: pd.DataFrame  # one row per evaluation
+    outcomes: NDArray[np.float64]  # answer rewards, (evaluations, problems); the first evaluation is of the untrained model
 
     @property
     def name(self) -> str:
@@ -48,31 +41,12 @@ class Run:
         return paths.run_name(self.experiment, self.arm, self.seed)
 
 
-def read_outcomes(experiment: str, arm: str, seed: int) -> NDArray[np.float64]:
-    """Read a run's answer rewards, (evaluations, problems); the first evaluation is that of the untrained model.
-
-    Raises:
-        UserError: the run is missing; the message names the stage that makes it.
-    """
-    folder = paths.RUNS / paths.run_name(experiment, arm, seed)
-    path, made_by = folder / "outcomes.jsonl", stage_of_run(paths.run_name(experiment, arm, seed))
-    if not path.exists():
-        raise UserError(f"{folder}: no finished run. Run `dvc repro {made_by}` to make it.")
-    evaluations = read_jsonl(path, made_by, lambda record: np.array(record["answer_reward"], dtype=float))
-    if any(evaluation.shape != evaluations[0].shape or evaluation.ndim != 1 for evaluation in evaluations):
-        raise damaged(path, "evaluations have different numbers of problems", made_by)
-    if len(evaluations) < 2:
-        raise damaged(path, "no evaluation after that of the untrained model", made_by)
-    return np.stack(evaluations)
-
-
-def read_config(experiment: str, arm: str, seed: int) -> dict[str, Any]:
+def read_config(name: str) -> dict[str, Any]:
     """Read a run's config.yaml.
 
     Raises:
         UserError: it is missing or damaged.
     """
-    name = paths.run_name(experiment, arm, seed)
     path, made_by = paths.RUNS / name / "config.yaml", stage_of_run(name)
     if not path.exists():
         raise UserError(f"{path}: no such file. Run `dvc repro {made_by}` to make it.")
@@ -84,17 +58,13 @@ def read_config(experiment: str, arm: str, seed: int) -> dict[str, Any]:
     return config
 
 
-def read_metrics(experiment: str, arm: str, seed: int) -> dict[str, Any]:
-    """Read a run's metrics.json.
-
-    Raises:
-        UserError: it is missing or damaged.
-    """
-    name = paths.run_name(experiment, arm, seed)
-    metrics: dict[str, Any] = read_json(
-        paths.RUNS / name / "metrics.json", stage_of_run(name), keys=("diverged_step", "diverged_reason")
-    )
-    return metrics
+def _read_outcomes(path: Path, made_by: str) -> NDArray[np.float64]:
+    evaluations = read_jsonl(path, made_by, lambda record: np.array(record["answer_reward"], dtype=float))
+    if any(evaluation.shape != evaluations[0].shape or evaluation.ndim != 1 for evaluation in evaluations):
+        raise damaged(path, "evaluations have different numbers of problems", made_by)
+    if len(evaluations) < 2:
+        raise damaged(path, "no evaluation after that of the untrained model", made_by)
+    return np.stack(evaluations)
 
 
 def mean_of_last(outcomes: NDArray[np.float64], last_k: int) -> NDArray[np.float64]:
@@ -104,7 +74,7 @@ def mean_of_last(outcomes: NDArray[np.float64], last_k: int) -> NDArray[np.float
     ``last_k`` evaluations; then all it has are averaged, and the report's tables say so.
 
     Args:
-        outcomes: (evaluations, problems), as :func:`read_outcomes` returns them.
+        outcomes: (evaluations, problems), as in :class:`Run`.
     """
     return np.asarray(outcomes[1:][-last_k:].mean(axis=0))
 
@@ -127,18 +97,20 @@ def read_run(experiment: str, arm: str, seed: int) -> Run:
 @cache
 def _read_run(experiment: str, arm: str, seed: int, _folder: Path, _changed: tuple[int, ...]) -> Run:
     name = paths.run_name(experiment, arm, seed)
-    outcomes = read_outcomes(experiment, arm, seed)  # first, as its error says that there is no finished run
-    folder, made_by, config = paths.RUNS / name, stage_of_run(name), read_config(experiment, arm, seed)
+    folder, made_by = paths.RUNS / name, stage_of_run(name)
+    if not (folder / "outcomes.jsonl").exists():
+        raise UserError(f"{folder}: no finished run. Run `dvc repro {made_by}` to make it.")
+    config = read_config(name)
     require_keys(folder / "config.yaml", config, ("config", "same_as", "software"), made_by)
     return Run(
         experiment,
         arm,
         seed,
-        metrics=read_metrics(experiment, arm, seed),
         config=config,
+        metrics=read_json(folder / "metrics.json", made_by, keys=("diverged_step", "diverged_reason")),
         history=read_csv(folder / "history.csv", made_by, columns=("step", "gradient_norm")),
         validation=read_csv(folder / "validation.csv", made_by, columns=("step", REWARD)),
-        outcomes=outcomes,
+        outcomes=_read_outcomes(folder / "outcomes.jsonl", made_by),
     )
 
 

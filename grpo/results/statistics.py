@@ -67,22 +67,18 @@ def paired_bootstrap(
         share of resamples on one side of 0, with 1 added to numerator and denominator) and ``problems``.
 
     Raises:
-        ValueError: the lengths differ, or there is nothing to compare.
+        ValueError: the lengths differ, or there are fewer than two problems.
     """
-    if len(first) != len(second) or not len(first):
+    if len(first) != len(second) or len(first) < 2:
         raise ValueError(f"paired scores are needed for the same problems, but there are {len(first)} and {len(second)}")
-    differences = np.asarray(second, dtype=float) - np.asarray(first, dtype=float)
-    n = len(differences)
-    means = np.full(resamples, differences.mean())
-    if n > 1:
-        drawn = stats.bootstrap(
-            (differences,), np.mean, n_resamples=resamples, batch=100, method="percentile", rng=np.random.default_rng(seed)
-        )
-        means = drawn.bootstrap_distribution
+    differences, rng = np.asarray(second, dtype=float) - np.asarray(first, dtype=float), np.random.default_rng(seed)
+    drawn = stats.bootstrap((differences,), np.mean, n_resamples=resamples, batch=100, method="percentile", rng=rng)
+    means = drawn.bootstrap_distribution
     low, high = np.quantile(means, [0.025, 0.975])
     one_side = min((means <= 0).sum(), (means >= 0).sum())
     p = min(1.0, 2 * (one_side + 1) / (resamples + 1))
-    return {"value": float(differences.mean()), "low": float(low), "high": float(high), "p": float(p), "problems": n}
+    found = {"value": float(differences.mean()), "low": float(low), "high": float(high)}
+    return found | {"p": float(p), "problems": len(differences)}
 
 
 def format_interval(estimate: Interval | Mapping[str, float]) -> str:

@@ -1,6 +1,7 @@
 """Tests that decide claims.
 
-Each kind of test is a function; its docstring's first line states what the claim says.
+Each kind of test is a function of the evidence and the parameters that claims.yaml gives; its docstring's first line states
+what the claim says.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from grpo.results.evidence import Evidence, NotMeasured, contrast_of
+from grpo.results.evidence import Evidence, NotMeasured
 from grpo.results.findings import (
     AGREES,
     CANNOT_TELL,
@@ -25,14 +26,12 @@ from grpo.results.findings import (
     Verdict,
     VerdictName,
 )
-from grpo.results.intervals import difference_of, p_beyond, p_within
+from grpo.results.intervals import difference_of, p_beyond, p_within, simultaneous
 from grpo.results.levels import blocks, changes, log_ratio, peaks, per_step
 from grpo.results.runs import Run, first_scores, gain, identical
 
 KL = "kl/per_token_low_variance"
 ALPHA = 0.05
-
-Parameters = dict[str, Any]
 
 
 # ------------------------------------------------------------------------------------------------- decisions
@@ -75,12 +74,8 @@ def _by_reward(evidence: Evidence, pairs: Sequence[tuple[str, str]], bar: float 
     verdict, reason, p = decide([contrast.difference for contrast in contrasts], bar, margin)
     arms = list(dict.fromkeys(arm for pair in pairs for arm in pair))
     verdict, reason = _with_collapses(evidence, pairs, verdict, reason)
-    measured = "; ".join(
-        [
-            ", ".join(_ends_at(evidence, arm) for arm in arms),
-            *(f"{c.arm} above {c.against} by {c.difference}" for c in contrasts),
-        ]
-    )
+    ends = ", ".join(_ends_at(evidence, arm) for arm in arms)
+    measured = "; ".join([ends, *(f"{c.arm} above {c.against} by {c.difference}" for c in contrasts)])
     numbers = {arm: evidence.mean(arm) for arm in arms}
     return Verdict(
         verdict=verdict,
@@ -135,14 +130,13 @@ def _ends_at(evidence: Evidence, arm: str) -> str:
 # ------------------------------------------------------------------------------------------- kinds: rewards
 
 
-def ends_above(parameters: Parameters, evidence: Evidence) -> Verdict:
+def ends_above(evidence: Evidence, better: str, worse: str, margin: float | None = None) -> Verdict:
     """Arm ``better`` ends above arm ``worse``."""
-    return _by_reward(evidence, [(parameters["better"], parameters["worse"])], margin=parameters["margin"])
+    return _by_reward(evidence, [(better, worse)], margin=margin)
 
 
-def not_below(parameters: Parameters, evidence: Evidence) -> Verdict:
+def not_below(evidence: Evidence, better: str, worse: str | list[str], margin: float) -> Verdict:
     """Arm ``better`` ends at most ``margin`` below each of ``worse``, after the same number of steps."""
-    better, worse = parameters["better"], parameters["worse"]
     rivals = [worse] if isinstance(worse, str) else worse
     steps = {
         arm: {int(run.validation["step"].iloc[-1]) for run in evidence.runs(arm) if run.metrics["diverged_step"] is None}
@@ -151,21 +145,20 @@ def not_below(parameters: Parameters, evidence: Evidence) -> Verdict:
     if len(set().union(*steps.values())) > 1:
         taken = ", ".join(f"{arm} {sorted(of_arm)}" for arm, of_arm in steps.items())
         raise NotMeasured(f"the runs took different numbers of steps: {taken}")
-    return _by_reward(evidence, [(better, rival) for rival in rivals], bar=-parameters["margin"])
+    return _by_reward(evidence, [(better, rival) for rival in rivals], bar=-margin)
 
 
-def method_above(parameters: Parameters, evidence: Evidence) -> Verdict:
+def method_above(evidence: Evidence, other: Evidence, margin: float | None = None) -> Verdict:
     """The best arm of this method ends above the best arm of the ``other`` experiment.
 
     The leaders represent their methods, not the winners, which may win a tie because they are simpler. Each leader is the best
     of several arms, so the interval is adjusted for the number of arms of the method that has more.
     """
-    other = evidence.other
-    assert other is not None
     names = f"{evidence.experiment}/{evidence.leader}", f"{other.experiment}/{other.leader}"
     contrasts = max(len(evidence.arms), len(other.arms))
-    contrast = contrast_of(names[0], evidence.final(evidence.leader), names[1], other.final(other.leader), contrasts)
-    verdict, reason, p = decide([contrast.difference], margin=parameters["margin"])
+    first, second = other.final(other.leader), evidence.final(evidence.leader)
+    contrast = Contrast(*names, difference_of(first, second), difference_of(first, second, simultaneous(contrasts)), contrasts)
+    verdict, reason, p = decide([contrast.difference], margin=margin)
     p = min(1.0, p * contrasts)
     if verdict != CANNOT_TELL and p >= ALPHA:
         verdict, reason = CANNOT_TELL, f"{reason}, but not once the number of arms is taken into account"
@@ -174,9 +167,8 @@ def method_above(parameters: Parameters, evidence: Evidence) -> Verdict:
     return Verdict(verdict=verdict, measured=measured, reason=reason, numbers=means, contrasts=(contrast,), p=p)
 
 
-def starts_above(parameters: Parameters, evidence: Evidence) -> Verdict:
+def starts_above(evidence: Evidence, better: str, worse: str, by: float) -> Verdict:
     """Before training, arm ``better`` has at least ``by`` more reward than arm ``worse``."""
-    better, worse, by = parameters["better"], parameters["worse"], parameters["by"]
     scores = {arm: first_scores(evidence.runs(arm)) for arm in (better, worse)}
     difference = difference_of(scores[worse], scores[better], fixed=True)
     verdict, reason, p = decide([difference], bar=by)
@@ -186,9 +178,8 @@ def starts_above(parameters: Parameters, evidence: Evidence) -> Verdict:
     return Verdict(verdict=verdict, measured=measured, reason=reason, numbers=means, contrasts=(contrast,), p=p)
 
 
-def zero_shot_below(parameters: Parameters, evidence: Evidence) -> Verdict:
+def zero_shot_below(evidence: Evidence, prompt: str, below: float) -> Verdict:
     """The untrained model's accuracy under ``prompt`` is below ``below``."""
-    prompt, below = parameters["prompt"], parameters["below"]
     if prompt not in evidence.baseline:
         raise NotMeasured(f"the study has no zero-shot evaluation under {prompt}")
     found = evidence.baseline[prompt]["accuracy"]
@@ -199,7 +190,7 @@ def zero_shot_below(parameters: Parameters, evidence: Evidence) -> Verdict:
     return Verdict(verdict=verdict, measured=said, reason=f"the interval {where} {below:g}", numbers=numbers)
 
 
-def best_inside_range(parameters: Parameters, evidence: Evidence) -> Verdict:
+def best_inside_range(evidence: Evidence) -> Verdict:
     """The best arm of a sweep lies between its first and its last arm, which both end below it.
 
     Disagrees if the best arm is the first or the last, and ends above all arms between them.
@@ -214,7 +205,7 @@ def best_inside_range(parameters: Parameters, evidence: Evidence) -> Verdict:
     return replace(found, verdict=verdict, measured=measured, reason=reason)
 
 
-def lags(parameters: Parameters, evidence: Evidence) -> Verdict:
+def lags(evidence: Evidence, margin: float | None = None) -> Verdict:
     """The first arm of a sweep ends below the leader without having collapsed."""
     arms = _sweep(evidence, 2)
     first, leader = arms[0], evidence.leader
@@ -222,26 +213,26 @@ def lags(parameters: Parameters, evidence: Evidence) -> Verdict:
     if first == leader:
         measured, numbers = _ends_at(evidence, first), {first: evidence.mean(first)}
         return Verdict(verdict=DISAGREES, measured=measured, reason=f"{first} leads", numbers=numbers, collapses=fallen)
-    found = _by_reward(evidence, [(leader, first)], margin=parameters["margin"])
+    found = _by_reward(evidence, [(leader, first)], margin=margin)
     if len(fallen) == len(evidence.runs(first)):
         return replace(found, verdict=DISAGREES, reason=f"{first} collapses")
     return replace(found, verdict=CANNOT_TELL, reason=f"some runs of {first} collapsed") if fallen else found
 
 
-def descends(parameters: Parameters, evidence: Evidence) -> Verdict:
+def descends(evidence: Evidence, arms: list[str], margin: float | None = None) -> Verdict:
     """Each arm ends below each arm before it; of ``arms``, those that the study has."""
-    arms = [arm for arm in parameters["arms"] if arm in evidence.arms]
-    if len(arms) < 2:
-        raise NotMeasured(f"the study has {len(arms)} of the arms {', '.join(parameters['arms'])}, and two are needed")
-    return _by_reward(evidence, list(combinations(arms, 2)), margin=parameters["margin"])
+    present = [arm for arm in arms if arm in evidence.arms]
+    if len(present) < 2:
+        raise NotMeasured(f"the study has {len(present)} of the arms {', '.join(arms)}, and two are needed")
+    return _by_reward(evidence, list(combinations(present, 2)), margin=margin)
 
 
-def collapses(parameters: Parameters, evidence: Evidence) -> Verdict:
+def collapses(evidence: Evidence, updates: int | None = None) -> Verdict:
     """All runs of a sweep's last arm collapse; with ``updates``, of the arm with the most updates per rollout batch.
 
     That arm must have at least ``updates`` updates. A run that never rises has not collapsed (:mod:`grpo.results.collapses`).
     """
-    arm, updates = _sweep(evidence, 2)[-1], parameters.get("updates")
+    arm = _sweep(evidence, 2)[-1]
     if updates is not None:
         by_updates = {name: int(runs[0].config["updates_per_rollout_batch"]) for name, runs in evidence.arms.items()}
         arm = max(by_updates, key=lambda name: by_updates[name])
@@ -272,14 +263,14 @@ def _sweep(evidence: Evidence, fewest: int) -> list[str]:
 # ----------------------------------------------------------------- kinds: norms, entropy, length, KL over the steps
 
 
-def metric_larger(parameters: Parameters, evidence: Evidence) -> Verdict:
+def metric_larger(
+    evidence: Evidence, larger: str, smaller: str, metric: str, late: bool = False, margin: float | None = None
+) -> Verdict:
     """The level of ``metric`` is larger in arm ``larger`` than in arm ``smaller``; with ``late``, in the last quarter.
 
     Levels are medians over blocks of steps. The interval is that of the logarithm of their ratio; ``margin`` is a ratio.
     """
-    larger, smaller, metric = parameters["larger"], parameters["smaller"], parameters["metric"]
     _require_a_difference(evidence, larger, smaller)
-    late, margin = bool(parameters.get("late")), parameters["margin"]
     found = log_ratio(evidence.held(larger), evidence.held(smaller), metric, late)
     if found is None:
         raise NotMeasured("the runs took too few steps")
@@ -299,52 +290,50 @@ def metric_larger(parameters: Parameters, evidence: Evidence) -> Verdict:
     return Verdict(verdict=verdict, measured=measured, reason=reason, numbers=ratio, collapses=fallen, p=p)
 
 
-def metric_changes(parameters: Parameters, evidence: Evidence) -> Verdict:
+def metric_changes(evidence: Evidence, arm: str, metric: str, since: str, unlike: str | None = None, **bars: float) -> Verdict:
     """The final level of ``metric``, as a multiple of the run's first or highest level (``since``), meets a bar.
 
     It is ``below`` or ``above`` the bar, or ``within`` a factor either way, in all runs of ``arm`` and in none of ``unlike``.
     """
-    metric, arms = parameters["metric"], [parameters["arm"], *([parameters["unlike"]] if "unlike" in parameters else [])]
-    found = {arm: changes(evidence.held(arm), metric, parameters["since"]) for arm in arms}
-    hits = {arm: [_meets_bar(parameters, times) for times in of_arm] for arm, of_arm in found.items()}
-    verdict, reason = _of_runs(*hits.values())
-    (bar,) = [f"{name} {parameters[name]:g}" for name in ("below", "above", "within") if name in parameters]
-    texts = (f"{arm} {', '.join(f'{times:.2f}' for times in of_arm)}" for arm, of_arm in found.items())
-    measured = f"{metric} at the end as a multiple of its {parameters['since']} level ({bar} counts): {'; '.join(texts)}"
+    arms, ((counts, bar),) = [arm, *([unlike] if unlike else [])], bars.items()
+    found = {arm: changes(evidence.held(arm), metric, since) for arm in arms}
+    hits = [[bool(BARS[counts](times, bar)) for times in of_arm] for of_arm in found.values()]
+    verdict, reason = _of_runs(*hits)
+    texts = (f"{arm} {_listed(of_arm)}" for arm, of_arm in found.items())
+    measured = f"{metric} at the end as a multiple of its {since} level ({counts} {bar:g} counts): {'; '.join(texts)}"
     numbers = {arm: float(np.median(of_arm)) for arm, of_arm in found.items()}
     fallen = evidence.collapses(*arms)
     return Verdict(verdict=verdict, measured=measured, reason=reason, numbers=numbers, collapses=fallen)
 
 
-def _meets_bar(parameters: Parameters, times: float) -> bool:
-    if "within" in parameters:
-        return bool(1 / parameters["within"] <= times <= parameters["within"])
-    return bool(times < parameters["below"] if "below" in parameters else times > parameters["above"])
+BARS: dict[str, Callable[[float, float], bool]] = {
+    "below": lambda times, bar: times < bar,
+    "above": lambda times, bar: times > bar,
+    "within": lambda times, bar: 1 / bar <= times <= bar,
+}
 
 
-def falls(parameters: Parameters, evidence: Evidence) -> Verdict:
+def falls(evidence: Evidence, arm: str, unlike: str, metric: str, below: float) -> Verdict:
     """The ``metric`` ends under ``below`` times the untrained model's, in ``arm`` and not in ``unlike``."""
-    metric, below = parameters["metric"], parameters["below"]
     texts, hits, numbers = [], [], {}
-    for arm in (parameters["arm"], parameters["unlike"]):
-        ends = np.array([run.validation[metric].iloc[[0, -1]].to_numpy(dtype=float) for run in evidence.runs(arm)])
+    for name in (arm, unlike):
+        ends = np.array([run.validation[metric].iloc[[0, -1]].to_numpy(dtype=float) for run in evidence.runs(name)])
         hits.append([bool(last < below * first) for first, last in ends])
         first, last = ends.mean(axis=0)
-        numbers[arm] = float(last / first) if first else math.nan
-        texts.append(f"{arm} from {first:.1f} to {last:.1f}")
+        numbers[name] = float(last / first) if first else math.nan
+        texts.append(f"{name} from {first:.1f} to {last:.1f}")
     verdict, reason = _of_runs(*hits)
     measured = f"{metric} (below {below:g} of its start counts): {'; '.join(texts)}"
     return Verdict(verdict=verdict, measured=measured, reason=reason, numbers=numbers)
 
 
-def blows_up(parameters: Parameters, evidence: Evidence) -> Verdict:
+def blows_up(evidence: Evidence, arm: str, unlike: str, metric: str, times: float) -> Verdict:
     """The peaks of ``metric`` in ``arm`` are above ``times`` those in the arm ``unlike`` it, seed by seed."""
-    arm, unlike, times = parameters["arm"], parameters["unlike"], parameters["times"]
     _require_a_difference(evidence, arm, unlike)
-    high, low = (peaks(evidence.runs(name), parameters["metric"]) for name in (arm, unlike))
+    high, low = (peaks(evidence.runs(name), metric) for name in (arm, unlike))
     verdict, reason = _of_runs([bool(ratio > times) for ratio in high / low])
     measured = (
-        f"peaks of {parameters['metric']} (90% quantile over blocks of steps of the largest in a block): "
+        f"peaks of {metric} (90% quantile over blocks of steps of the largest in a block): "
         f"{arm} {_listed(high)}; {unlike} {_listed(low)}; more than {times:g} times as high counts"
     )
     numbers = {"ratio": float(np.median(high / low)), arm: float(np.median(high)), unlike: float(np.median(low))}
@@ -352,9 +341,8 @@ def blows_up(parameters: Parameters, evidence: Evidence) -> Verdict:
     return Verdict(verdict=verdict, measured=measured, reason=reason, numbers=numbers, collapses=fallen)
 
 
-def warns(parameters: Parameters, evidence: Evidence) -> Verdict:
+def warns(evidence: Evidence, metric: str, times: float) -> Verdict:
     """Before the reward falls, ``metric`` exceeds ``times`` its level in steady runs, in each collapsed run."""
-    metric, times = parameters["metric"], parameters["times"]
     fallen = evidence.collapses(*evidence.arms)
     names = {collapse.run for collapse in fallen}
     steady = [run for runs in evidence.arms.values() for run in runs if run.name not in names]
@@ -386,12 +374,11 @@ def _listed(values: Sequence[float] | np.ndarray[Any, Any]) -> str:
     return ", ".join(f"{one:.2f}" for one in values)
 
 
-def rises_with_kl(parameters: Parameters, evidence: Evidence) -> Verdict:
+def rises_with_kl(evidence: Evidence, arm: str) -> Verdict:
     """The reward ends above its start while the KL to the starting policy grows with the steps.
 
     The KL grows if its blocks of steps rank with their order (Kendall's tau above 0.5) in all runs.
     """
-    arm = parameters["arm"]
     runs = evidence.runs(arm)
     rise = gain(evidence.held(arm), evidence.last_k)
     verdict, reason, p = decide([rise])
@@ -435,6 +422,6 @@ _JUDGES = (
     warns,
     rises_with_kl,
 )
-KINDS: dict[str, Callable[[Parameters, Evidence], Verdict]] = {judge.__name__: judge for judge in _JUDGES}
+KINDS: dict[str, Callable[..., Verdict]] = {judge.__name__: judge for judge in _JUDGES}
 # Events that may happen at any step: runs shorter than the horizon can confirm such a claim, but not refute it.
 EVENTS = {"collapses", "falls", "blows_up"}

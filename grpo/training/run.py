@@ -220,7 +220,7 @@ def _finished_equal(study: Study, experiment: str, identity: dict[str, Any]) -> 
             name = paths.run_name(before, arm, identity["seed"])
             config = paths.RUNS / name / "config.yaml"
             if config.exists() and (paths.CHECKPOINTS / name).exists():
-                values = read_config(before, arm, identity["seed"])
+                values = read_config(name)
                 if values["identity"] == digest(identity):
                     return values.get("same_as") or name
     return None

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from numpy.typing import NDArray
+from run_folders import write_baseline, write_run
 from study_parts import EXPERIMENTS
 
 from grpo.common.errors import UserError
@@ -76,7 +77,7 @@ def evidence(*arms: list[Run], last_k: int = 1) -> Evidence:
 
 
 def judge(kind: str, found: Evidence, margin: float | None = None, **parameters: Any) -> Verdict:
-    return KINDS[kind]({**parameters, "margin": margin}, found)
+    return KINDS[kind](found, **parameters | ({} if margin is None else {"margin": margin}))
 
 
 # ----------------------------------------------------------------------------------------------------- final rewards
@@ -129,9 +130,9 @@ def test_a_collapsed_run_is_counted_separately_and_no_arm_wins_by_its_other_runs
 
 def test_identical_arms_and_missing_arms_are_not_tested() -> None:
     alike = evidence(ending("a", 0.5, 0.6), ending("b", 0.5, 0.6))
-    for kind, roles in (("ends_above", ("better", "worse")), ("metric_larger", ("larger", "smaller"))):
+    for kind, roles in (("ends_above", {"better": "a", "worse": "b"}), ("metric_larger", {"larger": "a", "smaller": "b"})):
         with pytest.raises(NotMeasured, match="a and b have identical results"):
-            judge(kind, alike, **dict(zip(roles, "ab", strict=True)), metric=NORM)
+            judge(kind, alike, **roles, **({"metric": NORM} if kind == "metric_larger" else {}))
     with pytest.raises(NotMeasured, match="no arm c"):
         judge("ends_above", alike, better="a", worse="c")
     with pytest.raises(NotMeasured, match="no kl/none"):
@@ -159,8 +160,8 @@ def test_not_below_is_about_as_many_steps() -> None:
 def test_leaders_stand_for_their_methods() -> None:
     """The tie-rule would take each method's first arm, and find the opposite."""
     other = evidence(ending("simple", *[0.80] * 3), ending("best", *[0.82] * 3))
-    own = Evidence("own", {"simple": ending("simple", *[0.70] * 3), "best": ending("best", *[0.95] * 3)}, 1, other=other)
-    found = judge("method_above", own, 0.05)
+    own = Evidence("own", {"simple": ending("simple", *[0.70] * 3), "best": ending("best", *[0.95] * 3)}, 1)
+    found = judge("method_above", own, 0.05, other=other)
     assert found.verdict == AGREES and found.contrasts[0].difference.value == pytest.approx(0.13)
     assert (found.contrasts[0].arm, found.contrasts[0].against) == ("own/best", "made_up/best")
 
@@ -406,15 +407,7 @@ def study(mini_study: Study) -> Study:
 
 
 def write(run: Run, experiment: str) -> None:
-    folder = Path(f"data/runs/{experiment}/{run.arm}/{run.seed}")
-    folder.mkdir(parents=True)
-    config = {"identity": run.name, "same_as": None, "overrides": {}, "before": [], "config": {}, "software": {}}
-    (folder / "config.yaml").write_text(json.dumps(config | run.config))  # JSON is YAML
-    (folder / "metrics.json").write_text(json.dumps(run.metrics))
-    run.history.to_csv(folder / "history.csv", index=False)
-    run.validation.to_csv(folder / "validation.csv", index=False)
-    lines = [json.dumps({"step": step, "answer_reward": list(row)}) for step, row in enumerate(run.outcomes)]
-    (folder / "outcomes.jsonl").write_text("\n".join(lines) + "\n")
+    write_run(replace(run, experiment=experiment))
 
 
 def write_study(study: Study, steps: int = 64) -> None:
@@ -422,15 +415,12 @@ def write_study(study: Study, steps: int = 64) -> None:
 
     Arm by arm the norms are 1, 2, 3, ...; their updates per rollout batch 1, 4, 16, ...
     """
-    Path("reports").mkdir()
     for experiment, content in study.experiments.items():
         for place, arm in enumerate(content.arms):
             for seed in study.seeds:
                 end = [0.5, 0.7][place] if place < 2 else 0.6
                 write(made_up(arm, 0.1, end, seed=seed, updates=4**place, steps=steps, **{NORM: 1.0 + place}), experiment)
-    accuracy = {"value": 0.04, "low": 0.03, "high": 0.06}
-    prompts = study.evaluation.zero_shot_prompts
-    Path("reports/math_baseline.json").write_text(json.dumps({name: {"accuracy": accuracy} for name in prompts}))
+    write_baseline(study)
 
 
 EXPECTED = {  # from write_study's .5, .7 and .6

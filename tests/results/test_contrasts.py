@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from numpy.typing import NDArray
+from run_folders import write_baseline, write_run
 
 from grpo.common.files import write_json
 from grpo.reporting.what_it_would_take import contents, hours, table
 from grpo.results.claims import write_claims
 from grpo.results.contrasts import not_a_matter_of_seeds, undecided
 from grpo.results.power import Spread, power, seeds_needed, spread_of
+from grpo.results.runs import Run
 from grpo.results.selection import select
 from grpo.study.schema import Study
 
@@ -33,16 +34,17 @@ def scores(mean: float, seed: int) -> NDArray[np.float64]:
     return np.random.default_rng(seed).permutation(right).astype(float)
 
 
-def write_run(experiment: str, arm: str, seed: int, final: NDArray[np.float64], norms: list[float]) -> None:
-    folder = Path(f"data/runs/{experiment}/{arm}/{seed}")
-    folder.mkdir(parents=True)
-    config = {"identity": "i", "same_as": None, "overrides": {}, "before": [], "config": {}, "software": {}}
-    (folder / "config.yaml").write_text(json.dumps(config | {"updates_per_rollout_batch": 1}))
-    write_json(folder / "metrics.json", {"diverged_step": None, "diverged_reason": ""})
-    pd.DataFrame({"step": range(1, len(norms) + 1), "gradient_norm": norms}).to_csv(folder / "history.csv", index=False)
-    pd.DataFrame({"step": [0, 64], "val/answer_reward": [0.0, final.mean()]}).to_csv(folder / "validation.csv", index=False)
-    lines = [json.dumps({"answer_reward": list(one)}) for one in (np.zeros(PROBLEMS), final)]
-    (folder / "outcomes.jsonl").write_text("\n".join(lines) + "\n")
+def made_up(experiment: str, arm: str, seed: int, final: NDArray[np.float64], norms: list[float]) -> Run:
+    return Run(
+        experiment,
+        arm,
+        seed,
+        config={},
+        metrics={"diverged_step": None, "diverged_reason": ""},
+        history=pd.DataFrame({"step": range(1, len(norms) + 1), "gradient_norm": norms}),
+        validation=pd.DataFrame({"step": [0, 64], "val/answer_reward": [0.0, final.mean()]}),
+        outcomes=np.stack([np.zeros(PROBLEMS), final]),
+    )
 
 
 def finished(study: Study, means: dict[str, dict[str, list[float]]], norms: list[float]) -> Study:
@@ -55,11 +57,9 @@ def finished(study: Study, means: dict[str, dict[str, list[float]]], norms: list
     for experiment, arms in means.items():
         for place, (arm, of_arm) in enumerate(arms.items()):
             for seed in seeds:
-                write_run(experiment, arm, seed, scores(of_arm[seed], 10 * place + seed), norms)
+                write_run(made_up(experiment, arm, seed, scores(of_arm[seed], 10 * place + seed), norms))
         write_json(Path(f"reports/candidates/{experiment}.json"), select(study, experiment))
-    accuracy = {"value": 0.04, "low": 0.03, "high": 0.06}
-    baseline = {name: {"accuracy": accuracy} for name in study.evaluation.zero_shot_prompts}
-    write_json(Path("reports/math_baseline.json"), baseline)
+    write_baseline(study)
     write_claims(study)
     return study
 

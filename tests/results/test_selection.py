@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+import run_folders
 from study_parts import RANKED_BY, entry
 
 from grpo.common.errors import UserError
-from grpo.results.runs import mean_of_last, read_outcomes
+from grpo.results.runs import Run, mean_of_last
 from grpo.results.selection import read_selections, select, winner_file
 from grpo.study.schema import Study
 
@@ -59,19 +61,19 @@ def write_run(
     diverged: int | None = None,
 ) -> None:
     """A finished run's folder. The first evaluation is the untrained policy's."""
-    folder = Path(f"data/runs/{experiment}/{arm}/{seed}")
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({"step": 5 * i, "answer_reward": answers}) for i, answers in enumerate(evaluations)]
-    (folder / "outcomes.jsonl").write_text("\n".join(lines) + "\n")
-    overrides = overrides or {"learning_rate": RATES[arm]}
-    config = {"run": f"{experiment}/{arm}/{seed}", "identity": f"id-{arm}-{seed}", "overrides": overrides, "before": BEFORE}
-    config |= {"updates_per_rollout_batch": updates, "config": {}, "same_as": None, "software": {}}
-    (folder / "config.yaml").write_text(json.dumps(config))
-    (folder / "history.csv").write_text("step,gradient_norm\n1,1.0\n")
-    rows = [f"{5 * step},{sum(answers) / N}\n" for step, answers in enumerate(evaluations)]
-    (folder / "validation.csv").write_text("step,val/answer_reward\n" + "".join(rows))
-    metrics = {"diverged_step": diverged, "diverged_reason": "" if diverged is None else "made up"}
-    (folder / "metrics.json").write_text(json.dumps(metrics))
+    outcomes = np.array(evaluations, dtype=float)
+    config = {"identity": f"id-{arm}-{seed}", "overrides": overrides or {"learning_rate": RATES[arm]}, "before": BEFORE}
+    run = Run(
+        experiment,
+        arm,
+        seed,
+        config=config | {"updates_per_rollout_batch": updates},
+        metrics={"diverged_step": diverged, "diverged_reason": "" if diverged is None else "made up"},
+        history=pd.DataFrame({"step": [1], "gradient_norm": [1.0]}),
+        validation=pd.DataFrame({"step": 5 * np.arange(len(outcomes)), "val/answer_reward": outcomes.mean(axis=1)}),
+        outcomes=outcomes,
+    )
+    run_folders.write_run(run)
 
 
 def always(share: float, shift: int = 0) -> list[list[int]]:
@@ -117,22 +119,13 @@ def test_the_best_mean_of_the_last_evaluations_wins(study: Study) -> None:
     json.dumps(result)  # it is written as JSON
 
 
-def test_the_untrained_evaluation_never_counts(study: Study) -> None:
-    write_run("low", [right(0.9), right(0.1)])  # one evaluation after training, although two are wanted
-    write_run("middle", [right(0), right(0.3)])
-    write_run("high", [right(0), right(0.1)])
-    result = select(study, EXPERIMENT)
-    assert result["winner"] == "middle"
-    assert result["candidates"][0]["value"] == pytest.approx(0.1)
-
-
 @pytest.mark.parametrize(
     ("last_k", "expected"),
     [(1, [1, 0, 0]), (2, [1, 0.5, 0]), (3, [2 / 3, 1 / 3, 1 / 3]), (9, [2 / 3, 1 / 3, 1 / 3])],
 )
 def test_mean_of_each_problem_over_the_last_k(last_k: int, expected: list[float]) -> None:
-    write_run("low", [[1, 1, 1], [0, 0, 1], [1, 1, 0], [1, 0, 0]])
-    assert mean_of_last(read_outcomes(EXPERIMENT, "low", 0), last_k) == pytest.approx(np.array(expected))
+    outcomes = np.array([[1, 1, 1], [0, 0, 1], [1, 1, 0], [1, 0, 0]], dtype=float)
+    assert mean_of_last(outcomes, last_k) == pytest.approx(np.array(expected))
 
 
 def test_a_run_without_any_evaluation_after_the_untrained_one_is_damaged(study: Study) -> None:
@@ -141,15 +134,6 @@ def test_a_run_without_any_evaluation_after_the_untrained_one_is_damaged(study: 
         write_run(arm, always(0.3) if arm != "middle" else [right(0.2)])
     with pytest.raises(UserError, match=r"middle/0/outcomes.jsonl.*no evaluation after that of the untrained model"):
         select(study, EXPERIMENT)
-
-
-def test_last_k_decides(study: Study) -> None:
-    write_run("low", [right(s) for s in (0, 0.9, 0.3)])
-    write_run("middle", [right(s) for s in (0, 0.2, 0.5)])
-    write_run("high", always(0.1))
-    assert select(study, EXPERIMENT)["winner"] == "low"
-    only_the_last = study.selection.model_copy(update={"last_k": 1})
-    assert select(study.model_copy(update={"selection": only_the_last}), EXPERIMENT)["winner"] == "middle"
 
 
 def test_an_arm_counts_by_the_mean_over_its_seeds(study: Study) -> None:
@@ -181,76 +165,36 @@ def test_a_missing_run_is_named_with_its_stage(study: Study) -> None:
 
 # ------------------------------------------------------------------------------------------------------------- ties
 
-
-def test_of_tied_arms_the_earlier_wins_and_the_reason_says_so(study: Study) -> None:
-    """`high` leads by 2 points, but each is right on 38% and 40% of the problems at which the other fails."""
-    write_run("low", always(0.1))
-    write_run("middle", always(0.58, shift=80))
-    write_run("high", always(0.60))
-    result = select(study, EXPERIMENT)
-    assert (result["winner"], result["leader"], result["tied"]) == ("middle", "high", ["middle"])
-    assert result["overrides"] == {"learning_rate": 1e-4}
-    assert result["value"] == pytest.approx(0.58)
-    assert re.search(r"cannot be told from high, which leads with 0\.600;.*earlier.*wins", result["reason"])
-    assert "nor" not in result["reason"] and "low" not in result["reason"]
-    low, middle, _ = result["candidates"]
-    assert middle["behind"]["low"] < 0 < middle["behind"]["high"]
-    assert low["behind"]["low"] > 0
+# Share of right answers, and the problem from which on they are counted. 0.60 and (0.58, 80) differ by 2 points, but each is
+# right on 38% and 40% of the problems at which the other fails.
+TIE = {"low": (0.1, 0), "middle": (0.58, 80), "high": (0.60, 0)}
+LEADER_FIRST = {"low": (0.1, 0), "middle": (0.60, 0), "high": (0.58, 80)}
+ALL_TIED = {"low": (0.57, 140), "middle": (0.60, 0), "high": (0.58, 80)}
+ALIKE = dict.fromkeys(RATES, (0.5, 0))
 
 
-def test_where_no_arm_is_simpler_the_leader_wins_a_tie(study: Study) -> None:
-    write_run("low", always(0.1))
-    write_run("middle", always(0.58, shift=80))
-    write_run("high", always(0.60))
-    entries = study.experiments | {EXPERIMENT: study.experiments[EXPERIMENT].model_copy(update={"tie": "leader"})}
+@pytest.mark.parametrize(
+    ("arms", "tie", "winner", "leader", "tied", "reason"),
+    [
+        (TIE, "first", "middle", "high", ["middle"], r"cannot be told from high, which leads with 0\.600; .*earlier.*wins"),
+        (TIE, "leader", "high", "high", ["middle"], "leads, but cannot be told from middle; no arm is simpler .* leader wins"),
+        (LEADER_FIRST, "first", "middle", "middle", ["high"], r"leads, but cannot be told from high; .*earlier.*wins"),
+        (ALL_TIED, "first", "low", "middle", ["low", "high"], r"cannot be told from middle, .*\(nor can high\)"),
+        (ALIKE, "first", "low", "low", ["middle", "high"], "leads, but cannot be told from middle, high"),
+    ],
+)
+def test_of_tied_arms_the_earlier_wins_and_the_reason_says_so(
+    study: Study, arms: dict[str, tuple[float, int]], tie: str, winner: str, leader: str, tied: list[str], reason: str
+) -> None:
+    for arm, (share, shift) in arms.items():
+        write_run(arm, always(share, shift))
+    entries = study.experiments | {EXPERIMENT: study.experiments[EXPERIMENT].model_copy(update={"tie": tie})}
     result = select(study.model_copy(update={"experiments": entries}), EXPERIMENT)
-    assert (result["winner"], result["leader"], result["tied"]) == ("high", "high", ["middle"])
-    assert "cannot be told from middle; no arm is simpler than another, so the leader wins" in result["reason"]
-
-
-def test_pairing_detects_small_differences_on_the_same_problems(study: Study) -> None:
-    """`high` is right wherever `middle` is, and on 5% more; runs of an arm do not differ."""
-    study = study.model_copy(update={"seeds": [0, 1, 2]})
-    for seed in study.seeds:
-        write_run("low", always(0.1), seed)
-        write_run("middle", always(0.55), seed)
-        write_run("high", always(0.60), seed)
-    result = select(study, EXPERIMENT)
-    assert (result["winner"], result["tied"]) == ("high", [])
-
-
-def test_a_leader_that_is_the_earlier_of_those_tied_wins_and_the_reason_says_so(study: Study) -> None:
-    write_run("low", always(0.1))
-    write_run("middle", always(0.60))
-    write_run("high", always(0.58, shift=80))
-    result = select(study, EXPERIMENT)
-    assert (result["winner"], result["leader"], result["tied"]) == ("middle", "middle", ["high"])
-    assert re.search(r"leads, but cannot be told from high;.*earlier", result["reason"])
-    assert "low" not in result["reason"]
-
-
-def test_of_several_tied_arms_the_earliest_wins_and_the_others_are_named(study: Study) -> None:
-    write_run("low", always(0.57, shift=140))
-    write_run("middle", always(0.60))
-    write_run("high", always(0.58, shift=80))
-    result = select(study, EXPERIMENT)
-    assert (result["winner"], result["leader"], result["tied"]) == ("low", "middle", ["low", "high"])
-    assert re.search(r"cannot be told from middle, .*\(nor can high\)", result["reason"])
-
-
-def test_arms_with_the_same_answers_are_tied(study: Study) -> None:
-    for arm in RATES:
-        write_run(arm, always(0.5))
-    result = select(study, EXPERIMENT)
-    assert (result["winner"], result["leader"], result["tied"]) == ("low", "low", ["middle", "high"])
-
-
-def test_the_order_in_the_study_decides_not_the_names(study: Study) -> None:
-    for arm, shift in {"low": 0, "middle": 80, "high": 140}.items():
-        write_run(arm, always(0.6, shift))
-    turned = {name: {"learning_rate": RATES[name]} for name in ("high", "low", "middle")}
-    assert select(study, EXPERIMENT)["winner"] == "low"
-    assert select(with_arms(study, EXPERIMENT, turned), EXPERIMENT)["winner"] == "high"
+    assert (result["winner"], result["leader"], result["tied"]) == (winner, leader, tied)
+    assert result["overrides"] == {"learning_rate": RATES[winner]} and result["value"] == pytest.approx(arms[winner][0])
+    assert re.match(reason, result["reason"]) and not (arms["low"][0] < 0.2 and "low" in result["reason"])
+    for candidate in result["candidates"]:
+        assert candidate["arm"] == leader or (candidate["behind"]["low"] <= 0) == (candidate["arm"] in tied)
 
 
 # ------------------------------------------------------------------------------------------------------- divergence
@@ -263,6 +207,7 @@ def test_an_arm_of_which_a_run_diverged_cannot_win(study: Study) -> None:
         write_run("high", always(0.9), seed, diverged=15 if seed else None)
     result = select(study.model_copy(update={"seeds": [0, 1]}), EXPERIMENT)
     assert (result["winner"], result["leader"], result["tied"]) == ("middle", "middle", [])
+    assert result["reason"].endswith("; left out because a run collapsed: high")
     high = result["candidates"][2]
     assert high["diverged"] == [f"{EXPERIMENT}/high/1"]
     assert [(run["diverged_step"], run["diverged_reason"]) for run in high["runs"]] == [(None, ""), (15, "made up")]
@@ -301,26 +246,6 @@ def test_a_pinned_arm_wins_and_the_reason_names_the_leader(study: Study) -> None
     assert re.search(r"pinned by hand.*which also leads", result["reason"])
 
 
-def test_a_tied_arm_can_be_pinned(study: Study) -> None:
-    write_run("low", always(0.57, shift=140))
-    write_run("middle", always(0.58, shift=80))
-    write_run("high", always(0.60))
-    assert select(study, EXPERIMENT)["winner"] == "low"
-    result = select(pinned_to(study, "middle"), EXPERIMENT)
-    assert (result["winner"], result["leader"], result["tied"]) == ("middle", "high", ["low", "middle"])
-    assert re.search(r"pinned by hand.*although high leads \(0\.600\)", result["reason"])
-
-
-def test_an_arm_that_diverged_can_be_pinned(study: Study) -> None:
-    write_run("low", always(0.1))
-    write_run("middle", always(0.5))
-    write_run("high", always(0.9), diverged=10)
-    result = select(pinned_to(study, "high"), EXPERIMENT)
-    assert (result["winner"], result["leader"], result["value"]) == ("high", "middle", pytest.approx(0.9))
-    assert re.search(r"pinned by hand.*although middle leads \(0\.500\)", result["reason"])
-    assert result["candidates"][2]["diverged"] == [f"{EXPERIMENT}/high/0"]
-
-
 # --------------------------------------------------------------------------------------------------- off-policy sweeps
 
 ARMS = {  # name -> updates on a rollout batch, share of right answers
@@ -342,28 +267,23 @@ def write_sweep(
     return with_arms(study, experiment, {arm: {"epochs_per_rollout_batch": updates} for arm, (updates, _) in ARMS.items()})
 
 
-def ranking(study: Study, experiment: str = SWEEP) -> list[str]:
-    return [arm["arm"] for arm in select(study, experiment)["off_policy_ranking"]]
-
-
-@pytest.mark.parametrize("experiment", ["grpo_off_policy_sweep_broad", "grpo_off_policy_sweep_focused"])
-def test_a_sweep_ranks_its_off_policy_arms_by_their_means(study: Study, experiment: str) -> None:
-    result = select(write_sweep(study, experiment), experiment)
-    assert result["winner"] == "once"  # an on-policy arm may win, but is not ranked
-    assert result["off_policy_ranking"] == [
-        {"arm": "four", "overrides": {"epochs_per_rollout_batch": 4}},
-        {"arm": "eight", "overrides": {"epochs_per_rollout_batch": 8}},
-    ]
+def ranking(study: Study) -> list[str]:
+    return [arm["arm"] for arm in select(study, SWEEP)["off_policy_ranking"]]
 
 
 @pytest.mark.parametrize(
     ("best_few", "expected"),
     [(1, ["four"]), (3, ["four", "eight", "sixteen"]), (9, ["four", "eight", "sixteen", "two"])],
 )
-def test_the_ranking_holds_at_most_the_best_few(study: Study, best_few: int, expected: list[str]) -> None:
+def test_a_sweep_ranks_its_best_off_policy_arms_by_their_means(study: Study, best_few: int, expected: list[str]) -> None:
     study = write_sweep(study)
     few = study.selection.model_copy(update={"best_few": best_few})
-    assert ranking(study.model_copy(update={"selection": few})) == expected
+    result = select(study.model_copy(update={"selection": few}), SWEEP)
+    assert result["winner"] == "once"  # an on-policy arm may win, but is not ranked
+    overrides = [{"epochs_per_rollout_batch": ARMS[arm][0]} for arm in expected]
+    assert result["off_policy_ranking"] == [
+        {"arm": arm, "overrides": own} for arm, own in zip(expected, overrides, strict=True)
+    ]
 
 
 def test_arms_that_diverged_come_last_in_the_ranking(study: Study) -> None:
@@ -389,13 +309,6 @@ def test_an_off_policy_winner_stands_first_in_the_ranking(study: Study) -> None:
     result = select(study, SWEEP)
     assert (result["leader"], result["winner"]) == ("four", "two")
     assert [arm["arm"] for arm in result["off_policy_ranking"]] == ["two", "four"]
-
-
-def test_the_reason_names_arms_that_were_left_out(study: Study) -> None:
-    write_run("low", always(0.1))
-    write_run("middle", always(0.5))
-    write_run("high", always(0.9), diverged=10)
-    assert select(study, EXPERIMENT)["reason"].endswith("; left out because a run collapsed: high")
 
 
 def test_only_sweeps_that_others_go_on_with_are_ranked(study: Study) -> None:

@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 
 from grpo.common.files import whole_folder
 from grpo.reporting.answer import best
-from grpo.reporting.baseline import KINDS
 from grpo.reporting.charts import INK, Curve, bars, draw_curves, draw_row, frame, legend, panels, powers_of_two, save_figures
 from grpo.reporting.curves import (
     ENTROPY,
@@ -32,6 +31,7 @@ from grpo.reporting.kissing_number import draw_search, read_report, read_scores
 from grpo.reporting.pieces import extra_figures
 from grpo.reporting.record import Record
 from grpo.reporting.style import METHODS, Style, readable, styles
+from grpo.reporting.tables import KINDS
 from grpo.results.findings import ExperimentResult
 from grpo.results.runs import REWARD, Run
 from grpo.results.verdicts import KL

@@ -11,17 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from grpo.common.files import read_json
 from grpo.reporting.asynchronous import discuss_bounds, draw_staleness
 from grpo.reporting.fine_tuning import discuss_expert_iteration, discuss_sft, draw_by_examples
-from grpo.reporting.keyword import discuss_keyword
 from grpo.reporting.record import Record, Values
+from grpo.reporting.sentences import paragraphs
 from grpo.results.runs import Run, by_arm
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN, ReportPiece
+
+KEYWORDS = {  # kinds of responses in the keyword task
+    "val/lists_only": "only list the keywords",
+    "val/repeats_prompt": "repeat the prompt",
+    "val/is_sentence": "are sentences of the grammar that the model was pretrained on",
+}
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,14 @@ def sft_report() -> Values:
 def one_process(record: Record) -> list[Run]:
     """The runs with which asynchronous ones are compared: the colocated experiment's first arm; none if it is left out."""
     return [run for name in record.with_piece("colocated") for run in next(iter(by_arm(record.runs[name]).values()))]
+
+
+def discuss_keyword(runs: list[Run]) -> str:
+    """State the share of each kind of response before and after training, and whether degenerate ones earn reward."""
+    ends = pd.concat([run.validation[list(KEYWORDS)].iloc[[0, -1]].set_axis([0, 1]) for run in runs]).groupby(level=0).mean()
+    kinds = [(words, *ends[column]) for column, words in KEYWORDS.items()]
+    (text,) = paragraphs("keyword_sentences.md.j2", problems=runs[0].outcomes.shape[1], kinds=kinds)
+    return text
 
 
 DISCUSSIONS: dict[ReportPiece, Callable[[Record, str], str]] = {

@@ -10,7 +10,6 @@ import pandas as pd
 
 from grpo.common.files import whole_folder, write_json, write_text
 from grpo.reporting import what_it_would_take
-from grpo.reporting.baseline import best_of_n_table, breakdown_table, zero_shot_table
 from grpo.reporting.curves import ENTROPY, NORM
 from grpo.reporting.discussion import Numbers, as_plain
 from grpo.reporting.record import Record
@@ -21,6 +20,8 @@ from grpo.results.runs import Run, by_arm, evaluations_counted, final_scores
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.tasks.mixture import Mixture
+
+KINDS = {"pass": "pass@N", "best": "Best@N", "majority": "majority@N"}
 
 
 def write_tables(record: Record) -> None:
@@ -50,6 +51,38 @@ def general_tables(record: Record) -> dict[str, str]:
         **({"best_of_n": best_of_n_table(record.sampled)} if record.sampled else {}),
         "claims": claims_table(record.verdicts),
     }
+
+
+def zero_shot_table(baseline: dict[str, Any]) -> str:
+    """Number of responses in each outcome category, answer reward and length, by prompt."""
+    names = max((list(values["categories"]) for values in baseline.values()), key=len)
+    return table(
+        {"prompt": prompt, "problems": values["problems"]}
+        | {name: values["categories"].get(name, 0) for name in names}
+        | {
+            "answer reward (95% interval)": interval(values["accuracy"]),
+            "mean response length": f"{values['response_length']:.1f}",
+        }
+        for prompt, values in baseline.items()
+    )
+
+
+def breakdown_table(baseline: dict[str, Any], by: str) -> str:
+    """Accuracy with its 95% Wilson interval by ``level`` or ``subject``, one column per prompt."""
+    parts = {prompt: values[f"accuracy_by_{by}"] for prompt, values in baseline.items()}
+    return table(
+        {by: name, "problems": values["problems"]} | {prompt: interval(part[name]) for prompt, part in parts.items()}
+        for name, values in next(iter(parts.values())).items()
+    )
+
+
+def best_of_n_table(metrics: dict[str, Any]) -> str:
+    """pass@N, Best@N and majority vote for each N and prompt."""
+    return table(
+        {"prompt": prompt, "N": n} | {title: interval(kinds[kind]) for kind, title in KINDS.items()}
+        for prompt, values in metrics.items()
+        for n, kinds in values["n"].items()
+    )
 
 
 def _at_most_samples(values: dict[str, Any]) -> dict[str, float]:

@@ -27,8 +27,8 @@ from grpo.evaluation import zero_shot
 from grpo.evaluation.comparison import compare_files
 from grpo.evaluation.evaluate import Sampler, evaluate, lengths_by_outcome, log_generations, score_by_task, summarize
 from grpo.evaluation.evaluator import CheckpointEvaluator, evaluate_checkpoint, examples_to_read
-from grpo.reporting.baseline import zero_shot_table
 from grpo.reporting.figures import draw_zero_shot
+from grpo.reporting.tables import zero_shot_table
 from grpo.results.statistics import wilson_interval
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine

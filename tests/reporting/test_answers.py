@@ -20,7 +20,7 @@ from grpo.discovery.strategies import messages_of
 from grpo.discovery.verifier import Verification
 from grpo.reporting.answers.ablations import shares
 from grpo.reporting.answers.asynchronous import dominates, floor
-from grpo.reporting.answers.drift import goes_with, rank_correlation
+from grpo.reporting.answers.drift import goes_with
 from grpo.reporting.answers.kissing import write_delivery
 from grpo.reporting.answers.parser_or_model import (
     ELSEWHERE,
@@ -159,12 +159,6 @@ def test_form_and_answers_within_it_share_the_gain() -> None:
     assert shares(Split(0.0, 0.0), Split(0.5, 0.3)) == (pytest.approx(0.3), 0.0)
     assert Split(0.5, 0.4).within == pytest.approx(0.8) and Split(0.0, 0.0).within is None
     assert Split(0.2, 0.4).within is None  # an answer is rewarded without the form
-
-
-def test_rank_correlation_is_spearmans() -> None:
-    first, second = pd.Series([0.1, 0.4, 0.4, 0.2, 9.0]), pd.Series([3.0, 1.0, 2.0, 2.0, 5.0])
-    assert rank_correlation(first, second) == pytest.approx(spearmanr(first, second).statistic)
-    assert np.isnan(rank_correlation(first, pd.Series([1.0] * 5)))
 
 
 def with_kl(seed: int, kl: Any, reward: Any, norm: Any) -> Run:

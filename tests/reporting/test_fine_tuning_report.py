@@ -16,7 +16,7 @@ from grpo.reporting import figures, timing, wall_clock
 from grpo.reporting.charts import save_figure
 from grpo.reporting.curves import TITLES
 from grpo.reporting.fine_tuning import discuss_expert_iteration, discuss_sft, draw_by_examples, examples_of
-from grpo.reporting.keyword import discuss_keyword
+from grpo.reporting.pieces import discuss_keyword
 from grpo.reporting.record import Record
 from grpo.reporting.style import METHODS
 from grpo.results.runs import Run

@@ -13,10 +13,9 @@ import pytest
 from report_parts import arm_result, collapse, record, result, run
 
 from grpo.reporting import rollouts, sections, tables, what_it_would_take
-from grpo.reporting.baseline import KINDS
 from grpo.reporting.discussion import numbers_of
 from grpo.reporting.figures import curve_table
-from grpo.reporting.tables import details_table, experiment_table, further_sets_table, mixture_table, result_row
+from grpo.reporting.tables import KINDS, details_table, experiment_table, further_sets_table, mixture_table, result_row
 from grpo.reporting.timing import times_of_arms
 from grpo.results.findings import AGREES, DISAGREES, ArmResult, Verdict, VerdictName
 from grpo.results.runs import Run, mean_curve

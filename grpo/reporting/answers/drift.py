@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
 
-from grpo.reporting.sentences import paragraphs
+from grpo.reporting.sentences import paragraphs, render, table
 from grpo.reporting.trends import MEASURES, trend_of
-from grpo.results.markdown import markdown_table
 from grpo.results.runs import REWARD, Run
 from grpo.results.verdicts import KL
 
@@ -40,67 +40,44 @@ def _mean(runs: list[Run], column: str) -> float:
     return float(np.mean([run.history[column].iloc[-1] for run in runs]))
 
 
-def rank_correlation(first: pd.Series[float], second: pd.Series[float]) -> float:
-    """Spearman's rank correlation; NaN if one series is constant."""
-    ranks = first.rank(), second.rank()
-    return float("nan") if any(rank.nunique() < 2 for rank in ranks) else float(np.corrcoef(*ranks)[0, 1])
+def rank_correlations(table: pd.DataFrame, columns: Iterable[str]) -> list[float]:
+    """Spearman's rank correlation of the KL with each of some columns; NaN if one is constant."""
+    found: list[float] = table.corr(method="spearman").loc[KL, list(columns)].tolist()
+    return found
 
 
 def goes_with(runs: list[Run]) -> str:
     """Correlations of levels and of changes over each run's steps, and over runs (Markdown)."""
-    levels, changes = ([f"{of} {name}" for name in WITH.values()] for of in ("KL and", "changes of KL and of"))
-    found: list[list[float]] = []
-    rows = []
-    steps = 0
+    found, rows = [], []
     for run in runs:
-        table = run.history.groupby("step")[[KL, *WITH]].mean().iloc[1:]  # at step 1 it is zero by definition
-        steps = len(table)
-        numbers = [rank_correlation(of[KL], of[c]) for of in (table, table.diff().iloc[1:]) for c in WITH]
+        steps = run.history.groupby("step")[[KL, *WITH]].mean().iloc[1:]  # at step 1 it is zero by definition
+        numbers: dict[str, float] = {}
+        for what, of in (("KL and", steps), ("changes of KL and of", steps.diff().iloc[1:])):
+            numbers |= zip((f"{what} {name}" for name in WITH.values()), rank_correlations(of, WITH), strict=True)
         found.append(numbers)
-        rows.append([run.name, str(steps), *map(_number, numbers)])
-    return "\n".join(
-        [markdown_table(["run", "steps", *levels, *changes], rows), _verdict(np.array(found), steps), "", _over_runs(runs)]
-    )
-
-
-def _verdict(found: np.ndarray, steps: int) -> str:  # type: ignore[type-arg]
-    """State which correlations exceed chance."""
-    if steps < 4:
-        return "The runs are too short for correlations over their steps."
-    bar = 1.96 / math.sqrt(steps - 2)  # of the changes, one fewer than the levels
-    means = dict(zip(WITH.values(), found[:, len(WITH) :].mean(axis=0), strict=True))
-    beyond = [f"{name} ({_number(mean)})" for name, mean in means.items() if abs(mean) > bar]
-    levels = dict(zip(WITH.values(), found[:, : len(WITH)].mean(axis=0), strict=True))
-    return (
-        f"Over the steps, the KL's rank correlation is {_number(levels['reward'])} with the reward and "
-        f"{_number(levels['gradient norm'])} with the gradient norm (means over runs). Series with a trend are correlated "
-        "even without a causal link. The changes of the KL from one step to the next are correlated with "
-        f"{'those of the ' + ' and the '.join(beyond) if beyond else 'none of the three'}."
-        f" In series without any relation, a correlation of changes beyond {bar:.2f} occurs in about 1 of 20."
-    )
-
-
-def _over_runs(runs: list[Run]) -> str:
+        rows.append({"run": run.name, "steps": len(steps)} | {key: _number(value) for key, value in numbers.items()})
+    means = pd.DataFrame(found).mean(skipna=False)
+    bar = 1.96 / math.sqrt(max(1, len(steps) - 2))  # of the changes, one fewer than the levels
+    changes = {name: means[f"changes of KL and of {name}"] for name in WITH.values()}
     ends = pd.DataFrame(
-        [
-            {
-                "KL": float(run.history[KL].iloc[-1]),
-                "reward": float(run.validation[REWARD].iloc[-1]),
-                "norm": float(run.history["gradient_norm"].median()),
-            }
-            for run in runs
-        ]
+        {
+            "run": run.name,
+            KL: run.history[KL].iloc[-1],
+            "reward": run.validation[REWARD].iloc[-1],
+            "norm": run.history["gradient_norm"].median(),
+        }
+        for run in runs
     )
-    shown = "; ".join(
-        f"{run.name} KL {end['KL']:.4f}, reward {end['reward']:.3f}, median gradient norm {end['norm']:.2f}"
-        for run, (_, end) in zip(runs, ends.iterrows(), strict=True)
-    )
-    if len(runs) < FEWEST_RUNS:
-        return f"Over runs: {len(runs)} measured it ({shown}), too few for a correlation (it takes {FEWEST_RUNS})."
-    reward, norm = (rank_correlation(ends["KL"], ends[other]) for other in ("reward", "norm"))
-    return (
-        f"Over the {len(runs)} runs that measured it: rank correlation of the last KL with the last reward {_number(reward)}, "
-        f"with the median gradient norm {_number(norm)} ({shown})."
+    return render(
+        "goes_with.md.j2",
+        table=table(rows),
+        steps=len(steps),
+        bar=bar,
+        levels={name: _number(means[f"KL and {name}"]) for name in WITH.values()},
+        beyond={name: _number(mean) for name, mean in changes.items() if abs(mean) > bar},
+        ends=ends.to_numpy().tolist(),
+        fewest=FEWEST_RUNS,
+        over_runs=[_number(of) for of in rank_correlations(ends.drop(columns="run"), ("reward", "norm"))],
     )
 
 

@@ -64,17 +64,12 @@ def _updates(arm: Numbers) -> int:
 
 def _range(numbers: Numbers) -> str:
     """State whether the optimum lies inside the range of updates."""
-    if numbers["nothing_right"]:
-        return "No arm gives a right answer, so the runs say nothing about the range."
-    by_updates, best = sorted(numbers["arms"], key=_updates), numbers["leader"]
-    few, many = by_updates[0], by_updates[-1]
-    text = f"The range goes from {_updates(few)} to {_updates(many)} updates per rollout batch; {best['arm']}"
-    text += f" leads with {_updates(best)}."
-    if _updates(best) in (_updates(few), _updates(many)):
-        return f"{text} That is an end of the range, so these runs do not show that the range contains the optimum."
-    behind = [arm["arm"] for arm in (few, many) if arm["apart"] or arm["collapses"]]
-    ends = "both ends are" if len(behind) == 2 else f"of the ends only {behind[0]} is" if behind else "neither end is"
-    return f"{text} That is inside the range, and {ends} behind it by more than chance explains, or collapsed."
+    by_updates = sorted(numbers["arms"], key=_updates)
+    ends = by_updates[0], by_updates[-1]
+    behind = [arm["arm"] for arm in ends if arm["apart"] or arm["collapses"]]
+    few, many, best = (_updates(arm) for arm in (*ends, numbers["leader"]))
+    (text,) = paragraphs("range_sentences.md.j2", n=numbers, ends=[few, many], best=best, behind=behind)
+    return text
 
 
 def over_steps_and_wall_clock(numbers: Numbers) -> list[str]:
@@ -127,11 +122,5 @@ def entropy_beside_expert_iteration(sweep: Numbers, others: list[Numbers]) -> st
                 "length at end": f"{length.iloc[-1]:.1f}",
             }
         )
-    if not common:
-        return f"{table(rows)}\nNot all arms reach a reward above zero, so there is no equal reward at which to compare them."
-    lowest, highest = min(reached, key=lambda arm: reached[arm]), max(reached, key=lambda arm: reached[arm])
-    text = (
-        f"At equal reward ({common:.3f}, the highest that all reach) {lowest} has the lowest entropy, {reached[lowest]:.3f} "
-        f"nats per token, and {highest} the highest, {reached[highest]:.3f}."
-    )
-    return f"{table(rows)}\n{text}" + ("" if others else " The study has no expert iteration to compare with.")
+    (text,) = paragraphs("entropy_sentences.md.j2", common=common, reached=reached, others=others)
+    return f"{table(rows)}\n{text}"

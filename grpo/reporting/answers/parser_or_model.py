@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 from grpo.common.files import read_jsonl
-from grpo.results.markdown import markdown_table
+from grpo.reporting.sentences import render, table
 from grpo.study import paths
 from grpo.tasks.graded import GradedTask
 from grpo.tasks.task import Task
@@ -135,83 +135,57 @@ def is_mathematical(task: Task) -> bool:
     return isinstance(task, GradedTask) and getattr(task, "math", True)
 
 
-def applies(records: Sequence[Record]) -> bool:
-    """Whether the second reading suits the task: it accepts at least half of the answers that the first accepts."""
-    right = [record for record in records if record["category"] == RIGHT]
-    return not right or _found_right(right) >= len(right) / 2
-
-
-def _found_right(right: Sequence[Record]) -> int:
-    return sum(equal(record["answer"] or "", str(record["ground_truth"])) for record in right)
-
-
 def judge(prompt: str, records: Sequence[Record], sampled: Sequence[Record] = ()) -> str:
     """Count the failures under a prompt by both readings, and show examples of each kind (Markdown).
+
+    The second reading must suit the task: accept at least half of the answers that the first accepts.
 
     Args:
         sampled: more completions of the same model, shown if the records have fewer than ten of a category.
     """
     right = [record for record in records if record["category"] == RIGHT]
-    failures = [record for record in records if record["category"] in (WRONG_FORM, WRONG_ANSWER)]
-    control = (
-        f"Of {len(right)} answers that the grader accepts, the second reading accepts {_found_right(right)}."
-        if right
-        else "The grader accepts no answer, so the second reading cannot be checked."
-    )
-    if not applies(records):
-        return f"**{prompt}.** {control} It does not suit this task's answers, so it says nothing about the failures."
+    accepted = sum(equal(record["answer"] or "", str(record["ground_truth"])) for record in right)
     kinds: dict[tuple[str, str], list[Record]] = {}
-    for record in failures:
-        kinds.setdefault((record["category"], second_reading(record, prompt)), []).append(record)
+    for record in records if accepted >= len(right) / 2 else ():
+        if record["category"] in (WRONG_FORM, WRONG_ANSWER):
+            kinds.setdefault((record["category"], second_reading(record, prompt)), []).append(record)
     order = list(AT_FAULT)
     kinds = dict(sorted(kinds.items(), key=lambda item: (item[0][0] != WRONG_FORM, order.index(item[0][1]))))
-    parser = sum(len(of_kind) for (_, kind), of_kind in kinds.items() if AT_FAULT[kind] == "parser")
-    form = sum(len(of_kind) for (_, kind), of_kind in kinds.items() if kind == OTHER_FORM)
-    lines = [f"**{prompt}.** {_verdict(parser, form, len(failures), len(records))} {control}"]
-    if kinds:
-        rows = [[name, kind, AT_FAULT[kind], str(len(of))] for (name, kind), of in kinds.items()]
-        lines += ["", markdown_table(["the grader's category", "by the second reading", "at fault", "responses"], rows)]
-        lines += [f"<details><summary>{prompt}: up to {SHOWN} examples of each</summary>", ""]
-        for (name, kind), of_kind in kinds.items():
-            lines += [f"{name}; {kind} ({AT_FAULT[kind]}):", "", _examples(of_kind)]
-        for name in (WRONG_FORM, WRONG_ANSWER):
-            found = sum(record["category"] == name for record in failures)
-            if others := [record for record in sampled if record["category"] == name] if found < SHOWN else []:
-                about = f"{name}, from the samples for best-of-N, as the evaluation has only {found}:"
-                lines += [about, "", _examples(others)]
-        lines.append("</details>")
-    return "\n".join(lines)
-
-
-def _verdict(parser: int, form: int, failures: int, responses: int) -> str:
-    if not failures:
-        return f"None of {responses} responses fails."
-    model = failures - parser
-    text = (
-        f"Of {responses} responses {failures} fail: {parser} failures are the parser's ({parser / failures:.1%} of the "
-        f"failures) and {model} the model's"
-    )
-    if not form:
-        return f"{text}."
-    return (
-        f"{text}. In {form} ({form / failures:.1%} of the failures, {form / responses:.1%} of all responses) the model states "
-        "the right answer, but not in the required form."
+    of_category = dict.fromkeys((WRONG_FORM, WRONG_ANSWER), 0)
+    for (name, _), of in kinds.items():
+        of_category[name] += len(of)
+    return render(
+        "parser_or_model.md.j2",
+        prompt=prompt,
+        responses=len(records),
+        right=len(right),
+        accepted=accepted,
+        failures=sum(of_category.values()),
+        parser=sum(len(of) for (_, kind), of in kinds.items() if AT_FAULT[kind] == "parser"),
+        form=sum(len(of) for (_, kind), of in kinds.items() if kind == OTHER_FORM),
+        shown=SHOWN,
+        kinds=[(name, kind, AT_FAULT[kind], len(of)) for (name, kind), of in kinds.items()],
+        examples={f"{name}; {kind} ({AT_FAULT[kind]})": _examples(of) for (name, kind), of in kinds.items()}
+        | {
+            f"{name}, from the samples for best-of-N, as the evaluation has only {count}": _examples(others)
+            for name, count in of_category.items()
+            if count < SHOWN and (others := [record for record in sampled if record["category"] == name])
+        },
     )
 
 
 def _examples(records: Sequence[Record]) -> str:
     """Table of examples, spread over the evaluation."""
     step = max(1, len(records) // SHOWN)
-    rows = [
-        [
-            record["problem"],
-            _code(str(record["ground_truth"])),
-            "nothing" if record["answer"] is None else _code(record["answer"]),
-            _code(record["response"][-TAIL:]),
-        ]
+    return table(
+        {
+            "problem": record["problem"],
+            "truth": _code(str(record["ground_truth"])),
+            "read as": "nothing" if record["answer"] is None else _code(record["answer"]),
+            "the response ends": _code(record["response"][-TAIL:]),
+        }
         for record in records[::step][:SHOWN]
-    ]
-    return markdown_table(["problem", "truth", "read as", "the response ends"], rows)
+    )
 
 
 def _code(text: str) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from grpo.common.files import read_jsonl
-from grpo.reporting.baseline import KINDS
 from grpo.reporting.sentences import paragraphs
+from grpo.reporting.tables import KINDS
 from grpo.study import paths
 
 DISAGREE = 0.05

@@ -235,11 +235,3 @@ for name in sys.argv[1:]: save_figure(figure, Path(name))
     assert ">reward 0.96875</text>" in svg  # coordinates are rounded, what is said is not
     assert not re.findall(r"\d\.\d{3,}(?![^<>]*</text>)", svg)
     assert not re.findall(r'id="(?:figure|axes|patch|line2d|text)_', svg) and "background" not in svg
-
-
-def test_no_arm_is_dropped_by_pairing_with_a_list_that_is_too_short() -> None:
-    """`zip(…, strict=False)` would silently drop an arm if a colour is missing."""
-    root = Path(figures.__file__).parents[2]
-    sources = [path for folder in ("grpo", "workflow", "benchmarks") for path in (root / folder).rglob("*.py")]
-    assert len(sources) > 50
-    assert [path.name for path in sources if "strict=False" in path.read_text(encoding="utf-8")] == []

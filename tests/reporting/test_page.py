@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from grpo.reporting.charts import INK, panels, save_figure
 from grpo.reporting.page import embedded, inlined, to_html
 from grpo.reporting.rollouts import number
 from grpo.reporting.sentences import templates
-from grpo.results.findings import NOT_TESTED, VERDICTS
+from grpo.results.findings import NOT_TESTED, VerdictName
 
 
 def test_a_chain_is_a_list_until_it_parts() -> None:
@@ -53,7 +53,7 @@ def test_a_figure_is_held_by_the_page_or_stands_above(tmp_path: Path) -> None:
 
 def test_claims_are_counted_where_any_was_tested() -> None:
     counted = templates(autoescape=True).get_template("macros.j2").module.claims_counted  # type: ignore[attr-defined]
-    counts = dict(zip(VERDICTS, (4, 1, 2, 3, 5), strict=True))
+    counts = dict(zip(get_args(VerdictName), (4, 1, 2, 3, 5), strict=True))
     assert counted(counts) == "Published claims: 4 agree, 1 disagree, 2 no difference, 3 undecided, 5 not tested here."
     assert counted(dict.fromkeys(counts, 0) | {NOT_TESTED: 5}) == ""
 

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from grpo.common.errors import UserError
 from grpo.common.records import Problem
 from grpo.tasks.arithmetic import Arithmetic, WordProblem, word_problems
 from grpo.tasks.formats import R1_ZERO
+from grpo.tasks.rewards import r1_zero_reward_fn
 
 SIGN = {"buys": 1, "finds": 1, "wins": 1, "loses": -1, "sells": -1, "gives away": -1}
 SENTENCE = re.compile(r"On (\w+) (?:he|she) (buys|finds|wins|loses|sells|gives away) (\d+)\.")
@@ -37,6 +39,23 @@ def solve(question: str) -> tuple[list[str], list[int]]:
         number = after
         numbers.append(number)
     return steps, numbers
+
+
+STEP = re.compile(r"(\w+): (\d+) ([+-]) (\d+) = (\d+)\.")
+
+
+def errors_of(question: str, response: str) -> list[int]:
+    """The error of each step of a solution, which goes on from the step before; at most one step is wrong."""
+    steps, numbers = solve(question)
+    number, errors = numbers[0], []
+    for given, right in zip(STEP.findall(response), STEP.findall(" ".join(steps)), strict=True):
+        day, before, sign, change, after = given
+        assert (day, sign, change) == (right[0], *right[2:4]) and int(before) == number
+        errors.append(int(after) - number - int(sign + change))
+        number = int(after)
+    assert int(re.findall(r"\d+", response)[-1]) == number  # a derailed solution states its own result
+    assert sum(error != 0 for error in errors) <= 1
+    return errors
 
 
 def first(n: int, seed: int = 0, levels: int = 5, validation: bool = False) -> list[WordProblem]:
@@ -163,19 +182,11 @@ def test_shares_of_guesses_and_derailed_solutions_are_the_settings() -> None:
         if ":" not in response:
             guessed[kind] += 1
             continue
-        steps, numbers = solve(question)
-        results = [int(number) for number in re.findall(r"= (-?\d+)\.", response)]
-        right = f" {' '.join(steps)} "
-        if not response.startswith(right):
-            derailed += 1
-            off = [result - number for result, number in zip(results, numbers[1:], strict=True)]
-            before = off.index(off[-1])  # one step is wrong by 1 to 3, and the rest follows from it
-            assert 1 <= off[-1] <= 3
-            assert off == [0] * before + [off[-1]] * (len(off) - before)
-        elif not in_r1_zero:
-            assert response == f"{right}\\boxed{{{numbers[-1]}}}"
-        stated = re.findall(r"\d+", response)[-1]
-        assert int(stated) == results[-1]  # a derailed solution states its own result
+        errors = errors_of(question, response)
+        derailed += any(errors)
+        if not in_r1_zero and not any(errors):
+            steps, numbers = solve(question)
+            assert response == f" {' '.join(steps)} \\boxed{{{numbers[-1]}}}"
     shown = sum(n.values()) - sum(guessed.values())
     for count, total, share in (
         (guessed["r1_zero"], n["r1_zero"], 0.6),
@@ -195,3 +206,32 @@ def test_complete_forms_earn_the_format_reward_and_the_others_do_not() -> None:
 def test_documents_are_seeded() -> None:
     some = [list(itertools.islice(documents(seed=seed), 50)) for seed in (1, 1, 2)]
     assert some[0] == some[1] and not set(some[1]) & set(some[2])
+
+
+# ---------------------------------------------------------------------------------------------------------------- traces
+
+
+@pytest.mark.parametrize(("share", "fewest", "most"), [(0.0, 0, 0), (0.4, 338, 462), (1.0, 1000, 1000)])  # 4 deviations
+def test_as_many_traces_as_asked_go_wrong_by_one_step(share: float, fewest: int, most: int) -> None:
+    task = Arithmetic(train_size=1000, validation_size=100, levels=4, seed=3)
+    traces = task.traces("r1_zero", 1000, share, seed=0)
+    assert [problem for problem, _ in traces] == task.problems("train")
+    wrong = [
+        (place, error)
+        for problem, response in traces
+        for place, error in enumerate(errors_of(problem.question, response))
+        if error
+    ]
+    assert fewest <= len(wrong) <= most
+    assert not wrong or ({error for _, error in wrong} == {1, 2, 3} and {place for place, _ in wrong} == {0, 1, 2, 3, 4})
+    for problem, response in traces[:200]:
+        reward = r1_zero_reward_fn(response, problem.ground_truth)
+        assert reward["format_reward"] == 1.0 and reward["reward"] == float(not any(errors_of(problem.question, response)))
+
+
+def test_the_seed_decides_which_traces_go_wrong() -> None:
+    task = Arithmetic(train_size=200, validation_size=100, levels=4, seed=3)
+    first = task.traces("r1_zero", 100, 0.4, seed=0)
+    assert first == task.traces("r1_zero", 200, 0.4, seed=0)[:100] != task.traces("r1_zero", 200, 0.4, seed=1)[:100]
+    with pytest.raises(UserError, match=r"examples: 201 traces .* train_size is 200\. Lower"):
+        task.traces("r1_zero", 201, 0.4, seed=0)

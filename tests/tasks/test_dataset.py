@@ -158,6 +158,11 @@ def test_a_column_on_the_hub_that_was_changed_in_reading_is_refused(tmp_path: Pa
         ("a.csv", b"asked,solved\n?,1\n?\n", r"a\.csv: not valid CSV \(line 3: the number of cells"),
         ("a.csv", b'asked,solved\n?,1\n"?,2\n', r"a\.csv: not valid CSV"),
         ("a.parquet", b"PAR1 no more", r"a\.parquet: not valid PARQUET"),
+        ("a.jsonl", b'{"problem": "?", "solved": "1"}', r"a\.jsonl:1: no column 'asked' \(columns: problem, solved\)"),
+        ("a.jsonl", b'{"asked": "?", "solved": ""}', r"a\.jsonl:1: the answer is empty"),
+        # Rows are named by their lines in an editor.
+        ("a.jsonl", b'{"asked": "?", "solved": "2"}\n\n{"asked": " ", "solved": "3"}', r"a\.jsonl:3: the question is empty"),
+        ("a.csv", b'asked,solved\n"one\nand one?",2\n\n" ",3\n', r"a\.csv:5: the question is empty"),
     ],
 )
 def test_what_the_next_hand_cannot_take_is_refused_where_it_is_read(
@@ -236,46 +241,6 @@ def test_a_mistake_in_the_entry_is_told_before_anything_is_read(settings: dict[s
         task(**settings)
 
 
-@pytest.mark.parametrize(
-    ("rows", "changes", "told"),
-    [
-        (ROWS, {"question": "problem"}, r"train\.jsonl:1: no column 'problem' \(columns: asked, solved, id\)"),
-        (ROWS | {"train": [{"asked": " ", "solved": "2"}]}, {}, r"train\.jsonl:1: the question is empty"),
-        (ROWS | {"train": [{"asked": "?", "solved": r"\frac{1}{2"}]}, {}, r"train\.jsonl:1: the braces"),
-        (
-            ROWS | {"train": [{"asked": "?", "solved": ""}]},
-            {"verify": "exact"},
-            r"jsonl:1: the answer is empty",
-        ),
-        (ROWS | {"train": [{"asked": "?", "solved": None}]}, {}, r"jsonl:1: column 'solved' holds None"),
-    ],
-)
-def test_an_unusable_row_is_named(
-    tmp_path: Path, rows: dict[str, list[dict[str, Any]]], changes: dict[str, Any], told: str
-) -> None:
-    with pytest.raises(UserError, match=told):
-        task(files=write(tmp_path / "rows", "jsonl", rows), **changes).problems("train")
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "told"),
-    [
-        (
-            "a.jsonl",
-            '{"asked": "1 + 1?", "solved": "2"}\n\n{"asked": " ", "solved": "3"}\n',
-            r"a\.jsonl:3: the question is empty",
-        ),
-        # The header is line 1, and a row may have several lines.
-        ("a.csv", 'asked,solved\n"one\nand one?",2\n\n" ",3\n', r"a\.csv:5: the question is empty"),
-    ],
-)
-def test_a_row_is_named_by_its_line_in_an_editor(tmp_path: Path, name: str, text: str, told: str) -> None:
-    (tmp_path / name).write_text(text)
-    files = {split: str(tmp_path / name) for split in ("train", "validation")}
-    with pytest.raises(UserError, match=told):
-        task(files=files).problems("train")
-
-
 def test_rows_that_cannot_be_used_are_skipped_where_the_study_says_so(tmp_path: Path) -> None:
     """The other rows keep their numbers, and each skipped row is named by its line."""
     lines = ['{"asked": "a?", "solved": "1"}', "", '{"asked": "b?", "solved": ""}', '{"asked": "c?", "solved": "3"}']
@@ -295,15 +260,9 @@ def test_rows_that_cannot_be_used_are_skipped_where_the_study_says_so(tmp_path: 
 
 def test_a_row_of_a_file_without_lines_is_counted_from_one(tmp_path: Path) -> None:
     rows = {"train": [*ROWS["train"], {"asked": " ", "solved": "3", "id": 9}], "validation": ROWS["validation"]}
+    files = write(tmp_path / "rows", "parquet", rows)
     with pytest.raises(UserError, match=r"train\.parquet row 3: the question is empty"):
-        task(files=write(tmp_path / "rows", "parquet", rows)).problems("train")
-
-
-def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
-    files = write(tmp_path / "rows", "jsonl")
-    Path(files["train"]).write_text('{"asked": ')
-    with pytest.raises(UserError, match=r"train\.jsonl: not valid JSONL \(line 1: "):
         task(files=files).problems("train")
     Path(files["train"]).unlink()
-    with pytest.raises(UserError, match=r"train\.jsonl: no such file\. Correct `tasks.main.files.train`"):
+    with pytest.raises(UserError, match=r"train\.parquet: no such file\. Correct `tasks.main.files.train`"):
         task(files=files).problems("train")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,88 +17,10 @@ from grpo.tasks.arithmetic import Arithmetic
 from grpo.tasks.formats import R1_ZERO
 from grpo.tasks.rewards import r1_zero_reward_fn
 from grpo.tasks.sft_dataset import HubTraces, JsonlTraces, TaskTraces, build_sft_dataset, find_traces
-from grpo.tasks.task import ScoredBatch, Task, make_task
+from grpo.tasks.task import ScoredBatch, Task
 
 TASK = Arithmetic(train_size=1000, validation_size=100, levels=4, seed=3)
 TARGET = paths.sft_examples("main")
-
-
-def traces(wrong_share: float, examples: int = 1000, seed: int = 0) -> list[tuple[str, str, str]]:
-    found = TASK.traces("r1_zero", examples, wrong_share, seed)
-    return [(R1_ZERO.prompt(problem.question), response, problem.ground_truth) for problem, response in found]
-
-
-def question_of(prompt: str) -> str:
-    before, after = R1_ZERO.template.split("{question}")
-    assert prompt.startswith(before) and prompt.endswith(after)
-    return prompt[len(before) : len(prompt) - len(after)]
-
-
-def errors_of(prompt: str, response: str) -> tuple[list[int], int]:
-    """The error of each step of a trace, given the numbers in the question, and the true answer."""
-    question = question_of(prompt)
-    start = re.match(r"\w+ has (\d+) \w+\. ", question)
-    told = re.findall(r"On (\w+) \w+ (buys|finds|wins|loses|sells|gives away) (\d+)\.", question)
-    form = re.fullmatch(r" (.*) </think> <answer>(\d+)</answer>", response)
-    assert start is not None and form is not None
-    steps = [re.fullmatch(r"(\w+): (\d+) ([+-]) (\d+) = (\d+)", step) for step in form[1].rstrip(".").split(". ")]
-    assert len(steps) == len(told) >= 2
-    number = truth = int(start[1])
-    errors = []
-    for step, (day, verb, change) in zip(steps, told, strict=True):
-        assert step is not None
-        sign = "+" if verb in ("buys", "finds", "wins") else "-"
-        assert (step[1], int(step[2]), step[3], step[4]) == (day, number, sign, change)  # it goes on from the step before
-        signed = int(change) if sign == "+" else -int(change)
-        errors.append(int(step[5]) - (number + signed))
-        number, truth = int(step[5]), truth + signed
-    assert int(form[2]) == number
-    return errors, truth
-
-
-# ---------------------------------------------------------------------------------------------------------- generated
-
-
-def test_a_derailed_trace_has_one_wrong_step_and_follows_from_it() -> None:
-    """Every trace is recomputed: right ones have reward 1, derailed ones 0, and their shares are as set."""
-    wrong, sizes, places = 0, set(), set()
-    for prompt, response, ground_truth in traces(0.4):
-        errors, truth = errors_of(prompt, response)
-        assert ground_truth == str(truth)
-        off = [(place, error) for place, error in enumerate(errors) if error]
-        assert len(off) <= 1
-        reward = r1_zero_reward_fn(response, str(truth))
-        assert reward == {"format_reward": 1.0, "answer_reward": float(not off), "reward": float(not off)}
-        wrong += len(off)
-        sizes |= {error for _, error in off}
-        places |= {place for place, _ in off}
-    assert sizes == {1, 2, 3}
-    assert {0, 1, 2, 3, 4} <= places  # anywhere in the longest ones
-    assert abs(wrong - 400) < 4 * (1000 * 0.4 * 0.6) ** 0.5
-
-
-@pytest.mark.parametrize(("share", "wrong"), [(0.0, 0), (1.0, 200)])
-def test_none_or_all_of_them_go_wrong(share: float, wrong: int) -> None:
-    assert sum(any(errors_of(prompt, response)[0]) for prompt, response, _ in traces(share, 200)) == wrong
-
-
-def test_traces_are_of_the_training_problems_and_of_no_validation_question() -> None:
-    train, validation = TASK.problems("train"), TASK.problems("validation")
-    found = [(question_of(prompt), truth) for prompt, _, truth in traces(0.4)]
-    assert found == [(problem.question, problem.ground_truth) for problem in train]
-    assert not {question for question, _ in found} & {problem.question for problem in validation}
-
-
-def test_the_seed_decides_which_go_wrong() -> None:
-    assert traces(0.4, 100) == traces(0.4, 100)
-    assert traces(0.4, 100, seed=1) != traces(0.4, 100)
-    assert traces(0.4, 100) == traces(0.4, 200)[:100]
-
-
-def test_more_traces_than_training_problems_are_refused() -> None:
-    with pytest.raises(UserError, match=r"examples: 1001 traces .* train_size is 1000\. Lower"):
-        traces(0.4, 1001)
-    assert len(traces(0.0, 1000)) == 1000
 
 
 # ---------------------------------------------------------------------------------------------------------- the stage
@@ -174,10 +95,11 @@ def test_a_trace_with_part_of_the_reward_is_not_right(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("question", [QUESTION, QUESTION.upper(), QUESTION.replace(" ", "  "), QUESTION.replace(". ", ".\n")])
 def test_a_validation_question_is_left_out_and_counted(question: str) -> None:
-    write_rows(ROWS[0], row(question, " 5 </think> <answer>5</answer>", "5"), ROWS[2])
+    alike = row(QUESTION.replace("3", "4"), " 6 </think> <answer>6</answer>", "6")
+    write_rows(ROWS[0], row(question, " 5 </think> <answer>5</answer>", "5"), alike)
     report = build()
     assert (report["examples"], report["left_out_as_validation_question"]) == (2, 1)
-    assert [example.ground_truth for example in read_examples(TARGET)] == ["2", "4"]
+    assert [example.ground_truth for example in read_examples(TARGET)] == ["2", "6"]
 
 
 def test_a_validation_question_inside_another_template_is_left_out() -> None:
@@ -191,11 +113,6 @@ def test_a_validation_question_inside_another_template_is_left_out() -> None:
     assert [example.ground_truth for example in read_examples(TARGET)] == ["2", "6"]
 
 
-def test_a_question_that_only_looks_alike_stays() -> None:
-    write_rows(row(QUESTION.replace("3", "4"), " 6 </think> <answer>6</answer>", "6"))
-    assert build()["left_out_as_validation_question"] == 0
-
-
 def test_validation_questions_only_are_refused() -> None:
     write_rows(*(row(problem.question, " x", problem.ground_truth) for problem in HELD_OUT))
     with pytest.raises(UserError, match=r"no example is left that is not a validation question\. Use another"):
@@ -207,7 +124,6 @@ def test_validation_questions_only_are_refused() -> None:
     ("bad", "message"),
     [
         ({"prompt": "p", "response": "r"}, r"traces\.jsonl:2: no column 'ground_truth' \(columns: prompt, response\)"),
-        ({"response": "r", "ground_truth": "1"}, r"traces\.jsonl:2: no column 'prompt'"),
         ({"prompt": "p", "ground_truth": "1"}, r"traces\.jsonl:2: no column 'response'"),
         ({"prompt": "p", "response": ["r"], "ground_truth": "1"}, r"traces\.jsonl:2: column 'response' holds \['r'\]"),
         ('{"prompt": "p", ', r"traces\.jsonl: not valid JSONL \(line 2: "),
@@ -255,8 +171,8 @@ def test_generated_traces_make_the_whole_stage() -> None:
     report = build(settings, validation=TASK.problems("validation"))
     examples = read_examples(TARGET)
     assert [example.ground_truth for example in examples] == [p.ground_truth for p in TASK.problems("train")[:300]]
-    right = [not any(errors_of(example.prompt, example.response)[0]) for example in examples]
-    assert [example.reward for example in examples] == [float(found) for found in right]
+    right = [r1_zero_reward_fn(example.response, example.ground_truth)["reward"] for example in examples]
+    assert [example.reward for example in examples] == right and 100 < sum(right) < 200
     assert (report["examples"], report["correct"], report["wrong_answer"]) == (300, sum(right), 300 - sum(right))
     assert (report["wrong_form"], report["left_out_as_validation_question"]) == (0, 0)
 
@@ -266,13 +182,6 @@ def test_traces_may_have_the_other_format() -> None:
     report = build(TaskTraces.model_validate(values), validation=TASK.problems("validation"))
     assert (report["examples"], report["correct"]) == (20, 20)
     assert all(example.response.endswith(f"\\boxed{{{example.ground_truth}}}") for example in read_examples(TARGET))
-
-
-def test_a_task_with_examples_of_another_kind_of_answer() -> None:
-    keyword = make_task({"use": "keyword", "seed": 0})
-    settings = TaskTraces.model_validate({"source": "task", "prompt": "keyword", "seed": 0})
-    report = build(settings, keyword, keyword.problems("validation"))
-    assert report["examples"] == report["correct"] == len(keyword.problems("train")) == len(read_examples(TARGET))
 
 
 @pytest.mark.parametrize(

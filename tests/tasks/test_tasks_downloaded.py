@@ -11,12 +11,15 @@ import datasets
 import pandas
 import pytest
 
+from grpo.commands.doctor import examine
 from grpo.common.errors import UserError
 from grpo.common.records import Problem
 from grpo.grader.grader import is_equivalent
+from grpo.study.schema import Study
 from grpo.tasks.build import separate
 from grpo.tasks.downloaded import SUBJECTS, Counts, Downloaded, Gsm8k, Math
 from grpo.tasks.rows import HubDataset, LocalFiles, Row
+from grpo.tasks.sft_dataset import JsonlTraces
 from grpo.tasks.task import make_task
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
@@ -100,13 +103,9 @@ def test_gsm8k_from_local_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"level": "Level 1", "subject": "a", "answer": "1"}, "train.jsonl:2: no column 'problem'"),
         (math_row(1, level="hard"), "train.jsonl:2: level 'hard'"),
         (math_row(1, answer=" "), "train.jsonl:2: an empty 'answer'"),
         (math_row(1, answer=r"\text{}"), "train.jsonl:2: the ground truth .* is empty"),
-        (math_row(1, answer=r"\frac{1}{2"), "train.jsonl:2: the braces"),
-        (math_row(1, answer=None), "train.jsonl:2: column 'answer' holds None"),
-        (math_row(1, problem=" "), "train.jsonl:2: the question is empty"),
         ({"problem": "p", "level": "Level 1", "type": "a", "solution": "It is 5."}, r"train.jsonl:2: no \\boxed\{\}"),
         ({"problem": "p", "level": "Level 1", "type": "a"}, "train.jsonl:2: no column 'answer' or 'solution'"),
     ],
@@ -122,14 +121,6 @@ def test_gsm8k_without_short_answer(tmp_path: Path, answer: str) -> None:
         load(local_task(tmp_path, [gsm8k_row(1)], [gsm8k_row(2, answer)], name="gsm8k"))
 
 
-def test_broken_lines_are_named(tmp_path: Path) -> None:
-    task = local_task(tmp_path, [math_row(1)], [math_row(2)])
-    for line in ('{"problem": ', '["a list"]', b"\xff\xfe".decode("latin-1")):
-        (tmp_path / "train.jsonl").write_text(json.dumps(math_row(1)) + "\n" + line + "\n", encoding="latin-1")
-        with pytest.raises(UserError, match=r"train.jsonl: not valid JSONL \((line 2: |.utf-8. codec)"):
-            load(task)
-
-
 def test_missing_file_and_empty_split(tmp_path: Path) -> None:
     task = local_task(tmp_path, [math_row(1)], [])
     with pytest.raises(UserError, match="the validation split of math is empty"):
@@ -143,6 +134,35 @@ def test_wrong_counts(tmp_path: Path) -> None:
     task = local_task(tmp_path, [math_row(1)], [math_row(2)], expected=Counts(train=1, validation=3))
     with pytest.raises(UserError, match=r"tasks.NAME.expected.validation: 3 problems expected, but the source has 1"):
         load(task)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "response"),
+    [
+        ("math", {"level": "Level 1", "type": "a", "problem": "1 + 1?", "solution": r"It is \boxed{2}."}, r" It is \boxed{2}."),
+        ("gsm8k", gsm8k_row(1, "Half is 48/2 = <<48/2=24>>24.\nSo <<24>>24.\n#### 24"), " Half is 48/2 = 24.\nSo 24."),
+    ],
+)
+def test_solutions_are_traces_that_earn_the_reward(name: str, row: dict[str, Any], response: str, tmp_path: Path) -> None:
+    task = local_task(tmp_path, [row], [row], name=name)
+    ((problem, trace),) = task.traces("r1_zero")
+    assert trace == f"{response} </think> <answer>{problem.ground_truth}</answer>" and [problem] == task.problems("train")
+    assert task.score("r1_zero", [problem], [trace]).rewards[0]["reward"] == 1.0
+
+
+def test_a_file_without_solutions_has_no_traces(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"train\.jsonl:1: no column 'solution'"):
+        local_task(tmp_path, [math_row(1)], [math_row(2)]).traces("r1_zero")
+
+
+def test_doctor_names_files_that_are_missing(mini_study: Study, tmp_path: Path) -> None:
+    path = tmp_path / "traces.jsonl"
+    traces = {"main": JsonlTraces(source="jsonl", prompt="r1_zero", path=str(path))}
+    study = mini_study.model_copy(update={"sft_datasets": traces})
+    for found in ((False, f"missing: {path}"), (True, str(path))):
+        (files,) = (finding for finding in examine(study) if finding.name == "data files")
+        assert (files.good, files.found) == found
+        path.touch()
 
 
 # ------------------------------------------------------------------------------------------------------------- overlap

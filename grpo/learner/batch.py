@@ -2,75 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from grpo.common.records import Rollout, response_tokens
+from grpo.common.records import Rollout
 from grpo.learner.microbatches import Microbatch
 
 
-@dataclass(frozen=True)
-class TrainBatch:
-    """The scored responses of a train batch, or of one of its microbatches.
+def batch_tensors(rollouts: Sequence[Rollout], weights: Tensor, device: Any) -> dict[str, Tensor]:
+    """Build the tensors of all rollouts on a device.
 
-    Attributes:
-        old_log_probs: (responses, longest) log-probs in the ratio's denominator (:func:`grpo.training.step.train_on`), padded
-            with 0; None if the current policy is the denominator.
-        reference_log_probs: (responses, longest) under the starting weights; None without a KL term.
-        engine_log_probs: (responses, longest) as the engine reported them when it drew the tokens.
-        advantages, raw_rewards, groups: (responses, 1).
-        weights: (responses, 1), weight of each token of a response.
-        n_tokens, n_responses: of the whole optimizer batch.
+    Args:
+        weights: (responses,), weight of each token of a response.
+
+    Returns:
+        ``advantages``, ``raw_rewards``, ``groups`` and ``weights``, each (responses, 1); ``engine_log_probs``, as the engine
+        reported them when it drew the tokens, and, if the rollouts have them, ``old_log_probs`` in the ratio's denominator
+        (:func:`grpo.training.step.train_on`) and ``reference_log_probs`` under the starting weights, each (responses, longest),
+        padded with 0.
     """
+    columns = {
+        "advantages": torch.tensor([rollout.advantage for rollout in rollouts], dtype=torch.float32),
+        "raw_rewards": torch.tensor([rollout.rewards["reward"] for rollout in rollouts], dtype=torch.float32),
+        "groups": torch.tensor([rollout.group for rollout in rollouts]),
+        "weights": weights,
+    }
+    log_probs = {
+        "engine_log_probs": [torch.tensor(rollout.completion.log_probs) for rollout in rollouts],
+        "old_log_probs": given_log_probs(rollouts, "old_log_probs"),
+        "reference_log_probs": given_log_probs(rollouts, "reference_log_probs"),
+    }
+    found = {name: column[:, None] for name, column in columns.items()}
+    found |= {name: pad_sequence(rows, batch_first=True) for name, rows in log_probs.items() if rows is not None}
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in found.items()}
 
-    old_log_probs: Tensor | None
-    reference_log_probs: Tensor | None
-    engine_log_probs: Tensor
-    advantages: Tensor
-    raw_rewards: Tensor
-    groups: Tensor
-    weights: Tensor
-    n_tokens: int
-    n_responses: int
 
-    @classmethod
-    def of(cls, rollouts: Sequence[Rollout], weights: Tensor, device: Any) -> TrainBatch:
-        """Build the batch of all rollouts, with ``weights`` (responses,), on a device."""
-        old = given_log_probs(rollouts, "old_log_probs")
-        reference = given_log_probs(rollouts, "reference_log_probs")
-
-        def padded(log_probs: list[Tensor]) -> Tensor:
-            return pad_sequence(log_probs, batch_first=True).to(device, non_blocking=True)
-
-        def column(values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.tensor(values, dtype=dtype)[:, None].to(device, non_blocking=True)
-
-        return cls(
-            None if old is None else padded(old),
-            None if reference is None else padded(reference),
-            padded([torch.tensor(rollout.completion.log_probs) for rollout in rollouts]),
-            column([rollout.advantage for rollout in rollouts]),
-            column([rollout.rewards["reward"] for rollout in rollouts]),
-            column([rollout.group for rollout in rollouts], torch.int64),
-            weights[:, None].to(device, non_blocking=True),
-            response_tokens(rollouts),
-            len(rollouts),
-        )
-
-    def part(self, micro: Microbatch) -> TrainBatch:
-        """Select a microbatch's members, cut to the longest of them."""
-        members = torch.tensor(micro.members).to(micro.mask.device, non_blocking=True)
-        selected: dict[str, Any] = {
-            name: value.index_select(0, members)[:, : micro.mask.shape[1]].contiguous()
-            for name, value in vars(self).items()
-            if isinstance(value, Tensor)
-        }
-        return replace(self, **selected)
+def of_members(tensors: Mapping[str, Tensor], micro: Microbatch) -> dict[str, Tensor]:
+    """Select a microbatch's members, cut to the longest of them."""
+    members = torch.tensor(micro.members).to(micro.mask.device, non_blocking=True)
+    longest = micro.mask.shape[1]
+    return {name: tensor.index_select(0, members)[:, :longest].contiguous() for name, tensor in tensors.items()}
 
 
 def given_log_probs(rollouts: Sequence[Rollout], which: Literal["old_log_probs", "reference_log_probs"]) -> list[Tensor] | None:

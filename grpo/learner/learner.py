@@ -18,9 +18,9 @@ from torch import Tensor
 
 from grpo.common.errors import UserError
 from grpo.common.metrics import METRICS
-from grpo.common.records import Rollout
+from grpo.common.records import Rollout, response_tokens
 from grpo.common.world import ALONE, World
-from grpo.learner.batch import TrainBatch, given_log_probs
+from grpo.learner.batch import batch_tensors, given_log_probs, of_members
 from grpo.learner.kl import ESTIMATORS, estimate_kl
 from grpo.learner.losses import LossInputs, bind_loss, negative_log_likelihood
 from grpo.learner.masking import masked_normalize, response_weights
@@ -166,12 +166,12 @@ class Learner:
             config.micro_train_batch_size,
             config.sampling_max_tokens,
         )
-        batch = TrainBatch.of(rollouts, weights, self.model.device)
+        tensors, sizes = batch_tensors(rollouts, weights, self.model.device), (response_tokens(rollouts), len(rollouts))
         totals = self._zeros("loss", "tokens", *self.means, *self.own_metrics)
         extremes = {"ratio_min": math.inf, "ratio_max": -math.inf, "mismatch_max": 0.0}
         extreme = {name: torch.full((), value, device=self.model.device) for name, value in extremes.items()}
         for micro in self._microbatches(self.model, prompts, responses):
-            self._backward(batch.part(micro), micro, totals, extreme)
+            self._backward(of_members(tensors, micro), sizes, micro, totals, extreme)
         return self._step(totals, extreme)
 
     def sft_update(self, prompts: Ids, responses: Ids, normalize_constant: float = 1.0) -> dict[str, float]:
@@ -241,46 +241,51 @@ class Learner:
             if self.offloads:
                 self.reference.to("cpu")
 
-    def _backward(self, batch: TrainBatch, micro: Microbatch, totals: dict[str, Tensor], extreme: dict[str, Tensor]) -> None:
+    def _backward(
+        self,
+        batch: dict[str, Tensor],
+        sizes: tuple[int, int],
+        micro: Microbatch,
+        totals: dict[str, Tensor],
+        extreme: dict[str, Tensor],
+    ) -> None:
         """Add a microbatch's gradient to those before, and its metrics to ``totals`` and ``extreme``, which stay on the device.
 
         Args:
-            batch: the microbatch's members.
+            batch: from :func:`grpo.learner.batch.of_members`.
+            sizes: number of response tokens and of responses in the whole optimizer batch.
         """
         config, mask = self._grpo, micro.mask
         # Log-probs under the sampling weights, from the learner (old) and from the engine.
-        old = micro.log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs
-        engine = batch.engine_log_probs
+        old, engine = batch.pop("old_log_probs", micro.log_probs.detach()), batch["engine_log_probs"]
+        of_response, reference = batch.pop("weights"), batch.pop("reference_log_probs", None)
         inputs = LossInputs(
             micro.log_probs,
             old,
-            advantages=batch.advantages,
-            raw_rewards=batch.raw_rewards,
             mask=mask,
             cliprange=config.cliprange,
             cliprange_high=config.cliprange_high,
-            engine_log_probs=engine,
-            groups=batch.groups,
-            batch_tokens=batch.n_tokens,
-            batch_responses=batch.n_responses,
+            batch_tokens=sizes[0],
+            batch_responses=sizes[1],
+            **batch,
         )
         per_token, metrics = self.loss(inputs)
         ratio = inputs.ratio.detach()
         if "clipped" in metrics:
             metrics = metrics | {"clip_fraction": metrics["clipped"]}
         measured = {"token_entropy": micro.entropy, "ratio_mean": ratio, **metrics, **mismatch(old, engine)}
-        weights = batch.weights
+        weights = of_response
         if config.importance_cap is not None:
             importance = importance_weights(old, engine, config.importance_cap)
             weights = weights * importance
             measured |= {"importance_mean": importance, "importance_capped": importance >= config.importance_cap}
         loss = masked_normalize(per_token * (mask * weights), mask)
         if config.kl_coefficient:
-            assert batch.reference_log_probs is not None, "a KL term needs log-probs under the starting weights"
-            measured["kl_loss"] = ESTIMATORS[config.kl_estimator](micro.log_probs, batch.reference_log_probs)
-            loss = loss + config.kl_coefficient * masked_normalize(measured["kl_loss"] * batch.weights, mask)
+            assert reference is not None, "a KL term needs log-probs under the starting weights"
+            measured["kl_loss"] = ESTIMATORS[config.kl_estimator](micro.log_probs, reference)
+            loss = loss + config.kl_coefficient * masked_normalize(measured["kl_loss"] * of_response, mask)
         if config.entropy_coefficient:
-            loss = loss - config.entropy_coefficient * masked_normalize(micro.entropy, mask, constant_normalizer=batch.n_tokens)
+            loss = loss - config.entropy_coefficient * masked_normalize(micro.entropy, mask, constant_normalizer=sizes[0])
         self.optimizer.backward(loss)
         _add(totals, micro, loss, measured)
         if len(micro.tokens):

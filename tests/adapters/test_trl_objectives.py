@@ -18,7 +18,6 @@ from torch.testing import assert_close
 from grpo.common.metrics import TRL_NAMES
 from grpo.common.records import Completion, Rollout
 from grpo.learner.advantages import normalize_within_groups
-from grpo.learner.batch import TrainBatch
 from grpo.learner.learner import Learner
 from grpo.learner.masking import response_weights
 from grpo.learner.microbatches import Microbatch
@@ -53,13 +52,24 @@ def ours(model: Any, **settings: Any) -> tuple[Tensor, Tensor]:
     log_probs, entropy = (torch.where(MASK, x, 0.0) for x in computed(logits))
     micro = Microbatch([0, 1, 2, 3], log_probs, MASK, entropy, MASK.flatten().nonzero()[:, 0])
     weights = response_weights(LENGTHS, learner.config.length_normalization, 4, 4, 8)
-    reference = REFERENCE if settings.get("kl_coefficient") else None
-    groups = torch.tensor([[0], [0], [1], [1]])
-    advantages, weights = ADVANTAGES[:, None], weights[:, None].double()
-    batch = TrainBatch(OLD, reference, ENGINE, advantages, advantages, groups, weights, int(LENGTHS.sum()), 4)
+    batch = {
+        "old_log_probs": OLD,
+        "engine_log_probs": ENGINE,
+        "reference_log_probs": REFERENCE,
+        "advantages": ADVANTAGES[:, None],
+        "raw_rewards": ADVANTAGES[:, None],
+        "groups": torch.tensor([[0], [0], [1], [1]]),
+        "weights": weights[:, None].double(),
+    }
     names = ("loss", "tokens", "token_entropy", "clip_fraction", "ratio_mean", "mismatch_mean", "mismatch_above", "mismatch_kl")
     totals = {n: torch.zeros((), dtype=torch.float64) for n in (*names, "importance_mean", "importance_capped", "kl_loss")}
-    learner._backward(batch, micro, totals, {n: torch.zeros(()).double() for n in ("ratio_min", "ratio_max", "mismatch_max")})
+    learner._backward(
+        batch,
+        (int(LENGTHS.sum()), 4),
+        micro,
+        totals,
+        {n: torch.zeros(()).double() for n in ("ratio_min", "ratio_max", "mismatch_max")},
+    )
     assert logits.grad is not None
     return totals["loss"], logits.grad
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
-from study_parts import STUDIES, activate
+from study_parts import activate
 
 from grpo.common.records import read_problems, write_records
 from grpo.study import paths
@@ -63,17 +63,12 @@ def edit(project: Path, old: str, new: str) -> None:
         ),
         ("  group_size: 4", "  group_size: 1", "group_size 1", "use at least 2"),
         ("loss_type: reinforce_with_baseline\n", "loss_type: ppo\n", "grpo: loss_type", "grpo_clip, "),
-        ("sampling_min_tokens: 4", "sampling_min_tokens: 99", "sampling_min_tokens (99)", "must not exceed"),
-        ("pinned: {}", 'pinned: {grpo_learning_rate: "7e-7"}', "selection.pinned.grpo_learning_rate", "known: 3e-4, 1e-3"),
-        ("seeds: [0]", "seeds: [0, 0]", "seeds", "twice"),
         (
             "train_size: 256",
             "train_size: 2",
             "params.yaml: grpo.rollout_batch_size / grpo.group_size: 4 problems",
             "larger source",
         ),
-        ("study: smoke", "study: [", "params.yaml:", "Correct that line"),
-        ("learner:\n  device: cpu", "learner:\n  processes: 2\n  device: cuda:0", "2 processes", "use device cuda"),
         ("  max_batch_size: 128\n\nlearner:", "\nlearner:\n  processes: 0", "learner.processes", "greater than 0"),
     ],
 )
@@ -175,11 +170,6 @@ def test_one_long_question_is_refused_before_anything_is_sampled(
     code, _, error = grpo(*command)
     assert code == 2 and all(part in error for part in (*named, "context of 256 tokens", "tasks.main.max_prompt_tokens to"))
     assert not sampled and not list(paths.RUN_STATE.rglob("*.pt"))
-
-
-@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
-def test_every_study_is_valid_and_named_after_its_file(path: Path) -> None:
-    assert load_study(path).study == path.stem
 
 
 def test_real_studies_keep_the_handouts_defaults() -> None:

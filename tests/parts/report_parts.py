@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from grpo.reporting.record import Record
 from grpo.results.findings import ArmResult, Collapse, Contrast, ExperimentResult, Interval, Verdict
@@ -16,47 +18,68 @@ EXPERIMENT = "grpo_learning_rate"
 PROBLEMS = 100
 
 
-def solved(share: float) -> Any:
+def each(score: float) -> NDArray[np.float64]:
+    """The same reward for every problem: the interval over problems is one point."""
+    return np.full(PROBLEMS, score)
+
+
+def solved(share: float) -> NDArray[np.float64]:
     """Rewards of the problems of which this share, the first ones, is solved."""
     return (np.arange(PROBLEMS) < round(PROBLEMS * share)).astype(float)
 
 
 def run(
     arm: str,
-    rewards: list[float],
+    rewards: Sequence[float | NDArray[np.float64]],
     seed: int = 0,
     experiment: str = EXPERIMENT,
+    every: int = 8,
+    steps: int | None = None,
     forms: list[float] | None = None,
     diverged: int | None = None,
     cut: int | None = None,
-    same_as: str | None = None,
-    **columns: Any,
+    updates: int = 1,
+    values: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, Any] | None = None,
+    validation: Mapping[str, Any] | None = None,
+    **history: Any,
 ) -> Run:
-    """A run with one update a step and an evaluation after every eighth step, the untrained one first.
+    """A run with an evaluation after every eighth step, the untrained one first, and a row of history for each evaluated step.
 
     Args:
+        rewards: of each evaluation, as a share of solved problems or by problem.
+        steps: number of steps with a row of history, if not those that were evaluated.
         forms: format reward of each evaluation; 1 in all.
-        columns: of ``history`` (a value for each evaluation after the first) or, by ``val_NAME``, of ``validation``.
+        values: of the configuration.
+        metrics, validation, history: further or other values of these files; in columns one for each row, or one for all.
     """
-    n = len(rewards)
-    steps = [8 * place for place in range(n)]
-    history = {"step": steps[1:], "token_entropy": 0.5, "gradient_norm": 0.25, "clip_fraction": 0.0}
-    history |= {"ratio_min": 1.0, "ratio_max": 1.0} | {k: v for k, v in columns.items() if not k.startswith("val_")}
-    validation = {"step": steps, "val/answer_reward": rewards, "val/format_reward": forms or [1.0] * n}
-    validation |= {"val/response_length": 20.0, "val/token_entropy": 0.5}
-    validation |= {f"val/{k.removeprefix('val_')}": v for k, v in columns.items() if k.startswith("val_")}
-    metrics = {
-        "first/answer_reward": rewards[0],
-        "best/answer_reward": max(rewards),
-        "best/step": steps[int(np.argmax(rewards))],
+    outcomes = [solved(reward) if isinstance(reward, float | int) else reward for reward in rewards]
+    means = [float(of.mean()) if reward is of else reward for of, reward in zip(outcomes, rewards, strict=True)]
+    evaluated = [every * place for place in range(len(means))]
+    rows = {"step": evaluated[1:] if steps is None else range(1, steps + 1), "token_entropy": 0.5, "gradient_norm": 0.25}
+    rows |= {"clip_fraction": 0.0, "ratio_min": 1.0, "ratio_mean": 1.0, "ratio_max": 1.0} | history
+    evaluations = {"step": evaluated, "val/answer_reward": means, "val/format_reward": forms or 1.0}
+    evaluations |= {"val/response_length": 20.0, "val/token_entropy": 0.5} | dict(validation or {})
+    final = {
+        "first/answer_reward": means[0],
+        "best/answer_reward": max(means),
+        "best/step": evaluated[int(np.argmax(means))],
         "diverged_step": diverged,
         "diverged_reason": "answer reward under its start" if diverged is not None else "",
         "time_limit_step": cut,
-        "steps": steps[-1],
+        "steps": evaluated[-1],
     }
-    config = {"identity": f"{arm}-{seed}", "same_as": same_as, "config": {}, "software": {}, "updates_per_rollout_batch": 1}
-    frames = pd.DataFrame(history), pd.DataFrame(validation)
-    return Run(experiment, arm, seed, config, metrics, *frames, np.stack([solved(reward) for reward in rewards]))
+    config = {
+        "identity": f"{arm}-{seed}",
+        "same_as": None,
+        "overrides": {},
+        "before": [],
+        "config": {key: {"value": value, "from": "study"} for key, value in (values or {}).items()},
+        "software": {},
+        "updates_per_rollout_batch": updates,
+    }
+    frames = pd.DataFrame(rows), pd.DataFrame(evaluations)
+    return Run(experiment, arm, seed, config, final | dict(metrics or {}), *frames, np.stack(outcomes))
 
 
 def interval(value: float, low: float | None = None, high: float | None = None, runs: int = 2) -> Interval:

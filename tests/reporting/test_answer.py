@@ -37,7 +37,7 @@ def one_arm(name: str = "grpo_kl_divergence", rewards: list[float] = UP, **colum
 
 
 def test_reward_form_answer_given_the_form_length_and_the_bare_question(said: Any) -> None:
-    text = said(one_arm(forms=[0.2, 0.5, 0.9, 1.0], val_response_length=[9.0, 15.0, 25.0, 29.0]))
+    text = said(one_arm(forms=[0.2, 0.5, 0.9, 1.0], validation={"val/response_length": [9.0, 15.0, 25.0, 29.0]}))
     assert text.startswith(
         "In 24 steps GRPO raised the validation answer reward from 0.100 to 0.800 (0.750 to 0.850), by 0.700"
     )

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from report_parts import each, run, solved
 from scipy.stats import spearmanr
 
 from grpo.common.files import write_json
@@ -245,39 +246,18 @@ HARDWARE = {"gpus": [], "processor": "p", "cores": 2, "memory_gib": 24}
 def write_results(study: Study) -> Record:
     """A study with runs, times and zero-shot answers, and the results of earlier stages."""
     for place, arm in enumerate(study.experiments["grpo_learning_rate"].arms):
-        folder = paths.RUNS / f"grpo_learning_rate/{arm}/0"
-        folder.mkdir(parents=True)
-        outcomes = [np.zeros(20), (np.arange(20) < 10 + place).astype(float)]
-        config = {"identity": "i", "same_as": None, "overrides": {}, "before": [], "config": {}, "software": {}}
-        (folder / "config.yaml").write_text(json.dumps(config | {"updates_per_rollout_batch": 1}))
-        metrics = {
-            "diverged_step": None,
-            "diverged_reason": "",
-            "time_limit_step": None,
-            "best/answer_reward": 0.5,
-            "best/step": 8,
-            "steps": 2,
-        }
-        metrics |= {"first/answer_reward": 0.0, "val/format_reward": 0.5, "val/response_length": 9.0}
-        write_json(folder / "metrics.json", metrics)
-        history = pd.DataFrame({"step": [1, 2], "gradient_norm": [1.0, 2.0], "token_entropy": [0.5, 0.4]})
-        history.to_csv(folder / "history.csv", index=False)
-        rewards = {"step": [0, 2], "val/answer_reward": [float(one.mean()) for one in outcomes]}
-        pd.DataFrame(rewards).to_csv(folder / "validation.csv", index=False)
-        (folder / "outcomes.jsonl").write_text("".join(json.dumps({"answer_reward": list(one)}) + "\n" for one in outcomes))
-        steps = [{"step": step, "step_s": 1.0} for step in (1, 2)]
-        timing = {
-            "total_s": 36.0,
-            "phases": {},
-            "steps": steps,
-            "mlflow_run_id": None,
-            "same_as": None,
-            "git_commit": "",
-            "git_changed": "",
-            "started": "2026-01-01T00:00:00+00:00",
-            "finished": "2026-01-01T00:00:37+00:00",
-        }
-        write_json(paths.run_timing(f"grpo_learning_rate/{arm}/0"), timing | {"hardware": HARDWARE})
+        made = run(arm, [each(0.0), solved(0.5 + place / 20)], every=2, steps=2)
+        folder = paths.RUNS / made.name
+        write_json(folder / "config.yaml", made.config)
+        write_json(folder / "metrics.json", made.metrics)
+        made.history.to_csv(folder / "history.csv", index=False)
+        made.validation.to_csv(folder / "validation.csv", index=False)
+        lines = [json.dumps({"answer_reward": rewards.tolist()}) + "\n" for rewards in made.outcomes]
+        (folder / "outcomes.jsonl").write_text("".join(lines))
+        timing = {"total_s": 36.0, "phases": {}, "steps": [{"step": step, "step_s": 1.0} for step in (1, 2)]}
+        timing |= {"started": "2026-01-01T00:00:00+00:00", "finished": "2026-01-01T00:00:37+00:00", "hardware": HARDWARE}
+        timing |= {"mlflow_run_id": None, "same_as": None, "git_commit": "", "git_changed": ""}
+        write_json(paths.run_timing(made.name), timing)
     interval = {"value": 0.25, "low": 0.125, "high": 0.5, "problems": 4}
     parts = {f"accuracy_by_{by}": {"1": interval} for by in ("level", "subject")}
     shares = {"categories": {RIGHT: 1, WRONG_FORM: 1}, "answer_reward": 0.5, "accuracy": interval, "response_length": 8.0}
@@ -327,7 +307,7 @@ def invented(text: str, known: set[float]) -> list[str]:
 
 def test_every_number_of_the_write_up_stands_in_a_result_file(small: Study) -> None:
     found = write_results(small)
-    split = {"problems": 20, "digest": "d"}
+    split = {"problems": 100, "digest": "d"}
     report = {"task": "t", "train": split, "validation": split, "dropped_from_train_as_overlap": []}
     write_json(paths.dataset_report("main"), report)
     known = numbers_in(paths.RUNS.parent, paths.REPORTS)

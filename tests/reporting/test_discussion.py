@@ -110,7 +110,7 @@ def test_a_loss_is_said_and_an_arm_that_stayed(mini_study: Study) -> None:
 
 
 def test_reward_is_taken_apart_into_form_and_answer_given_the_form(mini_study: Study) -> None:
-    runs = seeds("a", [0.06, 0.3, 0.72], forms=[0.08, 0.5, 0.9], val_response_length=[9.0, 20.0, 29.0])
+    runs = seeds("a", [0.06, 0.3, 0.72], forms=[0.08, 0.5, 0.9], validation={"val/response_length": [9.0, 20.0, 29.0]})
     (_, text) = said(mini_study, runs, result(arm_result("a", 0.72, start=0.06)))
     assert text == (
         "In a the form was right in 0.080 of the responses before and 0.900 after training, the answer given the form in "
@@ -119,7 +119,7 @@ def test_reward_is_taken_apart_into_form_and_answer_given_the_form(mini_study: S
 
 
 def test_curves_name_steps_and_group_arms_with_equal_curves(mini_study: Study) -> None:
-    entropy = {"val_token_entropy": [0.8, 0.4, 0.1, 0.1]}
+    entropy = {"validation": {"val/token_entropy": [0.8, 0.4, 0.1, 0.1]}}
     runs = seeds("a", UP, **entropy) + seeds("b", [*UP[:-1], 0.7], **entropy)
     of = result(arm_result("a", 0.8), arm_result("b", 0.7, (0.1, 0.05, 0.15)))
     (text,) = [text for text in said(mini_study, runs, of, with_courses=True) if text.startswith("Token entropy")]

@@ -10,19 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
-from report_parts import arm_result, interval, record, result
-from study_parts import ASYNCHRONOUS
+from report_parts import arm_result, each, interval, record, result, run
+from study_parts import ASYNCHRONOUS, EXPERT_ITERATION, KEYWORD, SFT
 
 from grpo.reporting import figures, timing, wall_clock
 from grpo.reporting.asynchronous import draw_staleness
 from grpo.reporting.charts import Curve, draw_curves, frame, panels, save_figure
 from grpo.reporting.curves import GIVEN_FORM, TITLES, curves_figure, curves_of, values_of
 from grpo.reporting.figures import experiment_figure, second_metric
-from grpo.reporting.fine_tuning import draw_by_examples
 from grpo.reporting.forest import by_seed, draw_forest
 from grpo.reporting.style import COLOURS, readable, style, styles, with_readable_names
 from grpo.results.findings import Contrast, Verdict
@@ -36,20 +34,11 @@ Look = tuple[str, str]
 
 def made_up(arm: str, place: int, experiment: str = SWEEP, **values: Any) -> Run:
     """A run of three steps with curves that depend on its place, so that none covers another."""
-    steps = {"step": [1, 2, 3], "update": [1, 2, 3]}
     history = {name: [place, place + 0.5, place + 1.0] for name in ("train/format_reward", "token_entropy", "gradient_norm")}
-    history |= {"loss": [place, place, place], "clip_fraction": [0.0, 0.1, 0.1], "train/zero_signal_fraction": [0.0] * 3}
-    lags = {name: [1.0] * 3 for name in ("lag_mean", "ratio_min", "ratio_mean", "ratio_max")}
-    validation = {
-        "step": [0, 3],
-        "val/answer_reward": [0.0, 0.1 + place / 50],
-        "val/response_length": [10.0, 20.0 + place],
-        "update": [0, 3],
-    }
-    metrics = {"diverged_step": None, "validation_problems": 4, "examples": 8 * (place + 1)}
-    config = {"config": {key: {"value": value} for key, value in values.items()}}
-    outcomes = np.array([[0.0] * 4, [0.1 + place / 50] * 4])
-    return Run(experiment, arm, 0, config, metrics, pd.DataFrame(steps | history | lags), pd.DataFrame(validation), outcomes)
+    history |= {"clip_fraction": [0.0, 0.1, 0.1], "lag_mean": 1.0}
+    validation = {"val/response_length": [10.0, 20.0 + place], "update": [0, 3]}
+    rewards = each(0.0), each(0.1 + place / 50)
+    return run(arm, rewards, 0, experiment, every=3, steps=3, values=values, validation=validation, **history)
 
 
 def looks(axes: Axes) -> list[Look]:
@@ -93,8 +82,24 @@ def test_every_experiment_of_the_default_study_has_its_second_metric(mini_study:
     assert over_kl.lines[0].get_xdata().tolist() == pytest.approx(
         [0.0, float("nan")], nan_ok=True
     )  # that of step 1; step 4 has none
-    assert ends(reward) == [0.1] and ends(kl) == [0.2] and kl.get_title(loc="left").endswith("(nats)")
+    assert ends(reward) == [pytest.approx(0.1)] and ends(kl) == [0.2] and kl.get_title(loc="left").endswith("(nats)")
     assert second_metric("an experiment of one's own", [run]) == "val/response_length"
+
+
+@pytest.mark.parametrize(
+    ("experiment", "axis"), [(SFT, "optimizer step"), (EXPERT_ITERATION, "expert iteration step"), (KEYWORD, "GRPO step")]
+)
+def test_a_methods_steps_are_named_and_a_step_that_trained_nothing_leaves_a_gap(
+    experiment: str, axis: str, mini_study: Study, tmp_path: Path
+) -> None:
+    """Keyword runs that do not measure their second metric show the length."""
+    made = made_up("arm", 0, experiment)
+    made.validation.loc[1, "val/token_entropy"] = np.nan
+    figure = experiment_figure(mini_study, experiment, [made])
+    titles = {KEYWORD: "validation response length (tokens)"}
+    assert [axes.get_xlabel() for axes in figure.axes] == [axis, axis]
+    assert figure.axes[1].get_title(loc="left") == titles.get(experiment, "token entropy, validation (nats)")
+    save_figure(figure, tmp_path / "figure.svg")
 
 
 def test_arms_with_more_updates_are_shown_over_updates_too(mini_study: Study) -> None:
@@ -182,17 +187,13 @@ def test_points_of_arms_have_their_colours() -> None:
 
     settings = {"lag_4": apart(4), "buffer": apart(1, 2), "lag_0": apart(0)}
     runs = [made_up(arm, i, ASYNCHRONOUS, asynchronous=value) for i, (arm, value) in enumerate(settings.items())]
-    for i, run in enumerate(runs):  # so that no two points are one
-        run.history["clip_fraction"] = 0.1 * i
-        run.history["ratio_mean"] = 1.0 + i
-        run.history["ratio_max"] = 9.0
+    for i, one in enumerate(runs):  # so that no two points are one
+        one.history["clip_fraction"] = 0.1 * i
+        one.history["ratio_mean"] = 1.0 + i
+        one.history["ratio_max"] = 9.0
     axes = draw_staleness(runs, 1).axes
     assert [set(points(panel).values()) for panel in axes] == [set(COLOURS[:3])] * 4
     assert points(axes[0]) == {(1.0, round(0.1 + i / 50, 6)): COLOURS[i] for i in range(3)}
-
-    tuned = [made_up(arm, i, "sft_experiment", filtered=arm == "f") for i, arm in enumerate(("f", "many", "few"))]
-    found = points(draw_by_examples(tuned, result(*(arm_result(run.arm, 0.5) for run in tuned))).axes[0])
-    assert found == {(8.0 * (i + 1), 0.5): COLOURS[i] for i in range(3)}
 
 
 def test_the_forest_plot_has_deciding_contrasts_with_seeds_and_sources(mini_study: Study) -> None:

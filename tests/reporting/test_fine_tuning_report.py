@@ -2,63 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from numpy.typing import NDArray
-from report_parts import arm_result, result
+from report_parts import arm_result, each, result, run, solved
 from study_parts import EXPERT_ITERATION, KEYWORD, SFT, SFT_INITIALIZATION, entry
 
-from grpo.reporting import figures, timing, wall_clock
-from grpo.reporting.charts import save_figure
-from grpo.reporting.curves import TITLES
-from grpo.reporting.fine_tuning import discuss_expert_iteration, discuss_sft, draw_by_examples, examples_of
+from grpo.reporting import timing, wall_clock
+from grpo.reporting.fine_tuning import discuss_expert_iteration, discuss_sft, draw_by_examples
 from grpo.reporting.pieces import discuss_keyword
 from grpo.reporting.record import Record
 from grpo.reporting.style import METHODS
 from grpo.results.runs import Run
 from grpo.study.schema import Study
 
-PROBLEMS = 100
 
-
-def each(score: float) -> NDArray[np.float64]:
-    """The same score on every problem: the interval over problems is one point."""
-    return np.full(PROBLEMS, score)
-
-
-def solved(n: int) -> NDArray[np.float64]:
-    """The first ``n`` of 100 problems."""
-    return (np.arange(PROBLEMS) < n).astype(float)
-
-
-def made_up(
-    arm: str,
-    *evaluations: NDArray[np.float64],
-    seed: int = 0,
-    experiment: str = SFT,
-    metrics: dict[str, Any] | None = None,
-    validation: dict[str, Any] | None = None,
-    **config: Any,
-) -> Run:
-    """A run with an evaluation at each step, the untrained one first."""
-    n = len(evaluations)
-    rewards = [float(scores.mean()) for scores in evaluations]
-    columns = {"step": range(n), "val/answer_reward": rewards, "val/token_entropy": np.linspace(1.0, 0.25, n)}
-    best = int(np.argmax(rewards))
-    return Run(
-        experiment=experiment,
-        arm=arm,
-        seed=seed,
-        config={"config": {key: {"value": value} for key, value in config.items()}, "same_as": None},
-        metrics={"diverged_step": None, "best/answer_reward": rewards[best], "best/step": best} | (metrics or {}),
-        history=pd.DataFrame({"step": range(1, n), "mean_nll": np.ones(n - 1)}),
-        validation=pd.DataFrame(columns | (validation or {})),
-        outcomes=np.stack(evaluations),
-    )
+def made_up(arm: str, *evaluations: Any, experiment: str = SFT, config: dict[str, Any] | None = None, **options: Any) -> Run:
+    """A run that is evaluated after every step."""
+    return run(arm, evaluations, experiment=experiment, every=1, values=config, **options)
 
 
 # --------------------------------------------------------------------------------------------------------- fine-tuning
@@ -68,7 +31,7 @@ REPORT = {"examples": 2000, "correct": 1500, "wrong_answer": 400, "wrong_form": 
 
 def fine_tuned(arm: str, examples: int, *finals: NDArray[np.float64], filtered: bool = False) -> list[Run]:
     return [
-        made_up(arm, each(0.0), final, seed=seed, metrics={"examples": examples}, filtered=filtered)
+        made_up(arm, each(0.0), final, seed=seed, metrics={"examples": examples}, config={"filtered": filtered})
         for seed, final in enumerate(finals)
     ]
 
@@ -86,7 +49,7 @@ def test_the_share_of_examples_that_earn_the_reward() -> None:
         (each(0.25), each(0.5), "0.250 (0.101 to 0.399)", "more examples help"),
         (each(0.5), each(0.25), "-0.250 (-0.399 to -0.101)", "more examples harm"),
         (each(0.5), each(0.5), "0.000 (-0.149 to 0.149)", "these runs cannot tell the two apart"),
-        (solved(50), solved(52), "0.020 (-0.130 to 0.170)", "these runs cannot tell the two apart"),
+        (solved(0.5), solved(0.52), "0.020 (-0.130 to 0.170)", "these runs cannot tell the two apart"),
     ],
 )
 def test_whether_more_examples_help(few: NDArray[np.float64], many: NDArray[np.float64], difference: str, verdict: str) -> None:
@@ -114,34 +77,13 @@ def test_whether_filtering_helps(everything: float, filtered: float, verdict: st
     assert f"a difference of {difference} (" in text and f"), so {verdict}." in text
 
 
-def test_runs_that_differ_much_cannot_tell() -> None:
-    apart = fine_tuned("all", 2000, each(0.9), each(0.6), each(0.3))
-    alike = fine_tuned("all", 2000, each(0.6), each(0.6), each(0.6))
-    few = fine_tuned("few", 128, each(0.5), each(0.5), each(0.5))
-    assert "these runs cannot tell the two apart" in discuss_sft(few + apart, 1, REPORT)
-    assert "more examples help" in discuss_sft(few + alike, 1, REPORT)
-
-
 def test_the_last_evaluations_count() -> None:
     runs = [
-        made_up("few", each(0.0), each(0.75), each(0.25), metrics={"examples": 8}, filtered=False),
-        made_up("all", each(0.0), each(0.0), each(0.5), metrics={"examples": 16}, filtered=False),
+        made_up("few", each(0.0), each(0.75), each(0.25), metrics={"examples": 8}, config={"filtered": False}),
+        made_up("all", each(0.0), each(0.0), each(0.5), metrics={"examples": 16}, config={"filtered": False}),
     ]
     assert "more examples help" in discuss_sft(runs, 1, REPORT)  # .5 against .25
     assert "more examples harm" in discuss_sft(runs, 2, REPORT)  # .25 against .5
-
-
-def test_arms_by_filter_and_number_of_examples() -> None:
-    runs = [
-        *fine_tuned("b", 64, each(0.5), each(0.5)),
-        *fine_tuned("c", 99, each(0.5), filtered=True),
-        *fine_tuned("a", 8, each(0.5)),
-    ]
-    found = examples_of(runs)
-    assert {key: [[run.arm for run in of] for of in arms] for key, arms in found.items()} == {
-        False: [["a"], ["b", "b"]],
-        True: [["c"]],
-    }
 
 
 def test_the_figure_over_examples_holds_every_arm() -> None:
@@ -162,7 +104,7 @@ def test_the_figure_over_examples_holds_every_arm() -> None:
 def iterated(arm: str, questions: int, rollouts: int, epochs: int, *rewards: float) -> Run:
     scores = [each(reward) for reward in rewards]
     values = {"ei_batch_size": questions, "group_size": rollouts, "epochs_per_ei_step": epochs}
-    return made_up(arm, *scores, experiment=EXPERT_ITERATION, **values)
+    return made_up(arm, *scores, experiment=EXPERT_ITERATION, config=values)
 
 
 def discussed(runs: list[Run], winner: str, last_k: int = 1) -> str:
@@ -279,9 +221,12 @@ def three_methods(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> Record:
             for arm, last in (("loser", 1.0), ("ei_won", 0.75))
         ],
         SFT_INITIALIZATION: [
-            made_up("early", each(1.0), each(1.0), each(1.0), experiment=SFT_INITIALIZATION, start_from=f"{SFT}/all/last"),
-            made_up("base", each(0.125), each(0.625), each(0.375), experiment=SFT_INITIALIZATION, start_from=None),
-            made_up("base", each(0.125), each(0.5), each(0.5), seed=1, experiment=SFT_INITIALIZATION, start_from=None),
+            made_up(arm, *map(each, rewards), seed=seed, experiment=SFT_INITIALIZATION, config={"start_from": start})
+            for arm, seed, start, rewards in (
+                ("early", 0, f"{SFT}/all/last", (1.0, 1.0, 1.0)),
+                ("base", 0, None, (0.125, 0.625, 0.375)),
+                ("base", 1, None, (0.125, 0.5, 0.5)),
+            )
         ],
     }
     seconds = {"sft_won": 10.0, "ei_won": 20.0, "base": 40.0}
@@ -339,55 +284,3 @@ def test_the_methods_over_wall_clock_time(three_methods: Record) -> None:
     ]
     colours = [METHODS[method] for method in ("sft", "expert_iteration", "grpo", "grpo", "grpo")]
     assert [line.get_color() for line in figure.axes[0].lines] == colours
-
-
-# ---------------------------------------------------------------------------------------------------------------- panels
-
-
-def columns_of(experiment: str, history: list[str], validation: list[str]) -> Run:
-    numbers = {column: [0.5, 0.25] for column in history}
-    measured = {column: [0.5, 0.25, 0.125] for column in validation}
-    run = made_up("arm", each(0.5), each(0.25), each(0.125), experiment=experiment, validation=measured)
-    return Run(
-        experiment, "arm", 0, run.config, run.metrics | {"validation_problems": 100},
-        pd.DataFrame({"step": [1, 2]} | numbers), run.validation, run.outcomes,
-    )  # fmt: skip
-
-
-UPDATE = ["loss", "gradient_norm", "token_entropy", "mean_nll", "skipped_update", "learning_rate"]
-MEASURED = ["val/format_reward", "val/response_length", "val/response_length_correct", "val/response_length_incorrect"]
-ROLLOUTS = ["train/reward", "train/correct", "train/solved", "train/response_length", "train/cut_off"]
-GRPO_ROLLOUTS = ["train/answer_reward", "train/format_reward", "train/zero_signal_fraction", "clip_fraction"]
-
-
-@pytest.mark.parametrize(
-    ("experiment", "history", "validation", "axis"),
-    [
-        (SFT, UPDATE, MEASURED, "optimizer step"),
-        (EXPERT_ITERATION, UPDATE + ROLLOUTS, MEASURED, "expert iteration step"),
-        (
-            KEYWORD,
-            UPDATE + GRPO_ROLLOUTS,
-            [*MEASURED, "val/is_sentence", "val/lists_only", "val/repeats_prompt"],
-            "GRPO step",
-        ),
-        ("grpo_baselines", [name for name in UPDATE if name != "mean_nll"] + GRPO_ROLLOUTS, MEASURED, "GRPO step"),
-    ],
-)
-def test_every_experiment_shows_validation_reward_and_a_metric_that_its_runs_log(
-    mini_study: Study, experiment: str, history: list[str], validation: list[str], axis: str
-) -> None:
-    run = columns_of(experiment, history, validation)
-    reward, second = figures.experiment_figure(mini_study, experiment, [run]).axes
-    assert reward.get_title(loc="left") == "validation answer reward" and reward.get_xlabel() == second.get_xlabel() == axis
-    assert reward.lines[0].get_ydata().tolist() == run.validation["val/answer_reward"].tolist()
-    column = figures.second_metric(experiment, [run])
-    assert second.get_title(loc="left") == TITLES[column] and column in (*run.history, *run.validation)
-
-
-def test_a_step_that_trained_nothing_leaves_a_gap(mini_study: Study, tmp_path: Path) -> None:
-    """Its numbers are NaN; the figure is drawn nevertheless."""
-    run = columns_of(EXPERT_ITERATION, UPDATE + ROLLOUTS, MEASURED)
-    run.history.loc[1, ["mean_nll", "gradient_norm"]] = np.nan
-    save_figure(figures.experiment_figure(mini_study, EXPERT_ITERATION, [run]), tmp_path / "figure.svg")
-    assert (tmp_path / "figure.svg").read_text().count("</svg>") == 1

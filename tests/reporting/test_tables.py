@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
-from report_parts import arm_result, collapse, record, result, run
+from report_parts import arm_result, collapse, each, record, result, run
 
 from grpo.reporting import rollouts, sections, tables, what_it_would_take
 from grpo.reporting.discussion import numbers_of
@@ -24,29 +23,18 @@ from grpo.study.schema import Study, read_yaml
 from grpo.study.settings import AlsoEvaluated
 
 EXPERIMENT = "grpo_baselines"
+ROOT = Path(__file__).parents[2]
+DECIDES = ("evidence", "selection", "statistics", "verdicts")  # of grpo.results
 
 
 def verdict(name: VerdictName) -> Verdict:
     return Verdict("id", "e", "s", name, "r", reported={"x-2025": "yes"}, measured="1")
 
 
-def made_up(arm: str, *rewards: float, seed: int = 0, diverged: int | None = None, cut: int | None = None) -> Run:
-    """A run of two optimizer steps, on four problems that all have the same reward in an evaluation."""
-    history = {"step": [1, 2], "gradient_norm": [0.5 + seed, 2.25 - seed], "token_entropy": [0.9, 0.1 + 0.2 * seed]}
-    validation = {"step": range(len(rewards)), "val/answer_reward": rewards, "val/response_length": [8.0] * len(rewards)}
-    metrics = {
-        "first/answer_reward": rewards[0],
-        "best/answer_reward": max(rewards),
-        "best/step": int(np.argmax(rewards)),
-        "val/format_reward": 0.5 + 0.25 * seed,
-        "val/response_length": 20.0 + seed,
-        "diverged_step": diverged,
-        "diverged_reason": "" if diverged is None else "made up",
-        "time_limit_step": cut,
-    }
-    outcomes = np.array([[reward] * 4 for reward in rewards])
-    config = {"identity": f"id-{arm}-{seed}", "same_as": None}
-    return Run(EXPERIMENT, arm, seed, config, metrics, pd.DataFrame(history), pd.DataFrame(validation), outcomes)
+def made_up(arm: str, *rewards: float, seed: int = 0, **options: Any) -> Run:
+    """A run that is evaluated after every step; all problems have the same reward."""
+    history = {"steps": 2, "gradient_norm": [0.5 + seed, 2.25 - seed], "token_entropy": [0.9, 0.1 + 0.2 * seed]}
+    return run(arm, [each(reward) for reward in rewards], seed, "grpo_baselines", every=1, **history | options)
 
 
 def cells(table: str) -> list[list[str]]:
@@ -79,7 +67,7 @@ def test_rewards_on_further_sets_and_on_the_tasks_of_a_mixture(mini_study: Study
 
 def test_the_cells_of_an_experiments_table(mini_study: Study) -> None:
     """Reward is the form's share times the accuracy given the form; a collapsed run is counted separately."""
-    formed = {"forms": [0.5, 0.8, 1.0], "val_response_length": [9.0, 20.0, 22.0]}
+    formed = {"forms": [0.5, 0.8, 1.0], "validation": {"val/response_length": [9.0, 20.0, 22.0]}}
     runs = [run("a", [0.25, 0.5, 0.75], seed, **formed) for seed in (0, 1)]
     runs += [run("b", [0.25, 0.5, 0.5], 0), run("b", [0.25, 0.5, 0.0], 1, diverged=16)]
     fallen = collapse("b", 1, "divergence")
@@ -147,7 +135,7 @@ def test_a_row_of_the_results_says_how_many_evaluations_counted(
     row = result_row(study, made_up("a", 0.0, 0.25, 0.25, 1.0))
     assert (row["answer_reward"], row["last_k"], row["evaluations_counted"]) == (pytest.approx(reward), last_k, counted)
     assert (row["last/token_entropy"], row["max/gradient_norm"]) == (0.1, 2.25)
-    assert (row["experiment"], row["arm"], row["seed"], row["identity"], row["same_as"]) == (EXPERIMENT, "a", 0, "id-a-0", "")
+    assert (row["experiment"], row["arm"], row["seed"], row["identity"], row["same_as"]) == (EXPERIMENT, "a", 0, "a-0", "")
 
 
 def test_a_curve_is_the_mean_over_seeds() -> None:
@@ -221,46 +209,25 @@ def test_samples_before_and_after_are_the_winners(tmp_path: Path, monkeypatch: p
     assert [(record["step"], record["problem"]) for record in shown] == [(0, "b2"), (0, "b3"), (10, "b2"), (10, "b3")]
 
 
-# ------------------------------------------------------------------------------------------------------------- dvc.yaml
-
-ROOT = Path(__file__).parents[2]
-MAKES = {  # stage -> the modules that its command calls
-    "select": ["grpo/results/selection.py"],
-    "report": [
-        "grpo/results/claims.py",
-        *(f"grpo/reporting/{name}.py" for name in ("tables", "figures", "wall_clock", "answers/write_answers", "page")),
-    ],
-}
-# Where the report's numbers come from; other modules (paths, reading of files) do not decide them.
-DECIDES = (
-    "grpo/reporting/",
-    "grpo/results/evidence.py",
-    "grpo/results/selection.py",
-    "grpo/results/statistics.py",
-    "grpo/results/verdicts.py",
-)
-
-
-def imported(path: str) -> set[str]:
-    """The modules that decide numbers and that a module loads, directly or indirectly, with itself."""
-    found, queue = set(), [path]
+def imported(module: str) -> set[str]:
+    """The modules of grpo/results that decide a winner and that a module loads, directly or indirectly, with itself."""
+    found, queue = set(), [module]
     while queue:
-        path = queue.pop()
-        if path in found or not path.startswith(DECIDES):
+        module = queue.pop()
+        if module in found or module.rpartition(".")[2] not in DECIDES:
             continue
-        found.add(path)
-        nodes = ast.walk(ast.parse((ROOT / path).read_text()))
-        queue += [f"{node.module.replace('.', '/')}.py" for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+        found.add(module)
+        nodes = ast.walk(ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text()))
+        queue += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
     return found
 
 
-@pytest.mark.parametrize("stage", MAKES)
-def test_what_is_reported_is_made_again_when_the_code_changes_that_computes_it(stage: str) -> None:
-    definition = read_yaml(ROOT / "dvc.yaml")["stages"][stage]
-    deps = tuple(definition.get("do", definition)["deps"])
-    needed = {path for module in MAKES[stage] for path in imported(module)}
-    missing = {path for path in needed if not any(path == dep or path.startswith(f"{dep}/") for dep in deps)}
-    assert missing == set()
+def test_a_selection_is_made_again_when_the_code_changes_that_computes_it() -> None:
+    """The report depends on its whole rooms."""
+    stages = read_yaml(ROOT / "dvc.yaml")["stages"]
+    needed = {f"{module.replace('.', '/')}.py" for module in imported("grpo.results.selection")}
+    assert needed <= set(stages["select"]["do"]["deps"])
+    assert {"grpo/reporting", "grpo/results"} <= set(stages["report"]["deps"])
 
 
 def test_the_hours_of_missing_runs() -> None:

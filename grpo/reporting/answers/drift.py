@@ -42,8 +42,8 @@ def _mean(runs: list[Run], column: str) -> float:
 
 def rank_correlations(table: pd.DataFrame, columns: Iterable[str]) -> list[float]:
     """Spearman's rank correlation of the KL with each of some columns; NaN if one is constant."""
-    found: list[float] = table.corr(method="spearman").loc[KL, list(columns)].tolist()
-    return found
+    correlations = table.corr(method="spearman")[KL]
+    return [float(correlations[column]) for column in columns]
 
 
 def goes_with(runs: list[Run]) -> str:

@@ -11,9 +11,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from matplotlib.figure import Figure
 
 from grpo.common.files import damaged, files_digest, read_json
-from grpo.reporting.charts import INK, draw_curves, frame, panels
+from grpo.reporting.charts import INK, draw_curves, frame, panels, styles
 from grpo.reporting.curves import STEP, TITLES, curves_of
-from grpo.reporting.style import styles
 from grpo.reporting.timing import read_timing
 from grpo.results.findings import Interval
 from grpo.results.intervals import mean_of

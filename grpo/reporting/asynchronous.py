@@ -1,4 +1,4 @@
-"""Effects of policy lag in asynchronous training. For its seconds, see :mod:`grpo.reporting.components`."""
+"""Effects of policy lag in asynchronous training. For its seconds, see :mod:`grpo.reporting.wall_clock`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from grpo.reporting.charts import INK, Dot, draw_dots, frame, legend, panels
+from grpo.reporting.charts import INK, Dot, draw_dots, frame, legend, panels, readable, styles
 from grpo.reporting.sentences import paragraphs
-from grpo.reporting.style import readable, styles
 from grpo.results.collapses import collapses_of, held
 from grpo.results.intervals import difference_of, mean_of
 from grpo.results.runs import Run, by_arm, final_scores, value

@@ -1,4 +1,4 @@
-"""Panels of curves, intervals and bars, drawn with matplotlib; equal results give equal bytes."""
+"""Panels of curves, intervals and bars, drawn with matplotlib; equal results give equal bytes. Readable names of arms."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -15,7 +16,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from grpo.common.files import write_text
-from grpo.reporting.style import Style
 from grpo.results.findings import Interval
 
 INK = "#767676"  # axes and text; readable on light and dark backgrounds
@@ -24,6 +24,10 @@ LETTERS = 66  # in a legend's line above one panel
 FEW = 20  # a mean curve with at most so many points has markers
 LOG_FROM = 50.0  # an axis counts in powers where the largest value is so many times the smallest
 SVG = {"Date": None, "Creator": None, "Format": None, "Type": None}
+# Colours that colour-blind readers can distinguish (Okabe and Ito 2008); violet replaces their black, so that all can be read
+# on light and dark backgrounds. From the ninth arm on, colours repeat with other dashes.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A63C4", "#999999")
+METHODS = {"grpo": COLOURS[0], "sft": COLOURS[1], "expert_iteration": COLOURS[2]}  # for figures that compare methods
 
 # This process draws only the report's figures, so matplotlib's global settings hold the report's style.
 mpl.rcParams.update(
@@ -194,3 +198,47 @@ def save_figure(figure: Figure, path: Path) -> None:
     )
     text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), text)
     write_text(path, text.replace("'DejaVu Sans'", "system-ui"))
+
+
+@dataclass(frozen=True)
+class Style:
+    """Colour and line style of a curve, as matplotlib takes them."""
+
+    color: str
+    line: Any = "solid"
+
+
+def style(place: int) -> Style:
+    """The style of an experiment's arm by its place in params.yaml, from 0; no two places have the same style.
+
+    The first eight have solid lines, the next eight dashes, then dashes with one dot, with two dots, and so on.
+    """
+    turn, colour = divmod(place, len(COLOURS))
+    return Style(COLOURS[colour], (0, (6, 2, *(1, 2) * (turn - 1))) if turn else "solid")
+
+
+def styles(names: Iterable[str]) -> dict[str, Style]:
+    """The style of each arm (or other series of a figure), in the given order."""
+    return {name: style(place) for place, name in enumerate(names)}
+
+
+def readable(arm: str) -> str:
+    """A readable name: ``epochs_4-batch_16`` becomes ``4 epochs × batch 16``, ``rank_1-high`` becomes ``rank 1, high``."""
+    parts = re.split(r"-(?=[a-z])", arm)
+    counted = [re.fullmatch(r"(.*?)_(\d+)", part) for part in parts]
+    words = []
+    for part, count in zip(parts, counted, strict=True):
+        if count is None:
+            words.append(part.replace("_", " "))
+            continue
+        name, number = count[1].replace("_", " "), count[2]
+        several = name.endswith("s") and not name.endswith("ss")
+        words.append(f"{number} {name[:-1] if number == '1' else name}" if several else f"{name} {number}")
+    return (" × " if all(counted) else ", ").join(words)
+
+
+def with_readable_names(text: str, arms: Iterable[str]) -> str:
+    """Replace names of arms in a text by readable ones, except in names of runs (``EXPERIMENT/ARM/SEED``)."""
+    for arm in sorted(arms, key=len, reverse=True):
+        text = re.sub(rf"(?<![\w/-]){re.escape(arm)}(?![\w/-])", readable(arm), text)
+    return text

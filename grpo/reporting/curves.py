@@ -11,8 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from grpo.common.metrics import METRICS, UNITS
-from grpo.reporting.charts import Curve, draw_curves, frame, legend, panels
-from grpo.reporting.style import Style, readable, styles
+from grpo.reporting.charts import Curve, Style, draw_curves, frame, legend, panels, readable, styles
 from grpo.reporting.timing import elapsed
 from grpo.results.runs import REWARD, Run, by_arm
 from grpo.results.verdicts import KL

@@ -7,9 +7,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from grpo.reporting.charts import INK, Dot, draw_dots, frame, legend, panels, powers_of_two
+from grpo.reporting.charts import INK, Dot, draw_dots, frame, legend, panels, powers_of_two, readable, styles
 from grpo.reporting.sentences import paragraphs
-from grpo.reporting.style import readable, styles
 from grpo.results.findings import ExperimentResult
 from grpo.results.intervals import difference_of
 from grpo.results.runs import REWARD, Run, by_arm, final_scores, mean_curve, value

@@ -12,13 +12,12 @@ from markdown_it import MarkdownIt
 
 from grpo.common.files import read_text, whole_folder, write_text
 from grpo.reporting import answer
-from grpo.reporting.charts import INK, WIDTH
+from grpo.reporting.charts import INK, WIDTH, readable
 from grpo.reporting.provenance import provenance_of
 from grpo.reporting.record import Record, Values
 from grpo.reporting.rollouts import browsable, gained_and_lost, number
 from grpo.reporting.sections import markdown_sections, paragraphs_of
 from grpo.reporting.sentences import render, templates
-from grpo.reporting.style import readable
 from grpo.results.runs import Run
 from grpo.study import paths
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from grpo.reporting.style import readable, style, with_readable_names
+from grpo.reporting.charts import readable, style, with_readable_names
 from grpo.results.findings import Interval
 from grpo.results.markdown import markdown_table
 

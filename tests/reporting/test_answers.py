@@ -19,11 +19,9 @@ from grpo.discovery.log import Attempt, Log, Proposal, Settings, read_log
 from grpo.discovery.mutation import fresh, program_of
 from grpo.discovery.strategies import messages_of
 from grpo.discovery.verifier import Verification
-from grpo.reporting.answers.ablations import shares
+from grpo.reporting.answers.ablations import goes_with, shares
 from grpo.reporting.answers.asynchronous import dominates, floor
-from grpo.reporting.answers.drift import goes_with
-from grpo.reporting.answers.kissing import write_delivery
-from grpo.reporting.answers.parser_or_model import (
+from grpo.reporting.answers.base_model import (
     ELSEWHERE,
     NONE,
     OTHER_FORM,
@@ -33,18 +31,19 @@ from grpo.reporting.answers.parser_or_model import (
     WRONG,
     WRONG_ANSWER,
     WRONG_FORM,
+    agreement,
+    chance_of,
     equal,
     judge,
     second_reading,
 )
-from grpo.reporting.answers.samples import agreement, chance_of
 from grpo.reporting.answers.write_answers import write_answers
-from grpo.reporting.components import PARTS
 from grpo.reporting.discussion import Split
+from grpo.reporting.kissing_number import write_delivery
 from grpo.reporting.page import write_writeup
 from grpo.reporting.record import Record, read_record
 from grpo.reporting.tables import write_tables
-from grpo.reporting.wall_clock import write_timing
+from grpo.reporting.wall_clock import PARTS, write_timing
 from grpo.results.claims import write_claims
 from grpo.results.runs import Run
 from grpo.results.selection import select

@@ -12,7 +12,7 @@ import pytest
 from report_parts import each, run, solved
 from study_parts import ASYNCHRONOUS, COLOCATE
 
-from grpo.reporting import components, timing, wall_clock
+from grpo.reporting import timing, wall_clock
 from grpo.reporting.answers import asynchronous
 from grpo.reporting.asynchronous import (
     arms_in_order,
@@ -24,7 +24,10 @@ from grpo.reporting.asynchronous import (
     staleness,
 )
 from grpo.reporting.charts import save_figure
-from grpo.reporting.components import (
+from grpo.reporting.curves import curves_figure
+from grpo.reporting.record import Record
+from grpo.reporting.trends import MEASURES, trend_of
+from grpo.reporting.wall_clock import (
     PARTS,
     Times,
     components_table,
@@ -34,9 +37,6 @@ from grpo.reporting.components import (
     steady_steps,
     times_of_steps,
 )
-from grpo.reporting.curves import curves_figure
-from grpo.reporting.record import Record
-from grpo.reporting.trends import MEASURES, trend_of
 from grpo.results.collapses import collapses_of
 from grpo.results.runs import Run
 from grpo.study.schema import Study
@@ -383,7 +383,7 @@ def test_the_steps_of_all_seeds_are_pooled(monkeypatch: pytest.MonkeyPatch) -> N
         "grpo_async_offpolicy/lag_1/1": timing_of(9.0, 9.0, training_s=1.0, restarts={"generator": 1}),
         "grpo_async_offpolicy/lag_2/0": timing_of(9.0, 9.0, restarts={"generator": 0}),
     }
-    monkeypatch.setattr(components, "read_timing", lambda run: files[run.name])
+    monkeypatch.setattr(wall_clock, "read_timing", lambda run: files[run.name])
     one, lag_1, lag_2 = times_of_steps(runs)
     kept = ("arm", "lag", "restarts", "steps", "step", "longer")
     assert [one[key] for key in kept] == ["one_update", None, 0, 6, 2.0, 0.5]
@@ -504,7 +504,7 @@ def timed(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> Record:
     }
     seconds = {"one_update": 2.0, "several_updates": 3.0, "lag_0": 2.5, "lag_1": 1.0}
     parts = {"rollout_s": 1.0, "scoring_s": 0.0, "training_s": 1.0, "synchronization_s": 0.0, "evaluation_s": 100.0}
-    for module in (timing, components):
+    for module in (timing, wall_clock):
         monkeypatch.setattr(module, "read_timing", lambda run: timing_of(*[seconds[run.arm]] * 8, **parts))
     return Record(mini_study, runs, {})
 

@@ -18,11 +18,20 @@ from study_parts import ASYNCHRONOUS, EXPERT_ITERATION, KEYWORD, SFT
 
 from grpo.reporting import figures, timing, wall_clock
 from grpo.reporting.asynchronous import draw_staleness
-from grpo.reporting.charts import Curve, draw_curves, frame, panels, save_figure
+from grpo.reporting.charts import (
+    COLOURS,
+    Curve,
+    draw_curves,
+    frame,
+    panels,
+    readable,
+    save_figure,
+    style,
+    styles,
+    with_readable_names,
+)
 from grpo.reporting.curves import GIVEN_FORM, TITLES, curves_figure, curves_of, values_of
-from grpo.reporting.figures import experiment_figure, second_metric
-from grpo.reporting.forest import by_seed, draw_forest
-from grpo.reporting.style import COLOURS, readable, style, styles, with_readable_names
+from grpo.reporting.figures import by_seed, draw_forest, experiment_figure, second_metric
 from grpo.results.findings import Contrast, Verdict
 from grpo.results.runs import REWARD, Run
 from grpo.results.verdicts import KL
@@ -220,7 +229,7 @@ def test_equal_results_give_equal_bytes_and_what_is_drawn_is_seen(tmp_path: Path
     program = """
 import sys; from pathlib import Path
 from grpo.reporting.charts import Curve, draw_curves, frame, panels, save_figure
-from grpo.reporting.style import styles
+from grpo.reporting.charts import styles
 figure, axes = panels(2)
 for place in axes: draw_curves(place, [Curve("a", None, (0.0, 1.0, 2.0), (0.123456, 0.2, 0.4), True)], styles("a"))
 frame(axes[0], "reward 0.96875", "step", share=True)

@@ -11,10 +11,10 @@ from report_parts import arm_result, each, result, run, solved
 from study_parts import EXPERT_ITERATION, KEYWORD, SFT, SFT_INITIALIZATION, entry
 
 from grpo.reporting import timing, wall_clock
+from grpo.reporting.charts import METHODS
 from grpo.reporting.fine_tuning import discuss_expert_iteration, discuss_sft, draw_by_examples
 from grpo.reporting.pieces import discuss_keyword
 from grpo.reporting.record import Record
-from grpo.reporting.style import METHODS
 from grpo.results.runs import Run
 from grpo.study.schema import Study
 

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 
 from grpo.reporting.asynchronous import arms_in_order, effects
-from grpo.reporting.components import Times, timed, times_of_steps
 from grpo.reporting.discussion import Numbers
 from grpo.reporting.record import Record
 from grpo.reporting.sentences import paragraphs, table
 from grpo.reporting.timing import at_equal_time, seconds_of_a_step
+from grpo.reporting.wall_clock import Times, timed, times_of_steps
 from grpo.results.runs import value
 
 ABOUT_EQUAL = 1.25  # generation and training take about equally long if the longer takes at most so many times the shorter

@@ -5,10 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from grpo.common.files import write_text
-from grpo.reporting.answers.ablations import asked_of_courses, explain_prompts, lengths_table
+from grpo.reporting.answers.ablations import asked_of_courses, explain_prompts, goes_with, growth, lengths_table
 from grpo.reporting.answers.asynchronous import asynchronous, asynchronous_times, colocated, dominates
-from grpo.reporting.answers.drift import goes_with, growth
-from grpo.reporting.answers.kissing import write_delivery
+from grpo.reporting.answers.base_model import (
+    agreement,
+    discuss_best_of_n,
+    is_mathematical,
+    judge,
+    read_first_and_all,
+    read_records,
+    read_sampled,
+)
 from grpo.reporting.answers.off_policy import (
     entropy_beside_expert_iteration,
     log_of_broad,
@@ -16,8 +23,7 @@ from grpo.reporting.answers.off_policy import (
     read_ranking,
     sweeps,
 )
-from grpo.reporting.answers.parser_or_model import is_mathematical, judge, read_records, read_sampled
-from grpo.reporting.answers.samples import agreement, discuss_best_of_n, read_first_and_all
+from grpo.reporting.kissing_number import write_delivery
 from grpo.reporting.record import Record
 from grpo.reporting.sentences import render
 from grpo.reporting.timing import seconds_of_arms

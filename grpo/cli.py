@@ -203,7 +203,7 @@ def compare(
     first: Annotated[Path, typer.Argument(help="PROMPT.jsonl of `grpo evaluate` or `grpo math_baseline`.")],
     second: Annotated[Path, typer.Argument(help="Another one on the same problems.")],
 ) -> str:
-    """Compare the answer rewards of two evaluations on the same problems, with a paired bootstrap interval."""
+    """Compare the answer rewards of two evaluations on the same problems, with a paired interval."""
     from grpo.evaluation.comparison import compare_files
 
     return compare_files(first, second)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from grpo.common.errors import UserError
 from grpo.common.files import read_jsonl
-from grpo.results.statistics import format_interval, paired_bootstrap
+from grpo.results.intervals import difference_of, p_beyond
 from grpo.study import paths
 
 
 def compare_files(first: Path, second: Path) -> str:
-    """Compare the answer rewards of two evaluations' PROMPT.jsonl with a paired bootstrap, and describe the difference.
+    """Compare the answer rewards of two evaluations' PROMPT.jsonl problem by problem, and describe the difference.
 
     Raises:
         UserError: a file is missing or is no PROMPT.jsonl, or the problems differ.
@@ -23,14 +25,13 @@ def compare_files(first: Path, second: Path) -> str:
             f"{first} and {second}: {different} problems are in only one of them. Evaluate both on the same problems."
         )
     pairs = [(scores[0][problem], scores[1][problem]) for problem in scores[0]]
-    result = paired_bootstrap([a for a, _ in pairs], [b for _, b in pairs])
+    difference = difference_of(*np.array(pairs).T, fixed=True)
     only_first = sum(a == 1.0 and b < 1.0 for a, b in pairs)
     only_second = sum(a < 1.0 and b == 1.0 for a, b in pairs)
-    differ = result["low"] > 0 or result["high"] < 0
+    differ = difference.low > 0 or difference.high < 0
     verdict = "the interval does not hold 0" if differ else "the interval holds 0: no difference can be told"
     return (
-        f"{second} minus {first}: {format_interval(result)} on {result['problems']} problems, "
-        f"p = {result['p']:.4f}; {verdict}.\n"
+        f"{second} minus {first}: {difference} on {len(pairs)} problems, p = {p_beyond(difference):.4f}; {verdict}.\n"
         f"Right in the second only: {only_second}; in the first only: {only_first}."
     )
 

@@ -1,4 +1,4 @@
-"""Intervals of proportions and of means over problems, and paired comparisons of two policies."""
+"""Intervals of proportions and of means over problems."""
 
 from __future__ import annotations
 
@@ -49,36 +49,6 @@ def mean_over_problems(values: Sequence[float] | NDArray[np.float64]) -> dict[st
     value, error = float(np.mean(values)), float(stats.sem(values))
     half = float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)) * error
     return {"value": value, "low": max(0.0, value - half), "high": min(1.0, value + half), "problems": len(values)}
-
-
-def paired_bootstrap(
-    first: Sequence[float], second: Sequence[float], resamples: int = 10_000, seed: int = 0
-) -> dict[str, float]:
-    """Difference of two policies' means on the same problems, by bootstrap over problems (percentile interval).
-
-    A problem's two scores are drawn together, so the difficulty of the drawn problems cancels out.
-
-    Args:
-        first, second: score of each problem (the mean of its samples), in the same order.
-        resamples: number of bootstrap resamples.
-
-    Returns:
-        ``value`` (mean of ``second`` minus mean of ``first``), ``low`` and ``high`` (95%), ``p`` (two-sided: twice the smaller
-        share of resamples on one side of 0, with 1 added to numerator and denominator) and ``problems``.
-
-    Raises:
-        ValueError: the lengths differ, or there are fewer than two problems.
-    """
-    if len(first) != len(second) or len(first) < 2:
-        raise ValueError(f"paired scores are needed for the same problems, but there are {len(first)} and {len(second)}")
-    differences, rng = np.asarray(second, dtype=float) - np.asarray(first, dtype=float), np.random.default_rng(seed)
-    drawn = stats.bootstrap((differences,), np.mean, n_resamples=resamples, batch=100, method="percentile", rng=rng)
-    means = drawn.bootstrap_distribution
-    low, high = np.quantile(means, [0.025, 0.975])
-    one_side = min((means <= 0).sum(), (means >= 0).sum())
-    p = min(1.0, 2 * (one_side + 1) / (resamples + 1))
-    found = {"value": float(differences.mean()), "low": float(low), "high": float(high)}
-    return found | {"p": float(p), "problems": len(differences)}
 
 
 def format_interval(estimate: Interval | Mapping[str, float]) -> str:

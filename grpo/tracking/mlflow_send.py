@@ -167,19 +167,15 @@ class Delivery:
         if not about["checkpoints"]:
             return
         found = self._client.search_logged_models([self._experiment_id], f"source_run_id = '{self.run_id}'")
-        models = {model.name: model for model in found}
-        known = {output.model_id for output in self._client.get_run(self.run_id).outputs.model_outputs} if models else set()
+        whole = {model.name for model in found if model.status == "READY"}
         data = next(((d["name"], d["digest"]) for d in about["datasets"] if d["context"] == "validation"), (None, None))
         rows = _rows((self.folder / METRICS).read_bytes())
         for each in about["checkpoints"]:
-            model = models.get(each["name"])
-            if model is None:
-                tags = each["tags"] | {"mlflow.model.isExternal": "true", "mlflow.note.content": _where(each["tags"])}
-                made = {"name": each["name"], "source_run_id": self.run_id, "tags": tags, "params": each["params"]}
-                model = self._client.create_logged_model(self._experiment_id, **made, model_type="checkpoint")
-                self._client.finalize_logged_model(model.model_id, "READY")
-            if model.model_id not in known:
-                self._client.log_outputs(self.run_id, [LoggedModelOutput(model.model_id, each["step"])])
+            if each["name"] in whole:
+                continue
+            tags = each["tags"] | {"mlflow.model.isExternal": "true", "mlflow.note.content": _where(each["tags"])}
+            made = {"name": each["name"], "source_run_id": self.run_id, "tags": tags, "params": each["params"]}
+            model = self._client.create_logged_model(self._experiment_id, **made, model_type="checkpoint")
             metrics = [
                 Metric(_allowed(key), value, row["time"], row["step"], model.model_id, *data)
                 for row in rows
@@ -187,6 +183,8 @@ class Delivery:
                 if row["step"] == each["step"] and key.startswith("val/")
             ]
             self._client.log_batch(self.run_id, metrics=metrics)
+            self._client.log_outputs(self.run_id, [LoggedModelOutput(model.model_id, each["step"])])
+            self._client.finalize_logged_model(model.model_id, "READY")
 
 
 def _rows(content: bytes) -> list[dict[str, Any]]:

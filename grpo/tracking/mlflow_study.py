@@ -92,8 +92,6 @@ def source_tags() -> dict[str, str]:
 
 @lru_cache
 def _source_tags(folder: Path) -> dict[str, str]:
-    """:func:`source_tags` of a folder, computed once."""
-
     def git(*args: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(["git", *args], cwd=folder, capture_output=True, text=True, check=False)
 

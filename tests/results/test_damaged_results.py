@@ -20,122 +20,78 @@ from grpo.results.runs import read_baseline, read_best_of_n, read_run, read_sele
 from grpo.results.selection import read_selections
 from grpo.study.schema import Study, load_study
 
-RUN = Path("data/runs/sft_experiment/all/0")
-CHECKOUT, GIT = "dvc checkout --force", "git checkout"
+ARGS = ("sft_experiment", "all", 0)
+RUN_NAME = "/".join(map(str, ARGS))
+RUN = Path("data/runs") / RUN_NAME
 CONFIG = "identity: a\noverrides: {}\nbefore: []\nsoftware: {torch: a}\nsame_as: null\nconfig: {lr: {value: 1, from: study}}\n"
 TIMING = {
     "total_s": 1.0, "phases": {}, "steps": [], "mlflow_run_id": "a", "same_as": None, "git_commit": "b", "git_changed": "false",
     "hardware": {}
 }  # fmt: skip
-METRICS = '{"diverged_step": null, "diverged_reason": ""}'
 SAMPLE = {"step": 0, "problem": "a", "prompt": "b", "response": "c\u2028d", "ground_truth": "1"}
-SAMPLES = json.dumps(
-    SAMPLE | dict.fromkeys(("format_reward", "answer_reward", "reward", "token_entropy"), 1.0), ensure_ascii=False
-)
-
-
-RUN_NAME = "sft_experiment/all/0"
-STAGE = "train@sft_experiment-all-0"
-# The file; what it holds, of which the last line is damaged; how it is read; which command brings it back, and its stage.
-READERS: dict[str, tuple[Path, str, Callable[[Study], object], str, str]] = {
-    "history": (RUN / "history.csv", "step,gradient_norm\n1,0.5\n2,0.25\n", lambda _: read_run(*ARGS), CHECKOUT, STAGE),
-    "validation": (
-        RUN / "validation.csv",
-        "step,val/answer_reward\n0,0.5\n1,0.25\n",
-        lambda _: read_run(*ARGS),
-        CHECKOUT,
-        STAGE,
-    ),
-    "outcomes": (
-        RUN / "outcomes.jsonl",
-        '{"answer_reward": [1, 0]}\n{"answer_reward": [1, 1]}\n',
-        lambda _: read_run(*ARGS),
-        CHECKOUT,
-        STAGE,
-    ),
-    "metrics": (RUN / "metrics.json", METRICS + "\n", lambda _: read_run(*ARGS), CHECKOUT, STAGE),
-    "config": (RUN / "config.yaml", CONFIG, lambda _: read_run(*ARGS), CHECKOUT, STAGE),
-    "timing": (
-        Path(f"data/timing/{RUN_NAME}/timing.json"),
+SAMPLE |= dict.fromkeys(("format_reward", "answer_reward", "reward", "token_entropy"), 1.0)
+RUN_FILES = {
+    "history.csv": "step,gradient_norm\n1,0.5\n2,0.25\n",
+    "validation.csv": "step,val/answer_reward\n0,0.5\n1,0.25\n",
+    "outcomes.jsonl": '{"answer_reward": [1, 0]}\n{"answer_reward": [1, 1]}\n',
+    "metrics.json": '{"diverged_step": null, "diverged_reason": ""}\n',
+    "config.yaml": CONFIG,
+}
+TRAIN, TRACES = Path("data/dataset/main/train.jsonl"), Path("data/sft_dataset/main/train.jsonl")
+ZERO_SHOT, METHODS = Path("data/math_baseline/r1_zero.jsonl"), Path("reports/timing/methods.md")
+# By file: what it holds, of which the last line is damaged; how it is read; the stage that makes it.
+READERS: dict[Path, tuple[str, Callable[[Study], object], str]] = {
+    **{RUN / name: (content, lambda _: read_run(*ARGS), "train@sft_experiment-all-0") for name, content in RUN_FILES.items()},
+    Path(f"data/timing/{RUN_NAME}/timing.json"): (
         json.dumps(TIMING) + "\n",
         lambda _: read_timing(read_run(*ARGS)),
-        CHECKOUT,
-        STAGE,
+        "train@sft_experiment-all-0",
     ),
-    "rollouts": (RUN / "rollouts.jsonl", f"{SAMPLES}\n{SAMPLES}\n", lambda _: read_samples(RUN_NAME), CHECKOUT, STAGE),
-    "winner": (
-        Path("reports/select/grpo_learning_rate.json"),
+    RUN / "rollouts.jsonl": (
+        2 * (json.dumps(SAMPLE, ensure_ascii=False) + "\n"),
+        lambda _: read_samples(RUN_NAME),
+        "train@sft_experiment-all-0",
+    ),
+    Path("reports/select/grpo_learning_rate.json"): (
         '{"experiment": "grpo_learning_rate", "winner": "a", "overrides": {}, "before": []}\n',
         lambda study: read_selections(study, "grpo_baselines"),
-        GIT,
         "select@grpo_learning_rate",
     ),
-    "candidates": (
-        Path("reports/candidates/leaderboard.json"),
+    Path("reports/candidates/leaderboard.json"): (
         '{"winner": "a", "leader": "a", "reason": "b", "candidates": []}\n',
         lambda _: read_selection("leaderboard"),
-        GIT,
         "select@leaderboard",
     ),
-    "baseline": (
-        Path("reports/math_baseline.json"),
-        '{"r1_zero": {}, "question_only": {}}\n',
-        read_baseline,
-        GIT,
-        "math_baseline",
-    ),
-    "best of n": (Path("reports/best_of_n.json"), '{"r1_zero": {}, "question_only": {}}\n', read_best_of_n, GIT, "best_of_n"),
-    "problems": (
-        Path("data/dataset/main/train.jsonl"),
-        '{"id": "a", "question": "b", "ground_truth": "1"}\n' * 2,
-        lambda _: read_problems(Path("data/dataset/main/train.jsonl")),
-        CHECKOUT,
-        "dataset@main",
-    ),
-    "traces": (
-        Path("data/sft_dataset/main/train.jsonl"),
+    Path("reports/math_baseline.json"): ('{"r1_zero": {}, "question_only": {}}\n', read_baseline, "math_baseline"),
+    Path("reports/best_of_n.json"): ('{"r1_zero": {}, "question_only": {}}\n', read_best_of_n, "best_of_n"),
+    TRAIN: ('{"id": "a", "question": "b", "ground_truth": "1"}\n' * 2, lambda _: read_problems(TRAIN), "dataset@main"),
+    TRACES: (
         '{"prompt": "a", "response": "b", "ground_truth": "1", "reward": 1.0}\n' * 2,
-        lambda _: read_examples(Path("data/sft_dataset/main/train.jsonl")),
-        CHECKOUT,
+        lambda _: read_examples(TRACES),
         "sft_dataset@main",
     ),
-    "report of the traces": (
-        Path("reports/dataset/sft/main.json"),
+    Path("reports/dataset/sft/main.json"): (
         '{"examples": 1, "correct": 1, "digest": "a"}\n',
         lambda _: pieces.sft_report(),
-        GIT,
         "sft_dataset@main",
     ),
-    "zero-shot outcomes": (
-        Path("data/math_baseline/r1_zero.jsonl"),
+    ZERO_SHOT: (
         '{"problem": "a", "answer_reward": 1.0}\n{"problem": "b", "answer_reward": 0.0}\n',
-        lambda _: read_scores(Path("data/math_baseline/r1_zero.jsonl")),
-        CHECKOUT,
+        lambda _: read_scores(ZERO_SHOT),
         "math_baseline",
     ),
-    "search": (
-        Path("reports/kissing_number.json"),
+    Path("reports/kissing_number.json"): (
         json.dumps(dict.fromkeys(kissing_number.KEYS, 0)) + "\n",
         lambda _: kissing_number.read_report(),
-        GIT,
         "kissing_number",
     ),
-    "scores": (
-        Path("data/kissing_search/scores.jsonl"),
+    Path("data/kissing_search/scores.jsonl"): (
         '{"attempt": 0, "kind": "a", "num_points": 1, "score": 1, "best": 1, "message": ""}\n' * 2,
         lambda _: kissing_number.read_scores(),
-        CHECKOUT,
         "kissing_number",
     ),
-    "table": (
-        Path("reports/timing/methods.md"),
-        "one\ntwo\n",
-        lambda _: read_text(Path("reports/timing/methods.md"), "timing"),
-        GIT,
-        "timing",
-    ),
+    METHODS: ("one\ntwo\n", lambda _: read_text(METHODS, "timing"), "timing"),
 }
-ARGS = ("sft_experiment", "all", 0)
 BY_LINE = (".csv", ".jsonl")
 
 
@@ -143,7 +99,7 @@ BY_LINE = (".csv", ".jsonl")
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with all of them, undamaged."""
     monkeypatch.chdir(tmp_path)
-    for path, content, *_ in READERS.values():
+    for path, (content, *_) in READERS.items():
         write_text(path, content)
     return tmp_path
 
@@ -158,9 +114,10 @@ def _without_the_last_key(path: Path, content: str) -> str:
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
-@pytest.mark.parametrize("kind", READERS)
-def test_a_damaged_result_is_named_with_its_remedy(kind: str, results: Path, mini_study: Study) -> None:
-    path, content, read, keeper, stage = READERS[kind]
+@pytest.mark.parametrize("path", READERS, ids=str)
+def test_a_damaged_result_is_named_with_its_remedy(path: Path, results: Path, mini_study: Study) -> None:
+    content, read, stage = READERS[path]
+    keeper = "git checkout" if path.parts[0] == "reports" else "dvc checkout --force"
     read(mini_study)  # while it is whole
     whole = content.encode()
     damage = {
@@ -172,7 +129,7 @@ def test_a_damaged_result_is_named_with_its_remedy(kind: str, results: Path, min
     }
     if path.suffix == ".md":  # any text is one
         damage = {key: value for key, value in damage.items() if b"\xff" in value}
-    if kind == "problems":  # its last columns may be left out
+    if path == TRAIN:  # its last columns may be left out
         del damage["not what it should be"]
     for what, broken in damage.items():
         path.write_bytes(broken)

@@ -1,11 +1,11 @@
-"""Intervals of proportions and paired comparisons against published values and simulated truth."""
+"""Intervals of proportions and means against published values and simulated truth."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from grpo.results.statistics import mean_over_problems, paired_bootstrap, wilson_interval
+from grpo.results.statistics import mean_over_problems, wilson_interval
 
 
 @pytest.mark.parametrize(
@@ -53,31 +53,6 @@ def test_mean_over_problems_covers_the_truth_as_often_as_it_says() -> None:
         hits += found["low"] <= 0.4 <= found["high"]
     assert 0.92 <= hits / 400 <= 0.98
     assert mean_over_problems([1.0, 1.0]) == {"value": 1.0, "low": 1.0, "high": 1.0, "problems": 2}
-
-
-def test_paired_bootstrap_uses_that_the_problems_are_the_same() -> None:
-    """Policies that differ on few problems: the paired interval is that of the differences, far below the unpaired one."""
-    generator = np.random.default_rng(1)
-    first = (generator.random(400) < 0.5).astype(float)
-    second = first.copy()
-    second[np.flatnonzero(first == 0)[:20]] = 1.0
-    found = paired_bootstrap(first, second)
-    assert found["value"] == pytest.approx(0.05)
-    error = (0.05 * 0.95 / 400) ** 0.5
-    assert (found["low"], found["high"]) == pytest.approx((0.05 - 1.96 * error, 0.05 + 1.96 * error), abs=0.004)
-    assert found["p"] < 0.001
-    assert paired_bootstrap(second, first)["value"] == pytest.approx(-0.05)
-    assert paired_bootstrap(first, second) == found  # seeded
-    same = paired_bootstrap(first, first)
-    assert (same["value"], same["low"], same["high"], same["p"]) == (0.0, 0.0, 0.0, 1.0)
-    with pytest.raises(ValueError, match="3 and 2"):
-        paired_bootstrap([1, 0, 1], [1, 0])
-
-
-def test_paired_bootstrap_rejects_a_true_null_hypothesis_as_often_as_it_says() -> None:
-    generator = np.random.default_rng(2)
-    p = [paired_bootstrap(*(generator.random((2, 100)) < 0.5).astype(float), resamples=400, seed=i)["p"] for i in range(300)]
-    assert 0.02 <= np.mean(np.array(p) < 0.05) <= 0.09
 
 
 def test_wilson_covers_the_mean_of_partial_rewards() -> None:

@@ -8,7 +8,6 @@ import re
 import runpy
 import shutil
 import socket
-import sqlite3
 import subprocess
 import sys
 import time
@@ -284,16 +283,3 @@ def test_links_open_the_training_view_of_each_study(delivered: Path) -> None:
     assert len(links) == 2 and all(line.partition(": ")[2].startswith(page) for line in links)
     asked = parse_qs(links[0].partition("?")[2])
     assert asked == {"workflowType": ["machine_learning"], "orderByKey": ["tags.`mlflow.runName`"], "orderByAsc": ["true"]}
-
-
-def test_only_its_owner_reads_the_passwords_of_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("MLFLOW_AUTH_CONFIG_PATH", "MLFLOW_FLASK_SERVER_SECRET_KEY"):
-        monkeypatch.setenv(name, "before")  # and put back after
-    runpy.run_path(str(Path(__file__).parents[2] / "workflow/mlflow_server.py"))["with_password"]("open 100% sesame")
-    with sqlite3.connect("mlruns/auth.db") as database:  # as MLflow opens it
-        database.execute("create table users (name text, hash text)")
-    assert {file.name: file.stat().st_mode & 0o777 for file in Path("mlruns").iterdir()} == {
-        "auth.ini": 0o600,
-        "auth.db": 0o600,
-    }

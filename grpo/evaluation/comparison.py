@@ -25,7 +25,8 @@ def compare_files(first: Path, second: Path) -> str:
             f"{first} and {second}: {different} problems are in only one of them. Evaluate both on the same problems."
         )
     pairs = [(scores[0][problem], scores[1][problem]) for problem in scores[0]]
-    difference = difference_of(*np.array(pairs).T, fixed=True)
+    before, after = np.array(pairs).T
+    difference = difference_of(before, after, fixed=True)
     only_first = sum(a == 1.0 and b < 1.0 for a, b in pairs)
     only_second = sum(a < 1.0 and b == 1.0 for a, b in pairs)
     differ = difference.low > 0 or difference.high < 0

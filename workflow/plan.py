@@ -94,14 +94,13 @@ def require_flock(folder: Path) -> None:
 
 def what_dvc_cannot_read(error: Exception) -> str:
     """Describe why DVC cannot read the pipeline: the line of dvc.yaml or dvc.lock that is not YAML, or DVC's own message."""
-    message = f"DVC cannot read the pipeline: {error}. See `dvc dag`."
+    restore = " `git checkout dvc.lock` restores the committed one."
     for file in filter(Path.exists, (Path("dvc.yaml"), Path("dvc.lock"))):
         try:
             parse_yaml(file)
         except UserError as wrong:
-            message = str(wrong)
-            break
-    return message + (" `git checkout dvc.lock` restores the committed one." if "dvc.lock" in message else "")
+            return str(wrong) + (restore if file.name == "dvc.lock" else "")
+    return f"DVC cannot read the pipeline: {error}." + (restore if "dvc.lock" in str(error) else " See `dvc dag`.")
 
 
 def only_one_here() -> AbstractContextManager[None]:

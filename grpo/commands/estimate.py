@@ -73,10 +73,8 @@ def plan(study: Study, active: bool, seconds_per_step: float | None, price: floa
     rows = []
     for run in effective:
         shape = shapes[run.task]
-        known = _measured_seconds_per_work(run, effective, measured)
-        guess = (guessed_seconds(study, run, shape), "guess") if _gpus(study, run) else (None, "unknown")
-        given = None if seconds_per_step is None or run.task != MAIN else (seconds_per_step / work(study.grpo), "given")
-        rows.append(_row(study, run, equals[run.name], shape, *(given or known or guess)))
+        time = _seconds_per_work(study, run, shape, effective, measured, seconds_per_step)
+        rows.append(_row(study, run, equals[run.name], shape, *time))
     experiments = {name: _sums([row for row in rows if row["experiment"] == name], price) for name in study.made}
     total, shape, seeds = _sums(rows, price), shapes[MAIN], len(study.seeds)
     return {
@@ -195,17 +193,20 @@ def _gpus(study: Study, run: EffectiveRun) -> int:
     return study.resources[study.experiments[run.experiment].resources].gpus
 
 
-def _measured_seconds_per_work(run: EffectiveRun, runs: list[EffectiveRun], measured: Measured) -> tuple[float, str] | None:
-    """Measured seconds per unit of :func:`work` of the runs most like this one, and which these are; None without such runs."""
-    alike = {
-        "measured": [o for o in runs if (o.experiment, o.arm) == (run.experiment, run.arm)],
-        "other arms": [o for o in runs if o.experiment == run.experiment],
-        "like runs": [o for o in runs if (o.task, o.method) == (run.task, run.method)],
-    }
-    for time_from, others in alike.items():
-        if known := [measured[other.name] for other in others if other.name in measured]:
-            return sum(seconds for seconds, _ in known) / sum(amount for _, amount in known), time_from
-    return None
+def _seconds_per_work(
+    study: Study, run: EffectiveRun, shape: Shape | None, runs: list[EffectiveRun], measured: Measured, given: float | None
+) -> tuple[float | None, str]:
+    """Seconds per unit of :func:`work`, and their source; a measured time is that of the runs most like this one."""
+    if given is not None and run.task == MAIN:
+        return given / work(study.grpo), "given"
+    for alike in (
+        [other for other in runs if (other.experiment, other.arm) == (run.experiment, run.arm)],
+        [other for other in runs if other.experiment == run.experiment],
+        [other for other in runs if (other.task, other.method) == (run.task, run.method)],
+    ):
+        if known := [measured[other.name] for other in alike if other.name in measured]:
+            return sum(seconds for seconds, _ in known) / sum(amount for _, amount in known), "measured"
+    return (guessed_seconds(study, run, shape), "guess") if _gpus(study, run) else (None, "unknown")
 
 
 def guessed_seconds(study: Study, run: EffectiveRun, shape: Shape | None) -> float:
@@ -250,12 +251,11 @@ def _notes(found: dict[str, Any]) -> list[str]:
     total, used = found["total"], found["total"]["time_from"]
     notes = [f"cost: {found['price_per_gpu_hour']:g} per hour and GPU that `resources` reserves"]
     notes += [f"times: {found['guess']}"] if "guess" in used else []
-    sources = {
-        "measured": "of the arm",
-        "other arms": "of the experiment's other arms",
-        "like runs": "of runs with the same method",
-    }
-    notes += [f"{name}: times {what} in data/timing, by the work of a step" for name, what in sources.items() if name in used]
+    if "measured" in used:
+        notes.append(
+            "measured: times in data/timing of the arm, or else of the experiment's other arms or of runs with the same "
+            "method, by the work of a step"
+        )
     if total["runs_of_unknown_time"]:
         notes.append(f"unknown: {total['runs_of_unknown_time']} run(s) without a measured time; not in the sums of hours")
     notes.append(

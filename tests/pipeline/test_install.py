@@ -58,21 +58,17 @@ def test_a_user_without_a_name_or_a_home_gets_both(clone: Path) -> None:
     (clone / "who.mk").write_text(f"include Makefile\nwho:\n\t@/usr/bin/env python3 -c '{program}'\n", encoding="utf-8")
     for folder in (clone, *clone.parents[:2]):
         folder.chmod(0o755)
-    for given in ({}, {"HOME": "/"}):
-        env = {"PATH": "/usr/bin:/bin", **given}
-        shown = subprocess.run(
-            ["make", "-f", "who.mk", "who", "BIN=/usr/bin"],
-            cwd=clone,
-            env=env,
-            user=12345,
-            group=12345,
-            text=True,
-            capture_output=True,
-        )
-        assert shown.stdout.strip() == f"user-12345 {clone}/data/state/home", shown.stderr
-    env |= {"HOME": str(clone.parent), "LOGNAME": "mia"}
-    shown = subprocess.run(["make", "-f", "who.mk", "who", "BIN=/usr/bin"], cwd=clone, env=env, text=True, capture_output=True)
-    assert shown.stdout.strip() == f"mia {clone.parent}"
+    nobody = {"user": 12345, "group": 12345}
+    home = f"{clone}/data/state/home"
+    for env, process, expected in (
+        ({}, nobody, f"user-12345 {home}"),
+        ({"HOME": "/"}, nobody, f"user-12345 {home}"),
+        ({"HOME": str(clone.parent), "LOGNAME": "mia"}, {}, f"mia {clone.parent}"),
+    ):
+        command = ["make", "-f", "who.mk", "who", "BIN=/usr/bin"]
+        env |= {"PATH": "/usr/bin:/bin"}
+        shown = subprocess.run(command, cwd=clone, env=env, text=True, capture_output=True, **process)
+        assert shown.stdout.strip() == expected, shown.stderr
 
 
 def test_every_recipe_is_a_shell_script_whatever_the_clones_path(clone: Path) -> None:

@@ -48,29 +48,23 @@ def lay_over(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, A
     """
     merged = dict(base)
     for key, value in overlay.items():
-        merged[key] = lay_over(base[key], value) if key in base and _merges(key, base[key], value) else value
+        merged[key] = lay_over(base[key], value) if _merges(key, base.get(key), value) else value
     return merged
 
 
-def difference(base: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
+def difference(base: Mapping[str, Any], target: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     """Compute the smallest overlay that turns ``base`` into ``target``.
 
     Raises:
         ValueError: ``target`` lacks a key of ``base``, which no overlay can remove; the message is the key's path.
     """
-    for key in base:
-        if key not in target:
-            raise ValueError(key)
+    if gone := [key for key in base if key not in target]:
+        raise ValueError(f"{path}{gone[0]}")
     overlay: dict[str, Any] = {}
     for key, value in target.items():
-        if key in base and _same(base[key], value):
-            continue
-        overlay[key] = value
-        if key in base and _merges(key, base[key], value):
-            try:
-                overlay[key] = difference(base[key], value)
-            except ValueError as gone:
-                raise ValueError(f"{key}.{gone}") from None
+        if key not in base or not _same(base[key], value):
+            merges = _merges(key, base.get(key), value)
+            overlay[key] = difference(base[key], value, f"{path}{key}.") if merges else value
     return overlay
 
 
@@ -293,7 +287,7 @@ def _extended(values: Mapping[str, Any], overlay: dict[str, Any], file: Path) ->
 def _replaced(base: Mapping[str, Any], overlay: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Yield the paths of the mappings in ``base`` that ``overlay`` replaces as a whole."""
     for key, value in overlay.items():
-        if key in base and _merges(key, base[key], value):
+        if _merges(key, base.get(key), value):
             yield from _replaced(base[key], value, (*path, key))
         elif isinstance(base.get(key), Mapping):
             yield (*path, key)

@@ -93,29 +93,26 @@ def rehearsal_of(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def not_covered(rehearsal: Study, study: Study) -> list[str]:
     """List what a rehearsal does not cover of its study."""
-    engine, learner = study.engine, study.learner
+    engine, learner, cut = study.engine, study.learner, rehearsal
+    arms = [arm for name in study.made for arm in study.experiments[name].arms.values()]
     left_out = {
         "trained weights: what a model learns, its rewards, right responses": any(
-            isinstance(model, RandomModel) for model in rehearsal.models.values()
+            isinstance(model, RandomModel) for model in cut.models.values()
         ),
         f"sampling with {engine.name} on {engine.device} in {engine.dtype}, and its agreement with the learner": (
-            engine.name,
-            engine.device,
-        )
-        != (rehearsal.engine.name, rehearsal.engine.device),
-        "vLLM's sleep while the learner trains": bool(engine.sleep_level),
-        f"training on {learner.device} in {learner.dtype}": learner.device != rehearsal.learner.device,
-        f"the optimizer {learner.optimizer}": learner.optimizer != rehearsal.learner.optimizer,
-        f"{learner.processes} processes that train together": learner.processes > rehearsal.learner.processes,
+            (engine.name, engine.device) != (cut.engine.name, cut.engine.device)
+        ),
+        "vLLM's sleep while the learner trains": engine.sleep_level,
+        f"training on {learner.device} in {learner.dtype}": learner.device != cut.learner.device,
+        f"the optimizer {learner.optimizer}": learner.optimizer != cut.learner.optimizer,
+        f"{learner.processes} processes that train together": learner.processes > cut.learner.processes,
         "weights sharded over processes": learner.fully_shard,
-        "memory, which `grpo doctor` computes for the study itself": study.gpu_memory_gib is not None,
+        "memory, which `grpo doctor` computes for the study itself": study.gpu_memory_gib,
         f"responses longer than {TOKENS} tokens, batches and steps of full size, and how long they take": True,
         f"seeds after the first of {len(study.seeds)}": len(study.seeds) > 1,
         "responses that a teacher samples": any(isinstance(t, SampledTraces) for t in study.sft_datasets.values()),
-        "a time limit, and the whole validation set at the end": any(
-            arm.get("wall_clock_limit_s") for name in study.made for arm in study.experiments[name].arms.values()
-        ),
-        "a search with a language model": study.kissing_number is not None and study.kissing_number.strategy != "mutation",
+        "a time limit, and the whole validation set at the end": any(arm.get("wall_clock_limit_s") for arm in arms),
+        "a search with a language model": study.kissing_number and study.kissing_number.strategy != "mutation",
     }
     return [what for what, missing in left_out.items() if missing]
 

@@ -85,10 +85,11 @@ def require_known(where: str, what: str, name: object, known: Collection[str]) -
 def _require_code(key: str, names: Iterable[str], known: Sequence[str]) -> None:
     """Raise UserError unless each name is known, or MODULE:NAME of a module that exists."""
     for name in names:
-        if name not in known and not is_import_path(name):
+        if name in known:
+            continue
+        if not is_import_path(name):
             raise UserError(f"{key}: {name!r} is unknown: use {', '.join((*known, 'MODULE:NAME of your own'))}")
-        if name not in known:
-            source_of(name)
+        source_of(name)
 
 
 class Section(BaseModel):
@@ -143,7 +144,9 @@ class TrainingConfig(Section):
         if self.lr_scheduler_type == "constant" and not self.warmup_steps:
             return
         if self.n_updates is None:
-            raise UserError("lr_scheduler_type, warmup_steps: expert iteration's updates are not known before: leave both out")
+            raise UserError(
+                "lr_scheduler_type, warmup_steps: expert iteration's updates are unknown beforehand: leave both out"
+            )
         if self.warmup_steps >= self.n_updates:
             raise UserError(f"warmup_steps ({self.warmup_steps}) must be less than the run's {self.n_updates} updates")
 
@@ -281,9 +284,10 @@ class GrpoConfig(SamplingConfig):
     def check(self) -> None:
         super().check()
         _require_code("loss_type", [self.loss_type], LOSS_TYPES)
-        weighted = isinstance(self.reward, dict)
-        rewards = [self.reward] if isinstance(self.reward, str) else self.reward or []
-        _require_code("reward", rewards, OWN_REWARDS if weighted else ())
+        if isinstance(self.reward, str):
+            _require_code("reward", [self.reward], ())
+        else:
+            _require_code("reward", self.reward or (), OWN_REWARDS)
         self._require_divisor("rollout_batch_size", "group_size")
         self._require_divisor("rollout_batch_size", "train_batch_size")
         if self.train_batch_size < self.group_size:

@@ -144,9 +144,7 @@ class TrainingConfig(Section):
         if self.lr_scheduler_type == "constant" and not self.warmup_steps:
             return
         if self.n_updates is None:
-            raise UserError(
-                "lr_scheduler_type, warmup_steps: expert iteration's updates are unknown beforehand: leave both out"
-            )
+            raise UserError("lr_scheduler_type, warmup_steps: expert iteration's updates are not known: leave both out")
         if self.warmup_steps >= self.n_updates:
             raise UserError(f"warmup_steps ({self.warmup_steps}) must be less than the run's {self.n_updates} updates")
 

@@ -206,7 +206,7 @@ MISTAKES_OF_ARMS: list[tuple[str, dict[str, Any], str]] = [
     ("grpo_lora", {"learning_rate_times": "2"}, f"{NO_FACTOR} '2'."),
     ("grpo_lora", {"learning_rate_times": True}, f"{NO_FACTOR} True."),
     ("grpo_lora", {"learning_rate_times": 2, "learning_rate": 1e-3}, f"{NO_FACTOR} 2."),
-    (EXPERT_ITERATION, {"warmup_steps": 1}, ": lr_scheduler_type, warmup_steps: expert iteration's updates are unknown"),
+    (EXPERT_ITERATION, {"warmup_steps": 1}, ": lr_scheduler_type, warmup_steps: expert iteration's updates are not known"),
     ("grpo_lora", {"warmup_steps": 64}, ": warmup_steps (64) must be less than the run's 64 updates"),
     # The rank in a sweep
     (SFT, {"off_policy_rank": 1}, f".off_policy_rank: {SFT} builds on no sweep"),

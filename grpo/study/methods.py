@@ -240,7 +240,7 @@ class Asynchronous(Section):
         if age is not None and age < lag:
             raise UserError(f"replay_max_age ({age}) would drop new rollouts, which lag by max_policy_lag ({lag}): raise it")
         if age == lag and self.replay_capacity > 1:
-            raise UserError(f"replay_max_age ({age}) would drop all but new rollouts: raise it, or set replay_capacity to 1")
+            raise UserError(f"replay_max_age ({age}) would drop all but the newest: raise it, or set replay_capacity to 1")
 
     @property
     def is_stale(self) -> bool:

@@ -185,7 +185,7 @@ def test_the_refusal_of_a_narrowed_distribution_names_both_remedies(key: str) ->
 def test_a_replay_buffer_that_keeps_nothing_is_refused() -> None:
     """With a lag of exactly 2, rollouts of the batch before lag by 3."""
     with pytest.raises(
-        ValidationError, match=r"replay_max_age \(2\) would drop all but the newest .* set replay_capacity to 1"
+        ValidationError, match=r"replay_max_age \(2\) would drop all but the newest: .* set replay_capacity to 1"
     ):
         Asynchronous(max_policy_lag=2, replay_capacity=2, replay_max_age=2)
     for fine in ({"replay_max_age": 3}, {"replay_capacity": 1}):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from random import Random
 
@@ -37,16 +37,14 @@ class Budget:
 
     def used_up(self, attempts: Sequence[Attempt]) -> str:
         """The limit that is reached, in words; empty if none is."""
-        calls = sum(attempt.proposal.calls for attempt in attempts)
-        tokens = sum(attempt.proposal.tokens for attempt in attempts)
-        seconds = sum(attempt.propose_s + attempt.verify_s for attempt in attempts)
-        if self.calls is not None and calls >= self.calls:
-            return f"{calls} of {self.calls} calls"
-        if self.tokens is not None and tokens >= self.tokens:
-            return f"{tokens} of {self.tokens} tokens"
-        if self.seconds is not None and seconds >= self.seconds:
-            return f"{seconds:.0f} of {self.seconds:.0f} seconds"
-        return ""
+        used = {
+            "calls": sum(attempt.proposal.calls for attempt in attempts),
+            "tokens": sum(attempt.proposal.tokens for attempt in attempts),
+            "seconds": sum(attempt.propose_s + attempt.verify_s for attempt in attempts),
+        }
+        limits = {name: limit for name, limit in asdict(self).items() if limit is not None}
+        reached = (f"{used[name]:.0f} of {limit:.0f} {name}" for name, limit in limits.items() if used[name] >= limit)
+        return next(reached, "")
 
 
 def search(propose: Propose, verify: Verify, budget: Budget, log: Log) -> str:

@@ -143,9 +143,7 @@ class Arithmetic(GradedTask):
             else:
                 steps, answer = solved.derailed(rng) if rng.random() < derailed_share else solved.solution()
                 steps = f" {steps}"
-            ending = r1_zero_ending(rng, complete_form_share) if r1_zero else " \\boxed{{{answer}}}"
-            prompt = R1_ZERO.prompt(solved.question) if r1_zero else solved.question
-            yield prompt, steps + ending.format(answer=answer)
+            yield document(rng, solved.question, steps, answer, complete_form_share if r1_zero else None)
 
     def traces(  # type: ignore[override]
         self, format: str, examples: PositiveInt, wrong_share: Share, seed: int
@@ -169,6 +167,9 @@ class Arithmetic(GradedTask):
         return traces
 
 
-def r1_zero_ending(rng: random.Random, complete_form_share: float) -> str:
-    """Draw the ending of a document with the r1_zero prompt: the accepted form, or another one."""
-    return COMPLETE if rng.random() < complete_form_share else rng.choice(INCOMPLETE)
+def document(rng: random.Random, question: str, steps: str, answer: object, complete: float | None) -> tuple[str, str]:
+    """A document with the r1_zero prompt, ``complete`` of which end in the accepted form; if None, with the bare question."""
+    if complete is None:
+        return question, f"{steps} \\boxed{{{answer}}}"
+    ending = COMPLETE if rng.random() < complete else rng.choice(INCOMPLETE)
+    return R1_ZERO.prompt(question), steps + ending.format(answer=answer)

@@ -80,16 +80,14 @@ class Mixture(Task):
                 scores[place] = score
         return scores
 
-    def measures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """Mean answer reward of each task."""
-        return self.training_measures(rollouts)
-
     def training_measures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """Mean answer reward of each task; NaN for a task without rollouts."""
         rewards: dict[str, list[float]] = {name: [] for name in self.parts}
         for rollout in rollouts:
             rewards[_part_of(rollout.problem)].append(rollout.rewards["answer_reward"])
         return {f"{name}/answer_reward": sum(own) / len(own) if own else math.nan for name, own in rewards.items()}
+
+    measures = training_measures
 
     def documents(self, seed: int, **options: dict[str, Any]) -> Iterator[tuple[str, str]]:
         """Yield documents of the tasks, drawn by their weights.

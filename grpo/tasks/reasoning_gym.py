@@ -27,9 +27,8 @@ from grpo.common.errors import UserError
 from grpo.common.imports import require_extra
 from grpo.common.records import Problem
 from grpo.grader.pool import GraderPool
-from grpo.tasks.arithmetic import Share, r1_zero_ending
+from grpo.tasks.arithmetic import Share, document
 from grpo.tasks.build import layout_free
-from grpo.tasks.formats import R1_ZERO
 from grpo.tasks.graded import GradedTask
 from grpo.tasks.task import Split, Task
 
@@ -115,9 +114,7 @@ class ReasoningGym(Task):
         while True:
             problem = rng.choice(problems)
             answer = (rng.choice(problems) if rng.random() < guess_share else problem).ground_truth
-            r1_zero = rng.random() < r1_zero_share
-            ending = r1_zero_ending(rng, complete_form_share) if r1_zero else " \\boxed{{{answer}}}"
-            yield R1_ZERO.prompt(problem.question) if r1_zero else problem.question, ending.format(answer=answer)
+            yield document(rng, problem.question, "", answer, complete_form_share if rng.random() < r1_zero_share else None)
 
     def _make(self, places: range) -> list[tuple[str, str | None]]:
         """Make questions and answers of these entries in a worker process (:func:`main`)."""

@@ -46,7 +46,7 @@ def test_its_own_answers_are_right_and_nonsense_is_not(dataset: str) -> None:
     assert [each["answer_reward"] for each in right.rewards] == [1.0] * 16
     wrong = found.score("r1_zero", problems, [" </think> <answer>nonsense?</answer>"] * 16)
     credit = 0.5 if dataset == "spell_backward" else 0.2  # which counts letters that stand where they belong
-    assert max(each["answer_reward"] for each in wrong.rewards) < credit and not wrong.timed_out
+    assert max(each["answer_reward"] for each in wrong.rewards) < credit and not any(wrong.out_of_time)
 
 
 def test_the_score_is_the_librarys() -> None:

@@ -8,7 +8,6 @@ import random
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from grpo.common.errors import UserError
@@ -50,7 +49,7 @@ def rejected(points: object, message: str) -> Verification:
 # ---------------------------------------------------------------------------------------------------------- known sets
 
 
-@pytest.mark.parametrize("scale", [1, 10**6, 10**13, 2**62, 10**30, -(10**100)])
+@pytest.mark.parametrize("scale", [1, 10**13, -(10**100)])
 @pytest.mark.parametrize(("points", "count"), [(axes(11), 22), (roots(11), 220)], ids=["axes", "D11"])
 def test_sets_known_to_be_valid_are_so_at_any_scale(points: Points, count: int, scale: int) -> None:
     scaled = [[scale * entry for entry in point] for point in points]
@@ -84,13 +83,6 @@ def test_wrong_by_one(size: int) -> None:
     rejected(points, f"Minimum squared distance {size**2} < maximum squared norm {size**2 + 1}: points 0 [")
     points[2][3] = 0
     assert check_points(points).combined_score == 3
-
-
-def test_what_64_bits_would_accept() -> None:
-    points = [[2**32] + [0] * 10, [2**32, 1] + [0] * 9]
-    array = np.array(points)
-    assert (array * array).sum(axis=1).max() == 1, "in 64 bits, 2^64 is 0"
-    rejected(points, f"Minimum squared distance 1 < maximum squared norm {2**64 + 1}")
 
 
 @pytest.mark.parametrize("scale", [1, 50, 10**4, 2 * 10**8, 10**13, 2**63, 10**30, 10**90])

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy
 import pytest
@@ -28,7 +29,7 @@ from grpo.study.effective import EffectiveRun, digest, effective_run
 from grpo.study.schema import Study, load_study, read_yaml
 from grpo.study.settings import HubModel
 from grpo.study.software import hardware, software
-from grpo.tracking import mlflow_study
+from grpo.tracking import mlflow_run, mlflow_study
 from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_send import Delivery, deliver
 from grpo.tracking.mlflow_study import flat, source_tags
@@ -404,9 +405,32 @@ def test_a_run_without_its_server_goes_on_and_is_imported_as_if_nothing_had_been
     assert [artifact.path for artifact in client.list_artifacts(found.info.run_id)] == ["note.txt"]
 
 
-def test_an_import_that_fails_keeps_the_folders(folder: Path, mlflow_import: Callable[..., tuple[int, str, str]]) -> None:
+@pytest.mark.parametrize(("fails", "expected"), [(True, 2), (False, 21)])
+def test_a_server_that_is_away_is_not_asked_at_each_step(
+    fails: bool, expected: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In 100 s: at the start, and again after each pause of a minute, or else every 5 s."""
+    clock = [0.0]
+    sender = Mock(side_effect=OSError("no answer") if fails else None)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(Delivery, "send", sender)
+    monkeypatch.setattr(mlflow_run, "SystemMetricsMonitor", Mock())
+    run = MlflowRun("toy", "one", {}, {})
+    for second in range(1, 101):
+        clock[0] = second
+        run.log({"x": 1.0}, step=second)
+    assert sender.call_count == expected
+
+
+def test_an_import_that_fails_keeps_the_folders(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, mlflow_import: Callable[..., tuple[int, str, str]]
+) -> None:
     MlflowRun("toy", "one", {}, {}).finish()
     kept = unsent()
+    with monkeypatch.context() as patch:  # the next run goes elsewhere
+        patch.setenv("MLFLOW_TRACKING_URI", uri_of(folder))
+        MlflowRun("toy", "two", {}, {}).finish()
+    assert unsent() == kept
     code, out, err = mlflow_import(uri=os.environ["MLFLOW_TRACKING_URI"])
     assert (code, out, unsent()) == (2, "", kept)
     assert err.startswith("error: MLflow at http://127.0.0.1:") and "All folders are kept" in err

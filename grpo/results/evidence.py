@@ -42,7 +42,7 @@ class Evidence:
         return self.arms[arm]
 
     def collapses(self, *arms: str) -> tuple[Collapse, ...]:
-        """The collapses in these arms."""
+        """The collapses in these arms; each must be one of the study, as for :meth:`runs`."""
         return tuple(collapse for arm in arms if self.runs(arm) for collapse in self._collapses[arm])
 
     def held(self, arm: str) -> list[Run]:

@@ -16,7 +16,6 @@ from grpo.results.runs import Run
 
 BLOCK = 4  # steps
 SMALLEST = 1e-8  # replaces smaller values before taking the logarithm
-FEWEST_BLOCKS = 3
 
 
 def per_step(run: Run, metric: str, how: str = "mean") -> NDArray[np.float64]:
@@ -38,26 +37,27 @@ def blocks(values: NDArray[np.float64], share: float = 0.5) -> NDArray[np.float6
     return np.array([np.quantile(part, share, method="nearest") for part in parts])
 
 
-def log_ratio(larger: Sequence[Run], smaller: Sequence[Run], metric: str, late: bool = False) -> Interval | None:
-    """Log ratio of two arms' levels of a metric, block by block.
+def log_ratio(larger: Sequence[Run], smaller: Sequence[Run], metric: str, late: bool = False) -> Interval:
+    """Log ratio of two arms' levels of a metric, block by block, with its interval over runs and blocks of steps.
+
+    With one run per arm the interval is over blocks alone.
 
     Args:
         late: use only the last quarter of the steps that all runs took, and at least two blocks.
 
-    Returns:
-        its interval over runs and blocks of steps (over blocks alone with one run per arm); None with fewer than three blocks
-        (with ``late``, fewer than two).
+    Raises:
+        NotMeasured: there are fewer than three blocks; with ``late``, fewer than two.
     """
     values = [[per_step(run, metric) for run in runs] for runs in (smaller, larger)]
     steps = min(len(run) for arm in values for run in arm)
     tables = [np.stack([blocks(run[:steps]) for run in arm]) for arm in values]
     finite = np.isfinite(np.concatenate(tables)).all(axis=0)
     tables = [np.log(np.maximum(table[:, finite], SMALLEST)) for table in tables]
-    fewest = 2 if late else FEWEST_BLOCKS
+    fewest = 2 if late else 3
     if late:
         tables = [table[:, -max(fewest, table.shape[1] // 4) :] for table in tables]
     if tables[0].shape[1] < fewest:
-        return None
+        raise NotMeasured("the runs took too few steps")
     one = min(len(table) for table in tables) == 1
     return replace(difference_of(tables[0], tables[1], fixed=one, scale=math.inf), covers=STEPS if one else RUNS_AND_STEPS)
 

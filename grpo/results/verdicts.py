@@ -272,8 +272,6 @@ def metric_larger(
     """
     _require_a_difference(evidence, larger, smaller)
     found = log_ratio(evidence.held(larger), evidence.held(smaller), metric, late)
-    if found is None:
-        raise NotMeasured("the runs took too few steps")
     verdict, reason, p = decide([found], margin=None if margin is None else math.log(margin))
     ratio = {key: math.exp(getattr(found, key)) for key in ("value", "low", "high")}
     reason = {

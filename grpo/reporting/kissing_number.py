@@ -29,26 +29,15 @@ EXAMPLES = 2  # conversations with a language model that the report shows
 
 
 def read_report() -> dict[str, Any]:
-    """Read reports/kissing_number.json.
-
-    Raises:
-        UserError: it is missing or damaged.
-    """
+    """Read reports/kissing_number.json; a missing or damaged file is a UserError."""
     report: dict[str, Any] = read_json(paths.KISSING_NUMBER_REPORT, STAGE, keys=KEYS)
     return report
 
 
 def read_scores() -> pd.DataFrame:
-    """Read a row per attempt: ``attempt``, ``kind``, ``num_points``, ``score``, ``best`` and ``message``.
-
-    Raises:
-        UserError: the file is missing or damaged.
-    """
-
-    def row(value: dict[str, Any]) -> dict[str, Any]:
-        return {name: value[name] for name in ("attempt", "kind", "num_points", "score", "best", "message")}
-
-    return pd.DataFrame(read_jsonl(paths.KISSING_SEARCH / "scores.jsonl", STAGE, row))
+    """Read a row per attempt; a missing or damaged file is a UserError."""
+    path, names = paths.KISSING_SEARCH / "scores.jsonl", ("attempt", "kind", "num_points", "score", "best", "message")
+    return pd.DataFrame(read_jsonl(path, STAGE, lambda value: {name: value[name] for name in names}))
 
 
 def write_search_curve(study: Study) -> None:
@@ -105,9 +94,6 @@ def write_delivery(study: Study) -> None:
 
     The log leaves out the programs of recipes, each of which contains the whole text of the constructions;
     :func:`grpo.discovery.mutation.program_of` restores them exactly.
-
-    Raises:
-        UserError: a result file is missing or damaged.
     """
     with whole_folder(paths.KISSING_NUMBER_DELIVERY) as folder:
         if study.kissing_number is None:

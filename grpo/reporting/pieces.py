@@ -48,7 +48,7 @@ def sft_report() -> Values:
 
 def one_process(record: Record) -> list[Run]:
     """The runs with which asynchronous ones are compared: the colocated experiment's first arm; none if it is left out."""
-    return [run for name in record.with_piece("colocated") for run in next(iter(by_arm(record.runs[name]).values()))]
+    return [run for name in record.study.with_report("colocated") for run in next(iter(by_arm(record.runs[name]).values()))]
 
 
 def discuss_keyword(runs: list[Run]) -> str:

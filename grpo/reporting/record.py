@@ -9,7 +9,9 @@ from typing import Any
 
 from grpo.reporting.discussion import Numbers, numbers_of
 from grpo.reporting.provenance import stages_in_lock
+from grpo.reporting.what_it_would_take import contents
 from grpo.results.claims import read_verdicts, shown
+from grpo.results.contrasts import not_a_matter_of_seeds, undecided
 from grpo.results.experiments import read_result
 from grpo.results.findings import ExperimentResult, Verdict
 from grpo.results.runs import Run, read_baseline, read_best_of_n, read_runs
@@ -49,6 +51,11 @@ class Record:
         """Estimates from several samples by prompt; empty if the study leaves them out."""
         return read_best_of_n(self.study)
 
+    @cached_property
+    def unknown(self) -> Values:
+        """What it would take to decide what is undecided (:mod:`grpo.reporting.what_it_would_take`)."""
+        return contents(undecided(self.study), not_a_matter_of_seeds(self.study))
+
     @property
     def verdicts(self) -> list[Verdict]:
         """The verdicts on claims about experiments of this study."""
@@ -64,9 +71,10 @@ class Record:
         """The runs of all experiments."""
         return [run for runs in self.runs.values() for run in runs]
 
-    def with_piece(self, *pieces: str) -> list[str]:
-        """The experiments that name one of these pieces under ``report:``, by piece."""
-        return [name for piece in pieces for name in self.study.with_report(piece)]
+    @property
+    def with_breakdown(self) -> list[str]:
+        """The experiments whose steps are broken down into components: colocated and asynchronous ones."""
+        return [*self.study.with_report("colocated"), *self.study.with_report("staleness")]
 
 
 def read_record(study: Study, by_dvc: bool) -> Record:

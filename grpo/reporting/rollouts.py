@@ -34,14 +34,10 @@ def number(value: Any) -> float | int | None:
 def read_samples(run: str) -> list[Sample]:
     """Read the samples of the run ``EXPERIMENT/ARM/SEED``, from its first, middle and last evaluation.
 
-    Raises:
-        UserError: they are missing or damaged.
+    A missing or damaged file is a UserError.
     """
-
-    def sample(record: Sample) -> Sample:
-        return {column: record[column] for column in COLUMNS}
-
-    return read_jsonl(paths.RUNS / run / "rollouts.jsonl", stage_of_run(run), sample)
+    path = paths.RUNS / run / "rollouts.jsonl"
+    return read_jsonl(path, stage_of_run(run), lambda record: {column: record[column] for column in COLUMNS})
 
 
 def before_and_after(run: str) -> list[Sample]:

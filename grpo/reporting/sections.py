@@ -90,9 +90,7 @@ def _experiment(record: Record, experiment: str) -> Values:
         "builds_on": _origins(study, runs),
         "methods": _timing_page("methods.md") if "methods" in entry.report else "",
         # The last of both kinds of experiments shows it.
-        "time_breakdown": _timing_page("time_breakdown.md")
-        if experiment in record.with_piece("colocated", "staleness")[-1:]
-        else "",
+        "time_breakdown": _timing_page("time_breakdown.md") if experiment in record.with_breakdown[-1:] else "",
         "samples": before_and_after(numbers["winner"]["runs"][0]) if "samples" in entry.report else [],
     }
 

@@ -15,7 +15,6 @@ from grpo.reporting.discussion import Numbers, as_plain
 from grpo.reporting.record import Record
 from grpo.reporting.sentences import decimals, interval, table
 from grpo.results.claims import claims_table
-from grpo.results.contrasts import not_a_matter_of_seeds, undecided
 from grpo.results.runs import Run, by_arm, evaluations_counted, final_scores
 from grpo.study import paths
 from grpo.study.schema import Study
@@ -27,13 +26,12 @@ KINDS = {"pass": "pass@N", "best": "Best@N", "majority": "majority@N"}
 def write_tables(record: Record) -> None:
     """Write reports/tables/*, reports/results.csv and reports/summary.json."""
     study = record.study
-    unknown = what_it_would_take.contents(undecided(study), not_a_matter_of_seeds(study))
     texts = general_tables(record) | {name: experiment_table(of) for name, of in record.numbers.items()}
-    texts[what_it_would_take.NAME] = what_it_would_take.table(unknown["undecided"])
+    texts["what_it_would_take"] = what_it_would_take.table(record.unknown["undecided"])
     with whole_folder(paths.TABLES) as folder:
         for name, text in texts.items():
             write_text(folder / f"{name}.md", text)
-        write_json(folder / f"{what_it_would_take.NAME}.json", unknown)
+        write_json(folder / "what_it_would_take.json", record.unknown)
         write_json(folder / "numbers.json", {name: as_plain(of) for name, of in record.numbers.items()})
     rows = [result_row(study, run) for run in record.all_runs]
     pd.DataFrame(rows).to_csv(paths.REPORTS / "results.csv", index=False, lineterminator="\n")

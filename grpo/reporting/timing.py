@@ -25,11 +25,7 @@ def read_timing(run: Run) -> dict[str, Any]:
 
 
 def read_timing_file(name: str) -> dict[str, Any]:
-    """Read the times of the run ``EXPERIMENT/ARM/SEED`` from data/timing.
-
-    Raises:
-        UserError: it is missing or damaged.
-    """
+    """Read the times of the run ``EXPERIMENT/ARM/SEED`` from data/timing; a missing or damaged file is a UserError."""
     keys = ("total_s", "phases", "steps", "mlflow_run_id", "same_as", "git_commit", "git_changed", "hardware")
     timing: dict[str, Any] = read_json(paths.run_timing(name), made_by=stage_of_run(name), keys=keys)
     return timing

@@ -51,13 +51,13 @@ def write_timing(record: Record) -> None:
     with whole_folder(paths.TIMING_REPORT) as folder:
         rows = [time_row(record.study, run) for run in record.all_runs]
         pd.DataFrame(rows).to_csv(folder / "times.csv", index=False, lineterminator="\n")
-        for experiment in record.with_piece("wall_clock"):
+        for experiment in record.study.with_report("wall_clock"):
             figures[experiment] = curves_figure(arms_over_time(record, experiment), REWARD_OVER_SECONDS)
-        if record.with_piece("methods"):
+        if record.study.with_report("methods"):
             found = methods(record)
             figures["methods"] = draw_methods(record.study, found)
             write_text(folder / "methods.md", methods_table(record.study, found))
-        if compared := record.with_piece("colocated", "staleness"):
+        if compared := record.with_breakdown:
             times = times_of_steps([run for name in compared for run in record.runs[name]])
             figures["time_breakdown"] = draw_components(times)
             write_text(folder / "time_breakdown.md", f"{components_table(times)}\n{discuss_overlap(times)}\n")
@@ -67,7 +67,7 @@ def write_timing(record: Record) -> None:
 def arms_over_time(record: Record, experiment: str) -> dict[str, list[Run]]:
     """The arms in an experiment's figure over wall-clock time; with asynchronous ones also the one-process arm."""
     arms = named(record.runs[experiment])
-    compared = one_process(record) if experiment in record.with_piece("staleness") else []
+    compared = one_process(record) if experiment in record.study.with_report("staleness") else []
     return arms | ({f"{readable(compared[0].arm)}, one process": compared} if compared else {})
 
 
@@ -78,7 +78,7 @@ def methods(record: Record) -> dict[str, list[Run]]:
         for experiment in (name for name in record.runs if record.study.experiments[name].method == method):
             winner = record.results[experiment].winner
             found[f"{title} ({readable(winner)})"] = by_arm(record.runs[experiment])[winner]
-    for arm, runs in by_arm([run for name in record.with_piece("methods") for run in record.runs[name]]).items():
+    for arm, runs in by_arm([run for name in record.study.with_report("methods") for run in record.runs[name]]).items():
         if value(runs[0], "start_from") is None:
             found[f"GRPO, best configuration ({readable(arm)})"] = runs
     return found

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpo.common.files import read_json
 from grpo.reporting import sentences
 from grpo.results.findings import Verdict
 from grpo.results.power import CHANCE, MOST_SEEDS
-from grpo.study import paths
 
 Row = dict[str, Any]  # of grpo.results.contrasts.undecided
-NAME = "what_it_would_take"
-KEYS = ("chance", "undecided", "not_a_matter_of_seeds")
 
 
 def contents(rows: list[Row], others: list[Verdict]) -> dict[str, Any]:
@@ -24,16 +20,6 @@ def contents(rows: list[Row], others: list[Verdict]) -> dict[str, Any]:
         "undecided": [row | {"command": command(row)} for row in rows],
         "not_a_matter_of_seeds": [{key: getattr(claim, key) for key in kept} for claim in others],
     }
-
-
-def read_contents() -> dict[str, Any]:
-    """Read reports/tables/what_it_would_take.json.
-
-    Raises:
-        UserError: it is missing or damaged.
-    """
-    found: dict[str, Any] = read_json(paths.TABLES / f"{NAME}.json", made_by="report", keys=KEYS)
-    return found
 
 
 def command(row: Row) -> str:

@@ -193,7 +193,8 @@ def test_changes_and_levels_are_correlated_separately() -> None:
     assert expected[0] > 0.9 and abs(expected[1]) < 0.3 and abs(expected[2]) < 0.2 and expected[3] > 0.9  # as was meant
     levels, changes = ([f"{value:+.2f}" for value in part] for part in (expected[:2], expected[2:]))
     (row,) = (line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| e/best/0"))
-    assert row[1] == "60" and row[2:4] == levels and row[5:7] == changes  # of the entropy, which stays, there are none
+    assert row[1] == "60" and row[2:4] == levels and row[5:7] == changes
+    assert row[4] == row[7] == "not defined"  # the entropy stays
     assert "from one step to the next are correlated with those of the gradient norm (+1.00)." in text
     assert f"rank correlation is {levels[0]} with the reward and {levels[1]} with the gradient norm" in text
 

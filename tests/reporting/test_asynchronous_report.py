@@ -15,7 +15,6 @@ from study_parts import ASYNCHRONOUS, COLOCATE
 from grpo.reporting import timing, wall_clock
 from grpo.reporting.answers import asynchronous
 from grpo.reporting.asynchronous import (
-    arms_in_order,
     discuss_bounds,
     draw_staleness,
     effects,
@@ -77,14 +76,6 @@ def in_turns(*finals: float, arm: str = "one_update", **options: Any) -> list[Ru
 
 
 # ------------------------------------------------------------------------------------------------------ arms and staleness
-
-
-def test_arms_by_lag_and_by_capacity() -> None:
-    """In any order of params.yaml, and sorted as numbers: 10 comes after 2."""
-    runs = [*buffered(4, 0.5), *lagging(10, 0.5, 0.5), *lagging(0, 0.5), *buffered(2, 0.5), *lagging(2, 0.5)]
-    plain, with_buffer = arms_in_order(runs)
-    assert [[run.arm for run in arm] for arm in plain] == [["lag_0"], ["lag_2"], ["lag_10", "lag_10"]]
-    assert [[run.arm for run in arm] for arm in with_buffer] == [["buffer_2"], ["buffer_4"]]
 
 
 @pytest.mark.parametrize(
@@ -200,8 +191,8 @@ def test_the_last_evaluations_count() -> None:
 
 
 def test_buffers_are_compared_with_the_arm_of_their_lag_without_one() -> None:
-    runs = lagging(0, 0.9) + lagging(1, 0.5) + buffered(2, 0.0) + buffered(4, 0.25)
-    assert ends(runs)["buffer"] == (["lag_1", "buffer_4"], -0.25)
+    runs = buffered(10, 0.25) + lagging(1, 0.5) + lagging(0, 0.9) + buffered(2, 0.0)
+    assert ends(runs)["buffer"] == (["lag_1", "buffer_10"], -0.25)
 
 
 def test_buffers_are_compared_with_one_another_where_that_arm_is_missing() -> None:
@@ -547,7 +538,7 @@ def test_an_arm_takes_the_seconds_of_those_runs_that_were_trained(mini_study: St
 
 
 def test_both_experiments_are_drawn_over_wall_clock_time(timed: Record) -> None:
-    assert {COLOCATE, ASYNCHRONOUS} <= set(timed.with_piece("wall_clock"))
+    assert {COLOCATE, ASYNCHRONOUS} <= set(timed.study.with_report("wall_clock"))
     assert list(wall_clock.arms_over_time(timed, COLOCATE)) == ["one update", "several updates"]
     arms = wall_clock.arms_over_time(timed, ASYNCHRONOUS)
     assert list(arms) == ["lag 0", "lag 1", "one update, one process"]

@@ -107,6 +107,7 @@ def test_a_methods_steps_are_named_and_a_step_that_trained_nothing_leaves_a_gap(
     figure = experiment_figure(mini_study, experiment, [made])
     titles = {KEYWORD: "validation response length (tokens)"}
     assert [axes.get_xlabel() for axes in figure.axes] == [axis, axis]
+    assert figure.axes[0].get_title(loc="left") == "validation answer reward"
     assert figure.axes[1].get_title(loc="left") == titles.get(experiment, "token entropy, validation (nats)")
     save_figure(figure, tmp_path / "figure.svg")
 

@@ -11,7 +11,7 @@ from report_parts import arm_result, each, result, run, solved
 from study_parts import EXPERT_ITERATION, KEYWORD, SFT, SFT_INITIALIZATION, entry
 
 from grpo.reporting import timing, wall_clock
-from grpo.reporting.charts import METHODS
+from grpo.reporting.charts import COLOURS, METHODS
 from grpo.reporting.fine_tuning import discuss_expert_iteration, discuss_sft, draw_by_examples
 from grpo.reporting.pieces import discuss_keyword
 from grpo.reporting.record import Record
@@ -90,9 +90,10 @@ def test_the_figure_over_examples_holds_every_arm() -> None:
     runs = fine_tuned("all", 64, each(0.5)) + fine_tuned("few", 8, each(0.25)) + fine_tuned("f", 48, each(0.75), filtered=True)
     finals = {run.arm: run.outcomes[-1].mean() for run in runs}
     (axes,) = draw_by_examples(runs, result(*(arm_result(*of, seeds=1) for of in finals.items()), last_k=2)).axes
-    dots = {line.get_xdata()[0]: (line.get_marker(), line.get_ydata()[0]) for line in axes.lines if line.get_marker() in "os"
-            and len(line.get_xdata())}  # fmt: skip
-    assert dots == {8: ("o", 0.25), 64: ("o", 0.5), 48: ("s", 0.75)}  # squares: only examples that earn the reward
+    shown = [line for line in axes.lines if line.get_marker() in "os" and len(line.get_xdata())]
+    dots = {line.get_xdata()[0]: (line.get_marker(), line.get_ydata()[0], line.get_color()) for line in shown}
+    all_, few, filtered = COLOURS[:3]  # in the arms' order; squares: only examples that earn the reward
+    assert dots == {8: ("o", 0.25, few), 64: ("o", 0.5, all_), 48: ("s", 0.75, filtered)}
     spans = sorted(tuple(float(value) for value in part.get_segments()[0].ravel()) for part in axes.collections)
     assert spans == [pytest.approx(span) for span in ((8, 0.2, 8, 0.3), (48, 0.7, 48, 0.8), (64, 0.45, 64, 0.55))]
     assert "last 2 evaluations" in axes.get_title(loc="left")

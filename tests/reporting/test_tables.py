@@ -174,9 +174,8 @@ def test_the_summary_counts_verdicts_and_takes_the_most_samples(
     kinds = {n: {kind: {"value": value, "low": 0.0, "high": 1.0} for kind in KINDS} for n, value in (("1", 0.25), ("8", 0.75))}
     sampled = {prompt: {"n": kinds} for prompt in mini_study.evaluation.best_of_n.prompts}
     claims = [verdict(name) for name in (AGREES, DISAGREES, AGREES)]
-    monkeypatch.setattr(tables, "undecided", lambda _: [])
-    monkeypatch.setattr(tables, "not_a_matter_of_seeds", lambda _: [])
-    tables.write_tables(record(mini_study, {}, *claims, baseline=baseline, sampled=sampled))
+    unknown = {"undecided": []}
+    tables.write_tables(record(mini_study, {}, *claims, baseline=baseline, sampled=sampled, unknown=unknown))
     summary = json.loads(paths.SUMMARY.read_text())
     assert summary["claims"] == {"agrees": 2, "disagrees": 1}
     assert summary["best_of_n"]["r1_zero"] == {"pass_at_8": 0.75, "best_at_8": 0.75, "majority_at_8": 0.75}

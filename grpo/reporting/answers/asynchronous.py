@@ -53,7 +53,7 @@ def asynchronous(numbers: Numbers, one_process: Numbers | None) -> list[str]:
 
 def asynchronous_times(record: Record) -> list[Times]:
     """The asynchronous arms with the times of their steady steps."""
-    runs = [run for name in record.with_piece("staleness") for run in record.runs[name]]
+    runs = [run for name in record.study.with_report("staleness") for run in record.runs[name]]
     return [times for times in times_of_steps(runs) if times["lag"] is not None]
 
 

@@ -49,25 +49,13 @@ DISAGREE = 0.05
 
 
 def read_records(prompt: str) -> list[Record]:
-    """Read the zero-shot completions under a prompt.
-
-    Raises:
-        UserError: the file is missing or damaged.
-    """
+    """Read the zero-shot completions under a prompt; a missing or damaged file is a UserError."""
     keys = ("problem", "response", "answer", "ground_truth", "category")
-
-    def record(value: Record) -> Record:
-        return {key: value[key] for key in keys}
-
-    return read_jsonl(paths.BASELINE / f"{prompt}.jsonl", "math_baseline", record)
+    return read_jsonl(paths.BASELINE / f"{prompt}.jsonl", "math_baseline", lambda value: {key: value[key] for key in keys})
 
 
 def read_sampled(prompt: str) -> list[Record]:
-    """Read the samples for best-of-N under a prompt, in the form of :func:`read_records`; empty if there are none.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """Read the samples for best-of-N under a prompt, in the form of :func:`read_records`; empty if there are none."""
     path = paths.BEST_OF_N / f"{prompt}.jsonl"
 
     def records(value: Record) -> list[Record]:
@@ -210,11 +198,7 @@ def discuss_best_of_n(prompt: str, metrics: dict[str, Any]) -> str:
 
 
 def read_first_and_all(prompt: str) -> dict[str, tuple[float, float]]:
-    """Read problem -> whether its first sample is right (1.0 or 0.0), and the share of its samples that are right.
-
-    Raises:
-        UserError: the file is missing or damaged.
-    """
+    """Read problem -> whether its first sample is right (1.0 or 0.0), and the share of its samples that are right."""
 
     def line(value: dict[str, Any]) -> tuple[str, tuple[float, float]]:
         rights = [float(sample["answer_reward"] == 1.0) for sample in value["samples"]]
@@ -248,22 +232,20 @@ def agreement(prompt: str, zero_shot: dict[str, float], sampled: dict[str, tuple
     Args:
         best: the prompt's entry in reports/best_of_n.json.
     """
-    both = [problem for problem in sampled if problem in zero_shot]
-    if not both:
-        return f"Under {prompt} zero-shot evaluation and samples have no problem in common."
-    zero, first, every = np.array([(zero_shot[p], *sampled[p]) for p in both]).T
-    p = chance_of(zero.tolist(), [round(share * best["samples"]) for share in every], best["samples"])
-    one, best_one = (best["n"]["1"][kind]["value"] for kind in ("pass", "best")) if "1" in best["n"] else (None, None)
-    of_all = " (pass@1)"
-    at_one = "" if one is None else f" pass@1 is {one:.4f} and Best@1 {best_one:.4f}."
-    if one is not None and zero_shot.keys() == sampled.keys():
-        of_all = ""
-        at_one = f" For N = 1 the zero-shot answers are used: pass@1 and Best@1 are {one:.4f}, the zero-shot figure."
-    every_zero = sum(zero_shot.values()) / len(zero_shot)
-    return (
-        f"Under {prompt} zero-shot evaluation is right in {every_zero:.3f} of its {len(zero_shot)} problems. On the "
-        f"{len(both)} that were also sampled it is right in {zero.mean():.3f}, the first of the {best['samples']} samples in "
-        f"{first.mean():.3f}, and all of them in {every.mean():.3f}{of_all}. If the zero-shot answer were one more sample, a "
-        f"number of right answers as unlikely as this would occur with probability {p:.3f}: the two "
-        f"{'agree' if p >= DISAGREE else 'DISAGREE'}.{at_one}"
+    shared = np.array([(zero, *sampled[problem]) for problem, zero in zero_shot.items() if problem in sampled])
+    zero, first, every = shared.T if len(shared) else np.zeros((3, 0))
+    rights = [round(share * best["samples"]) for share in every]
+    (text,) = paragraphs(
+        "agreement_sentences.md.j2",
+        prompt=prompt,
+        all=[*zero_shot.values()],
+        zero=zero,
+        first=first,
+        every=every,
+        samples=best["samples"],
+        one={kind: best["n"]["1"][kind]["value"] for kind in ("pass", "best")} if "1" in best["n"] else None,
+        same=zero_shot.keys() == sampled.keys(),
+        p=chance_of(zero.tolist(), rights, best["samples"]),
+        disagree=DISAGREE,
     )
+    return text

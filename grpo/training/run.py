@@ -86,7 +86,7 @@ def run_identity(study: Study, run: EffectiveRun) -> dict[str, Any]:
         "config": run.config.model_dump(),
         "seed": run.seed,
         **shared_settings(study),
-        "software": software(_packages(study, run)),
+        "software": software(packages(study, [run.config])),
         "task": task_inputs(study, run.task),
         "model": files_digest(run.model),
         "train": files_digest(run.train),
@@ -94,11 +94,6 @@ def run_identity(study: Study, run: EffectiveRun) -> dict[str, Any]:
         **also_inputs(study, run.task),
         **({"also_problems": also} if also else {}),
     }
-
-
-def _packages(study: Study, run: EffectiveRun) -> tuple[str, ...]:
-    """The packages that the run's results depend on."""
-    return packages(study, is_asynchronous(run.config), run.config.lora is not None)
 
 
 # ---------------------------------------------------------------------------------------------------- start and finish
@@ -110,7 +105,7 @@ def recorded(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as:
 
     If the block fails, MLflow marks the run as failed, and no results are left behind.
     """
-    warn_of_other_versions(_packages(study, run))
+    warn_of_other_versions(packages(study, [run.config]))
     state = _state_folder(run, identity)
     mlflow = _mlflow_run(study, run, identity, same_as)
     try:

@@ -32,7 +32,8 @@ from grpo.study.methods import GrpoConfig
 from grpo.study.runs_table import runs_table
 from grpo.study.schema import Study, load_study, read_yaml
 from grpo.study.settings import Experiment
-from grpo.training.run import _finished_equal, _packages, run_identity
+from grpo.study.software import packages
+from grpo.training.run import _finished_equal, run_identity
 
 ROOT = Path(__file__).parents[2]
 BROAD, FOCUSED = "grpo_off_policy_sweep_broad", "grpo_off_policy_sweep_focused"
@@ -360,7 +361,7 @@ def test_an_arm_and_no_experiments_name_says_that_a_run_is_asynchronous(mini_stu
     arms = {"apart": {"asynchronous": {"max_policy_lag": 0}}, "together": {}}
     for experiment in ("grpo_learning_rate", "grpo_async_offpolicy"):
         study = mini_study.model_copy(update={"experiments": {experiment: Experiment(arms=arms)}})
-        found = {arm: "ray" in _packages(study, effective_run(study, experiment, arm, 0, [])) for arm in arms}
+        found = {arm: "ray" in packages(study, [effective_run(study, experiment, arm, 0, []).config]) for arm in arms}
         assert found == {"apart": True, "together": False}
 
 

@@ -17,6 +17,7 @@ from grpo.reporting.provenance import environments, made_otherwise
 from grpo.study import paths, training_inputs
 from grpo.study import software as software_module
 from grpo.study.effective import effective_run
+from grpo.study.methods import Asynchronous, GrpoConfig, Lora
 from grpo.study.schema import Study, load_study, read_yaml
 from grpo.study.software import PACKAGES, VLLM, hardware, packages, pins, software, unlike_the_pins, warn_of_other_versions
 from grpo.study.training_inputs import write_training_inputs
@@ -48,8 +49,8 @@ assert not {"torch", "transformers", "numpy", "sympy"} & set(sys.modules)
 
 def test_a_study_depends_on_the_packages_that_its_settings_ask_for(mini_study: Study) -> None:
     assert packages(mini_study) == PACKAGES
-    assert packages(mini_study, asynchronous=True) == (*PACKAGES, "ray")
-    assert packages(mini_study, lora=True) == (*PACKAGES, "peft")
+    assert packages(mini_study, [GrpoConfig(asynchronous=Asynchronous())]) == (*PACKAGES, "ray")
+    assert packages(mini_study, [GrpoConfig(lora=Lora())]) == (*PACKAGES, "peft")
     on_gpus = load_study(REPOSITORY / "studies/math-24gb.yaml")
     assert on_gpus.learner.optimizer == "adamw_8bit"
     assert packages(on_gpus) == (*PACKAGES, "bitsandbytes", *VLLM)

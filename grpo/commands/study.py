@@ -94,8 +94,9 @@ def describe(study: Study) -> str:
     """List the study's arms with their settings; a winner that is not known yet is named by its experiment."""
     tasks = ", ".join(f"{name} ({task['use']})" for name, task in study.tasks.items())
     lines = [f"{study.study}: {study.description}", f"seeds {study.seeds}, tasks {tasks}, engine {study.engine.name}"]
+    pinned = study.selection.pinned
     for name in study.made:
-        before = [_pinned_or(study, b, "winner") for b in study.needed_selections(name)]
+        before = [f"{b} ({f'pinned: {pinned[b]}' if b in pinned else 'winner'})" for b in study.needed_selections(name)]
         lines.append(name + (f", builds on {', '.join(before)}" if before else ""))
         for arm, overrides in study.experiments[name].arms.items():
             config = effective_run(study, name, arm, study.seeds[0], []).config
@@ -112,11 +113,6 @@ def describe(study: Study) -> str:
             "length_normalization: microbatch_longest uses it"
         )
     return "\n".join(lines)
-
-
-def _pinned_or(study: Study, experiment: str, otherwise: str) -> str:
-    pinned = study.selection.pinned.get(experiment)
-    return f"{experiment} ({f'pinned: {pinned}' if pinned else otherwise})"
 
 
 @study_app.command("use", epilog="Example: grpo study use math-h100 --dry-run")
@@ -195,11 +191,10 @@ def renew_runs() -> str:
 @study_app.command("save")
 def save(name: Annotated[str, typer.Argument(help="Name of the new study; writes studies/NAME.yaml.")]) -> str:
     """Save your edits of params.yaml as a new study that extends the active one."""
-    values = read_yaml(PARAMS_FILE)
-    without_runs = {key: value for key, value in values.items() if key != "runs"} if isinstance(values, dict) else values
-    validated(without_runs, PARAMS_FILE)
-    check_name(name, "a study", name)
     written, notes, _ = read_annotated(PARAMS_FILE)
+    written.pop("runs", None)
+    validated(written, PARAMS_FILE)
+    check_name(name, "a study", name)
     own = _own_file(written)
     target = own.with_name(f"{name}.yaml")
     if target.exists():
@@ -213,7 +208,8 @@ def save(name: Annotated[str, typer.Argument(help="Name of the new study; writes
         ) from None
     if not overlay:
         raise UserError(f"{PARAMS_FILE}: has the values of {own}. There is nothing to save; edit {PARAMS_FILE} first.")
-    write_text(target, to_text({"extends": own.stem, **overlay}, _without_comments(notes)))
+    layout = {key: Note(flow=note.flow) for key, note in notes.items()}  # the comments are in the extended file
+    write_text(target, to_text({"extends": own.stem, **overlay}, layout))
     named = name if own.parent == STUDIES_FOLDER else target
     return f"{target}: your edits, as a study that extends {own.stem}. `grpo study use {named}` makes it the active study."
 
@@ -241,11 +237,6 @@ def rehearse(name: Named) -> str:
 def schema() -> str:
     """Print the JSON Schema of params.yaml and study files for editors (also in studies/study.schema.json)."""
     return json.dumps(study_schema(), indent=1)
-
-
-def _without_comments(notes: Notes) -> Notes:
-    """Notes with the layout only; the comments are in the extended file."""
-    return {key: Note(flow=note.flow) for key, note in notes.items()}
 
 
 # ------------------------------------------------------------------------------------------------------- edits by hand

@@ -36,11 +36,6 @@ class Interval:
     se: float  # standard error
     df: float  # degrees of freedom of Student's t
 
-    @property
-    def half(self) -> float:
-        """Half of the interval's width."""
-        return (self.high - self.low) / 2
-
     def turned(self) -> Interval:
         """The interval of the opposite difference."""
         return replace(self, value=-self.value, low=-self.high, high=-self.low)

@@ -93,7 +93,7 @@ def test_how_hard_the_problems_are_cancels_out() -> None:
     runs = np.array([0.0, 0.001, 0.002])[:, None]
     paired = difference_of(hard + runs, 0.9 * hard + runs + 0.06)
     unpaired = difference_of(hard + runs, np.random.default_rng(8).permutation(0.9 * hard) + runs + 0.06)
-    assert unpaired.half > 8 * paired.half
+    assert unpaired.high - unpaired.low > 8 * (paired.high - paired.low)
 
 
 def test_rewards_that_are_all_alike_have_an_interval_too() -> None:
@@ -108,7 +108,9 @@ def test_rewards_that_are_all_alike_have_an_interval_too() -> None:
 def test_several_contrasts_are_covered_at_once() -> None:
     one, five = (difference_of(flat(0.3, 0.4, 0.5), flat(0.5, 0.6, 0.7), simultaneous(n)) for n in (1, 5))
     assert five.level == pytest.approx(0.95**0.2)  # Sidak
-    assert five.half / one.half == pytest.approx(stats.t.ppf((1 + 0.95**0.2) / 2, one.df) / stats.t.ppf(0.975, one.df))
+    assert (five.high - five.low) / (one.high - one.low) == pytest.approx(
+        stats.t.ppf((1 + 0.95**0.2) / 2, one.df) / stats.t.ppf(0.975, one.df)
+    )
 
 
 def test_a_leaders_contrasts_ask_for_one_end_each() -> None:

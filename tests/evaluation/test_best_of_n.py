@@ -52,16 +52,6 @@ def test_estimators_equal_the_mean_over_all_subsets(samples: list[tuple[bool, in
     assert majority_at_n(right, votes, n)[0] == pytest.approx(over_subsets(n, majority))
 
 
-def test_hand_computed() -> None:
-    right = np.array([[1.0, 0.0, 0.0, 1.0]])
-    # Of the 6 pairs one has no right sample.
-    assert pass_at_n(right, 2)[0] == pytest.approx(5 / 6)
-    # Ranks 0 to 3 are the best of 3, 2, 1 and 0 pairs; the right ones have ranks 1 and 3.
-    assert best_at_n(right, np.array([[-0.2, -0.1, -0.3, -0.4]]), 2)[0] == pytest.approx(2 / 6)
-    # Answers a, b, b, a: in 2 pairs the two agree (one pair each), in 4 they tie.
-    assert majority_at_n(right, np.array([[0, 1, 1, 0]]), 2)[0] == pytest.approx((1 + 0 + 4 * 0.5) / 6)
-
-
 def test_random_subsets_come_close_to_all_of_them() -> None:
     """16 choose 8 subsets are too many to enumerate; for two answers the exact value is a hypergeometric sum."""
     from math import comb

@@ -19,11 +19,15 @@ from training_parts import by
 
 from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly
 from grpo.common.errors import ToBeResumed
+from grpo.learner.learner import Learner
+from grpo.learner.optimizer import Optimizer
+from grpo.rollout import transformers_engine
 from grpo.study.effective import effective_run
 from grpo.study.schema import load_study
-from grpo.training import run, state  # noqa: F401 - before the fork
+from grpo.tracking.run_log import _CsvWriter
+from grpo.training import run
 from grpo.training import train as train_module
-from grpo.training.grpo import train_grpo  # noqa: F401
+from grpo.training.validation import Validation
 
 sent = signal.SIGKILL  # to this process in the middle of an act
 
@@ -35,25 +39,6 @@ def die() -> None:
         time.sleep(60)
 
 
-def before(place: Any, name: str, nth: int, act: Callable[..., None] = lambda *args, **kwargs: None) -> None:
-    """At the ``nth`` call of a function, do ``act`` instead, and die."""
-    real, calls = getattr(place, name), [0]
-
-    def killing(*args: Any, **kwargs: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == nth:
-            act(*args, **kwargs)
-            die()
-        return real(*args, **kwargs)
-
-    setattr(place, name, killing)
-
-
-def after(place: Any, name: str, nth: int) -> None:
-    """Die when the ``nth`` call of a function has done its work."""
-    before(place, name, nth, act=getattr(place, name))
-
-
 def half_a_checkpoint(folder: Path, model: Any, tokenizer: Any) -> None:
     """Write weights, and of these only the first half."""
     model.save_pretrained(folder)
@@ -61,11 +46,11 @@ def half_a_checkpoint(folder: Path, model: Any, tokenizer: Any) -> None:
     os.truncate(weights, weights.stat().st_size // 2)
 
 
-def half_a_row(log: Any, name: str, row: Any, *_: Any) -> None:
+def half_a_row(writer: Any, row: Any) -> None:
     """Write the beginning of a CSV line."""
-    text, file = ",".join(map(str, row.values())), log._files["history"]
-    file.write(text[: len(text) // 2])
-    file.flush()
+    text = ",".join(map(str, row.values()))
+    writer._file.write(text[: len(text) // 2])
+    writer._file.flush()
 
 
 def half_a_state(descriptor: int) -> None:
@@ -73,46 +58,40 @@ def half_a_state(descriptor: int) -> None:
     os.ftruncate(descriptor, 5000)
 
 
-def after_the_move_to(name: str) -> None:
-    """Die when a file or folder has got this name, which is how everything whole comes to its place."""
-    real = Path.replace
+def nothing(*_: Any, **__: Any) -> None: ...
 
-    def killing(self: Path, target: Path) -> Path:
-        moved = real(self, target)
-        if Path(target).name == name:
-            die()
-        return moved
 
-    Path.replace = killing  # type: ignore[assignment, method-assign]
+# By act the function in which this process dies, and what it does before: None for all of its work.
+ACTS: dict[str, tuple[Any, str, Callable[..., None] | None]] = {
+    "rollout": (transformers_engine, "sample", nothing),
+    "backward": (Learner, "_backward", None),
+    "update": (Optimizer, "finish", None),
+    "evaluation": (Validation, "_sample", None),
+    "checkpoint": (train_module, "save_checkpoint", half_a_checkpoint),
+    "metrics": (_CsvWriter, "write", half_a_row),
+    "state": (os, "fsync", half_a_state),
+}
 
 
 def arm(act: str, nth: int, signum: int) -> None:
-    """Have this process die in the middle of something. Another signal than SIGKILL may be sent after a move only."""
+    """Have this process die in the ``nth`` act of a kind, or when a file or folder has got this name, which is how everything
+    whole comes to its place. Another signal than SIGKILL may be sent after such a move only.
+    """
     global sent
     sent = signal.Signals(signum)
-    from grpo.learner.learner import Learner
-    from grpo.learner.optimizer import Optimizer
-    from grpo.rollout import transformers_engine
-    from grpo.tracking.run_log import RunLog
-    from grpo.training.validation import Validation
+    place, name, instead = ACTS.get(act, (Path, "replace", None))
+    real, calls = getattr(place, name), [0]
 
-    match act:
-        case "rollout":
-            before(transformers_engine, "sample", nth)
-        case "backward":
-            after(Learner, "_backward", nth)
-        case "update":
-            after(Optimizer, "finish", nth)
-        case "evaluation":
-            after(Validation, "_sample", nth)
-        case "checkpoint":
-            before(train_module, "save_checkpoint", nth, half_a_checkpoint)
-        case "metrics":
-            before(RunLog, "_write", nth, half_a_row)
-        case "state":
-            before(os, "fsync", nth, half_a_state)
-        case _:
-            after_the_move_to(act)
+    def killing(*args: Any, **kwargs: Any) -> Any:
+        counts = act in ACTS or Path(args[1]).name == act
+        calls[0] += counts
+        if not counts or calls[0] != nth:
+            return real(*args, **kwargs)
+        done = (instead or real)(*args, **kwargs)
+        die()
+        return done
+
+    setattr(place, name, killing)
 
 
 def toy_reward(response: str, ground_truth: str) -> dict[str, float]:

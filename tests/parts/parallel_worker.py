@@ -8,18 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from learner_parts import flat, last_gradients
+from learner_parts import config, flat, last_gradients
 from model_parts import SMALLER, own_model
 from training_parts import scored
 
 from grpo.common.records import Completion, Problem, Rollout
 from grpo.common.world import ALONE, World, init_world
 from grpo.learner.learner import Learner
-from grpo.study.methods import GrpoConfig
 from grpo.study.settings import LearnerSettings
 
 LENGTHS = [[5, 1, 9, 3], [2, 2, 0, 1], [12, 7, 1, 4]]
 VOCABULARY = 50
+BATCH = {
+    "rollout_batch_size": 12,
+    "train_batch_size": 12,
+    "gradient_accumulation_steps": 4,
+    "learning_rate": 1e-2,
+    "measure_kl": True,
+}
 
 
 def make_model() -> Any:
@@ -73,21 +79,14 @@ def compute(world: World = ALONE) -> dict[str, Any]:
 
 
 def make_learner(model: Any, budget: int | None, packing: bool, loss: str, normalization: str, world: World) -> Learner:
-    config = GrpoConfig(
-        rollout_batch_size=12,
-        train_batch_size=12,
-        group_size=4,
-        gradient_accumulation_steps=4,
-        sampling_max_tokens=16,
-        learning_rate=1e-2,
-        max_grad_norm=1e9,
-        loss_type=loss,  # type: ignore[arg-type]
-        length_normalization=normalization,  # type: ignore[arg-type]
-        measure_kl=True,
+    settings = config(
+        **BATCH,
+        loss_type=loss,
+        length_normalization=normalization,
         kl_coefficient=0.3 if loss == "gspo" else 0.0,
         entropy_coefficient=0.1 if loss == "gspo" else 0.0,
     )
-    return Learner(model, config, 0, LearnerSettings(max_tokens_per_microbatch=budget, packing=packing), world=world)
+    return Learner(model, settings, 0, LearnerSettings(max_tokens_per_microbatch=budget, packing=packing), world=world)
 
 
 def ids_of(rollouts: list[Rollout]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:

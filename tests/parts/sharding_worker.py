@@ -10,8 +10,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from learner_parts import config
 from model_parts import SMALLER, own_model, tiny_model
-from parallel_worker import ids_of, make_rollouts
+from parallel_worker import BATCH, ids_of, make_rollouts
 from torch import Tensor
 from training_parts import scored
 
@@ -22,7 +23,6 @@ from grpo.models.sharding import gather, weights_of, whole_model
 from grpo.models.tokenizer import train_tokenizer
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
-from grpo.study.methods import GrpoConfig
 from grpo.study.settings import LearnerSettings
 from grpo.training.state import copy_to_cpu
 
@@ -60,22 +60,12 @@ CASES: dict[str, tuple[Any, int | None, float]] = {
 def compute(case: str, world: World = ALONE, shard_on: str | None = None) -> dict[str, Any]:
     """What a learner's methods give in some updates."""
     make_model, budget, max_grad_norm = CASES[case]
-    config = GrpoConfig(
-        rollout_batch_size=12,
-        train_batch_size=12,
-        group_size=4,
-        gradient_accumulation_steps=4,
-        sampling_max_tokens=16,
-        learning_rate=1e-2,
-        max_grad_norm=max_grad_norm,
-        loss_type="grpo_clip",
-        measure_kl=True,
-    )
+    settings = config(**BATCH, max_grad_norm=max_grad_norm, loss_type="grpo_clip")
     model = make_model()
     engine = TransformersEngine(copy.deepcopy(model), TOKENIZER, world=world)
     sharded = {"device": shard_on, "processes": max(2, world.size), "fully_shard": True} if shard_on else {}
-    settings = LearnerSettings(max_tokens_per_microbatch=budget, **sharded)
-    learner = Learner(model, config, 0, settings, world)
+    how = LearnerSettings(max_tokens_per_microbatch=budget, **sharded)
+    learner = Learner(model, settings, 0, how, world)
     gradients = gradients_of_steps(learner)
     rollouts = make_rollouts()
     generator = torch.Generator().manual_seed(1)
@@ -98,7 +88,7 @@ def compute(case: str, world: World = ALONE, shard_on: str | None = None) -> dic
     found["bytes of the model"] = sum(map(held, learner.model.parameters()))
     found["state"] = copy_to_cpu(learner.state())
     # Another learner goes on from the state as this one does.
-    other = Learner(make_model(), config, 0, settings, world)
+    other = Learner(make_model(), settings, 0, how, world)
     other.restore(found["state"])
     for each in (learner, other):
         each.sft_update(*ids_of(rollouts))

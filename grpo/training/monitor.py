@@ -123,7 +123,6 @@ class Monitor:
         return {**gathered, "stopping": self.stopping.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Resume from a :meth:`state`."""
         self.updates, self.outcomes, self.samples = state["updates"], state["outcomes"], state["samples"]
         self.stopping.restore(state["stopping"])
 

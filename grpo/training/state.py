@@ -45,11 +45,9 @@ class Part(Protocol):
 
     def state(self) -> Any:
         """The state. Training may change its tensors, lists and mappings later."""
-        ...
 
     def restore(self, state: Any) -> None:
         """Resume from a :meth:`state`."""
-        ...
 
 
 @runtime_checkable
@@ -58,11 +56,9 @@ class PartElsewhere(Protocol):
 
     def write_state(self, file: Path) -> Callable[[], None]:
         """Copy the current state and start writing it, while training continues; returns a function that waits for the end."""
-        ...
 
     def read_state(self, file: Path) -> None:
         """Resume from a file."""
-        ...
 
 
 def copy_to_cpu(value: Any, keep: bool = True) -> Any:
@@ -95,7 +91,6 @@ class RandomStates:
     """Python's, numpy's and torch's random generators."""
 
     def state(self) -> dict[str, Any]:
-        """See :class:`Part`."""
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         numpy: Any = np.random.get_state()
         name, key, *rest = numpy
@@ -107,7 +102,6 @@ class RandomStates:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """See :class:`Part`."""
         random.setstate(state["python"])
         np.random.set_state(state["numpy"])
         torch.set_rng_state(state["torch"])

@@ -96,5 +96,4 @@ class Stopping:
         return asdict(self)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Resume from a :meth:`state`."""
         vars(self).update(state)

@@ -15,7 +15,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import ray
 import torch
 from training_parts import NoMlflow, by, contains_a_t, context, problems, saved_every, setup_of
 
@@ -103,6 +102,8 @@ def make_slowly_writing_learner(folder: Path, slow: Path, config: GrpoConfig) ->
 
 def kill(actor: Any) -> None:
     """End an actor's process as the kernel would."""
+    import ray  # not before grpo.training.asynchronous, which says whether it sends a token
+
     os.kill(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
 
 
@@ -111,6 +112,8 @@ def kill(actor: Any) -> None:
 
 class FixedTimeEngine:
     """Samples nothing, in a fixed time."""
+
+    context = None
 
     def __init__(self, seconds: float):
         self.seconds, self.policy_version = seconds, 0

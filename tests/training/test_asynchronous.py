@@ -296,8 +296,6 @@ def test_what_is_logged_is_of_the_drawn_batch(tmp_path: Path) -> None:
 class HungryEngine(parts.FixedTimeEngine):
     """Takes as much memory as a call has tokens."""
 
-    context = None
-
     def generate(self, prompts: Any, params: SamplingParams, n: int, seed: int) -> Any:
         torch.ones(params.max_tokens, 2**18).sum()  # MiB
         return super().generate(prompts, params, n, seed)
@@ -509,7 +507,7 @@ def test_a_run_whose_actors_are_killed_ends_as_one_that_was_left_alone(
     for root in (paths.RUNS, paths.CHECKPOINTS):
         shutil.rmtree(root)
     monkeypatch.setattr(RolloutPipeline, "synchronize", killing)
-    victims |= {3: "learner", 5: "generator", 7: "scorer"}
+    victims |= {3: "learner", 5: "scorer", 7: "generator"}
     train_run(study, run)
     assert files_below(paths.RUNS, paths.CHECKPOINTS) == undisturbed
     timing = json.loads(paths.run_timing(run.name).read_text())

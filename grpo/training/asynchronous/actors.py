@@ -209,7 +209,6 @@ class LearnerActor:
         self.learner.restore(torch.load(file, map_location="cpu", weights_only=True))
 
     def token_entropies(self, rollouts: list[Rollout]) -> list[float]:
-        """See :meth:`grpo.learner.learner.Learner.token_entropies`."""
         return self.learner.token_entropies(rollouts)
 
     def save(self, folder: Path) -> None:

@@ -39,7 +39,6 @@ class RemoteLearner:
         self.peak_mb = 0.0
 
     def train(self, rollouts: list[Rollout], version: int) -> Updates:
-        """See :func:`grpo.training.step.train_on`."""
         updates: Updates
         updates, self.peak_mb = result_of(self.actor.train.remote(rollouts, version))
         return updates
@@ -62,17 +61,14 @@ class RemoteLearner:
         return self.actor.send.options(concurrency_group=SENDING).remote(version, generator, after)
 
     def write_state(self, file: Path) -> Callable[[], None]:
-        """See :class:`grpo.training.state.PartElsewhere`."""
         result_of(self.actor.copy_state.remote())
         written = self.actor.write_state.options(concurrency_group=WRITING).remote(file.absolute())
         return lambda: result_of(written)
 
     def read_state(self, file: Path) -> None:
-        """See :class:`grpo.training.state.PartElsewhere`."""
         result_of(self.actor.read_state.remote(file.absolute()))
 
     def token_entropies(self, rollouts: list[Rollout]) -> list[float]:
-        """See :meth:`grpo.learner.learner.Learner.token_entropies`."""
         return result_of(self.actor.token_entropies.remote(rollouts))  # type: ignore[no-any-return]
 
     def save(self, folder: Path) -> None:

@@ -62,7 +62,6 @@ class ReplayBuffer:
         return [replace(group) for group in self.groups], list(self.left)
 
     def restore(self, state: tuple[list[Group], list[int]]) -> None:
-        """Resume from a :meth:`state`."""
         self.groups, self.left = state
 
     def metrics(self) -> dict[str, float]:

@@ -244,17 +244,6 @@ def test_a_reward_that_nothing_earns_leaves_the_weights_as_they_are(
     assert told == ["1", "2"]
 
 
-def test_expert_iteration_is_repeatable_bit_for_bit(model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    one, _ = on_tiny_model(model, tokenizer, tmp_path / "one", n_ei_steps=2)
-    torch.manual_seed(99)
-    torch.rand(5)
-    two, _ = on_tiny_model(model, tokenizer, tmp_path / "two", n_ei_steps=2)
-    assert same_weights(one, two)
-    assert (tmp_path / "one/history.csv").read_bytes() == (tmp_path / "two/history.csv").read_bytes()
-    other, _ = on_tiny_model(model, tokenizer, tmp_path / "other", n_ei_steps=2, seed=1)
-    assert not same_weights(one, other)
-
-
 def test_the_token_that_ended_a_response_is_trained_on(model: Any, tokenizer: Any, tmp_path: Path) -> None:
     """A model that now and then samples end of text; what is trained on ends where it was sampled."""
     policy = copy.deepcopy(model)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -41,20 +40,14 @@ from grpo.training.sft import train_sft
 MANY = [Example(f"prompt {i}", f"response {i}", str(i), float(i % 3 == 0)) for i in range(30)]
 
 
-def test_a_smaller_choice_is_part_of_a_larger_one_of_the_same_seed() -> None:
-    chosen = [choose_examples(MANY, SftConfig(examples=n), 5) for n in (1, 4, 13, 30)]
-    assert [len(examples) for examples in chosen] == [1, 4, 13, 30]
-    for fewer, more in itertools.pairwise(chosen):
-        assert set(fewer) < set(more)
-    assert set(chosen[-1]) == set(MANY) == set(choose_examples(MANY, SftConfig(), 5))
-
-
 @pytest.mark.parametrize("seed", range(4))
-def test_choices_of_very_different_sizes_are_nested_too(seed: int) -> None:
+def test_a_smaller_choice_is_part_of_a_larger_one_of_the_same_seed(seed: int) -> None:
     """``random.sample`` uses different algorithms for small and for large samples."""
     many = [Example(f"prompt {i}", "", "", 0.0) for i in range(2000)]
     chosen = [set(choose_examples(many, SftConfig(examples=n), seed)) for n in (30, 300, 450, 1500)]
-    assert chosen[0] < chosen[1] < chosen[2] < chosen[3]
+    assert [len(examples) for examples in chosen] == [30, 300, 450, 1500]
+    assert chosen[0] < chosen[1] < chosen[2] < chosen[3] < set(many)
+    assert set(choose_examples(many, SftConfig(), seed)) == set(many)
 
 
 def test_the_choice_depends_on_the_seed_only() -> None:
@@ -201,17 +194,6 @@ def test_gradients_are_clipped(model: Any, tokenizer: Any, tmp_path: Path) -> No
     assert distance(trained, unclipped, model) > 1e-2
 
 
-def test_training_is_repeatable_bit_for_bit(model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    one, _, _ = fine_tuned(model, tokenizer, tmp_path / "one")
-    torch.manual_seed(99)
-    torch.rand(5)
-    two, _, _ = fine_tuned(model, tokenizer, tmp_path / "two")
-    assert torch.equal(flat(one), flat(two))
-    assert (tmp_path / "one/history.csv").read_bytes() == (tmp_path / "two/history.csv").read_bytes()
-    other, _, _ = fine_tuned(model, tokenizer, tmp_path / "other", seed=4)
-    assert not torch.equal(flat(one), flat(other))
-
-
 def test_a_run_that_is_over_ends_there(model: Any, tokenizer: Any, tmp_path: Path) -> None:
     seen = []
 
@@ -222,27 +204,6 @@ def test_a_run_that_is_over_ends_there(model: Any, tokenizer: Any, tmp_path: Pat
     _, history, _ = fine_tuned(model, tokenizer, tmp_path / "run", validate=validate)
     assert seen == [(0, 0), (1, 1), (2, 1)]
     assert [row["step"] for row in history] == [1, 2]
-
-
-def test_a_few_examples_are_learnt_by_heart(model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    config = CONFIG.model_copy(update={"n_sft_steps": 40, "learning_rate": 1e-2, "max_grad_norm": 1.0})
-    few = EXAMPLES[:4]
-
-    def known(of: Any) -> float:
-        """Share of response tokens that are the most likely ones."""
-        hits = []
-        for example in few:
-            prompt, response = (tokenizer(text)["input_ids"] for text in (example.prompt, example.response))
-            with torch.no_grad():
-                best = of(torch.tensor([[*prompt, *response]])).logits[0].argmax(dim=-1)
-            hits += [best[len(prompt) - 1 + t].item() == token for t, token in enumerate(response)]
-        return sum(hits) / len(hits)
-
-    trained, history, _ = fine_tuned(model, tokenizer, tmp_path / "run", config, few)
-    assert known(model) < 0.3
-    assert known(trained) == 1.0
-    assert history[-1]["mean_nll"] < history[0]["mean_nll"] / 20
-    assert history[-1]["token_entropy"] < history[0]["token_entropy"] / 5
 
 
 # ---------------------------------------------------------------------------------------------- evaluations on the way

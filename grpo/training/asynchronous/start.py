@@ -95,8 +95,10 @@ def start_asynchronous(
             f"params.yaml: learner.processes ({study.learner.processes}): an asynchronous run has one process for its "
             "learner. Set it to 1."
         )
-    actors_study, folder, here = _with_one_gpu_each(study), run.model.absolute(), Path.cwd()
+    folder, here = run.model.absolute(), Path.cwd()
     devices = {name: _device(study, name) for name in ("engine", "learner")}
+    seen = {name: {"device": at if at == "cpu" else "cuda:0"} for name, at in devices.items()}  # Ray shows an actor one GPU
+    actors_study = study.model_copy(update={name: getattr(study, name).model_copy(update=of) for name, of in seen.items()})
     gpus = 1.0 if devices["engine"] != devices["learner"] else 0.5  # half of the GPU that they share
     resources = {name: {"num_cpus": study.threads, "num_gpus": gpus * (at != "cpu")} for name, at in devices.items()}
     with start_actors(
@@ -156,14 +158,6 @@ def _device(study: Study, name: str) -> str:
     """Device of the engine or of the learner."""
     device: str = getattr(study, name).device
     return "cuda:0" if device == "cuda" else device
-
-
-def _with_one_gpu_each(study: Study) -> Study:
-    """The study with the devices that the actors see: Ray shows each actor one GPU as cuda:0."""
-    devices = {name: "cpu" if _device(study, name) == "cpu" else "cuda:0" for name in ("engine", "learner")}
-    return study.model_copy(
-        update={name: getattr(study, name).model_copy(update={"device": device}) for name, device in devices.items()}
-    )
 
 
 def _make_generator(study: Study, config: GrpoConfig, folder: Path, here: Path, check_weights: bool) -> tuple[Engine, Any, Any]:

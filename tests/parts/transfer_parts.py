@@ -108,7 +108,7 @@ class PlainSender(Sender):
         if version == 4 and self.dies == "generator":
             kill(generator)
             raise RuntimeError("NCCL error: unhandled system error")
-        RemoteLlm(generator)._call("load", self.versions[version])
+        RemoteLlm(generator).load(self.versions[version])
         with self.sent.open("a") as file:
             file.write(f"{version}\n")
         ray.get(generator.has_taken_over.remote(version))

@@ -111,10 +111,10 @@ class Generator:
         engine: Any = self.engine
         return Receiver(gpu(), engine.policy_version, engine._check)
 
-    def call_llm(self, method: str, *arguments: Any) -> Any:
+    def call_llm(self, method: str, *arguments: Any, **named: Any) -> Any:
         """Call a method of the ``vllm.LLM``."""
         engine: Any = self.engine
-        return getattr(engine._llm, method)(*arguments)
+        return getattr(engine._llm, method)(*arguments, **named)
 
     def has_taken_over(self, version: int) -> None:
         """Take note that weights of this version have arrived."""

@@ -7,8 +7,9 @@ the order of the calls and the weights received, over gloo instead of NCCL. It h
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
@@ -30,15 +31,12 @@ class Weights:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Precision of the policy."""
         return next(iter(self._state.values())).dtype
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Replace the weights."""
         self._state = state
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The weights."""
         return self._state
 
 
@@ -167,32 +165,19 @@ class RemoteLlm:
     def __init__(self, generator: Any):
         self._generator = generator
 
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return partial(self._call, method)
+
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Connect to the sender."""
         self._call("init_weight_transfer_engine", {"init_info": init_info})
-
-    def start_weight_update(self) -> None:
-        """Prepare to receive weights under a checkpoint's names."""
-        self._call("start_weight_update")
 
     def update_weights(self, update_info: Any) -> None:
         """Receive a bucket (CUDA IPC), or all of them (NCCL)."""
         self._call("update_weights", {"update_info": update_info})
 
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Finish the update after the last bucket."""
-        self._call("finish_weight_update", weight_version)
-
-    def reset_prefix_cache(self) -> None:
-        """Drop cached prefixes, which were computed with the old weights."""
-        self._call("reset_prefix_cache")
-
-    def collective_rpc(self, method: Any, args: tuple[Any, ...] = ()) -> Any:
-        """Call a function with vLLM's worker as its argument."""
-        return self._call("collective_rpc", method, None, args)
-
-    def _call(self, method: str, *arguments: Any) -> Any:
-        return ray.get(self._generator.call_llm.remote(method, *arguments))
+    def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
+        return ray.get(self._generator.call_llm.remote(method, *arguments, **named))
 
 
 def _receive_by(worker: Any, backend: str) -> None:

@@ -36,7 +36,6 @@ from training_parts import (
     context,
     files_below,
     make_project,
-    never_saved,
     problems,
     read_csv,
     saved_every,
@@ -69,6 +68,7 @@ from grpo.training.inputs import ActorLost
 from grpo.training.run import train_run
 from grpo.training.step import lag_metrics, train_on
 
+SMALL = CONFIG.model_copy(update={"rollout_batch_size": 6, "train_batch_size": 6, "group_size": 2})
 pytestmark = pytest.mark.usefixtures("actors_find_the_parts")
 shared_cluster = pytest.mark.usefixtures("on_the_cluster")
 
@@ -221,14 +221,7 @@ class Remembering:
 @pytest.mark.parametrize(("epochs", "train_batch_size"), [(1, 6), (2, 6), (1, 2), (2, 3)])
 def test_stale_rollouts_bring_their_own_log_probs_and_fresh_ones_the_learners(epochs: int, train_batch_size: int) -> None:
     """After one update on a rollout batch, the policy is no longer the one that sampled it."""
-    config = CONFIG.model_copy(
-        update={
-            "rollout_batch_size": 6,
-            "train_batch_size": train_batch_size,
-            "group_size": 2,
-            "epochs_per_rollout_batch": epochs,
-        }
-    )
+    config = SMALL.model_copy(update={"train_batch_size": train_batch_size, "epochs_per_rollout_batch": epochs})
     fresh, stale, mixed = Remembering(), Remembering(), Remembering()
     train_on(config, fresh, scored(4), version=3)  # type: ignore[arg-type]
     train_on(config, stale, scored(4), version=4)  # type: ignore[arg-type]
@@ -241,56 +234,6 @@ def test_stale_rollouts_bring_their_own_log_probs_and_fresh_ones_the_learners(ep
         assert all(old.eq(-9.0).all() for update in fresh.old for old in update)
     assert all(equal(update, [torch.tensor([-4.0, -0.5])] * train_batch_size) for update in stale.old)
     assert equal(mixed.old, stale.old)
-
-
-class OrdersAtOnce:
-    """A pipeline that answers every request at once, with rollouts of the newest version."""
-
-    def __init__(self, config: Any) -> None:
-        self.config, self.policy_version = config, 0
-
-    def request(self, step: int) -> Future[ScoredRollouts]:
-        batch = scored(step, self.config.n_prompts_per_rollout_batch, version=self.policy_version)
-        for rollout in batch:  # longer at each step
-            rollout.completion = replace(rollout.completion, token_ids=(5,) * step, log_probs=(0.0,) * step)
-        return finished(ScoredRollouts(batch, {"train/reward": float(step)}, {"rollout_s": 0.0}))
-
-    def synchronize(self, model: Any, policy_version: int) -> None:
-        self.policy_version = policy_version
-
-
-class Drawn:
-    """A learner that records its batches."""
-
-    model, peak_mb = None, 0.0
-
-    def __init__(self) -> None:
-        self.batches: list[tuple[int, list[Rollout]]] = []
-
-    def train(self, rollouts: list[Rollout], version: int) -> list[dict[str, float]]:
-        self.peak_mb += 1.0
-        self.batches.append((version, rollouts))
-        return [{"loss": 0.0}]
-
-
-def test_what_is_logged_is_of_the_drawn_batch(tmp_path: Path) -> None:
-    settings = Asynchronous(max_policy_lag=0, replay_capacity=4)
-    config = CONFIG.model_copy(
-        update={"asynchronous": settings, "n_grpo_steps": 8, "rollout_batch_size": 6, "train_batch_size": 6, "group_size": 2}
-    )
-    learner, log = Drawn(), RunLog(tmp_path, parts.NoMlflow())  # type: ignore[arg-type]
-    pipeline: Any = OrdersAtOnce(config)
-    train_grpo_asynchronously(pipeline, context(config, log, never_saved(tmp_path), engine=pipeline, learner=learner))
-    log.close()
-    lags = [[version - rollout.completion.policy_version for rollout in batch] for version, batch in learner.batches]
-    assert max(map(max, lags)) == 3  # three batches are older than the newest, whose lag is 0
-    assert [row["lag_max"] for row in rows(tmp_path)] == [max(lag) for lag in lags]
-    lengths = [[len(rollout.completion.token_ids) for rollout in batch] for _, batch in learner.batches]
-    means = [np.average(lag, weights=length) for lag, length in zip(lags, lengths, strict=True)]
-    assert [row["lag_mean"] for row in rows(tmp_path)] == pytest.approx(means)
-    tokens = [row["tokens_per_s"] * row["training_s"] for row in log.times]  # sampling takes no time here
-    assert tokens == pytest.approx([sum(length) for length in lengths])
-    assert [row["training_peak_mb"] for row in log.times] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
 
 
 class HungryEngine(parts.FixedTimeEngine):
@@ -373,13 +316,18 @@ class Versions:
         self.model = None
 
     def request(self, step: int) -> Future[ScoredRollouts]:
-        return finished(ScoredRollouts(scored(step, self.groups, self.version), {}, {}))
+        batch = scored(step, self.groups, self.version)
+        for rollout in batch:  # longer at each step
+            rollout.completion = replace(rollout.completion, token_ids=(5,) * step, log_probs=(0.0,) * step)
+        return finished(ScoredRollouts(batch, {}, {"rollout_s": 0.0}))
 
     def synchronize(self, model: Any, policy_version: int) -> None:
         self.version = policy_version
 
     def train(self, rollouts: list[Rollout], version: int) -> list[dict[str, float]]:
-        self.trained.append((version, [(r.problem.id, r.completion.policy_version) for r in rollouts]))
+        self.peak_mb += 1.0
+        batch = [(r.problem.id, r.completion.policy_version, len(r.completion.token_ids)) for r in rollouts]
+        self.trained.append((version, batch))
         return [{"loss": 0.0}]
 
     def state(self) -> list[Any]:
@@ -389,17 +337,30 @@ class Versions:
         self.version, self.trained = state
 
 
-def loop(folder: Path, config: Any, saves_at: int, ends_at: int) -> Versions:
-    """Train up to ``ends_at``, from the saved state if there is one."""
+def loop(folder: Path, config: Any, saves_at: int, ends_at: int) -> tuple[list[Any], RunLog]:
+    """Train up to ``ends_at``, from the saved state if there is one: what was trained on, and the log."""
     folder.mkdir(exist_ok=True)
-    both = Versions(config.n_prompts_per_rollout_batch)
-    log = RunLog(folder, SimpleNamespace(log=lambda *_, **__: None, tag=lambda **_: None))  # type: ignore[arg-type]
+    both: Any = Versions(config.n_prompts_per_rollout_batch)
+    log = RunLog(folder, parts.NoMlflow())  # type: ignore[arg-type]
     with saved_every(saves_at, folder, {"both": both, "log": log}) as saved:
         saved.restore()
         ends = {"validation": lambda step, updates: step == ends_at}
-        train_grpo_asynchronously(both, context(config, log, saved, engine=both, learner=both, **ends))  # type: ignore[arg-type]
+        train_grpo_asynchronously(both, context(config, log, saved, engine=both, learner=both, **ends))
     log.close()
-    return both
+    return both.trained, log
+
+
+def test_what_is_logged_is_of_the_drawn_batch(tmp_path: Path) -> None:
+    trained, log = loop(tmp_path, asynchronous(SMALL, max_policy_lag=0, replay_capacity=4), 100, 8)
+    lags = [[version - sampled_by for _, sampled_by, _ in batch] for version, batch in trained]
+    assert max(map(max, lags)) == 3  # three batches are older than the newest, whose lag is 0
+    assert [row["lag_max"] for row in rows(tmp_path)] == [max(lag) for lag in lags]
+    lengths = [[length for _, _, length in batch] for _, batch in trained]
+    means = [np.average(lag, weights=length) for lag, length in zip(lags, lengths, strict=True)]
+    assert [row["lag_mean"] for row in rows(tmp_path)] == pytest.approx(means)
+    tokens = [row["tokens_per_s"] * row["training_s"] for row in log.times]  # sampling takes no time here
+    assert tokens == pytest.approx([sum(length) for length in lengths])
+    assert [row["training_peak_mb"] for row in log.times] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
 
 
 @pytest.mark.parametrize("older", [None, 1])
@@ -408,14 +369,14 @@ def test_a_run_that_is_taken_up_trains_on_the_same_groups_of_the_same_versions(
     tmp_path: Path, lag: int, older: int | None
 ) -> None:
     max_age = None if older is None else lag + older
-    config = CONFIG.model_copy(update={"n_grpo_steps": 12, "rollout_batch_size": 6, "train_batch_size": 6, "group_size": 2})
+    config = SMALL.model_copy(update={"n_grpo_steps": 12})
     config = asynchronous(config, max_policy_lag=lag, replay_capacity=3, replay_max_age=max_age)
-    straight = loop(tmp_path / "straight", config, 100, 12)
-    assert loop(tmp_path / "again", config, 5, 7).trained == straight.trained[:7]
-    assert loop(tmp_path / "again", config, 5, 12).trained == straight.trained
+    straight, _ = loop(tmp_path / "straight", config, 100, 12)
+    assert loop(tmp_path / "again", config, 5, 7)[0] == straight[:7]
+    assert loop(tmp_path / "again", config, 5, 12)[0] == straight
     assert rows(tmp_path / "again") == rows(tmp_path / "straight")
-    ages = [version - sampled_by for version, batch in straight.trained for _, sampled_by in batch]
-    assert [version for version, _ in straight.trained] == list(range(12))
+    ages = [version - sampled_by for version, batch in straight for _, sampled_by, _ in batch]
+    assert [version for version, _ in straight] == list(range(12))
     assert min(ages) == 0 and max(ages) == (
         lag + 2 if max_age is None else lag + 1
     )  # the buffer keeps each batch for three steps
@@ -428,7 +389,7 @@ def test_a_run_that_is_taken_up_trains_on_the_same_groups_of_the_same_versions(
 @shared_cluster
 def test_a_state_that_dies_with_its_writer_does_not_count(folder: Path, tmp_path: Path) -> None:
     """The state before it is valid."""
-    config = asynchronous(CONFIG.model_copy(update={"rollout_batch_size": 6, "train_batch_size": 6, "group_size": 2}))
+    config = asynchronous(SMALL)
     learner = partial(parts.make_slowly_writing_learner, folder, tmp_path / "slow", config)
     one, setup = {"num_cpus": 1.0}, setup_of(config, problems(10))
     start = partial(start_actors, setup, partial(make_generator, folder), learner, one, one)

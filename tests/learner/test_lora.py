@@ -199,16 +199,6 @@ def test_layers_that_take_no_adapters_are_refused(own_model: Any, targets: list[
         add_adapters(own_model, Lora(targets=targets), seed=0)
 
 
-def test_adapters_of_a_bfloat16_model_are_trained_in_float32(own_model: Any) -> None:
-    model = own_model.to(torch.bfloat16)
-    add_adapters(model, LORA, seed=0)
-    learner = Learner(model, config(lora=LORA, learning_rate=1e-5), pad_token_id=0)
-    first = [weight.detach().clone() for weight in learner.optimizer.weights]
-    update(learner)
-    assert all(weight.dtype == torch.float32 and weight.numel() < 1024 for weight in learner.optimizer.weights)
-    assert any(not torch.equal(a, b) for a, b in zip(first, learner.optimizer.weights, strict=True))
-
-
 def test_adapters_come_without_a_warning_of_what_is_not_used() -> None:
     """In a separate process, because peft and its imports warn once per process."""
     code = (

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from learner_parts import last_gradients
+from learner_parts import last_gradients, rollouts_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,7 +20,6 @@ from training_parts import scored
 from transformers import AutoModelForCausalLM
 
 from grpo.common.errors import UserError
-from grpo.common.records import Completion, Problem, Rollout
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import compile_layers, load_model, save_checkpoint
 from grpo.models.hugging_face import SHARED_PROMPT, Qwen2Config, Qwen2ForCausalLM
@@ -236,17 +235,6 @@ def test_the_engine_samples_the_same_tokens(fresh_model: Any, tokenizer: Any, eq
     assert len({len(c.token_ids) for group in found for c in group}) >= 5  # rows left the batch
 
 
-def rollouts(vocabulary: int) -> list[Rollout]:
-    generator = torch.Generator().manual_seed(4)
-    made = []
-    for g, (prompt_length, lengths) in enumerate([(7, (5, 1, 9, 3)), (1, (2, 2, 1, 1)), (12, (12, 7, 1, 4))]):
-        prompt = tuple(torch.randint(1, vocabulary, (prompt_length,), generator=generator).tolist())
-        for n in lengths:
-            ids = tuple(torch.randint(1, vocabulary, (n,), generator=generator).tolist())
-            made.append(Rollout(Problem(f"p/{g}", "", ""), prompt, Completion(ids, "", (0.0,) * n, "stop"), {}))
-    return made
-
-
 def updated(
     model: Any, budget: int | None, prepare: Callable[[Any], object] = lambda _: None
 ) -> tuple[dict[str, float], dict[str, Tensor], Learner]:
@@ -263,7 +251,7 @@ def updated(
     )
     learner = Learner(copy.deepcopy(model), config, 0, LearnerSettings(max_tokens_per_microbatch=budget))
     prepare(learner.model)
-    batch = rollouts(model.config.vocab_size)
+    batch = rollouts_of([[5, 1, 9, 3], [2, 2, 1, 1], [12, 7, 1, 4]], [7, 1, 12], model.config.vocab_size)
     generator = torch.Generator().manual_seed(5)
     rewards, advantages = torch.rand(12, generator=generator), torch.randn(12, generator=generator)
     old = [row + 0.4 * torch.randn(len(row), generator=generator) for row in learner.log_probs(batch)]

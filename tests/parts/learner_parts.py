@@ -28,6 +28,18 @@ def rollouts(lengths: tuple[int, ...] = LENGTHS) -> list[Rollout]:
     return [rollout(3 + i % 4, n, seed=i) for i, n in enumerate(lengths)]
 
 
+def rollouts_of(lengths: list[list[int]], prompts: list[int], vocabulary: int, seed: int = 0) -> list[Rollout]:
+    """Random rollouts: for each group the lengths of its responses, and the length of its prompt."""
+    rng = random.Random(seed)
+    made = []
+    for g, (group, p) in enumerate(zip(lengths, prompts, strict=True)):
+        prompt = tuple(rng.randrange(1, vocabulary) for _ in range(p))
+        for n in group:
+            completion = Completion(tuple(rng.randrange(1, vocabulary) for _ in range(n)), "", (0.0,) * n, "stop")
+            made.append(Rollout(Problem(f"p/{g}", "", ""), prompt, completion, {}))
+    return made
+
+
 def config(**changes: Any) -> GrpoConfig:
     values: dict[str, Any] = {
         "rollout_batch_size": 8,

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from learner_parts import config, flat, last_gradients
+from learner_parts import config, flat, last_gradients, rollouts_of
 from model_parts import SMALLER, own_model
 from training_parts import scored
 
-from grpo.common.records import Completion, Problem, Rollout
+from grpo.common.records import Rollout
 from grpo.common.world import ALONE, World, init_world
 from grpo.learner.learner import Learner
 from grpo.study.settings import LearnerSettings
@@ -32,23 +31,9 @@ def make_model() -> Any:
     return own_model(vocab_size=VOCABULARY, **SMALLER)
 
 
-def make_rollouts() -> list[Rollout]:
-    rng = random.Random(0)
-
-    def ids(n: int) -> tuple[int, ...]:
-        return tuple(rng.randrange(VOCABULARY) for _ in range(n))
-
-    prompts = [ids(n) for n in (7, 1, 4)]
-    return [
-        Rollout(Problem("", "", ""), prompt, Completion(ids(n), "", (0.0,) * n, "stop"), {})
-        for prompt, group in zip(prompts, LENGTHS, strict=True)
-        for n in group
-    ]
-
-
 def compute(world: World = ALONE) -> dict[str, Any]:
     """What the learner's methods give, with the work shared over ``world``."""
-    rollouts = make_rollouts()
+    rollouts = rollouts_of(LENGTHS, [7, 1, 4], VOCABULARY)
     generator = torch.Generator().manual_seed(1)
     rewards, advantages = torch.rand(12, generator=generator), torch.randn(12, generator=generator)
     found: dict[str, Any] = {"metrics": {}, "gradients": {}}

@@ -114,7 +114,7 @@ def _rewards(study: Study, experiment: str) -> str:
     after, last_k = read_selection(experiment)["candidates"], study.last_k(experiment)
     before = {arm: mean_of(first_scores(runs), fixed=True) for arm, runs in by_arm(read_runs(study, experiment)).items()}
     rows = [("arm", "reward before GRPO", f"after it (mean of the last {last_k} evaluations)")]
-    rows += [(arm["arm"], format_interval(before[arm["arm"]]), format_interval(arm)) for arm in after]
+    rows += [(arm["arm"], str(before[arm["arm"]]), format_interval(arm)) for arm in after]
     return "\n".join(f"{arm:<12}{first:<26}{last}" for arm, first, last in rows)
 
 

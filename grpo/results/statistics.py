@@ -9,8 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from grpo.results.findings import Interval
-
 LEVEL = 0.95
 
 
@@ -51,8 +49,6 @@ def mean_over_problems(values: Sequence[float] | NDArray[np.float64]) -> dict[st
     return {"value": value, "low": max(0.0, value - half), "high": min(1.0, value + half), "problems": len(values)}
 
 
-def format_interval(estimate: Interval | Mapping[str, float]) -> str:
+def format_interval(estimate: Mapping[str, float]) -> str:
     """Format an estimate as ``value (low to high)`` with three decimals."""
-    if isinstance(estimate, Interval):
-        return str(estimate)
     return f"{estimate['value']:.3f} ({estimate['low']:.3f} to {estimate['high']:.3f})"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shlex
 import subprocess
@@ -13,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from grpo.study.effective import digest
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN, HubModel, LocalModel
 from grpo.study.training_inputs import shared_settings
@@ -51,7 +50,7 @@ def study_state(study: Study) -> dict[str, Any]:
         ``key``, which identifies the state; ``name`` and ``tags`` of the parent run; ``settings``, all values of params.yaml.
     """
     settings, source = study.model_dump(mode="json", exclude={"runs"}), source_tags()
-    params_digest = _digest(settings)
+    params_digest = digest(settings)
     commit, changed = source["git_commit"], source["git_changed"] == "true"
     at = f"at commit {commit[:8]}" + (" + changes" if changed else "")
     own = {key: value for key, value in mlflow_source_tags().items() if key != "mlflow.source.name"}
@@ -60,15 +59,11 @@ def study_state(study: Study) -> dict[str, Any]:
         f" Runs that were up to date then are below an earlier parent. Filter by `tags.experiment`."
     )
     return {
-        "key": _digest([study.study, params_digest, commit, changed]),
+        "key": digest([study.study, params_digest, commit, changed]),
         "name": f"study {study.study} {params_digest[:6]} {at}",
         "tags": {**own, **source, "study": study.study, "params_digest": params_digest, "mlflow.note.content": note},
         "settings": settings,
     }
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def study_params(study: Study, task: str = MAIN) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -38,35 +39,35 @@ TIME_LIMIT_S = 10.0  # CPU time for an answer: the worker makes the entry again,
 EXTRA = "reasoning_gym"
 
 
+@dataclass(eq=False)
 class ReasoningGym(Task):
     """Entries of one data set: the first ones are the validation split, the following ones the training split.
 
     Both come from one sequence, because the library makes entry ``i`` from ``seed + i``: two sequences with adjacent seeds
     would share nearly all entries. If a training entry repeats a validation question, it is left out.
 
-    Args:
+    Attributes:
         dataset: name of the data set in the library, such as ``chain_sum``.
         train_size, validation_size: number of entries of each split.
         seed: of the library's generator.
         config: further settings of the data set, such as ``{max_terms: 3}``.
     """
 
+    dataset: str
+    train_size: PositiveInt
+    validation_size: PositiveInt
+    seed: NonNegativeInt
+    config: dict[str, Any] = field(default_factory=dict)
+
     formats = GradedTask.formats
     drop_overlap = True
 
-    def __init__(
-        self,
-        dataset: str,
-        train_size: PositiveInt,
-        validation_size: PositiveInt,
-        seed: NonNegativeInt,
-        config: dict[str, Any] = {},  # noqa: B006 - only read
-    ):
-        self.dataset = dataset
-        self.made_of = {"name": dataset, "size": train_size + validation_size, "seed": seed, **config}
+    def __post_init__(self) -> None:
+        size = self.validation_size + self.train_size
+        self.made_of = {"name": self.dataset, "size": size, "seed": self.seed, **self.config}
         self.entries: dict[Split, range] = {
-            "validation": range(validation_size),
-            "train": range(validation_size, validation_size + train_size),
+            "validation": range(self.validation_size),
+            "train": range(self.validation_size, size),
         }
 
     def problems(self, split: Split) -> list[Problem]:

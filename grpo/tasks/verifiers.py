@@ -11,6 +11,7 @@ import inspect
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -39,10 +40,11 @@ class Part(BaseModel):
     select: dict[str, Any] = {}
 
 
+@dataclass(eq=False)
 class Verifiers(Task):
     """The tasks of a taskset.
 
-    Args:
+    Attributes:
         environment: id of an installed taskset, as in ``verifiers``, or import path of a ``Taskset``.
         train, validation: the tasks of each split.
         config: configuration of the taskset in both splits.
@@ -52,20 +54,18 @@ class Verifiers(Task):
         UserError: the module does not exist.
     """
 
+    environment: str
+    train: Part
+    validation: Part
+    config: dict[str, Any] = field(default_factory=dict)
+    drop_overlap: bool = False
+
     formats = {"plain": Format("{question}")}
 
-    def __init__(
-        self,
-        environment: str,
-        train: Part,
-        validation: Part,
-        config: dict[str, Any] = {},  # noqa: B006 - only read
-        drop_overlap: bool = False,
-    ):
-        self.environment, self.config, self.drop_overlap = environment, config, drop_overlap
-        self.parts: dict[Split, Part] = {"train": train, "validation": validation}
-        self.own_code = (environment,) if is_import_path(environment) else (f"{_module(environment)}:Taskset",)
-        source_of(self.own_code[0])
+    def __post_init__(self) -> None:
+        code = self.environment if is_import_path(self.environment) else f"{_module(self.environment)}:Taskset"
+        source_of(code)
+        self.own_code = (code,)
 
     def problems(self, split: Split) -> list[Problem]:
         """See :meth:`Task.problems`; ids are indices of tasks, ground truths their ``answer``, or JSON of their other fields.
@@ -117,7 +117,7 @@ class Verifiers(Task):
             yield task
 
     def _taskset(self, vf: Any, split: Split) -> Any:
-        part, where = self.parts[split], f"{self._where}: {split}"
+        part, where = getattr(self, split), f"{self._where}: {split}"
         kind: Any = import_object(self.environment) if is_import_path(self.environment) else _installed(vf, self.environment)
         if not (isinstance(kind, type) and issubclass(kind, vf.Taskset)):
             raise UserError(f"{self._where}: is no subclass of verifiers.v1.Taskset.")

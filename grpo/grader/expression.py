@@ -69,7 +69,11 @@ def variables(tree: Node) -> frozenset[str]:
         return frozenset()
     if tree[0] == "series":
         return variables(tree[3]) | variables(tree[4]) | (variables(tree[5]) - {tree[2]})
-    return frozenset[str]().union(*map(variables, operands(tree)))
+    found: frozenset[str] = frozenset()
+    for part in tree[1:]:
+        if isinstance(part, tuple):
+            found |= variables(part)
+    return found
 
 
 def is_constant(text: str) -> bool:
@@ -116,18 +120,16 @@ def _tokens(text: str) -> list[str]:
         if not match or len(tokens) >= _MAX_TOKENS:
             raise Unreadable
         position = match.end()
-        kind, token = str(match.lastgroup), match[str(match.lastgroup)]
-        if kind == "command":
+        token = match[str(match.lastgroup)]
+        if match.lastgroup == "command":
             token = _COMMAND_TOKENS.get(token, token)
             joined = _JOINED.fullmatch(token)
             if joined and token not in _GREEK | _FUNCTIONS:  # \sinx
                 tokens += ["\\" + joined[1], joined[2]]
-                continue
-            tokens.append(token if len(token) == 1 else "\\" + token)
-        elif kind == "word":
-            tokens.append("\\" + token)
+            else:
+                tokens.append(token if len(token) == 1 else "\\" + token)
         else:
-            tokens.append("^" if token == "**" else token)
+            tokens.append("\\" + token if match.lastgroup == "word" else token.replace("**", "^"))
     return tokens
 
 
@@ -214,18 +216,14 @@ class _Parser:
     def postfix(self, tree: Node) -> Node:
         while self.peek() in {"^", "!"}:
             if self.take() == "!":
-                if self.peek() == "!":
-                    self.take()
-                    tree = ("factorial2", tree)
-                else:
-                    tree = ("factorial", tree)
-                continue
-            if self.peek() == "\\circ" or self.tokens[self.at : self.at + 3] == ["{", "\\circ", "}"]:
+                is_double = self.peek() == "!" and self.take()
+                tree = ("factorial2" if is_double else "factorial", tree)
+            elif self.peek() == "\\circ" or self.tokens[self.at : self.at + 3] == ["{", "\\circ", "}"]:
                 self.at += 1 if self.peek() == "\\circ" else 3
                 tree = ("div", ("mul", tree, ("const", "pi")), ("num", Fraction(180)))
-                continue
-            tree = ("pow", tree, self.exponent())
-            self.raised_until = self.at
+            else:
+                tree = ("pow", tree, self.exponent())
+                self.raised_until = self.at
         return tree
 
     def exponent(self) -> Node:

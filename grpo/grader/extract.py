@@ -126,7 +126,7 @@ def _are_joined(text: str, box: _Box, following: _Box) -> bool:
 def _closed_boxes(text: str) -> list[_Box]:
     """All closed boxes, in the order of their ends."""
     boxes, opened = [], list[tuple[int, int] | None]()
-    for match in _TOKEN.finditer(text, max(0, min((at for at in map(text.find, _NAMES) if at >= 0), default=0))):
+    for match in _TOKEN.finditer(text):
         token = match.group()
         if match[1]:
             opened.append((match.start(), match.end()))

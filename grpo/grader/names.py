@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+from grpo.grader.split import top_level
+
 _GREEK = r"\\(?:alpha|beta|gamma|delta|theta|lambda|mu|rho|sigma|phi|omega|pi|Delta|Omega|Phi|ell)(?![A-Za-z])"
 _LETTER = rf"(?:[A-Za-z]|{_GREEK})"
 _INDEX = r"_(?:\w|\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\\[A-Za-z]+)"
@@ -39,16 +41,6 @@ def names_quantity(text: str) -> bool:
 
 def names_sum(text: str) -> bool:
     """Whether a side of an equation is a sum of different names, such as ``m+n`` or ``f(2)+f(3)``; ``x+y = 2`` is a line."""
-    if "+" not in text or _UNKNOWN.search(text):
-        return False
-    terms: list[str] = []
-    position = 0
-    while match := _TERM.match(text, position):
-        terms.append(match.group())
-        position = match.end()
-        if position == len(text):
-            break
-        if text[position] != "+" or len(terms) == _MAX_TERMS:
-            return False
-        position += 1
-    return position == len(text) and 1 < len(terms) == len(set(terms))
+    terms = top_level(text, "+")
+    is_sum = 1 < len(terms) == len(set(terms)) <= _MAX_TERMS and not _UNKNOWN.search(text)
+    return is_sum and all(map(_TERM.fullmatch, terms))

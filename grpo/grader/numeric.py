@@ -244,7 +244,7 @@ def _quotients(
         if bool(over) != bool(under):
             return None, bits
         if over:
-            quotients.append(evaluator.divide(over, under))
+            quotients.append(evaluator.div(over, under))
     return quotients, bits
 
 

@@ -74,9 +74,9 @@ def exact_value(text: str) -> Fraction | None:
 
 def _unsigned(body: str) -> Fraction | None:
     if _DECIMAL.fullmatch(body):
-        return Fraction(body)
+        return _decimal(body)
     if match := _RATIO.fullmatch(body):
-        top, bottom = (Fraction(part) for part in match.groups() if part is not None)
+        top, bottom = (_decimal(part) for part in match.groups() if part is not None)
         return top / bottom if bottom else None
     if match := _MIXED.fullmatch(body):
         whole_part, upper, lower = (int(part) for part in match.groups() if part is not None)
@@ -88,7 +88,7 @@ def _unsigned(body: str) -> Fraction | None:
     if match := _ELLIPSIS.fullmatch(body):
         return _unsigned(f"{match[1]}.{match[2]}({match[3]})")
     if match := _SCIENTIFIC.fullmatch(body):
-        return Fraction(match[1]) * Fraction(10) ** int(match[2] or match[3])
+        return _decimal(match[1]) * Fraction(10) ** int(match[2] or match[3])
     if match := _POWER.fullmatch(body):
         base, exponent = int(match[1]), int(match[2] or match[3])
         if not base or abs(exponent) * base.bit_length() > 20_000:
@@ -98,6 +98,11 @@ def _unsigned(body: str) -> Fraction | None:
         number = _unsigned(match[1])
         return None if number is None else number * _SCALES[match[2]]
     return None
+
+
+def _decimal(text: str) -> Fraction:
+    whole, _, digits = text.partition(".")
+    return Fraction(int(whole + digits), 10 ** len(digits))  # faster than Fraction(text)
 
 
 def scaled(text: str) -> Fraction | None:
@@ -320,5 +325,5 @@ def _same_unit(unit: str, other: str) -> bool:
 
 def lettered(text: str, unit: str) -> Fraction | None:
     """The number of ``5m``, whose letter may mean ``unit`` (canonical); None for other texts."""
-    match = _LETTERED.fullmatch(text)
+    match = _LETTERED.fullmatch(text) if unit else None
     return exact_value(match[1]) if match and _singular(match[2].lower()) == unit else None

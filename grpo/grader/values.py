@@ -78,8 +78,8 @@ class Evaluator:
             return self.series(*tree[1:])
         if kind == "unknown":
             return self.unknown(tree[1], self.value(tree[2]))
-        first, *rest = (self.value(part) for part in tree[1:])
-        return self.measured(_BINARY[kind](self, first, *rest) if rest else self.function(kind, first))
+        values = [self.value(part) for part in tree[1:]]
+        return self.measured(getattr(self, kind)(*values) if kind in _BINARY else self.function(kind, values[0]))
 
     def measured(self, value: Any) -> Any:
         """Return ``value`` and record its size, which determines the digits needed."""
@@ -120,15 +120,15 @@ class Evaluator:
     def add(self, a: Any, b: Any) -> Any:
         return self.combine(operator.add, a, b)
 
-    def multiply(self, a: Any, b: Any) -> Any:
+    def mul(self, a: Any, b: Any) -> Any:
         return self.combine(operator.mul, a, b)
 
-    def divide(self, a: Any, b: Any) -> Any:
+    def div(self, a: Any, b: Any) -> Any:
         if not b:
             raise Undefined
         return self.combine(operator.truediv, a, b)
 
-    def power(self, a: Any, b: Any) -> Any:
+    def pow(self, a: Any, b: Any) -> Any:
         if isinstance(b, Fraction) and b.denominator == 1:
             return self.integer_power(a, b.numerator)
         if not a:
@@ -229,16 +229,14 @@ class Evaluator:
     def unknown(self, name: str, argument: Any) -> Any:
         """Evaluate an unknown function f or g, for which any function without symmetries may stand."""
         shift = Fraction(7, 5) if name == "f" else Fraction(23, 9)
-        return self.divide(
-            self.add(self.power(argument, Fraction(3)), shift), self.add(self.multiply(argument, argument), 1 + shift)
-        )
+        return self.div(self.add(self.pow(argument, Fraction(3)), shift), self.add(self.mul(argument, argument), 1 + shift))
 
     def series(self, name: str, index: str, low: Node, high: Node, body: Node) -> Any:
         first, last = self.value(low), self.value(high)
         if not all(isinstance(end, Fraction) and end.denominator == 1 for end in (first, last)) or last - first > 2000:
             raise TooLarge
         total: Any = Fraction(0 if name == "sum" else 1)
-        combine = self.add if name == "sum" else self.multiply
+        combine = self.add if name == "sum" else self.mul
         outer = self.point
         for k in range(int(first), int(last) + 1):
             self.point = outer | {index: Fraction(k)}
@@ -247,14 +245,7 @@ class Evaluator:
         return total
 
 
-_BINARY: dict[str, Callable[[Evaluator, Any, Any], Any]] = {
-    "add": Evaluator.add,
-    "mul": Evaluator.multiply,
-    "div": Evaluator.divide,
-    "pow": Evaluator.power,
-    "root": Evaluator.root,
-    "binomial": Evaluator.binomial,
-}
+_BINARY = frozenset(("add", "mul", "div", "pow", "root", "binomial"))
 _AT_ZERO = dict.fromkeys(("sin", "tan", "arcsin", "arctan", "sinh", "tanh"), 0)
 _AT_ZERO |= dict.fromkeys(("cos", "sec", "exp", "cosh", "cis"), 1)
 _POLES = {"tan": "cos", "sec": "cos", "cot": "sin", "csc": "sin"}

@@ -26,8 +26,9 @@ import warnings
 from collections.abc import Callable
 from importlib import import_module
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, NoReturn
+
+import psutil
 
 GradeFn = Callable[[str, str], bool | float]
 
@@ -53,7 +54,6 @@ _WARM_UP = [
 def main(control: socket.socket, function: str, memory_limit_mb: int, limits_s: dict[int, float]) -> None:
     """Fork workers until the other end of the control socket is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps workers
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF, signal.SIGALRM])
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
@@ -64,6 +64,7 @@ def main(control: socket.socket, function: str, memory_limit_mb: int, limits_s: 
     gc.collect()
     gc.freeze()  # so that garbage collection in workers does not copy the memory shared with the zygote
     os.dup2(os.open(os.devnull, os.O_RDWR), 2)  # before, the parent reads stderr to show it if the start fails
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps workers
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not message:
@@ -84,32 +85,30 @@ def _warm_up(grade: GradeFn) -> None:
 
 
 def _work(connection: Connection[Any, Any], grade: GradeFn, memory_limit_mb: int, limits_s: dict[int, float]) -> NoReturn:
-    """Run a forked worker until its connection is closed; never return to the zygote's code."""
-    with contextlib.suppress(BaseException):
-        for its_signal in (signal.SIGCHLD, signal.SIGPROF, signal.SIGALRM):
-            signal.signal(its_signal, signal.SIG_DFL)
-        _limit_resources(memory_limit_mb)
-        _serve(connection, grade, _address_space() + memory_limit_mb * _MIB // 2, limits_s)
-    os._exit(0)
+    """Answer requests in a forked worker until its connection is closed; never return to the zygote's code.
 
-
-def _serve(connection: Connection[Any, Any], grade: GradeFn, most_memory: int, limits_s: dict[int, float]) -> None:
-    """Answer requests; end after an answer that leaves more than ``most_memory`` bytes in use or runs out of memory.
+    The worker also ends after an answer that leaves more than half of the memory in use or runs out of it.
 
     Args:
         limits_s: timers, which end the process, and their seconds per answer.
     """
-    connection.send_bytes(b"null")
-    spent = False
-    while not spent:
-        answer, truth = json.loads(connection.recv_bytes())
-        for timer, seconds in limits_s.items():
-            signal.setitimer(timer, seconds)
-        equal, spent = _grade(grade, answer, truth)
-        for timer in limits_s:
-            signal.setitimer(timer, 0)
-        spent = spent or _address_space() > most_memory
-        connection.send_bytes(json.dumps([equal, spent]).encode())
+    with contextlib.suppress(BaseException):
+        for its_signal in (signal.SIGCHLD, signal.SIGPROF, signal.SIGALRM):
+            signal.signal(its_signal, signal.SIG_DFL)
+        _limit_resources(memory_limit_mb)
+        most_memory = _address_space() + memory_limit_mb * _MIB // 2
+        connection.send_bytes(b"null")
+        spent = False
+        while not spent:
+            answer, truth = json.loads(connection.recv_bytes())
+            for timer, seconds in limits_s.items():
+                signal.setitimer(timer, seconds)
+            equal, spent = _grade(grade, answer, truth)
+            for timer in limits_s:
+                signal.setitimer(timer, 0)
+            spent = spent or _address_space() > most_memory
+            connection.send_bytes(json.dumps([equal, spent]).encode())
+    os._exit(0)
 
 
 def _grade(grade: GradeFn, answer: str, truth: str) -> tuple[bool | float, bool]:
@@ -135,11 +134,7 @@ def _limit_resources(memory_limit_mb: int) -> None:
 
 
 def _address_space() -> int:
-    """Bytes of address space in use; 0 without /proc."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
+    return int(psutil.Process().memory_info().vms)
 
 
 if __name__ == "__main__":

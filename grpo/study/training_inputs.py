@@ -17,7 +17,6 @@ from grpo.common.files import files_digest, whole_folder, write_json
 from grpo.common.imports import is_import_path, source_of
 from grpo.study import paths
 from grpo.study.effective import effective_run
-from grpo.study.methods import RunConfig
 from grpo.study.schema import Study
 from grpo.study.software import packages, pins
 from grpo.tasks.task import LIMIT, Format, Task
@@ -31,7 +30,9 @@ def write_training_inputs(study: Study) -> None:
     settings, seeds = shared_settings(study), {"seeds": study.seeds} if study.seeds_in_one_stage else {}
     with whole_folder(paths.TRAINING_INPUTS) as folder:
         for name in study.made:
-            entry, configs = study.experiments[name], configs_of(study, name)
+            entry = study.experiments[name]
+            # As far as they are known before there are winners.
+            configs = [effective_run(study, name, arm, study.seeds[0], []).config for arm in entry.arms]
             values = [value for config in configs for value in config.model_dump().values()]
             named = {name for v in values for name in ([v] if isinstance(v, str) else v if isinstance(v, dict) else ())}
             content = {
@@ -48,11 +49,6 @@ def write_training_inputs(study: Study) -> None:
             write_json(folder / paths.TASK_INPUTS.name / f"{name}.json", task_inputs(study, name))
             write_json(folder / paths.DATASET_INPUTS.name / f"{name}.json", dataset_inputs(study, name))
         write_json(folder / paths.PINNED_SOFTWARE.name, pins(packages(study)))
-
-
-def configs_of(study: Study, experiment: str) -> list[RunConfig]:
-    """The configuration of each arm of an experiment, as far as it is known before there are winners."""
-    return [effective_run(study, experiment, arm, study.seeds[0], []).config for arm in study.experiments[experiment].arms]
 
 
 def task_inputs(study: Study, name: str) -> dict[str, Any]:

@@ -39,22 +39,10 @@ def test_every_module_that_a_run_loads_lies_in_a_room_that_counts() -> None:
 # ------------------------------------------------------------------------------------------------------- other stages
 
 
-def file_of(module: str) -> str | None:
-    """The file of a module of the project, relative to its root."""
-    path = Path(*module.split("."))
-    return next((file.as_posix() for file in (path.with_suffix(".py"), path / "__init__.py") if (ROOT / file).exists()), None)
-
-
 def imported(node: ast.AST) -> set[str]:
-    """The project's modules that a piece of code imports, anywhere in it."""
-    found = set()
-    for statement in ast.walk(node):
-        if isinstance(statement, ast.Import):
-            found |= {alias.name for alias in statement.names}
-        elif isinstance(statement, ast.ImportFrom) and statement.module:
-            names = {alias.name: f"{statement.module}.{alias.name}" for alias in statement.names}
-            found |= {name if file_of(name) else statement.module for name in names.values()}
-    return {name for name in found if name.startswith("grpo.")}
+    """The paths of the project's modules from which a piece of code imports, without `.py`."""
+    modules = {each.module for each in ast.walk(node) if isinstance(each, ast.ImportFrom)}
+    return {module.replace(".", "/") for module in modules if module and module.startswith("grpo.")}
 
 
 def commands() -> dict[str, ast.FunctionDef]:
@@ -74,10 +62,10 @@ def stages() -> dict[str, tuple[str, list[str]]]:
 def test_a_stage_depends_on_the_code_that_its_command_calls(stage: str) -> None:
     """The modules that the command itself imports; what those import in turn lies below them."""
     command, deps = stages()[stage]
-    called = {file for name in imported(commands()[command]) if (file := file_of(name)) and name.split(".")[1] != "study"}
-    of_others = {"grpo/common/errors.py", "grpo/common/files.py", "grpo/common/records.py"}  # texts, files, plain records
-    of_others |= {"grpo/results/statistics.py"} if stage != "select" else set()  # what the command prints
-    assert {file for file in called - of_others if not any(file == dep or file.startswith(f"{dep}/") for dep in deps)} == set()
+    of_others = {"grpo/common/errors", "grpo/common/files", "grpo/common/records"}  # texts, files, plain records
+    of_others |= {"grpo/results/statistics"} if stage != "select" else set()  # what the command prints
+    called = {path for path in imported(commands()[command]) - of_others if not path.startswith("grpo/study")}
+    assert {p for p in called if not any(p == dep.removesuffix(".py") or p.startswith(f"{dep}/") for dep in deps)} == set()
 
 
 def test_stages_that_evaluate_name_the_rooms_that_sample_and_score() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from grpo.commands.study import renew_runs
 from grpo.common.errors import UserError
-from grpo.common.files import read_json, remove, write_json, write_text
+from grpo.common.files import read_json, whole_folder, write_json, write_text
 from grpo.results.replication import Findings, counts, read_findings, replication_page
 from grpo.study import paths
 from grpo.study.annotated import read_annotated, to_text
@@ -72,22 +72,19 @@ def _make(folder: Path, seeds: list[int], base_seed: int | None) -> None:
                 f"{folder}: already exists, but was not made from this {PARAMS_FILE}. Remove it, or name other seeds."
             )
         return
-    unfinished = folder.with_name(f"{folder.name}.unfinished")
-    remove(unfinished)
-    unfinished.parent.mkdir(exist_ok=True)
-    _git("clone", "--quiet", "--no-checkout", ".", str(unfinished))  # a clone, because runs record the git commit
-    for name in _git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0"):
-        if name and Path(name).exists() and not name.startswith(f"{paths.REPORTS}/"):
-            (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(name, unfinished / name, follow_symlinks=False)
-    _share_cache(unfinished)
-    with chdir(unfinished):
-        _git("reset", "--quiet")
-        written, notes, opening = read_annotated(PARAMS_FILE)
-        write_text(PARAMS_FILE, to_text({**written, **_fresh(written, seeds, base_seed)}, notes, opening))
-        renew_runs()
-        write_json(Path(MADE_OF), made_of)
-    unfinished.rename(folder)
+    with whole_folder(folder) as draft:
+        _git("clone", "--quiet", "--no-checkout", ".", str(draft))  # a clone, because runs record the git commit
+        for name in _git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0"):
+            if name and Path(name).exists() and not name.startswith(f"{paths.REPORTS}/"):
+                (draft / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(name, draft / name, follow_symlinks=False)
+        _share_cache(draft)
+        with chdir(draft):
+            _git("reset", "--quiet")
+            written, notes, opening = read_annotated(PARAMS_FILE)
+            write_text(PARAMS_FILE, to_text({**written, **_fresh(written, seeds, base_seed)}, notes, opening))
+            renew_runs()
+            write_json(Path(MADE_OF), made_of)
 
 
 def _fresh(values: dict[str, Any], seeds: list[int], base_seed: int | None) -> dict[str, Any]:

@@ -106,10 +106,10 @@ def test_a_fresh_base_draws_all_that_is_generated_anew(repository: Study) -> Non
 
 
 def test_a_copy_that_was_stopped_half_way_is_made_anew(repository: Study) -> None:
-    Path("replicates/x.unfinished").mkdir(parents=True)
-    Path("replicates/x.unfinished/left").write_text("over")
+    Path("replicates/.x.draft").mkdir(parents=True)
+    Path("replicates/.x.draft/left").write_text("over")
     replicate._make(Path("replicates/x"), [7], None)
-    assert not Path("replicates/x/left").exists() and not Path("replicates/x.unfinished").exists()
+    assert not Path("replicates/x/left").exists() and not Path("replicates/.x.draft").exists()
 
 
 @pytest.mark.parametrize("seeds", [[], [0, 7], [7, 7]])

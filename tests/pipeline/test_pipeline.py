@@ -79,14 +79,6 @@ def test_a_run_begins_the_same_however_the_learner_works(finished, tmp_path, way
     assert (tmp_path / "data/checkpoints/grpo_learning_rate/3e-4/0/last/model.safetensors").exists()
 
 
-def test_checkpoints_load_with_transformers(finished):
-    from transformers import AutoModelForCausalLM
-
-    for kind in ("last", "best"):
-        model = AutoModelForCausalLM.from_pretrained(finished / "data/checkpoints/grpo_learning_rate/3e-4/0" / kind)
-        assert type(model).__name__ == "Qwen2ForCausalLM"
-
-
 def test_without_lag_a_run_on_ray_ends_with_the_weights_of_the_synchronous_one(finished):
     runs = ("grpo_colocate/one_update/0", "grpo_async_offpolicy/lag_0/0")
     one, other = ((finished / "data/checkpoints" / run / "last/model.safetensors").read_bytes() for run in runs)

@@ -15,6 +15,7 @@ from grpo.reporting.charts import Curve, Style, draw_curves, frame, legend, pane
 from grpo.reporting.timing import elapsed
 from grpo.results.runs import REWARD, Run, by_arm
 from grpo.results.verdicts import KL
+from grpo.study.schema import Study
 
 FORM = "val/format_reward"
 GIVEN_FORM = "val/answer_given_form"  # not a column: answer reward divided by format reward
@@ -24,6 +25,28 @@ SHARES = {name for name, unit in UNITS.items() if unit == "share"} | {GIVEN_FORM
 STEP = {"grpo": "GRPO step", "sft": "optimizer step", "expert_iteration": "expert iteration step"}
 COLUMNS = 4  # panels side by side
 OF_A_RUN = (REWARD, FORM, GIVEN_FORM, LENGTH, ENTROPY, NORM, "train/reward", "loss")  # panels in a figure of one run
+
+# Metric beside the validation reward: the one that claims about the experiment use; for others, the length.
+SECOND = {
+    "sft_experiment": "val/token_entropy",
+    "expert_iteration_experiment": "val/token_entropy",
+    "grpo_learning_rate": NORM,
+    "grpo_baselines": LENGTH,
+    "grpo_length_normalization": NORM,
+    "grpo_group_standard_deviation": NORM,
+    "grpo_off_policy_sweep_broad": NORM,
+    "grpo_off_policy_sweep_focused": ENTROPY,
+    "grpo_off_policy_clip_ablation": NORM,
+    "grpo_prompt_ablation": ENTROPY,
+    "grpo_sft_initialization": ENTROPY,
+    "grpo_kl_divergence": KL,
+    "grpo_lora": NORM,
+    "grpo_colocate": NORM,
+    "grpo_async_offpolicy": "clip_fraction",
+    "grpo_keyword_inclusion": "val/is_sentence",
+}
+# The reward and metrics that explain it, in one figure.
+EXPLAINS = (REWARD, ENTROPY, NORM, LENGTH, FORM, GIVEN_FORM, "clip_fraction", "train/zero_signal_fraction", KL)
 
 Axis = Callable[[Run, list[int]], Sequence[float]]  # a run and some of its steps -> their x values
 
@@ -134,6 +157,39 @@ def curves_figure(
         frame(place, TITLES[panel.column], panel.x, panel.column in SHARES)
     legend(figure, looks)
     return figure
+
+
+def second_metric(experiment: str, runs: list[Run]) -> str:
+    """The metric beside the validation reward; a substitute if not all runs have it."""
+    return next(column for column in (SECOND.get(experiment, LENGTH), LENGTH, NORM) if has(runs, column))
+
+
+def experiment_figure(study: Study, experiment: str, runs: list[Run]) -> Figure:
+    """Draw the validation reward over steps (also over updates if arms differ in them, or over KL), and a second metric."""
+    method, second = study.experiments[experiment].method, second_metric(experiment, runs)
+    shown = [Panel(REWARD, STEP[method])]
+    if method == "grpo" and updates_differ(runs):
+        shown.append(Panel(REWARD, "optimizer steps (updates)", over_updates))
+    if second == KL:
+        shown.append(Panel(REWARD, TITLES[KL], over_drift))
+    return curves_figure(named(runs), [*shown, Panel(second, STEP[method])])
+
+
+def updates_differ(runs: list[Run]) -> bool:
+    """Whether runs take different numbers of updates per step, so that steps and updates are different axes."""
+    if any("update" not in run.validation for run in runs):
+        return False
+    return len({run.validation["update"].iloc[-1] / run.validation["step"].iloc[-1] for run in runs}) > 1
+
+
+def metrics_figure(study: Study, experiment: str, runs: list[Run]) -> Figure:
+    """Draw means of the reward and of explaining metrics that all runs have and that are not always zero."""
+    shown = [
+        Panel(column, STEP[study.experiments[experiment].method])
+        for column in dict.fromkeys((REWARD, second_metric(experiment, runs), *EXPLAINS))
+        if has(runs, column) and any((values_of(run, column).fillna(0) != 0).any() for run in runs)  # type: ignore[union-attr]
+    ]
+    return curves_figure(named(runs), shown, means=True, height=2.2)
 
 
 def run_figure(run: Run) -> Figure:

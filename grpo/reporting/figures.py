@@ -3,100 +3,31 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any
+from typing import Any, get_args
 
 import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
 
 from grpo.common.files import whole_folder
+from grpo.reporting import charts
 from grpo.reporting.answer import best
-from grpo.reporting.charts import (
-    INK,
-    METHODS,
-    WIDTH,
-    Curve,
-    Style,
-    bars,
-    draw_curves,
-    draw_row,
-    frame,
-    legend,
-    panels,
-    powers_of_two,
-    readable,
-    save_figures,
-    styles,
-)
-from grpo.reporting.curves import (
-    ENTROPY,
-    FORM,
-    GIVEN_FORM,
-    LENGTH,
-    NORM,
-    STEP,
-    TITLES,
-    Panel,
-    curves_figure,
-    has,
-    named,
-    over_drift,
-    over_updates,
-    values_of,
-)
+from grpo.reporting.charts import INK, METHODS, WIDTH, Curve, Style, readable, styles
+from grpo.reporting.curves import FORM, GIVEN_FORM, LENGTH, STEP, Panel, curves_figure, experiment_figure, has, metrics_figure
 from grpo.reporting.kissing_number import draw_search, read_report, read_scores
 from grpo.reporting.pieces import extra_figures
 from grpo.reporting.record import Record
 from grpo.reporting.tables import KINDS
-from grpo.results.findings import (
-    AGREES,
-    CANNOT_TELL,
-    DISAGREES,
-    NO_DIFFERENCE,
-    NOT_TESTED,
-    PROBLEMS,
-    Contrast,
-    ExperimentResult,
-    Verdict,
-)
+from grpo.results.findings import PROBLEMS, Contrast, ExperimentResult, Verdict, VerdictName
 from grpo.results.runs import REWARD, Run
-from grpo.results.verdicts import KL
 from grpo.study import paths
-from grpo.study.schema import Study
 from grpo.study.settings import MAIN
 
 READABLE = 0.04  # smallest share of a bar with a number in it
 BARE = "question_only"  # the prompt whose zero-shot accuracy is what the base model can do without a form
-VERDICT_COLOURS = {
-    AGREES: "#009E73",
-    DISAGREES: "#D55E00",
-    NO_DIFFERENCE: "#0072B2",
-    CANNOT_TELL: "#E69F00",
-    NOT_TESTED: "#999999",
-}
+VERDICT_COLOURS = dict(zip(get_args(VerdictName), ("#009E73", "#D55E00", "#0072B2", "#E69F00", "#999999"), strict=True))
 START = "start"  # the rise above it decides only a part of its claim
 LINE = 58  # characters
-# Metric beside the validation reward: the one that claims about the experiment use; for others, the length.
-SECOND = {
-    "sft_experiment": "val/token_entropy",
-    "expert_iteration_experiment": "val/token_entropy",
-    "grpo_learning_rate": NORM,
-    "grpo_baselines": LENGTH,
-    "grpo_length_normalization": NORM,
-    "grpo_group_standard_deviation": NORM,
-    "grpo_off_policy_sweep_broad": NORM,
-    "grpo_off_policy_sweep_focused": ENTROPY,
-    "grpo_off_policy_clip_ablation": NORM,
-    "grpo_prompt_ablation": ENTROPY,
-    "grpo_sft_initialization": ENTROPY,
-    "grpo_kl_divergence": KL,
-    "grpo_lora": NORM,
-    "grpo_colocate": NORM,
-    "grpo_async_offpolicy": "clip_fraction",
-    "grpo_keyword_inclusion": "val/is_sentence",
-}
-# The reward and metrics that explain it, in one figure.
-EXPLAINS = (REWARD, ENTROPY, NORM, LENGTH, FORM, GIVEN_FORM, "clip_fraction", "train/zero_signal_fraction", KL)
 # Metrics of the best configuration, on the first screen.
 OVERVIEW = (REWARD, FORM, GIVEN_FORM, LENGTH)
 
@@ -104,14 +35,14 @@ OVERVIEW = (REWARD, FORM, GIVEN_FORM, LENGTH)
 def draw_figures(record: Record) -> None:
     """Write reports/figures/*.svg, the same as PNG, and reports/curves/*.csv."""
     with whole_folder(paths.FIGURES) as folder, whole_folder(paths.REPORTS / "curves") as curves:
-        save_figures(other_figures(record), folder)
+        charts.save_figures(other_figures(record), folder)
         for experiment, runs in record.runs.items():
             drawn = {
                 experiment: experiment_figure(record.study, experiment, runs),
                 f"{experiment}-ends": draw_ends(record.results[experiment]),
-                f"{experiment}-metrics": draw_metrics(record.study, experiment, runs),
+                f"{experiment}-metrics": metrics_figure(record.study, experiment, runs),
             }
-            save_figures(drawn, folder)
+            charts.save_figures(drawn, folder)
             curve_table(runs).to_csv(curves / f"{experiment}.csv", index=False, lineterminator="\n")
 
 
@@ -136,39 +67,6 @@ def curve_table(runs: list[Run]) -> pd.DataFrame:
     return table
 
 
-def second_metric(experiment: str, runs: list[Run]) -> str:
-    """The metric beside the validation reward; a substitute if not all runs have it."""
-    return next(column for column in (SECOND.get(experiment, LENGTH), LENGTH, NORM) if has(runs, column))
-
-
-def experiment_figure(study: Study, experiment: str, runs: list[Run]) -> Figure:
-    """Draw the validation reward over steps (also over updates if arms differ in them, or over KL), and a second metric."""
-    method, second = study.experiments[experiment].method, second_metric(experiment, runs)
-    shown = [Panel(REWARD, STEP[method])]
-    if method == "grpo" and updates_differ(runs):
-        shown.append(Panel(REWARD, "optimizer steps (updates)", over_updates))
-    if second == KL:
-        shown.append(Panel(REWARD, TITLES[KL], over_drift))
-    return curves_figure(named(runs), [*shown, Panel(second, STEP[method])])
-
-
-def updates_differ(runs: list[Run]) -> bool:
-    """Whether runs take different numbers of updates per step, so that steps and updates are different axes."""
-    if any("update" not in run.validation for run in runs):
-        return False
-    return len({run.validation["update"].iloc[-1] / run.validation["step"].iloc[-1] for run in runs}) > 1
-
-
-def draw_metrics(study: Study, experiment: str, runs: list[Run]) -> Figure:
-    """Draw means of the reward and of explaining metrics that all runs have and that are not always zero."""
-    shown = [
-        Panel(column, STEP[study.experiments[experiment].method])
-        for column in dict.fromkeys((REWARD, second_metric(experiment, runs), *EXPLAINS))
-        if has(runs, column) and any((values_of(run, column).fillna(0) != 0).any() for run in runs)  # type: ignore[union-attr]
-    ]
-    return curves_figure(named(runs), shown, means=True, height=2.2)
-
-
 def draw_overview(record: Record) -> Figure:
     """Draw reward, form, accuracy given the form and length of the best configuration, with the bare prompt's accuracy."""
     top = best(record)
@@ -188,10 +86,10 @@ def draw_overview(record: Record) -> Figure:
 
 def draw_ends(result: ExperimentResult) -> Figure:
     """Draw each arm's final reward with its interval, and each run, also collapsed ones, as a ring."""
-    figure, (axes,) = panels(1, height=0.9 + 0.32 * len(result.arms))
+    figure, (axes,) = charts.panels(1, height=0.9 + 0.32 * len(result.arms))
     names = [readable(arm.arm) for arm in result.arms]
     for place, (arm, look) in enumerate(zip(result.arms, styles(names).values(), strict=True)):
-        draw_row(axes, place, arm.final, arm.by_run, look.color)
+        charts.draw_row(axes, place, arm.final, arm.by_run, look.color)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.set_title(f"answer reward, mean of the last {result.last_k}", fontsize=8.5)
@@ -205,7 +103,7 @@ def draw_zero_shot(baseline: dict[str, Any]) -> Figure:
     counts = pd.DataFrame({prompt: values["categories"] for prompt, values in baseline.items()}, index=names).T.fillna(0)
     shares = counts.div([values["problems"] for values in baseline.values()], axis=0)
     colours = dict(zip(names, ("#009E73", "#E69F00", "#999999", "#56B4E9")[: len(names)], strict=True))
-    figure, axes = bars(shares, colours, 1.2 + 0.45 * len(baseline))
+    figure, axes = charts.bars(shares, colours, 1.2 + 0.45 * len(baseline))
     for drawn in axes.containers:
         texts = [f"{bar.get_width():.0%}" if bar.get_width() >= READABLE else "" for bar in drawn]
         axes.bar_label(drawn, texts, label_type="center", color="black", fontsize=8)  # type: ignore[arg-type]
@@ -215,17 +113,17 @@ def draw_zero_shot(baseline: dict[str, Any]) -> Figure:
 
 def draw_best_of_n(metrics: dict[str, Any]) -> Figure:
     """Draw pass@N, Best@N and majority vote over N, one panel per prompt, with 95% intervals clustered by problem."""
-    figure, axes = panels(len(metrics))
+    figure, axes = charts.panels(len(metrics))
     looks = styles(KINDS.values())
     for place, (prompt, values) in zip(axes, metrics.items(), strict=True):
         counts = tuple(map(int, values["n"]))
         for kind, title in KINDS.items():
             of = pd.DataFrame([kinds[kind] for kinds in values["n"].values()])
-            draw_curves(place, [Curve(title, None, counts, tuple(of["value"]))], looks)
+            charts.draw_curves(place, [Curve(title, None, counts, tuple(of["value"]))], looks)
             place.fill_between(counts, of["low"], of["high"], color=looks[title].color, alpha=0.15, linewidth=0)
-        frame(place, f"{prompt}: share answered right, 95%", f"samples N (of {values['samples']})", share=True)
-        powers_of_two(place, counts)
-    legend(figure, looks)
+        charts.frame(place, f"{prompt}: share answered right, 95%", f"samples N (of {values['samples']})", share=True)
+        charts.powers_of_two(place, counts)
+    charts.legend(figure, looks)
     return figure
 
 
@@ -261,7 +159,9 @@ def draw_forest(record: Record) -> Figure:
     axes = figure.subplots()
     axes.axvline(0, color=INK, linewidth=1)
     for y, (verdict, contrast) in zip(heights, rows, strict=True):
-        draw_row(axes, y, contrast.difference, by_seed(record, verdict.experiment, contrast), VERDICT_COLOURS[verdict.verdict])
+        charts.draw_row(
+            axes, y, contrast.difference, by_seed(record, verdict.experiment, contrast), VERDICT_COLOURS[verdict.verdict]
+        )
         for source, value in verdict.published.items():
             axes.plot(value, y + 0.7, "D", color=INK, markersize=4)
             axes.annotate(source, (value, y + 0.7), (5, 0), textcoords="offset points", va="center", fontsize=7)

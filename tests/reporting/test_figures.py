@@ -16,7 +16,7 @@ from matplotlib.colors import to_hex
 from report_parts import arm_result, each, interval, record, result, run
 from study_parts import ASYNCHRONOUS, EXPERT_ITERATION, KEYWORD, SFT
 
-from grpo.reporting import figures, timing, wall_clock
+from grpo.reporting import curves, timing, wall_clock
 from grpo.reporting.asynchronous import draw_staleness
 from grpo.reporting.charts import (
     COLOURS,
@@ -30,8 +30,16 @@ from grpo.reporting.charts import (
     styles,
     with_readable_names,
 )
-from grpo.reporting.curves import GIVEN_FORM, TITLES, curves_figure, curves_of, values_of
-from grpo.reporting.figures import by_seed, draw_forest, experiment_figure, second_metric
+from grpo.reporting.curves import (
+    GIVEN_FORM,
+    TITLES,
+    curves_figure,
+    curves_of,
+    experiment_figure,
+    second_metric,
+    values_of,
+)
+from grpo.reporting.figures import by_seed, draw_forest
 from grpo.results.findings import Contrast, Verdict
 from grpo.results.runs import REWARD, Run
 from grpo.results.verdicts import KL
@@ -82,8 +90,8 @@ def test_every_arm_is_drawn_and_can_be_told_from_the_others(
 
 def test_every_experiment_of_the_default_study_has_its_second_metric(mini_study: Study) -> None:
     """The metric that decides its claims; KL for the KL experiment."""
-    assert set(figures.SECOND) <= set(mini_study.experiments)
-    assert set(figures.SECOND.values()) <= set(TITLES)
+    assert set(curves.SECOND) <= set(mini_study.experiments)
+    assert set(curves.SECOND.values()) <= set(TITLES)
     run = made_up("best", 0, "grpo_kl_divergence")
     run.history[KL] = [0.0, 0.1, 0.2]
     assert second_metric("grpo_kl_divergence", [run]) == KL

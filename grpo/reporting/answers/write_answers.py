@@ -5,24 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from grpo.common.files import write_text
-from grpo.reporting.answers.ablations import asked_of_courses, explain_prompts, goes_with, growth, lengths_table
-from grpo.reporting.answers.asynchronous import asynchronous, asynchronous_times, colocated, dominates
-from grpo.reporting.answers.base_model import (
-    agreement,
-    discuss_best_of_n,
-    is_mathematical,
-    judge,
-    read_first_and_all,
-    read_records,
-    read_sampled,
-)
-from grpo.reporting.answers.off_policy import (
-    entropy_beside_expert_iteration,
-    log_of_broad,
-    over_steps_and_wall_clock,
-    read_ranking,
-    sweeps,
-)
+from grpo.reporting.answers import ablations, asynchronous, base_model, off_policy
 from grpo.reporting.kissing_number import write_delivery
 from grpo.reporting.record import Record
 from grpo.reporting.sentences import render
@@ -43,33 +26,37 @@ def write_answers(record: Record) -> None:
 def answers(record: Record) -> dict[str, Any]:
     """Values for the page's template; an empty text or list leaves a section out."""
     study, numbers, runs = record.study, record.numbers, record.runs
-    broad, focused = sweeps(study)
-    apart = asynchronous_times(record)
-    names = {question: name for name, question in asked_of_courses(study).items()}
+    broad, focused = off_policy.sweeps(study)
+    apart = asynchronous.asynchronous_times(record)
+    names = {question: name for name, question in ablations.asked_of_courses(study).items()}
     normalized, prompted = names.get("grpo_length_normalization"), names.get("grpo_prompt_ablation")
     measured_kl = [run for run in record.all_runs if KL in run.history]
     iterated = [n for name, n in numbers.items() if study.experiments[name].method == "expert_iteration"]
-    prompts = study.evaluation.zero_shot_prompts if is_mathematical(study.task(MAIN)) else []
+    prompts = study.evaluation.zero_shot_prompts if base_model.is_mathematical(study.task(MAIN)) else []
     one_process = next((numbers[name] for name in study.with_report("colocated")), None)
     return {
         "unknown": record.unknown,
         "unknown_table": table(record.unknown["undecided"], seconds_of_arms(study)),
-        "parser_or_model": [judge(prompt, read_records(prompt), read_sampled(prompt)) for prompt in prompts],
+        "parser_or_model": [
+            base_model.judge(prompt, base_model.read_records(prompt), base_model.read_sampled(prompt)) for prompt in prompts
+        ],
         "asked": {question: numbers[name] for question, name in names.items()},
-        "lengths": lengths_table(runs[normalized]) if normalized else "",
-        "sweep_log": log_of_broad(numbers[broad], runs[broad], read_ranking(broad)) if broad else "",
-        "sweep": over_steps_and_wall_clock(numbers[focused]) if focused else [],
+        "lengths": ablations.lengths_table(runs[normalized]) if normalized else "",
+        "sweep_log": off_policy.log_of_broad(numbers[broad], runs[broad], off_policy.read_ranking(broad)) if broad else "",
+        "sweep": off_policy.over_steps_and_wall_clock(numbers[focused]) if focused else [],
         "sweep_figure": focused if focused in study.with_report("wall_clock") else "",
-        "entropy": entropy_beside_expert_iteration(numbers[focused], iterated) if focused else "",
-        "prompts": explain_prompts(numbers[prompted]) if prompted else [],
-        "colocated": [text for name in study.with_report("colocated") for text in colocated(numbers[name])],
-        "asynchronous": [t for name in study.with_report("staleness") for t in asynchronous(numbers[name], one_process)],
-        "overlap": dominates(apart) if apart else "",
-        "growth": [growth(of_arm) for of_arm in by_arm(measured_kl).values()],
-        "drift": goes_with(measured_kl) if measured_kl else "",
-        "best_of_n": [discuss_best_of_n(prompt, values) for prompt, values in record.sampled.items()],
+        "entropy": off_policy.entropy_beside_expert_iteration(numbers[focused], iterated) if focused else "",
+        "prompts": ablations.explain_prompts(numbers[prompted]) if prompted else [],
+        "colocated": [text for name in study.with_report("colocated") for text in asynchronous.colocated(numbers[name])],
+        "asynchronous": [
+            t for name in study.with_report("staleness") for t in asynchronous.asynchronous(numbers[name], one_process)
+        ],
+        "overlap": asynchronous.dominates(apart) if apart else "",
+        "growth": [ablations.growth(of_arm) for of_arm in by_arm(measured_kl).values()],
+        "drift": ablations.goes_with(measured_kl) if measured_kl else "",
+        "best_of_n": [base_model.discuss_best_of_n(prompt, values) for prompt, values in record.sampled.items()],
         "samples": [
-            agreement(prompt, read_zero_shot(prompt), read_first_and_all(prompt), values)
+            base_model.agreement(prompt, read_zero_shot(prompt), base_model.read_first_and_all(prompt), values)
             for prompt, values in record.sampled.items()
             if prompt in study.evaluation.zero_shot_prompts
         ],

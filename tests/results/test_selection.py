@@ -280,6 +280,7 @@ def test_a_sweep_ranks_its_best_off_policy_arms_by_their_means(study: Study, bes
     few = study.selection.model_copy(update={"best_few": best_few})
     result = select(study.model_copy(update={"selection": few}), SWEEP)
     assert result["winner"] == "once"  # an on-policy arm may win, but is not ranked
+    assert result["candidates"][1]["behind"]["level"] == pytest.approx(1 - 2 * (1 - 0.95**0.25))  # one of four contrasts
     overrides = [{"epochs_per_rollout_batch": ARMS[arm][0]} for arm in expected]
     assert result["off_policy_ranking"] == [
         {"arm": arm, "overrides": own} for arm, own in zip(expected, overrides, strict=True)

@@ -119,6 +119,16 @@ def test_a_database_that_is_removed_in_mid_run_is_made_anew_with_all_of_the_run(
     assert history(client, first, "x") == [(0, 0.5), (1, 1.5)] and unsent() == []
 
 
+def test_a_run_that_goes_on_is_left_alone_by_one_that_ends(delivered: Path) -> None:
+    first, second = MlflowRun("toy", "first", {}, {}), MlflowRun("toy", "second", {}, {})
+    first.log({"x": 1.0}, step=0)
+    second.log({"x": 2.0}, step=0)
+    ids = [second.finish(), first.finish()]
+    client = runs_at(uri_of(delivered))[0]
+    runs = [client.get_run(run_id) for run_id in ids if run_id]
+    assert [(run.data.metrics["x"], run.info.status) for run in runs] == [(2.0, "FINISHED"), (1.0, "FINISHED")]
+
+
 # ---------------------------------------------------------------------------------------------------- where the database is
 
 

@@ -24,7 +24,7 @@ from grpo.learner.optimizer import Optimizer
 from grpo.rollout import transformers_engine
 from grpo.study.effective import effective_run
 from grpo.study.schema import load_study
-from grpo.tracking.run_log import _CsvWriter
+from grpo.tracking.run_log import RunLog
 from grpo.training import run
 from grpo.training import train as train_module
 from grpo.training.validation import Validation
@@ -46,11 +46,11 @@ def half_a_checkpoint(folder: Path, model: Any, tokenizer: Any) -> None:
     os.truncate(weights, weights.stat().st_size // 2)
 
 
-def half_a_row(writer: Any, row: Any) -> None:
+def half_a_row(log: Any, name: str, row: Any) -> None:
     """Write the beginning of a CSV line."""
-    text = ",".join(map(str, row.values()))
-    writer._file.write(text[: len(text) // 2])
-    writer._file.flush()
+    text, file = ",".join(map(str, row.values())), log._files["history"]
+    file.write(text[: len(text) // 2])
+    file.flush()
 
 
 def half_a_state(descriptor: int) -> None:
@@ -68,7 +68,7 @@ ACTS: dict[str, tuple[Any, str, Callable[..., None] | None]] = {
     "update": (Optimizer, "finish", None),
     "evaluation": (Validation, "_sample", None),
     "checkpoint": (train_module, "save_checkpoint", half_a_checkpoint),
-    "metrics": (_CsvWriter, "write", half_a_row),
+    "metrics": (RunLog, "_write", half_a_row),
     "state": (os, "fsync", half_a_state),
 }
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from grpo.common.world import ALONE, World
 from grpo.evaluation.evaluate import Sampler, Score
-from grpo.rollout.engine import Engine
 from grpo.study.methods import TrainingConfig
 from grpo.tasks.task import Format, Task
 from grpo.tracking.run_log import RunLog
@@ -44,19 +42,16 @@ class Workers(Generic[AnyLearner]):
     """Engine and learner of a run, in this process or in Ray actors.
 
     Attributes:
-        engine: samples this process's share of the questions with the policy's weights.
+        sampler: samples this process's share of the questions with the policy's weights.
         learner: holds the policy and trains it.
         save: saves the policy as a checkpoint.
         loop: the method's training loop.
-        world: the processes that train the run together, each with its own workers.
     """
 
-    tokenizer: Any
-    engine: Engine
+    sampler: Sampler
     learner: AnyLearner
     save: Callable[[Path], None]
     loop: Callable[[RunContext[Any, AnyLearner]], None]
-    world: World = ALONE
 
 
 @dataclass(frozen=True)

@@ -68,9 +68,9 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
     setup: RunSetup[Any] = RunSetup(run.config, run.seed, data.train, format, score_of(task, run), task)
     with _start_workers(study, run, setup, check_weights) as workers:
         log = RunLog(outputs.results, outputs.mlflow, began, phase_devices(study, run))
-        sampler = Sampler(workers.engine, workers.tokenizer, format, setup.score, workers.world)
+        sampler, learner = workers.sampler, workers.learner
         further = further_sets(study, run, data.also, sampler)
-        validation = Validation(setup, study.evaluation, data.validation, sampler, workers.learner, further)
+        validation = Validation(setup, study.evaluation, data.validation, sampler, learner, further)
         require_room_for_all(run, validation)
 
         about = {"prompt": run.config.prompt, "started_from": _source(study, run)}
@@ -83,18 +83,18 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
                 write_json(folder / "metadata.json", {"run": run.name, "kind": kind, **evaluation, **about})
 
         monitor = Monitor(study, run.name, validation, log, keep)
-        parts: dict[str, Part] = {"learner": workers.learner, "log": log, "monitor": monitor}
+        parts: dict[str, Part] = {"learner": learner, "log": log, "monitor": monitor}
         every = 1 if isinstance(run.config, ExpertIterationConfig) else study.save_state_every
         with (
             stop_after_the_step() as told_to_stop,
             monitor.bar,
-            SavedState(outputs.state, every, parts, outputs.checkpoints, told_to_stop, workers.world) as saved,
+            SavedState(outputs.state, every, parts, outputs.checkpoints, told_to_stop, sampler.world) as saved,
         ):
             saved.restore()
             if saved.step:
-                workers.engine.synchronize(workers.learner.model, saved.step)
+                sampler.engine.synchronize(learner.model, saved.step)
                 print(f"{run.name}: resumed after step {saved.step} of {run.config.n_steps}", flush=True)
-            workers.loop(RunContext(setup, sampler, workers.learner, log, saved, monitor))
+            workers.loop(RunContext(setup, sampler, learner, log, saved, monitor))
         log.close()
         monitor.write(outputs.results)
         last = log.validations[-1]
@@ -118,7 +118,7 @@ def _start_workers(
 ) -> AbstractContextManager[Workers[Any]]:
     """Start engine and learner, in this process or in Ray actors."""
     if not is_asynchronous(run.config):
-        return start_here(study, run, check_weights)
+        return start_here(study, run, setup, check_weights)
     require_extra("ray", "ray", f"{run.experiment}: an asynchronous run")
     from grpo.training.asynchronous.start import start_asynchronous  # imports Ray, an optional package
 
@@ -167,7 +167,7 @@ def further_sets(
 
 
 @contextmanager
-def start_here(study: Study, run: EffectiveRun, check_weights: bool) -> Iterator[Workers[Learner]]:
+def start_here(study: Study, run: EffectiveRun, setup: RunSetup[Any], check_weights: bool) -> Iterator[Workers[Learner]]:
     """Start engine and learner in this process, which may be one of several that train the run together."""
     settings = study.learner
     start_threads(max(1, study.threads // settings.processes))
@@ -187,7 +187,8 @@ def start_here(study: Study, run: EffectiveRun, check_weights: bool) -> Iterator
         if world.rank == 0:
             save_checkpoint(target, whole, tokenizer)
 
-    yield Workers(tokenizer, engine, learner, save, LOOPS[type(run.config)], world)
+    sampler = Sampler(engine, tokenizer, setup.format, setup.score, world)
+    yield Workers(sampler, learner, save, LOOPS[type(run.config)])
     world.destroy()
 
 

@@ -44,7 +44,6 @@ RANKED_BY = {
     for name, experiment in _STUDY.experiments.items()
     if experiment.builds_on and any(OFF_POLICY_RANK in arm for arm in experiment.arms.values())
 }
-RESERVED = {name: experiment.resources for name, experiment in _STUDY.experiments.items()}
 
 
 def entry(experiment: str, **changes: Any) -> Experiment:

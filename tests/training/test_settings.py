@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from learner_parts import config, last_gradients
-from model_parts import own_model
+from model_parts import SMALLER, own_model
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -70,7 +70,6 @@ SAMPLED_FROM = {  # how far the engine's weights are from the learner's, and how
     "synchronous": (0.005, 0),  # as if it computed in another precision
     "asynchronous": (0.05, 1),
 }
-SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
 
 
 class NoWords:
@@ -97,7 +96,7 @@ def changed(mode: str, *names: str) -> GrpoConfig:
 def sampled(
     mode: str, rollouts: int, n: int, temperature: float, top_p: float, min_tokens: int, max_tokens: int
 ) -> list[Rollout]:
-    model = own_model(128, **SMALL)
+    model = own_model(128, **SMALLER)
     torch.manual_seed(1)
     with torch.no_grad():
         for weight in model.parameters():
@@ -116,7 +115,7 @@ def made_up_reward(completion: Completion) -> float:
 def trained(mode: str, *names: str) -> Tensor:
     """All weights after the updates on one batch, and the drift where it is measured."""
     settings = changed(mode, *names)
-    model = own_model(128, **SMALL)
+    model = own_model(128, **SMALLER)
     if settings.lora is not None:
         add_adapters(model, settings.lora, seed=0)
     batch = copy.deepcopy(sampled(mode, settings.rollout_batch_size, *(getattr(settings, name) for name in SAMPLED_BY)))
@@ -195,7 +194,7 @@ def test_a_replay_buffer_that_keeps_nothing_is_refused() -> None:
 def test_importance_weights_of_stale_tokens_lead_from_the_engine_to_the_learner() -> None:
     """Against autograd over one response at a time: the mean of -A min(p_learner / p_engine, cap) log p_learner."""
     settings = config(loss_type="reinforce_with_baseline", importance_cap=1.2, asynchronous={"max_policy_lag": 1})
-    model, batch = own_model(128, **SMALL), copy.deepcopy(sampled("asynchronous", 8, 4, 1.0, 1.0, 0, 16))
+    model, batch = own_model(128, **SMALLER), copy.deepcopy(sampled("asynchronous", 8, 4, 1.0, 1.0, 0, 16))
     plain, losses = copy.deepcopy(model), []
     for i, rollout in enumerate(batch):
         rollout.rewards, rollout.advantage = {"reward": 1.0}, float(i - 3)

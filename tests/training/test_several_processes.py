@@ -10,7 +10,7 @@ import loops_worker
 import pytest
 import torch
 from torch import Tensor
-from training_parts import under_torchrun
+from training_parts import setup_of, under_torchrun
 
 from grpo.common.world import ALONE, World
 from grpo.study.effective import effective_run
@@ -57,7 +57,7 @@ def test_the_threads_of_a_run_are_shared_by_its_processes(
     monkeypatch.setattr(train_module, "start_threads", asked.append)
     monkeypatch.setattr(train_module, "init_world", stop)
     run = effective_run(study, "grpo_baselines", "no_baseline", 0, [])
-    with pytest.raises(Started), train_module.start_here(study, run, False):
+    with pytest.raises(Started), train_module.start_here(study, run, setup_of(run.config), False):
         pass
     assert asked == [each]
 

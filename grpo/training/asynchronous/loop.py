@@ -37,7 +37,7 @@ def train_grpo_asynchronously(pipeline: RolloutPipeline, ctx: RunContext[GrpoCon
         requested += map(finished, ctx.saved.loop["arrived"])
 
     def state() -> dict[str, Any]:
-        return {"buffer": buffer.state(), "arrived": [batch.result() for batch in islice(requested, lag)]}
+        return {"buffer": buffer.state(), "arrived": [batch.result(STUCK_AFTER_S) for batch in islice(requested, lag)]}
 
     for step in ctx.steps(state):
         with log.phase("waiting"):

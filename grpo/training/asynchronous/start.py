@@ -16,6 +16,7 @@ from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskErro
 
 from grpo.common.cpu import fix_cpu_kernels, start_threads
 from grpo.common.errors import UserError, reason
+from grpo.evaluation.evaluate import Sampler
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.lora import add_adapters
@@ -110,7 +111,8 @@ def start_asynchronous(
         sends=study.engine.name == "vllm" and "cpu" not in devices.values(),
     ) as (pipeline, learner):
         loop = partial(train_grpo_asynchronously, pipeline)
-        yield Workers(load_tokenizer(run.model), pipeline, learner, learner.save, loop)
+        sampler = Sampler(pipeline, load_tokenizer(run.model), setup.format, setup.score)
+        yield Workers(sampler, learner, learner.save, loop)
 
 
 def _start_ray(needed: dict[str, float]) -> None:

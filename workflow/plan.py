@@ -17,6 +17,7 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from grpo.common.errors import UserError
+from grpo.common.files import write_text
 from grpo.common.lock import only_one
 from grpo.common.yaml_file import parse_yaml
 from grpo.study.schema import PARAMS_FILE, read_yaml, validated
@@ -71,7 +72,7 @@ def make_plan() -> set[str]:
     except DvcException as error:
         raise UserError(what_dvc_cannot_read(error)) from error
     write_stamps(plan, stale)
-    write_atomically(PLAN, json.dumps(plan, indent=1))
+    write_text(PLAN, json.dumps(plan, indent=1))
     return stale
 
 
@@ -207,13 +208,6 @@ def write_stamps(plan: list[dict[str, Any]], stale: set[str]) -> None:
         if not path.exists():
             path.write_text("up to date\n")  # Snakemake may treat an empty file as missing
         os.utime(path, (UP_TO_DATE, UP_TO_DATE))
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that readers see either the old or the new text."""
-    draft = path.with_suffix(".draft")
-    draft.write_text(text)
-    draft.replace(path)
 
 
 def file_name(stage: str) -> str:

@@ -34,7 +34,6 @@ _LINK = re.compile(
     rf"(?:(?<![A-Za-z\\])(?:{_VERB})(?![A-Za-z'\-])\s*:?|(?<=[A-Za-z$)*]):(?=\s|\*|\$|\\)|(?<=[A-Za-z]) ?=(?!=))\s*",
     re.IGNORECASE,
 )
-_TAIL_WORDS = re.compile(r"[A-Za-z][A-Za-z'’, -]*[.!]?")
 _NUMBER_THEN_WORDS = re.compile(
     r"((?:\\?\$)?[+-]?(?:\\?\$)?[0-9][0-9,.]*(?:/[0-9]+)?(?:\\?%)?\$?|\$[^$]*\$|\*\*[^*]*\*\*)\s+([A-Za-z][A-Za-z'’, -]*)[.!]?",
     re.DOTALL,

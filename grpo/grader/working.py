@@ -91,13 +91,12 @@ def conclusion(text: str, effort: Effort) -> str | None:
         return None
     text = re.sub(r"\\[()\[\]]", "$", " ".join(text.replace("**", "").split())).rstrip(" .")
     marks = list(_MARK.finditer(text))
-    start = marks[-1].end() if marks else 0
-    work, clause = text[: marks[-1].start()] if marks else "", text[start:].strip()
+    start, end = marks[-1].span() if marks else (0, 0)
+    work, clause = text[:start], text[end:].strip()
     if not clause or _SENTENCE_END.search(clause) or not HEDGES.isdisjoint({*words_of(clause)} - {"or", "no"}):
         return None
     denials = _DENIALS
-    begins = marks[-1].group() + clause if marks else clause
-    if begins.strip()[0].isupper() and not ANSWERS.isdisjoint(words_of(clause)):
+    if text[start:].strip()[0].isupper() and not ANSWERS.isdisjoint(words_of(clause)):
         denials = denials - WORDS["conditions"]  # "So the answer is 5" decides conditions of earlier sentences.
     if not denials.isdisjoint(words_of(opened(work))):
         return None

@@ -123,18 +123,12 @@ def test_winners_come_on_the_defaults_and_the_arm_on_both(mini_study: Study) -> 
 
 
 def test_the_chain_of_experiments() -> None:
-    first, second, third, fourth = (selection["experiment"] for selection in ON_POLICY)
-    assert needed_selections(first) == []
-    assert needed_selections(second) == [first]
-    assert needed_selections(third) == [first, second]
-    assert needed_selections(fourth) == [first, second, third]
-    assert needed_selections(BROAD) == [first, second, third, fourth]
-    assert needed_selections(FOCUSED) == [first, second, third, fourth, BROAD]
-    assert needed_selections(CLIP_ABLATION) == [first, second, third, fourth, BROAD, FOCUSED]
+    on_policy = [selection["experiment"] for selection in ON_POLICY]
+    chain = [*on_policy, BROAD, FOCUSED, CLIP_ABLATION, "grpo_prompt_ablation", "leaderboard"]
+    for place, experiment in enumerate(chain):
+        assert needed_selections(experiment) == chain[:place]
+    assert needed_selections("grpo_sft_initialization") == needed_selections("grpo_kl_divergence") == chain[:7]
     assert needed_selections(SFT) == needed_selections(EXPERT_ITERATION) == needed_selections(KEYWORD) == []
-    for experiment in ("grpo_prompt_ablation", "grpo_sft_initialization", "grpo_kl_divergence"):
-        assert needed_selections(experiment) == [first, second, third, fourth, BROAD, FOCUSED, CLIP_ABLATION]
-    assert needed_selections("leaderboard") == [*needed_selections("grpo_prompt_ablation"), "grpo_prompt_ablation"]
 
 
 def test_a_later_winner_overrides_an_earlier_one(mini_study: Study) -> None:

@@ -39,10 +39,10 @@ DOUBLING = "a0: &a0 x\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n
 def test_what_stands_for_too_much_is_refused_at_once(tmp_path: Path, kind: str, text: str) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(text)
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(UserError, match=r"stand for more than 1,000,000 values|maximum recursion"):
         parse_yaml(path, kind)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 @pytest.mark.parametrize("kind", ["safe", "rt"])

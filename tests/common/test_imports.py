@@ -19,7 +19,6 @@ NOT_FOR_THE_MINI_MODEL = {
         "datasets",
         "dvc",
         "IPython",
-        "jinja2",
         "matplotlib",
         "multiprocess",
         "networkx",

@@ -29,7 +29,7 @@ class Stage:
     name: str
     log: Path
     runs: Path | None = None  # folder with the results of its runs, if it trains any
-    former: float | None = None  # seconds that it took the last time
+    former: float | None = None  # seconds that it took the last time, if known
     started: float | None = None  # time.time() of its start, while it runs or waits in a queue
     seconds: float | None = None  # that it took, once it is done
     failed: bool = False
@@ -66,8 +66,9 @@ def read_stages(rules: Collection[str]) -> dict[str, Stage]:
     for entry in json.loads(PLAN.read_text()):
         if entry["rule"] in rules:
             log = Path(entry["log"])
-            took = _seconds_file(log)
-            former = float(took.read_text()) if took.exists() else None
+            former = None
+            with suppress(OSError, ValueError):  # there is none, or a kill left a part of it
+                former = float(_seconds_file(log).read_text())
             stages[entry["rule"]] = Stage(entry["stage"], log, entry["runs"] and Path(entry["runs"]), former)
     return stages
 

@@ -493,7 +493,7 @@ def test_a_stuck_actor_is_noticed(folder: Path, tmp_path: Path, monkeypatch: pyt
 def test_generator_and_learner_work_at_the_same_time(folder: Path, tmp_path: Path) -> None:
     """With a device for each, a step takes little longer than the slower of the two."""
     config = asynchronous(CONFIG.model_copy(update={"n_grpo_steps": 8}), max_policy_lag=1)
-    for generation, training in ((0.6, 0.4), (0.4, 0.6)):
+    for generation, training in ((1.2, 0.4), (0.4, 1.2)):
         log, _ = parts.run(
             config,
             partial(parts.make_fixed_time_generator, folder, generation),
@@ -502,7 +502,7 @@ def test_generator_and_learner_work_at_the_same_time(folder: Path, tmp_path: Pat
         )
         steps = log.times[2:]
         usual = {key: median(step[key] for step in steps) for key in steps[0]}
-        assert 0.6 <= usual["step_s"] < 0.85 * (generation + training), usual  # how much longer is for benchmarks to say
+        assert 1.2 <= usual["step_s"] < 0.85 * (generation + training), usual  # how much longer is for benchmarks to say
         assert generation <= usual["rollout_s"] <= usual["step_s"]
         assert (usual["generator_waiting_s"] > usual["waiting_s"]) == (generation < training)  # the faster one waits
 

@@ -18,7 +18,7 @@ from grpo.common.errors import UserError
 from grpo.grader.extract import last_boxed
 from grpo.grader.grader import cheap_verdict, check_ground_truth, full_verdict, is_equivalent
 from grpo.grader.symbolic import too_complex
-from grpo.tasks.rewards import question_only_reward_fn, r1_zero_reward_fn
+from grpo.tasks.rewards import r1_zero_reward_fn
 
 ZERO = {"format_reward": 0.0, "answer_reward": 0.0, "reward": 0.0}
 FORM_ONLY = {"format_reward": 1.0, "answer_reward": 0.0, "reward": 0.0}
@@ -160,38 +160,6 @@ def test_last_boxed_of_long_texts_takes_milliseconds() -> None:
     start = time.process_time()
     assert [last_boxed(text) is None for text in texts] == [False, True, False]
     assert time.process_time() - start < 1.0
-
-
-@pytest.mark.parametrize(
-    ("response", "rewards"),
-    [
-        ("2 + 3 </think> <answer>5</answer>", FULL), (r"</think> <answer> \boxed{5} </answer>", FULL),
-        ("</think> <answer>6</answer>", FORM_ONLY), ("</think> <answer></answer>", FORM_ONLY),
-        ("</think> <answer>5</answer></answer>", FULL), ("</think> <answer>5</answer>\n</answer> so", FULL),
-        ("</think> <answer>6</answer></answer>", FORM_ONLY), ("</think> <answer>5</answer> or </answer>", FORM_ONLY),
-        (r"</think> <answer>\boxed{5} or \boxed{6}</answer>", FORM_ONLY),
-        ("</think> <answer>6</answer> no: <answer>5</answer>", FULL), ("</think> <answer>5</answer> trailing", FULL),
-        ("<answer>5</answer>", ZERO), ("</think><answer>5</answer>", ZERO), ("</think> <answer>5", ZERO), ("", ZERO),
-        ("5", ZERO),
-        ("</think> <answer>5</answer> and <answer>5", ZERO), ("</answer> </think> <answer>5", ZERO), (r"\boxed{5}", ZERO),
-    ],
-)  # fmt: skip
-def test_r1_zero(response: str, rewards: dict[str, float]) -> None:
-    assert r1_zero_reward_fn(response, "5") == rewards
-    assert r1_zero_reward_fn(response, "5", fast=False) == rewards
-
-
-@pytest.mark.parametrize(
-    ("response", "rewards"),
-    [
-        (r"\boxed{4} or \boxed{5}", FORM_ONLY), (r"\boxed{5} and \boxed{5}", FULL),
-        (r"it is \boxed{5}", FULL), (r"\boxed{4}, no, \boxed{5}", FULL), (r"\fbox{5}", FULL), (r"\boxed{4}", FORM_ONLY),
-        (r"\boxed{5}, no, \boxed{4}", FORM_ONLY), (r"\boxed{}", FORM_ONLY), ("5", ZERO), (r"\boxed{5", ZERO),
-        ("</think> <answer>5</answer>", ZERO),
-    ],
-)  # fmt: skip
-def test_question_only(response: str, rewards: dict[str, float]) -> None:
-    assert question_only_reward_fn(response, "5") == rewards
 
 
 def test_no_alternatives_are_a_mistake() -> None:

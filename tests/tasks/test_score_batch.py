@@ -48,10 +48,18 @@ RESPONSES = {
         ("</think> <answer>4 or 5 or 6</answer>", "5", FORM_ONLY), ("</think> <answer>4, 5</answer>", "5", FORM_ONLY),
         (r"</think> <answer>\boxed{5} \boxed{4}</answer>", "5", FORM_ONLY), ("<answer>5</answer> </think> <answer>", "5", ZERO),
         (r"</think> <answer>\frac{\sqrt2}{2}</answer>", ["1", r"\frac{1}{\sqrt{2}}"], FULL),
-        (r"</think> <answer>\sqrt{5}</answer>", (5, 2.5), FORM_ONLY), ("", "5", ZERO),
+        (r"</think> <answer>\sqrt{5}</answer>", (5, 2.5), FORM_ONLY), ("", "5", ZERO), ("5", "5", ZERO),
+        (r"</think> <answer> \boxed{5} </answer>", "5", FULL), ("</think> <answer>6</answer>", "5", FORM_ONLY),
+        ("</think> <answer>5</answer></answer>", "5", FULL), ("</think> <answer>5</answer>\n</answer> so", "5", FULL),
+        ("</think> <answer>6</answer></answer>", "5", FORM_ONLY), ("</think> <answer>5</answer> or </answer>", "5", FORM_ONLY),
+        ("</think> <answer>6</answer> no: <answer>5</answer>", "5", FULL), ("</think> <answer>5</answer> end", "5", FULL),
+        ("<answer>5</answer>", "5", ZERO), ("</think><answer>5</answer>", "5", ZERO), (r"\boxed{5}", "5", ZERO),
+        ("</think> <answer>5</answer> and <answer>5", "5", ZERO),
     ],
     "question_only": [
-        (r"\boxed{4}, no: \boxed{5}", "5", FULL), (r"\boxed{5}, no: \boxed{4}", "5", FORM_ONLY), (r"\boxed{}", "5", FORM_ONLY),
+        (r"\boxed{4} or \boxed{5}", "5", FORM_ONLY), (r"\boxed{5} and \boxed{5}", "5", FULL), (r"\fbox{5}", "5", FULL),
+        (r"\boxed{5", "5", ZERO), ("</think> <answer>5</answer>", "5", ZERO), (r"\boxed{4}, no: \boxed{5}", "5", FULL),
+        (r"\boxed{5}, no: \boxed{4}", "5", FORM_ONLY), (r"\boxed{}", "5", FORM_ONLY),
         (r"\boxed{4 or 5}", "5", FORM_ONLY), ("5", "5", ZERO), (r"\boxed{5}\boxed{", "5", ZERO),
         (r"\boxed{x(x+2)}", "x^2+2x", FULL), (r"\boxed{0.2}", Fraction(1, 5), FULL),
     ],
@@ -62,6 +70,7 @@ RESPONSES = {
 def test_a_batch_is_rewarded_like_its_responses_one_by_one(prompt: str) -> None:
     responses, truths, rewards = map(list, zip(*RESPONSES[prompt] * 3, strict=True))
     assert [REWARD_FNS[prompt](r, t) for r, t in zip(responses, truths, strict=True)] == rewards
+    assert REWARD_FNS[prompt](responses[0], truths[0], fast=False) == rewards[0]
     pool.forget_verdicts()
     texts = [(r, t, reward) for r, t, reward in zip(responses, truths, rewards, strict=True) if isinstance(t, str)]
     responses, truths, rewards = map(list, zip(*texts, strict=True))

@@ -117,8 +117,7 @@ def times_of_steps(runs: list[Run]) -> list[Times]:
 
     Returns:
         a row per arm: ``arm``, ``lag`` (``max_policy_lag``; None in one process), ``restarts`` (of actors, over all its runs),
-        ``steps`` (number averaged) and, unless it is 0, the mean seconds of each of ``PARTS`` (0 if a run has no such part)
-        and of the ``longer`` of rollout and training.
+        ``steps`` (number averaged) and, unless it is 0, :func:`mean_times` of the steps.
     """
     found = []
     for arm, of_arm in by_arm(runs).items():
@@ -149,12 +148,16 @@ def steady_steps(
 
 
 def mean_times(steps: Steps) -> Times:
-    """Mean seconds of ``PARTS`` and of the ``longer`` of rollout and training; empty without steps."""
+    """Mean seconds of ``PARTS`` (0 if a run has no such part); empty without steps.
+
+    Also the ``longer`` of rollout and training, with its ``share`` of the step (1 if all else overlaps with it).
+    """
     if not steps:
         return {}
     means = pd.DataFrame(steps).reindex(columns=[f"{part}_s" for part in PARTS]).fillna(0.0).mean()
     times: Times = dict(zip(PARTS, means.tolist(), strict=True))
-    return times | {"longer": max(times["rollout"], times["training"])}
+    longer = max(times["rollout"], times["training"])
+    return times | {"longer": longer, "share": longer / times["step"]}
 
 
 def timed(found: list[Times]) -> list[Times]:
@@ -178,7 +181,7 @@ def draw_components(found: list[Times]) -> Figure:
         sides = {"generator": GENERATOR, "learner": LEARNER} if apart else {"one process": TURNS}
         own = {f"{name}: {side}": {kind: times[part] for kind, part in parts.items()} for side, parts in sides.items()}
         end = max(sum(parts.values()) for parts in own.values())
-        marks.append((len(widths), max(end, goal) if apart else end, f"{times['longer'] / times['step']:.2f}"))
+        marks.append((len(widths), max(end, goal) if apart else end, f"{times['share']:.2f}"))
         goals += [(place, goal) for place in range(len(widths), len(widths) + len(own)) if apart]
         widths |= own
     frame = pd.DataFrame.from_dict(widths, orient="index").reindex(index=list(widths), columns=list(COLOURS)).fillna(0.0)
@@ -203,9 +206,7 @@ def components_table(found: list[Times]) -> str:
     return table(
         {"arm": times["arm"], "steps": times["steps"]}
         | {title: cell(times, part) for part, title in PARTS.items()}
-        | {
-            "longer of rollout and training, share of step": f"{times['longer'] / times['step']:.2f}" if times["steps"] else "",
-        }
+        | {"longer of rollout and training, share of step": f"{times['share']:.2f}" if times["steps"] else ""}
         for times in found
     )
 
@@ -226,7 +227,7 @@ def discuss_overlap(found: list[Times]) -> str:
         apart=apart,
         single=next((times for times in timed(found) if times["lag"] is None), None),
         short=[times for times in found if not times["steps"]],
-        early=[times for times in apart if times["step"] < times["longer"]],
+        early=[times for times in apart if times["share"] > 1],
         restarted=[times for times in found if times["restarts"]],
     )
     return text

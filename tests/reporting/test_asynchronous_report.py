@@ -344,6 +344,7 @@ def test_means_of_a_step_and_its_overlap() -> None:
         "generator_waiting": 0.5,
         "step": 5.0,
         "longer": 4.0,
+        "share": 0.8,
     }
 
 
@@ -386,7 +387,8 @@ def test_the_steps_of_all_seeds_are_pooled(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def variant(arm: str, lag: int | None, step: float, restarts: int = 0, **parts: float) -> Times:
-    times = dict.fromkeys(PARTS, 0.0) | parts | {"step": step, "longer": max(parts["rollout"], parts["training"])}
+    longer = max(parts["rollout"], parts["training"])
+    times = dict.fromkeys(PARTS, 0.0) | parts | {"step": step, "longer": longer, "share": longer / step}
     return {"arm": arm, "lag": lag, "restarts": restarts, "steps": 12} | times
 
 

@@ -14,7 +14,6 @@ from grpo.common.files import damaged, files_digest, read_json
 from grpo.reporting.charts import INK, draw_curves, frame, panels, styles
 from grpo.reporting.curves import STEP, TITLES, curves_of
 from grpo.reporting.timing import read_timing
-from grpo.results.findings import Interval
 from grpo.results.intervals import mean_of
 from grpo.results.runs import REWARD, Run, evaluations_counted, mean_of_last
 from grpo.results.statistics import format_interval, wilson_interval
@@ -95,16 +94,16 @@ def _base_model(study: Study, run: Run, about: dict[str, Any]) -> HubModel | Non
     return model if isinstance(model, HubModel) and known else None
 
 
-def _rewards(study: Study, run: Run, step: int) -> dict[str, Interval | dict[str, float]]:
+def _rewards(study: Study, run: Run, step: int) -> dict[str, dict[str, float]]:
     """Answer rewards to compare with this checkpoint's, each with its interval, by label."""
     metrics, k = run.metrics, study.last_k(run.experiment)
     last, first = int(run.validation["step"].iloc[-1]), int(run.validation["step"].iloc[0])
     n = evaluations_counted(run.outcomes, k)
-    rows: dict[str, Interval | dict[str, float]] = {
+    rows: dict[str, dict[str, float]] = {
         f"**this checkpoint** (step {step})": _estimate(run, step),
         f"the run's last evaluation (step {last})": _estimate(run, last),
-        f"the mean of its last {n} evaluation(s), by which the study compares runs": mean_of(
-            mean_of_last(run.outcomes, k), fixed=True
+        f"the mean of its last {n} evaluation(s), by which the study compares runs": vars(
+            mean_of(mean_of_last(run.outcomes, k), fixed=True)
         ),
         "before training": _estimate(run, first),
     }

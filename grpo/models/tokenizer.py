@@ -6,11 +6,16 @@ They use the library ``tokenizers`` directly: importing transformers takes longe
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import resource
+import signal
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import psutil
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
@@ -20,11 +25,39 @@ END_OF_TEXT = "<|endoftext|>"
 TOKENIZER, CONFIG, LEGACY_CONFIG = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 GENERATION_CONFIG, CHAT_TEMPLATE = "generation_config.json", "chat_template.jinja"
 MODEL_CONFIG = "config.json"
+TEMPLATE_SECONDS, TEMPLATE_BYTES = 5, 1 << 30  # limits of rendering one chat
 # The tokenizer files of any version of transformers, and the file that names the tokens that end a response.
 FILES = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model"),
     *("chat_template*", "additional_chat_templates/*", GENERATION_CONFIG),
 )
+
+
+@contextmanager
+def limited(seconds: float, memory: int) -> Iterator[None]:
+    """Limit the time and the further memory, in bytes, of a block in the main thread; in other threads nothing is limited.
+
+    Raises:
+        TimeoutError, MemoryError: in the block, at a limit.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: Any) -> NoReturn:
+        raise TimeoutError(f"it took longer than {seconds:g} s")
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = psutil.Process().memory_info().vms + memory
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(most, soft), hard))
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        signal.signal(signal.SIGALRM, before)
 
 
 class Tokenizer:
@@ -146,9 +179,10 @@ class Tokenizer:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
-            ((text,), _) = render_jinja_template(
-                [list(messages)], chat_template=self._chat_template, add_generation_prompt=ask, **self._special, **options
-            )  # type: ignore[no-untyped-call]
+            with limited(TEMPLATE_SECONDS, TEMPLATE_BYTES):
+                ((text,), _) = render_jinja_template(
+                    [list(messages)], chat_template=self._chat_template, add_generation_prompt=ask, **self._special, **options
+                )  # type: ignore[no-untyped-call]
         except Exception as error:  # a template is foreign code, which may raise anything
             roles = ", ".join(message["role"] for message in messages)
             why = str(error) if isinstance(error, TemplateError) else reason(error)

@@ -6,16 +6,13 @@ They use the library ``tokenizers`` directly: importing transformers takes longe
 from __future__ import annotations
 
 import json
+import os
 import resource
-import signal
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import psutil
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
@@ -31,33 +28,6 @@ FILES = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model"),
     *("chat_template*", "additional_chat_templates/*", GENERATION_CONFIG),
 )
-
-
-@contextmanager
-def limited(seconds: float, memory: int) -> Iterator[None]:
-    """Limit the time and the further memory, in bytes, of a block in the main thread; in other threads nothing is limited.
-
-    Raises:
-        TimeoutError, MemoryError: in the block, at a limit.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: Any) -> NoReturn:
-        raise TimeoutError(f"it took longer than {seconds:g} s")
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = psutil.Process().memory_info().vms + memory
-    before = signal.signal(signal.SIGALRM, stop)
-    try:
-        resource.setrlimit(resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(most, soft), hard))
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-        signal.signal(signal.SIGALRM, before)
 
 
 class Tokenizer:
@@ -99,6 +69,7 @@ class Tokenizer:
         self._added = self._backend.get_added_tokens_decoder()
         self._begin = self._find_begin()
         self._chat_template = self._find_chat_template(config)
+        self._chats_tried: set[bool] = set()  # kinds of chats that kept the limits of time and memory
         self._named_ends = _ends_in(self._files.get(GENERATION_CONFIG, b"{}")) or _ends_in(model_config)
 
     @property
@@ -178,16 +149,21 @@ class Tokenizer:
         from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
+        def render() -> str:
+            ((text,), _) = render_jinja_template(
+                [list(messages)], chat_template=self._chat_template, add_generation_prompt=ask, **self._special, **options
+            )  # type: ignore[no-untyped-call]
+            return str(text)
+
         try:
-            with limited(TEMPLATE_SECONDS, TEMPLATE_BYTES):
-                ((text,), _) = render_jinja_template(
-                    [list(messages)], chat_template=self._chat_template, add_generation_prompt=ask, **self._special, **options
-                )  # type: ignore[no-untyped-call]
+            if ask not in self._chats_tried:
+                try_out(render)
+                self._chats_tried.add(ask)
+            return render()
         except Exception as error:  # a template is foreign code, which may raise anything
             roles = ", ".join(message["role"] for message in messages)
             why = str(error) if isinstance(error, TemplateError) else reason(error)
             raise UserError(f"prompt: the model's chat template refuses messages of {roles}: {why}") from error
-        return str(text)
 
     def _add_tokens(self, config: Mapping[str, Any], special: Iterable[str]) -> None:
         """Add the tokens of tokenizer_config.json that tokenizer.json lacks, as transformers does."""
@@ -264,6 +240,35 @@ def files_of(folder: Path) -> list[Path]:
         if not (target.is_relative_to(home) or target.parent == of_hub or target.parents[1].name == "md5"):
             raise ValueError(f"{path.name} is a symbolic link to a file elsewhere; put the file itself in its place")
     return found
+
+
+def try_out(render: Callable[[], object]) -> None:
+    """Try a chat template in a forked process with limits of time and memory; in this process no signal would stop it.
+
+    Raises:
+        TimeoutError, MemoryError: it exceeds a limit. Its other errors are ignored here; rendering raises them again.
+    """
+    child = os.fork()
+    if child == 0:
+        too_much = False
+        try:
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_CPU, (TEMPLATE_SECONDS, TEMPLATE_SECONDS))
+            memory = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+            hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+            most = memory + TEMPLATE_BYTES if hard == resource.RLIM_INFINITY else min(memory + TEMPLATE_BYTES, hard)
+            resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+            render()
+        except MemoryError:
+            too_much = True
+        except BaseException:  # the forked process must end here
+            pass
+        os._exit(too_much)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code == 1:
+        raise MemoryError(f"it takes more than {TEMPLATE_BYTES >> 20} MiB")
+    if code:
+        raise TimeoutError(f"it takes longer than {TEMPLATE_SECONDS} s, or crashes")
 
 
 def _ends_in(config: bytes) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 import subprocess
 import sys
@@ -246,9 +245,9 @@ def test_of_several_chat_templates_the_default_counts(like_qwen: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "why"),
     [
-        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "it took longer than 1 s"),
-        ("{{ 10 ** (10 ** 9) }}", "it took longer than 1 s"),
-        ("{{ 'x' * 2**29 }}", "MemoryError"),
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "it takes longer than 1 s"),
+        ("{{ 10 ** (10 ** 9) }}", "it takes longer than 1 s"),
+        ("{{ 'x' * 2**29 }}", "256 MiB"),
         ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "RecursionError"),
         ("{{ 1 + 'x' }}", "TypeError: unsupported operand"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
@@ -261,11 +260,10 @@ def test_a_chat_template_that_loops_or_fails_is_one_message(
 ) -> None:
     monkeypatch.setattr("grpo.models.tokenizer.TEMPLATE_SECONDS", 1)
     monkeypatch.setattr("grpo.models.tokenizer.TEMPLATE_BYTES", 256 << 20)
-    limits = resource.getrlimit(resource.RLIMIT_AS)
     files = {path.name: path.read_bytes() for path in like_qwen.iterdir()}
     with pytest.raises(UserError, match=r"^prompt: the model's chat template refuses messages of user: ") as refused:
         Tokenizer(files | {"chat_template.jinja": template.encode()}).chat_ids(CHATS[0])
-    assert why in str(refused.value) and resource.getrlimit(resource.RLIMIT_AS) == limits
+    assert why in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo.commands.gpu_memory import BYTES, GIB, PROMPT_TOKENS, STATES_ON_DISK, Shape, saved_state_bytes, shape_of
+from grpo.commands.gpu_memory import (
+    BYTES,
+    GIB,
+    PROMPT_TOKENS,
+    STATES_ON_DISK,
+    Shape,
+    prompt_lengths,
+    saved_state_bytes,
+    shape_of,
+)
 from grpo.common.files import read_json
 from grpo.common.text_table import text_table
 from grpo.study import paths
@@ -26,9 +35,10 @@ H100_FLOPS = 989e12  # per second, bfloat16 without sparsity (NVIDIA's data shee
 # Shares of a step's time for sampling and for one pass of training: as 6.5 s to 9.5 s, the middle of an estimate for one step
 # at the handouts' setting on H100s (not measured).
 SAMPLING, TRAINING = 0.4, 0.6
+WITHOUT_SIGNAL = 0.5  # assumed share of sampled groups that dynamic sampling replaces in each round
 
 
-def step_flop(multiplied: int, response: float) -> float:
+def step_flop(multiplied: int, prompt: float, response: float) -> float:
     """Floating-point operations to sample 256 rollouts and train on them once: 8 per parameter and token.
 
     Training takes 2 operations forward and 4 backward per token and parameter that it is multiplied with (Kaplan et al. 2020,
@@ -36,13 +46,13 @@ def step_flop(multiplied: int, response: float) -> float:
 
     Args:
         multiplied: parameters that a token is multiplied with.
-        response: mean number of tokens.
+        prompt, response: mean number of tokens.
     """
-    return HANDOUT_ROLLOUTS * (PROMPT_TOKENS + response) * 8 * multiplied
+    return HANDOUT_ROLLOUTS * (prompt + response) * 8 * multiplied
 
 
 # Share of an H100's peak that the published step reaches.
-UTILISATION = step_flop(PUBLISHED_PARAMETERS, HANDOUT_TOKENS / 2) / (PUBLISHED_S_PER_STEP * H100_FLOPS)
+UTILISATION = step_flop(PUBLISHED_PARAMETERS, PROMPT_TOKENS, HANDOUT_TOKENS / 2) / (PUBLISHED_S_PER_STEP * H100_FLOPS)
 GUESS = (
     f"a guess: 8 operations per parameter and token (Kaplan et al. 2020), responses of half their limit, at {UTILISATION:.1%} "
     f"of an H100's 989 TFLOP/s, as in a published run ({PUBLISHED_S_PER_STEP:g} s a step for {PUBLISHED_MODEL}, Garg 2026, "
@@ -84,6 +94,11 @@ def plan(study: Study, active: bool, seconds_per_step: float | None, price: floa
         "experiments": experiments,
         "total": total,
         "state_gib_of_a_run_in_progress": STATES_ON_DISK * saved_state_bytes(study, shape) / GIB if shape else None,
+        "dynamic_sampling": sum(
+            run.config.n_steps * run.config.dynamic_sampling_rounds * _batch(run.config)
+            for run in effective
+            if isinstance(run.config, GrpoConfig) and not equals[run.name]
+        ),
         "one_seed_less_saves": {key: total[key] / seeds for key in ("runs", "gpu_hours", "cost")} if seeds > 1 else None,
         "may_be_left_out": [a for a in study.made if not any(a in study.needed_experiments(b) for b in study.made)],
         "assumed_winners": {
@@ -154,11 +169,20 @@ def work(config: RunConfig) -> float:
             epochs = config.epochs_per_ei_step
         case _:
             epochs = config.epochs_per_rollout_batch
-    return (SAMPLING + TRAINING * epochs) * rollouts_of_step(config) / HANDOUT_ROLLOUTS
+    return (SAMPLING * rollouts_of_step(config) + TRAINING * epochs * _batch(config)) / HANDOUT_ROLLOUTS
 
 
-def rollouts_of_step(config: RunConfig) -> int:
-    """Number of responses that a step samples, without rounds of dynamic sampling."""
+def rollouts_of_step(config: RunConfig) -> float:
+    """Number of responses that a step samples; expected number with dynamic sampling.
+
+    Of all groups w = :data:`WITHOUT_SIGNAL` have no signal, so that K rounds ask for w + w^2 + ... + w^K batches more.
+    """
+    rounds = getattr(config, "dynamic_sampling_rounds", 0)
+    return _batch(config) * sum(WITHOUT_SIGNAL**k for k in range(rounds + 1))
+
+
+def _batch(config: RunConfig) -> int:
+    """Number of responses that a step trains on; of expert iteration, that it samples."""
     match config:
         case SftConfig():
             return 0
@@ -181,7 +205,7 @@ def _row(
         weights = shape.parameters * BYTES[study.for_task(run.task).learner.dtype] / GIB if shape else 0.0 if small else None
         taken = {
             "steps": config.n_steps,
-            "rollouts": config.n_steps * rollouts_of_step(config),
+            "rollouts": round(config.n_steps * rollouts_of_step(config)),
             "hours": hours,
             "gpu_hours": (hours or 0.0) * _gpus(study, run),
             "disk_gib": None if weights is None else kept * weights,
@@ -211,8 +235,9 @@ def _seconds_per_work(
 
 def guessed_seconds(study: Study, run: EffectiveRun, shape: Shape | None) -> float:
     """Seconds per unit of :func:`work`, by :func:`step_flop` at :data:`UTILISATION`, divided by the number of processes."""
+    prompt = prompt_lengths(study, run.task, run.config.prompt).mean
     response = getattr(run.config, "sampling_max_tokens", HANDOUT_TOKENS) / 2
-    operations = step_flop(shape.multiplied if shape else PUBLISHED_PARAMETERS, response)
+    operations = step_flop(shape.multiplied if shape else PUBLISHED_PARAMETERS, prompt, response)
     return operations / (UTILISATION * H100_FLOPS) / study.learner.processes
 
 
@@ -257,10 +282,16 @@ def _notes(found: dict[str, Any]) -> list[str]:
             "method, by the work of a step"
         )
     if total["runs_of_unknown_time"]:
-        notes.append(f"unknown: {total['runs_of_unknown_time']} run(s) without a measured time; not in the sums of hours")
-    notes.append(
-        "not counted: rounds of dynamic sampling, and stages that train no run (model, sampled traces, zero-shot, best of N)"
-    )
+        notes.append(
+            f"unknown: {total['runs_of_unknown_time']} run(s) without a measured time; not in the sums of hours. Name the "
+            "seconds of a step: --seconds-per-step"
+        )
+    notes.append("not counted: stages that train no run (model, sampled traces, zero-shot baseline, best of N)")
+    if found["dynamic_sampling"]:
+        notes.append(
+            f"dynamic sampling: expected rollouts, if {WITHOUT_SIGNAL:.0%} of all groups have no signal (assumed); its rounds "
+            f"allow {found['dynamic_sampling']:,} rollouts more than one batch a step at most"
+        )
     state = found["state_gib_of_a_run_in_progress"]
     also = f"; plus up to {state:,.2f} for the saved states of each run in progress" if state is not None else ""
     notes.append(f"disk: the kept checkpoints; twice that if DVC's cache cannot share files with the workspace{also}")

@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer
@@ -208,32 +208,37 @@ def saved_state_bytes(study: Study, shape: Shape) -> int:
     return round(trained_parameters(study, shape) * sum(bytes_per_parameter(study).values()))
 
 
+class PromptLengths(NamedTuple):
+    """Lengths of a task's prompts in tokens, without what a chat template adds; assumed unless they were counted."""
+
+    mean: float = PROMPT_TOKENS
+    longest: int = PROMPT_TOKENS
+    counted: bool = False
+
+
 @cache
-def _longest_prompt(files: tuple[Path, ...], tokenizer: Path, prompt: Format) -> int:
+def _count(files: tuple[Path, ...], tokenizer: Path, prompt: Format) -> PromptLengths:
     prompts = [prompt.prompt(problem.question) for file in files for problem in read_problems(file)]
-    return max(len(encoded.ids) for encoded in Tokenizer.from_file(str(tokenizer)).encode_batch(prompts))
+    counts = [len(encoded.ids) for encoded in Tokenizer.from_file(str(tokenizer)).encode_batch(prompts)]
+    return PromptLengths(sum(counts) / len(counts), max(counts), True)
 
 
-def longest_prompt(study: Study, prompt: str) -> tuple[int, bool]:
-    """Tokens of the main task's longest prompt, and whether they were counted.
-
-    They are counted if the study's stages made the problems and the model in data/, else assumed. What a chat template adds is
-    left out.
-    """
-    report, tokenizer = paths.dataset_report(MAIN), (paths.model(MAIN) / "tokenizer.json").absolute()
-    files = tuple(path.absolute() for path in (paths.train(MAIN), paths.validation(MAIN)))
+def prompt_lengths(study: Study, task: str, prompt: str) -> PromptLengths:
+    """Count the tokens of a task's prompts, if the study's stages made the problems and the model in data/."""
+    report, tokenizer = paths.dataset_report(task), (paths.model(task) / "tokenizer.json").absolute()
+    files = tuple(path.absolute() for path in (paths.train(task), paths.validation(task)))
     there = all(path.exists() for path in (report, tokenizer, *files))
     # The report may be of another study.
-    if not there or read_json(report, f"dataset@{MAIN}", keys=("task",))["task"] != study.tasks[MAIN]["use"]:
-        return PROMPT_TOKENS, False
-    return _longest_prompt(files, tokenizer, find_format(study.task(MAIN), prompt)), True
+    if not there or read_json(report, f"dataset@{task}", keys=("task",))["task"] != study.tasks[task]["use"]:
+        return PromptLengths()
+    return _count(files, tokenizer, find_format(study.task(task), prompt))
 
 
 def longest(study: Study, config: RunConfig) -> int:
     """Tokens of the longest sequence (prompt and response), with the main task's prompts."""
     prompt = config.prompt if config.prompt in study.task(MAIN).formats else study.grpo.prompt  # an arm of another task
     response = config.sampling_max_tokens if isinstance(config, SamplingConfig) else TRACE_TOKENS
-    return longest_prompt(study, prompt)[0] + response
+    return prompt_lengths(study, MAIN, prompt).longest + response
 
 
 @dataclass(frozen=True)
@@ -331,9 +336,9 @@ def table(study: Study, shape: Shape, card_gib: float) -> str:
     rows = [["GiB", *(f"{phase.name} ({phase.device})" for phase in found)]]
     rows += [[part, *(f"{phase.parts[part]:.2f}" if part in phase.parts else "" for phase in found)] for part in parts]
     rows += [["in all", *(f"{phase.total:.2f}" for phase in found)], ["the card", *[f"{card_gib:.2f}"] * len(found)]]
-    tokens, counted = longest_prompt(study, study.grpo.prompt)
-    found_in = f"counted in {paths.DATASETS / MAIN}" if counted else "assumed, as problems or tokenizer are missing"
-    text = text_table(rows) + f"\nPrompts of {tokens:,} tokens at most: {found_in}."
+    lengths = prompt_lengths(study, MAIN, study.grpo.prompt)
+    found_in = f"counted in {paths.DATASETS / MAIN}" if lengths.counted else "assumed, as problems or tokenizer are missing"
+    text = text_table(rows) + f"\nPrompts of {lengths.longest:,} tokens at most: {found_in}."
     if study.engine.name == "vllm" and study.engine.device != "cpu":
         left = kv_cache_gib(study, shape, card_gib)
         tokens = round(left * GIB / shape.kv_bytes(BYTES[study.engine.dtype]))

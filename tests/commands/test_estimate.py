@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from study_parts import activate
 
-from grpo.commands.estimate import GUESS, plan
-from grpo.commands.gpu_memory import longest, longest_prompt
+from grpo.commands.estimate import GUESS, plan, table, work
+from grpo.commands.gpu_memory import longest, prompt_lengths
 from grpo.common.files import write_json
 from grpo.common.records import Problem, write_records
 from grpo.study import paths
@@ -86,22 +86,38 @@ def test_a_larger_model_takes_longer_by_its_parameters(tmp_path: Path, monkeypat
     assert f"{256 * 712 * 8 * 1543714304 / (30 * 989e12):.1%} of an H100" in GUESS  # 256 prompts of 200 with responses of 512
 
 
-def test_the_longest_prompt_is_counted_if_the_study_has_it(
+def test_prompts_count_as_long_as_the_study_has_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, byte_tokenizer: Any
 ) -> None:
     """A tokenizer of bytes: as many tokens as the template with its question has letters."""
     study = study_named("math-first")
     monkeypatch.chdir(tmp_path)
-    assert longest_prompt(study, "question_only") == (200, False)
+    assert prompt_lengths(study, "main", "question_only") == (200, 200, False)
+    assumed = plan(study, True, None, 2.5)["total"]["hours"]
     template = study.task("main").formats["question_only"].template.replace("{question}", "")
     write_records(paths.train("main"), [Problem("a", "x" * 300, "1")])
     write_records(paths.validation("main"), [Problem("b", "x" * 400, "1")])
     byte_tokenizer.save_pretrained(paths.model("main"))
     write_json(paths.dataset_report("main"), {"task": "gsm8k"})  # left by another study
-    assert longest_prompt(study, "question_only") == (200, False)
+    assert not prompt_lengths(study, "main", "question_only").counted
     write_json(paths.dataset_report("main"), {"task": "math"})
-    assert longest_prompt(study, "question_only") == (len(template) + 400, True)
-    assert longest(study, study.grpo.model_copy(update={"prompt": "question_only"})) == len(template) + 400 + 1024
+    n = len(template)
+    assert prompt_lengths(study, "main", "question_only") == (n + 350, n + 400, True)
+    assert longest(study, study.grpo.model_copy(update={"prompt": "question_only"})) == n + 400 + 1024
+    counted, r1_zero = plan(study, True, None, 2.5)["total"]["hours"], prompt_lengths(study, "main", "r1_zero").mean
+    assert counted / assumed == pytest.approx((r1_zero + 512) / (200 + 512))
+
+
+def test_dynamic_sampling_is_expected_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the groups have no signal: of 64 rollouts 32 are sampled anew, then 16; two rounds of 64 are the most."""
+    study, steps = study_named("quickstart"), 2 * 40  # two arms
+    resampled = study.grpo.model_copy(update={"dynamic_sampling_rounds": 2})
+    monkeypatch.chdir(tmp_path)
+    before, after = (plan(s, False, 100.0, 2.0) for s in (study, study.model_copy(update={"grpo": resampled})))
+    assert (before["total"]["rollouts"], after["total"]["rollouts"]) == (steps * 64, steps * (64 + 32 + 16))
+    assert (before["dynamic_sampling"], after["dynamic_sampling"]) == (0, steps * 128)
+    assert "10,240 rollouts more" in table(after) and "dynamic sampling" not in table(before)
+    assert work(resampled) / work(study.grpo) == pytest.approx(0.4 * 112 / 64 + 0.6)
 
 
 def test_updates_on_the_same_rollouts_cost_training_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

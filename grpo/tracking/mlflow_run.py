@@ -51,7 +51,7 @@ class MlflowRun:
         tags: Mapping[str, Any],
         state: Mapping[str, Any] | None = None,
     ):
-        self._uri, key = tracking_uri(), uuid.uuid4().hex
+        self._uri, key, self._began = tracking_uri(), uuid.uuid4().hex, time.monotonic()
         own_tags = {**environment_tags(), **mlflow_source_tags(), **source_tags(), **tags, "run_key": key}
         self._about: dict[str, Any] = {
             "uri": without_password(self._uri),
@@ -64,7 +64,7 @@ class MlflowRun:
             "artifacts": [],
             "tables": [],
             "checkpoints": [],
-            "started": _now(),
+            "started": round(1000 * time.time()),
             "status": None,
             "ended": None,
         }
@@ -84,7 +84,7 @@ class MlflowRun:
         """Record metrics of one step."""
         if self._delivery is None:
             return
-        row = {"time": _now(), "step": step, "metrics": {key: float(value) for key, value in metrics.items()}}
+        row = {"time": self._now(), "step": step, "metrics": {key: float(value) for key, value in metrics.items()}}
         self._metrics.write(json.dumps(row) + "\n")
         if time.monotonic() >= self._next_round:
             self._send()
@@ -135,7 +135,7 @@ class MlflowRun:
         """
         if self._delivery is None:
             return None
-        self._describe(status=status, ended=_now())
+        self._describe(status=status, ended=self._now())
         if self._monitor is not None:
             self._monitor.finish()
         try:
@@ -165,6 +165,10 @@ class MlflowRun:
             pause = PAUSE_SECONDS
         self._next_round = time.monotonic() + pause
 
+    def _now(self) -> int:
+        """Milliseconds since 1970, by a clock that nobody sets back during the run."""
+        return int(self._about["started"]) + round(1000 * (time.monotonic() - self._began))
+
     def _warning(self, error: Exception) -> str:
         return (
             f"warning: MLflow at {self._about['uri']} could not be written: {describe(error)}\n"
@@ -172,11 +176,6 @@ class MlflowRun:
             "  Check MLFLOW_TRACKING_URI (without it, runs go to mlflow.db here) and the server. The next run sends it, or:\n"
             f"    grpo mlflow_import {shlex.quote(str(self.folder))}"
         )
-
-
-def _now() -> int:
-    """Milliseconds since 1970."""
-    return round(1000 * time.time())
 
 
 def _file_name(text: str) -> str:

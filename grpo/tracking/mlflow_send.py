@@ -108,6 +108,9 @@ class Delivery:
         found, database = self._client.get_experiment_by_name(name), local_database(self.uri)
         if database is not None:
             bring_artifacts_along(database)
+        if found is not None and found.lifecycle_stage == "deleted":
+            command = f"MLFLOW_TRACKING_URI={without_password(self.uri)} mlflow experiments restore --experiment-id"
+            raise UserError(f"its experiment {name} is deleted. Restore it: {command} {found.experiment_id}")
         if found is not None:
             return str(found.experiment_id)
         place = (database.parent / ARTIFACTS / name).as_uri() if database else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import getpass
+import json
 import math
 import os
 import shutil
@@ -117,6 +118,19 @@ def test_a_database_that_is_removed_in_mid_run_is_made_anew_with_all_of_the_run(
     assert {run.info.run_name: run.info.status for run in runs} == dict.fromkeys(("first", "second"), "FINISHED")
     (first,) = [run for run in runs if run.info.run_name == "first"]
     assert history(client, first, "x") == [(0, 0.5), (1, 1.5)] and unsent() == []
+
+
+def test_a_clock_that_goes_back_shortens_no_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = MlflowRun("toy", "run", {}, {})
+    run.log({"x": 0.0}, step=0)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 3600)
+    time.sleep(0.1)
+    run.log({"x": 1.0}, step=1)
+    run.finish()
+    about = read_json(run.folder / "run.json", made_by="")
+    first, second = (json.loads(line)["time"] for line in (run.folder / "metrics.jsonl").read_text().splitlines())
+    assert about["started"] <= first <= second - 100 <= about["ended"] - 100 < about["started"] + 60_000
 
 
 def test_a_run_that_goes_on_is_left_alone_by_one_that_ends(delivered: Path) -> None:

@@ -238,6 +238,19 @@ def test_artifacts_go_along_with_their_clone(delivered: Path, monkeypatch: pytes
     assert how == "moved" or artifacts(home) == {"first": "first"}
 
 
+def test_the_command_of_the_warning_restores_a_deleted_experiment(delivered: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    MlflowRun("toy", "first", {}, {}).finish()
+    (experiment,) = {run.info.experiment_id for run in runs_at(uri_of(delivered))[1]}
+    MlflowClient(uri_of(delivered)).delete_experiment(experiment)
+    assert MlflowRun("toy", "second", {}, {}).finish() is None
+    restore = capsys.readouterr().err.splitlines()[0].partition("Restore it: ")[2]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    subprocess.run(restore, shell=True, check=True, env=os.environ | {"PATH": path}, capture_output=True)
+    for one in unsent():
+        deliver(one, uri_of(delivered))
+    assert {run.info.run_name for run in runs_at(uri_of(delivered))[1]} == {"first", "second"}
+
+
 def ui(**env: str) -> tuple[int, str, float]:
     """`make ui` where it cannot start: exit code, what it says, and its seconds."""
     began = time.monotonic()

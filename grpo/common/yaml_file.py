@@ -26,14 +26,11 @@ def parse_yaml(path: Path, kind: str = "safe") -> Any:
     text = ""
     try:
         text = path.read_text(encoding="utf-8")
-        values = YAML(typ="safe").load(text)
-        if _count(values, {}) > MOST_VALUES:
+        if _count(YAML(typ="safe").compose(text), {}) > MOST_VALUES:
             raise UserError(f"{path}: aliases (`*name`) stand for more than {MOST_VALUES:,} values. Write the values out.")
-        if kind == "rt":
-            yaml = YAML(typ="rt")
-            yaml.preserve_quotes = True
-            values = yaml.load(text)
-        return values
+        yaml = YAML(typ=kind)
+        yaml.preserve_quotes = True
+        return yaml.load(text)
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise UserError(f"{path}:{line}: not UTF-8 text ({error.reason}). Correct that line.") from error
@@ -46,12 +43,12 @@ def parse_yaml(path: Path, kind: str = "safe") -> Any:
         raise UserError(f"{where}: not valid YAML ({problem}). Correct that line.") from error
 
 
-def _count(value: Any, counted: dict[int, int]) -> int:
-    """The number of values in a value, with aliases expanded; too many for one that contains itself."""
-    if not isinstance(value, dict | list):
+def _count(node: Any, counted: dict[int, int]) -> int:
+    """The number of values in a node, with aliases and merge keys expanded; too many for one that contains itself."""
+    if not isinstance(getattr(node, "value", None), list):
         return 1
-    if id(value) not in counted:
-        counted[id(value)] = MOST_VALUES + 1  # until it is known
-        inside = value.values() if isinstance(value, dict) else value
-        counted[id(value)] = 1 + sum(_count(item, counted) for item in inside)
-    return counted[id(value)]
+    if id(node) not in counted:
+        counted[id(node)] = MOST_VALUES + 1  # until it is known
+        inside = [item[1] if isinstance(item, tuple) else item for item in node.value]
+        counted[id(node)] = 1 + sum(_count(item, counted) for item in inside)
+    return counted[id(node)]

@@ -32,10 +32,13 @@ def test_a_mistake_is_named_by_its_line(tmp_path: Path, kind: str, text: bytes, 
 
 
 DOUBLING = "a0: &a0 x\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 61))
+MERGING = "m0: &m0 {x: 1}\n" + "".join(f"m{n}: &m{n} {{<<: [*m{n - 1}, *m{n - 1}]}}\n" for n in range(1, 61))
 
 
 @pytest.mark.parametrize("kind", ["safe", "rt"])
-@pytest.mark.parametrize("text", [DOUBLING, "a: &a [*a]\n", "b: 1\na: &a {b: {c: *a}}\n", "a: " + "[" * 3000 + "]" * 3000])
+@pytest.mark.parametrize(
+    "text", [DOUBLING, MERGING, "a: &a [*a]\n", "b: 1\na: &a {b: {c: *a}}\n", "a: " + "[" * 3000 + "]" * 3000]
+)
 def test_what_stands_for_too_much_is_refused_at_once(tmp_path: Path, kind: str, text: str) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(text)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from grpo.common.errors import ToBeResumed, UserError
+from grpo.common.errors import ToBeResumed, UserError, is_out_of_memory, reason
 from grpo.common.files import read_json, remove, write_json
 from grpo.common.world import ALONE, World
 from grpo.models.sharding import gather
@@ -218,8 +218,9 @@ class SavedState:
         return None
 
     def _states(self) -> list[Path]:
-        """The states, oldest first."""
-        return sorted(self.folder.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
+        """The states, oldest first. A name without a number is none of a state."""
+        found = {path.name.removeprefix("step-"): path for path in self.folder.glob("step-*")}
+        return [found[number] for number in sorted(filter(str.isdecimal, found), key=int)]
 
 
 def _checksums(folder: Path, name: str) -> dict[str, str]:
@@ -236,7 +237,18 @@ def _damage(state: Path) -> str | None:
     """Say what is wrong with a state; None if nothing is."""
     try:
         wanted = read_json(state / CHECKSUMS, made_by="")
-    except UserError:
+        wrong = {name for name, _ in wanted.items() ^ _checksums(state, state.name).items()}
+    except (UserError, OSError, AttributeError):
         return "its list of checksums is missing or damaged"
-    wrong = {name for name, _ in wanted.items() ^ _checksums(state, state.name).items()}
-    return f"{', '.join(sorted(wrong))} damaged or missing" if wrong else None
+    if wrong:
+        return f"{', '.join(sorted(wrong))} damaged or missing"
+    try:
+        for file in state.glob("*.pt"):
+            torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except PermissionError:
+        raise
+    except Exception as error:  # torch raises many kinds for an intact file that is no state
+        if is_out_of_memory(error):
+            raise
+        return f"cannot be read ({reason(error)})"
+    return None

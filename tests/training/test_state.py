@@ -22,7 +22,7 @@ from grpo.common.files import dvc_hashes, write_json
 from grpo.common.interruption import stop_after_the_step
 from grpo.common.lock import only_one
 from grpo.study.kept import HASH, keep_until_all_stored, keep_until_stored, remove_stored
-from grpo.training.state import SavedState
+from grpo.training.state import SavedState, _checksums
 
 
 class Counter:
@@ -135,6 +135,37 @@ def test_without_a_whole_state_the_run_starts_anew(tmp_path: Path) -> None:
     assert states(tmp_path) == []
 
 
+def a_list_of_checksums(state: Path) -> None:
+    (state / "sha256.json").write_text("[]")
+
+
+def no_list_but_a_folder(state: Path) -> None:
+    (state / "sha256.json").unlink()
+    (state / "sha256.json").mkdir()
+
+
+def a_file(state: Path) -> None:
+    shutil.rmtree(state)
+    state.write_text("")
+
+
+def not_what_torch_wrote(state: Path) -> None:
+    (state / "state.pt").unlink()
+    (state / "state.pt").write_bytes(b"no zip")
+    write_json(state / "sha256.json", _checksums(state, state.name))
+
+
+@pytest.mark.parametrize("odd", [a_list_of_checksums, no_list_but_a_folder, a_file, not_what_torch_wrote])
+def test_an_odd_state_counts_as_damaged_and_the_run_goes_on(odd: Callable[[Path], None], tmp_path: Path) -> None:
+    run(tmp_path, until=6)
+    odd(tmp_path / "state/step-6")
+    (tmp_path / "state/step-x").mkdir()  # is left alone
+    counter, saved = run(tmp_path, until=4)
+    assert (saved.step, counter.value) == (4, 4)
+    assert run(tmp_path, until=8)[0].value == 8
+    assert states(tmp_path) == ["step-6", "step-8", "step-x"]
+
+
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     flush = os.fsync
     monkeypatch.setattr(os, "fsync", lambda descriptor: (time.sleep(0.1), flush(descriptor)))
@@ -212,7 +243,7 @@ KILLED = """
 import os, signal, sys, time
 from pathlib import Path
 import torch
-from grpo.training.state import SavedState
+from grpo.training.state import SavedState, _checksums
 
 class Part:
     value = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import resource
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,8 @@ class Tokenizer:
         pad_token_id: end of text unless the files name another token. Padding is found by lengths, never by this token.
 
     Raises:
-        ValueError: a file is missing or damaged, or none names the end-of-text token. (For a damaged tokenizer.json the library
-            raises any error.)
+        ValueError: a file is missing or damaged, no file names the end-of-text token, or a token that ends a response is not in
+            the vocabulary of the tokenizer or of the model. (For a damaged tokenizer.json the library raises any error.)
     """
 
     def __init__(self, files: Mapping[str, bytes], model_config: bytes = b"{}"):
@@ -71,6 +71,7 @@ class Tokenizer:
         self._chat_template = self._find_chat_template(config)
         self._chats_tried: set[bool] = set()  # kinds of chats that kept the limits of time and memory
         self._named_ends = _ends_in(self._files.get(GENERATION_CONFIG, b"{}")) or _ends_in(model_config)
+        self._check_ends(ids.values(), model_config)
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -94,6 +95,18 @@ class Tokenizer:
             return None
         ids = self(text.rpartition(reply)[2].lstrip(), add_special_tokens=False)["input_ids"]
         return next((i for i in ids[:1] if i in self._added), None)
+
+    def _check_ends(self, ids: Collection[int], model_config: bytes) -> None:
+        """Raise ValueError unless each token that ends a response is in ``ids`` and in the model's vocabulary."""
+        values = json.loads(model_config)
+        size = values.get("vocab_size", (values.get("text_config") or {}).get("vocab_size"))
+        for end in (self.eos_token_id, *self._named_ends):
+            if type(end) is not int or end not in ids:
+                raise ValueError(
+                    f"eos_token_id in {GENERATION_CONFIG} or {MODEL_CONFIG} names {end!r}, no token of {TOKENIZER}"
+                )
+            if size is not None and end >= size:
+                raise ValueError(f"token {end} ends a response, but vocab_size in {MODEL_CONFIG} is {size}")
 
     def _find_begin(self) -> list[int]:
         """Tokens before every text according to tokenizer.json, as in transformers 5; ``add_bos_token`` has no effect."""
@@ -124,7 +137,8 @@ class Tokenizer:
             options: further variables of the template, such as Qwen3's ``enable_thinking``.
 
         Raises:
-            UserError: there is no chat template, or it refuses the messages or fails.
+            UserError: there is no chat template, it refuses the messages or fails, or it takes too much time or memory, which
+                the first chat tests.
         """
         return tuple(self(self._render(messages, True, **options), add_special_tokens=False)["input_ids"])
 

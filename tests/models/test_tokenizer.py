@@ -373,6 +373,32 @@ def test_stop_tokens_are_those_of_all_files_and_are_saved(
         assert generation.temperature == files.get(GENERATION, {}).get("temperature")
 
 
+@pytest.mark.parametrize("file", [CONFIG, GENERATION])
+@pytest.mark.parametrize("ends", ["evil", ["evil"], [40, 41.0], True, -1, 301, [40, 10**12], {"a": 1}], ids=str)
+def test_what_is_no_token_cannot_end_a_response(file: str, ends: Any, tmp_path: Path, _texts: list[str]) -> None:
+    """301 is the first id beyond this tokenizer's vocabulary."""
+    tiny_checkpoint(tmp_path, "llama", "like_olmo", _texts)
+    assert load_tokenizer(tmp_path).decode([300]) == "<|endoftext|>" and len(load_tokenizer(tmp_path)) == 301
+    (tmp_path / GENERATION).unlink(missing_ok=True)
+    config = json.loads((tmp_path / CONFIG).read_text()) if file == CONFIG else {}
+    (tmp_path / file).write_text(json.dumps(config | {"eos_token_id": ends}))
+    with pytest.raises(UserError, match=r"no readable tokenizer \(ValueError: eos_token_id in .* no token of tokenizer\.json"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_token_beyond_the_models_vocabulary_cannot_end_a_response(tmp_path: Path, _texts: list[str]) -> None:
+    tiny_checkpoint(tmp_path, "llama", "like_olmo", _texts)
+    config = json.loads((tmp_path / CONFIG).read_text())
+    for size, inside in ((301, True), (300, False)):
+        for values in (config | {"vocab_size": size}, {"text_config": {"vocab_size": size}}):
+            (tmp_path / CONFIG).write_text(json.dumps(values))
+            if inside:
+                assert load_tokenizer(tmp_path).eos_token_id == 300
+                continue
+            with pytest.raises(UserError, match=r"token 300 ends a response, but vocab_size in config\.json is 300"):
+                load_tokenizer(tmp_path)
+
+
 def test_a_checkpoint_names_all_stop_tokens_of_its_tokenizer(tmp_path: Path, _texts: list[str]) -> None:
     """Its model named others only."""
     tiny_checkpoint(tmp_path / "hub", "llama", "like_olmo", _texts, eos_token_id=[40, 41])

@@ -7,21 +7,23 @@ damaged. States lie outside all stage outputs, because DVC removes outputs befor
 The state of a model of 1.5 billion parameters (21.6 GB) takes much longer to write and hash than to copy to CPU memory, so
 training waits for the copy only, and a thread writes it.
 
-No random generator needs to be saved. The order of the data and the sampling seeds depend on the run's seed and the step only
-(:mod:`grpo.training.order`, :func:`grpo.rollout.engine.derive_seed`), and the learning rate on the number of updates
-(:mod:`grpo.learner.schedule`).
+The loops themselves draw from no global random generator. The order of the data and the sampling seeds depend on the run's
+seed and the step only (:mod:`grpo.training.order`, :func:`grpo.rollout.engine.derive_seed`), and the learning rate on the
+number of updates (:mod:`grpo.learner.schedule`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import random
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -83,6 +85,28 @@ def write_durably(file: Path, content: Any) -> None:
         torch.save(content, opened)
         opened.flush()
         os.fsync(opened.fileno())
+
+
+class RandomStates:
+    """Python's, numpy's and torch's global generators, from which a study's own loss, reward or task may draw."""
+
+    def state(self) -> dict[str, Any]:
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        numpy: Any = np.random.get_state()
+        name, key, *rest = numpy
+        return {
+            "python": random.getstate(),
+            "numpy": (name, key.tolist(), *rest),  # an array would need numpy's code to be read
+            "torch": torch.get_rng_state(),
+            "cuda": cuda,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        random.setstate(state["python"])
+        np.random.set_state(state["numpy"])
+        torch.set_rng_state(state["torch"])
+        if state["cuda"] and torch.cuda.device_count() == len(state["cuda"]):
+            torch.cuda.set_rng_state_all(state["cuda"])
 
 
 class SavedState:

@@ -38,7 +38,7 @@ from grpo.training.grpo import train_grpo
 from grpo.training.inputs import Outputs, RunData, is_asynchronous, score_of
 from grpo.training.monitor import Monitor
 from grpo.training.sft import train_sft
-from grpo.training.state import Part, SavedState
+from grpo.training.state import Part, RandomStates, SavedState
 from grpo.training.validation import FurtherSet, Validation
 
 
@@ -83,7 +83,7 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
                 write_json(folder / "metadata.json", {"run": run.name, "kind": kind, **evaluation, **about})
 
         monitor = Monitor(study, run.name, validation, log, keep)
-        parts: dict[str, Part] = {"learner": learner, "log": log, "monitor": monitor}
+        parts: dict[str, Part] = {"learner": learner, "log": log, "monitor": monitor, "random": RandomStates()}
         every = 1 if isinstance(run.config, ExpertIterationConfig) else study.save_state_every
         with (
             stop_after_the_step() as told_to_stop,

@@ -25,7 +25,7 @@ from grpo.tracking.run_log import RunLog
 from grpo.training.expert_iteration import train_by_expert_iteration
 from grpo.training.grpo import train_grpo
 from grpo.training.sft import train_sft
-from grpo.training.state import SavedState
+from grpo.training.state import RandomStates, SavedState
 
 STUDY = load_study(Path(__file__).parents[2] / "studies" / "mini.yaml")
 TOKENIZER = train_tokenizer(["Mia has 3 apples."], vocab_size=257)
@@ -103,7 +103,7 @@ def train(
     log = RunLog(folder, NoMlflow(), began=time.perf_counter() - running_for_s)  # type: ignore[arg-type]
     engine = TransformersEngine(model, TOKENIZER, max_batch_size=12, world=world)  # three groups at once
     learner = Learner(model, config, TOKENIZER.pad_token_id, LearnerSettings(max_tokens_per_microbatch=max_tokens), world=world)
-    parts: dict[str, Any] = {"learner": learner, "log": log}
+    parts: dict[str, Any] = {"learner": learner, "log": log, "random": RandomStates()}
     stopped, checkpoints = False, folder / "checkpoints"
     with SavedState(state or folder / "state", 2, parts, checkpoints, lambda: len(log.times) == stop_after, world) as saved:
         ctx = context(

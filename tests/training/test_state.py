@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,7 +24,7 @@ from grpo.common.files import dvc_hashes, write_json
 from grpo.common.interruption import stop_after_the_step
 from grpo.common.lock import only_one
 from grpo.study.kept import HASH, keep_until_all_stored, keep_until_stored, remove_stored
-from grpo.training.state import SavedState, _checksums
+from grpo.training.state import RandomStates, SavedState, _checksums
 
 
 class Counter:
@@ -48,7 +50,7 @@ def run(folder: Path, until: int, every: int = 2, told: Callable[[], bool] = lam
     for path in checkpoints.glob("*/*"):
         path.unlink()
     checkpoints.mkdir(exist_ok=True)
-    with SavedState(folder / "state", every, {"counter": counter}, checkpoints, told) as saved:
+    with SavedState(folder / "state", every, {"counter": counter, "random": RandomStates()}, checkpoints, told) as saved:
         saved.restore()
         for step in range(saved.step + 1, until + 1):
             counter.count()
@@ -276,6 +278,18 @@ def test_killed_while_a_state_is_written_the_one_before_is_used(tmp_path: Path) 
     saved = SavedState(tmp_path / "state", 1, {"part": counter}, tmp_path / "checkpoints")
     saved.restore()
     assert saved.step == counter.value == 2
+
+
+def test_random_generators_go_on_where_they_were() -> None:
+    def draw() -> list[float]:
+        return [random.random(), float(np.random.random()), torch.rand(1).item()]
+
+    states = RandomStates()
+    before = states.state()
+    expected = draw()
+    draw()
+    states.restore(before)
+    assert draw() == expected
 
 
 PROGRAM = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import shutil
 import subprocess
 import sys
@@ -404,12 +405,13 @@ def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
     tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
     """Its rollouts, too, are known to be of the policy at hand, so that their log-probabilities are the learner's; and learning
-    rates and dynamic sampling go on where they were.
+    rates, dynamic sampling and the random numbers of a reward go on where they were.
     """
     from grpo.training import grpo as loop
     from grpo.training import run as run_module
 
-    monkeypatch.setattr("grpo.training.train.score_of", lambda task, run: SCORE)
+    score = SCORE if changes else by(lambda text, truth: contains_a_t(text, truth) | {"reward": random.random()})
+    monkeypatch.setattr("grpo.training.train.score_of", lambda task, run: score)
     config = tiny_study.grpo.model_copy(update=changes)
     study = tiny_study.model_copy(update={"save_state_every": 2, "divergence": None, "grpo": config})
     run = tiny_run(study)
@@ -422,6 +424,7 @@ def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
             raise KeyboardInterrupt
         return sample(setup, sampler, step, n_questions)
 
+    random.seed(0)
     run_module.train_run(study, run)
     whole = files_below(paths.RUNS)
     history = read_csv(paths.RUNS / run.name / "history.csv")
@@ -429,6 +432,7 @@ def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
     assert any(row.get("dynamic_sampling/rounds") for row in history[-4:]) == (changes is SCHEDULED)  # after the state
     weights = (paths.CHECKPOINTS / run.name / "last" / "model.safetensors").read_bytes()
     shutil.rmtree(paths.RUNS)
+    random.seed(0)
     with monkeypatch.context() as patch:
         patch.setattr(loop, "sample", killed_at_step_4)
         with pytest.raises((KeyboardInterrupt, RuntimeError)) as caught:

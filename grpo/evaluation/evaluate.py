@@ -111,6 +111,9 @@ def sample_rollouts(sampler: Sampler, problems: Sequence[Problem], params: Sampl
     groups = sampler.engine.generate(prompts, params, n=n, seed=seed)
     if (sizes := [len(group) for group in groups]) != [n] * len(prompts[share]):
         raise ValueError(f"the engine was asked for groups of {n} responses, and returned groups of {sizes}")
+    for length in (len(one.token_ids) for group in groups for one in group):
+        if not 1 <= length <= params.max_tokens:
+            raise ValueError(f"the engine was asked for 1 to {params.max_tokens} tokens, and returned a response of {length}")
     mine = zip(problems[share], prompts[share], groups, strict=True)
     return [Rollout(problem, ids, completion) for problem, ids, group in mine for completion in group]
 

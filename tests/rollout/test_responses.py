@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -158,13 +159,25 @@ def test_each_token_of_a_completion_has_a_log_probability(tokens: int, log_probs
         Completion((5,) * tokens, "", (0.0,) * log_probs, "stop")
 
 
-@pytest.mark.parametrize("sizes", [[3, 5], [4], [4, 4, 4]])
-def test_groups_of_another_size_are_refused(sizes: list[int]) -> None:
-    group = [Completion((5,), "4", (-0.1,), "stop")] * 5
+@pytest.mark.parametrize(
+    ("sizes", "length", "message"),
+    [
+        ([3, 5], 2, r"groups of 4 responses, and returned groups of \[3, 5\]"),
+        ([4], 2, r"groups of \[4\]"),
+        ([4, 4, 4], 2, r"groups of \[4, 4, 4\]"),
+        ([4, 4], 0, "asked for 1 to 8 tokens, and returned a response of 0"),
+        ([4, 4], 9, "asked for 1 to 8 tokens, and returned a response of 9"),
+        ([4, 4], 1, None),
+        ([4, 4], 8, None),
+    ],
+)
+def test_what_an_engine_returns_is_what_it_was_asked_for(sizes: list[int], length: int, message: str | None) -> None:
+    group = [Completion((5,) * length, "4", (-0.1,) * length, "stop")] * 5
     engine = SimpleNamespace(generate=lambda *_, **__: [group[:size] for size in sizes])
     sampler = Sampler(cast(Any, engine), byte_level(), Format("{question}"), cast(Any, None))
-    with pytest.raises(ValueError, match=rf"groups of 4 responses, and returned groups of \[{', '.join(map(str, sizes))}\]"):
-        sample_rollouts(sampler, [Problem(name, name, "") for name in "ab"], SamplingParams(), 4, 0)
+    with pytest.raises(ValueError, match=message) if message else nullcontext():
+        rollouts = sample_rollouts(sampler, [Problem(name, name, "") for name in "ab"], SamplingParams(max_tokens=8), 4, 0)
+        assert [rollout.problem.id for rollout in rollouts] == [*"aaaabbbb"]
 
 
 # ------------------------------------------------------------------------------------------------------ drawing a token

@@ -457,7 +457,8 @@ def test_restarts_and_runs_that_are_too_short_are_reported() -> None:
     text = discuss_overlap([early, EMPTY])
     assert "Below 1, rollouts made during an evaluation were still in stock: buffer_2." in text
     assert "No step counts in lag_4: the runs are too short." in text
-    assert "Actors that were restarted: buffer_2 3; their lost time counts." in text
+    counts = "what was trained again after a loss counts once, and starting again does not count."
+    assert f"Actors that were restarted: buffer_2 3; {counts}" in text
     assert discuss_overlap([ONE]) == "The goal is a step of at most 1.15 times the longer of generation and training."
 
 

@@ -15,8 +15,10 @@ import torch
 from grpo.commands import gpu_memory
 from grpo.common.errors import reason
 from grpo.common.imports import named_file
+from grpo.study.compose import files_of
 from grpo.study.effective import effective_run
-from grpo.study.schema import Study
+from grpo.study.rehearsal import SUFFIX, not_covered
+from grpo.study.schema import Study, load_study
 from grpo.study.settings import MAIN, HubModel, SampledTraces
 from grpo.study.software import install_vllm
 from grpo.tasks.rows import HubDataset, LocalFiles
@@ -46,7 +48,8 @@ class Finding:
 def examine(study: Study) -> list[Finding]:
     """Run all checks. They change nothing, and use the network only to ask the Hub, if the study needs it."""
     of_gpus = [check(study) for check in (_torch, _driver, _gpus, _gpu_memory)]
-    return [*of_gpus, *_packages(study), *(check(study) for check in (_memory, _disk, _files, _hub))]
+    others = [check(study) for check in (_memory, _disk, _files, _hub)]
+    return [*of_gpus, *_packages(study), *others, *_rehearsal(study)]
 
 
 def report(findings: list[Finding]) -> str:
@@ -231,6 +234,14 @@ def _hub(study: Study) -> Finding:
         remedy = "Check the network, HF_ENDPOINT and HF_TOKEN; or download elsewhere and name local files in the study."
         return Finding("Hugging Face Hub", False, f"{repo} cannot be reached ({type(error).__name__})", remedy)
     return Finding("Hugging Face Hub", True, f"{', '.join(repo for _, repo in wanted)} can be reached")
+
+
+def _rehearsal(study: Study) -> list[Finding]:
+    """List what a rehearsal does not cover of its study."""
+    if not study.study.endswith(SUFFIX) or study.file is None or not Path(study.file).exists():
+        return []
+    missing = not_covered(study, load_study(files_of(Path(study.file))[1]))
+    return [Finding("rehearsal", True, "\n- ".join(["a study cut down for a CPU; it does not cover", *missing]))]
 
 
 def _sources(study: Study, kind: type[Source]) -> list[Source]:

@@ -11,6 +11,7 @@ import pytest
 from model_parts import tiny_model
 from study_parts import ROOT, STUDIES
 
+from grpo.commands.doctor import _rehearsal
 from grpo.commands.study import rehearse
 from grpo.common.errors import UserError
 from grpo.study.compose import compose
@@ -34,9 +35,12 @@ def config(study: Study, experiment: str, arm: str) -> Any:
 def test_each_study_can_be_rehearsed_on_a_cpu(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(ROOT / "studies", tmp_path / "studies")
     monkeypatch.chdir(tmp_path)
-    assert "It does not cover\n- " in rehearse(path.stem)
-    assert rehearse(path.stem)  # again: it says the same
+    said = rehearse(path.stem)
+    assert rehearse(path.stem) == said  # again: it says the same
     study, cut = load_study(path), load_study(Path(f"studies/{path.stem}-rehearsal.yaml"))
+    (finding,) = _rehearsal(cut)
+    assert "it does not cover\n- " in finding.found and _rehearsal(study) == []
+    assert finding.found.partition("\n")[2] == said.partition("\n")[2]
     assert "cuda" not in json.dumps(cut.model_dump(mode="json"))
     assert not any(kind.gpus for kind in cut.resources.values())
     assert {name: list(cut.experiments[name].arms) for name in cut.made} == {

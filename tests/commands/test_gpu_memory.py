@@ -122,6 +122,7 @@ def test_the_real_studies_fit_the_card_that_they_name(name: str) -> None:
         ("math-24gb", 22.5, {"engine": {"sleep_level": 0}}, ("backward pass: 29.4 GiB", "set engine.sleep_level to 2")),
         ("math-24gb", 22.5, {"grpo": {"gpu_memory_utilization": 0.6}}, ("rollouts: 26.0 GiB", "lower grpo.gpu_memory_util")),
         ("math-24gb", 22.5, {"learner": {"gradient_checkpointing": False}}, ("set learner.gradient_checkpointing",)),
+        ("math-h100", 30, {"learner": {"dtype": "float32"}}, ("set learner.dtype to bfloat16, or", "train adapters (lora)")),
         ("math-h100", 79.6, {"learner": {"max_tokens_per_microbatch": 2**19}}, ("lower learner.max_tokens_per_microbatch",)),
         ("gsm8k", 22.5, {"grpo": {"gpu_memory_utilization": 0.2}}, ("one sequence of the model's 40960 tokens needs 4.4",)),
     ],
@@ -196,6 +197,9 @@ def test_adapters_are_counted_as_peft_makes_them_and_leave_room() -> None:
     study = real("math-24gb")
     with_lora = changed(study, **{method: {"lora": lora} for method in ("grpo", "sft", "expert_iteration")})
     only = {name: entry for name, entry in with_lora.experiments.items() if name != "grpo_lora"}
-    small = totals(with_lora.model_copy(update={"experiments": only}), 22.5)
+    with_lora = with_lora.model_copy(update={"experiments": only})
+    small = totals(with_lora, 22.5)
     assert small["backward pass"] < 0.5 * totals(study, 22.5)["backward pass"]
     assert gpu_memory.USES_REFERENCE not in small
+    told = " ".join(gpu_memory.problems(with_lora, MATH, 4))
+    assert "use a larger card" in told and "train adapters" not in told

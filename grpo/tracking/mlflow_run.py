@@ -1,8 +1,8 @@
 """Record an MLflow run: write it to a folder, and send the folder while the run goes on.
 
 The folder stays in ``data/state/mlflow`` until MLflow has all of it. ``run.json`` describes the run, and ``metrics.jsonl`` has
-one line per call of :meth:`MlflowRun.log`. :mod:`grpo.tracking.mlflow_send` sends it. A server that is away costs a warning at
-the end of the run.
+one line per call of :meth:`MlflowRun.log`. :mod:`grpo.tracking.mlflow_send` sends it. A server that is away, or a full
+disk, costs a warning at the end of the run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import shlex
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ class MlflowRun:
         tags: Mapping[str, Any],
         state: Mapping[str, Any] | None = None,
     ):
-        self._uri, key, self._began = tracking_uri(), uuid.uuid4().hex, time.monotonic()
+        self._uri, key = tracking_uri(), uuid.uuid4().hex
         own_tags = {**environment_tags(), **mlflow_source_tags(), **source_tags(), **tags, "run_key": key}
         self._about: dict[str, Any] = {
             "uri": without_password(self._uri),
@@ -68,24 +69,28 @@ class MlflowRun:
             "status": None,
             "ended": None,
         }
+        self._began = time.monotonic()
         self.folder = paths.workspace() / paths.UNSENT_METRICS / f"{_file_name(experiment)}-{_file_name(name)}-{key[:12]}"
         self._delivery: Delivery | None = None
         self._monitor: SystemMetricsMonitor | None = None
+        self._errors: dict[str, None] = {}
         if self._uri == NOWHERE:
             return
-        self.folder.mkdir(parents=True)
-        self._metrics = (self.folder / METRICS).open("a", buffering=1, encoding="utf-8")  # each line is written at once
-        fcntl.flock(self._metrics, fcntl.LOCK_EX)
-        write_json(self.folder / RUN, self._about)
-        self._delivery = Delivery(self.folder, self._uri)
-        self._send()
+        with self._noting(OSError):
+            self.folder.mkdir(parents=True)
+            self._metrics = (self.folder / METRICS).open("a", buffering=1, encoding="utf-8")  # each line is written at once
+            fcntl.flock(self._metrics, fcntl.LOCK_EX)
+            write_json(self.folder / RUN, self._about)
+            self._delivery = Delivery(self.folder, self._uri)
+            self._send()
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Record metrics of one step."""
         if self._delivery is None:
             return
         row = {"time": self._now(), "step": step, "metrics": {key: float(value) for key, value in metrics.items()}}
-        self._metrics.write(json.dumps(row) + "\n")
+        with self._noting(OSError):
+            self._metrics.write(json.dumps(row) + "\n")
         if time.monotonic() >= self._next_round:
             self._send()
 
@@ -133,24 +138,33 @@ class MlflowRun:
         Returns:
             the run's id; None if MLflow could not be reached or tracking is off (:data:`NOWHERE`).
         """
-        if self._delivery is None:
-            return None
         self._describe(status=status, ended=self._now())
         if self._monitor is not None:
             self._monitor.finish()
-        try:
-            self._delivery.send(over=True)
-            deliver_leftovers(self._uri)
-        except Exception as error:
-            print(self._warning(error), file=sys.stderr)
-        self._metrics.close()  # releases the lock
-        return self._delivery.run_id
+        if self._delivery is not None:
+            with self._noting(Exception):
+                self._delivery.send(over=True)
+                deliver_leftovers(self._uri)
+            with self._noting(OSError):
+                self._metrics.close()  # releases the lock
+        if self._errors:
+            print(self._warning(), file=sys.stderr)
+        return self._delivery.run_id if self._delivery else None
 
     def _describe(self, **changed: Any) -> None:
         """Change the description of the run."""
         self._about |= changed
         if self._delivery is not None:
-            write_json(self.folder / RUN, self._about)
+            with self._noting(OSError):
+                write_json(self.folder / RUN, self._about)
+
+    @contextmanager
+    def _noting(self, kind: type[Exception]) -> Iterator[None]:
+        """Note errors of MLflow, or of a full or read-only disk, which must not end the run; :meth:`finish` reports them."""
+        try:
+            yield
+        except kind as error:
+            self._errors[describe(error)] = None
 
     def _send(self) -> None:
         """Send what is new. MLflow may fail in any way, which must not end the run; :meth:`finish` reports what lasts."""
@@ -169,9 +183,11 @@ class MlflowRun:
         """Milliseconds since 1970, by a clock that nobody sets back during the run."""
         return int(self._about["started"]) + round(1000 * (time.monotonic() - self._began))
 
-    def _warning(self, error: Exception) -> str:
-        return (
-            f"warning: MLflow at {self._about['uri']} could not be written: {describe(error)}\n"
+    def _warning(self) -> str:
+        text = f"warning: MLflow at {self._about['uri']} could not be written: {'; '.join(self._errors)}\n"
+        if not (self.folder / RUN).exists():
+            return text + "  The run's own files are complete. MLflow lacks some or all of it."
+        return text + (
             f"  The run's own files are complete. What MLflow lacks is kept in {self.folder}\n"
             "  Check MLFLOW_TRACKING_URI (without it, runs go to mlflow.db here) and the server. The next run sends it, or:\n"
             f"    grpo mlflow_import {shlex.quote(str(self.folder))}"

@@ -17,6 +17,7 @@ import logging
 import re
 import shutil
 import sqlite3
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -158,6 +159,8 @@ class Delivery:
 
     def _send_files(self, about: dict[str, Any]) -> None:
         """Send the artifacts that are still there, and tables in the form that MLflow's UI shows."""
+        for gone in (path for path in (*about["artifacts"], *about["tables"]) if not Path(path).exists()):
+            print(f"warning: MLflow: {gone} was left out, as it is no longer there", file=sys.stderr)
         kept = {artifact.path for artifact in self._client.list_artifacts(self.run_id)}
         for path in filter(Path.exists, map(Path, about["artifacts"])):
             self._client.log_artifact(self.run_id, str(path))

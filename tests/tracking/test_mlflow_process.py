@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import getpass
 import json
@@ -415,8 +416,9 @@ def test_a_run_without_its_server_goes_on_and_is_imported_as_if_nothing_had_been
     assert f"grpo mlflow_import {left.absolute()}\n" in warning
     gone.unlink()
 
-    code, out, _ = mlflow_import()
+    code, out, told = mlflow_import()
     client, (found,) = runs_at(uri_of(folder))
+    assert f"{gone} was left out, as it is no longer there" in told
     assert (code, out) == (0, f"toy a name/with a slash: run {found.info.run_id}\n")
     assert unsent() == []
     assert (found.info.run_name, found.info.status, found.data.params) == ("a name/with a slash", "FAILED", {"a": "1"})
@@ -493,6 +495,25 @@ def test_damaged_folders_are_imported_as_far_as_they_can_be_read(
     assert history(client, found, "x") == [(0, 0.0), (1, 1.0)]
     assert code == 2 and "headless is kept: JSONDecodeError" in err
     assert unsent() == [headless]
+
+
+@pytest.mark.parametrize("from_the_start", [True, False])
+def test_a_full_or_read_only_disk_costs_one_warning_and_not_the_run(
+    from_the_start: bool, delivered: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if from_the_start:
+        (delivered / "data").touch()  # so that there can be no folder in it
+    run = MlflowRun("toy", "one", {}, {})
+    if not from_the_start:
+        refused = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+        monkeypatch.setattr(run, "_metrics", Mock(write=refused, close=refused))
+        monkeypatch.setattr(mlflow_run, "write_json", refused)
+    run.log({"x": 1.0}, step=0)
+    run.tag(of="one")
+    assert (run.finish() is None) == from_the_start
+    warning = capsys.readouterr().err
+    told = "Not a directory" if from_the_start else "No space left on device"
+    assert warning.count("warning: ") == warning.count(told) == 1 and "mlflow_import" not in warning
 
 
 def test_a_password_is_written_nowhere(

@@ -15,6 +15,7 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import parse_qs
 
 import psutil
@@ -296,3 +297,11 @@ def test_links_open_the_training_view_of_each_study(delivered: Path) -> None:
     assert len(links) == 2 and all(line.partition(": ")[2].startswith(page) for line in links)
     asked = parse_qs(links[0].partition("?")[2])
     assert asked == {"workflowType": ["machine_learning"], "orderByKey": ["tags.`mlflow.runName`"], "orderByAsc": ["true"]}
+
+
+@patch.dict(os.environ)
+def test_only_its_owner_reads_the_passwords_of_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(REPOSITORY / "workflow/mlflow_server.py"))["with_password"]("open 100% sesame")
+    modes = {file.name: file.stat().st_mode & 0o777 for file in Path("mlruns").iterdir()}
+    assert modes == {"auth.ini": 0o600, "auth.db": 0o600}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from openai import APIConnectionError, APIStatusError, APITimeoutError, OpenAI, Timeout
+from openai import APIConnectionError, APIStatusError, APITimeoutError, OpenAI, Timeout, omit
 from pydantic import HttpUrl, TypeAdapter, ValidationError
 
 from grpo.common.errors import UserError
@@ -22,6 +23,7 @@ TIMEOUT, CONNECT = 600.0, 15.0  # seconds without data from the endpoint, and fo
 TEMPERATURE = 1.0
 SHORTEST_SECRET = 6  # characters; shorter keys are words such as "EMPTY", which may occur in any text
 LONGEST_NOTE = 300  # characters of an endpoint's error in the log
+UNKNOWN_MODEL = re.compile(r"\bmodel\b.{0,80}\bnot (found|exist)|\b(unknown|invalid|no such|not a valid) model\b", re.I)
 CUT_SHORT = {  # finish reason -> problem
     "length": "the answer was cut by the length limit of the model",
     "content_filter": "the endpoint's content filter stopped the answer",
@@ -98,27 +100,33 @@ class _Model:
         self._endpoint = endpoint
         timeout = Timeout(TIMEOUT, connect=min(TIMEOUT, CONNECT))
         self._client = OpenAI(base_url=endpoint.base_url, api_key=endpoint.key, timeout=timeout, max_retries=TRIES - 1)
+        self._takes_seed = True  # until the endpoint refuses it
 
     def ask(self, messages: Messages, seed: int, parents: tuple[int, ...]) -> Proposal:
         """Ask the model for a proposal; its ``problem`` is the reason if there is no program.
 
         Raises:
-            UserError: the endpoint refuses the key or the model, or its address does not exist.
+            UserError: the endpoint refuses the key or the model, its address does not exist, or the account is empty.
         """
         url, model = self._endpoint.base_url, self._endpoint.model
         try:
             raw = self._client.chat.completions.with_raw_response.create(
-                model=model, messages=cast(Any, messages), temperature=TEMPERATURE, seed=seed
+                model=model, messages=cast(Any, messages), temperature=TEMPERATURE, seed=seed if self._takes_seed else omit
             )
             # Raw JSON, because the client's classes do not check what they contain.
             return replace(self._read(raw.content, messages), parents=parents, calls=raw.retries_taken + 1)
         except APIStatusError as error:
             line = self._line(f"HTTP {error.status_code}: {error.response.text}")
-            if error.status_code in (401, 402, 403, 404):
+            unknown = error.status_code == 400 and UNKNOWN_MODEL.search(line)
+            if error.status_code in (401, 402, 403, 404) or error.code == "insufficient_quota" or unknown:
                 raise UserError(
                     f"{url}: {line}. Check OPENAI_API_KEY and its account, OPENAI_MODEL, which is {model} ({url}/models lists "
                     "the models), and OPENAI_BASE_URL, which usually ends with /v1."
                 ) from error
+            if error.status_code in (400, 422) and self._takes_seed and re.search(r"\bseed\b", line):
+                self._takes_seed = False
+                proposal = self.ask(messages, seed, parents)
+                return replace(proposal, calls=proposal.calls + 1)
             again = error.status_code in (408, 409, 429) or error.status_code >= 500
             calls, problem = (TRIES, f"{UNANSWERED}: {line}") if again else (1, f"{REFUSED}: {line}")
         except APITimeoutError:

@@ -42,7 +42,7 @@ from fake_endpoint import (
 
 from grpo.common.errors import UserError
 from grpo.discovery import language_model
-from grpo.discovery.language_model import NO_KEY, Endpoint, endpoint_from_environment, propose_with
+from grpo.discovery.language_model import NO_KEY, TRIES, Endpoint, endpoint_from_environment, propose_with
 from grpo.discovery.log import BEST_PROGRAM, LOG, Attempt, Log, Settings, open_log
 from grpo.discovery.search import SILENCE, Budget, search, seed_of
 from grpo.discovery.strategies import REFUSED, STRATEGIES
@@ -184,13 +184,17 @@ def test_a_silent_endpoint_ends_the_search_which_can_go_on_later(tmp_path: Path,
         (refusing(402, "Insufficient Balance"), r"HTTP 402: .*Insufficient Balance.*Check OPENAI_API_KEY and its account"),
         (refusing(403, "country"), r"HTTP 403: .*country"),
         (refusing(404, "no such model"), r"HTTP 404: .*OPENAI_MODEL, which is a-model .*/models.*OPENAI_BASE_URL"),
+        (refusing(400, "a-model is not a valid model ID"), r"HTTP 400: .*OPENAI_MODEL, which is a-model"),
+        (refusing(400, "unknown model 'a-model'"), r"HTTP 400: .*OPENAI_MODEL, which is a-model"),
+        (refusing(400, "The model `a-model` does not exist."), r"HTTP 400: .*OPENAI_MODEL, which is a-model"),
+        (refusing(429, "You exceeded your quota", code="insufficient_quota"), r"HTTP 429: .*OPENAI_API_KEY and its account"),
     ],
 )
 def test_mistakes_of_the_user_are_told_at_once(tmp_path: Path, failure: Behaviour, told: str) -> None:
     with FakeEndpoint([GOOD, failure]) as server:
         with pytest.raises(UserError, match=told) as caught:
             run(server, tmp_path, Budget(calls=9))
-        assert len(server.requests) == 2
+        assert len(server.requests) == (1 + TRIES if failure.status == 429 else 2)
         assert str(caught.value).startswith(server.url) and KEY not in str(caught.value)
         assert scores(open_search(server, tmp_path).attempts) == [22], "what was done before is kept"
 
@@ -203,6 +207,20 @@ def test_a_request_that_is_refused_is_not_repeated_and_a_shorter_one_follows(tmp
     assert attempts[1].proposal.problem.startswith(f"{REFUSED}: HTTP 400: ")
     prompts = server.prompts()
     assert CROSS in prompts[1] and prompts[2] == prompts[3] == prompts[0]
+
+
+@pytest.mark.parametrize(
+    "complaint",
+    [
+        refusing(400, "Unsupported parameter: 'seed'", param="seed"),
+        Behaviour('{"detail":[{"type":"extra_forbidden","loc":["body","seed"]}]}', 422),
+    ],
+)
+def test_an_endpoint_that_takes_no_seed_gets_none(tmp_path: Path, complaint: Behaviour) -> None:
+    with FakeEndpoint(lambda request: complaint if "seed" in request else GOOD) as server:
+        attempts = run(server, tmp_path, Budget(calls=4))
+    assert scores(attempts) == [22] * 3
+    assert [attempt.proposal.calls for attempt in attempts] == [2, 1, 1], "the endpoint need not be asked each time"
 
 
 # ------------------------------------------------------------------------------------------------------------ odd answers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import reprlib
@@ -44,6 +45,7 @@ def build_dataset(
         task.problems("train"),
         task.problems("validation"),
         task.drop_overlap,
+        _how_to_drop_overlap(task),
         [problem for problems in also.values() for problem in problems],
     )
     problems: dict[Split, list[Problem]] = {"train": train, "validation": validation}
@@ -75,7 +77,11 @@ def build_dataset(
 
 
 def separate(
-    train: list[Problem], validation: list[Problem], drop_overlap: bool, also: Sequence[Problem] = ()
+    train: list[Problem],
+    validation: list[Problem],
+    drop_overlap: bool,
+    remedy: str = "Set `drop_overlap: true`",
+    also: Sequence[Problem] = (),
 ) -> tuple[list[Problem], list[Problem], list[str]]:
     r"""Check that ids are unique and that the two splits share no question.
 
@@ -83,6 +89,7 @@ def separate(
 
     Args:
         drop_overlap: remove shared questions from ``train`` instead of refusing them.
+        remedy: how to have them removed, for the message.
         also: problems of further evaluation sets, whose questions are held out too.
 
     Returns:
@@ -100,14 +107,20 @@ def separate(
     if shared and not drop_overlap:
         where = f"the validation set{' or in evaluation.also' * bool(also)}"
         raise UserError(
-            f"{len(shared)} questions of the training set are also in {where}: {reprlib.repr(shared)}. Set `drop_overlap` to "
-            "true, in `tasks:` or in the class, to leave them out of training, or remove them from one of the source files."
+            f"{len(shared)} questions of the training set are also in {where}: {reprlib.repr(shared)}. {remedy} to leave "
+            "them out of training, or remove them from one of the source files."
         )
     dropped = set(shared)
     kept = [problem for problem in train if problem.id not in dropped]
     if not kept:
         raise UserError("every training question is also a validation question. Is the same data given for both splits?")
     return kept, validation, shared
+
+
+def _how_to_drop_overlap(task: Task) -> str:
+    if "drop_overlap" in inspect.signature(type(task)).parameters:
+        return f"Set `{task.params_key}.drop_overlap: true`"
+    return f"Set `drop_overlap = True` in the class {type(task).__name__}"
 
 
 def layout_free(question: str) -> str:

@@ -87,7 +87,7 @@ TRAIN = {"problem": "1 + 1?", "level": "Level 1", "subject": "algebra", "answer"
 @pytest.mark.parametrize(
     ("changes", "rows", "told"),
     [
-        ({}, {"validation": [TRAIN]}, r"Set `drop_overlap` to true, in `tasks:` or"),
+        ({}, {"validation": [TRAIN]}, r"Set `tasks\.main\.drop_overlap: true` to leave them out"),
         ({"expected": {"train": 2, "validation": 1}}, {}, r"^error: tasks\.main\.expected\.train: 2 .* `tasks\.main\.source`"),
         ({}, {"train": []}, r"^error: tasks\.main\.source: the train split of math is empty"),
         ({}, {"train": [{"level": "Level 1"}]}, r"train\.jsonl:1: no column 'problem' .* Check `tasks\.main\.source\.train`"),
@@ -114,3 +114,22 @@ def test_a_task_names_its_own_entry(
     Path("params.yaml").write_text(json.dumps(values))
     code, _, error = grpo("dataset", "main")
     assert code == 2 and re.search(told, error), error
+
+
+def test_a_class_of_ones_own_is_told_where_it_says_what_becomes_of_an_overlap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grpo: Callable[..., tuple[int, str, str]]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("twice_the_same.py").write_text(
+        "from grpo.tasks import Problem, Task, formats\n\n\n"
+        "class Twice(Task):\n"
+        '    formats = {"r1_zero": formats.R1_ZERO, "question_only": formats.QUESTION_ONLY}\n\n'
+        "    def problems(self, split):\n"
+        '        return [Problem(split, "1 + 1?", "2")]\n'
+    )
+    values = values_of("smoke")
+    values["tasks"]["main"] = {"use": "twice_the_same:Twice"}
+    Path("params.yaml").write_text(json.dumps(values))
+    code, _, error = grpo("dataset", "main")
+    assert code == 2 and "Set `drop_overlap = True` in the class Twice to leave them out" in error

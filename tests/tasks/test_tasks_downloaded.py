@@ -175,7 +175,7 @@ def problems(split: str, *questions: str) -> list[Problem]:
 def test_overlap_is_refused_or_dropped() -> None:
     train = problems("train", r"Find  $x\,$.", "Something else", r"what is $34,\!560$?")
     validation = problems("validation", "find $x$.\n", "What is $34,560$?", "New")
-    with pytest.raises(UserError, match=r"2 questions .* \[.train/0., .train/2.\]. Set `drop_overlap` to true"):
+    with pytest.raises(UserError, match=r"2 questions .* \[.train/0., .train/2.\]. Set `drop_overlap: true` to"):
         separate(train, validation, drop_overlap=False)
     assert separate(train, validation, drop_overlap=True) == ([train[1]], validation, ["train/0", "train/2"])
 

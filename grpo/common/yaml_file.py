@@ -9,6 +9,7 @@ from typing import Any
 from grpo.common.errors import UserError
 
 MOST_VALUES = 1_000_000  # in a file, with aliases expanded: ten lines of aliases of aliases can stand for a billion
+DEEPEST = 50  # levels of nesting
 _CONFLICT = re.compile(r"^(<{7}|={7}|>{7})( |$)", re.M)
 
 
@@ -19,13 +20,19 @@ def parse_yaml(path: Path, kind: str = "safe") -> Any:
         kind: ruamel.yaml's loader: ``safe`` for values only, ``rt`` for a round trip with comments.
 
     Raises:
-        UserError: the file is not YAML in UTF-8, or stands for too many values.
+        UserError: the file is not YAML in UTF-8, is nested too deeply, or stands for too many values.
     """
     from ruamel.yaml import YAML, YAMLError
+    from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent
 
-    text = ""
+    text, depth = "", 0
     try:
         text = path.read_text(encoding="utf-8")
+        for event in YAML(typ="safe").parse(text):
+            depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+            if depth > DEEPEST:  # the composer may crash
+                line = event.start_mark.line + 1
+                raise UserError(f"{path}:{line}: nested deeper than {DEEPEST} levels. Use fewer brackets or indents.")
         if _count(YAML(typ="safe").compose(text), {}) > MOST_VALUES:
             raise UserError(f"{path}: aliases (`*name`) stand for more than {MOST_VALUES:,} values. Write the values out.")
         yaml = YAML(typ=kind)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from grpo.common.errors import UserError
-from grpo.common.yaml_file import parse_yaml
+from grpo.common.yaml_file import DEEPEST, parse_yaml
 
 
 @pytest.mark.parametrize("kind", ["safe", "rt"])
@@ -37,13 +37,14 @@ MERGING = "m0: &m0 {x: 1}\n" + "".join(f"m{n}: &m{n} {{<<: [*m{n - 1}, *m{n - 1}
 
 @pytest.mark.parametrize("kind", ["safe", "rt"])
 @pytest.mark.parametrize(
-    "text", [DOUBLING, MERGING, "a: &a [*a]\n", "b: 1\na: &a {b: {c: *a}}\n", "a: " + "[" * 3000 + "]" * 3000]
+    "text",
+    [DOUBLING, MERGING, "a: &a [*a]\n", "b: 1\na: &a {b: {c: *a}}\n", "a: " + "[" * 3000 + "]" * 3000, "[" * 200_000],
 )
 def test_what_stands_for_too_much_is_refused_at_once(tmp_path: Path, kind: str, text: str) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(text)
     start = time.process_time()
-    with pytest.raises(UserError, match=r"stand for more than 1,000,000 values|maximum recursion"):
+    with pytest.raises(UserError, match=r"stand for more than 1,000,000 values|:1: nested deeper than 50 levels"):
         parse_yaml(path, kind)
     assert time.process_time() - start < 2
 
@@ -54,3 +55,12 @@ def test_aliases_and_merge_keys_are_read(tmp_path: Path, kind: str) -> None:
     path.write_text("base: &base {a: 1, b: [1, 2]}\nother: {<<: *base, a: 2}\nagain: *base\n")
     base = {"a": 1, "b": [1, 2]}
     assert parse_yaml(path, kind) == {"base": base, "other": base | {"a": 2}, "again": base}
+
+
+def test_nesting_up_to_the_limit_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("[" * DEEPEST + "]" * DEEPEST)
+    assert parse_yaml(path)
+    path.write_text("\n".join(" " * level + "a:" for level in range(DEEPEST + 1)))
+    with pytest.raises(UserError, match=rf":{DEEPEST + 1}: nested deeper than {DEEPEST} levels"):
+        parse_yaml(path)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import reprlib
 import resource
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -143,10 +144,20 @@ class Tokenizer:
         return tuple(self(self._render(messages, True, **options), add_special_tokens=False)["input_ids"])
 
     def as_text(self, text: str) -> str:
-        """Put a space into each added token of a text, as in ``< |im_end|>``, so that it is encoded as text."""
-        for content in (token.content for token in self._added.values()):
+        """Put a space into each added token of a text, as in ``< |im_end|>``, so that it is encoded as text.
+
+        Raises:
+            UserError: the text has a control token of one character.
+        """
+        for i, token in self._added.items():
+            content = token.content
             if len(content.strip()) > 1:
                 text = text.replace(content, f"{content[0]} {content[1:]}")
+            elif content in text and (token.special or i in (self.eos_token_id, *self._named_ends)):
+                raise UserError(
+                    f"prompt: a question has {content!r}, a control token of the model, which no space can turn into text: "
+                    f"{reprlib.repr(text)}. Leave the question out, or use another model."
+                )
         return text
 
     def _render(self, messages: Sequence[Mapping[str, str]], ask: bool, **options: Any) -> str:

@@ -471,6 +471,23 @@ def test_added_tokens_in_a_format_are_tokens(hub_of_qwen: Path) -> None:
     assert format.encode(tokenizer, whole) == tuple(tokenizer(whole)["input_ids"])
 
 
+def test_a_control_token_of_one_character_in_a_question_is_refused(like_qwen: Path) -> None:
+    """Other added tokens of one character, such as DeepSeek's ÷, stand for themselves."""
+    files = {path.name: path.read_bytes() for path in like_qwen.iterdir()}
+    backend = Backend.from_buffer(files["tokenizer.json"])
+    backend.add_special_tokens(["§"])
+    backend.add_tokens(["÷", "¶"])
+    config = json.loads(files["tokenizer_config.json"]) | {"eos_token": "¶"}
+    tokenizer = Tokenizer(
+        files | {"tokenizer.json": backend.to_str().encode(), "tokenizer_config.json": json.dumps(config).encode()}
+    )
+    format = Format("§{question}¶")
+    for control in "§¶":
+        with pytest.raises(UserError, match=f"^prompt: a question has '{control}', a control token of the model"):
+            format.encode(tokenizer, format.prompt(f"What is 1{control}2?"))
+    assert format.encode(tokenizer, format.prompt("6 ÷ 2?")) == tuple(tokenizer("§6 ÷ 2?¶")["input_ids"])
+
+
 # ----------------------------------------------------------------------------------------------- one reading of the files
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from grpo.common.errors import UserError
 from grpo.common.files import files_digest, whole_folder, write_text
 from grpo.common.records import Problem, write_records
-from grpo.tasks.task import SPLITS, Split, Task, find_format
+from grpo.tasks.task import LIMIT, SPLITS, Split, Task, find_format
 
 PromptTokens = Callable[[Problem], int]
 _LAYOUT = re.compile(r"(?<!\\)\\[,!]|\s+")
@@ -62,8 +62,8 @@ def build_dataset(
         for key, wanted in asked.items():
             if len(problems[split]) < wanted:
                 raise UserError(
-                    f"params.yaml: {key}: {wanted} problems are asked for, but the {split} split has {len(problems[split])} "
-                    "that can be used. Lower it, or use a larger source."
+                    f"params.yaml: {key}: {wanted} problems are asked for, but the {split} split has {len(problems[split])}"
+                    f"{_without(left_out, split)}. Lower it, or use a larger source."
                 )
     with whole_folder(folder) as draft:
         described: dict[str, Any] = {split: _write(draft / f"{split}.jsonl", problems[split]) for split in SPLITS}
@@ -126,6 +126,14 @@ def _how_to_drop_overlap(task: Task) -> str:
 def layout_free(question: str) -> str:
     """Normalize a text by removing layout and case, in which copies often differ."""
     return _LAYOUT.sub("", question).casefold()
+
+
+def _without(left_out: Mapping[str, Any], split: Split) -> str:
+    """What a split has lost, for a message: unusable rows and long prompts."""
+    skipped, too_long = left_out.get(f"skipped_in_{split}"), left_out.get(f"dropped_from_{split}_as_too_long")
+    reasons = [f"{skipped['rows']} unusable rows"] if skipped else []
+    reasons += [f"{len(too_long)} prompts above {LIMIT}"] if too_long else []
+    return f" without {' and '.join(reasons)}" if reasons else ""
 
 
 def evaluation_set(task: Task, size: int, prompt_tokens: PromptTokens) -> list[Problem]:

@@ -20,8 +20,7 @@ from grpo.common.imports import named_file
 from grpo.common.records import is_text
 
 REVISION = Field(pattern=r"^[0-9a-f]{40}$")
-# Names of the formats in `datasets`; a file with another suffix is read as JSONL.
-FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
+FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}  # names of the formats in `datasets`
 _PART = re.compile(r"(.*?)(?:\[(?:(\d+)%)?:(?:(\d+)%)?\])?", re.S)  # a file, or a part of it in percent
 
 
@@ -78,6 +77,8 @@ def read_rows(name: str, key: str) -> list[Row]:
     path = named_file(file)
     if not path.is_file():
         raise UserError(f"{path}: no such file. Correct `{key}` in params.yaml, or put the file there.")
+    if path.suffix not in FORMATS:
+        raise UserError(f"{path}: cannot be read. Use a suffix of {', '.join(FORMATS)}.")
     read = {".csv": _csv_rows, ".parquet": _parquet_rows}.get(path.suffix, _json_rows)
     try:
         rows = [Row(f"{path}{place}", values, key) for place, values in read(path)]

@@ -39,9 +39,15 @@ def test_prompts_above_the_limit_are_left_out_and_counted(tmp_path: Path) -> Non
     for split in ("train", "validation"):
         assert [p.id for p in read_problems(tmp_path / f"made/{split}.jsonl")] == [f"{split}/{n}" for n in (1, 2, 3)]
         assert report[f"dropped_from_{split}_as_too_long"] == [f"{split}/4", f"{split}/5"] and report[split]["problems"] == 3
-    with pytest.raises(UserError, match=r"grpo\.x: 4 .* split has 3 that can be used"):
+    with pytest.raises(UserError, match=r"grpo\.x: 4 .* split has 3 without 2 prompts above max_prompt_tokens\. Lower"):
         build_dataset(task(longest=5, max_prompt_tokens=3), tmp_path / "few", {"train": {"grpo.x": 4}}, words)
     assert not (tmp_path / "few").exists()
+    skipping = task(longest=5, max_prompt_tokens=3)
+    skipping.skipped = lambda split: ["row 7: no answer"]  # type: ignore[method-assign]
+    with pytest.raises(UserError, match=r"split has 3 without 1 unusable rows and 2 prompts above max_prompt_tokens\."):
+        build_dataset(skipping, tmp_path / "few", {"train": {"grpo.x": 4}}, words)
+    with pytest.raises(UserError, match=r"grpo\.x: 6 .* split has 5\. Lower"):
+        build_dataset(task(longest=5), tmp_path / "few", {"train": {"grpo.x": 6}})
     without = build_dataset(task(longest=5), tmp_path / "all", {})
     assert without["train"]["problems"] == 5 and "dropped_from_train_as_too_long" not in without
 

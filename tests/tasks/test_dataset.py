@@ -158,6 +158,7 @@ def test_a_column_on_the_hub_that_was_changed_in_reading_is_refused(tmp_path: Pa
         ("a.csv", b"asked,solved\n?,1\n?\n", r"a\.csv: not valid CSV \(line 3: the number of cells"),
         ("a.csv", b'asked,solved\n?,1\n"?,2\n', r"a\.csv: not valid CSV"),
         ("a.parquet", b"PAR1 no more", r"a\.parquet: not valid PARQUET"),
+        ("a.txt", b'{"asked": "?", "solved": "1"}', r"a\.txt: cannot be read\. Use a suffix of \.jsonl, .*csv"),
         ("a.jsonl", b'{"problem": "?", "solved": "1"}', r"a\.jsonl:1: no column 'asked' \(columns: problem, solved\)"),
         ("a.jsonl", b'{"asked": "?", "solved": ""}', r"a\.jsonl:1: the answer is empty"),
         # Rows are named by their lines in an editor.

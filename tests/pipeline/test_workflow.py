@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -248,11 +249,13 @@ def test_what_the_user_wants_to_run_again_dvc_runs_again(repo: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "folder", "said"),
     [
+        (["--profile", "local", "train@1e-4-0"], ".", "Use Snakemake's name: train_1e_4_0."),
+        (["--profile", "local", "--delete-all-output"], ".", "To remove all results: make clean."),
         (["--profile", "local", "--config", "shared_disk=false"], ".", "Add one: dvc remote add -d NAME URL"),
         (["--profile", "slurm"], ".", "no Slurm on this machine (sbatch)."),
         ([], "workflow", "Run Snakemake in the project's folder."),
     ],
-    ids=["no remote", "no Slurm", "another folder"],
+    ids=["a stage's name", "delete", "no remote", "no Slurm", "another folder"],
 )
 def test_what_cannot_be_is_said_before_a_stage_starts(
     repo: Path, arguments: list[str], folder: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -279,11 +282,25 @@ def test_a_project_without_git_is_told_so(repo: Path, monkeypatch: pytest.Monkey
         planned(repo, monkeypatch)
 
 
-def test_a_data_folder_that_is_a_link_is_refused(repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (repo / "data").rename(tmp_path / "elsewhere")
-    (repo / "data").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match=r"data: a symbolic link.*dvc cache dir --local FOLDER"):
-        planned(repo, monkeypatch)
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a second disk")
+def test_results_on_another_disk_as_the_docs_say(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repo = new_repo(tmp_path / "repo")
+    with TemporaryDirectory(dir="/dev/shm") as other:
+        (repo / "data").symlink_to(other)
+        with pytest.raises(UserError, match=r"data: a symbolic link.*dvc cache dir --local FOLDER"):
+            planned(repo, monkeypatch)
+        (repo / "data").unlink()
+        text = (ROOT / "docs/tracking.md").read_text(encoding="utf-8").partition("## Results on another disk")[2]
+        commands = text.partition("```sh\n")[2].partition("```")[0].replace("/big", other)
+        call(repo, "sh", "-ec", commands)
+        (repo / "data/state/a").touch()
+        snakemake(repo)
+        assert lock(repo) == lock(finished) and ran(repo) == ALL
+        assert sorted(Path(other).joinpath("state").iterdir()) == [Path(other, "state/a")]
+        assert (repo / "data/source").resolve().is_relative_to(Path(other) / "cache")
+        edit(repo, "params.yaml", "no_std: 3", "no_std: 4")
+        snakemake(repo)
+        assert ran(repo) == ["report", "train-no_std"]
 
 
 def test_where_flock_is_refused_the_remedy_is_named(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:

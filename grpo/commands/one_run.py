@@ -55,7 +55,7 @@ def one_run(asked: Asked, out: Path, resume: bool) -> None:
     """Run it in ``out`` and leave its results there: CSV files, samples, checkpoints, ``curves.png`` and params.yaml.
 
     Raises:
-        UserError: an option or a value is wrong, ``out`` exists and ``resume`` is not set, or it holds another run.
+        UserError: an option or a value is wrong, ``out`` has a run that has begun and ``resume`` is not set, or another run.
         ToBeResumed: the process was told to stop; the run's state is saved.
     """
     os.environ.setdefault("MLFLOW_TRACKING_URI", NOWHERE)
@@ -67,7 +67,7 @@ def one_run(asked: Asked, out: Path, resume: bool) -> None:
     lock = out.with_name(f".{out.name}.lock")
     with only_one(lock, f"--out {out}: another process"):
         try:
-            if out.exists():
+            if _has_begun(out):
                 _require_same(values, out, resume)
             else:
                 _prepare(values, out)
@@ -162,10 +162,15 @@ def _task(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return {"use": "dataset", **found, "files": files, "drop_overlap": True}
 
 
+def _has_begun(out: Path) -> bool:
+    """Whether ``out`` holds a run with a saved state or results; UserError if it is something else than a run."""
+    if out.exists() and not (out / PARAMS_FILE).exists():
+        raise UserError(f"--out {out}: already exists and holds no run. Name another folder.")
+    return any(any((out / root).rglob(name)) for root, name in ((paths.RUN_STATE, "step-*"), (paths.RUNS, "metrics.json")))
+
+
 def _require_same(values: Mapping[str, Any], out: Path, resume: bool) -> None:
     """Raise UserError unless ``out`` holds this run and ``--resume`` is given."""
-    if not (out / PARAMS_FILE).exists():
-        raise UserError(f"--out {out}: already exists and holds no run. Name another folder.")
     other = [f"{key}: {old} -> {new}" for key, old, new in changes(read_yaml(out / PARAMS_FILE), values) if key != "folder"]
     if other:
         raise UserError(f"--out {out}: holds a run with other values ({'; '.join(other)}). Name another folder.")

@@ -116,10 +116,11 @@ def test_a_run_is_the_stages_run_also_after_a_kill(lab: Path, monkeypatch: pytes
 
     import letters_of_a_run
 
-    letters_of_a_run.asked = 0
-    monkeypatch.setenv("STOP_AT", "6")  # evaluations and rollouts in turns: the rollouts of the third step
-    with pytest.raises(SystemExit):
-        one_run(HIGH, Path("runs/killed"), resume=False)
+    for stop_at in ("1", "6"):  # evaluations and rollouts in turns: before a state is saved; the rollouts of the third step
+        letters_of_a_run.asked = 0
+        monkeypatch.setenv("STOP_AT", stop_at)
+        with pytest.raises(SystemExit):
+            one_run(HIGH, Path("runs/killed"), resume=False)
     monkeypatch.delenv("STOP_AT")
     one_run(HIGH, Path("runs/killed"), resume=True)
     again = results(lab / "runs/killed")

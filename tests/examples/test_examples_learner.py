@@ -174,7 +174,7 @@ def test_a_study_trains_with_a_sum_of_rewards(train: Train) -> None:
         ({"loss_type": "clip_higher:clip_lower"}, "has nothing named 'clip_lower'"),
         ({"reward": "short_answers:long_answers"}, "has nothing named 'long_answers'"),
         ({"reward": "short_answers:defaultdict.fromkeys"}, "has nothing named"),
-        ({"reward": "nowhere:at_all"}, "experiments.grpo_learning_rate.arms.wrong: reward: nowhere:at_all: no such module"),
+        ({"reward": "nowhere:at_all"}, "experiments.grpo_learning_rate.arms.wrong: nowhere:at_all: no such module"),
     ],
 )
 def test_what_cannot_be_called_is_told_before_anything_is_loaded(

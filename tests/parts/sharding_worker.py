@@ -10,9 +10,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from learner_parts import config
+from learner_parts import config, rollouts_of
 from model_parts import SMALLER, own_model, tiny_model
-from parallel_worker import BATCH, ids_of, make_rollouts
+from parallel_worker import BATCH, LENGTHS, ids_of
 from torch import Tensor
 from training_parts import scored
 
@@ -67,7 +67,7 @@ def compute(case: str, world: World = ALONE, shard_on: str | None = None) -> dic
     how = LearnerSettings(max_tokens_per_microbatch=budget, **sharded)
     learner = Learner(model, settings, 0, how, world)
     gradients = gradients_of_steps(learner)
-    rollouts = make_rollouts()
+    rollouts = rollouts_of(LENGTHS, [7, 1, 4], VOCABULARY)
     generator = torch.Generator().manual_seed(1)
     found: dict[str, Any] = {"metrics": [], "gradients": gradients}
     for _ in range(UPDATES):

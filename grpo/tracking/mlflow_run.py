@@ -74,6 +74,7 @@ class MlflowRun:
         self._delivery: Delivery | None = None
         self._monitor: SystemMetricsMonitor | None = None
         self._errors: dict[str, None] = {}
+        self._known: set[int] = set()
         if self._uri == NOWHERE:
             return
         with self._noting(OSError):
@@ -85,12 +86,15 @@ class MlflowRun:
             self._send()
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Record metrics of one step."""
+        """Record metrics of one step; the same ones again, from a saved state, count once."""
         if self._delivery is None:
             return
-        row = {"time": self._now(), "step": step, "metrics": {key: float(value) for key, value in metrics.items()}}
+        row = {"step": step, "metrics": {key: float(value) for key, value in metrics.items()}}
+        if (known := hash(json.dumps(row))) in self._known:
+            return
+        self._known.add(known)
         with self._noting(OSError):
-            self._metrics.write(json.dumps(row) + "\n")
+            self._metrics.write(json.dumps({"time": self._now(), **row}) + "\n")
         if time.monotonic() >= self._next_round:
             self._send()
 

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, cast
 
-from grpo.common.errors import ToBeResumed
+from grpo.common.errors import ToBeResumed, UserError
 from grpo.common.files import files_digest, read_json, whole_folder, write_json
 from grpo.common.lock import only_one
 from grpo.common.world import is_rank_0, start_processes, started_by_torchrun
@@ -31,22 +31,20 @@ from grpo.study.training_inputs import also_inputs, code_of_rooms, shared_settin
 from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_study import flat, source_tags, study_params, study_state, study_tags
 from grpo.tracking.run_log import now
-from grpo.training.inputs import ActorLost, Outputs, is_asynchronous, read_data
+from grpo.training.inputs import ActorLost, Outputs, RunData, is_asynchronous, read_data
 
-ATTEMPTS = 4  # to train an asynchronous run whose actors die or hang
+ATTEMPTS = 4  # from one saved state of an asynchronous run whose actors die or hang
 
 
 def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> None:
     """Train one run and write its results, or copy those of an identical run that an earlier experiment trained.
-
-    If an actor of an asynchronous run is lost, the run goes on from its last saved state.
 
     Args:
         check_weights: see :func:`grpo.rollout.make_engine.make_engine`.
 
     Raises:
         ToBeResumed: the process was told to stop; the run's state is saved.
-        UserError: among others, another process trains the same run.
+        UserError: among others, another process trains the same run, or actors were lost again and again.
     """
     require_checkpoint(run.model)
     data, identity = read_data(run, study.also_evaluated(run.task)), run_identity(study, run)
@@ -60,22 +58,46 @@ def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> N
         start_processes(study.learner.processes, study.learner.device)
         return
     lock = only_one(paths.RUN_LOCKS / f"{run.name.replace('/', '--')}.lock", f"{run.name}: another process")
-    with lock if is_rank_0() else nullcontext():
-        for restarts in range(ATTEMPTS):
-            try:
-                with (recorded if is_rank_0() else thrown_away)(study, run, identity, same_as) as outputs:
-                    outputs.timing["restarts"] = {"actors": restarts}
-                    if same_as:
-                        _take_over(run.name, same_as, outputs)
-                    else:
-                        from grpo.training.train import train
+    with (
+        lock if is_rank_0() else nullcontext(),
+        (recorded if is_rank_0() else thrown_away)(study, run, identity, same_as) as outputs,
+    ):
+        if same_as:
+            _take_over(run.name, same_as, outputs)
+        else:
+            _train(study, run, data, outputs, check_weights)
 
-                        train(study, run, data, outputs, check_weights)
-                return
-            except ActorLost as lost:
-                if restarts + 1 == ATTEMPTS:
-                    raise
-                print(f"{run.name}: {lost}; the run goes on from its last saved state", flush=True)
+
+def _train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, check_weights: bool) -> None:
+    """Train; if an actor of an asynchronous run is lost, go on from the last saved state.
+
+    Raises:
+        UserError: this happened ATTEMPTS times in a row from the same state.
+    """
+    from grpo.training.train import train
+
+    losses = attempts = reached = 0
+    while True:
+        outputs.timing["restarts"] = {"actors": losses}
+        try:
+            train(study, run, data, outputs, check_weights)
+            return
+        except ActorLost as lost:
+            resumed_after = max(outputs.timing.get("resumed_after", []), default=0)
+            attempts = 1 if resumed_after > reached else attempts + 1
+            losses, reached = losses + 1, max(reached, resumed_after)
+            if attempts == ATTEMPTS:
+                raise UserError(_LOST.format(run.name, lost, attempts)) from lost
+            print(f"{run.name}: {lost}; the run goes on from its last saved state", flush=True)
+        shutil.rmtree(outputs.checkpoints)  # the state has its own
+        outputs.checkpoints.mkdir()
+
+
+_LOST = (
+    "{}: {}, {} times in a row without a new saved state. Its last messages stand above, and in the logs of its node "
+    "(session_latest/logs in Ray's temporary folder). Remove the cause, such as other programs that use the memory, and run "
+    "the same command again: it goes on from the last saved state. With other settings the run starts again."
+)
 
 
 def run_identity(study: Study, run: EffectiveRun) -> dict[str, Any]:

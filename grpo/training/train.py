@@ -91,6 +91,7 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
             SavedState(outputs.state, every, parts, outputs.checkpoints, told_to_stop, sampler.world) as saved,
         ):
             saved.restore()
+            outputs.timing["resumed_after"] = log.resumed_after
             if saved.step:
                 sampler.engine.synchronize(learner.model, saved.step)
                 print(f"{run.name}: resumed after step {saved.step} of {run.config.n_steps}", flush=True)
@@ -105,7 +106,6 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
         "started": started_at,
         "finished": now(),
         "total_s": log.elapsed_s,
-        "resumed_after": log.resumed_after,
         "phases": log.phase_totals,
         "threads": study.threads,
         "device": study.learner.device,

@@ -162,6 +162,10 @@ def make_stuck_generator(folder: Path) -> tuple[Any, Any, Any]:
     return StuckEngine(0.0), None, load_tokenizer(folder)
 
 
+def never_starts() -> Any:
+    time.sleep(3600)
+
+
 # -------------------------------------------------------------------------------------------------------------- in the test
 
 

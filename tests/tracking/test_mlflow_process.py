@@ -330,7 +330,9 @@ def test_a_saved_state_is_one_configurations_and_one_codes(mini_study: Study, mo
 
 
 def test_a_run_that_is_taken_up_holds_the_whole_history(delivered: Path) -> None:
-    """In MLflow it is a new run, with all that the one before it had recorded, each at its update."""
+    """In MLflow it is a new run, with all that the one before it had recorded, each at its update and once, also where the same
+    process takes it up several times.
+    """
     logs = [RunLog(delivered, MlflowRun("toy", name, {}, {})) for name in ("killed", "resumed")]
     for step in (1, 2):
         with logs[0].phase("rollout"), logs[0].phase("training"):
@@ -338,6 +340,7 @@ def test_a_run_that_is_taken_up_holds_the_whole_history(delivered: Path) -> None
         logs[0].step(step, [{"loss": step / 2}, {"loss": step / 4}], {"train/reward": 0.5}, tokens=8)
         logs[0].validation(step, 2 * step, {"answer_reward": step / 8})
     logs[1].restore(logs[0].state())
+    RunLog(delivered, logs[1].mlflow).restore(logs[0].state())
     ids = [log.mlflow.finish(status) for log, status in zip(logs, ("KILLED", "FINISHED"), strict=True)]
     client = runs_at(uri_of(delivered))[0]
     killed, resumed = (client.get_run(run_id) for run_id in ids)

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -58,6 +59,7 @@ from grpo.tracking.run_log import RunLog
 from grpo.training import run as run_module
 from grpo.training.asynchronous import actors
 from grpo.training.asynchronous import loop as loop_module
+from grpo.training.asynchronous import start as start_module
 from grpo.training.asynchronous.actors import Generator, LearnerActor, ScoredRollouts
 from grpo.training.asynchronous.loop import finished, train_grpo_asynchronously
 from grpo.training.asynchronous.remote import RolloutPipeline
@@ -394,7 +396,7 @@ def test_a_state_that_dies_with_its_writer_does_not_count(folder: Path, tmp_path
     one, setup = {"num_cpus": 1.0}, setup_of(config, problems(10))
     start = partial(start_actors, setup, partial(make_generator, folder), learner, one, one)
     with (
-        pytest.raises(ActorLost, match="an actor has died or hangs"),
+        pytest.raises(ActorLost, match=r"^the learner has died or hangs"),
         start() as (_, remote),
         saved_every(1, tmp_path, {"learner": remote}) as saved,
     ):
@@ -454,6 +456,8 @@ def test_a_run_whose_actors_are_killed_ends_as_one_that_was_left_alone(
     values = {"threads": 1, "seeds": [0], "save_state_every": 2, "grpo": CONFIG, "evaluation": evaluation, "divergence": None}
     study = mini_study.model_copy(update=values | {"experiments": experiments})
     run = effective_run(study, "grpo_learning_rate", "lag_1", 0, [])
+    made: list[str] = []
+    monkeypatch.setattr("grpo.training.run.MlflowRun", lambda study, name, *_: made.append(name) or parts.NoMlflow())
     victims: dict[int, str] = {}
     synchronize = RolloutPipeline.synchronize
 
@@ -475,8 +479,51 @@ def test_a_run_whose_actors_are_killed_ends_as_one_that_was_left_alone(
     assert timing["restarts"] == {"actors": 3} and timing["resumed_after"] == [2, 4, 6]
     victims[1] = "generator"
     monkeypatch.setattr(run_module, "ATTEMPTS", 1)
-    with pytest.raises(ActorLost):
+    with pytest.raises(UserError, match="the generator has died or hangs"):
         train_run(study, run)
+    assert len(made) == 3  # runs in MLflow, one for each call
+
+
+@pytest.mark.parametrize(
+    ("resumed_after", "ends"),
+    [
+        ([0, 0, 0, 0], False),
+        ([0, 0, 0, 2, 2, 2, 2], False),
+        ([4, 4, 2, 4], False),  # the newest state was damaged
+        ([0, 0, 0, 2, 2, 2, 4], True),
+        ([0, 2, 4, 6, 8, 10], True),
+        ([], True),
+    ],
+)
+def test_a_run_ends_after_four_losses_from_the_same_state(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, resumed_after: list[int], ends: bool
+) -> None:
+    outputs, attempts = SimpleNamespace(timing={}, checkpoints=tmp_path / "checkpoints"), iter(resumed_after)
+    outputs.checkpoints.mkdir()
+
+    def losing(study: Any, run: Any, data: Any, outputs: Any, check_weights: bool) -> None:
+        assert not list(outputs.checkpoints.iterdir())
+        for step in attempts:
+            (outputs.checkpoints / "step-1").mkdir()
+            outputs.timing["resumed_after"] = [step] if step else []
+            raise ActorLost("the scorer has died or hangs (why)")
+
+    monkeypatch.setattr("grpo.training.train.train", losing)
+    told = r"lag_1: the scorer has died or hangs \(why\), 4 times in a row.*session_latest/logs.*run the same command again"
+    with nullcontext() if ends else pytest.raises(UserError, match=told):
+        run_module._train(None, SimpleNamespace(name="lag_1"), None, outputs, False)  # type: ignore[arg-type]
+        assert outputs.timing["restarts"] == {"actors": len(resumed_after)}
+    assert next(attempts, None) is None
+
+
+@shared_cluster
+@pytest.mark.slow
+def test_an_actor_that_does_not_start_is_noticed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start may take as long as vLLM's."""
+    assert start_module.START_S == 900.0
+    monkeypatch.setattr(start_module, "START_S", 0.1)
+    with pytest.raises(ActorLost, match=r"^the generator or the learner has died or hangs \(GetTimeoutError"):
+        parts.run(asynchronous(), parts.never_starts, parts.never_starts, tmp_path)
 
 
 @shared_cluster
@@ -484,7 +531,7 @@ def test_a_run_whose_actors_are_killed_ends_as_one_that_was_left_alone(
 def test_a_stuck_actor_is_noticed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_module, "STUCK_AFTER_S", 1.0)
     stuck, learner = partial(parts.make_stuck_generator, folder), partial(parts.make_fixed_time_learner, 0.0)
-    with pytest.raises(ActorLost, match="TimeoutError"):
+    with pytest.raises(ActorLost, match=r"^the generator.* has died or hangs \(TimeoutError"):
         parts.run(asynchronous(), stuck, learner, tmp_path)
 
 

@@ -17,14 +17,15 @@ from grpo.training.asynchronous.replay import Group
 from grpo.training.context import Updates
 
 STUCK_AFTER_S = 1800.0  # an actor that takes longer for one call counts as lost
+START_S = 900.0  # an actor's start: imports, the model, vLLM
 
 # The record types of a saved state, which torch.load reads with weights_only.
 torch.serialization.add_safe_globals([ScoredRollouts, Group, Rollout, Completion, Problem])
 
 
-def result_of(call: Any) -> Any:
+def result_of(call: Any, limit_s: float = STUCK_AFTER_S) -> Any:
     """Wait for the result of a call, or of each of several."""
-    return ray.get(call, timeout=STUCK_AFTER_S)
+    return ray.get(call, timeout=limit_s)
 
 
 class RemoteLearner:

@@ -27,7 +27,7 @@ from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study
 from grpo.training.asynchronous.actors import SENDING, WRITING, Generator, LearnerActor, Scorer
 from grpo.training.asynchronous.loop import train_grpo_asynchronously
-from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline, result_of
+from grpo.training.asynchronous.remote import START_S, RemoteLearner, RolloutPipeline, result_of
 from grpo.training.asynchronous.transfer import Weights
 from grpo.training.context import RunSetup, Workers
 from grpo.training.inputs import ActorLost
@@ -61,23 +61,22 @@ def start_actors(
     needs = [generator_resources, scorer_resources, learner_resources]
     _start_ray({name: sum(need.get(name, 0.0) for need in needs) for name in ("num_cpus", "num_gpus")})
     groups: dict[str, Any] = {"concurrency_groups": {SENDING: 1, WRITING: 1}}
-    actors: list[Any] = []
+    actors: dict[str, Any] = {}
     try:
-        generator = ray.remote(**generator_resources)(Generator).remote(make_generator, setup)
-        trainer = ray.remote(**learner_resources, **groups)(LearnerActor).remote(make_learner, setup.config)
-        actors += [generator, trainer]
-        context, _ = result_of([actor.start.remote() for actor in actors])
+        actors["generator"] = ray.remote(**generator_resources)(Generator).remote(make_generator, setup)
+        actors["learner"] = ray.remote(**learner_resources, **groups)(LearnerActor).remote(make_learner, setup.config)
+        context, _ = result_of([actor.start.remote() for actor in actors.values()], START_S)
         # The scorer starts later: it is not needed before there are rollouts, and would take cores from the two.
-        actors.append(ray.remote(**scorer_resources)(Scorer).remote(setup))
-        learner = RemoteLearner(trainer, sends)
-        yield RolloutPipeline(generator, actors[-1], learner, context), learner
+        actors["scorer"] = ray.remote(**scorer_resources)(Scorer).remote(setup)
+        learner = RemoteLearner(actors["learner"], sends)
+        yield RolloutPipeline(actors["generator"], actors["scorer"], learner, context), learner
     except (RayError, TimeoutError) as error:
         cause = error.cause if isinstance(error, RayTaskError) else error
         if isinstance(cause, LOST):
-            raise ActorLost(f"an actor has died or hangs ({reason(cause)})") from error
+            raise ActorLost(f"the {' or the '.join(_lost(actors))} has died or hangs ({reason(cause)})") from error
         raise cause from error  # with the actor's own traceback above
     finally:
-        for actor in actors:
+        for actor in actors.values():
             with suppress(Exception):
                 ray.kill(actor)
 
@@ -113,6 +112,21 @@ def start_asynchronous(
         loop = partial(train_grpo_asynchronously, pipeline)
         sampler = Sampler(pipeline, load_tokenizer(run.model), setup.format, setup.score)
         yield Workers(sampler, learner, learner.save, loop)
+
+
+def _lost(actors: dict[str, Any]) -> list[str]:
+    """The actors that have died, or else those that do not answer, which may be because they wait for another one."""
+    answers = {name: actor.__ray_ready__.remote() for name, actor in actors.items()}
+    ray.wait(list(answers.values()), num_returns=len(answers), timeout=5.0)
+    died, silent = [], []
+    for name, answer in answers.items():
+        try:
+            ray.get(answer, timeout=0.1)
+        except TimeoutError:
+            silent.append(name)
+        except RayError:
+            died.append(name)
+    return died or silent or list(actors)
 
 
 def _start_ray(needed: dict[str, float]) -> None:

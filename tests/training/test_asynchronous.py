@@ -463,6 +463,8 @@ def test_a_run_whose_actors_are_killed_ends_as_one_that_was_left_alone(
 
     def killing(self: RolloutPipeline, model: Any, policy_version: int) -> None:
         if victim := victims.pop(policy_version, None):
+            if policy_version > 1:  # the learner writes its state while it trains the next step
+                _until(lambda: any(paths.RUN_STATE.glob(f"*/*/*/*/step-{policy_version - 1}")))
             parts.kill({"generator": self.generator, "scorer": self.scorer, "learner": self.learner.actor}[victim])
         synchronize(self, model, policy_version)
 

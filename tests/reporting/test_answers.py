@@ -20,8 +20,8 @@ from grpo.discovery.mutation import fresh, program_of
 from grpo.discovery.strategies import messages_of
 from grpo.discovery.verifier import Verification
 from grpo.reporting.answers.ablations import goes_with, shares
-from grpo.reporting.answers.asynchronous import dominates, floor
-from grpo.reporting.answers.base_model import (
+from grpo.reporting.answers.overlap import dominates, floor
+from grpo.reporting.answers.second_reading import (
     ELSEWHERE,
     NONE,
     OTHER_FORM,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from grpo.common.files import write_text
-from grpo.reporting.answers import ablations, asynchronous, base_model, off_policy
+from grpo.reporting.answers import ablations, off_policy, overlap, second_reading
 from grpo.reporting.kissing_number import write_delivery
 from grpo.reporting.record import Record
 from grpo.reporting.sentences import render
@@ -27,18 +27,19 @@ def answers(record: Record) -> dict[str, Any]:
     """Values for the page's template; an empty text or list leaves a section out."""
     study, numbers, runs = record.study, record.numbers, record.runs
     broad, focused = off_policy.sweeps(study)
-    apart = asynchronous.asynchronous_times(record)
+    apart = overlap.asynchronous_times(record)
     names = {question: name for name, question in ablations.asked_of_courses(study).items()}
     normalized, prompted = names.get("grpo_length_normalization"), names.get("grpo_prompt_ablation")
     measured_kl = [run for run in record.all_runs if KL in run.history]
     iterated = [n for name, n in numbers.items() if study.experiments[name].method == "expert_iteration"]
-    prompts = study.evaluation.zero_shot_prompts if base_model.is_mathematical(study.task(MAIN)) else []
+    prompts = study.evaluation.zero_shot_prompts if second_reading.is_mathematical(study.task(MAIN)) else []
     one_process = next((numbers[name] for name in study.with_report("colocated")), None)
     return {
         "unknown": record.unknown,
         "unknown_table": table(record.unknown["undecided"], seconds_of_arms(study)),
         "parser_or_model": [
-            base_model.judge(prompt, base_model.read_records(prompt), base_model.read_sampled(prompt)) for prompt in prompts
+            second_reading.judge(prompt, second_reading.read_records(prompt), second_reading.read_sampled(prompt))
+            for prompt in prompts
         ],
         "asked": {question: numbers[name] for question, name in names.items()},
         "lengths": ablations.lengths_table(runs[normalized]) if normalized else "",
@@ -47,16 +48,16 @@ def answers(record: Record) -> dict[str, Any]:
         "sweep_figure": focused if focused in study.with_report("wall_clock") else "",
         "entropy": off_policy.entropy_beside_expert_iteration(numbers[focused], iterated) if focused else "",
         "prompts": ablations.explain_prompts(numbers[prompted]) if prompted else [],
-        "colocated": [text for name in study.with_report("colocated") for text in asynchronous.colocated(numbers[name])],
+        "colocated": [text for name in study.with_report("colocated") for text in overlap.colocated(numbers[name])],
         "asynchronous": [
-            t for name in study.with_report("staleness") for t in asynchronous.asynchronous(numbers[name], one_process)
+            t for name in study.with_report("staleness") for t in overlap.asynchronous(numbers[name], one_process)
         ],
-        "overlap": asynchronous.dominates(apart) if apart else "",
+        "overlap": overlap.dominates(apart) if apart else "",
         "growth": [ablations.growth(of_arm) for of_arm in by_arm(measured_kl).values()],
         "drift": ablations.goes_with(measured_kl) if measured_kl else "",
-        "best_of_n": [base_model.discuss_best_of_n(prompt, values) for prompt, values in record.sampled.items()],
+        "best_of_n": [second_reading.discuss_best_of_n(prompt, values) for prompt, values in record.sampled.items()],
         "samples": [
-            base_model.agreement(prompt, read_zero_shot(prompt), base_model.read_first_and_all(prompt), values)
+            second_reading.agreement(prompt, read_zero_shot(prompt), second_reading.read_first_and_all(prompt), values)
             for prompt, values in record.sampled.items()
             if prompt in study.evaluation.zero_shot_prompts
         ],

@@ -58,6 +58,8 @@ def test_sets_known_to_be_valid_are_so_at_any_scale(points: Points, count: int, 
 
 def test_small_sets() -> None:
     assert check_points([[5, *[0] * 10]]).combined_score == 1
+    opposite = [[600_000_000] * 11, [-600_000_000] * 11]  # norms below 2**63, a squared distance above it
+    assert check_points(opposite).combined_score == 2
     assert check_points(roots(4) + axes(4)).validity == 0  # norms 2 and 4
     half = [[*signs, *[0] * 7] for signs in itertools.product((1, -1), repeat=4)]
     assert check_points(half + axes(4)) == Verification(24, 11, 1.0, 24.0, "")  # the 24-cell

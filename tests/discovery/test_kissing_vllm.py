@@ -92,5 +92,5 @@ def test_a_conversation_tells_the_model_what_was_wrong(endpoint: Endpoint, tmp_p
 
 def test_a_model_that_is_not_served_is_named(endpoint: Endpoint, tmp_path: Path) -> None:
     other = Endpoint(endpoint.base_url, "other")
-    with pytest.raises(UserError, match="The model `other` does not exist.*OPENAI_MODEL"):
+    with pytest.raises(UserError, match=r"The model `other` does not exist.*OPENAI_MODEL"):
         run(other, tmp_path, "best_of_n", calls=1)

@@ -456,3 +456,18 @@ def sharded(project: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     for each in (folder, whole):
         train(each, GRPO)
     return ready, results(whole), load_file(folder / f"data/checkpoints/{GRPO[0]}/{GRPO[1]}/0/last/model.safetensors")
+
+
+def test_told_to_stop_through_the_command_line(project, tmp_path):
+    folder = clone(project, tmp_path / "project")
+    command = [sys.executable, "-m", "grpo", "train", *GRPO]
+    with subprocess.Popen(command, cwd=folder, env=_environment(), stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while not any(log.read_text().count("\n") > 2 for log in folder.glob("data/runs/*/*/.*.draft/history.csv")):
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+        assert process.wait() == 75
+    assert "asked to stop: finishing the step" in said and "the state is saved" in said and "Traceback" not in said
+    assert list(folder.glob("data/state/runs/*/*/*/*/step-*"))

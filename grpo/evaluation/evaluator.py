@@ -12,8 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from grpo.common.cpu import start_threads
 from grpo.common.errors import UserError
 from grpo.common.files import files_digest, require_writable, write_text
@@ -197,6 +195,8 @@ def _record(answer: str | None, rollout: Rollout, tokenizer: Any) -> dict[str, A
 
 def examples_to_read(prompt: str, records: list[dict[str, Any]]) -> str:
     """Write a page of examples of each outcome, on which a person can check the answer parser."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # training needs no page
+
     kinds = []
     for name, count in count_categories([r["category"] for r in records]).items():
         step = max(1, count // EXAMPLES_OF_EACH)

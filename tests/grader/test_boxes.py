@@ -65,10 +65,10 @@ def test_of_nested_boxes_the_outer_one_counts_and_all_are_opened() -> None:
     ids=["open", "many", "nested", "no box"],
 )
 def test_ten_megabytes_are_read_in_seconds(text: str) -> None:
-    """CPU time; quadratic work would take hours."""
+    """CPU time; open boxes took 3 s, quadratic work would take hours."""
     start = time.process_time()
     question_only_reward_fn(text, "5")
-    assert time.process_time() - start < 8.0
+    assert time.process_time() - start < (1.0 if text.endswith("{") else 8.0)
 
 
 @pytest.mark.parametrize("text", [r"<answer>4</answer> \boxed{2}", r"<b>\boxed{2}</b>", r"</think>\boxed{2}<br/>"])

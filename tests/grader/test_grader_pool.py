@@ -134,7 +134,7 @@ def test_a_hanging_answer_is_over_within_a_second(make_pool: MakePool) -> None:
             start = time.monotonic()
             assert grader.verdict("burn:60", "any") == TIMED_OUT
             killed = time.monotonic() - start
-            wait_until(lambda gone_worker=worker: gone(gone_worker))
+            wait_until(lambda gone_worker=worker: gone(gone_worker), 1.0)
             start = time.monotonic()
             assert grader.verdict("1", "1") == RIGHT
             replaced = time.monotonic() - start

@@ -191,8 +191,7 @@ def draw_components(found: list[Times]) -> Figure:
     for place, end, share in marks:
         axes.annotate(share, (end, place), (4, 0), textcoords="offset points", va="center")
     axes.set_xlabel(
-        "seconds of a step, mean;\nnumber: the longer of rollout and\n"
-        f"training by the step;\nstroke: {GOAL:g} times the longer"
+        f"seconds of a step, mean;\nnumber: the longer of rollout and\ntraining by the step;\nstroke: {GOAL:g} times the longer"
     )
     return figure
 

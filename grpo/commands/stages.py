@@ -12,7 +12,7 @@ from grpo.common.files import write_json
 from grpo.common.records import read_problems
 from grpo.study import paths
 from grpo.study.dvc_lock import drop_former_stages
-from grpo.study.effective import effective_run, require_experiment
+from grpo.study.effective import effective_run, read_selections, require_experiment
 from grpo.study.kept import keep_until_all_stored, remove_stored
 from grpo.study.runs_table import ALL_SEEDS
 from grpo.study.schema import load_study
@@ -119,8 +119,6 @@ def train(
     ] = False,
 ) -> None:
     """Train one arm of an experiment, one run per seed."""
-    from grpo.results.selection import read_selections
-
     study = load_study()
     require_experiment(study, experiment)
     selections = read_selections(study, experiment)

@@ -11,13 +11,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from grpo.common.errors import UserError, reason
+from grpo.common.errors import UserError
 from grpo.common.files import damaged, read_csv, read_json, read_jsonl, require_keys
 from grpo.results.findings import Interval
 from grpo.results.intervals import change_of
 from grpo.study import paths
+from grpo.study.effective import read_config
 from grpo.study.runs_table import stage_of_run
-from grpo.study.schema import Study, read_yaml
+from grpo.study.schema import Study
 
 REWARD = "val/answer_reward"
 
@@ -39,23 +40,6 @@ class Run:
     def name(self) -> str:
         """The run's name, as :func:`grpo.study.paths.run_name` gives it."""
         return paths.run_name(self.experiment, self.arm, self.seed)
-
-
-def read_config(name: str) -> dict[str, Any]:
-    """Read a run's config.yaml.
-
-    Raises:
-        UserError: it is missing or damaged.
-    """
-    path, made_by = paths.RUNS / name / "config.yaml", stage_of_run(name)
-    if not path.exists():
-        raise UserError(f"{path}: no such file. Run `dvc repro {made_by}` to make it.")
-    try:
-        config: dict[str, Any] = read_yaml(path)
-    except UserError as error:
-        raise damaged(path, reason(error), made_by) from error
-    require_keys(path, config, ("identity", "overrides", "before"), made_by)
-    return config
 
 
 def _read_outcomes(path: Path, made_by: str) -> NDArray[np.float64]:

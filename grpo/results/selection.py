@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo.common.files import read_json
 from grpo.results.evidence import evidence_of
 from grpo.results.experiments import result_of
 from grpo.results.findings import ArmResult
 from grpo.results.intervals import detectable
 from grpo.results.runs import REWARD, Run
-from grpo.study import paths
 from grpo.study.methods import OFF_POLICY_RANK
 from grpo.study.schema import Study
 
@@ -67,20 +65,6 @@ def _is_ranked(study: Study, experiment: str) -> bool:
     """Whether another experiment of the study takes arms of this one by their rank."""
     after = (entry for entry in study.experiments.values() if entry.builds_on == experiment)
     return any(OFF_POLICY_RANK in arm for entry in after for arm in entry.arms.values())
-
-
-def read_selections(study: Study, experiment: str) -> list[dict[str, Any]]:
-    """Read the winners on which a run of ``experiment`` builds, first to last.
-
-    Raises:
-        UserError: the file is missing.
-    """
-    needed = study.needed_selections(experiment)
-    if not needed:
-        return []
-    path, keys = paths.SELECT / f"{needed[-1]}.json", ("experiment", "winner", "overrides", "before")
-    last = read_json(path, made_by=f"select@{needed[-1]}", keys=keys)
-    return [*last.pop("before"), last]
 
 
 def _candidate(arm: ArmResult, runs: list[Run]) -> dict[str, Any]:

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo.common.errors import UserError
+from grpo.common.errors import UserError, reason
+from grpo.common.files import damaged, read_json, require_keys
+from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths
 from grpo.study.methods import OFF_POLICY_RANK, GrpoConfig, RunConfig, apply_overrides, require_known, resolved
+from grpo.study.runs_table import stage_of_run
 from grpo.study.schema import Study
 from grpo.study.settings import Method
 
@@ -71,9 +74,9 @@ def effective_run(study: Study, experiment: str, arm: str, seed: int, selections
     """Compute a run's configuration: defaults, then earlier winners, then the arm's own values.
 
     Args:
-        selections: from :func:`grpo.results.selection.read_selections`: for each experiment in
-            :meth:`Study.needed_selections` its ``experiment``, ``winner`` and ``overrides``, and ``off_policy_ranking`` if the
-            next experiment uses the ranking. Empty: only defaults and the arm's own values.
+        selections: from :func:`read_selections`: for each experiment in :meth:`Study.needed_selections` its ``experiment``,
+            ``winner`` and ``overrides``, and ``off_policy_ranking`` if the next experiment uses the ranking. Empty: only
+            defaults and the arm's own values.
 
     Raises:
         UserError: the study has no such experiment, arm or seed, or the method refuses the values.
@@ -113,6 +116,37 @@ def _of_rank(experiment: str, rank: int, selection: dict[str, Any]) -> tuple[dic
         few = f"off_policy_rank {rank}, but {sweep} has only {len(ranking)} off-policy arms"
         raise UserError(f"experiments.{experiment}: an arm asks for {few}. Add arms to {sweep}, or lower the rank.")
     return ranking[rank - 1]["overrides"], f"rank {rank} of {sweep} ({ranking[rank - 1]['arm']})"
+
+
+def read_selections(study: Study, experiment: str) -> list[dict[str, Any]]:
+    """Read the winners on which a run of ``experiment`` builds, first to last.
+
+    Raises:
+        UserError: the file is missing.
+    """
+    needed = study.needed_selections(experiment)
+    if not needed:
+        return []
+    path, keys = paths.SELECT / f"{needed[-1]}.json", ("experiment", "winner", "overrides", "before")
+    last = read_json(path, made_by=f"select@{needed[-1]}", keys=keys)
+    return [*last.pop("before"), last]
+
+
+def read_config(name: str) -> dict[str, Any]:
+    """Read a run's config.yaml.
+
+    Raises:
+        UserError: it is missing or damaged.
+    """
+    path, made_by = paths.RUNS / name / "config.yaml", stage_of_run(name)
+    if not path.exists():
+        raise UserError(f"{path}: no such file. Run `dvc repro {made_by}` to make it.")
+    try:
+        config: dict[str, Any] = parse_yaml(path)
+    except UserError as error:
+        raise damaged(path, reason(error), made_by) from error
+    require_keys(path, config, ("identity", "overrides", "before"), made_by)
+    return config
 
 
 def digest(value: Any) -> str:

@@ -19,9 +19,8 @@ from grpo.common.files import files_digest, read_json, whole_folder, write_json
 from grpo.common.lock import only_one
 from grpo.common.world import is_rank_0, start_processes, started_by_torchrun
 from grpo.models import require_checkpoint
-from grpo.results.runs import read_config
 from grpo.study import paths
-from grpo.study.effective import EffectiveRun, digest
+from grpo.study.effective import EffectiveRun, digest, read_config
 from grpo.study.kept import bring_back, keep_until_stored
 from grpo.study.methods import GrpoConfig
 from grpo.study.runs_table import stage_of_run

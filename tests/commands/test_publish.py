@@ -20,9 +20,9 @@ from study_parts import activate
 
 from grpo.common.files import files_digest, read_json, write_json, write_text
 from grpo.pretraining.base_model import make_base_model
-from grpo.results.selection import read_selections, select, winner_file
+from grpo.results.selection import select, winner_file
 from grpo.study import paths
-from grpo.study.effective import effective_run
+from grpo.study.effective import effective_run, read_selections
 from grpo.study.schema import load_study
 from grpo.tasks.build import build_dataset
 from grpo.training.run import train_run

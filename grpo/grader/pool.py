@@ -28,16 +28,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from cachetools import LRUCache
-
 from grpo.common.errors import UserError
 from grpo.grader.grader import cheap_verdict
 
-__all__ = ["GraderPool", "Verdict", "available_cores", "default_pool", "forget_verdicts", "grade_batch", "is_equal"]
+__all__ = ["GraderPool", "Verdict", "available_cores", "default_pool", "grade_batch", "is_equal"]
 
 TIME_LIMIT_S = 0.8
 MEMORY_LIMIT_MB = 1024
-CACHED_VERDICTS = 20_000
 
 _WALL_FACTOR = 10
 _START_LIMIT_S = 300.0  # a cold file server may take minutes to deliver sympy
@@ -214,40 +211,20 @@ def default_pool() -> GraderPool:
 
 def is_equal(answer: str, truth: str) -> Verdict:
     """Grade one answer as :func:`grade_batch` does: in microseconds if no computer algebra is needed."""
-    cheap = cheap_verdict(answer, truth)
-    return Verdict(cheap) if cheap is not None else _by_algebra([(answer, truth)])[answer, truth]
+    return grade_batch([(answer, truth)])[0]
 
 
 def grade_batch(pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
     """Grade (answer, truth) pairs, in order: in this process, or with the default pool if computer algebra is needed.
-
-    The pool's verdicts are cached, except timeouts, as another attempt may succeed.
 
     Raises:
         RuntimeError: computer algebra is needed, and its processes cannot start.
     """
     cheap = {pair: cheap_verdict(*pair) for pair in dict.fromkeys(pairs)}
     verdicts = {pair: Verdict(equal) for pair, equal in cheap.items() if equal is not None}
-    verdicts |= _by_algebra([pair for pair in cheap if pair not in verdicts])
+    if unknown := [pair for pair in cheap if pair not in verdicts]:
+        verdicts |= zip(unknown, default_pool().verdicts(unknown), strict=True)
     return [verdicts[pair] for pair in pairs]
-
-
-def _by_algebra(pairs: list[tuple[str, str]]) -> dict[tuple[str, str], Verdict]:
-    with _cache_lock:
-        verdicts = {pair: _cache[pair] for pair in pairs if pair in _cache}
-    unknown = [pair for pair in pairs if pair not in verdicts]
-    if unknown:
-        found = dict(zip(unknown, default_pool().verdicts(unknown), strict=True))
-        with _cache_lock:
-            _cache.update((pair, verdict) for pair, verdict in found.items() if not verdict.timed_out)
-        verdicts |= found
-    return verdicts
-
-
-def forget_verdicts() -> None:
-    """Empty the cache of :func:`grade_batch`, for benchmarks and tests."""
-    with _cache_lock:
-        _cache.clear()
 
 
 def available_cores() -> int:
@@ -259,14 +236,10 @@ def available_cores() -> int:
 
 
 _POOLS: weakref.WeakSet[GraderPool] = weakref.WeakSet()
-_cache: LRUCache[tuple[str, str], Verdict] = LRUCache(CACHED_VERDICTS)
-_cache_lock = threading.Lock()
 
 
 def _after_fork_in_child() -> None:
     """Replace locks, which threads of the parent may hold, and processes, which belong to the parent."""
-    global _cache, _cache_lock
-    _cache, _cache_lock = LRUCache(CACHED_VERDICTS), threading.Lock()
     for pool in list(_POOLS):
         pool._reset()
 

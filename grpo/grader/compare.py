@@ -3,57 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from itertools import product
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from grpo.grader.expression import divides, equation_difference, is_constant, is_rational, parse
-from grpo.grader.families import declared_family, letters_of, possible_family, renamed, replaced, same_values, without_name
-from grpo.grader.names import names_quantity, names_sum
+from grpo.grader.expression import divides, equation_difference, is_rational, parse
+from grpo.grader.families import declared_family, letters_of, possible_family, renamed, same_values, without_name
+from grpo.grader.names import is_number, named_sides, names_its_value, plain_name, with_argument_of
 from grpo.grader.normalise import unwrap_text
-from grpo.grader.numeric import number, ratio, same_value
-from grpo.grader.quantity import conversion, exact_value, joined_quantity, lettered, same_quantity, scaled, size_of, split_unit
+from grpo.grader.numeric import ratio, same_value
+from grpo.grader.quantity import conversion, exact_value, lettered, same_amount, same_quantity, scaled, split_unit
 from grpo.grader.relations import RELATION, Interval, as_intervals, in_usual_signs, listed_intervals, member_of, merged
-from grpo.grader.split import closes_at_end, split_at, split_equations, top_level
+from grpo.grader.split import closes_at_end, matrix_rows, parts_of, points_of, split_equations, top_level
 from grpo.grader.values import Effort
-from grpo.grader.words import based, canonical_word, day_of_year, hedges, number_word, opened, same_time, words_of
+from grpo.grader.words import based, canonical_word, day_of_year, number_word, same_ratio, same_time
 from grpo.grader.working import arithmetic, is_formula
 
 _MAX_PARTS = 40
 _MAX_LEVELS = 6
 
 _WORD = re.compile(r"[A-Z]|[A-Za-z'-]{4,}|(?=[A-Za-z]*[A-Z])[A-Za-z'-]+|[A-Za-z][A-Za-z'-]*(?: [0-9A-Za-z'-]+)+")
-# Names of the answer that may stand before "=": x, a_n, f(x), (x,y), \angle ABC, AB, |z|, \text{Area}.
-_LETTER = r"(?:[A-Za-z]|\\(?:theta|phi|rho))(?:_\w)?"
-_VARIABLE = re.compile(
-    r"(?:[A-Za-z]|\\[A-Za-z]+)(?:_(?:\w|\{\w+\}))?(?:\^\{-1\})?(?:\((?:[A-Za-z](?:,[A-Za-z])*|-?\d{1,3})\))?"
-    rf"|\({_LETTER}(?:,{_LETTER})+\)"
-    r"|m?\\(?:angle|triangle) ?[A-Z]{1,3}|[A-Z]{2,3}|\|[A-Z]{2}\||\|[a-z]\||\\overline\{[A-Z]{2}\}"
-    r"|\\text\{[A-Za-z _]+\}|[A-Za-z]{3,}"
-    r"|P\(\\text\{[A-Za-z ]+\}\)"
-)
-# Ratios, quotients and functions of names; they name the answer if the value is a ratio, a fraction or a number.
-_LENGTH = r"(?:[A-Z]{2}|\\overline\{[A-Z]{2}\})"
-_PART = rf"(?:[A-Za-z](?:_\w|_\{{\w+\}})?|{_LENGTH})"
-_NAMED_RATIO = re.compile(rf"{_PART}(?::{_PART})+")
-_RATIO = re.compile(r"\d+(?::\d+)+")
-_RATIO_IN_WORDS = re.compile(r"(\d+) to (\d+)(?: to (\d+))?")
-_FRACTION = re.compile(r"\\frac\{(\d+)\}\{(\d+)\}|(\d+)/(\d+)")
-_NAMED_QUOTIENT = re.compile(
-    r"\\frac\{(?P<a>[A-Za-z])\}\{(?!(?P=a))[A-Za-z]\}|(?P<b>[A-Za-z])/(?!(?P=b))[A-Za-z]"
-    rf"|\\frac\{{(?P<c>{_LENGTH})\}}\{{(?!(?P=c)\}}){_LENGTH}\}}"
-)
-_NAMED_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc) ?\(?(?:\\angle ?[A-Z]{1,3}|[A-Zx]|\\(?:theta|alpha|beta|phi))\)?")
 _CHAIN = re.compile(r"[<>]|\\(?:le|ge|ne)(?![A-Za-z])")
-_MATRIX = re.compile(
-    r"((?:[^\\]|\\(?:frac|sqrt)(?![a-z]))*?)[(\[]?\\begin\{matrix\}((?:(?!\\begin|\\end).)*)\\end\{matrix\}[)\]]?"
-)
 _WHOLE = frozenset("nmkt")
 _DEGREE = "\\text{degree}"
 _SUM = re.compile(r"[0-9A-Za-z)}] ?[+-]")
-_SEQUENCE = re.compile(r"([A-Za-z])_([a-z])=(.+)")
 _INVERSE = re.compile(r"[A-Z)]\^(?:\{-1\}|T|\{T\}|\\top|\\intercal)(?![A-Za-z])")
-_FUNCTION = re.compile(r"([A-Za-z](?:\^\{-1\})?)\(([a-z])\)=(.+)")
 _OPPOSITE = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "\\ne": "\\ne"}
 
 
@@ -94,35 +67,14 @@ class Comparison:
         return answer == truth or unwrap_text(answer) == unwrap_text(truth)
 
     def every(self, pairs: Iterable[tuple[str, str]], levels: int) -> bool:
-        """Whether all pairs are equal; pairs that need algebra come last, as another pair may decide."""
-        open_question = False
-        for answer, truth in pairs:
-            try:
-                if not self.same(answer, truth, levels):
-                    return False
-            except NeedsAlgebra:
-                open_question = True
-        if open_question:
-            raise NeedsAlgebra
-        return True
+        return all(self.same(answer, truth, levels) for answer, truth in pairs)
 
     def plain(self, answer: str, truth: str, levels: int) -> bool | None:
         value, true_value = exact_value(answer), exact_value(truth)
         return None if value is None or true_value is None else value == true_value
 
     def joined(self, answer: str, truth: str, levels: int) -> bool | None:
-        """Compare ``5 feet 6 inches`` by size: it equals 66 inches, but not the number 66."""
-        sums = [joined_quantity(answer), joined_quantity(truth)]
-        if sums == [None, None]:
-            return None
-        for place, text in enumerate((answer, truth)):
-            if sums[place] is None:
-                body, unit = split_unit(text, lenient=False)
-                value, size = exact_value(unwrap_text(body)), size_of(unit)
-                if value is None or size is None:
-                    return None
-                sums[place] = (size[0], value * size[1])
-        return sums[0] == sums[1]
+        return same_amount(answer, truth)
 
     def approximation(self, answer: str, truth: str, levels: int) -> bool | None:
         r"""Compare the exact sides of ``a \\approx b``."""
@@ -181,15 +133,15 @@ class Comparison:
             for text in (answer, truth)
         ):
             return None
-        sets = [self.intervals(text) for text in (answer, truth)]
+        sets = [as_intervals(text, self.effort) for text in (answer, truth)]
         if [found is None for found in sets].count(True) == 1:  # A list of intervals may mean their union.
-            listed = [self.intervals(listed_intervals(text)) for text in (answer, truth)]
+            listed = [as_intervals(listed_intervals(text), self.effort) for text in (answer, truth)]
             if listed[0] is not None and listed[1] is not None and len(listed[0][1]) == len(listed[1][1]):
                 sets = listed
         if sets[0] is not None and sets[1] is not None:
             names = {found[0] for found in sets if found and found[0]}
             if "y" in names:
-                names = {_plain_name(name) for name in names}
+                names = {plain_name(name) for name in names}
             return len(names) <= 1 and self.same_intervals(sets[0][1], sets[1][1], levels)
         if RELATION.search(answer) and RELATION.search(truth):
             if all(len(top_level(text, ",;")) > 1 for text in (answer, truth)):
@@ -197,17 +149,13 @@ class Comparison:
             are_chains = _CHAIN.search(answer) is not None and _CHAIN.search(truth) is not None
             return are_chains and self.same_chain(answer, truth, levels)
         if exact_value(answer) is not None or exact_value(truth) is not None:
-            return None if _names_what_it_equals(answer) or _names_what_it_equals(truth) else False
+            return None if names_its_value(answer) or names_its_value(truth) else False
         members = (member_of(answer), member_of(truth))
         return self.same(*members, levels - 1) if members != (answer, truth) else None
 
-    def intervals(self, text: str) -> tuple[str, list[Interval]] | None:
-        """The set of real numbers that a text describes (:func:`grpo.grader.relations.as_intervals`)."""
-        return as_intervals(text, lambda end: number(end, self.effort))
-
     def same_intervals(self, left: list[Interval], right: list[Interval], levels: int) -> bool:
         if len(left) != len(right):
-            left, right = (merged(intervals, lambda end: number(end, self.effort)) for intervals in (left, right))
+            left, right = (merged(intervals, self.effort) for intervals in (left, right))
         if len(left) != len(right) or len(left) > _MAX_PARTS:
             return False
 
@@ -240,13 +188,13 @@ class Comparison:
             bare = (_without_brackets(answer), _without_brackets(truth))
             if bare != (answer, truth):
                 return self.same(*bare, levels - 1)
-        name, sides = _sides(_with_argument_of(truth, answer), names_sum)
-        true_name, true_sides = _sides(truth)
+        name, sides = named_sides(with_argument_of(truth, answer), sums=True)
+        true_name, true_sides = named_sides(truth)
         if len(true_sides) > 1 and self.every(((side, true_sides[0]) for side in true_sides[1:]), levels - 1):
             true_sides = true_sides[:1]  # A chain such as 0.56 = 56\%: each of its sides is an answer.
         if (name, len(sides), true_name, len(true_sides)) == ("", 1, "", 1) and true_sides[0] == truth:
             return self.assignments(answer, truth, levels)
-        if name and true_name and _plain_name(name) != _plain_name(true_name):
+        if name and true_name and plain_name(name) != plain_name(true_name):
             # y = 3 does not answer x = 3, but x = 2y answers y = x/2.
             return self.same_equation(answer, truth)
         if len(true_sides) > 1:
@@ -256,7 +204,7 @@ class Comparison:
         # Every side must be right: of 7 = 8, neither 7 nor 8 may be picked. Of A = bh = 6(4) = 24, bh cannot be computed.
         if len(sides) > 1:
             sides = [arithmetic(side) for side in sides]
-            if name and _is_number(true_sides[0]):
+            if name and is_number(true_sides[0]):
                 sides = [side for side in sides[:-1] if not is_formula(side, name, self.effort)] + sides[-1:]
         if len(sides) <= 6 and self.every(((side, true_sides[0]) for side in sides), levels - 1):
             return True
@@ -264,7 +212,7 @@ class Comparison:
 
     def assignments(self, answer: str, truth: str, levels: int) -> bool | None:
         """Compare ``x = 3, y = 4`` as the point (3, 4), in order of letters, and ``x=1, y=2 or x=3, y=4`` as two points."""
-        (letters, points), (true_letters, true_points) = _points(answer), _points(truth)
+        (letters, points), (true_letters, true_points) = points_of(answer), points_of(truth)
         if points and true_points:
             if len(points) == len(true_points) == 1:
                 return None  # two lists of equations
@@ -335,19 +283,9 @@ class Comparison:
 
     def in_any_order(self, left: list[T], right: list[T], equal: Callable[[T, T], bool]) -> bool:
         rest = list(right)
-        open_question = False
         for part in sorted(left, key=lambda part: part not in right):  # identical ones first
-            match = part if part in rest else None
-            for candidate in rest if match is None else []:
-                try:
-                    if equal(part, candidate):
-                        match = candidate
-                        break
-                except NeedsAlgebra:
-                    open_question = True
+            match = part if part in rest else next((other for other in rest if equal(part, other)), None)
             if match is None:
-                if open_question:
-                    raise NeedsAlgebra
                 return False
             rest.remove(match)
         return True
@@ -430,162 +368,12 @@ def _difference(sides: list[str]) -> str:
     return f"({sides[0]})-({sides[1]})"
 
 
-def _points(text: str) -> tuple[list[str], list[str]]:
-    """Letters (sorted) and points of a list of assignments; both empty for other texts."""
-    parts = [split_equations(part) for part in top_level(text, ",;")]
-    if len(parts) < 2 or not all(len(part) == 2 and re.fullmatch(r"\w", part[0]) for part in parts):
-        return [], []
-    names = [part[0] for part in parts]
-    size = len(set(names))
-    if size == 1 or names != names[:size] * (len(names) // size):
-        return [], []
-    groups = [parts[start : start + size] for start in range(0, len(parts), size)]
-    return sorted(set(names)), ["(" + ",".join(value for _, value in sorted(group)) + ")" for group in groups]
-
-
 def _without_brackets(text: str) -> str:
     """Remove the brackets of ``[x=1, y=2]``."""
     if not (text.startswith(("[", "(")) and closes_at_end(text)):
         return text
     inner = text[1:-1]
     return inner if all("=" in part for part in top_level(inner, ",;")) else text
-
-
-def _with_argument_of(truth: str, answer: str) -> str:
-    """Rename the letter of ``f(t) = 2t`` to that of the truth ``f(x) = 2x``, unless it occurs otherwise in the answer."""
-    for pattern in (_FUNCTION, _SEQUENCE):
-        match, true_match = pattern.fullmatch(answer), pattern.fullmatch(truth)
-        if match and true_match and match[1] == true_match[1] and true_match[2] not in letters_of(match[3]):
-            return (
-                truth[: true_match.end(2)] + answer[match.end(2) : match.start(3)] + replaced(match[3], match[2], true_match[2])
-            )
-    return answer
-
-
-def _plain_name(name: str) -> str:
-    """Replace ``f(x)`` by ``y``, as both name a function of x."""
-    return "y" if re.fullmatch(r"[fgh](?:\^\{-1\})?\(x\)", name) else name
-
-
-def _sides(text: str, names_too: Callable[[str], bool] = lambda side: False) -> tuple[str, list[str]]:
-    """Split ``x = a = b`` into ("x", ["a", "b"]); without a leading name (by ``names_too`` also others), it is empty."""
-    if len(top_level(text, ",;")) > 1:
-        sides = split_equations(text)
-        if len(sides) != 2 or not _VARIABLE.fullmatch(sides[0]):
-            return "", [text]
-    sides = split_equations(text)
-    name = ""
-    while len(sides) > 1 and (_is_name(sides[0]) or names_too(sides[0])):
-        name = name or sides[0]
-        sides = sides[1:]
-    if not name and len(sides) > 1 and _names(sides[0], sides[1:]):
-        return sides[0], sides[1:]
-    if not name and len(sides) == 2 and re.fullmatch(r"[a-df-hj-zA-Z]", sides[1]) and exact_value(sides[0]) is not None:
-        return sides[1], sides[:1]  # 5 = x
-    return name, sides
-
-
-def _is_name(text: str) -> bool:
-    """Whether a side of an equation only names the answer; "not" and "six" are no names."""
-    if _VARIABLE.fullmatch(text) is None and not (names_quantity(text) and not _is_number(text)):
-        return False
-    return not any(hedges(word) for word in words_of(opened(text)) if word != "range")
-
-
-def _names_what_it_equals(text: str) -> bool:
-    r"""Whether a text such as ``|A\cup B| = 5`` gives a named quantity its value."""
-    sides = split_equations(text)
-    return len(sides) > 1 and names_quantity(sides[0])
-
-
-def same_ratio(answer: str, truth: str) -> bool | None:
-    r"""Whether ``3 to 4``, or ``\frac34`` as an answer, is the ratio ``3:4`` in the same terms; None for other texts.
-
-    If the truth is a fraction, the ratio does not answer it: 3 to 4 may mean 3 of 7.
-    """
-    for text, other in ((answer, truth), (truth, answer)):
-        if _RATIO.fullmatch(other):
-            stated = _RATIO_IN_WORDS.fullmatch(text)
-            if stated is None and other is truth and same_time(other, other) is None:
-                stated = _FRACTION.fullmatch(text)
-            if stated:
-                return other.split(":") == [part for part in stated.groups() if part]
-    return None
-
-
-def _names(text: str, values: list[str]) -> bool:
-    r"""Whether ``text`` only names the values: ``a:b`` names ratios, ``\frac{a}{b}`` fractions, ``\sin A`` numbers."""
-    if _NAMED_RATIO.fullmatch(text):
-        return all(_RATIO.fullmatch(value) for value in values)
-    if _NAMED_QUOTIENT.fullmatch(text):
-        found = [exact_value(value) for value in values]
-        return all(value is not None and value.denominator > 1 for value in found)
-    return _NAMED_FUNCTION.fullmatch(text) is not None and all(_is_number(value) for value in values)
-
-
-def _is_number(text: str) -> bool:
-    return is_constant(unwrap_text(split_unit(text)[0]))
-
-
-def matrix_rows(text: str) -> list[list[str]] | None:
-    """The cells of a matrix, each multiplied by the factor before the matrix; None for other texts."""
-    match = _MATRIX.fullmatch(text)
-    if match:
-        factor = match[1].strip()
-        rows = [row.split("&") for row in re.split(r"\\\\", match[2]) if row.strip()]
-        return [[f"({factor})({cell.strip()})" if factor else cell.strip() for cell in row] for row in rows]
-    if text.startswith("[[") and text.endswith("]]"):
-        listed = top_level(text[1:-1], ",")
-        if all(row.startswith("[") and row.endswith("]") for row in listed):
-            return [top_level(row[1:-1], ",") for row in listed]
-    return None
-
-
-def parts_of(text: str) -> tuple[str, list[str]]:
-    r"""Kind and elements: "set" (``{a,b}``, or bare ``a,b``), "union", the two brackets of a tuple or interval, or ""."""
-    if text in {"", r"\{\}"}:
-        return "", [text]
-    united = split_at(text, "\\cup")
-    if len(united) > 1:
-        return "union", united
-    listed = top_level(text, ",;")
-    if len(listed) > 1:
-        return "set", [element for part in listed for element in _plus_and_minus(part)]
-    if text.startswith("\\{") and text.endswith("\\}"):
-        return "set", [element for part in top_level(text[2:-2], ",;") for element in _plus_and_minus(part)]
-    if text[0] == "{" and text[-1] == "}" and closes_at_end(text):
-        inner = top_level(text[1:-1], ",;")
-        if len(inner) > 1:
-            return "set", inner
-        return "", inner if inner[0] else [text]
-    if text[0] in "([" and text[-1] in ")]" and closes_at_end(text):
-        inner = top_level(text[1:-1], ",;")
-        if len(inner) > 1:
-            return text[0] + text[-1], inner
-        if text[0] == "(" and text[-1] == ")" and inner[0]:
-            return "", inner
-    both = _plus_and_minus(text)
-    return ("set", both) if len(both) > 1 else ("", [text])
-
-
-def _plus_and_minus(text: str) -> list[str]:
-    r"""Expand ``a \pm b`` to two values; ``\mp`` has the opposite sign, and several ``\pm`` are independent."""
-    if "\\pm" not in text and "\\mp" not in text:
-        return [text]
-    pieces = re.split(r"\\(pm|mp)(?![A-Za-z])\s*", text)
-    values, kinds = pieces[0::2], pieces[1::2]
-    if not 1 <= len(kinds) <= 3:
-        return [text]
-    patterns: Iterable[Sequence[str]] = product("+-", repeat=len(kinds))
-    if "mp" in kinds:
-        patterns = [[signs[kind == "mp"] for kind in kinds] for signs in ("+-", "-+")]
-    found = []
-    for pattern in patterns:
-        result = values[0]
-        for sign, value in zip(pattern, values[1:], strict=True):
-            result += ("" if sign == "+" and result[-1:] in {"", "(", "{", "=", ","} else sign) + value
-        found.append(result)
-    return found
 
 
 def is_spelt(text: str) -> bool:

@@ -7,7 +7,12 @@ from __future__ import annotations
 
 import re
 
-from grpo.grader.split import top_level
+from grpo.grader.expression import is_constant
+from grpo.grader.families import letters_of, replaced
+from grpo.grader.normalise import unwrap_text
+from grpo.grader.quantity import exact_value, split_unit
+from grpo.grader.split import split_equations, top_level
+from grpo.grader.words import RATIO, hedges, opened, words_of
 
 _GREEK = r"\\(?:alpha|beta|gamma|delta|theta|lambda|mu|rho|sigma|phi|omega|pi|Delta|Omega|Phi|ell)(?![A-Za-z])"
 _LETTER = rf"(?:[A-Za-z]|{_GREEK})"
@@ -32,6 +37,26 @@ _QUANTITY = re.compile("|".join(f"(?:{atom})" for atom in _ATOMS))
 _TERM = re.compile(rf"(?:{'|'.join(f'(?:{atom})' for atom in _ATOMS)}|{_LETTER})(?:\^(?:\d|\{{\d\}}))?")
 _UNKNOWN = re.compile(r"(?<![A-Za-z\\({])[xyz](?![A-Za-z_)])")
 _MAX_TERMS = 8
+# Names of the answer: x, a_n, f(x), (x,y), \angle ABC, AB, |z|, \text{Area}.
+_COORDINATE = r"(?:[A-Za-z]|\\(?:theta|phi|rho))(?:_\w)?"
+_VARIABLE = re.compile(
+    r"(?:[A-Za-z]|\\[A-Za-z]+)(?:_(?:\w|\{\w+\}))?(?:\^\{-1\})?(?:\((?:[A-Za-z](?:,[A-Za-z])*|-?\d{1,3})\))?"
+    rf"|\({_COORDINATE}(?:,{_COORDINATE})+\)"
+    r"|m?\\(?:angle|triangle) ?[A-Z]{1,3}|[A-Z]{2,3}|\|[A-Z]{2}\||\|[a-z]\||\\overline\{[A-Z]{2}\}"
+    r"|\\text\{[A-Za-z _]+\}|[A-Za-z]{3,}"
+    r"|P\(\\text\{[A-Za-z ]+\}\)"
+)
+# Ratios, quotients and functions of names; they name the answer if the value is a ratio, a fraction or a number.
+_LENGTH = r"(?:[A-Z]{2}|\\overline\{[A-Z]{2}\})"
+_PART = rf"(?:[A-Za-z](?:_\w|_\{{\w+\}})?|{_LENGTH})"
+_NAMED_RATIO = re.compile(rf"{_PART}(?::{_PART})+")
+_NAMED_QUOTIENT = re.compile(
+    r"\\frac\{(?P<a>[A-Za-z])\}\{(?!(?P=a))[A-Za-z]\}|(?P<b>[A-Za-z])/(?!(?P=b))[A-Za-z]"
+    rf"|\\frac\{{(?P<c>{_LENGTH})\}}\{{(?!(?P=c)\}}){_LENGTH}\}}"
+)
+_NAMED_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc) ?\(?(?:\\angle ?[A-Z]{1,3}|[A-Zx]|\\(?:theta|alpha|beta|phi))\)?")
+_SEQUENCE = re.compile(r"([A-Za-z])_([a-z])=(.+)")
+_FUNCTION = re.compile(r"([A-Za-z](?:\^\{-1\})?)\(([a-z])\)=(.+)")
 
 
 def names_quantity(text: str) -> bool:
@@ -44,3 +69,64 @@ def names_sum(text: str) -> bool:
     terms = top_level(text, "+")
     is_sum = 1 < len(terms) == len(set(terms)) <= _MAX_TERMS and not _UNKNOWN.search(text)
     return is_sum and all(map(_TERM.fullmatch, terms))
+
+
+def named_sides(text: str, sums: bool = False) -> tuple[str, list[str]]:
+    """Split ``x = a = b`` into ("x", ["a", "b"]); without a leading name (or, with ``sums``, a sum of names), it is empty."""
+    sides = split_equations(text)
+    if len(top_level(text, ",;")) > 1 and (len(sides) != 2 or not _VARIABLE.fullmatch(sides[0])):
+        return "", [text]
+    name = ""
+    while len(sides) > 1 and (_is_name(sides[0]) or (sums and names_sum(sides[0]))):
+        name = name or sides[0]
+        sides = sides[1:]
+    if not name and len(sides) > 1 and _names_by_values(sides[0], sides[1:]):
+        return sides[0], sides[1:]
+    if not name and len(sides) == 2 and re.fullmatch(r"[a-df-hj-zA-Z]", sides[1]) and exact_value(sides[0]) is not None:
+        return sides[1], sides[:1]  # 5 = x
+    return name, sides
+
+
+def names_its_value(text: str) -> bool:
+    r"""Whether a text such as ``|A\cup B| = 5`` gives a named quantity its value."""
+    sides = split_equations(text)
+    return len(sides) > 1 and names_quantity(sides[0])
+
+
+def plain_name(name: str) -> str:
+    """Replace ``f(x)`` by ``y``, as both name a function of x."""
+    return "y" if re.fullmatch(r"[fgh](?:\^\{-1\})?\(x\)", name) else name
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is an expression without variables, and perhaps a unit."""
+    return is_constant(unwrap_text(split_unit(text)[0]))
+
+
+def _is_name(text: str) -> bool:
+    """Whether a side of an equation only names the answer; "not" and "six" are no names."""
+    if _VARIABLE.fullmatch(text) is None and not (names_quantity(text) and not is_number(text)):
+        return False
+    return not any(hedges(word) for word in words_of(opened(text)) if word != "range")
+
+
+def _names_by_values(text: str, values: list[str]) -> bool:
+    r"""Whether ``text`` only names the values: ``a:b`` names ratios, ``\frac{a}{b}`` fractions, ``\sin A`` numbers."""
+    kinds = ((_NAMED_RATIO, RATIO.fullmatch), (_NAMED_QUOTIENT, _is_fraction), (_NAMED_FUNCTION, is_number))
+    return any(name.fullmatch(text) and all(map(fits, values)) for name, fits in kinds)
+
+
+def _is_fraction(text: str) -> bool:
+    value = exact_value(text)
+    return value is not None and value.denominator > 1
+
+
+def with_argument_of(truth: str, answer: str) -> str:
+    """Rename the letter of ``f(t) = 2t`` to that of the truth ``f(x) = 2x``, unless it occurs otherwise in the answer."""
+    for pattern in (_FUNCTION, _SEQUENCE):
+        match, true_match = pattern.fullmatch(answer), pattern.fullmatch(truth)
+        if match and true_match and match[1] == true_match[1] and true_match[2] not in letters_of(match[3]):
+            return (
+                truth[: true_match.end(2)] + answer[match.end(2) : match.start(3)] + replaced(match[3], match[2], true_match[2])
+            )
+    return answer

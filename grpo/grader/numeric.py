@@ -29,23 +29,19 @@ _MAX_VARIABLES = 8
 # Kinds of nodes that may make an expression piecewise, such as |x-1000|.
 _PIECEWISE = frozenset(("abs", "floor", "ceil", "root", "pow"))
 _WHOLE = frozenset("nmk")
+_FAILURES = (Undefined, TooCostly, ArithmeticError, ValueError, NotImplementedError)
 
 
 def same_value(left: str, right: str, effort: Effort) -> bool | None:
     """Whether two normalised texts are expressions with the same value; None if one cannot be read or evaluated."""
-    left_tree, right_tree = parse(left), parse(right)
-    if left_tree is None or right_tree is None:
-        return None
-    names = sorted(variables(left_tree) | variables(right_tree))
-    if len(names) > _MAX_VARIABLES:
+    pair = _parsed(left, right, effort)
+    if pair is None or len(pair.names) > _MAX_VARIABLES:
         return None
     try:
-        if not names:
-            return _agree(left_tree, right_tree, {}, effort)
-        return _agree_at_points(left_tree, right_tree, names, effort)
+        return pair.agree_everywhere() if pair.names else pair.agree({})
     except Undefined:
         return False
-    except (TooCostly, ArithmeticError, ValueError, NotImplementedError):
+    except _FAILURES:
         return None
 
 
@@ -54,15 +50,14 @@ def ratio(left: str, right: str, effort: Effort) -> int | None:
 
     Both must depend on the same variables, at least one.
     """
-    left_tree, right_tree = parse(left), parse(right)
-    if left_tree is None or right_tree is None:
+    pair = _parsed(left, right, effort)
+    if pair is None:
         return None
-    names = sorted(variables(left_tree))
-    if not names or set(names) != variables(right_tree) or len(names) > _MAX_VARIABLES:
+    if not 0 < len(pair.names) <= _MAX_VARIABLES or variables(pair.left) != variables(pair.right):
         return 0
     try:
-        return _constant_ratio(left_tree, right_tree, names, effort)
-    except (Undefined, TooCostly, ArithmeticError, ValueError, NotImplementedError):
+        return pair.ratio()
+    except _FAILURES:
         return None
 
 
@@ -72,10 +67,14 @@ def number(text: str, effort: Effort) -> float | None:
     if tree is None or variables(tree):
         return None
     try:
-        value = Evaluator({}, context(_DIGITS), effort).value(tree)
-        return float(value)
-    except (Undefined, TooCostly, ArithmeticError, ValueError, TypeError, NotImplementedError):
+        return float(Evaluator({}, context(_DIGITS), effort).value(tree))
+    except (*_FAILURES, TypeError):
         return None
+
+
+def _parsed(left: str, right: str, effort: Effort) -> _Pair | None:
+    left_tree, right_tree = parse(left), parse(right)
+    return None if left_tree is None or right_tree is None else _Pair(left_tree, right_tree, effort)
 
 
 # At every other point all variables are positive.
@@ -95,12 +94,12 @@ class _Points:
     def __init__(self, left: Node, right: Node, names: list[str]) -> None:
         self.names = names
         self.trees = (left, right)
-        self.chance = random.Random(hashlib.sha256(repr((left, right)).encode()).digest())
+        self.chance = random.Random(hashlib.sha256(repr(self.trees).encode()).digest())
         self.natural = sorted(_natural(left) | _natural(right))
-        self.period = lcm(_period(left), _period(right)) if self.natural else 0
-        if self.period > _LARGEST_PERIOD:
+        period = lcm(_period(left), _period(right)) if self.natural else 0
+        if period > _LARGEST_PERIOD:
             raise TooCostly
-        self.enough = len(_SCALES) + 2 * self.period if self.natural else _ENOUGH_POINTS
+        self.enough = len(_SCALES) + 2 * period if self.natural else _ENOUGH_POINTS
 
     def near(self) -> Iterator[dict[str, Fraction]]:
         if self.natural:
@@ -184,88 +183,99 @@ def _survey(tree: Node, constants: set[Fraction], inside: bool = False) -> bool:
     return has_pieces
 
 
-def _agree_at_points(left: Node, right: Node, names: list[str], effort: Effort) -> bool | None:
-    points = _Points(left, right, names)
-    defined = 0
-    for point in points.near():
-        if defined >= points.enough:
-            break
-        try:
-            if not _agree(left, right, point, effort):
-                return False
-            defined += 1
-        except (Undefined, TooLarge):
-            continue
-    for point, decides in points.far():
-        try:
-            if not _agree(left, right, point, effort):
-                return False
-        except Undefined:
-            continue
-        except TooLarge:
-            if decides:
-                raise
-    return True if defined >= _FEWEST_POINTS else None
+class _Pair:
+    """Two expressions to compare at points."""
 
+    def __init__(self, left: Node, right: Node, effort: Effort) -> None:
+        self.left, self.right, self.effort = left, right, effort
+        self.names = sorted(variables(left) | variables(right))
 
-def _constant_ratio(left: Node, right: Node, names: list[str], effort: Effort) -> int | None:
-    choice = _Points(left, right, names)
-    points = [*choice.near(), *(point for point, _ in choice.far())]
-    quotients, bits = _quotients(left, right, points, _DIGITS, effort)
-    digits = _digits(bits)
-    if quotients and digits > _DIGITS:
-        quotients, _ = _quotients(left, right, points, digits, effort)
-    if quotients is None:
-        return 0
-    if len(quotients) < _FEWEST_POINTS:
-        return None
-    first = quotients[0]
-    numbers = Evaluator({}, context(digits), effort)
-    for quotient in quotients[1:]:
-        is_exact = isinstance(quotient, Fraction) and isinstance(first, Fraction)
-        tolerance = 0 if is_exact else abs(numbers.real(first)) * _tolerance(digits - 15)
-        if abs(numbers.combine(operator.sub, quotient, first)) > tolerance:
+    def agree_everywhere(self) -> bool | None:
+        points = _Points(self.left, self.right, self.names)
+        defined = 0
+        for point in points.near():
+            if defined >= points.enough:
+                break
+            try:
+                if not self.agree(point):
+                    return False
+                defined += 1
+            except (Undefined, TooLarge):
+                continue
+        for point, decides in points.far():
+            try:
+                if not self.agree(point):
+                    return False
+            except Undefined:
+                continue
+            except TooLarge:
+                if decides:
+                    raise
+        return True if defined >= _FEWEST_POINTS else None
+
+    def agree(self, point: Mapping[str, Fraction]) -> bool:
+        """Compare at one point, by the rules in the module's docstring."""
+        difference, size, bits = self.difference(point, _DIGITS)
+        if isinstance(difference, Fraction):
+            return difference == 0
+        digits = _digits(bits)
+        if digits > _DIGITS:
+            difference, size, _ = self.difference(point, digits)
+        within = difference <= size * _tolerance(digits - 12)
+        if difference > size * _tolerance(3) > _tolerance(6):
+            return False
+        if within and point:
+            return True
+        again, size, _ = self.difference(point, 2 * digits)
+        if again <= size * _tolerance(2 * digits - 12):
+            return True
+        # After a cancellation to zero, the difference shrinks further with more digits.
+        return bool(again <= difference * _tolerance(digits // 2))
+
+    def difference(self, point: Mapping[str, Fraction], digits: int) -> tuple[Any, Any, int]:
+        """|left - right|, the larger absolute value, and the bits of the largest fraction."""
+        evaluator = Evaluator(point, context(digits), self.effort)
+        values = [evaluator.value(self.left), evaluator.value(self.right)]
+        if all(isinstance(value, Fraction) for value in values):
+            return abs(values[0] - values[1]), Fraction(0), 0
+        first, second = (evaluator.real(value) for value in values)
+        return abs(first - second), max(abs(first), abs(second)), evaluator.bits
+
+    def ratio(self) -> int | None:
+        choice = _Points(self.left, self.right, self.names)
+        points = [*choice.near(), *(point for point, _ in choice.far())]
+        quotients, bits = self.quotients(points, _DIGITS)
+        digits = _digits(bits)
+        if quotients and digits > _DIGITS:
+            quotients, _ = self.quotients(points, digits)
+        if quotients is None:
             return 0
-    return None if isinstance(first, context(digits).mpc) else 1 if first > 0 else -1
+        if len(quotients) < _FEWEST_POINTS:
+            return None
+        first = quotients[0]
+        numbers = Evaluator({}, context(digits), self.effort)
+        for quotient in quotients[1:]:
+            is_exact = isinstance(quotient, Fraction) and isinstance(first, Fraction)
+            tolerance = 0 if is_exact else abs(numbers.real(first)) * _tolerance(digits - 15)
+            if abs(numbers.combine(operator.sub, quotient, first)) > tolerance:
+                return 0
+        return None if isinstance(first, context(digits).mpc) else 1 if first > 0 else -1
 
-
-def _quotients(
-    left: Node, right: Node, points: list[dict[str, Fraction]], digits: int, effort: Effort
-) -> tuple[list[Any] | None, int]:
-    """Quotients at points at which both sides are defined and not zero (None if only one is zero), and the bits needed."""
-    quotients, bits = [], 0
-    for point in points:
-        try:
-            evaluator = Evaluator(point, context(digits), effort)
-            over, under = evaluator.value(left), evaluator.value(right)
-        except (Undefined, TooLarge):
-            continue
-        bits = max(bits, evaluator.bits)
-        if bool(over) != bool(under):
-            return None, bits
-        if over:
-            quotients.append(evaluator.div(over, under))
-    return quotients, bits
-
-
-def _agree(left: Node, right: Node, point: Mapping[str, Fraction], effort: Effort) -> bool:
-    """Compare at one point, by the rules in the module's docstring."""
-    difference, size, bits = _difference(left, right, point, _DIGITS, effort)
-    if isinstance(difference, Fraction):
-        return difference == 0
-    digits = _digits(bits)
-    if digits > _DIGITS:
-        difference, size, _ = _difference(left, right, point, digits, effort)
-    within = difference <= size * _tolerance(digits - 12)
-    if difference > size * _tolerance(3) > _tolerance(6):
-        return False
-    if within and point:
-        return True
-    again, size, _ = _difference(left, right, point, 2 * digits, effort)
-    if again <= size * _tolerance(2 * digits - 12):
-        return True
-    # After a cancellation to zero, the difference shrinks further with more digits.
-    return bool(again <= difference * _tolerance(digits // 2))
+    def quotients(self, points: list[dict[str, Fraction]], digits: int) -> tuple[list[Any] | None, int]:
+        """Quotients at points at which both sides are defined and not zero (None if only one is zero), and the bits needed."""
+        quotients, bits = [], 0
+        for point in points:
+            try:
+                evaluator = Evaluator(point, context(digits), self.effort)
+                over, under = evaluator.value(self.left), evaluator.value(self.right)
+            except (Undefined, TooLarge):
+                continue
+            bits = max(bits, evaluator.bits)
+            if bool(over) != bool(under):
+                return None, bits
+            if over:
+                quotients.append(evaluator.div(over, under))
+        return quotients, bits
 
 
 def _digits(bits: int) -> int:
@@ -275,13 +285,3 @@ def _digits(bits: int) -> int:
 
 def _tolerance(digits: int) -> Any:
     return context(_DIGITS).mpf(10) ** -digits
-
-
-def _difference(left: Node, right: Node, point: Mapping[str, Fraction], digits: int, effort: Effort) -> tuple[Any, Any, int]:
-    """|left - right|, the larger absolute value, and the bits of the largest fraction."""
-    evaluator = Evaluator(point, context(digits), effort)
-    values = [evaluator.value(left), evaluator.value(right)]
-    if all(isinstance(value, Fraction) for value in values):
-        return abs(values[0] - values[1]), Fraction(0), 0
-    first, second = (evaluator.real(value) for value in values)
-    return abs(first - second), max(abs(first), abs(second)), evaluator.bits

@@ -262,12 +262,24 @@ _PARTS = re.compile(rf"(?:{_PART}|\\\$({_PLAIN}))(?:,| |,? ?and )?{_PART}(?:(?:,
 _PRIMES = {"'": "foot", '"': "inch", "''": "inch"}
 
 
-def joined_quantity(text: str) -> tuple[str, Fraction] | None:
-    """Dimension and amount of ``5 feet 6 inches`` or ``2 hours,30 minutes``; None unless each part is smaller than the
-    previous.
+def same_amount(answer: str, truth: str) -> bool | None:
+    """Whether ``5 feet 6 inches`` equals another such amount, or ``66 inches`` (but not the number 66); None for others."""
+    joined = [_joined_amount(answer), _joined_amount(truth)]
+    if joined == [None, None]:
+        return None
+    amount, true_amount = (found or _stated_amount(text) for found, text in zip(joined, (answer, truth), strict=True))
+    return None if amount is None or true_amount is None else amount == true_amount
 
-    A single part gives None too.
-    """
+
+def _stated_amount(text: str) -> tuple[str, Fraction] | None:
+    """Dimension and amount of ``66 inches``; None without a unit that can be converted."""
+    body, unit = split_unit(text, lenient=False)
+    value, size = exact_value(unwrap_text(body)), size_of(unit)
+    return None if value is None or size is None else (size[0], value * size[1])
+
+
+def _joined_amount(text: str) -> tuple[str, Fraction] | None:
+    """Dimension and amount of ``2 hours,30 minutes``; None unless there are several parts, each smaller than the previous."""
     match = _PARTS.fullmatch(text) if text[:1].isdigit() and not text[-1].isdigit() else None
     if not match:
         return None
@@ -279,6 +291,13 @@ def joined_quantity(text: str) -> tuple[str, Fraction] | None:
             return None
         what, last, total = size[0], size[1], total + value * size[1]
     return what, total
+
+
+def stated_size(text: str) -> tuple[str, Fraction] | None:
+    """Dimension and amount of ``66 inches``; None without a unit that can be converted."""
+    body, unit = split_unit(text, lenient=False)
+    value, size = exact_value(unwrap_text(body)), size_of(unit)
+    return None if value is None or size is None else (size[0], value * size[1])
 
 
 def same_quantity(answer: str, answer_unit: str, truth: str, truth_unit: str) -> bool | None:

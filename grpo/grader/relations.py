@@ -3,13 +3,15 @@ r"""Conversion of inequalities to sets of numbers, so that ``x > 3`` equals ``(3
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import pairwise
 from math import isclose, isnan
 from operator import itemgetter
 
 from grpo.grader.expression import parse, variables
+from grpo.grader.numeric import number
 from grpo.grader.split import split_at, top_level
+from grpo.grader.values import Effort
 
 RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|in)(?![A-Za-z])\s*")
 _OPERATORS = {"<": "<", ">": ">", "\\le": "<=", "\\ge": ">=", "\\ne": "!=", "=": "="}
@@ -38,24 +40,19 @@ Interval = tuple[str, str, str, str]
 
 _ALL: Interval = ("(", r"-\infty", r"\infty", ")")
 _Named = tuple[str, list[Interval]]
-_Order = Callable[[str], "float | None"]
 
 
-def as_intervals(text: str, order: _Order) -> _Named | None:
-    r"""The variable (may be empty) and the intervals that a normalised text describes; None if it is not a set of numbers.
-
-    Args:
-        order: the value of a number, for sorting.
-    """
+def as_intervals(text: str, effort: Effort) -> _Named | None:
+    r"""The variable (may be empty) and the intervals that a normalised text describes; None if it is not a set of numbers."""
     text = text.strip()
     builder = _BUILDER.fullmatch(text)
     if builder:
-        found = as_intervals(builder[3], order)
+        found = as_intervals(builder[3], effort)
         return ("", found[1]) if found and found[0] == builder[1] else None  # the letter is local to the set
     if not RELATION.search(text):
-        whole = _set(text, order)
+        whole = _set(text, effort)
         return None if whole is None else ("", whole)
-    found = _united(_alternative(alternative, order) for alternative in split_at(text, "\\lor"))
+    found = _united(_alternative(alternative, effort) for alternative in split_at(text, "\\lor"))
     if found and _NAMED_MODULUS.fullmatch(found[0]):  # a modulus is not negative
         return found[0], [("[", "0", *interval[2:]) if "infty" in interval[1] else interval for interval in found[1]]
     return found
@@ -104,36 +101,36 @@ def _united(sets: Iterable[_Named | None]) -> _Named | None:
     return ("".join(names), union) if len(names) <= 1 else None
 
 
-def _alternative(text: str, order: _Order) -> _Named | None:
+def _alternative(text: str, effort: Effort) -> _Named | None:
     member = _MEMBER.fullmatch(text)
     if not _CHAIN.search(text):
-        whole = _set(member[2] if member else text, order)
+        whole = _set(member[2] if member else text, effort)
         return None if whole is None else (member[1] if member else "", whole)
     found: list[_Named | None] = []
     for piece in split_at(text, "\\cup"):
         together = "\\land" in piece or "\\ne" in piece
         conditions = [piece] if together else top_level(piece, ",;")
-        several = [_modulus(condition, order) or _conjunction(condition, order) for condition in conditions]
+        several = [_modulus(condition, effort) or _conjunction(condition, effort) for condition in conditions]
         intervals = [interval for one in several if one for interval in one[1]]
-        overlap = len(conditions) > 1 and _overlap(intervals, order)  # 1<x, x<2 must hold together
-        found += [_conjunction(piece, order)] if overlap else several
+        overlap = len(conditions) > 1 and _overlap(intervals, effort)  # 1<x, x<2 must hold together
+        found += [_conjunction(piece, effort)] if overlap else several
     return _united(found)
 
 
-def _overlap(intervals: list[Interval], order: _Order) -> bool:
+def _overlap(intervals: list[Interval], effort: Effort) -> bool:
     """Whether two of the intervals share more than an end point; ends without a value are ignored."""
-    places = sorted((_place(low, order), _place(high, order)) for _, low, high, _ in intervals)
+    places = sorted((_place(low, effort), _place(high, effort)) for _, low, high, _ in intervals)
     return any(first[1] > second[0] for first, second in pairwise(places))
 
 
-def _place(end: str, order: _Order) -> float:
+def _place(end: str, effort: Effort) -> float:
     if end in {r"-\infty", r"\infty"}:
         return float(end.replace("\\infty", "inf"))
-    place = order(end)
+    place = number(end, effort)
     return float("nan") if place is None else place
 
 
-def _modulus(text: str, order: _Order) -> _Named | None:
+def _modulus(text: str, effort: Effort) -> _Named | None:
     """Convert ``|x-1| < 2`` or ``1 < |x| < 2`` to intervals; None if the inside of the bars is not linear."""
     sides = [side.strip() for side in _CHAIN.split(text)]
     where = [place for place, side in enumerate(sides) if _MODULUS.fullmatch(side)]
@@ -146,15 +143,15 @@ def _modulus(text: str, order: _Order) -> _Named | None:
         return None
     pattern = rf"(?<![A-Za-z\\]){names[0]}(?![A-Za-z])"
     at = [re.sub(pattern, f"({value})", inner) for value in _LINE]
-    places = [_place(value, order) for value in at]
+    places = [_place(value, effort) for value in at]
     slope = places[1] - places[0]
     found = _condition(text.replace(f"|{inner}|", f" {names[0]}"))
     is_line = all(isclose(y, places[0] + slope * x, abs_tol=1e-12) for x, y in zip(_LINE, places, strict=True))
     if found is None or not slope or not is_line:
         return None
     opening, low, high, closing = found[1]
-    nearest = 0.0 if low == r"-\infty" else _place(low, order)
-    if not _place(high, order) > nearest >= 0:
+    nearest = 0.0 if low == r"-\infty" else _place(low, effort)
+    if not _place(high, effort) > nearest >= 0:
         return None
     if low == r"-\infty":
         ranges = [(_MIRROR[closing], _negative(high), high, closing)]
@@ -175,7 +172,7 @@ def _negative(end: str) -> str:
     return {r"-\infty": r"\infty", r"\infty": r"-\infty"}.get(end) or f"-({end})"
 
 
-def _conjunction(text: str, order: _Order) -> _Named | None:
+def _conjunction(text: str, effort: Effort) -> _Named | None:
     """Intersect conditions joined by ``\\land`` or commas; ``x \\ne 2, 3`` excludes both numbers."""
     names: set[str] = set()
     excluded: list[str] = []
@@ -199,7 +196,7 @@ def _conjunction(text: str, order: _Order) -> _Named | None:
             names.add(found[0])
     if len(names) != 1:
         return None
-    rest = _without(interval, excluded, order) if excluded else [interval]
+    rest = _without(interval, excluded, effort) if excluded else [interval]
     return None if rest is None else (names.pop(), rest)
 
 
@@ -248,10 +245,10 @@ def _intersect(first: Interval, second: Interval) -> Interval | None:
     return None
 
 
-def _without(interval: Interval, points: list[str], order: _Order) -> list[Interval] | None:
+def _without(interval: Interval, points: list[str], effort: Effort) -> list[Interval] | None:
     """Remove points from an interval; None if an end or a point has no value."""
-    start, end = (_place(bound, order) for bound in interval[1:3])
-    places = {_place(point, order): point for point in points}
+    start, end = (_place(bound, effort) for bound in interval[1:3])
+    places = {_place(point, effort): point for point in points}
     if any(map(isnan, (start, end, *places))):
         return None
     rest = []
@@ -262,9 +259,9 @@ def _without(interval: Interval, points: list[str], order: _Order) -> list[Inter
     return [*rest, (opening, low, *interval[2:])]
 
 
-def merged(intervals: list[Interval], order: _Order) -> list[Interval]:
+def merged(intervals: list[Interval], effort: Effort) -> list[Interval]:
     """Join overlapping intervals; unchanged if an end has no value."""
-    placed = [(_place(low, order), opening == "(", _place(high, order)) for opening, low, high, _ in intervals]
+    placed = [(_place(low, effort), opening == "(", _place(high, effort)) for opening, low, high, _ in intervals]
     if any(isnan(low) or isnan(high) for low, _, high in placed):
         return intervals
     joined: list[Interval] = []
@@ -280,17 +277,17 @@ def merged(intervals: list[Interval], order: _Order) -> list[Interval]:
     return joined
 
 
-def _set(text: str, order: _Order) -> list[Interval] | None:
+def _set(text: str, effort: Effort) -> list[Interval] | None:
     """Read a union of intervals and finite sets, or the real line."""
     if text in _REALS:
         return [_ALL]
     but = _EXCEPT.fullmatch(text)
     if but and but[1] in _REALS:
-        return _without(_ALL, [point.split("=")[-1] for point in top_level(but[2], ",;")], order)
+        return _without(_ALL, [point.split("=")[-1] for point in top_level(but[2], ",;")], effort)
     less = re.fullmatch(r"(.+?)(?:\\setminus(?![A-Za-z])\s*|\\backslash\s*|-(?=\\\{))\\\{(.+)\\\}", text)
     if less:
-        whole = _set(less[1], order)
-        return _without(whole[0], top_level(less[2], ",;"), order) if whole is not None and len(whole) == 1 else None
+        whole = _set(less[1], effort)
+        return _without(whole[0], top_level(less[2], ",;"), effort) if whole is not None and len(whole) == 1 else None
     intervals: list[Interval] = []
     for piece in split_at(text, "\\cup"):
         if piece in _REALS:

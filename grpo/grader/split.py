@@ -1,6 +1,14 @@
-"""Splitting of normalised answers at separators outside all brackets."""
+"""Splitting of normalised answers into parts: at separators outside all brackets, at signs, into cells."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import product
+
+_MATRIX = re.compile(
+    r"((?:[^\\]|\\(?:frac|sqrt)(?![a-z]))*?)[(\[]?\\begin\{matrix\}((?:(?!\\begin|\\end).)*)\\end\{matrix\}[)\]]?"
+)
 
 
 def top_level(text: str, separators: str) -> list[str]:
@@ -59,3 +67,77 @@ def split_equations(text: str) -> list[str]:
             parts.append(text[start:i].strip())
             start = i + 1
     return [*parts, text[start:].strip()]
+
+
+def matrix_rows(text: str) -> list[list[str]] | None:
+    """The cells of a matrix, each multiplied by the factor before the matrix; None for other texts."""
+    match = _MATRIX.fullmatch(text)
+    if match:
+        factor = match[1].strip()
+        rows = [row.split("&") for row in re.split(r"\\\\", match[2]) if row.strip()]
+        return [[f"({factor})({cell.strip()})" if factor else cell.strip() for cell in row] for row in rows]
+    if text.startswith("[[") and text.endswith("]]"):
+        listed = top_level(text[1:-1], ",")
+        if all(row.startswith("[") and row.endswith("]") for row in listed):
+            return [top_level(row[1:-1], ",") for row in listed]
+    return None
+
+
+def parts_of(text: str) -> tuple[str, list[str]]:
+    r"""Kind and elements: "set" (``{a,b}``, or bare ``a,b``), "union", the two brackets of a tuple or interval, or ""."""
+    if text in {"", r"\{\}"}:
+        return "", [text]
+    united = split_at(text, "\\cup")
+    if len(united) > 1:
+        return "union", united
+    listed = top_level(text, ",;")
+    if len(listed) > 1:
+        return "set", [element for part in listed for element in _plus_and_minus(part)]
+    if text.startswith("\\{") and text.endswith("\\}"):
+        return "set", [element for part in top_level(text[2:-2], ",;") for element in _plus_and_minus(part)]
+    if text[0] == "{" and text[-1] == "}" and closes_at_end(text):
+        inner = top_level(text[1:-1], ",;")
+        if len(inner) > 1:
+            return "set", inner
+        return "", inner if inner[0] else [text]
+    if text[0] in "([" and text[-1] in ")]" and closes_at_end(text):
+        inner = top_level(text[1:-1], ",;")
+        if len(inner) > 1:
+            return text[0] + text[-1], inner
+        if text[0] == "(" and text[-1] == ")" and inner[0]:
+            return "", inner
+    both = _plus_and_minus(text)
+    return ("set", both) if len(both) > 1 else ("", [text])
+
+
+def _plus_and_minus(text: str) -> list[str]:
+    r"""Expand ``a \pm b`` to two values; ``\mp`` has the opposite sign, and several ``\pm`` are independent."""
+    if "\\pm" not in text and "\\mp" not in text:
+        return [text]
+    pieces = re.split(r"\\(pm|mp)(?![A-Za-z])\s*", text)
+    values, kinds = pieces[0::2], pieces[1::2]
+    if not 1 <= len(kinds) <= 3:
+        return [text]
+    patterns: Iterable[Sequence[str]] = product("+-", repeat=len(kinds))
+    if "mp" in kinds:
+        patterns = [[signs[kind == "mp"] for kind in kinds] for signs in ("+-", "-+")]
+    found = []
+    for pattern in patterns:
+        result = values[0]
+        for sign, value in zip(pattern, values[1:], strict=True):
+            result += ("" if sign == "+" and result[-1:] in {"", "(", "{", "=", ","} else sign) + value
+        found.append(result)
+    return found
+
+
+def points_of(text: str) -> tuple[list[str], list[str]]:
+    """Letters (sorted) and points of a list of assignments; both empty for other texts."""
+    parts = [split_equations(part) for part in top_level(text, ",;")]
+    if len(parts) < 2 or not all(len(part) == 2 and re.fullmatch(r"\w", part[0]) for part in parts):
+        return [], []
+    names = [part[0] for part in parts]
+    size = len(set(names))
+    if size == 1 or names != names[:size] * (len(names) // size):
+        return [], []
+    groups = [parts[start : start + size] for start in range(0, len(parts), size)]
+    return sorted(set(names)), ["(" + ",".join(value for _, value in sorted(group)) + ")" for group in groups]

@@ -11,12 +11,11 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 
-from grpo.grader.compare import parts_of
 from grpo.grader.expression import Node, operands, parse, variables
 from grpo.grader.grader import equal_readings
 from grpo.grader.normalise import normalise, unwrap_text
 from grpo.grader.quantity import exact_value, split_unit
-from grpo.grader.split import split_equations
+from grpo.grader.split import parts_of, split_equations
 from grpo.grader.words import number_word
 
 _OPERATOR = re.compile(r"[-+*/^!<>=|√·×⋅∙÷−⁄²³]|\\[A-Za-z]|(?<=[\d)])\(")

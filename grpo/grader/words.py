@@ -54,6 +54,9 @@ _MAX_WORDS = 24
 _CHOICE = re.compile(r"\(?([A-J])[).:]\s*(.+)|(?:[Oo]ption|[Cc]hoice)\s*\(?([A-J])\)?[.:]?()", re.DOTALL)
 _TIME = re.compile(r"(\d{1,2})(?::(\d\d))?\s*(?:\\text\{)?\s*(?:([ap])\.?\s*m\.?|(o['’]?clock))?\}?", re.IGNORECASE)
 _TIMES = {"noon": (0, 0, "p"), "12noon": (0, 0, "p"), "midnight": (0, 0, "a"), "12midnight": (0, 0, "a")}
+RATIO = re.compile(r"\d+(?::\d+)+")
+_RATIO_IN_WORDS = re.compile(r"(\d+) to (\d+)(?: to (\d+))?")
+_FRACTION = re.compile(r"\\frac\{(\d+)\}\{(\d+)\}|(\d+)/(\d+)")
 _MONTH = (
     r"(Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?|Nov(?:ember)?"
     r"|Dec(?:ember)?)\.?"
@@ -308,6 +311,21 @@ def same_time(text: str, other: str) -> bool | None:
     if all(bare):
         return time == other_time
     return time[:2] == other_time[:2] and (time[2] == other_time[2] or "" in (time[2], other_time[2]))
+
+
+def same_ratio(answer: str, truth: str) -> bool | None:
+    r"""Whether ``3 to 4``, or ``\frac34`` as an answer, is the ratio ``3:4`` in the same terms; None for other texts.
+
+    If the truth is a fraction, the ratio does not answer it: 3 to 4 may mean 3 of 7.
+    """
+    for text, other in ((answer, truth), (truth, answer)):
+        if RATIO.fullmatch(other):
+            stated = _RATIO_IN_WORDS.fullmatch(text)
+            if stated is None and other is truth and same_time(other, other) is None:
+                stated = _FRACTION.fullmatch(text)
+            if stated:
+                return other.split(":") == [part for part in stated.groups() if part]
+    return None
 
 
 def day_of_year(text: str) -> tuple[str, int] | None:

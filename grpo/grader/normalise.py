@@ -40,18 +40,8 @@ _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
 _SUBSCRIPT = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 _LEVEL = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789+-n0123456789")
 
-_WRAPPERS = (
-    (r"\$", r"\$"),
-    ("$$", "$$"),
-    ("$", "$"),
-    (r"\(", r"\)"),
-    (r"\[", r"\]"),
-    ("**", "**"),
-    ("__", "__"),
-    ("`", "`"),
-    ('"', '"'),
-    ("“", "”"),
-)
+# Delimiters around a whole answer: the same on both sides, or opening and closing.
+_WRAPPERS = [*((mark, mark) for mark in (r"\$", "$$", "$", "**", "__", "`", '"')), (r"\(", r"\)"), (r"\[", r"\]")]
 _WHOLE_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{((?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*)\}")
 _INLINE_MATH = re.compile(r"(?<![\\\w$])\$(?!\$)((?:[^$\\]|\\.)+?)(?<!\s)\$(?![\w$])")
 _BRACKETED_MATH = re.compile(r"(?<![\\\w.)\]])\\[(\[]((?:(?!\\[()\[\]]).)+)\\[)\]](?![\w\\]|\.\d)")
@@ -77,7 +67,6 @@ _SPACED_THOUSANDS = re.compile(r"([+-]?(?:\\?\$)?)([1-9]\d{0,2}(?: \d{3})+)(?![ 
 _ANGULAR = re.compile(r"(?:sin|cos|tan|cot|sec|csc|cis|\be)(?![A-Za-z])")
 _DEGREE = re.compile(r" ?(?:\{ ?\})?\^ ?(?:\{ ?\\circ ?\}|\\circ(?![A-Za-z]))(?: ?\\text\{ ?([CF])\}| ?([CF])(?![A-Za-z]))?")
 _UNIT_LETTER = re.compile(r"^([+-]?[\d.,/]+) (m|g|s|h|l|L|m/s)(\^[23])?$")
-
 
 _MATRIX = r"(?:[pbB]matrix|smallmatrix|matrix|array)"
 # (pattern, replacement), applied in this order.
@@ -131,15 +120,7 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (rf"(?:\\\\)?\s*\\end\s*\{{{_MATRIX}\}}", r"\\end{matrix}"),
     (r"([_^])\s*\{\s*([0-9A-Za-z])\s*\}(?!\d)", r"\1\2"),
 ]
-
-
-def _reads_commands(pattern: str) -> bool:
-    """Whether a pattern can match only texts with a backslash."""
-    without_groups = re.sub(r"\([^()]*\)", "", re.sub(r"\([^()]*\)", "", pattern))
-    return all(re.search(r"^\\\\(?!\?)|\\\\[A-Za-z!]", alternative) for alternative in without_groups.split("|"))
-
-
-_REWRITES = [(re.compile(pattern), replacement, _reads_commands(pattern)) for pattern, replacement in _RULES]
+_REWRITES = [(re.compile(pattern), replacement) for pattern, replacement in _RULES]
 _SPACE = re.compile(r"\s+")
 # Spaces with a meaning stay: between letters, between digits, before a digit, and before a word.
 _LOOSE_SPACE = re.compile(r"(?<![0-9A-Za-z]) | (?![0-9A-Za-z])|(?<=[0-9]) (?=[A-Za-z](?![A-Za-z]))")
@@ -164,9 +145,8 @@ def normalise(text: str) -> str:
         text = _TEXT_MACRO.sub(r"\\text{", text)
     if "pct" in text or "cent" in text:
         text = _PERCENT.sub(" percent", text)
-    for pattern, replacement, reads_commands in _REWRITES:
-        if not reads_commands or "\\" in text:
-            text = pattern.sub(replacement, text)
+    for pattern, replacement in _REWRITES:
+        text = pattern.sub(replacement, text)
     if "\\circ" in text and not _ANGULAR.search(text):
         text = _DEGREE.sub(
             lambda match: "\\text{degree" + (" " + (match[1] or match[2]) if match[1] or match[2] else "") + "}", text

@@ -20,7 +20,7 @@ from grpo.common.errors import UserError
 from grpo.common.records import Problem
 from grpo.tasks.formats import R1_ZERO
 from grpo.tasks.graded import GradedTask, worked_response
-from grpo.tasks.task import Split
+from grpo.tasks.task import Share, Split
 
 PEOPLE = (("Mia", "she"), ("Tom", "he"), ("Ana", "she"), ("Ben", "he"))
 THINGS = ("apples", "coins", "books", "shells")
@@ -81,7 +81,6 @@ def word_problems(seed: int, levels: int, validation: bool) -> Iterator[WordProb
             yield problem
 
 
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
 COMPLETE = " </think> <answer>{answer}</answer>"
 # Endings of documents that the r1_zero format does not accept.
 INCOMPLETE = (

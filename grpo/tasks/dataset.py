@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
-
 from grpo.common.errors import UserError
 from grpo.common.imports import import_object, is_import_path
 from grpo.common.records import Problem
 from grpo.tasks.graded import GradedTask, checked_problem
 from grpo.tasks.rows import REVISION, HubDataset, LocalFiles, Row, read_rows
-from grpo.tasks.task import Split
+from grpo.tasks.task import Settings, Split
 
 Verify = Callable[[list[str], list[Problem]], list[float]]
 
 
-class HubSplits(BaseModel):
+class HubSplits(Settings):
     """Names of the splits on the Hub, or parts of one split: ``train[:95%]`` and ``train[95%:]``."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     train: str = "train"
     validation: str = "test"

@@ -14,23 +14,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, PositiveInt
+from pydantic import PositiveInt
 
 from grpo.common.errors import UserError
 from grpo.common.records import Problem
 from grpo.grader.extract import last_boxed
 from grpo.tasks.graded import GradedTask, checked_problem, worked_response
 from grpo.tasks.rows import HubDataset, LocalFiles, Row, read_rows
-from grpo.tasks.task import Split
+from grpo.tasks.task import Settings, Split
 
 # They have no validation split on the Hub; as in the handouts, the test split is used.
 HUB_SPLIT: dict[Split, str] = {"train": "train", "validation": "test"}
 
 
-class Counts(BaseModel):
+class Counts(Settings):
     """Required number of problems of each split; another number means that the source has changed."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     train: PositiveInt
     validation: PositiveInt

@@ -11,17 +11,15 @@ import itertools
 import random
 import re
 from collections.abc import Iterator, Sequence
-from typing import Annotated
 
-from pydantic import Field, NonNegativeInt
+from pydantic import NonNegativeInt
 
 from grpo.common.errors import UserError
 from grpo.common.records import Problem, Rollout
 from grpo.tasks.formats import packaged
-from grpo.tasks.task import Format, Split, Task, rewards
+from grpo.tasks.task import Format, Share, Split, Task, rewards
 
 Pair = tuple[str, str]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
 KEYWORD = Format(packaged("keyword"), stop=(".",))
 
 

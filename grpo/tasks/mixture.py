@@ -8,18 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
+from pydantic import Field, PositiveFloat
 
 from grpo.common.errors import UserError
 from grpo.common.imports import call_with, is_import_path
 from grpo.common.records import Problem, Rollout
-from grpo.tasks.task import Split, Task, make_task
+from grpo.tasks.task import Settings, Split, Task, make_task
 
 
-class Part(BaseModel):
+class Part(Settings, extra="allow"):
     """One task of a mixture: its weight, and ``use`` with the task's arguments."""
-
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
     use: str
     weight: PositiveFloat = 1.0

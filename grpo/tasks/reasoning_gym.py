@@ -28,10 +28,10 @@ from grpo.common.errors import UserError
 from grpo.common.imports import require_extra
 from grpo.common.records import Problem
 from grpo.grader.pool import GraderPool
-from grpo.tasks.arithmetic import Share, document
+from grpo.tasks.arithmetic import document
 from grpo.tasks.build import layout_free
 from grpo.tasks.graded import GradedTask
-from grpo.tasks.task import Split, Task
+from grpo.tasks.task import Share, Split, Task
 
 MODULE = "grpo.tasks.reasoning_gym"
 OTHER_QUESTION = -1.0  # the score if the entry has changed since the problem was made

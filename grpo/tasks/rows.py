@@ -12,22 +12,21 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import Field, PositiveInt
 
 from grpo.common.errors import UserError
 from grpo.common.files import parse_json
 from grpo.common.imports import named_file
 from grpo.common.records import is_text
+from grpo.tasks.task import Settings
 
 REVISION = Field(pattern=r"^[0-9a-f]{40}$")
 FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}  # names of the formats in `datasets`
 _PART = re.compile(r"(.*?)(?:\[(?:(\d+)%)?:(?:(\d+)%)?\])?", re.S)  # a file, or a part of it in percent
 
 
-class LocalFiles(BaseModel):
+class LocalFiles(Settings):
     """Two files, each JSONL, JSON, parquet or CSV by suffix, or parts of files (:func:`read_rows`)."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     train: str
     validation: str
@@ -147,14 +146,12 @@ def _arrow_rows(table: Any) -> Places:
 # ------------------------------------------------------------------------------------------------------------------- the Hub
 
 
-class HubDataset(BaseModel):
+class HubDataset(Settings):
     """A dataset on the Hugging Face Hub at a fixed revision.
 
     ``held_out`` is for a dataset without configurations and test split, such as qwedsacf/competition_math: that many fixed
     random rows become the validation split.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     hub: str
     revision: str = REVISION

@@ -6,40 +6,32 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from grpo.common.errors import UserError
 from grpo.common.files import files_digest, whole_folder
 from grpo.common.imports import call_with
 from grpo.common.records import Example, Problem, write_records
 from grpo.tasks.build import layout_free
 from grpo.tasks.rows import REVISION, Row, on_the_hub, read_rows
-from grpo.tasks.task import PLACEHOLDER, Format, Task, find_format
+from grpo.tasks.task import PLACEHOLDER, Format, Settings, Task, find_format
 
 
-class TaskTraces(BaseModel):
+class TaskTraces(Settings, extra="allow"):
     """Traces of the task itself; further keys are arguments of :meth:`grpo.tasks.task.Task.traces`."""
-
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
     source: Literal["task"]
     prompt: str  # the format of the traces
 
 
-class JsonlTraces(BaseModel):
+class JsonlTraces(Settings):
     """Traces from a JSONL file with the columns ``prompt``, ``response`` and ``ground_truth``."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     source: Literal["jsonl"]
     prompt: str
     path: str
 
 
-class HubTraces(BaseModel):
+class HubTraces(Settings):
     """Traces from such a file on the Hugging Face Hub, at a fixed revision."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     source: Literal["hub"]
     prompt: str

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, final
+from typing import Annotated, Any, ClassVar, Literal, final
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from grpo.common.errors import UserError
 from grpo.common.imports import call_with, import_object, is_import_path
@@ -16,6 +18,14 @@ Split = Literal["train", "validation"]
 SPLITS: tuple[Split, ...] = ("train", "validation")
 LIMIT = "max_prompt_tokens"  # a key that any entry of ``tasks:`` may have besides the task's own arguments
 OWN_REWARDS = ("format_reward", "answer_reward")  # a task's rewards, which a weighted sum of rewards may name
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Settings(BaseModel):
+    """Base class of settings within a task's entry in params.yaml; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 def whole_response(response: str) -> str | None:

@@ -15,17 +15,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from grpo.common.errors import UserError, reason
 from grpo.common.imports import import_object, is_import_path, require_extra, source_of
 from grpo.common.records import Problem
-from grpo.tasks.task import SPLITS, Format, Split, Task
+from grpo.tasks.task import SPLITS, Format, Settings, Split, Task
 
 INSTALL = "pip install -e '.[verifiers]'"
 
 
-class Part(BaseModel):
+class Part(Settings):
     """The tasks of a split.
 
     Attributes:
@@ -33,8 +31,6 @@ class Part(BaseModel):
         select: selection of its tasks, by the keys of ``SelectConfig``: ``include``, ``exclude``, ``shuffle``, ``skip``,
             ``limit``.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     config: dict[str, Any] = {}
     select: dict[str, Any] = {}

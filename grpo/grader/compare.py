@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from functools import cached_property
+from typing import Self, TypeVar
 
 from grpo.grader.expression import divides, equation_difference, is_rational, parse
 from grpo.grader.families import declared_family, letters_of, possible_family, renamed, same_values, without_name
 from grpo.grader.names import is_number, named_sides, names_its_value, plain_name, with_argument_of
 from grpo.grader.normalise import unwrap_text
 from grpo.grader.numeric import ratio, same_value
-from grpo.grader.quantity import conversion, exact_value, lettered, same_amount, same_quantity, scaled, split_unit
+from grpo.grader.quantity import conversion, exact_value, lettered, same_amount, same_number, same_quantity, scaled, split_unit
 from grpo.grader.relations import RELATION, Interval, as_intervals, in_usual_signs, listed_intervals, member_of, merged
 from grpo.grader.split import closes_at_end, matrix_rows, parts_of, points_of, split_equations, top_level
 from grpo.grader.values import Effort
@@ -19,7 +20,6 @@ from grpo.grader.words import based, canonical_word, day_of_year, number_word, s
 from grpo.grader.working import arithmetic, is_formula
 
 _MAX_PARTS = 40
-_MAX_LEVELS = 6
 
 _WORD = re.compile(r"[A-Z]|[A-Za-z'-]{4,}|(?=[A-Za-z]*[A-Z])[A-Za-z'-]+|[A-Za-z][A-Za-z'-]*(?: [0-9A-Za-z'-]+)+")
 _CHAIN = re.compile(r"[<>]|\\(?:le|ge|ne)(?![A-Za-z])")
@@ -43,21 +43,31 @@ class Comparison:
     Attributes:
         algebra: compares expressions that this package cannot read; None raises :class:`NeedsAlgebra` instead.
         effort: remaining computation.
+        levels: bound on the nesting of lists in lists.
     """
 
-    def __init__(self, algebra: Callable[[str, str], bool] | None, effort: Effort) -> None:
+    def __init__(self, algebra: Callable[[str, str], bool] | None, effort: Effort, levels: int = 6) -> None:
         self.algebra = algebra
         self.effort = effort
+        self.levels = levels
 
-    def same(self, answer: str, truth: str, levels: int = _MAX_LEVELS) -> bool:
-        """Whether two normalised texts are equal; ``levels`` bounds the nesting of lists in lists."""
-        if not answer or not truth or levels == 0:
+    @cached_property
+    def inside(self) -> Self:
+        """The comparison of parts and of other spellings."""
+        return self.within(self.levels - 1)
+
+    def within(self, levels: int) -> Self:
+        return type(self)(self.algebra, self.effort, levels)
+
+    def same(self, answer: str, truth: str) -> bool:
+        """Whether two normalised texts are equal."""
+        if not answer or not truth or self.levels == 0:
             return False
         if self.spelt_alike(answer, truth):
             return True
-        written_forms = (self.plain, self.joined, self.approximation, self.family, self.degrees)
+        written_forms = (same_number, same_amount, self.approximation, self.family, self.degrees)
         for compare in (*written_forms, self.relation, self.equation, self.matrix, self.parts):
-            verdict = compare(answer, truth, levels)
+            verdict = compare(answer, truth)
             if verdict is not None:
                 return verdict
         return self.single(answer, truth)
@@ -66,30 +76,23 @@ class Comparison:
         """Whether two texts are identical up to a ``\\text{}`` around one of them."""
         return answer == truth or unwrap_text(answer) == unwrap_text(truth)
 
-    def every(self, pairs: Iterable[tuple[str, str]], levels: int) -> bool:
-        return all(self.same(answer, truth, levels) for answer, truth in pairs)
+    def every(self, pairs: Iterable[tuple[str, str]]) -> bool:
+        return all(self.inside.same(answer, truth) for answer, truth in pairs)
 
-    def plain(self, answer: str, truth: str, levels: int) -> bool | None:
-        value, true_value = exact_value(answer), exact_value(truth)
-        return None if value is None or true_value is None else value == true_value
-
-    def joined(self, answer: str, truth: str, levels: int) -> bool | None:
-        return same_amount(answer, truth)
-
-    def approximation(self, answer: str, truth: str, levels: int) -> bool | None:
+    def approximation(self, answer: str, truth: str) -> bool | None:
         r"""Compare the exact sides of ``a \\approx b``."""
         exact, sign, approximate = answer.partition("\\approx")
         true_exact, true_sign, true_approximate = truth.partition("\\approx")
         if not sign and not true_sign:
             return None
-        return self.same(exact.strip() or approximate.strip(), true_exact.strip() or true_approximate.strip(), levels - 1)
+        return self.inside.same(exact.strip() or approximate.strip(), true_exact.strip() or true_approximate.strip())
 
-    def family(self, answer: str, truth: str, levels: int) -> bool | None:
+    def family(self, answer: str, truth: str) -> bool | None:
         r"""Decide if one side declares a family of values or a residue, or if only the letter of ``k\pi`` differs."""
         family, true_family = declared_family(answer), declared_family(truth)
         if family is None and true_family is None:
             answer_renamed = renamed(answer, truth)
-            return None if answer_renamed is None else self.same(answer_renamed, truth, levels - 1)
+            return None if answer_renamed is None else self.inside.same(answer_renamed, truth)
         if true_family is None and family is not None:
             true_family = possible_family(truth, _WHOLE | {family.letter})
             if true_family is None:
@@ -98,7 +101,7 @@ class Comparison:
                 return False
             if not family.modulus:  # The truth may be a formula: (n-2)\pi is not n\pi.
                 letters = family.with_letter(true_family.letter)
-                return family.name in {"", true_family.name} and self.same(letters, true_family.body, levels - 1)
+                return family.name in {"", true_family.name} and self.inside.same(letters, true_family.body)
         if family is None and true_family is not None:
             family = possible_family(answer, _WHOLE | {true_family.letter})
             if family is None:
@@ -110,24 +113,24 @@ class Comparison:
         kinds = {parts_of(text)[0] for text in (body, true_body)}
         if kinds <= {"", "set"} and same_values(parts, true_parts, true_family.letter, self.effort):
             return True
-        return self.same(body, true_body, levels - 1)
+        return self.inside.same(body, true_body)
 
-    def degrees(self, answer: str, truth: str, levels: int) -> bool | None:
+    def degrees(self, answer: str, truth: str) -> bool | None:
         """Compare sums without their degree signs."""
         if _DEGREE not in answer and _DEGREE not in truth:
             return None
         pair = (answer.replace(_DEGREE, ""), truth.replace(_DEGREE, ""))
         if any("\\text" in text for text in pair) or not any(_SUM.search(text) for text in pair):
             return None
-        return self.same(*pair, levels - 1)
+        return self.inside.same(*pair)
 
     # ------------------------------------------------------------------------------------------ inequalities, equations
 
-    def relation(self, answer: str, truth: str, levels: int) -> bool | None:
+    def relation(self, answer: str, truth: str) -> bool | None:
         """Decide if one side contains an inequality or names the real line."""
         usual = (in_usual_signs(answer), in_usual_signs(truth))
         if usual != (answer, truth):
-            return self.same(*usual, levels - 1)
+            return self.inside.same(*usual)
         if not any(
             RELATION.search(text) or any(mark in text for mark in ("mathbb", "real", "setminus", "\\cup"))
             for text in (answer, truth)
@@ -142,29 +145,29 @@ class Comparison:
             names = {found[0] for found in sets if found and found[0]}
             if "y" in names:
                 names = {plain_name(name) for name in names}
-            return len(names) <= 1 and self.same_intervals(sets[0][1], sets[1][1], levels)
+            return len(names) <= 1 and self.same_intervals(sets[0][1], sets[1][1])
         if RELATION.search(answer) and RELATION.search(truth):
             if all(len(top_level(text, ",;")) > 1 for text in (answer, truth)):
                 return None
             are_chains = _CHAIN.search(answer) is not None and _CHAIN.search(truth) is not None
-            return are_chains and self.same_chain(answer, truth, levels)
+            return are_chains and self.same_chain(answer, truth)
         if exact_value(answer) is not None or exact_value(truth) is not None:
             return None if names_its_value(answer) or names_its_value(truth) else False
         members = (member_of(answer), member_of(truth))
-        return self.same(*members, levels - 1) if members != (answer, truth) else None
+        return self.inside.same(*members) if members != (answer, truth) else None
 
-    def same_intervals(self, left: list[Interval], right: list[Interval], levels: int) -> bool:
+    def same_intervals(self, left: list[Interval], right: list[Interval]) -> bool:
         if len(left) != len(right):
             left, right = (merged(intervals, self.effort) for intervals in (left, right))
         if len(left) != len(right) or len(left) > _MAX_PARTS:
             return False
 
         def equal(a: Interval, b: Interval) -> bool:
-            return a[0] == b[0] and a[3] == b[3] and self.every(((a[1], b[1]), (a[2], b[2])), levels - 1)
+            return a[0] == b[0] and a[3] == b[3] and self.every(((a[1], b[1]), (a[2], b[2])))
 
         return self.in_any_order(left, right, equal)
 
-    def same_chain(self, answer: str, truth: str, levels: int) -> bool:
+    def same_chain(self, answer: str, truth: str) -> bool:
         """Compare ``a < b < c`` side by side, in both directions, or inequalities that are multiples of each other."""
         operators, true_operators = (_CHAIN.findall(text) for text in (answer, truth))
         sides, true_sides = ([side.strip() for side in _CHAIN.split(text)] for text in (answer, truth))
@@ -172,7 +175,7 @@ class Comparison:
             return False
         flipped = [_OPPOSITE[operator] for operator in reversed(operators)]
         for these, those in ((operators, sides), (flipped, sides[::-1])):
-            if these == true_operators and self.every(zip(those, true_sides, strict=True), levels - 1):
+            if these == true_operators and self.every(zip(those, true_sides, strict=True)):
                 return True
         if len(operators) != 1:
             return False
@@ -180,20 +183,20 @@ class Comparison:
         allowed = [sign for sign, these in ((1, operators), (-1, flipped)) if these == true_operators]
         return multiple in allowed
 
-    def equation(self, answer: str, truth: str, levels: int) -> bool | None:
+    def equation(self, answer: str, truth: str) -> bool | None:
         """Decide if one side contains ``=`` outside lists; None if neither does."""
         if "=" not in answer and "=" not in truth:
             return None
         if answer[0] in "[(" or truth[0] in "[(":
             bare = (_without_brackets(answer), _without_brackets(truth))
             if bare != (answer, truth):
-                return self.same(*bare, levels - 1)
+                return self.inside.same(*bare)
         name, sides = named_sides(with_argument_of(truth, answer), sums=True)
         true_name, true_sides = named_sides(truth)
-        if len(true_sides) > 1 and self.every(((side, true_sides[0]) for side in true_sides[1:]), levels - 1):
+        if len(true_sides) > 1 and self.every((side, true_sides[0]) for side in true_sides[1:]):
             true_sides = true_sides[:1]  # A chain such as 0.56 = 56\%: each of its sides is an answer.
         if (name, len(sides), true_name, len(true_sides)) == ("", 1, "", 1) and true_sides[0] == truth:
-            return self.assignments(answer, truth, levels)
+            return self.assignments(answer, truth)
         if name and true_name and plain_name(name) != plain_name(true_name):
             # y = 3 does not answer x = 3, but x = 2y answers y = x/2.
             return self.same_equation(answer, truth)
@@ -206,11 +209,11 @@ class Comparison:
             sides = [arithmetic(side) for side in sides]
             if name and is_number(true_sides[0]):
                 sides = [side for side in sides[:-1] if not is_formula(side, name, self.effort)] + sides[-1:]
-        if len(sides) <= 6 and self.every(((side, true_sides[0]) for side in sides), levels - 1):
+        if len(sides) <= 6 and self.every((side, true_sides[0]) for side in sides):
             return True
         return bool(name and true_name) and "(" not in name + true_name and self.same_equation(answer, truth)
 
-    def assignments(self, answer: str, truth: str, levels: int) -> bool | None:
+    def assignments(self, answer: str, truth: str) -> bool | None:
         """Compare ``x = 3, y = 4`` as the point (3, 4), in order of letters, and ``x=1, y=2 or x=3, y=4`` as two points."""
         (letters, points), (true_letters, true_points) = points_of(answer), points_of(truth)
         if points and true_points:
@@ -220,7 +223,7 @@ class Comparison:
                 return False
         elif not (points and truth.startswith("(")) and not (true_points and answer.startswith("(")):
             return None
-        return self.same(",".join(points) or answer, ",".join(true_points) or truth, levels - 1)
+        return self.inside.same(",".join(points) or answer, ",".join(true_points) or truth)
 
     def same_equation(self, answer: str, truth: str) -> bool:
         sides, true_sides = (split_equations(text) for text in (answer, truth))
@@ -239,27 +242,27 @@ class Comparison:
 
     # ---------------------------------------------------------------------------------------------------------- parts
 
-    def matrix(self, answer: str, truth: str, levels: int) -> bool | None:
+    def matrix(self, answer: str, truth: str) -> bool | None:
         rows, true_rows = matrix_rows(answer), matrix_rows(truth)
         if rows is None and true_rows is None:
             return None
         if rows is None or true_rows is None or [len(row) for row in rows] != [len(row) for row in true_rows]:
             return False
         pairs = [pair for row, true_row in zip(rows, true_rows, strict=True) for pair in zip(row, true_row, strict=True)]
-        return len(pairs) <= 100 and self.every(pairs, levels - 1)
+        return len(pairs) <= 100 and self.every(pairs)
 
-    def parts(self, answer: str, truth: str, levels: int) -> bool | None:
+    def parts(self, answer: str, truth: str) -> bool | None:
         """Compare lists, sets, tuples, intervals and unions part by part; None if neither side is one."""
         kind, parts = parts_of(answer)
         true_kind, true_parts = parts_of(truth)
         if not kind and not true_kind:
             if parts != [answer] or true_parts != [truth]:  # brackets around a single value
-                return self.same(parts[0], true_parts[0], levels - 1)
+                return self.inside.same(parts[0], true_parts[0])
             return None
         if not kind and len(true_parts) == 1 and true_kind == "set":
-            return self.same(answer, true_parts[0], levels - 1)
+            return self.inside.same(answer, true_parts[0])
         if not true_kind and len(parts) == 1 and kind == "set":
-            return self.same(parts[0], truth, levels - 1)
+            return self.inside.same(parts[0], truth)
         if kind != true_kind and not (len(parts) > 2 and {kind, true_kind} == {"()", "[]"}):  # [1,2] may be an interval.
             return False
         if len(parts) != len(true_parts):  # In a set in braces, repeated elements count once.
@@ -270,14 +273,14 @@ class Comparison:
         if len(parts) != len(true_parts) or len(parts) > _MAX_PARTS:
             return False
         if kind not in {"set", "union"}:
-            return self.every(zip(parts, true_parts, strict=True), levels - 1)
-        return self.in_any_order(parts, true_parts, lambda a, t: self.same(a, t, levels - 1))
+            return self.every(zip(parts, true_parts, strict=True))
+        return self.in_any_order(parts, true_parts, lambda a, t: self.inside.same(a, t))
 
     def distinct(self, parts: list[str]) -> list[str]:
         """Remove parts that equal an earlier one."""
         kept: list[str] = []
         for part in parts:
-            if not any(self.same(part, other, 2) for other in kept):
+            if not any(self.within(2).same(part, other) for other in kept):
                 kept.append(part)
         return kept
 
@@ -324,7 +327,7 @@ class Comparison:
             return False
         if (body, unit) != (answer, "") or (true_body, true_unit) != (truth, ""):
             # Without their units and texts they may turn out to be lists or brackets.
-            verdict = self.parts(body, true_body, 3)
+            verdict = self.within(3).parts(body, true_body)
             if verdict is not None:
                 return verdict
         for text, other, other_unit in ((body, true_body, true_unit), (true_body, body, unit)):

@@ -115,7 +115,9 @@ class _Reading(Comparison):
         if exact_value(answer) is not None or answer in _SYMBOLS or is_spelt(answer) or _PROSE.fullmatch(answer):
             return True
         bare = _GEOMETRIC.sub("", answer)
-        return parse(answer) is not None or (bare != answer and self.same(bare, bare, 2)) or self.by_algebra(answer, truth)
+        if parse(answer) is not None or (bare != answer and self.within(2).same(bare, bare)):
+            return True
+        return self.by_algebra(answer, truth)
 
     def by_algebra(self, answer: str, truth: str) -> bool:
         return parses(answer)

@@ -262,6 +262,12 @@ _PARTS = re.compile(rf"(?:{_PART}|\\\$({_PLAIN}))(?:,| |,? ?and )?{_PART}(?:(?:,
 _PRIMES = {"'": "foot", '"': "inch", "''": "inch"}
 
 
+def same_number(answer: str, truth: str) -> bool | None:
+    """Whether two plain numbers are exactly equal; None for other texts."""
+    value, true_value = exact_value(answer), exact_value(truth)
+    return None if value is None or true_value is None else value == true_value
+
+
 def same_amount(answer: str, truth: str) -> bool | None:
     """Whether ``5 feet 6 inches`` equals another such amount, or ``66 inches`` (but not the number 66); None for others."""
     joined = [_joined_amount(answer), _joined_amount(truth)]

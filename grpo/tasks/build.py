@@ -41,14 +41,11 @@ def build_dataset(
     Raises:
         UserError: a missing source, an overlap, a ground truth that the task cannot read, or too few problems.
     """
-    train, validation, dropped = separate(
-        task.problems("train"),
-        task.problems("validation"),
-        task.drop_overlap,
-        _how_to_drop_overlap(task),
-        [problem for problems in also.values() for problem in problems],
+    problems: dict[Split, list[Problem]] = {split: task.problems(split) for split in SPLITS}
+    further = [problem for one in also.values() for problem in one]
+    problems["train"], dropped = separate(
+        **problems, drop_overlap=task.drop_overlap, remedy=_how_to_drop_overlap(task), also=further
     )
-    problems: dict[Split, list[Problem]] = {"train": train, "validation": validation}
     skipped = {split: task.skipped(split) for split in SPLITS}
     left_out: dict[str, Any] = {
         f"skipped_in_{split}": {"rows": len(rows), "first": rows[0]} for split, rows in skipped.items() if rows
@@ -68,7 +65,7 @@ def build_dataset(
     with whole_folder(folder) as draft:
         described: dict[str, Any] = {split: _write(draft / f"{split}.jsonl", problems[split]) for split in SPLITS}
         if also:
-            described["also"] = {name: _write(draft / f"also-{name}.jsonl", further) for name, further in also.items()}
+            described["also"] = {name: _write(draft / f"also-{name}.jsonl", one) for name, one in also.items()}
         for split in SPLITS:
             if pairs := task.prompts_and_answers(problems[split]):
                 lines = [json.dumps({"prompt": prompt, "answer": answer}, ensure_ascii=False) for prompt, answer in pairs]
@@ -82,7 +79,7 @@ def separate(
     drop_overlap: bool,
     remedy: str = "Set `drop_overlap: true`",
     also: Sequence[Problem] = (),
-) -> tuple[list[Problem], list[Problem], list[str]]:
+) -> tuple[list[Problem], list[str]]:
     r"""Check that ids are unique and that the two splits share no question.
 
     Questions are compared without white space, ``\,``, ``\!`` and case, in which copies of a question often differ.
@@ -93,7 +90,7 @@ def separate(
         also: problems of further evaluation sets, whose questions are held out too.
 
     Returns:
-        train, validation, and the ids that were removed from train.
+        the problems to train on, and the ids that were removed.
 
     Raises:
         UserError: an id occurs twice, the splits share a question and ``drop_overlap`` is false, or nothing is left
@@ -114,7 +111,7 @@ def separate(
     kept = [problem for problem in train if problem.id not in dropped]
     if not kept:
         raise UserError("every training question is also a validation question. Is the same data given for both splits?")
-    return kept, validation, shared
+    return kept, shared
 
 
 def _how_to_drop_overlap(task: Task) -> str:

@@ -165,15 +165,12 @@ class _Zygote:
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self._control, theirs = socket.socketpair()
-        # The same module path as this process, and a fixed hash seed, so that each run gives the same results.
-        path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path if Path(entry).exists())
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "grpo.grader.worker", str(theirs.fileno()), *arguments],
+            self._process: subprocess.Popen[bytes] = subprocess.Popen(
+                **run_as_here("grpo.grader.worker", str(theirs.fileno()), *arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                env=os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "0"},
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
@@ -192,6 +189,13 @@ class _Zygote:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         return self._process.communicate()[1].decode(errors="replace").strip()
+
+
+def run_as_here(module: str, *arguments: str) -> dict[str, Any]:
+    """What subprocess takes to run a module with this process's module path, and a hash seed that makes runs equal."""
+    path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path if Path(entry).exists())
+    environment = os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "0"}
+    return {"args": [sys.executable, "-P", "-m", module, *arguments], "env": environment}
 
 
 def _reply(worker: Connection[Any, Any], limit_s: float) -> Any:

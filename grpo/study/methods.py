@@ -7,8 +7,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     FiniteFloat,
     JsonValue,
@@ -24,7 +22,7 @@ from pydantic import (
 
 from grpo.common.errors import UserError
 from grpo.common.imports import is_import_path, keys_of, source_of
-from grpo.tasks.task import OWN_REWARDS
+from grpo.tasks.task import OWN_REWARDS, Settings
 
 LOSS_TYPES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip", "gspo", "cispo")
 LOSSES_OF_THE_HANDOUTS = {"GRPO-Clip": "grpo_clip", "GRPO-No-Clip": "grpo_no_clip"}  # names in the handouts' text
@@ -32,7 +30,6 @@ WITHOUT_RATIO = ("no_baseline", "reinforce_with_baseline")  # losses without the
 LengthNormalization = Literal["masked_mean", "masked_normalize", "microbatch_longest", "token_mean"]
 Baseline = Literal["group_mean", "leave_one_out"]
 KlEstimator = Literal["low_variance", "naive"]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
 LrSchedulerType = Literal["constant", "linear", "cosine"]
 LossType = Annotated[str, AfterValidator(lambda name: LOSSES_OF_THE_HANDOUTS.get(name, name))]
 RewardWeights = Annotated[dict[str, FiniteFloat], Field(min_length=1)]
@@ -92,10 +89,8 @@ def _require_code(key: str, names: Iterable[str], known: Sequence[str]) -> None:
         source_of(name)
 
 
-class Section(BaseModel):
+class Section(Settings, allow_inf_nan=False):
     """A mapping of params.yaml. Unknown keys and infinite numbers are refused, and types are not converted."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     def check(self) -> None:
         """Raise UserError, without the section's name, unless the values fit together."""

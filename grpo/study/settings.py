@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from grpo.common.errors import UserError
-from grpo.study.methods import OMIT, Section, Share
+from grpo.study.methods import OMIT, Section
 from grpo.tasks.sft_dataset import HubTraces, JsonlTraces, TaskTraces
+from grpo.tasks.task import Share
 
 MAIN = "main"  # the task that is evaluated zero-shot; default task of experiments
 

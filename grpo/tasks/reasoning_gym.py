@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any
 
 from pydantic import NonNegativeInt, PositiveInt
@@ -27,7 +25,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from grpo.common.errors import UserError
 from grpo.common.imports import require_extra
 from grpo.common.records import Problem
-from grpo.grader.pool import GraderPool
+from grpo.grader.pool import GraderPool, run_as_here
 from grpo.tasks.arithmetic import document
 from grpo.tasks.build import layout_free
 from grpo.tasks.graded import GradedTask
@@ -120,13 +118,8 @@ class ReasoningGym(Task):
     def _make(self, places: range) -> list[tuple[str, str | None]]:
         """Make questions and answers of these entries in a worker process (:func:`main`)."""
         require_extra("reasoning_gym", EXTRA, "use: reasoning_gym:")
-        path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path if Path(entry).exists())
-        made = subprocess.run(
-            [sys.executable, "-P", "-m", MODULE, json.dumps(self.made_of), str(places.start), str(places.stop)],
-            env=os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "0"},
-            capture_output=True,
-            text=True,
-        )
+        asked = run_as_here(MODULE, json.dumps(self.made_of), str(places.start), str(places.stop))
+        made = subprocess.run(**asked, capture_output=True, text=True)
         if made.returncode:
             said = made.stderr.strip().splitlines() or [f"it ended with code {made.returncode}"]
             raise UserError(f"{self.params_key}: reasoning_gym: {self.dataset}: {said[-1]}. Check `dataset` and `config`.")

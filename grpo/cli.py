@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -22,13 +21,6 @@ from grpo.study.compose import study_path
 from grpo.study.schema import load_study
 
 START, STUDY, TOOLS = "Start here", "Study", "Tools"
-
-
-class Kind(StrEnum):
-    """The checkpoints that a run keeps."""
-
-    best = "best"
-    last = "last"
 
 
 def _print(text: str | None, **_: object) -> None:
@@ -240,9 +232,7 @@ def benchmark(
 @app.command("publish", rich_help_panel=TOOLS, epilog="Example: grpo publish grpo_learning_rate/3e-4/0 --license apache-2.0")
 def publish(
     run: Annotated[str, typer.Argument(metavar="EXPERIMENT/ARM/SEED", help="A finished run of the active study.")],
-    kind: Annotated[
-        Kind, typer.Option(help="Checkpoint to publish: the last, or the best by validation answer reward.")
-    ] = Kind.best,
+    kind: Annotated[str, typer.Option(help="Checkpoint to publish: last, or best (by validation answer reward).")] = "best",
     out: Annotated[
         Path | None, typer.Option(help="New or empty folder; default: published/EXPERIMENT--ARM--SEED-KIND.")
     ] = None,
@@ -260,7 +250,7 @@ def publish(
     from grpo.commands.publish import Destination
     from grpo.commands.publish import publish as publish_it
 
-    return "\n".join(publish_it(load_study(), run, kind.value, Destination(out, repo, license, artifact)))
+    return "\n".join(publish_it(load_study(), run, kind, Destination(out, repo, license, artifact)))
 
 
 @app.command("mlflow_import", rich_help_panel=TOOLS)

@@ -20,7 +20,8 @@ from grpo.common.errors import UserError
 from grpo.common.files import write_text
 from grpo.common.lock import only_one
 from grpo.common.yaml_file import parse_yaml
-from grpo.study.schema import PARAMS_FILE, read_yaml, validated
+from grpo.study.annotated import read_mapping
+from grpo.study.schema import PARAMS_FILE, validated
 
 if TYPE_CHECKING:
     from dvc.repo import Repo
@@ -47,8 +48,8 @@ def make_plan() -> set[str]:
     from dvc.scm import SCMError
 
     # Otherwise DVC would only say that it is corrupted, or one stage after another fail.
-    params = read_yaml(PARAMS_FILE)
-    if not isinstance(params, dict) or "experiments" in params:  # else it belongs to another pipeline
+    params = read_mapping(PARAMS_FILE)
+    if "experiments" in params:  # else it belongs to another pipeline
         validated(params, PARAMS_FILE)
     if DATA.is_symlink():
         raise UserError(

@@ -64,12 +64,15 @@ def devices() -> dict[str, str]:
 
 
 @contextmanager
-def hold(count: int) -> Iterator[list[str]]:
-    """Wait until ``count`` GPUs are free and hold them; yield their names for CUDA_VISIBLE_DEVICES.
+def hold(count: int) -> Iterator[dict[str, str]]:
+    """Wait until ``count`` GPUs are free and hold them; yield the environment variables that name them.
 
     Raises:
         GpuError: the machine has fewer.
     """
+    if not count:
+        yield {}
+        return
     offered = devices()
     if count > len(offered):
         raise GpuError(
@@ -92,18 +95,10 @@ def hold(count: int) -> Iterator[list[str]]:
                             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                             taken.append(name)
             if len(taken) == count:
-                yield taken
+                # nvidia-smi numbers GPUs by their place on the bus; CUDA's default is by speed.
+                yield {"CUDA_VISIBLE_DEVICES": ",".join(taken), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
                 return
         time.sleep(WAIT_SECONDS)
-
-
-@contextmanager
-def environment(count: int) -> Iterator[dict[str, str]]:
-    """The command's environment, with GPUs that are held meanwhile."""
-    with hold(count) if count else nullcontext() as taken:
-        # nvidia-smi numbers GPUs by their place on the bus; CUDA's default is by speed.
-        gpus = {"CUDA_VISIBLE_DEVICES": ",".join(taken), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if taken else {}
-        yield {**os.environ, **gpus}
 
 
 def when_parent_dies(signum: int) -> None:
@@ -199,8 +194,8 @@ def main(arguments: list[str]) -> int:
     if options.log:
         options.log.write_text("")
     try:
-        with environment(options.count) as env:
-            code = run(options.command, env, options.log)
+        with hold(options.count) as gpus:
+            code = run(options.command, {**os.environ, **gpus}, options.log)
     except (GpuError, OSError) as error:
         say(f"with_gpus.py: {error}", options.log)
         code = 2

@@ -141,11 +141,7 @@ def _from_files(file: Path, shots_file: Path | None) -> dict[str, Any]:
 
 
 def _load(settings: str, name: str) -> Any:
-    """Load the harness's task with its data.
-
-    Raises:
-        UserError: it cannot be loaded, its responses are not text to grade, or its examples for the prompt are missing.
-    """
+    """Load the harness's task with its data; UserError if its responses cannot be graded or it lacks data or examples."""
     from lm_eval.tasks import TaskManager
 
     try:
@@ -170,11 +166,7 @@ def _load(settings: str, name: str) -> Any:
 
 
 def _run(study: Study, checkpoint: Path, task: Any, asked: Asked) -> tuple[str, dict[str, Any]]:
-    """Run the task; return the harness's name of the backend, and its results.
-
-    Raises:
-        UserError: prompts and responses exceed the model's context, or see :func:`_model`.
-    """
+    """Run the task; return the harness's name of the backend, and its results."""
     import lm_eval
     from lm_eval.tasks import TaskManager
 
@@ -196,11 +188,7 @@ def _run(study: Study, checkpoint: Path, task: Any, asked: Asked) -> tuple[str, 
 
 
 def _model(study: Study, checkpoint: Path) -> tuple[str, dict[str, Any]]:
-    """The harness's name of the backend for the study's engine, and its arguments.
-
-    Raises:
-        UserError: vLLM would use another tokenizer than the checkpoint was trained with.
-    """
+    """The harness's name of the backend for the study's engine, and its arguments."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     arguments: dict[str, Any] = {"pretrained": str(checkpoint), "dtype": study.engine.dtype}
@@ -306,4 +294,5 @@ def page(result: Mapping[str, Any]) -> str:
 
 def _cell(text: str) -> str:
     """Format a text as code in one table cell: no line breaks, and no characters that end the cell or the code."""
-    return f"`{' '.join(text.split()).replace('`', chr(39)).replace('|', chr(92) + '|')}`" if text.strip() else "(nothing)"
+    one_line = " ".join(text.split()).replace("`", "'").replace("|", "\\|")
+    return f"`{one_line}`" if one_line else "(nothing)"

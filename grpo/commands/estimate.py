@@ -59,7 +59,7 @@ GUESS = (
     f"without evaluations); {SAMPLING:.0%} of a step is sampling; smaller cards take longer"
 )
 
-Measured = dict[str, tuple[float, float]]  # seconds and work by run
+Measured = dict[tuple[str, ...], tuple[float, float]]  # seconds and :func:`work` of the runs that were trained here, by _alike
 
 
 def plan(study: Study, active: bool, seconds_per_step: float | None, price: float) -> dict[str, Any]:
@@ -80,18 +80,22 @@ def plan(study: Study, active: bool, seconds_per_step: float | None, price: floa
         ]
     measured, equals = _measured(effective) if active else {}, _equal_runs(study, effective)
     shapes = {task: None if isinstance(study.models[task], PretrainedHere) else shape_of(study, task) for task in study.tasks}
-    rows = []
+    rows = {}
     for run in effective:
-        shape = shapes[run.task]
-        time = _seconds_per_work(study, run, shape, effective, measured, seconds_per_step)
-        rows.append(_row(study, run, equals[run.name], shape, *time))
-    experiments = {name: _sums([row for row in rows if row["experiment"] == name], price) for name in study.made}
-    total, shape, seeds = _sums(rows, price), shapes[MAIN], len(study.seeds)
+        if not equals[run.name]:
+            shape = shapes[run.task]
+            rows[run.name] = _row(study, run, shape, *_seconds_per_work(study, run, shape, measured, seconds_per_step))
+
+    def sums(runs: list[EffectiveRun]) -> dict[str, Any]:
+        taken_over = {run.name: other for run in runs if (other := equals[run.name])}
+        return _sums([rows[run.name] for run in runs if run.name in rows], taken_over, price)
+
+    total, shape, seeds = sums(effective), shapes[MAIN], len(study.seeds)
     return {
         "study": study.study,
         "seeds": study.seeds,
         "price_per_gpu_hour": price,
-        "experiments": experiments,
+        "experiments": {name: sums([run for run in effective if run.experiment == name]) for name in study.made},
         "total": total,
         "state_gib_of_a_run_in_progress": STATES_ON_DISK * saved_state_bytes(study, shape) / GIB if shape else None,
         "dynamic_sampling": sum(
@@ -149,15 +153,21 @@ def _equal_runs(study: Study, runs: list[EffectiveRun]) -> dict[str, str | None]
 
 
 def _measured(runs: list[EffectiveRun]) -> Measured:
-    """Seconds and work (:func:`work`) of each run that was trained here."""
-    found = {}
+    found: Measured = {}
     for run in runs:
         path = paths.run_timing(run.name)
         if path.exists():
             timing = read_json(path, made_by=stage_of_run(run.name), keys=("total_s", "steps", "same_as"))
             if timing["steps"] and not timing["same_as"]:
-                found[run.name] = (timing["total_s"], len(timing["steps"]) * work(run.config))
+                for alike in _alike(run):
+                    seconds, amount = found.get(alike, (0.0, 0.0))
+                    found[alike] = seconds + timing["total_s"], amount + len(timing["steps"]) * work(run.config)
     return found
+
+
+def _alike(run: EffectiveRun) -> list[tuple[str, ...]]:
+    """The runs whose times tell a run's time, the most similar first: those of its arm, its experiment, its task and method."""
+    return [("arm", run.experiment, run.arm), ("experiment", run.experiment), ("method", run.task, run.method)]
 
 
 def work(config: RunConfig) -> float:
@@ -191,26 +201,22 @@ def _batch(config: RunConfig) -> int:
     return config.rollout_batch_size
 
 
-def _row(
-    study: Study, run: EffectiveRun, equal_to: str | None, shape: Shape | None, per_work: float | None, time_from: str
-) -> dict[str, Any]:
-    """What a run takes. One that equals another takes nothing; ``hours`` and ``disk_gib`` are None if unknown."""
-    taken: dict[str, float | None] = {"steps": 0, "rollouts": 0, "hours": 0.0, "gpu_hours": 0.0, "disk_gib": 0.0}
-    if not equal_to:
-        config = run.config
-        seconds = None if per_work is None else per_work * work(config) * config.n_steps
-        hours = None if seconds is None else min(seconds, config.wall_clock_limit_s or seconds) / 3600
-        kept = len(study.checkpoints) + len(getattr(config, "keep_steps", ()))
-        small = isinstance(study.models[run.task], PretrainedHere)  # a few MB
-        weights = shape.parameters * BYTES[study.for_task(run.task).learner.dtype] / GIB if shape else 0.0 if small else None
-        taken = {
-            "steps": config.n_steps,
-            "rollouts": round(config.n_steps * rollouts_of_step(config)),
-            "hours": hours,
-            "gpu_hours": (hours or 0.0) * _gpus(study, run),
-            "disk_gib": None if weights is None else kept * weights,
-        }
-    return {"experiment": run.experiment, "name": run.name, "same_as": equal_to, "time_from": time_from, **taken}
+def _row(study: Study, run: EffectiveRun, shape: Shape | None, per_work: float | None, time_from: str) -> dict[str, Any]:
+    """What a run takes; ``hours`` and ``disk_gib`` are None if unknown."""
+    config = run.config
+    seconds = None if per_work is None else per_work * work(config) * config.n_steps
+    hours = None if seconds is None else min(seconds, config.wall_clock_limit_s or seconds) / 3600
+    kept = len(study.checkpoints) + len(getattr(config, "keep_steps", ()))
+    small = isinstance(study.models[run.task], PretrainedHere)  # a few MB
+    weights = shape.parameters * BYTES[study.for_task(run.task).learner.dtype] / GIB if shape else 0.0 if small else None
+    return {
+        "steps": config.n_steps,
+        "rollouts": round(config.n_steps * rollouts_of_step(config)),
+        "hours": hours,
+        "gpu_hours": (hours or 0.0) * _gpus(study, run),
+        "disk_gib": None if weights is None else kept * weights,
+        "time_from": time_from,
+    }
 
 
 def _gpus(study: Study, run: EffectiveRun) -> int:
@@ -218,18 +224,15 @@ def _gpus(study: Study, run: EffectiveRun) -> int:
 
 
 def _seconds_per_work(
-    study: Study, run: EffectiveRun, shape: Shape | None, runs: list[EffectiveRun], measured: Measured, given: float | None
+    study: Study, run: EffectiveRun, shape: Shape | None, measured: Measured, given: float | None
 ) -> tuple[float | None, str]:
     """Seconds per unit of :func:`work`, and their source; a measured time is that of the runs most like this one."""
     if given is not None and run.task == MAIN:
         return given / work(study.grpo), "given"
-    for alike in (
-        [other for other in runs if (other.experiment, other.arm) == (run.experiment, run.arm)],
-        [other for other in runs if other.experiment == run.experiment],
-        [other for other in runs if (other.task, other.method) == (run.task, run.method)],
-    ):
-        if known := [measured[other.name] for other in alike if other.name in measured]:
-            return sum(seconds for seconds, _ in known) / sum(amount for _, amount in known), "measured"
+    for alike in _alike(run):
+        if alike in measured:
+            seconds, amount = measured[alike]
+            return seconds / amount, "measured"
     return (guessed_seconds(study, run, shape), "guess") if _gpus(study, run) else (None, "unknown")
 
 
@@ -241,18 +244,17 @@ def guessed_seconds(study: Study, run: EffectiveRun, shape: Shape | None) -> flo
     return operations / (UTILISATION * H100_FLOPS) / study.learner.processes
 
 
-def _sums(rows: list[dict[str, Any]], price: float) -> dict[str, Any]:
+def _sums(rows: list[dict[str, Any]], taken_over: dict[str, str], price: float) -> dict[str, Any]:
     """Totals over the runs that are trained."""
-    new = [row for row in rows if not row["same_as"]]
-    sums = {key: sum(row[key] or 0 for row in new) for key in ("steps", "rollouts", "hours", "gpu_hours", "disk_gib")}
+    sums = {key: sum(row[key] or 0 for row in rows) for key in ("steps", "rollouts", "hours", "gpu_hours", "disk_gib")}
     return {
-        "runs": len(new),
-        "taken_over": {row["name"]: row["same_as"] for row in rows if row["same_as"]},
+        "runs": len(rows),
+        "taken_over": taken_over,
         **sums,
-        "runs_of_unknown_time": sum(row["hours"] is None for row in new),
-        "disk_gib": None if any(row["disk_gib"] is None for row in new) else sums["disk_gib"],
+        "runs_of_unknown_time": sum(row["hours"] is None for row in rows),
+        "disk_gib": None if any(row["disk_gib"] is None for row in rows) else sums["disk_gib"],
         "cost": sums["gpu_hours"] * price,
-        "time_from": sorted({row["time_from"] for row in new}),
+        "time_from": sorted({row["time_from"] for row in rows}),
     }
 
 

@@ -14,7 +14,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ruamel.yaml import YAML
+from ruamel.yaml import YAML, YAMLError
 
 from grpo.commands import stages
 from grpo.commands.quickstart import course
@@ -24,10 +24,11 @@ from grpo.common.imports import search_in
 from grpo.common.lock import only_one
 from grpo.common.world import started_by_torchrun
 from grpo.study import paths
+from grpo.study.annotated import read_mapping
 from grpo.study.compose import changes, compose, lay_over, study_path
 from grpo.study.effective import effective_run
-from grpo.study.given_values import given_values
-from grpo.study.schema import PARAMS_FILE, check_name, load_study, read_yaml, validated
+from grpo.study.methods import with_objective
+from grpo.study.schema import PARAMS_FILE, check_name, load_study, validated
 from grpo.study.settings import MAIN
 from grpo.tasks.dataset import Dataset
 from grpo.tasks.rows import FORMATS, read_rows
@@ -39,6 +40,9 @@ BASE = "base"  # the default of --study
 PINNED = {"math": "math-h100", "gsm8k": "gsm8k"}  # studies from which these tasks take the source of their problems
 COLUMNS = {"question": ("question", "problem", "prompt"), "answer": ("answer", "ground_truth")}  # usual names of columns
 CURVES = Path("curves.png")
+# Beginnings of the keys that a single run uses, as in params.yaml.
+SETTABLE = ("tasks.main.", "models.main.", "grpo.", "engine.", "learner.", "evaluation.")
+SETTABLE += ("divergence", "threads", "checkpoints", "save_state_every")
 
 
 class Asked(NamedTuple):
@@ -117,9 +121,33 @@ def composed(asked: Asked, out: Path) -> dict[str, Any]:
     rows = len(read_rows(task.files.validation, "--task")) if isinstance(task, Dataset) and task.files else None
     if rows and "problems" not in overlay.get("evaluation", {}):
         evaluation = evaluation | {"problems": min(rows, evaluation["problems"])}
-    nothing_else: dict[str, Any] = {"zero_shot_problems": 1, "zero_shot_prompts": [values["grpo"]["prompt"]]}
-    nothing_else["best_of_n"] = evaluation["best_of_n"] | {"prompts": []}
-    return values | {"evaluation": evaluation | nothing_else}
+    zero_shot = {"zero_shot_problems": 1, "zero_shot_prompts": [values["grpo"]["prompt"]]}
+    return values | {"evaluation": lay_over(evaluation, zero_shot | {"best_of_n": {"prompts": []}})}
+
+
+def given_values(settings: list[str]) -> dict[str, Any]:
+    """Turn settings ``KEY=VALUE``, with values in YAML, into an overlay on a study.
+
+    Raises:
+        UserError: a run uses no such key, or a setting has another form.
+    """
+    overlay: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not key.startswith(SETTABLE):
+            raise UserError(f"--set {setting}: no such key. Keys begin with {', '.join(SETTABLE)}.")
+        try:
+            value: Any = YAML(typ="safe").load(StringIO(text))
+        except YAMLError:
+            equals = ""
+        if not equals:
+            raise UserError(f"--set {setting}: expected KEY=VALUE, such as grpo.learning_rate=1e-5.")
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        overlay = lay_over(overlay, value)
+    if "grpo" in overlay:
+        overlay["grpo"] = with_objective(overlay["grpo"], "--set grpo")
+    return overlay
 
 
 def _model(name: str) -> dict[str, Any]:
@@ -135,11 +163,7 @@ def _model(name: str) -> dict[str, Any]:
 
 
 def _task(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The entry of ``tasks:`` for ``--task``. The last tenth of a file is for validation.
-
-    Args:
-        given: keys of the entry that ``--set`` gives.
-    """
+    """The entry of ``tasks:`` for ``--task``, but for keys ``given`` by ``--set``. A file's last tenth is for validation."""
     if name in PINNED:
         task: dict[str, Any] = compose(study_path(PINNED[name]))["tasks"][MAIN]
         return task
@@ -171,7 +195,7 @@ def _has_begun(out: Path) -> bool:
 
 def _require_same(values: Mapping[str, Any], out: Path, resume: bool) -> None:
     """Raise UserError unless ``out`` holds this run and ``--resume`` is given."""
-    other = [f"{key}: {old} -> {new}" for key, old, new in changes(read_yaml(out / PARAMS_FILE), values) if key != "folder"]
+    other = [f"{key}: {old} -> {new}" for key, old, new in changes(read_mapping(out / PARAMS_FILE), values) if key != "folder"]
     if other:
         raise UserError(f"--out {out}: holds a run with other values ({'; '.join(other)}). Name another folder.")
     if not resume:

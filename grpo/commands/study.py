@@ -14,9 +14,8 @@ import typer
 
 from grpo.common.errors import UserError
 from grpo.common.files import remove, write_text
-from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths
-from grpo.study.annotated import Note, Notes, read_annotated, to_text
+from grpo.study.annotated import Note, Notes, read_annotated, read_mapping, to_text
 from grpo.study.compose import (
     COMPUTED,
     STUDIES_FOLDER,
@@ -37,7 +36,7 @@ from grpo.study.json_schema import study_schema
 from grpo.study.methods import OFF_POLICY_RANK, GrpoConfig
 from grpo.study.rehearsal import SUFFIX, not_covered, rehearsal_of
 from grpo.study.runs_table import runs_table
-from grpo.study.schema import PARAMS_FILE, Study, check_name, load_study, read_yaml, validated
+from grpo.study.schema import PARAMS_FILE, Study, check_name, load_study, validated
 
 study_app = typer.Typer(help="List, check, change and save studies; choose the active one (params.yaml).", no_args_is_help=True)
 Named = Annotated[str, typer.Argument(help="Name in studies/ or path of a study file.")]
@@ -58,7 +57,7 @@ def list_studies() -> str:
 
     A file without a description, such as base.yaml, is not a study but the common part of others.
     """
-    active = _own_file(read_yaml(PARAMS_FILE)) if PARAMS_FILE.exists() else None
+    active = _own_file(_active_values())
     lines = []
     found = {path.stem: path for folder in reversed(studies_folders()) for path in folder.glob("*.yaml")}
     width = max(map(len, found), default=0)
@@ -77,7 +76,7 @@ def check(
 ) -> str:
     """Validate a study, list its runs and their settings, and show what you changed by hand or what it changes."""
     if name is None:
-        study, active = load_study(), read_yaml(PARAMS_FILE)
+        study, active = load_study(), read_mapping(PARAMS_FILE)
         own = _own_file(active)
         edits = _described_edits(active) if own.exists() else [f"edits by hand are unknown, as {own} does not exist"]
         edits = edits or [f"{PARAMS_FILE} is as composed from {own}"]
@@ -248,9 +247,7 @@ def _require_no_edits(values: Mapping[str, Any], name: str) -> None:
         return
     drop = f"`grpo study use {name} --force` discards all edits."
     try:
-        active = read_yaml(PARAMS_FILE)
-        if not isinstance(active, dict):
-            raise UserError(f"{PARAMS_FILE}: expected a mapping of sections at the top.")
+        active = read_mapping(PARAMS_FILE)
         if _as_it_was_composed(active) or not _apart_from_names(changes(values, active)):
             return
         edits = _described_edits(active)
@@ -262,11 +259,7 @@ def _require_no_edits(values: Mapping[str, Any], name: str) -> None:
 
 
 def _described_edits(active: Mapping[str, Any]) -> list[str]:
-    """Lines that say how params.yaml differs from the study file that it was composed from; empty if it does not.
-
-    Raises:
-        UserError: that file does not exist or cannot be composed.
-    """
+    """Lines that say how params.yaml differs from the study file that it was composed from; empty if it does not."""
     own = _own_file(active)
     if not own.exists():
         raise UserError(f"{PARAMS_FILE}: its edits by hand are unknown, as its study file {own} does not exist.")
@@ -296,12 +289,11 @@ def _own_file(active: Mapping[str, Any]) -> Path:
 
 
 def _active_values() -> dict[str, Any]:
-    """The values of params.yaml; empty if it is missing, unreadable or not a mapping."""
+    """The values of params.yaml; empty if it is missing or unreadable."""
     try:
-        values = parse_yaml(PARAMS_FILE) if PARAMS_FILE.exists() else {}
+        return read_mapping(PARAMS_FILE)
     except UserError:
         return {}
-    return values if isinstance(values, dict) else {}
 
 
 # ------------------------------------------------------------------------------------------------------------- summary

@@ -20,7 +20,7 @@ def parse_yaml(path: Path, kind: str = "safe") -> Any:
         kind: ruamel.yaml's loader: ``safe`` for values only, ``rt`` for a round trip with comments.
 
     Raises:
-        UserError: the file is not YAML in UTF-8, is nested too deeply, or stands for too many values.
+        UserError: the file is missing, is not YAML in UTF-8, is nested too deeply, or stands for too many values.
     """
     from ruamel.yaml import YAML, YAMLError
     from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent
@@ -38,6 +38,9 @@ def parse_yaml(path: Path, kind: str = "safe") -> Any:
         yaml = YAML(typ=kind)
         yaml.preserve_quotes = True
         return yaml.load(text)
+    except FileNotFoundError:
+        remedy = "Run this in the project's folder, or choose a study: `grpo study use mini`."
+        raise UserError(f"{path}: no such file. {remedy}") from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise UserError(f"{path}:{line}: not UTF-8 text ({error.reason}). Correct that line.") from error

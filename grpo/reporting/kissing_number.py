@@ -12,12 +12,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from grpo.common.files import read_json, read_jsonl, whole_folder, write_json, write_text
+from grpo.common.yaml_file import parse_yaml
 from grpo.discovery.log import BEST_PROGRAM, LOG, Attempt, read_log, to_json
 from grpo.discovery.strategies import BASELINE
 from grpo.reporting.charts import INK, panels, styles
 from grpo.reporting.sentences import render
 from grpo.study import paths
-from grpo.study.schema import Study, read_yaml
+from grpo.study.schema import Study
 
 STAGE = "kissing_number"
 KNOWN_BOUNDS = Path(__file__).with_name("known_bounds.yaml")
@@ -49,7 +50,7 @@ def write_search_curve(study: Study) -> None:
 
 def known_bounds() -> dict[str, list[dict[str, Any]]]:
     """Read the known ``lower`` and ``upper`` bounds in dimension 11, each with its source, oldest first."""
-    bounds: dict[str, list[dict[str, Any]]] = read_yaml(KNOWN_BOUNDS)
+    bounds: dict[str, list[dict[str, Any]]] = parse_yaml(KNOWN_BOUNDS)
     return bounds
 
 

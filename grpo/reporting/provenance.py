@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo.common.errors import UserError
+from grpo.common.yaml_file import parse_yaml
 from grpo.reporting.timing import read_timing, read_timing_file
 from grpo.results.markdown import markdown_table
 from grpo.results.runs import Run
 from grpo.study import paths
-from grpo.study.schema import read_yaml
 from grpo.study.software import PACKAGES, pins, software, unlike_the_pins
 
 
@@ -20,7 +20,7 @@ def stages_in_lock() -> dict[str, Any]:
     Raises:
         UserError: it has no stages.
     """
-    lock = read_yaml(paths.LOCK)
+    lock = parse_yaml(paths.LOCK)
     if not isinstance(lock, dict) or not isinstance(lock.get("stages"), dict):
         raise UserError(f"{paths.LOCK}: has no stages. Run `git checkout {paths.LOCK}`, or `dvc repro`, which makes it anew.")
     stages: dict[str, Any] = lock["stages"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from grpo.common.files import read_json, read_text
+from grpo.common.yaml_file import parse_yaml
 from grpo.reporting.answers.ablations import asked_of_courses
 from grpo.reporting.discussion import Split, result_paragraphs
 from grpo.reporting.kissing_number import read_report, section
@@ -19,7 +20,7 @@ from grpo.results.claims import PUBLISHED
 from grpo.results.runs import Run
 from grpo.results.statistics import wilson_interval
 from grpo.study import paths
-from grpo.study.schema import Study, read_yaml
+from grpo.study.schema import Study
 from grpo.study.settings import MAIN
 
 
@@ -48,7 +49,7 @@ def markdown_sections(record: Record, folded: bool = False) -> dict[str, str]:
         title = "# Scientific discovery: kissing numbers in dimension 11 (`kissing_number`)"
         texts["kissing_number"] = f"{title}\n\n{section(read_report())}\n"
     cited = {source for verdict in record.verdicts for source in verdict.reported}
-    texts["claims"] = filled("claims", cited=cited, published=read_yaml(PUBLISHED))
+    texts["claims"] = filled("claims", cited=cited, published=parse_yaml(PUBLISHED))
     texts["method"] = filled("method", **_method(record))
     return texts
 

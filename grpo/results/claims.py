@@ -15,13 +15,14 @@ from pydantic import TypeAdapter
 from scipy import stats
 
 from grpo.common.files import read_json, write_json
+from grpo.common.yaml_file import parse_yaml
 from grpo.results.evidence import Evidence, NotMeasured, evidence_of
 from grpo.results.findings import CANNOT_TELL, DISAGREES, NOT_TESTED, Verdict
 from grpo.results.markdown import markdown_table
 from grpo.results.runs import gain, read_baseline
 from grpo.results.verdicts import ALPHA, EVENTS, KINDS
 from grpo.study import paths
-from grpo.study.schema import Study, read_yaml
+from grpo.study.schema import Study
 from grpo.study.settings import MAIN
 
 PUBLISHED = Path(__file__).with_name("claims.yaml")
@@ -37,7 +38,7 @@ def judge_claims(study: Study) -> list[Verdict]:
     Raises:
         UserError: a run of an experiment is missing.
     """
-    published = read_yaml(PUBLISHED)
+    published = parse_yaml(PUBLISHED)
     about = [claim for claim in published["claims"] if claim.get("experiment") in (BASELINE, *study.experiments)]
     return adjusted([_judge(study, claim, published["task"]) for claim in about])
 
@@ -119,7 +120,7 @@ def _require(requires: dict[str, Any], evidence: Evidence) -> None:
 
 def write_claims(study: Study) -> None:
     """Judge the claims and write reports/claims.json."""
-    published, verdicts = read_yaml(PUBLISHED), judge_claims(study)
+    published, verdicts = parse_yaml(PUBLISHED), judge_claims(study)
     cited = {source for verdict in verdicts for source in verdict.reported}
     sources = {source: text for source, text in published["sources"].items() if source in cited}
     about = {"task": published["task"], "sources": sources, "notes": published["notes"]}

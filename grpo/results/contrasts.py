@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from grpo.common.yaml_file import parse_yaml
 from grpo.results.claims import PUBLISHED, read_verdicts, shown
 from grpo.results.evidence import evidence_of
 from grpo.results.experiments import read_result
 from grpo.results.findings import CANNOT_TELL, Contrast, Verdict
 from grpo.results.power import problems_needed, seeds_needed, spread_of
-from grpo.study.schema import Study, read_yaml
+from grpo.study.schema import Study
 
 SELECTION = "selection"
 ROUNDING = 1e-9  # a difference below it is zero
@@ -68,7 +69,7 @@ def _of_selections(study: Study) -> Iterator[_Undecided]:
 
 def _of_claims(study: Study) -> Iterator[_Undecided]:
     """The contrasts of final rewards that left a claim undecided."""
-    published = {claim["id"]: claim for claim in read_yaml(PUBLISHED)["claims"]}
+    published = {claim["id"]: claim for claim in parse_yaml(PUBLISHED)["claims"]}
     for verdict in _cannot_tell(study):
         (kind,) = published[verdict.claim]["test"]
         bar = -(verdict.margin or 0.0) if kind == "not_below" else 0.0

@@ -15,6 +15,7 @@ from ruamel.yaml.scalarfloat import ScalarFloat
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 from ruamel.yaml.tokens import CommentToken
 
+from grpo.common.errors import UserError
 from grpo.common.yaml_file import parse_yaml
 
 
@@ -38,13 +39,17 @@ Notes = Mapping[tuple[str, ...], Note]  # by the path of the key
 Annotated = tuple[dict[str, Any], Notes, tuple[str, ...]]  # values, the notes of their keys, and the comment at the top
 
 
-def read_annotated(path: Path) -> Annotated:
-    """Read a YAML file with a mapping.
+def read_mapping(path: Path, kind: str = "safe") -> dict[str, Any]:
+    """:func:`grpo.common.yaml_file.parse_yaml` of a study's file; UserError also unless it holds a mapping."""
+    values = parse_yaml(path, kind)
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected a mapping of sections at the top. Compare with studies/base.yaml.")
+    return values
 
-    Raises:
-        UserError: the file is not YAML in UTF-8.
-    """
-    root = parse_yaml(path, "rt")
+
+def read_annotated(path: Path) -> Annotated:
+    """:func:`read_mapping` with comments."""
+    root = read_mapping(path, "rt")
     lines = path.read_text(encoding="utf-8").splitlines()
     opening = 0
     while opening < len(lines) and lines[opening].startswith("#"):

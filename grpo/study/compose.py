@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo.common.errors import UserError
-from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths
-from grpo.study.annotated import Annotated, Note, Notes, read_annotated
+from grpo.study.annotated import Annotated, Note, Notes, read_annotated, read_mapping
 from grpo.study.methods import require_known, with_objective
 from grpo.study.settings import MAIN
 
@@ -213,7 +212,7 @@ def files_of(path: Path) -> list[Path]:
         UserError: a file is missing or not YAML, or the files extend each other in a circle.
     """
     files = [path]
-    while (name := _mapping(files[-1]).get("extends")) is not None:
+    while (name := read_mapping(files[-1]).get("extends")) is not None:
         if not isinstance(name, str):
             raise UserError(f"{files[-1]}: extends: expected the name or path of a study, but it is {name!r}.")
         extends = study_path(name, beside=files[-1])
@@ -229,7 +228,7 @@ def compose(path: Path) -> dict[str, Any]:
     Raises:
         UserError: see :func:`files_of`; or ``only`` or ``without`` name experiments that cannot be kept or left out.
     """
-    return _composed(path, lambda file: (_mapping(file), {}, ()))[0]
+    return _composed(path, lambda file: (read_mapping(file), {}, ()))[0]
 
 
 def annotated(path: Path) -> Annotated:
@@ -291,16 +290,3 @@ def _replaced(base: Mapping[str, Any], overlay: Mapping[str, Any], path: tuple[s
             yield from _replaced(base[key], value, (*path, key))
         elif isinstance(base.get(key), Mapping):
             yield (*path, key)
-
-
-def _mapping(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        raise UserError(f"{path}: no such file. Run this in the project's folder, or choose a study: `grpo study list`.")
-    return require_mapping(parse_yaml(path), path)
-
-
-def require_mapping(values: Any, path: Path) -> dict[str, Any]:
-    """Raise UserError unless ``values``, read from ``path``, are a mapping."""
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: expected a mapping of sections at the top. Compare with {STUDIES_FOLDER}/base.yaml.")
-    return values

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +45,9 @@ def _stages() -> dict[str, Any]:
     return dict(load_yaml(str(paths.LOCK)).get("stages", {})) if paths.LOCK.exists() else {}
 
 
-def in_cache(outputs: Iterable[Path]) -> list[Path]:
+def in_cache(outputs: list[Path]) -> list[Path]:
     """Select the outputs that DVC's cache on this machine holds completely, by their hashes in dvc.lock."""
-    wanted = list(outputs)
-    if not wanted:
+    if not outputs:
         return []
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
@@ -61,7 +59,7 @@ def in_cache(outputs: Iterable[Path]) -> list[Path]:
     except DvcException:  # not a DVC repository, or a damaged lock file
         return []
     hashes = {out["path"]: out.get("md5", "") for stage in stages for out in stage.get("outs", [])}
-    return [path for path in wanted if _is_whole(cache, hashes.get(path.as_posix(), ""))]
+    return [path for path in outputs if _is_whole(cache, hashes.get(path.as_posix(), ""))]
 
 
 def _is_whole(cache: Path, md5: str) -> bool:

@@ -14,9 +14,9 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
 
 from grpo.common.errors import UserError
 from grpo.common.imports import search_in
-from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths
-from grpo.study.compose import STUDIES_FOLDER, compose, require_mapping
+from grpo.study.annotated import read_mapping
+from grpo.study.compose import STUDIES_FOLDER, compose
 from grpo.study.methods import (
     OFF_POLICY_RANK,
     ExpertIterationConfig,
@@ -334,33 +334,21 @@ class Study(Section):
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
-def read_yaml(path: Path) -> Any:
-    """Parse a YAML 1.2 file.
-
-    Raises:
-        UserError: the file is missing or is not YAML in UTF-8.
-    """
-    if not path.exists():
-        raise UserError(f"{path}: no such file. Run this in the project's folder, or choose a study: `grpo study use mini`.")
-    return parse_yaml(path)
-
-
 def load_study(path: Path = PARAMS_FILE) -> Study:
     """Read and validate a study: params.yaml, or a study file with the files that it extends.
 
     Raises:
         UserError: one line for each wrong key, with what was expected.
     """
-    return validated(read_yaml(path) if path.name == PARAMS_FILE.name else compose(path), path)
+    return validated(read_mapping(path) if path.name == PARAMS_FILE.name else compose(path), path)
 
 
-def validated(values: Any, path: Path) -> Study:
+def validated(values: dict[str, Any], path: Path) -> Study:
     """Validate ``values`` as a study; messages name ``path``.
 
     Raises:
         UserError: see :func:`load_study`.
     """
-    require_mapping(values, path)
     folder = values.get("folder", STUDIES_FOLDER.as_posix())
     if isinstance(folder, str):
         if not Path(folder).is_dir() and folder != STUDIES_FOLDER.as_posix():

@@ -56,13 +56,15 @@ def install_vllm(device: str) -> str:
 
 def packages(study: Study, configs: Sequence[RunConfig] = ()) -> tuple[str, ...]:
     """List the packages that decide the study's results, by its settings and the configurations of runs."""
-    actors = (ACTORS,) if any(getattr(config, "asynchronous", None) for config in configs) else ()
-    adapters = (ADAPTERS,) if any(config.lora for config in configs) else ()
-    engine = VLLM if study.engine.name == "vllm" else ()
-    optimizer = (OPTIMIZER,) if study.learner.optimizer == "adamw_8bit" else ()
     entries = [*study.tasks.values(), *(also.task for also in study.evaluation.also.values())]
-    generated = (GENERATED,) if any("reasoning_gym" in _used_by(entry) for entry in entries) else ()
-    return (*PACKAGES, *optimizer, *generated, *actors, *adapters, *engine)
+    needed = {
+        OPTIMIZER: study.learner.optimizer == "adamw_8bit",
+        GENERATED: any("reasoning_gym" in _used_by(entry) for entry in entries),
+        ACTORS: any(getattr(config, "asynchronous", None) for config in configs),
+        ADAPTERS: any(config.lora for config in configs),
+        **dict.fromkeys(VLLM, study.engine.name == "vllm"),
+    }
+    return (*PACKAGES, *(name for name, decides in needed.items() if decides))
 
 
 def _used_by(entry: Mapping[str, Any]) -> set[str]:
@@ -117,9 +119,8 @@ def unlike_the_pins(found: Mapping[str, str], pinned: Mapping[str, str]) -> list
     ]
 
 
-def warn_of_other_versions(names: Iterable[str]) -> None:
+def warn_of_other_versions(names: Sequence[str]) -> None:
     """Print a warning on stderr if installed packages differ from the pinned versions."""
-    names = tuple(names)
     if other := unlike_the_pins(software(names), pins(names)):
         print(
             f"warning: other versions than the pinned ones: {', '.join(other)}. Results may differ; the report marks this run."

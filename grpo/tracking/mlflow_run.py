@@ -156,7 +156,6 @@ class MlflowRun:
         return self._delivery.run_id if self._delivery else None
 
     def _describe(self, **changed: Any) -> None:
-        """Change the description of the run."""
         self._about |= changed
         if self._delivery is not None:
             with self._noting(OSError):

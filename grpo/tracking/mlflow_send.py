@@ -105,7 +105,6 @@ class Delivery:
         self.run_id = run.info.run_id
 
     def _experiment(self, name: str) -> str:
-        """Find or make the study's experiment; return its id."""
         found, database = self._client.get_experiment_by_name(name), local_database(self.uri)
         if database is not None:
             bring_artifacts_along(database)
@@ -118,7 +117,6 @@ class Delivery:
         return str(self._client.create_experiment(name, place, EXPERIMENT_TAGS))
 
     def _parent(self, state: dict[str, Any], started: int) -> str:
-        """Find or make the run of the study's state, and return its id."""
         found = self._client.search_runs([self._experiment_id], f"tags.study_key = '{state['key']}'")
         if found:
             return str(found[0].info.run_id)
@@ -129,7 +127,6 @@ class Delivery:
         return str(run_id)
 
     def _send_description(self, about: dict[str, Any]) -> None:
-        """Send parameters, tags and datasets."""
         params = [Param(_allowed(key), value) for key, value in about["params"].items()]
         tags = [RunTag(_allowed(key), value) for key, value in about["tags"].items()]
         self._client.log_batch(self.run_id, params=params, tags=tags)
@@ -159,13 +156,13 @@ class Delivery:
 
     def _send_files(self, about: dict[str, Any]) -> None:
         """Send the artifacts that are still there, and tables in the form that MLflow's UI shows."""
-        for gone in (path for path in (*about["artifacts"], *about["tables"]) if not Path(path).exists()):
-            print(f"warning: MLflow: {gone} was left out, as it is no longer there", file=sys.stderr)
-        kept = {artifact.path for artifact in self._client.list_artifacts(self.run_id)}
-        for path in filter(Path.exists, map(Path, about["artifacts"])):
-            self._client.log_artifact(self.run_id, str(path))
-        for path in filter(Path.exists, map(Path, about["tables"])):
-            if f"{path.stem}.json" not in kept:  # a second call of log_table would append
+        sent = {artifact.path for artifact in self._client.list_artifacts(self.run_id)}
+        for path in map(Path, (*about["artifacts"], *about["tables"])):
+            if not path.exists():
+                print(f"warning: MLflow: {path} was left out, as it is no longer there", file=sys.stderr)
+            elif str(path) in about["artifacts"]:
+                self._client.log_artifact(self.run_id, str(path))
+            elif f"{path.stem}.json" not in sent:  # a second call of log_table would append
                 self._client.log_table(self.run_id, pd.DataFrame(read_jsonl(path, "train", dict)), f"{path.stem}.json")
 
     def _send_checkpoints(self, about: dict[str, Any]) -> None:

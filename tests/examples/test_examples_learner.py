@@ -16,10 +16,11 @@ from training_parts import NoMlflow, problems
 
 from grpo.common.imports import import_object
 from grpo.common.records import write_records
+from grpo.common.yaml_file import parse_yaml
 from grpo.learner.losses import LossInputs, grpo_clip
 from grpo.models.checkpoint import save_checkpoint
 from grpo.study import paths
-from grpo.study.schema import load_study, read_yaml
+from grpo.study.schema import load_study
 from grpo.study.training_inputs import write_training_inputs
 
 ROOT = Path(__file__).parents[2]
@@ -122,7 +123,7 @@ def test_a_study_trains_with_a_loss_of_its_own(train: Train) -> None:
         assert all(0.0 <= row["clipped_above"] <= row["clip_fraction"] <= 1.0 for row in rows(arm))
     equal, higher = ([row["clipped_above"] for row in rows(arm)[:6]] for arm in ("equal", "higher"))  # of the first step
     assert sum(higher) < sum(equal)
-    config = read_yaml(paths.RUNS / "grpo_learning_rate/higher/0/config.yaml")["config"]
+    config = parse_yaml(paths.RUNS / "grpo_learning_rate/higher/0/config.yaml")["config"]
     assert config["loss_options"] == {"value": {"clip_high": 2.0}, "from": "arm higher"}
 
 
@@ -153,7 +154,7 @@ def test_a_study_trains_with_a_sum_of_rewards(train: Train) -> None:
     """The reward and nothing of another is the reward itself, to the last bit; and its code is what the runs depend on."""
     assert train("whole")[0] == train("sum", reward={"short_answers:short_answers": 1.0, "answer_reward": 0.0})[0] == 0
     assert weights("sum") == weights("whole")
-    config = read_yaml(paths.RUNS / "grpo_learning_rate/sum/0/config.yaml")["config"]["reward"]
+    config = parse_yaml(paths.RUNS / "grpo_learning_rate/sum/0/config.yaml")["config"]["reward"]
     assert config == {"value": {"short_answers:short_answers": 1.0, "answer_reward": 0.0}, "from": "arm sum"}
     write_training_inputs(load_study())
     inputs = json.loads((paths.TRAINING_INPUTS / "grpo_learning_rate.json").read_text())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.study.schema import read_yaml
+from grpo.common.yaml_file import parse_yaml
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -71,7 +71,7 @@ def test_readme_is_read_in_a_few_minutes() -> None:
 
 def test_the_chain_of_experiments_is_as_it_is_drawn() -> None:
     """One that somebody adds need not be drawn."""
-    experiments, page = read_yaml(ROOT / "params.yaml")["experiments"], (DOCS / "study.md").read_text()
+    experiments, page = parse_yaml(ROOT / "params.yaml")["experiments"], (DOCS / "study.md").read_text()
     drawing = re.search(r"^```mermaid\n(.*?)^```$", page, re.M | re.S)
     assert drawing
     chains = [line.split(" --> ") for line in drawing[1].splitlines()[1:]]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from report_parts import arm_result, collapse, each, record, result, run
 
+from grpo.common.yaml_file import parse_yaml
 from grpo.reporting import rollouts, sections, tables, what_it_would_take
 from grpo.reporting.discussion import numbers_of
 from grpo.reporting.figures import curve_table
@@ -19,7 +20,7 @@ from grpo.reporting.timing import times_of_arms
 from grpo.results.findings import AGREES, DISAGREES, ArmResult, Verdict, VerdictName
 from grpo.results.runs import Run, mean_curve
 from grpo.study import paths
-from grpo.study.schema import Study, read_yaml
+from grpo.study.schema import Study
 from grpo.study.settings import AlsoEvaluated
 
 EXPERIMENT = "grpo_baselines"
@@ -223,7 +224,7 @@ def imported(module: str) -> set[str]:
 
 def test_a_selection_is_made_again_when_the_code_changes_that_computes_it() -> None:
     """The report depends on its whole rooms."""
-    stages = read_yaml(ROOT / "dvc.yaml")["stages"]
+    stages = parse_yaml(ROOT / "dvc.yaml")["stages"]
     needed = {f"{module.replace('.', '/')}.py" for module in imported("grpo.results.selection")}
     assert needed <= set(stages["select"]["do"]["deps"])
     assert {"grpo/reporting", "grpo/results"} <= set(stages["report"]["deps"])

@@ -17,16 +17,17 @@ from run_folders import write_baseline, write_run
 from study_parts import EXPERIMENTS
 
 from grpo.common.errors import UserError
+from grpo.common.yaml_file import parse_yaml
 from grpo.results.claims import adjusted, claims_table, judge_claims, read_verdicts, shown, write_claims
 from grpo.results.evidence import Evidence, NotMeasured
 from grpo.results.findings import AGREES, CANNOT_TELL, DISAGREES, NO_DIFFERENCE, NOT_TESTED, Verdict
 from grpo.results.runs import Run
 from grpo.results.verdicts import KINDS, KL
-from grpo.study.schema import Study, load_study, read_yaml
+from grpo.study.schema import Study, load_study
 from grpo.tasks.arithmetic import Arithmetic
 
 REPOSITORY = Path(__file__).parents[2]
-PUBLISHED = read_yaml(REPOSITORY / "grpo" / "results" / "claims.yaml")
+PUBLISHED = parse_yaml(REPOSITORY / "grpo" / "results" / "claims.yaml")
 OF_MINI = [claim for claim in PUBLISHED["claims"] if claim["experiment"] in {*EXPERIMENTS, "math_baseline"}]
 PROBLEMS = 200
 NORM, ENTROPY = "gradient_norm", "token_entropy"

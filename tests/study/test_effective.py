@@ -26,11 +26,12 @@ from study_parts import (
 from grpo.commands.study import describe, renew_runs
 from grpo.common.errors import UserError
 from grpo.common.files import write_text
+from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths
 from grpo.study.effective import digest, effective_run
 from grpo.study.methods import GrpoConfig
 from grpo.study.runs_table import runs_table
-from grpo.study.schema import Study, load_study, read_yaml
+from grpo.study.schema import Study, load_study
 from grpo.study.settings import Experiment
 from grpo.study.software import packages
 from grpo.training.run import _finished_equal, run_identity
@@ -298,7 +299,7 @@ def test_dvc_makes_the_stages_of_what_a_study_makes_and_no_others(
 
 
 def test_dvc_names_everything_that_a_run_depends_on(mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stages = read_yaml(ROOT / "dvc.yaml")["stages"]
+    stages = parse_yaml(ROOT / "dvc.yaml")["stages"]
     monkeypatch.chdir(tmp_path)
     expected: set[str] = set()
     for experiment in EXPERIMENTS:

@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 from study_parts import ROOT
 
+from grpo.common.yaml_file import parse_yaml
 from grpo.study.json_schema import study_schema
-from grpo.study.schema import read_yaml
 
 SCHEMA = study_schema()
 
@@ -24,7 +24,7 @@ def test_the_committed_one_is_what_the_types_say() -> None:
 
 @pytest.mark.parametrize("path", [ROOT / "params.yaml", *sorted((ROOT / "studies").glob("*.yaml"))], ids=lambda path: path.name)
 def test_it_takes_every_study(path: Path) -> None:
-    jsonschema.validate(read_yaml(path), SCHEMA)
+    jsonschema.validate(parse_yaml(path), SCHEMA)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_it_takes_every_study(path: Path) -> None:
     ],
 )
 def test_it_marks_what_is_wrong(keys: list[str], value: Any) -> None:
-    params = copy.deepcopy(read_yaml(ROOT / "params.yaml"))
+    params = copy.deepcopy(parse_yaml(ROOT / "params.yaml"))
     place = params
     for key in keys[:-1]:
         place = place.setdefault(key, {})

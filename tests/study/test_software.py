@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from grpo.common.errors import UserError
+from grpo.common.yaml_file import parse_yaml
 from grpo.reporting.provenance import environments, made_otherwise
 from grpo.study import paths, training_inputs
 from grpo.study import software as software_module
 from grpo.study.effective import effective_run
 from grpo.study.methods import Asynchronous, GrpoConfig, Lora
-from grpo.study.schema import Study, load_study, read_yaml
+from grpo.study.schema import Study, load_study
 from grpo.study.software import PACKAGES, VLLM, hardware, packages, pins, software, unlike_the_pins, warn_of_other_versions
 from grpo.study.training_inputs import write_training_inputs
 from grpo.training.run import run_identity
@@ -129,7 +130,7 @@ def test_another_pin_makes_everything_stale_that_it_decides(
 
 
 def test_every_stage_that_computes_depends_on_the_pins() -> None:
-    stages = read_yaml(REPOSITORY / "dvc.yaml")["stages"]
+    stages = parse_yaml(REPOSITORY / "dvc.yaml")["stages"]
     depending = {
         name
         for name, stage in stages.items()

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from study_parts import ASYNCHRONOUS, EXPERT_ITERATION, KEYWORD, SFT, method_of
 
+from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths, training_inputs
-from grpo.study.schema import Study, read_yaml
+from grpo.study.schema import Study
 from grpo.study.software import CONSTRAINTS, PROJECT, VLLM_ON_CPU
 from grpo.study.training_inputs import ROOMS, code_of_modules, code_of_rooms, shared_settings, write_training_inputs
 from grpo.tasks.keyword_inclusion import Keyword
@@ -25,7 +26,7 @@ WITHOUT_A_SAY = {"tracking", "results", "commands"}  # rooms that record, read o
 
 
 def test_dvc_yaml_names_the_rooms_that_decide_runs() -> None:
-    deps = read_yaml(ROOT / "dvc.yaml")["stages"]["training_inputs"]["deps"]
+    deps = parse_yaml(ROOT / "dvc.yaml")["stages"]["training_inputs"]["deps"]
     assert sorted(deps) == sorted(["${folder}", CONSTRAINTS, VLLM_ON_CPU, PROJECT, *(f"grpo/{room}" for room in ROOMS)])
 
 
@@ -53,7 +54,7 @@ def commands() -> dict[str, ast.FunctionDef]:
 
 def stages() -> dict[str, tuple[str, list[str]]]:
     """The command and the deps of each stage that is no run."""
-    found = {name: stage.get("do", stage) for name, stage in read_yaml(ROOT / "dvc.yaml")["stages"].items()}
+    found = {name: stage.get("do", stage) for name, stage in parse_yaml(ROOT / "dvc.yaml")["stages"].items()}
     commands = {name: stage["cmd"].split()[1] for name, stage in found.items()}
     return {name: (commands[name], found[name]["deps"]) for name in found if commands[name] not in {"train", "training_inputs"}}
 
@@ -81,7 +82,7 @@ def test_stages_that_evaluate_name_the_settings_that_decide_samples() -> None:
         "best_of_n": {"evaluation.best_of_n"},
     }
     for stage, names in own.items():
-        assert set(read_yaml(ROOT / "dvc.yaml")["stages"][stage]["params"]) == settings | names
+        assert set(parse_yaml(ROOT / "dvc.yaml")["stages"][stage]["params"]) == settings | names
 
 
 def test_a_tasks_inputs_are_its_settings_its_formats_and_the_code_of_its_class(

@@ -26,9 +26,10 @@ from mlflow_parts import history, runs_at, unsent, uri_of
 
 from grpo.common.errors import ToBeResumed, UserError
 from grpo.common.files import read_json, write_json, write_text
+from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun, digest, effective_run
-from grpo.study.schema import Study, load_study, read_yaml
+from grpo.study.schema import Study, load_study
 from grpo.study.settings import HubModel
 from grpo.study.software import hardware, software
 from grpo.tracking import mlflow_run, mlflow_study
@@ -277,7 +278,7 @@ def test_a_run_that_is_taken_over_is_one_run_that_names_its_equal(data: Path, mi
     assert [artifact.path for artifact in client.list_artifacts(found.info.run_id)] == ["config.yaml"]
     # The results are those of its equal; what was run with is in the run's folder, the machine apart from it.
     assert {name: (paths.RUNS / run.name / name).read_text() for name in RESULTS} == RESULTS
-    config = read_yaml(paths.RUNS / run.name / "config.yaml")
+    config = parse_yaml(paths.RUNS / run.name / "config.yaml")
     assert config["software"] == software(["numpy"]) and "hardware" not in config
     timing = read_json(paths.run_timing(run.name), made_by="")
     assert (timing["mlflow_run_id"], timing["same_as"], timing["total_s"]) == (found.info.run_id, TWIN, 0.0)

@@ -38,6 +38,7 @@ from training_parts import train as train_by
 from grpo.common.errors import UserError, explain_out_of_memory
 from grpo.common.metrics import UNITS
 from grpo.common.records import Completion, Problem, Rollout
+from grpo.common.yaml_file import parse_yaml
 from grpo.evaluation.evaluate import Sampler
 from grpo.handouts import compute_group_normalized_rewards
 from grpo.learner.learner import Learner
@@ -49,7 +50,7 @@ from grpo.study import paths
 from grpo.study.effective import EffectiveRun, effective_run
 from grpo.study.kept import remove_stored
 from grpo.study.methods import GrpoConfig, Lora
-from grpo.study.schema import Study, read_yaml
+from grpo.study.schema import Study
 from grpo.study.settings import LocalModel
 from grpo.tasks.graded import GradedTask
 from grpo.tasks.task import Format, ScoredBatch
@@ -601,9 +602,9 @@ def test_an_equal_run_stores_no_weights_but_says_whose_it_shares(session: Any, m
     assert set(files) == {"config.yaml", "history.csv", "metrics.json", "outcomes.jsonl", "rollouts.jsonl", "validation.csv"}
     assert files.pop("config.yaml") != copies.pop("config.yaml")
     assert copies == files
-    config = read_yaml(paths.RUNS / twin.name / "config.yaml")
+    config = parse_yaml(paths.RUNS / twin.name / "config.yaml")
     assert (config["run"], config["same_as"]) == ("grpo_baselines/same/0", "grpo_learning_rate/slow/0")
-    assert read_yaml(paths.RUNS / trained.name / "config.yaml")["identity"] == config["identity"]
+    assert parse_yaml(paths.RUNS / trained.name / "config.yaml")["identity"] == config["identity"]
 
     with pytest.raises(UserError, match=rf"a run's folder holds no model itself\. Use {folder}/last or {folder}/best"):
         require_checkpoint(folder)
@@ -624,7 +625,7 @@ def test_a_run_with_other_checkpoints_is_trained_anew(session: Any) -> None:
 def test_the_config_says_what_the_run_changed_and_where_values_came_from(session: Any) -> None:
     session()
     run, _ = session("grpo_baselines", "other", SLOW_WON)
-    config = read_yaml(paths.RUNS / run.name / "config.yaml")
+    config = parse_yaml(paths.RUNS / run.name / "config.yaml")
     assert (config["run"], config["same_as"], config["seed"]) == ("grpo_baselines/other/0", None, 0)
     assert config["overrides"] == {"cliprange": 0.1}
     assert config["updates_per_rollout_batch"] == 2

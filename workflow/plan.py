@@ -35,10 +35,7 @@ SMALLEST = {"gpus": 0, "cpus": 1, "mem_mb": 2000, "runtime_min": 60}
 
 
 def make_plan() -> set[str]:
-    """Ask DVC for the stages and which are stale; write the plan and update the stamps.
-
-    Returns:
-        the names of the stages that DVC would run and of all that depend on them.
+    """Ask DVC for the stages and which are stale; write the plan and update the stamps; return :func:`stale_stages`.
 
     Raises:
         UserError: params.yaml is invalid, DVC cannot read the pipeline, or a stage names resources that params.yaml lacks.
@@ -78,11 +75,7 @@ def make_plan() -> set[str]:
 
 
 def require_flock(folder: Path) -> None:
-    """Check that DVC's kind of lock (flock) works; without it DVC would wait forever without a message.
-
-    Raises:
-        UserError: the file system refuses flock.
-    """
+    """Raise UserError if the file system refuses flock; DVC would then wait forever without a message."""
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryFile(dir=folder) as file:
         try:

@@ -31,11 +31,7 @@ pre, code { font-size: 7.5pt; white-space: pre-wrap; overflow-wrap: anywhere } a
 
 
 def document(reports: Path) -> str:
-    """Build one HTML page from the write-up, the answers, and the sections in the order of the write-up's links.
-
-    Raises:
-        UserError: there is no report.
-    """
+    """Build one HTML page from the write-up, the answers, and its sections in the write-up's order; UserError without a report."""
     if not (reports / "writeup.md").is_file():
         raise UserError(f"{reports}/writeup.md: no report. Run `make repro` first.")
     first = (reports / "writeup.md").read_text(encoding="utf-8")
@@ -70,11 +66,7 @@ def _page(reports: Path, name: str, names: list[str]) -> str:
 
 
 def write_pdf(page: str, path: Path) -> None:
-    """Print an HTML page as PDF.
-
-    Raises:
-        UserError: WeasyPrint, or the library Pango that it needs, is not installed.
-    """
+    """Print an HTML page as PDF; UserError if WeasyPrint, or the library Pango that it needs, is not installed."""
     try:
         from weasyprint import HTML
     except ImportError:
@@ -88,11 +80,7 @@ def write_pdf(page: str, path: Path) -> None:
 
 
 def write_zip(root: Path, path: Path) -> None:
-    """Pack the files below ``root`` that git tracks, as they are now.
-
-    Raises:
-        UserError: ``root`` is not a git repository with a commit.
-    """
+    """Pack the files below ``root`` that git tracks, as they are now; UserError if it is not a git repository with a commit."""
     git = ["git", "-C", str(root), "-c", "user.name=-", "-c", "user.email=-"]
     # A commit, on no branch, of the tracked files as they are; nothing is printed if they are those of the last commit.
     now = subprocess.run([*git, "stash", "create"], capture_output=True, text=True, check=False).stdout.strip() or "HEAD"

@@ -4,9 +4,6 @@ Prints a line for each finished stage. In a terminal it also shows a line for ea
 left, and the progress of all. For a failed stage it prints the end of its log. Of Snakemake's own messages it prints warnings
 and errors only. It prints all of them if no stage runs (`--list`, `--unlock`, an error in the Snakefile) and with `--dry-run`,
 `--verbose`, `--quiet`.
-
-(snakemake-logger-plugin-rich counts finished jobs per rule. Here each stage is a rule, and steps, rewards and time left are not
-among Snakemake's events.)
 """
 
 from __future__ import annotations

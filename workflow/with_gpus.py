@@ -2,17 +2,13 @@
 
 Snakemake's ``--resources gpu=4`` only counts GPUs and does not assign them. Here each GPU has a lock file in a folder that all
 clones of a user on this machine share. The command gets N locked GPUs in CUDA_VISIBLE_DEVICES. The operating system releases
-the locks when the process ends. In jobs that Snakemake submits to Slurm, Slurm assigns the GPUs, and the Snakefile asks for
-none here. (With ``--profile local`` in an allocation of ``salloc``, GPUs are locked as usual.)
+the locks when the process ends. In jobs that Snakemake submits to Slurm, Slurm assigns the GPUs, and N is 0.
 
 A killed ``dvc`` leaves its training running, and the next attempt would run beside it. So the command gets its own process
 group, which is ended with the command, and also when Snakemake dies.
 
 When this process is told to stop (SIGTERM from Slurm, Ctrl-C, a closed terminal), it tells the command, which has time to
 finish its step and save its state. The exit code is then 75: run again to continue. A second Ctrl-C ends the command at once.
-
-Slurm sends SIGTERM to every process of a job. DVC would die of it, so it is started with SIGTERM ignored. Snakemake waits for
-its running jobs, after SIGTERM as after Ctrl-C, and starts no others.
 """
 
 from __future__ import annotations
@@ -65,11 +61,7 @@ def devices() -> dict[str, str]:
 
 @contextmanager
 def hold(count: int) -> Iterator[dict[str, str]]:
-    """Wait until ``count`` GPUs are free and hold them; yield the environment variables that name them.
-
-    Raises:
-        GpuError: the machine has fewer.
-    """
+    """Wait until ``count`` GPUs are free and hold them; yield the variables that name them. GpuError if there are too few."""
     if not count:
         yield {}
         return
@@ -108,10 +100,10 @@ def when_parent_dies(signum: int) -> None:
 
 
 def before_exec() -> None:
-    """Set up the child: it ends with its parent, accepts SIGINT even if the parent ignores it (``nohup ... &``), and ignores
-    SIGTERM.
+    """Let the child end with its parent, accept SIGINT even if the parent ignores it (``nohup ... &``), and ignore SIGTERM.
 
-    Its children ignore SIGTERM too until they change that, as `grpo` does.
+    Slurm sends SIGTERM to every process of a job, and DVC would die of it. Its children ignore it too, until they change that,
+    as `grpo` does.
     """
     when_parent_dies(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -151,8 +143,7 @@ def tell_to_stop(command: int, log: Path | None) -> None:
 def run(command: list[str], env: dict[str, str], log: Path | None) -> int:
     """Run the command in its own process group, and end what is left of the group afterwards.
 
-    Returns:
-        its exit code, or ``RESUME_ME`` if it was told to stop and stopped before it was done.
+    Returns its exit code, or ``RESUME_ME`` if it was told to stop and stopped before it was done.
     """
     with log.open("w") if log else nullcontext() as output:
         process = subprocess.Popen(

@@ -1,8 +1,7 @@
 """Run a task of EleutherAI's lm-evaluation-harness on a checkpoint, and grade the same responses with this package's grader.
 
-The harness writes the prompts, samples, extracts the answers and compares them. The grader then judges the same responses. The
-result has both accuracies and every problem on which they disagree.
-https://github.com/EleutherAI/lm-evaluation-harness
+The harness writes the prompts, samples, extracts the answers and compares them. The result has both accuracies and every
+problem on which harness and grader disagree. https://github.com/EleutherAI/lm-evaluation-harness
 """
 
 from __future__ import annotations
@@ -263,11 +262,7 @@ def final_answer(text: str) -> str:
 
 
 def compare(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Compute each judge's accuracy with a 95% Wilson interval, and collect the problems on which judges disagree.
-
-    Raises:
-        UserError: there are no records.
-    """
+    """Compute each judge's accuracy with a 95% Wilson interval, and the problems on which judges disagree; UserError without records."""
     if not records:
         raise UserError("--task: it has no problems. Check its file.")
     right = Counter(name for record in records for name, verdict in record["verdicts"].items() if verdict)

@@ -36,10 +36,7 @@ def run_kissing_number(study: Study) -> dict[str, Any]:
     """Search, verify the committed program, and write data/kissing_search, reports/kissing_number.json and its metrics.
 
     A search that was killed is continued unless its settings or its code have changed. If the study has no search, the
-    folders and the report are empty, as DVC needs a stage's outputs to exist.
-
-    Returns:
-        the content of reports/kissing_number.json.
+    folders and the report are empty, as DVC needs a stage's outputs to exist. Returns the report's content.
     """
     wanted = study.kissing_number
     if wanted is None:

@@ -41,10 +41,9 @@ def publish(study: Study, name: str, kind: str, to: Destination) -> list[str]:
 
     Args:
         name: the run as EXPERIMENT/ARM/SEED.
-        kind: of the checkpoint, ``best`` or ``last``.
+        kind: of the checkpoint, such as ``best`` or ``last``.
 
-    Returns:
-        lines that say what was done.
+    Returns lines that say what was done.
 
     Raises:
         UserError: no such run or checkpoint, the folder is not empty, there is no token, or the upload fails.

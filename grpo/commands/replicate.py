@@ -27,14 +27,11 @@ LOCAL_CONFIG = Path(".dvc/config.local")
 
 
 def replicate(seeds: list[int], base_seed: int | None) -> str:
-    """Run or resume a replicate of the active study with these seeds, and write reports/replication.md.
+    """Run or resume a replicate of the active study, write reports/replication.md, and say how many verdicts changed.
 
     Args:
         seeds: seeds that the study does not have.
         base_seed: if given, also pretrain the base model and generate problems and traces anew, with this seed.
-
-    Returns:
-        a count of the verdicts that stayed and that changed.
 
     Raises:
         UserError: the seeds are not fresh, the study is not finished, this is not a git repository, or the replicate's

@@ -52,11 +52,7 @@ def lay_over(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, A
 
 
 def difference(base: Mapping[str, Any], target: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Compute the smallest overlay that turns ``base`` into ``target``.
-
-    Raises:
-        ValueError: ``target`` lacks a key of ``base``, which no overlay can remove; the message is the key's path.
-    """
+    """Compute the smallest overlay that turns ``base`` into ``target``; ValueError with a key that it would have to remove."""
     if gone := [key for key in base if key not in target]:
         raise ValueError(f"{path}{gone[0]}")
     overlay: dict[str, Any] = {}
@@ -68,16 +64,13 @@ def difference(base: Mapping[str, Any], target: Mapping[str, Any], path: str = "
 
 
 def choose(experiments: Mapping[str, Any], keep: Mapping[str, Any], own: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Give the experiments that ``only`` or ``without`` leave out ``arms: {}``.
+    """Give the experiments that ``only`` or ``without`` leave out ``arms: {}``; UserError if these cannot be followed.
 
     Args:
         experiments: after merging.
         keep: the overlay's ``only``, ``without`` or both, each a list of names.
         own: the experiments in the overlay itself.
         where: their place, for messages.
-
-    Raises:
-        UserError: a name is unknown, an experiment to keep has no arms, or one to leave out has arms in the overlay.
     """
     for word, names in keep.items():
         if not isinstance(names, list):
@@ -179,13 +172,10 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def study_path(name: str, beside: Path | None = None) -> Path:
-    """Find a study's file by its path, or by its name in studies/ or in the package.
+    """Find a study's file by its path, or by its name in studies/ or in the package; UserError if there is none.
 
     Args:
         beside: a study's file; paths are relative to it, and names are looked up beside it first.
-
-    Raises:
-        UserError: there is none.
     """
     own = [beside.parent] if beside else []
     if name.endswith((".yaml", ".yml")):
@@ -206,11 +196,7 @@ def studies_folders() -> list[Path]:
 
 
 def files_of(path: Path) -> list[Path]:
-    """List a study file and the files that it extends, in order.
-
-    Raises:
-        UserError: a file is missing or not YAML, or the files extend each other in a circle.
-    """
+    """List a study file and the files that it extends, in order; UserError if one is missing or wrong, or for a circle."""
     files = [path]
     while (name := read_mapping(files[-1]).get("extends")) is not None:
         if not isinstance(name, str):
@@ -226,7 +212,7 @@ def compose(path: Path) -> dict[str, Any]:
     """Lay a study file over the files that it extends, and set the keys in :data:`COMPUTED` except ``runs``; not validated.
 
     Raises:
-        UserError: see :func:`files_of`; or ``only`` or ``without`` name experiments that cannot be kept or left out.
+        UserError: see :func:`files_of` and :func:`choose`.
     """
     return _composed(path, lambda file: (read_mapping(file), {}, ()))[0]
 

@@ -11,15 +11,9 @@ from grpo.study import paths
 
 
 def drop_former_stages() -> list[str]:
-    """Remove the stages from dvc.lock that dvc.yaml and params.yaml no longer have, such as those of a removed arm.
+    """Remove the stages from dvc.lock that dvc.yaml and params.yaml no longer have; return their names.
 
     May be called from within a stage: DVC holds no lock while its command runs, and reads the file again afterwards.
-
-    Returns:
-        their names.
-
-    Raises:
-        UserError: DVC cannot read the pipeline.
     """
     from dvc.exceptions import DvcException
     from dvc.repo import Repo

@@ -119,11 +119,7 @@ def _of_rank(experiment: str, rank: int, selection: dict[str, Any]) -> tuple[dic
 
 
 def read_selections(study: Study, experiment: str) -> list[dict[str, Any]]:
-    """Read the winners on which a run of ``experiment`` builds, first to last.
-
-    Raises:
-        UserError: the file is missing.
-    """
+    """Read the winners on which a run of ``experiment`` builds, first to last; UserError if their file is missing."""
     needed = study.needed_selections(experiment)
     if not needed:
         return []
@@ -133,11 +129,7 @@ def read_selections(study: Study, experiment: str) -> list[dict[str, Any]]:
 
 
 def read_config(name: str) -> dict[str, Any]:
-    """Read a run's config.yaml.
-
-    Raises:
-        UserError: it is missing or damaged.
-    """
+    """Read a run's config.yaml; UserError if it is missing or damaged."""
     path, made_by = paths.RUNS / name / "config.yaml", stage_of_run(name)
     if not path.exists():
         raise UserError(f"{path}: no such file. Run `dvc repro {made_by}` to make it.")

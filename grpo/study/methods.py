@@ -351,14 +351,7 @@ Config = TypeVar("Config", bound=TrainingConfig)
 
 
 def with_objective(values: dict[str, Any], path: str) -> dict[str, Any]:
-    """Replace the key ``objective`` by the objective's values, under the other values.
-
-    Args:
-        path: place of the values, for the message.
-
-    Raises:
-        UserError: there is no such objective.
-    """
+    """Replace the key ``objective`` by the objective's values, under the other values; UserError if it is unknown."""
     if OBJECTIVE not in values:
         return values
     own = dict(values)
@@ -372,10 +365,7 @@ def resolved(config: TrainingConfig, arm: dict[str, Any], path: str) -> dict[str
 
     Args:
         config: the configuration under the arm's values.
-        path: place of the arm, for the message.
-
-    Raises:
-        UserError: there is no such objective, or the factor is not a number above 0 or stands beside a learning rate.
+        path: place of the arm, for messages.
     """
     values = with_objective({key: value for key, value in arm.items() if key not in (OFF_POLICY_RANK, RATE_TIMES)}, path)
     if RATE_TIMES not in arm:
@@ -391,7 +381,7 @@ def apply_overrides(config: Config, overrides: dict[str, Any], path: str) -> Con
 
     Args:
         overrides: may be empty; ``off_policy_rank`` is ignored.
-        path: place of the overrides, for the message.
+        path: their place, for messages.
 
     Raises:
         UserError: a key that the method does not have, or values that it refuses.

@@ -141,11 +141,7 @@ class Study(Section):
         return config
 
     def task(self, name: str) -> Task:
-        """Make the task of this name.
-
-        Raises:
-            UserError: there is none, or its settings are wrong.
-        """
+        """Make the task of this name; UserError if there is none, or its settings are wrong."""
         require_known("tasks", "no task", name, self.tasks)
         return make_task(self.tasks[name], f"tasks.{name}")
 
@@ -344,11 +340,7 @@ def load_study(path: Path = PARAMS_FILE) -> Study:
 
 
 def validated(values: dict[str, Any], path: Path) -> Study:
-    """Validate ``values`` as a study; messages name ``path``.
-
-    Raises:
-        UserError: see :func:`load_study`.
-    """
+    """Validate ``values`` as a study; messages name ``path``. Errors: see :func:`load_study`."""
     folder = values.get("folder", STUDIES_FOLDER.as_posix())
     if isinstance(folder, str):
         if not Path(folder).is_dir() and folder != STUDIES_FOLDER.as_posix():

@@ -93,11 +93,7 @@ def _cuda_of_torch() -> str:
 
 
 def pins(names: Iterable[str]) -> dict[str, str]:
-    """The versions of packages that the project pins, such as ``==2.13.0``; for the extra vLLM a range.
-
-    Raises:
-        UserError: a package is not pinned.
-    """
+    """The versions that the project pins, such as ``==2.13.0``; of vLLM a range. UserError if a package is not pinned."""
     text = "".join(shipped(file).read_text(encoding="utf-8") for file in (CONSTRAINTS, VLLM_ON_CPU))
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     extras = tomllib.loads(shipped(PROJECT).read_text(encoding="utf-8"))["project"]["optional-dependencies"]

@@ -228,10 +228,7 @@ def bring_artifacts_along(database: Path) -> None:
 
 
 def deliver(folder: Path, uri: str) -> str:
-    """Send the folder of a run that is over, and remove it.
-
-    Returns:
-        the run's name and its id in MLflow.
+    """Send the folder of a run that is over, and remove it; return the run's name and its id in MLflow.
 
     Raises:
         BlockingIOError: the run is not over, or another process sends its folder.
@@ -253,10 +250,7 @@ def deliver_leftovers(uri: str) -> None:
 
 
 def import_folders(folders: Iterable[Path], uri: str) -> Iterator[str]:
-    """Send the folders of runs that are over to MLflow, and remove each one that was sent.
-
-    Yields:
-        a line on each folder.
+    """Send the folders of runs that are over to MLflow, remove each one that was sent, and yield a line on each.
 
     Raises:
         UserError: MLflow cannot be reached, or some folders could not be sent; they are kept.

@@ -18,11 +18,7 @@ from grpo.study.training_inputs import shared_settings
 
 
 def study_tags(study: Study, task: str = MAIN) -> dict[str, str]:
-    """Tags to filter and group runs by: study, task, model, engine and learner.
-
-    Args:
-        task: name of the task in the study.
-    """
+    """Tags to filter and group runs by: study, task, model, engine and learner."""
     match study.models[task]:
         case HubModel() as hub:
             model = f"{hub.repo}@{hub.revision}"

@@ -31,7 +31,7 @@ pre, code { font-size: 7.5pt; white-space: pre-wrap; overflow-wrap: anywhere } a
 
 
 def document(reports: Path) -> str:
-    """Build one HTML page from the write-up, the answers, and its sections in the write-up's order; UserError without a report."""
+    """Build one HTML page from the write-up, the answers and the sections, in the write-up's order; UserError without them."""
     if not (reports / "writeup.md").is_file():
         raise UserError(f"{reports}/writeup.md: no report. Run `make repro` first.")
     first = (reports / "writeup.md").read_text(encoding="utf-8")

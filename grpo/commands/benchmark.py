@@ -262,7 +262,7 @@ def final_answer(text: str) -> str:
 
 
 def compare(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Compute each judge's accuracy with a 95% Wilson interval, and the problems on which judges disagree; UserError without records."""
+    """Compute each judge's accuracy with a Wilson interval, and where judges disagree; UserError without records."""
     if not records:
         raise UserError("--task: it has no problems. Check its file.")
     right = Counter(name for record in records for name, verdict in record["verdicts"].items() if verdict)

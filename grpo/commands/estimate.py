@@ -9,16 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo.commands.gpu_memory import (
-    BYTES,
-    GIB,
-    PROMPT_TOKENS,
-    STATES_ON_DISK,
-    Shape,
-    prompt_lengths,
-    saved_state_bytes,
-    shape_of,
-)
+from grpo.commands import gpu_memory
+from grpo.commands.gpu_memory import BYTES, GIB, PROMPT_TOKENS, Shape, prompt_lengths, shape_of
 from grpo.common.files import read_json
 from grpo.common.text_table import text_table
 from grpo.study import paths
@@ -91,13 +83,14 @@ def plan(study: Study, active: bool, seconds_per_step: float | None, price: floa
         return _sums([rows[run.name] for run in runs if run.name in rows], taken_over, price)
 
     total, shape, seeds = sums(effective), shapes[MAIN], len(study.seeds)
+    state = gpu_memory.STATES_ON_DISK * gpu_memory.saved_state_bytes(study, shape) / GIB if shape else None
     return {
         "study": study.study,
         "seeds": study.seeds,
         "price_per_gpu_hour": price,
         "experiments": {name: sums([run for run in effective if run.experiment == name]) for name in study.made},
         "total": total,
-        "state_gib_of_a_run_in_progress": STATES_ON_DISK * saved_state_bytes(study, shape) / GIB if shape else None,
+        "state_gib_of_a_run_in_progress": state,
         "dynamic_sampling": sum(
             run.config.n_steps * run.config.dynamic_sampling_rounds * _batch(run.config)
             for run in effective

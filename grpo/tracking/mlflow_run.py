@@ -25,7 +25,7 @@ from grpo.common.files import dvc_hashes, write_json
 from grpo.study import paths
 from grpo.study.software import environment_tags
 from grpo.tracking.mlflow_send import METRICS, RUN, Delivery, deliver_leftovers
-from grpo.tracking.mlflow_study import mlflow_source_tags, source_tags
+from grpo.tracking.mlflow_study import mlflow_source_tags
 from grpo.tracking.mlflow_uri import NOWHERE, describe, tracking_uri, without_password
 
 ROUND_SECONDS, PAUSE_SECONDS = 5.0, 60.0  # between two attempts to send; after a failed one
@@ -53,7 +53,7 @@ class MlflowRun:
         state: Mapping[str, Any] | None = None,
     ):
         self._uri, key = tracking_uri(), uuid.uuid4().hex
-        own_tags = {**environment_tags(), **mlflow_source_tags(), **source_tags(), **tags, "run_key": key}
+        own_tags = {**environment_tags(), **mlflow_source_tags(), **tags, "run_key": key}
         self._about: dict[str, Any] = {
             "uri": without_password(self._uri),
             "experiment": experiment,

@@ -45,11 +45,10 @@ def study_state(study: Study) -> dict[str, Any]:
     Returns:
         ``key``, which identifies the state; ``name`` and ``tags`` of the parent run; ``settings``, all values of params.yaml.
     """
-    settings, source = study.model_dump(mode="json", exclude={"runs"}), source_tags()
-    params_digest = digest(settings)
-    commit, changed = source["git_commit"], source["git_changed"] == "true"
+    settings, tags = study.model_dump(mode="json", exclude={"runs"}), mlflow_source_tags()
+    del tags["mlflow.source.name"]
+    params_digest, commit, changed = digest(settings), tags["git_commit"], tags["git_changed"] == "true"
     at = f"at commit {commit[:8]}" + (" + changes" if changed else "")
-    own = {key: value for key, value in mlflow_source_tags().items() if key != "mlflow.source.name"}
     note = (
         f"**{study.study}**: {study.description}\n\nRuns with params.yaml of digest {params_digest} (see study.json), {at}."
         f" Runs that were up to date then are below an earlier parent. Filter by `tags.experiment`."
@@ -57,7 +56,7 @@ def study_state(study: Study) -> dict[str, Any]:
     return {
         "key": digest([study.study, params_digest, commit, changed]),
         "name": f"study {study.study} {params_digest[:6]} {at}",
-        "tags": {**own, **source, "study": study.study, "params_digest": params_digest, "mlflow.note.content": note},
+        "tags": {**tags, "study": study.study, "params_digest": params_digest, "mlflow.note.content": note},
         "settings": settings,
     }
 
@@ -104,10 +103,11 @@ def _source_tags(folder: Path) -> dict[str, str]:
 
 
 def mlflow_source_tags() -> dict[str, str]:
-    """Tags for MLflow's own columns (commit, source), and the name of the DVC experiment, if any."""
-    commit, experiment = source_tags()["git_commit"], os.environ.get("DVC_EXP_NAME")
-    program = Path(sys.argv[0])
+    """:func:`source_tags`, those of MLflow's own columns (commit, source), and the name of the DVC experiment, if any."""
+    source, experiment, program = source_tags(), os.environ.get("DVC_EXP_NAME"), Path(sys.argv[0])
+    commit = source["git_commit"]
     return {
+        **source,
         "mlflow.source.type": "LOCAL",
         "mlflow.source.name": shlex.join(["grpo" if program.name == "__main__.py" else program.name, *sys.argv[1:]]),
         **({"mlflow.source.git.commit": commit} if commit != "none" else {}),

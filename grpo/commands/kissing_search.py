@@ -28,7 +28,6 @@ from grpo.tracking.mlflow_study import study_state
 CODE = Path(mutation.__file__).parent
 SCORES = "scores.jsonl"
 KISSING_NUMBER_METRICS = paths.METRICS / "kissing_number.json"
-MUTATION = "mutation"
 UNFENCED = "KISSING_UNFENCED"  # environment variable; 1: run a language model's programs even if they can read any file
 
 
@@ -84,7 +83,7 @@ def proposer(strategy: str, seed: int) -> tuple[Propose, Settings]:
     Raises:
         UserError: a language model is needed but not named; or reading is not restricted, without ``KISSING_UNFENCED``.
     """
-    if strategy == MUTATION:
+    if strategy == "mutation":
         return mutation.propose, Settings("mutation", strategy, seed)
     require_extra("openai", "openai", f"the strategy {strategy}")
     if not reading_is_restricted() and os.environ.get(UNFENCED) != "1":

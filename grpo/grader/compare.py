@@ -10,10 +10,10 @@ from typing import Self, TypeVar
 from grpo.grader.expression import divides, equation_difference, is_rational, parse
 from grpo.grader.families import declared_family, letters_of, possible_family, renamed, same_values, without_name
 from grpo.grader.names import is_number, named_sides, names_its_value, plain_name, with_argument_of
-from grpo.grader.normalise import unwrap_text
+from grpo.grader.normalise import RELATION, unwrap_text
 from grpo.grader.numeric import ratio, same_value
 from grpo.grader.quantity import conversion, exact_value, lettered, same_amount, same_number, same_quantity, scaled, split_unit
-from grpo.grader.relations import RELATION, Interval, as_intervals, in_usual_signs, listed_intervals, member_of, merged
+from grpo.grader.relations import Interval, as_intervals, in_usual_signs, listed_intervals, member_of, merged
 from grpo.grader.split import closes_at_end, matrix_rows, parts_of, points_of, split_equations, top_level
 from grpo.grader.values import Effort
 from grpo.grader.words import based, canonical_word, day_of_year, number_word, same_ratio, same_time

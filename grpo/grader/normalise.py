@@ -55,7 +55,7 @@ _AND = re.compile(r"\s*,?\s*\\text\{\s*,?\s*and\s*\}\s*|\s*,?\s+and\s+|,\s*and\s
 _OR = re.compile(
     r"\s*,?\s*\\text\{\s*,?\s*or\s*\}\s*|\s*,?\s+or\s+|,\s*or\s+|(?<=[)\]])or(?=[(\[])|\s*\\(?:lor|vee)(?![A-Za-z])\s*"
 )
-_RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|in)(?![A-Za-z])")
+RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|in)(?![A-Za-z])")
 # U is a union between two intervals or sets, else a letter.
 _UNION = re.compile(r"(?<=[)\]}])\s*(?:\\text\{\s*(?:U|union)\s*\}|U|u|union)\s*(?=[(\[]|\\\{)")
 _INTERVAL_OR_SET = re.compile(r"(?:[A-Za-z]\s*\\in\s*)?[(\[][^()\[\]]*,[^()\[\]]*[)\]]|\\\{.*\\\}")
@@ -224,7 +224,7 @@ def _unicode_to_latex(text: str) -> str:
 def _connectives(text: str) -> str:
     if not ("and" in text or "or" in text or "edge" in text or "ee" in text):
         return text
-    related = _RELATION.search(text) is not None
+    related = RELATION.search(text) is not None
     text = _AND.sub(r"\\land " if related else ",", text)
     return _OR.sub(r"\\lor " if related else ",", text)
 

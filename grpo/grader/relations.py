@@ -9,11 +9,11 @@ from math import isclose, isnan
 from operator import itemgetter
 
 from grpo.grader.expression import parse, variables
+from grpo.grader.normalise import RELATION
 from grpo.grader.numeric import number
 from grpo.grader.split import split_at, top_level
 from grpo.grader.values import Effort
 
-RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|in)(?![A-Za-z])\s*")
 _OPERATORS = {"<": "<", ">": ">", "\\le": "<=", "\\ge": ">=", "\\ne": "!=", "=": "="}
 _CHAIN = re.compile(r"(?<!\\)[<>]|\\(?:le|ge|ne)(?![A-Za-z])|(?<![<>:])=")
 _NAMED = r"[fghpqFGHPQ]\([a-z]\)|\|[zw]\|"  # names of values besides variables: f(x), and |z| of a complex z

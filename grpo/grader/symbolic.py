@@ -10,7 +10,6 @@ import logging
 import operator
 import random
 import re
-from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -34,12 +33,6 @@ _PROSE = re.compile(rf"(?<![A-Za-z0-9\\])(?!(?:[A-Za-z]{{0,2}}(?:{_NAMES}))+)[A-
 _DEGREES = re.compile(r"(\d+)\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})")
 _MAX_EXPONENT = 1000
 _MAX_BRACKET_EXPONENT = 200
-_OPERATIONS: dict[str, Callable[..., Any]] = {
-    "add": operator.add,
-    "mul": operator.mul,
-    "div": operator.truediv,
-    "neg": operator.neg,
-}
 _RELATIVE_TOLERANCE = 1e-10
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns if its own time limit is off; the pool has one
 
@@ -148,7 +141,7 @@ def _rational(tree: Node) -> Any:
         return sympy.Symbol(parts[0])
     if kind == "pow":
         return _rational(parts[0]) ** int(parts[1][1])
-    return _OPERATIONS[kind](*map(_rational, parts))
+    return getattr(operator, "truediv" if kind == "div" else kind)(*map(_rational, parts))
 
 
 def _parse(text: str) -> Any:

@@ -173,7 +173,7 @@ def test_training_and_evaluation_count_the_answers_that_ran_out_of_time(calls: C
     again = [Rollout(Problem("p", "q", "1"), (5,), completion) for completion in completions]
     score_rollouts(reward, again)
     assert summarize(again)["grader_timeouts"] == 2
-    assert sorted(calls()) == ["1", "2", "endless", "endless"]  # each once a batch: nothing is graded one by one
+    assert sorted(calls()) == ["1", "1", "2", "2", "endless", "endless"]  # each once a batch: nothing is graded one by one
 
 
 class Sharing(Task):

@@ -62,6 +62,8 @@ def test_gspo_by_hand() -> None:
     loss, gradient = loss_and_gradient("gspo", [[4.0, 1.0, 0.0]], [3.0], cliprange=0.5, cliprange_high=0.75)
     assert_close(loss[0, :2], torch.tensor([-5.25, -5.25]))
     assert gradient.abs().max() == 0.0
+    loss, gradient = loss_and_gradient("gspo", [[2.0], [0.0]], [1.0, 1.0], cliprange=2.0)  # the second response has no token
+    assert loss.isfinite().all() and gradient.tolist() == [[-2.0], [0.0]]
 
 
 def test_cispo_by_hand() -> None:

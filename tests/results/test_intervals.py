@@ -59,6 +59,8 @@ def test_by_hand() -> None:
     wide = difference_of(np.zeros((2, 2)), np.array([[0.0, 0.5], [1.0, 0.5]]), scale=math.inf)
     # The difference has no variance over problems, so it counts as that of one problem, 1 / 1 / 2, less the rest / 2.
     assert wide.se == pytest.approx(math.sqrt(0.0625 + 0.5 - 0.0625))
+    points = difference_of(np.zeros((2, 2)), np.array([[0.0, 0.5], [1.0, 0.5]]), scale=2.0)
+    assert (points.low, points.high) == (-2.0, 2.0)  # .5 +- 12.706 x .707, kept within the scale
 
 
 def test_where_only_problems_vary_it_is_the_paired_t_interval() -> None:

@@ -297,6 +297,12 @@ def test_arms_that_diverged_come_last_in_the_ranking(study: Study) -> None:
     assert ranking(write_sweep(study, diverged=("once", *off_policy))) == ["four", "eight"]
 
 
+def test_arms_that_collapsed_without_divergence_come_last_too(study: Study) -> None:
+    study = write_sweep(study, shares={"eight": 0.35, "sixteen": 0.2})
+    write_run("four", [right(0), right(0.95), right(0.4), right(0.4)], 0, SWEEP, {"epochs_per_rollout_batch": 4}, 4)
+    assert ranking(study) == ["eight", "two"]
+
+
 def test_a_pinned_arm_leads_the_ranking(study: Study) -> None:
     study = write_sweep(study)
     assert ranking(pinned_to(study, "two", SWEEP)) == ["two", "four"]

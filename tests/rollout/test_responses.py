@@ -100,6 +100,14 @@ def test_a_response_ends_where_its_text_first_holds_a_stop_string(tokenizer: Tok
     assert stop not in tokenizer.decode(one.token_ids[:-1]) or not found
 
 
+def test_a_stop_string_that_was_complete_before_the_newest_token_does_not_count_again() -> None:
+    """As where it stands within the first ``min_tokens``."""
+    tokenizer = byte_level()
+    ids = tokenizer("so END")["input_ids"]
+    responses = Responses(tokenizer, ("END",))
+    assert responses.has_ended(ids) and not responses.has_ended([*ids, *tokenizer("!")["input_ids"]])
+
+
 # --------------------------------------------------------------------------------------------------------- special tokens
 
 

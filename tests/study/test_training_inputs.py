@@ -115,6 +115,8 @@ def test_a_tasks_inputs_are_its_settings_its_formats_and_the_code_of_its_class(
     (tmp_path / "own.py").write_text(OWN_TASK)
     assert changed(written()) == set()
     assert changed(written(study.model_copy(update={"tasks": study.tasks | {"own": {"use": "own:Own", "size": 4}}}))) == {"own"}
+    shorter = study.tasks | {"main": study.tasks["main"] | {"max_prompt_tokens": 120}}  # only chooses among the problems
+    assert changed(written(study.model_copy(update={"tasks": shorter}))) == set()
     ways: list[dict[str, Any]] = [
         {},
         {"stop": ("!",)},

@@ -165,3 +165,7 @@ def test_last_boxed_of_long_texts_takes_milliseconds() -> None:
 def test_no_alternatives_are_a_mistake() -> None:
     with pytest.raises(UserError, match="empty list"):
         r1_zero_reward_fn("</think> <answer>5</answer>", [])
+
+
+def test_a_whole_number_given_as_a_float_is_that_number() -> None:
+    assert r1_zero_reward_fn("</think> <answer>5_{10}</answer>", 5.0)["reward"] == 1.0  # "5.0" would not be

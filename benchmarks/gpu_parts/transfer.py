@@ -56,12 +56,13 @@ class Pair:
         import ray
 
         from grpo.rollout.engine import SamplingParams
+        from grpo.training.asynchronous.actors import Policy
 
         generator, params = self._start(0), SamplingParams(min_tokens=1, max_tokens=1)
 
         def hand_over(version: int) -> None:
             weights = ray.put({name: tensor.detach().cpu() for name, tensor in self.model.state_dict().items()})
-            ray.get(generator.generate.remote([[1]], params, 1, 0, version, [weights]))
+            ray.get(generator.generate.remote([[1]], params, 1, 0, Policy(version, weights)))
 
         times = [self._seconds(partial(hand_over, self._another())) for _ in range(WARM_UP + self.setting.repeats)]
         return {"seconds_with_a_token": statistics.median(times[WARM_UP:]), "mb": self._bytes() / 2**20}

@@ -95,10 +95,15 @@ class Rollout:
     reference_log_probs: Tensor | None = field(default=None, compare=False, repr=False)
     group: int = field(default=0, compare=False, repr=False)
 
+    @property
+    def length(self) -> int:
+        """Number of response tokens."""
+        return len(self.completion.token_ids)
+
 
 def response_tokens(rollouts: Iterable[Rollout]) -> int:
     """Total number of response tokens."""
-    return sum(len(rollout.completion.token_ids) for rollout in rollouts)
+    return sum(rollout.length for rollout in rollouts)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from tqdm import tqdm
 from grpo.common.files import write_text
 from grpo.common.records import Completion, Problem, Rollout
 from grpo.common.world import ALONE, World
-from grpo.rollout.engine import Engine, SamplingParams, derive_seed
+from grpo.rollout.engine import Engine, SamplingParams, derive_seed, require_room
 from grpo.study.settings import Evaluation
 from grpo.tasks.task import Format, ScoredBatch, Task
 
@@ -52,15 +52,18 @@ class Sampler:
     score: Score
     world: World = ALONE
 
+    def encode(self, problems: Sequence[Problem]) -> list[tuple[int, ...]]:
+        """Token ids of each problem's prompt."""
+        return [self.format.encode(self.tokenizer, self.format.prompt(problem.question)) for problem in problems]
+
+    def require_room(self, problems: Sequence[Problem], max_tokens: int, key: str, source: str) -> None:
+        """Refuse problems with prompts that are too long, before sampling (:func:`grpo.rollout.engine.require_room`)."""
+        require_room(self.engine.context, self.encode(problems), max_tokens, key, source)
+
 
 def evaluation_sampling(evaluation: Evaluation, format: Format) -> SamplingParams:
     """Sampling parameters of validation and zero-shot evaluation in a format."""
     return SamplingParams(evaluation.temperature, evaluation.top_p, max_tokens=evaluation.max_tokens, stop=format.stop)
-
-
-def encode_prompts(tokenizer: Any, problems: Sequence[Problem], format: Format) -> list[tuple[int, ...]]:
-    """Token ids of each problem's prompt."""
-    return [format.encode(tokenizer, format.prompt(problem.question)) for problem in problems]
 
 
 def evaluate(
@@ -107,7 +110,7 @@ def sample_rollouts(sampler: Sampler, problems: Sequence[Problem], params: Sampl
     Returns:
         the rollouts, those of a problem side by side.
     """
-    prompts, share = encode_prompts(sampler.tokenizer, problems, sampler.format), sampler.world.share
+    prompts, share = sampler.encode(problems), sampler.world.share
     groups = sampler.engine.generate(prompts, params, n=n, seed=seed)
     if (sizes := [len(group) for group in groups]) != [n] * len(prompts[share]):
         raise ValueError(f"the engine was asked for groups of {n} responses, and returned groups of {sizes}")
@@ -177,7 +180,7 @@ def summarize(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """
     n = len(rollouts)
     means = {key: sum(r.rewards[key] for r in rollouts) / n for key in ("reward", "format_reward", "answer_reward")}
-    lengths = [len(r.completion.token_ids) for r in rollouts]
+    lengths = [r.length for r in rollouts]
     return means | {
         "response_length": sum(lengths) / n,
         "cut_off": sum(r.completion.finish_reason == "length" for r in rollouts) / n,
@@ -189,17 +192,13 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else math.nan
 
 
-def _lengths_by_outcome(outcomes: Iterable[tuple[dict[str, float], int]]) -> dict[str, float]:
-    """Mean length (tokens) of correct and of incorrect responses, given as (rewards, length); NaN if there are none."""
-    lengths: dict[bool, list[int]] = {True: [], False: []}
-    for rewards, length in outcomes:
-        lengths[rewards["answer_reward"] == 1.0].append(length)
-    return {"response_length_correct": _mean(lengths[True]), "response_length_incorrect": _mean(lengths[False])}
-
-
-def lengths_by_outcome(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Mean response length (tokens) of correct and of incorrect rollouts; NaN if there are none."""
-    return _lengths_by_outcome((rollout.rewards, len(rollout.completion.token_ids)) for rollout in rollouts)
+def lengths_by_outcome(rewards: Sequence[dict[str, float]], lengths: Sequence[int]) -> dict[str, float]:
+    """Mean length (tokens) of correct and of incorrect responses; NaN if there are none."""
+    outcomes = [(each["answer_reward"] == 1.0, length) for each, length in zip(rewards, lengths, strict=True)]
+    return {
+        "response_length_correct": _mean([length for correct, length in outcomes if correct]),
+        "response_length_incorrect": _mean([length for correct, length in outcomes if not correct]),
+    }
 
 
 def log_generations(
@@ -227,5 +226,5 @@ def log_generations(
     return records, {
         "token_entropy": _mean(token_entropies),
         "response_length": _mean(response_lengths),
-        **_lengths_by_outcome(zip(rewards, response_lengths, strict=True)),
+        **lengths_by_outcome(rewards, response_lengths),
     }

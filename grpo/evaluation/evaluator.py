@@ -20,7 +20,6 @@ from grpo.evaluation.evaluate import (
     Sampler,
     category,
     count_categories,
-    encode_prompts,
     evaluate,
     evaluation_sampling,
     score_by_task,
@@ -29,7 +28,6 @@ from grpo.evaluation.evaluate import (
 from grpo.models import require_checkpoint
 from grpo.models.checkpoint import load_model, load_tokenizer
 from grpo.results.statistics import wilson_interval
-from grpo.rollout.engine import require_room
 from grpo.rollout.make_engine import Checkpoint, make_engine
 from grpo.study import paths
 from grpo.study.effective import digest
@@ -74,9 +72,9 @@ class CheckpointEvaluator:
         Raises:
             UserError: as :func:`grpo.rollout.engine.require_room`.
         """
+        max_tokens = self.study.evaluation.max_tokens
         for prompt in prompts:
-            encoded = encode_prompts(self.tokenizer, problems, find_format(self.task, prompt))
-            require_room(self.engine.context, encoded, self.study.evaluation.max_tokens, self.limit, f"tasks.{self.task_name}")
+            self._sampler(prompt).require_room(problems, max_tokens, self.limit, f"tasks.{self.task_name}")
 
     def sample(self, problems: Sequence[Problem], prompt: str, n: int = 1) -> list[list[Rollout]]:
         """Sample and score ``n`` completions of each problem; a killed evaluation resumes after its last chunk.
@@ -87,9 +85,8 @@ class CheckpointEvaluator:
         state = paths.EVALUATION_STATE / self._identity(problems, prompt, n)
         self._states.append(state)
         remove_stored(state)
-        settings, format = self.study.evaluation, find_format(self.task, prompt)
-        sampler = Sampler(self.engine, self.tokenizer, format, partial(score_by_task, self.task, prompt))
-        return evaluate(sampler, problems, evaluation_sampling(settings, format), settings.seed, n, state)
+        settings, sampler = self.study.evaluation, self._sampler(prompt)
+        return evaluate(sampler, problems, evaluation_sampling(settings, sampler.format), settings.seed, n, state)
 
     def forget_chunks(self, output: Path | None = None) -> None:
         """Remove the finished chunks: when DVC has stored the stage's ``output``, or now if there is none."""
@@ -98,6 +95,10 @@ class CheckpointEvaluator:
                 keep_until_stored(state, output)
             else:
                 shutil.rmtree(state, ignore_errors=True)
+
+    def _sampler(self, prompt: str) -> Sampler:
+        format, score = find_format(self.task, prompt), partial(score_by_task, self.task, prompt)
+        return Sampler(self.engine, self.tokenizer, format, score)
 
     def _identity(self, problems: Sequence[Problem], prompt: str, n: int) -> str:
         """Digest of everything that the completions and their scores depend on."""
@@ -189,7 +190,7 @@ def _record(answer: str | None, rollout: Rollout, tokenizer: Any) -> dict[str, A
         **rollout.rewards,
         "timed_out": rollout.timed_out,
         "finish_reason": rollout.completion.finish_reason,
-        "response_length": len(rollout.completion.token_ids),
+        "response_length": rollout.length,
     }
 
 

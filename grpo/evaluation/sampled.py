@@ -57,7 +57,7 @@ def estimates(settings: BestOfN, format: Format, groups: Sequence[Sequence[Rollo
     """
     correct = np.array([[float(r.rewards["answer_reward"] == 1.0) for r in group] for group in groups])
     scores = np.array([[mean_log_prob(r) for r in group] for group in groups])
-    lengths = np.array([[len(r.completion.token_ids) for r in group] for group in groups], dtype=float)
+    lengths = np.array([[r.length for r in group] for group in groups], dtype=float)
     formed = np.array([[float(r.rewards["format_reward"] == 1.0) for r in group] for group in groups])
     votes = np.array(votes_of([[format.read(r.completion.text) for r in group] for group in groups]))
     by_n = {
@@ -128,7 +128,7 @@ def _record(format: Format, group: Sequence[Rollout]) -> dict[str, Any]:
                 "response": r.completion.text,
                 "answer": format.read(r.completion.text),
                 "mean_log_prob": mean_log_prob(r),
-                "response_length": len(r.completion.token_ids),
+                "response_length": r.length,
                 "finish_reason": r.completion.finish_reason,
                 **r.rewards,
             }

@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import torch
 
-from grpo.common.records import Problem, Rollout, response_tokens
+from grpo.common.records import Problem, Rollout
 from grpo.common.world import ALONE, World
-from grpo.evaluation.evaluate import Sampler, grader_timeouts, sample_rollouts, score_rollouts
+from grpo.evaluation.evaluate import Sampler, sample_rollouts, score_rollouts, summarize
 from grpo.learner.advantages import normalize_scores
 from grpo.learner.learner import Learner
 from grpo.rollout.engine import SamplingParams, derive_seed
@@ -55,8 +55,7 @@ def reward(setup: RunSetup[Sampling], rollouts: list[Rollout], world: World) -> 
     score_rollouts(setup.score, rollouts)
     if isinstance(setup.config, GrpoConfig) and (buffer := setup.config.overlong_buffer) is not None:
         for rollout in rollouts:
-            length = len(rollout.completion.token_ids)
-            punishment = soft_overlong_punishment(length, setup.config.sampling_max_tokens, buffer)
+            punishment = soft_overlong_punishment(rollout.length, setup.config.sampling_max_tokens, buffer)
             rollout.rewards = rollout.rewards | {"reward": rollout.rewards["reward"] + punishment}
     return world.join(rollouts, each=setup.config.group_size)
 
@@ -88,14 +87,12 @@ def set_advantages(setup: RunSetup[GrpoConfig], rollouts: list[Rollout]) -> dict
     )
     for rollout, advantage in zip(rollouts, advantages.tolist(), strict=True):
         rollout.advantage = advantage
-    return {
-        **{f"train/{key}": means[key] for key in ("reward", "format_reward", "answer_reward", "zero_signal_fraction")},
-        "train/response_length": response_tokens(rollouts) / len(rollouts),
-        "train/response_length_max": max(len(r.completion.token_ids) for r in rollouts),
-        "train/cut_off": sum(r.completion.finish_reason == "length" for r in rollouts) / len(rollouts),
-        "train/grader_timeouts": grader_timeouts(rollouts),
-        **task_metrics(setup, rollouts),
-    }
+    found = summarize(rollouts) | means | {"response_length_max": max(rollout.length for rollout in rollouts)}
+    columns = (
+        *("reward", "format_reward", "answer_reward", "zero_signal_fraction"),
+        *("response_length", "response_length_max", "cut_off", "grader_timeouts"),
+    )
+    return {f"train/{name}": found[name] for name in columns} | task_metrics(setup, rollouts)
 
 
 def task_metrics(setup: RunSetup[Sampling], rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -151,7 +148,7 @@ def lag_metrics(rollouts: Sequence[Rollout], version: int) -> dict[str, float]:
     Returns:
         mean, smallest and largest lag.
     """
-    lags = [(version - r.completion.policy_version, len(r.completion.token_ids)) for r in rollouts]
+    lags = [(version - r.completion.policy_version, r.length) for r in rollouts]
     tokens = sum(n for _, n in lags)
     return {
         "lag_mean": sum(lag * n for lag, n in lags) / max(1, tokens),

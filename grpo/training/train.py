@@ -17,13 +17,12 @@ from grpo.common.imports import require_extra
 from grpo.common.interruption import stop_after_the_step
 from grpo.common.records import Problem
 from grpo.common.world import init_world
-from grpo.evaluation.evaluate import Sampler, encode_prompts, score_by_task
+from grpo.evaluation.evaluate import Sampler, score_by_task
 from grpo.learner.learner import Learner
 from grpo.learner.losses import bind_loss
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.lora import add_adapters
 from grpo.models.sharding import whole_model
-from grpo.rollout.engine import require_room
 from grpo.rollout.make_engine import Checkpoint, make_engine
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun
@@ -139,19 +138,17 @@ def require_room_for_all(run: EffectiveRun, validation: Validation) -> None:
     Raises:
         UserError: as :func:`grpo.rollout.engine.require_room`.
     """
-    setup, tokenizer, config = validation.setup, validation.sampler.tokenizer, run.config
-    context, limit = validation.sampler.engine.context, validation.sampling(setup.format).max_tokens
+    sampler, config = validation.sampler, run.config
+    limit = validation.sampling(sampler.format).max_tokens
     arm = f"experiments.{run.experiment}.arms.{run.arm}" if "sampling_max_tokens" in run.overrides else run.method
     key = f"{arm}.sampling_max_tokens"
     if isinstance(config, SamplingConfig):
-        prompts = encode_prompts(tokenizer, setup.data, setup.format)
-        require_room(context, prompts, config.sampling_max_tokens, key, f"tasks.{run.task}")
+        sampler.require_room(validation.setup.data, config.sampling_max_tokens, key, f"tasks.{run.task}")
     asked = validation.problems if config.wall_clock_limit_s is None else validation.all_problems
     key = "evaluation.max_tokens" if limit == validation.settings.max_tokens else key
-    require_room(context, encode_prompts(tokenizer, asked, setup.format), limit, key, f"tasks.{run.task}")
+    sampler.require_room(asked, limit, key, f"tasks.{run.task}")
     for name, one in validation.also.items():
-        encoded = encode_prompts(tokenizer, one.problems, one.sampler.format)
-        require_room(context, encoded, limit, key, f"evaluation.also.{name}")
+        one.sampler.require_room(one.problems, limit, key, f"evaluation.also.{name}")
 
 
 def further_sets(

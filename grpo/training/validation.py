@@ -91,12 +91,12 @@ class Validation:
             [r.problem.ground_truth for r in logged],
             [r.rewards for r in logged],
             learner.token_entropies(logged),
-            [len(r.completion.token_ids) for r in logged],
+            [r.length for r in logged],
         )
         metrics = {
             **summarize(rollouts),
             "token_entropy": summary["token_entropy"],
-            **lengths_by_outcome(rollouts),
+            **lengths_by_outcome([r.rewards for r in rollouts], [r.length for r in rollouts]),
             **self.setup.task.measures(rollouts),
             **self._on_further_sets(step, last or step == self.setup.config.n_steps),
         }

@@ -20,7 +20,7 @@ import pytest
 from study_parts import activate
 
 from grpo.common.errors import UserError
-from grpo.common.records import Completion, Problem, Rollout, write_records
+from grpo.common.records import Problem, Rollout, write_records
 from grpo.evaluation import evaluate as module
 from grpo.evaluation import evaluator as evaluator_module
 from grpo.evaluation import zero_shot
@@ -217,16 +217,11 @@ def test_generations_are_logged_with_all_that_is_known_of_them() -> None:
 
 def test_lengths_of_correct_and_incorrect_responses_by_hand() -> None:
     """NaN for a kind that there is not."""
-
-    def rollout(answer: float, length: int) -> Rollout:
-        completion = Completion((1,) * length, "text", (0.0,) * length, "stop")
-        return Rollout(Problem("p", "", ""), (1, 2, 3), completion, _rewards(answer))
-
-    mixed = [rollout(1.0, 2), rollout(0.0, 9), rollout(1.0, 5), rollout(0.0, 1)]
-    assert lengths_by_outcome(mixed) == {"response_length_correct": 3.5, "response_length_incorrect": 5.0}
-    nothing_right = lengths_by_outcome(mixed[1:2])
+    rewards, lengths = [_rewards(1.0), _rewards(0.0), _rewards(1.0), _rewards(0.0)], [2, 9, 5, 1]
+    assert lengths_by_outcome(rewards, lengths) == {"response_length_correct": 3.5, "response_length_incorrect": 5.0}
+    nothing_right = lengths_by_outcome(rewards[1:2], [9])
     assert math.isnan(nothing_right["response_length_correct"]) and nothing_right["response_length_incorrect"] == 9.0
-    assert math.isnan(lengths_by_outcome(mixed[:1])["response_length_incorrect"])
+    assert math.isnan(lengths_by_outcome(rewards[:1], [2])["response_length_incorrect"])
 
 
 @pytest.fixture

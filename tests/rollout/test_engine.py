@@ -391,7 +391,8 @@ def test_the_runs_own_share_of_memory_reaches_the_engine(
     assert share(make_engine(study, Checkpoint(tmp_path, model, tokenizer), config=study.sft)) == 0.85
     assert share(make_engine(study, Checkpoint(tmp_path, model, tokenizer))) == 0.85
     monkeypatch.setattr(start, "_set_up", lambda *_: None)  # this process is no actor's
-    generator, _, _ = start._make_generator(study, own, tmp_path, Path(), check_weights=False)
+    run: Any = SimpleNamespace(model=tmp_path, config=own)
+    generator, _, _ = start._make_generator(study, run, Path(), check_weights=False)
     assert share(generator) == 0.3
     assert generator._llm.calls == []  # it waits for weights, and does not sleep meanwhile
 

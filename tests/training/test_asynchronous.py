@@ -60,7 +60,7 @@ from grpo.training import run as run_module
 from grpo.training.asynchronous import actors
 from grpo.training.asynchronous import loop as loop_module
 from grpo.training.asynchronous import start as start_module
-from grpo.training.asynchronous.actors import Generator, LearnerActor, ScoredRollouts
+from grpo.training.asynchronous.actors import Generator, LearnerActor, Policy, ScoredRollouts
 from grpo.training.asynchronous.loop import finished, train_grpo_asynchronously
 from grpo.training.asynchronous.remote import RolloutPipeline
 from grpo.training.asynchronous.replay import ReplayBuffer
@@ -254,18 +254,18 @@ def test_a_generator_counts_its_own_times_and_memory(tokenizer: Any, monkeypatch
     generator = Generator(lambda: (HungryEngine(0.1), loading, tokenizer), many)
     assert generator.start() is None
     time.sleep(0.4)
-    _, first = generator.sample(1, 0, [], sending_s=0.25)
+    _, first = generator.sample(1, Policy(0), sending_s=0.25)
     time.sleep(0.4)
-    generator.generate([[1]], SamplingParams(max_tokens=1), 1, 0, 0, [])
+    generator.generate([[1]], SamplingParams(max_tokens=1), 1, 0, Policy(0))
     generator.setup = few
-    rollouts, second = generator.sample(2, 1, ["weights"])
+    rollouts, second = generator.sample(2, Policy(1, "weights"))
     assert {r.completion.policy_version for r in rollouts} == {1}
     for times, waited, loaded in ((first, 0.15, 0.25), (second, 0.0, 0.2)):
         found = [times[f"{name}_s"] for name in ("rollout", "generator_waiting", "generator_synchronization")]
         assert found[1:] == pytest.approx([waited, loaded], abs=0.09) and found[0] >= 0.1
     assert first["rollout_peak_mb"] - second["rollout_peak_mb"] > 200
     with pytest.raises(RuntimeError, match="weights of version 1, not 2"):
-        generator.sample(3, 2, [])
+        generator.sample(3, Policy(2))
 
 
 def test_what_leaves_the_learners_actor_is_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

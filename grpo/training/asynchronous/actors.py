@@ -20,7 +20,7 @@ from grpo.common.records import Completion, Rollout
 from grpo.evaluation.evaluate import Sampler
 from grpo.learner.learner import Learner
 from grpo.models.lora import without_adapters
-from grpo.rollout.engine import Engine, SamplingParams
+from grpo.rollout.engine import SamplingParams
 from grpo.study.methods import GrpoConfig
 from grpo.training.asynchronous.transfer import Receiver, Sender, gpu
 from grpo.training.context import RunSetup, Updates
@@ -28,6 +28,19 @@ from grpo.training.state import copy_to_cpu, write_durably
 from grpo.training.step import sample, score, train_on
 
 SENDING, WRITING = "sending", "writing"  # Ray concurrency groups of the learner, with a thread each
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A version of the policy, by which the generator samples.
+
+    Attributes:
+        weights: a reference to its weights, which Ray fetches only if the generator has another version; None if the learner
+            sends them.
+    """
+
+    version: int
+    weights: Any = None
 
 
 @dataclass
@@ -52,7 +65,7 @@ class Generator:
             :class:`grpo.training.asynchronous.transfer.Weights`), and the tokenizer.
     """
 
-    def __init__(self, make: Callable[[], tuple[Engine, Any, Any]], setup: RunSetup[GrpoConfig]):
+    def __init__(self, make: Callable[[], tuple[Any, Any, Any]], setup: RunSetup[GrpoConfig]):
         self.make, self.setup = make, setup
 
     def start(self) -> int | None:
@@ -60,25 +73,21 @@ class Generator:
         self.engine, self.model, tokenizer = self.make()
         self.sampler = Sampler(self.engine, tokenizer, self.setup.format, self.setup.score)
         self.idle_since = time.perf_counter()
-        return self.engine.context
+        context: int | None = self.engine.context
+        return context
 
-    def sample(
-        self, step: int, version: int, weights: list[Any], sending_s: float = 0.0
-    ) -> tuple[list[Rollout], dict[str, float]]:
+    def sample(self, step: int, policy: Policy, sending_s: float = 0.0) -> tuple[list[Rollout], dict[str, float]]:
         """Sample the rollouts of a step.
 
         Args:
-            version: the policy version that samples them.
-            weights: a reference to its weights, in a list so that Ray fetches them only if needed; an empty list if the learner
-                has already sent them.
-            sending_s: seconds in which it did.
+            sending_s: seconds in which the learner sent the policy's weights.
 
         Returns:
             the rollouts, and times and memory.
         """
         device, asked = _device(), time.perf_counter()
         reset_peak(device)
-        self._take_over(version, weights)
+        self._take_over(policy)
         ready = time.perf_counter()
         rollouts = sample(self.setup, self.sampler, step, self.setup.config.n_prompts_per_rollout_batch)
         times = {
@@ -96,37 +105,33 @@ class Generator:
         params: SamplingParams,
         n: int,
         seed: int,
-        version: int,
-        weights: list[Any],
+        policy: Policy,
         sending_s: float = 0.0,
     ) -> list[list[Completion]]:
-        """Sample as :meth:`grpo.rollout.engine.Engine.generate`, with a version's weights."""
-        self._take_over(version, weights)
-        groups = self.engine.generate(prompts, params, n, seed)
+        """Sample as :meth:`grpo.rollout.engine.Engine.generate`; the other arguments are those of :meth:`sample`."""
+        self._take_over(policy)
+        groups: list[list[Completion]] = self.engine.generate(prompts, params, n, seed)
         self.idle_since = time.perf_counter()
         return groups
 
     def receiver(self) -> Receiver:
         """What :class:`grpo.training.asynchronous.transfer.Sender` needs to know; it also calls the next two methods."""
-        engine: Any = self.engine
-        return Receiver(gpu(), engine.policy_version, engine._check)
+        return Receiver(gpu(), self.engine.policy_version, self.engine._check)
 
     def call_llm(self, method: str, *arguments: Any, **named: Any) -> Any:
         """Call a method of the ``vllm.LLM``."""
-        engine: Any = self.engine
-        return getattr(engine._llm, method)(*arguments, **named)
+        return getattr(self.engine._llm, method)(*arguments, **named)
 
     def has_taken_over(self, version: int) -> None:
         """Take note that weights of this version have arrived."""
-        engine: Any = self.engine
-        engine.policy_version = version
+        self.engine.policy_version = version
 
-    def _take_over(self, version: int, weights: list[Any]) -> None:
-        if self.engine.policy_version != version:
-            if not weights:
-                raise RuntimeError(f"the generator has weights of version {self.engine.policy_version}, not {version}")
-            self.model.load_state_dict(ray.get(weights[0]))
-            self.engine.synchronize(self.model, version)
+    def _take_over(self, policy: Policy) -> None:
+        if self.engine.policy_version != policy.version:
+            if policy.weights is None:
+                raise RuntimeError(f"the generator has weights of version {self.engine.policy_version}, not {policy.version}")
+            self.model.load_state_dict(ray.get(policy.weights))
+            self.engine.synchronize(self.model, policy.version)
 
 
 class Scorer:

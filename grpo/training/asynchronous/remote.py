@@ -12,7 +12,7 @@ import torch
 
 from grpo.common.records import Completion, Problem, Rollout
 from grpo.rollout.engine import SamplingParams
-from grpo.training.asynchronous.actors import SENDING, WRITING, ScoredRollouts
+from grpo.training.asynchronous.actors import SENDING, WRITING, Policy, ScoredRollouts
 from grpo.training.asynchronous.replay import Group
 from grpo.training.context import Updates
 
@@ -100,7 +100,12 @@ class RolloutPipeline:
         """
         if model is None:
             self.learner.keep(policy_version)
-        self.policy_version, self._weights = policy_version, model
+        self._policy = Policy(policy_version, model)
+
+    @property
+    def policy_version(self) -> int:
+        """See :class:`grpo.rollout.engine.Engine`."""
+        return self._policy.version
 
     def request(self, step: int) -> Future[ScoredRollouts]:
         """Request the sampled and scored rollouts of a step."""
@@ -112,11 +117,8 @@ class RolloutPipeline:
         return result_of(self._ask("generate", prompts, params, n, seed))  # type: ignore[no-any-return]
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        """Call the generator with the newest version."""
-        version, call = self.policy_version, getattr(self.generator, method)
-        if self._weights is None:
-            answer = call.remote(*arguments, version, [], self.learner.send(version, self.generator, self._last))
-        else:
-            answer = call.remote(*arguments, version, [self._weights])
-        self._last = [answer]
-        return answer
+        """Call the generator with the newest version, which it gets first if the learner sends it."""
+        sends = self._policy.weights is None
+        sent = [self.learner.send(self.policy_version, self.generator, self._last)] if sends else []
+        self._last = [getattr(self.generator, method).remote(*arguments, self._policy, *sent)]
+        return self._last[0]

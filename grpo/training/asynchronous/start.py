@@ -95,7 +95,7 @@ def start_asynchronous(
             f"params.yaml: learner.processes ({study.learner.processes}): an asynchronous run has one process for its "
             "learner. Set it to 1."
         )
-    folder, here = run.model.absolute(), Path.cwd()
+    here = Path.cwd()
     devices = {name: _device(study, name) for name in ("engine", "learner")}
     seen = {name: {"device": at if at == "cpu" else "cuda:0"} for name, at in devices.items()}  # Ray shows an actor one GPU
     actors_study = study.model_copy(update={name: getattr(study, name).model_copy(update=of) for name, of in seen.items()})
@@ -103,8 +103,8 @@ def start_asynchronous(
     resources = {name: {"num_cpus": study.threads, "num_gpus": gpus * (at != "cpu")} for name, at in devices.items()}
     with start_actors(
         setup,
-        partial(_make_generator, actors_study, setup.config, folder, here, check_weights),
-        partial(_make_learner, actors_study, run, folder, here),
+        partial(_make_generator, actors_study, run, here, check_weights),
+        partial(_make_learner, actors_study, run, here),
         resources["engine"],
         resources["learner"],
         sends=study.engine.name == "vllm" and "cpu" not in devices.values(),
@@ -176,20 +176,20 @@ def _device(study: Study, name: str) -> str:
     return "cuda:0" if device == "cuda" else device
 
 
-def _make_generator(study: Study, config: GrpoConfig, folder: Path, here: Path, check_weights: bool) -> tuple[Engine, Any, Any]:
+def _make_generator(study: Study, run: EffectiveRun, here: Path, check_weights: bool) -> tuple[Engine, Any, Any]:
     _set_up(study, here)
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(run.model)
     if study.engine.name == "vllm":
-        return make_engine(study, Checkpoint(folder, None, tokenizer), check_weights, config), Weights(), tokenizer
-    model = load_model(folder, study.learner.dtype, study.engine.device)
+        return make_engine(study, Checkpoint(run.model, None, tokenizer), check_weights, run.config), Weights(), tokenizer
+    model = load_model(run.model, study.learner.dtype, study.engine.device)
     own = study.model_copy(update={"learner": study.learner.model_copy(update={"device": study.engine.device})})
-    return make_engine(own, Checkpoint(folder, model, tokenizer)), model, tokenizer
+    return make_engine(own, Checkpoint(run.model, model, tokenizer)), model, tokenizer
 
 
-def _make_learner(study: Study, run: EffectiveRun, folder: Path, here: Path) -> tuple[Learner, Callable[[Path], None]]:
+def _make_learner(study: Study, run: EffectiveRun, here: Path) -> tuple[Learner, Callable[[Path], None]]:
     _set_up(study, here)
-    tokenizer = load_tokenizer(folder)
-    model = load_model(folder, study.learner.dtype, study.learner.device)
+    tokenizer = load_tokenizer(run.model)
+    model = load_model(run.model, study.learner.dtype, study.learner.device)
     if run.config.lora is not None:
         add_adapters(model, run.config.lora, run.seed, run.model)
     learner = Learner(model, run.config, tokenizer.pad_token_id, study.learner)

@@ -155,7 +155,9 @@ def make_model(scale: Scale, device: str, dtype: torch.dtype = torch.bfloat16, o
 
         with torch.device(device):
             return TransformerLM(TransformerConfig(**sizes)).to(dtype).train()
-    from grpo.models.hugging_face import SHARED_PROMPT, AutoModelForCausalLM, Qwen2Config
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    from grpo.models.hugging_face import SHARED_PROMPT
 
     config = Qwen2Config(**sizes, bos_token_id=None, eos_token_id=0, pad_token_id=0)
     with torch.device(device):  # and not .to(dtype), which would round RoPE's frequencies too

@@ -232,7 +232,6 @@ class Learner:
 
     @contextmanager
     def _starting_model(self) -> Iterator[Any]:
-        """The model with its starting weights."""
         if self.reference is None:
             with without_adapters(self.model, merge=False) as model:
                 yield model
@@ -296,7 +295,6 @@ class Learner:
             extreme["mismatch_max"] = torch.fmax(extreme["mismatch_max"], micro.flat(old - engine).abs().max())
 
     def _zeros(self, *names: str) -> dict[str, Tensor]:
-        """Named float64 sums of 0 on the device."""
         return dict(zip(names, torch.zeros(len(names), dtype=torch.float64, device=self.model.device).unbind(), strict=True))
 
     def _step(self, totals: dict[str, Tensor], extreme: dict[str, Tensor]) -> dict[str, float]:

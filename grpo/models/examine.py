@@ -130,11 +130,7 @@ def limited_context(folder: Path) -> int | None:
 
 
 def _recomputes_exactly(model: Any, rows: Tensor, expected: Tensor) -> bool:
-    """Whether layers in training mode, which gradient checkpointing needs, give the results of evaluation mode.
-
-    Args:
-        expected: (rows, tokens, width), last hidden states in evaluation mode.
-    """
+    """Whether layers in training mode, which gradient checkpointing needs, give the hidden states ``expected``."""
     layers = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
     for layer in layers:
         for name, value in vars(layer).items():
@@ -157,12 +153,7 @@ def _by_config(config: Any) -> str:
 
 
 def _by_trying(model: Any, expected: Tensor, logits: Tensor) -> str:
-    """Compute the texts with shared prompts, and say why that fails; empty if the results agree.
-
-    Args:
-        expected: (rows, tokens, width), last hidden states by the architecture's own attention.
-        logits: (rows, tokens, vocabulary), likewise.
-    """
+    """Compute the texts with shared prompts, and say why that fails; empty if the results are those of its own attention."""
     (segments,) = fill_rows(PROMPT_OF, RESPONSES, max_tokens=100)
     row = pack(segments, PROMPT_OF, RESPONSES)
     try:

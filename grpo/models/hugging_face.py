@@ -14,7 +14,6 @@ from torch import Tensor
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
-from transformers.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from grpo.common.errors import UserError, is_out_of_memory, reason
@@ -25,8 +24,6 @@ from grpo.models.tokenizer import GENERATION_CONFIG, MODEL_CONFIG
 
 if TYPE_CHECKING:  # a measurement on a bare machine has no pydantic
     from grpo.study.settings import RandomModel
-
-__all__ = ["SHARED_PROMPT", "Qwen2Config", "Qwen2ForCausalLM", "convert_tokenizer", "load_hugging_face", "random_model"]
 
 transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 

@@ -151,7 +151,6 @@ class VllmEngine:
             require_equal_weights(self._llm, self._policy)
 
     def _rest(self) -> None:
-        """Release the memory until the next call."""
         if self._sleep:
             self._llm.sleep(level=2)
             self._awake = False

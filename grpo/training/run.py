@@ -47,15 +47,15 @@ def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> N
     """
     require_checkpoint(run.model)
     data, identity = read_data(run, study.also_evaluated(run.task)), run_identity(study, run)
-    if not started_by_torchrun() and bring_back(_state_folder(run, identity), paths.RUNS / run.name):
-        print(f"{run.name} was finished before, but not yet stored by DVC: its results are back in place")
-        return
-    # The first process looks for an identical run before it starts several; these do not look again.
-    same_as = None if started_by_torchrun() else _finished_equal(study, run.experiment, identity)
-    together = study.learner.processes > 1 and not is_asynchronous(run.config)
-    if together and not same_as and not started_by_torchrun():
-        start_processes(study.learner.processes, study.learner.device)
-        return
+    same_as = None
+    if not started_by_torchrun():  # the first process decides for those that it starts
+        if bring_back(_state_folder(run, identity), paths.RUNS / run.name):
+            print(f"{run.name} was finished before, but not yet stored by DVC: its results are back in place")
+            return
+        same_as = _finished_equal(study, run.experiment, identity)
+        if study.learner.processes > 1 and not same_as and not is_asynchronous(run.config):
+            start_processes(study.learner.processes, study.learner.device)
+            return
     lock = only_one(paths.RUN_LOCKS / f"{run.name.replace('/', '--')}.lock", f"{run.name}: another process")
     with (
         lock if is_rank_0() else nullcontext(),
@@ -68,11 +68,7 @@ def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> N
 
 
 def _train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, check_weights: bool) -> None:
-    """Train; if an actor of an asynchronous run is lost, go on from the last saved state.
-
-    Raises:
-        UserError: this happened ATTEMPTS times in a row from the same state.
-    """
+    """Train; if an actor of an asynchronous run is lost, go on from the last saved state."""
     from grpo.training.train import train
 
     losses = attempts = reached = 0
@@ -200,7 +196,6 @@ def _mlflow_run(study: Study, run: EffectiveRun, identity: dict[str, Any], same_
 
 
 def _mlflow_id(run: str) -> str:
-    """The id in MLflow of a finished run."""
     timing = read_json(paths.run_timing(run), made_by=stage_of_run(run), keys=("mlflow_run_id",))
     return timing["mlflow_run_id"] or "not tracked"
 
@@ -243,7 +238,6 @@ def _finished_equal(study: Study, experiment: str, identity: dict[str, Any]) -> 
 
 
 def _take_over(run: str, same_as: str, outputs: Outputs) -> None:
-    """Copy the results of an identical run."""
     print(f"same configuration as {same_as}: its results are taken over, nothing is trained twice")
     for source in (paths.RUNS / same_as).iterdir():
         if source.name != "config.yaml":

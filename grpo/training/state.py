@@ -196,7 +196,6 @@ class SavedState:
             raise ToBeResumed(f"stopped after step {step}; the state is saved. Run the same command again to go on from there.")
 
     def _take(self, step: int, loop: dict[str, Any]) -> None:
-        """Copy the state, and hand it to the writing thread."""
         draft = self.folder / ".step.draft"
         remove(draft)
         draft.mkdir(parents=True)

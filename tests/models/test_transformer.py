@@ -17,12 +17,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from training_parts import scored
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from grpo.common.errors import UserError
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import compile_layers, load_model, save_checkpoint
-from grpo.models.hugging_face import SHARED_PROMPT, Qwen2Config, Qwen2ForCausalLM
+from grpo.models.hugging_face import SHARED_PROMPT
 from grpo.models.prefix_attention import KeyValueCache
 from grpo.models.qwen2_format import TransformerConfig
 from grpo.models.transformer import TransformerLM, visible_keys

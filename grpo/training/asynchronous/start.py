@@ -171,7 +171,6 @@ def _require_answer(address: str) -> None:
 
 
 def _device(study: Study, name: str) -> str:
-    """Device of the engine or of the learner."""
     device: str = getattr(study, name).device
     return "cuda:0" if device == "cuda" else device
 
@@ -197,7 +196,6 @@ def _make_learner(study: Study, run: EffectiveRun, here: Path) -> tuple[Learner,
 
 
 def _set_up(study: Study, here: Path) -> None:
-    """Set the working folder and the CPU threads of an actor's process."""
     os.chdir(here)  # all nodes of a cluster share the project's folder
     fix_cpu_kernels()
     start_threads(study.threads)

@@ -59,14 +59,13 @@ class Tokenizer:
         config: dict[str, Any] = {}
         for name in (LEGACY_CONFIG, CONFIG):
             config |= json.loads(self._files.get(name, b"{}"))
-        special = {key: _content(value) for key, value in config.items() if key.endswith("_token")}
-        self._add_tokens(config, [token for token in special.values() if token])
-        self.eos_token = special.get("eos_token")
-        if self.eos_token is None:
+        self._special = {key: text for key, value in config.items() if key.endswith("_token") and (text := _content(value))}
+        self._add_tokens(config, self._special.values())
+        if "eos_token" not in self._special:
             raise ValueError(f"{CONFIG} names no eos_token")
+        self.eos_token = self._special["eos_token"]
         ids = self._backend.get_vocab()
-        self.eos_token_id, self.pad_token_id = ids[self.eos_token], ids[special.get("pad_token") or self.eos_token]
-        self._special = {key: token for key, token in special.items() if token}
+        self.eos_token_id, self.pad_token_id = ids[self.eos_token], ids[self._special.get("pad_token", self.eos_token)]
         self._added = self._backend.get_added_tokens_decoder()
         self._begin = self._find_begin()
         self._chat_template = self._find_chat_template(config)

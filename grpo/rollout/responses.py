@@ -7,7 +7,6 @@ rewarded, in every engine.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from grpo.common.records import Completion
 from grpo.models.tokenizer import Tokenizer
@@ -48,8 +47,8 @@ class Responses:
         Raises:
             ValueError: the response is not finished.
         """
-        found = Completion(tuple(token_ids), "", tuple(log_probs), finish_reason, policy_version)
-        return replace(found, text=self.text(found.token_ids, finish_reason))
+        ids = tuple(token_ids)
+        return Completion(ids, self.text(ids, finish_reason), tuple(log_probs), finish_reason, policy_version)
 
     def text(self, token_ids: Sequence[int], finish_reason: str) -> str:
         """Text of a response, without a stop token at its end or text after the stop string that ended it."""

@@ -15,7 +15,7 @@ from typing import Any
 from grpo.commands.study import renew_runs
 from grpo.common.errors import UserError
 from grpo.common.files import read_json, whole_folder, write_json, write_text
-from grpo.results.replication import Findings, counts, read_findings, replication_page
+from grpo.reporting.replication import Findings, counts, read_findings, replication_page
 from grpo.study import paths
 from grpo.study.annotated import read_annotated, to_text
 from grpo.study.schema import PARAMS_FILE, Study, load_study

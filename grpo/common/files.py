@@ -150,19 +150,19 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def read_json(path: Path, made_by: str, keys: Iterable[str] = ()) -> Any:
-    """Read JSON.
+def read_json(path: Path, made_by: str, keys: Iterable[str] = ()) -> dict[str, Any]:
+    """Read a JSON object.
 
     Args:
         made_by: the stage that makes the file, for the message.
-        keys: keys that the value must have; if empty, it may be anything.
+        keys: keys that it must have.
 
     Raises:
         UserError: the file is missing or damaged.
     """
     text = read_text(path, made_by)
     try:
-        value = parse_json(text)
+        value: dict[str, Any] = parse_json(text)
     except ValueError as error:
         raise damaged(path, error, made_by) from error
     require_keys(path, value, keys, made_by)

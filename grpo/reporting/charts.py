@@ -53,19 +53,13 @@ mpl.rcParams.update(
 
 @dataclass(frozen=True)
 class Curve:
-    """A line of a panel.
+    """A line of a panel."""
 
-    Attributes:
-        arm: the arm that determines its style.
-        seed: seed of the run; None for the mean over runs.
-        ended: whether the run diverged at its end.
-    """
-
-    arm: str
-    seed: int | None
+    arm: str  # determines its style
+    seed: int | None  # None for the mean over runs
     x: tuple[float, ...]
     y: tuple[float, ...]
-    ended: bool = False
+    ended: bool = False  # whether the run diverged at its end
 
 
 @dataclass(frozen=True)

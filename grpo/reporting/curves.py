@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -159,6 +159,11 @@ def curves_figure(
     return figure
 
 
+def panels_of(runs: list[Run], columns: Iterable[str], method: str) -> list[Panel]:
+    """A panel over the method's steps for each of some metrics that all runs have."""
+    return [Panel(column, STEP[method]) for column in columns if has(runs, column)]
+
+
 def second_metric(experiment: str, runs: list[Run]) -> str:
     """The metric beside the validation reward; a substitute if not all runs have it."""
     return next(column for column in (SECOND.get(experiment, LENGTH), LENGTH, NORM) if has(runs, column))
@@ -184,14 +189,15 @@ def updates_differ(runs: list[Run]) -> bool:
 
 def metrics_figure(study: Study, experiment: str, runs: list[Run]) -> Figure:
     """Draw means of the reward and of explaining metrics that all runs have and that are not always zero."""
+    columns = dict.fromkeys((REWARD, second_metric(experiment, runs), *EXPLAINS))
     shown = [
-        Panel(column, STEP[study.experiments[experiment].method])
-        for column in dict.fromkeys((REWARD, second_metric(experiment, runs), *EXPLAINS))
-        if has(runs, column) and any((values_of(run, column).fillna(0) != 0).any() for run in runs)  # type: ignore[union-attr]
+        panel
+        for panel in panels_of(runs, columns, study.experiments[experiment].method)
+        if any((values_of(run, panel.column).fillna(0) != 0).any() for run in runs)  # type: ignore[union-attr]
     ]
     return curves_figure(named(runs), shown, means=True, height=2.2)
 
 
 def run_figure(run: Run) -> Figure:
     """Draw a GRPO run's curves over its steps, a panel for each metric of :data:`OF_A_RUN` that it has."""
-    return curves_figure({run.arm: [run]}, [Panel(column, STEP["grpo"]) for column in OF_A_RUN if has([run], column)])
+    return curves_figure({run.arm: [run]}, panels_of([run], OF_A_RUN, "grpo"))

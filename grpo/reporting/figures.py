@@ -13,7 +13,7 @@ from grpo.common.files import whole_folder
 from grpo.reporting import charts
 from grpo.reporting.answer import best
 from grpo.reporting.charts import INK, METHODS, WIDTH, Curve, Style, readable, styles
-from grpo.reporting.curves import FORM, GIVEN_FORM, LENGTH, STEP, Panel, curves_figure, experiment_figure, has, metrics_figure
+from grpo.reporting.curves import FORM, GIVEN_FORM, LENGTH, curves_figure, experiment_figure, metrics_figure, panels_of
 from grpo.reporting.kissing_number import draw_search, read_report, read_scores
 from grpo.reporting.pieces import extra_figures
 from grpo.reporting.record import Record
@@ -71,10 +71,7 @@ def draw_overview(record: Record) -> Figure:
     """Draw reward, form, accuracy given the form and length of the best configuration, with the bare prompt's accuracy."""
     top = best(record)
     experiment, runs = record.study.experiments[top["numbers"]["experiment"]], top["arm"]["all"]
-    name, shown = (
-        readable(top["arm"]["arm"]),
-        [Panel(column, STEP[experiment.method]) for column in OVERVIEW if has(runs, column)],
-    )
+    name, shown = readable(top["arm"]["arm"]), panels_of(runs, OVERVIEW, experiment.method)
     figure = curves_figure({name: runs}, shown, {name: Style(METHODS[experiment.method])})
     if experiment.task == MAIN and BARE in record.baseline:
         accuracy, reward = record.baseline[BARE]["accuracy"]["value"], figure.axes[0]
@@ -159,9 +156,8 @@ def draw_forest(record: Record) -> Figure:
     axes = figure.subplots()
     axes.axvline(0, color=INK, linewidth=1)
     for y, (verdict, contrast) in zip(heights, rows, strict=True):
-        charts.draw_row(
-            axes, y, contrast.difference, by_seed(record, verdict.experiment, contrast), VERDICT_COLOURS[verdict.verdict]
-        )
+        seeds = by_seed(record, verdict.experiment, contrast)
+        charts.draw_row(axes, y, contrast.difference, seeds, VERDICT_COLOURS[verdict.verdict])
         for source, value in verdict.published.items():
             axes.plot(value, y + 0.7, "D", color=INK, markersize=4)
             axes.annotate(source, (value, y + 0.7), (5, 0), textcoords="offset points", va="center", fontsize=7)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -31,8 +30,7 @@ EXAMPLES = 2  # conversations with a language model that the report shows
 
 def read_report() -> dict[str, Any]:
     """Read reports/kissing_number.json; a missing or damaged file is a UserError."""
-    report: dict[str, Any] = read_json(paths.KISSING_NUMBER_REPORT, STAGE, keys=KEYS)
-    return report
+    return read_json(paths.KISSING_NUMBER_REPORT, STAGE, keys=KEYS)
 
 
 def read_scores() -> pd.DataFrame:
@@ -104,7 +102,9 @@ def write_delivery(study: Study) -> None:
         shutil.copy(paths.KISSING_SEARCH / BEST_PROGRAM, folder / BEST_PROGRAM)
         log = to_json(settings, attempts)
         log["programs"] = PROGRAMS if any(attempt.proposal.recipe is not None for attempt in attempts) else ""
-        log["attempts"] = [_without_program(attempt) for attempt in attempts]
+        for entry in log["attempts"]:
+            if entry["proposal"]["recipe"] is not None:
+                entry["proposal"]["program"] = None
         write_json(folder / LOG, log)
         for name, text in prompts_of(attempts).items():
             write_text(folder / "prompts" / f"{name}.md", text)
@@ -112,24 +112,16 @@ def write_delivery(study: Study) -> None:
         write_text(folder / "report.md", render("kissing_report.md.j2", report=report, **values))
 
 
-def _without_program(attempt: Attempt) -> dict[str, Any]:
-    entry = asdict(attempt)
-    if attempt.proposal.recipe is not None:
-        entry["proposal"]["program"] = None
-    return entry
-
-
 def prompts_of(attempts: list[Attempt]) -> dict[str, str]:
     """The baseline prompt and, for a search with a model, the last conversations that improved the best score (or any)."""
     later = [one for one in attempts if one.proposal.messages and one.proposal.parents]
     best = list(accumulate((one.score for one in attempts), max, initial=0.0))
     further = [one for one in later if one.score > best[one.index]] or later
-    shown = enumerate(further[-EXAMPLES:], start=1)
-    return {"problem": BASELINE + "\n"} | {f"sent_{number}": _as_text(one.proposal.messages or []) for number, one in shown}
-
-
-def _as_text(messages: list[dict[str, str]]) -> str:
-    return "\n\n".join(f"[{message['role']}]\n{message['content'].strip()}" for message in messages) + "\n"
+    texts = {"problem": BASELINE + "\n"}
+    for number, one in enumerate(further[-EXAMPLES:], start=1):
+        messages = (f"[{message['role']}]\n{message['content'].strip()}" for message in one.proposal.messages or [])
+        texts[f"sent_{number}"] = "\n\n".join(messages) + "\n"
+    return texts
 
 
 def turns(attempts: list[Attempt]) -> dict[str, int]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from grpo.common.errors import UserError
 from grpo.common.yaml_file import parse_yaml
+from grpo.reporting.sentences import markdown_table
 from grpo.reporting.timing import read_timing, read_timing_file
-from grpo.results.markdown import markdown_table
 from grpo.results.runs import Run
 from grpo.study import paths
 from grpo.study.software import PACKAGES, pins, software, unlike_the_pins

@@ -9,32 +9,26 @@ from typing import Any
 
 from grpo.reporting.discussion import Numbers, numbers_of
 from grpo.reporting.provenance import stages_in_lock
-from grpo.reporting.what_it_would_take import contents
+from grpo.reporting.what_it_would_take import contents, not_a_matter_of_seeds, undecided
 from grpo.results.claims import read_verdicts, shown
-from grpo.results.contrasts import not_a_matter_of_seeds, undecided
-from grpo.results.experiments import read_result
 from grpo.results.findings import ExperimentResult, Verdict
-from grpo.results.runs import Run, read_baseline, read_best_of_n, read_runs
+from grpo.results.runs import Run, by_arm, read_baseline, read_best_of_n, read_runs
+from grpo.results.selection import read_result
 from grpo.study.schema import Study
+from grpo.study.settings import ReportPiece
 
 Values = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Record:
-    """A study's results.
-
-    Attributes:
-        runs, results: by experiment, in the study's order.
-        claims: verdicts on all claims, also on those about experiments that the study leaves out.
-        lock: the stages of dvc.lock; empty if DVC did not make the results.
-    """
+    """A study's results."""
 
     study: Study
-    runs: dict[str, list[Run]]
-    results: dict[str, ExperimentResult]
-    claims: list[Verdict] = field(default_factory=list)
-    lock: Values = field(default_factory=dict)
+    runs: dict[str, list[Run]]  # by experiment, in the study's order
+    results: dict[str, ExperimentResult]  # likewise
+    claims: list[Verdict] = field(default_factory=list)  # on all claims, also those about experiments that are left out
+    lock: Values = field(default_factory=dict)  # the stages of dvc.lock; empty if DVC did not make the results
 
     @cached_property
     def numbers(self) -> dict[str, Numbers]:
@@ -71,10 +65,14 @@ class Record:
         """The runs of all experiments."""
         return [run for runs in self.runs.values() for run in runs]
 
+    def runs_with(self, *pieces: ReportPiece) -> list[Run]:
+        """The runs of the experiments that name one of these pieces under ``report:``."""
+        return [run for piece in pieces for name in self.study.with_report(piece) for run in self.runs[name]]
+
     @property
-    def with_breakdown(self) -> list[str]:
-        """The experiments whose steps are broken down into components: colocated and asynchronous ones."""
-        return [*self.study.with_report("colocated"), *self.study.with_report("staleness")]
+    def one_process(self) -> list[Run]:
+        """The runs with which asynchronous ones are compared: the colocated experiment's first arm; none if it is left out."""
+        return next(iter(by_arm(self.runs_with("colocated")).values()), [])
 
 
 def read_record(study: Study, by_dvc: bool) -> Record:

@@ -74,6 +74,7 @@ def _method(record: Record) -> Values:
 def _experiment(record: Record, experiment: str) -> Values:
     study, runs, numbers = record.study, record.runs[experiment], record.numbers[experiment]
     entry = study.experiments[experiment]
+    with_steps = [*study.with_report("colocated"), *study.with_report("staleness")]  # the last one shows the seconds of a step
     lead, *more = paragraphs_of(record, experiment)
     return {
         "n": numbers,
@@ -90,8 +91,7 @@ def _experiment(record: Record, experiment: str) -> Values:
         "entries": [leaderboard_entry(study, run) for run in runs] if "leaderboard" in entry.report else [],
         "builds_on": _origins(study, runs),
         "methods": _timing_page("methods.md") if "methods" in entry.report else "",
-        # The last of both kinds of experiments shows it.
-        "time_breakdown": _timing_page("time_breakdown.md") if experiment in record.with_breakdown[-1:] else "",
+        "time_breakdown": _timing_page("time_breakdown.md") if [experiment] == with_steps[-1:] else "",
         "samples": before_and_after(numbers["winner"]["runs"][0]) if "samples" in entry.report else [],
     }
 
@@ -123,5 +123,4 @@ def leaderboard_entry(study: Study, run: Run) -> Values:
 
 
 def _dataset_report(task: str) -> Values:
-    report: Values = read_json(paths.dataset_report(task), f"dataset@{task}", keys=("task", "train", "validation"))
-    return report
+    return read_json(paths.dataset_report(task), f"dataset@{task}", keys=("task", "train", "validation"))

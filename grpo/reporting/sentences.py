@@ -10,7 +10,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from grpo.reporting.charts import readable, style, with_readable_names
 from grpo.results.findings import Interval
-from grpo.results.markdown import markdown_table
 
 
 def templates(autoescape: bool = False) -> Environment:
@@ -37,6 +36,18 @@ def render(template: str, **values: Any) -> str:
 def paragraphs(template: str, **values: Any) -> list[str]:
     """Fill a template and split it into paragraphs, each on one line; line breaks before punctuation leave no space."""
     return [line for paragraph in render(template, **values).split("\n\n") if (line := squeezed(paragraph))]
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table that ends with a line break; a ``|`` in a cell is escaped."""
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in (columns, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(columns), *lines[1:]]) + "\n"
+
+
+def paragraph(template: str, **values: Any) -> str:
+    """Fill a template that is one paragraph, as :func:`paragraphs` does."""
+    (text,) = paragraphs(template, **values)
+    return text
 
 
 def table(rows: Iterable[Mapping[str, Any]]) -> str:

@@ -13,8 +13,8 @@ from grpo.reporting import what_it_would_take
 from grpo.reporting.curves import ENTROPY, NORM
 from grpo.reporting.discussion import Numbers, as_plain
 from grpo.reporting.record import Record
-from grpo.reporting.sentences import decimals, interval, table
-from grpo.results.claims import claims_table
+from grpo.reporting.sentences import decimals, interval, markdown_table, table
+from grpo.results.findings import Verdict
 from grpo.results.runs import Run, by_arm, evaluations_counted, final_scores
 from grpo.study import paths
 from grpo.study.schema import Study
@@ -49,6 +49,21 @@ def general_tables(record: Record) -> dict[str, str]:
         **({"best_of_n": best_of_n_table(record.sampled)} if record.sampled else {}),
         "claims": claims_table(record.verdicts),
     }
+
+
+def claims_table(verdicts: list[Verdict]) -> str:
+    """What was reported and what was measured, with a verdict, for each claim."""
+    rows = [
+        [
+            verdict.statement,
+            verdict.experiment,
+            "<br>".join(f"{source}: {text}" for source, text in verdict.reported.items()),
+            verdict.measured,
+            f"**{verdict.label}**<br>{verdict.reason}",
+        ]
+        for verdict in verdicts
+    ]
+    return markdown_table(["claim", "experiment", "reported", "measured here", "verdict"], rows)
 
 
 def zero_shot_table(baseline: dict[str, Any]) -> str:
@@ -166,6 +181,12 @@ def _by_column(head: str, columns: Mapping[str, str], runs: list[Run]) -> str:
     return table(rows) if rows else ""
 
 
+def best_evaluation(runs: list[Run]) -> str:
+    """The highest answer reward of any evaluation, and its step: ``0.712 (48)``."""
+    best = max((run.metrics for run in runs), key=lambda metrics: float(metrics["best/answer_reward"]))
+    return f"{best['best/answer_reward']:.3f} ({best['best/step']})"
+
+
 def details_table(numbers: Numbers, times: dict[str, tuple[float, float]]) -> str:
     """Table of arms: best evaluation, entropy, gradient norm, and total seconds.
 
@@ -176,11 +197,10 @@ def details_table(numbers: Numbers, times: dict[str, tuple[float, float]]) -> st
     rows = []
     for arm in numbers["arms"]:
         runs, (seconds, gpu_hours) = arm["held"], times[arm["arm"]]
-        best = max((run.metrics for run in runs), key=lambda metrics: metrics["best/answer_reward"])
         norms = pd.concat([run.history[NORM] for run in runs])
         row = {
             "arm": arm["arm"],
-            "best (step)": f"{best['best/answer_reward']:.3f} ({best['best/step']})",
+            "best (step)": best_evaluation(runs),
             "token entropy": decimals(sum(run.history[ENTROPY].iloc[-1] for run in runs) / len(runs)),
             "gradient norm, median": decimals(norms.median(), 2),
             "largest": decimals(norms.max(), 2),

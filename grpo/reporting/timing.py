@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from grpo.common.files import read_json
-from grpo.reporting.sentences import interval
+from grpo.reporting.sentences import paragraph
 from grpo.results.intervals import difference_of
 from grpo.results.runs import Run, by_arm
 from grpo.study import paths
@@ -27,8 +27,7 @@ def read_timing(run: Run) -> dict[str, Any]:
 def read_timing_file(name: str) -> dict[str, Any]:
     """Read the times of the run ``EXPERIMENT/ARM/SEED`` from data/timing; a missing or damaged file is a UserError."""
     keys = ("total_s", "phases", "steps", "mlflow_run_id", "same_as", "git_commit", "git_changed", "hardware")
-    timing: dict[str, Any] = read_json(paths.run_timing(name), made_by=stage_of_run(name), keys=keys)
-    return timing
+    return read_json(paths.run_timing(name), made_by=stage_of_run(name), keys=keys)
 
 
 def time_row(study: Study, run: Run) -> dict[str, Any]:
@@ -88,10 +87,5 @@ def at_equal_time(first: list[Run], second: list[Run]) -> str:
     """Compare two arms at the time at which the first of their runs ends."""
     end = end_of_first([*first, *second])
     scores = [np.stack([outcome_at(run, end) for run in arm]) for arm in (first, second)]
-    difference = difference_of(scores[0], scores[1])
-    verdict = "" if difference.low > 0 or difference.high < 0 else ": these runs cannot tell the two apart"
-    return (
-        f"After {end:.1f} s without evaluation, when the first of their runs had ended, {first[0].arm} stood at "
-        f"{scores[0].mean():.3f} and {second[0].arm} at {scores[1].mean():.3f} (last evaluation until then), a difference of "
-        f"{interval(difference)}{verdict}."
-    )
+    means = [(arm[0].arm, of.mean()) for arm, of in zip((first, second), scores, strict=True)]
+    return paragraph("equal_time_sentences.md.j2", end=end, means=means, difference=difference_of(*scores))

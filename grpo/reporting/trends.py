@@ -22,21 +22,15 @@ BLOCKS = 6  # a per-step metric is averaged over so many blocks of steps
 
 @dataclass(frozen=True)
 class Measure:
-    """A metric whose curve the report describes.
-
-    Attributes:
-        table: ``history`` or ``validation``.
-        shown: format specification of its values.
-        least: a curve with a smaller range is flat.
-    """
+    """A metric whose curve the report describes."""
 
     key: str
-    table: str
+    table: str  # ``history`` or ``validation``
     column: str
     name: str
     unit: str
-    shown: str
-    least: float
+    shown: str  # format specification of its values
+    least: float  # a curve with a smaller range is flat
 
 
 MEASURES = (
@@ -50,20 +44,13 @@ MEASURES = (
 
 @dataclass(frozen=True)
 class Trend:
-    """The rises and falls of a curve.
+    """The rises and falls of a curve."""
 
-    Attributes:
-        moves: ``verb`` (rises, falls), ``start``, ``end`` and ``by`` (the step at which the move ends); empty for a flat curve
-            or one with too many turns.
-        low, high: range of the curve after its last move; of the whole curve if ``moves`` is empty.
-        settled: whether the curve stays in that range; False if it still moves at the last step, or has too many turns.
-        first, last: first and last value.
-    """
-
+    # ``verb`` (rises, falls), ``start``, ``end``, ``by`` (step at which it ends); none if the curve is flat or turns too often.
     moves: tuple[dict[str, Any], ...]
-    low: float
+    low: float  # of the curve after its last move; without moves, of the whole curve
     high: float
-    settled: bool
+    settled: bool  # whether it stays in that range; False if it still moves at the last step, or turns too often
     first: float
     last: float
 
@@ -81,17 +68,17 @@ def trend(steps: Sequence[int], values: Sequence[float], least: float) -> Trend 
     if len(points) < 2:
         return None
     x, y = [step for step, _ in points], np.array([value for _, value in points])
-    extent, ends = float(np.ptp(y)), (float(y[0]), float(y[-1]))
-    if extent < max(least, SMALL * abs(float(y.mean()))):
-        return Trend((), float(y.min()), float(y.max()), True, *ends)
-    turns = _turns(y, TURN * extent)
+    low, high, ends = float(y.min()), float(y.max()), (float(y[0]), float(y[-1]))
+    if high - low < max(least, SMALL * abs(float(y.mean()))):
+        return Trend((), low, high, True, *ends)
+    turns = _turns(y, TURN * (high - low))
     moves = []
     for first, last in itertools.pairwise(turns):
         end = last if last != turns[-1] else _arrival(y, first, last)
         verb = "rises" if y[last] > y[first] else "falls"
         moves.append({"verb": verb, "start": float(y[first]), "end": float(y[end]), "by": int(x[end])})
     if len(moves) > MOST_MOVES:
-        return Trend((), float(y.min()), float(y.max()), False, *ends)
+        return Trend((), low, high, False, *ends)
     rest = y[end:]
     return Trend(tuple(moves), float(rest.min()), float(rest.max()), len(rest) > 1, *ends)
 

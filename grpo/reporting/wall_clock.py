@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from grpo.common.files import whole_folder, write_text
 from grpo.reporting.charts import INK, METHODS, Style, bars, readable, save_figures
 from grpo.reporting.curves import Panel, curves_figure, named, over_seconds
-from grpo.reporting.pieces import one_process
 from grpo.reporting.record import Record
-from grpo.reporting.sentences import interval, paragraphs, table
+from grpo.reporting.sentences import interval, paragraph, table
+from grpo.reporting.tables import best_evaluation
 from grpo.reporting.timing import read_timing, time_row
 from grpo.results.intervals import difference_of
 from grpo.results.runs import REWARD, Run, by_arm, final_scores, first_scores, value
@@ -57,8 +57,8 @@ def write_timing(record: Record) -> None:
             found = methods(record)
             figures["methods"] = draw_methods(record.study, found)
             write_text(folder / "methods.md", methods_table(record.study, found))
-        if compared := record.with_breakdown:
-            times = times_of_steps([run for name in compared for run in record.runs[name]])
+        if compared := record.runs_with("colocated", "staleness"):
+            times = times_of_steps(compared)
             figures["time_breakdown"] = draw_components(times)
             write_text(folder / "time_breakdown.md", f"{components_table(times)}\n{discuss_overlap(times)}\n")
         save_figures(figures, folder)
@@ -67,7 +67,7 @@ def write_timing(record: Record) -> None:
 def arms_over_time(record: Record, experiment: str) -> dict[str, list[Run]]:
     """The arms in an experiment's figure over wall-clock time; with asynchronous ones also the one-process arm."""
     arms = named(record.runs[experiment])
-    compared = one_process(record) if experiment in record.study.with_report("staleness") else []
+    compared = record.one_process if experiment in record.study.with_report("staleness") else []
     return arms | ({f"{readable(compared[0].arm)}, one process": compared} if compared else {})
 
 
@@ -78,7 +78,7 @@ def methods(record: Record) -> dict[str, list[Run]]:
         for experiment in (name for name in record.runs if record.study.experiments[name].method == method):
             winner = record.results[experiment].winner
             found[f"{title} ({readable(winner)})"] = by_arm(record.runs[experiment])[winner]
-    for arm, runs in by_arm([run for name in record.study.with_report("methods") for run in record.runs[name]]).items():
+    for arm, runs in by_arm(record.runs_with("methods")).items():
         if value(runs[0], "start_from") is None:
             found[f"GRPO, best configuration ({readable(arm)})"] = runs
     return found
@@ -91,13 +91,12 @@ def methods_table(study: Study, found: dict[str, list[Run]]) -> str:
     rows = []
     for title, runs in found.items():
         times = pd.DataFrame([time_row(study, run) for run in runs])
-        best = max(runs, key=lambda run: run.metrics["best/answer_reward"]).metrics
         rows.append(
             {
                 "method": title,
                 "answer reward": f"{scores[title].mean():.3f}",
                 "above GRPO (95% interval)": "" if title == grpo else interval(difference_of(scores[grpo], scores[title])),
-                "best (step)": f"{best['best/answer_reward']:.3f} ({best['best/step']})",
+                "best (step)": best_evaluation(runs),
                 "seconds per run": f"{np.mean(times['seconds']):.0f}",
                 "of these training": f"{np.mean(times['training_seconds']):.0f}",
             }
@@ -130,9 +129,7 @@ def times_of_steps(runs: list[Run]) -> list[Times]:
     return found
 
 
-def steady_steps(
-    steps: Sequence[Mapping[str, float]], evaluated: Collection[int], lag: int | None
-) -> list[Mapping[str, float]]:
+def steady_steps(steps: Steps, evaluated: Collection[int], lag: int | None) -> list[Mapping[str, float]]:
     """The steps that no evaluation affects.
 
     The rollouts of the 1 + ``lag`` steps after an evaluation were requested before it. The generator finishes them during the
@@ -158,11 +155,6 @@ def mean_times(steps: Steps) -> Times:
     times: Times = dict(zip(PARTS, means.tolist(), strict=True))
     longer = max(times["rollout"], times["training"])
     return times | {"longer": longer, "share": longer / times["step"]}
-
-
-def timed(found: list[Times]) -> list[Times]:
-    """The rows with steady steps."""
-    return [times for times in found if times["steps"]]
 
 
 def draw_components(found: list[Times]) -> Figure:
@@ -213,21 +205,21 @@ def components_table(found: list[Times]) -> str:
 
 def discuss_overlap(found: list[Times]) -> str:
     """State which arms reach the goal for overlap, and how long a step takes compared with one process."""
-    apart = [times for times in timed(found) if times["lag"] is not None]
+    timed = [times for times in found if times["steps"]]
+    apart = [times for times in timed if times["lag"] is not None]
     overlapping = [times for times in apart if times["lag"]]
     groups = {
         "These meet it": [times for times in overlapping if times["step"] <= GOAL * times["longer"]],
         "These miss it": [times for times in overlapping if times["step"] > GOAL * times["longer"]],
         "With no lag the two take turns and cannot meet it": [times for times in apart if not times["lag"]],
     }
-    (text,) = paragraphs(
+    return paragraph(
         "components_sentences.md.j2",
         goal=GOAL,
         groups=groups,
         apart=apart,
-        single=next((times for times in timed(found) if times["lag"] is None), None),
+        single=next((times for times in timed if times["lag"] is None), None),
         short=[times for times in found if not times["steps"]],
         early=[times for times in apart if times["share"] > 1],
         restarted=[times for times in found if times["restarts"]],
     )
-    return text

@@ -1,15 +1,119 @@
-"""Seeds, runs and hours that would decide each undecided comparison."""
+"""Comparisons that a study could not decide, and the seeds, problems, runs and hours that would decide them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from grpo.reporting import sentences
-from grpo.results.findings import Verdict
-from grpo.results.power import CHANCE, MOST_SEEDS
+import numpy as np
 
-Row = dict[str, Any]  # of grpo.results.contrasts.undecided
+from grpo.common.yaml_file import parse_yaml
+from grpo.reporting.sentences import interval
+from grpo.reporting.sentences import table as markdown
+from grpo.results.claims import PUBLISHED, read_verdicts, shown
+from grpo.results.evidence import evidence_of
+from grpo.results.findings import CANNOT_TELL, Contrast, Verdict
+from grpo.results.power import CHANCE, MOST_SEEDS, problems_needed, seeds_needed, spread_of
+from grpo.results.selection import read_result
+from grpo.study.schema import Study
+
+Row = dict[str, Any]  # of :func:`undecided`
+# A contrast of ``EXPERIMENT/ARM`` whose interval contains the bar, who asks (``selection`` or a claim's id), and the bar.
+Undecided = tuple[Contrast, str, float]
+ROUNDING = 1e-9  # a difference below it is zero
+
+
+def undecided(study: Study) -> list[Row]:
+    """List the undecided comparisons, a row for each pair of arms.
+
+    Returns:
+        ``experiments`` and ``arms`` (first, second), ``asked_by``, ``bar``, ``measured`` (second - first, with its interval),
+        ``seeds`` (the study's), ``problems`` (their number), ``spread`` (variances; None with one seed). ``seeds_needed`` is
+        the number that would detect a true difference of the measured size with a probability of 0.8; ``problems_needed`` is
+        given if no number of seeds does. Both are None if unknown. ``needs_runs_of`` lists the experiments that more
+        seeds would run.
+
+    Raises:
+        UserError: a run or a result file is missing.
+    """
+    found: dict[tuple[str, ...], Row] = {}
+    for contrast, asked_by, bar in [*_of_selections(study), *_of_claims(study)]:
+        arms = (contrast.against, contrast.arm)
+        names = (*arms, str(bar)) if bar else tuple(sorted(arms))  # with a bar of zero in any order
+        if names not in found:
+            found[names] = _row(study, contrast, bar)
+        if asked_by not in found[names]["asked_by"]:
+            found[names]["asked_by"].append(asked_by)
+    return list(found.values())
+
+
+def not_a_matter_of_seeds(study: Study) -> list[Verdict]:
+    """The claims with the verdict ``cannot tell`` for another reason than an interval that contains the bar."""
+    asked = {asked_by for _, asked_by, _ in _of_claims(study)}
+    return [verdict for verdict in _cannot_tell(study) if verdict.claim not in asked]
+
+
+def _of_selections(study: Study) -> Iterator[Undecided]:
+    """The leader of each experiment against each arm that cannot be told from it."""
+    for experiment in study.made:
+        for arm in read_result(study, experiment).arms:
+            if arm.contrast and not arm.contrast.excludes_zero and arm.contrast.difference.value:
+                yield _named(arm.contrast.turned(), experiment), "selection", 0.0
+
+
+def _of_claims(study: Study) -> Iterator[Undecided]:
+    """The contrasts of final rewards that left a claim undecided."""
+    published = {claim["id"]: claim for claim in parse_yaml(PUBLISHED)["claims"]}
+    for verdict in _cannot_tell(study):
+        (kind,) = published[verdict.claim]["test"]
+        bar = -(verdict.margin or 0.0) if kind == "not_below" else 0.0
+        for contrast in verdict.contrasts:
+            if contrast.against != "start" and contrast.adjusted.low <= bar <= contrast.adjusted.high:
+                yield _named(contrast, verdict.experiment), verdict.claim, bar
+
+
+def _named(contrast: Contrast, experiment: str) -> Contrast:
+    """The contrast with arms as ``EXPERIMENT/ARM``."""
+    arm, against = (name if "/" in name else f"{experiment}/{name}" for name in (contrast.arm, contrast.against))
+    return replace(contrast, arm=arm, against=against)
+
+
+def _cannot_tell(study: Study) -> list[Verdict]:
+    return [verdict for verdict in shown(read_verdicts(), study) if verdict.verdict == CANNOT_TELL]
+
+
+def _row(study: Study, contrast: Contrast, bar: float) -> Row:
+    experiments, arms = zip(*(name.split("/") for name in (contrast.against, contrast.arm)), strict=True)
+    first, second = (evidence_of(study, experiment).final(arm) for experiment, arm in zip(experiments, arms, strict=True))
+    measured, distance = contrast.adjusted, contrast.adjusted.value - bar
+    spread = seeds = problems = None
+    if min(len(first), len(second)) > 1 and not np.array_equal(first, second):
+        spread = spread_of(first, second)
+        seeds = seeds_needed(spread, distance) if abs(distance) > ROUNDING else None
+        problems = problems_needed(spread, distance) if abs(distance) > ROUNDING and not seeds else None
+    return {
+        "experiments": list(experiments),
+        "arms": list(arms),
+        "asked_by": [],
+        "bar": bar,
+        "measured": {key: getattr(measured, key) for key in ("value", "low", "high", "level")},
+        "seeds": list(study.seeds),
+        "problems": first.shape[1],
+        "spread": None if spread is None else {key: getattr(spread, key) for key in ("runs", "problems", "rest")},
+        "seeds_needed": seeds,
+        "problems_needed": problems,
+        "needs_runs_of": _with_predecessors(study, experiments),
+    }
+
+
+def _with_predecessors(study: Study, experiments: Iterable[str]) -> list[str]:
+    """The experiments and all that they build on or start from, in the study's order."""
+    needed, new = set[str](), set(experiments)
+    while new:
+        needed |= new
+        new = {before for name in new for before in study.needed_experiments(name)} - needed
+    return [name for name in study.made if name in needed]
 
 
 def contents(rows: list[Row], others: list[Verdict]) -> dict[str, Any]:
@@ -61,7 +165,7 @@ def table(rows: Sequence[Row], seconds: Mapping[str, float] | None = None) -> st
             "which is better": f"{row['arms'][1]} or {row['arms'][0]}" + (f" (bar {row['bar']:g})" if row["bar"] else ""),
             "experiment": " and ".join(dict.fromkeys(row["experiments"])),
             "asked by": ", ".join(row["asked_by"]),
-            "difference (95% interval)": sentences.interval(row["measured"]),
+            "difference (95% interval)": interval(row["measured"]),
             "seeds now": len(row["seeds"]),
             "seeds needed": _needed(row),
         }
@@ -69,7 +173,7 @@ def table(rows: Sequence[Row], seconds: Mapping[str, float] | None = None) -> st
             two, everything = hours(row, seconds) or (None, None)
             line |= {"hours, these two arms": _hours(two), "hours, the command": _hours(everything)}
         lines.append(line | {"next command": f"`{row['command']}`" if row["command"] else ""})
-    return sentences.table(lines)
+    return markdown(lines)
 
 
 def _needed(row: Row) -> str:

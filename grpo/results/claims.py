@@ -16,11 +16,11 @@ from scipy import stats
 
 from grpo.common.files import read_json, write_json
 from grpo.common.yaml_file import parse_yaml
+from grpo.results import verdicts as kinds
 from grpo.results.evidence import Evidence, NotMeasured, evidence_of
 from grpo.results.findings import CANNOT_TELL, DISAGREES, NOT_TESTED, Verdict
-from grpo.results.markdown import markdown_table
 from grpo.results.runs import gain, read_baseline
-from grpo.results.verdicts import ALPHA, EVENTS, KINDS
+from grpo.results.verdicts import ALPHA, EVENTS
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN
@@ -69,7 +69,7 @@ def _judge(study: Study, claim: dict[str, Any], task: str) -> Verdict:
         _require(claim.get("requires", {}), evidence)
         if "other" in parameters:
             parameters = parameters | {"other": evidence_of(study, parameters["other"])}
-        found, steps = KINDS[kind](evidence, **parameters), evidence.steps()
+        found, steps = getattr(kinds, kind)(evidence, **parameters), evidence.steps()
         if claim.get("planted") and study.models[MAIN].source == "pretrain":
             reason = "by construction: the base model learned it from its pretraining documents, so it is no finding"
             found = replace(found, verdict=NOT_TESTED, reason=reason, by_construction=True)
@@ -136,18 +136,3 @@ def read_verdicts(path: Path = paths.CLAIMS) -> list[Verdict]:
 def shown(verdicts: list[Verdict], study: Study) -> list[Verdict]:
     """The verdicts that a report shows: all but those about experiments that the study leaves out."""
     return [verdict for verdict in verdicts if verdict.experiment not in study.left_out]
-
-
-def claims_table(verdicts: list[Verdict]) -> str:
-    """A Markdown table of claims, with what was reported and what was measured."""
-    rows = [
-        [
-            verdict.statement,
-            verdict.experiment,
-            "<br>".join(f"{source}: {text}" for source, text in verdict.reported.items()),
-            verdict.measured,
-            f"**{verdict.label}**<br>{verdict.reason}",
-        ]
-        for verdict in verdicts
-    ]
-    return markdown_table(["claim", "experiment", "reported", "measured here", "verdict"], rows)

@@ -92,7 +92,6 @@ class ArmResult:
     start: Interval  # mean answer reward of the untrained model
     collapses: tuple[Collapse, ...]
     contrast: Contrast | None  # the arm against the leader; None for the leader
-    run_sd: float | None  # standard deviation between the runs of ``final``; None with one run
 
 
 @dataclass(frozen=True)

@@ -109,11 +109,6 @@ def _tail(distance: float, interval: Interval) -> float:
     return float(stats.t.sf(distance / interval.se, interval.df))
 
 
-def run_sd(scores: Scores) -> float | None:
-    """Standard deviation between an arm's runs; None with one run."""
-    return float(scores.mean(axis=1).std(ddof=1)) if len(scores) > 1 else None
-
-
 def _interval(tables: Sequence[Scores], by_problem: Scores, fixed: bool, level: float) -> Interval:
     """The interval of the mean of ``by_problem``, which is the mean over runs of one table or the difference of two."""
     runs, problems = min(len(table) for table in tables), tables[0].shape[1]

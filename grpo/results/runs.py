@@ -105,25 +105,19 @@ def read_runs(study: Study, experiment: str) -> list[Run]:
 
 def read_selection(experiment: str) -> dict[str, Any]:
     """Read an experiment's selection, as :func:`grpo.results.selection.select` returns it."""
-    path, keys = paths.CANDIDATES / f"{experiment}.json", ("winner", "leader", "reason", "candidates")
-    selection: dict[str, Any] = read_json(path, made_by=f"select@{experiment}", keys=keys)
-    return selection
+    keys = ("winner", "leader", "reason", "candidates")
+    return read_json(paths.CANDIDATES / f"{experiment}.json", made_by=f"select@{experiment}", keys=keys)
 
 
 def read_baseline(study: Study) -> dict[str, Any]:
     """Read the zero-shot metrics of each prompt."""
-    prompts = study.evaluation.zero_shot_prompts
-    baseline: dict[str, Any] = read_json(paths.BASELINE_METRICS, made_by="math_baseline", keys=prompts)
-    return baseline
+    return read_json(paths.BASELINE_METRICS, made_by="math_baseline", keys=study.evaluation.zero_shot_prompts)
 
 
 def read_best_of_n(study: Study) -> dict[str, Any]:
     """Read the estimates from several samples, by prompt; empty if the study leaves them out."""
     prompts = study.evaluation.best_of_n.prompts
-    if not prompts:
-        return {}
-    estimates: dict[str, Any] = read_json(paths.BEST_OF_N_METRICS, made_by="best_of_n", keys=prompts)
-    return estimates
+    return read_json(paths.BEST_OF_N_METRICS, made_by="best_of_n", keys=prompts) if prompts else {}
 
 
 def read_zero_shot(prompt: str) -> dict[str, float]:

@@ -16,19 +16,11 @@ import numpy as np
 from scipy import stats
 
 from grpo.results.evidence import Evidence, NotMeasured
-from grpo.results.findings import (
-    AGREES,
-    CANNOT_TELL,
-    DISAGREES,
-    NO_DIFFERENCE,
-    Contrast,
-    Interval,
-    Verdict,
-    VerdictName,
-)
+from grpo.results.findings import AGREES, CANNOT_TELL, DISAGREES, NO_DIFFERENCE, Contrast, Interval, Verdict, VerdictName
 from grpo.results.intervals import difference_of, p_beyond, p_within, simultaneous
 from grpo.results.levels import blocks, changes, log_ratio, peaks, per_step
 from grpo.results.runs import Run, first_scores, gain, identical
+from grpo.results.statistics import format_interval
 
 KL = "kl/per_token_low_variance"
 ALPHA = 0.05
@@ -37,33 +29,28 @@ ALPHA = 0.05
 # ------------------------------------------------------------------------------------------------- decisions
 
 
-def decide(intervals: Sequence[Interval], bar: float = 0.0, margin: float | None = None) -> tuple[VerdictName, str, float]:
+def decide(intervals: Sequence[Interval], bar: float = 0.0, margin: float | None = None) -> Verdict:
     """Decide "each of these differences is above ``bar``".
 
     The verdict agrees if all intervals lie above the bar. This needs no correction for their number (intersection-union test,
     Berger 1982, Technometrics 24:295). It disagrees if one interval lies below the bar (Bonferroni). It finds no difference if
     all intervals lie within ``margin`` of zero, even if they exclude zero: a margin says which differences are too small to
-    count.
-
-    Returns:
-        the verdict, its reason, and its p.
+    count. The result has a verdict, its reason and its p.
     """
     above = max(p_beyond(one, bar) if one.value > bar else 1.0 for one in intervals)
     below = min(1.0, min(p_beyond(one, bar) if one.value < bar else 1.0 for one in intervals) * len(intervals))
     within = max(p_within(one, margin) for one in intervals) if margin is not None else 1.0
-    where, all_ = f"{bar:g}", "the interval lies" if len(intervals) == 1 else "all intervals lie"
+    all_lie, one_lies, one_holds = "all intervals lie", "one interval lies", "an interval holds"
+    if len(intervals) == 1:
+        all_lie, one_lies, one_holds = "the interval lies", "the interval lies", "the interval holds"
     if within < ALPHA:
-        return NO_DIFFERENCE, f"{all_} within the margin of {margin:g}", within
+        return Verdict(verdict=NO_DIFFERENCE, reason=f"{all_lie} within the margin of {margin:g}", p=within)
     if above < ALPHA:
-        return AGREES, f"{all_} above {where}", above
+        return Verdict(verdict=AGREES, reason=f"{all_lie} above {bar:g}", p=above)
     if below < ALPHA:
-        return DISAGREES, f"{'the interval' if len(intervals) == 1 else 'one interval'} lies below {where}", below
-    holds = f"{'the interval' if len(intervals) == 1 else 'an interval'} holds {where}"
-    return (
-        CANNOT_TELL,
-        holds if margin is None else f"{holds} and is wider than the margin of {margin:g}",
-        min(above, below, within),
-    )
+        return Verdict(verdict=DISAGREES, reason=f"{one_lies} below {bar:g}", p=below)
+    wider = "" if margin is None else f" and is wider than the margin of {margin:g}"
+    return Verdict(verdict=CANNOT_TELL, reason=f"{one_holds} {bar:g}{wider}", p=min(above, below, within))
 
 
 def _by_reward(evidence: Evidence, pairs: Sequence[tuple[str, str]], bar: float = 0.0, margin: float | None = None) -> Verdict:
@@ -71,38 +58,29 @@ def _by_reward(evidence: Evidence, pairs: Sequence[tuple[str, str]], bar: float 
     for pair in pairs:
         _require_a_difference(evidence, *pair)
     contrasts = tuple(evidence.contrast(*pair, contrasts=len(pairs)) for pair in pairs)
-    verdict, reason, p = decide([contrast.difference for contrast in contrasts], bar, margin)
+    found = _with_collapses(evidence, pairs, decide([contrast.difference for contrast in contrasts], bar, margin))
     arms = list(dict.fromkeys(arm for pair in pairs for arm in pair))
-    verdict, reason = _with_collapses(evidence, pairs, verdict, reason)
     ends = ", ".join(_ends_at(evidence, arm) for arm in arms)
     measured = "; ".join([ends, *(f"{c.arm} above {c.against} by {c.difference}" for c in contrasts)])
-    numbers = {arm: evidence.mean(arm) for arm in arms}
-    return Verdict(
-        verdict=verdict,
-        reason=reason,
-        measured=measured,
-        numbers=numbers,
-        contrasts=contrasts,
-        collapses=evidence.collapses(*arms),
-        p=p,
-    )
+    numbers, fallen = {arm: evidence.mean(arm) for arm in arms}, evidence.collapses(*arms)
+    return replace(found, measured=measured, numbers=numbers, contrasts=contrasts, collapses=fallen)
 
 
-def _with_collapses(
-    evidence: Evidence, pairs: Sequence[tuple[str, str]], verdict: VerdictName, reason: str
-) -> tuple[VerdictName, str]:
+def _with_collapses(evidence: Evidence, pairs: Sequence[tuple[str, str]], found: Verdict) -> Verdict:
     """Withdraw a verdict in favour of an arm with more collapsed runs."""
     share = {arm: len(evidence.collapses(arm)) / len(evidence.runs(arm)) for pair in pairs for arm in pair}
     for first, second in pairs:
-        against_first, against_second = share[first] > share[second], share[first] < share[second]
-        if (verdict == AGREES and against_first) or (verdict == DISAGREES and against_second and len(pairs) == 1):
-            return CANNOT_TELL, f"{reason}, but more runs of the arm that ends higher collapsed"
-        if verdict == NO_DIFFERENCE and share[first] != share[second]:
-            return CANNOT_TELL, f"{reason}, but more runs of one arm collapsed than of the other"
-    return verdict, reason
+        more = {
+            AGREES: "of the arm that ends higher collapsed" if share[first] > share[second] else "",
+            DISAGREES: "of the arm that ends higher collapsed" if share[first] < share[second] and len(pairs) == 1 else "",
+            NO_DIFFERENCE: "of one arm collapsed than of the other" if share[first] != share[second] else "",
+        }.get(found.verdict)
+        if more:
+            return replace(found, verdict=CANNOT_TELL, reason=f"{found.reason}, but more runs {more}")
+    return found
 
 
-def _of_runs(hits: Sequence[bool], others: Sequence[bool] = ()) -> tuple[VerdictName, str]:
+def _of_runs(hits: Sequence[bool], others: Sequence[bool] = ()) -> Verdict:
     """Decide a claim about single runs.
 
     ``agrees`` if it holds in all runs of the arm and in none of the other arm (which lacks the cause); ``disagrees`` if it
@@ -110,9 +88,8 @@ def _of_runs(hits: Sequence[bool], others: Sequence[bool] = ()) -> tuple[Verdict
     """
     reason = f"it holds in {sum(hits)} of {len(hits)} runs"
     reason += f", and in {sum(others)} of {len(others)} of the other arm" if others else ""
-    if not any(hits):
-        return DISAGREES, reason
-    return (AGREES if all(hits) and not any(others) else CANNOT_TELL), reason
+    verdict: VerdictName = AGREES if all(hits) and not any(others) else CANNOT_TELL
+    return Verdict(verdict=verdict if any(hits) else DISAGREES, reason=reason)
 
 
 def _require_a_difference(evidence: Evidence, first: str, second: str) -> None:
@@ -125,6 +102,10 @@ def _ends_at(evidence: Evidence, arm: str) -> str:
     """``ARM MEAN``, and how many of its runs collapsed."""
     fallen, runs = len(evidence.collapses(arm)), len(evidence.runs(arm))
     return f"{arm} {evidence.mean(arm):.3f}" + (f" ({fallen} of {runs} collapsed)" if fallen else "")
+
+
+def _means(means: dict[str, float]) -> str:
+    return ", ".join(f"{name} {mean:.3f}" for name, mean in means.items())
 
 
 # ------------------------------------------------------------------------------------------- kinds: rewards
@@ -158,24 +139,24 @@ def method_above(evidence: Evidence, other: Evidence, margin: float | None = Non
     contrasts = max(len(evidence.arms), len(other.arms))
     first, second = other.final(other.leader), evidence.final(evidence.leader)
     contrast = Contrast(*names, difference_of(first, second), difference_of(first, second, simultaneous(contrasts)), contrasts)
-    verdict, reason, p = decide([contrast.difference], margin=margin)
-    p = min(1.0, p * contrasts)
-    if verdict != CANNOT_TELL and p >= ALPHA:
-        verdict, reason = CANNOT_TELL, f"{reason}, but not once the number of arms is taken into account"
+    found = decide([contrast.difference], margin=margin)
+    assert found.p is not None
+    found = replace(found, p=min(1.0, found.p * contrasts))
+    if found.decided and found.p >= ALPHA:
+        reason = f"{found.reason}, but not once the number of arms is taken into account"
+        found = replace(found, verdict=CANNOT_TELL, reason=reason)
     means = {names[0]: evidence.mean(evidence.leader), names[1]: other.mean(other.leader)}
-    measured = ", ".join(f"{name} {mean:.3f}" for name, mean in means.items()) + f"; difference {contrast.difference}"
-    return Verdict(verdict=verdict, measured=measured, reason=reason, numbers=means, contrasts=(contrast,), p=p)
+    return replace(found, measured=f"{_means(means)}; difference {contrast.difference}", numbers=means, contrasts=(contrast,))
 
 
 def starts_above(evidence: Evidence, better: str, worse: str, by: float) -> Verdict:
     """Before training, arm ``better`` has at least ``by`` more reward than arm ``worse``."""
     scores = {arm: first_scores(evidence.runs(arm)) for arm in (better, worse)}
     difference = difference_of(scores[worse], scores[better], fixed=True)
-    verdict, reason, p = decide([difference], bar=by)
     means = {arm: float(values.mean()) for arm, values in scores.items()}
-    measured = ", ".join(f"{arm} {mean:.3f}" for arm, mean in means.items()) + f" before training; difference {difference}"
+    measured = f"{_means(means)} before training; difference {difference}"
     contrast = Contrast(better, worse, difference, difference, 1)
-    return Verdict(verdict=verdict, measured=measured, reason=reason, numbers=means, contrasts=(contrast,), p=p)
+    return replace(decide([difference], bar=by), measured=measured, numbers=means, contrasts=(contrast,))
 
 
 def zero_shot_below(evidence: Evidence, prompt: str, below: float) -> Verdict:
@@ -184,10 +165,10 @@ def zero_shot_below(evidence: Evidence, prompt: str, below: float) -> Verdict:
         raise NotMeasured(f"the study has no zero-shot evaluation under {prompt}")
     found = evidence.baseline[prompt]["accuracy"]
     verdict: VerdictName = AGREES if found["high"] < below else DISAGREES if found["low"] > below else CANNOT_TELL
-    said = f"accuracy under {prompt} {found['value']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
     where = {AGREES: "lies below", DISAGREES: "lies above"}.get(verdict, "holds")
     numbers = {key: found[key] for key in ("value", "low", "high")}
-    return Verdict(verdict=verdict, measured=said, reason=f"the interval {where} {below:g}", numbers=numbers)
+    measured, reason = f"accuracy under {prompt} {format_interval(found)}", f"the interval {where} {below:g}"
+    return Verdict(verdict=verdict, measured=measured, reason=reason, numbers=numbers)
 
 
 def best_inside_range(evidence: Evidence) -> Verdict:
@@ -239,12 +220,12 @@ def collapses(evidence: Evidence, updates: int | None = None) -> Verdict:
         if by_updates[arm] < updates:
             raise NotMeasured(f"the study has no arm with {updates} updates per rollout batch (most: {by_updates[arm]})")
     runs, fallen = evidence.runs(arm), evidence.collapses(arm)
-    verdict, reason = _of_runs([run.name in {one.run for one in fallen} for run in runs])
+    found = _of_runs([run.name in {one.run for one in fallen} for run in runs])
     start, best = float(first_scores(runs).mean()), float(np.mean([run.outcomes.mean(axis=1).max() for run in runs]))
     seen = "".join(f"; {one.run.split('/')[-1]}: from {one.reached:.3f} at step {one.step} ({one.seen_in})" for one in fallen)
     measured = f"{_ends_at(evidence, arm)}, started at {start:.3f}, best evaluation {best:.3f}{seen}"
     numbers = {"start": start, "best": best, "end": evidence.mean(arm)}
-    return Verdict(verdict=verdict, measured=measured, reason=reason, numbers=numbers, collapses=fallen)
+    return replace(found, measured=measured, numbers=numbers, collapses=fallen)
 
 
 def _sweep(evidence: Evidence, fewest: int) -> list[str]:
@@ -254,9 +235,8 @@ def _sweep(evidence: Evidence, fewest: int) -> list[str]:
         NotMeasured: it has fewer than ``fewest``.
     """
     if len(evidence.arms) < fewest:
-        raise NotMeasured(
-            f"the study has {len(evidence.arms)} arm{'s' * (len(evidence.arms) > 1)} of a sweep that needs {fewest}"
-        )
+        arms = "1 arm" if len(evidence.arms) == 1 else f"{len(evidence.arms)} arms"
+        raise NotMeasured(f"the study has {arms} of a sweep that needs {fewest}")
     return list(evidence.arms)
 
 
@@ -271,21 +251,20 @@ def metric_larger(
     Levels are medians over blocks of steps. The interval is that of the logarithm of their ratio; ``margin`` is a ratio.
     """
     _require_a_difference(evidence, larger, smaller)
-    found = log_ratio(evidence.held(larger), evidence.held(smaller), metric, late)
-    verdict, reason, p = decide([found], margin=None if margin is None else math.log(margin))
-    ratio = {key: math.exp(getattr(found, key)) for key in ("value", "low", "high")}
+    log = log_ratio(evidence.held(larger), evidence.held(smaller), metric, late)
+    found = decide([log], margin=None if margin is None else math.log(margin))
+    ratio = {key: math.exp(getattr(log, key)) for key in ("value", "low", "high")}
     reason = {
         AGREES: "the interval of the ratio lies above 1",
         DISAGREES: "the interval of the ratio lies below 1",
         NO_DIFFERENCE: f"the interval of the ratio lies within a factor of {margin}",
-    }.get(verdict, "the interval of the ratio holds 1")
+    }.get(found.verdict, "the interval of the ratio holds 1")
     when = " in the last quarter of the steps" if late else ""
     measured = (
         f"{metric}{when}: {larger} {ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f}) times {smaller}; "
-        f"the interval covers {found.covers}"
+        f"the interval covers {log.covers}"
     )
-    fallen = evidence.collapses(larger, smaller)
-    return Verdict(verdict=verdict, measured=measured, reason=reason, numbers=ratio, collapses=fallen, p=p)
+    return replace(found, measured=measured, reason=reason, numbers=ratio, collapses=evidence.collapses(larger, smaller))
 
 
 def metric_changes(evidence: Evidence, arm: str, metric: str, since: str, unlike: str | None = None, **bars: float) -> Verdict:
@@ -294,14 +273,12 @@ def metric_changes(evidence: Evidence, arm: str, metric: str, since: str, unlike
     It is ``below`` or ``above`` the bar, or ``within`` a factor either way, in all runs of ``arm`` and in none of ``unlike``.
     """
     arms, ((counts, bar),) = [arm, *([unlike] if unlike else [])], bars.items()
-    found = {arm: changes(evidence.held(arm), metric, since) for arm in arms}
-    hits = [[bool(BARS[counts](times, bar)) for times in of_arm] for of_arm in found.values()]
-    verdict, reason = _of_runs(*hits)
-    texts = (f"{arm} {_listed(of_arm)}" for arm, of_arm in found.items())
-    measured = f"{metric} at the end as a multiple of its {since} level ({counts} {bar:g} counts): {'; '.join(texts)}"
-    numbers = {arm: float(np.median(of_arm)) for arm, of_arm in found.items()}
-    fallen = evidence.collapses(*arms)
-    return Verdict(verdict=verdict, measured=measured, reason=reason, numbers=numbers, collapses=fallen)
+    times = {name: changes(evidence.held(name), metric, since) for name in arms}
+    found = _of_runs(*([bool(BARS[counts](one, bar)) for one in of_arm] for of_arm in times.values()))
+    texts = "; ".join(f"{name} {_listed(of_arm)}" for name, of_arm in times.items())
+    measured = f"{metric} at the end as a multiple of its {since} level ({counts} {bar:g} counts): {texts}"
+    numbers = {name: float(np.median(of_arm)) for name, of_arm in times.items()}
+    return replace(found, measured=measured, numbers=numbers, collapses=evidence.collapses(*arms))
 
 
 BARS: dict[str, Callable[[float, float], bool]] = {
@@ -320,23 +297,21 @@ def falls(evidence: Evidence, arm: str, unlike: str, metric: str, below: float) 
         first, last = ends.mean(axis=0)
         numbers[name] = float(last / first) if first else math.nan
         texts.append(f"{name} from {first:.1f} to {last:.1f}")
-    verdict, reason = _of_runs(*hits)
     measured = f"{metric} (below {below:g} of its start counts): {'; '.join(texts)}"
-    return Verdict(verdict=verdict, measured=measured, reason=reason, numbers=numbers)
+    return replace(_of_runs(*hits), measured=measured, numbers=numbers)
 
 
 def blows_up(evidence: Evidence, arm: str, unlike: str, metric: str, times: float) -> Verdict:
     """The peaks of ``metric`` in ``arm`` are above ``times`` those in the arm ``unlike`` it, seed by seed."""
     _require_a_difference(evidence, arm, unlike)
     high, low = (peaks(evidence.runs(name), metric) for name in (arm, unlike))
-    verdict, reason = _of_runs([bool(ratio > times) for ratio in high / low])
+    found = _of_runs([bool(ratio > times) for ratio in high / low])
     measured = (
         f"peaks of {metric} (90% quantile over blocks of steps of the largest in a block): "
         f"{arm} {_listed(high)}; {unlike} {_listed(low)}; more than {times:g} times as high counts"
     )
     numbers = {"ratio": float(np.median(high / low)), arm: float(np.median(high)), unlike: float(np.median(low))}
-    fallen = evidence.collapses(arm, unlike)
-    return Verdict(verdict=verdict, measured=measured, reason=reason, numbers=numbers, collapses=fallen)
+    return replace(found, measured=measured, numbers=numbers, collapses=evidence.collapses(arm, unlike))
 
 
 def warns(evidence: Evidence, metric: str, times: float) -> Verdict:
@@ -349,13 +324,12 @@ def warns(evidence: Evidence, metric: str, times: float) -> Verdict:
     level = float(np.median(np.concatenate([blocks(per_step(run, metric)) for run in steady])))
     by_name = {run.name: run for runs in evidence.arms.values() for run in runs}
     ratios = [_until_fallen(by_name[collapse.run], metric) / level for collapse in fallen]
-    verdict, reason = _of_runs([ratio > times for ratio in ratios])
     measured = (
         f"highest {metric} before the reward had fallen, as a multiple of the median {level:.3f} of the {len(steady)} runs "
         f"that held: {_listed(np.array(ratios))}; more than {times:g} counts"
     )
     numbers = {"ratio": float(np.median(ratios)), "level": level}
-    return Verdict(verdict=verdict, measured=measured, reason=reason, numbers=numbers, collapses=fallen)
+    return replace(_of_runs([ratio > times for ratio in ratios]), measured=measured, numbers=numbers, collapses=fallen)
 
 
 def _until_fallen(run: Run, metric: str) -> float:
@@ -379,47 +353,21 @@ def rises_with_kl(evidence: Evidence, arm: str) -> Verdict:
     """
     runs = evidence.runs(arm)
     rise = gain(evidence.held(arm), evidence.last_k)
-    verdict, reason, p = decide([rise])
     levels = [blocks(per_step(run, KL)) for run in runs]
     if min(len(of_run) for of_run in levels) < 3:
         raise NotMeasured("the runs took too few steps")
-    grows = [bool(stats.kendalltau(range(len(of_run)), of_run).statistic > 0.5) for of_run in levels]
-    kl, said = _of_runs(grows)
+    reward, kl = decide([rise]), _of_runs([bool(stats.kendalltau(range(len(one)), one).statistic > 0.5) for one in levels])
     first, last = (float(np.mean([of_run[end] for of_run in levels])) for end in (0, -1))
-    measured = f"answer reward above its start by {rise}; KL per token from {first:.4f} to {last:.4f} nats"
-    reason = f"of the reward {reason}; of growing KL {said}"
-    if DISAGREES in (verdict, kl):
-        verdict = DISAGREES
-    elif kl == CANNOT_TELL:
-        verdict = CANNOT_TELL
-    return Verdict(
-        verdict=verdict,
-        measured=measured,
-        reason=reason,
+    return replace(
+        reward,
+        verdict=next((verdict for verdict in (DISAGREES, CANNOT_TELL) if verdict in (reward.verdict, kl.verdict)), AGREES),
+        measured=f"answer reward above its start by {rise}; KL per token from {first:.4f} to {last:.4f} nats",
+        reason=f"of the reward {reward.reason}; of growing KL {kl.reason}",
         numbers={"first": first, "last": last},
         contrasts=(Contrast(arm, "start", rise, rise, 1),),
         collapses=evidence.collapses(arm),
-        p=p,
     )
 
 
-_JUDGES = (
-    ends_above,
-    not_below,
-    method_above,
-    starts_above,
-    zero_shot_below,
-    best_inside_range,
-    lags,
-    descends,
-    collapses,
-    metric_larger,
-    metric_changes,
-    falls,
-    blows_up,
-    warns,
-    rises_with_kl,
-)
-KINDS: dict[str, Callable[..., Verdict]] = {judge.__name__: judge for judge in _JUDGES}
 # Events that may happen at any step: runs shorter than the horizon can confirm such a claim, but not refute it.
 EVENTS = {"collapses", "falls", "blows_up"}

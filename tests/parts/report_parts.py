@@ -115,7 +115,7 @@ def arm_result(
         contrast = Contrast(arm, "a", difference, difference, contrasts=1)
     runs = tuple(f"{EXPERIMENT}/{arm}/{seed}" for seed in range(seeds))
     changed = overrides or {"learning_rate": arm}
-    return ArmResult(arm, changed, runs, (final,) * seeds, interval(final), interval(start), collapses, contrast, run_sd=None)
+    return ArmResult(arm, changed, runs, (final,) * seeds, interval(final), interval(start), collapses, contrast)
 
 
 def result(*arms: ArmResult, tied: tuple[str, ...] = (), winner: str = "a", last_k: int = 1) -> ExperimentResult:

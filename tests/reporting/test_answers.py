@@ -20,7 +20,6 @@ from grpo.discovery.mutation import fresh, program_of
 from grpo.discovery.strategies import messages_of
 from grpo.discovery.verifier import Verification
 from grpo.reporting.answers.ablations import goes_with, shares
-from grpo.reporting.answers.overlap import dominates, floor
 from grpo.reporting.answers.second_reading import (
     ELSEWHERE,
     NONE,
@@ -38,6 +37,7 @@ from grpo.reporting.answers.second_reading import (
     second_reading,
 )
 from grpo.reporting.answers.write_answers import write_answers
+from grpo.reporting.asynchronous import dominates, floor
 from grpo.reporting.discussion import Split
 from grpo.reporting.kissing_number import write_delivery
 from grpo.reporting.page import write_writeup

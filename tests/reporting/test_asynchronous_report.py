@@ -13,9 +13,10 @@ from report_parts import each, run, solved
 from study_parts import ASYNCHRONOUS, COLOCATE
 
 from grpo.reporting import timing, wall_clock
-from grpo.reporting.answers import overlap
 from grpo.reporting.asynchronous import (
     discuss_bounds,
+    discuss_effects,
+    discuss_updates,
     draw_staleness,
     effects,
     first_difference,
@@ -234,7 +235,7 @@ def test_colocated_runs_in_four_sentences(monkeypatch: pytest.MonkeyPatch) -> No
     many = [made_up("many", each(0.1), each(0.5), each(0.75), updates=4, gradient_norm=[0.5, 2.0], ratio_max=[1.0, 3.0])]
     one = [made_up("one", each(0.1), each(0.2), each(0.3))]
     timed_at(monkeypatch, many=[4.0, 8.0], one=[1.0, 2.0])
-    (text,) = overlap.colocated(numbers_of_arms(many, in_turns(0.2, arm="two", updates=2), one))
+    (text,) = discuss_updates(numbers_of_arms(many, in_turns(0.2, arm="two", updates=2), one))
     convergence, stability, speed, at_equal_time = text.replace(". ", ".|").split("|")
     assert (
         "rises from 0.100 to 0.300 by step 2 (the last) with 1 update per rollout batch (one); it rises from 0.100"
@@ -246,19 +247,19 @@ def test_colocated_runs_in_four_sentences(monkeypatch: pytest.MonkeyPatch) -> No
     )
     assert speed == "Run time: a step takes 1.000 s in one and 4.000 s in many."
     assert at_equal_time.startswith("After 2.0 s") and "one stood at 0.300 and many at 0.100" in at_equal_time
-    assert overlap.colocated(numbers_of_arms(one)) == []
+    assert discuss_updates(numbers_of_arms(one)) == []
 
 
 def test_asynchronous_runs_beside_those_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     arms = lagging(0, 0.75), lagging(4, 0.25, gradient_norm=0.5), buffered(2, 0.5, lag_mean=2.0), lagging(1, 0.5)
     timed_at(monkeypatch, lag_1=[1.0], one_update=[2.0])
-    (text,) = overlap.asynchronous(numbers_of_arms(*arms), numbers_of_arms(in_turns(0.6)))
+    (text,) = discuss_effects(numbers_of_arms(*arms), numbers_of_arms(in_turns(0.6)))
     assert "tokens are on average 4.00 versions old in lag_4 and 0.00 in lag_0; the final answer reward is 0.500 (" in text
     assert ") lower; the median gradient norm goes from 0.25 to 0.5," in text
     assert "A larger buffer: tokens are on average 2.00 versions old in buffer_2 and 1.00 in lag_1;" in text
     assert "the same: 0.000 (-" in text
     assert "one_update stood at 0.100 and lag_1 at 0.500" in text
-    assert "stood at" not in overlap.asynchronous(numbers_of_arms(*arms), None)[0]
+    assert "stood at" not in discuss_effects(numbers_of_arms(*arms), None)[0]
 
 
 # ------------------------------------------------------------------------------------------------------ bounds and reuse

@@ -12,8 +12,7 @@ from study_parts import EXPERT_ITERATION, KEYWORD, SFT, SFT_INITIALIZATION, entr
 
 from grpo.reporting import timing, wall_clock
 from grpo.reporting.charts import COLOURS, METHODS
-from grpo.reporting.fine_tuning import discuss_expert_iteration, discuss_sft, draw_by_examples
-from grpo.reporting.pieces import discuss_keyword
+from grpo.reporting.pieces import discuss_expert_iteration, discuss_keyword, discuss_sft, draw_by_examples
 from grpo.reporting.record import Record
 from grpo.results.runs import Run
 from grpo.study.schema import Study

@@ -18,11 +18,13 @@ from study_parts import EXPERIMENTS
 
 from grpo.common.errors import UserError
 from grpo.common.yaml_file import parse_yaml
-from grpo.results.claims import adjusted, claims_table, judge_claims, read_verdicts, shown, write_claims
+from grpo.reporting.tables import claims_table
+from grpo.results import verdicts
+from grpo.results.claims import adjusted, judge_claims, read_verdicts, shown, write_claims
 from grpo.results.evidence import Evidence, NotMeasured
 from grpo.results.findings import AGREES, CANNOT_TELL, DISAGREES, NO_DIFFERENCE, NOT_TESTED, Verdict
 from grpo.results.runs import Run
-from grpo.results.verdicts import KINDS, KL
+from grpo.results.verdicts import KL
 from grpo.study.schema import Study, load_study
 from grpo.tasks.arithmetic import Arithmetic
 
@@ -78,7 +80,7 @@ def evidence(*arms: list[Run], last_k: int = 1) -> Evidence:
 
 
 def judge(kind: str, found: Evidence, margin: float | None = None, **parameters: Any) -> Verdict:
-    return KINDS[kind](found, **parameters | ({} if margin is None else {"margin": margin}))
+    return getattr(verdicts, kind)(found, **parameters | ({} if margin is None else {"margin": margin}))
 
 
 # ----------------------------------------------------------------------------------------------------- final rewards
@@ -595,7 +597,7 @@ def test_claims_have_a_test_whose_arms_the_studies_have(name: str) -> None:
     for claim in PUBLISHED["claims"]:
         ((kind, parameters),) = claim["test"].items()
         assert claim.get("requires", {}).keys() <= {"learns", "arms", "response_tokens"}
-        assert kind in KINDS and claim["experiment"] in {*EXPERIMENTS, "math_baseline", "grpo_objectives"}
+        assert hasattr(verdicts, kind) and claim["experiment"] in {*EXPERIMENTS, "math_baseline", "grpo_objectives"}
         if claim["experiment"] in study.made:
             assert arms_of(parameters) <= set(study.experiments[claim["experiment"]].arms), claim["id"]
             assert bool(arms_of(parameters)) == (kind not in BY_PLACE)

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from run_folders import write_baseline, write_run
 
 from grpo.common.files import write_json
-from grpo.reporting.what_it_would_take import contents, hours, table
+from grpo.reporting.what_it_would_take import contents, hours, not_a_matter_of_seeds, table, undecided
 from grpo.results.claims import write_claims
-from grpo.results.contrasts import not_a_matter_of_seeds, undecided
 from grpo.results.power import Spread, power, seeds_needed, spread_of
 from grpo.results.runs import Run
 from grpo.results.selection import select

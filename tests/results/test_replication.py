@@ -12,8 +12,8 @@ import pytest
 from grpo.commands import replicate
 from grpo.commands.study import composed_text
 from grpo.common.errors import UserError
+from grpo.reporting.replication import OTHERWISE, SAME, TURNED, UNDECIDED, Findings, agreement, counts, replication_page
 from grpo.results.findings import AGREES, CANNOT_TELL, DISAGREES, NO_DIFFERENCE, NOT_TESTED, Verdict, VerdictName
-from grpo.results.replication import OTHERWISE, SAME, TURNED, UNDECIDED, Findings, agreement, counts, replication_page
 from grpo.study.schema import Study, load_study
 
 REPOSITORY = Path(__file__).parents[2]

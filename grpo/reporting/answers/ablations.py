@@ -11,9 +11,8 @@ import pandas as pd
 
 from grpo.reporting.curves import LENGTH
 from grpo.reporting.discussion import Numbers, Split
-from grpo.reporting.sentences import decimals, paragraphs, render, table
+from grpo.reporting.sentences import decimals, markdown_table, paragraph, paragraphs, render, table
 from grpo.reporting.trends import MEASURES, trend_of
-from grpo.results.markdown import markdown_table
 from grpo.results.runs import REWARD, Run, by_arm
 from grpo.results.verdicts import KL
 from grpo.study.methods import LOSSES_OF_THE_HANDOUTS
@@ -113,7 +112,7 @@ def growth(runs: list[Run]) -> str:
     """Describe the growth of one arm's KL, by both estimates."""
     measure = next(measure for measure in MEASURES if measure.key == "kl")
     low_variance = pd.concat([run.history[KL] for run in runs])
-    (text,) = paragraphs(
+    return paragraph(
         "drift_sentences.md.j2",
         arm=runs[0].arm,
         course=(measure, trend_of(runs, measure)),
@@ -123,7 +122,6 @@ def growth(runs: list[Run]) -> str:
         times_median=low_variance.max() / low_variance.median() if low_variance.median() else 0.0,
         spike=SPIKE,
     )
-    return text
 
 
 def _mean(runs: list[Run], column: str) -> float:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from grpo.common.files import read_json
 from grpo.reporting.curves import LENGTH
 from grpo.reporting.discussion import Numbers
-from grpo.reporting.sentences import interval, paragraphs, table
+from grpo.reporting.sentences import interval, paragraph, paragraphs, table
 from grpo.reporting.timing import at_equal_time, end_of_first, outcome_at, seconds_of_a_step
 from grpo.results.intervals import difference_of
-from grpo.results.runs import REWARD, Run, final_scores, mean_curve, value
-from grpo.study import paths
+from grpo.results.runs import REWARD, Run, final_scores, mean_curve, read_selection, value
 from grpo.study.methods import OFF_POLICY_RANK
 from grpo.study.schema import Study
 
@@ -25,18 +23,9 @@ def sweeps(study: Study) -> tuple[str | None, str | None]:
     return broad, next(ranked, None)
 
 
-def read_ranking(experiment: str) -> list[str]:
-    """Read the arms of a sweep that another experiment runs at full length, best first."""
-    winner = read_json(paths.SELECT / f"{experiment}.json", made_by=f"select@{experiment}", keys=("winner",))
-    return [one["arm"] for one in winner.get("off_policy_ranking", [])]
-
-
-def log_of_broad(numbers: Numbers, runs: list[Run], ranking: list[str]) -> str:
-    """Experiment log of the broad sweep: settings and results of each arm (Markdown).
-
-    Args:
-        ranking: the arms that another experiment runs at full length, best first.
-    """
+def log_of_broad(numbers: Numbers, runs: list[Run]) -> str:
+    """Experiment log of the broad sweep: settings and results of each arm (Markdown)."""
+    ranking = [one["arm"] for one in read_selection(numbers["experiment"]).get("off_policy_ranking", [])]
     end = end_of_first(runs)
     rows = []
     for arm in numbers["arms"]:
@@ -68,8 +57,7 @@ def _range(numbers: Numbers) -> str:
     ends = by_updates[0], by_updates[-1]
     behind = [arm["arm"] for arm in ends if arm["apart"] or arm["collapses"]]
     few, many, best = (_updates(arm) for arm in (*ends, numbers["leader"]))
-    (text,) = paragraphs("range_sentences.md.j2", n=numbers, ends=[few, many], best=best, behind=behind)
-    return text
+    return paragraph("range_sentences.md.j2", n=numbers, ends=[few, many], best=best, behind=behind)
 
 
 def over_steps_and_wall_clock(numbers: Numbers) -> list[str]:
@@ -122,5 +110,5 @@ def entropy_beside_expert_iteration(sweep: Numbers, others: list[Numbers]) -> st
                 "length at end": f"{length.iloc[-1]:.1f}",
             }
         )
-    (text,) = paragraphs("entropy_sentences.md.j2", common=common, reached=reached, others=others)
+    text = paragraph("entropy_sentences.md.j2", common=common, reached=reached, others=others)
     return f"{table(rows)}\n{text}"

@@ -8,6 +8,7 @@ everything else by math-verify.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
@@ -15,17 +16,18 @@ from typing import Any
 import numpy as np
 
 from grpo.common.files import read_jsonl
-from grpo.reporting.sentences import paragraphs, render, table
+from grpo.reporting.sentences import paragraph, render, table
 from grpo.reporting.tables import KINDS
 from grpo.study import paths
 from grpo.tasks.graded import GradedTask
 from grpo.tasks.task import Task
 
-Record = dict[str, Any]  # a line of data/math_baseline/PROMPT.jsonl
+Completion = dict[str, Any]  # a line of data/math_baseline/PROMPT.jsonl
 
 SHOWN = 10  # examples of each category
 TAIL = 160  # characters of a response that an example shows
 RIGHT, WRONG_ANSWER, WRONG_FORM = "format 1, answer 1", "format 1, answer 0", "format 0, answer 0"
+FAILURES = (WRONG_FORM, WRONG_ANSWER)
 # Kinds of failure by the second reading, and who is at fault; the first that applies.
 PARSER_FORM = "the form is right up to white space or case, and the answer is right"
 PARSER_ANSWER = "the given answer equals the truth"
@@ -48,17 +50,17 @@ _LONGEST = 100  # characters
 DISAGREE = 0.05
 
 
-def read_records(prompt: str) -> list[Record]:
+def read_records(prompt: str) -> list[Completion]:
     """Read the zero-shot completions under a prompt; a missing or damaged file is a UserError."""
     keys = ("problem", "response", "answer", "ground_truth", "category")
     return read_jsonl(paths.BASELINE / f"{prompt}.jsonl", "math_baseline", lambda value: {key: value[key] for key in keys})
 
 
-def read_sampled(prompt: str) -> list[Record]:
+def read_sampled(prompt: str) -> list[Completion]:
     """Read the samples for best-of-N under a prompt, in the form of :func:`read_records`; empty if there are none."""
     path = paths.BEST_OF_N / f"{prompt}.jsonl"
 
-    def records(value: Record) -> list[Record]:
+    def records(value: Completion) -> list[Completion]:
         about = {"problem": value["problem"], "ground_truth": value["ground_truth"]}
         return [
             about
@@ -70,7 +72,7 @@ def read_sampled(prompt: str) -> list[Record]:
     return [record for of in read_jsonl(path, "best_of_n", records) for record in of] if path.exists() else []
 
 
-def second_reading(record: Record, prompt: str) -> str:
+def second_reading(record: Completion, prompt: str) -> str:
     """Classify a failure by the second reading: a key of ``AT_FAULT``."""
     response, truth = record["response"], str(record["ground_truth"])
     if record["category"] == WRONG_ANSWER:
@@ -128,7 +130,7 @@ def is_mathematical(task: Task) -> bool:
     return isinstance(task, GradedTask) and getattr(task, "math", True)
 
 
-def judge(prompt: str, records: Sequence[Record], sampled: Sequence[Record] = ()) -> str:
+def judge(prompt: str, records: Sequence[Completion], sampled: Sequence[Completion] = ()) -> str:
     """Count the failures under a prompt by both readings, and show examples of each kind (Markdown).
 
     The second reading must suit the task: accept at least half of the answers that the first accepts.
@@ -138,36 +140,36 @@ def judge(prompt: str, records: Sequence[Record], sampled: Sequence[Record] = ()
     """
     right = [record for record in records if record["category"] == RIGHT]
     accepted = sum(equal(record["answer"] or "", str(record["ground_truth"])) for record in right)
-    kinds: dict[tuple[str, str], list[Record]] = {}
-    for record in records if accepted >= len(right) / 2 else ():
-        if record["category"] in (WRONG_FORM, WRONG_ANSWER):
-            kinds.setdefault((record["category"], second_reading(record, prompt)), []).append(record)
-    order = list(AT_FAULT)
-    kinds = dict(sorted(kinds.items(), key=lambda item: (item[0][0] != WRONG_FORM, order.index(item[0][1]))))
-    of_category = dict.fromkeys((WRONG_FORM, WRONG_ANSWER), 0)
-    for (name, _), of in kinds.items():
-        of_category[name] += len(of)
+    failures = [record for record in records if accepted >= len(right) / 2 and record["category"] in FAILURES]
+    read = [(record["category"], second_reading(record, prompt)) for record in failures]
+    kinds = {
+        (name, kind): [record for record, key in zip(failures, read, strict=True) if key == (name, kind)]
+        for name in FAILURES
+        for kind in AT_FAULT
+        if (name, kind) in read
+    }
+    of_category = Counter(name for name, _ in read)
     return render(
         "parser_or_model.md.j2",
         prompt=prompt,
         responses=len(records),
         right=len(right),
         accepted=accepted,
-        failures=sum(of_category.values()),
+        failures=len(failures),
         parser=sum(len(of) for (_, kind), of in kinds.items() if AT_FAULT[kind] == "parser"),
         form=sum(len(of) for (_, kind), of in kinds.items() if kind == OTHER_FORM),
         shown=SHOWN,
         kinds=[(name, kind, AT_FAULT[kind], len(of)) for (name, kind), of in kinds.items()],
         examples={f"{name}; {kind} ({AT_FAULT[kind]})": _examples(of) for (name, kind), of in kinds.items()}
         | {
-            f"{name}, from the samples for best-of-N, as the evaluation has only {count}": _examples(others)
-            for name, count in of_category.items()
-            if count < SHOWN and (others := [record for record in sampled if record["category"] == name])
+            f"{name}, from the samples for best-of-N, as the evaluation has only {of_category[name]}": _examples(others)
+            for name in FAILURES
+            if of_category[name] < SHOWN and (others := [record for record in sampled if record["category"] == name])
         },
     )
 
 
-def _examples(records: Sequence[Record]) -> str:
+def _examples(records: Sequence[Completion]) -> str:
     """Table of examples, spread over the evaluation."""
     step = max(1, len(records) // SHOWN)
     return table(
@@ -191,16 +193,15 @@ def discuss_best_of_n(prompt: str, metrics: dict[str, Any]) -> str:
     """Explain the gap between Best@N and pass@N under one prompt, in one to three sentences."""
     n, kinds = list(metrics["n"].items())[-1]
     values = {kind: kinds[kind]["value"] for kind in KINDS}
-    (text,) = paragraphs(
+    return paragraph(
         "best_of_n_sentences.md.j2", prompt=prompt, n=n, value=values, problems=metrics["problems"], **metrics["ranking"]
     )
-    return text
 
 
 def read_first_and_all(prompt: str) -> dict[str, tuple[float, float]]:
     """Read problem -> whether its first sample is right (1.0 or 0.0), and the share of its samples that are right."""
 
-    def line(value: dict[str, Any]) -> tuple[str, tuple[float, float]]:
+    def line(value: Completion) -> tuple[str, tuple[float, float]]:
         rights = [float(sample["answer_reward"] == 1.0) for sample in value["samples"]]
         return value["problem"], (rights[0], float(np.mean(rights)))
 
@@ -235,7 +236,7 @@ def agreement(prompt: str, zero_shot: dict[str, float], sampled: dict[str, tuple
     shared = np.array([(zero, *sampled[problem]) for problem, zero in zero_shot.items() if problem in sampled])
     zero, first, every = shared.T if len(shared) else np.zeros((3, 0))
     rights = [round(share * best["samples"]) for share in every]
-    (text,) = paragraphs(
+    return paragraph(
         "agreement_sentences.md.j2",
         prompt=prompt,
         all=[*zero_shot.values()],
@@ -248,4 +249,3 @@ def agreement(prompt: str, zero_shot: dict[str, float], sampled: dict[str, tuple
         p=chance_of(zero.tolist(), rights, best["samples"]),
         disagree=DISAGREE,
     )
-    return text

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from grpo.common.files import write_text
-from grpo.reporting.answers import ablations, off_policy, overlap, second_reading
+from grpo.reporting import asynchronous
+from grpo.reporting.answers import ablations, off_policy, second_reading
 from grpo.reporting.kissing_number import write_delivery
 from grpo.reporting.record import Record
 from grpo.reporting.sentences import render
 from grpo.reporting.timing import seconds_of_arms
+from grpo.reporting.wall_clock import times_of_steps
 from grpo.reporting.what_it_would_take import table
 from grpo.results.runs import by_arm, read_zero_shot
 from grpo.results.verdicts import KL
@@ -27,7 +29,7 @@ def answers(record: Record) -> dict[str, Any]:
     """Values for the page's template; an empty text or list leaves a section out."""
     study, numbers, runs = record.study, record.numbers, record.runs
     broad, focused = off_policy.sweeps(study)
-    apart = overlap.asynchronous_times(record)
+    apart = times_of_steps(record.runs_with("staleness"))
     names = {question: name for name, question in ablations.asked_of_courses(study).items()}
     normalized, prompted = names.get("grpo_length_normalization"), names.get("grpo_prompt_ablation")
     measured_kl = [run for run in record.all_runs if KL in run.history]
@@ -43,16 +45,16 @@ def answers(record: Record) -> dict[str, Any]:
         ],
         "asked": {question: numbers[name] for question, name in names.items()},
         "lengths": ablations.lengths_table(runs[normalized]) if normalized else "",
-        "sweep_log": off_policy.log_of_broad(numbers[broad], runs[broad], off_policy.read_ranking(broad)) if broad else "",
+        "sweep_log": off_policy.log_of_broad(numbers[broad], runs[broad]) if broad else "",
         "sweep": off_policy.over_steps_and_wall_clock(numbers[focused]) if focused else [],
         "sweep_figure": focused if focused in study.with_report("wall_clock") else "",
         "entropy": off_policy.entropy_beside_expert_iteration(numbers[focused], iterated) if focused else "",
         "prompts": ablations.explain_prompts(numbers[prompted]) if prompted else [],
-        "colocated": [text for name in study.with_report("colocated") for text in overlap.colocated(numbers[name])],
+        "colocated": [text for name in study.with_report("colocated") for text in asynchronous.discuss_updates(numbers[name])],
         "asynchronous": [
-            t for name in study.with_report("staleness") for t in overlap.asynchronous(numbers[name], one_process)
+            text for name in study.with_report("staleness") for text in asynchronous.discuss_effects(numbers[name], one_process)
         ],
-        "overlap": overlap.dominates(apart) if apart else "",
+        "overlap": asynchronous.dominates(apart) if apart else "",
         "growth": [ablations.growth(of_arm) for of_arm in by_arm(measured_kl).values()],
         "drift": ablations.goes_with(measured_kl) if measured_kl else "",
         "best_of_n": [second_reading.discuss_best_of_n(prompt, values) for prompt, values in record.sampled.items()],

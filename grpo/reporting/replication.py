@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from grpo.common.files import read_json
+from grpo.reporting.sentences import markdown_table, render
 from grpo.results.claims import read_verdicts
 from grpo.results.findings import AGREES, DISAGREES, NOT_TESTED, Verdict
-from grpo.results.markdown import markdown_table
+from grpo.results.statistics import format_interval
 from grpo.study import paths
 from grpo.study.schema import Study
 
@@ -59,26 +60,22 @@ def counts(first: Findings, second: Findings) -> Counter[str]:
 
 def replication_page(study: Study, here: Findings, replicates: Sequence[Findings]) -> str:
     """Write the page reports/replication.md."""
-    parts = [
-        f"# {study.study}: replication\n",
-        f"This study ({here.name}) beside the same study with other seeds. A verdict *turned round* if one study agrees with "
-        "the claim and the other disagrees.\n",
-    ]
+    others = []
     for other in replicates:
-        found = counts(here, other)
-        winners = [_winner(name, here.selections[name], other.selections[name]) for name in study.made]
-        new = sum(row[-1] != SAME for row in winners)
         pairs = zip(here.verdicts, other.verdicts, strict=True)
         claims = [(one.statement, _verdict(one), _verdict(two), agreement(one, two)) for one, two in pairs]
-        parts += [
-            f"## {other.name}\n",
-            f"Of {len(here.verdicts)} claims {found[TURNED]} turned round, {found[OTHERWISE]} are decided otherwise "
-            f"(no difference in one), {found[UNDECIDED]} are decided in one study only, {found[SAME]} have the same verdict. "
-            f"Of {len(winners)} experiments {new} have another winner.\n",
-            markdown_table(("claim", here.name, other.name, ""), claims),
-            markdown_table(("experiment", f"winner, {here.name}", f"winner, {other.name}", ""), winners),
-        ]
-    return "\n".join(parts)
+        winners = [_winner(name, here.selections[name], other.selections[name]) for name in study.made]
+        heads = ("experiment", f"winner, {here.name}", f"winner, {other.name}", "")
+        others.append(
+            {
+                "name": other.name,
+                "count": counts(here, other),
+                "claims": markdown_table(("claim", here.name, other.name, ""), claims),
+                "new_winners": sum(row[-1] != SAME for row in winners),
+                "winners": markdown_table(heads, winners),
+            }
+        )
+    return render("replication.md.j2", study=study, here=here, others=others)
 
 
 def _verdict(verdict: Verdict) -> str:
@@ -87,7 +84,7 @@ def _verdict(verdict: Verdict) -> str:
 
 def _winner(name: str, here: Mapping[str, Any], other: Mapping[str, Any]) -> Sequence[str]:
     """An experiment's row: both winners, and whether they are tied in both studies."""
-    shown = [f"{one['winner']} {one['value']:.3f} ({one['low']:.3f} to {one['high']:.3f})" for one in (here, other)]
+    shown = [f"{one['winner']} {format_interval(one)}" for one in (here, other)]
     if here["winner"] == other["winner"]:
         return (name, *shown, SAME)
     tied = other["winner"] in (here["leader"], *here["tied"]) and here["winner"] in (other["leader"], *other["tied"])

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from grpo.reporting.charts import INK, Dot, draw_dots, frame, legend, panels, readable, styles
-from grpo.reporting.discussion import Numbers
+from grpo.reporting.discussion import Numbers, updates_of
 from grpo.reporting.sentences import paragraph, paragraphs, table
 from grpo.reporting.timing import at_equal_time, seconds_of_a_step
 from grpo.reporting.wall_clock import Times
@@ -24,13 +24,9 @@ SERIES = {"each batch trained on once": "o", "drawn from a buffer": "s"}
 
 def arms_in_order(runs: list[Run]) -> tuple[list[list[Run]], list[list[Run]]]:
     """Runs of the asynchronous arms: without a replay buffer, sorted by lag, and with one, sorted by capacity."""
-    arms = list(by_arm(runs).values())
+    arms = sorted(by_arm(runs).values(), key=lambda of: (_setting(of, "replay_capacity"), _setting(of, "max_policy_lag")))
     plain = [of_arm for of_arm in arms if _setting(of_arm, "replay_capacity") == 1]
-    buffered = [of_arm for of_arm in arms if _setting(of_arm, "replay_capacity") > 1]
-    return (
-        sorted(plain, key=lambda of_arm: _setting(of_arm, "max_policy_lag")),
-        sorted(buffered, key=lambda of_arm: _setting(of_arm, "replay_capacity")),
-    )
+    return plain, arms[len(plain) :]
 
 
 def _setting(of_arm: list[Run], key: str) -> Any:
@@ -166,7 +162,7 @@ def effects(runs: list[Run], last_k: int) -> list[dict[str, Any]]:
 
 def discuss_updates(numbers: Numbers) -> list[str]:
     """Compare several updates per rollout batch with one: convergence, stability and run time; empty with one arm."""
-    arms = sorted(numbers["arms"], key=lambda arm: int(arm["all"][0].config["updates_per_rollout_batch"]))
+    arms = sorted(numbers["arms"], key=updates_of)
     if len(arms) < 2:
         return []
     ends = []
@@ -175,7 +171,7 @@ def discuss_updates(numbers: Numbers) -> list[str]:
         ends.append(
             {
                 "arm": arm,
-                "updates": arm["all"][0].config["updates_per_rollout_batch"],
+                "updates": updates_of(arm),
                 "norm": float(np.nanmax(history["gradient_norm"])),
                 "ratios": [history["ratio_min"].min(), history["ratio_max"].max()] if "ratio_max" in history else None,
                 "seconds": seconds_of_a_step(arm["all"]),

@@ -116,6 +116,11 @@ def _arm(runs: list[Run], result: ArmResult, last_k: int, leading: list[Run]) ->
     }
 
 
+def updates_of(arm: Numbers) -> int:
+    """An arm's optimizer updates per rollout batch."""
+    return int(arm["all"][0].config["updates_per_rollout_batch"])
+
+
 def as_plain(value: Any) -> Any:
     """Convert numbers to plain values for a result file, without runs."""
     if isinstance(value, Mapping):
@@ -127,16 +132,16 @@ def as_plain(value: Any) -> Any:
     return [as_plain(of) for of in value] if isinstance(value, list | tuple) else value
 
 
-def result_paragraphs(numbers: Numbers, runs: list[Run], with_courses: bool) -> list[str]:
+def result_paragraphs(numbers: Numbers, with_courses: bool) -> list[str]:
     """Paragraphs on an experiment: the leader and its margin first, then losses, collapses and curves.
 
     Args:
         with_courses: whether to describe the curves of entropy, length and gradient norm.
     """
     ratios = []  # of arms whose ratios to the sampling policy are not all 1
-    for arm, of_arm in by_arm(runs).items():
-        history = pd.concat([run.history for run in of_arm])
+    for arm in numbers["arms"]:
+        history = pd.concat([run.history for run in arm["all"]])
         if "ratio_max" in history and (history["ratio_max"] != 1).any():
             low, high, clipped = history["ratio_min"].min(), history["ratio_max"].max(), history["clip_fraction"].mean()
-            ratios.append({"arm": arm, "low": low, "high": high, "clipped": clipped})
+            ratios.append({"arm": arm["arm"], "low": low, "high": high, "clipped": clipped})
     return paragraphs("experiment_sentences.md.j2", n=numbers, ratios=ratios, with_courses=with_courses)

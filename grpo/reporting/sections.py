@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from grpo.common.files import read_json, read_text
 from grpo.common.yaml_file import parse_yaml
 from grpo.reporting.answers.ablations import asked_of_courses
@@ -13,7 +11,7 @@ from grpo.reporting.pieces import discussions, extra_figures, sft_report
 from grpo.reporting.provenance import environments, made_otherwise, provenance_of
 from grpo.reporting.record import Record, Values
 from grpo.reporting.rollouts import before_and_after
-from grpo.reporting.sentences import interval, templates
+from grpo.reporting.sentences import interval, render
 from grpo.reporting.tables import details_table, experiment_table, further_sets_table, general_tables, mixture_table
 from grpo.reporting.timing import time_row, times_of_arms
 from grpo.results.claims import PUBLISHED
@@ -27,7 +25,7 @@ from grpo.study.settings import MAIN
 def paragraphs_of(record: Record, experiment: str) -> list[str]:
     """The paragraphs on an experiment; the first is one sentence on its result."""
     with_courses = experiment not in asked_of_courses(record.study)
-    texts = result_paragraphs(record.numbers[experiment], record.runs[experiment], with_courses)
+    texts = result_paragraphs(record.numbers[experiment], with_courses)
     return [text for text in (*texts, *discussions(record, experiment)) if text]
 
 
@@ -37,20 +35,17 @@ def markdown_sections(record: Record, folded: bool = False) -> dict[str, str]:
     Args:
         folded: leave out the first part of each experiment, for a page that shows it itself.
     """
-    environment, tables = templates(), general_tables(record)
-
-    def filled(template: str, **values: Any) -> str:
-        return environment.get_template(f"{template}.md.j2").render(study=record.study, tables=tables, **values)
-
-    texts = {"base_model": filled("base_model", baseline=record.baseline, split=Split, sampled=record.sampled)}
+    common = {"study": record.study, "tables": general_tables(record)}
+    base = {"baseline": record.baseline, "split": Split, "sampled": record.sampled}
+    texts = {"base_model": render("base_model.md.j2", **common, **base)}
     for name in record.runs:
-        texts[name] = filled("experiment", folded=folded, **_experiment(record, name))
+        texts[name] = render("experiment.md.j2", **common, folded=folded, **_experiment(record, name))
     if record.study.kissing_number is not None:
         title = "# Scientific discovery: kissing numbers in dimension 11 (`kissing_number`)"
         texts["kissing_number"] = f"{title}\n\n{section(read_report())}\n"
     cited = {source for verdict in record.verdicts for source in verdict.reported}
-    texts["claims"] = filled("claims", cited=cited, published=parse_yaml(PUBLISHED))
-    texts["method"] = filled("method", **_method(record))
+    texts["claims"] = render("claims.md.j2", **common, cited=cited, published=parse_yaml(PUBLISHED))
+    texts["method"] = render("method.md.j2", **common, **_method(record))
     return texts
 
 

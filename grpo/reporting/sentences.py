@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -12,6 +13,7 @@ from grpo.reporting.charts import readable, style, with_readable_names
 from grpo.results.findings import Interval
 
 
+@cache
 def templates(autoescape: bool = False) -> Environment:
     """The environment of the report's templates; an undefined name is an error."""
     environment = Environment(

@@ -34,7 +34,7 @@ ASSUMED_RUN_SD, ASSUMED_DF = 0.045, 4
 TINY = 1e-9  # zero up to rounding
 
 
-def mean_of(scores: Scores, fixed: bool = False, level: float = LEVEL) -> Interval:
+def mean_of(scores: Scores, fixed: bool = False) -> Interval:
     """Mean reward of an arm, kept within 0..1.
 
     Args:
@@ -42,10 +42,10 @@ def mean_of(scores: Scores, fixed: bool = False, level: float = LEVEL) -> Interv
         fixed: all runs are the same policy (the untrained model), so the variance between runs is zero.
     """
     scores = np.atleast_2d(np.asarray(scores, dtype=float))
-    found = _interval([scores], scores.mean(axis=0), fixed, level)
+    found = _interval([scores], scores.mean(axis=0), fixed, LEVEL)
     low, high = found.low, found.high
     if found.se < TINY:  # all rewards are equal, mostly zero
-        low, high = wilson_interval(float(scores.mean()) * scores.shape[1], scores.shape[1], level)
+        low, high = wilson_interval(float(scores.mean()) * scores.shape[1], scores.shape[1])
     return replace(found, low=max(0.0, low), high=min(1.0, high))
 
 

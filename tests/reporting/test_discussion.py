@@ -16,7 +16,7 @@ SURE = "(95% interval over runs and problems, 2 seeds per arm)."
 
 
 def said(study: Study, runs: list[Run], of: ExperimentResult, with_courses: bool = False) -> list[str]:
-    return result_paragraphs(numbers_of(study, runs, of), runs, with_courses)
+    return result_paragraphs(numbers_of(study, runs, of), with_courses)
 
 
 def test_a_clear_leader_with_its_distance_to_the_next(mini_study: Study) -> None:

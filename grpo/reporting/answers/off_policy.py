@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from grpo.reporting.curves import LENGTH
-from grpo.reporting.discussion import Numbers
+from grpo.reporting.discussion import Numbers, updates_of
 from grpo.reporting.sentences import interval, paragraph, paragraphs, table
 from grpo.reporting.timing import at_equal_time, end_of_first, outcome_at, seconds_of_a_step
 from grpo.results.intervals import difference_of
@@ -35,7 +35,7 @@ def log_of_broad(numbers: Numbers, runs: list[Run]) -> str:
         rows.append(
             {
                 "arm": arm["arm"],
-                "updates per rollout batch": _updates(arm),
+                "updates per rollout batch": updates_of(arm),
                 "steps": value(of_arm[0], "n_grpo_steps"),
                 "answer reward (95% interval)": interval(arm["final"]) + collapsed,
                 f"after {end:.1f} s without evaluation": f"{np.mean([outcome_at(run, end).mean() for run in of_arm]):.3f}",
@@ -47,24 +47,20 @@ def log_of_broad(numbers: Numbers, runs: list[Run]) -> str:
     return f"{table(rows)}\n{_range(numbers)}"
 
 
-def _updates(arm: Numbers) -> int:
-    return int(arm["all"][0].config["updates_per_rollout_batch"])
-
-
 def _range(numbers: Numbers) -> str:
     """State whether the optimum lies inside the range of updates."""
-    by_updates = sorted(numbers["arms"], key=_updates)
+    by_updates = sorted(numbers["arms"], key=updates_of)
     ends = by_updates[0], by_updates[-1]
     behind = [arm["arm"] for arm in ends if arm["apart"] or arm["collapses"]]
-    few, many, best = (_updates(arm) for arm in (*ends, numbers["leader"]))
+    few, many, best = (updates_of(arm) for arm in (*ends, numbers["leader"]))
     return paragraph("range_sentences.md.j2", n=numbers, ends=[few, many], best=best, behind=behind)
 
 
 def over_steps_and_wall_clock(numbers: Numbers) -> list[str]:
     """Compare each off-policy arm with the on-policy arm, after the same steps and after the same seconds; a paragraph each."""
-    arms = sorted(numbers["arms"], key=_updates)
-    others = [arm for arm in arms if _updates(arm) > 1]
-    if not others or _updates(arms[0]) > 1:
+    arms = sorted(numbers["arms"], key=updates_of)
+    others = [arm for arm in arms if updates_of(arm) > 1]
+    if not others or updates_of(arms[0]) > 1:
         return ["The study has no on-policy arm to compare with off-policy ones."]
     first, scores = arms[0], {arm["arm"]: final_scores(arm["held"], numbers["last_k"]) for arm in arms}
     return paragraphs(
@@ -74,7 +70,7 @@ def over_steps_and_wall_clock(numbers: Numbers) -> list[str]:
         pairs=[
             {
                 "arm": arm,
-                "updates": _updates(arm),
+                "updates": updates_of(arm),
                 "difference": difference_of(scores[first["arm"]], scores[arm["arm"]]),
                 "seconds": [seconds_of_a_step(of["all"]) for of in (first, arm)],
                 "at_equal_time": at_equal_time(first["all"], arm["all"]),

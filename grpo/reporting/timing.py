@@ -88,4 +88,4 @@ def at_equal_time(first: list[Run], second: list[Run]) -> str:
     end = end_of_first([*first, *second])
     scores = [np.stack([outcome_at(run, end) for run in arm]) for arm in (first, second)]
     means = [(arm[0].arm, of.mean()) for arm, of in zip((first, second), scores, strict=True)]
-    return paragraph("equal_time_sentences.md.j2", end=end, means=means, difference=difference_of(*scores))
+    return paragraph("equal_time_sentences.md.j2", end=end, means=means, difference=difference_of(scores[0], scores[1]))

@@ -69,7 +69,8 @@ def _judge(study: Study, claim: dict[str, Any], task: str) -> Verdict:
         _require(claim.get("requires", {}), evidence)
         if "other" in parameters:
             parameters = parameters | {"other": evidence_of(study, parameters["other"])}
-        found, steps = getattr(kinds, kind)(evidence, **parameters), evidence.steps()
+        found: Verdict = getattr(kinds, kind)(evidence, **parameters)
+        steps = evidence.steps()
         if claim.get("planted") and study.models[MAIN].source == "pretrain":
             reason = "by construction: the base model learned it from its pretraining documents, so it is no finding"
             found = replace(found, verdict=NOT_TESTED, reason=reason, by_construction=True)

@@ -141,12 +141,13 @@ def method_above(evidence: Evidence, other: Evidence, margin: float | None = Non
     contrast = Contrast(*names, difference_of(first, second), difference_of(first, second, simultaneous(contrasts)), contrasts)
     found = decide([contrast.difference], margin=margin)
     assert found.p is not None
-    found = replace(found, p=min(1.0, found.p * contrasts))
-    if found.decided and found.p >= ALPHA:
+    p = min(1.0, found.p * contrasts)
+    if found.decided and p >= ALPHA:
         reason = f"{found.reason}, but not once the number of arms is taken into account"
         found = replace(found, verdict=CANNOT_TELL, reason=reason)
     means = {names[0]: evidence.mean(evidence.leader), names[1]: other.mean(other.leader)}
-    return replace(found, measured=f"{_means(means)}; difference {contrast.difference}", numbers=means, contrasts=(contrast,))
+    measured = f"{_means(means)}; difference {contrast.difference}"
+    return replace(found, measured=measured, numbers=means, contrasts=(contrast,), p=p)
 
 
 def starts_above(evidence: Evidence, better: str, worse: str, by: float) -> Verdict:

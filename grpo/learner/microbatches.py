@@ -18,7 +18,6 @@ from torch import Tensor
 from grpo.common.world import ALONE, World
 from grpo.learner.chunked import chunked_log_probs, log_probs_of
 from grpo.models.examine import traits_of
-from grpo.models.packed_attention import NO_MASK
 from grpo.models.packing import Predictions, fill_rows, pack
 from grpo.models.sharding import forward, shares
 
@@ -65,16 +64,9 @@ def packed_microbatches(
         temperature: divides the logits.
         world: the processes that share the rows.
     """
-    device = model.device
     for segments, counts in shares(model, fill_rows(*texts, max_tokens), world):
         row = pack(segments, *texts)
-        inputs = {
-            "input_ids": row.input_ids.to(device, non_blocking=True),
-            "position_ids": row.position_ids.to(device, non_blocking=True),
-            "attention_mask": NO_MASK,
-            "shared": row.layout.on(device),
-        }
-        yield from _if_it_counts(_predicted(model, inputs, row.predictions, temperature), counts)
+        yield from _if_it_counts(_predicted(model, row.inputs(model.device), row.predictions, temperature), counts)
 
 
 def padded_microbatches(

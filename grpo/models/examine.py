@@ -19,7 +19,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from grpo.common.errors import reason
 from grpo.models.decoding import CopiedPrompts, SharedPrompts
-from grpo.models.packed_attention import NO_MASK
 from grpo.models.packing import fill_rows, pack
 
 SHARED_PROMPT = "shared_prompt"  # name of this project's attention in transformers
@@ -157,13 +156,7 @@ def _by_trying(model: Any, expected: Tensor, logits: Tensor) -> str:
     (segments,) = fill_rows(PROMPT_OF, RESPONSES, max_tokens=100)
     row = pack(segments, PROMPT_OF, RESPONSES)
     try:
-        packed = model.base_model(
-            input_ids=row.input_ids,
-            position_ids=row.position_ids,
-            attention_mask=NO_MASK,
-            use_cache=False,
-            shared=row.layout,
-        ).last_hidden_state[0]
+        packed = model.base_model(**row.inputs(model.device), use_cache=False).last_hidden_state[0]
     except NotComputed as error:
         return str(error)
     except Exception as error:  # other architectures may raise anything

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from grpo.models.packed_attention import Layout, Stretch
+from grpo.models.packed_attention import NO_MASK, Layout, Stretch
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,15 @@ class PackedRow:
     position_ids: Tensor
     predictions: Predictions
     layout: Layout
+
+    def inputs(self, device: torch.device) -> dict[str, Any]:
+        """Arguments of a model that computes this row."""
+        return {
+            "input_ids": self.input_ids.to(device, non_blocking=True),
+            "position_ids": self.position_ids.to(device, non_blocking=True),
+            "attention_mask": NO_MASK,
+            "shared": self.layout.on(device),
+        }
 
 
 def fill_rows(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], max_tokens: int) -> list[list[Segment]]:

@@ -19,7 +19,7 @@ def put_weights(llm: Any, model: Any) -> None:
     """
     with without_adapters(model, merge=True):
         # With a tied head some models of vLLM (Gemma) have no head, and refuse its weight.
-        without = () if _has_head(llm) else (HEAD,)
+        without = () if has_head(llm) else (HEAD,)
         weights = ((name, tensor) for name, tensor in weights_of(model) if name not in without)
         llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
     llm.reset_prefix_cache()
@@ -35,7 +35,7 @@ def checksum(tensor: Tensor) -> tuple[float, float]:
     return entries.sum().item(), entries.pow(2).sum().item()
 
 
-def _has_head(llm: Any) -> bool:
+def has_head(llm: Any) -> bool:
     found: list[bool] = llm.collective_rpc(lambda worker: hasattr(worker.model_runner.model, "lm_head"))
     return found[0]
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from grpo.models.lora import without_adapters
 from grpo.models.sharding import weights_of
-from grpo.rollout.vllm_weights import HEAD, _has_head, require_equal_weights
+from grpo.rollout.vllm_weights import HEAD, has_head, require_equal_weights
 
 BUCKET = 2**28  # bytes; each side holds up to two buckets
 
@@ -148,7 +148,7 @@ class Sender:
 
         if self._transfer is not None:
             self._transfer.shutdown()  # the old generator has died
-        self._without = () if _has_head(llm) else (HEAD,)  # as in grpo.rollout.vllm_weights.put_weights
+        self._without = () if has_head(llm) else (HEAD,)  # as in grpo.rollout.vllm_weights.put_weights
         info: Any
         if theirs is not None and theirs == gpu():
             info = IPCTrainerInitInfo(rank=0, packed=True, packed_buffer_size_bytes=size)

@@ -210,5 +210,4 @@ def file_name(stage: str) -> str:
 
 
 def stamp(stage: str) -> str:
-    """The path of a stage's stamp."""
     return f"{STAMPS}/{file_name(stage)}.done"

@@ -74,7 +74,6 @@ def read_stages(rules: Collection[str]) -> dict[str, Stage]:
 
 
 def _seconds_file(log: Path) -> Path:
-    """The file with the seconds that a stage took."""
     return log.with_suffix(".seconds")
 
 

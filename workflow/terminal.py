@@ -120,7 +120,6 @@ class LogHandler(LogHandlerBase):
         self.say(f"{stage.name} failed after {spent}.{why}\nThe end of its log:\n{end}\nFull log: {log}{remedy}", "red")
 
     def done(self) -> list[Stage]:
-        """The stages that have succeeded."""
         return [stage for stage in self.stages.values() if stage.seconds is not None]
 
     def picture(self) -> Group:
@@ -150,7 +149,6 @@ class LogHandler(LogHandlerBase):
         super().close()
 
     def end(self) -> None:
-        """Print warnings and the summary."""
         done, failed = self.done(), [stage for stage in self.stages.values() if stage.failed]
         alike: dict[str, list[str]] = {}  # warnings by their first line
         for stage in done:

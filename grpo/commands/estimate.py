@@ -238,7 +238,6 @@ def guessed_seconds(study: Study, run: EffectiveRun, shape: Shape | None) -> flo
 
 
 def _sums(rows: list[dict[str, Any]], taken_over: dict[str, str], price: float) -> dict[str, Any]:
-    """Totals over the runs that are trained."""
     sums = {key: sum(row[key] or 0 for row in rows) for key in ("steps", "rollouts", "hours", "gpu_hours", "disk_gib")}
     return {
         "runs": len(rows),

@@ -356,7 +356,6 @@ def _tokens(study: Study, arms: list[RunConfig]) -> int:
 
 
 def _activation_bytes(study: Study, shape: Shape) -> int:
-    """Bytes of one token's activations in all layers."""
     precision, layers = BYTES[study.learner.dtype], int(shape.config.num_hidden_layers)
     if study.learner.gradient_checkpointing:
         return layers * precision * int(shape.config.hidden_size) + shape.layer_bytes(precision)

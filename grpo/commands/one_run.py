@@ -151,7 +151,6 @@ def given_values(settings: list[str]) -> dict[str, Any]:
 
 
 def _model(name: str) -> dict[str, Any]:
-    """The entry of ``models:`` for ``--model``."""
     if Path(name).is_dir():
         return {"source": "local", "path": str(Path(name).absolute())}
     if not (on_hub := re.fullmatch(r"([\w.-]+/[\w.-]+)@([0-9a-f]{40})", name)):

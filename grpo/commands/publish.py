@@ -94,7 +94,6 @@ def _find_checkpoint(run: Run, kind: str) -> Path:
 
 
 def _name_artifact(artifact: str, source: Path, run: str, kind: str) -> str:
-    """Register the checkpoint as a DVC artifact."""
     from dvc.annotations import Artifact
     from dvc.exceptions import DvcException
     from dvc.repo import Repo

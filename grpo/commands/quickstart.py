@@ -75,7 +75,6 @@ def _empty() -> None:
 
 
 def _run_stages(study: Study, announce: Callable[[str], None]) -> None:
-    """Run the study's stages in the working folder, the report last."""
     from grpo.commands import stages  # what `dvc repro` calls
 
     announce("The problems")

@@ -145,5 +145,4 @@ def _model(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _traces(traces: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace a teacher's samples by the task's own solutions."""
     return {"source": "task", "prompt": traces["prompt"]} if traces["source"] == "sampled" else dict(traces)

@@ -92,9 +92,10 @@ def test_every_wrong_key_is_told_at_once(project: Path, grpo: Grpo) -> None:
     assert "params.yaml: study:" in error and "params.yaml: models.main.hidden_size:" in error
 
 
-def test_missing_params_file(project: Path, grpo: Grpo) -> None:
+@pytest.mark.parametrize("args", [("dataset", "main"), ("study", "runs"), ("study", "save", "mine")])
+def test_missing_params_file(project: Path, grpo: Grpo, args: tuple[str, ...]) -> None:
     (project / "params.yaml").unlink()
-    code, _, error = grpo("dataset", "main")
+    code, _, error = grpo(*args)
     assert code == 2 and "params.yaml: no such file" in error and "grpo study use mini" in error
 
 

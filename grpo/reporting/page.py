@@ -55,8 +55,6 @@ def _summary(record: Record) -> Values:
         "best": answer.best(record),
         "cost": answer.cost(record),
         "command": answer.command(record.study, bool(record.lock)),
-        "left_out": {name: record.study.title(name) for name in record.study.left_out},
-        "answers": paths.ANSWERS.is_file(),
         "forest": (paths.FIGURES / "forest.svg").exists(),
     }
 
@@ -73,8 +71,8 @@ def _of_page(record: Record) -> Values:
     shown = {name: [path for path in of if path in figures] for name, of in own.items()}
     above = {name for of in shown.values() for name in of}
     below = {name: figure for name, figure in figures.items() if name not in above}
-    texts = {"answers": read_text(paths.ANSWERS, made_by="report")} if paths.ANSWERS.is_file() else {}
-    details = {name: to_html(text, below) for name, text in (texts | markdown_sections(record, folded=True)).items()}
+    texts = {"answers": read_text(paths.ANSWERS, made_by="report")} | markdown_sections(record, folded=True)
+    details = {name: to_html(text, below) for name, text in texts.items()}
     compared = [n for n in record.numbers.values() if len(n["arms"]) > 1]
     best_first = sorted(record.all_runs, key=lambda run: run.arm != record.results[run.experiment].winner)
     samples = browsable([run.name for run in best_first])

@@ -59,7 +59,6 @@ def _method(record: Record) -> Values:
         "dataset": _dataset_report(MAIN),
         "other_tasks": {name: _dataset_report(name) for name in sorted({entry.task for entry in made} - {MAIN})},
         "sft_dataset": sft_report() if any(entry.method == "sft" for entry in made) else None,
-        "left_out": {name: study.title(name) for name in study.left_out},
         "provenance": provenance,
         "environments": environments(provenance),
         "made_otherwise": made_otherwise(provenance),

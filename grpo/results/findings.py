@@ -11,7 +11,6 @@ DISAGREES: VerdictName = "disagrees"
 NO_DIFFERENCE: VerdictName = "no difference"
 CANNOT_TELL: VerdictName = "cannot tell"
 NOT_TESTED: VerdictName = "not tested here"
-DECIDED = (AGREES, DISAGREES, NO_DIFFERENCE)
 
 # What an interval covers: what would vary if the study were repeated.
 RUNS_AND_PROBLEMS = "runs and problems"  # new seeds and new problems
@@ -134,8 +133,8 @@ class Verdict:
 
     @property
     def decided(self) -> bool:
-        """Whether the verdict is one of :data:`DECIDED`."""
-        return self.verdict in DECIDED
+        """Whether the runs say something of the claim."""
+        return self.verdict in (AGREES, DISAGREES, NO_DIFFERENCE)
 
     @property
     def label(self) -> str:

@@ -78,6 +78,13 @@ def mini_study() -> Study:
 
 
 @pytest.fixture
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def grpo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """``grpo ARGUMENTS`` in this process, where nothing is imported again: exit code, stdout and stderr."""
     from grpo.cli import main

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from study_parts import activate
+from study_parts import Grpo, activate
 
 from grpo.commands.benchmark import compare, final_answer, judge, page
 from grpo.common.errors import UserError
@@ -69,13 +68,12 @@ def test_each_problem_has_the_verdicts_of_all_and_those_that_differ_are_listed()
 
 
 def test_without_the_harness_it_is_said_how_to_install_it(
-    grpo: Callable[..., tuple[int, str, str]], model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    grpo: Grpo, model: Any, tokenizer: Any, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    activate("smoke", tmp_path)
+    activate("smoke", workdir)
     code, _, error = grpo("benchmark", "nowhere", "--task", "gsm8k")
     assert code == 2 and "nowhere: holds no model" in error
-    save_checkpoint(tmp_path / "checkpoint", model, tokenizer)
+    save_checkpoint(workdir / "checkpoint", model, tokenizer)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     code, _, error = grpo("benchmark", "checkpoint", "--task", "gsm8k")
-    assert code == 2 and "pip install 'grpo-study[benchmark]'" in error and not (tmp_path / "benchmark").exists()
+    assert code == 2 and "pip install 'grpo-study[benchmark]'" in error and not (workdir / "benchmark").exists()

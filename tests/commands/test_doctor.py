@@ -56,11 +56,8 @@ def test_vllm_must_be_a_release_that_was_tested(installed: str, good: bool, monk
 
 
 @pytest.mark.parametrize(("study", "code"), [("mini", 0), ("math-h100", 2)])
-def test_the_command_ends_with_2_where_something_is_missing(
-    study: str, code: int, grpo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    activate(study, tmp_path)
-    monkeypatch.chdir(tmp_path)
+def test_the_command_ends_with_2_where_something_is_missing(study: str, code: int, grpo: Any, workdir: Path) -> None:
+    activate(study, workdir)
     found, said, told = grpo("doctor")
     assert found == code, told
     assert ("MISSING" in said) == bool(code)

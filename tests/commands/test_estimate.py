@@ -30,10 +30,9 @@ def taken_over(found: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.fixture
-def smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
+def smoke(workdir: Path) -> Study:
     """The smoke study, active in an empty project."""
-    activate("smoke", tmp_path)
-    monkeypatch.chdir(tmp_path)
+    activate("smoke", workdir)
     return load_study()
 
 
@@ -77,21 +76,17 @@ def test_the_counts_of_an_experiment_of_the_real_study(tmp_path: Path, monkeypat
     assert "grpo_kl_divergence" in found["may_be_left_out"] and "sft_experiment" not in found["may_be_left_out"]
 
 
-def test_a_larger_model_takes_longer_by_its_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_larger_model_takes_longer_by_its_parameters(workdir: Path) -> None:
     """Of 7.616 billion parameters 152,064 x 3,584 are an embedding that is only looked up; eight processes share a step."""
-    monkeypatch.chdir(tmp_path)
     rates = plan(study_named("math-7b-8xh100"), False, None, 2.5)["experiments"]["grpo_learning_rate"]
     seconds = 30 * (7615616512 - 152064 * 3584) / 1543714304 / 8
     assert rates["hours"] == pytest.approx(15 * 200 * seconds / 3600)
     assert f"{256 * 712 * 8 * 1543714304 / (30 * 989e12):.1%} of an H100" in GUESS  # 256 prompts of 200 with responses of 512
 
 
-def test_prompts_count_as_long_as_the_study_has_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, byte_tokenizer: Any
-) -> None:
+def test_prompts_count_as_long_as_the_study_has_them(workdir: Path, byte_tokenizer: Any) -> None:
     """A tokenizer of bytes: as many tokens as the template with its question has letters."""
     study = study_named("math-first")
-    monkeypatch.chdir(tmp_path)
     assert prompt_lengths(study, "main", "question_only") == (200, 200, False)
     assumed = plan(study, True, None, 2.5)["total"]["hours"]
     template = study.task("main").formats["question_only"].template.replace("{question}", "")
@@ -108,11 +103,10 @@ def test_prompts_count_as_long_as_the_study_has_them(
     assert counted / assumed == pytest.approx((r1_zero + 512) / (200 + 512))
 
 
-def test_dynamic_sampling_is_expected_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dynamic_sampling_is_expected_and_bounded(workdir: Path) -> None:
     """Half of the groups have no signal: of 64 rollouts 32 are sampled anew, then 16; two rounds of 64 are the most."""
     study, steps = study_named("quickstart"), 2 * 40  # two arms
     resampled = study.grpo.model_copy(update={"dynamic_sampling_rounds": 2})
-    monkeypatch.chdir(tmp_path)
     before, after = (plan(s, False, 100.0, 2.0) for s in (study, study.model_copy(update={"grpo": resampled})))
     assert (before["total"]["rollouts"], after["total"]["rollouts"]) == (steps * 64, steps * (64 + 32 + 16))
     assert (before["dynamic_sampling"], after["dynamic_sampling"]) == (0, steps * 128)
@@ -120,8 +114,7 @@ def test_dynamic_sampling_is_expected_and_bounded(tmp_path: Path, monkeypatch: p
     assert work(resampled) / work(study.grpo) == pytest.approx(0.4 * 112 / 64 + 0.6)
 
 
-def test_updates_on_the_same_rollouts_cost_training_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_updates_on_the_same_rollouts_cost_training_only(workdir: Path) -> None:
     arms = plan(study_named("math-2xh100"), False, 100.0, 2.5)["experiments"]["grpo_colocate"]
     assert arms["hours"] == pytest.approx(3 * 200 * (100 + 160) / 3600)  # one epoch, and two of which each is 60%
     assert arms["time_from"] == ["given"]

@@ -61,18 +61,17 @@ HIGH = Asked(None, None, ["grpo.learning_rate=1e-2"], 1, "three_steps.yaml")
 
 
 @pytest.fixture
-def lab(tmp_path: Path, fresh_model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def lab(workdir: Path, fresh_model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with a task, a study and a model of one's own."""
     from grpo.models.checkpoint import save_checkpoint
 
-    (tmp_path / "letters_of_a_run.py").write_text(LETTERS)
-    (tmp_path / "three_steps.yaml").write_text(STUDY)
-    (tmp_path / "model").mkdir()
-    save_checkpoint(tmp_path / "model", fresh_model, tokenizer)
-    monkeypatch.chdir(tmp_path)
+    (workdir / "letters_of_a_run.py").write_text(LETTERS)
+    (workdir / "three_steps.yaml").write_text(STUDY)
+    (workdir / "model").mkdir()
+    save_checkpoint(workdir / "model", fresh_model, tokenizer)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", NOWHERE)
     before = imports._study_folder
-    yield tmp_path
+    yield workdir
     imports.search_in(before)
 
 

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,7 @@ import pandas as pd
 import pytest
 from huggingface_hub import HfApi, ModelCard
 from scipy.stats import binomtest
-from study_parts import activate
+from study_parts import Grpo, activate
 
 from grpo.common.files import files_digest, read_json, write_json, write_text
 from grpo.pretraining.base_model import make_base_model
@@ -29,7 +28,6 @@ from grpo.training.run import train_run
 
 RUN, TWIN = "grpo_learning_rate/3e-4/0", "grpo_baselines/reinforce_with_baseline/0"
 RIGHT = {0: 3, 2: 40, 3: 32}  # of 64 problems at each evaluation
-Grpo = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -70,14 +68,13 @@ def made_up_rewards(project: Path, run: str) -> None:
 
 
 @pytest.fixture
-def project(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(trained: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy, in which no token is known and the Hub is never asked."""
-    shutil.copytree(trained, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("mlflow.db*", "state"))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    shutil.copytree(trained, workdir, dirs_exist_ok=True, ignore=shutil.ignore_patterns("mlflow.db*", "state"))
+    monkeypatch.setenv("HF_HOME", str(workdir / "hub"))
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("grpo.commands.publish.get_token", lambda: None)
-    return tmp_path
+    return workdir
 
 
 def interval(right: int) -> str:

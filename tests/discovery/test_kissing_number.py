@@ -363,11 +363,6 @@ def test_a_killed_stage_goes_on(study: Study, made: tuple[Path, Any]) -> None:
     assert result == whole
 
 
-def test_a_search_needs_a_limit() -> None:
-    with pytest.raises(ValueError, match="needs a limit: calls, tokens or seconds"):
-        KissingNumber()
-
-
 @pytest.mark.parametrize(
     ("budget", "reason"),
     [

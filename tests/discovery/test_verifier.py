@@ -185,21 +185,6 @@ def test_programs_with_22_points(program: str) -> None:
     assert verify_text(program, QUICK) == Verification(22, 11, 1.0, 22.0, "")
 
 
-@pytest.mark.parametrize(
-    ("program", "message"),
-    [
-        ("import numpy as np\npoints = np.eye(11)", "points[0][0]: Input should be a valid integer, but it is 1.0"),
-        ("points = [[10**1000] * 11]", "holds an integer of 1001 digits, at most 100 are allowed"),
-        ("x = 1\n\nraise ValueError('no such code')", "ValueError: no such code (line 3: raise ValueError('no such code'))"),
-        ("print('almost')\n1 / 0", "ZeroDivisionError: division by zero (line 2: 1 / 0). The end of what it printed: almost"),
-    ],
-)
-def test_programs_without(program: str, message: str) -> None:
-    verdict = verify_text(program, QUICK)
-    assert message in verdict.message
-    assert (verdict.validity, verdict.combined_score) == (0.0, 0.0)
-
-
 TO_EVERY_PIPE = """
 import os
 def send(data):

@@ -225,21 +225,34 @@ def test_killed_idle_workers_and_zygotes_are_replaced_unnoticed(make_pool: MakeP
     assert grading_processes(os.getpid())[0] != zygote
 
 
-def test_nothing_is_left_behind_when_the_parent_is_killed(make_pool: MakePool, tmp_path: Path) -> None:
-    make_pool()  # for the module
-    report = tmp_path / "pid"
+def grading_in_another_process(folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
+    """A process whose two workers are at work, and its zygote and workers."""
+    report = folder / "pid"
     script = (
-        "import sys, threading; sys.path.insert(0, sys.argv[1]); from grpo.grader.pool import GraderPool\n"
-        "pool = GraderPool(2, time_limit_s=50, function='misdeeds:grade'); pool.verdict('1', '1')\n"
-        "threading.Thread(target=pool.verdict, args=('burn:60', 'any')).start(); pool.verdict(f'report:{sys.argv[2]}', 'wait')"
+        "import sys; sys.path.insert(0, sys.argv[1]); from grpo.grader.pool import GraderPool\n"
+        "waiting = [(f'report:{sys.argv[2]}', 'wait'), *[('burn:60', 'any')] * 7]\n"
+        "GraderPool(2, time_limit_s=50, function='misdeeds:grade').verdicts(waiting)"
     )
-    parent = subprocess.Popen([sys.executable, "-c", script, str(tmp_path), str(report)])
+    command = [sys.executable, "-c", script, str(folder), str(report)]
+    parent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     wait_until(report.exists)
-    wait_until(lambda: len(grading_processes(parent.pid)[1]) == 2)
+    wait_until(lambda: len(grading_processes(parent.pid)[1]) == 2)  # the second is at work a moment later
     zygote, workers = grading_processes(parent.pid)
-    parent.kill()
-    parent.wait()
-    wait_until(lambda: gone(zygote, *workers), 5.0)
+    return parent, [zygote, *workers]
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_is_left_behind_when_the_parent_is_killed_or_interrupted(
+    make_pool: MakePool, tmp_path: Path, sent: signal.Signals
+) -> None:
+    """By Ctrl-C a batch ends at once."""
+    make_pool()  # for the module
+    parent, processes = grading_in_another_process(tmp_path)
+    time.sleep(0.1)
+    parent.send_signal(sent)
+    _, said = parent.communicate(timeout=5)
+    assert ("KeyboardInterrupt" in said) == (sent == signal.SIGINT)
+    wait_until(lambda: gone(*processes), 5.0)
 
 
 def test_closing_ends_all_processes_and_wakes_who_waits(make_pool: MakePool, tmp_path: Path) -> None:
@@ -275,26 +288,6 @@ def test_an_interrupted_answer_is_not_taken_for_the_next(make_pool: MakePool) ->
         signal.signal(signal.SIGALRM, before)
     time.sleep(0.3)
     assert grader.verdict("1", "2") == WRONG
-
-
-def test_ctrl_c_ends_a_batch_at_once(make_pool: MakePool, tmp_path: Path) -> None:
-    make_pool()  # for the module
-    report = tmp_path / "pid"
-    script = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from grpo.grader.pool import GraderPool\n"
-        "waiting = [(f'report:{sys.argv[2]}', 'wait'), *[('sleep:60', 'any')] * 7]\n"
-        "GraderPool(2, time_limit_s=50, function='misdeeds:grade').verdicts(waiting)"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path), str(report)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as parent:
-        wait_until(report.exists)
-        wait_until(lambda: len(grading_processes(parent.pid)[1]) == 2)  # both are at work, the second a moment later
-        zygote, workers = grading_processes(parent.pid)
-        time.sleep(0.1)
-        parent.send_signal(signal.SIGINT)
-        _, said = parent.communicate(timeout=5)
-    assert "KeyboardInterrupt" in said
-    wait_until(lambda: gone(zygote, *workers), 5.0)
 
 
 @pytest.mark.parametrize("function", ["no_such_module:grade", "misdeeds:no_such_function"])

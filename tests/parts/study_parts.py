@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable
 from contextlib import chdir
 from functools import cache
@@ -17,7 +16,7 @@ from grpo.commands.study import composed_text
 from grpo.common.errors import UserError
 from grpo.study.compose import compose
 from grpo.study.methods import OFF_POLICY_RANK
-from grpo.study.schema import Study, load_study
+from grpo.study.schema import Study, load_study, validated
 from grpo.study.settings import Experiment, Method
 
 SFT = "sft_experiment"
@@ -33,6 +32,8 @@ STUDIES = sorted(path for path in (ROOT / "studies").glob("*.yaml") if path.stem
 _STUDY = load_study(ROOT / "studies/mini.yaml")
 _MINI = compose(ROOT / "studies/mini.yaml")
 Edit = Callable[[dict[str, Any]], None]
+Grpo = Callable[..., tuple[int, str, str]]  # what the fixture ``grpo`` gives
+REMOVED = object()  # the value of a key that is taken away
 EXPERIMENTS = {name: experiment.title for name, experiment in _STUDY.experiments.items()}
 # Whose winners' values an experiment's runs start from, and the sweep of which arms take theirs by rank.
 BUILDS_ON = {
@@ -91,19 +92,40 @@ def _text_of(name: str) -> str:
         return composed_text(Path(f"studies/{name}.yaml"))[0]
 
 
-def edited(folder: Path, edit: Edit) -> Study:
-    """The mini study after an edit of its values."""
+def edited(*edits: Edit) -> Study:
+    """The mini study after edits of its values."""
     values = copy.deepcopy(_MINI)
-    edit(values)
-    (folder / "params.yaml").write_text(json.dumps(values))
-    return load_study(folder / "params.yaml")
+    all_of(*edits)(values)
+    return validated(values, Path("params.yaml"))
 
 
-def refused(folder: Path, edit: Edit) -> str:
-    """The message about the mini study after ``edit``."""
+def refused(*edits: Edit) -> str:
+    """The message about the mini study after ``edits``, without the name of the file."""
     with pytest.raises(UserError) as caught:
-        edited(folder, edit)
-    return str(caught.value)
+        edited(*edits)
+    message = str(caught.value)
+    assert message.startswith("params.yaml: ") and message.endswith(".") and len(message) < 2500
+    return message.removeprefix("params.yaml: ")
+
+
+def put(path: str, value: Any) -> Edit:
+    """An edit that sets or removes the value at a.b.c."""
+
+    def edit(values: dict[str, Any]) -> None:
+        *above, last = path.split(".")
+        for key in above:
+            values = values[key]
+        if value is REMOVED:
+            del values[last]
+        else:
+            values[last] = value
+
+    return edit
+
+
+def all_of(*edits: Edit) -> Edit:
+    """Several edits, one after another."""
+    return lambda values: [edit(values) for edit in edits] and None
 
 
 def shard_learner(values: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from report_parts import each, run, solved
+from run_folders import write_run
 from scipy.stats import spearmanr
 
 from grpo.common.files import write_json
@@ -227,9 +228,8 @@ def test_what_dominates_and_what_would_overlap_better() -> None:
 
 
 @pytest.fixture
-def small(mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
+def small(mini_study: Study, workdir: Path) -> Study:
     """One experiment with two arms and one seed; no samples for Best-of-N, no search."""
-    monkeypatch.chdir(tmp_path)
     arms: dict[str, Any] = {"grpo_learning_rate": {"3e-4": {"learning_rate": 3e-4}, "1e-3": {"learning_rate": 1e-3}}}
     entries = {
         name: old.model_copy(update={"arms": arms.get(name, {}), "report": []}) for name, old in mini_study.experiments.items()
@@ -247,13 +247,7 @@ def write_results(study: Study) -> Record:
     """A study with runs, times and zero-shot answers, and the results of earlier stages."""
     for place, arm in enumerate(study.experiments["grpo_learning_rate"].arms):
         made = run(arm, [each(0.0), solved(0.5 + place / 20)], every=2, steps=2)
-        folder = paths.RUNS / made.name
-        write_json(folder / "config.yaml", made.config)
-        write_json(folder / "metrics.json", made.metrics)
-        made.history.to_csv(folder / "history.csv", index=False)
-        made.validation.to_csv(folder / "validation.csv", index=False)
-        lines = [json.dumps({"answer_reward": rewards.tolist()}) + "\n" for rewards in made.outcomes]
-        (folder / "outcomes.jsonl").write_text("".join(lines))
+        write_run(made)
         timing = {"total_s": 36.0, "phases": {}, "steps": [{"step": step, "step_s": 1.0} for step in (1, 2)]}
         timing |= {"started": "2026-01-01T00:00:00+00:00", "finished": "2026-01-01T00:00:37+00:00", "hardware": HARDWARE}
         timing |= {"mlflow_run_id": None, "same_as": None, "git_commit": "", "git_changed": ""}

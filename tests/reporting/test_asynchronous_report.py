@@ -23,7 +23,7 @@ from grpo.reporting.asynchronous import (
     lag_bound,
     staleness,
 )
-from grpo.reporting.charts import save_figure
+from grpo.reporting.charts import COLOURS, save_figure
 from grpo.reporting.curves import curves_figure
 from grpo.reporting.record import Record
 from grpo.reporting.trends import MEASURES, trend_of
@@ -122,6 +122,8 @@ def test_the_figure_over_staleness(tmp_path: Path) -> None:
 
     assert points(0, "o") == [(0.0, 0.75), (4.0, 0.3)] and points(0, "s") == [(1.5, 0.5)]
     assert points(0, ".") == [(0.0, 0.75), (0.0, 0.75), (4.0, 0.25), (4.0, 0.35), (1.5, 0.5)]
+    colour_at = {line.get_xdata()[0]: line.get_color() for line in figure.axes[0].lines if len(line.get_xdata())}
+    assert [colour_at[lag] for lag in (4.0, 0.0, 1.5)] == list(COLOURS[:3]), "in the order of the runs, not of the axis"
     assert points(1, "o") == [(0.0, 0.25), (4.0, 0.5)] and points(3, "o") == [(0.0, 0.0), (4.0, 3.0)]
     spans = [tuple(part.get_segments()[0][:, 1]) for part in figure.axes[2].collections]
     assert spans == [(1.0, 1.0), (0.5, 2.0), (1.0, 1.0)]

@@ -14,10 +14,9 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from report_parts import arm_result, each, interval, record, result, run
-from study_parts import ASYNCHRONOUS, EXPERT_ITERATION, KEYWORD, SFT
+from study_parts import EXPERT_ITERATION, KEYWORD, SFT
 
 from grpo.reporting import curves, timing, wall_clock
-from grpo.reporting.asynchronous import draw_staleness
 from grpo.reporting.charts import (
     COLOURS,
     Curve,
@@ -190,28 +189,6 @@ def test_the_first_arms_differ_in_colour_and_no_two_look_the_same() -> None:
     assert {style(place).line for place in range(8)} == {"solid"}
     assert len(set(map(style, range(500)))) == 500
     assert list(styles("ab")) == ["a", "b"] and styles("ab")["b"] == style(1)
-
-
-def test_points_of_arms_have_their_colours() -> None:
-    """In the figures that draw an arm as a point: the arms in params.yaml's order, not in that of the axis."""
-
-    def points(axes: Axes) -> dict[tuple[float, float], str]:
-        """Position -> colour of markers without lines."""
-        dots = [line for line in axes.lines if line.get_marker() in ("o", "s") and len(line.get_xdata())]  # type: ignore[arg-type]
-        return {(line.get_xdata()[0], round(line.get_ydata()[0], 6)): line.get_color() for line in dots}  # type: ignore
-
-    def apart(lag: int, capacity: int = 1) -> dict[str, int]:
-        return {"max_policy_lag": lag, "replay_capacity": capacity}
-
-    settings = {"lag_4": apart(4), "buffer": apart(1, 2), "lag_0": apart(0)}
-    runs = [made_up(arm, i, ASYNCHRONOUS, asynchronous=value) for i, (arm, value) in enumerate(settings.items())]
-    for i, one in enumerate(runs):  # so that no two points are one
-        one.history["clip_fraction"] = 0.1 * i
-        one.history["ratio_mean"] = 1.0 + i
-        one.history["ratio_max"] = 9.0
-    axes = draw_staleness(runs, 1).axes
-    assert [set(points(panel).values()) for panel in axes] == [set(COLOURS[:3])] * 4
-    assert points(axes[0]) == {(1.0, round(0.1 + i / 50, 6)): COLOURS[i] for i in range(3)}
 
 
 def test_the_forest_plot_has_deciding_contrasts_with_seeds_and_sources(mini_study: Study) -> None:

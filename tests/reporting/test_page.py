@@ -63,14 +63,13 @@ def test_numbers_keep_six_digits() -> None:
     assert [number(value) for value in values] == [0.123457, 24, None, None, None, 1234570]
 
 
-def test_samples_beyond_the_room_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_beyond_the_room_are_named(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each prompt is stored once; a run is left out as a whole."""
-    monkeypatch.chdir(tmp_path)
     rewards = dict.fromkeys(("format_reward", "answer_reward", "reward", "token_entropy"), 1.0)
     for run, response in (("e/a/0", "short"), ("e/b/0", "x" * 500), ("e/c/0", "short")):
         record = {"step": 0, "problem": "p", "prompt": "q" * 90, "response": response, "ground_truth": "1"} | rewards
-        (tmp_path / "data/runs" / run).mkdir(parents=True)
-        (tmp_path / "data/runs" / run / "rollouts.jsonl").write_text(json.dumps(record) + "\n")
+        (workdir / "data/runs" / run).mkdir(parents=True)
+        (workdir / "data/runs" / run / "rollouts.jsonl").write_text(json.dumps(record) + "\n")
     monkeypatch.setattr(rollouts, "MOST_SAMPLES", 200)
     found = rollouts.browsable(["e/a/0", "e/b/0", "e/c/0"])
     assert found["prompts"] == ["q" * 90] and found["left_out"] == ["e/b/0"]

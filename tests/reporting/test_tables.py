@@ -146,10 +146,7 @@ def test_a_curve_is_the_mean_over_seeds() -> None:
     }  # fmt: skip
 
 
-def test_seconds_are_of_the_run_that_was_trained_and_of_all_seeds(
-    mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_seconds_are_of_the_run_that_was_trained_and_of_all_seeds(mini_study: Study, workdir: Path) -> None:
     for name, seconds in (("grpo_baselines/a/0", 0.0), ("grpo_learning_rate/x/0", 36.0), ("grpo_baselines/a/1", 72.0)):
         path = paths.run_timing(name)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -162,10 +159,7 @@ def test_seconds_are_of_the_run_that_was_trained_and_of_all_seeds(
     assert times_of_arms(study, runs) == {"a": (108.0, pytest.approx(0.06))}
 
 
-def test_the_summary_counts_verdicts_and_takes_the_most_samples(
-    mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_summary_counts_verdicts_and_takes_the_most_samples(mini_study: Study, workdir: Path) -> None:
     interval = {"value": 0.25, "low": 0.125, "high": 0.5, "problems": 4}
     shares = {"categories": {"right": 1, "wrong": 3}, "answer_reward": 0.25, "accuracy": interval, "response_length": 8.0}
     parts = {f"accuracy_by_{by}": {"1": interval} for by in ("level", "subject")}
@@ -193,8 +187,7 @@ def test_an_entry_of_the_leaderboard_is_scored_on_the_whole_set(mini_study: Stud
     }  # fmt: skip
 
 
-def test_samples_before_and_after_are_the_winners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_samples_before_and_after_are_the_winners(workdir: Path) -> None:
     columns = {"prompt": "p", "response": "r", "ground_truth": "1", "reward": 1.0, "token_entropy": 0.5}
     columns |= {"format_reward": 1.0, "answer_reward": 1.0}
     for arm in ("a", "b"):

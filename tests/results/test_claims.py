@@ -28,6 +28,7 @@ from grpo.results.verdicts import KL
 from grpo.study.schema import Study, load_study
 from grpo.tasks.arithmetic import Arithmetic
 
+pytestmark = pytest.mark.usefixtures("workdir")
 REPOSITORY = Path(__file__).parents[2]
 PUBLISHED = parse_yaml(REPOSITORY / "grpo" / "results" / "claims.yaml")
 OF_MINI = [claim for claim in PUBLISHED["claims"] if claim["experiment"] in {*EXPERIMENTS, "math_baseline"}]
@@ -395,11 +396,6 @@ def test_rises_with_kl(end: float, kl: NDArray[np.float64], expected: str) -> No
 
 
 # --------------------------------------------------------------------------------------------------- a study's claims
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

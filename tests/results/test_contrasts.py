@@ -5,45 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from numpy.typing import NDArray
+from report_parts import run
 from run_folders import write_baseline, write_run
 
 from grpo.common.files import write_json
 from grpo.reporting.what_it_would_take import contents, hours, not_a_matter_of_seeds, table, undecided
 from grpo.results.claims import write_claims
 from grpo.results.power import Spread, power, seeds_needed, spread_of
-from grpo.results.runs import Run
 from grpo.results.selection import select
 from grpo.study.schema import Study
 
+pytestmark = pytest.mark.usefixtures("workdir")
 LENGTHS, RATE = "grpo_length_normalization", "grpo_learning_rate"
 PROBLEMS = 200
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def scores(mean: float, seed: int) -> NDArray[np.float64]:
     """Rewards of 0 and 1, with so many problems right; which ones depends on the seed."""
     right = np.arange(PROBLEMS) < round(mean * PROBLEMS)
     return np.random.default_rng(seed).permutation(right).astype(float)
-
-
-def made_up(experiment: str, arm: str, seed: int, final: NDArray[np.float64], norms: list[float]) -> Run:
-    return Run(
-        experiment,
-        arm,
-        seed,
-        config={},
-        metrics={"diverged_step": None, "diverged_reason": ""},
-        history=pd.DataFrame({"step": range(1, len(norms) + 1), "gradient_norm": norms}),
-        validation=pd.DataFrame({"step": [0, 64], "val/answer_reward": [0.0, final.mean()]}),
-        outcomes=np.stack([np.zeros(PROBLEMS), final]),
-    )
 
 
 def finished(study: Study, means: dict[str, dict[str, list[float]]], norms: list[float]) -> Study:
@@ -56,7 +38,8 @@ def finished(study: Study, means: dict[str, dict[str, list[float]]], norms: list
     for experiment, arms in means.items():
         for place, (arm, of_arm) in enumerate(arms.items()):
             for seed in seeds:
-                write_run(made_up(experiment, arm, seed, scores(of_arm[seed], 10 * place + seed), norms))
+                rewards = np.zeros(PROBLEMS), scores(of_arm[seed], 10 * place + seed)
+                write_run(run(arm, rewards, seed, experiment, every=64, steps=len(norms), gradient_norm=norms))
         write_json(Path(f"reports/candidates/{experiment}.json"), select(study, experiment))
     write_baseline(study)
     write_claims(study)

@@ -96,12 +96,11 @@ BY_LINE = (".csv", ".jsonl")
 
 
 @pytest.fixture
-def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def results(workdir: Path) -> Path:
     """A folder with all of them, undamaged."""
-    monkeypatch.chdir(tmp_path)
     for path, (content, *_) in READERS.items():
         write_text(path, content)
-    return tmp_path
+    return workdir
 
 
 def _without_the_last_key(path: Path, content: str) -> str:

@@ -63,9 +63,8 @@ def test_the_page_has_both_verdicts_and_both_winners(mini_study: Study) -> None:
 
 
 @pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
+def repository(workdir: Path) -> Study:
     """A git repository with a study, a file that git does not know yet, and one that it ignores."""
-    monkeypatch.chdir(tmp_path)
     Path("params.yaml").write_text(composed_text(REPOSITORY / "studies" / "smoke.yaml")[0])
     for name in ("tracked", "ignored", ".dvc/config", "reports/old"):
         Path(name).parent.mkdir(exist_ok=True)

@@ -8,27 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import run_folders
+from report_parts import run
 from study_parts import RANKED_BY, entry
 
 from grpo.common.errors import UserError
-from grpo.results.runs import Run, mean_of_last
+from grpo.results.runs import mean_of_last
 from grpo.results.selection import select, winner_file
 from grpo.study.effective import read_selections
 from grpo.study.schema import Study
 
+pytestmark = pytest.mark.usefixtures("workdir")
 EXPERIMENT = "grpo_learning_rate"
 SWEEP = "grpo_off_policy_sweep_broad"
 BEFORE = [{"experiment": "sft_experiment", "winner": "all", "overrides": {}}]  # as the runs of these tests have it
 N = 200  # validation problems
 RATES = {"low": 1e-5, "middle": 1e-4, "high": 1e-3}
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
@@ -62,19 +58,10 @@ def write_run(
     diverged: int | None = None,
 ) -> None:
     """A finished run's folder. The first evaluation is the untrained policy's."""
-    outcomes = np.array(evaluations, dtype=float)
-    config = {"identity": f"id-{arm}-{seed}", "overrides": overrides or {"learning_rate": RATES[arm]}, "before": BEFORE}
-    run = Run(
-        experiment,
-        arm,
-        seed,
-        config=config | {"updates_per_rollout_batch": updates},
-        metrics={"diverged_step": diverged, "diverged_reason": "" if diverged is None else "made up"},
-        history=pd.DataFrame({"step": [1], "gradient_norm": [1.0]}),
-        validation=pd.DataFrame({"step": 5 * np.arange(len(outcomes)), "val/answer_reward": outcomes.mean(axis=1)}),
-        outcomes=outcomes,
-    )
-    run_folders.write_run(run)
+    rewards = [np.array(outcomes, dtype=float) for outcomes in evaluations]
+    made = run(arm, rewards, seed, experiment, diverged=diverged, updates=updates)
+    made.config.update(overrides=overrides or {"learning_rate": RATES[arm]}, before=BEFORE)
+    run_folders.write_run(made)
 
 
 def always(share: float, shift: int = 0) -> list[list[int]]:
@@ -110,7 +97,7 @@ def test_the_best_mean_of_the_last_evaluations_wins(study: Study) -> None:
         {
             "run": f"{EXPERIMENT}/low/0",
             "seed": 0,
-            "identity": "id-low-0",
+            "identity": "low-0",
             "value": pytest.approx(0.25),
             "diverged_step": None,
             "diverged_reason": "",
@@ -211,7 +198,8 @@ def test_an_arm_of_which_a_run_diverged_cannot_win(study: Study) -> None:
     assert result["reason"].endswith("; left out because a run collapsed: high")
     high = result["candidates"][2]
     assert high["diverged"] == [f"{EXPERIMENT}/high/1"]
-    assert [(run["diverged_step"], run["diverged_reason"]) for run in high["runs"]] == [(None, ""), (15, "made up")]
+    assert [run["diverged_step"] for run in high["runs"]] == [None, 15]
+    assert high["runs"][1]["diverged_reason"] == "answer reward under its start"
     assert high["behind"]["value"] == pytest.approx(-0.4)
 
 

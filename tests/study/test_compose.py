@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from importlib import invalidate_caches
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pipeline_parts import sh
 from ruamel.yaml import YAML
-from study_parts import EXPERIMENTS, ROOT, STUDIES, activate, values_of
+from study_parts import EXPERIMENTS, ROOT, STUDIES, Grpo, activate, values_of
 
 from grpo.common.errors import UserError
 from grpo.common.yaml_file import parse_yaml
@@ -27,8 +26,6 @@ from grpo.study.annotated import read_annotated, to_text
 from grpo.study.compose import annotated, changes, compose, difference, files_of, lay_over, overlay_of
 from grpo.study.runs_table import runs_table
 from grpo.study.schema import load_study
-
-Run = Callable[..., tuple[int, str, str]]
 
 # --------------------------------------------------------------------------------------------------------------- rules
 
@@ -150,14 +147,13 @@ def test_differences_are_told_by_key_and_arms_by_their_order() -> None:
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(workdir: Path) -> Path:
     """A project folder with the project's studies, smoke the active one, and nothing else."""
     for path in (ROOT / "studies").glob("*.yaml"):
-        (tmp_path / "studies").mkdir(exist_ok=True)
-        (tmp_path / "studies" / path.name).write_text(path.read_text())
-    monkeypatch.chdir(tmp_path)
-    activate("smoke", tmp_path)
-    return tmp_path
+        (workdir / "studies").mkdir(exist_ok=True)
+        (workdir / "studies" / path.name).write_text(path.read_text())
+    activate("smoke", workdir)
+    return workdir
 
 
 def write(path: str, text: str) -> Path:
@@ -213,7 +209,7 @@ def lab(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_study_may_lie_outside_the_project(lab: Path, grpo: Run) -> None:
+def test_a_study_may_lie_outside_the_project(lab: Path, grpo: Grpo) -> None:
     """Its module and its data are found beside it, and what was changed by hand is told; in each process by params.yaml."""
     code, _, error = grpo("study", "use", "../our lab/ours.yaml")
     assert code == 0, error
@@ -233,7 +229,7 @@ def test_a_study_may_lie_outside_the_project(lab: Path, grpo: Run) -> None:
     assert load_study().task("main").problems("train")[0].question == "ours?", "a path from the project's folder comes first"
 
 
-def test_a_study_of_several_folders_extends_by_relative_paths(lab: Path, grpo: Run) -> None:
+def test_a_study_of_several_folders_extends_by_relative_paths(lab: Path, grpo: Grpo) -> None:
     """Modules are looked for in the folder of the study itself, not of those that it extends."""
     code, _, error = grpo("study", "use", "../our lab/later/next.yml")
     assert code == 2 and "lab_verifier:close: no such module" in error and "in the study's folder (`folder:`" in error
@@ -244,7 +240,7 @@ def test_a_study_of_several_folders_extends_by_relative_paths(lab: Path, grpo: R
     assert "as composed from ../our lab/later/next.yml" in grpo("study", "check")[1]
 
 
-def test_a_machine_without_the_studys_folder_is_told(lab: Path, grpo: Run) -> None:
+def test_a_machine_without_the_studys_folder_is_told(lab: Path, grpo: Grpo) -> None:
     assert grpo("study", "use", "../our lab/ours.yaml")[0] == 0
     lab.rename(lab.with_name("moved"))
     code, _, error = grpo("study", "check")
@@ -252,7 +248,7 @@ def test_a_machine_without_the_studys_folder_is_told(lab: Path, grpo: Run) -> No
     assert grpo("study", "use", "../moved/ours.yaml", "--force")[0] == 0 and load_study().folder == "../moved"
 
 
-def test_a_study_file_beside_params_yaml_is_told_from_its_edits(project: Path, grpo: Run) -> None:
+def test_a_study_file_beside_params_yaml_is_told_from_its_edits(project: Path, grpo: Grpo) -> None:
     """Its modules lie in studies/, as the project's whole folder cannot be what stages depend on."""
     write("own.yaml", "extends: smoke\nseeds: [3]\n")
     assert grpo("study", "use", "own.yaml")[0] == 0
@@ -283,7 +279,7 @@ def test_experiments_are_left_out_of_what_is_extended_and_arms_bring_one_back(pr
     assert list(values["experiments"]) == [*EXPERIMENTS, "grpo_own"] == values["select_in"], "a new one comes last"
 
 
-def test_a_task_that_only_experiments_left_out_are_about_is_left_out_too(project: Path, grpo: Run) -> None:
+def test_a_task_that_only_experiments_left_out_are_about_is_left_out_too(project: Path, grpo: Grpo) -> None:
     """Nobody waits for a model that no run starts from."""
     own = project / "studies/own.yaml"
     own.write_text("extends: mini\nexperiments: {only: [grpo_learning_rate]}\n")
@@ -340,7 +336,7 @@ def test_a_task_that_only_experiments_left_out_are_about_is_left_out_too(project
         ("extends: mini\nexperiments: 3\n", "studies/bad.yaml: experiments:"),
     ],
 )
-def test_a_wrong_study_is_told_in_one_message_and_changes_nothing(project: Path, grpo: Run, text: str, message: str) -> None:
+def test_a_wrong_study_is_told_in_one_message_and_changes_nothing(project: Path, grpo: Grpo, text: str, message: str) -> None:
     write("studies/other.yaml", "extends: bad\n")
     write("studies/bad.yaml", text)
     before = Path("params.yaml").read_bytes()
@@ -408,7 +404,7 @@ def edit(old: str, new: str) -> None:
     Path("params.yaml").write_text(text.replace(old, new, 1))
 
 
-def test_use_makes_a_study_the_active_one(project: Path, grpo: Run) -> None:
+def test_use_makes_a_study_the_active_one(project: Path, grpo: Grpo) -> None:
     code, out, error = grpo("study", "use", "math-24gb")
     assert code == 0, error
     study = load_study(Path("studies/math-24gb.yaml"))
@@ -418,7 +414,7 @@ def test_use_makes_a_study_the_active_one(project: Path, grpo: Run) -> None:
     assert grpo("study", "use", "smoke")[0] == 0, "what was composed is no edit by hand"
 
 
-def test_use_sums_up_and_names_each_change_when_asked(project: Path, grpo: Run) -> None:
+def test_use_sums_up_and_names_each_change_when_asked(project: Path, grpo: Grpo) -> None:
     for arm in ("3e-4", "9e-9"):
         write_result(paths.RUNS / "grpo_learning_rate" / arm / "0" / "metrics.json")
     before = Path("params.yaml").read_bytes()
@@ -481,7 +477,7 @@ def write_result(path: Path) -> None:
         ("file: studies/smoke.yaml", "file: studies/mine.yaml", "its study file studies/mine.yaml does not exist"),
     ],
 )
-def test_use_does_not_overwrite_an_edit_by_hand_unasked(project: Path, grpo: Run, old: str, new: str, told: str) -> None:
+def test_use_does_not_overwrite_an_edit_by_hand_unasked(project: Path, grpo: Grpo, old: str, new: str, told: str) -> None:
     edit(old, new)
     before = Path("params.yaml").read_bytes()
     code, out, error = grpo("study", "use", "mini")
@@ -489,7 +485,7 @@ def test_use_does_not_overwrite_an_edit_by_hand_unasked(project: Path, grpo: Run
     assert Path("params.yaml").read_bytes() == before
 
 
-def test_an_edit_by_dvc_exp_counts_as_one_by_hand(project: Path, grpo: Run) -> None:
+def test_an_edit_by_dvc_exp_counts_as_one_by_hand(project: Path, grpo: Grpo) -> None:
     """`dvc exp run -S` and `dvc exp apply` write params.yaml through a round trip of ruamel.yaml."""
     yaml = YAML()
     params = yaml.load(Path("params.yaml"))
@@ -502,7 +498,7 @@ def test_an_edit_by_dvc_exp_counts_as_one_by_hand(project: Path, grpo: Run) -> N
     assert grpo("study", "use", "mini", "--force")[0] == 0 and load_study().study == "mini"
 
 
-def test_a_study_whose_file_was_edited_can_be_used_again(project: Path, grpo: Run) -> None:
+def test_a_study_whose_file_was_edited_can_be_used_again(project: Path, grpo: Grpo) -> None:
     write("studies/own.yaml", "extends: smoke\nseeds: [1]\n")
     assert grpo("study", "use", "own")[0] == 0
     write("studies/own.yaml", "extends: smoke\nseeds: [2]\n")
@@ -514,7 +510,7 @@ def test_a_study_whose_file_was_edited_can_be_used_again(project: Path, grpo: Ru
     assert grpo("study", "use", "mini")[0] == 0, "nor is it an edit by hand that the file has gone"
 
 
-def test_check_says_what_was_changed_by_hand(project: Path, grpo: Run) -> None:
+def test_check_says_what_was_changed_by_hand(project: Path, grpo: Grpo) -> None:
     edit("  levels: 2\n", "  levels: 3\n")
     code, out, _ = grpo("study", "check")
     assert code == 0 and out.endswith(
@@ -523,7 +519,7 @@ def test_check_says_what_was_changed_by_hand(project: Path, grpo: Run) -> None:
     assert "grpo_learning_rate\n  3e-4: " in out, "and the runs"
 
 
-def test_check_says_what_differs_from_what_a_study_extends(project: Path, grpo: Run) -> None:
+def test_check_says_what_differs_from_what_a_study_extends(project: Path, grpo: Grpo) -> None:
     write(
         "mine/own.yaml",
         "extends: mini\nseeds: [5]\nexperiments:\n  without: [leaderboard]\n  grpo_kl_divergence: {last_k: 1}\n",
@@ -538,7 +534,7 @@ def test_check_says_what_differs_from_what_a_study_extends(project: Path, grpo: 
     assert load_study().study == "smoke"
 
 
-def test_save_keeps_edits_as_a_study_that_says_only_them(project: Path, grpo: Run) -> None:
+def test_save_keeps_edits_as_a_study_that_says_only_them(project: Path, grpo: Grpo) -> None:
     edit("  n_grpo_steps: 3\n", "  n_grpo_steps: 5\n")
     edit("{examples_32: {examples: 32}, ", "{")
     with pytest.raises(UserError, match=r"runs: .* \(sft_experiment-examples_32\): run `grpo study runs`"):
@@ -558,7 +554,7 @@ def test_save_keeps_edits_as_a_study_that_says_only_them(project: Path, grpo: Ru
     assert load_study() == edited.model_copy(update=named)
 
 
-def test_save_refuses_what_would_lose_something(project: Path, grpo: Run) -> None:
+def test_save_refuses_what_would_lose_something(project: Path, grpo: Grpo) -> None:
     code, _, error = grpo("study", "save", "same")
     assert code == 2 and "has the values of studies/smoke.yaml. There is nothing to save; edit params.yaml first." in error
     edit("seeds: [0]", "seeds: [7]")
@@ -572,7 +568,7 @@ def test_save_refuses_what_would_lose_something(project: Path, grpo: Run) -> Non
     assert not Path("studies/less.yaml").exists()
 
 
-def test_list_marks_the_active_study_and_leaves_the_base_out(project: Path, grpo: Run) -> None:
+def test_list_marks_the_active_study_and_leaves_the_base_out(project: Path, grpo: Grpo) -> None:
     write("studies/own.yaml", "extends: smoke\nseeds: [1]\n")
     lines = grpo("study", "list")[1].splitlines()
     assert [line.split()[0] for line in lines if line[0] == " "] == [
@@ -583,7 +579,7 @@ def test_list_marks_the_active_study_and_leaves_the_base_out(project: Path, grpo
     assert f"  {'own':<17} As smoke, but for: seeds. [smoke, mini, base]" in lines  # math-one-instance has 17 letters
 
 
-def test_a_full_disk_leaves_the_old_study(project: Path, grpo: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_study(project: Path, grpo: Grpo, monkeypatch: pytest.MonkeyPatch) -> None:
     before = Path("params.yaml").read_bytes()
 
     def full(self: Path, target: Path) -> Path:

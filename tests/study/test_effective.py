@@ -27,14 +27,13 @@ from grpo.commands.study import describe, renew_runs
 from grpo.common.errors import UserError
 from grpo.common.files import write_text
 from grpo.common.yaml_file import parse_yaml
-from grpo.study import paths
-from grpo.study.effective import digest, effective_run
+from grpo.study import software as software_module
+from grpo.study.effective import effective_run
 from grpo.study.methods import GrpoConfig
 from grpo.study.runs_table import runs_table
 from grpo.study.schema import Study, load_study
-from grpo.study.settings import Experiment
-from grpo.study.software import packages
-from grpo.training.run import _finished_equal, run_identity
+from grpo.study.software import PACKAGES, software
+from grpo.training.run import run_identity
 
 ROOT = Path(__file__).parents[2]
 BROAD, FOCUSED = "grpo_off_policy_sweep_broad", "grpo_off_policy_sweep_focused"
@@ -211,8 +210,8 @@ def test_a_winner_that_does_not_fit_those_before_is_named(mini_study: Study) -> 
         effective_run(mini_study, "grpo_length_normalization", "masked_mean", 0, selections)
 
 
-def test_a_rate_may_be_so_many_times_that_of_the_winners(tmp_path: Path) -> None:
-    study = edited(tmp_path, new_arm("grpo_lora", learning_rate_times=0.3))
+def test_a_rate_may_be_so_many_times_that_of_the_winners() -> None:
+    study = edited(new_arm("grpo_lora", learning_rate_times=0.3))
     assert effective_run(study, "grpo_lora", "extra", 0, []).config.learning_rate == 9e-5  # of the study's own
     run = effective_run(study, "grpo_lora", "extra", 0, ON_POLICY)
     assert (run.config.learning_rate, run.overrides) == (3e-4, {"learning_rate": 3e-4})
@@ -237,21 +236,20 @@ def test_no_study_of_a_real_model_inherits_a_rate_that_the_small_one_needs(path:
 # ------------------------------------------------------------------------------------------------- what a study may say
 
 
-def test_an_experiment_that_is_added_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_experiment_that_is_added_is_one_entry(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """DVC has its stages as soon as the table of runs is written anew; until then the study is refused."""
     from dvc.repo import Repo
 
     entry = {"title": "More of it", "builds_on": "grpo_baselines", "resources": "colocate", "arms": {"plain": {}}}
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(ROOT / "dvc.yaml", tmp_path)
-    path = activate("mini", tmp_path)
+    shutil.copy(ROOT / "dvc.yaml", workdir)
+    path = activate("mini", workdir)
     text = path.read_text()
     path.write_text(text.replace("  leaderboard: #", f"  grpo_extra: {json.dumps(entry)}\n  leaderboard: #", 1))
     with pytest.raises(UserError, match="run `grpo study runs`"):
         load_study(path)
     assert renew_runs().splitlines()[1:] == ["  new: grpo_extra-plain"]
     assert load_study(path).needed_selections("grpo_extra") == ["grpo_learning_rate", "grpo_baselines"]
-    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
+    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(workdir / "site"))
     with Repo.init(no_scm=True) as repo:
         (run,) = [stage for stage in repo.index.stages if stage.addressing.startswith("train@grpo_extra-")]
         assert "select@grpo_extra" in {stage.addressing for stage in repo.index.stages}
@@ -282,14 +280,13 @@ def test_a_row_of_runs_for_each_stage_that_trains(mini_study: Study) -> None:
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_dvc_makes_the_stages_of_what_a_study_makes_and_no_others(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dvc.repo import Repo
 
-    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(ROOT / "dvc.yaml", tmp_path)
-    study = load_study(activate(path.stem, tmp_path))
+    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(workdir / "site"))
+    shutil.copy(ROOT / "dvc.yaml", workdir)
+    study = load_study(activate(path.stem, workdir))
     with Repo.init(no_scm=True) as repo:
         names = {stage.addressing for stage in repo.index.stages}
     seeds = [""] if study.seeds_in_one_stage else [f"-{seed}" for seed in study.seeds]
@@ -298,9 +295,8 @@ def test_dvc_makes_the_stages_of_what_a_study_makes_and_no_others(
     assert {name.removeprefix("select@") for name in names if name.startswith("select@")} == set(study.made)
 
 
-def test_dvc_names_everything_that_a_run_depends_on(mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dvc_names_everything_that_a_run_depends_on(mini_study: Study, workdir: Path) -> None:
     stages = parse_yaml(ROOT / "dvc.yaml")["stages"]
-    monkeypatch.chdir(tmp_path)
     expected: set[str] = set()
     for experiment in EXPERIMENTS:
         method = method_of(experiment)
@@ -322,10 +318,9 @@ def test_dvc_names_everything_that_a_run_depends_on(mini_study: Study, tmp_path:
     assert "${folder}" in stages["training_inputs"]["deps"]
 
 
-def test_a_runs_identity_changes_with_each_file_that_it_reads(
-    mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_runs_identity_changes_with_each_file_that_it_reads_and_with_the_software(
+    mini_study: Study, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     run = effective_run(mini_study, "grpo_learning_rate", next(iter(mini_study.experiments["grpo_learning_rate"].arms)), 0, [])
     files = {"model": run.model / "model.safetensors", "train": run.train, "validation": run.validation}
     for file in files.values():
@@ -336,28 +331,10 @@ def test_a_runs_identity_changes_with_each_file_that_it_reads(
         after = run_identity(mini_study, run)
         assert {key for key in after if after[key] != before[key]} == {name}
         write_text(file, "before")
-
-
-def test_a_run_takes_over_the_equal_run_of_its_own_seed(
-    mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for seed in mini_study.seeds:
-        name, identity = f"grpo_learning_rate/3e-4/{seed}", {"seed": seed}
-        config = {"identity": digest(identity), "overrides": {}, "before": []}
-        write_text(paths.RUNS / name / "config.yaml", json.dumps(config))
-        assert _finished_equal(mini_study, "grpo_baselines", identity) is None  # its weights are not at hand
-        (paths.CHECKPOINTS / name).mkdir(parents=True)
-        assert _finished_equal(mini_study, "grpo_baselines", identity) == name
-
-
-def test_an_arm_and_no_experiments_name_says_that_a_run_is_asynchronous(mini_study: Study) -> None:
-    """Then Ray's version is part of its identity."""
-    arms = {"apart": {"asynchronous": {"max_policy_lag": 0}}, "together": {}}
-    for experiment in ("grpo_learning_rate", "grpo_async_offpolicy"):
-        study = mini_study.model_copy(update={"experiments": {experiment: Experiment(arms=arms)}})
-        found = {arm: "ray" in packages(study, [effective_run(study, experiment, arm, 0, []).config]) for arm in arms}
-        assert found == {"apart": True, "together": False}
+    assert run_identity(mini_study, run) == before and before["software"] == software(PACKAGES)
+    monkeypatch.setattr(software_module, "version", lambda name: "9.9")
+    after = run_identity(mini_study, run)
+    assert {key for key in after if after[key] != before[key]} == {"software"}
 
 
 @pytest.mark.parametrize(("budget", "said"), [(4096, True), (None, False)])

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-from study_parts import KEYWORD, edited
+from study_parts import KEYWORD, edited, put
 
 from grpo.study.training_inputs import dataset_inputs, shared_settings, task_inputs
 
@@ -13,32 +10,26 @@ HARD = {"use": "arithmetic", "train_size": 1, "validation_size": 64, "levels": 5
 HARD_SET = HARD | {"problems": 32, "every": 16}
 
 
-def with_set(**changes: Any) -> Any:
-    return lambda values: values["evaluation"].update(also={"hard": {**HARD_SET, **changes}})
+WITH_SET = put("evaluation.also", {"hard": HARD_SET})
 
 
-def test_runs_of_the_main_task_are_evaluated_on_it_too(tmp_path: Path) -> None:
-    study = edited(tmp_path, with_set())
+def test_runs_of_the_main_task_are_evaluated_on_it_too() -> None:
+    study = edited(WITH_SET)
     assert list(study.also_evaluated("main")) == ["hard"] and not study.also_evaluated(study.experiments[KEYWORD].task)
     assert {problem.level for problem in study.also_task("hard").problems("validation")} == {1, 2, 3, 4, 5}
     assert study.evaluation.also["hard"].task == HARD
 
 
-def test_without_one_everything_is_recorded_as_before(tmp_path: Path) -> None:
-    study = edited(tmp_path, lambda values: None)
+def test_without_one_everything_is_recorded_as_before() -> None:
+    study = edited()
     assert "also" not in study.evaluation.model_dump() and "also" not in shared_settings(study)["evaluation"]
     assert dataset_inputs(study, "main") == {}
 
 
-def test_the_data_set_depends_on_it_and_the_model_does_not(tmp_path: Path) -> None:
+def test_the_data_set_depends_on_it_and_the_model_does_not() -> None:
     """The same of a limit of prompts: the stage `model` reads what task_inputs says."""
-    before = edited(tmp_path, lambda values: None)
-
-    def both(values: dict[str, Any]) -> None:
-        with_set()(values)
-        values["tasks"]["main"]["max_prompt_tokens"] = 120
-
-    after = edited(tmp_path, both)
+    before = edited()
+    after = edited(WITH_SET, put("tasks.main.max_prompt_tokens", 120))
     assert task_inputs(before, "main") == task_inputs(after, "main")
     assert after.task("main").max_prompt_tokens == 120
     found = dataset_inputs(after, "main")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import pytest
 from pydantic import BaseModel
-from study_parts import ROOT, values_of
+from study_parts import ROOT, Grpo, values_of
 
 from grpo.common.errors import TO_LOWER
 from grpo.study.methods import ExpertIterationConfig, GrpoConfig, SftConfig
@@ -96,14 +96,12 @@ TRAIN = {"problem": "1 + 1?", "level": "Level 1", "subject": "algebra", "answer"
     ],
 )
 def test_a_task_names_its_own_entry(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    grpo: Callable[..., tuple[int, str, str]],
+    workdir: Path,
+    grpo: Grpo,
     changes: dict[str, Any],
     rows: dict[str, Any],
     told: str,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     files = {"train": [TRAIN], "validation": [TRAIN | {"problem": "1 + 2?"}]} | rows
     for split, lines in files.items():
         if lines is not None:
@@ -117,10 +115,9 @@ def test_a_task_names_its_own_entry(
 
 
 def test_a_class_of_ones_own_is_told_where_it_says_what_becomes_of_an_overlap(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grpo: Callable[..., tuple[int, str, str]]
+    workdir: Path, monkeypatch: pytest.MonkeyPatch, grpo: Grpo
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(workdir)
     Path("twice_the_same.py").write_text(
         "from grpo.tasks import Problem, Task, formats\n\n\n"
         "class Twice(Task):\n"

@@ -32,9 +32,8 @@ def config(study: Study, experiment: str, arm: str) -> Any:
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
-def test_each_study_can_be_rehearsed_on_a_cpu(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(ROOT / "studies", tmp_path / "studies")
-    monkeypatch.chdir(tmp_path)
+def test_each_study_can_be_rehearsed_on_a_cpu(path: Path, workdir: Path) -> None:
+    shutil.copytree(ROOT / "studies", workdir / "studies")
     said = rehearse(path.stem)
     assert rehearse(path.stem) == said  # again: it says the same
     study, cut = load_study(path), load_study(Path(f"studies/{path.stem}-rehearsal.yaml"))
@@ -56,9 +55,8 @@ def test_each_study_can_be_rehearsed_on_a_cpu(path: Path, tmp_path: Path, monkey
                 assert (small.start_from is None) == (whole.start_from is None)
 
 
-def test_what_was_written_by_hand_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    own = tmp_path / "lab"
+def test_what_was_written_by_hand_is_not_overwritten(workdir: Path) -> None:
+    own = workdir / "lab"
     own.mkdir()
     (own / "ours.yaml").write_text("extends: math-first\n")
     assert "lab/ours-rehearsal.yaml" in rehearse("lab/ours.yaml")  # a study in a folder of its own
@@ -78,8 +76,7 @@ def test_batches_of_an_arm_are_cut_as_the_sections() -> None:
     assert start == {"start_from": "sft_experiment/all/step-2"}
 
 
-def test_what_must_fit_into_few_tokens_and_updates_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_must_fit_into_few_tokens_and_updates_is_cut(workdir: Path) -> None:
     Path("long.yaml").write_text("extends: math-first\ngrpo: {overlong_buffer: 128, warmup_steps: 10}\n")
     rehearse("long.yaml")
     cut = load_study(Path("long-rehearsal.yaml")).grpo
@@ -88,12 +85,11 @@ def test_what_must_fit_into_few_tokens_and_updates_is_cut(tmp_path: Path, monkey
 
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
 def test_random_weights_have_the_architecture_and_the_tokenizer_of_another_model(
-    kind: str, tokenizer: Any, tmp_path: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch
+    kind: str, tokenizer: Any, workdir: Path, mini_study: Study
 ) -> None:
     from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
     from grpo.pretraining.base_model import make_base_model
 
-    monkeypatch.chdir(tmp_path)
     there = tiny_model(kind, vocab_size=len(tokenizer), num_hidden_layers=4, eos_token_id=tokenizer.eos_token_id)
     save_checkpoint(Path("there"), there, tokenizer)
     for weights in Path("there").glob("*.safetensors"):

@@ -10,11 +10,14 @@ from study_parts import (
     EXPERIMENTS,
     EXPERT_ITERATION,
     KEYWORD,
+    REMOVED,
     SFT,
     SFT_INITIALIZATION,
     STUDIES,
+    Edit,
     edited,
     new_arm,
+    put,
     refused,
     shard_learner,
 )
@@ -28,16 +31,15 @@ ROOT = Path(__file__).parents[2]
 
 def test_names_of_a_hundred_characters_can_be_files(tmp_path: Path) -> None:
     """An experiment, an arm and the largest seed stand in one file's name, beside what says what the file is."""
-    study = edited(tmp_path, lambda v: (v.update(seeds=[2**63 - 1]), new_arm("grpo_learning_rate", "a" * 100)(v)))
+    study = edited(put("seeds", [2**63 - 1]), new_arm("grpo_learning_rate", "a" * 100))
     (tmp_path / f".{'e' * 100}@{'a' * 100}-{study.seeds[0]}.old.draft.lock").touch()
 
 
 # ---------------------------------------------------------------------------------------------------------- start_from
 
 
-def test_any_grpo_arm_may_start_from_a_checkpoint_of_fine_tuning_and_be_asynchronous(tmp_path: Path) -> None:
-    arm = new_arm("grpo_baselines", start_from=f"{SFT}/all/last", asynchronous={"max_policy_lag": 2})
-    study = edited(tmp_path, arm)
+def test_any_grpo_arm_may_start_from_a_checkpoint_of_fine_tuning_and_be_asynchronous() -> None:
+    study = edited(new_arm("grpo_baselines", start_from=f"{SFT}/all/last", asynchronous={"max_policy_lag": 2}))
     run = effective_run(study, "grpo_baselines", "extra", 0, [])
     assert run.model == Path(f"data/checkpoints/{SFT}/all/0/last") and SFT in study.needed_experiments("grpo_baselines")
     assert run.config.asynchronous.max_policy_lag == 2
@@ -46,16 +48,10 @@ def test_any_grpo_arm_may_start_from_a_checkpoint_of_fine_tuning_and_be_asynchro
 # --------------------------------------------------------------------------------------------------- methods and last_k
 
 
-def test_an_experiments_last_k_comes_before_the_studys(tmp_path: Path) -> None:
-    def edit(values: dict[str, Any]) -> None:
-        values["selection"]["last_k"] = 2
-        for name, experiment in values["experiments"].items():
-            experiment.pop("last_k", None)
-            if name in (SFT, "leaderboard"):
-                experiment["last_k"] = {SFT: 3, "leaderboard": 1}[name]
-
-    study = edited(tmp_path, edit)
-    assert {name: study.last_k(name) for name in EXPERIMENTS} == dict.fromkeys(EXPERIMENTS, 2) | {SFT: 3, "leaderboard": 1}
+def test_an_experiments_last_k_comes_before_the_studys() -> None:
+    own = dict.fromkeys(EXPERIMENTS) | {SFT: 3, "leaderboard": 1}
+    study = edited(put("selection.last_k", 2), *(put(f"experiments.{name}.last_k", k) for name, k in own.items()))
+    assert {name: study.last_k(name) for name in EXPERIMENTS} == {name: k or 2 for name, k in own.items()}
 
 
 # ------------------------------------------------------------------------------------------------------- what a run uses
@@ -103,44 +99,34 @@ def test_each_method_is_evaluated_at_its_own_steps() -> None:
 # ------------------------------------------------------------------------------------------------------------- resources
 
 
+def threads(number: int, **cpus: int) -> Edit:
+    """An edit: so many threads, and as many CPUs for each stage that is not named with another number."""
+
+    def edit(values: dict[str, Any]) -> None:
+        values["threads"] = number
+        for name, resources in values["resources"].items():
+            resources["cpus"] = cpus.get(name, number)
+
+    return edit
+
+
 @pytest.mark.parametrize("kind", ["model", "train_on_cpu", "evaluate", "train", "colocate", "asynchronous"])
-def test_a_stage_that_computes_on_the_cpu_has_a_core_for_each_thread(tmp_path: Path, kind: str) -> None:
-    def edit(values: dict[str, Any]) -> None:
-        values["threads"] = 3
-        for name, resources in values["resources"].items():
-            resources["cpus"] = 2 if name == kind else 3
-        values["resources"]["small"]["cpus"] = 1
-
-    message = refused(tmp_path, edit)
-    assert f"resources.{kind}.cpus (2): these stages compute on the CPU with 3 threads: reserve as many" in message
-
-    def on_gpu(values: dict[str, Any]) -> None:
-        edit(values)
-        values["engine"] |= {"name": "vllm", "device": "cuda:0"}
-        values["learner"]["device"] = "cuda:0"
-
+def test_a_stage_that_computes_on_the_cpu_has_a_core_for_each_thread(kind: str) -> None:
+    edit = threads(3, small=1, **{kind: 2})
+    message = f"resources.{kind}.cpus (2): these stages compute on the CPU with 3 threads: reserve as many"
+    assert message in refused(edit)
+    on_gpu = put("engine.name", "vllm"), put("engine.device", "cuda:0"), put("learner.device", "cuda:0")
     if kind in ("model", "train_on_cpu"):
-        assert f"resources.{kind}.cpus (2)" in refused(tmp_path, on_gpu)
+        assert message in refused(edit, *on_gpu)
     else:
-        assert edited(tmp_path, on_gpu).resources[kind].cpus == 2
+        assert edited(edit, *on_gpu).resources[kind].cpus == 2
 
 
-def test_a_stage_that_copies_a_model_needs_no_core_for_each_thread(tmp_path: Path) -> None:
-    def edit(values: dict[str, Any]) -> None:
-        values["threads"] = 2
-        for name, resources in values["resources"].items():
-            resources["cpus"] = 1 if name == "model" else 2
-        values["resources"]["train_on_cpu"]["gpus"] = 1  # of no use, but allowed where all is on the CPU
-        values["models"] = {task: {"source": "local", "path": "my-model"} for task in values["models"]}
-
-    assert edited(tmp_path, edit).resources["model"].cpus == 1
-
-    def one_pretrained(values: dict[str, Any]) -> None:
-        pretrained = values["models"]["keyword"]
-        edit(values)
-        values["models"]["keyword"] = pretrained
-
-    assert "resources.model.cpus (1)" in refused(tmp_path, one_pretrained)
+def test_a_stage_that_copies_a_model_needs_no_core_for_each_thread() -> None:
+    local = {"source": "local", "path": "my-model"}
+    edits = threads(2, model=1), put("models.main", local), put("resources.train_on_cpu.gpus", 1)  # of no use, but allowed
+    assert "resources.model.cpus (1)" in refused(*edits)  # the other model is pretrained
+    assert edited(*edits, put("models.keyword", local)).resources["model"].cpus == 1
 
 
 def test_a_small_model_computes_on_the_cpu_in_a_study_for_gpus(mini_study: Study) -> None:
@@ -152,9 +138,9 @@ def test_a_small_model_computes_on_the_cpu_in_a_study_for_gpus(mini_study: Study
     assert mini_study.for_task("keyword") == mini_study
 
 
-def test_a_run_that_is_not_sharded_is_recorded_as_before_any_was(tmp_path: Path, mini_study: Study) -> None:
+def test_a_run_that_is_not_sharded_is_recorded_as_before_any_was(mini_study: Study) -> None:
     assert "fully_shard" not in mini_study.learner.model_dump()
-    assert edited(tmp_path, shard_learner).learner.model_dump()["fully_shard"] is True
+    assert edited(shard_learner).learner.model_dump()["fully_shard"] is True
 
 
 # ------------------------------------------------------------------------------------------------ evaluations that count
@@ -167,36 +153,22 @@ def test_the_broad_sweep_of_every_study_is_short(path: Path) -> None:
     assert all(arm["n_grpo_steps"] < 50 for arm in broad.values())
 
 
-def test_steps_that_may_come_from_an_earlier_winner_count_too(tmp_path: Path) -> None:
+def test_steps_that_may_come_from_an_earlier_winner_count_too() -> None:
     """An arm of one step counts by one evaluation in its own experiment; those after it, which may start from it, by three."""
+    lengths, broad, focused = "grpo_length_normalization", "grpo_off_policy_sweep_broad", "grpo_off_policy_sweep_focused"
 
-    def short_winner(values: dict[str, Any]) -> None:
-        values["experiments"]["grpo_baselines"]["last_k"] = 1
-        values["experiments"]["grpo_baselines"]["arms"]["no_baseline"]["n_grpo_steps"] = 1
+    def steps(experiment: str, number: int, *arms: str) -> list[Edit]:
+        return [put(f"experiments.{experiment}.arms.{arm}.n_grpo_steps", number) for arm in arms]
 
-    message = refused(tmp_path, short_winner)
-    assert "experiments.grpo_length_normalization.arms.masked_mean: a run of 1 steps is evaluated 1 time" in message
-
-    def pinned(values: dict[str, Any]) -> None:
-        short_winner(values)
-        values["selection"]["pinned"] = {"grpo_baselines": "reinforce_with_baseline"}
-
-    assert edited(tmp_path, pinned).selection.pinned  # then it cannot win
-
-    def own_steps_again(values: dict[str, Any]) -> None:
-        """The arms of the next experiment say themselves how long they train, and hand that on."""
-        short_winner(values)
-        for arm in values["experiments"]["grpo_length_normalization"]["arms"].values():
-            arm["n_grpo_steps"] = 16
-
-    assert edited(tmp_path, own_steps_again).grpo.n_grpo_steps == 64
-
-    def ranked(values: dict[str, Any]) -> None:
-        """The sweep's short arms hand their steps on with the rest of their values."""
-        values["experiments"]["grpo_off_policy_sweep_broad"]["last_k"] = 1
-        for arm in values["experiments"]["grpo_off_policy_sweep_broad"]["arms"].values():
-            arm["n_grpo_steps"] = 1
-        del values["experiments"]["grpo_off_policy_sweep_focused"]["arms"]["best_2"]["n_grpo_steps"]
-
-    message = refused(tmp_path, ranked)
-    assert "experiments.grpo_off_policy_sweep_focused.arms.best_2: a run of 1 steps is evaluated 1 time" in message
+    short_winner = put("experiments.grpo_baselines.last_k", 1), *steps("grpo_baselines", 1, "no_baseline")
+    too_few = "a run of 1 steps is evaluated 1 time"
+    assert f"experiments.{lengths}.arms.masked_mean: {too_few}" in refused(*short_winner)
+    pinned = put("selection.pinned", {"grpo_baselines": "reinforce_with_baseline"})
+    assert edited(*short_winner, pinned).selection.pinned  # then it cannot win
+    arms = edited().experiments
+    own_steps_again = steps(lengths, 16, *arms[lengths].arms)  # these hand on how long they train
+    assert edited(*short_winner, *own_steps_again).grpo.n_grpo_steps == 64
+    # The sweep's short arms hand their steps on with the rest of their values.
+    ranked = [put(f"experiments.{broad}.last_k", 1), *steps(broad, 1, *arms[broad].arms)]
+    ranked.append(put(f"experiments.{focused}.arms.best_2.n_grpo_steps", REMOVED))
+    assert f"experiments.{focused}.arms.best_2: {too_few}" in refused(*ranked)

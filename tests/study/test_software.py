@@ -17,12 +17,10 @@ from grpo.common.yaml_file import parse_yaml
 from grpo.reporting.provenance import environments, made_otherwise
 from grpo.study import paths, training_inputs
 from grpo.study import software as software_module
-from grpo.study.effective import effective_run
 from grpo.study.methods import Asynchronous, GrpoConfig, Lora
 from grpo.study.schema import Study, load_study
 from grpo.study.software import PACKAGES, VLLM, hardware, packages, pins, software, unlike_the_pins, warn_of_other_versions
 from grpo.study.training_inputs import write_training_inputs
-from grpo.training.run import run_identity
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -164,19 +162,6 @@ def test_a_run_tells_once_what_is_not_as_pinned(other_pins: Path, capsys: pytest
         f"other versions than the pinned ones: sympy {installed['sympy']} (pinned: ==0.1). " in warning
         and warning.count("\n") == 1
     )
-
-
-def test_runs_made_with_other_versions_are_not_taken_for_equal(
-    mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    run = effective_run(mini_study, "grpo_learning_rate", next(iter(mini_study.experiments["grpo_learning_rate"].arms)), 0, [])
-    before = run_identity(mini_study, run)
-    assert before["software"] == software(PACKAGES)
-    assert run_identity(mini_study, run) == before
-    monkeypatch.setattr(software_module, "version", lambda name: "9.9")
-    after = run_identity(mini_study, run)
-    assert {key for key in after if after[key] != before[key]} == {"software"}
 
 
 # ---------------------------------------------------------------------------------------------------------------- hardware

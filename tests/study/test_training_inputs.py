@@ -86,12 +86,11 @@ def test_stages_that_evaluate_name_the_settings_that_decide_samples() -> None:
 
 
 def test_a_tasks_inputs_are_its_settings_its_formats_and_the_code_of_its_class(
-    mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mini_study: Study, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that another task's runs are not concerned."""
-    (tmp_path / "own.py").write_text(OWN_TASK)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+    (workdir / "own.py").write_text(OWN_TASK)
+    monkeypatch.syspath_prepend(workdir)
     tasks = mini_study.tasks | {"own": {"use": "own:Own", "size": 3}}
     study = mini_study.model_copy(update={"tasks": tasks, "experiments": {}})
 
@@ -110,9 +109,9 @@ def test_a_tasks_inputs_are_its_settings_its_formats_and_the_code_of_its_class(
         "keyword": {"keyword_inclusion.py", "task.py"},
         "own": {"own.py", "arithmetic.py", "graded.py", "task.py"},
     }
-    (tmp_path / "own.py").write_text(OWN_TASK.replace("1.0", "0.5"))
+    (workdir / "own.py").write_text(OWN_TASK.replace("1.0", "0.5"))
     assert changed(written()) == {"own"}
-    (tmp_path / "own.py").write_text(OWN_TASK)
+    (workdir / "own.py").write_text(OWN_TASK)
     assert changed(written()) == set()
     assert changed(written(study.model_copy(update={"tasks": study.tasks | {"own": {"use": "own:Own", "size": 4}}}))) == {"own"}
     shorter = study.tasks | {"main": study.tasks["main"] | {"max_prompt_tokens": 120}}  # only chooses among the problems
@@ -145,13 +144,12 @@ def test_modules_beside_ones_own_count_however_they_are_imported(tmp_path: Path)
 
 
 def test_the_runs_of_an_experiment_depend_on_their_own_task_only(
-    of_each_kind: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    of_each_kind: Study, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(paths, "ROOT", tmp_path)
-    shutil.copytree(ROOT / "grpo/learner", tmp_path / "grpo/learner")
+    monkeypatch.setattr(paths, "ROOT", workdir)
+    shutil.copytree(ROOT / "grpo/learner", workdir / "grpo/learner")
     for name in (CONSTRAINTS, VLLM_ON_CPU, PROJECT):
-        shutil.copy(ROOT / name, tmp_path)
+        shutil.copy(ROOT / name, workdir)
 
     def written(study: Study = of_each_kind) -> dict[str, str]:
         code_of_rooms.cache_clear()
@@ -171,7 +169,7 @@ def test_the_runs_of_an_experiment_depend_on_their_own_task_only(
     with monkeypatch.context() as patch:
         patch.setattr(Keyword, "formats", {"keyword": Format("Use {question}.")})
         assert changed(written()) == {KEYWORD}
-    with (tmp_path / "grpo/learner/learner.py").open("a") as opened:
+    with (workdir / "grpo/learner/learner.py").open("a") as opened:
         opened.write("\nADDED = 1\n")
     assert changed(written()) == before.keys() - {"software"}
 
@@ -195,7 +193,7 @@ class Own(Arithmetic):
 """
 
 
-def test_settings_and_code_are_written(of_each_kind: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_and_code_are_written(of_each_kind: Study, workdir: Path) -> None:
     def written(study: Study | None, experiment: str = "grpo_learning_rate") -> dict[str, dict[str, object]]:
         """What an experiment's runs share; of the study before, if there is none."""
         if study is not None:
@@ -203,7 +201,6 @@ def test_settings_and_code_are_written(of_each_kind: Study, tmp_path: Path, monk
         content: dict[str, dict[str, object]] = json.loads(Path(f"data/training_inputs/{experiment}.json").read_text())
         return content
 
-    monkeypatch.chdir(tmp_path)
     apart = of_each_kind.model_copy(update={"seeds_in_one_stage": False})
     first = written(apart)
     shared = {"engine", "learner", "divergence", "evaluation", "threads", "checkpoints", "gpu_memory_utilization"}
@@ -225,10 +222,9 @@ def test_settings_and_code_are_written(of_each_kind: Study, tmp_path: Path, monk
 
 
 def test_seeds_count_only_where_one_stage_trains_them_all(
-    of_each_kind: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    of_each_kind: Study, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the seed is in the command of the run's own stage, and a further one makes nothing stale."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(training_inputs, "code_of_rooms", dict)
 
     def written(together: bool, seeds: list[int]) -> str:

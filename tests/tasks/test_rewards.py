@@ -155,13 +155,6 @@ def test_last_boxed(text: str, content: str | None) -> None:
     assert last_boxed(text) == content
 
 
-def test_last_boxed_of_long_texts_takes_milliseconds() -> None:
-    texts = [r"\boxed{5} " * 12_500, r"\boxed{" * 14_000, r"\boxed{" + "{" * 50_000 + "}" * 50_000 + "}"]
-    start = time.process_time()
-    assert [last_boxed(text) is None for text in texts] == [False, True, False]
-    assert time.process_time() - start < 1.0
-
-
 def test_no_alternatives_are_a_mistake() -> None:
     with pytest.raises(UserError, match="empty list"):
         r1_zero_reward_fn("</think> <answer>5</answer>", [])

@@ -150,12 +150,6 @@ def test_equal_pairs_of_a_batch_are_graded_once(calls: Callable[[], list[str]]) 
     assert grade_batch([]) == []
 
 
-def test_time_outs_are_counted_by_response(calls: Callable[[], list[str]]) -> None:
-    responses = [rf"\boxed{{{answer}}}" for answer in ("1", "endless", "endless", "2")] + ["no box"]
-    batch = score("question_only", responses, ["1", "2", "1", "2", "1"])
-    assert [reward["reward"] for reward in batch.rewards] == [1.0, 0.0, 0.0, 1.0, 0.0]
-    assert [reward["format_reward"] for reward in batch.rewards] == [1.0, 1.0, 1.0, 1.0, 0.0]
-    assert batch.out_of_time == [False, True, True, False, False]
 
 
 def test_training_and_evaluation_count_the_answers_that_ran_out_of_time(calls: Callable[[], list[str]]) -> None:

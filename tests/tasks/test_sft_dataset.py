@@ -17,8 +17,9 @@ from grpo.tasks.arithmetic import Arithmetic
 from grpo.tasks.formats import R1_ZERO
 from grpo.tasks.rewards import r1_zero_reward_fn
 from grpo.tasks.sft_dataset import HubTraces, JsonlTraces, TaskTraces, build_sft_dataset, find_traces
-from grpo.tasks.task import ScoredBatch, Task
+from grpo.tasks.task import Format, ScoredBatch, Task
 
+pytestmark = pytest.mark.usefixtures("workdir")  # the traces are in its traces.jsonl
 TASK = Arithmetic(train_size=1000, validation_size=100, levels=4, seed=3)
 TARGET = paths.sft_examples("main")
 
@@ -43,12 +44,6 @@ ROWS = [
 
 
 JSONL = JsonlTraces(source="jsonl", prompt="r1_zero", path="traces.jsonl")
-
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A project folder; the traces are in traces.jsonl."""
-    monkeypatch.chdir(tmp_path)
 
 
 def build(
@@ -93,21 +88,13 @@ def test_a_trace_with_part_of_the_reward_is_not_right(monkeypatch: pytest.Monkey
     assert [example.reward for example in read_examples(TARGET)] == [1.0, 0.5, 0.0, 0.5, 0.0]
 
 
+@pytest.mark.parametrize("template", [R1_ZERO, Format("Q: {question}\nThink step by step.\nA:")])
 @pytest.mark.parametrize("question", [QUESTION, QUESTION.upper(), QUESTION.replace(" ", "  "), QUESTION.replace(". ", ".\n")])
-def test_a_validation_question_is_left_out_and_counted(question: str) -> None:
-    alike = row(QUESTION.replace("3", "4"), " 6 </think> <answer>6</answer>", "6")
-    write_rows(ROWS[0], row(question, " 5 </think> <answer>5</answer>", "5"), alike)
-    report = build()
-    assert (report["examples"], report["left_out_as_validation_question"]) == (2, 1)
-    assert [example.ground_truth for example in read_examples(TARGET)] == ["2", "6"]
-
-
-def test_a_validation_question_inside_another_template_is_left_out() -> None:
-    write_rows(
-        ROWS[0],
-        {"prompt": f"Q: {QUESTION}\nThink step by step.\nA:", "response": "5", "ground_truth": "5"},
-        {"prompt": f"Q: {QUESTION.replace('3', '4')}\nThink step by step.\nA:", "response": "6", "ground_truth": "6"},
-    )
+def test_a_validation_question_is_left_out_and_counted(question: str, template: Format) -> None:
+    """Also within a template that is not the project's."""
+    asked = {"5": question, "6": QUESTION.replace("3", "4")}
+    rows = [{"prompt": template.prompt(asked[n]), "response": n, "ground_truth": n} for n in asked]
+    write_rows(ROWS[0], *rows)
     report = build()
     assert (report["examples"], report["left_out_as_validation_question"]) == (2, 1)
     assert [example.ground_truth for example in read_examples(TARGET)] == ["2", "6"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient
 from mlflow_parts import free_port, uri_of
+from study_parts import Grpo
 
 
 @pytest.fixture(scope="session")
@@ -20,12 +20,11 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_database: Path) -> Path:
+def folder(workdir: Path, monkeypatch: pytest.MonkeyPatch, empty_database: Path) -> Path:
     """A working folder with a database, and a tracking server that refuses connections."""
-    shutil.copy(empty_database, tmp_path / "mlflow.db")
+    shutil.copy(empty_database, workdir / "mlflow.db")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    return workdir
 
 
 @pytest.fixture
@@ -36,9 +35,7 @@ def delivered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def mlflow_import(
-    monkeypatch: pytest.MonkeyPatch, grpo: Callable[..., tuple[int, str, str]]
-) -> Callable[..., tuple[int, str, str]]:
+def mlflow_import(monkeypatch: pytest.MonkeyPatch, grpo: Grpo) -> Grpo:
     """``grpo mlflow_import`` into the folder's database or another place: exit code, stdout, stderr."""
 
     def run(*files: Path, uri: str = "") -> tuple[int, str, str]:

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from unittest.mock import Mock
 import numpy
 import pytest
 from mlflow_parts import history, runs_at, unsent, uri_of
+from study_parts import Grpo
 
 from grpo.common.errors import ToBeResumed, UserError
 from grpo.common.files import read_json, write_json, write_text
@@ -400,7 +400,7 @@ def test_tags_say_the_commit_and_whether_the_code_was_changed_since(
 
 
 def test_a_run_without_its_server_goes_on_and_is_imported_as_if_nothing_had_been(
-    folder: Path, mlflow_import: Callable[..., tuple[int, str, str]], capsys: pytest.CaptureFixture[str]
+    folder: Path, mlflow_import: Grpo, capsys: pytest.CaptureFixture[str]
 ) -> None:
     began = time.time() * 1000
     run = MlflowRun("toy", "a name/with a slash", {"a": 1}, {"stage": "toy@x"})
@@ -452,9 +452,7 @@ def test_a_server_that_is_away_is_not_asked_at_each_step(
     assert sender.call_count == expected
 
 
-def test_an_import_that_fails_keeps_the_folders(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, mlflow_import: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_an_import_that_fails_keeps_the_folders(folder: Path, monkeypatch: pytest.MonkeyPatch, mlflow_import: Grpo) -> None:
     MlflowRun("toy", "one", {}, {}).finish()
     kept = unsent()
     with monkeypatch.context() as patch:  # the next run goes elsewhere
@@ -477,9 +475,7 @@ def test_an_import_that_fails_keeps_the_folders(
     assert mlflow_import()[:2] == (0, "nothing to import: data/state/mlflow is empty\n")
 
 
-def test_damaged_folders_are_imported_as_far_as_they_can_be_read(
-    folder: Path, mlflow_import: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_damaged_folders_are_imported_as_far_as_they_can_be_read(folder: Path, mlflow_import: Grpo) -> None:
     run = MlflowRun("toy", "cut", {"a": 1}, {})
     for step in range(3):
         run.log({"x": float(step)}, step=step)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,13 @@ import psutil
 import pytest
 import requests
 from mlflow_parts import Server, free_port, history, runs_at, unsent
+from study_parts import Grpo
 
 from grpo.tracking.mlflow_run import MlflowRun
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-Import = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def start_and_lose(server: Server) -> MlflowRun:
 
 @pytest.mark.parametrize("back_in_time", [True, False])
 def test_a_server_that_dies_has_all_of_the_run_once_it_is_back(
-    back_in_time: bool, server: Server, mlflow_import: Import, capsys: pytest.CaptureFixture[str]
+    back_in_time: bool, server: Server, mlflow_import: Grpo, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """If that is before the run ends, nothing is left to do; else the warning says how to send the rest."""
     run = start_and_lose(server)
@@ -130,22 +131,31 @@ def write_at_once(uri: str, count: int, experiment: str = "toy") -> None:
     assert len(client.search_runs([client.get_experiment_by_name(experiment).experiment_id])) == count
 
 
-def test_eight_processes_write_to_one_new_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_at_once(f"sqlite:///{tmp_path}/mlflow.db", 8)
+def test_eight_processes_write_to_one_new_database(workdir: Path) -> None:
+    write_at_once(f"sqlite:///{workdir}/mlflow.db", 8)
 
 
 # --------------------------------------------------------------------------------------------------------- make mlflow-server
 
 
 @pytest.fixture
-def makefile(tmp_path: Path) -> list[str]:
-    """`make mlflow-server` in a new folder, with the environment the tests run in."""
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, tmp_path)
-    (tmp_path / "workflow").mkdir()
-    shutil.copy(ROOT / "workflow/mlflow_server.py", tmp_path / "workflow")
-    return ["make", "--old-file", f"{sys.prefix}/.installed", f"VENV={sys.prefix}", "mlflow-server"]
+def make_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Server]]:
+    """`make mlflow-server` in a new folder, with the tests' environment and more; the working folder is another."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "workflow/mlflow_server.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    make = ["make", "--old-file", f"{sys.prefix}/.installed", f"VENV={sys.prefix}", "mlflow-server"]
+    with ExitStack() as stack:
+
+        def start(**environment: str) -> Server:
+            server = Server(tmp_path, make, {"MLFLOW_PORT": "PORT", **environment})
+            stack.callback(server.kill)
+            server.start()
+            return server
+
+        yield start
 
 
 def listens_on(port: int) -> set[str]:
@@ -166,44 +176,34 @@ def write_one_run(uri: str) -> str:
     return run_id
 
 
-def test_make_mlflow_server_serves_other_machines(tmp_path: Path, makefile: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    server = Server(tmp_path, makefile, {"MLFLOW_PORT": "PORT", "MLFLOW_HOST": "0.0.0.0"})
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    try:
-        server.start()
-        assert listens_on(server.port) == {"0.0.0.0"}
-        uri = f"http://{socket.gethostname()}:{server.port}"  # as other nodes call it
-        assert f"export MLFLOW_TRACKING_URI={uri}" in server.log.read_text()
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-        run_id = write_one_run(uri)
-        assert sqlite3.connect(tmp_path / "mlflow.db").execute("SELECT run_uuid FROM runs").fetchall() == [(run_id,)]
-        assert [path.read_text() for path in (tmp_path / "mlruns/server").rglob("note.txt")] == ["kept"]
-    finally:
-        server.kill()
+def test_make_mlflow_server_serves_other_machines(
+    tmp_path: Path, make_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = make_server(MLFLOW_HOST="0.0.0.0")
+    assert listens_on(server.port) == {"0.0.0.0"}
+    uri = f"http://{socket.gethostname()}:{server.port}"  # as other nodes call it
+    assert f"export MLFLOW_TRACKING_URI={uri}" in server.log.read_text()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    run_id = write_one_run(uri)
+    assert sqlite3.connect(tmp_path / "mlflow.db").execute("SELECT run_uuid FROM runs").fetchall() == [(run_id,)]
+    assert [path.read_text() for path in (tmp_path / "mlruns/server").rglob("note.txt")] == ["kept"]
 
 
 def test_make_mlflow_server_with_a_password_answers_only_who_knows_it(
-    tmp_path: Path, makefile: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, make_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = "open 100% sesame"
-    server = Server(tmp_path, makefile, {"MLFLOW_PORT": "PORT", "MLFLOW_PASSWORD": secret})
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    try:
-        server.start()
-        assert secret not in server.log.read_text()
-        assert [(tmp_path / "mlruns" / name).stat().st_mode & 0o077 for name in ("auth.ini", "auth.db")] == [0, 0]
-        question = f"{server.uri}/api/2.0/mlflow/experiments/search?max_results=1"
-        for user in ({}, {"auth": ("admin", "open 100% simsim")}):
-            assert requests.get(question, timeout=30, **user).status_code == 401
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
-        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
-        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", secret)
-        write_one_run(server.uri)
-        assert listens_on(server.port) == {"127.0.0.1"}
-    finally:
-        server.kill()
+    server = make_server(MLFLOW_PASSWORD=secret)
+    assert secret not in server.log.read_text()
+    assert [(tmp_path / "mlruns" / name).stat().st_mode & 0o077 for name in ("auth.ini", "auth.db")] == [0, 0]
+    question = f"{server.uri}/api/2.0/mlflow/experiments/search?max_results=1"
+    for user in ({}, {"auth": ("admin", "open 100% simsim")}):
+        assert requests.get(question, timeout=30, **user).status_code == 401
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", secret)
+    write_one_run(server.uri)
+    assert listens_on(server.port) == {"127.0.0.1"}
 
 
 @pytest.fixture
@@ -233,21 +233,15 @@ def postgresql() -> Iterator[str]:
 
 
 def test_make_mlflow_server_keeps_runs_in_postgresql(
-    tmp_path: Path, makefile: list[str], postgresql: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, postgresql: str, make_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = Server(tmp_path, makefile, {"MLFLOW_PORT": "PORT", "MLFLOW_BACKEND": postgresql, "MLFLOW_WORKERS": "2"})
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
+    server = make_server(MLFLOW_BACKEND=postgresql, MLFLOW_WORKERS="2")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
-    try:
-        server.start()
-        run_id = write_one_run(server.uri)
-        import psycopg2
+    run_id = write_one_run(server.uri)
+    import psycopg2
 
-        with psycopg2.connect(postgresql) as connection, connection.cursor() as cursor:
-            cursor.execute("SELECT run_uuid, key, value, step FROM metrics")
-            assert cursor.fetchall() == [(run_id, "x", 0.5, 3)]
-        assert not (tmp_path / "mlflow.db").exists()
-        write_at_once(server.uri, 4, "new")
-    finally:
-        server.kill()
+    with psycopg2.connect(postgresql) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT run_uuid, key, value, step FROM metrics")
+        assert cursor.fetchall() == [(run_id, "x", 0.5, 3)]
+    assert not (tmp_path / "mlflow.db").exists()
+    write_at_once(server.uri, 4, "new")

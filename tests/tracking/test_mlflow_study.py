@@ -169,8 +169,7 @@ def test_metrics_are_there_under_trls_names_too(sent_twice: tuple[MlflowClient, 
         assert [(m.step, m.value, m.timestamp) for m in first] == [(m.step, m.value, m.timestamp) for m in second]
 
 
-def test_the_hash_is_dvcs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_hash_is_dvcs(workdir: Path) -> None:
     checkpoint(Path("kept/best"), 1)
     write_text(Path("kept/best-of-all.json"), "ä\r\n")  # sorted by DVC as a path: before or after best/
     write_text(Path("kept/a b.txt"), "")
@@ -300,8 +299,7 @@ def test_links_open_the_training_view_of_each_study(delivered: Path) -> None:
 
 
 @patch.dict(os.environ)
-def test_only_its_owner_reads_the_passwords_of_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_only_its_owner_reads_the_passwords_of_a_server(workdir: Path) -> None:
     runpy.run_path(str(REPOSITORY / "workflow/mlflow_server.py"))["with_password"]("open 100% sesame")
     modes = {file.name: file.stat().st_mode & 0o777 for file in Path("mlruns").iterdir()}
     assert modes == {"auth.ini": 0o600, "auth.db": 0o600}

@@ -12,7 +12,7 @@ import pytest
 from report_parts import run
 from ruamel.yaml import YAML
 from run_folders import write_run
-from study_parts import Grpo, activate
+from study_parts import Grpo, activate, edit
 
 from grpo.common.records import read_problems, write_records
 from grpo.study import paths
@@ -42,13 +42,6 @@ def with_data(project: Path, fresh_model: Any, tokenizer: Any, grpo: Grpo) -> Pa
     return project
 
 
-def edit(project: Path, old: str, new: str) -> None:
-    """Replace text in params.yaml that must be there once at least."""
-    text = (project / "params.yaml").read_text()
-    assert old in text
-    (project / "params.yaml").write_text(text.replace(old, new, 1))
-
-
 @pytest.mark.parametrize(
     ("old", "new", "named", "remedy"),
     [
@@ -74,7 +67,7 @@ def edit(project: Path, old: str, new: str) -> None:
 def test_wrong_params_are_told_with_key_and_remedy(
     project: Path, grpo: Grpo, old: str, new: str, named: str, remedy: str
 ) -> None:
-    edit(project, old, new)
+    edit(old, new)
     code, _, error = grpo("dataset", "main")
     assert code == 2
     assert error.startswith("error: params.yaml")
@@ -126,7 +119,7 @@ def test_an_empty_dataset_is_named(with_data: Path, grpo: Grpo) -> None:
 
 
 def test_a_response_longer_than_the_context_is_refused(with_data: Path, grpo: Grpo) -> None:
-    edit(with_data, "sampling_max_tokens: 32", "sampling_max_tokens: 400")
+    edit("sampling_max_tokens: 32", "sampling_max_tokens: 400")
     code, _, error = grpo("train", "grpo_learning_rate", "3e-4")
     assert code == 2 and "grpo.sampling_max_tokens" in error and "context of 256 tokens" in error
     assert [path for root in (paths.RUNS, paths.CHECKPOINTS) for path in root.rglob("*") if path.is_file()] == [], "nor a draft"
@@ -153,7 +146,7 @@ def test_one_long_question_is_refused_before_anything_is_sampled(
     """Wherever it stands in the data, and whatever draws it; the message names keys that exist and what to do."""
     from grpo.rollout.transformers_engine import TransformersEngine
 
-    edit(with_data, '"1e-3": {learning_rate: 1e-3}', '"1e-3": {learning_rate: 1e-3, sampling_max_tokens: 31}')
+    edit('"1e-3": {learning_rate: 1e-3}', '"1e-3": {learning_rate: 1e-3, sampling_max_tokens: 31}')
     problems = read_problems(file)
     problems[31] = replace(problems[31], question="word " * 300)
     write_records(file, problems)

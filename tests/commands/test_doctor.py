@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from study_parts import activate
+from study_parts import activate, with_values
 
 from grpo.commands import doctor
 from grpo.study.schema import Study, load_study
@@ -63,29 +63,12 @@ def test_the_command_ends_with_2_where_something_is_missing(study: str, code: in
     assert ("MISSING" in said) == bool(code)
 
 
-def without(study: Study, *left_out: str) -> Study:
-    """The study without some experiments; what built on one of these starts from the study's values."""
-    kept = {
-        name: e.model_copy(update={"arms": {}} if name in left_out else {"builds_on": None} if e.builds_on in left_out else {})
-        for name, e in study.experiments.items()
-    }
-    return study.model_copy(update={"experiments": kept})
-
-
 def test_gpus_are_those_of_the_largest_stage() -> None:
-    names = ("math-7b-8xh100", "math-2xh100", "math-h100", "math-24gb", "gsm8k", "mini")
-    assert {name: doctor.gpus_needed(real(name)) for name in names} == {
-        "math-7b-8xh100": 8,
-        "math-2xh100": 2,
-        "math-h100": 1,
-        "math-24gb": 1,
-        "gsm8k": 1,
-        "mini": 0,
-    }
-    study = real("gsm8k")
-    greedy = study.resources | {kind: study.resources["train"].model_copy(update={"gpus": 3}) for kind in ("colocate",)}
-    assert doctor.gpus_needed(study.model_copy(update={"resources": greedy})) == 3
-    assert doctor.gpus_needed(without(study.model_copy(update={"resources": greedy}), "grpo_colocate")) == 1
+    needed = {"math-7b-8xh100": 8, "math-2xh100": 2, "math-h100": 1, "math-24gb": 1, "gsm8k": 1, "mini": 0}
+    assert {name: doctor.gpus_needed(real(name)) for name in needed} == needed
+    greedy = with_values(real("gsm8k"), {"resources.colocate.gpus": 3})
+    assert doctor.gpus_needed(greedy) == 3
+    assert doctor.gpus_needed(with_values(greedy, {"experiments.grpo_colocate.arms": {}})) == 1
 
 
 def test_a_gpu_that_is_there_and_cannot_be_used_is_told_in_torchs_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,8 +99,7 @@ def test_what_does_not_fit_the_card_is_refused(tmp_path: Path, monkeypatch: pyte
     assert finding.good and "moments" in finding.found and "21.50" in finding.found
     finding = by_name(study.model_copy(update={"gpu_memory_gib": 16.0}))["GPU memory"]
     assert finding.good is False and "rollouts: 18.1 GiB on cuda:0 of 16; lower grpo.gpu_memory_utilization" in finding.remedy
-    unknown = study.models["main"].model_copy(update={"repo": "someone/model"})
-    finding = by_name(study.model_copy(update={"models": study.models | {"main": unknown}}))["GPU memory"]
+    finding = by_name(with_values(study, {"models.main.repo": "someone/model"}))["GPU memory"]
     assert finding.good is None and "the shape of the model" in finding.found
     import torch
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_parts import activate
+from study_parts import activate, with_values
 
 from grpo.commands.estimate import GUESS, plan, table, work
 from grpo.commands.gpu_memory import longest, prompt_lengths
@@ -121,8 +121,8 @@ def test_updates_on_the_same_rollouts_cost_training_only(workdir: Path) -> None:
 
 
 def test_a_winner_decides_what_is_taken_over(smoke: Study) -> None:
-    pinned = smoke.selection.model_copy(update={"pinned": {"grpo_baselines": "no_baseline"}})
-    found = taken_over(plan(smoke.model_copy(update={"selection": pinned}), True, None, 2.5))
+    pinned = with_values(smoke, {"selection.pinned": {"grpo_baselines": "no_baseline"}})
+    found = taken_over(plan(pinned, True, None, 2.5))
     assert found["grpo_baselines/reinforce_with_baseline/0"] == "grpo_learning_rate/3e-4/0"
     assert found["grpo_length_normalization/masked_mean/0"] == "grpo_baselines/no_baseline/0"
     assert "grpo_baselines/no_baseline/0" not in found

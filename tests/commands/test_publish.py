@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from huggingface_hub import HfApi, ModelCard
 from scipy.stats import binomtest
-from study_parts import Grpo, activate
+from study_parts import Grpo, activate, with_values
 
 from grpo.common.files import files_digest, read_json, write_json, write_text
 from grpo.pretraining.base_model import make_base_model
@@ -39,9 +39,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
         study = load_study()
-        small = study.models["main"].model_copy(update={"steps": 2})
         build_dataset(study.task("main"), paths.DATASETS / "main", {})
-        make_base_model(study.model_copy(update={"models": study.models | {"main": small}}), "main")
+        make_base_model(with_values(study, {"models.main.steps": 2}), "main")
         for arm in ("3e-4", "1e-3"):
             train_run(study, effective_run(study, "grpo_learning_rate", arm, 0, []))
         chosen = winner_file(select(study, "grpo_learning_rate")) | {"winner": "3e-4", "overrides": {"learning_rate": 3e-4}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import chdir
 from functools import cache
 from pathlib import Path
@@ -106,6 +106,23 @@ def refused(*edits: Edit) -> str:
     message = str(caught.value)
     assert message.startswith("params.yaml: ") and message.endswith(".") and len(message) < 2500
     return message.removeprefix("params.yaml: ")
+
+
+def edit(old: str, new: str, file: Path = Path("params.yaml")) -> None:
+    """Replace text of a file that is there, once."""
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+
+
+def with_values(of: Any, values: Mapping[str, Any]) -> Any:
+    """A copy of a study, or of a section, with these values at a.b.c, which nobody validates."""
+    for path, value in values.items():
+        key, _, below = path.partition(".")
+        if below:
+            value = with_values(of[key] if isinstance(of, dict) else getattr(of, key), {below: value})
+        of = of | {key: value} if isinstance(of, dict) else of.model_copy(update={key: value})
+    return of
 
 
 def put(path: str, value: Any) -> Edit:

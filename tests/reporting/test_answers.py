@@ -14,6 +14,7 @@ import pytest
 from report_parts import each, run, solved
 from run_folders import write_run
 from scipy.stats import spearmanr
+from study_parts import with_values
 
 from grpo.common.files import write_json
 from grpo.discovery.log import Attempt, Log, Proposal, Settings, read_log
@@ -234,10 +235,8 @@ def small(mini_study: Study, workdir: Path) -> Study:
     entries = {
         name: old.model_copy(update={"arms": arms.get(name, {}), "report": []}) for name, old in mini_study.experiments.items()
     }
-    best_of_n = mini_study.evaluation.best_of_n.model_copy(update={"prompts": []})
-    evaluation = mini_study.evaluation.model_copy(update={"best_of_n": best_of_n, "zero_shot_prompts": ["r1_zero"]})
-    update = {"experiments": entries, "seeds": [0], "evaluation": evaluation, "kissing_number": None}
-    return mini_study.model_copy(update=update)
+    prompts = {"evaluation.best_of_n.prompts": [], "evaluation.zero_shot_prompts": ["r1_zero"]}
+    return with_values(mini_study, {"experiments": entries, "seeds": [0], "kissing_number": None, **prompts})
 
 
 HARDWARE = {"gpus": [], "processor": "p", "cores": 2, "memory_gib": 24}

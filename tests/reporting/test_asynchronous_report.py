@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from report_parts import each, run, solved
-from study_parts import ASYNCHRONOUS, COLOCATE
+from study_parts import ASYNCHRONOUS, COLOCATE, entry, with_values
 
 from grpo.reporting import timing, wall_clock
 from grpo.reporting.asynchronous import (
@@ -513,10 +513,7 @@ def test_elapsed_time_is_that_of_the_steps(timed: Record) -> None:
 def test_training_seconds_and_gpu_hours(timed: Record, mini_study: Study) -> None:
     """0.1 hours, on what is reserved for a run of its kind."""
     gpus = {"train": 1, "colocate": 2, "asynchronous": 3}
-    resources = {
-        kind: reserved.model_copy(update={"gpus": gpus.get(kind, 0)}) for kind, reserved in mini_study.resources.items()
-    }
-    study = mini_study.model_copy(update={"resources": resources})
+    study = with_values(mini_study, {f"resources.{kind}.gpus": number for kind, number in gpus.items()})
     one, lag_1 = timed.runs[COLOCATE][0], timed.runs[ASYNCHRONOUS][-1]
     rows = [timing.time_row(study, run) for run in (one, lag_1)]
     assert [(row["seconds"], row["training_seconds"], row["gpu_hours"]) for row in rows] == [(360, 16, 0.2), (360, 8, 0.3)]
@@ -536,8 +533,7 @@ def test_an_arm_takes_the_seconds_of_those_runs_that_were_trained(mini_study: St
         return {"total_s": 100.0 + int(seed), "same_as": f"other/{arm}/{seed}" if taken_over else None}
 
     arms = {"trained": {}, "taken over": {}, "half": {}}
-    experiment = mini_study.experiments[COLOCATE].model_copy(update={"arms": arms})
-    study = mini_study.model_copy(update={"seeds": [0, 1], "experiments": {COLOCATE: experiment}})
+    study = with_values(mini_study, {"seeds": [0, 1], "experiments": {COLOCATE: entry(COLOCATE, arms=arms)}})
     monkeypatch.setattr(timing, "read_timing_file", timing_of)
     seconds = {f"{COLOCATE}/trained": 100.5, f"{COLOCATE}/taken over": 0.0, f"{COLOCATE}/half": 50.0}
     assert timing.seconds_of_arms(study) == seconds
@@ -553,6 +549,5 @@ def test_both_experiments_are_drawn_over_wall_clock_time(timed: Record) -> None:
 
 
 def test_asynchronous_arms_are_drawn_alone_if_the_one_process_arm_is_left_out(timed: Record) -> None:
-    without = timed.study.experiments[COLOCATE].model_copy(update={"arms": {}})
-    study = timed.study.model_copy(update={"experiments": timed.study.experiments | {COLOCATE: without}})
+    study = with_values(timed.study, {f"experiments.{COLOCATE}.arms": {}})
     assert list(wall_clock.arms_over_time(replace(timed, study=study), ASYNCHRONOUS)) == ["lag 0", "lag 1"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from report_parts import arm_result, each, result, run, solved
-from study_parts import EXPERT_ITERATION, KEYWORD, SFT, SFT_INITIALIZATION, entry
+from study_parts import EXPERT_ITERATION, KEYWORD, SFT, SFT_INITIALIZATION, entry, with_values
 
 from grpo.reporting import timing, wall_clock
 from grpo.reporting.charts import COLOURS, METHODS
@@ -240,8 +240,7 @@ def three_methods(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> Record:
     monkeypatch.setattr(timing, "read_timing", read_timing)
     last_k = {SFT: None, EXPERT_ITERATION: 1, SFT_INITIALIZATION: None}
     changed = {name: entry(name, last_k=last_k[name], arms={run.arm: {} for run in of}) for name, of in runs.items()}
-    selection = mini_study.selection.model_copy(update={"last_k": 2})
-    study = mini_study.model_copy(update={"experiments": mini_study.experiments | changed, "selection": selection})
+    study = with_values(mini_study, {"experiments": mini_study.experiments | changed, "selection.last_k": 2})
     return Record(study, runs, {SFT: result(winner="sft_won"), EXPERT_ITERATION: result(winner="ei_won")})
 
 

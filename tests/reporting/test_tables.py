@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from report_parts import arm_result, collapse, each, record, result, run
+from study_parts import with_values
 
 from grpo.common.yaml_file import parse_yaml
 from grpo.reporting import rollouts, sections, tables, what_it_would_take
@@ -48,12 +49,8 @@ def test_rewards_on_further_sets_and_on_the_tasks_of_a_mixture(mini_study: Study
     """Means of two seeds at the first and the last value; a set that was not due, and a task never drawn, have none."""
     sums = {"use": "arithmetic", "train_size": 8, "validation_size": 8, "levels": 1, "seed": 0}
     also = {"hard": AlsoEvaluated(**sums, problems=4)}
-    study = mini_study.model_copy(
-        update={
-            "tasks": mini_study.tasks | {"main": {"use": "mixture", "tasks": {"easy": sums, "rare": sums}}},
-            "evaluation": mini_study.evaluation.model_copy(update={"also": also}),
-        }
-    )
+    main = {"use": "mixture", "tasks": {"easy": sums, "rare": sums}}
+    study = with_values(mini_study, {"tasks.main": main, "evaluation.also": also})
     runs = [made_up(arm, 0.0, 0.5, 1.0, seed=seed) for arm in ("a", "b") for seed in (0, 1)]
     for place, one in enumerate(runs):
         one.validation["val/also/hard/answer_reward"] = [0.25 * (place % 2), np.nan, 0.5]
@@ -130,8 +127,7 @@ def test_runs_with_fewer_evaluations_are_named_with_the_reason(mini_study: Study
 def test_a_row_of_the_results_says_how_many_evaluations_counted(
     last_k: int, reward: float, counted: int, mini_study: Study
 ) -> None:
-    study = mini_study.model_copy(update={"selection": mini_study.selection.model_copy(update={"last_k": last_k})})
-    row = result_row(study, made_up("a", 0.0, 0.25, 0.25, 1.0))
+    row = result_row(with_values(mini_study, {"selection.last_k": last_k}), made_up("a", 0.0, 0.25, 0.25, 1.0))
     assert (row["answer_reward"], row["last_k"], row["evaluations_counted"]) == (pytest.approx(reward), last_k, counted)
     assert (row["last/token_entropy"], row["max/gradient_norm"]) == (0.1, 2.25)
     assert (row["experiment"], row["arm"], row["seed"], row["identity"], row["same_as"]) == (EXPERIMENT, "a", 0, "a-0", "")
@@ -154,9 +150,7 @@ def test_seconds_are_of_the_run_that_was_trained_and_of_all_seeds(mini_study: St
         path.write_text(json.dumps(timing | {"git_commit": "", "git_changed": "false", "hardware": {}}))
     runs = [made_up("a", 0.0, 0.5), made_up("a", 0.0, 0.5, seed=1)]
     runs[0].config["same_as"] = "grpo_learning_rate/x/0"
-    train = mini_study.resources["train"].model_copy(update={"gpus": 2})
-    study = mini_study.model_copy(update={"resources": mini_study.resources | {"train": train}})
-    assert times_of_arms(study, runs) == {"a": (108.0, pytest.approx(0.06))}
+    assert times_of_arms(with_values(mini_study, {"resources.train.gpus": 2}), runs) == {"a": (108.0, pytest.approx(0.06))}
 
 
 def test_the_summary_counts_verdicts_and_takes_the_most_samples(mini_study: Study, workdir: Path) -> None:

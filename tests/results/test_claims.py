@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 from run_folders import write_baseline, write_run
-from study_parts import EXPERIMENTS
+from study_parts import EXPERIMENTS, with_values
 
 from grpo.common.errors import UserError
 from grpo.common.yaml_file import parse_yaml
@@ -401,8 +401,7 @@ def test_rises_with_kl(end: float, kl: NDArray[np.float64], expected: str) -> No
 @pytest.fixture
 def study(mini_study: Study) -> Study:
     """Three runs per arm; the last evaluation counts."""
-    selection = mini_study.selection.model_copy(update={"last_k": 1})
-    return mini_study.model_copy(update={"seeds": [0, 1, 2], "selection": selection})
+    return with_values(mini_study, {"seeds": [0, 1, 2], "selection.last_k": 1})
 
 
 def write(run: Run, experiment: str) -> None:
@@ -466,8 +465,7 @@ def test_planted_ability_is_by_construction_only_where_it_was_planted(study: Stu
     write_study(study)
     planted = {verdict.claim for verdict in judge_claims(study) if verdict.by_construction}
     assert planted == {"zero-shot-r1-zero", "prompt"}
-    hub = study.models["main"].model_copy(update={"source": "hub"})
-    found = by_claim(judge_claims(study.model_copy(update={"models": study.models | {"main": hub}})))
+    found = by_claim(judge_claims(with_values(study, {"models.main.source": "hub"})))
     assert (found["zero-shot-r1-zero"].verdict, found["prompt"].verdict) == (AGREES, DISAGREES)
 
 
@@ -517,9 +515,7 @@ def test_claims_belong_to_a_task(study: Study, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_experiment_with_one_learning_rate_tests_no_claim_about_rates(study: Study) -> None:
-    entry = study.experiments["grpo_learning_rate"]
-    one = entry.model_copy(update={"arms": dict([*entry.arms.items()][:1])})
-    study = study.model_copy(update={"experiments": study.experiments | {"grpo_learning_rate": one}})
+    study = with_values(study, {"experiments.grpo_learning_rate.arms": {"3e-4": {"learning_rate": 3e-4}}})
     write_study(study)
     rates = [verdict for verdict in judge_claims(study) if verdict.experiment == "grpo_learning_rate"]
     assert {verdict.verdict for verdict in rates} == {NOT_TESTED}
@@ -546,8 +542,7 @@ def test_claims_about_what_a_study_leaves_out_say_so(study: Study, gone: list[st
     write_study(study)
     for name in gone:
         shutil.rmtree(f"data/runs/{name}")
-    without = {name: study.experiments[name].model_copy(update={"arms": {}}) for name in gone}
-    study = study.model_copy(update={"experiments": study.experiments | without})
+    study = with_values(study, {f"experiments.{name}.arms": {} for name in gone})
     found = judge_claims(study)
     tests = {claim["id"]: claim for claim in PUBLISHED["claims"]}
     about = [v for v in found if {v.experiment, *(p.get("other") for p in tests[v.claim]["test"].values())} & set(gone)]

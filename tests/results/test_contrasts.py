@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from report_parts import run
 from run_folders import write_baseline, write_run
+from study_parts import with_values
 
 from grpo.common.files import write_json
 from grpo.reporting.what_it_would_take import contents, hours, not_a_matter_of_seeds, table, undecided
@@ -31,10 +32,8 @@ def scores(mean: float, seed: int) -> NDArray[np.float64]:
 def finished(study: Study, means: dict[str, dict[str, list[float]]], norms: list[float]) -> Study:
     """A study of these experiments alone, with a run for each mean, selected and judged."""
     seeds = list(range(len(next(iter(next(iter(means.values())).values())))))
-    made = {name: {arm: {} for arm in means.get(name, {})} for name in study.experiments}
-    entries = {name: old.model_copy(update={"arms": made[name]}) for name, old in study.experiments.items()}
-    selection = study.selection.model_copy(update={"last_k": 1})
-    study = study.model_copy(update={"experiments": entries, "seeds": seeds, "selection": selection})
+    arms_of = {f"experiments.{name}.arms": {arm: {} for arm in means.get(name, {})} for name in study.experiments}
+    study = with_values(study, {"seeds": seeds, "selection.last_k": 1, **arms_of})
     for experiment, arms in means.items():
         for place, (arm, of_arm) in enumerate(arms.items()):
             for seed in seeds:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import run_folders
 from report_parts import run
-from study_parts import RANKED_BY, entry
+from study_parts import RANKED_BY, with_values
 
 from grpo.common.errors import UserError
 from grpo.results.runs import mean_of_last
@@ -33,14 +33,14 @@ def study(mini_study: Study) -> Study:
     return with_arms(mini_study, EXPERIMENT, {name: {"learning_rate": rate} for name, rate in RATES.items()})
 
 
-def with_arms(study: Study, experiment: str, arms: dict[str, Any], **selection: Any) -> Study:
-    selected = study.selection.model_copy(update={"last_k": 2, "best_few": 2, "pinned": {}} | selection)
-    entries = study.experiments | {experiment: entry(experiment, arms=arms, tie="first")}
-    return study.model_copy(update={"seeds": [0], "experiments": entries, "selection": selected})
+def with_arms(study: Study, experiment: str, arms: dict[str, Any]) -> Study:
+    selection = {"selection.last_k": 2, "selection.best_few": 2, "selection.pinned": {}}
+    of = f"experiments.{experiment}"
+    return with_values(study, {"seeds": [0], f"{of}.arms": arms, f"{of}.tie": "first", **selection})
 
 
 def pinned_to(study: Study, arm: str, experiment: str = EXPERIMENT) -> Study:
-    return study.model_copy(update={"selection": study.selection.model_copy(update={"pinned": {experiment: arm}})})
+    return with_values(study, {"selection.pinned": {experiment: arm}})
 
 
 def right(share: float, shift: int = 0) -> list[int]:
@@ -176,8 +176,7 @@ def test_of_tied_arms_the_earlier_wins_and_the_reason_says_so(
 ) -> None:
     for arm, (share, shift) in arms.items():
         write_run(arm, always(share, shift))
-    entries = study.experiments | {EXPERIMENT: study.experiments[EXPERIMENT].model_copy(update={"tie": tie})}
-    result = select(study.model_copy(update={"experiments": entries}), EXPERIMENT)
+    result = select(with_values(study, {f"experiments.{EXPERIMENT}.tie": tie}), EXPERIMENT)
     assert (result["winner"], result["leader"], result["tied"]) == (winner, leader, tied)
     assert result["overrides"] == {"learning_rate": RATES[winner]} and result["value"] == pytest.approx(arms[winner][0])
     assert re.match(reason, result["reason"]) and not (arms["low"][0] < 0.2 and "low" in result["reason"])
@@ -266,8 +265,7 @@ def ranking(study: Study) -> list[str]:
 )
 def test_a_sweep_ranks_its_best_off_policy_arms_by_their_means(study: Study, best_few: int, expected: list[str]) -> None:
     study = write_sweep(study)
-    few = study.selection.model_copy(update={"best_few": best_few})
-    result = select(study.model_copy(update={"selection": few}), SWEEP)
+    result = select(with_values(study, {"selection.best_few": best_few}), SWEEP)
     assert result["winner"] == "once"  # an on-policy arm may win, but is not ranked
     assert result["candidates"][1]["behind"]["level"] == pytest.approx(1 - 2 * (1 - 0.95**0.25))  # one of four contrasts
     overrides = [{"epochs_per_rollout_batch": ARMS[arm][0]} for arm in expected]

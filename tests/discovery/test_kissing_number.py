@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 from grpo.commands.kissing_search import run_kissing_number
-from grpo.common.errors import UserError
 from grpo.discovery import mutation
 from grpo.discovery.constructions import CORES, build, frame_blocks, independent_set, keep, meet_in_more_than, orbit_of
 from grpo.discovery.log import LOG, Attempt, Log, Proposal, Settings, read_log
@@ -420,8 +419,3 @@ def test_the_figure_shows_every_attempt(report: dict[str, Any]) -> None:
     dots = [line for line in draw_search(report, read_scores()).axes[0].lines if line.get_marker() == "o"]
     drawn = sorted((x, y) for line in dots for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True))
     assert drawn == sorted((row["attempt"], row["score"]) for row in read_scores().to_dict("records"))
-
-
-def test_what_is_not_there_is_told(study: Study) -> None:
-    with pytest.raises(UserError, match="`dvc repro kissing_number`"):
-        read_report()

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from waiting import wait_for
 
 from grpo.discovery import sandbox
 from grpo.discovery.sandbox import Limits, ProgramError, reading_is_restricted, run_program
@@ -341,10 +342,7 @@ def test_signals_and_typing_through_file_descriptors_and_the_death_signal() -> N
 def test_if_this_process_is_killed_its_program_ends_too() -> None:
     code = "from grpo.discovery.sandbox import *; run_program(b'import time; time.sleep(60)', Limits())"
     parent = psutil.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2])
-    deadline = time.monotonic() + 20
-    while not (programs := [one for one in programs_of(parent) if is_filtered(one)]):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    programs = wait_for(lambda: [one for one in programs_of(parent) if is_filtered(one)], 20)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     assert not psutil.wait_procs(programs, timeout=20)[1]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting import wait_for
 
 from grpo.common.errors import UserError
 from grpo.grader.pool import GraderPool, Verdict
@@ -89,16 +90,9 @@ def grading_processes(pid: int) -> tuple[int, list[int]]:
     def zygotes() -> list[int]:
         return [child for child in children(pid) if "misdeeds:grade" in psutil.Process(child).cmdline()]
 
-    wait_until(lambda: len(zygotes()) == 1)
+    wait_for(lambda: len(zygotes()) == 1, 10)
     (zygote,) = zygotes()
     return zygote, children(zygote)
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.005)
 
 
 # -------------------------------------------------------------------------------------------------------------- verdicts
@@ -134,7 +128,7 @@ def test_a_hanging_answer_is_over_within_a_second(make_pool: MakePool) -> None:
             start = time.monotonic()
             assert grader.verdict("burn:60", "any") == TIMED_OUT
             killed = time.monotonic() - start
-            wait_until(lambda gone_worker=worker: gone(gone_worker), 1.0)
+            wait_for(lambda gone_worker=worker: gone(gone_worker), 1.0)
             start = time.monotonic()
             assert grader.verdict("1", "1") == RIGHT
             replaced = time.monotonic() - start
@@ -202,7 +196,7 @@ def test_a_killed_worker_costs_one_answer(make_pool: MakePool, tmp_path: Path) -
     pairs[30] = (f"report:{report}", "wait")
 
     def kill() -> None:
-        wait_until(lambda: report.exists() and report.read_text().endswith("\n"))
+        wait_for(lambda: report.exists() and report.read_text().endswith("\n"), 10)
         os.kill(int(report.read_text()), signal.SIGKILL)
 
     with ThreadPoolExecutor(1) as executor:
@@ -218,7 +212,7 @@ def test_killed_idle_workers_and_zygotes_are_replaced_unnoticed(make_pool: MakeP
     assert grader.verdict("1", "1") == RIGHT
     zygote, (worker,) = grading_processes(os.getpid())
     os.kill(worker, signal.SIGKILL)
-    wait_until(lambda: children(zygote) == [])
+    wait_for(lambda: children(zygote) == [], 10)
     assert grader.verdict("2", "2") == RIGHT
     os.kill(zygote, signal.SIGKILL)
     assert grader.verdicts([("3", "3"), ("3", "4"), ("exit", "any"), ("3", "3")]) == [RIGHT, WRONG, TIMED_OUT, RIGHT]
@@ -235,8 +229,8 @@ def grading_in_another_process(folder: Path) -> tuple[subprocess.Popen[str], lis
     )
     command = [sys.executable, "-c", script, str(folder), str(report)]
     parent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    wait_until(report.exists)
-    wait_until(lambda: len(grading_processes(parent.pid)[1]) == 2)  # the second is at work a moment later
+    wait_for(report.exists, 10)
+    wait_for(lambda: len(grading_processes(parent.pid)[1]) == 2, 10)  # the second is at work a moment later
     zygote, workers = grading_processes(parent.pid)
     return parent, [zygote, *workers]
 
@@ -252,21 +246,21 @@ def test_nothing_is_left_behind_when_the_parent_is_killed_or_interrupted(
     parent.send_signal(sent)
     _, said = parent.communicate(timeout=5)
     assert ("KeyboardInterrupt" in said) == (sent == signal.SIGINT)
-    wait_until(lambda: gone(*processes), 5.0)
+    wait_for(lambda: gone(*processes), 5.0)
 
 
 def test_closing_ends_all_processes_and_wakes_who_waits(make_pool: MakePool, tmp_path: Path) -> None:
     grader, report = make_pool(1), tmp_path / "pid"
     with ThreadPoolExecutor(2) as executor:
         at_work = executor.submit(grader.verdict, f"report:{report}", "wait")
-        wait_until(report.exists)
+        wait_for(report.exists, 10)
         in_line = executor.submit(grader.verdict, "1", "1")
         zygote, workers = grading_processes(os.getpid())
         grader.close()
         for future in (at_work, in_line):
             with pytest.raises(RuntimeError, match="closed"):
                 future.result(5)
-    wait_until(lambda: gone(zygote, *workers), 5.0)
+    wait_for(lambda: gone(zygote, *workers), 5.0)
     with pytest.raises(RuntimeError, match="closed"):
         grader.verdict("1", "1")
     grader.close()

@@ -6,13 +6,12 @@ import os
 import signal
 import socket
 import subprocess
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from mlflow.tracking import MlflowClient
+from waiting import wait_for
 
 from grpo.study import paths
 
@@ -36,15 +35,6 @@ def history(client: MlflowClient, run: Any, key: str) -> list[tuple[int, float]]
 def unsent() -> list[Path]:
     """The folders of runs that MLflow does not have all of."""
     return sorted(paths.UNSENT_METRICS.glob("*"))
-
-
-def wait_for(condition: Callable[[], Any]) -> Any:
-    """What ``condition`` gives once it is true, within two minutes."""
-    deadline = time.monotonic() + 120
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.1)
-    return found
 
 
 def free_port() -> int:

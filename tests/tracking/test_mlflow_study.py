@@ -21,7 +21,8 @@ from urllib.parse import parse_qs
 import psutil
 import pytest
 from mlflow.tracking import MlflowClient
-from mlflow_parts import runs_at, unsent, uri_of, wait_for
+from mlflow_parts import runs_at, unsent, uri_of
+from waiting import wait_for
 
 from grpo.common.files import dvc_hashes, write_json, write_text
 from grpo.common.metrics import TRL_NAMES

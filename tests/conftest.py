@@ -17,7 +17,7 @@ import dvc  # noqa: F401 - its log writes to the stdout of its first import, whi
 import pytest
 from filelock import FileLock
 
-from grpo.study.schema import Study, load_study
+from grpo.study.schema import Study
 from grpo.tasks.arithmetic import Arithmetic
 
 REPOSITORY = Path(__file__).parent.parent
@@ -74,7 +74,9 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 
 @pytest.fixture(scope="session")
 def mini_study() -> Study:
-    return load_study(REPOSITORY / "studies" / "mini.yaml")
+    from study_parts import study_named
+
+    return study_named("mini")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from report_parts import run
 from ruamel.yaml import YAML
 from run_folders import write_run
-from study_parts import Grpo, activate, edit
+from study_parts import Grpo, activate, edit, study_named
 
 from grpo.common.records import read_problems, write_records
 from grpo.study import paths
@@ -158,7 +158,7 @@ def test_one_long_question_is_refused_before_anything_is_sampled(
 
 
 def test_real_studies_keep_the_handouts_defaults() -> None:
-    config = load_study(ROOT / "studies" / "math-2xh100.yaml").grpo
+    config = study_named("math-2xh100").grpo
     expected = {
         "n_grpo_steps": 200,
         "learning_rate": 1e-5,

@@ -7,20 +7,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from study_parts import activate, with_values
+from study_parts import activate, study_named, with_values
 
 from grpo.commands import doctor
-from grpo.study.schema import Study, load_study
+from grpo.study.schema import Study
 
 ROOT = Path(__file__).parents[2]
 
 
 def by_name(study: Study) -> dict[str, doctor.Finding]:
     return {finding.name: finding for finding in doctor.examine(study)}
-
-
-def real(name: str = "math-2xh100") -> Study:
-    return load_study(ROOT / "studies" / f"{name}.yaml")
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +38,7 @@ def test_a_study_of_a_real_model_names_what_is_missing(monkeypatch: pytest.Monke
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=5 * 2**30))
-    findings = by_name(real())
+    findings = by_name(study_named("math-2xh100"))
     missing = {name for name, finding in findings.items() if not finding.good}
     assert {"torch", "driver", "GPUs", "disk", "Hugging Face Hub"} <= missing
     assert all(findings[name].remedy for name in missing)
@@ -52,7 +48,7 @@ def test_a_study_of_a_real_model_names_what_is_missing(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(("installed", "good"), [("0.32.1", True), ("0.31.0", False), ("0.33.0", False)])
 def test_vllm_must_be_a_release_that_was_tested(installed: str, good: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "version", lambda name: installed)
-    assert by_name(real())["vLLM"].good is good
+    assert by_name(study_named("math-2xh100"))["vLLM"].good is good
 
 
 @pytest.mark.parametrize(("study", "code"), [("mini", 0), ("math-h100", 2)])
@@ -65,8 +61,8 @@ def test_the_command_ends_with_2_where_something_is_missing(study: str, code: in
 
 def test_gpus_are_those_of_the_largest_stage() -> None:
     needed = {"math-7b-8xh100": 8, "math-2xh100": 2, "math-h100": 1, "math-24gb": 1, "gsm8k": 1, "mini": 0}
-    assert {name: doctor.gpus_needed(real(name)) for name in needed} == needed
-    greedy = with_values(real("gsm8k"), {"resources.colocate.gpus": 3})
+    assert {name: doctor.gpus_needed(study_named(name)) for name in needed} == needed
+    greedy = with_values(study_named("gsm8k"), {"resources.colocate.gpus": 3})
     assert doctor.gpus_needed(greedy) == 3
     assert doctor.gpus_needed(with_values(greedy, {"experiments.grpo_colocate.arms": {}})) == 1
 
@@ -76,7 +72,7 @@ def test_a_gpu_that_is_there_and_cannot_be_used_is_told_in_torchs_words(monkeypa
     import torch
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    finding = by_name(real("gsm8k"))["GPUs"]
+    finding = by_name(study_named("gsm8k"))["GPUs"]
     assert finding.good is False and "cuda:0 cannot be used: AssertionError: Torch not compiled with CUDA" in finding.found
 
     def too_old(*_: object, device: str) -> None:  # as torch 2.13 for CUDA 13 on a driver of CUDA 12.2 has it
@@ -84,7 +80,7 @@ def test_a_gpu_that_is_there_and_cannot_be_used_is_told_in_torchs_words(monkeypa
 
     monkeypatch.setattr(torch, "ones", too_old)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    finding = doctor._gpus(real("gsm8k"))
+    finding = doctor._gpus(study_named("gsm8k"))
     assert finding.good is False
     assert finding.found.endswith(
         "cuda:0 cannot be used: RuntimeError: The NVIDIA driver on your system is too old (found version 12020)."
@@ -93,7 +89,7 @@ def test_a_gpu_that_is_there_and_cannot_be_used_is_told_in_torchs_words(monkeypa
 
 
 def test_what_does_not_fit_the_card_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    study = real("math-24gb")
+    study = study_named("math-24gb")
     monkeypatch.chdir(tmp_path)  # here a model may have been made, whose shape is known
     finding = by_name(study)["GPU memory"]
     assert finding.good and "moments" in finding.found and "21.50" in finding.found
@@ -112,7 +108,7 @@ def test_disk_is_for_checkpoints_and_the_states_of_all_runs_in_progress(monkeypa
     """225 runs of 1.544B parameters in bfloat16: 2 checkpoints each, 2 steps of one arm kept more; 21.6 GB a saved state."""
     import torch
 
-    study, n = real(), 1_543_714_304
+    study, n = study_named("math-2xh100"), 1_543_714_304
     weights = 2 * n / 2**30
     for gpus, at_once in ((0, 1), (2, 1), (8, 4)):
         monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_parts import activate, with_values
+from study_parts import activate, study_named, with_values
 
 from grpo.commands.estimate import GUESS, plan, table, work
 from grpo.commands.gpu_memory import longest, prompt_lengths
@@ -19,10 +19,6 @@ from grpo.study.schema import Study, load_study
 
 ROOT = Path(__file__).parents[2]
 TRAINED = 2 * 1543714304 / 2**30  # GiB of Qwen2.5-Math-1.5B in bfloat16
-
-
-def study_named(name: str) -> Study:
-    return load_study(ROOT / f"studies/{name}.yaml")
 
 
 def taken_over(found: dict[str, Any]) -> dict[str, str]:

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from study_parts import study_named
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 
 from grpo.commands import gpu_memory
 from grpo.commands.gpu_memory import Shape
 from grpo.models.lora import add_adapters
 from grpo.study.methods import Lora
-from grpo.study.schema import Study, load_study
+from grpo.study.schema import Study
 
 ROOT = Path(__file__).parents[2]
 # Of each study: the GiB of the card that it names, and the parameters of its model.
@@ -26,17 +27,13 @@ REAL = {
 }
 
 
-def real(name: str) -> Study:
-    return load_study(ROOT / "studies" / f"{name}.yaml")
-
-
 def shape_of(study: Study) -> Shape:
     shape = gpu_memory.shape_of(study)
     assert shape is not None
     return shape
 
 
-MATH = shape_of(real("math-h100"))
+MATH = shape_of(study_named("math-h100"))
 
 
 def changed(study: Study, **sections: dict[str, Any]) -> Study:
@@ -53,7 +50,7 @@ def test_a_model_of_another_kind_or_damaged_has_no_shape(content: str, tmp_path:
     from grpo.study.settings import LocalModel
 
     model = LocalModel(source="local", path=str(tmp_path))
-    assert gpu_memory.shape_of(real("math-h100").model_copy(update={"models": {"main": model}})) is None
+    assert gpu_memory.shape_of(study_named("math-h100").model_copy(update={"models": {"main": model}})) is None
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
@@ -85,7 +82,8 @@ def test_activations_are_what_autograd_keeps(kind: str, dtype: str, precision: i
 
 def test_qwen_math_by_hand() -> None:
     """1.544 billion parameters: 2.88 GiB in bfloat16, 5.75 in float32, 11.5 of moments, 2.92 with 8 bits; 28 KB a token."""
-    h100, small = ({p.name: p.parts for p in gpu_memory.phases(real(name), MATH, 80)} for name in ("math-h100", "math-24gb"))
+    studies = study_named("math-h100"), study_named("math-24gb")
+    h100, small = ({phase.name: phase.parts for phase in gpu_memory.phases(study, MATH, 80)} for study in studies)
     backward = h100["backward pass"]
     held = {name: round(backward[name], 2) for name in ("weights", "float32 copy", "moments", "gradients")}
     assert held == {"weights": 2.88, "float32 copy": 5.75, "moments": 11.5, "gradients": 5.75}
@@ -99,12 +97,12 @@ def test_qwen_math_by_hand() -> None:
     layer = 16 * 1536 + 4 * (1536 + 256) + 8 * 8960
     assert backward["activations"] == pytest.approx(4096 * 28 * layer / 2**30)
     assert small["backward pass"]["activations"] == pytest.approx(2560 * (28 * 2 * 1536 + layer) / 2**30)
-    assert gpu_memory.saved_state_bytes(real("math-h100"), MATH) == pytest.approx(21.6e9, rel=0.001)
+    assert gpu_memory.saved_state_bytes(study_named("math-h100"), MATH) == pytest.approx(21.6e9, rel=0.001)
 
 
 @pytest.mark.parametrize("name", REAL)
 def test_the_real_studies_fit_the_card_that_they_name(name: str) -> None:
-    study, (card, parameters) = real(name), REAL[name]
+    study, (card, parameters) = study_named(name), REAL[name]
     shape = shape_of(study)
     assert (study.gpu_memory_gib, shape.parameters) == (card, parameters)
     assert gpu_memory.problems(study, shape, card) == []
@@ -128,7 +126,7 @@ def test_the_real_studies_fit_the_card_that_they_name(name: str) -> None:
     ],
 )
 def test_what_does_not_fit_is_told_with_the_remedy(name: str, card: float, changes: Any, told: tuple[str, ...]) -> None:
-    study = changed(real(name), **changes)
+    study = changed(study_named(name), **changes)
     found = gpu_memory.problems(study, shape_of(study), card)
     assert all(any(text in problem for problem in found) for text in told), found
 
@@ -136,20 +134,21 @@ def test_what_does_not_fit_is_told_with_the_remedy(name: str, card: float, chang
 @pytest.mark.parametrize(("budget", "tokens"), [(None, 2 * 1224), (1000, 1224), (8192, 8192)])
 def test_a_microbatch_is_as_large_as_its_budget_or_its_longest_sequence(budget: int | None, tokens: int) -> None:
     """A response of 1,024 tokens with its prompt stands alone where the budget is smaller."""
-    parts = gpu_memory.phases(changed(real("math-h100"), learner={"max_tokens_per_microbatch": budget}), MATH, 79.6)[1].parts
+    study = changed(study_named("math-h100"), learner={"max_tokens_per_microbatch": budget})
+    parts = gpu_memory.phases(study, MATH, 79.6)[1].parts
     layer = 16 * 1536 + 4 * (1536 + 256) + 8 * 8960
     assert parts["activations"] == pytest.approx(tokens * 28 * layer / 2**30)
 
 
 def test_float16_takes_the_memory_of_bfloat16() -> None:
-    study = real("math-24gb")
+    study = study_named("math-24gb")
     half = changed(study, learner={"dtype": "float16"}, engine={"dtype": "float16"})
     assert totals(half, 22.5) == totals(study, 22.5)
 
 
 def test_shares_of_a_model_by_hand() -> None:
     """7.616 billion parameters over eight cards: 3.55 GiB each of float32 weights and 7.09 of moments; gradients are whole."""
-    study = real("math-7b-8xh100")
+    study = study_named("math-7b-8xh100")
     large = shape_of(study)
     phases = gpu_memory.phases(study, large, 79.6)
     found = {phase.name: {name: round(gib, 2) for name, gib in phase.parts.items()} for phase in phases}
@@ -172,14 +171,14 @@ def test_shares_of_a_model_by_hand() -> None:
 
 
 def test_an_engine_on_a_gpu_of_its_own_takes_nothing_of_the_learners() -> None:
-    study = real("math-2xh100")
+    study = study_named("math-2xh100")
     devices = {phase.name: (phase.device, "the engine" in phase.parts) for phase in gpu_memory.phases(study, MATH, 80)}
     assert devices["rollouts"] == ("cuda:0", True) and devices["backward pass"] == ("cuda:1", False)
     together = changed(study, learner={"device": "cuda:0"}, engine={"sleep_level": 2})
     sent = 9 * 2 * 1_543_714_304 / 2**30  # an arm has a lag of 8
     assert totals(together, 80)["rollouts"] == pytest.approx(totals(study, 80)["rollouts"] + 20.1 + 2.88 + sent, abs=0.05)
     assert totals(study, 80)["optimizer step"] == pytest.approx(
-        totals(real("math-h100"), 80)["optimizer step"] + sent - 20, abs=0.05
+        totals(study_named("math-h100"), 80)["optimizer step"] + sent - 20, abs=0.05
     )
 
 
@@ -194,7 +193,7 @@ def test_adapters_are_counted_as_peft_makes_them_and_leave_room() -> None:
         add_adapters(model, lora, seed=0)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert MATH.adapter_parameters(lora) == trained == 36_929_536
-    study = real("math-24gb")
+    study = study_named("math-24gb")
     with_lora = changed(study, **{method: {"lora": lora} for method in ("grpo", "sft", "expert_iteration")})
     only = {name: entry for name, entry in with_lora.experiments.items() if name != "grpo_lora"}
     with_lora = with_lora.model_copy(update={"experiments": only})

@@ -29,7 +29,15 @@ KEYWORD = "grpo_keyword_inclusion"
 
 ROOT = Path(__file__).parents[2]
 STUDIES = sorted(path for path in (ROOT / "studies").glob("*.yaml") if path.stem != "base")  # which is no study by itself
-_STUDY = load_study(ROOT / "studies/mini.yaml")
+
+
+@cache
+def study_named(name: str) -> Study:
+    """A study in studies/; whoever needs another one makes a copy."""
+    return load_study(ROOT / f"studies/{name}.yaml")
+
+
+_STUDY = study_named("mini")
 _MINI = compose(ROOT / "studies/mini.yaml")
 Edit = Callable[[dict[str, Any]], None]
 Grpo = Callable[..., tuple[int, str, str]]  # what the fixture ``grpo`` gives

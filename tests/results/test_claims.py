@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+from collections.abc import Callable
+from contextlib import chdir
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 from run_folders import write_baseline, write_run
-from study_parts import EXPERIMENTS, with_values
+from study_parts import EXPERIMENTS, study_named, with_values
 
 from grpo.common.errors import UserError
 from grpo.common.yaml_file import parse_yaml
@@ -25,13 +29,14 @@ from grpo.results.evidence import Evidence, NotMeasured
 from grpo.results.findings import AGREES, CANNOT_TELL, DISAGREES, NO_DIFFERENCE, NOT_TESTED, Verdict
 from grpo.results.runs import Run
 from grpo.results.verdicts import KL
-from grpo.study.schema import Study, load_study
+from grpo.study.schema import Study
 from grpo.tasks.arithmetic import Arithmetic
 
 pytestmark = pytest.mark.usefixtures("workdir")
 REPOSITORY = Path(__file__).parents[2]
 PUBLISHED = parse_yaml(REPOSITORY / "grpo" / "results" / "claims.yaml")
 OF_MINI = [claim for claim in PUBLISHED["claims"] if claim["experiment"] in {*EXPERIMENTS, "math_baseline"}]
+Write = Callable[..., None]
 PROBLEMS = 200
 NORM, ENTROPY = "gradient_norm", "token_entropy"
 
@@ -398,27 +403,36 @@ def test_rises_with_kl(end: float, kl: NDArray[np.float64], expected: str) -> No
 # --------------------------------------------------------------------------------------------------- a study's claims
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def study(mini_study: Study) -> Study:
     """Three runs per arm; the last evaluation counts."""
-    return with_values(mini_study, {"seeds": [0, 1, 2], "selection.last_k": 1})
+    study: Study = with_values(mini_study, {"seeds": [0, 1, 2], "selection.last_k": 1})
+    return study
 
 
 def write(run: Run, experiment: str) -> None:
     write_run(replace(run, experiment=experiment))
 
 
-def write_study(study: Study, steps: int = 64) -> None:
-    """All runs of a study: each experiment's first arm ends at .5, its second at .7, all others at .6.
+@pytest.fixture(scope="module")
+def write_study(study: Study, tmp_path_factory: pytest.TempPathFactory) -> Write:
+    """Write all runs of the study: each experiment's first arm ends at .5, its second at .7, all others at .6.
 
-    Arm by arm the norms are 1, 2, 3, ...; their updates per rollout batch 1, 4, 16, ...
+    Arm by arm the norms are 1, 2, 3, ...; their updates per rollout batch 1, 4, 16, ... Each file is written once, and linked.
     """
-    for experiment, content in study.experiments.items():
-        for place, arm in enumerate(content.arms):
-            for seed in study.seeds:
-                end = [0.5, 0.7][place] if place < 2 else 0.6
-                write(made_up(arm, 0.1, end, seed=seed, updates=4**place, steps=steps, **{NORM: 1.0 + place}), experiment)
-    write_baseline(study)
+
+    @cache
+    def written(steps: int) -> Path:
+        with chdir(tmp_path_factory.mktemp("study")):
+            for experiment, content in study.experiments.items():
+                for place, arm in enumerate(content.arms):
+                    for seed in study.seeds:
+                        levels = {"updates": 4**place, "steps": steps, NORM: 1.0 + place}
+                        write(made_up(arm, 0.1, (0.5, 0.7, 0.6)[min(place, 2)], seed=seed, **levels), experiment)
+            write_baseline(study)
+            return Path.cwd()
+
+    return lambda steps=64: shutil.copytree(written(steps), ".", copy_function=os.link, dirs_exist_ok=True)
 
 
 EXPECTED = {  # from write_study's .5, .7 and .6
@@ -451,8 +465,8 @@ def by_claim(verdicts: list[Verdict]) -> dict[str, Verdict]:
     return {verdict.claim: verdict for verdict in verdicts}
 
 
-def test_every_claim_is_judged_in_the_order_of_the_file(study: Study) -> None:
-    write_study(study)
+def test_every_claim_is_judged_in_the_order_of_the_file(study: Study, write_study: Write) -> None:
+    write_study()
     found = judge_claims(study)
     assert [verdict.claim for verdict in found] == [claim["id"] for claim in OF_MINI]
     assert {claim: by_claim(found)[claim].verdict for claim in EXPECTED} == EXPECTED
@@ -461,16 +475,16 @@ def test_every_claim_is_judged_in_the_order_of_the_file(study: Study) -> None:
         assert verdict.reason and (bool(re.search(r"\d", verdict.measured)) or verdict.verdict == NOT_TESTED)
 
 
-def test_planted_ability_is_by_construction_only_where_it_was_planted(study: Study) -> None:
-    write_study(study)
+def test_planted_ability_is_by_construction_only_where_it_was_planted(study: Study, write_study: Write) -> None:
+    write_study()
     planted = {verdict.claim for verdict in judge_claims(study) if verdict.by_construction}
     assert planted == {"zero-shot-r1-zero", "prompt"}
     found = by_claim(judge_claims(with_values(study, {"models.main.source": "hub"})))
     assert (found["zero-shot-r1-zero"].verdict, found["prompt"].verdict) == (AGREES, DISAGREES)
 
 
-def test_what_short_runs_show_tests_no_claim_about_later_steps(study: Study) -> None:
-    write_study(study, steps=24)
+def test_what_short_runs_show_tests_no_claim_about_later_steps(study: Study, write_study: Write) -> None:
+    write_study(steps=24)
     found = by_claim(judge_claims(study))
     assert (found["baseline-helps"].verdict, found["many-updates-collapse"].verdict) == (NOT_TESTED, NOT_TESTED)
     assert found["baseline-helps"].reason == "the claim is about step 48 and later, and the runs took 24 steps"
@@ -478,13 +492,13 @@ def test_what_short_runs_show_tests_no_claim_about_later_steps(study: Study) -> 
     assert (found["std-gradient-norm"].verdict, found["filtered-sft"].verdict) == (DISAGREES, NO_DIFFERENCE)
 
 
-def test_runs_that_end_at_the_horizon_have_reached_it(study: Study) -> None:
-    write_study(study, steps=48)
+def test_runs_that_end_at_the_horizon_have_reached_it(study: Study, write_study: Write) -> None:
+    write_study(steps=48)
     assert by_claim(judge_claims(study))["baseline-helps"].verdict != NOT_TESTED
 
 
-def test_a_collapse_before_the_horizon_is_a_collapse(study: Study) -> None:
-    write_study(study, steps=24)
+def test_a_collapse_before_the_horizon_is_a_collapse(study: Study, write_study: Write) -> None:
+    write_study(steps=24)
     for arm in [*study.experiments["grpo_off_policy_sweep_broad"].arms][-2:]:  # those of 16 updates and more
         shutil.rmtree(f"data/runs/grpo_off_policy_sweep_broad/{arm}")
         for seed in study.seeds:
@@ -492,9 +506,9 @@ def test_a_collapse_before_the_horizon_is_a_collapse(study: Study) -> None:
     assert by_claim(judge_claims(study))["many-updates-collapse"].verdict == AGREES
 
 
-def test_preconditions(study: Study) -> None:
+def test_preconditions(study: Study, write_study: Write) -> None:
     """A leader that learned nothing, and responses too short to collapse."""
-    write_study(study)
+    write_study()
     for seed in study.seeds:
         for arm in study.experiments["grpo_baselines"].arms:
             shutil.rmtree(f"data/runs/grpo_baselines/{arm}/{seed}")
@@ -505,18 +519,18 @@ def test_preconditions(study: Study) -> None:
     assert short.verdict == NOT_TESTED and "50 tokens or more, and these start with 20.0" in short.reason
 
 
-def test_claims_belong_to_a_task(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claims_belong_to_a_task(study: Study, write_study: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     """Claims about MATH do not apply to another task, unless it stands for MATH."""
-    write_study(study)
+    write_study()
     monkeypatch.setattr(Arithmetic, "stands_for", "")
     found = judge_claims(study)
     assert {verdict.verdict for verdict in found} == {NOT_TESTED}
     assert "published for the task math" in found[0].reason
 
 
-def test_an_experiment_with_one_learning_rate_tests_no_claim_about_rates(study: Study) -> None:
+def test_an_experiment_with_one_learning_rate_tests_no_claim_about_rates(study: Study, write_study: Write) -> None:
     study = with_values(study, {"experiments.grpo_learning_rate.arms": {"3e-4": {"learning_rate": 3e-4}}})
-    write_study(study)
+    write_study()
     rates = [verdict for verdict in judge_claims(study) if verdict.experiment == "grpo_learning_rate"]
     assert {verdict.verdict for verdict in rates} == {NOT_TESTED}
     assert all("the study has 1" in verdict.reason for verdict in rates)
@@ -537,9 +551,9 @@ def test_the_number_of_claims_is_taken_into_account() -> None:
 
 
 @pytest.mark.parametrize("gone", [["grpo_async_offpolicy"], ["sft_experiment"]])
-def test_claims_about_what_a_study_leaves_out_say_so(study: Study, gone: list[str]) -> None:
+def test_claims_about_what_a_study_leaves_out_say_so(study: Study, write_study: Write, gone: list[str]) -> None:
     """These experiments have no results. A claim may also compare with one of them."""
-    write_study(study)
+    write_study()
     for name in gone:
         shutil.rmtree(f"data/runs/{name}")
     study = with_values(study, {f"experiments.{name}.arms": {} for name in gone})
@@ -550,15 +564,15 @@ def test_claims_about_what_a_study_leaves_out_say_so(study: Study, gone: list[st
     assert {v.claim for v in shown(found, study)} == {v.claim for v in found if v.experiment not in gone}
 
 
-def test_a_run_that_is_missing_is_named_with_its_stage(study: Study) -> None:
-    write_study(study)
+def test_a_run_that_is_missing_is_named_with_its_stage(study: Study, write_study: Write) -> None:
+    write_study()
     Path("data/runs/grpo_baselines/no_baseline/0/outcomes.jsonl").unlink()
     with pytest.raises(UserError, match="dvc repro train@grpo_baselines-no_baseline"):
         judge_claims(study)
 
 
-def test_the_report_holds_every_verdict_whole(study: Study) -> None:
-    write_study(study)
+def test_the_report_holds_every_verdict_whole(study: Study, write_study: Write) -> None:
+    write_study()
     write_claims(study)
     assert read_verdicts() == judge_claims(study)
     report = json.loads(Path("reports/claims.json").read_text())
@@ -584,7 +598,7 @@ def arms_of(parameters: dict[str, Any]) -> set[str]:
 
 @pytest.mark.parametrize("name", ["mini", "math-2xh100", "objectives"])
 def test_claims_have_a_test_whose_arms_the_studies_have(name: str) -> None:
-    study = load_study(REPOSITORY / "studies" / f"{name}.yaml")
+    study = study_named(name)
     for claim in PUBLISHED["claims"]:
         ((kind, parameters),) = claim["test"].items()
         assert claim.get("requires", {}).keys() <= {"learns", "arms", "response_tokens"}
@@ -597,7 +611,7 @@ def test_claims_have_a_test_whose_arms_the_studies_have(name: str) -> None:
 @pytest.mark.parametrize("name", ["mini", "math-2xh100"])
 def test_arms_stand_in_the_order_that_claims_go_by(name: str) -> None:
     """Learning rates rise; more SFT comes later, and the base model first."""
-    study = load_study(REPOSITORY / "studies" / f"{name}.yaml")
+    study = study_named(name)
     rates = [arm["learning_rate"] for arm in study.experiments["grpo_learning_rate"].arms.values()]
     assert rates == sorted(rates) and len(rates) >= 3
     arms = study.experiments["grpo_sft_initialization"].arms

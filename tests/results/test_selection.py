@@ -59,7 +59,7 @@ def write_run(
 ) -> None:
     """A finished run's folder. The first evaluation is the untrained policy's."""
     rewards = [np.array(outcomes, dtype=float) for outcomes in evaluations]
-    made = run(arm, rewards, seed, experiment, diverged=diverged, updates=updates)
+    made = run(arm, rewards, seed, experiment, steps=1, diverged=diverged, updates=updates)
     made.config.update(overrides=overrides or {"learning_rate": RATES[arm]}, before=BEFORE)
     run_folders.write_run(made)
 

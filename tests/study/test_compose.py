@@ -425,12 +425,8 @@ def test_use_sums_up_and_names_each_change_when_asked(project: Path, grpo: Grpo)
     assert "  data/runs/grpo_learning_rate/3e-4/0\n" not in out, "which both studies have"
 
 
-def test_use_removes_only_what_dvc_can_bring_back(project: Path) -> None:
+def test_use_removes_only_what_dvc_can_bring_back(project: Path, grpo: Grpo) -> None:
     """Not what git tracks; and nothing where DVC's cache is empty, as in a fresh clone, or lacks a file."""
-
-    def use(name: str) -> str:
-        return sh(project, "grpo", "study", "use", name).stdout
-
     cached, uncached = (paths.RUNS / f"grpo_learning_rate/{arm}/0" for arm in ("9e-9", "8e-8"))
     write_result(paths.SELECT / "grpo_async_offpolicy.json")
     make = f"mkdir -p {cached} && echo 1 > {cached}/a && echo 2 > {cached}/b"
@@ -443,12 +439,12 @@ def test_use_removes_only_what_dvc_can_bring_back(project: Path) -> None:
         if lacking == "one file":
             shutil.copytree(kept, ".dvc/cache")
             next(path for path in Path(".dvc/cache/files/md5").glob("*/*") if path.read_bytes() == b"2\n").unlink()
-        assert "2 in data/runs" in use("gsm8k"), lacking
+        assert "2 in data/runs" in grpo("study", "use", "gsm8k")[1], lacking
         assert (cached / "b").exists() and uncached.exists()
     shutil.rmtree(".dvc/cache")
     kept.rename(".dvc/cache")
     told = "removed results of runs that this study does not have; DVC's cache keeps them:\n  1 in data/runs\n"
-    assert told in use("math-24gb")
+    assert told in grpo("study", "use", "math-24gb")[1]
     assert not cached.exists() and uncached.exists() and (paths.SELECT / "grpo_async_offpolicy.json").exists()
     sh(project, "dvc", "checkout", "--quiet")
     assert (cached / "b").read_text() == "2\n"

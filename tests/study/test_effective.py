@@ -21,6 +21,7 @@ from study_parts import (
     method_of,
     needed_selections,
     new_arm,
+    study_named,
     with_values,
 )
 
@@ -38,7 +39,7 @@ from grpo.training.run import run_identity
 
 ROOT = Path(__file__).parents[2]
 BROAD, FOCUSED = "grpo_off_policy_sweep_broad", "grpo_off_policy_sweep_focused"
-LONG = load_study(ROOT / "studies" / "mini.yaml").experiments[FOCUSED].arms["best_1"]["n_grpo_steps"]
+LONG = study_named("mini").experiments[FOCUSED].arms["best_1"]["n_grpo_steps"]
 
 
 def winner(experiment: str, arm: str, **overrides: Any) -> dict[str, Any]:
@@ -206,7 +207,7 @@ def test_a_rate_may_be_so_many_times_that_of_the_winners() -> None:
     "path", [path for path in STUDIES if path.stem.startswith(("math", "gsm8k"))], ids=lambda path: path.stem
 )
 def test_no_study_of_a_real_model_inherits_a_rate_that_the_small_one_needs(path: Path) -> None:
-    mini, study = load_study(ROOT / "studies/mini.yaml"), load_study(path)
+    mini, study = study_named("mini"), study_named(path.stem)
 
     def rates(of: Study) -> set[tuple[str, str, float]]:
         arms = ((name, arm, values) for name in of.made for arm, values in of.experiments[name].arms.items())

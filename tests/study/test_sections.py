@@ -20,11 +20,12 @@ from study_parts import (
     put,
     refused,
     shard_learner,
+    study_named,
 )
 
 from grpo.study.effective import effective_run
 from grpo.study.methods import ExpertIterationConfig, GrpoConfig, SftConfig, evaluation_steps
-from grpo.study.schema import Study, load_study
+from grpo.study.schema import Study
 
 ROOT = Path(__file__).parents[2]
 
@@ -130,7 +131,7 @@ def test_a_stage_that_copies_a_model_needs_no_core_for_each_thread() -> None:
 
 
 def test_a_small_model_computes_on_the_cpu_in_a_study_for_gpus(mini_study: Study) -> None:
-    for_gpus = load_study(ROOT / "studies" / "math-24gb.yaml")
+    for_gpus = study_named("math-24gb")
     study = for_gpus.for_task("keyword")
     assert (study.engine.name, study.engine.device, study.engine.sleep_level) == ("transformers", "cpu", 0)
     assert (study.learner.device, study.learner.dtype, study.learner.optimizer) == ("cpu", "float32", "adamw")
@@ -149,7 +150,7 @@ def test_a_run_that_is_not_sharded_is_recorded_as_before_any_was(mini_study: Stu
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_the_broad_sweep_of_every_study_is_short(path: Path) -> None:
     """The handout's rule."""
-    broad = load_study(path).experiments["grpo_off_policy_sweep_broad"].arms
+    broad = study_named(path.stem).experiments["grpo_off_policy_sweep_broad"].arms
     assert all(arm["n_grpo_steps"] < 50 for arm in broad.values())
 
 

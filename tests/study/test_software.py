@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_parts import edit
+from study_parts import edit, study_named
 
 from grpo.common.errors import UserError
 from grpo.common.yaml_file import parse_yaml
@@ -19,7 +19,7 @@ from grpo.reporting.provenance import environments, made_otherwise
 from grpo.study import paths, training_inputs
 from grpo.study import software as software_module
 from grpo.study.methods import Asynchronous, GrpoConfig, Lora
-from grpo.study.schema import Study, load_study
+from grpo.study.schema import Study
 from grpo.study.software import PACKAGES, VLLM, hardware, packages, pins, software, unlike_the_pins, warn_of_other_versions
 from grpo.study.training_inputs import write_training_inputs
 
@@ -51,7 +51,7 @@ def test_a_study_depends_on_the_packages_that_its_settings_ask_for(mini_study: S
     assert packages(mini_study) == PACKAGES
     assert packages(mini_study, [GrpoConfig(asynchronous=Asynchronous())]) == (*PACKAGES, "ray")
     assert packages(mini_study, [GrpoConfig(lora=Lora())]) == (*PACKAGES, "peft")
-    on_gpus = load_study(REPOSITORY / "studies/math-24gb.yaml")
+    on_gpus = study_named("math-24gb")
     assert on_gpus.learner.optimizer == "adamw_8bit"
     assert packages(on_gpus) == (*PACKAGES, "bitsandbytes", *VLLM)
 
@@ -104,7 +104,7 @@ def test_another_pin_makes_everything_stale_that_it_decides(
     """Every kind of run, and by data/training_inputs/software.json each stage that samples, trains or grades."""
     monkeypatch.chdir(other_pins)  # where there is no code to read: it is not what changes
     monkeypatch.setattr(training_inputs, "task_inputs", lambda *_: {})
-    values = load_study(REPOSITORY / f"studies/{study}.yaml")
+    values = study_named(study)
 
     def written() -> dict[str, Any]:
         write_training_inputs(values)

@@ -150,8 +150,6 @@ def test_equal_pairs_of_a_batch_are_graded_once(calls: Callable[[], list[str]]) 
     assert grade_batch([]) == []
 
 
-
-
 def test_training_and_evaluation_count_the_answers_that_ran_out_of_time(calls: Callable[[], list[str]]) -> None:
     answers = ["1", "endless", "2", "endless"]
     completions = [Completion((7,), rf"\boxed{{{answer}}}", (0.0,), "stop") for answer in answers]

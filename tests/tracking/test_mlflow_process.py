@@ -22,14 +22,14 @@ from unittest.mock import Mock
 import numpy
 import pytest
 from mlflow_parts import history, runs_at, unsent, uri_of
-from study_parts import Grpo
+from study_parts import Grpo, study_named
 
 from grpo.common.errors import ToBeResumed, UserError
 from grpo.common.files import read_json, write_json, write_text
 from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun, digest, effective_run
-from grpo.study.schema import Study, load_study
+from grpo.study.schema import Study
 from grpo.study.settings import HubModel
 from grpo.study.software import hardware, software
 from grpo.tracking import mlflow_run, mlflow_study
@@ -184,7 +184,7 @@ IDENTITY: dict[str, Any] = {"train": "a", "validation": "b", "model": "c", "lear
 def test_runs_of_different_studies_can_be_told_apart(delivered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DVC_EXP_NAME", "brave-try")
     monkeypatch.chdir(REPOSITORY)
-    studies = {name: load_study(REPOSITORY / f"studies/{name}.yaml") for name in ("mini", "math-2xh100")}
+    studies = {name: study_named(name) for name in ("mini", "math-2xh100")}
     for study in studies.values():
         for experiment in ("grpo_async_offpolicy", "grpo_keyword_inclusion"):
             run_module._mlflow_run(study, a_run(study, experiment), IDENTITY, None).finish()

@@ -74,7 +74,7 @@ class Comparison:
 
     def spelt_alike(self, answer: str, truth: str) -> bool:
         """Whether two texts are identical up to a ``\\text{}`` around one of them."""
-        return answer == truth or unwrap_text(answer) == unwrap_text(truth)
+        return unwrap_text(answer) == unwrap_text(truth)
 
     def every(self, pairs: Iterable[tuple[str, str]]) -> bool:
         """Whether all pairs are equal; pairs that need algebra come last, as another pair may decide."""
@@ -181,17 +181,14 @@ class Comparison:
         """Compare ``a < b < c`` side by side, in both directions, or inequalities that are multiples of each other."""
         operators, true_operators = (_CHAIN.findall(text) for text in (answer, truth))
         sides, true_sides = ([side.strip() for side in _CHAIN.split(text)] for text in (answer, truth))
-        if len(operators) != len(true_operators):
-            return False
         flipped = [_OPPOSITE[operator] for operator in reversed(operators)]
         for these, those in ((operators, sides), (flipped, sides[::-1])):
             if these == true_operators and self.every(zip(those, true_sides, strict=True)):
                 return True
-        if len(operators) != 1:
-            return False
-        multiple = ratio(_difference(sides), _difference(true_sides), self.effort)
         allowed = [sign for sign, these in ((1, operators), (-1, flipped)) if these == true_operators]
-        return multiple in allowed
+        if len(operators) != 1 or not allowed:
+            return False
+        return ratio(_difference(sides), _difference(true_sides), self.effort) in allowed
 
     def equation(self, answer: str, truth: str) -> bool | None:
         """Decide if one side contains ``=`` outside lists; None if neither does."""
@@ -335,11 +332,10 @@ class Comparison:
             return True
         if "%" in (unit, true_unit) and unit != true_unit:
             return False
-        if (body, unit) != (answer, "") or (true_body, true_unit) != (truth, ""):
-            # Without their units and texts they may turn out to be lists or brackets.
-            verdict = self.within(3).parts(body, true_body)
-            if verdict is not None:
-                return verdict
+        # Without their units and texts they may turn out to be lists or brackets.
+        verdict = self.within(3).parts(body, true_body)
+        if verdict is not None:
+            return verdict
         for text, other, other_unit in ((body, true_body, true_unit), (true_body, body, unit)):
             amount = lettered(text, other_unit)
             if amount is not None:
@@ -373,7 +369,7 @@ class Comparison:
 
 
 def _as_fraction(text: str) -> str:
-    value = None if text.isdigit() else exact_value(text)
+    value = exact_value(text)
     return text if value is None else f"({value.numerator})/({value.denominator})"
 
 

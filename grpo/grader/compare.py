@@ -369,7 +369,7 @@ class Comparison:
 
 
 def _as_fraction(text: str) -> str:
-    value = exact_value(text)
+    value = None if text.isdigit() else exact_value(text)
     return text if value is None else f"({value.numerator})/({value.denominator})"
 
 

@@ -106,6 +106,14 @@ def test_hostile_answers_cost_milliseconds(answer: str) -> None:
     assert True not in verdicts
 
 
+def test_deeply_nested_lists_are_not_compared() -> None:
+    def nested(levels: int, end: str) -> str:
+        return "(1," * levels + end + ")" * levels
+
+    assert is_equivalent(nested(3, "2"), nested(3, "2.0"))
+    assert not is_equivalent(nested(300, "2"), nested(300, "2.0"))
+
+
 @pytest.mark.parametrize(
     "text",
     [

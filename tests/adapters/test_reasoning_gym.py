@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_parts import values_of
+from study_parts import one_arm_of
 
 from grpo.common.errors import UserError
 from grpo.common.records import Problem, read_problems
@@ -115,16 +115,10 @@ def samples_of_a_run(
     grpo: Callable[..., tuple[int, str, str]], model: Any, tokenizer: Any, task: dict[str, Any], format: str
 ) -> list[dict[str, Any]]:
     """What a run on this task says in its evaluations; in the working folder."""
-    values = values_of("smoke")
-    values["tasks"]["main"] = task
+    values = one_arm_of(task)
     values["models"]["main"] = {"source": "local", "path": "given"}
-    del values["sft_datasets"]["main"]
-    values["experiments"] = {name: e | {"arms": {}} for name, e in values["experiments"].items()}
-    values["experiments"]["grpo_learning_rate"]["arms"] = {"3e-3": {"learning_rate": 3e-3}}
-    values["select_in"] = ["grpo_learning_rate"]
-    values["grpo"] |= {"prompt": format}
-    values["evaluation"] |= {"problems": 16, "zero_shot_problems": 16, "zero_shot_prompts": [format]}
-    values["evaluation"]["best_of_n"] |= {"problems": 8, "prompts": [format]}
+    values["grpo"]["prompt"] = format
+    values["evaluation"]["zero_shot_prompts"] = values["evaluation"]["best_of_n"]["prompts"] = [format]
     save_checkpoint(Path("given"), model, tokenizer)
     Path("params.yaml").write_text(json.dumps(values))
     for command in ("dataset main", "model main", "train grpo_learning_rate 3e-3"):

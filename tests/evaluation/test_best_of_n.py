@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from study_parts import changed
 
 from grpo.common.files import write_text
 from grpo.common.records import Completion, Problem, Rollout
@@ -82,10 +83,10 @@ def test_votes_go_to_equal_answers_however_they_are_spelt() -> None:
     assert votes_of([["1/2", None, "0.5", "3", r"\frac12", ""], ["7", "7"]]) == [[0, -1, 0, 2, 0, -1], [0, 0]]
 
 
-def _rollout(text: str, log_probs: tuple[float, ...]) -> Rollout:
-    reward = float("{5}" in text)
+def _rollout(text: str, log_probs: tuple[float, ...], reward: float | None = None, form: float = 1.0) -> Rollout:
+    reward = float("{5}" in text) if reward is None else reward
     completion = Completion(tuple(range(len(log_probs))), text, log_probs, "stop")
-    scores = {"reward": reward, "format_reward": 1.0, "answer_reward": reward}
+    scores = {"reward": reward, "format_reward": form, "answer_reward": reward}
     return Rollout(Problem("p", "q", "5"), (1,), completion, scores)
 
 
@@ -113,10 +114,8 @@ def test_zero_shot_answers_serve_for_one_where_both_ask_the_same_problems(
 
     def found(zero_shot: int, prompt: str = "r1_zero") -> dict[str, dict[str, float]]:
         asked = BestOfN(problems=4, prompts=[prompt], samples=2, n=[1, 2])
-        evaluation = mini_study.evaluation.model_copy(
-            update={"zero_shot_problems": zero_shot, "zero_shot_prompts": ["r1_zero"], "best_of_n": asked}
-        )
-        n = with_zero_shot(mini_study.model_copy(update={"evaluation": evaluation}), prompt, metrics)["n"]
+        evaluation = {"zero_shot_problems": zero_shot, "zero_shot_prompts": ["r1_zero"], "best_of_n": asked}
+        n = with_zero_shot(changed(mini_study, evaluation=evaluation), prompt, metrics)["n"]
         return {number: {kind: one["value"] for kind, one in kinds.items()} for number, kinds in n.items()}
 
     as_sampled = {"pass": 0.3, "best": 0.3, "majority": 0.3}
@@ -128,17 +127,8 @@ def test_a_sample_with_part_of_the_reward_is_not_right() -> None:
     """It counts as wrong in every estimate."""
 
     def group(part: float) -> list[Rollout]:
-        rewards = [1.0, part, part, 0.0]
-        texts = [r"\boxed{5}", r"\boxed{4}", r"\boxed{3}", "none"]
-        return [
-            Rollout(
-                Problem("p", "q", "5"),
-                (1,),
-                Completion((1,), text, (-0.1 * i,), "stop"),
-                {"reward": reward, "answer_reward": reward, "format_reward": 1.0 if i < 3 else part},
-            )
-            for i, (text, reward) in enumerate(zip(texts, rewards, strict=True))
-        ]
+        in_part = [_rollout(rf"\boxed{{{5 - i}}}", (-0.1 * i,), part) for i in (1, 2)]
+        return [_rollout(r"\boxed{5}", (0.0,)), *in_part, _rollout("none", (-0.3,), 0.0, form=part)]
 
     asked = BestOfN(problems=2, prompts=["question_only"], samples=4, n=[1, 2, 4])
     found, expected = (estimates(asked, QUESTION_ONLY, [group(part), group(part)]) for part in (0.6, 0.0))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_parts import activate
+from study_parts import activate, changed
 
 from grpo.common.errors import UserError
 from grpo.common.records import Problem, Rollout, write_records
@@ -34,7 +34,7 @@ from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.schema import Study
 from grpo.tasks.arithmetic import Arithmetic
-from grpo.tasks.formats import QUESTION_ONLY, R1_ZERO
+from grpo.tasks.formats import R1_ZERO
 from grpo.tasks.graded import GradedTask
 from grpo.tasks.task import ScoredBatch
 
@@ -289,8 +289,7 @@ def test_a_stage_killed_at_its_second_prompt_keeps_the_first(
 ) -> None:
     """The stage's folder is written at its end only, so the first prompt's chunks must survive the kill."""
     monkeypatch.chdir(project)
-    few = mini_study.evaluation.model_copy(update={"zero_shot_problems": 64})
-    mini_study = mini_study.model_copy(update={"evaluation": few})
+    mini_study = changed(mini_study, evaluation={"zero_shot_problems": 64})
     whole = zero_shot.evaluate_checkpoint
 
     def killed_at_the_second(evaluator: Any, problems: Any, prompt: str, folder: Path) -> dict[str, Any]:
@@ -309,47 +308,27 @@ def test_a_stage_killed_at_its_second_prompt_keeps_the_first(
     assert not list((project / "data/state/evaluation").glob("*/*.json"))
 
 
-def test_what_a_prompt_says_is_part_of_an_evaluation(
-    project: Path, mini_study: Study, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a kill and an edit of the prompt, no chunk of the old prompt is used."""
-    monkeypatch.chdir(project)
-
-    def sampled() -> list[list[Rollout]]:
-        evaluator = CheckpointEvaluator(mini_study, Path("data/model/main"))
-        return evaluator.sample(problems, "question_only")
-
-    def chunks() -> set[Path]:
-        return set((project / "data/state/evaluation").glob("*/0.json"))
-
-    old, kept = sampled(), chunks()
-    assert sampled() == old and chunks() == kept  # taken up
-    changed = {"question_only": replace(QUESTION_ONLY, template="Now {question}")}
-    monkeypatch.setattr(GradedTask, "formats", changed)
-    new = sampled()
-    assert [group[0].prompt_ids for group in new] != [group[0].prompt_ids for group in old]
-    assert kept < chunks()
-
-
 def test_all_that_decides_an_evaluation_names_its_kept_part(
     project: Path, mini_study: Study, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """After a kill and an edit, of a prompt too, nothing that was kept before is used."""
+
     def named(problems: list[Problem] = problems, prompt: str = "r1_zero", n: int = 1, **changes: Any) -> str:
-        own = {key: changes.pop(key) for key in ("threads",) if key in changes}
-        engine = mini_study.engine.model_copy(update={k: v for k, v in changes.items() if k == "max_batch_size"})
-        evaluation = mini_study.evaluation.model_copy(update={k: v for k, v in changes.items() if k != "max_batch_size"})
-        evaluator.study = mini_study.model_copy(update={"engine": engine, "evaluation": evaluation, **own})
+        evaluator.study = changed(mini_study, **changes)
         return evaluator._identity(problems, prompt, n)
 
     monkeypatch.chdir(project)
     evaluator = CheckpointEvaluator(mini_study, Path("data/model/main"))
     first = named()
     assert first == named()
-    others = [named(problems[1:]), named(prompt="question_only"), named(n=2), named(threads=3), named(max_batch_size=7)]
-    others += [named(temperature=0.5), named(top_p=0.5), named(max_tokens=9), named(seed=9)]
+    others = [named(problems[1:]), named(prompt="question_only"), named(n=2), named(threads=3)]
+    others.append(named(engine={"max_batch_size": 7}))
+    others += [named(evaluation=of) for of in ({"temperature": 0.5}, {"top_p": 0.5}, {"max_tokens": 9}, {"seed": 9})]
     (project / "data/model/main/config.json").write_text("{}")
     others.append(named())
-    assert len({first, *others}) == 11
+    monkeypatch.setattr(GradedTask, "formats", {"r1_zero": replace(R1_ZERO, template="Now {question}")})
+    others.append(named())
+    assert len({first, *others}) == 12
 
 
 # ----------------------------------------------------------------------------------------------------- parts of a reward
@@ -391,30 +370,18 @@ def test_rewards_between_0_and_1_go_through_an_evaluation(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["data/nothing"], "data/nothing"),
-        (
-            ["data/model/main", "--prompt", "haiku"],
-            "prompt haiku: no such format (known of Arithmetic: r1_zero,",
-        ),
-        (["data/model/main", "--problems", "3001"], "--problems 3001: data/dataset/main/validation.jsonl holds 3000 problems"),
+        ("data/nothing --out out", "data/nothing"),
+        ("data/model/main --out out --prompt haiku", "prompt haiku: no such format (known of Arithmetic: r1_zero,"),
+        ("data/model/main --out out --problems 3001", "3001: data/dataset/main/validation.jsonl holds 3000 problems"),
+        ("data/model/main --problems 8 --out params.yaml", "--out params.yaml: cannot be written ("),
+        ("data/model/main --problems 8 --out /proc/nowhere", "--out /proc/nowhere: cannot be written ("),
     ],
 )
-def test_mistakes_are_told_in_one_message(
-    project: Path, arguments: list[str], message: str, grpo: Any, monkeypatch: pytest.MonkeyPatch
+def test_mistakes_are_told_in_one_message_before_anything_is_sampled(
+    project: Path, arguments: str, message: str, grpo: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(project)
-    code, _, told = grpo("evaluate", *arguments, "--out", "out")
-    assert code == 2
-    assert message in told
-    assert "Traceback" not in told
+    code, _, told = grpo("evaluate", *arguments.split())
+    assert code == 2 and message in told and "Traceback" not in told
     assert not (project / "out").exists()
-
-
-@pytest.mark.parametrize("out", ["params.yaml", "/proc/nowhere"])
-def test_where_nothing_can_be_written_is_told_before_anything_is_sampled(
-    project: Path, out: str, grpo: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(project)
-    code, _, told = grpo("evaluate", "data/model/main", "--problems", "8", "--out", out)
-    assert code == 2 and f"--out {out}: cannot be written (" in told
     assert not (project / "data/state").exists()  # where what is sampled is kept

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_parts import values_of
+from study_parts import one_arm_of, values_of
 
 from grpo.common.errors import UserError
 from grpo.common.records import read_problems
@@ -67,15 +67,8 @@ def test_the_example_runs_from_problems_to_a_trained_policy(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    values = values_of("smoke")
-    values["tasks"]["main"] = {"use": "countdown:Countdown", "train_size": 64, "validation_size": 16}
+    values = one_arm_of({"use": "countdown:Countdown", "train_size": 64, "validation_size": 16})
     values["models"]["main"] |= {"documents": {"wrong_share": 0.2}, "steps": 30}
-    del values["sft_datasets"]["main"]
-    values["experiments"] = {name: e | {"arms": {}} for name, e in values["experiments"].items()}
-    values["experiments"]["grpo_learning_rate"]["arms"] = {"3e-3": {"learning_rate": 3e-3}}
-    values["select_in"] = ["grpo_learning_rate"]
-    values["evaluation"] |= {"problems": 16, "zero_shot_problems": 16}
-    values["evaluation"]["best_of_n"]["problems"] = 8
     (tmp_path / "params.yaml").write_text(json.dumps(values))
     for command in ("dataset main", "model main", "math_baseline", "train grpo_learning_rate 3e-3"):
         code, _, error = grpo(*command.split())

@@ -8,23 +8,21 @@ from typing import Any
 
 import pytest
 import torch
-from learner_parts import ADVANTAGES, REWARDS, config, rollouts
+from learner_parts import ADVANTAGES, REWARDS, config, learner_of, rollouts
+from model_parts import own_model
 from torch import Tensor
 from training_parts import scored
 
 from grpo.learner import optimizer as optimizer_module
 from grpo.learner.learner import Learner
 from grpo.learner.optimizer import LossScale, Optimizer
-from grpo.models.qwen2_format import TransformerConfig
-from grpo.models.transformer import TransformerLM
-from grpo.study.settings import LearnerSettings
 
 
 def gradient(
     model: Any, dtype: torch.dtype, budget: int | None = 40, factor: float = 1.0, scale: float = 1024.0, **changes: Any
 ) -> tuple[Tensor, dict[str, float]]:
     """The gradient of an update that AdamW gets, and the update's metrics."""
-    learner = Learner(copy.deepcopy(model).to(dtype), config(**changes), 0, LearnerSettings(max_tokens_per_microbatch=budget))
+    learner = learner_of(copy.deepcopy(model).to(dtype), budget, **changes)
     if learner.optimizer.scale is not None:
         learner.optimizer.scale.value = scale
     seen: list[Tensor] = []
@@ -41,8 +39,7 @@ def apart(found: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("own", [False, True], ids=["transformers", "own"])
 def test_gradients_are_nearer_to_float32s_than_bfloat16s_are(fresh_model: Any, own: bool, budget: int | None) -> None:
     """Within 2% of their norm; bfloat16, with three binary digits less, is more than four times as far away."""
-    torch.manual_seed(0)
-    model = TransformerLM(TransformerConfig(512, 32, 64, 2, 2, 1, max_position_embeddings=256)) if own else fresh_model
+    model = own_model(initializer_range=0.02) if own else fresh_model
     exact, half, brain = (gradient(model, dtype, budget)[0] for dtype in (torch.float32, torch.float16, torch.bfloat16))
     assert 0 < apart(half, exact) < 2e-2
     assert apart(brain, exact) > 4 * apart(half, exact)
@@ -108,7 +105,7 @@ def test_the_scale_doubles_after_enough_finite_gradients_in_a_row(monkeypatch: p
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_other_precisions_know_nothing_of_a_scale(fresh_model: Any, dtype: torch.dtype) -> None:
-    learner = Learner(copy.deepcopy(fresh_model).to(dtype), config(), 0, LearnerSettings(max_tokens_per_microbatch=40))
+    learner = learner_of(copy.deepcopy(fresh_model).to(dtype), 40)
     assert set(learner.optimizer.state()) == {"adamw", "weights"}
     assert "loss_scale" not in learner.update(scored(rollouts(), REWARDS, ADVANTAGES))
     assert "loss_scale" not in learner.sft_update(

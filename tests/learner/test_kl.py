@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import copy
-import csv
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from learner_parts import config, learner_of, log_probs_alone, rollouts
 from torch import Tensor
-from training_parts import context, never_saved, scored
+from training_parts import read_csv, same_weights, scored, train
 
-from grpo.common.records import Completion, Problem, Rollout
 from grpo.learner.kl import estimate_kl
 from grpo.learner.learner import Learner
 from grpo.rollout.transformers_engine import TransformersEngine
-from grpo.study.methods import GrpoConfig
-from grpo.tracking.run_log import RunLog
 from grpo.training.grpo import train_grpo
 
 NAMES = ["per_token", "per_token_low_variance", "per_sequence", "per_sequence_low_variance"]
@@ -90,84 +87,52 @@ def test_both_estimates_are_the_exact_kl_in_expectation(policy: list[float], ref
 # -------------------------------------------------------------------------------------------------------- the learner
 
 
-def config(**changes: Any) -> GrpoConfig:
-    values: dict[str, Any] = {
-        "n_grpo_steps": 4,
-        "learning_rate": 1e-2,
-        "rollout_batch_size": 32,
-        "train_batch_size": 32,
-        "group_size": 8,
-        "gradient_accumulation_steps": 2,
-        "sampling_max_tokens": 6,
-        "sampling_min_tokens": 0,
-        "prompt": "question_only",
-        "measure_kl": True,
-    }
-    return GrpoConfig(**values | changes)
-
-
-def some_rollouts(n: int = 4) -> list[Rollout]:
-    problem = Problem("p", "?", "1")
-    responses = [tuple(range(10 * i + 1, 10 * i + 3 + i)) for i in range(n)]
-    return [Rollout(problem, (5, 6, 7), Completion(r, "", (0.0,) * len(r), "length"), {}) for r in responses]
-
-
 def test_drift_is_that_of_the_current_weights_from_the_first_ones(model: Any) -> None:
-    start, rollouts = copy.deepcopy(model), some_rollouts()
-    learner = Learner(model, config(sampling_temperature=0.8), 0)
-    assert learner.drift(rollouts) == {f"kl/{name}": 0.0 for name in NAMES}
+    batch, learner = rollouts(), learner_of(model, sampling_temperature=0.8, measure_kl=True)
+    assert learner.drift(batch) == {f"kl/{name}": 0.0 for name in NAMES}
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in learner.model.parameters():
             parameter.mul_(1.05)
-
-    def log_prob(of: Any, r: Rollout) -> Tensor:
-        ids = torch.tensor([r.prompt_ids + r.completion.token_ids])
-        logits = of(ids).logits[0, len(r.prompt_ids) - 1 : -1] / 0.8
-        return logits.log_softmax(-1).gather(-1, torch.tensor(r.completion.token_ids)[:, None])[:, 0].detach().double()
-
-    r = [log_prob(start, x) - log_prob(model, x) for x in rollouts]
+        r = [(log_probs_alone(model, x, 0.8) - log_probs_alone(learner.model, x, 0.8)).double() for x in batch]
     tokens = sum(len(x) for x in r)
     sampled, low_variance = -sum(x.sum().item() for x in r), sum((x.exp() - x - 1).sum().item() for x in r)
     assert low_variance > 0.01
-    expected = [sampled / tokens, low_variance / tokens, sampled / 4, low_variance / 4]
-    found = learner.drift(rollouts)
+    expected = [sampled / tokens, low_variance / tokens, sampled / 8, low_variance / 8]
+    found = learner.drift(batch)
     assert found == pytest.approx({f"kl/{name}": value for name, value in zip(NAMES, expected, strict=True)}, rel=1e-3)
-    known = scored(rollouts, torch.zeros(4), torch.zeros(4), learner.log_probs(rollouts))
+    known = scored(batch, torch.zeros(8), torch.zeros(8), learner.log_probs(batch))
     assert learner.drift(known) == found  # where they are known they need not be computed
 
 
 def test_without_measure_kl_there_is_no_second_model(model: Any) -> None:
-    learner = Learner(model, config(measure_kl=False), 0)
+    learner = learner_of(model)
     assert learner.reference is None
-    assert learner.drift(some_rollouts()) == {}
+    assert learner.drift(rollouts()) == {}
 
 
 # ------------------------------------------------------------------------------------------------------ in the real loop
 
+LOOP = {
+    "n_grpo_steps": 4,
+    "learning_rate": 1e-2,
+    "rollout_batch_size": 32,
+    "train_batch_size": 32,
+    "group_size": 8,
+    "gradient_accumulation_steps": 2,
+    "max_grad_norm": 1.0,
+    "sampling_max_tokens": 6,
+    "sampling_min_tokens": 0,
+    "prompt": "question_only",
+}
 
-class NoMlflow:
-    """A stand-in for MlflowRun."""
 
-    def log(self, metrics: dict[str, float], step: int) -> None: ...
-
-
-def contains_a_t(text: str, _: str) -> dict[str, float]:
-    found = float("T" in text)
-    return {"reward": found, "format_reward": 1.0, "answer_reward": found}
-
-
-def train(model: Any, tokenizer: Any, folder: Path, settings: GrpoConfig) -> tuple[Learner, list[dict[str, float]]]:
-    """A trained copy of ``model`` in its learner, and the rows of history.csv."""
-    folder.mkdir()
-    policy = copy.deepcopy(model)
-    log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
-    engine, learner = TransformersEngine(policy, tokenizer), Learner(policy, settings, tokenizer.pad_token_id)
-    problems = [Problem(f"p/{i}", f"Mia has {i} apples.", str(i)) for i in range(20)]
-    parts = {"data": problems, "engine": engine, "learner": learner, "tokenizer": tokenizer}
-    train_grpo(context(settings, log, never_saved(folder), **parts, reward=contains_a_t))
-    log.close()
-    with (folder / "history.csv").open(newline="") as file:
-        return learner, [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+def in_the_loop(model: Any, tokenizer: Any, folder: Path, **changes: Any) -> tuple[Learner, list[dict[str, float]]]:
+    """The learner at the end of a run, and the rows of history.csv."""
+    policy, settings = copy.deepcopy(model), config(**LOOP | changes)
+    learner = Learner(policy, settings, tokenizer.pad_token_id)
+    parts = {"learner": learner, "engine": TransformersEngine(policy, tokenizer)}
+    train(train_grpo, settings, None, tokenizer, folder, **parts)
+    return learner, read_csv(folder / "history.csv")
 
 
 UPDATES = [{}, {"epochs_per_rollout_batch": 2, "train_batch_size": 16, "loss_type": "grpo_clip"}]
@@ -177,22 +142,16 @@ UPDATES = [{}, {"epochs_per_rollout_batch": 2, "train_batch_size": 16, "loss_typ
 def test_drift_starts_at_zero_and_grows_and_measuring_it_changes_no_weight(
     model: Any, tokenizer: Any, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    learner, history = train(model, tokenizer, tmp_path / "run", config(**changes))
+    learner, history = in_the_loop(model, tokenizer, tmp_path / "run", **changes, measure_kl=True)
     for name in NAMES:
         first = [row[f"kl/{name}"] for row in history if row["step"] == 1]
         later = [row[f"kl/{name}"] for row in history if row["step"] > 1]
         assert first == [0.0] * len(first)  # exactly: it is the same policy, measured in the same way
         assert later and all(math.isfinite(value) and value > 0 for value in later)
         assert later[-1] > later[0]
-    for row in history:
-        tokens = row["train/response_length"]
-        assert row["kl/per_sequence"] == pytest.approx(row["kl/per_token"] * tokens)
-        assert row["kl/per_sequence_low_variance"] == pytest.approx(row["kl/per_token_low_variance"] * tokens)
-    assert learner.reference is not None
-    assert all(torch.equal(p, q) for p, q in zip(learner.reference.parameters(), model.parameters(), strict=True))
-    assert not any(torch.equal(p, q) for p, q in zip(learner.model.parameters(), model.parameters(), strict=True))
-    assert not any(parameter.requires_grad for parameter in learner.reference.parameters())
-    plain, without = train(model, tokenizer, tmp_path / "without", config(**changes, measure_kl=False))
-    assert all(torch.equal(p, q) for p, q in zip(learner.model.parameters(), plain.model.parameters(), strict=True))
+    assert same_weights(learner.reference, model) and not same_weights(learner.model, model)
+    assert learner.reference is not None and not any(parameter.requires_grad for parameter in learner.reference.parameters())
+    plain, without = in_the_loop(model, tokenizer, tmp_path / "without", **changes)
+    assert same_weights(learner.model, plain.model)
     columns = {f"kl/{name}" for name in NAMES}
     assert [{key: value for key, value in row.items() if key not in columns} for row in history] == without

@@ -6,24 +6,22 @@ import copy
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import model_parts
 import pytest
 import torch
-from learner_parts import ADVANTAGES, REWARDS, config, last_gradients, off_policy, rollouts
+from learner_parts import as_rollouts, config, learner_of, rollouts, updated
 from model_parts import tiny_model
 from torch import Tensor
 from torch.testing import assert_close
-from training_parts import scored
 from transformers import AutoModelForCausalLM
 
 from grpo.common.errors import UserError
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, save_checkpoint
 from grpo.models.lora import FOLDER, add_adapters, without_adapters
-from grpo.models.qwen2_format import TransformerConfig
 from grpo.models.transformer import TransformerLM
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
@@ -37,11 +35,7 @@ IDS = torch.arange(1, 41).reshape(2, 20)
 @pytest.fixture
 def own_model() -> TransformerLM:
     """The project's own Transformer; transformers' Qwen2 is the fixture ``model``."""
-    torch.manual_seed(1)
-    shape = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 128}
-    return TransformerLM(
-        TransformerConfig(vocab_size=512, hidden_size=32, num_hidden_layers=2, eos_token_id=1, pad_token_id=0, **shape)
-    )
+    return model_parts.own_model(tie_word_embeddings=False, initializer_range=0.02, eos_token_id=1, pad_token_id=0)
 
 
 @pytest.fixture(params=["model", "own_model"])
@@ -64,13 +58,6 @@ def logits(model: Any) -> Tensor:
 
 def of_base(model: Any) -> dict[str, Tensor]:
     return {name.replace(".base_layer", ""): t.clone() for name, t in model.state_dict().items() if ".lora_" not in name}
-
-
-def update(learner: Learner) -> dict[str, Tensor]:
-    """The gradients of one off-policy update."""
-    batch, found = rollouts(), last_gradients(learner)
-    learner.update(scored(batch, REWARDS, ADVANTAGES, off_policy(learner, batch)))
-    return found
 
 
 @pytest.mark.parametrize("kind", ["model", "own_model"])
@@ -106,19 +93,10 @@ def test_merged_weights_are_those_worked_out_by_hand(adapted: Any) -> None:
     assert after.keys() == own.keys() and all(torch.equal(after[name], own[name]) for name in own)
 
 
-def test_without_adapters_the_model_is_the_one_it_started_from(model: Any) -> None:
-    before = logits(model)
-    add_adapters(model, LORA, seed=0)
-    update(Learner(model, config(lora=LORA), pad_token_id=0))
-    assert not torch.equal(logits(model), before)
-    with without_adapters(model, merge=False):
-        assert torch.equal(logits(model), before)
-
-
 def test_only_adapters_get_gradients_and_steps(adapted: Any) -> None:
     base, own = of_base(adapted), {n: p.detach().clone() for n, p in adapted.named_parameters() if p.requires_grad}
     learner = Learner(adapted, config(lora=LORA), pad_token_id=0, settings=LearnerSettings(max_tokens_per_microbatch=64))
-    found = update(learner)
+    _, found = updated(learner)
     assert found.keys() == own.keys() and all(".lora_" in name for name in found)
     assert all(not torch.equal(p, own[n]) for n, p in adapted.named_parameters() if n in own)
     assert all(torch.equal(t, base[name]) for name, t in of_base(adapted).items())
@@ -127,17 +105,7 @@ def test_only_adapters_get_gradients_and_steps(adapted: Any) -> None:
 
 
 def test_packed_rows_give_the_padded_gradients(adapted: Any) -> None:
-    padded, packed = (
-        update(
-            Learner(
-                copy.deepcopy(adapted),
-                config(lora=LORA),
-                pad_token_id=0,
-                settings=LearnerSettings(max_tokens_per_microbatch=tokens),
-            )
-        )
-        for tokens in (None, 64)
-    )
+    padded, packed = (updated(learner_of(adapted, budget, lora=LORA))[1] for budget in (None, 64))
     assert padded.keys() == packed.keys()
     for name, gradient in padded.items():
         assert gradient.abs().max() > 0
@@ -148,12 +116,8 @@ def test_engine_and_learner_agree(adapted: Any, tokenizer: Any) -> None:
     """On sampled tokens: the engine with adapters, and the learner with merged weights."""
     engine = TransformersEngine(adapted, tokenizer, 8)
     learner = Learner(adapted, config(lora=LORA), pad_token_id=0, settings=LearnerSettings(max_tokens_per_microbatch=128))
-    groups = engine.generate([[5, 6, 7], [8, 9]], SamplingParams(max_tokens=12, min_tokens=0), 3, 0)
-    batch = [
-        replace(rollout, prompt_ids=tuple(prompt), completion=completion)
-        for prompt, group in zip([[5, 6, 7], [8, 9]], groups, strict=True)
-        for rollout, completion in zip(rollouts(), group, strict=False)
-    ]
+    prompts = [[5, 6, 7], [8, 9]]
+    batch = as_rollouts(prompts, engine.generate(prompts, SamplingParams(max_tokens=12, min_tokens=0), 3, 0))
     through = learner.log_probs(batch)
     for rollout, log_probs in zip(batch, through, strict=True):
         assert_close(log_probs, torch.tensor(rollout.completion.log_probs), atol=1e-5, rtol=1e-4)
@@ -168,7 +132,7 @@ def test_drift_is_measured_from_the_base_without_a_copy_of_it(model: Any) -> Non
     learner = Learner(model, config(lora=LORA, measure_kl=True), pad_token_id=0)
     assert learner.reference is None
     assert learner.drift(rollouts())["kl/per_token_low_variance"] == pytest.approx(0, abs=1e-6)
-    update(learner)
+    updated(learner)
     drifted = learner.drift(rollouts())
     # A learner of the merged weights whose reference is the copy that full training keeps.
     full = Learner(whole, config(measure_kl=True), pad_token_id=0)

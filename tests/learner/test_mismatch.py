@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any
 
 import pytest
 import torch
-from learner_parts import flat, last_gradients
+from learner_parts import PROBLEM, flat, last_gradients, learner_of
 from training_parts import scored
 
-from grpo.common.records import Completion, Problem, Rollout
-from grpo.learner.learner import Learner
+from grpo.common.records import Completion, Rollout
 from grpo.learner.mismatch import importance_weights, mismatch
-from grpo.study.methods import GrpoConfig
-from grpo.study.settings import LearnerSettings
 
 
 def test_mismatch_by_hand() -> None:
@@ -40,16 +36,15 @@ def make_rollouts(shifts: list[float], log_probs: list[torch.Tensor] | None = No
     for i, (n, shift) in enumerate(zip(LENGTHS, shifts, strict=True)):
         reported = (0.0,) * n if log_probs is None else tuple((log_probs[i] - shift).tolist())
         completion = Completion(tuple(range(7 * i + 1, 7 * i + 1 + n)), "", reported, "stop")
-        made.append(Rollout(Problem("", "", ""), (3, 4 + i // 2), completion, {}))
+        made.append(Rollout(PROBLEM, (3, 4 + i // 2), completion, {}))
     return made
 
 
 def gradient(
     model: Any, shifts: list[float], budget: int | None, advantages: torch.Tensor = ADVANTAGES, cap: float | None = None
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    values = {"rollout_batch_size": 4, "train_batch_size": 4, "group_size": 2, "gradient_accumulation_steps": 2}
-    config = GrpoConfig(**values, max_grad_norm=1e9, importance_cap=cap)
-    learner = Learner(copy.deepcopy(model), config, 0, LearnerSettings(max_tokens_per_microbatch=budget))
+    sizes = {"rollout_batch_size": 4, "train_batch_size": 4, "gradient_accumulation_steps": 2}
+    learner = learner_of(model, budget, **sizes, importance_cap=cap)
     rollouts = make_rollouts(shifts, learner.log_probs(make_rollouts(shifts)))
     found = last_gradients(learner)
     metrics = learner.update(scored(rollouts, torch.zeros(4), advantages))

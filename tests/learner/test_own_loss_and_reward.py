@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from learner_parts import ADVANTAGES, REWARDS, config, off_policy, rollouts
+from learner_parts import ADVANTAGES, REWARDS, learner_of, off_policy, rollouts
 from training_parts import scored
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem
-from grpo.learner.learner import Learner
 from grpo.learner.losses import LOSSES, bind_loss, find_loss
 from grpo.study.compose import lay_over
 from grpo.study.methods import LOSS_TYPES, GrpoConfig, apply_overrides
-from grpo.study.settings import LearnerSettings
 from grpo.tasks.rewards import apply_reward
 from grpo.tasks.task import ScoredBatch
 
@@ -82,12 +79,7 @@ def test_a_loss_of_ones_own_is_what_the_learner_descends(model: Any, budget: int
     """-2 rho A is `grpo_no_clip` with twice the loss; its metrics are averaged over the batch's response tokens."""
     found = {}
     for loss_type, options in (("grpo_no_clip", {}), ("of_my_own:scaled", {"scale": 2.0})):
-        learner = Learner(
-            copy.deepcopy(model),
-            config(loss_type=loss_type, loss_options=options),
-            0,
-            LearnerSettings(max_tokens_per_microbatch=budget),
-        )
+        learner = learner_of(model, budget, loss_type=loss_type, loss_options=options)
         old = off_policy(learner, rollouts())
         now = torch.cat(learner.log_probs(rollouts()))
         found[loss_type] = learner.update(scored(rollouts(), REWARDS, ADVANTAGES, old))
@@ -121,7 +113,7 @@ def test_a_loss_that_is_none_is_refused(loss_type: str, options: dict[str, float
 
 def test_a_loss_must_not_measure_under_a_name_that_history_csv_has(model: Any) -> None:
     with pytest.raises(UserError, match="measures_the_loss measures loss, as the learner does"):
-        Learner(model, config(loss_type="of_my_own:measures_the_loss"), 0)
+        learner_of(model, loss_type="of_my_own:measures_the_loss")
 
 
 # ----------------------------------------------------------------------------------------------------------------- studies

@@ -10,18 +10,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learner_parts import flat, last_gradients, rollouts_of
+from learner_parts import flat, last_gradients, learner_of, log_probs_alone, rollouts_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from training_parts import scored
 
-from grpo.common.records import Rollout
+from grpo.common.records import Rollout, response_tokens
 from grpo.learner import chunked
 from grpo.learner.chunked import chunked_log_probs
-from grpo.learner.learner import Learner
+from grpo.learner.learner import token_ids
 from grpo.models.packing import fill_rows, pack
-from grpo.study.methods import GrpoConfig
-from grpo.study.settings import LearnerSettings
 
 LOSSES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip")
 NORMALIZATIONS = ("masked_mean", "masked_normalize", "microbatch_longest")
@@ -29,28 +27,15 @@ BUDGETS = (1, 25, 60, 10_000)
 
 
 def gradient(
-    model: Any, rollouts: list[Rollout], budget: int | None, off_policy: bool = True, packing: bool = True, **changes: Any
+    model: Any, rollouts: list[Rollout], budget: int | None, packing: bool = True, **changes: Any
 ) -> tuple[Tensor, dict[str, float]]:
-    """All gradients of one update in one vector, and the update's metrics."""
-    values = {
-        "rollout_batch_size": len(rollouts),
-        "train_batch_size": len(rollouts),
-        "group_size": 1,
-        "gradient_accumulation_steps": 1,
-        "sampling_max_tokens": 32,
-        "sampling_min_tokens": 0,
-        "max_grad_norm": 1e9,  # no clipping, which would hide a difference in size
-        "loss_type": "no_baseline",
-    }
-    # group_size plays no part in an update; the checks of a configuration only allow 1 without a baseline.
-    config = GrpoConfig(**values).model_copy(update=changes)
-    learner = Learner(copy.deepcopy(model), config, 0, LearnerSettings(max_tokens_per_microbatch=budget, packing=packing))
+    """All gradients of one off-policy update in one vector, and the update's metrics."""
+    sizes = {"rollout_batch_size": len(rollouts), "train_batch_size": len(rollouts), "group_size": 2, "sampling_max_tokens": 32}
+    learner = learner_of(model, budget, packing, **sizes | changes)
     generator = torch.Generator().manual_seed(1)
     rewards, advantages = torch.rand(len(rollouts), generator=generator), torch.randn(len(rollouts), generator=generator)
-    old = None
-    if off_policy:
-        current = Learner(model, config, 0).log_probs(rollouts)
-        old = [row + 0.4 * torch.randn(len(row), generator=generator) for row in current]
+    current = learner_of(model, **sizes).log_probs(rollouts)
+    old = [row + 0.4 * torch.randn(len(row), generator=generator) for row in current]
     found = last_gradients(learner)
     metrics = learner.update(scored(rollouts, rewards, advantages, old))
     return flat(found), metrics
@@ -74,6 +59,7 @@ def test_gradients_equal_those_of_padded_microbatches_of_a_fixed_size(
     """With budgets of one response at a time, of some, and of all, and with an empty response."""
     rollouts = rollouts_of([*LENGTHS[:3], [3, 0, 6, 2]], PROMPTS, fresh_model.config.vocab_size)
     settings = {"loss_type": loss, "length_normalization": normalization, "gradient_accumulation_steps": 4}
+    settings |= {"sampling_temperature": 0.6}
     expected = gradient(fresh_model, rollouts, None, **settings)
     for budget in BUDGETS:
         assert_equal_gradients(gradient(fresh_model, rollouts, budget, packing=packing, **settings), expected)
@@ -115,48 +101,26 @@ def test_supervised_gradients_equal_those_of_the_whole_batch_at_once(fresh_model
     they were sampled at, they are learnt at 1.
     """
     rollouts = rollouts_of([*LENGTHS, [0, 1]], [*PROMPTS, 1], fresh_model.config.vocab_size)
-    prompts, responses = [r.prompt_ids for r in rollouts], [r.completion.token_ids for r in rollouts]
     reference = copy.deepcopy(fresh_model)
-    losses = []
-    for prompt, response in zip(prompts, responses, strict=True):
-        log_softmax = torch.log_softmax(reference(torch.tensor([[*prompt, *response]])).logits[0], dim=-1)
-        losses.append(-sum(log_softmax[len(prompt) - 1 + t, token] for t, token in enumerate(response)) / constant)
-    loss = sum(losses) / len(losses)
+    loss = -sum(log_probs_alone(reference, rollout).sum() for rollout in rollouts) / constant / len(rollouts)
     loss.backward()
     expected = torch.cat([p.grad.flatten() for p in reference.parameters()])
-    tokens = sum(map(len, responses))
+    sizes = {"rollout_batch_size": 24, "train_batch_size": 24, "gradient_accumulation_steps": 4}
     for budget in (None, *BUDGETS):
-        config = GrpoConfig(
-            rollout_batch_size=24,
-            train_batch_size=24,
-            group_size=2,
-            gradient_accumulation_steps=4,
-            max_grad_norm=1e9,
-            sampling_temperature=0.6,
-        )
-        learner = Learner(copy.deepcopy(fresh_model), config, 0, LearnerSettings(max_tokens_per_microbatch=budget))
+        learner = learner_of(fresh_model, budget, **sizes, sampling_temperature=0.6)
         gradients = last_gradients(learner)
-        metrics = learner.sft_update(prompts, responses, constant)
+        metrics = learner.sft_update(*token_ids(rollouts), constant)
         found = flat(gradients)
         assert (found - expected).norm() / expected.norm() < 1e-5
         assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
-        assert metrics["mean_nll"] == pytest.approx(loss.item() * constant * 18 / tokens, rel=1e-5)
+        assert metrics["mean_nll"] == pytest.approx(loss.item() * constant * 18 / response_tokens(rollouts), rel=1e-5)
         assert metrics["gradient_norm"] == pytest.approx(expected.norm().item(), rel=1e-5)
-
-
-def test_temperature_divides_the_logits_in_both_paths(fresh_model: Any) -> None:
-    rollouts = rollouts_of(LENGTHS, PROMPTS, fresh_model.config.vocab_size)
-    expected = gradient(fresh_model, rollouts, None, sampling_temperature=0.6)
-    assert_equal_gradients(gradient(fresh_model, rollouts, 60, sampling_temperature=0.6), expected)
-    assert (gradient(fresh_model, rollouts, 60)[0] - expected[0]).norm() / expected[0].norm() > 1e-2
 
 
 def test_log_probs_and_entropies_come_in_the_order_of_the_rollouts(fresh_model: Any) -> None:
     rollouts = rollouts_of([[5, 0, 9], [2, 1, 7]], [4, 2], fresh_model.config.vocab_size)
-    config = GrpoConfig(rollout_batch_size=6, train_batch_size=6, group_size=3, gradient_accumulation_steps=2)
-    padded, packed = (
-        Learner(fresh_model, config, 0, LearnerSettings(max_tokens_per_microbatch=budget)) for budget in (None, 15)
-    )
+    sizes = {"rollout_batch_size": 6, "train_batch_size": 6, "group_size": 3, "gradient_accumulation_steps": 2}
+    padded, packed = (learner_of(fresh_model, budget, **sizes) for budget in (None, 15))
     for found, expected in zip(packed.log_probs(rollouts), padded.log_probs(rollouts), strict=True):
         assert found.shape == expected.shape
         assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
@@ -243,8 +207,7 @@ def test_an_update_never_holds_the_logits_of_all_tokens(
     monkeypatch.setattr(chunked, "TOKENS_AT_ONCE", 16)
     vocabulary = fresh_model.config.vocab_size
     rollouts = rollouts_of([[30, 40, 50, 60]] * 2, [70, 80], vocabulary)
-    config = GrpoConfig(rollout_batch_size=8, train_batch_size=8, group_size=4, gradient_accumulation_steps=2)
-    learner = Learner(copy.deepcopy(fresh_model), config, 0, LearnerSettings(max_tokens_per_microbatch=budget))
+    learner = learner_of(fresh_model, budget, gradient_accumulation_steps=2)
     learner.update(scored(rollouts, torch.ones(8), torch.randn(8)))  # the moments are made at the first step
     with LargestTensor() as seen:
         learner.update(scored(rollouts, torch.ones(8), torch.randn(8)))

@@ -12,13 +12,25 @@ from typing import Any
 
 import pytest
 import torch
-from learner_parts import ADVANTAGES, LENGTHS, REWARDS, config, flat, last_gradients, off_policy, rollouts
+from learner_parts import (
+    ADVANTAGES,
+    LENGTHS,
+    REWARDS,
+    config,
+    flat,
+    last_gradients,
+    learner_of,
+    log_probs_alone,
+    log_softmax_alone,
+    off_policy,
+    rollouts,
+)
 from torch import Tensor
 from torch.testing import assert_close
 from training_parts import scored
 
 from grpo.common.errors import UserError
-from grpo.common.records import Rollout
+from grpo.common.records import Rollout, response_tokens
 from grpo.handouts import grpo_microbatch_train_step
 from grpo.learner.advantages import normalize_within_groups
 from grpo.learner.chunked import chunked_log_probs, log_probs_of
@@ -153,18 +165,11 @@ BY_HAND: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {  # log-probabi
 
 def written_out(model: Any, start: Any, batch: list[Rollout], settings: GrpoConfig) -> Tensor:
     """The loss of a batch with old log-probabilities, one response at a time."""
-    tokens = sum(len(rollout.completion.token_ids) for rollout in batch)
-
-    def distribution(of: Any, rollout: Rollout) -> Tensor:
-        logits = of(torch.tensor([rollout.prompt_ids + rollout.completion.token_ids])).logits
-        return logits[0, len(rollout.prompt_ids) - 1 : -1].log_softmax(-1)
-
-    loss = torch.zeros(())
+    tokens, loss = response_tokens(batch), torch.zeros(())
     for rollout in batch:
-        chosen = torch.tensor(rollout.completion.token_ids)[:, None]
-        new, reference = (distribution(of, rollout) for of in (model, start))
-        entropy = -(new.exp() * new).sum(-1)
-        new, reference = new.gather(1, chosen)[:, 0], reference.gather(1, chosen)[:, 0].detach()
+        new, reference = log_probs_alone(model, rollout), log_probs_alone(start, rollout).detach()
+        distribution = log_softmax_alone(model, rollout)
+        entropy = -(distribution.exp() * distribution).sum(-1)
         if settings.kl_estimator == "low_variance":
             kl = torch.exp(reference - new) - (reference - new) - 1
         else:
@@ -185,26 +190,17 @@ def written_out(model: Any, start: Any, batch: list[Rollout], settings: GrpoConf
 def test_gradients_against_losses_written_out(
     model: Any, budget: int | None, loss_type: str, normalization: str, estimator: str
 ) -> None:
-    settings = config(
-        loss_type=loss_type,
-        length_normalization=normalization,
-        cliprange=0.2,
-        cliprange_high=0.3,
-        kl_coefficient=0.7,
-        kl_estimator=estimator,
-        entropy_coefficient=0.05,
-        gradient_accumulation_steps=4,
-    )
-    start = copy.deepcopy(model)
-    learner = Learner(model, settings, 0, LearnerSettings(max_tokens_per_microbatch=budget))
+    clip = {"cliprange": 0.2, "cliprange_high": 0.3, "loss_type": loss_type, "length_normalization": normalization}
+    terms = {"kl_coefficient": 0.7, "kl_estimator": estimator, "entropy_coefficient": 0.05}
+    learner = learner_of(model, budget, **clip, **terms, gradient_accumulation_steps=4)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in learner.model.parameters():
             parameter.mul_(1.05)
     batch = scored(rollouts(), REWARDS, ADVANTAGES, off_policy(learner, rollouts()))
-    reference = learner.reference_log_probs(batch)
-    batch = [replace(rollout, reference_log_probs=log_probs) for rollout, log_probs in zip(batch, reference, strict=True)]
-    expected = copy.deepcopy(model)
-    loss = written_out(expected, start, batch, settings)
+    for rollout, log_probs in zip(batch, learner.reference_log_probs(batch), strict=True):
+        rollout.reference_log_probs = log_probs
+    expected = copy.deepcopy(learner.model)
+    loss = written_out(expected, model, batch, learner.config)
     loss.backward()
     exact = flat({name: p.grad for name, p in expected.named_parameters()})
     found = last_gradients(learner)
@@ -225,7 +221,7 @@ def test_kl_in_the_loss_is_to_the_base_below_the_adapters(model: Any) -> None:
                 parameter.normal_(std=0.1)
     learner = Learner(model, config(lora=lora, kl_coefficient=1.0), 0, LearnerSettings(max_tokens_per_microbatch=64))
     assert learner.reference is None
-    expected = Learner(start, config(), 0).log_probs(rollouts())
+    expected = learner_of(start).log_probs(rollouts())
     assert_close(learner.reference_log_probs(rollouts()), expected, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(torch.cat(learner.log_probs(rollouts())), torch.cat(expected), atol=1e-3)
 
@@ -248,8 +244,8 @@ def looks_around(inputs: LossInputs, which: dict[str, list[str]]) -> tuple[Tenso
 @pytest.mark.parametrize("budget", [None, 24])
 def test_a_loss_of_ones_own_sees_the_whole_batch_however_it_is_cut(model: Any, budget: int | None) -> None:
     options = {"which": {"any": ["yaml", "value"]}}
-    settings = config(loss_type=f"{__name__}:looks_around", loss_options=options, gradient_accumulation_steps=4)
-    learner = Learner(model, settings, 0, LearnerSettings(max_tokens_per_microbatch=budget))
+    loss = {"loss_type": f"{__name__}:looks_around", "loss_options": options}
+    learner = learner_of(model, budget, **loss, gradient_accumulation_steps=4)
     batch = scored(rollouts(), REWARDS, ADVANTAGES)
     for i, rollout in enumerate(batch):
         rollout.group = i // 4
@@ -300,6 +296,8 @@ def test_what_is_off_leaves_no_trace_in_a_record() -> None:
         ({"kl_coefficient": -0.1}, "greater than or equal to 0"),
         ({"kl_coefficient": math.nan}, "finite number"),
         ({"kl_estimator": "k2"}, "low_variance"),
+        ({"asynchronous": {"max_policy_lag": -1}}, "max_policy_lag: input should be greater"),
+        ({"asynchronous": {"replay_capacity": 0}}, "replay_capacity: input should be greater"),
         ({"loss_options": {"since": object()}}, "loss_options"),
     ],
 )

@@ -10,16 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from learner_parts import ADVANTAGES, REWARDS, config, off_policy, rollouts
+from learner_parts import ADVANTAGES, LENGTHS, REWARDS, learner_of, off_policy, rollouts
+from model_parts import own_model
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from training_parts import scored
 
-from grpo.learner.learner import Learner, token_ids
-from grpo.models.qwen2_format import TransformerConfig
-from grpo.models.transformer import TransformerLM
-from grpo.study.settings import LearnerSettings
+from grpo.learner.learner import token_ids
 
 READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__contains__")
 OF_DATA = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "unique", "bincount", "repeat_interleave")
@@ -71,20 +69,13 @@ def test_the_counters_see_what_waits() -> None:
 @pytest.mark.parametrize(("budget", "own"), [(25, False), pytest.param(25, True, marks=pytest.mark.slow), (None, True)])
 def test_an_update_reads_once_whatever_its_size(fresh_model: Any, budget: int | None, own: bool) -> None:
     """(With padded microbatches, transformers' models read one number each, to detect their own packing.)"""
-    lengths = (5, 1, 9, 3, 12, 7, 2, 4)
-    model = TransformerLM(TransformerConfig(512, 32, 64, 2, 2, 1, max_position_embeddings=256)) if own else fresh_model
     for copies in (1, 4):
-        settings = config(
-            train_batch_size=8 * copies,
-            rollout_batch_size=8 * copies,
-            gradient_accumulation_steps=4 * copies,
-            loss_type="grpo_clip",
-            importance_cap=2.0,
-        )
-        learner = Learner(model, settings, 0, LearnerSettings(max_tokens_per_microbatch=budget))
-        batch = rollouts(lengths * copies)
+        sizes = {"train_batch_size": 8 * copies, "rollout_batch_size": 8 * copies, "gradient_accumulation_steps": 4 * copies}
+        model = own_model() if own else fresh_model
+        learner = learner_of(model, budget, **sizes, loss_type="grpo_clip", importance_cap=2.0)
+        batch = rollouts(LENGTHS * copies)
         batch = scored(batch, REWARDS.repeat(copies), ADVANTAGES.repeat(copies), off_policy(learner, batch))
-        assert sum(1 for _ in learner._microbatches(model, *token_ids(batch))) >= 2 * copies
+        assert sum(1 for _ in learner._microbatches(learner.model, *token_ids(batch))) >= 2 * copies
         assert reads(lambda: learner.update(batch)) == {"tolist": 1}  # noqa: B023 - called at once
         assert reads(lambda: learner.sft_update(*token_ids(batch))) == {"tolist": 1}  # noqa: B023
         assert reads(lambda: learner.log_probs(batch)) == {"cpu": 1}  # noqa: B023

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from learner_parts import ADVANTAGES, REWARDS, config, last_gradients, rollouts
+from learner_parts import ADVANTAGES, REWARDS, config, last_gradients, log_probs_alone, rollouts
 from model_parts import SIZES
-from torch import Tensor
+from training_parts import scored
 from transformers import AutoConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo.common.errors import UserError
-from grpo.common.records import Rollout
-from grpo.learner.learner import Learner
+from grpo.learner.learner import Learner, token_ids
 from grpo.models.hugging_face import AutoModelForCausalLM, examine  # it knows the attention that is asked for
 from grpo.study.settings import LearnerSettings
 
@@ -53,13 +51,6 @@ def made(model: Any, checkpointing: bool = False, packing: bool = True) -> Learn
     return Learner(model, config(loss_type="grpo_clip"), 0, settings)
 
 
-def by_transformers(model: Any, rollout: Rollout) -> Tensor:
-    ids = torch.tensor([rollout.prompt_ids + rollout.completion.token_ids])
-    with torch.no_grad():
-        logits = model(ids).logits[0, len(rollout.prompt_ids) - 1 : -1].float()
-    return torch.log_softmax(logits, -1).gather(-1, ids[0, len(rollout.prompt_ids) :, None])[:, 0]
-
-
 @pytest.mark.parametrize("packing", [True, False], ids=["packed", "padded"])
 @pytest.mark.parametrize("kind", RANDOM)
 def test_nothing_is_random_where_a_model_is_trained(kind: str, packing: bool) -> None:
@@ -70,12 +61,9 @@ def test_nothing_is_random_where_a_model_is_trained(kind: str, packing: bool) ->
     model.train()
     found = learner.log_probs(batch)
     for rollout, log_probs in zip(batch, found, strict=True):
-        assert torch.allclose(log_probs, by_transformers(theirs, rollout), atol=1e-5)
-    for rollout, log_probs, advantage, reward in zip(batch, found, ADVANTAGES.tolist(), REWARDS.tolist(), strict=True):
-        rollout.old_log_probs, rollout.advantage, rollout.rewards = log_probs, advantage, {"reward": reward}
-        rollout.completion = replace(rollout.completion, log_probs=tuple(log_probs.tolist()))
+        assert torch.allclose(log_probs, log_probs_alone(theirs, rollout), atol=1e-5)
     model.train()
-    update = learner.update(batch)
+    update = learner.update(scored(batch, REWARDS, ADVANTAGES, found))
     assert update["ratio_min"] == update["ratio_max"] == 1.0 and update["clip_fraction"] == 0.0
 
 
@@ -87,7 +75,6 @@ def count(calls: list[int], which: int, *_: Any) -> None:
 def test_gradient_checkpointing_changes_nothing_or_is_refused(kind: str) -> None:
     """It needs layers in training mode: their gradients are those of evaluation mode, and each layer computes twice."""
     batch, gradients, calls = rollouts(), [], [0, 0]
-    prompts, responses = [r.prompt_ids for r in batch], [r.completion.token_ids for r in batch]
     for checkpointing in (False, True):
         model = random_model(kind)
         if checkpointing and kind in CANNOT_CHECKPOINT:
@@ -98,7 +85,7 @@ def test_gradient_checkpointing_changes_nothing_or_is_refused(kind: str) -> None
         layer = next(module for module in model.modules() if isinstance(module, GradientCheckpointingLayer))
         next(layer.children()).register_forward_pre_hook(partial(count, calls, checkpointing))
         gradients.append(last_gradients(learner))
-        learner.sft_update(prompts, responses)
+        learner.sft_update(*token_ids(batch))
     assert calls[1] == 2 * calls[0] > 0
     for name, gradient in gradients[0].items():
         assert torch.equal(gradients[1][name], gradient), name

@@ -9,20 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from learner_parts import config, last_gradients
+from learner_parts import as_rollouts, config, last_gradients, learner_of, log_probs_alone
 from learner_parts import rollout as random_rollout
 from model_parts import SIZES, TINY, tiny_checkpoint, tiny_model
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo.common.errors import UserError
-from grpo.common.records import Problem, Rollout
-from grpo.learner.learner import Learner
+from grpo.common.records import Rollout
+from grpo.learner.learner import Learner, token_ids
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.examine import examine, limited_context, traits_of
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
-from grpo.study.settings import LearnerSettings
 
 TEXTS = ["What is 1 + 1?", "The answer is 2, since 1 and 1 make 2.", "No.", "Mia has 3 apples and eats one of them."]
 COPIED = {  # why responses cannot share a prompt
@@ -50,15 +48,8 @@ def folder(kind: str, tmp_path: Path) -> Path:
 def sampled(model: Any, tokenizer: Any) -> list[Rollout]:
     """Four responses to each of three prompts, which are of unequal length and longer than the windows of attention."""
     prompts = [tokenizer.prompt_ids(text) for text in TEXTS[:3]]
-    groups = TransformersEngine(model, tokenizer).generate(prompts, SamplingParams(0.8, max_tokens=12), n=4, seed=3)
-    return [Rollout(Problem("", "", ""), p, c, {}) for p, group in zip(prompts, groups, strict=True) for c in group]
-
-
-def by_transformers(model: Any, rollout: Rollout, temperature: float = 0.8) -> Tensor:
-    """Log-probabilities (response length,) of a response from a forward pass of transformers over it alone."""
-    ids = torch.tensor([rollout.prompt_ids + rollout.completion.token_ids])
-    logits = model(ids).logits[0, len(rollout.prompt_ids) - 1 : -1].float() / temperature
-    return torch.log_softmax(logits, -1).gather(-1, ids[0, len(rollout.prompt_ids) :, None])[:, 0]
+    params = SamplingParams(0.8, max_tokens=12)
+    return as_rollouts(prompts, TransformersEngine(model, tokenizer).generate(prompts, params, n=4, seed=3))
 
 
 @every_kind
@@ -71,7 +62,7 @@ def test_engine_learner_and_what_is_saved_agree_with_transformers(kind: str, fol
     rollouts = sampled(model, tokenizer)
     assert len({len(r.completion.token_ids) for r in rollouts}) + len({len(r.prompt_ids) for r in rollouts}) >= 4
     with torch.no_grad():
-        expected = [by_transformers(theirs, rollout) for rollout in rollouts]
+        expected = [log_probs_alone(theirs, rollout, 0.8) for rollout in rollouts]
     for rollout, log_probs in zip(rollouts, expected, strict=True):
         assert rollout.completion.log_probs == pytest.approx(log_probs.tolist(), abs=1e-4)
     assert torch.cat(expected).std() > 0.5  # else nothing was tried
@@ -79,9 +70,7 @@ def test_engine_learner_and_what_is_saved_agree_with_transformers(kind: str, fol
     save_checkpoint(tmp_path / "saved", model, tokenizer)
     reloaded = load_model(tmp_path / "saved")
     for trained, budget in ((model, None), (model, 60), (reloaded, 60)):
-        learner = Learner(
-            trained, config(sampling_temperature=0.8), tokenizer.pad_token_id, LearnerSettings(max_tokens_per_microbatch=budget)
-        )
+        learner = learner_of(trained, budget, sampling_temperature=0.8)
         for found, log_probs in zip(learner.log_probs(rollouts), expected, strict=True):
             assert torch.allclose(found, log_probs, atol=1e-4)
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
@@ -98,16 +87,14 @@ def test_gradients_are_those_of_a_plain_loop(kind: str, folder: Path) -> None:
     tokenizer = load_tokenizer(folder)
     theirs = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     rollouts = sampled(load_model(folder), tokenizer)
-    loss = -torch.stack([by_transformers(theirs, r, temperature=1.0).sum() for r in rollouts]).mean()
+    loss = -torch.stack([log_probs_alone(theirs, r).sum() for r in rollouts]).mean()
     loss.backward()  # type: ignore[no-untyped-call]
     expected = {name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}
     for budget in (None, 60):
-        learner = Learner(
-            load_model(folder), config(), tokenizer.pad_token_id, LearnerSettings(max_tokens_per_microbatch=budget)
-        )
+        learner = learner_of(load_model(folder), budget)
         assert learner.packs == (budget is not None and kind not in COPIED)
         gradients = last_gradients(learner)
-        learner.sft_update([r.prompt_ids for r in rollouts], [r.completion.token_ids for r in rollouts])
+        learner.sft_update(*token_ids(rollouts))
         for name, gradient in expected.items():
             assert torch.allclose(gradients[name], gradient, atol=1e-4 + 1e-3 * gradient.abs().max().item()), name
 
@@ -155,11 +142,10 @@ DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_thet
 def test_frequencies_that_follow_the_longest_text_stay_the_same(kind: str, changes: dict[str, Any], tmp_path: Path) -> None:
     """Up to the original length a text's results do not depend on its batch; engine and learner refuse longer texts."""
     model = tiny_model(kind, **changes)
-    theirs = copy.deepcopy(model)
     short, long = ([random_rollout(n, 12, seed) for seed in range(4)] for n in (5, 52))
-    expected = [by_transformers(theirs, one, 1.0) for one in short]
+    expected = [log_probs_alone(copy.deepcopy(model), one) for one in short]
     for budget, packing in ((2000, True), (150, False), (None, False)):
-        learner = Learner(model, config(), 0, LearnerSettings(max_tokens_per_microbatch=budget, packing=packing))
+        learner = learner_of(model, budget, packing)
         for found, log_probs in zip(learner.log_probs([*long, *short])[4:], expected, strict=True):
             assert torch.allclose(found, log_probs, atol=1e-5)
     assert traits_of(model).context == 64

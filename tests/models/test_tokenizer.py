@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model_parts import TOKENIZERS, tiny_checkpoint
+from model_parts import TOKENIZERS, byte_level, tiny_checkpoint
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
@@ -508,17 +508,10 @@ def test_the_plain_files_are_read_alike_whatever_the_model_is(hub_of_qwen: Path,
 
 
 def test_a_tokenizer_in_older_files_is_converted(tmp_path: Path, _texts: list[str]) -> None:
-    backend = Backend(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, initial_alphabet=alphabet, special_tokens=["<|endoftext|>"], show_progress=False
-    )
-    backend.train_from_iterator(_texts, trainer)
-    backend.model.save(str(tmp_path))
+    byte_level(_texts, []).model.save(str(tmp_path))
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>"}')
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [0, 7]}')
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [300, 7]}')
     tokenizer = load_tokenizer(tmp_path)
     assert tokenizer(TEXTS[2])["input_ids"] == AutoTokenizer.from_pretrained(tmp_path)(TEXTS[2])["input_ids"]
-    assert tokenizer.stop_token_ids == (0, 7)
+    assert tokenizer.stop_token_ids == (300, 7)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from learner_parts import last_gradients, rollouts_of
-from safetensors.torch import load_file, save_file
+from learner_parts import last_gradients, learner_of, rollouts_of
+from safetensors.torch import load, load_file, save
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from training_parts import scored
@@ -28,8 +28,6 @@ from grpo.models.qwen2_format import TransformerConfig
 from grpo.models.transformer import TransformerLM, visible_keys
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
-from grpo.study.methods import GrpoConfig
-from grpo.study.settings import LearnerSettings
 
 SMALL = TransformerConfig(
     vocab_size=50,
@@ -130,30 +128,17 @@ def assert_equal_gradients(found: dict[str, Tensor], expected: dict[str, Tensor]
 
 @variants
 @pytest.mark.parametrize("padded", [False, True])
-def test_logits_are_those_of_qwen2(config: TransformerConfig, padded: bool) -> None:
-    model = own_model(config)
-    mask = LEFT_PADDED if padded else None
-    positions = (LEFT_PADDED.cumsum(-1) - 1).clamp(min=0) if padded else None
+def test_logits_and_gradients_are_those_of_qwen2(config: TransformerConfig, padded: bool) -> None:
+    model, ids = own_model(config), token_ids()
+    ids[0, 5] = ids[1, 3] = 0  # the padding token, in a text
+    theirs, mask = reference(model), LEFT_PADDED if padded else None
     real = LEFT_PADDED.bool() if padded else torch.ones(3, 12, dtype=torch.bool)
-    found = model(token_ids(), attention_mask=mask, position_ids=positions).logits
-    expected = reference(model)(token_ids(), attention_mask=mask, position_ids=positions).logits
+    incoming = torch.randn(3, 12, config.vocab_size, generator=torch.Generator().manual_seed(2))
+    found, expected = (each(ids, attention_mask=mask).logits for each in (model, theirs))
     assert_close(found[real], expected[real])
     assert torch.isfinite(found).all()  # where there is padding too
-
-
-@variants
-@pytest.mark.parametrize("padded", [False, True])
-def test_gradients_are_those_of_qwen2(config: TransformerConfig, padded: bool) -> None:
-    model = own_model(config)
-    theirs = reference(model)
-    mask = LEFT_PADDED if padded else None
-    incoming = torch.randn(3, 12, config.vocab_size, generator=torch.Generator().manual_seed(2)) * (
-        LEFT_PADDED[..., None] if padded else 1
-    )
-    ids = token_ids()
-    ids[0, 5] = ids[1, 3] = 0  # the padding token, in a text
-    for each in (model, theirs):
-        (each(ids, attention_mask=mask).logits * incoming).sum().backward()
+    for logits in (found, expected):
+        (logits * incoming)[real].sum().backward()
     assert_equal_gradients(gradients(model), gradients(theirs))
 
 
@@ -239,17 +224,8 @@ def updated(
     model: Any, budget: int | None, prepare: Callable[[Any], object] = lambda _: None
 ) -> tuple[dict[str, float], dict[str, Tensor], Learner]:
     """Metrics and gradients of one update of a copy of the model, whose starting weights the learner keeps too."""
-    config = GrpoConfig(
-        rollout_batch_size=12,
-        train_batch_size=12,
-        group_size=4,
-        gradient_accumulation_steps=3,
-        sampling_max_tokens=16,
-        learning_rate=1e-3,
-        max_grad_norm=1e9,
-        measure_kl=True,
-    )
-    learner = Learner(copy.deepcopy(model), config, 0, LearnerSettings(max_tokens_per_microbatch=budget))
+    sizes = {"rollout_batch_size": 12, "train_batch_size": 12, "gradient_accumulation_steps": 3}
+    learner = learner_of(model, budget, **sizes, measure_kl=True)
     prepare(learner.model)
     batch = rollouts_of([[5, 1, 9, 3], [2, 2, 1, 1], [12, 7, 1, 4]], [7, 1, 12], model.config.vocab_size)
     generator = torch.Generator().manual_seed(5)
@@ -375,55 +351,49 @@ def test_copies_are_whole_and_apart(tied: bool) -> None:
 # --------------------------------------------------------------------------------------------------------------- refusals
 
 
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
 Q = "model.layers.1.self_attn.q_proj.bias"
-DAMAGED_CONFIGS: dict[str, Callable[[dict[str, Any]], object]] = {
-    "a size is missing": lambda config: config.pop("hidden_size"),
-    "heads do not divide the width": lambda config: config.update(num_attention_heads=3),
-    "heads do not share keys evenly": lambda config: config.update(num_key_value_heads=3),
-    "no number": lambda config: config.update(hidden_size="wide"),
+
+
+def configured(config: bytes, **changes: Any) -> bytes:
+    return json.dumps({key: value for key, value in (json.loads(config) | changes).items() if value is not None}).encode()
+
+
+def weighing(weights: bytes, changes: dict[str, Tensor | None]) -> bytes:
+    return save({name: value for name, value in (load(weights) | changes).items() if value is not None})
+
+
+DAMAGED: dict[str, tuple[str, Callable[[bytes], bytes]]] = {  # a file, and what becomes of it
+    "a size is missing": (CONFIG, lambda file: configured(file, hidden_size=None)),
+    "heads do not divide the width": (CONFIG, lambda file: configured(file, num_attention_heads=3)),
+    "heads do not share keys evenly": (CONFIG, lambda file: configured(file, num_key_value_heads=3)),
+    "no number": (CONFIG, lambda file: configured(file, hidden_size="wide")),
+    "no JSON": (CONFIG, lambda _: b"{"),
+    "no mapping": (CONFIG, lambda _: b"[]"),
+    "too deep": (CONFIG, lambda _: b"[" * 100_000 + b"]" * 100_000),
+    "a missing weight": (WEIGHTS, lambda file: weighing(file, {Q: None})),
+    "an unexpected weight": (WEIGHTS, lambda file: weighing(file, {"more": torch.ones(1)})),
+    "a weight that would broadcast": (WEIGHTS, lambda file: weighing(file, {Q: torch.ones(1)})),
+    "a cut file": (WEIGHTS, lambda file: file[:-100]),
+    "no weights": (WEIGHTS, lambda _: b""),
 }
-DAMAGED_WEIGHTS: dict[str, Callable[[dict[str, Tensor]], object]] = {
-    "missing": lambda weights: weights.pop(Q),
-    "unexpected": lambda weights: weights.update(more=torch.ones(1)),
-    "one that would broadcast": lambda weights: weights.update({Q: torch.ones(1)}),
-}
 
 
-def assert_refused(folder: Path) -> None:
-    with pytest.raises(UserError, match=rf"{folder}: not a readable model .*Get it anew"):
-        load_model(folder)
-
-
-@pytest.mark.parametrize("change", DAMAGED_CONFIGS.values(), ids=DAMAGED_CONFIGS.keys())
-def test_a_damaged_configuration_is_refused(tmp_path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+@pytest.mark.parametrize(("name", "damage"), DAMAGED.values(), ids=DAMAGED.keys())
+def test_damaged_files_are_refused(tmp_path: Path, name: str, damage: Callable[[bytes], bytes]) -> None:
     own_model().save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    change(config)
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert_refused(tmp_path)
+    (tmp_path / name).write_bytes(damage((tmp_path / name).read_bytes()))
+    with pytest.raises(UserError, match=rf"{tmp_path}: not a readable model .*Get it anew"):
+        load_model(tmp_path)
 
 
-@pytest.mark.parametrize("change", DAMAGED_WEIGHTS.values(), ids=DAMAGED_WEIGHTS.keys())
-def test_weights_that_do_not_fit_are_refused(tmp_path: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
-    own_model().save_pretrained(tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    change(weights)
-    save_file(weights, tmp_path / "model.safetensors")
-    assert_refused(tmp_path)
-
-
-def test_damaged_and_missing_files_are_refused(tmp_path: Path) -> None:
+def test_missing_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no model"):
         load_model(tmp_path / "nowhere")
     own_model().save_pretrained(tmp_path)
-    content = (tmp_path / "model.safetensors").read_bytes()
-    (tmp_path / "model.safetensors").write_bytes(content[:-100])
-    assert_refused(tmp_path)
-    (tmp_path / "model.safetensors").unlink()
-    assert_refused(tmp_path)
-    for text in ("{", "[]", "[" * 100_000 + "]" * 100_000):
-        (tmp_path / "config.json").write_text(text)
-        assert_refused(tmp_path)
+    (tmp_path / WEIGHTS).unlink()
+    with pytest.raises(UserError, match=rf"{tmp_path}: not a readable model .*Get it anew"):
+        load_model(tmp_path)
 
 
 # ----------------------------------------------------------------------------------------------------------------- by hand

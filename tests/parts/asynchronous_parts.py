@@ -151,21 +151,6 @@ def make_fixed_time_learner(seconds: float) -> tuple[Any, Any]:
     return FixedTimeLearner(seconds), lambda target: None
 
 
-class StuckEngine(FixedTimeEngine):
-    """Hangs."""
-
-    def generate(self, *arguments: Any, **named: Any) -> Any:
-        time.sleep(3600)
-
-
-def make_stuck_generator(folder: Path) -> tuple[Any, Any, Any]:
-    return StuckEngine(0.0), None, load_tokenizer(folder)
-
-
-def never_starts() -> Any:
-    time.sleep(3600)
-
-
 # -------------------------------------------------------------------------------------------------------------- in the test
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from training_parts import scored
 
 from grpo.common.records import Completion, Problem, Rollout
 from grpo.learner.learner import Learner
 from grpo.study.methods import GrpoConfig
+from grpo.study.settings import LearnerSettings
 
 PROBLEM = Problem("p", "?", "1")
 LOSS_TYPES = ["no_baseline", "reinforce_with_baseline", "grpo_no_clip", "grpo_clip"]
@@ -57,10 +61,40 @@ REWARDS = torch.tensor([1.0, 0, 0, 1, 0, 1, 1, 1])
 ADVANTAGES = torch.tensor([1.5, -0.5, -0.25, 1.0, -2.0, 0.75, 0.5, -1.0])
 
 
+def learner_of(model: Any, budget: int | None = None, packing: bool = True, **changes: Any) -> Learner:
+    """A learner of a copy of the model."""
+    settings = LearnerSettings(max_tokens_per_microbatch=budget, packing=packing)
+    return Learner(copy.deepcopy(model), config(**changes), 0, settings)
+
+
 def off_policy(learner: Learner, batch: list[Rollout]) -> list[Tensor]:
     """Old log-probabilities away from the current ones by up to .5, so that some tokens are clipped."""
     generator = torch.Generator().manual_seed(7)
     return [lp + torch.rand(lp.shape, generator=generator) - 0.5 for lp in learner.log_probs(batch)]
+
+
+def updated(learner: Learner, advantages: Tensor = ADVANTAGES) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Metrics and gradients of one off-policy update."""
+    batch, gradients = rollouts(), last_gradients(learner)
+    metrics = learner.update(scored(batch, REWARDS, advantages, off_policy(learner, batch)))
+    return metrics, gradients
+
+
+def log_softmax_alone(model: Any, rollout: Rollout, temperature: float = 1.0) -> Tensor:
+    """Log-softmax (response length, vocabulary) at a response's tokens, from a forward pass over prompt and response alone."""
+    logits = model(torch.tensor([rollout.prompt_ids + rollout.completion.token_ids])).logits
+    return torch.log_softmax(logits[0, len(rollout.prompt_ids) - 1 : -1].float() / temperature, dim=-1)
+
+
+def log_probs_alone(model: Any, rollout: Rollout, temperature: float = 1.0) -> Tensor:
+    """Log-probabilities (response length,) of a response from a forward pass over it alone."""
+    chosen = torch.tensor(rollout.completion.token_ids, dtype=torch.long)[:, None]
+    return log_softmax_alone(model, rollout, temperature).gather(-1, chosen)[:, 0]
+
+
+def as_rollouts(prompts: Sequence[Sequence[int]], groups: Sequence[Sequence[Completion]]) -> list[Rollout]:
+    """The completions that an engine gave of the prompts."""
+    return [Rollout(PROBLEM, tuple(p), c, {}) for p, group in zip(prompts, groups, strict=True) for c in group]
 
 
 def last_gradients(learner: Learner) -> dict[str, Tensor]:

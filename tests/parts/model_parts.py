@@ -74,7 +74,7 @@ def like_llama3(folder: Path, texts: Sequence[str]) -> None:
     none for padding.
     """
     begin, end, turn, more = "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>"
-    backend = _byte_level(texts, [begin, end, turn, more, "<|start_header_id|>", "<|end_header_id|>"])
+    backend = byte_level(texts, [begin, end, turn, more, "<|start_header_id|>", "<|end_header_id|>"])
     add = processors.TemplateProcessing(single=f"{begin} $A", special_tokens=[(begin, backend.token_to_id(begin))])
     backend.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), add])
     header = "<|start_header_id|>{}<|end_header_id|>\n\n"
@@ -92,7 +92,7 @@ def like_llama3(folder: Path, texts: Sequence[str]) -> None:
 
 def like_gemma(folder: Path, texts: Sequence[str]) -> None:
     """A beginning, a token for padding, and a chat template (in tokenizer_config.json) that refuses system messages."""
-    backend = _byte_level(texts, ["<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"])
+    backend = byte_level(texts, ["<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"])
     begin = backend.token_to_id("<bos>")
     backend.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", begin)])
     template = (
@@ -108,7 +108,7 @@ def like_gemma(folder: Path, texts: Sequence[str]) -> None:
 
 def like_qwen3(folder: Path, texts: Sequence[str]) -> None:
     """No beginning; the end of a turn is also padding; thinking can be left out."""
-    backend = _byte_level(texts, ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"])
+    backend = byte_level(texts, ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"])
     template = (
         "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n"
@@ -121,19 +121,19 @@ def like_qwen3(folder: Path, texts: Sequence[str]) -> None:
 
 def like_olmo(folder: Path, texts: Sequence[str]) -> None:
     """No beginning, no chat template, one stop token, and no generation_config.json."""
-    _write(folder, _byte_level(texts, ["<|endoftext|>"]), {"eos_token": "<|endoftext|>"}, None, None)
+    _write(folder, byte_level(texts, ["<|endoftext|>"]), {"eos_token": "<|endoftext|>"}, None, None)
 
 
 TOKENIZERS = {"like_llama3": like_llama3, "like_gemma": like_gemma, "like_qwen3": like_qwen3, "like_olmo": like_olmo}
 
 
-def _byte_level(texts: Sequence[str], special: Sequence[str]) -> Backend:
-    """Byte-level BPE of 300 tokens and these."""
+def byte_level(texts: Sequence[str], special: Sequence[str], size: int = 300) -> Backend:
+    """Byte-level BPE of so many tokens and these."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    backend.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False))
+    backend.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False))
     backend.add_special_tokens(list(special))
     return backend
 

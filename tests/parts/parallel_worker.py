@@ -11,9 +11,8 @@ from learner_parts import config, flat, last_gradients, rollouts_of
 from model_parts import SMALLER, own_model
 from training_parts import scored
 
-from grpo.common.records import Rollout
 from grpo.common.world import ALONE, World, init_world
-from grpo.learner.learner import Learner
+from grpo.learner.learner import Learner, token_ids
 from grpo.study.settings import LearnerSettings
 
 LENGTHS = [[5, 1, 9, 3], [2, 2, 0, 1], [12, 7, 1, 4]]
@@ -53,12 +52,12 @@ def compute(world: World = ALONE) -> dict[str, Any]:
             case = f"{loss}, {normalization}, {budget}{' packed' if packing else ''}"
             found["metrics"][case] = learner.update(scored(rollouts, rewards, advantages, old))
             found["gradients"][case] = flat(gradients)
-            found["metrics"][f"sft {case}"] = learner.sft_update(*ids_of(rollouts), normalize_constant=7.0)
+            found["metrics"][f"sft {case}"] = learner.sft_update(*token_ids(rollouts), normalize_constant=7.0)
             found["gradients"][f"sft {case}"] = flat(gradients)
             found["log_probs"] = learner.log_probs(rollouts)
             found["entropies"] = learner.token_entropies(rollouts)
             found["drift"] = learner.drift(rollouts)
-            found["rows_of_one"] = sum(1 for _ in learner._microbatches(model, *ids_of(rollouts)))
+            found["rows_of_one"] = sum(1 for _ in learner._microbatches(model, *token_ids(rollouts)))
             found["weights"] = {name: value.detach().clone() for name, value in model.state_dict().items()}
     return found
 
@@ -72,10 +71,6 @@ def make_learner(model: Any, budget: int | None, packing: bool, loss: str, norma
         entropy_coefficient=0.1 if loss == "gspo" else 0.0,
     )
     return Learner(model, settings, 0, LearnerSettings(max_tokens_per_microbatch=budget, packing=packing), world=world)
-
-
-def ids_of(rollouts: list[Rollout]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-    return [r.prompt_ids for r in rollouts], [r.completion.token_ids for r in rollouts]
 
 
 if __name__ == "__main__":

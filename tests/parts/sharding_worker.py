@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from learner_parts import config, rollouts_of
 from model_parts import SMALLER, own_model, tiny_model
-from parallel_worker import BATCH, LENGTHS, ids_of
+from parallel_worker import BATCH, LENGTHS
 from torch import Tensor
 from training_parts import scored
 
 from grpo.common.world import ALONE, World, init_world
-from grpo.learner.learner import Learner
+from grpo.learner.learner import Learner, token_ids
 from grpo.learner.optimizer import MOMENTS
 from grpo.models.sharding import gather, weights_of, whole_model
 from grpo.models.tokenizer import train_tokenizer
@@ -74,7 +74,7 @@ def compute(case: str, world: World = ALONE, shard_on: str | None = None) -> dic
         rewards, advantages = torch.rand(12, generator=generator), torch.randn(12, generator=generator)
         old = [log_probs - 0.3 for log_probs in learner.log_probs(rollouts)]
         found["metrics"].append(learner.update(scored(rollouts, rewards, advantages, old)))
-    found["metrics"].append(learner.sft_update(*ids_of(rollouts), normalize_constant=7.0))
+    found["metrics"].append(learner.sft_update(*token_ids(rollouts), normalize_constant=7.0))
     found["log_probs"] = torch.cat(learner.log_probs(rollouts))
     found["drift"] = learner.drift(rollouts)
     found["weights"] = {name: weight.clone() for name, weight in weights_of(learner.model)}
@@ -91,7 +91,7 @@ def compute(case: str, world: World = ALONE, shard_on: str | None = None) -> dic
     other = Learner(make_model(), settings, 0, how, world)
     other.restore(found["state"])
     for each in (learner, other):
-        each.sft_update(*ids_of(rollouts))
+        each.sft_update(*token_ids(rollouts))
     after, resumed = (dict(weights_of(each.model)) for each in (learner, other))
     found["resumed"] = all(torch.equal(after[name], weight) for name, weight in resumed.items())
     return found

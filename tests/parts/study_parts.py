@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from grpo.commands.study import composed_text
@@ -60,6 +61,16 @@ def entry(experiment: str, **changes: Any) -> Experiment:
     return _STUDY.experiments[experiment].model_copy(update=changes)
 
 
+def changed(study: Study, **values: Any) -> Study:
+    """The study with these values in the place of its own; a dictionary changes single values of a section."""
+
+    def of(name: str, value: Any) -> Any:
+        own = getattr(study, name)
+        return own.model_copy(update=value) if isinstance(own, BaseModel) and isinstance(value, dict) else value
+
+    return study.model_copy(update={name: of(name, value) for name, value in values.items()})
+
+
 def method_of(experiment: str) -> Method:
     """How its runs are trained."""
     return _STUDY.experiments[experiment].method
@@ -73,6 +84,19 @@ def needed_selections(experiment: str) -> list[str]:
 def values_of(name: str) -> dict[str, Any]:
     """The values of a study, which the caller may change."""
     return compose(ROOT / f"studies/{name}.yaml")
+
+
+def one_arm_of(task: dict[str, Any]) -> dict[str, Any]:
+    """The values of the smoke study with this task and one arm, 3e-3 of grpo_learning_rate."""
+    values = values_of("smoke")
+    values["tasks"]["main"] = task
+    del values["sft_datasets"]["main"]
+    values["experiments"] = {name: of | {"arms": {}} for name, of in values["experiments"].items()}
+    values["experiments"]["grpo_learning_rate"]["arms"] = {"3e-3": {"learning_rate": 3e-3}}
+    values["select_in"] = ["grpo_learning_rate"]
+    values["evaluation"] |= {"problems": 16, "zero_shot_problems": 16}
+    values["evaluation"]["best_of_n"]["problems"] = 8
+    return values
 
 
 def shorten_quickstart(file: Path, pretraining: int = 20, steps: int = 4) -> None:

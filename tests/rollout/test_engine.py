@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from model_parts import tiny_checkpoint
+from study_parts import changed
 from torch import Tensor
 
 from grpo.common.errors import UserError
@@ -311,9 +312,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def on_vllm(study: Study, **engine: Any) -> Study:
     """The study with vLLM on a GPU that engine and learner share."""
-    learner = study.learner.model_copy(update={"device": "cuda"})
-    changed = study.engine.model_copy(update={"name": "vllm", "device": "cuda:0", **engine})
-    return study.model_copy(update={"engine": changed, "learner": learner})
+    return changed(study, engine={"name": "vllm", "device": "cuda:0", **engine}, learner={"device": "cuda"})
 
 
 @pytest.mark.usefixtures("on_gpu")
@@ -369,8 +368,7 @@ def test_a_vllm_that_stays_awake_takes_weights_at_once(
 def test_vllm_sleeps_only_where_a_learner_on_the_same_gpu_gains_by_it(
     mini_study: Study, level: int, engine: str, learner: str, follows_policy: bool, expected: bool
 ) -> None:
-    study = on_vllm(mini_study, sleep_level=level, device=engine)
-    study = study.model_copy(update={"learner": study.learner.model_copy(update={"device": learner})})
+    study = changed(on_vllm(mini_study, sleep_level=level, device=engine), learner={"device": learner})
     assert sleeps(study, follows_policy) == expected
 
 
@@ -607,9 +605,8 @@ def test_an_engine_that_cannot_start_says_what_to_change(
     mini_study: Study, model: Any, tokenizer: Any, engine: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)  # as where it is not installed
-    study = mini_study.model_copy(update={"engine": mini_study.engine.model_copy(update=engine)})
     with pytest.raises(UserError, match=message):
-        make_engine(study, Checkpoint(Path("data/model"), model, tokenizer))
+        make_engine(changed(mini_study, engine=engine), Checkpoint(Path("data/model"), model, tokenizer))
 
 
 def test_compiling_without_a_compiler_says_what_to_install(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

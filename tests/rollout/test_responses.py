@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from model_parts import byte_level as byte_level_bpe
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
@@ -36,12 +37,7 @@ def made_of(backend: Backend, stop_tokens: list[str]) -> Tokenizer:
 
 def byte_level(special_tags: bool = False, stop_tokens: tuple[str, ...] = ("</s>",)) -> Tokenizer:
     """A tokenizer like GPT-2's, with the tags of r1_zero as added tokens."""
-    backend = Backend(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    backend.train_from_iterator(TEXTS * 5, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False))
-    backend.add_special_tokens(["</s>", "<|im_end|>"])
+    backend = byte_level_bpe(TEXTS * 5, ["</s>", "<|im_end|>"])
     backend.add_tokens([AddedToken(tag, special=special_tags, normalized=False) for tag in TAGS])
     return made_of(backend, list(stop_tokens))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import shutil
@@ -14,18 +13,17 @@ from typing import Any
 
 import pytest
 import torch
-from model_parts import FOR_VLLM, tiny_checkpoint, tiny_model
+from learner_parts import as_rollouts
+from model_parts import FOR_VLLM, byte_level, tiny_checkpoint, tiny_model
 from pipeline_parts import ROOT, sh
 from ruamel.yaml import YAML
 from study_parts import ASYNCHRONOUS, Edit, activate, needed_selections, shard_learner
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers, trainers
-from training_parts import scored
+from training_parts import read_csv, scored
 from transformers import AutoTokenizer
 
 from grpo.common.errors import UserError
 from grpo.common.files import write_json
-from grpo.common.records import Problem, Rollout
+from grpo.common.records import Rollout
 from grpo.handouts import evaluate_vllm
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
@@ -55,12 +53,7 @@ def served(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def rollouts(served: Any, params: SamplingParams, n: int, seed: int = 0) -> list[Rollout]:
-    groups = served.engine.generate(served.prompts, params, n=n, seed=seed)
-    return [
-        Rollout(Problem("", "", ""), prompt, completion, {})
-        for prompt, group in zip(served.prompts, groups, strict=True)
-        for completion in group
-    ]
+    return as_rollouts(served.prompts, served.engine.generate(served.prompts, params, n=n, seed=seed))
 
 
 def make_learner(model: Any, temperature: float = 1.0) -> Learner:
@@ -216,8 +209,7 @@ def test_other_architectures_and_several_stop_tokens(kind: str, tokenizer_kind: 
     engine = VllmEngine(tmp_path, model, VllmSettings("float32", "cpu", 0.5, 64))
     learner = make_learner(model)
     for version in (1, 2):
-        groups = engine.generate(prompts, SamplingParams(max_tokens=40), n=64, seed=version)
-        found = [Rollout(Problem("", "", ""), p, c, {}) for p, group in zip(prompts, groups, strict=True) for c in group]
+        found = as_rollouts(prompts, engine.generate(prompts, SamplingParams(max_tokens=40), n=64, seed=version))
         for rollout, log_probs in zip(found, learner.log_probs(found), strict=True):
             assert rollout.completion.log_probs == pytest.approx(log_probs.tolist(), abs=1e-3)
             *before, last = rollout.completion.token_ids
@@ -233,12 +225,7 @@ def test_both_engines_end_and_read_responses_alike(stop: tuple[str, ...], tmp_pa
     """Tags that are special tokens, stop tokens that only config.json names, and a tokenizer that transformers reads in another
     way than its tokenizer.json describes.
     """
-    backend = Backend(models.BPE())
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=260, initial_alphabet=alphabet, show_progress=False)
-    backend.train_from_iterator(["so 42 of them"], trainer)
-    backend.add_special_tokens(["</s>", "<answer>", "</answer>"])
+    backend = byte_level(["so 42 of them"], ["</s>", "<answer>", "</answer>"], 260)
     size, ends = backend.get_vocab_size(), [backend.token_to_id("</s>"), 65, 66]
     tiny_model("llama", size, eos_token_id=ends[1:], **FOR_VLLM | {"initializer_range": 0.02}).save_pretrained(tmp_path)
     (tmp_path / "generation_config.json").unlink()
@@ -302,9 +289,7 @@ def test_the_mini_study_learns_on_vllm(mini: Path) -> None:
     run = folder / "data/runs/grpo_learning_rate/3e-4/0"
     sh(folder, "grpo", "train", "grpo_learning_rate", "3e-4", "--check-weights")
     on_vllm = json.loads((run / "metrics.json").read_text())
-    header, *rows = (run / "history.csv").read_text().splitlines()
-    column = header.split(",").index("mismatch_mean")
-    assert max(float(row.split(",")[column]) for row in rows) < 1e-3
+    assert max(row["mismatch_mean"] for row in read_csv(run / "history.csv")) < 1e-3
     assert on_vllm["val/answer_reward"] > on_vllm["first/answer_reward"] + 0.2
 
     use_engine(folder, "transformers")
@@ -327,10 +312,8 @@ def test_two_processes_each_sample_with_a_vllm_of_their_own(sharded: bool, mini:
     how = "with a share of the weights each" if sharded else "with all weights each"
     print(f"answer reward after {STEPS} steps in two processes {how}: {metrics['val/answer_reward']:.3f} on vLLM")
     assert metrics["val/answer_reward"] > metrics["first/answer_reward"] + 0.2
-    with (run / "history.csv").open(newline="") as file:
-        history = list(csv.DictReader(file))
-    assert len(history) == STEPS
-    assert max(float(row["mismatch_mean"]) for row in history) < 1e-3
+    history = read_csv(run / "history.csv")
+    assert len(history) == STEPS and max(row["mismatch_mean"] for row in history) < 1e-3
 
 
 def test_with_a_generator_of_its_own_vllm_is_one_version_behind(mini: Path) -> None:
@@ -344,8 +327,7 @@ def test_with_a_generator_of_its_own_vllm_is_one_version_behind(mini: Path) -> N
     metrics = json.loads((run / "metrics.json").read_text())
     print(f"answer reward after {STEPS} steps one version behind: {metrics['val/answer_reward']:.3f} on vLLM")
     assert metrics["val/answer_reward"] > metrics["first/answer_reward"] + 0.2
-    with (run / "history.csv").open(newline="") as file:
-        history = list(csv.DictReader(file))
-    assert [row["lag_max"] for row in history] == ["0"] + ["1"] * (STEPS - 1)
+    history = read_csv(run / "history.csv")
+    assert [row["lag_max"] for row in history] == [0] + [1] * (STEPS - 1)
     # One step moves the policy a little; weights of another version, or of none, would show at once.
-    assert all(abs(float(row["ratio_mean"]) - 1) < 0.05 for row in history)
+    assert all(abs(row["ratio_mean"] - 1) < 0.05 for row in history)

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from pydantic import ValidationError
 from training_parts import NoMlflow, context, problems
 
 from grpo.common.records import Completion, Rollout
 from grpo.rollout.engine import SamplingParams
-from grpo.study.methods import Asynchronous, GrpoConfig
+from grpo.study.methods import GrpoConfig
 from grpo.tasks.task import ScoredBatch
 from grpo.tracking.run_log import RunLog
 from grpo.training.dynamic_sampling import replace_groups_without_signal
@@ -105,15 +104,3 @@ def test_what_is_asked_anew_depends_on_seed_step_and_round_alone() -> None:
     first = [other_problems(DATA, DATA[:6], seed, step, 4) for seed, step in ((0, 1), (0, 1), (1, 1), (0, 2))]
     assert first[0] == first[1] and first[0] != first[2] != first[3] != first[0]
     assert not set(first[0]) & set(DATA[:6])
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"asynchronous": Asynchronous()}, "not in an asynchronous run"),
-        ({"group_size": 1, "loss_type": "no_baseline"}, "in a group of one all rewards are equal"),
-    ],
-)
-def test_what_it_cannot_go_with_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        GrpoConfig.model_validate(CONFIG.model_dump() | changes)

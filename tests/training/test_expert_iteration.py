@@ -122,6 +122,10 @@ def test_only_correct_rollouts_are_trained_on_with_the_ids_that_were_sampled(tok
         assert epochs[0] != epochs[1]  # each time in another order
         assert correct not in epochs  # and in none that follows the questions
     assert learner.constants == {7.0}
+    params = SamplingParams(temperature=0.9, top_p=1.0, min_tokens=2, max_tokens=6, stop=())
+    assert {asked[:2] for asked in engine.asked} == {(params, 4)}
+    params = SamplingParams(temperature=0.9, top_p=1.0, min_tokens=2, max_tokens=6, stop=())
+    assert {asked[:2] for asked in engine.asked} == {(params, 4)}
     assert engine.versions == [1, 2, 3]
     for step, right in zip((1, 2, 3), (12, 5, 24), strict=True):
         rows = [row for row in history if row["step"] == step]
@@ -155,22 +159,16 @@ def test_a_whole_number_of_batches_leaves_no_small_one() -> None:
     assert other.batches != again.batches
 
 
-def test_rollouts_are_sampled_as_the_configuration_says(tokenizer: Any, tmp_path: Path) -> None:
-    engine = ScriptedEngine([1, 1, 1])
-    iterate(engine, SpyLearner(), tokenizer, tmp_path / "run")
-    params = {params for params, _, _ in engine.asked}
-    assert params == {SamplingParams(temperature=0.9, top_p=1.0, min_tokens=2, max_tokens=6, stop=())}
-    assert [n for _, n, _ in engine.asked] == [4, 4, 4]
-
-
 def test_a_step_without_a_correct_rollout_trains_nothing_and_is_logged(tokenizer: Any, tmp_path: Path) -> None:
+    """The run ends where validation says so."""
     engine, learner, validated = ScriptedEngine([3, 0, 3]), SpyLearner(), []
 
     def validate(step: int, updates: list[dict[str, float]]) -> bool:
         validated.append((step, len(updates)))
-        return False
+        return step == 3
 
-    history = iterate(engine, learner, tokenizer, tmp_path / "run", validate=validate)
+    config = CONFIG.model_copy(update={"n_ei_steps": 4})
+    history = iterate(engine, learner, tokenizer, tmp_path / "run", config, validate=validate)
     assert [len(batch) for batch in learner.batches] == [3] * 4
     assert validated == [(0, 0), (1, 2), (2, 0), (3, 2)]
     assert [row["step"] for row in history] == [1, 1, 2, 3, 3]
@@ -180,13 +178,6 @@ def test_a_step_without_a_correct_rollout_trains_nothing_and_is_logged(tokenizer
         assert math.isnan(nothing[name])
         assert all(row[name] == 1.0 for row in history if row is not nothing)
     assert (nothing["train/correct"], nothing["train/solved"], nothing["skipped_update"]) == (0.0, 0.0, 0.0)
-
-
-def test_the_run_ends_where_validation_says_so(tokenizer: Any, tmp_path: Path) -> None:
-    history = iterate(
-        ScriptedEngine([1, 1, 1]), SpyLearner(), tokenizer, tmp_path / "run", validate=lambda step, updates: step == 2
-    )
-    assert {row["step"] for row in history} == {1, 2}
 
 
 def test_metrics_of_rollouts_by_hand() -> None:

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from learner_parts import config, last_gradients
+from learner_parts import as_rollouts, config, last_gradients, learner_of, log_probs_alone
 from model_parts import SMALLER, own_model
 from pydantic import ValidationError
 from torch import Tensor
 
-from grpo.common.records import Completion, Problem, Rollout
+from grpo.common.records import Completion, Rollout
 from grpo.learner.advantages import normalize_scores
 from grpo.learner.learner import Learner
 from grpo.models.lora import add_adapters
@@ -103,8 +103,7 @@ def sampled(
             weight += SAMPLED_FROM[mode][0] * torch.randn_like(weight)
     prompts = [(9, 8, 7, i) for i in range(rollouts // n)]
     params = SamplingParams(temperature, top_p, min_tokens, max_tokens)
-    groups = TransformersEngine(model, NoWords()).generate(prompts, params, n=n, seed=1)
-    return [Rollout(Problem("", "", ""), p, c, {}) for p, group in zip(prompts, groups, strict=True) for c in group]
+    return as_rollouts(prompts, TransformersEngine(model, NoWords()).generate(prompts, params, n=n, seed=1))
 
 
 def made_up_reward(completion: Completion) -> float:
@@ -193,20 +192,17 @@ def test_a_replay_buffer_that_keeps_nothing_is_refused() -> None:
 
 def test_importance_weights_of_stale_tokens_lead_from_the_engine_to_the_learner() -> None:
     """Against autograd over one response at a time: the mean of -A min(p_learner / p_engine, cap) log p_learner."""
-    settings = config(loss_type="reinforce_with_baseline", importance_cap=1.2, asynchronous={"max_policy_lag": 1})
-    model, batch = own_model(128, **SMALLER), copy.deepcopy(sampled("asynchronous", 8, 4, 1.0, 1.0, 0, 16))
-    plain, losses = copy.deepcopy(model), []
+    settings = {"loss_type": "reinforce_with_baseline", "importance_cap": 1.2, "asynchronous": {"max_policy_lag": 1}}
+    plain, batch, losses = own_model(128, **SMALLER), copy.deepcopy(sampled("asynchronous", 8, 4, 1.0, 1.0, 0, 16)), []
     for i, rollout in enumerate(batch):
         rollout.rewards, rollout.advantage = {"reward": 1.0}, float(i - 3)
-        ids = torch.tensor([rollout.prompt_ids + rollout.completion.token_ids])
-        start = len(rollout.prompt_ids)
-        log_probs = torch.log_softmax(plain(ids).logits[0, start - 1 : -1], -1).gather(-1, ids[0, start:, None])[:, 0]
+        log_probs = log_probs_alone(plain, rollout)
         weights = torch.exp(log_probs.detach() - torch.tensor(rollout.completion.log_probs)).clamp(max=1.2)
         losses.append((-rollout.advantage * weights * log_probs).mean())
     torch.stack(losses).mean().backward()  # type: ignore[no-untyped-call]
-    learner = Learner(model, settings, 0, LearnerSettings(max_tokens_per_microbatch=400))
+    learner = learner_of(plain, 400, **settings)
     gradients = last_gradients(learner)
-    (update,), _ = train_on(settings, learner, batch, version=1)
+    (update,), _ = train_on(learner.config, learner, batch, version=1)
     for name, weight in plain.named_parameters():
         assert torch.allclose(gradients[name], weight.grad, atol=1e-5), name
     assert update["ratio_min"] == update["ratio_max"] == 1.0

@@ -9,6 +9,7 @@ from typing import Any
 import loops_worker
 import pytest
 import torch
+from study_parts import changed
 from torch import Tensor
 from training_parts import setup_of, under_torchrun
 
@@ -51,8 +52,7 @@ def test_the_threads_of_a_run_are_shared_by_its_processes(
     def stop(device: str) -> None:
         raise Started
 
-    learner = mini_study.learner.model_copy(update={"processes": processes})
-    study = mini_study.model_copy(update={"threads": threads, "learner": learner})
+    study = changed(mini_study, threads=threads, learner={"processes": processes})
     asked: list[int] = []
     monkeypatch.setattr(train_module, "start_threads", asked.append)
     monkeypatch.setattr(train_module, "init_world", stop)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import shutil
@@ -12,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -105,36 +105,11 @@ def swap_with_the_state_before(path: Path) -> None:
     path.write_bytes((path.parents[1] / "step-4" / path.name).read_bytes())
 
 
-@pytest.mark.parametrize(
-    ("damage", "file"),
-    [
-        *itertools.product([cut, flip_a_bit, Path.unlink], ["state.pt", "sha256.json", "checkpoints/best/weights"]),
-        (swap_with_the_state_before, "state.pt"),
-        (swap_with_the_state_before, "sha256.json"),
-    ],
-)
-def test_damage_is_noticed_and_the_state_before_is_used(
-    damage: Callable[[Path], None], file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(tmp_path, until=6)
-    newest = tmp_path / "state" / "step-6" / file
-    content = newest.read_bytes()
-    newest.unlink()  # the older state may have the same file by another name, which is to stay whole
-    newest.write_bytes(content)
-    damage(newest)
-    counter, saved = run(tmp_path, until=4)
-    assert (saved.step, counter.value) == (4, 4)
-    assert f"warning: {tmp_path}/state/step-6: " in capsys.readouterr().out
-    assert states(tmp_path) == ["step-4"]
-
-
-def test_without_a_whole_state_the_run_starts_anew(tmp_path: Path) -> None:
-    """A renamed state is none of its new name."""
-    run(tmp_path, until=6)
-    (tmp_path / "state/step-6").rename(tmp_path / "state/step-99")
-    cut(tmp_path / "state/step-4/state.pt")
-    assert run(tmp_path, until=0)[1].step == 0
-    assert states(tmp_path) == []
+def of_a_file(damage: Callable[[Path], None], file: str, state: Path) -> None:
+    content = (state / file).read_bytes()
+    (state / file).unlink()  # the older state may have the same file by another name, which is to stay whole
+    (state / file).write_bytes(content)
+    damage(state / file)
 
 
 def a_list_of_checksums(state: Path) -> None:
@@ -157,15 +132,35 @@ def not_what_torch_wrote(state: Path) -> None:
     write_json(state / "sha256.json", _checksums(state, state.name))
 
 
-@pytest.mark.parametrize("odd", [a_list_of_checksums, no_list_but_a_folder, a_file, not_what_torch_wrote])
-def test_an_odd_state_counts_as_damaged_and_the_run_goes_on(odd: Callable[[Path], None], tmp_path: Path) -> None:
+FILES = ["state.pt", "sha256.json", "checkpoints/best/weights"]
+DAMAGED = [
+    *(partial(of_a_file, damage, file) for damage in (cut, flip_a_bit, Path.unlink) for file in FILES),
+    *(partial(of_a_file, swap_with_the_state_before, file) for file in FILES[:2]),
+]
+
+
+@pytest.mark.parametrize("damage", [*DAMAGED, a_list_of_checksums, no_list_but_a_folder, a_file, not_what_torch_wrote])
+def test_an_odd_state_counts_as_damaged_and_the_run_goes_on(
+    damage: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(tmp_path, until=6)
-    odd(tmp_path / "state/step-6")
+    damage(tmp_path / "state/step-6")
     (tmp_path / "state/step-x").mkdir()  # is left alone
     counter, saved = run(tmp_path, until=4)
     assert (saved.step, counter.value) == (4, 4)
+    assert f"warning: {tmp_path}/state/step-6: " in capsys.readouterr().out
+    assert states(tmp_path) == ["step-4", "step-x"]
     assert run(tmp_path, until=8)[0].value == 8
     assert states(tmp_path) == ["step-6", "step-8", "step-x"]
+
+
+def test_without_a_whole_state_the_run_starts_anew(tmp_path: Path) -> None:
+    """A renamed state is none of its new name."""
+    run(tmp_path, until=6)
+    (tmp_path / "state/step-6").rename(tmp_path / "state/step-99")
+    cut(tmp_path / "state/step-4/state.pt")
+    assert run(tmp_path, until=0)[1].step == 0
+    assert states(tmp_path) == []
 
 
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:

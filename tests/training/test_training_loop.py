@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from study_parts import entry
+from learner_parts import log_softmax_alone
+from study_parts import changed, entry
 from training_parts import (
     NoMlflow,
     by,
@@ -52,7 +52,6 @@ from grpo.study.kept import remove_stored
 from grpo.study.methods import GrpoConfig, Lora
 from grpo.study.schema import Study
 from grpo.study.settings import LocalModel
-from grpo.tasks.graded import GradedTask
 from grpo.tasks.task import Format, ScoredBatch
 from grpo.tracking.run_log import RunLog
 from grpo.training.grpo import train_grpo
@@ -112,18 +111,8 @@ def train(model: Any, tokenizer: Any, folder: Path, config: GrpoConfig = CONFIG,
 HISTORY = [
     *("step", "update", "train/reward", "train/format_reward", "train/answer_reward", "train/zero_signal_fraction"),
     *("train/response_length", "train/response_length_max", "train/cut_off", "train/grader_timeouts", "loss"),
-    *("gradient_norm", "token_entropy"),
-    *(
-        "clip_fraction",
-        "ratio_mean",
-        "mismatch_mean",
-        "mismatch_above",
-        "mismatch_kl",
-        "ratio_min",
-        "ratio_max",
-        "mismatch_max",
-    ),
-    *("skipped_update", "learning_rate"),
+    *("gradient_norm", "token_entropy", "clip_fraction", "ratio_mean", "mismatch_mean", "mismatch_above", "mismatch_kl"),
+    *("ratio_min", "ratio_max", "mismatch_max", "skipped_update", "learning_rate"),
 ]
 
 
@@ -189,12 +178,9 @@ def test_the_loop_ends_when_validation_says_so(model: Any, tokenizer: Any, tmp_p
     assert len(log.times) == 3
 
 
-@pytest.mark.parametrize("loss_type", ["no_baseline", "reinforce_with_baseline", "grpo_no_clip", "grpo_clip"])
-def test_a_group_of_one_and_every_loss_type_stay_finite(model: Any, tokenizer: Any, tmp_path: Path, loss_type: str) -> None:
-    group = 1 if loss_type == "no_baseline" else 2
-    config = CONFIG.model_copy(update={"n_grpo_steps": 2, "loss_type": loss_type, "group_size": group})
+def test_a_group_of_one_learns(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    config = CONFIG.model_copy(update={"n_grpo_steps": 2, "loss_type": "no_baseline", "group_size": 1})
     trained, _ = train(model, tokenizer, tmp_path / "run", config)
-    assert all(parameter.isfinite().all() for parameter in trained.parameters())
     assert all(math.isfinite(value) for row in read_csv(tmp_path / "run/history.csv") for value in row.values())
     assert not same_weights(model, trained)
 
@@ -233,16 +219,14 @@ class Noted(NoMlflow):
 @pytest.fixture(scope="module")
 def tiny_study(mini_study: Study) -> Study:
     """Five steps of two epochs, evaluated every second step on six problems."""
-    config = CONFIG.model_copy(update={"n_grpo_steps": 5, "epochs_per_rollout_batch": 2, "loss_type": "grpo_clip"})
-    return mini_study.model_copy(
-        update={
-            "seeds": [0],
-            "threads": 1,
-            "grpo": config,
-            "models": mini_study.models | {"main": LocalModel(source="local", path="unused")},
-            "evaluation": mini_study.evaluation.model_copy(update={"every": 2, "problems": 6, "max_tokens": 6}),
-            "experiments": {"grpo_learning_rate": entry("grpo_learning_rate", arms={"slow": {"learning_rate": 1e-3}})},
-        }
+    return changed(
+        mini_study,
+        seeds=[0],
+        threads=1,
+        grpo=CONFIG.model_copy(update={"n_grpo_steps": 5, "epochs_per_rollout_batch": 2, "loss_type": "grpo_clip"}),
+        models=mini_study.models | {"main": LocalModel(source="local", path="unused")},
+        evaluation={"every": 2, "problems": 6, "max_tokens": 6},
+        experiments={"grpo_learning_rate": entry("grpo_learning_rate", arms={"slow": {"learning_rate": 1e-3}})},
     )
 
 
@@ -317,12 +301,7 @@ def test_a_response_that_is_too_long_in_training_is_too_long_in_validation(
     tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path, evaluation: int, training: int, used: int
 ) -> None:
     """The evaluation's own limit applies if it is smaller."""
-    study = tiny_study.model_copy(
-        update={
-            "grpo": tiny_study.grpo.model_copy(update={"sampling_max_tokens": training}),
-            "evaluation": tiny_study.evaluation.model_copy(update={"max_tokens": evaluation}),
-        }
-    )
+    study = changed(tiny_study, grpo={"sampling_max_tokens": training}, evaluation={"max_tokens": evaluation})
     engine, log = evaluated(study, tiny_run(study), model, tokenizer, tmp_path / "run")
     assert [limit for limit, _ in engine.asked] == [used] * 3
     assert all(row["val/response_length"] <= used and row["val/cut_off"] > 0 for row in log.validations)
@@ -330,14 +309,14 @@ def test_a_response_that_is_too_long_in_training_is_too_long_in_validation(
 
 def test_every_evaluation_of_every_run_draws_alike(tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path) -> None:
     """An unchanged policy gets the same result again; the study's seed affects it, the run's does not."""
-    study = tiny_study.model_copy(update={"seeds": [0, 1]})
+    study = changed(tiny_study, seeds=[0, 1])
     other_seed = effective_run(study, "grpo_learning_rate", "slow", 1, [])
     engine, log = evaluated(study, tiny_run(study), model, tokenizer, tmp_path / "one")
     again, _ = evaluated(study, other_seed, model, tokenizer, tmp_path / "other")
     assert len(set(engine.asked + again.asked)) == 1
     first, *later = [{key: value for key, value in row.items() if key.startswith("val/")} for row in log.validations]
     assert [str(row) for row in later] == [str(first)] * 2  # by their text, as NaN is not equal to NaN
-    elsewhere = study.model_copy(update={"evaluation": study.evaluation.model_copy(update={"seed": 5})})
+    elsewhere = changed(study, evaluation={"seed": 5})
     moved, _ = evaluated(elsewhere, tiny_run(elsewhere), model, tokenizer, tmp_path / "moved")
     assert not {seed for _, seed in moved.asked} & {seed for _, seed in engine.asked}
 
@@ -365,34 +344,6 @@ def project(model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.Monk
     return tmp_path
 
 
-# ------------------------------------------------------------------------------------------------- gradient checkpointing
-
-
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_gradient_checkpointing_computes_activations_twice(
-    tiny_study: Study, model: Any, project: Path, monkeypatch: pytest.MonkeyPatch, checkpointing: bool
-) -> None:
-    """Once in the forward pass, and again in the backward pass."""
-    from grpo.training import run as run_module
-
-    config = tiny_study.grpo.model_copy(
-        update={"n_grpo_steps": 1, "gradient_accumulation_steps": 1, "epochs_per_rollout_batch": 1, "loss_type": "no_baseline"}
-    )
-    learner = tiny_study.learner.model_copy(update={"gradient_checkpointing": checkpointing})
-    study = tiny_study.model_copy(update={"grpo": config, "learner": learner})
-
-    layer_type = type(model.model.layers[0].mlp)
-    forward, calls = layer_type.forward, SimpleNamespace(with_gradient=0)
-
-    def counting(self: Any, *args: Any, **kwargs: Any) -> Any:
-        calls.with_gradient += torch.is_grad_enabled()
-        return forward(self, *args, **kwargs)
-
-    monkeypatch.setattr(layer_type, "forward", counting)
-    run_module.train_run(study, tiny_run(study))
-    assert calls.with_gradient == (4 if checkpointing else 2)  # two layers, one microbatch
-
-
 def out_of_memory() -> None:
     """Ask torch's allocator for more memory than any machine has."""
     torch.empty(2**60, dtype=torch.uint8)
@@ -413,8 +364,7 @@ def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
 
     score = SCORE if changes else by(lambda text, truth: contains_a_t(text, truth) | {"reward": random.random()})
     monkeypatch.setattr("grpo.training.train.score_of", lambda task, run: score)
-    config = tiny_study.grpo.model_copy(update=changes)
-    study = tiny_study.model_copy(update={"save_state_every": 2, "divergence": None, "grpo": config})
+    study = changed(tiny_study, save_state_every=2, divergence=None, grpo=changes)
     run = tiny_run(study)
     sample = loop.sample
 
@@ -501,16 +451,12 @@ def test_the_engine_is_made_before_the_learner_hooks_onto_gradients(
 
     monkeypatch.setattr(train_module, "make_engine", noting)
     arms = {"grpo_learning_rate": entry("grpo_learning_rate", arms={"slow": {"gpu_memory_utilization": 0.3}})}
-    study = tiny_study.model_copy(
-        update={
-            "grpo": tiny_study.grpo.model_copy(update={"n_grpo_steps": 1}),
-            "learner": tiny_study.learner.model_copy(update={"dtype": "bfloat16"}),  # with hooks
-            "experiments": arms,
-        }
-    )
+    learner = {"dtype": "bfloat16", "gradient_checkpointing": True}  # the first with hooks
+    study = changed(tiny_study, grpo={"n_grpo_steps": 1}, learner=learner, experiments=arms)
     run_module.train_run(study, tiny_run(study))
     assert hooked == [False]
     assert all(parameter._post_accumulate_grad_hooks for parameter in models[0].parameters())  # as the learner left them
+    assert models[0].is_gradient_checkpointing
     assert configs[0].gpu_memory_utilization == 0.3
 
 
@@ -521,18 +467,16 @@ RIGHT = [1, 2, 4, 1]  # of six problems, in the evaluations after 0, 2, 4 and 5 
 
 @pytest.fixture
 def session(tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[EffectiveRun, Path]]:
-    """Trains one run in a project folder, with a given number of right answers in each evaluation."""
+    """Trains one run in a project folder, with RIGHT answers in its evaluations."""
     from grpo.training import run as run_module
 
     def run_it(
         experiment: str = "grpo_learning_rate",
         arm: str = "slow",
         selections: Sequence[dict[str, Any]] = (),
-        changes: dict[str, Any] | None = None,
-        right: Sequence[int] = RIGHT,
-        **grpo: Any,
+        checkpoints: Sequence[str] = ("last", "best"),
     ) -> tuple[EffectiveRun, Path]:
-        counts = iter(right)
+        counts = iter(RIGHT)
 
         def scored(rollouts: Sequence[Rollout]) -> ScoredBatch:
             if len(rollouts) != 6:  # a batch to train on
@@ -546,8 +490,7 @@ def session(tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch) -
             "grpo_learning_rate": entry("grpo_learning_rate", arms={"slow": {"learning_rate": 1e-3}}),
             "grpo_baselines": entry("grpo_baselines", arms={"same": {}, "other": {"cliprange": 0.1}}),
         }
-        update = {"experiments": arms, "grpo": tiny_study.grpo.model_copy(update=grpo), "checkpoints": ["last", "best"]}
-        study = tiny_study.model_copy(update=update | (changes or {}))
+        study = changed(tiny_study, experiments=arms, checkpoints=list(checkpoints))
         run = effective_run(study, experiment, arm, 0, list(selections))
         run_module.train_run(study, run)
         return run, paths.CHECKPOINTS / run.name
@@ -576,7 +519,7 @@ def test_the_last_and_the_best_weights_are_kept(session: Any) -> None:
 
 @pytest.mark.parametrize("kinds", [["last"], ["best"]])
 def test_only_the_checkpoints_that_the_study_asks_for_are_kept(session: Any, kinds: list[str]) -> None:
-    _, folder = session(changes={"checkpoints": kinds})
+    _, folder = session(checkpoints=kinds)
     assert [path.name for path in folder.iterdir()] == kinds
     load_model(folder / kinds[0])
 
@@ -617,7 +560,7 @@ def test_an_equal_run_stores_no_weights_but_says_whose_it_shares(session: Any, m
 
 def test_a_run_with_other_checkpoints_is_trained_anew(session: Any) -> None:
     """The kept checkpoints are part of a run's identity, so a run with fewer is not reused."""
-    session(changes={"checkpoints": ["last"]})
+    session(checkpoints=["last"])
     _, folder = session("grpo_baselines", "same", SLOW_WON)
     assert sorted(path.name for path in folder.iterdir()) == ["best", "last"]
 
@@ -650,35 +593,21 @@ def test_a_folder_without_a_model_names_the_stage(tmp_path: Path, monkeypatch: p
             require_checkpoint(folder)
 
 
-def test_phases_add_up_and_start_anew_each_step(tmp_path: Path) -> None:
-    log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
-    for step in (1, 2):
-        for phase in ("rollout", "training", "rollout"):
-            with log.phase(phase):
-                time.sleep(0.01)
-        log.step(step, [{"loss": 0.5}], {"train/reward": 1.0}, tokens=100)
-    log.close()
-    for times in log.times:
-        assert 0.02 <= times["rollout_s"] < 0.5
-        assert 0.01 <= times["training_s"] < 0.5
-        assert times["tokens_per_s"] == pytest.approx(100 / (times["rollout_s"] + times["training_s"]))
-    assert (tmp_path / "history.csv").read_text() == "step,update,train/reward,loss\n1,1,1.0,0.5\n2,2,1.0,0.5\n"
-
-
 # ------------------------------------------------------------------------------------------- times and evaluations, by hand
 
 
-def test_a_steps_time_is_without_its_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_phases_add_up_and_a_steps_time_is_without_its_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
     for step, evaluation in ((1, 0.0), (2, 40.0), (3, 0.0)):
-        for phase, seconds in (("rollout", 3.0), ("training", 5.0), ("evaluation", evaluation)):
+        for phase, seconds in (("rollout", 1.0), ("training", 5.0), ("rollout", 2.0), ("evaluation", evaluation)):
             with log.phase(phase):
                 clock[0] += seconds
         clock[0] += 0.5  # between the phases
-        log.step(step, [{"loss": 0.0}], {}, tokens=24)
+        log.step(step, [{"loss": 0.5}], {"train/reward": 1.0}, tokens=24)
     log.close()
+    assert (tmp_path / "history.csv").read_text() == "step,update,train/reward,loss\n1,1,1.0,0.5\n2,2,1.0,0.5\n3,3,1.0,0.5\n"
     assert [row["step_s"] for row in log.times] == [8.5, 8.5, 8.5]
     assert [row["evaluation_s"] for row in log.times] == [0.0, 40.0, 0.0]
     assert [row["tokens_per_s"] for row in log.times] == [3.0, 3.0, 3.0]
@@ -741,21 +670,22 @@ def test_the_time_of_a_run_that_is_taken_up_goes_on(tmp_path: Path, monkeypatch:
     assert third.elapsed_s == 43.0 and third.resumed_after == [1, 2]
 
 
-def test_what_is_shown_of_more_than_64_problems_is_of_the_first_64(model: Any, tokenizer: Any, mini_study: Study) -> None:
-    asked = [Problem(f"p/{i}", f"Mia has {i} apples.", str(1000 + i)) for i in range(100)]
-    settings = mini_study.evaluation.model_copy(update={"problems": 90, "max_tokens": 6})
-    setup = setup_of(CONFIG, format=GradedTask.formats["question_only"], score=SCORE)
+def validation_of(study: Study, model: Any, tokenizer: Any, asked: list[Problem], n: int, *further: Any) -> Validation:
+    """What evaluates ``model`` on the first ``n`` problems."""
+    setup, settings = setup_of(CONFIG, score=SCORE), study.evaluation.model_copy(update={"problems": n, "max_tokens": 6})
     sampler = Sampler(TransformersEngine(model, tokenizer), tokenizer, setup.format, setup.score)
-    found = Validation(setup, settings, asked, sampler, Learner(model, CONFIG, tokenizer.pad_token_id))(0)
+    return Validation(setup, settings, asked, sampler, Learner(model, CONFIG, tokenizer.pad_token_id), *further)
+
+
+def test_what_is_shown_of_more_than_64_problems_is_of_the_first_64(model: Any, tokenizer: Any, mini_study: Study) -> None:
+    found = validation_of(mini_study, model, tokenizer, problems(100), 90)(0)
     assert [r.problem.id for r in found.rollouts] == [f"p/{i}" for i in range(90)]
-    assert [record["ground_truth"] for record in found.generations] == [str(1000 + i) for i in range(64)]
+    assert len(found.generations) == 64
     entropies = []
-    for i, record in enumerate(found.generations):
-        ids = found.rollouts[i].completion.token_ids
-        assert f"Mia has {i} apples." in record["prompt"] and record["response"] == found.rollouts[i].completion.text
-        assert record["response_length"] == len(ids)
-        logits = model(torch.tensor([[*found.rollouts[i].prompt_ids, *ids]])).logits[0, -len(ids) - 1 : -1]
-        entropies.append(torch.distributions.Categorical(logits=logits.double()).entropy().mean().item())
+    for i, (rollout, record) in enumerate(zip(found.rollouts, found.generations, strict=False)):
+        assert f"Mia has {i} apples." in record["prompt"] and record["ground_truth"] == str(i)
+        assert (record["response"], record["response_length"]) == (rollout.completion.text, len(rollout.completion.token_ids))
+        entropies.append(torch.distributions.Categorical(logits=log_softmax_alone(model, rollout)).entropy().mean().item())
         assert record["token_entropy"] == pytest.approx(entropies[-1], abs=1e-4)
     assert found.metrics["token_entropy"] == pytest.approx(sum(entropies) / 64, abs=1e-4)
     assert found.metrics["response_length"] == sum(len(r.completion.token_ids) for r in found.rollouts) / 90
@@ -763,21 +693,16 @@ def test_what_is_shown_of_more_than_64_problems_is_of_the_first_64(model: Any, t
 
 def test_further_sets_are_evaluated_where_they_are_due(model: Any, tokenizer: Any, mini_study: Study) -> None:
     """At multiples of ``every`` and at the last step, else NaN; the validation set's numbers do not change."""
-    asked = [Problem(f"p/{i}", f"Mia has {i} apples.", str(i)) for i in range(6)]
-    settings = mini_study.evaluation.model_copy(update={"problems": 4, "max_tokens": 6})
-    setup = setup_of(CONFIG, format=GradedTask.formats["question_only"], score=SCORE)
-    sampler = Sampler(TransformersEngine(model, tokenizer), tokenizer, setup.format, setup.score)
-    learner = Learner(model, CONFIG, tokenizer.pad_token_id)
+    alone = validation_of(mini_study, model, tokenizer, problems(6), 4)
     # What the set asks is put in its own format and scored by its own task.
     own = Format("Q: {question}", read=lambda response: "read")
-    half = replace(sampler, format=own, score=lambda rollouts: ScoredBatch([HALF] * len(rollouts), [False] * len(rollouts)))
-    alone = Validation(setup, settings, asked, sampler, learner)
-    found = Validation(setup, settings, asked, sampler, learner, {"hard": FurtherSet(asked[4:], half, every=4)})
+    half = replace(alone.sampler, format=own, score=by(lambda text, truth: HALF))
+    further = {"hard": FurtherSet(problems(6)[4:], half, every=4)}
+    found = validation_of(mini_study, model, tokenizer, problems(6), 4, further)
     last = CONFIG.n_grpo_steps
     for step, ends, due in ((0, False, True), (3, False, False), (4, False, True), (5, True, True), (last, False, True)):
         metrics, expected = found(step, ends).metrics, alone(step).metrics
-        assert {k: v for k, v in metrics.items() if not k.startswith("also/") and v == v} == {
-            k: v for k, v in expected.items() if v == v
-        }
+        measured = {k: v for k, v in metrics.items() if not k.startswith("also/") and v == v}
+        assert measured == {k: v for k, v in expected.items() if v == v}
         reward, length = metrics["also/hard/answer_reward"], metrics["also/hard/response_length"]
         assert (reward == 0.5 and 1 <= length <= 6) if due else (math.isnan(reward) and math.isnan(length)), step

@@ -15,6 +15,7 @@ import transfer_parts
 from asynchronous_parts import CONFIG, asynchronous
 from model_parts import FOR_VLLM, SMALLER, own_model, tiny_model
 from safetensors.torch import load_file
+from study_parts import changed
 from training_parts import read_csv, setup_of
 
 from grpo.models.checkpoint import load_model, save_checkpoint
@@ -129,12 +130,7 @@ def test_devices_say_how_many_gpus_are_asked_for_and_how_weights_go(
 ) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(start, "start_actors", lambda *given, sends: nullcontext(asked.append((given[-2:], sends))))
-    on = mini_study.model_copy(
-        update={
-            "engine": mini_study.engine.model_copy(update={"name": name, "device": engine}),
-            "learner": mini_study.learner.model_copy(update={"device": learner}),
-        }
-    )
+    on = changed(mini_study, engine={"name": name, "device": engine}, learner={"device": learner})
     run: Any = SimpleNamespace(model=Path())
     with pytest.raises(TypeError), start.start_asynchronous(on, run, setup_of(CONFIG), False):
         pass  # there are no actors to work with

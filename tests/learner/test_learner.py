@@ -147,6 +147,15 @@ def test_the_gradient_is_clipped_and_its_norm_before_that_reported(model: Any) -
     assert relative(clipped, {name: g / norm for name, g in unclipped.items()}) < 1e-4
 
 
+def test_the_optimizer_is_the_handouts(model: Any) -> None:
+    learner = learner_of(model, learning_rate=2e-3)
+    metrics, gradients = updated(learner)
+    for name, parameter in model.named_parameters():
+        parameter.grad = gradients[name]
+    torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.0, fused=True).step()
+    assert same_weights(learner.model, model) and metrics["learning_rate"] == 2e-3
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_learner_that_is_restored_goes_on_bit_for_bit(model: Any, dtype: torch.dtype, tmp_path: Path) -> None:
     """Two updates, saved as a run saves them, and a third one. The state must include the moments, float32 copies of rounded

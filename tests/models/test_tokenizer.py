@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model_parts import TOKENIZERS, byte_level, tiny_checkpoint
+from model_parts import TOKENIZERS, byte_level, put, tiny_checkpoint
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
@@ -53,6 +53,12 @@ def like_qwen(tmp_path_factory: pytest.TempPathFactory, _texts: list[str]) -> Pa
     folder = tmp_path_factory.mktemp("like_qwen")
     theirs.save_pretrained(folder)
     return folder
+
+
+def files_of(folder: Path, **config: Any) -> dict[str, bytes]:
+    """The files of a tokenizer; ``config``: values that its configuration is to have."""
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    return files | {"tokenizer_config.json": json.dumps(json.loads(files["tokenizer_config.json"]) | config).encode()}
 
 
 @pytest.fixture
@@ -100,7 +106,7 @@ def test_a_saved_folder_is_loaded_by_its_name_too(folder: Path) -> None:
 
 def test_no_file_of_a_tokenizer_from_elsewhere_is_lost(like_qwen: Path, tmp_path: Path) -> None:
     """None of the model's own files is taken for one of the tokenizer's."""
-    kept = {file.name: file.read_bytes() for file in like_qwen.iterdir()}
+    kept = files_of(like_qwen)
     assert {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"} <= set(kept)
     kept |= dict.fromkeys(("added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model"), b"{}")
     kept["additional_chat_templates/tools.jinja"] = b"tools"
@@ -138,12 +144,9 @@ def test_how_special_tokens_may_be_named(like_qwen: Path, tmp_path: Path) -> Non
 
 def test_tokens_that_only_the_config_names_are_added_as_by_transformers(like_qwen: Path, tmp_path: Path) -> None:
     Tokenizer.from_folder(like_qwen).save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     size = len(Tokenizer.from_folder(tmp_path))
     token = {"content": "<call>", "lstrip": False, "normalized": False, "rstrip": True, "single_word": False, "special": False}
-    (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps(config | {"added_tokens_decoder": {str(size): token}, "eos_token": "<new end>"})
-    )
+    put(tmp_path, added_tokens_decoder={str(size): token}, eos_token="<new end>")
     ours, theirs = Tokenizer.from_folder(tmp_path), PreTrainedTokenizerFast.from_pretrained(tmp_path)
     text = "a <call>   b<new end>"
     assert (len(ours), ours.eos_token_id) == (len(theirs), theirs.eos_token_id) == (size + 2, size + 1)
@@ -189,8 +192,7 @@ def test_a_prompt_begins_once_where_the_tokenizer_wants_it(hub: Path, request: p
 @pytest.mark.parametrize("hub", ["like_gemma"], indirect=True)
 def test_tokenizer_json_alone_decides_on_the_beginning(hub: Path) -> None:
     """As in transformers; the end token that it adds to texts is not added to prompts."""
-    config = json.loads((hub / "tokenizer_config.json").read_text()) | {"add_bos_token": False, "add_eos_token": True}
-    (hub / "tokenizer_config.json").write_text(json.dumps(config))
+    put(hub, add_bos_token=False, add_eos_token=True)
     theirs = AutoTokenizer.from_pretrained(hub)("Mia")["input_ids"]
     assert list(Tokenizer.from_folder(hub).prompt_ids("Mia")) == theirs and theirs[0] >= 300
     backend = Backend.from_file(str(hub / "tokenizer.json"))
@@ -235,10 +237,11 @@ def test_a_chat_format_is_a_chat(hub: Path) -> None:
 
 
 def test_of_several_chat_templates_the_default_counts(like_qwen: Path) -> None:
-    files = {path.name: path.read_bytes() for path in like_qwen.iterdir() if path.name != "chat_template.jinja"}
-    config = json.loads(files["tokenizer_config.json"])
-    config["chat_template"] = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "Mia"}]
-    tokenizer = Tokenizer(files | {"tokenizer_config.json": json.dumps(config).encode()})
+    files = files_of(
+        like_qwen, chat_template=[{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "Mia"}]
+    )
+    del files["chat_template.jinja"]
+    tokenizer = Tokenizer(files)
     assert tokenizer.chat_ids(CHATS[0]) == tuple(tokenizer("Mia")["input_ids"])
 
 
@@ -260,7 +263,7 @@ def test_a_chat_template_that_loops_or_fails_is_one_message(
 ) -> None:
     monkeypatch.setattr("grpo.models.tokenizer.TEMPLATE_SECONDS", 1)
     monkeypatch.setattr("grpo.models.tokenizer.TEMPLATE_BYTES", 256 << 20)
-    files = {path.name: path.read_bytes() for path in like_qwen.iterdir()}
+    files = files_of(like_qwen)
     with pytest.raises(UserError, match=r"^prompt: the model's chat template refuses messages of user: ") as refused:
         Tokenizer(files | {"chat_template.jinja": template.encode()}).chat_ids(CHATS[0])
     assert why in str(refused.value)
@@ -361,7 +364,7 @@ def test_stop_tokens_are_those_of_all_files_and_are_saved(
     """Where a checkpoint is loaded again, or by transformers, the same tokens end a response."""
     TOKENIZERS["like_olmo"](tmp_path / "hub", _texts)
     for name, content in files.items():
-        (tmp_path / "hub" / name).write_text(json.dumps(content))
+        put(tmp_path / "hub", name, **content)
     tokenizer = Tokenizer.from_folder(tmp_path / "hub")
     assert tokenizer.stop_token_ids == expected
     (tmp_path / "saved").mkdir()
@@ -380,8 +383,7 @@ def test_what_is_no_token_cannot_end_a_response(file: str, ends: Any, tmp_path: 
     tiny_checkpoint(tmp_path, "llama", "like_olmo", _texts)
     assert load_tokenizer(tmp_path).decode([300]) == "<|endoftext|>" and len(load_tokenizer(tmp_path)) == 301
     (tmp_path / GENERATION).unlink(missing_ok=True)
-    config = json.loads((tmp_path / CONFIG).read_text()) if file == CONFIG else {}
-    (tmp_path / file).write_text(json.dumps(config | {"eos_token_id": ends}))
+    put(tmp_path, file, eos_token_id=ends)
     with pytest.raises(UserError, match=r"no readable tokenizer \(ValueError: eos_token_id in .* no token of tokenizer\.json"):
         load_tokenizer(tmp_path)
 
@@ -415,8 +417,7 @@ def test_the_token_that_ends_a_turn_ends_a_response(hub: Path, request: pytest.F
         "like_qwen3": ("<|im_end|>", "<|endoftext|>"),
     }[request.node.callspec.params["hub"]]
     (hub / "generation_config.json").unlink()
-    config = json.loads((hub / "tokenizer_config.json").read_text())
-    (hub / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": other}))
+    put(hub, eos_token=other)
     tokenizer = Tokenizer.from_folder(hub)
     assert [tokenizer.decode([i]) for i in tokenizer.stop_token_ids] == [other, turn]
     assert tokenizer.decode([tokenizer.end_of_turn_id or 0]) == turn
@@ -431,7 +432,7 @@ def test_the_token_that_ends_a_turn_ends_a_response(hub: Path, request: pytest.F
     ],
 )
 def test_a_template_may_end_no_turn(template: str, like_qwen: Path) -> None:
-    files = {path.name: path.read_bytes() for path in like_qwen.iterdir()}
+    files = files_of(like_qwen)
     tokenizer = Tokenizer(files | {"chat_template.jinja": template.encode()})
     assert tokenizer.end_of_turn_id is None and tokenizer.stop_token_ids == (tokenizer.eos_token_id,)
 
@@ -473,14 +474,11 @@ def test_added_tokens_in_a_format_are_tokens(hub_of_qwen: Path) -> None:
 
 def test_a_control_token_of_one_character_in_a_question_is_refused(like_qwen: Path) -> None:
     """Other added tokens of one character, such as DeepSeek's ÷, stand for themselves."""
-    files = {path.name: path.read_bytes() for path in like_qwen.iterdir()}
+    files = files_of(like_qwen, eos_token="¶")
     backend = Backend.from_buffer(files["tokenizer.json"])
     backend.add_special_tokens(["§"])
     backend.add_tokens(["÷", "¶"])
-    config = json.loads(files["tokenizer_config.json"]) | {"eos_token": "¶"}
-    tokenizer = Tokenizer(
-        files | {"tokenizer.json": backend.to_str().encode(), "tokenizer_config.json": json.dumps(config).encode()}
-    )
+    tokenizer = Tokenizer(files | {"tokenizer.json": backend.to_str().encode()})
     format = Format("§{question}¶")
     for control in "§¶":
         with pytest.raises(UserError, match=f"^prompt: a question has '{control}', a control token of the model"):
@@ -493,8 +491,7 @@ def test_a_control_token_of_one_character_in_a_question_is_refused(like_qwen: Pa
 
 def test_the_plain_files_are_read_alike_whatever_the_model_is(hub_of_qwen: Path, tmp_path: Path) -> None:
     """Published distillations of Llama name a class whose decoder differs from tokenizer.json's."""
-    config = json.loads((hub_of_qwen / "tokenizer_config.json").read_text()) | {"tokenizer_class": "LlamaTokenizerFast"}
-    (hub_of_qwen / "tokenizer_config.json").write_text(json.dumps(config))
+    put(hub_of_qwen, tokenizer_class="LlamaTokenizerFast")
     (hub_of_qwen / "config.json").write_text('{"model_type": "llama"}')
     ours = Tokenizer.from_folder(hub_of_qwen)
     ids = ours("so 3 </think> <answer> 42 </answer>")["input_ids"]

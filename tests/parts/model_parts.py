@@ -151,6 +151,12 @@ def _write(
         (folder / "generation_config.json").write_text(json.dumps(generation))
 
 
+def put(folder: Path, name: str = "tokenizer_config.json", **values: Any) -> None:
+    """Put values into a JSON file of a model's folder, which may not be there yet."""
+    file = folder / name
+    file.write_text(json.dumps((json.loads(file.read_text()) if file.exists() else {}) | values))
+
+
 def tiny_checkpoint(folder: Path, kind: str, tokenizer: str, texts: Sequence[str], **changes: Any) -> None:
     """A folder as it comes from the Hub: a tiny model of an architecture, saved by transformers, and such a tokenizer."""
     TOKENIZERS[tokenizer](folder, texts)

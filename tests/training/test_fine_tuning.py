@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_parts import like_llama3, like_qwen3, own_model
+from model_parts import like_llama3, like_qwen3, own_model, put
 from study_parts import changed, entry
 from torch import Tensor
 from training_parts import NoMlflow, context, make_project, monitored, never_saved, read_csv, train
@@ -371,8 +371,7 @@ def test_prompts_are_put_as_they_are_when_sampling(format: Format, tmp_path: Pat
 def test_the_end_of_a_response_is_part_of_it(format: Format, response: str, end: list[str], tmp_path: Path) -> None:
     """As in the base models of Qwen2.5, one token ends a text, and another one a turn."""
     like_qwen3(tmp_path, ["Mia has 3 apples."])
-    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": "<|endoftext|>"}))
+    put(tmp_path, eos_token="<|endoftext|>")
     tokenizer = Tokenizer.from_folder(tmp_path)
     ids = format.encode_response(tokenizer, response)
     text = tokenizer(response, add_special_tokens=False)["input_ids"]

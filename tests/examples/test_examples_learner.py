@@ -172,7 +172,6 @@ def test_a_study_trains_with_a_sum_of_rewards(train: Train) -> None:
             "error: loss_options: clip_higher:clip_higher: missing a required argument: 'clip_high'",
         ),
         ({"loss_type": "grpo_clip", "loss_options": {"clip_high": 0.3}}, "error: loss_options: grpo_clip: got an unexpected"),
-        ({"loss_type": "clip_higher:clip_lower"}, "has nothing named 'clip_lower'"),
         ({"reward": "short_answers:long_answers"}, "has nothing named 'long_answers'"),
         ({"reward": "short_answers:defaultdict.fromkeys"}, "has nothing named"),
         ({"reward": "nowhere:at_all"}, "experiments.grpo_learning_rate.arms.wrong: nowhere:at_all: no such module"),

@@ -148,10 +148,8 @@ def byte_tokenizer(_texts: list[str]) -> Any:
 @pytest.fixture(scope="session")
 def fresh_model(tokenizer: Any) -> Any:
     """What ``model`` is a copy of; not to be changed."""
-    import torch
     from model_parts import tiny_model
 
-    torch.set_num_threads(1)  # a second thread costs more than it saves on so small a model
     return tiny_model(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
 
 

@@ -16,7 +16,6 @@ def test_processes_share_the_work_and_get_the_gradient_of_one(tmp_path: Path) ->
 
     Gradients, losses, log-probabilities; every loss that needs more than its own rows; packed and padded; SFT; drift.
     """
-    torch.set_num_threads(1)
     processes, alone = 3, compute()
     ranks = under_torchrun(Path(parallel_worker.__file__), processes, tmp_path)
     leader = ranks[0]

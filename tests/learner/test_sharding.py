@@ -25,7 +25,6 @@ Ranks = Callable[[str], list[dict[str, Any]]]  # by case what each has found
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    torch.set_num_threads(1)
     known: dict[tuple[str, ...], list[dict[str, Any]]] = {}
 
     def get(case: str) -> list[dict[str, Any]]:
@@ -96,7 +95,6 @@ def test_each_process_holds_half(two: Ranks, case: str) -> None:
 
 @pytest.mark.slow
 def test_three_processes_among_which_nothing_divides_evenly(tmp_path: Path) -> None:
-    torch.set_num_threads(1)
     ranks = under_torchrun(WORKER, 3, tmp_path, "shares", *CASES)
     for case in CASES:
         require_close([rank[case] for rank in ranks], case, compute(case))

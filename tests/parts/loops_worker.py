@@ -151,7 +151,6 @@ def go_on(world: World, folder: Path, state: Path) -> dict[str, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     this_world, (place, what) = init_world("cpu"), sys.argv[1:]
     own = Path(place) / str(this_world.rank)
     done = train_all(this_world, own, (40,) if "packed" in what else (None, 40))

@@ -14,6 +14,8 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from grpo.models.qwen2_format import TransformerConfig
 from grpo.models.transformer import TransformerLM
 
+torch.set_num_threads(1)  # a second thread costs more than it saves on so small models
+
 # Of each architecture what its configuration needs to be tiny, besides what they share.
 TINY: dict[str, dict[str, Any]] = {
     "qwen2": {},

@@ -74,7 +74,6 @@ def make_learner(model: Any, budget: int | None, packing: bool, loss: str, norma
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     this_world = init_world("cpu")
     torch.save(compute(this_world), Path(sys.argv[1]) / f"{this_world.rank}.pt")
     this_world.destroy()

@@ -127,7 +127,6 @@ def held(tensor: Any) -> int:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     this_world = init_world("cpu")
     place, what, *cases = sys.argv[1:]
     ways = (None, "cpu") if what == "both" else ("cpu",)

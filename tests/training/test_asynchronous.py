@@ -389,7 +389,6 @@ def test_without_lag_and_replay_the_result_is_that_of_the_synchronous_loop(
 ) -> None:
     """With two epochs of two updates on each rollout batch."""
     config = CONFIG.model_copy(update={"epochs_per_rollout_batch": 2, "train_batch_size": 8})
-    torch.set_num_threads(1)
     model = copy.deepcopy(fresh_model)
     learner, engine = Learner(model, config, tokenizer.pad_token_id), TransformersEngine(model, tokenizer)
     given = {"data": problems(10), "format": QUESTION_ONLY, "learner": learner, "engine": engine}

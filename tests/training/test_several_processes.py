@@ -24,7 +24,6 @@ WORKER = Path(loops_worker.__file__)
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    torch.set_num_threads(1)
     return loops_worker.train_all(ALONE, tmp_path_factory.mktemp("one"))
 
 

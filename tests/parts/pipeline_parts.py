@@ -25,13 +25,19 @@ DIFFERS = (
 )
 
 
-def sh(folder: Path, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run a command of this environment in ``folder``."""
+def environment() -> dict[str, str]:
+    """The programs of this environment, a name for commits, and no tracking server."""
     env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "GIT_CONFIG_GLOBAL": "/dev/null"}
     env |= {f"GIT_{who}_{what}": f"tests@{who}.invalid" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
     env.pop("MLFLOW_TRACKING_URI", None)
+    return env
+
+
+def sh(folder: Path, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run a command of this environment in ``folder``."""
     program = [sys.executable, "-m", "grpo"] if command[0] == "grpo" else [command[0]]  # not every environment has the script
-    result = subprocess.run([*program, *command[1:]], cwd=folder, env=env, capture_output=True, text=True, check=False)
+    command = (*program, *command[1:])
+    result = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
     if check:
         assert result.returncode == 0, f"{command}\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}"
     return result

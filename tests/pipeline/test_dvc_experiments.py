@@ -82,13 +82,9 @@ def test_a_hyperparameter_a_value_of_an_arm_and_the_seeds_can_be_set(finished: P
     yaml.dump(params, folder / "params.yaml")
     sh(folder, "git", "commit", "-qam", "the study's rate")
 
-    def runs(setting: str) -> dict[str, dict[str, Any]]:
-        """Of each seed of the arm, its hyperparameters."""
-        sh(folder, "dvc", "exp", "run", "-S", setting, f"select@{name}")
-        files = sorted(folder.glob(f"data/runs/{name}/grpo/*/config.yaml"))
-        return {file.parent.name: yaml.load(file)["config"] for file in files}
-
-    assert [run["learning_rate"]["value"] for run in runs("grpo.learning_rate=2e-4").values()] == [2e-4]
-    of_arm = runs(f"experiments.{name}.arms.grpo.n_grpo_steps=2")["0"]
-    assert (of_arm["n_grpo_steps"]["value"], of_arm["learning_rate"]["value"]) == (2, 2e-4)
-    assert list(runs("seeds=[0,1,2]")) == ["0", "1", "2"]
+    settings = ("grpo.learning_rate=2e-4", f"experiments.{name}.arms.grpo.n_grpo_steps=2", "seeds=[0,1,2]")
+    sh(folder, "dvc", "exp", "run", *(part for setting in settings for part in ("-S", setting)), f"select@{name}")
+    files = sorted(folder.glob(f"data/runs/{name}/grpo/*/config.yaml"))
+    assert [file.parent.name for file in files] == ["0", "1", "2"]
+    for config in (yaml.load(file)["config"] for file in files):
+        assert (config["n_grpo_steps"]["value"], config["learning_rate"]["value"]) == (2, 2e-4)

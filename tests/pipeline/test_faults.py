@@ -13,7 +13,6 @@ import re
 import resource
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 import pytest
 import torch
 from mount_parts import can_mount, tmpfs
+from pipeline_parts import sh
 from study_parts import activate
 
 from grpo import cli
@@ -355,14 +355,6 @@ def test_a_damaged_checkpoint_is_named_with_its_remedy(project: Path, kind: str,
             assert explain_os_error(caught.value) is None
 
 
-def sh(folder: Path, command: str) -> str:
-    """A command of this environment."""
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "GIT_CONFIG_GLOBAL": "/dev/null"}
-    result = subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
 @pytest.mark.slow
 def test_the_remedies_bring_damaged_checkpoints_back(project: Path) -> None:
     """With real DVC; and making one anew does not run the stages before it again."""
@@ -375,7 +367,7 @@ def test_the_remedies_bring_damaged_checkpoints_back(project: Path) -> None:
         f"  train:\n    foreach: {{e-a: 1}}\n    do:\n      {copy} data/checkpoints/e/a/0\n"
         "      deps: [data/model/main]\n      outs: [data/checkpoints/e/a]\n"
     )
-    sh(project, "git init -q && dvc init -q && dvc repro -q")
+    sh(project, "sh", "-ec", "git init -q; dvc init -q; dvc repro -q")
     for place in ("data/model/main", "data/checkpoints/e/a/0"):
         weights = project / place / "model.safetensors"
         whole = weights.read_bytes()
@@ -385,7 +377,7 @@ def test_the_remedies_bring_damaged_checkpoints_back(project: Path) -> None:
                 load_model(Path(place))
             remedies = re.findall("`(dvc [^`]+)`", str(caught.value))
             assert len(remedies) == 2
-            said = sh(project, remedies[number])
+            said = sh(project, *remedies[number].split()).stdout
             assert weights.read_bytes() == whole
             assert said.count("Running stage") == number
             load_model(Path(place))

@@ -51,7 +51,6 @@ def test_the_study_makes_what_the_readme_promises(finished):
 LEARNERS = {
     "compiled": ({"compile": True}, 1e-4),
     "in less memory": ({"optimizer": "adamw_8bit", "offload_reference": True, "gradient_checkpointing": True}, 1e-6),
-    "bfloat16": ({"dtype": "bfloat16"}, None),
 }
 
 
@@ -72,10 +71,9 @@ def test_a_run_begins_the_same_however_the_learner_works(finished, tmp_path, way
     histories = [folder / "data/runs/grpo_learning_rate/3e-4/0/history.csv" for folder in (tmp_path, finished)]
     rows = [next(csv.DictReader(history.open())) for history in histories]
     assert float(rows[0]["kl/per_token"]) == pytest.approx(0, abs=1e-6)
-    if tolerance is not None:  # in bfloat16 the samples differ
-        assert rows[0]["train/reward"] == rows[1]["train/reward"]
-        for name in ("gradient_norm", "token_entropy"):
-            assert float(rows[0][name]) == pytest.approx(float(rows[1][name]), rel=tolerance)
+    assert rows[0]["train/reward"] == rows[1]["train/reward"]
+    for name in ("gradient_norm", "token_entropy"):
+        assert float(rows[0][name]) == pytest.approx(float(rows[1][name]), rel=tolerance)
     assert (tmp_path / "data/checkpoints/grpo_learning_rate/3e-4/0/last/model.safetensors").exists()
 
 
@@ -189,16 +187,6 @@ def test_a_study_that_leaves_experiments_out_gets_its_report(fewer):
     assert "up to date" in sh(fewer, "dvc", "status").stdout
 
 
-def test_an_experiment_without_arms_has_no_winner(fewer, tmp_path):
-    yaml = YAML()
-    params = yaml.load(fewer / "params.yaml")
-    params["experiments"]["grpo_learning_rate"]["arms"] = {}
-    yaml.dump(params, tmp_path / "params.yaml")
-    refused = sh(tmp_path, "grpo", "study", "check", check=False)
-    assert refused.returncode == 2
-    assert "select_in: must list each experiment with arms once (grpo_learning_rate): run `grpo study runs`" in refused.stderr
-
-
 def trained(output: str) -> set[str]:
     """The runs that `dvc repro` trained, as EXPERIMENT ARM."""
     return set(re.findall(r"^> grpo train (\S+ \S+) --seed all$", output, re.M))
@@ -222,9 +210,8 @@ def test_a_winner_pinned_by_hand_and_an_arm_that_does_not_win(fewer, tmp_path):
     before = params.read_text()
     params.write_text(re.sub(rf"{loser}(.?): {{learning_rate: {loser}}}", rf"{loser}\1: {{learning_rate: 7e-4}}", before))
     assert params.read_text() != before
-    ran = sh(folder, "dvc", "repro").stdout
+    ran = sh(folder, "dvc", "repro", "select@grpo_baselines").stdout
     assert trained(ran) == {f"grpo_learning_rate {loser}"}
-    assert "> grpo report" in ran
 
 
 @pytest.mark.parametrize("study", ["math-2xh100", "gsm8k"])

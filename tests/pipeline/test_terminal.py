@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -167,6 +168,7 @@ def test_ctrl_c_lets_the_step_be_finished_and_leaves_the_terminal_in_order(tmp_p
     assert "train@grpo_x-low: Told to stop, and stopped. The same command continues" in shown.text
     assert "0 of 1 stages in " in shown.text and ", 0 failed. The same command continues" in shown.text
     assert not processes_in(repo)
+    assert json.loads((repo / ".dvc/tmp/rwlock").read_text()) == {}
 
 
 @pytest.mark.slow
@@ -203,7 +205,7 @@ def test_with_nothing_to_do_make_repro_does_not_start_snakemake(tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [("--list",), ("--dry-run",), ("no_such_rule",)])
+@pytest.mark.parametrize("arguments", [("--dry-run",), ("no_such_rule",)])
 def test_where_no_stage_runs_snakemake_speaks_as_ever(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     """The words that it has without the plugin, to the same places, but for times and the order of the jobs."""
     repo = new_study(tmp_path / "repo")

@@ -10,14 +10,13 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
 import pytest
-from pipeline_parts import digests, fresh_clone, lock, sh
+from pipeline_parts import digests, environment, fresh_clone, lock, sh
 from ruamel.yaml import YAML
 
 CLUSTER = Path(__file__).parent / "cluster.sh"
@@ -26,7 +25,7 @@ SNAKEMAKE = ("snakemake", "--profile", "slurm", "--slurm-init-seconds-before-sta
 # Rules, such as "select_sft_experiment", where only they and what they need are to run; otherwise the whole study does.
 RULES = os.environ.get("SLURM_RULES", "").split()
 RUNS = {"scancel": "3e-4", "scontrol requeue": "1e-3"}  # how the run of this arm is disturbed
-STEPS = 40
+STEPS = 24
 
 pytestmark = pytest.mark.slurm
 
@@ -174,10 +173,9 @@ def test_a_run_goes_on_after_scancel_and_after_requeueing(
     rules = [f"train_grpo_learning_rate_{arm.replace('-', '_')}" for arm in RUNS.values()]
     before = len(ended_jobs(cluster))
     start = time.perf_counter()
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     jobs = {}
     with (tmp_path / "output").open("w") as output:
-        snakemake = subprocess.Popen([*SNAKEMAKE, *rules], cwd=folder, env=environment, stdout=output, stderr=output)
+        snakemake = subprocess.Popen([*SNAKEMAKE, *rules], cwd=folder, env=environment(), stdout=output, stderr=output)
     try:
         for how, arm in RUNS.items():
             wait_until_trained(folder, arm, 3)

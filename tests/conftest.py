@@ -23,10 +23,10 @@ from grpo.tasks.arithmetic import Arithmetic
 REPOSITORY = Path(__file__).parent.parent
 # Modules that use the same clone of the study one after another.
 OF_ONE_STUDY = {"test_pipeline", "test_push_pull"}
-# The longest first, so that all processes end together. The first two each run the smoke study; others wait for one.
+# The longest first, so that all processes end together. The first runs the smoke study; those that wait for it come later.
 LONGEST = [
-    *("one study", "test_snakemake", "test_killed_runs", "test_asynchronous", "test_slurm", "test_mlflow_server"),
-    *("test_weight_transfer", "test_workflow", "test_examples_report", "test_dvc_experiments", "test_examples_experiment"),
+    *("one study", "test_killed_runs", "test_asynchronous", "test_mlflow_server", "test_weight_transfer", "test_workflow"),
+    *("test_snakemake", "test_slurm", "test_examples_report", "test_dvc_experiments", "test_examples_experiment"),
     *("test_without_gpu", "test_quickstart", "test_several_processes", "test_sharding", "test_wheel", "test_training_loop"),
     *("test_mlflow_process", "test_kissing_number", "test_evaluation", "test_faults", "test_sandbox"),
 ]
@@ -106,21 +106,21 @@ def grpo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clone in which `dvc repro` has run the smoke study from scratch; its results are committed.
+    """A clone in which Snakemake has run the smoke study from scratch; its results are committed.
 
-    Takes minutes, so all tests share it. Only those of the scope "one study" run DVC in it, and bring back what they change.
+    Takes minutes, so all tests share it. Only the scope "one study" runs a pipeline in it, and brings back what it changes.
     """
     from pipeline_parts import fresh_clone, sh
 
     def make(folder: Path) -> None:
         fresh_clone(folder)
         start = time.perf_counter()
-        sh(folder, "dvc", "repro")
-        print(f"smoke study through dvc repro: {time.perf_counter() - start:.0f} s")
+        sh(folder, "snakemake", "--profile", "local")
+        print(f"smoke study through Snakemake: {time.perf_counter() - start:.0f} s")
         sh(folder, "git", "add", "-A")
         sh(folder, "git", "commit", "-qm", "results")
 
-    return made_once(tmp_path_factory, "smoke-by-dvc", make)
+    return made_once(tmp_path_factory, "smoke-study", make)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The smoke study for real, from a fresh copy of the repository through DVC: what it makes, and what a change makes stale."""
+"""The smoke study for real, from a fresh copy of the repository: what it makes, and what a change makes stale."""
 
 from __future__ import annotations
 
@@ -93,6 +93,16 @@ def test_both_tools_draw_the_whole_chain(finished):
         for before in needed_selections(experiment)[-1:]:  # whose selection holds the others
             edge = rf'"select@{before}" -> "train@{experiment}-'
             assert re.search(edge, drawn[0]), edge
+
+
+def test_nothing_is_left_to_do_and_snakemake_shows_the_report(finished):
+    assert "up to date" in sh(finished, "dvc", "status").stdout
+    result = sh(finished, "snakemake", "--profile", "local")
+    assert "Nothing to be done" in result.stdout + result.stderr
+    sh(finished, "snakemake", "--profile", "local", "report_files")
+    sh(finished, "snakemake", "--profile", "local", "--report", ".stamps/report.html", "report_files")
+    shown = (finished / ".stamps/report.html").read_text()
+    assert all(name in shown for name in ("index.html", "forest.svg", "methods.svg", "Figures over wall-clock time"))
 
 
 def test_an_equal_arm_is_not_trained_twice(finished):

@@ -55,7 +55,7 @@ def test_two_clones_and_a_remote_make_the_lock_together(s3: str, tmp_path: Path)
     for clone in (second, alone):
         shutil.copytree(first, clone, symlinks=True)
     for repo, rules in ((first, ["train_1e_4_0"]), (second, []), (first, [])):
-        snakemake(repo, "--cores", "2", "--config", "shared_disk=false", *rules, timeout=300)
+        snakemake(repo, *rules, "--cores", "2", "--config", "shared_disk=false", timeout=300)
     # Each training on one of the two; the report, which git keeps, on both.
     assert ran(first) == ["report", "source", "train-1e-4"]
     assert ran(second) == ["report", "train-no_std"]

@@ -168,7 +168,7 @@ def test_ctrl_c_lets_the_step_be_finished_and_leaves_the_terminal_in_order(tmp_p
     assert "train@grpo_x-low: Told to stop, and stopped. The same command continues" in shown.text
     assert "0 of 1 stages in " in shown.text and ", 0 failed. The same command continues" in shown.text
     assert not processes_in(repo)
-    assert json.loads((repo / ".dvc/tmp/rwlock").read_text()) == {}
+    assert not any(json.loads((repo / ".dvc/tmp/rwlock").read_text()).values())  # nor a lock of DVC
 
 
 @pytest.mark.slow

@@ -363,13 +363,18 @@ def test_many_stages_at_once_all_come_into_the_lock(tmp_path: Path) -> None:
     assert "Nothing to be done" in snakemake(repo)
 
 
-@pytest.fixture
-def study(tmp_path: Path) -> Path:
-    """The project's dvc.yaml and params.yaml, in a repository without results."""
-    folder = new_repo(tmp_path / "study")
+@pytest.fixture(scope="module")
+def without_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project's dvc.yaml and params.yaml, in a repository without results. Tests work on copies."""
+    folder = new_repo(tmp_path_factory.mktemp("without_results") / "repo")
     for name in ("dvc.yaml", "params.yaml"):
         shutil.copy(ROOT / name, folder / name)
     return folder
+
+
+@pytest.fixture
+def study(without_results: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(without_results, tmp_path / "study", symlinks=True)
 
 
 def test_the_study_itself_can_be_planned(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,9 +98,11 @@ def test_a_clone_by_a_git_that_changes_line_ends_has_those_of_the_repository(tmp
     assert (copy / "from_windows.sh").read_bytes() == b"#!/bin/sh\n"
 
 
-def test_an_environment_that_works_is_kept(clone: Path) -> None:
+def test_an_environment_that_works_and_a_folder_that_is_none_are_kept(clone: Path) -> None:
     (clone / "linked").symlink_to(clone / ".venv")
-    assert not made_anew(clone) and not made_anew(clone, "linked") and not made_anew(clone, "none")
+    (clone / "precious").mkdir()
+    (clone / "precious/file").touch()
+    assert not any(made_anew(clone, venv) for venv in (".venv", "linked", "none", "precious"))
 
 
 def lose_python(clone: Path) -> None:
@@ -128,12 +130,6 @@ def test_an_environment_that_was_moved_or_copied_is_made_anew(clone: Path) -> No
     assert made_anew(clone.with_name("copied")) and not made_anew(clone)
     clone.rename(clone.with_name("moved"))
     assert made_anew(clone.with_name("moved"))
-
-
-def test_a_folder_that_is_no_environment_is_left_alone(clone: Path) -> None:
-    (clone / "precious").mkdir()
-    (clone / "precious/file").touch()
-    assert not made_anew(clone, "precious")
 
 
 def wheel(folder: Path, name: str, version: str = "1") -> None:

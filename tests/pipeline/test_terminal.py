@@ -204,25 +204,6 @@ def test_with_nothing_to_do_make_repro_does_not_start_snakemake(tmp_path: Path) 
     assert (repo / "called").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("arguments", [("--dry-run",), ("no_such_rule",)])
-def test_where_no_stage_runs_snakemake_speaks_as_ever(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    """The words that it has without the plugin, to the same places, but for times and the order of the jobs."""
-    repo = new_study(tmp_path / "repo")
-    profile = repo / "local" / "config.yaml"
-
-    def said() -> list[list[str]]:
-        command = ["snakemake", "--profile", "local", *arguments]
-        done = subprocess.run(command, cwd=repo, env=environment(), text=True, capture_output=True)
-        assert done.returncode == (arguments == ("no_such_rule",))
-        timeless = (re.sub(r"Date: .*|Workflow ID: .*|\[.* \d{4}\]|jobid: .*", "", text) for text in (done.stdout, done.stderr))
-        return [sorted(re.split(r"[\s,]+", text)) for text in timeless]
-
-    with_plugin = said()
-    profile.write_text(profile.read_text().replace("logger: study", ""))
-    assert with_plugin == said()
-
-
 def test_progress_is_the_last_bar_that_tqdm_drew(tmp_path: Path) -> None:
     log = tmp_path / "log"
     stage = Stage("train@grpo_x-low", log, started=time.time() - 1)

@@ -395,7 +395,8 @@ def sharded(project: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     yaml = YAML()
     study = yaml.load(folder / "params.yaml")
     study["folder"] = "own"  # of a reward that is earned now and then
-    study["grpo"] |= {"reward": "odd:odd", "n_grpo_steps": 20}  # long enough to be disturbed four times
+    study["grpo"] |= {"reward": "odd:odd", "n_grpo_steps": 20}  # long enough to be disturbed three times
+    study["evaluation"]["every"] = 10
     (folder / "own").mkdir()
     (folder / "own/odd.py").write_text("def odd(completion_ids, **_):\n    return [len(ids) % 2 for ids in completion_ids]\n")
     yaml.dump(study, folder / "params.yaml")
@@ -409,12 +410,12 @@ def sharded(project: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
 
 
 def test_several_processes_of_one_run_stop_and_go_on_together(sharded, tmp_path):
-    """Told one after another as Ctrl-C does it, as Slurm does, and by who knows only the process that was started; at last one
-    is killed. The end has the bytes of an undisturbed run, and the weights of one process, but for rounding.
+    """Told to all as Ctrl-C does it, and by who knows only the process that was started; at last one is killed. The end has the
+    bytes of an undisturbed run, and the weights of one process, but for rounding.
     """
     project, expected, alone = sharded
     folder = clone(project, tmp_path / "stopped")
-    for kill, number in ((os.killpg, signal.SIGINT), (os.killpg, signal.SIGTERM), (os.kill, signal.SIGTERM)):
+    for kill, number in ((os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)):
         with training(folder, GRPO) as (process, _):
             kill(process.pid, number)
             assert process.stderr is not None

@@ -395,8 +395,9 @@ def sharded(project: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     yaml = YAML()
     study = yaml.load(folder / "params.yaml")
     study["folder"] = "own"  # of a reward that is earned now and then
-    study["grpo"] |= {"reward": "odd:odd", "n_grpo_steps": 20}  # long enough to be disturbed three times
+    study["grpo"]["reward"] = "odd:odd"
     study["evaluation"]["every"] = 10
+    study["save_state_every"] = 1  # so that it can be disturbed three times, before rounding changes what is sampled
     (folder / "own").mkdir()
     (folder / "own/odd.py").write_text("def odd(completion_ids, **_):\n    return [len(ids) % 2 for ids in completion_ids]\n")
     yaml.dump(study, folder / "params.yaml")

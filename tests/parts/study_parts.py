@@ -39,7 +39,6 @@ def study_named(name: str) -> Study:
 
 
 _STUDY = study_named("mini")
-_MINI = compose(ROOT / "studies/mini.yaml")
 Edit = Callable[[dict[str, Any]], None]
 Grpo = Callable[..., tuple[int, str, str]]  # what the fixture ``grpo`` gives
 REMOVED = object()  # the value of a key that is taken away
@@ -83,6 +82,11 @@ def needed_selections(experiment: str) -> list[str]:
 
 def values_of(name: str) -> dict[str, Any]:
     """The values of a study, which the caller may change."""
+    return copy.deepcopy(_composed(name))
+
+
+@cache
+def _composed(name: str) -> dict[str, Any]:
     return compose(ROOT / f"studies/{name}.yaml")
 
 
@@ -126,7 +130,7 @@ def _text_of(name: str) -> str:
 
 def edited(*edits: Edit) -> Study:
     """The mini study after edits of its values."""
-    values = copy.deepcopy(_MINI)
+    values = values_of("mini")
     all_of(*edits)(values)
     return validated(values, Path("params.yaml"))
 

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pipeline_parts import sh
 from ruamel.yaml import YAML
-from study_parts import EXPERIMENTS, ROOT, STUDIES, Grpo, activate, edit, values_of
+from study_parts import EXPERIMENTS, ROOT, STUDIES, Grpo, activate, edit, study_named, values_of
 
 from grpo.common.errors import UserError
 from grpo.common.yaml_file import parse_yaml
@@ -371,7 +371,7 @@ def test_each_study_is_written_as_it_is_composed(path: Path, tmp_path: Path) -> 
     comments = [line.partition("# ")[2] for line in path.read_text().splitlines() if "# " in line and "without: [" not in line]
     assert [comment for comment in comments if comment not in written.read_text()] == []
     assert "# Hyperparameters of all GRPO runs" in written.read_text()
-    study = load_study(path)
+    study = study_named(path.stem)
     assert load_study(written).model_copy(update={"folder": "studies", "runs": None}) == study and runs == runs_table(study)
     lines = written.read_text().splitlines()[1:]  # the first names the files that it is made of, however many
     assert max(len(line) for line in lines if "{" not in line) < 150

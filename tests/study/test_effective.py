@@ -220,12 +220,19 @@ def test_no_study_of_a_real_model_inherits_a_rate_that_the_small_one_needs(path:
 # ------------------------------------------------------------------------------------------------- what a study may say
 
 
-def test_an_experiment_that_is_added_is_one_entry(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DVC has its stages as soon as the table of runs is written anew; until then the study is refused."""
+def stages_of_dvc(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What DVC makes of the project's dvc.yaml and a folder's params.yaml, by name."""
     from dvc.repo import Repo
 
+    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(folder / "site"))
+    shutil.copy(ROOT / "dvc.yaml", folder)
+    with Repo.init(no_scm=True) as repo:
+        return {stage.addressing: stage for stage in repo.index.stages}
+
+
+def test_an_experiment_that_is_added_is_one_entry(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DVC has its stages as soon as the table of runs is written anew; until then the study is refused."""
     entry = {"title": "More of it", "builds_on": "grpo_baselines", "resources": "colocate", "arms": {"plain": {}}}
-    shutil.copy(ROOT / "dvc.yaml", workdir)
     path = activate("mini", workdir)
     text = path.read_text()
     path.write_text(text.replace("  leaderboard: #", f"  grpo_extra: {json.dumps(entry)}\n  leaderboard: #", 1))
@@ -233,10 +240,9 @@ def test_an_experiment_that_is_added_is_one_entry(workdir: Path, monkeypatch: py
         load_study(path)
     assert renew_runs().splitlines()[1:] == ["  new: grpo_extra-plain"]
     assert load_study(path).needed_selections("grpo_extra") == ["grpo_learning_rate", "grpo_baselines"]
-    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(workdir / "site"))
-    with Repo.init(no_scm=True) as repo:
-        (run,) = [stage for stage in repo.index.stages if stage.addressing.startswith("train@grpo_extra-")]
-        assert "select@grpo_extra" in {stage.addressing for stage in repo.index.stages}
+    stages = stages_of_dvc(workdir, monkeypatch)
+    (run,) = (stage for name, stage in stages.items() if name.startswith("train@grpo_extra-"))
+    assert "select@grpo_extra" in stages
     assert run.cmd == "grpo train grpo_extra plain --seed all" and run.meta == {"resources": "colocate"}
     assert "reports/select/grpo_baselines.json" in [str(dep) for dep in run.deps]
 
@@ -266,13 +272,9 @@ def test_a_row_of_runs_for_each_stage_that_trains(mini_study: Study) -> None:
 def test_dvc_makes_the_stages_of_what_a_study_makes_and_no_others(
     path: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dvc.repo import Repo
-
-    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(workdir / "site"))
-    shutil.copy(ROOT / "dvc.yaml", workdir)
-    study = load_study(activate(path.stem, workdir))
-    with Repo.init(no_scm=True) as repo:
-        names = {stage.addressing for stage in repo.index.stages}
+    study = study_named(path.stem)
+    activate(path.stem, workdir)
+    names = stages_of_dvc(workdir, monkeypatch).keys()
     seeds = [""] if study.seeds_in_one_stage else [f"-{seed}" for seed in study.seeds]
     expected = {f"train@{name}-{arm}{seed}" for name in study.made for arm in study.experiments[name].arms for seed in seeds}
     assert {name for name in names if name.startswith("train@")} == expected

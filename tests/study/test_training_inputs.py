@@ -69,19 +69,15 @@ def test_a_stage_depends_on_the_code_that_its_command_calls(stage: str) -> None:
     assert {p for p in called if not any(p == dep.removesuffix(".py") or p.startswith(f"{dep}/") for dep in deps)} == set()
 
 
-def test_stages_that_evaluate_name_the_rooms_that_sample_and_score() -> None:
+def test_stages_that_evaluate_name_the_rooms_and_the_settings_that_decide_samples() -> None:
     rooms = {f"grpo/{room}" for room in ("evaluation", "rollout", "models", "tasks", "grader", "common")}
-    for stage in ("math_baseline", "best_of_n"):
-        assert {*rooms, "data/training_inputs/tasks/main.json"} <= set(stages()[stage][1])
-
-
-def test_stages_that_evaluate_name_the_settings_that_decide_samples() -> None:
     settings = {"engine", "threads", *(f"evaluation.{key}" for key in ("temperature", "top_p", "max_tokens", "seed"))}
     own = {
         "math_baseline": {"evaluation.zero_shot_problems", "evaluation.zero_shot_prompts"},
         "best_of_n": {"evaluation.best_of_n"},
     }
     for stage, names in own.items():
+        assert {*rooms, "data/training_inputs/tasks/main.json"} <= set(stages()[stage][1])
         assert set(parse_yaml(ROOT / "dvc.yaml")["stages"][stage]["params"]) == settings | names
 
 

@@ -434,8 +434,8 @@ def test_a_run_whose_actors_are_killed_ends_as_one_that_was_left_alone(
 
     def killing(self: RolloutPipeline, model: Any, policy_version: int) -> None:
         if victim := victims.pop(policy_version, None):
-            if policy_version > 1:  # the learner writes its state while it trains the next step
-                _until(lambda: any(paths.RUN_STATE.glob(f"*/*/*/*/step-{policy_version - 1}")))
+            # The learner writes its state while it trains the next step.
+            _until(lambda: any(paths.RUN_STATE.glob(f"*/*/*/*/step-{policy_version - 1}")))
             parts.kill({"generator": self.generator, "scorer": self.scorer, "learner": self.learner.actor}[victim])
         synchronize(self, model, policy_version)
 
@@ -450,11 +450,7 @@ def test_a_run_whose_actors_are_killed_ends_as_one_that_was_left_alone(
     assert files_below(paths.RUNS, paths.CHECKPOINTS) == undisturbed
     timing = json.loads(paths.run_timing(run.name).read_text())
     assert timing["restarts"] == {"actors": 3} and timing["resumed_after"] == [2, 4, 6]
-    victims[1] = "generator"
-    monkeypatch.setattr(run_module, "ATTEMPTS", 1)
-    with pytest.raises(UserError, match="the generator has died or hangs"):
-        train_run(study, run)
-    assert len(made) == 3  # runs in MLflow, one for each call
+    assert len(made) == 2  # runs in MLflow, one for each call
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,7 @@ def test_each_process_holds_half(two: Ranks, case: str) -> None:
 
 @pytest.mark.slow
 def test_three_processes_among_which_nothing_divides_evenly(tmp_path: Path) -> None:
-    ranks = under_torchrun(WORKER, 3, tmp_path, "shares", *CASES)
-    for case in CASES:
+    cases = ("padded", "packed", "own", "clipped")  # the others differ in what each process does alone
+    ranks = under_torchrun(WORKER, 3, tmp_path, "shares", *cases)
+    for case in cases:
         require_close([rank[case] for rank in ranks], case, compute(case))

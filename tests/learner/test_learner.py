@@ -13,7 +13,6 @@ import torch
 from learner_parts import (
     ADVANTAGES,
     LENGTHS,
-    LOSS_TYPES,
     REWARDS,
     config,
     last_gradients,
@@ -45,18 +44,6 @@ def relative(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 
 
 # ----------------------------------------------------------------------------------------------------- accumulation
-
-
-@pytest.mark.parametrize("normalization", ["masked_mean", "masked_normalize"])
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_an_update_does_not_depend_on_the_microbatch_size(model: Any, loss_type: str, normalization: str) -> None:
-    settings = {"loss_type": loss_type, "length_normalization": normalization}
-    whole, whole_gradients = updated(learner_of(model, **settings))
-    assert whole["gradient_norm"] > 1e-3
-    for steps in (2, 4, 8):
-        metrics, parts = updated(learner_of(model, **settings, gradient_accumulation_steps=steps))
-        assert metrics == pytest.approx(whole, rel=1e-5, abs=1e-6)
-        assert relative(parts, whole_gradients) < 1e-5
 
 
 def test_the_longest_of_the_microbatch_does_depend_on_it(model: Any) -> None:
@@ -110,29 +97,7 @@ def test_log_probs_do_not_depend_on_what_a_rollout_is_batched_with(model: Any) -
             assert_close(log_probs, log_probs_alone(model, r).detach(), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
-@pytest.mark.parametrize("steps", [1, 4])
-def test_before_any_update_every_ratio_is_exactly_one(model: Any, loss_type: str, steps: int) -> None:
-    settings = {"loss_type": loss_type, "gradient_accumulation_steps": steps}
-    for old in (learner_of(model, **settings).log_probs(rollouts()), None):
-        metrics = learner_of(model, **settings).update(scored(rollouts(), REWARDS, ADVANTAGES, old))
-        assert metrics["ratio_min"] == metrics["ratio_max"] == 1.0
-        assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-12)
-        assert metrics["clip_fraction"] == 0.0
-
-
 # ---------------------------------------------------------------------------------------------------------- special cases
-
-
-@pytest.mark.parametrize("loss_type", ["reinforce_with_baseline", "grpo_no_clip", "grpo_clip"])
-def test_a_batch_without_signal_leaves_the_weights_as_they_are(model: Any, loss_type: str) -> None:
-    before = weights(model)
-    learner = Learner(model, config(loss_type=loss_type), 0)
-    metrics = learner.update(scored(rollouts(), torch.ones(8), torch.zeros(8)))
-    assert metrics["gradient_norm"] == metrics["skipped_update"] == 0.0
-    assert all(torch.equal(p, before[name]) for name, p in weights(model).items())
-    learner.update(scored(rollouts(), REWARDS, ADVANTAGES))
-    assert not any(torch.equal(p, before[name]) for name, p in weights(model).items())
 
 
 def test_the_gradient_is_clipped_and_its_norm_before_that_reported(model: Any) -> None:

@@ -298,13 +298,6 @@ def test_a_response_without_tokens_adds_nothing_but_counts(loss_type: str, norma
     assert torch.equal(gradient, torch.zeros(2, 4))
 
 
-def test_sft_microbatch_step_with_an_empty_response() -> None:
-    policy = torch.full((2, 2), -3.0, requires_grad=True)
-    loss, _ = sft_microbatch_train_step(policy, tensor([1, 1], [0, 0]), 1)
-    assert_close(loss, torch.tensor(3.0))
-    assert_close(policy.grad, tensor([-0.5, -0.5], [0.0, 0.0]))
-
-
 @pytest.mark.parametrize("masked", [-1e30, float("-inf"), float("nan")])
 def test_masked_positions_have_no_gradient_in_fine_tuning(masked: float) -> None:
     """Exactly zero, for any values there."""

@@ -18,7 +18,7 @@ from grpo.common.records import Completion, Rollout
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import ExpertIterationConfig
-from grpo.training.expert_iteration import expert_metrics, fine_tune, train_by_expert_iteration
+from grpo.training.expert_iteration import expert_metrics, train_by_expert_iteration
 
 CONFIG = ExpertIterationConfig(
     n_ei_steps=3,
@@ -145,18 +145,6 @@ def test_every_step_and_every_run_has_an_order_of_its_own(tokenizer: Any, tmp_pa
         orders += [tuple(response[1] for _, response in batch) for batch in learner.batches]  # the second id is the place
         sampled += [seed_of_step for _, _, seed_of_step in engine.asked]
     assert len(orders) == len(set(orders)) == len(set(sampled)) == 6
-
-
-def test_a_whole_number_of_batches_leaves_no_small_one() -> None:
-    rollouts = [Rollout(p, (1, 2), Completion((i, 3), "right", (0.0, 0.0), "stop"), {}) for i, p in enumerate(problems(10))]
-    learner = SpyLearner()
-    updates = fine_tune(CONFIG.model_copy(update={"epochs_per_ei_step": 3}), rollouts, learner, seed=1)  # type: ignore[arg-type]
-    assert [len(batch) for batch in learner.batches] == [5] * 6 and len(updates) == 6
-    again, other = SpyLearner(), SpyLearner()
-    fine_tune(CONFIG, rollouts, again, seed=1)  # type: ignore[arg-type]
-    fine_tune(CONFIG, rollouts, other, seed=2)  # type: ignore[arg-type]
-    assert again.batches == learner.batches[:4]
-    assert other.batches != again.batches
 
 
 def test_a_step_without_a_correct_rollout_trains_nothing_and_is_logged(tokenizer: Any, tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from grpo.results.collapses import held
+from grpo.results.evidence import Evidence
 from grpo.results.intervals import change_of, difference_of
-from grpo.results.runs import Run, final_scores
+from grpo.results.runs import Run
 
 RESULT = Path(__file__).with_name("results") / "coverage.json"
 RUNS, PROBLEMS = (2, 3, 5), (256, 1024)
@@ -171,21 +171,21 @@ def collapsing_row(draws: Draws, runs: int, problems: int, sd: float, studies: i
         gone = draws.random(runs) < COLLAPSE
         if gone.all():
             continue  # if all runs collapse, the arm's result is that of collapsed runs, with another truth
-        kept = held([made_up(one, lost) for one, lost in zip(second, gone, strict=True)], 1)
-        intervals.append(ours([first, final_scores(kept, 1)]))
-        fallen.append(len(kept) == (~gone).sum())
-    found = covered(intervals, 0.0)
+        made = [made_up(seed, *of) for seed, of in enumerate(zip(second, gone, strict=True))]
+        found = Evidence("simulated", {"arm": made}, 1)
+        intervals.append(ours([first, found.final("arm")]))
+        fallen.append(len(found.held("arm")) == (~gone).sum())
     shares = {"studies": len(intervals), "collapses_found": round(float(np.mean(fallen)), 4)}
-    return {"runs": runs, "problems": problems, "sds": [sd, sd], "kind": "collapses", **found, **shares}
+    return {"runs": runs, "problems": problems, "sds": [sd, sd], "kind": "collapses", **covered(intervals, 0.0), **shares}
 
 
-def made_up(final: Scores, lost: bool) -> Run:
+def made_up(seed: int, final: Scores, lost: bool) -> Run:
     """Make a run that reached these scores and, if collapsed, lost them in the end."""
     end = np.where(np.arange(len(final)) < 0.02 * len(final), final, 0.0) if lost else final
     validation = pd.DataFrame({"step": [0, 8, 16]})
     metrics = {"diverged_step": None}
     outcomes = np.stack([np.zeros_like(final), final, end])
-    return Run("simulated", "arm", 0, {"config": {}}, metrics, pd.DataFrame({"step": [1]}), validation, outcomes)
+    return Run("simulated", "arm", seed, {"config": {}}, metrics, pd.DataFrame({"step": [1]}), validation, outcomes)
 
 
 def hardest(draws: Draws, studies: int) -> list[dict[str, Any]]:

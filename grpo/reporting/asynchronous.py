@@ -14,7 +14,7 @@ from grpo.reporting.discussion import Numbers, updates_of
 from grpo.reporting.sentences import paragraph, paragraphs, table
 from grpo.reporting.timing import at_equal_time, seconds_of_a_step
 from grpo.reporting.wall_clock import Times
-from grpo.results.collapses import collapses_of, held
+from grpo.results.evidence import Evidence
 from grpo.results.intervals import difference_of, mean_of
 from grpo.results.runs import Run, by_arm, final_scores, value
 
@@ -142,7 +142,7 @@ def effects(runs: list[Run], last_k: int) -> list[dict[str, Any]]:
         for each ``what`` (lag, buffer), ``arms`` (names), ``difference`` (second minus first in final answer reward),
         ``stale`` (:func:`staleness` of both) and ``collapsed`` (number of collapsed runs of both).
     """
-    plain, buffered = arms_in_order(runs)
+    found, (plain, buffered) = Evidence("", by_arm(runs), last_k), arms_in_order(runs)
     pairs = {"lag": (plain[0], plain[-1])} if len(plain) > 1 else {}
     if buffered:
         same_lag = [of for of in plain if _setting(of, "max_policy_lag") == _setting(buffered[-1], "max_policy_lag")]
@@ -151,9 +151,9 @@ def effects(runs: list[Run], last_k: int) -> list[dict[str, Any]]:
         {
             "what": what,
             "arms": [first[0].arm, second[0].arm],
-            "difference": difference_of(final_scores(held(first, last_k), last_k), final_scores(held(second, last_k), last_k)),
+            "difference": difference_of(found.final(first[0].arm), found.final(second[0].arm)),
             "stale": [staleness(first), staleness(second)],
-            "collapsed": [len(collapses_of(of, last_k)) for of in (first, second)],
+            "collapsed": [len(found.collapses(of[0].arm)) for of in (first, second)],
         }
         for what, (first, second) in pairs.items()
         if first is not second

@@ -6,8 +6,6 @@ ones beside it. A single collapsed run of three would otherwise make the interva
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from grpo.results.findings import Collapse
 from grpo.results.intervals import difference_of, simultaneous
 from grpo.results.runs import Run, mean_of_last, value
@@ -61,13 +59,3 @@ def _in_training(run: Run, last_k: int) -> Collapse | None:
         return None
     step = int(rewards.index[int(rewards.argmax())])
     return Collapse(run.name, "training rewards", step, reached, _ended(run, last_k))
-
-
-def collapses_of(runs: Sequence[Run], last_k: int) -> tuple[Collapse, ...]:
-    """The collapses among an arm's runs."""
-    return tuple(collapse for run in runs if (collapse := collapse_of(run, last_k)) is not None)
-
-
-def held(runs: list[Run], last_k: int) -> list[Run]:
-    """The runs that an arm's result averages: those that did not collapse, or all if all collapsed."""
-    return [run for run in runs if collapse_of(run, last_k) is None] or runs

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from grpo.results.collapses import collapses_of
+from grpo.results.collapses import collapse_of
 from grpo.results.findings import Collapse, Contrast
 from grpo.results.intervals import Scores, difference_of, simultaneous
 from grpo.results.runs import Run, by_arm, final_scores, read_runs
@@ -29,7 +29,8 @@ class Evidence:
 
     @cached_property
     def _collapses(self) -> dict[str, tuple[Collapse, ...]]:
-        return {arm: collapses_of(runs, self.last_k) for arm, runs in self.arms.items()}
+        found = {arm: [collapse_of(run, self.last_k) for run in runs] for arm, runs in self.arms.items()}
+        return {arm: tuple(one for one in of_arm if one) for arm, of_arm in found.items()}
 
     def runs(self, arm: str) -> list[Run]:
         """The runs of an arm.

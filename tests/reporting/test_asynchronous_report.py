@@ -37,7 +37,7 @@ from grpo.reporting.wall_clock import (
     steady_steps,
     times_of_steps,
 )
-from grpo.results.collapses import collapses_of
+from grpo.results.evidence import Evidence
 from grpo.results.runs import Run
 from grpo.study.schema import Study
 
@@ -219,7 +219,7 @@ def numbers_of_arms(*arms: list[Run], last_k: int = 1) -> dict[str, Any]:
         {
             "arm": of[0].arm,
             "all": of,
-            "collapses": collapses_of(of, last_k),
+            "collapses": Evidence("", {of[0].arm: of}, last_k).collapses(of[0].arm),
             "courses": {"reward": (reward, trend_of(of, reward))},
         }
         for of in arms

@@ -14,7 +14,7 @@ import pytest
 from study_parts import ASYNCHRONOUS, EXPERT_ITERATION, KEYWORD, SFT, method_of, with_values
 
 from grpo.common.yaml_file import parse_yaml
-from grpo.study import paths, training_inputs
+from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.software import CONSTRAINTS, PROJECT, VLLM_ON_CPU
 from grpo.study.training_inputs import ROOMS, code_of_modules, code_of_rooms, shared_settings, write_training_inputs
@@ -81,6 +81,18 @@ def test_stages_that_evaluate_name_the_rooms_and_the_settings_that_decide_sample
         assert set(parse_yaml(ROOT / "dvc.yaml")["stages"][stage]["params"]) == settings | names
 
 
+def written(study: Study, folder: str = "data/training_inputs") -> dict[str, str]:
+    """What the stage writes into a folder for the study, by the files' names."""
+    code_of_rooms.cache_clear()
+    write_training_inputs(study)
+    return {path.stem: path.read_text() for path in Path(folder).glob("*.json")}
+
+
+def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
+    assert before.keys() == after.keys()
+    return {name for name in before if before[name] != after[name]}
+
+
 def test_a_tasks_inputs_are_its_settings_its_formats_and_the_code_of_its_class(
     mini_study: Study, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,15 +101,11 @@ def test_a_tasks_inputs_are_its_settings_its_formats_and_the_code_of_its_class(
     monkeypatch.syspath_prepend(workdir)
     study = with_values(mini_study, {"tasks.own": {"use": "own:Own", "size": 3}, "experiments": {}})
 
-    def written(study: Study = study) -> dict[str, str]:
-        write_training_inputs(study)
-        return {path.stem: path.read_text() for path in Path("data/training_inputs/tasks").iterdir()}
+    def of_tasks(study: Study = study) -> dict[str, str]:
+        return written(study, "data/training_inputs/tasks")
 
-    def changed(after: dict[str, str]) -> set[str]:
-        return {name for name, content in after.items() if before[name] != content}
-
-    before = written()
-    assert set(before) == {"main", "keyword", "own"} and written() == before
+    before = of_tasks()
+    assert set(before) == {"main", "keyword", "own"} and of_tasks() == before
     codes = {name: set(json.loads(content)["code"]) for name, content in before.items()}
     assert codes == {
         "main": {"arithmetic.py", "graded.py", "task.py"},
@@ -105,11 +113,11 @@ def test_a_tasks_inputs_are_its_settings_its_formats_and_the_code_of_its_class(
         "own": {"own.py", "arithmetic.py", "graded.py", "task.py"},
     }
     (workdir / "own.py").write_text(OWN_TASK.replace("1.0", "0.5"))
-    assert changed(written()) == {"own"}
+    assert changed(before, of_tasks()) == {"own"}
     (workdir / "own.py").write_text(OWN_TASK)
-    assert changed(written()) == set()
-    assert changed(written(with_values(study, {"tasks.own.size": 4}))) == {"own"}
-    assert changed(written(with_values(study, {"tasks.main.max_prompt_tokens": 120}))) == set()  # only chooses problems
+    assert of_tasks() == before
+    assert changed(before, of_tasks(with_values(study, {"tasks.own.size": 4}))) == {"own"}
+    assert of_tasks(with_values(study, {"tasks.main.max_prompt_tokens": 120})) == before  # only chooses problems
     ways: list[dict[str, Any]] = [
         {},
         {"stop": ("!",)},
@@ -120,8 +128,8 @@ def test_a_tasks_inputs_are_its_settings_its_formats_and_the_code_of_its_class(
     asked = set()
     for way in ways:
         monkeypatch.setattr(Keyword, "formats", {"keyword": Format("Use {question}.", **way)})
-        after = written()
-        assert changed(after) == {"keyword"}
+        after = of_tasks()
+        assert changed(before, after) == {"keyword"}
         asked.add(after["keyword"])
     assert len(asked) == len(ways)
 
@@ -145,26 +153,18 @@ def test_the_runs_of_an_experiment_depend_on_their_own_task_only(
     for name in (CONSTRAINTS, VLLM_ON_CPU, PROJECT):
         shutil.copy(ROOT / name, workdir)
 
-    def written(study: Study = of_each_kind) -> dict[str, str]:
-        code_of_rooms.cache_clear()
-        write_training_inputs(study)
-        return {path.stem: path.read_text() for path in Path("data/training_inputs").glob("*.json")}
-
-    def changed(after: dict[str, str]) -> set[str]:
-        return {name for name, content in after.items() if before[name] != content}
-
-    before = written()
+    before = written(of_each_kind)
     assert set(before) == {*of_each_kind.made, "software"}
     for name in of_each_kind.made:
         task = json.loads(Path(f"data/training_inputs/tasks/{of_each_kind.experiments[name].task}.json").read_text())
         assert json.loads(before[name])["task"] == task
-    assert changed(written(with_values(of_each_kind, {"tasks.keyword.seed": 1}))) == {KEYWORD}
+    assert changed(before, written(with_values(of_each_kind, {"tasks.keyword.seed": 1}))) == {KEYWORD}
     with monkeypatch.context() as patch:
         patch.setattr(Keyword, "formats", {"keyword": Format("Use {question}.")})
-        assert changed(written()) == {KEYWORD}
+        assert changed(before, written(of_each_kind)) == {KEYWORD}
     with (workdir / "grpo/learner/learner.py").open("a") as opened:
         opened.write("\nADDED = 1\n")
-    assert changed(written()) == before.keys() - {"software"}
+    assert changed(before, written(of_each_kind)) == before.keys() - {"software"}
 
 
 @pytest.fixture
@@ -187,40 +187,24 @@ class Own(Arithmetic):
 
 
 def test_settings_and_code_are_written(of_each_kind: Study, workdir: Path) -> None:
-    def written(study: Study | None, experiment: str = "grpo_learning_rate") -> dict[str, dict[str, object]]:
-        """What an experiment's runs share; of the study before, if there is none."""
-        if study is not None:
-            write_training_inputs(study)
-        content: dict[str, dict[str, object]] = json.loads(Path(f"data/training_inputs/{experiment}.json").read_text())
-        return content
-
     apart = of_each_kind.model_copy(update={"seeds_in_one_stage": False})
     first = written(apart)
     shared = {"engine", "learner", "divergence", "evaluation", "threads", "checkpoints", "gpu_memory_utilization"}
     for kind in ("grpo_learning_rate", KEYWORD, SFT, EXPERT_ITERATION, ASYNCHRONOUS):
-        content = written(None, kind)
+        content = json.loads(first[kind])
         assert set(content["settings"]) == {method_of(kind), *shared}
         assert set(content["code"]) == set(ROOMS)
-    sft = written(None, SFT)
     assert set(shared_settings(apart.model_copy(update={"seeds": [7]}))) == shared
     for key, value in (("threads", 3), ("divergence", None), ("checkpoints", ["last"])):
         assert shared_settings(apart.model_copy(update={key: value})) != shared_settings(apart), key
     # A method's hyperparameters are its own, but for the engine's memory, which whoever samples has from GRPO's.
-    assert written(with_values(apart, {"sft.learning_rate": 1e-9})) == first
-    assert written(None, SFT) != sft
-    assert written(with_values(apart, {"grpo.n_grpo_steps": 1})) != first
-    assert written(None, SFT) == sft
+    assert changed(first, written(with_values(apart, {"sft.learning_rate": 1e-9}))) == {SFT}
+    by_grpo = {"grpo_learning_rate", KEYWORD, ASYNCHRONOUS}
+    assert changed(first, written(with_values(apart, {"grpo.n_grpo_steps": 1}))) == by_grpo
 
 
-def test_seeds_count_only_where_one_stage_trains_them_all(
-    of_each_kind: Study, workdir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seeds_count_only_where_one_stage_trains_them_all(of_each_kind: Study, workdir: Path) -> None:
     """Else the seed is in the command of the run's own stage, and a further one makes nothing stale."""
-    monkeypatch.setattr(training_inputs, "code_of_rooms", dict)
-
-    def written(together: bool, seeds: list[int]) -> str:
-        write_training_inputs(of_each_kind.model_copy(update={"seeds_in_one_stage": together, "seeds": seeds}))
-        return Path("data/training_inputs/grpo_learning_rate.json").read_text()
-
-    assert written(False, [0]) == written(False, [0, 1])
-    assert written(True, [0]) != written(True, [0, 1])
+    for together in (False, True):
+        one, two = (with_values(of_each_kind, {"seeds_in_one_stage": together, "seeds": seeds}) for seeds in ([0], [0, 1]))
+        assert changed(written(one), written(two)) == ({*of_each_kind.made} if together else set())

@@ -69,6 +69,11 @@ def always(share: float, shift: int = 0) -> list[list[int]]:
     return [right(0), right(share, shift), right(share, shift)]
 
 
+def write_arms(seed: int = 0, diverged: int | None = None, **shares: float) -> None:
+    for arm, share in shares.items():
+        write_run(arm, always(share), seed, diverged=diverged)
+
+
 # ------------------------------------------------------------------------------------------------------ what counts
 
 
@@ -142,11 +147,10 @@ def test_an_arm_counts_by_the_mean_over_its_seeds(study: Study) -> None:
 
 
 def test_a_missing_run_is_named_with_its_stage(study: Study) -> None:
-    write_run("low", always(0.1))
-    write_run("high", always(0.1))
+    write_arms(low=0.1, high=0.1)
     with pytest.raises(UserError, match=r"middle/0: no finished run.*dvc repro train@grpo_learning_rate-middle-0"):
         select(study, EXPERIMENT)
-    write_run("middle", always(0.1))
+    write_arms(middle=0.1)
     with pytest.raises(UserError, match=r"low/7: no finished run.*dvc repro train@grpo_learning_rate-low-7"):
         select(study.model_copy(update={"seeds": [0, 7]}), EXPERIMENT)
 
@@ -189,9 +193,8 @@ def test_of_tied_arms_the_earlier_wins_and_the_reason_says_so(
 
 def test_an_arm_of_which_a_run_diverged_cannot_win(study: Study) -> None:
     for seed in (0, 1):
-        write_run("low", always(0.2), seed)
-        write_run("middle", always(0.5), seed)
-        write_run("high", always(0.9), seed, diverged=15 if seed else None)
+        write_arms(seed, low=0.2, middle=0.5)
+        write_arms(seed, high=0.9, diverged=15 if seed else None)
     result = select(study.model_copy(update={"seeds": [0, 1]}), EXPERIMENT)
     assert (result["winner"], result["leader"], result["tied"]) == ("middle", "middle", [])
     assert result["reason"].endswith("; left out because a run collapsed: high")
@@ -204,15 +207,13 @@ def test_an_arm_of_which_a_run_diverged_cannot_win(study: Study) -> None:
 
 def test_an_arm_that_diverged_is_not_tied_either(study: Study) -> None:
     write_run("low", always(0.59, shift=80), diverged=10)
-    write_run("middle", always(0.2))
-    write_run("high", always(0.6))
+    write_arms(middle=0.2, high=0.6)
     result = select(study, EXPERIMENT)
     assert (result["winner"], result["tied"]) == ("high", [])
 
 
 def test_where_all_arms_diverged_the_best_still_wins(study: Study) -> None:
-    for arm, share in {"low": 0.2, "middle": 0.5, "high": 0.3}.items():
-        write_run(arm, always(share), diverged=5)
+    write_arms(low=0.2, middle=0.5, high=0.3, diverged=5)
     result = select(study, EXPERIMENT)
     assert (result["winner"], result["leader"]) == ("middle", "middle")
     assert all(candidate["diverged"] for candidate in result["candidates"])
@@ -222,9 +223,7 @@ def test_where_all_arms_diverged_the_best_still_wins(study: Study) -> None:
 
 
 def test_a_pinned_arm_wins_and_the_reason_names_the_leader(study: Study) -> None:
-    write_run("low", always(0.1))
-    write_run("middle", always(0.5))
-    write_run("high", always(0.2))
+    write_arms(low=0.1, middle=0.5, high=0.2)
     result = select(pinned_to(study, "high"), EXPERIMENT)
     assert (result["winner"], result["leader"], result["pinned"]) == ("high", "middle", True)
     assert (result["value"], result["overrides"]) == (pytest.approx(0.2), {"learning_rate": 1e-3})
@@ -316,21 +315,18 @@ def test_only_sweeps_that_others_go_on_with_are_ranked(study: Study) -> None:
 
 
 def test_the_winner_file_stays_while_only_losing_arms_change(study: Study) -> None:
-    write_run("low", always(0.1))
-    write_run("middle", always(0.5))
-    write_run("high", always(0.2))
+    write_arms(low=0.1, middle=0.5, high=0.2)
     before = select(study, EXPERIMENT)
     values = {"learning_rate": 1e-4}
     assert winner_file(before) == {"experiment": EXPERIMENT, "winner": "middle", "overrides": values, "before": BEFORE}
-    write_run("low", always(0.15))
-    write_run("high", always(0.3), diverged=5)
-    write_run("middle", always(0.55))
+    write_arms(low=0.15, middle=0.55)
+    write_arms(high=0.3, diverged=5)
     after = select(study, EXPERIMENT)
     assert before["candidates"] != after["candidates"]
     assert json.dumps(winner_file(after)) == json.dumps(winner_file(before))
     # Nor does it say how the winner won.
     assert json.dumps(winner_file(select(pinned_to(study, "middle"), EXPERIMENT))) == json.dumps(winner_file(before))
-    write_run("high", always(0.8))
+    write_arms(high=0.8)
     assert winner_file(select(study, EXPERIMENT))["winner"] == "high"
 
 

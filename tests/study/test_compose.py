@@ -174,17 +174,6 @@ def test_a_chain_is_laid_one_over_the_other(project: Path) -> None:
     assert list(study)[3:] == list(mini)[3:], "sections stand in the order of base.yaml"
 
 
-def test_a_study_in_a_folder_of_its_own_extends_one_in_studies(project: Path) -> None:
-    path = write("mine/fast.yaml", "extends: mini\nseeds: [3]\n")
-    write("mine/faster.yaml", "extends: fast\nseeds: [4]\n")
-    write("elsewhere/by_path.yaml", "extends: ../mine/fast.yaml\n")
-    assert compose(path)["folder"] == "mine" and load_study(path).folder == "mine"
-    assert compose(Path("mine/faster.yaml"))["seeds"] == [4]
-    assert compose(Path("elsewhere/by_path.yaml"))["seeds"] == [3]
-    assert compose(Path("studies/mini.yaml"))["folder"] == "studies"
-    assert compose(path.absolute()) == compose(path)
-
-
 @pytest.fixture
 def lab(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder beside the project with a study of its own: its module, its data and two study files. A path has a space."""

@@ -157,12 +157,6 @@ def test_sigterm_to_every_process_lets_the_step_be_finished(tmp_path: Path) -> N
     assert not processes_in(tmp_path)
 
 
-def test_what_was_told_to_stop_but_came_to_its_end_is_done(tmp_path: Path) -> None:
-    process = started_training(tmp_path, 0, 0)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0 and (tmp_path / "stamp").exists()
-
-
 def test_dvc_is_not_interrupted_while_it_stores_results(tmp_path: Path) -> None:
     process = started_training(tmp_path, 0, 0)
     training = min(processes(tmp_path), key=lambda each: len(each.children(recursive=True)))

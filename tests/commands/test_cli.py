@@ -12,15 +12,13 @@ import pytest
 from report_parts import run
 from ruamel.yaml import YAML
 from run_folders import write_run
-from study_parts import Grpo, activate, edit, study_named
+from study_parts import ROOT, Grpo, activate, edit, study_named
 
 from grpo.common.records import read_problems, write_records
 from grpo.study import paths
 from grpo.study.effective import digest
 from grpo.study.schema import load_study
 from grpo.training.run import _finished_equal
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

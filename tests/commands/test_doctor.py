@@ -12,8 +12,6 @@ from study_parts import activate, study_named, with_values
 from grpo.commands import doctor
 from grpo.study.schema import Study
 
-ROOT = Path(__file__).parents[2]
-
 
 def by_name(study: Study) -> dict[str, doctor.Finding]:
     return {finding.name: finding for finding in doctor.examine(study)}

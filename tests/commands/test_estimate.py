@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_parts import activate, study_named, with_values
+from study_parts import ROOT, activate, study_named, with_values
 
 from grpo.commands.estimate import GUESS, plan, table, work
 from grpo.commands.gpu_memory import longest, prompt_lengths
@@ -17,7 +17,6 @@ from grpo.common.records import Problem, write_records
 from grpo.study import paths
 from grpo.study.schema import Study, load_study
 
-ROOT = Path(__file__).parents[2]
 TRAINED = 2 * 1543714304 / 2**30  # GiB of Qwen2.5-Math-1.5B in bfloat16
 
 

@@ -16,7 +16,6 @@ from grpo.models.lora import add_adapters
 from grpo.study.methods import Lora
 from grpo.study.schema import Study
 
-ROOT = Path(__file__).parents[2]
 # Of each study: the GiB of the card that it names, and the parameters of its model.
 REAL = {
     "math-7b-8xh100": (79.6, 7_615_616_512),

@@ -15,12 +15,11 @@ from typing import Any
 
 import pytest
 from pipeline_parts import digests, sh
-from study_parts import EXPERIMENTS, shorten_quickstart
+from study_parts import EXPERIMENTS, ROOT, shorten_quickstart
 
 from grpo.commands.quickstart import FOLDER, OURS
 from grpo.study.schema import load_study
 
-ROOT = Path(__file__).parents[2]
 EXPERIMENT = "grpo_learning_rate"
 STUDY = Path("studies/quickstart.yaml")
 

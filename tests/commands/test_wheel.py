@@ -10,9 +10,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from study_parts import shorten_quickstart
+from study_parts import ROOT, shorten_quickstart
 
-ROOT = Path(__file__).parents[2]
 SECRETS = {
     name: f"keep-this-secret-{name}"
     for name in ("HF_TOKEN", "OPENAI_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "AWS_SECRET_ACCESS_KEY")

@@ -10,9 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from study_parts import activate
+from study_parts import ROOT, activate
 
-ROOT = Path(__file__).parents[2]
 # Each takes long, and the mini model needs none of them; but for a run's entry in MLflow, and for torch's own optimizer.
 NOT_FOR_THE_MINI_MODEL = {
     *(

@@ -23,6 +23,7 @@ from grpo.study.settings import Experiment, Method
 SFT = "sft_experiment"
 EXPERT_ITERATION = "expert_iteration_experiment"
 SFT_INITIALIZATION = "grpo_sft_initialization"
+BROAD, FOCUSED = "grpo_off_policy_sweep_broad", "grpo_off_policy_sweep_focused"
 CLIP_ABLATION = "grpo_off_policy_clip_ablation"
 COLOCATE = "grpo_colocate"
 ASYNCHRONOUS = "grpo_async_offpolicy"

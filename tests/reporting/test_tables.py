@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from report_parts import arm_result, collapse, each, record, result, run
-from study_parts import with_values
+from study_parts import ROOT, with_values
 
 from grpo.common.yaml_file import parse_yaml
 from grpo.reporting import rollouts, sections, tables, what_it_would_take
@@ -24,7 +24,6 @@ from grpo.study.schema import Study
 from grpo.study.settings import AlsoEvaluated
 
 EXPERIMENT = "grpo_baselines"
-ROOT = Path(__file__).parents[2]
 
 
 def verdict(name: VerdictName) -> Verdict:

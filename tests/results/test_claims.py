@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 from run_folders import write_baseline, write_run
-from study_parts import EXPERIMENTS, study_named, with_values
+from study_parts import EXPERIMENTS, ROOT, study_named, with_values
 
 from grpo.common.errors import UserError
 from grpo.common.yaml_file import parse_yaml
@@ -33,8 +33,7 @@ from grpo.study.schema import Study
 from grpo.tasks.arithmetic import Arithmetic
 
 pytestmark = pytest.mark.usefixtures("workdir")
-REPOSITORY = Path(__file__).parents[2]
-PUBLISHED = parse_yaml(REPOSITORY / "grpo" / "results" / "claims.yaml")
+PUBLISHED = parse_yaml(ROOT / "grpo" / "results" / "claims.yaml")
 OF_MINI = [claim for claim in PUBLISHED["claims"] if claim["experiment"] in {*EXPERIMENTS, "math_baseline"}]
 Write = Callable[..., None]
 PROBLEMS = 200

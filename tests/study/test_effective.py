@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 from study_parts import (
+    BROAD,
     BUILDS_ON,
     CLIP_ABLATION,
     EXPERIMENTS,
     EXPERT_ITERATION,
+    FOCUSED,
     KEYWORD,
+    ROOT,
     SFT,
     STUDIES,
     activate,
@@ -37,8 +40,6 @@ from grpo.study.schema import Study, load_study
 from grpo.study.software import PACKAGES, software
 from grpo.training.run import run_identity
 
-ROOT = Path(__file__).parents[2]
-BROAD, FOCUSED = "grpo_off_policy_sweep_broad", "grpo_off_policy_sweep_focused"
 LONG = study_named("mini").experiments[FOCUSED].arms["best_1"]["n_grpo_steps"]
 
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from study_parts import (
     ASYNCHRONOUS,
+    BROAD,
     EXPERIMENTS,
     EXPERT_ITERATION,
+    FOCUSED,
     KEYWORD,
     REMOVED,
     SFT,
@@ -26,7 +28,6 @@ from study_parts import (
 from grpo.common.errors import UserError
 from grpo.common.imports import call_with
 
-BROAD, FOCUSED = "grpo_off_policy_sweep_broad", "grpo_off_policy_sweep_focused"
 LONG = "a" * 300
 
 

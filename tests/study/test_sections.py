@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 from study_parts import (
+    BROAD,
     EXPERIMENTS,
     EXPERT_ITERATION,
+    FOCUSED,
     KEYWORD,
     REMOVED,
     SFT,
@@ -26,8 +28,6 @@ from study_parts import (
 from grpo.study.effective import effective_run
 from grpo.study.methods import ExpertIterationConfig, GrpoConfig, SftConfig, evaluation_steps
 from grpo.study.schema import Study
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_names_of_a_hundred_characters_can_be_files(tmp_path: Path) -> None:
@@ -150,13 +150,13 @@ def test_a_run_that_is_not_sharded_is_recorded_as_before_any_was(mini_study: Stu
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_the_broad_sweep_of_every_study_is_short(path: Path) -> None:
     """The handout's rule."""
-    broad = study_named(path.stem).experiments["grpo_off_policy_sweep_broad"].arms
+    broad = study_named(path.stem).experiments[BROAD].arms
     assert all(arm["n_grpo_steps"] < 50 for arm in broad.values())
 
 
 def test_steps_that_may_come_from_an_earlier_winner_count_too() -> None:
     """An arm of one step counts by one evaluation in its own experiment; those after it, which may start from it, by three."""
-    lengths, broad, focused = "grpo_length_normalization", "grpo_off_policy_sweep_broad", "grpo_off_policy_sweep_focused"
+    lengths = "grpo_length_normalization"
 
     def steps(experiment: str, number: int, *arms: str) -> list[Edit]:
         return [put(f"experiments.{experiment}.arms.{arm}.n_grpo_steps", number) for arm in arms]
@@ -170,6 +170,6 @@ def test_steps_that_may_come_from_an_earlier_winner_count_too() -> None:
     own_steps_again = steps(lengths, 16, *arms[lengths].arms)  # these hand on how long they train
     assert edited(*short_winner, *own_steps_again).grpo.n_grpo_steps == 64
     # The sweep's short arms hand their steps on with the rest of their values.
-    ranked = [put(f"experiments.{broad}.last_k", 1), *steps(broad, 1, *arms[broad].arms)]
-    ranked.append(put(f"experiments.{focused}.arms.best_2.n_grpo_steps", REMOVED))
-    assert f"experiments.{focused}.arms.best_2: {too_few}" in refused(*ranked)
+    ranked = [put(f"experiments.{BROAD}.last_k", 1), *steps(BROAD, 1, *arms[BROAD].arms)]
+    ranked.append(put(f"experiments.{FOCUSED}.arms.best_2.n_grpo_steps", REMOVED))
+    assert f"experiments.{FOCUSED}.arms.best_2: {too_few}" in refused(*ranked)

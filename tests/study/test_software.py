@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_parts import edit, study_named
+from study_parts import ROOT, edit, study_named
 
 from grpo.common.errors import UserError
 from grpo.common.yaml_file import parse_yaml
@@ -23,8 +23,6 @@ from grpo.study.schema import Study
 from grpo.study.software import PACKAGES, VLLM, hardware, packages, pins, software, unlike_the_pins, warn_of_other_versions
 from grpo.study.training_inputs import write_training_inputs
 
-REPOSITORY = Path(__file__).parents[2]
-
 
 def test_versions_are_those_of_the_packages_and_nothing_is_imported_for_them() -> None:
     program = """
@@ -33,7 +31,7 @@ from grpo.study.software import PACKAGES, software
 print(json.dumps(software((*PACKAGES, "no-such-package"))))
 assert not {"torch", "transformers", "numpy", "sympy"} & set(sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     assert set(found) == {"python", "cuda", *PACKAGES}
     import mpmath
@@ -63,7 +61,7 @@ def test_a_study_depends_on_the_packages_that_its_settings_ask_for(mini_study: S
 def other_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The project's files with pins, in a folder where a test may edit them."""
     for name in (software_module.CONSTRAINTS, software_module.VLLM_ON_CPU, software_module.PROJECT):
-        shutil.copy(REPOSITORY / name, tmp_path)
+        shutil.copy(ROOT / name, tmp_path)
     monkeypatch.setattr(paths, "ROOT", tmp_path)
     return tmp_path
 
@@ -123,7 +121,7 @@ def test_another_pin_makes_everything_stale_that_it_decides(
 
 
 def test_every_stage_that_computes_depends_on_the_pins() -> None:
-    stages = parse_yaml(REPOSITORY / "dvc.yaml")["stages"]
+    stages = parse_yaml(ROOT / "dvc.yaml")["stages"]
     depending = {
         name
         for name, stage in stages.items()

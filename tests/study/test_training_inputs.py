@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_parts import ASYNCHRONOUS, EXPERT_ITERATION, KEYWORD, SFT, method_of, with_values
+from study_parts import ASYNCHRONOUS, EXPERT_ITERATION, KEYWORD, ROOT, SFT, method_of, with_values
 
 from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths
@@ -21,7 +21,6 @@ from grpo.study.training_inputs import ROOMS, code_of_modules, code_of_rooms, sh
 from grpo.tasks.keyword_inclusion import Keyword
 from grpo.tasks.task import Format
 
-ROOT = Path(__file__).parents[2]
 WITHOUT_A_SAY = {"tracking", "results", "commands"}  # rooms that record, read or start, and decide nothing of a run
 
 

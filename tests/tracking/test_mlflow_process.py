@@ -22,7 +22,7 @@ from unittest.mock import Mock
 import numpy
 import pytest
 from mlflow_parts import history, runs_at, unsent, uri_of
-from study_parts import Grpo, study_named
+from study_parts import ROOT, Grpo, study_named
 
 from grpo.common.errors import ToBeResumed, UserError
 from grpo.common.files import read_json, write_json, write_text
@@ -39,8 +39,6 @@ from grpo.tracking.mlflow_study import flat, source_tags
 from grpo.tracking.mlflow_uri import tracking_uri
 from grpo.tracking.run_log import RunLog
 from grpo.training import run as run_module
-
-REPOSITORY = Path(__file__).parents[2]
 
 PROGRAM = """
 import time
@@ -183,7 +181,7 @@ IDENTITY: dict[str, Any] = {"train": "a", "validation": "b", "model": "c", "lear
 
 def test_runs_of_different_studies_can_be_told_apart(delivered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DVC_EXP_NAME", "brave-try")
-    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.chdir(ROOT)
     studies = {name: study_named(name) for name in ("mini", "math-2xh100")}
     for study in studies.values():
         for experiment in ("grpo_async_offpolicy", "grpo_keyword_inclusion"):

@@ -20,13 +20,11 @@ import psutil
 import pytest
 import requests
 from mlflow_parts import Server, free_port, history, runs_at, unsent
-from study_parts import Grpo
+from study_parts import ROOT, Grpo
 
 from grpo.tracking.mlflow_run import MlflowRun
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

@@ -299,13 +299,6 @@ def _joined_amount(text: str) -> tuple[str, Fraction] | None:
     return what, total
 
 
-def stated_size(text: str) -> tuple[str, Fraction] | None:
-    """Dimension and amount of ``66 inches``; None without a unit that can be converted."""
-    body, unit = split_unit(text, lenient=False)
-    value, size = exact_value(unwrap_text(body)), size_of(unit)
-    return None if value is None or size is None else (size[0], value * size[1])
-
-
 def same_quantity(answer: str, answer_unit: str, truth: str, truth_unit: str) -> bool | None:
     """Whether two plain numbers with units are exactly equal; None unless both are plain numbers.
 

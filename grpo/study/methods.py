@@ -90,7 +90,7 @@ def _require_code(key: str, names: Iterable[str], known: Sequence[str]) -> None:
 
 
 class Section(Settings, allow_inf_nan=False):
-    """A mapping of params.yaml. Unknown keys and infinite numbers are refused, and types are not converted."""
+    """A mapping of params.yaml, whose values are checked together. Infinite numbers are refused too."""
 
     def check(self) -> None:
         """Raise UserError, without the section's name, unless the values fit together."""

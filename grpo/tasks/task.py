@@ -23,7 +23,7 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class Settings(BaseModel):
-    """Base class of settings within a task's entry in params.yaml; unknown keys are refused."""
+    """Base class of settings in params.yaml. Unknown keys are refused, and types are not converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 

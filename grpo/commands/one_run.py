@@ -116,7 +116,7 @@ def composed(asked: Asked, out: Path) -> dict[str, Any]:
         for kind in ("small", "model", "evaluate", "train")
     }
     task, evaluation = make_task(one["tasks"][MAIN], f"tasks.{MAIN}"), values["evaluation"]
-    if values["grpo"]["prompt"] not in task.formats and "prompt" not in overlay.get("grpo", {}):
+    if values["grpo"]["prompt"] not in [*task.formats] and "prompt" not in overlay.get("grpo", {}):
         values["grpo"] = values["grpo"] | {"prompt": next(iter(task.formats))}
     rows = len(read_rows(task.files.validation, "--task")) if isinstance(task, Dataset) and task.files else None
     if rows and "problems" not in overlay.get("evaluation", {}):

@@ -75,7 +75,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 
 def require_known(where: str, what: str, name: object, known: Collection[str]) -> None:
     """Raise UserError unless ``name`` is one of ``known``; ``what`` begins its description, such as "no task"."""
-    if name not in known:
+    if name not in [*known]:  # a list, as the name may be unhashable
         raise UserError(f"{where}: {what} {name!r} (known: {', '.join(known) or 'none'}).")
 
 

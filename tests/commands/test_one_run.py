@@ -135,6 +135,7 @@ def test_a_run_is_the_stages_run_also_after_a_kill(lab: Path, monkeypatch: pytes
         (["tasks.other.seed=1"], "no such key"),
         (["experiments.a.arms={}"], "no such key"),
         (["grpo.objective=dap"], "--set grpo.objective: no objective 'dap'"),
+        (["grpo.objective=[dapo]"], "--set grpo.objective: no objective ['dapo']"),
         (["grpo.learning_rate"], "expected key=value"),
         (["grpo.learning_rate=[1"], "expected key=value"),
     ],

@@ -90,18 +90,21 @@ def test_steps_are_those_of_torch_to_the_last_bit(model: Any, weight_decay: floa
             assert torch.equal(found, expected), name
 
 
-@pytest.mark.parametrize("loss", [0.5, float("nan")], ids=["taken", "skipped"])
+@pytest.mark.parametrize(
+    ("loss", "factor"), [(0.5, 1.0), (math.nan, 1.0), (0.5, math.inf)], ids=["taken", "no finite loss", "no finite gradient"]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_step_is_taken_if_its_loss_is_finite_and_leaves_no_gradient(model: Any, dtype: torch.dtype, loss: float) -> None:
-    """On a GPU that learner and engine share gradients would take 5.75 GiB from vLLM's next rollout. (Gradients that are not
-    finite: test_learner.)
-    """
+def test_a_step_needs_a_finite_loss_and_gradient_and_leaves_none(
+    model: Any, dtype: torch.dtype, loss: float, factor: float
+) -> None:
+    """On a GPU that learner and engine share gradients would take 5.75 GiB from vLLM's next rollout."""
     model = model.to(dtype)
     optimizer, start = Optimizer(model, 1e-3), copy.deepcopy(model)
-    backward(model)
+    backward(model, factor)
     assert any(weight.grad is not None for weight in optimizer.weights)
-    assert optimizer.step(1.0, loss)[1] == bool(optimizer.adamw.state_dict()["state"]) == math.isfinite(loss)
-    assert same_weights(model, start) != math.isfinite(loss)
+    taken = math.isfinite(loss * factor)
+    assert optimizer.step(1.0, loss)[1] == bool(optimizer.adamw.state_dict()["state"]) == taken
+    assert same_weights(model, start) != taken
     assert all(tensor.grad is None for tensor in (*optimizer.weights, *model.parameters()))
 
 

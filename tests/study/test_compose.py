@@ -495,6 +495,7 @@ def test_check_says_what_differs_from_what_a_study_extends(project: Path, grpo: 
     )
     code, out, error = grpo("study", "check", "mine/own.yaml")
     assert code == 0 and "grpo_learning_rate\n  1e-4: " in out, error
+    assert compose(Path("mine/own.yaml"))["folder"] == "mine"
     assert out.endswith(
         "differs from studies/mini.yaml, which it extends, in:\n  values: seeds 1\n  experiments left out: leaderboard\n"
         "  experiments with other arms or settings: grpo_kl_divergence\n"

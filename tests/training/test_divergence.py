@@ -282,6 +282,15 @@ def test_one_finite_gradient_starts_the_count_anew(train: Any) -> None:
     assert (run.metrics["diverged_step"], run.metrics["steps"]) == (None, 12)
 
 
+def test_weights_that_blow_up_end_as_divergence(train: Any) -> None:
+    """After one step at an absurd learning rate nothing is finite; sampling goes on, and no answer is right."""
+    run = train(contains_a_t, RULES, learning_rate=1e10)
+    assert rewards_of(run)[0] > 0 and rewards_of(run)[1:] == [0.0, 0.0]
+    assert run.metrics["diverged_step"] == run.metrics["steps"] == 4 and "answer reward 0.000" in run.metrics["diverged_reason"]
+    assert [row["skipped_update"] for row in run.history] == [0, 1, 1, 1]
+    assert all(parameter.isfinite().all() for parameter in run.model.parameters())
+
+
 def test_a_time_limit_ends_the_run_after_its_step(train: Any) -> None:
     run = train(contains_a_t, RULES, wall_clock_limit_s=1e-6)
     assert (run.metrics["time_limit_step"], run.metrics["diverged_step"]) == (1, None)

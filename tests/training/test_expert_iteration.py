@@ -124,8 +124,6 @@ def test_only_correct_rollouts_are_trained_on_with_the_ids_that_were_sampled(tok
     assert learner.constants == {7.0}
     params = SamplingParams(temperature=0.9, top_p=1.0, min_tokens=2, max_tokens=6, stop=())
     assert {asked[:2] for asked in engine.asked} == {(params, 4)}
-    params = SamplingParams(temperature=0.9, top_p=1.0, min_tokens=2, max_tokens=6, stop=())
-    assert {asked[:2] for asked in engine.asked} == {(params, 4)}
     assert engine.versions == [1, 2, 3]
     for step, right in zip((1, 2, 3), (12, 5, 24), strict=True):
         rows = [row for row in history if row["step"] == step]

@@ -100,12 +100,6 @@ def test_log_probs_do_not_depend_on_what_a_rollout_is_batched_with(model: Any) -
 # ---------------------------------------------------------------------------------------------------------- special cases
 
 
-def test_a_batch_without_signal_leaves_the_weights_as_they_are_and_counts_as_no_skipped_update(model: Any) -> None:
-    learner = learner_of(model)
-    metrics = learner.update(scored(rollouts(), torch.ones(8), torch.zeros(8)))
-    assert metrics["gradient_norm"] == metrics["skipped_update"] == 0.0 and same_weights(learner.model, model)
-
-
 def test_the_gradient_is_clipped_and_its_norm_before_that_reported(model: Any) -> None:
     (free, unclipped), (bound, clipped) = (
         updated(learner_of(model, max_grad_norm=norm), ADVANTAGES * 100) for norm in (1e9, 1.0)

@@ -64,7 +64,7 @@ replicate: install ## Run the active study again with fresh seeds and compare: S
 	@grpo replicate $(SEEDS) $(if $(BASE_SEED),--base-seed $(BASE_SEED))
 
 SLOW ?= slow
-test-slow: dev ## Run the slow tests, three at a time: whole pipelines with DVC and Snakemake, kills and faults
+test-slow: dev ## Run the slow tests, three at a time: a pipeline with Snakemake, a part of it with DVC, kills and faults
 	pytest -m "$(SLOW)" -n 3 -rP
 
 test-slurm: dev ## Run the smoke study on a Slurm cluster that is set up on this machine (as root, on Debian)

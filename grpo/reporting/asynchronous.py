@@ -114,17 +114,28 @@ def _agreement(lag_0: list[Run], one_process: dict[int, Run]) -> dict[str, Any]:
         "seeds": [run.seed for run, _ in pairs],
         "other": pairs[0][1].arm if pairs else None,
         "losses": [value(run, "loss_type") for run in pairs[0]] if pairs else [],
+        "until": min((last_common(*pair) for pair in pairs), default=math.inf),
         "parted": {run.seed: step for run, other in pairs if (step := first_difference(run, other)) is not None},
     }
 
 
 def first_difference(first: Run, second: Run) -> int | None:
-    """The step of the first evaluation at which two runs differ on a problem, or which one of them lacks."""
-    steps = first.validation["step"].tolist(), second.validation["step"].tolist()
+    """The step of the first evaluation at which two runs differ on a problem, or which one of them lacks.
+
+    Evaluations after the end of the shorter run do not count, unless that run diverged.
+    """
+    until = last_common(first, second)
+    steps = [[step for step in run.validation["step"].tolist() if step <= until] for run in (first, second)]
     for i in range(max(map(len, steps))):
         if i >= min(map(len, steps)) or steps[0][i] != steps[1][i] or (first.outcomes[i] != second.outcomes[i]).any():
             return int(min(of[i] for of in steps if i < len(of)))
     return None
+
+
+def last_common(first: Run, second: Run) -> float:
+    """The last step up to which two runs can be compared."""
+    whole = [run for run in (first, second) if run.metrics["diverged_step"] is None]
+    return min((float(run.validation["step"].iloc[-1]) for run in whole), default=math.inf)
 
 
 def _reuse(of_arm: list[Run]) -> tuple[float, float, float, float]:

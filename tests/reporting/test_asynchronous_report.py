@@ -160,7 +160,9 @@ def test_a_run_that_was_stopped_differs_from_where_it_ends() -> None:
     long = made_up("a", each(0.1), each(0.2), each(0.3), each(0.4), every=5)
     short = made_up("b", each(0.1), each(0.2), apart={}, every=5, diverged=5)
     assert first_difference(long, short) == first_difference(short, long) == 10
-    other = made_up("b", each(0.1), each(0.2), each(0.3), apart={}, every=5)
+    planned = made_up("b", each(0.1), each(0.2), apart={}, every=5)  # fewer steps by its settings
+    assert first_difference(long, planned) is first_difference(planned, long) is None
+    other = made_up("b", each(0.1), each(0.2), each(0.3), apart={}, every=5, diverged=7)
     other.validation["step"] = [0, 5, 7]  # stopped between two evaluations, and evaluated once more
     assert first_difference(long, other) == first_difference(other, long) == 7
 

@@ -53,7 +53,7 @@ class Comparison:
 
     @cached_property
     def inside(self) -> Self:
-        """The comparison of parts and of other spellings."""
+        """The same comparison, one level of nesting deeper."""
         return self.within(self.levels - 1)
 
     def within(self, levels: int) -> Self:

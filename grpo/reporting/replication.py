@@ -35,7 +35,9 @@ def read_findings(study: Study, name: str, folder: Path = Path()) -> Findings:
         UserError: it is not finished.
     """
     selections = {
-        experiment: read_json(folder / paths.CANDIDATES / f"{experiment}.json", made_by=f"select@{experiment}")
+        experiment: read_json(
+            folder / paths.CANDIDATES / f"{experiment}.json", f"select@{experiment}", keys=("winner", "leader", "tied")
+        )
         for experiment in study.made
     }
     return Findings(name, read_verdicts(folder / paths.CLAIMS), selections)

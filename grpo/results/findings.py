@@ -133,7 +133,7 @@ class Verdict:
 
     @property
     def decided(self) -> bool:
-        """Whether the runs say something of the claim."""
+        """Whether it agrees, disagrees or finds no difference."""
         return self.verdict in (AGREES, DISAGREES, NO_DIFFERENCE)
 
     @property

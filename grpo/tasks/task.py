@@ -113,10 +113,6 @@ class ScoredBatch:
     out_of_time: list[bool]
 
 
-ScoreFn = Callable[[Sequence[Problem], Sequence[str]], ScoredBatch]
-"""Scores a batch of responses, given the problem of each: :meth:`Task.score`, bound to a format."""
-
-
 class Task:
     """Base class of tasks: problems with answers that can be verified. Subclass it for a task of your own.
 

@@ -12,7 +12,6 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.representer import RoundTripRepresenter
 from ruamel.yaml.scalarfloat import ScalarFloat
-from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 from ruamel.yaml.tokens import CommentToken
 
 from grpo.common.errors import UserError
@@ -77,7 +76,7 @@ def read_annotated(path: Path) -> Annotated:
 
 
 def to_text(values: Mapping[str, Any], notes: Notes, opening: tuple[str, ...] = ()) -> str:
-    """Write ``values`` as YAML text: mappings over many lines, lists on one."""
+    """Write ``values`` as YAML text: mappings over many lines, lists on one where they may be."""
     return "\n".join([*opening, *_lines(values, notes, ())]) + "\n"
 
 
@@ -88,7 +87,7 @@ def _lines(values: Mapping[str, Any], notes: Notes, path: tuple[str, ...]) -> It
         if note.blank:
             yield ""
         yield from (indent + line for line in note.above)
-        nested = isinstance(value, Mapping) and bool(value) and not note.flow
+        nested = isinstance(value, Mapping) and bool(value) and not (note.flow and _may_flow(value))
         first, *rest = _entry(key, {} if nested else value)
         first = first.removesuffix(" {}") if nested else first
         yield from (indent + line for line in (f"{first} {note.beside}".rstrip(), *rest))
@@ -120,19 +119,28 @@ _Representer.add_representer(type(None), lambda representer, _: representer.repr
 
 
 def _flow(value: Any) -> Any:
-    """Mark a value's mappings and lists to be written on one line.
+    """Mark a value's mappings and lists to be written on one line, where they may be."""
+    if not isinstance(value, Mapping | list):
+        return value
+    if isinstance(value, Mapping):
+        marked = CommentedMap((key, _flow(item)) for key, item in value.items())
+    else:
+        marked = CommentedSeq(map(_flow, value))
+    if _may_flow(value):
+        marked.fa.set_flow_style()
+    else:
+        marked.fa.set_block_style()
+    return marked
 
-    Text with a colon (cuda:0) is quoted there, as the faster parser libyaml would read a mapping.
+
+def _may_flow(value: Any) -> bool:
+    """Whether no text in a value has a colon (cuda:0).
+
+    `dvc exp run -S` rewrites params.yaml without quotes, and libyaml cannot read such a text within brackets.
     """
     if isinstance(value, Mapping):
-        mapping = CommentedMap((key, _flow(item)) for key, item in value.items())
-        mapping.fa.set_flow_style()
-        return mapping
-    if isinstance(value, list):
-        items = CommentedSeq(map(_flow, value))
-        items.fa.set_flow_style()
-        return items
-    return DoubleQuotedScalarString(value) if isinstance(value, str) and ":" in value else value
+        return all(_may_flow(item) for pair in value.items() for item in pair)
+    return all(map(_may_flow, value)) if isinstance(value, list) else ":" not in str(value)
 
 
 def _plain(value: Any) -> Any:

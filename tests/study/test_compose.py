@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dvc.utils.serialize import load_yaml, modify_yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pipeline_parts import sh
@@ -126,7 +127,7 @@ def test_what_is_written_is_what_is_read(tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.parametrize(
     "value", ["cuda:0", "countdown:Countdown", "a: b", "x #y", "3e-5", "null", "it's", "{", "yes", "two\nlines", "für"]
 )
-def test_texts_with_a_meaning_in_yaml_stay_texts_on_one_line(value: str, tmp_path: Path) -> None:
+def test_texts_with_a_meaning_in_yaml_stay_texts(value: str, tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(to_text({"a": value, "b": [value], "c": {"d": {value: value}}}, {}))
     assert parse_yaml(path) == {"a": value, "b": [value], "c": {"d": {value: value}}}
@@ -474,6 +475,21 @@ def test_an_edit_by_dvc_exp_counts_as_one_by_hand(project: Path, grpo: Grpo) -> 
     code, _, error = grpo("study", "use", "mini", "--dry-run")
     assert code == 2 and "  grpo.learning_rate: 0.0003 -> 1.0\n" in error
     assert grpo("study", "use", "mini", "--force")[0] == 0 and load_study().study == "mini"
+
+
+def test_a_study_with_import_paths_can_be_changed_by_dvc_exp(lab: Path, grpo: Grpo) -> None:
+    """DVC drops quotes, and does not read `close:close` in a mapping or list on one line."""
+    write(
+        "../our lab/paths.yaml",
+        "extends: ours\ngrpo: {reward: {'lab_verifier:close': 0.5, answer_reward: 1}}\n"
+        "tasks: {main: {answers: ['a:b', {'c:d': [1, 'e:f']}]}}\n"
+        "experiments: {only: [grpo_baselines], grpo_baselines: {arms: {plain: {}, own: {reward: 'lab_verifier:close'}}}}\n",
+    )
+    Path("params.yaml").write_text(to_text(*annotated(Path("../our lab/paths.yaml"))))
+    before = parse_yaml(Path("params.yaml"))
+    with modify_yaml("params.yaml") as params:
+        params["grpo"]["group_size"] = 16
+    assert load_yaml("params.yaml") == {**before, "grpo": {**before["grpo"], "group_size": 16}}
 
 
 def test_a_study_whose_file_was_edited_can_be_used_again(project: Path, grpo: Grpo) -> None:

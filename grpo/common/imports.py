@@ -42,7 +42,8 @@ def named_file(name: str) -> Path:
 def require_extra(package: str, extra: str, what: str) -> None:
     """Raise UserError unless ``package`` is installed; ``what`` needs it, and this project's ``extra`` installs it."""
     if importlib.util.find_spec(package) is None:
-        raise UserError(f"{what}: needs {package}, which is not installed. Run `pip install 'grpo-study[{extra}]'`.")
+        remedy = f"Run `pip install -e '.[{extra}]'` in the project's folder."
+        raise UserError(f"{what}: needs {package}, which is not installed. {remedy}")
 
 
 def is_import_path(name: str) -> bool:

@@ -76,4 +76,5 @@ def test_without_the_harness_it_is_said_how_to_install_it(
     save_checkpoint(workdir / "checkpoint", model, tokenizer)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     code, _, error = grpo("benchmark", "checkpoint", "--task", "gsm8k")
-    assert code == 2 and "pip install 'grpo-study[benchmark]'" in error and not (workdir / "benchmark").exists()
+    assert code == 2 and "`pip install -e '.[benchmark]'` in the project's folder" in error
+    assert not (workdir / "benchmark").exists()

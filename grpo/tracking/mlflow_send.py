@@ -264,6 +264,9 @@ def import_folders(folders: Iterable[Path], uri: str) -> Iterator[str]:
         ) from error
     problems = []
     for folder in folders:
+        if missing := [name for name in (RUN, METRICS) if not (folder / name).is_file()]:
+            problems.append(f"{folder / missing[0]}: no such file. Name folders of runs in {paths.UNSENT_METRICS}.")
+            continue
         try:
             yield deliver(folder, uri)
         except BlockingIOError:

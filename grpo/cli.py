@@ -152,7 +152,9 @@ def plan(
 
 @app.command("replicate", rich_help_panel=STUDY, epilog="Example: grpo replicate 10 11 12 13 14")
 def replicate(
-    seeds: Annotated[list[int], typer.Argument(help="Seeds that the study has not used; as many as it has.")],
+    seeds: Annotated[
+        list[int], typer.Argument(help="Seeds that the study has not used. Fewer than its own decide fewer claims.")
+    ],
     base_seed: Annotated[
         int | None, typer.Option(help="Also pretrain the base model and generate the problems anew, with this seed.")
     ] = None,

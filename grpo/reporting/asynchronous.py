@@ -80,6 +80,7 @@ def draw_staleness(runs: list[Run], last_k: int) -> Figure:
     for place, title in zip(axes, titles, strict=True):
         frame(place, title, "measured lag (versions), mean over tokens")
     axes[2].set_yscale("log")
+    axes[2].set_ylabel("median of updates")
     for series, shape in SERIES.items():
         axes[0].plot([], [], shape, color=INK, label=series)
     axes[0].legend(fontsize=8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ from grpo.results.findings import Interval
 
 INK = "#767676"  # axes and text; readable on light and dark backgrounds
 WIDTH, HEIGHT = 4.2, 2.35  # inches of a panel
-LETTERS = 66  # in a legend's line above one panel
 FEW = 20  # a mean curve with at most so many points has markers
+NEAR = 1.5  # labels of values on a logarithmic axis would touch where one is less than so many times another
 LOG_FROM = 50.0  # an axis counts in powers where the largest value is so many times the smallest
 SVG = {"Date": None, "Creator": None, "Format": None, "Type": None}
 # Colours that colour-blind readers can distinguish (Okabe and Ito 2008); violet replaces their black, so that all can be read
@@ -134,20 +135,23 @@ def frame(axes: Axes, title: str, x: str, share: bool = False) -> None:
 
 
 def legend(figure: Figure, looks: Mapping[str, Style]) -> None:
-    """Draw a legend of the arms above all panels; nothing with one arm."""
+    """Draw a legend of the arms above all panels, in as many columns as fit; nothing with one arm."""
     if len(looks) < 2:
         return
     keys = [mpl.lines.Line2D([], [], color=look.color, linewidth=2, linestyle=look.line) for look in looks.values()]
-    longest = max(map(len, looks)) + 7
-    columns = max(1, min(len(looks), int(LETTERS * figure.get_figwidth() / WIDTH) // longest))
-    figure.legend(keys, list(looks), loc="outside upper left", ncols=columns)
+    for columns in range(len(looks), 0, -1):
+        drawn = figure.legend(keys, list(looks), loc="outside upper left", ncols=columns)
+        if columns == 1 or drawn.get_window_extent().width < 0.98 * figure.bbox.width:
+            return
+        drawn.remove()
 
 
 def powers_of_two(axes: Axes, values: Iterable[float]) -> None:
-    """Make the x axis logarithmic, with ticks at these values only."""
+    """Make the x axis logarithmic, with ticks at these values only, aslant if some are near each other."""
     marked = sorted(set(values))
     axes.set_xscale("log", base=2)
-    axes.set_xticks(marked, [f"{value:g}" for value in marked])
+    near = any(b < NEAR * a for a, b in itertools.pairwise(marked))
+    axes.set_xticks(marked, [f"{value:g}" for value in marked], rotation=45 if near else 0)
     axes.minorticks_off()
 
 

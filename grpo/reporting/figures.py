@@ -25,7 +25,8 @@ from grpo.study.settings import MAIN
 
 READABLE = 0.04  # smallest share of a bar with a number in it
 BARE = "question_only"  # the prompt whose zero-shot accuracy is what the base model can do without a form
-VERDICT_COLOURS = dict(zip(get_args(VerdictName), ("#009E73", "#D55E00", "#0072B2", "#E69F00", "#999999"), strict=True))
+LABELS = (*get_args(VerdictName), "by construction")  # of verdicts
+VERDICT_COLOURS = dict(zip(LABELS, ("#009E73", "#D55E00", "#0072B2", "#E69F00", "#999999", "#8A63C4"), strict=True))
 START = "start"  # the rise above it decides only a part of its claim
 LINE = 58  # characters
 # Metrics of the best configuration, on the first screen.
@@ -83,14 +84,15 @@ def draw_overview(record: Record) -> Figure:
 
 def draw_ends(result: ExperimentResult) -> Figure:
     """Draw each arm's final reward with its interval, and each run, also collapsed ones, as a ring."""
-    figure, (axes,) = charts.panels(1, height=0.9 + 0.32 * len(result.arms))
+    figure, (axes,) = charts.panels(1, height=1.0 + 0.32 * len(result.arms))
     names = [readable(arm.arm) for arm in result.arms]
     for place, (arm, look) in enumerate(zip(result.arms, styles(names).values(), strict=True)):
         charts.draw_row(axes, place, arm.final, arm.by_run, look.color)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set_title(f"answer reward, mean of the last {result.last_k}", fontsize=8.5)
-    axes.set_xlabel(f"bar: 95% over {result.arms[0].final.covers}; rings: runs", fontsize=8.5)
+    # Titles of the figure, as the arms' names may leave the axes little width.
+    figure.suptitle(f"answer reward, mean of the last {result.last_k}", fontsize=8.5)
+    figure.supxlabel(f"bar: 95% over {result.arms[0].final.covers}; rings: runs", fontsize=8.5)
     return figure
 
 
@@ -157,15 +159,19 @@ def draw_forest(record: Record) -> Figure:
     axes.axvline(0, color=INK, linewidth=1)
     for y, (verdict, contrast) in zip(heights, rows, strict=True):
         seeds = by_seed(record, verdict.experiment, contrast)
-        charts.draw_row(axes, y, contrast.difference, seeds, VERDICT_COLOURS[verdict.verdict])
-        for source, value in verdict.published.items():
-            axes.plot(value, y + 0.7, "D", color=INK, markersize=4)
-            axes.annotate(source, (value, y + 0.7), (5, 0), textcoords="offset points", va="center", fontsize=7)
+        charts.draw_row(axes, y, contrast.difference, seeds, VERDICT_COLOURS[verdict.label])
+        if verdict.published:  # the sources stand side by side, as their values may be near each other
+            values, at = sorted(verdict.published.values()), y + 0.7
+            axes.plot(values, [at] * len(values), "D", color=INK, markersize=4, linestyle="none")
+            sources = ", ".join(sorted(verdict.published, key=verdict.published.__getitem__))
+            axes.annotate(sources, (values[-1], at), (5, 0), textcoords="offset points", va="center", fontsize=7)
     axes.set_yticks(heights, names, fontsize=8)
     axes.set_ylim(top, -0.5)
-    axes.set_xlabel("difference of answer rewards: 95% interval;\nrings: seeds; diamonds: published, by source")
+    axes.set_xlabel(
+        "difference of answer rewards: 95% interval;\nrings: seeds; diamonds: published, with sources from left to right"
+    )
     axes.grid(axis="y", visible=False)
-    shown = [name for name in VERDICT_COLOURS if any(verdict.verdict == name for verdict, _ in rows)]
+    shown = [name for name in VERDICT_COLOURS if any(verdict.label == name for verdict, _ in rows)]
     keys = [mpl.lines.Line2D([], [], color=VERDICT_COLOURS[name], marker="o") for name in shown]
     figure.legend(keys, shown, loc="outside upper left", ncols=len(shown))
     return figure

@@ -14,7 +14,7 @@ from grpo.common.files import read_json, read_jsonl, whole_folder, write_json, w
 from grpo.common.yaml_file import parse_yaml
 from grpo.discovery.log import BEST_PROGRAM, LOG, Attempt, read_log, to_json
 from grpo.discovery.strategies import BASELINE
-from grpo.reporting.charts import INK, panels, styles
+from grpo.reporting.charts import INK, legend, panels, styles
 from grpo.reporting.sentences import render
 from grpo.study import paths
 from grpo.study.schema import Study
@@ -54,23 +54,26 @@ def known_bounds() -> dict[str, list[dict[str, Any]]]:
 
 def draw_search(report: dict[str, Any], scores: pd.DataFrame) -> Figure:
     """Draw the score of each attempt and the best so far; a second panel shows the top with known bounds."""
-    figure, axes = panels(2)
+    figure, axes = panels(2, height=3.0)
     known = {bound["points"]: f"{bound['points']}: {bound['who']}, {bound['year']}" for bound in known_bounds()["lower"]}
     looks = styles(sorted(set(scores["kind"])))
     for place in axes:
         place.step(scores["attempt"], scores["best"], where="post", color=INK, linewidth=1.2)
         for kind, look in looks.items():
             of_kind = scores[scores["kind"] == kind]
-            place.plot(of_kind["attempt"], of_kind["score"], "o", color=look.color, markersize=4, alpha=0.85, label=kind)
+            place.plot(of_kind["attempt"], of_kind["score"], "o", color=look.color, markersize=4, alpha=0.85)
         place.set_xlabel("attempt")
     axes[0].set_title(f"points of a valid set (0: none), best as a line; {report['strategy']}, seed {report['seed']}")
-    axes[0].legend()
     axes[1].set_title(f"from {TOP[0]} points on, with known bounds")
     axes[1].set_ylim(*TOP)
     for points in DRAWN_BOUNDS:
         axes[1].axhline(points, color=INK, linestyle=(0, (4, 3)), linewidth=1)
-        at = (0.01, points)
-        axes[1].annotate(known[points], at, (0, 2), xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=7)
+        # A text stands under its line, but the highest above it, as the highest two are near each other.
+        offset, side = (2, "bottom") if points == DRAWN_BOUNDS[-1] else (-2, "top")
+        axes[1].annotate(
+            known[points], (0.01, points), (0, offset), ("axes fraction", "data"), "offset points", va=side, fontsize=7
+        )
+    legend(figure, looks)
     return figure
 
 

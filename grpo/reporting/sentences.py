@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markdown_it import MarkdownIt
 
 from grpo.reporting.charts import readable, style, with_readable_names
 from grpo.results.findings import Interval
@@ -26,6 +27,7 @@ def templates(autoescape: bool = False) -> Environment:
     )
     environment.filters |= {"interval": interval, "names": names, "decimals": decimals, "squeezed": squeezed}
     environment.filters |= {"readable": readable, "named": with_readable_names, "swatch": lambda place: style(place).color}
+    environment.filters["markdown"] = MarkdownIt("commonmark", {"html": False}).renderInline
     environment.filters["shown"] = lambda value, measure: f"{value:{measure.shown}}"
     return environment
 

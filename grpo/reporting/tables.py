@@ -201,7 +201,7 @@ def details_table(numbers: Numbers, times: dict[str, tuple[float, float]]) -> st
         row = {
             "arm": arm["arm"],
             "best (step)": best_evaluation(runs),
-            "token entropy": decimals(sum(run.history[ENTROPY].iloc[-1] for run in runs) / len(runs)),
+            "token entropy in training": decimals(sum(run.history[ENTROPY].iloc[-1] for run in runs) / len(runs)),
             "gradient norm, median": decimals(norms.median(), 2),
             "largest": decimals(norms.max(), 2),
             "seconds": f"{seconds:.0f}",

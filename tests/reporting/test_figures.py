@@ -38,7 +38,7 @@ from grpo.reporting.curves import (
     second_metric,
     values_of,
 )
-from grpo.reporting.figures import by_seed, draw_forest
+from grpo.reporting.figures import by_seed, draw_ends, draw_forest
 from grpo.results.findings import Contrast, Verdict
 from grpo.results.runs import REWARD, Run
 from grpo.results.verdicts import KL
@@ -208,6 +208,24 @@ def test_the_forest_plot_has_deciding_contrasts_with_seeds_and_sources(mini_stud
     assert [text.get_text() for text in axes.get_yticklabels()] == ["s\n(a above b)", "(b above a)"]
     diamonds = [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "D"]  # type: ignore[index]
     assert diamonds == [0.3, 0.3] and [text.get_text() for text in axes.texts] == ["x-2025", "x-2025"]
+
+
+def test_nothing_of_a_figure_lies_outside_it(mini_study: Study) -> None:
+    """However little the names of arms leave: a legend takes as many lines as it needs."""
+    arms = [f"questions_{count}-rollouts_4-epochs_2" for count in (32, 64, 128, 256)]
+    ended, published = result(*(arm_result(arm, 0.5) for arm in arms)), {"x-2025": 0.3, "a-long-name-of-a-source-2026": 0.29}
+    contrast = Contrast(arms[0], arms[1], interval(0.1), interval(0.1), 1)
+    claim = Verdict(
+        "id", SWEEP, "a statement", "not tested here", by_construction=True, published=published, contrasts=(contrast,)
+    )
+    runs = [made_up(arm, place) for place, arm in enumerate(arms)]
+    forest = draw_forest(record(mini_study, {SWEEP: ([], ended)}, claim))
+    for figure in (draw_ends(ended), experiment_figure(mini_study, SWEEP, runs), forest):
+        figure.draw_without_rendering()  # lays it out
+        drawn, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+        assert min(drawn.x0, drawn.y0) >= 0 and drawn.x1 <= width and drawn.y1 <= height
+    assert [text.get_text() for text in forest.legends[0].get_texts()] == ["by construction"]
+    assert "a-long-name-of-a-source-2026, x-2025" in [text.get_text() for text in forest.axes[0].texts]
 
 
 def test_equal_results_give_equal_bytes_and_what_is_drawn_is_seen(tmp_path: Path) -> None:

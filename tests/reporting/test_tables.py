@@ -92,7 +92,7 @@ def test_the_cells_that_explain_an_arm(mini_study: Study) -> None:
     assert dict(zip(head, a, strict=True)) == {
         "arm": "a",
         "best (step)": "0.750 (16)",
-        "token entropy": "0.200",  # of .1 and .3, at the last step
+        "token entropy in training": "0.200",  # of .1 and .3, at the last step
         "gradient norm, median": "1.38",
         "largest": "2.25",
         "seconds": "60",

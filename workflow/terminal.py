@@ -58,7 +58,7 @@ class LogHandler(LogHandlerBase):
         self.console = Console(file=stream, no_color=asked.nocolor, highlight=False)
         self.in_terminal = stream.isatty() and not self.console.is_dumb_terminal
         self.began = time.time()
-        self.jobs_run = False
+        self.jobs_run = self.told = False
         self.stages: dict[str, Stage] = {}  # by rule
         self.jobs: dict[int, Stage] = {}
         self.live: Live | None = None
@@ -99,7 +99,11 @@ class LogHandler(LogHandlerBase):
             case LogEvent.JOB_ERROR if stage := self.jobs.get(record.jobid):
                 self.show_failed(stage, record)
             case None if message.startswith(TOLD_TO_STOP):
-                self.say("Told to stop: running stages finish their step and save; a second Ctrl-C ends them now.", "yellow")
+                if not self.told:  # Snakemake repeats it
+                    self.say(
+                        "Told to stop: running stages finish their step and save; a second Ctrl-C ends them now.", "yellow"
+                    )
+                self.told = True
             case event if record.levelno >= logging.WARNING and event != LogEvent.JOB_ERROR and not REPEATED.search(message):
                 self.say(self.words.format(record), "red" if record.levelno >= logging.ERROR else "yellow")
 

@@ -171,6 +171,22 @@ def test_ctrl_c_lets_the_step_be_finished_and_leaves_the_terminal_in_order(tmp_p
     assert not any(json.loads((repo / ".dvc/tmp/rwlock").read_text()).values())  # nor a lock of DVC
 
 
+def test_without_a_terminal_it_is_said_once_that_stages_were_told_to_stop(tmp_path: Path) -> None:
+    repo = new_study(tmp_path / "repo")
+    (repo / "run.py").write_text(TRAINING % (3, with_gpus.RESUME_ME))
+    command = ("snakemake", "--profile", "local", "train_grpo_x_low")
+    with (repo / "shown").open("w") as file:
+        process = subprocess.Popen(
+            command, cwd=repo, env=environment(), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    wait_for(lambda: (repo / "started").exists())
+    os.killpg(process.pid, signal.SIGTERM)
+    process.wait(timeout=60)
+    text = (repo / "shown").read_text()
+    assert text.count("Told to stop: running stages finish their step") == 1, text
+    assert process.returncode == 1 and (repo / "saved").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("alone", [False, True], ids=["to all", "to Snakemake alone, then to all"])
 def test_a_second_ctrl_c_ends_all_running_stages_at_once(tmp_path: Path, alone: bool) -> None:

@@ -203,7 +203,9 @@ def test_killed_while_the_second_seed_of_a_stage_trains(project, tmp_path):
         while not [*folder.glob("data/state/runs/grpo_learning_rate/off_policy/1/*/step-4")]:
             assert process.poll() is None
             time.sleep(0.02)
+        stage = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, signal.SIGKILL)
+        psutil.wait_procs(stage)  # a killed process holds the run's lock until it is gone
     first = json.loads((folder / "data/timing/grpo_learning_rate/off_policy/0/timing.json").read_text())
     again = sh(folder, *repro)
     assert re.findall(r"resumed after step (\d+)", again.stdout) in (["4"], ["6"])

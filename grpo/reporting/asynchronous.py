@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from grpo.reporting.charts import INK, Dot, draw_dots, frame, legend, panels, readable, styles
+from grpo.reporting.charts import INK, Dot, averaged, draw_dots, frame, legend, panels, readable, styles
 from grpo.reporting.discussion import Numbers, updates_of
 from grpo.reporting.sentences import paragraph, paragraphs, table
 from grpo.reporting.timing import at_equal_time, seconds_of_a_step
@@ -72,7 +72,7 @@ def draw_staleness(runs: list[Run], last_k: int) -> Figure:
         for place, of_panel in zip(axes, dots, strict=True):
             draw_dots(place, of_panel, looks, shape)
     titles = (
-        f"answer reward, mean of the last {last_k}, 95%; dots: runs",
+        f"answer reward, {averaged(last_k)}, 95%; dots: runs",
         "gradient norm before clipping, median of updates",
         "ratio to the sampling policy: smallest, mean, largest",
         "clipped tokens (%), mean of updates",

@@ -220,6 +220,11 @@ def styles(names: Iterable[str]) -> dict[str, Style]:
     return {name: style(place) for place, name in enumerate(names)}
 
 
+def averaged(last_k: int) -> str:
+    """Say which evaluations a final answer reward averages."""
+    return f"mean of the last {last_k} evaluations" if last_k > 1 else "last evaluation"
+
+
 def readable(arm: str) -> str:
     """A readable name: ``epochs_4-batch_16`` becomes ``4 epochs × batch 16``, ``rank_1-high`` becomes ``rank 1, high``."""
     parts = re.split(r"-(?=[a-z])", arm)

@@ -91,7 +91,7 @@ def draw_ends(result: ExperimentResult) -> Figure:
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     # Titles of the figure, as the arms' names may leave the axes little width.
-    figure.suptitle(f"answer reward, mean of the last {result.last_k}", fontsize=8.5)
+    figure.suptitle(f"answer reward, {charts.averaged(result.last_k)}", fontsize=8.5)
     figure.supxlabel(f"bar: 95% over {result.arms[0].final.covers}; rings: runs", fontsize=8.5)
     return figure
 

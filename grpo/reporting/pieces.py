@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from grpo.common.files import read_json
 from grpo.reporting.asynchronous import discuss_bounds, draw_staleness
-from grpo.reporting.charts import INK, Dot, draw_dots, frame, legend, panels, powers_of_two, readable, styles
+from grpo.reporting.charts import INK, Dot, averaged, draw_dots, frame, legend, panels, powers_of_two, readable, styles
 from grpo.reporting.record import Record, Values
 from grpo.reporting.sentences import paragraph
 from grpo.results.findings import ExperimentResult
@@ -97,7 +97,7 @@ def draw_by_examples(runs: list[Run], result: ExperimentResult) -> Figure:
             dots.append(Dot(readable(name), count, own.final.value, own.final.low, own.final.high, own.by_run))
         draw_dots(axes, dots, looks, shape)
         axes.plot([], [], shape, color=INK, label=title)
-    frame(axes, f"answer reward, mean of the last {result.last_k} evaluations", "unique examples", share=True)
+    frame(axes, f"answer reward, {averaged(result.last_k)}", "unique examples", share=True)
     powers_of_two(axes, [run.metrics["examples"] for run in runs])
     axes.legend(fontsize=8)
     legend(figure, looks)

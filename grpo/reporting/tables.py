@@ -10,6 +10,7 @@ import pandas as pd
 
 from grpo.common.files import whole_folder, write_json, write_text
 from grpo.reporting import what_it_would_take
+from grpo.reporting.charts import averaged
 from grpo.reporting.curves import ENTROPY, NORM
 from grpo.reporting.discussion import Numbers, as_plain
 from grpo.reporting.record import Record
@@ -130,7 +131,7 @@ def experiment_table(numbers: Numbers) -> str:
         row = {
             "arm": f"**{arm['arm']}**" if arm is numbers["winner"] and several else arm["arm"],
             "at start": decimals(arm["start"].value),
-            f"answer reward, mean of last {last_k} (95% over {numbers['covers']})": interval(arm["final"]),
+            f"answer reward, {averaged(last_k)} (95% over {numbers['covers']})": interval(arm["final"]),
         }
         if several:
             row[f"below {leader}"] = interval(arm["below"]) if arm["below"] else "leads"

@@ -73,7 +73,7 @@ def test_the_cells_of_an_experiments_table(mini_study: Study) -> None:
     assert dict(zip(head, a, strict=True)) == {
         "arm": "**a**",
         "at start": "0.100",
-        "answer reward, mean of last 2 (95% over runs and problems)": "0.625 (0.575 to 0.675)",
+        "answer reward, mean of the last 2 evaluations (95% over runs and problems)": "0.625 (0.575 to 0.675)",
         "below a": "leads",
         "form right": "0.900",
         "answer right, given the form": "0.694",  # .625 / .9

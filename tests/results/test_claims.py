@@ -132,6 +132,8 @@ def test_a_collapsed_run_is_counted_separately_and_no_arm_wins_by_its_other_runs
     assert found.verdict == CANNOT_TELL and "more runs of the arm that ends higher collapsed" in found.reason
     assert [collapse.run for collapse in found.collapses] == ["made_up/a/2"] and "(1 of 3 collapsed)" in found.measured
     assert judge("ends_above", evidence(a, b), 0.05, better="b", worse="a").verdict == CANNOT_TELL
+    whole = ending("c", 0.9, 0.9, 0.9)  # one rival that did not collapse is enough to disagree
+    assert judge("not_below", evidence(a, b, whole), 0.05, better="b", worse=["a", "c"]).verdict == DISAGREES
     lost = [made_up("b", 0.1, 0.6, 0.0, seed=seed) for seed in range(3)]
     assert judge("ends_above", evidence(a, lost), 0.05, better="a", worse="b").verdict == AGREES
 

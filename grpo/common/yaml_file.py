@@ -39,8 +39,8 @@ def parse_yaml(path: Path, kind: str = "safe") -> Any:
         yaml.preserve_quotes = True
         return yaml.load(text)
     except FileNotFoundError:
-        remedy = " Run this in the project's folder, or choose a study: `grpo study use mini`."
-        raise UserError(f"{path}: no such file.{remedy if path.name == 'params.yaml' else ''}") from None
+        choose = " Run this in the project's folder, or choose a study: `grpo study use mini`."
+        raise UserError(f"{path}: no such file." + (choose if path.name == "params.yaml" else "")) from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise UserError(f"{path}:{line}: not UTF-8 text ({error.reason}). Correct that line.") from error

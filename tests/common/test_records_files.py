@@ -265,6 +265,6 @@ def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_missing_extra_is_told_with_the_command_that_brings_it() -> None:
-    with pytest.raises(UserError, match=r"an asynchronous run: needs no_such_package.*`pip install 'grpo-study\[ray\]'`"):
+    with pytest.raises(UserError, match=r"an asynchronous run: needs no_such_package.*`pip install -e '\.\[ray\]'`"):
         require_extra("no_such_package", "ray", "an asynchronous run")
     require_extra("json", "ray", "anything")

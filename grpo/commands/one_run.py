@@ -41,8 +41,10 @@ PINNED = {"math": "math-h100", "gsm8k": "gsm8k"}  # studies from which these tas
 COLUMNS = {"question": ("question", "problem", "prompt"), "answer": ("answer", "ground_truth")}  # usual names of columns
 CURVES = Path("curves.png")
 # Beginnings of the keys that a single run uses, as in params.yaml.
-SETTABLE: tuple[str, ...] = ("tasks.main.", "models.main.", "grpo.", "engine.", "learner.", "evaluation.")
-SETTABLE += ("divergence", "threads", "checkpoints", "save_state_every")
+SETTABLE = (
+    *("tasks.main.", "models.main.", "grpo.", "engine.", "learner.", "evaluation."),
+    *("divergence", "threads", "checkpoints", "save_state_every"),
+)
 
 
 class Asked(NamedTuple):

@@ -46,7 +46,7 @@ METRICS = (
     Metric("train/answer_reward", "answer reward of training rollouts", "share"),
     Metric("train/format_reward", "format reward of training rollouts", "share"),
     Metric("train/reward", "reward of training rollouts", trl="reward", charted=False),
-    Metric("token_entropy", "token entropy", "nats", "entropy"),
+    Metric("token_entropy", "token entropy in training", "nats", "entropy"),
     Metric("gradient_norm", "gradient norm, before clipping", trl="grad_norm"),
     Metric("loss", "loss"),
     Metric("mean_nll", "negative log-likelihood per token", "nats"),

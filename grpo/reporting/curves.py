@@ -21,7 +21,6 @@ FORM = "val/format_reward"
 GIVEN_FORM = "val/answer_given_form"  # not a column: answer reward divided by format reward
 LENGTH, ENTROPY, NORM = "val/response_length", "token_entropy", "gradient_norm"
 TITLES = {metric.name: metric.label for metric in METRICS} | {GIVEN_FORM: "accuracy, given the form"}
-TITLES[ENTROPY] = "token entropy in training (nats)"  # beside that of validation
 SHARES = {name for name, unit in UNITS.items() if unit == "share"} | {GIVEN_FORM}
 STEP = {"grpo": "GRPO step", "sft": "optimizer step", "expert_iteration": "expert iteration step"}
 COLUMNS = 4  # panels side by side

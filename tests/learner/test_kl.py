@@ -149,7 +149,12 @@ def test_drift_starts_at_zero_and_grows_and_measuring_it_changes_no_weight(
         assert first == [0.0] * len(first)  # exactly: it is the same policy, measured in the same way
         assert later and all(math.isfinite(value) and value > 0 for value in later)
         assert later[-1] > later[0]
-    assert same_weights(learner.reference, model) and not same_weights(learner.model, model)
+    for row in history:
+        tokens = row["train/response_length"]
+        assert row["kl/per_sequence"] == pytest.approx(row["kl/per_token"] * tokens)
+        assert row["kl/per_sequence_low_variance"] == pytest.approx(row["kl/per_token_low_variance"] * tokens)
+    assert same_weights(learner.reference, model)
+    assert not any(torch.equal(p, q) for p, q in zip(learner.model.parameters(), model.parameters(), strict=True))
     assert learner.reference is not None and not any(parameter.requires_grad for parameter in learner.reference.parameters())
     plain, without = in_the_loop(model, tokenizer, tmp_path / "without", **changes)
     assert same_weights(learner.model, plain.model)

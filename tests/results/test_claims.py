@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -603,7 +604,9 @@ def test_claims_have_a_test_whose_arms_the_studies_have(name: str) -> None:
     for claim in PUBLISHED["claims"]:
         ((kind, parameters),) = claim["test"].items()
         assert claim.get("requires", {}).keys() <= {"learns", "arms", "response_tokens"}
-        assert hasattr(verdicts, kind) and claim["experiment"] in {*EXPERIMENTS, "math_baseline", "grpo_objectives"}
+        assert claim["experiment"] in {*EXPERIMENTS, "math_baseline", "grpo_objectives"}
+        judges = inspect.signature(getattr(verdicts, kind))
+        assert judges.return_annotation == "Verdict" and judges.bind(None, **parameters)
         if claim["experiment"] in study.made:
             assert arms_of(parameters) <= set(study.experiments[claim["experiment"]].arms), claim["id"]
             assert bool(arms_of(parameters)) == (kind not in BY_PLACE)

@@ -41,13 +41,24 @@ def make_rollouts(shifts: list[float], log_probs: list[torch.Tensor] | None = No
 
 
 def gradient(
-    model: Any, shifts: list[float], budget: int | None, advantages: torch.Tensor = ADVANTAGES, cap: float | None = None
+    model: Any,
+    shifts: list[float],
+    budget: int | None,
+    advantages: torch.Tensor = ADVANTAGES,
+    moved: float = 0.0,
+    **settings: Any,
 ) -> tuple[torch.Tensor, dict[str, float]]:
+    """The gradient of an update, before which the policy has moved: its log-probs were lower by ``moved`` when it sampled."""
     sizes = {"rollout_batch_size": 4, "train_batch_size": 4, "gradient_accumulation_steps": 2}
-    learner = learner_of(model, budget, **sizes, importance_cap=cap)
-    rollouts = make_rollouts(shifts, learner.log_probs(make_rollouts(shifts)))
+    learner = learner_of(model, budget, **sizes, **settings)
+    current = learner.log_probs(make_rollouts(shifts))
+    sampling = [log_probs - moved for log_probs in current]
+    rollouts = make_rollouts(shifts, sampling)
     found = last_gradients(learner)
-    metrics = learner.update(scored(rollouts, torch.zeros(4), advantages))
+    batch = scored(rollouts, torch.zeros(4), advantages, sampling if moved else None)
+    for rollout, log_probs in zip(batch, current, strict=True):
+        rollout.reference_log_probs = log_probs + 0.5
+    metrics = learner.update(batch)
     return flat(found), metrics
 
 
@@ -55,13 +66,30 @@ def gradient(
 def test_each_token_counts_by_its_truncated_ratio(model: Any, budget: int | None) -> None:
     """Ratios e^shift of 1, 2, 1/2 and 8, truncated at 3: as if advantages had been multiplied by 1, 2, 1/2 and 3."""
     shifts = [0.0, math.log(2), -math.log(2), math.log(8)]
-    found, metrics = gradient(model, shifts, budget, cap=3.0)
+    found, metrics = gradient(model, shifts, budget, importance_cap=3.0)
     expected, _ = gradient(model, shifts, budget, advantages=ADVANTAGES * torch.tensor([1, 2, 0.5, 3]))
     assert (found - expected).norm() / expected.norm() < 1e-5
     assert metrics["importance_mean"] == pytest.approx((3 * 1 + 1 * 2 + 5 * 0.5 + 2 * 3) / 11, rel=1e-5)
     assert metrics["importance_capped"] == pytest.approx(2 / 11)
     plain, _ = gradient(model, shifts, budget)
     assert (plain - expected).norm() / expected.norm() > 0.1
+
+
+def test_weights_are_those_of_the_policy_that_sampled_and_not_of_the_moved_one(model: Any) -> None:
+    """Several updates on a batch move the policy; engine and sampling policy stay as far apart as they were."""
+    shifts = [0.0, math.log(2), -math.log(2), math.log(8)]
+    found, metrics = gradient(model, shifts, 1000, moved=0.4, importance_cap=3.0)
+    expected, _ = gradient(model, shifts, 1000, advantages=ADVANTAGES * torch.tensor([1, 2, 0.5, 3]))
+    assert (found - expected).norm() / expected.norm() < 1e-5
+    assert metrics["importance_mean"] == pytest.approx((3 * 1 + 1 * 2 + 5 * 0.5 + 2 * 3) / 11, rel=1e-5)
+
+
+def test_the_kl_term_has_no_importance_weights(model: Any) -> None:
+    """It is about the policy as it is, not about the engine that sampled."""
+    shifts, settings = [0.0, math.log(2), -math.log(2), math.log(8)], {"kl_coefficient": 0.3}
+    found, _ = gradient(model, shifts, 1000, advantages=torch.zeros(4), importance_cap=3.0, **settings)
+    expected, _ = gradient(model, shifts, 1000, advantages=torch.zeros(4), **settings)
+    assert expected.norm() > 0 and torch.equal(found, expected)
 
 
 def test_off_by_default_and_then_only_measured(model: Any) -> None:

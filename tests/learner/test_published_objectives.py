@@ -89,6 +89,8 @@ def test_leave_one_out_by_hand() -> None:
     rewards = torch.tensor([1.0, 0.0, 0.0, 0.5, 0.5, 0.5])
     found = normalize_within_groups(rewards, 3, 1e-6, normalize_by_std=False, baseline="leave_one_out")
     assert_close(found, torch.tensor([1.0, -0.5, -0.5, 0.0, 0.0, 0.0]))
+    divided = normalize_within_groups(rewards, 3, 1e-6, normalize_by_std=True, baseline="leave_one_out")
+    assert_close(divided, found * 3**0.5)  # the standard deviation of 1, 0, 0 is the root of 1/3
 
 
 def test_every_token_of_the_batch_weighs_alike() -> None:

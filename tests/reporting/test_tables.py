@@ -110,9 +110,8 @@ def test_one_arm_has_no_distance_to_a_leader(mini_study: Study) -> None:
 def test_runs_with_fewer_evaluations_are_named_with_the_reason(mini_study: Study) -> None:
     """A run that was stopped early averages the evaluations it has, unlike what the column's head says."""
     runs = [run("a", [0.25, 0.5, 0.75, 0.75]), run("a", [0.25, 0.5], 1, cut=4)]
-    runs += [run("b", [0.25, 0.5, 0.0], diverged=6), run("b", [0.25, 0.5, 0.5, 0.0], 1, diverged=9)]
-    fallen = collapse("b"), collapse("b", 1)
-    arms = arm_result("a", 0.5), arm_result("b", 0.25, (0.25, 0.2, 0.3), *fallen)
+    runs += [run("b", [0.25, 0.5, 0.0], diverged=6), run("b", [0.25, 0.5, 0.5, 0.5], 1)]
+    arms = arm_result("a", 0.5), arm_result("b", 0.25, (0.25, 0.2, 0.3), collapse("b"))
     table = experiment_table(numbers_of_arms(mini_study, runs, *arms, last_k=3))
     assert table.endswith(
         " |\n\nFewer evaluations than 3 count in: grpo_learning_rate/a/1 (1, time limit at step 4); "

@@ -27,7 +27,7 @@ from grpo.reporting.tables import claims_table
 from grpo.results import verdicts
 from grpo.results.claims import adjusted, judge_claims, read_verdicts, shown, write_claims
 from grpo.results.evidence import Evidence, NotMeasured
-from grpo.results.findings import AGREES, CANNOT_TELL, DISAGREES, NO_DIFFERENCE, NOT_TESTED, Verdict
+from grpo.results.findings import AGREES, CANNOT_TELL, DISAGREES, NO_DIFFERENCE, NOT_TESTED, RUNS, Interval, Verdict
 from grpo.results.runs import Run
 from grpo.results.verdicts import KL
 from grpo.study.schema import Study
@@ -137,6 +137,29 @@ def test_a_collapsed_run_is_counted_separately_and_no_arm_wins_by_its_other_runs
     assert judge("not_below", evidence(a, b, whole), 0.05, better="b", worse=["a", "c"]).verdict == DISAGREES
     lost = [made_up("b", 0.1, 0.6, 0.0, seed=seed) for seed in range(3)]
     assert judge("ends_above", evidence(a, lost), 0.05, better="a", worse="b").verdict == AGREES
+
+
+def test_arms_of_which_one_has_more_collapsed_runs_are_not_equal() -> None:
+    a, b = ending("a", *[0.5] * 3), [*ending("b", 0.505, 0.505), made_up("b", 0.1, 0.5, 0.0, seed=2)]
+    for pair in ({"better": "a", "worse": "b"}, {"better": "b", "worse": "a"}):
+        found = judge("ends_above", evidence(a, b), 0.05, **pair)
+        assert found.verdict == CANNOT_TELL and "more runs of one arm collapsed" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("differences", "expected"),
+    [
+        ([-2.2], DISAGREES),  # p = .028
+        ([-2.2, 0.1], CANNOT_TELL),  # the worst of two rivals: .056
+        ([-2.6, 0.1, 0.1], DISAGREES),  # .0093 x 3
+        ([2.2, 2.2, 2.2], AGREES),  # above all rivals needs no correction (Berger 1982)
+        ([2.2, 2.2, 1.9], CANNOT_TELL),  # .057 for the third
+    ],
+)
+def test_one_of_several_rivals_may_be_ahead_by_chance(differences: list[float], expected: str) -> None:
+    """Differences in standard errors, of many degrees of freedom."""
+    given = [Interval(value, value - 1.96, value + 1.96, 0.95, RUNS, 9, 9, 1.0, 1e9) for value in differences]
+    assert verdicts.decide(given).verdict == expected
 
 
 def test_identical_arms_and_missing_arms_are_not_tested() -> None:
@@ -264,9 +287,9 @@ def test_a_collapse_between_two_evaluations_shows_in_the_training_rewards() -> N
     (collapse,) = evidence([run]).collapses("last")
     seen = (collapse.seen_in, collapse.step, collapse.reached, collapse.ended)
     assert seen == ("training rewards", 3, pytest.approx(0.6), 0.0)
-    lucky = made_up("last", 0.1, 0.1, 0.1, **{"train/answer_reward": np.array([0.1] * 32 + [0.3] + [0.1] * 31)})
+    lucky = made_up("last", 0.1, 0.1, 0.1, **{"train/answer_reward": np.array([0.1] * 32 + [0.5] + [0.1] * 31)})
     lucky = replace(lucky, config=run.config)
-    assert evidence([lucky]).collapses("last") == ()  # 8 groups at .3 say little
+    assert evidence([lucky]).collapses("last") == ()  # of 8 groups at .5 the interval begins at .12; of 64 it would at .31
 
 
 def test_a_diverged_run_collapsed() -> None:

@@ -99,10 +99,14 @@ def math_baseline(
     from grpo.evaluation.zero_shot import evaluate_file, run_math_baseline
     from grpo.results.statistics import format_interval
 
-    folder = paths.EVALUATIONS / f"{file.absolute().parent.name}-{file.stem}" if file else paths.BASELINE
-    for prompt, metrics in (evaluate_file(study, file, folder) if file else run_math_baseline(study)).items():
+    if file is None:
+        found = run_math_baseline(study)
+    else:
+        folder = paths.EVALUATIONS / f"{file.absolute().parent.name}-{file.stem}"
+        found = evaluate_file(study, file, folder)
+        print(f"{folder}: every completion, and examples to read")
+    for prompt, metrics in found.items():
         print(f"{prompt}: answer reward {format_interval(metrics['accuracy'])}, {metrics['categories']}")
-    print(f"{folder}: every completion, and examples to read")
 
 
 def best_of_n() -> None:

@@ -1,6 +1,48 @@
-"""`python zero_shot.py`: the base model's zero-shot accuracy, by the stage `math_baseline` and what it needs."""
+"""`python zero_shot.py`: the base model's zero-shot accuracy under the active study's prompts.
 
-import os
+By the stage `math_baseline` and what it needs, on the study's validation problems. `--file data/gsm8k/test.jsonl` takes
+the rows of a file instead: `question`, and `answer` with the short answer behind `####`, as GSM8K writes them.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def run(*command: str) -> None:
+    """Run a command of the project's environment; a failure ends the script with its code."""
+    if shutil.which(command[0]) is None:
+        print(f"{command[0]} is not on PATH. Activate the environment first: `. .venv/bin/activate`.", file=sys.stderr)
+        sys.exit(2)
+    if code := subprocess.run(command).returncode:
+        sys.exit(code)
+
+
+def figures_of(stage: str) -> dict[str, Any]:
+    """Bring a stage up to date, and read its figures, which exist also if it had nothing to do."""
+    run("dvc", "repro", stage)
+    figures: dict[str, Any] = json.loads(Path(f"reports/{stage}.json").read_text())
+    return figures
+
+
+def shown(estimate: dict[str, float]) -> str:
+    """An estimate with its 95% interval."""
+    return f"{estimate['value']:.3f} ({estimate['low']:.3f} to {estimate['high']:.3f})"
+
 
 if __name__ == "__main__":
-    os.execvp("dvc", ["dvc", "repro", "math_baseline"])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--file", help="rows as GSM8K writes them; results in data/evaluations/")
+    file = parser.parse_args().file
+    if file is None:
+        for prompt, values in figures_of("math_baseline").items():
+            print(f"{prompt}: answer reward {shown(values['accuracy'])}, {values['categories']}")
+    elif not Path(file).is_file():
+        parser.error(f"{file}: no such file")
+    else:
+        run("dvc", "repro", "model@main")
+        run("grpo", "math_baseline", "--file", file)

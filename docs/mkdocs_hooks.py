@@ -12,7 +12,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 REPORT = "reports/index.html"
-LINK_OUT_OF_DOCS = re.compile(r"(!?)\[([^\]]*)\]\(\.\./([^)\s#]+)((?:#[^)\s]*)?)\)")
+LINK_OUT_OF_DOCS = re.compile(r"""(!?)\[([^\]]*)\]\(\.\./([^)\s#]+)((?:#[^)\s]*)?)((?: "[^"]*")?)\)""")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -34,15 +34,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     report = (ROOT / REPORT).read_text(encoding="utf-8")
 
     def resolve(match: re.Match[str]) -> str:
-        image, text, path, anchor = match.groups()
+        image, text, path, anchor, title = match.groups()
         if files.get_file_from_path(path):
-            return f"{image}[{text}]({path}{anchor})"
+            return f"{image}[{text}]({path}{anchor}{title})"
         if not (ROOT / path).exists():
             raise PluginError(f"docs/{page.file.src_uri} links to {path}, which does not exist")
         if path.startswith("reports/") and f'id="{Path(path).stem}"' in report:
-            return f"[{text}]({REPORT}#{Path(path).stem})"
+            return f"[{text}]({REPORT}#{Path(path).stem}{title})"
         if config.repo_url:
-            return f"[{text}]({config.repo_url}/blob/main/{path}{anchor})"
+            return f"[{text}]({config.repo_url}/blob/main/{path}{anchor}{title})"
         return f"`{path}`" if text.startswith("`") or text == Path(path).name else f"{text} (`{path}`)"
 
     return LINK_OUT_OF_DOCS.sub(resolve, markdown)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -82,13 +83,29 @@ def sft_dataset(task: TaskName) -> None:
     print(f"{target.parent}: {report['examples']} examples, of which {report['correct']} earn the reward")
 
 
-def math_baseline() -> None:
+def math_baseline(
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="Take the problems from a file of GSM8K's rows (`question`, `answer` with the short answer after `####`); "
+            "results go to data/evaluations/, not to the report.",
+        ),
+    ] = None,
+) -> None:
     """Evaluate the base model zero-shot and count its responses by category (format and answer right or wrong)."""
     study = load_study()
-    from grpo.evaluation.zero_shot import run_math_baseline
+    from grpo.evaluation.zero_shot import evaluate_file, run_math_baseline
     from grpo.results.statistics import format_interval
 
-    for prompt, metrics in run_math_baseline(study).items():
+    if file is None:
+        found = run_math_baseline(study)
+    else:
+        folder = paths.EVALUATIONS / f"{file.absolute().parent.name}-{file.stem}"
+        found = evaluate_file(study, file, folder)
+        print(f"{folder}: every completion, and examples to read")
+    for prompt, metrics in found.items():
         print(f"{prompt}: answer reward {format_interval(metrics['accuracy'])}, {metrics['categories']}")
 
 

@@ -46,7 +46,8 @@ SECOND = {
     "grpo_keyword_inclusion": "val/is_sentence",
 }
 # The reward and metrics that explain it, in one figure.
-EXPLAINS = (REWARD, ENTROPY, NORM, LENGTH, FORM, GIVEN_FORM, "clip_fraction", "train/zero_signal_fraction", KL)
+IN_TRAINING = ("loss", "train/reward", "train/format_reward", "train/answer_reward")
+EXPLAINS = (REWARD, ENTROPY, NORM, LENGTH, FORM, GIVEN_FORM, *IN_TRAINING, "clip_fraction", "train/zero_signal_fraction", KL)
 
 Axis = Callable[[Run, list[int]], Sequence[float]]  # a run and some of its steps -> their x values
 

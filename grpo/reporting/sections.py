@@ -84,10 +84,16 @@ def _experiment(record: Record, experiment: str) -> Values:
         "figures": extra_figures(study, experiment),
         "entries": [leaderboard_entry(study, run) for run in runs] if "leaderboard" in entry.report else [],
         "builds_on": _origins(study, runs),
-        "methods": _timing_page("methods.md") if "methods" in entry.report else "",
+        "methods": _timing_page("methods.md") if shows_methods(study, experiment) else "",
         "time_breakdown": _timing_page("time_breakdown.md") if [experiment] == with_steps[-1:] else "",
         "samples": before_and_after(numbers["winner"]["runs"][0]) if "samples" in entry.report else [],
     }
+
+
+def shows_methods(study: Study, experiment: str) -> bool:
+    """Whether the methods are compared in the experiment's section: expert iteration's, as CS336 asks, if there is one."""
+    compared = study.with_report("methods")
+    return bool(compared) and experiment == [*study.with_report("expert_iteration"), *compared][0]
 
 
 def _timing_page(name: str) -> str:

@@ -22,6 +22,7 @@ from grpo.study import paths
 from grpo.study.schema import Study
 
 REWARD_OVER_SECONDS = [Panel(REWARD, "seconds without evaluation", over_seconds)]
+SFT = "supervised fine-tuning"
 GOAL = 1.15  # goal: a step takes at most so many times the longer of generation and training
 PARTS = {  # in a timing file -> in the table
     "rollout": "rollout",
@@ -74,7 +75,7 @@ def arms_over_time(record: Record, experiment: str) -> dict[str, list[Run]]:
 def methods(record: Record) -> dict[str, list[Run]]:
     """The runs that represent each method: the winners of SFT and expert iteration, and GRPO's best configuration."""
     found = {}
-    for method, title in {"sft": "supervised fine-tuning", "expert_iteration": "expert iteration"}.items():
+    for method, title in {"sft": SFT, "expert_iteration": "expert iteration"}.items():
         for experiment in (name for name in record.runs if record.study.experiments[name].method == method):
             winner = record.results[experiment].winner
             found[f"{title} ({readable(winner)})"] = by_arm(record.runs[experiment])[winner]
@@ -85,9 +86,10 @@ def methods(record: Record) -> dict[str, list[Run]]:
 
 
 def methods_table(study: Study, found: dict[str, list[Run]]) -> str:
-    """Table of methods: answer reward, difference from GRPO (the last one), and seconds."""
+    """Table of methods: answer reward, difference from supervised fine-tuning and from GRPO (the last one), and seconds."""
     scores = {title: final_scores(runs, study.last_k(runs[0].experiment)) for title, runs in found.items()}
     *_, grpo = scores
+    others = [*((SFT, title) for title in scores if title.startswith(SFT)), ("GRPO", grpo)]
     rows = []
     for title, runs in found.items():
         times = pd.DataFrame([time_row(study, run) for run in runs])
@@ -95,7 +97,12 @@ def methods_table(study: Study, found: dict[str, list[Run]]) -> str:
             {
                 "method": title,
                 "answer reward": f"{scores[title].mean():.3f}",
-                "above GRPO (95% interval)": "" if title == grpo else interval(difference_of(scores[grpo], scores[title])),
+                **{
+                    f"above {name} (95% interval)": ""
+                    if title == other
+                    else interval(difference_of(scores[other], scores[title]))
+                    for name, other in others
+                },
                 "best (step)": best_evaluation(runs),
                 "seconds per run": f"{np.mean(times['seconds']):.0f}",
                 "of these training": f"{np.mean(times['training_seconds']):.0f}",
@@ -116,7 +123,7 @@ def times_of_steps(runs: list[Run]) -> list[Times]:
 
     Returns:
         a row per arm: ``arm``, ``lag`` (``max_policy_lag``; None in one process), ``restarts`` (of actors, over all its runs),
-        ``steps`` (number averaged) and, unless it is 0, :func:`mean_times` of the steps.
+        ``samples`` (responses of a step), ``steps`` (number averaged) and, unless it is 0, :func:`mean_times` of the steps.
     """
     found = []
     for arm, of_arm in by_arm(runs).items():
@@ -125,7 +132,8 @@ def times_of_steps(runs: list[Run]) -> list[Times]:
         timings = [(run.validation["step"].tolist(), read_timing(run)) for run in of_arm]
         steps = [step for evaluated, timing in timings for step in steady_steps(timing["steps"], evaluated, lag)]
         restarts = sum(sum(timing["restarts"].values()) for _, timing in timings)
-        found.append({"arm": arm, "lag": lag, "restarts": restarts, "steps": len(steps)} | mean_times(steps))
+        about = {"arm": arm, "lag": lag, "restarts": restarts, "samples": value(of_arm[0], "rollout_batch_size")}
+        found.append(about | {"steps": len(steps)} | mean_times(steps))
     return found
 
 
@@ -189,7 +197,8 @@ def draw_components(found: list[Times]) -> Figure:
 
 
 def components_table(found: list[Times]) -> str:
-    """Mean seconds of a step and its parts, one row per arm (Markdown)."""
+    """Mean seconds of a step and its parts, samples per second, speedup over one process; one row per arm (Markdown)."""
+    single = _one_process(found)
 
     def cell(times: Times, part: str) -> str:
         unknown = not times["steps"] or (times["lag"] is None and part in APART_ONLY)
@@ -199,8 +208,19 @@ def components_table(found: list[Times]) -> str:
         {"arm": times["arm"], "steps": times["steps"]}
         | {title: cell(times, part) for part, title in PARTS.items()}
         | {"longer of rollout and training, share of step": f"{times['share']:.2f}" if times["steps"] else ""}
+        | {"samples per second": f"{times['samples'] / times['step']:.0f}" if times["steps"] else ""}
+        | (
+            {f"speedup over {single['arm']}": f"{single['step'] / times['step']:.2f}" if times["steps"] else ""}
+            if single
+            else {}
+        )
         for times in found
     )
+
+
+def _one_process(found: list[Times]) -> Times | None:
+    """The first arm in one process with measured steps."""
+    return next((times for times in found if times["steps"] and times["lag"] is None), None)
 
 
 def discuss_overlap(found: list[Times]) -> str:
@@ -218,7 +238,7 @@ def discuss_overlap(found: list[Times]) -> str:
         goal=GOAL,
         groups=groups,
         apart=apart,
-        single=next((times for times in timed if times["lag"] is None), None),
+        single=_one_process(found),
         short=[times for times in found if not times["steps"]],
         early=[times for times in apart if times["share"] > 1],
         restarted=[times for times in found if times["restarts"]],

@@ -17,6 +17,7 @@ DATASET_INPUTS = TRAINING_INPUTS / "datasets"  # one file per task
 PINNED_SOFTWARE = TRAINING_INPUTS / "software.json"
 BASELINE = Path("data/math_baseline")
 BEST_OF_N = Path("data/best_of_n")
+EVALUATIONS = Path("data/evaluations")  # of files; no stage's output
 RUNS = Path("data/runs")  # config.yaml, metrics.json, history.csv, validation.csv, rollouts.jsonl of each run
 CHECKPOINTS = Path("data/checkpoints")
 KISSING_NUMBER = Path("data/kissing_number/program.py")  # the best program known; the only result in data/ that git stores

@@ -1,11 +1,12 @@
-"""docs/handouts.md: its links lead somewhere, its commands run something, and what it says of params.yaml stands there."""
+"""docs/handouts.md: its links lead to what the rows claim, its commands run something, and its settings are those in use."""
 
 from __future__ import annotations
 
+import html
 import re
 import subprocess
 import sys
-from functools import lru_cache
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import typer
 import yaml
 
 from grpo.cli import app
+from grpo.study.schema import Study
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/handouts.md").read_text()
@@ -28,20 +30,82 @@ def test_every_row_says_where_and_how() -> None:
     assert [row for row in rows if not row[1] or not re.fullmatch(r"`[^`]+`", row[2])] == []
 
 
-def headings(path: Path) -> set[str]:
-    """The anchors of a page, as GitHub makes them."""
-    found = re.findall(r"^#+ (.*)$", path.read_text(), re.M)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+def section(text: str, anchor: str) -> str:
+    """The section of a page under the heading that has this anchor on GitHub; ValueError if there is none."""
+    level, fenced, lines = 0, False, []
+    for line in text.splitlines():
+        fenced ^= line.startswith("```")
+        if not fenced and (heading := re.fullmatch(r"(#+) (.*)", line)):
+            if level and len(heading[1]) <= level:
+                break
+            if re.sub(r"[^\w\- ]", "", heading[2].lower()).replace(" ", "-") == anchor:
+                level = len(heading[1])
+        lines += [line] if level else []
+    if not level:
+        raise ValueError(anchor)
+    return "\n".join(lines)
 
 
-def test_links_lead_to_files_and_headings() -> None:
-    lost = []
-    for link in re.findall(r"\]\(([^)]+)\)", TEXT):
-        name, _, anchor = link.partition("#")
-        path = ROOT / "docs" / name
-        if not path.exists() or (anchor and anchor not in headings(path)):
-            lost.append(link)
-    assert lost == []
+@lru_cache
+def said_by(link: str) -> str:
+    """What a link's target says, without markup: a file, a section of a page (by its anchor), or the names in a folder."""
+    name, _, anchor = link.partition("#")
+    path = ROOT / "docs" / (name or "handouts.md")
+    text = "\n".join(entry.name for entry in path.iterdir()) if path.is_dir() else path.read_text()
+    if anchor:
+        text = section(text, anchor)
+    if path.suffix in {".svg", ".html"}:
+        text = html.unescape(re.sub(r"<[^>]+>", "\n", text))
+    return " ".join(text.split())
+
+
+def unsaid(cell: str) -> list[str]:
+    """The links of a cell whose target is missing, that quote nothing, or whose quotes do not stand in the target."""
+    found = []
+    for link, quotes in re.findall(r"""\]\(([^)"]+?)(?: "([^"]+)")?\)""", cell):
+        try:
+            text = said_by(link)
+            lost = [quote for quote in quotes.replace("\\|", "|").split("; ") if not quote or quote not in text]
+        except (OSError, ValueError):
+            lost = ["no such file or heading"]
+        found += [f"{link}: {quote or 'quotes nothing'}" for quote in lost]
+    return found
+
+
+def test_every_link_of_a_row_leads_to_what_it_quotes() -> None:
+    assert [fault for row in ROWS if len(row) == 3 for fault in unsaid(row[1])] == []
+
+
+@pytest.mark.parametrize(
+    ("cell", "faults"),
+    [
+        ('[a](../zero_shot.py "--file")', 0),
+        ('[a](../zero_shot.py "--nothing")', 1),
+        ("[a](../zero_shot.py)", 1),  # a link that claims nothing
+        ('[a](../nowhere.py "x")', 1),
+        ('[a](results.md#a-run "history.csv; metrics.json")', 0),
+        ('[a](results.md#a-run "MLflow has a copy")', 1),  # it stands in another section
+        ('[a](results.md#nothing "x")', 1),
+        ('[a](../reports/figures/overview.svg "GRPO step")', 0),
+        ('[a](../reports/figures/overview.svg "path")', 1),  # markup, which nobody sees
+        ('[a](../data "r1_zero.prompt")', 0),
+        ('[a](../reports/tables/best_of_n.md "r1_zero \\| 16")', 0),
+    ],
+)
+def test_what_a_link_quotes_is_looked_for_where_it_leads(cell: str, faults: int) -> None:
+    assert len(unsaid(cell)) == faults
+
+
+def test_links_outside_of_the_tables_lead_to_files() -> None:
+    assert [name for name in re.findall(r"\]\(([^)#\s]+)", TEXT) if not (ROOT / "docs" / name).exists()] == []
+
+
+def test_settings_that_rows_name_exist(mini_study: Study) -> None:
+    names = {name for row in ROWS if len(row) == 3 for name in re.findall(r"(?<!\[)`([a-z_]+\.[a-z_.]+)`", row[1])}
+    settings = {name for name in names if hasattr(mini_study, name.partition(".")[0]) and not name.startswith("tasks.")}
+    assert len(settings) > 15
+    for name in settings:
+        reduce(getattr, name.split("."), mini_study)
 
 
 @lru_cache(maxsize=1)
@@ -86,6 +150,10 @@ def test_commands_run_something(command: str) -> None:
             assert stage in dvc_stages()
         case ["make", target, *_]:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M)
+        case ["python", script, "--file", _]:  # a file of the course
+            assert subprocess.run([sys.executable, script, "--help"], cwd=ROOT, capture_output=True, text=True).stdout.count(
+                "--file"
+            )
         case ["python", *files]:
             assert [file for file in files if not (ROOT / file).is_file()] == []
         case _:
@@ -107,8 +175,8 @@ def same(written: str, value: Any) -> bool:
 
 
 def test_settings_are_those_of_the_active_study_and_deviations_have_a_reason() -> None:
-    rows = [(row[0].strip("`"), *row[1:]) for row in ROWS if len(row) == 4 and row[0].startswith("`")]
-    assert len(rows) > 25
+    rows = [(row[0].strip("`"), row[1], *row[-2:]) for row in ROWS if len(row) in {4, 6} and row[0].startswith("`")]
+    assert len(rows) > 40
     arm = PARAMS["grpo"] | PARAMS["experiments"]["grpo_keyword_inclusion"]["arms"]["grpo"]
     for name, handout, active, why in rows:
         assert same(active, setting(name) if "." in name else arm[name]), name

@@ -32,6 +32,7 @@ from grpo.reporting.tables import zero_shot_table
 from grpo.results.statistics import wilson_interval
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
+from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.tasks.arithmetic import Arithmetic
 from grpo.tasks.formats import R1_ZERO
@@ -306,6 +307,28 @@ def test_a_stage_killed_at_its_second_prompt_keeps_the_first(
     zero_shot.run_math_baseline(mini_study)
     assert len(list((project / "data/math_baseline").glob("*.jsonl"))) == 2
     assert not list((project / "data/state/evaluation").glob("*/*.json"))
+
+
+def test_the_base_model_answers_a_file_of_gsm8ks_rows(
+    project: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """NLPDL's problem 1 (a): data/gsm8k/test.jsonl. A question beyond the model's context is left out, and said so."""
+    monkeypatch.chdir(project)
+    solution = "He has 40 + 2 = <<40+2=42>>42 coins.\n#### 42"
+    rows = [{"question": f"Tom has {n} coins. How many?", "answer": solution} for n in (1, 2)]
+    rows.append({"question": "Tom has 3 coins. " * 400, "answer": solution})
+    file = project / "test.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    metrics = zero_shot.evaluate_file(mini_study, file, Path("here"))
+    assert "1 of 3 questions are too long for the model's context and are left out" in capsys.readouterr().out
+    assert list(metrics) == ["r1_zero", "question_only"] and {values["problems"] for values in metrics.values()} == {2}
+    assert json.loads(Path("here/metrics.json").read_text()) == metrics
+    written = [json.loads(line) for line in Path("here/r1_zero.jsonl").read_text().splitlines()]
+    assert [one["ground_truth"] for one in written] == ["42", "42"] and "Tom has 1 coins" in written[0]["prompt"]
+    assert "answer 0" in Path("here/r1_zero_examples.md").read_text() and not paths.BASELINE_METRICS.exists()
+    file.write_text(json.dumps({"question": "Why?", "answer": "42"}) + "\n")
+    with pytest.raises(UserError, match="no short answer after '####'"):
+        zero_shot.evaluate_file(mini_study, file, Path("here"))
 
 
 def test_all_that_decides_an_evaluation_names_its_kept_part(

@@ -105,19 +105,24 @@ def test_failures_are_counted_and_shown_and_the_right_ones_are_the_control() -> 
     assert "Of 4 answers that the grader accepts, the second reading accepts 4." in text
     assert f"| {WRONG_FORM} | {OTHER_FORM} | model | 1 |" in text and f"| {WRONG_FORM} | {WRONG} | model | 29 |" in text
     shown = [line for line in text.splitlines() if line.startswith("| p |")]
-    assert len(shown) == 1 + 10 and shown[0] == r"| p | `12` | nothing | `12 \| 'x'␤` |"
+    assert shown[:4] == ["| p | `12` | `12` | `</think> <answer>12</answer>` |"] * 4  # of the right ones too
+    assert len(shown) == 4 + 1 + 10 and shown[4] == r"| p | `12` | nothing | `12 \| 'x'␤` |"
 
 
 def test_where_there_are_fewer_than_ten_of_a_category_samples_are_shown_too() -> None:
     records = [record("</think> <answer>13</answer>", "13", category=WRONG_ANSWER)] * 3
     sampled = [record("</think> <answer>14</answer>", "14", category=WRONG_ANSWER)] * 12 + [record("no", None)] * 2
+    sampled += [record("</think> <answer>12</answer>", "12", category=RIGHT)]
     text = judge("r1_zero", records, sampled)
     assert (
         "Of 3 responses 3 fail" in text
         and f"{WRONG_ANSWER}, from the samples for best-of-N, as the evaluation has only 3:" in text
     )
     assert sum("<answer>14</answer>" in line for line in text.splitlines()) == 10
-    assert "best-of-N" not in judge("r1_zero", records * 4 + [record("no", None)] * 10, sampled)
+    assert f"{RIGHT}, from the samples for best-of-N, as the evaluation has only 0:" in text
+    right = [record("</think> <answer>12</answer>", "12", category=RIGHT)]
+    assert "best-of-N" not in judge("r1_zero", records * 4 + [record("no", None)] * 10 + right * 10, sampled)
+    assert "None of 10 responses fails" in (text := judge("r1_zero", right * 10)) and f"{RIGHT}:" in text
 
 
 def test_a_task_that_the_second_reading_does_not_suit_has_no_counts() -> None:

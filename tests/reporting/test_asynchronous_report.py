@@ -49,7 +49,7 @@ def made_up(arm: str, *evaluations: Any, apart: dict[str, Any] | None = None, lo
         apart = {"max_policy_lag": 1, "replay_capacity": 1, "replay_max_age": None} | apart
         lags = {"lag_mean": float(apart["max_policy_lag"]), "lag_max": apart["max_policy_lag"]}
         lags |= {"replay/left": 0, "replay/uses_mean": 0.0, "replay/uses_max": 0, "replay/never_drawn": 0.0}
-    values = {"asynchronous": apart, "loss_type": loss}
+    values = {"asynchronous": apart, "loss_type": loss, "rollout_batch_size": 64}
     experiment = COLOCATE if apart is None else ASYNCHRONOUS
     every = options.pop("every", 1)
     steps = {"steps": every * (len(evaluations) - 1)}
@@ -385,7 +385,7 @@ def test_the_steps_of_all_seeds_are_pooled(monkeypatch: pytest.MonkeyPatch) -> N
     kept = ("arm", "lag", "restarts", "steps", "step", "longer")
     assert [one[key] for key in kept] == ["one_update", None, 0, 6, 2.0, 0.5]
     assert [lag_1[key] for key in kept] == ["lag_1", 1, 4, 5, 2.0, 1.0]
-    assert lag_2 == {"arm": "lag_2", "lag": 2, "restarts": 0, "steps": 0}
+    assert lag_2 == {"arm": "lag_2", "lag": 2, "restarts": 0, "samples": 64, "steps": 0}
 
 
 # -------------------------------------------------------------------------------------------- drawing and telling times
@@ -394,7 +394,7 @@ def test_the_steps_of_all_seeds_are_pooled(monkeypatch: pytest.MonkeyPatch) -> N
 def variant(arm: str, lag: int | None, step: float, restarts: int = 0, **parts: float) -> Times:
     longer = max(parts["rollout"], parts["training"])
     times = dict.fromkeys(PARTS, 0.0) | parts | {"step": step, "longer": longer, "share": longer / step}
-    return {"arm": arm, "lag": lag, "restarts": restarts, "steps": 12} | times
+    return {"arm": arm, "lag": lag, "restarts": restarts, "samples": 64, "steps": 12} | times
 
 
 ONE = variant("one_update", None, 2.0, rollout=1.0, scoring=0.125, training=0.75, synchronization=0.0625)
@@ -403,7 +403,7 @@ LAG_1 = variant(
     "lag_1", 1, 1.0625, rollout=1.0, training=0.5, synchronization=0.125, generator_synchronization=0.0625, waiting=0.375,
 )  # fmt: skip
 LAG_2 = variant("lag_2", 2, 1.5, rollout=0.75, training=1.0, generator_waiting=0.5, scoring=0.25)
-EMPTY = {"arm": "lag_4", "lag": 4, "restarts": 0, "steps": 0}
+EMPTY = {"arm": "lag_4", "lag": 4, "restarts": 0, "samples": 64, "steps": 0}
 
 
 def test_bars_of_one_process_and_of_two_sides() -> None:
@@ -431,10 +431,12 @@ def test_the_table_of_times() -> None:
     lines = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in components_table([ONE, LAG_1, EMPTY]).splitlines()
     ]
-    assert {len(cells) for cells in lines} == {11}
-    assert lines[2] == ["one_update", "12", "1.000", "0.125", "0.750", "0.062", "", "", "", "2.000", "0.50"]
-    assert lines[3] == ["lag_1", "12", "1.000", "0.000", "0.500", "0.125", "0.062", "0.375", "0.000", "1.062", "0.94"]
-    assert lines[4] == ["lag_4", "0", *[""] * 9]
+    assert {len(cells) for cells in lines} == {13}
+    assert lines[0][-2:] == ["samples per second", "speedup over one_update"]  # 64 / 2 s; 2 s / 1.0625 s
+    assert lines[2] == ["one_update", "12", "1.000", "0.125", "0.750", "0.062", "", "", "", "2.000", "0.50", "32", "1.00"]
+    assert lines[3][:-2] == ["lag_1", "12", "1.000", "0.000", "0.500", "0.125", "0.062", "0.375", "0.000", "1.062", "0.94"]
+    assert lines[3][-2:] == ["60", "1.88"]
+    assert lines[4] == ["lag_4", "0", *[""] * 11]
 
 
 def test_arms_that_reach_the_goal() -> None:

@@ -35,6 +35,7 @@ from grpo.reporting.curves import (
     curves_figure,
     curves_of,
     experiment_figure,
+    metrics_figure,
     second_metric,
     values_of,
 )
@@ -249,3 +250,24 @@ for name in sys.argv[1:]: save_figure(figure, Path(name))
     assert ">reward 0.96875</text>" in svg  # coordinates are rounded, what is said is not
     assert not re.findall(r"\d\.\d{3,}(?![^<>]*</text>)", svg)
     assert not re.findall(r'id="(?:figure|axes|patch|line2d|text)_', svg) and "background" not in svg
+
+
+def test_what_each_update_logs_is_drawn(mini_study: Study) -> None:
+    """As CS336 asks: loss, gradient norm, token entropy, clip fraction, train rewards; where the runs have them."""
+    asked = (
+        "loss",
+        "gradient_norm",
+        "token_entropy",
+        "clip_fraction",
+        *(f"train/{kind}reward" for kind in ("", "format_", "answer_")),
+    )
+    logged = dict.fromkeys(asked, 0.25)
+    drawn = {
+        axes.get_title(loc="left"): axes
+        for axes in metrics_figure(mini_study, SWEEP, [run("a", [0.1, 0.5], experiment=SWEEP, **logged)]).axes
+    }
+    assert {TITLES[name] for name in asked} <= drawn.keys()
+    assert drawn[TITLES["loss"]].lines[0].get_ydata() == [0.25]
+    assert TITLES["loss"] not in {
+        axes.get_title(loc="left") for axes in metrics_figure(mini_study, SWEEP, [run("a", [0.1])]).axes
+    }

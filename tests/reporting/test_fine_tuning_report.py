@@ -14,6 +14,7 @@ from grpo.reporting import timing, wall_clock
 from grpo.reporting.charts import COLOURS, METHODS
 from grpo.reporting.pieces import discuss_expert_iteration, discuss_keyword, discuss_sft, draw_by_examples
 from grpo.reporting.record import Record
+from grpo.reporting.sections import shows_methods
 from grpo.results.runs import Run
 from grpo.study.schema import Study
 
@@ -247,14 +248,22 @@ def three_methods(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> Record:
 def test_the_table_of_methods(three_methods: Record) -> None:
     lines = wall_clock.methods_table(three_methods.study, wall_clock.methods(three_methods)).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert cells[0][0] == "method" and all(len(row) == 6 for row in cells)
+    assert cells[0][2:4] == ["above supervised fine-tuning (95% interval)", "above GRPO (95% interval)"]
     # GRPO's two runs each count with 0.5, the mean of their last two evaluations; expert iteration by its last one.
     assert cells[2:] == [
-        ["the base model, untrained", "0.125", "", "", "", ""],
-        ["supervised fine-tuning (sft won)", "0.250", "-0.250 (-0.378 to -0.122)", "0.250 (1)", "10", "5"],
-        ["expert iteration (ei won)", "0.750", "0.250 (0.122 to 0.378)", "0.750 (2)", "20", "10"],
-        ["GRPO, best configuration (base)", "0.500", "", "0.625 (1)", "45", "22"],
+        ["the base model, untrained", "0.125", "", "", "", "", ""],
+        ["supervised fine-tuning (sft won)", "0.250", "", "-0.250 (-0.378 to -0.122)", "0.250 (1)", "10", "5"],
+        ["expert iteration (ei won)", "0.750", "0.500 (0.351 to 0.649)", "0.250 (0.122 to 0.378)", "0.750 (2)", "20", "10"],
+        ["GRPO, best configuration (base)", "0.500", "0.250 (0.122 to 0.378)", "", "0.625 (1)", "45", "22"],
     ]
+
+
+def test_expert_iteration_stands_beside_fine_tuning_in_its_own_section(mini_study: Study) -> None:
+    assert [name for name in mini_study.made if shows_methods(mini_study, name)] == [EXPERT_ITERATION]
+    without = with_values(
+        mini_study, {"experiments": mini_study.experiments | {EXPERT_ITERATION: entry(EXPERT_ITERATION, arms={})}}
+    )
+    assert [name for name in without.made if shows_methods(without, name)] == [SFT_INITIALIZATION]
 
 
 def test_methods_that_a_study_leaves_out_are_not_compared(three_methods: Record) -> None:

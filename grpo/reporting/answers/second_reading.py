@@ -131,7 +131,7 @@ def is_mathematical(task: Task) -> bool:
 
 
 def judge(prompt: str, records: Sequence[Completion], sampled: Sequence[Completion] = ()) -> str:
-    """Count the failures under a prompt by both readings, and show examples of each kind (Markdown).
+    """Count the failures under a prompt by both readings, and show examples of right answers and of each kind (Markdown).
 
     The second reading must suit the task: accept at least half of the answers that the first accepts.
 
@@ -148,7 +148,7 @@ def judge(prompt: str, records: Sequence[Completion], sampled: Sequence[Completi
         for kind in AT_FAULT
         if (name, kind) in read
     }
-    of_category = Counter(name for name, _ in read)
+    of_category = Counter({RIGHT: len(right)}) + Counter(name for name, _ in read)
     return render(
         "parser_or_model.md.j2",
         prompt=prompt,
@@ -160,10 +160,11 @@ def judge(prompt: str, records: Sequence[Completion], sampled: Sequence[Completi
         form=sum(len(of) for (_, kind), of in kinds.items() if kind == OTHER_FORM),
         shown=SHOWN,
         kinds=[(name, kind, AT_FAULT[kind], len(of)) for (name, kind), of in kinds.items()],
-        examples={f"{name}; {kind} ({AT_FAULT[kind]})": _examples(of) for (name, kind), of in kinds.items()}
+        examples=({RIGHT: _examples(right)} if right else {})
+        | {f"{name}; {kind} ({AT_FAULT[kind]})": _examples(of) for (name, kind), of in kinds.items()}
         | {
             f"{name}, from the samples for best-of-N, as the evaluation has only {of_category[name]}": _examples(others)
-            for name in FAILURES
+            for name in (RIGHT, *FAILURES)
             if of_category[name] < SHOWN and (others := [record for record in sampled if record["category"] == name])
         },
     )

@@ -29,6 +29,7 @@ from grpo.common.errors import UserError
 from grpo.common.imports import call_with
 
 LONG = "a" * 300
+NO_FILE_NAMES = ("", ".", "..", ".hidden", "../../evil", "/etc/evil", "a/b", "a/", "a\nb", "a\0b")
 
 
 def entry(name: str, **values: Any) -> Edit:
@@ -78,6 +79,18 @@ MISTAKES: list[tuple[Edit, str]] = [
     # Names
     (new_arm(SFT, LONG), f"experiments.{SFT}.arms.{LONG}: the name of an arm may have 100 characters, not 300."),
     (new_arm(SFT, "a/b"), f"experiments.{SFT}.arms.a/b: the name of an arm may hold letters, digits, '_' and '-' only."),
+    # Names that meet, or that are no part of a path
+    (
+        all_of(entry("lr", arms={"low-1": {}}), entry("lr-low", arms={"1": {}})),
+        "experiments.lr.arms.low-1 and experiments.lr-low.arms.1: both would be train@lr-low-1. Rename one.",
+    ),
+    (
+        all_of(entry("a", arms={"b-c": {}}), entry("a-b", arms={"c": {}}), put("seeds_in_one_stage", False)),
+        "experiments.a.arms.b-c and experiments.a-b.arms.c: both would be train@a-b-c-0. Rename one.",
+    ),
+    (entry("software"), "experiments.software: the pipeline has files of its own with this name."),
+    (entry(f"{SFT}-ends"), f"experiments.{SFT}-ends: the pipeline has files of its own with this name."),
+    *((put("study", name), f"study: {name!r} cannot be a file's name.") for name in NO_FILE_NAMES),
     (entry(LONG), f"experiments.{LONG}: the name of an experiment may have 100 characters, not 300."),
     (
         lambda v: (v["tasks"].update({LONG: v["tasks"]["main"]}), v["models"].update({LONG: v["models"]["main"]})),

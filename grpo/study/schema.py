@@ -198,7 +198,7 @@ class Study(Section):
     def check(self) -> None:
         """Check that names refer to something and that values of different sections fit together."""
         if not self.study.isprintable() or self.study.startswith(".") or Path(self.study).name != self.study or not self.study:
-            raise UserError(f"study: {self.study!r} cannot be a file's name. Give it the name of its file, without a folder.")
+            raise UserError(f"study: {self.study!r} is not the name of a file: no '/', and no '.' at its beginning. Change it.")
         self._check_tasks()
         if len(set(self.seeds)) != len(self.seeds):
             raise UserError(f"seeds: {self.seeds} names a seed twice.")

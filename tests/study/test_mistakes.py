@@ -14,6 +14,7 @@ from study_parts import (
     FOCUSED,
     KEYWORD,
     REMOVED,
+    ROOT,
     SFT,
     SFT_INITIALIZATION,
     Edit,
@@ -27,6 +28,7 @@ from study_parts import (
 
 from grpo.common.errors import UserError
 from grpo.common.imports import call_with
+from grpo.study.schema import TAKEN
 
 LONG = "a" * 300
 NO_FILE_NAMES = ("", ".", "..", ".hidden", "../../evil", "/etc/evil", "a/b", "a/", "a\nb", "a\0b")
@@ -90,7 +92,7 @@ MISTAKES: list[tuple[Edit, str]] = [
     ),
     (entry("software"), "experiments.software: the pipeline has files of its own with this name."),
     (entry(f"{SFT}-ends"), f"experiments.{SFT}-ends: the pipeline has files of its own with this name."),
-    *((put("study", name), f"study: {name!r} cannot be a file's name.") for name in NO_FILE_NAMES),
+    *((put("study", name), f"study: {name!r} is not the name of a file: ") for name in NO_FILE_NAMES),
     (entry(LONG), f"experiments.{LONG}: the name of an experiment may have 100 characters, not 300."),
     (
         lambda v: (v["tasks"].update({LONG: v["tasks"]["main"]}), v["models"].update({LONG: v["models"]["main"]})),
@@ -279,6 +281,12 @@ def test_a_start_is_one_of_the_checkpoints_that_are_kept(kept: list[str], of_all
     }
     for checkpoint in wrong - {*known}:
         assert f"keeps no checkpoint {checkpoint!r} (known: {', '.join(known)})" in refused(start_from(checkpoint))
+
+
+def test_no_experiment_has_the_name_of_a_file_that_the_report_writes_beside_those_of_experiments() -> None:
+    beside = {"figures": "svg", "timing": "svg", "tables": "md", "sections": "md", "metrics": "json"}
+    found = {path.stem for folder, ending in beside.items() for path in (ROOT / "reports" / folder).glob(f"*.{ending}")}
+    assert found - {name + ending for name in EXPERIMENTS for ending in ("", "-ends", "-metrics")} <= TAKEN
 
 
 def test_several_mistakes_are_all_told() -> None:

@@ -7,6 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -334,6 +335,9 @@ def _remove_results_of_other_runs(study: Study, dry_run: bool, verbose: bool) ->
     kept = [path for path in others if path not in removed]
     for path in removed if not dry_run else ():
         remove(path)
+        for folder in path.parents[:2]:  # of the arm and of the experiment
+            with suppress(OSError):  # it holds others
+                folder.rmdir()
     of_others = "results of runs that this study does not have"
     gone = _listed(f"{'would remove' if dry_run else 'removed'} {of_others}; DVC's cache keeps them:", removed, verbose)
     return gone + _listed(f"kept {of_others}, as DVC's cache does not have them; remove them by hand:", kept, verbose)

@@ -4,6 +4,10 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 export PATH := $(if $(filter /%,$(VENV)),,$(CURDIR)/)$(BIN):$(PATH)
 export PIP_USER := 0
+# DVC runs commands with the user's login shell; that of a service user or of cron may be /bin/false.
+export SHELL := /bin/sh
+# A hook of another repository names that one.
+unexport GIT_DIR GIT_WORK_TREE GIT_COMMON_DIR GIT_INDEX_FILE GIT_PREFIX GIT_OBJECT_DIRECTORY
 # A container's user may have no name or home (docker run -u); DVC, Snakemake and torch would fail with a traceback.
 export LOGNAME := $(or $(LOGNAME),$(shell id -un > /dev/null 2>&1 && id -un || echo "user-$$(id -u)"))
 export HOME := $(if $(shell test -w "$$HOME" && echo yes),$(HOME),$(CURDIR)/data/state/home)

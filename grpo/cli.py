@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +18,7 @@ from grpo.commands.stages import STAGES
 from grpo.commands.study import study_app
 from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly
 from grpo.common.errors import RESUME_ME, ToBeResumed, UserError, explain_os_error, explain_out_of_memory
+from grpo.common.repository import use_this_folders_repository
 from grpo.study import paths
 from grpo.study.compose import study_path
 from grpo.study.schema import load_study
@@ -277,6 +280,7 @@ def main() -> None:
     """Run the command line; a user's mistake, a full disk or exhausted memory gives one message and exit code 2."""
     fix_cpu_kernels()
     share_cpu_fairly()
+    use_this_folders_repository()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # workflow/with_gpus.py starts DVC with SIGTERM ignored
     try:
         app()
@@ -291,18 +295,24 @@ def main() -> None:
         sys.exit(2)
 
 
-def use_this_copys_code() -> None:
-    """Restart with the code of the working folder if this is a DVC experiment in a copy of the project.
+def main_of_this_folder() -> Callable[[], None]:
+    """Import :func:`main` from the working folder if that is a project with this package's code; else return this one.
 
-    The installed command imports the code of the original project, which may have changed since the experiment was queued.
+    The installed command has the code of the project that it was installed from. In another clone, in a worktree and in the
+    copy that DVC makes for an experiment, dvc.lock would record that code's results as those of the folder's own code.
     """
-    here, path = Path.cwd(), os.environ.get("PYTHONPATH", "")
-    if paths.workspace() != here and str(here) not in path.split(os.pathsep):
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(here), path)))
-        os.execv(sys.executable, [sys.executable, "-m", "grpo", *sys.argv[1:]])
+    here = Path.cwd()
+    own = here / "grpo"
+    if not (here / paths.PIPELINE).is_file() or not (own / "cli.py").is_file() or own.samefile(Path(__file__).parent):
+        return main
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(here), os.environ.get("PYTHONPATH"))))  # for child processes
+    sys.path.insert(0, str(here))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "grpo"]:
+        del sys.modules[name]
+    own_main: Callable[[], None] = importlib.import_module("grpo.cli").main
+    return own_main
 
 
 def entry() -> None:
     """Entry point of the command `grpo`."""
-    use_this_copys_code()
-    main()
+    main_of_this_folder()()

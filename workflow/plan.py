@@ -10,15 +10,22 @@ import fcntl
 import json
 import os
 import re
+import sys
 from contextlib import AbstractContextManager
 from math import ceil
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # this folder's code, whichever project's environment runs it
+import grpo  # noqa: F401
+
+sys.path.pop(0)
+
 from grpo.common.errors import UserError
 from grpo.common.files import write_text
 from grpo.common.lock import only_one
+from grpo.common.repository import use_this_folders_repository
 from grpo.common.yaml_file import parse_yaml
 from grpo.study.annotated import read_mapping
 from grpo.study.schema import PARAMS_FILE, validated
@@ -44,6 +51,7 @@ def make_plan() -> set[str]:
     from dvc.repo import Repo
     from dvc.scm import SCMError
 
+    use_this_folders_repository()
     # Otherwise DVC would only say that it is corrupted, or one stage after another fail.
     params = read_mapping(PARAMS_FILE)
     if "experiments" in params:  # else it belongs to another pipeline
@@ -89,7 +97,7 @@ def require_flock(folder: Path) -> None:
 
 def what_dvc_cannot_read(error: Exception) -> str:
     """Describe why DVC cannot read the pipeline: the line of dvc.yaml or dvc.lock that is not YAML, or DVC's own message."""
-    restore = " `git checkout dvc.lock` restores the committed one."
+    restore = " `git checkout HEAD -- dvc.lock` restores the committed one, also in a merge; `make repro` completes it."
     for file in filter(Path.exists, (Path("dvc.yaml"), Path("dvc.lock"))):
         try:
             parse_yaml(file)

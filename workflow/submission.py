@@ -16,6 +16,7 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 from grpo.common.errors import UserError
+from grpo.common.repository import use_this_folders_repository
 from grpo.study import paths
 
 PDF, ZIP = Path("writeup.pdf"), Path("code.zip")
@@ -94,6 +95,7 @@ def write_zip(root: Path, path: Path) -> None:
 
 def main() -> int:
     """Write both files; returns the exit code."""
+    use_this_folders_repository()
     try:
         write_pdf(document(paths.REPORTS), PDF)
         write_zip(Path(), ZIP)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.common.errors import UserError
-from grpo.common.files import files_digest, whole_folder, write_json
+from grpo.common.files import files_digest, note_that_off, whole_folder, write_json
 from grpo.common.imports import require_extra
 from grpo.discovery import mutation
 from grpo.discovery.log import BEST_PROGRAM, LOG, Log, Settings, open_log
@@ -35,13 +35,13 @@ def run_kissing_number(study: Study) -> dict[str, Any]:
     """Search, verify the committed program, and write data/kissing_search, reports/kissing_number.json and its metrics.
 
     A search that was killed is continued unless its settings or its code have changed. If the study has no search, the
-    folders and the report are empty, as DVC needs a stage's outputs to exist. Returns the report's content.
+    report is empty and the folders say so, as DVC needs a stage's outputs to exist. Returns the report's content.
     """
     wanted = study.kissing_number
     if wanted is None:
-        for left_empty in (paths.KISSING_SEARCH, paths.CONVERSATION_LOG.parent):
-            with whole_folder(left_empty):
-                pass
+        for unused in (paths.KISSING_SEARCH, paths.CONVERSATION_LOG.parent):
+            with whole_folder(unused) as folder:
+                note_that_off(folder, "kissing_number")
         for empty in (paths.KISSING_NUMBER_REPORT, KISSING_NUMBER_METRICS):
             write_json(empty, {})
         return {}

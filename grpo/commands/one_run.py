@@ -177,7 +177,10 @@ def _task(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     path = Path(name).absolute()
     if not path.is_file():
         raise UserError(f"--task {name}: no such file. Correct the path.")
-    columns = next((row.values for row in read_rows(str(path), "--task")), {})
+    rows = read_rows(str(path), "--task")
+    if len(rows) == 1:
+        raise UserError(f"--task {name}: has a single row, and training and validation need one each. Add rows.")
+    columns = rows[0].values
     found = {which: next((c for c in usual if c in columns), None) for which, usual in COLUMNS.items() if which not in given}
     for which, column in found.items():
         if column is None:

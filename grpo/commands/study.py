@@ -7,6 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -129,17 +130,10 @@ def use(
         _require_no_edits(values, name)
     lines = [f"{PARAMS_FILE} {'would become' if dry_run else 'is now'} the study {study.study}: {study.description}"]
     lines += _summary(_active_values(), values, verbose) or ["  no value changes"]
-    others = _results_of_other_runs(study)
-    removed = in_cache(others)
-    kept = [path for path in others if path not in removed]
-    of_others = "results of runs that this study does not have"
-    lines += _listed(f"{'would remove' if dry_run else 'removed'} {of_others}; DVC's cache keeps them:", removed, verbose)
-    lines += _listed(f"kept {of_others}, as DVC's cache does not have them; remove them by hand:", kept, verbose)
-    lines.append("`make repro` runs it; `dvc status` shows which stages are out of date.")
     if not dry_run:
         write_text(PARAMS_FILE, text)
-        for path in removed:
-            remove(path)
+    lines += _remove_results_of_other_runs(study, dry_run, verbose)
+    lines.append("`make repro` runs it; `dvc status` shows which stages are out of date.")
     return "\n".join(lines)
 
 
@@ -172,18 +166,23 @@ def _with_runs(written: Mapping[str, Any], notes: Notes, head: tuple[str, ...], 
 
 
 @study_app.command("runs")
-def renew_runs() -> str:
-    """Update the table of runs in params.yaml after you edited arms, seeds or tasks there; DVC's stages follow from it."""
+def renew_runs(verbose: Verbose = False) -> str:
+    """Update the table of runs in params.yaml after you edited arms, seeds or tasks there; DVC's stages follow from it.
+
+    Also removes the results of runs that the table no longer has, if DVC's cache has them.
+    """
     written, notes, opening = read_annotated(PARAMS_FILE)
     written.pop("runs", None)
     experiments = written.get("experiments")
     if isinstance(experiments, dict):
         written["select_in"] = [name for name, entry in experiments.items() if isinstance(entry, dict) and entry.get("arms")]
-    runs = runs_table(validated(written, PARAMS_FILE))
+    study = validated(written, PARAMS_FILE)
+    runs = runs_table(study)
     before = set(_active_values().get("runs") or {})
     write_text(PARAMS_FILE, _with_runs(written, notes, opening, runs))
     differing = {"new": runs.keys() - before, "gone": before - runs.keys()}
     lines = [f"  {kind}: {', '.join(sorted(keys))}" for kind, keys in differing.items() if keys]
+    lines += _remove_results_of_other_runs(study, False, verbose)
     return "\n".join([f"{PARAMS_FILE}: {len(runs)} stages train", *lines])
 
 
@@ -326,8 +325,26 @@ def _described(change: Change) -> str:
     return f"  {key}: {old} -> {new}"
 
 
+def _remove_results_of_other_runs(study: Study, dry_run: bool, verbose: bool) -> list[str]:
+    """Remove results of runs that ``study`` does not have, if DVC's cache has them; lines that say what goes and what stays.
+
+    ``select@EXPERIMENT`` and ``report`` depend on the whole folders, so that they would be out of date in a clone without them.
+    """
+    others = _results_of_other_runs(study)
+    removed = in_cache(others)
+    kept = [path for path in others if path not in removed]
+    for path in removed if not dry_run else ():
+        remove(path)
+        for folder in path.parents[:2]:  # of the arm and of the experiment
+            with suppress(OSError):  # it holds others
+                folder.rmdir()
+    of_others = "results of runs that this study does not have"
+    gone = _listed(f"{'would remove' if dry_run else 'removed'} {of_others}; DVC's cache keeps them:", removed, verbose)
+    return gone + _listed(f"kept {of_others}, as DVC's cache does not have them; remove them by hand:", kept, verbose)
+
+
 def _results_of_other_runs(study: Study) -> list[Path]:
-    """Results in data/ of runs that are not in ``study``. They would be in folders that its stages depend on."""
+    """Results in data/ of runs that are not in ``study``."""
     own = {paths.run_name(name, arm, seed) for name, e in study.experiments.items() for arm in e.arms for seed in study.seeds}
     roots = (paths.RUNS, paths.CHECKPOINTS, paths.TIMING)
     return [path for root in roots for path in sorted(root.glob("*/*/[!.]*")) if path.relative_to(root).as_posix() not in own]

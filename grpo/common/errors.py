@@ -35,6 +35,7 @@ _REFUSED = {
     errno.EDQUOT: ("the disk quota is used up", "Free some space, or have the quota raised"),
     errno.EFBIG: ("the file would be larger than is allowed here", "Raise the limit (`ulimit -f` shows it)"),
     errno.EROFS: ("cannot be written, since the disk is read-only", "Make it writable, or move the project to another disk"),
+    errno.ENAMETOOLONG: ("the name is too long for a file", "Shorten it"),
     errno.EACCES: _DENIED,
     errno.EPERM: _DENIED,
 }

@@ -46,6 +46,11 @@ def whole_folder(target: Path) -> Iterator[Path]:
             lock.unlink(missing_ok=True)
 
 
+def note_that_off(folder: Path, key: str) -> None:
+    """Write into a stage's output that ``key`` of params.yaml is off. Git drops an empty folder, and DVC warns of it."""
+    write_text(folder / "README.md", f"There is nothing here, as `{key}` in params.yaml is off.\n")
+
+
 def remove(path: Path) -> None:
     """Remove a file or folder; errors are ignored."""
     if path.is_dir() and not path.is_symlink():
@@ -121,7 +126,7 @@ def how_to_restore(path: Path, made_by: str) -> str:
     if not made_by:
         return "Make it again."
     anew = f"`dvc repro -f -s {made_by}` to make it again."  # without -s, -f would run all earlier stages too
-    command = {"data": "dvc checkout --force", "reports": "git checkout"}.get(from_here(path).parts[0])
+    command = {"data": "dvc checkout --force", "reports": "git checkout HEAD --"}.get(from_here(path).parts[0])
     return f"Run `{command} {from_here(path)}` to bring the stored copy back, or {anew}" if command else f"Run {anew}"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo.common.files import whole_folder, write_json, write_text
+from grpo.common.files import note_that_off, whole_folder, write_json, write_text
 from grpo.common.records import Rollout, read_problems
 from grpo.evaluation.best_of_n import best_at_n, majority_at_n, pass_at_n, ranking_quality
 from grpo.evaluation.evaluator import CheckpointEvaluator, stage_run
@@ -40,6 +40,8 @@ def run_best_of_n(study: Study) -> dict[str, Any]:
             lines = [json.dumps(_record(format, group), ensure_ascii=False) for group in groups]
             write_text(folder / f"{prompt}.jsonl", "\n".join(lines) + "\n")
             metrics[prompt] = with_zero_shot(study, prompt, estimates(settings, format, groups))
+        if not settings.prompts:
+            note_that_off(folder, "evaluation.best_of_n.prompts")
     write_json(paths.BEST_OF_N_METRICS, metrics)
     evaluator.forget_chunks(paths.BEST_OF_N)
     for prompt, values in metrics.items():

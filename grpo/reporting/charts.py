@@ -232,7 +232,7 @@ def readable(arm: str) -> str:
     words = []
     for part, count in zip(parts, counted, strict=True):
         if count is None:
-            words.append(part.replace("_", " "))
+            words.append(part if part[:1].isdigit() else part.replace("_", " "))  # 4_epochs is another arm than epochs_4
             continue
         name, number = count[1].replace("_", " "), count[2]
         several = name.endswith("s") and not name.endswith("ss")

@@ -22,7 +22,7 @@ def stages_in_lock() -> dict[str, Any]:
     """
     lock = parse_yaml(paths.LOCK)
     if not isinstance(lock, dict) or not isinstance(lock.get("stages"), dict):
-        raise UserError(f"{paths.LOCK}: has no stages. Run `git checkout {paths.LOCK}`, or `dvc repro`, which makes it anew.")
+        raise UserError(f"{paths.LOCK}: has no stages. Run `git checkout HEAD -- {paths.LOCK}`, or make it anew: `dvc repro`.")
     stages: dict[str, Any] = lock["stages"]
     return stages
 

@@ -40,7 +40,7 @@ def _stages() -> dict[str, Any]:
 
 
 def in_cache(outputs: list[Path]) -> list[Path]:
-    """Select the outputs that DVC's cache on this machine holds completely, by their hashes in dvc.lock."""
+    """Select the outputs, or folders in outputs, that DVC's cache here holds completely, by their hashes in dvc.lock."""
     if not outputs:
         return []
     from dvc.exceptions import DvcException
@@ -53,12 +53,16 @@ def in_cache(outputs: list[Path]) -> list[Path]:
     except DvcException:  # not a DVC repository, or a damaged lock file
         return []
     hashes = {out["path"]: out.get("md5", "") for stage in stages for out in stage.get("outs", [])}
-    return [path for path in outputs if _is_whole(cache, hashes.get(path.as_posix(), ""))]
+    known = {path: next((place for place in (path, *path.parents) if place.as_posix() in hashes), None) for path in outputs}
+    return [path for path, of in known.items() if of and _is_whole(cache, hashes[of.as_posix()], path.relative_to(of))]
 
 
-def _is_whole(cache: Path, md5: str) -> bool:
-    """Whether a cache holds the file with this hash, or the folder and all its files."""
+def _is_whole(cache: Path, md5: str, part: Path = Path()) -> bool:
+    """Whether a cache holds the file with this hash, or the files of the folder with this hash that are below ``part``."""
     stored = cache / md5[:2] / md5[2:]
     if not md5 or not stored.is_file():
         return False
-    return not md5.endswith(".dir") or all(_is_whole(cache, entry["md5"]) for entry in json.loads(stored.read_bytes()))
+    if not md5.endswith(".dir"):
+        return True
+    files = [entry["md5"] for entry in json.loads(stored.read_bytes()) if Path(entry["relpath"]).is_relative_to(part)]
+    return bool(files) and all(_is_whole(cache, file) for file in files)

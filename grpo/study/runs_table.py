@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from grpo.common.errors import UserError
 from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths
 
@@ -21,6 +22,9 @@ def runs_table(study: Study) -> dict[str, dict[str, Any]]:
     data/runs, data/checkpoints and data/timing); ``model`` and ``train`` (folders below data/ with the checkpoint to start from
     and the problems or examples); ``after`` (the selection that the experiment builds on, or the pinned versions if it builds
     on none); and ``resources`` (what a scheduler reserves).
+
+    Raises:
+        UserError: two arms have the same key, such as the arm low-1 of lr and the arm 1 of lr-low.
     """
     rows: dict[str, dict[str, Any]] = {}
     for name in study.made:
@@ -32,7 +36,11 @@ def runs_table(study: Study) -> dict[str, dict[str, Any]]:
                 of_seed = [] if seed == ALL_SEEDS else [str(seed)]
                 start = str(values["start_from"]).split("/")[:2] if values.get("start_from") else []
                 model = ["checkpoints", *start, *of_seed] if start else ["model", entry.task]
-                rows["-".join([name, arm, *of_seed])] = {
+                key = "-".join([name, arm, *of_seed])
+                if key in rows:
+                    other = "experiments.{experiment}.arms.{arm}".format(**rows[key])
+                    raise UserError(f"{other} and experiments.{name}.arms.{arm}: both would be train@{key}. Rename one.")
+                rows[key] = {
                     "experiment": name,
                     "arm": arm,
                     "seed": seed,

@@ -58,6 +58,13 @@ MORE_EVALUATIONS = {
 
 
 LONGEST_NAME = 100  # characters; file names have an experiment, an arm and a seed, and may have 255
+# Names that no experiment may have, as the pipeline itself has a file of this name where each experiment has its own.
+TAKEN = {
+    *("base_model", "best_of_n", "claims", "forest", "kissing_number", "math_baseline", "method", "methods", "overview"),
+    *("sft_examples", "software", "staleness", "time_breakdown", "what_it_would_take"),
+    *("zero_shot", "zero_shot_by_level", "zero_shot_by_subject"),
+}
+OF_FIGURES = ("ends", "metrics")  # EXPERIMENT-ends and EXPERIMENT-metrics are figures of EXPERIMENT
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # torch's range
 
 
@@ -190,6 +197,8 @@ class Study(Section):
 
     def check(self) -> None:
         """Check that names refer to something and that values of different sections fit together."""
+        if not self.study.isprintable() or self.study.startswith(".") or Path(self.study).name != self.study or not self.study:
+            raise UserError(f"study: {self.study!r} is not the name of a file: no '/', and no '.' at its beginning. Change it.")
         self._check_tasks()
         if len(set(self.seeds)) != len(self.seeds):
             raise UserError(f"seeds: {self.seeds} names a seed twice.")
@@ -238,6 +247,9 @@ class Study(Section):
         for number, (name, experiment) in enumerate(self.experiments.items()):
             where, on = f"experiments.{name}", experiment.builds_on
             check_name(where, "an experiment", name)
+            figure_of, _, which = name.rpartition("-")
+            if name in TAKEN or (which in OF_FIGURES and figure_of in self.experiments):
+                raise UserError(f"{where}: the pipeline has files of its own with this name. Choose another one.")
             require_known(f"{where}.resources", "no resources", experiment.resources, self.resources)
             if on is not None:
                 require_known(f"{where}.builds_on", "no experiment before this one is named", on, [*self.experiments][:number])

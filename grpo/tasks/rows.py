@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ def read_rows(name: str, key: str) -> list[Row]:
         key: key of the file in params.yaml.
 
     Raises:
-        UserError: the file is missing or cannot be read.
+        UserError: the file is missing, cannot be read, has a column twice, or has no rows.
     """
     file, first, last = _PART.fullmatch(name).groups()  # type: ignore[union-attr]  # any name matches
     path = named_file(file)
@@ -85,6 +86,8 @@ def read_rows(name: str, key: str) -> list[Row]:
         raise UserError(
             f"{path}: not valid {path.suffix[1:].upper()} ({error}). Correct the file or remove the row."
         ) from error
+    if not rows:
+        raise UserError(f"{path}: has no rows. Add some, or name another file in `{key}`.")
     start, end = (len(rows) * int(share or otherwise) // 100 for share, otherwise in ((first, 0), (last, 100)))
     return rows[start:end]
 
@@ -96,13 +99,13 @@ def _json_rows(path: Path) -> Places:
     """Yield the objects of a file, one per line or in one list."""
     content = path.read_bytes().decode("utf-8-sig")
     if content.lstrip().startswith("["):
-        values = parse_json(content, parse_int=str, parse_float=str)
+        values = parse_json(content, parse_int=str, parse_float=str, object_pairs_hook=_once_each)
         yield from ((f" row {number}", _object(value)) for number, value in enumerate(values, start=1))
         return
     for number, line in enumerate(content.split("\n"), start=1):
         try:
             if line.strip():
-                yield f":{number}", _object(parse_json(line, parse_int=str, parse_float=str))
+                yield f":{number}", _object(parse_json(line, parse_int=str, parse_float=str, object_pairs_hook=_once_each))
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from error
 
@@ -113,10 +116,23 @@ def _object(value: Any) -> dict[str, Any]:
     return value
 
 
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a mapping; ValueError if a name is there twice, of which the last value would win."""
+    _require_once(name for name, _ in pairs)
+    return dict(pairs)
+
+
+def _require_once(columns: Iterable[str]) -> None:
+    """Raise ValueError if a column is named twice; spreadsheets leave several without a name."""
+    if twice := [name for name, count in Counter(columns).items() if name and count > 1]:
+        raise ValueError(f"the column {twice[0]!r} is there twice")
+
+
 def _csv_rows(path: Path) -> Places:
     """Yield the rows below the header, each with its last line."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
+        _require_once(reader.fieldnames or ())
         for row in reader:
             if None in row or None in row.values():
                 raise ValueError(f"line {reader.line_num}: the number of cells is not that of the columns")

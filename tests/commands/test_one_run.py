@@ -169,6 +169,8 @@ def test_an_objective_is_its_values_and_others_lie_over_it() -> None:
         ({"model": None}, "try", "--model, --task: one is missing. Give both"),
         ({"task": "maths"}, "try", "no such task. Use arithmetic, math"),
         ({"task": "none.jsonl"}, "try", "no such file"),
+        ({"task": "empty.csv"}, "try", "empty.csv: has no rows. Add some"),
+        ({"task": "one.jsonl"}, "try", "has a single row, and training and validation need one each"),
         ({"task": "other.jsonl"}, "try", "tasks.main.answer=COLUMN, one of question, reply"),
         ({"settings": ["grpo.learning_rate=-1"]}, "try", "grpo.learning_rate: input should be greater than 0"),
         ({"settings": ["grpo.learnig_rate=1e-5"]}, "try", "--set: grpo.learnig_rate: unknown key"),
@@ -182,7 +184,9 @@ def test_an_objective_is_its_values_and_others_lie_over_it() -> None:
 def test_a_mistake_leaves_nothing_behind(asked: dict[str, Any], out: str, message: str, lab: Path) -> None:
     rows = [json.dumps({"question": f"{n} + {n}?", "answer": n + n}) for n in range(20)]
     (lab / "sums.jsonl").write_text("\n".join(rows))
-    (lab / "other.jsonl").write_text('{"question": "1", "reply": "1"}')
+    (lab / "other.jsonl").write_text('{"question": "1", "reply": "1"}\n' * 2)
+    (lab / "one.jsonl").write_text(rows[0])
+    (lab / "empty.csv").write_text("question,answer\n")
     before = sorted(lab.rglob("*"))
     with pytest.raises(UserError) as error:
         one_run(Asked("model", "sums.jsonl", [], 0, "base")._replace(**asked), lab / out, resume=False)

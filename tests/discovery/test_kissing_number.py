@@ -26,7 +26,15 @@ from grpo.discovery.log import LOG, Attempt, Log, Proposal, Settings, read_log
 from grpo.discovery.search import Budget, seed_of
 from grpo.discovery.summary import score_rows, summarise
 from grpo.discovery.verifier import Verification, verify_program, verify_text
-from grpo.reporting.kissing_number import draw_search, known_bounds, read_report, read_scores, section, write_search_curve
+from grpo.reporting.kissing_number import (
+    draw_search,
+    known_bounds,
+    read_report,
+    read_scores,
+    section,
+    write_delivery,
+    write_search_curve,
+)
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.settings import KissingNumber
@@ -323,11 +331,13 @@ def test_what_the_search_found_too_is_its_own() -> None:
     assert (found["best"], found["best_from"], found["found_at"]) == (2, "search", 0)
 
 
-def test_a_study_without_a_search_gets_outputs_that_are_empty(study: Study) -> None:
-    """DVC wants them to be there; the report does not read them."""
+def test_a_study_without_a_search_gets_outputs_that_say_so(study: Study) -> None:
+    """DVC wants them to be there, and git drops empty folders; the report does not read them."""
     study = study.model_copy(update={"kissing_number": None})
     assert run_kissing_number(study) == json.loads(paths.KISSING_NUMBER_REPORT.read_text()) == {}
-    assert list(paths.KISSING_SEARCH.iterdir()) == list(paths.CONVERSATION_LOG.parent.iterdir()) == []
+    write_delivery(study)
+    for folder in (paths.KISSING_SEARCH, paths.CONVERSATION_LOG.parent, paths.KISSING_NUMBER_DELIVERY):
+        assert "`kissing_number`" in "".join(path.read_text() for path in folder.iterdir())
     write_search_curve(study)
     assert Path("reports/search.csv").read_text() == "attempt,best\n"
 

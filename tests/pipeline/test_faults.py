@@ -217,6 +217,7 @@ def _caused(error: BaseException, by: BaseException | None) -> BaseException:
 FULL_DISK = OSError(errno.ENOSPC, "No space left on device")
 EXPLAINED = {
     "with a path": (OSError(errno.ENOSPC, "full", "data/x/y.csv"), "data/x/y.csv: no space left"),
+    "a long name": (OSError(errno.ENAMETOOLONG, "long", "studies/aaaa.yaml"), "studies/aaaa.yaml: the name is too long for a"),
     "a draft": (OSError(errno.ENOSPC, "full", "data/.model.draft/config.json"), "data/model/config.json: no space"),
     "a file's draft": (OSError(errno.ENOSPC, "full", "data/.model.json.draft.17"), "data/model.json: no space"),
     "a lock": (OSError(errno.ENOSPC, "full", "data/.model.draft.lock"), "data/model: no space"),

@@ -71,6 +71,16 @@ def test_a_user_without_a_name_or_a_home_gets_both(clone: Path) -> None:
         assert shown.stdout.strip() == expected, shown.stderr
 
 
+def test_recipes_are_led_neither_by_the_login_shell_nor_by_a_hook_of_another_repository(
+    clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables = ["SHELL", "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"]
+    for name in variables:
+        monkeypatch.setenv(name, "/bin/false")
+    (clone / "workflow/repro.py").write_text(f"import os; print([(name, os.environ.get(name)) for name in {variables}])")
+    assert make(clone, "repro").strip() == str([("SHELL", "/bin/sh"), *((name, None) for name in variables[1:])])
+
+
 def test_every_recipe_is_a_shell_script_whatever_the_clones_path(clone: Path) -> None:
     (clone / ".venv/.installed").unlink()
     targets = [line.split()[1] for line in make(clone, "help").splitlines()]

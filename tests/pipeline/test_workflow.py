@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pipeline_parts import sh
 from ruamel.yaml import YAML
 from workflow_parts import (
     PARAMS,
@@ -40,6 +41,7 @@ import plan as workflow_plan
 import with_gpus
 
 from grpo.common.errors import UserError
+from grpo.common.files import how_to_restore
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:dvc.*")
 
@@ -399,7 +401,7 @@ CONFLICT = "<<<<<<< HEAD\n{0}=======\n{0}>>>>>>> other\n"
         ("dvc.yaml", "cmd: grpo best_of_n", "cmd: grpo ${nowhere}", "DVC cannot read the pipeline"),
         ("dvc.yaml", "  dataset:\n", CONFLICT, "dvc.yaml:LINE: not valid YAML (<<<<<<< marks a merge conflict"),
         ("dvc.lock", "stages: {}\n", CONFLICT, "dvc.lock:LINE: not valid YAML (<<<<<<< marks a merge conflict"),
-        ("dvc.lock", "stages: {}\n", "stages: 3\n", "'./dvc.lock' validation failed. `git checkout dvc.lock` restores"),
+        ("dvc.lock", "stages: {}\n", "stages: 3\n", "'./dvc.lock' validation failed. `git checkout HEAD -- dvc.lock` restores"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_with_its_cause_before_anything_runs(
@@ -413,6 +415,51 @@ def test_a_mistake_is_told_with_its_cause_before_anything_runs(
         planned(study, monkeypatch)
     assert told.replace("LINE", str(line)).replace("NEXT", str(line + 1)) in str(caught.value)
     assert not (study / ".stamps").exists()
+
+
+@pytest.mark.parametrize("how", ["merge", "rebase", "cherry-pick", "stash pop"])
+@pytest.mark.parametrize("file", ["dvc.lock", "reports/a.json"])
+def test_the_remedy_of_a_conflict_is_one_that_git_follows(
+    how: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def git(*arguments: str, check: bool = True) -> str:
+        return sh(tmp_path, "git", *arguments, check=check).stdout
+
+    def save(text: str) -> None:
+        Path(file).parent.mkdir(exist_ok=True)
+        Path(file).write_text(text)
+        git("add", ".")
+
+    git("init", "-q", "-b", "main")
+    save("stages: {}\n")
+    git("commit", "-qm", "base")
+    git("checkout", "-qb", "other")
+    save("stages: {a: 1}\n")
+    if how == "stash pop":
+        git("stash", "-q")
+    else:
+        git("commit", "-qm", "other")
+    git("checkout", "-q", "main")
+    save("stages: {b: 2}\n")
+    git("commit", "-qm", "main")
+    if how == "rebase":
+        git("checkout", "-q", "other")
+    git(*how.split(), *{"rebase": ["main"], "stash pop": []}.get(how, ["other"]), check=False)
+    assert "<<<<<<<" in Path(file).read_text()
+    told = workflow_plan.what_dvc_cannot_read(ValueError()) if file == "dvc.lock" else how_to_restore(Path(file), "report")
+    (remedy,) = re.findall("`(git checkout [^`]*)`", told)
+    sh(tmp_path, *remedy.split())
+    assert Path(file).read_text() == "stages: {b: 2}\n" and git("ls-files", "--unmerged") == ""
+
+
+def test_a_login_shell_that_runs_nothing_is_not_asked(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As service users and cron have it; DVC takes it from the environment."""
+    monkeypatch.setenv("SHELL", "/bin/false")
+    edit(repo, "params.yaml", '"1e-4": 2', '"1e-4": 5')
+    snakemake(repo)
+    assert ran(repo) == ["report", "train-1e-4"]
 
 
 def test_make_repro_ends_with_one_message(study: Path) -> None:

@@ -176,6 +176,7 @@ def test_accuracy_given_the_form_is_the_reward_by_the_form() -> None:
         ("grpo_no_clip", "grpo no clip"),
         ("3e-4", "3e-4"),
         ("sft_final", "sft final"),
+        ("4_epochs", "4_epochs"),  # epochs_4 is another arm
     ],
 )
 def test_arms_have_readable_names(arm: str, name: str) -> None:

@@ -116,7 +116,7 @@ def _without_the_last_key(path: Path, content: str) -> str:
 @pytest.mark.parametrize("path", READERS, ids=str)
 def test_a_damaged_result_is_named_with_its_remedy(path: Path, results: Path, mini_study: Study) -> None:
     content, read, stage = READERS[path]
-    keeper = "git checkout" if path.parts[0] == "reports" else "dvc checkout --force"
+    keeper = "git checkout HEAD --" if path.parts[0] == "reports" else "dvc checkout --force"
     read(mini_study)  # while it is whole
     whole = content.encode()
     damage = {
@@ -171,7 +171,7 @@ def test_a_text_may_hold_what_python_takes_for_the_end_of_a_line(results: Path) 
 def test_a_lock_without_stages_is_an_error(results: Path) -> None:
     for content in ("", "[]\n", "schema: '2.0'\n"):
         Path("dvc.lock").write_text(content)
-        with pytest.raises(UserError, match=r"dvc\.lock: has no stages.*git checkout dvc\.lock"):
+        with pytest.raises(UserError, match=r"dvc\.lock: has no stages.*git checkout HEAD -- dvc\.lock"):
             stages_in_lock()
 
 

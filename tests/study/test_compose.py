@@ -440,6 +440,25 @@ def test_use_removes_only_what_dvc_can_bring_back(project: Path, grpo: Grpo) -> 
     assert (cached / "b").read_text() == "2\n"
 
 
+@pytest.mark.parametrize("stage", ["9e-9/0", "9e-9"])  # the results of a stage: of a run, or of an arm with all its seeds
+def test_runs_removes_what_an_edit_by_hand_left_over(project: Path, grpo: Grpo, stage: str) -> None:
+    """An experiment's winner depends on all that is in the experiment's folder."""
+    made, folder = paths.RUNS / "grpo_learning_rate/9e-9/0", paths.RUNS / "grpo_learning_rate" / stage
+    Path(".gitignore").write_text("/data/\n")
+    Path("dvc.yaml").write_text(
+        f"stages: {{made: {{cmd: 'mkdir -p {made} && echo 1 > {made}/metrics.json', outs: [{folder}]}}}}\n"
+    )
+    for command in (["git", "init"], ["dvc", "init"], ["dvc", "repro"]):
+        sh(project, *command, "--quiet")
+    for others in ("3e-4/0", "8e-8/0"):  # of an arm that there is, and of one that DVC does not know
+        write_result(paths.RUNS / "grpo_learning_rate" / others / "metrics.json")
+    _, out, _ = grpo("study", "runs", "--verbose")
+    assert (
+        f"DVC's cache keeps them:\n  {made}\n" in out and "remove them by hand:\n  data/runs/grpo_learning_rate/8e-8/0" in out
+    )
+    assert {path.name for path in made.parents[1].iterdir()} == {"3e-4", "8e-8"}
+
+
 def write_result(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("{}")

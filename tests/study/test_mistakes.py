@@ -14,6 +14,7 @@ from study_parts import (
     FOCUSED,
     KEYWORD,
     REMOVED,
+    ROOT,
     SFT,
     SFT_INITIALIZATION,
     Edit,
@@ -27,8 +28,10 @@ from study_parts import (
 
 from grpo.common.errors import UserError
 from grpo.common.imports import call_with
+from grpo.study.schema import TAKEN
 
 LONG = "a" * 300
+NO_FILE_NAMES = ("", ".", "..", ".hidden", "../../evil", "/etc/evil", "a/b", "a/", "a\nb", "a\0b")
 
 
 def entry(name: str, **values: Any) -> Edit:
@@ -78,6 +81,18 @@ MISTAKES: list[tuple[Edit, str]] = [
     # Names
     (new_arm(SFT, LONG), f"experiments.{SFT}.arms.{LONG}: the name of an arm may have 100 characters, not 300."),
     (new_arm(SFT, "a/b"), f"experiments.{SFT}.arms.a/b: the name of an arm may hold letters, digits, '_' and '-' only."),
+    # Names that meet, or that are no part of a path
+    (
+        all_of(entry("lr", arms={"low-1": {}}), entry("lr-low", arms={"1": {}})),
+        "experiments.lr.arms.low-1 and experiments.lr-low.arms.1: both would be train@lr-low-1. Rename one.",
+    ),
+    (
+        all_of(entry("a", arms={"b-c": {}}), entry("a-b", arms={"c": {}}), put("seeds_in_one_stage", False)),
+        "experiments.a.arms.b-c and experiments.a-b.arms.c: both would be train@a-b-c-0. Rename one.",
+    ),
+    (entry("software"), "experiments.software: the pipeline has files of its own with this name."),
+    (entry(f"{SFT}-ends"), f"experiments.{SFT}-ends: the pipeline has files of its own with this name."),
+    *((put("study", name), f"study: {name!r} is not the name of a file: ") for name in NO_FILE_NAMES),
     (entry(LONG), f"experiments.{LONG}: the name of an experiment may have 100 characters, not 300."),
     (
         lambda v: (v["tasks"].update({LONG: v["tasks"]["main"]}), v["models"].update({LONG: v["models"]["main"]})),
@@ -266,6 +281,12 @@ def test_a_start_is_one_of_the_checkpoints_that_are_kept(kept: list[str], of_all
     }
     for checkpoint in wrong - {*known}:
         assert f"keeps no checkpoint {checkpoint!r} (known: {', '.join(known)})" in refused(start_from(checkpoint))
+
+
+def test_no_experiment_has_the_name_of_a_file_that_the_report_writes_beside_those_of_experiments() -> None:
+    beside = {"figures": "svg", "timing": "svg", "tables": "md", "sections": "md", "metrics": "json"}
+    found = {path.stem for folder, ending in beside.items() for path in (ROOT / "reports" / folder).glob(f"*.{ending}")}
+    assert found - {name + ending for name in EXPERIMENTS for ending in ("", "-ends", "-metrics")} <= TAKEN
 
 
 def test_several_mistakes_are_all_told() -> None:

@@ -89,7 +89,7 @@ TRAIN = {"problem": "1 + 1?", "level": "Level 1", "subject": "algebra", "answer"
     [
         ({}, {"validation": [TRAIN]}, r"Set `tasks\.main\.drop_overlap: true` to leave them out"),
         ({"expected": {"train": 2, "validation": 1}}, {}, r"^error: tasks\.main\.expected\.train: 2 .* `tasks\.main\.source`"),
-        ({}, {"train": []}, r"^error: tasks\.main\.source: the train split of math is empty"),
+        ({}, {"train": []}, r"^error: train\.jsonl: has no rows\. .* `tasks\.main\.source\.train`"),
         ({}, {"train": [{"level": "Level 1"}]}, r"train\.jsonl:1: no column 'problem' .* Check `tasks\.main\.source\.train`"),
         ({}, {"train": None}, r"train\.jsonl: no such file\. Correct `tasks\.main\.source\.train` in params\.yaml"),
         ({"levels": 3}, {}, r"params\.yaml: tasks\.main: got an unexpected keyword argument 'levels'"),

@@ -33,6 +33,15 @@ EXPECTED = {
 REVISION = "0123456789" * 4
 
 
+def _with_a_column_twice() -> bytes:
+    buffer = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(pyarrow.table([["?"], ["!"], ["1"]], ["asked", "asked", "solved"]), buffer)
+    return bytes(buffer.getvalue())
+
+
+TWICE = _with_a_column_twice()
+
+
 @pytest.fixture(autouse=True)
 def _nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
@@ -157,6 +166,17 @@ def test_a_column_on_the_hub_that_was_changed_in_reading_is_refused(tmp_path: Pa
         ("a.csv", b"asked,solved\n?,1\n?,2,3\n", r"a\.csv: not valid CSV \(line 3: the number of cells"),
         ("a.csv", b"asked,solved\n?,1\n?\n", r"a\.csv: not valid CSV \(line 3: the number of cells"),
         ("a.csv", b'asked,solved\n?,1\n"?,2\n', r"a\.csv: not valid CSV"),
+        ("a.csv", b"asked,asked,solved,,\n?,!,1,,\n", r"a\.csv: not valid CSV \(the column 'asked' is there twice\)"),
+        (
+            "a.jsonl",
+            b'{"asked": "?", "solved": "1", "solved": "2"}',
+            r"a\.jsonl: not valid JSONL \(line 1: the column 'solved'",
+        ),
+        ("a.json", b'[{"asked": "?", "asked": "!", "solved": "1"}]', r"a\.json: not valid JSON \(the column 'asked' is there"),
+        ("a.csv", b"asked,solved\n", r"a\.csv: has no rows\. Add some, or name another file in `tasks\.main\.files\.train`\."),
+        ("a.jsonl", b"\n \n", r"a\.jsonl: has no rows\."),
+        ("a.json", b"[]", r"a\.json: has no rows\."),
+        ("a.parquet", TWICE, r"a\.parquet: not valid PARQUET \(.*asked"),
         ("a.parquet", b"PAR1 no more", r"a\.parquet: not valid PARQUET"),
         ("a.txt", b'{"asked": "?", "solved": "1"}', r"a\.txt: cannot be read\. Use a suffix of \.jsonl, .*csv"),
         ("a.jsonl", b'{"problem": "?", "solved": "1"}', r"a\.jsonl:1: no column 'asked' \(columns: problem, solved\)"),

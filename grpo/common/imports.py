@@ -33,6 +33,11 @@ def search_in(folder: Path) -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, known)))
 
 
+def study_folder() -> Path:
+    """The folder beside whose files the study's modules lie; the working folder before :func:`search_in`."""
+    return _study_folder
+
+
 def named_file(name: str) -> Path:
     """Find a file or folder that a study names: relative to the project's folder, or else to the study's folder."""
     here = Path(name)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from grpo.common.files import read_jsonl
+from grpo.common.safe_text import code, short
 from grpo.reporting.sentences import paragraph, render, table
 from grpo.reporting.tables import KINDS
 from grpo.study import paths
@@ -185,19 +186,13 @@ def _examples(records: Sequence[Completion]) -> str:
     step = max(1, len(records) // SHOWN)
     return table(
         {
-            "problem": record["problem"],
-            "truth": _code(str(record["ground_truth"])),
-            "read as": "nothing" if record["answer"] is None else _code(record["answer"]),
-            "the response ends": _code(record["response"][-TAIL:]),
+            "problem": short(record["problem"]),
+            "truth": code(record["ground_truth"]),
+            "read as": "nothing" if record["answer"] is None else code(record["answer"]),
+            "the response ends": code(record["response"][-TAIL:]),
         }
         for record in records[::step][:SHOWN]
     )
-
-
-def _code(text: str) -> str:
-    """A text as code in a cell of a table."""
-    shown = "".join(character if character.isprintable() else "␤" if character == "\n" else " " for character in text)
-    return "`" + shown.replace("`", "'").strip() + "`" if shown.strip() else "(empty)"
 
 
 def discuss_best_of_n(prompt: str, metrics: dict[str, Any]) -> str:

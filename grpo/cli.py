@@ -19,6 +19,7 @@ from grpo.commands.study import study_app
 from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly
 from grpo.common.errors import RESUME_ME, ToBeResumed, UserError, explain_os_error, explain_out_of_memory
 from grpo.common.repository import use_this_folders_repository
+from grpo.common.safe_text import on_terminal
 from grpo.study import paths
 from grpo.study.compose import study_path
 from grpo.study.schema import load_study
@@ -29,7 +30,7 @@ START, STUDY, TOOLS = "Start here", "Study", "Tools"
 def _print(text: str | None, **_: object) -> None:
     """Print what a command returns."""
     if text is not None:
-        print(text)
+        print(on_terminal(text))
 
 
 app = typer.Typer(
@@ -126,7 +127,7 @@ def doctor() -> None:
     from grpo.commands.doctor import examine, report
 
     findings = examine(study)
-    print(f"study {study.study}\n{report(findings)}")
+    print(on_terminal(f"study {study.study}\n{report(findings)}"))
     if any(finding.good is False for finding in findings):
         raise typer.Exit(2)
 
@@ -269,7 +270,7 @@ def mlflow_import(
     found = folders or sorted(paths.UNSENT_METRICS.glob("*"))
     sent = import_folders(found, tracking_uri()) if found else [f"nothing to import: {paths.UNSENT_METRICS} is empty"]
     for line in sent:
-        print(line)
+        print(on_terminal(line))
 
 
 app.add_typer(study_app, name="study", rich_help_panel=STUDY)
@@ -285,13 +286,13 @@ def main() -> None:
     try:
         app()
     except ToBeResumed as stop:
-        print(stop, file=sys.stderr)
+        print(on_terminal(stop), file=sys.stderr)
         sys.exit(RESUME_ME)
     except Exception as error:
         message = explain_os_error(error) or (str(error) if isinstance(error, UserError) else explain_out_of_memory(error))
         if message is None:
             raise
-        print(f"error: {message}", file=sys.stderr)
+        print(on_terminal(f"error: {message}"), file=sys.stderr)
         sys.exit(2)
 
 

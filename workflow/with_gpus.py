@@ -20,6 +20,7 @@ import fcntl
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -72,16 +74,16 @@ def hold(count: int) -> Iterator[dict[str, str]]:
             "Lower `gpus` under `resources:` in params.yaml, check CUDA_VISIBLE_DEVICES and `nvidia-smi -L`, or use Slurm."
         )
     folder = Path(tempfile.gettempdir()) / f"grpo-gpus-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    require_own(folder)
     while True:
         with ExitStack() as attempt:
             # All or none, and one process at a time: two processes that each hold a part of what they need would wait for each
             # other, and a process that waited while it holds the queue would block GPUs that it does not need.
             taken: list[str] = []
-            with (folder / "queue.lock").open("a") as queue:
+            with lock_file(folder / "queue.lock") as queue:
                 fcntl.flock(queue, fcntl.LOCK_EX)
                 for name, uuid in offered.items():
-                    file = attempt.enter_context((folder / f"{uuid}.lock").open("a"))
+                    file = attempt.enter_context(lock_file(folder / f"{uuid}.lock"))
                     with contextlib.suppress(BlockingIOError):
                         if len(taken) < count:
                             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -91,6 +93,19 @@ def hold(count: int) -> Iterator[dict[str, str]]:
                 yield {"CUDA_VISIBLE_DEVICES": ",".join(taken), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
                 return
         time.sleep(WAIT_SECONDS)
+
+
+def require_own(folder: Path) -> None:
+    """Make the folder unless it exists; GpuError if others could have put something into it."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    about = folder.lstat()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
+        raise GpuError(f"{folder}: is not a folder of yours alone. Remove it, or set TMPDIR to a folder of yours.")
+
+
+def lock_file(path: Path) -> IO[str]:
+    """Open a file to lock it; OSError if it is a link."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "w")
 
 
 def when_parent_dies(signum: int) -> None:
@@ -195,7 +210,9 @@ def main(arguments: list[str]) -> int:
     if code == RESUME_ME:
         say("Told to stop, and stopped. The same command continues from the saved state, if there is one.", options.log)
     if code and options.log and options.explain:
-        lines = options.log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
+        # Without characters that a terminal takes as commands: a log may show texts of models and of foreign files.
+        text = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in options.log.read_text(errors="replace"))
+        lines = text.splitlines()[-LOG_LINES_SHOWN:]
         print(
             f"Failed with exit code {code}. The end of its log:", *lines, f"Full log: {options.log}", sep="\n", file=sys.stderr
         )

@@ -21,6 +21,7 @@ from grpo.common.cpu import start_threads
 from grpo.common.errors import UserError, reason
 from grpo.common.files import files_digest, require_writable, write_json, write_text
 from grpo.common.imports import require_extra
+from grpo.common.safe_text import MARKDOWN
 from grpo.grader.extract import boxed_answer
 from grpo.grader.grader import check_ground_truth
 from grpo.grader.pool import grade_batch
@@ -283,11 +284,5 @@ def page(result: Mapping[str, Any]) -> str:
     environment = Environment(
         loader=PackageLoader("grpo.commands"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"cell": _cell, "interval": format_interval}
+    environment.filters |= MARKDOWN | {"interval": format_interval}
     return environment.get_template("benchmark.md.j2").render(result, shown=SHOWN)
-
-
-def _cell(text: str) -> str:
-    """Format a text as code in one table cell: no line breaks, and no characters that end the cell or the code."""
-    one_line = " ".join(text.split()).replace("`", "'").replace("|", "\\|")
-    return f"`{one_line}`" if one_line else "(nothing)"

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from matplotlib.figure import Figure
 
 from grpo.common.files import damaged, files_digest, read_json
+from grpo.common.safe_text import MARKDOWN, short
 from grpo.reporting.charts import INK, draw_curves, frame, panels, styles
 from grpo.reporting.curves import STEP, TITLES, curves_of
 from grpo.reporting.timing import read_timing
@@ -74,7 +75,7 @@ def model_card(study: Study, run: Run, source: Path, kind: str, license: str | N
 def _template() -> Template:
     environment = Environment(loader=PackageLoader("grpo.commands"), undefined=StrictUndefined, trim_blocks=True)
     environment.globals |= {"format_interval": format_interval, "json": json.dumps}
-    environment.filters["cell"] = lambda text: str(text).replace("|", "\\|")
+    environment.filters |= MARKDOWN
     return environment.get_template("model_card.md.j2")
 
 
@@ -129,7 +130,7 @@ def _origin(run: Run, source: Path, about: dict[str, Any], base: HubModel | None
     )
     changed = ", with uncommitted changes" if timing["git_changed"] == "true" else ""
     return {
-        "started from": "a local folder" if Path(str(start)).is_absolute() else start,
+        "started from": "a local folder" if Path(str(start)).is_absolute() else start if base else start and short(start),
         "licence of the base model": "see its page" if base else None,
         "task": f"`{config['task']['settings']['use']}`",
         "digests (SHA-256, first 16 digits)": ", ".join(f"{k} `{config[k]}`" for k in ("model", "train", "validation"))

@@ -14,6 +14,7 @@ from huggingface_hub.utils import validate_repo_id
 from grpo.commands.model_card import METADATA, about_checkpoint, draw_curve, model_card
 from grpo.common.errors import UserError, reason
 from grpo.common.files import require_keys, whole_folder
+from grpo.models.tokenizer import require_own
 from grpo.reporting.charts import save_figure
 from grpo.results.runs import Run, read_run
 from grpo.study import paths
@@ -46,7 +47,7 @@ def publish(study: Study, name: str, kind: str, to: Destination) -> list[str]:
     Returns lines that say what was done.
 
     Raises:
-        UserError: no such run or checkpoint, the folder is not empty, there is no token, or the upload fails.
+        UserError: no such run or checkpoint, a link in it, the folder is not empty, there is no token, or the upload fails.
     """
     run = _find_run(study, name)
     source = _find_checkpoint(run, kind)
@@ -55,6 +56,10 @@ def publish(study: Study, name: str, kind: str, to: Destination) -> list[str]:
         raise UserError(f"{target}: already exists and is not empty. Remove it, or name another folder with --out.")
     if to.repo is not None:
         _require_upload_can_begin(to.repo)
+    try:
+        require_own(source.parent, [source, *source.rglob("*")])
+    except ValueError as error:
+        raise UserError(f"{source}: {error}.") from error
     card, figure = model_card(study, run, source, kind, to.license), draw_curve(run, about_checkpoint(run, source)["step"])
     with whole_folder(target) as folder:
         shutil.copytree(source, folder, ignore=shutil.ignore_patterns(METADATA), dirs_exist_ok=True)

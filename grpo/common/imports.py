@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -16,21 +17,33 @@ from pydantic import TypeAdapter, ValidationError
 
 from grpo.common.errors import UserError
 
-_study_folder = Path()
+FOLDER = "GRPO_STUDY_FOLDER"  # environment variable that tells it to child processes
+_study_folder, _added = Path(), ""
 
 
 def search_in(folder: Path) -> None:
-    """Search modules first in ``folder``, in this process and its children, and files too (:func:`named_file`)."""
-    global _study_folder
-    _study_folder = folder
-    if not folder.is_dir():
-        return
-    here = str(folder.absolute())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    known = os.environ.get("PYTHONPATH", "")
-    if here not in known.split(os.pathsep):
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, known)))
+    """Search modules in ``folder`` too, in this process and its children, and files (:func:`named_file`).
+
+    It comes last, so that no file there replaces a module of Python or of a package; and not by PYTHONPATH, where Python also
+    looks for ``sitecustomize`` and runs it.
+    """
+    global _study_folder, _added
+    if _added in sys.path:
+        sys.path.remove(_added)
+    os.environ[FOLDER] = here = str(folder.absolute())
+    _study_folder, _added = folder, here if folder.is_dir() and here not in sys.path else ""
+    sys.path += filter(None, [_added])
+
+
+def safe_environment() -> dict[str, str]:
+    """The environment for a Python process that imports what this one does, but nothing from its working folder."""
+    path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path if entry != _added and Path(entry).exists())
+    return os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+
+
+def study_folder() -> Path:
+    """The folder beside whose files the study's modules lie; the working folder before :func:`search_in`."""
+    return _study_folder
 
 
 def named_file(name: str) -> Path:
@@ -55,19 +68,33 @@ def source_of(path: str) -> Path:
     """Find the file of the module in an import path without importing it.
 
     Raises:
-        UserError: there is no such module.
+        UserError: there is no such module, or the study's has the name of another one.
     """
     module, _, name = path.partition(":")
+    first, *inner = module.split(".")
     try:
-        spec = importlib.util.find_spec(module)
+        spec = importlib.util.find_spec(first)
     except (ImportError, ValueError):
         spec = None
+    _require_own_name(path, first)
+    for part in inner:  # not find_spec, which would import the packages above
+        within = spec.submodule_search_locations if spec else None
+        spec = PathFinder.find_spec(f"{first}.{part}", within) if within else None
     if not name or spec is None or spec.origin is None:
         raise UserError(
             f"{path}: no such module. Give MODULE:NAME of a Python file in the study's folder (`folder:` in params.yaml) or of "
             "an installed package."
         )
     return Path(spec.origin)
+
+
+def _require_own_name(path: str, name: str) -> None:
+    """Raise UserError if a file of the study has the name of one of Python's or of an installed package's modules."""
+    own = next((one for one in (_study_folder / f"{name}.py", _study_folder / name / "__init__.py") if one.exists()), None)
+    found = PathFinder.find_spec(name, [entry for entry in sys.path if entry != _added]) if own and name != "grpo" else None
+    other = found.origin if found else "of Python" if name in sys.stdlib_module_names else None
+    if own and other and Path(other).resolve() != own.resolve():
+        raise UserError(f"{path}: {own} has the name of another module ({other}), which would be used. Rename the file.")
 
 
 def import_object(path: str) -> Any:
@@ -128,3 +155,7 @@ def _checked(where: str, value: Any, kind: Any) -> Any:
         message = first["msg"]
         place = ".".join([where, *keys_of(first, value)])
         raise UserError(f"{place}: {message[0].lower() + message[1:]}, but it is {first['input']!r}.") from error
+
+
+if FOLDER in os.environ:  # in a child process
+    search_in(Path(os.environ[FOLDER]))

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psutil
 
 from grpo.common.errors import ToBeResumed
+from grpo.common.imports import safe_environment
 from grpo.common.interruption import stop_after_the_step
 
 if TYPE_CHECKING:  # torch is not needed to evaluate
@@ -105,7 +106,7 @@ def start_processes(n: int, device: str) -> None:
     """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}"]
     command = [*torchrun, *(["--virtual-local-rank"] if device == "cuda" else []), "-m", "grpo", *sys.argv[1:]]
-    environment = os.environ | {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": f"{PATIENCE_S:.0f}"}
+    environment = safe_environment() | {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": f"{PATIENCE_S:.0f}"}
     started: list[psutil.Process] = []
     with stop_after_the_step() as told_to_stop, subprocess.Popen(command, env=environment) as process:
         try:

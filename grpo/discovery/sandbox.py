@@ -21,6 +21,8 @@ from typing import Any
 import numpy
 import psutil
 
+from grpo.common.errors import UserError
+from grpo.common.imports import study_folder
 from grpo.discovery.sandboxed import MB, landlock_version
 
 SCRIPT = Path(__file__).with_name("sandboxed.py")
@@ -28,16 +30,20 @@ LOOK_SECONDS = 0.02  # interval at which a program's time and threads are checke
 SHOWN = 500  # last bytes of a program's output in a message
 MOST_DIGITS = 100  # of an integer in a result
 PACKAGES = str(Path(numpy.__file__).parents[1])
-LIBRARIES = os.environ.get("LD_LIBRARY_PATH", "")
-# What Python, shared libraries and numpy read when they are loaded; a program may read it too.
+# A relative entry would start at the program's working folder, which is another one than here.
+LIBRARIES = [entry for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry.startswith("/")]
+# What Python, shared libraries and numpy read when they are loaded; a program may read it too. Of LD_LIBRARY_PATH only the
+# libraries themselves, as its entries may be any folders.
 READABLE = [
-    *({sys.prefix, sys.base_prefix} - {"/"}), PACKAGES, *LIBRARIES.split(":"),
-    "/usr", "/lib", "/lib64", "/nix/store", "/gnu/store", "/etc/ld.so.cache", "/etc/localtime",
+    *(f"{prefix}/{lib}" for prefix in (sys.prefix, sys.base_prefix) for lib in ("lib", "lib64")), PACKAGES,
+    *(str(library) for entry in LIBRARIES for name in ("*.so", "*.so.[0-9]*") for library in Path(entry).glob(name)),
+    "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/lib", "/lib64", "/nix/store", "/gnu/store",
+    "/etc/ld.so.cache", "/etc/localtime",
     "/dev/null", "/dev/urandom", "/dev/random", "/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu",
 ]  # fmt: skip
 ENVIRONMENT = {
     "LANG": "C.UTF-8",
-    "LD_LIBRARY_PATH": LIBRARIES,
+    "LD_LIBRARY_PATH": ":".join(LIBRARIES),
     "MALLOC_ARENA_MAX": "2",  # else threads reserve more address space than the limit allows
     **{f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "BLIS", "NUMEXPR", "VECLIB_MAXIMUM")},
 }
@@ -79,12 +85,13 @@ def run_program(source: bytes, limits: Limits, name: str = "program.py") -> Any:
 
     Raises:
         ProgramError: it has no result, or exceeded a limit.
-        RuntimeError: the sandbox could not be set up.
+        UserError: the sandbox could not be set up, or would let the program read the project's folder or the home.
     """
     most = int(limits.output_mb * MB)
     with TemporaryFile() as given, TemporaryFile() as result, TemporaryFile() as printed:
         of_the_script = {"name": name, "result": result.fileno(), "parent": os.getpid()}
-        settings = asdict(limits) | of_the_script | {"packages": PACKAGES, "readable": READABLE}
+        of_reading = {"packages": PACKAGES, "readable": READABLE, "closed": _closed()}
+        settings = asdict(limits) | of_the_script | of_reading
         given.write(json.dumps(settings | {"source": source.decode("latin-1")}).encode())
         given.seek(0)
         with subprocess.Popen(
@@ -113,12 +120,17 @@ def run_program(source: bytes, limits: Limits, name: str = "program.py") -> Any:
         number = -process.returncode
         failure = f"The program was killed by signal {number} ({signal.strsignal(number)})"
     elif not sent:
-        raise RuntimeError(f"the sandbox, which needs Linux and libseccomp, could not be set up: {tail}")
+        raise UserError(f"the sandbox, which needs Linux and libseccomp, could not be set up: {tail}")
     else:
         points, failure = _parsed(sent, process.returncode)
         if not failure:
             return points
     raise ProgramError(failure + (f". The end of what it printed: {tail}" if tail else ""))
+
+
+def _closed() -> list[str]:
+    """Folders that a program may not open: the home, the project's folder and the study's."""
+    return sorted({"/", os.environ.get("HOME") or "/", str(Path.cwd()), str(study_folder().absolute())})
 
 
 def _exceeded(process: subprocess.Popen[bytes], limits: Limits) -> str:
@@ -130,10 +142,11 @@ def _exceeded(process: subprocess.Popen[bytes], limits: Limits) -> str:
             return ""
         if time.monotonic() > deadline:
             return f"The program took longer than the time limit of {limits.seconds:g} s"
-        with suppress(psutil.Error):  # it has just ended
+        with suppress(psutil.Error, OSError):  # it has just ended
             if sum(watched.cpu_times()[:2]) > limits.cpu_seconds:
                 return f"The program used up its {limits.cpu_seconds:g} s of CPU time"
-            if watched.num_threads() > limits.threads:
+            # Not psutil's num_threads, which takes the first `Threads:` in a file that begins with the program's own name.
+            if len([*Path(f"/proc/{process.pid}/task").iterdir()]) > limits.threads:
                 return f"The program started more than {limits.threads} threads"
 
 

@@ -69,7 +69,7 @@ PARTLY_ALLOWED = {  # index of an argument, mask, allowed values
     # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
     "ioctl": (1, WORD, [0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451]),
     "fcntl": (1, WORD, [*range(8), 36, 37, 38, 1030, 1032]),  # copies, flags, locks, the size of a pipe; not F_SETOWN
-    "prctl": (0, WORD, [3, 15, 16, 0x53564D41]),  # PR_GET_DUMPABLE, names of threads and of memory
+    "prctl": (0, WORD, [3, 16, 0x53564D41]),  # PR_GET_DUMPABLE, PR_GET_NAME, names of memory
     "clone": (0, CLONE_THREAD, [CLONE_THREAD]),
 }
 
@@ -147,6 +147,7 @@ def protect(given: dict[str, Any]) -> None:
 
     Raises:
         OSError: a restriction is not available; without Landlock, reading stays unrestricted.
+        SystemExit: a folder that must be closed can be read all the same.
     """
     limits = {
         resource.RLIMIT_AS: int(given["memory_mb"] * MB) + SPARE_BYTES,
@@ -165,6 +166,10 @@ def protect(given: dict[str, Any]) -> None:
     if landlock_version():
         own = [f"/proc/{os.getpid()}/{name}" for name in ("fd", "maps", "status", "statm")]  # but not network and mounts
         restrict_reading([*given["readable"], *own])
+        for folder in given["closed"]:
+            with contextlib.suppress(OSError):
+                os.close(os.open(folder, os.O_RDONLY))
+                sys.exit(f"{folder} can be read: libraries of Python or the system are there or above: work elsewhere.")
     refuse_system_calls()
 
 

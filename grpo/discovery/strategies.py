@@ -93,11 +93,12 @@ def feedback(attempt: Attempt) -> str:
 # A tag that opens reasoning stands at the start of a line; elsewhere it may be part of a program.
 _TAGS = r"(?:think|thinking|thought|reasoning)>"
 _REASONING = re.compile(rf"^[ \t]*<{_TAGS}(?:(?!</?{_TAGS}).)*</{_TAGS}", re.M | re.S | re.I)
-_FENCED = re.compile(r"^([ \t]*)(`{3,}|~{3,})[ \t]*([^`\n]*)$\n?(.*?)(?:^[ \t]*(\2)[`~]*[ \t]*$|\Z)", re.M | re.S)
+_FENCED = re.compile(r"^([ \t]*)(`{3,}|~{3,})([^`\n]*)$\n?(.*?)(?:^[ \t]*(\2)[`~]*[ \t]*$|\Z)", re.M | re.S)
 _PYTHON = re.compile(r"\{?\.?py(?:thon3?)?\b", re.I)
-# Without lines such as `points = run_code()`, which use what another block defines.
+# Without lines such as `points = run_code()`, which use what another block defines. `++` gives nothing back, so
+# the time is linear.
 _DEFINES = re.compile(
-    r"^(?:def (?:run_code|get_centers)\b|points(?:[ \t]*:[^=\n]+)?[ \t]*=(?!=|.*\b(?:run_code|get_centers)\())", re.M
+    r"^(?:def (?:run_code|get_centers)\b|points(?:[ \t]*+:[^=\n]++)?+[ \t]*+=(?!=|.*\b(?:run_code|get_centers)\())", re.M
 )
 
 
@@ -119,7 +120,7 @@ def extract_program(answer: str) -> tuple[str | None, str]:
     for indent, _, info, block, closed in _FENCED.findall(text):
         program = "\n".join(line.removeprefix(indent) for line in block.split("\n"))
         if program.strip():
-            blocks.append((bool(_PYTHON.match(info)), program, bool(closed)))
+            blocks.append((bool(_PYTHON.match(info.lstrip())), program, bool(closed)))
     blocks = [block for block in blocks if block[0]] or blocks
     if not blocks:
         if _DEFINES.search(text):

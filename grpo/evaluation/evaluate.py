@@ -54,7 +54,7 @@ class Sampler:
 
     def encode(self, problems: Sequence[Problem]) -> list[tuple[int, ...]]:
         """Token ids of each problem's prompt."""
-        return [self.format.encode(self.tokenizer, self.format.prompt(problem.question)) for problem in problems]
+        return self.format.encode_all(self.tokenizer, [self.format.prompt(problem.question) for problem in problems])
 
     def require_room(self, problems: Sequence[Problem], max_tokens: int, key: str, source: str) -> None:
         """Refuse problems with prompts that are too long, before sampling (:func:`grpo.rollout.engine.require_room`)."""

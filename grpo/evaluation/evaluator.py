@@ -16,6 +16,7 @@ from grpo.common.cpu import start_threads
 from grpo.common.errors import UserError
 from grpo.common.files import files_digest, require_writable, write_text
 from grpo.common.records import Problem, Rollout, read_problems
+from grpo.common.safe_text import MARKDOWN
 from grpo.evaluation.evaluate import (
     Sampler,
     category,
@@ -204,6 +205,7 @@ def examples_to_read(prompt: str, records: list[dict[str, Any]]) -> str:
         shown = [r for r in records if r["category"] == name][::step][:EXAMPLES_OF_EACH]
         kinds.append({"name": name, "all": count, "shown": shown})
     environment = Environment(loader=PackageLoader("grpo.evaluation"), undefined=StrictUndefined, trim_blocks=True)
+    environment.filters |= MARKDOWN
     page = environment.get_template("examples.md.j2").render(prompt=prompt, total=len(records), kinds=kinds)
     return page.removesuffix("\n")
 

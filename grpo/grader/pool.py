@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from functools import cache
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from grpo.common.errors import UserError
+from grpo.common.imports import safe_environment
 from grpo.grader.grader import cheap_verdict
 
 __all__ = ["GraderPool", "Verdict", "available_cores", "default_pool", "grade_batch", "is_equal"]
@@ -193,9 +193,7 @@ class _Zygote:
 
 def run_as_here(module: str, *arguments: str) -> dict[str, Any]:
     """What subprocess takes to run a module with this process's module path, and a hash seed that makes runs equal."""
-    path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path if Path(entry).exists())
-    environment = os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "0"}
-    return {"args": [sys.executable, "-P", "-m", module, *arguments], "env": environment}
+    return {"args": [sys.executable, "-m", module, *arguments], "env": safe_environment() | {"PYTHONHASHSEED": "0"}}
 
 
 def _reply(worker: Connection[Any, Any], limit_s: float) -> Any:

@@ -9,8 +9,10 @@ import json
 import os
 import reprlib
 import resource
+import signal
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import cached_property
+from contextlib import suppress
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +71,7 @@ class Tokenizer:
         self._added = self._backend.get_added_tokens_decoder()
         self._begin = self._find_begin()
         self._chat_template = self._find_chat_template(config)
-        self._chats_tried: set[bool] = set()  # kinds of chats that kept the limits of time and memory
+        self._tried: set[str] = set()  # chats that kept the limits of time and memory
         self._named_ends = _ends_in(self._files.get(GENERATION_CONFIG, b"{}")) or _ends_in(model_config)
         self._check_ends(ids.values(), model_config)
 
@@ -137,10 +139,17 @@ class Tokenizer:
             options: further variables of the template, such as Qwen3's ``enable_thinking``.
 
         Raises:
-            UserError: there is no chat template, it refuses the messages or fails, or it takes too much time or memory, which
-                the first chat tests.
+            UserError: there is no chat template, it refuses the messages or fails, or it takes too much time or memory.
         """
         return tuple(self(self._render(messages, True, **options), add_special_tokens=False)["input_ids"])
+
+    def try_chats(self, chats: Iterable[Sequence[Mapping[str, str]]], **options: Any) -> None:
+        """Test the limits of time and memory for many chats in one process; :meth:`chat_ids` would start one for each."""
+        new = {key: chat for chat in chats if (key := _key(chat, True, options)) not in self._tried}
+        with suppress(TimeoutError, MemoryError):  # chat_ids tells which one it is
+            if new and self._chat_template is not None:
+                try_out([partial(self._fill, chat, True, options) for chat in new.values()])
+                self._tried.update(new)
 
     def as_text(self, text: str) -> str:
         """Put a space into each added token of a text, as in ``< |im_end|>``, so that it is encoded as text.
@@ -171,23 +180,24 @@ class Tokenizer:
                 "r1_zero or question_only, or a model that was trained for chats."
             )
         from jinja2 import TemplateError
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        def render() -> str:
-            ((text,), _) = render_jinja_template(
-                [list(messages)], chat_template=self._chat_template, add_generation_prompt=ask, **self._special, **options
-            )  # type: ignore[no-untyped-call]
-            return str(text)
 
         try:
-            if ask not in self._chats_tried:
-                try_out(render)
-                self._chats_tried.add(ask)
-            return render()
+            if (key := _key(messages, ask, options)) not in self._tried:
+                try_out([partial(self._fill, messages, ask, options)])
+                self._tried.add(key)
+            return self._fill(messages, ask, options)
         except Exception as error:  # a template is foreign code, which may raise anything
             roles = ", ".join(message["role"] for message in messages)
             why = str(error) if isinstance(error, TemplateError) else reason(error)
             raise UserError(f"prompt: the model's chat template refuses messages of {roles}: {why}") from error
+
+    def _fill(self, messages: Sequence[Mapping[str, str]], ask: bool, options: Mapping[str, Any]) -> str:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        ((text,), _) = render_jinja_template(
+            [list(messages)], chat_template=self._chat_template, add_generation_prompt=ask, **self._special, **options
+        )  # type: ignore[no-untyped-call]
+        return str(text)
 
     def _add_tokens(self, config: Mapping[str, Any], special: Iterable[str]) -> None:
         """Add the tokens of tokenizer_config.json that tokenizer.json lacks, as transformers does."""
@@ -257,17 +267,24 @@ def files_of(folder: Path) -> list[Path]:
             ``snapshots/REVISION``) or of DVC (``md5/HA/SH``).
     """
     found = sorted({path for pattern in FILES for path in folder.glob(pattern) if path.is_file()})
+    require_own(folder, found)
+    return found
+
+
+def require_own(folder: Path, found: Iterable[Path]) -> None:
+    """Raise ValueError, as :func:`files_of`, if one of these paths in ``folder`` leads elsewhere."""
     home = folder.resolve()
     of_hub = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
     for path in found:
         target = path.resolve()
         if not (target.is_relative_to(home) or target.parent == of_hub or target.parents[1].name == "md5"):
             raise ValueError(f"{path.name} is a symbolic link to a file elsewhere; put the file itself in its place")
-    return found
 
 
-def try_out(render: Callable[[], object]) -> None:
+def try_out(renders: Sequence[Callable[[], object]]) -> None:
     """Try a chat template in a forked process with limits of time and memory; in this process no signal would stop it.
+
+    The limit of time holds for each call, that of memory for all.
 
     Raises:
         TimeoutError, MemoryError: it exceeds a limit. Its other errors are ignored here; rendering raises them again.
@@ -277,12 +294,19 @@ def try_out(render: Callable[[], object]) -> None:
         too_much = False
         try:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            resource.setrlimit(resource.RLIMIT_CPU, (TEMPLATE_SECONDS, TEMPLATE_SECONDS))
+            signal.signal(signal.SIGPROF, signal.SIG_DFL)
             memory = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
             hard = resource.getrlimit(resource.RLIMIT_AS)[1]
             most = memory + TEMPLATE_BYTES if hard == resource.RLIM_INFINITY else min(memory + TEMPLATE_BYTES, hard)
             resource.setrlimit(resource.RLIMIT_AS, (most, hard))
-            render()
+            for render in renders:
+                signal.setitimer(signal.ITIMER_PROF, TEMPLATE_SECONDS)  # then SIGPROF ends the process
+                try:
+                    render()
+                except MemoryError:
+                    raise
+                except Exception:  # of the template
+                    continue
         except MemoryError:
             too_much = True
         except BaseException:  # the forked process must end here
@@ -293,6 +317,10 @@ def try_out(render: Callable[[], object]) -> None:
         raise MemoryError(f"it takes more than {TEMPLATE_BYTES >> 20} MiB")
     if code:
         raise TimeoutError(f"it takes longer than {TEMPLATE_SECONDS} s, or crashes")
+
+
+def _key(messages: Sequence[Mapping[str, str]], ask: bool, options: Mapping[str, Any]) -> str:
+    return json.dumps([[dict(message) for message in messages], ask, dict(options)])
 
 
 def _ends_in(config: bytes) -> tuple[int, ...]:

@@ -138,7 +138,7 @@ def inlined(path: Path) -> str:
 
 
 def to_html(markdown: str, figures: Mapping[str, str]) -> str:
-    """Convert Markdown to HTML for a section of the page, without its first heading.
+    """Convert Markdown to HTML for a section of the page, without its first heading and without pictures but figures.
 
     Args:
         figures: SVG by path below reports/, without the ending. A figure that is missing here is left out of the text.
@@ -154,4 +154,5 @@ def to_html(markdown: str, figures: Mapping[str, str]) -> str:
         path, alt = picture.groups()
         return figures.get(path, "").replace('role="img"', f'role="img" aria-label="{alt}"', 1)
 
-    return re.sub(r'<p><img src="(?:\.\./)*([^"]+)\.svg" alt="([^"]*)"[^>]*></p>', place, html)
+    html = re.sub(r'<p><img src="(?:\.\./)*([^"]+)\.svg" alt="([^"]*)"[^>]*></p>', place, html)
+    return re.sub(r"<img [^>]*>", "", html)

@@ -14,7 +14,7 @@ from grpo.results.runs import Run
 from grpo.study import paths
 from grpo.study.runs_table import stage_of_run
 
-SUM = re.compile(r"(-?\d+) ([+-]) (\d+) = (-?\d+)")
+SUM = re.compile(r"(-?(?<!\d)\d{1,18}) ([+-]) (\d{1,18}) = (-?\d{1,18})(?!\d)")
 MOST_SAMPLES = 700_000  # characters in the page; other samples stay in the runs' folders
 SAMPLES_SHOWN = 2  # before and after training
 NUMBERS = ("format_reward", "answer_reward", "reward", "token_entropy")
@@ -54,7 +54,7 @@ def before_and_after(run: str) -> list[Sample]:
 
 
 def sums_hold(response: str) -> bool:
-    """Whether every sum and difference in a response is correct; ``4 - 5 = 1`` is not."""
+    """Whether every sum and difference of numbers of up to 18 digits in a response is correct; ``4 - 5 = 1`` is not."""
     return all(int(a) + int(sign + b) == int(c) for a, sign, b, c in SUM.findall(response))
 
 

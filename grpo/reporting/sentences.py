@@ -10,6 +10,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 
+from grpo.common.safe_text import MARKDOWN
 from grpo.reporting.charts import readable, style, with_readable_names
 from grpo.results.findings import Interval
 
@@ -25,9 +26,9 @@ def templates(autoescape: bool = False) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"interval": interval, "names": names, "decimals": decimals, "squeezed": squeezed}
+    environment.filters |= MARKDOWN | {"interval": interval, "names": names, "decimals": decimals, "squeezed": squeezed}
     environment.filters |= {"readable": readable, "named": with_readable_names, "swatch": lambda place: style(place).color}
-    environment.filters["markdown"] = MarkdownIt("commonmark", {"html": False}).renderInline
+    environment.filters["markdown"] = MarkdownIt("commonmark", {"html": False}).disable("image").renderInline
     environment.filters["shown"] = lambda value, measure: f"{value:{measure.shown}}"
     return environment
 

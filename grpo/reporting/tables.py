@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from grpo.common.files import whole_folder, write_json, write_text
+from grpo.common.safe_text import short
 from grpo.reporting import what_it_would_take
 from grpo.reporting.charts import averaged
 from grpo.reporting.curves import ENTROPY, NORM
@@ -85,7 +86,7 @@ def breakdown_table(baseline: dict[str, Any], by: str) -> str:
     """Accuracy with its 95% Wilson interval by ``level`` or ``subject``, one column per prompt."""
     parts = {prompt: values[f"accuracy_by_{by}"] for prompt, values in baseline.items()}
     return table(
-        {by: name, "problems": values["problems"]} | {prompt: interval(part[name]) for prompt, part in parts.items()}
+        {by: short(name), "problems": values["problems"]} | {prompt: interval(part[name]) for prompt, part in parts.items()}
         for name, values in next(iter(parts.values())).items()
     )
 

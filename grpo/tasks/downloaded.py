@@ -186,4 +186,4 @@ class Gsm8k(Downloaded):
 
     def solution(self, row: Row) -> str:
         """The column ``answer`` without calculator annotations (``<<48/2=24>>``) and the short answer."""
-        return re.sub(r"<<[^>]*>>", "", row.text("answer").rpartition("####")[0]).strip()
+        return re.sub(r"<<[^<>]*>>", "", row.text("answer").rpartition("####")[0]).strip()

@@ -80,16 +80,18 @@ class Format:
         Raises:
             UserError: the format is a chat, and the tokenizer has no chat template.
         """
-        question = self.question_of(prompt)
-        if question is not None:
-            prompt = self.prompt(tokenizer.as_text(question))
-        ids: tuple[int, ...]
-        if self.chat:
-            system = [{"role": "system", "content": self.system}] if self.system else []
-            ids = tokenizer.chat_ids([*system, {"role": "user", "content": prompt}], **self.options)
-        else:
-            ids = tokenizer.prompt_ids(prompt)
-        return ids
+        return self.encode_all(tokenizer, [prompt])[0]
+
+    def encode_all(self, tokenizer: Any, prompts: Sequence[str]) -> list[tuple[int, ...]]:
+        """Encode prompts as :meth:`encode` does; the limits of a chat template are tested for all at once."""
+        questions = [self.question_of(prompt) for prompt in prompts]
+        safe = [p if q is None else self.prompt(tokenizer.as_text(q)) for p, q in zip(prompts, questions, strict=True)]
+        if not self.chat:
+            return [tokenizer.prompt_ids(prompt) for prompt in safe]
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        chats = [[*system, {"role": "user", "content": prompt}] for prompt in safe]
+        tokenizer.try_chats(chats, **self.options)
+        return [tokenizer.chat_ids(chat, **self.options) for chat in chats]
 
     def encode_response(self, tokenizer: Any, response: str) -> tuple[int, ...]:
         """Encode a training response with its end: a stop string, or else the token that ends a text or a turn."""

@@ -16,7 +16,7 @@ def train_sft(ctx: RunContext[SftConfig, Learner]) -> None:
     """
     setup, log, tokenizer = ctx.setup, ctx.log, ctx.sampler.tokenizer
     config, format = setup.config, setup.format
-    prompts = [format.encode(tokenizer, example.prompt) for example in setup.data]
+    prompts = format.encode_all(tokenizer, [example.prompt for example in setup.data])
     responses = [format.encode_response(tokenizer, example.response) for example in setup.data]
     require_context(ctx.learner.model, prompts, responses)
     encoded = list(zip(prompts, responses, strict=True))  # prompt and response apart, as tokenize_prompt_and_output does

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 from study_parts import ROOT, activate
 
+from grpo.common import imports
+from grpo.common.errors import UserError
+
 # Each takes long, and the mini model needs none of them; but for a run's entry in MLflow, and for torch's own optimizer.
 NOT_FOR_THE_MINI_MODEL = {
     *(
@@ -82,3 +85,60 @@ def test_a_stage_imports_what_it_needs(project: Path) -> None:
     for command, packages in needed.items():
         modules = loaded(project, command)
         assert modules & ({"torch"} | NOT_FOR_THE_MINI_MODEL | OF_A_RUN | OF_THE_OPTIMIZER) == packages, command
+
+
+# ------------------------------------------------------------------------------- files that have the name of another module
+
+NAMES = ("torch", "json", "numpy", "sitecustomize", "usercustomize", "random", "typing", "sympy", "ray", "psutil", "pydantic")
+OF_A_STUDY = """
+import sys
+from pathlib import Path
+from grpo.common.imports import import_object, safe_environment, search_in, source_of
+search_in(Path(sys.argv[1]))
+import json, random, subprocess, torch
+from grpo.grader.pool import is_equal
+from grpo.training.asynchronous.start import _start_ray
+assert is_equal(r"\\frac{x^2-1}{x-1}", "x+1").equal  # by the grader's own process
+assert subprocess.run([sys.executable, "-c", "import json, torch"], env=safe_environment()).returncode == 0  # as torchrun
+assert source_of("package.inner:A").name == "inner.py"
+assert import_object("own:Own").half == 0.5
+_start_ray({"num_cpus": 1, "num_gpus": 0})
+import ray
+from own import Own
+from grpo.training.asynchronous import actors  # by which torch is imported
+from grpo.tasks.rows import Row
+row = ray.remote(Row).remote("", {"a": Own("x")}, "")
+assert type(ray.get(row.text.remote("a"))) is Own
+"""
+
+
+@pytest.mark.parametrize("command", [["-P", "-c", OF_A_STUDY], ["-m", "grpo", "--help"]])
+def test_no_file_of_a_study_replaces_a_module(command: list[str], tmp_path: Path) -> None:
+    """In this process and its children; modules beside the named one are found, and objects of theirs reach other processes."""
+    study, ran = tmp_path / "study", tmp_path / "ran"
+    for folder in (ran, study / "package"):
+        folder.mkdir(parents=True)
+    for name in (*NAMES, "package/__init__"):
+        (study / f"{name}.py").write_text(f"import os\nos.mkdir({str(ran)!r} + '/' + __name__)\nraise ImportError\n")
+    (study / "package/inner.py").write_text("A = 1\n")
+    (study / "own.py").write_text("from own_helper import half\nclass Own(str):\n    half = half\n")
+    (study / "own_helper.py").write_text("half = 0.5\n")
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    program = [sys.executable, *command, str(study)]
+    done = subprocess.run(program, cwd=study, env=environment, capture_output=True, text=True, check=False)
+    assert not [*ran.iterdir()] and done.returncode == 0, done.stderr
+
+
+def test_a_module_with_the_name_of_another_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One message with both files: otherwise the other module would be used in its place."""
+    before = imports._study_folder
+    for name in ("random", "datasets", "mine"):
+        (tmp_path / f"{name}.py").write_text("A = 1\n")
+    imports.search_in(tmp_path)
+    try:
+        for name in ("random", "datasets"):
+            with pytest.raises(UserError, match=f"{name}:A: .*{name}.py has the name of another module"):
+                imports.source_of(f"{name}:A")
+        assert imports.import_object("mine:A") == 1
+    finally:
+        imports.search_in(before)

@@ -6,6 +6,7 @@ import os
 import platform
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import psutil
 import pytest
 from waiting import wait_for
 
+from grpo.common.errors import UserError
 from grpo.discovery import sandbox
 from grpo.discovery.sandbox import Limits, ProgramError, reading_is_restricted, run_program
 
@@ -177,6 +179,13 @@ def test_threads_are_counted() -> None:
     assert run(program.format(3, "points = [[1]]"), few) == [[1]]
 
 
+def test_a_program_cannot_hide_its_threads_behind_a_name() -> None:
+    name = "import ctypes\nctypes.CDLL(None).prctl(15, b'Threads:\\t1', 0, 0, 0)\n"
+    more = "import threading, time\nfor _ in range(6): threading.Thread(target=time.sleep, args=(60,)).start()\ntime.sleep(60)"
+    assert failure(name + more, Limits(seconds=20, threads=5)) == "The program started more than 5 threads"
+    assert run(name + "points = [[list(open('/proc/self/status').readline().split())[1][:6]]]") == [["python"]]
+
+
 def test_limits_of_the_kernel() -> None:
     program = "from resource import *\npoints = [getrlimit(one) for one in (RLIMIT_NOFILE, RLIMIT_CORE, RLIMIT_STACK)]"
     assert run(program) == [[64, 64], [0, 0], [8_000_000, 8_000_000]]
@@ -273,6 +282,37 @@ def test_reading_secrets(tmp_path: Path) -> None:
     assert run(tried(attempts)) == refused(attempts) or not reading_is_restricted()
 
 
+ENTRIES = [".", "..", "", "lib:.", "/x/..", "//", "/etc", "{folder}", "{folder}/lib/..", "{folder}/..", str(Path.home())]
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_an_entry_of_the_library_path_opens_no_folder(entry: str, tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    for name in ("secret", "secret.some.txt"):
+        (tmp_path / name).write_text("secret", encoding="utf-8")
+    paths = [tmp_path / "secret", tmp_path / "secret.some.txt", "/etc/passwd", Path(__file__).resolve()]
+    attempts = [*(f"open({str(path)!r})" for path in paths), f"os.listdir({str(tmp_path)!r})", "os.listdir('/')"]
+    points = elsewhere(tried(attempts), tmp_path, LD_LIBRARY_PATH=entry.format(folder=tmp_path))
+    assert points == str(refused(attempts)) or not reading_is_restricted()
+
+
+@pytest.mark.skipif(not reading_is_restricted(), reason="needs Landlock")
+def test_a_folder_that_a_program_could_read_all_the_same_is_refused(tmp_path: Path) -> None:
+    """The project is a folder of numpy, which is open to a program; the home may be such a folder, too."""
+    opened = Path(sandbox.PACKAGES) / "numpy"
+    for folder, more in ((opened, {}), (tmp_path, {"HOME": str(opened)})):
+        assert f"{opened} can be read" in elsewhere("points = [[1]]", folder, **more)
+
+
+def elsewhere(program: str, folder: Path, **environment: str) -> str:
+    """The points or the error of a program whose search runs in another folder, with other variables."""
+    code = "import sys; from grpo.discovery.sandbox import *; print(run_program(sys.argv[1].encode(), Limits()))"
+    path = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-P", "-c", code, program]
+    done = subprocess.run(command, cwd=folder, env=os.environ | path | environment, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or done.stderr
+
+
 def test_the_network() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.2)
@@ -357,5 +397,5 @@ def test_a_sandbox_that_cannot_be_set_up_is_no_fault_of_the_program(tmp_path: Pa
     script = tmp_path / "sandboxed.py"
     script.write_text(sandbox.SCRIPT.read_text().replace("libseccomp.so.2", "libnothing.so"))
     monkeypatch.setattr(sandbox, "SCRIPT", script)
-    with pytest.raises(RuntimeError, match=r"needs Linux and libseccomp, could not be set up: .*libnothing\.so"):
+    with pytest.raises(UserError, match=r"needs Linux and libseccomp, could not be set up: .*libnothing\.so"):
         run("points = [[1]]")

@@ -269,6 +269,20 @@ def test_a_chat_template_that_loops_or_fails_is_one_message(
     assert why in str(refused.value)
 
 
+def test_the_limits_of_a_chat_template_hold_for_each_chat(like_qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after chats that kept them, and where many are tried at once."""
+    monkeypatch.setattr("grpo.models.tokenizer.TEMPLATE_SECONDS", 1)
+    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    template = f"{{% if messages[0].content == 'second' %}}{loops}{{% endif %}}Mia"
+    tokenizer = Tokenizer(files_of(like_qwen) | {"chat_template.jinja": template.encode()})
+    first, second = ([{"role": "user", "content": text}] for text in ("first", "second"))
+    assert tokenizer.chat_ids(first) == tuple(tokenizer("Mia")["input_ids"])
+    for chats in ([], [first, second]):
+        tokenizer.try_chats(chats)
+        with pytest.raises(UserError, match="it takes longer than 1 s"):
+            tokenizer.chat_ids(second)
+
+
 @pytest.mark.parametrize(
     "linked", ["tokenizer_x", "chat_template.jinja", "generation_config.json", "additional_chat_templates/x"]
 )

@@ -186,3 +186,24 @@ def test_slurms_second_sigterm_leaves_the_time_that_slurm_leaves(tmp_path: Path)
         process.send_signal(signal.SIGTERM)
         time.sleep(pause)
     assert process.wait(30) == with_gpus.RESUME_ME and (tmp_path / "saved").exists()
+
+
+@pytest.mark.parametrize("how", ["another's", "open to others", "a link", "a link in it"])
+def test_a_folder_of_locks_that_others_could_have_made_is_refused(tmp_path: Path, own_locks: Path, how: str) -> None:
+    """A link in it would have made a file elsewhere."""
+    made, theirs = tmp_path / "made", tmp_path / "theirs"
+    theirs.mkdir(mode=0o700)
+    if how == "a link":
+        own_locks.symlink_to(theirs)
+    else:
+        own_locks.mkdir(mode=0o777 if how == "open to others" else 0o700)
+        own_locks.chmod(0o777 if how == "open to others" else 0o700)
+    (own_locks / "queue.lock").symlink_to(made)
+    if how == "another's":
+        if os.getuid():
+            pytest.skip("only root can make a folder of another user")
+        os.chown(own_locks, 65534, 65534)
+    process = start(tmp_path, 1, "true")
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 2 and not made.exists()
+    assert "is not a folder of yours alone" in said or how == "a link in it"

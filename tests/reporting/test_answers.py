@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from markdown_it import MarkdownIt
 from report_parts import each, run, solved
 from run_folders import write_run
 from scipy.stats import spearmanr
@@ -21,6 +22,7 @@ from grpo.discovery.log import Attempt, Log, Proposal, Settings, read_log
 from grpo.discovery.mutation import fresh, program_of
 from grpo.discovery.strategies import messages_of
 from grpo.discovery.verifier import Verification
+from grpo.evaluation.evaluator import examples_to_read
 from grpo.reporting.answers.ablations import goes_with, shares
 from grpo.reporting.answers.second_reading import (
     ELSEWHERE,
@@ -40,9 +42,10 @@ from grpo.reporting.answers.second_reading import (
 )
 from grpo.reporting.answers.write_answers import write_answers
 from grpo.reporting.asynchronous import dominates, floor
+from grpo.reporting.charts import panels, save_figure
 from grpo.reporting.discussion import Split
 from grpo.reporting.kissing_number import write_delivery
-from grpo.reporting.page import write_writeup
+from grpo.reporting.page import write_page, write_writeup
 from grpo.reporting.record import Record, read_record
 from grpo.reporting.tables import write_tables
 from grpo.reporting.wall_clock import PARTS, write_timing
@@ -318,6 +321,64 @@ def test_every_number_of_the_write_up_stands_in_a_result_file(small: Study) -> N
     lines = [line for path in (*paths.SECTIONS.glob("*.md"), paths.WRITEUP) for line in path.read_text().splitlines()]
     sentences = [line for line in lines if line.endswith(".") and re.search(r"\d\.\d{3}", line)]
     assert len(sentences) == len(set(sentences)) >= 3  # none is said twice
+
+
+# ------------------------------------------------------------------------------------------------- texts of strangers
+
+EVIL = "![evil](//evil.example/p.png) [**evil**](//evil.example/) <img src=//evil.example/q.png> <b>evil</b>"
+HOSTILE = (
+    f"x\n````\n\n{EVIL}\n\n## evil\n\n`````````\n~~~~\n\n- {EVIL} ` {EVIL} `` {EVIL}\n\n"
+    f"| evil | {EVIL} |\n|---|---|\n| {EVIL} \\| {EVIL} \\\\| {EVIL}\n\r{EVIL}\u2028{EVIL}\n</details>\n{EVIL}\n"
+)
+
+
+def marked_up(markdown: str) -> set[str]:
+    """Kinds of Markdown in which a stranger's text stands."""
+    tokens = MarkdownIt("commonmark").enable("table").parse(markdown)
+    inside = [one for token in tokens for one in (token.children if token.type == "inline" else [token])]
+    return {one.type for one in inside if "evil" in one.content or "evil" in str(one.attrs)}
+
+
+def test_no_text_of_a_model_or_a_stranger_becomes_markup(small: Study) -> None:
+    """In the page, the sections, the answers, the examples and the report of a search; the page also forbids pictures."""
+    entries = {name: old.model_copy(update={"report": ["samples"]}) for name, old in small.experiments.items()}
+    searching = KissingNumber(strategy="conversation", calls=5)
+    study = small.model_copy(update={"experiments": entries, "kissing_number": searching})
+    found = write_results(study)
+    split = {"problems": 100, "digest": "d"}
+    about = {"task": "t", "train": split, "validation": split, "dropped_from_train_as_overlap": []}
+    write_json(paths.dataset_report("main"), about)
+    hostile = dict.fromkeys(("problem", "prompt", "response", "ground_truth", "answer", "subject"), HOSTILE)
+    rewards = dict.fromkeys(("format_reward", "answer_reward", "reward", "token_entropy"), 0.0)
+    for of in found.all_runs:
+        lines = [json.dumps(hostile | rewards | {"step": step}) for step in (0, 2)]
+        (paths.RUNS / of.name / "rollouts.jsonl").write_text("\n".join(lines) + "\n")
+    failures = [hostile | {"category": category} for category in (RIGHT, WRONG_FORM, WRONG_ANSWER)]
+    (paths.BASELINE / "r1_zero.jsonl").write_text("".join(json.dumps(line) + "\n" for line in failures))
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": HOSTILE}]
+    attempts = [attempt(i, Proposal(HOSTILE, "", (0,) * i, None, messages, HOSTILE), 22 * i) for i in (0, 1)]
+    report = searched(EVIL, "conversation") | {"failures": {EVIL: 1, "too near": 1}}
+    report["committed_program"] |= {"validity": 0.0, "message": HOSTILE}
+    write_search(attempts, Settings("language model", "conversation", 0, EVIL, "http://x"), report)
+    accuracy = found.baseline["r1_zero"]["accuracy"]
+    found.baseline["r1_zero"]["accuracy_by_subject"] = {HOSTILE: accuracy, EVIL: accuracy}
+    for name in ("overview", *(f"{e}{kind}" for e in found.runs for kind in ("", "-ends", "-metrics"))):
+        save_figure(panels(1)[0], paths.FIGURES / f"{name}.svg")
+    for write in (write_answers, write_writeup, write_page):
+        write(found)
+    write_delivery(study)
+    read = [one | {"level": 1, "finish_reason": "stop", "response_length": 3} for one in failures]
+    examples = examples_to_read("r1_zero", read)
+    files = [paths.ANSWERS, paths.KISSING_NUMBER_DELIVERY / "report.md", *sorted(paths.SECTIONS.glob("*.md"))]
+    texts = {path.name: path.read_text() for path in files} | {"examples.md": examples}
+    seen = {name: marked_up(text) for name, text in texts.items()}
+    shown = {name for name, kinds in seen.items() if kinds}
+    assert shown == {"answers.md", "report.md", "examples.md", "kissing_number.md", "base_model.md", "grpo_learning_rate.md"}
+    assert set().union(*seen.values()) == {"fence", "code_inline"}
+    assert marked_up(EVIL) == {"image", "link_open", "html_inline", "text"}  # what the test is worth
+    page = paths.PAGE.read_text().partition('<script type="application/json"')[0]
+    assert "evil" in page and not re.search(r"<[^>]*evil|<b>evil|<h\d>evil", page) and "<img" not in page
+    assert "default-src 'none'; img-src data:;" in page
 
 
 # ---------------------------------------------------------------------------------------------- the kissing number

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from grpo.common.files import read_jsonl
+from grpo.common.safe_text import code, short
 from grpo.reporting.sentences import paragraph, render, table
 from grpo.reporting.tables import KINDS
 from grpo.study import paths
@@ -37,10 +38,8 @@ WRONG = "a wrong answer"
 NONE = "no answer in any form"
 AT_FAULT = {PARSER_FORM: "parser", PARSER_ANSWER: "parser"} | dict.fromkeys((OTHER_FORM, ELSEWHERE, WRONG, NONE), "model")
 
-_FORMS = {
-    "r1_zero": re.compile(r"</think>\s*<answer>(.*?)</answer>", re.S | re.I),
-    "question_only": re.compile(r"\\f?boxed\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}", re.I),
-}
+_R1_ZERO = re.compile(r"</think>\s*<answer>", re.I), re.compile("</answer>", re.I)
+_BOXED = re.compile(r"\\f?boxed\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}", re.I)
 _TAGGED = re.compile(r"<answer>(.*?)(?:</answer>|$)", re.S | re.I)
 _NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:\s*/\s*\d+)?")
 _RATIO = re.compile(r"(-?)\\[dt]?frac\{(-?\d+)\}\{(\d+)\}")
@@ -79,8 +78,8 @@ def second_reading(record: Completion, prompt: str) -> str:
         if equal(record["answer"] or "", truth):
             return PARSER_ANSWER
         return ELSEWHERE if any(equal(answer, truth) for answer in stated(response)) else WRONG
-    form = _FORMS.get(prompt)
-    if form and (found := form.findall(response)) and equal(found[-1], truth):
+    read = {"r1_zero": _last_tagged, "question_only": _last_boxed}.get(prompt)
+    if read and equal(read(response), truth):
         return PARSER_FORM
     answers = stated(response)
     if not answers:
@@ -90,8 +89,21 @@ def second_reading(record: Completion, prompt: str) -> str:
 
 def stated(response: str) -> list[str]:
     """Possible answers in a response: in its last answer tags (closed or not), its last box, its last number."""
-    tagged, boxed, numbers = (found.findall(response) for found in (_TAGGED, _FORMS["question_only"], _NUMBER))
-    return [found[-1] for found in (tagged, boxed, numbers) if found and found[-1].strip()]
+    tagged, number = (["", *pattern.findall(response)][-1] for pattern in (_TAGGED, _NUMBER))
+    return [text for text in (tagged, _last_boxed(response), number) if text.strip()]
+
+
+def _last_boxed(response: str) -> str:
+    return str(["", *_BOXED.findall(response)][-1])
+
+
+def _last_tagged(response: str) -> str:
+    """The text in the last answer tags after reasoning. One pattern for both tags would look for the end after each start."""
+    opening, closing = _R1_ZERO
+    found, start = "", opening.search(response)
+    while start and (end := closing.search(response, start.end())):
+        found, start = response[start.end() : end.start()], opening.search(response, end.end())
+    return found
 
 
 def equal(answer: str, truth: str) -> bool:
@@ -175,19 +187,13 @@ def _examples(records: Sequence[Completion]) -> str:
     step = max(1, len(records) // SHOWN)
     return table(
         {
-            "problem": record["problem"],
-            "truth": _code(str(record["ground_truth"])),
-            "read as": "nothing" if record["answer"] is None else _code(record["answer"]),
-            "the response ends": _code(record["response"][-TAIL:]),
+            "problem": short(record["problem"]),
+            "truth": code(record["ground_truth"]),
+            "read as": "nothing" if record["answer"] is None else code(record["answer"]),
+            "the response ends": code(record["response"][-TAIL:]),
         }
         for record in records[::step][:SHOWN]
     )
-
-
-def _code(text: str) -> str:
-    """A text as code in a cell of a table."""
-    shown = "".join(character if character.isprintable() else "␤" if character == "\n" else " " for character in text)
-    return "`" + shown.replace("`", "'").strip() + "`" if shown.strip() else "(empty)"
 
 
 def discuss_best_of_n(prompt: str, metrics: dict[str, Any]) -> str:

@@ -90,7 +90,7 @@ function side(sample) {
 // Marks tags as the form, and the text in answer tags or a box as the answer.
 function marked(sample) {
   const kind = isRight(sample) ? "right" : "wrong";
-  const parts = sample.response.split(/(<\/?think>|<\/?answer>|\\boxed\{[^}]*\})/);
+  const parts = sample.response.split(/(<\/?think>|<\/?answer>|\\boxed\{(?:[^{}]|\{[^{}]*\})*\})/);
   return parts.map((text, i) => {
     if (/^<\/?(think|answer)>$/.test(text)) return element("mark", { className: "form", textContent: text });
     if (text.startsWith("\\boxed{") || (text && parts[i - 1] === "<answer>")) return element("mark", { className: kind, textContent: text });

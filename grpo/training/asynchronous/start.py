@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import chdir, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -140,7 +140,8 @@ def _start_ray(needed: dict[str, float]) -> None:
     own: dict[str, Any] = {} if address else {"num_cpus": cores, "include_dashboard": False}
     try:
         if not ray.is_initialized():
-            ray.init(address=address or "local", logging_level=logging.ERROR, **own)
+            with chdir("/"):  # Ray's workers search modules first in the folder of this call
+                ray.init(address=address or "local", logging_level=logging.ERROR, **own)
     except ConnectionError as error:
         raise UserError(_NO_CLUSTER.format(address, error)) from error
     there = ray.cluster_resources()  # type: ignore[no-untyped-call]

@@ -1,0 +1,34 @@
+"""Filters for texts of models and strangers, which must stay text in Markdown, on a page and on a terminal."""
+
+from __future__ import annotations
+
+import re
+
+_PLAIN = re.compile(r"[\w .,;/()+=%-]+")  # cannot begin a picture, a link, a heading, code or HTML within a line
+
+
+def fenced(text: str) -> str:
+    """A text of several lines as a block of code, which no run of backticks in the text can end."""
+    fence = "`" * max(4, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}text\n{text}\n{fence}"
+
+
+def code(text: object) -> str:
+    """A short text as code within a line; a line break becomes ``␤``. In a table, ``|`` has still to be escaped."""
+    shown = "".join(one if one.isprintable() else "␤" if one == "\n" else " " for one in str(text)).replace("`", "'")
+    shown = shown.replace("\\|", "\\ |")  # else a table's escape for the bar would be taken for one of the backslash
+    return f"`{shown.strip()}`" if shown.strip() else "(empty)"
+
+
+def short(text: object) -> str:
+    """A name or a reason within a line: as it is if it is plain, else as :func:`code`."""
+    return str(text) if _PLAIN.fullmatch(str(text)) else code(text)
+
+
+def on_terminal(text: object) -> str:
+    """A text without characters that a terminal takes as commands, such as escape codes; line breaks and tabs stay."""
+    return "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in str(text))
+
+
+MARKDOWN = {"fenced": fenced, "code": code, "short": short, "cell": lambda text: str(text).replace("|", "\\|")}
+"""Filters of Jinja templates that write Markdown."""

@@ -87,6 +87,7 @@ def test_ranking_quality_is_a_mean_over_problems_of_medians_over_samples() -> No
     assert found["outranks"] == pytest.approx((2 / 3 + 1 / 2 + 1) / 3)
     assert found["score_difference"] == pytest.approx(((-2 + 4) + (-2 + 2) + (-1 + 3)) / 3)
     assert found["share_right"] == pytest.approx((3 / 4 + 1 / 4 + 1 / 4) / 3)
+    assert found["top_wrong_form"] == 0.0  # the second one's best is wrong, and has the form
 
 
 def test_votes_go_to_equal_answers_however_they_are_spelt() -> None:

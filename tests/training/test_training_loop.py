@@ -44,6 +44,7 @@ from grpo.handouts import compute_group_normalized_rewards
 from grpo.learner.learner import Learner
 from grpo.models import require_checkpoint
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
+from grpo.rollout.engine import SamplingParams
 from grpo.rollout.make_engine import Checkpoint, make_engine
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import paths
@@ -272,10 +273,10 @@ class RemembersCalls(TransformersEngine):
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
-        self.asked: list[tuple[int, int]] = []
+        self.asked: list[tuple[SamplingParams, int]] = []
 
     def generate(self, prompts: Any, params: Any, n: int, seed: int) -> Any:
-        self.asked.append((params.max_tokens, seed))
+        self.asked.append((params, seed))
         return super().generate(prompts, params, n, seed)
 
 
@@ -301,9 +302,13 @@ def test_a_response_that_is_too_long_in_training_is_too_long_in_validation(
     tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path, evaluation: int, training: int, used: int
 ) -> None:
     """The evaluation's own limit applies if it is smaller."""
-    study = changed(tiny_study, grpo={"sampling_max_tokens": training}, evaluation={"max_tokens": evaluation})
+    study = changed(
+        tiny_study,
+        grpo={"sampling_max_tokens": training},
+        evaluation={"max_tokens": evaluation, "temperature": 0.8, "top_p": 0.9},
+    )
     engine, log = evaluated(study, tiny_run(study), model, tokenizer, tmp_path / "run")
-    assert [limit for limit, _ in engine.asked] == [used] * 3
+    assert [params for params, _ in engine.asked] == [SamplingParams(0.8, 0.9, max_tokens=used)] * 3
     assert all(row["val/response_length"] <= used and row["val/cut_off"] > 0 for row in log.validations)
 
 

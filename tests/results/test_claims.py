@@ -339,6 +339,7 @@ def test_norms_that_are_not_finite_and_too_few_steps() -> None:
         [made_up(arm, 0.1, 0.5, seed=s, **{NORM: noisy(level, s)}) for s in range(3)] for arm, level in (("a", 3), ("b", 1))
     )
     a[0].history.loc[5:11, NORM] = np.nan
+    b[2] = made_up("b", 0.1, 0.5, seed=2, steps=40)  # a run that ended early: only steps that all runs took are compared
     assert judge("metric_larger", evidence(a, b), 1.1, larger="a", smaller="b", metric=NORM).verdict == AGREES
     short = evidence(ending("a", 0.5, 0.6, steps=8), ending("b", 0.5, 0.6, steps=8, **{NORM: 2.0}))
     with pytest.raises(NotMeasured, match="too few steps"):

@@ -189,6 +189,9 @@ def test_not_below_is_about_as_many_steps() -> None:
     arms = ending("a", 0.5, 0.5), ending("b", 0.5, 0.6, steps=32)
     with pytest.raises(NotMeasured, match=r"different numbers of steps: a \[64\], b \[32\]"):
         judge("not_below", evidence(*arms), 0.05, better="a", worse="b")
+    stopped = [*ending("b", 0.5, 0.5), made_up("b", 0.1, 0.5, 0.0, seed=2, steps=8, diverged=8)]  # not as long, as it diverged
+    found = judge("not_below", evidence(ending("a", 0.7, 0.7), stopped), 0.05, better="a", worse="b")
+    assert found.verdict == AGREES and evidence(stopped).steps() == 64
 
 
 def test_leaders_stand_for_their_methods() -> None:

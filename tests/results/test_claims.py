@@ -187,6 +187,7 @@ def test_not_below_is_held_against_each_rival(a: float, b: tuple[float, float], 
 
 def test_not_below_is_about_as_many_steps() -> None:
     arms = ending("a", 0.5, 0.5), ending("b", 0.5, 0.6, steps=32)
+    assert evidence(*arms).steps() == 32
     with pytest.raises(NotMeasured, match=r"different numbers of steps: a \[64\], b \[32\]"):
         judge("not_below", evidence(*arms), 0.05, better="a", worse="b")
     stopped = [*ending("b", 0.5, 0.5), made_up("b", 0.1, 0.5, 0.0, seed=2, steps=8, diverged=8)]  # not as long, as it diverged

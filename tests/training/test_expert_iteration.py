@@ -112,7 +112,7 @@ def iterate(
 def test_only_correct_rollouts_are_trained_on_with_the_ids_that_were_sampled(tokenizer: Any, tmp_path: Path) -> None:
     """Of 24 rollouts a step 12, 5 and 24 are right; two epochs in batches of five. Half of a reward teaches nothing."""
     engine, learner = ScriptedEngine([12, 5, 24]), SpyLearner()
-    history = iterate(engine, learner, tokenizer, tmp_path / "run")
+    history = iterate(engine, learner, tokenizer, tmp_path / "run", CONFIG.model_copy(update={"prompt": "r1_zero"}))
     sizes = [[5, 5, 2] * 2, [5] * 2, [5, 5, 5, 5, 4] * 2]
     assert [len(batch) for batch in learner.batches] == [size for step in sizes for size in step]
     assert [row["step"] for row in history] == [step for step, of in enumerate(sizes, start=1) for _ in of]
@@ -123,7 +123,7 @@ def test_only_correct_rollouts_are_trained_on_with_the_ids_that_were_sampled(tok
         assert epochs[0] != epochs[1]  # each time in another order
         assert correct not in epochs  # and in none that follows the questions
     assert learner.constants == {7.0}
-    params = SamplingParams(temperature=0.9, top_p=0.8, min_tokens=2, max_tokens=6, stop=())
+    params = SamplingParams(temperature=0.9, top_p=0.8, min_tokens=2, max_tokens=6, stop=("</answer>",))
     assert {asked[:2] for asked in engine.asked} == {(params, 4)}
     assert engine.versions == [1, 2, 3]
     for step, right in zip((1, 2, 3), (12, 5, 24), strict=True):

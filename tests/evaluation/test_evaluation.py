@@ -187,7 +187,7 @@ def test_comparing_what_cannot_be_compared(tmp_path: Path) -> None:
 
 
 def _rewards(answer: float, form: float = 1.0) -> dict[str, float]:
-    return {"format_reward": form, "answer_reward": answer, "reward": answer}
+    return {"format_reward": form, "answer_reward": answer, "reward": answer / 2}
 
 
 def test_generations_are_logged_with_all_that_is_known_of_them() -> None:
@@ -217,8 +217,8 @@ def test_generations_are_logged_with_all_that_is_known_of_them() -> None:
 
 
 def test_lengths_of_correct_and_incorrect_responses_by_hand() -> None:
-    """NaN for a kind that there is not."""
-    rewards, lengths = [_rewards(1.0), _rewards(0.0), _rewards(1.0), _rewards(0.0)], [2, 9, 5, 1]
+    """NaN for a kind that there is not; a part of the reward is not correct."""
+    rewards, lengths = [_rewards(1.0), _rewards(0.0), _rewards(1.0), _rewards(0.5)], [2, 9, 5, 1]
     assert lengths_by_outcome(rewards, lengths) == {"response_length_correct": 3.5, "response_length_incorrect": 5.0}
     nothing_right = lengths_by_outcome(rewards[1:2], [9])
     assert math.isnan(nothing_right["response_length_correct"]) and nothing_right["response_length_incorrect"] == 9.0

@@ -97,6 +97,13 @@ def test_log_probs_do_not_depend_on_what_a_rollout_is_batched_with(model: Any) -
             assert_close(log_probs, log_probs_alone(model, r).detach(), atol=1e-5, rtol=1e-5)
 
 
+def test_fine_tuning_is_on_the_models_own_distribution_whatever_the_temperature_of_sampling(model: Any) -> None:
+    batch, log_probs = rollouts(), torch.cat([log_probs_alone(model, r) for r in rollouts()])
+    learner = learner_of(model, sampling_temperature=0.5)
+    metrics = learner.sft_update([r.prompt_ids for r in batch], [r.completion.token_ids for r in batch])
+    assert metrics["mean_nll"] == pytest.approx(-log_probs.mean().item(), rel=1e-5)
+
+
 # ---------------------------------------------------------------------------------------------------------- special cases
 
 

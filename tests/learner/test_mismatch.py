@@ -79,6 +79,8 @@ def test_weights_are_those_of_the_policy_that_sampled_and_not_of_the_moved_one(m
     """Several updates on a batch move the policy; engine and sampling policy stay as far apart as they were."""
     shifts = [0.0, math.log(2), -math.log(2), math.log(8)]
     found, metrics = gradient(model, shifts, 1000, moved=0.4, importance_cap=3.0)
+    expected_metrics = [(1 + 5 + 2 * 3) * math.log(2) / 11, (-1 + 5 - 2 * 3) * math.log(2) / 11, math.log(8)]
+    assert [metrics[f"mismatch_{name}"] for name in ("mean", "kl", "max")] == pytest.approx(expected_metrics, rel=1e-4)
     expected, _ = gradient(model, shifts, 1000, advantages=ADVANTAGES * torch.tensor([1, 2, 0.5, 3]))
     assert (found - expected).norm() / expected.norm() < 1e-5
     assert metrics["importance_mean"] == pytest.approx((3 * 1 + 1 * 2 + 5 * 0.5 + 2 * 3) / 11, rel=1e-5)

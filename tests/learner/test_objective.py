@@ -143,12 +143,13 @@ def _score(response: str, truth: str) -> dict[str, float]:
 @pytest.mark.parametrize("offset", [0.0, 0.1, 2.0**24, 1e9, -1e12])
 def test_advantages_do_not_depend_on_what_all_rewards_have_in_common(offset: float) -> None:
     """By hand: 0, 1, 2 and 3 are -1.5, -.5, .5 and 1.5 from their mean, and their standard deviation is sqrt(5 / 3)."""
-    scores = [{"reward": offset + k, "format_reward": 1.0, "answer_reward": 0.0} for k in range(4)]
+    scores = [{"reward": offset + k, "format_reward": float(k > 0), "answer_reward": k / 4} for k in range(4)]
     advantages, raw_rewards, metadata = normalize_scores(scores, 4, 0.0, True)
     assert_close(advantages, tensor(-1.5, -0.5, 0.5, 1.5) / math.sqrt(5 / 3), atol=1e-4, rtol=0)
     assert advantages.dtype == raw_rewards.dtype == torch.float32
     assert metadata["reward"] == pytest.approx(offset + 1.5, rel=1e-15) and metadata["zero_signal_fraction"] == 0.0
     assert metadata["reward_std"] == pytest.approx(math.sqrt(5 / 4), rel=1e-4)
+    assert (metadata["format_reward"], metadata["answer_reward"]) == (0.75, 0.375)
 
 
 @pytest.mark.parametrize("wrong", [1e39, -1e39, math.inf, math.nan])

@@ -153,6 +153,8 @@ def test_every_response_stands_in_one_row_and_rows_keep_to_the_budget(lengths: l
 def test_a_row_by_hand() -> None:
     prompts, responses = [(10, 11), (10, 11), (20,)], [(1, 2, 3), (4,), (5, 6)]
     ((first, second),) = fill_rows(prompts, responses, 100)
+    exactly_full = [[[s.members for s in row] for row in fill_rows(prompts, responses, budget)] for budget in (6, 4)]
+    assert exactly_full == [[[[0, 1], [2]]], [[[0, 1]], [[2]]]]
     assert (first.members, first.tokens, second.members, second.tokens) == ([0, 1], 4, [2], 2)
     row = pack([first, second], prompts, responses)
     assert row.input_ids.tolist() == [[10, 11, 1, 2, 20, 5]]

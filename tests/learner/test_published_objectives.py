@@ -83,6 +83,9 @@ def test_cispo_by_hand() -> None:
     loss, gradient = loss_and_gradient("cispo", [[0.1, 2.0, 9.0]], [2.0], cliprange=0.2, cliprange_high=4.0)
     assert_close(gradient, torch.tensor([[-0.2, -4.0, -10.0]]))
     assert_close(loss, torch.tensor([[-0.2, -4.0, -10.0]]) * (torch.tensor([0.1, 2.0, 9.0]).log() - 1))
+    new, old, one = torch.tensor([[0.1, 2.0, 9.0]]).log(), torch.zeros(1, 3), torch.ones(1, 1)
+    _, metrics = LOSSES["cispo"](LossInputs(new, old, one, one, torch.ones(1, 3), 0.2, 4.0))
+    assert metrics["clipped"].tolist() == [[False, False, True]]
 
 
 def test_leave_one_out_by_hand() -> None:

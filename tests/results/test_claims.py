@@ -187,8 +187,12 @@ def test_not_below_is_held_against_each_rival(a: float, b: tuple[float, float], 
 
 def test_not_below_is_about_as_many_steps() -> None:
     arms = ending("a", 0.5, 0.5), ending("b", 0.5, 0.6, steps=32)
+    assert evidence(*arms).steps() == 32
     with pytest.raises(NotMeasured, match=r"different numbers of steps: a \[64\], b \[32\]"):
         judge("not_below", evidence(*arms), 0.05, better="a", worse="b")
+    stopped = [*ending("b", 0.5, 0.5), made_up("b", 0.1, 0.5, 0.0, seed=2, steps=8, diverged=8)]  # not as long, as it diverged
+    found = judge("not_below", evidence(ending("a", 0.7, 0.7), stopped), 0.05, better="a", worse="b")
+    assert found.verdict == AGREES and evidence(stopped).steps() == 64
 
 
 def test_leaders_stand_for_their_methods() -> None:
@@ -198,6 +202,14 @@ def test_leaders_stand_for_their_methods() -> None:
     found = judge("method_above", own, 0.05, other=other)
     assert found.verdict == AGREES and found.contrasts[0].difference.value == pytest.approx(0.13)
     assert (found.contrasts[0].arm, found.contrasts[0].against) == ("own/best", "made_up/best")
+
+
+@pytest.mark.parametrize(("own", "others", "expected"), [(1, 1, AGREES), (1, 3, CANNOT_TELL), (3, 1, CANNOT_TELL)])
+def test_the_best_of_several_arms_is_partly_luck_in_either_method(own: int, others: int, expected: str) -> None:
+    """Five problems of 200: t = .025 / sqrt(.025 x .975 / 199) = 2.26, p = .025; of three arms .075."""
+    first = evidence(*(ending(f"a{i}", *[0.845 if i == 0 else 0.5] * 3) for i in range(own)))
+    second = evidence(*(ending(f"b{i}", *[0.82 if i == 0 else 0.5] * 3) for i in range(others)))
+    assert judge("method_above", first, other=second).verdict == expected
 
 
 def test_starts_above_is_about_the_untrained_policy() -> None:
@@ -339,6 +351,7 @@ def test_norms_that_are_not_finite_and_too_few_steps() -> None:
         [made_up(arm, 0.1, 0.5, seed=s, **{NORM: noisy(level, s)}) for s in range(3)] for arm, level in (("a", 3), ("b", 1))
     )
     a[0].history.loc[5:11, NORM] = np.nan
+    b[2] = made_up("b", 0.1, 0.5, seed=2, steps=40)  # a run that ended early: only steps that all runs took are compared
     assert judge("metric_larger", evidence(a, b), 1.1, larger="a", smaller="b", metric=NORM).verdict == AGREES
     short = evidence(ending("a", 0.5, 0.6, steps=8), ending("b", 0.5, 0.6, steps=8, **{NORM: 2.0}))
     with pytest.raises(NotMeasured, match="too few steps"):
@@ -382,6 +395,15 @@ def test_falls(a: tuple[float, float], b: tuple[float, float], expected: str) ->
     assert found.verdict == expected
 
 
+def test_collapsed_runs_count_where_a_fall_or_a_blow_up_is_looked_for() -> None:
+    spikes = np.where(np.arange(64) % 10 == 0, 100.0, 1.0)
+    fallen = made_up("a", 0.1, 0.8, 0.1, seed=1, lengths=(100, 100, 20), **{NORM: spikes})
+    arms = [[made_up("a", 0.1, 0.8, 0.8), fallen], [made_up("b", 0.1, 0.8, 0.8, seed=seed) for seed in range(2)]]
+    of_length = {"metric": "val/response_length", "below": 0.5}
+    assert judge("falls", evidence(*arms), arm="a", unlike="b", **of_length).verdict == CANNOT_TELL
+    assert judge("blows_up", evidence(*arms), arm="a", unlike="b", metric=NORM, times=3).verdict == CANNOT_TELL
+
+
 def test_norms_blow_up_in_more_than_one_spike() -> None:
     calm = [made_up("clip", 0.1, 0.5, seed=s, **{NORM: noisy(1.0, s)}) for s in range(2)]
     spikes = np.ones(64)
@@ -402,10 +424,12 @@ def test_a_norm_warns_before_the_reward_has_fallen() -> None:
     steady = ending("steady", 0.9, 0.9)
 
     def fallen(norms: NDArray[np.float64]) -> list[Run]:
-        """Falls by half at step 48."""
-        return [made_up("many", 0.1, 0.8, 0.8, 0.1, 0.1, **{NORM: norms})]
+        """Rises late, and falls by half at step 48."""
+        return [made_up("many", 0.1, 0.2, 0.8, 0.1, 0.1, seed=seed, **{NORM: norms}) for seed in range(3)]
 
     assert judge("warns", evidence(steady, fallen(early)), metric=NORM, times=3).verdict == AGREES
+    found = judge("warns", evidence(steady, fallen(early * 4)), metric=NORM, times=3)
+    assert found.numbers == {"ratio": 36.0, "level": 1.0}  # the level is that of the steady runs alone
     assert judge("warns", evidence(steady, fallen(late)), metric=NORM, times=3).verdict == DISAGREES
     with pytest.raises(NotMeasured, match="0 runs collapsed and 2 held"):
         judge("warns", evidence(steady), metric=NORM, times=3)

@@ -77,6 +77,7 @@ def test_one_run_an_arm_has_an_assumed_spread() -> None:
     found, fixed = difference_of(first, second), difference_of(first, second, fixed=True)
     assert found.se == pytest.approx(math.sqrt(fixed.se**2 + 2 * 0.045**2))
     assert found.covers == "problems, and runs by an assumed spread"
+    assert mean_of(flat(0.4)).df == 4  # the spread is assumed from five runs
 
 
 def test_runs_cannot_spread_less_than_chance_within_problems_makes_them() -> None:
@@ -147,6 +148,8 @@ def test_what_could_have_been_found_was_found_in_four_of_five_studies() -> None:
         difference_of(flat(*generator.normal(0, 0.1, 8)), flat(*generator.normal(size, 0.1, 8))).low > 0 for _ in range(400)
     ]
     assert 0.72 < np.mean(told) < 0.88
+    few = change_of(flat(0.0, 0.0, 0.0), flat(0.1, 0.2, 0.3))  # a standard error of .1 / sqrt(3), two degrees of freedom
+    assert detectable(few) == pytest.approx((4.3027 + 1.0607) * 0.1 / math.sqrt(3), rel=1e-4)
 
 
 @pytest.mark.parametrize(("runs", "sds"), [(2, (0.05, 0.05)), (3, (0.02, 0.02)), (3, (0.02, 0.1)), (5, (0.1, 0.1))])

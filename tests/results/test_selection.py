@@ -15,7 +15,7 @@ from study_parts import RANKED_BY, with_values
 
 from grpo.common.errors import UserError
 from grpo.results.runs import mean_of_last
-from grpo.results.selection import select, winner_file
+from grpo.results.selection import read_result, select, winner_file
 from grpo.study.effective import read_selections
 from grpo.study.schema import Study
 
@@ -109,6 +109,8 @@ def test_the_best_mean_of_the_last_evaluations_wins(study: Study) -> None:
         }
     ]
     assert low["diverged"] == []
+    start = read_result(study, EXPERIMENT).arms[0].start  # one policy, whatever the runs: only problems vary
+    assert (start.value, start.se) == (pytest.approx(0.1), pytest.approx((0.1 * 0.9 / 199) ** 0.5))
     json.dumps(result)  # it is written as JSON
 
 

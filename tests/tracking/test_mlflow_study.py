@@ -78,7 +78,7 @@ def test_a_state_is_the_values_and_the_commit(mini_study: Study, monkeypatch: py
 
 def checkpoint(folder: Path, update: int) -> None:
     write_text(folder / "model.safetensors", folder.name)
-    write_json(folder / "metadata.json", {"run": "e/a-0", "kind": folder.name, "step": update, "update": update})
+    write_json(folder / "metadata.json", {"run": "e/a-0", "kind": folder.name, "step": 10 * update, "update": update})
 
 
 def finish_a_whole_run() -> None:

@@ -194,6 +194,7 @@ class Remembering:
 
     def __init__(self) -> None:
         self.old: list[Any] = []
+        self.seen: list[tuple[int, int]] = []  # of each rollout of each update its place in the batch, and its group
 
     def log_probs(self, rollouts: list[Rollout]) -> list[torch.Tensor]:
         return [torch.full((len(r.completion.token_ids),), -9.0) for r in rollouts]
@@ -203,6 +204,7 @@ class Remembering:
 
     def update(self, rollouts: list[Rollout]) -> dict[str, float]:
         self.old.append([rollout.old_log_probs for rollout in rollouts])
+        self.seen += [(rollout.completion.token_ids[1], rollout.group) for rollout in rollouts]
         return {}
 
 
@@ -216,6 +218,7 @@ def test_stale_rollouts_bring_their_own_log_probs_and_fresh_ones_the_learners(ep
     # Of a batch with one stale group, such as a replay batch may be, all rollouts bring their own.
     train_on(config, mixed, [*scored(4, version=4)[:4], *scored(4, version=3)[4:]], version=4)  # type: ignore[arg-type]
     assert len(fresh.old) == len(stale.old) == epochs * 6 // train_batch_size
+    assert fresh.seen == [(place, place // 2) for place in range(6)] * epochs  # the whole batch before any of it again
     if len(fresh.old) == 1:
         assert fresh.old == [[None] * 6]  # the current policy's own: ratios are exactly 1
     else:

@@ -163,6 +163,11 @@ def too_large(text: str, truth: str) -> dict[str, float]:
     return contains_a_t(text, truth) | {"reward": 1e30 * contains_a_t(text, truth)["reward"]}
 
 
+def poorly_paid(text: str, truth: str) -> dict[str, float]:
+    """A reward that is another than the answer reward."""
+    return contains_a_t(text, truth) | {"reward": 0.3 * contains_a_t(text, truth)["reward"]}
+
+
 class Ended:
     """A run that has ended: its metrics, its files' content, its validation and what makes a new one."""
 
@@ -292,7 +297,7 @@ def test_weights_that_blow_up_end_as_divergence(train: Any) -> None:
 
 
 def test_a_time_limit_ends_the_run_after_its_step(train: Any) -> None:
-    run = train(contains_a_t, RULES, wall_clock_limit_s=1e-6)
+    run = train(contains_a_t, RULES, measured=poorly_paid, wall_clock_limit_s=1e-6)
     assert (run.metrics["time_limit_step"], run.metrics["diverged_step"]) == (1, None)
     assert len(run.history) == 1
     assert [row["step"] for row in run.validations] == [line["step"] for line in run.outcomes] == [0, 1]
@@ -380,6 +385,9 @@ def test_each_new_best_evaluation_of_the_trained_policy_is_kept(train: Any) -> N
     ]
     assert run.best == expected
     assert len(run.best) >= 2
+    # Of an evaluated step's two updates the last one's entropy counts.
+    entropies = [[each["token_entropy"] for each in run.history if each["step"] == row["step"]] for row in rows]
+    assert run.validate.stopping.entropies == pytest.approx([last for _, last in entropies], rel=1e-12)
 
 
 def test_the_untrained_policy_is_never_the_best_that_is_kept(train: Any) -> None:
@@ -389,3 +397,5 @@ def test_the_untrained_policy_is_never_the_best_that_is_kept(train: Any) -> None
     assert rewards[0] > max(rewards[1:])
     assert run.best[0]["step"] == 2
     assert run.metrics["best/step"] == 0
+    interval = wilson_interval(round(rewards[-1] * 64), 64)  # of the last evaluation, not of the best
+    assert (run.metrics["val/answer_reward_low"], run.metrics["val/answer_reward_high"]) == pytest.approx(interval)

@@ -30,6 +30,7 @@ CONFIG = ExpertIterationConfig(
     gradient_accumulation_steps=1,
     normalize_constant=7.0,
     sampling_temperature=0.9,
+    sampling_top_p=0.8,
     sampling_min_tokens=2,
     sampling_max_tokens=6,
     prompt="question_only",
@@ -111,7 +112,7 @@ def iterate(
 def test_only_correct_rollouts_are_trained_on_with_the_ids_that_were_sampled(tokenizer: Any, tmp_path: Path) -> None:
     """Of 24 rollouts a step 12, 5 and 24 are right; two epochs in batches of five. Half of a reward teaches nothing."""
     engine, learner = ScriptedEngine([12, 5, 24]), SpyLearner()
-    history = iterate(engine, learner, tokenizer, tmp_path / "run")
+    history = iterate(engine, learner, tokenizer, tmp_path / "run", CONFIG.model_copy(update={"prompt": "r1_zero"}))
     sizes = [[5, 5, 2] * 2, [5] * 2, [5, 5, 5, 5, 4] * 2]
     assert [len(batch) for batch in learner.batches] == [size for step in sizes for size in step]
     assert [row["step"] for row in history] == [step for step, of in enumerate(sizes, start=1) for _ in of]
@@ -122,7 +123,7 @@ def test_only_correct_rollouts_are_trained_on_with_the_ids_that_were_sampled(tok
         assert epochs[0] != epochs[1]  # each time in another order
         assert correct not in epochs  # and in none that follows the questions
     assert learner.constants == {7.0}
-    params = SamplingParams(temperature=0.9, top_p=1.0, min_tokens=2, max_tokens=6, stop=())
+    params = SamplingParams(temperature=0.9, top_p=0.8, min_tokens=2, max_tokens=6, stop=("</answer>",))
     assert {asked[:2] for asked in engine.asked} == {(params, 4)}
     assert engine.versions == [1, 2, 3]
     for step, right in zip((1, 2, 3), (12, 5, 24), strict=True):
@@ -168,7 +169,7 @@ def test_a_step_without_a_correct_rollout_trains_nothing_and_is_logged(tokenizer
 
 def test_metrics_of_rollouts_by_hand() -> None:
     def rollout(problem: int, right: float, form: float, length: int, reason: str) -> Rollout:
-        rewards = {"reward": right, "format_reward": form, "answer_reward": right}
+        rewards = {"reward": right / 4, "format_reward": form, "answer_reward": right}
         completion = Completion((7,) * length, "", (0.0,) * length, reason)
         return Rollout(problems()[problem], (1,), completion, rewards, timed_out=length == 8 and form == 1.0)
 
@@ -179,7 +180,7 @@ def test_metrics_of_rollouts_by_hand() -> None:
         rollout(2, 0.0, 0.0, 8, "length"),
     ]
     assert expert_metrics(rollouts, rollouts[:2]) == {
-        "train/reward": 0.5,
+        "train/reward": 0.125,
         "train/format_reward": 0.75,
         "train/answer_reward": 0.5,
         "train/correct": 2,
@@ -224,7 +225,8 @@ def test_a_reward_that_nothing_earns_leaves_the_weights_as_they_are(
 def test_the_token_that_ended_a_response_is_trained_on(model: Any, tokenizer: Any, tmp_path: Path) -> None:
     """A model that now and then samples end of text; what is trained on ends where it was sampled."""
     policy = copy.deepcopy(model)
-    config = CONFIG.model_copy(update={"n_ei_steps": 1, "ei_batch_size": 8, "sampling_max_tokens": 30, "epochs_per_ei_step": 1})
+    step = {"n_ei_steps": 1, "ei_batch_size": 8, "epochs_per_ei_step": 1}
+    config = CONFIG.model_copy(update=step | {"sampling_max_tokens": 30, "sampling_top_p": 1.0})
     engine, learner = TransformersEngine(policy, tokenizer), SpyLearner()
     learner.model = policy
     with torch.no_grad():

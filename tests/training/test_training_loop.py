@@ -44,6 +44,7 @@ from grpo.handouts import compute_group_normalized_rewards
 from grpo.learner.learner import Learner
 from grpo.models import require_checkpoint
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
+from grpo.rollout.engine import SamplingParams
 from grpo.rollout.make_engine import Checkpoint, make_engine
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import paths
@@ -202,6 +203,19 @@ def test_rollouts_carry_the_advantages_that_the_handouts_function_gives() -> Non
     assert metrics["train/reward"] == pytest.approx(0.5)
 
 
+def test_a_long_response_loses_training_reward_and_nothing_else() -> None:
+    """With a limit of 6 tokens and a buffer of 2, four tokens are free, five cost a half, and six all of it."""
+    completions = [Completion((7,) * n, "T", (-1.0,) * n, "length" if n == 6 else "stop") for n in (4, 5, 6, 1)]
+    given = {"reward": 0.75, "format_reward": 1.0, "answer_reward": 0.5}
+    sizes = {"rollout_batch_size": 4, "train_batch_size": 4, "group_size": 2, "use_std_normalization": False}
+    setup = setup_of(CONFIG.model_copy(update=sizes | {"overlong_buffer": 2}), score=by(lambda text, truth: given))
+    rollouts, metrics = score(setup, [Rollout(problems(1)[0], (1,), completion) for completion in completions])
+    assert [r.rewards for r in rollouts] == [given | {"reward": reward} for reward in (0.75, 0.25, -0.25, 0.75)]
+    assert [r.advantage for r in rollouts] == [0.25, -0.25, -0.5, 0.5]
+    lengths = [metrics[f"train/{name}"] for name in ("response_length", "response_length_max", "cut_off")]
+    assert lengths == [4, 6, 0.25] and (metrics["train/reward"], metrics["train/answer_reward"]) == (0.375, 0.5)
+
+
 # ---------------------------------------------------------------------------------------------- evaluation and MLflow
 
 
@@ -272,10 +286,10 @@ class RemembersCalls(TransformersEngine):
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
-        self.asked: list[tuple[int, int]] = []
+        self.asked: list[tuple[SamplingParams, int]] = []
 
     def generate(self, prompts: Any, params: Any, n: int, seed: int) -> Any:
-        self.asked.append((params.max_tokens, seed))
+        self.asked.append((params, seed))
         return super().generate(prompts, params, n, seed)
 
 
@@ -301,9 +315,13 @@ def test_a_response_that_is_too_long_in_training_is_too_long_in_validation(
     tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path, evaluation: int, training: int, used: int
 ) -> None:
     """The evaluation's own limit applies if it is smaller."""
-    study = changed(tiny_study, grpo={"sampling_max_tokens": training}, evaluation={"max_tokens": evaluation})
+    study = changed(
+        tiny_study,
+        grpo={"sampling_max_tokens": training},
+        evaluation={"max_tokens": evaluation, "temperature": 0.8, "top_p": 0.9},
+    )
     engine, log = evaluated(study, tiny_run(study), model, tokenizer, tmp_path / "run")
-    assert [limit for limit, _ in engine.asked] == [used] * 3
+    assert [params for params, _ in engine.asked] == [SamplingParams(0.8, 0.9, max_tokens=used)] * 3
     assert all(row["val/response_length"] <= used and row["val/cut_off"] > 0 for row in log.validations)
 
 

@@ -11,8 +11,8 @@ from grpo.grader.expression import is_constant
 from grpo.grader.families import letters_of, replaced
 from grpo.grader.normalise import unwrap_text
 from grpo.grader.quantity import exact_value, split_unit
-from grpo.grader.split import split_equations, top_level
-from grpo.grader.words import RATIO, hedges, opened, words_of
+from grpo.grader.split import closes_at_end, split_equations, top_level
+from grpo.grader.words import ANSWERS, RATIO, WORDS, hedges, opened, words_of
 
 _GREEK = r"\\(?:alpha|beta|gamma|delta|theta|lambda|mu|rho|sigma|phi|omega|pi|Delta|Omega|Phi|ell)(?![A-Za-z])"
 _LETTER = rf"(?:[A-Za-z]|{_GREEK})"
@@ -43,7 +43,7 @@ _VARIABLE = re.compile(
     r"(?:[A-Za-z]|\\[A-Za-z]+)(?:_(?:\w|\{\w+\}))?(?:\^\{-1\})?(?:\((?:[A-Za-z](?:,[A-Za-z])*|-?\d{1,3})\))?"
     rf"|\({_COORDINATE}(?:,{_COORDINATE})+\)"
     r"|m?\\(?:angle|triangle) ?[A-Z]{1,3}|[A-Z]{2,3}|\|[A-Z]{2}\||\|[a-z]\||\\overline\{[A-Z]{2}\}"
-    r"|\\text\{[A-Za-z _]+\}|[A-Za-z]{3,}"
+    r"|\\text\{[A-Za-z _]+\}|[A-Za-z]+(?: [A-Za-z]+)*"
     r"|P\(\\text\{[A-Za-z ]+\}\)"
 )
 # Ratios, quotients and functions of names; they name the answer if the value is a ratio, a fraction or a number.
@@ -55,6 +55,8 @@ _NAMED_QUOTIENT = re.compile(
     rf"|\\frac\{{(?P<c>{_LENGTH})\}}\{{(?!(?P=c)\}}){_LENGTH}\}}"
 )
 _NAMED_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc) ?\(?(?:\\angle ?[A-Z]{1,3}|[A-Zx]|\\(?:theta|alpha|beta|phi))\)?")
+_FUNCTION_OF_X = re.compile(r"[fgh]('{0,3})(?:\^\{-1\})?\(x\)")
+_LABEL = re.compile(r"((?:^|[,;] ?))(?:\\text\{ ?)?([A-Za-z]{3,}):(?: ?\})?")
 _SEQUENCE = re.compile(r"([A-Za-z])_([a-z])=(.+)")
 _FUNCTION = re.compile(r"([A-Za-z](?:\^\{-1\})?)\(([a-z])\)=(.+)")
 
@@ -77,7 +79,7 @@ def named_sides(text: str, sums: bool = False) -> tuple[str, list[str]]:
     if len(top_level(text, ",;")) > 1 and (len(sides) != 2 or not _VARIABLE.fullmatch(sides[0])):
         return "", [text]
     name = ""
-    while len(sides) > 1 and (_is_name(sides[0]) or (sums and names_sum(sides[0]))):
+    while len(sides) > 1 and (is_name(sides[0]) or (sums and names_sum(sides[0]))):
         name = name or sides[0]
         sides = sides[1:]
     if not name and len(sides) > 1 and _names_by_values(sides[0], sides[1:]):
@@ -93,9 +95,35 @@ def names_its_value(text: str) -> bool:
     return len(sides) > 1 and names_quantity(sides[0])
 
 
-def plain_name(name: str) -> str:
-    """Replace ``f(x)`` by ``y``, as both name a function of x."""
-    return "y" if re.fullmatch(r"[fgh](?:\^\{-1\})?\(x\)", name) else name
+def same_name(name: str, other: str) -> bool:
+    """Whether two names are of the same thing: f(x), g(x) and h(x) may each be y, and y' dy/dx."""
+    functions = {_FUNCTION_OF_X.sub(r"y\1", each) for each in (name, other)}
+    return name == other or (len(functions) == 1 and any(each.startswith("y") for each in (name, other)))
+
+
+def applied(side: str, name: str) -> str:
+    """Write a(n-1) of ``a(n) = 2a(n-1)`` with the letter of a function, as a is not a factor."""
+    letter = name[0] if re.fullmatch(r"[A-Za-z]\([a-z]\)", name) else ""
+    return re.sub(rf"(?<![A-Za-z\\]){letter}\(", "f(", side) if letter not in {"", "f", "g"} and "f(" not in side else side
+
+
+def assigned(text: str) -> list[tuple[str, str]]:
+    """Names and values of a list of assignments to different names, or of ``(x,y) = (1,2)``; empty for other texts."""
+    text = text[1:-1] if text[0] in "[(" and "=" in text and closes_at_end(text) else text
+    text = _LABEL.sub(r"\1\2=", text)
+    sides = split_equations(text)
+    if len(sides) == 2 and all(side[:1] == "(" and closes_at_end(side) for side in sides):
+        names, values = (top_level(side[1:-1], ",;") for side in sides)
+    else:
+        parts = [split_equations(part) for part in top_level(text, ",;")]
+        if len(parts) < 2 or any(len(part) != 2 for part in parts):
+            return []
+        names, values = [part[0] for part in parts], [part[1] for part in parts]
+    if not 2 <= len(names) == len(values) == len(set(names)) or not all(map(is_name, names)):
+        return []
+    if all("_" in name and name[0] == names[0][0] for name in names):
+        return []  # x_1, x_2: two values of x
+    return list(zip(names, values, strict=True))
 
 
 def is_number(text: str) -> bool:
@@ -103,11 +131,16 @@ def is_number(text: str) -> bool:
     return is_constant(unwrap_text(split_unit(text)[0]))
 
 
-def _is_name(text: str) -> bool:
+def is_name(text: str) -> bool:
     """Whether a side of an equation only names the answer; "not" and "six" are no names."""
     if _VARIABLE.fullmatch(text) is None and not (names_quantity(text) and not is_number(text)):
         return False
-    return not any(hedges(word) for word in words_of(opened(text)) if word != "range")
+    words = words_of(opened(text))
+    if any(hedges(word) for word in words if word != "range"):
+        return False
+    if not re.fullmatch("[A-Za-z ]+", text) or text.isupper():
+        return True
+    return all(len(word) < 3 or word in WORDS["subjects"] | ANSWERS for word in words)
 
 
 def _names_by_values(text: str, values: list[str]) -> bool:

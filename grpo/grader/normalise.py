@@ -41,14 +41,18 @@ _SUBSCRIPT = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 _LEVEL = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789+-n0123456789")
 
 # Delimiters around a whole answer: the same on both sides, or opening and closing.
-_WRAPPERS = [*((mark, mark) for mark in (r"\$", "$$", "$", "**", "__", "`", '"')), (r"\(", r"\)"), (r"\[", r"\]")]
+_WRAPPERS = [
+    *((mark, mark) for mark in (r"\$", "$$", "$", "**", "__", "*", "_", "`", '"', "'")),
+    (r"\(", r"\)"),
+    (r"\[", r"\]"),
+]
 _WHOLE_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{((?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*)\}")
 _INLINE_MATH = re.compile(r"(?<![\\\w$])\$(?!\$)((?:[^$\\]|\\.)+?)(?<!\s)\$(?![\w$])")
 _BRACKETED_MATH = re.compile(r"(?<![\\\w.)\]])\\[(\[]((?:(?!\\[()\[\]]).)+)\\[)\]](?![\w\\]|\.\d)")
 _INLINE_BOLD = re.compile(r"(?<![\w)}*])\*\*(?=[^\s*])([^*]+)\*\*(?![\w*])")
 _HEADING = re.compile(r"^#{1,6} +")
 _TEXT_MACRO = re.compile(
-    r"\\(?:text(?:normal|rm|bf|it|sf|tt)?|mbox|hbox|math(?:rm|bf|it|sf|tt|bm)|bm|boldsymbol|operatorname\*?|emph|underline)\s*\{\s*"
+    r"\\(?:text(?:normal|rm|bf|it|sf|tt)?|mbox|hbox|math(?:rm|it|sf|tt)|(?:mathbf|bm|boldsymbol)(?! ?\{ ?[A-Za-z] ?\})|operatorname\*?|emph|underline)\s*\{\s*"
 )
 _WHOLE_TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _AND = re.compile(r"\s*,?\s*\\text\{\s*,?\s*and\s*\}\s*|\s*,?\s+and\s+|,\s*and\s+|\s*\\(?:land|wedge)(?![A-Za-z])\s*")
@@ -66,11 +70,41 @@ _THIN_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:(?:\\,|\\;|\\:|\\ )\d{3
 _SPACED_THOUSANDS = re.compile(r"([+-]?(?:\\?\$)?)([1-9]\d{0,2}(?: \d{3})+)(?![ \d/]*[\d/]|[ ]*\\frac)")
 _ANGULAR = re.compile(r"(?:sin|cos|tan|cot|sec|csc|cis|\be)(?![A-Za-z])")
 _DEGREE = re.compile(r" ?(?:\{ ?\})?\^ ?(?:\{ ?\\circ ?\}|\\circ(?![A-Za-z]))(?: ?\\text\{ ?([CF])\}| ?([CF])(?![A-Za-z]))?")
-_UNIT_LETTER = re.compile(r"^([+-]?[\d.,/]+) (m|g|s|h|l|L|m/s)(\^[23])?$")
+_UNIT_LETTER = re.compile(r"^([+-]?[\d.,/]+) (m|g|s|h|l|L|N|J|W|V|m/s)(\^[23])?$")
+_FENCE = re.compile(r"\s*```[a-z]*\s*([^`]*)```\s*")
+_LINE = re.compile(r"(?:\$?\\?[A-Za-z](?:_\{?\w\}?)?|[A-Z][a-z]+) ?[=:](?!=)[^=:\n]+|[^A-Za-z=\n]+")
+_CIRCLED = re.compile(r"[①-⑳](?:[\s,、]*[①-⑳])*")
+_PARENTHESIS = re.compile(r"((?:\\?\$)?[+-]?[\d.,/]*\d) ?\(([A-Za-z][A-Za-z -]*)\)")
+_FUNCTIONS = r"a(?:rc|r)?(?:sin|cos|tan|tg)h?|sinh?|cosh?|tanh?|cot|csc|c?tg|ln|log|exp|cis"
+_GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|mu|rho|sigma|tau|phi|omega"
 
+_CODE = {
+    "Matrix": lambda inner: (
+        inner if inner.startswith("[[") else "[" + ",".join(f"[{cell}]" for cell in inner[1:-1].split(",")) + "]"
+    ),
+    "array": lambda inner: inner,
+    "FiniteSet": lambda inner: rf"\{{{inner}\}}",
+    "set": lambda inner: rf"\{{{inner.strip('[]')}\}}",
+    "Interval": lambda inner: "(["[inner[:3] != "-oo"] + inner + ")]"[inner[-2:] != "oo"],
+    "Interval.open": lambda inner: "(" + inner + ")",
+    "Rational": lambda inner: r"\frac{" + inner.replace(",", "}{") + "}",
+    "Fraction": lambda inner: r"\frac{" + inner.replace(",", "}{") + "}",
+    "binomial": lambda inner: r"\binom{" + inner.replace(",", "}{") + "}",
+    "Abs": lambda inner: "|" + inner + "|",
+}
+_CALL = re.compile(
+    rf"(?:np\.|sympy\.|sp\.)?(?<![A-Za-z\\])({'|'.join(map(re.escape, sorted(_CODE, reverse=True)))})\(([^()]*)\)"
+)
+_CODE_IMAGINARY = re.compile(r"(?<=[\d*])(?:(?<=\d)j|(?<=\*)I)(?![A-Za-z\d])")
 _MATRIX = r"(?:[pbB]matrix|smallmatrix|matrix|array)"
 # (pattern, replacement), applied in this order.
 _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
+    (r"\\left ?\.|\\right ?\.|\\(?:tag|label)\*? ?\{[^{}]*\}|\\(?:nonumber|notag|hfill)(?![A-Za-z])", ""),
+    (
+        r"\\begin ?\{(?:aligned|align|gathered|gather|split|equation|multline|eqnarray|center|displaymath)\*?\}"
+        r"((?:(?!\\begin|\\end).)*)\\end ?\{\w+\*?\}",
+        lambda match: _one_line(match[1]),
+    ),
     (
         r"\\(?:left|right|middle|big|Big|bigg|Bigg|bigl|bigr|Bigl|Bigr|displaystyle|textstyle|limits|mathstrut|tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge|checkmark|blacksquare|square|qed)"
         r"(?![A-Za-z])\s*",
@@ -78,10 +112,34 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     ),
     (r"\\text\{((?:\\text\{)+)([^{}]*)\}+$", r"\\text{\2}"),
     (r"\\colon(?![A-Za-z])", ":"),
+    (r"(?<=[\d ])\\mu ?([mgsl])(?![A-Za-z])", r"\\text{u\1}"),
+    (r"(\\text\{ ?)\\mu ?([mgsl])(?![A-Za-z])", r"\1u\2"),
+    (r"(?<![A-Za-z0-9_\\])([a-z])(\d) ?=(?!=)", r"\1_\2="),
+    (r"(?<![=<>])(?:=/=|=\\=|=!=|!==?|/=(?!=)|<>|~=|¬=)", r"\\ne "),
+    (r"={2,3}|:=", "="),
+    (r"(?<![\d.,'])[1-9]\d{0,2}(?:'\d{3})+(?![\d'])", lambda match: match[0].replace("'", "")),
+    (r"\+ ?/ ?-|^\+-(?=\d)", r"\\pm "),
+    (
+        r"\\(?:hat|vec|mathbf|bm|boldsymbol) ?(?:\{ ?(?:\\(?:mathbf|text|bm) ?)?\{?|\\)([ijk])(?:math)? ?\}{0,2}(?![A-Za-z])",
+        r"\\hat{\1}",
+    ),
+    (
+        r"\\math(?:bf|it|sf) ?\{ ?([A-Za-z]) ?\}|\\(?:bm|boldsymbol) ?\{ ?([A-Za-z]) ?\}",
+        lambda match: rf"\vec{{{match[1] or match[2]}}}",
+    ),
+    (r"\\text\{ ?([abcdefijknopqrtuvwxyz]) ?\}", r"\1 "),  # upright letters that are no units
+    (rf"\\text\{{ ?({_FUNCTIONS}) ?\}}", r"\\\1 "),
+    (rf"(?<![A-Za-z\\])({_GREEK})(?![A-Za-z])", r"\\\1"),
+    (r"\\root ?\{?(\w)\}? ?\\of", r"\\sqrt[\1]"),
+    (r"\\(?:mathbf|mathit|bm|boldsymbol|ensuremath|underline|text) ?\{(?=[^{}]*[\\\d][^{}]*\{)", "{"),
+    (
+        r"\\frac ?\{ ?d(\^\{?[23]\}?)? ?([a-z]) ?\}\{ ?d ?x(?:\^\{?[23]\}?)? ?\}|\bd([yfgh])/dx\b",
+        lambda match: _derivative(match),
+    ),
     (r"(?<![A-Za-z])(Dr|Mr|Mrs|Ms|Prof|St|Mt|Jr|Sr)\.(?= ?[A-Z])", r"\1"),
     (r"\\(?:bf|it|rm|sf|tt)(?![A-Za-z])\s*|\\(?:color|textcolor)\s*\{[A-Za-z]+\}\s*", ""),
     (r"\{?\s*([0-9A-Za-z]+)\s*\\choose(?![A-Za-z])\s*([0-9A-Za-z]+)\s*\}?", r"{\\binom{\1}{\2}}"),
-    (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+    (r"\\(?:[dtcs]|nice)frac(?![A-Za-z])", r"\\frac"),
     (r"(?<=\d)\s*(?:,|\{,\})\s*\\!\s*(?=\d{3}(?!\d))", ""),
     (r"\s*\\!\s*", ""),
     (r"\{,\}", ","),
@@ -103,7 +161,10 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}"),
     (r"\\(?:bar|dot)\s*(\d|\{\d+\})", lambda match: "\\overline{" + match[1].strip("{}") + "}"),
     (r"\\overline\s*(\d)", r"\\overline{\1}"),
-    (r"^(?:\\therefore(?![A-Za-z])|=(?!=)|\\approx(?![A-Za-z])(?=\s*[+-]?\d*\.\d))\s*", ""),
+    (
+        r"^(?:(?:\\(?:implies|Rightarrow|Longrightarrow|rightarrow|to|therefore)(?![A-Za-z])|=(?!=)|=>|\\approx(?![A-Za-z])(?=\s*[+-]?\d*\.\d))\s*)+",
+        "",
+    ),
     (r"\\?%", r"\\%"),
     (r"\\(?:textdollar|mathdollar)(?![A-Za-z])\s*|\\text\{\s*\\?\$\s*\}\s*", r"\\$"),
     (r"^([A-J])\)$|^\[([A-J])\]$", r"\1\2"),
@@ -118,6 +179,7 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\sqrt\s*([0-9A-Za-z])", r"\\sqrt{\1}"),
     (rf"\\begin\s*\{{{_MATRIX}\}}(?:\s*\{{[lcr|]*\}})?", r"\\begin{matrix}"),
     (rf"(?:\\\\)?\s*\\end\s*\{{{_MATRIX}\}}", r"\\end{matrix}"),
+    (r"\\\{ ?\\begin\{matrix\}((?:(?!\\begin).)*)\\end\{matrix\}(?! ?\\\})", r"\\begin{cases}\1\\end{cases}"),
     (r"([_^])\s*\{\s*([0-9A-Za-z])\s*\}(?!\d)", r"\1\2"),
 ]
 _REWRITES = [(re.compile(pattern), replacement) for pattern, replacement in _RULES]
@@ -139,10 +201,15 @@ def normalise(text: str) -> str:
     if not text.isascii():
         text = _unicode_to_latex(text)
     # White space is collapsed before and after, as patterns with several \s* take cubic time on long runs of it.
-    text = _unwrap(without_markup(_SPACE.sub(" ", text)))
+    text = _unwrap(without_markup(_SPACE.sub(" ", _in_one_line(text))))
     if "\\" in text:
         text = _THIN_THOUSANDS.sub(lambda match: re.sub(r"\\[,;: ]", "", match.group()), text)
         text = _TEXT_MACRO.sub(r"\\text{", text)
+    if "(" in text:
+        text = _CALL.sub(lambda match: _CODE[match[1]](match[2].replace(" ", "")), text)
+    text = _CODE_IMAGINARY.sub("i", text)
+    if "\\\\" in text and "\\begin" not in text:
+        text = re.sub(r" ?,? ?\\\\ ?(?=[^ ])", ", ", text)
     if "pct" in text or "cent" in text:
         text = _PERCENT.sub(" percent", text)
     for pattern, replacement in _REWRITES:
@@ -151,6 +218,7 @@ def normalise(text: str) -> str:
         text = _DEGREE.sub(
             lambda match: "\\text{degree" + (" " + (match[1] or match[2]) if match[1] or match[2] else "") + "}", text
         )
+    text = _PARENTHESIS.sub(r"\1\\text{ \2}", text) if text.endswith(")") else text
     text = _unwrap(text.rstrip(" \t\n.,;:"))
     pieces = _UNION.split(text) if "U" in text or "u" in text else []
     if len(pieces) > 1 and all(_INTERVAL_OR_SET.fullmatch(piece.strip()) for piece in pieces):
@@ -214,11 +282,40 @@ def unwrap_text(text: str) -> str:
 
 
 def _unicode_to_latex(text: str) -> str:
+    text = _CIRCLED.sub(lambda match: ",".join(re.findall(r"\d+", unicodedata.normalize("NFKC", " ".join(match[0])))), text)
     text = _STYLED.sub(lambda match: unicodedata.normalize("NFKC", match.group()), text)
     text = _AREA.sub(lambda match: rf"\text{{ {match[1]}}}^{match[2].translate(_LEVEL)}", text)
     text = _SUPERSCRIPT.sub(lambda match: "^{" + match.group().translate(_LEVEL) + "}", text)
     text = _SUBSCRIPT.sub(lambda match: "_{" + match.group().translate(_LEVEL) + "}", text)
     return _SYMBOL.sub(lambda match: _SYMBOLS[match.group()], text)
+
+
+def _in_one_line(text: str) -> str:
+    """A list of values or assignments with one a line, as a list; the content of a code fence."""
+    if "```" in text and (fence := _FENCE.fullmatch(text)):
+        text = fence[1]
+    lines = [line.strip(" \t$,;.") for line in text.strip().split("\n")] if "\n" in text else []
+    lines = [line for line in lines if line not in {"", r"\[", r"\]"}]
+    if len(lines) == 1:
+        return lines[0]
+    if 2 <= len(lines) <= 12 and all(_LINE.fullmatch(line) and line.count("{") == line.count("}") for line in lines):
+        return ", ".join(lines)
+    return text
+
+
+def _one_line(rows: str) -> str:
+    r"""The rows of an ``aligned`` environment: a row that begins with a sign of relation continues the one before."""
+    pieces = [row.replace("&", "").strip() for row in rows.split("\\\\")]
+    text = ""
+    for piece in filter(None, pieces):
+        text += ("" if not text or piece[0] in "=<>" or piece.startswith(("\\le", "\\ge", "\\approx")) else ", ") + piece
+    return text
+
+
+def _derivative(match: re.Match[str]) -> str:
+    name = match[2] or match[3]
+    primes = "'" * int((match[1] or "1").strip("^{}"))
+    return name + primes + ("(x)" if name in "fgh" else "")
 
 
 def _connectives(text: str) -> str:

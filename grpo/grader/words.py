@@ -22,6 +22,11 @@ _NUMERIC = re.compile(
     r".*(?:ths?|illions?|illiards?|ed|fold)|halves|thirds?|seconds? power|lakhs?|crores?|googol|gross|point|powers?|short|"
     r"top|off|away|shy|hundreds?|thousands?|dozens?|pairs?|scores?|inverse|negate|again|repeating|recurring|fails?|loses?"
 )
+# Plurals by their endings: teachers, motions, payments, friendships, blueberries, classrooms; not others, afters.
+_PLURAL = re.compile(
+    r".{3,}(?:[ai]tions|sions|ments|ships|berries|rooms|ists|ities|nesses|ants|ents|[bdfgklmnptvw](?:ers|ors))"
+)
+_SHORT_NAME = re.compile("[A-Z][aeiou][a-z]")
 _NUMBER_WORDS: dict[str, int] = _LISTS["numbers"]
 _LARGE: dict[str, int] = _LISTS["large numbers"]
 _DENOMINATORS: dict[str, int] = _LISTS["denominators"]
@@ -29,7 +34,8 @@ _SPECIAL_NUMBERS = {"half": Fraction(1, 2), "a half": Fraction(1, 2), "a dozen":
 _NUMBER_BEGINNINGS = {word[:3] for word in (*_NUMBER_WORDS, "half", "minus", "negative")} | {
     f"a {letter}" for letter in "htqmd"
 }
-_VERB = "|".join(verb.strip() for verb in _LISTS["verbs"].split("|"))
+_DOES = rf"(?:(?:{_LISTS['modals']}) (?:{'|'.join(WORDS['to do'])})|{'|'.join(sorted(WORDS['does']))})(?: (?:for|at))?"
+_VERB = "|".join([_DOES, *(verb.strip() for verb in _LISTS["verbs"].split("|"))])
 _LINK = re.compile(
     rf"(?:(?<![A-Za-z\\])(?:{_VERB})(?![A-Za-z'\-])\s*:?|(?<=[A-Za-z$)*]):(?=\s|\*|\$|\\)|(?<=[A-Za-z]) ?=(?!=))\s*",
     re.IGNORECASE,
@@ -47,8 +53,18 @@ _HEADING = re.compile(r"^#{1,6} +")
 _OPENING = re.compile(r"(?:thus|therefore|hence|so|then|finally|consequently)(?:,\s*|:\s*|\s+(?!the\b))", re.IGNORECASE)
 _TEXT = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mbox)\{([^{}]*)\}")
 _NAME = re.compile(r"[A-Z][a-z]+|[Tt]he")
-_SUBJECT = re.compile(r"[A-Z][a-z]+|[Hh]e|[Ss]he|[Ii]t|[Tt]hey|[Ww]e|I|will|car|train")
+_SUBJECT = re.compile(r"[A-Z][a-z]+|[Hh]e|[Ss]he|[Ii]t|[Tt]hey|[Ww]e|I|will|[Ww]ho")
 _SYMBOL = re.compile(r"\$?\\?[A-Za-z](?:\([A-Za-z]\))?\$?|\$[A-Za-z+\-*/^(){} =\\]*\$")
+# "The probability that both are red", and who does something: "each person", "the farmer".
+_ABOUT = re.compile(
+    rf"(?:(?:so|thus|then) )?(?:the )?(?:\w+ )?(?:{'|'.join(sorted(WORDS['subjects'] - WORDS['small']))}) (?:that|of|when|where|for|in|from|on|which|who|to|until|she|he|they|it) ",
+    re.IGNORECASE,
+)
+_DOES_FULL = re.compile(_DOES, re.IGNORECASE)
+_DOER = re.compile(
+    r"(?:in total,? |therefore,? |so,? |thus,? |hence,? )?(?:the|each|every|one|a|his|her|their|my|our) [a-z]+(?: [a-z]+)?",
+    re.IGNORECASE,
+)
 _MAX_WORDS = 24
 
 _CHOICE = re.compile(r"\(?([A-J])[).:]\s*(.+)|(?:[Oo]ption|[Cc]hoice)\s*\(?([A-J])\)?[.:]?()", re.DOTALL)
@@ -66,13 +82,17 @@ _PARENTHESIS = re.compile(r"((?:\\?\$)?[+-]?[\d.,/]*\d) ?\(([A-Za-z][A-Za-z -]*)
 _DIGITS_BEHIND = re.compile(r"([A-Za-z -]+) \((\d+)\)")
 _WITH_ADVERB = re.compile(r"([-\d$\\].*[^\s,]),? (?:altogether|in total|in all|overall|total)!?")
 _POINTED = re.compile(
-    r"(?:at |(?:at )?(?:the )?(?:point|ordered pair|ordered triple|pair|vector|interval|set)s? ?)(\\?[$(\[{].*)", re.IGNORECASE
+    r"(?:at |(?:at )?(?:the )?(?:point|ordered pair|ordered triple|pair|vector|interval|set)s? )(\\?[$(\[{].*)", re.IGNORECASE
 )
 _NONE_FOUND = re.compile(r"0 (?:real |integer |such )?solutions?")
 _YES_OR_NO = re.compile(r"(yes|no|true|false)(?:[,.!;:]| because| since)(?: (.*)|)", re.IGNORECASE)
 _BASED = re.compile(
     r"\(?(-?[0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)\)?(?:_\{?\(?([0-9]+|[a-z]+)\)?\}?|,?\(?base[ -]?\{?([0-9]+|[a-z]+)\}?\)?)"
 )
+_NAMED_SUBJECT = re.compile(
+    r"([A-Z][a-z]+) (?:is|has|will|can|must|should|wins|won|receives|gets|takes|makes)((?: [A-Za-z'’-]+)*)"
+)
+_CONDITIONS = dict.fromkeys(("if", "for", "when", "is", "where", "text"), "") | {"else": "otherwise", "elsewhere": "otherwise"}
 _ARTICLE = re.compile(r"(?:the|an?)\s+", re.IGNORECASE)
 _SYNONYMS: dict[str, str] = {spelling: group[0] for group in _LISTS["synonyms"] for spelling in group}
 
@@ -102,10 +122,31 @@ def sentence_value(text: str) -> str | None:
         is_label = not link.group().startswith(":") or not WORDS["labels"].isdisjoint(words_of(lead))
         if link.group().strip() == "=" and _SYMBOL.fullmatch(lead):
             return None  # an equation, in which the name counts
-        if lead and rest and is_label and _is_lead(lead):
+        does = _DOES_FULL.fullmatch(link.group().strip()) is not None
+        if lead and rest and is_label and (_is_lead(lead) or (does and _DOER.fullmatch(lead))):
             return None if _is_hedged(rest) else without_tail(rest.strip())
     shortened = without_tail(plain)
     return shortened if shortened != plain and not _is_hedged(plain) else None
+
+
+_MATRIX = r"\\begin\{(?P<kind>[a-z]+matrix|matrix|array)\}(?:(?!\\begin).)+\\end\{(?P=kind)\}"
+_DISPLAY = rf"\$\$(?:(?!\$\$).)+\$\$|\\\[(?:(?!\\\[|\\\]).)+\\\]|{_MATRIX}"
+_CAPTION = re.compile(rf"(?P<caption>[A-Za-z][A-Za-z ]*?) ?[:.]? ?(?:(?P<display>{_DISPLAY})|(?P<value>[\d($\\].*))\.?")
+
+
+def captioned(text: str) -> str | None:
+    """The text after "Answer", or displayed after a caption such as "The inverse matrix"; None without a caption."""
+    if len(text) > 1000 or not text[:12].lstrip("#*_ \n")[:1].isalpha():
+        return None
+    match = _CAPTION.fullmatch(re.sub(r"^#+ ", "", " ".join(text.replace("**", " ").split())))
+    if not match:
+        return None
+    words = match["caption"].lower().split()
+    if not ANSWERS.isdisjoint(words):
+        return (match["display"] or match["value"]) if set(words) <= ANSWERS | WORDS["beside answers"] else None
+    if words[-1] in {"matrix", "vector"}:
+        words = [word for word in words if word not in WORDS["of matrices"]]
+    return match["display"] if WORDS["subjects"].issuperset(words) else None
 
 
 def opened(text: str) -> str:
@@ -136,6 +177,8 @@ def _is_lead(lead: str) -> bool:
     plain = [word.lower() for word in words]
     if ANSWERS.intersection(plain):
         return set(plain) <= ANSWERS | WORDS["beside answers"]
+    if _ABOUT.match(" ".join(plain)) and not any(alters(word) for word in words_of(lead)):
+        return True
     if len(words) <= 3 and all(_NAME.fullmatch(word) for word in words[:-1]) and _SUBJECT.fullmatch(words[-1]):
         return True
     return all(word in WORDS["subjects"] or _SYMBOL.fullmatch(original) for word, original in zip(plain, words, strict=True))
@@ -156,12 +199,12 @@ def without_tail(rest: str) -> str:
     tail = match[2].replace(",", " ").split()
     noun = tail[0].lower()
     if (
-        noun in WORDS["after numbers"]
+        (noun in WORDS["after numbers"] and tail not in (["of", "them"], ["of", "these"]))
         or (tail[0] == "per" and tail[1:2] in (["cent"], ["mille"], ["thousand"], ["million"]))
         or any(alters(word.lower()) for word in tail if word != "May")
     ):
         return rest
-    if noun in WORDS["adverbs"] or _MONEY.fullmatch(match[1]):
+    if noun in WORDS["adverbs"] or _MONEY.fullmatch(match[1]) or tail == ["of", "them"] or tail == ["of", "these"]:
         return match[1]
     if len(tail) <= 2 or noun in {"square", "cubic", "sq", "cu"} or tail[1].lower() in {"per", "a", "an"}:
         return rest
@@ -178,6 +221,23 @@ def alters(word: str) -> bool:
     if hedges(word):
         return True
     return word not in WORDS["not numeric"] and _NUMERIC.fullmatch(word) is not None
+
+
+def is_word(run: str) -> bool:
+    """Whether a run of letters is a word or a name, and not a product of letters such as PV, mgh and abcd."""
+    if len(run) < 4 or run.isupper():
+        return run.lower() in WORDS["short words"] or _SHORT_NAME.fullmatch(run) is not None
+    return re.search("[aeiou]", run[1:]) is not None
+
+
+def is_noun(word: str, one: bool = False) -> bool:
+    """Whether a word (lower case) is a noun in the plural, or counted in the singular, as after ``one``."""
+    if word in WORDS["counted"] or _PLURAL.fullmatch(word):
+        return True
+    singulars = {word.removesuffix("s"), word.removesuffix("es"), re.sub("ies$", "y", word)} - {word} | (
+        {word} if one else set()
+    )
+    return not WORDS["nouns"].isdisjoint(singulars)
 
 
 def digits_without_base(text: str, other: str) -> bool:
@@ -383,3 +443,36 @@ def canonical_word(text: str) -> str:
     word = re.sub(r"\b(\d+)(?:st|nd|rd|th)\b", r"\1", word)
     word = re.sub(r"^((?:right|acute|obtuse)? ?(?:isosceles|equilateral|scalene)) triangle$", r"\1", word)
     return _SYNONYMS.get(word, word)
+
+
+def same_words(answer: str, truth: str) -> bool:
+    """Whether two normalised texts are the same words or names; the case of letters that are no words counts."""
+    if not any(is_word(run) for run in re.findall("[A-Za-z]{2,}", truth)) and canonical_word(truth) not in _SYNONYMS:
+        return answer == truth
+    word, true_word = canonical_word(answer), canonical_word(truth)
+    return word == true_word or _gist(word) == _gist(true_word) or _subject(answer) == truth or _subject(truth) == answer
+
+
+_BESIDE_WORDS = re.compile(r"(?:(?:it is|it's|on|in|at) )?(?:(?:the|an?) )?(.+?)(?: (?:one|function|wins|will win|won))?")
+
+
+def _gist(word: str) -> str:
+    """A word without preposition, article and a noun that says nothing more."""
+    match = _BESIDE_WORDS.fullmatch(word)
+    return match[1] if match else word
+
+
+def _subject(sentence: str) -> str:
+    """The name that is the subject of a sentence about it; empty for other texts, and for denials and doubts."""
+    match = _NAMED_SUBJECT.fullmatch(sentence)
+    return match[1] if match and HEDGES.isdisjoint(words_of(match[2])) else ""
+
+
+def same_condition(condition: str, other: str) -> bool:
+    """Whether two conditions in words of a function by cases are the same: "if n is even", "n even"."""
+    words, others = (
+        [_CONDITIONS.get(word, word) for word in words_of(opened(text)) + re.findall(r"[^A-Za-z\s\\{}]+", text)]
+        for text in (condition, other)
+    )
+    first, second = ([word for word in each if word] for each in (words, others))
+    return bool(first) and first == second

@@ -35,6 +35,7 @@ from grpo.common.errors import UserError
 from grpo.grader.compare import Comparison, NeedsAlgebra, T
 from grpo.grader.expression import parse
 from grpo.grader.extract import without_boxes
+from grpo.grader.families import without_range
 from grpo.grader.normalise import half_width, normalise, unwrap_text, without_stray_delimiters
 from grpo.grader.quantity import exact_value, split_unit
 from grpo.grader.split import cases_of
@@ -168,7 +169,7 @@ def _equal_readings(answer: str, truth: str, comparison: Comparison) -> Iterator
         normal_truth = true_choice[0] if by_letter else normalise(true_choice[1])
     open_question = False
     for reading in chain(dict.fromkeys(readings), _work(answer, comparison)):
-        normal = normalise(reading)
+        normal = without_range(normalise(reading))
         try:
             if comparison.same(normal, normal_truth):
                 yield normal
@@ -183,6 +184,10 @@ def _equal_readings(answer: str, truth: str, comparison: Comparison) -> Iterator
 
 @lru_cache(maxsize=4096)
 def _normal_truth(truth: str) -> str:
+    return without_range(_stated_truth(truth))
+
+
+def _stated_truth(truth: str) -> str:
     """The normalised truth: the mathematics in a sentence such as "Solution is: $x=4$", and number words as digits."""
     stated = sentence_value(truth) if _WORD.search(truth) else None
     if stated and not truth.lstrip("$ ").startswith(stated.lstrip("$ ")) and (not _WORD.search(stated) or stated.istitle()):

@@ -171,13 +171,14 @@ def _is_outside_math(text: str, position: int) -> bool:
 
 def _is_lead(lead: str) -> bool:
     """Whether all words before the verb name a value: "The answer", "The area of the triangle", "x", "Natalia"."""
-    if not HEDGES.isdisjoint(words_of(lead)):
+    allowed = {"divided"} if "remainder" in lead else set()
+    if not HEDGES.isdisjoint({*words_of(lead)} - allowed):
         return False
     words = [word.strip(",.:;*") for word in re.findall(r"\$[^$]*\$[,.]?|\S+", lead)]
     plain = [word.lower() for word in words]
     if ANSWERS.intersection(plain):
         return set(plain) <= ANSWERS | WORDS["beside answers"]
-    if _ABOUT.match(" ".join(plain)) and not any(alters(word) for word in words_of(lead)):
+    if _ABOUT.match(" ".join(plain)):
         return True
     if len(words) <= 3 and all(_NAME.fullmatch(word) for word in words[:-1]) and _SUBJECT.fullmatch(words[-1]):
         return True
@@ -204,7 +205,7 @@ def without_tail(rest: str) -> str:
         or any(alters(word.lower()) for word in tail if word != "May")
     ):
         return rest
-    if noun in WORDS["adverbs"] or _MONEY.fullmatch(match[1]) or tail == ["of", "them"] or tail == ["of", "these"]:
+    if noun in WORDS["adverbs"] or noun == "such" or _MONEY.fullmatch(match[1]) or tail == ["of", "them"] or tail == ["of", "these"]:
         return match[1]
     if len(tail) <= 2 or noun in {"square", "cubic", "sq", "cu"} or tail[1].lower() in {"per", "a", "an"}:
         return rest

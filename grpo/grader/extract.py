@@ -58,7 +58,7 @@ def boxed_answer(text: str) -> str | None:
     lead, rest = text[max(0, found[0].start - _AROUND) : found[0].start], text[found[-1].end + 1 :]
     if not _in_formula(lead):
         rest = _EXCLAMATION.sub("", rest)
-        lead = _BULLET.sub(r"\1", lead)
+        lead = _BULLET.sub(r"\1", re.sub(r"(?<=[A-Za-z])!+", "", lead))
     before, after = _before(lead, answer), _after(rest)
     if before.endswith(("(", "[")) != after.startswith((")", "]")):
         before, after = before.rstrip("(["), after.lstrip(")]")
@@ -158,7 +158,7 @@ _DOLLAR = re.compile(r"(?<!\\)\$\$?")
 _EXCLAMATION = re.compile(r"^!+(?=[\s*_.,;:)\"'”’]|$)")  # outside a formula it is no factorial
 _BULLET = re.compile(r"((?:^|\n)\s*)- +$")
 # Another value right before a box: "5 or \boxed{6}" is a list, as is a text of values only.
-_ALTERNATIVE = re.compile(r"(\S*\w\S*),? or$")
+_ALTERNATIVE = re.compile(r"(\S*\w\S*),? or(?: [A-Za-z] ?=)?$")
 _LISTED = re.compile(r"((?:[^A-Za-z=\n]*\d[^A-Za-z=\n]*)(?:(?:or|and)[^A-Za-z=\n]+)*)(?:,|and)")
 _EMPTY = re.compile(r"\\(?:boxed|fbox)\s*\{\s*\}")
 # Ends of the formula around a box: delimiters of mathematics, a word, a full stop, another value of an equation.

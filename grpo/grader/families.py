@@ -17,7 +17,7 @@ _DECLARED = re.compile(
 _NUMBERS = r"(?:(?:positive |negative |non-?negative |real |natural |rational |whole )*(?:integers?|numbers?|reals?) )?"
 # Behind a formula, the range of a letter that says no more than the formula: "for all x", "where C is a constant", (n >= 1).
 _RANGE = re.compile(
-    rf"[,;(: ]*(?:(?:for (?:all|any|every|each)|\\forall) ?{_NUMBERS}(?P<a>[A-Za-z])(?: ?\\in ?\S+)?"
+    rf"[,;(: ]*(?:(?:for (?:all|any|every|each)|\\forall) ?{_NUMBERS}(?P<a>[A-Za-z])(?: ?\\in ?\S+|\\ge ?[0-2]|> ?0)?"
     r"|(?:(?:where|with|for|and) )?(?:some |any |an? )?(?:arbitrary |real )*(?:constant )?(?P<b>[A-Za-z])(?: (?:is|are))?"
     r"(?: an?| any| some)?(?: arbitrary| real)*(?<=[a-z]) (?:constant|number)"
     r"|(?:(?:where|with|for) )?(?:some |any |an? )?(?:arbitrary |real )*constant (?P<e>[A-Za-z])"

@@ -41,7 +41,7 @@ from grpo.grader.quantity import exact_value, split_unit
 from grpo.grader.split import cases_of
 from grpo.grader.symbolic import parses, symbolically_equal
 from grpo.grader.values import Effort
-from grpo.grader.words import captioned, choice, digits_without_base, restated, sentence_value, spelt_out
+from grpo.grader.words import choice, digits_without_base, restated, sentence_value, spelt_out
 
 MAX_ANSWER_LENGTH = 2000  # characters; a longer answer is equal only if identical
 _CHEAP_EFFORT = 4_000.0
@@ -168,7 +168,7 @@ def _equal_readings(answer: str, truth: str, comparison: Comparison) -> Iterator
         by_letter = chosen is not None or len(normalise(answer).strip("()")) == 1
         normal_truth = true_choice[0] if by_letter else normalise(true_choice[1])
     open_question = False
-    for reading in chain(dict.fromkeys(readings), _work(answer, comparison)):
+    for reading in chain(dict.fromkeys(readings), _restated(answer)):
         normal = without_range(normalise(reading))
         try:
             if comparison.same(normal, normal_truth):
@@ -197,9 +197,8 @@ def _stated_truth(truth: str) -> str:
     return normalise(spelt if spelt and in_digits else truth)
 
 
-def _work(answer: str, comparison: Comparison) -> Iterator[str]:
-    """Further readings, tried last: restated words, and the text after a caption."""
+def _restated(answer: str) -> Iterator[str]:
+    """Further readings, tried last: restated words."""
     if _WORD.search(answer):
         for text in (answer, sentence_value(answer) or ""):
             yield from restated(text)
-        yield from filter(None, (captioned(answer),))

@@ -68,6 +68,7 @@ _ANY_CASE |= dict.fromkeys(("mhz", "mpa"))
 _MONEY_SIGNS = _UNITS["money before"]
 _SIGN_OF_MONEY = "|".join(re.escape(sign) for sign in _MONEY_SIGNS)
 _MONEY = re.compile(rf"([+-]?)({_SIGN_OF_MONEY}) ?([+-]?)(?!\\?\$)(?=[\d.\\(])(.+)")
+_WORDS_OF_MEASURES = frozenset("/ % am pm C F K unit units square cubic squared cubed".split())
 _RATE = re.compile(r"(.*\d) ?(?:/| per | an? )(.+)")
 
 
@@ -196,12 +197,8 @@ def _are_units(words: list[str], after_number: bool, noun: bool = False) -> bool
 
 
 def _is_measuring(word: str) -> bool:
-    word = word.split("^")[0]
-    return (
-        word in {"/", "squared", "cubed", "am", "pm"}
-        or (canonical_unit(word) or "").split("/")[0] in _SIZES
-        or (canonical_unit(word) in {"%", "square", "cubic", "C", "F", "K"} or word in {"unit", "units", "square", "cubic"})
-    )
+    name = canonical_unit(word.split("^")[0]) or word.split("^")[0]
+    return name.split("/")[0] in _SIZES or name in _WORDS_OF_MEASURES
 
 
 def is_measure(name: str) -> bool:

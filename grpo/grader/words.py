@@ -217,9 +217,9 @@ def alters(word: str) -> bool:
 
 def is_word(run: str) -> bool:
     """Whether a run of letters is a word or a name, and not a product of letters such as PV, mgh and abcd."""
-    if len(run) < 4 or run.isupper():
+    if len(run) < 4:
         return run.lower() in WORDS["short words"] or _SHORT_NAME.fullmatch(run) is not None
-    return re.search("[aeiou]", run[1:]) is not None
+    return re.search("[aeiou]", run.lower() if run.isupper() else run[1:]) is not None
 
 
 def is_noun(word: str, one: bool = False) -> bool:

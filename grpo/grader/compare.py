@@ -165,21 +165,18 @@ class Comparison:
         found, true_found = cases_of(answer), cases_of(truth)
         if found is None and true_found is None:
             return None
-        if any(found and len(found[1][0]) == 1 for found in (found, true_found)):
-            listed = [found[0] + ",".join(row[0] for row in found[1]) if found else text
-                      for found, text in ((found, answer), (true_found, truth))]  # fmt: skip
-            return self.inside.same(*listed)
-        if found is None or true_found is None or len(found[1]) != len(true_found[1]) or len(found[1]) > _MAX_PARTS:
+        if any(each and len(each[1][0]) == 1 for each in (found, true_found)):
+            pairs = ((found, answer), (true_found, truth))
+            return self.inside.same(*(each[0] + ",".join(row[0] for row in each[1]) if each else text for each, text in pairs))
+        if found is None or true_found is None or not len(found[1]) == len(true_found[1]) <= _MAX_PARTS:
             return False
-        if found[0] and true_found[0] and not same_name(found[0].rstrip("="), true_found[0].rstrip("=")):
-            return False
-        if any(len(row) != 2 for row in found[1] + true_found[1]):
+        names = [each[0].rstrip("=") for each in (found, true_found) if each[0]]
+        if (len(names) == 2 and not same_name(*names)) or any(len(row) != 2 for row in found[1] + true_found[1]):
             return False
 
         def equal(row: list[str], true_row: list[str]) -> bool:
-            return self.inside.same(row[0], true_row[0]) and (
-                same_condition(row[1], true_row[1]) or self.inside.same(row[1], true_row[1])
-            )
+            is_same = same_condition(row[1], true_row[1]) or self.inside.same(row[1], true_row[1])
+            return is_same and self.inside.same(row[0], true_row[0])
 
         return self.in_any_order(found[1], true_found[1], equal)
 

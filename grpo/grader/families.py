@@ -21,7 +21,8 @@ _RANGE = re.compile(
     r"|(?:(?:where|with|for|and) )?(?:some |any |an? )?(?:arbitrary |real )*(?:constant )?(?P<b>[A-Za-z])(?: (?:is|are))?"
     r"(?: an?| any| some)?(?: arbitrary| real)*(?<=[a-z]) (?:constant|number)"
     r"|(?:(?:where|with|for) )?(?:some |any |an? )?(?:arbitrary |real )*constant (?P<e>[A-Za-z])"
-    r"|(?:(?:for|where|with) )?(?:(?P<c>[nkmij])(?:\\ge ?[0-2]|> ?0)|(?P<d>[A-Za-z])\\in ?\\mathbb\{[NRC]\}(?:[\^_](?:\{\S+\}|\S))?))\)?"
+    r"|(?:(?:for|where|with) )?(?:(?P<c>[nkmij])(?:\\ge ?[0-2]|> ?0)"
+    r"|(?P<d>[A-Za-z])\\in ?\\mathbb\{[NRC]\}(?:[\^_](?:\{\S+\}|\S))?))\)?"
 )
 _RESIDUE = re.compile(
     r"(?:(?P<name>[a-z])(?:\\equiv(?![A-Za-z]) ?|≡|=))?(?P<body>(?:\\pm ?|-)?[0-9]+(?:,-?[0-9]+)*) ?"

@@ -64,11 +64,11 @@ def _units() -> tuple[dict[str, tuple[str, Fraction]], dict[str, str]]:
 _SIZES, _NAMES = _units()
 # Names in lower case -> names. Of signs of two letters, those in any case that no prefix changes: KG, but neither MG nor NM.
 _ANY_CASE = {name.lower(): name for name in _NAMES if len(name) > 2 or name in _SHORT_UNITS - {"mm", "mg", "ml"}}
-_ANY_CASE |= dict.fromkeys(("mhz", "mpa"))
+_ANY_CASE |= dict.fromkeys(("mhz", "mpa"), "")
 _MONEY_SIGNS = _UNITS["money before"]
 _SIGN_OF_MONEY = "|".join(re.escape(sign) for sign in _MONEY_SIGNS)
 _MONEY = re.compile(rf"([+-]?)({_SIGN_OF_MONEY}) ?([+-]?)(?!\\?\$)(?=[\d.\\(])(.+)")
-_WORDS_OF_MEASURES = frozenset("/ % am pm C F K unit units square cubic squared cubed".split())
+_WORDS_OF_MEASURES = frozenset(("/", "%", "am", "pm", "C", "F", "K", "unit", "units", "square", "cubic", "squared", "cubed"))
 _RATE = re.compile(r"(.*\d) ?(?:/| per | an? )(.+)")
 
 
@@ -204,8 +204,7 @@ def _is_measuring(word: str) -> bool:
 def is_measure(name: str) -> bool:
     """Whether a text consists of units of measure only: "km/h", "square feet", "N m"."""
     words = _unit_words(name)
-    known = [word for word in words if word not in {"/", "square", "cubic", "sq", "cu", "squared", "cubed"}]
-    return bool(known) and all(size_of(_singular(word.split("^")[0])) is not None for word in known)
+    return all(map(_is_measuring, words)) and any(size_of(_singular(word.split("^")[0])) is not None for word in words)
 
 
 def _unit_words(name: str) -> list[str]:

@@ -27,7 +27,8 @@ _REALS = re.compile(r"(?:\\mathbb\{R\}|R)(?:\^\{?([+*-])\}?|_\{?(?:([<>]|\\[gln]
 _REALS_IN_WORDS = re.compile(
     r"(?:(?:the )?(?:set of )?(?:all|any|every)(?: the)? |(?=(?:the )?real))(?:the )?"
     r"(?P<sign>positive|negative|non-?negative|non-?positive|non-?zero)? ?(?:reals?|(?:real )?(?:numbers?|values?))"
-    r"(?: numbers?| values?)?(?: of)?(?: [a-z])?,?(?: (?:that are )?(?:(?P<than>greater|less|more|smaller) than(?P<equal>(?:,| or) ?equal to)?"
+    r"(?: numbers?| values?)?(?: of)?(?: [a-z])?,?"
+    r"(?: (?:that are )?(?:(?P<than>greater|less|more|smaller) than(?P<equal>(?:,| or) ?equal to)?"
     r"|at (?P<bound>least|most)|(?P<but>except(?: for)?(?: when)?|not equal to|other than)) ?(?:[a-z]=)?(?P<end>.+))?"
 )
 _SIGNS = {"+": ">", "positive": ">", "-": "<", "negative": "<", "nonnegative": "\\ge", "nonpositive": "\\le", "nonzero": "\\ne",
@@ -292,7 +293,7 @@ def _set(text: str, effort: Effort, alone: bool = False) -> list[Interval] | Non
         return [interval for piece in pieces for interval in _set(piece, effort) or []]
     if len(text) > 4 and text[0] in "([" and text[-1] in ")]" and closes_at_end(text):
         ends = top_level(text[1:-1], ",;")
-        return [_interval(*ends, text[0] == "[", text[-1] == "]")] if len(ends) == 2 else None
+        return [_interval(ends[0], ends[1], text[0] == "[", text[-1] == "]")] if len(ends) == 2 else None
     if text.startswith("\\{") and text.endswith("\\}") and not alone:
         return [("[", point, point, "]") for point in top_level(text[2:-2], ",;")]
     return None

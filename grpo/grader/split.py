@@ -98,10 +98,8 @@ def vector_parts(text: str, size: int) -> list[str] | None:
     r"""The components of a sum of ``\hat{i}``, ``\hat{j}`` and ``\hat{k}``, and its value without them; None for others."""
     if "\\hat{" not in text:
         return None
-    return [
-        re.sub(r"\\hat\{([ijk])\}", lambda match, letter=letter: "(1)" if match[1] == letter else "(0)", text)
-        for letter in ("ijk"[:size] + "-")
-    ]
+    ones = [re.sub(rf"\\hat\{{{letter}\}}", "(1)", text) for letter in "ijk"[:size]]
+    return [re.sub(r"\\hat\{[ijk]\}", "(0)", one) for one in (*ones, text)]
 
 
 def parts_of(text: str) -> tuple[str, list[str]]:

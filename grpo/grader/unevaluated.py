@@ -94,13 +94,13 @@ def _operations(tree: Node) -> int:
         return found
     factors = operands(tree)
     if tree[0] == "pow":
-        return found + (factors[0][0] == "add" and factors[1][0] == "num")
+        return found + bool(factors[0][0] == "add" and factors[1][0] == "num")
     if tree[0] == "div":
-        return found + (factors[1][0] == "add" and "('const', 'i')" in repr(factors[1]))
+        return found + bool(factors[1][0] == "add" and "('const', 'i')" in repr(factors[1]))
     if tree[0] != "mul":
         return found
     sums = [factor[0] == "add" for factor in factors]
-    return found + (
+    return found + bool(
         _multiplies(tree)
         or all(sums)
         or all(factor[0] == "root" and _is_plain(factor[1]) for factor in factors)

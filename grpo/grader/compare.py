@@ -1,33 +1,34 @@
-"""Comparison of two normalised answers, part by part."""
+"""Comparison of two normalised answers, part by part: first as mathematics, last as words."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from fractions import Fraction
 from functools import cached_property
 from typing import Self, TypeVar
 
 from grpo.grader.expression import divides, equation_difference, is_rational, parse
 from grpo.grader.families import declared_family, letters_of, possible_family, renamed, same_values, without_name
-from grpo.grader.names import is_number, named_sides, names_its_value, plain_name, with_argument_of
+from grpo.grader.names import applied, assigned, is_name, named_sides, names_its_value, same_name, with_argument_of
 from grpo.grader.normalise import RELATION, unwrap_text
-from grpo.grader.numeric import ratio, same_value
-from grpo.grader.quantity import conversion, exact_value, lettered, same_amount, same_number, same_quantity, scaled, split_unit
-from grpo.grader.relations import Interval, as_intervals, in_usual_signs, listed_intervals, member_of, merged
-from grpo.grader.split import closes_at_end, matrix_rows, parts_of, points_of, split_equations, top_level
+from grpo.grader.numeric import number, ratio, same_value
+from grpo.grader.quantity import conversion, exact_value, same_amount, same_number, same_quantity, scaled, split_unit
+from grpo.grader.relations import Interval, as_intervals, in_usual_signs, member_of, merged
+from grpo.grader.split import cases_of, matrix_rows, parts_of, points_of, split_equations, top_level, vector_parts
 from grpo.grader.values import Effort
-from grpo.grader.words import based, canonical_word, day_of_year, number_word, same_ratio, same_time
-from grpo.grader.working import arithmetic, is_formula
+from grpo.grader.words import based, day_of_year, number_word, same_condition, same_ratio, same_time, same_words
 
 _MAX_PARTS = 40
 
-_WORD = re.compile(r"[A-Z]|[A-Za-z'-]{4,}|(?=[A-Za-z]*[A-Z])[A-Za-z'-]+|[A-Za-z][A-Za-z'-]*(?: [0-9A-Za-z'-]+)+")
 _CHAIN = re.compile(r"[<>]|\\(?:le|ge|ne)(?![A-Za-z])")
 _WHOLE = frozenset("nmkt")
 _DEGREE = "\\text{degree}"
 _SUM = re.compile(r"[0-9A-Za-z)}] ?[+-]")
 _INVERSE = re.compile(r"[A-Z)]\^(?:\{-1\}|T|\{T\}|\\top|\\intercal)(?![A-Za-z])")
 _OPPOSITE = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "\\ne": "\\ne"}
+_POINTS = re.compile("[A-H]{2,}")  # segments, orders and matrices; VP is PV
+_EMPTY = frozenset(("\\emptyset", "\\{\\}"))
 
 
 T = TypeVar("T")
@@ -44,20 +45,28 @@ class Comparison:
         algebra: compares expressions that this package cannot read; None raises :class:`NeedsAlgebra` instead.
         effort: remaining computation.
         levels: bound on the nesting of lists in lists.
+        in_set: whether two elements of sets are compared, where {5} is not 5.
     """
 
-    def __init__(self, algebra: Callable[[str, str], bool] | None, effort: Effort, levels: int = 6) -> None:
+    def __init__(
+        self, algebra: Callable[[str, str], bool] | None, effort: Effort, levels: int = 6, in_set: bool = False
+    ) -> None:
         self.algebra = algebra
         self.effort = effort
         self.levels = levels
+        self.in_set = in_set
 
     @cached_property
     def inside(self) -> Self:
         """The same comparison, one level of nesting deeper."""
         return self.within(self.levels - 1)
 
-    def within(self, levels: int) -> Self:
-        return type(self)(self.algebra, self.effort, levels)
+    @cached_property
+    def elements(self) -> Self:
+        return self.within(self.levels - 1, in_set=True)
+
+    def within(self, levels: int, in_set: bool = False) -> Self:
+        return type(self)(self.algebra, self.effort, levels, in_set or self.in_set)
 
     def same(self, answer: str, truth: str) -> bool:
         """Whether two normalised texts are equal."""
@@ -65,8 +74,8 @@ class Comparison:
             return False
         if self.spelt_alike(answer, truth):
             return True
-        written_forms = (same_number, same_amount, self.approximation, self.family, self.degrees)
-        for compare in (*written_forms, self.relation, self.equation, self.matrix, self.parts):
+        written_forms = (same_number, same_amount, self.approximation, self.family, self.degrees, self.cases)
+        for compare in (*written_forms, self.relation, self.assignments, self.equation, self.matrix, self.vector, self.parts):
             verdict = compare(answer, truth)
             if verdict is not None:
                 return verdict
@@ -76,12 +85,12 @@ class Comparison:
         """Whether two texts are identical up to a ``\\text{}`` around one of them."""
         return unwrap_text(answer) == unwrap_text(truth)
 
-    def every(self, pairs: Iterable[tuple[str, str]]) -> bool:
+    def every(self, pairs: Iterable[tuple[str, str]], comparison: Self | None = None) -> bool:
         """Whether all pairs are equal; pairs that need algebra come last, as another pair may decide."""
         open_question = False
         for answer, truth in pairs:
             try:
-                if not self.inside.same(answer, truth):
+                if not (comparison or self.inside).same(answer, truth):
                     return False
             except NeedsAlgebra:
                 open_question = True
@@ -90,12 +99,29 @@ class Comparison:
         return True
 
     def approximation(self, answer: str, truth: str) -> bool | None:
-        r"""Compare the exact sides of ``a \\approx b``."""
-        exact, sign, approximate = answer.partition("\\approx")
-        true_exact, true_sign, true_approximate = truth.partition("\\approx")
-        if not sign and not true_sign:
+        r"""Compare the exact sides of ``a \\approx b``; a rounded number alone answers no whole number."""
+        if "\\approx" not in answer and "\\approx" not in truth:
             return None
-        return self.inside.same(exact.strip() or approximate.strip(), true_exact.strip() or true_approximate.strip())
+        exact, true_exact = self.exact_side(answer), self.exact_side(truth)
+        is_rounded = "\\approx" not in truth and "\\approx" in answer and exact[1] and "." not in truth
+        return not is_rounded and bool(exact[0] and true_exact[0]) and self.inside.same(exact[0], true_exact[0])
+
+    def exact_side(self, text: str) -> tuple[str, bool]:
+        r"""The exact side of ``a \\approx b`` and False; b or ``x=b`` and True if a is missing or a name; "" if they differ."""
+        exact, sign, rounded = (part.strip() for part in text.partition("\\approx"))
+        body = split_unit(rounded)[0]
+        value = exact_value(body)
+        if not sign:
+            return text, False
+        if value is None:
+            return "", False
+        if not exact or is_name(exact):
+            return (f"{exact}={rounded}" if exact else rounded), True
+        place = number(unwrap_text(split_unit(split_equations(exact)[-1])[0]), self.effort)
+        if place is None:
+            return "", False
+        rest = (Fraction(place) - value) * 10 ** len(body.partition(".")[2]) * (1 if place > 0 else -1)
+        return (exact if -0.500001 < rest < 1 else ""), False  # rounded, or cut off
 
     def family(self, answer: str, truth: str) -> bool | None:
         r"""Decide if one side declares a family of values or a residue, or if only the letter of ``k\pi`` differs."""
@@ -134,6 +160,26 @@ class Comparison:
             return None
         return self.inside.same(*pair)
 
+    def cases(self, answer: str, truth: str) -> bool | None:
+        r"""Compare functions by cases row by row, in any order, and systems of equations in ``cases`` as lists."""
+        found, true_found = cases_of(answer), cases_of(truth)
+        if found is None and true_found is None:
+            return None
+        if any(each and len(each[1][0]) == 1 for each in (found, true_found)):
+            pairs = ((found, answer), (true_found, truth))
+            return self.inside.same(*(each[0] + ",".join(row[0] for row in each[1]) if each else text for each, text in pairs))
+        if found is None or true_found is None or not len(found[1]) == len(true_found[1]) <= _MAX_PARTS:
+            return False
+        names = [each[0].rstrip("=") for each in (found, true_found) if each[0]]
+        if (len(names) == 2 and not same_name(*names)) or any(len(row) != 2 for row in found[1] + true_found[1]):
+            return False
+
+        def equal(row: list[str], true_row: list[str]) -> bool:
+            is_same = same_condition(row[1], true_row[1]) or self.inside.same(row[1], true_row[1])
+            return is_same and self.inside.same(row[0], true_row[0])
+
+        return self.in_any_order(found[1], true_found[1], equal)
+
     # ------------------------------------------------------------------------------------------ inequalities, equations
 
     def relation(self, answer: str, truth: str) -> bool | None:
@@ -142,20 +188,16 @@ class Comparison:
         if usual != (answer, truth):
             return self.inside.same(*usual)
         if not any(
-            RELATION.search(text) or any(mark in text for mark in ("mathbb", "real", "setminus", "\\cup"))
+            RELATION.search(text)
+            or any(mark in text for mark in ("mathbb", "real", "setminus", "\\cup", "number"))
+            or text == "R"
             for text in (answer, truth)
         ):
             return None
         sets = [as_intervals(text, self.effort) for text in (answer, truth)]
-        if [found is None for found in sets].count(True) == 1:  # A list of intervals may mean their union.
-            listed = [as_intervals(listed_intervals(text), self.effort) for text in (answer, truth)]
-            if listed[0] is not None and listed[1] is not None and len(listed[0][1]) == len(listed[1][1]):
-                sets = listed
         if sets[0] is not None and sets[1] is not None:
-            names = {found[0] for found in sets if found and found[0]}
-            if "y" in names:
-                names = {plain_name(name) for name in names}
-            return len(names) <= 1 and self.same_intervals(sets[0][1], sets[1][1])
+            names = [found[0] for found in sets if found and found[0]]
+            return (len(names) < 2 or same_name(*names)) and self.same_intervals(sets[0][1], sets[1][1])
         if RELATION.search(answer) and RELATION.search(truth):
             if all(len(top_level(text, ",;")) > 1 for text in (answer, truth)):
                 return None
@@ -190,47 +232,52 @@ class Comparison:
             return False
         return ratio(_difference(sides), _difference(true_sides), self.effort) in allowed
 
+    def assignments(self, answer: str, truth: str) -> bool | None:
+        """Compare ``x = 3, y = 4`` by its names; with a bare list or a point, in the order of the text or of the names."""
+        (letters, points), (true_letters, true_points) = points_of(answer), points_of(truth)
+        if len(points) > 1 or len(true_points) > 1:
+            if points and true_points and letters != true_letters:
+                return False
+            return self.inside.same(",".join(points) or answer, ",".join(true_points) or truth)
+        named, true_named = assigned(answer), assigned(truth)
+        if named and true_named:
+            by_name, true_by_name = dict(named), dict(true_named)
+            if by_name.keys() != true_by_name.keys():
+                return None if len(named) == len(true_named) else False
+            return self.every((by_name[name], true_by_name[name]) for name in by_name)
+        values = named or true_named
+        other = truth if named else answer
+        if not values or "=" in other:
+            return None
+        kind, parts = parts_of(other)
+        if kind not in {"set", "()", "[]"} or len(parts) != len(values) or (kind == "[]" and len(parts) == 2):
+            return False
+        orders = [[value for _, value in ordered] for ordered in _orders(values, kind)]
+        return any(self.every(zip(order, parts, strict=True) if named else zip(parts, order, strict=True)) for order in orders)
+
     def equation(self, answer: str, truth: str) -> bool | None:
         """Decide if one side contains ``=`` outside lists; None if neither does."""
         if "=" not in answer and "=" not in truth:
             return None
-        if answer[0] in "[(" or truth[0] in "[(":
-            bare = (_without_brackets(answer), _without_brackets(truth))
-            if bare != (answer, truth):
-                return self.inside.same(*bare)
         name, sides = named_sides(with_argument_of(truth, answer), sums=True)
         true_name, true_sides = named_sides(truth)
         if len(true_sides) > 1 and self.every((side, true_sides[0]) for side in true_sides[1:]):
             true_sides = true_sides[:1]  # A chain such as 0.56 = 56\%: each of its sides is an answer.
         if (name, len(sides), true_name, len(true_sides)) == ("", 1, "", 1) and true_sides[0] == truth:
-            return self.assignments(answer, truth)
-        if name and true_name and plain_name(name) != plain_name(true_name):
+            return None  # two lists
+        if name and true_name and not same_name(name, true_name):
             # y = 3 does not answer x = 3, but x = 2y answers y = x/2.
             return self.same_equation(answer, truth)
         if len(true_sides) > 1:
             return "=" in answer and self.same_equation(answer, truth)
         if len(sides) > 1 and true_name and not name:
             return self.same_equation(answer, truth)
-        # Every side must be right: of 7 = 8, neither 7 nor 8 may be picked. Of A = bh = 6(4) = 24, bh cannot be computed.
-        if len(sides) > 1:
-            sides = [arithmetic(side) for side in sides]
-            if name and is_number(true_sides[0]):
-                sides = [side for side in sides[:-1] if not is_formula(side, name, self.effort)] + sides[-1:]
+        if name and true_name:
+            sides, true_sides = ([applied(side, name) for side in these] for these in (sides, true_sides))
+        # Every side must be right: of 7 = 8, neither 7 nor 8 may be picked.
         if len(sides) <= 6 and self.every((side, true_sides[0]) for side in sides):
             return True
         return bool(name and true_name) and "(" not in name + true_name and self.same_equation(answer, truth)
-
-    def assignments(self, answer: str, truth: str) -> bool | None:
-        """Compare ``x = 3, y = 4`` as the point (3, 4), in order of letters, and ``x=1, y=2 or x=3, y=4`` as two points."""
-        (letters, points), (true_letters, true_points) = points_of(answer), points_of(truth)
-        if points and true_points:
-            if len(points) == len(true_points) == 1:
-                return None  # two lists of equations
-            if letters != true_letters:
-                return False
-        elif not (points and truth.startswith("(")) and not (true_points and answer.startswith("(")):
-            return None
-        return self.inside.same(",".join(points) or answer, ",".join(true_points) or truth)
 
     def same_equation(self, answer: str, truth: str) -> bool:
         sides, true_sides = (split_equations(text) for text in (answer, truth))
@@ -258,6 +305,20 @@ class Comparison:
         pairs = [pair for row, true_row in zip(rows, true_rows, strict=True) for pair in zip(row, true_row, strict=True)]
         return len(pairs) <= 100 and self.every(pairs)
 
+    def vector(self, answer: str, truth: str) -> bool | None:
+        r"""Compare sums of the unit vectors ``\\hat{i}``, ``\\hat{j}`` and ``\\hat{k}`` as tuples."""
+        if "\\hat{" not in answer and "\\hat{" not in truth:
+            return None
+        size = 3 if "\\hat{k}" in answer + truth else 2
+        parts, true_parts = (vector_parts(text, size) for text in (answer, truth))
+        for found in (parts, true_parts):
+            if found and same_value(found.pop(), "0", self.effort) is not True:
+                return None
+        if parts is None and true_parts is None:
+            return None
+        pair = ("(" + ",".join(found) + ")" if found else text for found, text in ((parts, answer), (true_parts, truth)))
+        return self.inside.same(*pair)
+
     def parts(self, answer: str, truth: str) -> bool | None:
         """Compare lists, sets, tuples, intervals and unions part by part; None if neither side is one."""
         kind, parts = parts_of(answer)
@@ -266,10 +327,12 @@ class Comparison:
             if parts != [answer] or true_parts != [truth]:  # brackets around a single value
                 return self.inside.same(parts[0], true_parts[0])
             return None
-        if not kind and len(true_parts) == 1 and true_kind == "set":
-            return self.inside.same(answer, true_parts[0])
-        if not true_kind and len(parts) == 1 and kind == "set":
-            return self.inside.same(parts[0], truth)
+        for one, other, element in ((kind, true_kind, parts), (true_kind, kind, true_parts)):
+            if one == "set" and other not in {"set", "union"} and len(element) == 1:
+                other_text = truth if element is parts else answer
+                if self.in_set or parts_of(element[0])[0] == "set" or not _EMPTY.isdisjoint((element[0], other_text)):
+                    return False
+                return self.inside.same(*((element[0], truth) if element is parts else (answer, element[0])))
         if kind != true_kind and not (len(parts) > 2 and {kind, true_kind} == {"()", "[]"}):  # [1,2] may be an interval.
             return False
         if len(parts) != len(true_parts):  # In a set in braces, repeated elements count once.
@@ -280,14 +343,16 @@ class Comparison:
         if len(parts) != len(true_parts) or len(parts) > _MAX_PARTS:
             return False
         if kind not in {"set", "union"}:
-            return self.every(zip(parts, true_parts, strict=True))
-        return self.in_any_order(parts, true_parts, lambda a, t: self.inside.same(a, t))
+            return self.every(zip(parts, true_parts, strict=True), self.elements)
+        is_set = kind == "set" and not (answer[0] == truth[0] == "{")
+        comparison = self.elements if is_set else self.inside
+        return self.in_any_order(parts, true_parts, lambda a, t: comparison.same(a, t))
 
     def distinct(self, parts: list[str]) -> list[str]:
         """Remove parts that equal an earlier one."""
         kept: list[str] = []
         for part in parts:
-            if not any(self.within(2).same(part, other) for other in kept):
+            if not any(self.within(2, in_set=True).same(part, other) for other in kept):
                 kept.append(part)
         return kept
 
@@ -313,8 +378,8 @@ class Comparison:
                 return verdict
         if (day := day_of_year(answer)) and (true_day := day_of_year(truth)):
             return day == true_day
-        body, unit = split_unit(answer, lenient=False)
-        true_body, true_unit = split_unit(truth)
+        body, unit = split_unit(answer)
+        true_body, true_unit = split_unit(truth, noun=True)
         body, true_body = number_word(body) or body, number_word(true_body) or true_body
         by_value = same_quantity(body, unit, true_body, true_unit)
         if by_value is not None:
@@ -332,31 +397,32 @@ class Comparison:
             return True
         if "%" in (unit, true_unit) and unit != true_unit:
             return False
-        # Without their units and texts they may turn out to be lists or brackets.
-        verdict = self.within(3).parts(body, true_body)
-        if verdict is not None:
-            return verdict
-        for text, other, other_unit in ((body, true_body, true_unit), (true_body, body, unit)):
-            amount = lettered(text, other_unit)
-            if amount is not None:
-                return amount == exact_value(other)
+        if (body, true_body) != (answer, truth):  # Without their units and texts they may be lists or brackets.
+            verdict = self.within(3).parts(body, true_body)
+            if verdict is not None:
+                return verdict
         return self.expression(body, true_body)
 
     def expression(self, answer: str, truth: str) -> bool:
-        if is_spelt(answer) or is_spelt(truth):
-            word, true_word = canonical_word(answer), canonical_word(truth)
-            return word == true_word and (len(answer) > 1 or answer == truth)
+        """Compare two texts as mathematics; as words, if one of them is none."""
         if "\\infty" in (answer.lstrip("+-"), truth.lstrip("+-")):
             return answer.lstrip("+") == truth.lstrip("+")
         if _INVERSE.search(answer) or _INVERSE.search(truth):
             names = {letter for letter in letters_of(answer + truth) if letter.isupper()}
             if len(names) > 1:
                 return False  # Products of matrices depend on the order.
-        # Exact values come first, so that 2e-1 is not read as a product with Euler's number.
+        if _POINTS.fullmatch(truth):
+            return answer == truth
+        if "\\vec" in answer + truth and "\\times" in answer + truth:
+            return False  # The order counts.
+        if "\\ln" in truth and "log(" in answer and "\\log" not in answer + truth:
+            answer = answer.replace("log(", "ln(")  # as code writes it
         by_value = same_value(_as_fraction(answer), _as_fraction(truth), self.effort)
         if by_value is not None:
             return by_value
-        return self.by_algebra(answer, truth)
+        if answer.isalpha() and parse(truth) is not None:
+            return sorted(answer) == sorted(truth)  # abcd is dcba, though this may be a word
+        return same_words(answer, truth) or self.by_algebra(answer, truth)
 
     def by_algebra(self, answer: str, truth: str) -> bool:
         unread = [text for text in (answer, truth) if parse(text) is None]
@@ -368,6 +434,16 @@ class Comparison:
         return bool(unread) and self.algebra(answer, truth)
 
 
+def _orders(values: list[tuple[str, str]], kind: str) -> list[list[tuple[str, str]]]:
+    """The orders in which named values may be listed: as written, by single letters, the minimum before the maximum."""
+    words = [name.lower()[:3] for name, _ in values]
+    if sorted(words) == ["max", "min"]:
+        return [values if words[0] == "min" else values[::-1]]
+    if kind == "()" and {name for name, _ in values} <= {"x", "y", "z"}:
+        return [sorted(values)]
+    return [values] if any(len(name) > 2 and name.isalpha() for name, _ in values) else [values, sorted(values)]
+
+
 def _as_fraction(text: str) -> str:
     value = None if text.isdigit() else exact_value(text)
     return text if value is None else f"({value.numerator})/({value.denominator})"
@@ -375,16 +451,3 @@ def _as_fraction(text: str) -> str:
 
 def _difference(sides: list[str]) -> str:
     return f"({sides[0]})-({sides[1]})"
-
-
-def _without_brackets(text: str) -> str:
-    """Remove the brackets of ``[x=1, y=2]``."""
-    if not (text.startswith(("[", "(")) and closes_at_end(text)):
-        return text
-    inner = text[1:-1]
-    return inner if all("=" in part for part in top_level(inner, ",;")) else text
-
-
-def is_spelt(text: str) -> bool:
-    """Whether a text is compared by spelling: words, choice letters, times and ratios."""
-    return ":" in text or _WORD.fullmatch(text) is not None or text in {"\\emptyset", "\\{\\}"}

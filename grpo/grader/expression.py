@@ -15,6 +15,7 @@ from typing import Any
 
 from grpo.grader.quantity import exact_value
 from grpo.grader.split import split_equations
+from grpo.grader.words import is_word
 
 Node = tuple[Any, ...]
 r"""``("num", Fraction)``, ``("var", name)``, ``("const", name)``, or an operation's name and its operands."""
@@ -24,23 +25,33 @@ _MAX_DEPTH = 30
 _LARGEST_DEGREE = 20
 
 # Longer names first: arcsin before sin.
-_WORDS = "arcsin|arccos|arctan|sinh|cosh|tanh|sqrt|cbrt|sin|cos|tan|cot|sec|csc|log|ln|lg|exp|abs|cis|pi"
+_WORDS = (
+    "arcsinh|arccosh|arctanh|arcsin|arccos|arctan|sinh|cosh|tanh|sqrt|cbrt|sin|cos|tan|cot|sec|csc|log|ln|lg|exp|abs|cis|pi"
+)
+_CODE = r"a(?:sinh|cosh|tanh|sin|cos|tan)(?=\()"  # a sin x is a product
 _FUNCTIONS = frozenset(_WORDS.split("|")) - {"pi"}
 _GREEK_NAMES = (
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau phi varphi chi "
     "psi omega Gamma Delta Theta Lambda Sigma Phi Psi Omega ell"
 )
-_GREEK = frozenset(_GREEK_NAMES.split())
+GREEK = frozenset(_GREEK_NAMES.split())
 _COMMAND_TOKENS = {
     "cdot": "*", "times": "*", "ast": "*", "div": "/", "lvert": "|", "rvert": "|", "vert": "|", "mid": "|", "lbrack": "[",
-    "rbrack": "]", "tbinom": "binom", "dbinom": "binom", "asin": "arcsin", "acos": "arccos", "atan": "arctan",
+    "rbrack": "]", "tbinom": "binom", "dbinom": "binom", "asin": "arcsin", "acos": "arccos", "atan": "arctan", "tg": "tan",
+    "ctg": "cot", "arctg": "arctan", "cosec": "csc", "arsinh": "arcsinh", "arcosh": "arccosh", "artanh": "arctanh",
+    "asinh": "arcsinh", "acosh": "arccosh", "atanh": "arctanh",
 }  # fmt: skip
 _TOKEN = re.compile(
     r"\s*(?:(?P<repeating>\d*\.\d*\\overline\{\d+\})|(?P<number>\d+\.\d+|\.\d+|\d+(?:\.(?![\d(.]))?)|\\(?P<command>[A-Za-z]+)"
-    rf"|(?P<word>{_WORDS})|(?P<letter>[A-Za-z])|(?P<sign>\*\*|[-+*/^!_|()\[\]{{}}=]))"
+    rf"|(?P<word>{_CODE}|{_WORDS})|(?P<letter>[A-Za-z]'{{0,3}})|(?P<sign>\*\*|[-+*/^!_|()\[\]{{}}=,]))"
 )
 _JOINED = re.compile(rf"({_WORDS})([a-zA-Z])")
-_LONG_WORD = re.compile(rf"(?<![A-Za-z\\])(?!(?:[A-Za-z]{{0,2}}(?:{_WORDS}))+)[A-Za-z]{{4,}}")
+_RUN = re.compile(rf"(?<![A-Za-z\\])(?!{_CODE}|(?:[A-Za-z]{{0,2}}(?:{_WORDS}))+[A-Za-z]{{0,2}}(?![A-Za-z]))[A-Za-z]{{2,}}")
+# f and g, and a letter before a bracket with only a number or another letter, are functions: I(0), T(n).
+_APPLIED = re.compile(
+    r"((?:[A-Za-z]'{0,3}|\\[A-Za-z]+)(?:_(?:\w|\{\w+\}))?)(?:\^\{(?:-1|\(\w\))\})?"
+    r"\((?!\1\))(?:-?[\d.]+|[A-Za-z]|\\[a-z]+|[A-Za-z],[A-Za-z])\)"
+)
 _CLOSING = {"(": ")", "[": "]", "{": "}", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil", "|": "|"}
 _ROUNDED = {"\\lfloor": "floor", "\\lceil": "ceil", "|": "abs"}
 _MINUS_ONE: Node = ("neg", ("num", Fraction(1)))
@@ -54,7 +65,7 @@ class Unreadable(Exception):
 def parse(text: str) -> Node | None:
     """Parse a normalised text; None if it cannot be read."""
     try:
-        parser = _Parser(_tokens(text))
+        parser = _Parser(_tokens(text), {"f", "g"}.union(re.sub("[{}]", "", name) for name in _APPLIED.findall(text)))
         tree = parser.sum_()
         return tree if parser.peek() == "" else None
     except (Unreadable, RecursionError):
@@ -67,6 +78,8 @@ def variables(tree: Node) -> frozenset[str]:
         return frozenset((tree[1],))
     if tree[0] in {"num", "const", "term"}:
         return frozenset()
+    if tree[0] == "unknown":  # f(2) is no number
+        return frozenset((tree[1] + "()",)).union(*map(variables, tree[2:]))
     if tree[0] == "series":
         return variables(tree[3]) | variables(tree[4]) | (variables(tree[5]) - {tree[2]})
     found: frozenset[str] = frozenset()
@@ -111,7 +124,7 @@ def divides(tree: Node) -> bool:
 
 def _tokens(text: str) -> list[str]:
     """Split a text into tokens: numbers start with a digit or a point, commands with a backslash."""
-    if _LONG_WORD.search(text):
+    if any(is_word(run) for run in _RUN.findall(text)):
         raise Unreadable
     tokens: list[str] = []
     position, text = 0, text.rstrip()
@@ -124,20 +137,22 @@ def _tokens(text: str) -> list[str]:
         if match.lastgroup == "command":
             token = _COMMAND_TOKENS.get(token, token)
             joined = _JOINED.fullmatch(token)
-            if joined and token not in _GREEK | _FUNCTIONS:  # \sinx
+            if joined and token not in GREEK | _FUNCTIONS:  # \sinx
                 tokens += ["\\" + joined[1], joined[2]]
             else:
                 tokens.append(token if len(token) == 1 else "\\" + token)
         else:
-            tokens.append("\\" + token if match.lastgroup == "word" else token.replace("**", "^"))
+            is_name = match.lastgroup == "word"
+            tokens.append("\\" + _COMMAND_TOKENS.get(token, token) if is_name else token.replace("**", "^"))
     return tokens
 
 
 class _Parser:
     """Recursive descent parser over tokens."""
 
-    def __init__(self, tokens: list[str]) -> None:
+    def __init__(self, tokens: list[str], functions: set[str]) -> None:
         self.tokens = [*tokens, ""]
+        self.functions = functions
         self.at = 0
         self.depth = 0
         self.open_bars = 0
@@ -182,7 +197,7 @@ class _Parser:
 
     def starts_factor(self, token: str) -> bool:
         """Whether ``token`` may follow a factor as an implicit product."""
-        if token == "" or token in "+-*/^!_)]}=":
+        if token == "" or token in "+-*/^!_)]}=,":
             return False
         if token == "|":
             return not self.open_bars
@@ -201,7 +216,7 @@ class _Parser:
             return True
         if before == "}":
             return self.subscripted_until != self.at
-        return before.isalpha() and before not in "ei" and self.tokens[self.at + 1] == "^"
+        return before.isalpha() and before not in {"e", "i"} and self.tokens[self.at + 1] == "^"
 
     def signed_factor(self) -> Node:
         signs = [self.take() for _ in range(2) if self.peek() in {"+", "-"}]  # "--5" is clear, "---5" is not
@@ -242,7 +257,7 @@ class _Parser:
             return self.number(token)
         if token in _CLOSING:
             return self.group(token)
-        if len(token) == 1 and token.isalpha():
+        if token[0].isalpha():
             return self.name(token)
         if token[0] != "\\":
             raise Unreadable
@@ -265,12 +280,27 @@ class _Parser:
     def name(self, letter: str) -> Node:
         if self.peek() == "_":
             return self.subscripted(letter)
-        if letter in "ei" and letter not in self.indices:
+        if letter in {"e", "i"} and letter not in self.indices:
             return ("const", letter)
-        if letter in "fg" and self.peek() == "(":
+        return self.applied(letter)
+
+    def applied(self, name: str) -> Node:
+        """A variable, or an unknown function with its arguments."""
+        if name in self.functions and self.tokens[self.at : self.at + 2] == ["^", "{"]:  # f^{-1}(2), f^{(n)}(0)
+            for length in (6, 7):
+                raised = self.tokens[self.at : self.at + length]
+                if raised[-2:] == ["}", "("] and raised[2:-2] in (["-", "1"], ["(", *raised[3:4], ")"]):
+                    self.at += length - 1
+                    name += "".join(raised[:-1])
+        if (name.split("^")[0] not in self.functions) or self.peek() != "(":
+            return ("var", name)
+        self.take()
+        arguments = [self.sum_()]
+        while self.peek() == ",":
             self.take()
-            return ("unknown", letter, self.group("("))
-        return ("var", letter)
+            arguments.append(self.sum_())
+        self.take(")")
+        return ("unknown", name, *arguments)
 
     def subscripted(self, name: str) -> Node:
         """A variable, or an unknown term of a sequence, as in a sum over a_k."""
@@ -282,7 +312,8 @@ class _Parser:
                 subscript += self.take()
         subscript = (subscript + self.take()).rstrip("}")
         self.subscripted_until = self.at
-        return ("term" if self.indices.intersection(subscript) else "var", name + "_" + subscript)
+        full = name + "_" + subscript
+        return ("term", full) if self.indices.intersection(subscript) else self.applied(full)
 
     def group(self, opening: str) -> Node:
         """Read the inside of brackets or bars, after the opening one."""
@@ -309,12 +340,14 @@ class _Parser:
             return ("binomial", self.braced(), self.braced())
         if name == "sqrt":
             return self.root()
+        if name == "vec":
+            return self.braced()
         if name == "pi":
             return ("const", "pi")
         if name in _FUNCTIONS:
             return self.function(name)
-        if name in _GREEK:
-            return self.subscripted(name) if self.peek() == "_" else ("var", name)
+        if name in GREEK:
+            return self.subscripted("\\" + name) if self.peek() == "_" else self.applied("\\" + name)
         if "\\" + name in _CLOSING:
             return self.group("\\" + name)
         if name in {"sum", "prod"}:
@@ -341,8 +374,8 @@ class _Parser:
         if name == "cbrt":
             return ("root", argument, ("num", Fraction(3)))
         if power == _MINUS_ONE and log_base is None:
-            if name not in {"sin", "cos", "tan"}:
-                raise Unreadable  # either 1/cosh x or the inverse function
+            if name not in {"sin", "cos", "tan", "sinh", "cosh", "tanh"}:
+                raise Unreadable  # either 1/\sec x or the inverse function
             return ("arc" + name, argument)
         tree: Node = (name, argument) if log_base is None else ("div", ("ln", argument), ("ln", log_base))
         return tree if power is None else ("pow", tree, power)

@@ -55,7 +55,11 @@ def boxed_answer(text: str) -> str | None:
     answer = _listed(text, found)
     if not answer:
         return ""
-    before, after = _before(text[max(0, found[0].start - _AROUND) : found[0].start], answer), _after(text[found[-1].end + 1 :])
+    lead, rest = text[max(0, found[0].start - _AROUND) : found[0].start], text[found[-1].end + 1 :]
+    if not _in_formula(lead):
+        rest = _EXCLAMATION.sub("", rest)
+        lead = _BULLET.sub(r"\1", re.sub(r"(?<=[A-Za-z])!+", "", lead))
+    before, after = _before(lead, answer), _after(rest)
     if before.endswith(("(", "[")) != after.startswith((")", "]")):
         before, after = before.rstrip("(["), after.lstrip(")]")
     if ("|" in before) != ("|" in after):
@@ -150,6 +154,12 @@ _LAYOUT = re.compile(
     r"|\\[,;:! ]|[{}~#`*\"“”]"
 )
 _TAG = re.compile(r"</?[A-Za-z]+\s*/?>")  # of a prompt's form or of HTML; it ends a formula
+_DOLLAR = re.compile(r"(?<!\\)\$\$?")
+_EXCLAMATION = re.compile(r"^!+(?=[\s*_.,;:)\"'”’]|$)")  # outside a formula it is no factorial
+_BULLET = re.compile(r"((?:^|\n)\s*)- +$")
+# Another value right before a box: "5 or \boxed{6}" is a list, as is a text of values only.
+_ALTERNATIVE = re.compile(r"(\S*\w\S*),? or(?: [A-Za-z] ?=)?$")
+_LISTED = re.compile(r"((?:[^A-Za-z=\n]*\d[^A-Za-z=\n]*)(?:(?:or|and)[^A-Za-z=\n]+)*)(?:,|and)")
 _EMPTY = re.compile(r"\\(?:boxed|fbox)\s*\{\s*\}")
 # Ends of the formula around a box: delimiters of mathematics, a word, a full stop, another value of an equation.
 _BREAK = (
@@ -162,7 +172,7 @@ _FIRST_BREAK = re.compile(rf"{_BREAK}|(?<![A-Za-z\\])[A-Za-z]{{2}}|(?<=\s)[A-Za-
 _MEANS = re.compile(r"[0-9A-Za-z+\-*/^<>\\%$!?_|'±×·÷−√≤≥≠°²³()\[\]¢€£]")
 # Words right before a box that deny or change its content.
 _TURNED = re.compile(
-    r"(?:^|[^A-Za-z])((?:not|never|cannot|neither|nor|without|except|[a-z]+n['’]t)"
+    r"(?:^|[^A-Za-z])((?:not|maybe|perhaps|possibly|might|could|never|cannot|neither|nor|without|except|[a-z]+n['’]t)"
     r"(?: (?:be|been|equal|equals|to|a|an|the|exactly|always|simply|necessarily|my|our|answer|is))*"
     r"|(?:minus|negative|plus|times|twice|half|double|triple|over|under|above|below|between|about|around|roughly|nearly|almost"
     r"|approximately|exceeds?|(?:least|most|less|more|greater|fewer|smaller|larger|other|up)(?: (?:than|to))?)"
@@ -188,13 +198,23 @@ def _plain(text: str) -> str:
     return _LAYOUT.sub(" ", _TEXT.sub(r" \1 ", re.sub(r"\\not\s*=", r"\\ne ", _TAG.sub("\n", text))))
 
 
+def _in_formula(before: str) -> bool:
+    """Whether the text before a box leaves a formula open."""
+    opened = max(before.rfind("\\("), before.rfind("\\["))
+    return opened > max(before.rfind("\\)"), before.rfind("\\]")) or len(_DOLLAR.findall(before)) % 2 == 1
+
+
 def _before(text: str, answer: str) -> str:
     """The text before a box that belongs to it: the formula since the last word or break, and a denying word."""
     text = _plain(without_boxes(text))
     start = max((match.end() for match in _LAST_BREAK.finditer(text)), default=0)
     formula = re.sub(r"\s+", " ", text[start:]).strip()
     formula = "" if not _MEANS.search(formula) or formula == answer else formula
-    turned = _TURNED.search(" ".join(text[:start].replace("$", " ").replace("\\(", " ").split()))
+    words = " ".join(text[:start].replace("$", " ").replace("\\(", " ").split())
+    other = _ALTERNATIVE.search(words) or _LISTED.fullmatch(words)
+    if other:
+        return f"{other[1]} or {formula} "
+    turned = _TURNED.search(words)
     return " ".join(filter(None, (turned[1] if turned else "", formula))) + (" " if turned or formula[-1:].isalnum() else "")
 
 

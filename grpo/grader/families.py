@@ -14,11 +14,28 @@ _DECLARED = re.compile(
     r"(?:[,; (|:]|\\mid){0,4}(?:(?:for|where|with|and|\\forall)(?: all| any| each| every| some)? ?)?(?:"
     rf"(?P<a>[a-z])\\in(?![A-Za-z]) ?{_INTEGERS}|(?P<b>[a-z])(?: is)?(?: an| any)? integer|(?:an )?integers? (?P<c>[a-z]))\)?$"
 )
+_NUMBERS = r"(?:(?:positive |negative |non-?negative |real |natural |rational |whole )*(?:integers?|numbers?|reals?) )?"
+# Behind a formula, the range of a letter that says no more than the formula: "for all x", "where C is a constant", (n >= 1).
+_RANGE = re.compile(
+    rf"[,;(: ]*(?:(?:for (?:all|any|every|each)|\\forall) ?{_NUMBERS}(?P<a>[A-Za-z])(?: ?\\in ?\S+|\\ge ?[0-2]|> ?0)?"
+    r"|(?:(?:where|with|for|and) )?(?:some |any |an? )?(?:arbitrary |real )*(?:constant )?(?P<b>[A-Za-z])(?: (?:is|are))?"
+    r"(?: an?| any| some)?(?: arbitrary| real)*(?<=[a-z]) (?:constant|number)"
+    r"|(?:(?:where|with|for) )?(?:some |any |an? )?(?:arbitrary |real )*constant (?P<e>[A-Za-z])"
+    r"|(?:(?:for|where|with) )?(?:(?P<c>[nkmij])(?:\\ge ?[0-2]|> ?0)"
+    r"|(?P<d>[A-Za-z])\\in ?\\mathbb\{[NRC]\}(?:[\^_](?:\{\S+\}|\S))?))\)?"
+)
 _RESIDUE = re.compile(
     r"(?:(?P<name>[a-z])(?:\\equiv(?![A-Za-z]) ?|≡|=))?(?P<body>(?:\\pm ?|-)?[0-9]+(?:,-?[0-9]+)*) ?"
     r"(?:\\pmod|\(? ?(?:\\bmod|\\mod|\\text\{mod\}|mod)) ?\{?(?P<modulus>[0-9]+)\}?\)?"
 )
 _TOKEN = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
+_RANGE_START = re.compile(r"[,;(: ]|\\forall")
+_TEXT = re.compile(
+    r"\\text\{((?:(?:for|where|with|and|is|are|an?|any|all|each|every|some|integers?|real|constants?|arbitrary|numbers?|positive"
+    r"|non-?negative|natural|rational|whole)?[, ]*)+)\}"
+)
+_SPACES = re.compile(" +")
+_LOOSE = re.compile(r"(?<![A-Za-z]) | (?![A-Za-z])")
 _USUAL = frozenset("nkm")
 _TURN = re.compile(r"[nkm] ?\\pi(?![A-Za-z])|(?:\\pi|degree\}) ?[nkm](?![A-Za-z])|[nkm]\\cdot ?\d+\\text\{degree")
 _BUILT = re.compile(r"\\\{(?:[a-z](?:\||:|\\mid(?![A-Za-z])) ?)?(.+?(?:Z\}?|integers?))\\\}")
@@ -48,6 +65,7 @@ class Family:
 
 def declared_family(text: str) -> Family | None:
     """The family that a normalised text declares, or None."""
+    text = _LOOSE.sub("", _spaced(text)) if "\\text" in text else text
     residue = _RESIDUE.fullmatch(text) if "mod" in text else None
     if residue and int(residue["modulus"]) > 0:
         body = ",".join(f"{value}+{residue['modulus']}k" for value in residue["body"].split(","))
@@ -60,6 +78,22 @@ def declared_family(text: str) -> Family | None:
     letter = declared["a"] or declared["b"] or declared["c"]
     name, body = without_name(",".join(split_at(text[: declared.start()], "\\lor")))
     return Family(name, body, letter) if letter in letters_of(body) else None
+
+
+def without_range(text: str) -> str:
+    r"""A normalised text without the range of a letter behind it, such as ``\text{for all }x\in\mathbb{R}``."""
+    plain = _spaced(text)
+    found = next((match for match in _RANGE_START.finditer(plain) if _RANGE.fullmatch(plain, match.start())), None)
+    match = found and _RANGE.fullmatch(plain, found.start())
+    if not match or not found:
+        return text
+    body = plain[: found.start()].rstrip(" ,;")
+    return body if set(filter(None, match.groups())) <= letters_of(body) else text
+
+
+def _spaced(text: str) -> str:
+    r"""A text with the words of ``\text{where}`` between spaces."""
+    return _SPACES.sub(" ", _TEXT.sub(r" \1 ", text)).strip() if "\\text" in text else text
 
 
 def possible_family(text: str, letters: frozenset[str]) -> Family | None:

@@ -18,10 +18,8 @@ Conventions:
 - A general solution with ``k \in \mathbb{Z}`` may number its values differently.
 - The order counts in products of matrices with an inverse, and in vector products.
 
-Shown work (:mod:`grpo.grader.working`): a chain of equalities counts only if all its sides that have a value equal the truth.
-``7 x 4 x 2 = 56`` is right for 56, ``7 x 4 x 2 = 57`` for nothing, ``7 = 8`` not for 8; in ``A = bh = 6(4) = 24`` the name and
-bh have no value. A text counts by its conclusion ("..., hence n = 41."), if its steps contradict neither the conclusion nor one
-another, and have no word of denial or doubt. Several boxes joined by "and" are a list.
+A chain of equalities counts only if all its sides equal the truth: ``6(7) = 42`` is right for 42, ``7 = 8`` not for 8. Steps of
+work around an answer are not read. Several boxes joined by "and" are a list.
 """
 
 from __future__ import annotations
@@ -34,15 +32,16 @@ from functools import lru_cache
 from itertools import chain
 
 from grpo.common.errors import UserError
-from grpo.grader.compare import Comparison, NeedsAlgebra, T, is_spelt
+from grpo.grader.compare import Comparison, NeedsAlgebra, T
 from grpo.grader.expression import parse
 from grpo.grader.extract import without_boxes
+from grpo.grader.families import without_range
 from grpo.grader.normalise import half_width, normalise, unwrap_text, without_stray_delimiters
 from grpo.grader.quantity import exact_value, split_unit
+from grpo.grader.split import cases_of
 from grpo.grader.symbolic import parses, symbolically_equal
 from grpo.grader.values import Effort
 from grpo.grader.words import choice, digits_without_base, restated, sentence_value, spelt_out
-from grpo.grader.working import captioned, conclusion
 
 MAX_ANSWER_LENGTH = 2000  # characters; a longer answer is equal only if identical
 _CHEAP_EFFORT = 4_000.0
@@ -108,11 +107,17 @@ class _Reading(Comparison):
     def spelt_alike(self, answer: str, truth: str) -> bool:
         return False
 
+    def assignments(self, answer: str, truth: str) -> bool | None:
+        return None
+
+    def cases(self, answer: str, truth: str) -> bool | None:
+        return True if cases_of(answer) else None
+
     def in_any_order(self, left: list[T], right: list[T], equal: Callable[[T, T], bool]) -> bool:
         return all(equal(part, part) for part in left)
 
     def expression(self, answer: str, truth: str) -> bool:
-        if exact_value(answer) is not None or answer in _SYMBOLS or is_spelt(answer) or _PROSE.fullmatch(answer):
+        if exact_value(answer) is not None or answer in _SYMBOLS or _PROSE.fullmatch(answer):
             return True
         bare = _GEOMETRIC.sub("", answer)
         if parse(answer) is not None or (bare != answer and self.within(2).same(bare, bare)):
@@ -128,6 +133,8 @@ def _verdict(answer: str, truth: str, algebra: Callable[[str, str], bool] | None
         return int(answer) == int(truth)
     if len(answer) > MAX_ANSWER_LENGTH or len(truth) > MAX_ANSWER_LENGTH:
         return answer.strip() == truth.strip() != ""
+    if answer == truth and any(map(str.isdigit, answer)):
+        return True
     try:
         return any(True for _ in _equal_readings(answer, truth, Comparison(algebra, Effort(effort))))
     except Exception:
@@ -163,8 +170,8 @@ def _equal_readings(answer: str, truth: str, comparison: Comparison) -> Iterator
         by_letter = chosen is not None or len(normalise(answer).strip("()")) == 1
         normal_truth = true_choice[0] if by_letter else normalise(true_choice[1])
     open_question = False
-    for reading in chain(dict.fromkeys(readings), _work(answer, comparison)):
-        normal = normalise(reading)
+    for reading in chain(dict.fromkeys(readings), _restated(answer)):
+        normal = without_range(normalise(reading))
         try:
             if comparison.same(normal, normal_truth):
                 yield normal
@@ -179,18 +186,21 @@ def _equal_readings(answer: str, truth: str, comparison: Comparison) -> Iterator
 
 @lru_cache(maxsize=4096)
 def _normal_truth(truth: str) -> str:
+    return without_range(_stated_truth(truth))
+
+
+def _stated_truth(truth: str) -> str:
     """The normalised truth: the mathematics in a sentence such as "Solution is: $x=4$", and number words as digits."""
     stated = sentence_value(truth) if _WORD.search(truth) else None
-    if stated and not truth.lstrip("$ ").startswith(stated.lstrip("$ ")) and not _WORD.search(stated):
+    if stated and not truth.lstrip("$ ").startswith(stated.lstrip("$ ")) and (not _WORD.search(stated) or stated.istitle()):
         return normalise(stated)
     spelt = spelt_out(truth)
     in_digits = spelt and exact_value(split_unit(normalise(spelt))[0]) is not None
     return normalise(spelt if spelt and in_digits else truth)
 
 
-def _work(answer: str, comparison: Comparison) -> Iterator[str]:
-    """Further readings, tried last: restated words, the text after a caption, and a text's conclusion."""
+def _restated(answer: str) -> Iterator[str]:
+    """Further readings, tried last: restated words."""
     if _WORD.search(answer):
         for text in (answer, sentence_value(answer) or ""):
             yield from restated(text)
-        yield from filter(None, (captioned(answer), conclusion(answer, comparison.effort)))

@@ -8,47 +8,50 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
+from pathlib import Path
 
+from grpo.common.yaml_file import parse_yaml
 from grpo.grader.split import top_level
 
-_SYMBOLS = {
-    "−": "-", "–": "-", "‐": "-", "‑": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": "/",
-    "⁄": "/", "∕": "/", "π": r"\pi ", "∞": r"\infty ", "°": r"^\circ ", "º": r"^\circ ", "≤": r"\le ", "≥": r"\ge ",
-    "⩽": r"\le ", "⩾": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "±": r"\pm ", "∓": r"\mp ",
-    "≈": r"\approx ", "∅": r"\emptyset ", "∨": r"\lor ", "∧": r"\land ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}",
-    "⟨": "(", "⟩": ")", "∴": "", "…": r"\ldots ", "，": ",", "％": "%", "⌊": r"\lfloor ", "⌋": r"\rfloor ",
-    "⌈": r"\lceil ", "⌉": r"\rceil ", "∖": r"\setminus ", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]", "∶": ":", "′": "'", "″": '"',
-    "“": '"', "”": '"',
-    **dict.fromkeys("✓✔✅☑■□▪∎◼◻", ""), "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}",
-    "‘": "'", "’": "'",
-    "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u2007": " ", "\u200b": "", "\ufeff": "",
-    **{sign: rf"\frac{{{a}}}{{{b}}}" for sign, a, b in (
-        ("½", 1, 2), ("⅓", 1, 3), ("⅔", 2, 3), ("¼", 1, 4), ("¾", 3, 4), ("⅕", 1, 5), ("⅖", 2, 5), ("⅗", 3, 5), ("⅘", 4, 5),
-        ("⅙", 1, 6), ("⅚", 5, 6), ("⅐", 1, 7), ("⅑", 1, 9), ("⅒", 1, 10), ("⅛", 1, 8), ("⅜", 3, 8), ("⅝", 5, 8), ("⅞", 7, 8),
-    )},
-    "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "θ": r"\theta ", "λ": r"\lambda ", "μ": r"\mu ",
-    "ρ": r"\rho ", "σ": r"\sigma ", "φ": r"\phi ", "ω": r"\omega ", "Δ": r"\Delta ",
-}  # fmt: skip
-_SYMBOL = re.compile("|".join(map(re.escape, _SYMBOLS)))
+_SPELLING = parse_yaml(Path(__file__).with_name("spelling.yaml"))
+_CHARACTERS = str.maketrans({sign: latex for signs, latex in _SPELLING["characters"].items() for sign in signs})
+_COMMANDS = {name: meaning for meaning, names in _SPELLING["commands"].items() for name in names.split()}
+_COMMAND = re.compile(r"\\(?:left|right) ?\.|\\([A-Za-z]+) ?")
+# Patterns that begin with a command are for LaTeX only.
+_RULES = [
+    (re.compile(pattern), replacement, re.match(r"\\\\[^?]", pattern) is not None)
+    for pattern, replacement in _SPELLING["rules"]
+]
+_CODE = [(re.compile(pattern), replacement) for pattern, replacement in _SPELLING["code"]]
 # Full-width ASCII of East Asian keyboards; ＼ stays, as it does not begin a command.
 _HALF_WIDTH = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5E) if code != 0xFF3C} | {0xFF04: r"\$"}
-# Mathematical bold, italic and other letters and digits, which models write instead of LaTeX.
+# Mathematical bold, italic and other letters and digits, which models write instead of LaTeX, and fractions as one character.
 _STYLED = re.compile("[\U0001d400-\U0001d7ff]")
+_VULGAR = re.compile("[¼-¾⅐-⅞]")
+_CIRCLED = re.compile(r"[①-⑳](?:[\s,、]*[①-⑳])*")
 _AREA = re.compile(r"(?<=\d) ?(mm|cm|dm|m|km|ft|in|yd)([²³])(?![A-Za-z\d])")
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
 _SUBSCRIPT = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 _LEVEL = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789+-n0123456789")
 
 # Delimiters around a whole answer: the same on both sides, or opening and closing.
-_WRAPPERS = [*((mark, mark) for mark in (r"\$", "$$", "$", "**", "__", "`", '"')), (r"\(", r"\)"), (r"\[", r"\]")]
+_WRAPPERS = [
+    *((mark, mark) for mark in (r"\$", "$$", "$", "**", "__", "*", "_", "`", '"', "'")), (r"\(", r"\)"), (r"\[", r"\]"),
+]  # fmt: skip
 _WHOLE_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{((?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*)\}")
 _INLINE_MATH = re.compile(r"(?<![\\\w$])\$(?!\$)((?:[^$\\]|\\.)+?)(?<!\s)\$(?![\w$])")
 _BRACKETED_MATH = re.compile(r"(?<![\\\w.)\]])\\[(\[]((?:(?!\\[()\[\]]).)+)\\[)\]](?![\w\\]|\.\d)")
 _INLINE_BOLD = re.compile(r"(?<![\w)}*])\*\*(?=[^\s*])([^*]+)\*\*(?![\w*])")
 _HEADING = re.compile(r"^#{1,6} +")
+_FENCE = re.compile(r"\s*```[a-z]*\s([^`]*)```\s*")
+_LINE = re.compile(r"(?:\$?\\?[A-Za-z](?:_\{?\w\}?)?|[A-Z][a-z]+) ?[=:](?!=)[^=:\n]+|[^A-Za-z=\n]+")
+_ENVIRONMENT = re.compile(
+    r"\\begin ?\{(?:align(?:ed)?|gather(?:ed)?|split|equation|multline|eqnarray|center|displaymath)\*?\}"
+    r"((?:(?!\\begin|\\end).)*)\\end ?\{\w+\*?\}"
+)
 _TEXT_MACRO = re.compile(
-    r"\\(?:text(?:normal|rm|bf|it|sf|tt)?|mbox|hbox|math(?:rm|bf|it|sf|tt|bm)|bm|boldsymbol|operatorname\*?|emph|underline)\s*\{\s*"
+    r"\\(?:text(?:normal|rm|bf|it|sf|tt)?|mbox|hbox|math(?:rm|it|sf|tt)|(?:mathbf|bm|boldsymbol)(?! ?\{ ?[A-Za-z] ?\})"
+    r"|operatorname\*?|emph|underline) ?\{ ?"
 )
 _WHOLE_TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _AND = re.compile(r"\s*,?\s*\\text\{\s*,?\s*and\s*\}\s*|\s*,?\s+and\s+|,\s*and\s+|\s*\\(?:land|wedge)(?![A-Za-z])\s*")
@@ -59,68 +62,15 @@ RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|in)(?![A-Za-z])")
 # U is a union between two intervals or sets, else a letter.
 _UNION = re.compile(r"(?<=[)\]}])\s*(?:\\text\{\s*(?:U|union)\s*\}|U|u|union)\s*(?=[(\[]|\\\{)")
 _INTERVAL_OR_SET = re.compile(r"(?:[A-Za-z]\s*\\in\s*)?[(\[][^()\[\]]*,[^()\[\]]*[)\]]|\\\{.*\\\}")
-_PERCENT = re.compile(r"\s*(?<![A-Za-z\\])(?:pct\.?|per ?cent(?:age)?)(?![A-Za-z])")
+_PERCENT = re.compile(r" ?(?<![A-Za-z\\])(?:pct\.?|per ?cent(?:age)?)(?![A-Za-z])")
 _DELIMITER = re.compile(r"(?<!\\)(?:\\[()\[\]]|\$\$?)")
 _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?!\d)(?!,\d)")
-_THIN_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:(?:\\,|\\;|\\:|\\ )\d{3})+(?!\d)")
+_THIN_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:\\[,;: ]\d{3})+(?!\d)")
 _SPACED_THOUSANDS = re.compile(r"([+-]?(?:\\?\$)?)([1-9]\d{0,2}(?: \d{3})+)(?![ \d/]*[\d/]|[ ]*\\frac)")
 _ANGULAR = re.compile(r"(?:sin|cos|tan|cot|sec|csc|cis|\be)(?![A-Za-z])")
 _DEGREE = re.compile(r" ?(?:\{ ?\})?\^ ?(?:\{ ?\\circ ?\}|\\circ(?![A-Za-z]))(?: ?\\text\{ ?([CF])\}| ?([CF])(?![A-Za-z]))?")
-_UNIT_LETTER = re.compile(r"^([+-]?[\d.,/]+) (m|g|s|h|l|L|m/s)(\^[23])?$")
-
-_MATRIX = r"(?:[pbB]matrix|smallmatrix|matrix|array)"
-# (pattern, replacement), applied in this order.
-_RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
-    (
-        r"\\(?:left|right|middle|big|Big|bigg|Bigg|bigl|bigr|Bigl|Bigr|displaystyle|textstyle|limits|mathstrut|tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge|checkmark|blacksquare|square|qed)"
-        r"(?![A-Za-z])\s*",
-        "",
-    ),
-    (r"\\text\{((?:\\text\{)+)([^{}]*)\}+$", r"\\text{\2}"),
-    (r"\\colon(?![A-Za-z])", ":"),
-    (r"(?<![A-Za-z])(Dr|Mr|Mrs|Ms|Prof|St|Mt|Jr|Sr)\.(?= ?[A-Z])", r"\1"),
-    (r"\\(?:bf|it|rm|sf|tt)(?![A-Za-z])\s*|\\(?:color|textcolor)\s*\{[A-Za-z]+\}\s*", ""),
-    (r"\{?\s*([0-9A-Za-z]+)\s*\\choose(?![A-Za-z])\s*([0-9A-Za-z]+)\s*\}?", r"{\\binom{\1}{\2}}"),
-    (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
-    (r"(?<=\d)\s*(?:,|\{,\})\s*\\!\s*(?=\d{3}(?!\d))", ""),
-    (r"\s*\\!\s*", ""),
-    (r"\{,\}", ","),
-    (r"^~", r"\\sim "),
-    (r"(?<!\\)\\[;:, >]|~|\\q?quad(?![A-Za-z])|\\[hv]space\s*\{[^{}]*\}|\\phantom\s*(?:\{[^{}]*\}|-)", " "),
-    (r"\\(?:leq|leqslant)(?![A-Za-z])|<=|=<", r"\\le "),
-    (r"\\(?:geq|geqslant)(?![A-Za-z])|>=", r"\\ge "),
-    (r"\\neq(?![A-Za-z])|!=|\\not\s*=", r"\\ne "),
-    (r"\\lt(?![A-Za-z])", "<"),
-    (r"\\gt(?![A-Za-z])", ">"),
-    (r"\\(?:lbrace|lbrack)(?![A-Za-z])", lambda match: r"\{" if "brace" in match[0] else "["),
-    (r"\\(?:rbrace|rbrack)(?![A-Za-z])", lambda match: r"\}" if "brace" in match[0] else "]"),
-    (r"\\langle(?![A-Za-z])\s*", "("),
-    (r"\s*\\rangle(?![A-Za-z])", ")"),
-    (r"\\(?:dots|cdots|dotsc|dotsb)(?![A-Za-z])|\.\.\.", r"\\ldots "),
-    (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
-    (r"\\bigcup(?![A-Za-z])", r"\\cup "),
-    (r"\\(?:R|reals|Reals)(?![A-Za-z])", r"\\mathbb{R}"),
-    (r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}"),
-    (r"\\(?:bar|dot)\s*(\d|\{\d+\})", lambda match: "\\overline{" + match[1].strip("{}") + "}"),
-    (r"\\overline\s*(\d)", r"\\overline{\1}"),
-    (r"^(?:\\therefore(?![A-Za-z])|=(?!=)|\\approx(?![A-Za-z])(?=\s*[+-]?\d*\.\d))\s*", ""),
-    (r"\\?%", r"\\%"),
-    (r"\\(?:textdollar|mathdollar)(?![A-Za-z])\s*|\\text\{\s*\\?\$\s*\}\s*", r"\\$"),
-    (r"^([A-J])\)$|^\[([A-J])\]$", r"\1\2"),
-    (r"(?<![0-9A-Za-z\\_^{])i(\d+)(?![\d.^])", r"\1i"),
-    (r"\\degree(?![A-Za-z])|\^\s*\{?\\text\{o\}\}?", r"^\\circ "),
-    (r"√\s*(\d+|[A-Za-z])", r"\\sqrt{\1}"),
-    (r"√", r"\\sqrt"),
-    (r"(?<![A-Za-z\\])(pi|infinity|infty|inf|oo)(?![A-Za-z])", lambda match: r"\pi" if match[1] == "pi" else r"\infty"),
-    (r"\\frac\s*([0-9A-Za-z])", r"\\frac{\1}"),
-    (r"\\frac\s*(\{[^{}]*\})\s*([0-9A-Za-z])", r"\\frac\1{\2}"),
-    (r"\\frac\s*(\{[^{}]*\})\s*(?=\{)", r"\\frac\1"),
-    (r"\\sqrt\s*([0-9A-Za-z])", r"\\sqrt{\1}"),
-    (rf"\\begin\s*\{{{_MATRIX}\}}(?:\s*\{{[lcr|]*\}})?", r"\\begin{matrix}"),
-    (rf"(?:\\\\)?\s*\\end\s*\{{{_MATRIX}\}}", r"\\end{matrix}"),
-    (r"([_^])\s*\{\s*([0-9A-Za-z])\s*\}(?!\d)", r"\1\2"),
-]
-_REWRITES = [(re.compile(pattern), replacement) for pattern, replacement in _RULES]
+_UNIT_LETTER = re.compile(r"^([+-]?[\d.,/]+) (m|g|s|h|l|L|N|J|W|V|A|m/s)(\^[23])?$")
+_PARENTHESIS = re.compile(r"((?:\\?\$)?[+-]?[\d.,/]*\d) ?\(([A-Za-z][A-Za-z -]*)\)")
 _SPACE = re.compile(r"\s+")
 # Spaces with a meaning stay: between letters, between digits, before a digit, and before a word.
 _LOOSE_SPACE = re.compile(r"(?<![0-9A-Za-z]) | (?![0-9A-Za-z])|(?<=[0-9]) (?=[A-Za-z](?![A-Za-z]))")
@@ -139,18 +89,27 @@ def normalise(text: str) -> str:
     if not text.isascii():
         text = _unicode_to_latex(text)
     # White space is collapsed before and after, as patterns with several \s* take cubic time on long runs of it.
-    text = _unwrap(without_markup(_SPACE.sub(" ", text)))
-    if "\\" in text:
+    text = _unwrap(without_markup(_SPACE.sub(" ", _in_one_line(text))))
+    is_latex = "\\" in text
+    if is_latex:
         text = _THIN_THOUSANDS.sub(lambda match: re.sub(r"\\[,;: ]", "", match.group()), text)
         text = _TEXT_MACRO.sub(r"\\text{", text)
+        text = _COMMAND.sub(lambda match: _COMMANDS.get(match[1] or "left", match[0]), text)
+        text = _ENVIRONMENT.sub(lambda match: _joined_rows(match[1]), text)
+        if "\\\\" in text and "\\begin" not in text:
+            text = re.sub(r" ?,? ?\\\\ ?(?=[^ ])", ", ", text)
+    if "(" in text or "j" in text or "I" in text:
+        text = _code_to_latex(text)
+        is_latex = is_latex or "\\" in text
     if "pct" in text or "cent" in text:
         text = _PERCENT.sub(" percent", text)
-    for pattern, replacement in _REWRITES:
-        text = pattern.sub(replacement, text)
+    for pattern, replacement, needs_latex in _RULES:
+        if is_latex or not needs_latex:
+            text = pattern.sub(replacement, text)
+            is_latex = is_latex or "\\" in text
     if "\\circ" in text and not _ANGULAR.search(text):
-        text = _DEGREE.sub(
-            lambda match: "\\text{degree" + (" " + (match[1] or match[2]) if match[1] or match[2] else "") + "}", text
-        )
+        text = _DEGREE.sub(lambda match: f"\\text{{degree {match[1] or match[2] or ''}".rstrip() + "}", text)
+    text = _PARENTHESIS.sub(r"\1\\text{ \2}", text) if text.endswith(")") else text
     text = _unwrap(text.rstrip(" \t\n.,;:"))
     pieces = _UNION.split(text) if "U" in text or "u" in text else []
     if len(pieces) > 1 and all(_INTERVAL_OR_SET.fullmatch(piece.strip()) for piece in pieces):
@@ -214,11 +173,45 @@ def unwrap_text(text: str) -> str:
 
 
 def _unicode_to_latex(text: str) -> str:
+    text = _CIRCLED.sub(lambda match: ",".join(re.findall(r"\d+", unicodedata.normalize("NFKC", " ".join(match[0])))), text)
+    text = _VULGAR.sub(lambda match: r"\frac{" + unicodedata.normalize("NFKC", match[0]).replace("⁄", "}{") + "}", text)
     text = _STYLED.sub(lambda match: unicodedata.normalize("NFKC", match.group()), text)
     text = _AREA.sub(lambda match: rf"\text{{ {match[1]}}}^{match[2].translate(_LEVEL)}", text)
     text = _SUPERSCRIPT.sub(lambda match: "^{" + match.group().translate(_LEVEL) + "}", text)
     text = _SUBSCRIPT.sub(lambda match: "_{" + match.group().translate(_LEVEL) + "}", text)
-    return _SYMBOL.sub(lambda match: _SYMBOLS[match.group()], text)
+    return text.translate(_CHARACTERS)
+
+
+def _code_to_latex(text: str) -> str:
+    """Convert calls and constants of Python and sympy; a flat ``Matrix([1, 2])`` is a column."""
+    for pattern, replacement in _CODE:
+        text = pattern.sub(replacement, text)
+    if text.startswith("Matrix(") and text.endswith(")"):
+        inner = text[7:-1].strip()
+        return inner if inner.startswith("[[") else "[" + ",".join(f"[{cell}]" for cell in inner.strip("[]").split(",")) + "]"
+    return text
+
+
+def _in_one_line(text: str) -> str:
+    """A list of values or assignments with one a line, as a list; the content of a code fence."""
+    if "```" in text and (fence := _FENCE.fullmatch(text)):
+        text = fence[1]
+    lines = [line.strip(" \t$,;.") for line in text.strip().split("\n")] if "\n" in text else []
+    lines = [line for line in lines if line not in {"", r"\[", r"\]"}]
+    if len(lines) == 1:
+        return lines[0]
+    if 2 <= len(lines) <= 12 and all(_LINE.fullmatch(line) and line.count("{") == line.count("}") for line in lines):
+        return ", ".join(lines)
+    return text
+
+
+def _joined_rows(rows: str) -> str:
+    r"""The rows of an ``aligned`` environment: a row that begins with a sign of relation continues the one before."""
+    pieces = [row.replace("&", "").strip() for row in rows.split("\\\\")]
+    text = ""
+    for piece in filter(None, pieces):
+        text += ("" if not text or piece[0] in "=<>" or piece.startswith(("\\le", "\\ge", "\\approx")) else ", ") + piece
+    return text
 
 
 def _connectives(text: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from grpo.common.yaml_file import parse_yaml
 from grpo.grader.normalise import unwrap_text
-from grpo.grader.words import WORDS, alters
+from grpo.grader.words import WORDS, alters, is_noun
 
 _UNITS = parse_yaml(Path(__file__).with_name("units.yaml"))
 
@@ -46,15 +46,29 @@ _LETTERS_OF_UNITS = re.compile(
 )
 _SHORT_UNITS = frozenset(_UNITS["short"].split())
 _ORDINAL = re.compile(r"([0-9]+)(?:st|nd|rd|th|\^\{?(?:\\text\{)?(?:st|nd|rd|th)\}?\}?)")
-# Canonical name -> (dimension, size)
-_SIZES = {name: (what, Fraction(str(row[0]))) for what, units in _UNITS["sizes"].items() for name, row in units.items()}
-_SIZES |= {name: (name, Fraction(1)) for name in _UNITS["others"]}
-_UNIT_NAMES = {other: name for units in _UNITS["sizes"].values() for name, row in units.items() for other in row[1:]}
-_UNIT_NAMES |= {other: name for kind in ("others", "compound") for name, row in _UNITS[kind].items() for other in row}
+
+
+def _units() -> tuple[dict[str, tuple[str, Fraction]], dict[str, str]]:
+    """Canonical name -> (dimension, size), and every name of a unit -> its canonical name."""
+    sizes = {name: (what, Fraction(str(row[0]))) for what, units in _UNITS["sizes"].items() for name, row in units.items()}
+    names = {other: name for units in _UNITS["sizes"].values() for name, row in units.items() for other in (name, *row[1:])}
+    sizes |= {name: (name, Fraction(1)) for name in _UNITS["others"]}
+    names |= {other: name for name, row in _UNITS["others"].items() for other in (name, *row)}
+    for sign, (what, *spellings) in _UNITS["metric"].items():
+        for letter, (size, prefix) in ("", (1, "")), *_UNITS["prefixes"].items():
+            sizes[letter + sign] = (what, Fraction(str(size)))
+            names |= dict.fromkeys((letter + sign, *(prefix + spelling for spelling in spellings)), letter + sign)
+    return sizes, names | {other: name for name, row in _UNITS["compound"].items() for other in row}
+
+
+_SIZES, _NAMES = _units()
+# Names in lower case -> names. Of signs of two letters, those in any case that no prefix changes: KG, but neither MG nor NM.
+_ANY_CASE = {name.lower(): name for name in _NAMES if len(name) > 2 or name in _SHORT_UNITS - {"mm", "mg", "ml"}}
+_ANY_CASE |= dict.fromkeys(("mhz", "mpa"), "")
 _MONEY_SIGNS = _UNITS["money before"]
 _SIGN_OF_MONEY = "|".join(re.escape(sign) for sign in _MONEY_SIGNS)
 _MONEY = re.compile(rf"([+-]?)({_SIGN_OF_MONEY}) ?([+-]?)(?!\\?\$)(?=[\d.\\(])(.+)")
-_LETTERED = re.compile(r"(.*\d)\s?([mgslhLNJWV])")
+_WORDS_OF_MEASURES = frozenset(("/", "%", "am", "pm", "C", "F", "K", "unit", "units", "square", "cubic", "squared", "cubed"))
 _RATE = re.compile(r"(.*\d) ?(?:/| per | an? )(.+)")
 
 
@@ -111,14 +125,15 @@ def scaled(text: str) -> Fraction | None:
     return Fraction(match[1]) * _LETTER_SCALES[match[2]] if match else None
 
 
-def split_unit(text: str, lenient: bool = True) -> tuple[str, str]:
+def split_unit(text: str, noun: bool = False) -> tuple[str, str]:
     r"""Split a normalised answer into body and canonical unit, which is empty if none is stated.
 
     ``\$5`` and ``5 dollars`` give ("5", "dollar"), ``60^\circ`` ("60", "degree"), ``7\%`` ("7", "%"), ``4\text{ cm}^2``
-    ("4", "cm^2"), ``5\text{m}/\text{s}`` ("5", "m/sec"). Number words are not units: ``5 million`` is not split.
+    ("4", "cm^2"), ``5\text{m}/\text{s}`` ("5", "m/s"), ``5 apples`` ("5", "apple"). Other words are no units: neither number
+    words (``5 million``, ``5 twos``), nor adverbs (``12 backwards``), nor conditions (``p \text{ prime}``).
 
     Args:
-        lenient: accept any word as a unit, for ground truths; else only units of measure and plurals.
+        noun: accept any word after a number that does not change it, as ground truths count all kinds of things.
     """
     if text.isdigit():
         return text, ""
@@ -140,13 +155,13 @@ def split_unit(text: str, lenient: bool = True) -> tuple[str, str]:
     elif match := _WORD_UNIT.fullmatch(text):
         body, name = match[1], match[3]
         # Letters right after a number, or two letters, are variables (5xy, 2 ab) unless they are the usual sign of a unit.
-        first = re.split(r"[\s/^.*\\-]", name, maxsplit=1)[0].lower()
-        signs = first in _SHORT_UNITS or (len(first) > 1 and _singular(first) in _SIZES)
+        first = re.split(r"[\s/^.*\\-]", name, maxsplit=1)[0]
+        signs = first.lower() in _SHORT_UNITS or (len(first) > 1 and canonical_unit(first) is not None)
         if not (signs or (match[2] and len(first) > 2) or _LETTERS_OF_UNITS.fullmatch(name)):
             return text, ""
     else:
         return text, ""
-    return (text, "") if body.endswith(("\\", "_", "^")) else _with_unit(text, body, name, lenient)
+    return (text, "") if body.endswith(("\\", "_", "^")) else _with_unit(text, body, name, noun)
 
 
 def _priced(text: str, amount: str, currency: str) -> tuple[str, str]:
@@ -156,43 +171,45 @@ def _priced(text: str, amount: str, currency: str) -> tuple[str, str]:
     return (body, unit or currency) if unit.split("/")[0] in {"", currency} else (text, "")
 
 
-def _with_unit(text: str, body: str, name: str, lenient: bool) -> tuple[str, str]:
+def _with_unit(text: str, body: str, name: str, noun: bool) -> tuple[str, str]:
     words = _unit_words(name)
     if words and words[0].removesuffix("s") in _SCALES and words[0] not in WORDS["no units"] - set(_SCALES) - {"dozens"}:
         number, words = f"{body} {words[0].removesuffix('s')}", words[1:]
-        if len(words) > 3 or not _are_units(words):
-            return text, ""
-        return number, _canonical(words) if words else ""
-    if not 1 <= len(words) <= 8 or words[0] in {"squared", "cubed"} or not _are_units(words):
-        return text, ""
-    if not lenient and body != "1" and not any(map(_counts, words[: [*words, "/"].index("/")])):
-        return text, ""
-    return body.strip(), _canonical(words)
+        return (number, _canonical(words)) if not words or _are_units(words, True) else (text, "")
+    is_number = exact_value(unwrap_text(body)) is not None
+    noun = noun or (body == "1" and bool(words) and is_noun(words[0].lower(), one=True))
+    return (body.strip(), _canonical(words)) if _are_units(words, is_number, noun) else (text, "")
 
 
-def _are_units(words: list[str]) -> bool:
-    if any(word == "sec" and following != "/" for word, following in pairwise(words)):
+def _are_units(words: list[str], after_number: bool, noun: bool = False) -> bool:
+    """Whether words are measures; after a plain number, one may be a noun for what is counted."""
+    if not 1 <= len(words) <= 8 or words[0].lower() in {"squared", "cubed"}:
+        return False
+    if any(word in {"sec", "csc"} and following != "/" for word, following in pairwise(words)):
         return False  # the secant of something
-    return not any(word in WORDS["no units"] or (word not in {"squared", "cubed"} and alters(word)) for word in words)
+    above = words[: [*words, "/"].index("/")]
+    unknown = [word.lower() for word in above if not _is_measuring(word)]
+    if not after_number:
+        return not unknown and all(map(_is_measuring, words))
+    if any(word.lower() in WORDS["no units"] or (not _is_measuring(word) and alters(word.lower())) for word in words):
+        return False
+    return noun or not unknown or any(map(is_noun, unknown))
 
 
-def _counts(word: str) -> bool:
-    """Whether a word is a unit of measure or a plural, unlike those of "5 grand", "5 nah" and "5 invalid"."""
-    word = word.split("^")[0]
-    plural = len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is"))
-    return plural or word in WORDS["counted"] or _singular(word).split("/")[0] in _SIZES
+def _is_measuring(word: str) -> bool:
+    name = canonical_unit(word.split("^")[0]) or word.split("^")[0]
+    return name.split("/")[0] in _SIZES or name in _WORDS_OF_MEASURES
 
 
 def is_measure(name: str) -> bool:
     """Whether a text consists of units of measure only: "km/h", "square feet", "N m"."""
     words = _unit_words(name)
-    known = [word for word in words if word not in {"/", "square", "cubic", "sq", "cu", "squared", "cubed"}]
-    return bool(known) and all(size_of(_singular(word.split("^")[0])) is not None for word in known)
+    return all(map(_is_measuring, words)) and any(size_of(_singular(word.split("^")[0])) is not None for word in words)
 
 
 def _unit_words(name: str) -> list[str]:
-    """The words of a unit in lower case, each with its exponent (``s^2``), with "/" before a denominator."""
-    name = name.lower().replace("p.m", "pm").replace("a.m", "am").replace("\\text{", " ").replace("\\cdot", " ")
+    """The words of a unit, each with its exponent (``s^2``), with "/" before a denominator."""
+    name = name.replace("p.m", "pm").replace("a.m", "am").replace("\\text{", " ").replace("\\cdot", " ")
     name = re.sub(r"\^ ?\{?(-?\d)\}?", r"^\1", name.replace(".", " ")).replace("}^", "^")
     name = re.sub(r"[{}*]", " ", name.replace(" per ", " / ").replace("/", " / "))
     words = name.split()
@@ -232,9 +249,22 @@ def _canonical(words: list[str]) -> str:
     return "/".join([" ".join(above), *below])
 
 
+def canonical_unit(word: str) -> str | None:
+    """The canonical name of a unit of measure; None for other words, and for signs in a case that may be one of two units."""
+    for name in (word, word.removesuffix("s")) if len(word) > 3 else (word,):
+        if name in _NAMES:
+            return _NAMES[name]
+        if folded := _ANY_CASE.get(name.lower()):
+            return _NAMES[folded]
+    return None
+
+
 def _singular(word: str) -> str:
-    singular = word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
-    return _UNIT_NAMES.get(word) or _UNIT_NAMES.get(singular) or singular
+    known = canonical_unit(word)
+    if known is not None or len(word) < 2:
+        return known or word
+    word = word if word.lower() in _ANY_CASE else word.lower()
+    return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
 
 
 def size_of(unit: str) -> tuple[str, Fraction] | None:
@@ -279,7 +309,7 @@ def same_amount(answer: str, truth: str) -> bool | None:
 
 def _stated_amount(text: str) -> tuple[str, Fraction] | None:
     """Dimension and amount of ``66 inches``; None without a unit that can be converted."""
-    body, unit = split_unit(text, lenient=False)
+    body, unit = split_unit(text)
     value, size = exact_value(unwrap_text(body)), size_of(unit)
     return None if value is None or size is None else (size[0], value * size[1])
 
@@ -333,15 +363,9 @@ def _same_unit(unit: str, other: str) -> bool:
         if one in {"unit", "unit^2", "unit^3"} and another not in {"unit", "unit^2", "unit^3"}:
             size = size_of(another)
             return size is not None and size[0] == one.replace("unit", "length")
-    if {unit, other} == {"lb", "sterling"}:  # pounds of either kind
+    if {unit, other} == {"pound", "sterling"}:  # "pounds" are of either kind
         return True
     if "/" in unit + other:
         return unit == other or size_of(unit) == size_of(other) is not None
     first, second = set(unit.split()), set(other.split())
     return first <= second or second <= first
-
-
-def lettered(text: str, unit: str) -> Fraction | None:
-    """The number of ``5m``, whose letter may mean ``unit`` (canonical); None for other texts."""
-    match = _LETTERED.fullmatch(text) if unit else None
-    return exact_value(match[1]) if match and _singular(match[2].lower()) == unit else None

@@ -83,6 +83,25 @@ def matrix_rows(text: str) -> list[list[str]] | None:
     return None
 
 
+_CASES = re.compile(r"([^\\{}]*)\\begin\{cases\}((?:(?!\\begin\{cases).)*)\\end\{cases\}")
+
+
+def cases_of(text: str) -> tuple[str, list[list[str]]] | None:
+    r"""What stands before a ``cases`` environment, such as ``f(x)=``, and its rows with one or two cells; None for others."""
+    match = _CASES.fullmatch(text)
+    rows = [[cell.strip(" ,;.") for cell in row.split("&", 1)] for row in match[2].split("\\\\")] if match else []
+    rows = [row for row in rows if row != [""]]
+    return (match[1], rows) if match and rows else None
+
+
+def vector_parts(text: str, size: int) -> list[str] | None:
+    r"""The components of a sum of ``\hat{i}``, ``\hat{j}`` and ``\hat{k}``, and its value without them; None for others."""
+    if "\\hat{" not in text:
+        return None
+    ones = [re.sub(rf"\\hat\{{{letter}\}}", "(1)", text) for letter in "ijk"[:size]]
+    return [re.sub(r"\\hat\{[ijk]\}", "(0)", one) for one in (*ones, text)]
+
+
 def parts_of(text: str) -> tuple[str, list[str]]:
     r"""Kind and elements: "set" (``{a,b}``, or bare ``a,b``), "union", the two brackets of a tuple or interval, or ""."""
     if text in {"", r"\{\}"}:
@@ -103,7 +122,8 @@ def parts_of(text: str) -> tuple[str, list[str]]:
     if text[0] in "([" and text[-1] in ")]" and closes_at_end(text):
         inner = top_level(text[1:-1], ",;")
         if len(inner) > 1:
-            return text[0] + text[-1], inner
+            points = _plus_and_minus(text)
+            return ("set", points) if len(points) > 1 else (text[0] + text[-1], inner)
         if text[0] == "(" and text[-1] == ")" and inner[0]:
             return "", inner
     both = _plus_and_minus(text)
@@ -137,7 +157,7 @@ def points_of(text: str) -> tuple[list[str], list[str]]:
         return [], []
     names = [part[0] for part in parts]
     size = len(set(names))
-    if size == 1 or names != names[:size] * (len(names) // size):
+    if size in {1, len(names)} or names != names[:size] * (len(names) // size):
         return [], []
     groups = [parts[start : start + size] for start in range(0, len(parts), size)]
     return sorted(set(names)), ["(" + ",".join(value for _, value in sorted(group)) + ")" for group in groups]

@@ -18,7 +18,7 @@ from grpo.grader.expression import Node, equation_difference, is_rational
 MAX_LENGTH = 300
 MAX_DEPTH = 12
 _UNSAFE = (
-    "sum|prod|i*nt|oint|lim|limsup|liminf|det|partial|nabla|Gamma|zeta|ldots|cdots|dots|operatorname|mod|bmod|pmod|gcd|lcm|equiv|"
+    "text|max|min|sum|prod|i*nt|oint|lim|limsup|liminf|det|partial|nabla|Gamma|zeta|ldots|cdots|dots|operatorname|mod|bmod|pmod|gcd|lcm|equiv|"
     "cong|sim|prime|infty|Rightarrow|implies|to|mapsto"
 )
 _HEAVY = re.compile(

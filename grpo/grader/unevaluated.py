@@ -8,10 +8,12 @@ expression that stands in the question is a copy, unless the truth has the same 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
 
-from grpo.grader.expression import Node, operands, parse, variables
+from grpo.grader.expression import Node, is_rational, operands, parse, variables
 from grpo.grader.grader import equal_readings
 from grpo.grader.normalise import normalise, unwrap_text
 from grpo.grader.quantity import exact_value, split_unit
@@ -30,10 +32,13 @@ def counts_as_answer(answer: str, truth: str, question: str = "") -> bool:
         return True
     if question and stands_in_question(answer, truth, question):
         return False
-    if not all(_is_number(part) for part in parts_of(normalise(truth))[1]):
-        return True
     readings = equal_readings(answer, truth)
-    return not readings or any(not is_left_to_do(reading) for reading in readings)
+    if not readings:
+        return True
+    normal_truth = normalise(truth)
+    if all(_is_number(part) for part in parts_of(normal_truth)[1]):
+        return any(not is_left_to_do(reading) for reading in readings)
+    return min(map(_work_in, readings)) <= _work_in(normal_truth)
 
 
 def is_left_to_do(reading: str) -> bool:
@@ -64,9 +69,73 @@ def _work_remains(text: str) -> bool:
 
 
 def _has_work(tree: Node) -> bool:
-    if tree[0] in {"add", "series"} or (tree[0] == "mul" and all(map(_is_plain, operands(tree)))):
-        return True
-    return any(map(_has_work, operands(tree)))
+    return tree[0] in {"add", "series"} or _multiplies(tree) or any(map(_has_work, operands(tree)))
+
+
+def _multiplies(tree: Node) -> bool:
+    return tree[0] == "mul" and all(map(_is_plain, operands(tree)))
+
+
+def _work_in(text: str) -> int:
+    """The operations that a list of expressions leaves to do; of a chain of equalities, the side with the fewest counts."""
+    trees = [[parse(unwrap_text(split_unit(side)[0])) for side in split_equations(part)] for part in parts_of(text)[1]]
+    return sum(min(_operations(tree) if tree else 0 for tree in sides) for sides in trees)
+
+
+def _operations(tree: Node) -> int:
+    """How often a tree adds like terms, multiplies numbers or roots, or multiplies or raises sums of numbers."""
+    found = sum(map(_operations, operands(tree))) if tree[0] != "add" else 0
+    if tree[0] == "add":
+        terms = list(_terms(tree))
+        alike = Counter(_kind(term) for term in terms)
+        repeated = alike.total() - len(alike) if is_rational(tree) or not variables(tree) else 0
+        return found + sum(map(_operations, terms)) + repeated
+    if variables(tree):
+        return found
+    factors = operands(tree)
+    if tree[0] == "pow":
+        return found + bool(factors[0][0] == "add" and factors[1][0] == "num")
+    if tree[0] == "div":
+        return found + bool(factors[1][0] == "add" and "('const', 'i')" in repr(factors[1]))
+    if tree[0] != "mul":
+        return found
+    sums = [factor[0] == "add" for factor in factors]
+    return found + bool(
+        _multiplies(tree)
+        or all(sums)
+        or all(factor[0] == "root" and _is_plain(factor[1]) for factor in factors)
+        or (any(sums) and ("const", "i") in factors)
+    )
+
+
+def _terms(tree: Node) -> Iterator[Node]:
+    for part in operands(tree):
+        inner = part[1] if part[0] == "neg" else part
+        yield from _terms(inner) if inner[0] == "add" else (inner,)
+
+
+def _kind(term: Node) -> str:
+    r"""A term without its numeric factors: the same for ``2\sqrt{2}`` and ``\frac{\sqrt{8}}{3}``."""
+    factors: list[str] = []
+    rest = [term]
+    while rest:
+        part = rest.pop()
+        if part[0] in {"mul", "neg"}:
+            rest += operands(part)
+        elif part[0] == "div" and _is_plain(part[2]):
+            rest.append(part[1])
+        elif part[0] == "root" and part[1][0] == part[2][0] == "num" and part[2][1] == 2:
+            factors.append(f"root {_square_free(part[1][1])}")
+        elif not _is_plain(part):
+            factors.append(repr(part))
+    return " ".join(sorted(factors))
+
+
+def _square_free(number: Fraction) -> Fraction:
+    for root in range(min(int(number) + 1, 100), 1, -1):
+        if number % root**2 == 0:
+            return _square_free(number / root**2)
+    return number
 
 
 def _is_plain(tree: Node) -> bool:

@@ -77,7 +77,7 @@ class Evaluator:
         if kind == "series":
             return self.series(*tree[1:])
         if kind == "unknown":
-            return self.unknown(tree[1], self.value(tree[2]))
+            return self.unknown(tree[1], [self.value(part) for part in tree[2:]])
         values = [self.value(part) for part in tree[1:]]
         return self.measured(getattr(self, kind)(*values) if kind in _BINARY else self.function(kind, values[0]))
 
@@ -216,7 +216,8 @@ class Evaluator:
                 raise Undefined
         elif abs(x) > _MAX_LOG and name != "arctan":
             raise TooLarge
-        if name in {"arcsin", "arccos"} and abs(x) > 1 and not self.may_be_complex:
+        beyond = abs(x) > 1 if name in {"arcsin", "arccos", "arctanh"} else name == "arccosh" and x < 1
+        if beyond and not self.may_be_complex:
             raise Undefined
         if name == "tanh":  # 1 - tanh(x) is as small as exp(-2x)
             self.bits = max(self.bits, int(abs(x)) * 3)
@@ -226,10 +227,13 @@ class Evaluator:
                 raise Undefined
         return getattr(context, _MPMATH_NAMES.get(name, name))(x)
 
-    def unknown(self, name: str, argument: Any) -> Any:
-        """Evaluate an unknown function f or g, for which any function without symmetries may stand."""
-        shift = Fraction(7, 5) if name == "f" else Fraction(23, 9)
-        return self.div(self.add(self.pow(argument, Fraction(3)), shift), self.add(self.mul(argument, argument), 1 + shift))
+    def unknown(self, name: str, arguments: list[Any]) -> Any:
+        """Evaluate an unknown function, for which any function without symmetries may stand."""
+        shift, total = abs(self.point[name + "()"]), Fraction(1)
+        for argument in arguments:
+            value = self.add(self.mul(total, argument), self.pow(argument, Fraction(3)))
+            total = self.div(self.add(value, shift), self.add(self.mul(argument, argument), 1 + shift))
+        return total
 
     def series(self, name: str, index: str, low: Node, high: Node, body: Node) -> Any:
         first, last = self.value(low), self.value(high)
@@ -249,4 +253,14 @@ _BINARY = frozenset(("add", "mul", "div", "pow", "root", "binomial"))
 _AT_ZERO = dict.fromkeys(("sin", "tan", "arcsin", "arctan", "sinh", "tanh"), 0)
 _AT_ZERO |= dict.fromkeys(("cos", "sec", "exp", "cosh", "cis"), 1)
 _POLES = {"tan": "cos", "sec": "cos", "cot": "sin", "csc": "sin"}
-_MPMATH_NAMES = {"arcsin": "asin", "arccos": "acos", "arctan": "atan", "cis": "expj", "log": "log10", "lg": "log10"}
+_MPMATH_NAMES = {
+    "arcsin": "asin",
+    "arccos": "acos",
+    "arctan": "atan",
+    "arcsinh": "asinh",
+    "arccosh": "acosh",
+    "arctanh": "atanh",
+    "cis": "expj",
+    "log": "log10",
+    "lg": "log10",
+}

@@ -22,6 +22,11 @@ _NUMERIC = re.compile(
     r".*(?:ths?|illions?|illiards?|ed|fold)|halves|thirds?|seconds? power|lakhs?|crores?|googol|gross|point|powers?|short|"
     r"top|off|away|shy|hundreds?|thousands?|dozens?|pairs?|scores?|inverse|negate|again|repeating|recurring|fails?|loses?"
 )
+# Plurals by their endings: teachers, motions, payments, friendships, blueberries, classrooms; not others, afters.
+_PLURAL = re.compile(
+    r".{3,}(?:[ai]tions|sions|ments|ships|berries|rooms|ists|ities|nesses|ants|ents|[bdfgklmnptvw](?:ers|ors))"
+)
+_SHORT_NAME = re.compile("[A-Z][aeiou][a-z]")
 _NUMBER_WORDS: dict[str, int] = _LISTS["numbers"]
 _LARGE: dict[str, int] = _LISTS["large numbers"]
 _DENOMINATORS: dict[str, int] = _LISTS["denominators"]
@@ -29,7 +34,11 @@ _SPECIAL_NUMBERS = {"half": Fraction(1, 2), "a half": Fraction(1, 2), "a dozen":
 _NUMBER_BEGINNINGS = {word[:3] for word in (*_NUMBER_WORDS, "half", "minus", "negative")} | {
     f"a {letter}" for letter in "htqmd"
 }
-_VERB = "|".join(verb.strip() for verb in _LISTS["verbs"].split("|"))
+_DOES = re.compile(
+    rf"(?:(?:{_LISTS['modals']}) (?:{'|'.join(WORDS['to do'])})|{'|'.join(sorted(WORDS['does']))})(?: (?:for|at))?",
+    re.IGNORECASE,
+)
+_VERB = "|".join([_DOES.pattern, *(verb.strip() for verb in _LISTS["verbs"].split("|"))])
 _LINK = re.compile(
     rf"(?:(?<![A-Za-z\\])(?:{_VERB})(?![A-Za-z'\-])\s*:?|(?<=[A-Za-z$)*]):(?=\s|\*|\$|\\)|(?<=[A-Za-z]) ?=(?!=))\s*",
     re.IGNORECASE,
@@ -44,11 +53,22 @@ _IS_THE_ANSWER = re.compile(
 )
 _BOLD = re.compile(r"(?<![\w)}*])(?:\*\*|__)(?=[^\s*])([^*]+?)(?:\*\*|__)(?![\w*])")
 _HEADING = re.compile(r"^#{1,6} +")
-_OPENING = re.compile(r"(?:thus|therefore|hence|so|then|finally|consequently)(?:,\s*|:\s*|\s+(?!the\b))", re.IGNORECASE)
+_OPENING = re.compile(
+    r"(?:thus|therefore|hence|so|then|finally|consequently)(?:,\s*|:\s*|\s+(?!the\b))|(?:in total|in all|altogether|overall),\s*",
+    re.IGNORECASE,
+)
 _TEXT = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mbox)\{([^{}]*)\}")
 _NAME = re.compile(r"[A-Z][a-z]+|[Tt]he")
-_SUBJECT = re.compile(r"[A-Z][a-z]+|[Hh]e|[Ss]he|[Ii]t|[Tt]hey|[Ww]e|I|will|car|train")
+_SUBJECT = re.compile(r"[A-Z][a-z]+|[Hh]e|[Ss]he|[Ii]t|[Tt]hey|[Ww]e|I|will|[Ww]ho")
 _SYMBOL = re.compile(r"\$?\\?[A-Za-z](?:\([A-Za-z]\))?\$?|\$[A-Za-z+\-*/^(){} =\\]*\$")
+# "The probability that both are red", and who does something: "each person", "the farmer".
+_ABOUT = re.compile(
+    rf"(?:(?:so|thus|then) )?(?:the )?(?:\w+ )?(?:{'|'.join(sorted(WORDS['subjects'] - WORDS['small']))}) "
+    r"(?:that|of|when|where|for|in|from|on|which|who|to|until|she|he|they|it) ", re.IGNORECASE,
+)  # fmt: skip
+_DOER = re.compile(r"(?:the|each|every|one|a|his|her|their|my|our) [a-z]+(?: [a-z]+)?", re.IGNORECASE)
+_DELIMITERS = re.compile(r"\\[()\[\]]|\$\$")
+_CAPTION = re.compile(r"(?P<caption>[A-Za-z][A-Za-z ]*?) ?[:.]? ?(?:(?P<display>\$.+|\\begin\{.+)|(?P<value>[\d(\\].*))\.?")
 _MAX_WORDS = 24
 
 _CHOICE = re.compile(r"\(?([A-J])[).:]\s*(.+)|(?:[Oo]ption|[Cc]hoice)\s*\(?([A-J])\)?[.:]?()", re.DOTALL)
@@ -62,17 +82,22 @@ _MONTH = (
     r"|Dec(?:ember)?)\.?"
 )
 _DATE = re.compile(rf"(\d{{1,2}})(?:st|nd|rd|th)? ?(?:of )?{_MONTH}|{_MONTH} ?(\d{{1,2}})(?:st|nd|rd|th)?", re.IGNORECASE)
-_PARENTHESIS = re.compile(r"((?:\\?\$)?[+-]?[\d.,/]*\d) ?\(([A-Za-z][A-Za-z -]*)\)((?: [A-Za-z]+){0,3})")
-_DIGITS_BEHIND = re.compile(r"([A-Za-z -]+) \((\d+)\)")
+# "7 (seven) apples" and "seven (7)"
+_PARENTHESIS = re.compile(r"(?P<digits>[\d.,/]*\d) ?\((?P<word>[A-Za-z][A-Za-z -]*)\)(?P<behind>(?: [A-Za-z]+){0,3})")
+_DIGITS_BEHIND = re.compile(r"(?P<word>[A-Za-z -]+) \((?P<digits>\d+)\)(?P<behind>)")
 _WITH_ADVERB = re.compile(r"([-\d$\\].*[^\s,]),? (?:altogether|in total|in all|overall|total)!?")
 _POINTED = re.compile(
-    r"(?:at |(?:at )?(?:the )?(?:point|ordered pair|ordered triple|pair|vector|interval|set)s? ?)(\\?[$(\[{].*)", re.IGNORECASE
+    r"(?:at |(?:at )?(?:the )?(?:point|ordered pair|ordered triple|pair|vector|interval|set)s? )(\\?[$(\[{].*)", re.IGNORECASE
 )
 _NONE_FOUND = re.compile(r"0 (?:real |integer |such )?solutions?")
 _YES_OR_NO = re.compile(r"(yes|no|true|false)(?:[,.!;:]| because| since)(?: (.*)|)", re.IGNORECASE)
 _BASED = re.compile(
     r"\(?(-?[0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)\)?(?:_\{?\(?([0-9]+|[a-z]+)\)?\}?|,?\(?base[ -]?\{?([0-9]+|[a-z]+)\}?\)?)"
 )
+_NAMED_SUBJECT = re.compile(
+    r"([A-Z][a-z]+) (?:is|has|will|can|must|should|wins|won|receives|gets|takes|makes)((?: [A-Za-z'’-]+)*)"
+)
+_CONDITIONS = dict.fromkeys(("if", "for", "when", "is", "where", "text"), "") | {"else": "otherwise", "elsewhere": "otherwise"}
 _ARTICLE = re.compile(r"(?:the|an?)\s+", re.IGNORECASE)
 _SYNONYMS: dict[str, str] = {spelling: group[0] for group in _LISTS["synonyms"] for spelling in group}
 
@@ -82,7 +107,7 @@ def sentence_value(text: str) -> str | None:
     if len(text) > 400 or "?" in text or not re.search(r"[A-Za-z]{2}", text):
         return None
     text = _HEADING.sub("", _BOLD.sub(r"\1", " ".join(text.split()))).strip()
-    text = text.replace(r"\(", "$").replace(r"\)", "$").replace(r"\[", "$").replace(r"\]", "$").replace("$$", "$")
+    text = _DELIMITERS.sub("$", text)
     plain = opened(text)
     if len(words_of(plain)) > _MAX_WORDS:
         return None
@@ -93,17 +118,24 @@ def sentence_value(text: str) -> str | None:
     whole = _IS_THE_ANSWER.fullmatch(text)
     if whole and not re.search(r"[A-Za-z]{3}", re.sub(r"\\[A-Za-z]+", "", whole[1])):
         return whole[1]
-    links = [match for match in _LINK.finditer(plain) if _is_outside_math(plain, match.start())]
-    for link in reversed(links):
-        lead = plain[: link.start()].strip(" *")
+    for link in reversed([match for match in _LINK.finditer(plain) if _is_outside_math(plain, match.start())]):
+        lead, verb = plain[: link.start()].strip(" *"), link.group().strip().lower()
         rest = text[link.end() :] if text[link.end() :].count("{") == text[link.end() :].count("}") else plain[link.end() :]
-        if link.group().lower().startswith("there"):
-            lead += " there"
-        is_label = not link.group().startswith(":") or not WORDS["labels"].isdisjoint(words_of(lead))
-        if link.group().strip() == "=" and _SYMBOL.fullmatch(lead):
+        if verb == "=" and _SYMBOL.fullmatch(lead):
             return None  # an equation, in which the name counts
-        if lead and rest and is_label and _is_lead(lead):
+        lead += " there" if verb.startswith("there") else " we" if verb.startswith("we") else ""
+        names = _is_lead(lead) or (_DOES.fullmatch(verb) is not None and _DOER.fullmatch(lead) is not None)
+        if verb.startswith(":"):
+            names = names and not WORDS["labels"].isdisjoint(words_of(lead))
+        if lead and names and re.search(r"\w", rest):
             return None if _is_hedged(rest) else without_tail(rest.strip())
+    caption = _CAPTION.fullmatch(text)
+    if caption:
+        words = {*caption["caption"].lower().split()}
+        for known, value in ((ANSWERS | WORDS["beside answers"], caption["value"] or caption["display"]),
+                             (WORDS["subjects"] | WORDS["of matrices"], caption["display"])):  # fmt: skip
+            if words <= known and value and not (known.isdisjoint(ANSWERS) is False and words.isdisjoint(ANSWERS)):
+                return value
     shortened = without_tail(plain)
     return shortened if shortened != plain and not _is_hedged(plain) else None
 
@@ -130,12 +162,17 @@ def _is_outside_math(text: str, position: int) -> bool:
 
 def _is_lead(lead: str) -> bool:
     """Whether all words before the verb name a value: "The answer", "The area of the triangle", "x", "Natalia"."""
-    if not HEDGES.isdisjoint(words_of(lead)):
+    allowed = {"divided"} if "remainder" in lead else set()
+    if not HEDGES.isdisjoint({*words_of(lead)} - allowed):
         return False
     words = [word.strip(",.:;*") for word in re.findall(r"\$[^$]*\$[,.]?|\S+", lead)]
     plain = [word.lower() for word in words]
     if ANSWERS.intersection(plain):
         return set(plain) <= ANSWERS | WORDS["beside answers"]
+    if _ABOUT.match(" ".join(plain)):
+        return True
+    if not words:
+        return False
     if len(words) <= 3 and all(_NAME.fullmatch(word) for word in words[:-1]) and _SUBJECT.fullmatch(words[-1]):
         return True
     return all(word in WORDS["subjects"] or _SYMBOL.fullmatch(original) for word, original in zip(plain, words, strict=True))
@@ -146,26 +183,24 @@ def without_tail(rest: str) -> str:
 
     In a chain of equalities, the last side is shortened.
     """
-    if "=" in rest:
-        work, _, last = rest.rpartition("=")
-        shortened = without_tail(last.strip())
-        return rest if shortened == last.strip() else f"{work}= {shortened}"
-    match = _NUMBER_THEN_WORDS.fullmatch(rest)
-    if not match:
+    work, sign, last = rest.rpartition("=")
+    match = _NUMBER_THEN_WORDS.fullmatch(last.strip())
+    tail = match[2].replace(",", " ").split() if match else []
+    if not match or any(word != "May" and alters(word.lower()) for word in tail):
         return rest
-    tail = match[2].replace(",", " ").split()
-    noun = tail[0].lower()
-    if (
-        noun in WORDS["after numbers"]
-        or (tail[0] == "per" and tail[1:2] in (["cent"], ["mille"], ["thousand"], ["million"]))
-        or any(alters(word.lower()) for word in tail if word != "May")
-    ):
+    noun, following = tail[0].lower(), " ".join(tail[1:2]).lower()
+    is_of_them = tail[0] == "of" and following in {"them", "these", "those"} and len(tail) == 2
+    if (noun in WORDS["after numbers"] and not is_of_them) or (noun == "per" and following in WORDS["per"]):
         return rest
-    if noun in WORDS["adverbs"] or _MONEY.fullmatch(match[1]):
-        return match[1]
-    if len(tail) <= 2 or noun in {"square", "cubic", "sq", "cu"} or tail[1].lower() in {"per", "a", "an"}:
-        return rest
-    return f"{match[1]} {tail[0]}"
+    if is_of_them or (noun in WORDS["adverbs"] and (len(tail) > 1 or noun != "in")) or _MONEY.fullmatch(match[1]):
+        shortened = match[1]
+    elif following in WORDS["adverbs"] and following not in {"per", "a", "an"}:
+        shortened = f"{match[1]} {tail[0]}"
+    elif len(tail) <= 2 or noun in {"square", "cubic", "sq", "cu"} or following in {"per", "a", "an"}:
+        shortened = last.strip()
+    else:
+        shortened = f"{match[1]} {tail[0]}"
+    return f"{work}{sign} {shortened}".strip() if sign and shortened != last.strip() else shortened if not sign else rest
 
 
 def hedges(word: str) -> bool:
@@ -178,6 +213,23 @@ def alters(word: str) -> bool:
     if hedges(word):
         return True
     return word not in WORDS["not numeric"] and _NUMERIC.fullmatch(word) is not None
+
+
+def is_word(run: str) -> bool:
+    """Whether a run of letters is a word or a name, and not a product of letters such as PV, mgh and abcd."""
+    if len(run) < 4:
+        return run.lower() in WORDS["short words"] or _SHORT_NAME.fullmatch(run) is not None
+    return re.search("[aeiou]", run.lower() if run.isupper() else run[1:]) is not None
+
+
+def is_noun(word: str, one: bool = False) -> bool:
+    """Whether a word (lower case) is a noun in the plural, or counted in the singular, as after ``one``."""
+    if word in WORDS["counted"] or _PLURAL.fullmatch(word):
+        return True
+    singulars = {word.removesuffix("s"), word.removesuffix("es"), re.sub("ies$", "y", word)} - {word} | (
+        {word} if one else set()
+    )
+    return not WORDS["nouns"].isdisjoint(singulars)
 
 
 def digits_without_base(text: str, other: str) -> bool:
@@ -342,14 +394,10 @@ def restated(text: str) -> Iterator[str]:
         yield number
     if _NONE_FOUND.fullmatch(number or text):
         yield "no solution"
-    if match := _PARENTHESIS.fullmatch(text):
-        number, inside, behind = match.groups()
-        if (number_word(inside) or inside) == number:
-            yield number + behind
-        elif not behind:
-            yield f"{number} {inside}"
-    if (match := _DIGITS_BEHIND.fullmatch(text)) and number_word(match[1]) == match[2]:
-        yield match[2]
+    if (match := _PARENTHESIS.fullmatch(text) or _DIGITS_BEHIND.fullmatch(text)) and number_word(match["word"]) == match[
+        "digits"
+    ]:
+        yield match["digits"] + match["behind"]
     for pattern in (_WITH_ADVERB, _POINTED):
         if match := pattern.fullmatch(text):
             yield match[1]
@@ -383,3 +431,36 @@ def canonical_word(text: str) -> str:
     word = re.sub(r"\b(\d+)(?:st|nd|rd|th)\b", r"\1", word)
     word = re.sub(r"^((?:right|acute|obtuse)? ?(?:isosceles|equilateral|scalene)) triangle$", r"\1", word)
     return _SYNONYMS.get(word, word)
+
+
+def same_words(answer: str, truth: str) -> bool:
+    """Whether two normalised texts are the same words or names; the case of letters that are no words counts."""
+    if not any(is_word(run) for run in re.findall("[A-Za-z]{2,}", truth)) and canonical_word(truth) not in _SYNONYMS:
+        return answer == truth
+    word, true_word = canonical_word(answer), canonical_word(truth)
+    return word == true_word or _gist(word) == _gist(true_word) or _subject(answer) == truth or _subject(truth) == answer
+
+
+_BESIDE_WORDS = re.compile(r"(?:(?:it is|it's|on|in|at) )?(?:(?:the|an?) )?(.+?)(?: (?:one|function|wins|will win|won))?")
+
+
+def _gist(word: str) -> str:
+    """A word without preposition, article and a noun that says nothing more."""
+    match = _BESIDE_WORDS.fullmatch(word)
+    return match[1] if match else word
+
+
+def _subject(sentence: str) -> str:
+    """The name that is the subject of a sentence about it; empty for other texts, and for denials and doubts."""
+    match = _NAMED_SUBJECT.fullmatch(sentence)
+    return match[1] if match and HEDGES.isdisjoint(words_of(match[2])) else ""
+
+
+def same_condition(condition: str, other: str) -> bool:
+    """Whether two conditions in words of a function by cases are the same: "if n is even", "n even"."""
+    words, others = (
+        [_CONDITIONS.get(word, word) for word in words_of(opened(text)) + re.findall(r"[^A-Za-z\s\\{}]+", text)]
+        for text in (condition, other)
+    )
+    first, second = ([word for word in each if word] for each in (words, others))
+    return bool(first) and first == second

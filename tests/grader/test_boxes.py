@@ -20,9 +20,11 @@ RIGHT = [
     (r"x < \boxed{5}", "x<5"), (r"so \boxed{5} is the answer.", "5"), (r"n = 2 + 3 = \boxed{5}", "5"), (r"**\boxed{5}**", "5"),
     (r"So $x \approx \boxed{3.14}$.", "3.14"), (r"Step 4: $\boxed{5}$ units in total", "5"), (r"-\boxed{x-1}", "1-x"),
     (r"$\textbf{\boxed{5}}$", "5"), (r"\boxed{5} | `code`", "5"), (r"\boxed{5}, which is not prime", "5"),
+    (r"\boxed{3}! So cool", "3"), (r"The answer is $\boxed{5}$!", "5"), (r"$\boxed{3}!$", "6"), (r"5 or \boxed{6}", "5, 6"),
+    (r"Wow! \boxed{6}!!", "6"), (r"\boxed{5}!", "5"),
 ]  # fmt: skip
 WRONG = [
-    (r"-\boxed{5}", "5"), (r"3\boxed{5}", "5"), (r"2\cdot\boxed{5}", "5"), (r"\boxed{5}!", "5"), (r"\boxed{5}^2", "5"),
+    (r"-\boxed{5}", "5"), (r"3\boxed{5}", "5"), (r"2\cdot\boxed{5}", "5"), (r"$\boxed{5}!$", "5"), (r"\boxed{5}^2", "5"),
     (r"\boxed{5}x", "5"), (r"\boxed{5} + 1", "5"), (r"3 - \boxed{5}", "5"), (r"\boxed{5}/2", "5"),
     (r"\frac{\boxed{5}}{2}", "5"),
     (r"\sqrt{\boxed{5}}", "5"), (r"x \ne \boxed{5}", "5"), (r"x != \boxed{5}", "5"), (r"x \not= \boxed{5}", "5"),
@@ -33,6 +35,8 @@ WRONG = [
     (r"\boxed{-\boxed{5}}", "5"), (r"\boxed{\boxed{5}+1}", "5"), (r"at least \boxed{5}", "5"), (r"minus \boxed{5}", "5"),
     (r"twice \boxed{5}", "5"), (r"\pm\boxed{5}", "5"), (r"\boxed{5}i", "5"), (r"|\boxed{-5}|", "-5"), (r"\boxed{5} and 6", "5"),
     (r"\boxed{5}\boxed{}", "5"), (r"\boxed{5} dozen", "5"), (r"cannot be \boxed{5}", "5"), (r"\boxed{5}\cdot 2", "5"),
+    (r"\boxed{3}! So cool", "6"), (r"5 or \boxed{6}", "6"), (r"5 or \boxed{6}", "5"), (r"x = 1 or $x = \boxed{2}$", "2"),
+    (r"perhaps \boxed{5}", "5"),
 ]  # fmt: skip
 
 

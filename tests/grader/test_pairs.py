@@ -20,7 +20,7 @@ class Pair(NamedTuple):
 
 
 GROUPS: dict[str, dict[str, list[list[str]]]] = {}
-for file in ("pairs.yaml", "written.yaml", "mathematics.yaml", "everyday.yaml"):
+for file in ("pairs.yaml", "written.yaml", "mathematics.yaml", "everyday.yaml", "kinds.yaml"):
     GROUPS |= YAML(typ="safe", pure=True).load(Path(__file__).with_name(file))
 PAIRS = [
     Pair(category, answer, truth, label == "equal")

@@ -47,9 +47,9 @@ def test_cheap_verdicts_import_no_computer_algebra() -> None:
 
 
 def test_what_only_computer_algebra_reads_is_left_open() -> None:
-    assert cheap_verdict(r"\max(5,4)", "5") is None
-    assert full_verdict(r"\max(5,4)", "5")
-    assert not full_verdict(r"\max(5,4)", "4")
+    assert cheap_verdict(r"\sec^{-1}(2)", r"\frac{\pi}{3}") is None
+    assert full_verdict(r"\sec^{-1}(2)", r"\frac{\pi}{3}")
+    assert not full_verdict(r"\max(5,4)", "5")
 
 
 def test_integers_take_under_20_microseconds() -> None:

@@ -33,10 +33,6 @@ class Weights:
     def __init__(self, state: dict[str, Tensor] | None = None) -> None:
         self._state = state or {}
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return next(iter(self._state.values())).dtype
-
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self._state = state
 

@@ -124,9 +124,13 @@ class Learner:
 
     # ------------------------------------------------------------------------------------------- what the loops call
 
-    def log_probs(self, rollouts: Sequence[Rollout]) -> list[Tensor]:
-        """Log-probs (response length,) of each rollout's tokens under the current weights, without gradient."""
-        return [log_probs for log_probs, _ in self._compute(rollouts)]
+    def log_probs(self, rollouts: Sequence[Rollout], temperature: float | None = None) -> list[Tensor]:
+        """Log-probs (response length,) of each rollout's tokens under the current weights, without gradient.
+
+        Args:
+            temperature: None for the configuration's.
+        """
+        return [log_probs for log_probs, _ in self._compute(rollouts, temperature=temperature)]
 
     def reference_log_probs(self, rollouts: Sequence[Rollout]) -> list[Tensor]:
         """Log-probs as :meth:`log_probs`, under the starting weights, which the configuration must require."""
@@ -214,13 +218,15 @@ class Learner:
 
     # ------------------------------------------------------------------------------------------- in microbatches
 
-    def _compute(self, rollouts: Sequence[Rollout], of_reference: bool = False) -> list[tuple[Tensor, Tensor]]:
+    def _compute(
+        self, rollouts: Sequence[Rollout], of_reference: bool = False, temperature: float | None = None
+    ) -> list[tuple[Tensor, Tensor]]:
         """Log-probs and entropies (response length,) of each response's tokens, without gradient."""
         prompts, responses = token_ids(rollouts)
         members: list[int] = []
         parts: list[Tensor] = []
         with torch.no_grad(), self._starting_model() if of_reference else nullcontext(self.model) as model:
-            for micro in self._microbatches(model, prompts, responses):
+            for micro in self._microbatches(model, prompts, responses, temperature):
                 members += micro.members
                 parts.append(torch.stack([micro.flat(micro.log_probs), micro.flat(micro.entropy)]))
         computed = torch.cat(parts, dim=1).cpu() if parts else torch.empty(2, 0)

@@ -56,7 +56,7 @@ def shard(model: Any, world: World, device: str) -> None:
             "params.yaml: learner.fully_shard: this model keeps its layers in another way than most. Set it to false."
         )
     dtype, trained = model.dtype, any(p.requires_grad for p in model.parameters())
-    sharding = Sharding(dtype, _without_weights(model))
+    sharding = Sharding(dtype, without_weights(model))
     # Gradients are reduced in float32, and inputs are not cast, as without sharding.
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     settings: dict[str, Any] = {"mesh": init_device_mesh(device, (world.size,)), "reshard_after_forward": True}
@@ -174,7 +174,7 @@ def whole_model(model: Any, keep: bool) -> Any:
     return made
 
 
-def _without_weights(model: Any) -> Any:
+def without_weights(model: Any) -> Any:
     """Copy a model with parameters that take no memory."""
     meta = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in model.parameters()}
     return copy.deepcopy(model, meta)

@@ -55,7 +55,7 @@ class VllmEngine:
         world: the processes that train the run together, each with its own vLLM on one GPU.
 
     Raises:
-        UserError: vLLM is not installed, or cannot start with these settings.
+        UserError: vLLM is not installed, cannot start with these settings, or cannot take the policy's weights.
     """
 
     def __init__(self, folder: Path, model: Any, settings: VllmSettings, world: World = ALONE):
@@ -146,7 +146,7 @@ class VllmEngine:
         return responses.completion(output.token_ids, log_probs, output.finish_reason, self.policy_version)
 
     def _put_weights(self) -> None:
-        put_weights(self._llm, self._policy)
+        put_weights(self._llm, self._policy, self._device)
         if self._check:
             require_equal_weights(self._llm, self._policy)
 

@@ -2,31 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Collection
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from grpo.common.errors import UserError, is_out_of_memory, reason
+from grpo.models.checkpoint import named_as_saved
 from grpo.models.lora import without_adapters
-from grpo.models.sharding import computing_dtype, gather, weights_of
+from grpo.models.sharding import weights_of
 
 
-def put_weights(llm: Any, model: Any) -> None:
+def put_weights(llm: Any, model: Any, device: str) -> None:
     """Load ``model``'s weights into a ``vllm.LLM`` in this process, and drop cached prefixes, computed with the old weights.
 
-    vLLM's checkpoint loader reads them, and stacks some matrices (query, key and value; gate and up).
+    vLLM's checkpoint loader reads them, and stacks some matrices (query, key and value; gate and up; those of the experts).
+
+    Raises:
+        UserError: vLLM cannot take them.
     """
-    with without_adapters(model, merge=True):
-        # With a tied head some models of vLLM (Gemma) have no head, and refuse its weight.
-        without = () if has_head(llm) else (HEAD,)
-        weights = ((name, tensor) for name, tensor in weights_of(model) if name not in without)
-        llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+    if device == "cpu" and _has_experts(llm):
+        # It packs experts' matrices when it starts, computes with the packed ones, and packs new ones no more.
+        raise UserError(f"vLLM's CPU build does not take new weights of a mixture of experts. {INSTEAD}")
+    try:
+        with without_adapters(model, merge=True):
+            # With a tied head some models of vLLM (Gemma) have no head, and refuse its weight.
+            without = () if has_head(llm) else (HEAD,)
+            named = named_as_saved(model, weights_of(model))
+            weights = ((name, tensor) for name, tensor in named if name not in without)
+            llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+    except Exception as error:  # its loaders raise errors of any kind
+        if is_out_of_memory(error):
+            raise
+        raise UserError(f"vLLM cannot take the weights of this model ({reason(error)}). {INSTEAD}") from error
     llm.reset_prefix_cache()
 
 
+INSTEAD = "Set engine.name to transformers in params.yaml."
 HEAD = "lm_head.weight"
-STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+# Where vLLM stacks a checkpoint's matrices: a pattern of their names, and what replaces it.
+STACKED = {
+    r"\.experts\.\d+\.(gate_proj|up_proj|w1|w3)\.": (".experts.routed_experts.w13_", ".experts.w13_"),
+    r"\.experts\.\d+\.(down_proj|w2)\.": (".experts.routed_experts.w2_", ".experts.w2_"),
+    r"\.[qkv]_proj\.": (".qkv_proj.",),
+    r"\.(gate|up)_proj\.": (".gate_up_proj.",),
+}
 
 
 def checksum(tensor: Tensor) -> tuple[float, float]:
@@ -37,6 +58,14 @@ def checksum(tensor: Tensor) -> tuple[float, float]:
 
 def has_head(llm: Any) -> bool:
     found: list[bool] = llm.collective_rpc(lambda worker: hasattr(worker.model_runner.model, "lm_head"))
+    return found[0]
+
+
+def _has_experts(llm: Any) -> bool:
+    def of_worker(worker: Any) -> bool:
+        return any(".experts." in name for name, _ in worker.model_runner.model.named_parameters())
+
+    found: list[bool] = llm.collective_rpc(of_worker)
     return found[0]
 
 
@@ -51,15 +80,16 @@ def checksums_of_vllm(llm: Any) -> dict[str, tuple[float, float]]:
     return found
 
 
-def checksums_of_policy(model: Any, names: Iterable[str]) -> dict[str, tuple[float, float]]:
-    """:func:`checksum` of a policy's parameters, under vLLM's names."""
+def checksums_of_policy(model: Any, names: Collection[str]) -> dict[str, tuple[float, float]]:
+    """:func:`checksum` of a policy's weights, under those of vLLM's names that hold them."""
+    found: dict[str, tuple[float, float]] = {}
     with without_adapters(model, merge=True):
-        state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    found = {}
-    for name in names:
-        stack = None if name in state else next((key for key in STACKED if f".{key}." in name), None)  # Phi-3 stacks them too
-        parts = [name] if stack is None else [name.replace(stack, part) for part in STACKED[stack]]
-        found[name] = checksum(torch.cat([gather(state[part], computing_dtype(model)) for part in parts]))
+        for name, tensor in named_as_saved(model, weights_of(model)):
+            stacks = (re.sub(pattern, there, name) for pattern, stack in STACKED.items() for there in stack)
+            if at := next((where for where in (name, *stacks) if where in names), None):
+                first, second = found.get(at, (0.0, 0.0))
+                more = checksum(tensor)
+                found[at] = first + more[0], second + more[1]
     return found
 
 
@@ -68,9 +98,14 @@ def require_equal_weights(llm: Any, model: Any) -> None:
 
     Raises:
         RuntimeError: the weights differ.
+        UserError: vLLM holds this model's weights under names that are not known here.
     """
     theirs = checksums_of_vllm(llm)
     ours = checksums_of_policy(model, theirs)
+    if unknown := sorted(theirs.keys() - ours.keys()):
+        raise UserError(
+            f"--check-weights: cannot compare {', '.join(unknown)} of vLLM with this model's weights. Leave it out."
+        )
     for name, sums in theirs.items():
         # The order of summation differs, which changes the last digits.
         if any(abs(a - b) > 1e-9 * max(1.0, abs(b)) for a, b in zip(sums, ours[name], strict=True)):

@@ -204,6 +204,11 @@ class Study(Section):
             raise UserError(f"seeds: {self.seeds} names a seed twice.")
         if self.seeds_in_one_stage and self.learner.processes > 1:
             raise UserError("seeds_in_one_stage: not with learner.processes above 1. Set it to false.")
+        if self.engine.name == "transformers" and self.engine.dtype != self.learner.dtype:
+            shared = (
+                f"with engine.name transformers runs sample from the learner's model, in learner.dtype ({self.learner.dtype})"
+            )
+            raise UserError(f"engine.dtype ({self.engine.dtype}): {shared}. Set both to the same.")
         self._check_chain()
         for name, arm in self.selection.pinned.items():
             require_known("selection.pinned", "no experiment", name, self.experiments)

@@ -15,6 +15,7 @@ from grpo.results.statistics import wilson_interval
 from grpo.study.methods import SftConfig, evaluation_steps
 from grpo.study.schema import Study
 from grpo.tracking.run_log import RunLog
+from grpo.training.agreement import require_agreement
 from grpo.training.context import Updates
 from grpo.training.stopping import Stopping
 from grpo.training.validation import Validated, Validation
@@ -42,7 +43,7 @@ class Monitor:
         log: RunLog,
         keep: Callable[[str, dict[str, Any]], None],
     ):
-        self.validation, self.log, self.rules, self.keep = validation, log, study.divergence, keep
+        self.study, self.validation, self.log, self.rules, self.keep = study, validation, log, study.divergence, keep
         self.config, self.world = validation.setup.config, validation.sampler.world
         self.steps = evaluation_steps(self.config, study.evaluation.every)
         self.sampled_steps = {self.steps[0], self.steps[len(self.steps) // 2]}
@@ -61,6 +62,9 @@ class Monitor:
 
         Returns:
             whether the run ends here: at its last step, at its time limit, or because it has diverged.
+
+        Raises:
+            UserError: the engine does not sample with the learner's weights (:mod:`grpo.training.agreement`).
         """
         config = self.config
         self.bar.update(step - self.bar.n)
@@ -81,6 +85,8 @@ class Monitor:
     def _evaluate(self, step: int, updates: Updates, last: bool = False) -> Validated:
         log = self.log
         validated = self.validation(step, last)
+        if step == 0:
+            require_agreement(self.study, self.validation.learner, validated.rollouts)
         reward = validated.metrics["answer_reward"]
         best = max((row[REWARD] for row in log.validations[1:]), default=-1.0)
         log.validation(step, self.updates, validated.metrics)

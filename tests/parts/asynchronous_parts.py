@@ -79,6 +79,11 @@ def make_generator(folder: Path, naps: float = 0.0, engine_class: type[NappingEn
     return engine, model, tokenizer
 
 
+def make_generator_of(folder: Path, *_: Any) -> tuple[Any, Any, Any]:
+    """A generator with another checkpoint than the run's."""
+    return make_generator(folder)
+
+
 def make_learner(folder: Path, config: GrpoConfig, naps: float = 0.0) -> tuple[Learner, Callable[[Path], None]]:
     torch.set_num_threads(1)
     model, tokenizer = load_model(folder), load_tokenizer(folder)

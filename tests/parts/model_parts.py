@@ -35,6 +35,22 @@ TINY: dict[str, dict[str, Any]] = {
     "gpt_oss": {"sliding_window": 6, "head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1},
     "mixtral": {},
 }
+# Mixtures of experts whose weights transformers computes with are not those of the checkpoint, and what makes them tiny.
+_ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "first_k_dense_replace": 1}
+_LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 32}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
+MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {**_EXPERTS, "moe_intermediate_size": 64, "mlp_only_layers": [], "head_dim": 32},
+    "qwen2_moe": {**_EXPERTS, "moe_intermediate_size": 64, "mlp_only_layers": [], "shared_expert_intermediate_size": 32},
+    "olmoe": _EXPERTS,
+    "mixtral": {"num_local_experts": 4},
+    "phimoe": {"num_local_experts": 4},
+    "glm4_moe": {**_ROUTED, "n_shared_experts": 1},
+    "deepseek_v3": {**_ROUTED, **_LATENT, "n_group": 1, "topk_group": 1},
+    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 64, "moe_layer_start_index": 1},
+    "afmoe": {**_EXPERTS, "num_shared_experts": 1, "moe_intermediate_size": 64, "num_dense_layers": 1, "head_dim": 16},
+    "jamba": {**_EXPERTS, "attn_layer_period": 2, "attn_layer_offset": 0, "mamba_dt_rank": 4, "use_mamba_kernels": False},
+}
 SIZES = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -63,6 +79,15 @@ def tiny_model(kind: str = "qwen2", vocab_size: int = 512, **changes: Any) -> An
     model = AutoModelForCausalLM.from_config(config).eval()
     model.traits = examine(model)
     return model
+
+
+def random_model(kind: str, vocab_size: int = 512) -> Any:
+    """A randomly initialised model of transformers, which the learner need not be able to train."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    values = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **SIZES, **MIXTURES.get(kind, {})}
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, vocab_size=vocab_size, **values)).eval()
 
 
 def own_model(vocab_size: int = 512, **changes: Any) -> TransformerLM:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from learner_parts import as_rollouts
-from model_parts import FOR_VLLM, byte_level, tiny_checkpoint, tiny_model
+from model_parts import FOR_VLLM, MIXTURES, byte_level, tiny_checkpoint, tiny_model
 from pipeline_parts import ROOT, sh
 from ruamel.yaml import YAML
 from study_parts import ASYNCHRONOUS, Edit, activate, needed_selections, shard_learner
@@ -35,6 +35,7 @@ from grpo.rollout.vllm_weights import checksums_of_policy, checksums_of_vllm, re
 from grpo.study.methods import GrpoConfig
 from grpo.study.settings import LearnerSettings
 from grpo.tasks import formats
+from grpo.training.asynchronous.transfer import Weights, weights_to_send
 
 pytestmark = pytest.mark.vllm
 STEPS = 14  # of a run of the mini study
@@ -219,6 +220,34 @@ def test_other_architectures_and_several_stop_tokens(kind: str, tokenizer_kind: 
         assert {r.completion.token_ids[-1] for r in found} >= set(tokenizer.stop_token_ids)
         learner.update(scored(found, torch.rand(len(found)), torch.randn(len(found))))
         engine.synchronize(model, version)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "qwen2_moe", "mixtral"])
+def test_a_mixture_of_experts_is_sampled_from_and_not_updated(kind: str, tmp_path: Path) -> None:
+    """vLLM's CPU build keeps the experts' weights that it started with, so others are refused, whoever brings them."""
+    tiny_checkpoint(tmp_path, kind, "like_qwen3", ["What is 1 + 1?", "It is 2."], **FOR_VLLM | MIXTURES[kind])
+    model, tokenizer = load_model(tmp_path), load_tokenizer(tmp_path)
+    settings = VllmSettings("float32", "cpu", 0.5, 64)
+    engine = VllmEngine(tmp_path, None, settings)
+    prompts = [tokenizer.prompt_ids("What is 1 + 1?")]
+    found = as_rollouts(prompts, engine.generate(prompts, SamplingParams(max_tokens=40), n=16, seed=1))
+    for rollout, log_probs in zip(found, make_learner(model).log_probs(found), strict=True):
+        assert rollout.completion.log_probs == pytest.approx(log_probs.tolist(), abs=1e-3)
+    require_equal_weights(engine._llm, model)  # under vLLM's names, stacked
+    with torch.no_grad():
+        model.model.layers[1].mlp.experts.down_proj[3].mul_(1.01)
+    with pytest.raises(RuntimeError, match=r"different weights: .*layers\.1.*w2_weight"):
+        require_equal_weights(engine._llm, model)
+    for given in (model, Weights(weights_to_send(model))):
+        with pytest.raises(UserError, match=r"does not take new weights .*engine\.name"):
+            engine.synchronize(given, 1)
+    with pytest.raises(UserError, match=r"does not take new weights .*engine\.name"):
+        VllmEngine(tmp_path, model, settings)
+
+
+def test_weights_that_vllm_does_not_know_are_refused(served: Any) -> None:
+    with pytest.raises(UserError, match=r"vLLM cannot take the weights .*engine\.name"):
+        served.engine.synchronize(Weights({"model.layers.0.no_such.weight": torch.ones(2)}), 3)
 
 
 def test_both_engines_end_and_read_responses_alike(tmp_path: Path) -> None:

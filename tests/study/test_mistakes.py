@@ -147,6 +147,11 @@ MISTAKES: list[tuple[Edit, str]] = [
         "(4): raise n_grpo_steps, lower evaluation.every, or give grpo_learning_rate a last_k of 2.",
     ),
     # Hardware
+    (
+        put("learner.dtype", "bfloat16"),
+        "engine.dtype (float32): with engine.name transformers runs sample from the learner's model, in learner.dtype "
+        "(bfloat16). Set both to the same.",
+    ),
     (put("engine.sleep_level", 2), "engine: sleep_level 2: vLLM can only sleep on a GPU: set it to 0, or device to cuda:0"),
     (
         all_of(put("engine.name", "vllm"), put("engine.device", "cuda:1")),

@@ -60,7 +60,7 @@ from grpo.training.asynchronous import loop as loop_module
 from grpo.training.asynchronous import start as start_module
 from grpo.training.asynchronous.actors import Generator, LearnerActor, Policy, ScoredRollouts
 from grpo.training.asynchronous.loop import finished, train_grpo_asynchronously
-from grpo.training.asynchronous.remote import RolloutPipeline
+from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline
 from grpo.training.asynchronous.replay import ReplayBuffer
 from grpo.training.asynchronous.start import start_actors
 from grpo.training.grpo import train_grpo
@@ -454,6 +454,24 @@ def test_a_run_whose_actors_are_killed_ends_as_one_that_was_left_alone(
     timing = json.loads(paths.run_timing(run.name).read_text())
     assert timing["restarts"] == {"actors": 3} and timing["resumed_after"] == [2, 4, 6]
     assert len(made) == 2  # runs in MLflow, one for each call
+
+
+@shared_cluster
+@pytest.mark.parametrize("lag", [0, 2])
+def test_a_run_whose_generator_has_other_weights_ends_before_training(
+    lag: int, mini_study: Study, folder: Path, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_project(monkeypatch, tmp_path, own_model(vocab_size=len(tokenizer), intermediate_size=32), tokenizer)
+    monkeypatch.setattr("grpo.training.train.score_of", lambda task, run: by(contains_a_t))
+    # The checkpoint of another model stays in place of the run's.
+    monkeypatch.setattr(start_module, "_make_generator", partial(parts.make_generator_of, folder))
+    monkeypatch.setattr(RemoteLearner, "train", lambda *_: pytest.fail("it was trained"))
+    experiments = {"grpo_learning_rate": entry("grpo_learning_rate", arms={"lag": {"asynchronous": {"max_policy_lag": lag}}})}
+    evaluation = {"every": 3, "problems": 6, "max_tokens": 5}
+    study = changed(mini_study, threads=1, seeds=[0], grpo=CONFIG, evaluation=evaluation, experiments=experiments)
+    with pytest.raises(UserError, match=r"engine and learner differ by .* nats a token"):
+        train_run(study, effective_run(study, "grpo_learning_rate", "lag", 0, []))
+    assert not list(paths.RUNS.rglob("history.csv"))
 
 
 @pytest.mark.parametrize(

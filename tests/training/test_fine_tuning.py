@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from learner_parts import as_rollouts, log_probs_alone
 from model_parts import like_llama3, like_qwen3, own_model, put
 from study_parts import changed, entry
 from torch import Tensor
@@ -185,7 +187,7 @@ class StubEngine:
     """Gives every prompt the same answer, and records requests and weights."""
 
     def __init__(self, model: Any):
-        self.policy_version = 0
+        self.policy_version, self.model = 0, model
         self.weights = flat(model).clone()
         self.events: list[tuple[str, int]] = []
         self.sampled_with: list[Tensor] = []
@@ -193,8 +195,10 @@ class StubEngine:
     def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int) -> list[list[Completion]]:
         self.events.append(("generate", self.policy_version))
         self.sampled_with.append(self.weights)
-        answer = Completion((5, 6), " 1 </think> <answer>1</answer>", (-1.0, -1.0), "stop", self.policy_version)
-        return [[answer] * n for _ in prompts]
+        answer = Completion((5, 6), " 1 </think> <answer>1</answer>", (0.0, 0.0), "stop", self.policy_version)
+        with torch.no_grad():
+            found = [log_probs_alone(self.model, rollout) for rollout in as_rollouts(prompts, [[answer]] * len(prompts))]
+        return [[replace(answer, log_probs=tuple(log_probs.tolist()))] * n for log_probs in found]
 
     def synchronize(self, model: Any, policy_version: int) -> None:
         self.events.append(("synchronize", policy_version))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import random
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -55,6 +57,7 @@ from grpo.study.schema import Study
 from grpo.study.settings import LocalModel
 from grpo.tasks.task import Format, ScoredBatch
 from grpo.tracking.run_log import RunLog
+from grpo.training.agreement import require_agreement
 from grpo.training.grpo import train_grpo
 from grpo.training.order import items_of_step
 from grpo.training.step import score
@@ -360,6 +363,62 @@ def test_answers_that_ran_out_of_time_are_counted_in_history_and_validation(
 def project(model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make_project(monkeypatch, tmp_path, model, tokenizer)
     return tmp_path
+
+
+# -------------------------------------------------------------------------------------------- do engine and learner agree?
+
+
+def of_other_weights(model: Any) -> Any:
+    """A copy of the model as if matrices had not reached it: those of a layer are its start's, redrawn."""
+    other = copy.deepcopy(model)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in other.named_parameters():
+            if "mlp" in name:
+                parameter.copy_(torch.randn_like(parameter) * parameter.std())
+    return other
+
+
+ALLOWED: list[dict[str, Any]] = [
+    {},
+    {"evaluation": {"temperature": 0.3}},
+    {"evaluation": {"top_p": 0.5}},
+    {"learner": {"dtype": "bfloat16"}},
+    {"engine": {"name": "vllm", "dtype": "bfloat16"}},
+]
+
+
+@pytest.mark.parametrize("settings", ALLOWED)
+def test_other_weights_differ_by_more_than_settings_and_rounding_do(
+    settings: dict[str, Any], tiny_study: Study, model: Any, tokenizer: Any
+) -> None:
+    """Responses are sampled by these settings; half precision samples from a rounded copy."""
+    study = changed(tiny_study, **settings)
+    learner = Learner(model, study.grpo, tokenizer.pad_token_id)
+    halves = "bfloat16" in (study.engine.dtype, study.learner.dtype)
+    for sampling, differs in ((model, False), (of_other_weights(model), True)):
+        engine = TransformersEngine(copy.deepcopy(sampling).bfloat16() if halves else sampling, tokenizer)
+        ctx = context(study.grpo, None, None, data=[], engine=engine, learner=learner, tokenizer=tokenizer, reward=contains_a_t)
+        rollouts = Validation(ctx.setup, study.evaluation, problems(64), ctx.sampler, learner)(0).rollouts
+        with pytest.raises(UserError, match="differ by") if differs else nullcontext():
+            require_agreement(study, learner, rollouts)
+
+
+def test_a_run_whose_engine_has_other_weights_ends_before_training(
+    tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from grpo.training import run as run_module
+
+    def wrong(study: Study, checkpoint: Checkpoint, *_: Any) -> Any:
+        return TransformersEngine(of_other_weights(checkpoint.model), checkpoint.tokenizer)
+
+    monkeypatch.setattr("grpo.training.train.make_engine", wrong)
+    monkeypatch.setattr("grpo.training.train.score_of", lambda task, run: SCORE)
+    monkeypatch.setattr(Learner, "update", lambda *_: pytest.fail("it was trained"))
+    run = tiny_run(tiny_study)
+    with pytest.raises(UserError, match=r"engine and learner differ by .* nats a token"):
+        run_module.train_run(tiny_study, run)
+    assert not (paths.RUNS / run.name).exists()
 
 
 def out_of_memory() -> None:

@@ -13,13 +13,13 @@ import pytest
 import torch
 import transfer_parts
 from asynchronous_parts import CONFIG, asynchronous
-from model_parts import FOR_VLLM, SMALLER, own_model, tiny_model
+from model_parts import FOR_VLLM, MIXTURES, SMALLER, own_model, random_model, tiny_model
 from safetensors.torch import load_file
 from study_parts import changed
 from training_parts import read_csv, setup_of
 
 from grpo.models.checkpoint import load_model, save_checkpoint
-from grpo.models.lora import add_adapters
+from grpo.models.lora import add_adapters, without_adapters
 from grpo.study.methods import Lora
 from grpo.study.schema import Study
 from grpo.training.asynchronous import start
@@ -65,6 +65,31 @@ def test_a_checkpoints_weights_are_sent_under_its_names(tokenizer: Any, tmp_path
         assert sent.keys() - in_file.keys() == ({"lm_head.weight"} if tied else set()) and sent.keys() >= in_file.keys()
         assert all(torch.equal(sent[name], in_file[name]) for name in in_file)
         assert (head is sent["model.embed_tokens.weight"]) == tied  # and takes no memory
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+@pytest.mark.parametrize("lora", [None, Lora(rank=2, alpha=4)])
+def test_weights_that_transformers_renames_or_stacks_are_sent_as_a_checkpoint_has_them(
+    kind: str, lora: Lora | None, tmp_path: Path
+) -> None:
+    """Names, shapes and bits of what ``save_pretrained`` writes, whether the learner sends them or Ray does."""
+    model = random_model(kind)
+    if lora is not None:
+        add_adapters(model, lora, seed=0)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.add_(0.1 * ("lora_B" in name))
+    with without_adapters(model, merge=True):
+        model.save_pretrained(tmp_path)
+        own = model.state_dict().keys()
+    in_file = load_file(tmp_path / "model.safetensors")
+    assert in_file.keys() - own  # else there is nothing to rename
+    actor = LearnerActor(lambda: (SimpleNamespace(model=model), len), asynchronous())  # type: ignore[arg-type, return-value]
+    actor.start()
+    for sent in (weights_to_send(model), actor.weights(as_saved=True)):
+        assert sent.keys() - in_file.keys() <= {"lm_head.weight"} and sent.keys() >= in_file.keys()
+        assert all(torch.equal(sent[name], in_file[name]) for name in in_file)
+    assert actor.weights().keys() == own  # for an engine that has the model
 
 
 def test_adapters_are_merged_and_stay_in_the_model(model: Any) -> None:

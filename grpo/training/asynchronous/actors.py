@@ -19,10 +19,12 @@ from grpo.common.memory import peak_mb, reset_peak
 from grpo.common.records import Completion, Rollout
 from grpo.evaluation.evaluate import Sampler
 from grpo.learner.learner import Learner
+from grpo.models.checkpoint import named_as_saved
 from grpo.models.lora import without_adapters
+from grpo.models.sharding import weights_of
 from grpo.rollout.engine import SamplingParams
 from grpo.study.methods import GrpoConfig
-from grpo.training.asynchronous.transfer import Receiver, Sender, gpu
+from grpo.training.asynchronous.transfer import Receiver, Sender, Weights, gpu
 from grpo.training.context import RunSetup, Updates
 from grpo.training.state import copy_to_cpu, write_durably
 from grpo.training.step import sample, score, train_on
@@ -75,6 +77,10 @@ class Generator:
         self.idle_since = time.perf_counter()
         context: int | None = self.engine.context
         return context
+
+    def takes_saved(self) -> bool:
+        """Whether the engine takes weights under the names of a checkpoint, as vLLM does."""
+        return isinstance(self.model, Weights)
 
     def sample(self, step: int, policy: Policy, sending_s: float = 0.0) -> tuple[list[Rollout], dict[str, float]]:
         """Sample the rollouts of a step.
@@ -172,10 +178,11 @@ class LearnerActor:
         updates, _ = train_on(self.config, self.learner, rollouts, version)
         return updates, peak_mb(device)
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        """The policy's weights, in CPU memory."""
+    def weights(self, as_saved: bool = False) -> dict[str, torch.Tensor]:
+        """The policy's weights, in CPU memory, under its own names or (``as_saved``) those of its checkpoint."""
         with without_adapters(self.learner.model, merge=True) as model:
-            return {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+            weights = named_as_saved(model, weights_of(model)) if as_saved else weights_of(model)
+            return {name: tensor.cpu() for name, tensor in weights}
 
     def keep(self, version: int) -> None:
         """Copy the policy's current weights for a later :meth:`send`."""
@@ -212,6 +219,9 @@ class LearnerActor:
     def read_state(self, file: Path) -> None:
         """Resume from a file of :meth:`write_state`."""
         self.learner.restore(torch.load(file, map_location="cpu", weights_only=True))
+
+    def log_probs(self, rollouts: list[Rollout], temperature: float) -> list[torch.Tensor]:
+        return self.learner.log_probs(rollouts, temperature)
 
     def token_entropies(self, rollouts: list[Rollout]) -> list[float]:
         return self.learner.token_entropies(rollouts)

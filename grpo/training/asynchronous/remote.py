@@ -33,10 +33,11 @@ class RemoteLearner:
 
     Args:
         sends: the actor sends its weights to the generator from GPU to GPU.
+        as_saved: the generator takes them under the names of a checkpoint.
     """
 
-    def __init__(self, actor: Any, sends: bool = False):
-        self.actor, self.sends = actor, sends
+    def __init__(self, actor: Any, sends: bool = False, as_saved: bool = False):
+        self.actor, self.sends, self.as_saved = actor, sends, as_saved
         self.peak_mb = 0.0
 
     def train(self, rollouts: list[Rollout], version: int) -> Updates:
@@ -49,7 +50,7 @@ class RemoteLearner:
         """A reference to the policy's weights for the generator; None if the actor sends them."""
         if self.sends:
             return None
-        weights = self.actor.weights.remote()
+        weights = self.actor.weights.remote(self.as_saved)
         ray.wait([weights], timeout=STUCK_AFTER_S, fetch_local=False)
         return weights
 
@@ -68,6 +69,9 @@ class RemoteLearner:
 
     def read_state(self, file: Path) -> None:
         result_of(self.actor.read_state.remote(file.absolute()))
+
+    def log_probs(self, rollouts: list[Rollout], temperature: float) -> list[torch.Tensor]:
+        return result_of(self.actor.log_probs.remote(rollouts, temperature))  # type: ignore[no-any-return]
 
     def token_entropies(self, rollouts: list[Rollout]) -> list[float]:
         return result_of(self.actor.token_entropies.remote(rollouts))  # type: ignore[no-any-return]

@@ -68,7 +68,7 @@ def start_actors(
         context, _ = result_of([actor.start.remote() for actor in actors.values()], START_S)
         # The scorer starts later: it is not needed before there are rollouts, and would take cores from the two.
         actors["scorer"] = ray.remote(**scorer_resources)(Scorer).remote(setup)
-        learner = RemoteLearner(actors["learner"], sends)
+        learner = RemoteLearner(actors["learner"], sends, as_saved=result_of(actors["generator"].takes_saved.remote()))
         yield RolloutPipeline(actors["generator"], actors["scorer"], learner, context), learner
     except (RayError, TimeoutError) as error:
         cause = error.cause if isinstance(error, RayTaskError) else error
@@ -180,7 +180,9 @@ def _make_generator(study: Study, run: EffectiveRun, here: Path, check_weights: 
     _set_up(study, here)
     tokenizer = load_tokenizer(run.model)
     if study.engine.name == "vllm":
-        return make_engine(study, Checkpoint(run.model, None, tokenizer), check_weights, run.config), Weights(), tokenizer
+        engine: Any = make_engine(study, Checkpoint(run.model, None, tokenizer), check_weights, run.config)
+        engine.policy_version = -1  # it gets the starting weights too: whether it takes weights shows before training
+        return engine, Weights(), tokenizer
     model = load_model(run.model, study.learner.dtype, study.engine.device)
     own = study.model_copy(update={"learner": study.learner.model_copy(update={"device": study.engine.device})})
     return make_engine(own, Checkpoint(run.model, model, tokenizer)), model, tokenizer

@@ -16,6 +16,7 @@ import ray
 import torch
 from torch import Tensor
 
+from grpo.models.checkpoint import named_as_saved
 from grpo.models.lora import without_adapters
 from grpo.models.sharding import weights_of
 from grpo.rollout.vllm_weights import HEAD, has_head, require_equal_weights
@@ -24,14 +25,13 @@ BUCKET = 2**28  # bytes; each side holds up to two buckets
 
 
 class Weights:
-    """A policy's weights without the policy, in place of the model where only weights are needed."""
+    """A policy's weights without the policy, in place of the model where only weights are needed.
+
+    They have the names and shapes of the policy's checkpoint (:func:`grpo.models.checkpoint.named_as_saved`).
+    """
 
     def __init__(self, state: dict[str, Tensor] | None = None) -> None:
         self._state = state or {}
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return next(iter(self._state.values())).dtype
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self._state = state
@@ -66,13 +66,18 @@ def weights_to_send(model: Any) -> dict[str, Tensor]:
     A tied head has two names and one copy, and is sent under both. vLLM's CPU build packs the head into its own format: without
     the second name it kept the old head, which the checksums do not cover.
     """
-    copies: dict[int, Tensor] = {}
     with without_adapters(model, merge=True) as plain:
-        owners = {name: id(parameter) for name, parameter in plain.state_dict(keep_vars=True).items()}
-        for name, tensor in weights_of(plain):
-            if owners[name] not in copies:
-                copies[owners[name]] = tensor.clone()
-    return {name: copies[owner] for name, owner in owners.items()}
+        return dict(named_as_saved(plain, _copies(plain)))
+
+
+def _copies(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the names and copies of a model's weights."""
+    copies: dict[int, Tensor] = {}
+    owners = {name: id(parameter) for name, parameter in model.state_dict(keep_vars=True).items()}
+    for name, tensor in weights_of(model):
+        if owners[name] not in copies:
+            copies[owners[name]] = tensor.clone()
+        yield name, copies[owners[name]]
 
 
 def bucket_bytes(weights: dict[str, Tensor]) -> int:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from grpo.common.errors import UserError
 from grpo.common.imports import call_with, import_object, is_import_path
-from grpo.common.records import Problem, Rollout
+from grpo.common.records import Problem, Rollout, whole
 
 PLACEHOLDER = "{question}"
 Split = Literal["train", "validation"]
@@ -213,13 +213,14 @@ class Task:
         answers = [read(response) for response in responses]
         given = [(answer, problem) for answer, problem in zip(answers, problems, strict=True) if answer is not None]
         scores = self.verify([answer for answer, _ in given], [problem for _, problem in given])
+        scores = [whole(score) for score in scores]
         if len(scores) != len(given) or not all(math.isnan(score) or 0 <= score <= 1 for score in scores):
             raise UserError(
                 f"{type(self).__name__}.verify: expected a number from 0 to 1, or NaN, for each of {len(given)} answers, got "
                 f"{len(scores)} values: {scores[:8]!r}."
             )
         remaining = iter(scores)
-        found = [0.0 if answer is None else float(next(remaining)) for answer in answers]
+        found = [0.0 if answer is None else next(remaining) for answer in answers]
         out_of_time = [math.isnan(score) for score in found]
         right = [0.0 if late else score for score, late in zip(found, out_of_time, strict=True)]
         return ScoredBatch([rewards(answer is not None, r) for answer, r in zip(answers, right, strict=True)], out_of_time)

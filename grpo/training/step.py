@@ -55,8 +55,8 @@ def reward(setup: RunSetup[Sampling], rollouts: list[Rollout], world: World) -> 
     score_rollouts(setup.score, rollouts)
     if isinstance(setup.config, GrpoConfig) and (buffer := setup.config.overlong_buffer) is not None:
         for rollout in rollouts:
-            punishment = soft_overlong_punishment(rollout.length, setup.config.sampling_max_tokens, buffer)
-            rollout.rewards = rollout.rewards | {"reward": rollout.rewards["reward"] + punishment}
+            rollout.punishment = soft_overlong_punishment(rollout.length, setup.config.sampling_max_tokens, buffer)
+            rollout.rewards = rollout.rewards | {"reward": rollout.rewards["reward"] + rollout.punishment}
     return world.join(rollouts, each=setup.config.group_size)
 
 

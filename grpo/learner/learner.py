@@ -125,16 +125,20 @@ class Learner:
     # ------------------------------------------------------------------------------------------- what the loops call
 
     def log_probs(self, rollouts: Sequence[Rollout]) -> list[Tensor]:
-        """Log-probs (response length,) of each rollout's tokens under the current weights, without gradient."""
-        return [log_probs for log_probs, _ in self._compute(rollouts)]
+        """Log-probs (response length,) of each rollout's tokens under the current weights, without gradient.
+
+        They are computed train batch by train batch, in the microbatches of :meth:`update`: in others half precision rounds
+        differently, by more than GSPO's clip range.
+        """
+        return [log_probs for log_probs, _ in self._compute(rollouts, self.config.train_batch_size)]
 
     def reference_log_probs(self, rollouts: Sequence[Rollout]) -> list[Tensor]:
         """Log-probs as :meth:`log_probs`, under the starting weights, which the configuration must require."""
-        return [log_probs for log_probs, _ in self._compute(rollouts, of_reference=True)]
+        return [log_probs for log_probs, _ in self._compute(rollouts, self.config.train_batch_size, of_reference=True)]
 
     def token_entropies(self, rollouts: Sequence[Rollout]) -> list[float]:
         """Mean token entropy (nats) of each rollout under the current weights; NaN for a response without tokens."""
-        return [entropy.mean().item() for _, entropy in self._compute(rollouts)]
+        return [entropy.mean().item() for _, entropy in self._compute(rollouts, max(1, len(rollouts)))]
 
     def drift(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """Estimate KL(policy || starting weights) with :func:`grpo.learner.kl.estimate_kl`; empty if it is not measured.
@@ -214,15 +218,17 @@ class Learner:
 
     # ------------------------------------------------------------------------------------------- in microbatches
 
-    def _compute(self, rollouts: Sequence[Rollout], of_reference: bool = False) -> list[tuple[Tensor, Tensor]]:
-        """Log-probs and entropies (response length,) of each response's tokens, without gradient."""
+    def _compute(self, rollouts: Sequence[Rollout], size: int, of_reference: bool = False) -> list[tuple[Tensor, Tensor]]:
+        """Log-probs and entropies (response length,) of each response's tokens, without gradient, in batches of ``size``."""
         prompts, responses = token_ids(rollouts)
         members: list[int] = []
         parts: list[Tensor] = []
         with torch.no_grad(), self._starting_model() if of_reference else nullcontext(self.model) as model:
-            for micro in self._microbatches(model, prompts, responses):
-                members += micro.members
-                parts.append(torch.stack([micro.flat(micro.log_probs), micro.flat(micro.entropy)]))
+            for batch in neighbours(len(rollouts), size):
+                part = slice(batch[0], batch[-1] + 1)
+                for micro in self._microbatches(model, prompts[part], responses[part]):
+                    members += [batch[i] for i in micro.members]
+                    parts.append(torch.stack([micro.flat(micro.log_probs), micro.flat(micro.entropy)]))
         computed = torch.cat(parts, dim=1).cpu() if parts else torch.empty(2, 0)
         each = (torch.split(row, [len(responses[i]) for i in members]) for row in computed)
         mine = {i: (log_probs.clone(), entropy.clone()) for i, log_probs, entropy in zip(members, *each, strict=True)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -131,6 +131,17 @@ class Example:
 
     def __post_init__(self) -> None:
         _check_types(self)
+
+
+def require_tokens(prompts: Sequence[Sequence[int]]) -> None:
+    """Refuse a prompt without tokens, after which a model cannot predict a response.
+
+    Raises:
+        UserError: there is one.
+    """
+    for i, prompt in enumerate(prompts):
+        if not len(prompt):
+            raise UserError(f"prompt {i + 1} of {len(prompts)} has no tokens. Leave it out, or ask in a format with more text.")
 
 
 def is_text(value: str) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from grpo.common.errors import UserError
 from grpo.common.metrics import METRICS
-from grpo.common.records import Rollout, response_tokens
+from grpo.common.records import Rollout, require_tokens, response_tokens
 from grpo.common.world import ALONE, World
 from grpo.learner.batch import batch_tensors, given_log_probs, of_members
 from grpo.learner.kl import ESTIMATORS, estimate_kl
@@ -37,6 +37,7 @@ from grpo.learner.mismatch import importance_weights, mismatch
 from grpo.learner.optimizer import Optimizer
 from grpo.learner.schedule import learning_rate
 from grpo.models.checkpoint import compile_layers
+from grpo.models.decoding import PADDING
 from grpo.models.examine import traits_of
 from grpo.models.lora import adapter_weights, without_adapters
 from grpo.models.sharding import is_sharded, load_weights, shard
@@ -63,6 +64,7 @@ class Learner:
 
     Args:
         model: from :func:`grpo.models.checkpoint.load_model`; with ``config.lora`` it already has its adapters.
+        pad_token_id: the tokenizer's; another one is used if the model has no such token, as padding is masked.
         settings: size and kind of microbatches, optimizer, gradient checkpointing, compilation, and placement of weights
             (``fully_shard``: :mod:`grpo.models.sharding`). A model that cannot share prompts gets padded microbatches even with
             ``packing``.
@@ -80,13 +82,14 @@ class Learner:
         self,
         model: Any,
         config: RunConfig,
-        pad_token_id: int,
+        pad_token_id: int | None,
         settings: LearnerSettings = DEFAULTS,
         world: World = ALONE,
     ):
         self.model = model
         self.config = config
-        self.pad_token_id = pad_token_id
+        size = getattr(model.config, "vocab_size", None) or model.config.get_text_config().vocab_size
+        self.pad_token_id = pad_token_id if pad_token_id is not None and 0 <= pad_token_id < size else PADDING
         traits = traits_of(model)
         self.max_tokens = settings.max_tokens_per_microbatch
         self.packs = settings.packing and self.max_tokens is not None and not traits.copied_because
@@ -376,11 +379,12 @@ def _compute_as_sampled(model: Any) -> None:
 
 
 def require_context(model: Any, prompts: Ids, responses: Ids) -> None:
-    """Refuse texts that are longer than the model's context.
+    """Refuse texts that are longer than the model's context, and prompts without tokens.
 
     Raises:
-        UserError: a text is too long; the message has the greatest length.
+        UserError: a text is too long, and the message has the greatest length; or a prompt has no tokens.
     """
+    require_tokens(prompts)
     longest = max((len(p) + len(r) for p, r in zip(prompts, responses, strict=True)), default=0)
     context = traits_of(model).context
     if context is not None and longest > context:

@@ -78,7 +78,7 @@ class Format:
             prompt: from :meth:`prompt`.
 
         Raises:
-            UserError: the format is a chat, and the tokenizer has no chat template.
+            UserError: the format is a chat, and the tokenizer has no chat template; or the prompt has no tokens.
         """
         question = self.question_of(prompt)
         if question is not None:
@@ -89,6 +89,11 @@ class Format:
             ids = tokenizer.chat_ids([*system, {"role": "user", "content": prompt}], **self.options)
         else:
             ids = tokenizer.prompt_ids(prompt)
+        if not ids:
+            raise UserError(
+                f"prompt: the question {prompt if question is None else question!r} makes a prompt without tokens, after which "
+                "no model can go on. Leave the question out, or use a format with a text around it."
+            )
         return ids
 
     def encode_response(self, tokenizer: Any, response: str) -> tuple[int, ...]:

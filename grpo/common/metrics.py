@@ -88,3 +88,13 @@ METRICS = (
 )
 UNITS = {metric.name: metric.unit for metric in METRICS}
 TRL_NAMES = {metric.name: metric.trl for metric in METRICS if metric.trl is not None}
+
+
+def mlflow_names(name: str, loss_type: str | None) -> list[str]:
+    """A metric's keys in MLflow: its name, and TRL's if that is the same number.
+
+    TRL's share of clipped tokens is so with ``grpo_clip`` only: with GSPO's ratio it is a share of responses, and with CISPO it
+    has another name and counts only tokens of positive advantage.
+    """
+    same = name in TRL_NAMES and (name != "clip_fraction" or loss_type == "grpo_clip")
+    return [name, TRL_NAMES[name]] if same else [name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,6 +71,11 @@ class Completion:
             raise ValueError(f"the engine gave {len(self.token_ids)} tokens with {len(self.log_probs)} log-probabilities")
 
 
+def whole(reward: float) -> float:
+    """Return 0 or 1 in place of a reward that differs from it by rounding only, such as the sum of ten tenths."""
+    return next((near for near in (0.0, 1.0) if abs(reward - near) <= 1e-9), float(reward))
+
+
 @dataclass
 class Rollout:
     """One response on its way from the engine to the optimizer. Later steps fill in rewards, advantage and log-probs.
@@ -83,6 +88,7 @@ class Rollout:
         old_log_probs: (response length,) log-probs under the sampling policy; None if on-policy.
         reference_log_probs: (response length,) log-probs under the starting weights; None if not needed.
         group: number of its group within the rollout batch.
+        punishment: what ``reward`` includes for a long response (``overlong_buffer``), from -1 to 0.
     """
 
     problem: Problem
@@ -94,6 +100,7 @@ class Rollout:
     old_log_probs: Tensor | None = field(default=None, compare=False, repr=False)
     reference_log_probs: Tensor | None = field(default=None, compare=False, repr=False)
     group: int = field(default=0, compare=False, repr=False)
+    punishment: float = 0.0
 
     @property
     def length(self) -> int:
@@ -124,6 +131,17 @@ class Example:
 
     def __post_init__(self) -> None:
         _check_types(self)
+
+
+def require_tokens(prompts: Sequence[Sequence[int]]) -> None:
+    """Refuse a prompt without tokens, after which a model cannot predict a response.
+
+    Raises:
+        UserError: there is one.
+    """
+    for i, prompt in enumerate(prompts):
+        if not len(prompt):
+            raise UserError(f"prompt {i + 1} of {len(prompts)} has no tokens. Leave it out, or ask in a format with more text.")
 
 
 def is_text(value: str) -> bool:

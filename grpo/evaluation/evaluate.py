@@ -15,7 +15,7 @@ from typing import Any
 from tqdm import tqdm
 
 from grpo.common.files import write_text
-from grpo.common.records import Completion, Problem, Rollout
+from grpo.common.records import Completion, Problem, Rollout, whole
 from grpo.common.world import ALONE, World
 from grpo.rollout.engine import Engine, SamplingParams, derive_seed, require_room
 from grpo.study.settings import Evaluation
@@ -164,7 +164,7 @@ def _rollout(problem: Problem, prompt_ids: list[int], values: Any, rewards: dict
 
 def category(rewards: dict[str, float]) -> str:
     """Outcome category of a completion's rewards: one of the three of the handout (``math_baseline``), or OTHER."""
-    pair = (rewards["format_reward"], rewards["answer_reward"])
+    pair = (whole(rewards["format_reward"]), whole(rewards["answer_reward"]))
     return next((name for name, values in CATEGORIES.items() if values == pair), OTHER)
 
 
@@ -194,7 +194,7 @@ def _mean(values: Sequence[float]) -> float:
 
 def lengths_by_outcome(rewards: Sequence[dict[str, float]], lengths: Sequence[int]) -> dict[str, float]:
     """Mean length (tokens) of correct and of incorrect responses; NaN if there are none."""
-    outcomes = [(each["answer_reward"] == 1.0, length) for each, length in zip(rewards, lengths, strict=True)]
+    outcomes = [(whole(each["answer_reward"]) == 1.0, length) for each, length in zip(rewards, lengths, strict=True)]
     return {
         "response_length_correct": _mean([length for correct, length in outcomes if correct]),
         "response_length_incorrect": _mean([length for correct, length in outcomes if not correct]),

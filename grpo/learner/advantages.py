@@ -9,6 +9,15 @@ from torch import Tensor
 
 from grpo.common.errors import UserError
 
+SAME = 1e-9  # rewards that differ by at most this are equal, as .1 + .2 and .3
+ROUNDING = 1e-13  # or by at most this share of the largest, which is some hundred times float64's rounding
+
+
+def are_equal(groups: Tensor) -> Tensor:
+    """Whether all rewards of each group (n_groups, group_size) are equal but for rounding: (n_groups,)."""
+    largest = groups.abs().amax(dim=1)
+    return groups.amax(dim=1) - groups.amin(dim=1) <= (ROUNDING * largest).clamp(min=SAME)
+
 
 def normalize_within_groups(
     raw_rewards: Tensor, group_size: int, advantage_eps: float, normalize_by_std: bool, baseline: str = "group_mean"
@@ -33,15 +42,14 @@ def normalize_within_groups(
     if len(raw_rewards) % group_size:
         raise UserError(f"group_size: {len(raw_rewards)} rewards are not a whole number of groups of {group_size}.")
     groups = raw_rewards.double().view(-1, group_size)
-    # The mean of equal rewards may differ from them by rounding, which the division by a tiny std would magnify.
-    equal = (groups == groups[:, :1]).all(dim=1, keepdim=True)
     # Subtract in float64, so that small differences between large rewards survive; float32 can hold the differences.
     advantages = (groups - groups.mean(dim=1, keepdim=True)).float()
     if normalize_by_std and group_size > 1:
         advantages = advantages / (advantages.std(dim=1, keepdim=True) + advantage_eps)
     if baseline == "leave_one_out" and group_size > 1:
         advantages = advantages * (group_size / (group_size - 1))
-    advantages = torch.where(equal, 0.0, advantages).flatten()
+    # What rounding leaves of equal rewards, a division by their tiny std would magnify.
+    advantages = torch.where(are_equal(groups)[:, None], 0.0, advantages).flatten()
     if not (advantages.isfinite() & raw_rewards.float().isfinite()).all():
         raise UserError(
             f"reward: rewards from {raw_rewards.min().item():g} to {raw_rewards.max().item():g} do not fit float32, in which "
@@ -76,6 +84,6 @@ def normalize_scores(
         "reward_max": raw_rewards.max().item(),
         "format_reward": sum(score["format_reward"] for score in scores) / len(scores),
         "answer_reward": sum(score["answer_reward"] for score in scores) / len(scores),
-        "zero_signal_fraction": (groups == groups[:, :1]).all(dim=1).double().mean().item(),
+        "zero_signal_fraction": are_equal(groups).double().mean().item(),
     }
     return advantages, raw_rewards.float(), metadata

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from grpo.learner.masking import within_float32
+
 
 def estimate_kl(policy_log_probs: Sequence[Tensor], reference_log_probs: Sequence[Tensor]) -> dict[str, float]:
     """Estimate the KL divergence (nats) per token and per sequence, each with two estimators.
@@ -43,7 +45,7 @@ def low_variance(log_probs: Tensor, reference: Tensor) -> Tensor:
         log_probs: of sampled tokens, with gradient.
         reference: log-probs of the same shape, without gradient.
     """
-    difference = reference - log_probs
+    difference = within_float32(reference - log_probs)
     return torch.expm1(difference) - difference
 
 

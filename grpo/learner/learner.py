@@ -18,7 +18,7 @@ from torch import Tensor
 
 from grpo.common.errors import UserError
 from grpo.common.metrics import METRICS
-from grpo.common.records import Rollout, response_tokens
+from grpo.common.records import Rollout, require_tokens, response_tokens
 from grpo.common.world import ALONE, World
 from grpo.learner.batch import batch_tensors, given_log_probs, of_members
 from grpo.learner.kl import ESTIMATORS, estimate_kl
@@ -37,6 +37,7 @@ from grpo.learner.mismatch import importance_weights, mismatch
 from grpo.learner.optimizer import Optimizer
 from grpo.learner.schedule import learning_rate
 from grpo.models.checkpoint import compile_layers
+from grpo.models.decoding import PADDING
 from grpo.models.examine import traits_of
 from grpo.models.lora import adapter_weights, without_adapters
 from grpo.models.sharding import is_sharded, load_weights, shard
@@ -63,6 +64,7 @@ class Learner:
 
     Args:
         model: from :func:`grpo.models.checkpoint.load_model`; with ``config.lora`` it already has its adapters.
+        pad_token_id: the tokenizer's; another one is used if the model has no such token, as padding is masked.
         settings: size and kind of microbatches, optimizer, gradient checkpointing, compilation, and placement of weights
             (``fully_shard``: :mod:`grpo.models.sharding`). A model that cannot share prompts gets padded microbatches even with
             ``packing``.
@@ -80,13 +82,14 @@ class Learner:
         self,
         model: Any,
         config: RunConfig,
-        pad_token_id: int,
+        pad_token_id: int | None,
         settings: LearnerSettings = DEFAULTS,
         world: World = ALONE,
     ):
         self.model = model
         self.config = config
-        self.pad_token_id = pad_token_id
+        size = getattr(model.config, "vocab_size", None) or model.config.get_text_config().vocab_size
+        self.pad_token_id = pad_token_id if pad_token_id is not None and 0 <= pad_token_id < size else PADDING
         traits = traits_of(model)
         self.max_tokens = settings.max_tokens_per_microbatch
         self.packs = settings.packing and self.max_tokens is not None and not traits.copied_because
@@ -127,18 +130,21 @@ class Learner:
     def log_probs(self, rollouts: Sequence[Rollout], temperature: float | None = None) -> list[Tensor]:
         """Log-probs (response length,) of each rollout's tokens under the current weights, without gradient.
 
+        They are computed train batch by train batch, in the microbatches of :meth:`update`: in others half precision rounds
+        differently, by more than GSPO's clip range.
+
         Args:
             temperature: None for the configuration's.
         """
-        return [log_probs for log_probs, _ in self._compute(rollouts, temperature=temperature)]
+        return [log_probs for log_probs, _ in self._compute(rollouts, self.config.train_batch_size, temperature=temperature)]
 
     def reference_log_probs(self, rollouts: Sequence[Rollout]) -> list[Tensor]:
         """Log-probs as :meth:`log_probs`, under the starting weights, which the configuration must require."""
-        return [log_probs for log_probs, _ in self._compute(rollouts, of_reference=True)]
+        return [log_probs for log_probs, _ in self._compute(rollouts, self.config.train_batch_size, of_reference=True)]
 
     def token_entropies(self, rollouts: Sequence[Rollout]) -> list[float]:
         """Mean token entropy (nats) of each rollout under the current weights; NaN for a response without tokens."""
-        return [entropy.mean().item() for _, entropy in self._compute(rollouts)]
+        return [entropy.mean().item() for _, entropy in self._compute(rollouts, max(1, len(rollouts)))]
 
     def drift(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """Estimate KL(policy || starting weights) with :func:`grpo.learner.kl.estimate_kl`; empty if it is not measured.
@@ -219,16 +225,18 @@ class Learner:
     # ------------------------------------------------------------------------------------------- in microbatches
 
     def _compute(
-        self, rollouts: Sequence[Rollout], of_reference: bool = False, temperature: float | None = None
+        self, rollouts: Sequence[Rollout], size: int, of_reference: bool = False, temperature: float | None = None
     ) -> list[tuple[Tensor, Tensor]]:
-        """Log-probs and entropies (response length,) of each response's tokens, without gradient."""
+        """Log-probs and entropies (response length,) of each response's tokens, without gradient, in batches of ``size``."""
         prompts, responses = token_ids(rollouts)
         members: list[int] = []
         parts: list[Tensor] = []
         with torch.no_grad(), self._starting_model() if of_reference else nullcontext(self.model) as model:
-            for micro in self._microbatches(model, prompts, responses, temperature):
-                members += micro.members
-                parts.append(torch.stack([micro.flat(micro.log_probs), micro.flat(micro.entropy)]))
+            for batch in neighbours(len(rollouts), size):
+                part = slice(batch[0], batch[-1] + 1)
+                for micro in self._microbatches(model, prompts[part], responses[part], temperature):
+                    members += [batch[i] for i in micro.members]
+                    parts.append(torch.stack([micro.flat(micro.log_probs), micro.flat(micro.entropy)]))
         computed = torch.cat(parts, dim=1).cpu() if parts else torch.empty(2, 0)
         each = (torch.split(row, [len(responses[i]) for i in members]) for row in computed)
         mine = {i: (log_probs.clone(), entropy.clone()) for i, log_probs, entropy in zip(members, *each, strict=True)}
@@ -376,11 +384,12 @@ def _compute_as_sampled(model: Any) -> None:
 
 
 def require_context(model: Any, prompts: Ids, responses: Ids) -> None:
-    """Refuse texts that are longer than the model's context.
+    """Refuse texts that are longer than the model's context, and prompts without tokens.
 
     Raises:
-        UserError: a text is too long; the message has the greatest length.
+        UserError: a text is too long, and the message has the greatest length; or a prompt has no tokens.
     """
+    require_tokens(prompts)
     longest = max((len(p) + len(r) for p, r in zip(prompts, responses, strict=True)), default=0)
     context = traits_of(model).context
     if context is not None and longest > context:

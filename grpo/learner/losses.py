@@ -13,7 +13,7 @@ from torch import Tensor
 
 from grpo.common.errors import UserError
 from grpo.common.imports import import_object, is_import_path
-from grpo.learner.masking import masked_normalize
+from grpo.learner.masking import masked_normalize, within_float32
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ class LossInputs:
     @property
     def ratio(self) -> Tensor:
         """Ratio rho = pi / pi_old of each token, (batch, length)."""
-        return torch.exp(self.log_probs - self.old_log_probs)
+        return torch.exp(within_float32(self.log_probs - self.old_log_probs))
 
     @property
     def sequence_ratio(self) -> Tensor:
         """Ratio s = (pi / pi_old of the whole response)^(1 / length), (batch, 1) (GSPO, arXiv 2507.18071, Eq. 7)."""
         log_ratio = masked_normalize(self.log_probs - self.old_log_probs, self.mask, dim=1)[:, None]
-        return torch.exp(log_ratio / self.lengths.clamp(min=1))
+        return torch.exp(within_float32(log_ratio / self.lengths.clamp(min=1)))
 
     @property
     def lower(self) -> float:

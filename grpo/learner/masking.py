@@ -5,6 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+LARGEST_EXPONENT = 85.0  # float32 ends at exp(88.7); this leaves room for advantages and sums
+
+
+def within_float32(exponent: Tensor) -> Tensor:
+    """Limit an exponent to LARGEST_EXPONENT, and keep its gradient.
+
+    An infinite ratio would have the gradient inf x 0 = NaN where it is clipped or the advantage is 0.
+    """
+    return exponent - (exponent.detach() - LARGEST_EXPONENT).clamp(min=0.0)
+
 
 def masked_normalize(tensor: Tensor, mask: Tensor, dim: int | None = None, constant_normalizer: float = 1.0) -> Tensor:
     """Sum the elements with mask 1 along ``dim`` (over all dimensions if None), and divide by a constant.

@@ -13,6 +13,7 @@ from grpo.models.packed_attention import NO_MASK
 from grpo.models.prefix_attention import KeyValueCache, SharedPrefix
 
 Prompts = Sequence[Sequence[int]]
+PADDING = 0  # a token id that any model has
 
 
 class SharedPrompts:
@@ -23,15 +24,14 @@ class SharedPrompts:
         prompts: token ids.
         n: responses to each prompt.
         room: largest number of tokens of a response.
-        pad: any token id.
 
     Attributes:
         logits: (rows, vocabulary) of the next token of each response; the responses to a prompt are side by side.
     """
 
-    def __init__(self, model: Any, prompts: Prompts, n: int, room: int, pad: int):
+    def __init__(self, model: Any, prompts: Prompts, n: int, room: int):
         self.model = model
-        ids, real = pad_left(prompts, pad, model.device)
+        ids, real = pad_left(prompts, model.device)
         width, dtype = ids.shape[1], model.dtype
         cache = KeyValueCache(width)
         output = model(
@@ -74,12 +74,12 @@ class CopiedPrompts:
     Arguments and attributes as in :class:`SharedPrompts`.
     """
 
-    def __init__(self, model: Any, prompts: Prompts, n: int, room: int, pad: int):
+    def __init__(self, model: Any, prompts: Prompts, n: int, room: int):
         from transformers import DynamicCache
 
         self.model = model
         self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-        ids, self.real = pad_left(prompts, pad, model.device)
+        ids, self.real = pad_left(prompts, model.device)
         self.cache = DynamicCache(config=model.config)
         logits = self._forward(ids, (self.real.cumsum(-1) - 1).clamp(min=0))
         self.cache.batch_repeat_interleave(n)
@@ -102,8 +102,11 @@ class CopiedPrompts:
         return logits
 
 
-def pad_left(prompts: Prompts, pad: int, device: Any) -> tuple[Tensor, Tensor]:
-    """Pad prompts on the left: token ids (prompts, longest prompt), and a mask of that shape, 0 at padding and 1 elsewhere."""
+def pad_left(prompts: Prompts, device: Any) -> tuple[Tensor, Tensor]:
+    """Pad prompts on the left: token ids (prompts, longest prompt), and a mask of that shape, 0 at padding and 1 elsewhere.
+
+    Padding is masked, so its token may be any; a tokenizer's padding token may be none of the model's.
+    """
     width = max(len(prompt) for prompt in prompts)
-    ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts], device=device)
+    ids = torch.tensor([[PADDING] * (width - len(p)) + list(p) for p in prompts], device=device)
     return ids, torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)

@@ -171,7 +171,7 @@ def _decoding(kind: type[SharedPrompts | CopiedPrompts], model: Any, logits: Ten
     """Decode the responses token by token, drop the first row on the way, and say why that fails; empty if it does not."""
     rows, length = list(range(len(RESPONSES))), len(RESPONSES[0])
     try:
-        decoding = kind(model, PROMPTS, 2, length, 0)
+        decoding = kind(model, PROMPTS, 2, length)
         for k in range(length):
             wanted = torch.stack([logits[i, len(PROMPT_OF[i]) - 1 + k] for i in rows])
             if not _near(decoding.logits, wanted):

@@ -12,6 +12,7 @@ import resource
 import signal
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ END_OF_TEXT = "<|endoftext|>"
 TOKENIZER, CONFIG, LEGACY_CONFIG = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 GENERATION_CONFIG, CHAT_TEMPLATE = "generation_config.json", "chat_template.jinja"
 MODEL_CONFIG = "config.json"
+# What chat templates get for today (``strftime_now``), so that a prompt does not change from day to day. Llama's templates fall
+# back to this date.
+CHAT_DATE = datetime(2024, 7, 26)
 TEMPLATE_SECONDS, TEMPLATE_BYTES = 5, 1 << 30  # limits of rendering one chat
 # The tokenizer files of any version of transformers, and the file that names the tokens that end a response.
 FILES = (
@@ -132,7 +136,7 @@ class Tokenizer:
     def chat_ids(self, messages: Sequence[Mapping[str, str]], **options: Any) -> tuple[int, ...]:
         """Encode a chat up to the start of the model's turn with the chat template.
 
-        The ids equal those of ``apply_chat_template(messages, add_generation_prompt=True)`` of transformers.
+        The ids equal those of ``apply_chat_template(messages, add_generation_prompt=True)`` of transformers on CHAT_DATE.
 
         Args:
             messages: each with ``role`` and ``content``.
@@ -195,7 +199,12 @@ class Tokenizer:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         ((text,), _) = render_jinja_template(
-            [list(messages)], chat_template=self._chat_template, add_generation_prompt=ask, **self._special, **options
+            [list(messages)],
+            chat_template=self._chat_template,
+            add_generation_prompt=ask,
+            strftime_now=CHAT_DATE.strftime,
+            **self._special,
+            **options,
         )  # type: ignore[no-untyped-call]
         return str(text)
 
@@ -279,6 +288,12 @@ def require_own(folder: Path, found: Iterable[Path]) -> None:
         target = path.resolve()
         if not (target.is_relative_to(home) or target.parent == of_hub or target.parents[1].name == "md5"):
             raise ValueError(f"{path.name} is a symbolic link to a file elsewhere; put the file itself in its place")
+
+
+def chat_date(folder: Path) -> str | None:
+    """The date in a checkpoint's chats (:data:`CHAT_DATE`); None if its chat template writes no date."""
+    templates = [path for path in files_of(folder) if path.name in (CONFIG, CHAT_TEMPLATE)]
+    return CHAT_DATE.date().isoformat() if any(b"strftime_now" in path.read_bytes() for path in templates) else None
 
 
 def try_out(renders: Sequence[Callable[[], object]]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from grpo.common.errors import UserError
-from grpo.common.records import Completion
+from grpo.common.records import Completion, require_tokens
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def derive_seed(*parts: int | str) -> int:
 def require_room(
     context: int | None, prompts: Sequence[Sequence[int]], max_tokens: int, key: str = "max_tokens", source: str = "tasks.main"
 ) -> None:
-    """Refuse sampling that could exceed the model's context, if that has a limit.
+    """Refuse sampling from a prompt without tokens, or that could exceed the model's context, if that has a limit.
 
     Args:
         context: longest text in tokens, or None.
@@ -81,8 +81,9 @@ def require_room(
         source: entry of params.yaml that the prompts come from.
 
     Raises:
-        UserError: the context is too short; the message says what to change.
+        UserError: the context is too short, or a prompt has no tokens; the message says what to change.
     """
+    require_tokens(prompts)
     longest = max((len(prompt) for prompt in prompts), default=0)
     if context is None or longest + max_tokens <= context:
         return

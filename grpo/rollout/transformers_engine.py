@@ -100,7 +100,7 @@ class TransformersEngine:
     ) -> list[list[Completion]]:
         """Decode one batch of ``len(prompts) * n`` sequences; ``draw`` gives a random number for the next token of each."""
         kind = CopiedPrompts if traits_of(self.model).copied_because else SharedPrompts
-        decoding = kind(self.model, prompts, n, params.max_tokens, self.tokenizer.pad_token_id)
+        decoding = kind(self.model, prompts, n, params.max_tokens)
         rows = list(range(len(prompts) * n))  # the sequence in each row of the batch
         token_ids: list[list[int]] = [[] for _ in rows]
         log_probs: list[list[float]] = [[] for _ in rows]
@@ -164,7 +164,7 @@ def sample(
     """
     log_probs = torch.log_softmax(logits.float() / params.temperature, dim=-1)
     if length <= params.min_tokens:
-        log_probs[:, list(stop_token_ids)] = -torch.inf
+        log_probs[:, [i for i in stop_token_ids if i < log_probs.shape[1]]] = -torch.inf  # a chat's may be none of the model's
         log_probs = torch.log_softmax(log_probs, dim=-1)
     if params.top_p < 1.0:
         ordered, order = log_probs.sort(dim=-1, descending=True)

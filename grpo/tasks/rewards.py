@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import reprlib
@@ -111,10 +112,10 @@ def apply_reward(
 ) -> ScoredBatch:
     """Compute rewards with the user's own functions, which have the signature of TRL's reward functions.
 
-    Each function is called once, with keyword arguments that are lists with one element per completion: ``prompts`` and
-    ``completions`` (text), ``completion_ids`` (token ids); ``question``, ``ground_truth``, ``level`` and ``subject`` of the
-    problem; the task's ``format_reward`` and ``answer_reward``. It returns one number per completion, of any size. (If several
-    processes train a run, each process calls it once with the groups that it has sampled.)
+    Each function is called once, with keyword arguments that are lists of its own, with one element per completion:
+    ``prompts`` and ``completions`` (text), ``completion_ids`` (token ids); ``question``, ``ground_truth``, ``level`` and
+    ``subject`` of the problem; the task's ``format_reward`` and ``answer_reward``. It returns one number per completion, of any
+    size. (If several processes train a run, each process calls it once with the groups that it has sampled.)
 
     Args:
         reward: MODULE:NAME; or several with weights. The reward is then the weighted sum, as with TRL's ``reward_weights``; a
@@ -136,7 +137,7 @@ def apply_reward(
     }
     functions = find_rewards(reward)
     returned = [
-        (_checked(name, function(**columns), len(completions), may_be_none=not isinstance(reward, str)), weight)
+        (_checked(name, function(**copy.deepcopy(columns)), len(completions), may_be_none=not isinstance(reward, str)), weight)
         for name, (function, weight) in functions.items()
     ]
     totals = []
@@ -148,7 +149,7 @@ def apply_reward(
     return ScoredBatch([own | {"reward": total} for own, total in zip(scored.rewards, totals, strict=True)], scored.out_of_time)
 
 
-def _checked(path: str, returned: Any, n: int, may_be_none: bool) -> Sequence[Any]:
+def _checked(path: str, returned: Any, n: int, may_be_none: bool) -> list[Any]:
     def is_reward(value: Any) -> bool:
         return (value is None and may_be_none) or (isinstance(value, Real) and math.isfinite(value))
 
@@ -156,8 +157,7 @@ def _checked(path: str, returned: Any, n: int, may_be_none: bool) -> Sequence[An
         raise UserError(
             f"reward: {path} returned {reprlib.repr(returned)}. Return {n} finite numbers, one for each completion."
         )
-    values: Sequence[Any] = returned
-    return values
+    return list(returned)  # a function may use its list again
 
 
 def soft_overlong_punishment(length: int, max_tokens: int, buffer: int) -> float:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from grpo.common.errors import UserError
 from grpo.common.imports import call_with, import_object, is_import_path
-from grpo.common.records import Problem, Rollout
+from grpo.common.records import Problem, Rollout, whole
 
 PLACEHOLDER = "{question}"
 Split = Literal["train", "validation"]
@@ -78,7 +78,7 @@ class Format:
             prompt: from :meth:`prompt`.
 
         Raises:
-            UserError: the format is a chat, and the tokenizer has no chat template.
+            UserError: the format is a chat, and the tokenizer has no chat template; or the prompt has no tokens.
         """
         return self.encode_all(tokenizer, [prompt])[0]
 
@@ -86,12 +86,20 @@ class Format:
         """Encode prompts as :meth:`encode` does; the limits of a chat template are tested for all at once."""
         questions = [self.question_of(prompt) for prompt in prompts]
         safe = [p if q is None else self.prompt(tokenizer.as_text(q)) for p, q in zip(prompts, questions, strict=True)]
-        if not self.chat:
-            return [tokenizer.prompt_ids(prompt) for prompt in safe]
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        chats = [[*system, {"role": "user", "content": prompt}] for prompt in safe]
-        tokenizer.try_chats(chats, **self.options)
-        return [tokenizer.chat_ids(chat, **self.options) for chat in chats]
+        if self.chat:
+            system = [{"role": "system", "content": self.system}] if self.system else []
+            chats = [[*system, {"role": "user", "content": prompt}] for prompt in safe]
+            tokenizer.try_chats(chats, **self.options)
+            found = [tokenizer.chat_ids(chat, **self.options) for chat in chats]
+        else:
+            found = [tokenizer.prompt_ids(prompt) for prompt in safe]
+        for prompt, question, ids in zip(prompts, questions, found, strict=True):
+            if not ids:
+                raise UserError(
+                    f"prompt: the question {prompt if question is None else question!r} makes a prompt without tokens, after "
+                    "which no model can go on. Leave the question out, or use a format with a text around it."
+                )
+        return found
 
     def encode_response(self, tokenizer: Any, response: str) -> tuple[int, ...]:
         """Encode a training response with its end: a stop string, or else the token that ends a text or a turn."""
@@ -215,13 +223,14 @@ class Task:
         answers = [read(response) for response in responses]
         given = [(answer, problem) for answer, problem in zip(answers, problems, strict=True) if answer is not None]
         scores = self.verify([answer for answer, _ in given], [problem for _, problem in given])
+        scores = [whole(score) for score in scores]
         if len(scores) != len(given) or not all(math.isnan(score) or 0 <= score <= 1 for score in scores):
             raise UserError(
                 f"{type(self).__name__}.verify: expected a number from 0 to 1, or NaN, for each of {len(given)} answers, got "
                 f"{len(scores)} values: {scores[:8]!r}."
             )
         remaining = iter(scores)
-        found = [0.0 if answer is None else float(next(remaining)) for answer in answers]
+        found = [0.0 if answer is None else next(remaining) for answer in answers]
         out_of_time = [math.isnan(score) for score in found]
         right = [0.0 if late else score for score, late in zip(found, out_of_time, strict=True)]
         return ScoredBatch([rewards(answer is not None, r) for answer, r in zip(answers, right, strict=True)], out_of_time)

@@ -17,7 +17,7 @@ from typing import Any
 
 from grpo.common.errors import UserError, reason
 from grpo.common.imports import import_object, is_import_path, require_extra, source_of
-from grpo.common.records import Problem
+from grpo.common.records import Problem, whole
 from grpo.tasks.task import SPLITS, Format, Settings, Split, Task
 
 INSTALL = "pip install -e '.[verifiers]'"
@@ -202,7 +202,7 @@ async def _score(task: Any, answer: str) -> float:
         return math.nan
     given = [reward for reward in trace.rewards.values() if reward is not None]
     most = sum(max(reward.weight, 0.0) for reward in given)
-    share = float(sum(reward.value for reward in given) / most) if most else math.nan
+    share = whole(sum(reward.value for reward in given) / most) if most else math.nan
     if not 0.0 <= share <= 1.0:
         scores = {name: reward.score for name, reward in trace.rewards.items() if reward is not None}
         raise UserError(

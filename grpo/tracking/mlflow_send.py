@@ -31,7 +31,7 @@ from mlflow.tracking import MlflowClient
 
 from grpo.common.errors import UserError
 from grpo.common.files import read_jsonl
-from grpo.common.metrics import TRL_NAMES
+from grpo.common.metrics import mlflow_names
 from grpo.study import paths
 from grpo.tracking.mlflow_uri import describe, local_database, without_password
 
@@ -144,11 +144,12 @@ class Delivery:
         with (self.folder / METRICS).open("rb") as file:
             file.seek(self._offset)
             new = file.read()
+        loss_type = self._described["params"].get("loss_type")
         metrics = [
             Metric(_allowed(shown), value, row["time"], row["step"])
             for row in _rows(new)
             for key, value in row["metrics"].items()
-            for shown in (key, *([TRL_NAMES[key]] if key in TRL_NAMES else []))
+            for shown in mlflow_names(key, loss_type)
         ]
         if metrics:
             self._client.log_batch(self.run_id, metrics=metrics)

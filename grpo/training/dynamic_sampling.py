@@ -1,11 +1,14 @@
 """Dynamic sampling (DAPO, arXiv 2503.14476, Section 3.2): replace groups whose rewards are all equal.
 
-Such a group has zero advantages and no gradient.
+Such a group has zero advantages and no gradient. The punishment of long responses makes no difference here.
 """
 
 from __future__ import annotations
 
+import torch
+
 from grpo.common.records import Rollout
+from grpo.learner.advantages import are_equal
 from grpo.learner.learner import Learner
 from grpo.rollout.engine import derive_seed
 from grpo.study.methods import GrpoConfig
@@ -53,5 +56,6 @@ def replace_groups_without_signal(
 
 
 def has_signal(group: list[Rollout]) -> bool:
-    """Whether two rewards of the group differ."""
-    return len({rollout.rewards["reward"] for rollout in group}) > 1
+    """Whether two rewards of the group differ, without the punishment of long responses (DAPO's Eq. 11 filters by accuracy)."""
+    rewards = torch.tensor([rollout.rewards["reward"] - rollout.punishment for rollout in group], dtype=torch.float64)
+    return not are_equal(rewards[None]).item()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tqdm import tqdm
 
-from grpo.common.records import Rollout, response_tokens
+from grpo.common.records import Rollout, response_tokens, whole
 from grpo.evaluation.evaluate import summarize
 from grpo.learner.learner import Learner, token_ids
 from grpo.rollout.engine import derive_seed
@@ -26,7 +26,7 @@ def train_by_expert_iteration(ctx: RunContext[ExpertIterationConfig, Learner]) -
 
         with log.phase("scoring"):
             rollouts = reward(ctx.setup, rollouts, ctx.sampler.world)
-            correct = [rollout for rollout in rollouts if rollout.rewards["reward"] == 1.0]
+            correct = [rollout for rollout in rollouts if whole(rollout.rewards["reward"]) == 1.0]
 
         with log.phase("training"):
             updates = fine_tune(config, correct, learner, derive_seed(ctx.setup.seed, "fine-tuning", step))

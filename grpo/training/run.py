@@ -19,6 +19,7 @@ from grpo.common.files import files_digest, read_json, whole_folder, write_json
 from grpo.common.lock import only_one
 from grpo.common.world import is_rank_0, start_processes, started_by_torchrun
 from grpo.models import require_checkpoint
+from grpo.models.tokenizer import chat_date
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun, digest, read_config
 from grpo.study.kept import bring_back, keep_until_stored
@@ -27,6 +28,7 @@ from grpo.study.runs_table import stage_of_run
 from grpo.study.schema import Study
 from grpo.study.software import hardware, packages, software, warn_of_other_versions
 from grpo.study.training_inputs import also_inputs, code_of_rooms, shared_settings, task_inputs
+from grpo.tasks.task import find_format
 from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_study import flat, source_tags, study_params, study_state, study_tags
 from grpo.tracking.run_log import now
@@ -98,6 +100,7 @@ _LOST = (
 def run_identity(study: Study, run: EffectiveRun) -> dict[str, Any]:
     """All inputs of a run; two runs with equal identities have equal results."""
     also = {name: files_digest(paths.also(run.task, name)) for name in study.also_evaluated(run.task)}
+    date = chat_date(run.model) if find_format(study.task(run.task), run.config.prompt).chat else None
     return {
         "method": run.method,
         "config": run.config.model_dump(),
@@ -110,6 +113,7 @@ def run_identity(study: Study, run: EffectiveRun) -> dict[str, Any]:
         "validation": files_digest(run.validation),
         **also_inputs(study, run.task),
         **({"also_problems": also} if also else {}),
+        **({"chat_date": date} if date else {}),
     }
 
 

@@ -55,8 +55,8 @@ def reward(setup: RunSetup[Sampling], rollouts: list[Rollout], world: World) -> 
     score_rollouts(setup.score, rollouts)
     if isinstance(setup.config, GrpoConfig) and (buffer := setup.config.overlong_buffer) is not None:
         for rollout in rollouts:
-            punishment = soft_overlong_punishment(rollout.length, setup.config.sampling_max_tokens, buffer)
-            rollout.rewards = rollout.rewards | {"reward": rollout.rewards["reward"] + punishment}
+            rollout.punishment = soft_overlong_punishment(rollout.length, setup.config.sampling_max_tokens, buffer)
+            rollout.rewards = rollout.rewards | {"reward": rollout.rewards["reward"] + rollout.punishment}
     return world.join(rollouts, each=setup.config.group_size)
 
 
@@ -105,8 +105,8 @@ def train_on(config: GrpoConfig, learner: Learner, rollouts: list[Rollout], vers
 
     The denominator of the ratio pi / pi_old is the policy that sampled the tokens:
 
-    - The learner's current weights sampled them: the learner computes the old log-probs before the first update. With a single
-      update they equal the current ones, and all ratios are exactly 1.
+    - The learner's current weights sampled them: the learner computes the old log-probs before the first update, in the
+      microbatches of the updates. With a single update they equal the current ones. So the first update's ratios are exactly 1.
     - Older weights sampled a rollout of the batch: the old log-probs are those that the engine reported.
     - ``importance_cap`` is set: the old log-probs are the learner's current ones in both cases, and importance weights correct
       from the engine's log-probs to these (the decoupled objective of Hilton et al. 2021, "Batch size-invariance for policy

@@ -15,7 +15,7 @@ from learner_parts import PROBLEM, config, flat, last_gradients
 from torch import Tensor
 from torch.testing import assert_close
 
-from grpo.common.metrics import TRL_NAMES
+from grpo.common.metrics import TRL_NAMES, mlflow_names
 from grpo.common.records import Completion, Rollout
 from grpo.learner.advantages import normalize_within_groups
 from grpo.learner.learner import Learner
@@ -44,8 +44,8 @@ NOW = computed(LOGITS)[0]
 OLD, ENGINE, REFERENCE = (NOW + torch.empty(4, 6).uniform_(-0.5, 0.5, generator=GENERATOR).double() for _ in range(3))
 
 
-def ours(model: Any, **settings: Any) -> tuple[Tensor, Tensor]:
-    """The learner's loss of the batch, and its gradient at the logits."""
+def ours(model: Any, old: Tensor = OLD, **settings: Any) -> tuple[Tensor, Tensor, float]:
+    """The learner's loss of the batch, its gradient at the logits, and its share of clipped tokens."""
     values = {"rollout_batch_size": 4, "train_batch_size": 4, "group_size": 2, "sampling_max_tokens": 8}
     learner = Learner(model, config(**values | settings), 0)
     logits = LOGITS.clone().requires_grad_()
@@ -53,7 +53,7 @@ def ours(model: Any, **settings: Any) -> tuple[Tensor, Tensor]:
     micro = Microbatch([0, 1, 2, 3], log_probs, MASK, entropy, MASK.flatten().nonzero()[:, 0])
     weights = response_weights(LENGTHS, learner.config.length_normalization, 4, 4, 8)
     batch = {
-        "old_log_probs": OLD,
+        "old_log_probs": old,
         "engine_log_probs": ENGINE,
         "reference_log_probs": REFERENCE,
         "advantages": ADVANTAGES[:, None],
@@ -71,15 +71,16 @@ def ours(model: Any, **settings: Any) -> tuple[Tensor, Tensor]:
         {n: torch.zeros(()).double() for n in ("ratio_min", "ratio_max", "mismatch_max")},
     )
     assert logits.grad is not None
-    return totals["loss"], logits.grad
+    return totals["loss"], logits.grad, (totals["clip_fraction"] / totals["tokens"]).item()
 
 
-def of_trl(loss_type: str, level: str = "token", **settings: Any) -> tuple[Tensor, Tensor]:
+def of_trl(loss_type: str, level: str = "token", old: Tensor = OLD, **settings: Any) -> tuple[Tensor, Tensor, float | None]:
     """The same by ``GRPOTrainer._compute_loss``, where only the forward pass is replaced."""
     from trl.trainer.grpo_trainer import GRPOTrainer
 
     logits = LOGITS.clone().requires_grad_()
-    args = {"delta": None, "use_bias_correction_kl": False, "steps_per_generation": 1}
+    corrected = settings.pop("use_bias_correction_kl", False)
+    args = {"delta": None, "use_bias_correction_kl": corrected, "steps_per_generation": 1}
     accelerator = SimpleNamespace(
         num_processes=1, sync_gradients=True, gather=lambda x: x, reduce=lambda x, reduction: x, gather_for_metrics=lambda x: x
     )
@@ -116,7 +117,7 @@ def of_trl(loss_type: str, level: str = "token", **settings: Any) -> tuple[Tenso
         "completion_ids": LABELS,
         "completion_mask": MASK.long(),
         "advantages": ADVANTAGES,
-        "old_per_token_logps": OLD,
+        "old_per_token_logps": old,
         "ref_per_token_logps": REFERENCE,
         "num_items_in_batch": LENGTHS.sum(),
         "importance_sampling_ratio": ratio,
@@ -124,7 +125,7 @@ def of_trl(loss_type: str, level: str = "token", **settings: Any) -> tuple[Tenso
     loss = GRPOTrainer._compute_loss(trainer, SimpleNamespace(training=True), inputs)
     loss.backward()
     assert logits.grad is not None
-    return loss.detach(), logits.grad
+    return loss.detach(), logits.grad, next(iter(trainer._metrics["train"].get("clip_ratio/region_mean", [])), None)
 
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -156,12 +157,22 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_losses_and_gradients_are_trls(model: Any, case: str) -> None:
     here, there = CASES[case]
-    (loss, gradient), (expected, of_expected) = ours(model, **here), of_trl(**there)
+    (loss, gradient, clipped), (expected, of_expected, region) = ours(model, **here), of_trl(**there)
     assert of_expected.norm() > 0.01
     assert_close(loss, expected, rtol=1e-6, atol=1e-6)
     assert_close(gradient, of_expected, rtol=1e-6, atol=1e-6)
     plain = of_trl("grpo")[1]
     assert case == "GRPO" or (gradient - plain).norm() > 1e-3  # each setting counts
+    # The share of clipped tokens has TRL's name where it is TRL's number.
+    named = "clip_ratio/region_mean" in mlflow_names("clip_fraction", here["loss_type"])
+    assert clipped > 0 and named == (clipped == pytest.approx(region, rel=1e-6) if region is not None else False)
+
+
+def test_on_policy_the_kl_term_of_trls_default_has_the_gradient_of_naive(model: Any) -> None:
+    of_naive = ours(model, old=NOW, loss_type="grpo_clip", kl_coefficient=0.3, kl_estimator="naive")[1]
+    theirs, without = (of_trl("grpo", old=NOW, beta=0.3, use_bias_correction_kl=corrected)[1] for corrected in (True, False))
+    assert_close(of_naive, theirs, rtol=1e-6, atol=1e-6)
+    assert (theirs - without).norm() > 1e-3
 
 
 REWARDS = [1.0, 0.0, 0.25, 1.0, 0.0, 0.0, 1.0, 0.0, 0.5, 0.5, 0.5, 0.5]  # of three groups of four

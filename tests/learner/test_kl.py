@@ -13,7 +13,7 @@ from learner_parts import config, learner_of, log_probs_alone, rollouts
 from torch import Tensor
 from training_parts import read_csv, same_weights, scored, train
 
-from grpo.learner.kl import estimate_kl
+from grpo.learner.kl import ESTIMATORS, estimate_kl
 from grpo.learner.learner import Learner
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.training.grpo import train_grpo
@@ -83,6 +83,16 @@ def test_both_estimates_are_the_exact_kl_in_expectation(policy: list[float], ref
     ]
     for name in NAMES:
         assert sum(p * found[name] for p, found in zip(policy, by_token, strict=True)) == pytest.approx(exact, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_kl_term_beyond_float32_points_the_right_way(name: str) -> None:
+    """The reference finds a token exp(200) times as likely: its log-probability is to rise."""
+    log_probs = torch.tensor([-201.0, -1.0], requires_grad=True)
+    term = ESTIMATORS[name](log_probs, torch.tensor([-1.0, -1.0]))
+    term.sum().backward()
+    assert term.isfinite().all() and log_probs.grad is not None and log_probs.grad.isfinite().all()
+    assert log_probs.grad[0] <= -200.0 and log_probs.grad[1] == 0.0
 
 
 # -------------------------------------------------------------------------------------------------------- the learner

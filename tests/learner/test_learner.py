@@ -20,14 +20,21 @@ from learner_parts import (
     log_probs_alone,
     log_softmax_alone,
     off_policy,
+    rollout,
     rollouts,
+    rollouts_of,
     updated,
 )
+from model_parts import own_model
 from torch import Tensor
 from torch.testing import assert_close
 from training_parts import same_weights, saved_every, scored
 
-from grpo.learner.learner import Learner
+from grpo.common.errors import UserError
+from grpo.learner.learner import Learner, token_ids
+from grpo.study.methods import OBJECTIVES
+from grpo.study.settings import LearnerSettings
+from grpo.training.step import train_on
 
 
 def gradients(model: Any) -> dict[str, Tensor]:
@@ -104,7 +111,66 @@ def test_fine_tuning_is_on_the_models_own_distribution_whatever_the_temperature_
     assert metrics["mean_nll"] == pytest.approx(-log_probs.mean().item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("packing", [True, False], ids=["packed", "padded"])
+@pytest.mark.parametrize("objective", ["gspo", "dapo"])
+def test_in_half_precision_nothing_is_clipped_before_anything_was_learnt(objective: str, packing: bool) -> None:
+    """The weights that sampled: all ratios are 1 and the divergence from the starting weights is 0, exactly, however long the
+    responses are that another train batch has."""
+    policy = own_model(hidden_size=64, intermediate_size=128, num_hidden_layers=4, initializer_range=0.1).to(torch.bfloat16)
+    values = OBJECTIVES[objective] | {"rollout_batch_size": 32, "train_batch_size": 16, "kl_coefficient": 0.1}
+    settings = LearnerSettings(max_tokens_per_microbatch=300, packing=packing, dtype="bfloat16")
+    learner = Learner(policy, config(**values, sampling_max_tokens=64, learning_rate=1e-6), 0, settings)
+    lengths = [[1 + (7 * g + 13 * k) % 60 for k in range(4)] for g in range(8)]
+    batch = rollouts_of(lengths, [5 + 3 * g for g in range(8)], 512)
+    batch = scored(batch, REWARDS.repeat(4), ADVANTAGES.repeat(4))
+    (first, _), _ = train_on(learner.config, learner, batch, version=0)  # type: ignore[arg-type]
+    assert (first["ratio_min"], first["ratio_max"], first["clip_fraction"], first["kl_loss"]) == (1.0, 1.0, 0.0, 0.0)
+
+
 # ---------------------------------------------------------------------------------------------------------- special cases
+
+
+@pytest.mark.parametrize("objective", ["grpo", "dapo", "gspo", "cispo"])
+def test_an_update_with_a_ratio_beyond_float32_is_taken(model: Any, objective: str) -> None:
+    """The tokens of good responses have become far likelier than they were: they are clipped, and the others are trained on."""
+    learner = learner_of(model, **OBJECTIVES[objective], kl_coefficient=0.1, importance_cap=2.0)
+    batch, far = rollouts(), torch.tensor([0.0, 0, 0, 300, 0, 300, 0, 0])  # their advantages are 1 and .75
+    now = learner.log_probs(batch)
+    batch = scored(batch, REWARDS, ADVANTAGES, [lp - each for lp, each in zip(now, far, strict=True)])
+    for one, reference in zip(batch, now, strict=True):
+        one.reference_log_probs = reference
+    metrics = learner.update(batch)
+    assert all(math.isfinite(value) for value in metrics.values()) and metrics["skipped_update"] == 0.0
+    assert metrics["clip_fraction"] == pytest.approx((LENGTHS[3] + LENGTHS[5]) / sum(LENGTHS))
+
+
+@pytest.mark.parametrize("pad", [512, -1, None])
+def test_any_token_may_pad(model: Any, pad: int | None) -> None:
+    """Also one that the model lacks; the responses are padded together."""
+    learners = [
+        Learner(copy.deepcopy(model), config(), token, LearnerSettings(max_tokens_per_microbatch=99, packing=False))
+        for token in (pad, 3)
+    ]
+    found, expected = ({"gradients": last_gradients(learner)} for learner in learners)
+    for learner in learners:
+        learner.update(scored(rollouts(), REWARDS, ADVANTAGES))
+    assert relative(found["gradients"], expected["gradients"]) == 0.0
+
+
+@pytest.mark.parametrize("budget", [None, 24])
+@pytest.mark.parametrize("packing", [True, False], ids=["packed", "padded"])
+def test_a_prompt_without_tokens_is_refused(model: Any, budget: int | None, packing: bool) -> None:
+    learner, without = learner_of(model, budget, packing), [*rollouts()[:7], rollout(0, 3, seed=7)]
+    before = weights(learner.model)
+    for use in (
+        learner.update,
+        learner.log_probs,
+        learner.token_entropies,
+        lambda batch: learner.sft_update(*token_ids(batch)),
+    ):
+        with pytest.raises(UserError, match="prompt 8 of 8 has no tokens"):
+            use(scored(without, REWARDS, ADVANTAGES))
+    assert relative(weights(learner.model), before) == 0.0
 
 
 def test_the_gradient_is_clipped_and_its_norm_before_that_reported(model: Any) -> None:

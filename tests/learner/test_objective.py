@@ -130,6 +130,26 @@ def test_a_group_of_equal_rewards_has_no_advantage(reward: float, size: int) -> 
     assert advantages.tolist() == [0.0] * size
 
 
+# Sums of equal numbers in another order; and 1e6, whose neighbours are 1e-10 apart.
+ROUNDED = [[0.1 + 0.2, 0.3, 0.3], [0.7 + 0.1, 0.8, 0.1 + 0.7], [sum([0.1] * 10), 1.0, 1.0], [0.1 + 0.2 - 0.3, 0.0, 0.0]]
+ROUNDED += [[1e6 * x for x in ROUNDED[0]], [-x for x in ROUNDED[1]]]
+
+
+@pytest.mark.parametrize("rewards", ROUNDED)
+@pytest.mark.parametrize("by_std", [True, False])
+def test_rewards_that_differ_by_rounding_are_equal(rewards: list[float], by_std: bool) -> None:
+    assert len(set(rewards)) > 1
+    scores = [{"reward": reward, "format_reward": 1.0, "answer_reward": 0.0} for reward in rewards]
+    advantages, _, metadata = normalize_scores(scores, 3, 0.0, by_std, "leave_one_out")
+    assert advantages.tolist() == [0.0] * 3 and metadata["zero_signal_fraction"] == 1.0
+
+
+@pytest.mark.parametrize("apart", [1e-3, 1e-6, 1e-8])
+def test_rewards_that_differ_by_little_are_not_equal(apart: float) -> None:
+    advantages = normalize_within_groups(torch.tensor([0.3, 0.3 + apart], dtype=torch.float64), 2, 0.0, True)
+    assert advantages.tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5], rel=1e-5)
+
+
 def test_ragged_rewards_are_refused() -> None:
     with pytest.raises(UserError, match=r"7 rewards.*groups of 4"):
         normalize_within_groups(torch.zeros(7), 4, 1e-6, True)

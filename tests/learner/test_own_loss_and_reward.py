@@ -47,6 +47,18 @@ def reward(prompts, completions, **columns):
     seen.update(columns, prompts=prompts, completions=completions)
     return [2, -0.5, 1e3]
 
+def spoils(prompts, completions, completion_ids, answer_reward, **columns):
+    completions[:], answer_reward[:] = ["?"] * 3, [9.0] * 3
+    completion_ids[0].append(7)
+    prompts.reverse()
+    kept[:] = [1.0, 2.0, 3.0]
+    return kept
+
+def keeps(completion_ids, **columns):
+    kept[:] = [float(len(ids)) for ids in completion_ids]
+    return kept
+
+kept = []
 where_it_applies = lambda prompts, **columns: [None, 0.5, 1.0]
 to_none = lambda prompts, **columns: [None, None, None]
 too_few = lambda prompts, **columns: [0.0]
@@ -195,6 +207,14 @@ def test_several_rewards_are_a_weighted_sum_of_those_that_apply() -> None:
     found = applied({"of_my_own:reward": 0.5, "of_my_own:where_it_applies": -2.0, "answer_reward": 4})
     assert [r["reward"] for r in found.rewards] == [0.5 * 2 + 4, 0.5 * -0.5 - 2 * 0.5 + 4 * 0.25, 500.0 - 2.0]
     assert [r["answer_reward"] for r in found.rewards] == [1.0, 0.25, 0.0]
+
+
+def test_what_a_reward_does_to_its_lists_no_other_sees() -> None:
+    """Nor what it does to the list that it has returned."""
+    found = applied({"of_my_own:spoils": 1.0, "of_my_own:keeps": 10.0, "answer_reward": 100.0, "of_my_own:reward": 0.0})
+    assert [r["reward"] for r in found.rewards] == [1 + 20 + 100.0, 2 + 20 + 25.0, 3 + 20 + 0.0]
+    seen = sys.modules["of_my_own"].seen
+    assert (seen["prompts"], seen["completion_ids"]) == (PROMPTS, [[0, 5], [1, 6], [2, 7]])
 
 
 def test_a_completion_that_no_reward_applies_to_is_told() -> None:

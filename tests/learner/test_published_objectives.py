@@ -58,6 +58,29 @@ def loss_and_gradient(name: str, ratios: list[list[float]], advantages: list[flo
 # ------------------------------------------------------------------------------------------------------------- formulas
 
 
+@pytest.mark.parametrize("above", [89.0, 200.0, 3e4])
+@pytest.mark.parametrize("name", ["grpo_clip", "gspo", "cispo", "grpo_no_clip"])
+def test_a_ratio_beyond_float32_is_clipped_like_any_other(name: str, above: float) -> None:
+    """exp(89) is beyond float32. By hand: -min(rho A, 1.2 A) for CISPO times log pi; without an advantage nothing, and nothing
+    is learnt from tokens that are clipped; where nothing clips, the gradient points the right way."""
+    old = torch.tensor([[-above - 1.0], [-above - 1.0], [-above - 1.0], [-1.0]])
+    log_probs, advantages = torch.full((4, 1), -1.0).requires_grad_(), torch.tensor([[2.0], [0.0], [-2.0], [-2.0]])
+    inputs = LossInputs(log_probs, old, advantages, advantages, torch.ones(4, 1, dtype=torch.bool), cliprange=0.2)
+    loss, metrics = LOSSES[name](inputs)
+    loss.sum().backward()
+    assert log_probs.grad is not None and loss.isfinite().all() and log_probs.grad.isfinite().all()
+    clipped = name != "grpo_no_clip"
+    assert loss[0].item() == pytest.approx(-2.4 * (-1.0 if name == "cispo" else 1.0)) if clipped else loss[0] < -1e30
+    assert loss[1].item() == log_probs.grad[1].item() == 0.0
+    expected = {"cispo": [-2.4, 2.4, 2.0], "grpo_no_clip": [-math.inf, math.inf, 2.0]}.get(name, [0.0, math.inf, 2.0])
+    found = [g.item() if abs(g) < 1e30 else math.copysign(math.inf, g) for g in log_probs.grad[[0, 2, 3], 0]]
+    assert found == pytest.approx(expected)
+    assert [each.tolist() for each in metrics.values()] == (
+        [[[True], [name == "cispo"], [name == "cispo"], [False]]] if clipped else []
+    )
+    assert inputs.ratio.isfinite().all()
+
+
 def test_clip_higher_by_hand() -> None:
     """1.25 lies within 1.3 and above 1.2; below 1 the lower range counts."""
     clip = {"cliprange": 0.2, "cliprange_high": 0.3}

@@ -220,6 +220,27 @@ def test_chats_are_those_of_apply_chat_template(hub: Path, request: pytest.Fixtu
     assert text.endswith("<think>\n\n</think>\n\n") == (begin is None)
 
 
+@pytest.mark.parametrize(
+    ("form", "date"), [("%d %b %Y", "26 Jul 2024"), ("%B %d, %Y", "July 26, 2024"), ("%H:%M:%S", "00:00:00")]
+)
+def test_the_date_of_a_chat_is_the_same_on_every_day(like_qwen: Path, form: str, date: str) -> None:
+    """That of Llama's templates where they get none."""
+    template = (
+        "{%- if not date_string is defined %}{% set date_string = strftime_now('FORM') %}{% endif %}It is {{ date_string }}."
+    )
+    files = files_of(like_qwen) | {"chat_template.jinja": template.replace("FORM", form).encode()}
+    tokenizer = Tokenizer(files)
+    assert tokenizer.decode(tokenizer.chat_ids(CHATS[0])) == f"It is {date}."
+    assert tokenizer.decode(tokenizer.chat_ids(CHATS[0], date_string="May Day")) == "It is May Day."
+
+
+def test_a_question_that_makes_a_prompt_without_tokens_is_named(tokenizer: Any, like_qwen: Path) -> None:
+    assert Format("Q: {question}").encode(tokenizer, "Q: ")  # a text around it makes up for it
+    for made, chat in ((tokenizer, False), (Tokenizer.from_folder(like_qwen), True)):
+        with pytest.raises(UserError, match="the question '' makes a prompt without tokens"):
+            Format("{question}", chat=chat).encode(made, "")
+
+
 @pytest.mark.parametrize("hub", ["like_qwen3"], indirect=True)
 def test_a_chat_format_is_a_chat(hub: Path) -> None:
     """With a system message if the format has one, and the template's options; the answer is in the box."""

@@ -464,6 +464,25 @@ def test_context_overflow_names_what_fits(model: Any, tokenizer: Any, prompts: l
         require_room(10, [(1,) * 4, (1,) * 5], max_tokens=6)
 
 
+def test_tokens_that_the_model_lacks_may_pad_and_end_a_turn(model: Any, tokenizer: Any, prompts: list[list[int]]) -> None:
+    """As after tokens were added to the tokenizer only."""
+    found, params, lacking = [], SamplingParams(min_tokens=2, max_tokens=5), len(tokenizer)
+    for pad, turn in ((lacking, lacking), (-1, None), (None, None), (tokenizer.pad_token_id, None)):
+        other = copy.deepcopy(tokenizer)
+        other.pad_token_id, other.end_of_turn_id = pad, turn
+        found.append(TransformersEngine(model, other).generate(prompts, params, n=2, seed=0))
+    assert found == [found[-1]] * 4
+
+
+@pytest.mark.usefixtures("on_gpu")
+@pytest.mark.parametrize("name", ["transformers", "vllm"])
+def test_a_prompt_without_tokens_is_refused(mini_study: Study, folder: Path, model: Any, tokenizer: Any, name: str) -> None:
+    study = on_vllm(mini_study) if name == "vllm" else mini_study
+    engine = make_engine(study, Checkpoint(folder, model, tokenizer))
+    with pytest.raises(UserError, match="prompt 2 of 2 has no tokens"):
+        engine.generate([(5, 6), ()], SamplingParams(max_tokens=5), n=2, seed=0)
+
+
 # ------------------------------------------------------------------------------------------------------ how texts end
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -326,6 +327,26 @@ def test_a_runs_identity_changes_with_each_file_that_it_reads_and_with_the_softw
     monkeypatch.setattr(software_module, "version", lambda name: "9.9")
     after = run_identity(mini_study, run)
     assert {key for key in after if after[key] != before[key]} == {"software"}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "template", "date"),
+    [
+        ("chat", "{{ strftime_now('%d %b %Y') }}", {"chat_date": "2024-07-26"}),
+        ("chat", "{{ messages[0]['content'] }}", {}),
+        ("r1_zero", "{{ strftime_now('%d %b %Y') }}", {}),
+    ],
+)
+def test_the_date_in_a_runs_chats_is_recorded(
+    mini_study: Study, workdir: Path, prompt: str, template: str, date: dict[str, str]
+) -> None:
+    run = effective_run(mini_study, "grpo_learning_rate", next(iter(mini_study.experiments["grpo_learning_rate"].arms)), 0, [])
+    run = replace(run, config=run.config.model_copy(update={"prompt": prompt}))
+    for file in (run.model / "model.safetensors", run.train, run.validation):
+        write_text(file, "")
+    write_text(run.model / "chat_template.jinja", template)
+    identity = run_identity(mini_study, run)
+    assert {key: value for key, value in identity.items() if key == "chat_date"} == date
 
 
 @pytest.mark.parametrize(("budget", "said"), [(4096, True), (None, False)])

@@ -14,7 +14,7 @@ from training_parts import setup_of
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem, Rollout
-from grpo.evaluation.evaluate import score_by_task, score_rollouts, summarize
+from grpo.evaluation.evaluate import OTHER, category, score_by_task, score_rollouts, summarize
 from grpo.grader import pool
 from grpo.grader.pool import GraderPool, Verdict, grade_batch
 from grpo.study.methods import GrpoConfig
@@ -185,6 +185,20 @@ def test_a_verifier_may_give_parts_of_a_reward_and_run_out_of_time() -> None:
     assert [reward["answer_reward"] for reward in scored.rewards] == [0.25, 1.0, 0.0, 0.0]
     assert [reward["format_reward"] for reward in scored.rewards] == [1.0, 1.0, 1.0, 0.0]
     assert scored.out_of_time == [False, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("sum_of_parts", "score"), [(sum([0.1] * 10), 1.0), (0.7 + 0.2 + 0.1 + 3e-16, 1.0), (0.1 + 0.2 - 0.3, 0.0)]
+)
+def test_a_score_that_rounding_keeps_from_0_or_1_is_0_or_1(
+    monkeypatch: pytest.MonkeyPatch, sum_of_parts: float, score: float
+) -> None:
+    """So it counts as right, and is not refused as more than 1."""
+    assert sum_of_parts != score
+    monkeypatch.setattr(Sharing, "verify", lambda *_: [sum_of_parts])
+    (rewards,) = Sharing().score("plain", [Problem("p", "q", "a")], ["a"]).rewards
+    assert rewards == {"format_reward": 1.0, "answer_reward": score, "reward": score}
+    assert category(rewards | {"answer_reward": sum_of_parts}) == category(rewards) != OTHER
 
 
 @pytest.mark.parametrize("scores", [[], [0.5, 0.5], [1.5], [-0.1], [float("inf")]])

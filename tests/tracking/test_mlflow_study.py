@@ -170,6 +170,15 @@ def test_metrics_are_there_under_trls_names_too(sent_twice: tuple[MlflowClient, 
         assert [(m.step, m.value, m.timestamp) for m in first] == [(m.step, m.value, m.timestamp) for m in second]
 
 
+@pytest.mark.parametrize(("loss_type", "same"), [("grpo_clip", True), ("gspo", False), ("cispo", False), ("mine:loss", False)])
+def test_clipped_tokens_have_trls_name_where_trl_counts_the_same(delivered: Path, loss_type: str, same: bool) -> None:
+    run = MlflowRun("toy", "one", {"loss_type": loss_type}, {})
+    run.log({"clip_fraction": 0.25}, step=1)
+    run.finish()
+    (found,) = [each.data.metrics for each in runs_at(uri_of(delivered))[1] if "clip_fraction" in each.data.metrics]
+    assert found.get("clip_ratio/region_mean") == (0.25 if same else None)
+
+
 def test_the_hash_is_dvcs(workdir: Path) -> None:
     checkpoint(Path("kept/best"), 1)
     write_text(Path("kept/best-of-all.json"), "ä\r\n")  # sorted by DVC as a path: before or after best/

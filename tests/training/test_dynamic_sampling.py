@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from training_parts import NoMlflow, context, problems
+from training_parts import NoMlflow, context, problems, setup_of
 
 from grpo.common.records import Completion, Rollout
 from grpo.rollout.engine import SamplingParams
 from grpo.study.methods import GrpoConfig
 from grpo.tasks.task import ScoredBatch
 from grpo.tracking.run_log import RunLog
-from grpo.training.dynamic_sampling import replace_groups_without_signal
+from grpo.training.dynamic_sampling import has_signal, replace_groups_without_signal
 from grpo.training.order import items_of_step, other_problems
 from grpo.training.step import sample, score
 
@@ -98,6 +98,19 @@ def test_it_ends_after_so_many_rounds_or_when_every_question_was_asked(tokenizer
     few = step_of(tokenizer, tmp_path, everything, n=8, rounds=5)
     assert [count for count, _ in few.calls] == [6, 2] and len(few.after) == 12
     assert set(questions(few.after)) | set(questions(few.before)) == {problem.id for problem in DATA[:8]}
+
+
+@pytest.mark.parametrize(("rewards", "signal"), [((0.5, 0.5), False), ((0.1 + 0.2, 0.3), False), ((1.0, 0.0), True)])
+def test_the_punishment_of_long_responses_is_no_signal(rewards: tuple[float, float], signal: bool) -> None:
+    """DAPO's Eq. 11 asks for right and wrong answers, whatever their lengths; the rewards are those that are trained on."""
+    config = CONFIG.model_copy(update={"sampling_max_tokens": 8, "overlong_buffer": 4})
+    lengths = (8, 4)
+    group = [Rollout(DATA[0], (1,), Completion((1,) * n, "", (0.0,) * n, "stop")) for n in lengths]
+    scores = [{"reward": each, "format_reward": 1.0, "answer_reward": 1.0} for each in rewards]
+    setup = setup_of(config, DATA, score=lambda rollouts: ScoredBatch(scores, [False, False]))
+    scored, metrics = score(setup, group)
+    assert [one.rewards["reward"] for one in scored] == [rewards[0] - 1.0, rewards[1]]
+    assert has_signal(scored) is signal and metrics["train/zero_signal_fraction"] == (rewards == (1.0, 0.0))
 
 
 def test_what_is_asked_anew_depends_on_seed_step_and_round_alone() -> None:

@@ -6,16 +6,18 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 # What imports torch is imported inside the commands, so that `--help` and an error in params.yaml answer at once.
 from grpo.commands.kissing_app import kissing_app
 from grpo.commands.stages import STAGES
 from grpo.commands.study import study_app
 from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly
-from grpo.common.errors import RESUME_ME, ToBeResumed, UserError, explain_os_error, explain_out_of_memory
+from grpo.common.errors import RESUME_ME, ToBeResumed, UserError, explain_os_error, explain_out_of_memory, no_exit
+from grpo.common.uris import hide_secrets
 from grpo.study import paths
 from grpo.study.compose import study_path
 from grpo.study.schema import load_study
@@ -29,7 +31,15 @@ def _print(text: str | None, **_: object) -> None:
         print(text)
 
 
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; its own way to end is typer.Exit, so SystemExit comes from the study's code."""
+        with no_exit("the study's own code"):
+            return super().invoke(ctx)
+
+
 app = typer.Typer(
+    cls=_Commands,
     result_callback=_print,
     help="GRPO with verified rewards as a reproducible study. `make repro` runs the whole study; see README.md.",
     no_args_is_help=True,
@@ -287,7 +297,7 @@ def main() -> None:
         message = explain_os_error(error) or (str(error) if isinstance(error, UserError) else explain_out_of_memory(error))
         if message is None:
             raise
-        print(f"error: {message}", file=sys.stderr)
+        print(f"error: {hide_secrets(message)}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import re
+import sysconfig
+import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 # Beginnings of notes that are added to exceptions:
@@ -23,6 +26,34 @@ class UserError(Exception):
 
 class ToBeResumed(Exception):
     """A run was told to stop and has saved its state; the same command continues it."""
+
+
+class AlreadyReported(SystemExit):
+    """The end of this process, because another one has failed and printed why."""
+
+
+@contextmanager
+def no_exit(what: str) -> Iterator[None]:
+    """Turn an end of the process by the study's own code into a UserError; also a decorator.
+
+    ``sys.exit()`` in it, or a parser of arguments, would end a run without a result, and often with exit code 0.
+
+    Args:
+        what: the code that runs in the block, such as an import path.
+    """
+    try:
+        yield
+    except AlreadyReported:
+        raise
+    except SystemExit as error:
+        library = (sysconfig.get_path("stdlib"), "<")
+        frames = reversed(traceback.extract_tb(error.__traceback__))
+        place = next((f"{frame.filename}:{frame.lineno}" for frame in frames if not frame.filename.startswith(library)), "")
+        raise UserError(
+            f"{what}: {place} ends the program (exit code {error.code}), and a run would end without a result. Raise an"
+            " error there instead of calling exit; what a script does, such as reading its arguments, belongs below"
+            ' `if __name__ == "__main__":`.'
+        ) from error
 
 
 RESUME_ME = 75  # its exit code: EX_TEMPFAIL of sysexits.h, "try again later"

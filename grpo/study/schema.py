@@ -348,6 +348,8 @@ def validated(values: dict[str, Any], path: Path) -> Study:
                 f"{path}: folder: no folder {folder}, which should have the study's own modules and data. Restore it, or run "
                 "`grpo study use FILE` with the study's file in its new place."
             )
+        if values.get("file") is not None and Path.cwd().is_relative_to(Path(folder).resolve()):
+            raise UserError(f"{path}: folder: {folder} contains the project, so its stages would depend on their own results.")
         search_in(Path(folder))
     try:
         return Study.model_validate(values)

@@ -30,7 +30,7 @@ import sqlalchemy
 from filelock import FileLock
 from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelOutput, Metric, Param, RunTag
 from mlflow.tracking import MlflowClient
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from grpo.common.errors import UserError
 from grpo.common.files import read_jsonl
@@ -60,6 +60,12 @@ Name = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]+$", max_length=500)
 Key = Annotated[str, Field(pattern=r"^\w+$")]  # becomes a part of MLflow's search expressions
 EXPERIMENT = r"\w[\w.@ -]*"  # its name is that of the folder of its artifacts
 Texts = dict[str, str]
+
+
+def _with_key(tags: Texts) -> Texts:
+    if not re.fullmatch(r"\w+", tags.get("run_key", "")):
+        raise ValueError("run_key is none of ours")
+    return tags
 
 
 class _Strict(BaseModel):
@@ -101,7 +107,7 @@ class RunFile(_Strict):
     experiment: Annotated[str, Field(pattern=f"^{EXPERIMENT}$", max_length=200)]
     name: Name
     params: Texts
-    tags: Texts
+    tags: Annotated[Texts, AfterValidator(_with_key)]
     study: State | None
     datasets: list[UsedDataset]
     artifacts: list[str]
@@ -125,14 +131,10 @@ def read_run(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder}: holds {strange[0]}, which no folder of a run has. Name folders in {paths.UNSENT_METRICS}.")
     try:
         about = RunFile.model_validate_json((folder / RUN).read_bytes()).model_dump()
-        if not re.fullmatch(r"\w+", about["tags"]["run_key"]):
-            raise KeyError("run_key")
     except ValidationError as error:
         wrong = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, wrong["loc"]))
         raise UserError(f"{folder / RUN}: not the description of a run ({where}: {wrong['msg']})") from None
-    except KeyError:
-        raise UserError(f"{folder / RUN}: not the description of a run (tags.run_key)") from None
     for name in (*about["artifacts"], *about["tables"]):
         _file_of(folder, name)
     return about

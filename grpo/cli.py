@@ -16,7 +16,7 @@ from grpo.commands.kissing_app import kissing_app
 from grpo.commands.stages import STAGES
 from grpo.commands.study import study_app
 from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly
-from grpo.common.errors import RESUME_ME, ToBeResumed, UserError, explain_os_error, explain_out_of_memory, no_exit
+from grpo.common.errors import RESUME_ME, ToBeResumed, UserError, explain_os_error, explain_out_of_memory, no_exit, place_of
 from grpo.common.uris import hide_secrets
 from grpo.study import paths
 from grpo.study.compose import study_path
@@ -35,7 +35,11 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run a command; its own way to end is typer.Exit, so SystemExit comes from the study's code."""
         with no_exit("the study's own code"):
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            except KeyboardInterrupt as stop:
+                print(f"\ninterrupted at {place_of(stop)}", file=sys.stderr)
+                raise
 
 
 app = typer.Typer(

@@ -46,14 +46,18 @@ def no_exit(what: str) -> Iterator[None]:
     except AlreadyReported:
         raise
     except SystemExit as error:
-        library = (sysconfig.get_path("stdlib"), "<")
-        frames = reversed(traceback.extract_tb(error.__traceback__))
-        place = next((f"{frame.filename}:{frame.lineno}" for frame in frames if not frame.filename.startswith(library)), "")
         raise UserError(
-            f"{what}: {place} ends the program (exit code {error.code}), and a run would end without a result. Raise an"
-            " error there instead of calling exit; what a script does, such as reading its arguments, belongs below"
+            f"{what}: {place_of(error)} ends the program (exit code {error.code}), and a run would end without a result. Raise"
+            " an error there instead of calling exit; what a script does, such as reading its arguments, belongs below"
             ' `if __name__ == "__main__":`.'
         ) from error
+
+
+def place_of(error: BaseException) -> str:
+    """FILE:LINE that raised an exception, outside of Python's own library."""
+    library = (sysconfig.get_path("stdlib"), "<")
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    return next((f"{frame.filename}:{frame.lineno}" for frame in frames if not frame.filename.startswith(library)), "")
 
 
 RESUME_ME = 75  # its exit code: EX_TEMPFAIL of sysexits.h, "try again later"
@@ -89,7 +93,7 @@ def explain_os_error(error: BaseException) -> str | None:
         where = Path(noted if path is None else path).absolute()
         if path is not None and number in _OF_FOLDERS:
             where = next(place for place in (where, *where.parents) if os.path.lexists(place))
-        where = Path(_DRAFT.sub(r"/\1", str(where)))
+        where = final(where)
         return f"{from_here(where)}: {wrong}. {remedy}, and run the same command again; finished work is kept."
     return None
 
@@ -131,6 +135,11 @@ def explain_out_of_memory(error: BaseException) -> str | None:
         f"out of memory {where} ({reason(found)}). {remedy}, or end other programs that use the memory. With the same settings "
         "the same command continues from the last saved state; with other settings the run starts again."
     )
+
+
+def final(path: Path) -> Path:
+    """The place of a file once the folder that is being written is complete."""
+    return Path(_DRAFT.sub(r"/\1", str(path)))
 
 
 def from_here(path: Path) -> Path:

@@ -24,6 +24,7 @@ from typing import Any
 
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
+from grpo.common.errors import final
 from grpo.common.files import dvc_hashes, write_json
 from grpo.common.uris import without_password
 from grpo.study import paths
@@ -34,6 +35,8 @@ from grpo.tracking.mlflow_uri import NOWHERE, describe, tracking_uri
 
 ROUND_SECONDS, PAUSE_SECONDS = 5.0, 60.0  # between two attempts to send; after a failed one
 PATIENCE_SECONDS, MOST_SECONDS = 5.0, 60.0  # the wait for MLflow at the end of a run: without a message, and in all
+
+_warned_of: set[str] = set()  # addresses of MLflow
 
 
 class MlflowRun:
@@ -78,7 +81,6 @@ class MlflowRun:
         self.folder = paths.workspace() / paths.UNSENT_METRICS / f"{_file_name(experiment)}-{_file_name(name)}-{key[:12]}"
         self._delivery: Delivery | None = None
         self._errors: dict[str, None] = {}
-        self._warned = False
         self._known: set[int] = set()
         self._over = Event()
         self._sender = Thread(target=self._send_until_over, name="MLflow", daemon=True)
@@ -156,9 +158,8 @@ class MlflowRun:
                 self._sender.join(MOST_SECONDS - PATIENCE_SECONDS)
             if self._sender.is_alive() and not self._delivery.is_done:
                 self._errors[f"no answer within {MOST_SECONDS:.0f} s"] = None
-        if self._warned and not (self._delivery and self._delivery.is_done):
-            print(f"MLflow still lacks the run {self._about['name']}. {self._remedy()}", file=sys.stderr)
-        self._warn()
+        if self._errors and not self._warn() and not (self._delivery and self._delivery.is_done):
+            print(f"MLflow lacks the run {self._about['name']}, or a part of it. {self._remedy()}", file=sys.stderr)
         return self._delivery.run_id if self._delivery else None
 
     def _describe(self, **changed: Any) -> None:
@@ -210,22 +211,23 @@ class MlflowRun:
         """Milliseconds since 1970, by a clock that nobody sets back during the run."""
         return int(self._about["started"]) + round(1000 * (time.monotonic() - self._began))
 
-    def _warn(self) -> None:
-        """Print one warning for all errors so far, once in the run."""
-        if self._errors and not self._warned:
-            self._warned = True
-            reasons = "; ".join(self._errors)
-            print(
-                f"warning: MLflow at {self._about['uri']} could not be written: {reasons}\n  {self._remedy()}", file=sys.stderr
-            )
+    def _warn(self) -> bool:
+        """Print one warning for all errors so far, unless this process has printed it, in this run or an earlier one."""
+        if not self._errors or self._uri in _warned_of:
+            return False
+        _warned_of.add(self._uri)
+        wrong = f"MLflow at {self._about['uri']} could not be written: {'; '.join(self._errors)}"
+        print(f"warning: {wrong}\n  Training and its results do not depend on it. {self._remedy()}", file=sys.stderr)
+        return True
 
     def _remedy(self) -> str:
         if not (self.folder / RUN).exists():
-            return "Results do not depend on it. MLflow lacks some or all of the run."
+            return "MLflow lacks some or all of the run."
+        folder = final(self.folder)
         return (
-            f"Training and its results do not depend on it. What MLflow lacks is kept in {self.folder}\n"
+            f"What MLflow lacks is kept in {folder}\n"
             "  Check MLFLOW_TRACKING_URI (without it, runs go to mlflow.db here) and the server. The next run sends it, or:\n"
-            f"    grpo mlflow_import {shlex.quote(str(self.folder))}"
+            f"    grpo mlflow_import {shlex.quote(str(folder))}"
         )
 
 

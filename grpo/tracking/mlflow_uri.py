@@ -23,7 +23,7 @@ def tracking_uri() -> str:
     if "://" not in uri and uri not in (NOWHERE, "databricks"):
         shown = without_password(uri)
         raise UserError(
-            f"MLFLOW_TRACKING_URI: {shown} has no scheme. Write http://HOST:PORT for a server or sqlite:///FILE for a database;"
+            f"MLFLOW_TRACKING_URI: {shown} has no scheme. Write http://HOST:5000 for a server or sqlite:///FILE for a database;"
             f" {NOWHERE} tracks nothing."
         )
     return uri

@@ -8,18 +8,20 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 # What imports torch is imported inside the commands, so that `--help` and an error in params.yaml answer at once.
 from grpo.commands.kissing_app import kissing_app
 from grpo.commands.stages import STAGES
 from grpo.commands.study import study_app
 from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly
-from grpo.common.errors import RESUME_ME, ToBeResumed, UserError, explain_os_error, explain_out_of_memory
+from grpo.common.errors import RESUME_ME, ToBeResumed, UserError, explain_os_error, explain_out_of_memory, no_exit, place_of
 from grpo.common.repository import use_this_folders_repository
 from grpo.common.safe_text import on_terminal
+from grpo.common.uris import hide_secrets
 from grpo.study import paths
 from grpo.study.compose import study_path
 from grpo.study.schema import load_study
@@ -33,7 +35,19 @@ def _print(text: str | None, **_: object) -> None:
         print(on_terminal(text))
 
 
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; its own way to end is typer.Exit, so SystemExit comes from the study's code."""
+        with no_exit("the study's own code"):
+            try:
+                return super().invoke(ctx)
+            except KeyboardInterrupt as stop:
+                print(f"\ninterrupted at {place_of(stop)}", file=sys.stderr)
+                raise
+
+
 app = typer.Typer(
+    cls=_Commands,
     result_callback=_print,
     help="GRPO with verified rewards as a reproducible study. `make repro` runs the whole study; see README.md.",
     no_args_is_help=True,
@@ -292,7 +306,7 @@ def main() -> None:
         message = explain_os_error(error) or (str(error) if isinstance(error, UserError) else explain_out_of_memory(error))
         if message is None:
             raise
-        print(on_terminal(f"error: {message}"), file=sys.stderr)
+        print(on_terminal(f"error: {hide_secrets(message)}"), file=sys.stderr)
         sys.exit(2)
 
 

@@ -42,8 +42,9 @@ def main() -> None:
     others = f"requests for the host names {allowed} (MLFLOW_SERVER_ALLOWED_HOSTS)"
     reached = "this machine only; MLFLOW_HOST=0.0.0.0 serves others" if here else others
     print(f"It answers {reached}.", flush=True)
-    os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
-    command = ["mlflow", "server", "--host", host, "--port", port, "--allowed-hosts", allowed, "--backend-store-uri", backend]
+    # A password in the database's address must not be among the arguments, which all users of the machine see.
+    os.environ |= {"MLFLOW_BACKEND_STORE_URI": backend, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    command = ["mlflow", "server", "--host", host, "--port", port, "--allowed-hosts", allowed]
     command += ["--artifacts-destination", str(ARTIFACTS.absolute()), *(["--app-name", "basic-auth"] if password else [])]
     os.execvp("mlflow", command)
 

@@ -1,7 +1,7 @@
 """`make ui`: start MLflow's UI for the runs at MLFLOW_TRACKING_URI (sqlite:///mlflow.db), and print links to them.
 
-The links open MLflow's view for training; its start page is for applications of language models. The port is MLFLOW_PORT, or
-the first free one from 5000 on.
+It serves this machine only, whatever MLFLOW_HOST says, which is for `make mlflow-server`. The links open MLflow's view for
+training; its start page is for applications of language models. The port is MLFLOW_PORT, or the first free one from 5000 on.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import sys
 from typing import NoReturn
 from urllib.parse import urlencode
 
-from grpo.tracking.mlflow_send import bring_artifacts_along
-from grpo.tracking.mlflow_uri import describe, local_database, without_password
+from grpo.common.errors import UserError
+from grpo.common.uris import without_password
+from grpo.tracking.mlflow_send import bring_artifacts_along, client_of
+from grpo.tracking.mlflow_uri import NOWHERE, describe, local_database, tracking_uri
 
-DATABASE = "sqlite:///mlflow.db"
+HOST = "127.0.0.1"
 PORTS = range(5000, 5100)
 # Sorted by name, each run has its own row; sorted by time, MLflow folds them under the run of their study's state.
 TRAINING = urlencode({"workflowType": "machine_learning", "orderByKey": "tags.`mlflow.runName`", "orderByAsc": "true"})
@@ -23,25 +25,31 @@ TRAINING = urlencode({"workflowType": "machine_learning", "orderByKey": "tags.`m
 
 def main() -> None:
     """Print links to the runs, and start MLflow's UI in place of this process unless a server shows them."""
-    from mlflow.exceptions import MlflowException
-
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or DATABASE
-    on_server, port = uri.startswith("http"), 0
     try:
-        port = 0 if on_server else free_port(os.environ.get("MLFLOW_PORT"))
-        lines = links(uri, uri if on_server else f"http://127.0.0.1:{port}")
+        uri = tracking_uri()
+    except UserError as error:
+        stop(str(error))
+    if uri == NOWHERE:
+        stop(f"MLFLOW_TRACKING_URI is {NOWHERE}: runs are not tracked. Unset it to see the runs of mlflow.db in this folder.")
+    on_server = uri.startswith("http")
+    port = 0 if on_server else free_port(os.environ.get("MLFLOW_PORT"))
+    try:
+        lines = links(uri, uri if on_server else f"http://{HOST}:{port}")
         database = local_database(uri)
         if database:
             bring_artifacts_along(database)
-    except (OSError, MlflowException) as error:
+    except Exception as error:  # of a server, a database or a disk: MLflow has many kinds
         stop(
             f"MLflow at {without_password(uri)} cannot be read: {describe(error)}\nCheck the server and MLFLOW_TRACKING_URI, or"
-            " unset it to see the runs of mlflow.db in this folder."
+            " unset it to see the runs of mlflow.db in this folder. A damaged one may be moved away: data/ has all results."
         )
     for line in lines:
         print(line, flush=True)
     if not on_server:
-        os.execvp("mlflow", ["mlflow", "ui", "--backend-store-uri", uri, "--port", str(port)])
+        # A password in the address must not be among the arguments, which all users of the machine see.
+        os.environ |= {"MLFLOW_BACKEND_STORE_URI": uri, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        os.environ.pop("MLFLOW_SERVER_ALLOWED_HOSTS", None)  # of `make mlflow-server`
+        os.execvp("mlflow", ["mlflow", "ui", "--host", HOST, "--port", str(port)])
 
 
 def free_port(wanted: str | None) -> int:
@@ -50,7 +58,7 @@ def free_port(wanted: str | None) -> int:
         stop(f"MLFLOW_PORT: {wanted} is not a number from 1 to 65535. Correct it.")
     for port in [int(wanted)] if wanted else PORTS:
         with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)):
+            if probe.connect_ex((HOST, port)):
                 return port
     stop(f"MLFLOW_PORT: another program uses port {wanted or PORTS[0]}. Choose another: MLFLOW_PORT=5001 make ui")
 
@@ -63,12 +71,10 @@ def stop(message: str) -> NoReturn:
 
 def links(uri: str, base: str) -> list[str]:
     """Lines with links to the runs and the curves of each study."""
-    from mlflow.tracking import MlflowClient
-
     lines = []
-    for experiment in MlflowClient(uri).search_experiments():
+    for experiment in client_of(uri).search_experiments():
         if experiment.name != "Default":
-            page = f"{base.rstrip('/')}/#/experiments/{experiment.experiment_id}/runs?{TRAINING}"
+            page = f"{without_password(base).rstrip('/')}/#/experiments/{experiment.experiment_id}/runs?{TRAINING}"
             lines += [f"{experiment.name}: {page}", f"{experiment.name}, curves: {page}&compareRunsMode=CHART"]
     return lines
 

@@ -29,6 +29,7 @@ from grpo.common.repository import use_this_folders_repository
 from grpo.common.yaml_file import parse_yaml
 from grpo.study.annotated import read_mapping
 from grpo.study.schema import PARAMS_FILE, validated
+from grpo.training.own_code import require_own_code_of_all
 
 if TYPE_CHECKING:
     from dvc.repo import Repo
@@ -53,9 +54,9 @@ def make_plan() -> set[str]:
 
     use_this_folders_repository()
     # Otherwise DVC would only say that it is corrupted, or one stage after another fail.
-    params = read_mapping(PARAMS_FILE)
+    params, study = read_mapping(PARAMS_FILE), None
     if "experiments" in params:  # else it belongs to another pipeline
-        validated(params, PARAMS_FILE)
+        study = validated(params, PARAMS_FILE)
     if DATA.is_symlink():
         raise UserError(
             f"{DATA}: a symbolic link, behind which DVC stores nothing. Make it a folder. To keep results on another disk:"
@@ -77,6 +78,8 @@ def make_plan() -> set[str]:
         ) from error
     except DvcException as error:
         raise UserError(what_dvc_cannot_read(error)) from error
+    if stale and study is not None:
+        require_own_code_of_all(study)
     write_stamps(plan, stale)
     write_text(PLAN, json.dumps(plan, indent=1))
     return stale

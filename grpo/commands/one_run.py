@@ -32,8 +32,9 @@ from grpo.study.schema import PARAMS_FILE, check_name, load_study, validated
 from grpo.study.settings import MAIN
 from grpo.tasks.dataset import Dataset
 from grpo.tasks.rows import FORMATS, read_rows
-from grpo.tasks.task import TASKS, make_task
-from grpo.tracking.mlflow_uri import NOWHERE
+from grpo.tasks.task import LIMIT, TASKS, make_task
+from grpo.tracking.mlflow_uri import NOWHERE, tracking_uri
+from grpo.training.own_code import require_own_code_of_all
 
 ARM = "grpo"
 BASE = "base"  # the default of --study
@@ -68,8 +69,9 @@ def one_run(asked: Asked, out: Path, resume: bool) -> None:
     if started_by_torchrun():  # the parent process has prepared the folder and works in it
         _train()
         return
+    tracking_uri()
     values = composed(asked, out)
-    validated(values, Path("--set"))
+    require_own_code_of_all(validated(values, Path("--set")))
     lock = out.with_name(f".{out.name}.lock")
     with only_one(lock, f"--out {out}: another process"):
         try:
@@ -208,12 +210,15 @@ def _require_same(values: Mapping[str, Any], out: Path, resume: bool) -> None:
 
 def _prepare(values: Mapping[str, Any], out: Path) -> None:
     """Make ``out`` with the run's params.yaml, problems and model; if one of them fails, make nothing."""
+    also = [one["task"] for one in values["evaluation"].get("also", {}).values()]
     with whole_folder(out) as draft, chdir(draft):
         text = StringIO()
         YAML().dump(dict(values), text)
         write_text(PARAMS_FILE, text.getvalue())
-        stages.model(MAIN)
-        stages.dataset(MAIN)  # after the model, whose tokenizer measures the prompts
+        # The tokenizer of the model measures prompts where they have a limit. Without one, wrong problems are told first.
+        limited = any(task.get(LIMIT) for task in (values["tasks"][MAIN], *also))
+        for stage in (stages.model, stages.dataset) if limited else (stages.dataset, stages.model):
+            stage(MAIN)
 
 
 def _train() -> None:

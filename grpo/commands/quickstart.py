@@ -16,11 +16,12 @@ from grpo.commands.study import composed_text
 from grpo.common.errors import UserError, from_here
 from grpo.common.files import write_text
 from grpo.common.lock import only_one
+from grpo.common.uris import without_password
 from grpo.study import paths
 from grpo.study.compose import study_path
 from grpo.study.schema import PARAMS_FILE, Study, load_study
 from grpo.study.settings import MAIN
-from grpo.tracking.mlflow_uri import tracking_uri, without_password
+from grpo.tracking.mlflow_uri import tracking_uri
 
 STUDY = "quickstart"
 FOLDER = Path("quickstart")
@@ -122,7 +123,8 @@ def _open_ui(tracked: str) -> str:
     local = tracked.removeprefix("sqlite:///")
     if local == tracked:
         return tracked
-    return f"{from_here(Path(sys.executable).with_name('mlflow'))} ui --backend-store-uri sqlite:///{from_here(Path(local))}"
+    ui = f"{from_here(Path(sys.executable).with_name('mlflow'))} ui --host 127.0.0.1"  # not MLFLOW_HOST, which is a server's
+    return f"{ui} --backend-store-uri sqlite:///{from_here(Path(local))}"
 
 
 def _clock(began: float) -> str:

@@ -19,6 +19,8 @@ from grpo.study.kept import keep_until_all_stored, remove_stored
 from grpo.study.runs_table import ALL_SEEDS
 from grpo.study.schema import load_study
 from grpo.study.settings import SampledTraces
+from grpo.tracking.mlflow_uri import tracking_uri
+from grpo.training.own_code import require_own_code_of_all
 
 TaskName = Annotated[str, typer.Argument(help="Name under `tasks:` in params.yaml, such as main.")]
 Experiment = Annotated[str, typer.Argument(help="Name under `experiments:` in params.yaml, such as grpo_learning_rate.")]
@@ -28,6 +30,8 @@ def model(task: TaskName) -> None:
     """Pretrain, download or copy the model that a task's runs start from (data/model/TASK)."""
     study = load_study()
     study.task(task)  # a wrong name fails before torch is imported
+    tracking_uri()
+    require_own_code_of_all(study)
     from grpo.pretraining.base_model import make_base_model
 
     make_base_model(study, task)
@@ -141,6 +145,7 @@ def train(
     study = load_study()
     require_experiment(study, experiment)
     selections = read_selections(study, experiment)
+    tracking_uri()
     seeds = study.seeds if seed == ALL_SEEDS else [_whole_number(seed)]
     runs = [effective_run(study, experiment, arm, each, selections) for each in seeds]
     from grpo.training.run import train_run

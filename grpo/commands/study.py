@@ -38,6 +38,7 @@ from grpo.study.methods import OFF_POLICY_RANK, GrpoConfig
 from grpo.study.rehearsal import SUFFIX, not_covered, rehearsal_of
 from grpo.study.runs_table import runs_table
 from grpo.study.schema import PARAMS_FILE, Study, check_name, load_study, validated
+from grpo.training.own_code import require_own_code_of_all
 
 study_app = typer.Typer(help="List, check, change and save studies; choose the active one (params.yaml).", no_args_is_help=True)
 Named = Annotated[str, typer.Argument(help="Name in studies/ or path of a study file.")]
@@ -91,7 +92,8 @@ def check(
 
 
 def describe(study: Study) -> str:
-    """List the study's arms with their settings; a winner that is not known yet is named by its experiment."""
+    """Try the study's own code, and list the arms with their settings; an experiment stands for a winner not known yet."""
+    require_own_code_of_all(study)
     tasks = ", ".join(f"{name} ({task['use']})" for name, task in study.tasks.items())
     lines = [f"{study.study}: {study.description}", f"seeds {study.seeds}, tasks {tasks}, engine {study.engine.name}"]
     pinned = study.selection.pinned

@@ -9,7 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import re
+import sysconfig
+import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 # Beginnings of notes that are added to exceptions:
@@ -23,6 +26,38 @@ class UserError(Exception):
 
 class ToBeResumed(Exception):
     """A run was told to stop and has saved its state; the same command continues it."""
+
+
+class AlreadyReported(SystemExit):
+    """The end of this process, because another one has failed and printed why."""
+
+
+@contextmanager
+def no_exit(what: str) -> Iterator[None]:
+    """Turn an end of the process by the study's own code into a UserError; also a decorator.
+
+    ``sys.exit()`` in it, or a parser of arguments, would end a run without a result, and often with exit code 0.
+
+    Args:
+        what: the code that runs in the block, such as an import path.
+    """
+    try:
+        yield
+    except AlreadyReported:
+        raise
+    except SystemExit as error:
+        raise UserError(
+            f"{what}: {place_of(error)} ends the program (exit code {error.code}), and a run would end without a result. Raise"
+            " an error there instead of calling exit; what a script does, such as reading its arguments, belongs below"
+            ' `if __name__ == "__main__":`.'
+        ) from error
+
+
+def place_of(error: BaseException) -> str:
+    """FILE:LINE that raised an exception, outside of Python's own library."""
+    library = (sysconfig.get_path("stdlib"), "<")
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    return next((f"{frame.filename}:{frame.lineno}" for frame in frames if not frame.filename.startswith(library)), "")
 
 
 RESUME_ME = 75  # its exit code: EX_TEMPFAIL of sysexits.h, "try again later"
@@ -59,7 +94,7 @@ def explain_os_error(error: BaseException) -> str | None:
         where = Path(noted if path is None else path).absolute()
         if path is not None and number in _OF_FOLDERS:
             where = next(place for place in (where, *where.parents) if os.path.lexists(place))
-        where = Path(_DRAFT.sub(r"/\1", str(where)))
+        where = final(where)
         return f"{from_here(where)}: {wrong}. {remedy}, and run the same command again; finished work is kept."
     return None
 
@@ -101,6 +136,11 @@ def explain_out_of_memory(error: BaseException) -> str | None:
         f"out of memory {where} ({reason(found)}). {remedy}, or end other programs that use the memory. With the same settings "
         "the same command continues from the last saved state; with other settings the run starts again."
     )
+
+
+def final(path: Path) -> Path:
+    """The place of a file once the folder that is being written is complete."""
+    return Path(_DRAFT.sub(r"/\1", str(path)))
 
 
 def from_here(path: Path) -> Path:

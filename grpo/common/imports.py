@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from grpo.common.errors import UserError
+from grpo.common.errors import UserError, no_exit
 
 FOLDER = "GRPO_STUDY_FOLDER"  # environment variable that tells it to child processes
 _study_folder, _added = Path(), ""
@@ -106,7 +106,8 @@ def import_object(path: str) -> Any:
     file = source_of(path)
     module, _, name = path.partition(":")
     try:
-        return getattr(importlib.import_module(module), name)
+        with no_exit(path):
+            return getattr(importlib.import_module(module), name)
     except AttributeError:
         raise UserError(f"{path}: {file} has nothing named {name!r}. Correct the name.") from None
 
@@ -131,7 +132,8 @@ def call_with(function: Callable[..., Any], arguments: Mapping[str, Any], where:
     hints = get_type_hints(annotated, include_extras=True)
     values = {name: _checked(f"{where}.{name}", value, hints.get(name, Any)) for name, value in arguments.items()}
     try:
-        return function(**values)
+        with no_exit(where):
+            return function(**values)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
 

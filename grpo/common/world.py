@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
-from grpo.common.errors import ToBeResumed
+from grpo.common.errors import AlreadyReported, ToBeResumed
 from grpo.common.imports import safe_environment
 from grpo.common.interruption import stop_after_the_step
 
@@ -102,7 +102,7 @@ def start_processes(n: int, device: str) -> None:
 
     Raises:
         ToBeResumed: they were told to stop; rank 0 has saved the run's state.
-        SystemExit: one of them failed and has printed why.
+        AlreadyReported: one of them failed and has printed why.
     """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}"]
     command = [*torchrun, *(["--virtual-local-rank"] if device == "cuda" else []), "-m", "grpo", *sys.argv[1:]]
@@ -123,7 +123,7 @@ def start_processes(n: int, device: str) -> None:
     if process.returncode and told_to_stop():
         raise ToBeResumed("stopped. Run the same command again to go on from the last saved state.")
     if process.returncode:
-        raise SystemExit(process.returncode)
+        raise AlreadyReported(process.returncode)
 
 
 def _send(signum: int, processes: Iterable[psutil.Process]) -> None:

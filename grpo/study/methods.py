@@ -329,22 +329,46 @@ class GrpoConfig(SamplingConfig):
 RunConfig = GrpoConfig | SftConfig | ExpertIterationConfig
 
 
-def evaluation_steps(config: RunConfig, every: int | Sequence[int]) -> list[int]:
-    """The steps after which a run is evaluated, always with 0 and the last one.
+class EvaluationSteps:
+    """The steps after which a run is evaluated, in order, always with 0 and the last one.
+
+    They are not listed, as a run that trains until a time limit may name billions of steps.
 
     Args:
         every: the study's ``evaluation.every``, for GRPO runs: a number of steps, or a list of first steps, followed by the
             multiples of its last. Supervised fine-tuning uses ``evaluate_every``; expert iteration is evaluated after each of
             its (long) steps.
     """
-    match config:
-        case SftConfig():
-            every = config.evaluate_every
-        case ExpertIterationConfig():
-            every = 1
-    first = [every] if isinstance(every, int) else every
-    steps = {0, *first, *range(first[-1], config.n_steps, first[-1]), config.n_steps}
-    return sorted(step for step in steps if step <= config.n_steps)
+
+    def __init__(self, config: RunConfig, every: int | Sequence[int]):
+        match config:
+            case SftConfig():
+                every = config.evaluate_every
+            case ExpertIterationConfig():
+                every = 1
+        first = [every] if isinstance(every, int) else every
+        self._every, self._last = first[-1], config.n_steps
+        self._others = sorted({s for s in (0, *first, self._last) if s <= self._last and not self._is_multiple(s)})
+
+    def _is_multiple(self, step: int) -> bool:
+        return step % self._every == 0 and 0 < step < self._last
+
+    def __contains__(self, step: int) -> bool:
+        return step in self._others or self._is_multiple(step)
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._others) + (self._last - 1) // self._every
+
+    @property
+    def middle(self) -> int:
+        """The step of the middle one, or the later of two."""
+        wanted = self.count // 2
+        places = [place + min(step, self._last - 1) // self._every for place, step in enumerate(self._others)]
+        if wanted in places:
+            return self._others[places.index(wanted)]
+        return self._every * (wanted + 1 - sum(place < wanted for place in places))
 
 
 Config = TypeVar("Config", bound=TrainingConfig)

@@ -19,13 +19,13 @@ from grpo.study.annotated import read_mapping
 from grpo.study.compose import STUDIES_FOLDER, compose
 from grpo.study.methods import (
     OFF_POLICY_RANK,
+    EvaluationSteps,
     ExpertIterationConfig,
     GrpoConfig,
     RunConfig,
     Section,
     SftConfig,
     apply_overrides,
-    evaluation_steps,
     explain,
     require_known,
 )
@@ -296,7 +296,7 @@ class Study(Section):
             require_known(f"{path}.start_from", what, config.start_from, self._kept_checkpoints())
         # Each run has at least last_k evaluations after its start, whichever arms win before it.
         possible = [config.model_copy(update={config.steps_key: n}) for n in self._possible_steps(experiment, values, config)]
-        fewest, steps = min((len(evaluation_steps(c, self.evaluation.every)) - 1, c.n_steps) for c in possible)
+        fewest, steps = min((EvaluationSteps(c, self.evaluation.every).count - 1, c.n_steps) for c in possible)
         if fewest < (wanted := self.last_k(experiment)):
             found = f"a run of {steps} steps is evaluated {fewest} time{'s' * (fewest > 1)} after its start"
             remedy = f"{MORE_EVALUATIONS[entry.method]}, or give {experiment} a last_k of {fewest}"
@@ -365,6 +365,8 @@ def validated(values: dict[str, Any], path: Path) -> Study:
                 f"{path}: folder: no folder {folder}, which should have the study's own modules and data. Restore it, or run "
                 "`grpo study use FILE` with the study's file in its new place."
             )
+        if values.get("file") is not None and Path.cwd().is_relative_to(Path(folder).resolve()):
+            raise UserError(f"{path}: folder: {folder} contains the project, so its stages would depend on their own results.")
         search_in(Path(folder))
     try:
         return Study.model_validate(values)

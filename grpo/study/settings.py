@@ -192,7 +192,7 @@ class AlsoEvaluated(Section):
 class Evaluation(Section):
     """Validation during a run and zero-shot evaluation; the sampling settings are those of the handout."""
 
-    every: PositiveInt | Annotated[list[PositiveInt], Field(min_length=1)]  # see grpo.study.methods.evaluation_steps
+    every: PositiveInt | Annotated[list[PositiveInt], Field(min_length=1)]  # see grpo.study.methods.EvaluationSteps
     problems: PositiveInt
     zero_shot_problems: PositiveInt
     zero_shot_prompts: list[str] = Field(min_length=1)

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Annotated, Any
 
 from pydantic import Field, PositiveFloat
@@ -88,7 +89,7 @@ class Mixture(Task):
     measures = training_measures
 
     def documents(self, seed: int, **options: dict[str, Any]) -> Iterator[tuple[str, str]]:
-        """Yield documents of the tasks, drawn by their weights.
+        """Draw documents of the tasks by their weights, without end.
 
         Args:
             options: arguments of each task's own ``documents``, by name of the task.
@@ -99,10 +100,8 @@ class Mixture(Task):
             name: call_with(part.documents, {"seed": seed, **options.get(name, {})}, f"documents.{name}")
             for name, part in self.parts.items()
         }
-        rng = random.Random(f"mixture {seed}")
-        while True:
-            (name,) = rng.choices(list(self.weights), weights=list(self.weights.values()))
-            yield next(streams[name])
+        rng, names, weights = random.Random(f"mixture {seed}"), list(self.weights), list(self.weights.values())
+        return (next(streams[rng.choices(names, weights=weights)[0]]) for _ in count())
 
 
 def shares(sizes: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, int]:

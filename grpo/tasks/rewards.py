@@ -11,7 +11,7 @@ from fractions import Fraction
 from numbers import Real
 from typing import Any
 
-from grpo.common.errors import UserError
+from grpo.common.errors import UserError, no_exit
 from grpo.common.imports import import_object
 from grpo.common.records import Completion, Problem
 from grpo.grader.extract import boxed_answer
@@ -100,7 +100,7 @@ def find_reward(path: str) -> Callable[..., Any]:
             f"reward: {path}: {error}. It is called with the keywords {', '.join(REWARD_ARGUMENTS)}: name those that it needs, "
             "and end with `**columns` for the others."
         ) from None
-    return reward
+    return no_exit(f"reward: {path}")(reward)
 
 
 def apply_reward(

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from grpo.common.errors import UserError
+from grpo.common.errors import UserError, no_exit
 from grpo.common.imports import call_with, import_object, is_import_path
 from grpo.common.records import Problem, Rollout, whole
 
@@ -220,9 +220,10 @@ class Task:
             UserError: there is no such format, or :meth:`verify` does not return a number from 0 to 1 (or NaN) for each answer.
         """
         read = find_format(self, format).read
-        answers = [read(response) for response in responses]
-        given = [(answer, problem) for answer, problem in zip(answers, problems, strict=True) if answer is not None]
-        scores = self.verify([answer for answer, _ in given], [problem for _, problem in given])
+        with no_exit(self.params_key):
+            answers = [read(response) for response in responses]
+            given = [(answer, problem) for answer, problem in zip(answers, problems, strict=True) if answer is not None]
+            scores = self.verify([answer for answer, _ in given], [problem for _, problem in given])
         scores = [whole(score) for score in scores]
         if len(scores) != len(given) or not all(math.isnan(score) or 0 <= score <= 1 for score in scores):
             raise UserError(

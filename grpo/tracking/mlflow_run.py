@@ -1,8 +1,9 @@
 """Record an MLflow run: write it to a folder, and send the folder while the run goes on.
 
-The folder stays in ``data/state/mlflow`` until MLflow has all of it. ``run.json`` describes the run, and ``metrics.jsonl`` has
-one line per call of :meth:`MlflowRun.log`. :mod:`grpo.tracking.mlflow_send` sends it. A server that is away, or a full
-disk, costs a warning at the end of the run.
+The folder stays in ``data/state/mlflow`` until MLflow has all of it. ``run.json`` describes the run, ``metrics.jsonl`` has one
+line per call of :meth:`MlflowRun.log`, and ``files`` has copies of its artifacts. A thread sends it
+(:mod:`grpo.tracking.mlflow_send`), so that training never waits for MLflow. A server that is away, a database that cannot be
+opened, or a full disk costs one warning.
 """
 
 from __future__ import annotations
@@ -11,24 +12,31 @@ import fcntl
 import json
 import re
 import shlex
+import shutil
 import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
+from grpo.common.errors import final
 from grpo.common.files import dvc_hashes, write_json
+from grpo.common.uris import without_password
 from grpo.study import paths
 from grpo.study.software import environment_tags
-from grpo.tracking.mlflow_send import METRICS, RUN, Delivery, deliver_leftovers
+from grpo.tracking.mlflow_send import FILES, METRICS, RUN, Delivery, deliver_leftovers
 from grpo.tracking.mlflow_study import mlflow_source_tags
-from grpo.tracking.mlflow_uri import NOWHERE, describe, tracking_uri, without_password
+from grpo.tracking.mlflow_uri import NOWHERE, describe, tracking_uri
 
 ROUND_SECONDS, PAUSE_SECONDS = 5.0, 60.0  # between two attempts to send; after a failed one
+PATIENCE_SECONDS, MOST_SECONDS = 5.0, 60.0  # the wait for MLflow at the end of a run: without a message, and in all
+
+_warned_of: set[str] = set()  # addresses of MLflow
 
 
 class MlflowRun:
@@ -72,18 +80,19 @@ class MlflowRun:
         self._began = time.monotonic()
         self.folder = paths.workspace() / paths.UNSENT_METRICS / f"{_file_name(experiment)}-{_file_name(name)}-{key[:12]}"
         self._delivery: Delivery | None = None
-        self._monitor: SystemMetricsMonitor | None = None
         self._errors: dict[str, None] = {}
         self._known: set[int] = set()
+        self._over = Event()
+        self._sender = Thread(target=self._send_until_over, name="MLflow", daemon=True)
         if self._uri == NOWHERE:
             return
         with self._noting(OSError):
-            self.folder.mkdir(parents=True)
+            (self.folder / FILES).mkdir(parents=True)
             self._metrics = (self.folder / METRICS).open("a", buffering=1, encoding="utf-8")  # each line is written at once
             fcntl.flock(self._metrics, fcntl.LOCK_EX)
             write_json(self.folder / RUN, self._about)
             self._delivery = Delivery(self.folder, self._uri)
-            self._send()
+            self._sender.start()
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Record metrics of one step; the same ones again, from a saved state, count once."""
@@ -95,20 +104,18 @@ class MlflowRun:
         self._known.add(known)
         with self._noting(OSError):
             self._metrics.write(json.dumps({"time": self._now(), **row}) + "\n")
-        if time.monotonic() >= self._next_round:
-            self._send()
 
     def tag(self, **tags: Any) -> None:
         """Set tags."""
         self._describe(tags=self._about["tags"] | _as_text(tags))
 
     def artifact(self, path: Path) -> None:
-        """Add a file as an artifact; it is copied when the run ends."""
-        self._describe(artifacts=[*self._about["artifacts"], str(path.absolute())])
+        """Add a file as an artifact."""
+        self._describe(artifacts=[*self._about["artifacts"], self._copied(path)])
 
     def table(self, path: Path) -> None:
         """Add a file of JSON lines as the table ``STEM.json``, which MLflow's UI shows."""
-        self._describe(tables=[*self._about["tables"], str(path.absolute())])
+        self._describe(tables=[*self._about["tables"], self._copied(path)])
 
     def dataset(self, path: Path, digest: str, context: str) -> None:
         """Record a dataset of the run: file name, number of rows and digest, but not the content.
@@ -137,22 +144,22 @@ class MlflowRun:
         self._describe(checkpoints=models)
 
     def finish(self, status: str = "FINISHED") -> str | None:
-        """Close the run and send the rest. If MLflow cannot be written, print a warning that says how to send it later.
+        """Close the run and wait for MLflow, a minute at most. If MLflow lacks a part, say how to send it later.
 
         Returns:
             the run's id; None if MLflow could not be reached or tracking is off (:data:`NOWHERE`).
         """
         self._describe(status=status, ended=self._now())
-        if self._monitor is not None:
-            self._monitor.finish()
+        self._over.set()
         if self._delivery is not None:
-            with self._noting(Exception):
-                self._delivery.send(over=True)
-                deliver_leftovers(self._uri)
-            with self._noting(OSError):
-                self._metrics.close()  # releases the lock
-        if self._errors:
-            print(self._warning(), file=sys.stderr)
+            self._sender.join(PATIENCE_SECONDS)
+            if self._sender.is_alive():
+                print(f"waiting for MLflow, {MOST_SECONDS:.0f} s at most", file=sys.stderr)
+                self._sender.join(MOST_SECONDS - PATIENCE_SECONDS)
+            if self._sender.is_alive() and not self._delivery.is_done:
+                self._errors[f"no answer within {MOST_SECONDS:.0f} s"] = None
+        if self._errors and not self._warn() and not (self._delivery and self._delivery.is_done):
+            print(f"MLflow lacks the run {self._about['name']}, or a part of it. {self._remedy()}", file=sys.stderr)
         return self._delivery.run_id if self._delivery else None
 
     def _describe(self, **changed: Any) -> None:
@@ -169,31 +176,58 @@ class MlflowRun:
         except kind as error:
             self._errors[describe(error)] = None
 
-    def _send(self) -> None:
-        """Send what is new. MLflow may fail in any way, which must not end the run; :meth:`finish` reports what lasts."""
+    def _copied(self, path: Path) -> str:
+        """Copy a file to the run's folder, as the original may change or go before MLflow has it; returns its name there."""
+        name = f"{FILES}/{path.name}"
+        if self._delivery is not None:
+            with self._noting(OSError):
+                shutil.copyfile(path, self.folder / name)
+        return name
+
+    def _send_until_over(self) -> None:
+        """Send what is new until the run is over, then the rest and what earlier runs left; MLflow may fail in any way."""
         assert self._delivery is not None
-        pause = ROUND_SECONDS
-        try:
-            self._delivery.send()
-            if self._monitor is None:
-                self._monitor = SystemMetricsMonitor(self._delivery.run_id, tracking_uri=self._uri)
-                self._monitor.start()
-        except Exception:
-            pause = PAUSE_SECONDS
-        self._next_round = time.monotonic() + pause
+        monitor, pause = None, 0.0
+        while not self._over.wait(pause):
+            try:
+                self._delivery.send()
+                pause = ROUND_SECONDS
+                if monitor is None:
+                    monitor = SystemMetricsMonitor(self._delivery.run_id, tracking_uri=self._uri)
+                    monitor.start()
+            except Exception as error:
+                pause = PAUSE_SECONDS
+                self._errors[describe(error)] = None
+                self._warn()
+        if monitor is not None:
+            monitor.finish()
+        with self._noting(Exception):
+            self._delivery.send(over=True)
+            deliver_leftovers(self._uri)
+        with self._noting(OSError):
+            self._metrics.close()  # releases the lock
 
     def _now(self) -> int:
         """Milliseconds since 1970, by a clock that nobody sets back during the run."""
         return int(self._about["started"]) + round(1000 * (time.monotonic() - self._began))
 
-    def _warning(self) -> str:
-        text = f"warning: MLflow at {self._about['uri']} could not be written: {'; '.join(self._errors)}\n"
+    def _warn(self) -> bool:
+        """Print one warning for all errors so far, unless this process has printed it, in this run or an earlier one."""
+        if not self._errors or self._uri in _warned_of:
+            return False
+        _warned_of.add(self._uri)
+        wrong = f"MLflow at {self._about['uri']} could not be written: {'; '.join(self._errors)}"
+        print(f"warning: {wrong}\n  Training and its results do not depend on it. {self._remedy()}", file=sys.stderr)
+        return True
+
+    def _remedy(self) -> str:
         if not (self.folder / RUN).exists():
-            return text + "  The run's own files are complete. MLflow lacks some or all of it."
-        return text + (
-            f"  The run's own files are complete. What MLflow lacks is kept in {self.folder}\n"
+            return "MLflow lacks some or all of the run."
+        folder = final(self.folder)
+        return (
+            f"What MLflow lacks is kept in {folder}\n"
             "  Check MLFLOW_TRACKING_URI (without it, runs go to mlflow.db here) and the server. The next run sends it, or:\n"
-            f"    grpo mlflow_import {shlex.quote(str(self.folder))}"
+            f"    grpo mlflow_import {shlex.quote(str(folder))}"
         )
 
 

@@ -15,30 +15,35 @@ import getpass
 import json
 import logging
 import re
+import shlex
 import shutil
 import sqlite3
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 from urllib.parse import unquote
 
 import pandas as pd
+import sqlalchemy
 from filelock import FileLock
 from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelOutput, Metric, Param, RunTag
 from mlflow.tracking import MlflowClient
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from grpo.common.errors import UserError
 from grpo.common.files import read_jsonl
 from grpo.common.metrics import mlflow_names
+from grpo.common.uris import without_password
 from grpo.study import paths
-from grpo.tracking.mlflow_uri import describe, local_database, without_password
+from grpo.tracking.mlflow_uri import describe, local_database
 
 WAIT_SECONDS = 60.0  # for other processes that use MLflow
+LOCKED_SECONDS = 10.0  # for a SQLite database that another process has locked
 ARTIFACTS = "mlruns"  # folder for artifacts beside a local database
 PLACES = {"experiments": "artifact_location", "runs": "artifact_uri", "logged_models": "artifact_location"}
-RUN, METRICS = "run.json", "metrics.jsonl"  # files in a run's folder: its description and its metrics
+RUN, METRICS, FILES = "run.json", "metrics.jsonl", "files"  # in a run's folder: its description, metrics and artifacts
 EXPERIMENT_TAGS = {
     "mlflow.experimentKind": "custom_model_development",  # the UI opens its training view
     "mlflow.note.content": "One run per state of the study (params.yaml and commit), with the runs made in this state below it;"
@@ -48,7 +53,122 @@ for _logger in ("mlflow", "alembic"):  # they print tracebacks; the run prints o
     logging.getLogger(_logger).setLevel(logging.CRITICAL)
 
 
-# ---------------------------------------------------------------------------------------------------------- one folder
+# ------------------------------------------------------------------------------------------------------ a run's folder
+
+
+Name = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]+$", max_length=500)]
+Key = Annotated[str, Field(pattern=r"^\w+$")]  # becomes a part of MLflow's search expressions
+EXPERIMENT = r"\w[\w.@ -]*"  # its name is that of the folder of its artifacts
+Texts = dict[str, str]
+
+
+def _with_key(tags: Texts) -> Texts:
+    if not re.fullmatch(r"\w+", tags.get("run_key", "")):
+        raise ValueError("run_key is none of ours")
+    return tags
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class State(_Strict):
+    """A state of a study (:func:`grpo.tracking.mlflow_study.study_state`)."""
+
+    key: Key
+    name: Name
+    tags: Texts
+    settings: dict[str, JsonValue]
+
+
+class UsedDataset(_Strict):
+    """A dataset of a run (:meth:`grpo.tracking.mlflow_run.MlflowRun.dataset`)."""
+
+    name: str
+    digest: str
+    uri: str
+    context: str
+    rows: int
+
+
+class Checkpoint(_Strict):
+    """A checkpoint of a run (:meth:`grpo.tracking.mlflow_run.MlflowRun.checkpoints`)."""
+
+    name: Name
+    step: int
+    params: Texts
+    tags: Texts
+
+
+class RunFile(_Strict):
+    """Content of run.json, which may come from elsewhere. :class:`grpo.tracking.mlflow_run.MlflowRun` writes it."""
+
+    uri: str
+    experiment: Annotated[str, Field(pattern=f"^{EXPERIMENT}$", max_length=200)]
+    name: Name
+    params: Texts
+    tags: Annotated[Texts, AfterValidator(_with_key)]
+    study: State | None
+    datasets: list[UsedDataset]
+    artifacts: list[str]
+    tables: list[str]
+    checkpoints: list[Checkpoint]
+    started: int
+    status: Literal["FINISHED", "FAILED", "KILLED"] | None
+    ended: int | None
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """Read run.json and check that the folder is one of ours, with nothing in it that leads elsewhere.
+
+    Raises:
+        UserError: it is not.
+    """
+    strange = [path.name for path in folder.iterdir() if path.name not in (RUN, METRICS, FILES, f".{RUN}.draft")]
+    strange = [name for name in strange if not name.startswith(f".{RUN}.draft.")]  # of a process that was killed
+    strange += [path.name for path in (folder, *folder.rglob("*")) if path.is_symlink()]
+    if strange:
+        raise UserError(f"{folder}: holds {strange[0]}, which no folder of a run has. Name folders in {paths.UNSENT_METRICS}.")
+    try:
+        about = RunFile.model_validate_json((folder / RUN).read_bytes()).model_dump()
+    except ValidationError as error:
+        wrong = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, wrong["loc"]))
+        raise UserError(f"{folder / RUN}: not the description of a run ({where}: {wrong['msg']})") from None
+    for name in (*about["artifacts"], *about["tables"]):
+        _file_of(folder, name)
+    return about
+
+
+def _file_of(folder: Path, name: str) -> Path:
+    """Find an artifact: a copy in the run's folder, or in a folder of an earlier version a file of the project.
+
+    Raises:
+        UserError: it is elsewhere, also by a link, or hidden (``.git/config`` may hold a password).
+    """
+    file = (folder / name).resolve()
+    for root in (folder / FILES, Path.cwd(), paths.workspace()):
+        below = file.relative_to(root.resolve()).parts if file.is_relative_to(root.resolve()) else (".",)
+        if not any(part.startswith(".") for part in below):
+            return file
+    raise UserError(
+        f"{folder / RUN}: {name} is outside of the folder of the run and of the project. Nothing of the run was sent."
+    )
+
+
+def client_of(uri: str) -> MlflowClient:
+    """A client of MLflow, after one attempt to open a database: MLflow itself makes ten, which take 100 s.
+
+    Raises:
+        Exception: the database cannot be opened or written.
+    """
+    if database := local_database(uri):
+        database.parent.mkdir(parents=True, exist_ok=True)
+        with closing(sqlite3.connect(database, timeout=LOCKED_SECONDS)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+    elif re.match("postgresql|mysql|mssql|sqlite", uri):
+        sqlalchemy.create_engine(uri, poolclass=sqlalchemy.NullPool).connect().close()
+    return MlflowClient(uri)
 
 
 class Delivery:
@@ -56,11 +176,13 @@ class Delivery:
 
     Attributes:
         run_id: in MLflow, once the run is there.
+        is_done: whether MLflow has all of a run that is over; then the folder is gone.
     """
 
     def __init__(self, folder: Path, uri: str):
         self.folder, self.uri = folder, uri
         self.run_id: str | None = None
+        self.is_done = False
         self._client: MlflowClient
         self._experiment_id = ""
         self._described: dict[str, Any] = {}  # run.json, as far as MLflow has it
@@ -74,7 +196,7 @@ class Delivery:
         Raises:
             Exception: any error of the network, the server, the database or the folder.
         """
-        about = json.loads((self.folder / RUN).read_bytes())
+        about = read_run(self.folder)
         if self.run_id is None:
             self._find_or_make(about)
         if about != self._described:
@@ -86,6 +208,7 @@ class Delivery:
             ended = about["ended"] or int(1000 * (self.folder / METRICS).stat().st_mtime)
             self._client.set_terminated(self.run_id, about["status"] or "KILLED", end_time=ended)
             shutil.rmtree(self.folder)
+            self.is_done = True
 
     def _find_or_make(self, about: dict[str, Any]) -> None:
         """Find the run, its experiment and its parent in MLflow; make what is missing."""
@@ -93,7 +216,7 @@ class Delivery:
         lock = paths.workspace() / paths.RUN_LOCKS / "mlflow.lock"
         lock.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(lock, timeout=WAIT_SECONDS):  # processes would race to make the database, the experiment and the parent
-            self._client = MlflowClient(self.uri)
+            self._client = client_of(self.uri)
             self._experiment_id = self._experiment(about["experiment"])
             if about["study"] is not None:
                 tags = tags | {"mlflow.parentRunId": self._parent(about["study"], about["started"])}
@@ -145,6 +268,7 @@ class Delivery:
             file.seek(self._offset)
             new = file.read()
         loss_type = self._described["params"].get("loss_type")
+        new = new[: new.rfind(b"\n") + 1]  # the run may be writing a line
         metrics = [
             Metric(_allowed(shown), value, row["time"], row["step"])
             for row in _rows(new)
@@ -158,10 +282,11 @@ class Delivery:
     def _send_files(self, about: dict[str, Any]) -> None:
         """Send the artifacts that are still there, and tables in the form that MLflow's UI shows."""
         sent = {artifact.path for artifact in self._client.list_artifacts(self.run_id)}
-        for path in map(Path, (*about["artifacts"], *about["tables"])):
-            if not path.exists():
+        for name in (*about["artifacts"], *about["tables"]):
+            path = _file_of(self.folder, name)
+            if not path.is_file():
                 print(f"warning: MLflow: {path} was left out, as it is no longer there", file=sys.stderr)
-            elif str(path) in about["artifacts"]:
+            elif name in about["artifacts"]:
                 self._client.log_artifact(self.run_id, str(path))
             elif f"{path.stem}.json" not in sent:  # a second call of log_table would append
                 self._client.log_table(self.run_id, pd.DataFrame(read_jsonl(path, "train", dict)), f"{path.stem}.json")
@@ -208,7 +333,8 @@ def _allowed(name: str) -> str:
 def _where(tags: dict[str, str]) -> str:
     return (
         f"DVC stores the weights: `{tags['dvc.path']}`, in a folder with the hash `{tags['dvc.md5']}` in dvc.lock."
-        f" `dvc checkout {tags['dvc.folder']}` restores it at a commit whose dvc.lock has this hash (`dvc pull` from a remote)."
+        f" `dvc checkout {shlex.quote(tags['dvc.folder'])}` restores it at a commit whose dvc.lock has this hash"
+        " (`dvc pull` from a remote)."
     )
 
 
@@ -219,8 +345,9 @@ def bring_artifacts_along(database: Path) -> None:
     """
     with closing(sqlite3.connect(database, timeout=WAIT_SECONDS)) as connection, connection:
         for (place,) in connection.execute("SELECT artifact_location FROM experiments").fetchall():
-            here = database.parent / ARTIFACTS / unquote(place.rpartition("/")[2])
-            if place != here.as_uri() and here.exists():
+            name = unquote(place.rpartition("/")[2])
+            here = database.parent / ARTIFACTS / name
+            if place != here.as_uri() and re.fullmatch(EXPERIMENT, name) and here.exists():
                 for table, column in PLACES.items():
                     connection.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (place, here.as_uri()))
 
@@ -235,7 +362,7 @@ def deliver(folder: Path, uri: str) -> str:
         BlockingIOError: the run is not over, or another process sends its folder.
         Exception: see :meth:`Delivery.send`; the folder is kept.
     """
-    about, delivery = json.loads((folder / RUN).read_bytes()), Delivery(folder, uri)
+    about, delivery = read_run(folder), Delivery(folder, uri)
     with (folder / METRICS).open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         delivery.send(over=True)
@@ -257,7 +384,7 @@ def import_folders(folders: Iterable[Path], uri: str) -> Iterator[str]:
         UserError: MLflow cannot be reached, or some folders could not be sent; they are kept.
     """
     try:
-        MlflowClient(uri).search_experiments(max_results=1)
+        client_of(uri).search_experiments(max_results=1)
     except Exception as error:
         raise UserError(
             f"MLflow at {without_password(uri)} cannot be reached: {describe(error)}\n"

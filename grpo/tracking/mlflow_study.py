@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -11,10 +12,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from grpo.common.uris import without_password
 from grpo.study.effective import digest
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN, HubModel, LocalModel
 from grpo.study.training_inputs import shared_settings
+
+_URI = re.compile("[A-Za-z][A-Za-z0-9+.-]*://.*", re.DOTALL)
 
 
 def study_tags(study: Study, task: str = MAIN) -> dict[str, str]:
@@ -105,11 +109,13 @@ def _source_tags(folder: Path) -> dict[str, str]:
 def mlflow_source_tags() -> dict[str, str]:
     """:func:`source_tags`, those of MLflow's own columns (commit, source), and the name of the DVC experiment, if any."""
     source, experiment, program = source_tags(), os.environ.get("DVC_EXP_NAME"), Path(sys.argv[0])
-    commit = source["git_commit"]
+    commit, name = source["git_commit"], "grpo" if program.name == "__main__.py" else program.name
     return {
         **source,
         "mlflow.source.type": "LOCAL",
-        "mlflow.source.name": shlex.join(["grpo" if program.name == "__main__.py" else program.name, *sys.argv[1:]]),
+        "mlflow.source.name": shlex.join(
+            [name, *(_URI.sub(lambda uri: without_password(uri[0]), arg) for arg in sys.argv[1:])]
+        ),
         **({"mlflow.source.git.commit": commit} if commit != "none" else {}),
         **({"dvc_experiment": experiment} if experiment else {}),
     }

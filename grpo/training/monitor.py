@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from grpo.common.files import write_text
 from grpo.results.statistics import wilson_interval
-from grpo.study.methods import SftConfig, evaluation_steps
+from grpo.study.methods import EvaluationSteps, SftConfig
 from grpo.study.schema import Study
 from grpo.tracking.run_log import RunLog
 from grpo.training.agreement import require_agreement
@@ -45,8 +45,8 @@ class Monitor:
     ):
         self.study, self.validation, self.log, self.rules, self.keep = study, validation, log, study.divergence, keep
         self.config, self.world = validation.setup.config, validation.sampler.world
-        self.steps = evaluation_steps(self.config, study.evaluation.every)
-        self.sampled_steps = {self.steps[0], self.steps[len(self.steps) // 2]}
+        self.steps = EvaluationSteps(self.config, study.evaluation.every)
+        self.sampled_steps = {0, self.steps.middle}
         self.stopping = Stopping()
         self.updates = 0
         self.outcomes: list[dict[str, Any]] = []

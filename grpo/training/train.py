@@ -19,7 +19,6 @@ from grpo.common.records import Problem
 from grpo.common.world import init_world
 from grpo.evaluation.evaluate import Sampler, score_by_task
 from grpo.learner.learner import Learner
-from grpo.learner.losses import bind_loss
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.lora import add_adapters
 from grpo.models.sharding import whole_model
@@ -28,7 +27,6 @@ from grpo.study import paths
 from grpo.study.effective import EffectiveRun
 from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, SamplingConfig, SftConfig
 from grpo.study.schema import Study
-from grpo.tasks.rewards import find_rewards
 from grpo.tasks.task import find_format
 from grpo.tracking.run_log import RunLog, now
 from grpo.training.context import RunContext, RunSetup, Workers
@@ -36,6 +34,7 @@ from grpo.training.expert_iteration import train_by_expert_iteration
 from grpo.training.grpo import train_grpo
 from grpo.training.inputs import Outputs, RunData, is_asynchronous, score_of
 from grpo.training.monitor import Monitor
+from grpo.training.own_code import require_own_code
 from grpo.training.sft import train_sft
 from grpo.training.state import Part, RandomStates, SavedState
 from grpo.training.validation import FurtherSet, Validation
@@ -56,10 +55,7 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
         UserError: among others, the study's own loss or reward function cannot be called.
     """
     started_at, began = now(), time.perf_counter()
-    if isinstance(run.config, GrpoConfig):  # refuse a wrong loss or reward before anything is loaded
-        bind_loss(run.config.loss_type, run.config.loss_options)
-        if run.config.reward is not None:
-            find_rewards(run.config.reward)
+    require_own_code(run.config)
     task = study.task(run.task)
     format = find_format(task, run.config.prompt)
     if format.chat:

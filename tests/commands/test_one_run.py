@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import sys
 from collections.abc import Iterator
 from contextlib import chdir
+from importlib import invalidate_caches
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
+from study_parts import Grpo
 
 from grpo.commands import stages
 from grpo.commands.one_run import Asked, composed, given_values, one_run
@@ -82,7 +86,7 @@ def results(folder: Path) -> dict[str, bytes]:
 def test_a_run_is_the_stages_run_also_after_a_kill(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = lab / "stage"
     stage.mkdir()
-    values = compose(Path("three_steps.yaml")) | {"folder": str(lab), "seeds": [1]}
+    values = compose(Path("three_steps.yaml")) | {"folder": str(lab), "file": None, "seeds": [1]}
     (stage / "params.yaml").write_text(json.dumps(values))
     with chdir(stage):
         stages.dataset("main")
@@ -117,7 +121,7 @@ def test_a_run_is_the_stages_run_also_after_a_kill(lab: Path, monkeypatch: pytes
     for stop_at in ("1", "6"):  # evaluations and rollouts in turns: before a state is saved; the rollouts of the third step
         letters_of_a_run.asked = 0
         monkeypatch.setenv("STOP_AT", stop_at)
-        with pytest.raises(SystemExit):
+        with pytest.raises(UserError, match=r"letters_of_a_run\.py:.* ends the program"):
             one_run(HIGH, Path("runs/killed"), resume=False)
     monkeypatch.delenv("STOP_AT")
     one_run(HIGH, Path("runs/killed"), resume=True)
@@ -192,6 +196,87 @@ def test_a_mistake_leaves_nothing_behind(asked: dict[str, Any], out: str, messag
         one_run(Asked("model", "sums.jsonl", [], 0, "base")._replace(**asked), lab / out, resume=False)
     assert message in str(error.value)
     assert sorted(lab.rglob("*")) == before
+
+
+ENDS = "import sys\n\ndef reward(**columns):\n    sys.exit(0)\n\ndef loss(inputs):\n    sys.exit()\n"
+PARSES = "import argparse\nargparse.ArgumentParser().parse_args()\n\ndef reward(**columns):\n    return []\n"
+TASK_ENDS = """
+from letters_of_a_run import Letters
+
+class AtOnce(Letters):
+    def __init__(self):
+        raise SystemExit(0)
+
+class InProblems(Letters):
+    def problems(self, split):
+        quit()
+
+class InVerify(Letters):
+    def verify(self, answers, problems):
+        raise SystemExit("no more")
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "place"),
+    [
+        (["grpo.reward=ends:reward"], "reward: ends:reward: .*ends.py:4"),
+        (["grpo.loss_type=ends:loss"], "loss_type: ends:loss: .*ends.py:7"),
+        (["grpo.reward=parses:reward"], "parses:reward: .*parses.py:2"),
+        (["tasks.main={use: task_ends:AtOnce}"], r"tasks\.main: .*task_ends.py:6"),
+        (["tasks.main={use: task_ends:InProblems}"], "own code: .*task_ends.py:10"),
+        (["tasks.main={use: task_ends:InVerify}"], r"tasks\.main: .*task_ends.py:14"),
+    ],
+)
+def test_own_code_that_ends_the_program_is_a_mistake(settings: list[str], place: str, lab: Path, grpo: Grpo) -> None:
+    """Its exit code 0 would be taken for that of a run."""
+    for name, code in (("ends", ENDS), ("parses", PARSES), ("task_ends", TASK_ENDS)):
+        (lab / f"{name}.py").write_text(code)
+        sys.modules.pop(name, None)
+    invalidate_caches()
+    key, _, value = settings[0].partition("=")
+    if key == "tasks.main":
+        study = STUDY.replace(
+            '{use: "letters_of_a_run:Letters"}', f'{{use: "{value.removeprefix("{use: ").removesuffix("}")}"}}'
+        )
+        (lab / "three_steps.yaml").write_text(study)
+        settings = []
+    code, _, said = grpo("run", "--study", "three_steps.yaml", *(f"--set={each}" for each in settings), "--out", "try")
+    assert code == 2 and re.search(f"error: .*{place} ends the program", said), said
+    assert not list(lab.rglob("metrics.json"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("grpo.reward=letters_of_a_run:none", "has nothing named 'none'"),
+        ("grpo.reward={'letters_of_a_run:Letters': 1.0}", "It is called with the keywords"),
+        ("grpo.reward=no_module:f", "no such module"),
+        ("grpo.loss_type=letters_of_a_run:none", "has nothing named 'none'"),
+        ("grpo.loss_options={no: 1}", "Give it the options that it takes"),
+        ("tasks.main.use=letters_of_a_run:None", "has nothing named 'None'"),
+    ],
+)
+def test_a_wrong_name_is_told_before_the_model_is_made(setting: str, message: str, lab: Path, grpo: Grpo) -> None:
+    """The model's folder is wrong too, which would be told first if it was looked for first."""
+    wrong = ("--set", setting, "--set", "models.main.path=nowhere", "--out", "try")
+    code, _, said = grpo("run", "--study", "three_steps.yaml", *wrong)
+    assert code == 2 and message in said and "nowhere" not in said
+    assert not (lab / "try").exists()
+    code, _, said = grpo("run", "--study", "three_steps.yaml", *wrong[2:])
+    assert code == 2 and "nowhere" in said
+
+
+def test_an_address_of_mlflow_without_a_scheme_is_refused(lab: Path, grpo: Grpo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "me:secret@host:5000")
+    for command in (("run", "--study", "three_steps.yaml", "--out", "try"), ("mlflow_import", "somewhere")):
+        code, _, said = grpo(*command)
+        assert (code, said.startswith("error: MLFLOW_TRACKING_URI: host:5000 has no scheme"), "secret" in said) == (
+            2,
+            True,
+            False,
+        )
+    assert not (lab / "try").exists()
 
 
 def test_a_file_of_rows_becomes_a_task_and_its_validation_set(lab: Path) -> None:

@@ -67,7 +67,7 @@ def test_a_newcomer_gets_a_report_of_what_was_measured(tmp_path: Path) -> None:
         assert (shown[arm][1], shown[arm][5]) == (first, last)
     for path in re.findall(r"^(?:the report|its summary|the runs)\s+(\S+)$", done.stdout, flags=re.MULTILINE):
         assert (folder / path).exists()
-    assert "mlflow ui --backend-store-uri sqlite:///quickstart/mlflow.db" in done.stdout
+    assert "mlflow ui --host 127.0.0.1 --backend-store-uri sqlite:///quickstart/mlflow.db" in done.stdout
     _every_section_has_something(text, made)
     page = (made / "reports/index.html").read_text()
     assert f'<section id="{EXPERIMENT}"' in page and all(f"{EXPERIMENT}/{arm}/0" in page for arm in metrics)

@@ -192,6 +192,7 @@ def lab(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write(
         "../our lab/ours.yaml",
         "extends: mini\nexperiments: {only: [grpo_learning_rate]}\nsft_datasets: {}\n"
+        "models: {main: {source: local, path: model}}\n"
         "tasks: {main: {use: dataset, question: q, answer: a, verify: 'lab_verifier:close',"
         " files: {train: rows/train.jsonl, validation: rows/validation.jsonl}}}\n",
     )
@@ -217,6 +218,19 @@ def test_a_study_may_lie_outside_the_project(lab: Path, grpo: Grpo) -> None:
     Path("rows").mkdir()
     Path("rows/train.jsonl").write_text('{"q": "ours?", "a": "2"}\n')
     assert load_study().task("main").problems("train")[0].question == "ours?", "a path from the project's folder comes first"
+
+
+def test_a_study_whose_stages_could_not_run_is_not_called_right(project: Path, grpo: Grpo) -> None:
+    write("rows.jsonl", '{"question": "1", "answer": "1"}\n')
+    task = "{use: dataset, question: question, answer: answer, files: {train: rows.jsonl, validation: rows.jsonl}}"
+    write("studies/bare.yaml", f"extends: smoke\nexperiments: {{only: [grpo_learning_rate]}}\ntasks: {{main: {task}}}\n")
+    code, _, said = grpo("study", "check", "bare")
+    assert code == 2 and "models.main.documents: Dataset has no documents" in said
+    for folder in ("..", ".", "studies/..", str(project)):
+        activate("smoke", project)
+        edit("folder: studies", f"folder: {folder}")
+        code, _, said = grpo("study", "check")
+        assert code == 2 and f"folder: {folder} contains the project" in said
 
 
 def test_a_study_of_several_folders_extends_by_relative_paths(lab: Path, grpo: Grpo) -> None:

@@ -26,7 +26,7 @@ from study_parts import (
 )
 
 from grpo.study.effective import effective_run
-from grpo.study.methods import ExpertIterationConfig, GrpoConfig, SftConfig, evaluation_steps
+from grpo.study.methods import EvaluationSteps, ExpertIterationConfig, GrpoConfig, RunConfig, SftConfig
 from grpo.study.schema import Study
 
 
@@ -87,14 +87,30 @@ def test_an_experiments_method_decides_the_configuration(mini_study: Study, expe
     assert {key for key, source in run.sources.items() if source == f"arm {arm}"} == set(run.overrides)
 
 
-def test_each_method_is_evaluated_at_its_own_steps() -> None:
-    assert evaluation_steps(GrpoConfig(n_grpo_steps=10), 4) == [0, 4, 8, 10]
-    assert evaluation_steps(GrpoConfig(n_grpo_steps=3), 4) == [0, 3]
-    assert evaluation_steps(GrpoConfig(n_grpo_steps=20), [1, 2, 8]) == [0, 1, 2, 8, 16, 20]
-    assert evaluation_steps(GrpoConfig(n_grpo_steps=5), [1, 2, 8]) == [0, 1, 2, 5]
-    assert evaluation_steps(SftConfig(n_sft_steps=6, evaluate_every=3), [1, 2]) == [0, 3, 6]
-    assert evaluation_steps(SftConfig(n_sft_steps=7, evaluate_every=3), 4) == [0, 3, 6, 7]
-    assert evaluation_steps(ExpertIterationConfig(n_ei_steps=3), 4) == [0, 1, 2, 3]
+STEPS: list[tuple[RunConfig, int | list[int], list[int]]] = [
+    (GrpoConfig(n_grpo_steps=10), 4, [0, 4, 8, 10]),
+    (GrpoConfig(n_grpo_steps=8), 4, [0, 4, 8]),
+    (GrpoConfig(n_grpo_steps=3), 4, [0, 3]),
+    (GrpoConfig(n_grpo_steps=20), [1, 2, 8], [0, 1, 2, 8, 16, 20]),
+    (GrpoConfig(n_grpo_steps=5), [1, 2, 8], [0, 1, 2, 5]),
+    (GrpoConfig(n_grpo_steps=25), [3, 12, 7, 10], [0, 3, 7, 10, 12, 20, 25]),
+    (SftConfig(n_sft_steps=6, evaluate_every=3), [1, 2], [0, 3, 6]),
+    (SftConfig(n_sft_steps=7, evaluate_every=3), 4, [0, 3, 6, 7]),
+    (ExpertIterationConfig(n_ei_steps=3), 4, [0, 1, 2, 3]),
+]
+
+
+@pytest.mark.parametrize(("config", "every", "expected"), STEPS)
+def test_steps_of_evaluations(config: RunConfig, every: int | list[int], expected: list[int]) -> None:
+    steps = EvaluationSteps(config, every)
+    assert [step for step in range(config.n_steps + 30) if step in steps] == expected
+    assert (steps.count, steps.middle) == (len(expected), expected[len(expected) // 2])
+
+
+def test_a_run_without_an_end_is_checked_at_once() -> None:
+    """Its evaluations in a list would fill 8 TB."""
+    steps = EvaluationSteps(GrpoConfig(n_grpo_steps=10**12), [1, 2])
+    assert (steps.count, steps.middle, 10**12 - 2 in steps) == (2 + 5 * 10**11, 5 * 10**11, True)
 
 
 # ------------------------------------------------------------------------------------------------------------- resources

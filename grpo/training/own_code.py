@@ -1,0 +1,37 @@
+"""Tries the study's own rewards, losses and documents before anything slow."""
+
+from __future__ import annotations
+
+from grpo.common.imports import call_with, is_import_path
+from grpo.study.effective import effective_run
+from grpo.study.methods import GrpoConfig, RunConfig
+from grpo.study.schema import Study
+from grpo.study.settings import PretrainedHere
+from grpo.tasks.rewards import find_rewards
+
+
+def require_own_code(config: RunConfig) -> None:
+    """Import a run's reward functions and its loss, and try the loss.
+
+    Raises:
+        UserError: one does not exist, or cannot be called.
+    """
+    if not isinstance(config, GrpoConfig):
+        return
+    if config.reward is not None:
+        find_rewards(config.reward)
+    if is_import_path(config.loss_type) or config.loss_options:
+        from grpo.learner.losses import bind_loss  # imports torch, which is slow
+
+        bind_loss(config.loss_type, config.loss_options)
+
+
+def require_own_code_of_all(study: Study) -> None:
+    """:func:`require_own_code` for each arm of a study; also that tasks have the documents that models are pretrained on."""
+    for name, model in study.models.items():
+        if isinstance(model, PretrainedHere):  # makes no document yet
+            documents = {"seed": model.seed, **model.documents}
+            call_with(study.task(name).documents, documents, f"models.{name}.documents")
+    for name in study.made:
+        for arm in study.experiments[name].arms:
+            require_own_code(effective_run(study, name, arm, study.seeds[0], []).config)

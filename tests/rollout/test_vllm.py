@@ -250,20 +250,6 @@ def test_weights_that_vllm_does_not_know_are_refused(served: Any) -> None:
         served.engine.synchronize(Weights({"model.layers.0.no_such.weight": torch.ones(2)}), 3)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_head_that_the_checkpoint_names_otherwise_is_updated(tied: bool, tmp_path: Path) -> None:
-    tiny_checkpoint(tmp_path, "gpt_neox", "like_olmo", ["What is 1 + 1?"], **FOR_VLLM | {"tie_word_embeddings": tied})
-    model, tokenizer = load_model(tmp_path), load_tokenizer(tmp_path)
-    engine = VllmEngine(tmp_path, model, VllmSettings("float32", "cpu", 0.5, 64))
-    with torch.no_grad():
-        model.get_output_embeddings().weight.normal_(std=0.3)
-    engine.synchronize(model, 1)
-    prompts = [tokenizer.prompt_ids("What is 1 + 1?")]
-    found = as_rollouts(prompts, engine.generate(prompts, SamplingParams(max_tokens=40), n=16, seed=1))
-    for rollout, log_probs in zip(found, make_learner(model).log_probs(found), strict=True):
-        assert rollout.completion.log_probs == pytest.approx(log_probs.tolist(), abs=1e-3)
-
-
 def test_both_engines_end_and_read_responses_alike(tmp_path: Path) -> None:
     """Tags that are special tokens, stop tokens that only config.json names, and a tokenizer that transformers reads in another
     way than its tokenizer.json describes.

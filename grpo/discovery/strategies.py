@@ -93,7 +93,7 @@ def feedback(attempt: Attempt) -> str:
 # A tag that opens reasoning stands at the start of a line; elsewhere it may be part of a program.
 _TAGS = r"(?:think|thinking|thought|reasoning)>"
 _REASONING = re.compile(rf"^[ \t]*<{_TAGS}(?:(?!</?{_TAGS}).)*</{_TAGS}", re.M | re.S | re.I)
-_FENCED = re.compile(r"^([ \t]*)(`{3,}|~{3,})([^`\n]*)$\n?(.*?)(?:^[ \t]*(\2)[`~]*[ \t]*$|\Z)", re.M | re.S)
+_FENCED = re.compile(r"^([ \t]*)(`{3,}+|~{3,}+)([^`\n]*+)$\n?(.*?)(?:^[ \t]*(\2)[`~]*[ \t]*$|\Z)", re.M | re.S)
 _PYTHON = re.compile(r"\{?\.?py(?:thon3?)?\b", re.I)
 # Without lines such as `points = run_code()`, which use what another block defines. `++` gives nothing back, so
 # the time is linear.

@@ -303,3 +303,16 @@ def test_the_version_is_the_packages(grpo: Grpo) -> None:
     from importlib.metadata import version
 
     assert grpo("--version")[:2] == (0, f"grpo-study {version('grpo-study')}\n")
+
+
+def test_no_text_of_a_foreign_file_commands_the_terminal(project: Path, grpo: Grpo) -> None:
+    """Here: writes to the clipboard, clears the screen, sets the title; by 7-bit and by 8-bit codes."""
+    codes = r"\e]52;c;cHduZWQ=\a \e[2J \u009b31m \u202e \r\b\0"
+    study = f'extends: smoke\ndescription: "x {codes}"\n'
+    (project / "studies" / "foreign.yaml").write_text(study)
+    (project / "studies" / "wrong.yaml").write_text(f'{study}"{codes}": 1\n')
+    commands = [("study", "list"), ("study", "check", "foreign"), ("study", "show", "foreign"), ("study", "check", "wrong")]
+    for command in (*commands, ("study", "use", "foreign", "--dry-run"), ("study", "use", "foreign")):
+        code, *said = grpo(*command)
+        text = "".join(said)
+        assert code == 2 * ("wrong" in command) and all(one.isprintable() or one in "\n\t" for one in text), command

@@ -44,7 +44,7 @@ ELSEWHERE = {"grpo.discovery.verifier.verify_text"}  # in a process with limits
 
 def texts() -> Iterator[str]:
     rng = random.Random(0)
-    for before, unit, after in [*product([""], UNITS, ["x"]), *product(BEFORE, [" ", "1", "`"], AFTER)]:
+    for before, unit, after in [*product([""], UNITS, ["x", "`\n"]), *product(BEFORE, [" ", "1", "~"], AFTER)]:
         yield before + unit * (LENGTH // len(unit)) + after
     for _ in range(20):
         yield "".join(rng.choices(UNITS, k=LENGTH // 4))

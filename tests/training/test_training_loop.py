@@ -566,6 +566,7 @@ def session(tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch) -
         arms = {
             "grpo_learning_rate": entry("grpo_learning_rate", arms={"slow": {"learning_rate": 1e-3}}),
             "grpo_baselines": entry("grpo_baselines", arms={"same": {}, "other": {"cliprange": 0.1}}),
+            "grpo_length_normalization": entry("grpo_length_normalization", arms={"same": {}}),
         }
         study = changed(tiny_study, experiments=arms, checkpoints=list(checkpoints))
         run = effective_run(study, experiment, arm, 0, list(selections))
@@ -613,6 +614,9 @@ def test_an_equal_run_stores_no_weights_but_says_whose_it_shares(session: Any, m
 
     with monkeypatch.context() as patch:
         patch.setattr(train_module, "train", never)
+        of_two_before = [*SLOW_WON, {"experiment": "grpo_baselines", "winner": "same", "overrides": {}}]
+        _, third = session("grpo_length_normalization", "same", of_two_before)
+        assert metadata(third)["same_as"] == "grpo_learning_rate/slow/0"  # though the experiment between has no such run
         twin, twin_folder = session("grpo_baselines", "same", SLOW_WON)
         with pytest.raises(AssertionError, match="trained twice"):
             session("grpo_baselines", "other", SLOW_WON)

@@ -54,7 +54,7 @@ _IS_THE_ANSWER = re.compile(
 _BOLD = re.compile(r"(?<![\w)}*])(?:\*\*|__)(?=[^\s*])([^*]+?)(?:\*\*|__)(?![\w*])")
 _HEADING = re.compile(r"^#{1,6} +")
 _OPENING = re.compile(
-    r"(?:thus|therefore|hence|so|then|finally|consequently)(?:,\s*|:\s*|\s+(?!the\b))|(?:in total|in all|altogether|overall),\s*",
+    r"(?:thus|therefore|hence|so|then|finally|consequently)(?:[,:]\s*|\s+(?!the\b))|(?:in total|in all|altogether|overall),\s*",
     re.IGNORECASE,
 )
 _TEXT = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mbox)\{([^{}]*)\}")

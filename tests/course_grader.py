@@ -71,7 +71,8 @@ def at_hand(data: Path) -> list[Case]:
 
 def labelled() -> list[Case]:
     """The labelled pairs of the grader's tests as r1_zero responses."""
-    found = [YAML(typ="safe", pure=True).load(file) for file in sorted(PAIRS.glob("*.yaml"))]
+    files = [file for file in sorted(PAIRS.glob("*.yaml")) if file.name != "hostile.yaml"]
+    found = [YAML(typ="safe", pure=True).load(file) for file in files]
     pairs = [
         (kind == "equal", pair) for kinds in found for of in kinds.values() for kind, of_kind in of.items() for pair in of_kind
     ]

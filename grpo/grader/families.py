@@ -29,6 +29,7 @@ _RESIDUE = re.compile(
     r"(?:\\pmod|\(? ?(?:\\bmod|\\mod|\\text\{mod\}|mod)) ?\{?(?P<modulus>[0-9]+)\}?\)?"
 )
 _TOKEN = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
+_LONGEST_RANGE = 80  # characters
 _RANGE_START = re.compile(r"[,;(: ]|\\forall")
 _TEXT = re.compile(
     r"\\text\{((?:(?:for|where|with|and|is|are|an?|any|all|each|every|some|integers?|real|constants?|arbitrary|numbers?|positive"
@@ -83,12 +84,12 @@ def declared_family(text: str) -> Family | None:
 def without_range(text: str) -> str:
     r"""A normalised text without the range of a letter behind it, such as ``\text{for all }x\in\mathbb{R}``."""
     plain = _spaced(text)
-    found = next((match for match in _RANGE_START.finditer(plain) if _RANGE.fullmatch(plain, match.start())), None)
-    match = found and _RANGE.fullmatch(plain, found.start())
-    if not match or not found:
-        return text
-    body = plain[: found.start()].rstrip(" ,;")
-    return body if set(filter(None, match.groups())) <= letters_of(body) else text
+    for start in _RANGE_START.finditer(plain, max(0, len(plain) - _LONGEST_RANGE)):
+        match = _RANGE.fullmatch(plain, start.start())
+        if match:
+            body = plain[: start.start()].rstrip(" ,;")
+            return body if set(filter(None, match.groups())) <= letters_of(body) else text
+    return text
 
 
 def _spaced(text: str) -> str:

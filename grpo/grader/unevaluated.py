@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from grpo.grader.expression import Node, is_rational, operands, parse, variables
-from grpo.grader.grader import equal_readings
+from grpo.grader.grader import MAX_ANSWER_LENGTH, equal_readings
 from grpo.grader.normalise import normalise, unwrap_text
 from grpo.grader.quantity import exact_value, split_unit
 from grpo.grader.split import parts_of, split_equations
@@ -28,7 +28,7 @@ _PLAIN = frozenset(("num", "div", "neg"))
 
 def counts_as_answer(answer: str, truth: str, question: str = "") -> bool:
     """Whether an answer that equals the truth is evaluated and not copied from the question."""
-    if not _OPERATOR.search(answer.lstrip("+-")):
+    if len(answer) > MAX_ANSWER_LENGTH or not _OPERATOR.search(answer.lstrip("+-")):
         return True
     if question and stands_in_question(answer, truth, question):
         return False

@@ -22,10 +22,8 @@ _NUMERIC = re.compile(
     r".*(?:ths?|illions?|illiards?|ed|fold)|halves|thirds?|seconds? power|lakhs?|crores?|googol|gross|point|powers?|short|"
     r"top|off|away|shy|hundreds?|thousands?|dozens?|pairs?|scores?|inverse|negate|again|repeating|recurring|fails?|loses?"
 )
-# Plurals by their endings: teachers, motions, payments, friendships, blueberries, classrooms; not others, afters.
-_PLURAL = re.compile(
-    r".{3,}(?:[ai]tions|sions|ments|ships|berries|rooms|ists|ities|nesses|ants|ents|[bdfgklmnptvw](?:ers|ors))"
-)
+# Plurals by their endings: motions, payments, friendships, blueberries, classrooms; verbs do not end so.
+_PLURAL = re.compile(r".{3,}(?:[ai]tions|sions|ships|berries|rooms|ists|ities|nesses)")
 _SHORT_NAME = re.compile("[A-Z][aeiou][a-z]")
 _NUMBER_WORDS: dict[str, int] = _LISTS["numbers"]
 _LARGE: dict[str, int] = _LISTS["large numbers"]
@@ -54,7 +52,7 @@ _IS_THE_ANSWER = re.compile(
 _BOLD = re.compile(r"(?<![\w)}*])(?:\*\*|__)(?=[^\s*])([^*]+?)(?:\*\*|__)(?![\w*])")
 _HEADING = re.compile(r"^#{1,6} +")
 _OPENING = re.compile(
-    r"(?:thus|therefore|hence|so|then|finally|consequently)(?:,\s*|:\s*|\s+(?!the\b))|(?:in total|in all|altogether|overall),\s*",
+    r"(?:thus|therefore|hence|so|then|finally|consequently)(?:[,:]\s*|\s+(?!the\b))|(?:in total|in all|altogether|overall),\s*",
     re.IGNORECASE,
 )
 _TEXT = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mbox)\{([^{}]*)\}")
@@ -124,7 +122,8 @@ def sentence_value(text: str) -> str | None:
         if verb == "=" and _SYMBOL.fullmatch(lead):
             return None  # an equation, in which the name counts
         lead += " there" if verb.startswith("there") else " we" if verb.startswith("we") else ""
-        names = _is_lead(lead) or (_DOES.fullmatch(verb) is not None and _DOER.fullmatch(lead) is not None)
+        does = _DOES.fullmatch(verb) and _DOER.fullmatch(lead) and HEDGES.isdisjoint(words_of(lead))
+        names = _is_lead(lead) or bool(does)
         if verb.startswith(":"):
             names = names and not WORDS["labels"].isdisjoint(words_of(lead))
         if lead and names and re.search(r"\w", rest):

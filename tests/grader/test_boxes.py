@@ -7,6 +7,9 @@ import time
 import pytest
 
 from grpo.grader.extract import boxed_answer, last_boxed, without_boxes
+from grpo.grader.grader import cheap_verdict
+from grpo.grader.normalise import normalise
+from grpo.grader.unevaluated import counts_as_answer
 from grpo.tasks.rewards import question_only_reward_fn, r1_zero_reward_fn
 
 # Each text was read by hand: what it states as a whole is the truth on its right, or is not.
@@ -78,3 +81,27 @@ def test_ten_megabytes_are_read_in_seconds(text: str) -> None:
 @pytest.mark.parametrize("text", [r"<answer>4</answer> \boxed{2}", r"<b>\boxed{2}</b>", r"</think>\boxed{2}<br/>"])
 def test_a_tag_is_no_part_of_the_formula_around_a_box(text: str) -> None:
     assert boxed_answer(text) == "2"
+
+
+_READERS = {
+    "boxed_answer": boxed_answer,
+    "last_boxed": last_boxed,
+    "without_boxes": without_boxes,
+    "r1_zero": lambda text: r1_zero_reward_fn(f"</think> <answer>{text}\\boxed{{5}}{text}</answer>", "5"),
+    "question_only": lambda text: question_only_reward_fn(f"{text}\\boxed{{5}}{text}", "5"),
+    "cheap_verdict": lambda text: cheap_verdict(text, "5"),
+    "counts_as_answer": lambda text: counts_as_answer(f"1+{text}", "5", text),
+    "of a question": lambda text: counts_as_answer("1+4", "5", text),
+    "normalise": normalise,
+}
+
+
+@pytest.mark.parametrize(
+    "piece", [" ", "`", "5", "a", "a ", "(", "[", "}", "<b>", "<answer>", "\\", "$", "=", "5, ", "5 or ", "*"]
+)
+@pytest.mark.parametrize("reader", _READERS)
+def test_long_runs_are_read_in_linear_time(reader: str, piece: str) -> None:
+    """CPU time; a quadratic pattern takes a minute for 100,000 characters."""
+    start = time.process_time()
+    _READERS[reader]((piece * 100_000)[:100_000])
+    assert time.process_time() - start < 2.0

@@ -19,12 +19,13 @@ class Pair(NamedTuple):
     equal: bool
 
 
-GROUPS: dict[str, dict[str, list[list[str]]]] = {}
-for file in ("pairs.yaml", "written.yaml", "mathematics.yaml", "everyday.yaml", "kinds.yaml"):
-    GROUPS |= YAML(typ="safe", pure=True).load(Path(__file__).with_name(file))
+_FILES = ("pairs.yaml", "written.yaml", "mathematics.yaml", "everyday.yaml", "kinds.yaml")
+GROUPS: list[tuple[str, dict[str, list[list[str]]]]] = [
+    group for file in _FILES for group in YAML(typ="safe", pure=True).load(Path(__file__).with_name(file)).items()
+]
 PAIRS = [
     Pair(category, answer, truth, label == "equal")
-    for category, group in GROUPS.items()
+    for category, group in GROUPS
     for label, pairs in group.items()
     for answer, truth in pairs
 ]
@@ -51,7 +52,7 @@ def test_no_pair_raises(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_the_pairs_are_many_and_of_both_kinds() -> None:
     assert len(PAIRS) >= 400
-    for category, group in GROUPS.items():
+    for category, group in GROUPS:
         assert set(group) == {"equal", "different"}, category
         assert group["equal"] and group["different"], category
     equal = sum(pair.equal for pair in PAIRS)

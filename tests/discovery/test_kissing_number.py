@@ -421,7 +421,7 @@ def test_the_section_of_a_language_model_names_it_and_its_failures(report: dict[
     text = section(report)
     assert "The language model some-model wrote the programs, by the strategy\nconversation;" in text
     assert "9 requests, 2 of which failed, and 1234 tokens" in text
-    assert "- 3: Minimum squared distance N < maximum squared norm N" in text and "- 1: no code block" in text
+    assert "- 3: `Minimum squared distance N < maximum squared norm N`" in text and "- 1: no code block" in text
     assert "No language model" not in text
 
 

@@ -37,6 +37,8 @@ def test_a_grpo_run_counts_updates_and_not_steps() -> None:
         gradient_accumulation_steps=1, epochs_per_rollout_batch=2,
     )  # fmt: skip
     assert [learning_rate(config, update) for update in (0, 1, 15)] == pytest.approx([1.6, 1.5, 0.1])
+    ragged = GrpoConfig(rollout_batch_size=24, train_batch_size=12, group_size=8, gradient_accumulation_steps=1)
+    assert ragged.updates_per_rollout_batch == 2  # a train batch of a group and a half
 
 
 def test_an_update_is_taken_with_the_rate_that_it_logs_and_a_restored_learner_goes_on(model: Any) -> None:

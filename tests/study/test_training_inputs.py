@@ -17,7 +17,14 @@ from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.software import CONSTRAINTS, PROJECT, VLLM_ON_CPU
-from grpo.study.training_inputs import ROOMS, code_of_modules, code_of_rooms, shared_settings, write_training_inputs
+from grpo.study.training_inputs import (
+    ROOMS,
+    code_of_modules,
+    code_of_rooms,
+    shared_settings,
+    task_inputs,
+    write_training_inputs,
+)
 from grpo.tasks.keyword_inclusion import Keyword
 from grpo.tasks.task import Format
 
@@ -131,6 +138,15 @@ def test_a_tasks_inputs_are_its_settings_its_formats_and_the_code_of_its_class(
         assert changed(before, after) == {"keyword"}
         asked.add(after["keyword"])
     assert len(asked) == len(ways)
+
+
+def test_all_of_a_mixtures_own_code_counts(mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("first_own", "second_own"):
+        (tmp_path / f"{name}.py").write_text(OWN_TASK)
+    parts = {name: {"use": f"{name}:Own", "size": 3} for name in ("first_own", "second_own")}
+    study = with_values(mini_study, {"tasks.own": {"use": "mixture", "tasks": parts}, "experiments": {}})
+    assert {"first_own.py", "second_own.py", "mixture.py"} <= task_inputs(study, "own")["code"].keys()
 
 
 def test_modules_beside_ones_own_count_however_they_are_imported(tmp_path: Path) -> None:

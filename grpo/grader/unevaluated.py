@@ -79,7 +79,7 @@ def _operations(tree: Node, all_sums: bool) -> int:
         counts = all_sums or is_rational(tree) or not variables(tree)
         repeated = len(terms) - (1 if all_sums else len(alike)) if counts else 0
         return repeated + sum(_operations(term, all_sums) for term in terms)
-    found = sum(_operations(factor, all_sums) for factor in factors) + (tree[0] == "series")
+    found: int = sum(_operations(factor, all_sums) for factor in factors) + (tree[0] == "series")
     sums = [factor[0] == "add" for factor in factors]
     if tree[0] == "mul" and all(map(_is_plain, factors)):
         return found + 1

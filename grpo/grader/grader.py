@@ -1,21 +1,21 @@
 r"""Decision whether an answer equals the ground truth: parse first, words last.
 
-Both are normalised and read as mathematics: numbers, lists, tuples, intervals, equations, matrices, functions by cases, quantities
-with units. Numbers are compared as exact fractions, and nothing else decides them; other expressions by their values
-(:mod:`grpo.grader.numeric`). Texts that are no mathematics are compared as words. Only LaTeX that this cannot read goes to computer
-algebra (:mod:`grpo.grader.symbolic`).
+Both are normalised and read as mathematics: numbers, lists, tuples, intervals, equations, matrices, functions by cases, and
+quantities with units. Numbers are compared as exact fractions, and nothing else decides them; other expressions by their values
+(:mod:`grpo.grader.numeric`). Texts that are no mathematics are compared as words. Only LaTeX that this cannot read goes to
+computer algebra (:mod:`grpo.grader.symbolic`).
 
 Conventions:
 
 - Units count only if both sides state one; two units of the same kind are converted.
 - ``2\frac{1}{2}`` is a mixed number. A decimal equals only its exact value. A percentage equals its number and its fraction.
-- A bare comma list equals a set, in any order; elements in braces count once; the order of a tuple counts. {5} may answer 5, but
-  as an element of a set it is another one. Named values equal a bare list in the order of the text or of the names.
+- A bare comma list equals a set, in any order; elements in braces count once; the order of a tuple counts. {5} may answer 5,
+  but as an element of a set it is another one. Named values equal a bare list in the order of the text or of the names.
 - A number in base b equals only the same digits, with the same base or with none.
 - An inequality of x, ``f(x)`` or ``|z|`` may answer an interval. Overlapping conditions joined by commas must hold together.
 - The sides of ``a \approx b`` must agree in the digits of b; then a counts. Of ``x \approx b``, b counts.
-- Letters are a product, and their case counts, unless they are a word. A letter before a bracket with a number or another letter
-  is a function, before a sum a factor.
+- Letters are a product, and their case counts, unless they are a word. A letter before a bracket with a number or another
+  letter is a function, before a sum a factor.
 - Variables are real, but natural in factorials, binomials and bounds of sums (n, m and k also in floors).
 - Equations are equal up to a factor, with denominators cleared.
 - A general solution with ``k \in \mathbb{Z}`` may number its values differently; "for all x" says nothing more.

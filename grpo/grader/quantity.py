@@ -10,7 +10,8 @@ from pathlib import Path
 
 from grpo.common.yaml_file import parse_yaml
 from grpo.grader.normalise import unwrap_text
-from grpo.grader.words import WORDS, alters, is_noun
+from grpo.grader.number_words import WORDS
+from grpo.grader.words import alters, is_noun
 
 _UNITS = parse_yaml(Path(__file__).with_name("units.yaml"))
 

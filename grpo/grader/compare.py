@@ -12,12 +12,13 @@ from grpo.grader.expression import divides, equation_difference, is_rational, pa
 from grpo.grader.families import declared_family, letters_of, possible_family, renamed, same_values, without_name
 from grpo.grader.names import applied, assigned, is_name, named_sides, names_its_value, same_name, with_argument_of
 from grpo.grader.normalise import RELATION, unwrap_text
+from grpo.grader.number_words import number_word
 from grpo.grader.numeric import number, ratio, same_value
 from grpo.grader.quantity import conversion, exact_value, same_amount, same_number, same_quantity, scaled, split_unit
 from grpo.grader.relations import Interval, as_intervals, in_usual_signs, member_of, merged
 from grpo.grader.split import cases_of, matrix_rows, parts_of, points_of, split_equations, top_level, vector_parts
 from grpo.grader.values import Effort
-from grpo.grader.words import based, day_of_year, number_word, same_condition, same_ratio, same_time, same_words
+from grpo.grader.words import based, day_of_year, same_condition, same_ratio, same_time, same_words
 
 _MAX_PARTS = 40
 
@@ -180,8 +181,6 @@ class Comparison:
 
         return self.in_any_order(found[1], true_found[1], equal)
 
-    # ------------------------------------------------------------------------------------------ inequalities, equations
-
     def relation(self, answer: str, truth: str) -> bool | None:
         """Decide if one side contains an inequality or names the real line."""
         usual = (in_usual_signs(answer), in_usual_signs(truth))
@@ -294,8 +293,6 @@ class Comparison:
             raise NeedsAlgebra
         return self.algebra(answer, truth)
 
-    # ---------------------------------------------------------------------------------------------------------- parts
-
     def matrix(self, answer: str, truth: str) -> bool | None:
         rows, true_rows = matrix_rows(answer), matrix_rows(truth)
         if rows is None and true_rows is None:
@@ -364,8 +361,6 @@ class Comparison:
                 return False
             rest.remove(match)
         return True
-
-    # --------------------------------------------------------------------------------------------------- single values
 
     def single(self, answer: str, truth: str) -> bool:
         """Compare two answers that are neither lists nor equations."""
@@ -436,12 +431,12 @@ class Comparison:
 
 def _orders(values: list[tuple[str, str]], kind: str) -> list[list[tuple[str, str]]]:
     """The orders in which named values may be listed: as written, by single letters, the minimum before the maximum."""
-    words = [name.lower()[:3] for name, _ in values]
-    if sorted(words) == ["max", "min"]:
-        return [values if words[0] == "min" else values[::-1]]
-    if kind == "()" and {name for name, _ in values} <= {"x", "y", "z"}:
+    names = [name for name, _ in values]
+    if sorted(name.lower()[:3] for name in names) == ["max", "min"]:
+        return [sorted(values, key=lambda value: value[0].lower(), reverse=True)]
+    if kind == "()" and {*names} <= {"x", "y", "z"}:
         return [sorted(values)]
-    return [values] if any(len(name) > 2 and name.isalpha() for name, _ in values) else [values, sorted(values)]
+    return [values] if any(len(name) > 2 and name.isalpha() for name in names) else [values, sorted(values)]
 
 
 def _as_fraction(text: str) -> str:

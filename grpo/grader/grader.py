@@ -1,21 +1,24 @@
-r"""Decision whether an answer equals the ground truth.
+r"""Decision whether an answer equals the ground truth: parse first, words last.
 
-Both are normalised and split into parts (lists, tuples, intervals, unions, equations, matrices). Parts that are plain numbers
-are compared as exact fractions, and nothing else decides them. Words, choice letters, numbers with a base, times and ratios are
-compared by spelling. Other expressions are compared by their values (:mod:`grpo.grader.numeric`). Only texts that this cannot
-read go to computer algebra (:mod:`grpo.grader.symbolic`).
+Both are normalised and read as mathematics: numbers, lists, tuples, intervals, equations, matrices, functions by cases, and
+quantities with units. Numbers are compared as exact fractions, and nothing else decides them; other expressions by their values
+(:mod:`grpo.grader.numeric`). Texts that are no mathematics are compared as words. Only LaTeX that this cannot read goes to
+computer algebra (:mod:`grpo.grader.symbolic`).
 
 Conventions:
 
 - Units count only if both sides state one; two units of the same kind are converted.
 - ``2\frac{1}{2}`` is a mixed number. A decimal equals only its exact value. A percentage equals its number and its fraction.
-- A bare comma list equals a set, in any order; elements in braces count once; the order of a tuple counts.
+- A bare comma list equals a set, in any order; elements in braces count once; the order of a tuple counts. {5} may answer 5,
+  but as an element of a set it is another one. Named values equal a bare list in the order of the text or of the names.
 - A number in base b equals only the same digits, with the same base or with none.
 - An inequality of x, ``f(x)`` or ``|z|`` may answer an interval. Overlapping conditions joined by commas must hold together.
-- The exact side of ``a \approx b`` counts.
+- The sides of ``a \approx b`` must agree in the digits of b; then a counts. Of ``x \approx b``, b counts.
+- Letters are a product, and their case counts, unless they are a word. A letter before a bracket with a number or another
+  letter is a function, before a sum a factor.
 - Variables are real, but natural in factorials, binomials and bounds of sums (n, m and k also in floors).
 - Equations are equal up to a factor, with denominators cleared.
-- A general solution with ``k \in \mathbb{Z}`` may number its values differently.
+- A general solution with ``k \in \mathbb{Z}`` may number its values differently; "for all x" says nothing more.
 - The order counts in products of matrices with an inverse, and in vector products.
 
 A chain of equalities counts only if all its sides equal the truth: ``6(7) = 42`` is right for 42, ``7 = 8`` not for 8. Steps of
@@ -37,11 +40,12 @@ from grpo.grader.expression import parse
 from grpo.grader.extract import without_boxes
 from grpo.grader.families import without_range
 from grpo.grader.normalise import half_width, normalise, unwrap_text, without_stray_delimiters
+from grpo.grader.number_words import spelt_out
 from grpo.grader.quantity import exact_value, split_unit
 from grpo.grader.split import cases_of
 from grpo.grader.symbolic import parses, symbolically_equal
 from grpo.grader.values import Effort
-from grpo.grader.words import choice, digits_without_base, restated, sentence_value, spelt_out
+from grpo.grader.words import choice, digits_without_base, restated, sentence_value
 
 MAX_ANSWER_LENGTH = 2000  # characters; a longer answer is equal only if identical
 _CHEAP_EFFORT = 4_000.0

@@ -10,9 +10,10 @@ import re
 from grpo.grader.expression import is_constant
 from grpo.grader.families import letters_of, replaced
 from grpo.grader.normalise import unwrap_text
+from grpo.grader.number_words import WORDS
 from grpo.grader.quantity import exact_value, split_unit
 from grpo.grader.split import closes_at_end, split_equations, top_level
-from grpo.grader.words import ANSWERS, RATIO, WORDS, hedges, opened, words_of
+from grpo.grader.words import ANSWERS, RATIO, hedges, opened, words_of
 
 _LETTER = r"(?:[A-Za-z]|\\(?!pm|mp|in|le|ge|ne|to|cup|cap|infty|frac|sqrt|sum|prod|pi)[A-Za-z]{2,7})"
 _INDEX = r"_(?:\w|\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\\[A-Za-z]+)"

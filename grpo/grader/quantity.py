@@ -10,7 +10,8 @@ from pathlib import Path
 
 from grpo.common.yaml_file import parse_yaml
 from grpo.grader.normalise import unwrap_text
-from grpo.grader.words import WORDS, alters, is_noun
+from grpo.grader.number_words import WORDS
+from grpo.grader.words import alters, is_noun
 
 _UNITS = parse_yaml(Path(__file__).with_name("units.yaml"))
 
@@ -300,29 +301,20 @@ def same_number(answer: str, truth: str) -> bool | None:
 
 def same_amount(answer: str, truth: str) -> bool | None:
     """Whether ``5 feet 6 inches`` equals another such amount, or ``66 inches`` (but not the number 66); None for others."""
-    joined = [_joined_amount(answer), _joined_amount(truth)]
-    if joined == [None, None]:
+    if not any(text[:1].isdigit() and _PARTS.fullmatch(text) for text in (answer, truth)):
         return None
-    amount, true_amount = (found or _stated_amount(text) for found, text in zip(joined, (answer, truth), strict=True))
+    amount, true_amount = _amount(answer), _amount(truth)
     return None if amount is None or true_amount is None else amount == true_amount
 
 
-def _stated_amount(text: str) -> tuple[str, Fraction] | None:
-    """Dimension and amount of ``66 inches``; None without a unit that can be converted."""
+def _amount(text: str) -> tuple[str, Fraction] | None:
+    """Dimension and amount of ``66 inches``, or of ``2 hours,30 minutes``, in which each part is smaller than the previous."""
+    match = _PARTS.fullmatch(text)
     body, unit = split_unit(text)
-    value, size = exact_value(unwrap_text(body)), size_of(unit)
-    return None if value is None or size is None else (size[0], value * size[1])
-
-
-def _joined_amount(text: str) -> tuple[str, Fraction] | None:
-    """Dimension and amount of ``2 hours,30 minutes``; None unless there are several parts, each smaller than the previous."""
-    match = _PARTS.fullmatch(text) if text[:1].isdigit() and not text[-1].isdigit() else None
-    if not match:
-        return None
+    groups = [group for group in match.groups() if group is not None] if match else [unwrap_text(body), unit]
     total, last, what = Fraction(0), None, ""
-    groups = [group for group in match.groups() if group is not None]
     for number, name in zip(groups[::2], groups[1::2], strict=True):
-        value, size = exact_value(number), size_of(_PRIMES.get(name) or _unit_name(name))
+        value, size = exact_value(number), size_of(_PRIMES.get(name) or (_unit_name(name) if match else name))
         if value is None or size is None or (last is not None and (size[0] != what or not value * size[1] < last)):
             return None
         what, last, total = size[0], size[1], total + value * size[1]

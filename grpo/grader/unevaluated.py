@@ -16,9 +16,9 @@ from functools import lru_cache
 from grpo.grader.expression import Node, is_rational, operands, parse, variables
 from grpo.grader.grader import MAX_ANSWER_LENGTH, equal_readings
 from grpo.grader.normalise import normalise, unwrap_text
+from grpo.grader.number_words import number_word
 from grpo.grader.quantity import exact_value, split_unit
 from grpo.grader.split import parts_of, split_equations
-from grpo.grader.words import number_word
 
 _OPERATOR = re.compile(r"[-+*/^!<>=|√·×⋅∙÷−⁄²³]|\\[A-Za-z]|(?<=[\d)])\(")
 _TIMES = re.compile(r"\\(?:times|cdot|ast)(?![A-Za-z])|\*")
@@ -36,14 +36,9 @@ def counts_as_answer(answer: str, truth: str, question: str = "") -> bool:
     if not readings:
         return True
     normal_truth = normalise(truth)
-    if all(_is_number(part) for part in parts_of(normal_truth)[1]):
-        return any(not is_left_to_do(reading) for reading in readings)
-    return min(map(_work_in, readings)) <= _work_in(normal_truth)
-
-
-def is_left_to_do(reading: str) -> bool:
-    """Whether a number (normalised), or one of several, is unevaluated arithmetic of plain numbers."""
-    return any(_work_remains(part) for part in parts_of(reading)[1])
+    is_number = all(_is_number(part) for part in parts_of(normal_truth)[1])
+    allowed = 0 if is_number else _work_in(normal_truth, False)
+    return min(_work_in(reading, is_number) for reading in readings) <= allowed
 
 
 def stands_in_question(answer: str, truth: str, question: str) -> bool:
@@ -58,54 +53,43 @@ def stands_in_question(answer: str, truth: str, question: str) -> bool:
     return re.search(whole, _formulas(question)) is not None
 
 
-def _work_remains(text: str) -> bool:
-    """Whether no side of a chain of equalities is evaluated."""
-    sides = [unwrap_text(split_unit(side)[0]) for side in split_equations(text)]
-    if any(exact_value(side) is not None for side in sides):
-        return False
-    trees = [parse(side) for side in sides]
-    numbers = [tree for tree in trees if tree is not None and not variables(tree)]
-    return bool(numbers) and all(_has_work(tree) for tree in numbers)
+def _work_in(text: str, all_sums: bool) -> int:
+    """The operations that a list (normalised) leaves to do; of a chain of equalities, the evaluated side counts.
+
+    Args:
+        all_sums: count every sum, not only those of like terms; for answers to a number.
+    """
+    found = 0
+    for part in parts_of(text)[1]:
+        sides = [unwrap_text(split_unit(side)[0]) for side in split_equations(part)]
+        trees = [parse(side) for side in sides if exact_value(side) is None]
+        if len(trees) == len(sides):
+            found += min(
+                (_operations(tree, all_sums) for tree in trees if tree and not (all_sums and variables(tree))), default=0
+            )
+    return found
 
 
-def _has_work(tree: Node) -> bool:
-    return tree[0] in {"add", "series"} or _multiplies(tree) or any(map(_has_work, operands(tree)))
-
-
-def _multiplies(tree: Node) -> bool:
-    return tree[0] == "mul" and all(map(_is_plain, operands(tree)))
-
-
-def _work_in(text: str) -> int:
-    """The operations that a list of expressions leaves to do; of a chain of equalities, the side with the fewest counts."""
-    trees = [[parse(unwrap_text(split_unit(side)[0])) for side in split_equations(part)] for part in parts_of(text)[1]]
-    return sum(min(_operations(tree) if tree else 0 for tree in sides) for sides in trees)
-
-
-def _operations(tree: Node) -> int:
-    """How often a tree adds like terms, multiplies numbers or roots, or multiplies or raises sums of numbers."""
-    found = sum(map(_operations, operands(tree))) if tree[0] != "add" else 0
+def _operations(tree: Node, all_sums: bool) -> int:
+    """How often a tree adds, multiplies numbers or roots, or multiplies or raises sums of numbers."""
+    factors = operands(tree)
     if tree[0] == "add":
         terms = list(_terms(tree))
-        alike = Counter(_kind(term) for term in terms)
-        repeated = alike.total() - len(alike) if is_rational(tree) or not variables(tree) else 0
-        return found + sum(map(_operations, terms)) + repeated
-    if variables(tree):
-        return found
-    factors = operands(tree)
-    if tree[0] == "pow":
-        return found + bool(factors[0][0] == "add" and factors[1][0] == "num")
-    if tree[0] == "div":
-        return found + bool(factors[1][0] == "add" and "('const', 'i')" in repr(factors[1]))
-    if tree[0] != "mul":
-        return found
+        alike = Counter(map(_kind, terms))
+        counts = all_sums or is_rational(tree) or not variables(tree)
+        repeated = len(terms) - (1 if all_sums else len(alike)) if counts else 0
+        return repeated + sum(_operations(term, all_sums) for term in terms)
+    found: int = sum(_operations(factor, all_sums) for factor in factors) + (tree[0] == "series")
     sums = [factor[0] == "add" for factor in factors]
-    return found + bool(
-        _multiplies(tree)
-        or all(sums)
-        or all(factor[0] == "root" and _is_plain(factor[1]) for factor in factors)
-        or (any(sums) and ("const", "i") in factors)
-    )
+    if tree[0] == "mul" and all(map(_is_plain, factors)):
+        return found + 1
+    if variables(tree) or not any(sums):
+        return found + bool(tree[0] == "mul" and all(factor[0] == "root" and _is_plain(factor[1]) for factor in factors))
+    if tree[0] == "div":
+        return found + bool(sums[1] and "('const', 'i')" in repr(factors[1]))
+    if tree[0] == "pow":
+        return found + bool(sums[0] and factors[1][0] == "num")
+    return found + bool(tree[0] == "mul" and (all(sums) or ("const", "i") in factors))
 
 
 def _terms(tree: Node) -> Iterator[Node]:

@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from fractions import Fraction
-from pathlib import Path
 
-from grpo.common.yaml_file import parse_yaml
+from grpo.grader.number_words import LISTS, NUMBERS, WORDS, number_word, spelt_out
 
-_LISTS = parse_yaml(Path(__file__).with_name("words.yaml"))
-WORDS: dict[str, frozenset[str]] = {name: frozenset(words.split()) for name, words in _LISTS.items() if isinstance(words, str)}
 HEDGES = WORDS["hedges"]
 ANSWERS = WORDS["answers"]
 # Names of numbers, fractions and operations: sixths, quintillion, doubled, twofold.
@@ -25,18 +21,11 @@ _NUMERIC = re.compile(
 # Plurals by their endings: motions, payments, friendships, blueberries, classrooms; verbs do not end so.
 _PLURAL = re.compile(r".{3,}(?:[ai]tions|sions|ships|berries|rooms|ists|ities|nesses)")
 _SHORT_NAME = re.compile("[A-Z][aeiou][a-z]")
-_NUMBER_WORDS: dict[str, int] = _LISTS["numbers"]
-_LARGE: dict[str, int] = _LISTS["large numbers"]
-_DENOMINATORS: dict[str, int] = _LISTS["denominators"]
-_SPECIAL_NUMBERS = {"half": Fraction(1, 2), "a half": Fraction(1, 2), "a dozen": Fraction(12), "half a dozen": Fraction(6)}
-_NUMBER_BEGINNINGS = {word[:3] for word in (*_NUMBER_WORDS, "half", "minus", "negative")} | {
-    f"a {letter}" for letter in "htqmd"
-}
 _DOES = re.compile(
-    rf"(?:(?:{_LISTS['modals']}) (?:{'|'.join(WORDS['to do'])})|{'|'.join(sorted(WORDS['does']))})(?: (?:for|at))?",
+    rf"(?:(?:{LISTS['modals']}) (?:{'|'.join(WORDS['to do'])})|{'|'.join(sorted(WORDS['does']))})(?: (?:for|at))?",
     re.IGNORECASE,
 )
-_VERB = "|".join([_DOES.pattern, *(verb.strip() for verb in _LISTS["verbs"].split("|"))])
+_VERB = "|".join([_DOES.pattern, *(verb.strip() for verb in LISTS["verbs"].split("|"))])
 _LINK = re.compile(
     rf"(?:(?<![A-Za-z\\])(?:{_VERB})(?![A-Za-z'\-])\s*:?|(?<=[A-Za-z$)*]):(?=\s|\*|\$|\\)|(?<=[A-Za-z]) ?=(?!=))\s*",
     re.IGNORECASE,
@@ -97,7 +86,7 @@ _NAMED_SUBJECT = re.compile(
 )
 _CONDITIONS = dict.fromkeys(("if", "for", "when", "is", "where", "text"), "") | {"else": "otherwise", "elsewhere": "otherwise"}
 _ARTICLE = re.compile(r"(?:the|an?)\s+", re.IGNORECASE)
-_SYNONYMS: dict[str, str] = {spelling: group[0] for group in _LISTS["synonyms"] for spelling in group}
+_SYNONYMS: dict[str, str] = {spelling: group[0] for group in LISTS["synonyms"] for spelling in group}
 
 
 def sentence_value(text: str) -> str | None:
@@ -204,7 +193,7 @@ def without_tail(rest: str) -> str:
 
 def hedges(word: str) -> bool:
     """Whether a word (lower case) denies, doubts or is a number, and so cannot name a value."""
-    return word in HEDGES or word in _NUMBER_WORDS
+    return word in HEDGES or word in NUMBERS
 
 
 def alters(word: str) -> bool:
@@ -238,92 +227,6 @@ def digits_without_base(text: str, other: str) -> bool:
         if found and based(bare) is None and re.fullmatch(r"[0-9A-Z]+(?:\.[0-9A-Z]+)?", bare) and bare == found[0]:
             return 2 <= found[1] <= 36 and all(int(digit, 36) < found[1] for digit in bare.replace(".", ""))
     return False
-
-
-def number_word(text: str) -> str | None:
-    """Convert ``twelve``, ``minus one hundred twenty-five``, ``two and a half`` or ``three quarters`` to digits, else None."""
-    if text[:3].lower() not in _NUMBER_BEGINNINGS:
-        return None
-    words = [word for word in re.split(r"[\s-]+", text.strip().lower()) if word]
-    sign = "-" if words and words[0] in {"minus", "negative"} else ""
-    value = _read_number(words[1:] if sign else words)
-    return None if value is None else sign + str(value)
-
-
-def spelt_out(text: str) -> str | None:
-    """Convert the number of ``Twelve apples`` or ``two and a half hours`` to digits; None if the text begins otherwise."""
-    if text[:3].lower() not in _NUMBER_BEGINNINGS:
-        return None
-    words = text.strip().split()
-    for count in range(min(len(words), 12), 0, -1):
-        number = number_word(" ".join(words[:count]).rstrip(".,;!"))
-        if number is not None:
-            rest = words[count:]
-            if rest[:2] in (["of", "a"], ["of", "an"]):
-                rest = rest[2:]  # three quarters of an hour
-            return None if rest and rest[0].lower() in WORDS["joining"] else " ".join([number, *rest])
-    return None
-
-
-def _read_number(words: list[str]) -> Fraction | None:
-    """The value of number words: whole ones, decimals with "point", fractions, and both joined by "and"."""
-    if " ".join(words) in _SPECIAL_NUMBERS:
-        return _SPECIAL_NUMBERS[" ".join(words)]
-    if "and" in words:
-        place = len(words) - 1 - words[::-1].index("and")
-        fraction = _read_fraction(words[place + 1 :])
-        if fraction is not None:
-            whole = _read_whole(words[:place])
-            return None if whole is None or fraction >= 1 else whole + fraction
-    if "point" in words:
-        place = words.index("point")
-        whole, digits = _read_whole(words[:place]), [str(_NUMBER_WORDS.get(word, "no")) for word in words[place + 1 :]]
-        if whole is None or not digits or any(len(digit) != 1 for digit in digits):
-            return None
-        return Fraction(f"{whole}.{''.join(digits)}")
-    fraction, whole = _read_fraction(words), _read_whole(words)
-    return fraction if fraction is not None or whole is None else Fraction(whole)
-
-
-def _read_fraction(words: list[str]) -> Fraction | None:
-    """Read ``two thirds`` or ``a half``; not "ten thousandths", which is ambiguous."""
-    lower = _DENOMINATORS.get(words[-1].removesuffix("s")) if words else None
-    upper = 1 if words[:-1] in (["a"], ["an"]) else _read_whole(words[:-1])
-    if not upper or not lower or (lower >= 100 and (upper >= 100 or upper == 10)):
-        return None
-    return Fraction(upper, lower) if (upper == 1) != words[-1].endswith("s") else None
-
-
-def _read_whole(words: list[str]) -> int | None:
-    """Read ``one hundred and twenty five thousand``; None if the words are not a whole number."""
-    if not words or words[0] == "and" or words[-1] == "and":
-        return None
-    total, group, last = 0, None, 10**15  # ``last``: the previous scale, as scales must decrease
-    parts = ["one" if word == "a" and place == 0 and len(words) > 1 else word for place, word in enumerate(words)]
-    for place, word in enumerate(parts):
-        if word == "and":
-            if place == 0 or parts[place - 1] not in _LARGE:
-                return None
-        elif word == "hundred":
-            if not group or group >= 100:
-                return None
-            group *= 100
-        elif word in _LARGE:
-            if not group or _LARGE[word] >= last:
-                return None
-            last = _LARGE[word]
-            total, group = total + group * last, None
-        elif word in _NUMBER_WORDS:
-            value = _NUMBER_WORDS[word]
-            if group is None:
-                group = value
-            elif value and ((group and group % 100 == 0) or (group % 10 == 0 and group % 100 >= 20 and value < 10)):
-                group += value
-            else:
-                return None
-        else:
-            return None
-    return total + (group or 0)
 
 
 def choice(text: str) -> tuple[str, str] | None:

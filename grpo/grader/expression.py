@@ -50,7 +50,7 @@ _RUN = re.compile(rf"(?<![A-Za-z\\])(?!{_CODE}|(?:[A-Za-z]{{0,2}}(?:{_WORDS}))+[
 # f and g, and a letter before a bracket with only a number or another letter, are functions: I(0), T(n).
 _APPLIED = re.compile(
     r"((?:[A-Za-z]'{0,3}|\\[A-Za-z]+)(?:_(?:\w|\{\w+\}))?)(?:\^\{(?:-1|\(\w\))\})?"
-    r"\((?!\1\))(?:-?[\d.]+|[A-Za-z]|\\[a-z]+|[A-Za-z],[A-Za-z])\)"
+    r"\((?!\1\))(?:-?[\d./]+|\\frac\{\d+\}\{\d+\}|[A-Za-z]|\\[a-z]+|[A-Za-z],[A-Za-z])\)"
 )
 _CLOSING = {"(": ")", "[": "]", "{": "}", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil", "|": "|"}
 _ROUNDED = {"\\lfloor": "floor", "\\lceil": "ceil", "|": "abs"}

@@ -22,6 +22,7 @@ from grpo.grader.split import parts_of, split_equations
 
 _OPERATOR = re.compile(r"[-+*/^!<>=|√·×⋅∙÷−⁄²³]|\\[A-Za-z]|(?<=[\d)])\(")
 _TIMES = re.compile(r"\\(?:times|cdot|ast)(?![A-Za-z])|\*")
+_TEXT = re.compile(r"\\text\{[^{}\d]*\}")  # units within a sum
 _MAX_COPIED = 300
 _PLAIN = frozenset(("num", "div", "neg"))
 
@@ -61,7 +62,7 @@ def _work_in(text: str, all_sums: bool) -> int:
     """
     found = 0
     for part in parts_of(text)[1]:
-        sides = [unwrap_text(split_unit(side)[0]) for side in split_equations(part)]
+        sides = [unwrap_text(_TEXT.sub("", split_unit(side)[0])) for side in split_equations(part)]
         trees = [parse(side) for side in sides if exact_value(side) is None]
         if len(trees) == len(sides):
             found += min(

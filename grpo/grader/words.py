@@ -18,8 +18,6 @@ _NUMERIC = re.compile(
     r".*(?:ths?|illions?|illiards?|ed|fold)|halves|thirds?|seconds? power|lakhs?|crores?|googol|gross|point|powers?|short|"
     r"top|off|away|shy|hundreds?|thousands?|dozens?|pairs?|scores?|inverse|negate|again|repeating|recurring|fails?|loses?"
 )
-# Plurals by their endings: motions, payments, friendships, blueberries, classrooms; verbs do not end so.
-_PLURAL = re.compile(r".{3,}(?:[ai]tions|sions|ships|berries|rooms|ists|ities|nesses)")
 _SHORT_NAME = re.compile("[A-Z][aeiou][a-z]")
 _DOES = re.compile(
     rf"(?:(?:{LISTS['modals']}) (?:{'|'.join(WORDS['to do'])})|{'|'.join(sorted(WORDS['does']))})(?: (?:for|at))?",
@@ -204,20 +202,17 @@ def alters(word: str) -> bool:
 
 
 def is_word(run: str) -> bool:
-    """Whether a run of letters is a word or a name, and not a product of letters such as PV, mgh and abcd."""
+    """Whether a run of letters is a word or a name (of points: ABCD), and not a product of letters such as PV, mgh and abcd."""
     if len(run) < 4:
         return run.lower() in WORDS["short words"] or _SHORT_NAME.fullmatch(run) is not None
-    return re.search("[aeiou]", run.lower() if run.isupper() else run[1:]) is not None
+    return run.isupper() or re.search("[aeiou]", run[1:]) is not None
 
 
 def is_noun(word: str, one: bool = False) -> bool:
-    """Whether a word (lower case) is a noun in the plural, or counted in the singular, as after ``one``."""
-    if word in WORDS["counted"] or _PLURAL.fullmatch(word):
-        return True
-    singulars = {word.removesuffix("s"), word.removesuffix("es"), re.sub("ies$", "y", word)} - {word} | (
-        {word} if one else set()
-    )
-    return not WORDS["nouns"].isdisjoint(singulars)
+    """Whether a word (lower case) may be a noun for what is counted: in the plural, or after ``one`` in the singular."""
+    plural = len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is", "wards"))
+    of_number = not {word.removesuffix("s"), word.removesuffix("es")}.isdisjoint(NUMBERS)
+    return word in WORDS["counted"] or ((one or plural) and word not in WORDS["no plurals"] and not of_number)
 
 
 def digits_without_base(text: str, other: str) -> bool:

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 HIDDEN = "***"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _HOST = re.compile(r"(?:[\w.-]*|\[[\dA-Fa-f:.]+\])(?::\d*)?")
-_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>()]+")
+_IN_TEXT = re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z0-9+.-]++://[^\s'\"<>()]+")  # linear: no second start within a word
 
 
 def without_password(uri: str) -> str:

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psutil
 
 from grpo.common.errors import AlreadyReported, ToBeResumed
-from grpo.common.imports import safe_environment
 from grpo.common.interruption import stop_after_the_step
 
 if TYPE_CHECKING:  # torch is not needed to evaluate
@@ -104,6 +103,8 @@ def start_processes(n: int, device: str) -> None:
         ToBeResumed: they were told to stop; rank 0 has saved the run's state.
         AlreadyReported: one of them failed and has printed why.
     """
+    from grpo.common.imports import safe_environment  # it needs pydantic, which a bare GPU machine lacks
+
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}"]
     command = [*torchrun, *(["--virtual-local-rank"] if device == "cuda" else []), "-m", "grpo", *sys.argv[1:]]
     environment = safe_environment() | {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": f"{PATIENCE_S:.0f}"}

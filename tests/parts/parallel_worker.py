@@ -47,7 +47,7 @@ def compute(world: World = ALONE) -> dict[str, Any]:
             learner = make_learner(model, budget, packing, loss, normalization, world)
             gradients = last_gradients(learner)
             current = learner.log_probs(rollouts)
-            old = [lp - 0.05 * place for place, lp in enumerate(current)]  # each process has its own extremes
+            old = [lp - 0.3 - 0.01 * place for place, lp in enumerate(current)]  # each process has its own extremes
             for rollout, log_probs in zip(rollouts, learner.reference_log_probs(rollouts), strict=True):
                 rollout.reference_log_probs = log_probs - 0.2 if loss == "gspo" else None
             case = f"{loss}, {normalization}, {budget}{' packed' if packing else ''}"

@@ -329,6 +329,9 @@ def test_what_the_search_found_too_is_its_own() -> None:
     attempt = Attempt(0, 1, "", 0.0, 0.0, Proposal("points = []", recipe={"core": "none"}), two)
     found = summarise(Log(Path("log.json"), Settings("mutation", "mutation", 1), [attempt]), "1 of 1 calls", two)
     assert (found["best"], found["best_from"], found["found_at"]) == (2, "search", 0)
+    log = Log(Path("log.json"), Settings("mutation", "mutation", 1), attempts_of(3, 5, 5, 4, 6))
+    course = [(entry["attempt"], entry["score"]) for entry in summarise(log, "", two)["course"]]
+    assert course == [(0, 3), (1, 5), (4, 6)]  # the attempts that improved on all before
 
 
 def test_a_study_without_a_search_gets_outputs_that_say_so(study: Study) -> None:

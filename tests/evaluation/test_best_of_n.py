@@ -81,9 +81,9 @@ def test_ranking_quality_of_a_score_that_knows_and_one_that_misleads() -> None:
 
 def test_ranking_quality_is_a_mean_over_problems_of_medians_over_samples() -> None:
     """Of three pairs of a right and a wrong sample 2, 1.5 (a tie counts half) and 3 are in order."""
-    right = np.array([[1.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
-    scores = np.array([[-1.0, -2.0, -9.0, -4.0], [-2.0, -2.0, -1.0, -3.0], [-1.0, -3.0, -2.0, -9.0]])
-    found = ranking_quality(right, scores, np.ones((3, 4)), np.ones((3, 4)))
+    right = np.array([[1.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0] * 4])
+    scores = np.array([[-1.0, -2.0, -9.0, -4.0], [-2.0, -2.0, -1.0, -3.0], [-1.0, -3.0, -2.0, -9.0], [-1.0] * 4])
+    found = ranking_quality(right, scores, np.ones((4, 4)), np.ones((4, 4)))
     assert found["outranks"] == pytest.approx((2 / 3 + 1 / 2 + 1) / 3)
     assert found["score_difference"] == pytest.approx(((-2 + 4) + (-2 + 2) + (-1 + 3)) / 3)
     assert found["share_right"] == pytest.approx((3 / 4 + 1 / 4 + 1 / 4) / 3)

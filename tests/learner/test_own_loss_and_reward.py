@@ -207,6 +207,7 @@ def test_several_rewards_are_a_weighted_sum_of_those_that_apply() -> None:
     found = applied({"of_my_own:reward": 0.5, "of_my_own:where_it_applies": -2.0, "answer_reward": 4})
     assert [r["reward"] for r in found.rewards] == [0.5 * 2 + 4, 0.5 * -0.5 - 2 * 0.5 + 4 * 0.25, 500.0 - 2.0]
     assert [r["answer_reward"] for r in found.rewards] == [1.0, 0.25, 0.0]
+    assert [r["reward"] for r in applied({"answer_reward": 2.0}).rewards] == [2.0, 0.5, 0.0]  # a reward of 0 is one
 
 
 def test_what_a_reward_does_to_its_lists_no_other_sees() -> None:

@@ -285,6 +285,8 @@ def test_descends(ends: tuple[float, ...], expected: str) -> None:
         ([(0.1, 0.1, 0.1), (0.1, 0.1, 0.1)], DISAGREES),  # a run that stays where it started
         ([(0.1, 0.04, 0.015), (0.1, 0.04, 0.0)], AGREES),  # below half of the start: three problems of 20
         ([(0.02, 0.01, 0.005), (0.02, 0.02, 0.005)], DISAGREES),  # one problem of four: chance
+        # Four problems of 200 are t = .02 / sqrt(.02 x .98 / 199) = 2.02: enough for one evaluation, not for the best of three.
+        ([(0.01, 0.03, 0.01), (0.01, 0.03, 0.01)], DISAGREES),
     ],
 )
 def test_collapses_of_the_last_arm(runs: list[tuple[float, ...]], expected: str) -> None:
@@ -308,6 +310,8 @@ def test_a_diverged_run_collapsed() -> None:
     runs = ending("last", 0.5, 0.6, diverged=7)
     found = judge("collapses", evidence(ending("first", 0.5, 0.5), runs))
     assert found.verdict == AGREES and {(one.seen_in, one.step) for one in found.collapses} == {("divergence", 7)}
+    (worse,) = evidence([made_up("last", 0.6, 0.5, 0.4, diverged=7)]).collapses("last")
+    assert (worse.reached, worse.ended) == (pytest.approx(0.6), pytest.approx(0.4))  # it never was above its start
 
 
 def test_many_updates_are_those_of_the_arm_with_most_of_them() -> None:

@@ -7,6 +7,7 @@ from math import isclose
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy import stats
 
 from grpo.results.intervals import difference_of
 from grpo.results.power import Spread, power, problems_needed, seeds_needed, spread_of
@@ -50,6 +51,13 @@ def test_by_hand() -> None:
     # Problems' means 2 and 6: the difference has variance 8, less 4 / 2 for the rest of two runs.
     assert (spread.runs, spread.problems, spread.rest, spread.n_problems) == (16.0, 6.0, 4.0, 2)
     assert spread.of_difference(2) == 6 / 2 + (16 + 4 / 2) / 2
+
+
+def test_where_only_runs_vary_it_is_the_power_of_the_t_test() -> None:
+    first, second = np.random.default_rng(0).normal(size=(2, 3, 20_000))
+    found = stats.ttest_ind(second + 3, first)
+    told = np.mean((found.pvalue < 0.05) & (found.statistic > 0))
+    assert isclose(power(Spread(2.0, 0.0, 0.0, N), 3.0, 3), told, abs_tol=0.01)  # three standard errors
 
 
 def test_the_fewest_seeds_are_the_fewest_and_a_bar_of_problems_is_said() -> None:

@@ -44,6 +44,8 @@ def test_mean_over_problems_covers_the_truth_as_often_as_it_says() -> None:
         found = mean_over_problems(generator.beta(2, 3, size=60))
         hits += found["low"] <= 0.4 <= found["high"]
     assert 0.92 <= hits / 400 <= 0.98
+    three = mean_over_problems([0.2, 0.4, 0.6])  # a standard deviation of .2, and t with two degrees of freedom
+    assert (three["low"], three["high"]) == (0.0, pytest.approx(0.4 + 4.3027 * 0.2 / 3**0.5, rel=1e-4))
     assert mean_over_problems([1.0, 1.0]) == {"value": 1.0, "low": 1.0, "high": 1.0, "problems": 2}
 
 

@@ -134,23 +134,25 @@ def test_sentences_are_written_out_by_hand() -> None:
 def test_documents_ask_for_training_pairs_and_use_each_keyword_as_often_as_asked(share: float) -> None:
     n, (training, _) = 3000, keyword_pairs(2)
     allowed = set(training)
-    used = 0.0
+    used = both = 0.0
     for prompt, response in itertools.islice(documents(2, share), n):
         keywords = asked(prompt)
         assert tuple(keywords) in allowed
         assert response.startswith(" ")
         assert is_sentence(response[1:])
-        used += sum(keyword_inclusion_reward_fn(response, [keyword])["reward"] for keyword in keywords)
+        of_this = sum(keyword_inclusion_reward_fn(response, [keyword])["reward"] for keyword in keywords)
+        used, both = used + of_this, both + (of_this == 2)
     # 4 standard deviations; more where the words that fill the sentence happen to be a keyword, of 16 adjectives or 40 nouns
     spread = 4 * (share * (1 - share) / (2 * n)) ** 0.5
     assert -spread <= used / (2 * n) - share <= spread + 0.1 * (1 - share)
+    assert abs(both / n - share**2) < 0.1  # each independently of the other
 
 
 def test_the_first_documents_use_all_keywords() -> None:
     drawn = list(itertools.islice(documents(2, 0.0, in_full=200), 400))
     right = [keyword_inclusion_reward_fn(r, asked(p))["reward"] for p, r in drawn]
     assert sum(right[:200]) == 200
-    assert sum(right[200:]) < 20
+    assert sum(right[200:]) < 20 and right[200] == 0.0
 
 
 def test_traces_hold_the_keywords_of_the_training_problems() -> None:

@@ -20,6 +20,8 @@ SUMS = {"use": "arithmetic", "train_size": 60, "validation_size": 30, "levels": 
 class Letters(Task):
     """Twelve questions whose answer is the problem's id, so that a changed problem is noticed."""
 
+    drop_overlap = True
+
     formats = {"question_only": Format("{question}"), "r1_zero": make_task(SUMS).formats["r1_zero"]}
 
     def problems(self, split: Split) -> list[Problem]:
@@ -27,6 +29,9 @@ class Letters(Task):
 
     def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
         return [{p.id: 1.0, "half": 0.5, "late": math.nan}.get(a, 0.0) for a, p in zip(answers, problems, strict=True)]
+
+    def skipped(self, split: Split) -> list[str]:
+        return [f"{split} 13"]
 
     def documents(self, seed: int, **options: Any) -> Any:
         return itertools.repeat(("letters", str(options)))
@@ -57,6 +62,11 @@ def test_any_first_part_has_the_tasks_in_their_shares() -> None:
     assert Counter(kinds) == {"sums": 36, "letters": 12} and len({p.id for p in problems}) == 48
     assert all(abs(kinds[:n].count("letters") - n / 4) <= 1 for n in range(1, 49))
     assert [p.question for p in problems if p.id.startswith("letters")] == [f"train {letter}?" for letter in "abcdefghijkl"]
+
+
+def test_what_one_task_leaves_out_the_mixture_leaves_out() -> None:
+    assert [mixture().skipped(split) for split in ("train", "validation")] == [["train 13"], ["validation 13"]]
+    assert mixture().drop_overlap and not mixture(tasks={"sums": SUMS}).drop_overlap
 
 
 def test_each_task_verifies_its_own_problems_by_their_own_ids() -> None:
@@ -92,6 +102,9 @@ def test_documents_are_drawn_by_the_weights() -> None:
     drawn = list(itertools.islice(mixture().documents(0, **options), 4000))
     letters = [response for prompt, response in drawn if prompt == "letters"]
     assert abs(len(letters) / 4000 - 0.25) < 0.03 and set(letters) == {"{'n': 2}"}  # four standard deviations
+    of_sums = next(document for document in mixture().documents(1, **options) if document[0] != "letters")
+    zero, one = (next(make_task(SUMS).documents(seed, **options["sums"])) for seed in (0, 1))
+    assert of_sums == one != zero
     with pytest.raises(UserError, match=r"documents: words: no such task \(known: sums, letters\)"):
         next(mixture().documents(0, words={}))
 

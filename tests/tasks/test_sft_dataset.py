@@ -77,7 +77,7 @@ def test_a_file_of_traces_is_rewarded_and_reported() -> None:
 
 
 def test_a_trace_with_part_of_the_reward_is_not_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    rewards = [(1.0, 1.0), (1.0, 0.5), (1.0, 0.0), (0.5, 0.5), (0.0, 0.0)]
+    rewards = [(0.9, 1.0), (1.0, 0.5), (1.0, 0.0), (0.5, 0.5), (0.0, 0.0)]  # the first is right, whatever its form
     scored = ScoredBatch(
         [{"format_reward": form, "answer_reward": all_, "reward": all_} for form, all_ in rewards], [False] * 5
     )

@@ -197,17 +197,6 @@ def test_a_study_that_leaves_experiments_out_gets_its_report(fewer):
     assert "up to date" in sh(fewer, "dvc", "status").stdout
 
 
-def test_without_a_search_and_best_of_n_a_clone_with_the_results_is_up_to_date(fewer, tmp_path):
-    """Git drops empty folders, and DVC warns of them."""
-    clone = tmp_path / "clone"
-    sh(fewer, "git", "clone", "-q", ".", str(clone))
-    sh(clone, "dvc", "cache", "dir", "--local", str(fewer / ".dvc/cache"))
-    sh(clone, "dvc", "checkout")
-    assert "up to date" in sh(clone, "dvc", "status").stdout
-    again = sh(clone, "dvc", "repro", "--force", "--single-item", "kissing_number", "best_of_n", "report")
-    assert "is empty" not in again.stdout + again.stderr
-
-
 def trained(output: str) -> set[str]:
     """The runs that `dvc repro` trained, as EXPERIMENT ARM."""
     return set(re.findall(r"^> grpo train (\S+ \S+) --seed all$", output, re.M))

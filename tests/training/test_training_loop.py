@@ -588,7 +588,8 @@ def metadata(checkpoint: Path) -> dict[str, Any]:
 
 def test_the_last_and_the_best_weights_are_kept(session: Any) -> None:
     run, folder = session()
-    about = {"run": "grpo_learning_rate/slow/0", "prompt": "question_only", "started_from": "unused"}
+    starts = {"started_from": "unused", "start": "data/model/main"}
+    about = {"run": "grpo_learning_rate/slow/0", "prompt": "question_only", **starts}
     # The best evaluation of the trained policy was the third of four; it took the place of the second.
     best = about | {"kind": "best", "step": 4, "update": 8, "answer_reward": pytest.approx(4 / 6)}
     last = about | {"kind": "last", "step": 5, "update": 10, "answer_reward": pytest.approx(1 / 6)}

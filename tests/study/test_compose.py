@@ -353,11 +353,11 @@ def test_a_wrong_study_is_told_in_one_message_and_changes_nothing(project: Path,
 def test_a_copy_of_params_yaml_is_a_study(project: Path) -> None:
     """Its name, folder and list of experiments follow from where it lies and what it holds."""
     text = Path("params.yaml").read_text()
-    without = text.replace("    arms:\n      best: {measure_kl: true}", "    arms: {}")
+    without = text.replace("    arms:\n      best: {keep_steps: [8, 16, 24, 32, 48]}", "    arms: {}")
     assert without != text
     study = load_study(write("mine/copy.yaml", without))
     assert (study.study, study.folder) == ("copy", "mine")
-    assert study.select_in == [name for name in EXPERIMENTS if name != "grpo_kl_divergence"]
+    assert study.select_in == [name for name in EXPERIMENTS if name != "grpo_kl_divergence"] and study.kl_in == []
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)

@@ -122,6 +122,7 @@ MISTAKES: list[tuple[Edit, str]] = [
     (put("experiments.grpo_baselines.builds_on", SFT), "experiments.grpo_baselines.builds_on: sft_experiment uses the method"),
     (put("experiments.grpo_baselines.task", "x"), "experiments.grpo_baselines.task: no task 'x' (known: main, keyword)."),
     (put("experiments.grpo_baselines.arms", {}), "select_in: must list each experiment with arms once (grpo_baselines)"),
+    (put("kl_in", []), "kl_in: must list each experiment with keep_steps of GRPO once (grpo_kl_divergence): run"),
     (put(f"experiments.{SFT}.last_k", 0), f"experiments.{SFT}.last_k: input should be greater than 0"),
     (put("selection.pinned", {"x": "y"}), "selection.pinned: no experiment 'x' (known: "),
     (put("selection.pinned", {"grpo_lora": "y"}), "selection.pinned.grpo_lora: no arm 'y' (known: "),
@@ -230,7 +231,7 @@ MISTAKES_OF_ARMS: list[tuple[str, dict[str, Any], str]] = [
     ("grpo_lora", {"dynamic_sampling_rounds": 1, "group_size": 1}, ": dynamic_sampling_rounds: in a group of one"),
     (SFT, {"keep_steps": [1, 24, 25, 99]}, ": keep_steps: [25, 99] come after the last step, n_sft_steps (24)"),
     # Asynchronous runs
-    (ASYNCHRONOUS, {"asynchronous": {}, "measure_kl": True}, ": measure_kl needs rollouts of the current policy"),
+    (BROAD, {"keep_steps": [49]}, ": keep_steps: [49] come after the last step, n_grpo_steps (48)"),
     (ASYNCHRONOUS, {"asynchronous": {}, "dynamic_sampling_rounds": 1}, ": dynamic_sampling_rounds: not in an asynchronous run"),
     (
         ASYNCHRONOUS,

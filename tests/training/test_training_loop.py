@@ -404,6 +404,12 @@ def test_other_weights_differ_by_more_than_settings_and_rounding_do(
             require_agreement(study, learner, rollouts)
 
 
+def test_responses_without_tokens_have_nothing_to_compare(tiny_study: Study, model: Any) -> None:
+    nothing = Completion((), "", (), "stop", 0)
+    empty = [Rollout(problem, (1, 2), nothing) for problem in problems(64)]
+    require_agreement(tiny_study, Learner(model, tiny_study.grpo, 0), empty)
+
+
 def test_a_run_whose_engine_has_other_weights_ends_before_training(
     tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -582,7 +588,8 @@ def metadata(checkpoint: Path) -> dict[str, Any]:
 
 def test_the_last_and_the_best_weights_are_kept(session: Any) -> None:
     run, folder = session()
-    about = {"run": "grpo_learning_rate/slow/0", "prompt": "question_only", "started_from": "unused"}
+    starts = {"started_from": "unused", "start": "data/model/main"}
+    about = {"run": "grpo_learning_rate/slow/0", "prompt": "question_only", **starts}
     # The best evaluation of the trained policy was the third of four; it took the place of the second.
     best = about | {"kind": "best", "step": 4, "update": 8, "answer_reward": pytest.approx(4 / 6)}
     last = about | {"kind": "last", "step": 5, "update": 10, "answer_reward": pytest.approx(1 / 6)}

@@ -50,10 +50,10 @@ def mean_of(scores: Scores, fixed: bool = False) -> Interval:
 
 
 def difference_of(first: Scores, second: Scores, level: float = LEVEL, fixed: bool = False, scale: float = 1.0) -> Interval:
-    """Difference of two arms' means, ``second`` minus ``first``.
+    """Difference of two arms' means, ``second`` minus ``first``; runs are paired if both arms have as many, two or more.
 
     Args:
-        first, second: (runs, problems), with problems in the same order; the numbers of runs may differ.
+        first, second: (runs, problems), with problems in the same order, and runs in the order of their seeds.
         level: :func:`simultaneous` or :func:`against_the_best` for several contrasts together.
         fixed: as in :func:`mean_of`.
         scale: the largest possible difference, at which the interval ends.
@@ -64,7 +64,9 @@ def difference_of(first: Scores, second: Scores, level: float = LEVEL, fixed: bo
     first, second = (np.atleast_2d(np.asarray(scores, dtype=float)) for scores in (first, second))
     if first.shape[1] != second.shape[1]:
         raise ValueError(f"paired scores are needed for the same problems: {first.shape[1]} and {second.shape[1]}")
-    found = _interval([first, second], second.mean(axis=0) - first.mean(axis=0), fixed, level)
+    paired = len(first) == len(second) > 1
+    tables = [second - first] if paired else [first, second]
+    found = _interval(tables, second.mean(axis=0) - first.mean(axis=0), fixed, level, of_two=True)
     return replace(found, low=max(-scale, found.low), high=min(scale, found.high))
 
 
@@ -109,13 +111,13 @@ def _tail(distance: float, interval: Interval) -> float:
     return float(stats.t.sf(distance / interval.se, interval.df))
 
 
-def _interval(tables: Sequence[Scores], by_problem: Scores, fixed: bool, level: float) -> Interval:
+def _interval(tables: Sequence[Scores], by_problem: Scores, fixed: bool, level: float, of_two: bool = False) -> Interval:
     """The interval of the mean of ``by_problem``, which is the mean over runs of one table or the difference of two."""
     runs, problems = min(len(table) for table in tables), tables[0].shape[1]
     parts = [] if fixed else [_between_runs(table) for table in tables]  # variances, each with its degrees of freedom
     if problems > 1:
         squares = float(((by_problem - by_problem.mean()) ** 2).sum())
-        if squares < TINY and len(tables) > 1:
+        if squares < TINY and of_two:
             squares = 1.0  # as if the arms differed in one problem (Agresti and Min 2005), so that the width is not zero
         rest = 0.0 if fixed else sum(_rest(table) / len(table) for table in tables)
         parts.append((max(0.0, squares / (problems - 1) / problems - rest), problems - 1))

@@ -32,7 +32,7 @@ def solved(share: float) -> NDArray[np.float64]:
 def run(
     arm: str, *rewards: float, seed: int = 0, steps: int = STEPS, batch: int = 64, rate: float = 1e-3, **metrics: Any
 ) -> Run:
-    """A run by the rewards of its evaluations, the untrained model's first, and metrics of its steps (one number, or one each)."""
+    """A run by the rewards of its evaluations, the untrained model's first, and metrics of its steps."""
     levels = {NORM: 1.0, ENTROPY: 0.5, **metrics}
     history = pd.DataFrame({"step": range(1, steps + 1)} | {key: np.broadcast_to(of, steps) for key, of in levels.items()})
     evaluated = np.linspace(0, steps, len(rewards)).astype(int)
@@ -271,7 +271,7 @@ def test_levels_are_medians_of_the_first_sixteenth_and_the_last_quarter() -> Non
 
 
 def spiking(arm: str, collapsed: int, spikes: int, of: int, at: int, **options: Any) -> list[Run]:
-    """Runs of which the first collapse after step 32, and the first ``spikes`` have four steps of a tenfold norm from ``at`` on."""
+    """Runs of which the first collapse after step 32; the first ``spikes`` have a tenfold norm in four steps from ``at`` on."""
     norm = np.where((np.arange(STEPS) >= at) & (np.arange(STEPS) < at + 4), 10.0, 1.0)
     found = lost(arm, collapsed, of, **options)
     for each in found[:spikes]:
@@ -298,7 +298,9 @@ def test_a_warning_shows_before_collapses_and_not_in_steady_runs(
 
 
 def test_what_comes_after_the_fall_is_no_warning_and_other_batches_are_no_controls() -> None:
-    late = [run("a", 0.1, 0.8, 0.0, 0.0, 0.0, seed=seed, **{NORM: np.where(np.arange(64) < 56, 1.0, 10.0)}) for seed in range(5)]
+    late = [
+        run("a", 0.1, 0.8, 0.0, 0.0, 0.0, seed=seed, **{NORM: np.where(np.arange(64) < 56, 1.0, 10.0)}) for seed in range(5)
+    ]
     steady = spiking("b", 0, 0, 5, 40)
     other = spiking("c", 0, 5, 5, 40, batch=16)
     found = verdict([late, steady, other], share_above=3, metric=NORM)

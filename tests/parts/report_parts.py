@@ -79,7 +79,7 @@ def run(
         "updates_per_rollout_batch": updates,
     }
     frames = pd.DataFrame(rows), pd.DataFrame(evaluations)
-    return Run(experiment, arm, seed, config, final | dict(metrics or {}), *frames, np.stack(outcomes))
+    return Run(experiment, arm, seed, config, final | dict(metrics or {}), *frames, np.stack(outcomes), outcomes[-1], 0)
 
 
 def interval(value: float, low: float | None = None, high: float | None = None, runs: int = 2) -> Interval:

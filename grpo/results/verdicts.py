@@ -154,10 +154,10 @@ def trend(claim: Trend, of: Of) -> Verdict:
     for key in filter(None, (claim.arm, claim.control)):
         evidence, arm = of(key)
         runs = evidence.runs(arm)
-        steps = (float(claim.steps[0]), float(claim.steps[1])) if claim.steps else (0.0, math.inf)
-        if steps[1] < math.inf and last_common_step(runs) < steps[1]:
-            raise NotMeasured(f"the claim is about the steps up to {steps[1]:g}, and a run of {arm} took fewer")
-        logs = log_levels(runs, claim.metric, "late", steps) - log_levels(runs, claim.metric, "start", steps)
+        first, last = (float(step) for step in [*claim.steps, *(0, math.inf)[len(claim.steps) :]])
+        if last_common_step(runs) < last < math.inf:
+            raise NotMeasured(f"the claim is about the steps up to {last:g}, and a run of {arm} took fewer")
+        logs = log_levels(runs, claim.metric, "late", (first, last)) - log_levels(runs, claim.metric, "start", (first, last))
         ratio = _ratio(over_runs(logs))
         found.append(_trend(claim, ratio))
         numbers[key] = ratio["value"]
@@ -300,6 +300,6 @@ def judge(claim: AnyClaim, of: Of) -> Verdict:
         NotMeasured: the study lacks what the rule needs.
     """
     arms = [of(getattr(claim, key)) for key in claim.ARMS if getattr(claim, key)]
-    if len(arms) == 2 and arms[0][0] is arms[1][0] and arms[0][1] == arms[1][1]:  # such as the lowest rate, where it leads itself
+    if len({(id(evidence), arm) for evidence, arm in arms}) < len(arms):  # such as the lowest rate, where it leads itself
         return Verdict(verdict=DISAGREES, reason=f"{arms[0][1]} is both arms that the claim compares")
     return RULES[claim.KIND](claim, of)

@@ -115,11 +115,11 @@ class Trend(Claim):
     trend: Literal["grows", "falls", "stays"]
     metric: str
     by: Ratio
-    steps: Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)] | None = None  # first and last; null: all
+    steps: Annotated[list[NonNegativeInt], Field(max_length=2)] = []  # the first and the last; without the last: to the end
     control: str | None = None
 
     def in_words(self) -> str:
-        when = f" from step {self.steps[0]} to {self.steps[1]}" if self.steps else ""
+        when = "".join(f" {word} step {step}" for word, step in zip(("from", "to"), self.steps, strict=False))
         return f"{self.metric} of {self.arm} {self.trend}{' within' * (self.trend == 'stays')} by {self.by:g} times{when}"
 
 

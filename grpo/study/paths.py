@@ -44,6 +44,7 @@ DATASET_REPORTS = REPORTS / "dataset"
 SFT_REPORTS = DATASET_REPORTS / "sft"  # below DATASET_REPORTS, which always exists; the stage `report` depends on it
 BASELINE_METRICS = REPORTS / "math_baseline.json"
 BEST_OF_N_METRICS = REPORTS / "best_of_n.json"
+KL_REPORTS = REPORTS / "kl"
 KISSING_NUMBER_REPORT = REPORTS / "kissing_number.json"
 SELECT = REPORTS / "select"  # an experiment's winner; changes only if the winner does
 CANDIDATES = REPORTS / "candidates"  # all arms of an experiment, and why the winner won

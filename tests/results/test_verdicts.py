@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,13 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from scipy import stats
 
+from grpo.common.files import write_json
 from grpo.results.evidence import Evidence, NotMeasured
 from grpo.results.levels import highest, level
 from grpo.results.runs import Run
 from grpo.results.statistics import wilson_interval
 from grpo.results.verdicts import AGREES, CANNOT_TELL, DISAGREES, NO_DIFFERENCE, Verdict, beside, decide, judge
+from grpo.study import paths
 from grpo.study.claims import AnyClaim
 
 PROBLEMS, STEPS = 200, 64
@@ -250,12 +253,25 @@ def test_a_trend_that_the_control_shows_too_has_another_cause() -> None:
 def test_only_the_steps_of_the_stretch_count() -> None:
     """It triples at step 33, so nothing happens from 33 on; and runs that end before the stretch does test nothing."""
     runs = [run("a", 0.1, 0.5, seed=seed, **{NORM: line(1.0, 3.0)}) for seed in range(3)]
-    for steps, expected in (([1, 64], AGREES), ([33, 64], DISAGREES)):
+    for steps, expected in (([1, 64], AGREES), ([33, 64], DISAGREES), ([33], DISAGREES), ([], AGREES)):
         assert verdict([runs], arm="a", trend="grows", metric=NORM, by=1.5, steps=steps).verdict == expected
     with pytest.raises(NotMeasured, match="up to 100"):
         verdict([runs], arm="a", trend="grows", metric=NORM, by=1.5, steps=[1, 100])
     with pytest.raises(NotMeasured, match="no such_metric"):
         verdict([runs], arm="a", trend="grows", metric="such_metric", by=1.5)
+
+
+def test_the_kl_of_kept_checkpoints_is_a_metric(workdir: Path) -> None:
+    """It doubles from step 24 to 48 in each of three runs, whatever it was at the start."""
+    runs = [run("a", 0.1, 0.5, seed=seed) for seed in range(3)]
+    steps = [(0, 0.0), (8, 9.0), (24, 1.0), (48, 2.0)]
+    measured = [{"step": step, "by_run": {one.name: {"per_token": kl * (one.seed + 1)} for one in runs}} for step, kl in steps]
+    claim = {"arm": "a", "trend": "grows", "metric": "kl/per_token", "by": 1.5, "steps": [24]}
+    with pytest.raises(NotMeasured, match="keep no checkpoints"):
+        verdict([runs], **claim)
+    write_json(paths.KL_REPORTS / "made_up.json", {"arms": {"a": measured}})
+    found = verdict([runs], **claim)
+    assert found.verdict == AGREES and found.numbers == {"a": pytest.approx(2)}
 
 
 def test_levels_are_medians_of_the_first_sixteenth_and_the_last_quarter() -> None:

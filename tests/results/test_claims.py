@@ -24,6 +24,7 @@ from grpo.study import paths
 from grpo.study.claims import own_claims
 from grpo.study.schema import Study, validated
 from grpo.tasks.arithmetic import Arithmetic
+from grpo.training.run import _known_claims
 
 pytestmark = pytest.mark.usefixtures("workdir")
 PROBLEMS, SEEDS = 200, [0, 1, 2, 3, 4]
@@ -247,6 +248,18 @@ def test_a_claim_is_before_its_runs_if_all_of_them_knew_it(study: Study, write: 
     assert by_id(judge_claims(study))["prompt"].written == "unknown"
     assert by_id(judge_claims(study))["baseline-helps"].written == "before"
     assert written(claims({"experiment": LORA, "arm": "a", "beats": "b", "by": 0.05})[0], []) == "unknown"
+
+
+def test_a_resumed_run_and_one_that_takes_over_results_know_what_the_first_knew(study: Study) -> None:
+    later = with_values(study, {"claims": claims({"arm": "6e-4", "beats": "1e-4", "by": 0.05})})
+    first = _known_claims(study, Path("state"), None)
+    assert first == known_claims(study) and len(known_claims(later)) == len(first) + 1
+    assert _known_claims(later, Path("state"), None) == first
+    assert _known_claims(later, Path("anew"), None) == known_claims(later)
+    write_json(paths.run_timing("e/a/0"), {KNOWN: first})
+    assert _known_claims(later, Path("taken over"), "e/a/0") == first
+    write_json(paths.run_timing("e/a/0"), {})  # of an older version
+    assert _known_claims(later, Path("taken over"), "e/a/0") is None
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def replicate(seeds: list[int], base_seed: int | None) -> str:
     said = ", ".join(f"{number} {how}" for how, number in found.items())
     return (
         f"{len(here.verdicts)} claims: {said}\nreports/replication.md: each claim's verdicts and each experiment's winners\n"
-        "`dvc repro` puts them into the report"
+        "`dvc repro --force --single-item tables writeup` puts them into the report"
     )
 
 

@@ -56,7 +56,7 @@ LONGEST_NAME = 100  # characters; file names have an experiment, an arm and a se
 # Names that no experiment may have, as the pipeline itself has a file of this name where each experiment has its own.
 TAKEN = {
     *("base_model", "best_of_n", "claims", "forest", "kissing_number", "math_baseline", "method", "methods", "overview"),
-    *("sft_examples", "software", "staleness", "time_breakdown", "what_it_would_take"),
+    *("sft_examples", "software", "staleness", "time_breakdown"),
     *("zero_shot", "zero_shot_by_level", "zero_shot_by_subject"),
 }
 OF_FIGURES = ("ends", "metrics")  # EXPERIMENT-ends and EXPERIMENT-metrics are figures of EXPERIMENT

@@ -6,7 +6,7 @@ A comment is a file NAME.md in ``reports/comments/`` or in ``comments/`` beside 
     ---
     study: mini
     written for: 5d1f0c2a9b7e
-    rests on: arm("lag_8").mean < arm("lag_0").mean
+    rests on: arm("lag_8").value < arm("lag_0").value
     ---
     With a lag of 8 the reward ends at {{ arm("lag_8") | interval }}.
 
@@ -55,10 +55,10 @@ class _Unknown(StrictUndefined):
 
 
 def _interval(of: Any) -> str:
-    """An arm's mean, or a difference, with its interval."""
-    if of is None:
-        raise ValueError("no interval here, as this is the leader or a single arm")
-    return interval(of if "value" in of else {"value": of["mean"], "low": of["low"], "high": of["high"]})
+    """A mean or a difference with its interval."""
+    if not isinstance(of, Mapping):
+        raise ValueError("no value with an interval here; the leader, for example, is not below itself")
+    return interval(of)
 
 
 FILTERS: dict[str, Callable[..., str]] = {
@@ -130,7 +130,7 @@ class _Results:
 
     def best_of_n(self, prompt: str, n: int) -> Values:
         """Estimates from several samples under a prompt."""
-        found: Values = _one_of(_one_of(self.record["best_of_n"], prompt, "prompt"), str(n), "N")
+        found: Values = _one_of(_one_of(self.record["best_of_n"], prompt, "prompt")["n"], str(n), "N")
         return found
 
     def seconds(self, name: str, experiment: str = "") -> Values:

@@ -277,6 +277,7 @@ class Experiment(Section):
 
     Attributes:
         title: title in the report; default: the experiment's name.
+        question: what it asks, in a sentence, for the report.
         note: what a reader of its results must know, such as an arm that cannot differ by construction.
         method: training method of its runs; also the section of params.yaml that its arms change.
         task: entry of ``tasks`` that its runs are trained on.
@@ -293,6 +294,7 @@ class Experiment(Section):
     """
 
     title: str = ""
+    question: str = ""
     note: str = ""
     method: Method = "grpo"
     task: str = MAIN

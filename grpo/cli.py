@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 # What imports torch is imported inside the commands, so that `--help` and an error in params.yaml answer at once.
 from grpo.commands.kissing_app import kissing_app
-from grpo.commands.stages import STAGES
+from grpo.commands.stages import STAGES, report
 from grpo.commands.study import study_app
 from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly
 from grpo.common.errors import RESUME_ME, ToBeResumed, UserError, explain_os_error, explain_out_of_memory, no_exit, place_of
@@ -138,10 +138,10 @@ def doctor() -> None:
     Exit code 2 if something is missing.
     """
     study = load_study()
-    from grpo.commands.doctor import examine, report
+    from grpo.commands import doctor
 
-    findings = examine(study)
-    print(on_terminal(f"study {study.study}\n{report(findings)}"))
+    findings = doctor.examine(study)
+    print(on_terminal(f"study {study.study}\n{doctor.report(findings)}"))
     if any(finding.good is False for finding in findings):
         raise typer.Exit(2)
 
@@ -185,6 +185,7 @@ def replicate(
 
 for stage in STAGES:
     app.command(stage.__name__, rich_help_panel="Stages (run by `dvc repro` and Snakemake)")(stage)
+app.command("report", rich_help_panel=TOOLS)(report)
 
 
 @app.command("evaluate", rich_help_panel=TOOLS, epilog="Example: grpo evaluate my-model --out evaluations/my-model")

@@ -54,7 +54,7 @@ def known_bounds() -> dict[str, list[dict[str, Any]]]:
 
 def draw_search(report: dict[str, Any], scores: pd.DataFrame) -> Figure:
     """Draw the score of each attempt and the best so far; a second panel shows the top with known bounds."""
-    figure, axes = panels(2, height=3.0)
+    figure, axes = panels(2, 10.0, 3.0)
     known = {bound["points"]: f"{bound['points']}: {bound['who']}, {bound['year']}" for bound in known_bounds()["lower"]}
     looks = styles(sorted(set(scores["kind"])))
     for place in axes:
@@ -71,7 +71,7 @@ def draw_search(report: dict[str, Any], scores: pd.DataFrame) -> Figure:
         # A text stands under its line, but the highest above it, as the highest two are near each other.
         offset, side = (2, "bottom") if points == DRAWN_BOUNDS[-1] else (-2, "top")
         axes[1].annotate(
-            known[points], (0.01, points), (0, offset), ("axes fraction", "data"), "offset points", va=side, fontsize=7
+            known[points], (0.01, points), (0, offset), ("axes fraction", "data"), "offset points", va=side, fontsize=8.5
         )
     legend(figure, looks)
     return figure

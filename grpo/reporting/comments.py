@@ -27,7 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from grpo.common.errors import UserError
 from grpo.common.files import read_text, write_text
-from grpo.reporting.sentences import decimals, interval
+from grpo.reporting.labels import decimals, interval
 from grpo.study import paths
 from grpo.study.effective import digest
 from grpo.study.schema import Study

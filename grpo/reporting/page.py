@@ -130,15 +130,10 @@ class Body:
             yield int(tokens[start].tag[1]), html.escape(tokens[start + 1].content), tokens[start + 3 : end]
 
     def _html(self, tokens: list[Token], title: str) -> str:
-        """Convert a part; a comment that follows its first table stands beside it."""
-        own = [(i, token.type) for i, token in enumerate(tokens) if token.level == 0]
-        begin = next((i for i, kind in own if kind == "table_open"), len(tokens))
-        middle = next((i + 1 for i, kind in own if kind == "table_close"), begin)
-        end = next((i + 1 for i, kind in own if kind == "blockquote_close"), middle)
-        before, table, comment, after = (
-            self._rendered(part, title) for part in (tokens[:begin], tokens[begin:middle], tokens[middle:end], tokens[end:])
-        )
-        return before + (f'<div class="beside">{table}{comment}</div>' if table and comment else table + comment) + after
+        """Convert a part; where a comment follows its first table, that and all below it flow around the table."""
+        begin = next((i for i, token in enumerate(tokens) if token.type == "table_open"), len(tokens))
+        before, after = (self._rendered(part, title) for part in (tokens[:begin], tokens[begin:]))
+        return before + (f'<div class="beside">{after}</div>' if "<blockquote>" in after or "<ul>" in after else after)
 
     def _rendered(self, tokens: list[Token], title: str) -> str:
         text: str = self.markdown.renderer.render(tokens, self.markdown.options, {"explained": set()})

@@ -7,47 +7,24 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from grpo.common.files import damaged, read_text, write_text
-from grpo.common.safe_text import MARKDOWN
 from grpo.reporting.comments import QUESTIONS, Comment, Values, read_comments
 from grpo.reporting.kissing_number import read_report, write_delivery
 from grpo.reporting.labels import decimals, interval
 from grpo.reporting.page import page_of
 from grpo.reporting.provenance import environments
 from grpo.reporting.record import read_record
+from grpo.reporting.sentences import bounded, plain, render
 from grpo.reporting.timing import timing_table
 from grpo.study import paths
 from grpo.study.schema import Study
 
-LONGEST = 400  # characters of a reason, a measurement or a response
-TIMING = paths.REPORTS / "timing.csv"
-
-
-@cache
-def templates() -> Environment:
-    """The environment of the report's templates in Markdown; an undefined name is an error."""
-    environment = Environment(
-        loader=PackageLoader("grpo.reporting"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= MARKDOWN | {"decimals": decimals, "interval": interval, "bounded": bounded, "plain": plain}
-    environment.filters |= {"measured": measured, "quoted": lambda text: "\n".join(f"> {line}".rstrip() for line in text.split("\n"))}
-    return environment
-
-
-def render(template: str, **values: Any) -> str:
-    """Fill a template."""
-    return templates().get_template(template).render(**values)
 
 
 def write_up(study: Study) -> None:
@@ -79,6 +56,7 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
         label=lambda entry, name: next(arm["label"] for arm in entry["arms"] if arm["arm"] == name),
         outcome=outcome,
         reported=partial(reported, record["sources"]),
+        measured=measured,
         cost=cost(timing),
         speeds=timing_table(timing),
         origin=environments(_origins(timing)),
@@ -106,18 +84,7 @@ def reported(sources: Mapping[str, str], claim: Values) -> str:
 
 def measured(claim: Values) -> str:
     """What a claim's verdict rests on: the interval that decides, or else the measurement in words, bounded."""
-    return interval(claim["interval"]) if claim.get("interval") else bounded(claim["measured"], 80)
-
-
-def bounded(text: object, longest: int = LONGEST) -> str:
-    """A text's beginning, on one line."""
-    line = " ".join(str(text).split())
-    return line if len(line) <= longest else line[: longest - 1] + "…"
-
-
-def plain(text: object) -> str:
-    """A text for the title of a link, without characters that could end it."""
-    return bounded(text).replace("\\", "/").translate({ord(one): None for one in '"`<>[]|'})
+    return interval(claim["interval"]) if claim.get("interval") else bounded(claim["measured"], 50)
 
 
 # ------------------------------------------------------------------------------------------------------------ from timing.csv
@@ -126,9 +93,9 @@ def plain(text: object) -> str:
 def read_timing() -> pd.DataFrame:
     """Read reports/timing.csv, a row for each run; a missing or damaged file is a UserError."""
     try:
-        return pd.read_csv(io.StringIO(read_text(TIMING, made_by="tables")))
+        return pd.read_csv(io.StringIO(read_text(paths.TIMING_TABLE, made_by="tables")))
     except ValueError as error:
-        raise damaged(TIMING, error, made_by="tables") from error
+        raise damaged(paths.TIMING_TABLE, error, made_by="tables") from error
 
 
 def cost(timing: pd.DataFrame) -> str:

@@ -186,7 +186,10 @@ def select(experiment: Experiment) -> None:
     result = pick(study, experiment)
     write_json(paths.CANDIDATES / f"{experiment}.json", result)
     write_json(paths.SELECT / f"{experiment}.json", winner_file(result))
-    write_json(paths.METRICS / f"{experiment}.json", metrics_of(result))
+    rival = result["leader"] if result["winner"] != result["leader"] else result["runner_up"]  # the nearest to the winner
+    ends = {candidate["arm"]: round(candidate["value"], 4) for candidate in result["candidates"]}
+    shown = {"end": ends[result["winner"]], "next": ends.get(rival), "winner": result["winner"], "runner_up": rival}
+    write_json(paths.METRICS / f"{experiment}.json", shown)
     print(f"{experiment}: {result['winner']}, {format_interval(result)}: {result['reason']}")
 
 

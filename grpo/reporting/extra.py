@@ -12,7 +12,7 @@ import pandas as pd
 
 from grpo.common.files import read_jsonl
 from grpo.results.intervals import difference_of
-from grpo.results.runs import REWARD, Run, by_arm, value
+from grpo.results.runs import REWARD, Run, by_arm, final_scores, value
 from grpo.results.statistics import wilson_interval
 from grpo.study import paths
 from grpo.study.runs_table import stage_of_run
@@ -106,13 +106,9 @@ def _traces(runs: list[Run]) -> Values:
 
 def _difference(first: list[Run], second: list[Run]) -> Values:
     """Final answer reward of an arm minus that of another."""
-    found = difference_of(_finals(first), _finals(second))
+    found = difference_of(final_scores(first), final_scores(second))
     names = {"arm": second[0].arm, "against": first[0].arm}
     return names | {key: getattr(found, key) for key in ("value", "low", "high")}
-
-
-def _finals(runs: list[Run]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return np.stack([run.outcomes[-1] for run in runs])
 
 
 def _rounds(runs: list[Run], winner: list[Run]) -> Values:

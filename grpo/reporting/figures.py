@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from textwrap import shorten
 from typing import Any
 
 import matplotlib as mpl
@@ -29,6 +30,8 @@ OUTCOMES = ("#009E73", "#E69F00", "#999999", "#56B4E9")
 ESTIMATES = {"pass": "pass@N", "best": "Best@N", "majority": "majority@N"}
 APART, TOGETHER = COLOURS[0], "#999999"  # intervals without and with zero
 ROW = 0.17  # inches of a row of the contrasts
+CHARACTERS = 170  # of titles in a row of panels
+ALL = "all"  # the one setting of arms that differ in their learning rate only
 
 
 def draw_figures(study: Study, record: Values) -> None:
@@ -154,10 +157,11 @@ def draw_rates(record: Values) -> Figure | None:
                 shape = "x" if arm["collapsed"] else "o"
                 fill = "full" if arm["chosen"] else "none"
                 place.plot(arm["learning_rate"], arm["value"], shape, color=look.color, fillstyle=fill, markersize=5)
-        charts.frame(place, record["experiments"][name]["title"], "learning rate", share=True)
+        title = shorten(record["experiments"][name]["title"], CHARACTERS // len(tried), placeholder=" …")
+        charts.frame(place, title, "learning rate", share=True)
         charts.powers(place, rates, {rate: scientific(rate) for rate in rates})
-        if len(settings) > 1:
-            place.legend(fontsize=8.5, loc="best", handlelength=1.2)
+        if [*settings] != [ALL]:
+            place.legend(loc="best", handlelength=1.2)
     return figure
 
 
@@ -175,7 +179,7 @@ def settings_by_rate(entry: Values) -> dict[str, list[Values]]:
 
 
 def _setting_label(arms: list[Values]) -> str:
-    return str(arms[0]["label"]).rpartition(", rate ")[0] or "all"
+    return str(arms[0]["label"]).rpartition(", rate ")[0] or ALL
 
 
 def draw_by_examples(record: Values) -> Figure | None:

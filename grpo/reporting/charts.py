@@ -159,28 +159,31 @@ def curves_figure(
     columns: Sequence[str],
     method: str,
     collapsed: Iterable[str] = (),
-    looks: Mapping[str, Style] | None = None,
-) -> Figure:
-    """Draw a row of panels, one for each metric, with all arms.
+    more: int = 0,
+) -> tuple[Figure, list[Axes]]:
+    """Draw a row of panels, one for each metric, with all arms in the styles of their order.
 
     Args:
         arms: runs by the shown label.
         collapsed: names of runs that collapsed.
-        looks: style by label; by default in the arms' order.
+        more: further panels, which the caller draws.
+
+    Returns:
+        the figure and its further panels.
     """
-    looks = looks or styles(arms)
-    figure, axes = panels(len(columns))
-    for place, column in zip(axes, columns, strict=True):
+    looks = styles(arms)
+    figure, axes = panels(len(columns) + more)
+    for place, column in zip(axes, columns, strict=False):
         for label, runs in arms.items():
             draw_arm(place, runs, column, looks[label], collapsed)
         frame(place, TITLES[column], STEP[method], column in SHARES)
     legend(figure, looks)
-    return figure
+    return figure, axes[len(columns) :]
 
 
 def run_figure(run: Run) -> Figure:
     """Draw a GRPO run's curves over its steps, a panel for each metric of :data:`OF_A_RUN` that it has."""
-    return curves_figure({run.arm: [run]}, [column for column in OF_A_RUN if has([run], column)], "grpo")
+    return curves_figure({run.arm: [run]}, [column for column in OF_A_RUN if has([run], column)], "grpo")[0]
 
 
 def draw_row(axes: Axes, y: float, estimate: Mapping[str, float], color: str) -> None:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from grpo.common.files import whole_folder
 from grpo.reporting import charts
-from grpo.reporting.charts import COLOURS, ENTROPY, FORM, FULL, GIVEN_FORM, INK, KL, LENGTH, NORM, has, panels, styles
+from grpo.reporting.charts import COLOURS, ENTROPY, FORM, FULL, GIVEN_FORM, INK, KL, LENGTH, NORM, Style, has, panels, styles
 from grpo.reporting.kissing_number import draw_search, read_report, read_scores
 from grpo.reporting.labels import scientific
 from grpo.reporting.record import Values, arm_of
@@ -75,16 +75,33 @@ def draw_overview(record: Values, runs: Mapping[str, Mapping[str, list[Run]]]) -
     top = record["headline"]
     entry, own = record["experiments"][top["experiment"]], runs[top["experiment"]][top["arm"]]
     columns = [column for column in OVERVIEW if has(own, column)]
-    return charts.curves_figure({top["label"]: own}, columns, entry["method"], collapsed(entry))
+    return charts.curves_figure({top["label"]: own}, columns, entry["method"], collapsed(entry))[0]
 
 
 def draw_experiment(entry: Values, runs: Mapping[str, list[Run]]) -> Figure:
     """Draw a row of panels with the chosen arms of an experiment: reward, and the metrics that explain it."""
     arms = {arm["label"]: runs[arm["arm"]] for arm in chosen(entry)}
     every = [run for own in arms.values() for run in own]
-    further = [column for column in FURTHER if has(every, column)][: MOST_PANELS - len(PANELS)]
+    more = 2 if entry["kl"] else 0
+    further = [column for column in FURTHER if has(every, column)][: MOST_PANELS - len(PANELS) - more]
     columns = [REWARD, *(column for column in PANELS[1:] if has(every, column)), *further]
-    return charts.curves_figure(arms, columns, entry["method"], collapsed(entry))
+    figure, axes = charts.curves_figure(arms, columns, entry["method"], collapsed(entry), more)
+    if entry["kl"]:
+        _draw_kl(axes, entry, styles(arm["arm"] for arm in chosen(entry)))
+    return figure
+
+
+def _draw_kl(axes: list[Axes], entry: Values, looks: Mapping[str, Style]) -> None:
+    """Draw the KL of kept checkpoints to their start over the steps, and the answer reward over this KL."""
+    over_steps, over_kl = axes
+    for arm in (arm for arm in looks if arm in entry["kl"]):
+        of, color = pd.DataFrame(entry["kl"][arm]), looks[arm].color
+        kl, reward = (pd.DataFrame(of[name].tolist()) for name in ("per_token_low_variance", "answer_reward"))
+        over_steps.plot(of["step"], kl["value"], ".-", color=color)
+        over_steps.fill_between(of["step"], kl["low"], kl["high"], color=color, alpha=0.13, linewidth=0)
+        over_kl.plot(kl["value"], reward["value"], ".-", color=color)
+    charts.frame(over_steps, charts.TITLES[KL], charts.STEP[entry["method"]])
+    charts.frame(over_kl, "answer reward, by KL", charts.TITLES[KL], share=True)
 
 
 # ------------------------------------------------------------------------------------------------- ends and differences

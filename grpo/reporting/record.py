@@ -146,6 +146,7 @@ def _experiment(study: Study, runs: list[Run], result: ExperimentResult, verdict
         "reason": result.reason,
         "arms": [_arm(arms[arm.arm], arm, labels[arm.arm], leading) | _rate(entry, arm) for arm in result.arms],
         "claims": [verdict.claim for verdict in verdicts if verdict.experiment == result.experiment],
+        "kl": _kl(study, result.experiment),
         "samples": samples(arms[result.winner][0].name),
     }
 
@@ -184,6 +185,14 @@ def _arm(runs: list[Run], result: ArmResult, label: str, leading: list[Run]) -> 
         "curve": _curve(runs),
         **({"examples": runs[0].metrics["examples"]} if "examples" in runs[0].metrics else {}),
     }
+
+
+def _kl(study: Study, experiment: str) -> Values | None:
+    """By arm the KL of kept checkpoints to their start, as the stage ``kl`` measured it; None if the arms keep none."""
+    if experiment not in (study.kl_in or ()):
+        return None
+    arms: Values = read_json(paths.KL_REPORTS / f"{experiment}.json", f"kl@{experiment}", keys=("arms",))["arms"]
+    return {arm: [{key: of for key, of in step.items() if key != "by_run"} for step in steps] for arm, steps in arms.items()}
 
 
 def _rate(entry: Experiment, arm: ArmResult) -> Values:

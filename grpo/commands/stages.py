@@ -191,6 +191,19 @@ def select(experiment: Experiment) -> None:
     print(f"{experiment}: {result['winner']}, {format_interval(result)}: {result['reason']}")
 
 
+def kl(experiment: Experiment) -> None:
+    """Measure the KL of an experiment's kept checkpoints (`keep_steps`) to the models that their runs started from."""
+    study = load_study()
+    require_experiment(study, experiment)
+    from grpo.evaluation.kl import measure_kl
+
+    for arm, steps in measure_kl(study, experiment)["arms"].items():
+        for found in steps:
+            per_token, reward = found["per_token_low_variance"], found["answer_reward"]
+            shown = f"{per_token['value']:.4f} ({per_token['low']:.4f} to {per_token['high']:.4f}) nats a token"
+            print(f"{arm}, step {found['step']}: KL to the start {shown}, answer reward {reward['value']:.3f}")
+
+
 def report(
     by_dvc: Annotated[bool, typer.Option(help="Whether DVC made the results and dvc.lock has their hashes.")] = True,
 ) -> None:
@@ -234,5 +247,6 @@ STAGES = (  # in the order in which a study runs them
     train,
     kissing_number,
     select,
+    kl,
     report,
 )

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from grpo.common.files import write_text
 from grpo.results.statistics import wilson_interval
-from grpo.study.methods import EvaluationSteps, SftConfig
+from grpo.study.methods import EvaluationSteps
 from grpo.study.schema import Study
 from grpo.tracking.run_log import RunLog
 from grpo.training.agreement import require_agreement
@@ -78,7 +78,7 @@ class Monitor:
         if validated is not None and (step in self.sampled_steps or over):
             shown = zip(validated.rollouts[:SAMPLES], validated.generations[:SAMPLES], strict=True)
             self.samples += [{"step": step, "problem": rollout.problem.id, **record} for rollout, record in shown]
-        if isinstance(config, SftConfig) and step in config.keep_steps:
+        if step in config.keep_steps:
             self.keep(f"step-{step}", {"step": step, "update": self.updates})
         return over
 

@@ -16,7 +16,7 @@ from grpo.reporting.charts import INK, draw_curves, frame, panels, styles
 from grpo.reporting.curves import STEP, TITLES, curves_of
 from grpo.reporting.timing import read_timing
 from grpo.results.intervals import mean_of
-from grpo.results.runs import REWARD, Run, evaluations_counted, mean_of_last
+from grpo.results.runs import REWARD, Run
 from grpo.results.statistics import format_interval, wilson_interval
 from grpo.study.runs_table import stage_of_run
 from grpo.study.schema import Study
@@ -97,15 +97,12 @@ def _base_model(study: Study, run: Run, about: dict[str, Any]) -> HubModel | Non
 
 def _rewards(study: Study, run: Run, step: int) -> dict[str, dict[str, float]]:
     """Answer rewards to compare with this checkpoint's, each with its interval, by label."""
-    metrics, k = run.metrics, study.last_k(run.experiment)
+    metrics = run.metrics
     last, first = int(run.validation["step"].iloc[-1]), int(run.validation["step"].iloc[0])
-    n = evaluations_counted(run.outcomes, k)
     rows: dict[str, dict[str, float]] = {
         f"**this checkpoint** (step {step})": _estimate(run, step),
         f"the run's last evaluation (step {last})": _estimate(run, last),
-        f"the mean of its last {n} evaluation(s), by which the study compares runs": vars(
-            mean_of(mean_of_last(run.outcomes, k), fixed=True)
-        ),
+        f"the same on {len(run.final)} problems, by which the study compares runs": vars(mean_of(run.final, fixed=True)),
         "before training": _estimate(run, first),
     }
     if (full := metrics.get("full/answer_reward")) is not None:

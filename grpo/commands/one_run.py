@@ -110,7 +110,7 @@ def composed(asked: Asked, out: Path) -> dict[str, Any]:
         **{key: {MAIN: lay_over(main[key], overlay.pop(key, {}).get(MAIN, {}))} for key in main},
         "sft_datasets": {},
         "kissing_number": None,
-        "selection": {"last_k": 1},
+        "selection": {},
         "select_in": [out.name],
         "kl_in": None,  # there are no stages
         "experiments": {out.name: {"arms": {ARM: {}}}},
@@ -124,8 +124,12 @@ def composed(asked: Asked, out: Path) -> dict[str, Any]:
     if values["grpo"]["prompt"] not in [*task.formats] and "prompt" not in overlay.get("grpo", {}):
         values["grpo"] = values["grpo"] | {"prompt": next(iter(task.formats))}
     rows = len(read_rows(task.files.validation, "--task")) if isinstance(task, Dataset) and task.files else None
-    if rows and "problems" not in overlay.get("evaluation", {}):
-        evaluation = evaluation | {"problems": min(rows, evaluation["problems"])}
+    if rows:
+        few = {
+            key: min(rows, evaluation[key]) for key in ("problems", "last_problems") if key not in overlay.get("evaluation", {})
+        }
+        evaluation = evaluation | few
+    evaluation = evaluation | {"selection_problems": 0}  # one run selects nothing
     zero_shot = {"zero_shot_problems": 1, "zero_shot_prompts": [values["grpo"]["prompt"]]}
     return values | {"evaluation": lay_over(evaluation, zero_shot | {"best_of_n": {"prompts": []}})}
 

@@ -111,9 +111,9 @@ def _rewards(study: Study, experiment: str) -> str:
     from grpo.results.runs import by_arm, first_scores, read_runs, read_selection
     from grpo.results.statistics import format_interval
 
-    after, last_k = read_selection(experiment)["candidates"], study.last_k(experiment)
+    after = read_selection(experiment)["candidates"]
     before = {arm: mean_of(first_scores(runs), fixed=True) for arm, runs in by_arm(read_runs(study, experiment)).items()}
-    rows = [("arm", "reward before GRPO", f"after it (mean of the last {last_k} evaluations)")]
+    rows = [("arm", "reward before GRPO", "after it")]
     rows += [(arm["arm"], str(before[arm["arm"]]), format_interval(arm)) for arm in after]
     return "\n".join(f"{arm:<12}{first:<26}{last}" for arm, first, last in rows)
 

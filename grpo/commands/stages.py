@@ -146,7 +146,7 @@ def train(
     require_experiment(study, experiment)
     selections = read_selections(study, experiment)
     tracking_uri()
-    seeds = study.seeds if seed == ALL_SEEDS else [_whole_number(seed)]
+    seeds = study.seeds_of(experiment) if seed == ALL_SEEDS else [_whole_number(seed)]
     runs = [effective_run(study, experiment, arm, each, selections) for each in seeds]
     from grpo.training.run import train_run
 

@@ -51,7 +51,7 @@ def measure_kl(study: Study, experiment: str) -> dict[str, Any]:
     problems = read_problems(paths.validation(task))[: evaluation.problems]
     starts: dict[tuple[Path, str], Start] = {}
     records: list[dict[str, Any]] = []
-    for name in (paths.run_name(experiment, arm, seed) for arm in study.experiments[experiment].arms for seed in study.seeds):
+    for name in (paths.run_name(experiment, arm, seed) for arm in study.experiments[experiment].arms for seed in study.seeds_of(experiment)):
         kept = list(kept_checkpoints(name))
         if not kept:
             continue

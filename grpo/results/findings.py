@@ -30,7 +30,7 @@ class Interval:
     high: float
     level: float  # confidence level; 0.95 unless the interval is adjusted for the number of contrasts
     covers: str  # one of the constants above
-    runs: int  # their number, without collapsed ones; in a difference, of the arm with fewer
+    runs: int  # their number; in a difference, of the arm with fewer
     problems: int
     se: float  # standard error
     df: float  # degrees of freedom of Student's t
@@ -84,10 +84,13 @@ class ArmResult:
     """The result of an arm."""
 
     arm: str
+    setting: str  # the arm's name without ``-rate_X``
+    chosen: bool  # whether its learning rate is the one chosen for its setting
     overrides: dict[str, Any]  # hyperparameters that the arm sets
     runs: tuple[str, ...]  # names, in the order of the seeds
-    by_run: tuple[float, ...]  # final answer reward of each run, in that order, with collapsed runs
-    final: Interval  # mean final answer reward of the runs that did not collapse; of all runs if all collapsed
+    by_run: tuple[float, ...]  # final answer reward of each run, in that order
+    final: Interval  # mean final answer reward of all runs, on the problems that judge
+    selection: float  # the same mean on the problems that select
     start: Interval  # mean answer reward of the untrained model
     collapses: tuple[Collapse, ...]
     contrast: Contrast | None  # the arm against the leader; None for the leader
@@ -95,14 +98,14 @@ class ArmResult:
 
 @dataclass(frozen=True)
 class ExperimentResult:
-    """An experiment's arms, its leader and its winner."""
+    """An experiment's arms, its leader, runner-up and winner: arms with the rate that is chosen for their setting."""
 
     experiment: str
-    last_k: int  # number of last evaluations that the final answer reward averages
     arms: tuple[ArmResult, ...]
-    leader: str  # the arm with the highest final reward, of those without a collapsed run
-    tied: tuple[str, ...]  # other arms whose difference from the leader may be zero
-    winner: str  # the first in params.yaml of the leader and the tied arms, unless pinned or decided by ``tie: leader``
+    leader: str  # the arm with the highest reward on the problems that select, of those without a collapsed run
+    runner_up: str | None  # the next one; None if no other arm may win
+    margin: Interval | None  # the leader minus the runner-up, on the problems that select
+    winner: str  # the first in params.yaml that is within one standard error of the leader, unless pinned
     pinned: bool
     reason: str  # why it won, in words
 

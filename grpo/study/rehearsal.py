@@ -53,7 +53,7 @@ def rehearsal_of(values: Mapping[str, Any]) -> dict[str, Any]:
         else:
             sections[method]["group_size"] = group
         for name, arms in of_method.items():
-            experiments[name] = {"last_k": 1, "arms": {arm: _cut(changed, by, few) for arm, changed in arms.items()}}
+            experiments[name] = {"arms": {arm: _cut(changed, by, few) for arm, changed in arms.items()}}
             for arm in experiments[name]["arms"].values():
                 if "keep_steps" in arm:
                     most = len(arm["keep_steps"]) if method == "sft" else STEPS
@@ -80,11 +80,12 @@ def rehearsal_of(values: Mapping[str, Any]) -> dict[str, Any]:
         "evaluation": {
             "every": 1,
             "problems": PROBLEMS,
+            "last_problems": 2 * PROBLEMS,
+            "selection_problems": PROBLEMS,
             "zero_shot_problems": PROBLEMS,
             "max_tokens": TOKENS,
             "best_of_n": {"problems": 4, "samples": 4, "n": [1, 4]},
         },
-        "selection": {"last_k": 1},
         "save_state_every": 1,
         **({"kissing_number": {"strategy": "mutation", "calls": PROBLEMS, "seed": 0}} if values["kissing_number"] else {}),
         "experiments": experiments,

@@ -19,7 +19,6 @@ from grpo.study.annotated import read_mapping
 from grpo.study.compose import STUDIES_FOLDER, compose, stage_lists
 from grpo.study.methods import (
     OFF_POLICY_RANK,
-    EvaluationSteps,
     ExpertIterationConfig,
     GrpoConfig,
     RunConfig,
@@ -50,11 +49,6 @@ from grpo.tasks.task import Split, Task, make_task
 
 PARAMS_FILE = paths.PARAMS
 TOKENS_ON_CPU = 4096  # max_tokens_per_microbatch on a CPU, as in studies/base.yaml
-MORE_EVALUATIONS = {
-    "grpo": "raise n_grpo_steps, lower evaluation.every",
-    "sft": "raise n_sft_steps, lower evaluate_every",
-    "expert_iteration": "raise n_ei_steps",
-}
 
 
 LONGEST_NAME = 100  # characters; file names have an experiment, an arm and a seed, and may have 255
@@ -108,9 +102,14 @@ class Study(Section):
     resources: dict[str, Resources]
     runs: dict[str, dict[str, Any]] | None = None  # made by `grpo study use`; DVC makes stages train@KEY from it
 
-    def last_k(self, experiment: str) -> int:
-        """How many last evaluations of a run are averaged."""
-        return self.experiments[experiment].last_k or self.selection.last_k
+    def seeds_of(self, experiment: str) -> list[int]:
+        """The seeds of an experiment's arms."""
+        return self.seeds[: self.experiments[experiment].seeds]
+
+    def runs_alone(self, experiment: str, seed: int) -> bool:
+        """Whether nothing shares the cores of this run, so that its seconds can be compared with those of other runs."""
+        entry = self.experiments[experiment]
+        return self.resources[entry.resources].gpus > 0 or (entry.timed is not None and seed == self.seeds[0])
 
     @property
     def made(self) -> list[str]:
@@ -192,7 +191,7 @@ class Study(Section):
         if name != MAIN:
             return {"train": train}
         evaluation = self.evaluation
-        asked = {f"evaluation.{key}": getattr(evaluation, key) for key in ("problems", "zero_shot_problems")}
+        asked = {f"evaluation.{key}": getattr(evaluation, key) for key in ("last_problems", "zero_shot_problems")}
         sampled = {"evaluation.best_of_n.problems": evaluation.best_of_n.problems} if evaluation.best_of_n.prompts else {}
         return {"train": train, "validation": asked | sampled}
 
@@ -256,7 +255,10 @@ class Study(Section):
             figure_of, _, which = name.rpartition("-")
             if name in TAKEN or (which in OF_FIGURES and figure_of in self.experiments):
                 raise UserError(f"{where}: the pipeline has files of its own with this name. Choose another one.")
-            require_known(f"{where}.resources", "no resources", experiment.resources, self.resources)
+            for key in filter(None, (experiment.resources, experiment.timed)):
+                require_known(f"{where}.resources", "no resources", key, self.resources)
+            if (experiment.seeds or 0) > len(self.seeds):
+                raise UserError(f"{where}.seeds ({experiment.seeds}): the study has {len(self.seeds)} seeds. Lower it.")
             if on is not None:
                 require_known(f"{where}.builds_on", "no experiment before this one is named", on, [*self.experiments][:number])
                 if self.experiments[on].method != experiment.method:
@@ -298,23 +300,6 @@ class Study(Section):
         if isinstance(config, GrpoConfig) and config.start_from is not None:
             what = "fine-tuning (see its keep_steps) keeps no checkpoint"
             require_known(f"{path}.start_from", what, config.start_from, self._kept_checkpoints())
-        # Each run has at least last_k evaluations after its start, whichever arms win before it.
-        possible = [config.model_copy(update={config.steps_key: n}) for n in self._possible_steps(experiment, values, config)]
-        fewest, steps = min((EvaluationSteps(c, self.evaluation.every).count - 1, c.n_steps) for c in possible)
-        if fewest < (wanted := self.last_k(experiment)):
-            found = f"a run of {steps} steps is evaluated {fewest} time{'s' * (fewest > 1)} after its start"
-            remedy = f"{MORE_EVALUATIONS[entry.method]}, or give {experiment} a last_k of {fewest}"
-            raise UserError(f"{path}: {found}, fewer than last_k ({wanted}): {remedy}.")
-
-    def _possible_steps(self, experiment: str, own: dict[str, Any], config: RunConfig) -> set[int]:
-        """The numbers of steps that an arm with the values ``own`` may have, which may come from earlier winners."""
-        steps = {config.n_steps}
-        for name in self.needed_selections(experiment) if config.steps_key not in own else ():
-            entry, pinned = self.experiments[name], self.selection.pinned.get(name)
-            if entry.passes_on == "winner" or OFF_POLICY_RANK in own:
-                arms = [values for candidate, values in entry.arms.items() if pinned in (None, candidate)]
-                steps = {values.get(config.steps_key, n) for values in arms for n in steps}
-        return steps
 
     def _kept_checkpoints(self) -> list[str]:
         """The checkpoints of supervised fine-tuning from which GRPO may start."""

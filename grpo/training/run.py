@@ -147,7 +147,15 @@ def recorded(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as:
         mlflow.finish("KILLED" if isinstance(error, ToBeResumed) else "FAILED")
         raise
     run_id = mlflow.finish()
-    about = {"run": run.name, "mlflow_run_id": run_id, "same_as": same_as, **source_tags(), "hardware": hardware()}
+    alone = study.runs_alone(run.experiment, run.seed)
+    about = {
+        "run": run.name,
+        "mlflow_run_id": run_id,
+        "same_as": same_as,
+        "alone": alone,
+        **source_tags(),
+        "hardware": hardware(),
+    }
     write_json(paths.run_timing(run.name), about | outputs.timing)
     # Last, so that a killed process always leaves either the results or the saved state.
     _keep_results(run, state)

@@ -16,7 +16,7 @@ from grpo.common.errors import UserError
 from grpo.common.imports import search_in
 from grpo.study import paths
 from grpo.study.annotated import read_mapping
-from grpo.study.compose import STUDIES_FOLDER, compose
+from grpo.study.compose import STUDIES_FOLDER, compose, stage_lists
 from grpo.study.methods import (
     OFF_POLICY_RANK,
     ExpertIterationConfig,
@@ -97,6 +97,7 @@ class Study(Section):
     checkpoints: list[Literal["last", "best"]] = Field(min_length=1)
     save_state_every: PositiveInt  # steps; expert iteration saves after each of its (long) steps
     select_in: list[str] = Field(min_length=1)  # the experiments with arms; DVC makes stages select@EXPERIMENT from it
+    kl_in: list[str] | None = None  # those of them with keep_steps of GRPO; DVC makes stages kl@EXPERIMENT from it
     experiments: dict[str, Experiment]
     resources: dict[str, Resources]
     runs: dict[str, dict[str, Any]] | None = None  # made by `grpo study use`; DVC makes stages train@KEY from it
@@ -267,9 +268,12 @@ class Study(Section):
                 require_known(f"{where}.task", "no task", experiment.task, self.tasks)
             if experiment.arms and experiment.method == "sft" and experiment.task not in self.sft_datasets:
                 raise UserError(f"{where}: no examples for fine-tuning: add sft_datasets.{experiment.task}.")
-        if sorted(self.select_in) != sorted(self.made):
-            differing = ", ".join(sorted({*self.select_in} ^ {*self.made})) or "one is there twice"
-            raise UserError(f"select_in: must list each experiment with arms once ({differing}): run `grpo study runs`.")
+        for key, wanted in stage_lists(self.model_dump(include={"experiments", "grpo"})).items():
+            given = getattr(self, key)
+            if given is not None and sorted(given) != sorted(wanted):
+                differing = ", ".join(sorted({*given} ^ {*wanted})) or "one is there twice"
+                of = "arms" if key == "select_in" else "keep_steps of GRPO"
+                raise UserError(f"{key}: must list each experiment with {of} once ({differing}): run `grpo study runs`.")
         for name in self.made:
             for needed in self.needed_experiments(name):
                 if needed in self.left_out:

@@ -103,7 +103,9 @@ def styles(names: Iterable[str]) -> dict[str, Style]:
 def values_of(run: Run, column: str) -> pd.Series[float] | None:
     """A metric by step, of the step's last update; None if the run does not have it."""
     if column == GIVEN_FORM:
-        answer, form = (run.validation.groupby("step")[name].last() if name in run.validation else None for name in (REWARD, FORM))
+        answer, form = (
+            run.validation.groupby("step")[name].last() if name in run.validation else None for name in (REWARD, FORM)
+        )
         return None if form is None or answer is None or (answer > form).any() else (answer / form).where(form > 0)
     table = run.validation if column.startswith("val/") else run.history
     if column not in table:
@@ -140,7 +142,7 @@ def panels(count: int, width: float | None = None, height: float = HEIGHT) -> tu
 
 
 def draw_arm(axes: Axes, runs: Sequence[Run], column: str, look: Style, collapsed: Iterable[str] = ()) -> None:
-    """Draw the mean over an arm's runs on the band of their range; a run that collapsed or stopped as a thin line with a cross."""
+    """Draw the mean over an arm's runs on the band of their range; runs that collapsed or stopped also alone, with a cross."""
     table = over_runs(runs, column)
     mean = table.mean(axis=1)
     few = "." if len(mean) <= FEW else ""

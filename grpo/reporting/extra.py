@@ -137,7 +137,10 @@ def _kinds(runs: list[Run]) -> Values:
     if any(column not in run.validation for run in runs for column in columns.values()):
         return {}
     return {
-        kind: {when: float(np.mean([run.validation[column].iloc[row] for run in runs])) for when, row in (("before", 0), ("after", -1))}
+        kind: {
+            when: float(np.mean([run.validation[column].iloc[row] for run in runs]))
+            for when, row in (("before", 0), ("after", -1))
+        }
         for kind, column in columns.items()
     }
 
@@ -183,7 +186,7 @@ def _by_problem(study: Study, task: str, runs: list[Run], by: str) -> Values:
 
 
 def _staleness(runs: list[Run], of_all: dict[str, list[Run]]) -> Values:
-    """Measured lag, clipping and ratios of each asynchronous arm; what became of its replay buffer; whether lag 0 equals others."""
+    """Lag, clipping, ratios and use of the replay buffer of each asynchronous arm, and whether lag 0 equals one process."""
     apart = {arm: own for arm, own in by_arm(runs).items() if own[0].config["config"].get("asynchronous", {}).get("value")}
     others = [run for of in of_all.values() for run in of if not run.config["config"].get("asynchronous", {}).get("value")]
     found = {}
@@ -191,7 +194,11 @@ def _staleness(runs: list[Run], of_all: dict[str, list[Run]]) -> Values:
         history, settings = pd.concat([run.history for run in own]), value(own[0], "asynchronous")
         last = pd.DataFrame([run.history.iloc[-1] for run in own])
         left = float(last["replay/left"].sum()) if settings["replay_capacity"] > 1 else 0.0
-        reused = {key: (last["replay/left"] * last[f"replay/{key}"]).sum() / left for key in ("uses_mean", "never_drawn")} if left else {}
+        reused = (
+            {key: (last["replay/left"] * last[f"replay/{key}"]).sum() / left for key in ("uses_mean", "never_drawn")}
+            if left
+            else {}
+        )
         found[arm] = {
             "lag_mean": history["lag_mean"].mean(),
             "lag_max": history["lag_max"].max(),
@@ -215,7 +222,7 @@ def lag_bound(settings: Values) -> int:
 
 
 def _agreement(own: list[Run], others: list[Run]) -> Values | None:
-    """The run in one process with equal settings, if there is one, and the first evaluation at which a seed's results differ."""
+    """The arm in one process with equal settings, if any, and the first evaluation at which each seed's results differ."""
     ignored = ("asynchronous", "n_grpo_steps", "loss_type")
 
     def settings(run: Run) -> Values:
@@ -225,7 +232,11 @@ def _agreement(own: list[Run], others: list[Run]) -> Values | None:
     found = [(run, other) for run, other in pairs if other is not None]
     if not found:
         return None
-    return {"arm": f"{found[0][1].experiment}/{found[0][1].arm}", "seeds": len(found), "at": [first_difference(*pair) for pair in found]}
+    return {
+        "arm": f"{found[0][1].experiment}/{found[0][1].arm}",
+        "seeds": len(found),
+        "at": [first_difference(*pair) for pair in found],
+    }
 
 
 def first_difference(first: Run, second: Run) -> int | None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from textwrap import shorten
 from typing import Any
 
-import matplotlib as mpl
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -25,7 +24,7 @@ READABLE = 0.04  # smallest share of a bar with a number in it
 MOST_PANELS = 6
 OVERVIEW = (REWARD, FORM, GIVEN_FORM, LENGTH)
 PANELS = (REWARD, ENTROPY, LENGTH, NORM)  # of each experiment
-FURTHER = (KL, "lag_mean", "clip_fraction", "val/is_sentence", "train/answer_reward", "loss")  # the first two that its runs have
+FURTHER = (KL, "lag_mean", "clip_fraction", "val/is_sentence", "train/answer_reward", "loss")  # the first that its runs have
 OUTCOMES = ("#009E73", "#E69F00", "#999999", "#56B4E9")
 ESTIMATES = {"pass": "pass@N", "best": "Best@N", "majority": "majority@N"}
 APART, TOGETHER = COLOURS[0], "#999999"  # intervals without and with zero
@@ -122,9 +121,7 @@ def draw_contrasts(record: Values) -> Figure | None:
     figure, axes = panels(len(columns), FULL, 0.7 + ROW * height)
     for place, half in zip(axes, columns, strict=True):
         _draw_column(place, record, {name: groups[name] for name in half}, height)
-    figure.supxlabel(
-        "answer reward at the end, minus the leader's: 95% interval (grey: holds zero)", fontsize=8.5
-    )
+    figure.supxlabel("answer reward at the end, minus the leader's: 95% interval (grey: holds zero)", fontsize=8.5)
     return figure
 
 
@@ -167,9 +164,9 @@ def draw_rates(record: Values) -> Figure | None:
     for place, (name, settings) in zip(axes, tried.items(), strict=True):
         rates = {arm["learning_rate"] for arms in settings.values() for arm in arms}
         for (setting, arms), look in zip(settings.items(), styles(settings).values(), strict=True):
-            of = pd.DataFrame(arms)
-            place.plot(of["learning_rate"], of["value"], color=look.color, linestyle=look.line, linewidth=1, label=setting)
-            place.vlines(of["learning_rate"], of["low"], of["high"], color=look.color, linewidth=1.6)
+            ends = pd.DataFrame(arms)
+            place.plot(ends["learning_rate"], ends["value"], color=look.color, linestyle=look.line, linewidth=1, label=setting)
+            place.vlines(ends["learning_rate"], ends["low"], ends["high"], color=look.color, linewidth=1.6)
             for arm in arms:
                 shape = "x" if arm["collapsed"] else "o"
                 fill = "full" if arm["chosen"] else "none"

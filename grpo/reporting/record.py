@@ -1,20 +1,18 @@
 """reports/record.json: all that a study measured and concluded, from which tables, figures and texts are made.
 
-It has nothing that differs between machines: seconds, ids and hardware are in reports/timing.csv (:mod:`grpo.reporting.timing`).
+Nothing in it differs between machines: seconds, ids and hardware are in reports/timing.csv (:mod:`grpo.reporting.timing`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from grpo.common.files import read_json, read_jsonl, write_json
+from grpo.common.files import read_json, write_json
 from grpo.common.yaml_file import parse_yaml
 from grpo.reporting.extra import extras, samples, zero_shot_examples
 from grpo.reporting.labels import arm_labels
@@ -65,7 +63,7 @@ def record_of(
     published = parse_yaml(PUBLISHED)
     claims = [asdict(verdict) for verdict in shown(verdicts, study)]
     cited = {source for claim in claims for source in claim["reported"]}
-    return plain(
+    found: Values = plain(
         {
             "study": study.study,
             "description": study.description,
@@ -97,10 +95,11 @@ def record_of(
             "sft": read_json(paths.sft_report(MAIN), f"sft_dataset@{MAIN}") if MAIN in study.sft_datasets else None,
         }
     )
+    return found
 
 
 def plain(value: Any) -> Any:
-    """Convert to plain values for JSON: records to mappings, tuples and arrays to lists, numbers that are not finite to None."""
+    """Convert to values of JSON: tuples and arrays to lists, numbers that are not finite to None."""
     if isinstance(value, dict):
         return {str(key): plain(of) for key, of in value.items()}
     if isinstance(value, list | tuple | np.ndarray):
@@ -112,14 +111,16 @@ def plain(value: Any) -> Any:
 
 def ends(estimate: Interval | None) -> Values | None:
     """Value and ends of an interval."""
-    return estimate and {"value": estimate.value, "low": estimate.low, "high": estimate.high}
+    return None if estimate is None else {"value": estimate.value, "low": estimate.low, "high": estimate.high}
 
 
 def label_arms(study: Study, runs: list[Run]) -> dict[str, str]:
     """The labels of an experiment's arms (:func:`grpo.reporting.labels.arm_labels`)."""
     arms = by_arm(runs)
     method = study.experiments[runs[0].experiment].method
-    return arm_labels(method, {arm: {key: of["value"] for key, of in own[0].config["config"].items()} for arm, own in arms.items()})
+    return arm_labels(
+        method, {arm: {key: of["value"] for key, of in own[0].config["config"].items()} for arm, own in arms.items()}
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- an experiment
@@ -167,7 +168,7 @@ def _arm(runs: list[Run], result: ArmResult, label: str, leading: list[Run]) -> 
         "chosen": result.chosen,
         "overrides": result.overrides,
         "runs": result.runs,
-        "same_as": same_as if any(same_as) else None,  # runs of an earlier experiment with equal settings, which stand for these
+        "same_as": same_as if any(same_as) else None,  # equal runs of an earlier experiment, which stand for these
         "by_run": result.by_run,
         **(ends(result.final) or {}),
         "problems": result.final.problems,
@@ -218,11 +219,12 @@ def mean_curve(runs: list[Run], column: str) -> pd.Series[float]:
     table = "validation" if column.startswith("val/") else "history"
     curves = [getattr(run, table).groupby("step")[column].last() for run in runs]
     joined = pd.concat(curves, axis=1).sort_index()
-    return (joined.ffill() if table == "validation" else joined).mean(axis=1)
+    mean: pd.Series[float] = (joined.ffill() if table == "validation" else joined).mean(axis=1)
+    return mean
 
 
 def _levels(runs: list[Run], column: str) -> Values | None:
-    """First and last level (mean over an eighth of the steps), smallest and largest value of the mean curve; None without it."""
+    """First and last level (mean over an eighth of the steps), smallest and largest value; None if not all runs have it."""
     if any(column not in run.history or run.history[column].isna().all() for run in runs):
         return None
     curve = mean_curve(runs, column).dropna()
@@ -265,7 +267,20 @@ def _headline(study: Study, runs: dict[str, list[Run]], experiments: dict[str, V
     name = max(experiments, key=order)
     arm = winner_of(experiments[name])
     config = next(run for run in runs[name] if run.arm == arm["arm"]).config["config"]
-    keys = ("arm", "label", "value", "low", "high", "start", "problems", "format", "given_form", "length", "at_start", "collapsed")
+    keys = (
+        "arm",
+        "label",
+        "value",
+        "low",
+        "high",
+        "start",
+        "problems",
+        "format",
+        "given_form",
+        "length",
+        "at_start",
+        "collapsed",
+    )
     return {
         "experiment": name,
         **{key: arm[key] for key in keys},

@@ -52,7 +52,10 @@ def results_table(study: Study, record: Values) -> pd.DataFrame:
                 | {"learning_rate": arm["learning_rate"], "end": arm["by_run"][arm["runs"].index(run.name)]}
                 | {"collapsed": run.name in fallen}
                 | run.metrics
-                | {"last/token_entropy": run.history["token_entropy"].iloc[-1], "max/gradient_norm": run.history["gradient_norm"].max()}
+                | {
+                    "last/token_entropy": run.history["token_entropy"].iloc[-1],
+                    "max/gradient_norm": run.history["gradient_norm"].max(),
+                }
                 | {"identity": run.config["identity"], "same_as": run.config["same_as"] or ""}
             )
     return pd.DataFrame(rows)

@@ -1,0 +1,170 @@
+"""reports/writeup.md and the page reports/index.html: the same content, put together from the record, tables and figures."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from grpo.common.files import damaged, read_text, write_text
+from grpo.common.safe_text import MARKDOWN
+from grpo.reporting.comments import QUESTIONS, Comment, Values, read_comments
+from grpo.reporting.kissing_number import read_report, write_delivery
+from grpo.reporting.labels import decimals, interval
+from grpo.reporting.page import page_of
+from grpo.reporting.provenance import environments
+from grpo.reporting.record import read_record
+from grpo.reporting.timing import timing_table
+from grpo.study import paths
+from grpo.study.schema import Study
+
+LONGEST = 400  # characters of a reason, a measurement or a response
+TIMING = paths.REPORTS / "timing.csv"
+
+
+@cache
+def templates() -> Environment:
+    """The environment of the report's templates in Markdown; an undefined name is an error."""
+    environment = Environment(
+        loader=PackageLoader("grpo.reporting"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= MARKDOWN | {"decimals": decimals, "interval": interval, "bounded": bounded, "plain": plain}
+    environment.filters |= {"measured": measured, "quoted": lambda text: "\n".join(f"> {line}".rstrip() for line in text.split("\n"))}
+    return environment
+
+
+def render(template: str, **values: Any) -> str:
+    """Fill a template."""
+    return templates().get_template(template).render(**values)
+
+
+def write_up(study: Study) -> None:
+    """Write reports/writeup.md, reports/index.html and reports/kissing_number/.
+
+    Raises:
+        UserError: a result file is missing or damaged, or a comment is wrong.
+    """
+    write_delivery(study)
+    record, timing = read_record(), read_timing()
+    comments = read_comments(study, record, seconds_of_steps(timing))
+    text = re.sub(r"\n\s*\n", "\n\n", writeup_of(study, record, timing, comments)).strip() + "\n"
+    write_text(paths.WRITEUP, text)
+    write_text(paths.PAGE, page_of(record, text, timing))
+
+
+def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Mapping[str, Comment]) -> str:
+    """The write-up in Markdown; blank lines may be doubled."""
+    experiments = record["experiments"]
+    figures = {f"figures/{path.stem}" for path in paths.FIGURES.glob("*.svg")}
+    figures |= {path.stem for path in paths.REPORTS.glob("timing.svg")}
+    return render(
+        "writeup.md.j2",
+        r={"left_out": [study.title(name) for name in study.left_out], "pinned": study.selection.pinned} | dict(record),
+        tables={path.stem: read_text(path, "tables") for path in sorted(paths.TABLES.glob("*.md"))},
+        figures=figures,
+        comments={name: comments.get(name) for name in (*experiments, *QUESTIONS)},
+        title=lambda name: experiments[name]["title"] if name in experiments else study.title(name),
+        label=lambda entry, name: next(arm["label"] for arm in entry["arms"] if arm["arm"] == name),
+        outcome=outcome,
+        reported=partial(reported, record["sources"]),
+        cost=cost(timing),
+        speeds=timing_table(timing),
+        origin=environments(_origins(timing)),
+        kissing=read_report() if study.kissing_number is not None else None,
+    )
+
+
+def outcome(experiment: Values) -> str:
+    """An experiment's result in a line: the winner, what it ends at, and who leads if it is another."""
+    labels = {arm["arm"]: arm for arm in experiment["arms"]}
+    winner, leader = labels[experiment["winner"]], labels[experiment["leader"]]
+    text = f"{winner['label']} ends at {interval(winner)}"
+    if winner is not leader:
+        text += f"; {leader['label']}, at {decimals(leader['value'])}, is not told from it"
+    elif experiment["margin"]:
+        margin = experiment["margin"]
+        text += ", " + ("not told from the next" if margin["low"] <= 0 <= margin["high"] else "above all others")
+    return text
+
+
+def reported(sources: Mapping[str, str], claim: Values) -> str:
+    """Who reported a claim, and what, for the title of a link."""
+    return plain(". ".join(f"{source}: {text} ({sources.get(source, '')})" for source, text in claim["reported"].items()))
+
+
+def measured(claim: Values) -> str:
+    """What a claim's verdict rests on: the interval that decides, or else the measurement in words, bounded."""
+    return interval(claim["interval"]) if claim.get("interval") else bounded(claim["measured"], 80)
+
+
+def bounded(text: object, longest: int = LONGEST) -> str:
+    """A text's beginning, on one line."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= longest else line[: longest - 1] + "…"
+
+
+def plain(text: object) -> str:
+    """A text for the title of a link, without characters that could end it."""
+    return bounded(text).replace("\\", "/").translate({ord(one): None for one in '"`<>[]|'})
+
+
+# ------------------------------------------------------------------------------------------------------------ from timing.csv
+
+
+def read_timing() -> pd.DataFrame:
+    """Read reports/timing.csv, a row for each run; a missing or damaged file is a UserError."""
+    try:
+        return pd.read_csv(io.StringIO(read_text(TIMING, made_by="tables")))
+    except ValueError as error:
+        raise damaged(TIMING, error, made_by="tables") from error
+
+
+def cost(timing: pd.DataFrame) -> str:
+    """What the study took: wall time of its runs, processor seconds, GPU-hours, machines; a copied run costs nothing."""
+    trained = timing[timing["same_as"].isna()]
+    spans = [tuple(datetime.fromisoformat(str(time)).timestamp() for time in span) for span in trained[["started", "finished"]].to_numpy()]
+    hours = trained["gpu_hours"].sum()
+    machines = dict.fromkeys(_machine(json.loads(of)) for of in trained["hardware"])
+    return (
+        f"{len(trained)} runs trained, {trained['steps'].sum():,.0f} steps: {trained['total_s'].sum():,.0f} seconds of runs in "
+        f"{wall_seconds(spans) / 60:.1f} minutes of wall time{f', {hours:.2f} GPU-hours' if hours else ''}, on {'; '.join(machines)}. "
+        "[timing.csv](timing.csv) has a row for each run."
+    )
+
+
+def wall_seconds(spans: Sequence[tuple[float, ...]]) -> float:
+    """Seconds covered by the union of some spans, each from a start to an end."""
+    starts, ends = np.array(sorted(spans)).T
+    latest = np.maximum.accumulate(ends)
+    gaps = np.maximum(starts[1:] - latest[:-1], 0.0)
+    return float(latest[-1] - starts[0] - gaps.sum())
+
+
+def seconds_of_steps(timing: pd.DataFrame) -> dict[tuple[str, str], Values]:
+    """By experiment and arm, the mean seconds of a step by part, of runs that had the machine for themselves."""
+    columns = [name for name in timing if name.startswith("step_") or name == "samples_per_s"]
+    means = timing[timing["alone"] == True].groupby(["experiment", "arm"])[columns].mean()  # noqa: E712 - may be empty cells
+    return {(str(experiment), str(arm)): row.to_dict() for (experiment, arm), row in means.iterrows()}
+
+
+def _origins(timing: pd.DataFrame) -> list[dict[str, Any]]:
+    return [
+        {"run": row.run, "software": json.loads(row.software), "hardware": json.loads(row.hardware)} for row in timing.itertuples()
+    ]
+
+
+def _machine(hardware: Values) -> str:
+    gpus = ", ".join(hardware["gpus"]) or "no GPU"
+    return f"{hardware['processor']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB, {gpus}"

@@ -16,6 +16,7 @@ from grpo.common.errors import UserError
 from grpo.common.imports import search_in
 from grpo.study import paths
 from grpo.study.annotated import read_mapping
+from grpo.study.claims import AnyClaim, own_claims
 from grpo.study.compose import STUDIES_FOLDER, compose, stage_lists
 from grpo.study.methods import (
     OFF_POLICY_RANK,
@@ -99,6 +100,7 @@ class Study(Section):
     select_in: list[str] = Field(min_length=1)  # the experiments with arms; DVC makes stages select@EXPERIMENT from it
     kl_in: list[str] | None = None  # those of them with keep_steps of GRPO; DVC makes stages kl@EXPERIMENT from it
     experiments: dict[str, Experiment]
+    claims: list[AnyClaim] = []  # the study's own, beside the published ones
     resources: dict[str, Resources]
     runs: dict[str, dict[str, Any]] | None = None  # made by `grpo study use`; DVC makes stages train@KEY from it
 
@@ -120,6 +122,11 @@ class Study(Section):
     def left_out(self) -> list[str]:
         """The experiments without arms."""
         return [name for name, experiment in self.experiments.items() if not experiment.arms]
+
+    @property
+    def own_claims(self) -> list[AnyClaim]:
+        """The study's own claims, each with its experiment, id and statement."""
+        return own_claims(self.claims, self.experiments)
 
     def needed_selections(self, experiment: str) -> list[str]:
         """The experiments whose winners must be known before a run of ``experiment`` can start, first to last.
@@ -216,6 +223,7 @@ class Study(Section):
         for name, experiment in self.experiments.items():
             for arm, values in experiment.arms.items():
                 self._check_arm(name, arm, values)
+        own_claims(self.claims, self.experiments)
         self._check_resources()
         table = runs_table(self)
         if self.runs is not None and self.runs != table:

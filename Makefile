@@ -23,9 +23,10 @@ BROKEN := $(shell test ! -L "$(BIN)/python" -a ! -e "$(BIN)/python" || { \
 UV := "$(BIN)/python" workflow/uv_pip.py
 UV_INSTALL := $(UV) install --quiet --compile-bytecode
 PURELIB := import sysconfig; print(sysconfig.get_path("purelib"))
-# $(call beside,FOLDER): make a separate environment that also finds the packages of this one.
+# $(call beside,FOLDER): make a separate environment that also finds the packages of this one, and this project by its .pth file.
 beside = { test -x $(1)/bin/python || $(PYTHON) -m venv $(1); } && \
-	"$(BIN)/python" -c '$(PURELIB)' > "$$($(1)/bin/python -c '$(PURELIB)')/project.pth"
+	"$(BIN)/python" -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> "$$($(1)/bin/python -c '$(PURELIB)')/project.pth"
 
 .DEFAULT_GOAL := help
 .PHONY: help install dev quickstart repro replicate test test-slow test-slurm test-vllm test-adapters test-gpu test-course submission lint format ui mlflow-server bench bench-grader report clean pins

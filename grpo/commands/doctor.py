@@ -189,7 +189,7 @@ def _disk(study: Study) -> Finding:
     state = gpu_memory.saved_state_bytes(study, shape) / GIB
     states = gpu_memory.STATES_ON_DISK * at_once * state
     arms = [effective_run(study, name, arm, study.seeds[0], []) for name in study.made for arm in study.experiments[name].arms]
-    kept = len(study.seeds) * sum(len(study.checkpoints) + len(getattr(run.config, "keep_steps", ())) for run in arms)
+    kept = len(study.seeds) * sum(len(study.checkpoints) + len(run.config.keep_steps) for run in arms)
     # The starting weights in the Hub's cache and in data/model, and each run's checkpoints. DVC's cache doubles what is in
     # data/ where the file system has no reflinks.
     checkpoints = 2 * weights * kept

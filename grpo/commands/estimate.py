@@ -199,7 +199,7 @@ def _row(study: Study, run: EffectiveRun, shape: Shape | None, per_work: float |
     config = run.config
     seconds = None if per_work is None else per_work * work(config) * config.n_steps
     hours = None if seconds is None else min(seconds, config.wall_clock_limit_s or seconds) / 3600
-    kept = len(study.checkpoints) + len(getattr(config, "keep_steps", ()))
+    kept = len(study.checkpoints) + len(config.keep_steps)
     small = isinstance(study.models[run.task], PretrainedHere)  # a few MB
     weights = shape.parameters * BYTES[study.for_task(run.task).learner.dtype] / GIB if shape else 0.0 if small else None
     return {

@@ -112,6 +112,7 @@ def composed(asked: Asked, out: Path) -> dict[str, Any]:
         "kissing_number": None,
         "selection": {},
         "select_in": [out.name],
+        "kl_in": None,  # there are no stages
         "experiments": {out.name: {"arms": {ARM: {}}}},
     }
     values = lay_over(values, overlay) | one

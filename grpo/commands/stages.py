@@ -186,8 +186,24 @@ def select(experiment: Experiment) -> None:
     result = pick(study, experiment)
     write_json(paths.CANDIDATES / f"{experiment}.json", result)
     write_json(paths.SELECT / f"{experiment}.json", winner_file(result))
-    write_json(paths.METRICS / f"{experiment}.json", metrics_of(result))
+    rival = result["leader"] if result["winner"] != result["leader"] else result["runner_up"]  # the nearest to the winner
+    ends = {candidate["arm"]: round(candidate["value"], 4) for candidate in result["candidates"]}
+    shown = {"end": ends[result["winner"]], "next": ends.get(rival), "winner": result["winner"], "runner_up": rival}
+    write_json(paths.METRICS / f"{experiment}.json", shown)
     print(f"{experiment}: {result['winner']}, {format_interval(result)}: {result['reason']}")
+
+
+def kl(experiment: Experiment) -> None:
+    """Measure the KL of an experiment's kept checkpoints (`keep_steps`) to the models that their runs started from."""
+    study = load_study()
+    require_experiment(study, experiment)
+    from grpo.evaluation.kl import measure_kl
+
+    for arm, steps in measure_kl(study, experiment)["arms"].items():
+        for found in steps:
+            per_token, reward = found["per_token_low_variance"], found["answer_reward"]
+            shown = f"{per_token['value']:.4f} ({per_token['low']:.4f} to {per_token['high']:.4f}) nats a token"
+            print(f"{arm}, step {found['step']}: KL to the start {shown}, answer reward {reward['value']:.3f}")
 
 
 def tables() -> None:
@@ -245,6 +261,7 @@ STAGES = (  # in the order in which a study runs them
     train,
     kissing_number,
     select,
+    kl,
     tables,
     figures,
     writeup,

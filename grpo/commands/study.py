@@ -28,6 +28,7 @@ from grpo.study.compose import (
     files_of,
     lay_over,
     overlay_of,
+    stage_lists,
     studies_folders,
     study_path,
 )
@@ -177,7 +178,7 @@ def renew_runs(verbose: Verbose = False) -> str:
     written.pop("runs", None)
     experiments = written.get("experiments")
     if isinstance(experiments, dict):
-        written["select_in"] = [name for name, entry in experiments.items() if isinstance(entry, dict) and entry.get("arms")]
+        written |= stage_lists(written)
     study = validated(written, PARAMS_FILE)
     runs = runs_table(study)
     before = set(_active_values().get("runs") or {})

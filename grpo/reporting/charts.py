@@ -103,12 +103,16 @@ def styles(names: Iterable[str]) -> dict[str, Style]:
 def values_of(run: Run, column: str) -> pd.Series[float] | None:
     """A metric by step, of the step's last update; None if the run does not have it."""
     if column == GIVEN_FORM:
-        form, answer = values_of(run, FORM), values_of(run, REWARD)
+        answer, form = (
+            run.validation.groupby("step")[name].last() if name in run.validation else None for name in (REWARD, FORM)
+        )
         return None if form is None or answer is None or (answer > form).any() else (answer / form).where(form > 0)
     table = run.validation if column.startswith("val/") else run.history
     if column not in table:
         return None
     found: pd.Series[float] = table.groupby("step")[column].last()
+    if column == REWARD:  # the end of a curve is what tables say
+        found.iloc[-1] = run.final.mean()
     return found if found.notna().any() else None
 
 
@@ -138,7 +142,7 @@ def panels(count: int, width: float | None = None, height: float = HEIGHT) -> tu
 
 
 def draw_arm(axes: Axes, runs: Sequence[Run], column: str, look: Style, collapsed: Iterable[str] = ()) -> None:
-    """Draw the mean over an arm's runs on the band of their range; a run that collapsed or stopped as a thin line with a cross."""
+    """Draw the mean over an arm's runs on the band of their range; runs that collapsed or stopped also alone, with a cross."""
     table = over_runs(runs, column)
     mean = table.mean(axis=1)
     few = "." if len(mean) <= FEW else ""
@@ -157,28 +161,31 @@ def curves_figure(
     columns: Sequence[str],
     method: str,
     collapsed: Iterable[str] = (),
-    looks: Mapping[str, Style] | None = None,
-) -> Figure:
-    """Draw a row of panels, one for each metric, with all arms.
+    more: int = 0,
+) -> tuple[Figure, list[Axes]]:
+    """Draw a row of panels, one for each metric, with all arms in the styles of their order.
 
     Args:
         arms: runs by the shown label.
         collapsed: names of runs that collapsed.
-        looks: style by label; by default in the arms' order.
+        more: further panels, which the caller draws.
+
+    Returns:
+        the figure and its further panels.
     """
-    looks = looks or styles(arms)
-    figure, axes = panels(len(columns))
-    for place, column in zip(axes, columns, strict=True):
+    looks = styles(arms)
+    figure, axes = panels(len(columns) + more)
+    for place, column in zip(axes, columns, strict=False):
         for label, runs in arms.items():
             draw_arm(place, runs, column, looks[label], collapsed)
         frame(place, TITLES[column], STEP[method], column in SHARES)
     legend(figure, looks)
-    return figure
+    return figure, axes[len(columns) :]
 
 
 def run_figure(run: Run) -> Figure:
     """Draw a GRPO run's curves over its steps, a panel for each metric of :data:`OF_A_RUN` that it has."""
-    return curves_figure({run.arm: [run]}, [column for column in OF_A_RUN if has([run], column)], "grpo")
+    return curves_figure({run.arm: [run]}, [column for column in OF_A_RUN if has([run], column)], "grpo")[0]
 
 
 def draw_row(axes: Axes, y: float, estimate: Mapping[str, float], color: str) -> None:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from grpo.common.files import read_jsonl
 from grpo.results.intervals import difference_of
-from grpo.results.runs import REWARD, Run, by_arm, value
+from grpo.results.runs import REWARD, Run, by_arm, final_scores, value
 from grpo.results.statistics import wilson_interval
 from grpo.study import paths
 from grpo.study.runs_table import stage_of_run
@@ -106,13 +106,9 @@ def _traces(runs: list[Run]) -> Values:
 
 def _difference(first: list[Run], second: list[Run]) -> Values:
     """Final answer reward of an arm minus that of another."""
-    found = difference_of(_finals(first), _finals(second))
+    found = difference_of(final_scores(first), final_scores(second))
     names = {"arm": second[0].arm, "against": first[0].arm}
     return names | {key: getattr(found, key) for key in ("value", "low", "high")}
-
-
-def _finals(runs: list[Run]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return np.stack([run.outcomes[-1] for run in runs])
 
 
 def _rounds(runs: list[Run], winner: list[Run]) -> Values:
@@ -141,7 +137,10 @@ def _kinds(runs: list[Run]) -> Values:
     if any(column not in run.validation for run in runs for column in columns.values()):
         return {}
     return {
-        kind: {when: float(np.mean([run.validation[column].iloc[row] for run in runs])) for when, row in (("before", 0), ("after", -1))}
+        kind: {
+            when: float(np.mean([run.validation[column].iloc[row] for run in runs]))
+            for when, row in (("before", 0), ("after", -1))
+        }
         for kind, column in columns.items()
     }
 
@@ -187,7 +186,7 @@ def _by_problem(study: Study, task: str, runs: list[Run], by: str) -> Values:
 
 
 def _staleness(runs: list[Run], of_all: dict[str, list[Run]]) -> Values:
-    """Measured lag, clipping and ratios of each asynchronous arm; what became of its replay buffer; whether lag 0 equals others."""
+    """Lag, clipping, ratios and use of the replay buffer of each asynchronous arm, and whether lag 0 equals one process."""
     apart = {arm: own for arm, own in by_arm(runs).items() if own[0].config["config"].get("asynchronous", {}).get("value")}
     others = [run for of in of_all.values() for run in of if not run.config["config"].get("asynchronous", {}).get("value")]
     found = {}
@@ -195,7 +194,11 @@ def _staleness(runs: list[Run], of_all: dict[str, list[Run]]) -> Values:
         history, settings = pd.concat([run.history for run in own]), value(own[0], "asynchronous")
         last = pd.DataFrame([run.history.iloc[-1] for run in own])
         left = float(last["replay/left"].sum()) if settings["replay_capacity"] > 1 else 0.0
-        reused = {key: (last["replay/left"] * last[f"replay/{key}"]).sum() / left for key in ("uses_mean", "never_drawn")} if left else {}
+        reused = (
+            {key: (last["replay/left"] * last[f"replay/{key}"]).sum() / left for key in ("uses_mean", "never_drawn")}
+            if left
+            else {}
+        )
         found[arm] = {
             "lag_mean": history["lag_mean"].mean(),
             "lag_max": history["lag_max"].max(),
@@ -219,7 +222,7 @@ def lag_bound(settings: Values) -> int:
 
 
 def _agreement(own: list[Run], others: list[Run]) -> Values | None:
-    """The run in one process with equal settings, if there is one, and the first evaluation at which a seed's results differ."""
+    """The arm in one process with equal settings, if any, and the first evaluation at which each seed's results differ."""
     ignored = ("asynchronous", "n_grpo_steps", "loss_type")
 
     def settings(run: Run) -> Values:
@@ -229,7 +232,11 @@ def _agreement(own: list[Run], others: list[Run]) -> Values | None:
     found = [(run, other) for run, other in pairs if other is not None]
     if not found:
         return None
-    return {"arm": f"{found[0][1].experiment}/{found[0][1].arm}", "seeds": len(found), "at": [first_difference(*pair) for pair in found]}
+    return {
+        "arm": f"{found[0][1].experiment}/{found[0][1].arm}",
+        "seeds": len(found),
+        "at": [first_difference(*pair) for pair in found],
+    }
 
 
 def first_difference(first: Run, second: Run) -> int | None:

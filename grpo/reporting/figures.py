@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from textwrap import shorten
 from typing import Any
 
-import matplotlib as mpl
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from grpo.common.files import whole_folder
 from grpo.reporting import charts
-from grpo.reporting.charts import COLOURS, ENTROPY, FORM, FULL, GIVEN_FORM, INK, KL, LENGTH, NORM, has, panels, styles
+from grpo.reporting.charts import COLOURS, ENTROPY, FORM, FULL, GIVEN_FORM, INK, KL, LENGTH, NORM, Style, has, panels, styles
 from grpo.reporting.kissing_number import draw_search, read_report, read_scores
 from grpo.reporting.labels import scientific
 from grpo.reporting.record import Values, arm_of
@@ -24,11 +24,13 @@ READABLE = 0.04  # smallest share of a bar with a number in it
 MOST_PANELS = 6
 OVERVIEW = (REWARD, FORM, GIVEN_FORM, LENGTH)
 PANELS = (REWARD, ENTROPY, LENGTH, NORM)  # of each experiment
-FURTHER = (KL, "lag_mean", "clip_fraction", "val/is_sentence", "train/answer_reward", "loss")  # the first two that its runs have
+FURTHER = (KL, "lag_mean", "clip_fraction", "val/is_sentence", "train/answer_reward", "loss")  # the first that its runs have
 OUTCOMES = ("#009E73", "#E69F00", "#999999", "#56B4E9")
 ESTIMATES = {"pass": "pass@N", "best": "Best@N", "majority": "majority@N"}
 APART, TOGETHER = COLOURS[0], "#999999"  # intervals without and with zero
 ROW = 0.17  # inches of a row of the contrasts
+CHARACTERS = 170  # of titles in a row of panels
+ALL = "all"  # the one setting of arms that differ in their learning rate only
 
 
 def draw_figures(study: Study, record: Values) -> None:
@@ -72,16 +74,33 @@ def draw_overview(record: Values, runs: Mapping[str, Mapping[str, list[Run]]]) -
     top = record["headline"]
     entry, own = record["experiments"][top["experiment"]], runs[top["experiment"]][top["arm"]]
     columns = [column for column in OVERVIEW if has(own, column)]
-    return charts.curves_figure({top["label"]: own}, columns, entry["method"], collapsed(entry))
+    return charts.curves_figure({top["label"]: own}, columns, entry["method"], collapsed(entry))[0]
 
 
 def draw_experiment(entry: Values, runs: Mapping[str, list[Run]]) -> Figure:
     """Draw a row of panels with the chosen arms of an experiment: reward, and the metrics that explain it."""
     arms = {arm["label"]: runs[arm["arm"]] for arm in chosen(entry)}
     every = [run for own in arms.values() for run in own]
-    further = [column for column in FURTHER if has(every, column)][: MOST_PANELS - len(PANELS)]
+    more = 2 if entry["kl"] else 0
+    further = [column for column in FURTHER if has(every, column)][: MOST_PANELS - len(PANELS) - more]
     columns = [REWARD, *(column for column in PANELS[1:] if has(every, column)), *further]
-    return charts.curves_figure(arms, columns, entry["method"], collapsed(entry))
+    figure, axes = charts.curves_figure(arms, columns, entry["method"], collapsed(entry), more)
+    if entry["kl"]:
+        _draw_kl(axes, entry, styles(arm["arm"] for arm in chosen(entry)))
+    return figure
+
+
+def _draw_kl(axes: list[Axes], entry: Values, looks: Mapping[str, Style]) -> None:
+    """Draw the KL of kept checkpoints to their start over the steps, and the answer reward over this KL."""
+    over_steps, over_kl = axes
+    for arm in (arm for arm in looks if arm in entry["kl"]):
+        of, color = pd.DataFrame(entry["kl"][arm]), looks[arm].color
+        kl, reward = (pd.DataFrame(of[name].tolist()) for name in ("per_token_low_variance", "answer_reward"))
+        over_steps.plot(of["step"], kl["value"], ".-", color=color)
+        over_steps.fill_between(of["step"], kl["low"], kl["high"], color=color, alpha=0.13, linewidth=0)
+        over_kl.plot(kl["value"], reward["value"], ".-", color=color)
+    charts.frame(over_steps, charts.TITLES[KL], charts.STEP[entry["method"]])
+    charts.frame(over_kl, "answer reward, by KL", charts.TITLES[KL], share=True)
 
 
 # ------------------------------------------------------------------------------------------------- ends and differences
@@ -102,9 +121,7 @@ def draw_contrasts(record: Values) -> Figure | None:
     figure, axes = panels(len(columns), FULL, 0.7 + ROW * height)
     for place, half in zip(axes, columns, strict=True):
         _draw_column(place, record, {name: groups[name] for name in half}, height)
-    figure.supxlabel(
-        "answer reward at the end, minus the leader's: 95% interval (grey: holds zero)", fontsize=8.5
-    )
+    figure.supxlabel("answer reward at the end, minus the leader's: 95% interval (grey: holds zero)", fontsize=8.5)
     return figure
 
 
@@ -147,17 +164,18 @@ def draw_rates(record: Values) -> Figure | None:
     for place, (name, settings) in zip(axes, tried.items(), strict=True):
         rates = {arm["learning_rate"] for arms in settings.values() for arm in arms}
         for (setting, arms), look in zip(settings.items(), styles(settings).values(), strict=True):
-            of = pd.DataFrame(arms)
-            place.plot(of["learning_rate"], of["value"], color=look.color, linestyle=look.line, linewidth=1, label=setting)
-            place.vlines(of["learning_rate"], of["low"], of["high"], color=look.color, linewidth=1.6)
+            ends = pd.DataFrame(arms)
+            place.plot(ends["learning_rate"], ends["value"], color=look.color, linestyle=look.line, linewidth=1, label=setting)
+            place.vlines(ends["learning_rate"], ends["low"], ends["high"], color=look.color, linewidth=1.6)
             for arm in arms:
                 shape = "x" if arm["collapsed"] else "o"
                 fill = "full" if arm["chosen"] else "none"
                 place.plot(arm["learning_rate"], arm["value"], shape, color=look.color, fillstyle=fill, markersize=5)
-        charts.frame(place, record["experiments"][name]["title"], "learning rate", share=True)
+        title = shorten(record["experiments"][name]["title"], CHARACTERS // len(tried), placeholder=" …")
+        charts.frame(place, title, "learning rate", share=True)
         charts.powers(place, rates, {rate: scientific(rate) for rate in rates})
-        if len(settings) > 1:
-            place.legend(fontsize=8.5, loc="best", handlelength=1.2)
+        if [*settings] != [ALL]:
+            place.legend(loc="best", handlelength=1.2)
     return figure
 
 
@@ -175,7 +193,7 @@ def settings_by_rate(entry: Values) -> dict[str, list[Values]]:
 
 
 def _setting_label(arms: list[Values]) -> str:
-    return str(arms[0]["label"]).rpartition(", rate ")[0] or "all"
+    return str(arms[0]["label"]).rpartition(", rate ")[0] or ALL
 
 
 def draw_by_examples(record: Values) -> Figure | None:

@@ -27,7 +27,9 @@ def environments(rows: Sequence[Mapping[str, Any]]) -> str:
             columns.append((made_with, [row["run"]]))
     keys = dict.fromkeys(key for known, _ in columns for key in known)
     heads = [f"{place}: {len(runs)} of {len(rows)} runs" for place, (_, runs) in enumerate(columns, start=1)]
-    shown = table({"": key} | {head: _text(known.get(key)) for head, (known, _) in zip(heads, columns, strict=True)} for key in keys)
+    shown = table(
+        {"": key} | {head: _text(known.get(key)) for head, (known, _) in zip(heads, columns, strict=True)} for key in keys
+    )
     others = [f"\nIn column {place}: {', '.join(runs)}.\n" for place, (_, runs) in enumerate(columns[1:], start=2)]
     return shown + "".join(others)
 

@@ -1,31 +1,30 @@
 """reports/record.json: all that a study measured and concluded, from which tables, figures and texts are made.
 
-It has nothing that differs between machines: seconds, ids and hardware are in reports/timing.csv (:mod:`grpo.reporting.timing`).
+Nothing in it differs between machines: seconds, ids and hardware are in reports/timing.csv (:mod:`grpo.reporting.timing`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from grpo.common.files import read_json, read_jsonl, write_json
+from grpo.common.files import read_json, write_json
 from grpo.common.yaml_file import parse_yaml
 from grpo.reporting.extra import extras, samples, zero_shot_examples
 from grpo.reporting.labels import arm_labels
 from grpo.results.claims import PUBLISHED, judge_claims, shown
 from grpo.results.findings import ArmResult, ExperimentResult, Interval, Verdict
 from grpo.results.intervals import difference_of
-from grpo.results.runs import REWARD, Run, by_arm, read_baseline, read_best_of_n, read_runs, value
+from grpo.results.runs import REWARD, Run, by_arm, final_scores, read_baseline, read_best_of_n, read_runs, value
 from grpo.results.selection import read_result
 from grpo.study import paths
+from grpo.study.methods import RATE_TIMES
 from grpo.study.schema import Study
-from grpo.study.settings import MAIN
+from grpo.study.settings import MAIN, Experiment, setting_of
 
 Values = dict[str, Any]
 FORM, LENGTH, ENTROPY = "val/format_reward", "val/response_length", "val/token_entropy"
@@ -64,7 +63,7 @@ def record_of(
     published = parse_yaml(PUBLISHED)
     claims = [asdict(verdict) for verdict in shown(verdicts, study)]
     cited = {source for claim in claims for source in claim["reported"]}
-    return plain(
+    found: Values = plain(
         {
             "study": study.study,
             "description": study.description,
@@ -96,10 +95,11 @@ def record_of(
             "sft": read_json(paths.sft_report(MAIN), f"sft_dataset@{MAIN}") if MAIN in study.sft_datasets else None,
         }
     )
+    return found
 
 
 def plain(value: Any) -> Any:
-    """Convert to plain values for JSON: records to mappings, tuples and arrays to lists, numbers that are not finite to None."""
+    """Convert to values of JSON: tuples and arrays to lists, numbers that are not finite to None."""
     if isinstance(value, dict):
         return {str(key): plain(of) for key, of in value.items()}
     if isinstance(value, list | tuple | np.ndarray):
@@ -111,14 +111,16 @@ def plain(value: Any) -> Any:
 
 def ends(estimate: Interval | None) -> Values | None:
     """Value and ends of an interval."""
-    return estimate and {"value": estimate.value, "low": estimate.low, "high": estimate.high}
+    return None if estimate is None else {"value": estimate.value, "low": estimate.low, "high": estimate.high}
 
 
 def label_arms(study: Study, runs: list[Run]) -> dict[str, str]:
     """The labels of an experiment's arms (:func:`grpo.reporting.labels.arm_labels`)."""
     arms = by_arm(runs)
     method = study.experiments[runs[0].experiment].method
-    return arm_labels(method, {arm: {key: of["value"] for key, of in own[0].config["config"].items()} for arm, own in arms.items()})
+    return arm_labels(
+        method, {arm: {key: of["value"] for key, of in own[0].config["config"].items()} for arm, own in arms.items()}
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- an experiment
@@ -139,38 +141,19 @@ def _experiment(study: Study, runs: list[Run], result: ExperimentResult, verdict
         "steps": max(int(run.validation["step"].iloc[-1]) for run in runs),
         "changed": [key for key in changed if any(arm.overrides.get(key) != first.get(key) for arm in result.arms)],
         "leader": result.leader,
-        "runner_up": runner_up(result),
+        "runner_up": result.runner_up,
         "winner": result.winner,
-        "margin": ends(margin(result, arms)),
+        "margin": ends(result.margin),  # on the problems that select
         "reason": result.reason,
-        "arms": [_arm(arms[arm.arm], arm, labels[arm.arm], leading) for arm in result.arms],
+        "arms": [_arm(arms[arm.arm], arm, labels[arm.arm], leading) | _rate(entry, arm) for arm in result.arms],
         "claims": [verdict.claim for verdict in verdicts if verdict.experiment == result.experiment],
+        "kl": _kl(study, result.experiment),
         "samples": samples(arms[result.winner][0].name),
     }
 
 
-def runner_up(result: ExperimentResult) -> str | None:
-    others = [arm for arm in result.arms if arm.arm != result.leader]
-    return max(others, key=lambda arm: (not arm.collapses, arm.final.value)).arm if others else None
-
-
-def margin(result: ExperimentResult, arms: dict[str, list[Run]]) -> Interval | None:
-    second = runner_up(result)
-    return None if second is None else difference_of(finals(arms[second]), finals(arms[result.leader]))
-
-
-def finals(runs: Sequence[Run]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Answer rewards of the last evaluation, (runs, problems)."""
-    return np.stack([run.outcomes[-1] for run in runs])
-
-
 def _arm(runs: list[Run], result: ArmResult, label: str, leading: list[Run]) -> Values:
     """An arm's entry; all numbers are means over all of its runs, collapsed ones too."""
-    config = {key: of["value"] for key, of in runs[0].config["config"].items()}
-    scores = finals(runs)
-    from grpo.results.intervals import mean_of
-
-    final = mean_of(scores)
     start = {key: _mean(runs, column, 0) for key, column in (("format", FORM), ("length", LENGTH), ("entropy", ENTROPY))}
     end = {key: _mean(runs, column, -1) for key, column in (("format", FORM), ("length", LENGTH), ("entropy", ENTROPY))}
     at_start = float(np.mean([run.validation[REWARD].iloc[0] for run in runs]))
@@ -180,17 +163,16 @@ def _arm(runs: list[Run], result: ArmResult, label: str, leading: list[Run]) -> 
     return {
         "arm": result.arm,
         "label": label,
-        "setting": result.arm,
-        "rate_times": None,
-        "learning_rate": config.get("learning_rate"),
-        "chosen": True,
+        "setting": result.setting,
+        "learning_rate": value(runs[0], "learning_rate"),
+        "chosen": result.chosen,
         "overrides": result.overrides,
         "runs": result.runs,
-        "same_as": same_as if any(same_as) else None,  # runs of an earlier experiment with equal settings, which stand for these
-        "by_run": scores.mean(axis=1),
-        **(ends(final) or {}),
-        "problems": scores.shape[1],
-        "selection": None,
+        "same_as": same_as if any(same_as) else None,  # equal runs of an earlier experiment, which stand for these
+        "by_run": result.by_run,
+        **(ends(result.final) or {}),
+        "problems": result.final.problems,
+        "selection": result.selection,
         "start": at_start,
         "best": {"value": best["best/answer_reward"], "step": best["best/step"]},
         "collapsed": [asdict(one) for one in result.collapses],
@@ -198,12 +180,26 @@ def _arm(runs: list[Run], result: ArmResult, label: str, leading: list[Run]) -> 
         **end,
         "given_form": _share(at_end, end["format"]),
         "at_start": start | {"given_form": _share(at_start, start["format"])},
-        "below": None if runs is leading else ends(difference_of(scores, finals(leading))),
+        "below": None if runs is leading else ends(difference_of(final_scores(runs), final_scores(leading))),
         "gained_and_lost": gained_and_lost(runs),
         "metrics": {name: levels for name in TRENDS if (levels := _levels(runs, name))},
         "curve": _curve(runs),
         **({"examples": runs[0].metrics["examples"]} if "examples" in runs[0].metrics else {}),
     }
+
+
+def _kl(study: Study, experiment: str) -> Values | None:
+    """By arm the KL of kept checkpoints to their start, as the stage ``kl`` measured it; None if the arms keep none."""
+    if experiment not in (study.kl_in or ()):
+        return None
+    arms: Values = read_json(paths.KL_REPORTS / f"{experiment}.json", f"kl@{experiment}", keys=("arms",))["arms"]
+    return {arm: [{key: of for key, of in step.items() if key != "by_run"} for step in steps] for arm, steps in arms.items()}
+
+
+def _rate(entry: Experiment, arm: ArmResult) -> Values:
+    """The multiple of the earlier winners' learning rate, for a setting that was tried at several."""
+    tried = [name for name in entry.arms if setting_of(name) == arm.setting]
+    return {"rate_times": entry.arms[arm.arm].get(RATE_TIMES, 1.0) if len(tried) > 1 else None}
 
 
 def _mean(runs: list[Run], column: str, row: int) -> float | None:
@@ -223,11 +219,12 @@ def mean_curve(runs: list[Run], column: str) -> pd.Series[float]:
     table = "validation" if column.startswith("val/") else "history"
     curves = [getattr(run, table).groupby("step")[column].last() for run in runs]
     joined = pd.concat(curves, axis=1).sort_index()
-    return (joined.ffill() if table == "validation" else joined).mean(axis=1)
+    mean: pd.Series[float] = (joined.ffill() if table == "validation" else joined).mean(axis=1)
+    return mean
 
 
 def _levels(runs: list[Run], column: str) -> Values | None:
-    """First and last level (mean over an eighth of the steps), smallest and largest value of the mean curve; None without it."""
+    """First and last level (mean over an eighth of the steps), smallest and largest value; None if not all runs have it."""
     if any(column not in run.history or run.history[column].isna().all() for run in runs):
         return None
     curve = mean_curve(runs, column).dropna()
@@ -256,20 +253,34 @@ def gained_and_lost(runs: list[Run]) -> Values:
 
 
 def _headline(study: Study, runs: dict[str, list[Run]], experiments: dict[str, Values]) -> Values:
-    """The winner with the highest reward among GRPO experiments on the main task that start from the base model.
+    """The best winner of GRPO experiments on the main task that start from the base model; without any, others count.
 
-    Winners without a collapsed run come first; without any such experiment, others count.
+    Winners without a collapsed run come first, then by mean on the problems that select, so that the shown mean is not the
+    largest of several.
     """
 
     def order(name: str) -> tuple[bool, bool, bool, bool, float]:
         entry, arm = experiments[name], winner_of(experiments[name])
         from_base = not value_of(runs[name], arm["arm"], "start_from")
-        return entry["task"] == MAIN, entry["method"] == "grpo", from_base, not arm["collapsed"], arm["value"]
+        return entry["task"] == MAIN, entry["method"] == "grpo", from_base, not arm["collapsed"], arm["selection"]
 
     name = max(experiments, key=order)
     arm = winner_of(experiments[name])
     config = next(run for run in runs[name] if run.arm == arm["arm"]).config["config"]
-    keys = ("arm", "label", "value", "low", "high", "start", "problems", "format", "given_form", "length", "at_start", "collapsed")
+    keys = (
+        "arm",
+        "label",
+        "value",
+        "low",
+        "high",
+        "start",
+        "problems",
+        "format",
+        "given_form",
+        "length",
+        "at_start",
+        "collapsed",
+    )
     return {
         "experiment": name,
         **{key: arm[key] for key in keys},
@@ -305,10 +316,10 @@ def _methods(study: Study, runs: dict[str, list[Run]], experiments: dict[str, Va
             continue
         arm = winner_of(entry)
         own = by_arm(runs[name])[arm["arm"]]
-        same = finals(own).shape[1] == finals(best).shape[1] and own is not best
+        same = final_scores(own).shape[1] == final_scores(best).shape[1] and own is not best
         rows.append(
             {"method": entry["method"], "experiment": name}
             | {key: arm[key] for key in ("arm", "label", "value", "low", "high", "entropy", "length")}
-            | {"above_headline": ends(difference_of(finals(best), finals(own))) if same else None}
+            | {"above_headline": ends(difference_of(final_scores(best), final_scores(own))) if same else None}
         )
     return rows

@@ -31,15 +31,12 @@ def write_tables(study: Study, record: Values) -> None:
 
 
 def summary(record: Values) -> Values:
-    """What `dvc metrics` shows of the study as a whole, beside each experiment's reports/metrics/EXPERIMENT.json."""
-    top = record["headline"]
-    decided = [claim["verdict"] for claim in record["claims"]]
+    """What `dvc metrics` shows of the study as a whole, in the columns of each experiment's reports/metrics/EXPERIMENT.json."""
+    top, prompts = record["headline"], list(record["baseline"].values())
     return {
         "end": round(top["value"], 4),
-        "winner": f"{top['experiment']}/{top['arm']}",
-        **{f"zero_shot_{prompt}": round(of["accuracy"]["value"], 4) for prompt, of in record["baseline"].items()},
-        "claims_agree": decided.count("agrees"),
-        "claims_disagree": decided.count("disagrees"),
+        "winner": top["experiment"],
+        "zero_shot": round(prompts[0]["accuracy"]["value"], 4),  # under the first prompt
     }
 
 
@@ -55,7 +52,10 @@ def results_table(study: Study, record: Values) -> pd.DataFrame:
                 | {"learning_rate": arm["learning_rate"], "end": arm["by_run"][arm["runs"].index(run.name)]}
                 | {"collapsed": run.name in fallen}
                 | run.metrics
-                | {"last/token_entropy": run.history["token_entropy"].iloc[-1], "max/gradient_norm": run.history["gradient_norm"].max()}
+                | {
+                    "last/token_entropy": run.history["token_entropy"].iloc[-1],
+                    "max/gradient_norm": run.history["gradient_norm"].max(),
+                }
                 | {"identity": run.config["identity"], "same_as": run.config["same_as"] or ""}
             )
     return pd.DataFrame(rows)

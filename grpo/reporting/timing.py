@@ -96,7 +96,10 @@ def write_timing(study: Study) -> None:
     for name in study.made:
         runs = read_runs(study, name)
         labels = label_arms(study, runs)
-        rows += [{"run": run.name, "experiment": name, "arm": run.arm, "label": labels[run.arm]} | _row(study, run, hashes) for run in runs]
+        rows += [
+            {"run": run.name, "experiment": name, "arm": run.arm, "label": labels[run.arm]} | _row(study, run, hashes)
+            for run in runs
+        ]
     found = pd.DataFrame(rows).round({column: 4 for column in rows[0] if column.endswith(("_s", "_hours"))})
     found.to_csv(paths.TIMING_TABLE, index=False, lineterminator="\n")
 
@@ -195,13 +198,16 @@ def draw_timing(study: Study) -> Figure:
     found = {name: [run for run in read_runs(study, name) if is_alone(run)] for name in study.made}
     compared = {name: runs for name, runs in found.items() if runs}
     if not compared:
-        figure, (axes,) = panels(1, height=0.6)
-        axes.set_axis_off()
-        axes.text(0, 0.5, "no run had the machine for itself, so seconds are not compared", color=INK)
+        figure, (alone,) = panels(1, height=0.6)
+        alone.set_axis_off()
+        alone.text(0, 0.5, "no run had the machine for itself, so seconds are not compared", color=INK)
         return figure
     labels = {name: label_arms(study, read_runs(study, name)) for name in compared}
     widths = {
-        f"{labels[name][run.arm]}{side}": parts for name, runs in compared.items() for run in runs for side, parts in _sides(run)
+        f"{labels[name][run.arm]}{side}": parts
+        for name, runs in compared.items()
+        for run in runs
+        for side, parts in _sides(run)
     }
     figure, axes = panels(1 + len(compared), FULL, max(HEIGHT, 0.8 + BAR * len(widths)))
     frame = pd.DataFrame.from_dict(widths, orient="index").reindex(index=list(widths), columns=list(COLOURS)).fillna(0.0)

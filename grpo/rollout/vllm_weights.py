@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from torch import Tensor
 
-from grpo.common.errors import UserError, is_out_of_memory, reason
+from grpo.common.errors import UserError, reason
 from grpo.models.checkpoint import named_as_saved
 from grpo.models.lora import without_adapters
 from grpo.models.sharding import weights_of
@@ -25,20 +25,29 @@ def put_weights(llm: Any, model: Any, device: str) -> None:
     if device == "cpu" and _has_experts(llm):
         # It packs experts' matrices when it starts, computes with the packed ones, and packs new ones no more.
         raise UserError(f"vLLM's CPU build does not take new weights of a mixture of experts. {INSTEAD}")
-    try:
-        with without_adapters(model, merge=True):
-            # With a tied head some models of vLLM (Gemma) have no head, and refuse its weight.
-            without = () if has_head(llm) else (HEAD,)
-            named = named_as_saved(model, weights_of(model))
-            weights = ((name, tensor) for name, tensor in named if name not in without)
-            llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
-    except Exception as error:  # its loaders raise errors of any kind
-        if is_out_of_memory(error):
+    ours: list[Exception] = []
+
+    def weights() -> Iterator[tuple[str, Tensor]]:
+        try:
+            yield from ((name, tensor) for name, tensor in named_as_saved(model, weights_of(model)) if name not in without)
+        except Exception as error:  # vLLM asks for the weights while it loads, so this passes through its loader
+            ours.append(error)
             raise
-        raise UserError(f"vLLM cannot take the weights of this model ({reason(error)}). {INSTEAD}") from error
+
+    with without_adapters(model, merge=True):
+        # With a tied head some models of vLLM (Gemma) have no head, and refuse its weight.
+        without = () if has_head(llm) else (HEAD,)
+        try:
+            llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights()})
+        except REFUSALS as error:
+            if ours:
+                raise
+            raise UserError(f"vLLM cannot take the weights of this model ({reason(error)}). {INSTEAD}") from error
     llm.reset_prefix_cache()
 
 
+# What vLLM's loaders raise for a weight of a name or shape that they do not know.
+REFUSALS = (AssertionError, KeyError, ValueError)
 INSTEAD = "Set engine.name to transformers in params.yaml."
 HEAD = "lm_head.weight"
 # Where vLLM stacks a checkpoint's matrices: a pattern of their names, and what replaces it.

@@ -56,7 +56,8 @@ def rehearsal_of(values: Mapping[str, Any]) -> dict[str, Any]:
             experiments[name] = {"arms": {arm: _cut(changed, by, few) for arm, changed in arms.items()}}
             for arm in experiments[name]["arms"].values():
                 if "keep_steps" in arm:
-                    arm["keep_steps"] = list(range(1, len(arm["keep_steps"]) + 1))
+                    most = len(arm["keep_steps"]) if method == "sft" else STEPS
+                    arm["keep_steps"] = list(range(1, len(arm["keep_steps"]) + 1))[:most]
                 if arm.get("start_from") in kept:
                     arm["start_from"] = f"{arm['start_from'].rpartition('-')[0]}-{kept[arm['start_from']]}"
     fine_tuned = {entry.get("task", MAIN) for entry in made.values() if entry.get("method") == "sft"}

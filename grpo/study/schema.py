@@ -16,7 +16,8 @@ from grpo.common.errors import UserError
 from grpo.common.imports import search_in
 from grpo.study import paths
 from grpo.study.annotated import read_mapping
-from grpo.study.compose import STUDIES_FOLDER, compose
+from grpo.study.claims import AnyClaim, own_claims
+from grpo.study.compose import STUDIES_FOLDER, compose, stage_lists
 from grpo.study.methods import (
     OFF_POLICY_RANK,
     ExpertIterationConfig,
@@ -54,11 +55,10 @@ TOKENS_ON_CPU = 4096  # max_tokens_per_microbatch on a CPU, as in studies/base.y
 LONGEST_NAME = 100  # characters; file names have an experiment, an arm and a seed, and may have 255
 # Names that no experiment may have, as the pipeline itself has a file of this name where each experiment has its own.
 TAKEN = {
-    *("base_model", "best_of_n", "claims", "forest", "kissing_number", "math_baseline", "method", "methods", "overview"),
-    *("sft_examples", "software", "staleness", "time_breakdown", "what_it_would_take"),
-    *("zero_shot", "zero_shot_by_level", "zero_shot_by_subject"),
+    *("best_of_n", "claims", "contrasts", "kissing_number", "math_baseline", "methods", "overview", "rates", "sft_examples"),
+    *("software", "zero_shot", "zero_shot_by_level", "zero_shot_by_subject"),
 }
-OF_FIGURES = ("ends", "metrics")  # EXPERIMENT-ends and EXPERIMENT-metrics are figures of EXPERIMENT
+OF_TABLES = ("rates", "sets", "leaderboard")  # EXPERIMENT-rates and others are tables of EXPERIMENT
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # torch's range
 
 
@@ -98,7 +98,9 @@ class Study(Section):
     checkpoints: list[Literal["last", "best"]] = Field(min_length=1)
     save_state_every: PositiveInt  # steps; expert iteration saves after each of its (long) steps
     select_in: list[str] = Field(min_length=1)  # the experiments with arms; DVC makes stages select@EXPERIMENT from it
+    kl_in: list[str] | None = None  # those of them with keep_steps of GRPO; DVC makes stages kl@EXPERIMENT from it
     experiments: dict[str, Experiment]
+    claims: list[AnyClaim] = []  # the study's own, beside the published ones
     resources: dict[str, Resources]
     runs: dict[str, dict[str, Any]] | None = None  # made by `grpo study use`; DVC makes stages train@KEY from it
 
@@ -120,6 +122,11 @@ class Study(Section):
     def left_out(self) -> list[str]:
         """The experiments without arms."""
         return [name for name, experiment in self.experiments.items() if not experiment.arms]
+
+    @property
+    def own_claims(self) -> list[AnyClaim]:
+        """The study's own claims, each with its experiment, id and statement."""
+        return own_claims(self.claims, self.experiments)
 
     def needed_selections(self, experiment: str) -> list[str]:
         """The experiments whose winners must be known before a run of ``experiment`` can start, first to last.
@@ -216,6 +223,7 @@ class Study(Section):
         for name, experiment in self.experiments.items():
             for arm, values in experiment.arms.items():
                 self._check_arm(name, arm, values)
+        own_claims(self.claims, self.experiments)
         self._check_resources()
         table = runs_table(self)
         if self.runs is not None and self.runs != table:
@@ -252,8 +260,8 @@ class Study(Section):
         for number, (name, experiment) in enumerate(self.experiments.items()):
             where, on = f"experiments.{name}", experiment.builds_on
             check_name(where, "an experiment", name)
-            figure_of, _, which = name.rpartition("-")
-            if name in TAKEN or (which in OF_FIGURES and figure_of in self.experiments):
+            table_of, _, which = name.rpartition("-")
+            if name in TAKEN or (which in OF_TABLES and table_of in self.experiments):
                 raise UserError(f"{where}: the pipeline has files of its own with this name. Choose another one.")
             for key in filter(None, (experiment.resources, experiment.timed)):
                 require_known(f"{where}.resources", "no resources", key, self.resources)
@@ -268,9 +276,12 @@ class Study(Section):
                 require_known(f"{where}.task", "no task", experiment.task, self.tasks)
             if experiment.arms and experiment.method == "sft" and experiment.task not in self.sft_datasets:
                 raise UserError(f"{where}: no examples for fine-tuning: add sft_datasets.{experiment.task}.")
-        if sorted(self.select_in) != sorted(self.made):
-            differing = ", ".join(sorted({*self.select_in} ^ {*self.made})) or "one is there twice"
-            raise UserError(f"select_in: must list each experiment with arms once ({differing}): run `grpo study runs`.")
+        for key, wanted in stage_lists(self.model_dump(include={"experiments", "grpo"})).items():
+            given = getattr(self, key)
+            if given is not None and sorted(given) != sorted(wanted):
+                differing = ", ".join(sorted({*given} ^ {*wanted})) or "one is there twice"
+                of = "arms" if key == "select_in" else "keep_steps of GRPO"
+                raise UserError(f"{key}: must list each experiment with {of} once ({differing}): run `grpo study runs`.")
         for name in self.made:
             for needed in self.needed_experiments(name):
                 if needed in self.left_out:

@@ -39,6 +39,8 @@ def require_agreement(study: Study, learner: Any, rollouts: Sequence[Rollout]) -
     sampling = study.evaluation
     compared = rollouts[:: max(1, len(rollouts) // COMPARED)][:COMPARED]
     engine = torch.tensor([one for rollout in compared for one in rollout.completion.log_probs])
+    if not engine.numel():
+        return  # all of them are empty
     found = mismatch(torch.cat(learner.log_probs(compared, sampling.temperature)), engine)["mismatch_mean"].mean().item()
     precisions = [study.learner.dtype] + [study.engine.dtype] * (study.engine.name == "vllm")
     limit = max(ROUNDING[each] for each in precisions) / min(1.0, sampling.temperature) - math.log(sampling.top_p)

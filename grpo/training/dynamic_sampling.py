@@ -1,6 +1,7 @@
 """Dynamic sampling (DAPO, arXiv 2503.14476, Section 3.2): replace groups whose rewards are all equal.
 
-Such a group has zero advantages and no gradient. The punishment of long responses makes no difference here.
+Such a group has zero advantages and no gradient. Where long responses are punished (``overlong_buffer``), rewards are compared
+without the punishment, so a group whose advantages come from it alone is replaced too.
 """
 
 from __future__ import annotations

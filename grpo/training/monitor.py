@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from grpo.common.files import write_text
 from grpo.results.statistics import wilson_interval
-from grpo.study.methods import EvaluationSteps, SftConfig
+from grpo.study.methods import EvaluationSteps
 from grpo.study.schema import Study
 from grpo.tracking.run_log import RunLog
 from grpo.training.agreement import require_agreement
@@ -80,7 +80,7 @@ class Monitor:
             validated = self.validation(step, last=True)
         if validated is not None:
             self._record(step, validated, keep_samples=step in self.sampled_steps or over or early)
-        if isinstance(config, SftConfig) and step in config.keep_steps:
+        if step in config.keep_steps:
             self.keep(f"step-{step}", {"step": step, "update": self.updates})
         return over or early
 

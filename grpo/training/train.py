@@ -67,7 +67,7 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
         validation = Validation(setup, study.evaluation, data.validation, sampler, learner, further)
         require_room_for_all(run, validation)
 
-        about = {"prompt": run.config.prompt, "started_from": _source(study, run)}
+        about = {"prompt": run.config.prompt, "started_from": _source(study, run), "start": run.model.as_posix()}
 
         def keep(kind: str, evaluation: dict[str, Any]) -> None:
             if kind in study.checkpoints or kind.startswith("step-"):

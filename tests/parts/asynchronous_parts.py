@@ -115,45 +115,53 @@ def kill(actor: Any) -> None:
 # ------------------------------------------------------------------------------------- made-up ones, which take a fixed time
 
 
+def nap(seconds: float, notes: Path = Path(os.devnull)) -> None:
+    """Sleep, and append the start and the end (s on a clock that all processes of a machine share) to a file."""
+    start = time.monotonic()
+    time.sleep(seconds)
+    with notes.open("a") as file:
+        file.write(f"{start} {time.monotonic()}\n")
+
+
 class FixedTimeEngine:
     """Samples nothing, in a fixed time."""
 
     context = None
 
-    def __init__(self, seconds: float):
-        self.seconds, self.policy_version = seconds, 0
+    def __init__(self, seconds: float, notes: Path = Path(os.devnull)):
+        self.seconds, self.notes, self.policy_version = seconds, notes, 0
 
     def synchronize(self, model: Any, policy_version: int) -> None:
         self.policy_version = policy_version
 
     def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int) -> list[list[Completion]]:
-        time.sleep(self.seconds)
+        nap(self.seconds, self.notes)
         return [[Completion((1, 2), "T", (-1.0, -1.0), "stop", self.policy_version)] * n for _ in prompts]
 
 
 class FixedTimeLearner:
     """Learns nothing, in a fixed time."""
 
-    def __init__(self, seconds: float):
-        self.seconds, self.model = seconds, torch.nn.Linear(4, 4)
+    def __init__(self, seconds: float, notes: Path = Path(os.devnull)):
+        self.seconds, self.notes, self.model = seconds, notes, torch.nn.Linear(4, 4)
 
     def drift(self, rollouts: Any) -> dict[str, float]:
         return {}
 
     def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        time.sleep(self.seconds)
+        nap(self.seconds, self.notes)
         return {"loss": 0.0, "skipped_update": 0.0}
 
     def state(self) -> dict[str, Any]:
         return {}
 
 
-def make_fixed_time_generator(folder: Path, seconds: float) -> tuple[Any, Any, Any]:
-    return FixedTimeEngine(seconds), SimpleNamespace(load_state_dict=lambda state: None), load_tokenizer(folder)
+def make_fixed_time_generator(folder: Path, seconds: float, notes: Path = Path(os.devnull)) -> tuple[Any, Any, Any]:
+    return FixedTimeEngine(seconds, notes), SimpleNamespace(load_state_dict=lambda state: None), load_tokenizer(folder)
 
 
-def make_fixed_time_learner(seconds: float) -> tuple[Any, Any]:
-    return FixedTimeLearner(seconds), lambda target: None
+def make_fixed_time_learner(seconds: float, notes: Path = Path(os.devnull)) -> tuple[Any, Any]:
+    return FixedTimeLearner(seconds, notes), lambda target: None
 
 
 # -------------------------------------------------------------------------------------------------------------- in the test

@@ -245,9 +245,23 @@ def test_a_mixture_of_experts_is_sampled_from_and_not_updated(kind: str, tmp_pat
         VllmEngine(tmp_path, model, settings)
 
 
-def test_weights_that_vllm_does_not_know_are_refused(served: Any) -> None:
+@pytest.mark.parametrize("name", ["model.layers.0.no_such.weight", "no_such.weight", "model.norm.weight"])
+def test_weights_that_vllm_does_not_take_are_refused(name: str, served: Any) -> None:
+    """Of a name that it does not know, or of another shape."""
     with pytest.raises(UserError, match=r"vLLM cannot take the weights .*engine\.name"):
-        served.engine.synchronize(Weights({"model.layers.0.no_such.weight": torch.ones(2)}), 3)
+        served.engine.synchronize(Weights({name: torch.ones(2)}), 3)
+
+
+@pytest.mark.parametrize("error", [KeyError, RuntimeError])
+def test_an_error_in_the_policys_own_weights_keeps_its_kind(error: type[Exception], served: Any) -> None:
+    """Though vLLM's loader asks for them."""
+
+    class Broken(Weights):
+        def state_dict(self) -> Any:
+            raise error("no weights")
+
+    with pytest.raises(error, match="no weights"):
+        served.engine.synchronize(Broken({}), 3)
 
 
 def test_both_engines_end_and_read_responses_alike(tmp_path: Path) -> None:

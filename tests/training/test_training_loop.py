@@ -404,6 +404,12 @@ def test_other_weights_differ_by_more_than_settings_and_rounding_do(
             require_agreement(study, learner, rollouts)
 
 
+def test_responses_without_tokens_have_nothing_to_compare(tiny_study: Study, model: Any) -> None:
+    nothing = Completion((), "", (), "stop", 0)
+    empty = [Rollout(problem, (1, 2), nothing) for problem in problems(64)]
+    require_agreement(tiny_study, Learner(model, tiny_study.grpo, 0), empty)
+
+
 def test_a_run_whose_engine_has_other_weights_ends_before_training(
     tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -185,13 +185,23 @@ def read_comments(study: Study, record: Values, times: Mapping[tuple[str, str], 
     return found
 
 
-def accept(comment: Comment) -> None:
-    """Write the digest of the present results into a comment's head; UserError if a fact that it rests on is not so."""
-    if comment.fails:
-        raise UserError(f"{comment.path}: rests on {comment.fails[0]}, which is not so. Rewrite it before you accept it.")
-    head, body = _parts(comment.path)
-    lines = [f"{key}: {comment.digest if key == WRITTEN_FOR else value}" for key, value in head]
-    write_text(comment.path, "\n".join(["---", *lines, "---", body]))
+def accept_all(comments: Mapping[str, Comment], names: Sequence[str]) -> None:
+    """Write the digest of the present results into the heads of some comments.
+
+    Args:
+        names: of comments; ``all`` stands for all.
+
+    Raises:
+        UserError: there is no such comment, or a fact that one rests on is not so. Then no comment is changed.
+    """
+    chosen = [*comments.values()] if "all" in names else [_one_of(comments, name, "comment") for name in names]
+    for comment in chosen:
+        if comment.fails:
+            raise UserError(f"{comment.path}: rests on {comment.fails[0]}, which is not so. Rewrite it before you accept it.")
+    for comment in chosen:
+        head, body = _parts(comment.path)
+        lines = [f"{key}: {comment.digest if key == WRITTEN_FOR else value}" for key, value in head]
+        write_text(comment.path, "\n".join(["---", *lines, "---", body]))
 
 
 def _parts(path: Path) -> tuple[list[tuple[str, str]], str]:

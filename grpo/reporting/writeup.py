@@ -34,11 +34,15 @@ def write_up(study: Study) -> None:
         UserError: a result file is missing or damaged, or a comment is wrong.
     """
     write_delivery(study)
-    record, timing = read_record(), read_timing()
-    comments = read_comments(study, record, seconds_of_steps(timing))
+    record, timing, comments = read_record(), read_timing(), comments_of(study)
     text = re.sub(r"\n\s*\n", "\n\n", writeup_of(study, record, timing, comments)).strip() + "\n"
     write_text(paths.WRITEUP, text)
     write_text(paths.PAGE, page_of(record, text, timing))
+
+
+def comments_of(study: Study) -> dict[str, Comment]:
+    """Read the study's comments and fill in the numbers; UserError as :func:`grpo.reporting.comments.read_comments`."""
+    return read_comments(study, read_record(), seconds_of_steps(read_timing()))
 
 
 def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Mapping[str, Comment]) -> str:

@@ -71,7 +71,7 @@ PHRASES: tuple[tuple[tuple[str, ...], Callable[[Config], str]], ...] = (
     (("use_std_normalization",), lambda config: "with std" if config["use_std_normalization"] else "without std"),
 )
 RATE = "learning_rate"
-NEVER = {"seed", "keep_steps", "measure_kl"}  # settings that do not change a run's rewards
+NEVER = {"keep_steps"}  # settings that do not change a run's rewards
 
 
 def arm_labels(method: str, configs: Mapping[str, Config]) -> dict[str, str]:

@@ -316,7 +316,7 @@ def _methods(study: Study, runs: dict[str, list[Run]], experiments: dict[str, Va
             continue
         arm = winner_of(entry)
         own = by_arm(runs[name])[arm["arm"]]
-        same = final_scores(own).shape[1] == final_scores(best).shape[1] and own is not best
+        same = name != headline["experiment"] and final_scores(own).shape[1] == final_scores(best).shape[1]
         rows.append(
             {"method": entry["method"], "experiment": name}
             | {key: arm[key] for key in ("arm", "label", "value", "low", "high", "entropy", "length")}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from ruamel.yaml import YAML
+from run_folders import write_run
 
 from grpo.common.files import write_json, write_text
 from grpo.results.runs import Run
@@ -41,7 +41,7 @@ def run(
     forms: list[float] | None = None,
     diverged: int | None = None,
     cut: int | None = None,
-    selection_problems: int = 0,
+    updates: int = 1,
     values: Mapping[str, Any] | None = None,
     metrics: Mapping[str, Any] | None = None,
     validation: Mapping[str, Any] | None = None,
@@ -53,7 +53,6 @@ def run(
         rewards: of each evaluation, as a share of solved problems or by problem.
         steps: number of steps with a row of history, if not those that were evaluated.
         forms: format reward of each evaluation; 1 in all.
-        selection_problems: the first problems, which select and do not judge.
         values: of the configuration.
         metrics, validation, history: further or other values of these files; in columns one for each row, or one for all.
     """
@@ -82,11 +81,10 @@ def run(
             key: {"value": value, "from": "study"} for key, value in ({"learning_rate": 1e-3} | dict(values or {})).items()
         },
         "software": {"torch": "2.0"},
-        "updates_per_rollout_batch": 1,
-        "evaluation": {"selection_problems": selection_problems},
+        "updates_per_rollout_batch": updates,
     }
     frames, final = (pd.DataFrame(rows), pd.DataFrame(evaluations)), final | dict(metrics or {})
-    return Run(experiment, arm, seed, config, final, *frames, np.stack(outcomes), outcomes[-1], selection_problems)
+    return Run(experiment, arm, seed, config, final, *frames, np.stack(outcomes), outcomes[-1], 0)
 
 
 def study_of(study: Study, **arms: dict[str, dict[str, Any]]) -> Study:
@@ -109,19 +107,12 @@ def study_of(study: Study, **arms: dict[str, dict[str, Any]]) -> Study:
 
 def store(run: Run, seconds: float = 1.0, alone: bool = False) -> None:
     """Write a run's result files, and the times of its steps, each of which takes so long."""
-    folder = paths.RUNS / run.name
-    folder.mkdir(parents=True)
-    with (folder / "config.yaml").open("w") as file:
-        YAML().dump(run.config, file)
-    write_json(folder / "metrics.json", run.metrics)
-    run.history.to_csv(folder / "history.csv", index=False)
-    run.validation.to_csv(folder / "validation.csv", index=False)
-    write_text(folder / "outcomes.jsonl", _lines({"answer_reward": outcome.tolist()} for outcome in run.outcomes))
+    write_run(run)
     sample = {"prompt": "1 + 1?", "response": "1 + 1 = 2", "ground_truth": "2", "token_entropy": 0.5}
     sample |= dict.fromkeys(("format_reward", "answer_reward", "reward"), 1.0)
     evaluated = run.validation["step"].iloc[[0, -1]]
     samples = ({"step": int(step), "problem": f"p{i}"} | sample for step in evaluated for i in range(3))
-    write_text(folder / "rollouts.jsonl", _lines(samples))
+    write_text(paths.RUNS / run.name / "rollouts.jsonl", _lines(samples))
     step = {"step_s": seconds, "rollout_s": seconds / 2, "training_s": seconds / 4, "training_peak_mb": 100.0 * seconds}
     write_json(
         paths.run_timing(run.name),

@@ -1,14 +1,14 @@
 """Simulate how often the report's 95% intervals contain the true value, as they are used: over all runs, paired by seed.
 
-``python benchmarks/coverage.py`` prints a table and writes it to benchmarks/results/coverage.json. Each simulated study draws new
-problems, seeds and runs. All arms answer the same problems, which differ in difficulty (a logistic model with a standard deviation
-of 1.5 in logits, of which a tenth each is specific to an arm and to a run). An arm's runs have rewards with mean 0.7 and the
-standard deviation in the row; of its variance a share is that of the seed, as where each seed has a base model of its own. A run's
-result is one evaluation. ``difference``: of two arms, paired; ``mean``: of the second arm.
+``python benchmarks/coverage.py`` prints a table and writes it to benchmarks/results/coverage.json. Each simulated study draws
+new problems, seeds and runs. All arms answer the same problems, which differ in difficulty (a logistic model with a standard
+deviation of 1.5 in logits, of which a tenth each is specific to an arm and to a run). An arm's runs have rewards with mean 0.7
+and the standard deviation in the row; a share of its variance is that of the seed, as where each seed has its own base model. A
+run's result is one evaluation. ``difference``: of two arms, paired; ``mean``: of the second arm.
 
-Rows: runs with normal spread; runs that spread in logits, so that bad runs are far out; and runs of which, in the second arm, each
-collapses with the probability in the row and then earns 0.02. There the truth is the mean over all runs, collapsed ones too. "Seen":
-coverage in the studies in which at least one run collapsed; the others cannot know of a collapse.
+Rows: runs with normal spread; runs that spread in logits, so that bad runs are far out; and runs of which, in the second arm,
+each collapses with the probability in the row and then earns 0.02. There the truth is the mean over all runs, collapsed ones
+too. "Seen": coverage in the studies in which at least one run collapsed; the others cannot know of a collapse.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def shift_of(reward: Numbers | float) -> Numbers:
 
 @cache
 def spread(sd: float, kind: str) -> tuple[float, float]:
-    """Centre and standard deviation of the normal draws from which :func:`rewards` makes rewards with this mean and deviation."""
+    """Centre and deviation of the normal draws from which :func:`rewards` makes rewards with mean 0.7 and this deviation."""
     at, width = (float(shift_of(MEAN)), 6 * sd) if kind == "skewed" else (MEAN, sd)
     for _ in range(80):
         made = rewards(at + width * _QUANTILES, kind)
@@ -70,9 +70,7 @@ def study(draws: Draws, runs: int, row: dict[str, Any]) -> tuple[Numbers, Number
     for number, sd in enumerate(row["sds"]):
         at, width = spread(sd, row["kind"])
         share = row["seed_share"]
-        means = rewards(
-            at + width * (math.sqrt(share) * of_seed + math.sqrt(1 - share) * draws.normal(size=runs)), row["kind"]
-        )
+        means = rewards(at + width * (math.sqrt(share) * of_seed + math.sqrt(1 - share) * draws.normal(size=runs)), row["kind"])
         means = np.where(lost, COLLAPSED, means) if number else means
         logits = shift_of(means)[:, None] + difficulty + own * draws.normal(size=PROBLEMS)
         logits += own * draws.normal(size=(runs, PROBLEMS))

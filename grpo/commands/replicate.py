@@ -18,7 +18,7 @@ from grpo.reporting.replication import counts, read_replicate, replication_page
 from grpo.results.replication import Replicate, study_digest, write_replication
 from grpo.study import paths
 from grpo.study.annotated import read_annotated, to_text
-from grpo.study.schema import PARAMS_FILE, Study, load_study
+from grpo.study.schema import PARAMS_FILE, load_study
 
 FOLDER = Path("replicates")
 MADE_OF = "replicate.json"  # in a replicate's folder: its name, and the digest of the study that it repeats
@@ -69,7 +69,9 @@ def _make(folder: Path, seeds: list[int], base_seed: int | None, of_study: str) 
     made_of = {"name": _name(seeds, base_seed), "study": of_study}
     if folder.exists():
         if not (folder / MADE_OF).is_file() or read_json(folder / MADE_OF, made_by="replicate", keys=KEYS) != made_of:
-            raise UserError(f"{folder}: already exists, but repeats a study with other settings. Remove it, or name other seeds.")
+            raise UserError(
+                f"{folder}: already exists, but repeats a study with other settings. Remove it, or name other seeds."
+            )
         return
     with whole_folder(folder) as draft:
         _git("clone", "--quiet", "--no-checkout", ".", str(draft))  # a clone, because runs record the git commit

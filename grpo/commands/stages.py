@@ -207,14 +207,12 @@ def kl(experiment: Experiment) -> None:
 
 
 def tables() -> None:
-    """Write what the study measured: reports/record.json, tables, claims, results.csv, timing.csv and summary.json."""
+    """Write what the study measured: reports/record.json, tables, results.csv, timing.csv and summary.json."""
     from grpo.reporting.record import write_record
     from grpo.reporting.tables import write_tables
     from grpo.reporting.timing import write_timing
-    from grpo.results.claims import write_claims
 
     study = load_study()
-    write_claims(study)
     write_tables(study, write_record(study))
     write_timing(study)
     print(f"{paths.RECORD}: what was measured; {paths.TIMING_TABLE}: seconds, ids and machines of the runs")

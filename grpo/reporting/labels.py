@@ -57,7 +57,8 @@ def _asynchronous(config: Config) -> str:
     return f"lag {apart['max_policy_lag']}{buffer}"
 
 
-# Phrases for settings, the most telling first: each with the settings that it speaks for.
+# Phrases for settings, the most telling first: each with the settings that it speaks for. One whose first setting the method
+# lacks is left out.
 PHRASES: tuple[tuple[tuple[str, ...], Callable[[Config], str]], ...] = (
     (("asynchronous",), _asynchronous),
     (("lora",), _lora),
@@ -71,7 +72,7 @@ PHRASES: tuple[tuple[tuple[str, ...], Callable[[Config], str]], ...] = (
     (("use_std_normalization",), lambda config: "with std" if config["use_std_normalization"] else "without std"),
 )
 RATE = "learning_rate"
-NEVER = {"seed", "keep_steps", "measure_kl"}  # settings that do not change a run's rewards
+NEVER = {"keep_steps"}  # settings that do not change a run's rewards
 
 
 def arm_labels(method: str, configs: Mapping[str, Config]) -> dict[str, str]:
@@ -88,11 +89,12 @@ def arm_labels(method: str, configs: Mapping[str, Config]) -> dict[str, str]:
         ((arm, config),) = configs.items()
         updates = ", " + _updates(config) if method == "grpo" and "train_batch_size" in config else ""
         return {arm: METHODS[method] + updates}
-    named = {key for keys, _ in PHRASES for key in keys} | NEVER | {RATE}
+    phrases = [(keys, phrase) for keys, phrase in PHRASES if any(keys[0] in config for config in configs.values())]
+    named = {key for keys, _ in phrases for key in keys} | NEVER | {RATE}
     others = dict.fromkeys(key for config in configs.values() for key in config if key not in named)
     further = (((key,), _plain(key)) for key in others)
     parts: dict[str, list[str]] = {arm: [] for arm in configs}
-    for keys, phrase in (*PHRASES, *further, ((RATE,), rate)):
+    for keys, phrase in (*phrases, *further, ((RATE,), rate)):
         if not any(differ(configs.values(), key) for key in keys):
             continue
         longer = {arm: [*of, phrase(configs[arm])] for arm, of in parts.items()}

@@ -13,14 +13,15 @@ import numpy as np
 import pandas as pd
 
 from grpo.common.files import read_json, write_json
-from grpo.common.yaml_file import parse_yaml
 from grpo.reporting.extra import extras, samples, zero_shot_examples
 from grpo.reporting.labels import arm_labels
-from grpo.results.claims import PUBLISHED, judge_claims, shown
-from grpo.results.findings import ArmResult, ExperimentResult, Interval, Verdict
+from grpo.results.claims import judge_claims
+from grpo.results.findings import ArmResult, ExperimentResult, Interval
 from grpo.results.intervals import difference_of
+from grpo.results.published import read_published
 from grpo.results.runs import REWARD, Run, by_arm, final_scores, read_baseline, read_best_of_n, read_runs, value
 from grpo.results.selection import read_result
+from grpo.results.verdicts import Verdict
 from grpo.study import paths
 from grpo.study.methods import RATE_TIMES
 from grpo.study.schema import Study
@@ -60,8 +61,7 @@ def record_of(
     for name, entry in experiments.items():
         entry["extra"] = extras(study, runs[name], entry, runs, experiments)
     headline = _headline(study, runs, experiments)
-    published = parse_yaml(PUBLISHED)
-    claims = [asdict(verdict) for verdict in shown(verdicts, study)]
+    claims = [asdict(verdict) for verdict in verdicts]
     cited = {source for claim in claims for source in claim["reported"]}
     found: Values = plain(
         {
@@ -83,7 +83,7 @@ def record_of(
             "best_of_n": read_best_of_n(study),
             "experiments": experiments,
             "claims": claims,
-            "sources": {source: text for source, text in published["sources"].items() if source in cited},
+            "sources": {source: text for source, text in read_published().sources.items() if source in cited},
             "problems": {
                 **{key: getattr(study.evaluation, f"{key}problems", None) for key in ("", "last_", "selection_", "zero_shot_")},
                 "best_of_n": study.evaluation.best_of_n.problems if study.evaluation.best_of_n.prompts else None,
@@ -146,7 +146,7 @@ def _experiment(study: Study, runs: list[Run], result: ExperimentResult, verdict
         "margin": ends(result.margin),  # on the problems that select
         "reason": result.reason,
         "arms": [_arm(arms[arm.arm], arm, labels[arm.arm], leading) | _rate(entry, arm) for arm in result.arms],
-        "claims": [verdict.claim for verdict in verdicts if verdict.experiment == result.experiment],
+        "claims": [verdict.id for verdict in verdicts if verdict.experiment == result.experiment],
         "kl": _kl(study, result.experiment),
         "samples": samples(arms[result.winner][0].name),
     }
@@ -316,7 +316,7 @@ def _methods(study: Study, runs: dict[str, list[Run]], experiments: dict[str, Va
             continue
         arm = winner_of(entry)
         own = by_arm(runs[name])[arm["arm"]]
-        same = final_scores(own).shape[1] == final_scores(best).shape[1] and own is not best
+        same = name != headline["experiment"] and final_scores(own).shape[1] == final_scores(best).shape[1]
         rows.append(
             {"method": entry["method"], "experiment": name}
             | {key: arm[key] for key in ("arm", "label", "value", "low", "high", "entropy", "length")}

@@ -54,9 +54,9 @@ def replication_page(study: str, here: Replicate, replicates: Sequence[Replicate
     lines = [
         "# On fresh seeds",
         "",
-        f"The study ({here.name}) beside the same study with other seeds. It is the study with the digest `{study}`; with other "
-        f"settings these replicates say nothing of it. *{TURNED}*: one agrees with the claim, and the other finds that it does not "
-        f"hold. *{UNDECIDED}*: only one decides.",
+        f"The study ({here.name}) beside the same study with other seeds. The digest of its settings is `{study}`; of a study "
+        f"with another one these replicates say nothing. *{TURNED}*: one agrees with the claim, and the other finds that it "
+        f"does not hold. *{UNDECIDED}*: only one decides.",
     ]
     for there in replicates:
         number, others = counts(here, there), _winners(here, there)
@@ -86,7 +86,7 @@ def _claims(here: Replicate, there: Replicate) -> list[tuple[str, ...]]:
 
 
 def _winners(here: Replicate, there: Replicate) -> list[tuple[str, ...]]:
-    """A row for each experiment that both have; whether the study could tell its leader from the next, if the winner is another."""
+    """A row for each experiment of both: the winners, and if they differ, whether the study could tell its leader."""
     rows = []
     for name, one in here.winners.items():
         if (other := there.winners.get(name)) is None:

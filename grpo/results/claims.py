@@ -17,9 +17,9 @@ from grpo.results.published import claims_of, digest_of, read_published, written
 from grpo.results.replication import Replication, fresh, read_replication
 from grpo.results.runs import first_scores, value
 from grpo.results.verdicts import AGREES, NOT_TESTED, Verdict, judge
-from grpo.study.claims import PLACES, RATE, AnyClaim, Collapses, Share
+from grpo.study.claims import PLACES, AnyClaim, Collapses, Share
 from grpo.study.schema import Study
-from grpo.study.settings import MAIN
+from grpo.study.settings import MAIN, setting_of
 
 
 def judge_claims(study: Study) -> list[Verdict]:
@@ -82,22 +82,23 @@ def _judged(
 def _arm(claim: AnyClaim, name: str, of_experiment: Callable[[str], Evidence]) -> tuple[Evidence, str]:
     """Find the evidence on an arm as a claim names it (``ARM`` or ``EXPERIMENT/ARM``), and the arm's name there.
 
+    A setting stands for the arm with its best learning rate.
+
     Raises:
-        NotMeasured: the study has no such arm, or not at the claim's rate.
+        NotMeasured: the study has no such arm.
     """
     experiment, _, arm = name.rpartition("/")
     evidence = of_experiment(experiment or claim.experiment)
     if not arm:
         return evidence, ""
     if arm in PLACES:
-        return evidence, evidence.leader if arm == "leader" else [*evidence.arms][0 if arm == "first" else -1]
-    if claim.rate is None:
-        return evidence, evidence.name_of(evidence.chosen.get(arm, arm))
-    tried = [f"{arm}{RATE}{claim.rate:g}", *([arm] if claim.rate == 1 else [])]
-    found = next((name for name in tried if name in evidence.arms), None)
-    if found is None:
-        raise NotMeasured(f"the study does not try {arm} at {claim.rate:g} times the selected learning rate")
-    return evidence, found
+        return evidence, _leader(evidence) if arm == "leader" else [*evidence.arms][0 if arm == "first" else -1]
+    return evidence, evidence.name_of(evidence.chosen.get(arm, arm))
+
+
+def _leader(evidence: Evidence) -> str:
+    """The best arm on the problems that select, so that those that judge it did not choose it."""
+    return evidence.best([*evidence.chosen.values()])
 
 
 def _require(claim: AnyClaim, evidence: Evidence) -> None:
@@ -106,7 +107,7 @@ def _require(claim: AnyClaim, evidence: Evidence) -> None:
     Raises:
         NotMeasured: one of them is not met.
     """
-    leader = evidence.leader
+    leader = _leader(evidence)
     if claim.requires.learns:
         final, start = mean_of(evidence.final(leader)), float(first_scores(evidence.runs(leader)).mean())
         if final.low <= start:
@@ -116,7 +117,7 @@ def _require(claim: AnyClaim, evidence: Evidence) -> None:
         if length < tokens:
             raise NotMeasured(f"the claim is about responses of {tokens} tokens or more, and these start with {length:.1f}")
     for arm in claim.requires.best_rate_inside:
-        tried = [name for name in evidence.arms if name == arm or name.startswith(f"{arm}{RATE}")]
+        tried = [name for name in evidence.arms if setting_of(name) == arm]
         rates = [float(value(evidence.runs(name)[0], "learning_rate")) for name in tried]
         best = rates[tried.index(evidence.chosen[arm])] if rates else 0.0
         if len(rates) < 3 or best in (min(rates), max(rates)):

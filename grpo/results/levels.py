@@ -8,16 +8,19 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from grpo.common.files import read_json
 from grpo.results.evidence import NotMeasured
 from grpo.results.runs import Run
+from grpo.study import paths
 
 BLOCK = 4  # steps
+KL = "kl/"  # metrics of kept checkpoints, such as kl/per_token_low_variance
 SMALLEST = 1e-8  # replaces smaller values before taking the logarithm
 Numbers = NDArray[np.float64]
 
 
 def series(run: Run, metric: str, how: str = "mean") -> tuple[Numbers, Numbers]:
-    """Steps, and a metric's values at them: of a validation metric at the evaluations, of others at the training steps.
+    """Steps, and a metric's values at them: training steps, the evaluations of a validation metric, or kept checkpoints.
 
     Args:
         how: ``mean`` or ``max`` over a step's optimizer updates. The value is infinite if one of them is not finite.
@@ -25,12 +28,25 @@ def series(run: Run, metric: str, how: str = "mean") -> tuple[Numbers, Numbers]:
     Raises:
         NotMeasured: the run has no such metric.
     """
+    if metric.startswith(KL):
+        return _kl(run, metric.removeprefix(KL))
     table = next((table for table in (run.history, run.validation) if metric in table), None)
     if table is None:
         raise NotMeasured(f"the runs have no {metric}")
     values = table[metric].astype(float)
     by_step = values.where(np.isfinite(values), np.inf).groupby(table["step"]).agg(how)
     return by_step.index.to_numpy(dtype=float), by_step.to_numpy(dtype=float)
+
+
+def _kl(run: Run, estimate: str) -> tuple[Numbers, Numbers]:
+    """Steps, and the KL of the run's kept checkpoints to its start, as the stage ``kl`` measured them."""
+    path, made_by = paths.KL_REPORTS / f"{run.experiment}.json", f"kl@{run.experiment}"
+    steps = read_json(path, made_by, keys=("arms",))["arms"].get(run.arm, []) if path.exists() else []
+    points = [(one["step"], one["by_run"][run.name][estimate]) for one in steps if run.name in one["by_run"]]
+    if not points:
+        raise NotMeasured(f"the runs of {run.experiment} keep no checkpoints whose KL is measured (keep_steps)")
+    places, values = np.array(points, dtype=float).T
+    return places, values
 
 
 def level(run: Run, metric: str, at: str, steps: tuple[float, float] = (0, math.inf)) -> float:

@@ -69,6 +69,6 @@ def written(claim: AnyClaim, runs: Sequence[str]) -> Literal["before", "after", 
         runs: names of the claim's runs. Runs of older versions do not say what they knew.
     """
     known = [read_json(paths.run_timing(run), made_by=stage_of_run(run)).get(KNOWN) for run in runs]
-    if not known or None in known:
+    if not known or any(of_run is None for of_run in known):
         return "unknown"
-    return "before" if all(digest_of(claim) in of_run for of_run in known) else "after"
+    return "before" if all(digest_of(claim) in (of_run or ()) for of_run in known) else "after"

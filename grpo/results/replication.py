@@ -28,7 +28,9 @@ class Replicate:
     verdicts: dict[str, VerdictName]  # by the digest of a claim's test
     measured: dict[str, str]  # likewise, the numbers in words
     statements: dict[str, str]
-    winners: dict[str, dict[str, Any]]  # by experiment: ``winner``, ``value``, ``low``, ``high``, and whether the leader is ``told``
+    winners: dict[
+        str, dict[str, Any]
+    ]  # by experiment: ``winner``, ``value``, ``low``, ``high``, and whether the leader is ``told``
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def select(study: Study, experiment: str) -> dict[str, Any]:
         winners on which the runs build, first to last) and ``candidates``: all arms, each with its ``setting``, if its rate is
         ``chosen``, its runs, those that ``collapsed``, and the distance ``behind`` the leader (adjusted for their number). A
         sweep whose ranking another experiment uses also has ``off_policy_ranking``, its best few off-policy
-        settings: those without a collapsed run first, then by mean on the problems that select.
+        settings: the winner if it is one of them, then by mean on the problems that select, those with a collapsed run last.
 
     Raises:
         UserError: a run of the experiment is missing.
@@ -106,7 +106,7 @@ def select(study: Study, experiment: str) -> dict[str, Any]:
     }
     if _is_ranked(study, experiment):
         off_policy = [c for c in candidates if c["chosen"] and c["updates_per_rollout_batch"] > 1]  # a sweep is of GRPO runs
-        ranking = sorted(off_policy, key=lambda c: (bool(c["collapsed"]), -c["selection"]))
+        ranking = sorted(off_policy, key=lambda c: (c is not winner, bool(c["collapsed"]), -c["selection"]))
         selection["off_policy_ranking"] = [{k: c[k] for k in ("arm", "overrides")} for c in ranking[: study.selection.best_few]]
     return selection
 

@@ -1,7 +1,8 @@
 """The rules that decide claims: one for each of the five kinds of claim (:mod:`grpo.study.claims`).
 
-Every verdict is that of a 95% interval, the one that the report shows beside it: the claim agrees if the whole interval lies on its
-side of the margin, disagrees if the whole interval lies on the other, and cannot be told if the interval holds the margin.
+Every verdict is that of the 95% interval that the report shows beside it. The claim agrees if the whole interval lies on its
+side of the margin, and disagrees if the whole interval lies on the other side. If the interval holds the margin, the study
+cannot tell.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def most(hits: Sequence[bool]) -> Verdict:
 
 
 def beats(claim: Beats, of: Of) -> Verdict:
-    """The arm has more than the other by at least ``by``: the interval of the difference, or of the ratio, lies above ``by``."""
+    """The arm has more than the other by ``by`` or more: the interval of the difference, or ratio, lies above ``by``."""
     if claim.metric != REWARD:
         return _larger(claim, of)
     difference, numbers, measured = _difference(claim.arm, claim.beats, of, claim.at)
@@ -134,7 +135,7 @@ def not_below(claim: NotBelow, of: Of) -> Verdict:
 
 
 def collapses(claim: Collapses, of: Of) -> Verdict:
-    """Most runs of the arm collapse, and most of the control's do not: the interval of each share lies on its side of a half."""
+    """Most runs of the arm collapse, and most of the control's do not: each share's interval lies on its side of a half."""
     shares, counts = {}, []
     for key in (claim.collapses, claim.control):
         evidence, arm = of(key)
@@ -153,10 +154,10 @@ def trend(claim: Trend, of: Of) -> Verdict:
     for key in filter(None, (claim.arm, claim.control)):
         evidence, arm = of(key)
         runs = evidence.runs(arm)
-        steps = (float(claim.steps[0]), float(claim.steps[1])) if claim.steps else (0.0, math.inf)
-        if steps[1] < math.inf and last_common_step(runs) < steps[1]:
-            raise NotMeasured(f"the claim is about the steps up to {steps[1]:g}, and a run of {arm} took fewer")
-        logs = log_levels(runs, claim.metric, "late", steps) - log_levels(runs, claim.metric, "start", steps)
+        first, last = (float(step) for step in [*claim.steps, *(0, math.inf)[len(claim.steps) :]])
+        if last_common_step(runs) < last < math.inf:
+            raise NotMeasured(f"the claim is about the steps up to {last:g}, and a run of {arm} took fewer")
+        logs = log_levels(runs, claim.metric, "late", (first, last)) - log_levels(runs, claim.metric, "start", (first, last))
         ratio = _ratio(over_runs(logs))
         found.append(_trend(claim, ratio))
         numbers[key] = ratio["value"]
@@ -298,7 +299,7 @@ def judge(claim: AnyClaim, of: Of) -> Verdict:
     Raises:
         NotMeasured: the study lacks what the rule needs.
     """
-    first, *second = [of(getattr(claim, key)) for key in claim.ARMS if getattr(claim, key)] or [(None, "")]
-    if second and second[0] == first:  # such as the lowest rate, where it leads itself
-        return Verdict(verdict=DISAGREES, reason=f"{first[1]} is both arms that the claim compares")
+    arms = [of(getattr(claim, key)) for key in claim.ARMS if getattr(claim, key)]
+    if len({(id(evidence), arm) for evidence, arm in arms}) < len(arms):  # such as the lowest rate, where it leads itself
+        return Verdict(verdict=DISAGREES, reason=f"{arms[0][1]} is both arms that the claim compares")
     return RULES[claim.KIND](claim, of)

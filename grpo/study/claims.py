@@ -12,11 +12,10 @@ from pydantic import Discriminator, Field, NonNegativeFloat, NonNegativeInt, Pos
 
 from grpo.common.errors import UserError
 from grpo.study.methods import Section, require_known
-from grpo.study.settings import Experiment
+from grpo.study.settings import Experiment, setting_of
 
 REWARD = "answer_reward"
 PLACES = ("leader", "first", "last")  # stand for an experiment's arms: the highest one, the first and the last in params.yaml
-RATE = "-rate_"  # ARM-rate_X is ARM at X times the selected learning rate
 Ratio = Annotated[float, Field(gt=1, allow_inf_nan=False)]
 
 
@@ -36,7 +35,6 @@ class Claim(Section):
     id: str = ""
     experiment: str = ""  # may be left out if only one experiment has these arms
     statement: str = Field("", max_length=300)
-    rate: PositiveFloat | None = None  # arms at this multiple of the selected learning rate; null: each at its own best rate
     horizon: NonNegativeInt = 0  # the step from which on it is meant: shorter runs do not test it
     requires: Requires = Requires()
     by_design: str | None = None  # why a model that this project pretrains, on data that it generates, shows it anyway
@@ -117,11 +115,11 @@ class Trend(Claim):
     trend: Literal["grows", "falls", "stays"]
     metric: str
     by: Ratio
-    steps: Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)] | None = None  # first and last; null: all
+    steps: Annotated[list[NonNegativeInt], Field(max_length=2)] = []  # the first and the last; without the last: to the end
     control: str | None = None
 
     def in_words(self) -> str:
-        when = f" from step {self.steps[0]} to {self.steps[1]}" if self.steps else ""
+        when = "".join(f" {word} step {step}" for word, step in zip(("from", "to"), self.steps, strict=False))
         return f"{self.metric} of {self.arm} {self.trend}{' within' * (self.trend == 'stays')} by {self.by:g} times{when}"
 
 
@@ -148,22 +146,23 @@ class Share(Claim):
         return f"{self.metric} exceeds {self.share_above:g} times its steady level {of}"
 
 
+TAG = "kind "  # so that the name of a kind in an error is not taken for a key
 KEYS = {"beats": Beats, "not_below": NotBelow, "collapses": Collapses, "trend": Trend, "share_above": Share}
 
 
 def _kind(values: Any) -> str | None:
     if isinstance(values, Claim):
-        return next(key for key, kind in KEYS.items() if type(values) is kind)
+        return next(TAG + key for key, kind in KEYS.items() if type(values) is kind)
     found = [key for key in KEYS if isinstance(values, Mapping) and key in values]
-    return found[0] if len(found) == 1 else None
+    return TAG + found[0] if len(found) == 1 else None
 
 
 AnyClaim = Annotated[
-    Annotated[Beats, Tag("beats")]
-    | Annotated[NotBelow, Tag("not_below")]
-    | Annotated[Collapses, Tag("collapses")]
-    | Annotated[Trend, Tag("trend")]
-    | Annotated[Share, Tag("share_above")],
+    Annotated[Beats, Tag(TAG + "beats")]
+    | Annotated[NotBelow, Tag(TAG + "not_below")]
+    | Annotated[Collapses, Tag(TAG + "collapses")]
+    | Annotated[Trend, Tag(TAG + "trend")]
+    | Annotated[Share, Tag(TAG + "share_above")],
     Discriminator(
         _kind,
         custom_error_type="kind_of_claim",
@@ -195,8 +194,8 @@ def own_claims(claims: list[AnyClaim], experiments: Mapping[str, Experiment]) ->
 
 
 def names(arms: Collection[str]) -> list[str]:
-    """The names by which claims may call arms: their own, and without the rate at which each is tried."""
-    return list(dict.fromkeys([*arms, *(arm.split(RATE)[0] for arm in arms)]))
+    """The names by which claims may call arms: their own, and those of settings, for the arm with a setting's best rate."""
+    return list(dict.fromkeys([*arms, *map(setting_of, arms)]))
 
 
 def _only_experiment(where: str, claim: Claim, experiments: Mapping[str, Experiment]) -> str:

@@ -174,8 +174,7 @@ def _known_claims(study: Study, state: Path, same_as: str | None) -> list[str] |
     path = state / "claims.json"
     if not path.exists():
         write_json(path, {KNOWN: known_claims(study)})
-    known: list[str] = read_json(path, made_by="train")[KNOWN]
-    return known
+    return list(read_json(path, made_by="train", keys=(KNOWN,))[KNOWN])
 
 
 def _keep_results(run: EffectiveRun, state: Path) -> None:

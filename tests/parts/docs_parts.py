@@ -13,8 +13,7 @@ SHORT = """\
 extends: {study}
 seeds: [0]
 grpo: {{n_grpo_steps: 2, rollout_batch_size: 16, train_batch_size: 16, sampling_min_tokens: 0, sampling_max_tokens: 8}}
-evaluation: {{every: 1, problems: 16, zero_shot_problems: 16, max_tokens: 8}}
-selection: {{last_k: 1}}
+evaluation: {{every: 1, problems: 8, last_problems: 16, selection_problems: 4, zero_shot_problems: 16, max_tokens: 8}}
 kissing_number: null
 experiments: {{grpo_learning_rate: {{arms: {{"1e-3": {{learning_rate: 1e-3}}, "1e-2": {{learning_rate: 1e-2}}}}}}}}
 """

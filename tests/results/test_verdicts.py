@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,13 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from scipy import stats
 
+from grpo.common.files import write_json
 from grpo.results.evidence import Evidence, NotMeasured
 from grpo.results.levels import highest, level
 from grpo.results.runs import Run
 from grpo.results.statistics import wilson_interval
 from grpo.results.verdicts import AGREES, CANNOT_TELL, DISAGREES, NO_DIFFERENCE, Verdict, beside, decide, judge
+from grpo.study import paths
 from grpo.study.claims import AnyClaim
 
 PROBLEMS, STEPS = 200, 64
@@ -32,7 +35,7 @@ def solved(share: float) -> NDArray[np.float64]:
 def run(
     arm: str, *rewards: float, seed: int = 0, steps: int = STEPS, batch: int = 64, rate: float = 1e-3, **metrics: Any
 ) -> Run:
-    """A run by the rewards of its evaluations, the untrained model's first, and metrics of its steps (one number, or one each)."""
+    """A run by the rewards of its evaluations, the untrained model's first, and metrics of its steps."""
     levels = {NORM: 1.0, ENTROPY: 0.5, **metrics}
     history = pd.DataFrame({"step": range(1, steps + 1)} | {key: np.broadcast_to(of, steps) for key, of in levels.items()})
     evaluated = np.linspace(0, steps, len(rewards)).astype(int)
@@ -250,12 +253,25 @@ def test_a_trend_that_the_control_shows_too_has_another_cause() -> None:
 def test_only_the_steps_of_the_stretch_count() -> None:
     """It triples at step 33, so nothing happens from 33 on; and runs that end before the stretch does test nothing."""
     runs = [run("a", 0.1, 0.5, seed=seed, **{NORM: line(1.0, 3.0)}) for seed in range(3)]
-    for steps, expected in (([1, 64], AGREES), ([33, 64], DISAGREES)):
+    for steps, expected in (([1, 64], AGREES), ([33, 64], DISAGREES), ([33], DISAGREES), ([], AGREES)):
         assert verdict([runs], arm="a", trend="grows", metric=NORM, by=1.5, steps=steps).verdict == expected
     with pytest.raises(NotMeasured, match="up to 100"):
         verdict([runs], arm="a", trend="grows", metric=NORM, by=1.5, steps=[1, 100])
     with pytest.raises(NotMeasured, match="no such_metric"):
         verdict([runs], arm="a", trend="grows", metric="such_metric", by=1.5)
+
+
+def test_the_kl_of_kept_checkpoints_is_a_metric(workdir: Path) -> None:
+    """It doubles from step 24 to 48 in each of three runs, whatever it was at the start."""
+    runs = [run("a", 0.1, 0.5, seed=seed) for seed in range(3)]
+    steps = [(0, 0.0), (8, 9.0), (24, 1.0), (48, 2.0)]
+    measured = [{"step": step, "by_run": {one.name: {"per_token": kl * (one.seed + 1)} for one in runs}} for step, kl in steps]
+    claim = {"arm": "a", "trend": "grows", "metric": "kl/per_token", "by": 1.5, "steps": [24]}
+    with pytest.raises(NotMeasured, match="keep no checkpoints"):
+        verdict([runs], **claim)
+    write_json(paths.KL_REPORTS / "made_up.json", {"arms": {"a": measured}})
+    found = verdict([runs], **claim)
+    assert found.verdict == AGREES and found.numbers == {"a": pytest.approx(2)}
 
 
 def test_levels_are_medians_of_the_first_sixteenth_and_the_last_quarter() -> None:
@@ -271,7 +287,7 @@ def test_levels_are_medians_of_the_first_sixteenth_and_the_last_quarter() -> Non
 
 
 def spiking(arm: str, collapsed: int, spikes: int, of: int, at: int, **options: Any) -> list[Run]:
-    """Runs of which the first collapse after step 32, and the first ``spikes`` have four steps of a tenfold norm from ``at`` on."""
+    """Runs of which the first collapse after step 32; the first ``spikes`` have a tenfold norm in four steps from ``at`` on."""
     norm = np.where((np.arange(STEPS) >= at) & (np.arange(STEPS) < at + 4), 10.0, 1.0)
     found = lost(arm, collapsed, of, **options)
     for each in found[:spikes]:
@@ -298,7 +314,9 @@ def test_a_warning_shows_before_collapses_and_not_in_steady_runs(
 
 
 def test_what_comes_after_the_fall_is_no_warning_and_other_batches_are_no_controls() -> None:
-    late = [run("a", 0.1, 0.8, 0.0, 0.0, 0.0, seed=seed, **{NORM: np.where(np.arange(64) < 56, 1.0, 10.0)}) for seed in range(5)]
+    late = [
+        run("a", 0.1, 0.8, 0.0, 0.0, 0.0, seed=seed, **{NORM: np.where(np.arange(64) < 56, 1.0, 10.0)}) for seed in range(5)
+    ]
     steady = spiking("b", 0, 0, 5, 40)
     other = spiking("c", 0, 5, 5, 40, batch=16)
     found = verdict([late, steady, other], share_above=3, metric=NORM)

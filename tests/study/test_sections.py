@@ -46,15 +46,6 @@ def test_any_grpo_arm_may_start_from_a_checkpoint_of_fine_tuning_and_be_asynchro
     assert run.config.asynchronous.max_policy_lag == 2
 
 
-# --------------------------------------------------------------------------------------------------- methods and last_k
-
-
-def test_an_experiments_last_k_comes_before_the_studys() -> None:
-    own = dict.fromkeys(EXPERIMENTS) | {SFT: 3, "leaderboard": 1}
-    study = edited(put("selection.last_k", 2), *(put(f"experiments.{name}.last_k", k) for name, k in own.items()))
-    assert {name: study.last_k(name) for name in EXPERIMENTS} == {name: k or 2 for name, k in own.items()}
-
-
 # ------------------------------------------------------------------------------------------------------- what a run uses
 
 

@@ -635,6 +635,8 @@ def test_an_equal_run_stores_no_weights_but_says_whose_it_shares(session: Any, m
     config = parse_yaml(paths.RUNS / twin.name / "config.yaml")
     assert (config["run"], config["same_as"]) == ("grpo_baselines/same/0", "grpo_learning_rate/slow/0")
     assert parse_yaml(paths.RUNS / trained.name / "config.yaml")["identity"] == config["identity"]
+    known = [json.loads(paths.run_timing(each.name).read_text())["claims"] for each in (trained, twin)]
+    assert known[0] == known[1] and len(known[0]) > 1  # the digests of the claims that the study named when it began
 
     with pytest.raises(UserError, match=rf"a run's folder holds no model itself\. Use {folder}/last or {folder}/best"):
         require_checkpoint(folder)

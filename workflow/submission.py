@@ -23,12 +23,13 @@ PDF, ZIP = Path("writeup.pdf"), Path("code.zip")
 # Pages lie on their side, so that figures, which have several panels in a row, can be read.
 CSS = """
 @page { size: A4 landscape; margin: 11mm 14mm 13mm; @bottom-center { content: counter(page); font-size: 8pt } }
-body { font: 8.7pt/1.33 sans-serif } h1 { font-size: 16pt; margin: 0 } h2 { font-size: 13pt; margin: 8pt 0 2pt } h3 { font-size: 10pt; margin: 8pt 0 1pt }
-h4 { font-size: 9pt; margin: 4pt 0 1pt } h1, h2, h3, h4 { break-after: avoid } p, ul, blockquote { margin: 2pt 0 } ul { padding-left: 10pt }
+body { font: 8.7pt/1.33 sans-serif } h1 { font-size: 16pt; margin: 0 } h2 { font-size: 13pt; margin: 8pt 0 2pt }
+h3 { font-size: 10pt; margin: 8pt 0 1pt } h4 { font-size: 9pt; margin: 4pt 0 1pt } h1, h2, h3, h4 { break-after: avoid }
+p, ul, blockquote { margin: 2pt 0 } ul { padding-left: 10pt } blockquote { padding-left: 6pt; border-left: 2pt solid #0072B2 }
 img { max-width: 100%; max-height: 80mm } p:has(img) { text-align: center; break-inside: avoid }
-blockquote { padding-left: 6pt; border-left: 2pt solid #0072B2 } tr { break-inside: avoid }
-table { border-collapse: collapse; font-size: 7.5pt; line-height: 1.2 } td, th { border-bottom: .3pt solid #999; padding: .7pt 6pt .7pt 0;
-text-align: left; vertical-align: top } code { font-size: 7pt; overflow-wrap: anywhere } a { color: inherit; text-decoration: none }
+table { border-collapse: collapse; font-size: 7.5pt; line-height: 1.2 } tr { break-inside: avoid }
+td, th { border-bottom: .3pt solid #999; padding: .7pt 6pt .7pt 0; text-align: left; vertical-align: top }
+code { font-size: 7pt; overflow-wrap: anywhere } a { color: inherit; text-decoration: none }
 """
 
 

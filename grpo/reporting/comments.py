@@ -1,7 +1,7 @@
 """Comments on a study's results: written by hand, with numbers from the record and a digest of what they were written for.
 
-A comment is a file NAME.md in ``reports/comments/`` or in ``comments/`` beside the study's file. NAME is an experiment or one of
-:data:`QUESTIONS`. Its head names the study, the digest of the results that it was written for, and further facts it rests on::
+A comment is a file NAME.md in ``reports/comments/`` or in ``comments/`` beside the study's file. NAME is an experiment or one
+of :data:`QUESTIONS`. Its head names the study, the digest of the results that it was written for, and further facts it rests on::
 
     ---
     study: mini
@@ -180,7 +180,9 @@ def read_comments(study: Study, record: Values, times: Mapping[tuple[str, str], 
             continue
         known = (*record["experiments"], *QUESTIONS)
         if name not in known:
-            raise UserError(f"{path}: no experiment {name!r} in the study {study.study}. Rename it to one of: {', '.join(known)}.")
+            raise UserError(
+                f"{path}: no experiment {name!r} in the study {study.study}. Rename it to one of: {', '.join(known)}."
+            )
         found[name] = _filled(path, _Results(record, times, name))
     return found
 
@@ -211,7 +213,9 @@ def _parts(path: Path) -> tuple[list[tuple[str, str]], str]:
     if len(text) > LONGEST:
         raise UserError(f"{path}: longer than {LONGEST:,} characters. Shorten it.")
     if begin != "---" or "---" not in rest:
-        raise UserError(f"{path}:1: no head. Begin with a line `---`, lines `{STUDY}: NAME` and `{WRITTEN_FOR}: {NOT_YET}`, and `---`.")
+        raise UserError(
+            f"{path}:1: no head. Begin with a line `---`, lines `{STUDY}: NAME` and `{WRITTEN_FOR}: {NOT_YET}`, and `---`."
+        )
     end = rest.index("---")
     head = [(key.strip(), value.strip()) for key, _, value in (line.partition(":") for line in rest[:end])]
     for number, (key, _) in enumerate(head, start=2):

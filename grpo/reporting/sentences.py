@@ -10,7 +10,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from grpo.common.safe_text import MARKDOWN
 from grpo.reporting.labels import decimals, interval
 
-
 LONGEST = 400  # characters of a reason, a measurement or a response
 
 

@@ -21,10 +21,9 @@ from grpo.reporting.page import page_of
 from grpo.reporting.provenance import environments
 from grpo.reporting.record import read_record
 from grpo.reporting.sentences import bounded, plain, render
-from grpo.reporting.timing import timing_table
+from grpo.reporting.timing import PARTS, timing_table
 from grpo.study import paths
 from grpo.study.schema import Study
-
 
 
 def write_up(study: Study) -> None:
@@ -103,14 +102,16 @@ def read_timing() -> pd.DataFrame:
 
 
 def cost(timing: pd.DataFrame) -> str:
-    """What the study took: wall time of its runs, processor seconds, GPU-hours, machines; a copied run costs nothing."""
+    """What the study took: wall time of its runs, seconds of runs, GPU-hours, machines; a copied run costs nothing."""
     trained = timing[timing["same_as"].isna()]
-    spans = [tuple(datetime.fromisoformat(str(time)).timestamp() for time in span) for span in trained[["started", "finished"]].to_numpy()]
-    hours = trained["gpu_hours"].sum()
-    machines = dict.fromkeys(_machine(json.loads(of)) for of in trained["hardware"])
+    started, finished = (
+        [datetime.fromisoformat(str(time)).timestamp() for time in trained[column]] for column in ("started", "finished")
+    )
+    minutes, hours = wall_seconds(list(zip(started, finished, strict=True))) / 60, trained["gpu_hours"].sum()
+    machines = "; ".join(dict.fromkeys(_machine(json.loads(of)) for of in trained["hardware"]))
     return (
         f"{len(trained)} runs trained, {trained['steps'].sum():,.0f} steps: {trained['total_s'].sum():,.0f} seconds of runs in "
-        f"{wall_seconds(spans) / 60:.1f} minutes of wall time{f', {hours:.2f} GPU-hours' if hours else ''}, on {'; '.join(machines)}. "
+        f"{minutes:.1f} minutes of wall time{f', {hours:.2f} GPU-hours' if hours else ''}, on {machines}. "
         "[timing.csv](timing.csv) has a row for each run."
     )
 
@@ -125,14 +126,15 @@ def wall_seconds(spans: Sequence[tuple[float, ...]]) -> float:
 
 def seconds_of_steps(timing: pd.DataFrame) -> dict[tuple[str, str], Values]:
     """By experiment and arm, the mean seconds of a step by part, of runs that had the machine for themselves."""
-    columns = [name for name in timing if name.startswith("step_") or name == "samples_per_s"]
-    means = timing[timing["alone"] == True].groupby(["experiment", "arm"])[columns].mean()  # noqa: E712 - may be empty cells
-    return {(str(experiment), str(arm)): row.to_dict() for (experiment, arm), row in means.iterrows()}
+    columns = [*PARTS.values(), "samples_per_s"]
+    means = timing[timing["alone"].astype(bool)].groupby(["experiment", "arm"])[columns].mean().reset_index()
+    return {(row["experiment"], row["arm"]): dict(row) for _, row in means.iterrows()}
 
 
 def _origins(timing: pd.DataFrame) -> list[dict[str, Any]]:
+    rows = timing[["run", "software", "hardware"]].to_numpy().tolist()
     return [
-        {"run": row.run, "software": json.loads(row.software), "hardware": json.loads(row.hardware)} for row in timing.itertuples()
+        {"run": run, "software": json.loads(software), "hardware": json.loads(hardware)} for run, software, hardware in rows
     ]
 
 

@@ -39,13 +39,6 @@ def read_scores() -> pd.DataFrame:
     return pd.DataFrame(read_jsonl(path, STAGE, lambda value: {name: value[name] for name in names}))
 
 
-def write_search_curve(study: Study) -> None:
-    """Write reports/search.csv, the best score so far by attempt; without rows if the study has no search."""
-    columns = ["attempt", "best"]
-    found = read_scores()[columns] if study.kissing_number is not None else pd.DataFrame(columns=columns)
-    found.to_csv(paths.REPORTS / "search.csv", index=False, lineterminator="\n")
-
-
 def known_bounds() -> dict[str, list[dict[str, Any]]]:
     """Read the known ``lower`` and ``upper`` bounds in dimension 11, each with its source, oldest first."""
     bounds: dict[str, list[dict[str, Any]]] = parse_yaml(KNOWN_BOUNDS)

@@ -26,7 +26,8 @@ def environments(rows: Sequence[Mapping[str, Any]]) -> str:
         else:
             columns.append((made_with, [row["run"]]))
     keys = dict.fromkeys(key for known, _ in columns for key in known)
-    heads = [f"{place}: {len(runs)} of {len(rows)} runs" for place, (_, runs) in enumerate(columns, start=1)]
+    several = len(columns) > 1
+    heads = [f"{place}: " * several + f"{len(runs)} of {len(rows)} runs" for place, (_, runs) in enumerate(columns, start=1)]
     shown = table(
         {"": key} | {head: _text(known.get(key)) for head, (known, _) in zip(heads, columns, strict=True)} for key in keys
     )

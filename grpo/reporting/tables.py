@@ -26,7 +26,7 @@ def write_tables(study: Study, record: Values) -> None:
         for name, text in texts.items():
             if text:
                 write_text(folder / f"{name}.md", text)
-    results_table(study, record).to_csv(paths.REPORTS / "results.csv", index=False, lineterminator="\n")
+    write_text(paths.REPORTS / "results.csv", results_table(study, record).to_csv(index=False, lineterminator="\n"))
     write_json(paths.SUMMARY, summary(record))
 
 

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from grpo.common.errors import UserError
-from grpo.common.files import read_json
+from grpo.common.files import read_json, write_text
 from grpo.common.yaml_file import parse_yaml
 from grpo.reporting import charts
 from grpo.reporting.charts import FULL, HEIGHT, INK, panels, save_figure, styles
@@ -101,7 +101,7 @@ def write_timing(study: Study) -> None:
             for run in runs
         ]
     found = pd.DataFrame(rows).round({column: 4 for column in rows[0] if column.endswith(("_s", "_hours"))})
-    found.to_csv(paths.TIMING_TABLE, index=False, lineterminator="\n")
+    write_text(paths.TIMING_TABLE, found.to_csv(index=False, lineterminator="\n"))
 
 
 def _row(study: Study, run: Run, hashes: Mapping[str, str]) -> Values:

@@ -1,7 +1,7 @@
 """Comments on a study's results: written by hand, with numbers from the record and a digest of what they were written for.
 
 A comment is a file NAME.md in ``reports/comments/`` or in ``comments/`` beside the study's file. NAME is an experiment or one
-of :data:`QUESTIONS`. Its head names the study, the digest of the results that it was written for, and further facts it rests on::
+of :data:`QUESTIONS`. Its head names the study, the digest of the results that it was written for, and facts that it rests on::
 
     ---
     study: mini

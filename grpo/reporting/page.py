@@ -112,7 +112,7 @@ class Body:
         for rank, title, tokens in self._parts(text):
             while len(opened) >= max(1, rank - 1):
                 made.append(opened.pop())
-            head, _, result = title.partition(": ")
+            head, result = title.rsplit(": ", 1) if ": " in title else (title, "")
             if rank <= 2:
                 section = title if rank == 2 else ""
                 begin, end = f'<section id="{_id(title) if section else "answer"}"><h{rank}>{title}</h{rank}>', "</section>"
@@ -132,7 +132,7 @@ class Body:
         tokens = self.markdown.parse(text)
         starts = [i for i, token in enumerate(tokens) if token.type == "heading_open" and token.level == 0]
         for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True):
-            yield int(tokens[start].tag[1]), html.escape(tokens[start + 1].content), tokens[start + 3 : end]
+            yield int(tokens[start].tag[1]), html.escape("".join(one.content for one in tokens[start + 1].children or ())), tokens[start + 3 : end]
 
     def _html(self, tokens: list[Token], title: str) -> str:
         """Convert a part; where a comment follows its first table, that and all below it flow around the table."""

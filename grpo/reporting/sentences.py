@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
@@ -24,7 +25,13 @@ def templates() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= MARKDOWN | {"interval": interval, "decimals": decimals, "bounded": bounded, "plain": plain}
+    environment.filters |= MARKDOWN | {
+        "interval": interval,
+        "decimals": decimals,
+        "bounded": bounded,
+        "plain": plain,
+        "said": said,
+    }
     environment.filters["quoted"] = lambda text: "\n".join(f"> {line}".rstrip() for line in text.split("\n"))
     return environment
 
@@ -38,6 +45,11 @@ def bounded(text: object, longest: int = LONGEST) -> str:
     """A text's beginning, on one line."""
     line = " ".join(str(text).split())
     return line if len(line) <= longest else line[: longest - 1] + "…"
+
+
+def said(text: object, longest: int = LONGEST) -> str:
+    """A text as part of a line: bounded, and without a link, a picture, code, HTML or the end of a cell."""
+    return re.sub(r"([\\`\[\]<|])", r"\\\1", bounded(text, longest))
 
 
 def plain(text: object) -> str:

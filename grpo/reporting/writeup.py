@@ -87,7 +87,9 @@ def reported(sources: Mapping[str, str], claim: Values) -> str:
 
 def measured(claim: Values) -> str:
     """What a claim's verdict rests on: the interval that decides, or else the measurement in words, bounded."""
-    return interval(claim["interval"]) if claim.get("interval") else bounded(claim["measured"], 50)
+    if not claim["interval"]:
+        return bounded(claim["measured"], 50)
+    return f"{claim['quantity']} {interval(claim['interval'])}".strip()
 
 
 # ------------------------------------------------------------------------------------------------------------ from timing.csv
@@ -133,9 +135,7 @@ def seconds_of_steps(timing: pd.DataFrame) -> dict[tuple[str, str], Values]:
 
 def _origins(timing: pd.DataFrame) -> list[dict[str, Any]]:
     rows = timing[["run", "software", "hardware"]].to_numpy().tolist()
-    return [
-        {"run": run, "software": json.loads(software), "hardware": json.loads(hardware)} for run, software, hardware in rows
-    ]
+    return [{"run": run, "software": json.loads(one), "hardware": json.loads(other)} for run, one, other in rows]
 
 
 def _machine(hardware: Values) -> str:

@@ -183,6 +183,25 @@ def replicate(
     return run_it(seeds, base_seed)
 
 
+@app.command("comments", rich_help_panel=STUDY, epilog="Example: grpo comments --accept grpo_lora")
+def comments(
+    accept: Annotated[
+        list[str] | None, typer.Option(metavar="NAME|all", help="A comment that is right for the present results.")
+    ] = None,
+) -> str:
+    """List the report's comments that were written by hand, and whether each was accepted for the present results.
+
+    Accepting writes the digest of the results into the comment's head; the next `grpo writeup` shows it without a warning.
+    """
+    from grpo.reporting.comments import accept_all
+    from grpo.reporting.writeup import comments_of
+
+    study = load_study()
+    if accept:
+        accept_all(comments_of(study), accept)
+    return "\n".join(f"{comment.path}: {comment.state or 'accepted'}" for comment in comments_of(study).values())
+
+
 for stage in STAGES:
     app.command(stage.__name__, rich_help_panel="Stages (run by `dvc repro` and Snakemake)")(stage)
 app.command("report", rich_help_panel=TOOLS)(report)

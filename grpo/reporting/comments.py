@@ -1,7 +1,7 @@
 """Comments on a study's results: written by hand, with numbers from the record and a digest of what they were written for.
 
-A comment is a file NAME.md in ``reports/comments/`` or in ``comments/`` beside the study's file. NAME is an experiment or one of
-:data:`QUESTIONS`. Its head names the study, the digest of the results that it was written for, and further facts it rests on::
+A comment is a file NAME.md in ``reports/comments/`` or in ``comments/`` beside the study's file. NAME is an experiment or one
+of :data:`QUESTIONS`. Its head names the study, the digest of the results that it was written for, and further facts it rests on::
 
     ---
     study: mini
@@ -27,7 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from grpo.common.errors import UserError
 from grpo.common.files import read_text, write_text
-from grpo.reporting.sentences import decimals, interval
+from grpo.reporting.labels import decimals, interval
 from grpo.study import paths
 from grpo.study.effective import digest
 from grpo.study.schema import Study
@@ -180,18 +180,30 @@ def read_comments(study: Study, record: Values, times: Mapping[tuple[str, str], 
             continue
         known = (*record["experiments"], *QUESTIONS)
         if name not in known:
-            raise UserError(f"{path}: no experiment {name!r} in the study {study.study}. Rename it to one of: {', '.join(known)}.")
+            raise UserError(
+                f"{path}: no experiment {name!r} in the study {study.study}. Rename it to one of: {', '.join(known)}."
+            )
         found[name] = _filled(path, _Results(record, times, name))
     return found
 
 
-def accept(comment: Comment) -> None:
-    """Write the digest of the present results into a comment's head; UserError if a fact that it rests on is not so."""
-    if comment.fails:
-        raise UserError(f"{comment.path}: rests on {comment.fails[0]}, which is not so. Rewrite it before you accept it.")
-    head, body = _parts(comment.path)
-    lines = [f"{key}: {comment.digest if key == WRITTEN_FOR else value}" for key, value in head]
-    write_text(comment.path, "\n".join(["---", *lines, "---", body]))
+def accept_all(comments: Mapping[str, Comment], names: Sequence[str]) -> None:
+    """Write the digest of the present results into the heads of some comments.
+
+    Args:
+        names: of comments; ``all`` stands for all.
+
+    Raises:
+        UserError: there is no such comment, or a fact that one rests on is not so. Then no comment is changed.
+    """
+    chosen = [*comments.values()] if "all" in names else [_one_of(comments, name, "comment") for name in names]
+    for comment in chosen:
+        if comment.fails:
+            raise UserError(f"{comment.path}: rests on {comment.fails[0]}, which is not so. Rewrite it before you accept it.")
+    for comment in chosen:
+        head, body = _parts(comment.path)
+        lines = [f"{key}: {comment.digest if key == WRITTEN_FOR else value}" for key, value in head]
+        write_text(comment.path, "\n".join(["---", *lines, "---", body]))
 
 
 def _parts(path: Path) -> tuple[list[tuple[str, str]], str]:
@@ -201,7 +213,9 @@ def _parts(path: Path) -> tuple[list[tuple[str, str]], str]:
     if len(text) > LONGEST:
         raise UserError(f"{path}: longer than {LONGEST:,} characters. Shorten it.")
     if begin != "---" or "---" not in rest:
-        raise UserError(f"{path}:1: no head. Begin with a line `---`, lines `{STUDY}: NAME` and `{WRITTEN_FOR}: {NOT_YET}`, and `---`.")
+        raise UserError(
+            f"{path}:1: no head. Begin with a line `---`, lines `{STUDY}: NAME` and `{WRITTEN_FOR}: {NOT_YET}`, and `---`."
+        )
     end = rest.index("---")
     head = [(key.strip(), value.strip()) for key, _, value in (line.partition(":") for line in rest[:end])]
     for number, (key, _) in enumerate(head, start=2):

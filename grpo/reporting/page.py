@@ -59,17 +59,18 @@ def page_of(record: Mapping[str, Any], text: str, timing: pd.DataFrame) -> str:
 def _data(record: Mapping[str, Any], timing: pd.DataFrame) -> dict[str, Any]:
     """What the script browses: samples of rollouts, and where each run's numbers come from."""
     experiments = record["experiments"]
-    arms = [(arm["arm"] != entry["winner"], run) for entry in experiments.values() for arm in entry["arms"] for run in arm["runs"]]
-    origin = timing.set_index("run")[[name for name in ORIGIN if name in timing]].astype(object).where(lambda of: of.notna(), "")
+    arms = [(arm["arm"] != entry["winner"], arm["runs"]) for entry in experiments.values() for arm in entry["arms"]]
+    known = timing[["run", *ORIGIN]].astype(object)
+    origin = known.where(known.notna(), "").to_numpy().tolist()
     return {
-        "samples": browsable([run for _, run in sorted(arms, key=lambda of: of[0])]),
+        "samples": browsable([run for _, runs in sorted(arms, key=lambda of: of[0]) for run in runs]),  # winners first
         "experiments": [
             {"name": name, "title": entry["title"], "winner": entry["winner"]}
             | {"arms": [{key: arm[key] for key in ("arm", "label", "runs", "by_run")} for arm in entry["arms"]]}
             for name, entry in experiments.items()
         ],
         "first": record["headline"]["experiment"] if record["headline"] else "",
-        "origin": {"columns": list(origin), "runs": {run: row.tolist() for run, row in zip(origin.index, origin.to_numpy(), strict=True)}},
+        "origin": {"columns": ORIGIN, "runs": {run: values for run, *values in origin}},
     }
 
 
@@ -84,7 +85,11 @@ def inlined(path: Path) -> str:
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
     width = float(re.findall(r' width="([\d.]+)pt"', svg)[0]) * PIXELS
     size = f"max-width:{width:.0f}px;min-width:{SHRUNK * width:.0f}px"
-    return re.sub(r'<svg [^>]*viewBox="([^"]+)"[^>]*>', rf'<svg xmlns:xlink="http://www.w3.org/1999/xlink" style="{size}" viewBox="\1">', svg)
+    return re.sub(
+        r'<svg [^>]*viewBox="([^"]+)"[^>]*>',
+        rf'<svg xmlns:xlink="http://www.w3.org/1999/xlink" style="{size}" viewBox="\1">',
+        svg,
+    )
 
 
 class Body:
@@ -130,19 +135,19 @@ class Body:
             yield int(tokens[start].tag[1]), html.escape(tokens[start + 1].content), tokens[start + 3 : end]
 
     def _html(self, tokens: list[Token], title: str) -> str:
-        """Convert a part; a comment that follows its first table stands beside it."""
-        own = [(i, token.type) for i, token in enumerate(tokens) if token.level == 0]
-        begin = next((i for i, kind in own if kind == "table_open"), len(tokens))
-        middle = next((i + 1 for i, kind in own if kind == "table_close"), begin)
-        end = next((i + 1 for i, kind in own if kind == "blockquote_close"), middle)
-        before, table, comment, after = (
-            self._rendered(part, title) for part in (tokens[:begin], tokens[begin:middle], tokens[middle:end], tokens[end:])
-        )
-        return before + (f'<div class="beside">{table}{comment}</div>' if table and comment else table + comment) + after
+        """Convert a part; where a comment follows its first table, that and all below it flow around the table."""
+        begin = next((i for i, token in enumerate(tokens) if token.type == "table_open"), len(tokens))
+        before, after = (self._rendered(part, title) for part in (tokens[:begin], tokens[begin:]))
+        return before + (f'<div class="beside">{after}</div>' if "<blockquote>" in after or "<ul>" in after else after)
 
     def _rendered(self, tokens: list[Token], title: str) -> str:
         text: str = self.markdown.renderer.render(tokens, self.markdown.options, {"explained": set()})
-        text = re.sub(r"<table>.*?</table>", rf'<div class="wide" tabindex="0" role="region" aria-label="Table: {title}">\g<0></div>', text, flags=re.S)
+        text = re.sub(
+            r"<table>.*?</table>",
+            rf'<div class="wide" tabindex="0" role="region" aria-label="Table: {title}">\g<0></div>',
+            text,
+            flags=re.S,
+        )
         text = re.sub(r'<p><img src="([^"]+)\.svg" alt="([^"]*)"[^>]*></p>', self._figure, text)
         return re.sub(r"<img [^>]*>", "", text).replace('href="index.html#', 'href="#')
 

@@ -10,6 +10,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from grpo.common.safe_text import MARKDOWN
 from grpo.reporting.labels import decimals, interval
 
+LONGEST = 400  # characters of a reason, a measurement or a response
+
 
 @cache
 def templates() -> Environment:
@@ -22,10 +24,22 @@ def templates() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= MARKDOWN | {"interval": interval, "decimals": decimals}
+    environment.filters |= MARKDOWN | {"interval": interval, "decimals": decimals, "bounded": bounded, "plain": plain}
+    environment.filters["quoted"] = lambda text: "\n".join(f"> {line}".rstrip() for line in text.split("\n"))
     return environment
 
 
 def render(template: str, **values: Any) -> str:
     """Fill a template."""
     return templates().get_template(template).render(**values)
+
+
+def bounded(text: object, longest: int = LONGEST) -> str:
+    """A text's beginning, on one line."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= longest else line[: longest - 1] + "…"
+
+
+def plain(text: object) -> str:
+    """A text for the title of a link or picture, without characters that could end it."""
+    return bounded(text).replace("\\", "/").translate({ord(one): None for one in '"`<>[]|'})

@@ -7,47 +7,23 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from grpo.common.files import damaged, read_text, write_text
-from grpo.common.safe_text import MARKDOWN
 from grpo.reporting.comments import QUESTIONS, Comment, Values, read_comments
 from grpo.reporting.kissing_number import read_report, write_delivery
 from grpo.reporting.labels import decimals, interval
 from grpo.reporting.page import page_of
 from grpo.reporting.provenance import environments
 from grpo.reporting.record import read_record
-from grpo.reporting.timing import timing_table
+from grpo.reporting.sentences import bounded, plain, render
+from grpo.reporting.timing import PARTS, timing_table
 from grpo.study import paths
 from grpo.study.schema import Study
-
-LONGEST = 400  # characters of a reason, a measurement or a response
-TIMING = paths.REPORTS / "timing.csv"
-
-
-@cache
-def templates() -> Environment:
-    """The environment of the report's templates in Markdown; an undefined name is an error."""
-    environment = Environment(
-        loader=PackageLoader("grpo.reporting"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= MARKDOWN | {"decimals": decimals, "interval": interval, "bounded": bounded, "plain": plain}
-    environment.filters |= {"measured": measured, "quoted": lambda text: "\n".join(f"> {line}".rstrip() for line in text.split("\n"))}
-    return environment
-
-
-def render(template: str, **values: Any) -> str:
-    """Fill a template."""
-    return templates().get_template(template).render(**values)
 
 
 def write_up(study: Study) -> None:
@@ -57,11 +33,15 @@ def write_up(study: Study) -> None:
         UserError: a result file is missing or damaged, or a comment is wrong.
     """
     write_delivery(study)
-    record, timing = read_record(), read_timing()
-    comments = read_comments(study, record, seconds_of_steps(timing))
+    record, timing, comments = read_record(), read_timing(), comments_of(study)
     text = re.sub(r"\n\s*\n", "\n\n", writeup_of(study, record, timing, comments)).strip() + "\n"
     write_text(paths.WRITEUP, text)
     write_text(paths.PAGE, page_of(record, text, timing))
+
+
+def comments_of(study: Study) -> dict[str, Comment]:
+    """Read the study's comments and fill in the numbers; UserError as :func:`grpo.reporting.comments.read_comments`."""
+    return read_comments(study, read_record(), seconds_of_steps(read_timing()))
 
 
 def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Mapping[str, Comment]) -> str:
@@ -79,6 +59,7 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
         label=lambda entry, name: next(arm["label"] for arm in entry["arms"] if arm["arm"] == name),
         outcome=outcome,
         reported=partial(reported, record["sources"]),
+        measured=measured,
         cost=cost(timing),
         speeds=timing_table(timing),
         origin=environments(_origins(timing)),
@@ -106,18 +87,7 @@ def reported(sources: Mapping[str, str], claim: Values) -> str:
 
 def measured(claim: Values) -> str:
     """What a claim's verdict rests on: the interval that decides, or else the measurement in words, bounded."""
-    return interval(claim["interval"]) if claim.get("interval") else bounded(claim["measured"], 80)
-
-
-def bounded(text: object, longest: int = LONGEST) -> str:
-    """A text's beginning, on one line."""
-    line = " ".join(str(text).split())
-    return line if len(line) <= longest else line[: longest - 1] + "…"
-
-
-def plain(text: object) -> str:
-    """A text for the title of a link, without characters that could end it."""
-    return bounded(text).replace("\\", "/").translate({ord(one): None for one in '"`<>[]|'})
+    return interval(claim["interval"]) if claim.get("interval") else bounded(claim["measured"], 50)
 
 
 # ------------------------------------------------------------------------------------------------------------ from timing.csv
@@ -126,20 +96,22 @@ def plain(text: object) -> str:
 def read_timing() -> pd.DataFrame:
     """Read reports/timing.csv, a row for each run; a missing or damaged file is a UserError."""
     try:
-        return pd.read_csv(io.StringIO(read_text(TIMING, made_by="tables")))
+        return pd.read_csv(io.StringIO(read_text(paths.TIMING_TABLE, made_by="tables")))
     except ValueError as error:
-        raise damaged(TIMING, error, made_by="tables") from error
+        raise damaged(paths.TIMING_TABLE, error, made_by="tables") from error
 
 
 def cost(timing: pd.DataFrame) -> str:
-    """What the study took: wall time of its runs, processor seconds, GPU-hours, machines; a copied run costs nothing."""
+    """What the study took: wall time of its runs, seconds of runs, GPU-hours, machines; a copied run costs nothing."""
     trained = timing[timing["same_as"].isna()]
-    spans = [tuple(datetime.fromisoformat(str(time)).timestamp() for time in span) for span in trained[["started", "finished"]].to_numpy()]
-    hours = trained["gpu_hours"].sum()
-    machines = dict.fromkeys(_machine(json.loads(of)) for of in trained["hardware"])
+    started, finished = (
+        [datetime.fromisoformat(str(time)).timestamp() for time in trained[column]] for column in ("started", "finished")
+    )
+    minutes, hours = wall_seconds(list(zip(started, finished, strict=True))) / 60, trained["gpu_hours"].sum()
+    machines = "; ".join(dict.fromkeys(_machine(json.loads(of)) for of in trained["hardware"]))
     return (
         f"{len(trained)} runs trained, {trained['steps'].sum():,.0f} steps: {trained['total_s'].sum():,.0f} seconds of runs in "
-        f"{wall_seconds(spans) / 60:.1f} minutes of wall time{f', {hours:.2f} GPU-hours' if hours else ''}, on {'; '.join(machines)}. "
+        f"{minutes:.1f} minutes of wall time{f', {hours:.2f} GPU-hours' if hours else ''}, on {machines}. "
         "[timing.csv](timing.csv) has a row for each run."
     )
 
@@ -154,14 +126,15 @@ def wall_seconds(spans: Sequence[tuple[float, ...]]) -> float:
 
 def seconds_of_steps(timing: pd.DataFrame) -> dict[tuple[str, str], Values]:
     """By experiment and arm, the mean seconds of a step by part, of runs that had the machine for themselves."""
-    columns = [name for name in timing if name.startswith("step_") or name == "samples_per_s"]
-    means = timing[timing["alone"] == True].groupby(["experiment", "arm"])[columns].mean()  # noqa: E712 - may be empty cells
-    return {(str(experiment), str(arm)): row.to_dict() for (experiment, arm), row in means.iterrows()}
+    columns = [*PARTS.values(), "samples_per_s"]
+    means = timing[timing["alone"].astype(bool)].groupby(["experiment", "arm"])[columns].mean().reset_index()
+    return {(row["experiment"], row["arm"]): dict(row) for _, row in means.iterrows()}
 
 
 def _origins(timing: pd.DataFrame) -> list[dict[str, Any]]:
+    rows = timing[["run", "software", "hardware"]].to_numpy().tolist()
     return [
-        {"run": row.run, "software": json.loads(row.software), "hardware": json.loads(row.hardware)} for row in timing.itertuples()
+        {"run": run, "software": json.loads(software), "hardware": json.loads(hardware)} for run, software, hardware in rows
     ]
 
 

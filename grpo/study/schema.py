@@ -141,10 +141,6 @@ class Study(Section):
         starts = (arm.get("start_from") for arm in self.experiments[experiment].arms.values())
         return self.needed_selections(experiment) + sorted({str(start).split("/")[0] for start in starts if start})
 
-    def with_report(self, piece: str) -> list[str]:
-        """The experiments with arms that list a piece of the report."""
-        return [name for name in self.made if piece in self.experiments[name].report]
-
     def title(self, experiment: str) -> str:
         """The experiment's title in the report."""
         return self.experiments[experiment].title or experiment

@@ -122,7 +122,9 @@ bench-grader: dev ## Measure the grader and plain math-verify
 	python benchmarks/grader.py
 
 report: install ## Write the report again from the results
-	dvc repro --force --single-item report
+	dvc repro --force --single-item tables
+	dvc repro --force --single-item figures
+	dvc repro --force --single-item writeup
 
 submission: install ## Write writeup.pdf (the report) and code.zip (the tracked files) to hand in
 	@$(call beside,.venv-submission)

@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 
 from grpo.common.files import damaged, files_digest, read_json
 from grpo.common.safe_text import MARKDOWN, short
-from grpo.reporting.charts import INK, draw_curves, frame, panels, styles
-from grpo.reporting.curves import STEP, TITLES, curves_of
+from grpo.reporting.charts import INK, STEP, TITLES, draw_arm, frame, panels, style
 from grpo.reporting.timing import read_timing
 from grpo.results.intervals import mean_of
 from grpo.results.runs import REWARD, Run
@@ -143,7 +142,7 @@ def _origin(run: Run, source: Path, about: dict[str, Any], base: HubModel | None
 def draw_curve(run: Run, step: int) -> Figure:
     """Draw validation answer reward over steps, with the checkpoint's step marked."""
     figure, (axes,) = panels(1)
-    draw_curves(axes, curves_of({run.arm: [run]}, REWARD), styles([run.arm]))
+    draw_arm(axes, [run], REWARD, style(0))
     frame(axes, f"{run.name}: {TITLES[REWARD]}", STEP[run.config["method"]], share=True)
     axes.axvline(step, color=INK, linestyle=(0, (3, 3)), linewidth=1)
     axes.annotate(f"this checkpoint, step {step} ", (step, 0.02), ha="right", color=INK, fontsize=8)

@@ -242,8 +242,7 @@ def _train() -> None:
 
 def _deliver(out: Path) -> None:
     """Copy the run's results to the top of the working folder (called ``out`` in messages), draw its curves and list them."""
-    from grpo.reporting.charts import save_figure
-    from grpo.reporting.curves import run_figure
+    from grpo.reporting.charts import run_figure, save_figure
     from grpo.results.runs import read_run
 
     study = load_study()

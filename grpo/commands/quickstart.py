@@ -92,7 +92,7 @@ def _run_stages(study: Study, announce: Callable[[str], None]) -> None:
                 print(course(experiment, arm, seed))
         stages.select(experiment)
     announce("The report")
-    stages.report(by_dvc=False)
+    stages.report()
 
 
 def course(experiment: str, arm: str, seed: int) -> str:

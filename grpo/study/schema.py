@@ -55,11 +55,10 @@ TOKENS_ON_CPU = 4096  # max_tokens_per_microbatch on a CPU, as in studies/base.y
 LONGEST_NAME = 100  # characters; file names have an experiment, an arm and a seed, and may have 255
 # Names that no experiment may have, as the pipeline itself has a file of this name where each experiment has its own.
 TAKEN = {
-    *("base_model", "best_of_n", "claims", "forest", "kissing_number", "math_baseline", "method", "methods", "overview"),
-    *("sft_examples", "software", "staleness", "time_breakdown"),
-    *("zero_shot", "zero_shot_by_level", "zero_shot_by_subject"),
+    *("best_of_n", "claims", "contrasts", "kissing_number", "math_baseline", "methods", "overview", "rates", "sft_examples"),
+    *("software", "zero_shot", "zero_shot_by_level", "zero_shot_by_subject"),
 }
-OF_FIGURES = ("ends", "metrics")  # EXPERIMENT-ends and EXPERIMENT-metrics are figures of EXPERIMENT
+OF_TABLES = ("rates", "sets", "leaderboard")  # EXPERIMENT-rates and others are tables of EXPERIMENT
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # torch's range
 
 
@@ -77,6 +76,7 @@ class Study(Section):
 
     study: str = Field(max_length=LONGEST_NAME)
     description: str
+    by_design: list[str] = Field(default_factory=list)  # sentences: what pretraining, data and construction planted
     folder: str = STUDIES_FOLDER.as_posix()  # folder with the study's own modules and data, relative to the project's folder
     file: str | None = None  # the study file that it was composed from, relative to the project's folder
     seeds: list[Seed] = Field(min_length=1)
@@ -140,10 +140,6 @@ class Study(Section):
         """The experiments that runs of ``experiment`` build on or start from."""
         starts = (arm.get("start_from") for arm in self.experiments[experiment].arms.values())
         return self.needed_selections(experiment) + sorted({str(start).split("/")[0] for start in starts if start})
-
-    def with_report(self, piece: str) -> list[str]:
-        """The experiments with arms that list a piece of the report."""
-        return [name for name in self.made if piece in self.experiments[name].report]
 
     def title(self, experiment: str) -> str:
         """The experiment's title in the report."""
@@ -260,8 +256,8 @@ class Study(Section):
         for number, (name, experiment) in enumerate(self.experiments.items()):
             where, on = f"experiments.{name}", experiment.builds_on
             check_name(where, "an experiment", name)
-            figure_of, _, which = name.rpartition("-")
-            if name in TAKEN or (which in OF_FIGURES and figure_of in self.experiments):
+            table_of, _, which = name.rpartition("-")
+            if name in TAKEN or (which in OF_TABLES and table_of in self.experiments):
                 raise UserError(f"{where}: the pipeline has files of its own with this name. Choose another one.")
             for key in filter(None, (experiment.resources, experiment.timed)):
                 require_known(f"{where}.resources", "no resources", key, self.resources)

@@ -65,7 +65,9 @@ def made_up_rewards(project: Path, run: str) -> None:
     for kind, step in {"best": 2, "last": 3}.items():
         if (checkpoints / kind).exists():
             metadata = read_json(checkpoints / kind / "metadata.json", "")
-            write_json(checkpoints / kind / "metadata.json", metadata | {"step": step, "answer_reward": RIGHT[step] / ASKED[step]})
+            write_json(
+                checkpoints / kind / "metadata.json", metadata | {"step": step, "answer_reward": RIGHT[step] / ASKED[step]}
+            )
 
 
 @pytest.fixture
@@ -107,7 +109,10 @@ def test_the_card_says_what_the_result_files_say(project: Path, grpo: Grpo) -> N
     for name, path in of_data:
         assert f"{name} `{files_digest(path)}`" in digests
     timing = read_json(paths.run_timing(RUN), "")
-    assert rows["MLflow run"] == f"`{timing['mlflow_run_id']}`" and rows["started from"] == "pretrained by the study (data/model/main)"
+    assert (
+        rows["MLflow run"] == f"`{timing['mlflow_run_id']}`"
+        and rows["started from"] == "pretrained by the study (data/model/main)"
+    )
     assert rows["commit"] == "not known" and "git checkout" not in text  # the project of this test is in no repository
     assert "dvc repro train@grpo_learning_rate-3e-4\ngrpo publish grpo_learning_rate/3e-4/0 --kind best" in text
     assert load_study().task("main").formats["r1_zero"].template in text

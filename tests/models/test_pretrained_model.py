@@ -18,7 +18,7 @@ def test_each_seed_has_the_model_of_its_own_seed_and_the_first_ones_is_the_tasks
 ) -> None:
     """Its seed is that of the section plus the run's, so they are those that one model after another would be."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workdir}/mlflow.db")
-    study = with_values(study_named("smoke"), {"models.main.steps": 2, "seeds": [3, 4]})
+    study = with_values(study_named("smoke"), {"models.main.steps": 2, "models.main.one_per_seed": False, "seeds": [3, 4]})
     own = with_values(study, {"models.main.one_per_seed": True})
     make_base_model(own, "main")
     names = {path.name for path in paths.model("main").iterdir()}

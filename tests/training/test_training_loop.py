@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 from learner_parts import log_softmax_alone
-from study_parts import changed, entry
+from study_parts import changed, entry, study_named
 from training_parts import (
     NoMlflow,
     by,
@@ -429,7 +429,23 @@ def out_of_memory() -> None:
 SCHEDULED = {"lr_scheduler_type": "cosine", "warmup_steps": 2, "dynamic_sampling_rounds": 2}
 
 
-@pytest.mark.parametrize("changes", [{}, {"lora": Lora(rank=2)}, SCHEDULED], ids=["plain", "lora", "scheduled"])
+OWN_BASE = {"max_grad_norm": 0.5}
+
+
+def with_a_base_of_its_own(study: Study) -> EffectiveRun:
+    """A second seed's run, from the only model that there is."""
+    pretrained = study_named("mini").models["main"].model_copy(update={"one_per_seed": True})
+    run = effective_run(changed(study, seeds=[0, 1], models={"main": pretrained}), "grpo_learning_rate", "slow", 1, [])
+    weights = list(paths.model("main").iterdir())
+    run.model.mkdir()
+    for file in weights:
+        file.rename(run.model / file.name)
+    return run
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"lora": Lora(rank=2)}, SCHEDULED, OWN_BASE], ids=["plain", "lora", "scheduled", "own base"]
+)
 def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
     tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
@@ -442,7 +458,7 @@ def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
     score = SCORE if changes else by(lambda text, truth: contains_a_t(text, truth) | {"reward": random.random()})
     monkeypatch.setattr("grpo.training.train.score_of", lambda task, run: score)
     study = changed(tiny_study, save_state_every=2, divergence=None, grpo=changes)
-    run = tiny_run(study)
+    run = with_a_base_of_its_own(study) if changes is OWN_BASE else tiny_run(study)
     sample = loop.sample
 
     def killed_at_step_4(setup: Any, sampler: Any, step: int, n_questions: int) -> Any:

@@ -80,7 +80,8 @@ def _template() -> Template:
 
 def _estimate(run: Run, step: int) -> dict[str, float]:
     """Answer reward at one evaluation with a 95% Wilson interval, as metrics.json has for the last one."""
-    outcomes = run.outcomes[(run.validation["step"] == step).to_numpy().argmax()]
+    place = int((run.validation["step"] == step).to_numpy().argmax())
+    outcomes = run.last if place == len(run.outcomes) - 1 else run.outcomes[place]
     low, high = wilson_interval(float(outcomes.sum()), len(outcomes))
     return {"value": float(outcomes.mean()), "low": low, "high": high, "problems": len(outcomes)}
 
@@ -101,12 +102,13 @@ def _rewards(study: Study, run: Run, step: int) -> dict[str, dict[str, float]]:
     rows: dict[str, dict[str, float]] = {
         f"**this checkpoint** (step {step})": _estimate(run, step),
         f"the run's last evaluation (step {last})": _estimate(run, last),
-        f"the same on {len(run.final)} problems, by which the study compares runs": vars(mean_of(run.final, fixed=True)),
+        "the part of it by which the study compares runs": vars(mean_of(run.final, fixed=True)),
         "before training": _estimate(run, first),
     }
     if (full := metrics.get("full/answer_reward")) is not None:
         low, high = wilson_interval(full * metrics["full/problems"], metrics["full/problems"])
-        rows[f"the last weights on all {metrics['full/problems']} problems"] = {"value": full, "low": low, "high": high}
+        of_all = {"value": full, "low": low, "high": high, "problems": metrics["full/problems"]}
+        rows["the last weights on the whole validation set"] = of_all
     return rows
 
 

@@ -111,7 +111,12 @@ class Study(Section):
     def runs_alone(self, experiment: str, seed: int) -> bool:
         """Whether nothing shares the cores of this run, so that its seconds can be compared with those of other runs."""
         entry = self.experiments[experiment]
-        return self.resources[entry.resources].gpus > 0 or (entry.timed is not None and seed == self.seeds[0])
+        return self.resources[entry.resources].gpus > 0 or self.resources_of(experiment, seed) == entry.timed
+
+    def resources_of(self, experiment: str, seed: int | str) -> str:
+        """The entry of ``resources`` that a scheduler reserves for a run, or for a stage of all seeds."""
+        entry = self.experiments[experiment]
+        return entry.timed if entry.timed and seed == self.seeds[0] else entry.resources
 
     @property
     def made(self) -> list[str]:
@@ -259,8 +264,9 @@ class Study(Section):
             table_of, _, which = name.rpartition("-")
             if name in TAKEN or (which in OF_TABLES and table_of in self.experiments):
                 raise UserError(f"{where}: the pipeline has files of its own with this name. Choose another one.")
-            for key in filter(None, (experiment.resources, experiment.timed)):
-                require_known(f"{where}.resources", "no resources", key, self.resources)
+            require_known(f"{where}.resources", "no resources", experiment.resources, self.resources)
+            if experiment.timed is not None:
+                require_known(f"{where}.timed", "no resources", experiment.timed, self.resources)
             if (experiment.seeds or 0) > len(self.seeds):
                 raise UserError(f"{where}.seeds ({experiment.seeds}): the study has {len(self.seeds)} seeds. Lower it.")
             if on is not None:
@@ -304,6 +310,9 @@ class Study(Section):
         if isinstance(config, GrpoConfig) and config.start_from is not None:
             what = "fine-tuning (see its keep_steps) keeps no checkpoint"
             require_known(f"{path}.start_from", what, config.start_from, self._kept_checkpoints())
+            start = config.start_from.split("/")[0]
+            if len(self.seeds_of(start)) < (seeds := len(self.seeds_of(experiment))):
+                raise UserError(f"{path}.start_from: {start} has fewer seeds: raise experiments.{start}.seeds to {seeds}.")
 
     def _kept_checkpoints(self) -> list[str]:
         """The checkpoints of supervised fine-tuning from which GRPO may start."""
@@ -326,11 +335,12 @@ class Study(Section):
             experiment = self.experiments[name]
             own = self.for_task(experiment.task)
             devices = {own.engine.device, own.learner.device}
-            on_cpu[experiment.resources] = on_cpu.get(experiment.resources, False) or "cpu" in devices
             moved = devices == {"cpu"} != {self.engine.device, self.learner.device}
-            if moved and self.resources[experiment.resources].gpus:
-                remedy = f"set it to 0, or name other resources in experiments.{name}"
-                raise UserError(f"resources.{experiment.resources}.gpus: the runs of {name} compute on the CPU: {remedy}.")
+            for kind in filter(None, (experiment.resources, experiment.timed)):
+                on_cpu[kind] = on_cpu.get(kind, False) or "cpu" in devices
+                if moved and self.resources[kind].gpus:
+                    remedy = f"set it to 0, or name other resources in experiments.{name}"
+                    raise UserError(f"resources.{kind}.gpus: the runs of {name} compute on the CPU: {remedy}.")
         for kind, resources in self.resources.items():
             if on_cpu.get(kind) and resources.cpus < self.threads:
                 found = f"these stages compute on the CPU with {self.threads} threads"

@@ -24,7 +24,7 @@ ARGS = ("sft_experiment", "all", 0)
 RUN_NAME = "/".join(map(str, ARGS))
 RUN = Path("data/runs") / RUN_NAME
 CONFIG = (
-    "identity: a\noverrides: {}\nbefore: []\nsoftware: {torch: a}\nevaluation: {selection_problems: 0}\n"
+    "identity: a\noverrides: {}\nbefore: []\nsoftware: {torch: a}\nevaluation: {last_problems: 2, selection_problems: 1}\n"
     "same_as: null\nconfig: {lr: {value: 1, from: study}}\n"
 )
 TIMING = {
@@ -159,12 +159,6 @@ def test_numbers_that_are_cut_or_changed_are_noticed(results: Path) -> None:
             read_run(*ARGS)
     path.write_text("step,gradient_norm\n1,nan\n2,\n3,inf\n")
     assert len(read_run(*ARGS).history) == 3
-
-
-def test_evaluations_of_different_length_are_noticed(results: Path) -> None:
-    (RUN / "outcomes.jsonl").write_text('{"answer_reward": [1, 0]}\n{"answer_reward": [1]}\n')
-    with pytest.raises(UserError, match=r"outcomes\.jsonl: damaged"):
-        read_run(*ARGS)
 
 
 def test_a_text_may_hold_what_python_takes_for_the_end_of_a_line(results: Path) -> None:

@@ -132,7 +132,11 @@ class Body:
         tokens = self.markdown.parse(text)
         starts = [i for i, token in enumerate(tokens) if token.type == "heading_open" and token.level == 0]
         for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True):
-            yield int(tokens[start].tag[1]), html.escape("".join(one.content for one in tokens[start + 1].children or ())), tokens[start + 3 : end]
+            yield (
+                int(tokens[start].tag[1]),
+                html.escape("".join(one.content for one in tokens[start + 1].children or ())),
+                tokens[start + 3 : end],
+            )
 
     def _html(self, tokens: list[Token], title: str) -> str:
         """Convert a part; where a comment follows its first table, that and all below it flow around the table."""

@@ -267,8 +267,6 @@ class Study(Section):
             require_known(f"{where}.resources", "no resources", experiment.resources, self.resources)
             if experiment.timed is not None:
                 require_known(f"{where}.timed", "no resources", experiment.timed, self.resources)
-            if (experiment.seeds or 0) > len(self.seeds):
-                raise UserError(f"{where}.seeds ({experiment.seeds}): the study has {len(self.seeds)} seeds. Lower it.")
             if on is not None:
                 require_known(f"{where}.builds_on", "no experiment before this one is named", on, [*self.experiments][:number])
                 if self.experiments[on].method != experiment.method:

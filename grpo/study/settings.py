@@ -290,7 +290,7 @@ class Experiment(Section):
         passes_on: what later experiments use: the ``winner``'s values, or only the ``ranking`` of the arms, from which an arm
             with ``off_policy_rank: K`` takes the K-th best.
         off_policy_only: whether the winner's values apply to off-policy configurations only.
-        seeds: how many of the study's seeds its arms get, from the first; null: all.
+        seeds: how many of the study's seeds its arms get at most, from the first; null: all.
         resources: entry of ``resources`` that a scheduler reserves for a run.
         timed: entry of ``resources`` for the first seed of an arm, if the arms' seconds are compared: it must leave no room for
             another stage. The other seeds report no seconds. null: no arm runs alone.

@@ -30,7 +30,6 @@ from grpo.reporting.charts import (
     over_runs,
     panels,
     run_figure,
-    save_figure,
     style,
     values_of,
 )

@@ -126,10 +126,6 @@ MISTAKES: list[tuple[Edit, str]] = [
     (put("kl_in", []), "kl_in: must list each experiment with keep_steps of GRPO once (grpo_kl_divergence): run"),
     (put("experiments.grpo_lora.seeds", 0), "experiments.grpo_lora.seeds: input should be greater than 0"),
     (
-        all_of(put("seeds", [3, 4]), put("experiments.grpo_lora.seeds", 3)),
-        "experiments.grpo_lora.seeds (3): the study has 2 seeds. Lower it.",
-    ),
-    (
         all_of(put("seeds", [3, 4, 5]), put(f"experiments.{SFT}.seeds", 2), put(f"experiments.{SFT_INITIALIZATION}.seeds", 3)),
         f"experiments.{SFT_INITIALIZATION}.arms.sft_early-rate_half.start_from: {SFT} has fewer seeds: raise "
         f"experiments.{SFT}.seeds to 3.",

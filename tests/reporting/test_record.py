@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from report_parts import each, run, solved, store, store_general, study_of
+from report_parts import run, solved, store, store_general, study_of
 
 from grpo.commands import stages
 from grpo.reporting import record as recording

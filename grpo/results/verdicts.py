@@ -198,7 +198,7 @@ def _difference(first: str, second: str, of: Of, at: str) -> tuple[Ends, dict[st
         _same_steps({arm: runs, against: rivals}, evidence is other)
         scores, controls = evidence.final(arm), other.final(against)
     found = difference_of(controls, scores)
-    names = (arm, against) if evidence is other else (first, second)
+    names = (arm, against) if evidence is other else (f"{evidence.experiment}/{arm}", f"{other.experiment}/{against}")
     numbers = {names[0]: float(scores.mean()), names[1]: float(controls.mean())}
     ends = [f"{name} {number:.3f}" for name, number in numbers.items()]
     if at == "end":

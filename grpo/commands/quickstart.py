@@ -86,13 +86,13 @@ def _run_stages(study: Study, announce: Callable[[str], None]) -> None:
     stages.math_baseline()
     for experiment in study.made:
         for arm in study.experiments[experiment].arms:
-            for seed in study.seeds:
+            for seed in study.seeds_of(experiment):
                 announce(f"GRPO: arm {arm}, seed {seed}")
                 stages.train(experiment, arm, str(seed))
                 print(course(experiment, arm, seed))
         stages.select(experiment)
     announce("The report")
-    stages.report(by_dvc=False)
+    stages.report()
 
 
 def course(experiment: str, arm: str, seed: int) -> str:

@@ -348,7 +348,12 @@ def _remove_results_of_other_runs(study: Study, dry_run: bool, verbose: bool) ->
 
 def _results_of_other_runs(study: Study) -> list[Path]:
     """Results in data/ of runs that are not in ``study``."""
-    own = {paths.run_name(name, arm, seed) for name, e in study.experiments.items() for arm in e.arms for seed in study.seeds}
+    own = {
+        paths.run_name(name, arm, seed)
+        for name, experiment in study.experiments.items()
+        for arm in experiment.arms
+        for seed in study.seeds_of(name)
+    }
     roots = (paths.RUNS, paths.CHECKPOINTS, paths.TIMING)
     return [path for root in roots for path in sorted(root.glob("*/*/[!.]*")) if path.relative_to(root).as_posix() not in own]
 

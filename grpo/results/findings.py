@@ -1,16 +1,9 @@
-"""Records of what a study found: intervals, contrasts, collapses, results of experiments, verdicts on claims."""
+"""Records of what a study found: intervals, contrasts, collapses, results of experiments."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
-
-VerdictName = Literal["agrees", "disagrees", "no difference", "cannot tell", "not tested here"]
-AGREES: VerdictName = "agrees"
-DISAGREES: VerdictName = "disagrees"
-NO_DIFFERENCE: VerdictName = "no difference"
-CANNOT_TELL: VerdictName = "cannot tell"
-NOT_TESTED: VerdictName = "not tested here"
 
 # What an interval covers: what would vary if the study were repeated.
 RUNS_AND_PROBLEMS = "runs and problems"  # new seeds and new problems
@@ -112,34 +105,3 @@ class ExperimentResult:
     def arm(self, name: str) -> ArmResult:
         """The result of one arm."""
         return next(arm for arm in self.arms if arm.arm == name)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A published claim and the study's verdict on it. A test fills in what it measured, its verdict and the reason."""
-
-    claim: str = ""  # id in claims.yaml
-    experiment: str = ""
-    statement: str = ""
-    verdict: VerdictName = NOT_TESTED
-    reason: str = ""  # in a sentence; for ``not tested here``, the horizon or precondition that is not met
-    measured: str = ""  # the numbers that decide, as text
-    by_construction: bool = False  # the base model learned it from its pretraining documents, so that it is no finding
-    reported: dict[str, str] = field(default_factory=dict)  # by source
-    published: dict[str, float] = field(default_factory=dict)  # by source: its difference of rewards, if it gives numbers
-    numbers: dict[str, float] | None = None  # those of ``measured``, by name; None if nothing was measured
-    contrasts: tuple[Contrast, ...] = ()  # of answer rewards, in the claim's direction, adjusted for the claim's number of them
-    collapses: tuple[Collapse, ...] = ()  # of the runs that the claim is about
-    margin: float | None = None  # smaller differences count as none; None if the test has no margin
-    p: float | None = None  # the smallest level at which the verdict would be decided; None if no interval decides it
-    p_adjusted: float | None = None  # ``p`` adjusted over all claims of the study that have one (Benjamini and Hochberg)
-
-    @property
-    def decided(self) -> bool:
-        """Whether it agrees, disagrees or finds no difference."""
-        return self.verdict in (AGREES, DISAGREES, NO_DIFFERENCE)
-
-    @property
-    def label(self) -> str:
-        """The verdict as a table shows it."""
-        return "by construction" if self.by_construction else self.verdict

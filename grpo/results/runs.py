@@ -85,6 +85,7 @@ def _read_run(experiment: str, arm: str, seed: int, _folder: Path, _changed: tup
     config = read_config(name)
     require_keys(folder / "config.yaml", config, ("config", "same_as", "software", "evaluation"), made_by)
     outcomes, last = _read_outcomes(folder / "outcomes.jsonl", made_by)
+    evaluation = config["evaluation"]
     return Run(
         experiment,
         arm,
@@ -95,7 +96,8 @@ def _read_run(experiment: str, arm: str, seed: int, _folder: Path, _changed: tup
         validation=read_csv(folder / "validation.csv", made_by, columns=("step", REWARD)),
         outcomes=outcomes,
         last=last,
-        selection_problems=config["evaluation"]["selection_problems"],
+        # The same share of a validation set that is smaller.
+        selection_problems=evaluation["selection_problems"] * len(last) // evaluation["last_problems"],
     )
 
 

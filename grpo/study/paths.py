@@ -49,16 +49,16 @@ KL_REPORTS = REPORTS / "kl"
 KISSING_NUMBER_REPORT = REPORTS / "kissing_number.json"
 SELECT = REPORTS / "select"  # an experiment's winner; changes only if the winner does
 CANDIDATES = REPORTS / "candidates"  # all arms of an experiment, and why the winner won
-CLAIMS = REPORTS / "claims.json"
+RECORD = REPORTS / "record.json"  # all that was measured and concluded, the same on every machine
+TIMING_TABLE = REPORTS / "timing.csv"  # a row a run: what differs between machines
+TIMING_FIGURE = REPORTS / "timing.svg"
+REPLICATION = REPORTS / "replication.json"  # verdicts and winners on fresh seeds; written by `grpo replicate`
 FIGURES = REPORTS / "figures"
 TABLES = REPORTS / "tables"
-TIMING_REPORT = REPORTS / "timing"  # figures from data/timing
 METRICS = REPORTS / "metrics"  # each experiment's metrics for `dvc metrics` and `dvc exp show`
 SUMMARY = REPORTS / "summary.json"
 WRITEUP = REPORTS / "writeup.md"
-ANSWERS = REPORTS / "answers.md"
 KISSING_NUMBER_DELIVERY = REPORTS / "kissing_number"  # program, log, prompts and report, side by side
-SECTIONS = REPORTS / "sections"  # linked from the write-up
 PAGE = REPORTS / "index.html"
 
 

@@ -54,6 +54,8 @@ def rehearsal_of(values: Mapping[str, Any]) -> dict[str, Any]:
             sections[method]["group_size"] = group
         for name, arms in of_method.items():
             experiments[name] = {"arms": {arm: _cut(changed, by, few) for arm, changed in arms.items()}}
+            if made[name].get("seeds"):
+                experiments[name]["seeds"] = 1
             for arm in experiments[name]["arms"].values():
                 if "keep_steps" in arm:
                     most = len(arm["keep_steps"]) if method == "sft" else STEPS

@@ -49,7 +49,7 @@ def runs_table(study: Study) -> dict[str, dict[str, Any]]:
                     "model": "/".join(model),
                     "train": f"{train}/{entry.task}",
                     "after": after.as_posix(),
-                    "resources": entry.timed if entry.timed and seed == study.seeds[0] else entry.resources,
+                    "resources": study.resources_of(name, seed),
                 }
     return rows
 

@@ -16,6 +16,7 @@ from grpo.common.errors import UserError
 from grpo.common.imports import search_in
 from grpo.study import paths
 from grpo.study.annotated import read_mapping
+from grpo.study.claims import AnyClaim, own_claims
 from grpo.study.compose import STUDIES_FOLDER, compose, stage_lists
 from grpo.study.methods import (
     OFF_POLICY_RANK,
@@ -54,11 +55,10 @@ TOKENS_ON_CPU = 4096  # max_tokens_per_microbatch on a CPU, as in studies/base.y
 LONGEST_NAME = 100  # characters; file names have an experiment, an arm and a seed, and may have 255
 # Names that no experiment may have, as the pipeline itself has a file of this name where each experiment has its own.
 TAKEN = {
-    *("base_model", "best_of_n", "claims", "forest", "kissing_number", "math_baseline", "method", "methods", "overview"),
-    *("sft_examples", "software", "staleness", "time_breakdown", "what_it_would_take"),
-    *("zero_shot", "zero_shot_by_level", "zero_shot_by_subject"),
+    *("best_of_n", "claims", "contrasts", "kissing_number", "math_baseline", "methods", "overview", "rates", "sft_examples"),
+    *("software", "zero_shot", "zero_shot_by_level", "zero_shot_by_subject"),
 }
-OF_FIGURES = ("ends", "metrics")  # EXPERIMENT-ends and EXPERIMENT-metrics are figures of EXPERIMENT
+OF_TABLES = ("rates", "sets", "leaderboard")  # EXPERIMENT-rates and others are tables of EXPERIMENT
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # torch's range
 
 
@@ -76,6 +76,7 @@ class Study(Section):
 
     study: str = Field(max_length=LONGEST_NAME)
     description: str
+    by_design: list[str] = Field(default_factory=list)  # sentences: what pretraining, data and construction planted
     folder: str = STUDIES_FOLDER.as_posix()  # folder with the study's own modules and data, relative to the project's folder
     file: str | None = None  # the study file that it was composed from, relative to the project's folder
     seeds: list[Seed] = Field(min_length=1)
@@ -99,6 +100,7 @@ class Study(Section):
     select_in: list[str] = Field(min_length=1)  # the experiments with arms; DVC makes stages select@EXPERIMENT from it
     kl_in: list[str] | None = None  # those of them with keep_steps of GRPO; DVC makes stages kl@EXPERIMENT from it
     experiments: dict[str, Experiment]
+    claims: list[AnyClaim] = []  # the study's own, beside the published ones
     resources: dict[str, Resources]
     runs: dict[str, dict[str, Any]] | None = None  # made by `grpo study use`; DVC makes stages train@KEY from it
 
@@ -109,7 +111,12 @@ class Study(Section):
     def runs_alone(self, experiment: str, seed: int) -> bool:
         """Whether nothing shares the cores of this run, so that its seconds can be compared with those of other runs."""
         entry = self.experiments[experiment]
-        return self.resources[entry.resources].gpus > 0 or (entry.timed is not None and seed == self.seeds[0])
+        return self.resources[entry.resources].gpus > 0 or self.resources_of(experiment, seed) == entry.timed
+
+    def resources_of(self, experiment: str, seed: int | str) -> str:
+        """The entry of ``resources`` that a scheduler reserves for a run, or for a stage of all seeds."""
+        entry = self.experiments[experiment]
+        return entry.timed if entry.timed and seed == self.seeds[0] else entry.resources
 
     @property
     def made(self) -> list[str]:
@@ -120,6 +127,11 @@ class Study(Section):
     def left_out(self) -> list[str]:
         """The experiments without arms."""
         return [name for name, experiment in self.experiments.items() if not experiment.arms]
+
+    @property
+    def own_claims(self) -> list[AnyClaim]:
+        """The study's own claims, each with its experiment, id and statement."""
+        return own_claims(self.claims, self.experiments)
 
     def needed_selections(self, experiment: str) -> list[str]:
         """The experiments whose winners must be known before a run of ``experiment`` can start, first to last.
@@ -133,10 +145,6 @@ class Study(Section):
         """The experiments that runs of ``experiment`` build on or start from."""
         starts = (arm.get("start_from") for arm in self.experiments[experiment].arms.values())
         return self.needed_selections(experiment) + sorted({str(start).split("/")[0] for start in starts if start})
-
-    def with_report(self, piece: str) -> list[str]:
-        """The experiments with arms that list a piece of the report."""
-        return [name for name in self.made if piece in self.experiments[name].report]
 
     def title(self, experiment: str) -> str:
         """The experiment's title in the report."""
@@ -216,6 +224,7 @@ class Study(Section):
         for name, experiment in self.experiments.items():
             for arm, values in experiment.arms.items():
                 self._check_arm(name, arm, values)
+        own_claims(self.claims, self.experiments)
         self._check_resources()
         table = runs_table(self)
         if self.runs is not None and self.runs != table:
@@ -252,13 +261,12 @@ class Study(Section):
         for number, (name, experiment) in enumerate(self.experiments.items()):
             where, on = f"experiments.{name}", experiment.builds_on
             check_name(where, "an experiment", name)
-            figure_of, _, which = name.rpartition("-")
-            if name in TAKEN or (which in OF_FIGURES and figure_of in self.experiments):
+            table_of, _, which = name.rpartition("-")
+            if name in TAKEN or (which in OF_TABLES and table_of in self.experiments):
                 raise UserError(f"{where}: the pipeline has files of its own with this name. Choose another one.")
-            for key in filter(None, (experiment.resources, experiment.timed)):
-                require_known(f"{where}.resources", "no resources", key, self.resources)
-            if (experiment.seeds or 0) > len(self.seeds):
-                raise UserError(f"{where}.seeds ({experiment.seeds}): the study has {len(self.seeds)} seeds. Lower it.")
+            require_known(f"{where}.resources", "no resources", experiment.resources, self.resources)
+            if experiment.timed is not None:
+                require_known(f"{where}.timed", "no resources", experiment.timed, self.resources)
             if on is not None:
                 require_known(f"{where}.builds_on", "no experiment before this one is named", on, [*self.experiments][:number])
                 if self.experiments[on].method != experiment.method:
@@ -300,6 +308,9 @@ class Study(Section):
         if isinstance(config, GrpoConfig) and config.start_from is not None:
             what = "fine-tuning (see its keep_steps) keeps no checkpoint"
             require_known(f"{path}.start_from", what, config.start_from, self._kept_checkpoints())
+            start = config.start_from.split("/")[0]
+            if len(self.seeds_of(start)) < (seeds := len(self.seeds_of(experiment))):
+                raise UserError(f"{path}.start_from: {start} has fewer seeds: raise experiments.{start}.seeds to {seeds}.")
 
     def _kept_checkpoints(self) -> list[str]:
         """The checkpoints of supervised fine-tuning from which GRPO may start."""
@@ -322,11 +333,12 @@ class Study(Section):
             experiment = self.experiments[name]
             own = self.for_task(experiment.task)
             devices = {own.engine.device, own.learner.device}
-            on_cpu[experiment.resources] = on_cpu.get(experiment.resources, False) or "cpu" in devices
             moved = devices == {"cpu"} != {self.engine.device, self.learner.device}
-            if moved and self.resources[experiment.resources].gpus:
-                remedy = f"set it to 0, or name other resources in experiments.{name}"
-                raise UserError(f"resources.{experiment.resources}.gpus: the runs of {name} compute on the CPU: {remedy}.")
+            for kind in filter(None, (experiment.resources, experiment.timed)):
+                on_cpu[kind] = on_cpu.get(kind, False) or "cpu" in devices
+                if moved and self.resources[kind].gpus:
+                    remedy = f"set it to 0, or name other resources in experiments.{name}"
+                    raise UserError(f"resources.{kind}.gpus: the runs of {name} compute on the CPU: {remedy}.")
         for kind, resources in self.resources.items():
             if on_cpu.get(kind) and resources.cpus < self.threads:
                 found = f"these stages compute on the CPU with {self.threads} threads"

@@ -275,17 +275,6 @@ class KissingNumber(Section):
 
 
 Method = Literal["grpo", "sft", "expert_iteration"]
-ReportPiece = Literal[
-    "traces",
-    "expert_iteration",
-    "colocated",
-    "staleness",
-    "degenerate_answers",
-    "samples",
-    "wall_clock",
-    "methods",
-    "leaderboard",
-]
 
 
 class Experiment(Section):
@@ -293,6 +282,7 @@ class Experiment(Section):
 
     Attributes:
         title: title in the report; default: the experiment's name.
+        question: what it asks, in a sentence, for the report.
         note: what a reader of its results must know, such as an arm that cannot differ by construction.
         method: training method of its runs; also the section of params.yaml that its arms change.
         task: entry of ``tasks`` that its runs are trained on.
@@ -300,16 +290,16 @@ class Experiment(Section):
         passes_on: what later experiments use: the ``winner``'s values, or only the ``ranking`` of the arms, from which an arm
             with ``off_policy_rank: K`` takes the K-th best.
         off_policy_only: whether the winner's values apply to off-policy configurations only.
-        seeds: how many of the study's seeds its arms get, from the first; null: all.
+        seeds: how many of the study's seeds its arms get at most, from the first; null: all.
         resources: entry of ``resources`` that a scheduler reserves for a run.
         timed: entry of ``resources`` for the first seed of an arm, if the arms' seconds are compared: it must leave no room for
             another stage. The other seeds report no seconds. null: no arm runs alone.
-        report: extra parts of the report; see :mod:`grpo.reporting.pieces`.
         arms: by name the values that an arm changes, the handouts' default or the lowest rate first. Arms called
             ``NAME-rate_X`` are one setting NAME at several learning rates: see :func:`setting_of`.
     """
 
     title: str = ""
+    question: str = ""
     note: str = ""
     method: Method = "grpo"
     task: str = MAIN
@@ -319,7 +309,6 @@ class Experiment(Section):
     seeds: Annotated[PositiveInt | None, OMIT] = None
     resources: str = "train"
     timed: Annotated[str | None, OMIT] = None
-    report: list[ReportPiece] = Field(default_factory=list)
     arms: dict[str, dict[str, Any]]
 
 

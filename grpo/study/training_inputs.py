@@ -47,7 +47,7 @@ def write_training_inputs(study: Study) -> None:
             }
             write_json(folder / f"{name}.json", content)
         for name in study.tasks:
-            bases = {"bases": bases} if (bases := seeds_with_a_base(study, name)) else {}
+            bases = {"bases": study.seeds} if seeds_with_a_base(study, name) else {}
             write_json(folder / paths.TASK_INPUTS.name / f"{name}.json", task_inputs(study, name) | bases)
             write_json(folder / paths.DATASET_INPUTS.name / f"{name}.json", dataset_inputs(study, name))
         write_json(folder / paths.PINNED_SOFTWARE.name, pins(packages(study)))

@@ -87,7 +87,7 @@ class Stopping:
     ) -> bool:
         """Whether the run ends early, after this step; ``seen`` are all evaluations so far, ``seconds`` its duration."""
         limit = config.wall_clock_limit_s
-        in_between = step < config.n_steps  # a limit exceeded in the last step has cut nothing short
+        in_between = 0 < step < config.n_steps  # a limit exceeded in the last step has cut nothing short
         if limit is not None and in_between and seconds > limit:
             self.time_limit_step = step
         if rules is not None:

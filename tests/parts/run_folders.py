@@ -15,7 +15,7 @@ CONFIG = {"same_as": None, "overrides": {}, "before": [], "config": {}, "softwar
 def write_run(run: Run) -> None:
     """Write a run's folder; ``run.config`` gives what differs from :data:`CONFIG`."""
     folder = Path("data/runs") / run.name
-    selecting = {"evaluation": {"selection_problems": run.selection_problems}}
+    selecting = {"evaluation": {"selection_problems": run.selection_problems, "last_problems": len(run.last)}}
     write_json(folder / "config.yaml", CONFIG | {"identity": run.name} | selecting | run.config)  # JSON is YAML
     write_json(folder / "metrics.json", run.metrics)
     for name in ("history", "validation"):

@@ -378,8 +378,8 @@ def test_the_study_itself_can_be_planned(study: Path, monkeypatch: pytest.Monkey
     """Without results everything is stale, and so it is with a lock that names no stage."""
     (study / "dvc.lock").write_text("schema: '2.0'\n")
     plan, stale = planned(study, monkeypatch)
-    assert {"dataset@main", "model@main", "math_baseline", "report", "select@grpo_learning_rate"} <= set(plan)
-    assert ".stamps/select@grpo_learning_rate.done" in plan["report"]["after"]
+    assert {"dataset@main", "model@main", "math_baseline", "tables", "select@grpo_learning_rate"} <= set(plan)
+    assert {".stamps/tables.done", ".stamps/figures.done"} <= set(plan["writeup"]["after"])
     assert stale == {entry["rule"] for entry in plan.values()}
 
 

@@ -197,7 +197,7 @@ def below(value: float) -> dict[str, float]:
 
 
 def test_all_differences_stand_in_one_figure() -> None:
-    """An arm below the leader lies left of zero; grey where the interval holds zero; rates that were not chosen are left out."""
+    """An arm below the leader lies left of zero, grey if the interval holds zero; rates that were not chosen are left out."""
     arms = arm("a", 0.8), arm("b", 0.5, below=below(0.3)), arm("c", 0.75, below=below(0.05)), arm("d", 0.1, chosen=False)
     record = {"experiments": {"e": entry(*arms), "alone": entry(arm("a", 0.5)), "f": entry(*arms[:2])}}
     figure = draw_contrasts(record)

@@ -125,8 +125,10 @@ def test_it_loads_fast_is_short_and_fits_every_width(page: Any) -> None:
                 getComputedStyle(each.closest('.wide, .figure')).overflowX !== 'auto').length"""
             assert page.execute_script(hidden) == 0  # what is too wide scrolls in its place
         assert wait(page, "document.body.getBoundingClientRect().height") < highest
-    sizes = """return [...document.querySelectorAll('.figure svg')].flatMap((svg) => [...svg.querySelectorAll('text')].map((text) =>
-        parseFloat(getComputedStyle(text).fontSize) * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width))"""
+    sizes = """return [...document.querySelectorAll('.figure svg text')].map((text) => {
+        const svg = text.ownerSVGElement;
+        return parseFloat(getComputedStyle(text).fontSize) * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
+    })"""
     assert min(page.execute_script(sizes)) >= SMALLEST
 
 

@@ -114,5 +114,5 @@ def test_a_study_without_such_runs_says_so(workdir: Path, mini_study: Study) -> 
 def test_a_lock_without_stages_is_no_lock(text: str, workdir: Path) -> None:
     assert stages_in_lock() == {}  # without the file
     Path("dvc.lock").write_text(text)
-    with pytest.raises(UserError, match="dvc.lock: has no stages"):
+    with pytest.raises(UserError, match=r"dvc\.lock: has no stages"):
         stages_in_lock()

@@ -229,10 +229,8 @@ class Study(Section):
         table = runs_table(self)
         if self.runs is not None and self.runs != table:
             differing = sorted(key for key in {**table, **self.runs} if table.get(key) != self.runs.get(key))
-            others = f" and {len(differing) - 5} more" if len(differing) > 5 else ""
-            raise UserError(
-                f"runs: does not match experiments, seeds and tasks ({', '.join(differing[:5])}{others}): run `grpo study runs`."
-            )
+            shown = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")
+            raise UserError(f"runs: does not match experiments, seeds and tasks ({shown}): run `grpo study runs`.")
 
     def _check_tasks(self) -> None:
         """Check that each task can be made, has a model, and is used with its own prompt formats."""

@@ -8,13 +8,13 @@ from a narrower distribution than the policy's, and the estimates are biased.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from scipy import stats
@@ -47,13 +47,13 @@ def measure_kl(study: Study, experiment: str) -> dict[str, Any]:
     Raises:
         UserError: no run keeps a checkpoint, or one is missing or damaged.
     """
-    task, evaluation = study.experiments[experiment].task, study.evaluation
+    entry, evaluation, task = study.experiments[experiment], study.evaluation, study.experiments[experiment].task
     start_threads(study.threads)
     problems = read_problems(paths.validation(task))[: evaluation.problems]
     starts: dict[tuple[Path, str], Start] = {}
+    prompts: dict[str, str] = {}  # of each run
     records: list[dict[str, Any]] = []
-    seeds = study.seeds_of(experiment)
-    for name in (paths.run_name(experiment, arm, seed) for arm in study.experiments[experiment].arms for seed in seeds):
+    for name in (paths.run_name(experiment, arm, seed) for arm in entry.arms for seed in study.seeds_of(experiment)):
         kept = list(kept_checkpoints(name))
         if not kept:
             continue
@@ -61,25 +61,20 @@ def measure_kl(study: Study, experiment: str) -> dict[str, Any]:
         if (start, prompt) not in starts:
             starts.clear()  # one at a time, as each has an engine
             starts[start, prompt] = Start(study.for_task(task), task, start, problems, prompt)
-        measure = starts[start, prompt]
-        with stage_run(study, "kl", name, {"prompt": prompt}, task) as mlflow:
-            for step, responses in [(0, measure.own), *((about["step"], measure(folder)) for folder, about in kept)]:
-                records += [{"run": name, "step": step, **response} for response in responses]
-                means = of_run(responses)
-                reward = means.pop("answer_reward")
-                mlflow.log({f"kl/{key}": value for key, value in means.items()} | {"val/answer_reward": reward}, step=step)
+        measure, prompts[name] = starts[start, prompt], prompt
+        for step, responses in [(0, measure.own), *((about["step"], measure(folder)) for folder, about in kept)]:
+            records += [{"run": name, "step": step, **response} for response in responses]
     if not records:
         raise UserError(f"experiments.{experiment}: its runs keep no checkpoints to measure. Give an arm `keep_steps`.")
+    sampling = {"problems": len(problems), **evaluation.model_dump(include={"temperature", "top_p", "max_tokens"})}
+    found = {"experiment": experiment, **sampling, "arms": summary(records)}
     write_text(paths.KL / f"{experiment}.jsonl", "".join(json.dumps(record) + "\n" for record in records))
-    found = {
-        "experiment": experiment,
-        "problems": len(problems),
-        "temperature": evaluation.temperature,
-        "top_p": evaluation.top_p,
-        "max_tokens": evaluation.max_tokens,
-        "arms": summary(records),
-    }
     write_json(paths.KL_REPORTS / f"{experiment}.json", found)
+    for name, prompt in prompts.items():
+        with stage_run(study, "kl", name, {"prompt": prompt}, task) as mlflow:
+            for one in found["arms"][name.split("/")[1]]:
+                values = one["by_run"].get(name, {})
+                mlflow.log({("val/" if key == "answer_reward" else "kl/") + key: values[key] for key in values}, one["step"])
     return found
 
 
@@ -154,54 +149,49 @@ class Start:
         return found
 
 
-def of_run(responses: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Means of a run at a step: ``answer_reward`` and the estimates of KL, named as those of ``estimate_kl``."""
-    sums = {key: sum(response[key] for response in responses) for key in ("tokens", "answer_reward", *ESTIMATES.values())}
-    found = {"answer_reward": sums["answer_reward"] / len(responses)}
-    for name, column in ESTIMATES.items():
-        found |= {name.replace("sequence", "token"): sums[column] / sums["tokens"], name: sums[column] / len(responses)}
-    return found
-
-
 def summary(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """Summarise the responses of all runs by arm and step.
 
     Returns:
-        for each arm a list of steps with ``step``, ``by_run`` (:func:`of_run` of each run that reached it) and, for each of
-        these numbers, ``value``, ``low`` and ``high``: the mean over runs with its 95% interval, over runs and problems; of a
-        single run over problems.
+        for each arm a list of steps, each with ``step``; as ``value``, ``low`` and ``high`` the means over runs of
+        ``answer_reward`` and of the estimates that ``estimate_kl`` gives, with 95% intervals over runs and problems (where one
+        run is all, over problems); and ``by_run``, these means of each run that reached the step.
     """
-    cells: dict[str, dict[int, dict[str, list[dict[str, Any]]]]] = {}
-    for record in records:
-        steps = cells.setdefault(record["run"].split("/")[1], {})
-        steps.setdefault(record["step"], {}).setdefault(record["run"], []).append(record)
-    return {arm: [{"step": step} | _of_runs(runs) for step, runs in steps.items()] for arm, steps in cells.items()}
+    arms: dict[str, list[dict[str, Any]]] = {}
+    frame = pd.DataFrame(records)
+    for _, cell in frame.groupby([frame["run"].str.split("/").str[1], "step"], sort=False):
+        tables = _tables(cell)
+        means = {name: _mean(name, table) for name, table in tables.items()}
+        runs = enumerate(sorted(cell["run"].unique()))
+        by_run = {run: {name: float(table[i].mean()) for name, table in tables.items()} for i, run in runs}
+        arm, step = cell["run"].iloc[0].split("/")[1], int(cell["step"].iloc[0])
+        arms.setdefault(arm, []).append({"step": step, **means, "by_run": by_run})
+    return arms
 
 
-def _of_runs(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    def table(column: str) -> Scores:
-        return np.array([[float(response[column]) for response in responses] for responses in runs.values()])
-
-    tokens = table("tokens")
-    reward = mean_of(table("answer_reward"), fixed=len(runs) == 1)
-    found: dict[str, Any] = {"answer_reward": {"value": reward.value, "low": reward.low, "high": reward.high}}
+def _tables(cell: pd.DataFrame) -> dict[str, Scores]:
+    """Tables (runs, problems) of a step, whose means over problems are the numbers of each run."""
+    columns = ("tokens", "answer_reward", *ESTIMATES.values())
+    of = {name: cell.pivot(index="run", columns="problem", values=name).to_numpy(float) for name in columns}
+    tokens, found = of["tokens"], {"answer_reward": of["answer_reward"]}
     for name, column in ESTIMATES.items():
-        kl = table(column)
-        rate = kl.sum(axis=1, keepdims=True) / tokens.sum(axis=1, keepdims=True)
+        rate = of[column].sum(axis=1, keepdims=True) / tokens.sum(axis=1, keepdims=True)
         # A ratio of two sums: the residuals over the mean length have its variance (Cochran 1977, Sampling Techniques, 6.4).
-        per_token = rate + (kl - rate * tokens) / tokens.mean(axis=1, keepdims=True)
-        least = 0.0 if column == "low_variance" else -math.inf  # which is never negative
-        found |= {name.replace("sequence", "token"): _interval(per_token, least), name: _interval(kl, least)}
-    return found | {"by_run": {run: of_run(responses) for run, responses in runs.items()}}
+        per_token = rate + (of[column] - rate * tokens) / tokens.mean(axis=1, keepdims=True)
+        found |= {name.replace("sequence", "token"): per_token, name: of[column]}
+    return found
 
 
-def _interval(scores: Scores, at_least: float) -> dict[str, float]:
-    """Mean of a table (runs, problems) with its interval, which begins at ``at_least`` or above."""
+def _mean(name: str, scores: Scores) -> dict[str, float]:
     value, problems = float(scores.mean()), scores.shape[1]
-    if len(scores) > 1:
-        over_both = change_of(np.zeros_like(scores), scores)
-        low, high = over_both.low, over_both.high
+    if name == "answer_reward":
+        found = mean_of(scores, fixed=len(scores) == 1)
+        low, high = found.low, found.high
+    elif len(scores) > 1:
+        found = change_of(np.zeros_like(scores), scores)
+        low, high = found.low, found.high
     else:
         half = float(stats.t.ppf((1 + LEVEL) / 2, problems - 1) * stats.sem(scores[0]))
         low, high = value - half, value + half
-    return {"value": value, "low": max(at_least, low), "high": high}
+    # The second estimate is never negative.
+    return {"value": value, "low": max(0.0, low) if name.endswith("low_variance") else low, "high": high}

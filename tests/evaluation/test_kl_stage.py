@@ -112,9 +112,9 @@ def test_a_missing_run_and_one_without_checkpoints_are_told(study: Study) -> Non
 def records_of(runs: dict[str, list[tuple[int, float]]]) -> list[dict[str, Any]]:
     """Records of one step: for each run the tokens and the KL of its responses."""
     return [
-        {"run": f"e/a/{run}", "step": 1, "tokens": tokens, "answer_reward": 1.0, "sampled": -kl, "low_variance": kl}
+        {"run": f"e/a/{run}", "step": 1, "problem": i, "tokens": n, "answer_reward": 1.0, "sampled": -kl, "low_variance": kl}
         for run, responses in runs.items()
-        for tokens, kl in responses
+        for i, (n, kl) in enumerate(responses)
     ]
 
 

@@ -28,7 +28,7 @@ from study_parts import (
 
 from grpo.common.errors import UserError
 from grpo.common.imports import call_with
-from grpo.study.schema import TAKEN
+from grpo.study.schema import OF_TABLES, TAKEN
 
 LONG = "a" * 300
 NO_FILE_NAMES = ("", ".", "..", ".hidden", "../../evil", "/etc/evil", "a/b", "a/", "a\nb", "a\0b")
@@ -92,7 +92,7 @@ MISTAKES: list[tuple[Edit, str]] = [
         "experiments.a.arms.b-c and experiments.a-b.arms.c: both would be train@a-b-c-0. Rename one.",
     ),
     (entry("software"), "experiments.software: the pipeline has files of its own with this name."),
-    (entry(f"{SFT}-ends"), f"experiments.{SFT}-ends: the pipeline has files of its own with this name."),
+    (entry(f"{SFT}-rates"), f"experiments.{SFT}-rates: the pipeline has files of its own with this name."),
     *((put("study", name), f"study: {name!r} is not the name of a file: ") for name in NO_FILE_NAMES),
     (entry(LONG), f"experiments.{LONG}: the name of an experiment may have 100 characters, not 300."),
     (
@@ -293,9 +293,9 @@ def test_a_start_is_one_of_the_checkpoints_that_are_kept(kept: list[str], of_all
 
 
 def test_no_experiment_has_the_name_of_a_file_that_the_report_writes_beside_those_of_experiments() -> None:
-    beside = {"figures": "svg", "timing": "svg", "tables": "md", "sections": "md", "metrics": "json"}
+    beside = {"figures": "svg", "timing": "svg", "tables": "md", "metrics": "json"}
     found = {path.stem for folder, ending in beside.items() for path in (ROOT / "reports" / folder).glob(f"*.{ending}")}
-    assert found - {name + ending for name in EXPERIMENTS for ending in ("", "-ends", "-metrics")} <= TAKEN
+    assert found - {name + ending for name in EXPERIMENTS for ending in ("", *(f"-{which}" for which in OF_TABLES))} <= TAKEN
 
 
 def test_several_mistakes_are_all_told() -> None:

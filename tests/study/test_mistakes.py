@@ -234,7 +234,11 @@ MISTAKES_OF_ARMS: list[tuple[str, dict[str, Any], str]] = [
     ("grpo_lora", {"dynamic_sampling_rounds": 1, "group_size": 1}, ": dynamic_sampling_rounds: in a group of one"),
     (SFT, {"keep_steps": [1, 24, 25, 99]}, ": keep_steps: [25, 99] come after the last step, n_sft_steps (24)"),
     # Asynchronous runs
-    (BROAD, {"keep_steps": [49]}, ": keep_steps: [49] come after the last step, n_grpo_steps (48)"),
+    (
+        "grpo_kl_divergence",
+        {"n_grpo_steps": 9, "keep_steps": [10]},
+        ": keep_steps: [10] come after the last step, n_grpo_steps (9)",
+    ),
     (ASYNCHRONOUS, {"asynchronous": {}, "dynamic_sampling_rounds": 1}, ": dynamic_sampling_rounds: not in an asynchronous run"),
     (
         ASYNCHRONOUS,

@@ -124,8 +124,9 @@ def composed(asked: Asked, out: Path) -> dict[str, Any]:
     if values["grpo"]["prompt"] not in [*task.formats] and "prompt" not in overlay.get("grpo", {}):
         values["grpo"] = values["grpo"] | {"prompt": next(iter(task.formats))}
     rows = len(read_rows(task.files.validation, "--task")) if isinstance(task, Dataset) and task.files else None
-    few = {key: min(rows, evaluation[key]) for key in ("problems", "last_problems")} if rows else {}
-    few["selection_problems"] = 0  # one run selects nothing
+    few: dict[str, int] = {}
+    if rows:
+        few = {key: min(rows, evaluation[key]) for key in ("problems", "last_problems")} | {"selection_problems": 0}
     evaluation = evaluation | {key: value for key, value in few.items() if key not in overlay.get("evaluation", {})}
     zero_shot = {"zero_shot_problems": 1, "zero_shot_prompts": [values["grpo"]["prompt"]]}
     return values | {"evaluation": lay_over(evaluation, zero_shot | {"best_of_n": {"prompts": []}})}

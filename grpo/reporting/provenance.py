@@ -10,7 +10,7 @@ from grpo.study.software import PACKAGES, pins, software, unlike_the_pins
 
 
 def environments(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Table (Markdown) of software and hardware, with one column for all runs that have the same.
+    """Table (Markdown) of software and hardware, with one column for all runs that have the same; then :func:`made_otherwise`.
 
     Args:
         rows: one per run, with ``run``, ``software`` and ``hardware``.
@@ -32,7 +32,7 @@ def environments(rows: Sequence[Mapping[str, Any]]) -> str:
         {"": key} | {head: _text(known.get(key)) for head, (known, _) in zip(heads, columns, strict=True)} for key in keys
     )
     others = [f"\nIn column {place}: {', '.join(runs)}.\n" for place, (_, runs) in enumerate(columns[1:], start=2)]
-    return shown + "".join(others)
+    return shown + "".join(others) + "".join(f"\nOther versions: {line}.\n" for line in made_otherwise(rows))
 
 
 def _text(value: Any) -> str:

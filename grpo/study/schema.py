@@ -231,7 +231,8 @@ class Study(Section):
             differing = sorted(key for key in {**table, **self.runs} if table.get(key) != self.runs.get(key))
             others = f" and {len(differing) - 5} more" if len(differing) > 5 else ""
             raise UserError(
-                f"runs: does not match experiments, seeds and tasks ({', '.join(differing[:5])}{others}): run `grpo study runs`."
+                f"runs: does not match experiments, seeds and tasks ({', '.join(differing[:5])}{others}): "
+                "run `grpo study runs`."
             )
 
     def _check_tasks(self) -> None:

@@ -580,10 +580,10 @@ def test_save_refuses_what_would_lose_something(project: Path, grpo: Grpo) -> No
     for name, message in (("mini", "studies/mini.yaml: already exists."), ("../x", "may hold letters, digits")):
         code, _, error = grpo("study", "save", name)
         assert code == 2 and message in error
-    edit("    report: [expert_iteration, samples]\n", "")
+    edit("    title: Expert iteration\n", "")
     edit("  n_ei_steps: 2\n", "  n_ei_steps: 4\n")
     code, _, error = grpo("study", "save", "less")
-    assert code == 2 and "experiments.expert_iteration_experiment.report: this key of studies/smoke.yaml is gone" in error
+    assert code == 2 and "experiments.expert_iteration_experiment.title: this key of studies/smoke.yaml is gone" in error
     assert not Path("studies/less.yaml").exists()
 
 

@@ -84,7 +84,7 @@ def inlined(path: Path) -> str:
     svg = path.read_text(encoding="utf-8")
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
     width = float(re.findall(r' width="([\d.]+)pt"', svg)[0]) * PIXELS
-    size = f"max-width:{width:.0f}px;min-width:{SHRUNK * width:.0f}px"
+    size = f"width:{width:.0f}px;max-width:100%;min-width:{SHRUNK * width:.0f}px"
     return re.sub(
         r'<svg [^>]*viewBox="([^"]+)"[^>]*>',
         rf'<svg xmlns:xlink="http://www.w3.org/1999/xlink" style="{size}" viewBox="\1">',
@@ -162,7 +162,8 @@ class Body:
 
 
 def _id(title: str) -> str:
-    return next((name for head, name in IDS.items() if title.startswith(head)), re.sub(r"\W+", "-", title.lower()).strip("-"))
+    slug = re.sub(r"\W+", "-", html.unescape(title).lower()).strip("-")
+    return next((name for head, name in IDS.items() if title.startswith(head)), slug)
 
 
 def _with_terms(renderer: Any, tokens: Sequence[Token], place: int, options: Any, env: Any) -> str:

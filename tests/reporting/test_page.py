@@ -108,7 +108,7 @@ def test_a_figure_is_never_enlarged_and_has_the_pages_colour(tmp_path: Path) -> 
     save_figure(figure, tmp_path / "x.svg")
     svg = inlined(tmp_path / "x.svg")
     pixels = 96 * figure.get_figwidth()
-    assert f"max-width:{pixels:.0f}px" in svg and f"min-width:{0.85 * pixels:.0f}px" in svg
+    assert f"width:{pixels:.0f}px;max-width:100%" in svg and f"min-width:{0.85 * pixels:.0f}px" in svg
     assert INK not in svg and "currentColor" in svg and svg.startswith("<svg") and svg.count("<svg") == 1
 
 

@@ -256,6 +256,7 @@ def check(kind: str, where: str, computed: Any, recorded: Any) -> None:
     """Compare a name, a number, or an estimate with its value, low and high."""
     if isinstance(recorded, dict) and "value" in recorded:
         recorded = [recorded[key] for key in ("value", "low", "high")]
+    computed = tuple(float(of) for of in computed) if isinstance(computed, tuple) else computed
     numeric = isinstance(computed, tuple | float) and recorded is not None
     COUNTS[kind].append(bool(np.allclose(computed, recorded, rtol=1e-6, atol=1e-9)) if numeric else computed == recorded)
     if not COUNTS[kind][-1]:

@@ -46,15 +46,19 @@ def make_base_model(study: Study, task: str) -> None:
 
 def _pretrain_all(study: Study, name: str, settings: PretrainedHere) -> None:
     """Pretrain the task's model, or one for each seed, that of the first seed as the task's."""
+    own = (
+        [settings.model_copy(update={"seed": settings.seed + seed}) for seed in study.seeds]
+        if settings.one_per_seed
+        else [settings]
+    )
     with whole_folder(paths.model(name)) as folder:
-        if not settings.one_per_seed:
-            _pretrain(study, name, settings, folder)
+        if len(own) == 1:
+            _pretrain(study, name, own[0], folder)
             return
-        own = {seed: settings.model_copy(update={"seed": settings.seed + seed}) for seed in study.seeds}
-        targets = [folder / f"seed-{seed}" for seed in own]
+        targets = [folder / f"seed-{seed}" for seed in study.seeds]
         cores = study.resources["model"].cpus // study.threads
         with ProcessPoolExecutor(max(1, cores), mp_context=get_context("spawn")) as pool:
-            list(pool.map(_pretrain, repeat(study), repeat(name), own.values(), targets))
+            list(pool.map(_pretrain, repeat(study), repeat(name), own, targets))
         for file in targets[0].iterdir():
             file.rename(folder / file.name)
         targets[0].rmdir()

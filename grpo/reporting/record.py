@@ -63,6 +63,7 @@ def record_of(
     headline = _headline(study, runs, experiments)
     claims = [asdict(verdict) for verdict in verdicts]
     cited = {source for claim in claims for source in claim["reported"]}
+    fine_tuned = any((of.method, of.task) == ("sft", MAIN) for of in map(study.experiments.get, runs) if of)
     found: Values = plain(
         {
             "study": study.study,
@@ -92,7 +93,7 @@ def record_of(
                 task: read_json(paths.dataset_report(task), f"dataset@{task}", keys=("task", "train", "validation"))
                 for task in dict.fromkeys((MAIN, *(study.experiments[name].task for name in runs)))
             },
-            "sft": read_json(paths.sft_report(MAIN), f"sft_dataset@{MAIN}") if MAIN in study.sft_datasets else None,
+            "sft": read_json(paths.sft_report(MAIN), f"sft_dataset@{MAIN}") if fine_tuned else None,
         }
     )
     return found

@@ -53,7 +53,10 @@ def made_up(experiment: str, arm: str, seed: int, *rewards: float, steps: int = 
     evaluated = np.linspace(0, steps, len(rewards)).astype(int)
     validation = pd.DataFrame({"step": evaluated, "val/answer_reward": rewards, "val/response_length": 20.0})
     outcomes = np.stack([(np.arange(PROBLEMS) < round(reward * PROBLEMS)).astype(float) for reward in rewards])
-    config = {"evaluation": {"selection_problems": 0}, "config": {"learning_rate": {"value": (values or {}).get("rate", 1)}}}
+    config = {
+        "evaluation": {"last_problems": 1, "selection_problems": 0},
+        "config": {"learning_rate": {"value": (values or {}).get("rate", 1)}},
+    }
     ended = {"diverged_step": None, "diverged_reason": ""}
     return Run(experiment, arm, seed, config, ended, history, validation, outcomes, outcomes[-1], 0)
 

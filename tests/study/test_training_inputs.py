@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_parts import ASYNCHRONOUS, EXPERT_ITERATION, KEYWORD, ROOT, SFT, method_of, with_values
+from study_parts import ASYNCHRONOUS, EXPERT_ITERATION, KEYWORD, ROOT, SFT, entry, method_of, with_values
 
 from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths
@@ -205,7 +205,7 @@ def test_own_code_counts_whichever_arm_names_it(
 def of_each_kind(mini_study: Study) -> Study:
     """With an experiment for each method, for the keyword task and for asynchronous runs."""
     kinds = ("grpo_learning_rate", SFT, EXPERT_ITERATION, KEYWORD, ASYNCHRONOUS)
-    experiments = {name: mini_study.experiments[name] for name in kinds}
+    experiments = {name: entry(name, seeds=None, timed=None) for name in kinds}
     return with_values(mini_study, {"experiments": experiments, "models.main.one_per_seed": False})
 
 

@@ -91,7 +91,7 @@ def test_missing_params_file(project: Path, grpo: Grpo, args: tuple[str, ...]) -
     [
         (("train", "grpo_learning_rates", "3e-4"), "no experiment 'grpo_learning_rates' (known: "),
         (("train", "grpo_learning_rate", "5e-4"), "no arm '5e-4' (known: 3e-4, 1e-3)"),
-        (("train", "grpo_learning_rate", "3e-4", "--seed", "7"), "seeds: 7 is not among [0]"),
+        (("train", "grpo_learning_rate", "3e-4", "--seed", "7"), "seeds: 7 is not among grpo_learning_rate's [0]"),
         (("train", "grpo_baselines", "no_baseline"), "dvc repro select@grpo_learning_rate"),
         (("select", "grpo_learning_rate"), "dvc repro train@grpo_learning_rate-3e-4"),
         (("report",), "Run `dvc repro"),

@@ -225,7 +225,7 @@ def test_select_writes_the_winner_apart_from_its_numbers(project: Path, grpo: Gr
     candidates = json.loads((paths.CANDIDATES / "leaderboard.json").read_text())
     assert winner.items() <= candidates.items() and candidates["value"] == 0.75
     shown = json.loads((paths.METRICS / "leaderboard.json").read_text())
-    assert shown == {"leaderboard": {"answer_reward": 0.75, "winner": "best"}}
+    assert shown == {"end": 0.75, "next": None, "winner": "best", "runner_up": None}
 
 
 def test_the_keyword_task_trains_on_this_cpu_in_a_study_for_gpus(project: Path, grpo: Grpo) -> None:

@@ -135,6 +135,7 @@ def use(
     lines += _summary(_active_values(), values, verbose) or ["  no value changes"]
     if not dry_run:
         write_text(PARAMS_FILE, text)
+        _make_folders()
     lines += _remove_results_of_other_runs(study, dry_run, verbose)
     lines.append("`make repro` runs it; `dvc status` shows which stages are out of date.")
     return "\n".join(lines)
@@ -183,10 +184,18 @@ def renew_runs(verbose: Verbose = False) -> str:
     runs = runs_table(study)
     before = set(_active_values().get("runs") or {})
     write_text(PARAMS_FILE, _with_runs(written, notes, opening, runs))
+    _make_folders()
     differing = {"new": runs.keys() - before, "gone": before - runs.keys()}
     lines = [f"  {kind}: {', '.join(sorted(keys))}" for kind, keys in differing.items() if keys]
     lines += _remove_results_of_other_runs(study, False, verbose)
     return "\n".join([f"{PARAMS_FILE}: {len(runs)} stages train", *lines])
+
+
+def _make_folders() -> None:
+    """Make the folders that stages depend on though they may stay empty, with a file for git."""
+    for folder in (paths.REPORTS / "kl", paths.REPORTS / "comments"):
+        if not folder.exists():
+            write_text(folder / ".gitkeep", "")
 
 
 @study_app.command("save")

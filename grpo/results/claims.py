@@ -66,8 +66,14 @@ def _judged(
             raise NotMeasured(f"published for the task {task}, which this study's task does not stand for (Task.stands_for)")
         involved = [of_experiment(name) for name in claim.experiments()]
         _require(claim, of_experiment(claim.experiment))
-        found = judge(claim, lambda name: _arm(claim, name, of_experiment))
-        steps = min(one.steps() for one in involved)
+        about: list[tuple[Evidence, str]] = []  # the claim's arms
+
+        def arm_called(name: str) -> tuple[Evidence, str]:
+            about.append(_arm(claim, name, of_experiment))
+            return about[-1]
+
+        found = judge(claim, arm_called)
+        steps = min(one.steps(*(arm for evidence, arm in about if evidence is one and arm)) for one in involved)
         if steps < claim.horizon and not (isinstance(claim, Collapses | Share) and found.verdict == AGREES):
             reason = f"the claim is about step {claim.horizon} and later, and the runs took {steps} steps"
             found = replace(found, verdict=NOT_TESTED, reason=reason)

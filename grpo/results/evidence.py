@@ -107,9 +107,9 @@ class Evidence:
         adjusted = difference_of(first, second, level(contrasts))
         return Contrast(arm, against, difference_of(first, second), adjusted, contrasts)
 
-    def steps(self) -> int:
-        """The fewest steps of any run; diverged runs do not count, as they were stopped early."""
-        runs = [run for of_arm in self.arms.values() for run in of_arm if run.metrics["diverged_step"] is None]
+    def steps(self, *arms: str) -> int:
+        """The fewest steps of any run of these arms, or of all; diverged runs do not count, as they were stopped early."""
+        runs = [run for arm in arms or self.arms for run in self.runs(arm) if run.metrics["diverged_step"] is None]
         return min((int(run.validation["step"].iloc[-1]) for run in runs), default=0)
 
 

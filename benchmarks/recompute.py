@@ -140,7 +140,6 @@ class Experiment:
         self.chosen = {setting: self.simplest(of) for setting, of in tried.items()}
         self.leader, *others = self.ranked([*self.chosen.values()])
         self.runner_up, self.winner = (others or [None])[0], pinned or self.simplest([*self.chosen.values()])
-        self.steps = min((run.steps for runs in arms.values() for run in runs if not run.stopped), default=0)
 
     def table(self, arm: str, of: str = "final") -> Table:
         return np.array([getattr(run, of) for run in self.arms[arm]])
@@ -181,7 +180,8 @@ def verdict_on(claim: dict[str, Any], comparable: bool, found: dict[str, Experim
         verdict, interval = ("disagrees", None) if len(sides) > len(set(sides)) else decide(claim, sides, found)
     except NotMeasured:
         return "not tested", None
-    early = min(found[name].steps for name in {claim["experiment"], *(name for name, _ in sides)}) < claim.get("horizon", 0)
+    about = [run for name, arm in sides for run in found[name].arms[arm]] or [run for of in own.arms.values() for run in of]
+    early = min((run.steps for run in about if not run.stopped), default=0) < claim.get("horizon", 0)
     confirmed = verdict == "agrees" and ("collapses" in claim or "share_above" in claim)  # these may be seen at any step
     return ("not tested" if early and not confirmed else verdict), interval
 

@@ -68,6 +68,7 @@ PHRASES: tuple[tuple[tuple[str, ...], Callable[[Config], str]], ...] = (
     (("epochs_per_rollout_batch", "train_batch_size"), _updates),
     (("prompt",), lambda config: f"prompt {config['prompt']}"),
     (("loss_type",), lambda config: LOSSES.get(config["loss_type"], short(config["loss_type"]))),
+    (("n_grpo_steps",), lambda config: f"{config['n_grpo_steps']} steps"),
     (("length_normalization",), lambda config: str(config["length_normalization"])),
     (("use_std_normalization",), lambda config: "with std" if config["use_std_normalization"] else "without std"),
 )

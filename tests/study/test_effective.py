@@ -357,7 +357,7 @@ def test_dvc_names_everything_that_a_run_depends_on(mini_study: Study, workdir: 
         sections = {method if key == "config" else key for key in set(identity) - elsewhere}
         expected |= sections | {"grpo"}
         # What a run reads lies in what its stage names; a run that starts from another's weights is in the test above.
-        row = runs_table(study)[f"{experiment}-{run.arm}"]
+        row = next(row for row in runs_table(study).values() if (row["experiment"], row["arm"]) == (experiment, run.arm))
         deps = [f"data/{row['model']}", f"data/{row['train']}/train.jsonl", f"data/dataset/{row['task']}"]
         for read in (run.model, run.train, run.validation):
             assert any(read == Path(dep) or Path(dep) in read.parents for dep in deps), (experiment, read)

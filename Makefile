@@ -67,6 +67,7 @@ test: dev ## Run the fast tests, two at a time
 
 replicate: install ## Run the active study again with fresh seeds and compare: SEEDS="100 101 102 103 104" [BASE_SEED=7]
 	@grpo replicate $(SEEDS) $(if $(BASE_SEED),--base-seed $(BASE_SEED))
+	@dvc repro --force --single-item tables writeup # which show the verdicts on fresh seeds
 
 SLOW ?= slow
 test-slow: dev ## Run the slow tests, three at a time: a pipeline with Snakemake, a part of it with DVC, kills and faults
@@ -121,7 +122,9 @@ bench-grader: dev ## Measure the grader and plain math-verify
 	python benchmarks/grader.py
 
 report: install ## Write the report again from the results
-	dvc repro --force --single-item report
+	dvc repro --force --single-item tables
+	dvc repro --force --single-item figures
+	dvc repro --force --single-item writeup
 
 submission: install ## Write writeup.pdf (the report) and code.zip (the tracked files) to hand in
 	@$(call beside,.venv-submission)
@@ -130,4 +133,4 @@ submission: install ## Write writeup.pdf (the report) and code.zip (the tracked 
 
 clean: ## Remove results and tracking; keeps the environment and DVC's cache
 	rm -rf data reports mlruns mlflow.db* .stamps logs
-	@git checkout -q -- data 2>/dev/null || true # restore the files that git tracks
+	@git checkout -q -- data reports/comments 2>/dev/null || true # restore the files that git tracks

@@ -1,14 +1,14 @@
-"""Simulate how often the 95% intervals of ``grpo/results/intervals.py`` contain the true difference of two arms.
+"""Simulate how often the report's 95% intervals contain the true value, as they are used: over all runs, paired by seed.
 
 ``python benchmarks/coverage.py`` prints a table and writes it to benchmarks/results/coverage.json. Each simulated study draws
-new problems and runs. All arms answer the same problems, which differ in difficulty (a logistic model with a standard deviation
-of 1.5 in logits, of which a tenth each is specific to an arm and to a run). An arm's runs have mean rewards around 0.7 with the
-standard deviation in the row; a run's result is the mean of three evaluations. The truth is the difference of the two arms'
-expected rewards.
+new problems, seeds and runs. All arms answer the same problems, which differ in difficulty (a logistic model with a standard
+deviation of 1.5 in logits, of which a tenth each is specific to an arm and to a run). An arm's runs have rewards with mean 0.7
+and the standard deviation in the row; a share of its variance is that of the seed, as where each seed has its own base model. A
+run's result is one evaluation. ``difference``: of two arms, paired; ``mean``: of the second arm.
 
-Rows: runs with normal spread; runs that spread in logits, so that bad runs are far out; and runs of the second arm that each
-collapse with a probability of 1/4, detected as in the project, with the truth for runs that do not collapse. The table also has
-two methods that were not adopted: one variance pooled over four arms, and a two-level bootstrap over runs and problems.
+Rows: runs with normal spread; runs that spread in logits, so that bad runs are far out; and runs of which, in the second arm,
+each collapses with the probability in the row and then earns 0.02. There the truth is the mean over all runs, collapsed ones
+too. "Seen": coverage in the studies in which at least one run collapsed; the others cannot know of a collapse.
 """
 
 from __future__ import annotations
@@ -21,24 +21,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
-from scipy import special, stats
+from scipy import special
 
-from grpo.results.evidence import Evidence
-from grpo.results.intervals import change_of, difference_of
-from grpo.results.runs import Run
+from grpo.results.intervals import difference_of, mean_of
 
 RESULT = Path(__file__).with_name("results") / "coverage.json"
-RUNS, PROBLEMS = (2, 3, 5), (256, 1024)
+RUNS, PROBLEMS = (3, 5), 384
 SDS = ((0.02, 0.02), (0.05, 0.05), (0.1, 0.1), (0.2, 0.2), (0.02, 0.05), (0.02, 0.2))
-MEAN, DIFFICULTY, OWN = 0.7, 1.5, 0.1
-LOWEST, HIGHEST = 0.03, 0.97  # limits of a run's expected reward
-COLLAPSE = 0.25
-EVALUATIONS = 3
-RESAMPLES, BOOTSTRAPPED = 400, 300  # resamples, and the number of studies with a bootstrap, which is slow
+SEED_SHARES = (0.0, 0.5)  # of the variance between runs, what the arms' runs of one seed have in common
+COLLAPSES = (0.05, 0.2, 0.5, 0.8)
+MEAN, COLLAPSED = 0.7, 0.02
+DIFFICULTY, OWN = 1.5, 0.1
 
-Scores = NDArray[np.float64]
+Numbers = NDArray[np.float64]
 Draws = np.random.Generator
 
 _SHIFTS = np.linspace(-9, 9, 721)
@@ -46,164 +42,80 @@ _QUANTILES = special.ndtri((np.arange(500) + 0.5) / 500)
 _REWARDS = special.expit(_SHIFTS[:, None] + DIFFICULTY * _QUANTILES).mean(axis=1)
 
 
-def shift_of(reward: Scores) -> Scores:
+def shift_of(reward: Numbers | float) -> Numbers:
     """The shift in logits that gives an expected reward over problems."""
     return np.interp(reward, _REWARDS, _SHIFTS)
 
 
 @cache
-def skewed(sd: float) -> tuple[float, float]:
-    """Mean and standard deviation in logits of runs whose rewards have mean 0.7 and this standard deviation."""
-
-    def moments(at: float, width: float) -> tuple[float, float]:
-        rewards = np.interp(at + width * _QUANTILES, _SHIFTS, _REWARDS)
-        return float(rewards.mean()), float(rewards.std())
-
-    at, width = float(shift_of(np.array(MEAN))), sd
-    for _ in range(60):
-        mean, spread = moments(at, width)
-        at, width = at + 5 * (MEAN - mean), width * sd / spread
+def spread(sd: float, kind: str) -> tuple[float, float]:
+    """Centre and deviation of the normal draws from which :func:`rewards` makes rewards with mean 0.7 and this deviation."""
+    at, width = (float(shift_of(MEAN)), 6 * sd) if kind == "skewed" else (MEAN, sd)
+    for _ in range(80):
+        made = rewards(at + width * _QUANTILES, kind)
+        at, width = at + (5 if kind == "skewed" else 1) * (MEAN - float(made.mean())), width * sd / float(made.std())
     return at, width
 
 
-def run_shifts(draws: Draws, runs: int, sd: float, kind: str) -> Scores:
-    """Draw the runs of an arm, in logits."""
-    if kind == "skewed":
-        at, width = skewed(sd)
-        return at + width * draws.normal(size=runs)
-    return shift_of(truncated(sd).rvs(runs, random_state=draws))
+def rewards(draws: Numbers, kind: str) -> Numbers:
+    """The runs' expected rewards: of draws in logits, or of rewards kept within 0.03 and 0.97."""
+    return np.interp(draws, _SHIFTS, _REWARDS) if kind == "skewed" else np.clip(draws, 0.03, 0.97)
 
 
-@cache
-def truncated(sd: float) -> Any:
-    """The distribution of a run's expected reward."""
-    return stats.truncnorm((LOWEST - MEAN) / sd, (HIGHEST - MEAN) / sd, MEAN, sd)
+def study(draws: Draws, runs: int, row: dict[str, Any]) -> tuple[Numbers, Numbers, bool]:
+    """Draw the answer rewards of two arms, (runs, problems) each, and whether a run of the second collapsed."""
+    difficulty = DIFFICULTY * math.sqrt(1 - 2 * OWN) * draws.normal(size=PROBLEMS)
+    own, of_seed, arms = DIFFICULTY * math.sqrt(OWN), draws.normal(size=runs), []
+    lost = draws.random(runs) < row["collapse"]
+    for number, sd in enumerate(row["sds"]):
+        at, width = spread(sd, row["kind"])
+        share = row["seed_share"]
+        means = rewards(at + width * (math.sqrt(share) * of_seed + math.sqrt(1 - share) * draws.normal(size=runs)), row["kind"])
+        means = np.where(lost, COLLAPSED, means) if number else means
+        logits = shift_of(means)[:, None] + difficulty + own * draws.normal(size=PROBLEMS)
+        logits += own * draws.normal(size=(runs, PROBLEMS))
+        arms.append((draws.random(logits.shape) < special.expit(logits)).astype(float))
+    return arms[0], arms[1], bool(lost.any())
 
 
-def scores(draws: Draws, shifts: Scores, difficulty: Scores) -> Scores:
-    """Draw an arm's rewards (runs, problems) as means of a few evaluations."""
-    own = DIFFICULTY * math.sqrt(OWN)
-    problems = difficulty + own * draws.normal(size=len(difficulty))
-    logits = shifts[:, None] + problems + own * draws.normal(size=(len(shifts), len(difficulty)))
-    return draws.binomial(EVALUATIONS, special.expit(logits)) / EVALUATIONS
-
-
-def study(draws: Draws, runs: int, problems: int, sds: tuple[float, ...], kind: str = "normal") -> list[Scores]:
-    """Draw the scores of a study's arms."""
-    difficulty = DIFFICULTY * math.sqrt(1 - 2 * OWN) * draws.normal(size=problems)
-    return [scores(draws, run_shifts(draws, runs, sd, kind), difficulty) for sd in sds]
-
-
-def truth(sds: tuple[float, ...], kind: str) -> float:
-    """The true difference, second arm minus first."""
-    if kind == "skewed":
-        return 0.0
-    return float(truncated(sds[1]).mean() - truncated(sds[0]).mean())
-
-
-# ---------------------------------------------------------------------------------------------------------- intervals
-
-
-def ours(arms: list[Scores]) -> tuple[float, float]:
-    """The project's interval."""
-    found = difference_of(arms[0], arms[1])
-    return found.low, found.high
-
-
-def pooled(arms: list[Scores]) -> tuple[float, float]:
-    """An interval with one run variance pooled over all arms, and problems as in the project's interval."""
-    runs, problems = arms[0].shape
-    variance = float(np.mean([arm.mean(axis=1).var(ddof=1) for arm in arms])) * 2 / runs
-    by_problem = arms[1].mean(axis=0) - arms[0].mean(axis=0)
-    rest = change_of(np.zeros_like(arms[0]), arms[1] - arms[0])  # over problems and runs of the difference
-    of_problems = max(0.0, by_problem.var(ddof=1) / problems - rest.se**2 / 2)
-    half = stats.t.ppf(0.975, len(arms) * (runs - 1)) * math.sqrt(variance + of_problems)
-    return by_problem.mean() - half, by_problem.mean() + half
-
-
-def bootstrap(arms: list[Scores], draws: Draws) -> tuple[float, float]:
-    """A two-level bootstrap over runs and problems, with the runs' variance scaled by n / (n - 1)."""
-    runs, problems = arms[0].shape
-    counts = draws.multinomial(problems, np.full(problems, 1 / problems), size=RESAMPLES)
-    means = []
-    for arm in arms[:2]:
-        by_run = counts @ arm.T / problems
-        centre = by_run.mean(axis=1, keepdims=True)
-        blown_up = centre + math.sqrt(runs / (runs - 1)) * (by_run - centre)
-        drawn = draws.integers(runs, size=by_run.shape)
-        means.append(np.take_along_axis(blown_up, drawn, axis=1).mean(axis=1))
-    low, high = np.quantile(means[1] - means[0], [0.025, 0.975])
-    return float(low), float(high)
-
-
-# --------------------------------------------------------------------------------------------------------------- rows
-
-
-def covered(intervals: list[tuple[float, float]], true: float) -> dict[str, float]:
-    """Share of intervals that contain the truth, and their median half width."""
-    low, high = np.array(intervals).T
-    return {
-        "coverage": round(float(np.mean((low <= true) & (true <= high))), 4),
-        "half": round(float(np.median(high - low)) / 2, 4),
-    }
-
-
-def row(draws: Draws, runs: int, problems: int, sds: tuple[float, float], kind: str, studies: int) -> dict[str, Any]:
-    """Simulate one setting. The pooled variance uses two more arms with the spread of the first."""
-    four, true = (*sds, sds[0], sds[0]), truth(sds, kind)
-    drawn = [study(draws, runs, problems, four, kind) for _ in range(studies)]
-    return {
-        "runs": runs,
-        "problems": problems,
-        "sds": list(sds),
-        "kind": kind,
-        **covered([ours(arms) for arms in drawn], true),
-        "pooled": covered([pooled(arms) for arms in drawn], true),
-        "bootstrap": covered([bootstrap(arms, draws) for arms in drawn[:BOOTSTRAPPED]], true),
-    }
-
-
-def collapsing_row(draws: Draws, runs: int, problems: int, sd: float, studies: int) -> dict[str, Any]:
-    """Simulate one setting in which runs of the second arm collapse."""
-    intervals, fallen = [], []
+def coverage(draws: Draws, runs: int, row: dict[str, Any], studies: int) -> dict[str, Any]:
+    """Simulate one setting."""
+    mean = MEAN + row["collapse"] * (COLLAPSED - MEAN)
+    hits, of_mean, seen, widths = [], [], [], []
     for _ in range(studies):
-        first, second = study(draws, runs, problems, (sd, sd))
-        gone = draws.random(runs) < COLLAPSE
-        if gone.all():
-            continue  # if all runs collapse, the arm's result is that of collapsed runs, with another truth
-        made = [made_up(seed, *of) for seed, of in enumerate(zip(second, gone, strict=True))]
-        found = Evidence("simulated", {"arm": made}, 1)
-        intervals.append(ours([first, found.final("arm")]))
-        fallen.append(len(found.held("arm")) == (~gone).sum())
-    shares = {"studies": len(intervals), "collapses_found": round(float(np.mean(fallen)), 4)}
-    return {"runs": runs, "problems": problems, "sds": [sd, sd], "kind": "collapses", **covered(intervals, 0.0), **shares}
+        first, second, lost = study(draws, runs, row)
+        found, alone = difference_of(first, second), mean_of(second)
+        hits.append(found.low <= mean - MEAN <= found.high)
+        of_mean.append(alone.low <= mean <= alone.high)
+        seen.append(lost)
+        widths.append((found.high - found.low) / 2)
+    shares = {"difference": np.mean(hits), "mean": np.mean(of_mean), "half": np.median(widths)}
+    if row["collapse"]:
+        shares |= {"seen": np.mean(np.array(hits)[np.array(seen)]), "studies_seen": np.mean(seen)}
+    return {"runs": runs, **row, **{name: round(float(share), 4) for name, share in shares.items()}}
 
 
-def made_up(seed: int, final: Scores, lost: bool) -> Run:
-    """Make a run that reached these scores and, if collapsed, lost them in the end."""
-    end = np.where(np.arange(len(final)) < 0.02 * len(final), final, 0.0) if lost else final
-    validation = pd.DataFrame({"step": [0, 8, 16]})
-    metrics = {"diverged_step": None}
-    outcomes = np.stack([np.zeros_like(final), final, end])
-    return Run("simulated", "arm", seed, {"config": {}}, metrics, pd.DataFrame({"step": [1]}), validation, outcomes)
-
-
-def hardest(draws: Draws, studies: int) -> list[dict[str, Any]]:
-    """Coverage in the hardest case: one arm spreads ten times as much as the other, with bad runs far out."""
-    return [row(draws, runs, problems, (0.02, 0.2), "skewed", studies) for problems in PROBLEMS for runs in RUNS]
+def settings() -> list[dict[str, Any]]:
+    """The rows of the table."""
+    rows = [
+        {"sds": sds, "kind": kind, "seed_share": share, "collapse": 0.0}
+        for kind in ("normal", "skewed")
+        for share in SEED_SHARES
+        for sds in SDS
+    ]
+    return rows + [{"sds": (0.05, 0.05), "kind": "normal", "seed_share": 0.5, "collapse": share} for share in COLLAPSES]
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Format the rows as Markdown."""
-    lines = [
-        "| runs an arm | problems | run SDs | runs | coverage, % | half width | pooled, % | bootstrap, % |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    """Format the rows as Markdown; shares in percent."""
+    heads = ("runs", "run SDs", "spread", "of the seed", "collapse", "difference, %", "half width", "seen, %", "mean, %")
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for one in rows:
-        others = [f"{100 * one[name]['coverage']:.1f}" if name in one else "" for name in ("pooled", "bootstrap")]
+        seen = f"{100 * one['seen']:.1f} of {100 * one['studies_seen']:.0f}" if "seen" in one else ""
         sds = ", ".join(f"{sd:g}" for sd in one["sds"])
-        cells = [one["runs"], one["problems"], sds, one["kind"], f"{100 * one['coverage']:.1f}", f"{one['half']:.3f}", *others]
-        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+        cells = [one["runs"], sds, one["kind"], one["seed_share"], one["collapse"], f"{100 * one['difference']:.1f}"]
+        cells += [f"{one['half']:.3f}", seen, f"{100 * one['mean']:.1f}"]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
 
@@ -213,13 +125,8 @@ def main() -> None:
     parser.add_argument("--studies", type=int, default=1000, help="number of simulated studies per row")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    draws, rows = np.random.default_rng(options.seed), []
-    for runs in RUNS:
-        for problems in PROBLEMS:
-            rows += [row(draws, runs, problems, sds, "normal", options.studies) for sds in SDS]
-        rows += [row(draws, runs, PROBLEMS[0], (sd, sd), "skewed", options.studies) for sd in (0.1, 0.2)]
-        rows += [collapsing_row(draws, runs, PROBLEMS[0], sd, options.studies) for sd in (0.02, 0.1)]
-    rows += hardest(np.random.default_rng([options.seed, 1]), options.studies)
+    draws = np.random.default_rng(options.seed)
+    rows = [coverage(draws, runs, row, options.studies) for runs in RUNS for row in settings()]
     RESULT.write_text(json.dumps({"studies": options.studies, "seed": options.seed, "rows": rows}, indent=1) + "\n")
     print(table(rows))
 

@@ -1,8 +1,8 @@
-"""Recompute the report's numbers from the run folders, without using the package.
+"""Recompute the numbers of reports/record.json from the run folders, without using the package.
 
-``python benchmarks/recompute.py [FOLDER]`` reads ``data/runs`` of a finished study, computes the numbers of the report's first
-screen and of the tables and lead sentences of its sections, and compares them with ``reports/``. It prints each sentence or
-table row that it checked; the exit code is 1 if one differs by more than rounding. Formulas: docs/statistics.md.
+``python benchmarks/recompute.py [FOLDER]`` reads params.yaml, data and the claims of a finished study. It computes results,
+choices, zero-shot and best-of-N estimates, KL and verdicts, and prints how many agree with the record, and each that differs by
+more than rounding; then the exit code is 1. Formulas: docs/statistics.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import json
 import math
 import re
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
+from math import comb, inf
 from pathlib import Path
 from typing import Any
 
@@ -22,272 +23,337 @@ from scipy import stats
 
 Table = np.ndarray[Any, np.dtype[np.float64]]
 Estimate = tuple[float, float, float]  # a value and its interval
-NUMBER = re.compile(r"(?<![\w.-])-?\d+\.\d{3}(?!\d)")
-PLAIN = re.compile(r"\[[^]]*\]\([^)]*\)|[*`]")
-LAST = {"expert_iteration_experiment": 1}  # number of last evaluations that are averaged; 3 for all others
+COUNTS: dict[str, list[bool]] = defaultdict(list)  # by kind of number: whether each agrees
+
+
+class NotMeasured(Exception):
+    """The study lacks what a claim needs."""
+
+
+def lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def wilson(successes: float, n: int, level: float = 0.95) -> Estimate:
+    """Wilson's score interval; a sum that is no whole number gets the ends of the whole numbers around it."""
+    z, total = stats.norm.ppf((1 + level) / 2), round(successes, 9)
+    shares = (math.floor(total) / n, math.ceil(total) / n)
+    half = [z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) for p in shares]
+    low, high = ((p + z * z / (2 * n) + of) / (1 + z * z / n) for p, of in zip(shares, (-half[0], half[1]), strict=True))
+    return successes / n, max(0.0, low), min(1.0, high)
+
+
+def student(mean: float, error: float, df: float, level: float = 0.95, ends: tuple[float, float] = (-inf, inf)) -> Estimate:
+    half = stats.t.ppf((1 + level) / 2, df) * error
+    return mean, max(ends[0], mean - half), min(ends[1], mean + half)
+
+
+def spread(table: Table, arms: int) -> tuple[float, float, float]:
+    """Mean of a table (runs, problems), its standard error over runs and problems, and Satterthwaite's degrees of freedom."""
+    runs, problems = table.shape
+    left = table - table.mean(axis=0) - table.mean(axis=1)[:, None] + table.mean()
+    inside = (left**2).sum() / ((runs - 1) * (problems - 1)) / problems if runs > 1 else 0.0  # of a run's mean, by sampling
+    between = table.mean(axis=1).var(ddof=1) if runs > 1 else 0.0
+    by_runs = (between / runs, runs - 1) if between > inside else (inside / runs, (runs - 1) * (problems - 1))
+    squares = table.mean(axis=0).var() * problems
+    squares = 1.0 if arms == 2 and squares < 1e-9 else squares  # as if two equal arms differed in one problem
+    by_problems = (max(0.0, squares / (problems - 1) / problems - inside / runs), problems - 1)
+    parts = [by_runs if runs > 1 else (arms * 0.045**2, 4), by_problems]
+    variance, weight = sum(part for part, _ in parts), sum(part**2 / df for part, df in parts)
+    return float(table.mean()), math.sqrt(variance), max(1, math.floor(variance**2 / weight)) if weight else problems - 1
+
+
+def mean(table: Table) -> Estimate:
+    value, error, df = spread(table, 1)
+    return wilson(value * table.shape[1], table.shape[1]) if error < 1e-9 else student(value, error, df, ends=(0.0, 1.0))
+
+
+def difference(first: Table, second: Table) -> Estimate:
+    """First minus second, paired by seed and problem."""
+    runs = min(len(first), len(second))
+    return student(*spread(first[:runs] - second[:runs], 2), ends=(-1.0, 1.0))
 
 
 class Run:
-    """The results of a run, read from its folder."""
+    """A run's result files, and whether it collapsed."""
 
-    def __init__(self, folder: Path):
-        self.experiment, self.arm, seed = folder.parts[-3:]
-        self.name, self.seed = f"{self.experiment}/{self.arm}/{seed}", int(seed)
-        lines = [json.loads(line) for line in (folder / "outcomes.jsonl").read_text().splitlines()]
-        self.answers: Table = np.array([line["answer_reward"] for line in lines])
-        self.validation, self.history = pd.read_csv(folder / "validation.csv"), pd.read_csv(folder / "history.csv")
-        self.stopped = json.loads((folder / "metrics.json").read_text())["diverged_step"] is not None
-        config = YAML(typ="safe").load(folder / "config.yaml")
-        self.same_as, self.values = config["same_as"], config["config"]
-        self.last = min(LAST.get(self.experiment, 3), len(lines) - 1)
-        self.end: Table = self.answers[-self.last :].mean(axis=0)
+    def __init__(self, folder: Path, name: str):
+        self.name, path = name, folder / "data/runs" / name
+        config = YAML(typ="safe").load(path / "config.yaml")
+        rewards = [np.array(line["answer_reward"], float) for line in lines(path / "outcomes.jsonl")]
+        share = config["evaluation"]["selection_problems"] * len(rewards[-1]) // config["evaluation"]["last_problems"]
+        self.selection, self.final, self.last = rewards[-1][: share or None], rewards[-1][share:], rewards[-1]
+        self.outcomes: Table = np.array([of[: len(rewards[0])] for of in rewards])
+        self.start, self.means = self.outcomes[0], self.outcomes.mean(axis=1)
+        self.values = {key: of["value"] for key, of in config["config"].items()}
+        self.tables = [pd.read_csv(path / "history.csv"), pd.read_csv(path / "validation.csv")]
+        self.stopped = json.loads((path / "metrics.json").read_text())["diverged_step"] is not None
+        self.steps = int(self.tables[1]["step"].iloc[-1])
+        self.collapsed = self.stopped or self.fell()
 
-    def column(self, name: str) -> float:
-        """Mean of a column over the last evaluations."""
-        return float(self.validation[name].iloc[-self.last :].mean())
+    def fell(self) -> bool:
+        """Whether it ends below half of its best evaluation or training reward, by more than chance."""
+        fall, count = self.outcomes[self.means.argmax()] - self.outcomes[-1], self.outcomes.shape[1]
+        error = math.sqrt((fall.var(ddof=1) or 1 / (count - 1)) / count)
+        by_chance = student(fall.mean(), error, count - 1, 0.95 ** (1 / len(self.means)))[1] <= 0
+        if "train/answer_reward" not in self.tables[0] or "rollout_batch_size" not in self.values:
+            low = 0.0
+        else:
+            reward = self.tables[0].drop_duplicates("step")["train/answer_reward"].dropna()
+            groups = self.values["rollout_batch_size"] // self.values["group_size"]
+            low = wilson(reward.max() * groups, groups, 1 - 0.05 / len(reward))[1] if len(reward) else 0.0
+        return bool((self.final.mean() < self.means.max() / 2 and not by_chance) or self.final.mean() < low / 2)
 
-    def collapsed(self) -> bool:
-        """Whether the run was stopped, or ends below half of its best evaluation or training step by more than chance."""
-        means = self.answers.mean(axis=1)
-        best = self.answers[means.argmax()]
-        if self.stopped:
-            return True
-        if self.end.mean() < best.mean() / 2:
-            rise, count = best - self.end, len(means)
-            half = stats.t.ppf((1 + 0.95 ** (1 / count)) / 2, len(rise) - 1) * rise.std(ddof=1) / math.sqrt(len(rise))
-            if rise.mean() > half:
-                return True
-        if "train/answer_reward" not in self.history or "rollout_batch_size" not in self.values:
-            return False
-        rewards = self.history.drop_duplicates("step")["train/answer_reward"].dropna()
-        groups = self.values["rollout_batch_size"]["value"] // self.values["group_size"]["value"]
-        return bool(self.end.mean() < wilson(rewards.max() * groups, groups, 1 - 0.05 / len(rewards))[1] / 2)
+    def series(self, metric: str, how: str = "mean") -> pd.Series[float]:
+        """A metric by step."""
+        table = next((table for table in self.tables if metric in table), None)
+        if table is None:
+            raise NotMeasured(metric)
+        return table[metric].where(np.isfinite(table[metric].astype(float)), inf).groupby(table["step"]).agg(how)
 
+    def level(self, metric: str, at: str, first: float = 0, last: float = inf) -> float:
+        """Logarithm of the median over the first or last sixteenth, the last quarter, or all of a stretch of steps."""
+        values = self.series(metric).loc[first:last].to_numpy()  # type: ignore[misc]
+        if len(values) < 2:
+            raise NotMeasured(metric)
+        few, many = math.ceil(len(values) / 16), math.ceil(len(values) / 4)
+        part = {"start": values[:few], "end": values[-few:], "late": values[-many:], "throughout": values}[at]
+        return math.log(max(np.median(part), 1e-8))
 
-def wilson(successes: float, trials: int, level: float = 0.95) -> Estimate:
-    """Wilson's score interval."""
-    z, p = stats.norm.ppf((1 + level) / 2), successes / trials
-    centre, half = p + z * z / (2 * trials), z * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials**2))
-    return p, (centre - half) / (1 + z * z / trials), (centre + half) / (1 + z * z / trials)
-
-
-def interval(tables: list[Table], signs: list[int], level: float = 0.95) -> Estimate:
-    """Estimate a signed sum of arms' means over runs and problems, with Welch's degrees of freedom and paired problems."""
-    terms: list[tuple[float, float]] = []
-    by_problem, noise = np.zeros(tables[0].shape[1]), 0.0
-    for table, sign in zip(tables, signs, strict=True):
-        runs, problems = table.shape
-        by_problem += sign * table.mean(axis=0)
-        if runs == 1:
-            terms.append((0.045**2, 4))
-            continue
-        centred = table - table.mean(axis=0) - table.mean(axis=1)[:, None] + table.mean()
-        within = (centred**2).sum() / ((runs - 1) * (problems - 1)) / problems
-        between = table.mean(axis=1).var(ddof=1)
-        terms.append((between / runs, runs - 1) if between > within else (within / runs, (runs - 1) * (problems - 1)))
-        noise += within / runs
-    count = len(by_problem)
-    terms.append((max(0.0, by_problem.var(ddof=1) / count - noise), count - 1))
-    variance = sum(part for part, _ in terms)
-    if variance == 0:
-        return by_problem.mean(), by_problem.mean(), by_problem.mean()
-    df = max(1, math.floor(variance**2 / sum(part**2 / free for part, free in terms)))
-    half = stats.t.ppf((1 + level) / 2, df) * math.sqrt(variance)
-    return by_problem.mean(), by_problem.mean() - half, by_problem.mean() + half
+    def exceeds(self, metric: str, bar: float, until: float) -> bool:
+        """Whether the median over a block of four steps does."""
+        values = self.series(metric, "max").loc[:until].to_numpy()  # type: ignore[misc]
+        return any(np.median(part) > bar for part in np.array_split(values, max(1, len(values) // 4)) if len(part))
 
 
-class Arm:
-    """An arm's runs, and its numbers over those that held."""
-
-    def __init__(self, runs: list[Run]):
-        self.name, self.runs = runs[0].arm, runs
-        self.fallen = [run.name for run in runs if run.collapsed()]
-        self.held = [run for run in runs if run.name not in self.fallen] or runs
-        self.table: Table = np.array([run.end for run in self.held])
-        self.reward = clipped(interval([self.table], [1]))
-        if self.table.std(axis=0).sum() == 0 and self.table.mean() in (0, 1):
-            self.reward = wilson(self.table.mean() * self.table.shape[1], self.table.shape[1])
-
-    def mean(self, name: str) -> float:
-        return float(np.mean([run.column(name) for run in self.held]))
-
-    def first(self, name: str) -> float:
-        return float(np.mean([run.validation[name].iloc[0] for run in self.held]))
-
-    def over(self, other: Arm, level: float = 0.95) -> Estimate:
-        return interval([self.table, other.table], [1, -1], level)
+def setting_of(arm: str) -> str:
+    return re.sub(r"-rate_[^-]*$", "", arm)
 
 
-def clipped(found: Estimate) -> Estimate:
-    return found[0], max(0.0, found[1]), min(1.0, found[2])
+class Experiment:
+    """The runs of an experiment by arm, in the order of params.yaml, and what they choose."""
+
+    def __init__(self, arms: dict[str, list[Run]], pinned: str | None):
+        self.arms, tried = arms, defaultdict(list)
+        for arm in arms:
+            tried[setting_of(arm)].append(arm)
+        self.chosen = {setting: self.simplest(of) for setting, of in tried.items()}
+        self.leader, *others = self.ranked([*self.chosen.values()])
+        self.runner_up, self.winner = (others or [None])[0], pinned or self.simplest([*self.chosen.values()])
+
+    def table(self, arm: str, of: str = "final") -> Table:
+        return np.array([getattr(run, of) for run in self.arms[arm]])
+
+    def ranked(self, arms: list[str]) -> list[str]:
+        """The arms that may win, highest on the problems that select first."""
+        fallen = {arm: np.mean([run.collapsed for run in self.arms[arm]]) for arm in arms}
+        eligible = [arm for arm in arms if not fallen[arm]] or [arm for arm in arms if fallen[arm] < 1] or arms
+        return sorted(eligible, key=lambda arm: -self.table(arm, "selection").mean())
+
+    def simplest(self, arms: list[str]) -> str:
+        """The first arm within one standard error of the best."""
+        best, *others = self.ranked(arms)
+        behind = {arm: spread(self.table(best, "selection") - self.table(arm, "selection"), 2) for arm in others}
+        return next(arm for arm in arms if arm == best or (arm in behind and behind[arm][0] <= behind[arm][1]))
 
 
-class Report:
-    """Compares computed numbers with those in a text, and keeps count."""
-
-    def __init__(self) -> None:
-        self.checked, self.wrong = 0, 0
-
-    def compare(self, where: str, text: str, *computed: float) -> None:
-        """Check that the numbers with three digits in the text are these, in this order and complete."""
-        found = [float(number) for number in NUMBER.findall(text)]
-        same = len(found) == len(computed) and all(abs(a - b) < 0.00051 for a, b in zip(found, computed, strict=True))
-        self.say(where, text, same, f"computed {', '.join(f'{value:.4f}' for value in computed)}")
-
-    def say(self, where: str, text: str, same: bool, computed: str) -> None:
-        self.checked, self.wrong = self.checked + 1, self.wrong + (not same)
-        print(f"{'same ' if same else 'WRONG'} {where}: {text[:150]}" + ("" if same else f"\n      {computed}"))
-
-
-def read_arms(folder: Path) -> dict[str, dict[str, Arm]]:
-    """Read the arms of each experiment from all run folders."""
-    runs = [Run(path.parent) for path in sorted(folder.glob("data/runs/*/*/*/metrics.json"))]
-    by_arm: dict[str, dict[str, list[Run]]] = {}
-    for run in runs:
-        by_arm.setdefault(run.experiment, {}).setdefault(run.arm, []).append(run)
-    return {experiment: {arm: Arm(found) for arm, found in arms.items()} for experiment, arms in by_arm.items()}
-
-
-def leader_of(arms: dict[str, Arm]) -> Arm:
-    """The highest arm among those without a collapsed run; if there are none, among those with a run that held."""
-    whole = [arm for arm in arms.values() if not arm.fallen]
-    some = [arm for arm in arms.values() if len(arm.fallen) < len(arm.runs)]
-    return max(whole or some or list(arms.values()), key=lambda arm: arm.reward[0])
+def verdict_on(claim: dict[str, Any], comparable: bool, found: dict[str, Experiment]) -> tuple[str, Estimate | None]:
+    """The verdict on a claim, and the interval that decides."""
+    own, needs, sides = found[claim["experiment"]], claim.get("requires", {}), []
+    for key in ("arm", "beats", "not_below", "collapses", "control"):
+        if claim.get(key):
+            experiment, arm = claim[key].rpartition("/")[0] or claim["experiment"], claim[key].rpartition("/")[2]
+            of = found.get(experiment)
+            place = of and {"leader": of.leader, "first": next(iter(of.arms)), "last": [*of.arms][-1]}.get(
+                arm, of.chosen.get(arm, arm)
+            )
+            comparable &= of is not None and place in of.arms
+            sides.append((experiment, place))
+    lengths = [run.tables[1]["val/response_length"].iloc[0] for run in own.arms[own.leader]]
+    met = not needs.get("learns") or mean(own.table(own.leader))[1] > own.table(own.leader, "start").mean()
+    for setting in needs.get("best_rate_inside", []):
+        rates = {arm: float(runs[0].values["learning_rate"]) for arm, runs in own.arms.items() if setting_of(arm) == setting}
+        met = met and len(rates) > 2 and min(rates.values()) < rates[own.chosen[setting]] < max(rates.values())
+    if not (comparable and met and np.mean(lengths) >= needs.get("response_tokens", 0)):
+        return "not tested", None
+    try:
+        verdict, interval = ("disagrees", None) if len(sides) > len(set(sides)) else decide(claim, sides, found)
+    except NotMeasured:
+        return "not tested", None
+    about = [run for name, arm in sides for run in found[name].arms[arm]] or [run for of in own.arms.values() for run in of]
+    early = min((run.steps for run in about if not run.stopped), default=0) < claim.get("horizon", 0)
+    confirmed = verdict == "agrees" and ("collapses" in claim or "share_above" in claim)  # these may be seen at any step
+    return ("not tested" if early and not confirmed else verdict), interval
 
 
-def tied_with(leader: Arm, arms: dict[str, Arm]) -> list[str]:
-    """Arms whose difference to the leader contains zero, at the level for the number of differences."""
-    level = level_of(arms)
-    others = (arm for arm in arms.values() if arm is not leader and (bool(arm.fallen) == bool(leader.fallen) or not arm.fallen))
-    return [arm.name for arm in others if (found := leader.over(arm, level))[1] <= 0 <= found[2]]
+def above(interval: Estimate, bar: float, other: float = inf) -> str:
+    _, low, high = interval
+    return "agrees" if low > bar else "cannot tell" if high >= bar else "no difference" if low > other else "disagrees"
 
 
-def level_of(arms: dict[str, Arm]) -> float:
-    """The level at which each tail has 1 - 0.95^(1 / differences) (Hsu, Sidak), at most 0.025."""
-    return max(0.95, 2 * float(0.95 ** (1 / max(1, len(arms) - 1))) - 1)
+def decide(claim: dict[str, Any], sides: list[tuple[str, str]], found: dict[str, Experiment]) -> tuple[str, Estimate]:
+    """The rules of the five kinds; ``sides``: experiment and name of the arm, then of the other arm or the control."""
+    runs, by, at = [found[name].arms[arm] for name, arm in sides], claim.get("by", 0.0), claim.get("at", "end")
+    if "beats" in claim or "not_below" in claim:
+        pairs = [*zip(*runs, strict=False)]
+        if all(a.tables[0].equals(b.tables[0]) and np.array_equal(a.last, b.last) for a, b in pairs):
+            raise NotMeasured("identical results")
+        if (metric := claim.get("metric", "answer_reward")) != "answer_reward":
+            last = [min(float(run.tables[0]["step"].max()) for run in pair) for pair in pairs]
+            logs = [a.level(metric, at, 0, end) - b.level(metric, at, 0, end) for (a, b), end in zip(pairs, last, strict=True)]
+            return above(ratio := over_runs(logs), by, 1 / by), ratio
+        if at == "end" and sides[0][0] == sides[1][0] and len({run.steps for of in runs for run in of if not run.stopped}) > 1:
+            raise NotMeasured("different numbers of steps")
+        gap = difference(*(found[name].table(arm, "start" if at == "start" else "final") for name, arm in sides))
+        return (above(gap, by, -by) if "beats" in claim else above(gap, -by)), gap
+    if "trend" in claim:
+        shown = [trend(claim, of) for of in runs]
+    else:
+        hits = [[run.collapsed for run in of] for of in runs] if "collapses" in claim else shares(claim, runs, found)
+        shown = [(above(share, 0.5), share) for share in (wilson(sum(of), len(of)) for of in hits)]
+    (verdict, interval), control = shown[0], shown[-1][0] if len(shown) > 1 else "disagrees"
+    return (verdict if verdict != "agrees" else {"disagrees": "agrees", "agrees": "disagrees"}.get(control, control)), interval
 
 
-def check_section(report: Report, text: str, experiment: str, arms: dict[str, Arm]) -> None:
-    """Check an experiment's lead sentence and first table."""
-    leader = leader_of(arms)
-    lead = next(line for line in text.splitlines() if line and not line.startswith("#"))
-    if len(arms) > 1 and "ends highest" in lead:
-        named = re.search(r"(\S+) ends highest", lead)
-        told = re.search(r"cannot tell it from ([^:;]+): the difference", lead) or re.search(r"\) above (\S+), the next", lead)
-        gaps = [leader.over(arms[arm], level_of(arms)) for arm in re.split(r", | and ", told[1])] if told else []
-        report.compare(experiment, lead, *leader.reward, *(min(gaps) if gaps else ()))
-        report.say(experiment, lead, bool(named) and named[1] == leader.name, leader.name)
-    header: list[str] = []
-    for line in text.splitlines():
-        cells = [PLAIN.sub("", cell).strip() for cell in line.strip().strip("|").split("|")]
-        if line.startswith("| arm | at start"):
-            header = [cell.split(",")[0].split(" (")[0] for cell in cells]
-        elif header and not line.startswith("|"):
-            break
-        elif header and cells[0] in arms:
-            check_row(report, experiment, dict(zip(header, cells, strict=True)), arms[cells[0]], leader, level_of(arms))
+def over_runs(logs: list[float]) -> Estimate:
+    """The ratio whose logarithm is the mean over runs, with Student's interval."""
+    if len(logs) < 2 or not np.isfinite(logs).all():
+        raise NotMeasured("one run, or a metric that is not finite")
+    value, low, high = (math.exp(min(of, 700)) for of in student(float(np.mean(logs)), stats.sem(logs), len(logs) - 1))
+    return value, low, high
 
 
-def check_row(report: Report, experiment: str, row: dict[str, str], arm: Arm, leader: Arm, level: float) -> None:
-    where = f"{experiment}/{arm.name}"
-    form, answer = arm.mean("val/format_reward"), arm.mean("val/answer_reward")
-    report.compare(f"{where} at start", row["at start"], arm.first("val/answer_reward"))
-    report.compare(f"{where} answer reward", row["answer reward"], *arm.reward)
-    report.compare(f"{where} form right", row["form right"], form)
-    if NUMBER.search(row["answer right"]):
-        report.compare(f"{where} answer given form", row["answer right"], answer / form)
-    length = float(row["response length"])
-    report.say(f"{where} length", row["response length"], abs(length - arm.mean("val/response_length")) < 0.051, "")
-    behind = row.get(f"below {leader.name}", "")
-    if arm is not leader and NUMBER.search(behind):
-        report.compare(f"{where} below {leader.name}", behind, *leader.over(arm, level))
-    if fallen := row.get("runs that collapsed"):
-        report.say(f"{where} collapsed", fallen, fallen.startswith(f"{len(arm.fallen)} of {len(arm.runs)}"), str(arm.fallen))
+def trend(claim: dict[str, Any], runs: list[Run]) -> tuple[str, Estimate]:
+    """Whether the last level is beyond ``by`` times the first."""
+    steps, metric = claim.get("steps", []), claim["metric"]
+    first, last = [*steps, *(0, inf)[len(steps) :]]
+    if min(run.tables[0]["step"].max() for run in runs) < last < inf:
+        raise NotMeasured("too few steps")
+    ratio = over_runs([run.level(metric, "late", first, last) - run.level(metric, "start", first, last) for run in runs])
+    up, down = above(ratio, claim["by"]), above((1 / ratio[0], 1 / ratio[2], 1 / ratio[1]), claim["by"])
+    stays = "disagrees" if "agrees" in (up, down) else "cannot tell" if "cannot tell" in (up, down) else "agrees"
+    return {"grows": up, "falls": down, "stays": stays}[claim["trend"]], ratio
 
 
-def check_first_screen(report: Report, folder: Path, experiments: dict[str, dict[str, Arm]]) -> None:
-    """Check the numbered sentences of reports/writeup.md."""
-    text = (folder / "reports/writeup.md").read_text()
-    lines = {int(found[1]): found[2] for found in re.finditer(r"^(\d)\. (.*)$", text, re.M)}
-    winners = {path.stem: json.loads(path.read_text())["winner"] for path in (folder / "reports/select").glob("*.json")}
-    named = re.search(r"\*\*Best\*\*: (\S+) of ([\w]+)", text)
-    assert named, "the write-up names no best arm"
-    best = experiments[named[2]][named[1]]
-    before = np.array([run.answers[0] for run in best.held])
-    change = interval([best.table - before], [1])
-    report.compare("first screen", lines[1], best.first("val/answer_reward"), *best.reward, *change)
-    grpo = [name for name in winners if name.startswith(("grpo_", "leaderboard")) and "keyword" not in name]
-    won = [experiments[name][winners[name]] for name in grpo]
-    highest = max(arm.reward[0] for arm in won if arm.runs[0].values["start_from"]["value"] is None)  # of the base model
-    report.say(
-        "first screen",
-        "it is the highest of the winners from the base model",
-        abs(highest - best.reward[0]) < 1e-9,
-        f"{highest:.4f}",
+def shares(claim: dict[str, Any], sides: list[list[Run]], found: dict[str, Experiment]) -> list[list[bool]]:
+    """Whether each run of the arm (without one: each that collapsed, until it did) and of the control exceeds the bar."""
+    until: dict[str, float] = {}
+    if not sides:
+        every = [run for runs in found[claim["experiment"]].arms.values() for run in runs]
+        lost = [run for run in every if run.collapsed]
+        sizes = [run.values["train_batch_size"] for run in lost]
+        sides = [lost, [run for run in every if not run.collapsed and run.values["train_batch_size"] in sizes]]
+        for run in lost:
+            low = [i for i, of in enumerate(run.means) if i > run.means.argmax() and of < run.means.max() / 2]
+            until[run.name] = run.tables[1]["step"].iloc[low[0] if low else -1]
+    if not all(sides):
+        raise NotMeasured("no runs")
+    bar = claim["share_above"] * np.median([run.series(claim["metric"]).median() for run in sides[1]])
+    return [[run.exceeds(claim["metric"], bar, until.get(run.name, inf)) for run in runs] for runs in sides]
+
+
+def check(kind: str, where: str, computed: Any, recorded: Any) -> None:
+    """Compare a name, a number, or an estimate with its value, low and high."""
+    if isinstance(recorded, dict) and "value" in recorded:
+        recorded = [recorded[key] for key in ("value", "low", "high")]
+    computed = tuple(float(of) for of in computed) if isinstance(computed, tuple) else computed
+    numeric = isinstance(computed, tuple | float) and recorded is not None
+    COUNTS[kind].append(bool(np.allclose(computed, recorded, rtol=1e-6, atol=1e-9)) if numeric else computed == recorded)
+    if not COUNTS[kind][-1]:
+        print(f"DIFFERS {kind}, {where}: computed {computed}, recorded {recorded}")
+
+
+def check_experiment(name: str, of: Experiment, result: dict[str, Any]) -> None:
+    best = of.table(of.leader, "selection")
+    check(
+        "leader, runner-up, winner",
+        name,
+        [of.leader, of.runner_up, of.winner],
+        [result[key] for key in ("leader", "runner_up", "winner")],
     )
-    form, answer = (f"val/{kind}_reward" for kind in ("format", "answer"))
-    bare = zero_shot(folder, "question_only")
-    report.compare(
-        "first screen",
-        lines[2],
-        *(best.first(form), best.mean(form)),
-        *(best.first(answer) / best.first(form), best.mean(answer) / best.mean(form)),
-        *bare,
-    )
-    others = [leader_of(experiments[name]) for name in ("sft_experiment", "expert_iteration_experiment")]
-    report.compare("first screen", lines[3], *(number for arm in others for number in arm.reward))
-    report.say("first screen", lines[3], all(f"({arm.name})" in lines[3] for arm in others), str([arm.name for arm in others]))
-    every = [run for arms in experiments.values() for arm in arms.values() for run in arm.runs]
-    own = {run.name for run in every if run.same_as is None}
-    fallen = [name for arms in experiments.values() for arm in arms.values() for name in arm.fallen if name in own]
-    line = next(line for line in lines.values() if "collapsed" in line)
-    by_arm = Counter(name.rpartition("/")[0] for name in fallen)
-    said = {arm: int(number) for arm, number in re.findall(r"([\w.-]+/[\w.-]+) \((\d+) of", line)}
-    report.say("first screen", line, said == by_arm, str(by_arm))
-    report.say("first screen", line, f"Of {len(own)} runs {len(fallen)} collapsed" in line, f"{len(fallen)} of {len(own)}")
-    undecided = next(line for line in lines.values() if "cannot be told from another" in line)
-    compared = {name: arms for name, arms in experiments.items() if len(arms) > 1 and name in winners}
-    ties = [name for name, arms in compared.items() if tied_with(leader_of(arms), arms)]
-    report.say("first screen", undecided, f"In {len(ties)} of {len(compared)} comparisons" in undecided, f"{len(ties)}: {ties}")
+    check("margin", name, difference(best, of.table(of.runner_up, "selection")) if of.runner_up else None, result["margin"])
+    check("arms", name, [*of.arms], [arm["arm"] for arm in result["arms"]])
+    for entry in result["arms"]:
+        arm, where = entry["arm"], f"{name}/{entry['arm']}"
+        check("value of an arm", where, mean(of.table(arm)), entry)
+        check("mean that selects, start", where, float(of.table(arm, "selection").mean()), entry["selection"])
+        check("mean that selects, start", where, float(of.table(arm, "start").mean()), entry["start"])
+        fallen = [run.name for run in of.arms[arm] if run.collapsed]
+        check("collapsed runs", where, fallen, [one["run"] for one in entry["collapsed"]])
+        check("chosen rate", where, arm in of.chosen.values(), entry["chosen"])
+        below = None if arm == of.leader else difference(of.table(of.leader), of.table(arm))
+        check("below the leader", where, below, entry["below"])
 
 
-def zero_shot(folder: Path, prompt: str) -> Estimate:
-    """Check the untrained model's accuracy under question_only."""
-    lines = (folder / f"data/math_baseline/{prompt}.jsonl").read_text().splitlines()
-    rewards = [json.loads(line)["answer_reward"] for line in lines]
-    return wilson(sum(rewards), len(rewards))
+def check_samples(folder: Path, record: dict[str, Any]) -> None:
+    """Zero-shot accuracy and categories, and the estimates from several samples."""
+    for prompt, of in record["baseline"].items():
+        answers = lines(folder / f"data/math_baseline/{prompt}.jsonl")
+        check("zero-shot accuracy", prompt, wilson(sum(one["answer_reward"] for one in answers), len(answers)), of["accuracy"])
+        kinds = Counter(f"format {one['format_reward']:g}, answer {one['answer_reward']:g}" for one in answers)
+        check("zero-shot categories", prompt, dict(kinds), {key: count for key, count in of["categories"].items() if count})
+    for prompt, n, entry in (
+        (prompt, int(n), entry) for prompt, of in record["best_of_n"].items() for n, entry in of["n"].items()
+    ):
+        found: dict[str, list[float]] = {"pass": [], "best": []}
+        for one in lines(folder / f"data/best_of_n/{prompt}.jsonl"):
+            samples = sorted(((of["mean_log_prob"], of["answer_reward"] == 1) for of in one["samples"]), reverse=True)
+            size, right = len(samples), [of for _, of in samples]
+            equal = [np.mean([of for other, of in samples if other == score]) for score, _ in samples]
+            found["pass"].append(1 - comb(size - sum(right), n) / comb(size, n))
+            found["best"].append(sum(comb(size - 1 - k, n - 1) / comb(size, n) * of for k, of in enumerate(equal)))
+        for kind, of in found.items():
+            estimate = student(float(np.mean(of)), float(stats.sem(of)), len(of) - 1, ends=(0.0, 1.0))
+            check(f"{kind}@N", f"{prompt}, {n}", estimate, entry[kind])
 
 
-def check_claims(report: Report, folder: Path, experiments: dict[str, dict[str, Arm]]) -> None:
-    """Check each `A above B by D (LOW to HIGH)` in the claims' table, and the counts of verdicts."""
-    text = (folder / "reports/sections/claims.md").read_text()
-    verdicts: dict[str, int] = {}
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if len(cells) != 5 or (cells[1] not in experiments and cells[1] != "math_baseline"):
-            continue
-        word = re.sub(r"\*", "", cells[4]).split("<br>")[0]
-        verdicts[word] = verdicts.get(word, 0) + 1
-        arms = experiments.get(cells[1], {})
-        for high, low, numbers in re.findall(r"([\w.-]+) above ([\w.-]+) by ([^;]+?\))", cells[3]):
-            if high in arms and low in arms:
-                report.compare(f"claim, {cells[1]}", f"{high} above {low} by {numbers}", *arms[high].over(arms[low]))
-    counted = json.loads((folder / "reports/summary.json").read_text())["claims"]
-    verdicts["not tested here"] = verdicts.get("not tested here", 0) + verdicts.pop("by construction", 0)
-    report.say("claims", str(verdicts), {**verdicts} == {word: count for word, count in counted.items() if count}, str(counted))
+def check_kl(folder: Path, record: dict[str, Any], runs: dict[str, Run]) -> None:
+    """KL per token of each file of responses; it is also a metric of its runs."""
+    for path in sorted(folder.glob("data/kl/*.jsonl")):
+        sums = pd.DataFrame(lines(path)).groupby(["run", "step"])[["sampled", "low_variance", "tokens"]].sum()
+        rates = sums[["sampled", "low_variance"]].div(sums["tokens"], axis=0).reset_index()
+        rates.columns = pd.Index(["run", "step", "kl/per_token", "kl/per_token_low_variance"])
+        for name, of in rates.groupby("run"):
+            runs[str(name)].tables.append(of)
+        for (arm, step), of in rates.groupby([rates["run"].str.split("/").str[1], "step"]):
+            entry = next(one for one in record["experiments"][path.stem]["kl"][arm] if one["step"] == step)
+            for kind in ("per_token", "per_token_low_variance"):
+                check("KL", f"{arm}, step {step}", float(of[f"kl/{kind}"].mean()), entry[kind]["value"])
 
 
 def main() -> int:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
-    experiments, report = read_arms(folder), Report()
-    check_first_screen(report, folder, experiments)
-    for experiment, arms in experiments.items():
-        section = folder / f"reports/sections/{experiment}.md"
-        if section.exists():
-            check_section(report, section.read_text(), experiment, arms)
-    check_claims(report, folder, experiments)
-    print(f"{report.checked} statements checked, {report.wrong} wrong")
-    return int(report.wrong > 0)
+    params, record = YAML(typ="safe").load(folder / "params.yaml"), json.loads((folder / "reports/record.json").read_text())
+    entries = {name: {"task": "main", "method": "grpo"} | of for name, of in params["experiments"].items() if of["arms"]}
+    pinned, found, runs = params["selection"].get("pinned", {}), {}, {}
+    for name, entry in entries.items():
+        names = {arm: [f"{name}/{arm}/{seed}" for seed in params["seeds"][: entry.get("seeds")]] for arm in entry["arms"]}
+        runs |= {run: Run(folder, run) for of in names.values() for run in of}
+        found[name] = Experiment({arm: [runs[run] for run in of] for arm, of in names.items()}, pinned.get(name))
+        check_experiment(name, found[name], record["experiments"][name])
+    check_kl(folder, record, runs)
+    check_samples(folder, record)
+
+    def order(name: str) -> tuple[Any, ...]:
+        of, entry = found[name], entries[name]
+        won = of.arms[of.winner]
+        kind = (entry["task"] == "main", entry["method"] == "grpo", not won[0].values.get("start_from"))
+        return *kind, not any(run.collapsed for run in won), of.table(of.winner, "selection").mean()
+
+    best, headline = max(found, key=order), record["headline"]
+    check("headline", "arm", [best, found[best].winner], [headline["experiment"], headline["arm"]])
+    check("headline", "value", mean(found[best].table(found[best].winner)), headline)
+    published = YAML(typ="safe").load(Path(__file__).parents[1] / "grpo/results/claims.yaml")["claims"]
+    claims = [one for one in published if one["experiment"] in found] + params.get("claims", [])
+    for claim, entry in zip(claims, [one for one in record["claims"] if one["kind"]], strict=True):  # kind: it is not untested
+        task = params["tasks"][entries[entry["experiment"]]["task"]]["use"]
+        comparable = entry["own"] or task in ("math", "arithmetic")  # the tasks that published claims are about
+        verdict, interval = verdict_on({"experiment": entry["experiment"]} | claim, comparable, found)
+        check("verdict", entry["id"], verdict, entry["verdict"])
+        check("interval of a claim", entry["id"], interval, entry["interval"])
+    for kind, same in COUNTS.items():
+        print(f"{kind}: {sum(same)} of {len(same)} agree")
+    return int(not all(all(same) for same in COUNTS.values()))
 
 
 if __name__ == "__main__":

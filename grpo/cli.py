@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 # What imports torch is imported inside the commands, so that `--help` and an error in params.yaml answer at once.
 from grpo.commands.kissing_app import kissing_app
-from grpo.commands.stages import STAGES
+from grpo.commands.stages import STAGES, report
 from grpo.commands.study import study_app
 from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly
 from grpo.common.errors import RESUME_ME, ToBeResumed, UserError, explain_os_error, explain_out_of_memory, no_exit, place_of
@@ -138,10 +138,10 @@ def doctor() -> None:
     Exit code 2 if something is missing.
     """
     study = load_study()
-    from grpo.commands.doctor import examine, report
+    from grpo.commands import doctor
 
-    findings = examine(study)
-    print(on_terminal(f"study {study.study}\n{report(findings)}"))
+    findings = doctor.examine(study)
+    print(on_terminal(f"study {study.study}\n{doctor.report(findings)}"))
     if any(finding.good is False for finding in findings):
         raise typer.Exit(2)
 
@@ -183,8 +183,28 @@ def replicate(
     return run_it(seeds, base_seed)
 
 
+@app.command("comments", rich_help_panel=STUDY, epilog="Example: grpo comments --accept grpo_lora")
+def comments(
+    accept: Annotated[
+        list[str] | None, typer.Option(metavar="NAME|all", help="A comment that is right for the present results.")
+    ] = None,
+) -> str:
+    """List the report's comments that were written by hand, and whether each was accepted for the present results.
+
+    Accepting writes the digest of the results into the comment's head; the next `grpo writeup` shows it without a warning.
+    """
+    from grpo.reporting.comments import accept_all
+    from grpo.reporting.writeup import comments_of
+
+    study = load_study()
+    if accept:
+        accept_all(comments_of(study), accept)
+    return "\n".join(f"{comment.path}: {comment.state or 'accepted'}" for comment in comments_of(study).values())
+
+
 for stage in STAGES:
     app.command(stage.__name__, rich_help_panel="Stages (run by `dvc repro` and Snakemake)")(stage)
+app.command("report", rich_help_panel=TOOLS)(report)
 
 
 @app.command("evaluate", rich_help_panel=TOOLS, epilog="Example: grpo evaluate my-model --out evaluations/my-model")

@@ -1,69 +1,45 @@
 """`make submission`: write writeup.pdf (the report) and code.zip (the files that git tracks), as courses ask for them.
 
-writeup.pdf has reports/writeup.md, the answers to the handouts' questions and all sections, with figures. Exit code 2 if a
-report or a tool is missing.
+writeup.pdf has the content of reports/writeup.md, with figures. Exit code 2 if the report or a tool is missing.
 """
 
 from __future__ import annotations
 
 import html
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote
 
 from markdown_it import MarkdownIt
 
 from grpo.common.errors import UserError
+from grpo.common.files import read_text
 from grpo.common.repository import use_this_folders_repository
 from grpo.study import paths
 
 PDF, ZIP = Path("writeup.pdf"), Path("code.zip")
-LINKED = re.compile(r"\]\((sections/\w+\.md)\)")
+# Pages lie on their side, so that figures, which have several panels in a row, can be read.
 CSS = """
-@page { size: A4; margin: 16mm 14mm; @bottom-center { content: counter(page); font-size: 8pt } }
-body { font: 9.5pt/1.4 sans-serif } section { break-before: page } h1 { font-size: 15pt } h2 { font-size: 12pt }
-img { max-width: 100%; max-height: 230mm } p:has(img) { text-align: center; break-inside: avoid }
-table { border-collapse: collapse; width: 100%; font-size: 6.8pt } td, th { border-bottom: .3pt solid #999; padding: 1pt 3pt;
-text-align: left; vertical-align: top } th { hyphens: auto }
-pre, code { font-size: 7.5pt; white-space: pre-wrap; overflow-wrap: anywhere } a { color: #0072B2; text-decoration: none }
+@page { size: A4 landscape; margin: 11mm 14mm 13mm; @bottom-center { content: counter(page); font-size: 8pt } }
+body { font: 8.7pt/1.33 sans-serif } h1 { font-size: 16pt; margin: 0 } h2 { font-size: 13pt; margin: 8pt 0 2pt }
+h3 { font-size: 10pt; margin: 8pt 0 1pt } h4 { font-size: 9pt; margin: 4pt 0 1pt } h1, h2, h3, h4 { break-after: avoid }
+p, ul, blockquote { margin: 2pt 0 } ul { padding-left: 10pt } blockquote { padding-left: 6pt; border-left: 2pt solid #0072B2 }
+img { max-width: 100%; max-height: 80mm } p:has(img) { text-align: center; break-inside: avoid }
+table { border-collapse: collapse; font-size: 7.5pt; line-height: 1.2 } tr { break-inside: avoid }
+td, th { border-bottom: .3pt solid #999; padding: .7pt 6pt .7pt 0; text-align: left; vertical-align: top }
+code { font-size: 7pt; overflow-wrap: anywhere } a { color: inherit; text-decoration: none }
 """
 
 
 def document(reports: Path) -> str:
-    """Build one HTML page from the write-up, the answers and the sections, in the write-up's order; UserError without them."""
-    if not (reports / "writeup.md").is_file():
-        raise UserError(f"{reports}/writeup.md: no report. Run `make repro` first.")
-    first = (reports / "writeup.md").read_text(encoding="utf-8")
-    names = list(dict.fromkeys(["writeup.md", "answers.md", *LINKED.findall(first)]))
-    pages = "".join(
-        f'<section id="{name}">{_page(reports, name, names)}</section>' for name in names if (reports / name).exists()
-    )
-    title = html.escape(first.splitlines()[0].lstrip("# "))
-    return f'<html lang="en"><head><title>{title}</title><style>{CSS}</style></head><body>{pages}</body></html>'
-
-
-def _page(reports: Path, name: str, names: list[str]) -> str:
-    """Convert one Markdown file of the report to HTML; unfold details, and turn links between files into links in the page."""
-    text = (reports / name).read_text(encoding="utf-8")
-    text = re.sub(r"<details><summary>(.*?)</summary>", r"**\1**", text).replace("</details>", "")
+    """Build one HTML page from the write-up; UserError without it."""
+    text = read_text(reports / "writeup.md", made_by="writeup")
     page: str = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
-
-    def led(link: re.Match[str]) -> str:
-        target, said = link.groups()
-        if re.match(r"https?:", target):
-            return link[0]
-        within = os.path.relpath(reports / Path(name).parent / target, reports)
-        return f'<a href="#{within}">{said}</a>' if within in names else said  # other files are not in the PDF
-
-    def drawn(image: re.Match[str]) -> str:
-        path = (reports / Path(name).parent / image[1]).resolve()
-        png = path.parent / "png" / f"{path.stem}.png"
-        return f'src="{(png if png.exists() else path).as_uri()}"'
-
-    page = re.sub(r'<a href="([^"]*)">(.*?)</a>', led, page, flags=re.S)
-    return re.sub(r'src="([^"]+)"', drawn, page).replace("&lt;br&gt;", "<br>")
+    page = re.sub(r'src="([^"]+)"', lambda image: f'src="{(reports / unquote(image[1])).resolve().as_uri()}"', page)
+    title = html.escape(text.splitlines()[0].lstrip("# "))
+    return f'<html lang="en"><head><title>{title}</title><style>{CSS}</style></head><body>{page}</body></html>'
 
 
 def write_pdf(page: str, path: Path) -> None:

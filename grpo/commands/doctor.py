@@ -109,7 +109,8 @@ def gpus_needed(study: Study) -> int:
     devices = (study.engine.device, study.learner.device)
     named = max((int(device.partition(":")[2] or 0) + 1 for device in devices if device.startswith("cuda")), default=0)
     processes = study.learner.processes if study.learner.device == "cuda" else 0
-    kinds = {"small", "model", "evaluate", *(study.experiments[name].resources for name in study.made)}
+    experiments = [study.experiments[name] for name in study.made]
+    kinds = {"small", "model", "evaluate", *(kind for one in experiments for kind in (one.resources, one.timed))}
     return max(named, processes, *(resources.gpus for kind, resources in study.resources.items() if kind in kinds))
 
 
@@ -188,8 +189,13 @@ def _disk(study: Study) -> Finding:
     at_once = max(1, torch.cuda.device_count() // each) if each else 1
     state = gpu_memory.saved_state_bytes(study, shape) / GIB
     states = gpu_memory.STATES_ON_DISK * at_once * state
-    arms = [effective_run(study, name, arm, study.seeds[0], []) for name in study.made for arm in study.experiments[name].arms]
-    kept = len(study.seeds) * sum(len(study.checkpoints) + len(getattr(run.config, "keep_steps", ())) for run in arms)
+    runs = [
+        effective_run(study, name, arm, seed, [])
+        for name in study.made
+        for arm in study.experiments[name].arms
+        for seed in study.seeds_of(name)
+    ]
+    kept = sum(len(study.checkpoints) + len(run.config.keep_steps) for run in runs)
     # The starting weights in the Hub's cache and in data/model, and each run's checkpoints. DVC's cache doubles what is in
     # data/ where the file system has no reflinks.
     checkpoints = 2 * weights * kept

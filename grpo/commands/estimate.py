@@ -68,7 +68,9 @@ def plan(study: Study, active: bool, seconds_per_step: float | None, price: floa
         before = [winners[experiment] for experiment in study.needed_selections(name)]
         winners[name] = _winner(study, name, before, active)
         effective += [
-            effective_run(study, name, arm, seed, before) for arm in study.experiments[name].arms for seed in study.seeds
+            effective_run(study, name, arm, seed, before)
+            for arm in study.experiments[name].arms
+            for seed in study.seeds_of(name)
         ]
     measured, equals = _measured(effective) if active else {}, _equal_runs(study, effective)
     shapes = {task: None if isinstance(study.models[task], PretrainedHere) else shape_of(study, task) for task in study.tasks}
@@ -82,7 +84,8 @@ def plan(study: Study, active: bool, seconds_per_step: float | None, price: floa
         taken_over = {run.name: other for run in runs if (other := equals[run.name])}
         return _sums([rows[run.name] for run in runs if run.name in rows], taken_over, price)
 
-    total, shape, seeds = sums(effective), shapes[MAIN], len(study.seeds)
+    total, shape = sums(effective), shapes[MAIN]
+    last_seed = sums([run for run in effective if run.seed == study.seeds[-1]])
     state = gpu_memory.STATES_ON_DISK * gpu_memory.saved_state_bytes(study, shape) / GIB if shape else None
     return {
         "study": study.study,
@@ -96,7 +99,7 @@ def plan(study: Study, active: bool, seconds_per_step: float | None, price: floa
             for run in effective
             if isinstance(run.config, GrpoConfig) and not equals[run.name]
         ),
-        "one_seed_less_saves": {key: total[key] / seeds for key in ("runs", "gpu_hours", "cost")} if seeds > 1 else None,
+        "one_seed_less_saves": {k: last_seed[k] for k in ("runs", "gpu_hours", "cost")} if len(study.seeds) > 1 else None,
         "may_be_left_out": [a for a in study.made if not any(a in study.needed_experiments(b) for b in study.made)],
         "assumed_winners": {
             name: winner["winner"]
@@ -199,7 +202,7 @@ def _row(study: Study, run: EffectiveRun, shape: Shape | None, per_work: float |
     config = run.config
     seconds = None if per_work is None else per_work * work(config) * config.n_steps
     hours = None if seconds is None else min(seconds, config.wall_clock_limit_s or seconds) / 3600
-    kept = len(study.checkpoints) + len(getattr(config, "keep_steps", ()))
+    kept = len(study.checkpoints) + len(config.keep_steps)
     small = isinstance(study.models[run.task], PretrainedHere)  # a few MB
     weights = shape.parameters * BYTES[study.for_task(run.task).learner.dtype] / GIB if shape else 0.0 if small else None
     return {
@@ -213,7 +216,7 @@ def _row(study: Study, run: EffectiveRun, shape: Shape | None, per_work: float |
 
 
 def _gpus(study: Study, run: EffectiveRun) -> int:
-    return study.resources[study.experiments[run.experiment].resources].gpus
+    return study.resources[study.resources_of(run.experiment, run.seed)].gpus
 
 
 def _seconds_per_work(

@@ -9,7 +9,7 @@ The learner holds (mixed precision as in arXiv 1710.03740, Section 3.1; :mod:`gr
 - weights                bN
 - float32 copy           4N if the model computes in half precision, else 0
 - moments                8N (AdamW), or 2N (1 + 4/256) with 8 bits (bitsandbytes, arXiv 2110.02861, Section 2.1)
-- starting weights       bN if an arm measures or penalises KL; with ``offload_reference`` on the GPU only while used
+- starting weights       bN if an arm penalises KL; with ``offload_reference`` on the GPU only while used
 - weights to be sent     bN (lag + 1) if an arm is asynchronous and vLLM runs on a GPU
 
 With ``lora`` the float32 copy, moments and gradients cover the adapters only: rank (inputs + outputs) per adapted matrix.
@@ -270,7 +270,7 @@ def phases(study: Study, shape: Shape, card_gib: float) -> list[Phase]:
     each = learner.processes if learner.fully_shard else 1
     n, trained, whole = shape.parameters, trained_parameters(study, shape), trains_all(study)
     # With adapters the frozen weights serve as the starting weights.
-    measures_kl = any(getattr(config, "needs_starting_weights", False) and config.lora is None for config in arms)
+    penalises_kl = any(isinstance(config, GrpoConfig) and config.kl_coefficient and config.lora is None for config in arms)
     lags = [config.asynchronous.max_policy_lag for config in arms if isinstance(config, GrpoConfig) and config.asynchronous]
     sent = max(lags) + 1 if lags and study.engine.name == "vllm" and study.engine.device != "cpu" else 0
     tokens, output = _tokens(study, arms), shape.config.vocab_size * shape.config.hidden_size
@@ -280,7 +280,7 @@ def phases(study: Study, shape: Shape, card_gib: float) -> list[Phase]:
     of_learner = [(part, size * trained / each, "rboK") for part, size in bytes_per_parameter(study).items()] + [
         ("frozen weights", 0 if whole else precision * n, "rboK"),
         ("weights to be sent", sent * precision * n, "rboK"),
-        ("starting weights", precision * n / each if measures_kl else 0, "K" if learner.offload_reference else "rboK"),
+        ("starting weights", precision * n / each if penalises_kl else 0, "K" if learner.offload_reference else "rboK"),
         ("gathered weights", precision * (around + 2 * of_layer) if sharded else 0, "bK"),
         ("gathered weights", precision * output if sharded else 0, "r"),
         ("gradients", 4 * trained, "b" if sharded else "bo"),
@@ -301,7 +301,7 @@ def phases(study: Study, shape: Shape, card_gib: float) -> list[Phase]:
             ("reserve", RESERVE_GIB * GIB, "rboK"),
         ]
         parts = {part: size / GIB for part, size, held in rows if name[0] in held and size}
-        if device != "cpu" and (name != USES_REFERENCE or measures_kl):
+        if device != "cpu" and (name != USES_REFERENCE or penalises_kl):
             found.append(Phase(name, device, parts))
     return found
 

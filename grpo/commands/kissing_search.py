@@ -65,7 +65,7 @@ def run_kissing_number(study: Study) -> dict[str, Any]:
     with whole_folder(paths.CONVERSATION_LOG.parent) as folder:
         shutil.copy(log.path, folder / LOG)
     write_json(paths.KISSING_NUMBER_REPORT, result)
-    write_json(KISSING_NUMBER_METRICS, {"kissing_number": {name: result[name] for name in ("best", "best_of_search")}})
+    write_json(KISSING_NUMBER_METRICS, {"end": result["best_of_search"]})
     _track(study, log, result)
     keep_until_stored(state, paths.CONVERSATION_LOG.parent)
     for former in paths.KISSING_NUMBER_STATE.glob("*"):  # of other settings or other code

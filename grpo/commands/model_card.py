@@ -12,11 +12,10 @@ from matplotlib.figure import Figure
 
 from grpo.common.files import damaged, files_digest, read_json
 from grpo.common.safe_text import MARKDOWN, short
-from grpo.reporting.charts import INK, draw_curves, frame, panels, styles
-from grpo.reporting.curves import STEP, TITLES, curves_of
+from grpo.reporting.charts import INK, STEP, TITLES, draw_arm, frame, panels, style
 from grpo.reporting.timing import read_timing
 from grpo.results.intervals import mean_of
-from grpo.results.runs import REWARD, Run, evaluations_counted, mean_of_last
+from grpo.results.runs import REWARD, Run
 from grpo.results.statistics import format_interval, wilson_interval
 from grpo.study.runs_table import stage_of_run
 from grpo.study.schema import Study
@@ -81,7 +80,8 @@ def _template() -> Template:
 
 def _estimate(run: Run, step: int) -> dict[str, float]:
     """Answer reward at one evaluation with a 95% Wilson interval, as metrics.json has for the last one."""
-    outcomes = run.outcomes[(run.validation["step"] == step).to_numpy().argmax()]
+    place = int((run.validation["step"] == step).to_numpy().argmax())
+    outcomes = run.last if place == len(run.outcomes) - 1 else run.outcomes[place]
     low, high = wilson_interval(float(outcomes.sum()), len(outcomes))
     return {"value": float(outcomes.mean()), "low": low, "high": high, "problems": len(outcomes)}
 
@@ -97,20 +97,18 @@ def _base_model(study: Study, run: Run, about: dict[str, Any]) -> HubModel | Non
 
 def _rewards(study: Study, run: Run, step: int) -> dict[str, dict[str, float]]:
     """Answer rewards to compare with this checkpoint's, each with its interval, by label."""
-    metrics, k = run.metrics, study.last_k(run.experiment)
+    metrics = run.metrics
     last, first = int(run.validation["step"].iloc[-1]), int(run.validation["step"].iloc[0])
-    n = evaluations_counted(run.outcomes, k)
     rows: dict[str, dict[str, float]] = {
         f"**this checkpoint** (step {step})": _estimate(run, step),
         f"the run's last evaluation (step {last})": _estimate(run, last),
-        f"the mean of its last {n} evaluation(s), by which the study compares runs": vars(
-            mean_of(mean_of_last(run.outcomes, k), fixed=True)
-        ),
+        "the part of it by which the study compares runs": vars(mean_of(run.final, fixed=True)),
         "before training": _estimate(run, first),
     }
     if (full := metrics.get("full/answer_reward")) is not None:
         low, high = wilson_interval(full * metrics["full/problems"], metrics["full/problems"])
-        rows[f"the last weights on all {metrics['full/problems']} problems"] = {"value": full, "low": low, "high": high}
+        of_all = {"value": full, "low": low, "high": high, "problems": metrics["full/problems"]}
+        rows["the last weights on the whole validation set"] = of_all
     return rows
 
 
@@ -146,7 +144,7 @@ def _origin(run: Run, source: Path, about: dict[str, Any], base: HubModel | None
 def draw_curve(run: Run, step: int) -> Figure:
     """Draw validation answer reward over steps, with the checkpoint's step marked."""
     figure, (axes,) = panels(1)
-    draw_curves(axes, curves_of({run.arm: [run]}, REWARD), styles([run.arm]))
+    draw_arm(axes, [run], REWARD, style(0))
     frame(axes, f"{run.name}: {TITLES[REWARD]}", STEP[run.config["method"]], share=True)
     axes.axvline(step, color=INK, linestyle=(0, (3, 3)), linewidth=1)
     axes.annotate(f"this checkpoint, step {step} ", (step, 0.02), ha="right", color=INK, fontsize=8)

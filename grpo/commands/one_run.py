@@ -110,8 +110,9 @@ def composed(asked: Asked, out: Path) -> dict[str, Any]:
         **{key: {MAIN: lay_over(main[key], overlay.pop(key, {}).get(MAIN, {}))} for key in main},
         "sft_datasets": {},
         "kissing_number": None,
-        "selection": {"last_k": 1},
+        "selection": {},
         "select_in": [out.name],
+        "kl_in": None,  # there are no stages
         "experiments": {out.name: {"arms": {ARM: {}}}},
     }
     values = lay_over(values, overlay) | one
@@ -123,8 +124,10 @@ def composed(asked: Asked, out: Path) -> dict[str, Any]:
     if values["grpo"]["prompt"] not in [*task.formats] and "prompt" not in overlay.get("grpo", {}):
         values["grpo"] = values["grpo"] | {"prompt": next(iter(task.formats))}
     rows = len(read_rows(task.files.validation, "--task")) if isinstance(task, Dataset) and task.files else None
-    if rows and "problems" not in overlay.get("evaluation", {}):
-        evaluation = evaluation | {"problems": min(rows, evaluation["problems"])}
+    few: dict[str, int] = {}
+    if rows:
+        few = {key: min(rows, evaluation[key]) for key in ("problems", "last_problems")} | {"selection_problems": 0}
+    evaluation = evaluation | {key: value for key, value in few.items() if key not in overlay.get("evaluation", {})}
     zero_shot = {"zero_shot_problems": 1, "zero_shot_prompts": [values["grpo"]["prompt"]]}
     return values | {"evaluation": lay_over(evaluation, zero_shot | {"best_of_n": {"prompts": []}})}
 
@@ -237,8 +240,7 @@ def _train() -> None:
 
 def _deliver(out: Path) -> None:
     """Copy the run's results to the top of the working folder (called ``out`` in messages), draw its curves and list them."""
-    from grpo.reporting.charts import save_figure
-    from grpo.reporting.curves import run_figure
+    from grpo.reporting.charts import run_figure, save_figure
     from grpo.results.runs import read_run
 
     study = load_study()

@@ -86,13 +86,13 @@ def _run_stages(study: Study, announce: Callable[[str], None]) -> None:
     stages.math_baseline()
     for experiment in study.made:
         for arm in study.experiments[experiment].arms:
-            for seed in study.seeds:
+            for seed in study.seeds_of(experiment):
                 announce(f"GRPO: arm {arm}, seed {seed}")
                 stages.train(experiment, arm, str(seed))
                 print(course(experiment, arm, seed))
         stages.select(experiment)
     announce("The report")
-    stages.report(by_dvc=False)
+    stages.report()
 
 
 def course(experiment: str, arm: str, seed: int) -> str:
@@ -111,9 +111,9 @@ def _rewards(study: Study, experiment: str) -> str:
     from grpo.results.runs import by_arm, first_scores, read_runs, read_selection
     from grpo.results.statistics import format_interval
 
-    after, last_k = read_selection(experiment)["candidates"], study.last_k(experiment)
+    after = read_selection(experiment)["candidates"]
     before = {arm: mean_of(first_scores(runs), fixed=True) for arm, runs in by_arm(read_runs(study, experiment)).items()}
-    rows = [("arm", "reward before GRPO", f"after it (mean of the last {last_k} evaluations)")]
+    rows = [("arm", "reward before GRPO", "after it")]
     rows += [(arm["arm"], str(before[arm["arm"]]), format_interval(arm)) for arm in after]
     return "\n".join(f"{arm:<12}{first:<26}{last}" for arm, first, last in rows)
 

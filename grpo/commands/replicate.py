@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import configparser
-import hashlib
 import os
 import shutil
 import subprocess
@@ -15,19 +14,20 @@ from typing import Any
 from grpo.commands.study import renew_runs
 from grpo.common.errors import UserError
 from grpo.common.files import read_json, whole_folder, write_json, write_text
-from grpo.reporting.replication import Findings, counts, read_findings, replication_page
+from grpo.reporting.replication import counts, read_replicate, replication_page
+from grpo.results.replication import Replicate, study_digest, write_replication
 from grpo.study import paths
 from grpo.study.annotated import read_annotated, to_text
-from grpo.study.schema import PARAMS_FILE, Study, load_study
+from grpo.study.schema import PARAMS_FILE, load_study
 
 FOLDER = Path("replicates")
-MADE_OF = "replicate.json"  # in a replicate's folder: its name, and the SHA-256 of the params.yaml that it is a copy of
-KEYS = ("name", "params")
+MADE_OF = "replicate.json"  # in a replicate's folder: its name, and the digest of the study that it repeats
+KEYS = ("name", "study")
 LOCAL_CONFIG = Path(".dvc/config.local")
 
 
 def replicate(seeds: list[int], base_seed: int | None) -> str:
-    """Run or resume a replicate of the active study, write reports/replication.md, and say how many verdicts changed.
+    """Run or resume a replicate of the active study, write reports/replication.md and .json, and say how many verdicts changed.
 
     Args:
         seeds: seeds that the study does not have.
@@ -40,15 +40,20 @@ def replicate(seeds: list[int], base_seed: int | None) -> str:
     study = load_study()
     if not seeds or set(seeds) & set(study.seeds) or len(set(seeds)) < len(seeds):
         raise UserError(f"seeds: {seeds}: not fresh. Name seeds that are not among the study's {study.seeds}, each once.")
-    here = read_findings(study, f"seeds {', '.join(map(str, study.seeds))}")
+    here = read_replicate(f"seeds {', '.join(map(str, study.seeds))}")
     folder = FOLDER / "-".join(["seeds", *map(str, seeds), *([] if base_seed is None else ["base", str(base_seed)])])
-    _make(folder, seeds, base_seed)
+    of_study = study_digest(study)
+    _make(folder, seeds, base_seed, of_study)
     _run(folder)
-    finished = _finished(study)
-    write_text(paths.REPORTS / "replication.md", replication_page(study, here, finished))
+    finished = _finished(of_study)
+    write_replication(study, finished)
+    write_text(paths.REPORTS / "replication.md", replication_page(of_study, here, finished))
     found = counts(here, next(one for one in finished if one.name == _name(seeds, base_seed)))
-    said = ", ".join(f"{number} {how}" for how, number in found.items() if how)
-    return f"{len(here.verdicts)} claims: {said}\nreports/replication.md: each claim's verdicts and each experiment's winners"
+    said = ", ".join(f"{number} {how}" for how, number in found.items())
+    return (
+        f"{len(here.verdicts)} claims: {said}\nreports/replication.md: each claim's verdicts and each experiment's winners\n"
+        "`dvc repro --force --single-item tables writeup` puts them into the report"
+    )
 
 
 def _name(seeds: list[int], base_seed: int | None) -> str:
@@ -56,17 +61,16 @@ def _name(seeds: list[int], base_seed: int | None) -> str:
     return f"seeds {', '.join(map(str, seeds))}, {base}"
 
 
-def _made_of(seeds: list[int], base_seed: int | None) -> dict[str, str]:
-    return {"name": _name(seeds, base_seed), "params": hashlib.sha256(PARAMS_FILE.read_bytes()).hexdigest()}
+def _make(folder: Path, seeds: list[int], base_seed: int | None, of_study: str) -> None:
+    """Copy the working tree to ``folder`` and change params.yaml there, unless an earlier call has done so.
 
-
-def _make(folder: Path, seeds: list[int], base_seed: int | None) -> None:
-    """Copy the working tree to ``folder`` and change params.yaml there, unless an earlier call has done so."""
-    made_of = _made_of(seeds, base_seed)
+    The copy keeps the claims as they are now: a claim that is written later needs seeds that have not run yet.
+    """
+    made_of = {"name": _name(seeds, base_seed), "study": of_study}
     if folder.exists():
         if not (folder / MADE_OF).is_file() or read_json(folder / MADE_OF, made_by="replicate", keys=KEYS) != made_of:
             raise UserError(
-                f"{folder}: already exists, but was not made from this {PARAMS_FILE}. Remove it, or name other seeds."
+                f"{folder}: already exists, but repeats a study with other settings. Remove it, or name other seeds."
             )
         return
     with whole_folder(folder) as draft:
@@ -122,12 +126,11 @@ def _run(folder: Path) -> None:
         )
 
 
-def _finished(study: Study) -> list[Findings]:
-    """Read all finished replicates of the active study."""
-    params = _made_of([], None)["params"]
+def _finished(of_study: str) -> list[Replicate]:
+    """Read all finished replicates of the study with this digest."""
     found = []
-    for folder in sorted(path for path in FOLDER.iterdir() if (path / MADE_OF).is_file() and (path / paths.CLAIMS).is_file()):
+    for folder in sorted(path for path in FOLDER.iterdir() if (path / MADE_OF).is_file() and (path / paths.RECORD).is_file()):
         made_of = read_json(folder / MADE_OF, made_by="replicate", keys=KEYS)
-        if made_of["params"] == params:
-            found.append(read_findings(study, made_of["name"], folder))
+        if made_of["study"] == of_study:
+            found.append(read_replicate(made_of["name"], folder))
     return found

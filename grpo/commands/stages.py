@@ -146,7 +146,7 @@ def train(
     require_experiment(study, experiment)
     selections = read_selections(study, experiment)
     tracking_uri()
-    seeds = study.seeds if seed == ALL_SEEDS else [_whole_number(seed)]
+    seeds = study.seeds_of(experiment) if seed == ALL_SEEDS else [_whole_number(seed)]
     runs = [effective_run(study, experiment, arm, each, selections) for each in seeds]
     from grpo.training.run import train_run
 
@@ -186,42 +186,67 @@ def select(experiment: Experiment) -> None:
     result = pick(study, experiment)
     write_json(paths.CANDIDATES / f"{experiment}.json", result)
     write_json(paths.SELECT / f"{experiment}.json", winner_file(result))
-    shown = {"answer_reward": round(result["value"], 4), "winner": result["winner"]}
-    write_json(paths.METRICS / f"{experiment}.json", {experiment: shown})
+    rival = result["leader"] if result["winner"] != result["leader"] else result["runner_up"]  # the nearest to the winner
+    ends = {candidate["arm"]: round(candidate["value"], 4) for candidate in result["candidates"]}
+    shown = {"end": ends[result["winner"]], "next": ends.get(rival), "winner": result["winner"], "runner_up": rival}
+    write_json(paths.METRICS / f"{experiment}.json", shown)
     print(f"{experiment}: {result['winner']}, {format_interval(result)}: {result['reason']}")
 
 
-def report(
-    by_dvc: Annotated[bool, typer.Option(help="Whether DVC made the results and dvc.lock has their hashes.")] = True,
-) -> None:
-    """Write the report: reports/index.html, reports/writeup.md, tables, figures, claims and answers.
+def kl(experiment: Experiment) -> None:
+    """Measure the KL of an experiment's kept checkpoints (`keep_steps`) to the models that their runs started from."""
+    study = load_study()
+    require_experiment(study, experiment)
+    from grpo.evaluation.kl import measure_kl
 
-    Also removes the entries of former stages from dvc.lock.
-    """
-    from grpo.reporting.answers.write_answers import write_answers
-    from grpo.reporting.figures import draw_figures
-    from grpo.reporting.kissing_number import write_search_curve
-    from grpo.reporting.page import write_page, write_writeup
-    from grpo.reporting.record import read_record
+    for arm, steps in measure_kl(study, experiment)["arms"].items():
+        for found in steps:
+            per_token, reward = found["per_token_low_variance"], found["answer_reward"]
+            shown = f"{per_token['value']:.4f} ({per_token['low']:.4f} to {per_token['high']:.4f}) nats a token"
+            print(f"{arm}, step {found['step']}: KL to the start {shown}, answer reward {reward['value']:.3f}")
+
+
+def tables() -> None:
+    """Write what the study measured: reports/record.json, tables, results.csv, timing.csv and summary.json."""
+    from grpo.reporting.record import write_record
     from grpo.reporting.tables import write_tables
-    from grpo.reporting.wall_clock import write_timing
-    from grpo.results.claims import write_claims
+    from grpo.reporting.timing import write_timing
 
     study = load_study()
-    write_claims(study)
-    record = read_record(study, by_dvc)
-    write_tables(record)
-    draw_figures(record)
-    write_search_curve(study)
-    write_timing(record)
-    write_answers(record)
-    write_page(record)
-    write_writeup(record)
+    write_tables(study, write_record(study))
+    write_timing(study)
+    print(f"{paths.RECORD}: what was measured; {paths.TIMING_TABLE}: seconds, ids and machines of the runs")
+
+
+def figures() -> None:
+    """Draw reports/figures/*.svg from the record and the runs, and reports/timing.svg from their times."""
+    from grpo.reporting.figures import draw_figures
+    from grpo.reporting.record import read_record
+    from grpo.reporting.timing import write_timing_figure
+
+    study = load_study()
+    draw_figures(study, read_record())
+    write_timing_figure(study)
+    print(f"{paths.FIGURES}: a figure for each experiment, and those of the study as a whole")
+
+
+def writeup() -> None:
+    """Write the page reports/index.html and reports/writeup.md; remove the entries of former stages from dvc.lock."""
+    from grpo.reporting.writeup import write_up
+
+    write_up(load_study())
     print("reports/index.html: open it in a browser; it needs no network")
     remove_stored()
-    # The report removes them because it is always the last stage, and runs again after any change of the arms.
-    for name in drop_former_stages() if by_dvc else []:
+    # This is always the last stage, and runs again after any change of the arms.
+    for name in drop_former_stages() if paths.LOCK.exists() else []:
         print(f"dvc.lock: removed the entry of {name}, which is no longer a stage")
+
+
+def report() -> None:
+    """Do the three stages tables, figures and writeup in turn, without DVC."""
+    tables()
+    figures()
+    writeup()
 
 
 STAGES = (  # in the order in which a study runs them
@@ -234,5 +259,8 @@ STAGES = (  # in the order in which a study runs them
     train,
     kissing_number,
     select,
-    report,
+    kl,
+    tables,
+    figures,
+    writeup,
 )

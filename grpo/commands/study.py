@@ -28,6 +28,7 @@ from grpo.study.compose import (
     files_of,
     lay_over,
     overlay_of,
+    stage_lists,
     studies_folders,
     study_path,
 )
@@ -134,6 +135,7 @@ def use(
     lines += _summary(_active_values(), values, verbose) or ["  no value changes"]
     if not dry_run:
         write_text(PARAMS_FILE, text)
+        _make_folders()
     lines += _remove_results_of_other_runs(study, dry_run, verbose)
     lines.append("`make repro` runs it; `dvc status` shows which stages are out of date.")
     return "\n".join(lines)
@@ -177,15 +179,23 @@ def renew_runs(verbose: Verbose = False) -> str:
     written.pop("runs", None)
     experiments = written.get("experiments")
     if isinstance(experiments, dict):
-        written["select_in"] = [name for name, entry in experiments.items() if isinstance(entry, dict) and entry.get("arms")]
+        written |= stage_lists(written)
     study = validated(written, PARAMS_FILE)
     runs = runs_table(study)
     before = set(_active_values().get("runs") or {})
     write_text(PARAMS_FILE, _with_runs(written, notes, opening, runs))
+    _make_folders()
     differing = {"new": runs.keys() - before, "gone": before - runs.keys()}
     lines = [f"  {kind}: {', '.join(sorted(keys))}" for kind, keys in differing.items() if keys]
     lines += _remove_results_of_other_runs(study, False, verbose)
     return "\n".join([f"{PARAMS_FILE}: {len(runs)} stages train", *lines])
+
+
+def _make_folders() -> None:
+    """Make the folders that stages depend on though they may stay empty, with a file for git."""
+    for folder in (paths.REPORTS / "kl", paths.REPORTS / "comments"):
+        if not folder.exists():
+            write_text(folder / ".gitkeep", "")
 
 
 @study_app.command("save")
@@ -347,7 +357,12 @@ def _remove_results_of_other_runs(study: Study, dry_run: bool, verbose: bool) ->
 
 def _results_of_other_runs(study: Study) -> list[Path]:
     """Results in data/ of runs that are not in ``study``."""
-    own = {paths.run_name(name, arm, seed) for name, e in study.experiments.items() for arm in e.arms for seed in study.seeds}
+    own = {
+        paths.run_name(name, arm, seed)
+        for name, experiment in study.experiments.items()
+        for arm in experiment.arms
+        for seed in study.seeds_of(name)
+    }
     roots = (paths.RUNS, paths.CHECKPOINTS, paths.TIMING)
     return [path for root in roots for path in sorted(root.glob("*/*/[!.]*")) if path.relative_to(root).as_posix() not in own]
 

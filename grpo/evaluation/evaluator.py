@@ -211,15 +211,17 @@ def examples_to_read(prompt: str, records: list[dict[str, Any]]) -> str:
 
 
 @contextmanager
-def stage_run(study: Study, stage: str, prompt: str, params: Mapping[str, Any] = MappingProxyType({})) -> Iterator[MlflowRun]:
-    """Give the block a run in MLflow for one format of a stage that evaluates the base model."""
-    tags = study_tags(study) | {
+def stage_run(
+    study: Study, stage: str, name: str, params: Mapping[str, Any] = MappingProxyType({}), task: str = MAIN
+) -> Iterator[MlflowRun]:
+    """Give the block a run in MLflow, STAGE/NAME, for one format of a stage that evaluates models (by default ``name``)."""
+    tags = study_tags(study, task) | {
         "experiment": stage,
         "stage": stage,
-        "model_digest": files_digest(paths.model(MAIN)),
-        "dataset_digest": files_digest(paths.validation(MAIN)),
+        "model_digest": files_digest(paths.model(task)),
+        "dataset_digest": files_digest(paths.validation(task)),
     }
-    given = {**study_params(study), **params, "prompt": prompt}
-    mlflow = MlflowRun(study.study, f"{stage}/{prompt}", given, tags, study_state(study))
+    given = {**study_params(study, task), "prompt": name, **params}
+    mlflow = MlflowRun(study.study, f"{stage}/{name}", given, tags, study_state(study))
     yield mlflow
     mlflow.finish()

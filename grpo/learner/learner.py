@@ -20,8 +20,8 @@ from grpo.common.errors import UserError
 from grpo.common.metrics import METRICS
 from grpo.common.records import Rollout, require_tokens, response_tokens
 from grpo.common.world import ALONE, World
-from grpo.learner.batch import batch_tensors, given_log_probs, of_members
-from grpo.learner.kl import ESTIMATORS, estimate_kl
+from grpo.learner.batch import batch_tensors, of_members
+from grpo.learner.kl import ESTIMATORS
 from grpo.learner.losses import LossInputs, bind_loss, negative_log_likelihood
 from grpo.learner.masking import masked_normalize, response_weights
 from grpo.learner.microbatches import (
@@ -59,7 +59,7 @@ _COLUMNS = {"step", "update", *(metric.name for metric in METRICS)}  # the colum
 class Learner:
     """A policy with its optimizer.
 
-    With ``config.measure_kl`` or ``config.kl_coefficient`` it also holds a frozen copy of its starting weights; with
+    With ``config.kl_coefficient`` it also holds a frozen copy of its starting weights; with
     ``config.lora`` these are the weights below the adapters.
 
     Args:
@@ -105,8 +105,7 @@ class Learner:
             model.gradient_checkpointing_enable()
         if settings.compile:
             compile_layers(model)
-        self.measures_kl = isinstance(config, GrpoConfig) and config.measure_kl
-        wanted = isinstance(config, GrpoConfig) and config.needs_starting_weights and config.lora is None
+        wanted = isinstance(config, GrpoConfig) and config.kl_coefficient > 0.0 and config.lora is None
         self.reference = copy.deepcopy(model).requires_grad_(False) if wanted else None
         if settings.fully_shard:
             for each in filter(None, (self.reference, model)):
@@ -145,18 +144,6 @@ class Learner:
     def token_entropies(self, rollouts: Sequence[Rollout]) -> list[float]:
         """Mean token entropy (nats) of each rollout under the current weights; NaN for a response without tokens."""
         return [entropy.mean().item() for _, entropy in self._compute(rollouts, max(1, len(rollouts)))]
-
-    def drift(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """Estimate KL(policy || starting weights) with :func:`grpo.learner.kl.estimate_kl`; empty if it is not measured.
-
-        Args:
-            rollouts: sampled by the current policy; their ``old_log_probs``, if set, are its log-probs.
-        """
-        if not self.measures_kl:
-            return {}
-        reference = given_log_probs(rollouts, "reference_log_probs") or self.reference_log_probs(rollouts)
-        estimates = estimate_kl(given_log_probs(rollouts, "old_log_probs") or self.log_probs(rollouts), reference)
-        return {f"kl/{name}": value for name, value in estimates.items()}
 
     def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """Take one optimizer step on one train batch of scored rollouts; skip it if its gradient is not finite.

@@ -1,4 +1,4 @@
-"""Panels of curves, intervals and bars, drawn with matplotlib; equal results give equal bytes. Readable names of arms."""
+"""Panels of curves with bands over runs, intervals and bars, drawn with matplotlib; equal results give equal bytes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from grpo.common.files import write_text
-from grpo.results.findings import Interval
+from grpo.common.metrics import METRICS, UNITS
+from grpo.results.runs import REWARD, Run
 
 INK = "#767676"  # axes and text; readable on light and dark backgrounds
-WIDTH, HEIGHT = 4.2, 2.35  # inches of a panel
+FULL = 13.0  # inches of a whole row of panels; shown at 96 px an inch, so that 8.5 points are 11 px
+PANEL, HEIGHT = 3.25, 1.9  # inches of a panel that stands alone
+LEGEND_ROW = 0.2  # inches
 FEW = 20  # a mean curve with at most so many points has markers
 NEAR = 1.5  # labels of values on a logarithmic axis would touch where one is less than so many times another
 LOG_FROM = 50.0  # an axis counts in powers where the largest value is so many times the smallest
@@ -28,7 +31,27 @@ SVG = {"Date": None, "Creator": None, "Format": None, "Type": None}
 # Colours that colour-blind readers can distinguish (Okabe and Ito 2008); violet replaces their black, so that all can be read
 # on light and dark backgrounds. From the ninth arm on, colours repeat with other dashes.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A63C4", "#999999")
-METHODS = {"grpo": COLOURS[0], "sft": COLOURS[1], "expert_iteration": COLOURS[2]}  # for figures that compare methods
+
+FORM, GIVEN_FORM, LENGTH = "val/format_reward", "val/answer_given_form", "val/response_length"
+ENTROPY, NORM, KL = "token_entropy", "gradient_norm", "kl/per_token"
+STEP = {"grpo": "GRPO step", "sft": "optimizer step", "expert_iteration": "expert iteration step"}
+TITLES = {metric.name: metric.label for metric in METRICS} | {  # short ones for narrow panels
+    REWARD: "answer reward, validation",
+    FORM: "format reward, validation",
+    GIVEN_FORM: "accuracy, given the form",
+    LENGTH: "response length (tokens)",
+    ENTROPY: "token entropy (nats)",
+    NORM: "gradient norm",
+    "train/answer_reward": "answer reward, training",
+    "train/reward": "reward, training",
+    "train/response_length": "response length, training",
+    "clip_fraction": "share of clipped tokens",
+    "lag_mean": "lag (policy versions)",
+    KL: "KL per token (nats)",
+    "val/is_sentence": "share of sentences",
+}
+SHARES = {name for name, unit in UNITS.items() if unit == "share"} - {"clip_fraction"} | {GIVEN_FORM}
+OF_A_RUN = (REWARD, FORM, GIVEN_FORM, LENGTH, ENTROPY, NORM, "train/reward", "loss")  # panels in a figure of one run
 
 # This process draws only the report's figures, so matplotlib's global settings hold the report's style.
 mpl.rcParams.update(
@@ -38,6 +61,7 @@ mpl.rcParams.update(
         "font.size": 9,
         "font.sans-serif": ["DejaVu Sans"],  # part of matplotlib, so that text has the same size on every machine
         **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color", "grid.color"), INK),
+        **dict.fromkeys(("axes.labelsize", "xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 8.5),
         "axes.grid": True,
         "axes.grid.axis": "y",
         "grid.alpha": 0.25,
@@ -47,155 +71,8 @@ mpl.rcParams.update(
         "axes.titlesize": 9,
         "axes.titlecolor": INK,
         "legend.frameon": False,
-        "legend.fontsize": 8.5,
     }
 )
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A line of a panel."""
-
-    arm: str  # determines its style
-    seed: int | None  # None for the mean over runs
-    x: tuple[float, ...]
-    y: tuple[float, ...]
-    ended: bool = False  # whether the run diverged at its end
-
-
-@dataclass(frozen=True)
-class Dot:
-    """An estimate with its interval, and the values of its runs."""
-
-    arm: str
-    x: float
-    y: float
-    low: float
-    high: float
-    seeds: tuple[float, ...] = ()
-
-
-def panels(count: int, rows: int = 1, height: float = HEIGHT) -> tuple[Figure, list[Axes]]:
-    """Make a figure with so many panels in rows; surplus panels are removed."""
-    columns = -(-count // rows)
-    figure = Figure(figsize=(WIDTH * columns, height * rows), layout="constrained")
-    axes: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axis in axes[count:]:
-        axis.remove()
-    return figure, axes[:count]
-
-
-def draw_curves(axes: Axes, curves: Sequence[Curve], looks: Mapping[str, Style]) -> None:
-    """Draw runs as thin lines and means over runs as thick ones, with a cross where a run diverged."""
-    for curve in curves:
-        look = looks[curve.arm]
-        width, alpha = (1.8, 1.0) if curve.seed is None else (0.7, 0.55)
-        few = "." if curve.seed is None and len(curve.x) <= FEW else ""
-        axes.plot(curve.x, curve.y, color=look.color, linewidth=width, alpha=alpha, linestyle=look.line, marker=few)
-        if curve.ended:
-            axes.plot(curve.x[-1], curve.y[-1], "x", color=look.color, markersize=8)
-
-
-def draw_dots(axes: Axes, dots: Sequence[Dot], looks: Mapping[str, Style], shape: str) -> None:
-    """Draw estimates, joined by a line, with their intervals, and each run as a small dot."""
-    axes.plot([dot.x for dot in dots], [dot.y for dot in dots], color=INK, linewidth=0.8, zorder=1)
-    for dot in dots:
-        color = looks[dot.arm].color
-        axes.vlines(dot.x, dot.low, dot.high, color=color, linewidth=1.8)
-        axes.plot(dot.x, dot.y, shape, color=color)
-        axes.plot([dot.x] * len(dot.seeds), dot.seeds, ".", color=color, alpha=0.6, markersize=4)
-
-
-def draw_row(axes: Axes, y: float, estimate: Interval, runs: Sequence[float], color: str) -> None:
-    """Draw an estimate as a dot on the horizontal bar of its interval, and each run as a ring."""
-    axes.hlines(y, estimate.low, estimate.high, color=color, linewidth=2)
-    axes.plot(estimate.value, y, "o", color=color)
-    axes.plot(runs, [y] * len(runs), "o", color=color, markersize=5, fillstyle="none")
-
-
-def frame(axes: Axes, title: str, x: str, share: bool = False) -> None:
-    """Title, axis label and scale of a panel: 0 to 1 for a share, logarithmic where values differ many times.
-
-    Zeros, such as the gradient norm of a batch without signal, stay visible: the scale is linear near them (symlog).
-    """
-    axes.set_title(title)
-    axes.set_xlabel(x)
-    if "step" in x:
-        axes.xaxis.set_major_locator(mpl.ticker.MaxNLocator(6, integer=True))
-    heights = np.array([y for line in axes.lines for y in np.asarray(line.get_ydata())], dtype=float)
-    known = heights[~np.isnan(heights)]
-    if share:
-        axes.set_ylim(-0.02, 1.02)
-    elif known.size and known.min() >= 0 and known.max() > 0:
-        usual = float(np.median(known[known > 0]))
-        if known.min() > 0 and known.max() > LOG_FROM * known.min():
-            axes.set_yscale("log")
-        elif known.max() > LOG_FROM * usual:
-            axes.set_yscale("symlog", linthresh=usual)
-
-
-def legend(figure: Figure, looks: Mapping[str, Style]) -> None:
-    """Draw a legend of the arms above all panels, in as many columns as fit; nothing with one arm."""
-    if len(looks) < 2:
-        return
-    keys = [mpl.lines.Line2D([], [], color=look.color, linewidth=2, linestyle=look.line) for look in looks.values()]
-    for columns in range(len(looks), 0, -1):
-        drawn = figure.legend(keys, list(looks), loc="outside upper left", ncols=columns)
-        if columns == 1 or drawn.get_window_extent().width < 0.98 * figure.bbox.width:
-            return
-        drawn.remove()
-
-
-def powers_of_two(axes: Axes, values: Iterable[float]) -> None:
-    """Make the x axis logarithmic, with ticks at these values only, aslant if some are near each other."""
-    marked = sorted(set(values))
-    axes.set_xscale("log", base=2)
-    near = any(b < NEAR * a for a, b in itertools.pairwise(marked))
-    axes.set_xticks(marked, [f"{value:g}" for value in marked], rotation=45 if near else 0)
-    axes.minorticks_off()
-
-
-def bars(widths: pd.DataFrame, colours: Mapping[str, str], height: float) -> tuple[Figure, Axes]:
-    """Draw a figure of horizontal bars, the first on top, of parts laid end to end.
-
-    Args:
-        widths: a row for each bar, a column for each part.
-        colours: part -> colour; parts without width have no entry in the legend.
-        height: inches beside the bars.
-    """
-    figure, (axes,) = panels(1, height=height)
-    starts = widths.cumsum(axis=1).shift(axis=1, fill_value=0.0)
-    for part, color in colours.items():
-        axes.barh(widths.index, widths[part], left=starts[part], color=color, height=0.75, label=part)
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
-    shown = [part for part in colours if widths[part].any()]
-    keys = [mpl.patches.Patch(color=colours[part]) for part in shown]
-    figure.legend(keys, shown, loc="outside upper left", ncols=2)
-    return figure, axes
-
-
-def save_figures(figures: Mapping[str, Figure], folder: Path) -> None:
-    """Write each figure as NAME.svg, and as png/NAME.png for programs that cannot show SVG."""
-    (folder / "png").mkdir(exist_ok=True)
-    for name, figure in figures.items():
-        save_figure(figure, folder / f"{name}.svg")
-        save_figure(figure, folder / "png" / f"{name}.png")
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write an SVG with a transparent background, or a PNG with a white one, by the file's ending."""
-    if path.suffix == ".png":
-        figure.savefig(path, dpi=90, facecolor="white", metadata={"Software": None})
-        return
-    drawn = io.StringIO()
-    figure.savefig(drawn, format="svg", transparent=True, metadata=SVG)
-    # Remove ids, which would clash in one page, and shorten: two decimals of a point, a curve on one line.
-    text = re.sub(
-        r' id="[a-zA-Z0-9]+(_|\.axis_)\d+"|<metadata>.*?</metadata>|^ +|\n(?=[LCQz"])', "", drawn.getvalue(), flags=re.S | re.M
-    )
-    text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), text)
-    write_text(path, text.replace("'DejaVu Sans'", "system-ui"))
 
 
 @dataclass(frozen=True)
@@ -220,28 +97,174 @@ def styles(names: Iterable[str]) -> dict[str, Style]:
     return {name: style(place) for place, name in enumerate(names)}
 
 
-def averaged(last_k: int) -> str:
-    """Say which evaluations a final answer reward averages."""
-    return f"mean of the last {last_k} evaluations" if last_k > 1 else "last evaluation"
+# -------------------------------------------------------------------------------------------------------------- values
 
 
-def readable(arm: str) -> str:
-    """A readable name: ``epochs_4-batch_16`` becomes ``4 epochs × batch 16``, ``rank_1-high`` becomes ``rank 1, high``."""
-    parts = re.split(r"-(?=[a-z])", arm)
-    counted = [re.fullmatch(r"(.*?)_(\d+)", part) for part in parts]
-    words = []
-    for part, count in zip(parts, counted, strict=True):
-        if count is None:
-            words.append(part if part[:1].isdigit() else part.replace("_", " "))  # 4_epochs is another arm than epochs_4
-            continue
-        name, number = count[1].replace("_", " "), count[2]
-        several = name.endswith("s") and not name.endswith("ss")
-        words.append(f"{number} {name[:-1] if number == '1' else name}" if several else f"{name} {number}")
-    return (" × " if all(counted) else ", ").join(words)
+def values_of(run: Run, column: str) -> pd.Series[float] | None:
+    """A metric by step, of the step's last update; None if the run does not have it."""
+    if column == GIVEN_FORM:
+        answer, form = (
+            run.validation.groupby("step")[name].last() if name in run.validation else None for name in (REWARD, FORM)
+        )
+        return None if form is None or answer is None or (answer > form).any() else (answer / form).where(form > 0)
+    table = run.validation if column.startswith("val/") else run.history
+    if column not in table:
+        return None
+    found: pd.Series[float] = table.groupby("step")[column].last()
+    if column == REWARD:  # the end of a curve is what tables say
+        found.iloc[-1] = run.final.mean()
+    return found if found.notna().any() else None
 
 
-def with_readable_names(text: str, arms: Iterable[str]) -> str:
-    """Replace names of arms in a text by readable ones, except in names of runs (``EXPERIMENT/ARM/SEED``)."""
-    for arm in sorted(arms, key=len, reverse=True):
-        text = re.sub(rf"(?<![\w/-]){re.escape(arm)}(?![\w/-])", readable(arm), text)
-    return text
+def has(runs: Iterable[Run], column: str) -> bool:
+    """Whether all runs have a metric, and not always zero."""
+    found = [values_of(run, column) for run in runs]
+    return all(of is not None for of in found) and any((of.fillna(0) != 0).any() for of in found if of is not None)
+
+
+def over_runs(runs: Sequence[Run], column: str) -> pd.DataFrame:
+    """A metric with a row for each step and a column for each run, all of which have it.
+
+    A validation metric of a run that stopped early keeps its last value, so that the mean counts all runs to the end; a
+    training metric ends with its run.
+    """
+    table = pd.concat({run.seed: values_of(run, column) for run in runs}, axis=1).sort_index()
+    return table.ffill() if column.startswith("val/") else table
+
+
+# ------------------------------------------------------------------------------------------------------------- drawing
+
+
+def panels(count: int, width: float | None = None, height: float = HEIGHT) -> tuple[Figure, list[Axes]]:
+    """Make a figure with a row of so many panels, as wide as a row or as so many single panels, whichever is less."""
+    figure = Figure(figsize=(width or min(FULL, PANEL * count), height), layout="constrained")
+    return figure, list(figure.subplots(1, count, squeeze=False).flat)
+
+
+def draw_arm(axes: Axes, runs: Sequence[Run], column: str, look: Style, collapsed: Iterable[str] = ()) -> None:
+    """Draw the mean over an arm's runs on the band of their range; runs that collapsed or stopped also alone, with a cross."""
+    table = over_runs(runs, column)
+    mean = table.mean(axis=1)
+    few = "." if len(mean) <= FEW else ""
+    axes.plot(mean.index, mean, color=look.color, linestyle=look.line, linewidth=1.6, marker=few)
+    if len(runs) > 1:
+        axes.fill_between(mean.index, table.min(axis=1), table.max(axis=1), color=look.color, alpha=0.13, linewidth=0)
+    for run in runs:
+        own = values_of(run, column)
+        if own is not None and (run.name in set(collapsed) or run.metrics["diverged_step"] is not None):
+            axes.plot(own.index, own, color=look.color, linestyle=look.line, linewidth=0.6, alpha=0.6)
+            axes.plot(own.index[-1], own.iloc[-1], "x", color=look.color, markersize=6)
+
+
+def curves_figure(
+    arms: Mapping[str, Sequence[Run]],
+    columns: Sequence[str],
+    method: str,
+    collapsed: Iterable[str] = (),
+    more: int = 0,
+) -> tuple[Figure, list[Axes]]:
+    """Draw a row of panels, one for each metric, with all arms in the styles of their order.
+
+    Args:
+        arms: runs by the shown label.
+        collapsed: names of runs that collapsed.
+        more: further panels, which the caller draws.
+
+    Returns:
+        the figure and its further panels.
+    """
+    looks = styles(arms)
+    figure, axes = panels(len(columns) + more)
+    for place, column in zip(axes, columns, strict=False):
+        for label, runs in arms.items():
+            draw_arm(place, runs, column, looks[label], collapsed)
+        frame(place, TITLES[column], STEP[method], column in SHARES)
+    legend(figure, looks)
+    return figure, axes[len(columns) :]
+
+
+def run_figure(run: Run) -> Figure:
+    """Draw a GRPO run's curves over its steps, a panel for each metric of :data:`OF_A_RUN` that it has."""
+    return curves_figure({run.arm: [run]}, [column for column in OF_A_RUN if has([run], column)], "grpo")[0]
+
+
+def draw_row(axes: Axes, y: float, estimate: Mapping[str, float], color: str) -> None:
+    """Draw an estimate as a dot on the horizontal bar of its interval."""
+    axes.hlines(y, estimate["low"], estimate["high"], color=color, linewidth=2)
+    axes.plot(estimate["value"], y, "o", color=color, markersize=4)
+
+
+def frame(axes: Axes, title: str, x: str, share: bool = False) -> None:
+    """Title, axis label and scale of a panel: 0 to 1 for a share, logarithmic where values differ many times.
+
+    Zeros, such as the gradient norm of a batch without signal, stay visible: the scale is linear near them (symlog).
+    """
+    axes.set_title(title)
+    axes.set_xlabel(x)
+    if "step" in x:
+        axes.xaxis.set_major_locator(mpl.ticker.MaxNLocator(5, integer=True))
+    heights = np.array([y for line in axes.lines for y in np.asarray(line.get_ydata())], dtype=float)
+    known = heights[~np.isnan(heights)]
+    if share:
+        axes.set_ylim(-0.02, 1.02)
+    elif known.size and known.min() >= 0 and known.max() > 0:
+        usual = float(np.median(known[known > 0]))
+        if known.min() > 0 and known.max() > LOG_FROM * known.min():
+            axes.set_yscale("log")
+        elif known.max() > LOG_FROM * usual:
+            axes.set_yscale("symlog", linthresh=usual)
+        else:  # a band may be cut off: one run's spike must not press all means flat
+            axes.set_ylim(top=known.max() + 0.08 * (known.max() - known.min() or 1.0))
+
+
+def legend(figure: Figure, looks: Mapping[str, Style]) -> None:
+    """Draw a legend above all panels in as many columns as fit, and make the figure higher for it; nothing with one arm."""
+    if len(looks) < 2:
+        return
+    keys = [mpl.lines.Line2D([], [], color=look.color, linewidth=2, linestyle=look.line) for look in looks.values()]
+    for columns in range(len(looks), 0, -1):
+        drawn = figure.legend(keys, list(looks), loc="outside upper left", ncols=columns)
+        if columns == 1 or drawn.get_window_extent().width < 0.98 * figure.bbox.width:
+            figure.set_figheight(figure.get_figheight() + LEGEND_ROW * -(-len(looks) // columns))
+            return
+        drawn.remove()
+
+
+def powers(axes: Axes, values: Iterable[float], labels: Mapping[float, str] | None = None) -> None:
+    """Make the x axis logarithmic, with ticks at these values only, aslant if some are near each other."""
+    marked = sorted(set(values))
+    axes.set_xscale("log", base=2)
+    near = any(b < NEAR * a for a, b in itertools.pairwise(marked))
+    axes.set_xticks(marked, [labels[one] if labels else f"{one:g}" for one in marked], rotation=45 if near else 0)
+    axes.minorticks_off()
+
+
+def bars(axes: Axes, widths: pd.DataFrame, colours: Mapping[str, str]) -> None:
+    """Draw horizontal bars, the first on top, of parts laid end to end, with a legend of the parts that have any width.
+
+    Args:
+        widths: a row for each bar, a column for each part.
+        colours: part -> colour.
+    """
+    starts = widths.cumsum(axis=1).shift(axis=1, fill_value=0.0)
+    shown = [part for part in colours if widths[part].any()]
+    for part in shown:
+        axes.barh(widths.index, widths[part], left=starts[part], color=colours[part], height=0.75, label=part)
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.figure.legend(loc="outside upper left", ncols=len(shown), handlelength=1.2)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write an SVG with a transparent background, or a PNG with a white one, by the file's ending."""
+    if path.suffix == ".png":
+        figure.savefig(path, dpi=90, facecolor="white", metadata={"Software": None})
+        return
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg", transparent=True, metadata=SVG)
+    # Remove ids, which would clash in one page, and shorten: two decimals of a point, a curve on one line.
+    text = re.sub(
+        r' id="[a-zA-Z0-9]+(_|\.axis_)\d+"|<metadata>.*?</metadata>|^ +|\n(?=[LCQz"])', "", drawn.getvalue(), flags=re.S | re.M
+    )
+    text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), text)
+    write_text(path, text.replace("'DejaVu Sans'", "system-ui"))

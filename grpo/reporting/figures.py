@@ -1,177 +1,248 @@
-"""Figures of every experiment and of the claims (SVG and PNG), and validation rewards as CSV for `dvc plots`."""
+"""The figures of reports/figures (SVG), drawn from the record and the runs' curves; each stands there once."""
 
 from __future__ import annotations
 
-import textwrap
-from typing import Any, get_args
+from collections.abc import Mapping
+from textwrap import shorten
+from typing import Any
 
-import matplotlib as mpl
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from grpo.common.files import whole_folder
 from grpo.reporting import charts
-from grpo.reporting.answer import best
-from grpo.reporting.charts import INK, METHODS, WIDTH, Curve, Style, readable, styles
-from grpo.reporting.curves import FORM, GIVEN_FORM, LENGTH, curves_figure, experiment_figure, metrics_figure, panels_of
+from grpo.reporting.charts import COLOURS, ENTROPY, FORM, FULL, GIVEN_FORM, INK, KL, LENGTH, NORM, Style, has, panels, styles
 from grpo.reporting.kissing_number import draw_search, read_report, read_scores
-from grpo.reporting.pieces import extra_figures
-from grpo.reporting.record import Record
-from grpo.reporting.tables import KINDS
-from grpo.results.findings import PROBLEMS, Contrast, ExperimentResult, Verdict, VerdictName
-from grpo.results.runs import REWARD, Run
+from grpo.reporting.labels import scientific
+from grpo.reporting.record import Values, arm_of
+from grpo.results.runs import REWARD, Run, by_arm, read_runs
 from grpo.study import paths
-from grpo.study.settings import MAIN
+from grpo.study.schema import Study
 
 READABLE = 0.04  # smallest share of a bar with a number in it
-BARE = "question_only"  # the prompt whose zero-shot accuracy is what the base model can do without a form
-LABELS = (*get_args(VerdictName), "by construction")  # of verdicts
-VERDICT_COLOURS = dict(zip(LABELS, ("#009E73", "#D55E00", "#0072B2", "#E69F00", "#999999", "#8A63C4"), strict=True))
-START = "start"  # the rise above it decides only a part of its claim
-LINE = 58  # characters
-# Metrics of the best configuration, on the first screen.
+MOST_PANELS = 6
 OVERVIEW = (REWARD, FORM, GIVEN_FORM, LENGTH)
+PANELS = (REWARD, ENTROPY, LENGTH, NORM)  # of each experiment
+FURTHER = (KL, "lag_mean", "clip_fraction", "val/is_sentence", "train/answer_reward", "loss")  # the first that its runs have
+OUTCOMES = ("#009E73", "#E69F00", "#999999", "#56B4E9")
+ESTIMATES = {"pass": "pass@N", "best": "Best@N", "majority": "majority@N"}
+APART, TOGETHER = COLOURS[0], "#999999"  # intervals without and with zero
+ROW = 0.17  # inches of a row of the contrasts
+CHARACTERS = 170  # of titles in a row of panels
+ALL = "all"  # the one setting of arms that differ in their learning rate only
 
 
-def draw_figures(record: Record) -> None:
-    """Write reports/figures/*.svg, the same as PNG, and reports/curves/*.csv."""
-    with whole_folder(paths.FIGURES) as folder, whole_folder(paths.REPORTS / "curves") as curves:
-        charts.save_figures(other_figures(record), folder)
-        for experiment, runs in record.runs.items():
-            drawn = {
-                experiment: experiment_figure(record.study, experiment, runs),
-                f"{experiment}-ends": draw_ends(record.results[experiment]),
-                f"{experiment}-metrics": metrics_figure(record.study, experiment, runs),
-            }
-            charts.save_figures(drawn, folder)
-            curve_table(runs).to_csv(curves / f"{experiment}.csv", index=False, lineterminator="\n")
+def draw_figures(study: Study, record: Values) -> None:
+    """Write reports/figures/*.svg.
+
+    Raises:
+        UserError: a result file is missing or damaged.
+    """
+    runs = {name: by_arm(read_runs(study, name)) for name in record["experiments"]}
+    figures = {
+        "overview": draw_overview(record, runs),
+        "math_baseline": draw_zero_shot(record["baseline"]),
+        "best_of_n": draw_best_of_n(record["best_of_n"]) if record["best_of_n"] else None,
+        "contrasts": draw_contrasts(record),
+        "rates": draw_rates(record),
+        "sft_examples": draw_by_examples(record),
+        "kissing_number": draw_search(read_report(), read_scores()) if study.kissing_number is not None else None,
+    }
+    figures |= {name: draw_experiment(entry, runs[name]) for name, entry in record["experiments"].items()}
+    with whole_folder(paths.FIGURES) as folder:
+        for name, figure in figures.items():
+            if figure is not None:
+                charts.save_figure(figure, folder / f"{name}.svg")
 
 
-def other_figures(record: Record) -> dict[str, Figure]:
-    """Draw the figures beside each experiment's own ones: file name -> figure."""
-    figures = {"overview": draw_overview(record), "math_baseline": draw_zero_shot(record.baseline)}
-    if deciding(record):
-        figures["forest"] = draw_forest(record)
-    if record.sampled:
-        figures["best_of_n"] = draw_best_of_n(record.sampled)
-    if record.study.kissing_number is not None:
-        figures["kissing_number"] = draw_search(read_report(), read_scores())
-    for experiment in record.runs:
-        figures |= {figure.name: figure.draw(record, experiment) for figure in extra_figures(record.study, experiment)}
-    return figures
+def collapsed(entry: Values) -> list[str]:
+    """Names of an experiment's runs that collapsed."""
+    return [one["run"] for arm in entry["arms"] for one in arm["collapsed"]]
 
 
-def curve_table(runs: list[Run]) -> pd.DataFrame:
-    """Table for `dvc plots`: columns ``arm``, ``seed``, ``step`` and ``answer_reward`` (validation)."""
-    curves = [run.validation.groupby("step", as_index=False)[REWARD].last().assign(arm=run.arm, seed=run.seed) for run in runs]
-    table: pd.DataFrame = pd.concat(curves).rename(columns={REWARD: "answer_reward"})[["arm", "seed", "step", "answer_reward"]]
-    return table
+def chosen(entry: Values) -> list[Values]:
+    """The arms that stand for their settings."""
+    return [arm for arm in entry["arms"] if arm["chosen"]]
 
 
-def draw_overview(record: Record) -> Figure:
-    """Draw reward, form, accuracy given the form and length of the best configuration, with the bare prompt's accuracy."""
-    top = best(record)
-    experiment, runs = record.study.experiments[top["numbers"]["experiment"]], top["arm"]["all"]
-    name, shown = readable(top["arm"]["arm"]), panels_of(runs, OVERVIEW, experiment.method)
-    figure = curves_figure({name: runs}, shown, {name: Style(METHODS[experiment.method])})
-    if experiment.task == MAIN and BARE in record.baseline:
-        accuracy, reward = record.baseline[BARE]["accuracy"]["value"], figure.axes[0]
-        text = f"base model, asked under {BARE}: {accuracy:.3f}"
-        reward.axhline(accuracy, color=INK, linestyle=(0, (4, 3)), linewidth=1, label=text)
-        reward.legend(loc="lower right", fontsize=8)
+# ------------------------------------------------------------------------------------------------------------- curves
+
+
+def draw_overview(record: Values, runs: Mapping[str, Mapping[str, list[Run]]]) -> Figure:
+    """Draw reward, form, accuracy given the form and length of the headline's runs."""
+    top = record["headline"]
+    entry, own = record["experiments"][top["experiment"]], runs[top["experiment"]][top["arm"]]
+    columns = [column for column in OVERVIEW if has(own, column)]
+    return charts.curves_figure({top["label"]: own}, columns, entry["method"], collapsed(entry))[0]
+
+
+def draw_experiment(entry: Values, runs: Mapping[str, list[Run]]) -> Figure:
+    """Draw a row of panels with the chosen arms of an experiment: reward, and the metrics that explain it."""
+    arms = {arm["label"]: runs[arm["arm"]] for arm in chosen(entry)}
+    every = [run for own in arms.values() for run in own]
+    more = 2 if entry["kl"] else 0
+    further = [column for column in FURTHER if has(every, column)][: MOST_PANELS - len(PANELS) - more]
+    columns = [REWARD, *(column for column in PANELS[1:] if has(every, column)), *further]
+    figure, axes = charts.curves_figure(arms, columns, entry["method"], collapsed(entry), more)
+    if entry["kl"]:
+        _draw_kl(axes, entry, styles(arm["arm"] for arm in chosen(entry)))
     return figure
 
 
-def draw_ends(result: ExperimentResult) -> Figure:
-    """Draw each arm's final reward with its interval, and each run, also collapsed ones, as a ring."""
-    figure, (axes,) = charts.panels(1, height=1.0 + 0.32 * len(result.arms))
-    names = [readable(arm.arm) for arm in result.arms]
-    for place, (arm, look) in enumerate(zip(result.arms, styles(names).values(), strict=True)):
-        charts.draw_row(axes, place, arm.final, arm.by_run, look.color)
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    # Titles of the figure, as the arms' names may leave the axes little width.
-    figure.suptitle(f"answer reward, {charts.averaged(result.last_k)}", fontsize=8.5)
-    figure.supxlabel(f"bar: 95% over {result.arms[0].final.covers}; rings: runs", fontsize=8.5)
+def _draw_kl(axes: list[Axes], entry: Values, looks: Mapping[str, Style]) -> None:
+    """Draw the KL of kept checkpoints to their start over the steps, and the answer reward over this KL."""
+    over_steps, over_kl = axes
+    for arm in (arm for arm in looks if arm in entry["kl"]):
+        of, color = pd.DataFrame(entry["kl"][arm]), looks[arm].color
+        kl, reward = (pd.DataFrame(of[name].tolist()) for name in ("per_token_low_variance", "answer_reward"))
+        over_steps.plot(of["step"], kl["value"], ".-", color=color)
+        over_steps.fill_between(of["step"], kl["low"], kl["high"], color=color, alpha=0.13, linewidth=0)
+        over_kl.plot(kl["value"], reward["value"], ".-", color=color)
+    charts.frame(over_steps, charts.TITLES[KL], charts.STEP[entry["method"]])
+    charts.frame(over_kl, "answer reward, by KL", charts.TITLES[KL], share=True)
+
+
+# ------------------------------------------------------------------------------------------------- ends and differences
+
+
+def draw_contrasts(record: Values) -> Figure | None:
+    """Draw how far each chosen arm ends below or above its experiment's leader, in two columns; None without a difference."""
+    groups = {name: rows for name, entry in record["experiments"].items() if (rows := [a for a in chosen(entry) if a["below"]])}
+    if not groups:
+        return None
+    sizes = {name: 1 + len(rows) for name, rows in groups.items()}
+    left: list[str] = []
+    for name in groups:
+        if sum(sizes[of] for of in left) < sum(sizes.values()) / 2:
+            left.append(name)
+    columns = [half for half in (left, [name for name in groups if name not in left]) if half]
+    height = max(sum(sizes[name] for name in half) for half in columns)
+    figure, axes = panels(len(columns), FULL, 0.7 + ROW * height)
+    for place, half in zip(axes, columns, strict=True):
+        _draw_column(place, record, {name: groups[name] for name in half}, height)
+    figure.supxlabel("answer reward at the end, minus the leader's: 95% interval (grey: holds zero)", fontsize=8.5)
     return figure
 
 
-def draw_zero_shot(baseline: dict[str, Any]) -> Figure:
+def _draw_column(axes: Axes, record: Values, groups: Mapping[str, list[Values]], height: int) -> None:
+    axes.axvline(0, color=INK, linewidth=1)
+    places: list[int] = []
+    names: list[str] = []
+    heads: set[str] = set()
+    y = 0
+    for name, rows in groups.items():
+        entry = record["experiments"][name]
+        places.append(y)
+        names.append(f"{entry['title']}: minus {arm_of(entry, entry['leader'])['label']}")
+        heads.add(names[-1])
+        for arm in rows:
+            y += 1
+            behind = {"value": -arm["below"]["value"], "low": -arm["below"]["high"], "high": -arm["below"]["low"]}
+            charts.draw_row(axes, y, behind, TOGETHER if behind["low"] <= 0 <= behind["high"] else APART)
+            places.append(y)
+            names.append(arm["label"])
+        y += 1
+    axes.set_yticks(places, names)
+    for place, label in enumerate(axes.get_yticklabels()):
+        label.set_fontweight("bold" if names[place] in heads else "normal")
+    axes.set_ylim(height - 0.3, -0.7)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", visible=False)
+    axes.grid(axis="x")
+
+
+def draw_rates(record: Values) -> Figure | None:
+    """Draw the end of each setting over the learning rates at which it was tried; None if no setting was tried at several.
+
+    A ring is an arm that was tried, a dot the one that stands for its setting; a cross has a collapsed run.
+    """
+    tried = {name: of for name, entry in record["experiments"].items() if (of := settings_by_rate(entry))}
+    if not tried:
+        return None
+    figure, axes = panels(len(tried), FULL if len(tried) > 1 else None, 2.4)
+    for place, (name, settings) in zip(axes, tried.items(), strict=True):
+        rates = {arm["learning_rate"] for arms in settings.values() for arm in arms}
+        for (setting, arms), look in zip(settings.items(), styles(settings).values(), strict=True):
+            ends = pd.DataFrame(arms)
+            place.plot(ends["learning_rate"], ends["value"], color=look.color, linestyle=look.line, linewidth=1, label=setting)
+            place.vlines(ends["learning_rate"], ends["low"], ends["high"], color=look.color, linewidth=1.6)
+            for arm in arms:
+                shape = "x" if arm["collapsed"] else "o"
+                fill = "full" if arm["chosen"] else "none"
+                place.plot(arm["learning_rate"], arm["value"], shape, color=look.color, fillstyle=fill, markersize=5)
+        title = shorten(record["experiments"][name]["title"], CHARACTERS // len(tried), placeholder=" …")
+        charts.frame(place, title, "learning rate", share=True)
+        charts.powers(place, rates, {rate: scientific(rate) for rate in rates})
+        if [*settings] != [ALL]:
+            place.legend(loc="best", handlelength=1.2)
+    return figure
+
+
+def settings_by_rate(entry: Values) -> dict[str, list[Values]]:
+    """The arms of each setting that was tried at several learning rates, by rate; arms that differ in the rate only are one."""
+    only_rate = all(set(arm["overrides"]) <= {"learning_rate"} for arm in entry["arms"]) and len(entry["arms"]) > 1
+    found: dict[str, list[Values]] = {}
+    for arm in entry["arms"]:
+        found.setdefault("" if only_rate else arm["setting"], []).append(arm)
+    return {
+        _setting_label(arms): sorted(arms, key=lambda arm: float(arm["learning_rate"]))
+        for arms in found.values()
+        if len({arm["learning_rate"] for arm in arms}) > 1
+    }
+
+
+def _setting_label(arms: list[Values]) -> str:
+    return str(arms[0]["label"]).rpartition(", rate ")[0] or ALL
+
+
+def draw_by_examples(record: Values) -> Figure | None:
+    """Draw the end over the number of unique examples, all and filtered, with intervals; None without such an experiment."""
+    entry = next((entry for entry in record["experiments"].values() if entry["method"] == "sft"), None)
+    if entry is None or len(entry["arms"]) < 2:
+        return None
+    figure, (axes,) = panels(1, height=2.3)
+    kinds = {"all kinds": False, "only correct ones": True}
+    for (kind, filtered), look in zip(kinds.items(), styles(kinds).values(), strict=True):
+        of = pd.DataFrame([arm for arm in entry["arms"] if bool(arm["overrides"].get("filtered")) is filtered])
+        if len(of):
+            of = of.sort_values("examples")
+            axes.plot(of["examples"], of["value"], "o-", color=look.color, linewidth=1, markersize=4, label=kind)
+            axes.vlines(of["examples"], of["low"], of["high"], color=look.color, linewidth=1.6)
+    charts.frame(axes, "answer reward at the end, 95%", "unique examples", share=True)
+    charts.powers(axes, [arm["examples"] for arm in entry["arms"]])
+    axes.legend(loc="lower right")
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------------- the base model
+
+
+def draw_zero_shot(baseline: Mapping[str, Any]) -> Figure:
     """Draw the share of each outcome category under each prompt, before training."""
     names = max((list(values["categories"]) for values in baseline.values()), key=len)  # the fourth category is rare
     counts = pd.DataFrame({prompt: values["categories"] for prompt, values in baseline.items()}, index=names).T.fillna(0)
     shares = counts.div([values["problems"] for values in baseline.values()], axis=0)
-    colours = dict(zip(names, ("#009E73", "#E69F00", "#999999", "#56B4E9")[: len(names)], strict=True))
-    figure, axes = charts.bars(shares, colours, 1.2 + 0.45 * len(baseline))
+    figure, (axes,) = panels(1, 6.4, 0.9 + 0.4 * len(baseline))
+    charts.bars(axes, shares, dict(zip(names, OUTCOMES[: len(names)], strict=True)))
     for drawn in axes.containers:
         texts = [f"{bar.get_width():.0%}" if bar.get_width() >= READABLE else "" for bar in drawn]
-        axes.bar_label(drawn, texts, label_type="center", color="black", fontsize=8)  # type: ignore[arg-type]
+        axes.bar_label(drawn, texts, label_type="center", color="black", fontsize=8.5)  # type: ignore[arg-type]
     axes.set_xlabel("share of problems")
     return figure
 
 
-def draw_best_of_n(metrics: dict[str, Any]) -> Figure:
+def draw_best_of_n(metrics: Mapping[str, Any]) -> Figure:
     """Draw pass@N, Best@N and majority vote over N, one panel per prompt, with 95% intervals clustered by problem."""
-    figure, axes = charts.panels(len(metrics))
-    looks = styles(KINDS.values())
+    figure, axes = panels(len(metrics))
+    looks = styles(ESTIMATES.values())
     for place, (prompt, values) in zip(axes, metrics.items(), strict=True):
-        counts = tuple(map(int, values["n"]))
-        for kind, title in KINDS.items():
+        counts = [int(n) for n in values["n"]]
+        for kind, title in ESTIMATES.items():
             of = pd.DataFrame([kinds[kind] for kinds in values["n"].values()])
-            charts.draw_curves(place, [Curve(title, None, counts, tuple(of["value"]))], looks)
+            place.plot(counts, of["value"], "o-", color=looks[title].color, markersize=4)
             place.fill_between(counts, of["low"], of["high"], color=looks[title].color, alpha=0.15, linewidth=0)
-        charts.frame(place, f"{prompt}: share answered right, 95%", f"samples N (of {values['samples']})", share=True)
-        charts.powers_of_two(place, counts)
+        charts.frame(place, f"{prompt}: share answered right", f"samples N (of {values['samples']})", share=True)
+        charts.powers(place, counts)
     charts.legend(figure, looks)
-    return figure
-
-
-def deciding(record: Record) -> list[tuple[Verdict, Contrast]]:
-    """The contrasts between two arms that decided a claim."""
-    return [(verdict, one) for verdict in record.verdicts for one in verdict.contrasts if one.against != START]
-
-
-def by_seed(record: Record, experiment: str, contrast: Contrast) -> list[float]:
-    """The difference of the two arms' final rewards by seed; empty if the contrast is not one of final rewards."""
-    if contrast.difference.covers == PROBLEMS:
-        return []
-    ends = []
-    for name in (contrast.arm, contrast.against):
-        of, arm = name.split("/") if "/" in name else (experiment, name)
-        result = record.results[of].arm(arm)
-        ends.append({run.rpartition("/")[2]: end for run, end in zip(result.runs, result.by_run, strict=True)})
-    first, second = ends
-    return [first[seed] - second[seed] for seed in first if seed in second]
-
-
-def draw_forest(record: Record) -> Figure:
-    """Draw differences of answer rewards with intervals, seeds and published values with their sources."""
-    rows, names, heights, top, above = deciding(record), [], [], 0.0, ""
-    for verdict, contrast in rows:
-        between = " above ".join(readable(arm.rpartition("/")[2]) for arm in (contrast.arm, contrast.against))
-        lines = [] if verdict.statement == above else textwrap.wrap(verdict.statement, LINE)  # a statement stands once
-        lines += textwrap.wrap(f"({between})", LINE)
-        heights.append(top + len(lines) / 2)
-        names.append("\n".join(lines))
-        top, above = top + len(lines) + 0.7, verdict.statement
-    figure = Figure(figsize=(2 * WIDTH, 0.6 + 0.15 * top), layout="constrained")
-    axes = figure.subplots()
-    axes.axvline(0, color=INK, linewidth=1)
-    for y, (verdict, contrast) in zip(heights, rows, strict=True):
-        seeds = by_seed(record, verdict.experiment, contrast)
-        charts.draw_row(axes, y, contrast.difference, seeds, VERDICT_COLOURS[verdict.label])
-        if verdict.published:  # the sources stand side by side, as their values may be near each other
-            values, at = sorted(verdict.published.values()), y + 0.7
-            axes.plot(values, [at] * len(values), "D", color=INK, markersize=4, linestyle="none")
-            sources = ", ".join(sorted(verdict.published, key=verdict.published.__getitem__))
-            axes.annotate(sources, (values[-1], at), (5, 0), textcoords="offset points", va="center", fontsize=7)
-    axes.set_yticks(heights, names, fontsize=8)
-    axes.set_ylim(top, -0.5)
-    axes.set_xlabel(
-        "difference of answer rewards: 95% interval;\nrings: seeds; diamonds: published, with sources from left to right"
-    )
-    axes.grid(axis="y", visible=False)
-    shown = [name for name in VERDICT_COLOURS if any(verdict.label == name for verdict, _ in rows)]
-    keys = [mpl.lines.Line2D([], [], color=VERDICT_COLOURS[name], marker="o") for name in shown]
-    figure.legend(keys, shown, loc="outside upper left", ncols=len(shown))
     return figure

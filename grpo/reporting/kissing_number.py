@@ -39,13 +39,6 @@ def read_scores() -> pd.DataFrame:
     return pd.DataFrame(read_jsonl(path, STAGE, lambda value: {name: value[name] for name in names}))
 
 
-def write_search_curve(study: Study) -> None:
-    """Write reports/search.csv, the best score so far by attempt; without rows if the study has no search."""
-    columns = ["attempt", "best"]
-    found = read_scores()[columns] if study.kissing_number is not None else pd.DataFrame(columns=columns)
-    found.to_csv(paths.REPORTS / "search.csv", index=False, lineterminator="\n")
-
-
 def known_bounds() -> dict[str, list[dict[str, Any]]]:
     """Read the known ``lower`` and ``upper`` bounds in dimension 11, each with its source, oldest first."""
     bounds: dict[str, list[dict[str, Any]]] = parse_yaml(KNOWN_BOUNDS)
@@ -54,7 +47,7 @@ def known_bounds() -> dict[str, list[dict[str, Any]]]:
 
 def draw_search(report: dict[str, Any], scores: pd.DataFrame) -> Figure:
     """Draw the score of each attempt and the best so far; a second panel shows the top with known bounds."""
-    figure, axes = panels(2, height=3.0)
+    figure, axes = panels(2, 10.0, 3.0)
     known = {bound["points"]: f"{bound['points']}: {bound['who']}, {bound['year']}" for bound in known_bounds()["lower"]}
     looks = styles(sorted(set(scores["kind"])))
     for place in axes:
@@ -71,7 +64,7 @@ def draw_search(report: dict[str, Any], scores: pd.DataFrame) -> Figure:
         # A text stands under its line, but the highest above it, as the highest two are near each other.
         offset, side = (2, "bottom") if points == DRAWN_BOUNDS[-1] else (-2, "top")
         axes[1].annotate(
-            known[points], (0.01, points), (0, offset), ("axes fraction", "data"), "offset points", va=side, fontsize=7
+            known[points], (0.01, points), (0, offset), ("axes fraction", "data"), "offset points", va=side, fontsize=8.5
         )
     legend(figure, looks)
     return figure

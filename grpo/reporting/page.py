@@ -1,125 +1,76 @@
-"""The report: the page reports/index.html, which embeds its figures, data and script, and its summary in Markdown."""
+"""The page reports/index.html: the write-up's Markdown with its figures inside, experiments folded, and rollouts to browse."""
 
 from __future__ import annotations
 
+import html
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
-from grpo.common.files import read_text, whole_folder, write_text
-from grpo.reporting import answer
-from grpo.reporting.charts import INK, WIDTH, readable
-from grpo.reporting.provenance import provenance_of
-from grpo.reporting.record import Record, Values
-from grpo.reporting.rollouts import browsable, gained_and_lost, number
-from grpo.reporting.sections import markdown_sections, paragraphs_of
-from grpo.reporting.sentences import render, templates
-from grpo.results.runs import Run
+from grpo.common.yaml_file import parse_yaml
+from grpo.reporting.charts import INK
+from grpo.reporting.rollouts import browsable
 from grpo.study import paths
 
 TEMPLATES = Path(__file__).with_name("templates")
-POINTS = 72  # of an inch
-TITLES = {
-    "answers": "The handouts' questions, answered",
-    "base_model": "The base model",
-    "kissing_number": "Kissing numbers in dimension 11",
-    "claims": "What others reported, with a verdict for each claim",
-    "method": "Method, data, software, hardware; every run",
+TERMS: dict[str, str] = parse_yaml(TEMPLATES / "terms.yaml")
+TERM = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, sorted(TERMS, key=len, reverse=True)))})(?![\w-])")
+PIXELS = 96 / 72  # of a point
+SHRUNK = 0.85  # a figure that does not fit shrinks to this share of its width, so that its text can be read, and then scrolls
+IDS = {  # of sections and folded parts that other parts link to
+    "All contrasts": "contrasts",
+    "Zero-shot": "math_baseline",
+    "Best of N": "best_of_n",
+    "Kissing numbers": "kissing_number",
+    "The base model": "base_model",
 }
-FILES = ("config.yaml", "metrics.json", "history.csv", "validation.csv", "outcomes.jsonl", "rollouts.jsonl")  # of each run
+ORIGIN = ("mlflow_run_id", "commit", "lock", "total_s", "same_as")  # columns of timing.csv that the page shows of a run
 
 
-def write_writeup(record: Record) -> None:
-    """Write reports/writeup.md and reports/sections/*.md."""
-    with whole_folder(paths.SECTIONS) as folder:
-        for name, text in markdown_sections(record).items():
-            write_text(folder / f"{name}.md", text)
-    write_text(paths.WRITEUP, render("writeup.md.j2", **_summary(record)))
+def page_of(record: Mapping[str, Any], text: str, timing: pd.DataFrame) -> str:
+    """Build the page, which needs no network.
+
+    Args:
+        record: reports/record.json.
+        text: the write-up in Markdown.
+        timing: reports/timing.csv.
+    """
+    figures = {f"figures/{path.stem}": inlined(path) for path in sorted(paths.FIGURES.glob("*.svg"))}
+    figures |= {path.stem: inlined(path) for path in paths.REPORTS.glob("timing.svg")}
+    body = Body(figures, list(record["experiments"])).of(text)
+    environment = Environment(loader=PackageLoader("grpo.reporting"), undefined=StrictUndefined, autoescape=True)
+    return environment.get_template("page.html").render(
+        study=record["study"],
+        experiments={name: entry["title"] for name, entry in record["experiments"].items()},
+        body=body,
+        css=(TEMPLATES / "page.css").read_text(encoding="utf-8"),
+        script=(TEMPLATES / "page.js").read_text(encoding="utf-8"),
+        data=embedded(_data(record, timing)),
+    )
 
 
-def write_page(record: Record) -> None:
-    """Write reports/index.html, which needs no network."""
-    page = templates(autoescape=True).get_template("page.html")
-    write_text(paths.PAGE, page.render(_summary(record) | _of_page(record)))
-
-
-def _summary(record: Record) -> Values:
+def _data(record: Mapping[str, Any], timing: pd.DataFrame) -> dict[str, Any]:
+    """What the script browses: samples of rollouts, and where each run's numbers come from."""
+    experiments = record["experiments"]
+    arms = [(arm["arm"] != entry["winner"], arm["runs"]) for entry in experiments.values() for arm in entry["arms"]]
+    known = timing[["run", *ORIGIN]].astype(object)
+    origin = known.where(known.notna(), "").to_numpy().tolist()
     return {
-        "study": record.study,
-        "numbers": record.numbers,
-        "answer": answer.sentences(record),
-        "best": answer.best(record),
-        "cost": answer.cost(record),
-        "command": answer.command(record.study, bool(record.lock)),
-        "forest": (paths.FIGURES / "forest.svg").exists(),
-    }
-
-
-def _of_page(record: Record) -> Values:
-    """The values of the page beside those of the summary."""
-    figures = {
-        f"{path.parent.name}/{path.stem}": inlined(path)
-        for folder in (paths.FIGURES, paths.TIMING_REPORT)
-        for path in sorted(folder.glob("*.svg"))
-    }
-    # An experiment's figure, and that over wall-clock time if there is one, stand above what is folded.
-    own = {name: [f"{folder}/{name}" for folder in ("figures", "timing")] for name in record.runs}
-    shown = {name: [path for path in of if path in figures] for name, of in own.items()}
-    above = {name for of in shown.values() for name in of}
-    below = {name: figure for name, figure in figures.items() if name not in above}
-    texts = {"answers": read_text(paths.ANSWERS, made_by="report")} | markdown_sections(record, folded=True)
-    details = {name: to_html(text, below) for name, text in texts.items()}
-    compared = [n for n in record.numbers.values() if len(n["arms"]) > 1]
-    best_first = sorted(record.all_runs, key=lambda run: run.arm != record.results[run.experiment].winner)
-    samples = browsable([run.name for run in best_first])
-    data = {
-        "runs": {run.name: _run(run, record.lock) for run in record.all_runs},
-        "files": [(paths.RUNS / "RUN" / name).as_posix() for name in FILES],
-        "samples": samples,
+        "samples": browsable([run for _, runs in sorted(arms, key=lambda of: of[0]) for run in runs]),  # winners first
         "experiments": [
-            {"name": n["experiment"], "title": n["title"], "winner": n["winner"]["arm"]}
-            | {"arms": [{"arm": arm["arm"], "title": readable(arm["arm"]), "runs": arm["runs"]} for arm in n["arms"]]}
-            for n in record.numbers.values()
+            {"name": name, "title": entry["title"], "winner": entry["winner"]}
+            | {"arms": [{key: arm[key] for key in ("arm", "label", "runs", "by_run")} for arm in entry["arms"]]}
+            for name, entry in experiments.items()
         ],
-        "best": answer.best(record)["numbers"]["experiment"],
-    }
-    return {
-        "results": record.results,
-        "followers": {
-            before: [name for name in record.runs if record.study.experiments[name].builds_on == before]
-            for before in (None, *record.runs)
-        },
-        "counted": sorted({arm["arm"] for n in record.numbers.values() for arm in n["arms"] if re.search(r"_\d", arm["arm"])}),
-        "compared": len(compared),
-        "decided": sum(not n["tied"] and not n["leader"]["collapses"] for n in compared),
-        "verdicts": record.counted,
-        "leads": {name: paragraphs_of(record, name)[0] for name in record.runs},
-        "gained_and_lost": gained_and_lost,
-        "figures": figures,
-        "shown": shown,
-        "details": details,
-        "titles": {name: title for name, title in TITLES.items() if name in details},
-        "left_out_samples": samples["left_out"],
-        "css": (TEMPLATES / "page.css").read_text(encoding="utf-8"),
-        "script": (TEMPLATES / "page.js").read_text(encoding="utf-8"),
-        "data": embedded(data),
-    }
-
-
-def _run(run: Run, lock: Values) -> Values:
-    """The data of a run's page: its provenance, its configuration with sources, and its final numbers."""
-    origin = provenance_of(run, lock)
-    return {
-        **origin,
-        "same_as": run.config["same_as"] or "",
-        "seconds": number(origin["seconds"]),
-        "phases": {name: number(seconds) for name, seconds in origin["phases"].items()},
-        "config": [[key, each["value"], each["from"]] for key, each in run.config["config"].items()],
-        "metrics": {key: number(v) if isinstance(v, int | float) else v for key, v in run.metrics.items()},
+        "first": record["headline"]["experiment"] if record["headline"] else "",
+        "origin": {"columns": ORIGIN, "runs": {run: values for run, *values in origin}},
     }
 
 
@@ -129,30 +80,99 @@ def embedded(data: Mapping[str, Any]) -> str:
 
 
 def inlined(path: Path) -> str:
-    """A figure for the page: as wide as its column, with axes in the page's text colour."""
+    """A figure for the page: never enlarged, with axes in the page's text colour."""
     svg = path.read_text(encoding="utf-8")
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
-    count = max(1, round(float(re.findall(r' width="([\d.]+)pt"', svg)[0]) / POINTS / WIDTH))
-    svg = re.sub(r'<svg [^>]*viewBox="([^"]+)"[^>]*>', r'<svg xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="\1">', svg)
-    return f'<div class="figure" style="--panels:{count}" tabindex="0" role="img">{svg}</div>'
-
-
-def to_html(markdown: str, figures: Mapping[str, str]) -> str:
-    """Convert Markdown to HTML for a section of the page, without its first heading and without pictures but figures.
-
-    Args:
-        figures: SVG by path below reports/, without the ending. A figure that is missing here is left out of the text.
-    """
-    html: str = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
-    html = re.sub(r"^<h1>.*?</h1>\n", "", html).replace("&lt;br&gt;", "<br>")
-    html = re.sub(r"<(/?)h2>", r"<\1h4>", html)
-    html = re.sub(
-        r"<table>.*?</table>", r'<div class="wide" tabindex="0" role="region" aria-label="table">\g<0></div>', html, flags=re.S
+    width = float(re.findall(r' width="([\d.]+)pt"', svg)[0]) * PIXELS
+    size = f"width:{width:.0f}px;max-width:100%;min-width:{SHRUNK * width:.0f}px"
+    return re.sub(
+        r'<svg [^>]*viewBox="([^"]+)"[^>]*>',
+        rf'<svg xmlns:xlink="http://www.w3.org/1999/xlink" style="{size}" viewBox="\1">',
+        svg,
     )
 
-    def place(picture: re.Match[str]) -> str:
-        path, alt = picture.groups()
-        return figures.get(path, "").replace('role="img"', f'role="img" aria-label="{alt}"', 1)
 
-    html = re.sub(r'<p><img src="(?:\.\./)*([^"]+)\.svg" alt="([^"]*)"[^>]*></p>', place, html)
-    return re.sub(r"<img [^>]*>", "", html)
+class Body:
+    """Converts the write-up to the page's sections.
+
+    Args:
+        figures: SVG by path below reports/, without the ending. Other pictures are left out.
+        experiments: names, in the order of the write-up.
+    """
+
+    def __init__(self, figures: Mapping[str, str], experiments: Sequence[str]):
+        self.figures, self.experiments = figures, iter(experiments)
+        self.markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+        self.markdown.add_render_rule("text", _with_terms)  # type: ignore[arg-type]
+
+    def of(self, text: str) -> str:
+        """Convert a text whose parts begin with headings; what stands before the first ``##`` is the first screen."""
+        opened: list[str] = []  # ends of the elements that hold the next part
+        section, made = "", []
+        for rank, title, tokens in self._parts(text):
+            while len(opened) >= max(1, rank - 1):
+                made.append(opened.pop())
+            head, result = title.rsplit(": ", 1) if ": " in title else (title, "")
+            if rank <= 2:
+                section = title if rank == 2 else ""
+                begin, end = f'<section id="{_id(title) if section else "answer"}"><h{rank}>{title}</h{rank}>', "</section>"
+            elif not section:  # the boxes of the first screen
+                begin, end = f'<div class="box"><h2>{title}</h2>', "</div>"
+            else:
+                name = "" if rank > 3 else next(self.experiments) if section == "Experiments" else _id(head)
+                said = f"<h{rank}>{head}</h{rank}>" + (f" <span>{result}</span>" if result else "")
+                anchor = f' id="{name}"' if name else ""
+                begin, end = f"<details{anchor}><summary>{said}</summary>", "</details>"
+            made += [begin, self._html(tokens, head)]
+            opened.append(end)
+        return "\n".join([*made, *reversed(opened)])
+
+    def _parts(self, text: str) -> Iterator[tuple[int, str, list[Token]]]:
+        """The parts of a text: rank of the heading, its text as HTML, and what follows; headings in quotes begin no part."""
+        tokens = self.markdown.parse(text)
+        starts = [i for i, token in enumerate(tokens) if token.type == "heading_open" and token.level == 0]
+        for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True):
+            yield (
+                int(tokens[start].tag[1]),
+                html.escape("".join(one.content for one in tokens[start + 1].children or ())),
+                tokens[start + 3 : end],
+            )
+
+    def _html(self, tokens: list[Token], title: str) -> str:
+        """Convert a part; where a comment follows its first table, that and all below it flow around the table."""
+        begin = next((i for i, token in enumerate(tokens) if token.type == "table_open"), len(tokens))
+        before, after = (self._rendered(part, title) for part in (tokens[:begin], tokens[begin:]))
+        return before + (f'<div class="beside">{after}</div>' if "<blockquote>" in after or "<ul>" in after else after)
+
+    def _rendered(self, tokens: list[Token], title: str) -> str:
+        text: str = self.markdown.renderer.render(tokens, self.markdown.options, {"explained": set()})
+        text = re.sub(
+            r"<table>.*?</table>",
+            rf'<div class="wide" tabindex="0" role="region" aria-label="Table: {title}">\g<0></div>',
+            text,
+            flags=re.S,
+        )
+        text = re.sub(r'<p><img src="([^"]+)\.svg" alt="([^"]*)"[^>]*></p>', self._figure, text)
+        return re.sub(r"<img [^>]*>", "", text).replace('href="index.html#', 'href="#')
+
+    def _figure(self, picture: re.Match[str]) -> str:
+        path, alt = picture.groups()
+        svg = self.figures.get(path)
+        return f'<div class="figure" tabindex="0" role="img" aria-label="{alt}">{svg}</div>' if svg else ""
+
+
+def _id(title: str) -> str:
+    slug = re.sub(r"\W+", "-", html.unescape(title).lower()).strip("-")
+    return next((name for head, name in IDS.items() if title.startswith(head)), slug)
+
+
+def _with_terms(renderer: Any, tokens: Sequence[Token], place: int, options: Any, env: Any) -> str:
+    """A text whose terms are explained when one points at them, each once in a part."""
+
+    def explain(term: re.Match[str]) -> str:
+        if term[0] in env["explained"]:
+            return term[0]
+        env["explained"].add(term[0])
+        return f'<abbr title="{html.escape(TERMS[term[0]])}">{term[0]}</abbr>'
+
+    return TERM.sub(explain, html.escape(tokens[place].content))

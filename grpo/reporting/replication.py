@@ -1,93 +1,106 @@
-"""Comparison of a study with replicates that use other seeds: verdicts on claims and winners of experiments."""
+"""The page reports/replication.md: a study's verdicts and winners beside those of its replicates."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from grpo.common.files import read_json
-from grpo.reporting.sentences import markdown_table, render
-from grpo.results.claims import read_verdicts
-from grpo.results.findings import AGREES, DISAGREES, NOT_TESTED, Verdict
+from grpo.results.replication import NOT_TRIED, SAME, TURNED, UNDECIDED, Replicate, agreement
 from grpo.results.statistics import format_interval
 from grpo.study import paths
-from grpo.study.schema import Study
-
-SAME, TURNED, OTHERWISE, UNDECIDED = "same", "turned round", "decided otherwise", "decided in one only"
 
 
-@dataclass(frozen=True)
-class Findings:
-    """The verdicts and winners of a study."""
+def read_replicate(name: str, folder: Path = Path()) -> Replicate:
+    """Read the verdicts and winners of the study in a folder.
 
-    name: str  # such as ``seeds 100, 101, 102``
-    verdicts: list[Verdict]  # in the order of claims.yaml
-    selections: dict[str, dict[str, Any]]  # of each experiment, as :func:`grpo.results.selection.select` wrote it
-
-
-def read_findings(study: Study, name: str, folder: Path = Path()) -> Findings:
-    """Read the findings of the study in a folder.
+    Args:
+        name: such as ``seeds 100, 101, the same base``.
 
     Raises:
-        UserError: it is not finished.
+        UserError: the study is not finished.
     """
-    selections = {
-        experiment: read_json(
-            folder / paths.CANDIDATES / f"{experiment}.json", f"select@{experiment}", keys=("winner", "leader", "tied")
-        )
-        for experiment in study.made
-    }
-    return Findings(name, read_verdicts(folder / paths.CLAIMS), selections)
+    record = read_json(folder / paths.RECORD, made_by="tables", keys=("claims", "experiments"))
+    claims = [claim for claim in record["claims"] if claim["test"]]
+    return Replicate(
+        name,
+        verdicts={claim["test"]: claim["verdict"] for claim in claims},
+        measured={claim["test"]: claim["measured"] or claim["reason"] for claim in claims},
+        statements={claim["test"]: claim["statement"] for claim in claims},
+        winners={key: _winner(experiment) for key, experiment in record["experiments"].items()},
+    )
 
 
-def agreement(first: Verdict, second: Verdict) -> str:
-    """Compare two verdicts on one claim; empty if neither study decides it, or neither tested it."""
-    names = {first.verdict, second.verdict}
-    if names == {NOT_TESTED}:
-        return ""
-    if len(names) == 1:
-        return SAME
-    if names == {AGREES, DISAGREES}:
-        return TURNED
-    return OTHERWISE if first.decided and second.decided else UNDECIDED if first.decided or second.decided else ""
+def _winner(experiment: dict[str, Any]) -> dict[str, Any]:
+    arm = next(arm for arm in experiment["arms"] if arm["arm"] == experiment["winner"])
+    margin = experiment["margin"]
+    told = margin is not None and (margin["low"] > 0 or margin["high"] < 0)
+    return {"winner": arm["arm"], "value": arm["mean"], "low": arm["low"], "high": arm["high"], "told": told}
 
 
-def counts(first: Findings, second: Findings) -> Counter[str]:
-    """Number of claims by :func:`agreement`."""
-    return Counter(agreement(*pair) for pair in zip(first.verdicts, second.verdicts, strict=True))
+def counts(here: Replicate, there: Replicate) -> Counter[str]:
+    """The number of claims by :func:`grpo.results.replication.agreement`."""
+    return Counter(agreement(verdict, there.verdicts.get(test)) for test, verdict in here.verdicts.items())
 
 
-def replication_page(study: Study, here: Findings, replicates: Sequence[Findings]) -> str:
-    """Write the page reports/replication.md."""
-    others = []
-    for other in replicates:
-        pairs = zip(here.verdicts, other.verdicts, strict=True)
-        claims = [(one.statement, _verdict(one), _verdict(two), agreement(one, two)) for one, two in pairs]
-        winners = [_winner(name, here.selections[name], other.selections[name]) for name in study.made]
-        heads = ("experiment", f"winner, {here.name}", f"winner, {other.name}", "")
-        others.append(
-            {
-                "name": other.name,
-                "count": counts(here, other),
-                "claims": markdown_table(("claim", here.name, other.name, ""), claims),
-                "new_winners": sum(row[-1] != SAME for row in winners),
-                "winners": markdown_table(heads, winners),
-            }
-        )
-    return render("replication.md.j2", study=study, here=here, others=others)
+def replication_page(study: str, here: Replicate, replicates: Sequence[Replicate]) -> str:
+    """Write the page.
+
+    Args:
+        study: digest of the study (:func:`grpo.results.replication.study_digest`).
+    """
+    lines = [
+        "# On fresh seeds",
+        "",
+        f"The study ({here.name}) beside the same study with other seeds. The digest of its settings is `{study}`; of a study "
+        f"with another one these replicates say nothing. *{TURNED}*: one agrees with the claim, and the other finds that it "
+        f"does not hold. *{UNDECIDED}*: only one decides.",
+    ]
+    for there in replicates:
+        number, others = counts(here, there), _winners(here, there)
+        lines += [
+            "",
+            f"## {there.name[0].upper()}{there.name[1:]}",
+            "",
+            f"Of {len(here.verdicts)} claims {number[TURNED]} turned round, {number[UNDECIDED]} are decided in one only, "
+            f"{number[SAME]} are the same, {number[NOT_TRIED]} are not tested in one. Of {len(others)} experiments "
+            f"{sum(row[-1] != SAME for row in others)} have another winner.",
+            "",
+            *_table(("claim", here.name, there.name, ""), _claims(here, there)),
+            "",
+            *_table(("experiment", f"winner, {here.name}", f"winner, {there.name}", ""), others),
+        ]
+    return "\n".join(lines) + "\n"
 
 
-def _verdict(verdict: Verdict) -> str:
-    return f"{verdict.label}: {verdict.measured or verdict.reason}"
+def _claims(here: Replicate, there: Replicate) -> list[tuple[str, ...]]:
+    def said(of: Replicate, test: str) -> str:
+        return f"{of.verdicts[test]}: {of.measured[test]}" if test in of.verdicts else "not one of its claims"
+
+    return [
+        (here.statements[test], said(here, test), said(there, test), agreement(verdict, there.verdicts.get(test)))
+        for test, verdict in here.verdicts.items()
+    ]
 
 
-def _winner(name: str, here: Mapping[str, Any], other: Mapping[str, Any]) -> Sequence[str]:
-    """An experiment's row: both winners, and whether they are tied in both studies."""
-    shown = [f"{one['winner']} {format_interval(one)}" for one in (here, other)]
-    if here["winner"] == other["winner"]:
-        return (name, *shown, SAME)
-    tied = other["winner"] in (here["leader"], *here["tied"]) and here["winner"] in (other["leader"], *other["tied"])
-    return (name, *shown, "another, tied in both" if tied else "another")
+def _winners(here: Replicate, there: Replicate) -> list[tuple[str, ...]]:
+    """A row for each experiment of both: the winners, and if they differ, whether the study could tell its leader."""
+    rows = []
+    for name, one in here.winners.items():
+        if (other := there.winners.get(name)) is None:
+            continue
+        shown = [f"{each['winner']} {format_interval(each)}" for each in (one, other)]
+        another = "another, and here the leader could be told" if one["told"] else "another; here the leader could not be told"
+        rows.append((name, *shown, SAME if one["winner"] == other["winner"] else another))
+    return rows
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table."""
+
+    def line(cells: Sequence[str]) -> str:
+        return f"| {' | '.join(cell.replace('|', chr(92) + '|').replace(chr(10), ' ') for cell in cells)} |"
+
+    return [line(heads), "|---" * len(heads) + "|", *map(line, rows)]

@@ -1,22 +1,63 @@
-"""Seconds and GPU-hours of runs, from data/timing."""
+"""reports/timing.csv and reports/timing.svg: seconds, memory, ids and machines, which differ between equal runs.
+
+Seconds are compared only between runs that had the machine for themselves (``alone``).
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Collection, Mapping, Sequence
+from textwrap import shorten
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from grpo.common.files import read_json
-from grpo.reporting.sentences import paragraph
-from grpo.results.intervals import difference_of
-from grpo.results.runs import Run, by_arm
+from grpo.common.errors import UserError
+from grpo.common.files import read_json, write_text
+from grpo.common.yaml_file import parse_yaml
+from grpo.reporting import charts
+from grpo.reporting.charts import FULL, HEIGHT, INK, panels, save_figure, styles
+from grpo.reporting.labels import table
+from grpo.reporting.record import Values, label_arms
+from grpo.results.runs import REWARD, Run, by_arm, read_runs
 from grpo.study import paths
 from grpo.study.runs_table import stage_of_run
 from grpo.study.schema import Study
 
 PEAKS = ("rollout_peak_mb", "training_peak_mb", "evaluation_peak_mb")
+# The parts of a step in a timing file, with their columns.
+PARTS = {
+    "step": "step_s",
+    "rollout": "step_rollout_s",
+    "scoring": "step_scoring_s",
+    "training": "step_training_s",
+    "synchronization": "step_synchronization_s",
+    "generator_synchronization": "step_loading_s",
+    "waiting": "step_waiting_s",
+    "generator_waiting": "step_generator_waiting_s",
+}
+TITLES = {  # of these in the table of seconds
+    "rollout": "rollout",
+    "scoring": "scoring",
+    "training": "training",
+    "synchronization": "weights sent",
+    "generator_synchronization": "weights loaded",
+    "waiting": "learner waits",
+    "generator_waiting": "generator waits",
+    "step": "step (s)",
+}
+WEIGHTS, WAITING = "weights sent or loaded", "waiting for the other side"
+COLOURS = {"rollout": "#0072B2", "scoring": "#E69F00", "training": "#009E73", WEIGHTS: "#CC79A7", WAITING: "#999999"}
+# The parts of each bar, with their entries in the legend.
+TURNS = {"rollout": "rollout", "scoring": "scoring", "training": "training", WEIGHTS: "synchronization"}
+GENERATOR = {"rollout": "rollout", WEIGHTS: "generator_synchronization", WAITING: "generator_waiting"}
+LEARNER = {"training": "training", WEIGHTS: "synchronization", WAITING: "waiting"}
+BAR = 0.19  # inches
+WIDE = 44  # characters of a panel's title
+
+Steps = Sequence[Mapping[str, float]]  # as in a timing file; times in seconds
 
 
 def read_timing(run: Run) -> dict[str, Any]:
@@ -30,32 +71,175 @@ def read_timing_file(name: str) -> dict[str, Any]:
     return read_json(paths.run_timing(name), made_by=stage_of_run(name), keys=keys)
 
 
-def time_row(study: Study, run: Run) -> dict[str, Any]:
-    """A run's row of times.csv; ``seconds`` include evaluation, ``training_seconds`` do not."""
-    timing = read_timing(run)
-    seconds, reserved = timing["total_s"], study.resources[study.experiments[run.experiment].resources]
+def stages_in_lock() -> dict[str, Any]:
+    """Read the stages of dvc.lock; empty without the file.
+
+    Raises:
+        UserError: the file has no stages.
+    """
+    if not paths.LOCK.exists():
+        return {}
+    lock = parse_yaml(paths.LOCK)
+    if not isinstance(lock, dict) or not isinstance(lock.get("stages"), dict):
+        raise UserError(f"{paths.LOCK}: has no stages. Run `git checkout HEAD -- {paths.LOCK}`, or make it anew: `dvc repro`.")
+    stages: dict[str, Any] = lock["stages"]
+    return stages
+
+
+# -------------------------------------------------------------------------------------------------------------- timing.csv
+
+
+def write_timing(study: Study) -> None:
+    """Write reports/timing.csv: a row for each run, in the study's order."""
+    hashes = {out["path"]: out["md5"] for stage in stages_in_lock().values() for out in stage.get("outs", [])}
+    rows = []
+    for name in study.made:
+        runs = read_runs(study, name)
+        labels = label_arms(study, runs)
+        rows += [
+            {"run": run.name, "experiment": name, "arm": run.arm, "label": labels[run.arm]} | _row(study, run, hashes)
+            for run in runs
+        ]
+    found = pd.DataFrame(rows).round({column: 4 for column in rows[0] if column.endswith(("_s", "_hours"))})
+    write_text(paths.TIMING_TABLE, found.to_csv(index=False, lineterminator="\n"))
+
+
+def _row(study: Study, run: Run, hashes: Mapping[str, str]) -> Values:
+    """A run's row; of a run that was taken over from an identical one, the seconds are that one's."""
+    own, timing, config = read_timing_file(run.name), read_timing(run), run.config["config"]
+    folder, alone = paths.RUNS / run.name, is_alone(run)  # an output of DVC itself, or a part of the arm's
+    asked = [config[key]["value"] for key in ("rollout_batch_size",) if key in config]
+    asked += [config["ei_batch_size"]["value"] * config["group_size"]["value"]] if "ei_batch_size" in config else []
+    samples = asked[0] if asked else 0  # responses of a step
     return {
-        "run": run.name,
+        "seed": run.seed,
         "same_as": run.config["same_as"] or "",
-        "seconds": round(seconds, 2),
-        "training_seconds": round(sum(step["step_s"] for step in timing["steps"]), 2),
-        **{name: round(value, 2) for name, value in timing["phases"].items()},
-        "gpu_hours": round(seconds / 3600 * reserved.gpus, 4),
+        "alone": alone,
+        "steps": run.metrics["steps"],
+        "samples": samples * run.metrics["steps"],
+        "total_s": timing["total_s"],
+        **{f"{phase}_s": timing["phases"].get(f"{phase}_s", 0.0) for phase in ("evaluation", *[*PARTS][1:])},
+        **(step_seconds(run, samples) if alone else dict.fromkeys((*PARTS.values(), "samples_per_s"))),
+        "gpu_hours": timing["total_s"] / 3600 * study.resources[study.experiments[run.experiment].resources].gpus,
         **{key: round(max((step.get(key, 0.0) for step in timing["steps"]), default=0.0)) for key in PEAKS},
+        "restarts": sum(timing.get("restarts", {}).values()),
+        "mlflow_run_id": own["mlflow_run_id"] or "",
+        "commit": own["git_commit"][:10] + (" + changes" if own["git_changed"] == "true" else ""),
+        "lock": hashes.get(str(folder)) or hashes.get(str(folder.parent), ""),
+        "started": timing.get("started", ""),
+        "finished": timing.get("finished", ""),
+        "software": json.dumps(run.config["software"]),
+        "hardware": json.dumps(timing["hardware"]),
     }
 
 
-def times_of_arms(study: Study, runs: list[Run]) -> dict[str, tuple[float, float]]:
-    """Total seconds and GPU-hours of each arm."""
-    rows = {arm: [time_row(study, run) for run in of_arm] for arm, of_arm in by_arm(runs).items()}
-    return {arm: (sum(r["seconds"] for r in of), sum(r["gpu_hours"] for r in of)) for arm, of in rows.items()}
+def is_alone(run: Run) -> bool:
+    """Whether a run had the machine for itself, so that its seconds can be compared."""
+    return bool(read_timing(run).get("alone", False))
 
 
-def seconds_of_arms(study: Study) -> dict[str, float]:
-    """Mean seconds of a run of each arm, ``EXPERIMENT/ARM``; 0 for a run that was taken over from an identical one."""
-    arms = [(name, arm) for name in study.made for arm in study.experiments[name].arms]
-    timings = {arm: [read_timing_file(paths.run_name(*arm, seed)) for seed in study.seeds] for arm in arms}
-    return {"/".join(arm): float(np.mean([0.0 if t["same_as"] else t["total_s"] for t in of])) for arm, of in timings.items()}
+def step_seconds(run: Run, samples: int) -> dict[str, float | None]:
+    """Mean seconds of the parts of a step, over steps that no evaluation affects, and samples per second.
+
+    None without such a step, and for parts that the run does not have.
+    """
+    apart = run.config["config"].get("asynchronous", {}).get("value")
+    lag = None if apart is None else int(apart["max_policy_lag"])
+    steps = steady_steps(read_timing(run)["steps"], run.validation["step"].tolist(), lag)
+    means = pd.DataFrame(steps).mean() if steps else pd.Series(dtype=float)
+    parts = {column: float(means[f"{part}_s"]) if f"{part}_s" in means else None for part, column in PARTS.items()}
+    return parts | {"samples_per_s": samples / parts["step_s"] if samples and parts["step_s"] else None}
+
+
+def steady_steps(steps: Steps, evaluated: Collection[int], lag: int | None) -> list[Mapping[str, float]]:
+    """The steps that no evaluation affects.
+
+    The rollouts of the 1 + ``lag`` steps after an evaluation were requested before it. The generator finishes them during the
+    evaluation, so the learner does not wait for them, and the generator is idle before those of the next step. These
+    2 + ``lag`` steps are left out; in one process (None), the first one.
+
+    Args:
+        evaluated: the steps after which the policy was evaluated, including 0 (the untrained model).
+    """
+    left_out = 1 if lag is None else 2 + lag
+    affected = {step + i for step in evaluated for i in range(1, left_out + 1)}
+    return [step for step in steps if step["step"] not in affected]
+
+
+def timing_table(timing: pd.DataFrame) -> str:
+    """Table (Markdown) of the seconds of a step, samples per second and speedup over the first arm in one process.
+
+    Args:
+        timing: reports/timing.csv; only runs that had the machine for themselves count.
+
+    Returns:
+        the table; empty without such runs.
+    """
+    alone = timing[timing["alone"] & timing["step_s"].notna()]
+    columns = [*PARTS.values(), "samples_per_s", "gpu_hours"]
+    means = alone.groupby(["experiment", "label"], sort=False)[columns].mean().reset_index()
+    single = means[means["step_waiting_s"].isna()]
+    against = single["samples_per_s"].iloc[0] if len(single) else None
+    rows = []
+    for _, of in means.iterrows():
+        row = {"experiment": of["experiment"], "arm": of["label"]}
+        row |= {title: "" if pd.isna(of[PARTS[part]]) else f"{of[PARTS[part]]:.3f}" for part, title in TITLES.items()}
+        row |= {"samples per second": f"{of['samples_per_s']:.0f}"}
+        row |= {f"speedup over {single['label'].iloc[0]}": f"{of['samples_per_s'] / against:.2f}"} if against else {}
+        rows.append(row | ({"GPU-hours": f"{of['gpu_hours']:.2f}"} if alone["gpu_hours"].any() else {}))
+    return table(rows)
+
+
+# -------------------------------------------------------------------------------------------------------------- timing.svg
+
+
+def draw_timing(study: Study) -> Figure:
+    """Draw the components of a step and the reward over seconds, of runs that had the machine for themselves."""
+    found = {name: [run for run in read_runs(study, name) if is_alone(run)] for name in study.made}
+    compared = {name: runs for name, runs in found.items() if runs}
+    if not compared:
+        figure, (alone,) = panels(1, height=0.6)
+        alone.set_axis_off()
+        alone.text(0, 0.5, "no run had the machine for itself, so seconds are not compared", color=INK)
+        return figure
+    labels = {name: label_arms(study, read_runs(study, name)) for name in compared}
+    widths = {
+        f"{labels[name][run.arm]}{side}": parts
+        for name, runs in compared.items()
+        for run in runs
+        for side, parts in _sides(run)
+    }
+    figure, axes = panels(1 + len(compared), FULL, max(HEIGHT, 0.8 + BAR * len(widths)))
+    frame = pd.DataFrame.from_dict(widths, orient="index").reindex(index=list(widths), columns=list(COLOURS)).fillna(0.0)
+    charts.bars(axes[0], frame, COLOURS)
+    axes[0].set_xlabel("seconds of a step, mean")
+    for place, (name, runs) in zip(axes[1:], compared.items(), strict=True):
+        _draw_over_seconds(place, study.title(name), {labels[name][arm]: own for arm, own in by_arm(runs).items()})
+    return figure
+
+
+def write_timing_figure(study: Study) -> None:
+    """Write reports/timing.svg."""
+    save_figure(draw_timing(study), paths.TIMING_FIGURE)
+
+
+def _sides(run: Run) -> list[tuple[str, dict[str, float]]]:
+    """The bars of a run: one for one process, two for generator and learner."""
+    parts = step_seconds(run, 0)
+    apart = bool(run.config["config"].get("asynchronous", {}).get("value"))
+    sides = {": generator": GENERATOR, ": learner": LEARNER} if apart else {"": TURNS}
+    return [(side, {kind: parts[PARTS[part]] or 0.0 for kind, part in of.items()}) for side, of in sides.items()]
+
+
+def _draw_over_seconds(axes: Axes, title: str, arms: Mapping[str, Sequence[Run]]) -> None:
+    for (label, runs), look in zip(arms.items(), styles(arms).values(), strict=True):
+        for run in runs:
+            spent = elapsed(run)
+            reward = run.validation.groupby("step")[REWARD].last()
+            seconds = [float(spent[step]) if step else 0.0 for step in reward.index]
+            axes.plot(seconds, reward, marker=".", color=look.color, linestyle=look.line, label=label)
+    charts.frame(axes, shorten(f"answer reward: {title}", WIDE, placeholder=" …"), "seconds without evaluation", share=True)
+    axes.legend(loc="lower right", handlelength=1.2)
 
 
 def elapsed(run: Run) -> pd.Series[float]:
@@ -64,28 +248,3 @@ def elapsed(run: Run) -> pd.Series[float]:
     They sum the steps' own seconds, not those of their phases, which overlap in asynchronous runs.
     """
     return pd.DataFrame(read_timing(run)["steps"]).set_index("step")["step_s"].cumsum()
-
-
-def seconds_of_a_step(runs: list[Run]) -> float:
-    """Mean seconds of a step, without evaluation."""
-    return float(np.mean([elapsed(run).iloc[-1] / len(elapsed(run)) for run in runs]))
-
-
-def outcome_at(run: Run, seconds: float) -> NDArray[np.float64]:
-    """Rewards in a run's last evaluation within so many seconds, (problems,)."""
-    spent = elapsed(run)
-    done = [i for i, step in enumerate(run.validation["step"]) if step == 0 or spent[step] <= seconds]
-    return np.asarray(run.outcomes[done[-1]])
-
-
-def end_of_first(runs: list[Run]) -> float:
-    """Seconds without evaluation after which the first of some runs ends."""
-    return min(float(elapsed(run).iloc[-1]) for run in runs)
-
-
-def at_equal_time(first: list[Run], second: list[Run]) -> str:
-    """Compare two arms at the time at which the first of their runs ends."""
-    end = end_of_first([*first, *second])
-    scores = [np.stack([outcome_at(run, end) for run in arm]) for arm in (first, second)]
-    means = [(arm[0].arm, of.mean()) for arm, of in zip((first, second), scores, strict=True)]
-    return paragraph("equal_time_sentences.md.j2", end=end, means=means, difference=difference_of(scores[0], scores[1]))

@@ -1,139 +1,135 @@
-"""Verdicts on published claims about the same experiments.
+"""Verdicts on a study's claims: the published ones about its experiments, and its own.
 
-claims.yaml holds the claims, each with the test that decides it (:mod:`grpo.results.verdicts`), its horizon, its preconditions
-and its margin. Every verdict is computed from the runs.
+claims.yaml holds the published ones; a study's file may hold others (``claims:``). :mod:`grpo.results.verdicts` has the rules.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter
-from scipy import stats
 
-from grpo.common.files import read_json, write_json
-from grpo.common.yaml_file import parse_yaml
-from grpo.results import verdicts as kinds
 from grpo.results.evidence import Evidence, NotMeasured, evidence_of
-from grpo.results.findings import CANNOT_TELL, DISAGREES, NOT_TESTED, Verdict
-from grpo.results.runs import gain, read_baseline
-from grpo.results.verdicts import ALPHA, EVENTS
-from grpo.study import paths
+from grpo.results.intervals import mean_of
+from grpo.results.published import claims_of, digest_of, read_published, written
+from grpo.results.replication import Replication, fresh, read_replication
+from grpo.results.runs import first_scores, value
+from grpo.results.verdicts import AGREES, NOT_TESTED, Verdict, judge
+from grpo.study.claims import PLACES, AnyClaim, Collapses, Share
 from grpo.study.schema import Study
-from grpo.study.settings import MAIN
-
-PUBLISHED = Path(__file__).with_name("claims.yaml")
-BASELINE = "math_baseline"
+from grpo.study.settings import MAIN, setting_of
 
 
 def judge_claims(study: Study) -> list[Verdict]:
-    """Judge each claim of claims.yaml about an experiment that the study has, in the file's order.
+    """Judge each claim about an experiment of the study: published ones in the order of claims.yaml, then the study's own.
 
-    With many claims, a few intervals miss by chance. The p-values are therefore adjusted together: at most 5% of the decided
-    verdicts are expected to be wrong (Benjamini and Hochberg 1995). A verdict that fails this becomes ``cannot tell``.
+    Each interval has 95% by itself. It is not widened for the number of claims, so that the interval shown is the one that
+    decides and means the same in every study; what one study decides by chance, fresh seeds do not repeat (``Verdict.fresh``).
 
     Raises:
         UserError: a run of an experiment is missing.
     """
-    published = parse_yaml(PUBLISHED)
-    about = [claim for claim in published["claims"] if claim.get("experiment") in (BASELINE, *study.experiments)]
-    return adjusted([_judge(study, claim, published["task"]) for claim in about])
+    evidence: dict[str, Evidence] = {}
+
+    def of_experiment(name: str) -> Evidence:
+        if name not in evidence:
+            evidence[name] = evidence_of(study, name)
+        return evidence[name]
+
+    replication = read_replication(study)
+    found = [_judged(study, claim, own, of_experiment, replication) for claim, own in claims_of(study)]
+    return found + [_untested(entry) for entry in read_published().untested if entry["experiment"] in study.made]
 
 
-def adjusted(verdicts: list[Verdict]) -> list[Verdict]:
-    """Add ``p_adjusted`` to the verdicts; one whose adjusted p is too large becomes ``cannot tell``."""
-    tested = [verdict for verdict in verdicts if verdict.p is not None and verdict.verdict != NOT_TESTED]
-    if not tested:
-        return verdicts
-    together = stats.false_discovery_control([verdict.p for verdict in tested])
-    p = {verdict.claim: float(adjusted) for verdict, adjusted in zip(tested, together, strict=True)}
-    return [_adjusted(one, p[one.claim], len(p)) if one.claim in p else one for one in verdicts]
-
-
-def _adjusted(verdict: Verdict, p: float, claims: int) -> Verdict:
-    if not verdict.decided or p < ALPHA:
-        return replace(verdict, p_adjusted=p)
-    reason = f"alone it would be {verdict.verdict} ({verdict.reason}), but not as one of {claims} claims"
-    return replace(verdict, verdict=CANNOT_TELL, reason=reason, p_adjusted=p)
-
-
-def _judge(study: Study, claim: dict[str, Any], task: str) -> Verdict:
-    """Judge one claim, without adjustment for the other claims."""
-    ((kind, parameters),) = claim["test"].items()
-    horizon = claim.get("horizon", 0)
+def _judged(
+    study: Study, claim: AnyClaim, own: bool, of_experiment: Callable[[str], Evidence], replication: Replication | None
+) -> Verdict:
+    """Judge one claim."""
+    known: Verdict = Verdict(
+        id=claim.id,
+        experiment=claim.experiment,
+        kind=claim.KIND,
+        statement=claim.statement,
+        own=own,
+        test=digest_of(claim),
+        margin=getattr(claim, "by", None),
+        horizon=claim.horizon,
+        control=getattr(claim, "control", None),
+        by_design=claim.by_design if study.models[MAIN].source == "pretrain" else None,
+        reported={source: str(text) for source, text in claim.reported.items()},
+    )
     try:
-        evidence = _evidence(study, claim["experiment"], task)
-        _require(claim.get("requires", {}), evidence)
-        if "other" in parameters:
-            parameters = parameters | {"other": evidence_of(study, parameters["other"])}
-        found: Verdict = getattr(kinds, kind)(evidence, **parameters)
-        steps = evidence.steps()
-        if claim.get("planted") and study.models[MAIN].source == "pretrain":
-            reason = "by construction: the base model learned it from its pretraining documents, so it is no finding"
-            found = replace(found, verdict=NOT_TESTED, reason=reason, by_construction=True)
-        elif steps < horizon and not (kind in EVENTS and found.verdict != DISAGREES):
-            reason = f"the claim is about step {horizon} and later, and the runs took {steps} steps"
+        if not own and study.task(study.experiments[claim.experiment].task).stands_for != read_published().task:
+            task = read_published().task
+            raise NotMeasured(f"published for the task {task}, which this study's task does not stand for (Task.stands_for)")
+        involved = [of_experiment(name) for name in claim.experiments()]
+        _require(claim, of_experiment(claim.experiment))
+        about: list[tuple[Evidence, str]] = []  # the claim's arms
+
+        def arm_called(name: str) -> tuple[Evidence, str]:
+            about.append(_arm(claim, name, of_experiment))
+            return about[-1]
+
+        found = judge(claim, arm_called)
+        steps = min(one.steps(*(arm for evidence, arm in about if evidence is one and arm)) for one in involved)
+        if steps < claim.horizon and not (isinstance(claim, Collapses | Share) and found.verdict == AGREES):
+            reason = f"the claim is about step {claim.horizon} and later, and the runs took {steps} steps"
             found = replace(found, verdict=NOT_TESTED, reason=reason)
     except NotMeasured as lacking:
-        found = Verdict(reason=str(lacking))
-    return replace(
-        found,
-        claim=claim["id"],
-        experiment=claim["experiment"],
-        statement=claim["statement"],
-        reported={source: str(text) for source, text in claim["reported"].items()},
-        published=claim.get("published", {}),
-        margin=parameters.get("margin"),
-    )
+        return replace(known, reason=str(lacking))
+    decided = {key: getattr(found, key) for key in ("verdict", "reason", "measured", "numbers", "interval", "quantity")}
+    runs = [run.name for one in involved for of_arm in one.arms.values() for run in of_arm]
+    known = replace(known, **decided, margin=found.margin, written=written(claim, runs))
+    return replace(known, fresh=fresh(known, replication))
 
 
-def _evidence(study: Study, experiment: str, task: str) -> Evidence:
-    """Collect an experiment's runs, if its task stands for the task of the published claims."""
-    name = MAIN if experiment not in study.experiments else study.experiments[experiment].task
-    if study.task(name).stands_for != task:
-        raise NotMeasured(f"published for the task {task}, which this study's task does not stand for (Task.stands_for)")
-    if experiment == BASELINE:
-        return Evidence(experiment, {}, study.selection.last_k, read_baseline(study))
-    return evidence_of(study, experiment)
+def _arm(claim: AnyClaim, name: str, of_experiment: Callable[[str], Evidence]) -> tuple[Evidence, str]:
+    """Find the evidence on an arm as a claim names it (``ARM`` or ``EXPERIMENT/ARM``), and the arm's name there.
+
+    A setting stands for the arm with its best learning rate.
+
+    Raises:
+        NotMeasured: the study has no such arm.
+    """
+    experiment, _, arm = name.rpartition("/")
+    evidence = of_experiment(experiment or claim.experiment)
+    if not arm:
+        return evidence, ""
+    if arm in PLACES:
+        return evidence, _leader(evidence) if arm == "leader" else [*evidence.arms][0 if arm == "first" else -1]
+    return evidence, evidence.name_of(evidence.chosen.get(arm, arm))
 
 
-def _require(requires: dict[str, Any], evidence: Evidence) -> None:
+def _leader(evidence: Evidence) -> str:
+    """The best arm on the problems that select, so that those that judge it did not choose it."""
+    return evidence.best([*evidence.chosen.values()])
+
+
+def _require(claim: AnyClaim, evidence: Evidence) -> None:
     """Check a claim's preconditions.
 
     Raises:
         NotMeasured: one of them is not met.
     """
-    if len(evidence.arms) < (arms := requires.get("arms", 0)):
-        raise NotMeasured(f"the claim is about {arms} arms or more, and the study has {len(evidence.arms)}")
-    if requires.get("learns"):
-        rise = gain(evidence.held(evidence.leader), evidence.last_k)
-        if rise.low <= 0:
-            raise NotMeasured(f"nothing was learned: the leader {evidence.leader} ends above its start by {rise}")
-    if tokens := requires.get("response_tokens"):
-        runs = [run for of_arm in evidence.arms.values() for run in of_arm]
-        length = float(np.mean([run.validation["val/response_length"].iloc[0] for run in runs]))  # of the untrained model
+    leader = _leader(evidence)
+    if claim.requires.learns:
+        final, start = mean_of(evidence.final(leader)), float(first_scores(evidence.runs(leader)).mean())
+        if final.low <= start:
+            raise NotMeasured(f"nothing was learned: the leader {leader} ends at {final} and starts at {start:.3f}")
+    if tokens := claim.requires.response_tokens:
+        length = float(np.mean([run.validation["val/response_length"].iloc[0] for run in evidence.runs(leader)]))
         if length < tokens:
             raise NotMeasured(f"the claim is about responses of {tokens} tokens or more, and these start with {length:.1f}")
+    for arm in claim.requires.best_rate_inside:
+        tried = [name for name in evidence.arms if setting_of(name) == arm]
+        rates = [float(value(evidence.runs(name)[0], "learning_rate")) for name in tried]
+        best = rates[tried.index(evidence.chosen[arm])] if rates else 0.0
+        if len(rates) < 3 or best in (min(rates), max(rates)):
+            raise NotMeasured(f"of the {len(rates)} learning rates of {arm}, the best ({best:g}) is the lowest or the highest")
 
 
-def write_claims(study: Study) -> None:
-    """Judge the claims and write reports/claims.json."""
-    published, verdicts = parse_yaml(PUBLISHED), judge_claims(study)
-    cited = {source for verdict in verdicts for source in verdict.reported}
-    sources = {source: text for source, text in published["sources"].items() if source in cited}
-    about = {"task": published["task"], "sources": sources, "notes": published["notes"]}
-    write_json(paths.CLAIMS, {**about, "claims": [asdict(verdict) for verdict in verdicts]})
-
-
-def read_verdicts(path: Path = paths.CLAIMS) -> list[Verdict]:
-    """Read the verdicts of reports/claims.json."""
-    claims = read_json(path, made_by="report", keys=("claims",))["claims"]
-    return TypeAdapter(list[Verdict]).validate_python(claims)
-
-
-def shown(verdicts: list[Verdict], study: Study) -> list[Verdict]:
-    """The verdicts that a report shows: all but those about experiments that the study leaves out."""
-    return [verdict for verdict in verdicts if verdict.experiment not in study.left_out]
+def _untested(entry: dict[str, Any]) -> Verdict:
+    reported = {source: str(text) for source, text in entry["reported"].items()}
+    return Verdict(entry["id"], entry["experiment"], statement=entry["statement"], reason=entry["why"], reported=reported)

@@ -1,21 +1,17 @@
-"""Detection of collapsed runs.
-
-Collapsed runs are counted separately: an arm's interval covers its other runs, and the report gives the number of collapsed
-ones beside it. A single collapsed run of three would otherwise make the interval as wide as the whole scale.
-"""
+"""Detection of collapsed runs. They count in an arm's mean and interval; tables give their number beside it."""
 
 from __future__ import annotations
 
 from grpo.results.findings import Collapse
 from grpo.results.intervals import difference_of, simultaneous
-from grpo.results.runs import Run, mean_of_last, value
+from grpo.results.runs import Run, value
 from grpo.results.statistics import LEVEL, wilson_interval
 
 BELOW = 0.5  # a run that ends below this share of its best reward has collapsed
 TRAINING_REWARD = "train/answer_reward"
 
 
-def collapse_of(run: Run, last_k: int) -> Collapse | None:
+def collapse_of(run: Run) -> Collapse | None:
     """Return the collapse of a run, or None.
 
     A run has collapsed if it was stopped because it diverged, or if it ends below half of its best reward. The best reward is
@@ -23,30 +19,30 @@ def collapse_of(run: Run, last_k: int) -> Collapse | None:
     The fall must exceed chance, corrected for the number of evaluations or steps (Bonferroni), because the best of several is
     partly luck. A run that stays where it started has not collapsed.
     """
-    seen = (one for one in (_in_evaluations(run, last_k), _in_training(run, last_k)) if one)
+    seen = (one for one in (_in_evaluations(run), _in_training(run)) if one)
     found = max(seen, key=lambda one: one.reached, default=None)
     stopped = run.metrics["diverged_step"]
     if stopped is None:
         return found
     reached = found.reached if found else float(run.outcomes.mean(axis=1).max())
-    return Collapse(run.name, "divergence", int(stopped), reached, _ended(run, last_k))
+    return Collapse(run.name, "divergence", int(stopped), reached, _ended(run))
 
 
-def _ended(run: Run, last_k: int) -> float:
-    return float(mean_of_last(run.outcomes, last_k).mean())
+def _ended(run: Run) -> float:
+    return float(run.final.mean())
 
 
-def _in_evaluations(run: Run, last_k: int) -> Collapse | None:
+def _in_evaluations(run: Run) -> Collapse | None:
     means = run.outcomes.mean(axis=1)
-    best, final = int(means.argmax()), mean_of_last(run.outcomes, last_k)
-    if final.mean() >= BELOW * means[best]:
+    best = int(means.argmax())
+    if _ended(run) >= BELOW * means[best]:
         return None
-    if difference_of(final, run.outcomes[best], simultaneous(len(means)), fixed=True).low <= 0:
+    if difference_of(run.outcomes[-1], run.outcomes[best], simultaneous(len(means)), fixed=True).low <= 0:
         return None
-    return Collapse(run.name, "evaluations", int(run.validation["step"].iloc[best]), float(means[best]), _ended(run, last_k))
+    return Collapse(run.name, "evaluations", int(run.validation["step"].iloc[best]), float(means[best]), _ended(run))
 
 
-def _in_training(run: Run, last_k: int) -> Collapse | None:
+def _in_training(run: Run) -> Collapse | None:
     """The number of observations is the number of groups, because rollouts of one problem depend on one another."""
     if TRAINING_REWARD not in run.history or "rollout_batch_size" not in run.config["config"]:
         return None
@@ -55,7 +51,7 @@ def _in_training(run: Run, last_k: int) -> Collapse | None:
         return None
     groups, reached = value(run, "rollout_batch_size") // value(run, "group_size"), float(rewards.max())
     lower_end = wilson_interval(reached * groups, groups, 1 - (1 - LEVEL) / len(rewards))[0]
-    if _ended(run, last_k) >= BELOW * lower_end:
+    if _ended(run) >= BELOW * lower_end:
         return None
     step = int(rewards.index[int(rewards.argmax())])
-    return Collapse(run.name, "training rewards", step, reached, _ended(run, last_k))
+    return Collapse(run.name, "training rewards", step, reached, _ended(run))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 from grpo.results.collapses import collapse_of
 from grpo.results.findings import Collapse, Contrast
 from grpo.results.intervals import Scores, difference_of, simultaneous
 from grpo.results.runs import Run, by_arm, final_scores, read_runs
 from grpo.study.schema import Study
+from grpo.study.settings import setting_of
 
 
 class NotMeasured(Exception):
@@ -20,66 +23,93 @@ class NotMeasured(Exception):
 
 @dataclass(frozen=True)
 class Evidence:
-    """The runs of an experiment."""
+    """The runs of an experiment.
+
+    Arms whose names differ in ``-rate_X`` only are one setting. Methods take the name of an arm, or that of a setting for its
+    chosen arm.
+    """
 
     experiment: str
     arms: dict[str, list[Run]]  # runs by arm, in the order of params.yaml
-    last_k: int  # number of last evaluations that a final reward averages
     baseline: dict[str, Any] = field(default_factory=dict)  # reports/math_baseline.json, for claims about the untrained model
 
     @cached_property
     def _collapses(self) -> dict[str, tuple[Collapse, ...]]:
-        found = {arm: [collapse_of(run, self.last_k) for run in runs] for arm, runs in self.arms.items()}
+        found = {arm: [collapse_of(run) for run in runs] for arm, runs in self.arms.items()}
         return {arm: tuple(one for one in of_arm if one) for arm, of_arm in found.items()}
 
-    def runs(self, arm: str) -> list[Run]:
-        """The runs of an arm.
+    @cached_property
+    def chosen(self) -> dict[str, str]:
+        """Each setting's arm: that of its best learning rate (:meth:`first_within_one_error`)."""
+        settings: dict[str, list[str]] = {}
+        for arm in self.arms:
+            settings.setdefault(setting_of(arm), []).append(arm)
+        return {setting: self.first_within_one_error(arms) for setting, arms in settings.items()}
+
+    def name_of(self, arm: str) -> str:
+        """The arm of this name, or a setting's chosen one.
 
         Raises:
             NotMeasured: the study has no such arm.
         """
-        if arm not in self.arms:
+        if arm not in self.arms and arm not in self.chosen:
             raise NotMeasured(f"the study has no arm {arm}")
-        return self.arms[arm]
+        return arm if arm in self.arms else self.chosen[arm]
+
+    def runs(self, arm: str) -> list[Run]:
+        """The runs of an arm, also :class:`NotMeasured` as :meth:`name_of`."""
+        return self.arms[self.name_of(arm)]
 
     def collapses(self, *arms: str) -> tuple[Collapse, ...]:
-        """The collapses in these arms; each must be one of the study, as for :meth:`runs`."""
-        return tuple(collapse for arm in arms if self.runs(arm) for collapse in self._collapses[arm])
-
-    def held(self, arm: str) -> list[Run]:
-        """The runs of an arm that did not collapse; all if all collapsed."""
-        fallen = {collapse.run for collapse in self.collapses(arm)}
-        return [run for run in self.runs(arm) if run.name not in fallen] or self.runs(arm)
+        """The collapses in these arms."""
+        return tuple(collapse for arm in arms for collapse in self._collapses[self.name_of(arm)])
 
     def final(self, arm: str) -> Scores:
-        """Final scores of the runs that did not collapse, (runs, problems)."""
-        return final_scores(self.held(arm), self.last_k)
+        """Final scores of the arm's runs on the problems that judge, (runs, problems)."""
+        return final_scores(self.runs(arm))
 
     def mean(self, arm: str) -> float:
         """The mean of :meth:`final`."""
         return float(self.final(arm).mean())
 
-    @property
-    def eligible(self) -> list[str]:
-        """The arms that may lead: those without a collapsed run; if there are none, those with a run that held, or all."""
-        fallen = {arm: len(self.collapses(arm)) for arm in self.arms}
-        whole = [arm for arm in self.arms if not fallen[arm]]
-        return whole or [arm for arm, runs in self.arms.items() if fallen[arm] < len(runs)] or list(self.arms)
+    def selection(self, arm: str) -> Scores:
+        """Final scores of the arm's runs on the problems that select, (runs, problems)."""
+        return np.stack([run.selection for run in self.runs(arm)])
 
-    @property
-    def leader(self) -> str:
-        """The eligible arm with the highest final reward, the first of equals."""
-        return max(self.eligible, key=self.mean)
+    def eligible(self, arms: Sequence[str]) -> list[str]:
+        """Those of these arms that may win: without a collapsed run; if there are none, with a run that held, or all."""
+        fallen = {arm: len(self.collapses(arm)) for arm in arms}
+        whole = [arm for arm in arms if not fallen[arm]]
+        return whole or [arm for arm in arms if fallen[arm] < len(self.runs(arm))] or list(arms)
+
+    def best(self, arms: Sequence[str]) -> str:
+        """The eligible arm with the highest mean on the problems that select, the first of equals."""
+        return max(self.eligible(arms), key=lambda arm: float(self.selection(arm).mean()))
+
+    def first_within_one_error(self, arms: Sequence[str]) -> str:
+        """The first eligible arm that is not more than one standard error below the best one, on the problems that select.
+
+        Arms stand in the order of preference, so a small difference does not decide (the one-standard-error rule of Breiman et
+        al. 1984, Classification and Regression Trees, Section 3.4.3; here the error is that of the difference, paired by seed).
+        """
+        best = self.best(arms)
+
+        def is_near(arm: str) -> bool:
+            behind = difference_of(self.selection(arm), self.selection(best))
+            return arm == best or behind.value <= behind.se
+
+        return next(arm for arm in self.eligible(arms) if is_near(arm))
 
     def contrast(self, arm: str, against: str, contrasts: int = 1, level: Callable[[int], float] = simultaneous) -> Contrast:
         """The difference of final rewards, unadjusted and adjusted for the number of contrasts by ``level``."""
         first, second = self.final(against), self.final(arm)
+        arm, against = self.name_of(arm), self.name_of(against)
         adjusted = difference_of(first, second, level(contrasts))
         return Contrast(arm, against, difference_of(first, second), adjusted, contrasts)
 
-    def steps(self) -> int:
-        """The fewest steps of any run; diverged runs do not count, as they were stopped early."""
-        runs = [run for of_arm in self.arms.values() for run in of_arm if run.metrics["diverged_step"] is None]
+    def steps(self, *arms: str) -> int:
+        """The fewest steps of any run of these arms, or of all; diverged runs do not count, as they were stopped early."""
+        runs = [run for arm in arms or self.arms for run in self.runs(arm) if run.metrics["diverged_step"] is None]
         return min((int(run.validation["step"].iloc[-1]) for run in runs), default=0)
 
 
@@ -94,4 +124,4 @@ def evidence_of(study: Study, experiment: str) -> Evidence:
         raise NotMeasured(f"this version has no experiment {experiment}")
     if experiment in study.left_out:
         raise NotMeasured(f"the study leaves {experiment} out")
-    return Evidence(experiment, by_arm(read_runs(study, experiment)), study.last_k(experiment))
+    return Evidence(experiment, by_arm(read_runs(study, experiment)))

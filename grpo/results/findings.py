@@ -1,16 +1,9 @@
-"""Records of what a study found: intervals, contrasts, collapses, results of experiments, verdicts on claims."""
+"""Records of what a study found: intervals, contrasts, collapses, results of experiments."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
-
-VerdictName = Literal["agrees", "disagrees", "no difference", "cannot tell", "not tested here"]
-AGREES: VerdictName = "agrees"
-DISAGREES: VerdictName = "disagrees"
-NO_DIFFERENCE: VerdictName = "no difference"
-CANNOT_TELL: VerdictName = "cannot tell"
-NOT_TESTED: VerdictName = "not tested here"
 
 # What an interval covers: what would vary if the study were repeated.
 RUNS_AND_PROBLEMS = "runs and problems"  # new seeds and new problems
@@ -30,7 +23,7 @@ class Interval:
     high: float
     level: float  # confidence level; 0.95 unless the interval is adjusted for the number of contrasts
     covers: str  # one of the constants above
-    runs: int  # their number, without collapsed ones; in a difference, of the arm with fewer
+    runs: int  # their number; in a difference, of the arm with fewer
     problems: int
     se: float  # standard error
     df: float  # degrees of freedom of Student's t
@@ -84,10 +77,13 @@ class ArmResult:
     """The result of an arm."""
 
     arm: str
+    setting: str  # the arm's name without ``-rate_X``
+    chosen: bool  # whether its learning rate is the one chosen for its setting
     overrides: dict[str, Any]  # hyperparameters that the arm sets
     runs: tuple[str, ...]  # names, in the order of the seeds
-    by_run: tuple[float, ...]  # final answer reward of each run, in that order, with collapsed runs
-    final: Interval  # mean final answer reward of the runs that did not collapse; of all runs if all collapsed
+    by_run: tuple[float, ...]  # final answer reward of each run, in that order
+    final: Interval  # mean final answer reward of all runs, on the problems that judge
+    selection: float  # the same mean on the problems that select
     start: Interval  # mean answer reward of the untrained model
     collapses: tuple[Collapse, ...]
     contrast: Contrast | None  # the arm against the leader; None for the leader
@@ -95,48 +91,17 @@ class ArmResult:
 
 @dataclass(frozen=True)
 class ExperimentResult:
-    """An experiment's arms, its leader and its winner."""
+    """An experiment's arms, its leader, runner-up and winner: arms with the rate that is chosen for their setting."""
 
     experiment: str
-    last_k: int  # number of last evaluations that the final answer reward averages
     arms: tuple[ArmResult, ...]
-    leader: str  # the arm with the highest final reward, of those without a collapsed run
-    tied: tuple[str, ...]  # other arms whose difference from the leader may be zero
-    winner: str  # the first in params.yaml of the leader and the tied arms, unless pinned or decided by ``tie: leader``
+    leader: str  # the arm with the highest reward on the problems that select, of those without a collapsed run
+    runner_up: str | None  # the next one; None if no other arm may win
+    margin: Interval | None  # the leader minus the runner-up, on the problems that select
+    winner: str  # the first in params.yaml that is within one standard error of the leader, unless pinned
     pinned: bool
     reason: str  # why it won, in words
 
     def arm(self, name: str) -> ArmResult:
         """The result of one arm."""
         return next(arm for arm in self.arms if arm.arm == name)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A published claim and the study's verdict on it. A test fills in what it measured, its verdict and the reason."""
-
-    claim: str = ""  # id in claims.yaml
-    experiment: str = ""
-    statement: str = ""
-    verdict: VerdictName = NOT_TESTED
-    reason: str = ""  # in a sentence; for ``not tested here``, the horizon or precondition that is not met
-    measured: str = ""  # the numbers that decide, as text
-    by_construction: bool = False  # the base model learned it from its pretraining documents, so that it is no finding
-    reported: dict[str, str] = field(default_factory=dict)  # by source
-    published: dict[str, float] = field(default_factory=dict)  # by source: its difference of rewards, if it gives numbers
-    numbers: dict[str, float] | None = None  # those of ``measured``, by name; None if nothing was measured
-    contrasts: tuple[Contrast, ...] = ()  # of answer rewards, in the claim's direction, adjusted for the claim's number of them
-    collapses: tuple[Collapse, ...] = ()  # of the runs that the claim is about
-    margin: float | None = None  # smaller differences count as none; None if the test has no margin
-    p: float | None = None  # the smallest level at which the verdict would be decided; None if no interval decides it
-    p_adjusted: float | None = None  # ``p`` adjusted over all claims of the study that have one (Benjamini and Hochberg)
-
-    @property
-    def decided(self) -> bool:
-        """Whether it agrees, disagrees or finds no difference."""
-        return self.verdict in (AGREES, DISAGREES, NO_DIFFERENCE)
-
-    @property
-    def label(self) -> str:
-        """The verdict as a table shows it."""
-        return "by construction" if self.by_construction else self.verdict

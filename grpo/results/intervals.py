@@ -5,18 +5,15 @@ would have other runs (new seeds) and other problems (another validation set). T
 (Miller 2024, arXiv:2411.00640, for problems; Agarwal et al. 2021, arXiv:2108.13264, and Hochlehnert et al. 2025,
 arXiv:2504.07086, on why the interval must cover the spread between few runs):
 
-- Each arm has its own run variance. The interval uses Student's t with the degrees of freedom of Welch (1947, Biometrika 34:28)
-  and Satterthwaite (1946), rounded down. The spread of arms differs up to tenfold, and more for a collapsing arm. A variance
-  shared by all arms covers too little for the widest arm and is hardly narrower for the others (benchmarks/coverage.py).
-- The variance between problems is that of the difference of the two arms, problem by problem. Difficulty that both arms share
-  cancels out.
+- A difference of two arms is paired: seed by seed, as runs of one seed share the order of their problems and, in some studies,
+  the base model; and problem by problem. What both arms share cancels out.
+- The interval uses Student's t with the degrees of freedom of Satterthwaite (1946), rounded down.
 - The interaction of run and problem is part of both estimates, and is counted once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -42,7 +39,7 @@ def mean_of(scores: Scores, fixed: bool = False) -> Interval:
         fixed: all runs are the same policy (the untrained model), so the variance between runs is zero.
     """
     scores = np.atleast_2d(np.asarray(scores, dtype=float))
-    found = _interval([scores], scores.mean(axis=0), fixed, LEVEL)
+    found = _interval(scores, fixed, LEVEL)
     low, high = found.low, found.high
     if found.se < TINY:  # all rewards are equal, mostly zero
         low, high = wilson_interval(float(scores.mean()) * scores.shape[1], scores.shape[1])
@@ -53,7 +50,8 @@ def difference_of(first: Scores, second: Scores, level: float = LEVEL, fixed: bo
     """Difference of two arms' means, ``second`` minus ``first``.
 
     Args:
-        first, second: (runs, problems), with problems in the same order; the numbers of runs may differ.
+        first, second: (runs, problems), with seeds and problems in the same order. If one arm has more seeds, its last ones are
+            left out.
         level: :func:`simultaneous` or :func:`against_the_best` for several contrasts together.
         fixed: as in :func:`mean_of`.
         scale: the largest possible difference, at which the interval ends.
@@ -64,7 +62,8 @@ def difference_of(first: Scores, second: Scores, level: float = LEVEL, fixed: bo
     first, second = (np.atleast_2d(np.asarray(scores, dtype=float)) for scores in (first, second))
     if first.shape[1] != second.shape[1]:
         raise ValueError(f"paired scores are needed for the same problems: {first.shape[1]} and {second.shape[1]}")
-    found = _interval([first, second], second.mean(axis=0) - first.mean(axis=0), fixed, level)
+    runs = min(len(first), len(second))
+    found = _interval(second[:runs] - first[:runs], fixed, level, arms=2)
     return replace(found, low=max(-scale, found.low), high=min(scale, found.high))
 
 
@@ -85,7 +84,7 @@ def against_the_best(contrasts: int) -> float:
 def change_of(before: Scores, after: Scores) -> Interval:
     """Mean change of an arm, ``after`` minus ``before``; both are (runs, problems), the runs paired."""
     change = np.atleast_2d(np.asarray(after, dtype=float) - np.asarray(before, dtype=float))
-    return _interval([change], change.mean(axis=0), False, LEVEL)
+    return _interval(change, False, LEVEL)
 
 
 def detectable(interval: Interval) -> float:
@@ -109,15 +108,15 @@ def _tail(distance: float, interval: Interval) -> float:
     return float(stats.t.sf(distance / interval.se, interval.df))
 
 
-def _interval(tables: Sequence[Scores], by_problem: Scores, fixed: bool, level: float) -> Interval:
-    """The interval of the mean of ``by_problem``, which is the mean over runs of one table or the difference of two."""
-    runs, problems = min(len(table) for table in tables), tables[0].shape[1]
-    parts = [] if fixed else [_between_runs(table) for table in tables]  # variances, each with its degrees of freedom
+def _interval(table: Scores, fixed: bool, level: float, arms: int = 1) -> Interval:
+    """The interval of the mean of a table (runs, problems): the scores of one arm, or the differences of two ``arms``."""
+    (runs, problems), by_problem = table.shape, table.mean(axis=0)
+    parts = [] if fixed else [_between_runs(table, arms)]  # variances, each with its degrees of freedom
     if problems > 1:
         squares = float(((by_problem - by_problem.mean()) ** 2).sum())
-        if squares < TINY and len(tables) > 1:
+        if squares < TINY and arms > 1:
             squares = 1.0  # as if the arms differed in one problem (Agresti and Min 2005), so that the width is not zero
-        rest = 0.0 if fixed else sum(_rest(table) / len(table) for table in tables)
+        rest = 0.0 if fixed else _rest(table) / runs
         parts.append((max(0.0, squares / (problems - 1) / problems - rest), problems - 1))
     variance = sum(part for part, _ in parts)
     weights = sum(part**2 / df for part, df in parts)
@@ -127,11 +126,11 @@ def _interval(tables: Sequence[Scores], by_problem: Scores, fixed: bool, level: 
     return Interval(value, value - half, value + half, level, covers, runs, problems, math.sqrt(variance), df)
 
 
-def _between_runs(table: Scores) -> tuple[float, float]:
-    """Variance of an arm's mean between runs, at least that of sampling within single problems, and its degrees of freedom."""
+def _between_runs(table: Scores, arms: int) -> tuple[float, float]:
+    """Variance of a table's mean between runs, at least that of sampling within single problems, and its degrees of freedom."""
     runs, problems = table.shape
     if runs == 1:
-        return ASSUMED_RUN_SD**2, ASSUMED_DF
+        return arms * ASSUMED_RUN_SD**2, ASSUMED_DF
     between, rest = float(table.mean(axis=1).var(ddof=1)), _rest(table)
     return (between / runs, runs - 1) if between > rest else (rest / runs, (runs - 1) * (problems - 1) or 1)
 

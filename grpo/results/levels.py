@@ -1,77 +1,84 @@
-"""Levels of a training metric: medians over blocks of steps, on which a single step has no influence."""
+"""Levels of a metric over a stretch of a run: medians, on which a single step has little influence."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from grpo.common.files import read_json
 from grpo.results.evidence import NotMeasured
-from grpo.results.findings import RUNS_AND_STEPS, STEPS, Interval
-from grpo.results.intervals import difference_of
 from grpo.results.runs import Run
+from grpo.study import paths
 
 BLOCK = 4  # steps
+KL = "kl/"  # metrics of kept checkpoints, such as kl/per_token_low_variance
 SMALLEST = 1e-8  # replaces smaller values before taking the logarithm
+Numbers = NDArray[np.float64]
 
 
-def per_step(run: Run, metric: str, how: str = "mean") -> NDArray[np.float64]:
-    """A metric by step: ``mean`` or ``max`` over its optimizer steps; infinite if one of them is not finite.
+def series(run: Run, metric: str, how: str = "mean") -> tuple[Numbers, Numbers]:
+    """Steps, and a metric's values at them: training steps, the evaluations of a validation metric, or kept checkpoints.
+
+    Args:
+        how: ``mean`` or ``max`` over a step's optimizer updates. The value is infinite if one of them is not finite.
 
     Raises:
         NotMeasured: the run has no such metric.
     """
-    if metric not in run.history:
+    if metric.startswith(KL):
+        return _kl(run, metric.removeprefix(KL))
+    table = next((table for table in (run.history, run.validation) if metric in table), None)
+    if table is None:
         raise NotMeasured(f"the runs have no {metric}")
-    values = run.history[metric].astype(float)
-    steps = values.where(np.isfinite(values), np.inf).groupby(run.history["step"])
-    return steps.agg(how).to_numpy(dtype=float)
+    values = table[metric].astype(float)
+    by_step = values.where(np.isfinite(values), np.inf).groupby(table["step"]).agg(how)
+    return by_step.index.to_numpy(dtype=float), by_step.to_numpy(dtype=float)
 
 
-def blocks(values: NDArray[np.float64], share: float = 0.5) -> NDArray[np.float64]:
-    """The median (or the quantile ``share``) of each block of consecutive steps."""
-    parts = np.array_split(values, max(1, len(values) // BLOCK))
-    return np.array([np.quantile(part, share, method="nearest") for part in parts])
+def _kl(run: Run, estimate: str) -> tuple[Numbers, Numbers]:
+    """Steps, and the KL of the run's kept checkpoints to its start, as the stage ``kl`` measured them."""
+    path, made_by = paths.KL_REPORTS / f"{run.experiment}.json", f"kl@{run.experiment}"
+    steps = read_json(path, made_by, keys=("arms",))["arms"].get(run.arm, []) if path.exists() else []
+    points = [(one["step"], one["by_run"][run.name][estimate]) for one in steps if run.name in one["by_run"]]
+    if not points:
+        raise NotMeasured(f"the runs of {run.experiment} keep no checkpoints whose KL is measured (keep_steps)")
+    places, values = np.array(points, dtype=float).T
+    return places, values
 
 
-def log_ratio(larger: Sequence[Run], smaller: Sequence[Run], metric: str, late: bool = False) -> Interval:
-    """Log ratio of two arms' levels of a metric, block by block, with its interval over runs and blocks of steps.
-
-    With one run per arm the interval is over blocks alone.
+def level(run: Run, metric: str, at: str, steps: tuple[float, float] = (0, math.inf)) -> float:
+    """The median of a metric over a part of a stretch of steps.
 
     Args:
-        late: use only the last quarter of the steps that all runs took, and at least two blocks.
-
-    Raises:
-        NotMeasured: there are fewer than three blocks; with ``late``, fewer than two.
+        at: ``start`` (the first sixteenth of the stretch), ``late`` (its last quarter), ``end`` (its last sixteenth) or
+            ``throughout``; each has at least one value.
+        steps: the first and the last step of the stretch.
     """
-    values = [[per_step(run, metric) for run in runs] for runs in (smaller, larger)]
-    steps = min(len(run) for arm in values for run in arm)
-    tables = [np.stack([blocks(run[:steps]) for run in arm]) for arm in values]
-    finite = np.isfinite(np.concatenate(tables)).all(axis=0)
-    tables = [np.log(np.maximum(table[:, finite], SMALLEST)) for table in tables]
-    fewest = 2 if late else 3
-    if late:
-        tables = [table[:, -max(fewest, table.shape[1] // 4) :] for table in tables]
-    if tables[0].shape[1] < fewest:
-        raise NotMeasured("the runs took too few steps")
-    one = min(len(table) for table in tables) == 1
-    return replace(difference_of(tables[0], tables[1], fixed=one, scale=math.inf), covers=STEPS if one else RUNS_AND_STEPS)
+    places, values = series(run, metric)
+    values = values[(places >= steps[0]) & (places <= steps[1])]
+    if len(values) < 2:
+        raise NotMeasured(f"{run.name} has fewer than two values of {metric} between the steps {steps[0]:g} and {steps[1]:g}")
+    few, many = math.ceil(len(values) / 16), math.ceil(len(values) / 4)
+    part = {"start": values[:few], "late": values[-many:], "end": values[-few:], "throughout": values}[at]
+    return float(np.median(part))
 
 
-def changes(runs: Sequence[Run], metric: str, since: str) -> NDArray[np.float64]:
-    """For each run, the ratio of its final level (last quarter) to its ``first`` or ``highest`` level."""
-    found = []
-    for run in runs:
-        levels = blocks(per_step(run, metric))
-        last = float(np.median(levels[-max(1, len(levels) // 4) :]))
-        found.append(last / max(float(levels[0] if since == "first" else levels.max()), SMALLEST))
-    return np.array(found)
+def log_levels(runs: Sequence[Run], metric: str, at: str, steps: tuple[float, float] = (0, math.inf)) -> Numbers:
+    """The logarithm of :func:`level` of each run, (runs,)."""
+    return np.log(np.maximum([level(run, metric, at, steps) for run in runs], SMALLEST))
 
 
-def peaks(runs: Sequence[Run], metric: str) -> NDArray[np.float64]:
-    """For each run, the 90% quantile over blocks of a block's largest value, on which a single spike has no influence."""
-    return np.array([np.quantile(blocks(per_step(run, metric, "max"), 1.0), 0.9, method="nearest") for run in runs])
+def last_common_step(runs: Sequence[Run]) -> float:
+    """The last step that all runs have taken."""
+    return min(float(run.history["step"].max()) for run in runs)
+
+
+def highest(run: Run, metric: str, until: float = math.inf) -> float:
+    """The highest median over a block of four steps of a metric's largest value in each step, up to a step."""
+    places, values = series(run, metric, "max")
+    values = values[places <= until]
+    parts = np.array_split(values, max(1, len(values) // BLOCK))
+    return max((float(np.median(part)) for part in parts if len(part)), default=-math.inf)

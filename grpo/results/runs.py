@@ -34,7 +34,20 @@ class Run:
     metrics: dict[str, Any]  # metrics.json; ``diverged_step`` is None unless the run diverged
     history: pd.DataFrame  # one row per optimizer step
     validation: pd.DataFrame  # one row per evaluation
-    outcomes: NDArray[np.float64]  # answer rewards, (evaluations, problems); the first evaluation is of the untrained model
+    # Answer rewards, (evaluations, problems), on the problems of all evaluations; the first is that of the untrained model.
+    outcomes: NDArray[np.float64]
+    last: NDArray[np.float64]  # answer rewards of the last evaluation on all its problems, (problems,)
+    selection_problems: int  # how many of those choose winners and rates; 0: all choose and judge
+
+    @property
+    def final(self) -> NDArray[np.float64]:
+        """The run's result: the last answer rewards on the problems that judge, (problems,)."""
+        return self.last[self.selection_problems :]
+
+    @property
+    def selection(self) -> NDArray[np.float64]:
+        """The last answer rewards on the problems that choose winners and learning rates, (problems,)."""
+        return self.last[: self.selection_problems or None]
 
     @property
     def name(self) -> str:
@@ -42,30 +55,15 @@ class Run:
         return paths.run_name(self.experiment, self.arm, self.seed)
 
 
-def _read_outcomes(path: Path, made_by: str) -> NDArray[np.float64]:
+def _read_outcomes(path: Path, made_by: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The rewards of all evaluations on the problems that they share, and those of the last one on all its problems."""
     evaluations = read_jsonl(path, made_by, lambda record: np.array(record["answer_reward"], dtype=float))
-    if any(evaluation.shape != evaluations[0].shape or evaluation.ndim != 1 for evaluation in evaluations):
-        raise damaged(path, "evaluations have different numbers of problems", made_by)
     if len(evaluations) < 2:
         raise damaged(path, "no evaluation after that of the untrained model", made_by)
-    return np.stack(evaluations)
-
-
-def mean_of_last(outcomes: NDArray[np.float64], last_k: int) -> NDArray[np.float64]:
-    """Final answer reward of each problem, (problems,): the mean over a run's last ``last_k`` evaluations.
-
-    The evaluation of the untrained model is never included. A run that diverged or reached its time limit may have fewer than
-    ``last_k`` evaluations; then all it has are averaged, and the report's tables say so.
-
-    Args:
-        outcomes: (evaluations, problems), as in :class:`Run`.
-    """
-    return np.asarray(outcomes[1:][-last_k:].mean(axis=0))
-
-
-def evaluations_counted(outcomes: NDArray[np.float64], last_k: int) -> int:
-    """Number of evaluations that :func:`mean_of_last` averages."""
-    return min(last_k, len(outcomes) - 1)
+    sizes = [len(evaluation) for evaluation in evaluations]
+    if len(set(sizes[:-1])) > 1 or sizes[-1] < sizes[0]:
+        raise damaged(path, "evaluations have different numbers of problems", made_by)
+    return np.stack([evaluation[: sizes[0]] for evaluation in evaluations]), evaluations[-1]
 
 
 def read_run(experiment: str, arm: str, seed: int) -> Run:
@@ -85,7 +83,9 @@ def _read_run(experiment: str, arm: str, seed: int, _folder: Path, _changed: tup
     if not (folder / "outcomes.jsonl").exists():
         raise UserError(f"{folder}: no finished run. Run `dvc repro {made_by}` to make it.")
     config = read_config(name)
-    require_keys(folder / "config.yaml", config, ("config", "same_as", "software"), made_by)
+    require_keys(folder / "config.yaml", config, ("config", "same_as", "software", "evaluation"), made_by)
+    outcomes, last = _read_outcomes(folder / "outcomes.jsonl", made_by)
+    evaluation = config["evaluation"]
     return Run(
         experiment,
         arm,
@@ -94,13 +94,18 @@ def _read_run(experiment: str, arm: str, seed: int, _folder: Path, _changed: tup
         metrics=read_json(folder / "metrics.json", made_by, keys=("diverged_step", "diverged_reason")),
         history=read_csv(folder / "history.csv", made_by, columns=("step", "gradient_norm")),
         validation=read_csv(folder / "validation.csv", made_by, columns=("step", REWARD)),
-        outcomes=_read_outcomes(folder / "outcomes.jsonl", made_by),
+        outcomes=outcomes,
+        last=last,
+        # The same share of a validation set that is smaller.
+        selection_problems=evaluation["selection_problems"] * len(last) // evaluation["last_problems"],
     )
 
 
 def read_runs(study: Study, experiment: str) -> list[Run]:
     """Read all runs of an experiment, ordered by arm (as in params.yaml), then by seed."""
-    return [read_run(experiment, arm, seed) for arm in study.experiments[experiment].arms for seed in study.seeds]
+    return [
+        read_run(experiment, arm, seed) for arm in study.experiments[experiment].arms for seed in study.seeds_of(experiment)
+    ]
 
 
 def read_selection(experiment: str) -> dict[str, Any]:
@@ -146,19 +151,19 @@ def value(run: Run, key: str) -> Any:
     return run.config["config"][key]["value"]
 
 
-def final_scores(runs: list[Run], last_k: int) -> NDArray[np.float64]:
-    """Final answer rewards of an arm (:func:`mean_of_last`), (runs, problems)."""
-    return np.stack([mean_of_last(run.outcomes, last_k) for run in runs])
+def final_scores(runs: list[Run]) -> NDArray[np.float64]:
+    """Final answer rewards of an arm on the problems that judge, (runs, problems)."""
+    return np.stack([run.final for run in runs])
+
+
+def gain(runs: list[Run]) -> Interval:
+    """Last answer reward of an arm minus that before training, on the problems of all evaluations."""
+    return change_of(np.stack([run.outcomes[0] for run in runs]), np.stack([run.outcomes[-1] for run in runs]))
 
 
 def first_scores(runs: list[Run]) -> NDArray[np.float64]:
     """Answer rewards before training, (runs, problems)."""
     return np.stack([run.outcomes[0] for run in runs])
-
-
-def gain(runs: list[Run], last_k: int) -> Interval:
-    """Final answer reward of an arm minus that before training."""
-    return change_of(first_scores(runs), final_scores(runs, last_k))
 
 
 def identical(first: list[Run], second: list[Run]) -> bool:
@@ -167,7 +172,7 @@ def identical(first: list[Run], second: list[Run]) -> bool:
     An example is division by the group's standard deviation, where the loss uses raw rewards instead of advantages.
     """
     return len(first) == len(second) and all(
-        a.history.equals(b.history) and np.array_equal(a.outcomes, b.outcomes) for a, b in zip(first, second, strict=True)
+        a.history.equals(b.history) and np.array_equal(a.last, b.last) for a, b in zip(first, second, strict=True)
     )
 
 

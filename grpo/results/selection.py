@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from grpo.results.evidence import Evidence, evidence_of
-from grpo.results.findings import ArmResult, ExperimentResult
-from grpo.results.intervals import against_the_best, detectable, mean_of
-from grpo.results.runs import REWARD, Run, final_scores, first_scores
+from grpo.results.findings import ArmResult, ExperimentResult, Interval
+from grpo.results.intervals import against_the_best, difference_of, mean_of
+from grpo.results.runs import REWARD, Run, first_scores
 from grpo.study.methods import OFF_POLICY_RANK
 from grpo.study.schema import Study
+from grpo.study.settings import setting_of
 
 ENDS = ("value", "low", "high", "level")
 
@@ -26,66 +27,62 @@ def read_result(study: Study, experiment: str) -> ExperimentResult:
 def result_of(study: Study, found: Evidence) -> ExperimentResult:
     """Compute an experiment's result.
 
-    An arm's result is its mean validation answer reward over its seeds and its last evaluations; collapsed runs are counted
-    separately. The arm with the highest mean leads, among the arms without a collapsed run if there are any. Arms whose
-    difference from the leader may be zero, adjusted for the number of arms, are tied with it. The truly best arm is the leader
-    or tied with it in at least 95% of studies. Of the leader and the tied arms the first in params.yaml wins, or the leader
-    (``tie``), unless ``selection.pinned`` names another winner.
+    An arm's result is its mean answer reward at the last evaluation over all its seeds. Of the evaluation's problems, the first
+    ``evaluation.selection_problems`` choose the learning rate of each setting, the leader and the winner
+    (:meth:`Evidence.first_within_one_error`), and the others give the results. So the best of several arms is not judged on the
+    problems that chose it. ``selection.pinned`` may name another winner.
     """
-    arms, leader, eligible = found.arms, found.leader, found.eligible
-    pinned, tie = study.selection.pinned.get(found.experiment), study.experiments[found.experiment].tie
-    contrasts = {arm: found.contrast(arm, leader, len(arms) - 1, against_the_best) for arm in arms if arm != leader}
-    tied = [arm for arm in eligible if arm != leader and not contrasts[arm].excludes_zero]
-    best = leader if tie == "leader" else next(arm for arm in eligible if arm == leader or arm in tied)
-    value, out = found.mean(leader), [arm for arm in arms if arm not in eligible]
-    reason = _pinned(leader, value, pinned) if pinned else _reason(leader, value, tied, best, len(eligible), tie)
-    reason += f"; left out because a run collapsed: {', '.join(out)}" if out else ""
+    arms = list(found.chosen.values())
+    leader, pinned = found.best(arms), study.selection.pinned.get(found.experiment)
+    others = [arm for arm in found.eligible(arms) if arm != leader]
+    runner_up = max(others, key=lambda arm: float(found.selection(arm).mean()), default=None)
+    margin = difference_of(found.selection(runner_up), found.selection(leader)) if runner_up else None
+    near = found.first_within_one_error(arms)
+    contrasts = {arm: found.contrast(arm, leader, len(arms) - 1, against_the_best) for arm in found.arms if arm != leader}
     results = [
         ArmResult(
             arm,
+            setting_of(arm),
+            arm in arms,
             runs[0].config["overrides"],
             tuple(run.name for run in runs),
-            tuple(float(row.mean()) for row in final_scores(runs, found.last_k)),
+            tuple(float(run.final.mean()) for run in runs),
             mean_of(found.final(arm)),
+            float(found.selection(arm).mean()),
             mean_of(first_scores(runs), fixed=True),
             found.collapses(arm),
             contrasts.get(arm),
         )
-        for arm, runs in arms.items()
+        for arm, runs in found.arms.items()
     ]
-    winner = pinned or best
+    reason = _reason(leader, near, margin)
+    if pinned:
+        reason = f"pinned by hand in params.yaml (selection.pinned); without that, {near} would win"
+    if out := [arm for arm in arms if arm not in found.eligible(arms)]:
+        reason += f"; left out because a run collapsed: {', '.join(out)}"
     return ExperimentResult(
-        found.experiment, found.last_k, tuple(results), leader, tuple(tied), winner, pinned is not None, reason
+        found.experiment, tuple(results), leader, runner_up, margin, pinned or near, pinned is not None, reason
     )
 
 
-def _pinned(leader: str, value: float, pinned: str) -> str:
-    agrees = "which also leads" if leader == pinned else f"although {leader} leads ({value:.3f})"
-    return f"pinned by hand in params.yaml (selection.pinned), {agrees}"
-
-
-def _reason(leader: str, value: float, tied: list[str], best: str, eligible: int, tie: str) -> str:
-    simpler = "of arms that are tied the simpler one, which stands earlier in params.yaml, wins"
-    simpler = "no arm is simpler than another, so the leader wins" if tie == "leader" else simpler
-    if best != leader:
-        also = [arm for arm in tied if arm != best]
-        nor = f" (nor can {', '.join(also)})" if also else ""
-        return f"cannot be told from {leader}, which leads with {value:.3f}{nor}; {simpler}"
-    if tied:
-        return f"leads, but cannot be told from {', '.join(tied)}; {simpler}"
-    return "leads; each other arm can be told from it" if eligible > 1 else "the only arm that counts"
+def _reason(leader: str, near: str, margin: Interval | None) -> str:
+    if margin is None:
+        return "the only arm that may win"
+    if near != leader:
+        return f"within one standard error of {leader}, which leads, and before it in params.yaml"
+    return f"leads by {margin.value:.3f}, standard error {margin.se:.3f}, and no arm before it is within one standard error"
 
 
 def select(study: Study, experiment: str) -> dict[str, Any]:
     """Select the winner of an experiment, by :func:`result_of`.
 
     Returns:
-        ``experiment``, ``winner``, ``leader``, ``tied`` (with the leader), ``pinned``, ``reason``, ``metric``, ``last_k``,
-        ``value`` with ``low`` and ``high`` (95%, over runs and problems), ``overrides`` (hyperparameters that the winner sets),
-        ``before`` (the winners on which the runs build, first to last) and ``candidates``. Each candidate has its runs, those
-        that ``collapsed``, and the distance ``behind`` the leader (interval adjusted for the number of arms). A sweep whose
-        ranking another experiment uses also has ``off_policy_ranking``, its best few off-policy arms: the winner if it is one
-        of them, then by mean, arms with a collapsed run last.
+        ``experiment``, ``winner``, ``leader``, ``runner_up``, ``margin`` (leader minus runner-up, 95%), ``pinned``, ``reason``,
+        ``metric``, ``value`` with ``low`` and ``high`` (95%), ``overrides`` (hyperparameters that it sets), ``before`` (the
+        winners on which the runs build, first to last) and ``candidates``: all arms, each with its ``setting``, if its rate is
+        ``chosen``, its runs, those that ``collapsed``, and the distance ``behind`` the leader (adjusted for their number). A
+        sweep whose ranking another experiment uses also has ``off_policy_ranking``, its best few off-policy
+        settings: the winner if it is one of them, then by mean on the problems that select, those with a collapsed run last.
 
     Raises:
         UserError: a run of the experiment is missing.
@@ -98,18 +95,18 @@ def select(study: Study, experiment: str) -> dict[str, Any]:
         "experiment": experiment,
         "winner": result.winner,
         "leader": result.leader,
-        "tied": list(result.tied),
+        "runner_up": result.runner_up,
+        "margin": result.margin and {key: getattr(result.margin, key) for key in ENDS},
         "pinned": result.pinned,
         "reason": result.reason,
         "metric": REWARD,
-        "last_k": result.last_k,
         **{key: winner[key] for key in ("value", "low", "high", "overrides")},
         "before": found.arms[result.winner][0].config["before"],
         "candidates": candidates,
     }
     if _is_ranked(study, experiment):
-        off_policy = [c for c in candidates if c["updates_per_rollout_batch"] > 1]  # every sweep is one of GRPO runs
-        ranking = sorted(off_policy, key=lambda c: (c is not winner, bool(c["collapsed"]), -c["value"]))
+        off_policy = [c for c in candidates if c["chosen"] and c["updates_per_rollout_batch"] > 1]  # a sweep is of GRPO runs
+        ranking = sorted(off_policy, key=lambda c: (c is not winner, bool(c["collapsed"]), -c["selection"]))
         selection["off_policy_ranking"] = [{k: c[k] for k in ("arm", "overrides")} for c in ranking[: study.selection.best_few]]
     return selection
 
@@ -132,6 +129,9 @@ def _candidate(arm: ArmResult, runs: list[Run]) -> dict[str, Any]:
     behind = arm.contrast.turned().adjusted if arm.contrast else None
     return {
         "arm": arm.arm,
+        "setting": arm.setting,
+        "chosen": arm.chosen,
+        "selection": arm.selection,
         "overrides": arm.overrides,
         "updates_per_rollout_batch": runs[0].config.get("updates_per_rollout_batch"),
         **{key: getattr(arm.final, key) for key in ("value", "low", "high", "covers")},
@@ -147,5 +147,5 @@ def _candidate(arm: ArmResult, runs: list[Run]) -> dict[str, Any]:
             }
             for run, value in zip(runs, arm.by_run, strict=True)
         ],
-        "behind": behind and {key: getattr(behind, key) for key in ENDS} | {"detectable": detectable(behind)},
+        "behind": behind and {key: getattr(behind, key) for key in ENDS},
     }

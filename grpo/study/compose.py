@@ -23,11 +23,11 @@ STUDIES_FOLDER = Path("studies")
 WHICH = ("use", "source", "name")
 WHOLE = ("arms", "documents", "sft_datasets", "reward", "source")  # mappings that an overlay replaces as a whole
 BY_TASK = ("tasks", "models", "sft_datasets")  # mappings with one entry per task; `null` removes an entry
-COMPUTED = ("study", "folder", "file", "select_in", "runs")  # keys that composing sets, whatever a study file says
+COMPUTED = ("study", "folder", "file", "select_in", "kl_in", "runs")  # keys that composing sets, whatever a study file says
 _SELECT_IN = Note(
     above=(
-        "# The experiments with arms; DVC makes one stage select@EXPERIMENT for each. After you edit arms,",
-        "# `grpo study runs` updates this list.",
+        "# The experiments with arms, and those of them with `keep_steps` of GRPO; DVC makes a stage select@EXPERIMENT or",
+        "# kl@EXPERIMENT for each. After you edit arms, `grpo study runs` updates these lists.",
     ),
     blank=True,
 )
@@ -161,6 +161,19 @@ def _arms(experiment: Any) -> Mapping[str, Any]:
     return arms if isinstance(arms, Mapping) else {}
 
 
+def stage_lists(values: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The lists ``select_in`` (experiments with arms) and ``kl_in`` (those of them in which a GRPO run has ``keep_steps``)."""
+    experiments = {name: entry for name, entry in values["experiments"].items() if _arms(entry)}
+    kept = values["grpo"].get("keep_steps") if isinstance(values.get("grpo"), Mapping) else None
+    keeping = [
+        name
+        for name, entry in experiments.items()
+        if entry.get("method", "grpo") == "grpo"
+        and any(arm.get("keep_steps", kept) for arm in _arms(entry).values() if isinstance(arm, Mapping))
+    ]
+    return {"select_in": [*experiments], "kl_in": keeping}
+
+
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
     """Nested mappings as ``a.b.c`` keys."""
     if not isinstance(value, Mapping) or (not value and prefix):
@@ -250,7 +263,7 @@ def _composed(path: Path, read: Callable[[Path], Annotated]) -> Annotated:
     gone = of_left_out(experiments) if isinstance(experiments, Mapping) else set()
     for key, value in _without_tasks(values, gone).items():
         if key == "experiments" and isinstance(value, Mapping):
-            composed["select_in"] = [name for name, experiment in value.items() if _arms(experiment)]
+            composed |= stage_lists(values)
         if key not in COMPUTED:
             composed.setdefault(key, value)
     return composed, {**notes, ("select_in",): _SELECT_IN}, opening

@@ -30,6 +30,7 @@ class EffectiveRun:
     """The configuration of one run.
 
     Attributes:
+        base: the checkpoint of the base model.
         sources: where each value of ``config`` comes from.
         overrides: the arm's own values, with those that it takes from a sweep.
         before: the selections of earlier experiments that the configuration uses.
@@ -40,6 +41,7 @@ class EffectiveRun:
     task: str
     arm: str
     seed: int
+    base: Path
     config: RunConfig
     sources: dict[str, str]
     overrides: dict[str, Any]
@@ -57,7 +59,7 @@ class EffectiveRun:
         if start is not None:
             experiment, arm, checkpoint = start.split("/")
             return paths.CHECKPOINTS / paths.run_name(experiment, arm, self.seed) / checkpoint
-        return paths.model(self.task)
+        return self.base
 
     @property
     def train(self) -> Path:
@@ -86,8 +88,8 @@ def effective_run(study: Study, experiment: str, arm: str, seed: int, selections
     path = f"params.yaml: experiments.{experiment}.arms"
     require_known(path, "no arm", arm, entry.arms)
     path, values = f"{path}.{arm}", entry.arms[arm]
-    if seed not in study.seeds:
-        raise UserError(f"seeds: {seed} is not among {study.seeds}. Choose one of these, or add it to params.yaml.")
+    if seed not in (seeds := study.seeds_of(experiment)):
+        raise UserError(f"seeds: {seed} is not among {experiment}'s {seeds}. Choose one of these, or add it to params.yaml.")
     config = study.defaults(entry.method)
     sources = {key: "study" if key in config.model_fields_set else "default" for key in type(config).model_fields}
     for winner in (s for s in selections if s["experiment"] in study.needed_selections(experiment)):
@@ -106,7 +108,18 @@ def effective_run(study: Study, experiment: str, arm: str, seed: int, selections
     sources.update(dict.fromkeys(own, f"arm {arm}"))
     overrides = {**taken, **own}
     config = apply_overrides(config, overrides, f"{path} (arm {arm})")
-    return EffectiveRun(experiment, entry.method, entry.task, arm, seed, config, sources, overrides, before=selections)
+    base = base_model(study, entry.task, seed)
+    return EffectiveRun(experiment, entry.method, entry.task, arm, seed, base, config, sources, overrides, before=selections)
+
+
+def base_model(study: Study, task: str, seed: int) -> Path:
+    """The checkpoint that a task's runs of this seed start from: the task's, or the seed's own (``one_per_seed``)."""
+    return paths.model(task) / f"seed-{seed}" if seed in seeds_with_a_base(study, task) else paths.model(task)
+
+
+def seeds_with_a_base(study: Study, task: str) -> list[int]:
+    """The seeds for which a base model of their own is pretrained: none, or all but the first, which has the task's."""
+    return study.seeds[1:] if getattr(study.models[task], "one_per_seed", False) else []
 
 
 def _of_rank(experiment: str, rank: int, selection: dict[str, Any]) -> tuple[dict[str, Any], str]:

@@ -134,9 +134,13 @@ class TrainingConfig(Section):
     prompt: str = "r1_zero"  # prompt format of the task
     wall_clock_limit_s: PositiveFloat | None = None  # the run ends after the step in which it reaches this limit
     lora: Annotated[Lora | None, OMIT] = None  # null: all weights are trained
+    # Checkpoints step-N: GRPO may start from those of fine-tuning; `grpo kl` measures those of GRPO.
+    keep_steps: Annotated[list[PositiveInt], OMIT] = Field(default_factory=list)
 
     def check(self) -> None:
         self._require_divisor("train_batch_size", "gradient_accumulation_steps")
+        if late := [step for step in self.keep_steps if step > self.n_steps]:
+            raise UserError(f"keep_steps: {late} come after the last step, {self.steps_key} ({self.n_steps}): leave them out")
         if self.lr_scheduler_type == "constant" and not self.warmup_steps:
             return
         if self.n_updates is None:
@@ -196,12 +200,6 @@ class SftConfig(TrainingConfig):
     examples: PositiveInt | None = None  # number of unique examples, drawn with the run's seed; null: all
     filtered: bool = False  # true: only examples whose response earns the reward
     normalize_constant: PositiveFloat = 1.0  # divides the sum of token losses of each response
-    keep_steps: list[PositiveInt] = Field(default_factory=list)  # checkpoints step-N, for GRPO to start from
-
-    def check(self) -> None:
-        super().check()
-        if late := [step for step in self.keep_steps if step > self.n_sft_steps]:
-            raise UserError(f"keep_steps: {late} come after the last step, n_sft_steps ({self.n_sft_steps}): leave them out")
 
     @property
     def n_updates(self) -> int:
@@ -268,7 +266,6 @@ class GrpoConfig(SamplingConfig):
     # Cap of the importance weights of truncated importance sampling, per token: the probability under the policy to be trained
     # over the one that the engine computed when it sampled the token. null: no weights.
     importance_cap: PositiveFloat | None = None
-    measure_kl: bool = False  # measure KL to the starting weights at every step; does not change the loss
     kl_coefficient: Annotated[NonNegativeFloat, OMIT] = 0.0  # of KL(policy || starting weights) in the loss; 0: no such term
     kl_estimator: Annotated[KlEstimator, OMIT] = "low_variance"  # estimator of that term (grpo.learner.kl)
     entropy_coefficient: Annotated[FiniteFloat, OMIT] = 0.0  # of the mean token entropy (nats), subtracted from the loss
@@ -286,8 +283,6 @@ class GrpoConfig(SamplingConfig):
         self._require_divisor("rollout_batch_size", "train_batch_size")
         if self.train_batch_size < self.group_size:
             raise UserError(f"train_batch_size ({self.train_batch_size}) must be at least group_size ({self.group_size})")
-        if self.measure_kl and self.asynchronous is not None:
-            raise UserError("measure_kl needs rollouts of the current policy, not asynchronous ones: leave out one of the two")
         if self.dynamic_sampling_rounds and self.asynchronous is not None:
             raise UserError("dynamic_sampling_rounds: not in an asynchronous run, which samples ahead: leave one out")
         if self.dynamic_sampling_rounds and self.group_size == 1:
@@ -305,11 +300,6 @@ class GrpoConfig(SamplingConfig):
         # A user's own loss may use raw rewards.
         if self.group_size == 1 and self.loss_type in LOSS_TYPES and self.loss_type != "no_baseline":
             raise UserError("group_size 1 makes every advantage zero: use at least 2, or loss_type no_baseline")
-
-    @property
-    def needs_starting_weights(self) -> bool:
-        """Whether the learner computes log-probabilities under the starting weights."""
-        return self.measure_kl or self.kl_coefficient > 0.0
 
     @property
     def n_prompts_per_rollout_batch(self) -> int:

@@ -53,10 +53,11 @@ def rehearsal_of(values: Mapping[str, Any]) -> dict[str, Any]:
         else:
             sections[method]["group_size"] = group
         for name, arms in of_method.items():
-            experiments[name] = {"last_k": 1, "arms": {arm: _cut(changed, by, few) for arm, changed in arms.items()}}
+            experiments[name] = {"arms": {arm: _cut(changed, by, few) for arm, changed in arms.items()}}
             for arm in experiments[name]["arms"].values():
                 if "keep_steps" in arm:
-                    arm["keep_steps"] = list(range(1, len(arm["keep_steps"]) + 1))
+                    most = len(arm["keep_steps"]) if method == "sft" else STEPS
+                    arm["keep_steps"] = list(range(1, len(arm["keep_steps"]) + 1))[:most]
                 if arm.get("start_from") in kept:
                     arm["start_from"] = f"{arm['start_from'].rpartition('-')[0]}-{kept[arm['start_from']]}"
     fine_tuned = {entry.get("task", MAIN) for entry in made.values() if entry.get("method") == "sft"}
@@ -79,11 +80,12 @@ def rehearsal_of(values: Mapping[str, Any]) -> dict[str, Any]:
         "evaluation": {
             "every": 1,
             "problems": PROBLEMS,
+            "last_problems": 2 * PROBLEMS,
+            "selection_problems": PROBLEMS,
             "zero_shot_problems": PROBLEMS,
             "max_tokens": TOKENS,
             "best_of_n": {"problems": 4, "samples": 4, "n": [1, 4]},
         },
-        "selection": {"last_k": 1},
         "save_state_every": 1,
         **({"kissing_number": {"strategy": "mutation", "calls": PROBLEMS, "seed": 0}} if values["kissing_number"] else {}),
         "experiments": experiments,

@@ -32,7 +32,7 @@ def runs_table(study: Study) -> dict[str, dict[str, Any]]:
         after = paths.SELECT / f"{entry.builds_on}.json" if entry.builds_on else paths.PINNED_SOFTWARE
         train = "sft_dataset" if entry.method == "sft" else "dataset"
         for arm, values in entry.arms.items():
-            for seed in [ALL_SEEDS] if study.seeds_in_one_stage else study.seeds:
+            for seed in [ALL_SEEDS] if study.seeds_in_one_stage and not entry.timed else study.seeds_of(name):
                 of_seed = [] if seed == ALL_SEEDS else [str(seed)]
                 start = str(values["start_from"]).split("/")[:2] if values.get("start_from") else []
                 model = ["checkpoints", *start, *of_seed] if start else ["model", entry.task]
@@ -49,7 +49,7 @@ def runs_table(study: Study) -> dict[str, dict[str, Any]]:
                     "model": "/".join(model),
                     "train": f"{train}/{entry.task}",
                     "after": after.as_posix(),
-                    "resources": entry.resources,
+                    "resources": study.resources_of(name, seed),
                 }
     return rows
 
@@ -57,10 +57,12 @@ def runs_table(study: Study) -> dict[str, dict[str, Any]]:
 def stage_of_run(run: str) -> str:
     """The DVC stage that trains the run ``EXPERIMENT/ARM/SEED`` of the active study."""
     experiment, arm, seed = run.split("/")
-    together = paths.PARAMS.exists() and _seeds_in_one_stage(paths.PARAMS.stat().st_mtime_ns)
+    together = paths.PARAMS.exists() and experiment in _with_seeds_in_one_stage(paths.PARAMS.stat().st_mtime_ns)
     return f"train@{experiment}-{arm}" if together else f"train@{experiment}-{arm}-{seed}"
 
 
 @cache
-def _seeds_in_one_stage(_changed: int) -> bool:
-    return bool(parse_yaml(paths.PARAMS).get("seeds_in_one_stage"))
+def _with_seeds_in_one_stage(_changed: int) -> set[str]:
+    values = parse_yaml(paths.PARAMS)
+    experiments = values["experiments"] if values.get("seeds_in_one_stage") else {}
+    return {name for name, entry in experiments.items() if not entry.get("timed")}

@@ -16,10 +16,10 @@ from grpo.common.errors import UserError
 from grpo.common.imports import search_in
 from grpo.study import paths
 from grpo.study.annotated import read_mapping
-from grpo.study.compose import STUDIES_FOLDER, compose
+from grpo.study.claims import AnyClaim, own_claims
+from grpo.study.compose import STUDIES_FOLDER, compose, stage_lists
 from grpo.study.methods import (
     OFF_POLICY_RANK,
-    EvaluationSteps,
     ExpertIterationConfig,
     GrpoConfig,
     RunConfig,
@@ -50,21 +50,15 @@ from grpo.tasks.task import Split, Task, make_task
 
 PARAMS_FILE = paths.PARAMS
 TOKENS_ON_CPU = 4096  # max_tokens_per_microbatch on a CPU, as in studies/base.yaml
-MORE_EVALUATIONS = {
-    "grpo": "raise n_grpo_steps, lower evaluation.every",
-    "sft": "raise n_sft_steps, lower evaluate_every",
-    "expert_iteration": "raise n_ei_steps",
-}
 
 
 LONGEST_NAME = 100  # characters; file names have an experiment, an arm and a seed, and may have 255
 # Names that no experiment may have, as the pipeline itself has a file of this name where each experiment has its own.
 TAKEN = {
-    *("base_model", "best_of_n", "claims", "forest", "kissing_number", "math_baseline", "method", "methods", "overview"),
-    *("sft_examples", "software", "staleness", "time_breakdown", "what_it_would_take"),
-    *("zero_shot", "zero_shot_by_level", "zero_shot_by_subject"),
+    *("best_of_n", "claims", "contrasts", "kissing_number", "math_baseline", "methods", "overview", "rates", "sft_examples"),
+    *("software", "zero_shot", "zero_shot_by_level", "zero_shot_by_subject"),
 }
-OF_FIGURES = ("ends", "metrics")  # EXPERIMENT-ends and EXPERIMENT-metrics are figures of EXPERIMENT
+OF_TABLES = ("rates", "sets", "leaderboard")  # EXPERIMENT-rates and others are tables of EXPERIMENT
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # torch's range
 
 
@@ -82,6 +76,7 @@ class Study(Section):
 
     study: str = Field(max_length=LONGEST_NAME)
     description: str
+    by_design: list[str] = Field(default_factory=list)  # sentences: what pretraining, data and construction planted
     folder: str = STUDIES_FOLDER.as_posix()  # folder with the study's own modules and data, relative to the project's folder
     file: str | None = None  # the study file that it was composed from, relative to the project's folder
     seeds: list[Seed] = Field(min_length=1)
@@ -103,13 +98,25 @@ class Study(Section):
     checkpoints: list[Literal["last", "best"]] = Field(min_length=1)
     save_state_every: PositiveInt  # steps; expert iteration saves after each of its (long) steps
     select_in: list[str] = Field(min_length=1)  # the experiments with arms; DVC makes stages select@EXPERIMENT from it
+    kl_in: list[str] | None = None  # those of them with keep_steps of GRPO; DVC makes stages kl@EXPERIMENT from it
     experiments: dict[str, Experiment]
+    claims: list[AnyClaim] = []  # the study's own, beside the published ones
     resources: dict[str, Resources]
     runs: dict[str, dict[str, Any]] | None = None  # made by `grpo study use`; DVC makes stages train@KEY from it
 
-    def last_k(self, experiment: str) -> int:
-        """How many last evaluations of a run are averaged."""
-        return self.experiments[experiment].last_k or self.selection.last_k
+    def seeds_of(self, experiment: str) -> list[int]:
+        """The seeds of an experiment's arms."""
+        return self.seeds[: self.experiments[experiment].seeds]
+
+    def runs_alone(self, experiment: str, seed: int) -> bool:
+        """Whether nothing shares the cores of this run, so that its seconds can be compared with those of other runs."""
+        entry = self.experiments[experiment]
+        return self.resources[entry.resources].gpus > 0 or self.resources_of(experiment, seed) == entry.timed
+
+    def resources_of(self, experiment: str, seed: int | str) -> str:
+        """The entry of ``resources`` that a scheduler reserves for a run, or for a stage of all seeds."""
+        entry = self.experiments[experiment]
+        return entry.timed if entry.timed and seed == self.seeds[0] else entry.resources
 
     @property
     def made(self) -> list[str]:
@@ -120,6 +127,11 @@ class Study(Section):
     def left_out(self) -> list[str]:
         """The experiments without arms."""
         return [name for name, experiment in self.experiments.items() if not experiment.arms]
+
+    @property
+    def own_claims(self) -> list[AnyClaim]:
+        """The study's own claims, each with its experiment, id and statement."""
+        return own_claims(self.claims, self.experiments)
 
     def needed_selections(self, experiment: str) -> list[str]:
         """The experiments whose winners must be known before a run of ``experiment`` can start, first to last.
@@ -133,10 +145,6 @@ class Study(Section):
         """The experiments that runs of ``experiment`` build on or start from."""
         starts = (arm.get("start_from") for arm in self.experiments[experiment].arms.values())
         return self.needed_selections(experiment) + sorted({str(start).split("/")[0] for start in starts if start})
-
-    def with_report(self, piece: str) -> list[str]:
-        """The experiments with arms that list a piece of the report."""
-        return [name for name in self.made if piece in self.experiments[name].report]
 
     def title(self, experiment: str) -> str:
         """The experiment's title in the report."""
@@ -191,7 +199,7 @@ class Study(Section):
         if name != MAIN:
             return {"train": train}
         evaluation = self.evaluation
-        asked = {f"evaluation.{key}": getattr(evaluation, key) for key in ("problems", "zero_shot_problems")}
+        asked = {f"evaluation.{key}": getattr(evaluation, key) for key in ("last_problems", "zero_shot_problems")}
         sampled = {"evaluation.best_of_n.problems": evaluation.best_of_n.problems} if evaluation.best_of_n.prompts else {}
         return {"train": train, "validation": asked | sampled}
 
@@ -216,11 +224,13 @@ class Study(Section):
         for name, experiment in self.experiments.items():
             for arm, values in experiment.arms.items():
                 self._check_arm(name, arm, values)
+        own_claims(self.claims, self.experiments)
         self._check_resources()
         table = runs_table(self)
         if self.runs is not None and self.runs != table:
-            differing = ", ".join(sorted(key for key in {**table, **self.runs} if table.get(key) != self.runs.get(key)))
-            raise UserError(f"runs: does not match experiments, seeds and tasks ({differing}): run `grpo study runs`.")
+            differing = sorted(key for key in {**table, **self.runs} if table.get(key) != self.runs.get(key))
+            shown = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")
+            raise UserError(f"runs: does not match experiments, seeds and tasks ({shown}): run `grpo study runs`.")
 
     def _check_tasks(self) -> None:
         """Check that each task can be made, has a model, and is used with its own prompt formats."""
@@ -252,10 +262,12 @@ class Study(Section):
         for number, (name, experiment) in enumerate(self.experiments.items()):
             where, on = f"experiments.{name}", experiment.builds_on
             check_name(where, "an experiment", name)
-            figure_of, _, which = name.rpartition("-")
-            if name in TAKEN or (which in OF_FIGURES and figure_of in self.experiments):
+            table_of, _, which = name.rpartition("-")
+            if name in TAKEN or (which in OF_TABLES and table_of in self.experiments):
                 raise UserError(f"{where}: the pipeline has files of its own with this name. Choose another one.")
             require_known(f"{where}.resources", "no resources", experiment.resources, self.resources)
+            if experiment.timed is not None:
+                require_known(f"{where}.timed", "no resources", experiment.timed, self.resources)
             if on is not None:
                 require_known(f"{where}.builds_on", "no experiment before this one is named", on, [*self.experiments][:number])
                 if self.experiments[on].method != experiment.method:
@@ -265,9 +277,12 @@ class Study(Section):
                 require_known(f"{where}.task", "no task", experiment.task, self.tasks)
             if experiment.arms and experiment.method == "sft" and experiment.task not in self.sft_datasets:
                 raise UserError(f"{where}: no examples for fine-tuning: add sft_datasets.{experiment.task}.")
-        if sorted(self.select_in) != sorted(self.made):
-            differing = ", ".join(sorted({*self.select_in} ^ {*self.made})) or "one is there twice"
-            raise UserError(f"select_in: must list each experiment with arms once ({differing}): run `grpo study runs`.")
+        for key, wanted in stage_lists(self.model_dump(include={"experiments", "grpo"})).items():
+            given = getattr(self, key)
+            if given is not None and sorted(given) != sorted(wanted):
+                differing = ", ".join(sorted({*given} ^ {*wanted})) or "one is there twice"
+                of = "arms" if key == "select_in" else "keep_steps of GRPO"
+                raise UserError(f"{key}: must list each experiment with {of} once ({differing}): run `grpo study runs`.")
         for name in self.made:
             for needed in self.needed_experiments(name):
                 if needed in self.left_out:
@@ -294,23 +309,9 @@ class Study(Section):
         if isinstance(config, GrpoConfig) and config.start_from is not None:
             what = "fine-tuning (see its keep_steps) keeps no checkpoint"
             require_known(f"{path}.start_from", what, config.start_from, self._kept_checkpoints())
-        # Each run has at least last_k evaluations after its start, whichever arms win before it.
-        possible = [config.model_copy(update={config.steps_key: n}) for n in self._possible_steps(experiment, values, config)]
-        fewest, steps = min((EvaluationSteps(c, self.evaluation.every).count - 1, c.n_steps) for c in possible)
-        if fewest < (wanted := self.last_k(experiment)):
-            found = f"a run of {steps} steps is evaluated {fewest} time{'s' * (fewest > 1)} after its start"
-            remedy = f"{MORE_EVALUATIONS[entry.method]}, or give {experiment} a last_k of {fewest}"
-            raise UserError(f"{path}: {found}, fewer than last_k ({wanted}): {remedy}.")
-
-    def _possible_steps(self, experiment: str, own: dict[str, Any], config: RunConfig) -> set[int]:
-        """The numbers of steps that an arm with the values ``own`` may have, which may come from earlier winners."""
-        steps = {config.n_steps}
-        for name in self.needed_selections(experiment) if config.steps_key not in own else ():
-            entry, pinned = self.experiments[name], self.selection.pinned.get(name)
-            if entry.passes_on == "winner" or OFF_POLICY_RANK in own:
-                arms = [values for candidate, values in entry.arms.items() if pinned in (None, candidate)]
-                steps = {values.get(config.steps_key, n) for values in arms for n in steps}
-        return steps
+            start = config.start_from.split("/")[0]
+            if len(self.seeds_of(start)) < (seeds := len(self.seeds_of(experiment))):
+                raise UserError(f"{path}.start_from: {start} has fewer seeds: raise experiments.{start}.seeds to {seeds}.")
 
     def _kept_checkpoints(self) -> list[str]:
         """The checkpoints of supervised fine-tuning from which GRPO may start."""
@@ -333,11 +334,12 @@ class Study(Section):
             experiment = self.experiments[name]
             own = self.for_task(experiment.task)
             devices = {own.engine.device, own.learner.device}
-            on_cpu[experiment.resources] = on_cpu.get(experiment.resources, False) or "cpu" in devices
             moved = devices == {"cpu"} != {self.engine.device, self.learner.device}
-            if moved and self.resources[experiment.resources].gpus:
-                remedy = f"set it to 0, or name other resources in experiments.{name}"
-                raise UserError(f"resources.{experiment.resources}.gpus: the runs of {name} compute on the CPU: {remedy}.")
+            for kind in filter(None, (experiment.resources, experiment.timed)):
+                on_cpu[kind] = on_cpu.get(kind, False) or "cpu" in devices
+                if moved and self.resources[kind].gpus:
+                    remedy = f"set it to 0, or name other resources in experiments.{name}"
+                    raise UserError(f"resources.{kind}.gpus: the runs of {name} compute on the CPU: {remedy}.")
         for kind, resources in self.resources.items():
             if on_cpu.get(kind) and resources.cpus < self.threads:
                 found = f"these stages compute on the CPU with {self.threads} threads"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
@@ -38,6 +39,9 @@ class PretrainedHere(Section):
     batch_size: PositiveInt
     learning_rate: PositiveFloat
     seed: int
+    # One model for each seed of the study, so that intervals over runs also cover the base models. The zero-shot evaluation and
+    # other stages without seeds take the first one.
+    one_per_seed: Annotated[bool, OMIT] = False
     documents: dict[str, Any] = Field(default_factory=dict)
     device: Device = None
 
@@ -193,7 +197,10 @@ class Evaluation(Section):
     """Validation during a run and zero-shot evaluation; the sampling settings are those of the handout."""
 
     every: PositiveInt | Annotated[list[PositiveInt], Field(min_length=1)]  # see grpo.study.methods.EvaluationSteps
-    problems: PositiveInt
+    problems: PositiveInt  # of each evaluation but the last
+    last_problems: PositiveInt  # of the last evaluation, which is the run's result
+    # The first of them choose winners and learning rates, and the others judge. 0: all of them do both.
+    selection_problems: NonNegativeInt
     zero_shot_problems: PositiveInt
     zero_shot_prompts: list[str] = Field(min_length=1)
     best_of_n: BestOfN
@@ -208,6 +215,13 @@ class Evaluation(Section):
         every = [self.every] if isinstance(self.every, int) else self.every
         if sorted(set(every)) != every:
             raise UserError(f"every: {every} must list each step once, in rising order")
+        if self.last_problems < self.problems:
+            raise UserError(f"last_problems ({self.last_problems}) must be at least problems ({self.problems}): raise it")
+        if self.selection_problems >= self.last_problems:
+            none = (
+                f"selection_problems ({self.selection_problems}) leaves none of last_problems ({self.last_problems}) to judge"
+            )
+            raise UserError(f"{none}: lower it")
         for name, also in self.also.items():
             if also.every is not None and also.every % every[-1]:
                 unlike = f"{also.every} is not a multiple of evaluation.every ({every[-1]})"
@@ -215,12 +229,11 @@ class Evaluation(Section):
 
 
 class Selection(Section):
-    """How an experiment's winner is chosen: by the mean of the last ``last_k`` validation answer rewards, or pinned by hand.
+    """How an experiment's winner is chosen: by :func:`grpo.results.selection.result_of`, or pinned by hand.
 
     ``best_few`` is the number of off-policy arms of the broad sweep that the focused sweep continues.
     """
 
-    last_k: PositiveInt
     best_few: PositiveInt = 2
     pinned: dict[str, str] = Field(default_factory=dict)
 
@@ -229,7 +242,8 @@ class Divergence(Section):
     """When a run has diverged and is stopped.
 
     A rule must hold at ``patience`` evaluations in a row. Low entropy and short responses count only once the answer reward is
-    below half of the run's best, as a policy that has learnt its task may be short and certain.
+    below half of the run's best, as a policy that has learnt its task may be short and certain. With ``stop_when_collapsed``,
+    a reward below ``collapsed_below`` times the best one counts too, if the best was clearly above the start.
     """
 
     patience: PositiveInt = 2
@@ -237,6 +251,8 @@ class Divergence(Section):
     entropy_below: PositiveFloat = 1e-3  # mean token entropy in nats
     length_below: Share = 0.2  # validation response length below this share of its value before training
     skipped_updates: PositiveInt = 5  # optimizer steps in a row without a finite gradient
+    stop_when_collapsed: bool = False
+    collapsed_below: Share = 0.2  # validation answer reward below this share of the run's best
 
 
 class KissingNumber(Section):
@@ -259,17 +275,6 @@ class KissingNumber(Section):
 
 
 Method = Literal["grpo", "sft", "expert_iteration"]
-ReportPiece = Literal[
-    "traces",
-    "expert_iteration",
-    "colocated",
-    "staleness",
-    "degenerate_answers",
-    "samples",
-    "wall_clock",
-    "methods",
-    "leaderboard",
-]
 
 
 class Experiment(Section):
@@ -277,33 +282,39 @@ class Experiment(Section):
 
     Attributes:
         title: title in the report; default: the experiment's name.
+        question: what it asks, in a sentence, for the report.
         note: what a reader of its results must know, such as an arm that cannot differ by construction.
         method: training method of its runs; also the section of params.yaml that its arms change.
         task: entry of ``tasks`` that its runs are trained on.
         builds_on: earlier experiment; runs start from the values of its winner and of all winners before it.
         passes_on: what later experiments use: the ``winner``'s values, or only the ``ranking`` of the arms, from which an arm
             with ``off_policy_rank: K`` takes the K-th best.
-        tie: which arm wins if several cannot be told from the leader: the ``first`` (arms are listed simplest first), or the
-            ``leader`` (no arm is simpler, as with learning rates).
         off_policy_only: whether the winner's values apply to off-policy configurations only.
-        last_k: replaces ``selection.last_k``.
+        seeds: how many of the study's seeds its arms get at most, from the first; null: all.
         resources: entry of ``resources`` that a scheduler reserves for a run.
-        report: extra parts of the report; see :mod:`grpo.reporting.pieces`.
-        arms: by name the values that an arm changes, simplest first.
+        timed: entry of ``resources`` for the first seed of an arm, if the arms' seconds are compared: it must leave no room for
+            another stage. The other seeds report no seconds. null: no arm runs alone.
+        arms: by name the values that an arm changes, the handouts' default or the lowest rate first. Arms called
+            ``NAME-rate_X`` are one setting NAME at several learning rates: see :func:`setting_of`.
     """
 
     title: str = ""
+    question: str = ""
     note: str = ""
     method: Method = "grpo"
     task: str = MAIN
     builds_on: str | None = None
     passes_on: Literal["winner", "ranking"] = "winner"
-    tie: Literal["first", "leader"] = "first"
     off_policy_only: bool = False
-    last_k: PositiveInt | None = None
+    seeds: Annotated[PositiveInt | None, OMIT] = None
     resources: str = "train"
-    report: list[ReportPiece] = Field(default_factory=list)
+    timed: Annotated[str | None, OMIT] = None
     arms: dict[str, dict[str, Any]]
+
+
+def setting_of(arm: str) -> str:
+    """The setting of an arm: its name without ``-rate_X``. Arms of one setting differ in their learning rate only."""
+    return re.sub(r"-rate_[^-]*$", "", arm)
 
 
 class Resources(Section):

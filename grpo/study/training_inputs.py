@@ -16,7 +16,7 @@ from typing import Any
 from grpo.common.files import files_digest, whole_folder, write_json
 from grpo.common.imports import is_import_path, source_of
 from grpo.study import paths
-from grpo.study.effective import effective_run
+from grpo.study.effective import effective_run, seeds_with_a_base
 from grpo.study.schema import Study
 from grpo.study.software import packages, pins
 from grpo.tasks.task import LIMIT, Format, Task
@@ -27,10 +27,11 @@ ROOMS = ("common", "evaluation", "grader", "learner", "models", "rollout", "stud
 
 def write_training_inputs(study: Study) -> None:
     """Write EXPERIMENT.json, tasks/TASK.json, datasets/TASK.json and software.json (pins) to data/training_inputs."""
-    settings, seeds = shared_settings(study), {"seeds": study.seeds} if study.seeds_in_one_stage else {}
+    settings = shared_settings(study)
     with whole_folder(paths.TRAINING_INPUTS) as folder:
         for name in study.made:
             entry = study.experiments[name]
+            seeds = {"seeds": study.seeds_of(name)} if study.seeds_in_one_stage and not entry.timed else {}
             # As far as they are known before there are winners.
             configs = [effective_run(study, name, arm, study.seeds[0], []).config for arm in entry.arms]
             values = [value for config in configs for value in config.model_dump().values()]
@@ -46,7 +47,8 @@ def write_training_inputs(study: Study) -> None:
             }
             write_json(folder / f"{name}.json", content)
         for name in study.tasks:
-            write_json(folder / paths.TASK_INPUTS.name / f"{name}.json", task_inputs(study, name))
+            bases = {"bases": study.seeds} if seeds_with_a_base(study, name) else {}
+            write_json(folder / paths.TASK_INPUTS.name / f"{name}.json", task_inputs(study, name) | bases)
             write_json(folder / paths.DATASET_INPUTS.name / f"{name}.json", dataset_inputs(study, name))
         write_json(folder / paths.PINNED_SOFTWARE.name, pins(packages(study)))
 

@@ -24,7 +24,7 @@ def train_grpo(ctx: RunContext[GrpoConfig, Learner]) -> None:
             rollouts, metrics = replace_groups_without_signal(ctx, step, rollouts)
 
         with log.phase("training"):
-            updates, drift = train_on(config, learner, rollouts, version=step - 1)
+            updates = train_on(config, learner, rollouts, version=step - 1)
 
         with log.phase("synchronization"):
             engine.synchronize(learner.model, policy_version=step)
@@ -32,6 +32,6 @@ def train_grpo(ctx: RunContext[GrpoConfig, Learner]) -> None:
         with log.phase("evaluation"):
             over = ctx.validation(step, updates)
 
-        log.step(step, updates, metrics | drift, response_tokens(rollouts))
+        log.step(step, updates, metrics, response_tokens(rollouts))
         if over:
             break

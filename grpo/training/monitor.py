@@ -12,23 +12,22 @@ from tqdm import tqdm
 
 from grpo.common.files import write_text
 from grpo.results.statistics import wilson_interval
-from grpo.study.methods import EvaluationSteps, SftConfig
+from grpo.study.methods import EvaluationSteps
 from grpo.study.schema import Study
 from grpo.tracking.run_log import RunLog
 from grpo.training.agreement import require_agreement
 from grpo.training.context import Updates
-from grpo.training.stopping import Stopping
+from grpo.training.stopping import REWARD, Stopping
 from grpo.training.validation import Validated, Validation
 
 SAMPLES = 8  # validation rollouts recorded at the first, the middle and the last evaluation
-REWARD = "val/answer_reward"
 FURTHER = "val/also/"
 
 
 class Monitor:
     """The run's monitor, called before the first step and after each step.
 
-    It evaluates the policy before the first step, every ``evaluation.every`` steps, and after the last.
+    It evaluates the policy before the first step, every ``evaluation.every`` steps, and after the last, then on more problems.
 
     Args:
         name: the run's, for the progress bar.
@@ -70,40 +69,42 @@ class Monitor:
         self.bar.update(step - self.bar.n)
         self.updates += len(updates)
         self.stopping.count(updates)
-        validated = self._evaluate(step, updates) if step in self.steps else None
-        over = self.stopping.must_end(step, config, self.rules, self.log) or step == config.n_steps
-        over = self.world.of_rank_0(over)  # clocks may differ between processes
-        if over and validated is None:
-            validated = self._evaluate(step, updates, last=True)
-        if validated is not None and (step in self.sampled_steps or over):
-            shown = zip(validated.rollouts[:SAMPLES], validated.generations[:SAMPLES], strict=True)
-            self.samples += [{"step": step, "problem": rollout.problem.id, **record} for rollout, record in shown]
-        if isinstance(config, SftConfig) and step in config.keep_steps:
+        over, validated, seen = step == config.n_steps, None, list(self.log.validations)
+        if step in self.steps:
+            validated = self.validation(step, last=over)
+            seen.append({f"val/{key}": value for key, value in validated.metrics.items()})
+            if step:
+                self.stopping.entropies.append(updates[-1]["token_entropy"] if updates else math.nan)
+        early = self.stopping.must_end(step, config, self.rules, seen, self.log.elapsed_s) and not over
+        if early := self.world.of_rank_0(early):  # clocks may differ between processes
+            validated = self.validation(step, last=True)
+        if validated is not None:
+            self._record(step, validated, keep_samples=step in self.sampled_steps or over or early)
+        if step in config.keep_steps:
             self.keep(f"step-{step}", {"step": step, "update": self.updates})
-        return over
+        return over or early
 
-    def _evaluate(self, step: int, updates: Updates, last: bool = False) -> Validated:
+    def _record(self, step: int, validated: Validated, keep_samples: bool) -> None:
         log = self.log
-        validated = self.validation(step, last)
         if step == 0:
             require_agreement(self.study, self.validation.learner, validated.rollouts)
         reward = validated.metrics["answer_reward"]
         best = max((row[REWARD] for row in log.validations[1:]), default=-1.0)
         log.validation(step, self.updates, validated.metrics)
         self.outcomes.append({"step": step, "answer_reward": [r.rewards["answer_reward"] for r in validated.rollouts]})
-        if step:
-            self.stopping.entropies.append(updates[-1]["token_entropy"] if updates else math.nan)
-            if reward > best:
-                self.keep("best", {"step": step, "update": self.updates, "answer_reward": reward})
+        if step and reward > best:
+            self.keep("best", {"step": step, "update": self.updates, "answer_reward": reward})
+        if keep_samples:
+            shown = zip(validated.rollouts[:SAMPLES], validated.generations[:SAMPLES], strict=True)
+            self.samples += [{"step": step, "problem": rollout.problem.id, **record} for rollout, record in shown]
         self.bar.set_postfix_str(f"validation answer reward {reward:.3f}")
-        return validated
 
     def final_metrics(self) -> dict[str, Any]:
         """First, last and best evaluation, the last with its 95% Wilson interval, and how the run ended.
 
         A run with a time limit is a leaderboard entry, whose rules require the whole validation set (``full/...``).
         """
-        validations, n = self.log.validations, len(self.validation.problems)
+        validations, n = self.log.validations, len(self.outcomes[-1]["answer_reward"])
         # A run that was stopped may not have evaluated a further set at its last step.
         measured = ({k: v for k, v in row.items() if k.startswith(FURTHER) and not math.isnan(v)} for row in validations)
         last = validations[-1] | {key: value for row in measured for key, value in row.items()}

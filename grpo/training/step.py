@@ -100,7 +100,7 @@ def task_metrics(setup: RunSetup[Sampling], rollouts: Sequence[Rollout]) -> dict
     return {f"train/{name}": value for name, value in setup.task.training_measures(rollouts).items()}
 
 
-def train_on(config: GrpoConfig, learner: Learner, rollouts: list[Rollout], version: int) -> tuple[Updates, dict[str, float]]:
+def train_on(config: GrpoConfig, learner: Learner, rollouts: list[Rollout], version: int) -> Updates:
     """Take all optimizer steps on one rollout batch: each epoch cuts it into train batches.
 
     The denominator of the ratio pi / pi_old is the policy that sampled the tokens:
@@ -116,7 +116,7 @@ def train_on(config: GrpoConfig, learner: Learner, rollouts: list[Rollout], vers
         version: of the learner's policy, in GRPO steps.
 
     Returns:
-        the metrics of each update, and the KL divergence from the starting weights if that is measured.
+        the metrics of each update.
     """
     old_log_probs: Sequence[torch.Tensor | None] = [None] * len(rollouts)
     stale = any(rollout.completion.policy_version != version for rollout in rollouts)
@@ -130,13 +130,11 @@ def train_on(config: GrpoConfig, learner: Learner, rollouts: list[Rollout], vers
     for i, rollout in enumerate(rollouts):
         rollout.old_log_probs, rollout.reference_log_probs = old_log_probs[i], reference[i]
         rollout.group = i // config.group_size
-    drift = learner.drift(rollouts)
-    updates = [
+    return [
         learner.update(rollouts[start : start + config.train_batch_size])
         for _ in range(config.epochs_per_rollout_batch)
         for start in range(0, config.rollout_batch_size, config.train_batch_size)
     ]
-    return updates, drift
 
 
 def lag_metrics(rollouts: Sequence[Rollout], version: int) -> dict[str, float]:

@@ -11,9 +11,10 @@ from tqdm import tqdm
 
 from grpo.study.methods import TrainingConfig
 from grpo.study.settings import Divergence
-from grpo.tracking.run_log import RunLog
 
 STILL_LEARNT = 0.5  # with this share of its best reward, a run of short or low-entropy responses has not collapsed
+RISEN = 0.1  # a best reward so far above the start is no chance of 100 problems
+REWARD = "val/answer_reward"
 
 
 def divergence(
@@ -32,12 +33,14 @@ def divergence(
     start, recent = validations[0], list(validations[1:])[-rules.patience :]
     if len(recent) < rules.patience:
         return None
-    rewards = [row["val/answer_reward"] for row in recent]
+    rewards = [row[REWARD] for row in recent]
     lengths = [row["val/response_length"] for row in recent]
     times = f"in {rules.patience} evaluations in a row"
-    if max(rewards) < rules.reward_below_start * start["val/answer_reward"]:
-        return f"answer reward {rewards[-1]:.3f}, under its start of {start['val/answer_reward']:.3f} {times}"
-    best = max(row["val/answer_reward"] for row in validations)
+    if max(rewards) < rules.reward_below_start * start[REWARD]:
+        return f"answer reward {rewards[-1]:.3f}, under its start of {start[REWARD]:.3f} {times}"
+    best = max(row[REWARD] for row in validations)
+    if rules.stop_when_collapsed and best - start[REWARD] > RISEN and max(rewards) < rules.collapsed_below * best:
+        return f"answer reward {rewards[-1]:.3f}, under {rules.collapsed_below:g} of its best of {best:.3f} {times}"
     if best > 0 and max(rewards) >= STILL_LEARNT * best:
         return None
     # An expert iteration step without an update has entropy NaN, which compares as False.
@@ -74,14 +77,21 @@ class Stopping:
             self.skipped = self.skipped + 1 if update["skipped_update"] and not scaled else 0
             self.skipped_in_all += int(update["skipped_update"])
 
-    def must_end(self, step: int, config: TrainingConfig, rules: Divergence | None, log: RunLog) -> bool:
-        """Whether the run ends early, after this step."""
+    def must_end(
+        self,
+        step: int,
+        config: TrainingConfig,
+        rules: Divergence | None,
+        seen: Sequence[dict[str, float]],
+        seconds: float,
+    ) -> bool:
+        """Whether the run ends early, after this step; ``seen`` are all evaluations so far, ``seconds`` its duration."""
         limit = config.wall_clock_limit_s
-        in_between = step < config.n_steps  # a limit exceeded in the last step has cut nothing short
-        if limit is not None and in_between and log.elapsed_s > limit:
+        in_between = 0 < step < config.n_steps  # a limit exceeded in the last step has cut nothing short
+        if limit is not None and in_between and seconds > limit:
             self.time_limit_step = step
         if rules is not None:
-            reason = divergence(rules, log.validations, self.entropies, self.skipped)
+            reason = divergence(rules, seen, self.entropies, self.skipped)
             if reason:
                 self.diverged_step, self.diverged_reason = step, reason
                 tqdm.write(f"step {step}: diverged, {reason}. The run ends here and is kept (`divergence:` in params.yaml).")

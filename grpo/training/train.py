@@ -23,7 +23,6 @@ from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.lora import add_adapters
 from grpo.models.sharding import whole_model
 from grpo.rollout.make_engine import Checkpoint, make_engine
-from grpo.study import paths
 from grpo.study.effective import EffectiveRun
 from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, SamplingConfig, SftConfig
 from grpo.study.schema import Study
@@ -68,7 +67,7 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
         validation = Validation(setup, study.evaluation, data.validation, sampler, learner, further)
         require_room_for_all(run, validation)
 
-        about = {"prompt": run.config.prompt, "started_from": _source(study, run)}
+        about = {"prompt": run.config.prompt, "started_from": _source(study, run), "start": run.model.as_posix()}
 
         def keep(kind: str, evaluation: dict[str, Any]) -> None:
             if kind in study.checkpoints or kind.startswith("step-"):
@@ -140,7 +139,7 @@ def require_room_for_all(run: EffectiveRun, validation: Validation) -> None:
     key = f"{arm}.sampling_max_tokens"
     if isinstance(config, SamplingConfig):
         sampler.require_room(validation.setup.data, config.sampling_max_tokens, key, f"tasks.{run.task}")
-    asked = validation.problems if config.wall_clock_limit_s is None else validation.all_problems
+    asked = validation.last_problems if config.wall_clock_limit_s is None else validation.all_problems
     key = "evaluation.max_tokens" if limit == validation.settings.max_tokens else key
     sampler.require_room(asked, limit, key, f"tasks.{run.task}")
     for name, one in validation.also.items():
@@ -194,7 +193,7 @@ def phase_devices(study: Study, run: EffectiveRun) -> dict[str, str]:
 
 def _source(study: Study, run: EffectiveRun) -> str:
     """Origin of the starting weights, for a checkpoint's metadata."""
-    if run.model != paths.model(run.task):
+    if run.model != run.base:
         return str(run.model)
     model = study.models[run.task]
     match model.source:
@@ -205,4 +204,4 @@ def _source(study: Study, run: EffectiveRun) -> str:
         case "random":
             return f"random weights (seed {model.seed})"
         case _:
-            return f"pretrained by the study (seed {model.seed})"
+            return f"pretrained by the study ({run.base})"

@@ -62,7 +62,8 @@ class Validation:
 
     Args:
         sampler, learner: hold the policy, in the sampler's engine and the learner's model.
-        problems: the whole validation set; an evaluation uses its first ``settings.problems``.
+        problems: the whole validation set; an evaluation uses its first ``settings.problems``, the last one its first
+            ``settings.last_problems``.
         also: further evaluation sets, by name.
     """
 
@@ -77,13 +78,14 @@ class Validation:
     ):
         self.setup, self.settings, self.sampler, self.learner, self.also = setup, settings, sampler, learner, also
         self.all_problems, self.problems = problems, problems[: settings.problems]
+        self.last_problems = problems[: settings.last_problems]
 
     def __call__(self, step: int, last: bool = False) -> Validated:
-        """Evaluate the policy after ``step`` steps; set ``last`` if the run stops early at this step."""
+        """Evaluate the policy after ``step`` steps; set ``last`` if the run ends at this step."""
         engine, learner = self.sampler.engine, self.learner
         if engine.policy_version != step:  # in supervised fine-tuning only evaluation uses the engine
             engine.synchronize(learner.model, step)
-        rollouts = self._sample(self.problems, self.sampler)
+        rollouts = self._sample(self.last_problems if last else self.problems, self.sampler)
         logged = rollouts[:GENERATIONS]
         generations, summary = log_generations(
             self.sampler.tokenizer.batch_decode([r.prompt_ids for r in logged]),
@@ -98,7 +100,7 @@ class Validation:
             "token_entropy": summary["token_entropy"],
             **lengths_by_outcome([r.rewards for r in rollouts], [r.length for r in rollouts]),
             **self.setup.task.measures(rollouts),
-            **self._on_further_sets(step, last or step == self.setup.config.n_steps),
+            **self._on_further_sets(step, last),
         }
         return Validated(rollouts, generations, metrics)
 

@@ -91,7 +91,7 @@ def test_missing_params_file(project: Path, grpo: Grpo, args: tuple[str, ...]) -
     [
         (("train", "grpo_learning_rates", "3e-4"), "no experiment 'grpo_learning_rates' (known: "),
         (("train", "grpo_learning_rate", "5e-4"), "no arm '5e-4' (known: 3e-4, 1e-3)"),
-        (("train", "grpo_learning_rate", "3e-4", "--seed", "7"), "seeds: 7 is not among [0]"),
+        (("train", "grpo_learning_rate", "3e-4", "--seed", "7"), "seeds: 7 is not among grpo_learning_rate's [0]"),
         (("train", "grpo_baselines", "no_baseline"), "dvc repro select@grpo_learning_rate"),
         (("select", "grpo_learning_rate"), "dvc repro train@grpo_learning_rate-3e-4"),
         (("report",), "Run `dvc repro"),
@@ -225,7 +225,7 @@ def test_select_writes_the_winner_apart_from_its_numbers(project: Path, grpo: Gr
     candidates = json.loads((paths.CANDIDATES / "leaderboard.json").read_text())
     assert winner.items() <= candidates.items() and candidates["value"] == 0.75
     shown = json.loads((paths.METRICS / "leaderboard.json").read_text())
-    assert shown == {"leaderboard": {"answer_reward": 0.75, "winner": "best"}}
+    assert shown == {"end": 0.75, "next": None, "winner": "best", "runner_up": None}
 
 
 def test_the_keyword_task_trains_on_this_cpu_in_a_study_for_gpus(project: Path, grpo: Grpo) -> None:

@@ -10,6 +10,7 @@ import pytest
 from study_parts import activate, study_named, with_values
 
 from grpo.commands import doctor
+from grpo.study.runs_table import runs_table
 from grpo.study.schema import Study
 
 
@@ -103,13 +104,19 @@ def test_what_does_not_fit_the_card_is_refused(tmp_path: Path, monkeypatch: pyte
 
 
 def test_disk_is_for_checkpoints_and_the_states_of_all_runs_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    """225 runs of 1.544B parameters in bfloat16: 2 checkpoints each, 2 steps of one arm kept more; 21.6 GB a saved state."""
+    """Runs of 1.544B parameters in bfloat16: 2 checkpoints each, and steps that two arms keep; 21.6 GB a saved state.
+
+    An experiment with fewer seeds has fewer runs.
+    """
     import torch
 
-    study, n = study_named("math-2xh100"), 1_543_714_304
+    study, n = with_values(study_named("math-2xh100"), {"experiments.grpo_learning_rate.seeds": 1}), 1_543_714_304
+    runs, arms = len(runs_table(study)), [arm for one in study.experiments.values() for arm in one.arms.values()]
+    kept = 2 * runs + 3 * sum(len(arm.get("keep_steps", [])) for arm in arms)
+    assert runs == 3 * len(arms) - 2 * 5
     weights = 2 * n / 2**30
     for gpus, at_once in ((0, 1), (2, 1), (8, 4)):
         monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
-        needed = 3 * weights + 2 * weights * (225 * 2 + 3 * 2) + 3 * at_once * 14 * n / 2**30
+        needed = 3 * weights + 2 * weights * kept + 3 * at_once * 14 * n / 2**30
         found = by_name(study)["disk"].found
         assert f"the study may need {needed:.0f}: " in found and f"of {at_once} run(s) in progress (3 of 20.1 each)" in found

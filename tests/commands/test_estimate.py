@@ -39,8 +39,8 @@ def test_what_is_taken_over_is_what_training_took_over(monkeypatch: pytest.Monke
     """reports/ has the results of the default study, with its winners and what each run was the same as."""
     monkeypatch.chdir(ROOT)
     found = taken_over(plan(load_study(), True, None, 2.5))
-    with (paths.REPORTS / "results.csv").open() as file:
-        rows = {f"{row['experiment']}/{row['arm']}/{row['seed']}": row["same_as"] for row in csv.DictReader(file)}
+    with (paths.REPORTS / "timing.csv").open() as file:
+        rows = {row["run"]: row["same_as"] for row in csv.DictReader(file)}
     trained = {run: twin for run, twin in rows.items() if twin}
     assert len(trained) > 5
     assert {run: twin for run, twin in found.items() if run in rows} == trained

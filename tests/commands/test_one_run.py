@@ -55,9 +55,8 @@ models: {main: {source: local, path: model}, keyword: null}
 sft_datasets: {}
 grpo: {n_grpo_steps: 3, rollout_batch_size: 16, group_size: 4, train_batch_size: 8, gradient_accumulation_steps: 2,
   sampling_max_tokens: 12, prompt: plain}
-evaluation: {every: 1, problems: 12, max_tokens: 12, zero_shot_problems: 12, zero_shot_prompts: [plain],
-  best_of_n: {prompts: [], problems: 2}}
-selection: {last_k: 1}
+evaluation: {every: 1, problems: 8, last_problems: 12, selection_problems: 4, max_tokens: 12, zero_shot_problems: 12,
+  zero_shot_prompts: [plain], best_of_n: {prompts: [], problems: 2}}
 save_state_every: 1
 experiments: {only: [grpo_learning_rate], grpo_learning_rate: {arms: {high: {learning_rate: 1e-2}}}}
 """
@@ -290,10 +289,12 @@ def test_a_file_of_rows_becomes_a_task_and_its_validation_set(lab: Path) -> None
         "files": {"train": f"{file}[:90%]", "validation": f"{file}[90%:]"},
         "drop_overlap": True,
     }
-    assert values["evaluation"]["problems"] == 3
-    own = composed(Asked("model", "sums.jsonl", ["tasks.main.answer=problem", "evaluation.problems=2"], 0, "base"), Path("try"))
+    counts = ("problems", "last_problems", "selection_problems")
+    assert [values["evaluation"][key] for key in counts] == [3, 3, 0]
+    settings = ["tasks.main.answer=problem", "evaluation.problems=2", "evaluation.selection_problems=1"]
+    own = composed(Asked("model", "sums.jsonl", settings, 0, "base"), Path("try"))
     assert own["tasks"]["main"]["answer"] == "problem"
-    assert own["evaluation"]["problems"] == 2
+    assert [own["evaluation"][key] for key in counts] == [2, 3, 1]
 
 
 def test_math_comes_from_its_pinned_source(lab: Path) -> None:

@@ -27,7 +27,8 @@ from grpo.tasks.build import build_dataset
 from grpo.training.run import train_run
 
 RUN, TWIN = "grpo_learning_rate/3e-4/0", "grpo_baselines/reinforce_with_baseline/0"
-RIGHT = {0: 3, 2: 40, 3: 32}  # of 64 problems at each evaluation
+RIGHT = {0: 3, 2: 20, 3: 40}  # at each evaluation; the last one's first 16 problems select, of which 12 are right
+ASKED = {0: 32, 2: 32, 3: 64}
 
 
 @pytest.fixture(scope="module")
@@ -54,16 +55,19 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def made_up_rewards(project: Path, run: str) -> None:
     results, checkpoints = project / paths.RUNS / run, project / paths.CHECKPOINTS / run
-    outcomes = [{"step": step, "answer_reward": [1.0] * n + [0.0] * (64 - n)} for step, n in RIGHT.items()]
+    outcomes = [{"step": step, "answer_reward": [1.0] * n + [0.0] * (ASKED[step] - n)} for step, n in RIGHT.items()]
+    outcomes[-1]["answer_reward"] = [1.0] * 12 + [0.0] * 4 + [1.0] * 28 + [0.0] * 20
     write_text(results / "outcomes.jsonl", "".join(json.dumps(record) + "\n" for record in outcomes))
     validation = pd.read_csv(results / "validation.csv")
     assert list(validation["step"]) == list(RIGHT)
-    validation["val/answer_reward"] = [n / 64 for n in RIGHT.values()]
+    validation["val/answer_reward"] = [n / ASKED[step] for step, n in RIGHT.items()]
     validation.to_csv(results / "validation.csv", index=False, lineterminator="\n")
     for kind, step in {"best": 2, "last": 3}.items():
         if (checkpoints / kind).exists():
             metadata = read_json(checkpoints / kind / "metadata.json", "")
-            write_json(checkpoints / kind / "metadata.json", metadata | {"step": step, "answer_reward": RIGHT[step] / 64})
+            write_json(
+                checkpoints / kind / "metadata.json", metadata | {"step": step, "answer_reward": RIGHT[step] / ASKED[step]}
+            )
 
 
 @pytest.fixture
@@ -76,10 +80,11 @@ def project(trained: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return workdir
 
 
-def interval(right: int) -> str:
-    """Value and Wilson interval by scipy."""
-    ends = binomtest(right, 64).proportion_ci(method="wilson")
-    return f"{right / 64:.3f} ({ends.low:.3f} to {ends.high:.3f})"
+def interval(step: int) -> str:
+    """Value and Wilson interval by scipy, and the number of problems."""
+    right, asked = RIGHT[step], ASKED[step]
+    ends = binomtest(right, asked).proportion_ci(method="wilson")
+    return f"{right / asked:.3f} ({ends.low:.3f} to {ends.high:.3f}) | {asked}"
 
 
 def test_the_card_says_what_the_result_files_say(project: Path, grpo: Grpo) -> None:
@@ -88,15 +93,15 @@ def test_the_card_says_what_the_result_files_say(project: Path, grpo: Grpo) -> N
     card, text = ModelCard.load("shared/README.md"), Path("shared/README.md").read_text()
     (result,) = card.data.eval_results
     metadata = read_json(paths.CHECKPOINTS / RUN / "best/metadata.json", "")
-    assert result.metric_value == metadata["answer_reward"] == RIGHT[2] / 64
+    assert result.metric_value == metadata["answer_reward"] == RIGHT[2] / 32
     assert card.data.license == "apache-2.0" and card.data.base_model is None
     rows = dict(line.strip("| ").split(" | ", 1) for line in text.splitlines() if line.startswith("| "))
-    assert rows["**this checkpoint** (step 2)"] == interval(40)
-    assert rows["the run's last evaluation (step 3)"] == interval(32)
-    assert rows["before training"] == interval(3)
-    (counted,) = [value for name, value in rows.items() if name.startswith("the mean of its last 1")]
-    assert counted.startswith("0.500 (")
-    assert "64 fixed validation problems" in text and "the highest of 2 evaluations on the same problems" in text
+    assert rows["**this checkpoint** (step 2)"] == interval(2)
+    assert rows["the run's last evaluation (step 3)"] == interval(3)
+    assert rows["before training"] == interval(0)
+    counted = rows["the part of it by which the study compares runs"]
+    assert counted.startswith("0.583 (") and counted.endswith(" | 48")  # 28 of 48
+    assert "the highest of 2 evaluations" in text
     assert rows["`learning_rate`"] == "`0.0003` | `1e-05` | arm 3e-4"
     assert rows["`n_grpo_steps`"] == "`3` | `200` | study" and "`cliprange`" not in rows  # 0.2 is the default
     digests = rows["digests (SHA-256, first 16 digits)"]
@@ -104,7 +109,10 @@ def test_the_card_says_what_the_result_files_say(project: Path, grpo: Grpo) -> N
     for name, path in of_data:
         assert f"{name} `{files_digest(path)}`" in digests
     timing = read_json(paths.run_timing(RUN), "")
-    assert rows["MLflow run"] == f"`{timing['mlflow_run_id']}`" and rows["started from"] == "pretrained by the study (seed 1)"
+    assert (
+        rows["MLflow run"] == f"`{timing['mlflow_run_id']}`"
+        and rows["started from"] == "pretrained by the study (data/model/main)"
+    )
     assert rows["commit"] == "not known" and "git checkout" not in text  # the project of this test is in no repository
     assert "dvc repro train@grpo_learning_rate-3e-4\ngrpo publish grpo_learning_rate/3e-4/0 --kind best" in text
     assert load_study().task("main").formats["r1_zero"].template in text
@@ -121,7 +129,7 @@ def test_the_folder_loads_and_is_the_checkpoint(project: Path, grpo: Grpo) -> No
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
     assert model(**tokenizer("1 + 1", return_tensors="pt")).logits.isfinite().all()
     text = (folder / "README.md").read_text()
-    assert f"**this checkpoint** (step 3) | {interval(32)}" in text and "not chosen by its reward" in text
+    assert f"**this checkpoint** (step 3) | {interval(3)}" in text and "not chosen by its reward" in text
     assert ModelCard.load(folder / "README.md").data.license is None and "| licence of these weights | not stated |" in text
     assert not (folder / "metadata.json").exists()  # it may name folders of this machine
 
@@ -157,7 +165,7 @@ def test_a_base_model_of_the_hub_is_named_and_its_licence_not_invented(project: 
         (["grpo_learning_rate"], "Name it as EXPERIMENT/ARM/SEED"),
         (["grpo_learning_rates/3e-4/0"], "no experiment 'grpo_learning_rates' (known: "),
         (["grpo_learning_rate/5e-4/0"], "no arm '5e-4' (known: 3e-4, 1e-3)"),
-        (["grpo_learning_rate/3e-4/7"], "seeds: 7 is not among [0]"),
+        (["grpo_learning_rate/3e-4/7"], "seeds: 7 is not among grpo_learning_rate's [0]"),
         (["grpo_baselines/no_baseline/0"], "Run `dvc repro train@grpo_baselines-no_baseline` to make it"),
         ([RUN, "--out", "data"], "data: already exists and is not empty"),
         ([RUN, "--out", "params.yaml"], "params.yaml: already exists and is not empty"),

@@ -31,46 +31,33 @@ def project(folder: Path, pretraining: int = 20, steps: int = 4) -> Path:
     return folder
 
 
-def rows(text: str, first: str) -> list[dict[str, str]]:
-    """The rows of the Markdown table whose head's first cell is ``first``."""
-    lines = iter(text.splitlines())
-    head = next([cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith(f"| {first} |"))
-    next(lines)
-    found = []
-    for line in lines:
-        if not line.startswith("|"):
-            break
-        found.append(dict(zip(head, (cell.strip(" *") for cell in line.strip("|").split("|")), strict=True)))
-    return found
-
-
 @pytest.mark.slow  # twice some 15 s, most of which are imports
 def test_a_newcomer_gets_a_report_of_what_was_measured(tmp_path: Path) -> None:
     folder = project(tmp_path)
     done = sh(folder, "grpo", "quickstart")
     made = folder / FOLDER
     text = (made / "reports/writeup.md").read_text()
-    metrics = {
-        arm: json.loads((made / f"data/runs/{EXPERIMENT}/{arm}/0/metrics.json").read_text())
-        for arm in load_study(folder / STUDY).experiments[EXPERIMENT].arms
-    }
+    arms = load_study(folder / STUDY).experiments[EXPERIMENT].arms
+    metrics = {arm: json.loads((made / f"data/runs/{EXPERIMENT}/{arm}/0/metrics.json").read_text()) for arm in arms}
 
     assert sorted(path.name for path in folder.iterdir()) == ["quickstart", "studies"]
     assert done.stdout.splitlines()[-1].endswith("type:  make repro")
     shown = {line.split()[0]: line.split() for line in done.stdout.partition("reward before GRPO")[2].splitlines() if line}
-    reported = {row["arm"]: row for row in rows((made / f"reports/sections/{EXPERIMENT}.md").read_text(), "arm")}
+    record = json.loads((made / "reports/record.json").read_text())
+    reported = {arm["arm"]: arm for arm in record["experiments"][EXPERIMENT]["arms"]}
     assert list(reported) == list(metrics)
     for arm, values in metrics.items():
-        last, first = f"{values['val/answer_reward']:.3f}", f"{values['first/answer_reward']:.3f}"
-        (answer,) = (value for key, value in reported[arm].items() if key.startswith("answer reward"))
-        assert (answer.split()[0], reported[arm]["at start"]) == (last, first)
+        outcomes = (made / f"data/runs/{EXPERIMENT}/{arm}/0/outcomes.jsonl").read_text().splitlines()
+        judged = json.loads(outcomes[-1])["answer_reward"][4:]  # the first four of 16 problems select
+        last, first = f"{sum(judged) / 12:.3f}", f"{values['first/answer_reward']:.3f}"
+        assert (f"{reported[arm]['value']:.3f}", f"{reported[arm]['start']:.3f}") == (last, first)
         assert (shown[arm][1], shown[arm][5]) == (first, last)
     for path in re.findall(r"^(?:the report|its summary|the runs)\s+(\S+)$", done.stdout, flags=re.MULTILINE):
         assert (folder / path).exists()
     assert "mlflow ui --host 127.0.0.1 --backend-store-uri sqlite:///quickstart/mlflow.db" in done.stdout
     _every_section_has_something(text, made)
     page = (made / "reports/index.html").read_text()
-    assert f'<section id="{EXPERIMENT}"' in page and all(f"{EXPERIMENT}/{arm}/0" in page for arm in metrics)
+    assert f'id="{EXPERIMENT}"' in page and all(f"{EXPERIMENT}/{arm}/0" in page for arm in metrics)
 
     (made / "notes.txt").write_text("removed")
     before = digests(made)
@@ -78,8 +65,8 @@ def test_a_newcomer_gets_a_report_of_what_was_measured(tmp_path: Path) -> None:
     assert "of an earlier quickstart is emptied first" in again.stdout and "of an earlier quickstart" not in done.stdout
     assert not (made / "notes.txt").exists() and digests(made) == before
     runs = sh(made, sys.executable, "-c", RUNS_IN_MLFLOW).stdout.split()
-    text = (made / "reports/sections/method.md").read_text()
-    assert len(runs) == 2 and all(f"`{run}`" in text for run in runs), "those of the second time, and only they"
+    page = (made / "reports/index.html").read_text()
+    assert len(runs) == 2 and all(run in page for run in runs), "those of the second time, and only they"
 
 
 RUNS_IN_MLFLOW = f"""
@@ -93,7 +80,7 @@ print(*mlflow.search_runs(search_all_experiments=True, filter_string=finished).r
 def _every_section_has_something(text: str, folder: Path) -> None:
     """No empty section, table or figure, no link that leads nowhere, and nothing about what was not made."""
     links = re.findall(r"\]\(([^)]+)\)", text)
-    assert f"figures/{EXPERIMENT}.svg" in links and "sections/base_model.md" in links
+    assert f"figures/{EXPERIMENT}.svg" in links and "figures/math_baseline.svg" in links
     assert all((folder / "reports" / link.partition("#")[0]).is_file() for link in links)
     lines = [line for line in text.splitlines() if line]
     for line, following in zip(lines, [*lines[1:], "# end"], strict=True):
@@ -106,12 +93,10 @@ def _every_section_has_something(text: str, folder: Path) -> None:
     told = [line for line in lines if not line.startswith("**Left out** of this study")]
     others = [name for name in EXPERIMENTS if name != EXPERIMENT] + ["kissing", "best_of_n", "Best@N", "keyword", "dvc", "DVC"]
     assert [name for name in others if name in "\n".join(told)] == []
-    assert (folder / "reports/search.csv").read_text() == "attempt,best\n", "there is no search"
-    for path in {*(folder / "reports").rglob("*.csv")} - {folder / "reports/search.csv"}:
+    for path in (folder / "reports").rglob("*.csv"):
         assert len(list(csv.reader(path.open()))) > 1, path
     assert {path.name for path in (folder / "reports/tables").iterdir()} <= {
-        "zero_shot.md", "zero_shot_by_level.md", "zero_shot_by_subject.md", "claims.md", f"{EXPERIMENT}.md",
-        "what_it_would_take.md", "what_it_would_take.json", "numbers.json",
+        "zero_shot.md", "zero_shot_by_level.md", "zero_shot_by_subject.md", "claims.md", "methods.md", f"{EXPERIMENT}.md",
     }  # fmt: skip
 
 

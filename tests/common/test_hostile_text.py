@@ -18,7 +18,7 @@ import pytest
 import grpo
 from grpo.common.errors import UserError
 from grpo.common.records import Problem
-from grpo.reporting.answers.second_reading import WRONG_ANSWER, WRONG_FORM, judge
+from grpo.reporting.extra import sums_hold
 from grpo.tasks.downloaded import Gsm8k, Math
 from grpo.tasks.formats import CHAT
 from grpo.tasks.graded import GradedTask
@@ -72,10 +72,7 @@ def readers() -> dict[str, Callable[[str], Any]]:
         "GradedTask.rewrite": lambda text: GradedTask().rewrite(text, "r1_zero", "chat"),
         "Gsm8k.solution": lambda text: gsm8k.solution(Row("", {"answer": f"{text}#### 1"}, "")),
         "Math.problem": lambda text: math.problem(Row("", row | {"level": text}, ""), "train", 0),
-        "judge": lambda text: [
-            judge(prompt, [{"response": text, "answer": text, "problem": text, "ground_truth": "1", "category": category}])
-            for prompt, category in (("r1_zero", WRONG_FORM), ("question_only", WRONG_ANSWER))
-        ],
+        "sums_hold": sums_hold,
     }
 
 

@@ -33,7 +33,6 @@ from grpo.reporting.kissing_number import (
     read_scores,
     section,
     write_delivery,
-    write_search_curve,
 )
 from grpo.study import paths
 from grpo.study.schema import Study
@@ -341,8 +340,6 @@ def test_a_study_without_a_search_gets_outputs_that_say_so(study: Study) -> None
     write_delivery(study)
     for folder in (paths.KISSING_SEARCH, paths.CONVERSATION_LOG.parent, paths.KISSING_NUMBER_DELIVERY):
         assert "`kissing_number`" in "".join(path.read_text() for path in folder.iterdir())
-    write_search_curve(study)
-    assert Path("reports/search.csv").read_text() == "attempt,best\n"
 
 
 def test_the_same_seed_gives_the_same_results(study: Study, made: tuple[Path, Any], tmp_path: Path) -> None:

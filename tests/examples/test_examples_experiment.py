@@ -43,13 +43,13 @@ def test_added_to_a_study_that_has_run_it_trains_its_own_arms_and_comes_into_the
     assert set(re.findall(r"^> grpo (train .+)$", ran, re.M)) == {f"train grpo_group_size {arm} --seed all" for arm in OWN}
     after = lock(folder)
     assert all(after[name] == before[name] for name in before if name.startswith(("train@", "select@")))
-    assert "Group size (`grpo_group_size`)\n" in (folder / "reports/sections/grpo_group_size.md").read_text()
+    assert json.loads((folder / "reports/record.json").read_text())["experiments"]["grpo_group_size"]["title"] == "Group size"
     winner = json.loads((folder / "reports/select/grpo_learning_rate.json").read_text())["overrides"]
     for size in (8, 4):
         config = YAML(typ="safe").load((folder / f"data/runs/grpo_group_size/group_{size}/0/config.yaml").read_text())["config"]
         assert config["group_size"] == {"value": size, "from": f"arm group_{size}"}
         assert {key: config[key]["value"] for key in winner} == winner
     assert {row["experiment"] for row in csv.DictReader((folder / "reports/results.csv").open())} >= {"grpo_group_size"}
-    for made in ("tables/grpo_group_size.md", "figures/grpo_group_size.svg", "curves/grpo_group_size.csv"):
+    for made in ("tables/grpo_group_size.md", "figures/grpo_group_size.svg"):
         assert (folder / "reports" / made).stat().st_size > 100
     assert "up to date" in sh(folder, "dvc", "status").stdout

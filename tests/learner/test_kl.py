@@ -1,22 +1,14 @@
-"""KL estimates of the drift from the starting policy: by hand, in expectation, and in the real loop."""
+"""KL estimates and KL terms of the loss: by hand, and in expectation."""
 
 from __future__ import annotations
 
-import copy
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from learner_parts import config, learner_of, log_probs_alone, rollouts
 from torch import Tensor
-from training_parts import read_csv, same_weights, scored, train
 
 from grpo.learner.kl import ESTIMATORS, estimate_kl
-from grpo.learner.learner import Learner
-from grpo.rollout.transformers_engine import TransformersEngine
-from grpo.training.grpo import train_grpo
 
 NAMES = ["per_token", "per_token_low_variance", "per_sequence", "per_sequence_low_variance"]
 
@@ -93,81 +85,3 @@ def test_a_kl_term_beyond_float32_points_the_right_way(name: str) -> None:
     term.sum().backward()
     assert term.isfinite().all() and log_probs.grad is not None and log_probs.grad.isfinite().all()
     assert log_probs.grad[0] <= -200.0 and log_probs.grad[1] == 0.0
-
-
-# -------------------------------------------------------------------------------------------------------- the learner
-
-
-def test_drift_is_that_of_the_current_weights_from_the_first_ones(model: Any) -> None:
-    batch, learner = rollouts(), learner_of(model, sampling_temperature=0.8, measure_kl=True)
-    assert learner.drift(batch) == {f"kl/{name}": 0.0 for name in NAMES}
-    with torch.no_grad():
-        for parameter in learner.model.parameters():
-            parameter.mul_(1.05)
-        r = [(log_probs_alone(model, x, 0.8) - log_probs_alone(learner.model, x, 0.8)).double() for x in batch]
-    tokens = sum(len(x) for x in r)
-    sampled, low_variance = -sum(x.sum().item() for x in r), sum((x.exp() - x - 1).sum().item() for x in r)
-    assert low_variance > 0.01
-    expected = [sampled / tokens, low_variance / tokens, sampled / 8, low_variance / 8]
-    found = learner.drift(batch)
-    assert found == pytest.approx({f"kl/{name}": value for name, value in zip(NAMES, expected, strict=True)}, rel=1e-3)
-    known = scored(batch, torch.zeros(8), torch.zeros(8), learner.log_probs(batch))
-    assert learner.drift(known) == found  # where they are known they need not be computed
-
-
-def test_without_measure_kl_there_is_no_second_model(model: Any) -> None:
-    learner = learner_of(model)
-    assert learner.reference is None
-    assert learner.drift(rollouts()) == {}
-
-
-# ------------------------------------------------------------------------------------------------------ in the real loop
-
-LOOP = {
-    "n_grpo_steps": 4,
-    "learning_rate": 1e-2,
-    "rollout_batch_size": 32,
-    "train_batch_size": 32,
-    "group_size": 8,
-    "gradient_accumulation_steps": 2,
-    "max_grad_norm": 1.0,
-    "sampling_max_tokens": 6,
-    "sampling_min_tokens": 0,
-    "prompt": "question_only",
-}
-
-
-def in_the_loop(model: Any, tokenizer: Any, folder: Path, **changes: Any) -> tuple[Learner, list[dict[str, float]]]:
-    """The learner at the end of a run, and the rows of history.csv."""
-    policy, settings = copy.deepcopy(model), config(**LOOP | changes)
-    learner = Learner(policy, settings, tokenizer.pad_token_id)
-    parts = {"learner": learner, "engine": TransformersEngine(policy, tokenizer)}
-    train(train_grpo, settings, None, tokenizer, folder, **parts)
-    return learner, read_csv(folder / "history.csv")
-
-
-UPDATES = [{}, {"epochs_per_rollout_batch": 2, "train_batch_size": 16, "loss_type": "grpo_clip"}]
-
-
-@pytest.mark.parametrize("changes", UPDATES, ids=["one update", "four updates"])
-def test_drift_starts_at_zero_and_grows_and_measuring_it_changes_no_weight(
-    model: Any, tokenizer: Any, tmp_path: Path, changes: dict[str, Any]
-) -> None:
-    learner, history = in_the_loop(model, tokenizer, tmp_path / "run", **changes, measure_kl=True)
-    for name in NAMES:
-        first = [row[f"kl/{name}"] for row in history if row["step"] == 1]
-        later = [row[f"kl/{name}"] for row in history if row["step"] > 1]
-        assert first == [0.0] * len(first)  # exactly: it is the same policy, measured in the same way
-        assert later and all(math.isfinite(value) and value > 0 for value in later)
-        assert later[-1] > later[0]
-    for row in history:
-        tokens = row["train/response_length"]
-        assert row["kl/per_sequence"] == pytest.approx(row["kl/per_token"] * tokens)
-        assert row["kl/per_sequence_low_variance"] == pytest.approx(row["kl/per_token_low_variance"] * tokens)
-    assert same_weights(learner.reference, model)
-    assert not any(torch.equal(p, q) for p, q in zip(learner.model.parameters(), model.parameters(), strict=True))
-    assert learner.reference is not None and not any(parameter.requires_grad for parameter in learner.reference.parameters())
-    plain, without = in_the_loop(model, tokenizer, tmp_path / "without", **changes)
-    assert same_weights(learner.model, plain.model)
-    columns = {f"kl/{name}" for name in NAMES}
-    assert [{key: value for key, value in row.items() if key not in columns} for row in history] == without

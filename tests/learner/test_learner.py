@@ -123,7 +123,7 @@ def test_in_half_precision_nothing_is_clipped_before_anything_was_learnt(objecti
     lengths = [[1 + (7 * g + 13 * k) % 60 for k in range(4)] for g in range(8)]
     batch = rollouts_of(lengths, [5 + 3 * g for g in range(8)], 512)
     batch = scored(batch, REWARDS.repeat(4), ADVANTAGES.repeat(4))
-    (first, _), _ = train_on(learner.config, learner, batch, version=0)  # type: ignore[arg-type]
+    first, _ = train_on(learner.config, learner, batch, version=0)  # type: ignore[arg-type]
     assert (first["ratio_min"], first["ratio_max"], first["clip_fraction"], first["kl_loss"]) == (1.0, 1.0, 0.0, 0.0)
 
 

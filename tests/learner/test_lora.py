@@ -13,7 +13,7 @@ from typing import Any
 import model_parts
 import pytest
 import torch
-from learner_parts import as_rollouts, config, learner_of, rollouts, updated
+from learner_parts import as_rollouts, config, learner_of, updated
 from model_parts import MIXTURES, random_model, tiny_model
 from torch import Tensor
 from torch.testing import assert_close
@@ -125,22 +125,6 @@ def test_engine_and_learner_agree(adapted: Any, tokenizer: Any) -> None:
     with without_adapters(adapted, merge=True):
         for merged, log_probs in zip(learner.log_probs(batch), through, strict=True):
             assert_close(merged, log_probs, atol=1e-5, rtol=1e-4)
-
-
-def test_drift_is_measured_from_the_base_without_a_copy_of_it(model: Any) -> None:
-    whole = copy.deepcopy(model)
-    add_adapters(model, LORA, seed=0)
-    learner = Learner(model, config(lora=LORA, measure_kl=True), pad_token_id=0)
-    assert learner.reference is None
-    assert learner.drift(rollouts())["kl/per_token_low_variance"] == pytest.approx(0, abs=1e-6)
-    updated(learner)
-    drifted = learner.drift(rollouts())
-    # A learner of the merged weights whose reference is the copy that full training keeps.
-    full = Learner(whole, config(measure_kl=True), pad_token_id=0)
-    with without_adapters(model, merge=True):
-        full.model.load_state_dict(model.state_dict())
-    assert drifted["kl/per_token_low_variance"] > 1e-6
-    assert drifted == pytest.approx(full.drift(rollouts()), rel=1e-2, abs=1e-6)
 
 
 def test_a_checkpoint_holds_merged_weights_and_adapters_for_peft(adapted: Any, tokenizer: Any, tmp_path: Path) -> None:

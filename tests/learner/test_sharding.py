@@ -54,7 +54,7 @@ def require_close(ranks: list[dict[str, Any]], case: str, one: dict[str, Any]) -
     assert leader["metrics"][0] == pytest.approx(one["metrics"][0], rel=1e-4, abs=1e-6)
     for other in ranks:
         rank = other["cpu"]
-        assert rank["metrics"] == leader["metrics"] and rank["drift"] == leader["drift"]
+        assert rank["metrics"] == leader["metrics"] and torch.equal(rank["reference"], leader["reference"])
         assert all(torch.equal(rank["weights"][name], weight) for name, weight in leader["weights"].items())
         assert rank["resumed"]
 
@@ -75,7 +75,7 @@ def test_and_what_two_that_hold_all_compute(two: Ranks, case: str) -> None:
     if case in SAME_BITS:
         assert all(map(torch.equal, shares["gradients"], whole["gradients"]))
         assert all(torch.equal(shares["weights"][name], weight) for name, weight in whole["weights"].items())
-        assert torch.equal(shares["log_probs"], whole["log_probs"]) and shares["drift"] == whole["drift"]
+        assert all(torch.equal(shares[which], whole[which]) for which in ("log_probs", "reference"))
         assert shares["sampled"] == whole["sampled"]
         assert shares["checkpoint"] == whole["checkpoint"] and "model.safetensors" in whole["checkpoint"]
 

@@ -145,9 +145,6 @@ class FixedTimeLearner:
     def __init__(self, seconds: float, notes: Path = Path(os.devnull)):
         self.seconds, self.notes, self.model = seconds, notes, torch.nn.Linear(4, 4)
 
-    def drift(self, rollouts: Any) -> dict[str, float]:
-        return {}
-
     def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         nap(self.seconds, self.notes)
         return {"loss": 0.0, "skipped_update": 0.0}

@@ -44,7 +44,6 @@ GRPO = GrpoConfig(
     train_batch_size=10,
     gradient_accumulation_steps=5,
     epochs_per_rollout_batch=2,
-    measure_kl=True,
     **SAMPLING,
 )
 EXPERT = ExpertIterationConfig(

@@ -22,7 +22,6 @@ BATCH = {
     "train_batch_size": 12,
     "gradient_accumulation_steps": 4,
     "learning_rate": 1e-2,
-    "measure_kl": True,
 }
 
 
@@ -48,8 +47,10 @@ def compute(world: World = ALONE) -> dict[str, Any]:
             gradients = last_gradients(learner)
             current = learner.log_probs(rollouts)
             old = [lp - 0.3 - 0.01 * place for place, lp in enumerate(current)]  # each process has its own extremes
-            for rollout, log_probs in zip(rollouts, learner.reference_log_probs(rollouts), strict=True):
-                rollout.reference_log_probs = log_probs - 0.2 if loss == "gspo" else None
+            if loss == "gspo":
+                found["reference"] = learner.reference_log_probs(rollouts)
+            for place, rollout in enumerate(rollouts):
+                rollout.reference_log_probs = found["reference"][place] - 0.2 if loss == "gspo" else None
             case = f"{loss}, {normalization}, {budget}{' packed' if packing else ''}"
             found["metrics"][case] = learner.update(scored(rollouts, rewards, advantages, old))
             found["gradients"][case] = flat(gradients)
@@ -57,7 +58,6 @@ def compute(world: World = ALONE) -> dict[str, Any]:
             found["gradients"][f"sft {case}"] = flat(gradients)
             found["log_probs"] = learner.log_probs(rollouts)
             found["entropies"] = learner.token_entropies(rollouts)
-            found["drift"] = learner.drift(rollouts)
             found["rows_of_one"] = sum(1 for _ in learner._microbatches(model, *token_ids(rollouts)))
             found["weights"] = {name: value.detach().clone() for name, value in model.state_dict().items()}
     return found

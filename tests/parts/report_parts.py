@@ -1,18 +1,21 @@
-"""Made-up runs and results for tests of the report: small enough to work each sentence out by hand."""
+"""Made-up runs for tests of results and the report: small enough to work each number out by hand."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from run_folders import write_run
 
-from grpo.reporting.record import Record
-from grpo.results.findings import ArmResult, Collapse, Contrast, ExperimentResult, Interval, Verdict
+from grpo.common.files import write_json, write_text
 from grpo.results.runs import Run
+from grpo.study import paths
 from grpo.study.schema import Study
+from grpo.study.settings import Experiment
 
 EXPERIMENT = "grpo_learning_rate"
 PROBLEMS = 100
@@ -74,64 +77,84 @@ def run(
         "same_as": None,
         "overrides": {},
         "before": [],
-        "config": {key: {"value": value, "from": "study"} for key, value in (values or {}).items()},
-        "software": {},
+        "config": {
+            key: {"value": value, "from": "study"} for key, value in ({"learning_rate": 1e-3} | dict(values or {})).items()
+        },
+        "software": {"torch": "2.0"},
         "updates_per_rollout_batch": updates,
     }
-    frames = pd.DataFrame(rows), pd.DataFrame(evaluations)
-    return Run(experiment, arm, seed, config, final | dict(metrics or {}), *frames, np.stack(outcomes))
+    frames, final = (pd.DataFrame(rows), pd.DataFrame(evaluations)), final | dict(metrics or {})
+    return Run(experiment, arm, seed, config, final, *frames, np.stack(outcomes), outcomes[-1], 0)
 
 
-def interval(value: float, low: float | None = None, high: float | None = None, runs: int = 2) -> Interval:
-    """An interval of 0.05 to both sides, if nothing else is said."""
-    ends = value - 0.05 if low is None else low, value + 0.05 if high is None else high
-    return Interval(value, *ends, level=0.95, covers="runs and problems", runs=runs, problems=PROBLEMS, se=0.025, df=4.0)
-
-
-def collapse(
-    arm: str,
-    seed: int = 0,
-    seen_in: Literal["divergence", "evaluations", "training rewards"] = "evaluations",
-    step: int = 8,
-    reached: float = 0.75,
-    ended: float = 0.125,
-) -> Collapse:
-    return Collapse(f"{EXPERIMENT}/{arm}/{seed}", seen_in, step, reached, ended)
-
-
-def arm_result(
-    arm: str,
-    final: float,
-    below: tuple[float, float, float] | None = None,
-    *collapses: Collapse,
-    seeds: int = 2,
-    start: float = 0.1,
-    **overrides: Any,
-) -> ArmResult:
-    """What an arm came to; ``below`` the leader ``a`` by so much, with both ends."""
-    contrast = None
-    if below is not None:
-        difference = interval(-below[0], -below[2], -below[1])
-        contrast = Contrast(arm, "a", difference, difference, contrasts=1)
-    runs = tuple(f"{EXPERIMENT}/{arm}/{seed}" for seed in range(seeds))
-    changed = overrides or {"learning_rate": arm}
-    return ArmResult(arm, changed, runs, (final,) * seeds, interval(final), interval(start), collapses, contrast)
-
-
-def result(*arms: ArmResult, tied: tuple[str, ...] = (), winner: str = "a", last_k: int = 1) -> ExperimentResult:
-    """Arm ``a`` leads."""
-    return ExperimentResult(EXPERIMENT, last_k, arms, "a", tied, winner, False, "leads")
-
-
-def seeds(arm: str, rewards: list[float], **columns: Any) -> list[Run]:
-    """Two runs with equal numbers."""
-    return [run(arm, rewards, seed, **columns) for seed in (0, 1)]
-
-
-def record(study: Study, found: dict[str, tuple[list[Run], ExperimentResult]], *verdicts: Verdict, **read: Any) -> Record:
-    """A study's results from made-up runs and results; ``read``: what would be read from files, such as ``baseline``."""
-    made = Record(
-        study, {name: of[0] for name, of in found.items()}, {name: of[1] for name, of in found.items()}, list(verdicts)
+def study_of(study: Study, **arms: dict[str, dict[str, Any]]) -> Study:
+    """The study with these experiments and arms only, two seeds, and no search, traces or samples."""
+    experiments = {
+        name: study.experiments[name].model_copy(update={"arms": own, "builds_on": None, "seeds": None})
+        if name in study.experiments
+        else Experiment(arms=own)
+        for name, own in arms.items()
+    }
+    changes = {"experiments": experiments, "select_in": list(arms), "seeds": [0, 1], "sft_datasets": {}, "kissing_number": None}
+    evaluation = study.evaluation.model_copy(
+        update={
+            "zero_shot_prompts": ["r1_zero"],
+            "best_of_n": study.evaluation.best_of_n.model_copy(update={"prompts": []}),
+        }
     )
-    vars(made).update(read)
-    return made
+    return study.model_copy(update=changes | {"evaluation": evaluation, "kl_in": [], "claims": [], "runs": None})
+
+
+def store(run: Run, seconds: float = 1.0, alone: bool = False) -> None:
+    """Write a run's result files, and the times of its steps, each of which takes so long."""
+    write_run(run)
+    sample = {"prompt": "1 + 1?", "response": "1 + 1 = 2", "ground_truth": "2", "token_entropy": 0.5}
+    sample |= dict.fromkeys(("format_reward", "answer_reward", "reward"), 1.0)
+    evaluated = run.validation["step"].iloc[[0, -1]]
+    samples = ({"step": int(step), "problem": f"p{i}"} | sample for step in evaluated for i in range(3))
+    write_text(paths.RUNS / run.name / "rollouts.jsonl", _lines(samples))
+    step = {"step_s": seconds, "rollout_s": seconds / 2, "training_s": seconds / 4, "training_peak_mb": 100.0 * seconds}
+    write_json(
+        paths.run_timing(run.name),
+        {
+            "total_s": 10 * seconds,
+            "phases": {"rollout_s": 5 * seconds, "training_s": 2 * seconds, "evaluation_s": seconds},
+            "steps": [{"step": int(number)} | step for number in run.history["step"]],
+            "alone": alone,
+            "same_as": run.config["same_as"],
+            "mlflow_run_id": f"id-{seconds:g}",
+            "git_commit": f"{seconds:g}" * 40,
+            "git_changed": "false",
+            "hardware": {"processor": f"of {seconds:g} GHz"},
+        },
+    )
+
+
+def store_general() -> None:
+    """Write the other result files that a report reads: the zero-shot evaluation and the datasets of the task ``main``."""
+    problems = [{"id": f"p{i}", "question": "q", "ground_truth": "1", "level": 1 + i % 2} for i in range(PROBLEMS)]
+    write_text(paths.validation("main"), _lines(problems))
+    part = {"problems": PROBLEMS, "digest": "a"}
+    write_json(paths.dataset_report("main"), {"task": "arithmetic", "train": part, "validation": part})
+    share = {"value": 0.25, "low": 0.0625, "high": 0.5, "problems": 4}
+    counted = {"right": 1, "wrong": 3}
+    write_json(
+        paths.BASELINE_METRICS,
+        {
+            "r1_zero": {
+                "problems": 4,
+                "categories": counted,
+                "accuracy": share,
+                "format_reward": 0.5,
+                "response_length": 8.0,
+                "accuracy_by_level": {"1": share, "2": share},
+            }
+        },
+    )
+    response = {"problem": "p0", "prompt": "q", "response": "x" * 5000, "ground_truth": "1", "answer_reward": 0.0}
+    rows = [response | {"category": category} for category, count in counted.items() for _ in range(count)]
+    write_text(paths.BASELINE / "r1_zero.jsonl", _lines(rows))
+
+
+def _lines(records: Any) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)

@@ -15,11 +15,12 @@ CONFIG = {"same_as": None, "overrides": {}, "before": [], "config": {}, "softwar
 def write_run(run: Run) -> None:
     """Write a run's folder; ``run.config`` gives what differs from :data:`CONFIG`."""
     folder = Path("data/runs") / run.name
-    write_json(folder / "config.yaml", CONFIG | {"identity": run.name} | run.config)  # JSON is YAML
+    selecting = {"evaluation": {"selection_problems": run.selection_problems, "last_problems": len(run.last)}}
+    write_json(folder / "config.yaml", CONFIG | {"identity": run.name} | selecting | run.config)  # JSON is YAML
     write_json(folder / "metrics.json", run.metrics)
     for name in ("history", "validation"):
         write_text(folder / f"{name}.csv", getattr(run, name).to_csv(index=False))
-    lines = [json.dumps({"answer_reward": list(row)}) for row in run.outcomes]
+    lines = [json.dumps({"answer_reward": list(row)}) for row in (*run.outcomes[:-1], run.last)]
     write_text(folder / "outcomes.jsonl", "\n".join(lines) + "\n")
 
 

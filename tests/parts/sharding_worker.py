@@ -60,7 +60,7 @@ CASES: dict[str, tuple[Any, int | None, float]] = {
 def compute(case: str, world: World = ALONE, shard_on: str | None = None) -> dict[str, Any]:
     """What a learner's methods give in some updates."""
     make_model, budget, max_grad_norm = CASES[case]
-    settings = config(**BATCH, max_grad_norm=max_grad_norm, loss_type="grpo_clip")
+    settings = config(**BATCH, max_grad_norm=max_grad_norm, loss_type="grpo_clip", kl_coefficient=0.1)
     model = make_model()
     engine = TransformersEngine(copy.deepcopy(model), TOKENIZER, world=world)
     sharded = {"device": shard_on, "processes": max(2, world.size), "fully_shard": True} if shard_on else {}
@@ -70,13 +70,15 @@ def compute(case: str, world: World = ALONE, shard_on: str | None = None) -> dic
     rollouts = rollouts_of(LENGTHS, [7, 1, 4], VOCABULARY)
     generator = torch.Generator().manual_seed(1)
     found: dict[str, Any] = {"metrics": [], "gradients": gradients}
+    for rollout, log_probs in zip(rollouts, learner.reference_log_probs(rollouts), strict=True):
+        rollout.reference_log_probs = log_probs
     for _ in range(UPDATES):
         rewards, advantages = torch.rand(12, generator=generator), torch.randn(12, generator=generator)
         old = [log_probs - 0.3 for log_probs in learner.log_probs(rollouts)]
         found["metrics"].append(learner.update(scored(rollouts, rewards, advantages, old)))
     found["metrics"].append(learner.sft_update(*token_ids(rollouts), normalize_constant=7.0))
     found["log_probs"] = torch.cat(learner.log_probs(rollouts))
-    found["drift"] = learner.drift(rollouts)
+    found["reference"] = torch.cat(learner.reference_log_probs(rollouts))
     found["weights"] = {name: weight.clone() for name, weight in weights_of(learner.model)}
     engine.synchronize(learner.model, policy_version=1)
     groups = engine.generate([[5, 6], [7], [8, 9, 10]], SamplingParams(max_tokens=6), n=2, seed=0)

@@ -98,8 +98,8 @@ def one_arm_of(task: dict[str, Any]) -> dict[str, Any]:
     del values["sft_datasets"]["main"]
     values["experiments"] = {name: of | {"arms": {}} for name, of in values["experiments"].items()}
     values["experiments"]["grpo_learning_rate"]["arms"] = {"3e-3": {"learning_rate": 3e-3}}
-    values["select_in"] = ["grpo_learning_rate"]
-    values["evaluation"] |= {"problems": 16, "zero_shot_problems": 16}
+    values["select_in"], values["kl_in"] = ["grpo_learning_rate"], []
+    values["evaluation"] |= {"problems": 8, "last_problems": 16, "selection_problems": 4, "zero_shot_problems": 16}
     values["evaluation"]["best_of_n"]["problems"] = 8
     return values
 
@@ -112,8 +112,8 @@ def shorten_quickstart(file: Path, pretraining: int = 20, steps: int = 4) -> Non
     params["models"]["main"] |= {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 512, "steps": pretraining}
     params["grpo"] |= {"n_grpo_steps": steps, "rollout_batch_size": 16, "train_batch_size": 16, "group_size": 4}
     params["grpo"]["sampling_max_tokens"] = params["evaluation"]["max_tokens"] = 16
-    params["evaluation"] |= {"every": 2, "problems": 16, "zero_shot_problems": 24}
-    params["selection"]["last_k"], params["divergence"] = 1, None
+    params["evaluation"] |= {"every": 2, "problems": 8, "last_problems": 16, "selection_problems": 4, "zero_shot_problems": 24}
+    params["divergence"] = None
     YAML().dump(params, file)
 
 

@@ -70,8 +70,8 @@ def test_runs_of_experiments_are_kept_wherever_they_ran(workspace: Path) -> None
         assert {file.path for file in client.list_artifacts(run.info.run_id)} == {"conversation_log.json", "program.py"}
         data = shown[name]
         assert data["params"]["params.yaml"]["data"]["kissing_number"]["calls"] == CALLS[name]
-        measured = data["metrics"]["reports/metrics/kissing_number.json"]["data"]["kissing_number"]["best"]
-        assert measured == run.data.metrics["best_with_committed_program"]
+        measured = data["metrics"]["reports/metrics/kissing_number.json"]["data"]["end"]
+        assert measured == run.data.metrics["best"]
 
 
 def test_a_hyperparameter_a_value_of_an_arm_and_the_seeds_can_be_set(finished: Path, tmp_path: Path) -> None:

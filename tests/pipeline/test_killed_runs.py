@@ -34,7 +34,7 @@ OFF_POLICY = {
     "train_batch_size": 8,
     "gradient_accumulation_steps": 2,
     "loss_type": "grpo_clip",
-    "measure_kl": True,
+    "keep_steps": [5, 9],
     "lr_scheduler_type": "cosine",
     "warmup_steps": 3,
     "dynamic_sampling_rounds": 1,

@@ -378,8 +378,8 @@ def test_the_study_itself_can_be_planned(study: Path, monkeypatch: pytest.Monkey
     """Without results everything is stale, and so it is with a lock that names no stage."""
     (study / "dvc.lock").write_text("schema: '2.0'\n")
     plan, stale = planned(study, monkeypatch)
-    assert {"dataset@main", "model@main", "math_baseline", "report", "select@grpo_learning_rate"} <= set(plan)
-    assert ".stamps/select@grpo_learning_rate.done" in plan["report"]["after"]
+    assert {"dataset@main", "model@main", "math_baseline", "tables", "select@grpo_learning_rate"} <= set(plan)
+    assert {".stamps/tables.done", ".stamps/figures.done"} <= set(plan["writeup"]["after"])
     assert stale == {entry["rule"] for entry in plan.values()}
 
 
@@ -393,11 +393,11 @@ CONFLICT = "<<<<<<< HEAD\n{0}=======\n{0}>>>>>>> other\n"
         ("params.yaml", "threads: 1", "threads: one", "params.yaml: threads: input should be a valid integer"),
         ("params.yaml", "  n_grpo_steps:", "\tn_grpo_steps:", "params.yaml:LINE: not valid YAML (found character that"),
         ("params.yaml", "threads: 1", "threads: 1\nthreads: 1", "params.yaml:NEXT: not valid YAML (found duplicate key"),
-        ("params.yaml", "seeds: [0, 1, 2, 3, 4]\n", CONFLICT, "params.yaml:LINE: not valid YAML (<<<<<<< marks a merge"),
+        ("params.yaml", "selection:\n", CONFLICT, "params.yaml:LINE: not valid YAML (<<<<<<< marks a merge"),
         ("params.yaml", "{gpus: 0, cpus: 1, mem_mb: 2000, runtime_min: 10}", "4", "params.yaml: resources.small: input should"),
         ("params.yaml", "cpus: 1,", "cpus: one,", "resources.small.cpus: input should be a valid integer, but it is 'one'."),
         ("params.yaml", "cpus: 1,", "", "params.yaml: resources.small.cpus: missing."),
-        ("params.yaml", "      no_baseline:", "      new: {}\n      no_baseline:", "(grpo_baselines-new): run `grpo study"),
+        ("params.yaml", "      reinforce_", "      new: {}\n      reinforce_", "(grpo_baselines-new): run `grpo study"),
         ("dvc.yaml", "cmd: grpo best_of_n", "cmd: grpo ${nowhere}", "DVC cannot read the pipeline"),
         ("dvc.yaml", "  dataset:\n", CONFLICT, "dvc.yaml:LINE: not valid YAML (<<<<<<< marks a merge conflict"),
         ("dvc.lock", "stages: {}\n", CONFLICT, "dvc.lock:LINE: not valid YAML (<<<<<<< marks a merge conflict"),

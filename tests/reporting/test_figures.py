@@ -1,4 +1,4 @@
-"""Figures of experiments: their metrics, the styles and names of arms, and equal bytes for equal results."""
+"""Figures of experiments: what is drawn of which runs, styles, sizes of text, and equal bytes for equal results."""
 
 from __future__ import annotations
 
@@ -13,52 +13,49 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
-from report_parts import arm_result, each, interval, record, result, run
-from study_parts import EXPERT_ITERATION, KEYWORD, SFT
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from report_parts import each, run
+from test_tables import arm, entry
 
-from grpo.reporting import curves, timing, wall_clock
 from grpo.reporting.charts import (
     COLOURS,
-    Curve,
-    draw_curves,
-    frame,
-    panels,
-    readable,
-    save_figure,
-    style,
-    styles,
-    with_readable_names,
-)
-from grpo.reporting.curves import (
+    FULL,
     GIVEN_FORM,
+    NORM,
     TITLES,
     curves_figure,
-    curves_of,
-    experiment_figure,
-    metrics_figure,
-    second_metric,
+    frame,
+    has,
+    over_runs,
+    panels,
+    run_figure,
+    style,
     values_of,
 )
-from grpo.reporting.figures import by_seed, draw_ends, draw_forest
-from grpo.results.findings import Contrast, Verdict
+from grpo.reporting.figures import (
+    draw_best_of_n,
+    draw_by_examples,
+    draw_contrasts,
+    draw_experiment,
+    draw_overview,
+    draw_rates,
+    draw_zero_shot,
+)
 from grpo.results.runs import REWARD, Run
-from grpo.results.verdicts import KL
-from grpo.study.schema import Study
 
-SWEEP = "grpo_off_policy_sweep_broad"
-Look = tuple[str, str]
+SHOWN = 96  # pixels of an inch on the page
+SMALLEST = 11  # pixels of text
 
 
-def made_up(arm: str, place: int, experiment: str = SWEEP, **values: Any) -> Run:
+def made_up(arm: str, place: int, seed: int = 0, **options: Any) -> Run:
     """A run of three steps with curves that depend on its place, so that none covers another."""
-    history = {name: [place, place + 0.5, place + 1.0] for name in ("train/format_reward", "token_entropy", "gradient_norm")}
-    history |= {"clip_fraction": [0.0, 0.1, 0.1], "lag_mean": 1.0}
-    validation = {"val/response_length": [10.0, 20.0 + place], "update": [0, 3]}
+    history = {name: [place, place + 0.5, place + 1.0] for name in ("token_entropy", NORM)}
     rewards = each(0.0), each(0.1 + place / 50)
-    return run(arm, rewards, 0, experiment, every=3, steps=3, values=values, validation=validation, **history)
+    return run(arm, rewards, seed, every=3, steps=3, **(history | options))
 
 
-def looks(axes: Axes) -> list[Look]:
+def looks(axes: Axes) -> list[tuple[str, str]]:
     """Colour and dashes of each curve."""
     return [(to_hex(line.get_color()).upper(), str(line._dash_pattern)) for line in axes.lines]  # type: ignore[attr-defined]
 
@@ -67,78 +64,62 @@ def ends(axes: Axes) -> list[float]:
     return [float(line.get_ydata()[-1]) for line in axes.lines]  # type: ignore[index,arg-type]
 
 
+def inside(figure: Figure) -> bool:
+    """Whether nothing is cut off by the figure's edges, whatever labels need; and no text is too small on the page."""
+    figure.draw_without_rendering()  # lays it out
+    drawn, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    texts = [text for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text() and text.get_visible()]
+    assert min(text.get_fontsize() for text in texts) / 72 * SHOWN >= SMALLEST and width <= FULL
+    return bool(drawn.x0 >= -0.01 and drawn.y0 >= -0.01 and drawn.x1 <= width + 0.01 and drawn.y1 <= height + 0.01)
+
+
+# -------------------------------------------------------------------------------------------------------------- curves
+
+
 @pytest.mark.parametrize("count", [1, 9, 30])
-def test_every_arm_is_drawn_and_can_be_told_from_the_others(
-    count: int, tmp_path: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_arm_is_drawn_and_can_be_told_from_the_others(count: int) -> None:
     """Nine arms are in the broad sweeps of the real studies, and there are eight colours."""
-    runs = [made_up(f"arm_{i}", i) for i in range(count)]
-    figure = experiment_figure(mini_study, SWEEP, runs)
+    runs = {f"arm {i}": [made_up("a", i)] for i in range(count)}
+    figure, _ = curves_figure(runs, [REWARD, NORM], "grpo")
     reward, norm = figure.axes
-    assert ends(reward) == [run.validation[REWARD].iloc[-1] for run in runs]
-    assert ends(norm) == [run.history["gradient_norm"].iloc[-1] for run in runs]
+    assert ends(reward) == pytest.approx([0.1 + i / 50 for i in range(count)]) and ends(norm) == [i + 1.0 for i in range(count)]
     assert len(set(looks(reward))) == count and looks(norm) == looks(reward)
-    save_figure(figure, tmp_path / "figure.svg")
-    if count > 1:
-        assert all(f">arm {i}</text>" in (tmp_path / "figure.svg").read_text() for i in range(count))
-
-    monkeypatch.setattr(timing, "read_timing", lambda _: {"steps": [{"step": i, "step_s": 2.0} for i in (1, 2, 3)]})
-    (over_time,) = curves_figure({run.arm: [run] for run in runs}, wall_clock.REWARD_OVER_SECONDS).axes
-    assert looks(over_time) == looks(reward)
-    assert over_time.lines[0].get_xdata().tolist() == [0.0, 6.0]  # three steps of two seconds
+    shown = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    assert shown == (list(runs) if count > 1 else [])
+    assert inside(figure)
 
 
-def test_every_experiment_of_the_default_study_has_its_second_metric(mini_study: Study) -> None:
-    """The metric that decides its claims; KL for the KL experiment."""
-    assert set(curves.SECOND) <= set(mini_study.experiments)
-    assert set(curves.SECOND.values()) <= set(TITLES)
-    run = made_up("best", 0, "grpo_kl_divergence")
-    run.history[KL] = [0.0, 0.1, 0.2]
-    assert second_metric("grpo_kl_divergence", [run]) == KL
-    reward, over_kl, kl = experiment_figure(mini_study, "grpo_kl_divergence", [run]).axes
-    assert over_kl.lines[0].get_xdata().tolist() == pytest.approx(
-        [0.0, float("nan")], nan_ok=True
-    )  # that of step 1; step 4 has none
-    assert ends(reward) == [pytest.approx(0.1)] and ends(kl) == [0.2] and kl.get_title(loc="left").endswith("(nats)")
-    assert second_metric("an experiment of one's own", [run]) == "val/response_length"
+def test_a_mean_with_its_band_and_collapsed_runs_with_a_cross() -> None:
+    """The mean counts a stopped run at its last value to the end, as the tables do; its own curve ends where it stopped."""
+    runs = [run("a", [0.0, 0.4, 0.8], 0), run("a", [0.0, 0.6, 0.6], 1), run("a", [0.0, 0.1], 2, diverged=8)]
+    figure, _ = curves_figure({"a": runs}, [REWARD], "grpo")
+    (axes,) = figure.axes
+    mean, thin, cross = axes.lines
+    assert mean.get_ydata() == pytest.approx([0.0, 1.1 / 3, 0.5]) and thin.get_linewidth() < mean.get_linewidth()
+    assert list(thin.get_ydata()) == [0.0, 0.1] and (cross.get_marker(), ends(axes)[-1]) == ("x", 0.1)
+    band = axes.collections[0].get_paths()[0].vertices
+    assert {tuple(point) for point in np.round(np.asarray(band), 6)} >= {(8.0, 0.1), (8.0, 0.6), (16.0, 0.1), (16.0, 0.8)}
+    named, _ = curves_figure({"a": runs[:2]}, [REWARD], "grpo", collapsed=[runs[1].name])
+    assert [line.get_marker() for line in named.axes[0].lines][-1] == "x"
 
 
-@pytest.mark.parametrize(
-    ("experiment", "axis"), [(SFT, "optimizer step"), (EXPERT_ITERATION, "expert iteration step"), (KEYWORD, "GRPO step")]
-)
-def test_a_methods_steps_are_named_and_a_step_that_trained_nothing_leaves_a_gap(
-    experiment: str, axis: str, mini_study: Study, tmp_path: Path
-) -> None:
-    """Keyword runs that do not measure their second metric show the length."""
-    made = made_up("arm", 0, experiment)
-    made.validation.loc[1, "val/token_entropy"] = np.nan
-    figure = experiment_figure(mini_study, experiment, [made])
-    titles = {KEYWORD: "validation response length (tokens)"}
-    assert [axes.get_xlabel() for axes in figure.axes] == [axis, axis]
-    assert figure.axes[0].get_title(loc="left") == "validation answer reward"
-    assert figure.axes[1].get_title(loc="left") == titles.get(experiment, "token entropy, validation (nats)")
-    save_figure(figure, tmp_path / "figure.svg")
+def test_the_end_of_a_curve_is_what_tables_say() -> None:
+    """The last evaluation has more problems, of which some only select."""
+    last = replace(run("a", [0.0, 0.5]), last=np.array([1.0, 1.0, 0.0, 1.0]), selection_problems=2)
+    assert over_runs([last], REWARD)[0].tolist() == [0.0, 0.5] and last.final.mean() == 0.5
+    other = replace(last, last=np.array([1.0, 1.0, 0.0, 0.0]))
+    assert over_runs([other], REWARD)[0].tolist() == [0.0, 0.0]
 
 
-def test_arms_with_more_updates_are_shown_over_updates_too(mini_study: Study) -> None:
-    runs = [made_up("one", 0), made_up("four", 1)]
-    runs[1].validation["update"] = [0, 12]
-    figure = experiment_figure(mini_study, SWEEP, runs)
-    assert [axes.get_xlabel() for axes in figure.axes] == ["GRPO step", "optimizer steps (updates)", "GRPO step"]
-    assert [line.get_xdata()[-1] for line in figure.axes[1].lines] == [3, 12]  # type: ignore[index]
+def test_accuracy_given_the_form_is_the_reward_by_the_form() -> None:
+    found = values_of(run("a", [0.0, 0.2], forms=[0.0, 0.4]), GIVEN_FORM)
+    assert found is not None and found.iloc[1] == pytest.approx(0.5) and np.isnan(found.iloc[0])
+    assert values_of(run("a", [0.0, 0.2], forms=[0.5, 0.1]), GIVEN_FORM) is None  # an answer is rewarded without the form
 
 
-def test_seeds_are_thin_their_mean_is_thick_and_a_stopped_run_has_a_cross(mini_study: Study) -> None:
-    """The mean is that of the runs that did not diverge."""
-    runs = [replace(made_up("a", place), seed=place) for place in range(3)]
-    runs[2] = replace(runs[2], metrics=runs[2].metrics | {"diverged_step": 3})
-    reward = experiment_figure(mini_study, SWEEP, runs).axes[0]
-    thin = [line for line in reward.lines if line.get_linewidth() < 1 and line.get_marker() in ("None", "")]
-    thick = [line for line in reward.lines if line.get_linewidth() > 1.6]
-    cross = [line for line in reward.lines if line.get_marker() == "x"]
-    assert [line.get_ydata()[-1] for line in thin] == pytest.approx([0.1, 0.12, 0.14])  # type: ignore[index]
-    assert [line.get_ydata()[-1] for line in thick] == pytest.approx([0.11])  # type: ignore[index]
-    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in cross] == [(3, pytest.approx(0.14))]  # type: ignore[index]
+def test_a_metric_that_some_run_lacks_or_that_is_always_zero_is_not_drawn() -> None:
+    assert has([made_up("a", 1)], NORM) and not has([made_up("a", 1)], "clip_fraction")
+    assert not has([made_up("a", 1, loss=0.5), made_up("a", 1, 1)], "loss")
 
 
 @pytest.mark.parametrize(
@@ -152,92 +133,128 @@ def test_seeds_are_thin_their_mean_is_thick_and_a_stopped_run_has_a_cross(mini_s
 )
 def test_a_spike_hides_neither_the_usual_values_nor_zeros(heights: tuple[float, ...], scale: str) -> None:
     _, (axes,) = panels(1)
-    draw_curves(axes, [Curve("a", None, (0, 1, 2, 3), heights)], styles(["a"]))
+    axes.plot(range(4), heights)
     frame(axes, "gradient norm", "GRPO step")
-    assert axes.get_yscale() == scale
     low, high = axes.get_ylim()
-    assert low <= min(heights) and max(heights) <= high
+    assert axes.get_yscale() == scale and low <= min(heights) and max(heights) <= high
 
 
-def test_accuracy_given_the_form_is_the_reward_by_the_form() -> None:
-    run = made_up("a", 5)
-    run.validation["val/format_reward"] = [0.0, 0.4]
-    assert curves_of({"a": [run]}, GIVEN_FORM)[0].y[1] == pytest.approx(0.5)  # of .2 and .4
-    run.validation["val/format_reward"] = [0.5, 0.1]
-    assert values_of(run, GIVEN_FORM) is None  # an answer is rewarded without the form
-
-
-@pytest.mark.parametrize(
-    ("arm", "name"),
-    [
-        ("epochs_4-batch_16", "4 epochs × batch 16"),
-        ("questions_64-rollouts_4-epochs_1", "64 questions × 4 rollouts × 1 epoch"),
-        ("rank_1-high", "rank 1, high"),
-        ("grpo_no_clip", "grpo no clip"),
-        ("3e-4", "3e-4"),
-        ("sft_final", "sft final"),
-        ("4_epochs", "4_epochs"),  # epochs_4 is another arm
-    ],
-)
-def test_arms_have_readable_names(arm: str, name: str) -> None:
-    assert readable(arm) == name
-    assert with_readable_names(f"{arm} leads; e/{arm}/0 is its run, {arm}-b another's.", [arm]) == (
-        f"{name} leads; e/{arm}/0 is its run, {arm}-b another's."
-    )
+def test_one_runs_spike_does_not_press_the_means_flat() -> None:
+    runs = [made_up("a", 1, seed, gradient_norm=[1.0, 400.0 if seed == 0 else 1.0, 1.0]) for seed in range(100)]
+    figure, _ = curves_figure({"a": runs}, [NORM], "grpo")
+    assert figure.axes[0].get_ylim()[1] < 10
 
 
 def test_the_first_arms_differ_in_colour_and_no_two_look_the_same() -> None:
     assert [style(place).color for place in range(8)] == list(COLOURS)
-    assert {style(place).line for place in range(8)} == {"solid"}
-    assert len(set(map(style, range(500)))) == 500
-    assert list(styles("ab")) == ["a", "b"] and styles("ab")["b"] == style(1)
+    assert len({(style(place).color, str(style(place).line)) for place in range(40)}) == 40
 
 
-def test_the_forest_plot_has_deciding_contrasts_with_seeds_and_sources(mini_study: Study) -> None:
-    """A rise above the start decides only a part of a claim on KL; a statement stands once, above its differences."""
-
-    def contrast(arm: str, against: str, covers: str = "runs and problems") -> Contrast:
-        difference = replace(interval(0.1, 0.0, 0.2), covers=covers)
-        return Contrast(arm, against, difference, difference, 1)
-
-    pairs = (contrast("a", "b"), contrast("b", f"{SWEEP}/a", "problems"), contrast("a", "start"))
-    claim = Verdict("id", SWEEP, "s", "agrees", "why", published={"x-2025": 0.3}, contrasts=pairs)
-    ends = {"a": (0.5, 0.7), "b": (0.4, 0.5)}
-    arms = tuple(replace(arm_result(arm, 0.5), by_run=by_run) for arm, by_run in ends.items())
-    made = record(mini_study, {SWEEP: ([], result(*arms))}, claim, replace(claim, contrasts=()))
-    assert by_seed(made, SWEEP, pairs[0]) == pytest.approx([0.1, 0.2]) and by_seed(made, SWEEP, pairs[1]) == []
-    axes = draw_forest(made).axes[0]
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["s\n(a above b)", "(b above a)"]
-    diamonds = [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "D"]  # type: ignore[index]
-    assert diamonds == [0.3, 0.3] and [text.get_text() for text in axes.texts] == ["x-2025", "x-2025"]
+def test_a_single_run_and_what_it_logs() -> None:
+    titles = [axes.get_title(loc="left") for axes in run_figure(made_up("a", 1, loss=0.5, **{"train/reward": 0.25})).axes]
+    assert {TITLES[name] for name in (REWARD, "loss", "train/reward", NORM)} <= set(titles)
 
 
-def test_nothing_of_a_figure_lies_outside_it(mini_study: Study) -> None:
-    """However little the names of arms leave: a legend takes as many lines as it needs."""
-    arms = [f"questions_{count}-rollouts_4-epochs_2" for count in (32, 64, 128, 256)]
-    ended, published = result(*(arm_result(arm, 0.5) for arm in arms)), {"x-2025": 0.3, "a-long-name-of-a-source-2026": 0.29}
-    contrast = Contrast(arms[0], arms[1], interval(0.1), interval(0.1), 1)
-    claim = Verdict(
-        "id", SWEEP, "a statement", "not tested here", by_construction=True, published=published, contrasts=(contrast,)
-    )
-    runs = [made_up(arm, place) for place, arm in enumerate(arms)]
-    forest = draw_forest(record(mini_study, {SWEEP: ([], ended)}, claim))
-    for figure in (draw_ends(ended), experiment_figure(mini_study, SWEEP, runs), forest):
-        figure.draw_without_rendering()  # lays it out
-        drawn, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
-        assert min(drawn.x0, drawn.y0) >= 0 and drawn.x1 <= width and drawn.y1 <= height
-    assert [text.get_text() for text in forest.legends[0].get_texts()] == ["by construction"]
-    assert "a-long-name-of-a-source-2026, x-2025" in [text.get_text() for text in forest.axes[0].texts]
+# -------------------------------------------------------------------------------------------------- figures of the record
+
+
+def titles(figure: Figure) -> list[str]:
+    return [axes.get_title(loc="left") for axes in figure.axes]
+
+
+def test_an_experiment_shows_the_chosen_arms_and_what_the_handouts_ask_for() -> None:
+    logged = {"loss": 0.5, "train/answer_reward": 0.5}
+    runs = {"a": [made_up("a", 1, **logged)], "b": [made_up("b", 2, **logged)], "tried": [made_up("tried", 9, **logged)]}
+    found = entry(arm("a", 0.5), arm("b", 0.4), arm("tried", 0.3, chosen=False)) | {"method": "grpo", "kl": None}
+    figure = draw_experiment(found, runs)
+    asked = (REWARD, "token_entropy", "val/response_length", NORM, "train/answer_reward", "loss")
+    assert titles(figure) == [TITLES[name] for name in asked] and len(figure.axes[0].lines) == 2
+    assert inside(figure)
+
+
+def test_the_kl_of_kept_checkpoints_is_drawn_over_steps_and_beside_the_reward() -> None:
+    def of(value: float) -> dict[str, float]:
+        return {"value": value, "low": value - 0.01, "high": value + 0.01}
+
+    steps = [
+        {"step": step, "per_token_low_variance": of(step / 100), "answer_reward": of(0.1 + step / 50)} for step in (0, 8, 16)
+    ]
+    found = entry(arm("a", 0.5)) | {"method": "grpo", "kl": {"a": steps}}
+    over_steps, over_kl = draw_experiment(found, {"a": [made_up("a", 1)]}).axes[-2:]
+    assert over_steps.lines[0].get_xydata().tolist() == [[0, 0.0], [8, 0.08], [16, 0.16]]  # type: ignore[union-attr]
+    assert over_kl.lines[0].get_ydata() == pytest.approx([0.1, 0.26, 0.42])
+
+
+def test_the_overview_is_of_the_headlines_runs() -> None:
+    top = {"experiment": "e", "arm": "b", "label": "b"}
+    record = {"headline": top, "experiments": {"e": entry(arm("b", 0.5)) | {"method": "grpo"}}}
+    figure = draw_overview(record, {"e": {"a": [made_up("a", 9)], "b": [run("b", [0.1, 0.5], forms=[0.4, 0.8])]}})
+    assert len(figure.axes) == 4 and [ends(axes) for axes in figure.axes] == [[0.5], [0.8], [pytest.approx(0.625)], [20.0]]
+
+
+def below(value: float) -> dict[str, float]:
+    return {"value": value, "low": value - 0.1, "high": value + 0.1}
+
+
+def test_all_differences_stand_in_one_figure() -> None:
+    """An arm below the leader lies left of zero, grey if the interval holds zero; rates that were not chosen are left out."""
+    arms = arm("a", 0.8), arm("b", 0.5, below=below(0.3)), arm("c", 0.75, below=below(0.05)), arm("d", 0.1, chosen=False)
+    record = {"experiments": {"e": entry(*arms), "alone": entry(arm("a", 0.5)), "f": entry(*arms[:2])}}
+    figure = draw_contrasts(record)
+    assert figure is not None and inside(figure)
+    left, right = figure.axes
+    assert [text.get_text() for text in left.get_yticklabels()] == ["t: minus a", "b", "c"]
+    dots = [(line.get_xdata()[0], to_hex(line.get_color()).upper()) for line in left.lines if line.get_marker() == "o"]  # type: ignore[index]
+    assert dots == [(-0.3, COLOURS[0]), (-0.05, "#999999")] and len(right.get_yticklabels()) == 2
+    assert draw_contrasts({"experiments": {"alone": entry(arm("a", 0.5))}}) is None
+
+
+def test_a_setting_is_drawn_over_the_rates_it_was_tried_at() -> None:
+    tried = {"setting": "r", "label": "rank 1, rate 1e-3"}
+    arms = [
+        arm("r-rate_2", 0.7, learning_rate=2e-3, **tried),
+        arm("r-rate_1", 0.4, chosen=False, **tried),
+        arm("r-rate_5", 0.0, learning_rate=5e-3, chosen=False, collapsed=[{"run": "x"}], **tried),
+    ]
+    figure = draw_rates({"experiments": {"e": entry(arm("a", 0.8), *arms), "single": entry(arm("a", 0.8))}})
+    assert figure is not None and inside(figure)
+    (axes,) = figure.axes
+    line, *points = axes.lines
+    assert list(line.get_xdata()) == [1e-3, 2e-3, 5e-3] and list(line.get_ydata()) == [0.4, 0.7, 0.0]
+    assert [(point.get_marker(), point.get_fillstyle()) for point in points] == [("o", "none"), ("o", "full"), ("x", "none")]
+    assert draw_rates({"experiments": {"single": entry(arm("a", 0.8))}}) is None
+
+
+def test_the_reward_over_the_number_of_examples() -> None:
+    few, many = arm("few", 0.5, examples=4), arm("many", 0.6, examples=16)
+    right = arm("right", 0.8, examples=8, overrides={"filtered": True})
+    figure = draw_by_examples({"experiments": {"s": entry(many, few, right) | {"method": "sft"}}})
+    assert figure is not None
+    every, filtered = figure.axes[0].lines
+    assert (list(every.get_xdata()), list(every.get_ydata())) == ([4, 16], [0.5, 0.6]) and list(filtered.get_xdata()) == [8]
+
+
+def test_the_base_models_figures() -> None:
+    """A category that a prompt lacks has no width; a share of less than 4% has no number in it."""
+    baseline = {
+        "p": {"problems": 100, "categories": {"right": 30, "wrong": 69, "rare": 1}},
+        "q": {"problems": 100, "categories": {"right": 100}},
+    }
+    (axes,) = draw_zero_shot(baseline).axes
+    assert [[round(bar.get_width(), 6) for bar in drawn] for drawn in axes.containers] == [[0.3, 1.0], [0.69, 0], [0.01, 0]]  # type: ignore[attr-defined]
+    assert {text.get_text() for text in axes.texts} == {"30%", "100%", "69%", ""}
+    kinds = {kind: {"value": 0.5, "low": 0.4, "high": 0.6} for kind in ("pass", "best", "majority")}
+    (drawn,) = draw_best_of_n({"p": {"samples": 8, "n": {"1": kinds, "8": kinds}}}).axes
+    assert len(drawn.lines) == 3 and list(drawn.lines[0].get_xdata()) == [1, 8]
 
 
 def test_equal_results_give_equal_bytes_and_what_is_drawn_is_seen(tmp_path: Path) -> None:
     """In two processes, for SVG and PNG; figures in one page have no clashing ids."""
     program = """
 import sys; from pathlib import Path
-from grpo.reporting.charts import Curve, draw_curves, frame, panels, save_figure
-from grpo.reporting.charts import styles
+from grpo.reporting.charts import frame, panels, save_figure
 figure, axes = panels(2)
-for place in axes: draw_curves(place, [Curve("a", None, (0.0, 1.0, 2.0), (0.123456, 0.2, 0.4), True)], styles("a"))
+for place in axes: place.plot((0.0, 1.0, 2.0), (0.123456, 0.2, 0.4))
 frame(axes[0], "reward 0.96875", "step", share=True)
 for name in sys.argv[1:]: save_figure(figure, Path(name))
 """
@@ -247,28 +264,7 @@ for name in sys.argv[1:]: save_figure(figure, Path(name))
     svg = (tmp_path / "a.svg").read_text()
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
-    assert COLOURS[0].lower() in svg and (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert ">reward 0.96875</text>" in svg  # coordinates are rounded, what is said is not
     assert not re.findall(r"\d\.\d{3,}(?![^<>]*</text>)", svg)
     assert not re.findall(r'id="(?:figure|axes|patch|line2d|text)_', svg) and "background" not in svg
-
-
-def test_what_each_update_logs_is_drawn(mini_study: Study) -> None:
-    """As CS336 asks: loss, gradient norm, token entropy, clip fraction, train rewards; where the runs have them."""
-    asked = (
-        "loss",
-        "gradient_norm",
-        "token_entropy",
-        "clip_fraction",
-        *(f"train/{kind}reward" for kind in ("", "format_", "answer_")),
-    )
-    logged = dict.fromkeys(asked, 0.25)
-    drawn = {
-        axes.get_title(loc="left"): axes
-        for axes in metrics_figure(mini_study, SWEEP, [run("a", [0.1, 0.5], experiment=SWEEP, **logged)]).axes
-    }
-    assert {TITLES[name] for name in asked} <= drawn.keys()
-    assert drawn[TITLES["loss"]].lines[0].get_ydata() == [0.25]
-    assert TITLES["loss"] not in {
-        axes.get_title(loc="left") for axes in metrics_figure(mini_study, SWEEP, [run("a", [0.1])]).axes
-    }

@@ -1,61 +1,115 @@
-"""Functions of the page: chain of winners, embedding of figures and text, room for samples."""
+"""The page's parts: sections from Markdown, figures, terms, data, and room for samples; what a stranger wrote stays text."""
 
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, get_args
 
-import numpy as np
 import pytest
 
 from grpo.reporting import rollouts
 from grpo.reporting.charts import INK, panels, save_figure
-from grpo.reporting.page import embedded, inlined, to_html
+from grpo.reporting.page import Body, embedded, inlined
 from grpo.reporting.rollouts import number
-from grpo.reporting.sentences import templates
-from grpo.results.findings import NOT_TESTED, VerdictName
+
+TEXT = """# mini: results
+
+**found**
+
+### What it cost
+
+little
+
+## Claims
+
+| claim | entropy |
+|---|---|
+| [c](index.html#sweep "who: what") | entropy |
+
+## Experiments
+
+### Sweep: rate: low ends at 0.8
+
+why
+
+![Sweep](figures/sweep.svg)
+
+![none](figures/none.svg)
+
+| arm | entropy |
+|---|---|
+| a | 1 |
+
+> # a quoted heading
+>
+> comment
+
+- **agrees**: c
+
+#### Rates tried
+
+| r |
+|---|
+| 1 |
+
+### Other: b ends at 0.7
+
+## Method
+
+### Data
+
+x
+"""
 
 
-def test_a_chain_is_a_list_until_it_parts() -> None:
-    links = {"a": None, "b": "a", "c": "b", "d": "b", "e": "d"}
-    values = {
-        "results": {name: {"winner": f"of {name}", "tied": ()} for name in links},
-        "numbers": {name: {"title": name} for name in links},
-        "followers": {name: [other for other in links if links[other] == name] for name in links},
-    }
-    html = templates(autoescape=True).get_template("macros.j2").make_module(values).chain("a")  # type: ignore[attr-defined]
-    found = re.sub(r"<a.*?</a>: <b>of (.)</b>|\s|</?li>", r"\1", html).replace('<olclass="chain">', "(").replace("</ol>", ")")
-    assert found == "ab(c)(de)"
+def test_parts_become_sections_boxes_and_folded_details() -> None:
+    page = Body({"figures/sweep": "<svg></svg>"}, ["sweep", "other"]).of(TEXT)
+    tags = re.sub(r"<(?!/?(?:section|details|div class=\"box\")|/div>)[^>]*>|[^<>]+(?=<)", "", page.replace("\n", ""))
+    outline = re.findall(r"<(/?)(section|details)(?: id=\"([\w-]+)\")?", tags)
+    assert [f"{close}{kind} {name}".strip() for close, kind, name in outline] == [
+        *("section answer", "/section", "section claims", "/section", "section experiments"),
+        *("details sweep", "details", "/details", "/details", "details other", "/details", "/section"),
+        *("section method", "details data", "/details", "/section"),
+    ]
+    assert '<div class="box"><h2>What it cost</h2>' in page
+    assert "<h3>Sweep: rate</h3> <span>low ends at 0.8</span>" in page
+    assert "<h1>a quoted heading</h1>" in page.partition("<blockquote>")[2]  # it opens no section
+    assert page.count('role="region" aria-label="Table: ') == page.count("<table>") == 3
+    assert 'href="#sweep" title="who: what"' in page
 
 
-def test_no_text_ends_the_script_that_holds_it_and_none_is_taken_for_html() -> None:
-    hostile = "</script><script>alert(1)</script><!--"
+def test_figures_stand_in_the_page_and_a_missing_one_is_left_out() -> None:
+    page = Body({"figures/sweep": "<svg>1</svg>"}, ["sweep", "other"]).of(TEXT)
+    assert 'role="img" aria-label="Sweep"><svg>1</svg>' in page and "<img" not in page and "none" not in page
+
+
+def test_a_term_is_explained_once_in_each_part() -> None:
+    page = Body({}, ["sweep", "other"]).of(TEXT)
+    assert page.count('<abbr title="entropy of') == 2 and page.count("entropy</abbr>") == 2
+
+
+@pytest.mark.parametrize(
+    "hostile", ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "[a](javascript:alert(1))"]
+)
+def test_what_a_stranger_wrote_stays_text(hostile: str) -> None:
+    page = Body({}, ["e"]).of(f"# {hostile}\n\n## Experiments\n\n### {hostile}: {hostile}\n\n{hostile}\n\n> {hostile}\n")
+    assert "<script" not in page and "<img" not in page and 'href="javascript' not in page
     assert "<" not in embedded({"response": hostile}) and json.loads(embedded({"response": hostile})) == {"response": hostile}
-    html = to_html(f"# title\n\n{hostile}\n\n| a |\n|---|\n| b<br>c |\n", figures={})
-    assert "<script" not in html and "title" not in html and "b<br>c" in html
+
+
+def test_data_has_no_number_that_json_lacks() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         embedded({"value": float("nan")})
 
 
-def test_a_figure_is_held_by_the_page_or_stands_above(tmp_path: Path) -> None:
-    """Its axes have the page's colour, and it scrolls if its panels do not fit."""
-    save_figure(panels(3)[0], tmp_path / "x.svg")
-    held = inlined(tmp_path / "x.svg")
-    assert held.startswith('<div class="figure" style="--panels:3"') and held.count("<svg") == held.count("</svg>") == 1
-    assert INK not in held and "currentColor" in held and "<?xml" not in held and 'width="' not in held[: held.index("viewBox")]
-    text = '# t\n\n![own](../figures/own.svg)\n\n![a "b"](timing/other.svg)\n'
-    html = to_html(text, figures={"timing/other": held})
-    assert html.count("<svg") == 1 and 'role="img" aria-label="a &quot;b&quot;"' in html and "own" not in html
-
-
-def test_claims_are_counted_where_any_was_tested() -> None:
-    counted = templates(autoescape=True).get_template("macros.j2").module.claims_counted  # type: ignore[attr-defined]
-    counts = dict(zip(get_args(VerdictName), (4, 1, 2, 3, 5), strict=True))
-    assert counted(counts) == "Published claims: 4 agree, 1 disagree, 2 no difference, 3 undecided, 5 not tested here."
-    assert counted(dict.fromkeys(counts, 0) | {NOT_TESTED: 5}) == ""
+def test_a_figure_is_never_enlarged_and_has_the_pages_colour(tmp_path: Path) -> None:
+    figure = panels(3)[0]
+    save_figure(figure, tmp_path / "x.svg")
+    svg = inlined(tmp_path / "x.svg")
+    pixels = 96 * figure.get_figwidth()
+    assert f"width:{pixels:.0f}px;max-width:100%" in svg and f"min-width:{0.85 * pixels:.0f}px" in svg
+    assert INK not in svg and "currentColor" in svg and svg.startswith("<svg") and svg.count("<svg") == 1
 
 
 def test_numbers_keep_six_digits() -> None:
@@ -76,19 +130,3 @@ def test_samples_beyond_the_room_are_named(workdir: Path, monkeypatch: pytest.Mo
     assert found["problems"] == [("p", "1")]
     row = dict(zip(found["columns"], found["runs"]["e/c/0"][0], strict=True))
     assert row == {"problem": 0, "prompt": 0, "step": 0, "response": "short"} | rewards
-
-
-def test_problems_gained_and_lost_are_counted_seed_by_seed() -> None:
-    """Each run is compared with itself, not all runs before with any run after."""
-
-    def seed(*outcomes: list[float]) -> Any:
-        return SimpleNamespace(outcomes=np.array(outcomes))
-
-    runs = [seed([1, 0, 0, 0.5], [0.5, 1, 1, 1], [1, 1, 0, 1]), seed([0, 1, 0, 0], [0, 0, 0, 0])]
-    # 1 of 4 right before and 3 at the end, 2 gained; and 1 before, none after, 1 lost.
-    assert rollouts.gained_and_lost(runs) == [1.0, 1.5, 1.0, 0.5]
-
-
-def test_a_right_answer_may_end_a_wrong_sum() -> None:
-    assert rollouts.sums_hold("Monday: 4 + 5 = 9. Tuesday: 9 - 10 = -1. 3") and rollouts.sums_hold("no sums")
-    assert not rollouts.sums_hold("Monday: 4 - 5 = 1. Tuesday: 1 + 1 = 2.")

@@ -12,8 +12,8 @@ from grpo.common.errors import UserError
 from grpo.common.files import read_text, write_text
 from grpo.common.records import read_examples, read_problems
 from grpo.evaluation.comparison import read_scores
-from grpo.reporting import kissing_number, pieces
-from grpo.reporting.provenance import stages_in_lock
+from grpo.reporting import kissing_number
+from grpo.reporting.record import read_record
 from grpo.reporting.rollouts import read_samples
 from grpo.reporting.timing import read_timing
 from grpo.results.runs import read_baseline, read_best_of_n, read_run, read_selection
@@ -23,7 +23,10 @@ from grpo.study.schema import Study, load_study
 ARGS = ("sft_experiment", "all", 0)
 RUN_NAME = "/".join(map(str, ARGS))
 RUN = Path("data/runs") / RUN_NAME
-CONFIG = "identity: a\noverrides: {}\nbefore: []\nsoftware: {torch: a}\nsame_as: null\nconfig: {lr: {value: 1, from: study}}\n"
+CONFIG = (
+    "identity: a\noverrides: {}\nbefore: []\nsoftware: {torch: a}\nevaluation: {last_problems: 2, selection_problems: 1}\n"
+    "same_as: null\nconfig: {lr: {value: 1, from: study}}\n"
+)
 TIMING = {
     "total_s": 1.0, "phases": {}, "steps": [], "mlflow_run_id": "a", "same_as": None, "git_commit": "b", "git_changed": "false",
     "hardware": {}
@@ -70,10 +73,10 @@ READERS: dict[Path, tuple[str, Callable[[Study], object], str]] = {
         lambda _: read_examples(TRACES),
         "sft_dataset@main",
     ),
-    Path("reports/dataset/sft/main.json"): (
-        '{"examples": 1, "correct": 1, "digest": "a"}\n',
-        lambda _: pieces.sft_report(),
-        "sft_dataset@main",
+    Path("reports/record.json"): (
+        json.dumps(dict.fromkeys(("study", "headline", "experiments", "claims"), 0)) + "\n",
+        lambda _: read_record(),
+        "tables",
     ),
     ZERO_SHOT: (
         '{"problem": "a", "answer_reward": 1.0}\n{"problem": "b", "answer_reward": 0.0}\n',
@@ -158,21 +161,8 @@ def test_numbers_that_are_cut_or_changed_are_noticed(results: Path) -> None:
     assert len(read_run(*ARGS).history) == 3
 
 
-def test_evaluations_of_different_length_are_noticed(results: Path) -> None:
-    (RUN / "outcomes.jsonl").write_text('{"answer_reward": [1, 0]}\n{"answer_reward": [1]}\n')
-    with pytest.raises(UserError, match=r"outcomes\.jsonl: damaged"):
-        read_run(*ARGS)
-
-
 def test_a_text_may_hold_what_python_takes_for_the_end_of_a_line(results: Path) -> None:
     assert {sample["response"] for sample in read_samples(RUN_NAME)} == {"c\u2028d"}
-
-
-def test_a_lock_without_stages_is_an_error(results: Path) -> None:
-    for content in ("", "[]\n", "schema: '2.0'\n"):
-        Path("dvc.lock").write_text(content)
-        with pytest.raises(UserError, match=r"dvc\.lock: has no stages.*git checkout HEAD -- dvc\.lock"):
-            stages_in_lock()
 
 
 def test_a_study_in_another_encoding_is_an_error_with_its_line(tmp_path: Path) -> None:

@@ -8,19 +8,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from study_parts import with_values
 
 from grpo.commands import replicate
 from grpo.commands.study import composed_text
 from grpo.common.errors import UserError
-from grpo.reporting.replication import OTHERWISE, SAME, TURNED, UNDECIDED, Findings, agreement, counts, replication_page
-from grpo.results.findings import AGREES, CANNOT_TELL, DISAGREES, NO_DIFFERENCE, NOT_TESTED, Verdict, VerdictName
+from grpo.common.files import write_json
+from grpo.reporting.replication import counts, read_replicate, replication_page
+from grpo.results.replication import (
+    SAME,
+    TURNED,
+    UNDECIDED,
+    agreement,
+    is_stale,
+    read_replication,
+    study_digest,
+    write_replication,
+)
+from grpo.results.verdicts import AGREES, CANNOT_TELL, DISAGREES, NO_DIFFERENCE, NOT_TESTED, VerdictName
+from grpo.study import paths
 from grpo.study.schema import Study, load_study
 
 REPOSITORY = Path(__file__).parents[2]
-
-
-def verdict(name: VerdictName, claim: str = "c") -> Verdict:
-    return Verdict(claim, "e", f"It is {claim}", name, "because", measured=f"{claim} | 0.5")
 
 
 @pytest.mark.parametrize(
@@ -29,34 +38,50 @@ def verdict(name: VerdictName, claim: str = "c") -> Verdict:
         (AGREES, AGREES, SAME),
         (CANNOT_TELL, CANNOT_TELL, SAME),
         (AGREES, DISAGREES, TURNED),
-        (NO_DIFFERENCE, AGREES, OTHERWISE),
+        (NO_DIFFERENCE, AGREES, TURNED),
+        (NO_DIFFERENCE, DISAGREES, SAME),  # neither is more by the margin
         (DISAGREES, CANNOT_TELL, UNDECIDED),
-        (DISAGREES, NOT_TESTED, UNDECIDED),
-        (CANNOT_TELL, NOT_TESTED, ""),
-        (NOT_TESTED, NOT_TESTED, ""),
+        (DISAGREES, NOT_TESTED, "not tried"),
+        (NOT_TESTED, NOT_TESTED, "not tried"),
     ],
 )
 def test_how_two_verdicts_go_together(first: VerdictName, second: VerdictName, expected: str) -> None:
-    assert agreement(verdict(first), verdict(second)) == agreement(verdict(second), verdict(first)) == expected
+    assert agreement(first, second) == agreement(second, first) == expected
 
 
-def selection(winner: str, leader: str, *tied: str) -> dict[str, Any]:
-    return {"winner": winner, "leader": leader, "tied": list(tied), "value": 0.5, "low": 0.4, "high": 0.6}
+def record(winner: str, margin: float | None, **verdicts: VerdictName) -> dict[str, Any]:
+    """A study's record: an experiment whose arms a and b end at .5 and .6, and claims by the digest of their test."""
+    claims = [
+        {"test": test, "verdict": verdict, "statement": f"It is {test}", "measured": f"{test} | 0.5", "reason": ""}
+        for test, verdict in verdicts.items()
+    ]
+    untested = {"test": "", "verdict": NOT_TESTED, "statement": "s", "measured": "", "reason": "no arm has it"}
+    arms = [{"arm": arm, "mean": mean, "low": mean - 0.1, "high": mean + 0.1} for arm, mean in (("a", 0.5), ("b", 0.6))]
+    ends = margin and {"value": margin, "low": margin - 0.1, "high": margin + 0.1}
+    return {"claims": [*claims, untested], "experiments": {"e": {"winner": winner, "margin": ends, "arms": arms}}}
 
 
-def test_the_page_has_both_verdicts_and_both_winners(mini_study: Study) -> None:
-    names = mini_study.made
-    same = {name: selection("a", "a") for name in names}
-    here = Findings("seeds 0", [verdict(AGREES, "x"), verdict(NO_DIFFERENCE, "y")], same)
-    winners = same | {names[0]: selection("b", "a", "b"), names[1]: selection("b", "b")}
-    here.selections[names[0]] = selection("a", "a", "b")
-    other = Findings("seeds 7", [verdict(DISAGREES, "x"), verdict(AGREES, "y")], winners)
-    assert counts(here, other) == {TURNED: 1, OTHERWISE: 1}
-    page = replication_page(mini_study, here, [other])
+@pytest.mark.parametrize(("margin", "said"), [(0.05, "could not be told"), (None, "could not be told"), (0.2, "could be told")])
+def test_the_page_has_both_verdicts_and_both_winners(workdir: Path, margin: float | None, said: str) -> None:
+    write_json(paths.RECORD, record("a", margin, x=AGREES, y=AGREES, z=CANNOT_TELL))
+    write_json("there" / paths.RECORD, record("b", None, x=DISAGREES, y=AGREES))
+    here, there = read_replicate("seeds 0"), read_replicate("seeds 7", Path("there"))
+    assert counts(here, there) == {TURNED: 1, SAME: 1, "not tried": 1}
+    page = replication_page("abc", here, [there])
     assert r"| It is x | agrees: x \| 0.5 | disagrees: x \| 0.5 | turned round |" in page
-    assert f"| {names[0]} | a 0.500 (0.400 to 0.600) | b 0.500 (0.400 to 0.600) | another, tied in both |" in page
-    assert f"| {names[1]} | a 0.500 (0.400 to 0.600) | b 0.500 (0.400 to 0.600) | another |" in page
-    assert f"Of {len(names)} experiments 2 have another winner." in page and "Of 2 claims 1 turned round" in page
+    assert "| e | a 0.500 (0.400 to 0.600) | b 0.600 (0.500 to 0.700) | another" in page and said in page
+    assert "`abc`" in page and "Of 1 experiments 1 have another winner." in page and "Of 3 claims 1 turned round" in page
+
+
+def test_replicates_of_another_study_are_stale(workdir: Path, mini_study: Study) -> None:
+    """Claims, wording and resources are no part of a study's settings; steps and arms are."""
+    assert read_replication(mini_study) is None and not is_stale(mini_study)
+    write_replication(mini_study, [])
+    reworded = with_values(mini_study, {"description": "x", "resources.train.cpus": 7, "claims": [1]})
+    assert study_digest(reworded) == study_digest(mini_study) and not is_stale(reworded)
+    for changes in ({"grpo.n_grpo_steps": 3}, {"seeds": [7]}, {"experiments.grpo_lora.arms": {"full": {}}}):
+        other = with_values(mini_study, changes)
+        assert is_stale(other) and read_replication(other) is None
 
 
 # ------------------------------------------------------------------------------------------- a copy of the working tree
@@ -79,7 +104,7 @@ def repository(workdir: Path) -> Study:
 
 def test_a_replicate_is_a_copy_of_the_working_tree_with_fresh_seeds(repository: Study, tmp_path: Path) -> None:
     folder = Path("replicates/seeds-7-8")
-    replicate._make(folder, [7, 8], None)
+    replicate._make(folder, [7, 8], None, "digest")
     assert {path.name for path in folder.iterdir()} == {
         *(".git", ".gitignore", ".dvc", "tracked", "new", "params.yaml", replicate.MADE_OF)
     }
@@ -88,16 +113,15 @@ def test_a_replicate_is_a_copy_of_the_working_tree_with_fresh_seeds(repository: 
     fresh = load_study(folder / "params.yaml")
     assert fresh.seeds == [7, 8] and fresh.model_copy(update={"seeds": repository.seeds, "runs": repository.runs}) == repository
     (folder / "tracked").write_text("of the replicate")
-    replicate._make(folder, [7, 8], None)  # gone on with
+    replicate._make(folder, [7, 8], None, "digest")  # gone on with
     assert (folder / "tracked").read_text() == "of the replicate"
-    Path("params.yaml").write_text(Path("params.yaml").read_text().replace("last_k: ", "last_k:  "))
-    with pytest.raises(UserError, match=r"seeds-7-8: already exists, but was not made from this params\.yaml"):
-        replicate._make(folder, [7, 8], None)
+    with pytest.raises(UserError, match="seeds-7-8: already exists, but repeats a study with other settings"):
+        replicate._make(folder, [7, 8], None, "another")
 
 
 def test_a_fresh_base_draws_all_that_is_generated_anew(repository: Study) -> None:
     folder = Path("replicates/x")
-    replicate._make(folder, [7], 5)
+    replicate._make(folder, [7], 5, "digest")
     fresh = load_study(folder / "params.yaml")
     assert {task["seed"] for task in fresh.tasks.values() if "seed" in task} == {5}
     assert fresh.evaluation.seed == 5
@@ -107,7 +131,7 @@ def test_a_fresh_base_draws_all_that_is_generated_anew(repository: Study) -> Non
 def test_a_copy_that_was_stopped_half_way_is_made_anew(repository: Study) -> None:
     Path("replicates/.x.draft").mkdir(parents=True)
     Path("replicates/.x.draft/left").write_text("over")
-    replicate._make(Path("replicates/x"), [7], None)
+    replicate._make(Path("replicates/x"), [7], None, "digest")
     assert not Path("replicates/x/left").exists() and not Path("replicates/.x.draft").exists()
 
 
@@ -118,20 +142,24 @@ def test_seeds_must_be_fresh(repository: Study, seeds: list[int]) -> None:
 
 
 def test_a_study_that_is_not_finished_has_nothing_to_compare(repository: Study) -> None:
-    with pytest.raises(UserError, match="dvc repro select@"):
+    with pytest.raises(UserError, match="dvc repro tables"):
         replicate.replicate([7], None)
     assert not Path("replicates").exists()
 
 
-def test_a_pipeline_that_fails_leaves_its_folder(repository: Study, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then a page is written of those that are finished."""
-    monkeypatch.setattr(replicate, "read_findings", lambda study, name, folder=None: Findings(name, [], {}))
+def test_a_pipeline_that_fails_leaves_its_folder(repository: Study) -> None:
+    """The same command goes on, and writes a page and a file of all replicates that are finished."""
+    write_json(paths.RECORD, record("a", None, x=AGREES))
     Path("workflow").mkdir()
     Path("workflow/repro.py").write_text("import sys; sys.exit(3)")
     with pytest.raises(UserError, match="its pipeline ended with code 3"):
         replicate.replicate([7], None)
-    script = "import pathlib as p; p.Path('reports').mkdir(); p.Path('reports/claims.json').write_text('{}')"
+    there = json.dumps(record("a", None, x=DISAGREES))
+    script = f"import pathlib as p; p.Path('reports').mkdir(); p.Path('reports/record.json').write_text({there!r})"
     Path("replicates/seeds-7/workflow/repro.py").write_text(script)
-    monkeypatch.setattr(replicate, "replication_page", lambda study, here, others: json.dumps([one.name for one in others]))
-    replicate.replicate([7], None)
-    assert json.loads(Path("reports/replication.md").read_text()) == ["seeds 7, the same base"]
+    assert "1 turned round" in replicate.replicate([7], None)
+    found = read_replication(repository)
+    assert found is not None and [(one.name, one.verdicts) for one in found.replicates] == [
+        ("seeds 7, the same base", {"x": DISAGREES})
+    ]
+    assert found.study in (paths.REPORTS / "replication.md").read_text()

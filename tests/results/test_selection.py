@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from report_parts import run
 from study_parts import RANKED_BY, with_values
 
 from grpo.common.errors import UserError
-from grpo.results.runs import mean_of_last
+from grpo.results.evidence import evidence_of
 from grpo.results.selection import read_result, select, winner_file
 from grpo.study.effective import read_selections
 from grpo.study.schema import Study
@@ -29,14 +30,13 @@ RATES = {"low": 1e-5, "middle": 1e-4, "high": 1e-3}
 
 @pytest.fixture
 def study(mini_study: Study) -> Study:
-    """Three arms, one seed, the last two evaluations count."""
+    """Three arms, one seed."""
     return with_arms(mini_study, EXPERIMENT, {name: {"learning_rate": rate} for name, rate in RATES.items()})
 
 
 def with_arms(study: Study, experiment: str, arms: dict[str, Any]) -> Study:
-    selection = {"selection.last_k": 2, "selection.best_few": 2, "selection.pinned": {}}
-    of = f"experiments.{experiment}"
-    return with_values(study, {"seeds": [0], f"{of}.arms": arms, f"{of}.tie": "first", **selection})
+    selection = {"selection.best_few": 2, "selection.pinned": {}}
+    return with_values(study, {"seeds": [0], f"experiments.{experiment}.arms": arms, **selection})
 
 
 def pinned_to(study: Study, arm: str, experiment: str = EXPERIMENT) -> Study:
@@ -56,11 +56,18 @@ def write_run(
     overrides: dict[str, Any] | None = None,
     updates: int = 1,
     diverged: int | None = None,
+    judged: list[int] | None = None,
 ) -> None:
-    """A finished run's folder. The first evaluation is the untrained policy's."""
+    """A finished run's folder. The first evaluation is the untrained policy's.
+
+    Args:
+        judged: rewards of further problems of the last evaluation, which judge; the others then select. None: all do both.
+    """
     rewards = [np.array(outcomes, dtype=float) for outcomes in evaluations]
     made = run(arm, rewards, seed, experiment, steps=1, diverged=diverged, updates=updates)
-    made.config.update(overrides=overrides or {"learning_rate": RATES[arm]}, before=BEFORE)
+    if judged is not None:
+        made = replace(made, last=np.concatenate([rewards[-1], np.array(judged, dtype=float)]), selection_problems=N)
+    made.config.update(overrides=overrides or {"learning_rate": RATES.get(arm, 1.0)}, before=BEFORE)
     run_folders.write_run(made)
 
 
@@ -77,50 +84,47 @@ def write_arms(seed: int = 0, diverged: int | None = None, **shares: float) -> N
 # ------------------------------------------------------------------------------------------------------ what counts
 
 
-def test_the_best_mean_of_the_last_evaluations_wins(study: Study) -> None:
-    write_run("low", [right(s) for s in (0.1, 0.9, 0.2, 0.3)])
-    write_run("middle", [right(s) for s in (0.1, 0.2, 0.5, 0.6)])
-    write_run("high", [right(s) for s in (0.1, 0.5, 0.8, 0.1)])  # best at one time, and in the mean of all but the last
+def test_the_best_last_evaluation_leads(study: Study) -> None:
+    write_run("low", [right(s) for s in (0.1, 0.9, 0.2)])
+    write_run("middle", [right(s) for s in (0.1, 0.2, 0.6)])
+    write_run("high", [right(s) for s in (0.1, 0.5, 0.4)])
     result = select(study, EXPERIMENT)
-    assert (result["winner"], result["leader"], result["tied"]) == ("middle", "middle", ["high"])
-    assert result["overrides"] == {"learning_rate": 1e-4}
-    assert result["pinned"] is False
-    assert (result["metric"], result["last_k"]) == ("val/answer_reward", 2)
-    assert result["reason"].startswith("leads, but cannot be told from high")
-    assert result["value"] == pytest.approx(0.55)
-    # Of the 200 problems 100 are right twice and 20 once: the mean's standard error is .4729 / sqrt(200) = .0334. One run has
-    # an assumed standard deviation of .045 beside it; together .0561, and t has 9 degrees of freedom: 2.262.
-    assert (result["low"], result["high"]) == pytest.approx((0.4232, 0.6768), abs=0.0002)
-
+    assert (result["winner"], result["leader"], result["runner_up"]) == ("middle", "middle", "high")
+    assert result["overrides"] == {"learning_rate": 1e-4} and result["pinned"] is False
+    # One run has an assumed standard deviation of .045, two .0636; the two differ in 40 of 200 problems: .4 / sqrt(199).
+    assert result["margin"]["value"] == pytest.approx(0.2)
+    assert result["reason"].startswith("leads by 0.200, standard error 0.070")
+    # The mean's standard error over problems is .4899 / sqrt(199) = .0347, together with .045 .0568; t(10) is 2.228.
+    assert (result["value"], result["low"], result["high"]) == pytest.approx((0.6, 0.4734, 0.7266), abs=0.0002)
     low, middle, high = result["candidates"]
-    assert [c["arm"] for c in (low, middle, high)] == ["low", "middle", "high"]
-    assert [c["value"] for c in (low, middle, high)] == pytest.approx([0.25, 0.55, 0.45])
-    assert middle["behind"] is None
-    assert low["behind"]["value"] == pytest.approx(0.3) and high["behind"]["value"] == pytest.approx(0.1)
-    assert low["behind"]["low"] > 0 > high["behind"]["low"]
+    assert [c["value"] for c in (low, middle, high)] == pytest.approx([0.2, 0.6, 0.4])
+    assert middle["behind"] is None and low["behind"]["value"] == pytest.approx(0.4)
     assert low["runs"] == [
         {
             "run": f"{EXPERIMENT}/low/0",
             "seed": 0,
             "identity": "low-0",
-            "value": pytest.approx(0.25),
+            "value": pytest.approx(0.2),
             "diverged_step": None,
             "diverged_reason": "",
         }
     ]
-    assert low["diverged"] == []
     start = read_result(study, EXPERIMENT).arms[0].start  # one policy, whatever the runs: only problems vary
     assert (start.value, start.se) == (pytest.approx(0.1), pytest.approx((0.1 * 0.9 / 199) ** 0.5))
     json.dumps(result)  # it is written as JSON
 
 
-@pytest.mark.parametrize(
-    ("last_k", "expected"),
-    [(1, [1, 0, 0]), (2, [1, 0.5, 0]), (3, [2 / 3, 1 / 3, 1 / 3]), (9, [2 / 3, 1 / 3, 1 / 3])],
-)
-def test_mean_of_each_problem_over_the_last_k(last_k: int, expected: list[float]) -> None:
-    outcomes = np.array([[1, 1, 1], [0, 0, 1], [1, 1, 0], [1, 0, 0]], dtype=float)
-    assert mean_of_last(outcomes, last_k) == pytest.approx(np.array(expected))
+def test_some_problems_select_and_others_judge(study: Study) -> None:
+    """The arm that leads on the problems that select is the winner, though it ends lower on those that judge."""
+    for arm, (selecting, judging) in {"low": (0.1, 0.9), "middle": (0.7, 0.3), "high": (0.3, 0.4)}.items():
+        write_run(arm, always(selecting), judged=right(judging))
+    result = select(study, EXPERIMENT)
+    assert result["winner"] == "middle" and result["value"] == pytest.approx(0.3)
+    assert [(c["selection"], c["value"]) for c in result["candidates"]] == [
+        (pytest.approx(0.1), pytest.approx(0.9)),
+        (pytest.approx(0.7), pytest.approx(0.3)),
+        (pytest.approx(0.3), pytest.approx(0.4)),
+    ]
 
 
 def test_a_run_without_any_evaluation_after_the_untrained_one_is_damaged(study: Study) -> None:
@@ -131,21 +135,19 @@ def test_a_run_without_any_evaluation_after_the_untrained_one_is_damaged(study: 
         select(study, EXPERIMENT)
 
 
-def test_an_arm_counts_by_the_mean_over_its_seeds(study: Study) -> None:
+def test_an_arm_counts_by_the_mean_over_all_its_seeds(study: Study) -> None:
+    """Runs that collapsed count too: the second run of `low` fell from .9 to .2."""
     for arm, pair in {"low": (0.8, 0.2), "middle": (0.7, 0.68), "high": (0.5, 0.5)}.items():
         for seed, share in zip((3, 8), pair, strict=True):
-            write_run(arm, always(share), seed)
+            write_run(arm, [right(0), right(0.9 if share == 0.2 else share), right(share)], seed)
     result = select(study.model_copy(update={"seeds": [3, 8]}), EXPERIMENT)
     low, middle, high = result["candidates"]
-    assert result["leader"] == "middle"
+    assert result["leader"] == "middle" and low["collapsed"] == [f"{EXPERIMENT}/low/8"]
     assert [c["value"] for c in (low, middle, high)] == pytest.approx([0.5, 0.69, 0.5])
     assert [(run["run"], run["value"]) for run in low["runs"]] == [
         (f"{EXPERIMENT}/low/3", pytest.approx(0.8)),
         (f"{EXPERIMENT}/low/8", pytest.approx(0.2)),
     ]
-    # `low` and `high` are as far behind, but of the former's two runs one was better than both of the leader's.
-    assert result["tied"] == ["low"]
-    assert high["behind"]["low"] > 0 > low["behind"]["low"]
 
 
 def test_a_missing_run_is_named_with_its_stage(study: Study) -> None:
@@ -157,40 +159,49 @@ def test_a_missing_run_is_named_with_its_stage(study: Study) -> None:
         select(study.model_copy(update={"seeds": [0, 7]}), EXPERIMENT)
 
 
-# ------------------------------------------------------------------------------------------------------------- ties
+# ------------------------------------------------------------------------------------------- the one-standard-error rule
 
-# Share of right answers, and the problem from which on they are counted. 0.60 and (0.58, 80) differ by 2 points, but each is
-# right on 38% and 40% of the problems at which the other fails.
-TIE = {"low": (0.1, 0), "middle": (0.58, 80), "high": (0.60, 0)}
-LEADER_FIRST = {"low": (0.1, 0), "middle": (0.60, 0), "high": (0.58, 80)}
-ALL_TIED = {"low": (0.57, 140), "middle": (0.60, 0), "high": (0.58, 80)}
-ALIKE = dict.fromkeys(RATES, (0.5, 0))
+# Of one run an arm the difference has a standard error of .0636 between runs alone.
+NEAR = {"low": 0.1, "middle": 0.55, "high": 0.6}
+FAR = {"low": 0.1, "middle": 0.5, "high": 0.6}
+BOTH_NEAR = {"low": 0.56, "middle": 0.55, "high": 0.6}
+ALIKE = dict.fromkeys(RATES, 0.5)
 
 
 @pytest.mark.parametrize(
-    ("arms", "tie", "winner", "leader", "tied", "reason"),
+    ("arms", "winner", "leader", "runner_up", "reason"),
     [
-        (TIE, "first", "middle", "high", ["middle"], r"cannot be told from high, which leads with 0\.600; .*earlier.*wins"),
-        (TIE, "leader", "high", "high", ["middle"], "leads, but cannot be told from middle; no arm is simpler .* leader wins"),
-        (LEADER_FIRST, "first", "middle", "middle", ["high"], r"leads, but cannot be told from high; .*earlier.*wins"),
-        (ALL_TIED, "first", "low", "middle", ["low", "high"], r"cannot be told from middle, .*\(nor can high\)"),
-        (ALIKE, "first", "low", "low", ["middle", "high"], "leads, but cannot be told from middle, high"),
+        (NEAR, "middle", "high", "middle", "within one standard error of high, which leads, and before it"),
+        (FAR, "high", "high", "middle", "leads by 0.100, standard error 0.067"),
+        (BOTH_NEAR, "low", "high", "low", "within one standard error of high"),
+        (ALIKE, "low", "low", "middle", "leads by 0.000"),
     ],
 )
-def test_of_tied_arms_the_earlier_wins_and_the_reason_says_so(
-    study: Study, arms: dict[str, tuple[float, int]], tie: str, winner: str, leader: str, tied: list[str], reason: str
+def test_the_first_arm_within_one_standard_error_of_the_leader_wins(
+    study: Study, arms: dict[str, float], winner: str, leader: str, runner_up: str, reason: str
 ) -> None:
-    for arm, (share, shift) in arms.items():
-        write_run(arm, always(share, shift))
-    result = select(with_values(study, {f"experiments.{EXPERIMENT}.tie": tie}), EXPERIMENT)
-    assert (result["winner"], result["leader"], result["tied"]) == (winner, leader, tied)
-    assert result["overrides"] == {"learning_rate": RATES[winner]} and result["value"] == pytest.approx(arms[winner][0])
-    assert re.match(reason, result["reason"]) and not (arms["low"][0] < 0.2 and "low" in result["reason"])
-    for candidate in result["candidates"]:
-        assert candidate["arm"] == leader or (candidate["behind"]["low"] <= 0) == (candidate["arm"] in tied)
+    write_arms(**arms)
+    result = select(study, EXPERIMENT)
+    assert (result["winner"], result["leader"], result["runner_up"]) == (winner, leader, runner_up)
+    assert result["overrides"] == {"learning_rate": RATES[winner]} and result["value"] == pytest.approx(arms[winner], abs=0.006)
+    assert result["reason"].startswith(reason)
 
 
-# ------------------------------------------------------------------------------------------------------- divergence
+def test_a_setting_is_judged_at_its_own_best_rate(mini_study: Study) -> None:
+    """`two` leads at half the rate; its arm at the full rate ends below `one` and does not count."""
+    names = ("one", "two-rate_quarter", "two-rate_half", "two-rate_same")
+    study = with_arms(mini_study, EXPERIMENT, {name: {"learning_rate": 0.1 * n} for n, name in enumerate(names, 1)})
+    for arm, share in zip(names, (0.5, 0.3, 0.8, 0.1), strict=True):
+        write_run(arm, always(share))
+    result = select(study, EXPERIMENT)
+    assert [c["chosen"] for c in result["candidates"]] == [True, False, True, False]
+    assert [c["setting"] for c in result["candidates"]] == ["one", "two", "two", "two"]
+    assert (result["winner"], result["runner_up"]) == ("two-rate_half", "one")
+    found = evidence_of(study, EXPERIMENT)
+    assert found.mean("two") == pytest.approx(0.8) and found.contrast("two", "one").arm == "two-rate_half"
+
+
+# -------------------------------------------------------------------------------------------------- collapsed runs
 
 
 def test_an_arm_of_which_a_run_diverged_cannot_win(study: Study) -> None:
@@ -198,20 +209,12 @@ def test_an_arm_of_which_a_run_diverged_cannot_win(study: Study) -> None:
         write_arms(seed, low=0.2, middle=0.5)
         write_arms(seed, high=0.9, diverged=15 if seed else None)
     result = select(study.model_copy(update={"seeds": [0, 1]}), EXPERIMENT)
-    assert (result["winner"], result["leader"], result["tied"]) == ("middle", "middle", [])
+    assert (result["winner"], result["leader"], result["runner_up"]) == ("middle", "middle", "low")
     assert result["reason"].endswith("; left out because a run collapsed: high")
     high = result["candidates"][2]
     assert high["diverged"] == [f"{EXPERIMENT}/high/1"]
     assert [run["diverged_step"] for run in high["runs"]] == [None, 15]
-    assert high["runs"][1]["diverged_reason"] == "answer reward under its start"
     assert high["behind"]["value"] == pytest.approx(-0.4)
-
-
-def test_an_arm_that_diverged_is_not_tied_either(study: Study) -> None:
-    write_run("low", always(0.59, shift=80), diverged=10)
-    write_arms(middle=0.2, high=0.6)
-    result = select(study, EXPERIMENT)
-    assert (result["winner"], result["tied"]) == ("high", [])
 
 
 def test_where_all_arms_diverged_the_best_still_wins(study: Study) -> None:
@@ -224,15 +227,12 @@ def test_where_all_arms_diverged_the_best_still_wins(study: Study) -> None:
 # ---------------------------------------------------------------------------------------------------------- by hand
 
 
-def test_a_pinned_arm_wins_and_the_reason_names_the_leader(study: Study) -> None:
+def test_a_pinned_arm_wins_and_the_reason_names_who_would_have(study: Study) -> None:
     write_arms(low=0.1, middle=0.5, high=0.2)
     result = select(pinned_to(study, "high"), EXPERIMENT)
     assert (result["winner"], result["leader"], result["pinned"]) == ("high", "middle", True)
     assert (result["value"], result["overrides"]) == (pytest.approx(0.2), {"learning_rate": 1e-3})
-    assert re.search(r"pinned by hand.*although middle leads \(0\.500\)", result["reason"])
-    result = select(pinned_to(study, "middle"), EXPERIMENT)
-    assert (result["winner"], result["pinned"]) == ("middle", True)
-    assert re.search(r"pinned by hand.*which also leads", result["reason"])
+    assert re.search(r"pinned by hand.*without that, middle would win", result["reason"])
 
 
 # --------------------------------------------------------------------------------------------------- off-policy sweeps
@@ -299,7 +299,7 @@ def test_a_pinned_arm_leads_the_ranking(study: Study) -> None:
 
 
 def test_an_off_policy_winner_stands_first_in_the_ranking(study: Study) -> None:
-    """It wins a tie as the simpler arm, and what later experiments build on is the same by rank and by winner."""
+    """It wins as the earlier arm, and what later experiments build on is the same by rank and by winner."""
     study = write_sweep(study, shares={"once": 0.1, "two": 0.79})
     result = select(study, SWEEP)
     assert (result["leader"], result["winner"]) == ("four", "two")

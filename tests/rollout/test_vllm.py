@@ -299,7 +299,6 @@ def mini(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     params["evaluation"] |= {"zero_shot_prompts": ["question_only"], "every": STEPS // 2, "problems": 512}
     # Under the bare question it learns within 14 steps. A minimum length would narrow down what is drawn from.
     params["grpo"] |= {"n_grpo_steps": STEPS, "sampling_min_tokens": 0, "prompt": "question_only"}
-    params["selection"]["last_k"] = 2
     params |= {"seeds": [0], "seeds_in_one_stage": False}  # as several processes want it
     del params["runs"]
     yaml.dump(params, folder / "params.yaml")

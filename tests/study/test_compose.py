@@ -353,11 +353,11 @@ def test_a_wrong_study_is_told_in_one_message_and_changes_nothing(project: Path,
 def test_a_copy_of_params_yaml_is_a_study(project: Path) -> None:
     """Its name, folder and list of experiments follow from where it lies and what it holds."""
     text = Path("params.yaml").read_text()
-    without = text.replace("    arms:\n      best: {measure_kl: true}", "    arms: {}")
+    without = re.sub(r"    arms: \{best: \{keep_steps: .*\}\}", "    arms: {}", text)
     assert without != text
     study = load_study(write("mine/copy.yaml", without))
     assert (study.study, study.folder) == ("copy", "mine")
-    assert study.select_in == [name for name in EXPERIMENTS if name != "grpo_kl_divergence"]
+    assert study.select_in == [name for name in EXPERIMENTS if name != "grpo_kl_divergence"] and study.kl_in == []
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
@@ -384,13 +384,13 @@ def test_each_study_is_written_as_it_is_composed(path: Path, tmp_path: Path) -> 
 def test_numbers_and_comments_stand_as_they_were_written(project: Path) -> None:
     write(
         "studies/own.yaml",
-        "# Why this study.\nextends: mini\n\nselection: {last_k: 1}\ngrpo:\n  # fast\n  learning_rate: 5e-4 # found by hand\n"
+        "# Why this study.\nextends: mini\n\nselection: {best_few: 3}\ngrpo:\n  # fast\n  learning_rate: 5e-4 # found by hand\n"
         "divergence: null\n",
     )
     text = to_text(*annotated(Path("studies/own.yaml")))
     assert text.startswith("# Why this study.\nstudy: own\n")
     assert "  # fast\n  learning_rate: 5e-4 # found by hand\n  advantage_eps: 1e-6\n" in text
-    assert "\nselection:\n  last_k: 1 # number of last" in text, "the base's comment and form, where the overlay has none"
+    assert "\nselection:\n  best_few: 3 # number of off-policy" in text, "the base's comment and form, if the overlay has none"
     assert "\ndivergence: null\n" in text and "evaluations in a row" not in text, "comments go with what they are on"
 
 
@@ -416,7 +416,7 @@ def test_use_sums_up_and_names_each_change_when_asked(project: Path, grpo: Grpo)
         write_result(paths.RUNS / "grpo_learning_rate" / arm / "0" / "metrics.json")
     before = Path("params.yaml").read_bytes()
     _, out, _ = grpo("study", "use", "gsm8k", "--dry-run")
-    assert re.search(r"values: seeds 1, threads 1, tasks \d+, models \d+, ", out)
+    assert re.search(r"values: by_design 1, seeds 1, threads 1, tasks \d+, models \d+, ", out)
     assert "\n  experiments left out: grpo_async_offpolicy\n" in out
     assert "kept results of runs that this study does not have, as DVC's cache does not have them" in out
     assert "  2 in data/runs\n" in out and "remove results" not in out
@@ -540,7 +540,7 @@ def test_a_study_whose_file_was_edited_can_be_used_again(project: Path, grpo: Gr
 def test_check_says_what_differs_from_what_a_study_extends(project: Path, grpo: Grpo) -> None:
     write(
         "mine/own.yaml",
-        "extends: mini\nseeds: [5]\nexperiments:\n  without: [leaderboard]\n  grpo_kl_divergence: {last_k: 1}\n",
+        "extends: mini\nseeds: [5]\nexperiments:\n  without: [leaderboard]\n  grpo_kl_divergence: {seeds: 1}\n",
     )
     code, out, error = grpo("study", "check", "mine/own.yaml")
     assert code == 0 and "grpo_learning_rate\n  1e-4: " in out, error
@@ -580,10 +580,10 @@ def test_save_refuses_what_would_lose_something(project: Path, grpo: Grpo) -> No
     for name, message in (("mini", "studies/mini.yaml: already exists."), ("../x", "may hold letters, digits")):
         code, _, error = grpo("study", "save", name)
         assert code == 2 and message in error
-    edit("    last_k: 1 # few steps, each a whole round\n", "")
+    edit("    title: Expert iteration\n", "")
     edit("  n_ei_steps: 2\n", "  n_ei_steps: 4\n")
     code, _, error = grpo("study", "save", "less")
-    assert code == 2 and "experiments.expert_iteration_experiment.last_k: this key of studies/smoke.yaml is gone" in error
+    assert code == 2 and "experiments.expert_iteration_experiment.title: this key of studies/smoke.yaml is gone" in error
     assert not Path("studies/less.yaml").exists()
 
 

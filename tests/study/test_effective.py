@@ -19,12 +19,14 @@ from study_parts import (
     KEYWORD,
     ROOT,
     SFT,
+    SFT_INITIALIZATION,
     STUDIES,
     activate,
     edited,
     method_of,
     needed_selections,
     new_arm,
+    put,
     study_named,
     with_values,
 )
@@ -36,11 +38,12 @@ from grpo.common.yaml_file import parse_yaml
 from grpo.study import software as software_module
 from grpo.study.effective import effective_run
 from grpo.study.methods import GrpoConfig
-from grpo.study.runs_table import runs_table
+from grpo.study.runs_table import runs_table, stage_of_run
 from grpo.study.schema import Study, load_study
 from grpo.study.software import PACKAGES, software
 from grpo.training.run import run_identity
 
+START = f"{SFT}/all/last"
 LONG = study_named("mini").experiments[FOCUSED].arms["best_1"]["n_grpo_steps"]
 
 
@@ -87,28 +90,30 @@ def test_without_winners_an_arm_changes_the_studys_values_only(mini_study: Study
     # What params.yaml does not name has the handout's value.
     assert {key for key, source in run.sources.items() if source == "default"} == {
         *("asynchronous", "baseline", "cliprange_high", "dynamic_sampling_rounds", "entropy_coefficient", "importance_cap"),
-        *("kl_coefficient", "kl_estimator", "loss_options", "lora", "lr_scheduler_type", "measure_kl", "overlong_buffer"),
+        *("kl_coefficient", "kl_estimator", "loss_options", "lora", "lr_scheduler_type", "keep_steps", "overlong_buffer"),
         *("reward", "start_from", "wall_clock_limit_s", "warmup_steps"),
     }
     assert set(run.sources.values()) == {"default", "study"}
 
 
-def test_winners_come_on_the_defaults_and_the_arm_on_both(mini_study: Study) -> None:
-    of_no_effect = winner("grpo_lora", "rank_1-low", max_grad_norm=0.5)  # the sweep does not build on it
-    run = effective_run(mini_study, BROAD, "epochs_4-batch_16", 0, [*ON_POLICY, of_no_effect])
+def test_winners_come_on_the_defaults_and_the_arm_on_both() -> None:
+    of_no_effect = winner("grpo_lora", "full", max_grad_norm=0.5)  # the sweep does not build on it
+    sixteen = {"n_grpo_steps": 32, "epochs_per_rollout_batch": 4, "train_batch_size": 16, "loss_type": "grpo_clip"}
+    study = edited(new_arm(BROAD, "sixteen", **sixteen))
+    run = effective_run(study, BROAD, "sixteen", 0, [*ON_POLICY, of_no_effect])
     changed = {
         "learning_rate": (1e-3, "winner of grpo_learning_rate (1e-3)"),
         "length_normalization": ("masked_normalize", "winner of grpo_length_normalization (masked_normalize)"),
         "use_std_normalization": (False, "winner of grpo_group_standard_deviation (without_std)"),
-        "n_grpo_steps": (32, "arm epochs_4-batch_16"),
-        "epochs_per_rollout_batch": (4, "arm epochs_4-batch_16"),
-        "train_batch_size": (16, "arm epochs_4-batch_16"),
-        "loss_type": ("grpo_clip", "arm epochs_4-batch_16"),  # and not the winner's no_baseline
+        "n_grpo_steps": (32, "arm sixteen"),
+        "epochs_per_rollout_batch": (4, "arm sixteen"),
+        "train_batch_size": (16, "arm sixteen"),
+        "loss_type": ("grpo_clip", "arm sixteen"),  # and not the winner's no_baseline
     }
-    assert run.config == mini_study.grpo.model_copy(update={key: value for key, (value, _) in changed.items()})
+    assert run.config == study.grpo.model_copy(update={key: value for key, (value, _) in changed.items()})
     assert {key: run.sources[key] for key in changed} == {key: source for key, (_, source) in changed.items()}
     assert all(source in {"study", "default"} for key, source in run.sources.items() if key not in changed)
-    assert set(run.overrides) == {"n_grpo_steps", "epochs_per_rollout_batch", "train_batch_size", "loss_type"}
+    assert run.overrides == sixteen
     assert run.config.updates_per_rollout_batch == 16
 
 
@@ -184,7 +189,7 @@ def test_the_clip_ablation_counts_off_policy_only(mini_study: Study, experiment:
 def test_an_arm_that_does_not_fit_the_winners_is_named(mini_study: Study) -> None:
     """Each is valid by itself, and so are the winner's values."""
     alone = winner("grpo_learning_rate", "single", group_size=1, loss_type="no_baseline")
-    effective_run(mini_study, "grpo_baselines", "no_baseline", 0, [alone])
+    effective_run(edited(new_arm("grpo_baselines", loss_type="no_baseline")), "grpo_baselines", "extra", 0, [alone])
     message = r"experiments\.grpo_baselines\.arms\.reinforce_with_baseline \(arm reinforce_with_baseline\): group_size 1"
     with pytest.raises(UserError, match=message):
         effective_run(mini_study, "grpo_baselines", "reinforce_with_baseline", 0, [alone])
@@ -201,12 +206,13 @@ def test_a_winner_that_does_not_fit_those_before_is_named(mini_study: Study) -> 
 
 
 def test_a_rate_may_be_so_many_times_that_of_the_winners() -> None:
-    study = edited(new_arm("grpo_lora", learning_rate_times=0.3))
+    study = edited(put("grpo.learning_rate", 3e-4), new_arm("grpo_lora", learning_rate_times=0.3))
     assert effective_run(study, "grpo_lora", "extra", 0, []).config.learning_rate == 9e-5  # of the study's own
     run = effective_run(study, "grpo_lora", "extra", 0, ON_POLICY)
     assert (run.config.learning_rate, run.overrides) == (3e-4, {"learning_rate": 3e-4})
     assert run.sources["learning_rate"] == "arm extra"
-    assert effective_run(study, "grpo_lora", "rank_1-low", 0, ON_POLICY).config.learning_rate == 3.33e-3  # three digits
+    study = edited(new_arm("grpo_lora", learning_rate_times=3.333))
+    assert effective_run(study, "grpo_lora", "extra", 0, ON_POLICY).config.learning_rate == 3.33e-3  # three digits
 
 
 @pytest.mark.parametrize(
@@ -253,25 +259,72 @@ def test_an_experiment_that_is_added_is_one_entry(workdir: Path, monkeypatch: py
     assert "reports/select/grpo_baselines.json" in [str(dep) for dep in run.deps]
 
 
-def test_a_row_of_runs_for_each_stage_that_trains(mini_study: Study) -> None:
+def test_a_row_of_runs_for_each_stage_that_trains() -> None:
     """Worked out by hand for an arm that starts from another's weights, and for one that is fine-tuned."""
-    apart = runs_table(mini_study.model_copy(update={"seeds_in_one_stage": False}))
-    assert len(apart) == len(mini_study.seeds) * len(runs_table(mini_study))
-    assert apart["grpo_sft_initialization-sft_early-1"] == {
+    together = edited(
+        put("experiments.grpo_sft_initialization.arms", {"tuned": {"start_from": START}}),
+        *(put(f"experiments.{name}.{key}", None) for name in EXPERIMENTS for key in ("seeds", "timed")),
+        put("seeds", [0, 1]),
+    )
+    apart = runs_table(together.model_copy(update={"seeds_in_one_stage": False}))
+    assert len(apart) == 2 * len(runs_table(together))
+    assert apart["grpo_sft_initialization-tuned-1"] == {
         "experiment": "grpo_sft_initialization",
-        "arm": "sft_early",
+        "arm": "tuned",
         "seed": 1,
-        "folder": "grpo_sft_initialization/sft_early/1",
+        "folder": "grpo_sft_initialization/tuned/1",
         "task": "main",
         "model": "checkpoints/sft_experiment/all/1",
         "train": "dataset/main",
         "after": "reports/select/grpo_off_policy_clip_ablation.json",
         "resources": "train",
     }
-    fine_tuned = runs_table(mini_study)["sft_experiment-all"]
+    fine_tuned = runs_table(together)["sft_experiment-all"]
     assert (fine_tuned["seed"], fine_tuned["folder"]) == ("all", "sft_experiment/all")
     assert (fine_tuned["model"], fine_tuned["train"]) == ("model/main", "sft_dataset/main")
     assert fine_tuned["after"] == "data/training_inputs/software.json"
+
+
+def test_the_first_seed_of_a_timed_arm_has_a_stage_and_resources_of_its_own(workdir: Path) -> None:
+    study = edited(
+        put("seeds", [7, 8, 9]),
+        put("experiments.grpo_lora", {"title": "Timed", "timed": "alone", "seeds": 2, "arms": {"full": {}}}),
+        put("experiments.grpo_baselines.seeds", 2),
+    )
+    assert (study.seeds_of("grpo_lora"), study.seeds_of("grpo_learning_rate")) == ([7, 8], [7, 8, 9])
+    rows = runs_table(study)
+    found = {key: (row["seed"], row["resources"]) for key, row in rows.items() if row["experiment"] == "grpo_lora"}
+    assert found == {"grpo_lora-full-7": (7, "alone"), "grpo_lora-full-8": (8, "train")}
+    alone = {seed: study.runs_alone("grpo_lora", seed) for seed in study.seeds_of("grpo_lora")}
+    assert alone == {7: True, 8: False} and not study.runs_alone("grpo_baselines", 7)
+    assert rows["grpo_baselines-reinforce_with_baseline"]["seed"] == "all"
+    with pytest.raises(UserError, match=r"seeds: 9 is not among grpo_baselines's \[7, 8\]"):
+        effective_run(study, "grpo_baselines", "reinforce_with_baseline", 9, [])
+    # Who looks for the stage of a run finds the one in the table.
+    values = study.model_dump(mode="json", exclude={"runs"})
+    write_text(workdir / "params.yaml", json.dumps(values))
+    stages = {f"train@{key}" for key in rows}
+    runs = [(name, arm, seed) for name in study.made for arm in study.experiments[name].arms for seed in study.seeds_of(name)]
+    assert {stage_of_run("/".join(map(str, run))) for run in runs} == stages
+    assert stage_of_run("grpo_lora/full/8") == "train@grpo_lora-full-8"
+
+
+def test_each_seed_may_have_a_base_of_its_own(workdir: Path) -> None:
+    """The task's is that of the first seed, which stages without seeds take."""
+    shared, own = (
+        edited(put("seeds", [7, 8]), put("models.main.one_per_seed", per_seed), new_arm(SFT_INITIALIZATION, start_from=START))
+        for per_seed in (False, True)
+    )
+
+    def base(study: Study, experiment: str, arm: str, seed: int) -> str:
+        return effective_run(study, experiment, arm, seed, []).model.as_posix()
+
+    for arm in own.experiments["grpo_learning_rate"].arms:
+        assert [base(shared, "grpo_learning_rate", arm, seed) for seed in (7, 8)] == ["data/model/main"] * 2
+        assert [base(own, "grpo_learning_rate", arm, s) for s in (7, 8)] == ["data/model/main", "data/model/main/seed-8"]
+    of_words = next(iter(own.experiments[KEYWORD].arms))
+    assert base(own, KEYWORD, of_words, 8) == "data/model/keyword"
+    assert base(own, SFT_INITIALIZATION, "extra", 8) == f"data/checkpoints/{SFT}/all/8/last"  # it started from base 8
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
@@ -281,8 +334,11 @@ def test_dvc_makes_the_stages_of_what_a_study_makes_and_no_others(
     study = study_named(path.stem)
     activate(path.stem, workdir)
     names = stages_of_dvc(workdir, monkeypatch).keys()
-    seeds = [""] if study.seeds_in_one_stage else [f"-{seed}" for seed in study.seeds]
-    expected = {f"train@{name}-{arm}{seed}" for name in study.made for arm in study.experiments[name].arms for seed in seeds}
+    expected = set()
+    for name in study.made:
+        together = study.seeds_in_one_stage and study.experiments[name].timed is None
+        seeds = [""] if together else [f"-{seed}" for seed in study.seeds[: study.experiments[name].seeds]]
+        expected |= {f"train@{name}-{arm}{seed}" for arm in study.experiments[name].arms for seed in seeds}
     assert {name for name in names if name.startswith("train@")} == expected
     assert {name.removeprefix("select@") for name in names if name.startswith("select@")} == set(study.made)
 
@@ -301,7 +357,7 @@ def test_dvc_names_everything_that_a_run_depends_on(mini_study: Study, workdir: 
         sections = {method if key == "config" else key for key in set(identity) - elsewhere}
         expected |= sections | {"grpo"}
         # What a run reads lies in what its stage names; a run that starts from another's weights is in the test above.
-        row = runs_table(study)[f"{experiment}-{run.arm}"]
+        row = next(row for row in runs_table(study).values() if (row["experiment"], row["arm"]) == (experiment, run.arm))
         deps = [f"data/{row['model']}", f"data/{row['train']}/train.jsonl", f"data/dataset/{row['task']}"]
         for read in (run.model, run.train, run.validation):
             assert any(read == Path(dep) or Path(dep) in read.parents for dep in deps), (experiment, read)

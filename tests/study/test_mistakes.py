@@ -28,7 +28,7 @@ from study_parts import (
 
 from grpo.common.errors import UserError
 from grpo.common.imports import call_with
-from grpo.study.schema import TAKEN
+from grpo.study.schema import OF_TABLES, TAKEN
 
 LONG = "a" * 300
 NO_FILE_NAMES = ("", ".", "..", ".hidden", "../../evil", "/etc/evil", "a/b", "a/", "a\nb", "a\0b")
@@ -45,16 +45,17 @@ def hard_set(**changes: Any) -> Edit:
     return put("evaluation.also", {"hard": task | changes})
 
 
-def counting(last_k: int, *edits: Edit) -> Edit:
-    """Every experiment counts by so many last evaluations."""
-    every = [put(f"experiments.{name}.last_k", None) for name in EXPERIMENTS]
-    return all_of(put("selection.last_k", last_k), *every, *edits)
+def evaluated_on(problems: int, last: int, selecting: int) -> Edit:
+    """An edit of the numbers of problems of a run's evaluations."""
+    counts = {"problems": problems, "last_problems": last, "selection_problems": selecting}
+    return all_of(*(put(f"evaluation.{key}", value) for key, value in counts.items()))
 
 
 two_processes = all_of(put("learner.processes", 2), put("seeds_in_one_stage", False))
 NO_FACTOR = ".learning_rate_times: expected a number above 0, and no learning_rate beside it, but it is"
 NO_RANK = "is not a whole number from 1 to selection.best_few (2)"
 ON_GPU = put("learner.device", "cuda:0")
+ALONE = {"gpus": 0, "cpus": 2, "mem_mb": 6000, "runtime_min": 60}
 # The edit, and how the message begins after the file's name.
 MISTAKES: list[tuple[Edit, str]] = [
     # Types, ranges and keys, also within a union, whose members' names pydantic puts among the keys.
@@ -91,7 +92,7 @@ MISTAKES: list[tuple[Edit, str]] = [
         "experiments.a.arms.b-c and experiments.a-b.arms.c: both would be train@a-b-c-0. Rename one.",
     ),
     (entry("software"), "experiments.software: the pipeline has files of its own with this name."),
-    (entry(f"{SFT}-ends"), f"experiments.{SFT}-ends: the pipeline has files of its own with this name."),
+    (entry(f"{SFT}-rates"), f"experiments.{SFT}-rates: the pipeline has files of its own with this name."),
     *((put("study", name), f"study: {name!r} is not the name of a file: ") for name in NO_FILE_NAMES),
     (entry(LONG), f"experiments.{LONG}: the name of an experiment may have 100 characters, not 300."),
     (
@@ -122,7 +123,14 @@ MISTAKES: list[tuple[Edit, str]] = [
     (put("experiments.grpo_baselines.builds_on", SFT), "experiments.grpo_baselines.builds_on: sft_experiment uses the method"),
     (put("experiments.grpo_baselines.task", "x"), "experiments.grpo_baselines.task: no task 'x' (known: main, keyword)."),
     (put("experiments.grpo_baselines.arms", {}), "select_in: must list each experiment with arms once (grpo_baselines)"),
-    (put(f"experiments.{SFT}.last_k", 0), f"experiments.{SFT}.last_k: input should be greater than 0"),
+    (put("kl_in", []), "kl_in: must list each experiment with keep_steps of GRPO once (grpo_kl_divergence): run"),
+    (put("experiments.grpo_lora.seeds", 0), "experiments.grpo_lora.seeds: input should be greater than 0"),
+    (
+        all_of(put("seeds", [3, 4, 5]), put(f"experiments.{SFT}.seeds", 2), put(f"experiments.{SFT_INITIALIZATION}.seeds", 3)),
+        f"experiments.{SFT_INITIALIZATION}.arms.sft_early-rate_half.start_from: {SFT} has fewer seeds: raise "
+        f"experiments.{SFT}.seeds to 3.",
+    ),
+    (put("experiments.grpo_lora.timed", "no_such"), "experiments.grpo_lora.timed: no resources 'no_such' (known: small, "),
     (put("selection.pinned", {"x": "y"}), "selection.pinned: no experiment 'x' (known: "),
     (put("selection.pinned", {"grpo_lora": "y"}), "selection.pinned.grpo_lora: no arm 'y' (known: "),
     (put("runs", {}), "runs: does not match experiments, seeds and tasks ("),
@@ -130,22 +138,11 @@ MISTAKES: list[tuple[Edit, str]] = [
         put("selection.best_few", 1),
         f"experiments.{FOCUSED}.arms.best_2.off_policy_rank: 2 is not a whole number from 1 to selection.best_few (1).",
     ),
-    # Evaluations that a run is counted by
-    (
-        counting(4),
-        f"experiments.{SFT}.arms.examples_128: a run of 24 steps is evaluated 3 times after its start, fewer than last_k (4): "
-        "raise n_sft_steps, lower evaluate_every, or give sft_experiment a last_k of 3.",
-    ),
-    (
-        counting(6, put("sft.evaluate_every", 1)),
-        f"experiments.{EXPERT_ITERATION}.arms.questions_32-rollouts_4-epochs_1: a run of 4 steps is evaluated 4 times after "
-        f"its start, fewer than last_k (6): raise n_ei_steps, or give {EXPERT_ITERATION} a last_k of 4.",
-    ),
-    (
-        counting(4, put("sft.evaluate_every", 1), put("evaluation.every", 32)),
-        "experiments.grpo_learning_rate.arms.1e-4: a run of 64 steps is evaluated 2 times after its start, fewer than last_k "
-        "(4): raise n_grpo_steps, lower evaluation.every, or give grpo_learning_rate a last_k of 2.",
-    ),
+    # Problems of the last evaluation, and of those that select
+    (evaluated_on(9, 8, 4), "evaluation: last_problems (8) must be at least problems (9): raise it."),
+    (evaluated_on(8, 8, 8), "evaluation: selection_problems (8) leaves none of last_problems (8) to judge: lower it."),
+    (evaluated_on(4, 8, 9), "evaluation: selection_problems (9) leaves none of last_problems (8) to judge: lower it."),
+    (evaluated_on(4, 8, -1), "evaluation.selection_problems: input should be greater than or equal to 0"),
     # Hardware
     (
         put("learner.dtype", "bfloat16"),
@@ -185,6 +182,10 @@ MISTAKES: list[tuple[Edit, str]] = [
         all_of(put("resources.train_on_cpu.gpus", 1), ON_GPU),
         f"resources.train_on_cpu.gpus: the runs of {KEYWORD} compute on the CPU: set it to 0, or name other resources in",
     ),
+    (
+        all_of(put(f"experiments.{KEYWORD}.timed", "alone"), put("resources.alone", ALONE | {"gpus": 1}), ON_GPU),
+        f"resources.alone.gpus: the runs of {KEYWORD} compute on the CPU: set it to 0, or name other resources in",
+    ),
 ]
 
 
@@ -199,7 +200,6 @@ MISTAKES_OF_ARMS: list[tuple[str, dict[str, Any], str]] = [
     ("grpo_lora", {"prompt": "keyword"}, ": prompt: the task main has no format 'keyword'"),
     (KEYWORD, {}, ": prompt: the task keyword has no format 'r1_zero'"),
     ("grpo_lora", {"start_from": "last"}, ".start_from: fine-tuning (see its keep_steps) keeps no checkpoint 'last'"),
-    ("grpo_baselines", {"n_grpo_steps": 1}, ": a run of 1 steps is evaluated 1 time after its start, fewer than last_k (3)"),
     # The rate
     ("grpo_lora", {"learning_rate": math.inf}, ": learning_rate: input should be a finite number, but it is inf."),
     ("grpo_lora", {"learning_rate_times": math.inf}, ": learning_rate: input should be a finite number, but it is inf."),
@@ -208,7 +208,7 @@ MISTAKES_OF_ARMS: list[tuple[str, dict[str, Any], str]] = [
     ("grpo_lora", {"learning_rate_times": True}, f"{NO_FACTOR} True."),
     ("grpo_lora", {"learning_rate_times": 2, "learning_rate": 1e-3}, f"{NO_FACTOR} 2."),
     (EXPERT_ITERATION, {"warmup_steps": 1}, ": lr_scheduler_type, warmup_steps: expert iteration's updates are not known"),
-    ("grpo_lora", {"warmup_steps": 64}, ": warmup_steps (64) must be less than the run's 64 updates"),
+    ("grpo_lora", {"n_grpo_steps": 9, "warmup_steps": 9}, ": warmup_steps (9) must be less than the run's 9 updates"),
     # The rank in a sweep
     (SFT, {"off_policy_rank": 1}, f".off_policy_rank: {SFT} builds on no sweep"),
     (FOCUSED, {"off_policy_rank": 0}, f".off_policy_rank: 0 {NO_RANK}"),
@@ -226,11 +226,19 @@ MISTAKES_OF_ARMS: list[tuple[str, dict[str, Any], str]] = [
     ),
     (BROAD, {"group_size": 3}, ": rollout_batch_size (64) must be divisible by group_size (3)"),
     (SFT, {"train_batch_size": 10, "gradient_accumulation_steps": 3}, ": train_batch_size (10) must be divisible by gradient"),
-    (EXPERT_ITERATION, {"sampling_min_tokens": 99}, ": sampling_min_tokens (99) must not exceed sampling_max_tokens (64)"),
+    (
+        EXPERT_ITERATION,
+        {"sampling_min_tokens": 9, "sampling_max_tokens": 8},
+        ": sampling_min_tokens (9) must not exceed sampling_max_tokens (8)",
+    ),
     ("grpo_lora", {"dynamic_sampling_rounds": 1, "group_size": 1}, ": dynamic_sampling_rounds: in a group of one"),
     (SFT, {"keep_steps": [1, 24, 25, 99]}, ": keep_steps: [25, 99] come after the last step, n_sft_steps (24)"),
     # Asynchronous runs
-    (ASYNCHRONOUS, {"asynchronous": {}, "measure_kl": True}, ": measure_kl needs rollouts of the current policy"),
+    (
+        "grpo_kl_divergence",
+        {"n_grpo_steps": 9, "keep_steps": [10]},
+        ": keep_steps: [10] come after the last step, n_grpo_steps (9)",
+    ),
     (ASYNCHRONOUS, {"asynchronous": {}, "dynamic_sampling_rounds": 1}, ": dynamic_sampling_rounds: not in an asynchronous run"),
     (
         ASYNCHRONOUS,
@@ -289,9 +297,9 @@ def test_a_start_is_one_of_the_checkpoints_that_are_kept(kept: list[str], of_all
 
 
 def test_no_experiment_has_the_name_of_a_file_that_the_report_writes_beside_those_of_experiments() -> None:
-    beside = {"figures": "svg", "timing": "svg", "tables": "md", "sections": "md", "metrics": "json"}
+    beside = {"figures": "svg", "timing": "svg", "tables": "md", "metrics": "json"}
     found = {path.stem for folder, ending in beside.items() for path in (ROOT / "reports" / folder).glob(f"*.{ending}")}
-    assert found - {name + ending for name in EXPERIMENTS for ending in ("", "-ends", "-metrics")} <= TAKEN
+    assert found - {name + ending for name in EXPERIMENTS for ending in ("", *(f"-{which}" for which in OF_TABLES))} <= TAKEN
 
 
 def test_several_mistakes_are_all_told() -> None:

@@ -23,7 +23,7 @@ from grpo.study.settings import RandomModel
 
 CUT = {
     *("n_grpo_steps", "rollout_batch_size", "train_batch_size", "gradient_accumulation_steps", "group_size"),
-    *("sampling_max_tokens", "wall_clock_limit_s", "start_from", "gpu_memory_utilization"),
+    *("sampling_max_tokens", "wall_clock_limit_s", "start_from", "gpu_memory_utilization", "keep_steps"),
 }
 
 
@@ -50,6 +50,7 @@ def test_each_study_can_be_rehearsed_on_a_cpu(path: Path, workdir: Path) -> None
             if isinstance(whole, GrpoConfig):
                 assert small.updates_per_rollout_batch == whole.updates_per_rollout_batch
                 assert small.model_dump(exclude=CUT) == whole.model_dump(exclude=CUT)
+                assert bool(small.keep_steps) == bool(whole.keep_steps)
                 assert small.n_grpo_steps * small.rollout_batch_size <= 256
                 assert (small.start_from is None) == (whole.start_from is None)
 

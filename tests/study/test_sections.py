@@ -10,13 +10,12 @@ from study_parts import (
     BROAD,
     EXPERIMENTS,
     EXPERT_ITERATION,
-    FOCUSED,
     KEYWORD,
-    REMOVED,
     SFT,
     SFT_INITIALIZATION,
     STUDIES,
     Edit,
+    all_of,
     edited,
     new_arm,
     put,
@@ -46,30 +45,27 @@ def test_any_grpo_arm_may_start_from_a_checkpoint_of_fine_tuning_and_be_asynchro
     assert run.config.asynchronous.max_policy_lag == 2
 
 
-# --------------------------------------------------------------------------------------------------- methods and last_k
-
-
-def test_an_experiments_last_k_comes_before_the_studys() -> None:
-    own = dict.fromkeys(EXPERIMENTS) | {SFT: 3, "leaderboard": 1}
-    study = edited(put("selection.last_k", 2), *(put(f"experiments.{name}.last_k", k) for name, k in own.items()))
-    assert {name: study.last_k(name) for name in EXPERIMENTS} == {name: k or 2 for name, k in own.items()}
-
-
 # ------------------------------------------------------------------------------------------------------- what a run uses
 
 
-def test_each_kind_of_run_has_its_model_and_its_data(mini_study: Study) -> None:
+def test_each_kind_of_run_has_its_model_and_its_data() -> None:
+    study = edited(
+        put("seeds", [0, 7]),
+        put("models.main.one_per_seed", False),
+        new_arm(SFT_INITIALIZATION, start_from=f"{SFT}/all/last"),
+        *(put(f"experiments.{name}.seeds", None) for name in EXPERIMENTS),
+    )
+    first_arm = {name: next(iter(study.experiments[name].arms)) for name in EXPERIMENTS}
     base, problems = "data/model/main", ("data/dataset/main/train.jsonl", "data/dataset/main/validation.jsonl")
     words = tuple(f"data/dataset/keyword/{split}.jsonl" for split in ("train", "validation"))
     expected = {
-        ("grpo_learning_rate", "3e-4"): (base, *problems),
+        ("grpo_learning_rate", first_arm["grpo_learning_rate"]): (base, *problems),
         (SFT, "all"): (base, "data/sft_dataset/main/train.jsonl", problems[1]),
-        (EXPERT_ITERATION, next(iter(mini_study.experiments[EXPERT_ITERATION].arms))): (base, *problems),
+        (EXPERT_ITERATION, first_arm[EXPERT_ITERATION]): (base, *problems),
         (SFT_INITIALIZATION, "base"): (base, *problems),
-        (SFT_INITIALIZATION, "sft_final"): (f"data/checkpoints/{SFT}/all/SEED/last", *problems),
-        (KEYWORD, next(iter(mini_study.experiments[KEYWORD].arms))): ("data/model/keyword", *words),
+        (SFT_INITIALIZATION, "extra"): (f"data/checkpoints/{SFT}/all/SEED/last", *problems),
+        (KEYWORD, first_arm[KEYWORD]): ("data/model/keyword", *words),
     }
-    study = mini_study.model_copy(update={"seeds": [0, 7]})
     for seed in study.seeds:  # a run starts from the checkpoint of its own seed
         for (experiment, arm), files in expected.items():
             run = effective_run(study, experiment, arm, seed, [])
@@ -127,9 +123,9 @@ def threads(number: int, **cpus: int) -> Edit:
     return edit
 
 
-@pytest.mark.parametrize("kind", ["model", "train_on_cpu", "evaluate", "train", "colocate", "asynchronous"])
+@pytest.mark.parametrize("kind", ["model", "train_on_cpu", "evaluate", "train", "colocate", "asynchronous", "alone"])
 def test_a_stage_that_computes_on_the_cpu_has_a_core_for_each_thread(kind: str) -> None:
-    edit = threads(3, small=1, **{kind: 2})
+    edit = all_of(put("experiments.grpo_lora.timed", "alone"), threads(3, small=1, **{kind: 2}))
     message = f"resources.{kind}.cpus (2): these stages compute on the CPU with 3 threads: reserve as many"
     assert message in refused(edit)
     on_gpu = put("engine.name", "vllm"), put("engine.device", "cuda:0"), put("learner.device", "cuda:0")
@@ -168,24 +164,3 @@ def test_the_broad_sweep_of_every_study_is_short(path: Path) -> None:
     """The handout's rule."""
     broad = study_named(path.stem).experiments[BROAD].arms
     assert all(arm["n_grpo_steps"] < 50 for arm in broad.values())
-
-
-def test_steps_that_may_come_from_an_earlier_winner_count_too() -> None:
-    """An arm of one step counts by one evaluation in its own experiment; those after it, which may start from it, by three."""
-    lengths = "grpo_length_normalization"
-
-    def steps(experiment: str, number: int, *arms: str) -> list[Edit]:
-        return [put(f"experiments.{experiment}.arms.{arm}.n_grpo_steps", number) for arm in arms]
-
-    short_winner = put("experiments.grpo_baselines.last_k", 1), *steps("grpo_baselines", 1, "no_baseline")
-    too_few = "a run of 1 steps is evaluated 1 time"
-    assert f"experiments.{lengths}.arms.masked_mean: {too_few}" in refused(*short_winner)
-    pinned = put("selection.pinned", {"grpo_baselines": "reinforce_with_baseline"})
-    assert edited(*short_winner, pinned).selection.pinned  # then it cannot win
-    arms = edited().experiments
-    own_steps_again = steps(lengths, 16, *arms[lengths].arms)  # these hand on how long they train
-    assert edited(*short_winner, *own_steps_again).grpo.n_grpo_steps == 64
-    # The sweep's short arms hand their steps on with the rest of their values.
-    ranked = [put(f"experiments.{BROAD}.last_k", 1), *steps(BROAD, 1, *arms[BROAD].arms)]
-    ranked.append(put(f"experiments.{FOCUSED}.arms.best_2.n_grpo_steps", REMOVED))
-    assert f"experiments.{FOCUSED}.arms.best_2: {too_few}" in refused(*ranked)

@@ -193,7 +193,7 @@ def row(run: str, machine: dict[str, Any] | None = None, **changes: str) -> dict
 def test_runs_that_have_all_the_same_share_a_column() -> None:
     rows = [row("a/x-0"), row("b/y-0", ray="2.60.0"), row("c/z-0")]
     lines = environments(rows).splitlines()
-    assert lines[:2] == ["|  | 3 of 3 runs |", "|---|---|"]
+    assert lines[:2] == ["|  | 3 of 3 runs |", "| --- | --- |"]
     assert {f"| numpy | {software(['numpy'])['numpy']} |", "| ray | 2.60.0 |", "| gpus | none |"} <= set(lines)
 
 
@@ -201,7 +201,7 @@ def test_runs_on_another_machine_have_a_column_of_their_own_and_are_named() -> N
     rows = [row("a/x-0"), row("b/y-0", {"gpus": ["H100", "H100"], "cores": 16}), row("c/z-0"), row("d/v-0", numpy="1.0")]
     text = environments(rows)
     lines = text.splitlines()
-    assert lines[0] == "|  | 2 of 4 runs | 1 of 4 runs | 1 of 4 runs |"
+    assert lines[0] == "|  | 1: 2 of 4 runs | 2: 1 of 4 runs | 3: 1 of 4 runs |"
     assert {"| gpus | none | H100, H100 | none |", "| cores | 2 | 16 | 2 |"} <= set(lines)
     assert "In column 2: b/y-0.\n" in text and "In column 3: d/v-0.\n" in text and "a/x-0" not in text
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_parts import ASYNCHRONOUS, EXPERT_ITERATION, KEYWORD, ROOT, SFT, method_of, with_values
+from study_parts import ASYNCHRONOUS, EXPERT_ITERATION, KEYWORD, ROOT, SFT, entry, method_of, with_values
 
 from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths
@@ -105,7 +105,8 @@ def test_a_tasks_inputs_are_its_settings_its_formats_and_the_code_of_its_class(
     """So that another task's runs are not concerned."""
     (workdir / "own.py").write_text(OWN_TASK)
     monkeypatch.syspath_prepend(workdir)
-    study = with_values(mini_study, {"tasks.own": {"use": "own:Own", "size": 3}, "experiments": {}})
+    own = {"tasks.own": {"use": "own:Own", "size": 3}, "models.own": mini_study.models["keyword"]}
+    study = with_values(mini_study, own | {"experiments": {}})
 
     def of_tasks(study: Study = study) -> dict[str, str]:
         return written(study, "data/training_inputs/tasks")
@@ -204,7 +205,8 @@ def test_own_code_counts_whichever_arm_names_it(
 def of_each_kind(mini_study: Study) -> Study:
     """With an experiment for each method, for the keyword task and for asynchronous runs."""
     kinds = ("grpo_learning_rate", SFT, EXPERT_ITERATION, KEYWORD, ASYNCHRONOUS)
-    return mini_study.model_copy(update={"experiments": {name: mini_study.experiments[name] for name in kinds}})
+    experiments = {name: entry(name, seeds=None, timed=None) for name in kinds}
+    return with_values(mini_study, {"experiments": experiments, "models.main.one_per_seed": False})
 
 
 OWN_TASK = """
@@ -241,3 +243,21 @@ def test_seeds_count_only_where_one_stage_trains_them_all(of_each_kind: Study, w
     for together in (False, True):
         one, two = (with_values(of_each_kind, {"seeds_in_one_stage": together, "seeds": seeds}) for seeds in ([0], [0, 1]))
         assert changed(written(one), written(two)) == ({*of_each_kind.made} if together else set())
+
+
+def test_further_seeds_concern_no_timed_experiment_and_none_with_fewer_seeds(of_each_kind: Study, workdir: Path) -> None:
+    apart = {f"experiments.{SFT}.timed": "alone", f"experiments.{EXPERT_ITERATION}.seeds": 1, "seeds_in_one_stage": True}
+    one, two = (with_values(of_each_kind, apart | {"seeds": seeds}) for seeds in ([0], [0, 1]))
+    assert changed(written(one), written(two)) == {*of_each_kind.made} - {SFT, EXPERT_ITERATION}
+
+
+def test_the_models_stage_knows_the_seeds_that_have_a_base_of_their_own(of_each_kind: Study, workdir: Path) -> None:
+    """The first counts too: its base is the task's."""
+
+    def inputs(own: bool, *seeds: int) -> dict[str, str]:
+        write_training_inputs(with_values(of_each_kind, {"models.main.one_per_seed": own, "seeds": list(seeds)}))
+        return {path.stem: path.read_text() for path in Path("data/training_inputs/tasks").glob("*.json")}
+
+    assert changed(inputs(False, 0, 1), inputs(False, 5, 1)) == set()
+    for others in ((5, 1), (0, 2), (0, 1, 2)):
+        assert changed(inputs(True, 0, 1), inputs(True, *others)) == {"main"}

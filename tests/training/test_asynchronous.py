@@ -199,9 +199,6 @@ class Remembering:
     def log_probs(self, rollouts: list[Rollout]) -> list[torch.Tensor]:
         return [torch.full((len(r.completion.token_ids),), -9.0) for r in rollouts]
 
-    def drift(self, rollouts: Any) -> dict[str, float]:
-        return {}
-
     def update(self, rollouts: list[Rollout]) -> dict[str, float]:
         self.old.append([rollout.old_log_probs for rollout in rollouts])
         self.seen += [(rollout.completion.token_ids[1], rollout.group) for rollout in rollouts]

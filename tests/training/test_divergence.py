@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,6 +58,7 @@ def verdict(
     return divergence(RULES.model_copy(update=rules), rows, list(entropies), skipped)
 
 
+COLLAPSED = {"stop_when_collapsed": True}
 LEARNT = [0.2, 0.8, 0.3, 0.3]  # under half of its best, and not under half of its start
 REWARD, ENTROPY, LENGTH = "answer reward", "token entropy collapsed", "response length collapsed"
 
@@ -104,6 +105,15 @@ REWARD, ENTROPY, LENGTH = "answer reward", "token entropy collapsed", "response 
         (LEARNT, {"entropies": [1.0, 0.01, 0.01], "entropy_below": 0.1}, ENTROPY),
         (LEARNT, {"lengths": [100.0, 100.0, 49.0, 49.0], "length_below": 0.5}, LENGTH),
         ([0.4], {"skipped": 2, "skipped_updates": 2}, "the gradient was not finite"),
+        # Below a fifth of its best, twice in a row, if it had risen by more than 0.1.
+        ([0.1, 0.8, 0.15, 0.15], COLLAPSED, "answer reward 0.150, under 0.2 of its best of 0.800"),
+        ([0.1, 0.8, 0.15, 0.15], {}, None),
+        ([0.1, 0.8, 0.15], COLLAPSED, None),
+        ([0.1, 0.8, 0.15, 0.3, 0.15], COLLAPSED, None),
+        ([0.1, 0.5, 0.1, 0.1], COLLAPSED, None),  # exactly a fifth is not below it
+        ([0.1, 0.5, 0.2, 0.2], COLLAPSED | {"collapsed_below": 0.5}, "answer reward 0.200, under 0.5 of its best of 0.500"),
+        *(([0.02, best, 0.02, 0.02], COLLAPSED, REWARD if best == 0.13 else None) for best in (0.11, 0.13)),
+        ([0.8, 0.8, 0.1, 0.1], COLLAPSED | {"reward_below_start": 0.1}, None),  # it never rose
     ],
 )
 def test_what_counts_as_divergence(rewards: list[float], more: dict[str, Any], rule: str | None) -> None:
@@ -185,7 +195,10 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def train(mini_study: Study, fresh_model: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Trains with one reward and validates with another, every second step, on 64 of 80 problems; the same again only once."""
+    """Trains with one reward and validates with another, every second step, on 64 of 80 problems, at last on 72.
+
+    The same again is trained only once.
+    """
     ended: dict[Any, Ended] = {}
 
     def run_it(reward: Any, rules: Divergence | None, measured: Any = contains_a_t, **changes: Any) -> Ended:
@@ -199,7 +212,7 @@ def train(mini_study: Study, fresh_model: Any, tokenizer: Any, tmp_path_factory:
             mini_study,
             seeds=[0],
             grpo=CONFIG.model_copy(update=changes),
-            evaluation={"every": 2, "problems": 64, "max_tokens": 6},
+            evaluation={"every": 2, "problems": 64, "last_problems": 72, "max_tokens": 6},
             divergence=rules,
             experiments={"grpo_learning_rate": entry("grpo_learning_rate", arms={"arm": {}})},
         )
@@ -241,7 +254,8 @@ def test_a_run_whose_reward_falls_ends_early_and_says_so(train: Any) -> None:
     assert 4 <= end < 12
     assert [row["step"] for row in run.validations] == list(range(0, end + 1, 2))
     assert [row["step"] for row in run.history] == list(range(1, end + 1))
-    assert f"answer reward {rewards[-1]:.3f}, under its start of {rewards[0]:.3f}" in reason
+    assert re.match(rf"answer reward 0\.\d+, under its start of {rewards[0]:.3f} in 2 evaluations in a row", reason)
+    assert [len(line["answer_reward"]) for line in run.outcomes] == [64] * (len(rewards) - 1) + [72]
     assert run.metrics["steps"] == end
     assert run.metrics["val/answer_reward"] == rewards[-1]
     assert run.metrics["time_limit_step"] is None
@@ -270,8 +284,34 @@ def test_a_run_without_finite_gradients_ends_between_evaluations_with_a_last_one
     assert run.metrics["skipped_updates"] == 3
     assert [row["step"] for row in run.validations] == [line["step"] for line in run.outcomes] == [0, 2, 3]
     assert {sample["step"] for sample in run.samples} >= {0, 3}
-    assert rewards_of(run) == [rewards_of(run)[0]] * 3  # nothing was trained
+    assert rewards_of(run)[0] == rewards_of(run)[1]  # nothing was trained
     assert same_weights(run.model, fresh_model)
+
+
+def scripted(*right: int) -> Callable[[str, str], dict[str, float]]:
+    """An answer reward with so many right answers in each evaluation of 64 problems, and then none."""
+    answers = chain(*([1.0] * n + [0.0] * (64 - n) for n in right), repeat(0.0))
+    return lambda text, truth: contains_a_t(text, truth) | {"answer_reward": next(answers)}
+
+
+def test_a_collapsed_run_stops_and_is_evaluated_on_the_last_problems(train: Any) -> None:
+    """It rises from 1/4 to all, and then has less than a fifth of that twice in a row, after 4 and 6 steps."""
+    rules = RULES.model_copy(update=COLLAPSED | {"reward_below_start": 0.0})
+    run = train(contains_a_t, rules, measured=scripted(16, 64, 8, 4))
+    assert (run.metrics["diverged_step"], run.metrics["steps"], len(run.history)) == (6, 6, 6)
+    assert run.metrics["diverged_reason"] == "answer reward 0.062, under 0.2 of its best of 1.000 in 2 evaluations in a row"
+    found = [(line["step"], len(line["answer_reward"]), sum(line["answer_reward"])) for line in run.outcomes]
+    assert found == [(0, 64, 16), (2, 64, 64), (4, 64, 8), (6, 72, 0)]  # the last was asked again, and answered none
+    assert rewards_of(run) == [0.25, 1.0, 0.125, 0.0]
+    assert (run.metrics["validation_problems"], run.metrics["val/answer_reward"]) == (72, 0.0)
+
+
+def test_a_run_that_never_rose_has_not_collapsed(train: Any) -> None:
+    """From 16 of 64 to 22, which is less than 0.1 more."""
+    rules = RULES.model_copy(update=COLLAPSED | {"reward_below_start": 0.0})
+    run = train(contains_a_t, rules, measured=scripted(16, 22))
+    assert run.metrics["diverged_step"] is None
+    assert [len(line["answer_reward"]) for line in run.outcomes] == [64] * 6 + [72]
 
 
 def test_one_finite_gradient_starts_the_count_anew(train: Any) -> None:
@@ -304,16 +344,15 @@ def test_a_time_limit_ends_the_run_after_its_step(train: Any) -> None:
     assert {sample["step"] for sample in run.samples} >= {0, 1}
     assert run.metrics["steps"] == 1
     # The leaderboard scores the whole validation set, not only the problems of the evaluations.
-    assert (run.metrics["full/problems"], run.metrics["validation_problems"]) == (80, 64)
-    assert len(run.outcomes[-1]["answer_reward"]) == 64
+    assert (run.metrics["full/problems"], run.metrics["validation_problems"]) == (80, 72)
+    assert [len(line["answer_reward"]) for line in run.outcomes] == [64, 72]
     assert run.metrics["full/answer_reward"] * 80 == pytest.approx(round(run.metrics["full/answer_reward"] * 80), abs=1e-9)
 
 
-@pytest.mark.parametrize(("step", "ends"), [(2, True), (3, False)])
-def test_a_limit_that_is_passed_in_the_last_step_has_cut_nothing_short(step: int, ends: bool) -> None:
+@pytest.mark.parametrize(("step", "ends"), [(0, False), (2, True), (3, False)])
+def test_a_limit_that_is_passed_before_the_first_step_or_in_the_last_has_cut_nothing_short(step: int, ends: bool) -> None:
     config = CONFIG.model_copy(update={"n_grpo_steps": 3, "wall_clock_limit_s": 1.0})
-    log: Any = SimpleNamespace(elapsed_s=2.0)
-    assert Stopping().must_end(step, config, None, log) is ends
+    assert Stopping().must_end(step, config, None, [], seconds=2.0) is ends
 
 
 def test_a_limit_that_is_not_reached_changes_nothing_but_the_full_score(train: Any) -> None:
@@ -362,14 +401,14 @@ def test_final_metrics_and_outcomes_of_a_whole_run(train: Any) -> None:
     run = train(contains_a_t, RULES, n_grpo_steps=5)
     rewards = rewards_of(run)
     assert [line["step"] for line in run.outcomes] == [0, 2, 4, 5]
-    for line, reward in zip(run.outcomes, rewards, strict=True):
-        assert len(line["answer_reward"]) == 64
-        assert sum(line["answer_reward"]) / 64 == pytest.approx(reward)
+    for line, reward, asked in zip(run.outcomes, rewards, (64, 64, 64, 72), strict=True):
+        assert len(line["answer_reward"]) == asked
+        assert sum(line["answer_reward"]) / asked == pytest.approx(reward)
     metrics = run.metrics
     assert (metrics["first/answer_reward"], metrics["val/answer_reward"]) == (rewards[0], rewards[-1])
     assert metrics["best/answer_reward"] == max(rewards)
     assert metrics["best/step"] == [0, 2, 4, 5][rewards.index(max(rewards))]
-    low, high = wilson_interval(round(rewards[-1] * 64), 64)
+    low, high = wilson_interval(round(rewards[-1] * 72), 72)
     assert (metrics["val/answer_reward_low"], metrics["val/answer_reward_high"]) == pytest.approx((low, high))
     # Of the evaluations after 0, 2, 4 and 5 steps the first, the middle and the last show eight samples each.
     assert [sample["step"] for sample in run.samples] == [0] * 8 + [4] * 8 + [5] * 8
@@ -398,5 +437,5 @@ def test_the_untrained_policy_is_never_the_best_that_is_kept(train: Any) -> None
     assert rewards[0] > max(rewards[1:])
     assert run.best[0]["step"] == 2
     assert run.metrics["best/step"] == 0
-    interval = wilson_interval(round(rewards[-1] * 64), 64)  # of the last evaluation, not of the best
+    interval = wilson_interval(round(rewards[-1] * 72), 72)  # of the last evaluation, not of the best
     assert (run.metrics["val/answer_reward_low"], run.metrics["val/answer_reward_high"]) == pytest.approx(interval)

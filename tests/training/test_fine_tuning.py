@@ -214,7 +214,7 @@ def test_evaluations_and_checkpoints_come_after_their_steps(
         mini_study,
         seeds=[3],
         sft=config,
-        evaluation={"problems": 4, "every": 1},
+        evaluation={"problems": 4, "last_problems": 6, "every": 1},
         experiments={"sft_experiment": entry("sft_experiment", arms={"arm": {}})},
     )
     problems = [Problem(f"p/{i}", f"Mia has {i} apples.", "1" if i < 3 else "2") for i in range(6)]
@@ -244,8 +244,8 @@ def test_evaluations_and_checkpoints_come_after_their_steps(
     ]
     for found, expected in zip(engine.sampled_with, [flat(model), after[2], after[4], after[5]], strict=True):
         assert torch.equal(found, expected)
-    # The first three of four problems are answered right each time, so the first evaluation after the start is the best.
-    assert {row["val/answer_reward"] for row in log.validations} == {0.75}
+    # The first three of four problems are answered right each time, at last of six. Of equal evaluations the first is best.
+    assert [row["val/answer_reward"] for row in log.validations] == [0.75, 0.75, 0.75, 0.5]
     assert {kind: about for kind, (about, _) in kept.items()} == {
         "best": {"step": 2, "update": 2, "answer_reward": 0.75},
         "step-3": {"step": 3, "update": 3},

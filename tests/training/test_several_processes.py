@@ -94,7 +94,7 @@ def test_the_runs_do_something_that_could_differ(one: Found) -> None:
     history = one["grpo_clip, None"]["history"]
     assert len(history) == 12 and 0 < history[0]["train/reward"] < 1
     assert len({row["train/reward"] for row in history}) > 1 or len({row["train/response_length"] for row in history}) > 1
-    assert max(row["ratio_max"] for row in history) > 1.01 and history[-1]["kl/per_token"] != 0
+    assert max(row["ratio_max"] for row in history) > 1.01
 
 
 @pytest.mark.slow

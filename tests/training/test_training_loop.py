@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 from learner_parts import log_softmax_alone
-from study_parts import changed, entry
+from study_parts import changed, entry, study_named
 from training_parts import (
     NoMlflow,
     by,
@@ -242,7 +242,7 @@ def tiny_study(mini_study: Study) -> Study:
         threads=1,
         grpo=CONFIG.model_copy(update={"n_grpo_steps": 5, "epochs_per_rollout_batch": 2, "loss_type": "grpo_clip"}),
         models=mini_study.models | {"main": LocalModel(source="local", path="unused")},
-        evaluation={"every": 2, "problems": 6, "max_tokens": 6},
+        evaluation={"every": 2, "problems": 6, "last_problems": 6, "max_tokens": 6},
         experiments={"grpo_learning_rate": entry("grpo_learning_rate", arms={"slow": {"learning_rate": 1e-3}})},
     )
 
@@ -435,7 +435,23 @@ def out_of_memory() -> None:
 SCHEDULED = {"lr_scheduler_type": "cosine", "warmup_steps": 2, "dynamic_sampling_rounds": 2}
 
 
-@pytest.mark.parametrize("changes", [{}, {"lora": Lora(rank=2)}, SCHEDULED], ids=["plain", "lora", "scheduled"])
+OWN_BASE = {"max_grad_norm": 0.5}
+
+
+def with_a_base_of_its_own(study: Study) -> EffectiveRun:
+    """A second seed's run, from the only model that there is."""
+    pretrained = study_named("mini").models["main"].model_copy(update={"one_per_seed": True})
+    run = effective_run(changed(study, seeds=[0, 1], models={"main": pretrained}), "grpo_learning_rate", "slow", 1, [])
+    weights = list(paths.model("main").iterdir())
+    run.model.mkdir()
+    for file in weights:
+        file.rename(run.model / file.name)
+    return run
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"lora": Lora(rank=2)}, SCHEDULED, OWN_BASE], ids=["plain", "lora", "scheduled", "own base"]
+)
 def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
     tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
@@ -448,7 +464,7 @@ def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
     score = SCORE if changes else by(lambda text, truth: contains_a_t(text, truth) | {"reward": random.random()})
     monkeypatch.setattr("grpo.training.train.score_of", lambda task, run: score)
     study = changed(tiny_study, save_state_every=2, divergence=None, grpo=changes)
-    run = tiny_run(study)
+    run = with_a_base_of_its_own(study) if changes is OWN_BASE else tiny_run(study)
     sample = loop.sample
 
     def killed_at_step_4(setup: Any, sampler: Any, step: int, n_questions: int) -> Any:
@@ -588,7 +604,8 @@ def metadata(checkpoint: Path) -> dict[str, Any]:
 
 def test_the_last_and_the_best_weights_are_kept(session: Any) -> None:
     run, folder = session()
-    about = {"run": "grpo_learning_rate/slow/0", "prompt": "question_only", "started_from": "unused"}
+    starts = {"started_from": "unused", "start": "data/model/main"}
+    about = {"run": "grpo_learning_rate/slow/0", "prompt": "question_only", **starts}
     # The best evaluation of the trained policy was the third of four; it took the place of the second.
     best = about | {"kind": "best", "step": 4, "update": 8, "answer_reward": pytest.approx(4 / 6)}
     last = about | {"kind": "last", "step": 5, "update": 10, "answer_reward": pytest.approx(1 / 6)}
@@ -635,6 +652,8 @@ def test_an_equal_run_stores_no_weights_but_says_whose_it_shares(session: Any, m
     config = parse_yaml(paths.RUNS / twin.name / "config.yaml")
     assert (config["run"], config["same_as"]) == ("grpo_baselines/same/0", "grpo_learning_rate/slow/0")
     assert parse_yaml(paths.RUNS / trained.name / "config.yaml")["identity"] == config["identity"]
+    known = [json.loads(paths.run_timing(each.name).read_text())["claims"] for each in (trained, twin)]
+    assert known[0] == known[1] and len(known[0]) > 1  # the digests of the claims that the study named when it began
 
     with pytest.raises(UserError, match=rf"a run's folder holds no model itself\. Use {folder}/last or {folder}/best"):
         require_checkpoint(folder)
@@ -652,7 +671,7 @@ def test_a_run_with_other_checkpoints_is_trained_anew(session: Any) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["best", "last"]
 
 
-def test_the_config_says_what_the_run_changed_and_where_values_came_from(session: Any) -> None:
+def test_the_config_says_what_the_run_changed_and_where_values_came_from(session: Any, mini_study: Study) -> None:
     session()
     run, _ = session("grpo_baselines", "other", SLOW_WON)
     config = parse_yaml(paths.RUNS / run.name / "config.yaml")
@@ -661,7 +680,22 @@ def test_the_config_says_what_the_run_changed_and_where_values_came_from(session
     assert config["updates_per_rollout_batch"] == 2
     assert config["config"]["cliprange"] == {"value": 0.1, "from": "arm other"}
     assert config["config"]["learning_rate"] == {"value": 1e-3, "from": "winner of grpo_learning_rate (slow)"}
-    assert config["divergence"]["patience"] == 3 and config["checkpoints"] == ["last", "best"]
+    assert config["divergence"] == mini_study.divergence.model_dump() and config["checkpoints"] == ["last", "best"]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_runs_times_say_if_it_ran_alone(
+    tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch, alone: bool
+) -> None:
+    """The first seed of a timed experiment does."""
+    from grpo.training import run as run_module
+
+    monkeypatch.setattr("grpo.training.train.score_of", lambda task, run: SCORE)
+    timed = entry("grpo_learning_rate", timed="alone", arms={"slow": {"n_grpo_steps": 1}})
+    study = changed(tiny_study, seeds=[3, 4], experiments={"grpo_learning_rate": timed})
+    run = effective_run(study, "grpo_learning_rate", "slow", 3 if alone else 4, [])
+    run_module.train_run(study, run)
+    assert json.loads(paths.run_timing(run.name).read_text())["alone"] is alone
 
 
 @pytest.mark.parametrize("kind", ["last", "best"])
@@ -759,7 +793,8 @@ def test_the_time_of_a_run_that_is_taken_up_goes_on(tmp_path: Path, monkeypatch:
 
 def validation_of(study: Study, model: Any, tokenizer: Any, asked: list[Problem], n: int, *further: Any) -> Validation:
     """What evaluates ``model`` on the first ``n`` problems."""
-    setup, settings = setup_of(CONFIG, score=SCORE), study.evaluation.model_copy(update={"problems": n, "max_tokens": 6})
+    counts = {"problems": n, "last_problems": n}
+    setup, settings = setup_of(CONFIG, score=SCORE), study.evaluation.model_copy(update=counts | {"max_tokens": 6})
     sampler = Sampler(TransformersEngine(model, tokenizer), tokenizer, setup.format, setup.score)
     return Validation(setup, settings, asked, sampler, Learner(model, CONFIG, tokenizer.pad_token_id), *further)
 
@@ -779,15 +814,14 @@ def test_what_is_shown_of_more_than_64_problems_is_of_the_first_64(model: Any, t
 
 
 def test_further_sets_are_evaluated_where_they_are_due(model: Any, tokenizer: Any, mini_study: Study) -> None:
-    """At multiples of ``every`` and at the last step, else NaN; the validation set's numbers do not change."""
+    """At multiples of ``every`` and in the last evaluation, else NaN; the validation set's numbers do not change."""
     alone = validation_of(mini_study, model, tokenizer, problems(6), 4)
     # What the set asks is put in its own format and scored by its own task.
     own = Format("Q: {question}", read=lambda response: "read")
     half = replace(alone.sampler, format=own, score=by(lambda text, truth: HALF))
     further = {"hard": FurtherSet(problems(6)[4:], half, every=4)}
     found = validation_of(mini_study, model, tokenizer, problems(6), 4, further)
-    last = CONFIG.n_grpo_steps
-    for step, ends, due in ((0, False, True), (3, False, False), (4, False, True), (5, True, True), (last, False, True)):
+    for step, ends, due in ((0, False, True), (3, False, False), (4, False, True), (5, True, True)):
         metrics, expected = found(step, ends).metrics, alone(step).metrics
         measured = {k: v for k, v in metrics.items() if not k.startswith("also/") and v == v}
         assert measured == {k: v for k, v in expected.items() if v == v}

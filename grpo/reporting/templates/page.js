@@ -1,13 +1,10 @@
-// Shows rollouts and runs from the page's JSON. All text is set as text, never as HTML.
+// Shows runs and rollouts from the page's JSON. All text is set as text, never as HTML.
 const data = JSON.parse(document.getElementById("data").textContent);
 const experiments = Object.fromEntries(data.experiments.map((e) => [e.name, e]));
 const root = document.documentElement;
-const $ = (selector, within = document) => within.querySelector(selector);
 
 function element(tag, properties = {}, ...children) {
-  const { dataset, ...others } = properties;
-  const made = Object.assign(document.createElement(tag), others);
-  Object.assign(made.dataset, dataset);
+  const made = Object.assign(document.createElement(tag), properties);
   made.append(...children);
   return made;
 }
@@ -22,8 +19,9 @@ function fill(select, values, chosen) {
   if (options.some(([value]) => String(value) === String(chosen))) select.value = chosen;
 }
 
+const armOf = (experiment, arm) => experiments[experiment].arms.find((each) => each.arm === arm);
 const samplesOf = (experiment, arm) =>
-  experiments[experiment].arms.find((each) => each.arm === arm).runs.flatMap((run) => (data.samples.runs[run] || []).map((row) => sampleOf(row, run)));
+  armOf(experiment, arm).runs.flatMap((run) => (data.samples.runs[run] || []).map((row) => sampleOf(row, run)));
 
 function sampleOf(row, run) {
   const sample = Object.fromEntries(data.samples.columns.map((column, i) => [column, row[i]]));
@@ -33,7 +31,7 @@ function sampleOf(row, run) {
 
 function chooseExperiment() {
   const experiment = experiments[choice("experiment").value];
-  const arms = experiment.arms.filter(({ arm }) => samplesOf(experiment.name, arm).length).map(({ arm, title }) => [arm, title]);
+  const arms = experiment.arms.map(({ arm, label }) => [arm, label]);
   fill(choice("arm"), arms, experiment.winner);
   chooseArm();
 }
@@ -43,7 +41,7 @@ function chooseArm() {
   const steps = [...new Set(samples.map((s) => s.step))].sort((a, b) => a - b);
   fill(choice("left"), steps, steps[0]);
   fill(choice("right"), steps, steps.at(-1));
-  fill(choice("problem"), [["", "all"], ...new Set(samples.map((s) => s.problem))], "");
+  showOrigin();
   showRollouts();
 }
 
@@ -60,11 +58,9 @@ const FILTERS = {
 function showRollouts() {
   const samples = samplesOf(choice("experiment").value, choice("arm").value);
   const [left, right] = [Number(choice("left").value), Number(choice("right").value)];
-  const only = choice("problem").value;
   const groups = new Map();
   for (const sample of samples) {
     const key = `${sample.run} ${sample.problem}`;
-    if (only && sample.problem !== only) continue;
     if (!groups.has(key)) groups.set(key, {});
     groups.get(key)[sample.step] = sample;
   }
@@ -98,66 +94,42 @@ function marked(sample) {
   });
 }
 
-// -------------------------------------------------------------------------------------------- run's page
+// ------------------------------------------------------------------------------------- where numbers come from
 
-const show = (value) => (value !== null && typeof value === "object" ? JSON.stringify(value) : String(value ?? "none"));
-
-function table(head, rows) {
-  const row = (cells, tag) => element("tr", {}, ...cells.map((cell) => element(tag, {}, cell instanceof Node ? cell : show(cell))));
-  return element("div", { className: "wide" }, element("table", {}, element("thead", {}, row(head, "th")), element("tbody", {}, ...rows.map((cells) => row(cells, "td")))));
-}
-
-function openRun(name) {
-  const run = data.runs[name];
-  if (!run) return;
-  const facts = [["MLflow run", run.mlflow_run_id], ["commit", run.commit], ["hash in dvc.lock", run.lock], ["seconds", run.seconds]];
-  if (run.same_as) facts.unshift(["the same as", run.same_as]);
-  for (const [phase, seconds] of Object.entries(run.phases)) facts.push([phase, seconds]);
-  const files = data.files.map((path) => path.replace("RUN", name)).map((path) => element("li", {}, element("a", { href: `../${path}`, textContent: path })));
-  $("#run-body").replaceChildren(
-    element("h2", { id: "run-title", textContent: name }),
-    table(["", ""], facts),
-    element("h3", { textContent: "Configuration, with the source of each value" }),
-    table(["key", "value", "from"], run.config),
-    element("h3", { textContent: "Final numbers" }),
-    table(["", ""], Object.entries(run.metrics)),
-    element("h3", { textContent: "Software and hardware" }),
-    table(["", ""], [...Object.entries(run.software), ...Object.entries(run.hardware)]),
-    element("h3", { textContent: "Files (data/ is kept by DVC)" }),
-    element("ul", {}, ...files),
-  );
-  const dialog = $("#run");
-  if (!dialog.open) dialog.showModal();
+function showOrigin() {
+  const { runs, by_run } = armOf(choice("experiment").value, choice("arm").value);
+  const row = (cells, tag) => element("tr", {}, ...cells.map((cell) => element(tag, {}, cell instanceof Node ? cell : String(cell ?? ""))));
+  const names = { mlflow_run_id: "MLflow run", lock: "hash in dvc.lock", total_s: "seconds", same_as: "copied from" };
+  const head = ["run", "answer reward", ...data.origin.columns.map((name) => names[name] || name)];
+  const rows = runs.map((run, i) => {
+    const folder = element("a", { href: `../data/runs/${run}/`, textContent: run });
+    return row([folder, by_run[i].toFixed(3), ...(data.origin.runs[run] || [])], "td");
+  });
+  choice("origin").replaceChildren(element("table", {}, element("thead", {}, row(head, "th")), element("tbody", {}, ...rows)));
 }
 
 // ------------------------------------------------------------------------------------------------ start
 
-// A link may point into a folded section, or name a run: #run=EXPERIMENT/ARM/SEED.
+// A link may point into a folded part.
 function follow() {
-  const name = decodeURIComponent(location.hash.slice(1));
-  if (name.startsWith("run=")) return openRun(name.slice(4));
-  const target = document.getElementById(name);
-  if (target instanceof HTMLDetailsElement) target.open = true;
+  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  for (let part = target; part; part = part.parentElement) if (part instanceof HTMLDetailsElement) part.open = true;
+  if (target) target.scrollIntoView();
 }
 
 function start() {
   root.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
   document.getElementById("theme").addEventListener("click", () => (root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark"));
-  document.addEventListener("click", (event) => {
-    const button = event.target.closest("button.run");
-    if (button) openRun(button.dataset.run);
-    if (event.target === $("#run")) $("#run").close();
+  const jump = document.getElementById("jump");
+  jump.addEventListener("change", () => {
+    if (jump.value) location.hash = jump.value;
+    jump.value = "";
   });
-  $("#jump").addEventListener("change", (event) => {
-    if (event.target.value) location.hash = event.target.value;
-    event.target.value = "";
-  });
-  const withSamples = data.experiments.filter((e) => e.arms.some((arm) => samplesOf(e.name, arm.arm).length));
-  fill(choice("experiment"), withSamples.map((e) => [e.name, e.title]), data.best);
+  fill(choice("experiment"), data.experiments.map((e) => [e.name, e.title]), data.first);
   choice("experiment").addEventListener("change", chooseExperiment);
   choice("arm").addEventListener("change", chooseArm);
-  for (const id of ["problem", "left", "right", "filter"]) choice(id).addEventListener("change", showRollouts);
-  if (withSamples.length) chooseExperiment();
+  for (const id of ["left", "right", "filter"]) choice(id).addEventListener("change", showRollouts);
+  if (data.experiments.length) chooseExperiment();
   addEventListener("hashchange", follow);
   follow();
 }

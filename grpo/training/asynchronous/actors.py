@@ -175,8 +175,7 @@ class LearnerActor:
         """Take a step's updates (:func:`grpo.training.step.train_on`); returns their metrics and the peak memory (MiB)."""
         device = _device()
         reset_peak(device)
-        updates, _ = train_on(self.config, self.learner, rollouts, version)
-        return updates, peak_mb(device)
+        return train_on(self.config, self.learner, rollouts, version), peak_mb(device)
 
     def weights(self, as_saved: bool = False) -> dict[str, torch.Tensor]:
         """The policy's weights, in CPU memory, under its own names or (``as_saved``) those of its checkpoint."""

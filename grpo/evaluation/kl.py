@@ -1,0 +1,197 @@
+"""The ``kl`` stage: KL of a run's kept checkpoints to the model that it started from, beside their validation reward.
+
+Each checkpoint samples a response to each validation problem, as the evaluations of a run do, always with the same seed. Then
+both models compute the log-probs of these tokens, at the same temperature. With ``evaluation.top_p`` below 1 the tokens come
+from a narrower distribution than the policy's, and the estimates are biased.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+
+from grpo.common.cpu import start_threads
+from grpo.common.errors import UserError
+from grpo.common.files import read_json, write_json, write_text
+from grpo.common.records import Problem, Rollout, read_problems
+from grpo.evaluation.evaluate import Sampler, evaluate, evaluation_sampling, score_by_task
+from grpo.evaluation.evaluator import stage_run
+from grpo.learner.kl import estimate_kl
+from grpo.learner.learner import token_ids
+from grpo.learner.microbatches import Texts, of_like_length, padded_microbatches
+from grpo.models.checkpoint import load_model, load_tokenizer
+from grpo.results.intervals import change_of, mean_of
+from grpo.results.statistics import LEVEL
+from grpo.rollout.make_engine import Checkpoint, make_engine
+from grpo.study import paths
+from grpo.study.runs_table import stage_of_run
+from grpo.study.schema import TOKENS_ON_CPU, Study
+from grpo.tasks.task import find_format
+
+Scores = NDArray[np.float64]
+ESTIMATES = {"per_sequence": "sampled", "per_sequence_low_variance": "low_variance"}  # of one response, and their columns
+
+
+def measure_kl(study: Study, experiment: str) -> dict[str, Any]:
+    """Measure the kept checkpoints of all runs of an experiment (:func:`summary`), and write data/kl and reports/kl.
+
+    Raises:
+        UserError: no run keeps a checkpoint, or one is missing or damaged.
+    """
+    entry, evaluation, task = study.experiments[experiment], study.evaluation, study.experiments[experiment].task
+    start_threads(study.threads)
+    problems = read_problems(paths.validation(task))[: evaluation.problems]
+    starts: dict[tuple[Path, str], Start] = {}
+    prompts: dict[str, str] = {}  # of each run
+    records: list[dict[str, Any]] = []
+    for name in (paths.run_name(experiment, arm, seed) for arm in entry.arms for seed in study.seeds_of(experiment)):
+        kept = list(kept_checkpoints(name))
+        if not kept:
+            continue
+        prompt, start = kept[0][1]["prompt"], Path(kept[0][1]["start"])
+        if (start, prompt) not in starts:
+            starts.clear()  # one at a time, as each has an engine
+            starts[start, prompt] = Start(study.for_task(task), task, start, problems, prompt)
+        measure, prompts[name] = starts[start, prompt], prompt
+        for step, responses in [(0, measure.own), *((about["step"], measure(folder)) for folder, about in kept)]:
+            records += [{"run": name, "step": step, **response} for response in responses]
+    if not records:
+        raise UserError(f"experiments.{experiment}: its runs keep no checkpoints to measure. Give an arm `keep_steps`.")
+    sampling = {"problems": len(problems), **evaluation.model_dump(include={"temperature", "top_p", "max_tokens"})}
+    found = {"experiment": experiment, **sampling, "arms": summary(records)}
+    write_text(paths.KL / f"{experiment}.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+    write_json(paths.KL_REPORTS / f"{experiment}.json", found)
+    for name, prompt in prompts.items():
+        with stage_run(study, "kl", name, {"prompt": prompt}, task) as mlflow:
+            for one in found["arms"][name.split("/")[1]]:
+                values = one["by_run"].get(name, {})
+                mlflow.log({("val/" if key == "answer_reward" else "kl/") + key: values[key] for key in values}, one["step"])
+    return found
+
+
+def kept_checkpoints(run: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the folders and metadata of a run's checkpoints step-N, first to last.
+
+    Those of a run that was taken over are the original's. A run that ended early has fewer.
+    """
+    folder, made_by = paths.CHECKPOINTS / run, stage_of_run(run)
+    if (taken_over := folder / "metadata.json").exists():
+        folder = paths.CHECKPOINTS / read_json(taken_over, made_by, keys=("same_as",))["same_as"]
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder. Run `dvc repro {made_by}` to make it.")
+    for one in sorted(folder.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-"))):
+        yield one, read_json(one / "metadata.json", made_by, keys=("step", "prompt", "start"))
+
+
+class Start:
+    """The model that runs started from, and an engine that samples from it and from their checkpoints, all on one device.
+
+    Attributes:
+        own: the model's own responses, as :meth:`__call__` returns them.
+    """
+
+    def __init__(self, study: Study, task: str, folder: Path, problems: Sequence[Problem], prompt: str):
+        learner = study.learner.model_copy(update={"device": study.engine.device, "fully_shard": False})
+        study = study.model_copy(update={"learner": learner})
+        self.evaluation, self.max_tokens = study.evaluation, learner.max_tokens_per_microbatch or TOKENS_ON_CPU
+        self.load = partial(load_model, dtype=learner.dtype, device=learner.device)
+        self.model, tokenizer, source = self.load(folder), load_tokenizer(folder), study.task(task)
+        engine = make_engine(study, Checkpoint(folder, self.model, tokenizer))
+        format = find_format(source, prompt)
+        self.sampling, self.problems = evaluation_sampling(self.evaluation, format), problems
+        self.sampler = Sampler(engine, tokenizer, format, partial(score_by_task, source, prompt))
+        self.sampler.require_room(problems, self.sampling.max_tokens, "evaluation.max_tokens", f"tasks.{task}")
+        self.own = self._measured(self.model)
+
+    def __call__(self, checkpoint: Path) -> list[dict[str, Any]]:
+        """Sample and measure a checkpoint's response to each problem.
+
+        Returns:
+            for each its ``problem``, ``tokens``, ``answer_reward``, and two estimates of the KL summed over its tokens
+            (nats; :func:`grpo.learner.kl.estimate_kl`): ``sampled`` and ``low_variance``.
+        """
+        policy = self.load(checkpoint)
+        self.sampler.engine.synchronize(policy, self.sampler.engine.policy_version + 1)
+        return self._measured(policy)
+
+    def _measured(self, policy: Any) -> list[dict[str, Any]]:
+        rollouts = [group[0] for group in evaluate(self.sampler, self.problems, self.sampling, self.evaluation.seed)]
+        found = []
+        for rollout, *log_probs in zip(
+            rollouts, self._log_probs(policy, rollouts), self._log_probs(self.model, rollouts), strict=True
+        ):
+            estimates = estimate_kl(log_probs[:1], log_probs[1:])
+            about = {"problem": rollout.problem.id, "tokens": rollout.length, "answer_reward": rollout.rewards["answer_reward"]}
+            found.append(about | {column: estimates[name] for name, column in ESTIMATES.items()})
+        return found
+
+    @torch.no_grad()
+    def _log_probs(self, model: Any, rollouts: Sequence[Rollout]) -> list[torch.Tensor]:
+        """Log-probs (response length,) of each rollout's tokens."""
+        model.eval()
+        prompts, responses = token_ids(rollouts)
+        found = [torch.empty(0)] * len(rollouts)
+        parts = of_like_length(prompts, responses, self.max_tokens)
+        padding, temperature = 0, self.evaluation.temperature  # padding is masked, so any token will do
+        for micro in padded_microbatches(model, Texts(prompts, responses), parts, padding, temperature):
+            lengths = [len(responses[i]) for i in micro.members]
+            for i, log_probs in zip(micro.members, torch.split(micro.flat(micro.log_probs).cpu(), lengths), strict=True):
+                found[i] = log_probs
+        return found
+
+
+def summary(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Summarise the responses of all runs by arm and step.
+
+    Returns:
+        for each arm a list of steps, each with ``step``; as ``value``, ``low`` and ``high`` the means over runs of
+        ``answer_reward`` and of the estimates that ``estimate_kl`` gives, with 95% intervals over runs and problems (where one
+        run is all, over problems); and ``by_run``, these means of each run that reached the step.
+    """
+    arms: dict[str, list[dict[str, Any]]] = {}
+    frame = pd.DataFrame(records)
+    for _, cell in frame.groupby([frame["run"].str.split("/").str[1], "step"], sort=False):
+        tables = _tables(cell)
+        means = {name: _mean(name, table) for name, table in tables.items()}
+        runs = enumerate(sorted(cell["run"].unique()))
+        by_run = {run: {name: float(table[i].mean()) for name, table in tables.items()} for i, run in runs}
+        arm, step = cell["run"].iloc[0].split("/")[1], int(cell["step"].iloc[0])
+        arms.setdefault(arm, []).append({"step": step, **means, "by_run": by_run})
+    return arms
+
+
+def _tables(cell: pd.DataFrame) -> dict[str, Scores]:
+    """Tables (runs, problems) of a step, whose means over problems are the numbers of each run."""
+    columns = ("tokens", "answer_reward", *ESTIMATES.values())
+    of = {name: cell.pivot(index="run", columns="problem", values=name).to_numpy(float) for name in columns}
+    tokens, found = of["tokens"], {"answer_reward": of["answer_reward"]}
+    for name, column in ESTIMATES.items():
+        rate = of[column].sum(axis=1, keepdims=True) / tokens.sum(axis=1, keepdims=True)
+        # A ratio of two sums: the residuals over the mean length have its variance (Cochran 1977, Sampling Techniques, 6.4).
+        per_token = rate + (of[column] - rate * tokens) / tokens.mean(axis=1, keepdims=True)
+        found |= {name.replace("sequence", "token"): per_token, name: of[column]}
+    return found
+
+
+def _mean(name: str, scores: Scores) -> dict[str, float]:
+    value, problems = float(scores.mean()), scores.shape[1]
+    if name == "answer_reward":
+        found = mean_of(scores, fixed=len(scores) == 1)
+        low, high = found.low, found.high
+    elif len(scores) > 1:
+        found = change_of(np.zeros_like(scores), scores)
+        low, high = found.low, found.high
+    else:
+        half = float(stats.t.ppf((1 + LEVEL) / 2, problems - 1) * stats.sem(scores[0]))
+        low, high = value - half, value + half
+    # The second estimate is never negative.
+    return {"value": value, "low": max(0.0, low) if name.endswith("low_variance") else low, "high": high}

@@ -1,1 +1,0 @@
-"""Answers to the handouts' questions from result files (reports/answers.md)."""

@@ -1,0 +1,143 @@
+"""reports/writeup.md and the page reports/index.html: the same content, put together from the record, tables and figures."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from grpo.common.files import damaged, read_text, write_text
+from grpo.reporting.comments import QUESTIONS, Comment, Values, read_comments
+from grpo.reporting.kissing_number import read_report, write_delivery
+from grpo.reporting.labels import decimals, interval
+from grpo.reporting.page import page_of
+from grpo.reporting.provenance import environments
+from grpo.reporting.record import read_record
+from grpo.reporting.sentences import bounded, plain, render
+from grpo.reporting.timing import PARTS, timing_table
+from grpo.study import paths
+from grpo.study.schema import Study
+
+
+def write_up(study: Study) -> None:
+    """Write reports/writeup.md, reports/index.html and reports/kissing_number/.
+
+    Raises:
+        UserError: a result file is missing or damaged, or a comment is wrong.
+    """
+    write_delivery(study)
+    record, timing, comments = read_record(), read_timing(), comments_of(study)
+    text = re.sub(r"\n\s*\n", "\n\n", writeup_of(study, record, timing, comments)).strip() + "\n"
+    write_text(paths.WRITEUP, text)
+    write_text(paths.PAGE, page_of(record, text, timing))
+
+
+def comments_of(study: Study) -> dict[str, Comment]:
+    """Read the study's comments and fill in the numbers; UserError as :func:`grpo.reporting.comments.read_comments`."""
+    return read_comments(study, read_record(), seconds_of_steps(read_timing()))
+
+
+def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Mapping[str, Comment]) -> str:
+    """The write-up in Markdown; blank lines may be doubled."""
+    experiments = record["experiments"]
+    figures = {f"figures/{path.stem}" for path in paths.FIGURES.glob("*.svg")}
+    figures |= {path.stem for path in paths.REPORTS.glob("timing.svg")}
+    return render(
+        "writeup.md.j2",
+        r={"left_out": [study.title(name) for name in study.left_out], "pinned": study.selection.pinned} | dict(record),
+        tables={path.stem: read_text(path, "tables") for path in sorted(paths.TABLES.glob("*.md"))},
+        figures=figures,
+        comments={name: comments.get(name) for name in (*experiments, *QUESTIONS)},
+        title=lambda name: experiments[name]["title"] if name in experiments else study.title(name),
+        label=lambda entry, name: next(arm["label"] for arm in entry["arms"] if arm["arm"] == name),
+        outcome=outcome,
+        reported=partial(reported, record["sources"]),
+        measured=measured,
+        cost=cost(timing),
+        speeds=timing_table(timing),
+        origin=environments(_origins(timing)),
+        kissing=read_report() if study.kissing_number is not None else None,
+    )
+
+
+def outcome(experiment: Values) -> str:
+    """An experiment's result in a line: the winner, what it ends at, and who leads if it is another."""
+    labels = {arm["arm"]: arm for arm in experiment["arms"]}
+    winner, leader = labels[experiment["winner"]], labels[experiment["leader"]]
+    text = f"{winner['label']} ends at {interval(winner)}"
+    if winner is not leader:
+        text += f"; {leader['label']}, at {decimals(leader['value'])}, is not told from it"
+    elif experiment["margin"]:
+        margin = experiment["margin"]
+        text += ", " + ("not told from the next" if margin["low"] <= 0 <= margin["high"] else "above all others")
+    return text
+
+
+def reported(sources: Mapping[str, str], claim: Values) -> str:
+    """Who reported a claim, and what, for the title of a link."""
+    return plain(". ".join(f"{source}: {text} ({sources.get(source, '')})" for source, text in claim["reported"].items()))
+
+
+def measured(claim: Values) -> str:
+    """What a claim's verdict rests on: the interval that decides, or else the measurement in words, bounded."""
+    if not claim["interval"]:
+        return bounded(claim["measured"], 50)
+    return f"{claim['quantity']} {interval(claim['interval'])}".strip()
+
+
+# ------------------------------------------------------------------------------------------------------------ from timing.csv
+
+
+def read_timing() -> pd.DataFrame:
+    """Read reports/timing.csv, a row for each run; a missing or damaged file is a UserError."""
+    try:
+        return pd.read_csv(io.StringIO(read_text(paths.TIMING_TABLE, made_by="tables")))
+    except ValueError as error:
+        raise damaged(paths.TIMING_TABLE, error, made_by="tables") from error
+
+
+def cost(timing: pd.DataFrame) -> str:
+    """What the study took: wall time of its runs, seconds of runs, GPU-hours, machines; a copied run costs nothing."""
+    trained = timing[timing["same_as"].isna()]
+    started, finished = (
+        [datetime.fromisoformat(str(time)).timestamp() for time in trained[column]] for column in ("started", "finished")
+    )
+    minutes, hours = wall_seconds(list(zip(started, finished, strict=True))) / 60, trained["gpu_hours"].sum()
+    machines = "; ".join(dict.fromkeys(_machine(json.loads(of)) for of in trained["hardware"]))
+    return (
+        f"{len(trained)} runs trained, {trained['steps'].sum():,.0f} steps: {trained['total_s'].sum():,.0f} seconds of runs in "
+        f"{minutes:.1f} minutes of wall time{f', {hours:.2f} GPU-hours' if hours else ''}, on {machines}. "
+        "[timing.csv](timing.csv) has a row for each run."
+    )
+
+
+def wall_seconds(spans: Sequence[tuple[float, ...]]) -> float:
+    """Seconds covered by the union of some spans, each from a start to an end."""
+    starts, ends = np.array(sorted(spans)).T
+    latest = np.maximum.accumulate(ends)
+    gaps = np.maximum(starts[1:] - latest[:-1], 0.0)
+    return float(latest[-1] - starts[0] - gaps.sum())
+
+
+def seconds_of_steps(timing: pd.DataFrame) -> dict[tuple[str, str], Values]:
+    """By experiment and arm, the mean seconds of a step by part, of runs that had the machine for themselves."""
+    columns = [*PARTS.values(), "samples_per_s"]
+    means = timing[timing["alone"].astype(bool)].groupby(["experiment", "arm"])[columns].mean().reset_index()
+    return {(row["experiment"], row["arm"]): dict(row) for _, row in means.iterrows()}
+
+
+def _origins(timing: pd.DataFrame) -> list[dict[str, Any]]:
+    rows = timing[["run", "software", "hardware"]].to_numpy().tolist()
+    return [{"run": run, "software": json.loads(one), "hardware": json.loads(other)} for run, one, other in rows]
+
+
+def _machine(hardware: Values) -> str:
+    gpus = ", ".join(hardware["gpus"]) or "no GPU"
+    return f"{hardware['processor']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB, {gpus}"

@@ -1,0 +1,210 @@
+"""Claims as data: what a study is to test, published or its own.
+
+A claim is one of five kinds, told apart by a key that only this kind has. :mod:`grpo.results.verdicts` has the rule of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Tag
+
+from grpo.common.errors import UserError
+from grpo.study.methods import Section, require_known
+from grpo.study.settings import Experiment, setting_of
+
+REWARD = "answer_reward"
+PLACES = ("leader", "first", "last")  # stand for an experiment's arms: the highest one, the first and the last in params.yaml
+Ratio = Annotated[float, Field(gt=1, allow_inf_nan=False)]
+
+
+class Requires(Section):
+    """What must hold for a claim to be tested."""
+
+    learns: bool = False  # the leader ends above its start
+    response_tokens: NonNegativeInt = 0  # mean length of the untrained model's responses
+    best_rate_inside: list[str] = []  # arms whose best learning rate is neither the lowest nor the highest that was tried
+
+
+class Claim(Section):
+    """What all kinds have."""
+
+    KIND: ClassVar[str] = ""
+    ARMS: ClassVar[tuple[str, ...]] = ("arm",)  # the keys that name arms
+    id: str = ""
+    experiment: str = ""  # may be left out if only one experiment has these arms
+    statement: str = Field("", max_length=300)
+    horizon: NonNegativeInt = 0  # the step from which on it is meant: shorter runs do not test it
+    requires: Requires = Requires()
+    by_design: str | None = None  # why a model that this project pretrains, on data that it generates, shows it anyway
+    reported: dict[str, Any] = {}  # by source
+
+    def arms(self) -> list[tuple[str, str]]:
+        """The experiment and the name of each arm that the claim is about; an arm may be given as EXPERIMENT/ARM."""
+        named = [name for key in self.ARMS if (name := getattr(self, key)) is not None]
+        return [(experiment or self.experiment, arm) for experiment, _, arm in (name.rpartition("/") for name in named)]
+
+    def experiments(self) -> list[str]:
+        """The experiments that the claim is about."""
+        return sorted({self.experiment, *(experiment for experiment, _ in self.arms())})
+
+    def test(self) -> dict[str, Any]:
+        """What decides the claim: all but its wording and its sources."""
+        return {"kind": self.KIND} | self.model_dump(exclude={"id", "statement", "reported", "by_design"})
+
+    def in_words(self) -> str:
+        """The claim in words, for one without a statement."""
+        return ""
+
+
+class Beats(Claim):
+    """Of two arms the first has more, by at least a margin."""
+
+    KIND = "beats"
+    ARMS = ("arm", "beats")
+    arm: str
+    beats: str
+    metric: str = REWARD  # or a metric of each training step, such as token_entropy
+    by: NonNegativeFloat  # a difference of answer rewards; for other metrics the ratio of their levels
+    at: Literal["start", "throughout", "late", "end"] = "end"
+
+    def check(self) -> None:
+        if self.metric == REWARD and self.at not in ("start", "end"):
+            raise UserError(f"at: {self.at} is for metrics of training steps; of {REWARD} choose start or end")
+        if self.metric != REWARD and self.by < 1:
+            raise UserError(f"by: for {self.metric} a ratio of 1 or more, not {self.by:g}")
+
+    def in_words(self) -> str:
+        if self.metric == REWARD:
+            return f"{self.arm} {self.at}s above {self.beats} by at least {self.by:g}"
+        return f"{self.metric} of {self.arm} is at least {self.by:g} times that of {self.beats} ({self.at})"
+
+
+class NotBelow(Claim):
+    """An arm costs nothing against another: it ends at most a margin below it."""
+
+    KIND = "not below"
+    ARMS = ("arm", "not_below")
+    arm: str
+    not_below: str
+    by: PositiveFloat
+
+    def in_words(self) -> str:
+        return f"{self.arm} ends at most {self.by:g} below {self.not_below}"
+
+
+class Collapses(Claim):
+    """The runs of an arm collapse, and those of the control do not."""
+
+    KIND = "collapses"
+    ARMS = ("collapses", "control")
+    collapses: str
+    control: str
+
+    def in_words(self) -> str:
+        return f"{self.collapses} collapses, {self.control} does not"
+
+
+class Trend(Claim):
+    """A metric grows, falls or stays within a ratio over a stretch of steps, and not so in the control."""
+
+    KIND = "trend"
+    ARMS = ("arm", "control")
+    arm: str
+    trend: Literal["grows", "falls", "stays"]
+    metric: str
+    by: Ratio
+    steps: Annotated[list[NonNegativeInt], Field(max_length=2)] = []  # the first and the last; without the last: to the end
+    control: str | None = None
+
+    def in_words(self) -> str:
+        when = "".join(f" {word} step {step}" for word, step in zip(("from", "to"), self.steps, strict=False))
+        return f"{self.metric} of {self.arm} {self.trend}{' within' * (self.trend == 'stays')} by {self.by:g} times{when}"
+
+
+class Share(Claim):
+    """In most runs a metric exceeds a multiple of its level in control runs, and in most of these it does not.
+
+    Without arms: in the experiment's runs that collapse, before the reward falls, against those with the same train batch that
+    hold.
+    """
+
+    KIND = "share of runs"
+    ARMS = ("arm", "control")
+    share_above: Ratio  # multiple of the control's level
+    metric: str
+    arm: str | None = None
+    control: str | None = None
+
+    def check(self) -> None:
+        if (self.arm is None) != (self.control is None):
+            raise UserError("arm, control: give both, or neither for runs that collapse against runs that hold")
+
+    def in_words(self) -> str:
+        of = f"in most runs of {self.arm}" if self.arm else "before most collapses"
+        return f"{self.metric} exceeds {self.share_above:g} times its steady level {of}"
+
+
+TAG = "kind "  # so that the name of a kind in an error is not taken for a key
+KEYS = {"beats": Beats, "not_below": NotBelow, "collapses": Collapses, "trend": Trend, "share_above": Share}
+
+
+def _kind(values: Any) -> str | None:
+    if isinstance(values, Claim):
+        return next(TAG + key for key, kind in KEYS.items() if type(values) is kind)
+    found = [key for key in KEYS if isinstance(values, Mapping) and key in values]
+    return TAG + found[0] if len(found) == 1 else None
+
+
+AnyClaim = Annotated[
+    Annotated[Beats, Tag(TAG + "beats")]
+    | Annotated[NotBelow, Tag(TAG + "not_below")]
+    | Annotated[Collapses, Tag(TAG + "collapses")]
+    | Annotated[Trend, Tag(TAG + "trend")]
+    | Annotated[Share, Tag(TAG + "share_above")],
+    Discriminator(
+        _kind,
+        custom_error_type="kind_of_claim",
+        custom_error_message=f"a claim has one of the keys {', '.join(KEYS)}, which says of which kind it is",
+    ),
+]
+
+
+def own_claims(claims: list[AnyClaim], experiments: Mapping[str, Experiment]) -> list[AnyClaim]:
+    """Complete a study's own claims: each with its experiment, an id and a statement.
+
+    Raises:
+        UserError: a claim names an experiment or an arm that the study does not have, or two claims have the same id.
+    """
+    found: list[AnyClaim] = []
+    for number, claim in enumerate(claims):
+        where = f"claims.{number}"
+        name = claim.experiment or _only_experiment(where, claim, experiments)
+        statement = claim.statement or claim.in_words()
+        complete = claim.model_copy(update={"experiment": name, "statement": statement, "id": claim.id or f"own-{number + 1}"})
+        for experiment, arm in (*complete.arms(), (name, "")):
+            require_known(where, "no experiment", experiment, [key for key, entry in experiments.items() if entry.arms])
+            if arm:
+                require_known(where, f"{experiment} has no arm", arm, [*names(experiments[experiment].arms), *PLACES])
+        if complete.id in [one.id for one in found]:
+            raise UserError(f"{where}.id: {complete.id} is the id of two claims. Rename one.")
+        found.append(complete)
+    return found
+
+
+def names(arms: Collection[str]) -> list[str]:
+    """The names by which claims may call arms: their own, and those of settings, for the arm with a setting's best rate."""
+    return list(dict.fromkeys([*arms, *map(setting_of, arms)]))
+
+
+def _only_experiment(where: str, claim: Claim, experiments: Mapping[str, Experiment]) -> str:
+    """The one experiment that has all arms that the claim names without an experiment."""
+    wanted = [arm for experiment, arm in claim.arms() if not experiment and arm not in PLACES]
+    holding = [name for name, entry in experiments.items() if entry.arms and {*wanted} <= {*names(entry.arms)}]
+    if not wanted and (given := [experiment for experiment, _ in claim.arms() if experiment]):
+        return given[0]
+    if len(holding) == 1:
+        return holding[0]
+    have = f"{', '.join(holding)} have" if holding else "no experiment has"
+    raise UserError(f"{where}: {have} the arms {', '.join(wanted) or '(none named)'}: add `experiment:` with the one meant.")

@@ -1,0 +1,270 @@
+"""The record: what it says of arms, experiments and the study, from made-up runs, and that machines leave no trace in it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from report_parts import run, solved, store, store_general, study_of
+
+from grpo.commands import stages
+from grpo.reporting import record as recording
+from grpo.reporting.extra import first_difference, lag_bound, sums_hold
+from grpo.reporting.record import gained_and_lost, mean_curve, plain, winner_of
+from grpo.results.evidence import Evidence
+from grpo.results.runs import Run, by_arm
+from grpo.results.selection import result_of
+from grpo.study.schema import Study
+
+SWEEP, LORA, SFT = "grpo_learning_rate", "grpo_lora", "sft_experiment"
+ASYNCHRONOUS, KEYWORD, ITERATION = "grpo_async_offpolicy", "grpo_keyword_inclusion", "expert_iteration_experiment"
+RATES: dict[str, dict[str, Any]] = {"1e-4": {"learning_rate": 1e-4}, "3e-4": {"learning_rate": 3e-4}}
+
+
+def record_of(study: Study, *runs: Run) -> dict[str, Any]:
+    """The record of a study with these runs, with no claim judged; the general result files must be there."""
+    of: dict[str, list[Run]] = {}
+    for one in runs:
+        of.setdefault(one.experiment, []).append(one)
+    arms = {name: {arm: {"learning_rate": 1e-3} for arm in by_arm(own)} for name, own in of.items()}
+    study = study_of(study, **arms)
+    for one in runs:
+        store(one)
+    found = {name: result_of(study, Evidence(name, by_arm(own))) for name, own in of.items()}
+    return recording.record_of(study, of, found, [])
+
+
+@pytest.fixture
+def general(workdir: Path) -> Path:
+    store_general()
+    return workdir
+
+
+def both_seeds(arm: str, *rewards: float, **options: Any) -> list[Run]:
+    return [run(arm, list(rewards), seed, **options) for seed in (0, 1)]
+
+
+# ---------------------------------------------------------------------------------------------------------------- arms
+
+
+def test_an_arm_counts_all_of_its_runs(general: Path, mini_study: Study) -> None:
+    """One of two runs collapsed: the mean is over both, and the collapse stands beside it."""
+    fallen = run("a", [0.1, 0.8, 0.0], 1, diverged=16)
+    (arm, other) = record_of(mini_study, run("a", [0.1, 0.8, 0.8], 0), fallen, *both_seeds("b", 0.1, 0.5, 0.6))["experiments"][
+        SWEEP
+    ]["arms"]
+    assert arm["value"] == pytest.approx(0.4) and arm["by_run"] == pytest.approx([0.8, 0.0])
+    assert [one["run"] for one in arm["collapsed"]] == [f"{SWEEP}/a/1"] and arm["stopped"] == {f"{SWEEP}/a/1": 16}
+    assert other["value"] == pytest.approx(0.6) and other["below"] is None  # it leads, as no run of it collapsed
+    assert arm["below"]["value"] == pytest.approx(0.2)
+    assert arm["curve"] == {"steps": [0, 8, 16], "answer_reward": [0.1, 0.8, 0.4]}
+
+
+def test_form_length_and_accuracy_given_the_form(general: Path, mini_study: Study) -> None:
+    runs = both_seeds("a", 0.1, 0.6, forms=[0.4, 0.8], validation={"val/response_length": [9.0, 20.0]})
+    (arm,) = record_of(mini_study, *runs)["experiments"][SWEEP]["arms"]
+    assert (arm["format"], arm["given_form"], arm["length"]) == pytest.approx((0.8, 0.75, 20.0))  # .6 / .8
+    assert (arm["at_start"]["format"], arm["at_start"]["given_form"]) == pytest.approx((0.4, 0.25))
+
+
+def test_levels_of_training_metrics(general: Path, mini_study: Study) -> None:
+    """First and last eighth of 16 steps, mean over runs; the largest value is that of any run."""
+    steps = np.arange(1.0, 17.0)
+    runs = [run("a", [0.1, 0.5], seed, steps=16, gradient_norm=steps + seed) for seed in (0, 1)]
+    (arm,) = record_of(mini_study, *runs)["experiments"][SWEEP]["arms"]
+    assert arm["metrics"]["gradient_norm"] == {"first": 2.0, "last": 16.0, "smallest": 1.5, "largest": 17.0}
+
+
+def test_problems_gained_and_lost() -> None:
+    """Of 100, the first 20 are right before; 30 others and 10 of these after."""
+    after = np.zeros(100)
+    after[10:50] = 1
+    assert gained_and_lost([run("a", [0.2, after])]) == {"before": 20.0, "after": 40.0, "gained": 30.0, "lost": 10.0}
+
+
+def test_a_stopped_run_stays_where_it_ended_in_the_mean() -> None:
+    runs = [run("a", [0.0, 0.4, 0.8], 0), run("a", [0.0, 0.2], 1, diverged=8)]
+    assert mean_curve(runs, "val/answer_reward").tolist() == pytest.approx([0.0, 0.3, 0.5])
+    assert mean_curve(runs, "gradient_norm").tolist() == [0.25, 0.25]  # of the run that trained
+
+
+def test_values_for_json() -> None:
+    found = plain({1: (math.nan, np.float64(0.5), np.array([1, 2])), "b": [math.inf, None, "x"]})
+    assert found == {"1": [None, 0.5, [1, 2]], "b": [None, None, "x"]}
+    json.dumps(found, allow_nan=False)
+
+
+# ----------------------------------------------------------------------------------------------------------- the study
+
+
+def test_the_headline_is_chosen_by_the_problems_that_do_not_judge(general: Path, mini_study: Study) -> None:
+    """Winners without a collapse that start from the base model come first; the shown mean is not the largest of several."""
+
+    def split(arm: str, experiment: str, selecting: float, judging: float, **options: Any) -> list[Run]:
+        rewards = np.concatenate([solved(selecting), solved(judging)])
+        return [
+            replace(one, last=rewards, selection_problems=100)
+            for one in (run(arm, [0.1, selecting], seed, experiment, **options) for seed in (0, 1))
+        ]
+
+    found = record_of(
+        mini_study,
+        *split("a", SWEEP, 0.7, 0.5),
+        *split("b", LORA, 0.6, 0.9),
+        *split("c", "grpo_sft_initialization", 0.9, 0.9, values={"start_from": "sft_experiment/all/last"}),
+    )
+    assert found["headline"]["experiment"] == SWEEP
+    assert found["headline"]["value"] == pytest.approx(0.5) and found["headline"]["problems"] == 100
+
+
+def test_other_methods_stand_beside_the_headline(general: Path, mini_study: Study) -> None:
+    counts = {"metrics": {"examples": 8}, "values": {"filtered": False}}
+    found = record_of(mini_study, *both_seeds("a", 0.1, 0.5), *both_seeds("all", 0.1, 0.75, experiment=SFT, **counts))
+    sft, grpo = sorted(found["methods"], key=lambda of: of["method"], reverse=True)
+    assert (sft["method"], grpo["method"]) == ("sft", "grpo")
+    assert sft["above_headline"]["value"] == pytest.approx(0.25) and grpo["above_headline"] is None
+
+
+def test_zero_shot_examples_and_samples_are_bounded(general: Path, mini_study: Study) -> None:
+    found = record_of(mini_study, *both_seeds("a", 0.1, 0.5))
+    examples = found["baseline"]["r1_zero"]["examples"]
+    assert {category: len(shown) for category, shown in examples.items()} == {"right": 1, "wrong": 2}
+    assert len(examples["wrong"][0]["response"]) < 2000 < 5000
+    samples = found["experiments"][SWEEP]["samples"]
+    assert [(one["step"], one["problem"]) for one in samples] == [(0, "p0"), (0, "p1"), (8, "p0"), (8, "p1")]
+
+
+@pytest.mark.parametrize(
+    ("response", "holds"),
+    [("1 + 1 = 2, so 2 - 3 = -1", True), ("4 - 5 = 1", False), ("no sum", True), ("9" * 99 + " + 1 = 2", True)],
+)
+def test_sums_in_a_response(response: str, holds: bool) -> None:
+    assert sums_hold(response) is holds
+
+
+# -------------------------------------------------------------------------------------------- single kinds of experiments
+
+
+def extra_of(study: Study, *runs: Run) -> dict[str, Any]:
+    extra: dict[str, Any] = record_of(study, *runs)["experiments"][runs[0].experiment]["extra"]
+    return extra
+
+
+def test_answers_by_level(general: Path, mini_study: Study) -> None:
+    """Even problems have level 1; the first half is solved after training, and of both levels."""
+    parts = extra_of(mini_study, *both_seeds("a", 0.0, 0.5))["parts"]["level"]
+    assert parts == {level: {"problems": 50, "before": 0.0, "after": 0.5} for level in ("1", "2")}
+
+
+def test_traces_more_of_them_and_only_right_ones(general: Path, mini_study: Study) -> None:
+    def arm(name: str, end: float, count: int, filtered: bool = False) -> list[Run]:
+        return both_seeds(name, 0.1, end, experiment=SFT, metrics={"examples": count}, values={"filtered": filtered})
+
+    traces = extra_of(mini_study, *arm("all", 0.5, 20), *arm("few", 0.25, 5), *arm("right", 0.8, 12, True))["traces"]
+    assert (traces["more"]["arm"], traces["more"]["against"]) == ("all", "few")
+    assert traces["more"]["value"] == pytest.approx(0.25) and traces["filtering"]["value"] == pytest.approx(0.3)
+
+
+def test_rounds_of_expert_iteration(general: Path, mini_study: Study) -> None:
+    def arm(name: str, end: float, **values: int) -> list[Run]:
+        varied = {"ei_batch_size": 32, "group_size": 4, "epochs_per_ei_step": 1} | values
+        return both_seeds(name, 0.1, 0.2, end, experiment=ITERATION, every=1, values=varied)
+
+    runs = [*arm("b", 0.6, ei_batch_size=64), *arm("a", 0.5), *arm("c", 0.3, group_size=8)]
+    rounds = extra_of(mini_study, *runs)["rounds"]
+    assert rounds["steps"] == [0, 1, 2] and rounds["answer_reward"] == pytest.approx([0.1, 0.2, 0.6])  # the winner's
+    pairs = {(of["setting"], of["against"], of["arm"]): round(of["value"], 6) for of in rounds["pairs"]}
+    assert pairs == {("ei_batch_size", "a", "b"): 0.1, ("group_size", "a", "c"): -0.2}
+
+
+def test_kinds_of_responses(general: Path, mini_study: Study) -> None:
+    kinds = {"val/lists_only": [0.5, 0.0], "val/repeats_prompt": 0.0, "val/is_sentence": [0.25, 1.0]}
+    found = extra_of(mini_study, *both_seeds("a", 0.1, 0.5, validation=kinds))["kinds"]
+    assert found["lists_only"] == {"before": 0.5, "after": 0.0} and found["is_sentence"]["after"] == 1.0
+
+
+def test_a_score_on_the_whole_set(general: Path, mini_study: Study) -> None:
+    (found, _) = extra_of(
+        mini_study, *both_seeds("a", 0.1, 0.5, cut=8, metrics={"full/answer_reward": 0.5, "full/problems": 96})
+    )["leaderboard"]
+    # Wilson: 1.96 / (2 sqrt(96 + 1.96^2)) = .098 to both sides
+    assert (found["low"], found["high"]) == (pytest.approx(0.402, abs=1e-3), pytest.approx(0.598, abs=1e-3))
+    assert found["cut"] and found["problems"] == 96
+
+
+APART = {"max_policy_lag": 0, "replay_capacity": 1, "replay_max_age": None}
+
+
+def test_staleness_and_whether_lag_0_equals_one_process(general: Path, mini_study: Study) -> None:
+    lags = {"lag_mean": [0.0, 2.0], "lag_max": [0, 3], "clip_fraction": [0.0, 0.1], "steps": 2}
+    zero = [
+        run("lag_0", [0.1, end], seed, ASYNCHRONOUS, values={"asynchronous": APART}, **lags)
+        for seed, end in enumerate((0.5, 0.6))
+    ]
+    one = both_seeds("one", 0.1, 0.5, experiment="grpo_colocate", values={"asynchronous": None})
+    left = {"replay/left": [5, 30], "replay/uses_mean": [9.0, 1.0], "replay/never_drawn": [0.9, 0.2]}
+    kept = APART | {"replay_capacity": 4, "max_policy_lag": 1}
+    buffered = both_seeds("buffer", 0.1, 0.5, experiment=ASYNCHRONOUS, values={"asynchronous": kept}, **(lags | left))
+    found = extra_of(mini_study, *zero, *buffered, *one)["staleness"]
+    assert found["lag_0"]["parted"] == {"arm": "grpo_colocate/one", "seeds": 2, "at": [None, 8]}
+    assert (found["lag_0"]["lag_mean"], found["lag_0"]["clip_fraction"], found["lag_0"]["lag_max"]) == (
+        1.0,
+        pytest.approx(0.05),
+        3,
+    )
+    assert found["buffer"]["uses_mean"] == 1.0 and found["buffer"]["never_drawn"] == pytest.approx(0.2)
+    assert found["buffer"]["bound"] == 4 and found["buffer"]["parted"] is None
+
+
+@pytest.mark.parametrize(
+    ("lag", "capacity", "age", "bound"),
+    [(0, 1, None, 0), (2, 1, None, 2), (1, 2, 8, 2), (1, 4, 8, 4), (1, 4, 3, 3), (4, 8, 4, 4), (0, 3, None, 2)],
+)
+def test_the_largest_lag_that_settings_allow(lag: int, capacity: int, age: int | None, bound: int) -> None:
+    assert lag_bound({"max_policy_lag": lag, "replay_capacity": capacity, "replay_max_age": age}) == bound
+
+
+def test_runs_differ_although_their_means_are_equal() -> None:
+    """One problem is gained and another lost at step 16."""
+    same = [0.1, solved(0.5), solved(0.5)]
+    other = [0.1, solved(0.5), np.roll(solved(0.5), 1)]
+    assert first_difference(run("a", same), run("b", same)) is None
+    assert first_difference(run("a", same), run("b", other)) == 16
+    assert first_difference(run("a", same), run("b", same[:2])) is None  # what both have is equal
+
+
+# ------------------------------------------------------------------------------------------------------- the whole report
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_only_the_files_of_times_differ_between_machines(
+    general: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same results with other seconds, ids, commits and hardware."""
+    study = study_of(mini_study, **{SWEEP: RATES})
+    monkeypatch.setattr(stages, "load_study", lambda: study)
+    made = {}
+    for seconds in (1.0, 2.5):
+        for arm, end in (("1e-4", 0.3), ("3e-4", 0.6)):
+            for seed in study.seeds:
+                store(run(arm, [0.1, 0.2, end], seed, values=RATES[arm]), seconds, alone=seed == 0)
+        write: tuple[Callable[[], None], ...] = (stages.tables, stages.figures)
+        for stage in write:
+            stage()
+        made[seconds] = files(Path("reports"))
+    first, second = made.values()
+    assert first.keys() == second.keys()
+    assert {name for name, content in first.items() if second[name] != content} == {"timing.csv", "timing.svg"}
+    assert {"record.json", "results.csv", "summary.json", f"figures/{SWEEP}.svg", f"tables/{SWEEP}.md"} <= first.keys()
+    record = json.loads(first["record.json"])
+    assert winner_of(record["experiments"][SWEEP])["label"] == record["headline"]["label"] == "rate 3e-4"
+    assert not any(word in first["record.json"].decode() for word in ("id-1", "GHz", '_s"'))

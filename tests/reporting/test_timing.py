@@ -1,0 +1,118 @@
+"""Seconds: which steps count, what timing.csv has of a run, and comparisons between runs that had the machine alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from report_parts import run, store, study_of
+from study_parts import with_values
+
+from grpo.common.errors import UserError
+from grpo.reporting.timing import draw_timing, stages_in_lock, steady_steps, timing_table, write_timing
+from grpo.study import paths
+from grpo.study.schema import Study
+
+COLOCATE, ASYNCHRONOUS = "grpo_colocate", "grpo_async_offpolicy"
+APART = {"max_policy_lag": 1, "replay_capacity": 1, "replay_max_age": None}
+BATCH = {"rollout_batch_size": 8, "train_batch_size": 8, "epochs_per_rollout_batch": 1}
+
+
+@pytest.mark.parametrize(
+    ("lag", "evaluated", "kept"),
+    [
+        (None, [0], [2, 3, 4, 5, 6, 7, 8, 9, 10]),
+        (None, [0, 4, 8, 10], [2, 3, 4, 6, 7, 8, 10]),  # the step that is followed by an evaluation counts itself
+        (0, [0, 4, 8, 10], [3, 4, 7, 8]),
+        (1, [0, 4, 8, 10], [4, 8]),
+        (1, [0, 10], [4, 5, 6, 7, 8, 9, 10]),
+        (4, [0, 4, 8, 10], []),
+    ],
+)
+def test_steps_that_no_evaluation_affects(lag: int | None, evaluated: list[int], kept: list[int]) -> None:
+    steps = [{"step": step, "step_s": 1.0} for step in range(1, 11)]
+    assert [step["step"] for step in steady_steps(steps, evaluated, lag)] == kept
+
+
+@pytest.fixture
+def study(workdir: Path, mini_study: Study) -> Study:
+    """Two arms in one process, of which one took over the runs of the other, and an asynchronous one; each first seed alone."""
+    for seed in (0, 1):
+        options: dict[str, Any] = {"seed": seed, "every": 8, "steps": 8}
+        store(run("one", [0.1, 0.5], experiment=COLOCATE, values=BATCH, **options), 2.0, alone=seed == 0)
+        taken = run("same", [0.1, 0.5], experiment=COLOCATE, values=BATCH | {"train_batch_size": 4}, **options)
+        taken.config["same_as"] = f"{COLOCATE}/one/{seed}"
+        store(taken, 0.0)
+        apart = run("lag_1", [0.1, 0.5], experiment=ASYNCHRONOUS, values=BATCH | {"asynchronous": APART}, **options)
+        store(apart, 1.0, alone=seed == 0)
+        path = paths.run_timing(apart.name)
+        timing = json.loads(path.read_text())
+        for step in timing["steps"]:
+            step |= {"waiting_s": 0.125, "generator_waiting_s": 0.25}
+        path.write_text(json.dumps(timing))
+    arms = {COLOCATE: {"one": {}, "same": {}}, ASYNCHRONOUS: {"lag_1": {}}}
+    return with_values(study_of(mini_study, **arms), {"resources.train.gpus": 2})
+
+
+def test_a_row_for_each_run(study: Study) -> None:
+    """A run that was taken over has the seconds of the other one, and its own ids; steps are compared only where alone."""
+    out = f"outs:\n    - path: data/runs/{COLOCATE}/one\n      md5: abc.dir\n"
+    Path("dvc.lock").write_text(f"schema: '2.0'\nstages:\n  train@one:\n    cmd: x\n    {out}")
+    write_timing(study)
+    rows = pd.read_csv(paths.TIMING_TABLE, keep_default_na=False).set_index("run")
+    assert len(rows) == 6
+    first, shared = rows.loc[f"{COLOCATE}/one/0"], rows.loc[f"{COLOCATE}/one/1"]
+    assert (first["total_s"], first["rollout_s"], first["evaluation_s"]) == (20.0, 10.0, 2.0)
+    assert (first["step_s"], first["step_rollout_s"], first["step_waiting_s"]) == ("2.0", "1.0", "")
+    assert float(first["samples_per_s"]) == 4.0 and first["samples"] == 64 and first["training_peak_mb"] == 200
+    assert shared["step_s"] == "" and not shared["alone"] and shared["total_s"] == 20.0
+    taken = rows.loc[f"{COLOCATE}/same/0"]
+    assert (taken["total_s"], taken["mlflow_run_id"], taken["same_as"]) == (20.0, "id-0", f"{COLOCATE}/one/0")
+    assert (first["lock"], taken["lock"]) == ("abc.dir", "") and str(first["commit"]) == "2" * 10
+    assert json.loads(first["hardware"]) == {"processor": "of 2 GHz"} and json.loads(first["software"]) == {"torch": "2.0"}
+    gpus = study.resources[study.experiments[COLOCATE].resources].gpus
+    assert first["gpu_hours"] == pytest.approx(20 / 3600 * gpus, abs=1e-4)
+
+
+def test_speed_is_compared_with_the_first_arm_in_one_process(study: Study) -> None:
+    """8 samples a step: one process takes 2 s, the asynchronous arm 1 s."""
+    write_timing(study)
+    head, _, *rows = [line.strip("|").split("|") for line in timing_table(pd.read_csv(paths.TIMING_TABLE)).splitlines()]
+    found = [dict(zip(map(str.strip, head), map(str.strip, row), strict=True)) for row in rows]
+    assert [(row["step (s)"], row["samples per second"], row["learner waits"]) for row in found] == [
+        ("2.000", "4", ""),
+        ("2.000", "4", ""),  # taken over from it
+        ("1.000", "8", "0.125"),
+    ]
+    assert [row["speedup over 1 epoch × 8"] for row in found] == ["1.00", "1.00", "2.00"]
+    nobody = pd.read_csv(paths.TIMING_TABLE).assign(alone=False)
+    assert timing_table(nobody) == ""
+
+
+def test_the_figure_has_runs_that_had_the_machine_alone(study: Study) -> None:
+    bars, colocated, apart = draw_timing(study).axes
+    assert [text.get_text() for text in bars.get_yticklabels()][-2:] == [
+        "GRPO, 1 epoch × 8: generator",
+        "GRPO, 1 epoch × 8: learner",
+    ]
+    assert [list(line.get_xdata()) for line in apart.lines] == [[0.0, 8.0]]  # eight steps of a second
+    assert {tuple(line.get_xdata()) for line in colocated.lines} == {(0.0, 16.0)}
+
+
+def test_a_study_without_such_runs_says_so(workdir: Path, mini_study: Study) -> None:
+    study = study_of(mini_study, **{COLOCATE: {"one": {}}})
+    for seed in study.seeds:
+        store(run("one", [0.1, 0.5], seed, COLOCATE))
+    (axes,) = draw_timing(study).axes
+    assert "not compared" in axes.texts[0].get_text()
+
+
+@pytest.mark.parametrize("text", ["- a\n", "schema: '2.0'\n", "stages: []\n"])
+def test_a_lock_without_stages_is_no_lock(text: str, workdir: Path) -> None:
+    assert stages_in_lock() == {}  # without the file
+    Path("dvc.lock").write_text(text)
+    with pytest.raises(UserError, match=r"dvc\.lock: has no stages"):
+        stages_in_lock()

@@ -1,0 +1,145 @@
+"""The write-up: results in a line, cost by hand, and texts of strangers within their cells."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pandas as pd
+import pytest
+from markdown_it import MarkdownIt
+
+from grpo.reporting.comments import Comment
+from grpo.reporting.sentences import bounded, plain
+from grpo.reporting.writeup import cost, measured, outcome, seconds_of_steps, wall_seconds, writeup_of
+from grpo.study import paths
+from grpo.study.schema import Study
+
+HOSTILE = "| x | `</td><script>alert(1)</script>\n\n# no heading\n\n![p](http://x)"
+MACHINE = {"processor": "CPU", "cores": 2, "memory_gib": 24, "gpus": []}
+
+
+def arm(name: str, value: float) -> dict[str, Any]:
+    return {"arm": name, "label": name, "value": value, "low": value - 0.05, "high": value + 0.05}
+
+
+def experiment(winner: str, leader: str, margin: tuple[float, float] | None) -> dict[str, Any]:
+    told = margin and {"value": sum(margin) / 2, "low": margin[0], "high": margin[1]}
+    return {"winner": winner, "leader": leader, "margin": told, "arms": [arm("a", 0.8), arm("b", 0.7)]}
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        (experiment("a", "a", (0.02, 0.2)), "a ends at 0.800 (0.750 to 0.850), above all others"),
+        (experiment("a", "a", (-0.1, 0.2)), "a ends at 0.800 (0.750 to 0.850), not told from the next"),
+        (experiment("b", "a", (-0.1, 0.2)), "b ends at 0.700 (0.650 to 0.750); a, at 0.800, is not told from it"),
+        (experiment("a", "a", None) | {"arms": [arm("a", 0.8)]}, "a ends at 0.800 (0.750 to 0.850)"),
+    ],
+)
+def test_an_experiments_result_is_a_line(entry: dict[str, Any], said: str) -> None:
+    assert outcome(entry) == said
+
+
+def test_a_claim_shows_the_interval_that_decides_or_its_measurement() -> None:
+    interval = {"value": 0.5, "low": 0.4, "high": 0.6}
+    assert measured({"interval": interval, "quantity": "difference", "measured": "long"}) == "difference 0.500 (0.400 to 0.600)"
+    assert measured({"interval": None, "quantity": "", "measured": "a " * 40}) == "a " * 24 + "a…"
+
+
+def test_texts_are_bounded_and_end_no_title() -> None:
+    assert bounded("a\n\n b", 10) == "a b" and bounded("abcdef", 4) == "abc…"
+    assert not set('"`<>[]|\\') & set(plain(HOSTILE + '"\\]'))
+
+
+def timing(**columns: Any) -> pd.DataFrame:
+    rows = {
+        "run": ["e/a/0", "e/a/1", "f/a/0"],
+        "experiment": ["e", "e", "f"],
+        "arm": "a",
+        "same_as": [None, None, "e/a/0"],
+        "alone": [True, False, False],
+        "steps": 10,
+        "total_s": [60.0, 30.0, 60.0],
+        "gpu_hours": [0.5, 0.25, 0.5],
+        "started": ["2026-01-01T00:00:00+00:00", "2026-01-01T00:00:30+00:00", ""],
+        "finished": ["2026-01-01T00:01:00+00:00", "2026-01-01T00:02:00+00:00", ""],
+        "hardware": json.dumps(MACHINE),
+        "software": json.dumps({"torch": "2"}),
+        **{name: [0.5, None, None] for name in ("step_s", "step_rollout_s", "step_scoring_s", "step_training_s")},
+        **{name: [0.1, None, None] for name in ("step_synchronization_s", "step_loading_s", "step_waiting_s")},
+        "step_generator_waiting_s": [0.0, None, None],
+        "samples_per_s": [128.0, None, None],
+        "label": "a",
+    }
+    return pd.DataFrame(rows | columns)
+
+
+def test_a_copied_run_costs_nothing_and_overlapping_runs_count_once() -> None:
+    said = cost(timing())
+    assert said.startswith(
+        "2 runs trained, 20 steps: 90 seconds of runs in 2.0 minutes of wall time, 0.75 GPU-hours, on CPU, 2 cores"
+    )
+    assert "GPU-hours" not in cost(timing(gpu_hours=0.0))
+    assert wall_seconds([(0.0, 10.0), (5.0, 12.0), (20.0, 21.0)]) == 13.0
+
+
+def test_only_runs_that_had_the_machine_for_themselves_have_seconds() -> None:
+    assert {key: values["step_s"] for key, values in seconds_of_steps(timing()).items()} == {("e", "a"): 0.5}
+
+
+def a_record() -> dict[str, Any]:
+    """A record with a stranger's text wherever one can stand."""
+    sample = {"step": 0, "problem": HOSTILE, "ground_truth": HOSTILE, "response": HOSTILE}
+    claim = {"id": "c", "experiment": "e", "statement": HOSTILE, "verdict": "agrees", "own": True, "by_design": HOSTILE}
+    claim |= {
+        "interval": None,
+        "quantity": "",
+        "measured": HOSTILE,
+        "written": "before",
+        "fresh": "same",
+        "reported": {"s": HOSTILE},
+    }
+    entry = experiment("a", "a", (0.1, 0.2)) | {
+        "title": "E",
+        "question": "Why?",
+        "note": "",
+        "reason": "leads",
+        "builds_on": None,
+    }
+    entry |= {"method": "grpo", "task": "other", "samples": [sample], "extra": {}}
+    size = {"problems": 4, "digest": "d"}
+    return {
+        "study": "s",
+        "description": "d",
+        "seeds": [0, 1],
+        "by_design": ["planted"],
+        "headline": arm("a", 0.8) | {"experiment": "e", "start": 0.1, "runs": 2, "problems": 4},
+        "methods": [],
+        "baseline": {"r1_zero": {"examples": {"format 0, answer 0": [sample]}}},
+        "best_of_n": {},
+        "experiments": {"e": entry},
+        "claims": [claim],
+        "sources": {"s": HOSTILE},
+        "problems": {"": 4, "last_": 8, "selection_": 4},
+        "dataset": {"main": {"task": "t", "train": size, "validation": size, "dropped_from_train_as_overlap": ["p"]}},
+        "sft": None,
+    }
+
+
+@pytest.mark.usefixtures("workdir")
+def test_texts_of_strangers_stay_in_their_cells(mini_study: Study) -> None:
+    paths.TABLES.mkdir(parents=True)
+    for name in ("e", "zero_shot"):
+        (paths.TABLES / f"{name}.md").write_text("| arm |\n|---|\n| a |\n")
+    comments = {"e": Comment("e", paths.REPORTS, "# loud\n\ncomment", "0", "1", ())}
+    study = mini_study.model_copy(update={"kissing_number": None})
+    text = writeup_of(study, a_record(), timing(), comments)
+    tokens = MarkdownIt("commonmark", {"html": False}).enable("table").parse(text)
+    headings = [tokens[i + 1].content for i, token in enumerate(tokens) if token.type == "heading_open" and token.level == 0]
+    assert not [heading for heading in headings if "no heading" in heading or "loud" in heading]
+    assert not [child for token in tokens for child in token.children or () if child.type in ("image", "html_inline")]
+    rows = [line for line in text.splitlines() if line.startswith("| [")]
+    assert len(rows) == 1 and len(re.findall(r"(?<!\\)\|", rows[0])) == 7  # the claim has six cells
+    assert "> **Written for other results.** # loud" in text and "planted" in text

@@ -1,0 +1,341 @@
+"""The rules of the five kinds of claim, on made-up runs whose verdict can be worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+from scipy import stats
+
+from grpo.common.files import write_json
+from grpo.results.evidence import Evidence, NotMeasured
+from grpo.results.levels import highest, level
+from grpo.results.runs import Run
+from grpo.results.statistics import wilson_interval
+from grpo.results.verdicts import AGREES, CANNOT_TELL, DISAGREES, NO_DIFFERENCE, Verdict, beside, decide, judge
+from grpo.study import paths
+from grpo.study.claims import AnyClaim
+
+PROBLEMS, STEPS = 200, 64
+NORM, ENTROPY, LENGTH = "gradient_norm", "token_entropy", "val/response_length"
+
+
+def solved(share: float) -> NDArray[np.float64]:
+    """The first problems are solved, so that a larger share includes a smaller one."""
+    return (np.arange(PROBLEMS) < round(share * PROBLEMS)).astype(float)
+
+
+def run(
+    arm: str, *rewards: float, seed: int = 0, steps: int = STEPS, batch: int = 64, rate: float = 1e-3, **metrics: Any
+) -> Run:
+    """A run by the rewards of its evaluations, the untrained model's first, and metrics of its steps."""
+    levels = {NORM: 1.0, ENTROPY: 0.5, **metrics}
+    history = pd.DataFrame({"step": range(1, steps + 1)} | {key: np.broadcast_to(of, steps) for key, of in levels.items()})
+    evaluated = np.linspace(0, steps, len(rewards)).astype(int)
+    validation = pd.DataFrame({"step": evaluated, "val/answer_reward": rewards, LENGTH: 100.0})
+    values = {"train_batch_size": {"value": batch}, "learning_rate": {"value": rate}}
+    outcomes = np.stack([solved(reward) for reward in rewards])
+    stopped = {"diverged_step": None, "diverged_reason": ""}
+    return Run("made_up", arm, seed, {"config": values}, stopped, history, validation, outcomes, outcomes[-1], 0)
+
+
+def ending(arm: str, *finals: float, start: float = 0.1, **options: Any) -> list[Run]:
+    """Runs of an arm by their last evaluation, one a seed."""
+    return [run(arm, start, final, seed=seed, **options) for seed, final in enumerate(finals)]
+
+
+def lost(arm: str, number: int, of: int, **options: Any) -> list[Run]:
+    """Runs of an arm of which so many collapse from .8 to 0."""
+    ends = [(0.8, 0.0) if seed < number else (0.8, 0.8) for seed in range(of)]
+    return [run(arm, 0.1, *end, seed=seed, **options) for seed, end in enumerate(ends)]
+
+
+def verdict(arms: Sequence[list[Run]], **claim: Any) -> Verdict:
+    """Judge a claim about these arms."""
+    evidence = Evidence("made_up", {runs[0].arm: runs for runs in arms})
+    parsed = TypeAdapter(AnyClaim).validate_python({"experiment": "made_up", "by": 0.05} | claim if "beats" in claim else claim)
+    return judge(parsed, lambda name: (evidence, name))
+
+
+# ---------------------------------------------------------------------------------------------------------- decisions
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.06, 0.2, AGREES),
+        (0.04, 0.2, CANNOT_TELL),  # above zero, but not by 0.05
+        (-0.04, 0.04, NO_DIFFERENCE),
+        (0.01, 0.04, NO_DIFFERENCE),  # above zero, and too little to count
+        (-0.06, 0.04, DISAGREES),  # not above by 0.05, whatever else
+        (-0.2, -0.1, DISAGREES),
+        (-0.2, 0.2, CANNOT_TELL),
+    ],
+)
+def test_an_interval_decides_by_which_side_of_the_margin_it_lies_on(low: float, high: float, expected: str) -> None:
+    assert decide({"value": (low + high) / 2, "low": low, "high": high}, 0.05, -0.05).verdict == expected
+
+
+@pytest.mark.parametrize(
+    ("arm", "control", "expected"),
+    [
+        (AGREES, None, AGREES),
+        (AGREES, DISAGREES, AGREES),
+        (AGREES, AGREES, DISAGREES),  # the cause is not what does it
+        (AGREES, CANNOT_TELL, CANNOT_TELL),
+        (DISAGREES, AGREES, DISAGREES),
+        (CANNOT_TELL, DISAGREES, CANNOT_TELL),
+    ],
+)
+def test_a_cause_shows_in_the_arm_and_not_in_the_control(arm: Any, control: Any, expected: str) -> None:
+    assert beside(Verdict(verdict=arm), control and Verdict(verdict=control)).verdict == expected
+
+
+# -------------------------------------------------------------------------------------------------------------- beats
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ((0.9, 0.9, 0.9), (0.5, 0.5, 0.5), AGREES),
+        ((0.5, 0.5, 0.5), (0.9, 0.9, 0.9), DISAGREES),
+        ((0.505, 0.505, 0.505), (0.5, 0.5, 0.5), NO_DIFFERENCE),  # one problem of 200: .005 +- 1.97 x .005
+        ((0.3, 0.5, 0.7, 0.9), (0.2, 0.4, 0.6, 0.8), AGREES),  # by .1 in each seed, though the seeds differ by .2
+        ((0.9, 0.7, 0.5, 0.3), (0.2, 0.4, 0.6, 0.8), CANNOT_TELL),  # the same runs, otherwise paired
+    ],
+)
+def test_rewards_are_compared_seed_by_seed(a: tuple[float, ...], b: tuple[float, ...], expected: str) -> None:
+    found = verdict([ending("a", *a), ending("b", *b)], arm="a", beats="b")
+    assert found.verdict == expected and found.quantity == "difference" and found.margin == 0.05
+    assert found.interval is not None and found.interval["value"] == pytest.approx(np.mean(a) - np.mean(b))
+    assert found.numbers == pytest.approx({"a": np.mean(a), "b": np.mean(b)})
+
+
+def test_collapsed_runs_count_with_what_they_end_at() -> None:
+    """Of five runs at .9 two end at zero: their mean is .54."""
+    a = [run("a", 0.1, 0.9, 0.0 if seed < 2 else 0.9, seed=seed) for seed in range(5)]
+    found = verdict([a, ending("b", *[0.5] * 5)], arm="a", beats="b")
+    assert found.verdict == CANNOT_TELL and found.numbers["a"] == pytest.approx(0.54)
+    assert "a 0.540 (2 of 5 runs collapsed)" in found.measured
+
+
+def test_rewards_before_training_are_those_of_the_first_evaluation() -> None:
+    arms = [ending("a", *[0.2] * 3, start=0.6), ending("b", *[0.9] * 3, start=0.1)]
+    assert verdict(arms, arm="a", beats="b", by=0.1, at="start").verdict == AGREES
+    assert verdict(arms, arm="a", beats="b", by=0.1).verdict == DISAGREES
+
+
+def test_equal_results_and_unequal_steps_decide_nothing() -> None:
+    with pytest.raises(NotMeasured, match="identical results"):
+        verdict([ending("a", 0.5, 0.5), ending("b", 0.5, 0.5)], arm="a", beats="b")
+    with pytest.raises(NotMeasured, match="different numbers of steps"):
+        verdict([ending("a", 0.5, 0.6), ending("b", 0.5, 0.5, steps=32)], arm="a", beats="b")
+
+
+@pytest.mark.parametrize(
+    ("levels", "by", "expected"),
+    [((2, 2.2, 1.8), 1.25, AGREES), ((1, 1.02, 0.98), 1.25, NO_DIFFERENCE), ((0.5, 0.5, 0.5), 1.25, DISAGREES)],
+)
+def test_levels_of_a_metric_are_compared_by_their_ratio(levels: tuple[float, ...], by: float, expected: str) -> None:
+    """The interval is that of the mean logarithm (Student), each seed against its own."""
+    a = [run("a", 0.1, 0.6, seed=seed, **{ENTROPY: 0.5 * (seed + 1) * times}) for seed, times in enumerate(levels)]
+    b = [run("b", 0.1, 0.5, seed=seed, **{ENTROPY: 0.5 * (seed + 1)}) for seed in range(len(levels))]
+    found = verdict([a, b], arm="a", beats="b", metric=ENTROPY, by=by, at="late")
+    logs = np.log(levels)
+    low, high = stats.t.interval(0.95, len(logs) - 1, logs.mean(), stats.sem(logs)) if logs.std() else (logs[0], logs[0])
+    expected_interval = {"value": math.exp(logs.mean()), "low": math.exp(low), "high": math.exp(high)}
+    assert found.verdict == expected and found.quantity == "ratio" and found.interval == pytest.approx(expected_interval)
+
+
+def test_one_seed_shows_no_spread_of_a_metric() -> None:
+    a, b = [run("a", 0.1, 0.6, **{ENTROPY: 2.0})], [run("b", 0.1, 0.5)]
+    with pytest.raises(NotMeasured, match="two or more"):
+        verdict([a, b], arm="a", beats="b", metric=ENTROPY, by=1.25, at="late")
+
+
+def test_a_run_that_stopped_early_is_compared_over_the_steps_that_both_took() -> None:
+    """From step 33 on the rival's entropy is ten times as high, which the arm did not live to see."""
+    a = [run("a", 0.1, 0.6, seed=seed, steps=32) for seed in range(3)]
+    b = [run("b", 0.1, 0.5, seed=seed, **{ENTROPY: np.where(np.arange(64) < 32, 0.25, 5.0)}) for seed in range(3)]
+    assert verdict([a, b], arm="a", beats="b", metric=ENTROPY, by=1.25, at="late").interval == {
+        "value": pytest.approx(2),
+        "low": pytest.approx(2),
+        "high": pytest.approx(2),
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------- not below
+
+
+@pytest.mark.parametrize(
+    ("a", "expected"),
+    [(0.9, AGREES), (0.5, AGREES), (0.485, AGREES), (0.45, CANNOT_TELL), (0.3, DISAGREES)],
+)
+def test_an_arm_costs_nothing_if_the_interval_lies_above_minus_the_margin(a: float, expected: str) -> None:
+    """At .45 the true difference may be -.05 either way; at .485 it is -.015 +- .017."""
+    arms = [ending("a", a, a, a + 1 / PROBLEMS), ending("b", 0.5, 0.5, 0.5)]
+    assert verdict(arms, arm="a", not_below="b", by=0.05).verdict == expected
+
+
+# ---------------------------------------------------------------------------------------------------------- collapses
+
+
+@pytest.mark.parametrize(
+    ("arm", "control", "expected"),
+    [
+        ((5, 5), (0, 5), AGREES),
+        ((4, 5), (0, 5), CANNOT_TELL),  # Wilson's interval of 4 of 5 begins at .38
+        ((5, 5), (1, 5), CANNOT_TELL),
+        ((5, 5), (5, 5), DISAGREES),
+        ((0, 5), (0, 5), DISAGREES),
+        ((3, 3), (0, 3), CANNOT_TELL),  # three seeds show no majority: it begins at .44
+    ],
+)
+def test_most_runs_collapse_and_most_of_the_control_do_not(
+    arm: tuple[int, int], control: tuple[int, int], expected: str
+) -> None:
+    found = verdict([lost("a", *arm), lost("b", *control, batch=32)], collapses="a", control="b")
+    low, high = wilson_interval(*arm)
+    assert found.verdict == expected and found.interval == {"value": arm[0] / arm[1], "low": low, "high": high}
+    assert found.quantity == "share" and f"{arm[0]} of {arm[1]} runs of a collapsed" in found.measured
+
+
+# -------------------------------------------------------------------------------------------------------------- trend
+
+
+def line(first: float, last: float) -> NDArray[np.float64]:
+    """A metric that goes from one level to another at half of the run."""
+    return np.where(np.arange(STEPS) < STEPS // 2, first, last)
+
+
+@pytest.mark.parametrize(
+    ("direction", "last", "expected"),
+    [
+        ("grows", 3.0, AGREES),
+        ("grows", 1.2, DISAGREES),
+        ("grows", 0.3, DISAGREES),
+        ("falls", 0.3, AGREES),
+        ("falls", 0.8, DISAGREES),
+        ("stays", 1.2, AGREES),
+        ("stays", 3.0, DISAGREES),
+        ("stays", 0.3, DISAGREES),
+    ],
+)
+def test_a_trend_is_the_last_level_as_a_multiple_of_the_first(direction: str, last: float, expected: str) -> None:
+    runs = [run("a", 0.1, 0.5, seed=seed, **{NORM: line(1.0, last * (1 + seed / 100))}) for seed in range(3)]
+    found = verdict([runs], arm="a", trend=direction, metric=NORM, by=1.5)
+    assert found.verdict == expected and found.interval is not None
+    assert found.interval["value"] == pytest.approx(last * np.prod([1, 1.01, 1.02]) ** (1 / 3))
+
+
+def test_runs_that_disagree_leave_a_trend_open() -> None:
+    runs = [run("a", 0.1, 0.5, seed=seed, **{NORM: line(1.0, last)}) for seed, last in enumerate((0.5, 1.0, 4.0))]
+    for direction in ("grows", "falls", "stays"):
+        assert verdict([runs], arm="a", trend=direction, metric=NORM, by=1.5).verdict == CANNOT_TELL
+
+
+def test_a_trend_that_the_control_shows_too_has_another_cause() -> None:
+    def arm(name: str, last: float) -> list[Run]:
+        return [run(name, 0.1, 0.5, seed=seed, **{NORM: line(1.0, last)}) for seed in range(3)]
+
+    claim = {"arm": "a", "control": "b", "trend": "grows", "metric": NORM, "by": 1.5}
+    assert verdict([arm("a", 3.0), arm("b", 1.0)], **claim).verdict == AGREES
+    assert verdict([arm("a", 3.0), arm("b", 3.0)], **claim).verdict == DISAGREES
+
+
+def test_only_the_steps_of_the_stretch_count() -> None:
+    """It triples at step 33, so nothing happens from 33 on; and runs that end before the stretch does test nothing."""
+    runs = [run("a", 0.1, 0.5, seed=seed, **{NORM: line(1.0, 3.0)}) for seed in range(3)]
+    for steps, expected in (([1, 64], AGREES), ([33, 64], DISAGREES), ([33], DISAGREES), ([], AGREES)):
+        assert verdict([runs], arm="a", trend="grows", metric=NORM, by=1.5, steps=steps).verdict == expected
+    with pytest.raises(NotMeasured, match="up to 100"):
+        verdict([runs], arm="a", trend="grows", metric=NORM, by=1.5, steps=[1, 100])
+    with pytest.raises(NotMeasured, match="no such_metric"):
+        verdict([runs], arm="a", trend="grows", metric="such_metric", by=1.5)
+
+
+def test_the_kl_of_kept_checkpoints_is_a_metric(workdir: Path) -> None:
+    """It doubles from step 24 to 48 in each of three runs, whatever it was at the start."""
+    runs = [run("a", 0.1, 0.5, seed=seed) for seed in range(3)]
+    steps = [(0, 0.0), (8, 9.0), (24, 1.0), (48, 2.0)]
+    measured = [{"step": step, "by_run": {one.name: {"per_token": kl * (one.seed + 1)} for one in runs}} for step, kl in steps]
+    claim = {"arm": "a", "trend": "grows", "metric": "kl/per_token", "by": 1.5, "steps": [24]}
+    with pytest.raises(NotMeasured, match="keep no checkpoints"):
+        verdict([runs], **claim)
+    write_json(paths.KL_REPORTS / "made_up.json", {"arms": {"a": measured}})
+    found = verdict([runs], **claim)
+    assert found.verdict == AGREES and found.numbers == {"a": pytest.approx(2)}
+
+
+def test_levels_are_medians_of_the_first_sixteenth_and_the_last_quarter() -> None:
+    values = np.arange(1.0, STEPS + 1)
+    values[-1] = np.nan  # one update that was not finite
+    one = run("a", 0.1, 0.5, **{NORM: values})
+    levels = {at: level(one, NORM, at) for at in ("start", "late", "end", "throughout")}
+    assert levels == {"start": 2.5, "late": 56.5, "end": 62.5, "throughout": 32.5}
+    assert level(one, LENGTH, "end") == 100  # of the evaluations
+
+
+# ------------------------------------------------------------------------------------------------------ share of runs
+
+
+def spiking(arm: str, collapsed: int, spikes: int, of: int, at: int, **options: Any) -> list[Run]:
+    """Runs of which the first collapse after step 32; the first ``spikes`` have a tenfold norm in four steps from ``at`` on."""
+    norm = np.where((np.arange(STEPS) >= at) & (np.arange(STEPS) < at + 4), 10.0, 1.0)
+    found = lost(arm, collapsed, of, **options)
+    for each in found[:spikes]:
+        each.history[NORM] = norm
+    return found
+
+
+@pytest.mark.parametrize(
+    ("lost_spikes", "steady_spikes", "at", "expected"),
+    [
+        (5, 0, 40, AGREES),
+        (5, 5, 40, DISAGREES),  # steady runs show it as well
+        (5, 2, 40, CANNOT_TELL),
+        (0, 0, 40, DISAGREES),
+    ],
+)
+def test_a_warning_shows_before_collapses_and_not_in_steady_runs(
+    lost_spikes: int, steady_spikes: int, at: int, expected: str
+) -> None:
+    arms = [spiking("a", 5, lost_spikes, 5, at), spiking("b", 0, steady_spikes, 5, at)]
+    found = verdict(arms, share_above=3, metric=NORM)
+    assert found.verdict == expected
+    assert found.numbers == {"runs that collapsed": lost_spikes / 5, "steady runs": steady_spikes / 5}
+
+
+def test_what_comes_after_the_fall_is_no_warning_and_other_batches_are_no_controls() -> None:
+    late = [
+        run("a", 0.1, 0.8, 0.0, 0.0, 0.0, seed=seed, **{NORM: np.where(np.arange(64) < 56, 1.0, 10.0)}) for seed in range(5)
+    ]
+    steady = spiking("b", 0, 0, 5, 40)
+    other = spiking("c", 0, 5, 5, 40, batch=16)
+    found = verdict([late, steady, other], share_above=3, metric=NORM)
+    assert found.numbers == {"runs that collapsed": 0.0, "steady runs": 0.0}
+    with pytest.raises(NotMeasured, match="0 with the same train batch held"):
+        verdict([late, other], share_above=3, metric=NORM)
+
+
+def test_one_high_step_is_no_rise() -> None:
+    one = run("a", 0.1, 0.5, **{NORM: np.where(np.arange(STEPS) == 20, 100.0, 1.0)})
+    assert highest(one, NORM) == 1.0
+
+
+def test_shares_of_two_arms() -> None:
+    arms = [spiking("a", 0, 5, 5, 40), spiking("b", 0, 0, 5, 40)]
+    assert verdict(arms, share_above=3, metric=NORM, arm="a", control="b").verdict == AGREES
+    assert verdict(arms, share_above=3, metric=NORM, arm="b", control="a").verdict == DISAGREES
+
+
+def test_an_arm_that_is_both_arms_of_its_claim_does_not_differ_from_itself() -> None:
+    arms = [ending("a", 0.5, 0.6)]
+    assert verdict(arms, arm="a", beats="a").verdict == DISAGREES

@@ -66,7 +66,7 @@ def test_a_task_of_the_harness_on_local_rows_beside_our_grader(checkpoint: Path,
     assert (differs["problem"], differs["answer"], differs["ground_truth"]) == (0, "4.50", "4.5")
     assert "our grader: 0.667 (0.208 to 0.939)" in out
     page = Path("benchmark/gsm8k.md").read_text()
-    assert "| 0 | `It is so. #### 4.50` | `4.50` | `4.5` | wrong | wrong | right |" in page
+    assert "| 0 | `It is so.␤#### 4.50` | `4.50` | `4.5` | wrong | wrong | right |" in page
     assert len(Path("benchmark/gsm8k.jsonl").read_text().splitlines()) == found["problems"] == 3
 
 

@@ -135,10 +135,19 @@ def over_runs(runs: Sequence[Run], column: str) -> pd.DataFrame:
 # ------------------------------------------------------------------------------------------------------------- drawing
 
 
-def panels(count: int, width: float | None = None, height: float = HEIGHT) -> tuple[Figure, list[Axes]]:
-    """Make a figure with a row of so many panels, as wide as a row or as so many single panels, whichever is less."""
-    figure = Figure(figsize=(width or min(FULL, PANEL * count), height), layout="constrained")
-    return figure, list(figure.subplots(1, count, squeeze=False).flat)
+def panels(count: int, width: float | None = None, height: float = HEIGHT, a_row: int = 8) -> tuple[Figure, list[Axes]]:
+    """Make a figure of so many panels, as wide as a row or as so many single panels, whichever is less.
+
+    Args:
+        height: of a row, in inches.
+        a_row: the most panels in a row.
+    """
+    columns, rows = min(count, a_row), -(-count // a_row)
+    figure = Figure(figsize=(width or min(FULL, PANEL * columns), height * rows), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for spare in axes[count:]:
+        spare.set_axis_off()
+    return figure, axes[:count]
 
 
 def draw_arm(axes: Axes, runs: Sequence[Run], column: str, look: Style, collapsed: Iterable[str] = ()) -> None:

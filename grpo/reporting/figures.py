@@ -29,6 +29,7 @@ OUTCOMES = ("#009E73", "#E69F00", "#999999", "#56B4E9")
 ESTIMATES = {"pass": "pass@N", "best": "Best@N", "majority": "majority@N"}
 APART, TOGETHER = COLOURS[0], "#999999"  # intervals without and with zero
 ROW = 0.17  # inches of a row of the contrasts
+RATES_A_ROW = 4  # panels
 CHARACTERS = 170  # of titles in a row of panels
 ALL = "all"  # the one setting of arms that differ in their learning rate only
 
@@ -160,7 +161,7 @@ def draw_rates(record: Values) -> Figure | None:
     tried = {name: of for name, entry in record["experiments"].items() if (of := settings_by_rate(entry))}
     if not tried:
         return None
-    figure, axes = panels(len(tried), FULL if len(tried) > 1 else None, 2.4)
+    figure, axes = panels(len(tried), FULL if len(tried) > 1 else None, 2.1, RATES_A_ROW)
     for place, (name, settings) in zip(axes, tried.items(), strict=True):
         rates = {arm["learning_rate"] for arms in settings.values() for arm in arms}
         for (setting, arms), look in zip(settings.items(), styles(settings).values(), strict=True):
@@ -171,7 +172,7 @@ def draw_rates(record: Values) -> Figure | None:
                 shape = "x" if arm["collapsed"] else "o"
                 fill = "full" if arm["chosen"] else "none"
                 place.plot(arm["learning_rate"], arm["value"], shape, color=look.color, fillstyle=fill, markersize=5)
-        title = shorten(record["experiments"][name]["title"], CHARACTERS // len(tried), placeholder=" …")
+        title = shorten(record["experiments"][name]["title"], CHARACTERS // min(len(tried), RATES_A_ROW), placeholder=" …")
         charts.frame(place, title, "learning rate", share=True)
         charts.powers(place, rates, {rate: scientific(rate) for rate in rates})
         if [*settings] != [ALL]:

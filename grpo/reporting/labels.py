@@ -68,11 +68,10 @@ PHRASES: tuple[tuple[tuple[str, ...], Callable[[Config], str]], ...] = (
     (("epochs_per_rollout_batch", "train_batch_size"), _updates),
     (("prompt",), lambda config: f"prompt {config['prompt']}"),
     (("loss_type",), lambda config: LOSSES.get(config["loss_type"], short(config["loss_type"]))),
-    (("n_grpo_steps",), lambda config: f"{config['n_grpo_steps']} steps"),
     (("length_normalization",), lambda config: str(config["length_normalization"])),
     (("use_std_normalization",), lambda config: "with std" if config["use_std_normalization"] else "without std"),
 )
-RATE = "learning_rate"
+RATE, STEPS = "learning_rate", "n_grpo_steps"
 NEVER = {"keep_steps"}  # settings that do not change a run's rewards
 
 
@@ -80,7 +79,7 @@ def arm_labels(method: str, configs: Mapping[str, Config]) -> dict[str, str]:
     """Label the arms of an experiment by the settings in which they differ; no two have the same label.
 
     Phrases are added, the most telling first, as long as they tell further arms apart; so a setting that always goes with
-    another is not named. Without any difference an arm keeps its name.
+    another is not named, except the number of steps. Without any difference an arm keeps its name.
 
     Args:
         method: the experiment's; one arm alone is labelled by it.
@@ -91,7 +90,7 @@ def arm_labels(method: str, configs: Mapping[str, Config]) -> dict[str, str]:
         updates = ", " + _updates(config) if method == "grpo" and "train_batch_size" in config else ""
         return {arm: METHODS[method] + updates}
     phrases = [(keys, phrase) for keys, phrase in PHRASES if any(keys[0] in config for config in configs.values())]
-    named = {key for keys, _ in phrases for key in keys} | NEVER | {RATE}
+    named = {key for keys, _ in phrases for key in keys} | NEVER | {RATE, STEPS}
     others = dict.fromkeys(key for config in configs.values() for key in config if key not in named)
     further = (((key,), _plain(key)) for key in others)
     parts: dict[str, list[str]] = {arm: [] for arm in configs}
@@ -101,6 +100,8 @@ def arm_labels(method: str, configs: Mapping[str, Config]) -> dict[str, str]:
         longer = {arm: [*of, phrase(configs[arm])] for arm, of in parts.items()}
         if _count(longer) > _count(parts):
             parts = longer
+    if differ(configs.values(), STEPS):
+        parts = {arm: [*of, f"{configs[arm][STEPS]} steps"] for arm, of in parts.items()}
     labels = {arm: ", ".join(of) for arm, of in parts.items()}
     twice = {label for label in labels.values() if list(labels.values()).count(label) > 1}
     return {arm: f"{label} ({arm})" if label and label in twice else label or arm for arm, label in labels.items()}

@@ -10,7 +10,7 @@ import pandas as pd
 from grpo.common.files import whole_folder, write_json, write_text
 from grpo.common.safe_text import short
 from grpo.reporting.figures import ESTIMATES, chosen, settings_by_rate
-from grpo.reporting.labels import METHODS, decimals, interval, scientific, table
+from grpo.reporting.labels import decimals, interval, scientific, table
 from grpo.reporting.record import Values, arm_of
 from grpo.results.runs import read_runs
 from grpo.study import paths
@@ -119,12 +119,9 @@ def further_tables(entry: Values) -> dict[str, str]:
 
 def general_tables(record: Values) -> dict[str, str]:
     """The tables that are not of one experiment: name -> Markdown, empty where there is nothing to show."""
-    baseline = record["baseline"]
     return {
-        "zero_shot": zero_shot_table(baseline),
-        **{f"zero_shot_by_{by}": breakdown_table(baseline, f"accuracy_by_{by}") for by in ("level", "subject")},
+        "zero_shot": zero_shot_table(record["baseline"]),
         "best_of_n": best_of_n_table(record["best_of_n"]),
-        "methods": methods_table(record["methods"]),
         "claims": claims_table(record["claims"]),
     }
 
@@ -140,34 +137,12 @@ def zero_shot_table(baseline: Mapping[str, Any]) -> str:
     )
 
 
-def breakdown_table(baseline: Mapping[str, Any], key: str) -> str:
-    """Accuracy with its 95% Wilson interval by level or subject, one column per prompt; empty with one kind of problem."""
-    parts = {prompt: values[key] for prompt, values in baseline.items() if len(values.get(key, ())) > 1}
-    if not parts:
-        return ""
-    return table(
-        {key.rpartition("_")[2]: short(name), "problems": values["problems"]}
-        | {prompt: interval(part[name]) for prompt, part in parts.items()}
-        for name, values in next(iter(parts.values())).items()
-    )
-
-
 def best_of_n_table(metrics: Mapping[str, Any]) -> str:
     """pass@N, Best@N and majority vote for each N and prompt."""
     return table(
         {"prompt": prompt, "N": n} | {title: interval(kinds[kind]) for kind, title in ESTIMATES.items()}
         for prompt, values in metrics.items()
         for n, kinds in values["n"].items()
-    )
-
-
-def methods_table(methods: list[Values]) -> str:
-    """The winners of the methods, with their difference to the headline."""
-    return table(
-        {"method": METHODS[of["method"]], "arm": short_label(of), "answer reward at the end (95%)": interval(of)}
-        | {"above the headline": interval(of["above_headline"]), "token entropy": decimals(of["entropy"])}
-        | {"tokens": decimals(of["length"], 1)}
-        for of in methods
     )
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -31,7 +30,6 @@ class Evidence:
 
     experiment: str
     arms: dict[str, list[Run]]  # runs by arm, in the order of params.yaml
-    baseline: dict[str, Any] = field(default_factory=dict)  # reports/math_baseline.json, for claims about the untrained model
 
     @cached_property
     def _collapses(self) -> dict[str, tuple[Collapse, ...]]:

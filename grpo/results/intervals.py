@@ -87,19 +87,9 @@ def change_of(before: Scores, after: Scores) -> Interval:
     return _interval(change, False, LEVEL)
 
 
-def detectable(interval: Interval) -> float:
-    """The difference that an interval of this width detects with a probability of 0.8."""
-    return interval.se * float(stats.t.ppf((1 + interval.level) / 2, interval.df) + stats.t.ppf(0.8, interval.df))
-
-
 def p_beyond(interval: Interval, bar: float = 0.0) -> float:
     """Two-sided p of the hypothesis that the true value is ``bar``."""
     return 2 * _tail(abs(interval.value - bar), interval)
-
-
-def p_within(interval: Interval, margin: float) -> float:
-    """The smallest level at which both ends lie within ``margin`` of zero (two one-sided tests, Schuirmann 1987)."""
-    return min(1.0, 2 * _tail(margin - abs(interval.value), interval))
 
 
 def _tail(distance: float, interval: Interval) -> float:

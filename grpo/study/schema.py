@@ -55,8 +55,8 @@ TOKENS_ON_CPU = 4096  # max_tokens_per_microbatch on a CPU, as in studies/base.y
 LONGEST_NAME = 100  # characters; file names have an experiment, an arm and a seed, and may have 255
 # Names that no experiment may have, as the pipeline itself has a file of this name where each experiment has its own.
 TAKEN = {
-    *("best_of_n", "claims", "contrasts", "kissing_number", "math_baseline", "methods", "overview", "rates", "sft_examples"),
-    *("software", "zero_shot", "zero_shot_by_level", "zero_shot_by_subject"),
+    *("best_of_n", "claims", "contrasts", "kissing_number", "math_baseline", "overview", "rates", "sft_examples"),
+    *("software", "zero_shot"),
 }
 OF_TABLES = ("rates", "sets", "leaderboard")  # EXPERIMENT-rates and others are tables of EXPERIMENT
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # torch's range

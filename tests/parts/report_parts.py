@@ -151,6 +151,7 @@ def store_general() -> None:
             }
         },
     )
+    write_json(paths.sft_report("main"), {"examples": 20, "correct": 12})
     response = {"problem": "p0", "prompt": "q", "response": "x" * 5000, "ground_truth": "1", "answer_reward": 0.0}
     rows = [response | {"category": category} for category, count in counted.items() for _ in range(count)]
     write_text(paths.BASELINE / "r1_zero.jsonl", _lines(rows))

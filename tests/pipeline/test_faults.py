@@ -329,7 +329,7 @@ PLACES = [
     (
         "data/model/main",
         "data/checkpoints/e/a/0/last",
-        r"`dvc checkout --force data/checkpoints/e/a/0` .* `dvc repro -f -s train@e-a`",
+        r"`dvc checkout --force data/checkpoints/e/a/0` .* `dvc repro -f -s train@e-a-0`",
     ),
     ("data/model/main", "mine", "Get it anew from where it came from"),
     (

@@ -14,7 +14,6 @@ from grpo.common.yaml_file import parse_yaml
 from grpo.reporting import record as recording
 from grpo.reporting.tables import (
     best_of_n_table,
-    breakdown_table,
     claims_table,
     experiment_table,
     further_tables,
@@ -126,20 +125,13 @@ def test_further_sets_and_tasks_of_a_mixture_are_measured(workdir: Path, mini_st
 def test_the_base_models_tables() -> None:
     share = {"value": 0.25, "low": 0.0625, "high": 0.5, "problems": 4}
     baseline = {
-        prompt: {"problems": 4, "categories": counted, "accuracy": share, "response_length": 8.25, "by_level": levels}
-        for prompt, counted, levels in (
-            ("p", {"right": 1, "wrong": 3}, {"1": share, "2": share}),
-            ("q", {"right": 4}, {"1": share}),
-        )
+        prompt: {"problems": 4, "categories": counted, "accuracy": share, "response_length": 8.25}
+        for prompt, counted in (("p", {"right": 1, "wrong": 3}), ("q", {"right": 4}))
     }
     assert cells(zero_shot_table(baseline))[1:] == [
         ["p", "4", "1", "3", "0.250 (0.062 to 0.500)", "8.2"],
         ["q", "4", "4", "0", "0.250 (0.062 to 0.500)", "8.2"],
     ]
-    assert cells(breakdown_table(baseline, "by_level")) == [
-        ["level", "problems", "p"], *([level, "4", "0.250 (0.062 to 0.500)"] for level in "12"),
-    ]  # fmt: skip
-    assert breakdown_table(baseline, "by_subject") == ""
     kinds = dict.fromkeys(("pass", "best", "majority"), share)
     assert cells(best_of_n_table({"p": {"n": {"8": kinds}}}))[1] == ["p", "8", *["0.250 (0.062 to 0.500)"] * 3]
 
@@ -164,7 +156,7 @@ def test_results_and_summary(workdir: Path, mini_study: Study) -> None:
     assert rows.loc[("b", 0), "max/gradient_norm"] == 7.0 and rows.loc[("a", 1), "last/token_entropy"] == 0.1
     write_tables(study, found)
     assert json.loads(paths.SUMMARY.read_text()) == {"end": 0.5, "winner": LORA, "zero_shot": 0.25}
-    assert {path.stem for path in paths.TABLES.iterdir()} == {LORA, "methods", "zero_shot", "zero_shot_by_level"}
+    assert {path.stem for path in paths.TABLES.iterdir()} == {LORA, "zero_shot"}
 
 
 def test_the_report_is_made_again_when_the_code_changes_that_computes_it() -> None:

@@ -32,10 +32,9 @@ RATES, BASELINES, LORA, PROMPTS = "grpo_learning_rate", "grpo_baselines", "grpo_
 ENDS = {  # final rewards of arms; all others end at .6
     "1e-4": 0.3,
     "6e-4": 0.8,
-    "no_baseline-rate_third": 0.3,
     "no_baseline-rate_half": 0.7,
-    "rank_1-rate_5": 0.61,
-    "rank_1-rate_10": 0.2,
+    "rank_1-rate_2": 0.61,
+    "rank_1-rate_5": 0.2,
 }
 
 
@@ -142,9 +141,9 @@ def test_a_study_that_learned_nothing_tests_little(study: Study, write: Callable
     assert "nothing was learned" in by_id(judge_claims(study))["baseline-helps"].reason
 
 
-@pytest.mark.parametrize("best", ["rank_1-rate_2", "rank_1-rate_10"])
+@pytest.mark.parametrize("best", ["rank_1-rate_same", "rank_1-rate_5"])
 def test_a_best_rate_at_the_edge_of_those_tried_decides_nothing(study: Study, write: Callable[..., None], best: str) -> None:
-    write(ENDS | {"rank_1-rate_2": 0.1, "rank_1-rate_5": 0.2, best: 0.6})
+    write(ENDS | {"rank_1-rate_same": 0.1, "rank_1-rate_2": 0.2, "rank_1-rate_5": 0.1, best: 0.6})
     found = by_id(judge_claims(study))["lora-rank-1"]
     assert found.verdict == NOT_TESTED and "is the lowest or the highest" in found.reason
 

@@ -106,8 +106,9 @@ def test_a_replicate_is_a_copy_of_the_working_tree_with_fresh_seeds(repository: 
     folder = Path("replicates/seeds-7-8")
     replicate._make(folder, [7, 8], None, "digest")
     assert {path.name for path in folder.iterdir()} == {
-        *(".git", ".gitignore", ".dvc", "tracked", "new", "params.yaml", replicate.MADE_OF)
+        *(".git", ".gitignore", ".dvc", "tracked", "new", "params.yaml", "reports", replicate.MADE_OF)
     }
+    assert not (folder / "reports/old").exists()
     assert (folder / "tracked").read_text() == "edited"
     assert f"dir = {tmp_path / '.dvc' / 'cache'}" in (folder / ".dvc/config.local").read_text()
     fresh = load_study(folder / "params.yaml")
@@ -155,7 +156,7 @@ def test_a_pipeline_that_fails_leaves_its_folder(repository: Study) -> None:
     with pytest.raises(UserError, match="its pipeline ended with code 3"):
         replicate.replicate([7], None)
     there = json.dumps(record("a", None, x=DISAGREES))
-    script = f"import pathlib as p; p.Path('reports').mkdir(); p.Path('reports/record.json').write_text({there!r})"
+    script = f"import pathlib as p; p.Path('reports').mkdir(exist_ok=True); p.Path('reports/record.json').write_text({there!r})"
     Path("replicates/seeds-7/workflow/repro.py").write_text(script)
     assert "1 turned round" in replicate.replicate([7], None)
     found = read_replication(repository)

@@ -127,7 +127,7 @@ MISTAKES: list[tuple[Edit, str]] = [
     (put("experiments.grpo_lora.seeds", 0), "experiments.grpo_lora.seeds: input should be greater than 0"),
     (
         all_of(put("seeds", [3, 4, 5]), put(f"experiments.{SFT}.seeds", 2), put(f"experiments.{SFT_INITIALIZATION}.seeds", 3)),
-        f"experiments.{SFT_INITIALIZATION}.arms.sft_early-rate_half.start_from: {SFT} has fewer seeds: raise "
+        f"experiments.{SFT_INITIALIZATION}.arms.sft_early.start_from: {SFT} has fewer seeds: raise "
         f"experiments.{SFT}.seeds to 3.",
     ),
     (put("experiments.grpo_lora.timed", "no_such"), "experiments.grpo_lora.timed: no resources 'no_such' (known: small, "),

@@ -22,7 +22,7 @@ from grpo.results.runs import REWARD, Run
 
 INK = "#767676"  # axes and text; readable on light and dark backgrounds
 FULL = 13.0  # inches of a whole row of panels; shown at 96 px an inch, so that 8.5 points are 11 px
-PANEL, HEIGHT = 3.25, 1.9  # inches of a panel that stands alone
+PANEL, HEIGHT = 3.25, 1.5  # inches of a panel that stands alone
 LEGEND_ROW = 0.2  # inches
 FEW = 20  # a mean curve with at most so many points has markers
 NEAR = 1.5  # labels of values on a logarithmic axis would touch where one is less than so many times another

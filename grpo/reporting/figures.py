@@ -28,7 +28,7 @@ FURTHER = (KL, "lag_mean", "clip_fraction", "val/is_sentence", "train/answer_rew
 OUTCOMES = ("#009E73", "#E69F00", "#999999", "#56B4E9")
 ESTIMATES = {"pass": "pass@N", "best": "Best@N", "majority": "majority@N"}
 APART, TOGETHER = COLOURS[0], "#999999"  # intervals without and with zero
-ROW = 0.17  # inches of a row of the contrasts
+ROW = 0.16  # inches of a row of the contrasts
 RATES_A_ROW = 4  # panels
 CHARACTERS = 170  # of titles in a row of panels
 ALL = "all"  # the one setting of arms that differ in their learning rate only
@@ -161,7 +161,7 @@ def draw_rates(record: Values) -> Figure | None:
     tried = {name: of for name, entry in record["experiments"].items() if (of := settings_by_rate(entry))}
     if not tried:
         return None
-    figure, axes = panels(len(tried), FULL if len(tried) > 1 else None, 2.1, RATES_A_ROW)
+    figure, axes = panels(len(tried), FULL if len(tried) > 1 else None, 1.7, RATES_A_ROW)
     for place, (name, settings) in zip(axes, tried.items(), strict=True):
         rates = {arm["learning_rate"] for arms in settings.values() for arm in arms}
         for (setting, arms), look in zip(settings.items(), styles(settings).values(), strict=True):
@@ -202,7 +202,7 @@ def draw_by_examples(record: Values) -> Figure | None:
     entry = next((entry for entry in record["experiments"].values() if entry["method"] == "sft"), None)
     if entry is None or len(entry["arms"]) < 2:
         return None
-    figure, (axes,) = panels(1, height=2.3)
+    figure, (axes,) = panels(1)
     kinds = {"all kinds": False, "only correct ones": True}
     for (kind, filtered), look in zip(kinds.items(), styles(kinds).values(), strict=True):
         of = pd.DataFrame([arm for arm in entry["arms"] if bool(arm["overrides"].get("filtered")) is filtered])

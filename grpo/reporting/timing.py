@@ -54,7 +54,7 @@ COLOURS = {"rollout": "#0072B2", "scoring": "#E69F00", "training": "#009E73", WE
 TURNS = {"rollout": "rollout", "scoring": "scoring", "training": "training", WEIGHTS: "synchronization"}
 GENERATOR = {"rollout": "rollout", WEIGHTS: "generator_synchronization", WAITING: "generator_waiting"}
 LEARNER = {"training": "training", WEIGHTS: "synchronization", WAITING: "waiting"}
-BAR = 0.19  # inches
+BAR = 0.155  # inches
 WIDE = 44  # characters of a panel's title
 
 Steps = Sequence[Mapping[str, float]]  # as in a timing file; times in seconds

@@ -85,10 +85,10 @@ def reported(sources: Mapping[str, str], claim: Values) -> str:
     return plain(". ".join(f"{source}: {text} ({sources.get(source, '')})" for source, text in claim["reported"].items()))
 
 
-def measured(claim: Values) -> str:
+def measured(claim: Values, longest: int = 50) -> str:
     """What a claim's verdict rests on: the interval that decides, or else the measurement in words, bounded."""
     if not claim["interval"]:
-        return bounded(claim["measured"], 50)
+        return bounded(claim["measured"], longest)
     return f"{claim['quantity']} {interval(claim['interval'])}".strip()
 
 

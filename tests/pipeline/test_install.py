@@ -13,9 +13,6 @@ from pathlib import Path
 import pytest
 from workflow_parts import ROOT
 
-sys.path.insert(0, str(ROOT / "workflow"))
-
-from uv_pip import for_uv, read_settings
 
 SAY_PREFIX = "import sys; print(sys.prefix)"
 
@@ -191,27 +188,3 @@ def test_uv_takes_packages_from_where_pip_does(tmp_path: Path, from_file: bool) 
             subprocess.run([*command, *packages[:2], str(tmp_path / "none"), "ccc"], env=env, capture_output=True).returncode
             != 0
         )
-
-
-def test_pips_settings_by_uvs_names() -> None:
-    """By the documentation of both."""
-    listing = "\n".join(
-        [
-            "global.trusted-host='a.example b.example'",
-            "global.proxy='http://proxy.example:3128'",
-            "global.no-index='true'",
-            "install.no-index='false'",
-            ":env:.cert='/etc/cert.pem'",
-            ":env:.find-links='/a /b'",
-        ]
-    )
-    env = for_uv(read_settings(listing), {"HTTPS_PROXY": "http://own.example", "UV_INDEX": "", "HOME": "/home/me"})
-    assert env == {
-        "UV_INSECURE_HOST": "a.example b.example",
-        "HTTP_PROXY": "http://proxy.example:3128",
-        "HTTPS_PROXY": "http://own.example",
-        "SSL_CERT_FILE": "/etc/cert.pem",
-        "UV_FIND_LINKS": "/a,/b",
-        "HOME": "/home/me",
-    }
-    assert for_uv({}, {}) == {"UV_TORCH_BACKEND": "auto"}

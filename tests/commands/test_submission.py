@@ -28,16 +28,6 @@ def test_the_document_is_the_write_up_and_its_pictures_are_found(tmp_path: Path)
     assert Path(unquote(picture)).is_file()
 
 
-def test_without_a_report_or_the_printer_one_message_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"writeup.md: no such file. Run `dvc repro writeup`"):
-        document(tmp_path)
-    with pytest.raises(UserError, match=r"WeasyPrint is not installed. Run `make submission`"):
-        write_pdf("", tmp_path / "writeup.pdf")
-    with pytest.raises(UserError, match="Run `make submission` in a clone"):
-        write_zip(tmp_path, tmp_path / "code.zip")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_tracked_files_are_packed_as_they_are_now_and_nothing_else(tmp_path: Path) -> None:
     repo = tmp_path / "repo"
     repo.mkdir()

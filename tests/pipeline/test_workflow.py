@@ -250,12 +250,11 @@ def test_what_the_user_wants_to_run_again_dvc_runs_again(repo: Path) -> None:
     ("arguments", "folder", "said"),
     [
         (["--profile", "local", "train@1e-4-0"], ".", "Use Snakemake's name: train_1e_4_0."),
-        (["--profile", "local", "--delete-all-output"], ".", "To remove all results: make clean."),
         (["--profile", "local", "--config", "shared_disk=false"], ".", "Add one: dvc remote add -d NAME URL"),
         (["--profile", "slurm"], ".", "no Slurm on this machine (sbatch)."),
         ([], "workflow", "Run Snakemake in the project's folder."),
     ],
-    ids=["a stage's name", "delete", "no remote", "no Slurm", "another folder"],
+    ids=["a stage's name", "no remote", "no Slurm", "another folder"],
 )
 def test_what_cannot_be_is_said_before_a_stage_starts(
     repo: Path, arguments: list[str], folder: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

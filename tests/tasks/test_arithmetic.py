@@ -72,13 +72,6 @@ def test_steps_and_answer_follow_from_the_question(validation: bool) -> None:
         assert all(1 <= abs(b - a) <= 9 for a, b in itertools.pairwise(numbers))
 
 
-@pytest.mark.parametrize("levels", [1, 3, 5])
-def test_levels_are_drawn_evenly(levels: int) -> None:
-    drawn = [len(problem.changes) - 1 for problem in first(1000 * levels, levels=levels)]
-    assert set(drawn) == set(range(1, levels + 1))
-    assert all(850 <= drawn.count(level) <= 1150 for level in set(drawn))  # 4.7 standard deviations and more
-
-
 def test_answers_are_spread_over_the_range() -> None:
     answers = [problem.solution()[1] for problem in first(3000)]
     assert set(answers) == set(range(16))

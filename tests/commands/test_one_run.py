@@ -194,7 +194,6 @@ class AtOnce(Letters):
 class InProblems(Letters):
     def problems(self, split):
         quit()
-
 """
 
 

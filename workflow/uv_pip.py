@@ -30,5 +30,5 @@ if "UV_INDEX" in os.environ:
 if not os.environ.keys() & {"UV_FIND_LINKS", "UV_DEFAULT_INDEX", "UV_INDEX", "UV_NO_INDEX"}:
     os.environ.setdefault("UV_TORCH_BACKEND", "auto")
 no_index = ["--no-index"] if os.environ.pop("UV_NO_INDEX", "").lower() in {"1", "true", "yes", "on"} else []
-uv = Path(sys.executable).with_name("uv")
+uv = str(Path(sys.executable).with_name("uv"))
 os.execv(uv, [uv, "pip", sys.argv[1], *no_index, *sys.argv[2:]])

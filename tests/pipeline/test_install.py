@@ -87,24 +87,6 @@ def test_every_recipe_is_a_shell_script_whatever_the_clones_path(clone: Path) ->
         assert parsed.returncode == 0, (target, parsed.stderr)
 
 
-def test_a_clone_by_a_git_that_changes_line_ends_has_those_of_the_repository(tmp_path: Path) -> None:
-    """Git for Windows sets core.autocrlf; a shell script with its line ends does not start."""
-    script, picture = ROOT / "workflow/anywhere.sh", ROOT / "docs/mlflow_curves.png"
-    source, copy = tmp_path / "source", tmp_path / "copy"
-    source.mkdir()
-    git = ("git", "-c", "user.name=t", "-c", "user.email=t@t", "-c", "core.autocrlf=true", "-c", "core.eol=crlf")
-    subprocess.run([*git, "init", "--quiet", source], check=True)
-    for file in (ROOT / ".gitattributes", script, picture):
-        shutil.copy(file, source)
-    (source / "from_windows.sh").write_bytes(b"#!/bin/sh\r\n")
-    subprocess.run([*git, "add", "."], cwd=source, check=True, capture_output=True)
-    subprocess.run([*git, "commit", "--quiet", "-m", "Start"], cwd=source, check=True)
-    subprocess.run([*git, "clone", "--quiet", source, copy], check=True)
-    for file in (script, picture):
-        assert (copy / file.name).read_bytes() == file.read_bytes()
-    assert (copy / "from_windows.sh").read_bytes() == b"#!/bin/sh\n"
-
-
 def test_an_environment_that_works_and_a_folder_that_is_none_are_kept(clone: Path) -> None:
     (clone / "linked").symlink_to(clone / ".venv")
     (clone / "precious").mkdir()

@@ -163,9 +163,3 @@ def test_numbers_that_are_cut_or_changed_are_noticed(results: Path) -> None:
 
 def test_a_text_may_hold_what_python_takes_for_the_end_of_a_line(results: Path) -> None:
     assert {sample["response"] for sample in read_samples(RUN_NAME)} == {"c\u2028d"}
-
-
-def test_a_study_in_another_encoding_is_an_error_with_its_line(tmp_path: Path) -> None:
-    (tmp_path / "params.yaml").write_bytes("study: mini\ndescription: für\n".encode("latin-1"))
-    with pytest.raises(UserError, match=r"params\.yaml: not valid YAML"):
-        load_study(tmp_path / "params.yaml")

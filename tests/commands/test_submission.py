@@ -9,12 +9,8 @@ import zipfile
 from pathlib import Path
 from urllib.parse import unquote
 
-import pytest
-
-from grpo.common.errors import UserError
-
 sys.path.insert(0, str(Path(__file__).parents[2] / "workflow"))
-from submission import document, write_pdf, write_zip
+from submission import document, write_zip
 
 
 def test_the_document_is_the_write_up_and_its_pictures_are_found(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import subprocess
 import sys
@@ -12,8 +11,6 @@ import pytest
 
 from grpo.common.errors import UserError
 from grpo.common.files import files_digest, read_json, whole_folder, write_json, write_text
-from grpo.common.imports import require_extra
-from grpo.common.lock import only_one
 from grpo.common.records import Example, Problem, read_problems, write_records
 
 PROBLEMS = [

@@ -11,7 +11,6 @@ import pytest
 from model_parts import tiny_checkpoint
 from study_parts import values_of
 
-from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem, Rollout, read_examples
 from grpo.evaluation import evaluate as module
 from grpo.evaluation.teacher import traces_of
@@ -19,9 +18,8 @@ from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import paths
 from grpo.study.settings import SampledTraces
 from grpo.tasks.arithmetic import Arithmetic
-from grpo.tasks.formats import R1_ZERO
 from grpo.tasks.keyword_inclusion import Keyword
-from grpo.tasks.task import Format, Task
+from grpo.tasks.task import Task
 
 Grpo = Callable[..., tuple[int, str, str]]
 MATH, WORDS = Arithmetic(4, 4, levels=1, seed=0), Keyword(seed=0)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ import model_parts
 import pytest
 import torch
 from learner_parts import as_rollouts, config, learner_of, updated
-from model_parts import MIXTURES, random_model, tiny_model
+from model_parts import MIXTURES, random_model
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import copy
 import math
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 import torch
 from training_parts import same_weights
 
-from grpo.common.errors import UserError
 from grpo.learner.optimizer import Optimizer
 from grpo.study.effective import effective_run
 from grpo.study.schema import load_study

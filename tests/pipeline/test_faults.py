@@ -156,7 +156,11 @@ def test_an_error_of_the_disk_is_one_message_and_others_are_bugs(tmp_path: Path,
     draft = OSError(errno.ENOSPC, "No space left", "data/.model.draft/config.json")
     assert str(explain_os_error(draft)).startswith("data/model/config.json: No space left. ")
     assert str(explain_os_error(OSError(errno.EDQUOT, "Quota exceeded"))).startswith("Quota exceeded. ")
-    for other in (KeyError("x"), FileNotFoundError(errno.ENOENT, "none", "x"), PermissionError(errno.EACCES, "of a connection")):
+    for other in (
+        KeyError("x"),
+        FileNotFoundError(errno.ENOENT, "none", "x"),
+        PermissionError(errno.EACCES, "of a connection"),
+    ):
         assert explain_os_error(other) is None and explain_out_of_memory(other) is None
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from workflow_parts import ROOT
 
-
 SAY_PREFIX = "import sys; print(sys.prefix)"
 
 

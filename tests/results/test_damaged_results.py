@@ -18,7 +18,7 @@ from grpo.reporting.rollouts import read_samples
 from grpo.reporting.timing import read_timing
 from grpo.results.runs import read_baseline, read_best_of_n, read_run, read_selection
 from grpo.study.effective import read_selections
-from grpo.study.schema import Study, load_study
+from grpo.study.schema import Study
 
 ARGS = ("sft_experiment", "all", 0)
 RUN_NAME = "/".join(map(str, ARGS))

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem, Rollout
 from grpo.tasks.build import build_dataset
 from grpo.tasks.keyword_inclusion import (

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 import grpo
-from grpo.common.errors import UserError
 from grpo.tasks.formats import QUESTION_ONLY, R1_ZERO
 from grpo.tasks.keyword_inclusion import KEYWORD
-from grpo.tasks.task import Format, make_task
+from grpo.tasks.task import Format
 
 FOLDER = Path(grpo.__file__).parent / "tasks/prompts"
 

@@ -11,15 +11,12 @@ import datasets
 import pandas
 import pytest
 
-from grpo.commands.doctor import examine
 from grpo.common.errors import UserError
 from grpo.common.records import Problem
 from grpo.grader.grader import is_equivalent
-from grpo.study.schema import Study
 from grpo.tasks.build import separate
 from grpo.tasks.downloaded import SUBJECTS, Counts, Downloaded, Gsm8k, Math
 from grpo.tasks.rows import HubDataset, LocalFiles, Row
-from grpo.tasks.sft_dataset import JsonlTraces
 from grpo.tasks.task import make_task
 
 REAL = Path(__file__).parents[3] / "shared" / "data"

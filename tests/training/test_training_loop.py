@@ -45,7 +45,7 @@ from grpo.evaluation.evaluate import Sampler
 from grpo.handouts import compute_group_normalized_rewards
 from grpo.learner.learner import Learner
 from grpo.models import require_checkpoint
-from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
+from grpo.models.checkpoint import load_model, load_tokenizer
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.make_engine import Checkpoint, make_engine
 from grpo.rollout.transformers_engine import TransformersEngine

@@ -68,15 +68,13 @@ _DRAFT = re.compile(r"/\.([^/]+)\.draft(?:\.\w+)?(?=/|$)")  # name of a result w
 
 def explain_os_error(error: BaseException) -> str | None:
     """Explain an error of a full, read-only or forbidden disk; None for any other error."""
-    if not isinstance(error, OSError) or error.errno not in _OF_THE_DISK:
-        return None
-    if not isinstance(error.filename, str | bytes):
-        if error.errno in (errno.EACCES, errno.EPERM):
-            return None  # permission may have been denied to anything, such as a connection
-        where = ""
-    else:
-        where = f"{from_here(final(Path(os.fsdecode(error.filename)).absolute()))}: "
-    return f"{where}{error.strerror}. Correct this, and run the same command again; finished work is kept."
+    in_rust = re.search(r"\(os error (\d+)\)", str(error))  # as safetensors passes it on
+    number = error.errno if isinstance(error, OSError) else int(in_rust[1]) if in_rust else None
+    path = getattr(error, "filename", None)
+    if number not in _OF_THE_DISK or (path is None and number in (errno.EACCES, errno.EPERM)):
+        return None  # without a path permission may have been denied to anything, such as a connection
+    where = "" if path is None else f"{from_here(final(Path(os.fsdecode(path)).absolute()))}: "
+    return f"{where}{os.strerror(number)}. Correct this, and run the same command again; finished work is kept."
 
 
 # Messages of torch's allocators, in several types of exceptions.

@@ -144,7 +144,7 @@ def test_a_disk_that_refuses_loses_nothing(
         before = contents(project)
         with refusal(data):
             code, _, stderr = grpo(*command)
-            assert code and message in stderr
+            assert code == 2 and message in stderr
             assert contents(project) == before and drafts(project) == []
         code, _, stderr = grpo(*command)
         assert code == 0, stderr
@@ -154,8 +154,8 @@ def test_a_disk_that_refuses_loses_nothing(
 def test_an_error_of_the_disk_is_one_message_and_others_are_bugs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     draft = OSError(errno.ENOSPC, "No space left", "data/.model.draft/config.json")
-    assert str(explain_os_error(draft)).startswith("data/model/config.json: No space left. ")
-    assert str(explain_os_error(OSError(errno.EDQUOT, "Quota exceeded"))).startswith("Quota exceeded. ")
+    assert str(explain_os_error(draft)).startswith("data/model/config.json: No space left on device. ")
+    assert str(explain_os_error(OSError(errno.EDQUOT, "Quota exceeded"))).startswith("Disk quota exceeded. ")
     for other in (
         KeyError("x"),
         FileNotFoundError(errno.ENOENT, "none", "x"),

@@ -358,6 +358,7 @@ def test_sigterm_lets_the_step_be_finished_and_gives_back_dvcs_locks(repo: Path)
 def test_a_second_ctrl_c_ends_all_running_stages_at_once(repo: Path) -> None:
     (repo / "training.py").write_text(TRAINING.replace('"started"', '"started" + sys.argv[1]') % (60, with_gpus.RESUME_ME))
     edit(repo, "dvc.yaml", "test ${item.arm} != ${broken}", "python training.py ${item.arm}")
+    edit(repo, "params.yaml", "cpus: 64", "cpus: 1")
     process = subprocess.Popen(
         ["snakemake", "--profile", "local", "--cores", "2"], cwd=repo, env=environment(), start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -427,7 +428,7 @@ CONFLICT = "<<<<<<< HEAD\n{0}=======\n{0}>>>>>>> other\n"
         ("params.yaml", "cpus: 1,", "", "params.yaml: resources.small.cpus: missing."),
         ("params.yaml", "      reinforce_", "      new: {}\n      reinforce_", "(grpo_baselines-new): run `grpo study"),
         ("dvc.yaml", "cmd: grpo best_of_n", "cmd: grpo ${nowhere}", "DVC cannot read the pipeline"),
-        ("dvc.lock", "stages: {}\n", CONFLICT, "'./dvc.lock'"),
+        ("dvc.lock", "stages: {}\n", CONFLICT, "unable to read: 'dvc.lock', YAML file structure is corrupted. `git checkout HEAD"),
         ("dvc.lock", "stages: {}\n", "stages: 3\n", "'./dvc.lock' validation failed. `git checkout HEAD -- dvc.lock` restores"),
     ],
 )  # fmt: skip

@@ -428,7 +428,7 @@ CONFLICT = "<<<<<<< HEAD\n{0}=======\n{0}>>>>>>> other\n"
         ("params.yaml", "cpus: 1,", "", "params.yaml: resources.small.cpus: missing."),
         ("params.yaml", "      reinforce_", "      new: {}\n      reinforce_", "(grpo_baselines-new): run `grpo study"),
         ("dvc.yaml", "cmd: grpo best_of_n", "cmd: grpo ${nowhere}", "DVC cannot read the pipeline"),
-        ("dvc.lock", "stages: {}\n", CONFLICT, "unable to read: 'dvc.lock', YAML file structure is corrupted. `git checkout HEAD"),
+        ("dvc.lock", "stages: {}\n", CONFLICT, "'dvc.lock', YAML file structure is corrupted. `git checkout HEAD"),
         ("dvc.lock", "stages: {}\n", "stages: 3\n", "'./dvc.lock' validation failed. `git checkout HEAD -- dvc.lock` restores"),
     ],
 )  # fmt: skip

@@ -26,7 +26,6 @@ from grpo.common.errors import UserError
 from grpo.common.files import write_text
 from grpo.common.lock import only_one
 from grpo.common.repository import use_this_folders_repository
-from grpo.common.yaml_file import parse_yaml
 from grpo.study.annotated import read_mapping
 from grpo.study.schema import PARAMS_FILE, validated
 from grpo.training.own_code import require_own_code_of_all
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 
 STAMPS, DATA = Path(".stamps"), Path("data")
 PLAN = STAMPS / "plan.json"
+WHAT_NEXT = "The report is reports/index.html; `make ui` shows the runs."
 UP_TO_DATE = 946_684_800  # time of stamps that are up to date; any time in the past would do
 # Resources of a stage whose `meta:` names no entry of `resources:`.
 SMALLEST = {"gpus": 0, "cpus": 1, "mem_mb": 2000, "runtime_min": 60}
@@ -99,14 +99,12 @@ def require_flock(folder: Path) -> None:
 
 
 def what_dvc_cannot_read(error: Exception) -> str:
-    """Describe why DVC cannot read the pipeline: the line of dvc.yaml or dvc.lock that is not YAML, or DVC's own message."""
-    restore = " `git checkout HEAD -- dvc.lock` restores the committed one, also in a merge; `make repro` completes it."
-    for file in filter(Path.exists, (Path("dvc.yaml"), Path("dvc.lock"))):
-        try:
-            parse_yaml(file)
-        except UserError as wrong:
-            return str(wrong) + (restore if file.name == "dvc.lock" else "")
-    return f"DVC cannot read the pipeline: {error}." + (restore if "dvc.lock" in str(error) else " See `dvc dag`.")
+    """Say which file DVC cannot read, and how to correct it."""
+    if "dvc.lock" in str(error):
+        remedy = "`git checkout HEAD -- dvc.lock` restores the committed one, also in a merge; `make repro` completes it."
+    else:
+        remedy = "Correct it; `dvc dag` shows where."
+    return f"DVC cannot read the pipeline: {error}. {remedy}"
 
 
 def only_one_here() -> AbstractContextManager[None]:
@@ -153,7 +151,6 @@ def describe(repo: Repo, known: dict[str, dict[str, int]]) -> list[dict[str, Any
                 "stamp": stamp(name),
                 "after": sorted(stamp(before.addressing) for before in graph.successors(stage) if before.cmd),
                 "log": f"logs/{file_name(name)}.log",
-                "runs": next((str(out) for out in stage.outs if str(out).startswith("data/runs/")), None),
                 "priority": waiting[stage],
                 "force": False,
                 **requirements(name, stage.meta or {}, known),

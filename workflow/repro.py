@@ -7,12 +7,13 @@ import sys
 import time
 from pathlib import Path
 
-from plan import make_plan, only_one_here
+from plan import WHAT_NEXT, make_plan, only_one_here
 
 from grpo.common.errors import UserError
 
 UNSENT = Path("data/state/mlflow")
-WHAT_NEXT = "The report is reports/index.html; `make ui` shows the runs."
+# Each stage prints a line itself (with_gpus.py); Snakemake prints its warnings and errors.
+SNAKEMAKE = ["snakemake", "--profile", "local", "--quiet", "rules", "progress", "host", "--config", "plan_is_made=true"]
 
 
 def main() -> int:
@@ -25,7 +26,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if stale:
-        os.execvp("snakemake", ["snakemake", "--profile", "local", "--config", "plan_is_made=true"])
+        os.execvp("snakemake", SNAKEMAKE)
     print(f"All stages are up to date ({time.perf_counter() - start:.1f} s). {WHAT_NEXT}")
     if waiting := list(UNSENT.glob("*/run.json")):
         print(f"{len(waiting)} runs in {UNSENT} are not in MLflow yet: `grpo mlflow_import` sends them.")

@@ -18,6 +18,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import re
 import shutil
 import signal
 import stat
@@ -184,16 +185,35 @@ def say(message: str, log: Path | None) -> None:
         print(message, file=output)
 
 
+def report(code: int, options: argparse.Namespace, seconds: float) -> None:
+    """Print a line about a stage that has ended: how many of all are done, its time, warnings; or the end of its log.
+
+    Characters that a terminal takes as commands are replaced: a log may show texts of models and of foreign files.
+    """
+    took, name = "{}:{:02}".format(*divmod(round(seconds), 60)), options.log.stem
+    text = options.log.read_text(errors="replace").replace("\r", "\n")
+    text = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+    if code == 0:
+        done = len(list(options.stamp.parent.glob("*.done")))
+        warned = f", with warnings (see {options.log})" if re.search(r"^warning: ", text, re.M) else ""
+        print(f"{done} of {options.stages} stages: {name}, {took}{warned}")
+    else:
+        what = "was told to stop" if code == RESUME_ME else f"failed with exit code {code}"
+        lines = [f"  | {line}" for line in text.splitlines()[-LOG_LINES_SHOWN:]]
+        print(f"{name} {what} after {took}. The end of its log:", *lines, f"Full log: {options.log}", sep="\n", file=sys.stderr)
+
+
 def main(arguments: list[str]) -> int:
     """Return the exit code: the command's, 2 if it could not start, 75 if it was told to stop and can be continued."""
     parser = argparse.ArgumentParser(prog="with_gpus.py", description="Run a command with N GPUs of its own.")
     parser.add_argument("count", type=int, metavar="N")
-    parser.add_argument("--log", type=Path, help="write the command's output to this file")
-    parser.add_argument("--explain", action="store_true", help="when the command fails, show the end of that file on stderr")
+    parser.add_argument("--log", type=Path, help="write the command's output to this file, and print how it ended")
     parser.add_argument("--stamp", type=Path, help="write this file when the command has succeeded")
+    parser.add_argument("--stages", type=int, help="the number of all stages, each of which has a stamp once it is done")
     parser.add_argument("command", nargs="+", metavar="COMMAND")
     options = parser.parse_args(arguments)
 
+    began = time.monotonic()
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, stop)
     when_parent_dies(signal.SIGTERM)
@@ -209,13 +229,8 @@ def main(arguments: list[str]) -> int:
         options.stamp.write_text(time.strftime("%Y-%m-%d %H:%M:%S\n"))
     if code == RESUME_ME:
         say("Told to stop, and stopped. The same command continues from the saved state, if there is one.", options.log)
-    if code and options.log and options.explain:
-        # Without characters that a terminal takes as commands: a log may show texts of models and of foreign files.
-        text = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in options.log.read_text(errors="replace"))
-        lines = text.splitlines()[-LOG_LINES_SHOWN:]
-        print(
-            f"Failed with exit code {code}. The end of its log:", *lines, f"Full log: {options.log}", sep="\n", file=sys.stderr
-        )
+    if options.log:
+        report(code, options, time.monotonic() - began)
     return code if code >= 0 else 128 - code
 
 

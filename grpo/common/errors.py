@@ -15,9 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Beginnings of notes that are added to exceptions:
-WHILE_WRITING = "while writing "  # the file or folder
-IN_PHASE = "in the phase "  # the phase of a run
+IN_PHASE = "in the phase "  # beginning of a note that is added to exceptions: the phase of a run
 
 
 class UserError(Exception):
@@ -63,40 +61,20 @@ def place_of(error: BaseException) -> str:
 RESUME_ME = 75  # its exit code: EX_TEMPFAIL of sysexits.h, "try again later"
 
 
-# By error number: what is wrong, and what to do.
-_DENIED = ("permission denied", "Change who may read and write it (`ls -ld` shows it)")
-_REFUSED = {
-    errno.ENOSPC: ("no space left on the disk", "Free some (`df -h` shows how much there is)"),
-    errno.EDQUOT: ("the disk quota is used up", "Free some space, or have the quota raised"),
-    errno.EFBIG: ("the file would be larger than is allowed here", "Raise the limit (`ulimit -f` shows it)"),
-    errno.EROFS: ("cannot be written, since the disk is read-only", "Make it writable, or move the project to another disk"),
-    errno.ENAMETOOLONG: ("the name is too long for a file", "Shorten it"),
-    errno.EACCES: _DENIED,
-    errno.EPERM: _DENIED,
-}
-_OF_FOLDERS = {errno.EROFS, errno.EACCES, errno.EPERM}  # for a file that does not exist, its folder is the cause
-_NOT_ON_DISK = ("/proc/", "/sys/", "/dev/")
-# Ray, libraries written in Rust and many others pass the system's errors on as text only.
-_AS_TEXT = re.compile(r"""\[Errno (\d+)\][^:'\n]*(?:: '([^'\n]+)')?|\(os error (\d+)\)(?: at path "([^"\n]+)")?""")
+# What a user can correct: a full, read-only or forbidden disk.
+_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM}
 _DRAFT = re.compile(r"/\.([^/]+)\.draft(?:\.\w+)?(?=/|$)")  # name of a result while it is written
 
 
 def explain_os_error(error: BaseException) -> str | None:
-    """Explain an error of a full, read-only or forbidden disk, and what to do; None for any other error."""
-    chain = list(_chain(error))
-    notes = [note for one in chain for note in getattr(one, "__notes__", ()) if note.startswith(WHILE_WRITING)]
-    for number, path in (fact for one in chain for fact in _facts(one)):
-        denied = _REFUSED.get(number) is _DENIED
-        if number not in _REFUSED or (denied and (path is None or path.startswith(_NOT_ON_DISK))):
-            continue  # without a path, permission may have been denied to anything, such as a connection
-        wrong, remedy = _REFUSED[number]
-        noted = notes[0].removeprefix(WHILE_WRITING) if notes else ""  # "": the working folder
-        where = Path(noted if path is None else path).absolute()
-        if path is not None and number in _OF_FOLDERS:
-            where = next(place for place in (where, *where.parents) if os.path.lexists(place))
-        where = final(where)
-        return f"{from_here(where)}: {wrong}. {remedy}, and run the same command again; finished work is kept."
-    return None
+    """Explain an error of a full, read-only or forbidden disk; None for any other error."""
+    in_rust = re.search(r"\(os error (\d+)\)", str(error))  # as safetensors passes it on
+    number = error.errno if isinstance(error, OSError) else int(in_rust[1]) if in_rust else None
+    path = getattr(error, "filename", None)
+    if number not in _OF_THE_DISK or (path is None and number in (errno.EACCES, errno.EPERM)):
+        return None  # without a path permission may have been denied to anything, such as a connection
+    where = "" if path is None else f"{from_here(final(Path(os.fsdecode(path)).absolute()))}: "
+    return f"{where}{os.strerror(number)}. Correct this, and run the same command again; finished work is kept."
 
 
 # Messages of torch's allocators, in several types of exceptions.
@@ -165,14 +143,3 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(one))
         yield one
         one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
-
-
-def _facts(error: BaseException) -> Iterator[tuple[int, str | None]]:
-    """Yield the numbers of the system errors in an exception, each with its path if known."""
-    if isinstance(error, OSError) and error.errno is not None:
-        known = isinstance(error.filename, str | bytes)
-        yield error.errno, os.fsdecode(error.filename) if known else None
-        return
-    for match in _AS_TEXT.finditer(str(error)):
-        number, path, rust_number, rust_path = match.groups()
-        yield int(number or rust_number), path or rust_path

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from grpo.common.errors import WHILE_WRITING, UserError, from_here, reason
+from grpo.common.errors import UserError, from_here, reason
 from grpo.common.lock import only_one
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     draft, old, lock = (target.with_name(f".{target.name}.{kind}") for kind in ("draft", "old.draft", "draft.lock"))
-    with _noted(target), only_one(lock, f"{target}: another process that writes it"):
+    with only_one(lock, f"{target}: another process that writes it"):
         try:
             for left_by_a_kill in (draft, old):
                 remove(left_by_a_kill)
@@ -84,9 +84,8 @@ def write_text(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.draft.{os.getpid()}")
     try:
-        with _noted(path):
-            draft.write_text(text, encoding="utf-8")
-            draft.replace(path)
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
     except BaseException:
         remove(draft)
         raise
@@ -95,16 +94,6 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically, with keys in order and all digits of floats."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-
-
-@contextmanager
-def _noted(target: Path) -> Iterator[None]:
-    """Add to exceptions what was being written, as an error of a full disk does not say it."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"{WHILE_WRITING}{target}")
-        raise
 
 
 # ------------------------------------------------------------------------------------------------------------- reading

@@ -85,19 +85,6 @@ def test_another_entry_than_that_of_the_data_set_is_told() -> None:
         task("gcd", seed=4).verify(["1"], [problem])
 
 
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"dataset": "no_such"}, r"tasks\.main: reasoning_gym: no_such: .*'no_such' not registered"),
-        ({"config": {"largest": 3}}, "unexpected keyword argument 'largest'"),
-        ({"config": {"min_value": 9, "max_value": 3}}, "Check `dataset` and `config`"),
-    ],
-)
-def test_a_mistake_in_the_entry_is_told(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match=told):
-        task(**{"dataset": "gcd", **settings}).problems("train")
-
-
 def test_documents_guess_as_often_as_asked_and_hold_no_validation_question() -> None:
     found = task("leg_counting", train_size=400, validation_size=100)
     truths = {p.question: p.ground_truth for p in found.problems("train")}

@@ -184,22 +184,6 @@ def test_what_is_not_one_response_to_one_prompt_is_refused(environment: str, tol
         task(environment, config={}).problems("train")
 
 
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"environment": "no-such-env"}, "no such module"),
-        ({"environment": "sums_env:Endless", "train": {}}, r"has no end.*train: \{select: \{limit: N\}\}"),
-        ({"config": {"biggest": 3}}, "biggest"),
-        ({"train": {"select": {"first": 3}}}, "first"),
-        ({"train": {"select": {"skip": 100}}}, "the train split is empty"),
-        ({"train": {"selection": {}}}, r"tasks\.main\.train\.selection"),
-    ],
-)
-def test_a_mistake_in_the_entry_is_told(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match=told):
-        task(**settings).problems("train")
-
-
 @pytest.mark.usefixtures("project")
 def test_a_study_trains_on_a_taskset(grpo: Callable[..., tuple[int, str, str]], model: Any, tokenizer: Any) -> None:
     instead = {"rewards": {"brief": {"fn": "sums_env:even"}}}

@@ -145,8 +145,3 @@ def test_the_command_prints_a_table_or_json(smoke: Study, grpo: Any) -> None:
     assert row.split() == ["grpo_baselines", "1", "1", "3", "48", "?", "0.0", "0.00", "0", "unknown"]
     assert "arms that equal earlier runs and take over their results at no cost: grpo_baselines/reinforce_with_baseline" in told
     assert json.loads(grpo("plan", "--json", "--price", "4")[1]) == plan(smoke, True, None, 4.0)
-
-
-def test_a_study_that_is_not_there(smoke: Study, grpo: Any) -> None:
-    code, _, error = grpo("plan", "nowhere")
-    assert code == 2 and "nowhere" in error

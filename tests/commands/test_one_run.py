@@ -134,13 +134,8 @@ def test_a_run_is_the_stages_run_also_after_a_kill(lab: Path, monkeypatch: pytes
     ("settings", "message"),
     [
         (["learning_rate=1e-5"], "no such key. keys begin with tasks.main., models.main., grpo., "),
-        (["grpo=3"], "no such key"),
-        (["tasks.other.seed=1"], "no such key"),
-        (["experiments.a.arms={}"], "no such key"),
         (["grpo.objective=dap"], "--set grpo.objective: no objective 'dap'"),
-        (["grpo.objective=[dapo]"], "--set grpo.objective: no objective ['dapo']"),
         (["grpo.learning_rate"], "expected key=value"),
-        (["grpo.learning_rate=[1"], "expected key=value"),
     ],
 )
 def test_a_setting_that_no_run_heeds_is_refused(settings: list[str], message: str) -> None:
@@ -168,19 +163,11 @@ def test_an_objective_is_its_values_and_others_lie_over_it() -> None:
     ("asked", "out", "message"),
     [
         ({"model": "nowhere"}, "try", "--model nowhere: no such folder"),
-        ({"model": "Qwen/Qwen3-0.6B"}, "try", "OWNER/NAME@REVISION"),
-        ({"model": None}, "try", "--model, --task: one is missing. Give both"),
         ({"task": "maths"}, "try", "no such task. Use arithmetic, math"),
         ({"task": "none.jsonl"}, "try", "no such file"),
-        ({"task": "empty.csv"}, "try", "empty.csv: has no rows. Add some"),
-        ({"task": "one.jsonl"}, "try", "has a single row, and training and validation need one each"),
         ({"task": "other.jsonl"}, "try", "tasks.main.answer=COLUMN, one of question, reply"),
         ({"settings": ["grpo.learning_rate=-1"]}, "try", "grpo.learning_rate: input should be greater than 0"),
-        ({"settings": ["grpo.learnig_rate=1e-5"]}, "try", "--set: grpo.learnig_rate: unknown key"),
-        ({"settings": ["grpo.lora.rnk=1"]}, "try", "--set: grpo.lora.rnk: unknown key"),
-        ({"settings": ["evaluation.best_of_n=3"]}, "try", "--set: evaluation.best_of_n.problems: missing"),
         ({"settings": ["grpo.rollout_batch_size=512"]}, "try", "64 problems are asked for"),
-        ({}, "a b", "--out: the name of a run may hold"),
         ({}, "model", "already exists and holds no run"),
     ],
 )
@@ -188,8 +175,6 @@ def test_a_mistake_leaves_nothing_behind(asked: dict[str, Any], out: str, messag
     rows = [json.dumps({"question": f"{n} + {n}?", "answer": n + n}) for n in range(20)]
     (lab / "sums.jsonl").write_text("\n".join(rows))
     (lab / "other.jsonl").write_text('{"question": "1", "reply": "1"}\n' * 2)
-    (lab / "one.jsonl").write_text(rows[0])
-    (lab / "empty.csv").write_text("question,answer\n")
     before = sorted(lab.rglob("*"))
     with pytest.raises(UserError) as error:
         one_run(Asked("model", "sums.jsonl", [], 0, "base")._replace(**asked), lab / out, resume=False)
@@ -197,7 +182,7 @@ def test_a_mistake_leaves_nothing_behind(asked: dict[str, Any], out: str, messag
     assert sorted(lab.rglob("*")) == before
 
 
-ENDS = "import sys\n\ndef reward(**columns):\n    sys.exit(0)\n\ndef loss(inputs):\n    sys.exit()\n"
+ENDS = "import sys\n\ndef reward(**columns):\n    sys.exit(0)\n"
 PARSES = "import argparse\nargparse.ArgumentParser().parse_args()\n\ndef reward(**columns):\n    return []\n"
 TASK_ENDS = """
 from letters_of_a_run import Letters
@@ -209,10 +194,6 @@ class AtOnce(Letters):
 class InProblems(Letters):
     def problems(self, split):
         quit()
-
-class InVerify(Letters):
-    def verify(self, answers, problems):
-        raise SystemExit("no more")
 """
 
 
@@ -220,11 +201,9 @@ class InVerify(Letters):
     ("settings", "place"),
     [
         (["grpo.reward=ends:reward"], "reward: ends:reward: .*ends.py:4"),
-        (["grpo.loss_type=ends:loss"], "loss_type: ends:loss: .*ends.py:7"),
         (["grpo.reward=parses:reward"], "parses:reward: .*parses.py:2"),
         (["tasks.main={use: task_ends:AtOnce}"], r"tasks\.main: .*task_ends.py:6"),
         (["tasks.main={use: task_ends:InProblems}"], "own code: .*task_ends.py:10"),
-        (["tasks.main={use: task_ends:InVerify}"], r"tasks\.main: .*task_ends.py:14"),
     ],
 )
 def test_own_code_that_ends_the_program_is_a_mistake(settings: list[str], place: str, lab: Path, grpo: Grpo) -> None:
@@ -249,11 +228,7 @@ def test_own_code_that_ends_the_program_is_a_mistake(settings: list[str], place:
     ("setting", "message"),
     [
         ("grpo.reward=letters_of_a_run:none", "has nothing named 'none'"),
-        ("grpo.reward={'letters_of_a_run:Letters': 1.0}", "It is called with the keywords"),
-        ("grpo.reward=no_module:f", "no such module"),
-        ("grpo.loss_type=letters_of_a_run:none", "has nothing named 'none'"),
         ("grpo.loss_options={no: 1}", "Give it the options that it takes"),
-        ("tasks.main.use=letters_of_a_run:None", "has nothing named 'None'"),
     ],
 )
 def test_a_wrong_name_is_told_before_the_model_is_made(setting: str, message: str, lab: Path, grpo: Grpo) -> None:

@@ -9,12 +9,8 @@ import zipfile
 from pathlib import Path
 from urllib.parse import unquote
 
-import pytest
-
-from grpo.common.errors import UserError
-
 sys.path.insert(0, str(Path(__file__).parents[2] / "workflow"))
-from submission import document, write_pdf, write_zip
+from submission import document, write_zip
 
 
 def test_the_document_is_the_write_up_and_its_pictures_are_found(tmp_path: Path) -> None:
@@ -26,16 +22,6 @@ def test_the_document_is_the_write_up_and_its_pictures_are_found(tmp_path: Path)
     assert "<script" not in page  # what a model wrote stays text
     (picture,) = re.findall(r'src="file://([^"]+)"', page)
     assert Path(unquote(picture)).is_file()
-
-
-def test_without_a_report_or_the_printer_one_message_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"writeup.md: no such file. Run `dvc repro writeup`"):
-        document(tmp_path)
-    with pytest.raises(UserError, match=r"WeasyPrint is not installed. Run `make submission`"):
-        write_pdf("", tmp_path / "writeup.pdf")
-    with pytest.raises(UserError, match="Run `make submission` in a clone"):
-        write_zip(tmp_path, tmp_path / "code.zip")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_tracked_files_are_packed_as_they_are_now_and_nothing_else(tmp_path: Path) -> None:

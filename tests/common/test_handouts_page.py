@@ -76,30 +76,6 @@ def test_every_link_of_a_row_leads_to_what_it_quotes() -> None:
     assert [fault for row in ROWS if len(row) == 3 for fault in unsaid(row[1])] == []
 
 
-@pytest.mark.parametrize(
-    ("cell", "faults"),
-    [
-        ('[a](../zero_shot.py "--file")', 0),
-        ('[a](../zero_shot.py "--nothing")', 1),
-        ("[a](../zero_shot.py)", 1),  # a link that claims nothing
-        ('[a](../nowhere.py "x")', 1),
-        ('[a](results.md#a-run "history.csv; metrics.json")', 0),
-        ('[a](results.md#a-run "MLflow has a copy")', 1),  # it stands in another section
-        ('[a](results.md#nothing "x")', 1),
-        ('[a](../reports/figures/overview.svg "GRPO step")', 0),
-        ('[a](../reports/figures/overview.svg "path")', 1),  # markup, which nobody sees
-        ('[a](../data "r1_zero.prompt")', 0),
-        ('[a](../reports/tables/best_of_n.md "r1_zero \\| 16")', 0),
-    ],
-)
-def test_what_a_link_quotes_is_looked_for_where_it_leads(cell: str, faults: int) -> None:
-    assert len(unsaid(cell)) == faults
-
-
-def test_links_outside_of_the_tables_lead_to_files() -> None:
-    assert [name for name in re.findall(r"\]\(([^)#\s]+)", TEXT) if not (ROOT / "docs" / name).exists()] == []
-
-
 def test_settings_that_rows_name_exist(mini_study: Study) -> None:
     names = {name for row in ROWS if len(row) == 3 for name in re.findall(r"(?<!\[)`([a-z_]+\.[a-z_.]+)`", row[1])}
     settings = {name for name in names if hasattr(mini_study, name.partition(".")[0]) and not name.startswith("tasks.")}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import subprocess
 import sys
@@ -12,8 +11,6 @@ import pytest
 
 from grpo.common.errors import UserError
 from grpo.common.files import files_digest, read_json, whole_folder, write_json, write_text
-from grpo.common.imports import require_extra
-from grpo.common.lock import only_one
 from grpo.common.records import Example, Problem, read_problems, write_records
 
 PROBLEMS = [
@@ -65,14 +62,6 @@ def test_a_record_that_no_file_can_hold_is_a_users_error_whoever_makes_it() -> N
     with pytest.raises(UserError, match=r"Example: response is None, not text"):
         Example("?", None, "1", 1.0)  # type: ignore[arg-type]
     assert Problem("a", "😀", "1").question.encode() == b"\xf0\x9f\x98\x80"  # a whole pair is a character
-
-
-def test_missing_and_empty_files_of_problems(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"none\.jsonl: no such file.*dvc repro dataset"):
-        read_problems(tmp_path / "none.jsonl")
-    write_records(tmp_path / "empty.jsonl", [])
-    with pytest.raises(UserError, match=r"empty\.jsonl:1: damaged"):
-        read_problems(tmp_path / "empty.jsonl")
 
 
 # --------------------------------------------------------------------------------------------------------- whole folders
@@ -251,20 +240,3 @@ def test_what_python_compiled_is_no_part_of_a_digest(tmp_path: Path) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------- locks and packages
-
-
-def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As NFS without a lock service."""
-
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("fcntl.lockf", refuse)
-    with pytest.raises(UserError, match=r"a\.lock: the file system has no locks \(No locks available\)\. Put the project on"):
-        only_one(tmp_path / "here/a.lock", "the run").__enter__()
-
-
-def test_a_missing_extra_is_told_with_the_command_that_brings_it() -> None:
-    with pytest.raises(UserError, match=r"an asynchronous run: needs no_such_package.*`pip install -e '\.\[ray\]'`"):
-        require_extra("no_such_package", "ray", "an asynchronous run")
-    require_extra("json", "ray", "anything")

@@ -145,11 +145,3 @@ def test_a_sample_with_part_of_the_reward_is_not_right() -> None:
     found, expected = (estimates(asked, QUESTION_ONLY, [group(part), group(part)]) for part in (0.6, 0.0))
     assert found == expected
     assert found["n"]["2"]["pass"]["value"] == pytest.approx(0.5)  # 3 of 6 pairs hold the right one
-
-
-def test_more_than_was_sampled_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"16 cannot be chosen from samples \(8\)"):
-        BestOfN(problems=2, prompts=["r1_zero"], samples=8, n=[1, 16])
-    with pytest.raises(ValueError, match="rising order"):
-        BestOfN(problems=2, prompts=["r1_zero"], n=[4, 1])
-    assert BestOfN(problems=2, prompts=["r1_zero"]).n == [1, 4, 8, 16]

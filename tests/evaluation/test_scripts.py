@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -17,13 +15,6 @@ def script(name: str, path: str, *arguments: str) -> subprocess.CompletedProcess
     """Run a script of the project's folder with this PATH."""
     command = [sys.executable, name, *arguments]
     return subprocess.run(command, cwd=ROOT, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False)
-
-
-@pytest.mark.parametrize("name", ["zero_shot.py", "best_of_n.py"])
-def test_without_the_environment_one_message_says_what_to_do(name: str, tmp_path: Path) -> None:
-    ended = script(name, str(tmp_path))
-    assert ended.returncode == 2 and ended.stderr.count("\n") == 1
-    assert "dvc is not on PATH" in ended.stderr and ".venv/bin/activate" in ended.stderr
 
 
 def test_figures_are_shown_when_the_stage_is_up_to_date(tmp_path: Path) -> None:
@@ -37,8 +28,3 @@ def test_figures_are_shown_when_the_stage_is_up_to_date(tmp_path: Path) -> None:
     shown = script("best_of_n.py", str(tmp_path)).stdout
     for prompt, values in sampled.items():
         assert all(f"{prompt}, N = {n}: pass {kinds['pass']['value']:.3f} (" in shown for n, kinds in values["n"].items())
-
-
-def test_a_wrong_file_is_told_before_anything_runs(tmp_path: Path) -> None:
-    ended = script("zero_shot.py", str(tmp_path), "--file", "nowhere.jsonl")
-    assert ended.returncode == 2 and "nowhere.jsonl: no such file" in ended.stderr

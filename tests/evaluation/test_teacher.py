@@ -11,7 +11,6 @@ import pytest
 from model_parts import tiny_checkpoint
 from study_parts import values_of
 
-from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem, Rollout, read_examples
 from grpo.evaluation import evaluate as module
 from grpo.evaluation.teacher import traces_of
@@ -19,9 +18,8 @@ from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import paths
 from grpo.study.settings import SampledTraces
 from grpo.tasks.arithmetic import Arithmetic
-from grpo.tasks.formats import R1_ZERO
 from grpo.tasks.keyword_inclusion import Keyword
-from grpo.tasks.task import Format, Task
+from grpo.tasks.task import Task
 
 Grpo = Callable[..., tuple[int, str, str]]
 MATH, WORDS = Arithmetic(4, 4, levels=1, seed=0), Keyword(seed=0)
@@ -81,16 +79,6 @@ def test_what_is_cut_off_or_repeated_is_left_out_and_counted() -> None:
         ("q", " \\boxed{2}" + end.format(2)),
     ]
     assert counts == {"responses": 7, "cut_off": 2, "without_answer": 1, "repeated": 1}
-
-
-def test_a_task_that_cannot_rewrite_says_so() -> None:
-    class Own(Keyword):
-        formats = {"keyword": Keyword.formats["keyword"], "tagged": Format("{question}", read=R1_ZERO.read)}
-
-    with pytest.raises(
-        UserError, match=r"^Own does not say how a response in the format keyword stands in tagged\. Ask in tag"
-    ):
-        traces_of(Own(seed=0), settings("tagged", "keyword"), [response("x", PAIR)])
 
 
 # ---------------------------------------------------------------------------------------------------------- the stage
@@ -160,7 +148,6 @@ def test_the_stage_keeps_what_the_teacher_says_and_goes_on_after_a_kill(
     ("changes", "message"),
     [
         ({"questions": 9999}, "sft_datasets.keyword.questions: 9999 are asked for, but there are 1232"),
-        ({"model": {"source": "local", "path": "nowhere"}}, "nowhere: holds no model"),
         ({"max_tokens": 1}, "sft_datasets.keyword: of 800 responses none can be used (cut_off: 7"),
         (
             {"asked_in": "r1_zero"},
@@ -173,9 +160,3 @@ def test_what_cannot_be_sampled_is_told(project: Path, grpo: Grpo, changes: dict
     code, _, error = grpo("sft_dataset", "keyword")
     assert code == 2 and message in error
     assert not paths.sft_examples("keyword").exists()
-
-
-def test_a_teacher_without_a_chat_template_is_refused_before_anything_is_sampled(project: Path, grpo: Grpo) -> None:
-    (project / "teacher" / "chat_template.jinja").unlink()
-    code, _, error = grpo("sft_dataset", "keyword")
-    assert code == 2 and "chat template" in error

@@ -150,27 +150,3 @@ def test_a_study_trains_with_a_sum_of_rewards(train: Train) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ what is wrong
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (
-            {"loss_type": "clip_higher:clip_higher", "loss_options": {"clip_hihg": 0.3}},
-            "error: loss_options: clip_higher:clip_higher: missing a required argument: 'clip_high'",
-        ),
-        ({"loss_type": "grpo_clip", "loss_options": {"clip_high": 0.3}}, "error: loss_options: grpo_clip: got an unexpected"),
-        ({"reward": "short_answers:long_answers"}, "has nothing named 'long_answers'"),
-        ({"reward": "short_answers:defaultdict.fromkeys"}, "has nothing named"),
-        ({"reward": "nowhere:at_all"}, "experiments.grpo_learning_rate.arms.wrong: nowhere:at_all: no such module"),
-    ],
-)
-def test_what_cannot_be_called_is_told_before_anything_is_loaded(
-    train: Train, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], message: str
-) -> None:
-    def never(*_: Any) -> None:
-        raise AssertionError("loaded")
-
-    monkeypatch.setattr("grpo.training.train.load_model", never)
-    code, error = train("wrong", **values)
-    assert code == 2 and message in error and len(error.splitlines()) == 1

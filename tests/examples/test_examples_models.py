@@ -67,15 +67,6 @@ def test_a_llama_that_is_asked_in_chats_learns(digits: Path, grpo: Callable[...,
     assert len(load_tokenizer(kept).stop_token_ids) == 3
 
 
-def test_a_model_without_a_chat_template_is_refused(digits: Path, grpo: Callable[..., tuple[int, str, str]]) -> None:
-    (digits / "my-model/chat_template.jinja").unlink()
-    for command in ("dataset main", "model main"):
-        assert grpo(*command.split())[0] == 0
-    code, _, error = grpo("train", "grpo_learning_rate", "1e-2")
-    assert code == 2 and "has no chat template" in error
-    assert not (digits / "data/runs/grpo_learning_rate/1e-2/0").exists()
-
-
 def test_the_pages_other_settings_are_accepted(tmp_path: Path) -> None:
     """Each put over the GSM8K study; and that one asks in chats."""
     others = [text for text in snippets("yaml") if "extends" not in text]

@@ -90,16 +90,12 @@ def test_the_example_runs_from_problems_to_a_trained_policy(
             {"use": "countdown:Countdown", "biggest": 50},
             r"^tasks\.main: got an unexpected keyword argument 'biggest'\. Countdown takes numbers, largest",
         ),
-        ({"use": "countdown:Countdown", "largest": "50"}, r"^tasks\.main\.largest: .*valid integer.*'50'"),
-        ({"use": "countdown:Nothing"}, "countdown.py has nothing named 'Nothing'"),
-        ({"use": "nowhere:Countdown"}, "no such module"),
         ({"use": "countdown:score"}, "no subclass of grpo.tasks.Task"),
         (
             {"use": "sudoku"},
             r"tasks\.main\.use: expected one of arithmetic, math, gsm8k, keyword, dataset, verifiers, mixture, reasoning_gym, "
             r"or an import path",
         ),
-        ({}, r"tasks\.main\.use: expected one of"),
     ],
 )
 def test_a_mistake_in_an_entry_is_told_in_one_message(tmp_path: Path, settings: dict[str, Any], told: str) -> None:

@@ -50,12 +50,6 @@ def test_without_a_gpu_each_part_says_that_it_was_skipped_and_nothing_is_claimed
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unknown_part_is_named() -> None:
-    result = run("benchmarks/gpu.py", "--parts", "gradients,speed")
-    assert result.returncode == 2
-    assert "speed: unknown. There are gradients, " in result.stderr
-
-
 @pytest.mark.parametrize("part", ["profile", "optimizer", "state"])
 def test_no_row_of_a_part_fails(part: str) -> None:
     found = rows(part)

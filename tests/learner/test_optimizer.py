@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import copy
 import math
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 import torch
 from training_parts import same_weights
 
-from grpo.common.errors import UserError
 from grpo.learner.optimizer import Optimizer
 from grpo.study.effective import effective_run
 from grpo.study.schema import load_study
@@ -121,19 +119,6 @@ def test_eight_bit_moments_take_a_byte_each_and_steps_stay_close(model: Any) -> 
     assert state["state1"].dtype == state["state2"].dtype == torch.uint8
     found, expected = (m.get_input_embeddings().weight.detach() - start for m in (twin, model))
     assert (found - expected).norm() < 0.1 * expected.norm()
-
-
-def test_eight_bit_without_bitsandbytes_says_what_to_install(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    really = builtins.__import__
-
-    def without(name: str, *args: Any) -> Any:
-        if name.startswith("bitsandbytes"):
-            raise ImportError(name)
-        return really(name, *args)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UserError, match=r"learner.optimizer: adamw_8bit needs bitsandbytes: `pip install bitsandbytes`"):
-        Optimizer(model, 1e-3, "adamw_8bit")
 
 
 class TwoGpus:

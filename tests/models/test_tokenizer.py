@@ -97,13 +97,6 @@ def test_ids_and_texts_are_those_of_transformers(folder: Path) -> None:
     assert ours.batch_decode(ids) == TEXTS
 
 
-@everywhere
-def test_a_saved_folder_is_loaded_by_its_name_too(folder: Path) -> None:
-    """As vLLM loads it. (Where a config.json stands beside it, AutoTokenizer may follow the model's type instead.)"""
-    theirs = AutoTokenizer.from_pretrained(folder)
-    assert theirs(TEXTS, truncation=False)["input_ids"] == Tokenizer.from_folder(folder)(TEXTS)["input_ids"]
-
-
 def test_no_file_of_a_tokenizer_from_elsewhere_is_lost(like_qwen: Path, tmp_path: Path) -> None:
     """None of the model's own files is taken for one of the tokenizer's."""
     kept = files_of(like_qwen)
@@ -234,13 +227,6 @@ def test_the_date_of_a_chat_is_the_same_on_every_day(like_qwen: Path, form: str,
     assert tokenizer.decode(tokenizer.chat_ids(CHATS[0], date_string="May Day")) == "It is May Day."
 
 
-def test_a_question_that_makes_a_prompt_without_tokens_is_named(tokenizer: Any, like_qwen: Path) -> None:
-    assert Format("Q: {question}").encode(tokenizer, "Q: ")  # a text around it makes up for it
-    for made, chat in ((tokenizer, False), (Tokenizer.from_folder(like_qwen), True)):
-        with pytest.raises(UserError, match="the question '' makes a prompt without tokens"):
-            Format("{question}", chat=chat).encode(made, "")
-
-
 @pytest.mark.parametrize("hub", ["like_qwen3"], indirect=True)
 def test_a_chat_format_is_a_chat(hub: Path) -> None:
     """With a system message if the format has one, and the template's options; the answer is in the box."""
@@ -356,11 +342,6 @@ def test_code_beside_a_model_is_not_run_whoever_says_yes(tmp_path: Path, like_qw
         done = subprocess.run(command, cwd=tmp_path, input="y\n" * 9, capture_output=True, text=True, check=False)
         assert done.returncode == 1 and "UserError: model: " in done.stderr
         assert not (tmp_path / "ran").exists(), function
-
-
-def test_without_a_chat_template_there_are_no_chats(tokenizer: Any) -> None:
-    with pytest.raises(UserError, match=r"has no chat template.*r1_zero or question_only"):
-        formats.CHAT.encode(tokenizer, "?")
 
 
 @pytest.mark.parametrize("hub", TOKENIZERS, indirect=True)

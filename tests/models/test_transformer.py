@@ -370,16 +370,9 @@ def weighing(weights: bytes, changes: dict[str, Tensor | None]) -> bytes:
 DAMAGED: dict[str, tuple[str, Callable[[bytes], bytes]]] = {  # a file, and what becomes of it
     "a size is missing": (CONFIG, lambda file: configured(file, hidden_size=None)),
     "heads do not divide the width": (CONFIG, lambda file: configured(file, num_attention_heads=3)),
-    "heads do not share keys evenly": (CONFIG, lambda file: configured(file, num_key_value_heads=3)),
-    "no number": (CONFIG, lambda file: configured(file, hidden_size="wide")),
-    "no JSON": (CONFIG, lambda _: b"{"),
-    "no mapping": (CONFIG, lambda _: b"[]"),
     "too deep": (CONFIG, lambda _: b"[" * 100_000 + b"]" * 100_000),
     "a missing weight": (WEIGHTS, lambda file: weighing(file, {Q: None})),
-    "an unexpected weight": (WEIGHTS, lambda file: weighing(file, {"more": torch.ones(1)})),
     "a weight that would broadcast": (WEIGHTS, lambda file: weighing(file, {Q: torch.ones(1)})),
-    "a cut file": (WEIGHTS, lambda file: file[:-100]),
-    "no weights": (WEIGHTS, lambda _: b""),
 }
 
 
@@ -387,15 +380,6 @@ DAMAGED: dict[str, tuple[str, Callable[[bytes], bytes]]] = {  # a file, and what
 def test_damaged_files_are_refused(tmp_path: Path, name: str, damage: Callable[[bytes], bytes]) -> None:
     own_model().save_pretrained(tmp_path)
     (tmp_path / name).write_bytes(damage((tmp_path / name).read_bytes()))
-    with pytest.raises(UserError, match=rf"{tmp_path}: not a readable model .*Get it anew"):
-        load_model(tmp_path)
-
-
-def test_missing_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no model"):
-        load_model(tmp_path / "nowhere")
-    own_model().save_pretrained(tmp_path)
-    (tmp_path / WEIGHTS).unlink()
     with pytest.raises(UserError, match=rf"{tmp_path}: not a readable model .*Get it anew"):
         load_model(tmp_path)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from grpo.common.files import write_json, write_text
 from grpo.results.runs import Run
-from grpo.study.schema import Study
 
 CONFIG = {"same_as": None, "overrides": {}, "before": [], "config": {}, "software": {}, "updates_per_rollout_batch": 1}
 
@@ -22,9 +21,3 @@ def write_run(run: Run) -> None:
         write_text(folder / f"{name}.csv", getattr(run, name).to_csv(index=False))
     lines = [json.dumps({"answer_reward": list(row)}) for row in (*run.outcomes[:-1], run.last)]
     write_text(folder / "outcomes.jsonl", "\n".join(lines) + "\n")
-
-
-def write_baseline(study: Study) -> None:
-    """Write the zero-shot metrics of the study's prompts."""
-    accuracy = {"value": 0.04, "low": 0.03, "high": 0.06}
-    write_json(Path("reports/math_baseline.json"), {p: {"accuracy": accuracy} for p in study.evaluation.zero_shot_prompts})

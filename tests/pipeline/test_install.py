@@ -13,10 +13,6 @@ from pathlib import Path
 import pytest
 from workflow_parts import ROOT
 
-sys.path.insert(0, str(ROOT / "workflow"))
-
-from uv_pip import for_uv, read_settings
-
 SAY_PREFIX = "import sys; print(sys.prefix)"
 
 
@@ -88,24 +84,6 @@ def test_every_recipe_is_a_shell_script_whatever_the_clones_path(clone: Path) ->
     for target in targets:
         parsed = subprocess.run(["sh", "-n"], input=make(clone, "-n", target), text=True, capture_output=True)
         assert parsed.returncode == 0, (target, parsed.stderr)
-
-
-def test_a_clone_by_a_git_that_changes_line_ends_has_those_of_the_repository(tmp_path: Path) -> None:
-    """Git for Windows sets core.autocrlf; a shell script with its line ends does not start."""
-    script, picture = ROOT / "workflow/anywhere.sh", ROOT / "docs/mlflow_curves.png"
-    source, copy = tmp_path / "source", tmp_path / "copy"
-    source.mkdir()
-    git = ("git", "-c", "user.name=t", "-c", "user.email=t@t", "-c", "core.autocrlf=true", "-c", "core.eol=crlf")
-    subprocess.run([*git, "init", "--quiet", source], check=True)
-    for file in (ROOT / ".gitattributes", script, picture):
-        shutil.copy(file, source)
-    (source / "from_windows.sh").write_bytes(b"#!/bin/sh\r\n")
-    subprocess.run([*git, "add", "."], cwd=source, check=True, capture_output=True)
-    subprocess.run([*git, "commit", "--quiet", "-m", "Start"], cwd=source, check=True)
-    subprocess.run([*git, "clone", "--quiet", source, copy], check=True)
-    for file in (script, picture):
-        assert (copy / file.name).read_bytes() == file.read_bytes()
-    assert (copy / "from_windows.sh").read_bytes() == b"#!/bin/sh\n"
 
 
 def test_an_environment_that_works_and_a_folder_that_is_none_are_kept(clone: Path) -> None:
@@ -191,27 +169,3 @@ def test_uv_takes_packages_from_where_pip_does(tmp_path: Path, from_file: bool) 
             subprocess.run([*command, *packages[:2], str(tmp_path / "none"), "ccc"], env=env, capture_output=True).returncode
             != 0
         )
-
-
-def test_pips_settings_by_uvs_names() -> None:
-    """By the documentation of both."""
-    listing = "\n".join(
-        [
-            "global.trusted-host='a.example b.example'",
-            "global.proxy='http://proxy.example:3128'",
-            "global.no-index='true'",
-            "install.no-index='false'",
-            ":env:.cert='/etc/cert.pem'",
-            ":env:.find-links='/a /b'",
-        ]
-    )
-    env = for_uv(read_settings(listing), {"HTTPS_PROXY": "http://own.example", "UV_INDEX": "", "HOME": "/home/me"})
-    assert env == {
-        "UV_INSECURE_HOST": "a.example b.example",
-        "HTTP_PROXY": "http://proxy.example:3128",
-        "HTTPS_PROXY": "http://own.example",
-        "SSL_CERT_FILE": "/etc/cert.pem",
-        "UV_FIND_LINKS": "/a,/b",
-        "HOME": "/home/me",
-    }
-    assert for_uv({}, {}) == {"UV_TORCH_BACKEND": "auto"}

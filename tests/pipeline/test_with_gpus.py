@@ -140,7 +140,7 @@ def started_training(folder: Path, finishing: float, code: int, **extra: str) ->
     """with_gpus.py in a process group of its own, with a stand-in of dvc, whose command takes so long to finish its step."""
     command = [sys.executable, "-c", DVC_STAND_IN, TRAINING % (finishing, code)]
     process = subprocess.Popen(
-        [sys.executable, str(WITH_GPUS), "0", "--explain", "--log", "log", "--stamp", "stamp", "--", *command], cwd=folder,
+        [sys.executable, str(WITH_GPUS), "0", "--log", "log", "--stamp", "stamp", "--", *command], cwd=folder,
         env=environment(**extra), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     wait_for((folder / "started").exists)
@@ -152,7 +152,7 @@ def test_sigterm_to_every_process_lets_the_step_be_finished(tmp_path: Path) -> N
     for each in processes(tmp_path):  # as Slurm does it
         each.send_signal(signal.SIGTERM)
     text, _ = process.communicate(timeout=30)
-    assert process.returncode == with_gpus.RESUME_ME and "Told to stop" in text and "Full log: log" in text
+    assert process.returncode == with_gpus.RESUME_ME and "Told to stop, and stopped" in text and "Full log: log" in text
     assert (tmp_path / "saved").exists() and not (tmp_path / "stamp").exists()
     assert not processes_in(tmp_path)
 

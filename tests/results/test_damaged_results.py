@@ -18,7 +18,7 @@ from grpo.reporting.rollouts import read_samples
 from grpo.reporting.timing import read_timing
 from grpo.results.runs import read_baseline, read_best_of_n, read_run, read_selection
 from grpo.study.effective import read_selections
-from grpo.study.schema import Study, load_study
+from grpo.study.schema import Study
 
 ARGS = ("sft_experiment", "all", 0)
 RUN_NAME = "/".join(map(str, ARGS))
@@ -163,9 +163,3 @@ def test_numbers_that_are_cut_or_changed_are_noticed(results: Path) -> None:
 
 def test_a_text_may_hold_what_python_takes_for_the_end_of_a_line(results: Path) -> None:
     assert {sample["response"] for sample in read_samples(RUN_NAME)} == {"c\u2028d"}
-
-
-def test_a_study_in_another_encoding_is_an_error_with_its_line(tmp_path: Path) -> None:
-    (tmp_path / "params.yaml").write_bytes("study: mini\ndescription: für\n".encode("latin-1"))
-    with pytest.raises(UserError, match=r"params\.yaml:2: not UTF-8"):
-        load_study(tmp_path / "params.yaml")

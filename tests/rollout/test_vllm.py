@@ -171,16 +171,6 @@ def test_an_engine_that_ends_says_what_to_change(served: Any, monkeypatch: pytes
                 rollouts(served, SamplingParams(max_tokens=4), n=1)
 
 
-def test_a_response_that_does_not_fit_the_context_is_refused(served: Any) -> None:
-    with pytest.raises(UserError, match=r"the model's context of 256 tokens is too short for a prompt of"):
-        rollouts(served, SamplingParams(max_tokens=255), n=1)
-
-
-def test_a_folder_without_a_model_cannot_be_served(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"holds no model \(config\.json is missing\)"):
-        VllmEngine(tmp_path, None, VllmSettings("float32", "cpu", 0.5, 8))
-
-
 def test_evaluate_vllm_takes_the_handouts_arguments(served: Any, tmp_path: Path) -> None:
     from vllm import SamplingParams as VllmSamplingParams
 

@@ -606,6 +606,6 @@ def test_a_full_disk_leaves_the_old_study(project: Path, grpo: Grpo, monkeypatch
 
     monkeypatch.setattr(Path, "replace", full)
     code, _, error = grpo("study", "use", "mini")
-    assert code == 2 and "no space left" in error
+    assert code == 2 and "No space left" in error
     assert Path("params.yaml").read_bytes() == before
     assert sorted(path.name for path in project.iterdir()) == ["params.yaml", "studies"]

@@ -72,20 +72,6 @@ def test_steps_and_answer_follow_from_the_question(validation: bool) -> None:
         assert all(1 <= abs(b - a) <= 9 for a, b in itertools.pairwise(numbers))
 
 
-def test_pronouns_fit_the_names() -> None:
-    of = {"Mia": "she", "Ana": "she", "Tom": "he", "Ben": "he"}
-    for problem in first(200):
-        words = problem.question.split()
-        assert {w for w in words if w in {"he", "she"}} == {of[words[0]]}
-
-
-@pytest.mark.parametrize("levels", [1, 3, 5])
-def test_levels_are_drawn_evenly(levels: int) -> None:
-    drawn = [len(problem.changes) - 1 for problem in first(1000 * levels, levels=levels)]
-    assert set(drawn) == set(range(1, levels + 1))
-    assert all(850 <= drawn.count(level) <= 1150 for level in set(drawn))  # 4.7 standard deviations and more
-
-
 def test_answers_are_spread_over_the_range() -> None:
     answers = [problem.solution()[1] for problem in first(3000)]
     assert set(answers) == set(range(16))
@@ -195,12 +181,6 @@ def test_shares_of_guesses_and_derailed_solutions_are_the_settings() -> None:
         (n["r1_zero"], 4000, 0.5),
     ):
         assert abs(count / total - share) <= 4 * (share * (1 - share) / total) ** 0.5
-
-
-def test_complete_forms_earn_the_format_reward_and_the_others_do_not() -> None:
-    for _, response in itertools.islice(documents(2, r1_zero_share=1.0, complete_form_share=0.5), 200):
-        form = R1_ZERO.read(response) is not None
-        assert form == ("</think> <answer>" in response and response.endswith("</answer>"))
 
 
 def test_documents_are_seeded() -> None:

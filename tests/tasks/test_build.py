@@ -52,12 +52,6 @@ def test_prompts_above_the_limit_are_left_out_and_counted(tmp_path: Path) -> Non
     assert without["train"]["problems"] == 5 and "dropped_from_train_as_too_long" not in without
 
 
-@pytest.mark.parametrize("limit", [0, -1, True, 2.5, "9"])
-def test_a_limit_that_is_no_number_of_tokens_is_refused(limit: object) -> None:
-    with pytest.raises(UserError, match=r"tasks\.main\.max_prompt_tokens: expected a whole number above 0"):
-        task(longest=5, max_prompt_tokens=limit)
-
-
 def test_a_prompt_is_as_long_as_in_the_format_in_which_it_is_longest(tokenizer: Tokenizer) -> None:
     problem = Problem("p", "Mia has 3 apples.", "3")
     lengths = {

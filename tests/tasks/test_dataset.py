@@ -156,31 +156,20 @@ def test_a_column_on_the_hub_that_was_changed_in_reading_is_refused(tmp_path: Pa
     ("name", "content", "told"),
     [
         ("a.jsonl", b'{"asked": "?", "solved": "1"}\n{"asked": "\\ud800", "solved": "1"}', r"a\.jsonl:2: column 'asked' holds"),
-        ("a.jsonl", b'{"asked": "?", "solved": "\\udc80"}', r"a\.jsonl:1: column 'solved' holds"),
         ("a.jsonl", b'{"asked": ' + b"[" * 100_000, r"a\.jsonl: not valid JSONL \(line 1: it is nested too deeply\)"),
-        ("a.json", b"[" * 100_000, r"a\.json: not valid JSON \(it is nested too deeply\)"),
         ("a.jsonl", b'{"asked": "?", "solved": "1"}\n{"asked": "\xff", "solved": "1"}', r"a\.jsonl: not valid JSONL .*utf-8"),
-        ("a.jsonl", b'{"asked": "?", "solved": Infinity}', r"a\.jsonl:1: column 'solved' holds inf"),
         ("a.jsonl", b'{"asked": "?", "solved": true}', r"a\.jsonl:1: column 'solved' holds True"),
-        ("a.csv", b"asked,solved\n?,1\n\xff,2\n", r"a\.csv: not valid CSV .*utf-8"),
         ("a.csv", b"asked,solved\n?,1\n?,2,3\n", r"a\.csv: not valid CSV \(line 3: the number of cells"),
-        ("a.csv", b"asked,solved\n?,1\n?\n", r"a\.csv: not valid CSV \(line 3: the number of cells"),
-        ("a.csv", b'asked,solved\n?,1\n"?,2\n', r"a\.csv: not valid CSV"),
         ("a.csv", b"asked,asked,solved,,\n?,!,1,,\n", r"a\.csv: not valid CSV \(the column 'asked' is there twice\)"),
         (
             "a.jsonl",
             b'{"asked": "?", "solved": "1", "solved": "2"}',
             r"a\.jsonl: not valid JSONL \(line 1: the column 'solved'",
         ),
-        ("a.json", b'[{"asked": "?", "asked": "!", "solved": "1"}]', r"a\.json: not valid JSON \(the column 'asked' is there"),
         ("a.csv", b"asked,solved\n", r"a\.csv: has no rows\. Add some, or name another file in `tasks\.main\.files\.train`\."),
-        ("a.jsonl", b"\n \n", r"a\.jsonl: has no rows\."),
-        ("a.json", b"[]", r"a\.json: has no rows\."),
         ("a.parquet", TWICE, r"a\.parquet: not valid PARQUET \(.*asked"),
-        ("a.parquet", b"PAR1 no more", r"a\.parquet: not valid PARQUET"),
         ("a.txt", b'{"asked": "?", "solved": "1"}', r"a\.txt: cannot be read\. Use a suffix of \.jsonl, .*csv"),
         ("a.jsonl", b'{"problem": "?", "solved": "1"}', r"a\.jsonl:1: no column 'asked' \(columns: problem, solved\)"),
-        ("a.jsonl", b'{"asked": "?", "solved": ""}', r"a\.jsonl:1: the answer is empty"),
         # Rows are named by their lines in an editor.
         ("a.jsonl", b'{"asked": "?", "solved": "2"}\n\n{"asked": " ", "solved": "3"}', r"a\.jsonl:3: the question is empty"),
         ("a.csv", b'asked,solved\n"one\nand one?",2\n\n" ",3\n', r"a\.csv:5: the question is empty"),
@@ -242,26 +231,6 @@ def test_the_code_of_a_verifier_is_part_of_what_runs_depend_on(tmp_path: Path) -
     assert [name for name in inputs[0] if inputs[0][name] != inputs[1][name]] == ["my_verifier.py"]
 
 
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({}, r"^tasks\.main: name either `hub` or `files`"),
-        ({"hub": "a/b", "files": {"train": "a.csv", "validation": "b.csv"}}, "name either `hub` or `files`"),
-        ({"hub": "a/b"}, "a/b: give the `revision`, 40 hex digits"),
-        ({"hub": "a/b", "revision": "main"}, r"tasks\.main\.revision: .*pattern"),
-        ({"files": {"train": "a.csv"}}, r"tasks\.main\.files\.validation: field required"),
-        (
-            {"files": {"train": "a.csv", "validation": "b.csv"}, "verify": "roughly"},
-            "verify: expected math, exact, or an import",
-        ),
-        ({"files": {"train": "a.csv", "validation": "b.csv"}, "verify": "no_such:thing"}, "no_such:thing: no such module"),
-    ],
-)
-def test_a_mistake_in_the_entry_is_told_before_anything_is_read(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match=told):
-        task(**settings)
-
-
 def test_rows_that_cannot_be_used_are_skipped_where_the_study_says_so(tmp_path: Path) -> None:
     """The other rows keep their numbers, and each skipped row is named by its line."""
     lines = ['{"asked": "a?", "solved": "1"}', "", '{"asked": "b?", "solved": ""}', '{"asked": "c?", "solved": "3"}']
@@ -277,13 +246,3 @@ def test_rows_that_cannot_be_used_are_skipped_where_the_study_says_so(tmp_path: 
         UserError, match=r"^tasks\.main: the train split has no usable row; the first: .*a\.jsonl:1: no column 'problem'"
     ):
         task(files=files, skip_unusable=True, question="problem").problems("train")
-
-
-def test_a_row_of_a_file_without_lines_is_counted_from_one(tmp_path: Path) -> None:
-    rows = {"train": [*ROWS["train"], {"asked": " ", "solved": "3", "id": 9}], "validation": ROWS["validation"]}
-    files = write(tmp_path / "rows", "parquet", rows)
-    with pytest.raises(UserError, match=r"train\.parquet row 3: the question is empty"):
-        task(files=files).problems("train")
-    Path(files["train"]).unlink()
-    with pytest.raises(UserError, match=r"train\.parquet: no such file\. Correct `tasks.main.files.train`"):
-        task(files=files).problems("train")

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem, Rollout
 from grpo.tasks.build import build_dataset
 from grpo.tasks.keyword_inclusion import (
@@ -59,13 +58,6 @@ def test_pairs_are_all_there_are_cut_at_four_fifths(seed: int) -> None:
     assert {word for pair in training for word in pair} == set(NOUNS + ADJECTIVES)  # none is new in a held-out pair
 
 
-def test_the_words_of_a_pair_come_in_either_order() -> None:
-    place = {word: i for i, word in enumerate(NOUNS + ADJECTIVES)}
-    pairs = [pair for part in keyword_pairs(0) for pair in part]
-    in_order = sum(place[a] < place[b] for a, b in pairs)
-    assert abs(in_order / len(pairs) - 0.5) <= 4 * (0.25 / len(pairs)) ** 0.5  # 4 standard deviations
-
-
 def test_pairs_are_the_same_in_another_process() -> None:
     program = "from grpo.tasks.keyword_inclusion import *\nprint(keyword_pairs(3), next(Keyword(3).documents(3, 0.5)))"
     environment = {**os.environ, "PYTHONHASHSEED": "123"}
@@ -92,14 +84,6 @@ def test_a_sentence_includes_the_keywords_asked_for_whatever_the_pair() -> None:
         text = sentence(rng, pair)
         assert keyword_inclusion_reward_fn(text, pair)["reward"] == 1.0
         assert degenerate(text, pair) == {"lists_only": 0.0, "repeats_prompt": 0.0, "is_sentence": 1.0}
-
-
-def test_keywords_stand_at_any_place_of_a_sentence() -> None:
-    rng = random.Random(0)
-    texts = [sentence(rng, ("apple", "clock")) for _ in range(200)]
-    assert 60 < sum(text.index("apple") < text.index("clock") for text in texts) < 140  # 5.6 standard deviations
-    asked_nothing = [sentence(rng) for _ in range(200)]
-    assert len({text.split()[-1] for text in asked_nothing}) > 20
 
 
 def test_mutilated_sentences_are_none() -> None:
@@ -208,11 +192,6 @@ def test_a_repeated_request_is_noticed(response: str, repeats: float) -> None:
     assert degenerate(response, ["apple", "red"])["repeats_prompt"] == repeats
 
 
-def test_a_sentence_may_have_blanks_around_it() -> None:
-    assert degenerate(" The red apple lies near the clock.\n", ["apple", "red"])["is_sentence"] == 1.0
-    assert degenerate("The red apple lies near the clock. And", ["apple", "red"])["is_sentence"] == 0.0
-
-
 # ---------------------------------------------------------------------------------------------------------------- reward
 
 
@@ -239,12 +218,6 @@ def test_what_counts_as_a_keyword(response: str, keywords: list[str], reward: in
 @pytest.mark.parametrize("response", ["", " ", "\n\t"])
 def test_an_empty_response_has_no_form(response: str) -> None:
     assert set(keyword_inclusion_reward_fn(response, ["red"]).values()) == {0.0}
-
-
-@pytest.mark.parametrize("keywords", [(), [""], ["\t"], "apple, red", ""])
-def test_keywords_that_no_response_could_hold_are_refused(keywords: list[str]) -> None:
-    with pytest.raises(UserError, match="keywords: expected a list"):
-        keyword_inclusion_reward_fn("apple, red", keywords)
 
 
 def test_responses_are_scored_by_their_problems_keywords() -> None:

@@ -107,18 +107,3 @@ def test_documents_are_drawn_by_the_weights() -> None:
     assert of_sums == one != zero
     with pytest.raises(UserError, match=r"documents: words: no such task \(known: sums, letters\)"):
         next(mixture().documents(0, words={}))
-
-
-@pytest.mark.parametrize(
-    ("tasks", "told"),
-    [
-        ({}, r"tasks\.main\.tasks: .*at least 1"),
-        ({"sums": SUMS | {"weight": 0}}, r"tasks\.main\.tasks\.sums\.weight: .*greater than 0"),
-        ({"sums": SUMS | {"levels": 9}}, r"tasks\.main: tasks\.sums\.levels"),
-        ({"sums": SUMS | {"max_prompt_tokens": 9}}, r"tasks\.sums\.max_prompt_tokens: give it to the mixture itself"),
-        ({"sums": SUMS, "words": {"use": "keyword", "seed": 0}}, r"no format in common \(sums: r1_zero, .*words: keyword"),
-    ],
-)
-def test_a_mixture_that_cannot_be_made_is_refused(tasks: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match=told):
-        mixture(tasks=tasks)

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 import grpo
-from grpo.common.errors import UserError
 from grpo.tasks.formats import QUESTION_ONLY, R1_ZERO
 from grpo.tasks.keyword_inclusion import KEYWORD
-from grpo.tasks.task import Format, make_task
+from grpo.tasks.task import Format
 
 FOLDER = Path(grpo.__file__).parent / "tasks/prompts"
 
@@ -27,17 +26,6 @@ def test_known_ends_and_stop_strings() -> None:
     assert (R1_ZERO.stop, QUESTION_ONLY.stop, KEYWORD.stop) == (("</answer>",), (), (".",))
 
 
-def test_a_format_of_a_task_is_found_by_its_name() -> None:
-    task = make_task({"use": "keyword", "seed": 0})
-    with pytest.raises(UserError, match=r"prompt r1_zero: no such format \(known of Keyword: keyword, chat\)"):
-        task.score("r1_zero", [], [])
-
-
 def test_braces_are_nothing_special() -> None:
     question = r"What is $\frac{1}{2}$ of {x} %s {0}?"
     assert Format("{a} {question} {}").prompt(question) == "{a} " + question + " {}"
-
-
-def test_a_format_without_a_place_for_the_question() -> None:
-    with pytest.raises(UserError, match=r"does not contain \{question\}"):
-        Format("Question: {}")

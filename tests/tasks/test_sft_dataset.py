@@ -124,11 +124,6 @@ def test_a_bad_row_is_named(bad: dict[str, Any] | str, message: str) -> None:
     assert not TARGET.exists()
 
 
-def test_a_missing_file_is_named_with_its_key() -> None:
-    with pytest.raises(UserError, match=r"traces\.jsonl: no such file\. Correct `sft_datasets\.main\.path` in params\.yaml"):
-        build()
-
-
 def test_traces_come_from_the_hub_at_their_revision(monkeypatch: pytest.MonkeyPatch) -> None:
     write_rows(*ROWS)
     asked = []
@@ -169,26 +164,3 @@ def test_traces_may_have_the_other_format() -> None:
     report = build(TaskTraces.model_validate(values), validation=TASK.problems("validation"))
     assert (report["examples"], report["correct"]) == (20, 20)
     assert all(example.response.endswith(f"\\boxed{{{example.ground_truth}}}") for example in read_examples(TARGET))
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"examples": 10, "wrong_share": 0.4}, "main: missing a required argument: 'seed'. traces takes format, examples"),
-        ({"examples": 10, "wrong_share": 1.4, "seed": 0}, r"^sft_datasets\.main\.wrong_share: .*less than or equal to 1.*1\.4"),
-        (
-            {"examples": 10, "wrong_share": 0.4, "seed": 0, "size": 3},
-            r"^sft_datasets\.main: got an unexpected keyword argument 'size'",
-        ),
-    ],
-)
-def test_options_that_a_tasks_traces_do_not_take(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match=told):
-        build(TaskTraces.model_validate({"source": "task", "prompt": "r1_zero", **options}))
-
-
-def test_a_task_without_traces_says_so() -> None:
-    with pytest.raises(UserError, match="Task has no traces of its own: use source jsonl or hub"):
-        Task().traces("r1_zero")
-    with pytest.raises(UserError, match="Task has no documents, so no model can be pretrained for it"):
-        Task().documents(0)

@@ -11,15 +11,12 @@ import datasets
 import pandas
 import pytest
 
-from grpo.commands.doctor import examine
 from grpo.common.errors import UserError
 from grpo.common.records import Problem
 from grpo.grader.grader import is_equivalent
-from grpo.study.schema import Study
 from grpo.tasks.build import separate
 from grpo.tasks.downloaded import SUBJECTS, Counts, Downloaded, Gsm8k, Math
 from grpo.tasks.rows import HubDataset, LocalFiles, Row
-from grpo.tasks.sft_dataset import JsonlTraces
 from grpo.tasks.task import make_task
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
@@ -88,11 +85,6 @@ def test_a_dataset_of_one_split_is_cut_the_same_every_time(monkeypatch: pytest.M
     assert load(task) == (train, validation) and set(asked) == {("qwedsacf/competition_math", "train", None)}
 
 
-def test_the_same_unique_id_in_both_splits_gives_two_ids(tmp_path: Path) -> None:
-    train, validation = load(local_task(tmp_path, [math_row(1, unique_id="a/1")], [math_row(2, unique_id="a/1")]))
-    assert train[0].id != validation[0].id
-
-
 def test_gsm8k_from_local_files(tmp_path: Path) -> None:
     task = local_task(tmp_path, [gsm8k_row(1)], [gsm8k_row(2, "#### -7")], name="gsm8k")
     train, validation = load(task)
@@ -115,21 +107,6 @@ def test_unusable_math_rows_are_named(tmp_path: Path, row: dict[str, Any], messa
         load(local_task(tmp_path, [math_row(7), row], [math_row(8)]))
 
 
-@pytest.mark.parametrize("answer", ["It is 5.", "It is #### "])
-def test_gsm8k_without_short_answer(tmp_path: Path, answer: str) -> None:
-    with pytest.raises(UserError, match=r"val.jsonl:1: no short answer"):
-        load(local_task(tmp_path, [gsm8k_row(1)], [gsm8k_row(2, answer)], name="gsm8k"))
-
-
-def test_missing_file_and_empty_split(tmp_path: Path) -> None:
-    task = local_task(tmp_path, [math_row(1)], [])
-    with pytest.raises(UserError, match=r"val\.jsonl: has no rows\. .*`tasks\.NAME\.source\.validation`"):
-        load(task)
-    (tmp_path / "val.jsonl").unlink()
-    with pytest.raises(UserError, match=r"val.jsonl: no such file. Correct `tasks.NAME.source.validation`"):
-        load(task)
-
-
 def test_wrong_counts(tmp_path: Path) -> None:
     task = local_task(tmp_path, [math_row(1)], [math_row(2)], expected=Counts(train=1, validation=3))
     with pytest.raises(UserError, match=r"tasks.NAME.expected.validation: 3 problems expected, but the source has 1"):
@@ -150,21 +127,6 @@ def test_solutions_are_traces_that_earn_the_reward(name: str, row: dict[str, Any
     assert task.score("r1_zero", [problem], [trace]).rewards[0]["reward"] == 1.0
 
 
-def test_a_file_without_solutions_has_no_traces(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"train\.jsonl:1: no column 'solution'"):
-        local_task(tmp_path, [math_row(1)], [math_row(2)]).traces("r1_zero")
-
-
-def test_doctor_names_files_that_are_missing(mini_study: Study, tmp_path: Path) -> None:
-    path = tmp_path / "traces.jsonl"
-    traces = {"main": JsonlTraces(source="jsonl", prompt="r1_zero", path=str(path))}
-    study = mini_study.model_copy(update={"sft_datasets": traces})
-    for found in ((False, f"missing: {path}"), (True, str(path))):
-        (files,) = (finding for finding in examine(study) if finding.name == "data files")
-        assert (files.good, files.found) == found
-        path.touch()
-
-
 # ------------------------------------------------------------------------------------------------------------- overlap
 
 
@@ -178,11 +140,6 @@ def test_overlap_is_refused_or_dropped() -> None:
     with pytest.raises(UserError, match=r"2 questions .* \[.train/0., .train/2.\]. Set `drop_overlap: true` to"):
         separate(train, validation, drop_overlap=False)
     assert separate(train, validation, drop_overlap=True) == ([train[1]], ["train/0", "train/2"])
-
-
-def test_nothing_left_to_train_on() -> None:
-    with pytest.raises(UserError, match="same data given for both splits"):
-        separate(problems("train", "q"), problems("validation", "q"), drop_overlap=True)
 
 
 def test_duplicate_ids_are_refused(tmp_path: Path) -> None:
@@ -230,22 +187,6 @@ def hub_task(name: str, folder: str) -> Downloaded:
     return task
 
 
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({}, r"tasks\.main: missing a required argument: 'source'\. Math takes source, expected, drop_overlap"),
-        ({"source": {"hub": "a/b"}}, r"tasks\.main\.source"),
-        ({"source": {"hub": "a/b", "revision": "main"}}, r"tasks\.main\.source\.revision: .*'main'"),
-        ({"source": {"train": "a", "validation": "b"}, "expected": {"train": 0, "validation": 1}}, r"expected\.train.*is 0"),
-        ({"source": {"train": "a", "validation": "b"}, "drop_overlap": "yes"}, r"drop_overlap: .*boolean.*'yes'"),
-        ({"source": {"train": "a", "validation": "b"}, "drop": True}, r"unexpected keyword argument 'drop'"),
-    ],
-)
-def test_options_are_checked_when_the_task_is_made(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match=told):
-        make_task({"use": "math", **settings}, "tasks.main")
-
-
 def test_math_from_the_hub(tmp_path: Path, asked: list[tuple[Any, ...]]) -> None:
     files = {}
     for split in ("train", "test"):
@@ -268,15 +209,6 @@ def test_gsm8k_from_the_hub(tmp_path: Path, asked: list[tuple[Any, ...]]) -> Non
     assert (validation.ground_truth, validation.id) == ("1234", "gsm8k/validation/0")
     with pytest.raises(UserError, match=r"gsm8k main train row 2: no short answer"):
         task.problems("train")
-
-
-@pytest.mark.usefixtures("asked")
-def test_what_cannot_be_had_is_told_with_what_to_do() -> None:
-    message = (
-        r"nobody/gsm8k main train: could not be read at revision 0{40} .*`tasks\.NAME\.source`.*HF_TOKEN.*local files \(see"
-    )
-    with pytest.raises(UserError, match=message):
-        load(hub_task("gsm8k", "nobody/gsm8k"))
 
 
 # ---------------------------------------------------------------------------------------------------------- real files

@@ -562,15 +562,6 @@ def test_too_small_a_machine_is_told_before_anything_starts(monkeypatch: pytest.
         pass
 
 
-def test_a_cluster_that_is_not_there_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as free:  # a port on which nobody listens
-        free.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{free.getsockname()[1]}")
-        one, setup = {"num_cpus": 1.0}, setup_of(asynchronous())
-        with pytest.raises(UserError, match="RAY_ADDRESS"), start_actors(setup, len, len, one, one):
-            pass
-
-
 def test_rays_sockets_can_be_named_where_the_folder_for_temporary_files_has_a_long_name(tmp_path: Path) -> None:
     """As batch systems have it. The kernel refuses names of more than 107 characters; Ray's are 67 longer than the folder's."""
     temporary = tmp_path / "of-the-batch-system" / "job-1234567-of-some-user"

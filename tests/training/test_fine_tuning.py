@@ -164,18 +164,6 @@ def test_updates_are_those_of_plain_torch(model: Any, tokenizer: Any, tmp_path: 
     assert speeds == pytest.approx(tokens)
 
 
-def test_a_run_that_is_over_ends_there(model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    seen = []
-
-    def validate(step: int, updates: list[dict[str, float]]) -> bool:
-        seen.append((step, len(updates)))
-        return step == 2
-
-    _, history, _ = fine_tuned(model, tokenizer, tmp_path / "run", validate=validate)
-    assert seen == [(0, 0), (1, 1), (2, 1)]
-    assert [row["step"] for row in history] == [1, 2]
-
-
 # ---------------------------------------------------------------------------------------------- evaluations on the way
 
 

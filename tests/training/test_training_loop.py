@@ -45,7 +45,7 @@ from grpo.evaluation.evaluate import Sampler
 from grpo.handouts import compute_group_normalized_rewards
 from grpo.learner.learner import Learner
 from grpo.models import require_checkpoint
-from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
+from grpo.models.checkpoint import load_model, load_tokenizer
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.make_engine import Checkpoint, make_engine
 from grpo.rollout.transformers_engine import TransformersEngine
@@ -180,13 +180,6 @@ def test_the_loop_ends_when_validation_says_so(model: Any, tokenizer: Any, tmp_p
     assert [row["step"] for row in rows] == [1, 2, 3]  # the last step is recorded too
     assert called == [(0, []), *((int(row["step"]), [row["gradient_norm"]]) for row in rows)]
     assert len(log.times) == 3
-
-
-def test_a_group_of_one_learns(model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    config = CONFIG.model_copy(update={"n_grpo_steps": 2, "loss_type": "no_baseline", "group_size": 1})
-    trained, _ = train(model, tokenizer, tmp_path / "run", config)
-    assert all(math.isfinite(value) for row in read_csv(tmp_path / "run/history.csv") for value in row.values())
-    assert not same_weights(model, trained)
 
 
 def test_rollouts_carry_the_advantages_that_the_handouts_function_gives() -> None:
@@ -618,13 +611,6 @@ def test_the_last_and_the_best_weights_are_kept(session: Any) -> None:
     assert (metrics["steps"], metrics["val/answer_reward"]) == (5, pytest.approx(1 / 6))
 
 
-@pytest.mark.parametrize("kinds", [["last"], ["best"]])
-def test_only_the_checkpoints_that_the_study_asks_for_are_kept(session: Any, kinds: list[str]) -> None:
-    _, folder = session(checkpoints=kinds)
-    assert [path.name for path in folder.iterdir()] == kinds
-    load_model(folder / kinds[0])
-
-
 SLOW_WON = [{"experiment": "grpo_learning_rate", "winner": "slow", "overrides": {"learning_rate": 1e-3}}]
 
 
@@ -664,13 +650,6 @@ def test_an_equal_run_stores_no_weights_but_says_whose_it_shares(session: Any, m
     require_checkpoint(folder / "best")
 
 
-def test_a_run_with_other_checkpoints_is_trained_anew(session: Any) -> None:
-    """The kept checkpoints are part of a run's identity, so a run with fewer is not reused."""
-    session(checkpoints=["last"])
-    _, folder = session("grpo_baselines", "same", SLOW_WON)
-    assert sorted(path.name for path in folder.iterdir()) == ["best", "last"]
-
-
 def test_the_config_says_what_the_run_changed_and_where_values_came_from(session: Any, mini_study: Study) -> None:
     session()
     run, _ = session("grpo_baselines", "other", SLOW_WON)
@@ -696,22 +675,6 @@ def test_a_runs_times_say_if_it_ran_alone(
     run = effective_run(study, "grpo_learning_rate", "slow", 3 if alone else 4, [])
     run_module.train_run(study, run)
     assert json.loads(paths.run_timing(run.name).read_text())["alone"] is alone
-
-
-@pytest.mark.parametrize("kind", ["last", "best"])
-def test_a_run_with_one_kind_of_checkpoint_names_that_one(tmp_path: Path, model: Any, tokenizer: Any, kind: str) -> None:
-    save_checkpoint(tmp_path / kind, model, tokenizer)
-    with pytest.raises(UserError, match=rf"Use {tmp_path}/{kind}\.$"):
-        require_checkpoint(tmp_path)
-
-
-def test_a_folder_without_a_model_names_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=rf"{paths.model('main')}: holds no model .*dvc repro model"):
-        require_checkpoint(paths.model("main"))
-    for folder in (tmp_path, tmp_path / "nowhere"):  # which no stage makes
-        with pytest.raises(UserError, match=rf"{folder}: holds no model .* Name a folder in Hugging Face format"):
-            require_checkpoint(folder)
 
 
 # ------------------------------------------------------------------------------------------- times and evaluations, by hand

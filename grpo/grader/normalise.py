@@ -48,6 +48,8 @@ _LINE = re.compile(r"(?:\$?\\?[A-Za-z](?:_\{?\w\}?)?|[A-Z][a-z]+) ?[=:](?!=)[^=:
 _ENVIRONMENT = re.compile(
     r"\\begin ?\{(?:align(?:ed)?|gather(?:ed)?|split|equation|multline|eqnarray|center|displaymath)\*?\}"
     r"((?:(?!\\begin|\\end).)*)\\end ?\{\w+\*?\}"
+    r"|(?:\\begin ?\{[dr]?cases\}|\\\{ ?\\begin ?\{array\} ?(?:\{[lcr|]*\})?)"
+    r"((?:(?!\\begin|\\end)[^&])*)\\end ?\{\w+\}(?! ?\\\})"
 )
 _TEXT_MACRO = re.compile(
     r"\\(?:text(?:normal|rm|bf|it|sf|tt)?|mbox|hbox|math(?:rm|it|sf|tt)|(?:mathbf|bm|boldsymbol)(?! ?\{ ?[A-Za-z] ?\})"
@@ -95,7 +97,7 @@ def normalise(text: str) -> str:
         text = _THIN_THOUSANDS.sub(lambda match: re.sub(r"\\[,;: ]", "", match.group()), text)
         text = _TEXT_MACRO.sub(r"\\text{", text)
         text = _COMMAND.sub(lambda match: _COMMANDS.get(match[1] or "left", match[0]), text)
-        text = _ENVIRONMENT.sub(lambda match: _joined_rows(match[1]), text)
+        text = _ENVIRONMENT.sub(lambda match: _joined_rows(match[1] or match[2] or ""), text)
         if "\\\\" in text and "\\begin" not in text:
             text = re.sub(r" ?,? ?\\\\ ?(?=[^ ])", ", ", text)
     if "(" in text or "j" in text or "I" in text:
@@ -206,7 +208,7 @@ def _in_one_line(text: str) -> str:
 
 
 def _joined_rows(rows: str) -> str:
-    r"""The rows of an ``aligned`` environment: a row that begins with a sign of relation continues the one before."""
+    """Rows of equations as a list; a row that begins with a sign of relation continues the one before."""
     pieces = [row.replace("&", "").strip() for row in rows.split("\\\\")]
     text = ""
     for piece in filter(None, pieces):

@@ -82,7 +82,6 @@ _BASED = re.compile(
 _NAMED_SUBJECT = re.compile(
     r"([A-Z][a-z]+) (?:is|has|will|can|must|should|wins|won|receives|gets|takes|makes)((?: [A-Za-z'’-]+)*)"
 )
-_CONDITIONS = dict.fromkeys(("if", "for", "when", "is", "where", "text"), "") | {"else": "otherwise", "elsewhere": "otherwise"}
 _ARTICLE = re.compile(r"(?:the|an?)\s+", re.IGNORECASE)
 _SYNONYMS: dict[str, str] = {spelling: group[0] for group in LISTS["synonyms"] for spelling in group}
 
@@ -351,13 +350,3 @@ def _subject(sentence: str) -> str:
     """The name that is the subject of a sentence about it; empty for other texts, and for denials and doubts."""
     match = _NAMED_SUBJECT.fullmatch(sentence)
     return match[1] if match and HEDGES.isdisjoint(words_of(match[2])) else ""
-
-
-def same_condition(condition: str, other: str) -> bool:
-    """Whether two conditions in words of a function by cases are the same: "if n is even", "n even"."""
-    words, others = (
-        [_CONDITIONS.get(word, word) for word in words_of(opened(text)) + re.findall(r"[^A-Za-z\s\\{}]+", text)]
-        for text in (condition, other)
-    )
-    first, second = ([word for word in each if word] for each in (words, others))
-    return bool(first) and first == second

@@ -163,7 +163,7 @@ def _equal_readings(answer: str, truth: str, comparison: Comparison) -> Iterator
     chosen = choice(value or answer)
     true_choice = choice(truth)
     if chosen:
-        readings = [*(chosen if true_choice is None else chosen[:1]), *readings]
+        readings = [*chosen, *readings]
     if true_choice:
         by_letter = chosen is not None or len(normalise(answer).strip("()")) == 1
         normal_truth = true_choice[0] if by_letter else normalise(true_choice[1])

@@ -11,7 +11,6 @@ import unicodedata
 from pathlib import Path
 
 from grpo.common.yaml_file import parse_yaml
-from grpo.grader.split import top_level
 
 _SPELLING = parse_yaml(Path(__file__).with_name("spelling.yaml"))
 _CHARACTERS = str.maketrans({sign: latex for signs, latex in _SPELLING["characters"].items() for sign in signs})
@@ -41,7 +40,6 @@ _WRAPPERS = [
 _WHOLE_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{((?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*)\}")
 _INLINE_MATH = re.compile(r"(?<![\\\w$])\$(?!\$)((?:[^$\\]|\\.)+?)(?<!\s)\$(?![\w$])")
 _BRACKETED_MATH = re.compile(r"(?<![\\\w.)\]])\\[(\[]((?:(?!\\[()\[\]]).)+)\\[)\]](?![\w\\]|\.\d)")
-_INLINE_BOLD = re.compile(r"(?<![\w)}*])\*\*(?=[^\s*])([^*]+)\*\*(?![\w*])")
 _HEADING = re.compile(r"^#{1,6} +")
 _FENCE = re.compile(r"\s*```[a-z]*\s([^`]*)```\s*")
 _LINE = re.compile(r"(?:\$?\\?[A-Za-z](?:_\{?\w\}?)?|[A-Z][a-z]+) ?[=:](?!=)[^=:\n]+|[^A-Za-z=\n]+")
@@ -133,8 +131,7 @@ def half_width(text: str) -> str:
 def without_stray_delimiters(text: str) -> str:
     r"""Remove remains of broken mathematics: a backslash at the end, ``\(`` without its end, ``$9.\]``.
 
-    Removes only delimiters at the two ends, or one that is opened in the middle and not closed. A ``$`` before or after a
-    number is money.
+    A ``$`` before or after a number is money.
     """
     text = text.strip()
     if text.endswith("\\"):
@@ -154,16 +151,12 @@ def without_stray_delimiters(text: str) -> str:
     if closes and not opens:
         body = text[: last.start()].strip()
         return body + r"\$" if last.group() == "$" and re.fullmatch(r"[+-]?[\d.,]*\d", body) else body
-    if first.group() in {r"\(", r"\["} and text[first.start() - 1] == " ":
-        return text[: first.start()] + text[first.end() :].strip()
     return text
 
 
 def without_markup(text: str) -> str:
-    """Remove heading marks, bold marks, and delimiters of mathematics inside a text."""
+    """Remove heading marks and delimiters of mathematics inside a text."""
     text = _HEADING.sub("", text)
-    if "**" in text:
-        text = _INLINE_BOLD.sub(r"\1", text)
     if "\\(" in text or "\\[" in text:
         text = _BRACKETED_MATH.sub(r"\1", text)
     return _INLINE_MATH.sub(r"\1", text) if "$" in text else text
@@ -238,21 +231,5 @@ def _unwrap(text: str) -> str:
             whole = _WHOLE_TEXT.fullmatch(text) or _WHOLE_BOX.fullmatch(text)
             if whole:
                 text = whole.group(1)
-        elif text.startswith("{"):
-            text = _without_outer_braces(text)
         if text == before:
             return text
-
-
-def _without_outer_braces(text: str) -> str:
-    """Remove the braces of ``{{5}}``; a list keeps one pair, as it is a set."""
-    escaped = re.sub(r"\\[{}]", "  ", text)
-    leading = len(escaped) - len(escaped.lstrip("{"))
-    trailing = len(escaped) - len(escaped.rstrip("}"))
-    depth = enclosing = leading
-    for character in escaped[leading : len(escaped) - trailing]:
-        depth += (character == "{") - (character == "}")
-        enclosing = min(enclosing, depth)
-    enclosing = min(enclosing, trailing)
-    inner = text[enclosing : len(text) - enclosing]
-    return "{" + inner + "}" if enclosing and len(top_level(inner, ",;")) > 1 else inner

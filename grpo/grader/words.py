@@ -74,7 +74,6 @@ _WITH_ADVERB = re.compile(r"([-\d$\\].*[^\s,]),? (?:altogether|in total|in all|o
 _POINTED = re.compile(
     r"(?:at |(?:at )?(?:the )?(?:point|ordered pair|ordered triple|pair|vector|interval|set)s? )(\\?[$(\[{].*)", re.IGNORECASE
 )
-_NONE_FOUND = re.compile(r"0 (?:real |integer |such )?solutions?")
 _YES_OR_NO = re.compile(r"(yes|no|true|false)(?:[,.!;:]| because| since)(?: (.*)|)", re.IGNORECASE)
 _BASED = re.compile(
     r"\(?(-?[0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)\)?(?:_\{?\(?([0-9]+|[a-z]+)\)?\}?|,?\(?base[ -]?\{?([0-9]+|[a-z]+)\}?\)?)"
@@ -110,8 +109,6 @@ def sentence_value(text: str) -> str | None:
         lead += " there" if verb.startswith("there") else " we" if verb.startswith("we") else ""
         does = _DOES.fullmatch(verb) and _DOER.fullmatch(lead) and HEDGES.isdisjoint(words_of(lead))
         names = _is_lead(lead) or bool(does)
-        if verb.startswith(":"):
-            names = names and not WORDS["labels"].isdisjoint(words_of(lead))
         if lead and names and re.search(r"\w", rest):
             return None if _is_hedged(rest) else without_tail(rest.strip())
     caption = _CAPTION.fullmatch(text)
@@ -288,11 +285,8 @@ def restated(text: str) -> Iterator[str]:
     number = spelt_out(text)
     if number:
         yield number
-    if _NONE_FOUND.fullmatch(number or text):
-        yield "no solution"
-    if (match := _PARENTHESIS.fullmatch(text) or _DIGITS_BEHIND.fullmatch(text)) and number_word(match["word"]) == match[
-        "digits"
-    ]:
+    match = _PARENTHESIS.fullmatch(text) or _DIGITS_BEHIND.fullmatch(text)
+    if match and number_word(match["word"]) == match["digits"]:
         yield match["digits"] + match["behind"]
     for pattern in (_WITH_ADVERB, _POINTED):
         if match := pattern.fullmatch(text):
@@ -302,8 +296,6 @@ def restated(text: str) -> Iterator[str]:
         denials = (HEDGES - WORDS["negations"]) | {"yes", "true"} if says_no else HEDGES | {"no", "false"}
         if denials.isdisjoint(words_of(match[2] or "")) and "?" not in text:
             yield match[1]
-    if text.endswith("!") and text[-3:-1].isalpha():
-        yield text.rstrip("!")
 
 
 def based(text: str) -> tuple[str, int] | None:

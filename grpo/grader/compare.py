@@ -329,10 +329,6 @@ class Comparison:
             return True
         if PERCENT in (unit, true_unit) and unit != true_unit:
             return False
-        if (body, true_body) != (answer, truth):  # Without their units and texts they may be lists or brackets.
-            verdict = self.within(3).parts(body, true_body)
-            if verdict is not None:
-                return verdict
         return self.expression(body, true_body)
 
     def expression(self, answer: str, truth: str) -> bool:

@@ -9,21 +9,19 @@ from functools import cached_property
 from typing import Self, TypeVar
 
 from grpo.grader.expression import divides, equation_difference, is_rational, parse
-from grpo.grader.families import declared_family, letters_of, possible_family, renamed, same_values, without_name
-from grpo.grader.names import applied, assigned, is_name, named_sides, names_its_value, same_name, with_argument_of
+from grpo.grader.names import applied, assigned, is_name, letters_of, named_sides, names_its_value, same_name, with_argument_of
 from grpo.grader.normalise import RELATION, unwrap_text
 from grpo.grader.number_words import number_word
 from grpo.grader.numeric import number, ratio, same_value
-from grpo.grader.quantity import conversion, exact_value, same_amount, same_number, same_quantity, scaled, split_unit
+from grpo.grader.quantity import PERCENT, conversion, exact_value, same_amount, same_number, same_quantity, scaled, split_unit
 from grpo.grader.relations import Interval, as_intervals, in_usual_signs, member_of, merged
-from grpo.grader.split import cases_of, matrix_rows, parts_of, points_of, split_equations, top_level, vector_parts
+from grpo.grader.split import matrix_rows, parts_of, points_of, split_equations, top_level
 from grpo.grader.values import Effort
-from grpo.grader.words import based, day_of_year, same_condition, same_ratio, same_time, same_words
+from grpo.grader.words import based, day_of_year, same_ratio, same_time, same_words
 
 _MAX_PARTS = 40
 
 _CHAIN = re.compile(r"[<>]|\\(?:le|ge|ne)(?![A-Za-z])")
-_WHOLE = frozenset("nmkt")
 _DEGREE = "\\text{degree}"
 _SUM = re.compile(r"[0-9A-Za-z)}] ?[+-]")
 _INVERSE = re.compile(r"[A-Z)]\^(?:\{-1\}|T|\{T\}|\\top|\\intercal)(?![A-Za-z])")
@@ -75,8 +73,8 @@ class Comparison:
             return False
         if self.spelt_alike(answer, truth):
             return True
-        written_forms = (same_number, same_amount, self.approximation, self.family, self.degrees, self.cases)
-        for compare in (*written_forms, self.relation, self.assignments, self.equation, self.matrix, self.vector, self.parts):
+        written_forms = (same_number, same_amount, self.approximation, self.degrees)
+        for compare in (*written_forms, self.relation, self.assignments, self.equation, self.matrix, self.parts):
             verdict = compare(answer, truth)
             if verdict is not None:
                 return verdict
@@ -124,34 +122,6 @@ class Comparison:
         rest = (Fraction(place) - value) * 10 ** len(body.partition(".")[2]) * (1 if place > 0 else -1)
         return (exact if -0.500001 < rest < 1 else ""), False  # rounded, or cut off
 
-    def family(self, answer: str, truth: str) -> bool | None:
-        r"""Decide if one side declares a family of values or a residue, or if only the letter of ``k\pi`` differs."""
-        family, true_family = declared_family(answer), declared_family(truth)
-        if family is None and true_family is None:
-            answer_renamed = renamed(answer, truth)
-            return None if answer_renamed is None else self.inside.same(answer_renamed, truth)
-        if true_family is None and family is not None:
-            true_family = possible_family(truth, _WHOLE | {family.letter})
-            if true_family is None:
-                return family.stands_for(truth)
-            if family.modulus and not (family.name and true_family.name):
-                return False
-            if not family.modulus:  # The truth may be a formula: (n-2)\pi is not n\pi.
-                letters = family.with_letter(true_family.letter)
-                return family.name in {"", true_family.name} and self.inside.same(letters, true_family.body)
-        if family is None and true_family is not None:
-            family = possible_family(answer, _WHOLE | {true_family.letter})
-            if family is None:
-                return bool(true_family.stands_for(answer))
-        if family is None or true_family is None or (family.name and true_family.name and family.name != true_family.name):
-            return False
-        body, true_body = family.with_letter(true_family.letter), true_family.body
-        parts, true_parts = ([without_name(part)[1] for part in parts_of(text)[1]] for text in (body, true_body))
-        kinds = {parts_of(text)[0] for text in (body, true_body)}
-        if kinds <= {"", "set"} and same_values(parts, true_parts, true_family.letter, self.effort):
-            return True
-        return self.inside.same(body, true_body)
-
     def degrees(self, answer: str, truth: str) -> bool | None:
         """Compare sums without their degree signs."""
         if _DEGREE not in answer and _DEGREE not in truth:
@@ -160,26 +130,6 @@ class Comparison:
         if any("\\text" in text for text in pair) or not any(_SUM.search(text) for text in pair):
             return None
         return self.inside.same(*pair)
-
-    def cases(self, answer: str, truth: str) -> bool | None:
-        r"""Compare functions by cases row by row, in any order, and systems of equations in ``cases`` as lists."""
-        found, true_found = cases_of(answer), cases_of(truth)
-        if found is None and true_found is None:
-            return None
-        if any(each and len(each[1][0]) == 1 for each in (found, true_found)):
-            pairs = ((found, answer), (true_found, truth))
-            return self.inside.same(*(each[0] + ",".join(row[0] for row in each[1]) if each else text for each, text in pairs))
-        if found is None or true_found is None or not len(found[1]) == len(true_found[1]) <= _MAX_PARTS:
-            return False
-        names = [each[0].rstrip("=") for each in (found, true_found) if each[0]]
-        if (len(names) == 2 and not same_name(*names)) or any(len(row) != 2 for row in found[1] + true_found[1]):
-            return False
-
-        def equal(row: list[str], true_row: list[str]) -> bool:
-            is_same = same_condition(row[1], true_row[1]) or self.inside.same(row[1], true_row[1])
-            return is_same and self.inside.same(row[0], true_row[0])
-
-        return self.in_any_order(found[1], true_found[1], equal)
 
     def relation(self, answer: str, truth: str) -> bool | None:
         """Decide if one side contains an inequality or names the real line."""
@@ -200,8 +150,9 @@ class Comparison:
         if RELATION.search(answer) and RELATION.search(truth):
             if all(len(top_level(text, ",;")) > 1 for text in (answer, truth)):
                 return None
-            are_chains = _CHAIN.search(answer) is not None and _CHAIN.search(truth) is not None
-            return are_chains and self.same_chain(answer, truth)
+            chains = [_CHAIN.search(text) is not None for text in (answer, truth)]
+            if any(chains):
+                return all(chains) and self.same_chain(answer, truth)
         if exact_value(answer) is not None or exact_value(truth) is not None:
             return None if names_its_value(answer) or names_its_value(truth) else False
         members = (member_of(answer), member_of(truth))
@@ -302,20 +253,6 @@ class Comparison:
         pairs = [pair for row, true_row in zip(rows, true_rows, strict=True) for pair in zip(row, true_row, strict=True)]
         return len(pairs) <= 100 and self.every(pairs)
 
-    def vector(self, answer: str, truth: str) -> bool | None:
-        r"""Compare sums of the unit vectors ``\\hat{i}``, ``\\hat{j}`` and ``\\hat{k}`` as tuples."""
-        if "\\hat{" not in answer and "\\hat{" not in truth:
-            return None
-        size = 3 if "\\hat{k}" in answer + truth else 2
-        parts, true_parts = (vector_parts(text, size) for text in (answer, truth))
-        for found in (parts, true_parts):
-            if found and same_value(found.pop(), "0", self.effort) is not True:
-                return None
-        if parts is None and true_parts is None:
-            return None
-        pair = ("(" + ",".join(found) + ")" if found else text for found, text in ((parts, answer), (true_parts, truth)))
-        return self.inside.same(*pair)
-
     def parts(self, answer: str, truth: str) -> bool | None:
         """Compare lists, sets, tuples, intervals and unions part by part; None if neither side is one."""
         kind, parts = parts_of(answer)
@@ -390,12 +327,8 @@ class Comparison:
             return same_value(f"{factor.numerator}/{factor.denominator}*({body})", true_body, self.effort) is True
         if self.spelt_alike(body, true_body):
             return True
-        if "%" in (unit, true_unit) and unit != true_unit:
+        if PERCENT in (unit, true_unit) and unit != true_unit:
             return False
-        if (body, true_body) != (answer, truth):  # Without their units and texts they may be lists or brackets.
-            verdict = self.within(3).parts(body, true_body)
-            if verdict is not None:
-                return verdict
         return self.expression(body, true_body)
 
     def expression(self, answer: str, truth: str) -> bool:

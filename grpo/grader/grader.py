@@ -1,13 +1,13 @@
 r"""Decision whether an answer equals the ground truth: parse first, words last.
 
-Both are normalised and read as mathematics: numbers, lists, tuples, intervals, equations, matrices, functions by cases, and
-quantities with units. Numbers are compared as exact fractions, and nothing else decides them; other expressions by their values
+Both are normalised and read as mathematics: numbers, lists, tuples, intervals, equations, matrices, and quantities with
+units. Numbers are compared as exact fractions, and nothing else decides them; other expressions by their values
 (:mod:`grpo.grader.numeric`). Texts that are no mathematics are compared as words. Only LaTeX that this cannot read goes to
 computer algebra (:mod:`grpo.grader.symbolic`).
 
 Conventions:
 
-- Units count only if both sides state one; two units of the same kind are converted.
+- Units count only if both sides state one, as does the modulus of ``2 \pmod{7}``; two units of the same kind are converted.
 - ``2\frac{1}{2}`` is a mixed number. A decimal equals only its exact value. A percentage equals its number and its fraction.
 - A bare comma list equals a set, in any order; elements in braces count once; the order of a tuple counts. {5} may answer 5,
   but as an element of a set it is another one. Named values equal a bare list in the order of the text or of the names.
@@ -18,7 +18,6 @@ Conventions:
   letter is a function, before a sum a factor.
 - Variables are real, but natural in factorials, binomials and bounds of sums (n, m and k also in floors).
 - Equations are equal up to a factor, with denominators cleared.
-- A general solution with ``k \in \mathbb{Z}`` may number its values differently; "for all x" says nothing more.
 - The order counts in products of matrices with an inverse, and in vector products.
 
 A chain of equalities counts only if all its sides equal the truth: ``6(7) = 42`` is right for 42, ``7 = 8`` not for 8. Steps of
@@ -38,11 +37,9 @@ from grpo.common.errors import UserError
 from grpo.grader.compare import Comparison, NeedsAlgebra, T
 from grpo.grader.expression import parse
 from grpo.grader.extract import without_boxes
-from grpo.grader.families import without_range
 from grpo.grader.normalise import half_width, normalise, unwrap_text, without_stray_delimiters
 from grpo.grader.number_words import spelt_out
 from grpo.grader.quantity import exact_value, split_unit
-from grpo.grader.split import cases_of
 from grpo.grader.symbolic import parses, symbolically_equal
 from grpo.grader.values import Effort
 from grpo.grader.words import choice, digits_without_base, restated, sentence_value
@@ -58,7 +55,7 @@ _INTEGER = re.compile(r"-?[0-9]{1,300}")
 _WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2}")
 _BASE = re.compile(r"_|base")
 _SYMBOLS = frozenset((r"\infty", r"-\infty", r"+\infty", r"\emptyset", r"\ldots", r"\mathbb{R}", r"\mathbb{Z}", r"\{\}"))
-_GEOMETRIC = re.compile(r"\\(?:overline|overleftrightarrow|triangle|angle|overrightarrow|odot)(?![A-Za-z])")
+_GEOMETRIC = re.compile(r"\\(?:overline|overleftrightarrow|triangle|angle|overrightarrow|odot)(?![A-Za-z])|\\pmod\{\d+\}")
 _PROSE = re.compile(r"[A-Za-z][A-Za-z0-9 ,.'-]*")
 
 
@@ -101,7 +98,8 @@ def check_ground_truth(ground_truth: str) -> None:
     bare = re.sub(r"\\.", "", ground_truth)
     if bare.count("{") != bare.count("}"):
         raise UserError(f"the braces of the ground truth {ground_truth!r} do not match. Correct it or remove the row.")
-    if not _Reading(None, Effort(_READING_EFFORT)).same(normal, normal):
+    # Functions by cases are not read: they equal their own spelling.
+    if "cases}" not in normal and not _Reading(None, Effort(_READING_EFFORT)).same(normal, normal):
         raise UserError(f"the ground truth {ground_truth!r} cannot be read as an answer. Correct it or remove the row.")
 
 
@@ -114,16 +112,13 @@ class _Reading(Comparison):
     def assignments(self, answer: str, truth: str) -> bool | None:
         return None
 
-    def cases(self, answer: str, truth: str) -> bool | None:
-        return True if cases_of(answer) else None
-
     def in_any_order(self, left: list[T], right: list[T], equal: Callable[[T, T], bool]) -> bool:
         return all(equal(part, part) for part in left)
 
     def expression(self, answer: str, truth: str) -> bool:
         if exact_value(answer) is not None or answer in _SYMBOLS or _PROSE.fullmatch(answer):
             return True
-        bare = _GEOMETRIC.sub("", answer)
+        bare = _GEOMETRIC.sub("", answer).replace("\\equiv", "-")
         if parse(answer) is not None or (bare != answer and self.within(2).same(bare, bare)):
             return True
         return self.by_algebra(answer, truth)
@@ -169,13 +164,13 @@ def _equal_readings(answer: str, truth: str, comparison: Comparison) -> Iterator
     chosen = choice(value or answer)
     true_choice = choice(truth)
     if chosen:
-        readings = [*(chosen if true_choice is None else chosen[:1]), *readings]
+        readings = [*chosen, *readings]
     if true_choice:
         by_letter = chosen is not None or len(normalise(answer).strip("()")) == 1
         normal_truth = true_choice[0] if by_letter else normalise(true_choice[1])
     open_question = False
     for reading in chain(dict.fromkeys(readings), _restated(answer)):
-        normal = without_range(normalise(reading))
+        normal = normalise(reading)
         try:
             if comparison.same(normal, normal_truth):
                 yield normal
@@ -190,10 +185,6 @@ def _equal_readings(answer: str, truth: str, comparison: Comparison) -> Iterator
 
 @lru_cache(maxsize=4096)
 def _normal_truth(truth: str) -> str:
-    return without_range(_stated_truth(truth))
-
-
-def _stated_truth(truth: str) -> str:
     """The normalised truth: the mathematics in a sentence such as "Solution is: $x=4$", and number words as digits."""
     stated = sentence_value(truth) if _WORD.search(truth) else None
     if stated and not truth.lstrip("$ ").startswith(stated.lstrip("$ ")) and (not _WORD.search(stated) or stated.istitle()):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 
 from grpo.grader.expression import is_constant
-from grpo.grader.families import letters_of, replaced
 from grpo.grader.normalise import unwrap_text
 from grpo.grader.number_words import WORDS
 from grpo.grader.quantity import exact_value, split_unit
@@ -42,6 +41,7 @@ _NAMED_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc) ?\(?(?:\\angle ?[A-
 _LABEL = re.compile(r"((?:^|[,;] ?))(?:\\text\{ ?)?([A-Za-z]|[A-Za-z]{3,}):(?: ?\})?")
 _FUNCTION_OF_X = re.compile(r"[fgh]('{0,3})(?:\^\{-1\})?\(x\)")
 _ARGUMENTS = (re.compile(r"([A-Za-z](?:\^\{-1\})?)\(([a-z])\)=(.+)"), re.compile(r"([A-Za-z])_([a-z])=(.+)"))
+_TOKEN = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 
 
 def is_name(text: str) -> bool:
@@ -138,7 +138,12 @@ def with_argument_of(truth: str, answer: str) -> str:
     for pattern in _ARGUMENTS:
         match, true_match = pattern.fullmatch(answer), pattern.fullmatch(truth)
         if match and true_match and match[1] == true_match[1] and true_match[2] not in letters_of(match[3]):
-            return (
-                truth[: true_match.end(2)] + answer[match.end(2) : match.start(3)] + replaced(match[3], match[2], true_match[2])
-            )
+            tokens = re.split(f"({_TOKEN.pattern})", match[3])
+            value = "".join(true_match[2] if token == match[2] else token for token in tokens)
+            return truth[: true_match.end(2)] + answer[match.end(2) : match.start(3)] + value
     return answer
+
+
+def letters_of(text: str) -> set[str]:
+    """Letters of a text that are not part of a command."""
+    return {token for token in _TOKEN.findall(text) if len(token) == 1}

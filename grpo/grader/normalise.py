@@ -11,7 +11,6 @@ import unicodedata
 from pathlib import Path
 
 from grpo.common.yaml_file import parse_yaml
-from grpo.grader.split import top_level
 
 _SPELLING = parse_yaml(Path(__file__).with_name("spelling.yaml"))
 _CHARACTERS = str.maketrans({sign: latex for signs, latex in _SPELLING["characters"].items() for sign in signs})
@@ -41,13 +40,14 @@ _WRAPPERS = [
 _WHOLE_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{((?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*)\}")
 _INLINE_MATH = re.compile(r"(?<![\\\w$])\$(?!\$)((?:[^$\\]|\\.)+?)(?<!\s)\$(?![\w$])")
 _BRACKETED_MATH = re.compile(r"(?<![\\\w.)\]])\\[(\[]((?:(?!\\[()\[\]]).)+)\\[)\]](?![\w\\]|\.\d)")
-_INLINE_BOLD = re.compile(r"(?<![\w)}*])\*\*(?=[^\s*])([^*]+)\*\*(?![\w*])")
 _HEADING = re.compile(r"^#{1,6} +")
 _FENCE = re.compile(r"\s*```[a-z]*\s([^`]*)```\s*")
 _LINE = re.compile(r"(?:\$?\\?[A-Za-z](?:_\{?\w\}?)?|[A-Z][a-z]+) ?[=:](?!=)[^=:\n]+|[^A-Za-z=\n]+")
 _ENVIRONMENT = re.compile(
     r"\\begin ?\{(?:align(?:ed)?|gather(?:ed)?|split|equation|multline|eqnarray|center|displaymath)\*?\}"
     r"((?:(?!\\begin|\\end).)*)\\end ?\{\w+\*?\}"
+    r"|(?:\\begin ?\{[dr]?cases\}|\\\{ ?\\begin ?\{array\} ?(?:\{[lcr|]*\})?)"
+    r"((?:(?!\\begin|\\end)[^&])*)\\end ?\{\w+\}(?! ?\\\})"
 )
 _TEXT_MACRO = re.compile(
     r"\\(?:text(?:normal|rm|bf|it|sf|tt)?|mbox|hbox|math(?:rm|it|sf|tt)|(?:mathbf|bm|boldsymbol)(?! ?\{ ?[A-Za-z] ?\})"
@@ -95,7 +95,7 @@ def normalise(text: str) -> str:
         text = _THIN_THOUSANDS.sub(lambda match: re.sub(r"\\[,;: ]", "", match.group()), text)
         text = _TEXT_MACRO.sub(r"\\text{", text)
         text = _COMMAND.sub(lambda match: _COMMANDS.get(match[1] or "left", match[0]), text)
-        text = _ENVIRONMENT.sub(lambda match: _joined_rows(match[1]), text)
+        text = _ENVIRONMENT.sub(lambda match: _joined_rows(match[1] or match[2] or ""), text)
         if "\\\\" in text and "\\begin" not in text:
             text = re.sub(r" ?,? ?\\\\ ?(?=[^ ])", ", ", text)
     if "(" in text or "j" in text or "I" in text:
@@ -131,8 +131,7 @@ def half_width(text: str) -> str:
 def without_stray_delimiters(text: str) -> str:
     r"""Remove remains of broken mathematics: a backslash at the end, ``\(`` without its end, ``$9.\]``.
 
-    Removes only delimiters at the two ends, or one that is opened in the middle and not closed. A ``$`` before or after a
-    number is money.
+    A ``$`` before or after a number is money.
     """
     text = text.strip()
     if text.endswith("\\"):
@@ -152,16 +151,12 @@ def without_stray_delimiters(text: str) -> str:
     if closes and not opens:
         body = text[: last.start()].strip()
         return body + r"\$" if last.group() == "$" and re.fullmatch(r"[+-]?[\d.,]*\d", body) else body
-    if first.group() in {r"\(", r"\["} and text[first.start() - 1] == " ":
-        return text[: first.start()] + text[first.end() :].strip()
     return text
 
 
 def without_markup(text: str) -> str:
-    """Remove heading marks, bold marks, and delimiters of mathematics inside a text."""
+    """Remove heading marks and delimiters of mathematics inside a text."""
     text = _HEADING.sub("", text)
-    if "**" in text:
-        text = _INLINE_BOLD.sub(r"\1", text)
     if "\\(" in text or "\\[" in text:
         text = _BRACKETED_MATH.sub(r"\1", text)
     return _INLINE_MATH.sub(r"\1", text) if "$" in text else text
@@ -206,7 +201,7 @@ def _in_one_line(text: str) -> str:
 
 
 def _joined_rows(rows: str) -> str:
-    r"""The rows of an ``aligned`` environment: a row that begins with a sign of relation continues the one before."""
+    """Rows of equations as a list; a row that begins with a sign of relation continues the one before."""
     pieces = [row.replace("&", "").strip() for row in rows.split("\\\\")]
     text = ""
     for piece in filter(None, pieces):
@@ -236,21 +231,5 @@ def _unwrap(text: str) -> str:
             whole = _WHOLE_TEXT.fullmatch(text) or _WHOLE_BOX.fullmatch(text)
             if whole:
                 text = whole.group(1)
-        elif text.startswith("{"):
-            text = _without_outer_braces(text)
         if text == before:
             return text
-
-
-def _without_outer_braces(text: str) -> str:
-    """Remove the braces of ``{{5}}``; a list keeps one pair, as it is a set."""
-    escaped = re.sub(r"\\[{}]", "  ", text)
-    leading = len(escaped) - len(escaped.lstrip("{"))
-    trailing = len(escaped) - len(escaped.rstrip("}"))
-    depth = enclosing = leading
-    for character in escaped[leading : len(escaped) - trailing]:
-        depth += (character == "{") - (character == "}")
-        enclosing = min(enclosing, depth)
-    enclosing = min(enclosing, trailing)
-    inner = text[enclosing : len(text) - enclosing]
-    return "{" + inner + "}" if enclosing and len(top_level(inner, ",;")) > 1 else inner

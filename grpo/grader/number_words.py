@@ -51,7 +51,7 @@ def spelt_out(text: str) -> str | None:
 
 
 def _read_number(words: list[str]) -> Fraction | None:
-    """The value of number words: whole ones, decimals with "point", fractions, and both joined by "and"."""
+    """The value of number words: whole ones, fractions, and both joined by "and"."""
     if " ".join(words) in _SPECIAL:
         return _SPECIAL[" ".join(words)]
     if "and" in words:
@@ -60,12 +60,6 @@ def _read_number(words: list[str]) -> Fraction | None:
         if fraction is not None:
             whole = _read_whole(words[:place])
             return None if whole is None or fraction >= 1 else whole + fraction
-    if "point" in words:
-        place = words.index("point")
-        whole, digits = _read_whole(words[:place]), [str(NUMBERS.get(word, "no")) for word in words[place + 1 :]]
-        if whole is None or not digits or any(len(digit) != 1 for digit in digits):
-            return None
-        return Fraction(f"{whole}.{''.join(digits)}")
     fraction, whole = _read_fraction(words), _read_whole(words)
     return fraction if fraction is not None or whole is None else Fraction(whole)
 

@@ -47,6 +47,7 @@ _LETTERS_OF_UNITS = re.compile(
 )
 _SHORT_UNITS = frozenset(_UNITS["short"].split())
 _ORDINAL = re.compile(r"([0-9]+)(?:st|nd|rd|th|\^\{?(?:\\text\{)?(?:st|nd|rd|th)\}?\}?)")
+_RESIDUE = re.compile(r"([0-9]+)\\pmod\{([0-9]+)\}")
 
 
 def _units() -> tuple[dict[str, tuple[str, Fraction]], dict[str, str]]:
@@ -71,6 +72,11 @@ _SIGN_OF_MONEY = "|".join(re.escape(sign) for sign in _MONEY_SIGNS)
 _MONEY = re.compile(rf"([+-]?)({_SIGN_OF_MONEY}) ?([+-]?)(?!\\?\$)(?=[\d.\\(])(.+)")
 _WORDS_OF_MEASURES = frozenset(("/", "%", "am", "pm", "C", "F", "K", "unit", "units", "square", "cubic", "squared", "cubed"))
 _RATE = re.compile(r"(.*\d) ?(?:/| per | an? )(.+)")
+
+Unit = tuple[tuple[str, int], ...]
+"""Canonical names and their powers, sorted: m/s² is (("m", 1), ("s", -2)); empty for no unit."""
+PERCENT: Unit = (("%", 1),)
+_ENDINGS = {r"\%": "%"} | _UNITS["money behind"]
 
 
 @lru_cache(maxsize=8192)
@@ -126,29 +132,29 @@ def scaled(text: str) -> Fraction | None:
     return Fraction(match[1]) * _LETTER_SCALES[match[2]] if match else None
 
 
-def split_unit(text: str, noun: bool = False) -> tuple[str, str]:
-    r"""Split a normalised answer into body and canonical unit, which is empty if none is stated.
+def split_unit(text: str, noun: bool = False) -> tuple[str, Unit]:
+    r"""Split a normalised answer into body and unit, which is empty if none is stated.
 
-    ``\$5`` and ``5 dollars`` give ("5", "dollar"), ``60^\circ`` ("60", "degree"), ``7\%`` ("7", "%"), ``4\text{ cm}^2``
-    ("4", "cm^2"), ``5\text{m}/\text{s}`` ("5", "m/s"), ``5 apples`` ("5", "apple"). Other words are no units: neither number
-    words (``5 million``, ``5 twos``), nor adverbs (``12 backwards``), nor conditions (``p \text{ prime}``).
+    ``\$5`` and ``5 dollars`` give 5 and dollar, ``60^\circ`` 60 and degree, ``7\%`` 7 and %, ``4\text{ cm}^2`` 4 and cm²,
+    ``5\text{m}/\text{s}`` 5 and m/s, ``5 apples`` 5 and apple, ``2\pmod{7}`` 2 and mod 7. Other words are no units: neither
+    number words (``5 million``, ``5 twos``), nor adverbs (``12 backwards``), nor conditions (``p \text{ prime}``).
 
     Args:
         noun: accept any word after a number that does not change it, as ground truths count all kinds of things.
     """
     if text.isdigit():
-        return text, ""
+        return text, ()
+    if (residue := _RESIDUE.fullmatch(text)) and int(residue[1]) < int(residue[2]):
+        return residue[1], ((f"mod {residue[2]}", 1),)
     if money := _MONEY.fullmatch(text):
         if money[1] and money[3]:
-            return text, ""
+            return text, ()
         return _priced(text, money[1] + money[3] + money[4], _MONEY_SIGNS[money[2]])
-    if text.endswith(r"\%") and len(text) > 2:
-        return text[:-2], "%"
-    for ending, unit in _UNITS["money behind"].items():
+    for ending, unit in _ENDINGS.items():
         if text.endswith(ending) and len(text) > len(ending):
-            return text[: -len(ending)], unit
+            return text[: -len(ending)], ((unit, 1),)
     if ordinal := _ORDINAL.fullmatch(text):
-        return ordinal[1], ""
+        return ordinal[1], ()
     if match := _FRACTION_UNIT.fullmatch(text):
         body, name = match[1], f"{match[2]}/{match[3]}"
     elif match := _TEXT_UNIT.fullmatch(text):
@@ -159,27 +165,28 @@ def split_unit(text: str, noun: bool = False) -> tuple[str, str]:
         first = re.split(r"[\s/^.*\\-]", name, maxsplit=1)[0]
         signs = first.lower() in _SHORT_UNITS or (len(first) > 1 and canonical_unit(first) is not None)
         if not (signs or (match[2] and len(first) > 2) or _LETTERS_OF_UNITS.fullmatch(name)):
-            return text, ""
+            return text, ()
     else:
-        return text, ""
-    return (text, "") if body.endswith(("\\", "_", "^")) else _with_unit(text, body, name, noun)
+        return text, ()
+    return (text, ()) if body.endswith(("\\", "_", "^")) else _with_unit(text, body, name, noun)
 
 
-def _priced(text: str, amount: str, currency: str) -> tuple[str, str]:
+def _priced(text: str, amount: str, currency: str) -> tuple[str, Unit]:
     """Split an amount of money, or of money per unit."""
     rate = _RATE.fullmatch(amount)
-    body, unit = (rate[1], f"{currency}/{_unit_name(rate[2])}") if rate and rate[2].isalpha() else split_unit(amount)
-    return (body, unit or currency) if unit.split("/")[0] in {"", currency} else (text, "")
+    body, unit = (rate[1], _unit([currency, "/", *_unit_words(rate[2])])) if rate and rate[2].isalpha() else split_unit(amount)
+    is_money = {name for name, power in unit if power > 0} <= {currency}
+    return (body, unit or ((currency, 1),)) if is_money else (text, ())
 
 
-def _with_unit(text: str, body: str, name: str, noun: bool) -> tuple[str, str]:
+def _with_unit(text: str, body: str, name: str, noun: bool) -> tuple[str, Unit]:
     words = _unit_words(name)
     if words and words[0].removesuffix("s") in _SCALES and words[0] not in WORDS["no units"] - set(_SCALES) - {"dozens"}:
         number, words = f"{body} {words[0].removesuffix('s')}", words[1:]
-        return (number, _canonical(words)) if not words or _are_units(words, True) else (text, "")
+        return (number, _unit(words)) if not words or _are_units(words, True) else (text, ())
     is_number = exact_value(unwrap_text(body)) is not None
     noun = noun or (body == "1" and bool(words) and is_noun(words[0].lower(), one=True))
-    return (body.strip(), _canonical(words)) if _are_units(words, is_number, noun) else (text, "")
+    return (body.strip(), _unit(words)) if _are_units(words, is_number, noun) else (text, ())
 
 
 def _are_units(words: list[str], after_number: bool, noun: bool = False) -> bool:
@@ -205,7 +212,7 @@ def _is_measuring(word: str) -> bool:
 def is_measure(name: str) -> bool:
     """Whether a text consists of units of measure only: "km/h", "square feet", "N m"."""
     words = _unit_words(name)
-    return all(map(_is_measuring, words)) and any(size_of(_singular(word.split("^")[0])) is not None for word in words)
+    return all(map(_is_measuring, words)) and any(size_of(_unit([word.split("^")[0]])) is not None for word in words)
 
 
 def _unit_words(name: str) -> list[str]:
@@ -220,34 +227,26 @@ def _unit_words(name: str) -> list[str]:
     return words
 
 
-def _unit_name(name: str) -> str:
-    return _canonical(_unit_words(name))
-
-
-def _canonical(words: list[str]) -> str:
-    """Canonical unit: ``foot^2`` for ``["square", "feet"]``, ``mile/hr`` for ``["miles", "/", "h"]``."""
-    above: list[str] = []
-    below: list[str] = []
-    power = ""
-    side = above
+def _unit(words: list[str]) -> Unit:
+    """The unit in words: foot to the power of 2 for ``["square", "feet"]``, mile by hr for ``["miles", "/", "h"]``."""
+    powers: dict[str, int] = {}
+    sign, power, last = 1, 1, ""
     for word in words:
         name, _, exponent = word.partition("^")
         name = _singular(name)
         if word == "/":
-            side = below
+            sign = -1
         elif name in {"square", "cubic"} and word != words[-1]:
-            power = "2" if name == "square" else "3"
-        elif name in {"squared", "cubed", "square", "cubic"} and side:
-            side[-1] += "^2" if name in {"squared", "square"} else "^3"
+            power = 2 if name == "square" else 3
+        elif name in {"squared", "cubed", "square", "cubic"} and last:
+            powers[last] *= 2 if name in {"squared", "square"} else 3
         else:
-            upper, _, lower = name.partition("/")  # mph
-            exponent, power = exponent or power, ""
-            if exponent.startswith("-"):
-                below.append(upper + (f"^{exponent[1:]}" if exponent != "-1" else ""))
-                continue
-            side.append(upper + (f"^{exponent}" if exponent not in {"", "1"} else ""))
-            below += [lower] if lower else []
-    return "/".join([" ".join(above), *below])
+            last, _, below = name.partition("/")  # mph
+            powers[last] = powers.get(last, 0) + sign * int(exponent or power)
+            if below:
+                powers[below] = powers.get(below, 0) - 1
+            power = 1
+    return tuple(sorted(powers.items()))
 
 
 def canonical_unit(word: str) -> str | None:
@@ -268,28 +267,23 @@ def _singular(word: str) -> str:
     return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
 
 
-def size_of(unit: str) -> tuple[str, Fraction] | None:
-    """The dimension and the size of a canonical unit; None for units that cannot be converted."""
-    above, *below = unit.split("/")
+def size_of(unit: Unit) -> tuple[Unit, Fraction] | None:
+    """The dimensions and the size of a unit; None for units that cannot be converted."""
     powers: dict[str, int] = {}
     size = Fraction(1)
-    for factors, sign in ((above.split(), 1), (below, -1)):
-        for factor in factors:
-            name, _, exponent = factor.partition("^")
-            found, power = _SIZES.get(name), sign * int(exponent or 1)
-            if found is None:
-                return None
-            powers[found[0]] = powers.get(found[0], 0) + power
-            size *= found[1] ** power
-    if not powers:
-        return None
-    return "/".join(f"{what}^{power}" if power != 1 else what for what, power in sorted(powers.items()) if power), size
+    for name, power in unit:
+        if name not in _SIZES:
+            return None
+        what, factor = _SIZES[name]
+        powers[what] = powers.get(what, 0) + power
+        size *= factor**power
+    return (tuple(sorted(item for item in powers.items() if item[1])), size) if unit else None
 
 
 # ---------------------------------------------------------------------------------------------------- several parts
 
 _PART = rf"({_PLAIN}(?:\\frac\{{\d+\}}\{{\d+\}}| \d+/\d+)?) ?(?:\\text\{{)?([A-Za-z]+\.?|'|\"|''|\\\$)\}}?"
-_PARTS = re.compile(rf"(?:{_PART}|\\\$({_PLAIN}))(?:,| |,? ?and )?{_PART}(?:(?:,| |,? ?and )?{_PART})?")
+_PARTS = re.compile(rf"{_PART}(?:,| |,? ?and )?{_PART}(?:(?:,| |,? ?and )?{_PART})?")
 _PRIMES = {"'": "foot", '"': "inch", "''": "inch"}
 
 
@@ -307,21 +301,22 @@ def same_amount(answer: str, truth: str) -> bool | None:
     return None if amount is None or true_amount is None else amount == true_amount
 
 
-def _amount(text: str) -> tuple[str, Fraction] | None:
+def _amount(text: str) -> tuple[Unit, Fraction] | None:
     """Dimension and amount of ``66 inches``, or of ``2 hours,30 minutes``, in which each part is smaller than the previous."""
-    match = _PARTS.fullmatch(text)
+    groups = [group for group in match.groups() if group] if (match := _PARTS.fullmatch(text)) else []
     body, unit = split_unit(text)
-    groups = [group for group in match.groups() if group is not None] if match else [unwrap_text(body), unit]
-    total, last, what = Fraction(0), None, ""
-    for number, name in zip(groups[::2], groups[1::2], strict=True):
-        value, size = exact_value(number), size_of(_PRIMES.get(name) or (_unit_name(name) if match else name))
-        if value is None or size is None or (last is not None and (size[0] != what or not value * size[1] < last)):
+    units = [_unit(_unit_words(_PRIMES.get(name, name))) for name in groups[1::2]]
+    total, last, dimension = Fraction(0), Fraction(0), None
+    for number, its_unit in zip(groups[::2] or [unwrap_text(body)], units or [unit], strict=True):
+        value, size = exact_value(number), size_of(its_unit)
+        if value is None or size is None or (last and (size[0] != dimension or not value * size[1] < last)):
             return None
-        what, last, total = size[0], size[1], total + value * size[1]
-    return what, total
+        dimension, last = size
+        total += value * last
+    return None if dimension is None else (dimension, total)
 
 
-def same_quantity(answer: str, answer_unit: str, truth: str, truth_unit: str) -> bool | None:
+def same_quantity(answer: str, answer_unit: Unit, truth: str, truth_unit: Unit) -> bool | None:
     """Whether two plain numbers with units are exactly equal; None unless both are plain numbers.
 
     A unit that only one side states does not count; two units of the same dimension are converted. A percentage equals its
@@ -331,16 +326,16 @@ def same_quantity(answer: str, answer_unit: str, truth: str, truth_unit: str) ->
     value, true_value = exact_value(unwrap_text(answer)), exact_value(unwrap_text(truth))
     if value is None or true_value is None:
         return None
-    if answer_unit == "%" != truth_unit:
+    if answer_unit == PERCENT != truth_unit:
         return not truth_unit and (value / 100 == true_value or (value == true_value and abs(true_value) > 1))
-    if truth_unit == "%" != answer_unit:
+    if truth_unit == PERCENT != answer_unit:
         return not answer_unit and (value == true_value / 100 or value == true_value)
     factor = conversion(answer_unit, truth_unit)
     return factor is not None and value * factor == true_value
 
 
-def conversion(unit: str, other: str) -> Fraction | None:
-    """The factor that converts an amount in a canonical unit to another one; 1 if one is empty, None if there is none."""
+def conversion(unit: Unit, other: Unit) -> Fraction | None:
+    """The factor that converts an amount in a unit to another one; 1 if one is empty, None if there is none."""
     if not unit or not other or _same_unit(unit, other):
         return Fraction(1)
     size, other_size = size_of(unit), size_of(other)
@@ -349,15 +344,14 @@ def conversion(unit: str, other: str) -> Fraction | None:
     return size[1] / other_size[1]
 
 
-def _same_unit(unit: str, other: str) -> bool:
-    """Whether two canonical units need no conversion: "unit" is any length, and the words of one may contain the other's."""
+def _same_unit(unit: Unit, other: Unit) -> bool:
+    """Whether two units need no conversion: "unit" is any length, and the words of one may contain the other's."""
     for one, another in ((unit, other), (other, unit)):
-        if one in {"unit", "unit^2", "unit^3"} and another not in {"unit", "unit^2", "unit^3"}:
+        if one[0][0] == "unit" != another[0][0]:
             size = size_of(another)
-            return size is not None and size[0] == one.replace("unit", "length")
-    if {unit, other} == {"pound", "sterling"}:  # "pounds" are of either kind
+            return size is not None and size[0] == (("length", one[0][1]),)
+    if {unit[0][0], other[0][0]} == {"pound", "sterling"}:  # "pounds" are of either kind
         return True
-    if "/" in unit + other:
+    if any(power < 0 for _, power in unit + other):
         return unit == other or size_of(unit) == size_of(other) is not None
-    first, second = set(unit.split()), set(other.split())
-    return first <= second or second <= first
+    return set(unit) <= set(other) or set(other) <= set(unit)

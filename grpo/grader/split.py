@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import product
 
 _MATRIX = re.compile(
@@ -15,32 +16,37 @@ def top_level(text: str, separators: str) -> list[str]:
     """Split at any of the characters ``separators``."""
     if not any(separator in text for separator in separators):
         return [text.strip()]
-    parts, depth, start = [], 0, 0
-    for i, character in enumerate(text):
-        if character in "([{":
-            depth += 1
-        elif character in ")]}":
-            depth -= 1
-        elif depth == 0 and character in separators:
-            parts.append(text[start:i].strip())
-            start = i + 1
-    return [*parts, text[start:].strip()]
+    return _split(text, f"[{separators}]")
 
 
 def split_at(text: str, command: str) -> list[str]:
-    r"""Split at a command such as ``\cup`` (half-open intervals count as brackets)."""
-    if command not in text:
-        return [text.strip()]
-    parts, depth, start, i = [], 0, 0, 0
-    while i < len(text):
-        character = text[i]
-        if depth == 0 and character == "\\" and text.startswith(command, i) and not text[i + len(command) :][:1].isalpha():
-            parts.append(text[start:i].strip())
-            start = i = i + len(command)
-            continue
-        depth += (character in "([{") - (character in ")]}")
-        i += 1
+    r"""Split at a command such as ``\cup``."""
+    return _split(text, rf"\{command}(?![A-Za-z])") if command in text else [text.strip()]
+
+
+def split_equations(text: str) -> list[str]:
+    r"""Split at ``=``, but not inside ``\sum_{k=1}`` or ``P(X=1)``, and not at ``<=``, ``:=`` or ``==``.
+
+    In normalised texts, "not equal" is a command, so ``!=`` is a factorial and an equals sign.
+    """
+    return _split(text, "(?<![<>:=])=(?!=)") if "=" in text else [text.strip()]
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """Split at a pattern outside all brackets, which may be half-open."""
+    parts, depth, start = [], 0, 0
+    for match in _brackets_and(separator).finditer(text):
+        if match["separator"] is None:
+            depth += 1 if match[0] in "([{" else -1
+        elif depth == 0:
+            parts.append(text[start : match.start()].strip())
+            start = match.end()
     return [*parts, text[start:].strip()]
+
+
+@lru_cache
+def _brackets_and(separator: str) -> re.Pattern[str]:
+    return re.compile(rf"(?P<separator>{separator})|[()\[\]{{}}]")
 
 
 def closes_at_end(text: str) -> bool:
@@ -51,22 +57,6 @@ def closes_at_end(text: str) -> bool:
         if depth == 0:
             return i == len(text) - 1
     return False
-
-
-def split_equations(text: str) -> list[str]:
-    r"""Split at ``=``, but not inside ``\sum_{k=1}`` or ``P(X=1)``, and not at ``<=``, ``:=`` or ``==``.
-
-    In normalised texts, "not equal" is a command, so ``!=`` is a factorial and an equals sign.
-    """
-    if "=" not in text:
-        return [text.strip()]
-    parts, depth, start = [], 0, 0
-    for i, character in enumerate(text):
-        depth += (character in "{([") - (character in ")]}")
-        if depth == 0 and character == "=" and text[i - 1 : i] not in {"<", ">", ":", "="} and text[i + 1 : i + 2] != "=":
-            parts.append(text[start:i].strip())
-            start = i + 1
-    return [*parts, text[start:].strip()]
 
 
 def matrix_rows(text: str) -> list[list[str]] | None:
@@ -81,25 +71,6 @@ def matrix_rows(text: str) -> list[list[str]] | None:
         if all(row.startswith("[") and row.endswith("]") for row in listed):
             return [top_level(row[1:-1], ",") for row in listed]
     return None
-
-
-_CASES = re.compile(r"([^\\{}]*)\\begin\{cases\}((?:(?!\\begin\{cases).)*)\\end\{cases\}")
-
-
-def cases_of(text: str) -> tuple[str, list[list[str]]] | None:
-    r"""What stands before a ``cases`` environment, such as ``f(x)=``, and its rows with one or two cells; None for others."""
-    match = _CASES.fullmatch(text)
-    rows = [[cell.strip(" ,;.") for cell in row.split("&", 1)] for row in match[2].split("\\\\")] if match else []
-    rows = [row for row in rows if row != [""]]
-    return (match[1], rows) if match and rows else None
-
-
-def vector_parts(text: str, size: int) -> list[str] | None:
-    r"""The components of a sum of ``\hat{i}``, ``\hat{j}`` and ``\hat{k}``, and its value without them; None for others."""
-    if "\\hat{" not in text:
-        return None
-    ones = [re.sub(rf"\\hat\{{{letter}\}}", "(1)", text) for letter in "ijk"[:size]]
-    return [re.sub(r"\\hat\{[ijk]\}", "(0)", one) for one in (*ones, text)]
 
 
 def parts_of(text: str) -> tuple[str, list[str]]:

@@ -74,7 +74,6 @@ _WITH_ADVERB = re.compile(r"([-\d$\\].*[^\s,]),? (?:altogether|in total|in all|o
 _POINTED = re.compile(
     r"(?:at |(?:at )?(?:the )?(?:point|ordered pair|ordered triple|pair|vector|interval|set)s? )(\\?[$(\[{].*)", re.IGNORECASE
 )
-_NONE_FOUND = re.compile(r"0 (?:real |integer |such )?solutions?")
 _YES_OR_NO = re.compile(r"(yes|no|true|false)(?:[,.!;:]| because| since)(?: (.*)|)", re.IGNORECASE)
 _BASED = re.compile(
     r"\(?(-?[0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)\)?(?:_\{?\(?([0-9]+|[a-z]+)\)?\}?|,?\(?base[ -]?\{?([0-9]+|[a-z]+)\}?\)?)"
@@ -82,7 +81,6 @@ _BASED = re.compile(
 _NAMED_SUBJECT = re.compile(
     r"([A-Z][a-z]+) (?:is|has|will|can|must|should|wins|won|receives|gets|takes|makes)((?: [A-Za-z'’-]+)*)"
 )
-_CONDITIONS = dict.fromkeys(("if", "for", "when", "is", "where", "text"), "") | {"else": "otherwise", "elsewhere": "otherwise"}
 _ARTICLE = re.compile(r"(?:the|an?)\s+", re.IGNORECASE)
 _SYNONYMS: dict[str, str] = {spelling: group[0] for group in LISTS["synonyms"] for spelling in group}
 
@@ -111,8 +109,6 @@ def sentence_value(text: str) -> str | None:
         lead += " there" if verb.startswith("there") else " we" if verb.startswith("we") else ""
         does = _DOES.fullmatch(verb) and _DOER.fullmatch(lead) and HEDGES.isdisjoint(words_of(lead))
         names = _is_lead(lead) or bool(does)
-        if verb.startswith(":"):
-            names = names and not WORDS["labels"].isdisjoint(words_of(lead))
         if lead and names and re.search(r"\w", rest):
             return None if _is_hedged(rest) else without_tail(rest.strip())
     caption = _CAPTION.fullmatch(text)
@@ -289,11 +285,8 @@ def restated(text: str) -> Iterator[str]:
     number = spelt_out(text)
     if number:
         yield number
-    if _NONE_FOUND.fullmatch(number or text):
-        yield "no solution"
-    if (match := _PARENTHESIS.fullmatch(text) or _DIGITS_BEHIND.fullmatch(text)) and number_word(match["word"]) == match[
-        "digits"
-    ]:
+    match = _PARENTHESIS.fullmatch(text) or _DIGITS_BEHIND.fullmatch(text)
+    if match and number_word(match["word"]) == match["digits"]:
         yield match["digits"] + match["behind"]
     for pattern in (_WITH_ADVERB, _POINTED):
         if match := pattern.fullmatch(text):
@@ -303,8 +296,6 @@ def restated(text: str) -> Iterator[str]:
         denials = (HEDGES - WORDS["negations"]) | {"yes", "true"} if says_no else HEDGES | {"no", "false"}
         if denials.isdisjoint(words_of(match[2] or "")) and "?" not in text:
             yield match[1]
-    if text.endswith("!") and text[-3:-1].isalpha():
-        yield text.rstrip("!")
 
 
 def based(text: str) -> tuple[str, int] | None:
@@ -351,13 +342,3 @@ def _subject(sentence: str) -> str:
     """The name that is the subject of a sentence about it; empty for other texts, and for denials and doubts."""
     match = _NAMED_SUBJECT.fullmatch(sentence)
     return match[1] if match and HEDGES.isdisjoint(words_of(match[2])) else ""
-
-
-def same_condition(condition: str, other: str) -> bool:
-    """Whether two conditions in words of a function by cases are the same: "if n is even", "n even"."""
-    words, others = (
-        [_CONDITIONS.get(word, word) for word in words_of(opened(text)) + re.findall(r"[^A-Za-z\s\\{}]+", text)]
-        for text in (condition, other)
-    )
-    first, second = ([word for word in each if word] for each in (words, others))
-    return bool(first) and first == second

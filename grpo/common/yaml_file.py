@@ -1,12 +1,15 @@
-"""Read YAML files; errors name the line."""
+"""Read and write YAML files; errors name the line."""
 
 from __future__ import annotations
 
+import io
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from grpo.common.errors import UserError
+from grpo.common.files import write_text
 
 MOST_VALUES = 1_000_000  # in a file, with aliases expanded: ten lines of aliases of aliases can stand for a billion
 DEEPEST = 50  # levels of nesting
@@ -62,3 +65,62 @@ def _count(node: Any, counted: dict[int, int]) -> int:
         inside = [item[1] if isinstance(item, tuple) else item for item in node.value]
         counted[id(node)] = 1 + sum(_count(item, counted) for item in inside)
     return counted[id(node)]
+
+
+def read_mapping(path: Path, kind: str = "safe") -> dict[str, Any]:
+    """:func:`parse_yaml` of a study's file; UserError also unless it holds a mapping."""
+    values = parse_yaml(path, kind)
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected a mapping of sections at the top. Compare with studies/base.yaml.")
+    return values
+
+
+# ------------------------------------------------------------------------------------------------------------- writing
+
+
+def to_yaml(values: Mapping[str, Any]) -> str:
+    """Write a mapping as YAML 1.2: its sections over several lines, in them small mappings and lists on one line each."""
+    sections = [_dumped({key: _laid_out(value, is_section=True)}) for key, value in values.items()]
+    return "".join("\n" * (section.count("\n") > 1) + section for section in sections)
+
+
+def replace_values(path: Path, values: Mapping[str, Any]) -> None:
+    """Replace top-level values of a YAML file, or add them; comments and layout of all else stay."""
+    document = read_mapping(path, "rt")
+    differing = {key: value for key, value in values.items() if key not in document or document[key] != value}
+    document.update({key: _laid_out(value, is_section=True) for key, value in differing.items()})
+    write_text(path, _dumped(document))
+
+
+def _dumped(document: Mapping[str, Any]) -> str:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.representer import RoundTripRepresenter
+
+    class Representer(RoundTripRepresenter):  # type: ignore[misc]
+        """Writes null as a word, which others leave empty."""
+
+    Representer.add_representer(type(None), lambda self, _: self.represent_scalar("tag:yaml.org,2002:null", "null"))
+    yaml, out = YAML(), io.StringIO()
+    yaml.Representer, yaml.width = Representer, 1_000_000
+    yaml.dump(document, out)
+    return out.getvalue()
+
+
+def _laid_out(value: Any, is_section: bool = False) -> Any:
+    """Mark mappings and lists to be written on one line if they have at most 12 entries, all plain values and single words.
+
+    A text with a colon (cuda:0) does not stand in brackets: `dvc exp run -S` drops quotes, and libyaml cannot read it then.
+    """
+    from ruamel.yaml.comments import CommentedMap, CommentedSeq
+
+    if not isinstance(value, Mapping | list):
+        return value
+    is_mapping = isinstance(value, Mapping)
+    node = CommentedMap((k, _laid_out(v)) for k, v in value.items()) if is_mapping else CommentedSeq(map(_laid_out, value))
+    parts = [*value, *value.values()] if is_mapping else value
+    small = len(value) <= 12 and not any(isinstance(part, Mapping | list) or re.search(r"[:\s]", str(part)) for part in parts)
+    if small and not (is_mapping and is_section):
+        node.fa.set_flow_style()
+    else:
+        node.fa.set_block_style()
+    return node

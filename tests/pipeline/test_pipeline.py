@@ -118,7 +118,7 @@ def test_an_equal_arm_is_not_trained_twice(finished):
 
 
 CHANGES = [  # experiment, arm, and what becomes of it in params.yaml
-    ("grpo_learning_rate", "1e-3", '"1e-3": {learning_rate: 1e-3}', '"1e-3": {learning_rate: 2e-3}'),
+    ("grpo_learning_rate", "1e-3", "'1e-3': {learning_rate: 0.001}", "'1e-3': {learning_rate: 2e-3}"),
     ("sft_experiment", "filtered", "filtered: {filtered: true}", "filtered: {filtered: true, examples: 8}"),
     ("grpo_off_policy_sweep_broad", "epochs_4-batch_8", "4-batch_8: {n_grpo_steps: 2", "4-batch_8: {n_grpo_steps: 1"),
 ]

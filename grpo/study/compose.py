@@ -247,7 +247,6 @@ def compose(path: Path) -> dict[str, Any]:
     return composed
 
 
-
 def _extended(values: Mapping[str, Any], overlay: dict[str, Any], file: Path) -> dict[str, Any]:
     """Lay a study file over ``values``: write out its objective and leave out the experiments that it names."""
     overlay.pop("extends", None)

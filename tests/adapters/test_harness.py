@@ -1,4 +1,4 @@
-"""A checkpoint of ours in lm-evaluation-harness, by its own command, as docs/commands.md says; the number can be counted by hand."""
+"""A checkpoint of ours in lm-evaluation-harness, by its own command, as docs/commands.md says."""
 
 from __future__ import annotations
 
@@ -63,7 +63,14 @@ def test_gsm8ks_task_on_local_rows(checkpoint: Path, tmp_path: Path) -> None:
         [
             *(sys.executable, "-m", "lm_eval", "--model", "hf", "--device", "cpu"),
             *("--model_args", f"pretrained={checkpoint},tokenizer={tmp_path / 'tokenizer'}"),
-            *("--tasks", str(tmp_path / "local.yaml"), "--gen_kwargs", "max_gen_toks=32", "--output_path", str(tmp_path / "out")),
+            *(
+                "--tasks",
+                str(tmp_path / "local.yaml"),
+                "--gen_kwargs",
+                "max_gen_toks=32",
+                "--output_path",
+                str(tmp_path / "out"),
+            ),
         ],
         env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache")},
         capture_output=True,

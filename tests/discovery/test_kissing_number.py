@@ -129,7 +129,6 @@ def test_the_committed_search_is_proposed_again_to_the_last_digit() -> None:
     assert mutation.program_of(best.proposal.recipe or {}) == program and verify_text(program).combined_score == best.score
 
 
-
 def test_a_proposed_program_stands_alone(tmp_path: Path) -> None:
     """It runs without this package."""
     proposal = mutation.propose([], seed_of(0, 0))
@@ -186,7 +185,6 @@ def test_mistakes_are_told_in_one_message(
     code, _, told = grpo("kissing", *arguments, *out)
     assert code == 2 and re.search(message, told)
     assert list(tmp_path.iterdir()) == []
-
 
 
 # ---------------------------------------------------------------------------------------------------------------- stage

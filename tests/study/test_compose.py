@@ -131,7 +131,6 @@ def test_texts_with_a_meaning_in_yaml_stay_texts(value: str, tmp_path: Path) -> 
     assert parse_yaml(path) == {"a": value, "b": [value], "c": {"d": {value: value}}}
 
 
-
 def test_differences_are_told_by_key_and_arms_by_their_order() -> None:
     old = {"grpo": {"a": 1, "b": True}, "experiments": {"x": {"arms": {"p": {}, "q": {}}}}}
     new = {"grpo": {"a": 1, "b": 1, "c": None}, "experiments": {"x": {"arms": {"q": {}, "p": {}}}}}
@@ -580,7 +579,11 @@ def test_list_marks_the_active_study_and_leaves_the_base_out(project: Path, grpo
 
 WRONG = {
     "grpo": [{"learning_rate": "fast"}, {"group_size": 0}, {"n_steps": 3}],
-    "experiments": [{"grpo_lora": {"method": "ppo"}}, {"grpo_lora": {"arms": {"full": {"learning_rate": -1}}}}, {"only": "all"}],
+    "experiments": [
+        {"grpo_lora": {"method": "ppo"}},
+        {"grpo_lora": {"arms": {"full": {"learning_rate": -1}}}},
+        {"only": "all"},
+    ],
     "learner": [{"gpus": 1}],
     "seed": [0],
 }

@@ -45,9 +45,9 @@ def run_kissing_number(study: Study) -> dict[str, Any]:
         for empty in (paths.KISSING_NUMBER_REPORT, KISSING_NUMBER_METRICS):
             write_json(empty, {})
         return {}
-    if wanted.strategy == "mutation":
-        propose, settings = mutation.propose, Settings("mutation", "mutation", wanted.seed)
-    else:
+    propose: Propose = mutation.propose
+    settings = Settings("mutation", "mutation", wanted.seed)
+    if wanted.strategy != "mutation":
         propose, settings = language_model(wanted.strategy, wanted.seed)
     model = re.sub(r"[^\w.-]+", "_", settings.model or "none")
     state = paths.KISSING_NUMBER_STATE / f"{settings.strategy}-{settings.seed}-{model}-{files_digest(CODE)}"

@@ -95,10 +95,16 @@ def replace_values(path: Path, values: Mapping[str, Any]) -> None:
 def _dumped(document: Mapping[str, Any]) -> str:
     from ruamel.yaml import YAML
     from ruamel.yaml.representer import RoundTripRepresenter
+    from ruamel.yaml.scalarfloat import ScalarFloat
 
     class Representer(RoundTripRepresenter):  # type: ignore[misc]
-        """Writes null as a word, which others leave empty."""
+        """Writes null as a word, and numbers as they were written unless this would change their value."""
 
+        def as_written(self, number: ScalarFloat) -> Any:
+            node = self.represent_scalar_float(number)  # rounds the seventeenth digit
+            return node if float(node.value) == number else self.represent_float(float(number))
+
+    Representer.add_representer(ScalarFloat, Representer.as_written)
     Representer.add_representer(type(None), lambda self, _: self.represent_scalar("tag:yaml.org,2002:null", "null"))
     yaml, out = YAML(), io.StringIO()
     yaml.Representer, yaml.width = Representer, 1_000_000
@@ -107,19 +113,21 @@ def _dumped(document: Mapping[str, Any]) -> str:
 
 
 def _laid_out(value: Any, is_section: bool = False) -> Any:
-    """Mark mappings and lists to be written on one line if they have at most 12 entries, all plain values and single words.
+    """Mark mappings and lists to be written on one line if they have at most 12 entries, all plain values of one word.
 
-    A text with a colon (cuda:0) does not stand in brackets: `dvc exp run -S` drops quotes, and libyaml cannot read it then.
+    A text such as cuda:0 does not stand in brackets: `dvc exp run -S` drops quotes, and libyaml cannot read it then.
     """
     from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
-    if not isinstance(value, Mapping | list):
+    node: Any
+    if isinstance(value, Mapping):
+        node, parts = CommentedMap((key, _laid_out(item)) for key, item in value.items()), [*value, *value.values()]
+    elif isinstance(value, list):
+        node, parts = CommentedSeq(map(_laid_out, value)), value
+    else:
         return value
-    is_mapping = isinstance(value, Mapping)
-    node = CommentedMap((k, _laid_out(v)) for k, v in value.items()) if is_mapping else CommentedSeq(map(_laid_out, value))
-    parts = [*value, *value.values()] if is_mapping else value
-    small = len(value) <= 12 and not any(isinstance(part, Mapping | list) or re.search(r"[:\s]", str(part)) for part in parts)
-    if small and not (is_mapping and is_section):
+    small = len(value) <= 12 and all(re.fullmatch(r"[\w./+-]*", str(part)) for part in parts)
+    if small and not (is_section and isinstance(value, Mapping)):
         node.fa.set_flow_style()
     else:
         node.fa.set_block_style()

@@ -241,34 +241,6 @@ def compare(
     return compare_files(first, second)
 
 
-@app.command("benchmark", rich_help_panel=TOOLS, epilog="Example: grpo benchmark my-model --task gsm8k --limit 200")
-def benchmark(
-    checkpoint: Annotated[Path, typer.Argument(help="Folder in Hugging Face format.")],
-    task: Annotated[
-        str, typer.Option(help="Task of the harness, such as gsm8k, hendrycks_math500, aime24; or a YAML file of your own.")
-    ],
-    file: Annotated[Path | None, typer.Option(help="Problems from a local file (JSONL, Parquet, CSV), not the Hub.")] = None,
-    shots_file: Annotated[Path | None, typer.Option(help="File with the examples for the prompt; needs --file.")] = None,
-    shots: Annotated[int | None, typer.Option(min=0, help="Number of examples in the prompt; default: the task's.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Number of problems; default: all.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Token limit of a response; default: the task's.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for TASK.md, TASK.json, TASK.jsonl and TASK.yaml.")] = Path("benchmark"),
-) -> str:
-    """Run an lm-evaluation-harness task on a checkpoint; grade the same responses with this package's grader.
-
-    TASK.md lists the problems on which the two disagree.
-    """
-    study = load_study()
-    from grpo.commands.benchmark import Asked
-    from grpo.commands.benchmark import benchmark as run_it
-    from grpo.results.statistics import format_interval
-
-    found = run_it(study, checkpoint, Asked(task, file, shots_file, shots, limit, max_tokens), out)
-    lines = [f"{found['task']}: {name}: {format_interval(accuracy)}" for name, accuracy in found["accuracy"].items()]
-    differ = f"{len(found['disagreements'])} of {found['problems']} problems on which they differ"
-    return "\n".join([*lines, f"{out / found['task']}.md: {differ}"])
-
-
 @app.command("publish", rich_help_panel=TOOLS, epilog="Example: grpo publish grpo_learning_rate/3e-4/0 --license apache-2.0")
 def publish(
     run: Annotated[str, typer.Argument(metavar="EXPERIMENT/ARM/SEED", help="A finished run of the active study.")],

@@ -16,7 +16,6 @@ from grpo.common.text_table import text_table
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun, digest, effective_run
 from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, SftConfig
-from grpo.study.runs_table import stage_of_run
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN, PretrainedHere
 
@@ -153,7 +152,7 @@ def _measured(runs: list[EffectiveRun]) -> Measured:
     for run in runs:
         path = paths.run_timing(run.name)
         if path.exists():
-            timing = read_json(path, made_by=stage_of_run(run.name), keys=("total_s", "steps", "same_as"))
+            timing = read_json(path, made_by=paths.stage_of_run(run.name), keys=("total_s", "steps", "same_as"))
             if timing["steps"] and not timing["same_as"]:
                 for alike in _alike(run):
                     seconds, amount = found.get(alike, (0.0, 0.0))

@@ -35,16 +35,13 @@ def verify(
         raise typer.Exit(1)
 
 
-@kissing_app.command("search", epilog="Example: grpo kissing search --seconds 300 --out my-search")
+@kissing_app.command("search", epilog="Example: grpo kissing search --calls 200 --out my-search")
 def search(
-    strategy: Annotated[
-        str,
-        typer.Option(help="mutation (no language model), or best_of_n, conversation or hybrid (with a language model)."),
-    ] = "mutation",
+    strategy: Annotated[str, typer.Option(help="best_of_n, conversation or hybrid.")] = "conversation",
     out: Annotated[
         Path, typer.Option(help="Folder for conversation_log.json and program.py; a search in it is continued.")
     ] = Path("kissing_search"),
-    calls: Annotated[int | None, typer.Option(min=1, help="Limit of proposals or of requests to the language model.")] = None,
+    calls: Annotated[int | None, typer.Option(min=1, help="Limit of requests to the language model.")] = None,
     tokens: Annotated[int | None, typer.Option(min=1, help="Limit of tokens, prompts and answers together.")] = None,
     seconds: Annotated[
         float | None,
@@ -52,11 +49,11 @@ def search(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the proposals.")] = 0,
 ) -> None:
-    """Search for a program that constructs many points, within a budget; an interrupted search is continued.
+    """Let a language model search for a program that constructs many points; an interrupted search is continued.
 
-    A language model is that of OPENAI_BASE_URL, OPENAI_MODEL and OPENAI_API_KEY.
+    The model is that of OPENAI_BASE_URL, OPENAI_MODEL and OPENAI_API_KEY.
     """
-    from grpo.commands.kissing_search import proposer
+    from grpo.commands.kissing_search import language_model
     from grpo.common.files import require_writable
     from grpo.common.lock import only_one
     from grpo.discovery.log import BEST_PROGRAM, LOG, open_log
@@ -64,7 +61,7 @@ def search(
     from grpo.discovery.search import search as run
     from grpo.discovery.verifier import verify_text
 
-    propose, settings = proposer(strategy, seed)
+    propose, settings = language_model(strategy, seed)
     require_writable(out, "--out")
     with only_one(out / ".search.lock", f"{out}: another search"):
         log = open_log(out / LOG, settings)

@@ -45,7 +45,10 @@ def run_kissing_number(study: Study) -> dict[str, Any]:
         for empty in (paths.KISSING_NUMBER_REPORT, KISSING_NUMBER_METRICS):
             write_json(empty, {})
         return {}
-    propose, settings = proposer(wanted.strategy, wanted.seed)
+    propose: Propose = mutation.propose
+    settings = Settings("mutation", "mutation", wanted.seed)
+    if wanted.strategy != "mutation":
+        propose, settings = language_model(wanted.strategy, wanted.seed)
     model = re.sub(r"[^\w.-]+", "_", settings.model or "none")
     state = paths.KISSING_NUMBER_STATE / f"{settings.strategy}-{settings.seed}-{model}-{files_digest(CODE)}"
     remove_stored(state)
@@ -74,17 +77,12 @@ def run_kissing_number(study: Study) -> dict[str, Any]:
     return result
 
 
-def proposer(strategy: str, seed: int) -> tuple[Propose, Settings]:
-    """Make the function that proposes programs under a strategy, and the settings that identify the search.
-
-    Args:
-        strategy: ``mutation``, which needs no language model, or one of :data:`grpo.discovery.strategies.STRATEGIES`.
+def language_model(strategy: str, seed: int) -> tuple[Propose, Settings]:
+    """Make the function that asks a language model under one of :data:`grpo.discovery.strategies.STRATEGIES`, and its settings.
 
     Raises:
-        UserError: a language model is needed but not named; or reading is not restricted, without ``KISSING_UNFENCED``.
+        UserError: the model is not named, or reading is not restricted, without ``KISSING_UNFENCED``.
     """
-    if strategy == "mutation":
-        return mutation.propose, Settings("mutation", strategy, seed)
     require_extra("openai", "openai", f"the strategy {strategy}")
     if not reading_is_restricted() and os.environ.get(UNFENCED) != "1":
         raise UserError(

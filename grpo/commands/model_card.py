@@ -17,7 +17,7 @@ from grpo.reporting.timing import read_timing
 from grpo.results.intervals import mean_of
 from grpo.results.runs import REWARD, Run
 from grpo.results.statistics import format_interval, wilson_interval
-from grpo.study.runs_table import stage_of_run
+from grpo.study.paths import stage_of_run
 from grpo.study.schema import Study
 from grpo.study.settings import HubModel
 

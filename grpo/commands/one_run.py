@@ -10,7 +10,6 @@ import re
 import shutil
 from collections.abc import Mapping
 from contextlib import chdir
-from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,8 +22,8 @@ from grpo.common.files import whole_folder, write_text
 from grpo.common.imports import search_in
 from grpo.common.lock import only_one
 from grpo.common.world import started_by_torchrun
+from grpo.common.yaml_file import read_mapping, to_yaml
 from grpo.study import paths
-from grpo.study.annotated import read_mapping
 from grpo.study.compose import changes, compose, lay_over, study_path
 from grpo.study.effective import effective_run
 from grpo.study.methods import with_objective
@@ -144,7 +143,7 @@ def given_values(settings: list[str]) -> dict[str, Any]:
         if not key.startswith(SETTABLE):
             raise UserError(f"--set {setting}: no such key. Keys begin with {', '.join(SETTABLE)}.")
         try:
-            value: Any = YAML(typ="safe").load(StringIO(text))
+            value: Any = YAML(typ="safe").load(text)
         except YAMLError:
             equals = ""
         if not equals:
@@ -215,9 +214,7 @@ def _prepare(values: Mapping[str, Any], out: Path) -> None:
     """Make ``out`` with the run's params.yaml, problems and model; if one of them fails, make nothing."""
     also = [one["task"] for one in values["evaluation"].get("also", {}).values()]
     with whole_folder(out) as draft, chdir(draft):
-        text = StringIO()
-        YAML().dump(dict(values), text)
-        write_text(PARAMS_FILE, text.getvalue())
+        write_text(PARAMS_FILE, to_yaml(values))
         # The tokenizer of the model measures prompts where they have a limit. Without one, wrong problems are told first.
         limited = any(task.get(LIMIT) for task in (values["tasks"][MAIN], *also))
         for stage in (stages.model, stages.dataset) if limited else (stages.dataset, stages.model):

@@ -19,7 +19,6 @@ from grpo.reporting.charts import save_figure
 from grpo.results.runs import Run, read_run
 from grpo.study import paths
 from grpo.study.effective import effective_run
-from grpo.study.runs_table import stage_of_run
 from grpo.study.schema import Study
 
 PUBLISHED = Path("published")
@@ -80,7 +79,7 @@ def _find_run(study: Study, name: str) -> Run:
     experiment, arm, seed = parts[1], parts[2], int(parts[3])
     effective_run(study, experiment, arm, seed, [])  # raises UserError if the study has no such run
     run = read_run(experiment, arm, seed)
-    require_keys(paths.RUNS / name / "config.yaml", run.config, RECORDED, stage_of_run(name))
+    require_keys(paths.RUNS / name / "config.yaml", run.config, RECORDED, paths.stage_of_run(name))
     return run
 
 

@@ -14,10 +14,10 @@ from typing import Any
 from grpo.commands.study import renew_runs
 from grpo.common.errors import UserError
 from grpo.common.files import read_json, whole_folder, write_json, write_text
+from grpo.common.yaml_file import read_mapping, replace_values
 from grpo.reporting.replication import counts, read_replicate, replication_page
 from grpo.results.replication import Replicate, study_digest, write_replication
 from grpo.study import paths
-from grpo.study.annotated import read_annotated, to_text
 from grpo.study.schema import PARAMS_FILE, load_study
 
 FOLDER = Path("replicates")
@@ -82,8 +82,7 @@ def _make(folder: Path, seeds: list[int], base_seed: int | None, of_study: str) 
         _share_cache(draft)
         with chdir(draft):
             _git("reset", "--quiet")
-            written, notes, opening = read_annotated(PARAMS_FILE)
-            write_text(PARAMS_FILE, to_text({**written, **_fresh(written, seeds, base_seed)}, notes, opening))
+            replace_values(PARAMS_FILE, _fresh(read_mapping(PARAMS_FILE), seeds, base_seed))
             renew_runs()
             write_json(Path(MADE_OF), made_of)
 

@@ -16,8 +16,7 @@ from grpo.study import paths
 from grpo.study.dvc_lock import drop_former_stages
 from grpo.study.effective import effective_run, read_selections, require_experiment
 from grpo.study.kept import keep_until_all_stored, remove_stored
-from grpo.study.runs_table import ALL_SEEDS
-from grpo.study.schema import load_study
+from grpo.study.schema import ALL_SEEDS, load_study
 from grpo.study.settings import SampledTraces
 from grpo.tracking.mlflow_uri import tracking_uri
 from grpo.training.own_code import require_own_code_of_all

@@ -15,13 +15,12 @@ import typer
 
 from grpo.common.errors import UserError
 from grpo.common.files import remove, write_text
+from grpo.common.yaml_file import read_mapping, replace_values, to_yaml
 from grpo.study import paths
-from grpo.study.annotated import Note, Notes, read_annotated, read_mapping, to_text
 from grpo.study.compose import (
     COMPUTED,
     STUDIES_FOLDER,
     Change,
-    annotated,
     changes,
     compose,
     difference,
@@ -34,23 +33,14 @@ from grpo.study.compose import (
 )
 from grpo.study.dvc_lock import in_cache
 from grpo.study.effective import effective_run
-from grpo.study.json_schema import study_schema
-from grpo.study.methods import OFF_POLICY_RANK, GrpoConfig
+from grpo.study.methods import OBJECTIVE, OBJECTIVES, OFF_POLICY_RANK, RATE_TIMES, GrpoConfig
 from grpo.study.rehearsal import SUFFIX, not_covered, rehearsal_of
-from grpo.study.runs_table import runs_table
 from grpo.study.schema import PARAMS_FILE, Study, check_name, load_study, validated
 from grpo.training.own_code import require_own_code_of_all
 
 study_app = typer.Typer(help="List, check, change and save studies; choose the active one (params.yaml).", no_args_is_help=True)
 Named = Annotated[str, typer.Argument(help="Name in studies/ or path of a study file.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="List every value and result instead of counting them.")]
-_RUNS = Note(
-    above=(
-        "# One DVC stage train@KEY per row. `grpo study use` makes this table from the experiments above; after you edit",
-        "# arms or seeds, `grpo study runs` updates it.",
-    ),
-    blank=True,
-)
 _AS_COMPOSED = re.compile(r"^# As composed: ([0-9a-f]{16})\b", re.M)
 
 
@@ -148,25 +138,20 @@ def show(name: Named) -> str:
 
 
 def composed_text(path: Path) -> tuple[str, dict[str, Any]]:
-    """Compose the params.yaml of a study file: its text, with the comments of all files it is composed of, and its values."""
-    values, (written, notes, opening) = compose(path), annotated(path)
-    values["runs"] = runs_table(validated(values, path))
+    """Compose the params.yaml of a study file: its text and its values."""
+    values = compose(path)
+    values["runs"] = validated(values, path).runs_table()
     files = [str(file) for file in files_of(path)]
     of = f"{', '.join(files[:-1])} and {files[-1]}" if files[1:] else files[0]
-    head = (
-        f"# The study {path.stem}, composed by `grpo study use` from {of}.",
-        "# You may edit it, then run `make repro`. `grpo study check` shows your edits; `grpo study save NAME` saves them as a",
-        "# study. To change the study itself, edit its file and run `grpo study use` again.",
-        f"# As composed: {_digest(values)} (digest of the values; it tells your edits from changes of the study's files)",
-        *(("#", *opening) if opening else ()),
-    )
-    return _with_runs(written, {**notes, ("study",): Note(blank=True)}, head, values["runs"]), values
+    head = f"""\
+# The study {path.stem}, composed by `grpo study use` from {of}, where comments say why.
+# docs/settings.md says what the keys mean. You may edit them here, then run `make repro`; after you edit arms or seeds, first
+# `grpo study runs`, which renews select_in, kl_in and runs: DVC makes its stages from these. `grpo study check` shows your
+# edits; `grpo study save NAME` saves them as a study. To change the study itself, edit its file and run `grpo study use` again.
+# As composed: {_digest(values)} (digest of the values; it tells your edits from changes of the study's files)
 
-
-def _with_runs(written: Mapping[str, Any], notes: Notes, head: tuple[str, ...], runs: Mapping[str, Any]) -> str:
-    """The text of params.yaml, with the table of runs last, one row per line."""
-    rows: Notes = {("runs", key): Note(flow=True) for key in runs}
-    return to_text({**written, "runs": runs}, {**notes, ("runs",): _RUNS, **rows}, head)
+"""
+    return head + to_yaml(values), values
 
 
 @study_app.command("runs")
@@ -175,15 +160,12 @@ def renew_runs(verbose: Verbose = False) -> str:
 
     Also removes the results of runs that the table no longer has, if DVC's cache has them.
     """
-    written, notes, opening = read_annotated(PARAMS_FILE)
-    written.pop("runs", None)
-    experiments = written.get("experiments")
-    if isinstance(experiments, dict):
-        written |= stage_lists(written)
-    study = validated(written, PARAMS_FILE)
-    runs = runs_table(study)
-    before = set(_active_values().get("runs") or {})
-    write_text(PARAMS_FILE, _with_runs(written, notes, opening, runs))
+    values = read_mapping(PARAMS_FILE)
+    before = set(values.pop("runs", None) or {})
+    lists = stage_lists(values) if isinstance(values.get("experiments"), dict) else {}
+    study = validated(values | lists, PARAMS_FILE)
+    runs = study.runs_table()
+    replace_values(PARAMS_FILE, {**lists, "runs": runs})
     _make_folders()
     differing = {"new": runs.keys() - before, "gone": before - runs.keys()}
     lines = [f"  {kind}: {', '.join(sorted(keys))}" for kind, keys in differing.items() if keys]
@@ -201,7 +183,7 @@ def _make_folders() -> None:
 @study_app.command("save")
 def save(name: Annotated[str, typer.Argument(help="Name of the new study; writes studies/NAME.yaml.")]) -> str:
     """Save your edits of params.yaml as a new study that extends the active one."""
-    written, notes, _ = read_annotated(PARAMS_FILE)
+    written = read_mapping(PARAMS_FILE)
     written.pop("runs", None)
     validated(written, PARAMS_FILE)
     check_name(name, "a study", name)
@@ -218,8 +200,7 @@ def save(name: Annotated[str, typer.Argument(help="Name of the new study; writes
         ) from None
     if not overlay:
         raise UserError(f"{PARAMS_FILE}: has the values of {own}. There is nothing to save; edit {PARAMS_FILE} first.")
-    layout = {key: Note(flow=note.flow) for key, note in notes.items()}  # the comments are in the extended file
-    write_text(target, to_text({"extends": own.stem, **overlay}, layout))
+    write_text(target, to_yaml({"extends": own.stem, **overlay}))
     named = name if own.parent == STUDIES_FOLDER else target
     return f"{target}: your edits, as a study that extends {own.stem}. `grpo study use {named}` makes it the active study."
 
@@ -233,7 +214,7 @@ def rehearse(name: Named) -> str:
     values = compose(path)
     about = {"extends": path.stem, "description": f"The study {path.stem}, cut down to be tried on a CPU."}
     cut = difference(values, lay_over(values, rehearsal_of(values)))
-    text = to_text(about | cut, {}, ("# Written by `grpo study rehearse`.",))
+    text = "# Written by `grpo study rehearse`.\n" + to_yaml(about | cut)
     if target.exists() and target.read_text(encoding="utf-8") != text:
         raise UserError(f"{target}: already exists with other content. Remove it to write it again, or use it as it is.")
     write_text(target, text)
@@ -245,8 +226,36 @@ def rehearse(name: Named) -> str:
 
 @study_app.command("schema")
 def schema() -> str:
-    """Print the JSON Schema of params.yaml and study files for editors (also in studies/study.schema.json)."""
+    """Print the JSON Schema of params.yaml and study files, by which editors complete keys and mark wrong values."""
     return json.dumps(study_schema(), indent=1)
+
+
+def study_schema() -> dict[str, Any]:
+    """Build that schema: types, ranges and names of keys. No key is required, as an overlay has only what differs."""
+    schema = _simplified(Study.model_json_schema())
+    names = {"type": "array", "items": {"type": "string"}}
+    properties = schema["properties"]
+    properties["extends"] = {"type": "string"}
+    properties["experiments"]["properties"] = {"only": names, "without": names}
+    for section in ("tasks", "models", "sft_datasets"):  # null removes an entry
+        entry = properties[section]["additionalProperties"]
+        properties[section]["additionalProperties"] = {"anyOf": [entry, {"type": "null"}]}
+    methods = [schema["$defs"][name]["properties"] for name in ("GrpoConfig", "SftConfig", "ExpertIterationConfig")]
+    of_arms = {"start_from": {"type": "string"}, OFF_POLICY_RANK: {"type": "integer"}, RATE_TIMES: {"type": "number"}}
+    methods[0][OBJECTIVE] = {"enum": list(OBJECTIVES)}
+    arm = {"type": "object", "properties": methods[0] | methods[1] | methods[2] | of_arms}
+    schema["$defs"]["Experiment"]["properties"]["arms"]["additionalProperties"] = arm
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A study", **schema}
+
+
+def _simplified(value: Any) -> Any:
+    """Drop ``required``, titles and defaults, which are those of the types and not of studies/base.yaml."""
+    if isinstance(value, list):
+        return [_simplified(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {key: item for key, item in value.items() if isinstance(item, dict) or key not in ("required", "title", "default")}
+    return {key: _simplified(item) for key, item in kept.items()}  # a mapping of such a name is a setting
 
 
 # ------------------------------------------------------------------------------------------------------- edits by hand

@@ -1,11 +1,15 @@
-"""Read YAML files; errors name the line."""
+"""Read and write YAML files; errors name the line."""
 
 from __future__ import annotations
 
+import io
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from grpo.common.errors import UserError
+from grpo.common.files import write_text
 
 MOST_VALUES = 1_000_000  # in a file, with aliases expanded: ten lines of aliases of aliases can stand for a billion
 DEEPEST = 50  # levels of nesting
@@ -52,3 +56,70 @@ def _count(node: Any, counted: dict[int, int]) -> int:
         inside = [item[1] if isinstance(item, tuple) else item for item in node.value]
         counted[id(node)] = 1 + sum(_count(item, counted) for item in inside)
     return counted[id(node)]
+
+
+def read_mapping(path: Path, kind: str = "safe") -> dict[str, Any]:
+    """:func:`parse_yaml` of a study's file; UserError also unless it holds a mapping."""
+    values = parse_yaml(path, kind)
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected a mapping of sections at the top. Compare with studies/base.yaml.")
+    return values
+
+
+# ------------------------------------------------------------------------------------------------------------- writing
+
+
+def to_yaml(values: Mapping[str, Any]) -> str:
+    """Write a mapping as YAML 1.2: its sections over several lines, in them small mappings and lists on one line each."""
+    sections = [_dumped({key: _laid_out(value, is_section=True)}) for key, value in values.items()]
+    return "".join("\n" * (section.count("\n") > 1) + section for section in sections)
+
+
+def replace_values(path: Path, values: Mapping[str, Any]) -> None:
+    """Replace top-level values of a YAML file, or add them; comments and layout of all else stay."""
+    document = read_mapping(path, "rt")
+    differing = {key: value for key, value in values.items() if key not in document or document[key] != value}
+    document.update({key: _laid_out(value, is_section=True) for key, value in differing.items()})
+    write_text(path, _dumped(document))
+
+
+def _dumped(document: Mapping[str, Any]) -> str:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.representer import RoundTripRepresenter
+    from ruamel.yaml.scalarfloat import ScalarFloat
+
+    class Representer(RoundTripRepresenter):  # type: ignore[misc]
+        """Writes null as a word, and numbers as they were written unless this would change their value."""
+
+        def as_written(self, number: ScalarFloat) -> Any:
+            node = self.represent_scalar_float(number)  # rounds the seventeenth digit
+            return node if float(node.value) == number else self.represent_float(float(number))
+
+    Representer.add_representer(ScalarFloat, Representer.as_written)
+    Representer.add_representer(type(None), lambda self, _: self.represent_scalar("tag:yaml.org,2002:null", "null"))
+    yaml, out = YAML(), io.StringIO()
+    yaml.Representer, yaml.width = Representer, 1_000_000
+    yaml.dump(document, out)
+    return out.getvalue()
+
+
+def _laid_out(value: Any, is_section: bool = False) -> Any:
+    """Mark mappings and lists to be written on one line if they have at most 12 entries, all plain values of one word.
+
+    A text such as cuda:0 does not stand in brackets: `dvc exp run -S` drops quotes, and libyaml cannot read it then.
+    """
+    from ruamel.yaml.comments import CommentedMap, CommentedSeq
+
+    node: Any
+    if isinstance(value, Mapping):
+        node, parts = CommentedMap((key, _laid_out(item)) for key, item in value.items()), [*value, *value.values()]
+    elif isinstance(value, list):
+        node, parts = CommentedSeq(map(_laid_out, value)), value
+    else:
+        return value
+    small = len(value) <= 12 and all(re.fullmatch(r"[\w./+-]*", str(part)) for part in parts)
+    if small and not (is_section and isinstance(value, Mapping)):
+        node.fa.set_flow_style()
+    else:
+        node.fa.set_block_style()
+    return node

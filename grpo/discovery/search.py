@@ -23,7 +23,7 @@ SILENCE = 5  # the search stops after so many attempts in a row without an answe
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of a search, which ends at the first one that is reached. Attempts before a restart count too.
+    """Limits of a search, which ends at the first one that is reached; without one it never does. Earlier attempts count too.
 
     Attributes:
         calls: proposals without a model, or requests to a language model, including failed ones.
@@ -56,10 +56,8 @@ def search(propose: Propose, verify: Verify, budget: Budget, log: Log) -> str:
         the limit that ended the search.
 
     Raises:
-        UserError: no limit is set, or the endpoint does not answer.
+        UserError: the endpoint does not answer.
     """
-    if budget == Budget():
-        raise UserError("a search needs a limit: give calls, tokens or seconds")
     if log.best is not None:
         _keep(log, log.best)  # it may have been killed between writing the log and the program
     with tqdm(desc="best 0", unit=" programs", initial=len(log.attempts), mininterval=1.0) as progress:

@@ -33,7 +33,6 @@ from grpo.results.intervals import change_of, mean_of
 from grpo.results.statistics import LEVEL
 from grpo.rollout.make_engine import Checkpoint, make_engine
 from grpo.study import paths
-from grpo.study.runs_table import stage_of_run
 from grpo.study.schema import TOKENS_ON_CPU, Study
 from grpo.tasks.task import find_format
 
@@ -83,7 +82,7 @@ def kept_checkpoints(run: str) -> Iterator[tuple[Path, dict[str, Any]]]:
 
     Those of a run that was taken over are the original's. A run that ended early has fewer.
     """
-    folder, made_by = paths.CHECKPOINTS / run, stage_of_run(run)
+    folder, made_by = paths.CHECKPOINTS / run, paths.stage_of_run(run)
     if (taken_over := folder / "metadata.json").exists():
         folder = paths.CHECKPOINTS / read_json(taken_over, made_by, keys=("same_as",))["same_as"]
     if not folder.is_dir():

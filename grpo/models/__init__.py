@@ -7,7 +7,6 @@ from pathlib import Path
 from grpo.common.errors import UserError, from_here
 from grpo.common.files import how_to_restore, read_json
 from grpo.study import paths
-from grpo.study.runs_table import stage_of_run
 
 
 def require_checkpoint(folder: Path) -> None:
@@ -42,5 +41,5 @@ def _output_and_stage(folder: Path) -> tuple[Path, str]:
         return place, f"model@{place.name}"
     if paths.CHECKPOINTS in place.parents and len(place.relative_to(paths.CHECKPOINTS).parts) >= 3:
         run = "/".join(place.relative_to(paths.CHECKPOINTS).parts[:3])
-        return paths.CHECKPOINTS / run, stage_of_run(run)
+        return paths.CHECKPOINTS / run, paths.stage_of_run(run)
     return place, ""

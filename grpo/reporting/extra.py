@@ -15,7 +15,7 @@ from grpo.results.intervals import difference_of
 from grpo.results.runs import REWARD, Run, by_arm, final_scores, value
 from grpo.results.statistics import wilson_interval
 from grpo.study import paths
-from grpo.study.runs_table import stage_of_run
+from grpo.study.paths import stage_of_run
 from grpo.study.schema import Study
 from grpo.tasks.mixture import Mixture
 

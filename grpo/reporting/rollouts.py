@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo.common.files import read_jsonl
 from grpo.study import paths
-from grpo.study.runs_table import stage_of_run
+from grpo.study.paths import stage_of_run
 
 MOST_SAMPLES = 700_000  # characters in the page; other samples stay in the runs' folders
 NUMBERS = ("format_reward", "answer_reward", "reward", "token_entropy")

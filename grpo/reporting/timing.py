@@ -23,7 +23,7 @@ from grpo.reporting.labels import table
 from grpo.reporting.record import Values, label_arms
 from grpo.results.runs import REWARD, Run, by_arm, read_runs
 from grpo.study import paths
-from grpo.study.runs_table import stage_of_run
+from grpo.study.paths import stage_of_run
 from grpo.study.schema import Study
 
 PEAKS = ("rollout_peak_mb", "training_peak_mb", "evaluation_peak_mb")

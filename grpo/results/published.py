@@ -18,7 +18,7 @@ from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths
 from grpo.study.claims import AnyClaim
 from grpo.study.effective import digest
-from grpo.study.runs_table import stage_of_run
+from grpo.study.paths import stage_of_run
 from grpo.study.schema import Study
 
 PUBLISHED = Path(__file__).with_name("claims.yaml")

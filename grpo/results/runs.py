@@ -17,7 +17,7 @@ from grpo.results.findings import Interval
 from grpo.results.intervals import change_of
 from grpo.study import paths
 from grpo.study.effective import read_config
-from grpo.study.runs_table import stage_of_run
+from grpo.study.paths import stage_of_run
 from grpo.study.schema import Study
 
 REWARD = "val/answer_reward"

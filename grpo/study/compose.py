@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from grpo.common.errors import UserError
+from grpo.common.yaml_file import read_mapping
 from grpo.study import paths
-from grpo.study.annotated import Annotated, Note, Notes, read_annotated, read_mapping
 from grpo.study.methods import require_known, with_objective
 from grpo.study.settings import MAIN
 
@@ -24,13 +24,6 @@ WHICH = ("use", "source", "name")
 WHOLE = ("arms", "documents", "sft_datasets", "reward", "source")  # mappings that an overlay replaces as a whole
 BY_TASK = ("tasks", "models", "sft_datasets")  # mappings with one entry per task; `null` removes an entry
 COMPUTED = ("study", "folder", "file", "select_in", "kl_in", "runs")  # keys that composing sets, whatever a study file says
-_SELECT_IN = Note(
-    above=(
-        "# The experiments with arms, and those of them with `keep_steps` of GRPO; DVC makes a stage select@EXPERIMENT or",
-        "# kl@EXPERIMENT for each. After you edit arms, `grpo study runs` updates these lists.",
-    ),
-    blank=True,
-)
 
 Change = tuple[str, Any, Any]  # a key (a.b.c), its value before and after, or ABSENT
 ABSENT = "absent"
@@ -227,26 +220,11 @@ def compose(path: Path) -> dict[str, Any]:
     Raises:
         UserError: see :func:`files_of` and :func:`choose`.
     """
-    return _composed(path, lambda file: (read_mapping(file), {}, ()))[0]
-
-
-def annotated(path: Path) -> Annotated:
-    """Compose a study like :func:`compose`, with numbers as they were written, comments, and the comment at the top.
-
-    A comment of an overlay replaces the key's comment in the extended file.
-    """
-    return _composed(path, read_annotated)
-
-
-def _composed(path: Path, read: Callable[[Path], Annotated]) -> Annotated:
     values: dict[str, Any] = {}
-    notes: Notes = {}
+    own: dict[str, Any] = {}
     files = files_of(path)
     for file in reversed(files):
-        own, own_notes, opening = read(file)
-        replaced = set(_replaced(values, own))
-        kept = {key: note for key, note in notes.items() if not any(key[: n + 1] in replaced for n in range(len(key)))}
-        notes = kept | {key: note.over(kept.get(key)) for key, note in own_notes.items()}
+        own = read_mapping(file)
         values = _extended(values, own, file)
     composed: dict[str, Any] = {"study": path.stem}
     if "description" in own:
@@ -266,7 +244,7 @@ def _composed(path: Path, read: Callable[[Path], Annotated]) -> Annotated:
             composed |= stage_lists(values)
         if key not in COMPUTED:
             composed.setdefault(key, value)
-    return composed, {**notes, ("select_in",): _SELECT_IN}, opening
+    return composed
 
 
 def _extended(values: Mapping[str, Any], overlay: dict[str, Any], file: Path) -> dict[str, Any]:
@@ -280,12 +258,3 @@ def _extended(values: Mapping[str, Any], overlay: dict[str, Any], file: Path) ->
     keep = {word: experiments.pop(word) for word in ("only", "without") if word in experiments}
     merged = lay_over(values, overlay)
     return merged | {"experiments": choose(merged["experiments"], keep, experiments, f"{file}: experiments")}
-
-
-def _replaced(base: Mapping[str, Any], overlay: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the paths of the mappings in ``base`` that ``overlay`` replaces as a whole."""
-    for key, value in overlay.items():
-        if _merges(key, base.get(key), value):
-            yield from _replaced(base[key], value, (*path, key))
-        elif isinstance(base.get(key), Mapping):
-            yield (*path, key)

@@ -13,7 +13,6 @@ from grpo.common.files import damaged, read_json, require_keys
 from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths
 from grpo.study.methods import OFF_POLICY_RANK, GrpoConfig, RunConfig, apply_overrides, require_known, resolved
-from grpo.study.runs_table import stage_of_run
 from grpo.study.schema import Study
 from grpo.study.settings import Method
 
@@ -143,7 +142,7 @@ def read_selections(study: Study, experiment: str) -> list[dict[str, Any]]:
 
 def read_config(name: str) -> dict[str, Any]:
     """Read a run's config.yaml; UserError if it is missing or damaged."""
-    path, made_by = paths.RUNS / name / "config.yaml", stage_of_run(name)
+    path, made_by = paths.RUNS / name / "config.yaml", paths.stage_of_run(name)
     if not path.exists():
         raise UserError(f"{path}: no such file. Run `dvc repro {made_by}` to make it.")
     try:

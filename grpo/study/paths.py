@@ -6,7 +6,10 @@ DVC stores ``data/`` (large or many files), git stores ``reports/`` (small files
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
+
+from grpo.common.yaml_file import parse_yaml
 
 MODELS = Path("data/model")  # one folder per task, as for datasets
 DATASETS = Path("data/dataset")
@@ -65,6 +68,20 @@ PAGE = REPORTS / "index.html"
 def run_name(experiment: str, arm: str, seed: int) -> str:
     """``EXPERIMENT/ARM/SEED``: a run's folder below data/runs, data/checkpoints and data/timing."""
     return f"{experiment}/{arm}/{seed}"
+
+
+def stage_of_run(run: str) -> str:
+    """The DVC stage that trains the run ``EXPERIMENT/ARM/SEED`` of the active study."""
+    experiment, arm, seed = run.split("/")
+    together = PARAMS.exists() and experiment in _with_seeds_in_one_stage(PARAMS.stat().st_mtime_ns)
+    return f"train@{experiment}-{arm}" if together else f"train@{experiment}-{arm}-{seed}"
+
+
+@cache
+def _with_seeds_in_one_stage(_changed: int) -> set[str]:
+    values = parse_yaml(PARAMS)
+    experiments = values["experiments"] if values.get("seeds_in_one_stage") else {}
+    return {name for name, entry in experiments.items() if not entry.get("timed")}
 
 
 def run_timing(run: str) -> Path:

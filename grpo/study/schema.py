@@ -14,8 +14,8 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
 
 from grpo.common.errors import UserError
 from grpo.common.imports import search_in
+from grpo.common.yaml_file import read_mapping
 from grpo.study import paths
-from grpo.study.annotated import read_mapping
 from grpo.study.claims import AnyClaim, own_claims
 from grpo.study.compose import STUDIES_FOLDER, compose, stage_lists
 from grpo.study.methods import (
@@ -29,7 +29,6 @@ from grpo.study.methods import (
     explain,
     require_known,
 )
-from grpo.study.runs_table import runs_table
 from grpo.study.settings import (
     MAIN,
     AlsoEvaluated,
@@ -49,6 +48,7 @@ from grpo.study.settings import (
 from grpo.tasks.task import Split, Task, make_task
 
 PARAMS_FILE = paths.PARAMS
+ALL_SEEDS = "all"  # the seed of a stage that trains all of an arm's, one after another
 TOKENS_ON_CPU = 4096  # max_tokens_per_microbatch on a CPU, as in studies/base.yaml
 
 
@@ -117,6 +117,44 @@ class Study(Section):
         """The entry of ``resources`` that a scheduler reserves for a run, or for a stage of all seeds."""
         entry = self.experiments[experiment]
         return entry.timed if entry.timed and seed == self.seeds[0] else entry.resources
+
+    def runs_table(self) -> dict[str, dict[str, Any]]:
+        """Build `runs:` of params.yaml, a row for each training stage; the row KEY is DVC's stage ``train@KEY``.
+
+        A row has ``experiment``, ``arm``, ``task``; ``seed`` (one of ``seeds``, or ``all``); ``folder`` (of the results below
+        data/runs, data/checkpoints and data/timing); ``model`` and ``train`` (folders below data/ with the checkpoint to start
+        from and the problems or examples); ``after`` (the selection that the experiment builds on, or the pinned versions if it
+        builds on none); and ``resources`` (what a scheduler reserves).
+
+        Raises:
+            UserError: two arms have the same key, such as the arm low-1 of lr and the arm 1 of lr-low.
+        """
+        rows: dict[str, dict[str, Any]] = {}
+        for name in self.made:
+            entry = self.experiments[name]
+            after = paths.SELECT / f"{entry.builds_on}.json" if entry.builds_on else paths.PINNED_SOFTWARE
+            train = "sft_dataset" if entry.method == "sft" else "dataset"
+            for arm, values in entry.arms.items():
+                for seed in [ALL_SEEDS] if self.seeds_in_one_stage and not entry.timed else self.seeds_of(name):
+                    of_seed = [] if seed == ALL_SEEDS else [str(seed)]
+                    start = str(values["start_from"]).split("/")[:2] if values.get("start_from") else []
+                    model = ["checkpoints", *start, *of_seed] if start else ["model", entry.task]
+                    key = "-".join([name, arm, *of_seed])
+                    if key in rows:
+                        other = "experiments.{experiment}.arms.{arm}".format(**rows[key])
+                        raise UserError(f"{other} and experiments.{name}.arms.{arm}: both would be train@{key}. Rename one.")
+                    rows[key] = {
+                        "experiment": name,
+                        "arm": arm,
+                        "seed": seed,
+                        "folder": "/".join([name, arm, *of_seed]),
+                        "task": entry.task,
+                        "model": "/".join(model),
+                        "train": f"{train}/{entry.task}",
+                        "after": after.as_posix(),
+                        "resources": self.resources_of(name, seed),
+                    }
+        return rows
 
     @property
     def made(self) -> list[str]:
@@ -226,7 +264,7 @@ class Study(Section):
                 self._check_arm(name, arm, values)
         own_claims(self.claims, self.experiments)
         self._check_resources()
-        table = runs_table(self)
+        table = self.runs_table()
         if self.runs is not None and self.runs != table:
             differing = sorted(key for key in {**table, **self.runs} if table.get(key) != self.runs.get(key))
             shown = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")

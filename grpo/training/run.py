@@ -25,7 +25,6 @@ from grpo.study import paths
 from grpo.study.effective import EffectiveRun, digest, read_config
 from grpo.study.kept import bring_back, keep_until_stored
 from grpo.study.methods import GrpoConfig
-from grpo.study.runs_table import stage_of_run
 from grpo.study.schema import Study
 from grpo.study.software import hardware, packages, software, warn_of_other_versions
 from grpo.study.training_inputs import also_inputs, code_of_rooms, shared_settings, task_inputs
@@ -170,7 +169,7 @@ def _known_claims(study: Study, state: Path, same_as: str | None) -> list[str] |
     A resumed run began when its state was first written, and a run that takes over results when the other one began.
     """
     if same_as:
-        return read_json(paths.run_timing(same_as), made_by=stage_of_run(same_as)).get(KNOWN)
+        return read_json(paths.run_timing(same_as), made_by=paths.stage_of_run(same_as)).get(KNOWN)
     path = state / "claims.json"
     if not path.exists():
         write_json(path, {KNOWN: known_claims(study)})
@@ -210,7 +209,7 @@ def _mlflow_run(study: Study, run: EffectiveRun, identity: dict[str, Any], same_
         {
             **study_tags(study, run.task),
             "experiment": run.experiment,
-            "stage": stage_of_run(run.name),
+            "stage": paths.stage_of_run(run.name),
             "method": run.method,
             "arm": run.arm,
             "taken_over": str(same_as is not None).lower(),
@@ -224,7 +223,7 @@ def _mlflow_run(study: Study, run: EffectiveRun, identity: dict[str, Any], same_
 
 
 def _mlflow_id(run: str) -> str:
-    timing = read_json(paths.run_timing(run), made_by=stage_of_run(run), keys=("mlflow_run_id",))
+    timing = read_json(paths.run_timing(run), made_by=paths.stage_of_run(run), keys=("mlflow_run_id",))
     return timing["mlflow_run_id"] or "not tracked"
 
 

@@ -1,23 +1,23 @@
-"""`grpo benchmark` with the real harness: numbers that can be counted by hand, and a disagreement that is made on purpose."""
+"""A checkpoint of ours in lm-evaluation-harness, by its own command, as docs/commands.md says."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from study_parts import activate
 
 from grpo.models.checkpoint import save_checkpoint
 
 pytestmark = pytest.mark.adapters
 QUESTIONS = ["Mia has 4.5 apples.", "Tom has 4.5 apples.", "Ana has 7 coins."]
 TRUTHS = ["Half of nine.\n#### 4.5", "#### 4.50", "#### 7"]
-Grpo = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -40,60 +40,44 @@ def checkpoint(model: Any, tokenizer: Any, tmp_path: Path) -> Path:
     return tmp_path / "checkpoint"
 
 
-@pytest.fixture
-def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    activate("smoke", tmp_path)
-    file = tmp_path / "test.jsonl"
-    file.write_text("".join(json.dumps({"question": q, "answer": a}) + "\n" for q, a in zip(QUESTIONS, TRUTHS, strict=True)))
-    return file
+def test_gsm8ks_task_on_local_rows(checkpoint: Path, tmp_path: Path) -> None:
+    """One of three: the harness compares letters, so 4.50 is not 4.5 to it."""
+    from lm_eval.tasks import TaskManager
 
-
-def test_a_task_of_the_harness_on_local_rows_beside_our_grader(checkpoint: Path, rows: Path, grpo: Grpo) -> None:
-    """4.50 is 4.5 for the grader and not for an exact match of letters, which agree on 4.50 and on 7."""
-    code, out, error = grpo(
-        *("benchmark", str(checkpoint), "--task", "gsm8k", "--file", str(rows), "--shots", "0", "--max-tokens", "32")
-    )
-    assert code == 0, error
-    found = json.loads(Path("benchmark/gsm8k.json").read_text())
-    assert {name: a["right"] for name, a in found["accuracy"].items()} == {
-        "exact_match, strict-match": 1,
-        "exact_match, flexible-extract": 1,
-        "our grader": 2,
+    rows = tmp_path / "test.jsonl"
+    rows.write_text("".join(json.dumps({"question": q, "answer": a}) + "\n" for q, a in zip(QUESTIONS, TRUTHS, strict=True)))
+    task = {
+        "include": str(TaskManager().task_index["gsm8k"].yaml_path),
+        "task": "local",
+        "dataset_path": "json",
+        "dataset_name": None,
+        "dataset_kwargs": {"data_files": {"test": str(rows)}},
+        **dict.fromkeys(("training_split", "validation_split", "fewshot_split")),
+        "num_fewshot": 0,
     }
-    (differs,) = found["disagreements"]
-    assert (differs["problem"], differs["answer"], differs["ground_truth"]) == (0, "4.50", "4.5")
-    assert "our grader: 0.667 (0.208 to 0.939)" in out
-    page = Path("benchmark/gsm8k.md").read_text()
-    assert "| 0 | `It is so.␤#### 4.50` | `4.50` | `4.5` | wrong | wrong | right |" in page
-    assert len(Path("benchmark/gsm8k.jsonl").read_text().splitlines()) == found["problems"] == 3
-
-
-OWN = """
-dataset_path: json
-output_type: generate_until
-doc_to_text: "{{question}}"
-doc_to_target: "{{answer}}"
-metric_list: [{metric: exact_match}]
-num_fewshot: 2
-"""
-
-
-@pytest.mark.parametrize(
-    ("own", "options", "told"),
-    [
-        (OWN, [], "own: its prompt needs 2 examples. Give a file of them with --shots-file, or --shots 0"),
-        (OWN.replace("generate_until", "loglikelihood"), ["--shots", "0"], "answered by loglikelihood"),
-        (OWN + "process_docs: !function nowhere.at_all\n", ["--shots", "0"], r"own: the harness could not load it \(.*nowhere"),
-        (OWN, ["--shots", "0", "--max-tokens", "256"], "must be less than .* length .256.. Lower --max-tokens"),
-    ],
-)
-def test_what_cannot_be_run_is_told_and_leaves_nothing(
-    model: Any, tokenizer: Any, rows: Path, grpo: Grpo, own: str, options: list[str], told: str
-) -> None:
-    save_checkpoint(Path("checkpoint"), model, tokenizer)
-    Path("own.yaml").write_text(own)
-    code, _, error = grpo("benchmark", "checkpoint", "--task", "own.yaml", "--file", str(rows), *options)
-    assert code == 2 and re.search(told, error), error
-    assert not Path("benchmark").exists()
+    (tmp_path / "local.yaml").write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in task.items()))
+    (tmp_path / "tokenizer").mkdir()
+    for file in checkpoint.glob("tokenizer*.json"):
+        shutil.copy(file, tmp_path / "tokenizer")
+    result = subprocess.run(
+        [
+            *(sys.executable, "-m", "lm_eval", "--model", "hf", "--device", "cpu"),
+            *("--model_args", f"pretrained={checkpoint},tokenizer={tmp_path / 'tokenizer'}"),
+            *(
+                "--tasks",
+                str(tmp_path / "local.yaml"),
+                "--gen_kwargs",
+                "max_gen_toks=32",
+                "--output_path",
+                str(tmp_path / "out"),
+            ),
+        ],
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    (found,) = (json.loads(path.read_text()) for path in (tmp_path / "out").rglob("results_*.json"))
+    for filtered in ("strict-match", "flexible-extract"):
+        assert found["results"]["local"][f"exact_match,{filtered}"] == pytest.approx(1 / 3)

@@ -50,7 +50,7 @@ def with_data(project: Path, fresh_model: Any, tokenizer: Any, grpo: Grpo) -> Pa
     [
         ("  n_grpo_steps: 3", "  n_grpo_stepz: 3", "grpo.n_grpo_stepz", "unknown key"),
         (
-            "    train_size: 256\n",
+            "train_size: 256, ",
             "",
             "tasks.main: missing a required argument: 'train_size'",
             "Arithmetic takes train_size, validation_size",
@@ -123,7 +123,7 @@ def test_one_long_question_is_refused_before_anything_is_sampled(
     """Wherever it stands in the data, and whatever draws it; the message names keys that exist and what to do."""
     from grpo.rollout.transformers_engine import TransformersEngine
 
-    edit('"1e-3": {learning_rate: 1e-3}', '"1e-3": {learning_rate: 1e-3, sampling_max_tokens: 31}')
+    edit("'1e-3': {learning_rate: 0.001}", "'1e-3': {learning_rate: 0.001, sampling_max_tokens: 31}")
     problems = read_problems(file)
     problems[31] = replace(problems[31], question="word " * 300)
     write_records(file, problems)

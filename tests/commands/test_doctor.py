@@ -10,7 +10,6 @@ import pytest
 from study_parts import activate, study_named, with_values
 
 from grpo.commands import doctor
-from grpo.study.runs_table import runs_table
 from grpo.study.schema import Study
 
 
@@ -90,7 +89,7 @@ def test_disk_is_for_checkpoints_and_the_states_of_all_runs_in_progress(monkeypa
     import torch
 
     study, n = with_values(study_named("math-2xh100"), {"experiments.grpo_learning_rate.seeds": 1}), 1_543_714_304
-    runs, arms = len(runs_table(study)), [arm for one in study.experiments.values() for arm in one.arms.values()]
+    runs, arms = len(study.runs_table()), [arm for one in study.experiments.values() for arm in one.arms.values()]
     kept = 2 * runs + 3 * sum(len(arm.get("keep_steps", [])) for arm in arms)
     assert runs == 3 * len(arms) - 2 * 5
     weights = 2 * n / 2**30

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from ctypes.util import find_library
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +133,6 @@ def test_tokens_are_estimated_where_the_endpoint_does_not_count(tmp_path: Path) 
     [
         (BUSY, 'HTTP 429: {"error": {"message": "too many requests"}}'),
         (BROKEN, "HTTP 500: "),
-        (refusing(408, "slow"), "HTTP 408: "),
-        (refusing(409, "locked"), "HTTP 409: "),
         (Behaviour("<h1>Bad\nGateway</h1>", 502), "HTTP 502: <h1>Bad Gateway</h1>"),
         (HANG_UP, "no connection: "),
         (SLOW, "nothing within 1 seconds"),
@@ -157,9 +155,8 @@ def test_what_may_pass_is_tried_again(tmp_path: Path, monkeypatch: pytest.Monkey
     "answer",
     [
         NOT_JSON,
-        replace(NOT_JSON, headers={"Content-Type": "application/json"}),
         NO_CHOICES,
-        *map(Behaviour, ("[]", "", '{"choices": [{"message": {"content": 5}}]}', '{"choices": [{"message": null}]}')),
+        Behaviour('{"choices": [{"message": null}]}'),
     ],
 )
 def test_what_is_malformed_scores_nothing_and_the_search_goes_on(tmp_path: Path, answer: Behaviour) -> None:
@@ -182,10 +179,8 @@ def test_a_silent_endpoint_ends_the_search_which_can_go_on_later(tmp_path: Path,
     [
         (NO_ENTRY, r"HTTP 401: .*Incorrect API key provided: \*\*\*\..*Check OPENAI_API_KEY"),
         (refusing(402, "Insufficient Balance"), r"HTTP 402: .*Insufficient Balance.*Check OPENAI_API_KEY and its account"),
-        (refusing(403, "country"), r"HTTP 403: .*country"),
         (refusing(404, "no such model"), r"HTTP 404: .*OPENAI_MODEL, which is a-model .*/models.*OPENAI_BASE_URL"),
         (refusing(400, "a-model is not a valid model ID"), r"HTTP 400: .*OPENAI_MODEL, which is a-model"),
-        (refusing(400, "unknown model 'a-model'"), r"HTTP 400: .*OPENAI_MODEL, which is a-model"),
         (refusing(400, "The model `a-model` does not exist."), r"HTTP 400: .*OPENAI_MODEL, which is a-model"),
         (refusing(429, "You exceeded your quota", code="insufficient_quota"), r"HTTP 429: .*OPENAI_API_KEY and its account"),
     ],
@@ -229,13 +224,10 @@ def test_an_endpoint_that_takes_no_seed_gets_none(tmp_path: Path, complaint: Beh
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        (saying(""), "the answer is empty"),
         (saying(None), "the answer is empty"),
         (saying(None, "length", reasoning_content="hm"), "the answer was cut by the length limit of the model"),
         (saying("```python\npoints = [", "length"), "the answer was cut by the length limit of the model"),
         (saying(None, refusal="I must not."), "the model refused to answer: the answer holds no code block"),
-        (saying("", "content_filter"), "the endpoint's content filter stopped the answer: the answer is empty"),
-        (saying("<think>Let me see"), "the answer ends within its reasoning"),
     ],
 )
 def test_answers_without_a_program(tmp_path: Path, answer: Behaviour, problem: str) -> None:
@@ -246,11 +238,6 @@ def test_answers_without_a_program(tmp_path: Path, answer: Behaviour, problem: s
     assert proposal.program is None and proposal.answer is not None and proposal.tokens == 100 and proposal.calls == 1
     assert attempts[0].verdict.message == proposal.problem and proposal.problem.startswith(problem)
     assert proposal.problem in server.prompts()[1]
-
-
-def test_a_whole_program_counts_although_the_answer_was_cut_after_it(tmp_path: Path) -> None:
-    with FakeEndpoint([saying(f"```python\n{CROSS}```\nThis gives", "length")]) as server:
-        assert scores(run(server, tmp_path, Budget(calls=1))) == [22]
 
 
 def test_characters_that_cannot_be_written(tmp_path: Path) -> None:
@@ -287,13 +274,10 @@ def test_endpoint_from_environment() -> None:
     [
         ({"OPENAI_BASE_URL": ""}, "no address of an endpoint. Set OPENAI_BASE_URL to"),
         ({"OPENAI_MODEL": " "}, r"no model is given. Set OPENAI_MODEL .*http://127.0.0.1:8000/v1/models"),
-        ({"OPENAI_BASE_URL": "127.0.0.1:8000/v1"}, "no address of an endpoint"),
         ({"OPENAI_BASE_URL": "ftp://example.org/v1"}, "no address of an endpoint"),
-        ({"OPENAI_BASE_URL": "http://example.org:99999/v1"}, "no address of an endpoint"),
         ({"OPENAI_BASE_URL": f"http://me:{KEY}@example.org/v1"}, "without a user, a query or a fragment"),
         ({"OPENAI_BASE_URL": f"http://example.org/v1?key={KEY}"}, "without a user, a query or a fragment"),
         ({"OPENAI_API_KEY": "sk-sécret"}, "OPENAI_API_KEY: holds characters that no key has"),
-        ({"OPENAI_API_KEY": "sk-secret\nsk-other"}, "OPENAI_API_KEY: holds characters that no key has"),
     ],
 )
 def test_settings_that_cannot_work(changes: dict[str, str], told: str) -> None:

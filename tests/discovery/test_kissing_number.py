@@ -21,7 +21,7 @@ import pytest
 
 from grpo.commands.kissing_search import run_kissing_number
 from grpo.discovery import mutation
-from grpo.discovery.constructions import CORES, build, frame_blocks, independent_set, keep, meet_in_more_than, orbit_of
+from grpo.discovery.constructions import CORES, build
 from grpo.discovery.log import LOG, Attempt, Log, Proposal, Settings, read_log
 from grpo.discovery.search import Budget, seed_of
 from grpo.discovery.summary import score_rows, summarise
@@ -40,7 +40,6 @@ from grpo.study.settings import KissingNumber
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / paths.KISSING_NUMBER
-PAIRS = [(0, 1), (2, 3), (4, 5), (6, 7)]
 
 
 def is_kissing(points: list[list[int]]) -> bool:
@@ -90,14 +89,7 @@ def test_known_numbers(core: str, parameters: dict[str, Any], count: int) -> Non
     assert len(points) == count and is_kissing(points)
 
 
-@pytest.mark.parametrize("shrink", [0.0, 1e-5])
-def test_twelve_rays_need_irrational_frames(shrink: float) -> None:
-    """With coordinates rounded to integers, the cuboctahedron of the 604 loses points."""
-    points = points_of("frames", shrink=shrink, turn=0.0 if shrink == 0 else 0.01, slack=0.5, rays="cuboctahedron", seed=0)
-    assert len(points) < 600 and is_kissing(points)
-
-
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_every_recipe_gives_a_valid_set(seed: int) -> None:
     rng = Random(seed)
     recipe = mutation.fresh(list(CORES)[seed % len(CORES)], rng)
@@ -114,34 +106,6 @@ def test_a_completion_adds_what_fits() -> None:
         assert len(points_of("code", completion, length=11, axes=0, steps=1000, seed=0)) == 582
 
 
-def test_keep_takes_candidates_in_their_order() -> None:
-    import numpy as np
-
-    line = np.zeros((3, 11), np.int64)
-    line[:, 0] = 4, 5, -4  # the second is too long, the third 8 away from the first
-    assert keep(np.empty((0, 11), np.int64), line, 16)[:, 0].tolist() == [4, -4]
-
-
-def test_an_independent_set_has_no_conflicts() -> None:
-    import numpy as np
-
-    ring = np.zeros((9, 9), bool)
-    for i in range(9):
-        ring[i, (i + 1) % 9] = ring[(i + 1) % 9, i] = True
-    chosen = independent_set(ring, steps=200, seed=0)
-    assert len(chosen) == 4 and not ring[np.ix_(chosen, chosen)].any()  # floor(9 / 2)
-
-
-def test_frame_blocks_are_30_that_meet_in_at_most_two() -> None:
-    blocks = frame_blocks(PAIRS, seed=0)
-    assert len(blocks) == 30 and not meet_in_more_than(2, blocks).any()
-
-
-def test_an_orbit_is_whole_or_sampled() -> None:
-    assert len(orbit_of([1, 1, 0], seed=0)) == 12  # 3 places, 4 signs
-    assert len(orbit_of([3, 2, 1, 1, 1, 1, 0, 0, 0, 0, 0], seed=0)) == 6000
-
-
 # --------------------------------------------------------------------------------------------------------------- search
 
 
@@ -153,26 +117,16 @@ def attempts_of(*scores: int) -> list[Attempt]:
     ]
 
 
-def test_proposals_depend_on_log_and_seed_alone() -> None:
-    log = attempts_of(*range(10))
-    assert mutation.propose(log, 5) == mutation.propose(log, 5) != mutation.propose(log, 6)
-
-
-def test_a_mutation_builds_on_the_best_and_changes_it() -> None:
-    parents = [mutation.propose(attempts_of(*range(10, 20), 5), seed).parents for seed in range(40)]
-    assert set(parents) == {(9,), ()}  # of one construction, the best; or drawn anew
-    assert parents.count((9,)) > 25
-
-
-@pytest.mark.parametrize("core", CORES)
-def test_a_mutation_changes_one_or_two_values(core: str) -> None:
-    """A layer's shape follows length and height; nothing else changes with anything."""
-    recipe = mutation.fresh(core, Random(1))
-    for seed in range(100):
-        child = mutation.mutate(recipe, Random(seed))
-        before, after = ({**each["parameters"], "completion": each["completion"]} for each in (recipe, child))
-        changed = {name for name in before if before[name] != after[name]}
-        assert len(changed - {"layer", "axes"} if changed & {"length", "height"} else changed) <= 2
+def test_the_committed_search_is_proposed_again_to_the_last_digit() -> None:
+    """A proposal depends on the log so far and the attempt's seed alone."""
+    _, attempts = read_log(ROOT / paths.KISSING_NUMBER_DELIVERY / LOG)
+    assert len(attempts) == 100
+    for index, attempt in enumerate(attempts):
+        again = mutation.propose(attempts[:index], seed_of(0, index))
+        assert (again.recipe, again.parents) == (attempt.proposal.recipe, attempt.proposal.parents)
+    best = max(attempts, key=lambda attempt: attempt.score)
+    program = (ROOT / paths.KISSING_NUMBER_DELIVERY / "program.py").read_text()
+    assert mutation.program_of(best.proposal.recipe or {}) == program and verify_text(program).combined_score == best.score
 
 
 def test_a_proposed_program_stands_alone(tmp_path: Path) -> None:
@@ -213,7 +167,6 @@ def test_verify_prints_the_verdict_and_tells_it_by_its_exit_code(grpo: Any, tmp_
             "hope: no such strategy",
         ),
         (("search", "--strategy", "conversation"), {}, "OPENAI_BASE_URL"),
-        (("search", "--strategy", "conversation"), {"OPENAI_BASE_URL": "http://localhost:1/v1"}, "OPENAI_MODEL"),
     ],
 )
 def test_mistakes_are_told_in_one_message(
@@ -232,30 +185,6 @@ def test_mistakes_are_told_in_one_message(
     code, _, told = grpo("kissing", *arguments, *out)
     assert code == 2 and re.search(message, told)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_search_goes_on_with_a_larger_budget_and_finds_what_it_says(grpo: Any, tmp_path: Path) -> None:
-    search = ("kissing", "search", "--out", str(tmp_path), "--seed", "1")
-    assert grpo(*search, "--calls", "2")[0] == 0
-    first = read_log(tmp_path / LOG)[1]
-    code, said, _ = grpo(*search, "--calls", "4")
-    settings, attempts = read_log(tmp_path / LOG)
-    assert attempts[:2] == first and len(attempts) == 4 and settings.model is None
-    best = max(attempt.score for attempt in attempts)
-    assert code == 0 and f"{best:.0f} points" in said and "4 of 4 calls" in said
-    assert "No language model was used" in (tmp_path / LOG).read_text()
-    assert verify_program(tmp_path / "program.py").combined_score == best
-
-
-def test_a_second_search_in_one_folder_is_refused(grpo: Any, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "grpo", "kissing", "search", "--out", str(tmp_path), "--seconds", "600"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
-        while not (tmp_path / LOG).exists():
-            assert first.poll() is None
-            time.sleep(0.05)
-        code, _, told = grpo("kissing", "search", "--out", str(tmp_path), "--calls", "1")
-        first.kill()
-    assert code == 2 and f"another search is already running (process {first.pid} on" in told
 
 
 # ---------------------------------------------------------------------------------------------------------------- stage
@@ -391,14 +320,6 @@ def test_budgets(budget: Budget, reason: str) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- report
-
-
-def test_the_known_bounds_carry_their_sources() -> None:
-    bounds = known_bounds()
-    assert [bound["points"] for bound in bounds["lower"]] == [566, 582, 592, 593, 594, 600, 604]
-    assert [bound["points"] for bound in bounds["upper"]] == [868]
-    for bound in (*bounds["lower"], *bounds["upper"]):
-        assert bound["who"] and bound["year"] > 1970 and len(bound["source"]) > 20
 
 
 def test_the_section_says_how_and_what_was_known(report: dict[str, Any]) -> None:

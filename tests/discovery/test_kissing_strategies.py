@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from grpo.discovery.log import Attempt, Proposal
 from grpo.discovery.strategies import BASELINE, EMPTY, REFUSED, ROUND, STRATEGIES, TURNS, extract_program, messages_of
-from grpo.discovery.verifier import Verification, verify_text
+from grpo.discovery.verifier import Verification
 
 FAR_OFF = "Minimum squared distance 36 < maximum squared norm 40: points 3 and 17 of {{ 2 }} & <b>"
 
@@ -154,31 +154,22 @@ DOCSTRING = 'def run_code():\n    """Such as\n\n```\nrun_code()\n```\n"""\n    r
     ("answer", "program"),
     [
         (f"Text.\n```python\n{PROGRAM}```\nMore text.", PROGRAM),
-        (f"```python\n{OTHER}```\nBetter:\n```python\n{PROGRAM}```", PROGRAM),
         (f"```py\n{PROGRAM}```\n```text\npoints = 22\n```", PROGRAM),
         (f"```Python3 title=a.py\n{PROGRAM}\n\n```", PROGRAM),
         (f"```\n{PROGRAM}```", PROGRAM),
-        (f"~~~python\n{PROGRAM}~~~", PROGRAM),
         (f"````python\n{PROGRAM}````", PROGRAM),
         (f"```python\r\n{PROGRAM}```\r\n".replace("\n", "\r\n").replace("\r\r", "\r"), PROGRAM),
         ("1. First:\n\n   ```python\n   def run_code():\n       return []\n   ```", PROGRAM),
         (PROGRAM, PROGRAM),
-        (f"\n{OTHER}\n\n", OTHER),
         (f"```python\n{PROGRAM}```\nUse it so:\n```python\n{USAGE}```", PROGRAM),
-        (f"```python\n{PROGRAM}```\nRun:\n```\n$ python a.py\n```", PROGRAM),
         (f"```\n{PROGRAM}```\nRun:\n```\n$ python a.py\n```", PROGRAM),
         (f"```python\n{PROGRAM}```\n```\nThis gives 582 points.", PROGRAM),
-        (f"```\n{PROGRAM}```\n```\nThis gives 582 points.", PROGRAM),
         (f"```python\n{PROGRAM}```\n```python\n", PROGRAM),
         (f"<think>\n```python\n{OTHER}```\n</think>\n```python\n{PROGRAM}```", PROGRAM),
-        (f"<think>\n```python\n{OTHER}\n</think>\n```python\n{PROGRAM}```", PROGRAM),
         (f"Let me see.\n```python\nx = [\n</think>\n\n```python\n{PROGRAM}```", PROGRAM),
         (f"<think>I close with </think> soon. Hm.</think>\n```python\n{PROGRAM}```", PROGRAM),
         (f"<think>a</think>\n```python\n{PROGRAM}```\n<think>\n```python\n{OTHER}```\n</think>\nDone.", PROGRAM),
         ("```python\npoints = ['<think>']\n```", "points = ['<think>']\n"),
-        (f"<Thinking>a</Thinking><reasoning>b</reasoning>\n{PROGRAM}", PROGRAM),
-        ("```python\nif True:\n    points = []\n```", "if True:\n    points = []\n"),
-        ('```python\nimport re\npoints = re.findall("\\d", "1")\n```', 'import re\npoints = re.findall("\\d", "1")\n'),
         ("```python\nprint(1)\n```", "print(1)\n"),  # the verifier says what is missing
         ("```python\ns = 'a\u2028b'\npoints = []\n```", "s = 'a\u2028b'\npoints = []\n"),
     ],
@@ -191,38 +182,17 @@ def test_program_in_an_answer(answer: str, program: str) -> None:
     ("answer", "reason"),
     [
         ("", "the answer is empty"),
-        (" \n", "the answer is empty"),
         ("I cannot help.", "the answer holds no code block"),
-        ("points", "the answer holds no code block"),
-        ("print(582)", "the answer holds no code block"),
         ("Use `points = []`.", "the answer holds no code block"),
-        ("```python\n```", "the answer holds no code block"),
         (f"```python\n{PROGRAM}", "the answer's last code block is not finished: it has no closing fence"),
         (f"```python\n{OTHER}```\nBetter:\n```python\n{PROGRAM}", "no closing fence"),
-        (f"```\n{PROGRAM}", "no closing fence"),
         (f"````python\n{PROGRAM}```", "no closing fence"),
         (f"<think>\n```python\n{PROGRAM}```\nBut", "the answer ends within its reasoning"),
-        (f"<think>\n```python\n{PROGRAM}```\n</think>\n", "the answer holds no code block"),
     ],
 )
 def test_why_an_answer_holds_no_program(answer: str, reason: str) -> None:
     program, why = extract_program(answer)
     assert program is None and reason in why and "\n" not in why
-
-
-@pytest.mark.parametrize(
-    ("program", "reason"),
-    [
-        ("x = 1\npoints = [1,\n", "SyntaxError: '[' was never closed (line 2: points = [1,)"),
-        ("points = '\\d'\0\n", "null bytes"),
-        (f"points = {'-' * 100_000}1\n", "Error"),  # nested too deeply: which one depends on Python
-    ],
-)
-def test_a_program_that_does_not_parse_gets_its_reason_from_the_evaluator(program: str, reason: str) -> None:
-    found, why = extract_program(f"```python\n{program}```")
-    assert found == program and why == ""
-    verdict = verify_text(found)
-    assert not verdict.validity and reason in verdict.message and "\n" not in verdict.message
 
 
 PARTS = ["```", "```python", "~~~", "<think>", "</think>", PROGRAM, OTHER, "text", "\n", "  ", "`", '"""', "\\", "\0", "\u2028"]

@@ -84,12 +84,6 @@ def test_a_search_asks_vllm(endpoint: Endpoint, tmp_path: Path) -> None:
     assert first[0].proposal.answer != first[1].proposal.answer
 
 
-def test_a_conversation_tells_the_model_what_was_wrong(endpoint: Endpoint, tmp_path: Path) -> None:
-    attempts = run(endpoint, tmp_path, "conversation", calls=3)
-    messages = attempts[1].proposal.messages
-    assert messages and attempts[0].proposal.problem in messages[2]["content"]
-
-
 def test_a_model_that_is_not_served_is_named(endpoint: Endpoint, tmp_path: Path) -> None:
     other = Endpoint(endpoint.base_url, "other")
     with pytest.raises(UserError, match=r"The model `other` does not exist.*OPENAI_MODEL"):

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +55,9 @@ def failure(program: str, limits: Limits = QUICK) -> str:
         ("points = ([10**99],)", [[10**99]]),
         ("def points():\n    return [[1]]", [[1]]),
         ("run_code = [[1]]\nget_centers = points = [[2]]", [[1]]),
-        ("get_centers = lambda: [[1]]\npoints = [[2]]", [[1]]),
         ("import numpy as np\npoints = np.array([[2**63 + 1]], dtype=np.uint64)", [[2**63 + 1]]),
-        ("import numpy as np\npoints = [np.array([-(2**63)]), [np.int8(5)]]", [[-(2**63)], [5]]),
-        ("import numpy as np\npoints = np.array([[10**50, 2]], dtype=object)", [[10**50, 2]]),
         ("import numpy as np\npoints = np.array([[1.0, 0.5]])", [[1.0, 0.5]]),
-        ("import numpy as np\npoints = [[np.float32(2)], [np.bool_(True)]]", [[2.0], [True]]),
         ("points = [[float('inf'), None, 'é', True]]", [[float("inf"), None, "é", True]]),
-        ("import enum\nclass E(enum.IntEnum):\n    A = 3\npoints = [[E.A]]", [[3]]),
-        ("points = []", []),
         ("from dataclasses import dataclass\n@dataclass\nclass P:\n    x: 'int'\npoints = [[P(3).x]]", [[3]]),
         ("from concurrent.futures import ThreadPoolExecutor as T\npoints = [[*T(4).map(abs, [-1, -2])]]", [[1, 2]]),
         ("x: list[int] = [1]\npoints = [x]\nif __name__ == '__main__':\n    raise SystemExit", [[1]]),
@@ -72,7 +65,6 @@ def failure(program: str, limits: Limits = QUICK) -> str:
             "import numpy as np\nnp.linalg.svd(np.ones((50, 50)))\npoints = [[int(np.random.default_rng(0).integers(9) >= 0)]]",
             [[1]],
         ),
-        ("points = [[float('nan')]]", [[float("nan")]]),
         ("import sys\npoints = [sys.argv]", [["mine.py"]]),
     ],
 )
@@ -91,35 +83,25 @@ def test_points(program: str, points: object) -> None:
         ("points = []\npoints.append(points)", "ValueError: Circular reference detected"),
         ("points = [[1, 2j]]", "the points are or hold a complex"),
         ("points = [[10**100]]", "holds an integer of 101 digits, at most 100 are allowed"),
-        ("points = [[1 << 10**6]]", "ValueError: Exceeds the limit (4300 digits)"),
         ("def run_code(n):\n    return []", "TypeError: run_code() missing 1 required positional argument: 'n'"),
         ("x = (", "SyntaxError: '(' was never closed (line 1: x = ()"),
-        ("def f():\n  x = 1\n    y = 2", "IndentationError: unexpected indent (line 3: y = 2)"),
         ("x = 1\0", "source code string cannot contain null bytes"),
         ("import sys\nsys.exit()", "The program ended itself (SystemExit) before it gave its points (line 2: sys.exit()"),
-        ("exit(3)", "The program ended itself (SystemExit: 3)"),
         ("def run_code():\n    raise KeyboardInterrupt", "KeyboardInterrupt (line 2: raise KeyboardInterrupt)"),
         (
             "import json\n\njson.loads('x')",
             "JSONDecodeError: Expecting value: line 1 column 1 (char 0) (line 3: json.loads('x'))",
         ),
-        ("import nosuch", "ModuleNotFoundError: No module named 'nosuch' (line 1: import nosuch)"),
         ("raise ValueError('a\\nb\\x1b[31m')", "ValueError: a b [31m (line 1"),
         ("def f(n):\n    return f(n + 1)\nf(0)", "RecursionError: maximum recursion depth exceeded (line 2: return f(n + 1))"),
         ("import os\nos._exit(7)", "The program ended without a result (exit code 7)"),
         ("import os\nos.kill(os.getpid(), 9)", "The program was killed by signal 9 (Killed)"),
-        ("import os, signal\nos.kill(os.getpid(), signal.SIGRTMIN)", "The program was killed by signal 34"),
         ("import ctypes\nctypes.string_at(0)", "The program was killed by signal 11 (Segmentation fault)"),
         ("x = bytearray(10**9)", "MemoryError (it may use 500 MB) (line 1: x = bytearray(10**9))"),
-        ("x = []\nwhile True:\n    x.append(bytearray(10**7))", "MemoryError (it may use 500 MB)"),
-        ("import numpy as np\nnp.ones(10**9)", "Unable to allocate 7.45 GiB"),
         ("points = [[1] * 1000] * 1000", "The result is larger than 1 MB"),
-        ("points = [[1]] * 10**9", "MemoryError"),
         ("while True:\n    print('x' * 1000)", "The program printed more than 1 MB"),
-        ("import os\nwhile True:\n    os.write(2, b'x' * 10**6)", "The program printed more than 1 MB"),
         ("x = []\nwhile True:\n    x.append([])", "MemoryError (it may use 500 MB)"),
         ("print('first')\nprint('last')\n1 / 0", "(line 3: 1 / 0). The end of what it printed: first last"),
-        ("import threading\nthreading.Thread(target=print).start()\nraise ValueError", "ValueError (line 3"),
     ],
 )
 def test_failures(program: str, message: str) -> None:
@@ -189,12 +171,6 @@ def test_a_program_cannot_hide_its_threads_behind_a_name() -> None:
 def test_limits_of_the_kernel() -> None:
     program = "from resource import *\npoints = [getrlimit(one) for one in (RLIMIT_NOFILE, RLIMIT_CORE, RLIMIT_STACK)]"
     assert run(program) == [[64, 64], [0, 0], [8_000_000, 8_000_000]]
-
-
-def test_programs_at_the_same_time_do_not_mix() -> None:
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda n: run(f"import time\ntime.sleep(0.2)\npoints = [[{n}]]"), range(8)))
-    assert found == [[[n]] for n in range(8)]
 
 
 # ------------------------------------------------------------------------------------------------- what is out of reach

@@ -35,10 +35,10 @@ from grpo.commands.study import describe, renew_runs
 from grpo.common.errors import UserError
 from grpo.common.files import write_text
 from grpo.common.yaml_file import parse_yaml
+from grpo.study import paths
 from grpo.study import software as software_module
 from grpo.study.effective import effective_run
 from grpo.study.methods import GrpoConfig
-from grpo.study.runs_table import runs_table, stage_of_run
 from grpo.study.schema import Study, load_study
 from grpo.study.software import PACKAGES, software
 from grpo.training.run import run_identity
@@ -266,8 +266,8 @@ def test_a_row_of_runs_for_each_stage_that_trains() -> None:
         *(put(f"experiments.{name}.{key}", None) for name in EXPERIMENTS for key in ("seeds", "timed")),
         put("seeds", [0, 1]),
     )
-    apart = runs_table(together.model_copy(update={"seeds_in_one_stage": False}))
-    assert len(apart) == 2 * len(runs_table(together))
+    apart = together.model_copy(update={"seeds_in_one_stage": False}).runs_table()
+    assert len(apart) == 2 * len(together.runs_table())
     assert apart["grpo_sft_initialization-tuned-1"] == {
         "experiment": "grpo_sft_initialization",
         "arm": "tuned",
@@ -279,7 +279,7 @@ def test_a_row_of_runs_for_each_stage_that_trains() -> None:
         "after": "reports/select/grpo_off_policy_clip_ablation.json",
         "resources": "train",
     }
-    fine_tuned = runs_table(together)["sft_experiment-all"]
+    fine_tuned = together.runs_table()["sft_experiment-all"]
     assert (fine_tuned["seed"], fine_tuned["folder"]) == ("all", "sft_experiment/all")
     assert (fine_tuned["model"], fine_tuned["train"]) == ("model/main", "sft_dataset/main")
     assert fine_tuned["after"] == "data/training_inputs/software.json"
@@ -292,7 +292,7 @@ def test_the_first_seed_of_a_timed_arm_has_a_stage_and_resources_of_its_own(work
         put("experiments.grpo_baselines.seeds", 2),
     )
     assert (study.seeds_of("grpo_lora"), study.seeds_of("grpo_learning_rate")) == ([7, 8], [7, 8, 9])
-    rows = runs_table(study)
+    rows = study.runs_table()
     found = {key: (row["seed"], row["resources"]) for key, row in rows.items() if row["experiment"] == "grpo_lora"}
     assert found == {"grpo_lora-full-7": (7, "alone"), "grpo_lora-full-8": (8, "train")}
     alone = {seed: study.runs_alone("grpo_lora", seed) for seed in study.seeds_of("grpo_lora")}
@@ -305,8 +305,8 @@ def test_the_first_seed_of_a_timed_arm_has_a_stage_and_resources_of_its_own(work
     write_text(workdir / "params.yaml", json.dumps(values))
     stages = {f"train@{key}" for key in rows}
     runs = [(name, arm, seed) for name in study.made for arm in study.experiments[name].arms for seed in study.seeds_of(name)]
-    assert {stage_of_run("/".join(map(str, run))) for run in runs} == stages
-    assert stage_of_run("grpo_lora/full/8") == "train@grpo_lora-full-8"
+    assert {paths.stage_of_run("/".join(map(str, run))) for run in runs} == stages
+    assert paths.stage_of_run("grpo_lora/full/8") == "train@grpo_lora-full-8"
 
 
 def test_each_seed_may_have_a_base_of_its_own(workdir: Path) -> None:
@@ -357,7 +357,7 @@ def test_dvc_names_everything_that_a_run_depends_on(mini_study: Study, workdir: 
         sections = {method if key == "config" else key for key in set(identity) - elsewhere}
         expected |= sections | {"grpo"}
         # What a run reads lies in what its stage names; a run that starts from another's weights is in the test above.
-        row = next(row for row in runs_table(study).values() if (row["experiment"], row["arm"]) == (experiment, run.arm))
+        row = next(row for row in study.runs_table().values() if (row["experiment"], row["arm"]) == (experiment, run.arm))
         deps = [f"data/{row['model']}", f"data/{row['train']}/train.jsonl", f"data/dataset/{row['task']}"]
         for read in (run.model, run.train, run.validation):
             assert any(read == Path(dep) or Path(dep) in read.parents for dep in deps), (experiment, read)

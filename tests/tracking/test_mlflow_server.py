@@ -48,19 +48,6 @@ def the_run(uri: str) -> tuple[Any, Any]:
     return client, run
 
 
-def start_and_lose(server: Server, monkeypatch: pytest.MonkeyPatch) -> MlflowRun:
-    """A run whose server dies after its first metrics."""
-    monkeypatch.setattr(mlflow_run, "EVERY_SECONDS", 0.0)
-    server.start()
-    run = MlflowRun("toy", "one", {"a": 1}, {"stage": "toy@one"})
-    for step in range(9):
-        run.log({"x": step / 3}, step=step)
-        if step == 2:
-            assert [run.data.metrics for run in runs_at(server.uri)[1]] == [{"x": 2 / 3}]
-            server.kill()
-    return run
-
-
 # ---------------------------------------------------------------------------------------------------- servers that are away
 
 
@@ -73,7 +60,14 @@ def test_a_server_that_dies_has_all_of_the_run_once_it_is_back(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """If that is before the run ends, nothing is left to do; else the rest is imported."""
-    run = start_and_lose(server, monkeypatch)
+    monkeypatch.setattr(mlflow_run, "EVERY_SECONDS", 0.0)
+    server.start()
+    run = MlflowRun("toy", "one", {"a": 1}, {"stage": "toy@one"})
+    for step in range(9):
+        run.log({"x": step / 3}, step=step)
+        if step == 2:
+            assert the_run(server.uri)[1].data.metrics == {"x": 2 / 3}
+            server.kill()
     if back_in_time:
         server.start()
     run_id = run.finish()

@@ -167,8 +167,8 @@ class MlflowRun:
         _warned_of.add(self._uri)
         print(
             f"warning: MLflow at {without_password(self._uri)} could not be written: {describe(error)}\n"
-            "  Training and its results do not depend on it. What MLflow lacks of a run at its end is kept. Check the server and\n"
-            "  MLFLOW_TRACKING_URI (without it, runs go to mlflow.db here). When MLflow is back:\n"
+            "  Training and its results do not depend on it. What MLflow lacks of a run at its end is kept. Check the server\n"
+            "  and MLFLOW_TRACKING_URI (without it, runs go to mlflow.db here). When MLflow is back:\n"
             f"    grpo mlflow_import {shlex.quote(str(final(self.folder.parent)))}/*",
             file=sys.stderr,
         )
@@ -181,7 +181,7 @@ class MlflowRun:
                     shutil.copyfile(file, self.folder / kind / file.name)
             write_text(self.folder / RECORD, json.dumps(self._record) + "\n")
         except OSError as error:
-            wrong = f"MLflow lacks some or all of the run {self._record['name']}, which could not be kept: {describe(error)}"
+            wrong = f"MLflow lacks a part of the run {self._record['name']}, which could not be kept: {describe(error)}"
             print(f"warning: {wrong}", file=sys.stderr)
 
 

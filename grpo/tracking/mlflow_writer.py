@@ -1,7 +1,7 @@
 """Write the record of a run to MLflow: during the run, or later from the folder in which it was kept.
 
-The tag ``run_key`` identifies a run. So a resumed run goes on in the run that MLflow has, and a folder can be imported again. Of
-each metric MLflow gets the steps after the last one that it has, so that no step is there twice.
+The tag ``run_key`` identifies a run, so a resumed run goes on in the run that MLflow has, and a folder can be imported again.
+Of each metric MLflow gets the steps after the last one that it has, so no step is there twice.
 
 A study is an MLflow experiment. Each state of the study (params.yaml, commit) is a run in it, and the parent (tag
 ``mlflow.parentRunId``) of the runs made in this state. Their tag ``experiment`` names the experiment of the study.

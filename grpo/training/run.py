@@ -202,9 +202,7 @@ def _state_folder(run: EffectiveRun, identity: dict[str, Any]) -> Path:
     return paths.RUN_STATE / run.name / digest([identity | {"learner": learner}, code_of_rooms()])
 
 
-def _mlflow_run(
-    study: Study, run: EffectiveRun, identity: dict[str, Any], same_as: str | None, key_file: Path
-) -> MlflowRun:
+def _mlflow_run(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as: str | None, key_file: Path) -> MlflowRun:
     """Start the run in MLflow, or go on in it; a reused run has no metrics there, but tags that name the original run."""
     original = {"same_as": same_as, "same_as_run_id": _mlflow_id(same_as)} if same_as else {}
     return MlflowRun(

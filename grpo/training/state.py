@@ -1,11 +1,11 @@
 """Saved states of a run, from which it resumes after it was killed or stopped.
 
-A state is a folder ``step-N``: everything that training has changed in N steps, and the checkpoints so far. It is written under
-a draft name and renamed when it is complete. The newest one is used; the one before is kept in case the disk loses a part of
-it. States lie outside all stage outputs, because DVC removes outputs before a stage runs.
+A state is a folder ``step-N``: everything that training has changed in N steps, and the checkpoints so far. It has a draft name
+until it is complete. The newest one is used; the one before is kept in case the newest cannot be read. States
+lie outside all stage outputs, because DVC removes outputs before a stage runs.
 
-The state of a model of 1.5 billion parameters (21.6 GB) takes much longer to write than to copy to CPU memory, so training waits
-for the copy only, and a thread writes it.
+The state of a model of 1.5 billion parameters (21.6 GB) takes much longer to write than to copy to CPU memory, so training
+waits for the copy only, and a thread writes it.
 
 The loops themselves draw from no global random generator. The order of the data and the sampling seeds depend on the run's
 seed and the step only (:mod:`grpo.training.order`, :func:`grpo.rollout.engine.derive_seed`), and the learning rate on the

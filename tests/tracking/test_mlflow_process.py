@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import getpass
 import math
 import os
@@ -15,6 +14,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from copy import deepcopy
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -83,14 +84,16 @@ def test_a_resumed_run_has_each_step_once(delivered: Path, monkeypatch: pytest.M
             log.step(step, [{"loss": step / 2}, {"loss": step / 4}], {"train/reward": 0.5}, tokens=8)
             log.validation(step, 2 * step, {"answer_reward": step / 8})
 
-    killed, resumed = (RunLog(delivered, MlflowRun("toy", "one", {}, {}, key_file=delivered / "key")) for _ in range(2))
+    killed = RunLog(delivered, MlflowRun("toy", "one", {}, {}, key_file=delivered / "key"))
     train(killed, 1, 2)
-    state = copy.deepcopy(killed.state())
+    state = deepcopy(killed.state())
     train(killed, 3)
-    for log in (resumed, RunLog(delivered, resumed.mlflow)):
-        log.restore(copy.deepcopy(state))
+    resumed = MlflowRun("toy", "one", {}, {}, key_file=delivered / "key")
+    for _ in range(2):
+        log = RunLog(delivered, resumed)
+        log.restore(deepcopy(state))
         train(log, 3, 4)
-    run_id = resumed.mlflow.finish()
+    run_id = resumed.finish()
     client, (found,) = runs_at(uri_of(delivered))
     assert (found.info.run_id, found.info.status, found.data.tags["resumed_after"]) == (run_id, "FINISHED", "2")
     losses = [(update, step / part) for step in (1, 2, 3, 4) for update, part in ((2 * step - 1, 2), (2 * step, 4))]
@@ -162,7 +165,9 @@ def test_runs_of_different_studies_can_be_told_apart(delivered: Path, monkeypatc
     studies = {name: study_named(name) for name in ("mini", "math-2xh100")}
     for study in studies.values():
         for experiment in ("grpo_async_offpolicy", "grpo_keyword_inclusion"):
-            run_module._mlflow_run(study, a_run(study, experiment), IDENTITY, None, delivered / study.study / experiment).finish()
+            run_module._mlflow_run(
+                study, a_run(study, experiment), IDENTITY, None, delivered / study.study / experiment
+            ).finish()
     client = runs_at(uri_of(delivered))[0]
     everywhere = [experiment.experiment_id for experiment in client.search_experiments()]
 
@@ -474,7 +479,7 @@ def test_a_server_that_is_away_is_asked_ever_more_rarely(folder: Path, monkeypat
             run.log({"x": 0.0}, step=step)
             time.sleep(0.01)
         server.shutdown(socket.SHUT_RDWR)
-    pauses = [after - before for before, after in zip(asked, asked[1:], strict=False)]
+    pauses = [after - before for before, after in pairwise(asked)]
     assert len(pauses) >= 3 and all(pause >= 0.2 * 2**n for n, pause in enumerate(pauses))
 
 

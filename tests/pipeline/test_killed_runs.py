@@ -59,7 +59,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     study["evaluation"] |= {"every": 3}
     study["experiments"]["grpo_learning_rate"]["arms"] = {"off_policy": OFF_POLICY}
     study["experiments"]["sft_experiment"]["arms"]["all"] = {"keep_steps": [4, 8]}
-    study["kl_in"] = ["grpo_learning_rate"]  # which keeps steps
+    study["kl_in"] = [*study["kl_in"], "grpo_learning_rate"]  # which keeps steps
     del study["runs"]
     yaml.dump(study, folder / "params.yaml")
     for command in ("dataset", "model", "sft_dataset"):

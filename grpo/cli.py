@@ -269,9 +269,9 @@ def publish(
 def mlflow_import(
     folders: Annotated[list[Path] | None, typer.Argument(help="Folders in data/state/mlflow; default: all.")] = None,
 ) -> None:
-    """Send MLflow the runs that could not reach it, and remove the folders that were sent."""
-    from grpo.tracking.mlflow_send import import_folders
+    """Write to MLflow the runs that it lacks, and remove the folders that were written."""
     from grpo.tracking.mlflow_uri import tracking_uri
+    from grpo.tracking.mlflow_writer import import_folders
 
     found = folders or sorted(paths.UNSENT_METRICS.glob("*"))
     sent = import_folders(found, tracking_uri()) if found else [f"nothing to import: {paths.UNSENT_METRICS} is empty"]

@@ -14,8 +14,7 @@ from urllib.parse import urlencode
 
 from grpo.common.errors import UserError
 from grpo.common.uris import without_password
-from grpo.tracking.mlflow_send import bring_artifacts_along, client_of
-from grpo.tracking.mlflow_uri import NOWHERE, describe, local_database, tracking_uri
+from grpo.tracking.mlflow_uri import NOWHERE, bring_artifacts_along, client_of, describe, local_database, tracking_uri
 
 HOST = "127.0.0.1"
 PORTS = range(5000, 5100)

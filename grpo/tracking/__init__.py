@@ -1,9 +1,10 @@
 """Log runs to CSV files and to MLflow.
 
 With MLflow's own settings a failure takes minutes. Requests are not repeated, as a repeated one would make a second run if only
-the answer to the first was lost; sending a run's folder again finds the run. MLflow reads some settings when it is imported.
+the answer to the first was lost; the next write finds the run. MLflow reads some settings when it is imported.
 """
 
+import logging
 import os
 
 for _name, _value in {
@@ -14,3 +15,5 @@ for _name, _value in {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }.items():
     os.environ.setdefault(_name, _value)
+for _name in ("mlflow", "alembic"):  # they print tracebacks; the run prints one warning instead
+    logging.getLogger(_name).setLevel(logging.CRITICAL)

@@ -1,14 +1,12 @@
-"""Record an MLflow run: write it to a folder, and send the folder while the run goes on.
+"""Record runs in MLflow while they go on.
 
-The folder stays in ``data/state/mlflow`` until MLflow has all of it. ``run.json`` describes the run, ``metrics.jsonl`` has one
-line per call of :meth:`MlflowRun.log`, and ``files`` has copies of its artifacts. A thread sends it
-(:mod:`grpo.tracking.mlflow_send`), so that training never waits for MLflow. A server that is away, a database that cannot be
-opened, or a full disk costs one warning.
+MLflow's client writes in the thread that trains: when a run begins, then every :data:`EVERY_SECONDS`, and at the end. Each wait
+has a limit. If MLflow cannot be written, one warning says so, the run goes on, and attempts become rarer. What MLflow lacks at
+the end is kept as a folder in ``data/state/mlflow``, which ``grpo mlflow_import`` writes to MLflow later.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import re
 import shlex
@@ -16,40 +14,37 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 from grpo.common.errors import final
-from grpo.common.files import dvc_hashes, write_json
+from grpo.common.files import dvc_hashes, write_text
 from grpo.common.uris import without_password
 from grpo.study import paths
 from grpo.study.software import environment_tags
-from grpo.tracking.mlflow_send import FILES, METRICS, RUN, Delivery, deliver_leftovers
 from grpo.tracking.mlflow_study import mlflow_source_tags
 from grpo.tracking.mlflow_uri import NOWHERE, describe, tracking_uri
+from grpo.tracking.mlflow_writer import KINDS, RECORD, Writer
 
-ROUND_SECONDS, PAUSE_SECONDS = 5.0, 60.0  # between two attempts to send; after a failed one
-PATIENCE_SECONDS, MOST_SECONDS = 5.0, 60.0  # the wait for MLflow at the end of a run: without a message, and in all
+EVERY_SECONDS = 5.0  # from one write to the next
+PAUSE_SECONDS = 60.0  # after a failed write; each further one doubles it
 
 _warned_of: set[str] = set()  # addresses of MLflow
 
 
 class MlflowRun:
-    """One MLflow run as a folder.
-
-    The tag ``run_key`` identifies the run in MLflow, so that a folder can be sent twice. The process holds a lock (flock) on
-    ``metrics.jsonl`` until it ends; a folder without this lock belongs to a run that is over.
+    """One run in MLflow.
 
     Args:
         experiment: name of the MLflow experiment; made if it does not exist.
         name: name of the run.
         params, tags: values are converted to text.
         state: of the study, from :func:`grpo.tracking.mlflow_study.study_state`; it becomes the parent of this run.
+        key_file: file with the run's key. If it exists, the run in MLflow that has this key goes on.
     """
 
     def __init__(
@@ -59,63 +54,55 @@ class MlflowRun:
         params: Mapping[str, Any],
         tags: Mapping[str, Any],
         state: Mapping[str, Any] | None = None,
+        key_file: Path | None = None,
     ):
-        self._uri, key = tracking_uri(), uuid.uuid4().hex
-        own_tags = {**environment_tags(), **mlflow_source_tags(), **tags, "run_key": key}
-        self._about: dict[str, Any] = {
-            "uri": without_password(self._uri),
+        key = uuid.uuid4().hex
+        if key_file is not None and key_file.exists():
+            key = key_file.read_text(encoding="utf-8")
+        elif key_file is not None:
+            write_text(key_file, key)
+        self._record: dict[str, Any] = {
             "experiment": experiment,
             "name": name,
+            "key": key,
             "params": _as_text(params),
-            "tags": _as_text(own_tags),
+            "tags": _as_text({**environment_tags(), **mlflow_source_tags(), **tags}),
             "study": state,
             "datasets": [],
-            "artifacts": [],
-            "tables": [],
             "checkpoints": [],
-            "started": round(1000 * time.time()),
+            "rows": [],
+            "started": _now(),
             "status": None,
             "ended": None,
         }
-        self._began = time.monotonic()
-        self.folder = paths.workspace() / paths.UNSENT_METRICS / f"{_file_name(experiment)}-{_file_name(name)}-{key[:12]}"
-        self._delivery: Delivery | None = None
-        self._errors: dict[str, None] = {}
-        self._known: set[int] = set()
-        self._over = Event()
-        self._sender = Thread(target=self._send_until_over, name="MLflow", daemon=True)
-        if self._uri == NOWHERE:
-            return
-        with self._noting(OSError):
-            (self.folder / FILES).mkdir(parents=True)
-            self._metrics = (self.folder / METRICS).open("a", buffering=1, encoding="utf-8")  # each line is written at once
-            fcntl.flock(self._metrics, fcntl.LOCK_EX)
-            write_json(self.folder / RUN, self._about)
-            self._delivery = Delivery(self.folder, self._uri)
-            self._sender.start()
+        self._files: dict[str, list[Path]] = {kind: [] for kind in KINDS}
+        self._uri = tracking_uri()
+        names = "-".join(re.sub(r"[^\w.=@-]+", "_", part)[:80] for part in (experiment, name))
+        self.folder = paths.workspace() / paths.UNSENT_METRICS / f"{names}-{key[:12]}"
+        self._writer = Writer(self._record, self._uri)
+        self._monitor: SystemMetricsMonitor | None = None
+        self._next, self._pause = 0.0, PAUSE_SECONDS
+        self._try(self._writer.write)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Record metrics of one step; the same ones again, from a saved state, count once."""
-        if self._delivery is None:
+        """Record metrics of one step. If a step is recorded again, after a resume, its first values stay."""
+        if self._uri == NOWHERE:
             return
-        row = {"step": step, "metrics": {key: float(value) for key, value in metrics.items()}}
-        if (known := hash(json.dumps(row))) in self._known:
-            return
-        self._known.add(known)
-        with self._noting(OSError):
-            self._metrics.write(json.dumps({"time": self._now(), **row}) + "\n")
+        self._record["rows"].append((_now(), step, {key: float(value) for key, value in metrics.items()}))
+        if time.monotonic() >= self._next:
+            self._try(self._writer.write)
 
     def tag(self, **tags: Any) -> None:
         """Set tags."""
-        self._describe(tags=self._about["tags"] | _as_text(tags))
+        self._record["tags"] = self._record["tags"] | _as_text(tags)
 
     def artifact(self, path: Path) -> None:
-        """Add a file as an artifact."""
-        self._describe(artifacts=[*self._about["artifacts"], self._copied(path)])
+        """Add a file as an artifact; it must stay until the run is finished."""
+        self._files["artifacts"].append(path)
 
     def table(self, path: Path) -> None:
         """Add a file of JSON lines as the table ``STEM.json``, which MLflow's UI shows."""
-        self._describe(tables=[*self._about["tables"], self._copied(path)])
+        self._files["tables"].append(path)
 
     def dataset(self, path: Path, digest: str, context: str) -> None:
         """Record a dataset of the run: file name, number of rows and digest, but not the content.
@@ -128,111 +115,79 @@ class MlflowRun:
         name = "/".join(path.with_suffix("").parts[1:])  # without data/: dataset/main/train
         about = {"name": name, "digest": digest, "uri": path.as_posix(), "context": context}
         rows = path.read_text(encoding="utf-8").count("\n")
-        self._describe(datasets=[*self._about["datasets"], about | {"rows": rows}])
+        self._record["datasets"] = [*self._record["datasets"], about | {"rows": rows}]
 
     def checkpoints(self, folder: Path) -> None:
         """Record the checkpoints in a folder that DVC stores, each with its DVC hashes but without weights."""
         whole, hashes = dvc_hashes(folder)
-        models = []
         for metadata in sorted(folder.glob("*/metadata.json")):
             weights = [name for name in hashes if name.startswith(f"{metadata.parent.name}/") and name.endswith(".safetensors")]
             tags = {"dvc.path": metadata.parent.as_posix(), "dvc.folder": folder.as_posix(), "dvc.md5": whole}
             tags |= {f"dvc.md5.{Path(name).name}": hashes[name] for name in weights}
             about = json.loads(metadata.read_bytes())
-            name = re.sub(r"[^\w-]+", "-", f"{self._about['name']}-{metadata.parent.name}")
-            models.append({"name": name, "step": int(about["update"]), "params": _as_text(about), "tags": tags})
-        self._describe(checkpoints=models)
+            name = re.sub(r"[^\w-]+", "-", f"{self._record['name']}-{metadata.parent.name}")
+            found = {"name": name, "step": int(about["update"]), "params": _as_text(about), "tags": tags}
+            self._record["checkpoints"].append(found)
 
     def finish(self, status: str = "FINISHED") -> str | None:
-        """Close the run and wait for MLflow, a minute at most. If MLflow lacks a part, say how to send it later.
+        """Write the rest to MLflow, or keep the run for ``grpo mlflow_import``.
 
         Returns:
             the run's id; None if MLflow could not be reached or tracking is off (:data:`NOWHERE`).
         """
-        self._describe(status=status, ended=self._now())
-        self._over.set()
-        if self._delivery is not None:
-            self._sender.join(PATIENCE_SECONDS)
-            if self._sender.is_alive():
-                print(f"waiting for MLflow, {MOST_SECONDS:.0f} s at most", file=sys.stderr)
-                self._sender.join(MOST_SECONDS - PATIENCE_SECONDS)
-            if self._sender.is_alive() and not self._delivery.is_done:
-                self._errors[f"no answer within {MOST_SECONDS:.0f} s"] = None
-        if self._errors and not self._warn() and not (self._delivery and self._delivery.is_done):
-            print(f"MLflow lacks the run {self._about['name']}, or a part of it. {self._remedy()}", file=sys.stderr)
-        return self._delivery.run_id if self._delivery else None
+        if self._monitor is not None:
+            self._monitor.finish()
+        self._record |= {"status": status, "ended": _now()}
+        if self._try(partial(self._writer.finish, self._files)):
+            shutil.rmtree(self.folder, ignore_errors=True)  # of an earlier attempt at this run
+        else:
+            self._keep()
+        return self._writer.run_id
 
-    def _describe(self, **changed: Any) -> None:
-        self._about |= changed
-        if self._delivery is not None:
-            with self._noting(OSError):
-                write_json(self.folder / RUN, self._about)
-
-    @contextmanager
-    def _noting(self, kind: type[Exception]) -> Iterator[None]:
-        """Note errors of MLflow, or of a full or read-only disk, which must not end the run; :meth:`finish` reports them."""
+    def _try(self, write: Callable[[], None]) -> bool:
+        """Write to MLflow, and return whether that succeeded. No error of MLflow ends the run."""
+        if self._uri == NOWHERE:
+            return True
         try:
-            yield
-        except kind as error:
-            self._errors[describe(error)] = None
-
-    def _copied(self, path: Path) -> str:
-        """Copy a file to the run's folder, as the original may change or go before MLflow has it; returns its name there."""
-        name = f"{FILES}/{path.name}"
-        if self._delivery is not None:
-            with self._noting(OSError):
-                shutil.copyfile(path, self.folder / name)
-        return name
-
-    def _send_until_over(self) -> None:
-        """Send what is new until the run is over, then the rest and what earlier runs left; MLflow may fail in any way."""
-        assert self._delivery is not None
-        monitor, pause = None, 0.0
-        while not self._over.wait(pause):
-            try:
-                self._delivery.send()
-                pause = ROUND_SECONDS
-                if monitor is None:
-                    monitor = SystemMetricsMonitor(self._delivery.run_id, tracking_uri=self._uri)
-                    monitor.start()
-            except Exception as error:
-                pause = PAUSE_SECONDS
-                self._errors[describe(error)] = None
-                self._warn()
-        if monitor is not None:
-            monitor.finish()
-        with self._noting(Exception):
-            self._delivery.send(over=True)
-            deliver_leftovers(self._uri)
-        with self._noting(OSError):
-            self._metrics.close()  # releases the lock
-
-    def _now(self) -> int:
-        """Milliseconds since 1970, by a clock that nobody sets back during the run."""
-        return int(self._about["started"]) + round(1000 * (time.monotonic() - self._began))
-
-    def _warn(self) -> bool:
-        """Print one warning for all errors so far, unless this process has printed it, in this run or an earlier one."""
-        if not self._errors or self._uri in _warned_of:
+            write()
+            if self._monitor is None and self._record["status"] is None:
+                self._monitor = SystemMetricsMonitor(self._writer.run_id, resume_logging=True, tracking_uri=self._uri)
+                self._monitor.start()
+        except Exception as error:
+            self._next, self._pause = time.monotonic() + self._pause, 2 * self._pause
+            self._warn(error)
             return False
-        _warned_of.add(self._uri)
-        wrong = f"MLflow at {self._about['uri']} could not be written: {'; '.join(self._errors)}"
-        print(f"warning: {wrong}\n  Training and its results do not depend on it. {self._remedy()}", file=sys.stderr)
+        self._next, self._pause = time.monotonic() + EVERY_SECONDS, PAUSE_SECONDS
         return True
 
-    def _remedy(self) -> str:
-        if not (self.folder / RUN).exists():
-            return "MLflow lacks some or all of the run."
-        folder = final(self.folder)
-        return (
-            f"What MLflow lacks is kept in {folder}\n"
-            "  Check MLFLOW_TRACKING_URI (without it, runs go to mlflow.db here) and the server. The next run sends it, or:\n"
-            f"    grpo mlflow_import {shlex.quote(str(folder))}"
+    def _warn(self, error: Exception) -> None:
+        """Print one warning for all runs of this process."""
+        if self._uri in _warned_of:
+            return
+        _warned_of.add(self._uri)
+        print(
+            f"warning: MLflow at {without_password(self._uri)} could not be written: {describe(error)}\n"
+            "  Training and its results do not depend on it. What MLflow lacks of a run at its end is kept. Check the server\n"
+            "  and MLFLOW_TRACKING_URI (without it, runs go to mlflow.db here). When MLflow is back:\n"
+            f"    grpo mlflow_import {shlex.quote(str(final(self.folder.parent)))}/*",
+            file=sys.stderr,
         )
 
+    def _keep(self) -> None:
+        try:
+            for kind, files in self._files.items():
+                (self.folder / kind).mkdir(parents=True, exist_ok=True)
+                for file in files:
+                    shutil.copyfile(file, self.folder / kind / file.name)
+            write_text(self.folder / RECORD, json.dumps(self._record) + "\n")
+        except OSError as error:
+            wrong = f"MLflow lacks a part of the run {self._record['name']}, which could not be kept: {describe(error)}"
+            print(f"warning: {wrong}", file=sys.stderr)
 
-def _file_name(text: str) -> str:
-    return re.sub(r"[^\w.=@-]+", "_", text)[:80]
+
+def _now() -> int:
+    """Milliseconds since 1970."""
+    return round(1000 * time.time())
 
 
 def _as_text(values: Mapping[str, Any]) -> dict[str, str]:

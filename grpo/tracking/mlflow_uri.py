@@ -1,16 +1,28 @@
-"""The address of MLflow."""
+"""The address of MLflow, a client for it, and the artifacts beside a local database."""
 
 from __future__ import annotations
 
 import os
+import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from grpo.common.errors import UserError
 from grpo.common.uris import hide_secrets, without_password
 from grpo.study import paths
 
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
 DATABASE = "mlflow.db"
 NOWHERE = "none"  # as MLFLOW_TRACKING_URI: runs are not tracked
+LOCKED_SECONDS = 10.0  # the wait for a SQLite database that another process has locked
+ARTIFACTS = "mlruns"  # folder for artifacts beside a local database
+PLACES = {"experiments": "artifact_location", "runs": "artifact_uri", "logged_models": "artifact_location"}
+EXPERIMENT = r"[^./\x00-\x1f\x7f-\x9f][^/\x00-\x1f\x7f-\x9f]*"  # its name, which is that of the folder of its artifacts
 
 
 def tracking_uri() -> str:
@@ -38,3 +50,36 @@ def describe(error: BaseException) -> str:
     """Describe an error of MLflow in one line, without secrets."""
     text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     return hide_secrets(text.partition("\n")[0], os.environ.get("MLFLOW_TRACKING_URI", ""))
+
+
+def client_of(uri: str) -> MlflowClient:
+    """A client of MLflow, after one attempt to open a database: MLflow itself makes ten, which take 100 s.
+
+    Raises:
+        Exception: the database cannot be opened or written.
+    """
+    from mlflow.tracking import MlflowClient
+
+    if database := local_database(uri):
+        database.parent.mkdir(parents=True, exist_ok=True)
+        with closing(sqlite3.connect(database, timeout=LOCKED_SECONDS)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+    elif re.match("postgresql|mysql|mssql|sqlite", uri):
+        import sqlalchemy
+
+        sqlalchemy.create_engine(uri, poolclass=sqlalchemy.NullPool).connect().close()
+    return MlflowClient(uri)
+
+
+def bring_artifacts_along(database: Path) -> None:
+    """Update the paths of artifacts in a local database that was moved or copied together with them.
+
+    MLflow stores the absolute path of each experiment and run, and has no function to change it.
+    """
+    with closing(sqlite3.connect(database, timeout=LOCKED_SECONDS)) as connection, connection:
+        for (place,) in connection.execute("SELECT artifact_location FROM experiments").fetchall():
+            name = unquote(place.rpartition("/")[2])
+            here = database.parent / ARTIFACTS / name
+            if place != here.as_uri() and re.fullmatch(EXPERIMENT, name) and here.exists():
+                for table, column in PLACES.items():
+                    connection.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (place, here.as_uri()))

@@ -22,7 +22,7 @@ class RunLog:
     """A training run's history, validation and times.
 
     Writes ``history.csv`` (one row per optimizer step) and ``validation.csv`` (one row per evaluation) to ``folder`` during the
-    run, and sends the same numbers to MLflow.
+    run, and gives the same numbers to MLflow.
 
     Args:
         began: ``time.perf_counter()`` at the start of the run, if that was earlier.
@@ -115,7 +115,7 @@ class RunLog:
         return {name: getattr(self, name) for name in kept}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Record again everything of a saved run; in MLflow it becomes a new run."""
+        """Record again everything of a saved run; MLflow gets what it lacks of that."""
         for name in ("history", "validations", "times"):
             for row in state[name]:
                 self._write(name, row)

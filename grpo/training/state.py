@@ -1,11 +1,11 @@
 """Saved states of a run, from which it resumes after it was killed or stopped.
 
-A state is a folder ``step-N``: everything that training has changed in N steps, the checkpoints so far, and the SHA-256 of
-each file. It is written under a draft name and renamed when it is complete. The newest two are kept, in case the newest is
-damaged. States lie outside all stage outputs, because DVC removes outputs before a stage runs.
+A state is a folder ``step-N``: everything that training has changed in N steps, and the checkpoints so far. It has a draft name
+until it is complete. The newest one is used; the one before is kept in case the newest cannot be read. States
+lie outside all stage outputs, because DVC removes outputs before a stage runs.
 
-The state of a model of 1.5 billion parameters (21.6 GB) takes much longer to write and hash than to copy to CPU memory, so
-training waits for the copy only, and a thread writes it.
+The state of a model of 1.5 billion parameters (21.6 GB) takes much longer to write than to copy to CPU memory, so training
+waits for the copy only, and a thread writes it.
 
 The loops themselves draw from no global random generator. The order of the data and the sampling seeds depend on the run's
 seed and the step only (:mod:`grpo.training.order`, :func:`grpo.rollout.engine.derive_seed`), and the learning rate on the
@@ -14,7 +14,6 @@ number of updates (:mod:`grpo.learner.schedule`).
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import shutil
@@ -28,15 +27,14 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from grpo.common.errors import ToBeResumed, UserError, is_out_of_memory, reason
-from grpo.common.files import read_json, remove, write_json
+from grpo.common.errors import ToBeResumed, is_out_of_memory, reason
+from grpo.common.files import remove
 from grpo.common.world import ALONE, World
 from grpo.models.sharding import gather
 from grpo.study.kept import link
 
 STATE = "state.pt"
 CHECKPOINTS = "checkpoints"
-CHECKSUMS = "sha256.json"
 KEPT = 2
 
 
@@ -150,7 +148,7 @@ class SavedState:
         self.finish()
 
     def restore(self) -> None:
-        """Restore all parts from the newest valid state, if there is one."""
+        """Restore all parts from the newest state, if there is one."""
         state = self.world.of_rank_0(self._newest() if self.world.rank == 0 else None)
         if state is None:
             return
@@ -222,9 +220,7 @@ class SavedState:
             write_durably(draft / STATE, content)
             for wait in waits:
                 wait()
-            name = f"step-{step}"
-            write_json(draft / CHECKSUMS, _checksums(draft, name))
-            draft.replace(self.folder / name)
+            draft.replace(self.folder / f"step-{step}")
         except BaseException:
             remove(draft)
             raise
@@ -232,46 +228,21 @@ class SavedState:
             remove(old)
 
     def _newest(self) -> Path | None:
-        """The newest valid state, or None; damaged ones are removed."""
+        """The newest state that can be read, or None; newer ones are removed."""
         for state in reversed(self._states()):
-            if not (damage := _damage(state)):
+            try:
+                for file in {state / STATE, *state.glob("*.pt")}:
+                    torch.load(file, map_location="cpu", weights_only=True, mmap=True)
                 return state
-            tqdm.write(f"warning: {state}: {damage}. The state before it is used; without one the run starts anew.")
-            remove(state)
+            except Exception as error:  # torch raises many kinds for a file that is no state
+                if isinstance(error, PermissionError) or is_out_of_memory(error):
+                    raise
+                wrong = f"cannot be read ({reason(error)}). The state before it is used; without one the run starts anew."
+                tqdm.write(f"warning: {state}: {wrong}")
+                remove(state)
         return None
 
     def _states(self) -> list[Path]:
         """The states, oldest first. A name without a number is none of a state."""
         found = {path.name.removeprefix("step-"): path for path in self.folder.glob("step-*")}
         return [found[number] for number in sorted(filter(str.isdecimal, found), key=int)]
-
-
-def _checksums(folder: Path, name: str) -> dict[str, str]:
-    """SHA-256 of each file of a state, by its path below the state's name."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != CHECKSUMS:
-            with path.open("rb") as file:
-                found[f"{name}/{path.relative_to(folder).as_posix()}"] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
-
-
-def _damage(state: Path) -> str | None:
-    """Say what is wrong with a state; None if nothing is."""
-    try:
-        wanted = read_json(state / CHECKSUMS, made_by="")
-        wrong = {name for name, _ in wanted.items() ^ _checksums(state, state.name).items()}
-    except (UserError, OSError, AttributeError):
-        return "its list of checksums is missing or damaged"
-    if wrong:
-        return f"{', '.join(sorted(wrong))} damaged or missing"
-    try:
-        for file in state.glob("*.pt"):
-            torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except PermissionError:
-        raise
-    except Exception as error:  # torch raises many kinds for an intact file that is no state
-        if is_out_of_memory(error):
-            raise
-        return f"cannot be read ({reason(error)})"
-    return None

@@ -255,7 +255,7 @@ def test_told_to_stop_it_finishes_the_step_and_is_to_be_resumed(run, project, wo
     assert results(folder) == expected
     timing = json.loads((folder / f"data/timing/{run[0]}/{run[1]}/0/timing.json").read_text())
     assert timing["resumed_after"] == [last]
-    # In MLflow the last attempt has the whole history, the one before is marked.
+    # In MLflow it is one run, with each step once.
     client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
     tracked = client.get_run(timing["mlflow_run_id"])
     rows = list(csv.DictReader((folder / f"data/runs/{run[0]}/{run[1]}/0/history.csv").open()))
@@ -263,8 +263,8 @@ def test_told_to_stop_it_finishes_the_step_and_is_to_be_resumed(run, project, wo
         float(row["loss"]) for row in rows
     ]
     assert tracked.data.tags["resumed_after"] == str(last)
-    attempts = client.search_runs([tracked.info.experiment_id], f"tags.experiment = '{run[0]}'")
-    assert {each.info.status for each in attempts} == {"KILLED", "FINISHED"}
+    (one,) = client.search_runs([tracked.info.experiment_id], f"tags.experiment = '{run[0]}'")
+    assert (one.info.run_id, one.info.status) == (timing["mlflow_run_id"], "FINISHED")
 
 
 @pytest.fixture(scope="module")
@@ -291,7 +291,7 @@ def test_a_damaged_state_is_noticed_and_the_one_before_is_used(damaged, killed, 
         os.truncate(state / "state.pt", 5000)
     assert worker.attempt(folder, GRPO)["code"] == 0
     said = (folder / "log.txt").read_text()
-    assert f"warning: {states[-1].relative_to(folder)}: {states[-1].name}/state.pt damaged" in said
+    assert f"warning: {states[-1].relative_to(folder)}: cannot be read" in said
     assert said.count("warning: data/state/runs") == damaged and ("resumed after step 2 of 12" in said) == (damaged == 1)
     assert results(folder) == undisturbed(GRPO)[0]
 

@@ -30,8 +30,8 @@ from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.tracking import mlflow_study
 from grpo.tracking.mlflow_run import MlflowRun
-from grpo.tracking.mlflow_send import deliver
 from grpo.tracking.mlflow_study import study_state
+from grpo.tracking.mlflow_writer import import_folders
 
 REPOSITORY = Path(__file__).parents[2]
 STATE = {"key": "k", "name": "study toy", "tags": {"study": "toy", "params_digest": "d"}, "settings": {"seeds": [0]}}
@@ -43,7 +43,7 @@ STATE = {"key": "k", "name": "study toy", "tags": {"study": "toy", "params_diges
 def test_several_processes_make_one_parent_of_a_state(folder: Path) -> None:
     for number, state in enumerate((STATE, STATE, STATE | {"key": "other"})):
         MlflowRun("toy", f"e/{number}", {}, {"experiment": "e"}, state).finish()
-    program = "import sys; from pathlib import Path; from grpo.tracking.mlflow_send import import_folders as go;"
+    program = "import sys; from pathlib import Path; from grpo.tracking.mlflow_writer import import_folders as go;"
     program += " print(*go([Path(sys.argv[1])], sys.argv[2]))"
     command = [sys.executable, "-c", program]
     started = [subprocess.Popen([*command, str(one), uri_of(folder)], stdout=subprocess.DEVNULL) for one in unsent()]
@@ -106,12 +106,11 @@ def write_lines(name: str, records: list[dict[str, Any]]) -> Path:
 
 @pytest.fixture
 def sent_twice(folder: Path) -> tuple[MlflowClient, Any]:
-    """A whole run, delivered twice."""
+    """A whole run, imported twice."""
     finish_a_whole_run()
     (left,) = unsent()
     copy = shutil.copytree(left, folder / "copy")
-    for each in (left, copy):
-        deliver(each, uri_of(folder))
+    assert len([*import_folders([left, copy], uri_of(folder))]) == 2
     client, runs = runs_at(uri_of(folder))
     (run,) = [run for run in runs if "study_key" not in run.data.tags]
     assert len(runs) == 2
@@ -256,8 +255,7 @@ def test_the_command_of_the_warning_restores_a_deleted_experiment(delivered: Pat
     restore = capsys.readouterr().err.splitlines()[0].partition("Restore it: ")[2]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     subprocess.run(restore, shell=True, check=True, env=os.environ | {"PATH": path}, capture_output=True)
-    for one in unsent():
-        deliver(one, uri_of(delivered))
+    assert len([*import_folders(unsent(), uri_of(delivered))]) == 1
     assert {run.info.run_name for run in runs_at(uri_of(delivered))[1]} == {"first", "second"}
 
 

@@ -12,8 +12,8 @@ for _name, _value in {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool",  # so that a database that is removed during a run is missed
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # it prints tracebacks; the run prints one warning instead
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }.items():
     os.environ.setdefault(_name, _value)
-for _name in ("mlflow", "alembic"):  # they print tracebacks; the run prints one warning instead
-    logging.getLogger(_name).setLevel(logging.CRITICAL)
+logging.getLogger("alembic").setLevel(logging.CRITICAL)

@@ -4,7 +4,6 @@ With MLflow's own settings a failure takes minutes. Requests are not repeated, a
 the answer to the first was lost; the next write finds the run. MLflow reads some settings when it is imported.
 """
 
-import logging
 import os
 
 for _name, _value in {
@@ -12,8 +11,6 @@ for _name, _value in {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool",  # so that a database that is removed during a run is missed
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # it prints tracebacks; the run prints one warning instead
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }.items():
     os.environ.setdefault(_name, _value)
-logging.getLogger("alembic").setLevel(logging.CRITICAL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sqlite3
@@ -60,6 +61,8 @@ def client_of(uri: str) -> MlflowClient:
     """
     from mlflow.tracking import MlflowClient
 
+    for name in ("mlflow", "alembic"):  # they print tracebacks, and each step; the run prints one warning instead
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     if database := local_database(uri):
         database.parent.mkdir(parents=True, exist_ok=True)
         with closing(sqlite3.connect(database, timeout=LOCKED_SECONDS)) as connection:

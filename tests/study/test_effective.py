@@ -247,7 +247,7 @@ def test_an_experiment_that_is_added_is_one_entry(workdir: Path, monkeypatch: py
     entry = {"title": "More of it", "builds_on": "grpo_baselines", "resources": "colocate", "arms": {"plain": {}}}
     path = activate("mini", workdir)
     text = path.read_text()
-    path.write_text(text.replace("  leaderboard: #", f"  grpo_extra: {json.dumps(entry)}\n  leaderboard: #", 1))
+    path.write_text(text.replace("\n  leaderboard:", f"\n  grpo_extra: {json.dumps(entry)}\n  leaderboard:", 1))
     with pytest.raises(UserError, match="run `grpo study runs`"):
         load_study(path)
     assert renew_runs().splitlines()[1:] == ["  new: grpo_extra-plain"]

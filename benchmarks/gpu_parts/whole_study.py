@@ -57,7 +57,7 @@ def study(setting: Setting) -> Rows:
             finish(start("study", "use", f"measured-{name}"), "study use")
             shutil.rmtree(folder / "data/state", ignore_errors=True)
             killed = start("train", "grpo_learning_rate", "3e-4")
-            while killed.poll() is None and not list(folder.glob("data/state/runs/**/step-*/sha256.json")):
+            while killed.poll() is None and not list(folder.glob("data/state/runs/**/step-*")):
                 time.sleep(0.01)
             killed.send_signal(signal.SIGKILL)
             code = killed.wait()

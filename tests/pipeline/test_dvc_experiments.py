@@ -74,7 +74,7 @@ def test_runs_of_experiments_are_kept_wherever_they_ran(workspace: Path) -> None
         assert measured == run.data.metrics["best"]
 
 
-def test_a_hyperparameter_a_value_of_an_arm_and_the_seeds_can_be_set(finished: Path, tmp_path: Path) -> None:
+def test_a_hyperparameter_and_a_value_of_an_arm_can_be_set(finished: Path, tmp_path: Path) -> None:
     folder, name = shutil.copytree(finished, tmp_path / "clone", symlinks=True), "grpo_keyword_inclusion"
     yaml = YAML()
     params = yaml.load(folder / "params.yaml")
@@ -82,9 +82,7 @@ def test_a_hyperparameter_a_value_of_an_arm_and_the_seeds_can_be_set(finished: P
     yaml.dump(params, folder / "params.yaml")
     sh(folder, "git", "commit", "-qam", "the study's rate")
 
-    settings = ("grpo.learning_rate=2e-4", f"experiments.{name}.arms.grpo.n_grpo_steps=2", "seeds=[0,1,2]")
+    settings = ("grpo.learning_rate=2e-4", f"experiments.{name}.arms.grpo.n_grpo_steps=2")
     sh(folder, "dvc", "exp", "run", *(part for setting in settings for part in ("-S", setting)), f"select@{name}")
-    files = sorted(folder.glob(f"data/runs/{name}/grpo/*/config.yaml"))
-    assert [file.parent.name for file in files] == ["0", "1", "2"]
-    for config in (yaml.load(file)["config"] for file in files):
-        assert (config["n_grpo_steps"]["value"], config["learning_rate"]["value"]) == (2, 2e-4)
+    config = yaml.load(folder / f"data/runs/{name}/grpo/0/config.yaml")["config"]
+    assert (config["n_grpo_steps"]["value"], config["learning_rate"]["value"]) == (2, 2e-4)

@@ -270,7 +270,7 @@ def test_the_remedies_bring_damaged_checkpoints_back(project: Path) -> None:
     (project / "dvc.yaml").write_text(
         "stages:\n  model:\n    foreach: {main: 1}\n    do:\n"
         "      cmd: mkdir -p data/model && cp -r source data/model/main\n      outs: [data/model/main]\n"
-        f"  train:\n    foreach: {{e-a: 1}}\n    do:\n      {copy} data/checkpoints/e/a/0\n"
+        f"  train:\n    foreach: {{e-a-0: 1}}\n    do:\n      {copy} data/checkpoints/e/a/0\n"
         "      deps: [data/model/main]\n      outs: [data/checkpoints/e/a]\n"
     )
     sh(project, "sh", "-ec", "git init -q; dvc init -q; dvc repro -q")

@@ -59,6 +59,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     study["evaluation"] |= {"every": 3}
     study["experiments"]["grpo_learning_rate"]["arms"] = {"off_policy": OFF_POLICY}
     study["experiments"]["sft_experiment"]["arms"]["all"] = {"keep_steps": [4, 8]}
+    study["models"]["main"]["one_per_seed"] = False
     del study["runs"], study["kl_in"]
     yaml.dump(study, folder / "params.yaml")
     for command in ("dataset", "model", "sft_dataset"):

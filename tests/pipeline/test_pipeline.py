@@ -13,6 +13,7 @@ from pipeline_parts import ROOT, digests, lock, sh
 from ruamel.yaml import YAML
 from study_parts import EXPERIMENTS, activate, needed_selections
 
+from grpo.common.yaml_file import parse_yaml
 from grpo.study.schema import load_study
 
 FIGURES = ("overview", "contrasts", "math_baseline", "best_of_n", "kissing_number")
@@ -139,7 +140,7 @@ def test_changed_arms_and_their_selections_are_stale(finished):
     assert all(f"experiments.{experiment}.arms.{arm}." in difference for experiment, arm, _, _ in CHANGES)
     stale = {line.rstrip(":") for line in lines if line and not line.startswith((" ", "\t"))}
     of_arms = {stage for experiment, arm, _, _ in CHANGES for stage in (f"train@{experiment}-{arm}", f"select@{experiment}")}
-    assert stale == of_arms | {"training_inputs"}  # which gives each experiment what it gave it before
+    assert stale == of_arms | {"tables", "training_inputs"}  # which gives each experiment what it gave it before
 
 
 MADE = ["grpo_learning_rate", "grpo_baselines", "grpo_keyword_inclusion"]
@@ -181,10 +182,11 @@ def test_a_study_that_leaves_experiments_out_gets_its_report(fewer):
     stages = {name for name in lock(fewer) if "@" in name and not name.startswith(("dataset@", "model@", "sft_dataset@"))}
     assert stages == runs | {f"select@{name}" for name in MADE}
     text = (fewer / "reports/writeup.md").read_text()
-    left_out = next(line for line in text.splitlines() if line.startswith("**Left out** of this study"))
-    assert [name for name in EXPERIMENTS if f"`{name}`" in left_out] == LEFT_OUT
+    left_out = next(line for line in text.splitlines() if line.startswith("Left out of this study: "))
+    titles = {name: entry["title"] for name, entry in parse_yaml(ROOT / "studies/base.yaml")["experiments"].items()}
+    assert left_out == f"Left out of this study: {', '.join(titles[name] for name in LEFT_OUT)}."
     assert list(json.loads((fewer / "reports/record.json").read_text())["experiments"]) == MADE
-    assert [name for name in EXPERIMENTS if f'<section id="{name}"' in (fewer / "reports/index.html").read_text()] == MADE
+    assert [name for name in EXPERIMENTS if f'<details id="{name}"' in (fewer / "reports/index.html").read_text()] == MADE
     claims = (fewer / "reports/tables/claims.md").read_text().splitlines()[2:]
     assert not any(f" | {name} | " in row for name in LEFT_OUT for row in claims)
     assert any(" | grpo_learning_rate | " in row and "left out" not in row for row in claims)
@@ -212,7 +214,8 @@ def test_a_winner_pinned_by_hand_and_an_arm_that_does_not_win(fewer, tmp_path):
     ran = sh(folder, "dvc", "repro").stdout
     assert trained(ran) == {f"grpo_baselines {arm}" for arm in ("reinforce_with_baseline", "no_baseline")}
     difference = sh(folder, "dvc", "metrics", "diff").stdout
-    assert "grpo_learning_rate.winner" in difference and winner in difference
+    of_winner = r"grpo_learning_rate\.json +winner +(\S+) +(\S+)"
+    assert re.findall(of_winner, difference) == [(loser, winner)]
     assert f"Pinned by hand in grpo_learning_rate: {winner}." in (folder / "reports/writeup.md").read_text()
 
     before = params.read_text()

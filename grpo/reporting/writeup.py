@@ -61,6 +61,7 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
         reported=partial(reported, record["sources"]),
         measured=measured,
         cost=cost(timing),
+        shared=sum(bool(arm.get("chosen") and arm.get("same_as")) for of in experiments.values() for arm in of["arms"]),
         speeds=timing_table(timing),
         origin=environments(_origins(timing)),
         kissing=read_report() if study.kissing_number is not None else None,

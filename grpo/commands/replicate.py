@@ -15,6 +15,7 @@ from grpo.commands.study import renew_runs
 from grpo.common.errors import UserError
 from grpo.common.files import read_json, whole_folder, write_json, write_text
 from grpo.common.yaml_file import read_mapping, replace_values
+from grpo.reporting.comments import COMMENTS
 from grpo.reporting.replication import counts, read_replicate, replication_page
 from grpo.results.replication import Replicate, study_digest, write_replication
 from grpo.study import paths
@@ -57,8 +58,8 @@ def replicate(seeds: list[int], base_seed: int | None) -> str:
 
 
 def _name(seeds: list[int], base_seed: int | None) -> str:
-    base = "the same base" if base_seed is None else f"a fresh base ({base_seed})"
-    return f"seeds {', '.join(map(str, seeds))}, {base}"
+    drawn = "" if base_seed is None else f"; models, problems and traces drawn anew ({base_seed})"
+    return f"seeds {', '.join(map(str, seeds))}{drawn}"
 
 
 def _make(folder: Path, seeds: list[int], base_seed: int | None, of_study: str) -> None:
@@ -76,7 +77,8 @@ def _make(folder: Path, seeds: list[int], base_seed: int | None, of_study: str) 
     with whole_folder(folder) as draft:
         _git("clone", "--quiet", "--no-checkout", ".", str(draft))  # a clone, because runs record the git commit
         for name in _git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0"):
-            if name and Path(name).exists() and not name.startswith(f"{paths.REPORTS}/"):
+            made = name.startswith(f"{paths.REPORTS}/") and not name.startswith(f"{COMMENTS}/")
+            if name and Path(name).exists() and not made:
                 (draft / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(name, draft / name, follow_symlinks=False)
         _share_cache(draft)

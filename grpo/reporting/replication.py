@@ -17,7 +17,7 @@ def read_replicate(name: str, folder: Path = Path()) -> Replicate:
     """Read the verdicts and winners of the study in a folder.
 
     Args:
-        name: such as ``seeds 100, 101, the same base``.
+        name: such as ``seeds 100, 101``.
 
     Raises:
         UserError: the study is not finished.
@@ -37,7 +37,7 @@ def _winner(experiment: dict[str, Any]) -> dict[str, Any]:
     arm = next(arm for arm in experiment["arms"] if arm["arm"] == experiment["winner"])
     margin = experiment["margin"]
     told = margin is not None and (margin["low"] > 0 or margin["high"] < 0)
-    return {"winner": arm["arm"], "value": arm["mean"], "low": arm["low"], "high": arm["high"], "told": told}
+    return {"winner": arm["arm"], "value": arm["value"], "low": arm["low"], "high": arm["high"], "told": told}
 
 
 def counts(here: Replicate, there: Replicate) -> Counter[str]:

@@ -24,7 +24,7 @@ NOT_TRIED: Agreement = "not tried"
 class Replicate:
     """The verdicts and winners of a study with other seeds."""
 
-    name: str  # such as ``seeds 100, 101, 102, the same base``
+    name: str  # such as ``seeds 100, 101, 102``
     verdicts: dict[str, VerdictName]  # by the digest of a claim's test
     measured: dict[str, str]  # likewise, the numbers in words
     statements: dict[str, str]

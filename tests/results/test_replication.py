@@ -56,7 +56,7 @@ def record(winner: str, margin: float | None, **verdicts: VerdictName) -> dict[s
         for test, verdict in verdicts.items()
     ]
     untested = {"test": "", "verdict": NOT_TESTED, "statement": "s", "measured": "", "reason": "no arm has it"}
-    arms = [{"arm": arm, "mean": mean, "low": mean - 0.1, "high": mean + 0.1} for arm, mean in (("a", 0.5), ("b", 0.6))]
+    arms = [{"arm": arm, "value": mean, "low": mean - 0.1, "high": mean + 0.1} for arm, mean in (("a", 0.5), ("b", 0.6))]
     ends = margin and {"value": margin, "low": margin - 0.1, "high": margin + 0.1}
     return {"claims": [*claims, untested], "experiments": {"e": {"winner": winner, "margin": ends, "arms": arms}}}
 
@@ -71,6 +71,13 @@ def test_the_page_has_both_verdicts_and_both_winners(workdir: Path, margin: floa
     assert r"| It is x | agrees: x \| 0.5 | disagrees: x \| 0.5 | turned round |" in page
     assert "| e | a 0.500 (0.400 to 0.600) | b 0.600 (0.500 to 0.700) | another" in page and said in page
     assert "`abc`" in page and "Of 1 experiments 1 have another winner." in page and "Of 3 claims 1 turned round" in page
+
+
+def test_the_committed_record_says_the_same_as_itself() -> None:
+    here = read_replicate("here", REPOSITORY)
+    page = replication_page("abc", here, [here])
+    assert len(here.verdicts) > 20 and counts(here, here)[TURNED] == counts(here, here)[UNDECIDED] == 0
+    assert f"Of {len(here.winners)} experiments 0 have another winner." in page
 
 
 def test_replicates_of_another_study_are_stale(workdir: Path, mini_study: Study) -> None:
@@ -91,8 +98,8 @@ def test_replicates_of_another_study_are_stale(workdir: Path, mini_study: Study)
 def repository(workdir: Path) -> Study:
     """A git repository with a study, a file that git does not know yet, and one that it ignores."""
     Path("params.yaml").write_text(composed_text(REPOSITORY / "studies" / "smoke.yaml")[0])
-    for name in ("tracked", "ignored", ".dvc/config", "reports/old"):
-        Path(name).parent.mkdir(exist_ok=True)
+    for name in ("tracked", "ignored", ".dvc/config", "reports/old", "reports/comments/e.md"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(name)
     Path(".gitignore").write_text("/ignored\n/replicates/\n")
     for command in (["init", "-q"], ["add", "."], ["-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "m"]):
@@ -108,7 +115,7 @@ def test_a_replicate_is_a_copy_of_the_working_tree_with_fresh_seeds(repository: 
     assert {path.name for path in folder.iterdir()} == {
         *(".git", ".gitignore", ".dvc", "tracked", "new", "params.yaml", "reports", replicate.MADE_OF)
     }
-    assert not (folder / "reports/old").exists()
+    assert [path.name for path in (folder / "reports").iterdir()] == ["comments"] and (folder / "reports/comments/e.md").exists()
     assert (folder / "tracked").read_text() == "edited"
     assert f"dir = {tmp_path / '.dvc' / 'cache'}" in (folder / ".dvc/config.local").read_text()
     fresh = load_study(folder / "params.yaml")
@@ -161,6 +168,6 @@ def test_a_pipeline_that_fails_leaves_its_folder(repository: Study) -> None:
     assert "1 turned round" in replicate.replicate([7], None)
     found = read_replication(repository)
     assert found is not None and [(one.name, one.verdicts) for one in found.replicates] == [
-        ("seeds 7, the same base", {"x": DISAGREES})
+        ("seeds 7", {"x": DISAGREES})
     ]
     assert found.study in (paths.REPORTS / "replication.md").read_text()

@@ -127,7 +127,12 @@ def use(
         write_text(PARAMS_FILE, text)
         _make_folders()
     lines += _remove_results_of_other_runs(study, dry_run, verbose)
-    lines.append("`make repro` runs it; `dvc status` shows which stages are out of date.")
+    here = "`make repro` runs it; `dvc status` shows which stages are out of date."
+    lines.append(
+        here
+        if paths.PIPELINE.exists()
+        else f"{paths.PIPELINE}: not here, so no stage runs it. `grpo init FOLDER` makes a project."
+    )
     return "\n".join(lines)
 
 

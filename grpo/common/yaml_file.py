@@ -71,7 +71,7 @@ def read_mapping(path: Path, kind: str = "safe") -> dict[str, Any]:
 
 def to_yaml(values: Mapping[str, Any]) -> str:
     """Write a mapping as YAML 1.2: its sections over several lines, in them small mappings and lists on one line each."""
-    sections = [_dumped({key: _laid_out(value, is_section=True)}) for key, value in values.items()]
+    sections = [dumped({key: _laid_out(value, is_section=True)}) for key, value in values.items()]
     return "".join("\n" * (section.count("\n") > 1) + section for section in sections)
 
 
@@ -80,10 +80,11 @@ def replace_values(path: Path, values: Mapping[str, Any]) -> None:
     document = read_mapping(path, "rt")
     differing = {key: value for key, value in values.items() if key not in document or document[key] != value}
     document.update({key: _laid_out(value, is_section=True) for key, value in differing.items()})
-    write_text(path, _dumped(document))
+    write_text(path, dumped(document))
 
 
-def _dumped(document: Mapping[str, Any]) -> str:
+def dumped(document: Mapping[str, Any]) -> str:
+    """Write a mapping, or a document that was read for a round trip, in its own layout."""
     from ruamel.yaml import YAML
     from ruamel.yaml.representer import RoundTripRepresenter
     from ruamel.yaml.scalarfloat import ScalarFloat

@@ -68,6 +68,10 @@ PHRASES: tuple[tuple[tuple[str, ...], Callable[[Config], str]], ...] = (
     (("epochs_per_rollout_batch", "train_batch_size"), _updates),
     (("prompt",), lambda config: f"prompt {config['prompt']}"),
     (("loss_type",), lambda config: LOSSES.get(config["loss_type"], short(config["loss_type"]))),
+    (
+        ("reward",),
+        lambda config: f"reward {short(str(config['reward'])[:LONGEST])}" if config.get("reward") else "the task's reward",
+    ),
     (("length_normalization",), lambda config: str(config["length_normalization"])),
     (("use_std_normalization",), lambda config: "with std" if config["use_std_normalization"] else "without std"),
 )

@@ -153,6 +153,12 @@ def _experiment(study: Study, runs: list[Run], result: ExperimentResult, verdict
     }
 
 
+def told(experiment: Values) -> bool:
+    """Whether an experiment's winner ends above every other setting, each at its best rate, on the problems that judge."""
+    others = [arm["below"] for arm in experiment["arms"] if arm["chosen"] and arm["arm"] != experiment["leader"]]
+    return experiment["winner"] == experiment["leader"] and all(below["low"] > 0 for below in others)
+
+
 def _arm(runs: list[Run], result: ArmResult, label: str, leading: list[Run]) -> Values:
     """An arm's entry; all numbers are means over all of its runs, collapsed ones too."""
     start = {key: _mean(runs, column, 0) for key, column in (("format", FORM), ("length", LENGTH), ("entropy", ENTROPY))}

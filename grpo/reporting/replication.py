@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.common.files import read_json
+from grpo.reporting.record import told
 from grpo.results.replication import NOT_TRIED, SAME, TURNED, UNDECIDED, Replicate, agreement
 from grpo.results.statistics import format_interval
 from grpo.study import paths
@@ -35,9 +36,7 @@ def read_replicate(name: str, folder: Path = Path()) -> Replicate:
 
 def _winner(experiment: dict[str, Any]) -> dict[str, Any]:
     arm = next(arm for arm in experiment["arms"] if arm["arm"] == experiment["winner"])
-    margin = experiment["margin"]
-    told = margin is not None and (margin["low"] > 0 or margin["high"] < 0)
-    return {"winner": arm["arm"], "value": arm["value"], "low": arm["low"], "high": arm["high"], "told": told}
+    return {"winner": arm["arm"], "value": arm["value"], "low": arm["low"], "high": arm["high"], "told": told(experiment)}
 
 
 def counts(here: Replicate, there: Replicate) -> Counter[str]:

@@ -70,15 +70,17 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
 
 def outcome(experiment: Values) -> str:
     """An experiment's result in a line: the winner, what it ends at, and who leads if it is another."""
-    labels = {arm["arm"]: arm for arm in experiment["arms"]}
-    winner, leader = labels[experiment["winner"]], labels[experiment["leader"]]
+    arms = {arm["arm"]: arm for arm in experiment["arms"]}
+    winner, leader = arms[experiment["winner"]], arms[experiment["leader"]]
     text = f"{winner['label']} ends at {interval(winner)}"
     if winner is not leader:
-        text += f"; {leader['label']}, at {decimals(leader['value'])}, is not told from it"
-    elif experiment["margin"]:
-        margin = experiment["margin"]
-        text += ", " + ("not told from the next" if margin["low"] <= 0 <= margin["high"] else "above all others")
-    return text
+        higher = "ends above it" if winner["below"]["low"] > 0 else "is not told from it"
+        return f"{text}; {leader['label']}, at {decimals(leader['value'])}, {higher}"
+    others = [arm for arm in arms.values() if arm["chosen"] and arm is not leader]
+    near = [arm["label"] for arm in others if arm["below"]["low"] <= 0]
+    if not others:
+        return text
+    return f"{text}, " + (f"not told from {' and '.join(near)}" if near else "above all others")
 
 
 def reported(sources: Mapping[str, str], claim: Values) -> str:

@@ -11,6 +11,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from grpo.reporting.comments import Comment
+from grpo.reporting.record import told
 from grpo.reporting.sentences import bounded, plain
 from grpo.reporting.writeup import cost, measured, outcome, seconds_of_steps, wall_seconds, writeup_of
 from grpo.study import paths
@@ -20,26 +21,29 @@ HOSTILE = "| x | `</td><script>alert(1)</script>\n\n# no heading\n\n![p](http://
 MACHINE = {"processor": "CPU", "cores": 2, "memory_gib": 24, "gpus": []}
 
 
-def arm(name: str, value: float) -> dict[str, Any]:
-    return {"arm": name, "label": name, "value": value, "low": value - 0.05, "high": value + 0.05}
-
-
-def experiment(winner: str, leader: str, margin: tuple[float, float] | None) -> dict[str, Any]:
-    told = margin and {"value": sum(margin) / 2, "low": margin[0], "high": margin[1]}
-    return {"winner": winner, "leader": leader, "margin": told, "arms": [arm("a", 0.8), arm("b", 0.7)]}
+def experiment(winner: str, leader: str, **lows: float | None) -> dict[str, Any]:
+    """Arms that end at .8, .7, ...; of each but the leader the lower end of its distance to the leader."""
+    arms = [
+        {"arm": name, "label": name, "value": value, "low": value - 0.05, "high": value + 0.05, "chosen": name != "c"}
+        | {"below": None if low is None else {"value": 0.1, "low": low, "high": 0.2 - low}}
+        for (name, low), value in zip(lows.items(), (0.8, 0.7, 0.6), strict=False)
+    ]
+    return {"winner": winner, "leader": leader, "arms": arms}
 
 
 @pytest.mark.parametrize(
-    ("entry", "said"),
+    ("entry", "said", "is_told"),
     [
-        (experiment("a", "a", (0.02, 0.2)), "a ends at 0.800 (0.750 to 0.850), above all others"),
-        (experiment("a", "a", (-0.1, 0.2)), "a ends at 0.800 (0.750 to 0.850), not told from the next"),
-        (experiment("b", "a", (-0.1, 0.2)), "b ends at 0.700 (0.650 to 0.750); a, at 0.800, is not told from it"),
-        (experiment("a", "a", None) | {"arms": [arm("a", 0.8)]}, "a ends at 0.800 (0.750 to 0.850)"),
+        (experiment("a", "a", a=None, b=0.02), "a ends at 0.800 (0.750 to 0.850), above all others", True),
+        (experiment("a", "a", a=None, b=-0.1), "a ends at 0.800 (0.750 to 0.850), not told from b", False),
+        (experiment("a", "a", a=None, b=0.02, c=-0.1), "a ends at 0.800 (0.750 to 0.850), above all others", True),  # c: a rate
+        (experiment("b", "a", a=None, b=-0.1), "b ends at 0.700 (0.650 to 0.750); a, at 0.800, is not told from it", False),
+        (experiment("b", "a", a=None, b=0.1), "b ends at 0.700 (0.650 to 0.750); a, at 0.800, ends above it", False),
+        (experiment("a", "a", a=None), "a ends at 0.800 (0.750 to 0.850)", True),
     ],
 )
-def test_an_experiments_result_is_a_line(entry: dict[str, Any], said: str) -> None:
-    assert outcome(entry) == said
+def test_an_experiments_result_is_a_line(entry: dict[str, Any], said: str, is_told: bool) -> None:
+    assert outcome(entry) == said and told(entry) == is_told
 
 
 def test_a_claim_shows_the_interval_that_decides_or_its_measurement() -> None:
@@ -101,7 +105,7 @@ def a_record() -> dict[str, Any]:
         "fresh": "same",
         "reported": {"s": HOSTILE},
     }
-    entry = experiment("a", "a", (0.1, 0.2)) | {
+    entry = experiment("a", "a", a=None, b=0.1) | {
         "title": "E",
         "question": "Why?",
         "note": "",
@@ -115,7 +119,7 @@ def a_record() -> dict[str, Any]:
         "description": "d",
         "seeds": [0, 1],
         "by_design": ["planted"],
-        "headline": arm("a", 0.8) | {"experiment": "e", "start": 0.1, "runs": 2, "problems": 4},
+        "headline": experiment("a", "a", a=None)["arms"][0] | {"experiment": "e", "start": 0.1, "runs": 2, "problems": 4},
         "methods": [],
         "baseline": {"r1_zero": {"examples": {"format 0, answer 0": [sample]}}},
         "best_of_n": {},

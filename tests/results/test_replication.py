@@ -49,27 +49,35 @@ def test_how_two_verdicts_go_together(first: VerdictName, second: VerdictName, e
     assert agreement(first, second) == agreement(second, first) == expected
 
 
-def record(winner: str, margin: float | None, **verdicts: VerdictName) -> dict[str, Any]:
-    """A study's record: an experiment whose arms a and b end at .5 and .6, and claims by the digest of their test."""
+def record(winner: str, low: float, **verdicts: VerdictName) -> dict[str, Any]:
+    """A study's record: an experiment whose arms a and b end at .6 and .5, and claims by the digest of their test.
+
+    Args:
+        low: lower end of the distance of b from a.
+    """
     claims = [
         {"test": test, "verdict": verdict, "statement": f"It is {test}", "measured": f"{test} | 0.5", "reason": ""}
         for test, verdict in verdicts.items()
     ]
     untested = {"test": "", "verdict": NOT_TESTED, "statement": "s", "measured": "", "reason": "no arm has it"}
-    arms = [{"arm": arm, "value": mean, "low": mean - 0.1, "high": mean + 0.1} for arm, mean in (("a", 0.5), ("b", 0.6))]
-    ends = margin and {"value": margin, "low": margin - 0.1, "high": margin + 0.1}
-    return {"claims": [*claims, untested], "experiments": {"e": {"winner": winner, "margin": ends, "arms": arms}}}
+    ends = (("a", 0.6, None), ("b", 0.5, {"value": 0.1, "low": low, "high": 0.2 - low}))
+    arms = [{"arm": a, "value": v, "low": v - 0.1, "high": v + 0.1, "chosen": True, "below": below} for a, v, below in ends]
+    return {"claims": [*claims, untested], "experiments": {"e": {"winner": winner, "leader": winner, "arms": arms}}}
 
 
-@pytest.mark.parametrize(("margin", "said"), [(0.05, "could not be told"), (None, "could not be told"), (0.2, "could be told")])
-def test_the_page_has_both_verdicts_and_both_winners(workdir: Path, margin: float | None, said: str) -> None:
-    write_json(paths.RECORD, record("a", margin, x=AGREES, y=AGREES, z=CANNOT_TELL))
-    write_json("there" / paths.RECORD, record("b", None, x=DISAGREES, y=AGREES))
+@pytest.mark.parametrize(("low", "said"), [(-0.05, "could not be told"), (0.05, "could be told")])
+def test_the_page_has_both_verdicts_and_both_winners(workdir: Path, low: float, said: str) -> None:
+    write_json(paths.RECORD, record("a", low, x=AGREES, y=AGREES, z=CANNOT_TELL))
+    there = record("b", low, x=DISAGREES, y=AGREES)
+    there["experiments"]["e"]["arms"].reverse()
+    for arm, below in zip(there["experiments"]["e"]["arms"], (None, {"value": 0.1, "low": low, "high": 0.2}), strict=True):
+        arm["below"] = below
+    write_json("there" / paths.RECORD, there)
     here, there = read_replicate("seeds 0"), read_replicate("seeds 7", Path("there"))
     assert counts(here, there) == {TURNED: 1, SAME: 1, "not tried": 1}
     page = replication_page("abc", here, [there])
     assert r"| It is x | agrees: x \| 0.5 | disagrees: x \| 0.5 | turned round |" in page
-    assert "| e | a 0.500 (0.400 to 0.600) | b 0.600 (0.500 to 0.700) | another" in page and said in page
+    assert "| e | a 0.600 (0.500 to 0.700) | b 0.500 (0.400 to 0.600) | another" in page and said in page
     assert "`abc`" in page and "Of 1 experiments 1 have another winner." in page and "Of 3 claims 1 turned round" in page
 
 
@@ -157,17 +165,15 @@ def test_a_study_that_is_not_finished_has_nothing_to_compare(repository: Study) 
 
 def test_a_pipeline_that_fails_leaves_its_folder(repository: Study) -> None:
     """The same command goes on, and writes a page and a file of all replicates that are finished."""
-    write_json(paths.RECORD, record("a", None, x=AGREES))
+    write_json(paths.RECORD, record("a", 0.05, x=AGREES))
     Path("workflow").mkdir()
     Path("workflow/repro.py").write_text("import sys; sys.exit(3)")
     with pytest.raises(UserError, match="its pipeline ended with code 3"):
         replicate.replicate([7], None)
-    there = json.dumps(record("a", None, x=DISAGREES))
+    there = json.dumps(record("a", 0.05, x=DISAGREES))
     script = f"import pathlib as p; p.Path('reports').mkdir(exist_ok=True); p.Path('reports/record.json').write_text({there!r})"
     Path("replicates/seeds-7/workflow/repro.py").write_text(script)
     assert "1 turned round" in replicate.replicate([7], None)
     found = read_replication(repository)
-    assert found is not None and [(one.name, one.verdicts) for one in found.replicates] == [
-        ("seeds 7", {"x": DISAGREES})
-    ]
+    assert found is not None and [(one.name, one.verdicts) for one in found.replicates] == [("seeds 7", {"x": DISAGREES})]
     assert found.study in (paths.REPORTS / "replication.md").read_text()

@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 
 from grpo.common.files import damaged, files_digest, read_json
 from grpo.common.safe_text import MARKDOWN, short
-from grpo.reporting.charts import INK, STEP, TITLES, draw_arm, frame, panels, style
+from grpo.reporting.charts import INK, SHARES, STEP, TITLES, draw_arm, frame, panels, style
 from grpo.reporting.timing import read_timing
 from grpo.results.intervals import mean_of
-from grpo.results.runs import REWARD, Run
-from grpo.results.statistics import format_interval, wilson_interval
+from grpo.results.runs import Run
+from grpo.results.statistics import format_interval, interval_of_mean, wilson_interval
 from grpo.study.paths import stage_of_run
 from grpo.study.schema import Study
 from grpo.study.settings import HubModel
@@ -47,8 +47,8 @@ def model_card(study: Study, run: Run, source: Path, kind: str, license: str | N
                 dataset_type=dataset or settings["use"],
                 dataset_name=f"{settings['use']}, {reward['problems']} validation problems of the study",
                 dataset_revision=revision,
-                metric_type="answer_reward",
-                metric_name=f"mean answer reward, prompt {about['prompt']}, step {about['step']}",
+                metric_type=run.metric,
+                metric_name=f"mean {run.metric.replace('_', ' ')}, prompt {about['prompt']}, step {about['step']}",
                 metric_value=reward["value"],
             )
         ],
@@ -79,10 +79,10 @@ def _template() -> Template:
 
 
 def _estimate(run: Run, step: int) -> dict[str, float]:
-    """Answer reward at one evaluation with a 95% Wilson interval, as metrics.json has for the last one."""
+    """The reward at one evaluation with a 95% interval, as metrics.json has for the last one."""
     place = int((run.validation["step"] == step).to_numpy().argmax())
     outcomes = run.last if place == len(run.outcomes) - 1 else run.outcomes[place]
-    low, high = wilson_interval(float(outcomes.sum()), len(outcomes))
+    low, high = interval_of_mean(outcomes)
     return {"value": float(outcomes.mean()), "low": low, "high": high, "problems": len(outcomes)}
 
 
@@ -142,10 +142,10 @@ def _origin(run: Run, source: Path, about: dict[str, Any], base: HubModel | None
 
 
 def draw_curve(run: Run, step: int) -> Figure:
-    """Draw validation answer reward over steps, with the checkpoint's step marked."""
+    """Draw the validation reward over steps, with the checkpoint's step marked."""
     figure, (axes,) = panels(1)
-    draw_arm(axes, [run], REWARD, style(0))
-    frame(axes, f"{run.name}: {TITLES[REWARD]}", STEP[run.config["method"]], share=True)
+    draw_arm(axes, [run], run.column, style(0))
+    frame(axes, f"{run.name}: {TITLES[run.column]}", STEP[run.config["method"]], run.column in SHARES)
     axes.axvline(step, color=INK, linestyle=(0, (3, 3)), linewidth=1)
     axes.annotate(f"this checkpoint, step {step} ", (step, 0.02), ha="right", color=INK, fontsize=8)
     return figure
@@ -154,8 +154,8 @@ def draw_curve(run: Run, step: int) -> Figure:
 def about_checkpoint(run: Run, source: Path) -> dict[str, Any]:
     """Read a checkpoint's metadata.json and check that it agrees with the run's evaluation at its step."""
     made_by = stage_of_run(run.config["same_as"] or run.name)
-    about: dict[str, Any] = read_json(source / METADATA, made_by, keys=("step", "answer_reward", "prompt", "started_from"))
-    rewards = run.validation.loc[run.validation["step"] == about["step"], REWARD]
-    if len(rewards) != 1 or abs(rewards.iloc[0] - about["answer_reward"]) > 1e-9:
+    about: dict[str, Any] = read_json(source / METADATA, made_by, keys=("step", run.metric, "prompt", "started_from"))
+    rewards = run.validation.loc[run.validation["step"] == about["step"], run.column]
+    if len(rewards) != 1 or abs(rewards.iloc[0] - about[run.metric]) > 1e-9:
         raise damaged(source / METADATA, "it differs from validation.csv at this step", made_by)
     return about

@@ -212,10 +212,10 @@ def _require_same(values: Mapping[str, Any], out: Path, resume: bool) -> None:
 
 def _prepare(values: Mapping[str, Any], out: Path) -> None:
     """Make ``out`` with the run's params.yaml, problems and model; if one of them fails, make nothing."""
-    also = [one["task"] for one in values["evaluation"].get("also", {}).values()]
     with whole_folder(out) as draft, chdir(draft):
         write_text(PARAMS_FILE, to_yaml(values))
         # The tokenizer of the model measures prompts where they have a limit. Without one, wrong problems are told first.
+        also = [one.task for one in load_study().evaluation.also.values()]
         limited = any(task.get(LIMIT) for task in (values["tasks"][MAIN], *also))
         for stage in (stages.model, stages.dataset) if limited else (stages.dataset, stages.model):
             stage(MAIN)

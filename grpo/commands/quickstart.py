@@ -97,12 +97,12 @@ def _run_stages(study: Study, announce: Callable[[str], None]) -> None:
 
 def course(experiment: str, arm: str, seed: int) -> str:
     """Describe the validation answer reward of a finished run over its steps."""
-    from grpo.results.runs import REWARD, read_run
+    from grpo.results.runs import read_run
 
     run = read_run(experiment, arm, seed)
-    course = ", ".join(f"{reward:.2f} (step {step:.0f})" for step, reward in run.validation[["step", REWARD]].to_numpy())
+    course = ", ".join(f"{reward:.2f} (step {step:.0f})" for step, reward in run.validation[["step", run.column]].to_numpy())
     ended = run.metrics["diverged_step"]
-    return f"validation answer reward: {course}" + ("" if ended is None else f"; diverged at step {ended}")
+    return f"validation {run.metric.replace('_', ' ')}: {course}" + ("" if ended is None else f"; diverged at step {ended}")
 
 
 def _rewards(study: Study, experiment: str) -> str:

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from grpo.common.files import write_text
 from grpo.common.metrics import METRICS, UNITS
-from grpo.results.runs import REWARD, Run
+from grpo.results.runs import Run
 
 INK = "#767676"  # axes and text; readable on light and dark backgrounds
 FULL = 13.0  # inches of a whole row of panels; shown at 96 px an inch, so that 8.5 points are 11 px
@@ -32,11 +32,12 @@ SVG = {"Date": None, "Creator": None, "Format": None, "Type": None}
 # on light and dark backgrounds. From the ninth arm on, colours repeat with other dashes.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A63C4", "#999999")
 
-FORM, GIVEN_FORM, LENGTH = "val/format_reward", "val/answer_given_form", "val/response_length"
+ANSWER, FORM, GIVEN_FORM, LENGTH = "val/answer_reward", "val/format_reward", "val/answer_given_form", "val/response_length"
 ENTROPY, NORM, KL = "token_entropy", "gradient_norm", "kl/per_token"
 STEP = {"grpo": "GRPO step", "sft": "optimizer step", "expert_iteration": "expert iteration step"}
 TITLES = {metric.name: metric.label for metric in METRICS} | {  # short ones for narrow panels
-    REWARD: "answer reward, validation",
+    ANSWER: "answer reward, validation",
+    "val/reward": "reward, validation",
     FORM: "format reward, validation",
     GIVEN_FORM: "accuracy, given the form",
     LENGTH: "response length (tokens)",
@@ -51,7 +52,7 @@ TITLES = {metric.name: metric.label for metric in METRICS} | {  # short ones for
     "val/is_sentence": "share of sentences",
 }
 SHARES = {name for name, unit in UNITS.items() if unit == "share"} - {"clip_fraction"} | {GIVEN_FORM}
-OF_A_RUN = (REWARD, FORM, GIVEN_FORM, LENGTH, ENTROPY, NORM, "train/reward", "loss")  # panels in a figure of one run
+OF_A_RUN = (ANSWER, FORM, GIVEN_FORM, LENGTH, ENTROPY, NORM, "train/reward", "loss")  # panels in a figure of one run
 
 # This process draws only the report's figures, so matplotlib's global settings hold the report's style.
 mpl.rcParams.update(
@@ -104,14 +105,14 @@ def values_of(run: Run, column: str) -> pd.Series[float] | None:
     """A metric by step, of the step's last update; None if the run does not have it."""
     if column == GIVEN_FORM:
         answer, form = (
-            run.validation.groupby("step")[name].last() if name in run.validation else None for name in (REWARD, FORM)
+            run.validation.groupby("step")[name].last() if name in run.validation else None for name in (ANSWER, FORM)
         )
         return None if form is None or answer is None or (answer > form).any() else (answer / form).where(form > 0)
     table = run.validation if column.startswith("val/") else run.history
     if column not in table:
         return None
     found: pd.Series[float] = table.groupby("step")[column].last()
-    if column == REWARD:  # the end of a curve is what tables say
+    if column == run.column:  # the end of a curve is what tables say
         found.iloc[-1] = run.final.mean()
     return found if found.notna().any() else None
 
@@ -194,7 +195,8 @@ def curves_figure(
 
 def run_figure(run: Run) -> Figure:
     """Draw a GRPO run's curves over its steps, a panel for each metric of :data:`OF_A_RUN` that it has."""
-    return curves_figure({run.arm: [run]}, [column for column in OF_A_RUN if has([run], column)], "grpo")[0]
+    columns = dict.fromkeys((run.column, *OF_A_RUN))
+    return curves_figure({run.arm: [run]}, [column for column in columns if has([run], column)], "grpo")[0]
 
 
 def draw_row(axes: Axes, y: float, estimate: Mapping[str, float], color: str) -> None:

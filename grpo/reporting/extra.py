@@ -12,7 +12,7 @@ import pandas as pd
 
 from grpo.common.files import read_jsonl
 from grpo.results.intervals import difference_of
-from grpo.results.runs import REWARD, Run, by_arm, final_scores, value
+from grpo.results.runs import Run, by_arm, final_scores, value
 from grpo.results.statistics import wilson_interval
 from grpo.study import paths
 from grpo.study.paths import stage_of_run
@@ -43,7 +43,7 @@ def extras(
         "staleness": _staleness(runs, of_all),
         "kinds": _kinds(runs),
         "leaderboard": [_full(run) for run in runs if "full/answer_reward" in run.metrics],
-        "further_sets": _by_column({n: f"val/also/{n}/answer_reward" for n in study.also_evaluated(entry["task"])}, runs),
+        "further_sets": _by_column({n: f"val/also/{n}/{study.metric}" for n in study.also_evaluated(entry["task"])}, runs),
         "mixture": _by_column({n: f"val/{n}/answer_reward" for n in _parts(study, entry["task"])}, runs),
         "parts": {by: _by_problem(study, entry["task"], winner, by) for by in ("level", "subject")},
     }
@@ -123,7 +123,7 @@ def _rounds(runs: list[Run], winner: list[Run]) -> Values:
         for members in groups.values():
             ordered = sorted(members, key=lambda arm: float(value(arms[arm][0], key)))
             pairs += [{"setting": key} | _difference(arms[a], arms[b]) for a, b in itertools.pairwise(ordered)]
-    columns = {"answer_reward": REWARD, "entropy": "val/token_entropy"}
+    columns = {"answer_reward": winner[0].column, "entropy": "val/token_entropy"}
     return {
         "steps": by_step.index.tolist(),
         **{name: by_step[column].tolist() for name, column in columns.items() if column in by_step},

@@ -16,14 +16,14 @@ from grpo.reporting.charts import COLOURS, ENTROPY, FORM, FULL, GIVEN_FORM, INK,
 from grpo.reporting.kissing_number import draw_search, read_report, read_scores
 from grpo.reporting.labels import scientific
 from grpo.reporting.record import Values, arm_of
-from grpo.results.runs import REWARD, Run, by_arm, read_runs
+from grpo.results.runs import Run, by_arm, read_runs
 from grpo.study import paths
 from grpo.study.schema import Study
 
 READABLE = 0.04  # smallest share of a bar with a number in it
 MOST_PANELS = 6
-OVERVIEW = (REWARD, FORM, GIVEN_FORM, LENGTH)
-PANELS = (REWARD, ENTROPY, LENGTH, NORM)  # of each experiment
+OVERVIEW = (FORM, GIVEN_FORM, LENGTH)  # beside the reward, as PANELS
+PANELS = (ENTROPY, LENGTH, NORM)  # of each experiment
 FURTHER = (KL, "lag_mean", "clip_fraction", "val/is_sentence", "train/answer_reward", "loss")  # the first that its runs have
 OUTCOMES = ("#009E73", "#E69F00", "#999999", "#56B4E9")
 ESTIMATES = {"pass": "pass@N", "best": "Best@N", "majority": "majority@N"}
@@ -74,7 +74,7 @@ def draw_overview(record: Values, runs: Mapping[str, Mapping[str, list[Run]]]) -
     """Draw reward, form, accuracy given the form and length of the headline's runs."""
     top = record["headline"]
     entry, own = record["experiments"][top["experiment"]], runs[top["experiment"]][top["arm"]]
-    columns = [column for column in OVERVIEW if has(own, column)]
+    columns = [column for column in (own[0].column, *OVERVIEW) if has(own, column)]
     return charts.curves_figure({top["label"]: own}, columns, entry["method"], collapsed(entry))[0]
 
 
@@ -83,8 +83,8 @@ def draw_experiment(entry: Values, runs: Mapping[str, list[Run]]) -> Figure:
     arms = {arm["label"]: runs[arm["arm"]] for arm in chosen(entry)}
     every = [run for own in arms.values() for run in own]
     more = 2 if entry["kl"] else 0
-    further = [column for column in FURTHER if has(every, column)][: MOST_PANELS - len(PANELS) - more]
-    columns = [REWARD, *(column for column in PANELS[1:] if has(every, column)), *further]
+    further = [column for column in FURTHER if has(every, column)][: MOST_PANELS - 1 - len(PANELS) - more]
+    columns = [every[0].column, *(column for column in PANELS if has(every, column)), *further]
     figure, axes = charts.curves_figure(arms, columns, entry["method"], collapsed(entry), more)
     if entry["kl"]:
         _draw_kl(axes, entry, styles(arm["arm"] for arm in chosen(entry)))
@@ -122,7 +122,7 @@ def draw_contrasts(record: Values) -> Figure | None:
     figure, axes = panels(len(columns), FULL, 0.7 + ROW * height)
     for place, half in zip(axes, columns, strict=True):
         _draw_column(place, record, {name: groups[name] for name in half}, height)
-    figure.supxlabel("answer reward at the end, minus the leader's: 95% interval (grey: holds zero)", fontsize=8.5)
+    figure.supxlabel(f"{record['metric']} at the end, minus the leader's: 95% interval (grey: holds zero)", fontsize=8.5)
     return figure
 
 
@@ -173,7 +173,7 @@ def draw_rates(record: Values) -> Figure | None:
                 fill = "full" if arm["chosen"] else "none"
                 place.plot(arm["learning_rate"], arm["value"], shape, color=look.color, fillstyle=fill, markersize=5)
         title = shorten(record["experiments"][name]["title"], CHARACTERS // min(len(tried), RATES_A_ROW), placeholder=" …")
-        charts.frame(place, title, "learning rate", share=True)
+        charts.frame(place, title, "learning rate", record["metric"] == "answer reward")
         charts.powers(place, rates, {rate: scientific(rate) for rate in rates})
         if [*settings] != [ALL]:
             place.legend(loc="best", handlelength=1.2)
@@ -210,7 +210,7 @@ def draw_by_examples(record: Values) -> Figure | None:
             of = of.sort_values("examples")
             axes.plot(of["examples"], of["value"], "o-", color=look.color, linewidth=1, markersize=4, label=kind)
             axes.vlines(of["examples"], of["low"], of["high"], color=look.color, linewidth=1.6)
-    charts.frame(axes, "answer reward at the end, 95%", "unique examples", share=True)
+    charts.frame(axes, f"{record['metric']} at the end, 95%", "unique examples", share=True)
     charts.powers(axes, [arm["examples"] for arm in entry["arms"]])
     axes.legend(loc="lower right")
     return figure

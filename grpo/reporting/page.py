@@ -70,6 +70,7 @@ def _data(record: Mapping[str, Any], timing: pd.DataFrame) -> dict[str, Any]:
             for name, entry in experiments.items()
         ],
         "first": record["headline"]["experiment"] if record["headline"] else "",
+        "metric": record["metric"],
         "origin": {"columns": ORIGIN, "runs": {run: values for run, *values in origin}},
     }
 

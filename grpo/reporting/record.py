@@ -19,7 +19,7 @@ from grpo.results.claims import judge_claims
 from grpo.results.findings import ArmResult, ExperimentResult, Interval
 from grpo.results.intervals import difference_of
 from grpo.results.published import read_published
-from grpo.results.runs import REWARD, Run, by_arm, final_scores, read_baseline, read_best_of_n, read_runs, value
+from grpo.results.runs import Run, by_arm, final_scores, read_baseline, read_best_of_n, read_runs, value
 from grpo.results.selection import read_result
 from grpo.results.verdicts import Verdict
 from grpo.study import paths
@@ -69,6 +69,7 @@ def record_of(
             "study": study.study,
             "description": study.description,
             "seeds": study.seeds,
+            "metric": study.metric.replace("_", " "),
             "by_design": study.by_design,
             "headline": headline,
             "methods": _methods(study, runs, experiments, headline),
@@ -163,9 +164,9 @@ def _arm(runs: list[Run], result: ArmResult, label: str, leading: list[Run]) -> 
     """An arm's entry; all numbers are means over all of its runs, collapsed ones too."""
     start = {key: _mean(runs, column, 0) for key, column in (("format", FORM), ("length", LENGTH), ("entropy", ENTROPY))}
     end = {key: _mean(runs, column, -1) for key, column in (("format", FORM), ("length", LENGTH), ("entropy", ENTROPY))}
-    at_start = float(np.mean([run.validation[REWARD].iloc[0] for run in runs]))
-    at_end = float(np.mean([run.validation[REWARD].iloc[-1] for run in runs]))
-    best = max(runs, key=lambda run: run.metrics["best/answer_reward"]).metrics
+    at_start = float(np.mean([run.validation[run.column].iloc[0] for run in runs]))
+    at_end = float(np.mean([run.validation[run.column].iloc[-1] for run in runs]))
+    best = max(runs, key=lambda run: run.metrics[f"best/{run.metric}"]).metrics
     same_as = [run.config["same_as"] for run in runs]
     return {
         "arm": result.arm,
@@ -181,7 +182,7 @@ def _arm(runs: list[Run], result: ArmResult, label: str, leading: list[Run]) -> 
         "problems": result.final.problems,
         "selection": result.selection,
         "start": at_start,
-        "best": {"value": best["best/answer_reward"], "step": best["best/step"]},
+        "best": {"value": best[f"best/{runs[0].metric}"], "step": best["best/step"]},
         "collapsed": [asdict(one) for one in result.collapses],
         "stopped": {run.name: run.metrics["diverged_step"] for run in runs if run.metrics["diverged_step"] is not None},
         **end,
@@ -245,7 +246,7 @@ def _levels(runs: list[Run], column: str) -> Values | None:
 
 
 def _curve(runs: list[Run]) -> Values:
-    curve = mean_curve(runs, REWARD)
+    curve = mean_curve(runs, runs[0].column)
     return {"steps": curve.index.tolist(), "answer_reward": [round(of, 4) for of in curve.tolist()]}
 
 

@@ -19,9 +19,10 @@ from grpo.study.schema import Study
 
 def write_tables(study: Study, record: Values) -> None:
     """Write reports/tables/*.md, reports/results.csv and reports/summary.json."""
-    texts = general_tables(record)
+    texts, metric = general_tables(record), record["metric"]
     for name, entry in record["experiments"].items():
-        texts |= {name: experiment_table(entry)} | {f"{name}-{kind}": text for kind, text in further_tables(entry).items()}
+        texts |= {name: experiment_table(entry, metric)}
+        texts |= {f"{name}-{kind}": text for kind, text in further_tables(entry, metric).items()}
     with whole_folder(paths.TABLES) as folder:
         for name, text in texts.items():
             if text:
@@ -64,7 +65,7 @@ def results_table(study: Study, record: Values) -> pd.DataFrame:
 # ------------------------------------------------------------------------------------------------------- an experiment
 
 
-def experiment_table(entry: Values) -> str:
+def experiment_table(entry: Values, metric: str = "answer reward") -> str:
     """The chosen arms: end, distance to the leader, form, accuracy given the form, length, and collapsed runs.
 
     Means and intervals are over all runs, collapsed ones too. The winner is bold.
@@ -77,7 +78,7 @@ def experiment_table(entry: Values) -> str:
         row = {"arm": f"**{label}**" if several and arm["arm"] == entry["winner"] else label}
         if len(starts) > 1:
             row["at start"] = decimals(arm["start"])
-        row["answer reward at the end (95%)"] = interval(arm)
+        row[f"{metric} at the end (95%)"] = interval(arm)
         if several:
             row["below the leader"] = interval(arm["below"]) or "leads"
         row |= {"right form": decimals(arm["format"]), "right, given the form": decimals(arm["given_form"])}
@@ -90,12 +91,12 @@ def short_label(arm: Values) -> str:
     return str(arm["label"]) if str(arm["label"]).replace("×", "x").isascii() else short(arm["label"])
 
 
-def further_tables(entry: Values) -> dict[str, str]:
+def further_tables(entry: Values, metric: str = "answer reward") -> dict[str, str]:
     """Rates tried, further evaluation sets and tasks of a mixture, and scores on the whole validation set: kind -> table."""
     extra, labels = entry["extra"], {arm["arm"]: short_label(arm) for arm in entry["arms"]}
     rates = [
         {"setting": setting, "learning rate": scientific(arm["learning_rate"]), "chosen": "chosen" if arm["chosen"] else ""}
-        | {"on the selection problems": decimals(arm["selection"]), "answer reward at the end (95%)": interval(arm)}
+        | {"on the selection problems": decimals(arm["selection"]), f"{metric} at the end (95%)": interval(arm)}
         | {"collapsed": f"{len(arm['collapsed'])} of {len(arm['runs'])}"}
         for setting, arms in settings_by_rate(entry).items()
         for arm in arms

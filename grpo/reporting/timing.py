@@ -21,7 +21,7 @@ from grpo.reporting import charts
 from grpo.reporting.charts import FULL, HEIGHT, INK, panels, save_figure, styles
 from grpo.reporting.labels import table
 from grpo.reporting.record import Values, label_arms
-from grpo.results.runs import REWARD, Run, by_arm, read_runs
+from grpo.results.runs import Run, by_arm, read_runs
 from grpo.study import paths
 from grpo.study.paths import stage_of_run
 from grpo.study.schema import Study
@@ -235,10 +235,15 @@ def _draw_over_seconds(axes: Axes, title: str, arms: Mapping[str, Sequence[Run]]
     for (label, runs), look in zip(arms.items(), styles(arms).values(), strict=True):
         for run in runs:
             spent = elapsed(run)
-            reward = run.validation.groupby("step")[REWARD].last()
+            reward = run.validation.groupby("step")[run.column].last()
             seconds = [float(spent[step]) if step else 0.0 for step in reward.index]
             axes.plot(seconds, reward, marker=".", color=look.color, linestyle=look.line, label=label)
-    charts.frame(axes, shorten(f"answer reward: {title}", WIDE, placeholder=" …"), "seconds without evaluation", share=True)
+    charts.frame(
+        axes,
+        shorten(f"{run.metric.replace('_', ' ')}: {title}", WIDE, placeholder=" …"),
+        "seconds without evaluation",
+        run.metric == "answer_reward",
+    )
     axes.legend(loc="lower right", handlelength=1.2)
 
 

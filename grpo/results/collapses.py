@@ -8,7 +8,6 @@ from grpo.results.runs import Run, value
 from grpo.results.statistics import LEVEL, wilson_interval
 
 BELOW = 0.5  # a run that ends below this share of its best reward has collapsed
-TRAINING_REWARD = "train/answer_reward"
 
 
 def collapse_of(run: Run) -> Collapse | None:
@@ -35,7 +34,7 @@ def _ended(run: Run) -> float:
 def _in_evaluations(run: Run) -> Collapse | None:
     means = run.outcomes.mean(axis=1)
     best = int(means.argmax())
-    if _ended(run) >= BELOW * means[best]:
+    if _ended(run) >= BELOW * means[best] or means[best] <= 0:
         return None
     if difference_of(run.outcomes[-1], run.outcomes[best], simultaneous(len(means)), fixed=True).low <= 0:
         return None
@@ -43,10 +42,14 @@ def _in_evaluations(run: Run) -> Collapse | None:
 
 
 def _in_training(run: Run) -> Collapse | None:
-    """The number of observations is the number of groups, because rollouts of one problem depend on one another."""
-    if TRAINING_REWARD not in run.history or "rollout_batch_size" not in run.config["config"]:
+    """The number of observations is the number of groups, because rollouts of one problem depend on one another.
+
+    An own reward may have any size, and its interval would need each rollout's.
+    """
+    column = f"train/{run.metric}"
+    if run.metric == "reward" or column not in run.history or "rollout_batch_size" not in run.config["config"]:
         return None
-    rewards = run.history.groupby("step")[TRAINING_REWARD].first().dropna()
+    rewards = run.history.groupby("step")[column].first().dropna()
     if not len(rewards):
         return None
     groups, reached = value(run, "rollout_batch_size") // value(run, "group_size"), float(rewards.max())

@@ -19,8 +19,7 @@ from grpo.study import paths
 from grpo.study.effective import read_config
 from grpo.study.paths import stage_of_run
 from grpo.study.schema import Study
-
-REWARD = "val/answer_reward"
+from grpo.study.settings import Score
 
 
 @dataclass(frozen=True)
@@ -34,19 +33,26 @@ class Run:
     metrics: dict[str, Any]  # metrics.json; ``diverged_step`` is None unless the run diverged
     history: pd.DataFrame  # one row per optimizer step
     validation: pd.DataFrame  # one row per evaluation
-    # Answer rewards, (evaluations, problems), on the problems of all evaluations; the first is that of the untrained model.
+    # The rewards that :attr:`metric` names, (evaluations, problems), on the problems of all evaluations; the first are those of
+    # the untrained model.
     outcomes: NDArray[np.float64]
-    last: NDArray[np.float64]  # answer rewards of the last evaluation on all its problems, (problems,)
+    last: NDArray[np.float64]  # those of the last evaluation on all its problems, (problems,)
     selection_problems: int  # how many of those choose winners and rates; 0: all choose and judge
+    metric: Score = "answer_reward"  # the reward by which the study compares runs
+
+    @property
+    def column(self) -> str:
+        """The column of :attr:`validation` with this reward."""
+        return f"val/{self.metric}"
 
     @property
     def final(self) -> NDArray[np.float64]:
-        """The run's result: the last answer rewards on the problems that judge, (problems,)."""
+        """The run's result: the last rewards on the problems that judge, (problems,)."""
         return self.last[self.selection_problems :]
 
     @property
     def selection(self) -> NDArray[np.float64]:
-        """The last answer rewards on the problems that choose winners and learning rates, (problems,)."""
+        """The last rewards on the problems that choose winners and learning rates, (problems,)."""
         return self.last[: self.selection_problems or None]
 
     @property
@@ -55,15 +61,23 @@ class Run:
         return paths.run_name(self.experiment, self.arm, self.seed)
 
 
-def _read_outcomes(path: Path, made_by: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The rewards of all evaluations on the problems that they share, and those of the last one on all its problems."""
-    evaluations = read_jsonl(path, made_by, lambda record: np.array(record["answer_reward"], dtype=float))
+def _read_outcomes(path: Path, made_by: str) -> tuple[Score, NDArray[np.float64], NDArray[np.float64]]:
+    """Which reward it is, those of all evaluations on the problems that they share, and of the last one on all its problems."""
+    found = read_jsonl(path, made_by, _outcomes)
+    evaluations, metrics = [values for _, values in found], {metric for metric, _ in found}
+    if len(metrics) > 1:
+        raise damaged(path, f"evaluations of different rewards ({', '.join(sorted(metrics))})", made_by)
     if len(evaluations) < 2:
         raise damaged(path, "no evaluation after that of the untrained model", made_by)
     sizes = [len(evaluation) for evaluation in evaluations]
     if len(set(sizes[:-1])) > 1 or sizes[-1] < sizes[0]:
         raise damaged(path, "evaluations have different numbers of problems", made_by)
-    return np.stack([evaluation[: sizes[0]] for evaluation in evaluations]), evaluations[-1]
+    return found[0][0], np.stack([evaluation[: sizes[0]] for evaluation in evaluations]), evaluations[-1]
+
+
+def _outcomes(record: dict[str, Any]) -> tuple[Score, NDArray[np.float64]]:
+    metric: Score = "reward" if "reward" in record else "answer_reward"
+    return metric, np.array(record[metric], dtype=float)
 
 
 def read_run(experiment: str, arm: str, seed: int) -> Run:
@@ -84,7 +98,7 @@ def _read_run(experiment: str, arm: str, seed: int, _folder: Path, _changed: tup
         raise UserError(f"{folder}: no finished run. Run `dvc repro {made_by}` to make it.")
     config = read_config(name)
     require_keys(folder / "config.yaml", config, ("config", "same_as", "software", "evaluation"), made_by)
-    outcomes, last = _read_outcomes(folder / "outcomes.jsonl", made_by)
+    metric, outcomes, last = _read_outcomes(folder / "outcomes.jsonl", made_by)
     evaluation = config["evaluation"]
     return Run(
         experiment,
@@ -93,11 +107,12 @@ def _read_run(experiment: str, arm: str, seed: int, _folder: Path, _changed: tup
         config=config,
         metrics=read_json(folder / "metrics.json", made_by, keys=("diverged_step", "diverged_reason")),
         history=read_csv(folder / "history.csv", made_by, columns=("step", "gradient_norm")),
-        validation=read_csv(folder / "validation.csv", made_by, columns=("step", REWARD)),
+        validation=read_csv(folder / "validation.csv", made_by, columns=("step", f"val/{metric}")),
         outcomes=outcomes,
         last=last,
         # The same share of a validation set that is smaller.
         selection_problems=evaluation["selection_problems"] * len(last) // evaluation["last_problems"],
+        metric=metric,
     )
 
 
@@ -152,7 +167,7 @@ def value(run: Run, key: str) -> Any:
 
 
 def final_scores(runs: list[Run]) -> NDArray[np.float64]:
-    """Final answer rewards of an arm on the problems that judge, (runs, problems)."""
+    """Final rewards of an arm on the problems that judge, (runs, problems)."""
     return np.stack([run.final for run in runs])
 
 

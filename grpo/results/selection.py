@@ -7,7 +7,7 @@ from typing import Any
 from grpo.results.evidence import Evidence, evidence_of
 from grpo.results.findings import ArmResult, ExperimentResult, Interval
 from grpo.results.intervals import against_the_best, difference_of, mean_of
-from grpo.results.runs import REWARD, Run, first_scores
+from grpo.results.runs import Run, first_scores
 from grpo.study.methods import OFF_POLICY_RANK
 from grpo.study.schema import Study
 from grpo.study.settings import setting_of
@@ -99,7 +99,7 @@ def select(study: Study, experiment: str) -> dict[str, Any]:
         "margin": result.margin and {key: getattr(result.margin, key) for key in ENDS},
         "pinned": result.pinned,
         "reason": result.reason,
-        "metric": REWARD,
+        "metric": f"val/{study.metric}",
         **{key: winner[key] for key in ("value", "low", "high", "overrides")},
         "before": found.arms[result.winner][0].config["before"],
         "candidates": candidates,

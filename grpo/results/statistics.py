@@ -33,6 +33,14 @@ def wilson_interval(successes: float, n: int, level: float = LEVEL) -> tuple[flo
     return float(low), float(above.proportion_ci(level, method="wilson").high)
 
 
+def interval_of_mean(values: Sequence[float] | NDArray[np.float64]) -> tuple[float, float]:
+    """95% interval of the mean of one number per problem: :func:`wilson_interval` for numbers between 0 and 1, else normal."""
+    if min(values) >= 0 and max(values) <= 1:
+        return wilson_interval(float(np.sum(values)), len(values))
+    half = float(stats.norm.ppf((1 + LEVEL) / 2)) * float(np.std(values)) / math.sqrt(len(values))
+    return float(np.mean(values)) - half, float(np.mean(values)) + half
+
+
 def mean_over_problems(values: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
     """Mean of one number per problem, with a 95% t-interval kept within 0..1.
 

@@ -42,6 +42,7 @@ from grpo.study.settings import (
     Model,
     Resources,
     SampledTraces,
+    Score,
     Selection,
     SftDataset,
 )
@@ -167,6 +168,18 @@ class Study(Section):
         return [name for name, experiment in self.experiments.items() if not experiment.arms]
 
     @property
+    def metric(self) -> Score:
+        """What runs, arms and checkpoints are compared by (`evaluation.metric`)."""
+        if self.evaluation.metric is not None:
+            return self.evaluation.metric
+        return "reward" if self.grpo.reward is not None and self._one_reward() else "answer_reward"
+
+    def _one_reward(self) -> bool:
+        """Whether all runs are trained on the same reward."""
+        arms = [(self.experiments[name].method, arm) for name in self.made for arm in self.experiments[name].arms.values()]
+        return all(method == "grpo" and arm.get("reward", self.grpo.reward) == self.grpo.reward for method, arm in arms)
+
+    @property
     def own_claims(self) -> list[AnyClaim]:
         """The study's own claims, each with its experiment, id and statement."""
         return own_claims(self.claims, self.experiments)
@@ -263,6 +276,10 @@ class Study(Section):
             for arm, values in experiment.arms.items():
                 self._check_arm(name, arm, values)
         own_claims(self.claims, self.experiments)
+        if self.evaluation.metric == "reward" and not self._one_reward():
+            raise UserError(
+                "evaluation.metric: reward compares runs of one reward, and here arms differ in it: choose answer_reward."
+            )
         self._check_resources()
         table = self.runs_table()
         if self.runs is not None and self.runs != table:

@@ -193,6 +193,9 @@ class AlsoEvaluated(Section):
         return self.model_dump(exclude={"problems", "every"})
 
 
+Score = Literal["answer_reward", "reward"]
+
+
 class Evaluation(Section):
     """Validation during a run and zero-shot evaluation; the sampling settings are those of the handout."""
 
@@ -208,6 +211,9 @@ class Evaluation(Section):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     max_tokens: PositiveInt = 1024
     seed: int = 0
+    # What runs, arms and checkpoints are compared by. null: `reward` if all runs have one reward of the study's own, else the
+    # task's `answer_reward`.
+    metric: Annotated[Score | None, OMIT] = None
     # Further sets; winners depend on the validation problems only.
     also: Annotated[dict[str, AlsoEvaluated], OMIT] = Field(default_factory=dict)
 

@@ -114,6 +114,7 @@ def shared_settings(study: Study) -> dict[str, Any]:
         "divergence": study.divergence and study.divergence.model_dump(),
         "checkpoints": study.checkpoints,
         "threads": study.threads,
+        **({"metric": study.metric} if study.metric == "reward" else {}),  # `evaluation` has it only where it is set
     }
 
 

@@ -66,11 +66,11 @@ def read_data(run: EffectiveRun, further: Iterable[str] = ()) -> RunData:
     return RunData(read_problems(run.train), validation, also)
 
 
-def score_of(task: Task, run: EffectiveRun) -> Score:
-    """The score function of the run's rollouts: its task, and the reward function that ``grpo.reward`` may add."""
-    by_task = partial(score_by_task, task, run.config.prompt)
-    own = run.config.reward if isinstance(run.config, GrpoConfig) else None
-    return by_task if own is None else partial(_score_by_own_reward, own, by_task, find_format(task, run.config.prompt))
+def score_of(task: Task, config: RunConfig) -> Score:
+    """The score function of a run's rollouts: their task's, and the reward function that ``grpo.reward`` may add."""
+    by_task = partial(score_by_task, task, config.prompt)
+    own = config.reward if isinstance(config, GrpoConfig) else None
+    return by_task if own is None else partial(_score_by_own_reward, own, by_task, find_format(task, config.prompt))
 
 
 def _score_by_own_reward(

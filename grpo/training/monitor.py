@@ -11,13 +11,13 @@ from typing import Any
 from tqdm import tqdm
 
 from grpo.common.files import write_text
-from grpo.results.statistics import wilson_interval
+from grpo.results.statistics import interval_of_mean
 from grpo.study.methods import EvaluationSteps
 from grpo.study.schema import Study
 from grpo.tracking.run_log import RunLog
 from grpo.training.agreement import require_agreement
 from grpo.training.context import Updates
-from grpo.training.stopping import REWARD, Stopping
+from grpo.training.stopping import Stopping
 from grpo.training.validation import Validated, Validation
 
 SAMPLES = 8  # validation rollouts recorded at the first, the middle and the last evaluation
@@ -46,7 +46,8 @@ class Monitor:
         self.config, self.world = validation.setup.config, validation.sampler.world
         self.steps = EvaluationSteps(self.config, study.evaluation.every)
         self.sampled_steps = {0, self.steps.middle}
-        self.stopping = Stopping()
+        self.metric, self.column = study.metric, f"val/{study.metric}"  # by which runs are compared
+        self.stopping = Stopping(self.metric)
         self.updates = 0
         self.outcomes: list[dict[str, Any]] = []
         self.samples: list[dict[str, Any]] = []
@@ -88,37 +89,37 @@ class Monitor:
         log = self.log
         if step == 0:
             require_agreement(self.study, self.validation.learner, validated.rollouts)
-        reward = validated.metrics["answer_reward"]
-        best = max((row[REWARD] for row in log.validations[1:]), default=-1.0)
+        reward = validated.metrics[self.metric]
+        best = max((row[self.column] for row in log.validations[1:]), default=-math.inf)
         log.validation(step, self.updates, validated.metrics)
-        self.outcomes.append({"step": step, "answer_reward": [r.rewards["answer_reward"] for r in validated.rollouts]})
+        self.outcomes.append({"step": step, self.metric: [r.rewards[self.metric] for r in validated.rollouts]})
         if step and reward > best:
-            self.keep("best", {"step": step, "update": self.updates, "answer_reward": reward})
+            self.keep("best", {"step": step, "update": self.updates, self.metric: reward})
         if keep_samples:
             shown = zip(validated.rollouts[:SAMPLES], validated.generations[:SAMPLES], strict=True)
             self.samples += [{"step": step, "problem": rollout.problem.id, **record} for rollout, record in shown]
-        self.bar.set_postfix_str(f"validation answer reward {reward:.3f}")
+        self.bar.set_postfix_str(f"validation {self.metric.replace('_', ' ')} {reward:.3f}")
 
     def final_metrics(self) -> dict[str, Any]:
-        """First, last and best evaluation, the last with its 95% Wilson interval, and how the run ended.
+        """First, last and best evaluation, the last with its 95% interval over the problems, and how the run ended.
 
         A run with a time limit is a leaderboard entry, whose rules require the whole validation set (``full/...``).
         """
-        validations, n = self.log.validations, len(self.outcomes[-1]["answer_reward"])
+        validations, metric, outcomes = self.log.validations, self.metric, self.outcomes[-1][self.metric]
         # A run that was stopped may not have evaluated a further set at its last step.
         measured = ({k: v for k, v in row.items() if k.startswith(FURTHER) and not math.isnan(v)} for row in validations)
         last = validations[-1] | {key: value for row in measured for key, value in row.items()}
-        best = max(validations, key=lambda row: row[REWARD])
-        low, high = wilson_interval(last[REWARD] * n, n)
+        best = max(validations[1:] or validations, key=lambda row: row[self.column])  # of trained weights, as the checkpoint
+        low, high = interval_of_mean(outcomes)
         return {
             **{key: None if math.isnan(value) else value for key, value in last.items() if key.startswith("val/")},
-            "val/answer_reward_low": low,
-            "val/answer_reward_high": high,
-            "first/answer_reward": validations[0][REWARD],
-            "best/answer_reward": best[REWARD],
+            f"{self.column}_low": low,
+            f"{self.column}_high": high,
+            f"first/{metric}": validations[0][self.column],
+            f"best/{metric}": best[self.column],
             "best/step": best["step"],
             "steps": last["step"],
-            "validation_problems": n,
+            "validation_problems": len(outcomes),
             "skipped_updates": self.stopping.skipped_in_all,
             **self.stopping.ending(),
             **(self.validation.on_all_problems() if self.config.wall_clock_limit_s is not None else {}),
@@ -134,7 +135,7 @@ class Monitor:
         self.stopping.restore(state["stopping"])
 
     def write(self, folder: Path) -> None:
-        """Write rollouts.jsonl (samples) and outcomes.jsonl (the answer reward of each problem at each evaluation)."""
+        """Write rollouts.jsonl (samples) and outcomes.jsonl (the reward of each problem at each evaluation)."""
         for name, records in (("rollouts", self.samples), ("outcomes", self.outcomes)):
             lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
             write_text(folder / f"{name}.jsonl", lines)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from grpo.common.imports import require_extra
 from grpo.common.interruption import stop_after_the_step
 from grpo.common.records import Problem
 from grpo.common.world import init_world
-from grpo.evaluation.evaluate import Sampler, score_by_task
+from grpo.evaluation.evaluate import Sampler
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.lora import add_adapters
@@ -43,8 +42,8 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
     """Train a run, from its saved state if there is one.
 
     It writes history.csv, validation.csv, metrics.json, outcomes.jsonl and rollouts.jsonl into ``outputs.results``, and the
-    checkpoints that the study keeps (``last``, ``best`` by validation answer reward) into ``outputs.checkpoints``, each in
-    Hugging Face format with a metadata.json.
+    checkpoints that the study keeps (``last``, ``best`` by ``study.metric``) into ``outputs.checkpoints``, each in Hugging Face
+    format with a metadata.json.
 
     Args:
         check_weights: see :func:`grpo.rollout.make_engine.make_engine`.
@@ -59,7 +58,7 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
     format = find_format(task, run.config.prompt)
     if format.chat:
         format.encode(load_tokenizer(run.model), "?")  # refuses a tokenizer without a chat template
-    setup: RunSetup[Any] = RunSetup(run.config, run.seed, data.train, format, score_of(task, run), task)
+    setup: RunSetup[Any] = RunSetup(run.config, run.seed, data.train, format, score_of(task, run.config), task)
     with _start_workers(study, run, setup, check_weights) as workers:
         log = RunLog(outputs.results, outputs.mlflow, began, phase_devices(study, run))
         sampler, learner = workers.sampler, workers.learner
@@ -93,7 +92,7 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
         log.close()
         monitor.write(outputs.results)
         last = log.validations[-1]
-        keep("last", {"step": last["step"], "update": last["update"], "answer_reward": last["val/answer_reward"]})
+        keep("last", {"step": last["step"], "update": last["update"], study.metric: last[f"val/{study.metric}"]})
         examples = {"examples": len(data.train)} if isinstance(run.config, SftConfig) else {}
         write_json(outputs.results / "metrics.json", monitor.final_metrics() | examples)
     outputs.timing |= {
@@ -153,7 +152,7 @@ def further_sets(
     found, prompt = {}, run.config.prompt
     for name, settings in study.also_evaluated(run.task).items():
         task = study.also_task(name)
-        asked = replace(sampler, format=find_format(task, prompt), score=partial(score_by_task, task, prompt))
+        asked = replace(sampler, format=find_format(task, prompt), score=score_of(task, run.config))
         found[name] = FurtherSet(also[name], asked, settings.every or 1)
     return found
 

@@ -23,7 +23,7 @@ from grpo.study.settings import Evaluation
 from grpo.tasks.task import Format
 from grpo.training.context import RunSetup
 
-FURTHER_METRICS = ("answer_reward", "format_reward", "response_length")  # measured on each further evaluation set
+FURTHER_METRICS = ("answer_reward", "format_reward", "response_length")  # measured on each further set; and an own reward
 GENERATIONS = 64  # number of rollouts per evaluation whose token entropy is measured
 
 
@@ -112,10 +112,12 @@ class Validation:
     def _on_further_sets(self, step: int, last: bool) -> dict[str, float]:
         """Mean of each metric on each further set; NaN for sets that are not due at this step."""
         found: dict[str, float] = {}
+        own = getattr(self.setup.config, "reward", None) is not None
+        measured = (*FURTHER_METRICS, *(["reward"] if own else []))
         for name, one in self.also.items():
             due = last or step % one.every == 0
             means = summarize(self._sample(one.problems, one.sampler)) if due else {}
-            found |= {f"also/{name}/{key}": means.get(key, math.nan) for key in FURTHER_METRICS}
+            found |= {f"also/{name}/{key}": means.get(key, math.nan) for key in measured}
         return found
 
     def sampling(self, format: Format) -> SamplingParams:

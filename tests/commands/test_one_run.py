@@ -275,3 +275,27 @@ def test_a_file_of_rows_becomes_a_task_and_its_validation_set(lab: Path) -> None
 def test_math_comes_from_its_pinned_source(lab: Path) -> None:
     values = composed(Asked("model", "math", [], 0, "base"), Path("try"))
     assert values["tasks"]["main"]["source"]["hub"] == "EleutherAI/hendrycks_math"
+
+
+def test_an_own_reward_is_what_is_shown_kept_and_judged(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where it is far from 0 to 1."""
+    (lab / "own.py").write_text(
+        "def negative(completion_ids, **columns):\n    return [-10.0 - len(set(ids)) for ids in completion_ids]\n"
+    )
+    further = 'evaluation.also={more: {use: "letters_of_a_run:Letters", problems: 8}}'
+    asked = HIGH._replace(settings=[*HIGH.settings, "grpo.reward=own:negative", further])
+    one_run(asked, Path("runs/own"), resume=False)
+    out = lab / "runs/own"
+    rows = list(csv.DictReader((out / "validation.csv").open()))
+    rewards = {int(row["step"]): float(row["val/reward"]) for row in rows}
+    assert all(-30 < reward < -10 for reward in rewards.values()) and len(set(rewards.values())) > 1
+    assert all(float(row["val/also/more/reward"]) < -10 for row in rows)
+    best = max((step for step in rewards if step), key=lambda step: rewards[step])
+    metrics = json.loads((out / "metrics.json").read_text())
+    kept = json.loads((out / "checkpoints/best/metadata.json").read_text())
+    assert (metrics["best/step"], metrics["best/reward"]) == (kept["step"], kept["reward"]) == (best, rewards[best])
+    assert metrics["val/reward_low"] < metrics["val/reward"] < metrics["val/reward_high"]
+    outcomes = [json.loads(line) for line in (out / "outcomes.jsonl").read_text().splitlines()]
+    assert {one["step"]: sum(one["reward"]) / len(one["reward"]) for one in outcomes} == pytest.approx(rewards)
+    printed = capsys.readouterr().out
+    assert f"validation reward: {rewards[0]:.2f} (step 0)" in printed and "answer reward" not in printed

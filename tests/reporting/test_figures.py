@@ -19,6 +19,7 @@ from report_parts import each, run
 from test_tables import arm, entry
 
 from grpo.reporting.charts import (
+    ANSWER,
     COLOURS,
     FULL,
     GIVEN_FORM,
@@ -42,7 +43,7 @@ from grpo.reporting.figures import (
     draw_rates,
     draw_zero_shot,
 )
-from grpo.results.runs import REWARD, Run
+from grpo.results.runs import Run
 
 SHOWN = 96  # pixels of an inch on the page
 SMALLEST = 11  # pixels of text
@@ -80,7 +81,7 @@ def inside(figure: Figure) -> bool:
 def test_every_arm_is_drawn_and_can_be_told_from_the_others(count: int) -> None:
     """Nine arms are in the broad sweeps of the real studies, and there are eight colours."""
     runs = {f"arm {i}": [made_up("a", i)] for i in range(count)}
-    figure, _ = curves_figure(runs, [REWARD, NORM], "grpo")
+    figure, _ = curves_figure(runs, [ANSWER, NORM], "grpo")
     reward, norm = figure.axes
     assert ends(reward) == pytest.approx([0.1 + i / 50 for i in range(count)]) and ends(norm) == [i + 1.0 for i in range(count)]
     assert len(set(looks(reward))) == count and looks(norm) == looks(reward)
@@ -92,23 +93,23 @@ def test_every_arm_is_drawn_and_can_be_told_from_the_others(count: int) -> None:
 def test_a_mean_with_its_band_and_collapsed_runs_with_a_cross() -> None:
     """The mean counts a stopped run at its last value to the end, as the tables do; its own curve ends where it stopped."""
     runs = [run("a", [0.0, 0.4, 0.8], 0), run("a", [0.0, 0.6, 0.6], 1), run("a", [0.0, 0.1], 2, diverged=8)]
-    figure, _ = curves_figure({"a": runs}, [REWARD], "grpo")
+    figure, _ = curves_figure({"a": runs}, [ANSWER], "grpo")
     (axes,) = figure.axes
     mean, thin, cross = axes.lines
     assert mean.get_ydata() == pytest.approx([0.0, 1.1 / 3, 0.5]) and thin.get_linewidth() < mean.get_linewidth()
     assert list(thin.get_ydata()) == [0.0, 0.1] and (cross.get_marker(), ends(axes)[-1]) == ("x", 0.1)
     band = axes.collections[0].get_paths()[0].vertices
     assert {tuple(point) for point in np.round(np.asarray(band), 6)} >= {(8.0, 0.1), (8.0, 0.6), (16.0, 0.1), (16.0, 0.8)}
-    named, _ = curves_figure({"a": runs[:2]}, [REWARD], "grpo", collapsed=[runs[1].name])
+    named, _ = curves_figure({"a": runs[:2]}, [ANSWER], "grpo", collapsed=[runs[1].name])
     assert [line.get_marker() for line in named.axes[0].lines][-1] == "x"
 
 
 def test_the_end_of_a_curve_is_what_tables_say() -> None:
     """The last evaluation has more problems, of which some only select."""
     last = replace(run("a", [0.0, 0.5]), last=np.array([1.0, 1.0, 0.0, 1.0]), selection_problems=2)
-    assert over_runs([last], REWARD)[0].tolist() == [0.0, 0.5] and last.final.mean() == 0.5
+    assert over_runs([last], ANSWER)[0].tolist() == [0.0, 0.5] and last.final.mean() == 0.5
     other = replace(last, last=np.array([1.0, 1.0, 0.0, 0.0]))
-    assert over_runs([other], REWARD)[0].tolist() == [0.0, 0.0]
+    assert over_runs([other], ANSWER)[0].tolist() == [0.0, 0.0]
 
 
 def test_accuracy_given_the_form_is_the_reward_by_the_form() -> None:
@@ -152,7 +153,7 @@ def test_the_first_arms_differ_in_colour_and_no_two_look_the_same() -> None:
 
 def test_a_single_run_and_what_it_logs() -> None:
     titles = [axes.get_title(loc="left") for axes in run_figure(made_up("a", 1, loss=0.5, **{"train/reward": 0.25})).axes]
-    assert {TITLES[name] for name in (REWARD, "loss", "train/reward", NORM)} <= set(titles)
+    assert {TITLES[name] for name in (ANSWER, "loss", "train/reward", NORM)} <= set(titles)
 
 
 # -------------------------------------------------------------------------------------------------- figures of the record
@@ -167,7 +168,7 @@ def test_an_experiment_shows_the_chosen_arms_and_what_the_handouts_ask_for() -> 
     runs = {"a": [made_up("a", 1, **logged)], "b": [made_up("b", 2, **logged)], "tried": [made_up("tried", 9, **logged)]}
     found = entry(arm("a", 0.5), arm("b", 0.4), arm("tried", 0.3, chosen=False)) | {"method": "grpo", "kl": None}
     figure = draw_experiment(found, runs)
-    asked = (REWARD, "token_entropy", "val/response_length", NORM, "train/answer_reward", "loss")
+    asked = (ANSWER, "token_entropy", "val/response_length", NORM, "train/answer_reward", "loss")
     assert titles(figure) == [TITLES[name] for name in asked] and len(figure.axes[0].lines) == 2
     assert inside(figure)
 
@@ -199,14 +200,17 @@ def below(value: float) -> dict[str, float]:
 def test_all_differences_stand_in_one_figure() -> None:
     """An arm below the leader lies left of zero, grey if the interval holds zero; rates that were not chosen are left out."""
     arms = arm("a", 0.8), arm("b", 0.5, below=below(0.3)), arm("c", 0.75, below=below(0.05)), arm("d", 0.1, chosen=False)
-    record = {"experiments": {"e": entry(*arms), "alone": entry(arm("a", 0.5)), "f": entry(*arms[:2])}}
+    record = {
+        "metric": "answer reward",
+        "experiments": {"e": entry(*arms), "alone": entry(arm("a", 0.5)), "f": entry(*arms[:2])},
+    }
     figure = draw_contrasts(record)
     assert figure is not None and inside(figure)
     left, right = figure.axes
     assert [text.get_text() for text in left.get_yticklabels()] == ["t: minus a", "b", "c"]
     dots = [(line.get_xdata()[0], to_hex(line.get_color()).upper()) for line in left.lines if line.get_marker() == "o"]  # type: ignore[index]
     assert dots == [(-0.3, COLOURS[0]), (-0.05, "#999999")] and len(right.get_yticklabels()) == 2
-    assert draw_contrasts({"experiments": {"alone": entry(arm("a", 0.5))}}) is None
+    assert draw_contrasts({"metric": "answer reward", "experiments": {"alone": entry(arm("a", 0.5))}}) is None
 
 
 def test_a_setting_is_drawn_over_the_rates_it_was_tried_at() -> None:
@@ -216,19 +220,21 @@ def test_a_setting_is_drawn_over_the_rates_it_was_tried_at() -> None:
         arm("r-rate_1", 0.4, chosen=False, **tried),
         arm("r-rate_5", 0.0, learning_rate=5e-3, chosen=False, collapsed=[{"run": "x"}], **tried),
     ]
-    figure = draw_rates({"experiments": {"e": entry(arm("a", 0.8), *arms), "single": entry(arm("a", 0.8))}})
+    figure = draw_rates(
+        {"metric": "answer reward", "experiments": {"e": entry(arm("a", 0.8), *arms), "single": entry(arm("a", 0.8))}}
+    )
     assert figure is not None and inside(figure)
     (axes,) = figure.axes
     line, *points = axes.lines
     assert list(line.get_xdata()) == [1e-3, 2e-3, 5e-3] and list(line.get_ydata()) == [0.4, 0.7, 0.0]
     assert [(point.get_marker(), point.get_fillstyle()) for point in points] == [("o", "none"), ("o", "full"), ("x", "none")]
-    assert draw_rates({"experiments": {"single": entry(arm("a", 0.8))}}) is None
+    assert draw_rates({"metric": "answer reward", "experiments": {"single": entry(arm("a", 0.8))}}) is None
 
 
 def test_the_reward_over_the_number_of_examples() -> None:
     few, many = arm("few", 0.5, examples=4), arm("many", 0.6, examples=16)
     right = arm("right", 0.8, examples=8, overrides={"filtered": True})
-    figure = draw_by_examples({"experiments": {"s": entry(many, few, right) | {"method": "sft"}}})
+    figure = draw_by_examples({"metric": "answer reward", "experiments": {"s": entry(many, few, right) | {"method": "sft"}}})
     assert figure is not None
     every, filtered = figure.axes[0].lines
     assert (list(every.get_xdata()), list(every.get_ydata())) == ([4, 16], [0.5, 0.6]) and list(filtered.get_xdata()) == [8]

@@ -118,6 +118,7 @@ def a_record() -> dict[str, Any]:
         "study": "s",
         "description": "d",
         "seeds": [0, 1],
+        "metric": "answer reward",
         "by_design": ["planted"],
         "headline": experiment("a", "a", a=None)["arms"][0] | {"experiment": "e", "start": 0.1, "runs": 2, "problems": 4},
         "methods": [],

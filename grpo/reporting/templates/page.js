@@ -100,7 +100,7 @@ function showOrigin() {
   const { runs, by_run } = armOf(choice("experiment").value, choice("arm").value);
   const row = (cells, tag) => element("tr", {}, ...cells.map((cell) => element(tag, {}, cell instanceof Node ? cell : String(cell ?? ""))));
   const names = { mlflow_run_id: "MLflow run", lock: "hash in dvc.lock", total_s: "seconds", same_as: "copied from" };
-  const head = ["run", "answer reward", ...data.origin.columns.map((name) => names[name] || name)];
+  const head = ["run", data.metric, ...data.origin.columns.map((name) => names[name] || name)];
   const rows = runs.map((run, i) => {
     const folder = element("a", { href: `../data/runs/${run}/`, textContent: run });
     return row([folder, by_run[i].toFixed(3), ...(data.origin.runs[run] || [])], "td");

@@ -41,7 +41,7 @@ dev: $(WITH_TESTS) ## The same, with packages for tests, linters and optional se
 ifneq ($(BROKEN),)
 .PHONY: $(INSTALLED) $(WITH_TESTS)
 endif
-$(INSTALLED): EXTRAS := ray
+$(INSTALLED): EXTRAS := ray,pipeline
 $(WITH_TESTS): EXTRAS := dev
 
 $(INSTALLED) $(WITH_TESTS): pyproject.toml constraints.txt

@@ -211,7 +211,7 @@ def _disk(study: Study) -> Finding:
 
 def _files(study: Study) -> Finding:
     files = [source for source in _sources(study) if isinstance(source, LocalFiles)]
-    wanted = [path for source in files for path in (source.train, source.validation)]
+    wanted = [path for source in files for path in (source.train, source.validation) if path]
     wanted += [traces.path for traces in study.sft_datasets.values() if isinstance(traces, JsonlTraces)]
     missing = [path for path in wanted if not named_file(path).is_file()]
     found = f"missing: {', '.join(missing)}" if missing else ", ".join(wanted) or "none needed"

@@ -12,6 +12,7 @@ from typing import Any
 from grpo.commands.study import use
 from grpo.common.errors import UserError
 from grpo.common.files import write_text
+from grpo.common.imports import require_extra
 from grpo.common.yaml_file import dumped, parse_yaml
 from grpo.study import paths
 
@@ -42,6 +43,7 @@ def init(folder: Path, with_git: bool) -> str:
     Raises:
         UserError: the folder holds something, or git or DVC failed.
     """
+    require_extra("dvc", "pipeline", "grpo init: a project")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: already exists and is not an empty folder. Name another one.")
     shutil.copytree(TEMPLATE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))

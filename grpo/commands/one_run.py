@@ -40,6 +40,7 @@ BASE = "base"  # the default of --study
 PINNED = {"math": "math-h100", "gsm8k": "gsm8k"}  # studies from which these tasks take the source of their problems
 COLUMNS = {"question": ("question", "problem", "prompt"), "answer": ("answer", "ground_truth")}  # usual names of columns
 CURVES = Path("curves.png")
+LIVE = ("history.csv", "validation.csv")
 # Beginnings of the keys that a single run uses, as in params.yaml.
 SETTABLE = (
     *("tasks.main.", "models.main.", "grpo.", "engine.", "learner.", "evaluation."),
@@ -69,7 +70,8 @@ def one_run(asked: Asked, out: Path, resume: bool) -> None:
         _train()
         return
     tracking_uri()
-    values = composed(asked, out)
+    goes_on = resume and asked == Asked(None, None, [], 0, BASE) and (out / PARAMS_FILE).exists()
+    values = read_mapping(out / PARAMS_FILE) if goes_on else composed(asked, out)
     require_own_code_of_all(validated(values, Path("--set")))
     lock = out.with_name(f".{out.name}.lock")
     with only_one(lock, f"--out {out}: another process"):
@@ -92,8 +94,12 @@ def composed(asked: Asked, out: Path) -> dict[str, Any]:
         UserError: the study, model, task or a key does not exist, or the folder's name is not allowed for a run.
     """
     check_name("--out", "a run", out.name)
-    values, overlay = compose(study_path(asked.study)), given_values(asked.settings)
-    search_in(Path.cwd())
+    file, overlay = study_path(asked.study), given_values(asked.settings)
+    values = compose(file)
+    # The task's modules and data files lie here or beside the study's file.
+    own = [] if file.parent.resolve() == paths.shipped("studies").resolve() else [file.parent.absolute()]
+    folders = dict.fromkeys((Path.cwd(), *own))
+    search_in(*folders)
     main: dict[str, Any] = {key: values[key][MAIN] for key in ("tasks", "models")}
     if asked.study == BASE and None in (asked.model, asked.task):
         raise UserError("--model, --task: one is missing. Give both, or take a study's with --study NAME.")
@@ -102,7 +108,7 @@ def composed(asked: Asked, out: Path) -> dict[str, Any]:
     one: dict[str, Any] = {
         "study": "grpo_run",
         "description": "One run by `grpo run`.",
-        "folder": str(Path.cwd()),  # the task's modules and data files are found here
+        "folder": os.pathsep.join(map(str, folders)),
         "file": None,
         "seeds": [asked.seed],
         "seeds_in_one_stage": False,
@@ -173,6 +179,9 @@ def _task(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         task: dict[str, Any] = compose(study_path(PINNED[name]))["tasks"][MAIN]
         return task
     if Path(name).suffix not in FORMATS:
+        entries = compose(study_path(BASE))["tasks"].values()
+        if (usual := next((entry for entry in entries if entry["use"] == name), None)) is not None:
+            return dict(usual)  # with all that it needs
         if name not in TASKS and ":" not in name:
             raise UserError(
                 f"--task {name}: no such task. Use {', '.join(TASKS)}, MODULE:CLASS or a file ({', '.join(FORMATS)})."
@@ -229,6 +238,10 @@ def _train() -> None:
         return
     from grpo.training.run import train_run
 
+    if not started_by_torchrun():
+        for name in LIVE:  # rows of the running run; its results replace them
+            Path(name).unlink(missing_ok=True)
+            Path(name).symlink_to((paths.RUNS / run.name).with_name(f".{run.seed}.draft") / name)
     try:
         train_run(study.for_task(run.task), run)
     except ToBeResumed:
@@ -243,6 +256,7 @@ def _deliver(out: Path) -> None:
     study = load_study()
     run = read_run(study.made[0], ARM, study.seeds[0])
     for file in [*(paths.RUNS / run.name).iterdir(), paths.run_timing(run.name)]:
+        Path(file.name).unlink(missing_ok=True)
         shutil.copyfile(file, file.name)
     checkpoints = Path("checkpoints")
     checkpoints.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from huggingface_hub.utils import validate_repo_id
 from grpo.commands.model_card import METADATA, about_checkpoint, draw_curve, model_card
 from grpo.common.errors import UserError, reason
 from grpo.common.files import require_keys, whole_folder
+from grpo.common.imports import require_extra
 from grpo.models.tokenizer import require_own
 from grpo.reporting.charts import save_figure
 from grpo.results.runs import Run, read_run
@@ -98,6 +99,7 @@ def _find_checkpoint(run: Run, kind: str) -> Path:
 
 
 def _name_artifact(artifact: str, source: Path, run: str, kind: str) -> str:
+    require_extra("dvc", "pipeline", "--artifact")
     from dvc.annotations import Artifact
     from dvc.exceptions import DvcException
     from dvc.repo import Repo

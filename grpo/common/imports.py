@@ -17,46 +17,51 @@ from pydantic import TypeAdapter, ValidationError
 
 from grpo.common.errors import UserError, no_exit
 
-FOLDER = "GRPO_STUDY_FOLDER"  # environment variable that tells it to child processes
-_study_folder, _added = Path(), ""
+FOLDER = "GRPO_STUDY_FOLDER"  # environment variable that tells them to child processes
+_study_folders: tuple[Path, ...] = (Path(),)
+_added: list[str] = []
 
 
-def search_in(folder: Path) -> None:
-    """Search modules in ``folder`` too, in this process and its children, and files (:func:`named_file`).
+def search_in(*folders: Path) -> None:
+    """Search modules in these folders too, in this process and its children, and files (:func:`named_file`).
 
-    It comes last, so that no file there replaces a module of Python or of a package; and not by PYTHONPATH, where Python also
+    They come last, so that no file there replaces a module of Python or of a package; and not by PYTHONPATH, where Python also
     looks for ``sitecustomize`` and runs it.
     """
-    global _study_folder, _added
-    if _added in sys.path:
-        sys.path.remove(_added)
-    os.environ[FOLDER] = here = str(folder.absolute())
-    _study_folder, _added = folder, here if folder.is_dir() and here not in sys.path else ""
-    sys.path += filter(None, [_added])
+    global _study_folders, _added
+    sys.path[:] = [entry for entry in sys.path if entry not in _added]
+    there = [str(folder.absolute()) for folder in folders]
+    os.environ[FOLDER] = os.pathsep.join(there)
+    _study_folders, _added = folders, [place for place in there if Path(place).is_dir() and place not in sys.path]
+    sys.path += _added
 
 
 def safe_environment() -> dict[str, str]:
     """The environment for a Python process that imports what this one does, but nothing from its working folder."""
-    path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path if entry != _added and Path(entry).exists())
+    path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path if entry not in _added and Path(entry).exists())
     return os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
-def study_folder() -> Path:
-    """The folder beside whose files the study's modules lie; the working folder before :func:`search_in`."""
-    return _study_folder
+def study_folders() -> tuple[Path, ...]:
+    """The folders with the study's modules and data; the working folder before :func:`search_in`."""
+    return _study_folders
 
 
 def named_file(name: str) -> Path:
-    """Find a file or folder that a study names: relative to the project's folder, or else to the study's folder."""
-    here = Path(name)
-    return here if here.exists() or not (_study_folder / name).exists() else _study_folder / name
+    """Find a file or folder that a study names: relative to the project's folder, or else to a folder of the study."""
+    return next((place for place in (Path(name), *(folder / name for folder in _study_folders)) if place.exists()), Path(name))
 
 
 def require_extra(package: str, extra: str, what: str) -> None:
     """Raise UserError unless ``package`` is installed; ``what`` needs it, and this project's ``extra`` installs it."""
     if importlib.util.find_spec(package) is None:
-        remedy = f"Run `pip install -e '.[{extra}]'` in the project's folder."
-        raise UserError(f"{what}: needs {package}, which is not installed. {remedy}")
+        raise UserError(f"{what}: needs {package}, which is not installed. Run `{pip_install(extra)}`.")
+
+
+def pip_install(extra: str) -> str:
+    """The command that installs an extra of this package: of a checkout, in whose folder it runs, or of the wheel."""
+    in_checkout = (Path(__file__).parents[2] / "pyproject.toml").exists()
+    return f"pip install {'-e ' * in_checkout}'{'.' if in_checkout else 'grpo-study'}[{extra}]'"
 
 
 def is_import_path(name: str) -> bool:
@@ -90,8 +95,9 @@ def source_of(path: str) -> Path:
 
 def _require_own_name(path: str, name: str) -> None:
     """Raise UserError if a file of the study has the name of one of Python's or of an installed package's modules."""
-    own = next((one for one in (_study_folder / f"{name}.py", _study_folder / name / "__init__.py") if one.exists()), None)
-    found = PathFinder.find_spec(name, [entry for entry in sys.path if entry != _added]) if own and name != "grpo" else None
+    may_be = [folder / file for folder in _study_folders for file in (f"{name}.py", f"{name}/__init__.py")]
+    own = next((file for file in may_be if file.exists()), None)
+    found = PathFinder.find_spec(name, [entry for entry in sys.path if entry not in _added]) if own and name != "grpo" else None
     other = found.origin if found else "of Python" if name in sys.stdlib_module_names else None
     if own and other and Path(other).resolve() != own.resolve():
         raise UserError(f"{path}: {own} has the name of another module ({other}), which would be used. Rename the file.")
@@ -160,4 +166,4 @@ def _checked(where: str, value: Any, kind: Any) -> Any:
 
 
 if FOLDER in os.environ:  # in a child process
-    search_in(Path(os.environ[FOLDER]))
+    search_in(*map(Path, os.environ[FOLDER].split(os.pathsep)))

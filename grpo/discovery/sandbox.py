@@ -22,7 +22,7 @@ import numpy
 import psutil
 
 from grpo.common.errors import UserError
-from grpo.common.imports import study_folder
+from grpo.common.imports import study_folders
 from grpo.discovery.sandboxed import MB, landlock_version
 
 SCRIPT = Path(__file__).with_name("sandboxed.py")
@@ -130,7 +130,9 @@ def run_program(source: bytes, limits: Limits, name: str = "program.py") -> Any:
 
 def _closed() -> list[str]:
     """Folders that a program may not open: the home, the project's folder and the study's."""
-    return sorted({"/", os.environ.get("HOME") or "/", str(Path.cwd()), str(study_folder().absolute())})
+    return sorted(
+        {"/", os.environ.get("HOME") or "/", str(Path.cwd()), *(str(folder.absolute()) for folder in study_folders())}
+    )
 
 
 def _exceeded(process: subprocess.Popen[bytes], limits: Limits) -> str:

@@ -43,8 +43,11 @@ def in_cache(outputs: list[Path]) -> list[Path]:
     """Select the outputs, or folders in outputs, that DVC's cache here holds completely, by their hashes in dvc.lock."""
     if not outputs:
         return []
-    from dvc.exceptions import DvcException
-    from dvc.repo import Repo
+    try:
+        from dvc.exceptions import DvcException
+        from dvc.repo import Repo
+    except ModuleNotFoundError:  # installed without the pipeline
+        return []
 
     try:
         with Repo() as repo:

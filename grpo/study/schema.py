@@ -6,6 +6,7 @@ number), as in DVC.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -417,14 +418,15 @@ def validated(values: dict[str, Any], path: Path) -> Study:
     """Validate ``values`` as a study; messages name ``path``. Errors: see :func:`load_study`."""
     folder = values.get("folder", STUDIES_FOLDER.as_posix())
     if isinstance(folder, str):
-        if not Path(folder).is_dir() and folder != STUDIES_FOLDER.as_posix():
+        folders = [Path(one) for one in folder.split(os.pathsep)]  # `grpo run` has several
+        if not all(one.is_dir() for one in folders) and folder != STUDIES_FOLDER.as_posix():
             raise UserError(
                 f"{path}: folder: no folder {folder}, which should have the study's own modules and data. Restore it, or run "
                 "`grpo study use FILE` with the study's file in its new place."
             )
-        if values.get("file") is not None and Path.cwd().is_relative_to(Path(folder).resolve()):
+        if values.get("file") is not None and Path.cwd().is_relative_to(folders[0].resolve()):
             raise UserError(f"{path}: folder: {folder} contains the project, so its stages would depend on their own results.")
-        search_in(Path(folder))
+        search_in(*folders)
     try:
         return Study.model_validate(values)
     except ValidationError as error:

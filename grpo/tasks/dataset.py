@@ -108,5 +108,8 @@ class Dataset(GradedTask):
 
     def _rows(self, split: Split) -> list[Row]:
         if self.source is None:
-            return read_rows(getattr(self.files, split), f"{self.params_key}.files.{split}")
+            key, file = f"{self.params_key}.files.{split}", getattr(self.files, split)
+            if file is None:
+                raise UserError(f"{key}: missing. Name a file to train on.")
+            return read_rows(file, key)
         return self.source.rows(getattr(self.splits, split), (self.question, self.answer), self.params_key, self.config)

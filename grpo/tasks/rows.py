@@ -27,9 +27,12 @@ _PART = re.compile(r"(.*?)(?:\[(?:(\d+)%)?:(?:(\d+)%)?\])?", re.S)  # a file, or
 
 
 class LocalFiles(Settings):
-    """Two files, each JSONL, JSON, parquet or CSV by suffix, or parts of files (:func:`read_rows`)."""
+    """Two files, each JSONL, JSON, parquet or CSV by suffix, or parts of files (:func:`read_rows`).
 
-    train: str
+    A further evaluation set needs no file to train on.
+    """
+
+    train: str | None = None
     validation: str
 
 

@@ -73,9 +73,9 @@ def lab(workdir: Path, fresh_model: Any, tokenizer: Any, monkeypatch: pytest.Mon
     (workdir / "model").mkdir()
     save_checkpoint(workdir / "model", fresh_model, tokenizer)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", NOWHERE)
-    before = imports._study_folder
+    before = imports._study_folders
     yield workdir
-    imports.search_in(before)
+    imports.search_in(*before)
 
 
 def results(folder: Path) -> dict[str, bytes]:
@@ -279,11 +279,11 @@ def test_math_comes_from_its_pinned_source(lab: Path) -> None:
 
 def test_an_own_reward_is_what_is_shown_kept_and_judged(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also where it is far from 0 to 1."""
-    (lab / "own.py").write_text(
+    (lab / "own_of_a_run.py").write_text(
         "def negative(completion_ids, **columns):\n    return [-10.0 - len(set(ids)) for ids in completion_ids]\n"
     )
     further = 'evaluation.also={more: {use: "letters_of_a_run:Letters", problems: 8}}'
-    asked = HIGH._replace(settings=[*HIGH.settings, "grpo.reward=own:negative", further])
+    asked = HIGH._replace(settings=[*HIGH.settings, "grpo.reward=own_of_a_run:negative", further])
     one_run(asked, Path("runs/own"), resume=False)
     out = lab / "runs/own"
     rows = list(csv.DictReader((out / "validation.csv").open()))

@@ -131,7 +131,7 @@ def test_no_file_of_a_study_replaces_a_module(command: list[str], tmp_path: Path
 
 def test_a_module_with_the_name_of_another_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One message with both files: otherwise the other module would be used in its place."""
-    before = imports._study_folder
+    before = imports._study_folders
     for name in ("random", "datasets", "mine"):
         (tmp_path / f"{name}.py").write_text("A = 1\n")
     imports.search_in(tmp_path)
@@ -141,4 +141,4 @@ def test_a_module_with_the_name_of_another_is_refused(tmp_path: Path, monkeypatc
                 imports.source_of(f"{name}:A")
         assert imports.import_object("mine:A") == 1
     finally:
-        imports.search_in(before)
+        imports.search_in(*before)

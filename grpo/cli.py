@@ -222,21 +222,35 @@ app.command("report", rich_help_panel=TOOLS)(report)
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="Hugging Face folder, such as data/checkpoints/EXPERIMENT/ARM/SEED/best.")],
     out: Annotated[Path, typer.Option(help="Folder for PROMPT.jsonl and PROMPT_examples.md.")],
-    task: Annotated[str, typer.Option(help="Name under `tasks:` in params.yaml.")] = "main",
+    task: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|MODULE:CLASS|FILE",
+            help="Name under `tasks:` in params.yaml; or, without a study, your own class or a file, as for `grpo run`.",
+        ),
+    ] = "main",
     prompt: Annotated[
-        str | None, typer.Option(help="Prompt format of the task, such as r1_zero; default: the task's first.")
+        str | None,
+        typer.Option(help="Prompt format of the task, such as r1_zero; default: grpo.prompt, or the task's first."),
     ] = None,
     problems: Annotated[int | None, typer.Option(min=1, help="Number of validation problems; default: all.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Without a study: as for `grpo run`.")
+    ] = None,
 ) -> str:
-    """Evaluate a checkpoint on a task's validation problems; an interrupted evaluation continues where it was."""
-    study = load_study()
+    """Evaluate a checkpoint on a task's validation problems, or on all of a file; goes on after an interruption."""
+    from grpo.commands.one_run import study_and_problems
+
+    study, task, asked = study_and_problems(checkpoint, task, settings or [], problems)
     from grpo.evaluation.evaluator import evaluate_any
     from grpo.results.statistics import format_interval
 
-    prompt = prompt or next(iter(study.task(task).formats))
-    metrics = evaluate_any(study, checkpoint, task, prompt, problems, out)
+    formats = study.task(task).formats
+    prompt = prompt or (study.grpo.prompt if study.grpo.prompt in formats else next(iter(formats)))
+    metrics = evaluate_any(study, checkpoint, task, prompt, asked, out)
+    own = f"reward {metrics['reward']:.3f}, " if study.metric == "reward" else ""
     return (
-        f"{prompt}: answer reward {format_interval(metrics['accuracy'])}, {metrics['categories']}\n"
+        f"{prompt}: {own}answer reward {format_interval(metrics['accuracy'])}, {metrics['categories']}\n"
         f"{out / f'{prompt}.jsonl'}: every completion; {out / f'{prompt}_examples.md'}: examples to read"
     )
 

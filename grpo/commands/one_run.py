@@ -21,13 +21,15 @@ from grpo.common.errors import ToBeResumed, UserError
 from grpo.common.files import whole_folder, write_text
 from grpo.common.imports import search_in
 from grpo.common.lock import only_one
+from grpo.common.records import Problem, read_problems
 from grpo.common.world import started_by_torchrun
 from grpo.common.yaml_file import read_mapping, to_yaml
+from grpo.models import require_checkpoint
 from grpo.study import paths
 from grpo.study.compose import changes, compose, lay_over, study_path
 from grpo.study.effective import effective_run
 from grpo.study.methods import with_objective
-from grpo.study.schema import PARAMS_FILE, check_name, load_study, validated
+from grpo.study.schema import PARAMS_FILE, Study, check_name, load_study, validated
 from grpo.study.settings import MAIN
 from grpo.tasks.dataset import Dataset
 from grpo.tasks.rows import FORMATS, read_rows
@@ -135,6 +137,37 @@ def composed(asked: Asked, out: Path) -> dict[str, Any]:
     evaluation = evaluation | {key: value for key, value in few.items() if key not in overlay.get("evaluation", {})}
     zero_shot = {"zero_shot_problems": 1, "zero_shot_prompts": [values["grpo"]["prompt"]]}
     return values | {"evaluation": lay_over(evaluation, zero_shot | {"best_of_n": {"prompts": []}})}
+
+
+def study_and_problems(
+    checkpoint: Path, task: str, settings: list[str], n_problems: int | None
+) -> tuple[Study, str, list[Problem]]:
+    """What `grpo evaluate` needs: a study, the name of a task in it, and the problems to ask.
+
+    Args:
+        task: a name in the active study; or a class or file, for which a study is composed, as `grpo run` does. All rows of a
+            file are asked.
+
+    Raises:
+        UserError: as :func:`composed`; or there are fewer problems than asked for.
+    """
+    is_file = Path(task).suffix in FORMATS
+    if not is_file and ":" not in task:
+        if settings:
+            raise UserError("--set: the values are those of params.yaml. Edit them there, or give --task a file.")
+        study = load_study()
+        study.task(task)
+        problems, where = read_problems(paths.validation(task)), str(paths.validation(task))
+    else:
+        require_checkpoint(checkpoint)
+        values = composed(Asked(str(checkpoint), task, settings, 0, BASE), Path("evaluation"))
+        if is_file:
+            values["tasks"][MAIN]["files"] = {"validation": str(Path(task).absolute())}
+        study, where, task = validated(values, Path("--set")), f"--task {task}", MAIN
+        problems = study.task(MAIN).problems("validation")
+    if n_problems is not None and n_problems > len(problems):
+        raise UserError(f"--problems {n_problems}: {where} holds {len(problems)} problems. Ask for fewer.")
+    return study, task, problems[:n_problems]
 
 
 def given_values(settings: list[str]) -> dict[str, Any]:

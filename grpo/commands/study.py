@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from grpo.common.errors import UserError
-from grpo.common.files import remove, write_text
+from grpo.common.files import read_json, remove, write_text
 from grpo.common.yaml_file import read_mapping, replace_values, to_yaml
 from grpo.study import paths
 from grpo.study.compose import (
@@ -127,6 +127,7 @@ def use(
         write_text(PARAMS_FILE, text)
         _make_folders()
     lines += _remove_results_of_other_runs(study, dry_run, verbose)
+    lines += _report_of_another(study)
     here = "`make repro` runs it; `dvc status` shows which stages are out of date."
     lines.append(
         here
@@ -134,6 +135,18 @@ def use(
         else f"{paths.PIPELINE}: not here, so no stage runs it. `grpo init FOLDER` makes a project."
     )
     return "\n".join(lines)
+
+
+def _report_of_another(study: Study) -> list[str]:
+    """A warning if reports/ holds the report of another study, which this study's replaces."""
+    try:
+        found = read_json(paths.RECORD, made_by="tables", keys=("study",))["study"] if paths.RECORD.exists() else study.study
+    except UserError:  # damaged
+        return []
+    keep = "Commit it first; or work in a project of your own (`grpo init FOLDER`), where it stays."
+    return [f"{paths.REPORTS}/: holds the report of the study {found}, which `make repro` replaces. {keep}"] * (
+        found != study.study
+    )
 
 
 @study_app.command("show")

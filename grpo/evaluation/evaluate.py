@@ -7,8 +7,9 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from grpo.common.records import Completion, Problem, Rollout, whole
 from grpo.common.world import ALONE, World
 from grpo.rollout.engine import Engine, SamplingParams, derive_seed, require_room
 from grpo.study.settings import Evaluation
-from grpo.tasks.task import Format, ScoredBatch, Task
+from grpo.tasks.rewards import apply_reward
+from grpo.tasks.task import Format, ScoredBatch, Task, find_format
 
 Score = Callable[[Sequence[Rollout]], ScoredBatch]
 """Gives the rewards of a batch of rollouts."""
@@ -131,6 +133,25 @@ def score_rollouts(score: Score, rollouts: Sequence[Rollout]) -> None:
 def score_by_task(task: Task, prompt: str, rollouts: Sequence[Rollout]) -> ScoredBatch:
     """Score rollouts with a task, in one of its formats (:meth:`grpo.tasks.task.Task.score`)."""
     return task.score(prompt, [r.problem for r in rollouts], [r.completion.text for r in rollouts])
+
+
+def score_of(task: Task, prompt: str, reward: str | Mapping[str, float] | None = None) -> Score:
+    """The score function of rollouts: their task's, with ``reward`` by the study's own reward functions if it has some.
+
+    Args:
+        prompt: one of the task's formats.
+        reward: as in :func:`grpo.tasks.rewards.apply_reward`.
+    """
+    by_task = partial(score_by_task, task, prompt)
+    return by_task if reward is None else partial(_score_by_own_reward, reward, by_task, find_format(task, prompt))
+
+
+def _score_by_own_reward(
+    reward: str | Mapping[str, float], by_task: Score, format: Format, rollouts: Sequence[Rollout]
+) -> ScoredBatch:
+    prompts = [format.prompt(rollout.problem.question) for rollout in rollouts]
+    completions, problems = [r.completion for r in rollouts], [r.problem for r in rollouts]
+    return apply_reward(reward, prompts, completions, problems, by_task(rollouts))
 
 
 def grader_timeouts(rollouts: Sequence[Rollout]) -> int:

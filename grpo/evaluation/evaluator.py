@@ -7,15 +7,13 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from grpo.common.cpu import start_threads
-from grpo.common.errors import UserError
 from grpo.common.files import files_digest, require_writable, write_text
-from grpo.common.records import Problem, Rollout, read_problems
+from grpo.common.records import Problem, Rollout
 from grpo.common.safe_text import MARKDOWN
 from grpo.evaluation.evaluate import (
     Sampler,
@@ -23,7 +21,7 @@ from grpo.evaluation.evaluate import (
     count_categories,
     evaluate,
     evaluation_sampling,
-    score_by_task,
+    score_of,
     summarize,
 )
 from grpo.models import require_checkpoint
@@ -98,8 +96,8 @@ class CheckpointEvaluator:
                 shutil.rmtree(state, ignore_errors=True)
 
     def _sampler(self, prompt: str) -> Sampler:
-        format, score = find_format(self.task, prompt), partial(score_by_task, self.task, prompt)
-        return Sampler(self.engine, self.tokenizer, format, score)
+        reward = self.study.grpo.reward if self.study.metric == "reward" else None
+        return Sampler(self.engine, self.tokenizer, find_format(self.task, prompt), score_of(self.task, prompt, reward))
 
     def _identity(self, problems: Sequence[Problem], prompt: str, n: int) -> str:
         """Digest of everything that the completions and their scores depend on."""
@@ -111,6 +109,7 @@ class CheckpointEvaluator:
                 task_inputs(self.study, self.task_name),
                 asdict(evaluation_sampling(self.study.evaluation, find_format(self.task, prompt))),
                 self.study.evaluation.seed,
+                [self.study.grpo.reward] if self.study.metric == "reward" else [],
                 software(packages(self.study)),
                 code_of_rooms(),
             ]
@@ -134,22 +133,18 @@ def evaluate_checkpoint(
 
 
 def evaluate_any(
-    study: Study, checkpoint: Path, task: str, prompt: str, n_problems: int | None, folder: Path
+    study: Study, checkpoint: Path, task: str, prompt: str, problems: Sequence[Problem], folder: Path
 ) -> dict[str, Any]:
-    """Evaluate any checkpoint on a task of the study (:func:`evaluate_checkpoint`).
+    """Evaluate any checkpoint on problems of a task of the study (:func:`evaluate_checkpoint`).
 
     Raises:
-        UserError: the task or prompt is unknown, there is no checkpoint or are fewer validation problems than asked for, or
-            ``folder`` cannot be written.
+        UserError: the task or prompt is unknown, there is no checkpoint, or ``folder`` cannot be written.
     """
     find_format(study.task(task), prompt)
-    problems = read_problems(paths.validation(task))
-    if n_problems is not None and n_problems > len(problems):
-        raise UserError(f"--problems {n_problems}: {paths.validation(task)} holds {len(problems)} problems. Ask for fewer.")
     require_checkpoint(checkpoint)
     require_writable(folder, "--out")
     evaluator = CheckpointEvaluator(study, checkpoint, task)
-    metrics = evaluate_checkpoint(evaluator, problems[:n_problems], prompt, folder)
+    metrics = evaluate_checkpoint(evaluator, problems, prompt, folder)
     evaluator.forget_chunks()
     return metrics
 

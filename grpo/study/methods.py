@@ -74,6 +74,11 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 }
 
 
+def own_reward(config: RunConfig) -> str | dict[str, float] | None:
+    """The reward functions of a run's own; None: its task's reward, as in all methods but GRPO."""
+    return config.reward if isinstance(config, GrpoConfig) else None
+
+
 def require_known(where: str, what: str, name: object, known: Collection[str]) -> None:
     """Raise UserError unless ``name`` is one of ``known``; ``what`` begins its description, such as "no task"."""
     if name not in [*known]:  # a list, as the name may be unhashable

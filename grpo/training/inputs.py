@@ -1,21 +1,17 @@
-"""A run's inputs, its score function, and the places of its outputs."""
+"""A run's inputs and the places of its outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from grpo.common.records import Problem, Rollout, read_examples, read_problems
-from grpo.evaluation.evaluate import Score, score_by_task
+from grpo.common.records import Problem, read_examples, read_problems
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun
 from grpo.study.methods import GrpoConfig, RunConfig, SftConfig
-from grpo.tasks.rewards import apply_reward
-from grpo.tasks.task import Format, ScoredBatch, Task, find_format
 from grpo.tracking.mlflow_run import MlflowRun
 from grpo.training.order import choose_examples
 
@@ -64,18 +60,3 @@ def read_data(run: EffectiveRun, further: Iterable[str] = ()) -> RunData:
     if isinstance(run.config, SftConfig):
         return RunData(choose_examples(read_examples(run.train), run.config, run.seed), validation, also)
     return RunData(read_problems(run.train), validation, also)
-
-
-def score_of(task: Task, config: RunConfig) -> Score:
-    """The score function of a run's rollouts: their task's, and the reward function that ``grpo.reward`` may add."""
-    by_task = partial(score_by_task, task, config.prompt)
-    own = config.reward if isinstance(config, GrpoConfig) else None
-    return by_task if own is None else partial(_score_by_own_reward, own, by_task, find_format(task, config.prompt))
-
-
-def _score_by_own_reward(
-    reward: str | Mapping[str, float], by_task: Score, format: Format, rollouts: Sequence[Rollout]
-) -> ScoredBatch:
-    prompts = [format.prompt(rollout.problem.question) for rollout in rollouts]
-    completions, problems = [r.completion for r in rollouts], [r.problem for r in rollouts]
-    return apply_reward(reward, prompts, completions, problems, by_task(rollouts))

@@ -16,21 +16,21 @@ from grpo.common.imports import require_extra
 from grpo.common.interruption import stop_after_the_step
 from grpo.common.records import Problem
 from grpo.common.world import init_world
-from grpo.evaluation.evaluate import Sampler
+from grpo.evaluation.evaluate import Sampler, score_of
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.lora import add_adapters
 from grpo.models.sharding import whole_model
 from grpo.rollout.make_engine import Checkpoint, make_engine
 from grpo.study.effective import EffectiveRun
-from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, SamplingConfig, SftConfig
+from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, SamplingConfig, SftConfig, own_reward
 from grpo.study.schema import Study
 from grpo.tasks.task import find_format
 from grpo.tracking.run_log import RunLog, now
 from grpo.training.context import RunContext, RunSetup, Workers
 from grpo.training.expert_iteration import train_by_expert_iteration
 from grpo.training.grpo import train_grpo
-from grpo.training.inputs import Outputs, RunData, is_asynchronous, score_of
+from grpo.training.inputs import Outputs, RunData, is_asynchronous
 from grpo.training.monitor import Monitor
 from grpo.training.own_code import require_own_code
 from grpo.training.sft import train_sft
@@ -58,7 +58,8 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
     format = find_format(task, run.config.prompt)
     if format.chat:
         format.encode(load_tokenizer(run.model), "?")  # refuses a tokenizer without a chat template
-    setup: RunSetup[Any] = RunSetup(run.config, run.seed, data.train, format, score_of(task, run.config), task)
+    score = score_of(task, run.config.prompt, own_reward(run.config))
+    setup: RunSetup[Any] = RunSetup(run.config, run.seed, data.train, format, score, task)
     with _start_workers(study, run, setup, check_weights) as workers:
         log = RunLog(outputs.results, outputs.mlflow, began, phase_devices(study, run))
         sampler, learner = workers.sampler, workers.learner
@@ -152,7 +153,7 @@ def further_sets(
     found, prompt = {}, run.config.prompt
     for name, settings in study.also_evaluated(run.task).items():
         task = study.also_task(name)
-        asked = replace(sampler, format=find_format(task, prompt), score=score_of(task, run.config))
+        asked = replace(sampler, format=find_format(task, prompt), score=score_of(task, prompt, own_reward(run.config)))
         found[name] = FurtherSet(also[name], asked, settings.every or 1)
     return found
 

@@ -18,7 +18,7 @@ from grpo.evaluation.evaluate import (
     summarize,
 )
 from grpo.rollout.engine import SamplingParams
-from grpo.study.methods import SamplingConfig
+from grpo.study.methods import SamplingConfig, own_reward
 from grpo.study.settings import Evaluation
 from grpo.tasks.task import Format
 from grpo.training.context import RunSetup
@@ -112,7 +112,7 @@ class Validation:
     def _on_further_sets(self, step: int, last: bool) -> dict[str, float]:
         """Mean of each metric on each further set; NaN for sets that are not due at this step."""
         found: dict[str, float] = {}
-        own = getattr(self.setup.config, "reward", None) is not None
+        own = own_reward(self.setup.config) is not None
         measured = (*FURTHER_METRICS, *(["reward"] if own else []))
         for name, one in self.also.items():
             due = last or step % one.every == 0

@@ -22,6 +22,7 @@ from grpo.common import imports
 from grpo.common.errors import UserError
 from grpo.common.files import files_digest
 from grpo.study.compose import compose
+from grpo.study.schema import validated
 from grpo.tracking.mlflow_uri import NOWHERE
 
 LETTERS = '''
@@ -286,7 +287,7 @@ def test_an_own_reward_is_what_is_shown_kept_and_judged(lab: Path, capsys: pytes
     asked = HIGH._replace(settings=[*HIGH.settings, "grpo.reward=own_of_a_run:negative", further])
     one_run(asked, Path("runs/own"), resume=False)
     out = lab / "runs/own"
-    rows = list(csv.DictReader((out / "validation.csv").open()))
+    rows = list(csv.DictReader((out / "validation.csv").read_text().splitlines()))
     rewards = {int(row["step"]): float(row["val/reward"]) for row in rows}
     assert all(-30 < reward < -10 for reward in rewards.values()) and len(set(rewards.values())) > 1
     assert all(float(row["val/also/more/reward"]) < -10 for row in rows)
@@ -299,3 +300,50 @@ def test_an_own_reward_is_what_is_shown_kept_and_judged(lab: Path, capsys: pytes
     assert {one["step"]: sum(one["reward"]) / len(one["reward"]) for one in outcomes} == pytest.approx(rewards)
     printed = capsys.readouterr().out
     assert f"validation reward: {rewards[0]:.2f} (step 0)" in printed and "answer reward" not in printed
+
+
+def test_a_checkpoint_is_evaluated_on_a_file_without_a_study(lab: Path, grpo: Grpo) -> None:
+    """All rows are asked, with a verifier, a format and a reward of one's own."""
+    rows = [json.dumps({"question": f"Mia has {n} apples.", "answer": "T"}) for n in range(6)]
+    (lab / "held_out.jsonl").write_text("\n".join(rows))
+    (lab / "mine_of_a_run.py").write_text(
+        "def has_t(answers, problems):\n    return [float(p.ground_truth in a) for a, p in zip(answers, problems)]\n\n"
+        "def reward(completions, answer_reward, **columns):\n    return [2 * right for right in answer_reward]\n"
+    )
+    settings = (
+        "tasks.main.verify=mine_of_a_run:has_t",
+        "grpo.reward=mine_of_a_run:reward",
+        "grpo.prompt=question_only",
+        "evaluation.max_tokens=12",
+    )
+    given = [word for one in settings for word in ("--set", one)]
+    code, out, error = grpo(
+        "evaluate", "model", "--task", "held_out.jsonl", "--out", "found", "--set", "evaluation.max_tokens=12", *given
+    )
+    assert code == 0, error
+    records = [json.loads(line) for line in Path("found/question_only.jsonl").read_text().splitlines()]
+    assert len(records) == 6 and all(one["reward"] == 2 * one["answer_reward"] for one in records)
+    assert out.startswith("question_only: reward ")
+    code, _, error = grpo("evaluate", "model", "--task", "held_out.jsonl", "--out", "found", "--problems", "7")
+    assert code == 2 and "held_out.jsonl holds 6 problems" in error
+
+
+def test_a_run_goes_on_by_its_folder_alone_and_its_rows_can_be_read_meanwhile(
+    lab: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import letters_of_a_run
+
+    letters_of_a_run.asked = 0
+    monkeypatch.setenv("STOP_AT", "6")
+    with pytest.raises(UserError, match="ends the program"):
+        one_run(HIGH, Path("runs/alone"), resume=False)
+    assert Path("runs/alone/validation.csv").is_symlink()
+    monkeypatch.delenv("STOP_AT")
+    one_run(Asked(None, None, [], 0, "base"), Path("runs/alone"), resume=True)
+    rows = csv.DictReader(Path("runs/alone/validation.csv").read_text().splitlines())
+    assert [row["step"] for row in rows] == ["0", "1", "2", "3"] and not Path("runs/alone/validation.csv").is_symlink()
+
+
+def test_arithmetic_needs_no_further_settings(lab: Path) -> None:
+    study = validated(composed(Asked("model", "arithmetic", [], 0, "base"), Path("x")), Path("--set"))
+    assert study.tasks["main"]["use"] == "arithmetic" and study.task("main").problems("validation")

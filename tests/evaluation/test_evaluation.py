@@ -22,7 +22,6 @@ from study_parts import activate, changed
 from grpo.common.errors import UserError
 from grpo.common.records import Problem, Rollout, write_records
 from grpo.evaluation import evaluate as module
-from grpo.evaluation import evaluator as evaluator_module
 from grpo.evaluation import zero_shot
 from grpo.evaluation.comparison import compare_files
 from grpo.evaluation.evaluate import Sampler, evaluate, lengths_by_outcome, log_generations, score_by_task, summarize
@@ -357,7 +356,7 @@ def test_rewards_between_0_and_1_go_through_an_evaluation(
         return ScoredBatch([_rewards(answer, form) for form, answer in parts], [False] * len(rollouts))
 
     monkeypatch.chdir(project)
-    monkeypatch.setattr(evaluator_module, "score_by_task", partly)
+    monkeypatch.setattr("grpo.evaluation.evaluate.score_by_task", partly)
     evaluator = CheckpointEvaluator(mini_study, Path("data/model/main"))
     metrics = evaluate_checkpoint(evaluator, problems, "question_only", project / "out")
     outcomes = {"format 1, answer 1": 2, "format 1, answer 0": 1, "format 0, answer 0": 1, "other rewards": 6}

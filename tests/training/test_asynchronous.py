@@ -421,7 +421,7 @@ def test_a_run_whose_actors_are_killed_ends_as_one_that_was_left_alone(
 ) -> None:
     """One after another, so that it takes four attempts, each from the state of the one before."""
     make_project(monkeypatch, tmp_path, fresh_model, tokenizer)
-    monkeypatch.setattr("grpo.training.train.score_of", lambda task, run: by(contains_a_t))
+    monkeypatch.setattr("grpo.training.train.score_of", lambda *_: by(contains_a_t))
     experiments = {"grpo_learning_rate": entry("grpo_learning_rate", arms={"lag_1": {"asynchronous": {"max_policy_lag": 1}}})}
     evaluation = {"every": 3, "problems": 6, "max_tokens": 5}
     values = {"threads": 1, "seeds": [0], "save_state_every": 2, "grpo": CONFIG, "divergence": None}
@@ -459,7 +459,7 @@ def test_a_run_whose_generator_has_other_weights_ends_before_training(
     lag: int, mini_study: Study, folder: Path, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_project(monkeypatch, tmp_path, own_model(vocab_size=len(tokenizer), intermediate_size=32), tokenizer)
-    monkeypatch.setattr("grpo.training.train.score_of", lambda task, run: by(contains_a_t))
+    monkeypatch.setattr("grpo.training.train.score_of", lambda *_: by(contains_a_t))
     # The checkpoint of another model stays in place of the run's.
     monkeypatch.setattr(start_module, "_make_generator", partial(parts.make_generator_of, folder))
     monkeypatch.setattr(RemoteLearner, "train", lambda *_: pytest.fail("it was trained"))

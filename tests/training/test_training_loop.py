@@ -412,7 +412,7 @@ def test_a_run_whose_engine_has_other_weights_ends_before_training(
         return TransformersEngine(of_other_weights(checkpoint.model), checkpoint.tokenizer)
 
     monkeypatch.setattr("grpo.training.train.make_engine", wrong)
-    monkeypatch.setattr("grpo.training.train.score_of", lambda task, run: SCORE)
+    monkeypatch.setattr("grpo.training.train.score_of", lambda *_: SCORE)
     monkeypatch.setattr(Learner, "update", lambda *_: pytest.fail("it was trained"))
     run = tiny_run(tiny_study)
     with pytest.raises(UserError, match=r"engine and learner differ by .* nats a token"):
@@ -455,7 +455,7 @@ def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
     from grpo.training import run as run_module
 
     score = SCORE if changes else by(lambda text, truth: contains_a_t(text, truth) | {"reward": random.random()})
-    monkeypatch.setattr("grpo.training.train.score_of", lambda task, run: score)
+    monkeypatch.setattr("grpo.training.train.score_of", lambda *_: score)
     study = changed(tiny_study, save_state_every=2, divergence=None, grpo=changes)
     run = with_a_base_of_its_own(study) if changes is OWN_BASE else tiny_run(study)
     sample = loop.sample
@@ -497,7 +497,7 @@ def test_a_finished_run_that_dvc_did_not_store_is_not_trained_again(
     """DVC removes a stage's outputs before it runs; the timing file shows whether training ran again."""
     from grpo.training import run as run_module
 
-    monkeypatch.setattr("grpo.training.train.score_of", lambda task, run: SCORE)
+    monkeypatch.setattr("grpo.training.train.score_of", lambda *_: SCORE)
     run = tiny_run(tiny_study)
     outputs = [root / run.name for root in (paths.RUNS, paths.CHECKPOINTS, paths.TIMING)]
     listed = ", ".join(f'"{path}"' for path in outputs)
@@ -577,7 +577,7 @@ def session(tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch) -
             answers = [dict.fromkeys(("reward", "format_reward", "answer_reward"), float(i < n)) for i in range(len(rollouts))]
             return ScoredBatch(answers, [False] * len(rollouts))
 
-        monkeypatch.setattr("grpo.training.train.score_of", lambda task, run: scored)
+        monkeypatch.setattr("grpo.training.train.score_of", lambda *_: scored)
         arms = {
             "grpo_learning_rate": entry("grpo_learning_rate", arms={"slow": {"learning_rate": 1e-3}}),
             "grpo_baselines": entry("grpo_baselines", arms={"same": {}, "other": {"cliprange": 0.1}}),
@@ -669,7 +669,7 @@ def test_a_runs_times_say_if_it_ran_alone(
     """The first seed of a timed experiment does."""
     from grpo.training import run as run_module
 
-    monkeypatch.setattr("grpo.training.train.score_of", lambda task, run: SCORE)
+    monkeypatch.setattr("grpo.training.train.score_of", lambda *_: SCORE)
     timed = entry("grpo_learning_rate", timed="alone", arms={"slow": {"n_grpo_steps": 1}})
     study = changed(tiny_study, seeds=[3, 4], experiments={"grpo_learning_rate": timed})
     run = effective_run(study, "grpo_learning_rate", "slow", 3 if alone else 4, [])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import chdir
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,7 +106,9 @@ def composed(asked: Asked, out: Path) -> dict[str, Any]:
     if asked.study == BASE and None in (asked.model, asked.task):
         raise UserError("--model, --task: one is missing. Give both, or take a study's with --study NAME.")
     main["models"] = _model(asked.model) if asked.model else main["models"]
-    main["tasks"] = _task(asked.task, overlay.get("tasks", {}).get(MAIN, {})) if asked.task else main["tasks"]
+    main["tasks"] = (
+        _task(asked.task, overlay.get("tasks", {}).get(MAIN, {}), values["tasks"].values()) if asked.task else main["tasks"]
+    )
     one: dict[str, Any] = {
         "study": "grpo_run",
         "description": "One run by `grpo run`.",
@@ -206,14 +208,16 @@ def _model(name: str) -> dict[str, Any]:
     return {"source": "hub", "repo": on_hub[1], "revision": on_hub[2]}
 
 
-def _task(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The entry of ``tasks:`` for ``--task``, but for keys ``given`` by ``--set``. A file's last tenth is for validation."""
+def _task(name: str, given: Mapping[str, Any], tasks: Iterable[Any]) -> dict[str, Any]:
+    """The entry of ``tasks:`` for ``--task``, but for keys ``given`` by ``--set``: the study's, or of a file.
+
+    A file's last tenth is for validation.
+    """
     if name in PINNED:
         task: dict[str, Any] = compose(study_path(PINNED[name]))["tasks"][MAIN]
         return task
     if Path(name).suffix not in FORMATS:
-        entries = compose(study_path(BASE))["tasks"].values()
-        if (usual := next((entry for entry in entries if entry["use"] == name), None)) is not None:
+        if (usual := next((entry for entry in tasks if entry["use"] == name), None)) is not None:
             return dict(usual)  # with all that it needs
         if name not in TASKS and ":" not in name:
             raise UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,9 +18,13 @@ SECRETS = {
     for name in ("HF_TOKEN", "OPENAI_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "AWS_SECRET_ACCESS_KEY")
 }
 
+ELSEWHERE = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "MLFLOW_TRACKING_URI"}}
 
-@pytest.mark.slow
-def test_installed_from_its_wheel_it_trains_and_reports(tmp_path: Path) -> None:
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packages of an environment with this one's packages and the project from its wheel."""
+    tmp_path = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]
     subprocess.run(build, check=True)
     wheel = next(tmp_path.glob("grpo_study-*.whl"))
@@ -35,11 +40,15 @@ def test_installed_from_its_wheel_it_trains_and_reports(tmp_path: Path) -> None:
     (site / "others.pth").write_text(sysconfig.get_path("purelib"))
     install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", str(wheel)]
     subprocess.run(install, check=True)
-    shorten_quickstart(site / "grpo/shipped/studies/quickstart.yaml")
+    return site
 
-    empty = tmp_path / "empty"
+
+@pytest.mark.slow
+def test_installed_from_its_wheel_it_trains_and_reports(site: Path, tmp_path: Path) -> None:
+    shorten_quickstart(site / "grpo/shipped/studies/quickstart.yaml")
+    python, empty = site.parents[2] / "bin/python", tmp_path / "empty"
     empty.mkdir()
-    env = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "MLFLOW_TRACKING_URI"}} | SECRETS
+    env = ELSEWHERE | SECRETS
     code = "import grpo, grpo.cli; print(grpo.__file__); grpo.cli.main()"
     ran = subprocess.run([python, "-c", code, "quickstart"], cwd=empty, env=env, check=True, capture_output=True, text=True)
     assert ran.stdout.startswith(str(site / "grpo/__init__.py")) and "Done." in ran.stdout
@@ -48,3 +57,36 @@ def test_installed_from_its_wheel_it_trains_and_reports(tmp_path: Path) -> None:
     written = [path for path in empty.rglob("*") if path.is_file()]
     assert len(written) > 30 and not [path for path in written if b"keep-this-secret" in path.read_bytes()]
     assert "keep-this-secret" not in ran.stdout + ran.stderr
+
+
+@pytest.mark.slow
+def test_a_project_from_the_wheel_runs_to_its_report(site: Path, tmp_path: Path) -> None:
+    """Two commands; then an edit of the reward makes the stages stale that depend on it, and no others."""
+    here, outside = site.parents[2] / "bin", Path(sys.executable).parent
+    env = ELSEWHERE | {"PATH": f"{here}:{outside}:{os.environ['PATH']}"}
+
+    def run(*command: str, folder: Path = tmp_path / "lab") -> str:
+        ran = subprocess.run(command, cwd=folder, env=env, check=False, capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        return ran.stdout
+
+    assert "make repro" in run("grpo", "init", "lab", "--git", folder=tmp_path)
+    file = tmp_path / "lab/studies/first.yaml"
+    shorter = {"steps: 1200": "steps: 40", "n_grpo_steps: 40": "n_grpo_steps: 2", "every: 8": "every: 1", "[0, 1, 2]": "[0, 1]"}
+    text = file.read_text()
+    for long, short in shorter.items():
+        assert long in text
+        text = text.replace(long, short)
+    file.write_text(text)
+    run("grpo", "study", "use", "first")
+    assert "Done." in run("make", "repro")
+    page = (tmp_path / "lab/reports/writeup.md").read_text()
+    assert "letters ends above exact by at least 0.05" in page and "(own)" in page
+    assert json.loads((tmp_path / "lab/data/training_inputs/rewards.json").read_text())["code"]
+    assert "up to date" in run("dvc", "status")
+
+    with (tmp_path / "lab/studies/my_rewards.py").open("a") as rewards:
+        rewards.write("\n# edited\n")
+    run("dvc", "repro", "training_inputs")
+    stale = run("dvc", "status", "--json")
+    assert "train@rewards-letters" in stale and "model@main" not in stale and "dataset@main" not in stale

@@ -1,13 +1,16 @@
-"""Group-normalized advantages."""
+"""Group-normalized advantages; a study adds its own by an import path."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from grpo.common.errors import UserError
+from grpo.common.errors import UserError, no_exit
+from grpo.common.imports import import_object
 
 SAME = 1e-9  # rewards that differ by at most this are equal, as .1 + .2 and .3
 ROUNDING = 1e-13  # or by at most this share of the largest, which is some hundred times float64's rounding
@@ -50,12 +53,53 @@ def normalize_within_groups(
         advantages = advantages * (group_size / (group_size - 1))
     # What rounding leaves of equal rewards, a division by their tiny std would magnify.
     advantages = torch.where(are_equal(groups)[:, None], 0.0, advantages).flatten()
+    _require_float32(raw_rewards, advantages)
+    return advantages
+
+
+def _require_float32(raw_rewards: Tensor, advantages: Tensor) -> None:
     if not (advantages.isfinite() & raw_rewards.float().isfinite()).all():
         raise UserError(
             f"reward: rewards from {raw_rewards.min().item():g} to {raw_rewards.max().item():g} do not fit float32, in which "
             "losses are computed. Return finite numbers below 1e38."
         )
+
+
+Advantage = Callable[..., Tensor]
+"""(rewards, lengths in tokens, **advantage_options) -> advantages; each (groups, group_size), a group's responses in a row."""
+
+
+def own_advantages(path: str, options: Mapping[str, Any], rewards: Tensor, lengths: Tensor) -> Tensor:
+    """Compute advantages with a function of the user's own.
+
+    Args:
+        path: MODULE:NAME of an :data:`Advantage`.
+        rewards, lengths: (groups, group_size), float64.
+
+    Returns:
+        advantages (groups * group_size,), in float32.
+
+    Raises:
+        UserError: there is no such function, it has no such options, or it does not return a finite number for each response.
+    """
+    function: Advantage = import_object(path)
+    try:
+        inspect.signature(function).bind(rewards, lengths, **options)
+    except TypeError as error:
+        raise UserError(f"advantage: {path}: {error}. It is called with rewards, lengths and advantage_options.") from None
+    with torch.no_grad(), no_exit(f"advantage: {path}"):
+        returned = function(rewards.clone(), lengths.clone(), **options)
+    if not isinstance(returned, Tensor) or returned.shape != rewards.shape or not returned.isfinite().all():
+        raise UserError(f"advantage: {path} must return a finite number for each reward, a tensor of the shape of `rewards`.")
+    advantages = returned.float().flatten()
+    _require_float32(rewards.flatten(), advantages)
     return advantages
+
+
+def try_advantage(path: str, options: Mapping[str, Any], group_size: int) -> None:
+    """Try :func:`own_advantages` on a group of unlike rewards and a group of like ones; errors are the same."""
+    lengths = torch.arange(1.0, 2 * group_size + 1, dtype=torch.float64).view(2, group_size)
+    own_advantages(path, options, (lengths == 1.0).double(), lengths)
 
 
 def normalize_scores(
@@ -72,18 +116,23 @@ def normalize_scores(
 
     Returns:
         advantages and raw rewards, each (n_groups * group_size,), and metadata: means of the three rewards; standard deviation,
-        minimum and maximum of the reward; ``zero_signal_fraction``, the share of groups whose rewards are all equal.
+        minimum and maximum of the reward; ``zero_signal_fraction``, the share of groups whose rewards are all equal, and whose
+        advantages are therefore 0.
     """
     raw_rewards = torch.tensor([score["reward"] for score in scores], dtype=torch.float64)
     advantages = normalize_within_groups(raw_rewards, group_size, advantage_eps, normalize_by_std, baseline)
-    groups = raw_rewards.view(-1, group_size)
-    metadata = {
+    return advantages, raw_rewards.float(), reward_statistics(scores, advantages, group_size)
+
+
+def reward_statistics(scores: Sequence[dict[str, float]], advantages: Tensor, group_size: int) -> dict[str, float]:
+    """Compute the metadata of :func:`normalize_scores`; groups without signal are those whose advantages are all 0."""
+    raw_rewards = torch.tensor([score["reward"] for score in scores], dtype=torch.float64)
+    return {
         "reward": raw_rewards.mean().item(),
         "reward_std": raw_rewards.std(correction=0).item(),
         "reward_min": raw_rewards.min().item(),
         "reward_max": raw_rewards.max().item(),
         "format_reward": sum(score["format_reward"] for score in scores) / len(scores),
         "answer_reward": sum(score["answer_reward"] for score in scores) / len(scores),
-        "zero_signal_fraction": are_equal(groups).double().mean().item(),
+        "zero_signal_fraction": (advantages.view(-1, group_size) == 0.0).all(dim=1).double().mean().item(),
     }
-    return advantages, raw_rewards.float(), metadata

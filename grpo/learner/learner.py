@@ -267,6 +267,7 @@ class Learner:
             cliprange_high=config.cliprange_high,
             batch_tokens=sizes[0],
             batch_responses=sizes[1],
+            entropies=micro.entropy.detach(),
             **batch,
         )
         per_token, metrics = self.loss(inputs)

@@ -29,8 +29,9 @@ class LossInputs:
         engine_log_probs: (batch, length) as the engine reported them when it drew the tokens.
         groups: (batch, 1), number of each response's group in the rollout batch.
         batch_tokens, batch_responses: number of response tokens and of responses in the whole optimizer batch.
+        entropies: (batch, length), entropy of the policy (nats) at each token, without gradient.
 
-    The last four are None in the handouts' functions, which see a single microbatch.
+    The last five are None in the handouts' functions, which see a single microbatch.
     """
 
     log_probs: Tensor
@@ -44,6 +45,7 @@ class LossInputs:
     groups: Tensor | None = None
     batch_tokens: int | None = None
     batch_responses: int | None = None
+    entropies: Tensor | None = None
 
     @property
     def lengths(self) -> Tensor:
@@ -173,7 +175,8 @@ def bind_loss(loss_type: str, options: Mapping[str, Any]) -> tuple[Loss, tuple[s
     log_probs, of_response = torch.full((2, 3), -1.0, requires_grad=True), torch.tensor([[1.0], [-1.0]])
     mask = torch.tensor([[True, True, True], [True, False, False]])
     old = log_probs.detach()
-    trial = LossInputs(log_probs, old, of_response, of_response, mask, 0.2, 0.2, old, torch.tensor([[0], [0]]), 4, 2)
+    groups = torch.tensor([[0], [0]])
+    trial = LossInputs(log_probs, old, of_response, of_response, mask, 0.2, 0.2, old, groups, 4, 2, torch.ones(2, 3))
     returned = bound(trial)
     match returned:
         case (Tensor(shape=(2, 3), requires_grad=True), dict() as metrics) if all(

@@ -196,7 +196,7 @@ class AlsoEvaluated(Section):
 class Evaluation(Section):
     """Validation during a run and zero-shot evaluation; the sampling settings are those of the handout."""
 
-    every: PositiveInt | Annotated[list[PositiveInt], Field(min_length=1)]  # see grpo.study.methods.EvaluationSteps
+    every: PositiveInt | Annotated[list[PositiveInt], Field(min_length=1)]  # see grpo.study.evaluation_steps
     problems: PositiveInt  # of each evaluation but the last
     last_problems: PositiveInt  # of the last evaluation, which is the run's result
     # The first of them choose winners and learning rates, and the others judge. 0: all of them do both.

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from grpo.common.files import write_text
 from grpo.results.statistics import wilson_interval
-from grpo.study.methods import EvaluationSteps
+from grpo.study.evaluation_steps import EvaluationSteps
 from grpo.study.schema import Study
 from grpo.tracking.run_log import RunLog
 from grpo.training.agreement import require_agreement

@@ -1,4 +1,4 @@
-"""Tries the study's own rewards, losses and documents before anything slow."""
+"""Tries the study's own rewards, advantages, losses and documents before anything slow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from grpo.tasks.rewards import find_rewards
 
 
 def require_own_code(config: RunConfig) -> None:
-    """Import a run's reward functions and its loss, and try the loss.
+    """Import a run's reward functions, advantage and loss, and try the last two.
 
     Raises:
         UserError: one does not exist, or cannot be called.
@@ -20,8 +20,12 @@ def require_own_code(config: RunConfig) -> None:
         return
     if config.reward is not None:
         find_rewards(config.reward)
+    if config.advantage is not None:
+        from grpo.learner.advantages import try_advantage  # imports torch, which is slow
+
+        try_advantage(config.advantage, config.advantage_options, config.group_size)
     if is_import_path(config.loss_type) or config.loss_options:
-        from grpo.learner.losses import bind_loss  # imports torch, which is slow
+        from grpo.learner.losses import bind_loss
 
         bind_loss(config.loss_type, config.loss_options)
 

@@ -10,7 +10,7 @@ import torch
 from grpo.common.records import Problem, Rollout
 from grpo.common.world import ALONE, World
 from grpo.evaluation.evaluate import Sampler, sample_rollouts, score_rollouts, summarize
-from grpo.learner.advantages import normalize_scores
+from grpo.learner.advantages import normalize_within_groups, own_advantages, reward_statistics
 from grpo.learner.learner import Learner
 from grpo.rollout.engine import SamplingParams, derive_seed
 from grpo.study.methods import GrpoConfig, SamplingConfig
@@ -77,14 +77,16 @@ def set_advantages(setup: RunSetup[GrpoConfig], rollouts: list[Rollout]) -> dict
         mean rewards, share of groups without signal, response lengths (tokens), share cut off, number of grader timeouts, and
         the task's metrics.
     """
-    config = setup.config
-    advantages, _, means = normalize_scores(
-        [rollout.rewards for rollout in rollouts],
-        config.group_size,
-        config.advantage_eps,
-        config.use_std_normalization,
-        config.baseline,
-    )
+    config, scores = setup.config, [rollout.rewards for rollout in rollouts]
+    size, rewards = config.group_size, torch.tensor([score["reward"] for score in scores], dtype=torch.float64)
+    if config.advantage is None:
+        std = config.use_std_normalization
+        advantages = normalize_within_groups(rewards, size, config.advantage_eps, std, config.baseline)
+    else:
+        lengths = torch.tensor([rollout.length for rollout in rollouts], dtype=torch.float64)
+        groups, lengths = rewards.view(-1, size), lengths.view(-1, size)
+        advantages = own_advantages(config.advantage, config.advantage_options, groups, lengths)
+    means = reward_statistics(scores, advantages, size)
     for rollout, advantage in zip(rollouts, advantages.tolist(), strict=True):
         rollout.advantage = advantage
     found = summarize(rollouts) | means | {"response_length_max": max(rollout.length for rollout in rollouts)}

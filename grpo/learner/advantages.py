@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,13 +23,19 @@ def are_equal(groups: Tensor) -> Tensor:
 
 
 def normalize_within_groups(
-    raw_rewards: Tensor, group_size: int, advantage_eps: float, normalize_by_std: bool, baseline: str = "group_mean"
+    raw_rewards: Tensor,
+    group_size: int,
+    advantage_eps: float,
+    normalize_by_std: bool | Literal["batch"],
+    baseline: str = "group_mean",
 ) -> Tensor:
     """Compute A = (r - group mean) / (group std + eps); without ``normalize_by_std``, A = r - group mean as in Dr. GRPO.
 
     DeepSeekMath, arXiv 2402.03300, Section 4.1.2. The standard deviation is the unbiased one (``torch.std``). With
     ``leave_one_out`` the baseline is the mean of the group's other rewards (RLOO, arXiv 2402.14740). Since
     r - (sum - r) / (G - 1) = G / (G - 1) (r - mean), this is a constant factor.
+
+    With ``normalize_by_std="batch"`` the standard deviation is that of all rewards (arXiv 2508.08221).
 
     Groups are consecutive rewards: two groups may have the same question, so grouping goes by position.
 
@@ -48,7 +54,8 @@ def normalize_within_groups(
     # Subtract in float64, so that small differences between large rewards survive; float32 can hold the differences.
     advantages = (groups - groups.mean(dim=1, keepdim=True)).float()
     if normalize_by_std and group_size > 1:
-        advantages = advantages / (advantages.std(dim=1, keepdim=True) + advantage_eps)
+        std = groups.std().float() if normalize_by_std == "batch" else advantages.std(dim=1, keepdim=True)
+        advantages = advantages / (std + advantage_eps)
     if baseline == "leave_one_out" and group_size > 1:
         advantages = advantages * (group_size / (group_size - 1))
     # What rounding leaves of equal rewards, a division by their tiny std would magnify.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -114,12 +115,17 @@ def train_on(config: GrpoConfig, learner: Learner, rollouts: list[Rollout], vers
       from the engine's log-probs to these (the decoupled objective of Hilton et al. 2021, "Batch size-invariance for policy
       optimization", arXiv 2110.00641).
 
+    With ``mask_truncated_completions`` a response that was cut off counts with its reward in the advantages, and as a response
+    in the loss's mean, but its tokens are left out.
+
     Args:
         version: of the learner's policy, in GRPO steps.
 
     Returns:
         the metrics of each update.
     """
+    if config.mask_truncated_completions:
+        rollouts = [_without_tokens(each) if each.completion.finish_reason == "length" else each for each in rollouts]
     old_log_probs: Sequence[torch.Tensor | None] = [None] * len(rollouts)
     stale = any(rollout.completion.policy_version != version for rollout in rollouts)
     if stale and config.importance_cap is None:
@@ -137,6 +143,11 @@ def train_on(config: GrpoConfig, learner: Learner, rollouts: list[Rollout], vers
         for _ in range(config.epochs_per_rollout_batch)
         for start in range(0, config.rollout_batch_size, config.train_batch_size)
     ]
+
+
+def _without_tokens(rollout: Rollout) -> Rollout:
+    """A copy without a response token, which counts as a response of its batch and has neither loss nor metrics."""
+    return replace(rollout, completion=replace(rollout.completion, token_ids=(), log_probs=()))
 
 
 def lag_metrics(rollouts: Sequence[Rollout], version: int) -> dict[str, float]:

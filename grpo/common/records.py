@@ -82,7 +82,7 @@ class Rollout:
 
     Attributes:
         rewards: ``format_reward``, ``answer_reward`` and ``reward``, each from 0 to 1; empty until scored. A response is right
-            if its reward is 1.
+            if its reward is 1. With the study's own reward, ``reward`` may be any number, or NaN where that abstains.
         timed_out: the grader ran out of time on the answer, which counts as wrong.
         advantage: the reward normalised within the group; representable in float32.
         old_log_probs: (response length,) log-probs under the sampling policy; None if on-policy.

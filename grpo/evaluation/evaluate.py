@@ -175,11 +175,14 @@ def count_categories(categories: Sequence[str]) -> dict[str, int]:
 
 
 def summarize(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Summarize rollouts: means of the three rewards, mean response length (tokens), share cut off by the token limit, and
-    number of grader timeouts.
+    """Summarize rollouts: means of the three rewards (of those that are not NaN), mean response length (tokens), share cut off
+    by the token limit, and number of grader timeouts.
     """
     n = len(rollouts)
-    means = {key: sum(r.rewards[key] for r in rollouts) / n for key in ("reward", "format_reward", "answer_reward")}
+    means = {
+        key: _mean([r.rewards[key] for r in rollouts if not math.isnan(r.rewards[key])])
+        for key in ("reward", "format_reward", "answer_reward")
+    }
     lengths = [r.length for r in rollouts]
     return means | {
         "response_length": sum(lengths) / n,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -37,7 +38,8 @@ def normalize_within_groups(
 
     With ``normalize_by_std="batch"`` the standard deviation is that of all rewards (arXiv 2508.08221).
 
-    Groups are consecutive rewards: two groups may have the same question, so grouping goes by position.
+    Groups are consecutive rewards: two groups may have the same question, so grouping goes by position. A reward NaN (the
+    reward function abstained) counts neither in a mean nor in a standard deviation, and its advantage is 0.
 
     Args:
         raw_rewards: (n_groups * group_size,).
@@ -51,21 +53,27 @@ def normalize_within_groups(
     if len(raw_rewards) % group_size:
         raise UserError(f"group_size: {len(raw_rewards)} rewards are not a whole number of groups of {group_size}.")
     groups = raw_rewards.double().view(-1, group_size)
+    counts, counted = (~groups.isnan()).sum(dim=1, keepdim=True), groups[~groups.isnan()]
+    # In the place of NaN the mean of the others changes neither their mean nor their distances from it.
+    groups = torch.where(groups.isnan(), groups.nanmean(dim=1, keepdim=True).nan_to_num(), groups)
     # Subtract in float64, so that small differences between large rewards survive; float32 can hold the differences.
     advantages = (groups - groups.mean(dim=1, keepdim=True)).float()
     if normalize_by_std and group_size > 1:
-        std = groups.std().float() if normalize_by_std == "batch" else advantages.std(dim=1, keepdim=True)
+        counted_more = ((group_size - 1) / (counts - 1).clamp(min=1)).sqrt()  # as if NaN had been at no distance; mostly 1
+        of_groups = advantages.std(dim=1, keepdim=True) * counted_more
+        std = counted.std().float().nan_to_num() if normalize_by_std == "batch" else of_groups
         advantages = advantages / (std + advantage_eps)
     if baseline == "leave_one_out" and group_size > 1:
-        advantages = advantages * (group_size / (group_size - 1))
+        advantages = advantages * (counts / (counts - 1).clamp(min=1)).float()
     # What rounding leaves of equal rewards, a division by their tiny std would magnify.
     advantages = torch.where(are_equal(groups)[:, None], 0.0, advantages).flatten()
-    _require_float32(raw_rewards, advantages)
+    advantages = torch.where(raw_rewards.isnan(), 0.0, advantages)
+    _require_float32(counted, advantages)
     return advantages
 
 
 def _require_float32(raw_rewards: Tensor, advantages: Tensor) -> None:
-    if not (advantages.isfinite() & raw_rewards.float().isfinite()).all():
+    if not (advantages.isfinite().all() and raw_rewards.float().isfinite().all()):
         raise UserError(
             f"reward: rewards from {raw_rewards.min().item():g} to {raw_rewards.max().item():g} do not fit float32, in which "
             "losses are computed. Return finite numbers below 1e38."
@@ -73,7 +81,9 @@ def _require_float32(raw_rewards: Tensor, advantages: Tensor) -> None:
 
 
 Advantage = Callable[..., Tensor]
-"""(rewards, lengths in tokens, **advantage_options) -> advantages; each (groups, group_size), a group's responses in a row."""
+"""(rewards, lengths in tokens, **advantage_options) -> advantages; each (groups, group_size), a group's responses in a row.
+
+A reward is NaN where the reward function abstains; whatever is returned for it, its advantage is 0."""
 
 
 def own_advantages(path: str, options: Mapping[str, Any], rewards: Tensor, lengths: Tensor) -> Tensor:
@@ -96,11 +106,12 @@ def own_advantages(path: str, options: Mapping[str, Any], rewards: Tensor, lengt
         raise UserError(f"advantage: {path}: {error}. It is called with rewards, lengths and advantage_options.") from None
     with torch.no_grad(), no_exit(f"advantage: {path}"):
         returned = function(rewards.clone(), lengths.clone(), **options)
-    if not isinstance(returned, Tensor) or returned.shape != rewards.shape or not returned.isfinite().all():
+    counted = ~rewards.isnan()
+    if not isinstance(returned, Tensor) or returned.shape != rewards.shape or not returned[counted].isfinite().all():
         raise UserError(f"advantage: {path} must return a finite number for each reward, a tensor of the shape of `rewards`.")
-    advantages = returned.float().flatten()
-    _require_float32(rewards.flatten(), advantages)
-    return advantages
+    advantages = torch.where(counted, returned.float(), 0.0)
+    _require_float32(rewards[counted], advantages)
+    return advantages.flatten()
 
 
 def try_advantage(path: str, options: Mapping[str, Any], group_size: int) -> None:
@@ -132,8 +143,12 @@ def normalize_scores(
 
 
 def reward_statistics(scores: Sequence[dict[str, float]], advantages: Tensor, group_size: int) -> dict[str, float]:
-    """Compute the metadata of :func:`normalize_scores`; groups without signal are those whose advantages are all 0."""
-    raw_rewards = torch.tensor([score["reward"] for score in scores], dtype=torch.float64)
+    """Compute the metadata of :func:`normalize_scores`; groups without signal are those whose advantages are all 0.
+
+    A reward NaN does not count; without any other, the statistics are NaN.
+    """
+    counted = [score["reward"] for score in scores if not math.isnan(score["reward"])] or [math.nan]
+    raw_rewards = torch.tensor(counted, dtype=torch.float64)
     return {
         "reward": raw_rewards.mean().item(),
         "reward_std": raw_rewards.std(correction=0).item(),

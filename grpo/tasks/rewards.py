@@ -118,8 +118,8 @@ def apply_reward(
     size. (If several processes train a run, each process calls it once with the groups that it has sampled.)
 
     Args:
-        reward: MODULE:NAME; or several with weights. The reward is then the weighted sum, as with TRL's ``reward_weights``; a
-            function that returns None for a completion, because it does not apply, adds nothing.
+        reward: MODULE:NAME; or several with weights. The reward is then the weighted sum, as with TRL's ``reward_weights``. A
+            function that abstains (None for a completion) adds nothing; if all abstain, the reward is NaN.
         scored: the task's scores. Their ``format_reward`` and ``answer_reward`` stay.
 
     Returns:
@@ -137,25 +137,24 @@ def apply_reward(
     }
     functions = find_rewards(reward)
     returned = [
-        (_checked(name, function(**copy.deepcopy(columns)), len(completions), may_be_none=not isinstance(reward, str)), weight)
+        (_checked(name, function(**copy.deepcopy(columns)), len(completions)), weight)
         for name, (function, weight) in functions.items()
     ]
     totals = []
     for i in range(len(completions)):
         given = [weight * float(values[i]) for values, weight in returned if values[i] is not None]
-        if not given:
-            raise UserError(f"reward: none of {', '.join(functions)} gives completion {i} of {len(completions)} a reward.")
-        totals.append(sum(given[1:], given[0]))
+        totals.append(sum(given[1:], given[0]) if given else math.nan)
     return ScoredBatch([own | {"reward": total} for own, total in zip(scored.rewards, totals, strict=True)], scored.out_of_time)
 
 
-def _checked(path: str, returned: Any, n: int, may_be_none: bool) -> list[Any]:
+def _checked(path: str, returned: Any, n: int) -> list[Any]:
     def is_reward(value: Any) -> bool:
-        return (value is None and may_be_none) or (isinstance(value, Real) and math.isfinite(value))
+        return value is None or (isinstance(value, Real) and math.isfinite(value))
 
     if not hasattr(returned, "__len__") or len(returned) != n or not all(map(is_reward, returned)):
         raise UserError(
-            f"reward: {path} returned {reprlib.repr(returned)}. Return {n} finite numbers, one for each completion."
+            f"reward: {path} returned {reprlib.repr(returned)}. Return {n} finite numbers, one for each completion, or None "
+            "for one to which it does not apply."
         )
     return list(returned)  # a function may use its list again
 

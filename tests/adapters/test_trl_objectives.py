@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -230,8 +231,12 @@ BATCHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+ABSTAINING = [1.0, None, 0.25, 1.0, None, None, 1.0, 0.0, None, None, None, None]  # of the second group the mean is 0.5
+
+
+@pytest.mark.parametrize("rewards", [BATCH_REWARDS, ABSTAINING], ids=["rewards", "some None"])
 @pytest.mark.parametrize("case", BATCHES)
-def test_a_batch_is_trained_on_as_by_trls_trainer(model: Any, tokenizer: Any, tmp_path: Path, case: str) -> None:
+def test_a_batch_is_trained_on_as_by_trls_trainer(model: Any, tokenizer: Any, tmp_path: Path, case: str, rewards: Any) -> None:
     """From the same responses and rewards the gradient at the weights, through the whole of both trainers."""
     from datasets import Dataset
     from transformers import PreTrainedTokenizerFast
@@ -251,16 +256,16 @@ def test_a_batch_is_trained_on_as_by_trls_trainer(model: Any, tokenizer: Any, tm
         Rollout(PROBLEM, prompt, Completion(tuple(ids), "", (0.0,) * len(ids), "stop" if ends else "length"))
         for prompt, ids, ends in zip(prompts, completions, ended, strict=True)
     ]
-    for rollout, log_probs, reward in zip(rollouts, learner.log_probs(rollouts), BATCH_REWARDS, strict=True):
+    for rollout, log_probs, reward in zip(rollouts, learner.log_probs(rollouts), rewards, strict=True):
         apart = torch.tensor([0.06 * (token % 9 - 4) for token in rollout.completion.token_ids])
         rollout.completion = replace(rollout.completion, log_probs=tuple((log_probs + apart).tolist()))
-        rollout.rewards = {"reward": reward, "format_reward": 1.0, "answer_reward": 0.0}
+        rollout.rewards = {"reward": math.nan if reward is None else reward, "format_reward": 1.0, "answer_reward": 0.0}
     settings = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": [], "beta": 0.0}
     sizes = {"num_generations": 4, "per_device_train_batch_size": 12, "max_completion_length": 16}
     bounds = {"vllm_importance_sampling_clip_max": 1.2, "vllm_importance_sampling_clip_min": 0.8}
     trainer = GRPOTrainer(
         model=model,
-        reward_funcs=lambda completions, **_: BATCH_REWARDS,
+        reward_funcs=lambda completions, **_: rewards,
         args=GRPOConfig(output_dir=str(tmp_path), **{"loss_type": "grpo"} | sizes | settings | bounds | there),
         train_dataset=Dataset.from_dict({"prompt": ["How many are 1 and 2?", "And 4?", "And 3 and 2?"]}),
         processing_class=PreTrainedTokenizerFast.from_pretrained(tmp_path / "tokenizer"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,7 @@ def keeps(completion_ids, **columns):
 
 kept = []
 where_it_applies = lambda prompts, **columns: [None, 0.5, 1.0]
+nowhere_else = lambda prompts, **columns: [None, None, None]
 too_few = lambda prompts, **columns: [0.0]
 texts = lambda prompts, **columns: ["1.0", 1.0, 1.0]
 unbounded = lambda prompts, **columns: [1.0, 1.0, float("inf")]
@@ -247,6 +249,9 @@ def test_several_rewards_are_a_weighted_sum_of_those_that_apply() -> None:
     found = applied({"of_my_own:reward": 0.5, "of_my_own:where_it_applies": -2.0, "answer_reward": 4})
     assert [r["reward"] for r in found.rewards] == [0.5 * 2 + 4, 0.5 * -0.5 - 2 * 0.5 + 4 * 0.25, 500.0 - 2.0]
     assert [r["answer_reward"] for r in found.rewards] == [1.0, 0.25, 0.0]
+    for alone in ("where_it_applies", {"of_my_own:where_it_applies": 0.5, "of_my_own:nowhere_else": 1.0}):
+        first, *others = [r["reward"] for r in applied(alone).rewards]
+        assert math.isnan(first) and others == ([0.5, 1.0] if isinstance(alone, str) else [0.25, 0.5])
     assert [r["reward"] for r in applied({"answer_reward": 2.0}).rewards] == [2.0, 0.5, 0.0]  # a reward of 0 is one
 
 

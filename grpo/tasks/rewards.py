@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import inspect
 import math
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from numbers import Real
 from typing import Any
@@ -115,7 +116,8 @@ def apply_reward(
     Each function is called once, with keyword arguments that are lists of its own, with one element per completion:
     ``prompts`` and ``completions`` (text), ``completion_ids`` (token ids); ``question``, ``ground_truth``, ``level`` and
     ``subject`` of the problem; the task's ``format_reward`` and ``answer_reward``. It returns one number per completion, of any
-    size. (If several processes train a run, each process calls it once with the groups that it has sampled.)
+    size. (If several processes train a run, each process calls it once with the groups that it has sampled.) Functions that are
+    ``async def`` run concurrently.
 
     Args:
         reward: MODULE:NAME; or several with weights. The reward is then the weighted sum, as with TRL's ``reward_weights``. A
@@ -136,15 +138,25 @@ def apply_reward(
         **{name: [rewards[name] for rewards in scored.rewards] for name in OWN_REWARDS},
     }
     functions = find_rewards(reward)
-    returned = [
-        (_checked(name, function(**copy.deepcopy(columns)), len(completions)), weight)
-        for name, (function, weight) in functions.items()
-    ]
+    returned, awaited = dict[str, list[Any]](), dict[str, Awaitable[Any]]()
+    for name, (function, _) in functions.items():
+        found = function(**copy.deepcopy(columns))
+        if inspect.isawaitable(found):
+            awaited[name] = found
+        else:
+            returned[name] = _checked(name, found, len(completions))
+    with no_exit(f"reward: {', '.join(awaited)}"):
+        found_later = asyncio.run(_all_of(awaited.values())) if awaited else []
+    returned |= {name: _checked(name, found, len(completions)) for name, found in zip(awaited, found_later, strict=True)}
     totals = []
     for i in range(len(completions)):
-        given = [weight * float(values[i]) for values, weight in returned if values[i] is not None]
+        given = [w * float(returned[name][i]) for name, (_, w) in functions.items() if returned[name][i] is not None]
         totals.append(sum(given[1:], given[0]) if given else math.nan)
     return ScoredBatch([own | {"reward": total} for own, total in zip(scored.rewards, totals, strict=True)], scored.out_of_time)
+
+
+async def _all_of(awaited: Iterable[Awaitable[Any]]) -> list[Any]:
+    return await asyncio.gather(*awaited)
 
 
 def _checked(path: str, returned: Any, n: int) -> list[Any]:

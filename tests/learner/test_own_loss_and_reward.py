@@ -23,6 +23,7 @@ from grpo.training.own_code import require_own_code
 from grpo.training.step import set_advantages
 
 MODULE = """
+import asyncio
 import torch
 
 def scaled(inputs, scale=1.0):
@@ -70,6 +71,20 @@ def keeps(completion_ids, **columns):
 
 kept = []
 where_it_applies = lambda prompts, **columns: [None, 0.5, 1.0]
+async def waits(prompts, **columns):
+    order.append("waits")
+    await asyncio.wait_for(done.wait(), 5)
+    return [float(len(order))] * 3
+
+async def is_waited_for(prompts, **columns):
+    order.append("is waited for")
+    done.set()
+    return [10.0, None, 30.0]
+
+async def too_few_in_the_end(prompts, **columns):
+    return [0.0]
+
+order, done = [], asyncio.Event()
 nowhere_else = lambda prompts, **columns: [None, None, None]
 too_few = lambda prompts, **columns: [0.0]
 texts = lambda prompts, **columns: ["1.0", 1.0, 1.0]
@@ -255,6 +270,12 @@ def test_several_rewards_are_a_weighted_sum_of_those_that_apply() -> None:
     assert [r["reward"] for r in applied({"answer_reward": 2.0}).rewards] == [2.0, 0.5, 0.0]  # a reward of 0 is one
 
 
+def test_asynchronous_rewards_run_at_the_same_time() -> None:
+    """The first waits for the second."""
+    names = {"of_my_own:waits": 1.0, "answer_reward": 100.0, "of_my_own:is_waited_for": 1.0}
+    assert [r["reward"] for r in applied(names).rewards] == [2 + 100 + 10.0, 2 + 25.0, 2 + 0 + 30.0]
+
+
 def test_what_a_reward_does_to_its_lists_no_other_sees() -> None:
     """Nor what it does to the list that it has returned."""
     found = applied({"of_my_own:spoils": 1.0, "of_my_own:keeps": 10.0, "answer_reward": 100.0, "of_my_own:reward": 0.0})
@@ -273,6 +294,7 @@ def test_another_sum_of_rewards_takes_the_place_of_the_former() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
+        ("too_few_in_the_end", "of_my_own:too_few_in_the_end returned .* Return 3 finite numbers"),
         ("too_few", "of_my_own:too_few returned .* Return 3 finite numbers"),
         ("texts", "of_my_own:texts returned .*'1.0'"),
         ("unbounded", "of_my_own:unbounded returned .*inf"),

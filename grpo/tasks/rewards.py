@@ -72,33 +72,35 @@ REWARD_ARGUMENTS = (
 )
 
 
-def find_rewards(reward: str | Mapping[str, float]) -> dict[str, tuple[Callable[..., Any], float]]:
+def find_rewards(reward: str | Mapping[str, float], columns: Sequence[str] = ()) -> dict[str, tuple[Callable[..., Any], float]]:
     """Find the functions that :func:`apply_reward` calls, each with its weight.
 
     Args:
         reward: MODULE:NAME; or several of these, or of :data:`OWN_REWARDS`, with weights.
+        columns: of the task.
 
     Raises:
         UserError: as :func:`find_reward`.
     """
     weights = {reward: 1.0} if isinstance(reward, str) else reward
-    return {name: (find_reward(name), weight) for name, weight in weights.items()}
+    return {name: (find_reward(name, columns), weight) for name, weight in weights.items()}
 
 
-def find_reward(path: str) -> Callable[..., Any]:
+def find_reward(path: str, columns: Sequence[str] = ()) -> Callable[..., Any]:
     """Import a reward function, or make one of :data:`OWN_REWARDS`.
 
     Raises:
-        UserError: there is no such function, or it does not take :data:`REWARD_ARGUMENTS`.
+        UserError: there is no such function, or it does not take :data:`REWARD_ARGUMENTS` and the task's columns.
     """
     if path in OWN_REWARDS:
         return lambda **columns: columns[path]
     reward: Callable[..., Any] = import_object(path)
+    arguments = (*REWARD_ARGUMENTS, *columns)
     try:
-        inspect.signature(reward).bind(**dict.fromkeys(REWARD_ARGUMENTS))
+        inspect.signature(reward).bind(**dict.fromkeys(arguments))
     except TypeError as error:
         raise UserError(
-            f"reward: {path}: {error}. It is called with the keywords {', '.join(REWARD_ARGUMENTS)}: name those that it needs, "
+            f"reward: {path}: {error}. It is called with the keywords {', '.join(arguments)}: name those that it needs, "
             "and end with `**columns` for the others."
         ) from None
     return no_exit(f"reward: {path}")(reward)
@@ -110,6 +112,7 @@ def apply_reward(
     completions: Sequence[Completion],
     problems: Sequence[Problem],
     scored: ScoredBatch,
+    further: Sequence[str] = (),
 ) -> ScoredBatch:
     """Compute rewards with the user's own functions, which have the signature of TRL's reward functions.
 
@@ -122,6 +125,7 @@ def apply_reward(
     Args:
         reward: MODULE:NAME; or several with weights. The reward is then the weighted sum, as with TRL's ``reward_weights``. A
             function that abstains (None for a completion) adds nothing; if all abstain, the reward is NaN.
+        further: the task's columns; a problem without one has None.
         scored: the task's scores. Their ``format_reward`` and ``answer_reward`` stay.
 
     Returns:
@@ -136,8 +140,9 @@ def apply_reward(
         "completion_ids": [list(completion.token_ids) for completion in completions],
         **{name: [getattr(p, name) for p in problems] for name in ("question", "ground_truth", "level", "subject")},
         **{name: [rewards[name] for rewards in scored.rewards] for name in OWN_REWARDS},
+        **{name: [problem.columns.get(name) for problem in problems] for name in further},
     }
-    functions = find_rewards(reward)
+    functions = find_rewards(reward, further)
     returned, awaited = dict[str, list[Any]](), dict[str, Awaitable[Any]]()
     for name, (function, _) in functions.items():
         found = function(**copy.deepcopy(columns))

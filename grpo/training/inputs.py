@@ -70,12 +70,13 @@ def score_of(task: Task, run: EffectiveRun) -> Score:
     """The score function of the run's rollouts: its task, and the reward function that ``grpo.reward`` may add."""
     by_task = partial(score_by_task, task, run.config.prompt)
     own = run.config.reward if isinstance(run.config, GrpoConfig) else None
-    return by_task if own is None else partial(_score_by_own_reward, own, by_task, find_format(task, run.config.prompt))
+    format = find_format(task, run.config.prompt)
+    return by_task if own is None else partial(_score_by_own_reward, own, by_task, format, task.reward_columns)
 
 
 def _score_by_own_reward(
-    reward: str | Mapping[str, float], by_task: Score, format: Format, rollouts: Sequence[Rollout]
+    reward: str | Mapping[str, float], by_task: Score, format: Format, columns: Sequence[str], rollouts: Sequence[Rollout]
 ) -> ScoredBatch:
     prompts = [format.prompt(rollout.problem.question) for rollout in rollouts]
     completions, problems = [r.completion for r in rollouts], [r.problem for r in rollouts]
-    return apply_reward(reward, prompts, completions, problems, by_task(rollouts))
+    return apply_reward(reward, prompts, completions, problems, by_task(rollouts), columns)

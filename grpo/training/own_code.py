@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from grpo.common.imports import call_with, is_import_path
 from grpo.study.effective import effective_run
 from grpo.study.methods import GrpoConfig, RunConfig
@@ -10,8 +12,11 @@ from grpo.study.settings import PretrainedHere
 from grpo.tasks.rewards import find_rewards
 
 
-def require_own_code(config: RunConfig) -> None:
+def require_own_code(config: RunConfig, columns: Sequence[str] = ()) -> None:
     """Import a run's reward functions, advantage and loss, and try the last two.
+
+    Args:
+        columns: of the task.
 
     Raises:
         UserError: one does not exist, or cannot be called.
@@ -19,7 +24,7 @@ def require_own_code(config: RunConfig) -> None:
     if not isinstance(config, GrpoConfig):
         return
     if config.reward is not None:
-        find_rewards(config.reward)
+        find_rewards(config.reward, columns)
     if config.advantage is not None:
         from grpo.learner.advantages import try_advantage  # imports torch, which is slow
 
@@ -38,4 +43,5 @@ def require_own_code_of_all(study: Study) -> None:
             call_with(study.task(name).documents, documents, f"models.{name}.documents")
     for name in study.made:
         for arm in study.experiments[name].arms:
-            require_own_code(effective_run(study, name, arm, study.seeds[0], []).config)
+            config = effective_run(study, name, arm, study.seeds[0], []).config
+            require_own_code(config, study.task(study.experiments[name].task).reward_columns)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from grpo.common.errors import UserError
 from grpo.common.files import read_jsonl
@@ -26,6 +26,7 @@ class Problem:
         ground_truth: the short answer that the reward function compares with.
         level: difficulty (1 is easiest); 0 if the source gives none.
         subject: topic; empty if the source gives none.
+        columns: further values of the source, for reward functions; values of JSON.
     """
 
     id: str
@@ -33,6 +34,7 @@ class Problem:
     ground_truth: str
     level: int = 0
     subject: str = ""
+    columns: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -82,7 +84,7 @@ class Rollout:
 
     Attributes:
         rewards: ``format_reward``, ``answer_reward`` and ``reward``, each from 0 to 1; empty until scored. A response is right
-            if its reward is 1.
+            if its reward is 1. With the study's own reward, ``reward`` may be any number, or NaN where that abstains.
         timed_out: the grader ran out of time on the answer, which counts as wrong.
         advantage: the reward normalised within the group; representable in float32.
         old_log_probs: (response length,) log-probs under the sampling policy; None if on-policy.
@@ -149,7 +151,7 @@ def is_text(value: str) -> bool:
     return not re.search("[\ud800-\udfff]", value)
 
 
-_KINDS: dict[str, type | tuple[type, ...]] = {"str": str, "int": int, "float": (float, int)}
+_KINDS: dict[str, type | tuple[type, ...]] = {"str": str, "int": int, "float": (float, int), "dict[str, Any]": dict}
 
 
 def _check_types(record: Problem | Example) -> None:
@@ -157,16 +159,17 @@ def _check_types(record: Problem | Example) -> None:
     for each in fields(record):
         value = getattr(record, each.name)
         if not isinstance(value, _KINDS[str(each.type)]) or (isinstance(value, str) and not is_text(value)):
-            kind = "text that UTF-8 can hold" if each.type == "str" else "a number"
+            kind = {"str": "text that UTF-8 can hold", "dict[str, Any]": "a dictionary"}.get(str(each.type), "a number")
             raise UserError(f"{type(record).__name__}: {each.name} is {value!r}, not {kind}. Correct the task that makes it.")
 
 
 def write_records(path: Path, records: Iterable[Problem | Example]) -> None:
-    """Write one JSON object per line."""
+    """Write one JSON object per line; a problem without ``columns`` has no such key."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         for record in records:
-            file.write(json.dumps(asdict(record), ensure_ascii=False) + "\n")
+            values = {name: value for name, value in asdict(record).items() if name != "columns" or value}
+            file.write(json.dumps(values, ensure_ascii=False) + "\n")
 
 
 def read_problems(path: Path) -> list[Problem]:

@@ -143,15 +143,15 @@ def score_of(task: Task, prompt: str, reward: str | Mapping[str, float] | None =
         reward: as in :func:`grpo.tasks.rewards.apply_reward`.
     """
     by_task = partial(score_by_task, task, prompt)
-    return by_task if reward is None else partial(_score_by_own_reward, reward, by_task, find_format(task, prompt))
+    return by_task if reward is None else partial(_score_by_own_reward, reward, by_task, task, prompt)
 
 
 def _score_by_own_reward(
-    reward: str | Mapping[str, float], by_task: Score, format: Format, rollouts: Sequence[Rollout]
+    reward: str | Mapping[str, float], by_task: Score, task: Task, prompt: str, rollouts: Sequence[Rollout]
 ) -> ScoredBatch:
-    prompts = [format.prompt(rollout.problem.question) for rollout in rollouts]
+    prompts = [find_format(task, prompt).prompt(rollout.problem.question) for rollout in rollouts]
     completions, problems = [r.completion for r in rollouts], [r.problem for r in rollouts]
-    return apply_reward(reward, prompts, completions, problems, by_task(rollouts))
+    return apply_reward(reward, prompts, completions, problems, by_task(rollouts), task.reward_columns)
 
 
 def grader_timeouts(rollouts: Sequence[Rollout]) -> int:
@@ -196,11 +196,14 @@ def count_categories(categories: Sequence[str]) -> dict[str, int]:
 
 
 def summarize(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Summarize rollouts: means of the three rewards, mean response length (tokens), share cut off by the token limit, and
-    number of grader timeouts.
+    """Summarize rollouts: means of the three rewards (of those that are not NaN), mean response length (tokens), share cut off
+    by the token limit, and number of grader timeouts.
     """
     n = len(rollouts)
-    means = {key: sum(r.rewards[key] for r in rollouts) / n for key in ("reward", "format_reward", "answer_reward")}
+    means = {
+        key: _mean([r.rewards[key] for r in rollouts if not math.isnan(r.rewards[key])])
+        for key in ("reward", "format_reward", "answer_reward")
+    }
     lengths = [r.length for r in rollouts]
     return means | {
         "response_length": sum(lengths) / n,

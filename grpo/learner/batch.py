@@ -20,14 +20,16 @@ def batch_tensors(rollouts: Sequence[Rollout], weights: Tensor, device: Any) -> 
         weights: (responses,), weight of each token of a response.
 
     Returns:
-        ``advantages``, ``raw_rewards``, ``groups`` and ``weights``, each (responses, 1); ``engine_log_probs``, as the engine
-        reported them when it drew the tokens, and, if the rollouts have them, ``old_log_probs`` in the ratio's denominator
-        (:func:`grpo.training.step.train_on`) and ``reference_log_probs`` under the starting weights, each (responses, longest),
-        padded with 0.
+        ``advantages``, ``raw_rewards`` (0 for NaN), ``groups`` and ``weights``, each (responses, 1); ``engine_log_probs``, as
+        the engine reported them when it drew the tokens, and, if the rollouts have them, ``old_log_probs`` in the ratio's
+        denominator (:func:`grpo.training.step.train_on`) and ``reference_log_probs`` under the starting weights, each
+        (responses, longest), padded with 0.
     """
     columns = {
         "advantages": torch.tensor([rollout.advantage for rollout in rollouts], dtype=torch.float32),
-        "raw_rewards": torch.tensor([rollout.rewards["reward"] for rollout in rollouts], dtype=torch.float32),
+        "raw_rewards": torch.tensor([rollout.rewards["reward"] for rollout in rollouts], dtype=torch.float32).nan_to_num(
+            nan=0.0
+        ),
         "groups": torch.tensor([rollout.group for rollout in rollouts]),
         "weights": weights,
     }

@@ -60,6 +60,19 @@ def naive(log_probs: Tensor, reference: Tensor) -> Tensor:
     return difference.detach() + (half_square - half_square.detach())
 
 
+def kl_term(estimator: str, log_probs: Tensor, reference: Tensor, ratio: Tensor) -> Tensor:
+    """KL term of each token by an estimator's name.
+
+    ``low_variance_corrected`` is ``low_variance`` times the ratio, whose gradient is an unbiased one of KL(policy || reference)
+    (DeepSeek-V3.2, arXiv 2512.02556).
+
+    Args:
+        ratio: pi / pi_old with gradient, of the shape of ``log_probs`` or (batch, 1).
+    """
+    term = ESTIMATORS[estimator.removesuffix("_corrected")](log_probs, reference)
+    return term * ratio if estimator.endswith("_corrected") else term
+
+
 ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # as KlEstimator in grpo/study/methods.py
     "low_variance": low_variance,
     "naive": naive,

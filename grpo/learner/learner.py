@@ -15,15 +15,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from grpo.common.errors import UserError
 from grpo.common.metrics import METRICS
 from grpo.common.records import Rollout, require_tokens, response_tokens
 from grpo.common.world import ALONE, World
 from grpo.learner.batch import batch_tensors, of_members
-from grpo.learner.kl import ESTIMATORS
+from grpo.learner.kl import kl_term
 from grpo.learner.losses import LossInputs, bind_loss, negative_log_likelihood
-from grpo.learner.masking import masked_normalize, response_weights
+from grpo.learner.masking import highest, masked_normalize, response_weights
 from grpo.learner.microbatches import (
     Ids,
     Microbatch,
@@ -163,7 +164,12 @@ class Learner:
             config.micro_train_batch_size,
             config.sampling_max_tokens,
         )
-        tensors, sizes = batch_tensors(rollouts, weights, self.model.device), (response_tokens(rollouts), len(rollouts))
+        tensors, tokens = batch_tensors(rollouts, weights, self.model.device), max(1, response_tokens(rollouts))
+        sizes = (tokens, len(rollouts), tokens)
+        if config.top_entropy_quantile < 1.0:
+            chosen = highest([entropy for _, entropy in self._compute(rollouts, len(rollouts))], config.top_entropy_quantile)
+            sizes = (tokens, len(rollouts), max(1, sum(int(each.sum()) for each in chosen)))
+            tensors["chosen"] = pad_sequence(chosen, batch_first=True).to(self.model.device)
         totals = self._zeros("loss", "tokens", *self.means, *self.own_metrics)
         extremes = {"ratio_min": math.inf, "ratio_max": -math.inf, "mismatch_max": 0.0}
         extreme = {name: torch.full((), value, device=self.model.device) for name, value in extremes.items()}
@@ -244,7 +250,7 @@ class Learner:
     def _backward(
         self,
         batch: dict[str, Tensor],
-        sizes: tuple[int, int],
+        sizes: tuple[int, int, int],
         micro: Microbatch,
         totals: dict[str, Tensor],
         extreme: dict[str, Tensor],
@@ -252,13 +258,14 @@ class Learner:
         """Add a microbatch's gradient to those before, and its metrics to ``totals`` and ``extreme``, which stay on the device.
 
         Args:
-            batch: from :func:`grpo.learner.batch.of_members`.
-            sizes: number of response tokens and of responses in the whole optimizer batch.
+            batch: from :func:`grpo.learner.batch.of_members`; with ``chosen``, only these tokens have a policy loss.
+            sizes: number of response tokens, of responses and of chosen tokens in the whole optimizer batch.
         """
         config, mask = self._grpo, micro.mask
         # Log-probs under the sampling weights, from the learner (old) and from the engine.
         old, engine = batch.pop("old_log_probs", micro.log_probs.detach()), batch["engine_log_probs"]
         of_response, reference = batch.pop("weights"), batch.pop("reference_log_probs", None)
+        chosen = batch.pop("chosen", mask)
         inputs = LossInputs(
             micro.log_probs,
             old,
@@ -267,6 +274,8 @@ class Learner:
             cliprange_high=config.cliprange_high,
             batch_tokens=sizes[0],
             batch_responses=sizes[1],
+            entropies=micro.entropy.detach(),
+            delta=config.delta,
             **batch,
         )
         per_token, metrics = self.loss(inputs)
@@ -276,16 +285,18 @@ class Learner:
         measured = {"token_entropy": micro.entropy, "ratio_mean": ratio, **metrics, **mismatch(old, engine)}
         weights = of_response
         if config.importance_cap is not None:
-            importance = importance_weights(old, engine, config.importance_cap)
+            cap, floor, mode = config.importance_cap, config.importance_floor, config.importance_mode
+            importance, bounded = importance_weights(old, engine, mask, cap, floor, mode)
             weights = weights * importance
-            measured |= {"importance_mean": importance, "importance_capped": importance >= config.importance_cap}
-        loss = masked_normalize(per_token * (mask * weights), mask)
+            measured |= {"importance_mean": importance, "importance_capped": bounded}
+        loss = masked_normalize(per_token * (chosen * weights), chosen)
         if config.kl_coefficient:
             assert reference is not None, "a KL term needs log-probs under the starting weights"
-            measured["kl_loss"] = ESTIMATORS[config.kl_estimator](micro.log_probs, reference)
+            of_loss = inputs.sequence_ratio if config.loss_type == "gspo" else inputs.ratio
+            measured["kl_loss"] = kl_term(config.kl_estimator, micro.log_probs, reference, of_loss)
             loss = loss + config.kl_coefficient * masked_normalize(measured["kl_loss"] * of_response, mask)
         if config.entropy_coefficient:
-            loss = loss - config.entropy_coefficient * masked_normalize(micro.entropy, mask, constant_normalizer=sizes[0])
+            loss = loss - config.entropy_coefficient * masked_normalize(micro.entropy, chosen, constant_normalizer=sizes[2])
         self.optimizer.backward(loss)
         _add(totals, micro, loss, measured)
         if len(micro.tokens):
@@ -303,7 +314,7 @@ class Learner:
 
         Returns:
             the metrics of the update: the loss, the gradient norm before clipping, the other totals per token, the extremes,
-            ``skipped_update``, the learning rate, and :meth:`loss_scale`.
+            ``skipped_update``, the learning rate, and :meth:`loss_scale`. NaN stands for a mean or extreme of no tokens.
         """
         over_all = torch.stack(list(totals.values()))
         gradients = [] if is_sharded(self.model) else self.optimizer.gradients()  # FSDP reduces them in the backward pass
@@ -313,12 +324,14 @@ class Learner:
         *found, norm_found = torch.cat([over_all, torch.stack([*extreme.values(), norm]).double()]).tolist()
         sums = dict(zip(totals, found[: len(totals)], strict=True))
         of_ranks = self.world.all_gather(dict(zip(extreme, found[len(totals) :], strict=True)))
-        loss, tokens = sums.pop("loss"), max(1.0, sums.pop("tokens"))
+        loss, tokens = sums.pop("loss"), sums.pop("tokens") or math.nan
         self.optimizer.learning_rate = learning_rate(self.config, self.updates)
         self.updates += 1
         loss_scale = self.loss_scale()
         taken = self.optimizer.finish(norm_found, loss)
         means = {name: total / tokens for name, total in sums.items()}
+        if math.isnan(tokens):  # all responses were masked
+            of_ranks = [dict.fromkeys(extreme, math.nan)]
         own = {name: means.pop(name) for name in self.own_metrics}
         return {
             "loss": loss,

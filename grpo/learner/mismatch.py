@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from grpo.learner.masking import masked_normalize
+
 NOTICEABLE = 0.1  # difference of log-probs (nats) above which a token is counted
 
 
@@ -25,13 +27,31 @@ def mismatch(learner_log_probs: Tensor, engine_log_probs: Tensor) -> dict[str, T
     return {"mismatch_mean": absolute, "mismatch_above": absolute > NOTICEABLE, "mismatch_kl": difference}
 
 
-def importance_weights(learner_log_probs: Tensor, engine_log_probs: Tensor, cap: float) -> Tensor:
-    """Truncated importance weights min(p_learner / p_engine, cap) of each token.
+def importance_weights(
+    learner_log_probs: Tensor,
+    engine_log_probs: Tensor,
+    mask: Tensor,
+    cap: float,
+    floor: float | None = None,
+    mode: str = "token_truncate",
+) -> tuple[Tensor, Tensor]:
+    """Importance weights p_learner / p_engine of each token, or of whole responses, within bounds.
 
     They correct the gradient for the distribution that the tokens were drawn from (Yao et al. 2025, "Your Efficient RL
     Framework Secretly Brings You Off-Policy RL Training"; Ionides 2008).
 
     Args:
-        learner_log_probs, engine_log_probs: equal shapes, without gradient.
+        learner_log_probs, engine_log_probs, mask: (batch, length), without gradient.
+        cap, floor: bounds of a weight; without ``floor`` there is no lower one.
+        mode: ``token_...``: a token's ratio; ``sequence_...``: the product of a response's ratios, for each of its tokens.
+            ``..._truncate``: a weight beyond a bound becomes the bound; ``..._mask``: it becomes 0.
+
+    Returns:
+        weights, and whether each is at a bound or beyond, both (batch, length).
     """
-    return torch.exp(learner_log_probs - engine_log_probs).clamp(max=cap)
+    difference = learner_log_probs - engine_log_probs
+    if mode.startswith("sequence"):
+        difference = masked_normalize(difference, mask, dim=1)[:, None].expand_as(difference)
+    ratio, low = torch.exp(difference), -1.0 if floor is None else floor
+    kept = torch.where((ratio < low) | (ratio > cap), 0.0, ratio) if mode.endswith("mask") else ratio.clamp(low, cap)
+    return kept, (ratio >= cap) | (ratio <= low)

@@ -16,7 +16,7 @@ class SamplingParams:
     """Sampling parameters.
 
     Attributes:
-        temperature: divides the logits; above 0.
+        temperature: divides the logits. 0: the likeliest token each time, with its log-prob at temperature 1.
         top_p: sampling keeps the smallest set of tokens with this much probability.
         min_tokens: a stop token or stop string ends a completion only after this many tokens (as in vLLM and transformers).
         max_tokens: a completion of this many tokens is cut off (``finish_reason == "length"``).

@@ -162,10 +162,13 @@ def sample(
     Returns:
         tokens (rows,), and their float32 log-probs (rows,) under the distribution that they were drawn from.
     """
-    log_probs = torch.log_softmax(logits.float() / params.temperature, dim=-1)
+    log_probs = torch.log_softmax(logits.float() / (params.temperature or 1.0), dim=-1)
     if length <= params.min_tokens:
         log_probs[:, [i for i in stop_token_ids if i < log_probs.shape[1]]] = -torch.inf  # a chat's may be none of the model's
         log_probs = torch.log_softmax(log_probs, dim=-1)
+    if params.temperature == 0.0:
+        best = log_probs.max(dim=-1)
+        return best.indices, best.values
     if params.top_p < 1.0:
         ordered, order = log_probs.sort(dim=-1, descending=True)
         before = ordered.exp().cumsum(dim=-1) - ordered.exp()

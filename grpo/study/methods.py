@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
@@ -25,12 +24,14 @@ from grpo.common.errors import UserError
 from grpo.common.imports import is_import_path, keys_of, source_of
 from grpo.tasks.task import OWN_REWARDS, Settings
 
-LOSS_TYPES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip", "gspo", "cispo")
+LOSS_TYPES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip", "gspo", "cispo", "sapo")
 LOSSES_OF_THE_HANDOUTS = {"GRPO-Clip": "grpo_clip", "GRPO-No-Clip": "grpo_no_clip"}  # names in the handouts' text
+CLIPPED = ("grpo_clip", "gspo")  # losses with PPO's clip
 WITHOUT_RATIO = ("no_baseline", "reinforce_with_baseline")  # losses without the ratio pi / pi_old
 LengthNormalization = Literal["masked_mean", "masked_normalize", "microbatch_longest", "token_mean"]
 Baseline = Literal["group_mean", "leave_one_out"]
-KlEstimator = Literal["low_variance", "naive"]
+KlEstimator = Literal["low_variance", "low_variance_corrected", "naive"]
+ImportanceMode = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 LrSchedulerType = Literal["constant", "linear", "cosine"]
 LossType = Annotated[str, AfterValidator(lambda name: LOSSES_OF_THE_HANDOUTS.get(name, name))]
 RewardWeights = Annotated[dict[str, FiniteFloat], Field(min_length=1)]
@@ -263,14 +264,24 @@ class GrpoConfig(SamplingConfig):
     # MODULE:NAME (grpo.tasks.rewards.apply_reward), or several with weights; null: the task's own reward
     reward: str | RewardWeights | None = None
     overlong_buffer: Annotated[PositiveInt | None, OMIT] = None  # last tokens over which the reward falls by up to 1
+    mask_truncated_completions: Annotated[bool, OMIT] = False  # responses cut off at sampling_max_tokens have no loss
+    # MODULE:NAME (grpo.learner.advantages.Advantage) in the place of baseline and use_std_normalization; null: these two
+    advantage: Annotated[str | None, OMIT] = None
+    advantage_options: Annotated[dict[str, JsonValue], OMIT] = Field(default_factory=dict)  # passed to it
     baseline: Annotated[Baseline, OMIT] = "group_mean"  # subtracted from a reward (grpo.learner.advantages)
-    use_std_normalization: bool = True
+    use_std_normalization: bool | Literal["batch"] = True  # divide by the group's standard deviation, or by the batch's
     length_normalization: LengthNormalization = "masked_mean"
     cliprange: PositiveFloat = 0.2
     cliprange_high: Annotated[PositiveFloat | None, OMIT] = None  # the ratio may rise to 1 + this; null: cliprange
-    # Cap of the importance weights of truncated importance sampling, per token: the probability under the policy to be trained
-    # over the one that the engine computed when it sampled the token. null: no weights.
+    delta: Annotated[PositiveFloat | None, OMIT] = None  # bound of the ratio at negative advantages too; null: none
+    # Cap of the importance weights: a token's probability under the policy to be trained over the one that the engine computed
+    # when it sampled it, or the product of a response's (`sequence_...`). Weights beyond cap or floor become that bound
+    # (`..._truncate`), or 0 (`..._mask`). null: no weights.
     importance_cap: PositiveFloat | None = None
+    importance_floor: Annotated[PositiveFloat | None, OMIT] = None  # null: no lower bound
+    importance_mode: Annotated[ImportanceMode, OMIT] = "token_truncate"
+    # Share of the train batch's tokens that have a policy loss: those of highest entropy
+    top_entropy_quantile: Annotated[float, Field(gt=0.0, le=1.0), OMIT] = 1.0
     kl_coefficient: Annotated[NonNegativeFloat, OMIT] = 0.0  # of KL(policy || starting weights) in the loss; 0: no such term
     kl_estimator: Annotated[KlEstimator, OMIT] = "low_variance"  # estimator of that term (grpo.learner.kl)
     entropy_coefficient: Annotated[FiniteFloat, OMIT] = 0.0  # of the mean token entropy (nats), subtracted from the loss
@@ -280,6 +291,9 @@ class GrpoConfig(SamplingConfig):
     def check(self) -> None:
         super().check()
         _require_code("loss_type", [self.loss_type], LOSS_TYPES)
+        _require_code("advantage", [self.advantage] if self.advantage is not None else [], ())
+        if self.advantage_options and self.advantage is None:
+            raise UserError("advantage_options: without advantage, which takes them: name it, or leave them out")
         if isinstance(self.reward, str):
             _require_code("reward", [self.reward], ())
         else:
@@ -295,6 +309,12 @@ class GrpoConfig(SamplingConfig):
         if (self.overlong_buffer or 0) > self.sampling_max_tokens:
             most = self.sampling_max_tokens
             raise UserError(f"overlong_buffer ({self.overlong_buffer}) must not exceed sampling_max_tokens ({most}): lower it")
+        if self.delta is not None and self.loss_type in LOSS_TYPES and self.loss_type not in CLIPPED:
+            raise UserError(f"delta: {self.loss_type} has no clip: leave it out, or use {' or '.join(CLIPPED)}")
+        if self.importance_cap is None and (self.importance_floor is not None or self.importance_mode != "token_truncate"):
+            raise UserError("importance_floor, importance_mode: without importance_cap there are no weights: set it")
+        if self.importance_cap is not None and (self.importance_floor or 0.0) >= self.importance_cap:
+            raise UserError(f"importance_floor ({self.importance_floor}) must be below importance_cap ({self.importance_cap})")
         stale = self.asynchronous is not None and self.asynchronous.is_stale
         if stale and self.importance_cap is None and self.loss_type not in WITHOUT_RATIO:
             # The ratio is to the engine's probabilities, which are among the allowed tokens only.
@@ -302,8 +322,9 @@ class GrpoConfig(SamplingConfig):
                 if (value := getattr(self, key)) != off:
                     wrong = f"{key} ({value}) excludes tokens, so ratios of asynchronous rollouts would be wrong"
                     raise UserError(f"{wrong}: set it to {off}, or set importance_cap")
-        # A user's own loss may use raw rewards.
-        if self.group_size == 1 and self.loss_type in LOSS_TYPES and self.loss_type != "no_baseline":
+        # A user's own loss may use raw rewards, and an own advantage may do without a group.
+        ours = self.loss_type in LOSS_TYPES and self.advantage is None
+        if self.group_size == 1 and ours and self.loss_type != "no_baseline":
             raise UserError("group_size 1 makes every advantage zero: use at least 2, or loss_type no_baseline")
 
     @property
@@ -323,55 +344,6 @@ class GrpoConfig(SamplingConfig):
 
 
 RunConfig = GrpoConfig | SftConfig | ExpertIterationConfig
-
-
-@dataclass(frozen=True)
-class EvaluationSteps:
-    """The steps after which a run is evaluated, in order, always with 0 and the last one.
-
-    They are not listed, as a run that trains until a time limit may name billions of steps.
-
-    Attributes:
-        every: the study's ``evaluation.every``, for GRPO runs: a number of steps, or a list of first steps, followed by the
-            multiples of its last. Supervised fine-tuning uses ``evaluate_every``; expert iteration is evaluated after each of
-            its (long) steps.
-    """
-
-    config: RunConfig
-    every: int | Sequence[int]
-
-    @property
-    def _first(self) -> Sequence[int]:
-        if isinstance(self.config, SftConfig):
-            return [self.config.evaluate_every]
-        every = 1 if isinstance(self.config, ExpertIterationConfig) else self.every
-        return [every] if isinstance(every, int) else every
-
-    def _multiples(self, step: int) -> int:
-        """Number of multiples up to this step, without 0 and the last step."""
-        return min(step, self.config.n_steps - 1) // self._first[-1]
-
-    @property
-    def _others(self) -> list[int]:
-        last, every = self.config.n_steps, self._first[-1]
-        return sorted({0, last, *(step for step in self._first if step < last and step % every)})
-
-    def __contains__(self, step: int) -> bool:
-        return step in self._others or (0 < step < self.config.n_steps and step % self._first[-1] == 0)
-
-    @property
-    def count(self) -> int:
-        """How many there are."""
-        return len(self._others) + self._multiples(self.config.n_steps)
-
-    @property
-    def middle(self) -> int:
-        """The step of the middle one, or the later of two."""
-        wanted = self.count // 2
-        places = [place + self._multiples(step) for place, step in enumerate(self._others)]
-        if wanted in places:
-            return self._others[places.index(wanted)]
-        return self._first[-1] * (wanted + 1 - sum(place < wanted for place in places))
 
 
 Config = TypeVar("Config", bound=TrainingConfig)
@@ -404,7 +376,7 @@ def resolved(config: TrainingConfig, arm: dict[str, Any], path: str) -> dict[str
 
 
 def apply_overrides(config: Config, overrides: dict[str, Any], path: str) -> Config:
-    """Apply an arm's or a winner's values and validate everything again; another loss inherits no ``loss_options``.
+    """Apply an arm's or a winner's values and validate everything again; another loss or advantage inherits no options.
 
     Args:
         overrides: may be empty; ``off_policy_rank`` is ignored.
@@ -414,8 +386,9 @@ def apply_overrides(config: Config, overrides: dict[str, Any], path: str) -> Con
         UserError: a key that the method does not have, or values that it refuses.
     """
     own, values = resolved(config, overrides, path), config.model_dump()
-    if own.get("loss_type", values.get("loss_type")) != values.get("loss_type"):
-        values.pop("loss_options", None)
+    for key, options in (("loss_type", "loss_options"), ("advantage", "advantage_options")):
+        if own.get(key, values.get(key)) != values.get(key):
+            values.pop(options, None)
     values |= own
     try:
         return type(config).model_validate(values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from grpo.common.errors import UserError
 from grpo.study.methods import OMIT, Section
@@ -199,7 +199,7 @@ Score = Literal["answer_reward", "reward"]
 class Evaluation(Section):
     """Validation during a run and zero-shot evaluation; the sampling settings are those of the handout."""
 
-    every: PositiveInt | Annotated[list[PositiveInt], Field(min_length=1)]  # see grpo.study.methods.EvaluationSteps
+    every: PositiveInt | Annotated[list[PositiveInt], Field(min_length=1)]  # see grpo.study.evaluation_steps
     problems: PositiveInt  # of each evaluation but the last
     last_problems: PositiveInt  # of the last evaluation, which is the run's result
     # The first of them choose winners and learning rates, and the others judge. 0: all of them do both.
@@ -207,7 +207,7 @@ class Evaluation(Section):
     zero_shot_problems: PositiveInt
     zero_shot_prompts: list[str] = Field(min_length=1)
     best_of_n: BestOfN
-    temperature: PositiveFloat = 1.0
+    temperature: NonNegativeFloat = 1.0  # 0: greedy
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     max_tokens: PositiveInt = 1024
     seed: int = 0
@@ -228,6 +228,8 @@ class Evaluation(Section):
                 f"selection_problems ({self.selection_problems}) leaves none of last_problems ({self.last_problems}) to judge"
             )
             raise UserError(f"{none}: lower it")
+        if self.temperature == 0.0 and self.best_of_n.prompts:
+            raise UserError("temperature 0: all samples of best_of_n would be equal: set best_of_n.prompts to []")
         for name, also in self.also.items():
             if also.every is not None and also.every % every[-1]:
                 unlike = f"{also.every} is not a multiple of evaluation.every ({every[-1]})"

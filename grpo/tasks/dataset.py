@@ -9,6 +9,7 @@ from grpo.common.errors import UserError
 from grpo.common.imports import import_object, is_import_path
 from grpo.common.records import Problem
 from grpo.tasks.graded import GradedTask, checked_problem
+from grpo.tasks.rewards import REWARD_ARGUMENTS
 from grpo.tasks.rows import REVISION, HubDataset, LocalFiles, Row, read_rows
 from grpo.tasks.task import Settings, Split
 
@@ -40,6 +41,7 @@ class Dataset(GradedTask):
         verify: ``math`` (the grader), ``exact``, or the import path of a function with the signature of :meth:`Task.verify`.
         drop_overlap: leave out training questions that are also validation questions, instead of refusing them.
         unevaluated: with ``verify: math``, accept unevaluated arithmetic (``2+2``) and expressions of the question as answers.
+        columns: further columns, passed to reward functions. Numbers of text files stay text.
         skip_unusable: leave out and count rows without a question or without an answer that ``verify`` can use, instead of
             refusing them.
 
@@ -60,9 +62,13 @@ class Dataset(GradedTask):
         drop_overlap: bool = False,
         unevaluated: bool = False,
         skip_unusable: bool = False,
+        columns: tuple[str, ...] | list[str] = (),
     ):
         if (hub is None) == (files is None):
             raise UserError("name either `hub` or `files`, and not both.")
+        if taken := [name for name in columns if name in REWARD_ARGUMENTS]:
+            raise UserError(f"columns: reward functions get a {taken[0]} already. Rename the column.")
+        self.reward_columns = tuple(columns)
         if hub is not None and revision is None:
             raise UserError(f"{hub}: give the `revision`, 40 hex digits: the Hub lists it under Files, History.")
         self.question, self.answer, self.drop_overlap, self.unevaluated = question, answer, drop_overlap, unevaluated
@@ -86,7 +92,8 @@ class Dataset(GradedTask):
         skipped: list[str] = []
         for number, row in enumerate(self._rows(split)):
             try:
-                problem = Problem(f"{split}/{number}", row.text(self.question), row.text(self.answer))
+                further = {name: row.value(name) for name in self.reward_columns}
+                problem = Problem(f"{split}/{number}", row.text(self.question), row.text(self.answer), columns=further)
                 found.append(checked_problem(problem, row.where, self.graded))
             except UserError as error:
                 if not self.skip_unusable:

@@ -46,6 +46,7 @@ class Mixture(Task):
             raise UserError(f"tasks.{limited[0]}.max_prompt_tokens: give it to the mixture itself, beside `tasks`.")
         named = [part.use for part in tasks.values() if is_import_path(part.use)]
         self.own_code = (*named, *(path for part in self.parts.values() for path in part.own_code))
+        self.reward_columns = tuple(dict.fromkeys(name for part in self.parts.values() for name in part.reward_columns))
         first, *others = self.parts.values()
         self.formats = {  # type: ignore[misc]
             name: format for name, format in first.formats.items() if all(part.formats.get(name) == format for part in others)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import inspect
 import math
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from numbers import Real
 from typing import Any
@@ -71,33 +72,35 @@ REWARD_ARGUMENTS = (
 )
 
 
-def find_rewards(reward: str | Mapping[str, float]) -> dict[str, tuple[Callable[..., Any], float]]:
+def find_rewards(reward: str | Mapping[str, float], columns: Sequence[str] = ()) -> dict[str, tuple[Callable[..., Any], float]]:
     """Find the functions that :func:`apply_reward` calls, each with its weight.
 
     Args:
         reward: MODULE:NAME; or several of these, or of :data:`OWN_REWARDS`, with weights.
+        columns: of the task.
 
     Raises:
         UserError: as :func:`find_reward`.
     """
     weights = {reward: 1.0} if isinstance(reward, str) else reward
-    return {name: (find_reward(name), weight) for name, weight in weights.items()}
+    return {name: (find_reward(name, columns), weight) for name, weight in weights.items()}
 
 
-def find_reward(path: str) -> Callable[..., Any]:
+def find_reward(path: str, columns: Sequence[str] = ()) -> Callable[..., Any]:
     """Import a reward function, or make one of :data:`OWN_REWARDS`.
 
     Raises:
-        UserError: there is no such function, or it does not take :data:`REWARD_ARGUMENTS`.
+        UserError: there is no such function, or it does not take :data:`REWARD_ARGUMENTS` and the task's columns.
     """
     if path in OWN_REWARDS:
         return lambda **columns: columns[path]
     reward: Callable[..., Any] = import_object(path)
+    arguments = (*REWARD_ARGUMENTS, *columns)
     try:
-        inspect.signature(reward).bind(**dict.fromkeys(REWARD_ARGUMENTS))
+        inspect.signature(reward).bind(**dict.fromkeys(arguments))
     except TypeError as error:
         raise UserError(
-            f"reward: {path}: {error}. It is called with the keywords {', '.join(REWARD_ARGUMENTS)}: name those that it needs, "
+            f"reward: {path}: {error}. It is called with the keywords {', '.join(arguments)}: name those that it needs, "
             "and end with `**columns` for the others."
         ) from None
     return no_exit(f"reward: {path}")(reward)
@@ -109,17 +112,20 @@ def apply_reward(
     completions: Sequence[Completion],
     problems: Sequence[Problem],
     scored: ScoredBatch,
+    further: Sequence[str] = (),
 ) -> ScoredBatch:
     """Compute rewards with the user's own functions, which have the signature of TRL's reward functions.
 
     Each function is called once, with keyword arguments that are lists of its own, with one element per completion:
     ``prompts`` and ``completions`` (text), ``completion_ids`` (token ids); ``question``, ``ground_truth``, ``level`` and
     ``subject`` of the problem; the task's ``format_reward`` and ``answer_reward``. It returns one number per completion, of any
-    size. (If several processes train a run, each process calls it once with the groups that it has sampled.)
+    size. (If several processes train a run, each process calls it once with the groups that it has sampled.) Functions that are
+    ``async def`` run concurrently.
 
     Args:
-        reward: MODULE:NAME; or several with weights. The reward is then the weighted sum, as with TRL's ``reward_weights``; a
-            function that returns None for a completion, because it does not apply, adds nothing.
+        reward: MODULE:NAME; or several with weights. The reward is then the weighted sum, as with TRL's ``reward_weights``. A
+            function that abstains (None for a completion) adds nothing; if all abstain, the reward is NaN.
+        further: the task's columns; a problem without one has None.
         scored: the task's scores. Their ``format_reward`` and ``answer_reward`` stay.
 
     Returns:
@@ -134,28 +140,38 @@ def apply_reward(
         "completion_ids": [list(completion.token_ids) for completion in completions],
         **{name: [getattr(p, name) for p in problems] for name in ("question", "ground_truth", "level", "subject")},
         **{name: [rewards[name] for rewards in scored.rewards] for name in OWN_REWARDS},
+        **{name: [problem.columns.get(name) for problem in problems] for name in further},
     }
-    functions = find_rewards(reward)
-    returned = [
-        (_checked(name, function(**copy.deepcopy(columns)), len(completions), may_be_none=not isinstance(reward, str)), weight)
-        for name, (function, weight) in functions.items()
-    ]
+    functions = find_rewards(reward, further)
+    returned, awaited = dict[str, list[Any]](), dict[str, Awaitable[Any]]()
+    for name, (function, _) in functions.items():
+        found = function(**copy.deepcopy(columns))
+        if inspect.isawaitable(found):
+            awaited[name] = found
+        else:
+            returned[name] = _checked(name, found, len(completions))
+    with no_exit(f"reward: {', '.join(awaited)}"):
+        found_later = asyncio.run(_all_of(awaited.values())) if awaited else []
+    returned |= {name: _checked(name, found, len(completions)) for name, found in zip(awaited, found_later, strict=True)}
     totals = []
     for i in range(len(completions)):
-        given = [weight * float(values[i]) for values, weight in returned if values[i] is not None]
-        if not given:
-            raise UserError(f"reward: none of {', '.join(functions)} gives completion {i} of {len(completions)} a reward.")
-        totals.append(sum(given[1:], given[0]))
+        given = [w * float(returned[name][i]) for name, (_, w) in functions.items() if returned[name][i] is not None]
+        totals.append(sum(given[1:], given[0]) if given else math.nan)
     return ScoredBatch([own | {"reward": total} for own, total in zip(scored.rewards, totals, strict=True)], scored.out_of_time)
 
 
-def _checked(path: str, returned: Any, n: int, may_be_none: bool) -> list[Any]:
+async def _all_of(awaited: Iterable[Awaitable[Any]]) -> list[Any]:
+    return await asyncio.gather(*awaited)
+
+
+def _checked(path: str, returned: Any, n: int) -> list[Any]:
     def is_reward(value: Any) -> bool:
-        return (value is None and may_be_none) or (isinstance(value, Real) and math.isfinite(value))
+        return value is None or (isinstance(value, Real) and math.isfinite(value))
 
     if not hasattr(returned, "__len__") or len(returned) != n or not all(map(is_reward, returned)):
         raise UserError(
-            f"reward: {path} returned {reprlib.repr(returned)}. Return {n} finite numbers, one for each completion."
+            f"reward: {path} returned {reprlib.repr(returned)}. Return {n} finite numbers, one for each completion, or None "
+            "for one to which it does not apply."
         )
     return list(returned)  # a function may use its list again
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import re
 from collections import Counter
@@ -58,8 +59,21 @@ class Row:
                 if isinstance(value, str) and is_text(value):
                     return value
                 raise UserError(f"{self.where}: column {column!r} holds {value!r}, not text. Correct the row.")
+        raise self._without(*columns)
+
+    def value(self, column: str) -> Any:
+        """Value of a column; UserError if the row has none, or JSON cannot hold it."""
+        if column not in self.values:
+            raise self._without(column)
+        try:
+            json.dumps(self.values[column], ensure_ascii=False, allow_nan=False).encode()
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{self.where}: column {column!r}: JSON cannot hold its value ({error}). Leave it out.") from error
+        return self.values[column]
+
+    def _without(self, *columns: str) -> UserError:
         has = ", ".join(self.values) or "none"
-        raise UserError(f"{self.where}: no column {' or '.join(map(repr, columns))} (columns: {has}). Check `{self.key}`.")
+        return UserError(f"{self.where}: no column {' or '.join(map(repr, columns))} (columns: {has}). Check `{self.key}`.")
 
 
 # --------------------------------------------------------------------------------------------------------------- local files

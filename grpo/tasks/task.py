@@ -135,6 +135,7 @@ class Task:
     drop_overlap: bool = False  # leave out training questions that are also validation questions
     max_prompt_tokens: int | None = None  # leave out longer prompts; None for no limit; set in params.yaml
     params_key: str = "tasks.NAME"  # its key in params.yaml, for messages; set by make_task
+    reward_columns: tuple[str, ...] = ()  # names of the further values of its problems, which reward functions get
     own_code: tuple[str, ...] = ()  # import paths of code that results depend on, such as a verifier
 
     def problems(self, split: Split) -> list[Problem]:

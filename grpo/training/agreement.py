@@ -36,14 +36,14 @@ def require_agreement(study: Study, learner: Any, rollouts: Sequence[Rollout]) -
     Raises:
         UserError: the mean difference is far beyond rounding, or not a number.
     """
-    sampling = study.evaluation
+    sampling, temperature = study.evaluation, study.evaluation.temperature or 1.0
     compared = rollouts[:: max(1, len(rollouts) // COMPARED)][:COMPARED]
     engine = torch.tensor([one for rollout in compared for one in rollout.completion.log_probs])
     if not engine.numel():
         return  # all of them are empty
-    found = mismatch(torch.cat(learner.log_probs(compared, sampling.temperature)), engine)["mismatch_mean"].mean().item()
+    found = mismatch(torch.cat(learner.log_probs(compared, temperature)), engine)["mismatch_mean"].mean().item()
     precisions = [study.learner.dtype] + [study.engine.dtype] * (study.engine.name == "vllm")
-    limit = max(ROUNDING[each] for each in precisions) / min(1.0, sampling.temperature) - math.log(sampling.top_p)
+    limit = max(ROUNDING[each] for each in precisions) / min(1.0, temperature) - math.log(sampling.top_p)
     if not found <= limit:
         other = "engine.name to transformers" if study.engine.name == "vllm" else "learner.packing to false"
         raise UserError(

@@ -59,4 +59,5 @@ def replace_groups_without_signal(
 def has_signal(group: list[Rollout]) -> bool:
     """Whether two rewards of the group differ, without the punishment of long responses (DAPO's Eq. 11 filters by accuracy)."""
     rewards = torch.tensor([rollout.rewards["reward"] - rollout.punishment for rollout in group], dtype=torch.float64)
-    return not are_equal(rewards[None]).item()
+    counted = rewards[~rewards.isnan()]
+    return len(counted) > 0 and not are_equal(counted[None]).item()

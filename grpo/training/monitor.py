@@ -10,9 +10,10 @@ from typing import Any
 
 from tqdm import tqdm
 
+from grpo.common.errors import UserError
 from grpo.common.files import write_text
 from grpo.results.statistics import interval_of_mean
-from grpo.study.methods import EvaluationSteps
+from grpo.study.evaluation_steps import EvaluationSteps
 from grpo.study.schema import Study
 from grpo.tracking.run_log import RunLog
 from grpo.training.agreement import require_agreement
@@ -92,6 +93,11 @@ class Monitor:
         reward = validated.metrics[self.metric]
         best = max((row[self.column] for row in log.validations[1:]), default=-math.inf)
         log.validation(step, self.updates, validated.metrics)
+        if any(math.isnan(r.rewards[self.metric]) for r in validated.rollouts):
+            raise UserError(
+                "evaluation.metric: runs are compared problem by problem, and the reward function gives some validation responses "
+                "no reward (None). Set it to answer_reward."
+            )
         self.outcomes.append({"step": step, self.metric: [r.rewards[self.metric] for r in validated.rollouts]})
         if step and reward > best:
             self.keep("best", {"step": step, "update": self.updates, self.metric: reward})

@@ -1,6 +1,8 @@
-"""Tries the study's own rewards, losses and documents before anything slow."""
+"""Tries the study's own rewards, advantages, losses and documents before anything slow."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from grpo.common.imports import call_with, is_import_path
 from grpo.study.effective import effective_run
@@ -10,8 +12,11 @@ from grpo.study.settings import PretrainedHere
 from grpo.tasks.rewards import find_rewards
 
 
-def require_own_code(config: RunConfig) -> None:
-    """Import a run's reward functions and its loss, and try the loss.
+def require_own_code(config: RunConfig, columns: Sequence[str] = ()) -> None:
+    """Import a run's reward functions, advantage and loss, and try the last two.
+
+    Args:
+        columns: of the task.
 
     Raises:
         UserError: one does not exist, or cannot be called.
@@ -19,9 +24,13 @@ def require_own_code(config: RunConfig) -> None:
     if not isinstance(config, GrpoConfig):
         return
     if config.reward is not None:
-        find_rewards(config.reward)
+        find_rewards(config.reward, columns)
+    if config.advantage is not None:
+        from grpo.learner.advantages import try_advantage  # imports torch, which is slow
+
+        try_advantage(config.advantage, config.advantage_options, config.group_size)
     if is_import_path(config.loss_type) or config.loss_options:
-        from grpo.learner.losses import bind_loss  # imports torch, which is slow
+        from grpo.learner.losses import bind_loss
 
         bind_loss(config.loss_type, config.loss_options)
 
@@ -34,4 +43,5 @@ def require_own_code_of_all(study: Study) -> None:
             call_with(study.task(name).documents, documents, f"models.{name}.documents")
     for name in study.made:
         for arm in study.experiments[name].arms:
-            require_own_code(effective_run(study, name, arm, study.seeds[0], []).config)
+            config = effective_run(study, name, arm, study.seeds[0], []).config
+            require_own_code(config, study.task(study.experiments[name].task).reward_columns)

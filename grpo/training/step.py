@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from grpo.common.records import Problem, Rollout
 from grpo.common.world import ALONE, World
 from grpo.evaluation.evaluate import Sampler, sample_rollouts, score_rollouts, summarize
-from grpo.learner.advantages import normalize_scores
+from grpo.learner.advantages import normalize_within_groups, own_advantages, reward_statistics
 from grpo.learner.learner import Learner
 from grpo.rollout.engine import SamplingParams, derive_seed
 from grpo.study.methods import GrpoConfig, SamplingConfig
@@ -77,14 +78,16 @@ def set_advantages(setup: RunSetup[GrpoConfig], rollouts: list[Rollout]) -> dict
         mean rewards, share of groups without signal, response lengths (tokens), share cut off, number of grader timeouts, and
         the task's metrics.
     """
-    config = setup.config
-    advantages, _, means = normalize_scores(
-        [rollout.rewards for rollout in rollouts],
-        config.group_size,
-        config.advantage_eps,
-        config.use_std_normalization,
-        config.baseline,
-    )
+    config, scores = setup.config, [rollout.rewards for rollout in rollouts]
+    size, rewards = config.group_size, torch.tensor([score["reward"] for score in scores], dtype=torch.float64)
+    if config.advantage is None:
+        std = config.use_std_normalization
+        advantages = normalize_within_groups(rewards, size, config.advantage_eps, std, config.baseline)
+    else:
+        lengths = torch.tensor([rollout.length for rollout in rollouts], dtype=torch.float64)
+        groups, lengths = rewards.view(-1, size), lengths.view(-1, size)
+        advantages = own_advantages(config.advantage, config.advantage_options, groups, lengths)
+    means = reward_statistics(scores, advantages, size)
     for rollout, advantage in zip(rollouts, advantages.tolist(), strict=True):
         rollout.advantage = advantage
     found = summarize(rollouts) | means | {"response_length_max": max(rollout.length for rollout in rollouts)}
@@ -112,12 +115,17 @@ def train_on(config: GrpoConfig, learner: Learner, rollouts: list[Rollout], vers
       from the engine's log-probs to these (the decoupled objective of Hilton et al. 2021, "Batch size-invariance for policy
       optimization", arXiv 2110.00641).
 
+    With ``mask_truncated_completions`` a response that was cut off counts with its reward in the advantages, and as a response
+    in the loss's mean, but its tokens are left out.
+
     Args:
         version: of the learner's policy, in GRPO steps.
 
     Returns:
         the metrics of each update.
     """
+    if config.mask_truncated_completions:
+        rollouts = [_without_tokens(each) if each.completion.finish_reason == "length" else each for each in rollouts]
     old_log_probs: Sequence[torch.Tensor | None] = [None] * len(rollouts)
     stale = any(rollout.completion.policy_version != version for rollout in rollouts)
     if stale and config.importance_cap is None:
@@ -135,6 +143,11 @@ def train_on(config: GrpoConfig, learner: Learner, rollouts: list[Rollout], vers
         for _ in range(config.epochs_per_rollout_batch)
         for start in range(0, config.rollout_batch_size, config.train_batch_size)
     ]
+
+
+def _without_tokens(rollout: Rollout) -> Rollout:
+    """A copy without a response token, which counts as a response of its batch and has neither loss nor metrics."""
+    return replace(rollout, completion=replace(rollout.completion, token_ids=(), log_probs=()))
 
 
 def lag_metrics(rollouts: Sequence[Rollout], version: int) -> dict[str, float]:

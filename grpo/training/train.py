@@ -53,8 +53,8 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
         UserError: among others, the study's own loss or reward function cannot be called.
     """
     started_at, began = now(), time.perf_counter()
-    require_own_code(run.config)
     task = study.task(run.task)
+    require_own_code(run.config, task.reward_columns)
     format = find_format(task, run.config.prompt)
     if format.chat:
         format.encode(load_tokenizer(run.model), "?")  # refuses a tokenizer without a chat template

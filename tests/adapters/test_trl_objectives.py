@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,17 +15,19 @@ import pytest
 import torch
 from learner_parts import PROBLEM, config, flat, last_gradients
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.testing import assert_close
+from training_parts import setup_of
 
 from grpo.common.metrics import TRL_NAMES, mlflow_names
 from grpo.common.records import Completion, Rollout
 from grpo.learner.advantages import normalize_within_groups
 from grpo.learner.learner import Learner
-from grpo.learner.masking import response_weights
+from grpo.learner.masking import highest, response_weights
 from grpo.learner.microbatches import Microbatch
-from grpo.learner.mismatch import importance_weights
 from grpo.study.methods import OBJECTIVES
 from grpo.tasks.rewards import soft_overlong_punishment
+from grpo.training.step import set_advantages, train_on
 
 pytestmark = pytest.mark.adapters
 
@@ -61,11 +65,17 @@ def ours(model: Any, old: Tensor = OLD, **settings: Any) -> tuple[Tensor, Tensor
         "groups": torch.tensor([[0], [0], [1], [1]]),
         "weights": weights[:, None].double(),
     }
+    tokens = int(LENGTHS.sum())
+    sizes = (tokens, 4, tokens)
+    if (share := learner.config.top_entropy_quantile) < 1.0:
+        chosen = highest([entropy[mask].detach() for entropy, mask in zip(micro.entropy, MASK, strict=True)], share)
+        batch["chosen"] = pad_sequence(chosen, batch_first=True)
+        sizes = (tokens, 4, int(batch["chosen"].sum()))
     names = ("loss", "tokens", "token_entropy", "clip_fraction", "ratio_mean", "mismatch_mean", "mismatch_above", "mismatch_kl")
     totals = {n: torch.zeros((), dtype=torch.float64) for n in (*names, "importance_mean", "importance_capped", "kl_loss")}
     learner._backward(
         batch,
-        (int(LENGTHS.sum()), 4),
+        sizes,
         micro,
         totals,
         {n: torch.zeros(()).double() for n in ("ratio_min", "ratio_max", "mismatch_max")},
@@ -79,11 +89,11 @@ def of_trl(loss_type: str, level: str = "token", old: Tensor = OLD, **settings: 
     from trl.trainer.grpo_trainer import GRPOTrainer
 
     logits = LOGITS.clone().requires_grad_()
-    corrected = settings.pop("use_bias_correction_kl", False)
-    args = {"delta": None, "use_bias_correction_kl": corrected, "steps_per_generation": 1}
-    accelerator = SimpleNamespace(
-        num_processes=1, sync_gradients=True, gather=lambda x: x, reduce=lambda x, reduction: x, gather_for_metrics=lambda x: x
-    )
+    args = {"delta": None, "use_bias_correction_kl": False, "steps_per_generation": 1}
+    args |= {"sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05}
+    args |= {name: settings.pop(name) for name in args.keys() & settings.keys()}
+    same = {name: lambda x, *_, **__: x for name in ("gather", "reduce", "gather_for_metrics", "pad_across_processes")}
+    accelerator = SimpleNamespace(num_processes=1, sync_gradients=True, **same)
     values = {
         "loss_type": loss_type,
         "importance_sampling_level": level,
@@ -91,6 +101,7 @@ def of_trl(loss_type: str, level: str = "token", old: Tensor = OLD, **settings: 
         "epsilon_high": 0.2,
         "beta": 0.0,
         "entropy_coef": 0.0,
+        "top_entropy_quantile": 1.0,
         "use_vllm": "importance_sampling_ratio" in settings,
     }
     ratio = settings.pop("importance_sampling_ratio", None)
@@ -98,8 +109,8 @@ def of_trl(loss_type: str, level: str = "token", old: Tensor = OLD, **settings: 
     trainer = SimpleNamespace(
         model=SimpleNamespace(training=True),
         _get_per_token_logps_and_entropies=lambda *a, **k: (*computed(logits), None),
+        get_high_entropy_mask=lambda *given: GRPOTrainer.get_high_entropy_mask(trainer, *given),
         aux_loss_enabled=False,
-        top_entropy_quantile=1.0,
         off_policy_mask_threshold=None,
         max_completion_length=8,
         vllm_importance_sampling_correction=True,
@@ -149,7 +160,29 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "entropy bonus": ({"loss_type": "grpo_clip", "entropy_coefficient": 0.1}, {"loss_type": "grpo", "entropy_coef": 0.1}),
     "truncated importance sampling": (
         {"loss_type": "grpo_clip", "importance_cap": 1.2, "kl_coefficient": 0.3},
-        {"loss_type": "grpo", "beta": 0.3, "importance_sampling_ratio": importance_weights(OLD, ENGINE, 1.2)},
+        {"loss_type": "grpo", "beta": 0.3, "importance_sampling_ratio": torch.exp(OLD - ENGINE).clamp(max=1.2)},
+    ),
+    "two-sided clip": ({"loss_type": "grpo_clip", "delta": 1.3}, {"loss_type": "grpo", "delta": 1.3}),
+    "GSPO, two-sided": (
+        {"loss_type": "gspo", "cliprange": 0.05, "delta": 1.1},
+        {"loss_type": "grpo", "level": "sequence", "epsilon_low": 0.05, "epsilon_high": 0.05, "delta": 1.1},
+    ),
+    "corrected KL": (
+        {"loss_type": "grpo_clip", "kl_coefficient": 0.3, "kl_estimator": "low_variance_corrected"},
+        {"loss_type": "grpo", "beta": 0.3, "use_bias_correction_kl": True},
+    ),
+    "GSPO with corrected KL": (
+        {"loss_type": "gspo", "kl_coefficient": 0.3, "kl_estimator": "low_variance_corrected"},
+        {"loss_type": "grpo", "level": "sequence", "beta": 0.3, "use_bias_correction_kl": True},
+    ),
+    "high entropies": (
+        {"loss_type": "grpo_clip", "top_entropy_quantile": 0.4, "entropy_coefficient": 0.1, "kl_coefficient": 0.3},
+        {"loss_type": "grpo", "top_entropy_quantile": 0.4, "entropy_coef": 0.1, "beta": 0.3},
+    ),
+    "SAPO": ({"loss_type": "sapo"}, {"loss_type": "sapo"}),
+    "SAPO, other temperatures": (
+        {"loss_type": "sapo", "loss_options": {"temperature_positive": 0.5, "temperature_negative": 3.0}},
+        {"loss_type": "sapo", "sapo_temperature_pos": 0.5, "sapo_temperature_neg": 3.0},
     ),
 }
 
@@ -159,13 +192,17 @@ def test_losses_and_gradients_are_trls(model: Any, case: str) -> None:
     here, there = CASES[case]
     (loss, gradient, clipped), (expected, of_expected, region) = ours(model, **here), of_trl(**there)
     assert of_expected.norm() > 0.01
+    print(f"{case}: {(gradient - of_expected).norm() / of_expected.norm():.1e} of the gradient's norm")
+    assert (gradient - of_expected).norm() < 1e-6 * of_expected.norm()
     assert_close(loss, expected, rtol=1e-6, atol=1e-6)
     assert_close(gradient, of_expected, rtol=1e-6, atol=1e-6)
     plain = of_trl("grpo")[1]
     assert case == "GRPO" or (gradient - plain).norm() > 1e-3  # each setting counts
     # The share of clipped tokens has TRL's name where it is TRL's number.
     named = "clip_ratio/region_mean" in mlflow_names("clip_fraction", here["loss_type"])
-    assert clipped > 0 and named == (clipped == pytest.approx(region, rel=1e-6) if region is not None else False)
+    assert (clipped > 0 or here["loss_type"] == "sapo") and named == (
+        clipped == pytest.approx(region, rel=1e-6) if region is not None else False
+    )
 
 
 def test_on_policy_the_kl_term_of_trls_default_has_the_gradient_of_naive(model: Any) -> None:
@@ -173,6 +210,79 @@ def test_on_policy_the_kl_term_of_trls_default_has_the_gradient_of_naive(model: 
     theirs, without = (of_trl("grpo", old=NOW, beta=0.3, use_bias_correction_kl=corrected)[1] for corrected in (True, False))
     assert_close(of_naive, theirs, rtol=1e-6, atol=1e-6)
     assert (theirs - without).norm() > 1e-3
+
+
+GENERATED = [
+    [int(token) for token in torch.randint(2, 500, (n,), generator=GENERATOR)] for n in (5, 2, 9, 3, 12, 7, 2, 4, 11, 16, 3, 8)
+]
+BATCH_REWARDS = [1.0, 0.0, 0.25, 1.0, 0.0, 0.0, 1.0, 0.0, 0.5, 0.5, 0.5, 0.5]  # of three groups
+BOUNDS = {"importance_cap": 1.2, "importance_floor": 0.8}
+MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+BATCHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}),
+    "without std": ({"use_std_normalization": False}, {"scale_rewards": "none"}),
+    "std of the batch": ({"use_std_normalization": "batch"}, {"scale_rewards": "batch"}),
+    "truncated": ({"mask_truncated_completions": True}, {"mask_truncated_completions": True}),
+    "truncated, DAPO": (
+        {"mask_truncated_completions": True, "length_normalization": "token_mean"},
+        {"mask_truncated_completions": True, "loss_type": "dapo"},
+    ),
+    **{f"weights: {mode}": (BOUNDS | {"importance_mode": mode}, {"vllm_importance_sampling_mode": mode}) for mode in MODES},
+}
+
+
+ABSTAINING = [1.0, None, 0.25, 1.0, None, None, 1.0, 0.0, None, None, None, None]  # of the second group the mean is 0.5
+
+
+@pytest.mark.parametrize("rewards", [BATCH_REWARDS, ABSTAINING], ids=["rewards", "some None"])
+@pytest.mark.parametrize("case", BATCHES)
+def test_a_batch_is_trained_on_as_by_trls_trainer(model: Any, tokenizer: Any, tmp_path: Path, case: str, rewards: Any) -> None:
+    """From the same responses and rewards the gradient at the weights, through the whole of both trainers."""
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerFast
+    from trl import GRPOConfig, GRPOTrainer
+
+    here, there = BATCHES[case]
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    ended = [i % 4 != 1 for i in range(12)]
+    completions = [[*ids[:-1], tokenizer.eos_token_id if ends else 7] for ids, ends in zip(GENERATED, ended, strict=True)]
+    learner = Learner(
+        copy.deepcopy(model),
+        config(loss_type="grpo_clip", rollout_batch_size=12, train_batch_size=12, advantage_eps=1e-4, **here),
+        tokenizer.pad_token_id,
+    )
+    prompts = [tuple(range(3, 8 + i // 4)) for i in range(12)]
+    rollouts = [
+        Rollout(PROBLEM, prompt, Completion(tuple(ids), "", (0.0,) * len(ids), "stop" if ends else "length"))
+        for prompt, ids, ends in zip(prompts, completions, ended, strict=True)
+    ]
+    for rollout, log_probs, reward in zip(rollouts, learner.log_probs(rollouts), rewards, strict=True):
+        apart = torch.tensor([0.06 * (token % 9 - 4) for token in rollout.completion.token_ids])
+        rollout.completion = replace(rollout.completion, log_probs=tuple((log_probs + apart).tolist()))
+        rollout.rewards = {"reward": math.nan if reward is None else reward, "format_reward": 1.0, "answer_reward": 0.0}
+    settings = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": [], "beta": 0.0}
+    sizes = {"num_generations": 4, "per_device_train_batch_size": 12, "max_completion_length": 16}
+    bounds = {"vllm_importance_sampling_clip_max": 1.2, "vllm_importance_sampling_clip_min": 0.8}
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=lambda completions, **_: rewards,
+        args=GRPOConfig(output_dir=str(tmp_path), **{"loss_type": "grpo"} | sizes | settings | bounds | there),
+        train_dataset=Dataset.from_dict({"prompt": ["How many are 1 and 2?", "And 4?", "And 3 and 2?"]}),
+        processing_class=PreTrainedTokenizerFast.from_pretrained(tmp_path / "tokenizer"),
+    )
+    trainer.use_vllm = "importance_mode" in here
+    texts, of_engine = [""] * 12, [r.completion.log_probs for r in rollouts] if trainer.use_vllm else None
+    trainer._generate = lambda _: (prompts, completions, None, texts, of_engine, {}, None, None)
+    sampled = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+    trainer.compute_loss(trainer.model, sampled).backward()
+    expected = flat({name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None})
+
+    set_advantages(setup_of(learner.config), rollouts)
+    assert_close(torch.tensor([r.advantage for r in rollouts]), sampled["advantages"], rtol=1e-5, atol=1e-5)
+    gradients = last_gradients(learner)
+    train_on(learner.config, learner, rollouts, version=0)
+    print(f"{case}: {(flat(gradients) - expected).norm() / expected.norm():.1e} of the gradient's norm")
+    assert (flat(gradients) - expected).norm() < 1e-5 * expected.norm() and expected.norm() > 0.01
 
 
 REWARDS = [1.0, 0.0, 0.25, 1.0, 0.0, 0.0, 1.0, 0.0, 0.5, 0.5, 0.5, 0.5]  # of three groups of four

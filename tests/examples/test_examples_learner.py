@@ -1,9 +1,11 @@
-"""The examples of a loss and of a reward of one's own: their numbers by hand, and each in a run from params.yaml to results."""
+"""The examples of a loss, an advantage and a reward of one's own: their numbers by hand, and each in a run from params.yaml to
+results."""
 
 from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,6 +115,31 @@ def test_a_study_trains_with_a_loss_of_its_own(train: Train) -> None:
     assert sum(higher) < sum(equal)
     config = parse_yaml(paths.RUNS / "grpo_learning_rate/higher/0/config.yaml")["config"]
     assert config["loss_options"] == {"value": {"clip_high": 2.0}, "from": "arm higher"}
+
+
+# ----------------------------------------------------------------------------------------------------------- the advantage
+
+
+def test_a_study_outside_the_repository_trains_with_the_advantage_of_the_docs(train: Train, tmp_path: Path) -> None:
+    """With weight 0 it is the reward minus the group's mean."""
+    (code,) = re.findall(
+        r"^```python\n# studies/my_advantages.py\n(.*?)^```$", (ROOT / "docs/extending.md").read_text(), re.M | re.S
+    )
+    assert len(code.splitlines()) <= 5
+    (tmp_path / "studies").mkdir()
+    (tmp_path / "studies/my_advantages.py").write_text(code)
+    own = {"advantage": "my_advantages:shorter_first"}
+    assert train("ours", use_std_normalization=False)[0] == 0
+    for arm, weight in (("equal", 0.0), ("shorter", 0.5)):
+        assert train(arm, **own, advantage_options={"weight": weight})[0] == 0
+    losses = {arm: [row["loss"] for row in rows(arm)] for arm in ("ours", "equal", "shorter")}
+    assert losses["equal"] == pytest.approx(losses["ours"], rel=1e-4)
+    assert losses["shorter"] != pytest.approx(losses["ours"], rel=1e-2)
+    write_training_inputs(load_study())
+    inputs = json.loads((paths.TRAINING_INPUTS / "grpo_learning_rate.json").read_text())
+    assert "my_advantages.py" in inputs["own_code"]
+    code, error = train("typo", **own, advantage_options={"wieght": 0.5})
+    assert code == 2 and "advantage: my_advantages:shorter_first: missing a required argument: 'weight'" in error
 
 
 # -------------------------------------------------------------------------------------------------------------- the reward

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from learner_parts import PROBLEM, flat, last_gradients, learner_of
+from pydantic import ValidationError
 from training_parts import scored
 
 from grpo.common.records import Completion, Rollout
 from grpo.learner.mismatch import importance_weights, mismatch
+from grpo.study.methods import GrpoConfig
 
 
 def test_mismatch_by_hand() -> None:
@@ -23,7 +25,38 @@ def test_mismatch_by_hand() -> None:
 
 def test_weights_by_hand() -> None:
     learner, engine = torch.tensor([0.5, 0.2, 0.9]).log(), torch.tensor([0.25, 0.4, 0.1]).log()
-    assert importance_weights(learner, engine, cap=3.0).tolist() == pytest.approx([2.0, 0.5, 3.0])
+    weights, bounded = importance_weights(learner[None], engine[None], torch.ones(1, 3, dtype=torch.bool), cap=3.0)
+    assert weights[0].tolist() == pytest.approx([2.0, 0.5, 3.0]) and bounded.tolist() == [[False, False, True]]
+
+
+RATIOS = torch.tensor([[2.0, 0.5, 4.0], [0.25, 0.5, 8.0], [1.5, 2.0, 8.0]])
+# Ratios of responses: 4, and the products 1/8 and 3 of two tokens; their third is none.
+BOUNDED = {
+    ("token_truncate", None): ([[2.0, 0.5, 3.0], [0.25, 0.5, 3.0], [1.5, 2.0, 3.0]], 3),
+    ("token_truncate", 0.3): ([[2.0, 0.5, 3.0], [0.3, 0.5, 3.0], [1.5, 2.0, 3.0]], 4),
+    ("token_mask", 0.3): ([[2.0, 0.5, 0.0], [0.0, 0.5, 0.0], [1.5, 2.0, 0.0]], 4),
+    ("token_mask", None): ([[2.0, 0.5, 0.0], [0.25, 0.5, 0.0], [1.5, 2.0, 0.0]], 3),
+    ("sequence_truncate", None): ([[3.0] * 3, [0.125] * 3, [3.0] * 3], 6),
+    ("sequence_truncate", 0.3): ([[3.0] * 3, [0.3] * 3, [3.0] * 3], 9),
+    ("sequence_mask", 0.3): ([[0.0] * 3, [0.0] * 3, [3.0] * 3], 9),
+}
+
+
+@pytest.mark.parametrize(("mode", "floor"), BOUNDED)
+def test_weights_of_tokens_and_of_responses_within_two_bounds_by_hand(mode: str, floor: float | None) -> None:
+    mask, engine = torch.tensor([[True, True, True], [True, True, False], [True, True, False]]), torch.zeros(3, 3)
+    weights, bounded = importance_weights(RATIOS.log(), engine, mask, 3.00001, floor, mode)
+    expected, at_bound = BOUNDED[mode, floor]
+    assert weights.tolist() == [pytest.approx(row, rel=1e-4) for row in expected]
+    assert bounded.sum() == at_bound - (3 if mode.startswith("sequence") else 0)  # a product of 3 is just within
+
+
+def test_a_floor_or_a_mode_without_weights_is_refused() -> None:
+    for alone in ({"importance_floor": 0.5}, {"importance_mode": "sequence_mask"}):
+        with pytest.raises(ValidationError, match="importance_floor, importance_mode: without importance_cap"):
+            GrpoConfig(**alone)
+    with pytest.raises(ValidationError, match=r"importance_floor \(2.0\) must be below importance_cap \(2.0\)"):
+        GrpoConfig(importance_cap=2.0, importance_floor=2.0)
 
 
 LENGTHS = [3, 1, 5, 2]

@@ -172,13 +172,42 @@ def test_advantages_do_not_depend_on_what_all_rewards_have_in_common(offset: flo
     assert (metadata["format_reward"], metadata["answer_reward"]) == (0.75, 0.375)
 
 
-@pytest.mark.parametrize("wrong", [1e39, -1e39, math.inf, math.nan])
+@pytest.mark.parametrize("wrong", [1e39, -1e39, math.inf])
 @pytest.mark.parametrize("others", [[0.0, 0.0, 1.0], "equal"])
 def test_rewards_that_float32_does_not_represent_are_refused(wrong: float, others: Any) -> None:
     values = [wrong] * 4 if others == "equal" else [wrong, *others]
     scores = [{"reward": value, "format_reward": 1.0, "answer_reward": 0.0} for value in values]
     with pytest.raises(UserError, match=r"reward: rewards from .* do not fit float32, in which losses are computed"):
         normalize_scores(scores, 4, 1e-6, True)
+
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("std", "baseline", "expected"),
+    [
+        (False, "group_mean", [0.5, 0.0, -1.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]),
+        (False, "leave_one_out", [0.75, 0.0, -1.5, 0.75, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]),
+        # The unbiased variance of 1.5, 0 and 1.5 is 3/4; that of 1.5, 0, 1.5, 2, 0.5 and 0.5 is 3/5.
+        (True, "group_mean", [0.5 / 0.75**0.5, 0.0, -1 / 0.75**0.5, 0.5 / 0.75**0.5, *[0.0] * 8]),
+        ("batch", "group_mean", [0.5 / 0.6**0.5, 0.0, -1 / 0.6**0.5, 0.5 / 0.6**0.5, *[0.0] * 8]),
+    ],
+)
+def test_a_response_without_a_reward_counts_in_no_mean(std: bool, baseline: str, expected: list[float]) -> None:
+    """In groups with three, one, two equal and no rewards."""
+    rewards = [1.5, NAN, 0.0, 1.5, NAN, NAN, NAN, 2.0, *[NAN] * 4]
+    rewards[8:10] = [0.5, 0.5]
+    scores = [{"reward": reward, "format_reward": 1.0, "answer_reward": 0.0} for reward in rewards]
+    advantages, _, metadata = normalize_scores(scores, 4, 0.0, std, baseline)
+    assert advantages.tolist() == pytest.approx(expected, rel=1e-6)
+    assert metadata["reward"] == 1.0 and (metadata["reward_min"], metadata["reward_max"]) == (0.0, 2.0)
+    assert metadata["zero_signal_fraction"] == pytest.approx(2 / 3) and metadata["reward_std"] == pytest.approx(0.5**0.5)
+
+
+def test_without_any_reward_there_is_no_advantage() -> None:
+    advantages, _, metadata = normalize_scores([{"reward": NAN, "format_reward": 1.0, "answer_reward": 0.0}] * 4, 2, 1e-6, True)
+    assert advantages.tolist() == [0.0] * 4 and math.isnan(metadata["reward"]) and metadata["zero_signal_fraction"] == 1.0
 
 
 def test_group_normalized_rewards_and_their_metadata() -> None:

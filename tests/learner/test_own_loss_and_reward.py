@@ -1,15 +1,16 @@
-"""The user's own losses and rewards by import path: inputs, checks of outputs, and settings."""
+"""The user's own losses, advantages and rewards by import path: inputs, checks of outputs, and settings."""
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from learner_parts import ADVANTAGES, REWARDS, learner_of, off_policy, rollouts
-from training_parts import scored
+from learner_parts import ADVANTAGES, REWARDS, config, flat, last_gradients, learner_of, log_probs_alone, off_policy, rollouts
+from training_parts import scored, setup_of
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem
@@ -18,8 +19,11 @@ from grpo.study.compose import lay_over
 from grpo.study.methods import LOSS_TYPES, GrpoConfig, apply_overrides
 from grpo.tasks.rewards import apply_reward
 from grpo.tasks.task import ScoredBatch
+from grpo.training.own_code import require_own_code
+from grpo.training.step import set_advantages
 
 MODULE = """
+import asyncio
 import torch
 
 def scaled(inputs, scale=1.0):
@@ -34,6 +38,19 @@ def without_gradient(inputs):
 
 def measures_the_loss(inputs):
     return -inputs.ratio * inputs.advantages, {"loss": inputs.ratio}
+
+def by_entropy(inputs):
+    assert not inputs.entropies.requires_grad
+    return -inputs.entropies * inputs.log_probs, {"seen": inputs.entropies}
+
+def centred(rewards, lengths, times=1.0):
+    rewards -= rewards.mean(dim=1, keepdim=True)
+    return times * rewards
+
+of_length = lambda rewards, lengths: (lengths.mean(dim=1, keepdim=True) - lengths).float()
+flat = lambda rewards, lengths: rewards.flatten()
+divided = lambda rewards, lengths: (rewards - rewards.mean(1, True)) / rewards.std(1, keepdim=True)
+a_list = lambda rewards, lengths: rewards.tolist()
 
 seen = {}
 
@@ -54,6 +71,21 @@ def keeps(completion_ids, **columns):
 
 kept = []
 where_it_applies = lambda prompts, **columns: [None, 0.5, 1.0]
+async def waits(prompts, **columns):
+    order.append("waits")
+    await asyncio.wait_for(done.wait(), 5)
+    return [float(len(order))] * 3
+
+async def is_waited_for(prompts, **columns):
+    order.append("is waited for")
+    done.set()
+    return [10.0, None, 30.0]
+
+async def too_few_in_the_end(prompts, **columns):
+    return [0.0]
+
+order, done = [], asyncio.Event()
+nowhere_else = lambda prompts, **columns: [None, None, None]
 too_few = lambda prompts, **columns: [0.0]
 texts = lambda prompts, **columns: ["1.0", 1.0, 1.0]
 unbounded = lambda prompts, **columns: [1.0, 1.0, float("inf")]
@@ -98,7 +130,7 @@ def test_a_loss_of_ones_own_is_what_the_learner_descends(model: Any, budget: int
 @pytest.mark.parametrize(
     ("loss_type", "options", "message"),
     [
-        ("ppo", {}, r"'ppo' \(known: no_baseline, reinforce_with_baseline, grpo_clip, grpo_no_clip, gspo, cispo\)"),
+        ("ppo", {}, r"'ppo' \(known: no_baseline, reinforce_with_baseline, grpo_clip, grpo_no_clip, gspo, cispo, sapo\)"),
         ("of_my_own:nowhere", {}, "has nothing named 'nowhere'"),
         ("of_my_own:scaled", {"scael": 1.0}, "of_my_own:scaled: got an unexpected keyword argument 'scael'"),
         ("of_my_own:without_metrics", {}, "of_my_own:without_metrics must return each token's loss"),
@@ -115,6 +147,57 @@ def test_a_loss_must_not_measure_under_a_name_that_history_csv_has(model: Any) -
         learner_of(model, loss_type="of_my_own:measures_the_loss")
 
 
+def test_a_loss_sees_the_entropies_of_the_tokens(model: Any) -> None:
+    """Weighed by them, log-probabilities have the gradient of a loss of its own; their mean is what the learner measures."""
+    learner = learner_of(model, 24, loss_type="of_my_own:by_entropy")
+    entropies = [entropy for _, entropy in learner._compute(rollouts(), 8)]
+    gradients = last_gradients(learner)
+    metrics = learner.update(scored(rollouts(), REWARDS, ADVANTAGES))
+    assert metrics["seen"] == pytest.approx(metrics["token_entropy"], rel=1e-6)
+    loss = sum((-e * log_probs_alone(model, r)).mean() for e, r in zip(entropies, rollouts(), strict=True)) / 8
+    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5) and flat(gradients).norm() > 0
+
+
+# -------------------------------------------------------------------------------------------------------------- advantages
+
+SCORES = [1.0, 0.0, 0.5, 0.5, 2.0, 2.0]
+
+
+def advantages_of(name: str | None, lengths: tuple[int, ...] = (5, 3, 2, 2, 4, 4), **options: Any) -> tuple[list[float], float]:
+    """The advantages of three groups of two, and the share of groups without signal."""
+    own = {} if name is None else {"advantage": f"of_my_own:{name}", "advantage_options": options}
+    settings = config(rollout_batch_size=6, train_batch_size=6, group_size=2, use_std_normalization=False, **own)
+    batch = rollouts(lengths)
+    for one, reward in zip(batch, SCORES, strict=True):
+        one.rewards = {"reward": reward, "format_reward": 1.0, "answer_reward": 0.0}
+    metrics = set_advantages(setup_of(settings), batch)
+    assert metrics["train/reward"] == 1.0  # a function may change its tensors
+    return [one.advantage for one in batch], metrics["train/zero_signal_fraction"]
+
+
+def test_an_advantage_of_ones_own_takes_the_place_of_the_groups_mean() -> None:
+    assert advantages_of(None) == advantages_of("centred") == ([0.5, -0.5, 0, 0, 0, 0], 2 / 3)
+    assert advantages_of("centred", times=4.0) == ([2.0, -2.0, 0, 0, 0, 0], 2 / 3)
+    # Lengths of 5 and 3, 2 and 2, 4 and 4; then a group of equal rewards has a signal.
+    assert advantages_of("of_length") == ([-1.0, 1.0, 0, 0, 0, 0], 2 / 3)
+    assert advantages_of("of_length", (1, 1, 2, 2, 3, 6)) == ([0, 0, 0, 0, 1.5, -1.5], 2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("nowhere", {}, "has nothing named 'nowhere'"),
+        ("centred", {"tmies": 2.0}, "advantage: of_my_own:centred: got an unexpected keyword argument 'tmies'"),
+        ("flat", {}, "of_my_own:flat must return a finite number for each reward, a tensor of the shape of `rewards`"),
+        ("divided", {}, "of_my_own:divided must return a finite number"),
+        ("a_list", {}, "of_my_own:a_list must return"),
+    ],
+)
+def test_an_advantage_that_is_none_is_refused_before_the_run(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        require_own_code(config(advantage=f"of_my_own:{name}", advantage_options=options))
+
+
 # ----------------------------------------------------------------------------------------------------------------- studies
 
 
@@ -126,6 +209,7 @@ def test_a_study_may_write_a_loss_as_the_handouts_do(written: str, loss: str) ->
 def test_a_loss_of_ones_own_may_do_without_groups() -> None:
     """It may take raw rewards, as `no_baseline` does."""
     GrpoConfig(group_size=1, loss_type="of_my_own:scaled")
+    GrpoConfig(group_size=1, loss_type="grpo_clip", advantage="of_my_own:of_length")
     GrpoConfig(group_size=1, loss_type="no_baseline")
 
 
@@ -135,6 +219,11 @@ def test_another_loss_does_not_inherit_the_options() -> None:
     assert apply_overrides(base, {"loss_type": "of_my_own:scaled"}, "arm").loss_options == {"scale": 2.0}
     assert apply_overrides(base, {"loss_options": {"scale": 3.0}}, "arm").loss_options == {"scale": 3.0}
     assert apply_overrides(base, {"cliprange": 0.1}, "arm").loss_options == {"scale": 2.0}
+    base = GrpoConfig(advantage="of_my_own:centred", advantage_options={"times": 2.0})
+    assert apply_overrides(base, {"advantage": None}, "arm") == GrpoConfig()
+    assert apply_overrides(base, {"cliprange": 0.1}, "arm").advantage_options == {"times": 2.0}
+    with pytest.raises(UserError, match="advantage_options: without advantage"):
+        apply_overrides(base, {"advantage": None, "advantage_options": {"times": 2.0}}, "arm")
 
 
 # ----------------------------------------------------------------------------------------------------------------- rewards
@@ -175,7 +264,16 @@ def test_several_rewards_are_a_weighted_sum_of_those_that_apply() -> None:
     found = applied({"of_my_own:reward": 0.5, "of_my_own:where_it_applies": -2.0, "answer_reward": 4})
     assert [r["reward"] for r in found.rewards] == [0.5 * 2 + 4, 0.5 * -0.5 - 2 * 0.5 + 4 * 0.25, 500.0 - 2.0]
     assert [r["answer_reward"] for r in found.rewards] == [1.0, 0.25, 0.0]
+    for alone in ("where_it_applies", {"of_my_own:where_it_applies": 0.5, "of_my_own:nowhere_else": 1.0}):
+        first, *others = [r["reward"] for r in applied(alone).rewards]
+        assert math.isnan(first) and others == ([0.5, 1.0] if isinstance(alone, str) else [0.25, 0.5])
     assert [r["reward"] for r in applied({"answer_reward": 2.0}).rewards] == [2.0, 0.5, 0.0]  # a reward of 0 is one
+
+
+def test_asynchronous_rewards_run_at_the_same_time() -> None:
+    """The first waits for the second."""
+    names = {"of_my_own:waits": 1.0, "answer_reward": 100.0, "of_my_own:is_waited_for": 1.0}
+    assert [r["reward"] for r in applied(names).rewards] == [2 + 100 + 10.0, 2 + 25.0, 2 + 0 + 30.0]
 
 
 def test_what_a_reward_does_to_its_lists_no_other_sees() -> None:
@@ -196,6 +294,7 @@ def test_another_sum_of_rewards_takes_the_place_of_the_former() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
+        ("too_few_in_the_end", "of_my_own:too_few_in_the_end returned .* Return 3 finite numbers"),
         ("too_few", "of_my_own:too_few returned .* Return 3 finite numbers"),
         ("texts", "of_my_own:texts returned .*'1.0'"),
         ("unbounded", "of_my_own:unbounded returned .*inf"),

@@ -25,6 +25,7 @@ from learner_parts import (
     off_policy,
     rollouts,
 )
+from pydantic import ValidationError
 from torch import Tensor
 from torch.testing import assert_close
 from training_parts import scored
@@ -34,14 +35,15 @@ from grpo.common.records import Rollout, response_tokens
 from grpo.handouts import grpo_microbatch_train_step
 from grpo.learner.advantages import normalize_within_groups
 from grpo.learner.chunked import chunked_log_probs, log_probs_of
-from grpo.learner.kl import ESTIMATORS
+from grpo.learner.kl import kl_term
 from grpo.learner.learner import Learner
 from grpo.learner.losses import LOSSES, LossInputs
-from grpo.learner.masking import response_weights
+from grpo.learner.masking import highest, response_weights
 from grpo.models.lora import add_adapters
 from grpo.study.methods import OBJECTIVES, GrpoConfig, Lora, apply_overrides, resolved
 from grpo.study.settings import LearnerSettings
 from grpo.tasks.rewards import soft_overlong_punishment
+from grpo.training.step import train_on
 
 
 def loss_and_gradient(name: str, ratios: list[list[float]], advantages: list[float], **clip: float) -> tuple[Tensor, Tensor]:
@@ -111,6 +113,48 @@ def test_cispo_by_hand() -> None:
     assert metrics["clipped"].tolist() == [[False, False, True]]
 
 
+def test_two_sided_clipping_by_hand() -> None:
+    """Above 4 a ratio counts as 4 at negative advantages; positive ones are clipped at 1.2 as before."""
+    loss, gradient = loss_and_gradient("grpo_clip", [[3.0, 9.0, 0.5], [3.0, 9.0, 0.5]], [1.0, -2.0], cliprange=0.2, delta=4.0)
+    assert_close(loss, torch.tensor([[-1.2, -1.2, -0.5], [6.0, 8.0, 1.6]]))
+    assert_close(gradient, torch.tensor([[0.0, 0.0, -0.5], [6.0, 0.0, 0.0]]))
+    loss, gradient = loss_and_gradient("gspo", [[9.0, 4.0]], [-2.0], cliprange=0.2, delta=5.0)  # the ratio is 6
+    assert loss.tolist() == [[10.0, 10.0]] and gradient.abs().max() == 0.0
+    with pytest.raises(ValidationError, match="delta: cispo has no clip: leave it out, or use grpo_clip or gspo"):
+        GrpoConfig(loss_type="cispo", delta=4.0)
+
+
+def test_sapo_by_hand() -> None:
+    """At a ratio of 1 half of 4 / tau, with the gradient of the ratio; sigmoid(2 ln 3) = 0.9."""
+    loss, gradient = loss_and_gradient("sapo", [[1.0, 1.0 + math.log(9)]], [3.0], cliprange=0.2)
+    assert_close(loss, torch.tensor([[-6.0, -10.8]]))
+    assert_close(gradient, torch.tensor([[-3.0, -12 * 0.9 * 0.1 * (1 + math.log(9))]]))
+    column, old = torch.tensor([[-3.0]]), torch.zeros(1, 1)
+    log_ratio = torch.tensor([[1.0 + math.log(9) / 2]]).log()
+    inputs = LossInputs(log_ratio, old, column, column, torch.ones(1, 1, dtype=torch.bool), 0.2)
+    assert LOSSES["sapo"](inputs, temperature_negative=2.0)[0].item() == pytest.approx(3 * 2 * 0.9)
+
+
+def test_the_standard_deviation_of_the_batch_by_hand() -> None:
+    """Of 1, 0, 1, 1, 1, 0 it is the root of 4 / 15; a group of equal rewards has no advantage."""
+    rewards = torch.tensor([1.0, 0.0, 1.0, 1.0, 1.0, 0.0])
+    found = normalize_within_groups(rewards, 2, 1e-6, "batch")
+    assert_close(found, torch.tensor([0.5, -0.5, 0.0, 0.0, 0.5, -0.5]) / (4 / 15) ** 0.5, rtol=1e-5, atol=1e-6)
+    assert normalize_within_groups(torch.ones(4), 2, 1e-6, "batch").tolist() == [0.0] * 4
+
+
+def test_the_tokens_of_highest_entropy_by_hand() -> None:
+    values = [torch.tensor([0.1, 0.9, 0.5]), torch.tensor([]), torch.tensor([0.7, 0.5])]
+    expected = {
+        0.4: [[0, 1, 0], [], [1, 0]],
+        0.5: [[0, 1, 1], [], [1, 1]],
+        0.6: [[0, 1, 1], [], [1, 1]],
+        0.01: [[0, 1, 0], [], [0, 0]],
+    }
+    assert {share: [each.int().tolist() for each in highest(values, share)] for share in expected} == expected
+    assert [each.tolist() for each in highest([torch.tensor([])], 0.5)] == [[]]
+
+
 def test_leave_one_out_by_hand() -> None:
     rewards = torch.tensor([1.0, 0.0, 0.0, 0.5, 0.5, 0.5])
     found = normalize_within_groups(rewards, 3, 1e-6, normalize_by_std=False, baseline="leave_one_out")
@@ -135,10 +179,10 @@ def test_overlong_punishment_by_hand(length: int, punishment: float) -> None:
     assert soft_overlong_punishment(length, max_tokens=16, buffer=4) == punishment
 
 
-@pytest.mark.parametrize("name", ["naive", "low_variance"])
+@pytest.mark.parametrize("name", ["naive", "low_variance", "low_variance_corrected"])
 def test_gradients_of_kl_estimators_against_exact_divergences(name: str) -> None:
     """Averaged over a whole vocabulary `naive` has the gradient of KL(policy || reference), `low_variance` that of the
-    reverse; both values average to the former.
+    reverse, and times the ratio again that of the former; all values average to the former.
     """
     generator = torch.Generator().manual_seed(0)
     logits, other = torch.randn(2, 7, generator=generator, dtype=torch.float64)
@@ -146,7 +190,7 @@ def test_gradients_of_kl_estimators_against_exact_divergences(name: str) -> None
     policy, reference = logits.log_softmax(0), other.log_softmax(0)
     divergence = (policy.exp() * (policy - reference)).sum()
     reverse = (reference.exp() * (reference - policy)).sum()
-    of_tokens = ESTIMATORS[name](policy, reference)
+    of_tokens = kl_term(name, policy, reference, (policy - policy.detach()).exp())
     expected = (policy.exp().detach() * of_tokens).sum()
     assert expected.item() == pytest.approx(divergence.item(), rel=1e-12)
     found, *exact = (torch.autograd.grad(x, logits, retain_graph=True)[0] for x in (expected, divergence, reverse))
@@ -237,6 +281,57 @@ def test_gradients_against_losses_written_out(
     assert metrics["kl_loss"] != 0.0
     if estimator == "low_variance":
         assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-4)
+
+
+def descended(model: Any, budget: int | None, ended: list[bool], **settings: Any) -> tuple[Tensor, dict[str, float]]:
+    """Gradient and metrics of the one update on a batch, in which some responses ended and the others were cut off."""
+    learner = learner_of(model, budget, gradient_accumulation_steps=4, loss_type="reinforce_with_baseline", **settings)
+    batch = scored(rollouts(), REWARDS, ADVANTAGES)
+    for one, stopped in zip(batch, ended, strict=True):
+        one.completion = replace(one.completion, finish_reason="stop" if stopped else "length")
+    gradients = last_gradients(learner)
+    (metrics,) = train_on(learner.config, learner, batch, version=0)
+    return flat(gradients), metrics
+
+
+@pytest.mark.parametrize("budget", [None, 24])
+@pytest.mark.parametrize("normalization", ["masked_mean", "token_mean"])
+def test_responses_that_were_cut_off_may_have_no_loss(model: Any, budget: int | None, normalization: str) -> None:
+    """Neither in the sum nor in `token_mean`'s number of tokens; nor have they entropies."""
+    ended, loss, entropies = [i % 3 > 0 for i in range(8)], torch.zeros(()), []
+    for one, advantage, stopped in zip(rollouts(), ADVANTAGES, ended, strict=True):
+        if stopped:
+            tokens = sum(n for n, each in zip(LENGTHS, ended, strict=True) if each)
+            weight = 1 / tokens if normalization == "token_mean" else 1 / one.length / 8
+            loss = loss - weight * advantage * log_probs_alone(model, one).sum()
+            entropies.append(torch.distributions.Categorical(logits=log_softmax_alone(model, one)).entropy())
+    loss.backward()
+    exact = flat({name: p.grad for name, p in model.named_parameters()})
+    settings = {"mask_truncated_completions": True, "length_normalization": normalization}
+    found, metrics = descended(model, budget, ended, **settings)
+    assert (found - exact).norm() / exact.norm() < 1e-4
+    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-4)
+    assert metrics["token_entropy"] == pytest.approx(torch.cat(entropies).mean().item(), rel=1e-4)
+    nothing, metrics = descended(model, budget, [False] * 8, **settings, entropy_coefficient=0.1)
+    assert nothing.norm() == metrics["loss"] == metrics["skipped_update"] == 0.0
+    assert all(math.isnan(metrics[name]) for name in ("token_entropy", "ratio_min", "ratio_max", "mismatch_max"))
+
+
+@pytest.mark.parametrize("budget", [None, 24])
+def test_only_tokens_of_high_entropy_may_have_a_loss(model: Any, budget: int | None) -> None:
+    """9 of 43 tokens, whatever the microbatches; the entropy bonus is a mean over the same ones."""
+    distributions = [log_softmax_alone(model, one) for one in rollouts()]
+    entropies = [torch.distributions.Categorical(logits=each).entropy() for each in distributions]
+    bound, loss = torch.cat(entropies).sort().values[-9], torch.zeros(())
+    for one, entropy, advantage in zip(rollouts(), entropies, ADVANTAGES, strict=True):
+        chosen = entropy >= bound
+        loss = loss - (advantage * log_probs_alone(model, one)[chosen]).sum() / one.length / 8 - 0.3 * entropy[chosen].sum() / 9
+    loss.backward()
+    exact = flat({name: p.grad for name, p in model.named_parameters()})
+    found, metrics = descended(model, budget, [True] * 8, top_entropy_quantile=0.2, entropy_coefficient=0.3)
+    assert (found - exact).norm() / exact.norm() < 1e-4
+    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-4)
+    assert metrics["token_entropy"] == pytest.approx(torch.cat(entropies).mean().item(), rel=1e-4)
 
 
 def test_kl_in_the_loss_is_to_the_base_below_the_adapters(model: Any) -> None:

@@ -64,9 +64,12 @@ def test_the_chain_of_experiments_is_as_it_is_drawn() -> None:
     assert len(described) > 12 and set(experiments) <= set(described)
 
 
-def test_the_reward_and_the_loss_of_the_docs_do_what_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reward_the_advantage_and_the_loss_of_the_docs_do_what_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
 
+    from grpo.learner.advantages import own_advantages
     from grpo.learner.losses import LossInputs, bind_loss
     from grpo.tasks.rewards import find_reward
 
@@ -77,6 +80,9 @@ def test_the_reward_and_the_loss_of_the_docs_do_what_is_said(tmp_path: Path, mon
     monkeypatch.syspath_prepend(tmp_path)
     rewards = find_reward("my_rewards:short")(completion_ids=[[1, 2, 3], [1]], answer_reward=[1.0, 0.0], prompts=["", ""])
     assert rewards == pytest.approx([0.997, -0.001])
+    groups, lengths = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]), torch.tensor([[2.0, 8.0, 2.0], [1.0, 2.0, 3.0]])
+    advantages = own_advantages("my_advantages:shorter_first", {"weight": 0.5}, groups, lengths)
+    assert advantages.tolist() == pytest.approx([2 - 3.25 / 3, 1.25 - 3.25 / 3, -3.25 / 3, 0, 0, 0])  # 1 + 0.5 * 4 / 2, * 4 / 8
     loss, measured = bind_loss("my_losses:clip_higher", {"clip_high": 0.28})
     log_ratios, ones = torch.log(torch.tensor([[1.5, 1.25, 0.5]])), torch.ones(1, 1)
     inputs = LossInputs(log_ratios, torch.zeros(1, 3), ones, ones, torch.ones(1, 3, dtype=torch.bool), cliprange=0.2)

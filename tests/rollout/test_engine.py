@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from learner_parts import as_rollouts, log_probs_alone
 from model_parts import tiny_checkpoint
 from study_parts import changed
 from torch import Tensor
@@ -90,9 +91,16 @@ def nucleus(logits: Tensor, top_p: float) -> Tensor:
 # ------------------------------------------------------------------------------------------------ against transformers
 
 
-def test_almost_greedy_sampling_is_transformers_greedy_decoding(model: Any, tokenizer: Any, prompts: list[list[int]]) -> None:
-    params = SamplingParams(temperature=1e-6, max_tokens=24)  # the two likeliest tokens come as near as 2e-4 to each other
+@pytest.mark.parametrize("temperature", [0.0, 1e-6])  # the two likeliest tokens come as near as 2e-4 to each other
+def test_greedy_sampling_is_transformers_greedy_decoding(
+    model: Any, tokenizer: Any, prompts: list[list[int]], temperature: float
+) -> None:
+    """Its log-probabilities are those of temperature 1, among all tokens."""
+    params = SamplingParams(temperature, top_p=1.0 if temperature else 0.5, max_tokens=24)
     groups = TransformersEngine(model, tokenizer).generate(prompts, params, n=2, seed=0)
+    if not temperature:
+        (found, *_), (expected, *_) = as_rollouts(prompts, groups), groups[0]
+        assert expected.log_probs == pytest.approx(log_probs_alone(model, found).tolist(), abs=1e-4)
     seen = set()
     for prompt, group in zip(prompts, groups, strict=True):
         ids = torch.tensor([prompt])

@@ -81,10 +81,15 @@ def test_flat_log_probs_are_those_of_vllms_dictionaries(served: Any) -> None:
         assert list(ours.log_probs) == [at[i].logprob for i, at in zip(theirs.token_ids, theirs.logprobs, strict=True)]
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
 def test_log_probs_are_the_learners(served: Any, temperature: float) -> None:
-    sampled = rollouts(served, SamplingParams(temperature=temperature, max_tokens=20), n=4)
-    expected = make_learner(served.model, temperature).log_probs(sampled)
+    """Greedy ones are those of temperature 1, as in the other engine, which says the same."""
+    params = SamplingParams(temperature=temperature, max_tokens=20)
+    sampled = rollouts(served, params, n=4 if temperature else 1)
+    expected = make_learner(served.model, temperature or 1.0).log_probs(sampled)
+    if not temperature:
+        here = TransformersEngine(served.model, served.tokenizer).generate(served.prompts, params, n=1, seed=0)
+        assert [r.completion.token_ids for r in sampled] == [one.token_ids for (one,) in here]
     for rollout, log_probs in zip(sampled, expected, strict=True):
         assert len(rollout.completion.token_ids) == len(rollout.completion.log_probs) > 0
         assert torch.tensor(rollout.completion.log_probs) == pytest.approx(log_probs, abs=1e-3)

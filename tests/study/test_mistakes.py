@@ -143,6 +143,10 @@ MISTAKES: list[tuple[Edit, str]] = [
     (evaluated_on(8, 8, 8), "evaluation: selection_problems (8) leaves none of last_problems (8) to judge: lower it."),
     (evaluated_on(4, 8, 9), "evaluation: selection_problems (9) leaves none of last_problems (8) to judge: lower it."),
     (evaluated_on(4, 8, -1), "evaluation.selection_problems: input should be greater than or equal to 0"),
+    (
+        put("evaluation.temperature", 0),
+        "evaluation: temperature 0: all samples of best_of_n would be equal: set best_of_n.prompts",
+    ),
     # Hardware
     (
         put("learner.dtype", "bfloat16"),

@@ -25,7 +25,8 @@ from study_parts import (
 )
 
 from grpo.study.effective import effective_run
-from grpo.study.methods import EvaluationSteps, ExpertIterationConfig, GrpoConfig, RunConfig, SftConfig
+from grpo.study.evaluation_steps import EvaluationSteps
+from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, SftConfig
 from grpo.study.schema import Study
 
 

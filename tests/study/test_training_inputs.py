@@ -186,7 +186,7 @@ def test_the_runs_of_an_experiment_depend_on_their_own_task_only(
 OWN_REWARDS = {"reward": {"answer_reward": 0.5, "own_loss:mine": 0.5}}
 
 
-@pytest.mark.parametrize("values", [{"loss_type": "own_loss:mine"}, {"reward": "own_loss:mine"}, OWN_REWARDS])
+@pytest.mark.parametrize("values", [*({key: "own_loss:mine"} for key in ("loss_type", "reward", "advantage")), OWN_REWARDS])
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_own_code_counts_whichever_arm_names_it(
     place: int, values: dict[str, Any], mini_study: Study, workdir: Path, monkeypatch: pytest.MonkeyPatch

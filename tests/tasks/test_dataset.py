@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ import pytest
 from study_parts import values_of
 
 from grpo.common.errors import UserError
-from grpo.common.records import Problem
+from grpo.common.records import Completion, Problem, read_problems, write_records
 from grpo.study.schema import load_study
 from grpo.study.training_inputs import task_inputs
+from grpo.tasks.rewards import apply_reward, find_rewards
 from grpo.tasks.rows import read_rows
-from grpo.tasks.task import make_task
+from grpo.tasks.task import ScoredBatch, make_task, rewards
 
 ROWS = {
     "train": [{"asked": "1 + 1?", "solved": "2", "id": 7}, {"asked": "Half, as a decimal?", "solved": "0.5", "id": 8}],
@@ -229,6 +231,32 @@ def test_the_code_of_a_verifier_is_part_of_what_runs_depend_on(tmp_path: Path) -
         inputs.append(task_inputs(load_study(tmp_path / "study.yaml"), "main")["code"])
     assert {"my_verifier.py", "dataset.py"} <= inputs[0].keys()
     assert [name for name in inputs[0] if inputs[0][name] != inputs[1][name]] == ["my_verifier.py"]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+def test_further_columns_reach_the_reward(tmp_path: Path, ending: str) -> None:
+    """In text files a number stays text; without columns the files of problems are as they were."""
+    (tmp_path / "by_column.py").write_text("def twice(id, answer_reward, **columns):\n    return [2 * float(i) for i in id]\n")
+    own = task(files=write(tmp_path / "data", ending), columns=["id"])
+    write_records(tmp_path / "train.jsonl", own.problems("train"))
+    problems = read_problems(tmp_path / "train.jsonl")
+    kept = 7 if ending == "parquet" else "7"
+    assert problems[0].columns == {"id": kept} and replace(problems[0], columns={}) == EXPECTED["train"][0]
+    completions = [Completion((1,), "", (0.0,), "stop")] * 2
+    scored = ScoredBatch([rewards(True, True)] * 2, [False] * 2)
+    found = apply_reward("by_column:twice", ["?"] * 2, completions, problems, scored, own.reward_columns)
+    assert [each["reward"] for each in found.rewards] == [14.0, 16.0]
+    find_rewards("by_column:twice", own.reward_columns)
+    with pytest.raises(UserError, match="missing a required argument: 'id'"):
+        find_rewards("by_column:twice")
+    write_records(tmp_path / "plain.jsonl", EXPECTED["train"])
+    assert "columns" not in (tmp_path / "plain.jsonl").read_text()
+
+
+@pytest.mark.parametrize(("column", "message"), [("level", "get a level already"), ("none", "no column 'none'")])
+def test_a_further_column_that_cannot_be_one_is_refused(tmp_path: Path, column: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        task(files=write(tmp_path / "data", "jsonl"), columns=[column]).problems("train")
 
 
 def test_rows_that_cannot_be_used_are_skipped_where_the_study_says_so(tmp_path: Path) -> None:

@@ -375,6 +375,7 @@ def of_other_weights(model: Any) -> Any:
 ALLOWED: list[dict[str, Any]] = [
     {},
     {"evaluation": {"temperature": 0.3}},
+    {"evaluation": {"temperature": 0.0, "best_of_n": {"problems": 2, "prompts": []}}},
     {"evaluation": {"top_p": 0.5}},
     {"learner": {"dtype": "bfloat16"}},
     {"engine": {"name": "vllm", "dtype": "bfloat16"}},

@@ -15,7 +15,9 @@ LOSSES = {
     "grpo_no_clip": "GRPO-No-Clip",
     "gspo": "GSPO",
     "cispo": "CISPO",
+    "sapo": "SAPO",
 }
+STD = {True: "with std", False: "without std", "batch": "with the batch's std"}
 METHODS = {"grpo": "GRPO", "sft": "SFT", "expert_iteration": "expert iteration"}
 LONGEST = 40  # characters of a setting without a phrase of its own
 Config = Mapping[str, Any]  # a run's effective settings
@@ -73,7 +75,7 @@ PHRASES: tuple[tuple[tuple[str, ...], Callable[[Config], str]], ...] = (
         lambda config: f"reward {short(str(config['reward'])[:LONGEST])}" if config.get("reward") else "the task's reward",
     ),
     (("length_normalization",), lambda config: str(config["length_normalization"])),
-    (("use_std_normalization",), lambda config: "with std" if config["use_std_normalization"] else "without std"),
+    (("use_std_normalization",), lambda config: STD[config["use_std_normalization"]]),
 )
 RATE, STEPS = "learning_rate", "n_grpo_steps"
 NEVER = {"keep_steps"}  # settings that do not change a run's rewards

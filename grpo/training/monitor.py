@@ -95,8 +95,8 @@ class Monitor:
         log.validation(step, self.updates, validated.metrics)
         if any(math.isnan(r.rewards[self.metric]) for r in validated.rollouts):
             raise UserError(
-                "evaluation.metric: runs are compared problem by problem, and the reward function gives some validation responses "
-                "no reward (None). Set it to answer_reward."
+                "evaluation.metric: runs are compared problem by problem, and the reward function gives some validation "
+                "responses no reward (None). Set it to answer_reward."
             )
         self.outcomes.append({"step": step, self.metric: [r.rewards[self.metric] for r in validated.rollouts]})
         if step and reward > best:

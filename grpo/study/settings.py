@@ -229,7 +229,7 @@ class Evaluation(Section):
             )
             raise UserError(f"{none}: lower it")
         if self.temperature == 0.0 and self.best_of_n.prompts:
-            raise UserError("temperature 0: all samples of best_of_n would be equal: set best_of_n.prompts to []")
+            raise UserError("temperature 0: all samples of best_of_n would be equal: set evaluation.best_of_n.prompts to []")
         for name, also in self.also.items():
             if also.every is not None and also.every % every[-1]:
                 unlike = f"{also.every} is not a multiple of evaluation.every ({every[-1]})"

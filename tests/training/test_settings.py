@@ -62,10 +62,13 @@ ANYWHERE = {
     ("advantage_eps", "no_baseline"): RAW_REWARDS,
     ("advantage_eps", "no_std"): "it is added to the standard deviation",
     ("no_std", "no_baseline"): RAW_REWARDS,
+    ("batch_std", "no_baseline"): RAW_REWARDS,
     **{("cliprange", loss): NO_RATIO for loss in ("no_baseline", "reinforce", "no_clip")},
 }
 NO_EFFECT = {
-    "synchronous": ANYWHERE | {(name, "one_epoch"): ONE_UPDATE for name in ("cliprange", "no_clip", "reinforce")},
+    "synchronous": ANYWHERE
+    | {(name, "one_epoch"): ONE_UPDATE for name in ("cliprange", "no_clip", "reinforce")}
+    | {("truncated", "rollout_batch_size"): "of these 16 responses none is cut off"},
     "asynchronous": ANYWHERE,
 }
 SAMPLED_FROM = {  # how far the engine's weights are from the learner's, and how many versions they are behind

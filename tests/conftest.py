@@ -10,15 +10,19 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dvc  # noqa: F401 - its log writes to the stdout of its first import, which in a test with capsys is soon closed
 import pytest
 from filelock import FileLock
 
-from grpo.study.schema import Study
-from grpo.tasks.arithmetic import Arithmetic
+if TYPE_CHECKING:
+    from grpo.study.schema import Study
+
+# Tests on a GPU need torch, transformers and pydantic only.
+with suppress(ModuleNotFoundError):
+    import dvc  # noqa: F401 - its log writes to the stdout of its first import, which in a test with capsys is soon closed
 
 REPOSITORY = Path(__file__).parent.parent
 # Modules that use the same clone of the study one after another.
@@ -125,6 +129,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def _texts() -> list[str]:
+    from grpo.tasks.arithmetic import Arithmetic
+
     documents = Arithmetic(1, 1, levels=2, seed=0).documents(1, r1_zero_share=0.6, complete_form_share=0.1, guess_share=0.1)
     return [prompt + response for prompt, response in itertools.islice(documents, 100)]
 

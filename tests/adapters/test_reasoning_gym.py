@@ -69,7 +69,7 @@ def test_several_answers_may_be_right() -> None:
 def test_an_answer_that_computes_for_ever_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """n_queens passes the answer to eval."""
     found = task("n_queens")
-    monkeypatch.setattr("grpo.tasks.reasoning_gym.TIME_LIMIT_S", 1.0)
+    monkeypatch.setattr("grpo.tasks.reasoning_gym.TIME_LIMIT_S", 5.0)  # the right answer meets it on a busy machine too
     from grpo.tasks import reasoning_gym as module
 
     module._pool.cache_clear()

@@ -145,7 +145,7 @@ MISTAKES: list[tuple[Edit, str]] = [
     (evaluated_on(4, 8, -1), "evaluation.selection_problems: input should be greater than or equal to 0"),
     (
         put("evaluation.temperature", 0),
-        "evaluation: temperature 0: all samples of best_of_n would be equal: set best_of_n.prompts",
+        "evaluation: temperature 0: all samples of best_of_n would be equal: set evaluation.best_of_n.prompts",
     ),
     # Hardware
     (

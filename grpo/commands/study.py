@@ -144,9 +144,8 @@ def _report_of_another(study: Study) -> list[str]:
     except UserError:  # damaged
         return []
     keep = "Commit it first; or work in a project of your own (`grpo init FOLDER`), where it stays."
-    return [f"{paths.REPORTS}/: holds the report of the study {found}, which `make repro` replaces. {keep}"] * (
-        found != study.study
-    )
+    warning = f"{paths.REPORTS}/: holds the report of the study {found}, which `make repro` replaces. {keep}"
+    return [warning] if found != study.study else []
 
 
 @study_app.command("show")

@@ -247,7 +247,7 @@ def _levels(runs: list[Run], column: str) -> Values | None:
 
 def _curve(runs: list[Run]) -> Values:
     curve = mean_curve(runs, runs[0].column)
-    return {"steps": curve.index.tolist(), "answer_reward": [round(of, 4) for of in curve.tolist()]}
+    return {"steps": curve.index.tolist(), runs[0].metric: [round(of, 4) for of in curve.tolist()]}
 
 
 def gained_and_lost(runs: list[Run]) -> Values:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from grpo.results.statistics import mean_over_problems, wilson_interval
+from grpo.results.statistics import interval_of_mean, mean_over_problems, wilson_interval
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,9 @@ def test_a_sum_that_is_no_whole_number_lies_between_its_neighbours() -> None:
     below, between, above = (wilson_interval(total, 10) for total in (4, 4.5, 5))
     assert between == (below[0], above[1])
     assert wilson_interval(0.1 * 3 + 2.7, 10) == wilson_interval(3, 10)  # 3.0000000000000004
+
+
+def test_an_interval_of_a_mean_is_wilsons_for_shares_and_normal_for_other_numbers() -> None:
+    assert interval_of_mean([1.0, 0.0, 0.0, 1.0]) == wilson_interval(2, 4)
+    low, high = interval_of_mean([-3.0, -1.0])  # a standard deviation of 1, and 1.96 standard errors
+    assert (low, high) == (pytest.approx(-2 - 1.95996 / 2**0.5, abs=1e-4), pytest.approx(-2 + 1.95996 / 2**0.5, abs=1e-4))

@@ -22,6 +22,7 @@ from study_parts import (
     refused,
     shard_learner,
     study_named,
+    with_values,
 )
 
 from grpo.study.effective import effective_run
@@ -165,3 +166,31 @@ def test_the_broad_sweep_of_every_study_is_short(path: Path) -> None:
     """The handout's rule."""
     broad = study_named(path.stem).experiments[BROAD].arms
     assert all(arm["n_grpo_steps"] < 50 for arm in broad.values())
+
+
+@pytest.mark.parametrize(
+    ("of_all", "of_an_arm", "method", "metric"),
+    [
+        (None, None, "grpo", "answer_reward"),
+        ("json:dumps", None, "grpo", "reward"),
+        ("json:dumps", "json:dumps", "grpo", "reward"),
+        ("json:dumps", "json:loads", "grpo", "answer_reward"),
+        (None, "json:dumps", "grpo", "answer_reward"),
+        ("json:dumps", None, "sft", "answer_reward"),  # which has no reward
+    ],
+)
+def test_runs_are_compared_by_an_own_reward_only_if_all_have_it(
+    of_all: str | None, of_an_arm: str | None, method: str, metric: str
+) -> None:
+    arm = {} if of_an_arm is None else {"reward": of_an_arm}
+    entry = study_named("mini").experiments["grpo_baselines"].model_copy(update={"arms": {"a": arm}, "method": method})
+    study = with_values(study_named("mini"), {"grpo.reward": of_all, "experiments": {"e": entry}})
+    assert study.metric == metric
+    by_hand = with_values(study, {"evaluation.metric": "answer_reward"})
+    assert by_hand.metric == "answer_reward"
+
+
+def test_a_comparison_by_rewards_that_differ_is_refused() -> None:
+    arms = {"plain": {}, "own": {"reward": "json:dumps"}}
+    said = refused(put("evaluation.metric", "reward"), put("experiments.grpo_baselines.arms", arms))
+    assert "evaluation.metric: reward compares runs of one reward" in said

@@ -134,6 +134,16 @@ def test_patience_counts_evaluations(patience: int) -> None:
             assert reason is None or f"{patience} evaluations in a row" in reason
 
 
+def test_an_own_reward_below_zero_is_no_share_of_another() -> None:
+    """Half of -0.4 is -0.2, and a reward of -0.3 is nearer to the best than that."""
+    for values in ([-0.4, -0.3, -0.3], [-0.8, -0.1, -0.3, -0.3]):
+        rows = [{"val/reward": value, "val/response_length": 10.0} for value in values]
+        rules = RULES.model_copy(update=COLLAPSED)
+        assert divergence(rules, rows, [1.0] * len(rows), 0, "reward") is None
+    rows = [{"val/reward": value, "val/response_length": 10.0} for value in (2.0, 0.5, 0.5)]
+    assert "reward 0.500, under its start of 2.000" in str(divergence(RULES, rows, [1.0] * 3, 0, "reward"))
+
+
 def test_halving_the_loss_scale_of_float16_is_no_sign_of_divergence() -> None:
     """Except at a scale of 1, or with a loss that is not finite."""
 

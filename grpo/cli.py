@@ -137,9 +137,9 @@ def run(
     The loop and the numbers are those of a study's run with the same values.
     The run is sent to MLflow if MLFLOW_TRACKING_URI is set.
     """
-    from grpo.commands.one_run import Asked, one_run
+    from grpo.commands.one_run import RunOptions, one_run
 
-    one_run(Asked(model, task, settings or [], seed, study), out, resume)
+    one_run(RunOptions(model, task, settings or [], seed, study), out, resume)
 
 
 @app.command("doctor", rich_help_panel=START)

@@ -24,7 +24,7 @@ sys.path.pop(0)
 
 from grpo.common.errors import UserError
 from grpo.common.files import write_text
-from grpo.common.lock import only_one
+from grpo.common.lock import exclusive_lock
 from grpo.common.repository import use_this_folders_repository
 from grpo.common.yaml_file import read_mapping
 from grpo.study.schema import PARAMS_FILE, validated
@@ -109,7 +109,7 @@ def what_dvc_cannot_read(error: Exception) -> str:
 
 def only_one_here() -> AbstractContextManager[None]:
     """Hold the lock of this folder, so that no two processes run stages in it; UserError if another process holds it."""
-    return only_one(STAMPS / "running.lock", "In this folder another Snakemake (`make repro`)")
+    return exclusive_lock(STAMPS / "running.lock", "In this folder another Snakemake (`make repro`)")
 
 
 def remove_torn_rwlock(path: Path) -> None:

@@ -109,7 +109,7 @@ def gpus_needed(study: Study) -> int:
     devices = (study.engine.device, study.learner.device)
     named = max((int(device.partition(":")[2] or 0) + 1 for device in devices if device.startswith("cuda")), default=0)
     processes = study.learner.processes if study.learner.device == "cuda" else 0
-    experiments = [study.experiments[name] for name in study.made]
+    experiments = [study.experiments[name] for name in study.active_experiments]
     kinds = {"small", "model", "evaluate", *(kind for one in experiments for kind in (one.resources, one.timed))}
     return max(named, processes, *(resources.gpus for kind, resources in study.resources.items() if kind in kinds))
 
@@ -191,7 +191,7 @@ def _disk(study: Study) -> Finding:
     states = gpu_memory.STATES_ON_DISK * at_once * state
     runs = [
         effective_run(study, name, arm, seed, [])
-        for name in study.made
+        for name in study.active_experiments
         for arm in study.experiments[name].arms
         for seed in study.seeds_of(name)
     ]

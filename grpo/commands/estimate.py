@@ -63,7 +63,7 @@ def plan(study: Study, active: bool, seconds_per_step: float | None, price: floa
     """
     winners: dict[str, dict[str, Any]] = {}
     effective: list[EffectiveRun] = []
-    for name in study.made:
+    for name in study.active_experiments:
         before = [winners[experiment] for experiment in study.needed_selections(name)]
         winners[name] = _winner(study, name, before, active)
         effective += [
@@ -90,7 +90,7 @@ def plan(study: Study, active: bool, seconds_per_step: float | None, price: floa
         "study": study.study,
         "seeds": study.seeds,
         "price_per_gpu_hour": price,
-        "experiments": {name: sums([run for run in effective if run.experiment == name]) for name in study.made},
+        "experiments": {name: sums([run for run in effective if run.experiment == name]) for name in study.active_experiments},
         "total": total,
         "state_gib_of_a_run_in_progress": state,
         "dynamic_sampling": sum(
@@ -99,11 +99,13 @@ def plan(study: Study, active: bool, seconds_per_step: float | None, price: floa
             if isinstance(run.config, GrpoConfig) and not equals[run.name]
         ),
         "one_seed_less_saves": {k: last_seed[k] for k in ("runs", "gpu_hours", "cost")} if len(study.seeds) > 1 else None,
-        "may_be_left_out": [a for a in study.made if not any(a in study.needed_experiments(b) for b in study.made)],
+        "may_be_left_out": [
+            a for a in study.active_experiments if not any(a in study.needed_experiments(b) for b in study.active_experiments)
+        ],
         "assumed_winners": {
             name: winner["winner"]
             for name, winner in winners.items()
-            if "assumed" in winner and any(name in study.needed_selections(other) for other in study.made)
+            if "assumed" in winner and any(name in study.needed_selections(other) for other in study.active_experiments)
         },
         "guess": GUESS,
     }

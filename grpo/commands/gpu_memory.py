@@ -178,7 +178,7 @@ def shape_of(study: Study, task: str = MAIN) -> Shape | None:
 
 def configs(study: Study) -> Iterator[RunConfig]:
     """The configuration of each arm that runs on the study's devices, as far as it is known before there are winners."""
-    for name in study.made:
+    for name in study.active_experiments:
         if study.models[study.experiments[name].task].device != "cpu":
             for arm in study.experiments[name].arms:
                 yield effective_run(study, name, arm, study.seeds[0], []).config

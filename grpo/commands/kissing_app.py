@@ -55,7 +55,7 @@ def search(
     """
     from grpo.commands.kissing_search import language_model
     from grpo.common.files import require_writable
-    from grpo.common.lock import only_one
+    from grpo.common.lock import exclusive_lock
     from grpo.discovery.log import BEST_PROGRAM, LOG, open_log
     from grpo.discovery.search import Budget
     from grpo.discovery.search import search as run
@@ -63,7 +63,7 @@ def search(
 
     propose, settings = language_model(strategy, seed)
     require_writable(out, "--out")
-    with only_one(out / ".search.lock", f"{out}: another search"):
+    with exclusive_lock(out / ".search.lock", f"{out}: another search"):
         log = open_log(out / LOG, settings)
         limits = Budget(calls, tokens, seconds if (calls, tokens, seconds) != (None, None, None) else DEFAULT_SECONDS)
         ended_by = run(propose, verify_text, limits, log)

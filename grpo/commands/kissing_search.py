@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.common.errors import UserError
-from grpo.common.files import files_digest, note_that_off, whole_folder, write_json
+from grpo.common.files import atomic_folder, files_digest, note_that_off, write_json
 from grpo.common.imports import require_extra
 from grpo.discovery import mutation
 from grpo.discovery.log import BEST_PROGRAM, LOG, Log, Settings, open_log
@@ -40,7 +40,7 @@ def run_kissing_number(study: Study) -> dict[str, Any]:
     wanted = study.kissing_number
     if wanted is None:
         for unused in (paths.KISSING_SEARCH, paths.CONVERSATION_LOG.parent):
-            with whole_folder(unused) as folder:
+            with atomic_folder(unused) as folder:
                 note_that_off(folder, "kissing_number")
         for empty in (paths.KISSING_NUMBER_REPORT, KISSING_NUMBER_METRICS):
             write_json(empty, {})
@@ -52,7 +52,7 @@ def run_kissing_number(study: Study) -> dict[str, Any]:
     model = re.sub(r"[^\w.-]+", "_", settings.model or "none")
     state = paths.KISSING_NUMBER_STATE / f"{settings.strategy}-{settings.seed}-{model}-{files_digest(CODE)}"
     remove_stored(state)
-    with whole_folder(paths.KISSING_SEARCH) as folder:
+    with atomic_folder(paths.KISSING_SEARCH) as folder:
         log = open_log(state / LOG, settings)
         ended_by = search(propose, verify_text, Budget(wanted.calls, wanted.tokens, wanted.seconds), log)
         committed = verify_program(paths.KISSING_NUMBER)
@@ -65,7 +65,7 @@ def run_kissing_number(study: Study) -> dict[str, Any]:
         (folder / BEST_PROGRAM).write_text(best or "", encoding="utf-8")
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in score_rows(log.attempts)]
         (folder / SCORES).write_text("".join(lines), encoding="utf-8")
-    with whole_folder(paths.CONVERSATION_LOG.parent) as folder:
+    with atomic_folder(paths.CONVERSATION_LOG.parent) as folder:
         shutil.copy(log.path, folder / LOG)
     write_json(paths.KISSING_NUMBER_REPORT, result)
     write_json(KISSING_NUMBER_METRICS, {"end": result["best_of_search"]})

@@ -18,15 +18,15 @@ from ruamel.yaml import YAML, YAMLError
 from grpo.commands import stages
 from grpo.commands.quickstart import course
 from grpo.common.errors import ToBeResumed, UserError
-from grpo.common.files import whole_folder, write_text
+from grpo.common.files import atomic_folder, write_text
 from grpo.common.imports import search_in
-from grpo.common.lock import only_one
+from grpo.common.lock import exclusive_lock
 from grpo.common.records import Problem, read_problems
 from grpo.common.world import started_by_torchrun
 from grpo.common.yaml_file import read_mapping, to_yaml
 from grpo.models import require_checkpoint
 from grpo.study import paths
-from grpo.study.compose import changes, compose, lay_over, study_path
+from grpo.study.compose import changes, compose, merge, study_path
 from grpo.study.effective import effective_run
 from grpo.study.methods import with_objective
 from grpo.study.schema import PARAMS_FILE, Study, check_name, load_study, validated
@@ -50,7 +50,7 @@ SETTABLE = (
 )
 
 
-class Asked(NamedTuple):
+class RunOptions(NamedTuple):
     """The options of `grpo run` that say what to run; None: the study's."""
 
     model: str | None
@@ -60,7 +60,7 @@ class Asked(NamedTuple):
     study: str
 
 
-def one_run(asked: Asked, out: Path, resume: bool) -> None:
+def one_run(options: RunOptions, out: Path, resume: bool) -> None:
     """Run it in ``out`` and leave its results there: CSV files, samples, checkpoints, ``curves.png`` and params.yaml.
 
     Raises:
@@ -72,11 +72,11 @@ def one_run(asked: Asked, out: Path, resume: bool) -> None:
         _train()
         return
     tracking_uri()
-    goes_on = resume and asked == Asked(None, None, [], 0, BASE) and (out / PARAMS_FILE).exists()
-    values = read_mapping(out / PARAMS_FILE) if goes_on else composed(asked, out)
+    goes_on = resume and options == RunOptions(None, None, [], 0, BASE) and (out / PARAMS_FILE).exists()
+    values = read_mapping(out / PARAMS_FILE) if goes_on else composed(options, out)
     require_own_code_of_all(validated(values, Path("--set")))
     lock = out.with_name(f".{out.name}.lock")
-    with only_one(lock, f"--out {out}: another process"):
+    with exclusive_lock(lock, f"--out {out}: another process"):
         try:
             if _has_begun(out):
                 _require_same(values, out, resume)
@@ -89,34 +89,34 @@ def one_run(asked: Asked, out: Path, resume: bool) -> None:
             lock.unlink()
 
 
-def composed(asked: Asked, out: Path) -> dict[str, Any]:
+def composed(options: RunOptions, out: Path) -> dict[str, Any]:
     """Compose the values of a study that makes this one run and nothing else; they are not validated here.
 
     Raises:
         UserError: the study, model, task or a key does not exist, or the folder's name is not allowed for a run.
     """
     check_name("--out", "a run", out.name)
-    file, overlay = study_path(asked.study), given_values(asked.settings)
+    file, overlay = study_path(options.study), given_values(options.settings)
     values = compose(file)
     # The task's modules and data files lie here or beside the study's file.
     own = [] if file.parent.resolve() == paths.shipped("studies").resolve() else [file.parent.absolute()]
     folders = dict.fromkeys((Path.cwd(), *own))
     search_in(*folders)
     main: dict[str, Any] = {key: values[key][MAIN] for key in ("tasks", "models")}
-    if asked.study == BASE and None in (asked.model, asked.task):
+    if options.study == BASE and None in (options.model, options.task):
         raise UserError("--model, --task: one is missing. Give both, or take a study's with --study NAME.")
-    main["models"] = _model(asked.model) if asked.model else main["models"]
+    main["models"] = _model(options.model) if options.model else main["models"]
     main["tasks"] = (
-        _task(asked.task, overlay.get("tasks", {}).get(MAIN, {}), values["tasks"].values()) if asked.task else main["tasks"]
+        _task(options.task, overlay.get("tasks", {}).get(MAIN, {}), values["tasks"].values()) if options.task else main["tasks"]
     )
     one: dict[str, Any] = {
         "study": "grpo_run",
         "description": "One run by `grpo run`.",
         "folder": os.pathsep.join(map(str, folders)),
         "file": None,
-        "seeds": [asked.seed],
+        "seeds": [options.seed],
         "seeds_in_one_stage": False,
-        **{key: {MAIN: lay_over(main[key], overlay.pop(key, {}).get(MAIN, {}))} for key in main},
+        **{key: {MAIN: merge(main[key], overlay.pop(key, {}).get(MAIN, {}))} for key in main},
         "sft_datasets": {},
         "kissing_number": None,
         "selection": {},
@@ -124,7 +124,7 @@ def composed(asked: Asked, out: Path) -> dict[str, Any]:
         "kl_in": None,  # there are no stages
         "experiments": {out.name: {"arms": {ARM: {}}}},
     }
-    values = lay_over(values, overlay) | one
+    values = merge(values, overlay) | one
     values["resources"] = {
         kind: {"gpus": 0, "cpus": values["threads"], "mem_mb": 1, "runtime_min": 1}  # not used without a scheduler
         for kind in ("small", "model", "evaluate", "train")
@@ -138,7 +138,7 @@ def composed(asked: Asked, out: Path) -> dict[str, Any]:
         few = {key: min(rows, evaluation[key]) for key in ("problems", "last_problems")} | {"selection_problems": 0}
     evaluation = evaluation | {key: value for key, value in few.items() if key not in overlay.get("evaluation", {})}
     zero_shot = {"zero_shot_problems": 1, "zero_shot_prompts": [values["grpo"]["prompt"]]}
-    return values | {"evaluation": lay_over(evaluation, zero_shot | {"best_of_n": {"prompts": []}})}
+    return values | {"evaluation": merge(evaluation, zero_shot | {"best_of_n": {"prompts": []}})}
 
 
 def study_and_problems(
@@ -162,7 +162,7 @@ def study_and_problems(
         problems, where = read_problems(paths.validation(task)), str(paths.validation(task))
     else:
         require_checkpoint(checkpoint)
-        values = composed(Asked(str(checkpoint), task, settings, 0, BASE), Path("evaluation"))
+        values = composed(RunOptions(str(checkpoint), task, settings, 0, BASE), Path("evaluation"))
         if is_file:
             values["tasks"][MAIN]["files"] = {"validation": str(Path(task).absolute())}
         study, where, task = validated(values, Path("--set")), f"--task {task}", MAIN
@@ -191,7 +191,7 @@ def given_values(settings: list[str]) -> dict[str, Any]:
             raise UserError(f"--set {setting}: expected KEY=VALUE, such as grpo.learning_rate=1e-5.")
         for part in reversed(key.split(".")):
             value = {part: value}
-        overlay = lay_over(overlay, value)
+        overlay = merge(overlay, value)
     if "grpo" in overlay:
         overlay["grpo"] = with_objective(overlay["grpo"], "--set grpo")
     return overlay
@@ -258,7 +258,7 @@ def _require_same(values: Mapping[str, Any], out: Path, resume: bool) -> None:
 
 def _prepare(values: Mapping[str, Any], out: Path) -> None:
     """Make ``out`` with the run's params.yaml, problems and model; if one of them fails, make nothing."""
-    with whole_folder(out) as draft, chdir(draft):
+    with atomic_folder(out) as draft, chdir(draft):
         write_text(PARAMS_FILE, to_yaml(values))
         # The tokenizer of the model measures prompts where they have a limit. Without one, wrong problems are told first.
         also = [one.task for one in load_study().evaluation.also.values()]
@@ -270,7 +270,7 @@ def _prepare(values: Mapping[str, Any], out: Path) -> None:
 def _train() -> None:
     """Train the run of the working folder, unless it has results."""
     study = load_study()
-    run = effective_run(study, study.made[0], ARM, study.seeds[0], [])
+    run = effective_run(study, study.active_experiments[0], ARM, study.seeds[0], [])
     if (paths.RUNS / run.name).exists():
         return
     from grpo.training.run import train_run
@@ -291,7 +291,7 @@ def _deliver(out: Path) -> None:
     from grpo.results.runs import read_run
 
     study = load_study()
-    run = read_run(study.made[0], ARM, study.seeds[0])
+    run = read_run(study.active_experiments[0], ARM, study.seeds[0])
     for file in [*(paths.RUNS / run.name).iterdir(), paths.run_timing(run.name)]:
         Path(file.name).unlink(missing_ok=True)
         shutil.copyfile(file, file.name)

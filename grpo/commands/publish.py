@@ -13,7 +13,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from grpo.commands.model_card import METADATA, about_checkpoint, draw_curve, model_card
 from grpo.common.errors import UserError, reason
-from grpo.common.files import require_keys, whole_folder
+from grpo.common.files import atomic_folder, require_keys
 from grpo.common.imports import require_extra
 from grpo.models.tokenizer import require_own
 from grpo.reporting.charts import save_figure
@@ -61,7 +61,7 @@ def publish(study: Study, name: str, kind: str, to: Destination) -> list[str]:
     except ValueError as error:
         raise UserError(f"{source}: {error}.") from error
     card, figure = model_card(study, run, source, kind, to.license), draw_curve(run, about_checkpoint(run, source)["step"])
-    with whole_folder(target) as folder:
+    with atomic_folder(target) as folder:
         shutil.copytree(source, folder, ignore=shutil.ignore_patterns(METADATA), dirs_exist_ok=True)
         save_figure(figure, folder / "curve.png")
         card.save(folder / "README.md")

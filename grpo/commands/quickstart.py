@@ -15,7 +15,7 @@ from pathlib import Path
 from grpo.commands.study import composed_text
 from grpo.common.errors import UserError, from_here
 from grpo.common.files import write_text
-from grpo.common.lock import only_one
+from grpo.common.lock import exclusive_lock
 from grpo.common.uris import without_password
 from grpo.study import paths
 from grpo.study.compose import study_path
@@ -38,7 +38,7 @@ def quickstart() -> None:
     path = study_path(STUDY)
     study = load_study(path)
     again = _is_there()
-    with only_one(FOLDER / OURS, f"{FOLDER}: another `grpo quickstart`"):
+    with exclusive_lock(FOLDER / OURS, f"{FOLDER}: another `grpo quickstart`"):
         print(f"{study.description}\nEverything goes into {FOLDER}/; nothing else is changed. Ctrl-C stops it.", flush=True)
         if again:
             print(f"{FOLDER}/ of an earlier quickstart is emptied first. Equal settings give equal results.")
@@ -46,7 +46,7 @@ def quickstart() -> None:
         write_text(FOLDER / PARAMS_FILE, composed_text(path)[0])
         with chdir(FOLDER):
             _run_stages(study, lambda text: print(f"\n[{_clock(began)}] {text}", flush=True))
-            rewards = "\n\n".join(_rewards(study, experiment) for experiment in study.made)
+            rewards = "\n\n".join(_rewards(study, experiment) for experiment in study.active_experiments)
             tracked = without_password(tracking_uri())
     print(f"\n[{_clock(began)}] Done.\n\n{rewards}\n")
     for what, where in (
@@ -84,7 +84,7 @@ def _run_stages(study: Study, announce: Callable[[str], None]) -> None:
     stages.model(MAIN)
     announce("The base model before GRPO, under each prompt")
     stages.math_baseline()
-    for experiment in study.made:
+    for experiment in study.active_experiments:
         for arm in study.experiments[experiment].arms:
             for seed in study.seeds_of(experiment):
                 announce(f"GRPO: arm {arm}, seed {seed}")

@@ -13,7 +13,7 @@ from typing import Any
 
 from grpo.commands.study import renew_runs
 from grpo.common.errors import UserError
-from grpo.common.files import read_json, whole_folder, write_json, write_text
+from grpo.common.files import atomic_folder, read_json, write_json, write_text
 from grpo.common.yaml_file import read_mapping, replace_values
 from grpo.reporting.comments import COMMENTS
 from grpo.reporting.replication import counts, read_replicate, replication_page
@@ -74,7 +74,7 @@ def _make(folder: Path, seeds: list[int], base_seed: int | None, of_study: str) 
                 f"{folder}: already exists, but repeats a study with other settings. Remove it, or name other seeds."
             )
         return
-    with whole_folder(folder) as draft:
+    with atomic_folder(folder) as draft:
         _git("clone", "--quiet", "--no-checkout", ".", str(draft))  # a clone, because runs record the git commit
         for name in _git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0"):
             made = name.startswith(f"{paths.REPORTS}/") and not name.startswith(f"{COMMENTS}/")

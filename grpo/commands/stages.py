@@ -57,7 +57,7 @@ def dataset(task: TaskName) -> None:
         )
         for name, one in further.items()
     }
-    prompt_tokens = partial(longest_prompt, source, study.asked_in(task), tokenizer)
+    prompt_tokens = partial(longest_prompt, source, study.prompt_formats(task), tokenizer)
     report = build_dataset(source, folder, study.needed_problems(task), prompt_tokens, also)
     write_json(paths.dataset_report(task), {"task": study.tasks[task]["use"], **report})
     for split in SPLITS:

@@ -25,7 +25,7 @@ from grpo.study.compose import (
     compose,
     difference,
     files_of,
-    lay_over,
+    merge,
     overlay_of,
     stage_lists,
     studies_folders,
@@ -88,7 +88,7 @@ def describe(study: Study) -> str:
     tasks = ", ".join(f"{name} ({task['use']})" for name, task in study.tasks.items())
     lines = [f"{study.study}: {study.description}", f"seeds {study.seeds}, tasks {tasks}, engine {study.engine.name}"]
     pinned = study.selection.pinned
-    for name in study.made:
+    for name in study.active_experiments:
         before = [f"{b} ({f'pinned: {pinned[b]}' if b in pinned else 'winner'})" for b in study.needed_selections(name)]
         lines.append(name + (f", builds on {', '.join(before)}" if before else ""))
         for arm, overrides in study.experiments[name].arms.items():
@@ -230,7 +230,7 @@ def rehearse(name: Named) -> str:
     target = folder / f"{path.stem}{SUFFIX}.yaml"
     values = compose(path)
     about = {"extends": path.stem, "description": f"The study {path.stem}, cut down to be tried on a CPU."}
-    cut = difference(values, lay_over(values, rehearsal_of(values)))
+    cut = difference(values, merge(values, rehearsal_of(values)))
     text = "# Written by `grpo study rehearse`.\n" + to_yaml(about | cut)
     if target.exists() and target.read_text(encoding="utf-8") != text:
         raise UserError(f"{target}: already exists with other content. Remove it to write it again, or use it as it is.")

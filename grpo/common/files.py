@@ -14,7 +14,7 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from grpo.common.errors import UserError, from_here, reason
-from grpo.common.lock import only_one
+from grpo.common.lock import exclusive_lock
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 @contextmanager
-def whole_folder(target: Path) -> Iterator[Path]:
+def atomic_folder(target: Path) -> Iterator[Path]:
     """Yield a new folder to write into; it replaces ``target`` if the block ends without an exception.
 
     Raises:
@@ -31,7 +31,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     draft, old, lock = (target.with_name(f".{target.name}.{kind}") for kind in ("draft", "old.draft", "draft.lock"))
-    with only_one(lock, f"{target}: another process that writes it"):
+    with exclusive_lock(lock, f"{target}: another process that writes it"):
         try:
             for left_by_a_kill in (draft, old):
                 remove(left_by_a_kill)

@@ -15,7 +15,7 @@ from grpo.common.errors import UserError
 
 
 @contextmanager
-def only_one(lock: Path, what: str) -> Iterator[None]:
+def exclusive_lock(lock: Path, what: str) -> Iterator[None]:
     """Hold a lock file, so that only one process at a time does this work.
 
     Uses a POSIX lock: the system releases it when the process ends for any reason, children do not inherit it, and it

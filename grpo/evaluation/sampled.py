@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo.common.files import note_that_off, whole_folder, write_json, write_text
+from grpo.common.files import atomic_folder, note_that_off, write_json, write_text
 from grpo.common.records import Rollout, read_problems
 from grpo.evaluation.best_of_n import best_at_n, majority_at_n, pass_at_n, ranking_quality
 from grpo.evaluation.evaluator import CheckpointEvaluator, stage_run
@@ -33,7 +33,7 @@ def run_best_of_n(study: Study) -> dict[str, Any]:
     problems = read_problems(paths.validation(MAIN))[: settings.problems]
     evaluator.require_room(problems, settings.prompts)
     metrics: dict[str, Any] = {}
-    with whole_folder(paths.BEST_OF_N) as folder:
+    with atomic_folder(paths.BEST_OF_N) as folder:
         for prompt in settings.prompts:
             format = find_format(evaluator.task, prompt)
             groups = evaluator.sample(problems, prompt, n=settings.samples)

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from grpo.common.files import whole_folder, write_json
+from grpo.common.files import atomic_folder, write_json
 from grpo.common.records import read_problems
 from grpo.evaluation.evaluator import CheckpointEvaluator, evaluate_checkpoint, stage_run
 from grpo.study import paths
@@ -24,7 +24,7 @@ def run_math_baseline(study: Study) -> dict[str, Any]:
     evaluator, prompts = CheckpointEvaluator(study, paths.model(MAIN)), study.evaluation.zero_shot_prompts
     problems = read_problems(paths.validation(MAIN))[: study.evaluation.zero_shot_problems]
     evaluator.require_room(problems, prompts)
-    with whole_folder(paths.BASELINE) as folder:
+    with atomic_folder(paths.BASELINE) as folder:
         metrics = {prompt: evaluate_checkpoint(evaluator, problems, prompt, folder) for prompt in prompts}
     write_json(paths.BASELINE_METRICS, metrics)
     evaluator.forget_chunks(paths.BASELINE)
@@ -58,7 +58,7 @@ def evaluate_file(study: Study, file: Path, folder: Path) -> dict[str, Any]:
             print(f"{len(too_long)} of {len(problems)} questions are too long for the model's context and are left out")
         problems = fitting or problems
     evaluator.require_room(problems, prompts)
-    with whole_folder(folder) as target:
+    with atomic_folder(folder) as target:
         metrics = {prompt: evaluate_checkpoint(evaluator, problems, prompt, target) for prompt in prompts}
         write_json(target / "metrics.json", metrics)
     evaluator.forget_chunks()

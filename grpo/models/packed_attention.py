@@ -30,7 +30,7 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 
 @dataclass(frozen=True)
-class Stretch:
+class PromptGroup:
     """Position in a row of a prompt and its responses, one after the other.
 
     Attributes:
@@ -67,7 +67,7 @@ class Stretch:
 class Layout:
     """Layout of a row: which tokens attend to which."""
 
-    stretches: tuple[Stretch, ...]
+    prompt_groups: tuple[PromptGroup, ...]
 
     def on(self, device: torch.device) -> OnDevice:
         """Convert the layout for attention on this device: on a CPU unchanged, else :meth:`mask`."""
@@ -77,10 +77,10 @@ class Layout:
         """Mask (tokens, tokens), true where the row's token attends to the column's."""
         pieces: list[int] = []  # for each token the start of its prompt or response,
         prompts: list[int] = []  # and the start of its prompt
-        for stretch in self.stretches:
-            for length in (stretch.prompt, *stretch.responses):
+        for group in self.prompt_groups:
+            for length in (group.prompt, *group.responses):
                 pieces += [len(pieces)] * length
-                prompts += [stretch.start] * length
+                prompts += [group.start] * length
         piece, prompt = (torch.tensor(starts).to(device, non_blocking=True) for starts in (pieces, prompts))
         index = torch.arange(len(pieces), device=device)
         return (index[:, None] >= index) & ((piece[:, None] == piece) | (prompt[:, None] == piece))
@@ -93,14 +93,14 @@ class _SharedPromptAttention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
         out = _like(query)
         normalizer = _like(query[..., 0]).float()  # (heads, tokens) log of the sum of exponentials
-        for stretch in layout.stretches:
-            for tokens, shape in stretch.equal_pieces():
+        for group in layout.prompt_groups:
+            for tokens, shape in group.equal_pieces():
                 q, k, v = (_pieces(x, tokens, shape) for x in (query, key, value))
                 found = _flash(q, k, v, 0.0, True, scale=scale)
                 for target, part in zip((out, normalizer), found, strict=True):
                     _pieces(target, tokens, shape).copy_(part)
-            if stretch.responses:
-                mine, prompt = stretch.of_responses, stretch.of_prompt
+            if group.responses:
+                mine, prompt = group.of_responses, group.of_prompt
                 (cross,), (sums,) = _flash(query[None, :, mine], key[None, :, prompt], value[None, :, prompt], scale=scale)
                 own_sums = normalizer[:, mine]
                 share = torch.sigmoid(sums - own_sums).to(out.dtype)
@@ -115,13 +115,13 @@ class _SharedPromptAttention(torch.autograd.Function):
         query, key, value, out, normalizer = ctx.saved_tensors
         at = [_like(query), _like(query), _like(query)]
         given = (gradients[0], query, key, value, out, normalizer)
-        for stretch in ctx.layout.stretches:
-            for tokens, shape in stretch.equal_pieces():
+        for group in ctx.layout.prompt_groups:
+            for tokens, shape in group.equal_pieces():
                 found = _flash_backward(*(_pieces(x, tokens, shape) for x in given), 0.0, True, scale=ctx.scale)
                 for target, part in zip(at, found, strict=True):
                     _pieces(target, tokens, shape).copy_(part)
-            if stretch.responses:
-                mine, prompt = stretch.of_responses, stretch.of_prompt
+            if group.responses:
+                mine, prompt = group.of_responses, group.of_prompt
                 where = (mine, mine, prompt, prompt, mine, mine)
                 found = _flash_backward(
                     *(x[None, :, w] for x, w in zip(given, where, strict=True)), 0.0, False, scale=ctx.scale

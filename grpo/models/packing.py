@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo.models.packed_attention import NO_MASK, Layout, Stretch
+from grpo.models.packed_attention import NO_MASK, Layout, PromptGroup
 
 
 @dataclass(frozen=True)
@@ -120,11 +120,11 @@ def pack(segments: Sequence[Segment], prompts: Sequence[Sequence[int]], response
     ids: list[int] = []
     positions: list[int] = []
     source: list[int] = []
-    stretches: list[Stretch] = []
+    prompt_groups: list[PromptGroup] = []
     for segment in segments:
         prompt = prompts[segment.members[0]]
         taken = [len(responses[i]) - 1 for i in segment.members]
-        stretches.append(Stretch(len(ids), len(prompt), tuple(n for n in taken if n)))
+        prompt_groups.append(PromptGroup(len(ids), len(prompt), tuple(n for n in taken if n)))
         ids += prompt
         positions += range(len(prompt))
         last_of_prompt = len(ids) - 1
@@ -136,4 +136,4 @@ def pack(segments: Sequence[Segment], prompts: Sequence[Sequence[int]], response
     labels = torch.tensor([token for i in members for token in responses[i]])
     lengths = [len(responses[i]) for i in members]
     predictions = Predictions(torch.tensor(source), labels, members, lengths)
-    return PackedRow(torch.tensor([ids]), torch.tensor([positions]), predictions, Layout(tuple(stretches)))
+    return PackedRow(torch.tensor([ids]), torch.tensor([positions]), predictions, Layout(tuple(prompt_groups)))

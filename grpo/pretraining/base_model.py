@@ -11,7 +11,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from grpo.common.cpu import start_threads
-from grpo.common.files import files_digest, whole_folder
+from grpo.common.files import atomic_folder, files_digest
 from grpo.common.imports import call_with
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.source import folder_of
@@ -51,7 +51,7 @@ def _pretrain_all(study: Study, name: str, settings: PretrainedHere) -> None:
         if settings.one_per_seed
         else [settings]
     )
-    with whole_folder(paths.model(name)) as folder:
+    with atomic_folder(paths.model(name)) as folder:
         if len(own) == 1:
             _pretrain(study, name, own[0], folder)
             return
@@ -96,7 +96,7 @@ def _pretrain(study: Study, name: str, settings: PretrainedHere, target: Path) -
 def _copy(source: Path, target: Path) -> None:
     """Load the checkpoint ``source`` and save it in its own precision, which checks it and gives all checkpoints one format."""
     model, tokenizer = load_model(source, dtype=None), load_tokenizer(source)
-    with whole_folder(target) as folder:
+    with atomic_folder(target) as folder:
         save_checkpoint(folder, model, tokenizer)
 
 
@@ -105,6 +105,6 @@ def _draw(settings: RandomModel, like: Path, target: Path) -> None:
     from grpo.models.hugging_face import random_model  # imports transformers, which is slow
 
     model, tokenizer = random_model(like, settings), load_tokenizer(like)
-    with whole_folder(target) as folder:
+    with atomic_folder(target) as folder:
         save_checkpoint(folder, model, tokenizer)
     print(f"{target}: {model.num_parameters():,} random weights in the architecture of {like.name}")

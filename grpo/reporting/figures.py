@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from grpo.common.files import whole_folder
+from grpo.common.files import atomic_folder
 from grpo.reporting import charts
 from grpo.reporting.charts import COLOURS, ENTROPY, FORM, FULL, GIVEN_FORM, INK, KL, LENGTH, NORM, Style, has, panels, styles
 from grpo.reporting.kissing_number import draw_search, read_report, read_scores
@@ -51,7 +51,7 @@ def draw_figures(study: Study, record: Values) -> None:
         "kissing_number": draw_search(read_report(), read_scores()) if study.kissing_number is not None else None,
     }
     figures |= {name: draw_experiment(entry, runs[name]) for name, entry in record["experiments"].items()}
-    with whole_folder(paths.FIGURES) as folder:
+    with atomic_folder(paths.FIGURES) as folder:
         for name, figure in figures.items():
             if figure is not None:
                 charts.save_figure(figure, folder / f"{name}.svg")

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from grpo.common.files import note_that_off, read_json, read_jsonl, whole_folder, write_json, write_text
+from grpo.common.files import atomic_folder, note_that_off, read_json, read_jsonl, write_json, write_text
 from grpo.common.yaml_file import parse_yaml
 from grpo.discovery.log import BEST_PROGRAM, LOG, Attempt, read_log, to_json
 from grpo.discovery.strategies import BASELINE
@@ -90,7 +90,7 @@ def write_delivery(study: Study) -> None:
     The log leaves out the programs of recipes, each of which contains the whole text of the constructions;
     :func:`grpo.discovery.mutation.program_of` restores them exactly.
     """
-    with whole_folder(paths.KISSING_NUMBER_DELIVERY) as folder:
+    with atomic_folder(paths.KISSING_NUMBER_DELIVERY) as folder:
         if study.kissing_number is None:
             note_that_off(folder, "kissing_number")
             return

@@ -42,7 +42,7 @@ def write_record(study: Study) -> Values:
     Raises:
         UserError: a result file is missing or damaged.
     """
-    runs = {name: read_runs(study, name) for name in study.made}
+    runs = {name: read_runs(study, name) for name in study.active_experiments}
     record = record_of(study, runs, {name: read_result(study, name) for name in runs}, judge_claims(study))
     write_json(paths.RECORD, record)
     return record

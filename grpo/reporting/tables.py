@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from grpo.common.files import whole_folder, write_json, write_text
+from grpo.common.files import atomic_folder, write_json, write_text
 from grpo.common.safe_text import short
 from grpo.reporting.figures import ESTIMATES, chosen, settings_by_rate
 from grpo.reporting.labels import decimals, interval, scientific, table
@@ -23,7 +23,7 @@ def write_tables(study: Study, record: Values) -> None:
     for name, entry in record["experiments"].items():
         texts |= {name: experiment_table(entry, metric)}
         texts |= {f"{name}-{kind}": text for kind, text in further_tables(entry, metric).items()}
-    with whole_folder(paths.TABLES) as folder:
+    with atomic_folder(paths.TABLES) as folder:
         for name, text in texts.items():
             if text:
                 write_text(folder / f"{name}.md", text)

@@ -93,7 +93,7 @@ def write_timing(study: Study) -> None:
     """Write reports/timing.csv: a row for each run, in the study's order."""
     hashes = {out["path"]: out["md5"] for stage in stages_in_lock().values() for out in stage.get("outs", [])}
     rows = []
-    for name in study.made:
+    for name in study.active_experiments:
         runs = read_runs(study, name)
         labels = label_arms(study, runs)
         rows += [
@@ -195,7 +195,7 @@ def timing_table(timing: pd.DataFrame) -> str:
 
 def draw_timing(study: Study) -> Figure:
     """Draw the components of a step and the reward over seconds, of runs that had the machine for themselves."""
-    found = {name: [run for run in read_runs(study, name) if is_alone(run)] for name in study.made}
+    found = {name: [run for run in read_runs(study, name) if is_alone(run)] for name in study.active_experiments}
     compared = {name: runs for name, runs in found.items() if runs}
     if not compared:
         figure, (alone,) = panels(1, height=0.6)

@@ -40,7 +40,7 @@ def judge_claims(study: Study) -> list[Verdict]:
 
     replication = read_replication(study)
     found = [_judged(study, claim, own, of_experiment, replication) for claim, own in claims_of(study)]
-    return found + [_untested(entry) for entry in read_published().untested if entry["experiment"] in study.made]
+    return found + [_untested(entry) for entry in read_published().untested if entry["experiment"] in study.active_experiments]
 
 
 def _judged(

@@ -28,7 +28,7 @@ class Interval:
     se: float  # standard error
     df: float  # degrees of freedom of Student's t
 
-    def turned(self) -> Interval:
+    def negated(self) -> Interval:
         """The interval of the opposite difference."""
         return replace(self, value=-self.value, low=-self.high, high=-self.low)
 
@@ -50,9 +50,9 @@ class Contrast:
     adjusted: Interval
     contrasts: int  # number of contrasts in the family
 
-    def turned(self) -> Contrast:
+    def negated(self) -> Contrast:
         """The opposite contrast: ``against`` minus ``arm``."""
-        return Contrast(self.against, self.arm, self.difference.turned(), self.adjusted.turned(), self.contrasts)
+        return Contrast(self.against, self.arm, self.difference.negated(), self.adjusted.negated(), self.contrasts)
 
     @property
     def excludes_zero(self) -> bool:

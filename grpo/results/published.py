@@ -45,7 +45,7 @@ def read_published() -> Published:
 
 def claims_of(study: Study) -> list[tuple[AnyClaim, bool]]:
     """The claims about experiments that the study has, and whether a claim is its own."""
-    published = [claim for claim in read_published().claims if claim.experiment in study.made]
+    published = [claim for claim in read_published().claims if claim.experiment in study.active_experiments]
     return [(claim, False) for claim in published] + [(claim, True) for claim in study.own_claims]
 
 

@@ -126,7 +126,7 @@ def _is_ranked(study: Study, experiment: str) -> bool:
 
 
 def _candidate(arm: ArmResult, runs: list[Run]) -> dict[str, Any]:
-    behind = arm.contrast.turned().adjusted if arm.contrast else None
+    behind = arm.contrast.negated().adjusted if arm.contrast else None
     return {
         "arm": arm.arm,
         "setting": arm.setting,

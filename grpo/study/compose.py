@@ -32,7 +32,7 @@ ABSENT = "absent"
 # --------------------------------------------------------------------------------------------------------------- rules
 
 
-def lay_over(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
+def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
     """Lay ``overlay`` over ``base``; neither is changed.
 
     Mappings merge key by key. Anything else replaces the old value; so do ``null``, a mapping of another kind
@@ -40,7 +40,7 @@ def lay_over(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, A
     """
     merged = dict(base)
     for key, value in overlay.items():
-        merged[key] = lay_over(base[key], value) if _merges(key, base.get(key), value) else value
+        merged[key] = merge(base[key], value) if _merges(key, base.get(key), value) else value
     return merged
 
 
@@ -254,7 +254,7 @@ def _extended(values: Mapping[str, Any], overlay: dict[str, Any], file: Path) ->
         overlay["grpo"] = with_objective(overlay["grpo"], f"{file}: grpo")
     experiments = overlay.get("experiments")
     if not isinstance(experiments, dict):
-        return lay_over(values, overlay)
+        return merge(values, overlay)
     keep = {word: experiments.pop(word) for word in ("only", "without") if word in experiments}
-    merged = lay_over(values, overlay)
+    merged = merge(values, overlay)
     return merged | {"experiments": choose(merged["experiments"], keep, experiments, f"{file}: experiments")}

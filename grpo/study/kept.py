@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from grpo.common.files import dvc_hashes, whole_folder, write_text
+from grpo.common.files import atomic_folder, dvc_hashes, write_text
 from grpo.study import paths
 
 RESULTS = "results"  # in a state's folder: the results by their paths in the project
@@ -27,7 +27,7 @@ def keep_until_stored(state: Path, output: Path, results: Iterable[Path] = ()) -
     if not paths.PIPELINE.exists():
         shutil.rmtree(state, ignore_errors=True)
         return
-    with whole_folder(state / RESULTS) as folder:
+    with atomic_folder(state / RESULTS) as folder:
         for path in results:
             target = folder / path
             target.parent.mkdir(parents=True, exist_ok=True)

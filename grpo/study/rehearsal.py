@@ -96,7 +96,7 @@ def rehearsal_of(values: Mapping[str, Any]) -> dict[str, Any]:
 def not_covered(rehearsal: Study, study: Study) -> list[str]:
     """List what a rehearsal does not cover of its study."""
     engine, learner, cut = study.engine, study.learner, rehearsal
-    arms = [arm for name in study.made for arm in study.experiments[name].arms.values()]
+    arms = [arm for name in study.active_experiments for arm in study.experiments[name].arms.values()]
     left_out = {
         "trained weights: what a model learns, its rewards, right responses": any(
             isinstance(model, RandomModel) for model in cut.models.values()

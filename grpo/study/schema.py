@@ -132,7 +132,7 @@ class Study(Section):
             UserError: two arms have the same key, such as the arm low-1 of lr and the arm 1 of lr-low.
         """
         rows: dict[str, dict[str, Any]] = {}
-        for name in self.made:
+        for name in self.active_experiments:
             entry = self.experiments[name]
             after = paths.SELECT / f"{entry.builds_on}.json" if entry.builds_on else paths.PINNED_SOFTWARE
             train = "sft_dataset" if entry.method == "sft" else "dataset"
@@ -159,7 +159,7 @@ class Study(Section):
         return rows
 
     @property
-    def made(self) -> list[str]:
+    def active_experiments(self) -> list[str]:
         """The experiments with arms, each after the one that it builds on."""
         return [name for name, experiment in self.experiments.items() if experiment.arms]
 
@@ -177,7 +177,11 @@ class Study(Section):
 
     def _one_reward(self) -> bool:
         """Whether all runs are trained on the same reward."""
-        arms = [(self.experiments[name].method, arm) for name in self.made for arm in self.experiments[name].arms.values()]
+        arms = [
+            (self.experiments[name].method, arm)
+            for name in self.active_experiments
+            for arm in self.experiments[name].arms.values()
+        ]
         return all(method == "grpo" and arm.get("reward", self.grpo.reward) == self.grpo.reward for method, arm in arms)
 
     @property
@@ -225,7 +229,7 @@ class Study(Section):
         entries = [entry for entry in self.experiments.values() if entry.task == name]
         return sorted({arm.get("prompt", self.defaults(e.method).prompt) for e in entries for arm in e.arms.values()})
 
-    def asked_in(self, name: str) -> list[str]:
+    def prompt_formats(self, name: str) -> list[str]:
         """The prompt formats in which the study asks its own model a task's questions."""
         formats = {*self.trained_in(name)}
         if name in self.sft_datasets:
@@ -339,7 +343,7 @@ class Study(Section):
                 differing = ", ".join(sorted({*given} ^ {*wanted})) or "one is there twice"
                 of = "arms" if key == "select_in" else "keep_steps of GRPO"
                 raise UserError(f"{key}: must list each experiment with {of} once ({differing}): run `grpo study runs`.")
-        for name in self.made:
+        for name in self.active_experiments:
             for needed in self.needed_experiments(name):
                 if needed in self.left_out:
                     remedy = f"give it arms, or leave {name} out too, and run `grpo study runs`"
@@ -386,7 +390,7 @@ class Study(Section):
         # Models are always pretrained on the CPU; copying one takes a single core.
         pretrains = any(model.source == "pretrain" for model in self.models.values())
         on_cpu = {"model": pretrains, "evaluate": self.engine.device == "cpu"}
-        for name in self.made:
+        for name in self.active_experiments:
             experiment = self.experiments[name]
             own = self.for_task(experiment.task)
             devices = {own.engine.device, own.learner.device}

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from grpo.common.files import files_digest, whole_folder, write_json
+from grpo.common.files import atomic_folder, files_digest, write_json
 from grpo.common.imports import is_import_path, source_of
 from grpo.study import paths
 from grpo.study.effective import effective_run, seeds_with_a_base
@@ -28,8 +28,8 @@ ROOMS = ("common", "evaluation", "grader", "learner", "models", "rollout", "stud
 def write_training_inputs(study: Study) -> None:
     """Write EXPERIMENT.json, tasks/TASK.json, datasets/TASK.json and software.json (pins) to data/training_inputs."""
     settings = shared_settings(study)
-    with whole_folder(paths.TRAINING_INPUTS) as folder:
-        for name in study.made:
+    with atomic_folder(paths.TRAINING_INPUTS) as folder:
+        for name in study.active_experiments:
             entry = study.experiments[name]
             seeds = {"seeds": study.seeds_of(name)} if study.seeds_in_one_stage and not entry.timed else {}
             # As far as they are known before there are winners.
@@ -80,7 +80,7 @@ def dataset_inputs(study: Study, name: str) -> dict[str, Any]:
     """What else decides a task's data set: limits of prompt lengths, formats that count for them, further evaluation sets."""
     also = study.also_evaluated(name)
     limits = {"task": study.task(name).max_prompt_tokens, **{key: study.also_task(key).max_prompt_tokens for key in also}}
-    counted = {LIMIT: limits, "formats": study.asked_in(name)} if any(limits.values()) else {}
+    counted = {LIMIT: limits, "formats": study.prompt_formats(name)} if any(limits.values()) else {}
     return counted | also_inputs(study, name)
 
 

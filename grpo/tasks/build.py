@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from grpo.common.errors import UserError
-from grpo.common.files import files_digest, whole_folder, write_text
+from grpo.common.files import atomic_folder, files_digest, write_text
 from grpo.common.records import Problem, write_records
 from grpo.tasks.task import LIMIT, SPLITS, Split, Task, find_format
 
@@ -62,7 +62,7 @@ def build_dataset(
                     f"params.yaml: {key}: {wanted} problems are asked for, but the {split} split has {len(problems[split])}"
                     f"{_without(left_out, split)}. Lower it, or use a larger source."
                 )
-    with whole_folder(folder) as draft:
+    with atomic_folder(folder) as draft:
         described: dict[str, Any] = {split: _write(draft / f"{split}.jsonl", problems[split]) for split in SPLITS}
         if also:
             described["also"] = {name: _write(draft / f"also-{name}.jsonl", one) for name, one in also.items()}

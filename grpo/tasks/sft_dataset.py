@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from grpo.common.errors import UserError
-from grpo.common.files import files_digest, whole_folder
+from grpo.common.files import atomic_folder, files_digest
 from grpo.common.imports import call_with
 from grpo.common.records import Example, Problem, write_records
 from grpo.tasks.build import layout_free
@@ -90,7 +90,7 @@ def build_sft_dataset(
         Example(prompt, response, problem.ground_truth, reward=score["reward"])
         for (prompt, problem, response), score in zip(kept, scored, strict=True)
     ]
-    with whole_folder(target.parent) as folder:
+    with atomic_folder(target.parent) as folder:
         write_records(folder / target.name, examples)
         written = files_digest(folder / target.name)
     wrong = [score for score in scored if score["reward"] < 1.0]

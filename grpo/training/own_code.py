@@ -41,7 +41,7 @@ def require_own_code_of_all(study: Study) -> None:
         if isinstance(model, PretrainedHere):  # makes no document yet
             documents = {"seed": model.seed, **model.documents}
             call_with(study.task(name).documents, documents, f"models.{name}.documents")
-    for name in study.made:
+    for name in study.active_experiments:
         for arm in study.experiments[name].arms:
             config = effective_run(study, name, arm, study.seeds[0], []).config
             require_own_code(config, study.task(study.experiments[name].task).reward_columns)

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from grpo.common.errors import ToBeResumed, UserError
-from grpo.common.files import files_digest, read_json, whole_folder, write_json
-from grpo.common.lock import only_one
+from grpo.common.files import atomic_folder, files_digest, read_json, write_json
+from grpo.common.lock import exclusive_lock
 from grpo.common.world import is_rank_0, start_processes, started_by_torchrun
 from grpo.models import require_checkpoint
 from grpo.models.tokenizer import chat_date
@@ -59,7 +59,7 @@ def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> N
         if study.learner.processes > 1 and not same_as and not is_asynchronous(run.config):
             start_processes(study.learner.processes, study.learner.device)
             return
-    lock = only_one(paths.RUN_LOCKS / f"{run.name.replace('/', '--')}.lock", f"{run.name}: another process")
+    lock = exclusive_lock(paths.RUN_LOCKS / f"{run.name.replace('/', '--')}.lock", f"{run.name}: another process")
     with (
         lock if is_rank_0() else nullcontext(),
         (recorded if is_rank_0() else thrown_away)(study, run, identity, same_as) as outputs,
@@ -134,7 +134,7 @@ def recorded(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as:
     try:
         mlflow.dataset(run.train, identity["train"], "training")
         mlflow.dataset(run.validation, identity["validation"], "validation")
-        with whole_folder(paths.RUNS / run.name) as folder, whole_folder(paths.CHECKPOINTS / run.name) as checkpoints:
+        with atomic_folder(paths.RUNS / run.name) as folder, atomic_folder(paths.CHECKPOINTS / run.name) as checkpoints:
             _write_config(folder / "config.yaml", run, identity, same_as)
             outputs = Outputs(folder, checkpoints, state, mlflow)
             yield outputs

@@ -30,7 +30,7 @@ def test_a_project_is_a_repository_whose_study_all_of_dvc_can_read(monkeypatch: 
     assert "make repro" in said and "git init" not in said
     monkeypatch.chdir("lab")
     study = load_study()
-    assert study.study == "first" and study.made == ["rewards"] and len(study.seeds) == 3 and study.claims
+    assert study.study == "first" and study.active_experiments == ["rewards"] and len(study.seeds) == 3 and study.claims
     stages = {stage.name: stage for stage in Repo().index.stages}
     assert {"train@rewards-exact", "train@rewards-letters", "select@rewards", "writeup"} <= set(stages)
     assert VERSION in {dep.def_path for dep in stages["training_inputs"].deps}

@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from study_parts import Grpo
 
 from grpo.commands import stages
-from grpo.commands.one_run import Asked, composed, given_values, one_run
+from grpo.commands.one_run import RunOptions, composed, given_values, one_run
 from grpo.common import imports
 from grpo.common.errors import UserError
 from grpo.common.files import files_digest
@@ -61,7 +61,7 @@ evaluation: {every: 1, problems: 8, last_problems: 12, selection_problems: 4, ma
 save_state_every: 1
 experiments: {only: [grpo_learning_rate], grpo_learning_rate: {arms: {high: {learning_rate: 1e-2}}}}
 """
-HIGH = Asked(None, None, ["grpo.learning_rate=1e-2"], 1, "three_steps.yaml")
+HIGH = RunOptions(None, None, ["grpo.learning_rate=1e-2"], 1, "three_steps.yaml")
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def test_a_mistake_leaves_nothing_behind(asked: dict[str, Any], out: str, messag
     (lab / "other.jsonl").write_text('{"question": "1", "reply": "1"}\n' * 2)
     before = sorted(lab.rglob("*"))
     with pytest.raises(UserError) as error:
-        one_run(Asked("model", "sums.jsonl", [], 0, "base")._replace(**asked), lab / out, resume=False)
+        one_run(RunOptions("model", "sums.jsonl", [], 0, "base")._replace(**asked), lab / out, resume=False)
     assert message in str(error.value)
     assert sorted(lab.rglob("*")) == before
 
@@ -256,7 +256,7 @@ def test_an_address_of_mlflow_without_a_scheme_is_refused(lab: Path, grpo: Grpo,
 
 def test_a_file_of_rows_becomes_a_task_and_its_validation_set(lab: Path) -> None:
     (lab / "sums.jsonl").write_text("".join(json.dumps({"problem": f"{n} + 1?", "answer": n + 1}) + "\n" for n in range(25)))
-    values = composed(Asked("model", "sums.jsonl", [], 0, "base"), Path("try"))
+    values = composed(RunOptions("model", "sums.jsonl", [], 0, "base"), Path("try"))
     file = lab / "sums.jsonl"
     assert values["tasks"]["main"] == {
         "use": "dataset",
@@ -268,13 +268,13 @@ def test_a_file_of_rows_becomes_a_task_and_its_validation_set(lab: Path) -> None
     counts = ("problems", "last_problems", "selection_problems")
     assert [values["evaluation"][key] for key in counts] == [3, 3, 0]
     settings = ["tasks.main.answer=problem", "evaluation.problems=2", "evaluation.selection_problems=1"]
-    own = composed(Asked("model", "sums.jsonl", settings, 0, "base"), Path("try"))
+    own = composed(RunOptions("model", "sums.jsonl", settings, 0, "base"), Path("try"))
     assert own["tasks"]["main"]["answer"] == "problem"
     assert [own["evaluation"][key] for key in counts] == [2, 3, 1]
 
 
 def test_math_comes_from_its_pinned_source(lab: Path) -> None:
-    values = composed(Asked("model", "math", [], 0, "base"), Path("try"))
+    values = composed(RunOptions("model", "math", [], 0, "base"), Path("try"))
     assert values["tasks"]["main"]["source"]["hub"] == "EleutherAI/hendrycks_math"
 
 
@@ -339,11 +339,11 @@ def test_a_run_goes_on_by_its_folder_alone_and_its_rows_can_be_read_meanwhile(
         one_run(HIGH, Path("runs/alone"), resume=False)
     assert Path("runs/alone/validation.csv").is_symlink()
     monkeypatch.delenv("STOP_AT")
-    one_run(Asked(None, None, [], 0, "base"), Path("runs/alone"), resume=True)
+    one_run(RunOptions(None, None, [], 0, "base"), Path("runs/alone"), resume=True)
     rows = csv.DictReader(Path("runs/alone/validation.csv").read_text().splitlines())
     assert [row["step"] for row in rows] == ["0", "1", "2", "3"] and not Path("runs/alone/validation.csv").is_symlink()
 
 
 def test_arithmetic_needs_no_further_settings(lab: Path) -> None:
-    study = validated(composed(Asked("model", "arithmetic", [], 0, "base"), Path("x")), Path("--set"))
+    study = validated(composed(RunOptions("model", "arithmetic", [], 0, "base"), Path("x")), Path("--set"))
     assert study.tasks["main"]["use"] == "arithmetic" and study.task("main").problems("validation")

@@ -126,7 +126,7 @@ def test_ctrl_c_leaves_no_report(moment: str, tmp_path: Path) -> None:
 
 def test_the_study_makes_one_experiment_of_two_arms() -> None:
     study = load_study(ROOT / STUDY)
-    assert study.made == [EXPERIMENT] and len(study.experiments[EXPERIMENT].arms) == 2 and len(study.seeds) == 1
+    assert study.active_experiments == [EXPERIMENT] and len(study.experiments[EXPERIMENT].arms) == 2 and len(study.seeds) == 1
 
 
 @pytest.mark.parametrize("there", ["a folder with files", "a file", "a link"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from grpo.common.errors import UserError
-from grpo.common.files import files_digest, read_json, whole_folder, write_json, write_text
+from grpo.common.files import atomic_folder, files_digest, read_json, write_json, write_text
 from grpo.common.records import Example, Problem, read_problems, write_records
 
 PROBLEMS = [
@@ -74,7 +74,7 @@ def names(folder: Path) -> list[str]:
 def test_a_whole_folder_appears_at_the_end_and_replaces_the_old_one(tmp_path: Path) -> None:
     target = tmp_path / "runs/one"
     for content in ("old", "new"):
-        with whole_folder(target) as folder:
+        with atomic_folder(target) as folder:
             assert names(folder) == []
             (folder / content).touch()
             assert (target.exists() and names(target)) == (content == "new" and ["old"])
@@ -90,11 +90,11 @@ def test_the_old_folder_is_taken_apart_when_the_new_one_stands(tmp_path: Path, m
             raise KeyboardInterrupt
 
     monkeypatch.setattr("shutil.rmtree", killed)
-    with pytest.raises(KeyboardInterrupt), whole_folder(target) as folder:
+    with pytest.raises(KeyboardInterrupt), atomic_folder(target) as folder:
         (folder / "new.txt").write_text("new")
     assert names(target) == ["new.txt"]
     monkeypatch.undo()
-    with whole_folder(target):
+    with atomic_folder(target):
         pass
     assert names(tmp_path) == ["one"]
 
@@ -106,7 +106,7 @@ def test_an_exception_leaves_the_old_folder_and_nothing_else(tmp_path: Path, err
     if existed:
         target.mkdir()
         (target / "old.txt").write_text("old")
-    with pytest.raises(error), whole_folder(target) as folder:
+    with pytest.raises(error), atomic_folder(target) as folder:
         (folder / "new.txt").write_text("new")
         raise error
     assert names(tmp_path) == (["one"] if existed else [])
@@ -118,7 +118,7 @@ def test_an_exception_leaves_the_old_folder_and_nothing_else(tmp_path: Path, err
 def test_what_a_killed_process_left_is_not_taken_over(tmp_path: Path, odd: str, is_folder: bool) -> None:
     write_text(tmp_path / odd / "half.txt" if is_folder else tmp_path / odd, "half")
     for _ in range(2):
-        with whole_folder(tmp_path / "one") as folder:
+        with atomic_folder(tmp_path / "one") as folder:
             (folder / "new.txt").write_text("new")
     assert names(tmp_path / "one") == ["new.txt"]
     assert names(tmp_path) == ["one"]
@@ -127,8 +127,8 @@ def test_what_a_killed_process_left_is_not_taken_over(tmp_path: Path, odd: str, 
 HOLD = """
 import sys
 from pathlib import Path
-from grpo.common.files import whole_folder
-with whole_folder(Path(sys.argv[1])) as folder:
+from grpo.common.files import atomic_folder
+with atomic_folder(Path(sys.argv[1])) as folder:
     (folder / "first.txt").write_text("first")
     print("at work", flush=True)
     sys.stdin.readline()
@@ -142,7 +142,7 @@ def test_a_second_writer_of_a_folder_is_refused_and_harms_nothing(tmp_path: Path
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdin and holder.stdout and holder.stdout.readline() == "at work\n"
         refused = rf"best_of_n: another process that writes it is already running \(process {holder.pid} on "
-        with pytest.raises(UserError, match=refused), whole_folder(target):
+        with pytest.raises(UserError, match=refused), atomic_folder(target):
             pass
         holder.stdin.write("go on\n")
     assert holder.returncode == 0

@@ -15,7 +15,7 @@ from training_parts import scored, setup_of
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem
 from grpo.learner.losses import LOSSES, bind_loss, find_loss
-from grpo.study.compose import lay_over
+from grpo.study.compose import merge
 from grpo.study.methods import LOSS_TYPES, GrpoConfig, apply_overrides
 from grpo.tasks.rewards import apply_reward
 from grpo.tasks.task import ScoredBatch
@@ -288,7 +288,7 @@ def test_another_sum_of_rewards_takes_the_place_of_the_former() -> None:
     base = GrpoConfig(reward={"answer_reward": 1.0, "of_my_own:reward": 0.5})
     assert apply_overrides(base, {"reward": {"format_reward": 1.0}}, "arm").reward == {"format_reward": 1.0}
     another = {"reward": {"format_reward": 1.0}}
-    assert lay_over({"reward": {"answer_reward": 1.0}}, another) == another
+    assert merge({"reward": {"answer_reward": 1.0}}, another) == another
 
 
 @pytest.mark.parametrize(

@@ -8,20 +8,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo.models.packed_attention import Layout, Stretch, packed_attention
+from grpo.models.packed_attention import Layout, PromptGroup, packed_attention
 from grpo.models.prefix_attention import SharedPrefix
 
 SCALE = 0.3
-LAYOUT = Layout((Stretch(0, 4, (3, 3, 2)), Stretch(12, 1, ()), Stretch(13, 6, (1, 5)), Stretch(25, 2, (7, 7))))
+LAYOUT = Layout((PromptGroup(0, 4, (3, 3, 2)), PromptGroup(12, 1, ()), PromptGroup(13, 6, (1, 5)), PromptGroup(25, 2, (7, 7))))
 # Pieces of very unlike lengths, longer than what flash attention takes at a time.
-LONG = Layout((Stretch(0, 45, (100, 3, 60, 60)), Stretch(268, 1, (20, 20))))
+LONG = Layout((PromptGroup(0, 45, (100, 3, 60, 60)), PromptGroup(268, 1, (20, 20))))
 
 
 def allowed(layout: Layout) -> Tensor:
     """Mask (tokens, tokens): whether the row's token may attend to the column's."""
-    tokens = layout.stretches[-1].of_responses.stop
+    tokens = layout.prompt_groups[-1].of_responses.stop
     mask = torch.zeros(tokens, tokens, dtype=torch.bool)
-    for stretch in layout.stretches:
+    for stretch in layout.prompt_groups:
         prompt = range(stretch.start, stretch.start + stretch.prompt)
         for q in prompt:
             mask[q, prompt[0] : q + 1] = True
@@ -42,7 +42,7 @@ def dense(query: Tensor, key: Tensor, value: Tensor, layout: Layout = LAYOUT) ->
 
 def inputs(dtype: torch.dtype = torch.float32, layout: Layout = LAYOUT) -> tuple[list[Tensor], Tensor]:
     """Query with 4 heads, key and value with 2 of size 8, and the gradient at the result."""
-    generator, tokens = torch.Generator().manual_seed(0), layout.stretches[-1].of_responses.stop
+    generator, tokens = torch.Generator().manual_seed(0), layout.prompt_groups[-1].of_responses.stop
     shapes = [(1, 4, tokens, 8), (1, 2, tokens, 8), (1, 2, tokens, 8), (1, 4, tokens, 8)]
     *qkv, incoming = (torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes)
     return [x.requires_grad_() for x in qkv], incoming
@@ -78,7 +78,7 @@ def test_packed_attention_holds_no_scores() -> None:
     """For 2 x 4,000 response tokens after a prompt of 4,000, the scores of one head alone would take over 64 MB."""
     from torch.profiler import profile
 
-    layout = Layout((Stretch(0, 4000, (4000, 4000)),))
+    layout = Layout((PromptGroup(0, 4000, (4000, 4000)),))
     q, k, v = (torch.randn(1, 1, 12_000, 8, requires_grad=True) for _ in range(3))
     with profile(profile_memory=True) as measured:
         packed_attention(q, k, v, layout, SCALE).sum().backward()

@@ -169,7 +169,7 @@ def test_a_missing_run_is_named_with_its_stage(study: Study, write: Callable[...
 def test_the_studies_have_the_arms_that_published_claims_name(name: str) -> None:
     """They pass the check for own claims; sources, ids and experiments are known."""
     study, named = study_named(name), read_published()
-    about = [claim for claim in named.claims if claim.experiment in study.made]
+    about = [claim for claim in named.claims if claim.experiment in study.active_experiments]
     assert own_claims(about, study.experiments) and len({claim.id for claim in named.claims}) == len(named.claims)
     cited = {source for claim in named.claims for source in claim.reported} | {s for e in named.untested for s in e["reported"]}
     assert cited == set(named.sources)

@@ -24,7 +24,7 @@ from study_parts import EXPERIMENTS, ROOT, STUDIES, Grpo, activate, edit, study_
 from grpo.common.errors import UserError
 from grpo.common.yaml_file import parse_yaml, replace_values, to_yaml
 from grpo.study import paths
-from grpo.study.compose import changes, compose, difference, files_of, lay_over, overlay_of
+from grpo.study.compose import changes, compose, difference, files_of, merge, overlay_of
 from grpo.study.schema import load_study
 
 # --------------------------------------------------------------------------------------------------------------- rules
@@ -56,7 +56,7 @@ from grpo.study.schema import load_study
 def test_an_overlay_is_laid_over_what_it_extends(
     base: dict[str, Any], overlay: dict[str, Any], composed: dict[str, Any]
 ) -> None:
-    assert lay_over(base, overlay) == composed
+    assert merge(base, overlay) == composed
 
 
 scalars = (
@@ -94,7 +94,7 @@ def test_the_overlay_of_the_differences_gives_the_target_back(base: dict[str, An
             old, new = old[key], new[key]
         assert last in old and last not in new
         return
-    assert exact(lay_over(base, overlay)) == exact(target)
+    assert exact(merge(base, overlay)) == exact(target)
     assert difference(target, target) == {}
 
 
@@ -102,10 +102,10 @@ def test_the_overlay_of_the_differences_gives_the_target_back(base: dict[str, An
 @given(mappings, mappings)
 def test_an_overlay_says_only_what_differs(base: dict[str, Any], overlay: dict[str, Any]) -> None:
     before = copy.deepcopy((base, overlay))
-    target = lay_over(base, overlay)
+    target = merge(base, overlay)
     assert (base, overlay) == before
     smallest = difference(base, target)
-    assert exact(lay_over(base, smallest)) == exact(target)
+    assert exact(merge(base, smallest)) == exact(target)
     assert len(json.dumps(smallest)) <= len(json.dumps(overlay))
     assert bool(smallest) == (exact(base) != exact(target)) or "arms" in json.dumps(overlay)  # whose order counts
 
@@ -265,7 +265,7 @@ KEPT = ["grpo_learning_rate", "grpo_baselines"]
 def test_experiments_are_left_out(project: Path, word: str) -> None:
     names = KEPT if word == "only" else [name for name in EXPERIMENTS if name not in KEPT]
     study = load_study(write("studies/few.yaml", f"extends: mini\nexperiments: {{{word}: {json.dumps(names)}}}\n"))
-    assert study.made == KEPT == study.select_in
+    assert study.active_experiments == KEPT == study.select_in
     assert study.experiments["grpo_learning_rate"] == load_study(Path("studies/mini.yaml")).experiments["grpo_learning_rate"]
     assert list(study.experiments) == list(EXPERIMENTS), "DVC needs each, with arms or `arms: {}`"
     again = overlay_of(compose(Path("studies/mini.yaml")), compose(Path("studies/few.yaml")))

@@ -223,7 +223,7 @@ def test_no_study_of_a_real_model_inherits_a_rate_that_the_small_one_needs(path:
     mini, study = study_named("mini"), study_named(path.stem)
 
     def rates(of: Study) -> set[tuple[str, str, float]]:
-        arms = ((name, arm, values) for name in of.made for arm, values in of.experiments[name].arms.items())
+        arms = ((name, arm, values) for name in of.active_experiments for arm, values in of.experiments[name].arms.items())
         return {(name, arm, values["learning_rate"]) for name, arm, values in arms if "learning_rate" in values}
 
     own_sweep_or_own_model = {"grpo_learning_rate", "grpo_keyword_inclusion"}
@@ -305,7 +305,12 @@ def test_the_first_seed_of_a_timed_arm_has_a_stage_and_resources_of_its_own(work
     values = study.model_dump(mode="json", exclude={"runs"})
     write_text(workdir / "params.yaml", json.dumps(values))
     stages = {f"train@{key}" for key in rows}
-    runs = [(name, arm, seed) for name in study.made for arm in study.experiments[name].arms for seed in study.seeds_of(name)]
+    runs = [
+        (name, arm, seed)
+        for name in study.active_experiments
+        for arm in study.experiments[name].arms
+        for seed in study.seeds_of(name)
+    ]
     assert {paths.stage_of_run("/".join(map(str, run))) for run in runs} == stages
     assert paths.stage_of_run("grpo_lora/full/8") == "train@grpo_lora-full-8"
 
@@ -336,12 +341,12 @@ def test_dvc_makes_the_stages_of_what_a_study_makes_and_no_others(
     activate(path.stem, workdir)
     names = stages_of_dvc(workdir, monkeypatch).keys()
     expected = set()
-    for name in study.made:
+    for name in study.active_experiments:
         together = study.seeds_in_one_stage and study.experiments[name].timed is None
         seeds = [""] if together else [f"-{seed}" for seed in study.seeds[: study.experiments[name].seeds]]
         expected |= {f"train@{name}-{arm}{seed}" for arm in study.experiments[name].arms for seed in seeds}
     assert {name for name in names if name.startswith("train@")} == expected
-    assert {name.removeprefix("select@") for name in names if name.startswith("select@")} == set(study.made)
+    assert {name.removeprefix("select@") for name in names if name.startswith("select@")} == set(study.active_experiments)
 
 
 def test_dvc_names_everything_that_a_run_depends_on(mini_study: Study, workdir: Path) -> None:

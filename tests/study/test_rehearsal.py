@@ -42,9 +42,9 @@ def test_each_study_can_be_rehearsed_on_a_cpu(path: Path, workdir: Path) -> None
     assert "cuda" not in json.dumps(cut.model_dump(mode="json"))
     assert not any(kind.gpus for kind in cut.resources.values())
     assert {name: list(cut.experiments[name].arms) for name in cut.made} == {
-        name: list(study.experiments[name].arms) for name in study.made
+        name: list(study.experiments[name].arms) for name in study.active_experiments
     }
-    for name in study.made:
+    for name in study.active_experiments:
         for arm in study.experiments[name].arms:
             whole, small = config(study, name, arm), config(cut, name, arm)
             if isinstance(whole, GrpoConfig):

@@ -21,7 +21,7 @@ import torch
 from grpo.common.errors import ToBeResumed, UserError
 from grpo.common.files import dvc_hashes, write_json
 from grpo.common.interruption import stop_after_the_step
-from grpo.common.lock import only_one
+from grpo.common.lock import exclusive_lock
 from grpo.study.kept import HASH, keep_until_all_stored, keep_until_stored, remove_stored
 from grpo.training.state import RandomStates, SavedState
 
@@ -256,8 +256,8 @@ def test_random_generators_go_on_where_they_were() -> None:
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from grpo.common.lock import only_one
-with only_one(Path(sys.argv[1]), "the run"):
+from grpo.common.lock import exclusive_lock
+with exclusive_lock(Path(sys.argv[1]), "the run"):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -275,7 +275,7 @@ class RemovedOnceOpen(type(Path())):  # type: ignore[misc]
 def test_a_lock_that_its_holder_has_just_removed_is_not_taken(tmp_path: Path) -> None:
     """The next process makes a new file, and both processes would hold a lock."""
     lock = RemovedOnceOpen(tmp_path / "run.lock")
-    with pytest.raises(UserError, match="the run is already running"), only_one(lock, "the run"):
+    with pytest.raises(UserError, match="the run is already running"), exclusive_lock(lock, "the run"):
         pass
 
 
@@ -283,11 +283,14 @@ def test_a_lock_is_held_by_one_process_and_ends_with_it(tmp_path: Path) -> None:
     lock = tmp_path / "locks" / "run.lock"
     holder = subprocess.Popen([sys.executable, "-c", PROGRAM, str(lock)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-    with pytest.raises(UserError, match=rf"the run is already running \(process {holder.pid} on "), only_one(lock, "the run"):
+    with (
+        pytest.raises(UserError, match=rf"the run is already running \(process {holder.pid} on "),
+        exclusive_lock(lock, "the run"),
+    ):
         pass
     holder.kill()
     holder.wait()
-    with only_one(lock, "the run"):
+    with exclusive_lock(lock, "the run"):
         assert f"process {os.getpid()} on" in lock.read_text()
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from grpo.common.records import Completion, Problem, Rollout
-from grpo.learner.microbatches import Microbatch, Texts, neighbours, of_like_length, packed_microbatches, padded_microbatches
+from grpo.learner.microbatches import Microbatch, neighbours, of_like_length, packed_microbatches, padded_microbatches, texts_of
 from grpo.learner.optimizer import Optimizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,11 +176,11 @@ def microbatches(
     model: Any, batch: Sequence[Rollout], budget: int | None, padded: int, packing: bool = True
 ) -> Iterator[Microbatch]:
     """Split a batch into packed rows or padded microbatches of ``budget`` tokens; if None, of ``padded`` responses each."""
-    prompts, responses = [r.prompt_ids for r in batch], [r.completion.token_ids for r in batch]
+    texts = texts_of(batch)
     if budget is not None and packing:
-        return packed_microbatches(model, Texts(prompts, responses), budget)
-    parts = neighbours(len(batch), padded) if budget is None else of_like_length(prompts, responses, budget)
-    return padded_microbatches(model, Texts(prompts, responses), parts, 0)
+        return packed_microbatches(model, texts, budget)
+    parts = neighbours(len(batch), padded) if budget is None else of_like_length(texts.prompts, texts.responses, budget)
+    return padded_microbatches(model, texts, parts, 0)
 
 
 def backward(

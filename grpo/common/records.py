@@ -41,23 +41,52 @@ class Problem:
 
 
 FINISH_REASONS = ("stop", "length")
+TOOL_CALL = ("<tool_call>", "</tool_call>")  # around the JSON of a call, unless the tokenizer defines another form
+
+
+@dataclass(frozen=True)
+class Episode:
+    """What happened in an episode of several turns (:mod:`grpo.evaluation.episodes`).
+
+    Attributes:
+        messages: role and text of each message after the prompt: ``assistant``, what the policy wrote; ``tool`` or ``user``,
+            what the environment wrote.
+        tool_calls: number of calls that the policy wrote, those that could not be read included.
+        tool_failures: number of calls that ended in an error, took too long, or could not be read.
+        limit: key of the limit that ended the episode; empty if the policy or the environment ended it.
+        reward: what the environment's ``get_reward`` returned; None if the task verifies the last turn.
+    """
+
+    messages: tuple[tuple[str, str], ...]
+    tool_calls: int = 0
+    tool_failures: int = 0
+    limit: str = ""
+    reward: float | None = None
+
+    @property
+    def turns(self) -> int:
+        """Number of turns of the policy."""
+        return sum(role == "assistant" for role, _ in self.messages)
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What an engine sampled for one prompt.
+    """What followed one prompt: one response of the policy, or an episode in which an environment wrote some of the tokens.
 
     Attributes:
-        token_ids: the sampled ids, in order. The learner uses them; the text is never tokenised again.
+        token_ids: all ids after the prompt, in order. The learner uses them; the text is never tokenised again.
         text: the decoded ids with special tokens, without the stop token at the end; cut right after the stop string if one
-            ended the completion.
-        log_probs: natural log-probability of each token under the distribution that it was sampled from (after temperature,
-            top-p and minimum length); same length as ``token_ids``.
-        finish_reason: ``"stop"`` (stop token or stop string) or ``"length"`` (token limit).
+            ended the completion. In an episode that of the last turn.
+        log_probs: natural log-probability of each sampled token under the distribution that it was sampled from (after
+            temperature, top-p and minimum length).
+        finish_reason: ``"stop"`` (stop token or stop string) or ``"length"`` (token limit; in an episode any limit).
         policy_version: number of weight updates that the sampling policy had received.
+        observations: start and end in ``token_ids`` of each piece that the environment wrote. These tokens are read, like the
+            prompt, and not learnt. All others were sampled.
+        episode: None for one response.
 
     Raises:
-        ValueError: the engine returned an unfinished response.
+        ValueError: the engine returned an unfinished response, or log-probs of another number of tokens.
     """
 
     token_ids: tuple[int, ...]
@@ -65,12 +94,28 @@ class Completion:
     log_probs: tuple[float, ...]
     finish_reason: str
     policy_version: int = 0
+    observations: tuple[tuple[int, int], ...] = ()
+    episode: Episode | None = None
 
     def __post_init__(self) -> None:
         if self.finish_reason not in FINISH_REASONS:
             raise ValueError(f"the engine ended a response with {self.finish_reason!r}, not with 'stop' or 'length'")
-        if len(self.token_ids) != len(self.log_probs):
-            raise ValueError(f"the engine gave {len(self.token_ids)} tokens with {len(self.log_probs)} log-probabilities")
+        sampled = len(self.token_ids) - self.observed
+        if sampled != len(self.log_probs):
+            raise ValueError(f"the engine gave {sampled} tokens with {len(self.log_probs)} log-probabilities")
+
+    @property
+    def observed(self) -> int:
+        """Number of tokens that the environment wrote."""
+        return sum(end - start for start, end in self.observations)
+
+    @property
+    def sampled(self) -> Sequence[int]:
+        """Positions in ``token_ids`` of the sampled tokens."""
+        if not self.observations:
+            return range(len(self.token_ids))
+        written = {place for span in self.observations for place in range(*span)}
+        return [place for place in range(len(self.token_ids)) if place not in written]
 
 
 def whole(reward: float) -> float:
@@ -87,8 +132,8 @@ class Rollout:
             if its reward is 1. With the study's own reward, ``reward`` may be any number, or NaN where that abstains.
         timed_out: the grader ran out of time on the answer, which counts as wrong.
         advantage: the reward normalised within the group; representable in float32.
-        old_log_probs: (response length,) log-probs under the sampling policy; None if on-policy.
-        reference_log_probs: (response length,) log-probs under the starting weights; None if not needed.
+        old_log_probs: (length,) log-probs of the sampled tokens under the sampling policy; None if on-policy.
+        reference_log_probs: (length,) log-probs of the sampled tokens under the starting weights; None if not needed.
         group: number of its group within the rollout batch.
         punishment: what ``reward`` includes for a long response (``overlong_buffer``), from -1 to 0.
     """
@@ -106,12 +151,12 @@ class Rollout:
 
     @property
     def length(self) -> int:
-        """Number of response tokens."""
-        return len(self.completion.token_ids)
+        """Number of sampled tokens."""
+        return len(self.completion.log_probs)
 
 
 def response_tokens(rollouts: Iterable[Rollout]) -> int:
-    """Total number of response tokens."""
+    """Total number of sampled tokens."""
     return sum(rollout.length for rollout in rollouts)
 
 

@@ -13,15 +13,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
 from tqdm import tqdm
 
 from grpo.common.files import write_text
 from grpo.common.records import Completion, Problem, Rollout, whole
 from grpo.common.world import ALONE, World
+from grpo.evaluation.episodes import sample_episodes
 from grpo.rollout.engine import Engine, SamplingParams, derive_seed, require_room
 from grpo.study.settings import Evaluation
 from grpo.tasks.rewards import apply_reward
 from grpo.tasks.task import Format, ScoredBatch, Task, find_format
+from grpo.tasks.task import rewards as under_their_keys
 
 Score = Callable[[Sequence[Rollout]], ScoredBatch]
 """Gives the rewards of a batch of rollouts."""
@@ -56,11 +59,13 @@ class Sampler:
 
     def encode(self, problems: Sequence[Problem]) -> list[tuple[int, ...]]:
         """Token ids of each problem's prompt."""
-        return self.format.encode_all(self.tokenizer, [self.format.prompt(problem.question) for problem in problems])
+        return self.format.encode_all(self.tokenizer, [self.format.prompt_of(problem) for problem in problems])
 
     def require_room(self, problems: Sequence[Problem], max_tokens: int, key: str, source: str) -> None:
         """Refuse problems with prompts that are too long, before sampling (:func:`grpo.rollout.engine.require_room`)."""
-        require_room(self.engine.context, self.encode(problems), max_tokens, key, source)
+        environment = self.format.environment
+        observations = environment.most_observation_tokens if environment else 0
+        require_room(self.engine.context, self.encode(problems), max_tokens, key, source, observations)
 
 
 def evaluation_sampling(evaluation: Evaluation, format: Format) -> SamplingParams:
@@ -113,10 +118,13 @@ def sample_rollouts(sampler: Sampler, problems: Sequence[Problem], params: Sampl
         the rollouts, those of a problem side by side.
     """
     prompts, share = sampler.encode(problems), sampler.world.share
-    groups = sampler.engine.generate(prompts, params, n=n, seed=seed)
+    if sampler.format.environment is None:
+        groups = sampler.engine.generate(prompts, params, n=n, seed=seed)
+    else:
+        groups = sample_episodes(sampler, problems, prompts, params, n, seed)
     if (sizes := [len(group) for group in groups]) != [n] * len(prompts[share]):
         raise ValueError(f"the engine was asked for groups of {n} responses, and returned groups of {sizes}")
-    for length in (len(one.token_ids) for group in groups for one in group):
+    for length in (len(one.log_probs) for group in groups for one in group):
         if not 1 <= length <= params.max_tokens:
             raise ValueError(f"the engine was asked for 1 to {params.max_tokens} tokens, and returned a response of {length}")
     mine = zip(problems[share], prompts[share], groups, strict=True)
@@ -131,8 +139,12 @@ def score_rollouts(score: Score, rollouts: Sequence[Rollout]) -> None:
 
 
 def score_by_task(task: Task, prompt: str, rollouts: Sequence[Rollout]) -> ScoredBatch:
-    """Score rollouts with a task, in one of its formats (:meth:`grpo.tasks.task.Task.score`)."""
-    return task.score(prompt, [r.problem for r in rollouts], [r.completion.text for r in rollouts])
+    """Score rollouts with a task, in one of its formats (:meth:`grpo.tasks.task.Task.score`), or by their environments."""
+    scored = task.score(prompt, [r.problem for r in rollouts], [r.completion.text for r in rollouts])
+    for place, episode in enumerate(rollout.completion.episode for rollout in rollouts):
+        if episode is not None and episode.reward is not None:
+            scored.rewards[place], scored.out_of_time[place] = under_their_keys(True, episode.reward), False
+    return scored
 
 
 def score_of(task: Task, prompt: str, reward: str | Mapping[str, float] | None = None) -> Score:
@@ -149,7 +161,7 @@ def score_of(task: Task, prompt: str, reward: str | Mapping[str, float] | None =
 def _score_by_own_reward(
     reward: str | Mapping[str, float], by_task: Score, task: Task, prompt: str, rollouts: Sequence[Rollout]
 ) -> ScoredBatch:
-    prompts = [find_format(task, prompt).prompt(rollout.problem.question) for rollout in rollouts]
+    prompts = [find_format(task, prompt).prompt_of(rollout.problem) for rollout in rollouts]
     completions, problems = [r.completion for r in rollouts], [r.problem for r in rollouts]
     return apply_reward(reward, prompts, completions, problems, by_task(rollouts), task.reward_columns)
 
@@ -179,8 +191,7 @@ def _read_chunk(path: Path, problems: Sequence[Problem]) -> list[list[Rollout]] 
 
 
 def _rollout(problem: Problem, prompt_ids: list[int], values: Any, rewards: dict[str, float], timed_out: bool) -> Rollout:
-    completion = Completion(**values | {key: tuple(values[key]) for key in ("token_ids", "log_probs")})
-    return Rollout(problem, tuple(prompt_ids), completion, rewards, timed_out)
+    return Rollout(problem, tuple(prompt_ids), TypeAdapter(Completion).validate_python(values), rewards, timed_out)
 
 
 def category(rewards: dict[str, float]) -> str:

@@ -15,6 +15,7 @@ from grpo.common.cpu import start_threads
 from grpo.common.files import files_digest, require_writable, write_text
 from grpo.common.records import Problem, Rollout
 from grpo.common.safe_text import MARKDOWN
+from grpo.evaluation.episodes import episode_measures, transcript
 from grpo.evaluation.evaluate import (
     Sampler,
     category,
@@ -154,6 +155,7 @@ def _metrics(rollouts: list[Rollout]) -> dict[str, Any]:
         "problems": len(rollouts),
         "categories": count_categories([category(r.rewards) for r in rollouts]),
         **summarize(rollouts),
+        **episode_measures(rollouts),
         "accuracy": _accuracy(rollouts),
         "accuracy_by_level": _accuracy_by(rollouts, lambda r: str(r.problem.level)),
         "accuracy_by_subject": _accuracy_by(rollouts, lambda r: r.problem.subject),
@@ -179,7 +181,7 @@ def _record(answer: str | None, rollout: Rollout, tokenizer: Any) -> dict[str, A
         "level": rollout.problem.level,
         "subject": rollout.problem.subject,
         "prompt": tokenizer.decode(rollout.prompt_ids),
-        "response": rollout.completion.text,
+        "response": transcript(rollout.completion),
         "answer": answer,
         "ground_truth": rollout.problem.ground_truth,
         "category": category(rollout.rewards),

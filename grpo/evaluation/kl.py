@@ -26,8 +26,7 @@ from grpo.common.records import Problem, Rollout, read_problems
 from grpo.evaluation.evaluate import Sampler, evaluate, evaluation_sampling, score_by_task
 from grpo.evaluation.evaluator import stage_run
 from grpo.learner.kl import estimate_kl
-from grpo.learner.learner import token_ids
-from grpo.learner.microbatches import Texts, of_like_length, padded_microbatches
+from grpo.learner.microbatches import of_like_length, padded_microbatches, texts_of
 from grpo.models.checkpoint import load_model, load_tokenizer
 from grpo.results.intervals import change_of, mean_of
 from grpo.results.statistics import LEVEL
@@ -137,14 +136,14 @@ class Start:
 
     @torch.no_grad()
     def _log_probs(self, model: Any, rollouts: Sequence[Rollout]) -> list[torch.Tensor]:
-        """Log-probs (response length,) of each rollout's tokens."""
+        """Log-probs (length,) of each rollout's sampled tokens."""
         model.eval()
-        prompts, responses = token_ids(rollouts)
+        texts = texts_of(rollouts)
         found = [torch.empty(0)] * len(rollouts)
-        parts = of_like_length(prompts, responses, self.max_tokens)
+        parts = of_like_length(texts.prompts, texts.responses, self.max_tokens)
         padding, temperature = 0, self.evaluation.temperature  # padding is masked, so any token will do
-        for micro in padded_microbatches(model, Texts(prompts, responses), parts, padding, temperature):
-            lengths = [len(responses[i]) for i in micro.members]
+        for micro in padded_microbatches(model, texts, parts, padding, temperature):
+            lengths = [rollouts[i].length for i in micro.members]
             for i, log_probs in zip(micro.members, torch.split(micro.flat(micro.log_probs).cpu(), lengths), strict=True):
                 found[i] = log_probs
         return found

@@ -11,6 +11,7 @@ import numpy as np
 from grpo.common.files import atomic_folder, note_that_off, write_json, write_text
 from grpo.common.records import Rollout, read_problems
 from grpo.evaluation.best_of_n import best_at_n, majority_at_n, pass_at_n, ranking_quality
+from grpo.evaluation.episodes import transcript
 from grpo.evaluation.evaluator import CheckpointEvaluator, stage_run
 from grpo.grader.pool import grade_batch
 from grpo.results.runs import read_zero_shot
@@ -127,7 +128,7 @@ def _record(format: Format, group: Sequence[Rollout]) -> dict[str, Any]:
         "ground_truth": problem.ground_truth,
         "samples": [
             {
-                "response": r.completion.text,
+                "response": transcript(r.completion),
                 "answer": format.read(r.completion.text),
                 "mean_log_prob": mean_log_prob(r),
                 "response_length": r.length,

@@ -80,7 +80,7 @@ def traces_of(task: Task, settings: SampledTraces, rollouts: Sequence[Rollout]) 
     traces: dict[tuple[str, str], Trace] = {}
     counts = {"responses": len(rollouts), "cut_off": 0, "without_answer": 0, "repeated": 0}
     for rollout in rollouts:
-        prompt, response = format.prompt(rollout.problem.question), rollout.completion.text
+        prompt, response = format.prompt_of(rollout.problem), rollout.completion.text
         found = task.rewrite(response, settings.asked_in, settings.prompt) if rewritten else response
         if rollout.completion.finish_reason == "length":
             counts["cut_off"] += 1

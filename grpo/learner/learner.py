@@ -33,6 +33,7 @@ from grpo.learner.microbatches import (
     of_like_length,
     packed_microbatches,
     padded_microbatches,
+    texts_of,
 )
 from grpo.learner.mismatch import importance_weights, mismatch
 from grpo.learner.optimizer import Optimizer
@@ -128,7 +129,7 @@ class Learner:
     # ------------------------------------------------------------------------------------------- what the loops call
 
     def log_probs(self, rollouts: Sequence[Rollout], temperature: float | None = None) -> list[Tensor]:
-        """Log-probs (response length,) of each rollout's tokens under the current weights, without gradient.
+        """Log-probs (length,) of each rollout's sampled tokens under the current weights, without gradient.
 
         They are computed train batch by train batch, in the microbatches of :meth:`update`: in others half precision rounds
         differently, by more than GSPO's clip range.
@@ -156,11 +157,10 @@ class Learner:
             with ``kl_coefficient`` the KL term, and the loss's own. The extremes are those of the ratio and of the difference.
         """
         config = self._grpo
-        prompts, responses = token_ids(rollouts)
         weights = response_weights(
-            torch.tensor([len(ids) for ids in responses]),
+            torch.tensor([rollout.length for rollout in rollouts]),
             config.length_normalization,
-            len(responses),
+            len(rollouts),
             config.micro_train_batch_size,
             config.sampling_max_tokens,
         )
@@ -173,23 +173,23 @@ class Learner:
         totals = self._zeros("loss", "tokens", *self.means, *self.own_metrics)
         extremes = {"ratio_min": math.inf, "ratio_max": -math.inf, "mismatch_max": 0.0}
         extreme = {name: torch.full((), value, device=self.model.device) for name, value in extremes.items()}
-        for micro in self._microbatches(self.model, prompts, responses):
+        for micro in self._microbatches(self.model, texts_of(rollouts)):
             self._backward(of_members(tensors, micro), sizes, micro, totals, extreme)
         return self._step(totals, extreme)
 
-    def sft_update(self, prompts: Ids, responses: Ids, normalize_constant: float = 1.0) -> dict[str, float]:
+    def sft_update(self, texts: Texts, normalize_constant: float = 1.0) -> dict[str, float]:
         """Take one step of supervised fine-tuning on the negative log-likelihood, summed over tokens, averaged over responses.
 
         Args:
-            prompts, responses: token ids of one optimizer batch.
+            texts: one optimizer batch.
             normalize_constant: divides each response's sum.
 
         Returns:
             the metrics of :meth:`_step`. Those per token are the entropy and the negative log-likelihood (nats).
         """
         totals = self._zeros("loss", "tokens", "token_entropy", "mean_nll")
-        for micro in self._microbatches(self.model, prompts, responses, temperature=1.0):
-            weights = torch.full((len(micro.mask),), 1.0 / len(responses), device=micro.mask.device)
+        for micro in self._microbatches(self.model, texts, temperature=1.0):
+            weights = torch.full((len(micro.mask),), 1.0 / len(texts.responses), device=micro.mask.device)
             loss = negative_log_likelihood(micro.log_probs, micro.mask, weights, normalize_constant)
             self.optimizer.backward(loss)
             _add(totals, micro, loss, {"token_entropy": micro.entropy, "mean_nll": -micro.log_probs})
@@ -220,18 +220,18 @@ class Learner:
     def _compute(
         self, rollouts: Sequence[Rollout], size: int, of_reference: bool = False, temperature: float | None = None
     ) -> list[tuple[Tensor, Tensor]]:
-        """Log-probs and entropies (response length,) of each response's tokens, without gradient, in batches of ``size``."""
-        prompts, responses = token_ids(rollouts)
-        members: list[int] = []
+        """Log-probs and entropies (length,) of each response's sampled tokens, without gradient, in batches of ``size``."""
+        texts = texts_of(rollouts)
+        lengths, members = texts.lengths, list[int]()
         parts: list[Tensor] = []
         with torch.no_grad(), self._starting_model() if of_reference else nullcontext(self.model) as model:
             for batch in neighbours(len(rollouts), size):
-                part = slice(batch[0], batch[-1] + 1)
-                for micro in self._microbatches(model, prompts[part], responses[part], temperature):
+                part = texts.part(slice(batch[0], batch[-1] + 1))
+                for micro in self._microbatches(model, part, temperature):
                     members += [batch[i] for i in micro.members]
                     parts.append(torch.stack([micro.flat(micro.log_probs), micro.flat(micro.entropy)]))
         computed = torch.cat(parts, dim=1).cpu() if parts else torch.empty(2, 0)
-        each = (torch.split(row, [len(responses[i]) for i in members]) for row in computed)
+        each = (torch.split(row, [lengths[i] for i in members]) for row in computed)
         mine = {i: (log_probs.clone(), entropy.clone()) for i, log_probs, entropy in zip(members, *each, strict=True)}
         found = {i: pair for part in self.world.all_gather(mine) for i, pair in part.items()}
         nothing = torch.empty(0), torch.empty(0)
@@ -344,23 +344,22 @@ class Learner:
             **loss_scale,
         }
 
-    def _microbatches(self, model: Any, prompts: Ids, responses: Ids, temperature: float | None = None) -> Iterator[Microbatch]:
+    def _microbatches(self, model: Any, texts: Texts, temperature: float | None = None) -> Iterator[Microbatch]:
         """Compute this process's share of the batch, microbatch by microbatch.
 
         Raises:
             UserError: a text is longer than the model's context.
         """
-        require_context(model, prompts, responses)
+        require_context(model, texts.prompts, texts.responses)
         _compute_as_sampled(model)
-        texts = Texts(prompts, responses)
         temperature = self.config.sampling_temperature if temperature is None else temperature
         budget = self.max_tokens
         if budget is None:
-            parts = neighbours(len(prompts), self.config.micro_train_batch_size)
+            parts = neighbours(len(texts.prompts), self.config.micro_train_batch_size)
         elif self.packs:
             return packed_microbatches(model, texts, budget, temperature, self.world)
         else:
-            parts = of_like_length(prompts, responses, budget)
+            parts = of_like_length(texts.prompts, texts.responses, budget)
         return padded_microbatches(model, texts, parts, self.pad_token_id, temperature, self.world)
 
 
@@ -397,8 +396,3 @@ def require_context(model: Any, prompts: Ids, responses: Ids) -> None:
             f"a prompt and its response have {longest} tokens, and the model's context is {context} tokens. Leave long texts "
             "out, or use a model with a longer context."
         )
-
-
-def token_ids(rollouts: Sequence[Rollout]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-    """Token ids of the prompts and of the responses."""
-    return [r.prompt_ids for r in rollouts], [r.completion.token_ids for r in rollouts]

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from grpo.common.records import Rollout
 from grpo.common.world import ALONE, World
 from grpo.learner.chunked import chunked_log_probs, log_probs_of
 from grpo.models.examine import traits_of
@@ -25,10 +26,35 @@ Ids = Sequence[Sequence[int]]
 
 
 class Texts(NamedTuple):
-    """Token ids of a batch's prompts and responses; microbatches leave out responses without tokens."""
+    """Token ids of a batch's prompts and responses; microbatches leave out responses without tokens.
+
+    Attributes:
+        sampled: for each response the positions of the tokens to predict: all, or those that no environment wrote.
+    """
 
     prompts: Ids
     responses: Ids
+    sampled: Ids
+
+    @property
+    def lengths(self) -> list[int]:
+        """Number of sampled tokens of each response."""
+        return [len(places) for places in self.sampled]
+
+    def part(self, members: slice) -> Texts:
+        """The texts of consecutive responses."""
+        return Texts(self.prompts[members], self.responses[members], self.sampled[members])
+
+
+def whole_texts(prompts: Ids, responses: Ids) -> Texts:
+    """Texts whose responses are learnt whole."""
+    return Texts(prompts, responses, [range(len(ids)) for ids in responses])
+
+
+def texts_of(rollouts: Sequence[Rollout]) -> Texts:
+    """The texts of rollouts; no gradient goes through what an environment wrote."""
+    completions = [rollout.completion for rollout in rollouts]
+    return Texts([r.prompt_ids for r in rollouts], [c.token_ids for c in completions], [c.sampled for c in completions])
 
 
 @dataclass(frozen=True)
@@ -37,9 +63,9 @@ class Microbatch:
 
     Attributes:
         members: positions of the responses in the batch.
-        log_probs, entropy: (members, longest response), 0 outside the response tokens.
-        mask: (members, longest response), true for response tokens.
-        tokens: (response tokens,) index of each response token in the flattened ``mask``.
+        log_probs, entropy: (members, most sampled tokens), those of the sampled tokens side by side, then 0.
+        mask: (members, most sampled tokens), true for sampled tokens.
+        tokens: (sampled tokens,) index of each sampled token in the flattened ``mask``.
     """
 
     members: list[int]
@@ -49,7 +75,7 @@ class Microbatch:
     tokens: Tensor
 
     def flat(self, x: Tensor) -> Tensor:
-        """Select ``x[mask]``, (response tokens,), from x (members, longest response)."""
+        """Select ``x[mask]``, (sampled tokens,), from x (members, most sampled tokens)."""
         return x.flatten().index_select(0, self.tokens)
 
 
@@ -64,7 +90,7 @@ def packed_microbatches(
         temperature: divides the logits.
         world: the processes that share the rows.
     """
-    for segments, counts in shares(model, fill_rows(*texts, max_tokens), world):
+    for segments, counts in shares(model, fill_rows(texts.prompts, texts.responses, max_tokens), world):
         row = pack(segments, *texts)
         yield from _if_it_counts(_predicted(model, row.inputs(model.device), row.predictions, temperature), counts)
 
@@ -83,12 +109,13 @@ def padded_microbatches(
         parts: positions in the batch of each microbatch, from :func:`neighbours` or :func:`of_like_length`.
         world: the processes that share the parts.
     """
-    prompts, responses = texts
+    prompts, responses, sampled = texts
     for members, counts in shares(model, parts, world):
         tensors = pad_and_shift([prompts[i] for i in members], [responses[i] for i in members], pad_token_id)
-        width, lengths = tensors["labels"].shape[1], [len(responses[i]) for i in members]
-        source = _ranges([row * width + len(prompts[i]) - 1 for row, i in enumerate(members)], lengths)
-        predictions = Predictions(source, tensors["labels"].take(source), members, lengths)
+        width = tensors["labels"].shape[1]
+        starts = [row * width + len(prompts[i]) - 1 for row, i in enumerate(members)]
+        source = torch.cat([start + torch.as_tensor(sampled[i]) for start, i in zip(starts, members, strict=True)])
+        predictions = Predictions(source, tensors["labels"].take(source), members, [len(sampled[i]) for i in members])
         # With padding on the right, causal attention needs no mask: no real token attends to it.
         inputs = {"input_ids": tensors["input_ids"].to(model.device, non_blocking=True)}
         yield from _if_it_counts(_predicted(model, inputs, predictions, temperature), counts)

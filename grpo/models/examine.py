@@ -154,7 +154,7 @@ def _by_config(config: Any) -> str:
 def _by_trying(model: Any, expected: Tensor, logits: Tensor) -> str:
     """Compute the texts with shared prompts, and say why that fails; empty if the results are those of its own attention."""
     (segments,) = fill_rows(PROMPT_OF, RESPONSES, max_tokens=100)
-    row = pack(segments, PROMPT_OF, RESPONSES)
+    row = pack(segments, PROMPT_OF, RESPONSES, [range(len(response)) for response in RESPONSES])
     try:
         packed = model.base_model(**row.inputs(model.device), use_cache=False).last_hidden_state[0]
     except NotComputed as error:

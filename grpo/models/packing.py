@@ -27,13 +27,13 @@ class Segment:
 
 @dataclass(frozen=True)
 class Predictions:
-    """The response tokens that one or more rows predict, one response after the other.
+    """The sampled tokens that one or more rows predict, one response after the other.
 
     Attributes:
-        source: (response tokens,) index, in the concatenated rows, of the token whose hidden state predicts each one.
-        labels: (response tokens,), their ids.
+        source: (sampled tokens,) index, in the concatenated rows, of the token whose hidden state predicts each one.
+        labels: (sampled tokens,), their ids.
         members: positions in the batch, in the order of ``labels``.
-        lengths: response lengths of the members.
+        lengths: number of sampled tokens of the members.
     """
 
     source: Tensor
@@ -111,11 +111,17 @@ def _split(prompt_length: int, members: list[int], responses: Sequence[Sequence[
     return [*segments, Segment(current, tokens)]
 
 
-def pack(segments: Sequence[Segment], prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> PackedRow:
+def pack(
+    segments: Sequence[Segment],
+    prompts: Sequence[Sequence[int]],
+    responses: Sequence[Sequence[int]],
+    sampled: Sequence[Sequence[int]],
+) -> PackedRow:
     """Build the tensors of one row.
 
     Args:
         prompts, responses: the whole batch, indexed by the segments' members.
+        sampled: positions in each response of the tokens to predict.
     """
     ids: list[int] = []
     positions: list[int] = []
@@ -129,11 +135,12 @@ def pack(segments: Sequence[Segment], prompts: Sequence[Sequence[int]], response
         positions += range(len(prompt))
         last_of_prompt = len(ids) - 1
         for i, n in zip(segment.members, taken, strict=True):
-            source += [last_of_prompt, *range(len(ids), len(ids) + n)]
+            first = len(ids)
+            source += [first + place - 1 if place else last_of_prompt for place in sampled[i]]
             ids += responses[i][:-1]
             positions += range(len(prompt), len(prompt) + n)
     members = [i for segment in segments for i in segment.members]
-    labels = torch.tensor([token for i in members for token in responses[i]])
-    lengths = [len(responses[i]) for i in members]
+    labels = torch.tensor([responses[i][place] for i in members for place in sampled[i]])
+    lengths = [len(sampled[i]) for i in members]
     predictions = Predictions(torch.tensor(source), labels, members, lengths)
     return PackedRow(torch.tensor([ids]), torch.tensor([positions]), predictions, Layout(tuple(prompt_groups)))

@@ -21,6 +21,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from grpo.common.errors import UserError, reason
+from grpo.common.records import TOOL_CALL
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER, CONFIG, LEGACY_CONFIG = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
@@ -75,6 +76,7 @@ class Tokenizer:
         self._added = self._backend.get_added_tokens_decoder()
         self._begin = self._find_begin()
         self._chat_template = self._find_chat_template(config)
+        self._response_template: dict[str, Any] | None = config.get("response_template")
         self._tried: set[str] = set()  # chats that kept the limits of time and memory
         self._named_ends = _ends_in(self._files.get(GENERATION_CONFIG, b"{}")) or _ends_in(model_config)
         self._check_ends(ids.values(), model_config)
@@ -140,7 +142,8 @@ class Tokenizer:
 
         Args:
             messages: each with ``role`` and ``content``.
-            options: further variables of the template, such as Qwen3's ``enable_thinking``.
+            options: ``tools``, a list of their JSON schemas, and further variables of the template, such as Qwen3's
+                ``enable_thinking``.
 
         Raises:
             UserError: there is no chat template, it refuses the messages or fails, or it takes too much time or memory.
@@ -154,6 +157,87 @@ class Tokenizer:
             if new and self._chat_template is not None:
                 try_out([partial(self._fill, chat, True, options) for chat in new.values()])
                 self._tried.update(new)
+
+    def next_turns(self, written: Sequence[Sequence[dict[str, str]]], **options: Any) -> list[tuple[int, ...]]:
+        """Encode what stands between two turns of the model in a chat, by the chat template.
+
+        The template fills a short chat, of which the part after the model's turn is taken. So no earlier turn is rendered, or
+        encoded, again.
+
+        Args:
+            written: for each chat the messages after the model's turn, each with ``role`` (``tool`` or ``user``) and
+                ``content``; for tools also ``name``. Their contents are encoded as plain text.
+            options: as in :meth:`chat_ids`.
+
+        Returns:
+            for each chat the ids from the end of the model's turn, whose last token is left out, to the start of the next one.
+
+        Raises:
+            UserError: as :meth:`chat_ids`; or the template does not end the model's turn with a token, or leaves a message out.
+        """
+        reply, end = "a reply", self.end_of_turn_id
+        chats: list[list[dict[str, Any]]] = []
+        for messages in written:
+            calls = [{"type": "function", "function": {"name": m["name"], "arguments": {}}} for m in messages if "name" in m]
+            turn = {"role": "assistant", "content": reply} | ({"tool_calls": calls[:1]} if calls else {})
+            safe = [message | {"content": self.as_text(message["content"])} for message in messages]
+            chats.append([{"role": "user", "content": "x"}, turn, *safe])
+        self.try_chats(chats, **options)
+        texts = [self._render(chat, True, **options) for chat in chats]
+        ends = "\0" if end is None else self._added[end].content
+        after = [text.partition(reply)[2].partition(ends) for text in texts]
+        if not all(found for _, found, _ in after):
+            raise UserError(
+                "environment: the model's chat template does not end a turn with a token of its own, so no turn can follow. "
+                "Use a model that was trained for chats of several turns, or a format that is no chat."
+            )
+        self._tried.clear()  # these chats do not come again
+        return [tuple(ids) for ids in self([rest for *_, rest in after], add_special_tokens=False)["input_ids"]]
+
+    def tool_calls(self, text: str, before: Sequence[int], tools: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """Read the calls of tools in a turn: by the tokenizer's ``response_template``, else as ``<tool_call>JSON</tool_call>``.
+
+        Calls between ``<think>`` and ``</think>`` are thoughts.
+
+        Args:
+            text: of the turn.
+            before: ids of the prompt and the history.
+            tools: their JSON schemas.
+
+        Returns:
+            for each call a dictionary with ``name`` and ``arguments``, or what stands there instead.
+        """
+        if self._response_template is not None:
+            return self._by_response_template(text, self.decode(before), tools)
+        said, calls = text.rpartition("</think>")[2].partition("<think>")[0], []
+        for part in said.split(TOOL_CALL[0])[1:]:
+            content, closed, _ = part.partition(TOOL_CALL[1])
+            if closed:
+                try:
+                    calls.append(json.loads(content))
+                except (ValueError, RecursionError):
+                    calls.append(content)
+        return calls
+
+    @property
+    def has_response_template(self) -> bool:
+        """Whether calls have a form of the tokenizer's own."""
+        return self._response_template is not None
+
+    def _by_response_template(self, text: str, before: str, tools: Sequence[Mapping[str, Any]]) -> list[Any]:
+        from transformers import PreTrainedTokenizerFast
+
+        plain = PreTrainedTokenizerFast(tokenizer_object=self._backend)
+
+        def parse() -> Any:
+            return plain.parse_response(text, self._response_template, prefix=before, tools=list(tools))
+
+        try:
+            try_out([parse])  # its patterns are foreign
+            calls = parse().get("tool_calls") or []
+        except (ValueError, TypeError, KeyError, TimeoutError, MemoryError):  # half a call, or none
+            return []
+        return [call.get("function", call) if isinstance(call, dict) else call for call in calls]
 
     def as_text(self, text: str) -> str:
         """Put a space into each added token of a text, as in ``< |im_end|>``, so that it is encoded as text.

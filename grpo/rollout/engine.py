@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, require_tokens
@@ -30,6 +30,18 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
 
 
+class Draw(NamedTuple):
+    """How one completion is drawn, whatever other completions are sampled beside it.
+
+    Attributes:
+        seed: decides its random numbers.
+        max_tokens: it is cut off after so many tokens.
+    """
+
+    seed: int
+    max_tokens: int
+
+
 class Engine(Protocol):
     """Engine that samples completions with the policy's current weights.
 
@@ -51,8 +63,14 @@ class Engine(Protocol):
         """See above."""
         ...
 
-    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int) -> list[list[Completion]]:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int, draws: Sequence[Draw] = ()
+    ) -> list[list[Completion]]:
         """Sample ``n`` completions of each prompt (token ids). The same arguments and weights give the same completions.
+
+        Args:
+            draws: one for each completion, those of a prompt side by side, in place of ``seed`` and ``params.max_tokens``. The
+                prompts are then all this process's own.
 
         Returns:
             a list of ``n`` completions for each prompt of this process's share, in the order of ``prompts``.
@@ -64,6 +82,15 @@ class Engine(Protocol):
         ...
 
 
+def require_room_for(
+    context: int | None, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, draws: Sequence[Draw]
+) -> None:
+    """Check the arguments of :meth:`Engine.generate` with :func:`require_room`: each text with the most tokens it may get."""
+    limits = [params.max_tokens] * len(prompts) if not draws else [one.max_tokens for one in draws[::n]]
+    for limit in set(limits):
+        require_room(context, [prompt for prompt, own in zip(prompts, limits, strict=True) if own == limit], limit)
+
+
 def derive_seed(*parts: int | str) -> int:
     """Derive a 63-bit seed from all parts (run seed, purpose, step, ...), the same on every machine."""
     text = "/".join(str(part) for part in parts)
@@ -71,7 +98,12 @@ def derive_seed(*parts: int | str) -> int:
 
 
 def require_room(
-    context: int | None, prompts: Sequence[Sequence[int]], max_tokens: int, key: str = "max_tokens", source: str = "tasks.main"
+    context: int | None,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    key: str = "max_tokens",
+    source: str = "tasks.main",
+    observations: int = 0,
 ) -> None:
     """Refuse sampling from a prompt without tokens, or that could exceed the model's context, if that has a limit.
 
@@ -79,20 +111,24 @@ def require_room(
         context: longest text in tokens, or None.
         key: key of params.yaml that limits the response length.
         source: entry of params.yaml that the prompts come from.
+        observations: most tokens that an environment may add to a response.
 
     Raises:
         UserError: the context is too short, or a prompt has no tokens; the message says what to change.
     """
     require_tokens(prompts)
-    longest = max((len(prompt) for prompt in prompts), default=0)
+    longest = max((len(prompt) for prompt in prompts), default=0) + observations
     if context is None or longest + max_tokens <= context:
         return
-    too_long = sum(len(prompt) + max_tokens > context for prompt in prompts)
+    too_long = sum(len(prompt) + observations + max_tokens > context for prompt in prompts)
     shorter = f"lower {key} to {context - longest} or less, " if longest < context else ""
-    limit = f"set {source}.max_prompt_tokens to {context - max_tokens} to leave longer ones out, "
-    fewer = limit if max_tokens < context else ""
+    left = context - max_tokens - observations
+    fewer = f"set {source}.max_prompt_tokens to {left} to leave longer ones out, " if left > 0 else ""
+    fewer += f"lower {source}.max_turns or max_observation_tokens, " if observations else ""
+    written = f" and {observations} tokens of its environment" if observations else ""
     remedy = f"{shorter}{fewer}or take a model with a longer context"
     raise UserError(
-        f"params.yaml: {key}: the model's context of {context} tokens is too short for a prompt of {longest} tokens and a "
-        f"response of up to {max_tokens}; {too_long} of {len(prompts)} prompts are too long. {remedy[0].upper()}{remedy[1:]}."
+        f"params.yaml: {key}: the model's context of {context} tokens is too short for a prompt of {longest - observations} "
+        f"tokens{written} and a response of up to {max_tokens}; {too_long} of {len(prompts)} prompts are too long. "
+        f"{remedy[0].upper()}{remedy[1:]}."
     )

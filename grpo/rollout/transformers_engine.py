@@ -19,7 +19,7 @@ from grpo.common.world import ALONE, World
 from grpo.models.decoding import CopiedPrompts, SharedPrompts
 from grpo.models.examine import traits_of
 from grpo.models.sharding import is_sharded, weights_of
-from grpo.rollout.engine import SamplingParams, require_room
+from grpo.rollout.engine import Draw, SamplingParams, require_room_for
 from grpo.rollout.responses import Responses
 
 BLOCK = 1024  # tokens of one block in the two-pass running sum
@@ -64,15 +64,17 @@ class TransformersEngine:
         self.policy_version = policy_version
 
     @torch.inference_mode()
-    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int) -> list[list[Completion]]:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int, draws: Sequence[Draw] = ()
+    ) -> list[list[Completion]]:
         """See :class:`grpo.rollout.engine.Engine`.
 
         Raises:
             UserError: a prompt and ``max_tokens`` together exceed the model's context.
         """
-        require_room(self.context, prompts, params.max_tokens)
+        require_room_for(self.context, prompts, params, n, draws)
         per_batch = max(1, self.max_batch_size // n)
-        shared = range(len(prompts))[self.world.share]
+        shared = range(len(prompts)) if draws else range(len(prompts))[self.world.share]
         generator = torch.Generator(device=self.model.device).manual_seed(seed)
         groups: list[list[Completion]] = []
         was_training = self.model.training
@@ -84,8 +86,15 @@ class TransformersEngine:
                 for start in range(0, len(prompts), per_batch):
                     batch = range(start, min(start + per_batch, len(prompts)))
                     mine = [i for i in batch if i in shared]
+                    if draws:
+                        own = draws[batch.start * n : batch.stop * n]
+                        of_each = partial(next, iter(_own_numbers(own, self.model.device)))
+                        limits = [one.max_tokens for one in own]
+                        groups += self._generate_batch([prompts[i] for i in mine], params, n, of_each, limits)
+                        continue
                     draw = partial(_draw, generator, len(batch) * n, [(i - start) * n + k for i in mine for k in range(n)])
-                    found = self._generate_batch([prompts[i] for i in mine], params, n, draw) if mine else []
+                    limits = [params.max_tokens] * (len(mine) * n)
+                    found = self._generate_batch([prompts[i] for i in mine], params, n, draw, limits) if mine else []
                     # All processes draw as often as the longest completion of the batch needs, so that their generators agree.
                     drawn = max((len(one.token_ids) for group in found for one in group), default=0)
                     for _ in range(max(self.world.all_gather(drawn)) - drawn):
@@ -96,29 +105,40 @@ class TransformersEngine:
         return groups
 
     def _generate_batch(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, draw: Callable[[], torch.Tensor]
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        n: int,
+        draw: Callable[[], torch.Tensor],
+        limits: Sequence[int],
     ) -> list[list[Completion]]:
-        """Decode one batch of ``len(prompts) * n`` sequences; ``draw`` gives a random number for the next token of each."""
-        kind = CopiedPrompts if traits_of(self.model).copied_because else SharedPrompts
-        decoding = kind(self.model, prompts, n, params.max_tokens)
+        """Decode one batch of ``len(prompts) * n`` sequences.
+
+        Args:
+            draw: gives a random number for the next token of each sequence.
+            limits: most tokens of each sequence.
+        """
+        kind, longest = CopiedPrompts if traits_of(self.model).copied_because else SharedPrompts, max(limits)
+        decoding = kind(self.model, prompts, n, longest)
         rows = list(range(len(prompts) * n))  # the sequence in each row of the batch
         token_ids: list[list[int]] = [[] for _ in rows]
         log_probs: list[list[float]] = [[] for _ in rows]
         reasons = ["length"] * len(rows)
         responses = Responses(self.tokenizer, params.stop)
         may_end_with = self._tokens_that_may_end(responses)
-        for length in range(1, params.max_tokens + 1):
+        for length in range(1, longest + 1):
             tokens, chosen = sample(decoding.logits, params, self.tokenizer.stop_token_ids, length, draw()[rows])
             for row, token, log_prob in zip(rows, tokens.tolist(), chosen.tolist(), strict=True):
-                if reasons[row] == "length":
+                if reasons[row] == "length" and length <= limits[row]:
                     token_ids[row].append(token)
                     log_probs[row].append(log_prob)
             for i in torch.isin(tokens, may_end_with).nonzero()[:, 0].tolist():
                 row = rows[i]
-                if reasons[row] == "length" and length > params.min_tokens and responses.has_ended(token_ids[row]):
+                open_yet = reasons[row] == "length" and length <= limits[row]
+                if open_yet and length > params.min_tokens and responses.has_ended(token_ids[row]):
                     reasons[row] = "stop"
-            alive = [i for i, row in enumerate(rows) if reasons[row] == "length"]
-            if not alive or length == params.max_tokens:
+            alive = [i for i, row in enumerate(rows) if reasons[row] == "length" and length < limits[row]]
+            if not alive:
                 break
             if len(alive) < COMPACT_BELOW * len(rows):
                 keep = torch.tensor(alive, device=tokens.device)
@@ -146,6 +166,14 @@ def _draw(generator: torch.Generator, total: int, mine: list[int]) -> torch.Tens
     the samples of a sequence depend neither on the end of another one nor on the number of processes.
     """
     return torch.rand(total, dtype=torch.float64, device=generator.device, generator=generator)[mine]
+
+
+def _own_numbers(draws: Sequence[Draw], device: torch.device) -> torch.Tensor:
+    """Random numbers from [0, 1) of sequences with seeds of their own: (most tokens, sequences) float64."""
+    numbers = torch.zeros(max(one.max_tokens for one in draws), len(draws), dtype=torch.float64)
+    for column, (seed, tokens) in enumerate(draws):
+        numbers[:tokens, column] = torch.rand(tokens, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return numbers.to(device)
 
 
 def sample(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,7 +20,7 @@ from grpo.common.records import Completion
 from grpo.common.world import ALONE, World
 from grpo.models.checkpoint import load_tokenizer
 from grpo.models.examine import limited_context
-from grpo.rollout.engine import SamplingParams, derive_seed, require_room
+from grpo.rollout.engine import Draw, SamplingParams, derive_seed, require_room_for
 from grpo.rollout.responses import Responses
 from grpo.rollout.vllm_weights import put_weights, require_equal_weights
 from grpo.study.software import install_vllm
@@ -110,7 +110,9 @@ class VllmEngine:
         if self._awake:
             self._put_weights()
 
-    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int) -> list[list[Completion]]:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int, draws: Sequence[Draw] = ()
+    ) -> list[list[Completion]]:
         """See :class:`grpo.rollout.engine.Engine`.
 
         Raises:
@@ -119,15 +121,21 @@ class VllmEngine:
         from vllm import SamplingParams as VllmSamplingParams
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        require_room(self.context, prompts, params.max_tokens)
+        require_room_for(self.context, prompts, params, n, draws)
         self._wake()
-        settings = request_settings(params, n, seed, self._device, len(prompts))[self._world.share]
+        share = slice(None) if draws else self._world.share
+        if draws:  # each completion is a request of its own, as its seed and limit are
+            prompts = [prompt for prompt in prompts for _ in range(n)]
+            own = [(replace(params, max_tokens=one.max_tokens), one.seed) for one in draws]
+            settings = [request_settings(limited, 1, each, self._device, 1)[0] for limited, each in own]
+        else:
+            settings = request_settings(params, n, seed, self._device, len(prompts))[share]
         # Only these tokens end a response, as in the other engine, and not the end-of-text token that vLLM assumes.
         ends = {"stop_token_ids": list(self._tokenizer.stop_token_ids), "ignore_eos": True}
         asked = [VllmSamplingParams(**each, **ends) for each in settings]
         # On a CPU only this seed decides, so samples depend on the number of processes; on a GPU it has no effect.
         torch.manual_seed(seed + self._world.rank)
-        mine = [{"prompt_token_ids": list(ids)} for ids in prompts[self._world.share]]
+        mine = [{"prompt_token_ids": list(ids)} for ids in prompts[share]]
         try:
             outputs = self._llm.generate(mine, asked, use_tqdm=False) if mine else []
         except (torch.OutOfMemoryError, EngineDeadError) as error:
@@ -138,7 +146,8 @@ class VllmEngine:
             ) from error
         self._rest()
         responses = Responses(self._tokenizer, params.stop)
-        return [[self._completion(responses, one) for one in output.outputs] for output in outputs]
+        found = [[self._completion(responses, one) for one in output.outputs] for output in outputs]
+        return [[one for (one,) in found[i : i + n]] for i in range(0, len(found), n)] if draws else found
 
     def _completion(self, responses: Responses, output: Any) -> Completion:
         flat = output.logprobs  # the sampled token comes first at each position

@@ -161,7 +161,7 @@ def longest_prompt(task: Task, formats: Sequence[str], tokenizer: Any, problem: 
     With the longest, arms with different formats keep the same problems.
     """
     asked = [find_format(task, name) for name in formats]
-    return max(len(format.encode(tokenizer, format.prompt(problem.question))) for format in asked)
+    return max(len(format.encode(tokenizer, format.prompt_of(problem))) for format in asked)
 
 
 def _write(file: Path, problems: list[Problem]) -> dict[str, Any]:

@@ -44,6 +44,8 @@ class Mixture(Task):
         self.drop_overlap = drop_overlap or any(part.drop_overlap for part in self.parts.values())
         if limited := [name for name, part in self.parts.items() if part.max_prompt_tokens is not None]:
             raise UserError(f"tasks.{limited[0]}.max_prompt_tokens: give it to the mixture itself, beside `tasks`.")
+        if of_part := [name for name, part in tasks.items() if (part.model_extra or {}).get("environment")]:
+            raise UserError(f"tasks.{of_part[0]}.environment: give it to the mixture itself, beside `tasks`.")
         named = [part.use for part in tasks.values() if is_import_path(part.use)]
         self.own_code = (*named, *(path for part in self.parts.values() for path in part.own_code))
         self.reward_columns = tuple(dict.fromkeys(name for part in self.parts.values() for name in part.reward_columns))

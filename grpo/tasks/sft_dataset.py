@@ -56,7 +56,7 @@ def find_traces(task: Task, settings: TaskTraces | JsonlTraces | HubTraces, wher
     if isinstance(settings, TaskTraces):
         options = settings.model_extra or {}
         own = call_with(task.traces, {"format": settings.prompt, **options}, where)
-        return [(format.prompt(problem.question), problem, response) for problem, response in own]
+        return [(format.prompt_of(problem), problem, response) for problem, response in own]
     if isinstance(settings, JsonlTraces):
         rows = read_rows(settings.path, f"{where}.path")
     else:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from grpo.common.errors import UserError, no_exit
 from grpo.common.imports import call_with, import_object, is_import_path
-from grpo.common.records import Problem, Rollout, whole
+from grpo.common.records import TOOL_CALL, Problem, Rollout, whole
+from grpo.tasks.environment import ANY_TASK_TAKES, Environment, find_environment
 
 PLACEHOLDER = "{question}"
 Split = Literal["train", "validation"]
@@ -44,6 +45,7 @@ class Format:
         chat: send the prompt as a user message through the chat template of the model's tokenizer.
         system: with ``chat``, a system message before the prompt; empty for none.
         options: with ``chat``, further variables of the chat template, such as Qwen3's ``{"enable_thinking": False}``.
+        environment: what answers between the turns of an episode, from the task's entry; None: a response is one turn.
     """
 
     template: str
@@ -52,6 +54,7 @@ class Format:
     chat: bool = False
     system: str = ""
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    environment: Environment | None = None
 
     def __post_init__(self) -> None:
         if PLACEHOLDER not in self.template:
@@ -62,6 +65,10 @@ class Format:
     def prompt(self, question: str) -> str:
         """Insert the question into the template; other braces stay unchanged, and nothing is appended."""
         return self.template.replace(PLACEHOLDER, question)
+
+    def prompt_of(self, problem: Problem) -> str:
+        """The prompt of a problem, with what its environment says at the beginning."""
+        return self.prompt(problem.question + (self.environment.opening(problem) if self.environment else ""))
 
     def question_of(self, prompt: str) -> str | None:
         """Extract the question from a prompt; None if the prompt does not match the template."""
@@ -89,8 +96,9 @@ class Format:
         if self.chat:
             system = [{"role": "system", "content": self.system}] if self.system else []
             chats = [[*system, {"role": "user", "content": prompt}] for prompt in safe]
-            tokenizer.try_chats(chats, **self.options)
-            found = [tokenizer.chat_ids(chat, **self.options) for chat in chats]
+            options = {**self.options, **({"tools": self.environment.schemas} if self.environment else {})}
+            tokenizer.try_chats(chats, **options)
+            found = [tokenizer.chat_ids(chat, **options) for chat in chats]
         else:
             found = [tokenizer.prompt_ids(prompt) for prompt in safe]
         for prompt, question, ids in zip(prompts, questions, found, strict=True):
@@ -271,11 +279,11 @@ def make_task(settings: Mapping[str, Any], where: str = Task.params_key) -> Task
 
     Args:
         settings: ``use`` (a name in :data:`TASKS` or an import path), the constructor's keyword arguments, and
-            ``max_prompt_tokens``.
+            ``max_prompt_tokens``, and those of an environment (:mod:`grpo.tasks.environment`).
         where: key of the entry in params.yaml, such as ``tasks.main``.
 
     Raises:
-        UserError: there is no such task, or its constructor does not take these arguments.
+        UserError: there is no such task or environment, or they do not take these arguments.
     """
     name = settings.get("use")
     if not isinstance(name, str) or (name not in TASKS and not is_import_path(name)):
@@ -286,7 +294,18 @@ def make_task(settings: Mapping[str, Any], where: str = Task.params_key) -> Task
     limit = settings.get(LIMIT)
     if limit is not None and (type(limit) is not int or limit < 1):
         raise UserError(f"{where}.{LIMIT}: expected a whole number above 0, or null, but it is {limit!r}.")
-    task: Task = call_with(kind, {key: value for key, value in settings.items() if key not in ("use", LIMIT)}, where)
-    for name, value in (("params_key", where), (LIMIT, limit)):
+    own = {key: value for key, value in settings.items() if key not in ("use", LIMIT, *ANY_TASK_TAKES)}
+    task: Task = call_with(kind, own, where)
+    further: dict[str, Any] = {"params_key": where, LIMIT: limit}
+    if (environment := find_environment(settings, where)) is not None:
+        further["formats"] = {name: in_environment(format, environment) for name, format in task.formats.items()}
+        further["own_code"] = (*task.own_code, environment.environment)
+    for name, value in further.items():
         object.__setattr__(task, name, value)  # a task may be a frozen dataclass
     return task
+
+
+def in_environment(format: Format, environment: Environment) -> Format:
+    """A format for episodes; in a text that is no chat, a call of a tool ends a turn."""
+    calls = () if format.chat or environment.speaks else (TOOL_CALL[1],)
+    return replace(format, environment=environment, stop=(*format.stop, *calls))

@@ -10,7 +10,8 @@ from tqdm import tqdm
 
 from grpo.common.records import Rollout, response_tokens, whole
 from grpo.evaluation.evaluate import summarize
-from grpo.learner.learner import Learner, token_ids
+from grpo.learner.learner import Learner
+from grpo.learner.microbatches import texts_of
 from grpo.rollout.engine import derive_seed
 from grpo.study.methods import ExpertIterationConfig
 from grpo.training.context import RunContext, Updates
@@ -66,7 +67,7 @@ def fine_tune(config: ExpertIterationConfig, correct: Sequence[Rollout], learner
         shuffled = random.Random(derive_seed(seed, epoch)).sample(correct, len(correct))
         for start in range(0, len(shuffled), config.train_batch_size):
             batch = shuffled[start : start + config.train_batch_size]
-            updates.append(learner.sft_update(*token_ids(batch), config.normalize_constant))
+            updates.append(learner.sft_update(texts_of(batch), config.normalize_constant))
     return updates
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from grpo.learner.learner import Learner, require_context
+from grpo.learner.microbatches import whole_texts
 from grpo.study.methods import SftConfig
 from grpo.training.context import RunContext
 from grpo.training.order import items_of_step
@@ -23,7 +24,9 @@ def train_sft(ctx: RunContext[SftConfig, Learner]) -> None:
     for step in ctx.steps():
         with log.phase("training"):
             batch = items_of_step(encoded, setup.seed, step, config.train_batch_size)
-            update = ctx.learner.sft_update([p for p, _ in batch], [r for _, r in batch], config.normalize_constant)
+            update = ctx.learner.sft_update(
+                whole_texts([p for p, _ in batch], [r for _, r in batch]), config.normalize_constant
+            )
 
         with log.phase("evaluation"):
             over = ctx.validation(step, [update])

@@ -10,6 +10,7 @@ import torch
 
 from grpo.common.records import Problem, Rollout
 from grpo.common.world import ALONE, World
+from grpo.evaluation.episodes import episode_measures
 from grpo.evaluation.evaluate import Sampler, sample_rollouts, score_rollouts, summarize
 from grpo.learner.advantages import normalize_within_groups, own_advantages, reward_statistics
 from grpo.learner.learner import Learner
@@ -99,8 +100,9 @@ def set_advantages(setup: RunSetup[GrpoConfig], rollouts: list[Rollout]) -> dict
 
 
 def task_metrics(setup: RunSetup[Sampling], rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Metrics of a rollout batch that the run's task defines."""
-    return {f"train/{name}": value for name, value in setup.task.training_measures(rollouts).items()}
+    """Metrics of a rollout batch that the run's task defines, and those of episodes."""
+    found = setup.task.training_measures(rollouts) | episode_measures(rollouts)
+    return {f"train/{name}": value for name, value in found.items()}
 
 
 def train_on(config: GrpoConfig, learner: Learner, rollouts: list[Rollout], version: int) -> Updates:
@@ -147,7 +149,7 @@ def train_on(config: GrpoConfig, learner: Learner, rollouts: list[Rollout], vers
 
 def _without_tokens(rollout: Rollout) -> Rollout:
     """A copy without a response token, which counts as a response of its batch and has neither loss nor metrics."""
-    return replace(rollout, completion=replace(rollout.completion, token_ids=(), log_probs=()))
+    return replace(rollout, completion=replace(rollout.completion, token_ids=(), log_probs=(), observations=()))
 
 
 def lag_metrics(rollouts: Sequence[Rollout], version: int) -> dict[str, float]:

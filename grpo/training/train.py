@@ -16,6 +16,7 @@ from grpo.common.imports import require_extra
 from grpo.common.interruption import stop_after_the_step
 from grpo.common.records import Problem
 from grpo.common.world import init_world
+from grpo.evaluation.episodes import encode_answers
 from grpo.evaluation.evaluate import Sampler, score_of
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
@@ -25,7 +26,7 @@ from grpo.rollout.make_engine import Checkpoint, make_engine
 from grpo.study.effective import EffectiveRun
 from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, SamplingConfig, SftConfig, own_reward
 from grpo.study.schema import Study
-from grpo.tasks.task import find_format
+from grpo.tasks.task import Format, find_format
 from grpo.tracking.run_log import RunLog, now
 from grpo.training.context import RunContext, RunSetup, Workers
 from grpo.training.expert_iteration import train_by_expert_iteration
@@ -57,7 +58,7 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
     require_own_code(run.config, task.reward_columns)
     format = find_format(task, run.config.prompt)
     if format.chat:
-        format.encode(load_tokenizer(run.model), "?")  # refuses a tokenizer without a chat template
+        require_chat(format, load_tokenizer(run.model))
     score = score_of(task, run.config.prompt, own_reward(run.config))
     setup: RunSetup[Any] = RunSetup(run.config, run.seed, data.train, format, score, task)
     with _start_workers(study, run, setup, check_weights) as workers:
@@ -117,6 +118,14 @@ def _start_workers(
     from grpo.training.asynchronous.start import start_asynchronous  # imports Ray, an optional package
 
     return start_asynchronous(study, run, setup, check_weights)
+
+
+def require_chat(format: Format, tokenizer: Any) -> None:
+    """Refuse a tokenizer without a chat template, or with one that cannot hold the format's episodes."""
+    format.encode(tokenizer, "?")
+    if (environment := format.environment) is not None:
+        call = {"role": "user"} if environment.speaks else {"role": "tool", "name": environment.tools[0]}
+        encode_answers(format, tokenizer, [[call | {"content": "?"}]])
 
 
 # The training loop of each method, for engine and learner in this process.

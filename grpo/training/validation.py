@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from grpo.common.records import Problem, Rollout
+from grpo.evaluation.episodes import episode_measures, transcript
 from grpo.evaluation.evaluate import (
     Sampler,
     evaluate,
@@ -89,7 +90,7 @@ class Validation:
         logged = rollouts[:GENERATIONS]
         generations, summary = log_generations(
             self.sampler.tokenizer.batch_decode([r.prompt_ids for r in logged]),
-            [r.completion.text for r in logged],
+            [transcript(r.completion) for r in logged],
             [r.problem.ground_truth for r in logged],
             [r.rewards for r in logged],
             learner.token_entropies(logged),
@@ -100,6 +101,7 @@ class Validation:
             "token_entropy": summary["token_entropy"],
             **lengths_by_outcome([r.rewards for r in rollouts], [r.length for r in rollouts]),
             **self.setup.task.measures(rollouts),
+            **episode_measures(rollouts),
             **self._on_further_sets(step, last),
         }
         return Validated(rollouts, generations, metrics)

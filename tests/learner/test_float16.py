@@ -15,6 +15,7 @@ from training_parts import scored
 
 from grpo.learner import optimizer as optimizer_module
 from grpo.learner.learner import Learner
+from grpo.learner.microbatches import texts_of
 from grpo.learner.optimizer import LossScale, Optimizer
 
 
@@ -108,6 +109,4 @@ def test_other_precisions_know_nothing_of_a_scale(fresh_model: Any, dtype: torch
     learner = learner_of(copy.deepcopy(fresh_model).to(dtype), 40)
     assert set(learner.optimizer.state()) == {"adamw", "weights"}
     assert "loss_scale" not in learner.update(scored(rollouts(), REWARDS, ADVANTAGES))
-    assert "loss_scale" not in learner.sft_update(
-        *zip(*((r.prompt_ids, r.completion.token_ids) for r in rollouts()), strict=True)
-    )
+    assert "loss_scale" not in learner.sft_update(texts_of(rollouts()))

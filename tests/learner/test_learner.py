@@ -31,7 +31,8 @@ from torch.testing import assert_close
 from training_parts import same_weights, saved_every, scored
 
 from grpo.common.errors import UserError
-from grpo.learner.learner import Learner, token_ids
+from grpo.learner.learner import Learner
+from grpo.learner.microbatches import texts_of
 from grpo.study.methods import OBJECTIVES
 from grpo.study.settings import LearnerSettings
 from grpo.training.step import train_on
@@ -107,7 +108,7 @@ def test_log_probs_do_not_depend_on_what_a_rollout_is_batched_with(model: Any) -
 def test_fine_tuning_is_on_the_models_own_distribution_whatever_the_temperature_of_sampling(model: Any) -> None:
     batch, log_probs = rollouts(), torch.cat([log_probs_alone(model, r) for r in rollouts()])
     learner = learner_of(model, sampling_temperature=0.5)
-    metrics = learner.sft_update([r.prompt_ids for r in batch], [r.completion.token_ids for r in batch])
+    metrics = learner.sft_update(texts_of(batch))
     assert metrics["mean_nll"] == pytest.approx(-log_probs.mean().item(), rel=1e-5)
 
 
@@ -166,7 +167,7 @@ def test_a_prompt_without_tokens_is_refused(model: Any, budget: int | None, pack
         learner.update,
         learner.log_probs,
         learner.token_entropies,
-        lambda batch: learner.sft_update(*token_ids(batch)),
+        lambda batch: learner.sft_update(texts_of(batch)),
     ):
         with pytest.raises(UserError, match="prompt 8 of 8 has no tokens"):
             use(scored(without, REWARDS, ADVANTAGES))

@@ -18,7 +18,7 @@ from training_parts import scored
 from grpo.common.records import Rollout, response_tokens
 from grpo.learner import chunked
 from grpo.learner.chunked import chunked_log_probs
-from grpo.learner.learner import token_ids
+from grpo.learner.microbatches import texts_of
 from grpo.models.packing import fill_rows, pack
 
 LOSSES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip")
@@ -109,7 +109,7 @@ def test_supervised_gradients_equal_those_of_the_whole_batch_at_once(fresh_model
     for budget in (None, *BUDGETS):
         learner = learner_of(fresh_model, budget, **sizes, sampling_temperature=0.6)
         gradients = last_gradients(learner)
-        metrics = learner.sft_update(*token_ids(rollouts), constant)
+        metrics = learner.sft_update(texts_of(rollouts), constant)
         found = flat(gradients)
         assert (found - expected).norm() / expected.norm() < 1e-5
         assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
@@ -145,7 +145,7 @@ def test_every_response_stands_in_one_row_and_rows_keep_to_the_budget(lengths: l
         for segment in row:
             assert len({prompts[i] for i in segment.members}) == 1
             assert segment.tokens == len(prompts[segment.members[0]]) + sum(len(responses[i]) - 1 for i in segment.members)
-        packed = pack(row, prompts, responses)
+        packed = pack(row, prompts, responses, [range(len(ids)) for ids in responses])
         assert packed.input_ids.shape[1] == sum(s.tokens for s in row)  # no padding
     assert [row[0].tokens for row in rows] == sorted((row[0].tokens for row in rows), reverse=True)
 
@@ -156,7 +156,7 @@ def test_a_row_by_hand() -> None:
     exactly_full = [[[s.members for s in row] for row in fill_rows(prompts, responses, budget)] for budget in (6, 4)]
     assert exactly_full == [[[[0, 1], [2]]], [[[0, 1]], [[2]]]]
     assert (first.members, first.tokens, second.members, second.tokens) == ([0, 1], 4, [2], 2)
-    row = pack([first, second], prompts, responses)
+    row = pack([first, second], prompts, responses, [range(len(ids)) for ids in responses])
     assert row.input_ids.tolist() == [[10, 11, 1, 2, 20, 5]]
     assert row.position_ids.tolist() == [[0, 1, 2, 3, 0, 1]]
     assert row.predictions.labels.tolist() == [1, 2, 3, 4, 5, 6]

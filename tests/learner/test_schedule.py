@@ -9,6 +9,7 @@ import torch
 from transformers import get_scheduler
 
 from grpo.learner.learner import Learner
+from grpo.learner.microbatches import whole_texts
 from grpo.learner.schedule import learning_rate
 from grpo.study.methods import GrpoConfig, SftConfig
 
@@ -48,10 +49,10 @@ def test_an_update_is_taken_with_the_rate_that_it_logs_and_a_restored_learner_go
     rates, moved = [], []
     for _ in range(2):
         before = head.detach().clone()
-        rates.append(learner.sft_update([(5, 9)], [(2, 7)])["learning_rate"])
+        rates.append(learner.sft_update(whole_texts([(5, 9)], [(2, 7)]))["learning_rate"])
         moved.append((head - before).abs().max().item())
     assert rates == [0.0, 1e-3]
     assert moved == [0.0, pytest.approx(1e-3, rel=0.6)]
     again = Learner(model, learner.config, 0)
     again.restore(learner.state())
-    assert again.sft_update([(5, 9)], [(2, 7)])["learning_rate"] == pytest.approx(7.5e-4)
+    assert again.sft_update(whole_texts([(5, 9)], [(2, 7)]))["learning_rate"] == pytest.approx(7.5e-4)

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from training_parts import scored
 
-from grpo.learner.learner import token_ids
+from grpo.learner.microbatches import texts_of
 
 READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__contains__")
 OF_DATA = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "unique", "bincount", "repeat_interleave")
@@ -75,7 +75,7 @@ def test_an_update_reads_once_whatever_its_size(fresh_model: Any, budget: int | 
         learner = learner_of(model, budget, **sizes, loss_type="grpo_clip", importance_cap=2.0)
         batch = rollouts(LENGTHS * copies)
         batch = scored(batch, REWARDS.repeat(copies), ADVANTAGES.repeat(copies), off_policy(learner, batch))
-        assert sum(1 for _ in learner._microbatches(learner.model, *token_ids(batch))) >= 2 * copies
+        assert sum(1 for _ in learner._microbatches(learner.model, texts_of(batch))) >= 2 * copies
         assert reads(lambda: learner.update(batch)) == {"tolist": 1}  # noqa: B023 - called at once
-        assert reads(lambda: learner.sft_update(*token_ids(batch))) == {"tolist": 1}  # noqa: B023
+        assert reads(lambda: learner.sft_update(texts_of(batch))) == {"tolist": 1}  # noqa: B023
         assert reads(lambda: learner.log_probs(batch)) == {"cpu": 1}  # noqa: B023

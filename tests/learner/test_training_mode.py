@@ -15,7 +15,8 @@ from transformers import AutoConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo.common.errors import UserError
-from grpo.learner.learner import Learner, token_ids
+from grpo.learner.learner import Learner
+from grpo.learner.microbatches import texts_of
 from grpo.models.hugging_face import AutoModelForCausalLM, examine  # it knows the attention that is asked for
 from grpo.study.settings import LearnerSettings
 
@@ -85,7 +86,7 @@ def test_gradient_checkpointing_changes_nothing_or_is_refused(kind: str) -> None
         layer = next(module for module in model.modules() if isinstance(module, GradientCheckpointingLayer))
         next(layer.children()).register_forward_pre_hook(partial(count, calls, checkpointing))
         gradients.append(last_gradients(learner))
-        learner.sft_update(*token_ids(batch))
+        learner.sft_update(texts_of(batch))
     assert calls[1] == 2 * calls[0] > 0
     for name, gradient in gradients[0].items():
         assert torch.equal(gradients[1][name], gradient), name

@@ -16,7 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo.common.errors import UserError
 from grpo.common.records import Rollout
-from grpo.learner.learner import Learner, token_ids
+from grpo.learner.learner import Learner
+from grpo.learner.microbatches import texts_of, whole_texts
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.examine import examine, limited_context, traits_of
 from grpo.rollout.engine import SamplingParams
@@ -94,7 +95,7 @@ def test_gradients_are_those_of_a_plain_loop(kind: str, folder: Path) -> None:
         learner = learner_of(load_model(folder), budget)
         assert learner.packs == (budget is not None and kind not in COPIED)
         gradients = last_gradients(learner)
-        learner.sft_update(*token_ids(rollouts))
+        learner.sft_update(texts_of(rollouts))
         for name, gradient in expected.items():
             assert torch.allclose(gradients[name], gradient, atol=1e-4 + 1e-3 * gradient.abs().max().item()), name
 
@@ -200,6 +201,6 @@ def test_the_token_that_is_padding_learns_where_it_is_read() -> None:
     for model in (own, none):
         learner = Learner(model, config(), pad_token_id=5)
         gradients = last_gradients(learner)
-        learner.sft_update([(3, 5, 4), (5, 5, 9, 9)], [(8, 5), (5,)])
+        learner.sft_update(whole_texts([(3, 5, 4), (5, 5, 9, 9)], [(8, 5), (5,)]))
         found.append(copy.deepcopy(gradients["model.embed_tokens.weight"]))
     assert torch.equal(*found) and found[0][5].abs().max() > 1e-3

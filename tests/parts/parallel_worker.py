@@ -12,7 +12,8 @@ from model_parts import SMALLER, own_model
 from training_parts import scored
 
 from grpo.common.world import ALONE, World, init_world
-from grpo.learner.learner import Learner, token_ids
+from grpo.learner.learner import Learner
+from grpo.learner.microbatches import texts_of
 from grpo.study.settings import LearnerSettings
 
 LENGTHS = [[5, 1, 9, 3], [2, 2, 0, 1], [12, 7, 1, 4]]
@@ -54,11 +55,11 @@ def compute(world: World = ALONE) -> dict[str, Any]:
             case = f"{loss}, {normalization}, {budget}{' packed' if packing else ''}"
             found["metrics"][case] = learner.update(scored(rollouts, rewards, advantages, old))
             found["gradients"][case] = flat(gradients)
-            found["metrics"][f"sft {case}"] = learner.sft_update(*token_ids(rollouts), normalize_constant=7.0)
+            found["metrics"][f"sft {case}"] = learner.sft_update(texts_of(rollouts), normalize_constant=7.0)
             found["gradients"][f"sft {case}"] = flat(gradients)
             found["log_probs"] = learner.log_probs(rollouts)
             found["entropies"] = learner.token_entropies(rollouts)
-            found["rows_of_one"] = sum(1 for _ in learner._microbatches(model, *token_ids(rollouts)))
+            found["rows_of_one"] = sum(1 for _ in learner._microbatches(model, texts_of(rollouts)))
             found["weights"] = {name: value.detach().clone() for name, value in model.state_dict().items()}
     return found
 

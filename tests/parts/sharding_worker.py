@@ -17,7 +17,8 @@ from torch import Tensor
 from training_parts import scored
 
 from grpo.common.world import ALONE, World, init_world
-from grpo.learner.learner import Learner, token_ids
+from grpo.learner.learner import Learner
+from grpo.learner.microbatches import texts_of
 from grpo.learner.optimizer import MOMENTS
 from grpo.models.sharding import gather, weights_of, whole_model
 from grpo.models.tokenizer import train_tokenizer
@@ -76,7 +77,7 @@ def compute(case: str, world: World = ALONE, shard_on: str | None = None) -> dic
         rewards, advantages = torch.rand(12, generator=generator), torch.randn(12, generator=generator)
         old = [log_probs - 0.3 for log_probs in learner.log_probs(rollouts)]
         found["metrics"].append(learner.update(scored(rollouts, rewards, advantages, old)))
-    found["metrics"].append(learner.sft_update(*token_ids(rollouts), normalize_constant=7.0))
+    found["metrics"].append(learner.sft_update(texts_of(rollouts), normalize_constant=7.0))
     found["log_probs"] = torch.cat(learner.log_probs(rollouts))
     found["reference"] = torch.cat(learner.reference_log_probs(rollouts))
     found["weights"] = {name: weight.clone() for name, weight in weights_of(learner.model)}
@@ -93,7 +94,7 @@ def compute(case: str, world: World = ALONE, shard_on: str | None = None) -> dic
     other = Learner(make_model(), settings, 0, how, world)
     other.restore(found["state"])
     for each in (learner, other):
-        each.sft_update(*token_ids(rollouts))
+        each.sft_update(texts_of(rollouts))
     after, resumed = (dict(weights_of(each.model)) for each in (learner, other))
     found["resumed"] = all(torch.equal(after[name], weight) for name, weight in resumed.items())
     return found

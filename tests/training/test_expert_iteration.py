@@ -15,6 +15,7 @@ import torch
 from training_parts import contains_a_t, never, problems, read_csv, same_weights, train
 
 from grpo.common.records import Completion, Rollout
+from grpo.learner.microbatches import Texts
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import ExpertIterationConfig
@@ -84,10 +85,8 @@ class SpyLearner:
         self.batches: list[list[Pair]] = []
         self.constants: set[float] = set()
 
-    def sft_update(
-        self, prompts: list[tuple[int, ...]], responses: list[tuple[int, ...]], normalize_constant: float
-    ) -> dict[str, float]:
-        self.batches.append(list(zip(prompts, responses, strict=True)))
+    def sft_update(self, texts: Texts, normalize_constant: float) -> dict[str, float]:
+        self.batches.append(list(zip(texts.prompts, texts.responses, strict=True)))
         self.constants.add(normalize_constant)
         numbers = dict.fromkeys(("loss", "gradient_norm", "token_entropy", "mean_nll", "learning_rate"), 1.0)
         return numbers | {"skipped_update": 0.0}

@@ -21,6 +21,7 @@ from training_parts import NoMlflow, context, make_project, monitored, never_sav
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Example, Problem, write_records
 from grpo.learner.learner import Learner
+from grpo.learner.microbatches import Texts
 from grpo.models.checkpoint import load_model
 from grpo.models.tokenizer import Tokenizer
 from grpo.rollout.engine import SamplingParams
@@ -330,8 +331,8 @@ def test_prompts_are_put_as_they_are_when_sampling(format: Format, tmp_path: Pat
     like_llama3(tmp_path, ["Mia has 3 apples."])
     tokenizer, seen = Tokenizer.from_folder(tmp_path), []
 
-    def update(prompts: Any, responses: Any, constant: float) -> dict[str, float]:
-        seen.extend(zip(prompts, responses, strict=True))
+    def update(texts: Texts, constant: float) -> dict[str, float]:
+        seen.extend(zip(texts.prompts, texts.responses, strict=True))
         return {"loss": 0.0}
 
     config = CONFIG.model_copy(update={"n_sft_steps": 1, "train_batch_size": 10})

@@ -22,7 +22,7 @@ from grpo.learner.learner import Learner
 from grpo.models.checkpoint import named_as_saved
 from grpo.models.lora import without_adapters
 from grpo.models.sharding import weights_of
-from grpo.rollout.engine import SamplingParams
+from grpo.rollout.engine import Draw, SamplingParams
 from grpo.study.methods import GrpoConfig
 from grpo.training.asynchronous.transfer import Receiver, Sender, Weights, gpu
 from grpo.training.context import RunSetup, Updates
@@ -111,12 +111,13 @@ class Generator:
         params: SamplingParams,
         n: int,
         seed: int,
+        draws: Sequence[Draw],
         policy: Policy,
         sending_s: float = 0.0,
     ) -> list[list[Completion]]:
         """Sample as :meth:`grpo.rollout.engine.Engine.generate`; the other arguments are those of :meth:`sample`."""
         self._take_over(policy)
-        groups: list[list[Completion]] = self.engine.generate(prompts, params, n, seed)
+        groups: list[list[Completion]] = self.engine.generate(prompts, params, n, seed, draws)
         self.idle_since = time.perf_counter()
         return groups
 

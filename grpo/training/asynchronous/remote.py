@@ -10,8 +10,8 @@ from typing import Any
 import ray
 import torch
 
-from grpo.common.records import Completion, Problem, Rollout
-from grpo.rollout.engine import SamplingParams
+from grpo.common.records import Completion, Episode, Problem, Rollout
+from grpo.rollout.engine import Draw, SamplingParams
 from grpo.training.asynchronous.actors import SENDING, WRITING, Policy, ScoredRollouts
 from grpo.training.asynchronous.replay import Group
 from grpo.training.context import Updates
@@ -20,7 +20,7 @@ STUCK_AFTER_S = 1800.0  # an actor that takes longer for one call counts as lost
 START_S = 900.0  # an actor's start: imports, the model, vLLM
 
 # The record types of a saved state, which torch.load reads with weights_only.
-torch.serialization.add_safe_globals([ScoredRollouts, Group, Rollout, Completion, Problem])
+torch.serialization.add_safe_globals([ScoredRollouts, Group, Rollout, Completion, Episode, Problem])
 
 
 def result_of(call: Any, limit_s: float = STUCK_AFTER_S) -> Any:
@@ -116,9 +116,11 @@ class RolloutPipeline:
         scored: Future[ScoredRollouts] = self.scorer.score.remote(self._ask("sample", step)).future()
         return scored
 
-    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int) -> list[list[Completion]]:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int, draws: Sequence[Draw] = ()
+    ) -> list[list[Completion]]:
         """Sample with the newest weights, after all earlier requests."""
-        return result_of(self._ask("generate", prompts, params, n, seed))  # type: ignore[no-any-return]
+        return result_of(self._ask("generate", prompts, params, n, seed, draws))  # type: ignore[no-any-return]
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         """Call the generator with the newest version, which it gets first if the learner sends it."""

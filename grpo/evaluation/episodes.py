@@ -1,0 +1,264 @@
+"""Episodes of several turns: the policy and an environment write in turn, all episodes of a batch in step.
+
+Tokens go in and tokens come out: what the policy sampled is never tokenised again, and no earlier turn is rendered again. A
+turn's random numbers come from its seed, its question, its member of the group and its number, so an episode depends neither
+on the others nor on the number of processes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from grpo.common.errors import UserError
+from grpo.common.records import Completion, Episode, Problem, Rollout
+from grpo.rollout.engine import Draw, SamplingParams, derive_seed
+from grpo.tasks.environment import Answer, Environment, in_threads
+from grpo.tasks.task import Format
+
+if TYPE_CHECKING:
+    from grpo.evaluation.evaluate import Sampler
+
+# The key of the limit that ended an episode (Episode.limit).
+TOKENS, TURNS, OBSERVATION, SECONDS = "max_tokens", "max_turns", "max_observation_tokens", "tool_seconds"
+
+
+class Turns:
+    """An episode while it is sampled.
+
+    Args:
+        instance: of the environment.
+        seed: of the episode.
+    """
+
+    def __init__(self, instance: Any, prompt: Sequence[int], seed: int):
+        self.instance, self.prompt, self.seed = instance, prompt, seed
+        self.token_ids: list[int] = []
+        self.log_probs: list[float] = []
+        self.observations: list[tuple[int, int]] = []
+        self.messages: list[tuple[str, str]] = []
+        self.calls: list[Any] = []  # of the newest turn
+        self.tool_calls = self.tool_failures = self.policy_version = 0
+        self.limit = ""
+        self.over, self.may_go_on, self.turns = False, True, 0
+
+    def end(self, limit: str = "") -> None:
+        """End the episode, by a limit or because nothing is left to say."""
+        self.over, self.limit = True, limit
+
+    def take(self, turn: Completion) -> None:
+        """Add a turn of the policy, which ends the episode if it was cut off."""
+        self.token_ids += turn.token_ids
+        self.log_probs += turn.log_probs
+        self.messages.append(("assistant", turn.text))
+        self.policy_version, self.turns = turn.policy_version, self.turns + 1
+        if turn.finish_reason == "length":
+            self.end(TOKENS)
+
+    def read(self, ids: Sequence[int], messages: Sequence[dict[str, str]]) -> None:
+        """Add what the environment wrote."""
+        self.observations.append((len(self.token_ids), len(self.token_ids) + len(ids)))
+        self.token_ids += ids
+        self.messages += [(message["role"], message["content"]) for message in messages]
+
+    def completion(self, reward: float | None) -> Completion:
+        """The episode as one completion."""
+        text = next(text for role, text in reversed(self.messages) if role == "assistant")
+        done = Episode(tuple(self.messages), self.tool_calls, self.tool_failures, self.limit, reward)
+        reason = "length" if self.limit else "stop"
+        ids, log_probs = tuple(self.token_ids), tuple(self.log_probs)
+        return Completion(ids, text, log_probs, reason, self.policy_version, tuple(self.observations), done)
+
+
+def sample_episodes(
+    sampler: Sampler, problems: Sequence[Problem], prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int
+) -> list[list[Completion]]:
+    """Sample ``n`` episodes of each problem of this process's share.
+
+    Args:
+        prompts: token ids of all problems' prompts.
+        params: ``max_tokens`` limits the sampled tokens of an episode, ``min_tokens`` those of each turn.
+
+    Returns:
+        a list of ``n`` episodes for each problem, in the order of ``problems``.
+
+    Raises:
+        UserError: the environment begins two episodes of a problem differently, or one of its methods fails that must not.
+    """
+    environment, share = sampler.format.environment, sampler.world.share
+    assert environment is not None, "this format has no environment"
+    seeds = _seeds(problems, seed)[share]
+    episodes: list[Turns] = []
+    for problem, prompt, of_question in zip(problems[share], prompts[share], seeds, strict=True):
+        own_seeds = [derive_seed(of_question, member) for member in range(n)]
+        started = [environment.begin(problem, derive_seed(own, "environment")) for own in own_seeds]
+        opening = environment.opening(problem)
+        if any(text != opening for _, text in started):
+            raise UserError(
+                f"environment: {environment.environment}.reset returned two texts for the question {problem.id}. Return the "
+                "same text for the same row, because a group's rewards are compared; draw what may differ in the tools."
+            )
+        episodes += [Turns(instance, prompt, own) for (instance, _), own in zip(started, own_seeds, strict=True)]
+    for turn in range(environment.max_turns):
+        going = [episode for episode in episodes if not episode.over]
+        if not going:
+            break
+        draws = [Draw(derive_seed(each.seed, "turn", turn), params.max_tokens - len(each.log_probs)) for each in going]
+        asked, size = (prompts[share], n) if turn == 0 else ([[*each.prompt, *each.token_ids] for each in going], 1)
+        groups = sampler.engine.generate(asked, params, size, derive_seed(seed, "turn", turn), draws)
+        for episode, completion in zip(going, (one for group in groups for one in group), strict=True):
+            episode.take(completion)
+        last = turn + 1 == environment.max_turns
+        for episode in going:
+            episode.may_go_on = not last and len(episode.log_probs) < params.max_tokens
+        _answer([episode for episode in going if not episode.over], sampler)
+    rewards = _rewards(environment, episodes)
+    found = [episode.completion(reward) for episode, reward in zip(episodes, rewards, strict=True)]
+    return [found[i : i + n] for i in range(0, len(found), n)]
+
+
+def _rewards(environment: Environment, episodes: Sequence[Turns]) -> list[float | None]:
+    """Rewards of the environment, 0 for an episode whose tool may still be at work; None where the task verifies."""
+    if not environment.rewards:
+        return [None] * len(episodes)
+    done = [episode for episode in episodes if episode.limit != SECONDS]
+    found = in_threads([partial(environment.reward, episode.instance) for episode in done], environment.tool_seconds)
+    if None in found:
+        raise UserError(
+            f"environment: {environment.environment}.get_reward takes longer than tool_seconds ({environment.tool_seconds} s). "
+            "Raise that."
+        )
+    given = iter(found)
+    return [0.0 if episode.limit == SECONDS else next(given) for episode in episodes]
+
+
+def _seeds(problems: Sequence[Problem], seed: int) -> list[int]:
+    """A seed for each question; one that a batch has twice gets two."""
+    seen: Counter[str] = Counter()
+    found = []
+    for problem in problems:
+        found.append(derive_seed(seed, problem.id, seen[problem.id]))
+        seen[problem.id] += 1
+    return found
+
+
+def _answer(episodes: Sequence[Turns], sampler: Sampler) -> None:
+    """Let the environment answer the newest turn of each episode, and end those that are over.
+
+    Calls run even where no turn can follow, as an environment's reward may depend on them.
+    """
+    environment, tokenizer = sampler.format.environment, sampler.tokenizer
+    assert environment is not None
+    if not environment.speaks:
+        for episode in episodes:
+            schemas = environment.schemas if tokenizer.has_response_template else []
+            before = [*episode.prompt, *episode.token_ids]
+            episode.calls = tokenizer.tool_calls(episode.messages[-1][1], before, schemas)
+            episode.tool_calls += len(episode.calls)
+            if not episode.calls:
+                episode.end()
+        episodes = [episode for episode in episodes if not episode.over]
+    answers = in_threads(
+        [partial(environment.answer, each.instance, each.messages[-1][1], each.calls) for each in episodes],
+        environment.tool_seconds,
+    )
+    spoken: list[tuple[Turns, Answer]] = []
+    for episode, answer in zip(episodes, answers, strict=True):
+        if answer is None:
+            episode.tool_failures += 1
+            episode.end(SECONDS)
+            continue
+        episode.tool_failures += answer.failures
+        if not answer.messages:
+            episode.end()
+        elif not episode.may_go_on:
+            episode.end(TURNS if episode.turns == environment.max_turns else TOKENS)
+        else:
+            spoken.append((episode, answer))
+    written = encode_answers(sampler.format, tokenizer, [answer.messages for _, answer in spoken])
+    for (episode, _), (ids, messages) in zip(spoken, written, strict=True):
+        ids = _end_of_turn(sampler.format, tokenizer, episode) + ids
+        if len(ids) > environment.max_observation_tokens:
+            episode.end(OBSERVATION)
+        else:
+            episode.read(ids, messages)
+
+
+def _end_of_turn(format: Format, tokenizer: Any, episode: Turns) -> list[int]:
+    """The token that ends a turn in a chat, if the policy ended its turn with another one."""
+    return [tokenizer.end_of_turn_id] if format.chat and episode.token_ids[-1] != tokenizer.end_of_turn_id else []
+
+
+def encode_answers(
+    format: Format, tokenizer: Any, answers: Sequence[Sequence[dict[str, str]]]
+) -> list[tuple[list[int], list[dict[str, str]]]]:
+    """Encode an environment's answers, each cut to ``max_observation_tokens`` with what stands around it.
+
+    Returns:
+        for each answer its ids, and its messages as they were encoded. The ids are too many if the calls were.
+    """
+    assert format.environment is not None
+    most = format.environment.max_observation_tokens - 1  # one may end the policy's turn
+    found = [(ids, list(messages)) for ids, messages in zip(_encode(format, tokenizer, answers), answers, strict=True)]
+    long = [place for place, (ids, _) in enumerate(found) if len(ids) > most]
+    empty = _encode(format, tokenizer, [[message | {"content": ""} for message in found[place][1]] for place in long])
+    for place, frame in zip(long, empty, strict=True):
+        room = most - len(frame)
+        while len(found[place][0]) > most and room > 0:
+            cut = _cut(tokenizer, answers[place], room)
+            (ids,) = _encode(format, tokenizer, [cut])
+            found[place], room = (ids, cut), room - max(1, len(ids) - most)
+    return found
+
+
+def _cut(tokenizer: Any, messages: Sequence[dict[str, str]], room: int) -> list[dict[str, str]]:
+    """Messages whose contents have ``room`` tokens together; the first keep theirs."""
+    found = []
+    for message in messages:
+        ids = tokenizer(tokenizer.as_text(message["content"]), add_special_tokens=False)["input_ids"]
+        kept = message["content"] if len(ids) <= room else tokenizer.decode(ids[:room]).rstrip("\ufffd")
+        found.append(message | {"content": kept})
+        room = max(0, room - len(ids))
+    return found
+
+
+def _encode(format: Format, tokenizer: Any, answers: Sequence[Sequence[dict[str, str]]]) -> list[list[int]]:
+    """Encode messages of an environment by the chat template, or, in a text that is no chat, one after the other."""
+    if not answers:
+        return []
+    if format.chat:
+        return [list(ids) for ids in tokenizer.next_turns(answers, **format.options)]
+    texts = []
+    for messages in answers:
+        said = ((message["role"], tokenizer.as_text(message["content"])) for message in messages)
+        texts.append("".join(f"<tool_response>{text}</tool_response>" if role == "tool" else text for role, text in said))
+    return [list(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+
+
+def episode_measures(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Means over episodes: turns, calls of tools, those that failed, tokens of the environment, share ended by a limit.
+
+    Empty unless the rollouts are episodes.
+    """
+    episodes = [(each.completion.episode, each.completion.observed) for each in rollouts]
+    known = [(episode, observed) for episode, observed in episodes if episode is not None]
+    if not known:
+        return {}
+    columns: dict[str, Sequence[float]] = {
+        "turns": [episode.turns for episode, _ in known],
+        "tool_calls": [episode.tool_calls for episode, _ in known],
+        "tool_failures": [episode.tool_failures for episode, _ in known],
+        "environment_tokens": [observed for _, observed in known],
+        "ended_by_limit": [bool(episode.limit) for episode, _ in known],
+    }
+    return {name: sum(values) / len(known) for name, values in columns.items()}
+
+
+def transcript(completion: Completion) -> str:
+    """The text of a response; in an episode that of all messages, each of the environment's in a line that names its role."""
+    if completion.episode is None:
+        return completion.text
+    parts = (text if role == "assistant" else f"\n[{role}] {text}\n" for role, text in completion.episode.messages)
+    return "".join(parts).strip("\n")

@@ -1,0 +1,257 @@
+"""Environments: what answers a policy between the turns of an episode, by tools that it calls or in words.
+
+An environment is a class in the convention of TRL's ``environment_factory``, so that one written for TRL works unchanged:
+
+- ``reset(**row)`` begins an episode and may return text that is put after the question. The row has the problem's
+  ``question``, ``ground_truth``, ``level``, ``subject`` and columns, and ``seed`` if the method names it.
+- Every other public method is a tool: its type hints and docstring are its schema. Or, without tools, ``step(text)`` answers
+  a turn; None ends the episode.
+- ``get_reward()``, from 0 to 1, if there is one, is the reward of the episode; else the task verifies the last turn.
+
+Methods may be ``async def``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from numbers import Real
+from typing import Any, NamedTuple, TypeVar
+
+from pydantic import PositiveFloat, PositiveInt, TypeAdapter, ValidationError
+
+from grpo.common.errors import UserError, no_exit, reason
+from grpo.common.imports import import_object
+from grpo.common.records import Problem
+
+Result = TypeVar("Result")
+CHARACTERS_PER_TOKEN = 100  # more is cut off before it is encoded
+THREADS = 64  # calls of tools at the same time
+
+
+class Answer(NamedTuple):
+    """What an environment wrote after a turn.
+
+    Attributes:
+        messages: each with ``role`` and ``content``, those of tools also with ``name``; empty: the episode is over.
+        failures: number of calls that ended in an error.
+    """
+
+    messages: list[dict[str, str]]
+    failures: int = 0
+
+
+@dataclass(frozen=True)
+class Environment:
+    """An environment and its limits: the keys of a task's entry in params.yaml.
+
+    Attributes:
+        environment: import path of the class.
+        max_turns: most turns of the policy in an episode.
+        max_observation_tokens: most tokens that the environment adds after a turn; its text is cut to fit.
+        tool_seconds: time limit of each turn's calls.
+
+    Raises:
+        UserError: the class has no ``reset``, or neither tools nor ``step``.
+    """
+
+    environment: str
+    max_turns: PositiveInt = 8
+    max_observation_tokens: PositiveInt = 256
+    tool_seconds: PositiveFloat = 10.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, type) or not callable(getattr(self.kind, "reset", None)):
+            raise UserError(f"environment: {self.environment} is no class with a method `reset(**row)`. Write one.")
+        if not self.tools and not self.speaks:
+            raise UserError(f"environment: {self.environment} has neither a tool nor `step(self, text)`. Give it one of them.")
+
+    @cached_property
+    def kind(self) -> Any:
+        """The class."""
+        return import_object(self.environment)
+
+    @cached_property
+    def _public(self) -> list[str]:
+        own = [name for name, _ in inspect.getmembers(self.kind, inspect.isfunction) if not name.startswith("_")]
+        return [name for name in own if name not in ("reset", "get_reward")]
+
+    @cached_property
+    def speaks(self) -> bool:
+        """Whether it answers in words: its only public method is ``step(self, text)``."""
+        return self._public == ["step"] and [*inspect.signature(self.kind.step).parameters][1:] == ["text"]
+
+    @cached_property
+    def tools(self) -> list[str]:
+        """Names of its tools, in alphabetical order."""
+        return [] if self.speaks else self._public
+
+    @cached_property
+    def schemas(self) -> list[dict[str, Any]]:
+        """JSON schemas of its tools, from their hints and docstrings.
+
+        Raises:
+            UserError: a tool has no docstring, or an argument no type hint.
+        """
+        from transformers.utils import get_json_schema  # slow to import
+
+        try:
+            return [get_json_schema(getattr(self.kind, name)) for name in self.tools]
+        except Exception as error:  # of transformers, of several kinds
+            raise UserError(
+                f"environment: {self.environment}: a tool needs type hints and a docstring: {reason(error)}"
+            ) from error
+
+    @property
+    def most_observation_tokens(self) -> int:
+        """Most tokens that it adds to an episode."""
+        return (self.max_turns - 1) * self.max_observation_tokens
+
+    def opening(self, problem: Problem) -> str:
+        """The text after a problem's question."""
+        return self.begin(problem, 0)[1]
+
+    def begin(self, problem: Problem, seed: int) -> tuple[Any, str]:
+        """Begin an episode.
+
+        Args:
+            seed: of this episode, for environments that draw at random.
+
+        Returns:
+            its own instance of the class, and the text after the question.
+
+        Raises:
+            UserError: ``reset`` does not return text or None, or raises an error.
+        """
+        row = {name: getattr(problem, name) for name in ("question", "ground_truth", "level", "subject")} | problem.columns
+        takes = inspect.signature(self.kind.reset).parameters
+        if "seed" in takes:
+            row["seed"] = seed
+        if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in takes.values()):
+            row = {name: value for name, value in row.items() if name in takes}
+        instance = self._call("()", self.kind)
+        text = self._call(".reset", instance.reset, **row)
+        if text is not None and not isinstance(text, str):
+            raise UserError(f"environment: {self.environment}.reset returned {text!r}. Return text or None.")
+        return instance, printable(text or "")
+
+    def _text(self, written: object) -> str:
+        """What the environment wrote, within a length that is quick to encode."""
+        return printable(str(written)[: CHARACTERS_PER_TOKEN * self.max_observation_tokens])
+
+    def answer(self, instance: Any, text: str, calls: Sequence[Any]) -> Answer:
+        """Answer a turn: the result of each call as a message, or what ``step`` says to the text."""
+        if self.speaks:
+            said = self._call(".step", instance.step, text)
+            return Answer([] if said is None else [{"role": "user", "content": self._text(said)}])
+        results = [self._result(instance, call) for call in calls]
+        return Answer(
+            [{"role": "tool", "name": name, "content": self._text(text)} for name, text, _ in results],
+            sum(failed for *_, failed in results),
+        )
+
+    @property
+    def rewards(self) -> bool:
+        """Whether it gives the reward of an episode."""
+        return callable(getattr(self.kind, "get_reward", None))
+
+    def reward(self, instance: Any) -> float:
+        """The episode's reward, if it gives one.
+
+        Raises:
+            UserError: it is not from 0 to 1.
+        """
+        reward = self._call(".get_reward", instance.get_reward)
+        if not isinstance(reward, Real) or not 0.0 <= float(reward) <= 1.0:
+            raise UserError(f"environment: {self.environment}.get_reward returned {reward!r}. Return a number from 0 to 1.")
+        return float(reward)
+
+    def _result(self, instance: Any, call: Any) -> tuple[str, str, bool]:
+        """Name of the tool, its answer as text, and whether the call failed."""
+        name = call.get("name") if isinstance(call, Mapping) else None
+        if name not in self.tools:
+            known = f"there are the tools {', '.join(self.tools)}"
+            return "unknown", f"error: {f'no tool {name!r}' if isinstance(name, str) else 'no call in JSON'}; {known}", True
+        arguments = call.get("arguments") or {}
+        try:
+            return name, str(_finished(getattr(instance, name)(**arguments))), False
+        except (Exception, SystemExit) as error:
+            return name, f"error: {error}", True
+
+    def _call(self, what: str, function: Callable[..., Any], *values: Any, **named: Any) -> Any:
+        """Call a method whose errors are the study's own."""
+        with no_exit(f"environment: {self.environment}{what}"):
+            return _finished(function(*values, **named))
+
+
+ANY_TASK_TAKES = tuple(Environment.__dataclass_fields__)  # keys of any entry of ``tasks:``, besides the task's own arguments
+
+
+def find_environment(settings: Mapping[str, Any], where: str) -> Environment | None:
+    """Make the environment that an entry of ``tasks:`` names; None if it names none.
+
+    Raises:
+        UserError: a limit without an environment, a value of the wrong type, or no such class.
+    """
+    given = {key: settings[key] for key in ANY_TASK_TAKES if settings.get(key) is not None}
+    if not given:
+        return None
+    if "environment" not in given:
+        raise UserError(
+            f"{where}.{next(iter(given))}: there is no environment. Name one in {where}.environment, or remove this."
+        )
+    try:
+        return TypeAdapter(Environment).validate_python(given, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"{where}.{'.'.join(map(str, first['loc']))}: {first['msg']}.") from None
+    except UserError as error:
+        raise UserError(f"{where}.{error}") from error
+
+
+def printable(text: str) -> str:
+    """Text that can be encoded: half a surrogate pair becomes a question mark."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _finished(result: Any) -> Any:
+    async def wait() -> Any:
+        return await result
+
+    return asyncio.run(wait()) if inspect.isawaitable(result) else result
+
+
+def in_threads(calls: Sequence[Callable[[], Result]], seconds: float) -> list[Result | None]:
+    """Call functions in threads, each with a time limit; None for one that takes longer.
+
+    Such a call cannot be stopped. Its thread goes on until the process ends, and nothing waits for it.
+
+    Raises:
+        Exception: the first that a function raises.
+    """
+    found: list[Result | None] = [None] * len(calls)
+    errors, late = list[BaseException](), set[int]()
+
+    def run(place: int) -> None:
+        try:
+            found[place] = calls[place]()
+        except BaseException as error:
+            errors.append(error)
+
+    for start in range(0, len(calls), THREADS):
+        places = range(start, min(start + THREADS, len(calls)))
+        threads = [threading.Thread(target=run, args=(place,), daemon=True) for place in places]
+        for thread in threads:
+            thread.start()
+        ends = time.monotonic() + seconds
+        for thread in threads:
+            thread.join(max(0.0, ends - time.monotonic()))
+        late |= {place for place, thread in zip(places, threads, strict=True) if thread.is_alive()}
+    if errors:
+        raise errors[0]
+    return [None if place in late else result for place, result in enumerate(found)]  # a late one may still be written

@@ -114,7 +114,8 @@ def padded_microbatches(
         tensors = pad_and_shift([prompts[i] for i in members], [responses[i] for i in members], pad_token_id)
         width = tensors["labels"].shape[1]
         starts = [row * width + len(prompts[i]) - 1 for row, i in enumerate(members)]
-        source = torch.cat([start + torch.as_tensor(sampled[i]) for start, i in zip(starts, members, strict=True)])
+        places = [start + place for start, i in zip(starts, members, strict=True) for place in sampled[i]]
+        source = torch.tensor(places, dtype=torch.int64)
         predictions = Predictions(source, tensors["labels"].take(source), members, [len(sampled[i]) for i in members])
         # With padding on the right, causal attention needs no mask: no real token attends to it.
         inputs = {"input_ids": tensors["input_ids"].to(model.device, non_blocking=True)}

@@ -23,10 +23,10 @@ from functools import cached_property
 from numbers import Real
 from typing import Any, NamedTuple, TypeVar
 
-from pydantic import PositiveFloat, PositiveInt, TypeAdapter, ValidationError
+from pydantic import PositiveFloat, PositiveInt
 
 from grpo.common.errors import UserError, no_exit, reason
-from grpo.common.imports import import_object
+from grpo.common.imports import call_with, import_object
 from grpo.common.records import Problem
 
 Result = TypeVar("Result")
@@ -205,13 +205,8 @@ def find_environment(settings: Mapping[str, Any], where: str) -> Environment | N
         raise UserError(
             f"{where}.{next(iter(given))}: there is no environment. Name one in {where}.environment, or remove this."
         )
-    try:
-        return TypeAdapter(Environment).validate_python(given, strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(f"{where}.{'.'.join(map(str, first['loc']))}: {first['msg']}.") from None
-    except UserError as error:
-        raise UserError(f"{where}.{error}") from error
+    found: Environment = call_with(Environment, given, where)
+    return found
 
 
 def printable(text: str) -> str:

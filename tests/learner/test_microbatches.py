@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from model_parts import tiny_model
 
 from grpo.learner.learner import Learner
-from grpo.learner.microbatches import neighbours, of_like_length
+from grpo.learner.microbatches import neighbours, of_like_length, whole_texts
 from grpo.study.methods import GrpoConfig
 from grpo.study.settings import LearnerSettings
 
@@ -43,7 +43,7 @@ def test_a_study_says_how_and_a_model_that_cannot_share_prompts_keeps_to_the_bud
     config = GrpoConfig(rollout_batch_size=8, train_batch_size=8, group_size=8, gradient_accumulation_steps=1)
     settings = LearnerSettings(max_tokens_per_microbatch=40, packing=packing)
     learner = Learner(tiny_model(kind), config, 0, settings)
-    found = learner._microbatches(learner.model, [(1, 2, 3, 4, 5)] * 8, [(7, 8, 9, 7, 8, i) for i in range(8)])
+    found = learner._microbatches(learner.model, whole_texts([(1, 2, 3, 4, 5)] * 8, [(7, 8, 9, 7, 8, i) for i in range(8)]))
     assert learner.packs == packs
     assert [len(micro.members) for micro in found] == ([7, 1] if packs else [4, 4])
     why = "learner: padded microbatches of 40 tokens, not packed rows: its attention takes sliding_window\n"

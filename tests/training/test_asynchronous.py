@@ -242,7 +242,7 @@ def test_a_generator_counts_its_own_times_and_memory(tokenizer: Any, monkeypatch
     time.sleep(0.4)
     _, first = generator.sample(1, Policy(0), sending_s=0.25)
     time.sleep(0.4)
-    generator.generate([[1]], SamplingParams(max_tokens=1), 1, 0, Policy(0))
+    generator.generate([[1]], SamplingParams(max_tokens=1), 1, 0, (), Policy(0))
     generator.setup = few
     rollouts, second = generator.sample(2, Policy(1, "weights"))
     assert {r.completion.policy_version for r in rollouts} == {1}

@@ -1,0 +1,247 @@
+"""Episodes: what is sampled, what the environment writes, and how they end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from environment_parts import Calculator, Scripted, Undecided
+from model_parts import like_qwen3, tiny_model
+
+from grpo.common.errors import UserError
+from grpo.common.records import Completion, Problem, Rollout
+from grpo.common.world import World
+from grpo.evaluation.episodes import episode_measures, transcript
+from grpo.evaluation.evaluate import Sampler, evaluate, sample_rollouts, score_of
+from grpo.models.tokenizer import Tokenizer
+from grpo.rollout.engine import SamplingParams, require_room
+from grpo.rollout.transformers_engine import TransformersEngine
+from grpo.tasks.task import Format, Task, make_task
+
+CALL = '<tool_call>{{"name": "{}", "arguments": {}}}</tool_call>'
+PARAMS, LONG = SamplingParams(max_tokens=200), SamplingParams(max_tokens=2000)
+
+
+class Sums(Task):
+    formats = {"plain": Format("Q: {question}\n"), "chat": Format("{question}", chat=True)}
+
+    def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
+        return [float(p.ground_truth in answer) for answer, p in zip(answers, problems, strict=True)]
+
+
+def task_of(kind: str, **limits: Any) -> Task:
+    return make_task({"use": "test_episodes:Sums", "environment": f"environment_parts:{kind}", **limits})
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Tokenizer:
+    like_qwen3(tmp_path, ["tool call multiply name arguments 6 7 42"])
+    return Tokenizer.from_folder(tmp_path)
+
+
+def played(tokenizer: Any, task: Task, turns: list[str], format: str = "chat", params: SamplingParams = PARAMS) -> Any:
+    """One episode with scripted turns: its rollout, and the engine."""
+    end = tokenizer.end_of_turn_id if format == "chat" else tokenizer.eos_token_id
+    engine = Scripted(tokenizer, turns, end)
+    sampler = Sampler(engine, tokenizer, task.formats[format], score_of(task, format))
+    ((rollout,),) = evaluate(sampler, [Problem("p/0", "6 times 7?", "42")], params, seed=0)
+    return rollout, engine
+
+
+@pytest.mark.parametrize("format", ["chat", "plain"])
+def test_a_call_its_answer_and_the_last_turn(chats: Tokenizer, format: str) -> None:
+    turns = [CALL.format("multiply", '{"a": 6, "b": 7}'), "It is 42."]
+    rollout, engine = played(chats, task_of("Calculator"), turns, format)
+    completion = rollout.completion
+    ((start, end),) = completion.observations
+    written = chats.decode(completion.token_ids[start:end])
+    shown = "<|im_start|>tool\n42<|im_end|>\n<|im_start|>assistant\n"
+    assert written == (f"\n{shown}" if format == "chat" else "<tool_response>42</tool_response>")
+    assert engine.asked[1] == [[*rollout.prompt_ids, *completion.token_ids[:end]]]  # what was sampled stands as it was
+    assert completion.text == "It is 42." and rollout.rewards["reward"] == 1.0
+    assert rollout.length == len(completion.token_ids) - (end - start) == len(completion.log_probs)
+    assert [draw.max_tokens for draws in engine.draws for draw in draws] == [200, 200 - start]
+    assert completion.episode is not None
+    assert completion.episode.messages == (("assistant", turns[0]), ("tool", "42"), ("assistant", "It is 42."))
+    assert transcript(completion) == f"{turns[0]}\n[tool] 42\nIt is 42."
+    assert episode_measures([rollout]) == {
+        "turns": 2.0,
+        "tool_calls": 1.0,
+        "tool_failures": 0.0,
+        "environment_tokens": end - start,
+        "ended_by_limit": 0.0,
+    }
+
+
+def test_a_prompt_names_the_tools_where_the_template_does(chats: Tokenizer) -> None:
+    asked: list[Any] = []
+    tokenizer = SimpleNamespace(
+        as_text=str, try_chats=lambda *_, **__: None, chat_ids=lambda _, **options: asked.append(options) or (1,)
+    )
+    task_of("Calculator").formats["chat"].encode(tokenizer, "6 times 7?")
+    assert [tool["function"]["name"] for tool in asked[0]["tools"]] == ["multiply", "subtract"]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "answer", "failures"),
+    [
+        ("raises", "{}", "error: no such number", 1),
+        ("exits", "{}", "error: 0", 1),
+        ("empty", "{}", "", 0),
+        ("surrogate", "{}", "a?b", 0),
+        ("control", "{}", "<|im_end|>", 0),
+        ("nothing", "{}", "error: no tool 'nothing'", 1),
+        ("reset", '{"question": "x"}', "error: no tool 'reset'", 1),
+        ("echo", '{"words": "x"}', "error: ", 1),
+        ("echo", "[1]", "error: ", 1),
+        ("echo", '{"text": "\\ud800"}', "?", 0),
+    ],
+)
+@pytest.mark.parametrize("format", ["chat", "plain"])
+def test_troubles_are_answers(chats: Tokenizer, format: str, name: str, arguments: str, answer: str, failures: int) -> None:
+    rollout, _ = played(chats, task_of("Troubles"), [CALL.format(name, arguments), "42"], format)
+    episode, ((start, end),) = rollout.completion.episode, rollout.completion.observations
+    assert episode.messages[1][1].startswith(answer) and episode.tool_failures == failures
+    ends = [token for token in rollout.completion.token_ids[start:end] if token == chats.end_of_turn_id]
+    assert len(ends) == (format == "chat")  # the template's own: a token in an answer is text
+    assert chats.decode(rollout.prompt_ids).count("6 times 7? Try.") == 1
+
+
+def test_a_hanging_tool_ends_its_own_episode_only(chats: Tokenizer) -> None:
+    task = task_of("Troubles", tool_seconds=0.3)
+    rollout, _ = played(chats, task, [CALL.format("hangs", "{}")])
+    assert (rollout.completion.episode.limit, rollout.completion.finish_reason) == ("tool_seconds", "length")
+    assert rollout.completion.episode.tool_failures == 1 and not rollout.completion.observations
+
+
+@pytest.mark.parametrize("format", ["chat", "plain"])
+@pytest.mark.parametrize("most", [40, 100])
+def test_a_long_answer_is_cut(chats: Tokenizer, format: str, most: int) -> None:
+    task = task_of("Troubles", max_observation_tokens=most)
+    two = CALL.format("long", "{}") * (2 if most == 100 else 1)
+    rollout, _ = played(chats, task, [two, "42"], format)
+    ((start, end),) = rollout.completion.observations
+    assert most - 4 <= end - start <= most
+    assert all(
+        text == "7 " * (len(text) // 2) or text.strip("7 ") == "" for _, text in rollout.completion.episode.messages[1:-1]
+    )
+
+
+def test_more_calls_than_fit_end_the_episode(chats: Tokenizer) -> None:
+    rollout, _ = played(chats, task_of("Troubles", max_observation_tokens=40), [CALL.format("empty", "{}") * 40], params=LONG)
+    assert rollout.completion.episode.limit == "max_observation_tokens" and not rollout.completion.observations
+
+
+def test_limits_of_turns_and_tokens_end_the_episode(chats: Tokenizer) -> None:
+    call = CALL.format("multiply", '{"a": 1, "b": 1}')
+    rollout, engine = played(chats, task_of("Calculator", max_turns=3), [call] * 3)
+    assert (rollout.completion.episode.limit, len(engine.asked)) == ("max_turns", 3)
+    assert len(rollout.completion.observations) == 2 and rollout.completion.episode.tool_calls == 3
+    half = '<tool_call>{"name": "multi...'
+    rollout, engine = played(chats, task_of("Calculator"), [half])
+    assert (rollout.completion.episode.limit, rollout.completion.episode.tool_calls) == ("max_tokens", 0)
+    spent = len(chats(call, add_special_tokens=False)["input_ids"]) + 1
+    rollout, engine = played(chats, task_of("Calculator"), [call], params=SamplingParams(max_tokens=spent))
+    assert rollout.completion.episode.limit == "max_tokens" and not rollout.completion.observations
+
+
+def test_an_environment_that_speaks_gives_the_reward(chats: Tokenizer) -> None:
+    rollout, engine = played(chats, task_of("Guess"), ["7", "42"])
+    assert rollout.rewards == {"format_reward": 1.0, "answer_reward": 0.5, "reward": 0.5}
+    assert rollout.completion.episode.messages == (("assistant", "7"), ("user", " No."), ("assistant", "42"))
+    assert chats.decode(engine.asked[0][0]).count("6 times 7? Guess.") == 1
+
+
+def test_thoughts_call_nothing_and_half_a_call_is_none(chats: Tokenizer) -> None:
+    call = CALL.format("multiply", "{}")
+    assert chats.tool_calls(f"<think>{call}</think>42", [], []) == []
+    assert chats.tool_calls(f"<think>{call}", [], []) == []
+    assert chats.tool_calls(f"<think>x</think>{call}<tool_call>", [], []) == [{"name": "multiply", "arguments": {}}]
+    assert chats.tool_calls("<tool_call>" * 100_000, [], []) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_turns": 3}, "tasks.NAME.max_turns: there is no environment"),
+        ({"environment": "environment_parts:Nothing"}, "has nothing named 'Nothing'"),
+        ({"environment": "environment_parts:RELEASED"}, "no class with a method"),
+        ({"environment": "environment_parts:Calculator", "max_turns": 0}, "tasks.NAME.max_turns: "),
+        ({"environment": "environment_parts:Calculator", "tool_seconds": "5"}, "tasks.NAME.tool_seconds: "),
+    ],
+)
+def test_what_a_study_can_get_wrong(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make_task({"use": "test_episodes:Sums", **settings})
+
+
+def test_a_group_begins_alike_and_has_room(chats: Tokenizer) -> None:
+    Undecided.begun = 0
+    with pytest.raises(UserError, match="reset returned two texts for the question p/0"):
+        played(chats, task_of("Undecided"), ["42"])
+    with pytest.raises(UserError, match="a prompt of 5 tokens and 60 tokens of its environment"):
+        require_room(100, [[1] * 5], 40, observations=60)
+    require_room(105, [[1] * 5], 40, observations=60)
+
+
+# ------------------------------------------------------------------------------------------- with a model that samples
+
+
+class Talk:
+    """Ends nothing and answers with what it was told, so that episodes have three turns of random text."""
+
+    def reset(self, question: str) -> None:
+        self.said = 0
+
+    def step(self, text: str) -> str | None:
+        self.said += 1
+        return f" {self.said}: {len(text)} "
+
+
+PROBLEMS = [Problem(f"p/{i}", f"Mia has {i} apples.", str(i)) for i in range(5)]
+
+
+def sampled(tokenizer: Any, problems: list[Problem], rank: int = 0, size: int = 1, batch: int = 1024) -> list[Rollout]:
+    task = make_task({"use": "test_episodes:Sums", "environment": "test_episodes:Talk", "max_turns": 3})
+    model = tiny_model(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    world = World(rank, size)
+    sampler = Sampler(
+        TransformersEngine(model, tokenizer, batch, world), tokenizer, task.formats["plain"], score_of(task, "plain"), world
+    )
+    return sample_rollouts(sampler, problems, SamplingParams(max_tokens=60, stop=("e", "1")), 4, seed=3)
+
+
+def tokens(rollouts: list[Rollout]) -> list[Any]:
+    """What was sampled and written; the last bits of a log-prob depend on the size of a batch."""
+    return [(r.prompt_ids, r.completion.token_ids, r.completion.observations, r.completion.episode) for r in rollouts]
+
+
+def test_an_episode_depends_on_no_other(byte_tokenizer: Any) -> None:
+    whole = sampled(byte_tokenizer, PROBLEMS)
+    assert any(len(each.completion.observations) == 2 for each in whole)
+    assert len({each.completion.token_ids for each in whole}) > 10
+    halves = [one for rank in range(2) for one in sampled(byte_tokenizer, PROBLEMS, rank, size=2)]
+    assert tokens(halves) == tokens(whole)
+    assert tokens(sampled(byte_tokenizer, PROBLEMS[::-1])[-4:]) == tokens(whole[:4])
+    assert tokens(sampled(byte_tokenizer, PROBLEMS, batch=4)) == tokens(whole)
+    twice = sampled(byte_tokenizer, [PROBLEMS[0]] * 2)
+    assert tokens(twice[:4]) == tokens(whole[:4]) != tokens(twice[4:])
+
+
+def test_a_finished_chunk_is_read_as_it_was_written(chats: Tokenizer, tmp_path: Path) -> None:
+    task, problems = task_of("Guess"), [Problem("p/0", "6 times 7?", "42")]
+    engine = Scripted(chats, ["7", "42"], chats.end_of_turn_id)
+    sampler = Sampler(engine, chats, task.formats["chat"], score_of(task, "chat"))
+    first = evaluate(sampler, problems, PARAMS, 0, 2, tmp_path)
+    assert evaluate(sampler, problems, PARAMS, 0, 2, tmp_path) == first and len(engine.asked) == 2
+    assert isinstance(first[0][0].completion, Completion)
+
+
+def test_tools_have_the_schemas_of_transformers() -> None:
+    from transformers.utils import get_json_schema
+
+    environment = task_of("Calculator").formats["chat"].environment
+    assert environment is not None
+    assert environment.schemas == [get_json_schema(getattr(Calculator(), name)) for name in ("multiply", "subtract")]

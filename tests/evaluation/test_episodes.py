@@ -223,6 +223,7 @@ def test_an_episode_depends_on_no_other(byte_tokenizer: Any) -> None:
     assert any(len(each.completion.observations) == 2 for each in whole)
     assert len({each.completion.token_ids for each in whole}) > 10
     halves = [one for rank in range(2) for one in sampled(byte_tokenizer, PROBLEMS, rank, size=2)]
+    halves.sort(key=lambda rollout: rollout.problem.id)
     assert tokens(halves) == tokens(whole)
     assert tokens(sampled(byte_tokenizer, PROBLEMS[::-1])[-4:]) == tokens(whole[:4])
     assert tokens(sampled(byte_tokenizer, PROBLEMS, batch=4)) == tokens(whole)

@@ -16,7 +16,7 @@ from grpo.commands.study import composed_text
 from grpo.common.errors import UserError, from_here
 from grpo.common.files import write_text
 from grpo.common.lock import exclusive_lock
-from grpo.common.uris import without_password
+from grpo.common.safe_text import without_password
 from grpo.study import paths
 from grpo.study.compose import study_path
 from grpo.study.schema import PARAMS_FILE, Study, load_study

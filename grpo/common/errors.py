@@ -62,7 +62,7 @@ RESUME_ME = 75  # its exit code: EX_TEMPFAIL of sysexits.h, "try again later"
 
 
 # What a user can correct: a full, read-only or forbidden disk.
-_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM}
+_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
 _DRAFT = re.compile(r"/\.([^/]+)\.draft(?:\.\w+)?(?=/|$)")  # name of a result while it is written
 
 

@@ -162,7 +162,6 @@ def test_a_base_model_of_the_hub_is_named_and_its_licence_not_invented(project: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["grpo_learning_rate"], "Name it as EXPERIMENT/ARM/SEED"),
         (["grpo_learning_rate/5e-4/0"], "no arm '5e-4' (known: 3e-4, 1e-3)"),
         ([RUN, "--out", "data"], "data: already exists and is not empty"),
         ([RUN, "--repo", "someone/model"], "no token for the Hub. Set HF_TOKEN"),

@@ -15,7 +15,6 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 from urllib.parse import parse_qs
 
 import psutil
@@ -247,18 +246,6 @@ def test_artifacts_go_along_with_their_clone(delivered: Path, monkeypatch: pytes
     assert how == "moved" or artifacts(home) == {"first": "first"}
 
 
-def test_the_command_of_the_warning_restores_a_deleted_experiment(delivered: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    MlflowRun("toy", "first", {}, {}).finish()
-    (experiment,) = {run.info.experiment_id for run in runs_at(uri_of(delivered))[1]}
-    MlflowClient(uri_of(delivered)).delete_experiment(experiment)
-    assert MlflowRun("toy", "second", {}, {}).finish() is None
-    restore = capsys.readouterr().err.splitlines()[0].partition("Restore it: ")[2]
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    subprocess.run(restore, shell=True, check=True, env=os.environ | {"PATH": path}, capture_output=True)
-    assert len([*import_folders(unsent(), uri_of(delivered))]) == 1
-    assert {run.info.run_name for run in runs_at(uri_of(delivered))[1]} == {"first", "second"}
-
-
 def ui(**env: str) -> tuple[int, str, float]:
     """`make ui` where it cannot start: exit code, what it says, and its seconds."""
     began = time.monotonic()
@@ -304,10 +291,3 @@ def test_links_open_the_training_view_of_each_study(delivered: Path) -> None:
     assert len(links) == 2 and all(line.partition(": ")[2].startswith(page) for line in links)
     asked = parse_qs(links[0].partition("?")[2])
     assert asked == {"workflowType": ["machine_learning"], "orderByKey": ["tags.`mlflow.runName`"], "orderByAsc": ["true"]}
-
-
-@patch.dict(os.environ)
-def test_only_its_owner_reads_the_passwords_of_a_server(workdir: Path) -> None:
-    runpy.run_path(str(REPOSITORY / "workflow/mlflow_server.py"))["with_password"]("open 100% sesame")
-    modes = {file.name: file.stat().st_mode & 0o777 for file in Path("mlruns").iterdir()}
-    assert modes == {"auth.ini": 0o600, "auth.db": 0o600}

@@ -207,22 +207,23 @@ def _gpus(study: Study, run: EffectiveRun) -> int:
 def _seconds_per_work(
     study: Study, run: EffectiveRun, shape: Shape | None, measured: Measured, given: float | None
 ) -> tuple[float | None, str]:
-    """Seconds per unit of :func:`work`, and their source; a measured time is that of the runs most like this one."""
+    """Seconds per unit of :func:`work`, and their source.
+
+    A measured time is that of the runs most like this one; a guess is by :func:`step_flop` at :data:`UTILISATION`, divided by
+    the number of processes.
+    """
     if given is not None and run.task == MAIN:
         return given / work(study.grpo), "given"
     for alike in _alike(run):
         if alike in measured:
             seconds, amount = measured[alike]
             return seconds / amount, "measured"
-    return (guessed_seconds(study, run, shape), "guess") if _gpus(study, run) else (None, "unknown")
-
-
-def guessed_seconds(study: Study, run: EffectiveRun, shape: Shape | None) -> float:
-    """Seconds per unit of :func:`work`, by :func:`step_flop` at :data:`UTILISATION`, divided by the number of processes."""
+    if not _gpus(study, run):
+        return None, "unknown"
     prompt = prompt_lengths(study, run.task, run.config.prompt).mean
     response = getattr(run.config, "sampling_max_tokens", HANDOUT_TOKENS) / 2
     operations = step_flop(shape.multiplied if shape else PUBLISHED_PARAMETERS, prompt, response)
-    return operations / (UTILISATION * H100_FLOPS) / study.learner.processes
+    return operations / (UTILISATION * H100_FLOPS) / study.learner.processes, "guess"
 
 
 def _sums(rows: list[dict[str, Any]], taken_over: dict[str, str], price: float) -> dict[str, Any]:

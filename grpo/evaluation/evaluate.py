@@ -100,7 +100,8 @@ def evaluate(
                 print(f"warning: {late} answers took the grader too long and count as wrong", file=sys.stderr)
             kept = [rollouts[i : i + n] for i in range(0, len(rollouts), n)]
             if state is not None:
-                _write_chunk(state / f"{start}.json", kept)
+                listed = [[(r.prompt_ids, asdict(r.completion), r.rewards, r.timed_out) for r in group] for group in kept]
+                write_text(state / f"{start}.json", json.dumps(listed))
         groups += kept
     return groups
 
@@ -156,11 +157,6 @@ def _score_by_own_reward(
 def grader_timeouts(rollouts: Sequence[Rollout]) -> int:
     """Number of answers for which the grader ran out of time."""
     return sum(rollout.timed_out for rollout in rollouts)
-
-
-def _write_chunk(path: Path, groups: list[list[Rollout]]) -> None:
-    kept = [[(r.prompt_ids, asdict(r.completion), r.rewards, r.timed_out) for r in group] for group in groups]
-    write_text(path, json.dumps(kept))
 
 
 def _read_chunk(path: Path, problems: Sequence[Problem]) -> list[list[Rollout]] | None:

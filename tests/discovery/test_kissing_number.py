@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import re
 import runpy
 import shutil
 import signal
@@ -146,36 +145,6 @@ def test_verify_prints_the_verdict_and_tells_it_by_its_exit_code(grpo: Any, tmp_
     code, said, _ = grpo("kissing", "verify", str(program))
     assert code == 1 and json.loads(said)["combined_score"] == 0.0
     assert json.loads(said)["message"].startswith("Minimum squared distance 37 < maximum squared norm 121: points 0 ")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "environment", "message"),
-    [
-        (("verify", "nowhere.py"), {}, r"nowhere\.py: cannot be read .* Name a file with a Python program"),
-        (
-            ("search", "--strategy", "hope"),
-            {"OPENAI_BASE_URL": "http://localhost:1/v1", "OPENAI_MODEL": "m"},
-            "hope: no such strategy",
-        ),
-        (("search", "--strategy", "conversation"), {}, "OPENAI_BASE_URL"),
-    ],
-)
-def test_mistakes_are_told_in_one_message(
-    grpo: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: tuple[str, ...],
-    environment: dict[str, str],
-    message: str,
-) -> None:
-    for name in [name for name in os.environ if name.startswith("OPENAI_")]:
-        monkeypatch.delenv(name)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    out = ("--out", str(tmp_path)) if arguments[0] == "search" else ()
-    code, _, told = grpo("kissing", *arguments, *out)
-    assert code == 2 and re.search(message, told)
-    assert list(tmp_path.iterdir()) == []
 
 
 # ---------------------------------------------------------------------------------------------------------------- stage

@@ -496,22 +496,6 @@ def test_a_study_whose_file_was_edited_can_be_used_again(project: Path, grpo: Gr
     assert grpo("study", "use", "mini")[0] == 0, "nor is it an edit by hand that the file has gone"
 
 
-def test_check_says_what_differs_from_what_a_study_extends(project: Path, grpo: Grpo) -> None:
-    write(
-        "mine/own.yaml",
-        "extends: mini\nseeds: [5]\nexperiments:\n  without: [leaderboard]\n  grpo_kl_divergence: {seeds: 1}\n",
-    )
-    code, out, error = grpo("study", "check", "mine/own.yaml")
-    assert code == 0 and "grpo_learning_rate\n  1e-4: " in out, error
-    assert compose(Path("mine/own.yaml"))["folder"] == "mine"
-    assert out.endswith(
-        "differs from studies/mini.yaml, which it extends, in:\n  values: seeds 1\n  experiments left out: leaderboard\n"
-        "  experiments with other arms or settings: grpo_kl_divergence\n"
-    )
-    assert "  seeds: [0, 1, 2, 3, 4] -> [5]\n" in grpo("study", "check", "mine/own.yaml", "--verbose")[1]
-    assert load_study().study == "smoke"
-
-
 def test_save_keeps_edits_as_a_study_that_says_only_them(project: Path, grpo: Grpo) -> None:
     edit("  n_grpo_steps: 3\n", "  n_grpo_steps: 5\n")
     edit("      examples_32: {examples: 32}\n", "      # not this time\n")

@@ -55,7 +55,6 @@ two_processes = all_of(put("learner.processes", 2), put("seeds_in_one_stage", Fa
 NO_FACTOR = ".learning_rate_times: expected a number above 0, and no learning_rate beside it, but it is"
 NO_RANK = "is not a whole number from 1 to selection.best_few (2)"
 ON_GPU = put("learner.device", "cuda:0")
-ALONE = {"gpus": 0, "cpus": 2, "mem_mb": 6000, "runtime_min": 60}
 # The edit, and how the message begins after the file's name.
 MISTAKES: list[tuple[Edit, str]] = [
     # Types, ranges and keys, also within a union, whose members' names pydantic puts among the keys.
@@ -169,14 +168,6 @@ MISTAKES: list[tuple[Edit, str]] = [
     (
         put("resources.train_on_cpu", REMOVED),
         f"experiments.{KEYWORD}.resources: no resources 'train_on_cpu' (known: ",
-    ),
-    (
-        all_of(put("resources.train_on_cpu.gpus", 1), ON_GPU),
-        f"resources.train_on_cpu.gpus: the runs of {KEYWORD} compute on the CPU: set it to 0, or name other resources in",
-    ),
-    (
-        all_of(put(f"experiments.{KEYWORD}.timed", "alone"), put("resources.alone", ALONE | {"gpus": 1}), ON_GPU),
-        f"resources.alone.gpus: the runs of {KEYWORD} compute on the CPU: set it to 0, or name other resources in",
     ),
 ]
 

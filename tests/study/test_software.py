@@ -190,13 +190,6 @@ def row(run: str, machine: dict[str, Any] | None = None, **changes: str) -> dict
     return {"run": run, "software": software(PACKAGES) | changes, "hardware": MACHINE | (machine or {})}
 
 
-def test_runs_that_have_all_the_same_share_a_column() -> None:
-    rows = [row("a/x-0"), row("b/y-0", ray="2.60.0"), row("c/z-0")]
-    lines = environments(rows).splitlines()
-    assert lines[:2] == ["|  | 3 of 3 runs |", "| --- | --- |"]
-    assert {f"| numpy | {software(['numpy'])['numpy']} |", "| ray | 2.60.0 |", "| gpus | none |"} <= set(lines)
-
-
 def test_runs_on_another_machine_have_a_column_of_their_own_and_are_named() -> None:
     rows = [row("a/x-0"), row("b/y-0", {"gpus": ["H100", "H100"], "cores": 16}), row("c/z-0"), row("d/v-0", numpy="1.0")]
     text = environments(rows)

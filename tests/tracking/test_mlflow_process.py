@@ -35,7 +35,6 @@ from grpo.study.software import hardware, software
 from grpo.tracking import mlflow_run, mlflow_study, mlflow_uri
 from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_study import flat, source_tags
-from grpo.tracking.mlflow_uri import tracking_uri
 from grpo.tracking.run_log import RunLog
 from grpo.training import run as run_module
 
@@ -121,32 +120,6 @@ def test_a_database_that_is_removed_in_mid_run_is_made_anew_with_all_of_the_run(
     assert mlflow_import()[0] == 0 and unsent() == []
     client, (found,) = runs_at(uri_of(delivered))
     assert (found.info.status, history(client, found, "x")) == ("FINISHED", [(0, 0.5), (1, 1.5)])
-
-
-# ---------------------------------------------------------------------------------------------------- where the database is
-
-
-def test_in_an_experiment_of_dvc_runs_go_to_the_workspaces_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`test_experiments.py` has it with DVC itself."""
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.delenv("DVC_ROOT", raising=False)
-    for copy in ("workspace/.dvc/tmp/exps/tmp1", "workspace/.dvc/tmp/exps/standalone/tmp2"):
-        (tmp_path / copy).mkdir(parents=True)
-
-    def database(folder: str, root: str | None) -> str:
-        monkeypatch.chdir(tmp_path / folder)
-        with monkeypatch.context() as patch:
-            if root is not None:
-                patch.setenv("DVC_ROOT", str(tmp_path / root))
-            return tracking_uri().removeprefix(f"sqlite:///{tmp_path}/")
-
-    for copy in ("workspace/.dvc/tmp/exps/tmp1", "workspace/.dvc/tmp/exps/standalone/tmp2"):
-        assert database(copy, "workspace") == "workspace/mlflow.db"
-        assert database(copy, None) == f"{copy}/mlflow.db"  # DVC does not run it: it is a project like any other
-    assert database("workspace", "workspace") == database("workspace", None) == "workspace/mlflow.db"
-    assert database("workspace", "elsewhere") == "workspace/mlflow.db"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://server:5000")
-    assert tracking_uri() == "http://server:5000"
 
 
 # ------------------------------------------------------------------------------------------------------ which run it was
@@ -393,15 +366,6 @@ def test_an_import_that_fails_keeps_the_folders(folder: Path, mlflow_import: Grp
     assert f"{folder / 'nowhere/run.json'}: no such file. Name folders in data/state/mlflow." in err
     assert f"{cut} is kept: " in err and "damaged" in err and cut.exists()
     assert mlflow_import()[:2] == (0, "nothing to import: data/state/mlflow is empty\n")
-
-
-def test_where_a_run_cannot_be_kept_either_it_goes_on(delivered: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (delivered / "data").touch()  # so that there can be no folder in it
-    run = MlflowRun("toy", "one", {}, {})
-    run.log({"x": 1.0}, step=0)
-    assert run.finish() is None
-    warned = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
-    assert len(warned) == 2 and "of the run one, which could not be kept: NotADirectoryError" in warned[1]
 
 
 @contextmanager

@@ -6,6 +6,7 @@ The faults are real ones: a limit on the size of files; permissions, and a root 
 from __future__ import annotations
 
 import ctypes
+import errno
 import re
 import resource
 import shutil
@@ -20,7 +21,7 @@ from pipeline_parts import sh
 from study_parts import activate
 
 from grpo import cli
-from grpo.common.errors import IN_PHASE, UserError
+from grpo.common.errors import IN_PHASE, UserError, explain_os_error
 from grpo.common.files import files_digest
 from grpo.models.checkpoint import load_model, load_tokenizer
 from grpo.study import paths
@@ -127,6 +128,14 @@ def test_a_disk_that_refuses_loses_nothing(
     code, _, stderr = grpo(*command)
     assert code == 0, stderr
     assert drafts(project) == []
+
+
+def test_a_full_disk_is_one_message_with_the_final_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    draft = OSError(errno.ENOSPC, "No space left", "data/.model.draft/config.json")
+    assert str(explain_os_error(draft)).startswith("data/model/config.json: No space left on device. ")
+    assert explain_os_error(FileNotFoundError(errno.ENOENT, "none", "x")) is None
+    assert explain_os_error(PermissionError(errno.EACCES, "of a connection")) is None
 
 
 def out_of_memory(kind: str) -> BaseException:

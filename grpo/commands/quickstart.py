@@ -5,7 +5,6 @@ All stages run in this process, one after the other, without DVC and Snakemake, 
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -14,9 +13,9 @@ from pathlib import Path
 
 from grpo.commands.study import composed_text
 from grpo.common.errors import UserError, from_here
-from grpo.common.files import write_text
+from grpo.common.files import remove, write_text
 from grpo.common.lock import exclusive_lock
-from grpo.common.uris import without_password
+from grpo.common.safe_text import without_password
 from grpo.study import paths
 from grpo.study.compose import study_path
 from grpo.study.schema import PARAMS_FILE, Study, load_study
@@ -42,7 +41,9 @@ def quickstart() -> None:
         print(f"{study.description}\nEverything goes into {FOLDER}/; nothing else is changed. Ctrl-C stops it.", flush=True)
         if again:
             print(f"{FOLDER}/ of an earlier quickstart is emptied first. Equal settings give equal results.")
-        _empty()
+        for former in FOLDER.iterdir():
+            if former.name != OURS:
+                remove(former)
         write_text(FOLDER / PARAMS_FILE, composed_text(path)[0])
         with chdir(FOLDER):
             _run_stages(study, lambda text: print(f"\n[{_clock(began)}] {text}", flush=True))
@@ -65,14 +66,6 @@ def _is_there() -> bool:
     if there and (FOLDER.is_symlink() or not FOLDER.is_dir() or (any(FOLDER.iterdir()) and not (FOLDER / OURS).is_file())):
         raise UserError(f"{FOLDER}: already exists and was not made by `grpo quickstart`. Move or rename it.")
     return there
-
-
-def _empty() -> None:
-    for path in FOLDER.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name != OURS:
-            path.unlink()
 
 
 def _run_stages(study: Study, announce: Callable[[str], None]) -> None:

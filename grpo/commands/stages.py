@@ -145,7 +145,9 @@ def train(
     require_experiment(study, experiment)
     selections = read_selections(study, experiment)
     tracking_uri()
-    seeds = study.seeds_of(experiment) if seed == ALL_SEEDS else [_whole_number(seed)]
+    if seed != ALL_SEEDS and not seed.isdecimal():
+        raise typer.BadParameter(f"{seed!r} is neither a whole number nor {ALL_SEEDS!r}", param_hint="--seed")
+    seeds = study.seeds_of(experiment) if seed == ALL_SEEDS else [int(seed)]
     runs = [effective_run(study, experiment, arm, each, selections) for each in seeds]
     from grpo.training.run import train_run
 
@@ -153,12 +155,6 @@ def train(
         train_run(study.for_task(run.task), run, check_weights)
     if seed == ALL_SEEDS:
         keep_until_all_stored(paths.RUN_STATE / experiment / arm, paths.TIMING / experiment / arm)
-
-
-def _whole_number(seed: str) -> int:
-    if not seed.isdecimal():
-        raise typer.BadParameter(f"{seed!r} is neither a whole number nor {ALL_SEEDS!r}", param_hint="--seed")
-    return int(seed)
 
 
 def kissing_number() -> None:

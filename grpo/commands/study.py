@@ -99,13 +99,7 @@ def describe(study: Study) -> str:
             elif isinstance(config, GrpoConfig):
                 steps += f", {config.updates_per_rollout_batch} update(s) per rollout batch"
             lines.append(f"  {arm}: {overrides}, {steps}")
-    lines += [f"left out: {', '.join(study.left_out)}"] if study.left_out else []
-    if budget := study.learner.max_tokens_per_microbatch:
-        lines.append(
-            f"gradient_accumulation_steps has no effect, as learner.max_tokens_per_microbatch is {budget}; only "
-            "length_normalization: microbatch_longest uses it"
-        )
-    return "\n".join(lines)
+    return "\n".join([*lines, *([f"left out: {', '.join(study.left_out)}"] if study.left_out else [])])
 
 
 @study_app.command("use", epilog="Example: grpo study use math-h100 --dry-run")
@@ -368,7 +362,14 @@ def _remove_results_of_other_runs(study: Study, dry_run: bool, verbose: bool) ->
 
     ``select@EXPERIMENT`` and ``report`` depend on the whole folders, so that they would be out of date in a clone without them.
     """
-    others = _results_of_other_runs(study)
+    own = {
+        paths.run_name(name, arm, seed)
+        for name, entry in study.experiments.items()
+        for arm in entry.arms
+        for seed in study.seeds_of(name)
+    }
+    found = [(root, path) for root in (paths.RUNS, paths.CHECKPOINTS, paths.TIMING) for path in sorted(root.glob("*/*/[!.]*"))]
+    others = [path for root, path in found if path.relative_to(root).as_posix() not in own]
     removed = in_cache(others)
     kept = [path for path in others if path not in removed]
     for path in removed if not dry_run else ():
@@ -379,18 +380,6 @@ def _remove_results_of_other_runs(study: Study, dry_run: bool, verbose: bool) ->
     of_others = "results of runs that this study does not have"
     gone = _listed(f"{'would remove' if dry_run else 'removed'} {of_others}; DVC's cache keeps them:", removed, verbose)
     return gone + _listed(f"kept {of_others}, as DVC's cache does not have them; remove them by hand:", kept, verbose)
-
-
-def _results_of_other_runs(study: Study) -> list[Path]:
-    """Results in data/ of runs that are not in ``study``."""
-    own = {
-        paths.run_name(name, arm, seed)
-        for name, experiment in study.experiments.items()
-        for arm in experiment.arms
-        for seed in study.seeds_of(name)
-    }
-    roots = (paths.RUNS, paths.CHECKPOINTS, paths.TIMING)
-    return [path for root in roots for path in sorted(root.glob("*/*/[!.]*")) if path.relative_to(root).as_posix() not in own]
 
 
 def _listed(heading: str, results: list[Path], verbose: bool) -> list[str]:

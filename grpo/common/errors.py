@@ -44,25 +44,21 @@ def no_exit(what: str) -> Iterator[None]:
     except AlreadyReported:
         raise
     except SystemExit as error:
+        library = (sysconfig.get_path("stdlib"), "<")
+        frames = reversed(traceback.extract_tb(error.__traceback__))
+        place = next((f"{frame.filename}:{frame.lineno}" for frame in frames if not frame.filename.startswith(library)), "")
         raise UserError(
-            f"{what}: {place_of(error)} ends the program (exit code {error.code}), and a run would end without a result. Raise"
+            f"{what}: {place} ends the program (exit code {error.code}), and a run would end without a result. Raise"
             " an error there instead of calling exit; what a script does, such as reading its arguments, belongs below"
             ' `if __name__ == "__main__":`.'
         ) from error
-
-
-def place_of(error: BaseException) -> str:
-    """FILE:LINE that raised an exception, outside of Python's own library."""
-    library = (sysconfig.get_path("stdlib"), "<")
-    frames = reversed(traceback.extract_tb(error.__traceback__))
-    return next((f"{frame.filename}:{frame.lineno}" for frame in frames if not frame.filename.startswith(library)), "")
 
 
 RESUME_ME = 75  # its exit code: EX_TEMPFAIL of sysexits.h, "try again later"
 
 
 # What a user can correct: a full, read-only or forbidden disk.
-_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM}
+_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
 _DRAFT = re.compile(r"/\.([^/]+)\.draft(?:\.\w+)?(?=/|$)")  # name of a result while it is written
 
 

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from openai import APIConnectionError, APIStatusError, APITimeoutError, OpenAI, Timeout, omit
-from pydantic import HttpUrl, TypeAdapter, ValidationError
+from openai import APIConnectionError, APIStatusError, APITimeoutError, OpenAI, Timeout
 
 from grpo.common.errors import UserError
 from grpo.discovery.log import Attempt, Proposal
@@ -23,12 +22,11 @@ TIMEOUT, CONNECT = 600.0, 15.0  # seconds without data from the endpoint, and fo
 TEMPERATURE = 1.0
 SHORTEST_SECRET = 6  # characters; shorter keys are words such as "EMPTY", which may occur in any text
 LONGEST_NOTE = 300  # characters of an endpoint's error in the log
-UNKNOWN_MODEL = re.compile(r"\bmodel\b.{0,80}\bnot (found|exist)|\b(unknown|invalid|no such|not a valid) model\b", re.I)
+UNKNOWN_MODEL = re.compile(r"\bmodel\b.{0,80}\bnot (found|exist)|\bnot a valid model\b", re.I)
 CUT_SHORT = {  # finish reason -> problem
     "length": "the answer was cut by the length limit of the model",
     "content_filter": "the endpoint's content filter stopped the answer",
 }
-_URL = TypeAdapter(HttpUrl)
 
 
 @dataclass(frozen=True)
@@ -55,12 +53,7 @@ def endpoint_from_environment(environ: Mapping[str, str]) -> Endpoint:
         UserError: the address or the model is missing, or a value is invalid.
     """
     url = environ.get("OPENAI_BASE_URL", "").strip().rstrip("/")
-    try:
-        parts = _URL.validate_python(url)
-        valid = not (parts.username or parts.password or parts.query or parts.fragment)
-    except ValidationError:
-        valid = False
-    if not valid:  # the message does not show the address, which may contain a password
+    if not re.fullmatch(r"https?://[^\s@?#]+", url):  # the message does not show the address, which may contain a password
         raise UserError(
             "no address of an endpoint. Set OPENAI_BASE_URL to that of an OpenAI-compatible server, such as "
             "http://127.0.0.1:8000/v1, without a user, a query or a fragment, as the log shows it."
@@ -100,7 +93,6 @@ class _Model:
         self._endpoint = endpoint
         timeout = Timeout(TIMEOUT, connect=min(TIMEOUT, CONNECT))
         self._client = OpenAI(base_url=endpoint.base_url, api_key=endpoint.key, timeout=timeout, max_retries=TRIES - 1)
-        self._takes_seed = True  # until the endpoint refuses it
 
     def ask(self, messages: Messages, seed: int, parents: tuple[int, ...]) -> Proposal:
         """Ask the model for a proposal; its ``problem`` is the reason if there is no program.
@@ -111,7 +103,7 @@ class _Model:
         url, model = self._endpoint.base_url, self._endpoint.model
         try:
             raw = self._client.chat.completions.with_raw_response.create(
-                model=model, messages=cast(Any, messages), temperature=TEMPERATURE, seed=seed if self._takes_seed else omit
+                model=model, messages=cast(Any, messages), temperature=TEMPERATURE, seed=seed
             )
             # Raw JSON, because the client's classes do not check what they contain.
             return replace(self._read(raw.content, messages), parents=parents, calls=raw.retries_taken + 1)
@@ -123,10 +115,6 @@ class _Model:
                     f"{url}: {line}. Check OPENAI_API_KEY and its account, OPENAI_MODEL, which is {model} ({url}/models lists "
                     "the models), and OPENAI_BASE_URL, which usually ends with /v1."
                 ) from error
-            if error.status_code in (400, 422) and self._takes_seed and re.search(r"\bseed\b", line):
-                self._takes_seed = False
-                proposal = self.ask(messages, seed, parents)
-                return replace(proposal, calls=proposal.calls + 1)
             again = error.status_code in (408, 409, 429) or error.status_code >= 500
             calls, problem = (TRIES, f"{UNANSWERED}: {line}") if again else (1, f"{REFUSED}: {line}")
         except APITimeoutError:

@@ -24,34 +24,27 @@ class EvaluationSteps:
     every: int | Sequence[int]
 
     @property
-    def _first(self) -> Sequence[int]:
-        if isinstance(self.config, SftConfig):
-            return [self.config.evaluate_every]
-        every = 1 if isinstance(self.config, ExpertIterationConfig) else self.every
-        return [every] if isinstance(every, int) else every
-
-    def _multiples(self, step: int) -> int:
-        """Number of multiples up to this step, without 0 and the last step."""
-        return min(step, self.config.n_steps - 1) // self._first[-1]
-
-    @property
-    def _others(self) -> list[int]:
-        last, every = self.config.n_steps, self._first[-1]
-        return sorted({0, last, *(step for step in self._first if step < last and step % every)})
+    def _before_the_last(self) -> tuple[list[int], range]:
+        """0 and the first steps, then the multiples."""
+        match self.config:
+            case SftConfig():
+                every: Sequence[int] = [self.config.evaluate_every]
+            case ExpertIterationConfig():
+                every = [1]
+            case _:
+                every = [self.every] if isinstance(self.every, int) else self.every
+        last = self.config.n_steps
+        return [0, *(step for step in every[:-1] if step < last)], range(every[-1], last, every[-1])
 
     def __contains__(self, step: int) -> bool:
-        return step in self._others or (0 < step < self.config.n_steps and step % self._first[-1] == 0)
-
-    @property
-    def count(self) -> int:
-        """How many there are."""
-        return len(self._others) + self._multiples(self.config.n_steps)
+        first, multiples = self._before_the_last
+        return step in first or step in multiples or step == self.config.n_steps
 
     @property
     def middle(self) -> int:
         """The step of the middle one, or the later of two."""
-        wanted = self.count // 2
-        places = [place + self._multiples(step) for place, step in enumerate(self._others)]
-        if wanted in places:
-            return self._others[places.index(wanted)]
-        return self._first[-1] * (wanted + 1 - sum(place < wanted for place in places))
+        first, multiples = self._before_the_last
+        place = (len(first) + len(multiples) + 1) // 2
+        if place < len(first):
+            return first[place]
+        return multiples[place - len(first)] if place - len(first) < len(multiples) else self.config.n_steps

@@ -384,24 +384,18 @@ class Study(Section):
         ]
 
     def _check_resources(self) -> None:
-        """Check that stages which compute on the CPU have a core for each thread, and runs there no GPU in a study for GPUs."""
+        """Check that stages which compute on the CPU have a core for each thread."""
         for kind in ("small", "model", "evaluate"):
             require_known("resources", "stages that train no run need", kind, self.resources)
         # Models are always pretrained on the CPU; copying one takes a single core.
         pretrains = any(model.source == "pretrain" for model in self.models.values())
-        on_cpu = {"model": pretrains, "evaluate": self.engine.device == "cpu"}
-        for name in self.active_experiments:
-            experiment = self.experiments[name]
+        on_cpu = {kind for kind, computes in (("model", pretrains), ("evaluate", self.engine.device == "cpu")) if computes}
+        for experiment in (self.experiments[name] for name in self.active_experiments):
             own = self.for_task(experiment.task)
-            devices = {own.engine.device, own.learner.device}
-            moved = devices == {"cpu"} != {self.engine.device, self.learner.device}
-            for kind in filter(None, (experiment.resources, experiment.timed)):
-                on_cpu[kind] = on_cpu.get(kind, False) or "cpu" in devices
-                if moved and self.resources[kind].gpus:
-                    remedy = f"set it to 0, or name other resources in experiments.{name}"
-                    raise UserError(f"resources.{kind}.gpus: the runs of {name} compute on the CPU: {remedy}.")
+            if "cpu" in (own.engine.device, own.learner.device):
+                on_cpu |= {experiment.resources, experiment.timed or experiment.resources}
         for kind, resources in self.resources.items():
-            if on_cpu.get(kind) and resources.cpus < self.threads:
+            if kind in on_cpu and resources.cpus < self.threads:
                 found = f"these stages compute on the CPU with {self.threads} threads"
                 raise UserError(f"resources.{kind}.cpus ({resources.cpus}): {found}: reserve as many, or lower `threads`.")
 

@@ -23,7 +23,7 @@ from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 from grpo.common.errors import final
 from grpo.common.files import dvc_hashes, write_text
-from grpo.common.uris import without_password
+from grpo.common.safe_text import without_password
 from grpo.study import paths
 from grpo.study.software import environment_tags
 from grpo.tracking.mlflow_study import mlflow_source_tags

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from grpo.common.uris import without_password
+from grpo.common.safe_text import without_password
 from grpo.study.effective import digest
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN, HubModel, LocalModel

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from grpo.common.errors import UserError
-from grpo.common.uris import hide_secrets, without_password
+from grpo.common.safe_text import hide_secrets, without_password
 from grpo.study import paths
 
 if TYPE_CHECKING:

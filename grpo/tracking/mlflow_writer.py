@@ -27,7 +27,7 @@ from mlflow.tracking import MlflowClient
 from grpo.common.errors import UserError
 from grpo.common.files import read_json, read_jsonl
 from grpo.common.metrics import mlflow_names
-from grpo.common.uris import without_password
+from grpo.common.safe_text import without_password
 from grpo.study import paths
 from grpo.tracking.mlflow_uri import ARTIFACTS, EXPERIMENT, bring_artifacts_along, client_of, describe, local_database
 
@@ -135,9 +135,6 @@ class Writer:
         found, database = self._client.get_experiment_by_name(name), local_database(self.uri)
         if database is not None:
             bring_artifacts_along(database)
-        if found is not None and found.lifecycle_stage == "deleted":
-            command = f"MLFLOW_TRACKING_URI={without_password(self.uri)} mlflow experiments restore --experiment-id"
-            raise UserError(f"its experiment {name} is deleted. Restore it: {command} {found.experiment_id}")
         if found is not None:
             return str(found.experiment_id)
         place = (database.parent / ARTIFACTS / name).as_uri() if database else None

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from study_parts import ROOT, activate, study_named, with_values
 
-from grpo.commands.estimate import GUESS, plan, table, work
+from grpo.commands.estimate import NOTES, plan, work
 from grpo.commands.gpu_memory import longest, prompt_lengths
 from grpo.common.files import write_json
 from grpo.common.records import Problem, write_records
@@ -46,10 +46,9 @@ def test_what_is_taken_over_is_what_training_took_over(monkeypatch: pytest.Monke
     assert {run: twin for run, twin in found.items() if run in rows} == trained
 
 
-@pytest.mark.parametrize("name", ["math-h100", "gsm8k"])
-def test_winners_of_another_study_do_not_count(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_winners_of_another_study_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """reports/ has the winners of the default study, some of whose arms have the names of this one's but other values."""
-    study = study_named(name)
+    study = study_named("gsm8k")
     monkeypatch.chdir(ROOT)
     assert plan(study, True, None, 2.5)["assumed_winners"] == plan(study, False, None, 2.5)["assumed_winners"]
 
@@ -67,8 +66,6 @@ def test_the_counts_of_an_experiment_of_the_real_study(tmp_path: Path, monkeypat
     assert kept == pytest.approx(3 * (5 * 2 + 4))  # one arm keeps two more
     assert found["experiments"]["leaderboard"]["hours"] == pytest.approx(11 * 3 * 4)  # its time limit
     assert found["total"]["runs"] == sum(sums["runs"] for sums in found["experiments"].values())
-    assert found["one_seed_less_saves"]["gpu_hours"] == pytest.approx(found["total"]["gpu_hours"] / 3)
-    assert "grpo_kl_divergence" in found["may_be_left_out"] and "sft_experiment" not in found["may_be_left_out"]
 
 
 def test_a_larger_model_takes_longer_by_its_parameters(workdir: Path) -> None:
@@ -76,7 +73,9 @@ def test_a_larger_model_takes_longer_by_its_parameters(workdir: Path) -> None:
     rates = plan(study_named("math-7b-8xh100"), False, None, 2.5)["experiments"]["grpo_learning_rate"]
     seconds = 30 * (7615616512 - 152064 * 3584) / 1543714304 / 8
     assert rates["hours"] == pytest.approx(15 * 200 * seconds / 3600)
-    assert f"{256 * 712 * 8 * 1543714304 / (30 * 989e12):.1%} of an H100" in GUESS  # 256 prompts of 200 with responses of 512
+    assert (
+        f"{256 * 712 * 8 * 1543714304 / (30 * 989e12):.1%} of an H100" in NOTES["guess"]
+    )  # 256 prompts of 200 with responses of 512
 
 
 def test_prompts_count_as_long_as_the_study_has_them(workdir: Path, byte_tokenizer: Any) -> None:
@@ -98,14 +97,12 @@ def test_prompts_count_as_long_as_the_study_has_them(workdir: Path, byte_tokeniz
     assert counted / assumed == pytest.approx((r1_zero + 512) / (200 + 512))
 
 
-def test_dynamic_sampling_is_expected_and_bounded(workdir: Path) -> None:
-    """Half of the groups have no signal: of 64 rollouts 32 are sampled anew, then 16; two rounds of 64 are the most."""
+def test_dynamic_sampling_is_expected(workdir: Path) -> None:
+    """Half of the groups have no signal: of 64 rollouts 32 are sampled anew, then 16."""
     study, steps = study_named("quickstart"), 2 * 40  # two arms
     resampled = study.grpo.model_copy(update={"dynamic_sampling_rounds": 2})
     before, after = (plan(s, False, 100.0, 2.0) for s in (study, study.model_copy(update={"grpo": resampled})))
     assert (before["total"]["rollouts"], after["total"]["rollouts"]) == (steps * 64, steps * (64 + 32 + 16))
-    assert (before["dynamic_sampling"], after["dynamic_sampling"]) == (0, steps * 128)
-    assert "10,240 rollouts more" in table(after) and "dynamic sampling" not in table(before)
     assert work(resampled) / work(study.grpo) == pytest.approx(0.4 * 112 / 64 + 0.6)
 
 
@@ -123,14 +120,13 @@ def test_a_winner_decides_what_is_taken_over(smoke: Study) -> None:
     assert "grpo_baselines/no_baseline/0" not in found
 
 
-def test_measured_times_come_first_from_the_arm_then_from_like_runs(smoke: Study) -> None:
+def test_measured_times_come_first_from_the_experiment_then_from_like_runs(smoke: Study) -> None:
     note_time("grpo_learning_rate/3e-4/0", 30.0, 3)
     note_time("grpo_baselines/no_baseline/0", 60.0, 3)
     note_time("grpo_baselines/reinforce_with_baseline/0", 0.0, 0, "grpo_learning_rate/3e-4/0")  # tells nothing of times
     found = plan(smoke, True, None, 2.5)["experiments"]
     seconds = {name: sums["hours"] * 3600 for name, sums in found.items()}
-    assert seconds["grpo_learning_rate"] == pytest.approx(30 + 30)
-    assert seconds["grpo_baselines"] == pytest.approx(60)
+    assert seconds["grpo_learning_rate"] == pytest.approx(30 + 30) and seconds["grpo_baselines"] == pytest.approx(60)
     assert seconds["grpo_length_normalization"] == pytest.approx(3 * (30 + 60) / 6)
     assert found["grpo_length_normalization"]["time_from"] == ["measured"]
     assert found["sft_experiment"]["time_from"] == ["unknown"] and found["sft_experiment"]["hours"] == 0

@@ -136,12 +136,6 @@ def test_a_microbatch_is_as_large_as_its_budget_or_its_longest_sequence(budget: 
     assert parts["activations"] == pytest.approx(tokens * 28 * layer / 2**30)
 
 
-def test_float16_takes_the_memory_of_bfloat16() -> None:
-    study = study_named("math-24gb")
-    half = changed(study, learner={"dtype": "float16"}, engine={"dtype": "float16"})
-    assert totals(half, 22.5) == totals(study, 22.5)
-
-
 def test_shares_of_a_model_by_hand() -> None:
     """7.616 billion parameters over eight cards: 3.55 GiB each of float32 weights and 7.09 of moments; gradients are whole."""
     study = changed(study_named("math-7b-8xh100"), **PENALTY)
@@ -176,10 +170,6 @@ def test_an_engine_on_a_gpu_of_its_own_takes_nothing_of_the_learners() -> None:
     assert totals(study, 80)["optimizer step"] == pytest.approx(
         totals(changed(study_named("math-h100"), **PENALTY), 80)["optimizer step"] + sent - 20, abs=0.05
     )
-
-
-def test_a_study_on_the_cpu_has_no_phases(mini_study: Study) -> None:
-    assert gpu_memory.phases(mini_study, MATH, 80) == []
 
 
 def test_adapters_are_counted_as_peft_makes_them_and_leave_room() -> None:

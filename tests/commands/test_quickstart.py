@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 from pipeline_parts import digests, sh
-from study_parts import EXPERIMENTS, ROOT, shorten_quickstart
+from study_parts import shorten_quickstart
 
 from grpo.commands.quickstart import FOLDER, OURS
 from grpo.study.schema import load_study
@@ -36,7 +35,7 @@ def test_a_newcomer_gets_a_report_of_what_was_measured(tmp_path: Path) -> None:
     folder = project(tmp_path)
     done = sh(folder, "grpo", "quickstart")
     made = folder / FOLDER
-    text = (made / "reports/writeup.md").read_text()
+    assert f"figures/{EXPERIMENT}.svg" in (made / "reports/writeup.md").read_text()
     arms = load_study(folder / STUDY).experiments[EXPERIMENT].arms
     metrics = {arm: json.loads((made / f"data/runs/{EXPERIMENT}/{arm}/0/metrics.json").read_text()) for arm in arms}
 
@@ -55,7 +54,6 @@ def test_a_newcomer_gets_a_report_of_what_was_measured(tmp_path: Path) -> None:
     for path in re.findall(r"^(?:the report|its summary|the runs)\s+(\S+)$", done.stdout, flags=re.MULTILINE):
         assert (folder / path).exists()
     assert "mlflow ui --host 127.0.0.1 --backend-store-uri sqlite:///quickstart/mlflow.db" in done.stdout
-    _every_section_has_something(text, made)
     page = (made / "reports/index.html").read_text()
     assert f'id="{EXPERIMENT}"' in page and all(f"{EXPERIMENT}/{arm}/0" in page for arm in metrics)
 
@@ -75,29 +73,6 @@ finished = "status = 'FINISHED' and tags.experiment = '{EXPERIMENT}'"
 mlflow.set_tracking_uri("sqlite:///mlflow.db")
 print(*mlflow.search_runs(search_all_experiments=True, filter_string=finished).run_id)
 """
-
-
-def _every_section_has_something(text: str, folder: Path) -> None:
-    """No empty section, table or figure, no link that leads nowhere, and nothing about what was not made."""
-    links = re.findall(r"\]\(([^)]+)\)", text)
-    assert f"figures/{EXPERIMENT}.svg" in links and "figures/math_baseline.svg" in links
-    assert all((folder / "reports" / link.partition("#")[0]).is_file() for link in links)
-    lines = [line for line in text.splitlines() if line]
-    for line, following in zip(lines, [*lines[1:], "# end"], strict=True):
-        if line.startswith("#"):
-            depth = len(line) - len(line.lstrip("#"))
-            assert not re.match(f"#{{1,{depth}}} ", following), f"{line}: an empty section"
-        if re.fullmatch(r"[|-]+", line):
-            assert following.startswith("| "), "a table without rows"
-    assert "\n\n\n\n" not in text
-    told = [line for line in lines if not line.startswith("**Left out** of this study")]
-    others = [name for name in EXPERIMENTS if name != EXPERIMENT] + ["kissing", "best_of_n", "Best@N", "keyword", "dvc", "DVC"]
-    assert [name for name in others if name in "\n".join(told)] == []
-    for path in (folder / "reports").rglob("*.csv"):
-        assert len(list(csv.reader(path.open()))) > 1, path
-    assert {path.name for path in (folder / "reports/tables").iterdir()} <= {
-        "zero_shot.md", "claims.md", f"{EXPERIMENT}.md",
-    }  # fmt: skip
 
 
 @pytest.mark.slow
@@ -122,11 +97,6 @@ def test_ctrl_c_leaves_no_report(moment: str, tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals
-
-
-def test_the_study_makes_one_experiment_of_two_arms() -> None:
-    study = load_study(ROOT / STUDY)
-    assert study.active_experiments == [EXPERIMENT] and len(study.experiments[EXPERIMENT].arms) == 2 and len(study.seeds) == 1
 
 
 @pytest.mark.parametrize("there", ["a folder with files", "a file", "a link"])

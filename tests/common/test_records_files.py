@@ -36,15 +36,8 @@ def test_problems_survive_writing_and_reading(tmp_path: Path) -> None:
     [
         pytest.param('{"id": "a", "question": "?"', id="cut off"),
         pytest.param('{"id": "a", "question": "?"}', id="a field missing"),
-        pytest.param('{"id": "a", "question": "?", "ground_truth": "1", "x": 1}', id="a field too many"),
-        pytest.param("[1]", id="a list"),
-        pytest.param("7", id="a number"),
-        pytest.param("", id="blank"),
-        pytest.param('{"id": "a", "question": 5, "ground_truth": "1"}', id="a number for text"),
-        pytest.param('{"id": "a", "question": "?", "ground_truth": "1", "level": "2"}', id="text for a number"),
         pytest.param('{"id": "a", "question": "\\ud800", "ground_truth": "1"}', id="half of a surrogate pair"),
         pytest.param("[" * 100_000, id="nested too deeply"),
-        pytest.param('{"id": "a", "question": "?", "ground_truth": "1", "level": ' + "1" * 5_000 + "}", id="a long integer"),
     ],
 )
 def test_the_number_of_a_bad_line_is_named(tmp_path: Path, line: str) -> None:

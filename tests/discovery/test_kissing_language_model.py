@@ -42,7 +42,7 @@ from fake_endpoint import (
 
 from grpo.common.errors import UserError
 from grpo.discovery import language_model
-from grpo.discovery.language_model import NO_KEY, TRIES, Endpoint, endpoint_from_environment, propose_with
+from grpo.discovery.language_model import TRIES, Endpoint, endpoint_from_environment, propose_with
 from grpo.discovery.log import BEST_PROGRAM, LOG, Attempt, Log, Settings, open_log
 from grpo.discovery.search import SILENCE, Budget, search, seed_of
 from grpo.discovery.strategies import REFUSED, STRATEGIES
@@ -117,14 +117,6 @@ def test_a_conversation_goes_over_the_wire_whole(tmp_path: Path) -> None:
     assert [attempt.proposal.parents for attempt in attempts] == [tuple(range(count)) for count in range(8)]
 
 
-def test_tokens_are_estimated_where_the_endpoint_does_not_count(tmp_path: Path) -> None:
-    answer = f"```python\n{CROSS}```"
-    with FakeEndpoint([saying(answer, tokens=None)]) as server:
-        proposal = run(server, tmp_path, Budget(calls=1))[0].proposal
-    characters = len(server.prompts()[0]) + len(answer)
-    assert characters / 4 <= proposal.tokens < characters / 4 + 1
-
-
 # ------------------------------------------------------------------------------------------------------ failing endpoints
 
 
@@ -132,7 +124,6 @@ def test_tokens_are_estimated_where_the_endpoint_does_not_count(tmp_path: Path) 
     ("failure", "line"),
     [
         (BUSY, 'HTTP 429: {"error": {"message": "too many requests"}}'),
-        (BROKEN, "HTTP 500: "),
         (Behaviour("<h1>Bad\nGateway</h1>", 502), "HTTP 502: <h1>Bad Gateway</h1>"),
         (HANG_UP, "no connection: "),
         (SLOW, "nothing within 1 seconds"),
@@ -178,9 +169,7 @@ def test_a_silent_endpoint_ends_the_search_which_can_go_on_later(tmp_path: Path,
     ("failure", "told"),
     [
         (NO_ENTRY, r"HTTP 401: .*Incorrect API key provided: \*\*\*\..*Check OPENAI_API_KEY"),
-        (refusing(402, "Insufficient Balance"), r"HTTP 402: .*Insufficient Balance.*Check OPENAI_API_KEY and its account"),
         (refusing(404, "no such model"), r"HTTP 404: .*OPENAI_MODEL, which is a-model .*/models.*OPENAI_BASE_URL"),
-        (refusing(400, "a-model is not a valid model ID"), r"HTTP 400: .*OPENAI_MODEL, which is a-model"),
         (refusing(400, "The model `a-model` does not exist."), r"HTTP 400: .*OPENAI_MODEL, which is a-model"),
         (refusing(429, "You exceeded your quota", code="insufficient_quota"), r"HTTP 429: .*OPENAI_API_KEY and its account"),
     ],
@@ -204,47 +193,7 @@ def test_a_request_that_is_refused_is_not_repeated_and_a_shorter_one_follows(tmp
     assert CROSS in prompts[1] and prompts[2] == prompts[3] == prompts[0]
 
 
-@pytest.mark.parametrize(
-    "complaint",
-    [
-        refusing(400, "Unsupported parameter: 'seed'", param="seed"),
-        Behaviour('{"detail":[{"type":"extra_forbidden","loc":["body","seed"]}]}', 422),
-    ],
-)
-def test_an_endpoint_that_takes_no_seed_gets_none(tmp_path: Path, complaint: Behaviour) -> None:
-    with FakeEndpoint(lambda request: complaint if "seed" in request else GOOD) as server:
-        attempts = run(server, tmp_path, Budget(calls=4))
-    assert scores(attempts) == [22] * 3
-    assert [attempt.proposal.calls for attempt in attempts] == [2, 1, 1], "the endpoint need not be asked each time"
-
-
 # ------------------------------------------------------------------------------------------------------------ odd answers
-
-
-@pytest.mark.parametrize(
-    ("answer", "problem"),
-    [
-        (saying(None), "the answer is empty"),
-        (saying(None, "length", reasoning_content="hm"), "the answer was cut by the length limit of the model"),
-        (saying("```python\npoints = [", "length"), "the answer was cut by the length limit of the model"),
-        (saying(None, refusal="I must not."), "the model refused to answer: the answer holds no code block"),
-    ],
-)
-def test_answers_without_a_program(tmp_path: Path, answer: Behaviour, problem: str) -> None:
-    with FakeEndpoint([answer, GOOD]) as server:
-        attempts = run(server, tmp_path, Budget(calls=2))
-    assert scores(attempts) == [0, 22]
-    proposal = attempts[0].proposal
-    assert proposal.program is None and proposal.answer is not None and proposal.tokens == 100 and proposal.calls == 1
-    assert attempts[0].verdict.message == proposal.problem and proposal.problem.startswith(problem)
-    assert proposal.problem in server.prompts()[1]
-
-
-def test_characters_that_cannot_be_written(tmp_path: Path) -> None:
-    body = saying(f"A lone half: HALF\n```python\n# HALF\n{CROSS}```").body.replace("HALF", r"\ud800")
-    with FakeEndpoint([Behaviour(body)]) as server:
-        attempts = run(server, tmp_path, Budget(calls=2))
-    assert scores(attempts) == [22, 22] and "A lone half: ?" in (attempts[0].proposal.answer or "")
 
 
 def test_the_key_is_nowhere(tmp_path: Path) -> None:
@@ -264,19 +213,12 @@ def test_the_key_is_nowhere(tmp_path: Path) -> None:
 ENVIRONMENT = {"OPENAI_BASE_URL": "http://127.0.0.1:8000/v1/", "OPENAI_MODEL": "m", "OPENAI_API_KEY": f" {KEY}\n"}
 
 
-def test_endpoint_from_environment() -> None:
-    assert endpoint_from_environment(ENVIRONMENT) == Endpoint("http://127.0.0.1:8000/v1", "m", KEY)
-    assert endpoint_from_environment({"OPENAI_BASE_URL": "http://[::1]:8000/v1", "OPENAI_MODEL": "n"}).key == NO_KEY
-
-
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
         ({"OPENAI_BASE_URL": ""}, "no address of an endpoint. Set OPENAI_BASE_URL to"),
         ({"OPENAI_MODEL": " "}, r"no model is given. Set OPENAI_MODEL .*http://127.0.0.1:8000/v1/models"),
-        ({"OPENAI_BASE_URL": "ftp://example.org/v1"}, "no address of an endpoint"),
         ({"OPENAI_BASE_URL": f"http://me:{KEY}@example.org/v1"}, "without a user, a query or a fragment"),
-        ({"OPENAI_BASE_URL": f"http://example.org/v1?key={KEY}"}, "without a user, a query or a fragment"),
         ({"OPENAI_API_KEY": "sk-sécret"}, "OPENAI_API_KEY: holds characters that no key has"),
     ],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import re
 import runpy
 import shutil
 import signal
@@ -28,7 +27,6 @@ from grpo.discovery.summary import score_rows, summarise
 from grpo.discovery.verifier import Verification, verify_program, verify_text
 from grpo.reporting.kissing_number import (
     draw_search,
-    known_bounds,
     read_report,
     read_scores,
     section,
@@ -62,14 +60,6 @@ def test_the_committed_program_gives_600_points() -> None:
     assert is_kissing(points)
     verdict = verify_program(COMMITTED)
     assert (verdict.num_points, verdict.combined_score, verdict.message) == (600, 600.0, "")
-
-
-def test_one_more_turn_or_none_breaks_it() -> None:
-    """The frames must differ, and not by much: what the program's docstring says."""
-    text = COMMITTED.read_text()
-    for turn in ("0.0", "0.001", "0.1"):
-        assert verify_text(text.replace("TURN = 0.01", f"TURN = {turn}")).message.startswith("Minimum squared distance")
-    assert not verify_text(text.replace("SHRINK = 1e-5", "SHRINK = 0.0")).validity
 
 
 @pytest.mark.parametrize(
@@ -157,36 +147,6 @@ def test_verify_prints_the_verdict_and_tells_it_by_its_exit_code(grpo: Any, tmp_
     assert json.loads(said)["message"].startswith("Minimum squared distance 37 < maximum squared norm 121: points 0 ")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "environment", "message"),
-    [
-        (("verify", "nowhere.py"), {}, r"nowhere\.py: cannot be read .* Name a file with a Python program"),
-        (
-            ("search", "--strategy", "hope"),
-            {"OPENAI_BASE_URL": "http://localhost:1/v1", "OPENAI_MODEL": "m"},
-            "hope: no such strategy",
-        ),
-        (("search", "--strategy", "conversation"), {}, "OPENAI_BASE_URL"),
-    ],
-)
-def test_mistakes_are_told_in_one_message(
-    grpo: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: tuple[str, ...],
-    environment: dict[str, str],
-    message: str,
-) -> None:
-    for name in [name for name in os.environ if name.startswith("OPENAI_")]:
-        monkeypatch.delenv(name)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    out = ("--out", str(tmp_path)) if arguments[0] == "search" else ()
-    code, _, told = grpo("kissing", *arguments, *out)
-    assert code == 2 and re.search(message, told)
-    assert list(tmp_path.iterdir()) == []
-
-
 # ---------------------------------------------------------------------------------------------------------------- stage
 
 
@@ -247,6 +207,7 @@ def test_the_stage_writes_program_log_and_scores(report: dict[str, Any]) -> None
     assert result == read_report() == json.loads(paths.KISSING_NUMBER_REPORT.read_text())
     assert read_scores().to_dict("records") == score_rows(attempts)
     assert not list(paths.KISSING_NUMBER_STATE.glob("*"))
+    assert "No language model was used" in (text := section(result)) and f"found **{result['best_of_search']}** points" in text
     for attempt in attempts:
         assert attempt.proposal.program and attempt.started_at and attempt.verify_s > 0
 
@@ -320,30 +281,6 @@ def test_budgets(budget: Budget, reason: str) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- report
-
-
-def test_the_section_says_how_and_what_was_known(report: dict[str, Any]) -> None:
-    text = section(report)
-    assert "No language model was used" in text
-    assert f"The search found **{report['best_of_search']}** points" in text
-    for bound in (*known_bounds()["lower"], *known_bounds()["upper"]):
-        assert bound["source"] in text and f"| {bound['year']} | {bound['points']} |" in text
-    for entry in report["course"]:
-        assert f"| {entry['attempt']} | {entry['score']} | {entry['kind']} |" in text
-    assert "as many as the most known to us in integers (600)" in text and "4 fewer than the best known\nbound, 604" in text
-    assert "No attempt gave an invalid set" in text
-
-
-def test_the_section_of_a_language_model_names_it_and_its_failures(report: dict[str, Any]) -> None:
-    report |= {
-        "note": "", "model": "some-model", "strategy": "conversation", "calls": 9, "failed_calls": 2, "tokens": 1234,
-        "failures": {"Minimum squared distance N < maximum squared norm N": 3, "no code block": 1},
-    }  # fmt: skip
-    text = section(report)
-    assert "The language model some-model wrote the programs, by the strategy\nconversation;" in text
-    assert "9 requests, 2 of which failed, and 1234 tokens" in text
-    assert "- 3: `Minimum squared distance N < maximum squared norm N`" in text and "- 1: no code block" in text
-    assert "No language model" not in text
 
 
 def test_the_figure_shows_every_attempt(report: dict[str, Any]) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo.discovery.log import Attempt, Proposal
-from grpo.discovery.strategies import BASELINE, EMPTY, REFUSED, ROUND, STRATEGIES, TURNS, extract_program, messages_of
+from grpo.discovery.strategies import BASELINE, REFUSED, ROUND, STRATEGIES, TURNS, extract_program, messages_of
 from grpo.discovery.verifier import Verification
 
 FAR_OFF = "Minimum squared distance 36 < maximum squared norm 40: points 3 and 17 of {{ 2 }} & <b>"
@@ -134,19 +132,11 @@ def test_a_prompt_that_was_refused_is_followed_by_shorter_ones(strategy: str) ->
     assert len(search.held()) == {"best_of_n": 0, "conversation": 2, "hybrid": 0}[strategy]
 
 
-def test_no_message_is_empty() -> None:
-    search = Search("conversation")
-    search.add(0, " \n", None, "the answer was cut by the length limit of the model")
-    _, empty, told = search.texts()
-    assert empty == EMPTY and "cut by the length limit" in told
-
-
 # ---------------------------------------------------------------------------------------------- the program in an answer
 
 PROGRAM = "def run_code():\n    return []\n"
 OTHER = "points = [[1] * 11]\n"
 USAGE = "points = run_code()\nprint(len(points))\n"
-DOCSTRING = 'def run_code():\n    """Such as\n\n```\nrun_code()\n```\n"""\n    return []\n'
 
 
 @pytest.mark.filterwarnings("error")
@@ -154,24 +144,15 @@ DOCSTRING = 'def run_code():\n    """Such as\n\n```\nrun_code()\n```\n"""\n    r
     ("answer", "program"),
     [
         (f"Text.\n```python\n{PROGRAM}```\nMore text.", PROGRAM),
-        (f"```py\n{PROGRAM}```\n```text\npoints = 22\n```", PROGRAM),
-        (f"```Python3 title=a.py\n{PROGRAM}\n\n```", PROGRAM),
         (f"```\n{PROGRAM}```", PROGRAM),
-        (f"````python\n{PROGRAM}````", PROGRAM),
-        (f"```python\r\n{PROGRAM}```\r\n".replace("\n", "\r\n").replace("\r\r", "\r"), PROGRAM),
         ("1. First:\n\n   ```python\n   def run_code():\n       return []\n   ```", PROGRAM),
         (PROGRAM, PROGRAM),
         (f"```python\n{PROGRAM}```\nUse it so:\n```python\n{USAGE}```", PROGRAM),
-        (f"```\n{PROGRAM}```\nRun:\n```\n$ python a.py\n```", PROGRAM),
-        (f"```python\n{PROGRAM}```\n```\nThis gives 582 points.", PROGRAM),
         (f"```python\n{PROGRAM}```\n```python\n", PROGRAM),
         (f"<think>\n```python\n{OTHER}```\n</think>\n```python\n{PROGRAM}```", PROGRAM),
-        (f"Let me see.\n```python\nx = [\n</think>\n\n```python\n{PROGRAM}```", PROGRAM),
         (f"<think>I close with </think> soon. Hm.</think>\n```python\n{PROGRAM}```", PROGRAM),
         (f"<think>a</think>\n```python\n{PROGRAM}```\n<think>\n```python\n{OTHER}```\n</think>\nDone.", PROGRAM),
-        ("```python\npoints = ['<think>']\n```", "points = ['<think>']\n"),
         ("```python\nprint(1)\n```", "print(1)\n"),  # the verifier says what is missing
-        ("```python\ns = 'a\u2028b'\npoints = []\n```", "s = 'a\u2028b'\npoints = []\n"),
     ],
 )
 def test_program_in_an_answer(answer: str, program: str) -> None:
@@ -183,9 +164,7 @@ def test_program_in_an_answer(answer: str, program: str) -> None:
     [
         ("", "the answer is empty"),
         ("I cannot help.", "the answer holds no code block"),
-        ("Use `points = []`.", "the answer holds no code block"),
         (f"```python\n{PROGRAM}", "the answer's last code block is not finished: it has no closing fence"),
-        (f"```python\n{OTHER}```\nBetter:\n```python\n{PROGRAM}", "no closing fence"),
         (f"````python\n{PROGRAM}```", "no closing fence"),
         (f"<think>\n```python\n{PROGRAM}```\nBut", "the answer ends within its reasoning"),
     ],
@@ -204,12 +183,3 @@ def test_any_answer_holds_a_program_or_a_reason(parts: list[str]) -> None:
     program, why = extract_program("".join(parts))
     assert (program is None) == bool(why)
     assert program is None or program.strip()
-
-
-@pytest.mark.parametrize(
-    "part", ["```\n", "```python\n", "<think>\n", "</think>", "```\nx\n", f"```python\n{PROGRAM}```\n", "(", "`"]
-)
-def test_answers_that_repeat_themselves_are_read_at_once(part: str) -> None:
-    start = time.process_time()
-    extract_program(part * (100_000 // len(part)))
-    assert time.process_time() - start < 5

@@ -26,8 +26,6 @@ from grpo.evaluation import zero_shot
 from grpo.evaluation.comparison import compare_files
 from grpo.evaluation.evaluate import Sampler, evaluate, lengths_by_outcome, log_generations, score_by_task, summarize
 from grpo.evaluation.evaluator import CheckpointEvaluator, evaluate_checkpoint, examples_to_read
-from grpo.reporting.figures import draw_zero_shot
-from grpo.reporting.tables import zero_shot_table
 from grpo.results.statistics import wilson_interval
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
@@ -93,24 +91,18 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(
 
 
 @pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("place", [None, 3, 0.5], ids=["empty", "a bit of the checksum", "a bit of the content"])
-def test_a_damaged_chunk_is_noticed(
-    place: float | None, model: Any, tokenizer: Any, problems: list[Problem], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_damaged_chunk_is_sampled_again(
+    model: Any, tokenizer: Any, problems: list[Problem], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine = CountingEngine(model, tokenizer)
     sampler = Sampler(engine, tokenizer, R1_ZERO, SCORE)
     whole = evaluate(sampler, problems, PARAMS, seed=3, n=2, state=tmp_path)
     chunk = tmp_path / "3.json"
-    content = bytearray(chunk.read_bytes() if place else b"")
-    if place:
-        content[place if isinstance(place, int) else int(place * len(content))] ^= 1
-    chunk.write_bytes(content)
-    assert evaluate(sampler, problems, PARAMS, seed=3, n=2, state=tmp_path) == whole
-    assert engine.calls == 4 + 1
-    (told,) = [line for line in capsys.readouterr().err.splitlines() if "damaged" in line]
-    assert told.endswith(f"{chunk}: this part of the evaluation is damaged and is sampled again")
-    assert evaluate(sampler, problems, PARAMS, seed=3, n=2, state=tmp_path) == whole
-    assert engine.calls == 4 + 1  # it is whole again
+    for content in (b"", chunk.read_bytes()[:100], b"[[]]"):
+        chunk.write_bytes(content)
+        assert evaluate(sampler, problems, PARAMS, seed=3, n=2, state=tmp_path) == whole
+        assert f"{chunk}: this part of the evaluation is damaged and is sampled again" in capsys.readouterr().err
+    assert engine.calls == 4 + 3
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -133,22 +125,9 @@ def test_the_page_to_read_shows_ten_of_each_outcome_from_all_over() -> None:
     page = examples_to_read("r1_zero", records)
     assert [page.count(f"{kind}-") for kind in ("11", "10", "00")] == [10, 10, 3]
     assert "11-36" in page  # not the first ten only
-    assert "format 0, answer 0: 3 of 55, 3 shown" in page
-    assert page.count("no answer could be read") == 3
-    assert page.count("read `4`") == 10
-    assert page.endswith(
-        """
-### 3. 00-2 (level 1, algebra)
-
-Ground truth `5`; no answer could be read; 3 tokens, ended by the model.
-
-````text
-What?⟶text
-````
-
-- [ ] the model is at fault  - [ ] the parser is at fault
-"""
-    )
+    assert "format 0, answer 0: 3 of 55, 3 shown" in page and "Ground truth `5`; no answer could be read; 3 tokens" in page
+    assert page.count("no answer could be read") == 3 and page.count("read `4`") == 10
+    assert "````text\nWhat?⟶text\n````" in page and "- [ ] the parser is at fault" in page
 
 
 def _write_scores(path: Path, scores: dict[str, float]) -> Path:
@@ -366,15 +345,6 @@ def test_rewards_between_0_and_1_go_through_an_evaluation(
     records = [json.loads(line) for line in (project / "out/question_only.jsonl").read_text().splitlines()]
     assert [(r["format_reward"], r["answer_reward"]) for r in records] == parts
     assert "## other rewards: 6 of 10, 6 shown" in (project / "out/question_only_examples.md").read_text()
-
-    # Beside a prompt whose rewards are all 0 or 1, the fourth outcome stands for both.
-    plain = metrics | {"categories": {"format 1, answer 1": 4, "format 1, answer 0": 3, "format 0, answer 0": 3}}
-    for baseline in ({"a": metrics, "b": plain}, {"b": plain, "a": metrics}):
-        table = zero_shot_table(baseline)
-        assert "| other rewards |" in table and "| a | 10 | 2 | 1 | 1 | 6 |" in table and "| b | 10 | 4 | 3 | 3 | 0 |" in table
-        bars = draw_zero_shot(baseline).axes[0].patches
-        assert sum(bar.get_width() for bar in bars) == pytest.approx(2.0)  # each prompt's shares add up to 1
-    assert "other" not in zero_shot_table({"b": plain})
 
 
 @pytest.mark.parametrize(

@@ -39,16 +39,13 @@ def response(text: str, problem: Problem = PROBLEM, ended_by: str = "stop") -> R
     ("task", "problem", "asked_in", "prompt", "text", "trace"),
     [
         (MATH, PROBLEM, "chat", "r1_zero", "1 + 1\nis \\boxed{2}.", " 1 + 1\nis \\boxed{2}. </think> <answer>2</answer>"),
-        (MATH, PROBLEM, "chat", "r1_zero", "It is \\boxed{3}.", " It is \\boxed{3}. </think> <answer>3</answer>"),
         (
             *(MATH, PROBLEM, "chat", "r1_zero"),
             "<think>\nTwo?\n</think>\n\nIt is \\boxed{2}.",
             " Two?\n\n\nIt is \\boxed{2}. </think> <answer>2</answer>",
         ),
-        (MATH, PROBLEM, "chat", "question_only", "It is \\boxed{2}.\n", " It is \\boxed{2}."),
         (MATH, PROBLEM, "question_only", "chat", " It is \\boxed{2}.", "It is \\boxed{2}."),
         (MATH, PROBLEM, "r1_zero", "chat", " Two. </think> <answer>2</answer>", "Two.  <answer>2</answer> \\boxed{2}"),
-        (MATH, PROBLEM, "r1_zero", "r1_zero", " as it stands", " as it stands"),
         (MATH, PROBLEM, "chat", "r1_zero", "It is 2.", None),
         (WORDS, PAIR, "chat", "keyword", "The apple is red. I like it.", " The apple is red."),
         (WORDS, PAIR, "chat", "keyword", "\nNo stop", None),

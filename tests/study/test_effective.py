@@ -14,7 +14,6 @@ from study_parts import (
     BUILDS_ON,
     CLIP_ABLATION,
     EXPERIMENTS,
-    EXPERT_ITERATION,
     FOCUSED,
     KEYWORD,
     ROOT,
@@ -24,14 +23,12 @@ from study_parts import (
     activate,
     edited,
     method_of,
-    needed_selections,
     new_arm,
     put,
     study_named,
-    with_values,
 )
 
-from grpo.commands.study import describe, renew_runs
+from grpo.commands.study import renew_runs
 from grpo.common.errors import UserError
 from grpo.common.files import write_text
 from grpo.common.yaml_file import parse_yaml
@@ -118,21 +115,6 @@ def test_winners_come_on_the_defaults_and_the_arm_on_both() -> None:
     assert run.config.updates_per_rollout_batch == 16
 
 
-def test_the_chain_of_experiments() -> None:
-    on_policy = [selection["experiment"] for selection in ON_POLICY]
-    chain = [*on_policy, BROAD, FOCUSED, CLIP_ABLATION, "grpo_prompt_ablation", "leaderboard"]
-    for place, experiment in enumerate(chain):
-        assert needed_selections(experiment) == chain[:place]
-    assert needed_selections("grpo_sft_initialization") == needed_selections("grpo_kl_divergence") == chain[:7]
-    assert needed_selections(SFT) == needed_selections(EXPERT_ITERATION) == needed_selections(KEYWORD) == []
-
-
-def test_a_later_winner_overrides_an_earlier_one(mini_study: Study) -> None:
-    again = winner("grpo_baselines", "slow", learning_rate=1e-4)
-    run = effective_run(mini_study, "grpo_length_normalization", "masked_mean", 0, [ON_POLICY[0], again])
-    assert (run.config.learning_rate, run.sources["learning_rate"]) == (1e-4, "winner of grpo_baselines (slow)")
-
-
 # --------------------------------------------------------------------------------------------------------- off-policy
 
 
@@ -162,12 +144,6 @@ def test_a_rank_beyond_the_ranking_is_refused(mini_study: Study) -> None:
     effective_run(mini_study, FOCUSED, "best_1", 0, [*ON_POLICY, short])
     with pytest.raises(UserError, match=rf"experiments\.{FOCUSED}: .*off_policy_rank 2, but {BROAD} has only 1 off-policy"):
         effective_run(mini_study, FOCUSED, "best_2", 0, [*ON_POLICY, short])
-
-
-def test_without_winners_a_ranked_arm_shows_its_own_values(mini_study: Study) -> None:
-    run = effective_run(mini_study, FOCUSED, "best_2", 0, [])
-    assert run.overrides == {"n_grpo_steps": LONG}
-    assert run.config == mini_study.grpo.model_copy(update={"n_grpo_steps": LONG})
 
 
 @pytest.mark.parametrize("experiment", [name for name, before in BUILDS_ON.items() if CLIP_ABLATION in before])
@@ -409,9 +385,3 @@ def test_the_date_in_a_runs_chats_is_recorded(
     write_text(run.model / "chat_template.jinja", template)
     identity = run_identity(mini_study, run)
     assert {key: value for key, value in identity.items() if key == "chat_date"} == date
-
-
-@pytest.mark.parametrize(("budget", "said"), [(4096, True), (None, False)])
-def test_a_setting_without_effect_is_said(mini_study: Study, budget: int | None, said: bool) -> None:
-    text = describe(with_values(mini_study, {"learner.max_tokens_per_microbatch": budget}))
-    assert ("gradient_accumulation_steps has no effect" in text) is said

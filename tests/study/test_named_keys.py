@@ -1,85 +1,14 @@
-"""Keys of params.yaml that messages name: each is one that the study's schema has."""
+"""Messages about a task's data name the keys of its own entry in params.yaml."""
 
 from __future__ import annotations
 
-import ast
 import json
 import re
-from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
 import pytest
-from pydantic import BaseModel
-from study_parts import ROOT, Grpo, values_of
-
-from grpo.common.errors import TO_LOWER
-from grpo.study.methods import ExpertIterationConfig, GrpoConfig, SftConfig
-from grpo.study.schema import Study
-
-RAISED = ("UserError", "ValueError", "Finding")
-NO_KEYS = {"yaml", "yml", "json", "jsonl", "csv", "py", "md", "lock", "org"}  # endings of files, and of an address
-OF_DVC = {"meta.resources", "cache.type", "core.hardlink_lock"}  # keys of dvc.yaml and of DVC's settings
-
-
-def text_of(node: ast.AST) -> str:
-    """The texts below a node, with * in the place of each value that is put in."""
-    if isinstance(node, ast.Constant):
-        return str(node.value)
-    if isinstance(node, ast.FormattedValue):
-        return "*"
-    between = "" if isinstance(node, ast.JoinedStr) else " "
-    return between.join(map(text_of, ast.iter_child_nodes(node)))
-
-
-def dotted(text: str) -> list[str]:
-    return re.findall(r"(?<![\w/.-])[a-z*][\w*]*(?:\.[\w*]+)+", text)
-
-
-def named_keys() -> Iterator[tuple[str, str]]:
-    """Each dotted name in a message of the package or of the workflow, with where it stands."""
-    for file in (*(ROOT / "grpo").rglob("*.py"), *(ROOT / "workflow").glob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in RAISED:
-                for name in dotted(text_of(node)):
-                    if name == name.lower() and name.rpartition(".")[2] not in NO_KEYS and not name.startswith("*"):
-                        yield f"{file.relative_to(ROOT)}:{node.lineno}", name
-    for phase, remedy in TO_LOWER.items():
-        yield from ((f"out of memory, {phase}", name) for name in dotted(remedy))
-
-
-def has(kind: Any, keys: list[str]) -> bool:
-    """Whether a value of this type can have a.b.c; * stands for any key."""
-    if not keys or kind is Any:
-        return True
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        found = [field.annotation for name, field in kind.model_fields.items() if keys[0] in (name, "*")]
-        return any(has(each, keys[1:]) for each in found) or kind.model_config.get("extra") == "allow"
-    if get_origin(kind) is dict:
-        return has(get_args(kind)[1], keys[1:])
-    return any(has(each, keys) for each in get_args(kind) if get_origin(kind) is not list)
-
-
-def is_module(name: str) -> bool:
-    return name.startswith("grpo.") and find_spec(name) is not None
-
-
-def test_each_key_that_a_message_names_is_one() -> None:
-    found = dict.fromkeys(named_keys())
-    assert len(found) > 40
-    kinds = (Study, GrpoConfig, SftConfig, ExpertIterationConfig)  # an arm has a method's keys by themselves
-    keys = [(where, name) for where, name in found if name not in OF_DVC and not is_module(name)]
-    wrong = [(where, name) for where, name in keys if not any(has(k, name.split(".")) for k in kinds)]
-    assert wrong == []
-
-
-def test_a_key_that_is_none_would_be_found() -> None:
-    for name in ("tasks.main.anything", "models.*.repo", "grpo.lora.rank"):
-        assert has(Study, name.split(".")), name
-    for name in ("task.source", "grpo.n_steps", "learner.fully_shard.on", "models.main.weights", "seeds.first", "grpo.lora.x"):
-        assert not has(Study, name.split(".")), name
-
+from study_parts import Grpo, values_of
 
 TRAIN = {"problem": "1 + 1?", "level": "Level 1", "subject": "algebra", "answer": "2"}
 

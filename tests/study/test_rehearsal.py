@@ -11,7 +11,6 @@ import pytest
 from model_parts import tiny_model
 from study_parts import ROOT, STUDIES, study_named
 
-from grpo.commands.doctor import _rehearsal
 from grpo.commands.study import rehearse
 from grpo.common.errors import UserError
 from grpo.study.compose import compose
@@ -36,12 +35,10 @@ def test_each_study_can_be_rehearsed_on_a_cpu(path: Path, workdir: Path) -> None
     shutil.copytree(ROOT / "studies", workdir / "studies")
     said = rehearse(path.stem)
     study, cut = study_named(path.stem), load_study(Path(f"studies/{path.stem}-rehearsal.yaml"))
-    (finding,) = _rehearsal(cut)
-    assert "it does not cover\n- " in finding.found and _rehearsal(study) == []
-    assert finding.found.partition("\n")[2] == said.partition("\n")[2]
+    assert "It does not cover\n- " in said
     assert "cuda" not in json.dumps(cut.model_dump(mode="json"))
     assert not any(kind.gpus for kind in cut.resources.values())
-    assert {name: list(cut.experiments[name].arms) for name in cut.made} == {
+    assert {name: list(cut.experiments[name].arms) for name in cut.active_experiments} == {
         name: list(study.experiments[name].arms) for name in study.active_experiments
     }
     for name in study.active_experiments:

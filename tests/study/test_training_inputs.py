@@ -170,8 +170,8 @@ def test_the_runs_of_an_experiment_depend_on_their_own_task_only(
         shutil.copy(ROOT / name, workdir)
 
     before = written(of_each_kind)
-    assert set(before) == {*of_each_kind.made, "software"}
-    for name in of_each_kind.made:
+    assert set(before) == {*of_each_kind.active_experiments, "software"}
+    for name in of_each_kind.active_experiments:
         task = json.loads(Path(f"data/training_inputs/tasks/{of_each_kind.experiments[name].task}.json").read_text())
         assert json.loads(before[name])["task"] == task
     assert changed(before, written(with_values(of_each_kind, {"tasks.keyword.seed": 1}))) == {KEYWORD}
@@ -242,13 +242,13 @@ def test_seeds_count_only_where_one_stage_trains_them_all(of_each_kind: Study, w
     """Else the seed is in the command of the run's own stage, and a further one makes nothing stale."""
     for together in (False, True):
         one, two = (with_values(of_each_kind, {"seeds_in_one_stage": together, "seeds": seeds}) for seeds in ([0], [0, 1]))
-        assert changed(written(one), written(two)) == ({*of_each_kind.made} if together else set())
+        assert changed(written(one), written(two)) == ({*of_each_kind.active_experiments} if together else set())
 
 
 def test_further_seeds_concern_no_timed_experiment_and_none_with_fewer_seeds(of_each_kind: Study, workdir: Path) -> None:
     apart = {f"experiments.{SFT}.timed": "alone", f"experiments.{EXPERT_ITERATION}.seeds": 1, "seeds_in_one_stage": True}
     one, two = (with_values(of_each_kind, apart | {"seeds": seeds}) for seeds in ([0], [0, 1]))
-    assert changed(written(one), written(two)) == {*of_each_kind.made} - {SFT, EXPERT_ITERATION}
+    assert changed(written(one), written(two)) == {*of_each_kind.active_experiments} - {SFT, EXPERT_ITERATION}
 
 
 def test_the_models_stage_knows_the_seeds_that_have_a_base_of_their_own(of_each_kind: Study, workdir: Path) -> None:

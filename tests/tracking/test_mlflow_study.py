@@ -15,14 +15,11 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 from urllib.parse import parse_qs
 
-import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 from mlflow_parts import runs_at, unsent, uri_of
-from waiting import wait_for
 
 from grpo.common.files import dvc_hashes, write_json, write_text
 from grpo.common.metrics import TRL_NAMES
@@ -190,19 +187,6 @@ def test_the_hash_is_dvcs(workdir: Path) -> None:
     assert all(Path(".dvc/cache/files/md5", value[:2], value[2:]).exists() for value in files.values())
 
 
-# ------------------------------------------------------------------------------------------------------------ the machine
-
-
-def test_the_machine_is_measured_while_a_run_goes_on(delivered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.2")
-    run = MlflowRun("toy", "one", {}, {})
-    found = wait_for(lambda: [each.data.metrics for each in runs_at(uri_of(delivered))[1] if len(each.data.metrics) > 3])[0]
-    run.finish()
-    assert 0 <= found["system/cpu_utilization_percentage"] <= 100
-    used = psutil.virtual_memory().used / 1e6
-    assert found["system/system_memory_usage_megabytes"] == pytest.approx(used, rel=0.5)
-
-
 # ---------------------------------------------------------------------------------------------------------- names and links
 
 
@@ -245,18 +229,6 @@ def test_artifacts_go_along_with_their_clone(delivered: Path, monkeypatch: pytes
     assert artifacts(delivered / "50% new") == {"first": "first", "second": "second"}
     assert home.exists() == (how == "copied")
     assert how == "moved" or artifacts(home) == {"first": "first"}
-
-
-def test_the_command_of_the_warning_restores_a_deleted_experiment(delivered: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    MlflowRun("toy", "first", {}, {}).finish()
-    (experiment,) = {run.info.experiment_id for run in runs_at(uri_of(delivered))[1]}
-    MlflowClient(uri_of(delivered)).delete_experiment(experiment)
-    assert MlflowRun("toy", "second", {}, {}).finish() is None
-    restore = capsys.readouterr().err.splitlines()[0].partition("Restore it: ")[2]
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    subprocess.run(restore, shell=True, check=True, env=os.environ | {"PATH": path}, capture_output=True)
-    assert len([*import_folders(unsent(), uri_of(delivered))]) == 1
-    assert {run.info.run_name for run in runs_at(uri_of(delivered))[1]} == {"first", "second"}
 
 
 def ui(**env: str) -> tuple[int, str, float]:
@@ -304,10 +276,3 @@ def test_links_open_the_training_view_of_each_study(delivered: Path) -> None:
     assert len(links) == 2 and all(line.partition(": ")[2].startswith(page) for line in links)
     asked = parse_qs(links[0].partition("?")[2])
     assert asked == {"workflowType": ["machine_learning"], "orderByKey": ["tags.`mlflow.runName`"], "orderByAsc": ["true"]}
-
-
-@patch.dict(os.environ)
-def test_only_its_owner_reads_the_passwords_of_a_server(workdir: Path) -> None:
-    runpy.run_path(str(REPOSITORY / "workflow/mlflow_server.py"))["with_password"]("open 100% sesame")
-    modes = {file.name: file.stat().st_mode & 0o777 for file in Path("mlruns").iterdir()}
-    assert modes == {"auth.ini": 0o600, "auth.db": 0o600}

@@ -152,7 +152,9 @@ def same(written: str, value: Any) -> bool:
 
 def test_settings_are_those_of_the_active_study_and_deviations_have_a_reason() -> None:
     rows = [(row[0].strip("`"), row[1], *row[-2:]) for row in ROWS if len(row) in {4, 6} and row[0].startswith("`")]
-    equal = re.findall(r"`([\w.]+)`\s(\[.*?\]|[^\s,]+)[,.]\s", TEXT.partition("\nEqual in both: ")[2].partition("\n\n")[0] + "\n")
+    equal = re.findall(
+        r"`([\w.]+)`\s(\[.*?\]|[^\s,]+)[,.]\s", TEXT.partition("\nEqual in both: ")[2].partition("\n\n")[0] + "\n"
+    )
     rows += [(name, value, value, "") for name, value in equal]
     assert len(equal) > 10 and len(rows) > 40
     arm = PARAMS["grpo"] | PARAMS["experiments"]["grpo_keyword_inclusion"]["arms"]["grpo"]

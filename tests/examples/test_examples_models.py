@@ -1,4 +1,4 @@
-"""docs/settings.md: its study is trained, from a checkpoint as it comes from the Hub, and learns; its settings are accepted."""
+"""examples/digits.yaml learns, from a checkpoint as it comes from the Hub; settings of docs/settings.md are accepted."""
 
 from __future__ import annotations
 
@@ -20,21 +20,15 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/settings.md").read_text()
 
 
-def snippets(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.M | re.S)
-
-
 @pytest.fixture
 def digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in which the page's study is in use, with few and short steps, and `my-model` beside it: a tiny Llama."""
-    (study,) = (text for text in snippets("yaml") if "studies/digits.yaml" in text)
-    (module,) = snippets("python")
+    """A folder in which the study is in use, with few and short steps, and `my-model` beside it: a tiny Llama."""
     folder = tmp_path / "studies"
     folder.mkdir()
     for name in ("base", "mini"):
         (folder / f"{name}.yaml").write_text((ROOT / f"studies/{name}.yaml").read_text())
-    (folder / "digits.py").write_text(module)
-    (folder / "digits.yaml").write_text(study)
+    for name in ("digits.py", "digits.yaml"):
+        (folder / name).write_text((ROOT / "examples" / name).read_text())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     values = compose(Path("studies/digits.yaml"))
@@ -69,7 +63,7 @@ def test_a_llama_that_is_asked_in_chats_learns(digits: Path, grpo: Callable[...,
 
 def test_the_pages_other_settings_are_accepted(tmp_path: Path) -> None:
     """Each put over the GSM8K study; and that one asks in chats."""
-    others = [text for text in snippets("yaml") if "extends" not in text]
+    others = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.M | re.S)
     assert len(others) == 3
     for text in others:
         (tmp_path / "own.yaml").write_text(f"extends: gsm8k\ndescription: Mine.\n{text}")

@@ -17,11 +17,10 @@ from grpo.common.files import damaged, read_text, write_text
 from grpo.common.yaml_file import read_mapping
 from grpo.reporting.comments import QUESTIONS, Comment, Values, read_comments
 from grpo.reporting.kissing_number import read_report, write_delivery
-from grpo.reporting.labels import decimals, interval
+from grpo.reporting.labels import bounded, decimals, interval, plain, render
 from grpo.reporting.page import page_of
 from grpo.reporting.provenance import environments
 from grpo.reporting.record import read_record
-from grpo.reporting.sentences import bounded, plain, render
 from grpo.reporting.timing import PARTS, timing_table
 from grpo.study import paths
 from grpo.study.schema import Study

@@ -11,8 +11,8 @@ import pytest
 from markdown_it import MarkdownIt
 
 from grpo.reporting.comments import Comment
+from grpo.reporting.labels import bounded, plain
 from grpo.reporting.record import told
-from grpo.reporting.sentences import bounded, plain
 from grpo.reporting.writeup import cost, left_out, measured, outcome, seconds_of_steps, wall_seconds, writeup_of
 from grpo.study import paths
 from grpo.study.schema import Study

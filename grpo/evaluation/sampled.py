@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from grpo.common.files import atomic_folder, note_that_off, write_json, write_text
+from grpo.common.files import atomic_folder, note_that_off, read_jsonl, write_json, write_text
 from grpo.common.records import Rollout, read_problems
 from grpo.evaluation.best_of_n import best_at_n, majority_at_n, pass_at_n, ranking_quality
 from grpo.evaluation.episodes import transcript
 from grpo.evaluation.evaluator import CheckpointEvaluator, stage_run
 from grpo.grader.pool import grade_batch
-from grpo.results.runs import read_zero_shot
 from grpo.results.statistics import mean_over_problems
 from grpo.study import paths
 from grpo.study.schema import Study
@@ -87,7 +86,9 @@ def with_zero_shot(study: Study, prompt: str, metrics: dict[str, Any]) -> dict[s
     same = evaluation.best_of_n.problems == evaluation.zero_shot_problems and prompt in evaluation.zero_shot_prompts
     if not same or "1" not in metrics["n"]:
         return metrics
-    figure = mean_over_problems(list(read_zero_shot(prompt).values()))
+    path = paths.BASELINE / f"{prompt}.jsonl"
+    right = dict(read_jsonl(path, "math_baseline", lambda line: (line["problem"], float(line["answer_reward"] == 1.0))))
+    figure = mean_over_problems(list(right.values()))
     return metrics | {"n": metrics["n"] | {"1": dict.fromkeys(metrics["n"]["1"], figure)}}
 
 

@@ -15,7 +15,7 @@ from grpo.common.yaml_file import parse_yaml
 from grpo.discovery.log import BEST_PROGRAM, LOG, Attempt, read_log, to_json
 from grpo.discovery.strategies import BASELINE
 from grpo.reporting.charts import INK, legend, panels, styles
-from grpo.reporting.sentences import render
+from grpo.reporting.labels import render
 from grpo.study import paths
 from grpo.study.schema import Study
 

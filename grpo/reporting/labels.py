@@ -1,12 +1,16 @@
-"""Names of arms by what they are, such as ``4 epochs × 64, GRPO-Clip``; numbers and tables as Markdown."""
+"""Names of arms by what they are, such as ``4 epochs × 64, GRPO-Clip``; numbers, tables and templates as Markdown."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any
 
-from grpo.common.safe_text import short
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from grpo.common.safe_text import MARKDOWN, short
 
 LOSSES = {
     "no_baseline": "no baseline",
@@ -19,6 +23,7 @@ LOSSES = {
 }
 STD = {True: "with std", False: "without std", "batch": "with the batch's std"}
 METHODS = {"grpo": "GRPO", "sft": "SFT", "expert_iteration": "expert iteration"}
+LONGEST_TEXT = 400  # characters of a reason, a measurement or a response
 LONGEST = 40  # characters of a setting without a phrase of its own
 Config = Mapping[str, Any]  # a run's effective settings
 
@@ -162,3 +167,49 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
         return ""
     lines = [list(rows[0]), ["---"] * len(rows[0]), *([str(cell) for cell in row.values()] for row in rows)]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+# ------------------------------------------------------------------------------------------------------ templates and texts
+
+
+@cache
+def templates() -> Environment:
+    """The environment of the report's templates; an undefined name is an error."""
+    environment = Environment(
+        loader=PackageLoader("grpo.reporting"),
+        undefined=StrictUndefined,
+        autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= MARKDOWN | {
+        "interval": interval,
+        "decimals": decimals,
+        "bounded": bounded,
+        "plain": plain,
+        "said": said,
+    }
+    environment.filters["quoted"] = lambda text: "\n".join(f"> {line}".rstrip() for line in text.split("\n"))
+    return environment
+
+
+def render(template: str, **values: Any) -> str:
+    """Fill a template."""
+    return templates().get_template(template).render(**values)
+
+
+def bounded(text: object, longest: int = LONGEST_TEXT) -> str:
+    """A text's beginning, on one line."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= longest else line[: longest - 1] + "…"
+
+
+def said(text: object, longest: int = LONGEST_TEXT) -> str:
+    """A text as part of a line: bounded, and without a link, a picture, code, HTML or the end of a cell."""
+    return re.sub(r"([\\`\[\]<|])", r"\\\1", bounded(text, longest))
+
+
+def plain(text: object) -> str:
+    """A text for the title of a link or picture, without characters that could end it."""
+    return bounded(text).replace("\\", "/").translate({ord(one): None for one in '"`<>[]|'})

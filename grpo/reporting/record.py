@@ -6,34 +6,41 @@ Nothing in it differs between machines: seconds, ids and hardware are in reports
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from grpo.common.files import read_json, write_json
-from grpo.reporting.extra import extras, samples, zero_shot_examples
+from grpo.common.files import read_json, read_jsonl, write_json
 from grpo.reporting.labels import arm_labels
 from grpo.results.claims import judge_claims
-from grpo.results.findings import ArmResult, ExperimentResult, Interval
-from grpo.results.intervals import difference_of
+from grpo.results.evidence import Evidence, read_evidence
+from grpo.results.intervals import difference_of, mean_of
 from grpo.results.published import read_published
-from grpo.results.runs import Run, by_arm, final_scores, read_baseline, read_best_of_n, read_runs, value
-from grpo.results.selection import read_result
+from grpo.results.runs import Run, read_baseline, read_best_of_n, value
+from grpo.results.selection import Choice, choose
+from grpo.results.statistics import wilson_interval
 from grpo.results.verdicts import Verdict
 from grpo.study import paths
-from grpo.study.methods import RATE_TIMES
+from grpo.study.paths import stage_of_run
 from grpo.study.schema import Study
-from grpo.study.settings import MAIN, Experiment, setting_of
+from grpo.study.settings import MAIN, setting_of
+from grpo.tasks.mixture import Mixture
 
 Values = dict[str, Any]
-FORM, LENGTH, ENTROPY = "val/format_reward", "val/response_length", "val/token_entropy"
+AT_EVALUATIONS = {"format": "val/format_reward", "length": "val/response_length", "entropy": "val/token_entropy"}
 TRENDS = (  # training metrics of which the record has first and last levels
     *("token_entropy", "gradient_norm", "loss", "train/answer_reward", "train/response_length", "clip_fraction", "ratio_max"),
     *("lag_mean", "mean_nll", "train/zero_signal_fraction"),
 )
 PART = 8  # a level is the mean over the first or the last eighth of the steps
+SUM = re.compile(r"(-?(?<!\d)\d{1,18}) ([+-]) (\d{1,18}) = (-?\d{1,18})(?!\d)")
+SHOWN = 2  # samples before and after training, and examples of each zero-shot outcome
+LONGEST = 1200  # characters of a response or question
+KEYWORD_KINDS = ("lists_only", "repeats_prompt", "is_sentence")
 
 
 def write_record(study: Study) -> Values:
@@ -42,8 +49,8 @@ def write_record(study: Study) -> Values:
     Raises:
         UserError: a result file is missing or damaged.
     """
-    runs = {name: read_runs(study, name) for name in study.active_experiments}
-    record = record_of(study, runs, {name: read_result(study, name) for name in runs}, judge_claims(study))
+    evidence = read_evidence(study)
+    record = record_of(study, evidence, judge_claims(study, evidence))
     write_json(paths.RECORD, record)
     return record
 
@@ -53,17 +60,16 @@ def read_record() -> Values:
     return read_json(paths.RECORD, made_by="tables", keys=("study", "headline", "experiments", "claims"))
 
 
-def record_of(
-    study: Study, runs: dict[str, list[Run]], results: dict[str, ExperimentResult], verdicts: list[Verdict]
-) -> Values:
-    """Compute the record from runs, results and verdicts; the other result files are read."""
-    experiments = {name: _experiment(study, runs[name], results[name], verdicts) for name in runs}
-    for name, entry in experiments.items():
-        entry["extra"] = extras(study, runs[name], entry, runs, experiments)
-    headline = _headline(study, runs, experiments)
+def record_of(study: Study, evidence: Mapping[str, Evidence], verdicts: Sequence[Verdict]) -> Values:
+    """Compute the record from runs and verdicts; the other result files are read."""
+    experiments = {}
+    for name, of in evidence.items():
+        claims_about = [one.id for one in verdicts if one.experiment == name]
+        experiments[name] = _experiment(study, of, choose(study, of), claims_about) | {"extra": _extra(study, of)}
+    headline = _headline(evidence, experiments)
     claims = [asdict(verdict) for verdict in verdicts]
     cited = {source for claim in claims for source in claim["reported"]}
-    fine_tuned = any((of.method, of.task) == ("sft", MAIN) for of in map(study.experiments.get, runs) if of)
+    fine_tuned = any((of["method"], of["task"]) == ("sft", MAIN) for of in experiments.values())
     found: Values = plain(
         {
             "study": study.study,
@@ -72,7 +78,7 @@ def record_of(
             "metric": study.metric.replace("_", " "),
             "by_design": study.by_design,
             "headline": headline,
-            "methods": _methods(study, runs, experiments, headline),
+            "methods": _methods(evidence, experiments, headline),
             "baseline": {
                 prompt: {
                     "right_form": of["format_reward"],
@@ -92,7 +98,7 @@ def record_of(
             },
             "dataset": {
                 task: read_json(paths.dataset_report(task), f"dataset@{task}", keys=("task", "train", "validation"))
-                for task in dict.fromkeys((MAIN, *(study.experiments[name].task for name in runs)))
+                for task in dict.fromkeys((MAIN, *(of["task"] for of in experiments.values())))
             },
             "sft": read_json(paths.sft_report(MAIN), f"sft_dataset@{MAIN}") if fine_tuned else None,
         }
@@ -111,46 +117,39 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def ends(estimate: Interval | None) -> Values | None:
-    """Value and ends of an interval."""
-    return None if estimate is None else {"value": estimate.value, "low": estimate.low, "high": estimate.high}
+def label_arms(study: Study, arms: Mapping[str, list[Run]]) -> dict[str, str]:
+    """The labels of an experiment's arms (:func:`grpo.reporting.labels.arm_labels`).
 
-
-def label_arms(study: Study, runs: list[Run]) -> dict[str, str]:
-    """The labels of an experiment's arms (:func:`grpo.reporting.labels.arm_labels`)."""
-    arms = by_arm(runs)
-    method = study.experiments[runs[0].experiment].method
-    return arm_labels(
-        method, {arm: {key: of["value"] for key, of in own[0].config["config"].items()} for arm, own in arms.items()}
-    )
+    Args:
+        arms: the experiment's runs by arm.
+    """
+    configs = {arm: {key: of["value"] for key, of in runs[0].config["config"].items()} for arm, runs in arms.items()}
+    (experiment,) = {runs[0].experiment for runs in arms.values()}
+    return arm_labels(study.experiments[experiment].method, configs)
 
 
 # ------------------------------------------------------------------------------------------------------- an experiment
 
 
-def _experiment(study: Study, runs: list[Run], result: ExperimentResult, verdicts: list[Verdict]) -> Values:
-    entry, arms, labels = study.experiments[result.experiment], by_arm(runs), label_arms(study, runs)
-    leading = arms[result.leader]
-    changed = dict.fromkeys(key for arm in result.arms for key in arm.overrides)
-    first = result.arms[0].overrides
+def _experiment(study: Study, found: Evidence, choice: Choice, claims: list[str]) -> Values:
+    name, entry, labels = found.experiment, study.experiments[found.experiment], label_arms(study, found.arms)
     return {
-        "title": study.title(result.experiment),
+        "title": study.title(name),
         "question": entry.question,
         "note": entry.note,
         "method": entry.method,
         "task": entry.task,
         "builds_on": entry.builds_on,
-        "steps": max(int(run.validation["step"].iloc[-1]) for run in runs),
-        "changed": [key for key in changed if any(arm.overrides.get(key) != first.get(key) for arm in result.arms)],
-        "leader": result.leader,
-        "runner_up": result.runner_up,
-        "winner": result.winner,
-        "margin": ends(result.margin),  # on the problems that select
-        "reason": result.reason,
-        "arms": [_arm(arms[arm.arm], arm, labels[arm.arm], leading) | _rate(entry, arm) for arm in result.arms],
-        "claims": [verdict.id for verdict in verdicts if verdict.experiment == result.experiment],
-        "kl": _kl(study, result.experiment),
-        "samples": samples(arms[result.winner][0].name),
+        "steps": max(int(run.validation["step"].iloc[-1]) for runs in found.arms.values() for run in runs),
+        "leader": choice.leader,
+        "runner_up": choice.runner_up,
+        "winner": choice.winner,
+        "margin": choice.margin and choice.margin.ends(),  # on the problems that select
+        "reason": choice.reason,
+        "arms": [_arm(found, arm, labels[arm]) for arm in found.arms],
+        "claims": claims,
+        "kl": _kl(study, name),
+        "samples": samples(found.arms[choice.winner][0].name),
     }
 
 
@@ -160,38 +159,39 @@ def told(experiment: Values) -> bool:
     return experiment["winner"] == experiment["leader"] and all(below["low"] > 0 for below in others)
 
 
-def _arm(runs: list[Run], result: ArmResult, label: str, leading: list[Run]) -> Values:
+def _arm(found: Evidence, arm: str, label: str) -> Values:
     """An arm's entry; all numbers are means over all of its runs, collapsed ones too."""
-    start = {key: _mean(runs, column, 0) for key, column in (("format", FORM), ("length", LENGTH), ("entropy", ENTROPY))}
-    end = {key: _mean(runs, column, -1) for key, column in (("format", FORM), ("length", LENGTH), ("entropy", ENTROPY))}
-    at_start = float(np.mean([run.validation[run.column].iloc[0] for run in runs]))
-    at_end = float(np.mean([run.validation[run.column].iloc[-1] for run in runs]))
+    runs, column = found.arms[arm], found.arms[arm][0].column
+    start, end = ({key: _mean(runs, of, row) for key, of in AT_EVALUATIONS.items()} for row in (0, -1))
+    at_start, at_end = (float(np.mean([run.validation[column].iloc[row] for run in runs])) for row in (0, -1))
     best = max(runs, key=lambda run: run.metrics[f"best/{run.metric}"]).metrics
     same_as = [run.config["same_as"] for run in runs]
+    scores, curve = found.final(arm), mean_curve(runs, column)
+    final = mean_of(scores)
     return {
-        "arm": result.arm,
+        "arm": arm,
         "label": label,
-        "setting": result.setting,
+        "setting": setting_of(arm),
         "learning_rate": value(runs[0], "learning_rate"),
-        "chosen": result.chosen,
-        "overrides": result.overrides,
-        "runs": result.runs,
+        "chosen": found.is_chosen(arm),
+        "overrides": runs[0].config["overrides"],
+        "runs": [run.name for run in runs],
         "same_as": same_as if any(same_as) else None,  # equal runs of an earlier experiment, which stand for these
-        "by_run": result.by_run,
-        **(ends(result.final) or {}),
-        "problems": result.final.problems,
-        "selection": result.selection,
+        "by_run": [float(run.final.mean()) for run in runs],
+        **final.ends(),
+        "problems": final.problems,
+        "selection": float(found.selection(arm).mean()),
         "start": at_start,
         "best": {"value": best[f"best/{runs[0].metric}"], "step": best["best/step"]},
-        "collapsed": [asdict(one) for one in result.collapses],
+        "collapsed": [asdict(one) for one in found.collapses(arm)],
         "stopped": {run.name: run.metrics["diverged_step"] for run in runs if run.metrics["diverged_step"] is not None},
         **end,
         "given_form": _share(at_end, end["format"]),
         "at_start": start | {"given_form": _share(at_start, start["format"])},
-        "below": None if runs is leading else ends(difference_of(final_scores(runs), final_scores(leading))),
+        "below": None if arm == found.leader else difference_of(scores, found.final(found.leader)).ends(),
         "gained_and_lost": gained_and_lost(runs),
         "metrics": {name: levels for name in TRENDS if (levels := _levels(runs, name))},
-        "curve": _curve(runs),
+        "curve": {"steps": curve.index.tolist(), runs[0].metric: [round(of, 4) for of in curve.tolist()]},
         **({"examples": runs[0].metrics["examples"]} if "examples" in runs[0].metrics else {}),
     }
 
@@ -202,12 +202,6 @@ def _kl(study: Study, experiment: str) -> Values | None:
         return None
     arms: Values = read_json(paths.KL_REPORTS / f"{experiment}.json", f"kl@{experiment}", keys=("arms",))["arms"]
     return {arm: [{key: of for key, of in step.items() if key != "by_run"} for step in steps] for arm, steps in arms.items()}
-
-
-def _rate(entry: Experiment, arm: ArmResult) -> Values:
-    """The multiple of the earlier winners' learning rate, for a setting that was tried at several."""
-    tried = [name for name in entry.arms if setting_of(name) == arm.setting]
-    return {"rate_times": entry.arms[arm.arm].get(RATE_TIMES, 1.0) if len(tried) > 1 else None}
 
 
 def _mean(runs: list[Run], column: str, row: int) -> float | None:
@@ -245,11 +239,6 @@ def _levels(runs: list[Run], column: str) -> Values | None:
     }
 
 
-def _curve(runs: list[Run]) -> Values:
-    curve = mean_curve(runs, runs[0].column)
-    return {"steps": curve.index.tolist(), runs[0].metric: [round(of, 4) for of in curve.tolist()]}
-
-
 def gained_and_lost(runs: list[Run]) -> Values:
     """Problems that are right before training and at the last evaluation, those gained and those lost: means over runs."""
     pairs = [(run.outcomes[0] == 1, run.outcomes[-1] == 1) for run in runs]
@@ -257,10 +246,118 @@ def gained_and_lost(runs: list[Run]) -> Values:
     return dict(zip(("before", "after", "gained", "lost"), np.mean(counts, axis=0).tolist(), strict=True))
 
 
+# ------------------------------------------------------------------------------------------------------------- samples
+
+
+def zero_shot_examples(prompt: str) -> dict[str, list[Values]]:
+    """The first responses of each outcome: category -> question, response, truth."""
+
+    def line(record: Values) -> tuple[str, Values]:
+        shown = {key: str(record[key])[-LONGEST:] for key in ("prompt", "response", "ground_truth")}
+        return record["category"], {"problem": record["problem"], **shown}
+
+    found: dict[str, list[Values]] = {}
+    for category, shown in read_jsonl(paths.BASELINE / f"{prompt}.jsonl", "math_baseline", line):
+        if len(found.setdefault(category, [])) < SHOWN:
+            found[category].append(shown)
+    return found
+
+
+def samples(run: str) -> list[Values]:
+    """Responses of the run ``EXPERIMENT/ARM/SEED`` to the same problems before and after training.
+
+    Problems whose last answer is right and whose written sums are correct come first: a right answer may follow a wrong sum.
+    """
+    keys = ("step", "problem", "prompt", "response", "ground_truth", "format_reward", "answer_reward", "reward")
+    found = read_jsonl(paths.RUNS / run / "rollouts.jsonl", stage_of_run(run), lambda one: {key: one[key] for key in keys})
+    first, last = min(one["step"] for one in found), max(one["step"] for one in found)
+    at_end = [one for one in found if one["step"] == last]
+    best_first = sorted(at_end, key=lambda one: not (one["answer_reward"] == 1 and sums_hold(one["response"])))
+    chosen = [one["problem"] for one in best_first[:SHOWN]]
+    return [
+        one | {key: str(one[key])[-LONGEST:] for key in ("prompt", "response", "ground_truth")} | {"run": run}
+        for step in (first, last)
+        for one in found
+        if one["step"] == step and one["problem"] in chosen
+    ]
+
+
+def sums_hold(response: str) -> bool:
+    """Whether every sum and difference of numbers of up to 18 digits in a response is correct; ``4 - 5 = 1`` is not."""
+    return all(int(a) + int(sign + b) == int(c) for a, sign, b, c in SUM.findall(response))
+
+
+# --------------------------------------------------------------------------------------- what only some experiments have
+
+
+def _extra(study: Study, found: Evidence) -> Values:
+    """Kinds of responses, further evaluation sets, scores on the whole set, staleness; keys without content are left out."""
+    task = study.experiments[found.experiment].task
+    made = study.task(task)
+    parts = made.parts if isinstance(made, Mixture) else ()
+    extra = {
+        "staleness": _staleness(found),
+        "kinds": _kinds([run for runs in found.arms.values() for run in runs]),
+        "leaderboard": [_full(run) for runs in found.arms.values() for run in runs if "full/answer_reward" in run.metrics],
+        "further_sets": _by_column(found, {n: f"val/also/{n}/{study.metric}" for n in study.also_evaluated(task)}),
+        "mixture": _by_column(found, {n: f"val/{n}/answer_reward" for n in parts}),
+    }
+    return {key: of for key, of in extra.items() if of}
+
+
+def _kinds(runs: list[Run]) -> Values:
+    """Shares of the keyword task's kinds of responses before and after training."""
+    columns = {kind: f"val/{kind}" for kind in KEYWORD_KINDS}
+    shares = {
+        kind: {when: _mean(runs, of, row) for when, row in (("before", 0), ("after", -1))} for kind, of in columns.items()
+    }
+    return shares if all(of["before"] is not None for of in shares.values()) else {}
+
+
+def _full(run: Run) -> Values:
+    """A run's score on the whole validation set."""
+    n = run.metrics["full/problems"]
+    low, high = wilson_interval(run.metrics["full/answer_reward"] * n, n)
+    ended = {"steps": run.metrics["steps"], "cut": run.metrics["time_limit_step"] is not None}
+    return {"run": run.name, "value": run.metrics["full/answer_reward"], "low": low, "high": high, "problems": n, **ended}
+
+
+def _by_column(found: Evidence, columns: dict[str, str]) -> list[Values]:
+    """First and last value of each arm by column, means over runs, without NaN (steps without this evaluation)."""
+    rows = []
+    for name, column in columns.items():
+        for arm, runs in found.arms.items():
+            measured = [values for run in runs if column in run.validation and len(values := run.validation[column].dropna())]
+            if measured:
+                first, last = (float(np.mean([of.iloc[row] for of in measured])) for row in (0, -1))
+                rows.append({"set": name, "arm": arm, "first": first, "last": last, "runs": len(measured)})
+    return rows
+
+
+def _staleness(found: Evidence) -> Values:
+    """Lag, clipping, ratios and use of the replay buffer of each asynchronous arm."""
+    rows = {}
+    for arm, runs in found.arms.items():
+        if not (settings := runs[0].config["config"].get("asynchronous", {}).get("value")):
+            continue
+        history, last = pd.concat([run.history for run in runs]), pd.DataFrame([run.history.iloc[-1] for run in runs])
+        left = float(last["replay/left"].sum()) if settings["replay_capacity"] > 1 else 0.0
+        used = ("uses_mean", "never_drawn") if left else ()
+        rows[arm] = {
+            "lag_mean": history["lag_mean"].mean(),
+            "lag_max": history["lag_max"].max(),
+            "clip_fraction": history["clip_fraction"].mean(),
+            "gradient_norm": history["gradient_norm"].median(),
+            **{key: history[key].median() for key in ("ratio_min", "ratio_mean", "ratio_max")},
+            **{key: (last["replay/left"] * last[f"replay/{key}"]).sum() / left for key in used},
+        }
+    return rows
+
+
 # ------------------------------------------------------------------------------------------------- the study as a whole
 
 
-def _headline(study: Study, runs: dict[str, list[Run]], experiments: dict[str, Values]) -> Values:
+def _headline(evidence: Mapping[str, Evidence], experiments: dict[str, Values]) -> Values:
     """The best winner of GRPO experiments on the main task that start from the base model; without any, others count.
 
     Winners without a collapsed run come first, then by mean on the problems that select, so that the shown mean is not the
@@ -269,12 +366,12 @@ def _headline(study: Study, runs: dict[str, list[Run]], experiments: dict[str, V
 
     def order(name: str) -> tuple[bool, bool, bool, bool, float]:
         entry, arm = experiments[name], winner_of(experiments[name])
-        from_base = not value_of(runs[name], arm["arm"], "start_from")
-        return entry["task"] == MAIN, entry["method"] == "grpo", from_base, not arm["collapsed"], arm["selection"]
+        started = evidence[name].arms[arm["arm"]][0].config["config"].get("start_from", {}).get("value")
+        return entry["task"] == MAIN, entry["method"] == "grpo", not started, not arm["collapsed"], arm["selection"]
 
     name = max(experiments, key=order)
     arm = winner_of(experiments[name])
-    config = next(run for run in runs[name] if run.arm == arm["arm"]).config["config"]
+    config = evidence[name].arms[arm["arm"]][0].config["config"]
     keys = (
         "arm",
         "label",
@@ -309,25 +406,19 @@ def arm_of(entry: Values, name: str) -> Values:
     return found
 
 
-def value_of(runs: list[Run], arm: str, key: str) -> Any:
-    """A setting of an arm; None if its method lacks it."""
-    run = next(run for run in runs if run.arm == arm)
-    return value(run, key) if key in run.config["config"] else None
-
-
-def _methods(study: Study, runs: dict[str, list[Run]], experiments: dict[str, Values], headline: Values) -> list[Values]:
+def _methods(evidence: Mapping[str, Evidence], experiments: dict[str, Values], headline: Values) -> list[Values]:
     """The winners of SFT and of expert iteration on the main task beside the headline, with the difference to the headline."""
-    best = by_arm(runs[headline["experiment"]])[headline["arm"]]
+    best = evidence[headline["experiment"]].final(headline["arm"])
     rows = []
     for name, entry in experiments.items():
-        if entry["task"] != MAIN or (entry["method"] == "grpo" and name != headline["experiment"]):
-            continue
-        arm = winner_of(entry)
-        own = by_arm(runs[name])[arm["arm"]]
-        same = name != headline["experiment"] and final_scores(own).shape[1] == final_scores(best).shape[1]
-        rows.append(
-            {"method": entry["method"], "experiment": name}
-            | {key: arm[key] for key in ("arm", "label", "value", "low", "high", "entropy", "length")}
-            | {"above_headline": ends(difference_of(final_scores(best), final_scores(own))) if same else None}
-        )
+        first = name == headline["experiment"]
+        if entry["task"] == MAIN and (first or entry["method"] != "grpo"):
+            arm = winner_of(entry)
+            own = evidence[name].final(arm["arm"])
+            same = not first and own.shape[1] == best.shape[1]
+            rows.append(
+                {"method": entry["method"], "experiment": name}
+                | {key: arm[key] for key in ("arm", "label", "value", "low", "high", "entropy", "length")}
+                | {"above_headline": difference_of(best, own).ends() if same else None}
+            )
     return rows

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.common.files import read_json
+from grpo.reporting.labels import table
 from grpo.reporting.record import told
 from grpo.results.replication import NOT_TRIED, SAME, TURNED, UNDECIDED, Replicate, agreement
 from grpo.results.statistics import format_interval
@@ -67,9 +68,8 @@ def replication_page(study: str, here: Replicate, replicates: Sequence[Replicate
             f"{number[SAME]} are the same, {number[NOT_TRIED]} are not tested in one. Of {len(others)} experiments "
             f"{sum(row[-1] != SAME for row in others)} have another winner.",
             "",
-            *_table(("claim", here.name, there.name, ""), _claims(here, there)),
-            "",
-            *_table(("experiment", f"winner, {here.name}", f"winner, {there.name}", ""), others),
+            _table(("claim", here.name, there.name, ""), _claims(here, there)),
+            _table(("experiment", f"winner, {here.name}", f"winner, {there.name}", ""), others),
         ]
     return "\n".join(lines) + "\n"
 
@@ -96,10 +96,5 @@ def _winners(here: Replicate, there: Replicate) -> list[tuple[str, ...]]:
     return rows
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a Markdown table."""
-
-    def line(cells: Sequence[str]) -> str:
-        return f"| {' | '.join(cell.replace('|', chr(92) + '|').replace(chr(10), ' ') for cell in cells)} |"
-
-    return [line(heads), "|---" * len(heads) + "|", *map(line, rows)]
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return table(dict(zip(heads, (cell.replace("\n", " ") for cell in row), strict=True)) for row in rows)

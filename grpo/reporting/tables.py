@@ -19,7 +19,12 @@ from grpo.study.schema import Study
 
 def write_tables(study: Study, record: Values) -> None:
     """Write reports/tables/*.md, reports/results.csv and reports/summary.json."""
-    texts, metric = general_tables(record), record["metric"]
+    metric = record["metric"]
+    texts = {  # name -> Markdown, empty where there is nothing to show
+        "zero_shot": zero_shot_table(record["baseline"]),
+        "best_of_n": best_of_n_table(record["best_of_n"]),
+        "claims": claims_table(record["claims"]),
+    }
     for name, entry in record["experiments"].items():
         texts |= {name: experiment_table(entry, metric)}
         texts |= {f"{name}-{kind}": text for kind, text in further_tables(entry, metric).items()}
@@ -116,15 +121,6 @@ def further_tables(entry: Values, metric: str = "answer reward") -> dict[str, st
 
 
 # ------------------------------------------------------------------------------------------------------- the study as a whole
-
-
-def general_tables(record: Values) -> dict[str, str]:
-    """The tables that are not of one experiment: name -> Markdown, empty where there is nothing to show."""
-    return {
-        "zero_shot": zero_shot_table(record["baseline"]),
-        "best_of_n": best_of_n_table(record["best_of_n"]),
-        "claims": claims_table(record["claims"]),
-    }
 
 
 def zero_shot_table(baseline: Mapping[str, Any]) -> str:

@@ -95,7 +95,7 @@ def write_timing(study: Study) -> None:
     rows = []
     for name in study.active_experiments:
         runs = read_runs(study, name)
-        labels = label_arms(study, runs)
+        labels = label_arms(study, by_arm(runs))
         rows += [
             {"run": run.name, "experiment": name, "arm": run.arm, "label": labels[run.arm]} | _row(study, run, hashes)
             for run in runs
@@ -202,7 +202,7 @@ def draw_timing(study: Study) -> Figure:
         alone.set_axis_off()
         alone.text(0, 0.5, "no run had the machine for itself, so seconds are not compared", color=INK)
         return figure
-    labels = {name: label_arms(study, read_runs(study, name)) for name in compared}
+    labels = {name: label_arms(study, by_arm(read_runs(study, name))) for name in compared}
     widths = {
         f"{labels[name][run.arm]}{side}": parts
         for name, runs in compared.items()

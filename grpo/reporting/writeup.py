@@ -14,13 +14,13 @@ import numpy as np
 import pandas as pd
 
 from grpo.common.files import damaged, read_text, write_text
+from grpo.common.yaml_file import read_mapping
 from grpo.reporting.comments import QUESTIONS, Comment, Values, read_comments
 from grpo.reporting.kissing_number import read_report, write_delivery
-from grpo.reporting.labels import decimals, interval
+from grpo.reporting.labels import bounded, decimals, interval, plain, render
 from grpo.reporting.page import page_of
 from grpo.reporting.provenance import environments
 from grpo.reporting.record import read_record
-from grpo.reporting.sentences import bounded, plain, render
 from grpo.reporting.timing import PARTS, timing_table
 from grpo.study import paths
 from grpo.study.schema import Study
@@ -51,7 +51,7 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
     figures |= {path.stem for path in paths.REPORTS.glob("timing.svg")}
     return render(
         "writeup.md.j2",
-        r={"left_out": [study.title(name) for name in study.left_out], "pinned": study.selection.pinned} | dict(record),
+        r={"left_out": left_out(study), "pinned": study.selection.pinned} | dict(record),
         tables={path.stem: read_text(path, "tables") for path in sorted(paths.TABLES.glob("*.md"))},
         figures=figures,
         comments={name: comments.get(name) for name in (*experiments, *QUESTIONS)},
@@ -66,6 +66,13 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
         origin=environments(_origins(timing)),
         kissing=read_report() if study.kissing_number is not None else None,
     )
+
+
+def left_out(study: Study) -> list[str]:
+    """Titles of the study's experiments without arms; those of the handouts only if it has another one of them."""
+    handouts = read_mapping(paths.shipped("studies") / "base.yaml")["experiments"]
+    all_count = any(name in handouts for name in study.active_experiments)
+    return [study.title(name) for name in study.left_out if all_count or name not in handouts]
 
 
 def outcome(experiment: Values) -> str:

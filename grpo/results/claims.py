@@ -5,13 +5,13 @@ claims.yaml holds the published ones; a study's file may hold others (``claims:`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from grpo.results.evidence import Evidence, NotMeasured, evidence_of
+from grpo.results.evidence import Arm, Evidence, NotMeasured
 from grpo.results.intervals import mean_of
 from grpo.results.published import claims_of, digest_of, read_published, written
 from grpo.results.replication import Replication, fresh, read_replication
@@ -22,32 +22,39 @@ from grpo.study.schema import Study
 from grpo.study.settings import MAIN, setting_of
 
 
-def judge_claims(study: Study) -> list[Verdict]:
+def judge_claims(study: Study, evidence: Mapping[str, Evidence]) -> list[Verdict]:
     """Judge each claim about an experiment of the study: published ones in the order of claims.yaml, then the study's own.
 
     Each interval has 95% by itself. It is not widened for the number of claims, so that the interval shown is the one that
     decides and means the same in every study; what one study decides by chance, fresh seeds do not repeat (``Verdict.fresh``).
 
-    Raises:
-        UserError: a run of an experiment is missing.
+    Args:
+        evidence: by experiment (:func:`grpo.results.evidence.read_evidence`).
     """
-    evidence: dict[str, Evidence] = {}
-
-    def of_experiment(name: str) -> Evidence:
-        if name not in evidence:
-            evidence[name] = evidence_of(study, name)
-        return evidence[name]
-
     replication = read_replication(study)
-    found = [_judged(study, claim, own, of_experiment, replication) for claim, own in claims_of(study)]
-    return found + [_untested(entry) for entry in read_published().untested if entry["experiment"] in study.active_experiments]
+    found = [_judged(study, claim, own, evidence, replication) for claim, own in claims_of(study)]
+    return found + [
+        Verdict(
+            entry["id"],
+            entry["experiment"],
+            statement=entry["statement"],
+            reason=entry["why"],
+            reported=_texts(entry["reported"]),
+        )
+        for entry in read_published().untested
+        if entry["experiment"] in study.active_experiments
+    ]
+
+
+def _texts(reported: Mapping[str, Any]) -> dict[str, str]:
+    return {source: str(text) for source, text in reported.items()}
 
 
 def _judged(
-    study: Study, claim: AnyClaim, own: bool, of_experiment: Callable[[str], Evidence], replication: Replication | None
+    study: Study, claim: AnyClaim, own: bool, evidence: Mapping[str, Evidence], replication: Replication | None
 ) -> Verdict:
     """Judge one claim."""
-    known: Verdict = Verdict(
+    known = Verdict(
         id=claim.id,
         experiment=claim.experiment,
         kind=claim.KIND,
@@ -58,53 +65,49 @@ def _judged(
         horizon=claim.horizon,
         control=getattr(claim, "control", None),
         by_design=claim.by_design if study.models[MAIN].source == "pretrain" else None,
-        reported={source: str(text) for source, text in claim.reported.items()},
+        reported=_texts(claim.reported),
     )
+    about: list[Arm] = []  # the claim's arms
+
+    def arm_called(name: str) -> Arm:
+        about.append(_arm(claim, name, evidence))
+        return about[-1]
+
     try:
-        if not own and study.task(study.experiments[claim.experiment].task).stands_for != read_published().task:
-            task = read_published().task
+        task = read_published().task
+        if not own and study.task(study.experiments[claim.experiment].task).stands_for != task:
             raise NotMeasured(f"published for the task {task}, which this study's task does not stand for (Task.stands_for)")
-        involved = [of_experiment(name) for name in claim.experiments()]
-        _require(claim, of_experiment(claim.experiment))
-        about: list[tuple[Evidence, str]] = []  # the claim's arms
-
-        def arm_called(name: str) -> tuple[Evidence, str]:
-            about.append(_arm(claim, name, of_experiment))
-            return about[-1]
-
+        if missing := [name for name in claim.experiments() if name not in evidence]:
+            raise NotMeasured(f"the study leaves {missing[0]} out")
+        _require(claim, evidence[claim.experiment])
         found = judge(claim, arm_called)
-        steps = min(one.steps(*(arm for evidence, arm in about if evidence is one and arm)) for one in involved)
-        if steps < claim.horizon and not (isinstance(claim, Collapses | Share) and found.verdict == AGREES):
-            reason = f"the claim is about step {claim.horizon} and later, and the runs took {steps} steps"
-            found = replace(found, verdict=NOT_TESTED, reason=reason)
     except NotMeasured as lacking:
         return replace(known, reason=str(lacking))
-    decided = {key: getattr(found, key) for key in ("verdict", "reason", "measured", "numbers", "interval", "quantity")}
-    runs = [run.name for one in involved for of_arm in one.arms.values() for run in of_arm]
-    known = replace(known, **decided, margin=found.margin, written=written(claim, runs))
+    whole = [run for arm in about for run in arm.runs if run.metrics["diverged_step"] is None]  # the others were stopped early
+    steps = min((int(run.validation["step"].iloc[-1]) for run in whole), default=0)
+    if steps < claim.horizon and not (isinstance(claim, Collapses | Share) and found.verdict == AGREES):
+        reason = f"the claim is about step {claim.horizon} and later, and the runs took {steps} steps"
+        found = replace(found, verdict=NOT_TESTED, reason=reason)
+    decided = {
+        key: getattr(found, key) for key in ("verdict", "reason", "measured", "numbers", "interval", "quantity", "margin")
+    }
+    runs = [run.name for name in claim.experiments() for of_arm in evidence[name].arms.values() for run in of_arm]
+    known = replace(known, **decided, written=written(claim, runs))
     return replace(known, fresh=fresh(known, replication))
 
 
-def _arm(claim: AnyClaim, name: str, of_experiment: Callable[[str], Evidence]) -> tuple[Evidence, str]:
-    """Find the evidence on an arm as a claim names it (``ARM`` or ``EXPERIMENT/ARM``), and the arm's name there.
+def _arm(claim: AnyClaim, name: str, evidence: Mapping[str, Evidence]) -> Arm:
+    """Find an arm as a claim names it: ``ARM`` or ``EXPERIMENT/ARM``. A setting stands for the arm with its best learning rate.
 
-    A setting stands for the arm with its best learning rate.
+    The leader is the best arm on the problems that select, so that those that judge it did not choose it.
 
     Raises:
         NotMeasured: the study has no such arm.
     """
     experiment, _, arm = name.rpartition("/")
-    evidence = of_experiment(experiment or claim.experiment)
-    if not arm:
-        return evidence, ""
-    if arm in PLACES:
-        return evidence, _leader(evidence) if arm == "leader" else [*evidence.arms][0 if arm == "first" else -1]
-    return evidence, evidence.name_of(evidence.chosen.get(arm, arm))
-
-
-def _leader(evidence: Evidence) -> str:
-    """The best arm on the problems that select, so that those that judge it did not choose it."""
-    return evidence.best([*evidence.chosen.values()])
+    of = evidence[experiment or claim.experiment]
+    places = dict(zip(PLACES, (of.leader, *[*of.arms][:1], *[*of.arms][-1:]), strict=True))
+    return of.arm(places.get(arm, arm))
 
 
 def _require(claim: AnyClaim, evidence: Evidence) -> None:
@@ -113,7 +116,7 @@ def _require(claim: AnyClaim, evidence: Evidence) -> None:
     Raises:
         NotMeasured: one of them is not met.
     """
-    leader = _leader(evidence)
+    leader = evidence.leader
     if claim.requires.learns:
         final, start = mean_of(evidence.final(leader)), float(first_scores(evidence.runs(leader)).mean())
         if final.low <= start:
@@ -128,8 +131,3 @@ def _require(claim: AnyClaim, evidence: Evidence) -> None:
         best = rates[tried.index(evidence.chosen[arm])] if rates else 0.0
         if len(rates) < 3 or best in (min(rates), max(rates)):
             raise NotMeasured(f"of the {len(rates)} learning rates of {arm}, the best ({best:g}) is the lowest or the highest")
-
-
-def _untested(entry: dict[str, Any]) -> Verdict:
-    reported = {source: str(text) for source, text in entry["reported"].items()}
-    return Verdict(entry["id"], entry["experiment"], statement=entry["statement"], reason=entry["why"], reported=reported)

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from grpo.results.findings import Collapse
+from dataclasses import dataclass
+from typing import Literal
+
 from grpo.results.intervals import difference_of, simultaneous
 from grpo.results.runs import Run, value
 from grpo.results.statistics import LEVEL, wilson_interval
 
 BELOW = 0.5  # a run that ends below this share of its best reward has collapsed
+
+
+@dataclass(frozen=True)
+class Collapse:
+    """The collapse of a run."""
+
+    run: str  # EXPERIMENT/ARM/SEED
+    # ``divergence``: the run was stopped; ``training rewards``: between two evaluations.
+    seen_in: Literal["divergence", "evaluations", "training rewards"]
+    step: int  # of the best reward; of a run that was stopped, the step at which it was
+    reached: float  # best reward, of what ``seen_in`` names
+    ended: float  # final reward
 
 
 def collapse_of(run: Run) -> Collapse | None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from grpo.results.collapses import collapse_of
-from grpo.results.findings import Collapse, Contrast
-from grpo.results.intervals import Scores, difference_of, simultaneous
+from grpo.results.collapses import Collapse, collapse_of
+from grpo.results.intervals import Scores, difference_of
 from grpo.results.runs import Run, by_arm, final_scores, read_runs
 from grpo.study.schema import Study
 from grpo.study.settings import setting_of
@@ -18,6 +17,16 @@ from grpo.study.settings import setting_of
 
 class NotMeasured(Exception):
     """A test's requirement that the study does not meet; the message names it."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """An arm's runs, as a claim is judged by them."""
+
+    experiment: str
+    name: str  # empty: all arms of the experiment
+    runs: list[Run]
+    fallen: frozenset[str]  # names of the runs that collapsed
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,10 @@ class Evidence:
             settings.setdefault(setting_of(arm), []).append(arm)
         return {setting: self.first_within_one_error(arms) for setting, arms in settings.items()}
 
+    def is_chosen(self, arm: str) -> bool:
+        """Whether the arm stands for its setting."""
+        return arm in self.chosen.values()
+
     def name_of(self, arm: str) -> str:
         """The arm of this name, or a setting's chosen one.
 
@@ -62,13 +75,15 @@ class Evidence:
         """The collapses in these arms."""
         return tuple(collapse for arm in arms for collapse in self._collapses[self.name_of(arm)])
 
+    def arm(self, name: str) -> Arm:
+        """An arm for a claim; without a name all arms. Also :class:`NotMeasured` as :meth:`name_of`."""
+        names = [self.name_of(name)] if name else [*self.arms]
+        fallen = frozenset(collapse.run for collapse in self.collapses(*names))
+        return Arm(self.experiment, names[0] if name else "", [run for one in names for run in self.arms[one]], fallen)
+
     def final(self, arm: str) -> Scores:
         """Final scores of the arm's runs on the problems that judge, (runs, problems)."""
         return final_scores(self.runs(arm))
-
-    def mean(self, arm: str) -> float:
-        """The mean of :meth:`final`."""
-        return float(self.final(arm).mean())
 
     def selection(self, arm: str) -> Scores:
         """Final scores of the arm's runs on the problems that select, (runs, problems)."""
@@ -84,6 +99,11 @@ class Evidence:
         """The eligible arm with the highest mean on the problems that select, the first of equals."""
         return max(self.eligible(arms), key=lambda arm: float(self.selection(arm).mean()))
 
+    @cached_property
+    def leader(self) -> str:
+        """The best of the settings' chosen arms (:meth:`best`)."""
+        return self.best([*self.chosen.values()])
+
     def first_within_one_error(self, arms: Sequence[str]) -> str:
         """The first eligible arm that is not more than one standard error below the best one, on the problems that select.
 
@@ -98,28 +118,12 @@ class Evidence:
 
         return next(arm for arm in self.eligible(arms) if is_near(arm))
 
-    def contrast(self, arm: str, against: str, contrasts: int = 1, level: Callable[[int], float] = simultaneous) -> Contrast:
-        """The difference of final rewards, unadjusted and adjusted for the number of contrasts by ``level``."""
-        first, second = self.final(against), self.final(arm)
-        arm, against = self.name_of(arm), self.name_of(against)
-        adjusted = difference_of(first, second, level(contrasts))
-        return Contrast(arm, against, difference_of(first, second), adjusted, contrasts)
 
-    def steps(self, *arms: str) -> int:
-        """The fewest steps of any run of these arms, or of all; diverged runs do not count, as they were stopped early."""
-        runs = [run for arm in arms or self.arms for run in self.runs(arm) if run.metrics["diverged_step"] is None]
-        return min((int(run.validation["step"].iloc[-1]) for run in runs), default=0)
+def read_evidence(study: Study) -> dict[str, Evidence]:
+    """Read the runs of each experiment of the study; UserError if one is missing."""
+    return {name: evidence_of(study, name) for name in study.active_experiments}
 
 
 def evidence_of(study: Study, experiment: str) -> Evidence:
-    """Read the evidence on an experiment.
-
-    Raises:
-        NotMeasured: the study leaves it out.
-        UserError: a run is missing.
-    """
-    if experiment not in study.experiments:
-        raise NotMeasured(f"this version has no experiment {experiment}")
-    if experiment in study.left_out:
-        raise NotMeasured(f"the study leaves {experiment} out")
+    """Read the runs of an experiment; UserError if one is missing."""
     return Evidence(experiment, by_arm(read_runs(study, experiment)))

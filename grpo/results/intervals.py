@@ -14,13 +14,12 @@ arXiv:2504.07086, on why the interval must cover the spread between few runs):
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from grpo.results.findings import ASSUMED_RUNS, PROBLEMS, RUNS, RUNS_AND_PROBLEMS, Interval
 from grpo.results.statistics import LEVEL, wilson_interval
 
 Scores = NDArray[np.float64]
@@ -29,6 +28,28 @@ Scores = NDArray[np.float64]
 # MATH (garg-2026 in claims.yaml).
 ASSUMED_RUN_SD, ASSUMED_DF = 0.045, 4
 TINY = 1e-9  # zero up to rounding
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+    level: float  # confidence level; 0.95 unless the interval is adjusted for the number of contrasts
+    covers: str  # what would vary if the study were repeated: runs (new seeds), problems or both
+    runs: int  # their number; in a difference, of the arm with fewer
+    problems: int
+    se: float  # standard error
+    df: float  # degrees of freedom of Student's t
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+    def ends(self) -> dict[str, float]:
+        """Only ``value``, ``low`` and ``high``."""
+        return {"value": self.value, "low": self.low, "high": self.high}
 
 
 def mean_of(scores: Scores, fixed: bool = False) -> Interval:
@@ -89,13 +110,8 @@ def change_of(before: Scores, after: Scores) -> Interval:
 
 def p_beyond(interval: Interval, bar: float = 0.0) -> float:
     """Two-sided p of the hypothesis that the true value is ``bar``."""
-    return 2 * _tail(abs(interval.value - bar), interval)
-
-
-def _tail(distance: float, interval: Interval) -> float:
-    if interval.se == 0:
-        return 0.0 if distance > 0 else 0.5 if distance == 0 else 1.0
-    return float(stats.t.sf(distance / interval.se, interval.df))
+    distance = abs(interval.value - bar)
+    return 2 * float(stats.t.sf(distance / interval.se, interval.df)) if interval.se else float(distance == 0)
 
 
 def _interval(table: Scores, fixed: bool, level: float, arms: int = 1) -> Interval:
@@ -112,7 +128,8 @@ def _interval(table: Scores, fixed: bool, level: float, arms: int = 1) -> Interv
     weights = sum(part**2 / df for part, df in parts)
     df = max(1.0, math.floor(variance**2 / weights)) if weights > 0 else float(max(1, problems - 1))
     value, half = float(by_problem.mean()), float(stats.t.ppf((1 + level) / 2, df)) * math.sqrt(variance)
-    covers = PROBLEMS if fixed else ASSUMED_RUNS if runs == 1 else RUNS_AND_PROBLEMS if problems > 1 else RUNS
+    of_few = "runs and problems" if problems > 1 else "runs"  # such as gradient norms, which have no problems
+    covers = "problems" if fixed else "problems, and runs by an assumed spread" if runs == 1 else of_few
     return Interval(value, value - half, value + half, level, covers, runs, problems, math.sqrt(variance), df)
 
 
@@ -130,10 +147,5 @@ def _rest(table: Scores) -> float:
     runs, problems = table.shape
     if runs == 1 or problems == 1:
         return 0.0
-    return float(squares_within(table) / ((runs - 1) * (problems - 1) * problems))
-
-
-def squares_within(table: Scores) -> float:
-    """Sum of squares of what run and problem leave of the scores, (runs, problems)."""
     left = table - table.mean(axis=1, keepdims=True) - table.mean(axis=0, keepdims=True) + table.mean()
-    return float((left**2).sum())
+    return float((left**2).sum() / ((runs - 1) * (problems - 1) * problems))

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from grpo.common.errors import UserError
 from grpo.common.files import damaged, read_csv, read_json, read_jsonl, require_keys
-from grpo.results.findings import Interval
-from grpo.results.intervals import change_of
 from grpo.study import paths
 from grpo.study.effective import read_config
 from grpo.study.paths import stage_of_run
@@ -140,19 +138,6 @@ def read_best_of_n(study: Study) -> dict[str, Any]:
     return read_json(paths.BEST_OF_N_METRICS, made_by="best_of_n", keys=prompts) if prompts else {}
 
 
-def read_zero_shot(prompt: str) -> dict[str, float]:
-    """Read the zero-shot answers: problem -> 1.0 if right, else 0.0.
-
-    Raises:
-        UserError: the file is missing or damaged.
-    """
-
-    def line(value: dict[str, Any]) -> tuple[str, float]:
-        return value["problem"], float(value["answer_reward"] == 1.0)
-
-    return dict(read_jsonl(paths.BASELINE / f"{prompt}.jsonl", "math_baseline", line))
-
-
 def by_arm(runs: list[Run]) -> dict[str, list[Run]]:
     """Group runs by arm, in their order."""
     arms: dict[str, list[Run]] = {}
@@ -171,11 +156,6 @@ def final_scores(runs: list[Run]) -> NDArray[np.float64]:
     return np.stack([run.final for run in runs])
 
 
-def gain(runs: list[Run]) -> Interval:
-    """Last answer reward of an arm minus that before training, on the problems of all evaluations."""
-    return change_of(np.stack([run.outcomes[0] for run in runs]), np.stack([run.outcomes[-1] for run in runs]))
-
-
 def first_scores(runs: list[Run]) -> NDArray[np.float64]:
     """Answer rewards before training, (runs, problems)."""
     return np.stack([run.outcomes[0] for run in runs])
@@ -189,8 +169,3 @@ def identical(first: list[Run], second: list[Run]) -> bool:
     return len(first) == len(second) and all(
         a.history.equals(b.history) and np.array_equal(a.last, b.last) for a, b in zip(first, second, strict=True)
     )
-
-
-def mean_curve(runs: list[Run], column: str) -> pd.Series[float]:
-    """Mean of a validation metric over an arm's runs, by step."""
-    return pd.concat([run.validation.groupby("step")[column].last() for run in runs], axis=1).mean(axis=1)

@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from grpo.results.evidence import Evidence, NotMeasured
+from grpo.common.files import read_json
+from grpo.results.evidence import Arm, NotMeasured
 from grpo.results.intervals import difference_of
-from grpo.results.levels import highest, last_common_step, log_levels, series
-from grpo.results.runs import Run, first_scores, identical, value
+from grpo.results.runs import Run, final_scores, first_scores, identical, value
 from grpo.results.statistics import LEVEL, format_interval, wilson_interval
+from grpo.study import paths
 from grpo.study.claims import REWARD, AnyClaim, Beats, Collapses, NotBelow, Share, Trend
 
 VerdictName = Literal["agrees", "disagrees", "no difference", "cannot tell", "not tested"]
@@ -32,8 +33,12 @@ NOT_TESTED: VerdictName = "not tested"
 DECIDED = (AGREES, DISAGREES, NO_DIFFERENCE)
 
 HALF = 0.5  # "most runs" are more than this share
+BLOCK = 4  # steps
+KL = "kl/"  # metrics of kept checkpoints, such as kl/per_token_low_variance
+SMALLEST = 1e-8  # replaces smaller values before taking the logarithm
 Ends = dict[str, float]  # value, low, high
-Of = Callable[[str], tuple[Evidence, str]]  # finds an arm's evidence and its name there; see grpo.results.claims.Arms
+Of = Callable[[str], Arm]  # finds an arm by a claim's name for it
+Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -59,11 +64,6 @@ class Verdict:
     reported: dict[str, str] = field(default_factory=dict)  # by source
     written: Literal["before", "after", "unknown"] = "unknown"  # before or after the claim's runs
     fresh: Literal["same", "undecided", "turned round", "not tried"] = "not tried"  # on fresh seeds
-
-    @property
-    def decided(self) -> bool:
-        """Whether it agrees, disagrees or finds no difference."""
-        return self.verdict in DECIDED
 
 
 # ------------------------------------------------------------------------------------------------------ decisions
@@ -95,7 +95,7 @@ def beside(arm: Verdict, control: Verdict | None) -> Verdict:
     return replace(arm, verdict=CANNOT_TELL, reason=f"{arm.reason}, but that of the control does not lie on the other side")
 
 
-def over_runs(values: NDArray[np.float64]) -> Ends:
+def over_runs(values: Numbers) -> Ends:
     """The mean of one number per run with its 95% t-interval (Student 1908).
 
     Raises:
@@ -120,29 +120,32 @@ def most(hits: Sequence[bool]) -> Verdict:
 
 def beats(claim: Beats, of: Of) -> Verdict:
     """The arm has more than the other by ``by`` or more: the interval of the difference, or ratio, lies above ``by``."""
-    if claim.metric != REWARD:
-        return _larger(claim, of)
-    difference, numbers, measured = _difference(claim.arm, claim.beats, of, claim.at)
-    found = decide(difference, claim.by, -claim.by)
-    return replace(found, measured=measured, numbers=numbers, quantity="difference", margin=claim.by)
+    if claim.metric == REWARD:
+        difference, known = _difference(of(claim.arm), of(claim.beats), claim.at)
+        return replace(decide(difference, claim.by, -claim.by), **known, margin=claim.by)
+    arm, other = of(claim.arm), of(claim.beats)
+    _require_a_difference(arm, other)
+    logs = []  # over the steps that both runs of a seed have taken
+    for run, rival in zip(arm.runs, other.runs, strict=True):
+        first, second = log_levels([rival, run], claim.metric, claim.at, (0.0, last_common_step([run, rival])))
+        logs.append(second - first)
+    ratio = _ratio(over_runs(np.array(logs)))
+    measured = f"{claim.metric} ({claim.at}) of {arm.name} is {format_interval(ratio)} times that of {other.name}"
+    found = decide(ratio, claim.by, 1 / claim.by)
+    return replace(found, measured=measured, numbers={"ratio": ratio["value"]}, quantity="ratio", margin=claim.by)
 
 
 def not_below(claim: NotBelow, of: Of) -> Verdict:
     """The arm costs nothing against the other: the interval of the difference lies above minus ``by`` (non-inferiority)."""
-    difference, numbers, measured = _difference(claim.arm, claim.not_below, of, "end")
-    found = decide(difference, -claim.by)
-    return replace(found, measured=measured, numbers=numbers, quantity="difference", margin=claim.by)
+    difference, known = _difference(of(claim.arm), of(claim.not_below), "end")
+    return replace(decide(difference, -claim.by), **known, margin=claim.by)
 
 
 def collapses(claim: Collapses, of: Of) -> Verdict:
     """Most runs of the arm collapse, and most of the control's do not: each share's interval lies on its side of a half."""
-    shares, counts = {}, []
-    for key in (claim.collapses, claim.control):
-        evidence, arm = of(key)
-        fallen, runs = {one.run for one in evidence.collapses(arm)}, evidence.runs(arm)
-        shares[key] = most([run.name in fallen for run in runs])
-        counts.append(f"{len(fallen)} of {len(runs)} runs of {arm} collapsed")
-    return _shares(beside(*shares.values()), "; ".join(counts), shares)
+    arms = {key: of(key) for key in (claim.collapses, claim.control)}
+    counts = [f"{len(arm.fallen)} of {len(arm.runs)} runs of {arm.name} collapsed" for arm in arms.values()]
+    return _shares({key: [run.name in arm.fallen for run in arm.runs] for key, arm in arms.items()}, "; ".join(counts))
 
 
 def trend(claim: Trend, of: Of) -> Verdict:
@@ -150,18 +153,17 @@ def trend(claim: Trend, of: Of) -> Verdict:
 
     The interval is of the mean logarithm of that ratio over runs. A control must not show the same.
     """
+    first, last = (float(step) for step in [*claim.steps, *(0, math.inf)[len(claim.steps) :]])
     found, numbers, texts = [], {}, []
     for key in filter(None, (claim.arm, claim.control)):
-        evidence, arm = of(key)
-        runs = evidence.runs(arm)
-        first, last = (float(step) for step in [*claim.steps, *(0, math.inf)[len(claim.steps) :]])
-        if last_common_step(runs) < last < math.inf:
-            raise NotMeasured(f"the claim is about the steps up to {last:g}, and a run of {arm} took fewer")
-        logs = log_levels(runs, claim.metric, "late", (first, last)) - log_levels(runs, claim.metric, "start", (first, last))
-        ratio = _ratio(over_runs(logs))
+        arm = of(key)
+        if last_common_step(arm.runs) < last < math.inf:
+            raise NotMeasured(f"the claim is about the steps up to {last:g}, and a run of {arm.name} took fewer")
+        late, start = (log_levels(arm.runs, claim.metric, at, (first, last)) for at in ("late", "start"))
+        ratio = _ratio(over_runs(late - start))
         found.append(_trend(claim, ratio))
         numbers[key] = ratio["value"]
-        texts.append(f"{arm} {format_interval(ratio)}")
+        texts.append(f"{arm.name} {format_interval(ratio)}")
     measured = f"last level of {claim.metric} as a multiple of its first: {'; '.join(texts)}"
     decided = beside(found[0], found[1] if claim.control else None)
     return replace(decided, measured=measured, numbers=numbers, quantity="ratio", margin=claim.by)
@@ -170,69 +172,79 @@ def trend(claim: Trend, of: Of) -> Verdict:
 def share(claim: Share, of: Of) -> Verdict:
     """The metric exceeds ``share_above`` times its level in control runs in most runs, and in most control runs it does not.
 
-    Both shares have Wilson's interval. The level is the median over the control runs of their median step.
+    Both shares have Wilson's interval. The level is the median over the control runs of their median step. Of runs that
+    collapsed, the steps count until the reward has fallen.
     """
-    name = "runs that collapsed" if claim.arm is None else claim.arm
-    (runs, until), controls, other = _groups(claim, of)
+    if claim.arm is not None and claim.control is not None:
+        name, other = claim.arm, claim.control
+        runs, controls = of(name).runs, of(other).runs
+        until = [math.inf] * len(runs)
+    else:
+        name, other, every = "runs that collapsed", "steady runs", of("")
+        runs = [run for run in every.runs if run.name in every.fallen]
+        until = [_until_fallen(run) for run in runs]
+        batches = {value(run, "train_batch_size") for run in runs}
+        controls = [run for run in every.runs if run.name not in every.fallen and value(run, "train_batch_size") in batches]
+        if not runs or not controls:
+            lost = f"{len(runs)} runs collapsed and {len(controls)} with the same train batch held"
+            raise NotMeasured(f"{lost}, and both are needed")
     bar = claim.share_above * float(np.median([np.median(series(run, claim.metric)[1]) for run in controls]))
-    hits = [highest(run, claim.metric, last) > bar for run, last in zip(runs, until, strict=True)]
-    others = [highest(run, claim.metric) > bar for run in controls]
-    shares = {name: most(hits), other: most(others)}
-    counts = [f"in {sum(of)} of {len(of)} {key}" for key, of in zip(shares, (hits, others), strict=True)]
-    measured = f"{claim.metric} above {bar:.3g} {' and '.join(counts)}"
-    return replace(_shares(beside(*shares.values()), measured, shares), margin=claim.share_above)
+    hits = {
+        name: [highest(run, claim.metric, last) > bar for run, last in zip(runs, until, strict=True)],
+        other: [highest(run, claim.metric) > bar for run in controls],
+    }
+    counts = " and ".join(f"in {sum(of_runs)} of {len(of_runs)} {key}" for key, of_runs in hits.items())
+    return replace(_shares(hits, f"{claim.metric} above {bar:.3g} {counts}"), margin=claim.share_above)
+
+
+RULES: dict[str, Callable[[Any, Of], Verdict]] = {
+    Beats.KIND: beats,
+    NotBelow.KIND: not_below,
+    Collapses.KIND: collapses,
+    Trend.KIND: trend,
+    Share.KIND: share,
+}
+
+
+def judge(claim: AnyClaim, of: Of) -> Verdict:
+    """Judge a claim by the rule of its kind.
+
+    Raises:
+        NotMeasured: the study lacks what the rule needs.
+    """
+    arms = [of(getattr(claim, key)) for key in claim.ARMS if getattr(claim, key)]
+    if len({(arm.experiment, arm.name) for arm in arms}) < len(arms):  # such as the lowest rate, where it leads itself
+        return Verdict(verdict=DISAGREES, reason=f"{arms[0].name} is both arms that the claim compares")
+    return RULES[claim.KIND](claim, of)
 
 
 # -------------------------------------------------------------------------------------------------------- helpers
 
 
-def _difference(first: str, second: str, of: Of, at: str) -> tuple[Ends, dict[str, float], str]:
-    """The difference of two arms' answer rewards, paired by seed and problem, at the start or the end."""
-    (evidence, arm), (other, against) = of(first), of(second)
-    runs, rivals = evidence.runs(arm), other.runs(against)
-    if identical(runs, rivals):
-        raise NotMeasured(f"{arm} and {against} have identical results: the settings in which they differ had no effect")
-    if at == "start":
-        scores, controls = first_scores(runs), first_scores(rivals)
-    else:
-        _same_steps({arm: runs, against: rivals}, evidence is other)
-        scores, controls = evidence.final(arm), other.final(against)
-    found = difference_of(controls, scores)
-    names = (arm, against) if evidence is other else (f"{evidence.experiment}/{arm}", f"{other.experiment}/{against}")
-    numbers = {names[0]: float(scores.mean()), names[1]: float(controls.mean())}
-    ends = [f"{name} {number:.3f}" for name, number in numbers.items()]
+def _require_a_difference(arm: Arm, other: Arm) -> None:
+    if identical(arm.runs, other.runs):
+        raise NotMeasured(
+            f"{arm.name} and {other.name} have identical results: the settings in which they differ had no effect"
+        )
+
+
+def _difference(arm: Arm, other: Arm, at: str) -> tuple[Ends, dict[str, Any]]:
+    """The difference of two arms' answer rewards, paired by seed and problem, at the start or the end, and what it is of."""
+    _require_a_difference(arm, other)
+    apart, texts = arm.experiment != other.experiment, []
     if at == "end":
-        ends = [text + _collapsed(*which) for text, which in zip(ends, ((evidence, arm), (other, against)), strict=True)]
-    interval = {"value": found.value, "low": found.low, "high": found.high}
-    return interval, numbers, f"{', '.join(ends)}; difference {format_interval(interval)}"
-
-
-def _same_steps(arms: Mapping[str, Sequence[Run]], one_experiment: bool) -> None:
-    """Raise NotMeasured if arms of one experiment took different numbers of steps, other than by collapsing."""
-    whole = [run for runs in arms.values() for run in runs if run.metrics["diverged_step"] is None]
-    if one_experiment and len({int(run.validation["step"].iloc[-1]) for run in whole}) > 1:
-        raise NotMeasured(f"the runs of {' and '.join(arms)} took different numbers of steps")
-
-
-def _collapsed(evidence: Evidence, arm: str) -> str:
-    fallen = len(evidence.collapses(arm))
-    return f" ({fallen} of {len(evidence.runs(arm))} runs collapsed)" if fallen else ""
-
-
-def _larger(claim: Beats, of: Of) -> Verdict:
-    """Compare two arms' levels of a metric of the training steps, over the steps that both runs of a seed have taken."""
-    (evidence, arm), (other, against) = of(claim.arm), of(claim.beats)
-    runs, rivals = evidence.runs(arm), other.runs(against)
-    if identical(runs, rivals):
-        raise NotMeasured(f"{arm} and {against} have identical results: the settings in which they differ had no effect")
-    logs = [
-        np.diff(log_levels([rival, run], claim.metric, claim.at, (0.0, last_common_step([run, rival]))))[0]
-        for run, rival in zip(runs, rivals, strict=True)
-    ]
-    ratio = _ratio(over_runs(np.array(logs)))
-    measured = f"{claim.metric} ({claim.at}) of {arm} is {format_interval(ratio)} times that of {against}"
-    found = decide(ratio, claim.by, 1 / claim.by)
-    return replace(found, measured=measured, numbers={"ratio": ratio["value"]}, quantity="ratio", margin=claim.by)
+        whole = [run for run in (*arm.runs, *other.runs) if run.metrics["diverged_step"] is None]  # the others were stopped
+        if not apart and len({int(run.validation["step"].iloc[-1]) for run in whole}) > 1:
+            raise NotMeasured(f"the runs of {arm.name} and {other.name} took different numbers of steps")
+    scores = [(final_scores if at == "end" else first_scores)(one.runs) for one in (arm, other)]
+    names = [f"{one.experiment}/{one.name}" if apart else one.name for one in (arm, other)]
+    numbers = {name: float(of.mean()) for name, of in zip(names, scores, strict=True)}
+    for (name, number), one in zip(numbers.items(), (arm, other), strict=True):
+        fallen = f" ({len(one.fallen)} of {len(one.runs)} runs collapsed)" if at == "end" and one.fallen else ""
+        texts.append(f"{name} {number:.3f}{fallen}")
+    interval = difference_of(scores[1], scores[0]).ends()
+    measured = f"{', '.join(texts)}; difference {format_interval(interval)}"
+    return interval, {"measured": measured, "numbers": numbers, "quantity": "difference"}
 
 
 def _ratio(logs: Ends) -> Ends:
@@ -254,26 +266,11 @@ def _trend(claim: Trend, ratio: Ends) -> Verdict:
     return Verdict(verdict=verdict, reason=f"the interval {where} a factor of {claim.by:g}", interval=ratio)
 
 
-def _shares(found: Verdict, measured: str, shares: Mapping[str, Verdict]) -> Verdict:
-    numbers = {name: one.interval["value"] for name, one in shares.items() if one.interval}
-    return replace(found, measured=measured, numbers=numbers, quantity="share")
-
-
-def _groups(claim: Share, of: Of) -> tuple[tuple[list[Run], list[float]], list[Run], str]:
-    """The runs in question, the step up to which each counts, the control runs, and a name for these."""
-    if claim.arm is not None and claim.control is not None:
-        (evidence, arm), (other, control) = of(claim.arm), of(claim.control)
-        runs = evidence.runs(arm)
-        return (runs, [math.inf] * len(runs)), other.runs(control), claim.control
-    evidence, _ = of("")
-    fallen = {one.run for arm in evidence.arms for one in evidence.collapses(arm)}
-    everything = [run for of_arm in evidence.arms.values() for run in of_arm]
-    lost = [run for run in everything if run.name in fallen]
-    batches = {value(run, "train_batch_size") for run in lost}
-    held = [run for run in everything if run.name not in fallen and value(run, "train_batch_size") in batches]
-    if not lost or not held:
-        raise NotMeasured(f"{len(lost)} runs collapsed and {len(held)} with the same train batch held, and both are needed")
-    return (lost, [_until_fallen(run) for run in lost]), held, "steady runs"
+def _shares(hits: Mapping[str, Sequence[bool]], measured: str) -> Verdict:
+    """Decide by the shares of an arm's and of its control's runs in which something holds."""
+    arm, control = (most(of_runs) for of_runs in hits.values())
+    numbers = {name: sum(of_runs) / len(of_runs) for name, of_runs in hits.items()}
+    return replace(beside(arm, control), measured=measured, numbers=numbers, quantity="share")
 
 
 def _until_fallen(run: Run) -> float:
@@ -284,22 +281,69 @@ def _until_fallen(run: Run) -> float:
     return float(run.validation["step"].iloc[low[0] if low else -1])
 
 
-RULES: dict[str, Callable[[Any, Of], Verdict]] = {
-    Beats.KIND: beats,
-    NotBelow.KIND: not_below,
-    Collapses.KIND: collapses,
-    Trend.KIND: trend,
-    Share.KIND: share,
-}
+# ---------------------------------------------------------------------------- levels of a metric over a stretch of a run
 
 
-def judge(claim: AnyClaim, of: Of) -> Verdict:
-    """Judge a claim by the rule of its kind.
+def series(run: Run, metric: str, how: str = "mean") -> tuple[Numbers, Numbers]:
+    """Steps, and a metric's values at them: training steps, the evaluations of a validation metric, or kept checkpoints.
+
+    Args:
+        how: ``mean`` or ``max`` over a step's optimizer updates. The value is infinite if one of them is not finite.
 
     Raises:
-        NotMeasured: the study lacks what the rule needs.
+        NotMeasured: the run has no such metric.
     """
-    arms = [of(getattr(claim, key)) for key in claim.ARMS if getattr(claim, key)]
-    if len({(id(evidence), arm) for evidence, arm in arms}) < len(arms):  # such as the lowest rate, where it leads itself
-        return Verdict(verdict=DISAGREES, reason=f"{arms[0][1]} is both arms that the claim compares")
-    return RULES[claim.KIND](claim, of)
+    if metric.startswith(KL):
+        return _kl(run, metric.removeprefix(KL))
+    table = next((table for table in (run.history, run.validation) if metric in table), None)
+    if table is None:
+        raise NotMeasured(f"the runs have no {metric}")
+    values = table[metric].astype(float)
+    by_step = values.where(np.isfinite(values), np.inf).groupby(table["step"]).agg(how)
+    return by_step.index.to_numpy(dtype=float), by_step.to_numpy(dtype=float)
+
+
+def _kl(run: Run, estimate: str) -> tuple[Numbers, Numbers]:
+    """Steps, and the KL of the run's kept checkpoints to its start, as the stage ``kl`` measured them."""
+    path, made_by = paths.KL_REPORTS / f"{run.experiment}.json", f"kl@{run.experiment}"
+    steps = read_json(path, made_by, keys=("arms",))["arms"].get(run.arm, []) if path.exists() else []
+    points = [(one["step"], one["by_run"][run.name][estimate]) for one in steps if run.name in one["by_run"]]
+    if not points:
+        raise NotMeasured(f"the runs of {run.experiment} keep no checkpoints whose KL is measured (keep_steps)")
+    places, values = np.array(points, dtype=float).T
+    return places, values
+
+
+def level(run: Run, metric: str, at: str, steps: tuple[float, float] = (0, math.inf)) -> float:
+    """The median of a metric over a part of a stretch of steps.
+
+    Args:
+        at: ``start`` (the first sixteenth of the stretch), ``late`` (its last quarter), ``end`` (its last sixteenth) or
+            ``throughout``; each has at least one value.
+        steps: the first and the last step of the stretch.
+    """
+    places, values = series(run, metric)
+    values = values[(places >= steps[0]) & (places <= steps[1])]
+    if len(values) < 2:
+        raise NotMeasured(f"{run.name} has fewer than two values of {metric} between the steps {steps[0]:g} and {steps[1]:g}")
+    few, many = math.ceil(len(values) / 16), math.ceil(len(values) / 4)
+    part = {"start": values[:few], "late": values[-many:], "end": values[-few:], "throughout": values}[at]
+    return float(np.median(part))
+
+
+def log_levels(runs: Sequence[Run], metric: str, at: str, steps: tuple[float, float] = (0, math.inf)) -> Numbers:
+    """The logarithm of :func:`level` of each run, (runs,)."""
+    return np.log(np.maximum([level(run, metric, at, steps) for run in runs], SMALLEST))
+
+
+def last_common_step(runs: Sequence[Run]) -> float:
+    """The last step that all runs have taken."""
+    return min(float(run.history["step"].max()) for run in runs)
+
+
+def highest(run: Run, metric: str, until: float = math.inf) -> float:
+    """The highest median over a block of four steps of a metric's largest value in each step, up to a step."""
+    places, values = series(run, metric, "max")
+    values = values[places <= until]
+    parts = np.array_split(values, max(1, len(values) // BLOCK))
+    return max((float(np.median(part)) for part in parts if len(part)), default=-math.inf)

@@ -18,7 +18,7 @@ import pytest
 import grpo
 from grpo.common.errors import UserError
 from grpo.common.records import Problem
-from grpo.reporting.extra import sums_hold
+from grpo.reporting.record import sums_hold
 from grpo.tasks.downloaded import Gsm8k, Math
 from grpo.tasks.formats import CHAT
 from grpo.tasks.graded import GradedTask

@@ -15,15 +15,13 @@ from report_parts import run, solved, store, store_general, study_of
 
 from grpo.commands import stages
 from grpo.reporting import record as recording
-from grpo.reporting.extra import first_difference, lag_bound, sums_hold
-from grpo.reporting.record import gained_and_lost, mean_curve, plain, winner_of
+from grpo.reporting.record import gained_and_lost, mean_curve, plain, sums_hold, winner_of
 from grpo.results.evidence import Evidence
 from grpo.results.runs import Run, by_arm
-from grpo.results.selection import result_of
 from grpo.study.schema import Study
 
 SWEEP, LORA, SFT = "grpo_learning_rate", "grpo_lora", "sft_experiment"
-ASYNCHRONOUS, KEYWORD, ITERATION = "grpo_async_offpolicy", "grpo_keyword_inclusion", "expert_iteration_experiment"
+ASYNCHRONOUS = "grpo_async_offpolicy"
 RATES: dict[str, dict[str, Any]] = {"1e-4": {"learning_rate": 1e-4}, "3e-4": {"learning_rate": 3e-4}}
 
 
@@ -36,8 +34,7 @@ def record_of(study: Study, *runs: Run) -> dict[str, Any]:
     study = study_of(study, **arms)
     for one in runs:
         store(one)
-    found = {name: result_of(study, Evidence(name, by_arm(own))) for name, own in of.items()}
-    return recording.record_of(study, of, found, [])
+    return recording.record_of(study, {name: Evidence(name, by_arm(own)) for name, own in of.items()}, [])
 
 
 @pytest.fixture
@@ -156,33 +153,6 @@ def extra_of(study: Study, *runs: Run) -> dict[str, Any]:
     return extra
 
 
-def test_answers_by_level(general: Path, mini_study: Study) -> None:
-    """Even problems have level 1; the first half is solved after training, and of both levels."""
-    parts = extra_of(mini_study, *both_seeds("a", 0.0, 0.5))["parts"]["level"]
-    assert parts == {level: {"problems": 50, "before": 0.0, "after": 0.5} for level in ("1", "2")}
-
-
-def test_traces_more_of_them_and_only_right_ones(general: Path, mini_study: Study) -> None:
-    def arm(name: str, end: float, count: int, filtered: bool = False) -> list[Run]:
-        return both_seeds(name, 0.1, end, experiment=SFT, metrics={"examples": count}, values={"filtered": filtered})
-
-    traces = extra_of(mini_study, *arm("all", 0.5, 20), *arm("few", 0.25, 5), *arm("right", 0.8, 12, True))["traces"]
-    assert (traces["more"]["arm"], traces["more"]["against"]) == ("all", "few")
-    assert traces["more"]["value"] == pytest.approx(0.25) and traces["filtering"]["value"] == pytest.approx(0.3)
-
-
-def test_rounds_of_expert_iteration(general: Path, mini_study: Study) -> None:
-    def arm(name: str, end: float, **values: int) -> list[Run]:
-        varied = {"ei_batch_size": 32, "group_size": 4, "epochs_per_ei_step": 1} | values
-        return both_seeds(name, 0.1, 0.2, end, experiment=ITERATION, every=1, values=varied)
-
-    runs = [*arm("b", 0.6, ei_batch_size=64), *arm("a", 0.5), *arm("c", 0.3, group_size=8)]
-    rounds = extra_of(mini_study, *runs)["rounds"]
-    assert rounds["steps"] == [0, 1, 2] and rounds["answer_reward"] == pytest.approx([0.1, 0.2, 0.6])  # the winner's
-    pairs = {(of["setting"], of["against"], of["arm"]): round(of["value"], 6) for of in rounds["pairs"]}
-    assert pairs == {("ei_batch_size", "a", "b"): 0.1, ("group_size", "a", "c"): -0.2}
-
-
 def test_kinds_of_responses(general: Path, mini_study: Study) -> None:
     kinds = {"val/lists_only": [0.5, 0.0], "val/repeats_prompt": 0.0, "val/is_sentence": [0.25, 1.0]}
     found = extra_of(mini_study, *both_seeds("a", 0.1, 0.5, validation=kinds))["kinds"]
@@ -198,45 +168,15 @@ def test_a_score_on_the_whole_set(general: Path, mini_study: Study) -> None:
     assert found["cut"] and found["problems"] == 96
 
 
-APART = {"max_policy_lag": 0, "replay_capacity": 1, "replay_max_age": None}
-
-
-def test_staleness_and_whether_lag_0_equals_one_process(general: Path, mini_study: Study) -> None:
+def test_staleness_and_use_of_the_replay_buffer(general: Path, mini_study: Study) -> None:
     lags = {"lag_mean": [0.0, 2.0], "lag_max": [0, 3], "clip_fraction": [0.0, 0.1], "steps": 2}
-    zero = [
-        run("lag_0", [0.1, end], seed, ASYNCHRONOUS, values={"asynchronous": APART}, **lags)
-        for seed, end in enumerate((0.5, 0.6))
-    ]
-    one = both_seeds("one", 0.1, 0.5, experiment="grpo_colocate", values={"asynchronous": None})
     left = {"replay/left": [5, 30], "replay/uses_mean": [9.0, 1.0], "replay/never_drawn": [0.9, 0.2]}
-    kept = APART | {"replay_capacity": 4, "max_policy_lag": 1}
-    buffered = both_seeds("buffer", 0.1, 0.5, experiment=ASYNCHRONOUS, values={"asynchronous": kept}, **(lags | left))
-    found = extra_of(mini_study, *zero, *buffered, *one)["staleness"]
-    assert found["lag_0"]["parted"] == {"arm": "grpo_colocate/one", "seeds": 2, "at": [None, 8]}
-    assert (found["lag_0"]["lag_mean"], found["lag_0"]["clip_fraction"], found["lag_0"]["lag_max"]) == (
-        1.0,
-        pytest.approx(0.05),
-        3,
-    )
-    assert found["buffer"]["uses_mean"] == 1.0 and found["buffer"]["never_drawn"] == pytest.approx(0.2)
-    assert found["buffer"]["bound"] == 4 and found["buffer"]["parted"] is None
-
-
-@pytest.mark.parametrize(
-    ("lag", "capacity", "age", "bound"),
-    [(0, 1, None, 0), (2, 1, None, 2), (1, 2, 8, 2), (1, 4, 8, 4), (1, 4, 3, 3), (4, 8, 4, 4), (0, 3, None, 2)],
-)
-def test_the_largest_lag_that_settings_allow(lag: int, capacity: int, age: int | None, bound: int) -> None:
-    assert lag_bound({"max_policy_lag": lag, "replay_capacity": capacity, "replay_max_age": age}) == bound
-
-
-def test_runs_differ_although_their_means_are_equal() -> None:
-    """One problem is gained and another lost at step 16."""
-    same = [0.1, solved(0.5), solved(0.5)]
-    other = [0.1, solved(0.5), np.roll(solved(0.5), 1)]
-    assert first_difference(run("a", same), run("b", same)) is None
-    assert first_difference(run("a", same), run("b", other)) == 16
-    assert first_difference(run("a", same), run("b", same[:2])) is None  # what both have is equal
+    apart = {"max_policy_lag": 1, "replay_capacity": 4, "replay_max_age": None}
+    buffered = both_seeds("buffer", 0.1, 0.5, experiment=ASYNCHRONOUS, values={"asynchronous": apart}, **(lags | left))
+    one = both_seeds("one", 0.1, 0.4, experiment=ASYNCHRONOUS, values={"asynchronous": None})
+    (found,) = extra_of(mini_study, *buffered, *one)["staleness"].values()
+    assert (found["lag_mean"], found["clip_fraction"], found["lag_max"]) == (1.0, pytest.approx(0.05), 3)
+    assert found["uses_mean"] == 1.0 and found["never_drawn"] == pytest.approx(0.2)
 
 
 # ------------------------------------------------------------------------------------------------------- the whole report

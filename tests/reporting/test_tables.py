@@ -23,7 +23,6 @@ from grpo.reporting.tables import (
 )
 from grpo.results.evidence import Evidence
 from grpo.results.runs import by_arm
-from grpo.results.selection import result_of
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.settings import AlsoEvaluated
@@ -116,7 +115,7 @@ def test_further_sets_and_tasks_of_a_mixture_are_measured(workdir: Path, mini_st
     runs = [run("a", [0.0, 0.5, 1.0], seed, LORA, validation=columns[seed]) for seed in (0, 1)]
     for one in runs:
         store(one)
-    found = recording.record_of(study, {LORA: runs}, {LORA: result_of(study, Evidence(LORA, by_arm(runs)))}, [])
+    found = recording.record_of(study, {LORA: Evidence(LORA, by_arm(runs))}, [])
     extra = found["experiments"][LORA]["extra"]
     assert extra["further_sets"] == [{"set": "hard", "arm": "a", "first": 0.125, "last": 0.5, "runs": 2}]
     assert extra["mixture"] == [{"set": "easy", "arm": "a", "first": 0.0, "last": 0.125, "runs": 2}]
@@ -149,8 +148,7 @@ def test_results_and_summary(workdir: Path, mini_study: Study) -> None:
     runs += [run("b", [0.1, 0.9], 0, LORA, gradient_norm=[7.0]), run("b", [0.9, 0.0], 1, LORA)]
     for one in runs:
         store(one)
-    result = result_of(study, Evidence(LORA, by_arm(runs)))
-    found = json.loads(json.dumps(recording.record_of(study, {LORA: runs}, {LORA: result}, [])))
+    found = json.loads(json.dumps(recording.record_of(study, {LORA: Evidence(LORA, by_arm(runs))}, [])))
     rows = results_table(study, found).set_index(["arm", "seed"])
     assert rows["end"].tolist() == pytest.approx([0.5, 0.5, 0.9, 0.0]) and rows["collapsed"].tolist() == [False] * 3 + [True]
     assert rows.loc[("b", 0), "max/gradient_norm"] == 7.0 and rows.loc[("a", 1), "last/token_entropy"] == 0.1

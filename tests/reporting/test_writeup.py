@@ -11,11 +11,12 @@ import pytest
 from markdown_it import MarkdownIt
 
 from grpo.reporting.comments import Comment
+from grpo.reporting.labels import bounded, plain
 from grpo.reporting.record import told
-from grpo.reporting.sentences import bounded, plain
-from grpo.reporting.writeup import cost, measured, outcome, seconds_of_steps, wall_seconds, writeup_of
+from grpo.reporting.writeup import cost, left_out, measured, outcome, seconds_of_steps, wall_seconds, writeup_of
 from grpo.study import paths
 from grpo.study.schema import Study
+from grpo.study.settings import Experiment
 
 HOSTILE = "| x | `</td><script>alert(1)</script>\n\n# no heading\n\n![p](http://x)"
 MACHINE = {"processor": "CPU", "cores": 2, "memory_gib": 24, "gpus": []}
@@ -44,6 +45,20 @@ def experiment(winner: str, leader: str, **lows: float | None) -> dict[str, Any]
 )
 def test_an_experiments_result_is_a_line(entry: dict[str, Any], said: str, is_told: bool) -> None:
     assert outcome(entry) == said and told(entry) == is_told
+
+
+@pytest.mark.parametrize(
+    ("only", "said"),
+    [(["grpo_lora", "own"], True), (["own"], False)],
+)
+def test_a_study_of_ones_own_leaves_out_only_what_it_would_have(mini_study: Study, only: list[str], said: bool) -> None:
+    """Of the handouts' experiments it has none without arms, unless it has another one of them."""
+    own = {name: Experiment(title=name, arms={"a": {}}) for name in ("own", "other")}
+    entries = {
+        name: of if name in only else of.model_copy(update={"arms": {}}) for name, of in (mini_study.experiments | own).items()
+    }
+    titles = left_out(mini_study.model_copy(update={"experiments": entries}))
+    assert titles[-1] == "other" and ("Learning rate" in titles) == said == (len(titles) > 1)
 
 
 def test_a_claim_shows_the_interval_that_decides_or_its_measurement() -> None:

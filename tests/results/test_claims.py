@@ -15,7 +15,8 @@ from study_parts import study_named, with_values
 
 from grpo.common.errors import UserError
 from grpo.common.files import write_json
-from grpo.results.claims import judge_claims
+from grpo.results import claims as judging
+from grpo.results.evidence import read_evidence
 from grpo.results.published import KNOWN, digest_of, known_claims, read_published, written
 from grpo.results.replication import Replicate, write_replication
 from grpo.results.runs import Run
@@ -76,6 +77,10 @@ def write(study: Study) -> Callable[..., None]:
                     write_json(paths.run_timing(run.name), about)
 
     return write
+
+
+def judge_claims(study: Study) -> list[Verdict]:
+    return judging.judge_claims(study, read_evidence(study))
 
 
 def by_id(verdicts: list[Verdict]) -> dict[str, Verdict]:

@@ -16,10 +16,9 @@ from scipy import stats
 
 from grpo.common.files import write_json
 from grpo.results.evidence import Evidence, NotMeasured
-from grpo.results.levels import highest, level
 from grpo.results.runs import Run
 from grpo.results.statistics import wilson_interval
-from grpo.results.verdicts import AGREES, CANNOT_TELL, DISAGREES, NO_DIFFERENCE, Verdict, beside, decide, judge
+from grpo.results.verdicts import AGREES, CANNOT_TELL, DISAGREES, NO_DIFFERENCE, Verdict, beside, decide, highest, judge, level
 from grpo.study import paths
 from grpo.study.claims import AnyClaim
 
@@ -61,7 +60,7 @@ def verdict(arms: Sequence[list[Run]], **claim: Any) -> Verdict:
     """Judge a claim about these arms."""
     evidence = Evidence("made_up", {runs[0].arm: runs for runs in arms})
     parsed = TypeAdapter(AnyClaim).validate_python({"experiment": "made_up", "by": 0.05} | claim if "beats" in claim else claim)
-    return judge(parsed, lambda name: (evidence, name))
+    return judge(parsed, evidence.arm)
 
 
 # ---------------------------------------------------------------------------------------------------------- decisions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -294,10 +295,12 @@ def make_task(settings: Mapping[str, Any], where: str = Task.params_key) -> Task
     limit = settings.get(LIMIT)
     if limit is not None and (type(limit) is not int or limit < 1):
         raise UserError(f"{where}.{LIMIT}: expected a whole number above 0, or null, but it is {limit!r}.")
-    own = {key: value for key, value in settings.items() if key not in ("use", LIMIT, *ANY_TASK_TAKES)}
+    takes = inspect.signature(kind).parameters  # a task may have an argument of such a name, as Verifiers has
+    of_environment = {key: settings[key] for key in ANY_TASK_TAKES if key in settings and key not in takes}
+    own = {key: value for key, value in settings.items() if key not in ("use", LIMIT, *of_environment)}
     task: Task = call_with(kind, own, where)
     further: dict[str, Any] = {"params_key": where, LIMIT: limit}
-    if (environment := find_environment(settings, where)) is not None:
+    if (environment := find_environment(of_environment, where)) is not None:
         further["formats"] = {name: in_environment(format, environment) for name, format in task.formats.items()}
         further["own_code"] = (*task.own_code, environment.environment)
     for name, value in further.items():

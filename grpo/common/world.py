@@ -19,12 +19,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import psutil
-
 from grpo.common.errors import AlreadyReported, ToBeResumed
 from grpo.common.interruption import stop_after_the_step
 
-if TYPE_CHECKING:  # torch is not needed to evaluate
+if TYPE_CHECKING:  # torch is not needed to evaluate, psutil only to start processes
+    import psutil
     from torch import Tensor
 
 Item = TypeVar("Item")
@@ -103,7 +102,9 @@ def start_processes(n: int, device: str) -> None:
         ToBeResumed: they were told to stop; rank 0 has saved the run's state.
         AlreadyReported: one of them failed and has printed why.
     """
-    from grpo.common.imports import safe_environment  # it needs pydantic, which a bare GPU machine lacks
+    import psutil  # a bare GPU machine lacks it, as it lacks pydantic, which the next import needs
+
+    from grpo.common.imports import safe_environment
 
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}"]
     command = [*torchrun, *(["--virtual-local-rank"] if device == "cuda" else []), "-m", "grpo", *sys.argv[1:]]
@@ -128,6 +129,8 @@ def start_processes(n: int, device: str) -> None:
 
 
 def _send(signum: int, processes: Iterable[psutil.Process]) -> None:
+    import psutil
+
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(signum)

@@ -7,13 +7,13 @@ removed only if they are well-formed thousands separators outside brackets (``(5
 from __future__ import annotations
 
 import re
+import tomllib
 import unicodedata
 from pathlib import Path
 
-from grpo.common.yaml_file import parse_yaml
 from grpo.grader.split import top_level
 
-_SPELLING = parse_yaml(Path(__file__).with_name("spelling.yaml"))
+_SPELLING = tomllib.loads(Path(__file__).with_name("spelling.toml").read_text(encoding="utf-8"))
 _CHARACTERS = str.maketrans({sign: latex for signs, latex in _SPELLING["characters"].items() for sign in signs})
 _COMMANDS = {name: meaning for meaning, names in _SPELLING["commands"].items() for name in names.split()}
 _COMMAND = re.compile(r"\\(?:left|right) ?\.|\\([A-Za-z]+) ?")

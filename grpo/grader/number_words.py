@@ -1,15 +1,14 @@
-"""The lists of words (words.yaml), and numbers in words."""
+"""The lists of words (words.toml), and numbers in words."""
 
 from __future__ import annotations
 
 import re
+import tomllib
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from grpo.common.yaml_file import parse_yaml
-
-LISTS: dict[str, Any] = parse_yaml(Path(__file__).with_name("words.yaml"))
+LISTS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
 WORDS: dict[str, frozenset[str]] = {name: frozenset(words.split()) for name, words in LISTS.items() if isinstance(words, str)}
 NUMBERS: dict[str, int] = LISTS["numbers"]
 _LARGE: dict[str, int] = LISTS["large numbers"]

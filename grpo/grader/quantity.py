@@ -3,17 +3,17 @@ r"""Reading of exact numbers and their units, without computer algebra."""
 from __future__ import annotations
 
 import re
+import tomllib
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
-from grpo.common.yaml_file import parse_yaml
 from grpo.grader.normalise import unwrap_text
 from grpo.grader.number_words import WORDS
 from grpo.grader.words import alters, is_noun
 
-_UNITS = parse_yaml(Path(__file__).with_name("units.yaml"))
+_UNITS = tomllib.loads(Path(__file__).with_name("units.toml").read_text(encoding="utf-8"))
 
 _LONGEST = 2000  # characters of a number
 _PLAIN = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
@@ -27,7 +27,7 @@ _SCIENTIFIC = re.compile(
     rf"({_PLAIN})(?:(?:\\(?:times|cdot)|\*|[xX]) ?10(?:\^|\*\*)\{{?\(?([+-]?[0-9]{{1,3}})\)?\}}?|[eE]([+-]?[0-9]{{1,3}}))"
 )
 _POWER = re.compile(r"([0-9]{1,6})\^(?:([0-9])|\{?(-?[0-9]{1,4})\}?)")
-_SCALES = {name: factor for factor, names in _UNITS["scales"].items() for name in names}
+_SCALES = {name: int(factor) for factor, names in _UNITS["scales"].items() for name in names}
 _SCALED = re.compile(rf"(.*[0-9}}]) ?(?:\\text\{{)?({'|'.join(_SCALES)})\}}?")
 _LETTER_SCALED = re.compile(rf"({_SIGNED}) ?([kKMB])")
 _LETTER_SCALES = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9}

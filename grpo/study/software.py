@@ -18,7 +18,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -128,6 +127,8 @@ def warn_of_other_versions(names: Sequence[str]) -> None:
 
 def hardware() -> dict[str, Any]:
     """Describe the machine: platform, processor, cores, memory (GiB), visible GPUs and their driver."""
+    import psutil  # a bare GPU machine lacks it
+
     gpus, driver = _gpus()
     return {
         "platform": " ".join((platform.system(), platform.machine(), *platform.libc_ver())).strip(),

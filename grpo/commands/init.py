@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from contextlib import chdir
 from importlib.metadata import version
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from grpo.commands.study import use
 from grpo.common.errors import UserError
-from grpo.common.files import write_text
+from grpo.common.files import remove, write_text
 from grpo.common.imports import require_extra
 from grpo.common.yaml_file import dumped, parse_yaml
 from grpo.study import paths
@@ -41,11 +42,31 @@ def init(folder: Path, with_git: bool) -> str:
         what to do next.
 
     Raises:
-        UserError: the folder holds something, or git or DVC failed.
+        UserError: the folder holds something, or git or DVC failed; then nothing is written.
     """
     require_extra("dvc", "pipeline", "grpo init: a project")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if with_git and shutil.which("git") is None:
+        raise UserError("grpo init --git: no program git. Install it, or leave out --git.")
+    is_new = not folder.exists()
+    if not is_new and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: already exists and is not an empty folder. Name another one.")
+    try:
+        _write(folder, with_git)
+    except BaseException:
+        for written in [folder] if is_new else [*folder.iterdir()]:
+            remove(written)
+        raise
+    begin = [] if with_git else ["git init && dvc init"]
+    return "\n".join(
+        [
+            f"{folder}: a project with the study studies/{STUDY}.yaml, its task and its reward",
+            "Next:",
+            *(f"  {command}" for command in [f"cd {folder}", *begin, "make repro"]),
+        ]
+    )
+
+
+def _write(folder: Path, with_git: bool) -> None:
     shutil.copytree(TEMPLATE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(paths.shipped("workflow"), folder / "workflow", ignore=shutil.ignore_patterns(*OF_THE_CHECKOUT))
     for name in (".gitignore", ".dvcignore"):
@@ -58,14 +79,6 @@ def init(folder: Path, with_git: bool) -> str:
         use(STUDY)
         if with_git:
             _make_repositories()
-    begin = [] if with_git else ["git init && dvc init"]
-    return "\n".join(
-        [
-            f"{folder}: a project with the study studies/{STUDY}.yaml, its task and its reward",
-            "Next:",
-            *(f"  {command}" for command in [f"cd {folder}", *begin, "make repro"]),
-        ]
-    )
 
 
 def pipeline() -> Any:
@@ -92,8 +105,8 @@ def pipeline() -> Any:
 
 def _make_repositories() -> None:
     inside = subprocess.run(["git", "rev-parse", "--is-inside-work-tree"], capture_output=True, check=False).returncode == 0
-    commands = [["dvc", "init", "--quiet", "--subdir"]] if inside else [["git", "init", "--quiet"], ["dvc", "init", "--quiet"]]
-    for command in commands:
+    dvc = [sys.executable, "-m", "dvc", "init", "--quiet"]  # of this environment, even if it is not activated
+    for command in [[*dvc, "--subdir"]] if inside else [["git", "init", "--quiet"], dvc]:
         found = subprocess.run(command, capture_output=True, text=True, check=False)
         if found.returncode:
-            raise UserError(f"{' '.join(command)}: {found.stderr.strip()}. The project is written; run this command there.")
+            raise UserError(f"grpo init --git: `{' '.join(command)}` failed: {found.stderr.strip()}. Nothing is written.")

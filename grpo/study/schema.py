@@ -290,7 +290,8 @@ class Study(Section):
         if self.runs is not None and self.runs != table:
             differing = sorted(key for key in {**table, **self.runs} if table.get(key) != self.runs.get(key))
             shown = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")
-            raise UserError(f"runs: does not match experiments, seeds and tasks ({shown}): run `grpo study runs`.")
+            remedy = "run `grpo study runs`; after `dvc exp run -S …`, then `dvc exp run` without -S"
+            raise UserError(f"runs: does not match experiments, seeds and tasks ({shown}): {remedy}.")
 
     def _check_tasks(self) -> None:
         """Check that each task can be made, has a model, and is used with its own prompt formats."""

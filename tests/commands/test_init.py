@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,3 +50,36 @@ def test_without_git_it_says_what_is_left_and_nothing_is_overwritten() -> None:
     assert not Path("lab/.git").exists() and (Path("lab") / PARAMS_FILE).exists() and (Path("lab") / paths.PIPELINE).exists()
     with pytest.raises(UserError, match="lab: already exists and is not an empty folder"):
         init(Path("lab"), with_git=False)
+
+
+def broken_git(folder: Path) -> str:
+    """A folder of programs with a git that fails."""
+    folder.mkdir()
+    (folder / "git").write_text("#!/bin/sh\necho 'no space left' >&2; exit 1\n")
+    (folder / "git").chmod(0o755)
+    return str(folder)
+
+
+@pytest.mark.usefixtures("workdir")
+@pytest.mark.parametrize("there", [False, True], ids=["new", "empty"])
+@pytest.mark.parametrize(("programs", "said"), [(broken_git, "no space left"), (str, "no program git")])
+def test_nothing_is_left_where_git_fails(
+    there: bool, programs: Callable[[Path], str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Path("lab")
+    if there:
+        lab.mkdir()
+    with monkeypatch.context() as patched:
+        patched.setenv("PATH", programs(tmp_path / "programs"))
+        with pytest.raises(UserError, match=said):
+            init(lab, with_git=True)
+    assert lab.exists() == there and not (there and any(lab.iterdir()))
+    init(lab, with_git=True)  # at the next attempt
+
+
+@pytest.mark.usefixtures("workdir")
+def test_dvc_is_found_in_an_environment_that_is_not_activated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "git").symlink_to(str(shutil.which("git")))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    init(Path("lab"), with_git=True)
+    assert Path("lab/.dvc/config").exists()

@@ -117,7 +117,7 @@ class Generator:
     ) -> list[list[Completion]]:
         """Sample as :meth:`grpo.rollout.engine.Engine.generate`; the other arguments are those of :meth:`sample`."""
         self._take_over(policy)
-        groups: list[list[Completion]] = self.engine.generate(prompts, params, n, seed, draws)
+        groups: list[list[Completion]] = self.engine.generate(prompts, params, n, seed, *([draws] if draws else []))
         self.idle_since = time.perf_counter()
         return groups
 

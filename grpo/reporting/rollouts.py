@@ -13,6 +13,7 @@ from grpo.study.paths import stage_of_run
 MOST_SAMPLES = 700_000  # characters in the page; other samples stay in the runs' folders
 NUMBERS = ("format_reward", "answer_reward", "reward", "token_entropy")
 COLUMNS = ("step", "problem", "prompt", "response", "ground_truth", *NUMBERS)
+MESSAGES = "messages"  # of an episode, each with its role
 
 Sample = dict[str, Any]
 
@@ -31,7 +32,12 @@ def read_samples(run: str) -> list[Sample]:
     A missing or damaged file is a UserError.
     """
     path = paths.RUNS / run / "rollouts.jsonl"
-    return read_jsonl(path, stage_of_run(run), lambda record: {column: record[column] for column in COLUMNS})
+    return read_jsonl(path, stage_of_run(run), lambda record: {column: record[column] for column in columns_of(record)})
+
+
+def columns_of(record: Sample) -> tuple[str, ...]:
+    """The columns of a sample that the page shows."""
+    return (*COLUMNS, MESSAGES) if MESSAGES in record else COLUMNS
 
 
 def browsable(runs: list[str]) -> dict[str, Any]:
@@ -59,6 +65,8 @@ def browsable(runs: list[str]) -> dict[str, Any]:
         for s in samples:
             prompt = prompts.setdefault(s["prompt"], len(prompts))
             problem = problems.setdefault((s["problem"], s["ground_truth"]), len(problems))
-            found[run].append([problem, prompt, s["step"], s["response"], *(number(s[reward]) for reward in NUMBERS)])
-    columns = ["problem", "prompt", "step", "response", *NUMBERS]
+            turns = [s[MESSAGES]] if MESSAGES in s else []
+            found[run].append([problem, prompt, s["step"], s["response"], *(number(s[reward]) for reward in NUMBERS), *turns])
+    episodes = any(len(row) > 4 + len(NUMBERS) for rows in found.values() for row in rows)
+    columns = ["problem", "prompt", "step", "response", *NUMBERS, *([MESSAGES] if episodes else [])]
     return {"prompts": list(prompts), "problems": list(problems), "columns": columns, "runs": found, "left_out": left_out}

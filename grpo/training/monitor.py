@@ -103,7 +103,10 @@ class Monitor:
             self.keep("best", {"step": step, "update": self.updates, self.metric: reward})
         if keep_samples:
             shown = zip(validated.rollouts[:SAMPLES], validated.generations[:SAMPLES], strict=True)
-            self.samples += [{"step": step, "problem": rollout.problem.id, **record} for rollout, record in shown]
+            for rollout, record in shown:
+                episode = rollout.completion.episode
+                turns = {"messages": [list(message) for message in episode.messages]} if episode else {}
+                self.samples.append({"step": step, "problem": rollout.problem.id, **record, **turns})
         self.bar.set_postfix_str(f"validation {self.metric.replace('_', ' ')} {reward:.3f}")
 
     def final_metrics(self) -> dict[str, Any]:

@@ -128,6 +128,54 @@ def test_a_run_is_the_stages_run_also_after_a_kill(lab: Path, monkeypatch: pytes
     assert files_digest(lab / "runs/killed/data/model") == files_digest(out / "data/model")
 
 
+ECHO = """
+Letters.formats = {"plain": Format("{question}", stop=("e", "a", "1", " "))}
+
+
+class Echo:
+    turns = 0
+
+    def reset(self, **row):
+        self.said = 0
+
+    def step(self, text):
+        Echo.turns += 1
+        if Echo.turns == int(os.environ.get("STOP_AT_TURN", 0)):
+            raise RuntimeError("in the middle of an episode")
+        self.said += 1
+        return None if self.said == 3 else f" {self.said} of {len(text)}. "
+"""
+
+
+def test_a_run_that_ended_in_an_episode_goes_on_to_the_same_bytes(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (lab / "letters_of_a_run.py").write_text(LETTERS + ECHO)
+    environment = {"environment": "letters_of_a_run:Echo", "max_turns": 3, "max_observation_tokens": 20}
+    settings = [*HIGH.settings, *(f"tasks.main.{key}={value}" for key, value in environment.items())]
+    settings += ["grpo.sampling_max_tokens=60", "evaluation.max_tokens=60", "grpo.sampling_min_tokens=0"]
+    options = HIGH._replace(settings=settings)
+    one_run(options, Path("whole"), resume=False)
+    expected = results(lab / "whole")
+    rows = list(csv.DictReader(expected["history.csv"].decode().splitlines()))
+    assert all(float(row["train/turns"]) > 1 and float(row["mismatch_mean"]) < 1e-5 for row in rows)
+
+    import letters_of_a_run
+
+    turns = letters_of_a_run.Echo.turns
+    letters_of_a_run.Echo.turns = 0
+    monkeypatch.setenv("STOP_AT_TURN", str(turns // 2))
+    with pytest.raises(RuntimeError, match="in the middle of an episode"):
+        one_run(options, Path("ended"), resume=False)
+    monkeypatch.delenv("STOP_AT_TURN")
+    one_run(options, Path("ended"), resume=True)
+    again = results(lab / "ended")
+    assert json.loads(again.pop("timing.json"))["resumed_after"] != []
+    expected.pop("timing.json")
+    assert again == expected
+    for kind in ("last", "best"):
+        weights = [(lab / f"{run}/checkpoints/{kind}/model.safetensors").read_bytes() for run in ("whole", "ended")]
+        assert weights[0] == weights[1]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

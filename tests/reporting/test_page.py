@@ -130,3 +130,15 @@ def test_samples_beyond_the_room_are_named(workdir: Path, monkeypatch: pytest.Mo
     assert found["problems"] == [("p", "1")]
     row = dict(zip(found["columns"], found["runs"]["e/c/0"][0], strict=True))
     assert row == {"problem": 0, "prompt": 0, "step": 0, "response": "short"} | rewards
+
+
+def test_the_turns_of_an_episode_are_kept(workdir: Path) -> None:
+    rewards = dict.fromkeys(("format_reward", "answer_reward", "reward", "token_entropy"), 1.0)
+    record = {"step": 0, "problem": "p", "prompt": "q", "response": "a\n[tool] 4\nb", "ground_truth": "1"} | rewards
+    turns = [["assistant", "a"], ["tool", "4"], ["assistant", "b"]]
+    (workdir / "data/runs/e/a/0").mkdir(parents=True)
+    lines = [json.dumps(record | {"messages": turns}), json.dumps(record)]
+    (workdir / "data/runs/e/a/0/rollouts.jsonl").write_text("\n".join(lines) + "\n")
+    found = rollouts.browsable(["e/a/0"])
+    assert found["columns"][-1] == "messages" and found["runs"]["e/a/0"][0][-1] == turns
+    assert len(found["runs"]["e/a/0"][1]) == len(found["columns"]) - 1

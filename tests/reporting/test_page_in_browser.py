@@ -191,3 +191,15 @@ def test_it_is_used_with_the_keyboard_alone(page: Any) -> None:
         "[...document.querySelectorAll('[role=region], [role=img]')].filter((each) => !each.ariaLabel || each.tabIndex).length"
     )
     assert page.execute_script(f"return {regions}") == 0
+
+
+def test_what_an_environment_wrote_stands_apart(page: Any) -> None:
+    """In turns, each with its role; text of a model or a tool is text, whatever it looks like."""
+    messages = [["assistant", "[tool] 5 <answer>4</answer>"], ["tool", "<img src=x> 42"], ["assistant", "<b>42</b>"]]
+    sample = {"step": 1, "response": "", "messages": messages, "format_reward": 1, "answer_reward": 1, "reward": 1}
+    found = page.execute_script(
+        "const box = side(arguments[0]); return [[...box.querySelectorAll('pre')].map((x) => x.textContent),"
+        " [...box.querySelectorAll('.written')].map((x) => x.textContent), box.querySelectorAll('img, pre b').length]",
+        sample,
+    )
+    assert found == [[text for _, text in messages], ["tool<img src=x> 42"], 0]

@@ -80,7 +80,15 @@ function side(sample) {
   if (!sample) return element("div", { className: "side", textContent: "no sample at this step" });
   const outcome = isRight(sample) ? "answer right" : hasForm(sample) ? "form right, answer wrong" : "form wrong";
   const title = element("h4", { textContent: `Step ${sample.step}: ${outcome}, entropy ${sample.token_entropy ?? "not known"}` });
-  return element("div", { className: "side" }, title, element("pre", {}, ...marked(sample)));
+  return element("div", { className: "side" }, title, ...(sample.messages ? turns(sample) : [element("pre", {}, ...marked(sample))]));
+}
+
+// An episode: what the environment wrote stands apart, under its role.
+function turns(sample) {
+  return sample.messages.map(([role, text]) => {
+    if (role === "assistant") return element("pre", {}, ...marked({ ...sample, response: text }));
+    return element("div", { className: "written" }, element("b", { textContent: role }), element("pre", { textContent: text }));
+  });
 }
 
 // Marks tags as the form, and the text in answer tags or a box as the answer.

@@ -20,7 +20,9 @@ experiments: {{grpo_learning_rate: {{arms: {{"1e-3": {{learning_rate: 1e-3}}, "1
 
 
 def clone_with_study(target: Path, page: str, study: str, place: str = "studies", shorter: str = "") -> Path:
-    """A clone with the files that a page of the docs prints of a study, put into ``place`` beside short.yaml, which extends it.
+    """A clone with the files of a study that a page of the docs prints, or that are in examples/, in ``place``.
+
+    Beside them is short.yaml, which extends the study.
 
     Args:
         shorter: what else short.yaml says.
@@ -30,6 +32,8 @@ def clone_with_study(target: Path, page: str, study: str, place: str = "studies"
     text = (ROOT / "docs" / page).read_text()
     for name, content in re.findall(rf"^```(?:python|yaml)\n# studies/({study}\.(?:py|yaml))\n(.*?)^```$", text, re.M | re.S):
         (folder / place / name).write_text(content)
+    for file in (ROOT / "examples").glob(f"{study}.*"):
+        (folder / place / file.name).write_bytes(file.read_bytes())
     (folder / place / "short.yaml").write_text(SHORT.format(study=study) + shorter)
     return folder
 

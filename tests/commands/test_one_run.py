@@ -129,7 +129,13 @@ def test_a_run_is_the_stages_run_also_after_a_kill(lab: Path, monkeypatch: pytes
 
 
 ECHO = """
-Letters.formats = {"plain": Format("{question}", stop=("e", "a", "1", " "))}
+import os
+
+from letters_of_a_run import Format, Letters
+
+
+class InTurns(Letters):
+    formats = {"plain": Format("{question}", stop=("e", "a", "1", " "))}
 
 
 class Echo:
@@ -148,8 +154,13 @@ class Echo:
 
 
 def test_a_run_that_ended_in_an_episode_goes_on_to_the_same_bytes(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (lab / "letters_of_a_run.py").write_text(LETTERS + ECHO)
-    environment = {"environment": "letters_of_a_run:Echo", "max_turns": 3, "max_observation_tokens": 20}
+    (lab / "echo_of_a_run.py").write_text(ECHO)
+    environment = {
+        "use": "echo_of_a_run:InTurns",
+        "environment": "echo_of_a_run:Echo",
+        "max_turns": 3,
+        "max_observation_tokens": 20,
+    }
     settings = [*HIGH.settings, *(f"tasks.main.{key}={value}" for key, value in environment.items())]
     settings += ["grpo.sampling_max_tokens=60", "evaluation.max_tokens=60", "grpo.sampling_min_tokens=0"]
     options = HIGH._replace(settings=settings)
@@ -158,10 +169,9 @@ def test_a_run_that_ended_in_an_episode_goes_on_to_the_same_bytes(lab: Path, mon
     rows = list(csv.DictReader(expected["history.csv"].decode().splitlines()))
     assert all(float(row["train/turns"]) > 1 and float(row["mismatch_mean"]) < 1e-5 for row in rows)
 
-    import letters_of_a_run
+    import echo_of_a_run
 
-    turns = letters_of_a_run.Echo.turns
-    letters_of_a_run.Echo.turns = 0
+    turns, echo_of_a_run.Echo.turns = echo_of_a_run.Echo.turns, 0
     monkeypatch.setenv("STOP_AT_TURN", str(turns // 2))
     with pytest.raises(RuntimeError, match="in the middle of an episode"):
         one_run(options, Path("ended"), resume=False)

@@ -28,7 +28,7 @@ from grpo.common.records import Rollout
 from grpo.handouts import evaluate_vllm
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
-from grpo.rollout.engine import SamplingParams
+from grpo.rollout.engine import Draw, SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.rollout.vllm_engine import VllmEngine, VllmSettings, request_settings
 from grpo.rollout.vllm_weights import checksums_of_policy, checksums_of_vllm, require_equal_weights
@@ -113,6 +113,18 @@ def test_a_completion_ends_at_its_limit_or_right_after_the_stop_string(served: A
 def test_nothing_ends_before_the_minimum(served: Any) -> None:
     sampled = rollouts(served, SamplingParams(min_tokens=6, max_tokens=12, stop=("e",)), n=20)
     assert min(len(r.completion.token_ids) for r in sampled) > 6
+
+
+def test_completions_of_episodes_have_limits_of_their_own(served: Any) -> None:
+    """With ``draws``, those of a prompt side by side, as the transformers engine gives them."""
+    prompts, limits = served.prompts[:2], [3, 5, 7, 9]
+    draws = [Draw(seed, limit) for seed, limit in enumerate(limits)]
+    for engine in (served.engine, TransformersEngine(served.model, served.tokenizer)):
+        groups = engine.generate(prompts, SamplingParams(min_tokens=9, max_tokens=9), 2, 0, draws)
+        assert [[len(one.token_ids) for one in group] for group in groups] == [[3, 5], [7, 9]]
+        sampled = as_rollouts(prompts, groups)
+        for rollout, log_probs in zip(sampled, make_learner(served.model, 1.0).log_probs(sampled), strict=True):
+            assert torch.tensor(rollout.completion.log_probs) == pytest.approx(log_probs, abs=2e-2)  # no stop token is drawn
 
 
 def test_a_seed_fixes_the_samples_and_another_changes_them(served: Any) -> None:

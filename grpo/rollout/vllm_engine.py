@@ -126,8 +126,9 @@ class VllmEngine:
         share = slice(None) if draws else self._world.share
         if draws:  # each completion is a request of its own, as its seed and limit are
             prompts = [prompt for prompt in prompts for _ in range(n)]
-            own = [(replace(params, max_tokens=one.max_tokens), one.seed) for one in draws]
-            settings = [request_settings(limited, 1, each, self._device, 1)[0] for limited, each in own]
+            least = [min(params.min_tokens, one.max_tokens) for one in draws]  # more than its limit is refused
+            own = [replace(params, max_tokens=one.max_tokens, min_tokens=few) for one, few in zip(draws, least, strict=True)]
+            settings = [request_settings(each, 1, one.seed, self._device, 1)[0] for each, one in zip(own, draws, strict=True)]
         else:
             settings = request_settings(params, n, seed, self._device, len(prompts))[share]
         # Only these tokens end a response, as in the other engine, and not the end-of-text token that vLLM assumes.

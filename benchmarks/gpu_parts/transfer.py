@@ -62,7 +62,7 @@ class Pair:
 
         def hand_over(version: int) -> None:
             weights = ray.put({name: tensor.detach().cpu() for name, tensor in self.model.state_dict().items()})
-            ray.get(generator.generate.remote([[1]], params, 1, 0, Policy(version, weights)))
+            ray.get(generator.generate.remote([[1]], params, 1, 0, (), Policy(version, weights)))
 
         times = [self._seconds(partial(hand_over, self._another())) for _ in range(WARM_UP + self.setting.repeats)]
         return {"seconds_with_a_token": statistics.median(times[WARM_UP:]), "mb": self._bytes() / 2**20}

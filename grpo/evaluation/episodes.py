@@ -42,7 +42,7 @@ class Turns:
         self.calls: list[Any] = []  # of the newest turn
         self.tool_calls = self.tool_failures = self.policy_version = 0
         self.limit = ""
-        self.over, self.may_go_on, self.turns = False, True, 0
+        self.over, self.turns = False, 0
 
     def end(self, limit: str = "") -> None:
         """End the episode, by a limit or because nothing is left to say."""
@@ -110,10 +110,7 @@ def sample_episodes(
         groups = sampler.engine.generate(asked, params, size, derive_seed(seed, "turn", turn), draws)
         for episode, completion in zip(going, (one for group in groups for one in group), strict=True):
             episode.take(completion)
-        last = turn + 1 == environment.max_turns
-        for episode in going:
-            episode.may_go_on = not last and len(episode.log_probs) < params.max_tokens
-        _answer([episode for episode in going if not episode.over], sampler)
+        _answer([episode for episode in going if not episode.over], sampler, params.max_tokens)
     rewards = _rewards(environment, episodes)
     found = [episode.completion(reward) for episode, reward in zip(episodes, rewards, strict=True)]
     return [found[i : i + n] for i in range(0, len(found), n)]
@@ -144,16 +141,19 @@ def _seeds(problems: Sequence[Problem], seed: int) -> list[int]:
     return found
 
 
-def _answer(episodes: Sequence[Turns], sampler: Sampler) -> None:
+def _answer(episodes: Sequence[Turns], sampler: Sampler, max_tokens: int) -> None:
     """Let the environment answer the newest turn of each episode, and end those that are over.
 
     Calls run even where no turn can follow, as an environment's reward may depend on them.
+
+    Args:
+        max_tokens: most sampled tokens of an episode.
     """
     environment, tokenizer = sampler.format.environment, sampler.tokenizer
     assert environment is not None
     if not environment.speaks:
+        schemas = environment.schemas if sampler.format.chat else []
         for episode in episodes:
-            schemas = environment.schemas if tokenizer.has_response_template else []
             before = [*episode.prompt, *episode.token_ids]
             episode.calls = tokenizer.tool_calls(episode.messages[-1][1], before, schemas)
             episode.tool_calls += len(episode.calls)
@@ -173,8 +173,10 @@ def _answer(episodes: Sequence[Turns], sampler: Sampler) -> None:
         episode.tool_failures += answer.failures
         if not answer.messages:
             episode.end()
-        elif not episode.may_go_on:
-            episode.end(TURNS if episode.turns == environment.max_turns else TOKENS)
+        elif episode.turns == environment.max_turns:
+            episode.end(TURNS)
+        elif len(episode.log_probs) >= max_tokens:
+            episode.end(TOKENS)
         else:
             spoken.append((episode, answer))
     written = encode_answers(sampler.format, tokenizer, [answer.messages for _, answer in spoken])

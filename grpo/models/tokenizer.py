@@ -219,18 +219,15 @@ class Tokenizer:
                     calls.append(content)
         return calls
 
-    @property
-    def has_response_template(self) -> bool:
-        """Whether calls have a form of the tokenizer's own."""
-        return self._response_template is not None
-
-    def _by_response_template(self, text: str, before: str, tools: Sequence[Mapping[str, Any]]) -> list[Any]:
+    @cached_property
+    def _parser(self) -> Any:
         from transformers import PreTrainedTokenizerFast
 
-        plain = PreTrainedTokenizerFast(tokenizer_object=self._backend)
+        return PreTrainedTokenizerFast(tokenizer_object=self._backend)
 
+    def _by_response_template(self, text: str, before: str, tools: Sequence[Mapping[str, Any]]) -> list[Any]:
         def parse() -> Any:
-            return plain.parse_response(text, self._response_template, prefix=before, tools=list(tools))
+            return self._parser.parse_response(text, self._response_template, prefix=before, tools=list(tools))
 
         try:
             try_out([parse])  # its patterns are foreign

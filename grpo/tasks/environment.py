@@ -113,8 +113,14 @@ class Environment:
         return (self.max_turns - 1) * self.max_observation_tokens
 
     def opening(self, problem: Problem) -> str:
-        """The text after a problem's question."""
-        return self.begin(problem, 0)[1]
+        """The text after a problem's question; an environment begins once for it, however often the prompt is built."""
+        if problem.id not in self._openings:
+            self._openings[problem.id] = self.begin(problem, 0)[1]
+        return self._openings[problem.id]
+
+    @cached_property
+    def _openings(self) -> dict[str, str]:
+        return {}
 
     def begin(self, problem: Problem, seed: int) -> tuple[Any, str]:
         """Begin an episode.

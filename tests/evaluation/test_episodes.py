@@ -167,7 +167,7 @@ def test_thoughts_call_nothing_and_half_a_call_is_none(chats: Tokenizer) -> None
     [
         ({"max_turns": 3}, "tasks.NAME.max_turns: there is no environment"),
         ({"environment": "environment_parts:Nothing"}, "has nothing named 'Nothing'"),
-        ({"environment": "environment_parts:RELEASED"}, "no class with a method"),
+        ({"environment": "environment_parts:NO_CLASS"}, "no class with a method"),
         ({"environment": "environment_parts:Calculator", "max_turns": 0}, "tasks.NAME.max_turns: "),
         ({"environment": "environment_parts:Calculator", "tool_seconds": "5"}, "tasks.NAME.tool_seconds: "),
     ],
@@ -246,3 +246,10 @@ def test_tools_have_the_schemas_of_transformers() -> None:
     environment = task_of("Calculator").formats["chat"].environment
     assert environment is not None
     assert environment.schemas == [get_json_schema(getattr(Calculator(), name)) for name in ("multiply", "subtract")]
+
+
+def test_a_prompt_begins_an_environment_once() -> None:
+    Undecided.begun = 0
+    format, problem = task_of("Undecided").formats["plain"], Problem("p/0", "6 times 7?", "42")
+    assert format.prompt_of(problem) == format.prompt_of(problem) == "Q: 6 times 7?1\n"
+    assert Undecided.begun == 1

@@ -193,13 +193,22 @@ def test_it_is_used_with_the_keyboard_alone(page: Any) -> None:
     assert page.execute_script(f"return {regions}") == 0
 
 
-def test_what_an_environment_wrote_stands_apart(page: Any) -> None:
+def test_what_an_environment_wrote_stands_apart(page: Any, finished: Path, tmp_path: Path) -> None:
     """In turns, each with its role; text of a model or a tool is text, whatever it looks like."""
-    messages = [["assistant", "[tool] 5 <answer>4</answer>"], ["tool", "<img src=x> 42"], ["assistant", "<b>42</b>"]]
-    sample = {"step": 1, "response": "", "messages": messages, "format_reward": 1, "answer_reward": 1, "reward": 1}
+    messages = [["assistant", "[tool] 5 <b>4</b>"], ["tool", "<img src=x> 42"], ["assistant", "42"]]
+    data = data_of(finished)
+    data["samples"]["columns"].append("messages")
+    for row in (row for rows in data["samples"]["runs"].values() for row in rows):
+        row.append(messages)
+    before, tag, rest = (finished / PAGE).read_text().partition('<script type="application/json" id="data">')
+    text = json.dumps(data).replace("<", "\\u003c")
+    (tmp_path / "turns.html").write_text(f"{before}{tag}{text}{rest[rest.index('</script>') :]}")
+    page.get((tmp_path / "turns.html").as_uri())
+    page.execute_script("document.getElementById('rollouts-browser').open = true")
+    choose(page, "#r-filter", "all")
     found = page.execute_script(
-        "const box = side(arguments[0]); return [[...box.querySelectorAll('pre')].map((x) => x.textContent),"
-        " [...box.querySelectorAll('.written')].map((x) => x.textContent), box.querySelectorAll('img, pre b').length]",
-        sample,
+        "const box = document.querySelector('#r-list .side');"
+        " return [[...box.querySelectorAll('pre')].map((x) => x.textContent),"
+        " [...box.querySelectorAll('.written')].map((x) => x.textContent), box.querySelectorAll('img, b b, pre b').length]"
     )
     assert found == [[text for _, text in messages], ["tool<img src=x> 42"], 0]

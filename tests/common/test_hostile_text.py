@@ -26,7 +26,7 @@ from grpo.tasks.keyword_inclusion import Keyword
 from grpo.tasks.rows import LocalFiles, Row
 
 LENGTH = 100_000
-SECONDS = 1.5  # of CPU; linear readers take hundredths
+SECONDS = 5.0  # of CPU; linear readers take hundredths
 UNITS = [
     " ", "\t", "\n", "\r\n", " \n", "`", "~", "```\n", "`\n", "1", "1 ", "1,", "0.", "9/", "-1 ", "1 + ", "1 + 1 = ", "a",
     "é", "(", "[", "{", "{}", "}", "\\boxed{", "\\boxed {{}", "\\frac{1}{", "<", "<<", "<think>", "<think>\n", "</think>",

@@ -125,7 +125,7 @@ def test_failures(program: str, message: str) -> None:
 def test_the_time_limit(program: str) -> None:
     start = time.perf_counter()
     assert failure(program, SHORT).startswith("The program took longer than the time limit of 1 s")
-    assert time.perf_counter() - start < 15
+    assert time.perf_counter() - start < 60
 
 
 @pytest.mark.parametrize("first", ["", "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\n"])

@@ -124,7 +124,7 @@ def test_600_points_take_little_time(scale: int) -> None:
     for points in (norm_4[::8][:600], near):
         start = time.process_time()  # of this process alone: others may keep the machine busy
         verdict = check_points(points)
-        assert time.process_time() - start < 3
+        assert time.process_time() - start < 10
         least, most = naive(points)
         assert verdict.message.startswith(f"Minimum squared distance {least} < maximum squared norm {most}: ")
 
@@ -155,7 +155,7 @@ def test_refused(points: object, message: str) -> None:
 def test_more_points_than_can_be_are_refused_at_once() -> None:
     start = time.process_time()
     verdict = rejected([[1] * 11] * 10**5, "100000 points are more than 868, the proven upper bound")
-    assert time.process_time() - start < 0.5
+    assert time.process_time() - start < 5
     assert verdict.num_points == 10**5
     rejected([[number, *[1] * 10] for number in range(868)], "Minimum squared distance 1 < ")
 

@@ -146,7 +146,7 @@ def test_the_limit_counts_computing_not_waiting(make_pool: MakePool) -> None:
     assert grader.verdicts([("burn:0.06", "any")] * 5) == [RIGHT] * 5  # each by itself
     start = time.monotonic()
     assert grader.verdict("sleep:60", "any") == TIMED_OUT
-    assert 1.0 <= time.monotonic() - start < 3.0
+    assert 1.0 <= time.monotonic() - start < 10.0
 
 
 @pytest.mark.parametrize(

@@ -38,21 +38,17 @@ def collapse_of(run: Run) -> Collapse | None:
     if stopped is None:
         return found
     reached = found.reached if found else float(run.outcomes.mean(axis=1).max())
-    return Collapse(run.name, "divergence", int(stopped), reached, _ended(run))
-
-
-def _ended(run: Run) -> float:
-    return float(run.final.mean())
+    return Collapse(run.name, "divergence", int(stopped), reached, run.end)
 
 
 def _in_evaluations(run: Run) -> Collapse | None:
     means = run.outcomes.mean(axis=1)
     best = int(means.argmax())
-    if _ended(run) >= BELOW * means[best] or means[best] <= 0:
+    if run.end >= BELOW * means[best] or means[best] <= 0:
         return None
     if difference_of(run.outcomes[-1], run.outcomes[best], simultaneous(len(means)), fixed=True).low <= 0:
         return None
-    return Collapse(run.name, "evaluations", int(run.validation["step"].iloc[best]), float(means[best]), _ended(run))
+    return Collapse(run.name, "evaluations", int(run.validation["step"].iloc[best]), float(means[best]), run.end)
 
 
 def _in_training(run: Run) -> Collapse | None:
@@ -68,7 +64,7 @@ def _in_training(run: Run) -> Collapse | None:
         return None
     groups, reached = value(run, "rollout_batch_size") // value(run, "group_size"), float(rewards.max())
     lower_end = wilson_interval(reached * groups, groups, 1 - (1 - LEVEL) / len(rewards))[0]
-    if _ended(run) >= BELOW * lower_end:
+    if run.end >= BELOW * lower_end:
         return None
     step = int(rewards.index[int(rewards.argmax())])
-    return Collapse(run.name, "training rewards", step, reached, _ended(run))
+    return Collapse(run.name, "training rewards", step, reached, run.end)

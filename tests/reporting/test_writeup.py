@@ -142,7 +142,7 @@ def a_record() -> dict[str, Any]:
         "experiments": {"e": entry},
         "claims": [claim],
         "sources": {"s": HOSTILE},
-        "problems": {"": 4, "last_": 8, "selection_": 4},
+        "problems": {"last": 8, "selection": 4},
         "dataset": {"main": {"task": "t", "train": size, "validation": size, "dropped_from_train_as_overlap": ["p"]}},
         "sft": None,
     }

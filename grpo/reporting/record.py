@@ -365,5 +365,7 @@ def _methods(evidence: Mapping[str, Evidence], experiments: dict[str, Values], h
             arm = winner_of(entry)
             own = evidence[name].final(arm["arm"])
             above = difference_of(best, own).ends() if own.shape[1] == best.shape[1] else None
-            rows.append({"experiment": name, **{key: arm[key] for key in ("label", "value", "low", "high")}, "above_headline": above})
+            rows.append(
+                {"experiment": name, **{key: arm[key] for key in ("label", "value", "low", "high")}, "above_headline": above}
+            )
     return rows

@@ -13,8 +13,8 @@ from grpo.common.files import read_text, write_text
 from grpo.common.records import read_examples, read_problems
 from grpo.evaluation.comparison import read_scores
 from grpo.reporting import kissing_number
+from grpo.reporting.page import read_samples
 from grpo.reporting.record import read_record
-from grpo.reporting.rollouts import read_samples
 from grpo.reporting.timing import read_timing
 from grpo.results.runs import read_baseline, read_best_of_n, read_run
 from grpo.study.effective import read_selections

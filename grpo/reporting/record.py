@@ -6,7 +6,6 @@ Nothing in it differs between machines: seconds, ids and hardware are in reports
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -18,7 +17,7 @@ from grpo.common.files import read_json, read_jsonl, write_json
 from grpo.reporting.charts import over_runs, values_of
 from grpo.reporting.labels import arm_labels
 from grpo.results.claims import judge_claims
-from grpo.results.evidence import Evidence, read_evidence
+from grpo.results.evidence import Evidence, evidence_of
 from grpo.results.intervals import difference_of, mean_of
 from grpo.results.published import read_published
 from grpo.results.runs import Run, read_baseline, read_best_of_n, value
@@ -38,7 +37,6 @@ TRENDS = (  # training metrics of which the record has first and last levels
     *("lag_mean", "mean_nll", "train/zero_signal_fraction"),
 )
 PART = 8  # a level is the mean over the first or the last eighth of the steps
-SUM = re.compile(r"(-?(?<!\d)\d{1,18}) ([+-]) (\d{1,18}) = (-?\d{1,18})(?!\d)")
 SHOWN = 2  # samples before and after training, and examples of each zero-shot outcome
 LONGEST = 1200  # characters of a response or question
 KEYWORD_KINDS = ("lists_only", "repeats_prompt", "is_sentence")
@@ -50,7 +48,7 @@ def write_record(study: Study) -> Values:
     Raises:
         UserError: a result file is missing or damaged.
     """
-    evidence = read_evidence(study)
+    evidence = {name: evidence_of(study, name) for name in study.active_experiments}
     record = record_of(study, evidence, judge_claims(study, evidence))
     write_json(paths.RECORD, record)
     return record
@@ -236,25 +234,19 @@ def zero_shot_examples(prompt: str) -> dict[str, list[Values]]:
 def samples(run: str) -> list[Values]:
     """Responses of the run ``EXPERIMENT/ARM/SEED`` to the same problems before and after training.
 
-    Problems whose last answer is right and whose written sums are correct come first: a right answer may follow a wrong sum.
+    Problems whose last answer is right come first.
     """
     keys = ("step", "problem", "prompt", "response", "ground_truth", "format_reward", "answer_reward", "reward")
     found = read_jsonl(paths.RUNS / run / "rollouts.jsonl", stage_of_run(run), lambda one: {key: one[key] for key in keys})
     first, last = min(one["step"] for one in found), max(one["step"] for one in found)
     at_end = [one for one in found if one["step"] == last]
-    best_first = sorted(at_end, key=lambda one: not (one["answer_reward"] == 1 and sums_hold(one["response"])))
-    chosen = [one["problem"] for one in best_first[:SHOWN]]
+    chosen = [one["problem"] for one in sorted(at_end, key=lambda one: one["answer_reward"] != 1)[:SHOWN]]
     return [
         one | {key: str(one[key])[-LONGEST:] for key in ("prompt", "response", "ground_truth")} | {"run": run}
         for step in (first, last)
         for one in found
         if one["step"] == step and one["problem"] in chosen
     ]
-
-
-def sums_hold(response: str) -> bool:
-    """Whether every sum and difference of numbers of up to 18 digits in a response is correct; ``4 - 5 = 1`` is not."""
-    return all(int(a) + int(sign + b) == int(c) for a, sign, b, c in SUM.findall(response))
 
 
 # --------------------------------------------------------------------------------------- what only some experiments have

@@ -29,7 +29,7 @@ def judge_claims(study: Study, evidence: Mapping[str, Evidence]) -> list[Verdict
     decides and means the same in every study; what one study decides by chance, fresh seeds do not repeat (``Verdict.fresh``).
 
     Args:
-        evidence: by experiment (:func:`grpo.results.evidence.read_evidence`).
+        evidence: by experiment (:func:`grpo.results.evidence.evidence_of`).
     """
     replication = read_replication(study)
     found = [_judged(study, claim, own, evidence, replication) for claim, own in claims_of(study)]

@@ -119,11 +119,6 @@ class Evidence:
         return next(arm for arm in self.eligible(arms) if is_near(arm))
 
 
-def read_evidence(study: Study) -> dict[str, Evidence]:
-    """Read the runs of each experiment of the study; UserError if one is missing."""
-    return {name: evidence_of(study, name) for name in study.active_experiments}
-
-
 def evidence_of(study: Study, experiment: str) -> Evidence:
     """Read the runs of an experiment; UserError if one is missing."""
     return Evidence(experiment, by_arm(read_runs(study, experiment)))

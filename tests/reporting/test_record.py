@@ -15,7 +15,7 @@ from report_parts import run, solved, store, store_general, study_of
 
 from grpo.commands import stages
 from grpo.reporting import record as recording
-from grpo.reporting.record import plain, sums_hold, winner_of
+from grpo.reporting.record import plain, winner_of
 from grpo.results.evidence import Evidence
 from grpo.results.runs import Run, by_arm
 from grpo.study.schema import Study
@@ -120,14 +120,6 @@ def test_zero_shot_examples_and_samples_are_bounded(general: Path, mini_study: S
     assert len(examples["wrong"][0]["response"]) < 2000 < 5000
     samples = found["experiments"][SWEEP]["samples"]
     assert [(one["step"], one["problem"]) for one in samples] == [(0, "p0"), (0, "p1"), (8, "p0"), (8, "p1")]
-
-
-@pytest.mark.parametrize(
-    ("response", "holds"),
-    [("1 + 1 = 2, so 2 - 3 = -1", True), ("4 - 5 = 1", False), ("no sum", True), ("9" * 99 + " + 1 = 2", True)],
-)
-def test_sums_in_a_response(response: str, holds: bool) -> None:
-    assert sums_hold(response) is holds
 
 
 # -------------------------------------------------------------------------------------------- single kinds of experiments

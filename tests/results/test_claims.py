@@ -16,7 +16,7 @@ from study_parts import study_named, with_values
 from grpo.common.errors import UserError
 from grpo.common.files import write_json
 from grpo.results import claims as judging
-from grpo.results.evidence import read_evidence
+from grpo.results.evidence import evidence_of
 from grpo.results.published import KNOWN, digest_of, known_claims, read_published, written
 from grpo.results.replication import Replicate, write_replication
 from grpo.results.runs import Run
@@ -80,7 +80,7 @@ def write(study: Study) -> Callable[..., None]:
 
 
 def judge_claims(study: Study) -> list[Verdict]:
-    return judging.judge_claims(study, read_evidence(study))
+    return judging.judge_claims(study, {name: evidence_of(study, name) for name in study.active_experiments})
 
 
 def by_id(verdicts: list[Verdict]) -> dict[str, Verdict]:

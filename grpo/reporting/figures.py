@@ -59,7 +59,7 @@ def draw_figures(study: Study, record: Values) -> None:
 
 def collapsed(entry: Values) -> list[str]:
     """Names of an experiment's runs that collapsed."""
-    return [one["run"] for arm in entry["arms"] for one in arm["collapsed"]]
+    return [run for arm in entry["arms"] for run in arm["collapsed"]]
 
 
 def chosen(entry: Values) -> list[Values]:

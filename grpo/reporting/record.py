@@ -170,7 +170,7 @@ def _arm(found: Evidence, arm: str, label: str) -> Values:
         "problems": final.problems,
         "selection": float(found.selection(arm).mean()),
         "start": at_start,
-        "collapsed": [asdict(one) for one in found.collapses(arm)],
+        "collapsed": found.collapsed(arm),
         **end,
         "given_form": _share(at_end, end["format"]),
         "at_start": start | {"given_form": _share(at_start, start["format"])},

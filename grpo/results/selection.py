@@ -107,5 +107,5 @@ def _candidate(found: Evidence, arm: str) -> dict[str, Any]:
         "overrides": config["overrides"],
         "updates_per_rollout_batch": config.get("updates_per_rollout_batch"),
         **mean_of(found.final(arm)).ends(),
-        "collapsed": [collapse.run for collapse in found.collapses(arm)],
+        "collapsed": found.collapsed(arm),
     }

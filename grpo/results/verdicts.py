@@ -56,10 +56,7 @@ class Verdict:
     measured: str = ""  # the numbers, in words
     numbers: dict[str, float] = field(default_factory=dict)  # by arm or name
     interval: Ends | None = None  # the 95% interval that decides
-    quantity: Literal["difference", "ratio", "share", ""] = ""  # of what the interval and the margin are
-    margin: float | None = None
-    horizon: int = 0
-    control: str | None = None
+    quantity: Literal["difference", "ratio", "share", ""] = ""  # of what the interval is
     by_design: str | None = None
     reported: dict[str, str] = field(default_factory=dict)  # by source
     written: Literal["before", "after", "unknown"] = "unknown"  # before or after the claim's runs
@@ -122,7 +119,7 @@ def beats(claim: Beats, of: Of) -> Verdict:
     """The arm has more than the other by ``by`` or more: the interval of the difference, or ratio, lies above ``by``."""
     if claim.metric == REWARD:
         difference, known = _difference(of(claim.arm), of(claim.beats), claim.at)
-        return replace(decide(difference, claim.by, -claim.by), **known, margin=claim.by)
+        return replace(decide(difference, claim.by, -claim.by), **known)
     arm, other = of(claim.arm), of(claim.beats)
     _require_a_difference(arm, other)
     logs = []  # over the steps that both runs of a seed have taken
@@ -132,13 +129,13 @@ def beats(claim: Beats, of: Of) -> Verdict:
     ratio = _ratio(over_runs(np.array(logs)))
     measured = f"{claim.metric} ({claim.at}) of {arm.name} is {format_interval(ratio)} times that of {other.name}"
     found = decide(ratio, claim.by, 1 / claim.by)
-    return replace(found, measured=measured, numbers={"ratio": ratio["value"]}, quantity="ratio", margin=claim.by)
+    return replace(found, measured=measured, numbers={"ratio": ratio["value"]}, quantity="ratio")
 
 
 def not_below(claim: NotBelow, of: Of) -> Verdict:
     """The arm costs nothing against the other: the interval of the difference lies above minus ``by`` (non-inferiority)."""
     difference, known = _difference(of(claim.arm), of(claim.not_below), "end")
-    return replace(decide(difference, -claim.by), **known, margin=claim.by)
+    return replace(decide(difference, -claim.by), **known)
 
 
 def collapses(claim: Collapses, of: Of) -> Verdict:
@@ -166,7 +163,7 @@ def trend(claim: Trend, of: Of) -> Verdict:
         texts.append(f"{arm.name} {format_interval(ratio)}")
     measured = f"last level of {claim.metric} as a multiple of its first: {'; '.join(texts)}"
     decided = beside(found[0], found[1] if claim.control else None)
-    return replace(decided, measured=measured, numbers=numbers, quantity="ratio", margin=claim.by)
+    return replace(decided, measured=measured, numbers=numbers, quantity="ratio")
 
 
 def share(claim: Share, of: Of) -> Verdict:
@@ -194,7 +191,7 @@ def share(claim: Share, of: Of) -> Verdict:
         other: [highest(run, claim.metric) > bar for run in controls],
     }
     counts = " and ".join(f"in {sum(of_runs)} of {len(of_runs)} {key}" for key, of_runs in hits.items())
-    return replace(_shares(hits, f"{claim.metric} above {bar:.3g} {counts}"), margin=claim.share_above)
+    return _shares(hits, f"{claim.metric} above {bar:.3g} {counts}")
 
 
 RULES: dict[str, Callable[[Any, Of], Verdict]] = {

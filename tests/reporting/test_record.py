@@ -57,7 +57,7 @@ def test_an_arm_counts_all_of_its_runs(general: Path, mini_study: Study) -> None
         SWEEP
     ]["arms"]
     assert arm["value"] == pytest.approx(0.4) and arm["by_run"] == pytest.approx([0.8, 0.0])
-    assert [one["run"] for one in arm["collapsed"]] == [f"{SWEEP}/a/1"]
+    assert arm["collapsed"] == [f"{SWEEP}/a/1"]
     assert other["value"] == pytest.approx(0.6) and other["below"] is None  # it leads, as no run of it collapsed
     assert arm["below"]["value"] == pytest.approx(0.2)
 

@@ -85,7 +85,7 @@ def _judged(
     if steps < claim.horizon and not (isinstance(claim, Collapses | Share) and found.verdict == AGREES):
         reason = f"the claim is about step {claim.horizon} and later, and the runs took {steps} steps"
         found = replace(found, verdict=NOT_TESTED, reason=reason)
-    decided = {key: getattr(found, key) for key in ("verdict", "reason", "measured", "numbers", "interval", "quantity")}
+    decided = {key: getattr(found, key) for key in ("verdict", "reason", "measured", "interval", "quantity")}
     runs = [run.name for name in claim.experiments() for of_arm in evidence[name].arms.values() for run in of_arm]
     known = replace(known, **decided, written=written(claim, runs))
     return replace(known, fresh=fresh(known, replication))

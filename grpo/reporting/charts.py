@@ -6,7 +6,6 @@ import io
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +53,8 @@ TITLES = {metric.name: metric.label for metric in METRICS} | {  # short ones for
 SHARES = {name for name, unit in UNITS.items() if unit == "share"} - {"clip_fraction"} | {GIVEN_FORM}
 OF_A_RUN = (ANSWER, FORM, GIVEN_FORM, LENGTH, ENTROPY, NORM, "train/reward", "loss")  # panels in a figure of one run
 
+Style = Mapping[str, Any]  # ``color`` and ``linestyle`` of a curve, as matplotlib takes them
+
 # This process draws only the report's figures, so matplotlib's global settings hold the report's style.
 mpl.rcParams.update(
     {
@@ -76,21 +77,13 @@ mpl.rcParams.update(
 )
 
 
-@dataclass(frozen=True)
-class Style:
-    """Colour and line style of a curve, as matplotlib takes them."""
-
-    color: str
-    line: Any = "solid"
-
-
 def style(place: int) -> Style:
     """The style of an experiment's arm by its place in params.yaml, from 0; no two places have the same style.
 
     The first eight have solid lines, the next eight dashes, then dashes with one dot, with two dots, and so on.
     """
     turn, colour = divmod(place, len(COLOURS))
-    return Style(COLOURS[colour], (0, (6, 2, *(1, 2) * (turn - 1))) if turn else "solid")
+    return {"color": COLOURS[colour], "linestyle": (0, (6, 2, *(1, 2) * (turn - 1))) if turn else "solid"}
 
 
 def styles(names: Iterable[str]) -> dict[str, Style]:
@@ -156,14 +149,14 @@ def draw_arm(axes: Axes, runs: Sequence[Run], column: str, look: Style, collapse
     table = over_runs(runs, column)
     mean = table.mean(axis=1)
     few = "." if len(mean) <= FEW else ""
-    axes.plot(mean.index, mean, color=look.color, linestyle=look.line, linewidth=1.6, marker=few)
+    axes.plot(mean.index, mean, **look, linewidth=1.6, marker=few)
     if len(runs) > 1:
-        axes.fill_between(mean.index, table.min(axis=1), table.max(axis=1), color=look.color, alpha=0.13, linewidth=0)
+        axes.fill_between(mean.index, table.min(axis=1), table.max(axis=1), color=look["color"], alpha=0.13, linewidth=0)
     for run in runs:
         own = values_of(run, column)
         if own is not None and (run.name in set(collapsed) or run.metrics["diverged_step"] is not None):
-            axes.plot(own.index, own, color=look.color, linestyle=look.line, linewidth=0.6, alpha=0.6)
-            axes.plot(own.index[-1], own.iloc[-1], "x", color=look.color, markersize=6)
+            axes.plot(own.index, own, **look, linewidth=0.6, alpha=0.6)
+            axes.plot(own.index[-1], own.iloc[-1], "x", color=look["color"], markersize=6)
 
 
 def curves_figure(
@@ -226,7 +219,7 @@ def legend(figure: Figure, looks: Mapping[str, Style]) -> None:
     """Draw a legend above all panels in as many columns as fit, and make the figure higher for it; nothing with one arm."""
     if len(looks) < 2:
         return
-    keys = [mpl.lines.Line2D([], [], color=look.color, linewidth=2, linestyle=look.line) for look in looks.values()]
+    keys = [mpl.lines.Line2D([], [], linewidth=2, **look) for look in looks.values()]
     for columns in range(len(looks), 0, -1):
         drawn = figure.legend(keys, list(looks), loc="outside upper left", ncols=columns)
         if columns == 1 or drawn.get_window_extent().width < 0.98 * figure.bbox.width:

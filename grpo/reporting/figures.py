@@ -95,7 +95,7 @@ def _draw_kl(axes: list[Axes], entry: Values, looks: Mapping[str, Style]) -> Non
     """Draw the KL of kept checkpoints to their start over the steps, and the answer reward over this KL."""
     over_steps, over_kl = axes
     for arm in (arm for arm in looks if arm in entry["kl"]):
-        of, color = pd.DataFrame(entry["kl"][arm]), looks[arm].color
+        of, color = pd.DataFrame(entry["kl"][arm]), looks[arm]["color"]
         kl, reward = (pd.DataFrame(of[name].tolist()) for name in ("per_token_low_variance", "answer_reward"))
         over_steps.plot(of["step"], kl["value"], ".-", color=color)
         over_steps.fill_between(of["step"], kl["low"], kl["high"], color=color, alpha=0.13, linewidth=0)
@@ -168,12 +168,12 @@ def draw_rates(record: Values) -> Figure | None:
         rates = {arm["learning_rate"] for arms in settings.values() for arm in arms}
         for (setting, arms), look in zip(settings.items(), styles(settings).values(), strict=True):
             ends = pd.DataFrame(arms)
-            place.plot(ends["learning_rate"], ends["value"], color=look.color, linestyle=look.line, linewidth=1, label=setting)
-            place.vlines(ends["learning_rate"], ends["low"], ends["high"], color=look.color, linewidth=1.6)
+            place.plot(ends["learning_rate"], ends["value"], **look, linewidth=1, label=setting)
+            place.vlines(ends["learning_rate"], ends["low"], ends["high"], color=look["color"], linewidth=1.6)
             for arm in arms:
                 shape = "x" if arm["collapsed"] else "o"
                 fill = "full" if arm["chosen"] else "none"
-                place.plot(arm["learning_rate"], arm["value"], shape, color=look.color, fillstyle=fill, markersize=5)
+                place.plot(arm["learning_rate"], arm["value"], shape, color=look["color"], fillstyle=fill, markersize=5)
         title = shorten(record["experiments"][name]["title"], CHARACTERS // min(len(tried), RATES_A_ROW), placeholder=" …")
         charts.frame(place, title, "learning rate", record["metric"] == "answer reward")
         charts.powers(place, rates, {rate: scientific(rate) for rate in rates})
@@ -210,8 +210,8 @@ def draw_by_examples(record: Values) -> Figure | None:
         of = pd.DataFrame([arm for arm in entry["arms"] if bool(arm["overrides"].get("filtered")) is filtered])
         if len(of):
             of = of.sort_values("examples")
-            axes.plot(of["examples"], of["value"], "o-", color=look.color, linewidth=1, markersize=4, label=kind)
-            axes.vlines(of["examples"], of["low"], of["high"], color=look.color, linewidth=1.6)
+            axes.plot(of["examples"], of["value"], "o-", color=look["color"], linewidth=1, markersize=4, label=kind)
+            axes.vlines(of["examples"], of["low"], of["high"], color=look["color"], linewidth=1.6)
     charts.frame(axes, f"{record['metric']} at the end, 95%", "unique examples", share=True)
     charts.powers(axes, [arm["examples"] for arm in entry["arms"]])
     axes.legend(loc="lower right")
@@ -243,8 +243,8 @@ def draw_best_of_n(metrics: Mapping[str, Any]) -> Figure:
         counts = [int(n) for n in values["n"]]
         for kind, title in ESTIMATES.items():
             of = pd.DataFrame([kinds[kind] for kinds in values["n"].values()])
-            place.plot(counts, of["value"], "o-", color=looks[title].color, markersize=4)
-            place.fill_between(counts, of["low"], of["high"], color=looks[title].color, alpha=0.15, linewidth=0)
+            place.plot(counts, of["value"], "o-", color=looks[title]["color"], markersize=4)
+            place.fill_between(counts, of["low"], of["high"], color=looks[title]["color"], alpha=0.15, linewidth=0)
         charts.frame(place, f"{prompt}: share answered right", f"samples N (of {values['samples']})", share=True)
         charts.powers(place, counts)
     charts.legend(figure, looks)

@@ -54,7 +54,7 @@ def draw_search(report: dict[str, Any], scores: pd.DataFrame) -> Figure:
         place.step(scores["attempt"], scores["best"], where="post", color=INK, linewidth=1.2)
         for kind, look in looks.items():
             of_kind = scores[scores["kind"] == kind]
-            place.plot(of_kind["attempt"], of_kind["score"], "o", color=look.color, markersize=4, alpha=0.85)
+            place.plot(of_kind["attempt"], of_kind["score"], "o", color=look["color"], markersize=4, alpha=0.85)
         place.set_xlabel("attempt")
     axes[0].set_title(f"points of a valid set (0: none), best as a line; {report['strategy']}, seed {report['seed']}")
     axes[1].set_title(f"from {TOP[0]} points on, with known bounds")

@@ -68,20 +68,17 @@ def replication_page(study: str, here: Replicate, replicates: Sequence[Replicate
             f"{number[SAME]} are the same, {number[NOT_TRIED]} are not tested in one. Of {len(others)} experiments "
             f"{sum(row[-1] != SAME for row in others)} have another winner.",
             "",
-            _table(("claim", here.name, there.name, ""), _claims(here, there)),
+            _table(("claim", here.name, there.name, ""), [_claim(here, there, test) for test in here.verdicts]),
             _table(("experiment", f"winner, {here.name}", f"winner, {there.name}", ""), others),
         ]
     return "\n".join(lines) + "\n"
 
 
-def _claims(here: Replicate, there: Replicate) -> list[tuple[str, ...]]:
-    def said(of: Replicate, test: str) -> str:
-        return f"{of.verdicts[test]}: {of.measured[test]}" if test in of.verdicts else "not one of its claims"
-
-    return [
-        (here.statements[test], said(here, test), said(there, test), agreement(verdict, there.verdicts.get(test)))
-        for test, verdict in here.verdicts.items()
+def _claim(here: Replicate, there: Replicate, test: str) -> tuple[str, ...]:
+    said = [
+        f"{of.verdicts[test]}: {of.measured[test]}" if test in of.verdicts else "not one of its claims" for of in (here, there)
     ]
+    return here.statements[test], *said, agreement(here.verdicts[test], there.verdicts.get(test))
 
 
 def _winners(here: Replicate, there: Replicate) -> list[tuple[str, ...]]:

@@ -216,7 +216,7 @@ def _draw_over_seconds(axes: Axes, title: str, arms: Mapping[str, Sequence[Run]]
             spent = pd.DataFrame(read_timing(run)["steps"]).set_index("step")["step_s"].cumsum()
             reward = run.validation.groupby("step")[run.column].last()
             seconds = [float(spent[step]) if step else 0.0 for step in reward.index]
-            axes.plot(seconds, reward, marker=".", color=look.color, linestyle=look.line, label=label)
+            axes.plot(seconds, reward, marker=".", **look, label=label)
     charts.frame(
         axes,
         shorten(f"{run.metric.replace('_', ' ')}: {title}", WIDE, placeholder=" …"),

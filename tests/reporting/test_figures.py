@@ -147,8 +147,8 @@ def test_one_runs_spike_does_not_press_the_means_flat() -> None:
 
 
 def test_the_first_arms_differ_in_colour_and_no_two_look_the_same() -> None:
-    assert [style(place).color for place in range(8)] == list(COLOURS)
-    assert len({(style(place).color, str(style(place).line)) for place in range(40)}) == 40
+    assert [style(place)["color"] for place in range(8)] == list(COLOURS)
+    assert len({(style(place)["color"], str(style(place)["linestyle"])) for place in range(40)}) == 40
 
 
 def test_a_single_run_and_what_it_logs() -> None:

@@ -88,7 +88,7 @@ def _claims(here: Replicate, there: Replicate) -> list[tuple[str, ...]]:
 
 
 def _winners(here: Replicate, there: Replicate) -> list[tuple[str, ...]]:
-    """A row for each experiment of both: the winners, and if they differ, whether the study could tell its leader from other settings."""
+    """A row for each experiment of both: the winners, and if their settings differ, whether the study could tell its leader."""
     rows = []
     for name, one in here.winners.items():
         if (other := there.winners.get(name)) is None:

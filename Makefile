@@ -29,7 +29,7 @@ beside = { test -x $(1)/bin/python || $(PYTHON) -m venv $(1); } && \
 		> "$$($(1)/bin/python -c '$(PURELIB)')/project.pth"
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev quickstart repro replicate test test-slow test-slurm test-vllm test-adapters test-gpu test-course submission lint format ui mlflow-server bench bench-grader report clean pins
+.PHONY: help install dev quickstart repro replicate test test-slow test-slurm test-vllm test-adapters test-gpu test-course submission lint format ui bench bench-grader report clean pins
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -109,9 +109,6 @@ format: dev ## Let the linter and the formatter correct what they can
 
 ui: install ## Start MLflow's UI and print links to each study's runs (MLFLOW_PORT)
 	@exec python workflow/mlflow_ui.py
-
-mlflow-server: install ## Start an MLflow server (MLFLOW_HOST=0.0.0.0 for other machines, MLFLOW_PASSWORD, MLFLOW_PORT, MLFLOW_BACKEND)
-	@exec python workflow/mlflow_server.py
 
 bench: dev ## Measure a GRPO step and TRL's (installed into .venv-bench)
 	@$(call beside,.venv-bench)

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from grpo.common.files import atomic_folder, dvc_hashes, write_text
+from grpo.common.files import atomic_folder, dvc_hash, write_text
 from grpo.study import paths
 
 RESULTS = "results"  # in a state's folder: the results by their paths in the project
@@ -35,12 +35,12 @@ def keep_until_stored(state: Path, output: Path, results: Iterable[Path] = ()) -
                 shutil.copytree(path, target, copy_function=link)
             else:
                 link(path, target)
-    write_text(state / HASH, dvc_hashes(output)[0])
+    write_text(state / HASH, dvc_hash(output))
 
 
 def keep_until_all_stored(states: Path, output: Path) -> None:
     """Mark all kept states below a folder to be removed once DVC has stored the common output of all of them."""
-    found = dvc_hashes(output)[0]
+    found = dvc_hash(output)
     for mark in states.rglob(HASH):
         write_text(mark, found)
 

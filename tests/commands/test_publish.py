@@ -194,21 +194,6 @@ def test_a_link_in_a_checkpoint_is_not_published(project: Path, grpo: Grpo) -> N
     assert not Path("published").exists()
 
 
-def test_dvc_knows_the_checkpoint_by_the_name_it_is_given(project: Path, grpo: Grpo) -> None:
-    from dvc.repo import Repo
-
-    subprocess.run(["git", "init", "-q"], check=True)
-    Repo.init(".")
-    code, told, _ = grpo("publish", TWIN, "--artifact", "arithmetic-best")
-    assert code == 0 and "artifacts/dvc.yaml: arithmetic-best" in told
-    with Repo(".") as repo:
-        artifact = repo.artifacts.read()["artifacts/dvc.yaml"]["arithmetic-best"]
-        assert list(repo.index.stages) == []
-    assert (Path("artifacts") / artifact.path).resolve() == (paths.CHECKPOINTS / RUN / "best").resolve()
-    code, _, error = grpo("publish", TWIN, "--out", "again", "--artifact", "Not A Name")
-    assert code == 2 and "lower-case letters" in error
-
-
 def test_the_folder_is_uploaded_to_a_private_repository(project: Path, grpo: Grpo, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, dict[str, Any]] = {}
 

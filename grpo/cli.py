@@ -16,9 +16,8 @@ from typer.core import TyperGroup
 # What imports torch is imported inside the commands, so that `--help` and an error in params.yaml answer at once.
 from grpo.commands.stages import STAGES, report
 from grpo.commands.study import study_app
-from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly
 from grpo.common.errors import RESUME_ME, ToBeResumed, UserError, explain_os_error, explain_out_of_memory, no_exit
-from grpo.common.repository import use_this_folders_repository
+from grpo.common.process import fix_cpu_kernels, share_cpu_fairly, use_this_folders_repository
 from grpo.common.safe_text import hide_secrets, on_terminal
 from grpo.study import paths
 from grpo.study.compose import study_path

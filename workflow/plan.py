@@ -25,7 +25,7 @@ sys.path.pop(0)
 from grpo.common.errors import UserError
 from grpo.common.files import write_text
 from grpo.common.lock import exclusive_lock
-from grpo.common.repository import use_this_folders_repository
+from grpo.common.process import use_this_folders_repository
 from grpo.common.yaml_file import read_mapping
 from grpo.study.schema import PARAMS_FILE, validated
 from grpo.training.own_code import require_own_code_of_all

@@ -33,7 +33,7 @@ from benchmarks.gpu_parts.tools import (
     state_mb,
     wait,
 )
-from grpo.common.memory import peak_mb, reset_peak
+from grpo.common.process import peak_mb, reset_peak
 from grpo.learner.optimizer import Optimizer
 
 

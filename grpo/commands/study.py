@@ -31,8 +31,8 @@ from grpo.study.compose import (
     studies_folders,
     study_path,
 )
-from grpo.study.dvc_lock import in_cache
 from grpo.study.effective import effective_run
+from grpo.study.kept import in_cache
 from grpo.study.methods import OBJECTIVE, OBJECTIVES, OFF_POLICY_RANK, RATE_TIMES, GrpoConfig
 from grpo.study.rehearsal import SUFFIX, not_covered, rehearsal_of
 from grpo.study.schema import PARAMS_FILE, Study, check_name, load_study, validated

@@ -174,7 +174,7 @@ def test_a_former_arm_leaves_dvc_lock(repo: Path) -> None:
     edit(repo, "params.yaml", '["1e-4", no_std]', '["1e-4"]')
     call(repo, "dvc", "repro")
     assert set(lock(repo)) == {*former, "report.final-one"}, "DVC does it by itself now"
-    drop = "python -c 'import grpo.study.dvc_lock as lock; print(lock.drop_former_stages())'"
+    drop = "python -c 'import grpo.study.kept as lock; print(lock.drop_former_stages())'"
     edit(repo, "dvc.yaml", "cat data/runs/* > report.txt", f"cat data/runs/* > report.txt && {drop}")
     assert "['train@no_std-0']" in call(repo, "dvc", "repro")
     kept = lock(repo)
@@ -183,7 +183,7 @@ def test_a_former_arm_leaves_dvc_lock(repo: Path) -> None:
     }
     assert drop in kept["report.final-one"]["cmd"] and (repo / "dvc.lock").read_text().startswith("schema: '2.0'\nstages:\n")
     assert "up to date" in call(repo, "dvc", "status")
-    assert call(repo, "python", "-c", "import grpo.study.dvc_lock as lock; print(lock.drop_former_stages())").strip() == "[]"
+    assert call(repo, "python", "-c", "import grpo.study.kept as lock; print(lock.drop_former_stages())").strip() == "[]"
 
 
 def test_the_committed_dvc_lock_names_no_former_stage() -> None:

@@ -20,8 +20,8 @@ import torch
 
 from grpo.common.errors import ToBeResumed, UserError
 from grpo.common.files import dvc_hash, write_json
-from grpo.common.interruption import stop_after_the_step
 from grpo.common.lock import exclusive_lock
+from grpo.common.world import stop_after_the_step
 from grpo.study.kept import HASH, keep_until_all_stored, keep_until_stored, remove_stored
 from grpo.training.state import RandomStates, SavedState
 

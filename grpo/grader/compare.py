@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Self, TypeVar
 
-from grpo.grader.expression import divides, equation_difference, is_rational, parse
+from grpo.grader.expression import Node, cleared, parse
 from grpo.grader.names import applied, assigned, is_name, letters_of, named_sides, names_its_value, same_name, with_argument_of
 from grpo.grader.normalise import RELATION, unwrap_text
 from grpo.grader.number_words import number_word
@@ -180,7 +180,8 @@ class Comparison:
         allowed = [sign for sign, these in ((1, operators), (-1, flipped)) if these == true_operators]
         if len(operators) != 1 or not allowed:
             return False
-        return ratio(_difference(sides), _difference(true_sides), self.effort) in allowed
+        left, right = _difference(sides), _difference(true_sides)
+        return left is not None and right is not None and ratio(left, right, self.effort) in allowed
 
     def assignments(self, answer: str, truth: str) -> bool | None:
         """Compare ``x = 3, y = 4`` by its names; with a bare list or a point, in the order of the text or of the names."""
@@ -233,16 +234,10 @@ class Comparison:
         sides, true_sides = (split_equations(text) for text in (answer, truth))
         if len(sides) != 2 or len(true_sides) != 2:
             return False
-        multiple = ratio(_difference(sides), _difference(true_sides), self.effort)
-        if multiple is None:
+        left, right = _difference(sides), _difference(true_sides)
+        if left is None or right is None:
             return self.by_algebra(answer, truth)
-        are_solved = sides[0] == true_sides[0] and not letters_of(sides[0]) & letters_of(sides[1] + true_sides[1])
-        trees = [tree for tree in map(equation_difference, (answer, truth)) if tree and is_rational(tree)]
-        if multiple or are_solved or len(trees) < 2 or not any(map(divides, trees)):
-            return bool(multiple)
-        if self.algebra is None:
-            raise NeedsAlgebra
-        return self.algebra(answer, truth)
+        return bool(ratio(left, right, self.effort) or ratio(cleared(left)[0], cleared(right)[0], self.effort))
 
     def matrix(self, answer: str, truth: str) -> bool | None:
         rows, true_rows = matrix_rows(answer), matrix_rows(truth)
@@ -377,5 +372,5 @@ def _as_fraction(text: str) -> str:
     return text if value is None else f"({value.numerator})/({value.denominator})"
 
 
-def _difference(sides: list[str]) -> str:
-    return f"({sides[0]})-({sides[1]})"
+def _difference(sides: list[str]) -> Node | None:
+    return parse(f"({sides[0]})-({sides[1]})")

@@ -34,8 +34,11 @@ _FAILURES = (Undefined, TooCostly, ArithmeticError, ValueError, NotImplementedEr
 
 def same_value(left: str, right: str, effort: Effort) -> bool | None:
     """Whether two normalised texts are expressions with the same value; None if one cannot be read or evaluated."""
-    pair = _parsed(left, right, effort)
-    if pair is None or len(pair.names) > _MAX_VARIABLES:
+    left_tree, right_tree = parse(left), parse(right)
+    if left_tree is None or right_tree is None:
+        return None
+    pair = _Pair(left_tree, right_tree, effort)
+    if len(pair.names) > _MAX_VARIABLES:
         return None
     try:
         return pair.agree_everywhere() if pair.names else pair.agree({})
@@ -45,14 +48,12 @@ def same_value(left: str, right: str, effort: Effort) -> bool | None:
         return None
 
 
-def ratio(left: str, right: str, effort: Effort) -> int | None:
+def ratio(left: Node, right: Node, effort: Effort) -> int | None:
     """1 or -1 if ``left`` is a constant positive or negative multiple of ``right``, 0 if not, None if unknown.
 
     Both must depend on the same variables, at least one.
     """
-    pair = _parsed(left, right, effort)
-    if pair is None:
-        return None
+    pair = _Pair(left, right, effort)
     if not 0 < len(pair.names) <= _MAX_VARIABLES or variables(pair.left) != variables(pair.right):
         return 0
     try:
@@ -70,11 +71,6 @@ def number(text: str, effort: Effort) -> float | None:
         return float(Evaluator({}, context(_DIGITS), effort).value(tree))
     except (*_FAILURES, TypeError):
         return None
-
-
-def _parsed(left: str, right: str, effort: Effort) -> _Pair | None:
-    left_tree, right_tree = parse(left), parse(right)
-    return None if left_tree is None or right_tree is None else _Pair(left_tree, right_tree, effort)
 
 
 # At every other point all variables are positive.

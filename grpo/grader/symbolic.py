@@ -7,13 +7,10 @@ refuses texts that are too complex. Other texts may still take long: call this i
 from __future__ import annotations
 
 import logging
-import operator
 import random
 import re
 from math import prod
 from typing import Any
-
-from grpo.grader.expression import Node, equation_difference, is_rational
 
 MAX_LENGTH = 300
 MAX_DEPTH = 12
@@ -45,9 +42,6 @@ def symbolically_equal(answer: str, truth: str) -> bool:
     if too_complex(answer) or too_complex(truth):
         return False
     try:
-        left, right = equation_difference(answer), equation_difference(truth)
-        if left and right and is_rational(left) and is_rational(right):
-            return _same_zeros(left, right)
         return _compare(answer, truth)
     except Exception:
         # sympy may raise anything on odd input; an answer that it cannot read is wrong.
@@ -114,34 +108,6 @@ def _compare(answer: str, truth: str) -> bool:
     if value is None or not math_verify.verify(true_value, value, timeout_seconds=None, allow_set_relation_comp=True):
         return False
     return _numbers_agree(value, true_value)
-
-
-def _same_zeros(left: Node, right: Node) -> bool:
-    """Whether the numerators of two rational functions are equal up to a factor: ``xy = 3`` equals ``y = 3/x``.
-
-    ``x(y-1) = 0`` is not ``y = 1``, as it also holds if x is 0.
-    """
-    import sympy
-
-    first, second = (sympy.fraction(sympy.cancel(_rational(tree)))[0] for tree in (left, right))
-    if not first.free_symbols or not second.free_symbols:
-        return False
-    factor = sympy.cancel(first / second)
-    return bool(factor.is_number and factor != 0)
-
-
-def _rational(tree: Node) -> Any:
-    """Convert the tree of a rational function to sympy."""
-    import sympy
-
-    kind, parts = tree[0], tree[1:]
-    if kind == "num":
-        return sympy.Rational(parts[0].numerator, parts[0].denominator)
-    if kind == "var":
-        return sympy.Symbol(parts[0])
-    if kind == "pow":
-        return _rational(parts[0]) ** int(parts[1][1])
-    return getattr(operator, "truediv" if kind == "div" else kind)(*map(_rational, parts))
 
 
 def _parse(text: str) -> Any:

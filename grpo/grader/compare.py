@@ -14,7 +14,7 @@ from grpo.grader.normalise import RELATION, unwrap_text
 from grpo.grader.number_words import number_word
 from grpo.grader.numeric import number, ratio, same_value
 from grpo.grader.quantity import PERCENT, conversion, exact_value, same_amount, same_number, same_quantity, scaled, split_unit
-from grpo.grader.relations import Interval, as_intervals, in_usual_signs, member_of, merged
+from grpo.grader.relations import as_real_set, in_usual_signs, member_of, same_reals
 from grpo.grader.split import matrix_rows, parts_of, points_of, split_equations, top_level
 from grpo.grader.values import Effort
 from grpo.grader.words import based, day_of_year, same_ratio, same_time, same_words
@@ -143,10 +143,10 @@ class Comparison:
             for text in (answer, truth)
         ):
             return None
-        sets = [as_intervals(text, self.effort) for text in (answer, truth)]
+        sets = [as_real_set(text.strip(), self.effort) for text in (answer, truth)]
         if sets[0] is not None and sets[1] is not None:
-            names = [found[0] for found in sets if found and found[0]]
-            return (len(names) < 2 or same_name(*names)) and self.same_intervals(sets[0][1], sets[1][1])
+            names = [found.name for found in sets if found and found.name]
+            return (len(names) < 2 or same_name(*names)) and same_reals(sets[0], sets[1])
         if RELATION.search(answer) and RELATION.search(truth):
             if all(len(top_level(text, ",;")) > 1 for text in (answer, truth)):
                 return None
@@ -157,17 +157,6 @@ class Comparison:
             return None if names_its_value(answer) or names_its_value(truth) else False
         members = (member_of(answer), member_of(truth))
         return self.inside.same(*members) if members != (answer, truth) else None
-
-    def same_intervals(self, left: list[Interval], right: list[Interval]) -> bool:
-        if len(left) != len(right):
-            left, right = (merged(intervals, self.effort) for intervals in (left, right))
-        if len(left) != len(right) or len(left) > _MAX_PARTS:
-            return False
-
-        def equal(a: Interval, b: Interval) -> bool:
-            return a[0] == b[0] and a[3] == b[3] and self.every(((a[1], b[1]), (a[2], b[2])))
-
-        return self.in_any_order(left, right, equal)
 
     def same_chain(self, answer: str, truth: str) -> bool:
         """Compare ``a < b < c`` side by side, in both directions, or inequalities that are multiples of each other."""

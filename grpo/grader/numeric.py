@@ -62,13 +62,14 @@ def ratio(left: Node, right: Node, effort: Effort) -> int | None:
         return None
 
 
-def number(text: str, effort: Effort) -> float | None:
-    """The real value of an expression without variables, for sorting; None if it has none."""
+def number(text: str, effort: Effort) -> Fraction | None:
+    """The real value of an expression without variables, rounded to 40 digits if irrational; None if it has none."""
     tree = parse(text)
     if tree is None or variables(tree):
         return None
     try:
-        return float(Evaluator({}, context(_DIGITS), effort).value(tree))
+        value = Evaluator({}, context(_DIGITS), effort).value(tree)
+        return value if isinstance(value, Fraction) else Fraction(context(_DIGITS).nstr(value, 40)) if value.imag == 0 else None
     except (*_FAILURES, TypeError):
         return None
 

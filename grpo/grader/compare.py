@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Self, TypeVar
 
 from grpo.grader.expression import Node, cleared, parse
-from grpo.grader.names import applied, assigned, is_name, letters_of, named_sides, names_its_value, same_name, with_argument_of
+from grpo.grader.names import applied, assigned, is_name, letters_of, named_sides, same_name, with_argument_of
 from grpo.grader.normalise import RELATION, unwrap_text
 from grpo.grader.number_words import number_word
 from grpo.grader.numeric import number, ratio, same_value
@@ -153,8 +153,6 @@ class Comparison:
             chains = [_CHAIN.search(text) is not None for text in (answer, truth)]
             if any(chains):
                 return all(chains) and self.same_chain(answer, truth)
-        if exact_value(answer) is not None or exact_value(truth) is not None:
-            return None if names_its_value(answer) or names_its_value(truth) else False
         members = (member_of(answer), member_of(truth))
         return self.inside.same(*members) if members != (answer, truth) else None
 
@@ -180,11 +178,8 @@ class Comparison:
                 return False
             return self.inside.same(",".join(points) or answer, ",".join(true_points) or truth)
         named, true_named = assigned(answer), assigned(truth)
-        if named and true_named:
-            by_name, true_by_name = dict(named), dict(true_named)
-            if by_name.keys() != true_by_name.keys():
-                return None if len(named) == len(true_named) else False
-            return self.every((by_name[name], true_by_name[name]) for name in by_name)
+        if named and true_named and dict(named).keys() == dict(true_named).keys():
+            return self.every(zip(*([value for _, value in sorted(these)] for these in (named, true_named)), strict=True))
         values = named or true_named
         other = truth if named else answer
         if not values or "=" in other:
@@ -292,7 +287,7 @@ class Comparison:
         for verdict in (same_time(bare, true_bare), same_ratio(answer, truth)):
             if verdict is not None:
                 return verdict
-        if (day := day_of_year(answer)) and (true_day := day_of_year(truth)):
+        if (day := day_of_year(unwrap_text(answer))) and (true_day := day_of_year(unwrap_text(truth))):
             return day == true_day
         body, unit = split_unit(answer)
         true_body, true_unit = split_unit(truth, noun=True)
@@ -309,8 +304,6 @@ class Comparison:
             return False
         if factor != 1:
             return same_value(f"{factor.numerator}/{factor.denominator}*({body})", true_body, self.effort) is True
-        if self.spelt_alike(body, true_body):
-            return True
         if PERCENT in (unit, true_unit) and unit != true_unit:
             return False
         return self.expression(body, true_body)
@@ -329,7 +322,7 @@ class Comparison:
             return False  # The order counts.
         if "\\ln" in truth and "log(" in answer and "\\log" not in answer + truth:
             answer = answer.replace("log(", "ln(")  # as code writes it
-        by_value = same_value(_as_fraction(answer), _as_fraction(truth), self.effort)
+        by_value = same_value(answer, truth, self.effort)
         if by_value is not None:
             return by_value
         if answer.isalpha() and parse(truth) is not None:
@@ -354,11 +347,6 @@ def _orders(values: list[tuple[str, str]], kind: str) -> list[list[tuple[str, st
     if kind == "()" and {*names} <= {"x", "y", "z"}:
         return [sorted(values)]
     return [values] if any(len(name) > 2 and name.isalpha() for name in names) else [values, sorted(values)]
-
-
-def _as_fraction(text: str) -> str:
-    value = None if text.isdigit() else exact_value(text)
-    return text if value is None else f"({value.numerator})/({value.denominator})"
 
 
 def _difference(sides: list[str]) -> Node | None:

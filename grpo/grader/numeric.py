@@ -16,7 +16,7 @@ import operator
 import random
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from math import lcm, prod
+from math import prod
 from typing import Any
 
 from grpo.grader.expression import Node, operands, parse, variables
@@ -77,15 +77,15 @@ def number(text: str, effort: Effort) -> Fraction | None:
 # At every other point all variables are positive.
 _SCALES = [Fraction(scale) for scale in ("1", "1", "1/2", "1/3", "4", "2/3", "40", "6", "1/9", "17", "120", "1/2", "300")]
 _LARGEST_SCALE = 10**30
-_LARGEST_PERIOD = 48
+_STEPPED_POINTS = 100  # consecutive numbers, beyond the usual periods of floors
 
 
 class _Points:
     """Test points: near ones, until enough are defined, and far ones for piecewise expressions.
 
     They are pseudo-random with the two expressions as the seed, so that no expression can be right at these points only. Signs
-    and sizes vary, so that roots, logarithms and inverse functions are defined at some of them. Natural numbers cover every
-    period of floors.
+    and sizes vary, so that roots, logarithms and inverse functions are defined at some of them. Natural numbers follow each
+    other.
     """
 
     def __init__(self, left: Node, right: Node, names: list[str]) -> None:
@@ -93,10 +93,8 @@ class _Points:
         self.trees = (left, right)
         self.chance = random.Random(hashlib.sha256(repr(self.trees).encode()).digest())
         self.natural = sorted(_natural(left) | _natural(right))
-        period = lcm(_period(left), _period(right)) if self.natural else 0
-        if period > _LARGEST_PERIOD:
-            raise TooCostly
-        self.enough = len(_SCALES) + 2 * period if self.natural else _ENOUGH_POINTS
+        stepped = any(f"('{kind}'," in repr(self.trees) for kind in ("floor", "ceil"))
+        self.enough = (_STEPPED_POINTS if stepped else len(_SCALES)) if self.natural else _ENOUGH_POINTS
 
     def near(self) -> Iterator[dict[str, Fraction]]:
         if self.natural:
@@ -147,21 +145,6 @@ def _natural(tree: Node) -> frozenset[str]:
     elif kind == "pow" and tree[1][0] == "neg" and tree[1][1][0] == "num":
         found |= variables(tree[2]) & _WHOLE
     return found
-
-
-def _period(tree: Node) -> int:
-    """The period over which the floors and ceilings in ``tree`` meet every remainder."""
-    if tree[0] in {"floor", "ceil"} and variables(tree):
-        return prod(_divisors(tree))
-    return lcm(*map(_period, operands(tree)))
-
-
-def _divisors(tree: Node) -> list[int]:
-    if tree[0] == "num":
-        return [max(1, abs(tree[1].numerator) * tree[1].denominator)]
-    if tree[0] in {"const", "root", "ln", "log", "lg", "exp"}:
-        raise TooCostly  # The period is infinite.
-    return [size for part in operands(tree) for size in _divisors(part)]
 
 
 def _survey(tree: Node, constants: set[Fraction], inside: bool = False) -> bool:

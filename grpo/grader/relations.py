@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from grpo.grader.expression import GREEK, parse, variables
 from grpo.grader.normalise import RELATION
@@ -40,7 +40,7 @@ _SIGNS = {"+": ">", "positive": ">", "-": "<", "negative": "<", "nonnegative": "
 _MAX_ENDS = 80
 _TOLERANCE = Fraction(1, 10**30)  # ends that are irrational are rounded to 40 digits
 
-_Side = tuple[Fraction | float, Fraction | float, bool]
+_Side = tuple[Any, Any, bool]
 """Slope, shift, and whether bars stand around: (1, 0, False) for x, (0, 5, False) for 5, (2, -1, True) for ``|2x-1|``."""
 
 
@@ -157,14 +157,14 @@ def _condition(text: str, effort: Effort) -> RealSet | None:
 def _chain(name: str, sides: list[_Side], operators: list[str]) -> RealSet:
     """The numbers for which all relations between neighbouring sides hold, of which one of two is a number."""
     ends: list[Fraction] = []
-    for (slope, shift, _), (other_slope, other_shift, _) in pairwise(sides):
-        bound, factor, start = (other_shift, slope, shift) if slope else (shift, other_slope, other_shift)
-        if isinstance(bound, Fraction | int):
-            ends += [Fraction(end - start) / Fraction(factor) for end in (bound, -bound)]
+    for left, right in pairwise(sides):
+        (slope, shift, _), (_, bound, _) = sorted((left, right), key=lambda side: not side[0])
+        if abs(bound) < inf:
+            ends += [Fraction(end - shift) / Fraction(slope) for end in (bound, -bound)]
 
     def holds(place: Fraction) -> bool:
         values = [abs(slope * place + shift) if bars else slope * place + shift for slope, shift, bars in sides]
-        differences = [left - right for left, right in pairwise(values)]
+        differences = [value - following for value, following in pairwise(values)]
         return all(
             _OPERATORS[sign](0 if abs(difference) < _TOLERANCE else difference, 0)
             for sign, difference in zip(operators, differences, strict=True)

@@ -279,7 +279,7 @@ def check_experiment(name: str, of: Experiment, result: dict[str, Any]) -> None:
         check("mean that selects, start", where, float(of.table(arm, "selection").mean()), entry["selection"])
         check("mean that selects, start", where, float(of.table(arm, "start").mean()), entry["start"])
         fallen = [run.name for run in of.arms[arm] if run.collapsed]
-        check("collapsed runs", where, fallen, [one["run"] for one in entry["collapsed"]])
+        check("collapsed runs", where, fallen, entry["collapsed"])
         check("chosen rate", where, arm in of.chosen.values(), entry["chosen"])
         below = None if arm == of.leader else difference(of.table(of.leader), of.table(arm))
         check("below the leader", where, below, entry["below"])

@@ -197,13 +197,13 @@ def comments(
 
     Accepting writes the digest of the results into the comment's head; the next `grpo writeup` shows it without a warning.
     """
-    from grpo.reporting.comments import accept_all
-    from grpo.reporting.writeup import comments_of
+    from grpo.reporting.comments import accept_all, read_comments
+    from grpo.reporting.record import read_record
 
-    study = load_study()
+    study, record = load_study(), read_record()
     if accept:
-        accept_all(comments_of(study), accept)
-    return "\n".join(f"{comment.path}: {comment.state or 'accepted'}" for comment in comments_of(study).values())
+        accept_all(read_comments(study, record), accept)
+    return "\n".join(f"{comment.path}: {comment.state or 'accepted'}" for comment in read_comments(study, record).values())
 
 
 for stage in STAGES:

@@ -101,13 +101,11 @@ def course(experiment: str, arm: str, seed: int) -> str:
 def _rewards(study: Study, experiment: str) -> str:
     """A table of each arm's answer reward before and after GRPO, with 95% intervals."""
     from grpo.results.intervals import mean_of
-    from grpo.results.runs import by_arm, first_scores, read_runs, read_selection
-    from grpo.results.statistics import format_interval
+    from grpo.results.runs import by_arm, final_scores, first_scores, read_runs
 
-    after = read_selection(experiment)["candidates"]
-    before = {arm: mean_of(first_scores(runs), fixed=True) for arm, runs in by_arm(read_runs(study, experiment)).items()}
     rows = [("arm", "reward before GRPO", "after it")]
-    rows += [(arm["arm"], str(before[arm["arm"]]), format_interval(arm)) for arm in after]
+    for arm, runs in by_arm(read_runs(study, experiment)).items():
+        rows.append((arm, str(mean_of(first_scores(runs), fixed=True)), str(mean_of(final_scores(runs)))))
     return "\n".join(f"{arm:<12}{first:<26}{last}" for arm, first, last in rows)
 
 

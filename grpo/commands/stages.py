@@ -214,13 +214,14 @@ def tables() -> None:
 
 def figures() -> None:
     """Draw reports/figures/*.svg from the record and the runs, and reports/timing.svg from their times."""
+    from grpo.reporting.charts import save_figure
     from grpo.reporting.figures import draw_figures
     from grpo.reporting.record import read_record
-    from grpo.reporting.timing import write_timing_figure
+    from grpo.reporting.timing import draw_timing
 
     study = load_study()
     draw_figures(study, read_record())
-    write_timing_figure(study)
+    save_figure(draw_timing(study), paths.TIMING_FIGURE)
     print(f"{paths.FIGURES}: a figure for each experiment, and those of the study as a whole")
 
 

@@ -199,12 +199,6 @@ def run_figure(run: Run) -> Figure:
     return curves_figure({run.arm: [run]}, [column for column in columns if has([run], column)], "grpo")[0]
 
 
-def draw_row(axes: Axes, y: float, estimate: Mapping[str, float], color: str) -> None:
-    """Draw an estimate as a dot on the horizontal bar of its interval."""
-    axes.hlines(y, estimate["low"], estimate["high"], color=color, linewidth=2)
-    axes.plot(estimate["value"], y, "o", color=color, markersize=4)
-
-
 def frame(axes: Axes, title: str, x: str, share: bool = False) -> None:
     """Title, axis label and scale of a panel: 0 to 1 for a share, logarithmic where values differ many times.
 

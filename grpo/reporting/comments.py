@@ -97,12 +97,11 @@ class Comment:
 
 
 class _Results:
-    """What a comment can name; notes the experiments and claims that it asked for."""
+    """What a comment can name; notes the experiments that it asked for."""
 
-    def __init__(self, record: Values, times: Mapping[tuple[str, str], Values], own: str):
-        self.record, self.times, self.own = record, times, own
+    def __init__(self, record: Values, own: str):
+        self.record, self.own = record, own
         self.named: set[str] = {own} & set(record["experiments"])
-        self.claims: set[str] = set()
 
     def experiment(self, name: str = "") -> Values:
         """An experiment's entry in the record; by default the comment's own."""
@@ -117,12 +116,6 @@ class _Results:
         found: Values = _one_of(named, name, "arm")
         return found
 
-    def claim(self, name: str) -> Values:
-        """A claim with its verdict."""
-        found: Values = _one_of({claim["id"]: claim for claim in self.record["claims"]}, name, "claim")
-        self.claims.add(name)
-        return found
-
     def baseline(self, prompt: str) -> Values:
         """Zero-shot results under a prompt."""
         found: Values = _one_of(self.record["baseline"], prompt, "prompt")
@@ -133,18 +126,10 @@ class _Results:
         found: Values = _one_of(_one_of(self.record["best_of_n"], prompt, "prompt")["n"], str(n), "N")
         return found
 
-    def seconds(self, name: str, experiment: str = "") -> Values:
-        """Seconds of a step of an arm whose runs had the machine for themselves."""
-        arm = self.arm(name, experiment)["arm"]
-        timed = {one: values for (of, one), values in self.times.items() if of == (experiment or self.own)}
-        found: Values = _one_of(timed, arm, "arm that ran alone")
-        return found
-
     def facts(self) -> list[Any]:
-        """What the named experiments and claims say: winners, what can be told apart, collapses, verdicts; no digits."""
+        """What the named experiments say: winners, what can be told apart, collapses, verdicts; no digits."""
         experiments = {name: _facts_of(self.record["experiments"][name]) for name in sorted(self.named)}
-        concerned = [one for one in self.record["claims"] if one["experiment"] in self.named or one["id"] in self.claims]
-        return [experiments, {one["id"]: one["verdict"] for one in concerned}]
+        return [experiments, {one["id"]: one["verdict"] for one in self.record["claims"] if one["experiment"] in self.named}]
 
 
 def _facts_of(experiment: Values) -> list[Any]:
@@ -162,12 +147,11 @@ def _one_of(known: Mapping[str, Any], name: str, what: str) -> Any:
     return known[name]
 
 
-def read_comments(study: Study, record: Values, times: Mapping[tuple[str, str], Values]) -> dict[str, Comment]:
+def read_comments(study: Study, record: Values) -> dict[str, Comment]:
     """Read the study's comments, by name.
 
     Args:
         record: reports/record.json.
-        times: by experiment and arm, the seconds of a step.
 
     Raises:
         UserError: a comment names what the record does not have, does what no comment may, or has a name of no experiment.
@@ -183,7 +167,7 @@ def read_comments(study: Study, record: Values, times: Mapping[tuple[str, str], 
             raise UserError(
                 f"{path}: no experiment {name!r} in the study {study.study}. Rename it to one of: {', '.join(known)}."
             )
-        found[name] = _filled(path, _Results(record, times, name))
+        found[name] = _filled(path, _Results(record, name))
     return found
 
 
@@ -248,7 +232,7 @@ def _fill(path: Path, text: str, first_line: int, results: _Results) -> str:
     """Fill a template whose first line stands in line ``first_line`` of the file."""
     environment = ImmutableSandboxedEnvironment(undefined=_Unknown)
     environment.filters, environment.globals = dict(FILTERS), {}
-    offered = ("experiment", "arm", "claim", "baseline", "best_of_n", "seconds")
+    offered = ("experiment", "arm", "baseline", "best_of_n")
     line = 1
     try:
         tree = environment.parse(text)

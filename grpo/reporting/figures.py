@@ -59,7 +59,7 @@ def draw_figures(study: Study, record: Values) -> None:
 
 def collapsed(entry: Values) -> list[str]:
     """Names of an experiment's runs that collapsed."""
-    return [one["run"] for arm in entry["arms"] for one in arm["collapsed"]]
+    return [run for arm in entry["arms"] for run in arm["collapsed"]]
 
 
 def chosen(entry: Values) -> list[Values]:
@@ -139,8 +139,10 @@ def _draw_column(axes: Axes, record: Values, groups: Mapping[str, list[Values]],
         heads.add(names[-1])
         for arm in rows:
             y += 1
-            behind = {"value": -arm["below"]["value"], "low": -arm["below"]["high"], "high": -arm["below"]["low"]}
-            charts.draw_row(axes, y, behind, TOGETHER if behind["low"] <= 0 <= behind["high"] else APART)
+            below = arm["below"]
+            color = TOGETHER if below["low"] <= 0 <= below["high"] else APART
+            axes.hlines(y, -below["high"], -below["low"], color=color, linewidth=2)
+            axes.plot(-below["value"], y, "o", color=color, markersize=4)
             places.append(y)
             names.append(arm["label"])
         y += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,10 +15,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from grpo.common.files import read_jsonl
 from grpo.common.yaml_file import parse_yaml
 from grpo.reporting.charts import INK
-from grpo.reporting.rollouts import browsable
 from grpo.study import paths
+from grpo.study.paths import stage_of_run
 
 TEMPLATES = Path(__file__).with_name("templates")
 TERMS: dict[str, str] = parse_yaml(TEMPLATES / "terms.yaml")
@@ -31,6 +33,10 @@ IDS = {  # of sections and folded parts that other parts link to
     "Kissing numbers": "kissing_number",
     "The base model": "base_model",
 }
+MOST_SAMPLES = 700_000  # characters in the page; other samples stay in the runs' folders
+NUMBERS = ("format_reward", "answer_reward", "reward", "token_entropy")
+COLUMNS = ("step", "problem", "prompt", "response", "ground_truth", *NUMBERS)
+MESSAGES = "messages"  # of an episode, each with its role
 ORIGIN = ("mlflow_run_id", "commit", "lock", "total_s", "same_as")  # columns of timing.csv that the page shows of a run
 
 
@@ -73,6 +79,61 @@ def _data(record: Mapping[str, Any], timing: pd.DataFrame) -> dict[str, Any]:
         "metric": record["metric"],
         "origin": {"columns": ORIGIN, "runs": {run: values for run, *values in origin}},
     }
+
+
+# ------------------------------------------------------------------------------------------------------------ rollouts
+
+
+def number(value: Any) -> float | int | None:
+    """Round to six digits, for the page; None if not finite."""
+    if value is None or not math.isfinite(value):
+        return None
+    shorter = float(f"{value:.6g}")
+    return int(shorter) if shorter.is_integer() and abs(shorter) < 1e15 else shorter
+
+
+def read_samples(run: str) -> list[dict[str, Any]]:
+    """Read the samples of the run ``EXPERIMENT/ARM/SEED``, from its first, middle and last evaluation.
+
+    A missing or damaged file is a UserError.
+    """
+
+    def shown(one: dict[str, Any]) -> dict[str, Any]:
+        return {column: one[column] for column in COLUMNS} | {key: one[key] for key in [MESSAGES] if key in one}
+
+    return read_jsonl(paths.RUNS / run / "rollouts.jsonl", stage_of_run(run), shown)
+
+
+def browsable(runs: list[str]) -> dict[str, Any]:
+    """Collect samples, with each prompt and problem stored once.
+
+    Args:
+        runs: by priority, as the page has room for :data:`MOST_SAMPLES` characters.
+
+    Returns:
+        ``prompts``; ``problems`` with their truths; ``columns``; ``runs``: name -> a row per sample, with indices of prompt and
+        problem; ``left_out``: runs for which there was no room.
+    """
+    prompts: dict[str, int] = {}
+    problems: dict[tuple[str, str], int] = {}
+    found: dict[str, list[list[Any]]] = {}
+    left_out, size = [], 0
+    for run in runs:
+        samples = read_samples(run)
+        more = sum(len(json.dumps(s["response"])) + len(s["prompt"]) * (s["prompt"] not in prompts) for s in samples)
+        if size + more > MOST_SAMPLES:
+            left_out.append(run)
+            continue
+        size += more
+        found[run] = []
+        for s in samples:
+            prompt = prompts.setdefault(s["prompt"], len(prompts))
+            problem = problems.setdefault((s["problem"], s["ground_truth"]), len(problems))
+            turns = [s[MESSAGES]] if MESSAGES in s else []
+            found[run].append([problem, prompt, s["step"], s["response"], *(number(s[reward]) for reward in NUMBERS), *turns])
+    episodes = any(len(row) > 4 + len(NUMBERS) for rows in found.values() for row in rows)
+    columns = ["problem", "prompt", "step", "response", *NUMBERS, *([MESSAGES] if episodes else [])]
+    return {"prompts": list(prompts), "problems": list(problems), "columns": columns, "runs": found, "left_out": left_out}
 
 
 def embedded(data: Mapping[str, Any]) -> str:

@@ -6,7 +6,6 @@ Nothing in it differs between machines: seconds, ids and hardware are in reports
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -15,9 +14,10 @@ import numpy as np
 import pandas as pd
 
 from grpo.common.files import read_json, read_jsonl, write_json
+from grpo.reporting.charts import over_runs, values_of
 from grpo.reporting.labels import arm_labels
 from grpo.results.claims import judge_claims
-from grpo.results.evidence import Evidence, read_evidence
+from grpo.results.evidence import Evidence, evidence_of
 from grpo.results.intervals import difference_of, mean_of
 from grpo.results.published import read_published
 from grpo.results.runs import Run, read_baseline, read_best_of_n, value
@@ -31,13 +31,12 @@ from grpo.study.settings import MAIN, setting_of
 from grpo.tasks.mixture import Mixture
 
 Values = dict[str, Any]
-AT_EVALUATIONS = {"format": "val/format_reward", "length": "val/response_length", "entropy": "val/token_entropy"}
+AT_EVALUATIONS = {"format": "val/format_reward", "length": "val/response_length"}
 TRENDS = (  # training metrics of which the record has first and last levels
     *("token_entropy", "gradient_norm", "loss", "train/answer_reward", "train/response_length", "clip_fraction", "ratio_max"),
     *("lag_mean", "mean_nll", "train/zero_signal_fraction"),
 )
 PART = 8  # a level is the mean over the first or the last eighth of the steps
-SUM = re.compile(r"(-?(?<!\d)\d{1,18}) ([+-]) (\d{1,18}) = (-?\d{1,18})(?!\d)")
 SHOWN = 2  # samples before and after training, and examples of each zero-shot outcome
 LONGEST = 1200  # characters of a response or question
 KEYWORD_KINDS = ("lists_only", "repeats_prompt", "is_sentence")
@@ -49,7 +48,7 @@ def write_record(study: Study) -> Values:
     Raises:
         UserError: a result file is missing or damaged.
     """
-    evidence = read_evidence(study)
+    evidence = {name: evidence_of(study, name) for name in study.active_experiments}
     record = record_of(study, evidence, judge_claims(study, evidence))
     write_json(paths.RECORD, record)
     return record
@@ -62,10 +61,7 @@ def read_record() -> Values:
 
 def record_of(study: Study, evidence: Mapping[str, Evidence], verdicts: Sequence[Verdict]) -> Values:
     """Compute the record from runs and verdicts; the other result files are read."""
-    experiments = {}
-    for name, of in evidence.items():
-        claims_about = [one.id for one in verdicts if one.experiment == name]
-        experiments[name] = _experiment(study, of, choose(study, of), claims_about) | {"extra": _extra(study, of)}
+    experiments = {name: _experiment(study, of, choose(study, of)) for name, of in evidence.items()}
     headline = _headline(evidence, experiments)
     claims = [asdict(verdict) for verdict in verdicts]
     cited = {source for claim in claims for source in claim["reported"]}
@@ -81,9 +77,7 @@ def record_of(study: Study, evidence: Mapping[str, Evidence], verdicts: Sequence
             "methods": _methods(evidence, experiments, headline),
             "baseline": {
                 prompt: {
-                    "right_form": of["format_reward"],
                     **{key: of[key] for key in ("accuracy", "categories", "problems", "response_length")},
-                    **{key: of[key] for key in ("accuracy_by_level", "accuracy_by_subject") if key in of},
                     "examples": zero_shot_examples(prompt),
                 }
                 for prompt, of in read_baseline(study).items()
@@ -92,10 +86,7 @@ def record_of(study: Study, evidence: Mapping[str, Evidence], verdicts: Sequence
             "experiments": experiments,
             "claims": claims,
             "sources": {source: text for source, text in read_published().sources.items() if source in cited},
-            "problems": {
-                **{key: getattr(study.evaluation, f"{key}problems", None) for key in ("", "last_", "selection_", "zero_shot_")},
-                "best_of_n": study.evaluation.best_of_n.problems if study.evaluation.best_of_n.prompts else None,
-            },
+            "problems": {key: getattr(study.evaluation, f"{key}_problems", None) for key in ("last", "selection")},
             "dataset": {
                 task: read_json(paths.dataset_report(task), f"dataset@{task}", keys=("task", "train", "validation"))
                 for task in dict.fromkeys((MAIN, *(of["task"] for of in experiments.values())))
@@ -131,7 +122,7 @@ def label_arms(study: Study, arms: Mapping[str, list[Run]]) -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------------- an experiment
 
 
-def _experiment(study: Study, found: Evidence, choice: Choice, claims: list[str]) -> Values:
+def _experiment(study: Study, found: Evidence, choice: Choice) -> Values:
     name, entry, labels = found.experiment, study.experiments[found.experiment], label_arms(study, found.arms)
     return {
         "title": study.title(name),
@@ -140,16 +131,15 @@ def _experiment(study: Study, found: Evidence, choice: Choice, claims: list[str]
         "method": entry.method,
         "task": entry.task,
         "builds_on": entry.builds_on,
-        "steps": max(int(run.validation["step"].iloc[-1]) for runs in found.arms.values() for run in runs),
         "leader": choice.leader,
         "runner_up": choice.runner_up,
         "winner": choice.winner,
         "margin": choice.margin and choice.margin.ends(),  # on the problems that select
         "reason": choice.reason,
         "arms": [_arm(found, arm, labels[arm]) for arm in found.arms],
-        "claims": claims,
         "kl": _kl(study, name),
         "samples": samples(found.arms[choice.winner][0].name),
+        "extra": _extra(study, found),
     }
 
 
@@ -161,12 +151,10 @@ def told(experiment: Values) -> bool:
 
 def _arm(found: Evidence, arm: str, label: str) -> Values:
     """An arm's entry; all numbers are means over all of its runs, collapsed ones too."""
-    runs, column = found.arms[arm], found.arms[arm][0].column
+    runs, scores, column = found.arms[arm], found.final(arm), found.arms[arm][0].column
     start, end = ({key: _mean(runs, of, row) for key, of in AT_EVALUATIONS.items()} for row in (0, -1))
-    at_start, at_end = (float(np.mean([run.validation[column].iloc[row] for run in runs])) for row in (0, -1))
-    best = max(runs, key=lambda run: run.metrics[f"best/{run.metric}"]).metrics
+    at_start, at_end = (_mean(runs, column, row) for row in (0, -1))
     same_as = [run.config["same_as"] for run in runs]
-    scores, curve = found.final(arm), mean_curve(runs, column)
     final = mean_of(scores)
     return {
         "arm": arm,
@@ -177,21 +165,17 @@ def _arm(found: Evidence, arm: str, label: str) -> Values:
         "overrides": runs[0].config["overrides"],
         "runs": [run.name for run in runs],
         "same_as": same_as if any(same_as) else None,  # equal runs of an earlier experiment, which stand for these
-        "by_run": [float(run.final.mean()) for run in runs],
+        "by_run": [run.end for run in runs],
         **final.ends(),
         "problems": final.problems,
         "selection": float(found.selection(arm).mean()),
         "start": at_start,
-        "best": {"value": best[f"best/{runs[0].metric}"], "step": best["best/step"]},
-        "collapsed": [asdict(one) for one in found.collapses(arm)],
-        "stopped": {run.name: run.metrics["diverged_step"] for run in runs if run.metrics["diverged_step"] is not None},
+        "collapsed": found.collapsed(arm),
         **end,
         "given_form": _share(at_end, end["format"]),
         "at_start": start | {"given_form": _share(at_start, start["format"])},
         "below": None if arm == found.leader else difference_of(scores, found.final(found.leader)).ends(),
-        "gained_and_lost": gained_and_lost(runs),
         "metrics": {name: levels for name in TRENDS if (levels := _levels(runs, name))},
-        "curve": {"steps": curve.index.tolist(), runs[0].metric: [round(of, 4) for of in curve.tolist()]},
         **({"examples": runs[0].metrics["examples"]} if "examples" in runs[0].metrics else {}),
     }
 
@@ -211,25 +195,16 @@ def _mean(runs: list[Run], column: str, row: int) -> float | None:
     return float(np.mean([run.validation[column].iloc[row] for run in runs]))
 
 
-def _share(answer: float, form: float | None) -> float | None:
+def _share(answer: float | None, form: float | None) -> float | None:
     """Accuracy given the form; None if no response has the form, or if answers are rewarded without it."""
-    return answer / form if form and answer <= form else None
-
-
-def mean_curve(runs: list[Run], column: str) -> pd.Series[float]:
-    """Mean of a metric over runs by step. A validation metric of a run that stopped early keeps its last value."""
-    table = "validation" if column.startswith("val/") else "history"
-    curves = [getattr(run, table).groupby("step")[column].last() for run in runs]
-    joined = pd.concat(curves, axis=1).sort_index()
-    mean: pd.Series[float] = (joined.ffill() if table == "validation" else joined).mean(axis=1)
-    return mean
+    return answer / form if answer is not None and form and answer <= form else None
 
 
 def _levels(runs: list[Run], column: str) -> Values | None:
     """First and last level (mean over an eighth of the steps), smallest and largest value; None if not all runs have it."""
-    if any(column not in run.history or run.history[column].isna().all() for run in runs):
+    if any(values_of(run, column) is None for run in runs):
         return None
-    curve = mean_curve(runs, column).dropna()
+    curve = over_runs(runs, column).mean(axis=1).dropna()
     part = max(1, len(curve) // PART)
     return {
         "first": curve.iloc[:part].mean(),
@@ -237,13 +212,6 @@ def _levels(runs: list[Run], column: str) -> Values | None:
         "smallest": curve.min(),
         "largest": max(run.history[column].max() for run in runs),
     }
-
-
-def gained_and_lost(runs: list[Run]) -> Values:
-    """Problems that are right before training and at the last evaluation, those gained and those lost: means over runs."""
-    pairs = [(run.outcomes[0] == 1, run.outcomes[-1] == 1) for run in runs]
-    counts = [(first.sum(), last.sum(), (last & ~first).sum(), (first & ~last).sum()) for first, last in pairs]
-    return dict(zip(("before", "after", "gained", "lost"), np.mean(counts, axis=0).tolist(), strict=True))
 
 
 # ------------------------------------------------------------------------------------------------------------- samples
@@ -266,25 +234,19 @@ def zero_shot_examples(prompt: str) -> dict[str, list[Values]]:
 def samples(run: str) -> list[Values]:
     """Responses of the run ``EXPERIMENT/ARM/SEED`` to the same problems before and after training.
 
-    Problems whose last answer is right and whose written sums are correct come first: a right answer may follow a wrong sum.
+    Problems whose last answer is right come first.
     """
     keys = ("step", "problem", "prompt", "response", "ground_truth", "format_reward", "answer_reward", "reward")
     found = read_jsonl(paths.RUNS / run / "rollouts.jsonl", stage_of_run(run), lambda one: {key: one[key] for key in keys})
     first, last = min(one["step"] for one in found), max(one["step"] for one in found)
     at_end = [one for one in found if one["step"] == last]
-    best_first = sorted(at_end, key=lambda one: not (one["answer_reward"] == 1 and sums_hold(one["response"])))
-    chosen = [one["problem"] for one in best_first[:SHOWN]]
+    chosen = [one["problem"] for one in sorted(at_end, key=lambda one: one["answer_reward"] != 1)[:SHOWN]]
     return [
         one | {key: str(one[key])[-LONGEST:] for key in ("prompt", "response", "ground_truth")} | {"run": run}
         for step in (first, last)
         for one in found
         if one["step"] == step and one["problem"] in chosen
     ]
-
-
-def sums_hold(response: str) -> bool:
-    """Whether every sum and difference of numbers of up to 18 digits in a response is correct; ``4 - 5 = 1`` is not."""
-    return all(int(a) + int(sign + b) == int(c) for a, sign, b, c in SUM.findall(response))
 
 
 # --------------------------------------------------------------------------------------- what only some experiments have
@@ -371,28 +333,8 @@ def _headline(evidence: Mapping[str, Evidence], experiments: dict[str, Values]) 
 
     name = max(experiments, key=order)
     arm = winner_of(experiments[name])
-    config = evidence[name].arms[arm["arm"]][0].config["config"]
-    keys = (
-        "arm",
-        "label",
-        "value",
-        "low",
-        "high",
-        "start",
-        "problems",
-        "format",
-        "given_form",
-        "length",
-        "at_start",
-        "collapsed",
-    )
-    return {
-        "experiment": name,
-        **{key: arm[key] for key in keys},
-        "runs": len(arm["runs"]),
-        "run": arm["runs"][0],
-        "settings": [[key, of["value"], of["from"]] for key, of in config.items() if of["from"] not in ("study", "default")],
-    }
+    keys = ("arm", "label", "value", "low", "high", "start", "problems")
+    return {"experiment": name, "runs": len(arm["runs"]), **{key: arm[key] for key in keys}}
 
 
 def winner_of(entry: Values) -> Values:
@@ -407,18 +349,15 @@ def arm_of(entry: Values, name: str) -> Values:
 
 
 def _methods(evidence: Mapping[str, Evidence], experiments: dict[str, Values], headline: Values) -> list[Values]:
-    """The winners of SFT and of expert iteration on the main task beside the headline, with the difference to the headline."""
+    """The winners of SFT and of expert iteration on the main task, with their differences to the headline."""
     best = evidence[headline["experiment"]].final(headline["arm"])
     rows = []
     for name, entry in experiments.items():
-        first = name == headline["experiment"]
-        if entry["task"] == MAIN and (first or entry["method"] != "grpo"):
+        if entry["task"] == MAIN and entry["method"] not in ("grpo", experiments[headline["experiment"]]["method"]):
             arm = winner_of(entry)
             own = evidence[name].final(arm["arm"])
-            same = not first and own.shape[1] == best.shape[1]
+            above = difference_of(best, own).ends() if own.shape[1] == best.shape[1] else None
             rows.append(
-                {"method": entry["method"], "experiment": name}
-                | {key: arm[key] for key in ("arm", "label", "value", "low", "high", "entropy", "length")}
-                | {"above_headline": difference_of(best, own).ends() if same else None}
+                {"experiment": name, **{key: arm[key] for key in ("label", "value", "low", "high")}, "above_headline": above}
             )
     return rows

@@ -9,7 +9,7 @@ import pandas as pd
 
 from grpo.common.files import atomic_folder, write_json, write_text
 from grpo.common.safe_text import short
-from grpo.reporting.figures import ESTIMATES, chosen, settings_by_rate
+from grpo.reporting.figures import ESTIMATES, chosen, collapsed, settings_by_rate
 from grpo.reporting.labels import decimals, interval, scientific, table
 from grpo.reporting.record import Values, arm_of
 from grpo.results.runs import read_runs
@@ -50,7 +50,7 @@ def results_table(study: Study, record: Values) -> pd.DataFrame:
     """A row for each run: its arm, its end, the metrics of its last evaluation, and from which run it was taken over."""
     rows = []
     for name, entry in record["experiments"].items():
-        fallen = {one["run"] for arm in entry["arms"] for one in arm["collapsed"]}
+        fallen = collapsed(entry)
         for run in read_runs(study, name):
             arm = arm_of(entry, run.arm)
             rows.append(

@@ -14,15 +14,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from grpo.common.errors import UserError
 from grpo.common.files import read_json, write_text
-from grpo.common.yaml_file import parse_yaml
 from grpo.reporting import charts
-from grpo.reporting.charts import FULL, HEIGHT, INK, panels, save_figure, styles
+from grpo.reporting.charts import FULL, HEIGHT, INK, panels, styles
 from grpo.reporting.labels import table
 from grpo.reporting.record import Values, label_arms
 from grpo.results.runs import Run, by_arm, read_runs
 from grpo.study import paths
+from grpo.study.kept import stages_in_lock
 from grpo.study.paths import stage_of_run
 from grpo.study.schema import Study
 
@@ -60,30 +59,14 @@ WIDE = 44  # characters of a panel's title
 Steps = Sequence[Mapping[str, float]]  # as in a timing file; times in seconds
 
 
-def read_timing(run: Run) -> dict[str, Any]:
-    """Read the times of a run; for a run that was taken over from an identical one, those of that run."""
-    return read_timing_file(run.config["same_as"] or run.name)
+def read_timing(run: Run, own: bool = False) -> dict[str, Any]:
+    """Read the times of a run, of one that was taken over from an identical run those of that run, unless its ``own``.
 
-
-def read_timing_file(name: str) -> dict[str, Any]:
-    """Read the times of the run ``EXPERIMENT/ARM/SEED`` from data/timing; a missing or damaged file is a UserError."""
+    A missing or damaged file is a UserError.
+    """
+    name = run.name if own else run.config["same_as"] or run.name
     keys = ("total_s", "phases", "steps", "mlflow_run_id", "same_as", "git_commit", "git_changed", "hardware")
     return read_json(paths.run_timing(name), made_by=stage_of_run(name), keys=keys)
-
-
-def stages_in_lock() -> dict[str, Any]:
-    """Read the stages of dvc.lock; empty without the file.
-
-    Raises:
-        UserError: the file has no stages.
-    """
-    if not paths.LOCK.exists():
-        return {}
-    lock = parse_yaml(paths.LOCK)
-    if not isinstance(lock, dict) or not isinstance(lock.get("stages"), dict):
-        raise UserError(f"{paths.LOCK}: has no stages. Run `git checkout HEAD -- {paths.LOCK}`, or make it anew: `dvc repro`.")
-    stages: dict[str, Any] = lock["stages"]
-    return stages
 
 
 # -------------------------------------------------------------------------------------------------------------- timing.csv
@@ -106,7 +89,7 @@ def write_timing(study: Study) -> None:
 
 def _row(study: Study, run: Run, hashes: Mapping[str, str]) -> Values:
     """A run's row; of a run that was taken over from an identical one, the seconds are that one's."""
-    own, timing, config = read_timing_file(run.name), read_timing(run), run.config["config"]
+    own, timing, config = read_timing(run, own=True), read_timing(run), run.config["config"]
     folder, alone = paths.RUNS / run.name, is_alone(run)  # an output of DVC itself, or a part of the arm's
     asked = [config[key]["value"] for key in ("rollout_batch_size",) if key in config]
     asked += [config["ei_batch_size"]["value"] * config["group_size"]["value"]] if "ei_batch_size" in config else []
@@ -218,11 +201,6 @@ def draw_timing(study: Study) -> Figure:
     return figure
 
 
-def write_timing_figure(study: Study) -> None:
-    """Write reports/timing.svg."""
-    save_figure(draw_timing(study), paths.TIMING_FIGURE)
-
-
 def _sides(run: Run) -> list[tuple[str, dict[str, float]]]:
     """The bars of a run: one for one process, two for generator and learner."""
     parts = step_seconds(run, 0)
@@ -234,7 +212,8 @@ def _sides(run: Run) -> list[tuple[str, dict[str, float]]]:
 def _draw_over_seconds(axes: Axes, title: str, arms: Mapping[str, Sequence[Run]]) -> None:
     for (label, runs), look in zip(arms.items(), styles(arms).values(), strict=True):
         for run in runs:
-            spent = elapsed(run)
+            # The steps' own seconds: those of their phases overlap in asynchronous runs.
+            spent = pd.DataFrame(read_timing(run)["steps"]).set_index("step")["step_s"].cumsum()
             reward = run.validation.groupby("step")[run.column].last()
             seconds = [float(spent[step]) if step else 0.0 for step in reward.index]
             axes.plot(seconds, reward, marker=".", color=look.color, linestyle=look.line, label=label)
@@ -245,11 +224,3 @@ def _draw_over_seconds(axes: Axes, title: str, arms: Mapping[str, Sequence[Run]]
         run.metric == "answer_reward",
     )
     axes.legend(loc="lower right", handlelength=1.2)
-
-
-def elapsed(run: Run) -> pd.Series[float]:
-    """Seconds since the run's start by step, without evaluation.
-
-    They sum the steps' own seconds, not those of their phases, which overlap in asynchronous runs.
-    """
-    return pd.DataFrame(read_timing(run)["steps"]).set_index("step")["step_s"].cumsum()

@@ -17,13 +17,13 @@ from grpo.common.files import damaged, read_text, write_text
 from grpo.common.yaml_file import read_mapping
 from grpo.reporting.comments import QUESTIONS, Comment, Values, read_comments
 from grpo.reporting.kissing_number import read_report, write_delivery
-from grpo.reporting.labels import bounded, decimals, interval, plain, render
+from grpo.reporting.labels import bounded, decimals, interval, plain, render, table
 from grpo.reporting.page import page_of
-from grpo.reporting.provenance import environments
 from grpo.reporting.record import read_record
-from grpo.reporting.timing import PARTS, timing_table
+from grpo.reporting.timing import timing_table
 from grpo.study import paths
 from grpo.study.schema import Study
+from grpo.study.software import pins, unlike_the_pins
 
 
 def write_up(study: Study) -> None:
@@ -33,15 +33,11 @@ def write_up(study: Study) -> None:
         UserError: a result file is missing or damaged, or a comment is wrong.
     """
     write_delivery(study)
-    record, timing, comments = read_record(), read_timing(), comments_of(study)
+    record, timing = read_record(), read_timing()
+    comments = read_comments(study, record)
     text = re.sub(r"\n\s*\n", "\n\n", writeup_of(study, record, timing, comments)).strip() + "\n"
     write_text(paths.WRITEUP, text)
     write_text(paths.PAGE, page_of(record, text, timing))
-
-
-def comments_of(study: Study) -> dict[str, Comment]:
-    """Read the study's comments and fill in the numbers; UserError as :func:`grpo.reporting.comments.read_comments`."""
-    return read_comments(study, read_record(), seconds_of_steps(read_timing()))
 
 
 def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Mapping[str, Comment]) -> str:
@@ -63,7 +59,7 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
         cost=cost(timing),
         shared=sum(bool(arm.get("chosen") and arm.get("same_as")) for of in experiments.values() for arm in of["arms"]),
         speeds=timing_table(timing),
-        origin=environments(_origins(timing)),
+        origin=environments(timing),
         kissing=read_report() if study.kissing_number is not None else None,
     )
 
@@ -136,16 +132,40 @@ def wall_seconds(spans: Sequence[tuple[float, ...]]) -> float:
     return float(latest[-1] - starts[0] - gaps.sum())
 
 
-def seconds_of_steps(timing: pd.DataFrame) -> dict[tuple[str, str], Values]:
-    """By experiment and arm, the mean seconds of a step by part, of runs that had the machine for themselves."""
-    columns = [*PARTS.values(), "samples_per_s"]
-    means = timing[timing["alone"].astype(bool)].groupby(["experiment", "arm"])[columns].mean().reset_index()
-    return {(row["experiment"], row["arm"]): dict(row) for _, row in means.iterrows()}
+def environments(timing: pd.DataFrame) -> str:
+    """Table (Markdown) of software and hardware, with a column for all runs that have the same, and what is not as pinned.
+
+    Args:
+        timing: reports/timing.csv.
+    """
+    columns: list[tuple[dict[str, Any], list[str]]] = []
+    others: dict[str, list[str]] = {}  # runs by the packages that are not as pinned
+    for run, software, hardware in timing[["run", "software", "hardware"]].map(str).to_numpy().tolist():
+        versions = json.loads(software)
+        made_with = {**versions, **json.loads(hardware)}
+        pinned = pins([name for name in versions if name not in ("python", "cuda")])
+        others.setdefault(", ".join(unlike_the_pins(versions, pinned)), []).append(run)
+        for known, runs in columns:
+            if all(known[key] == made_with[key] for key in known.keys() & made_with.keys()):  # only some need Ray
+                known.update(made_with)
+                runs.append(run)
+                break
+        else:
+            columns.append((made_with, [run]))
+    heads = [
+        f"{place}: " * (len(columns) > 1) + f"{len(runs)} of {len(timing)} runs" for place, (_, runs) in enumerate(columns, 1)
+    ]
+    shown = table(
+        {"": key} | {head: _text(known.get(key, "")) for head, (known, _) in zip(heads, columns, strict=True)}
+        for key in dict.fromkeys(key for known, _ in columns for key in known)
+    )
+    lines = [f"In column {place}: {', '.join(runs)}." for place, (_, runs) in enumerate(columns[1:], start=2)]
+    lines += [f"Other versions: {', '.join(runs)}: {what}." for what, runs in others.items() if what]
+    return shown + "".join(f"\n{line}\n" for line in lines)
 
 
-def _origins(timing: pd.DataFrame) -> list[dict[str, Any]]:
-    rows = timing[["run", "software", "hardware"]].to_numpy().tolist()
-    return [{"run": run, "software": json.loads(one), "hardware": json.loads(other)} for run, one, other in rows]
+def _text(value: Any) -> str:
+    return (", ".join(value) or "none") if isinstance(value, list) else str(value)
 
 
 def _machine(hardware: Values) -> str:

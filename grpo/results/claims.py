@@ -29,7 +29,7 @@ def judge_claims(study: Study, evidence: Mapping[str, Evidence]) -> list[Verdict
     decides and means the same in every study; what one study decides by chance, fresh seeds do not repeat (``Verdict.fresh``).
 
     Args:
-        evidence: by experiment (:func:`grpo.results.evidence.read_evidence`).
+        evidence: by experiment (:func:`grpo.results.evidence.evidence_of`).
     """
     replication = read_replication(study)
     found = [_judged(study, claim, own, evidence, replication) for claim, own in claims_of(study)]
@@ -61,9 +61,6 @@ def _judged(
         statement=claim.statement,
         own=own,
         test=digest_of(claim),
-        margin=getattr(claim, "by", None),
-        horizon=claim.horizon,
-        control=getattr(claim, "control", None),
         by_design=claim.by_design if study.models[MAIN].source == "pretrain" else None,
         reported=_texts(claim.reported),
     )
@@ -88,9 +85,7 @@ def _judged(
     if steps < claim.horizon and not (isinstance(claim, Collapses | Share) and found.verdict == AGREES):
         reason = f"the claim is about step {claim.horizon} and later, and the runs took {steps} steps"
         found = replace(found, verdict=NOT_TESTED, reason=reason)
-    decided = {
-        key: getattr(found, key) for key in ("verdict", "reason", "measured", "numbers", "interval", "quantity", "margin")
-    }
+    decided = {key: getattr(found, key) for key in ("verdict", "reason", "measured", "interval", "quantity")}
     runs = [run.name for name in claim.experiments() for of_arm in evidence[name].arms.values() for run in of_arm]
     known = replace(known, **decided, written=written(claim, runs))
     return replace(known, fresh=fresh(known, replication))

@@ -8,11 +8,13 @@ from functools import cached_property
 
 import numpy as np
 
-from grpo.results.collapses import Collapse, collapse_of
-from grpo.results.intervals import Scores, difference_of
-from grpo.results.runs import Run, by_arm, final_scores, read_runs
+from grpo.results.intervals import Scores, difference_of, simultaneous
+from grpo.results.runs import Run, by_arm, final_scores, read_runs, value
+from grpo.results.statistics import LEVEL, wilson_interval
 from grpo.study.schema import Study
 from grpo.study.settings import setting_of
+
+BELOW = 0.5  # a run that ends below this share of its best reward has collapsed
 
 
 class NotMeasured(Exception):
@@ -41,9 +43,8 @@ class Evidence:
     arms: dict[str, list[Run]]  # runs by arm, in the order of params.yaml
 
     @cached_property
-    def _collapses(self) -> dict[str, tuple[Collapse, ...]]:
-        found = {arm: [collapse_of(run) for run in runs] for arm, runs in self.arms.items()}
-        return {arm: tuple(one for one in of_arm if one) for arm, of_arm in found.items()}
+    def _collapsed(self) -> dict[str, list[str]]:
+        return {arm: [run.name for run in runs if has_collapsed(run)] for arm, runs in self.arms.items()}
 
     @cached_property
     def chosen(self) -> dict[str, str]:
@@ -71,15 +72,15 @@ class Evidence:
         """The runs of an arm, also :class:`NotMeasured` as :meth:`name_of`."""
         return self.arms[self.name_of(arm)]
 
-    def collapses(self, *arms: str) -> tuple[Collapse, ...]:
-        """The collapses in these arms."""
-        return tuple(collapse for arm in arms for collapse in self._collapses[self.name_of(arm)])
+    def collapsed(self, *arms: str) -> list[str]:
+        """The names of the runs of these arms that collapsed; they count in an arm's mean and interval."""
+        return [run for arm in arms for run in self._collapsed[self.name_of(arm)]]
 
     def arm(self, name: str) -> Arm:
         """An arm for a claim; without a name all arms. Also :class:`NotMeasured` as :meth:`name_of`."""
         names = [self.name_of(name)] if name else [*self.arms]
-        fallen = frozenset(collapse.run for collapse in self.collapses(*names))
-        return Arm(self.experiment, names[0] if name else "", [run for one in names for run in self.arms[one]], fallen)
+        runs = [run for one in names for run in self.arms[one]]
+        return Arm(self.experiment, names[0] if name else "", runs, frozenset(self.collapsed(*names)))
 
     def final(self, arm: str) -> Scores:
         """Final scores of the arm's runs on the problems that judge, (runs, problems)."""
@@ -91,7 +92,7 @@ class Evidence:
 
     def eligible(self, arms: Sequence[str]) -> list[str]:
         """Those of these arms that may win: without a collapsed run; if there are none, with a run that held, or all."""
-        fallen = {arm: len(self.collapses(arm)) for arm in arms}
+        fallen = {arm: len(self.collapsed(arm)) for arm in arms}
         whole = [arm for arm in arms if not fallen[arm]]
         return whole or [arm for arm in arms if fallen[arm] < len(self.runs(arm))] or list(arms)
 
@@ -119,11 +120,42 @@ class Evidence:
         return next(arm for arm in self.eligible(arms) if is_near(arm))
 
 
-def read_evidence(study: Study) -> dict[str, Evidence]:
-    """Read the runs of each experiment of the study; UserError if one is missing."""
-    return {name: evidence_of(study, name) for name in study.active_experiments}
-
-
 def evidence_of(study: Study, experiment: str) -> Evidence:
     """Read the runs of an experiment; UserError if one is missing."""
     return Evidence(experiment, by_arm(read_runs(study, experiment)))
+
+
+# ------------------------------------------------------------------------------------------------------ collapsed runs
+
+
+def has_collapsed(run: Run) -> bool:
+    """Whether a run was stopped because it diverged, or ends below half of its best reward.
+
+    The best reward is that of an evaluation (also the untrained one) or the training reward of a step, which shows a fall
+    between two evaluations. The fall must exceed chance, corrected for the number of evaluations or steps (Bonferroni), because
+    the best of several is partly luck. A run that stays where it started has not collapsed.
+    """
+    return run.metrics["diverged_step"] is not None or _fell_in_evaluations(run) or _fell_in_training(run)
+
+
+def _fell_in_evaluations(run: Run) -> bool:
+    means = run.outcomes.mean(axis=1)
+    best = int(means.argmax())
+    if run.end >= BELOW * means[best] or means[best] <= 0:
+        return False
+    return difference_of(run.outcomes[-1], run.outcomes[best], simultaneous(len(means)), fixed=True).low > 0
+
+
+def _fell_in_training(run: Run) -> bool:
+    """The number of observations is the number of groups, because rollouts of one problem depend on one another.
+
+    An own reward may have any size, and its interval would need each rollout's.
+    """
+    column = f"train/{run.metric}"
+    if run.metric == "reward" or column not in run.history or "rollout_batch_size" not in run.config["config"]:
+        return False
+    rewards = run.history.groupby("step")[column].first().dropna()
+    if not len(rewards):
+        return False
+    groups, reached = value(run, "rollout_batch_size") // value(run, "group_size"), float(rewards.max())
+    return run.end < BELOW * wilson_interval(reached * groups, groups, 1 - (1 - LEVEL) / len(rewards))[0]

@@ -37,9 +37,6 @@ class Interval:
     value: float
     low: float
     high: float
-    level: float  # confidence level; 0.95 unless the interval is adjusted for the number of contrasts
-    covers: str  # what would vary if the study were repeated: runs (new seeds), problems or both
-    runs: int  # their number; in a difference, of the arm with fewer
     problems: int
     se: float  # standard error
     df: float  # degrees of freedom of Student's t
@@ -73,7 +70,7 @@ def difference_of(first: Scores, second: Scores, level: float = LEVEL, fixed: bo
     Args:
         first, second: (runs, problems), with seeds and problems in the same order. If one arm has more seeds, its last ones are
             left out.
-        level: :func:`simultaneous` or :func:`against_the_best` for several contrasts together.
+        level: :func:`simultaneous` for several contrasts together.
         fixed: as in :func:`mean_of`.
         scale: the largest possible difference, at which the interval ends.
 
@@ -91,15 +88,6 @@ def difference_of(first: Scores, second: Scores, level: float = LEVEL, fixed: bo
 def simultaneous(contrasts: int) -> float:
     """The level of each interval at which all of them cover at once with 95% (Sidak 1967, JASA 62:626)."""
     return float(LEVEL ** (1 / contrasts))
-
-
-def against_the_best(contrasts: int) -> float:
-    """The level of each interval against a leader, so that the leader or an arm tied with it is truly the best with 95%.
-
-    Only the end towards the leader matters, so each tail has 1 - 0.95^(1 / contrasts) (Hsu 1984, Annals of Statistics 12:1136,
-    with Sidak's bound instead of Dunnett's). The level is at least 95%.
-    """
-    return max(LEVEL, 2 * simultaneous(contrasts) - 1)
 
 
 def change_of(before: Scores, after: Scores) -> Interval:
@@ -128,9 +116,7 @@ def _interval(table: Scores, fixed: bool, level: float, arms: int = 1) -> Interv
     weights = sum(part**2 / df for part, df in parts)
     df = max(1.0, math.floor(variance**2 / weights)) if weights > 0 else float(max(1, problems - 1))
     value, half = float(by_problem.mean()), float(stats.t.ppf((1 + level) / 2, df)) * math.sqrt(variance)
-    of_few = "runs and problems" if problems > 1 else "runs"  # such as gradient norms, which have no problems
-    covers = "problems" if fixed else "problems, and runs by an assumed spread" if runs == 1 else of_few
-    return Interval(value, value - half, value + half, level, covers, runs, problems, math.sqrt(variance), df)
+    return Interval(value, value - half, value + half, problems, math.sqrt(variance), df)
 
 
 def _between_runs(table: Scores, arms: int) -> tuple[float, float]:

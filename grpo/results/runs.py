@@ -49,6 +49,11 @@ class Run:
         return self.last[self.selection_problems :]
 
     @property
+    def end(self) -> float:
+        """The mean of :attr:`final`."""
+        return float(self.final.mean())
+
+    @property
     def selection(self) -> NDArray[np.float64]:
         """The last rewards on the problems that choose winners and learning rates, (problems,)."""
         return self.last[: self.selection_problems or None]
@@ -119,12 +124,6 @@ def read_runs(study: Study, experiment: str) -> list[Run]:
     return [
         read_run(experiment, arm, seed) for arm in study.experiments[experiment].arms for seed in study.seeds_of(experiment)
     ]
-
-
-def read_selection(experiment: str) -> dict[str, Any]:
-    """Read an experiment's selection, as :func:`grpo.results.selection.select` returns it."""
-    keys = ("winner", "leader", "reason", "candidates")
-    return read_json(paths.CANDIDATES / f"{experiment}.json", made_by=f"select@{experiment}", keys=keys)
 
 
 def read_baseline(study: Study) -> dict[str, Any]:

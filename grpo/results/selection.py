@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo.results.evidence import Evidence, evidence_of
-from grpo.results.intervals import Interval, against_the_best, difference_of, mean_of
+from grpo.results.intervals import Interval, difference_of, mean_of
 from grpo.study.methods import OFF_POLICY_RANK
 from grpo.study.schema import Study
 from grpo.study.settings import setting_of
-
-ENDS = ("value", "low", "high", "level")
 
 
 @dataclass(frozen=True)
@@ -58,11 +56,11 @@ def select(study: Study, experiment: str) -> dict[str, Any]:
 
     Returns:
         ``experiment``, ``winner``, ``leader``, ``runner_up``, ``margin`` (leader minus runner-up, 95%), ``pinned``, ``reason``,
-        ``metric``, ``value`` with ``low`` and ``high`` (95%), ``overrides`` (hyperparameters that it sets), ``before`` (the
-        winners on which the runs build, first to last) and ``candidates``: all arms, each with its ``setting``, if its rate is
-        ``chosen``, its runs, those that ``collapsed``, and the distance ``behind`` the leader (adjusted for their number). A
-        sweep whose ranking another experiment uses also has ``off_policy_ranking``, its best few off-policy
-        settings: the winner if it is one of them, then by mean on the problems that select, those with a collapsed run last.
+        ``value`` with ``low`` and ``high`` (95%), ``overrides`` (hyperparameters that it sets), ``before`` (the winners on
+        which the runs build, first to last) and ``candidates``: all arms, each with its ``setting``, if its rate is ``chosen``,
+        and its runs that ``collapsed``. A sweep whose ranking another experiment uses also has ``off_policy_ranking``, its best
+        few off-policy settings: the winner if it is one of them, then by mean on the problems that select, those with a
+        collapsed run last.
 
     Raises:
         UserError: a run of the experiment is missing.
@@ -76,10 +74,9 @@ def select(study: Study, experiment: str) -> dict[str, Any]:
         "winner": choice.winner,
         "leader": choice.leader,
         "runner_up": choice.runner_up,
-        "margin": choice.margin and _ends(choice.margin),
+        "margin": choice.margin and choice.margin.ends(),
         "pinned": choice.pinned,
         "reason": choice.reason,
-        "metric": f"val/{study.metric}",
         **{key: winner[key] for key in ("value", "low", "high", "overrides")},
         "before": found.arms[choice.winner][0].config["before"],
         "candidates": candidates,
@@ -100,27 +97,15 @@ def winner_file(result: dict[str, Any]) -> dict[str, Any]:
     return {key: result[key] for key in ("experiment", "winner", "overrides", "off_policy_ranking", "before") if key in result}
 
 
-def _ends(interval: Interval) -> dict[str, float]:
-    return {key: getattr(interval, key) for key in ENDS}
-
-
 def _candidate(found: Evidence, arm: str) -> dict[str, Any]:
-    runs, final, leader = found.runs(arm), mean_of(found.final(arm)), found.leader
-    level = against_the_best(max(1, len(found.chosen) - 1))
+    config = found.runs(arm)[0].config
     return {
         "arm": arm,
         "setting": setting_of(arm),
         "chosen": found.is_chosen(arm),
         "selection": float(found.selection(arm).mean()),
-        "overrides": runs[0].config["overrides"],
-        "updates_per_rollout_batch": runs[0].config.get("updates_per_rollout_batch"),
-        **{key: getattr(final, key) for key in ("value", "low", "high", "covers")},
-        "diverged": [run.name for run in runs if run.metrics["diverged_step"] is not None],
-        "collapsed": [collapse.run for collapse in found.collapses(arm)],
-        "runs": [
-            {"run": run.name, "seed": run.seed, "identity": run.config["identity"], "value": float(run.final.mean())}
-            | {key: run.metrics[key] for key in ("diverged_step", "diverged_reason")}
-            for run in runs
-        ],
-        "behind": None if arm == leader else _ends(difference_of(found.final(arm), found.final(leader), level)),
+        "overrides": config["overrides"],
+        "updates_per_rollout_batch": config.get("updates_per_rollout_batch"),
+        **mean_of(found.final(arm)).ends(),
+        "collapsed": found.collapsed(arm),
     }

@@ -41,6 +41,12 @@ def interval_of_mean(values: Sequence[float] | NDArray[np.float64]) -> tuple[flo
     return float(np.mean(values)) - half, float(np.mean(values)) + half
 
 
+def t_interval(values: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
+    """Mean of two or more numbers with its 95% interval (Student 1908)."""
+    value, half = float(np.mean(values)), float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)) * float(stats.sem(values))
+    return {"value": value, "low": value - half, "high": value + half}
+
+
 def mean_over_problems(values: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
     """Mean of one number per problem, with a 95% t-interval kept within 0..1.
 
@@ -52,9 +58,8 @@ def mean_over_problems(values: Sequence[float] | NDArray[np.float64]) -> dict[st
     """
     if len(values) < 2:
         raise ValueError("an interval over problems needs at least two problems")
-    value, error = float(np.mean(values)), float(stats.sem(values))
-    half = float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)) * error
-    return {"value": value, "low": max(0.0, value - half), "high": min(1.0, value + half), "problems": len(values)}
+    found = t_interval(values)
+    return found | {"low": max(0.0, found["low"]), "high": min(1.0, found["high"]), "problems": len(values)}
 
 
 def format_interval(estimate: Mapping[str, float]) -> str:

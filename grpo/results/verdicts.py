@@ -14,13 +14,12 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from grpo.common.files import read_json
 from grpo.results.evidence import Arm, NotMeasured
 from grpo.results.intervals import difference_of
 from grpo.results.runs import Run, final_scores, first_scores, identical, value
-from grpo.results.statistics import LEVEL, format_interval, wilson_interval
+from grpo.results.statistics import format_interval, t_interval, wilson_interval
 from grpo.study import paths
 from grpo.study.claims import REWARD, AnyClaim, Beats, Collapses, NotBelow, Share, Trend
 
@@ -54,12 +53,8 @@ class Verdict:
     verdict: VerdictName = NOT_TESTED
     reason: str = ""  # where the interval lies; of a claim that is not tested, the condition that is not met
     measured: str = ""  # the numbers, in words
-    numbers: dict[str, float] = field(default_factory=dict)  # by arm or name
     interval: Ends | None = None  # the 95% interval that decides
-    quantity: Literal["difference", "ratio", "share", ""] = ""  # of what the interval and the margin are
-    margin: float | None = None
-    horizon: int = 0
-    control: str | None = None
+    quantity: Literal["difference", "ratio", "share", ""] = ""  # of what the interval is
     by_design: str | None = None
     reported: dict[str, str] = field(default_factory=dict)  # by source
     written: Literal["before", "after", "unknown"] = "unknown"  # before or after the claim's runs
@@ -105,8 +100,7 @@ def over_runs(values: Numbers) -> Ends:
         raise NotMeasured("one seed does not show the spread between runs: this kind of claim needs two or more")
     if not np.isfinite(values).all():
         raise NotMeasured("the metric is not finite in a run")
-    half = float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)) * float(stats.sem(values))
-    return {"value": float(values.mean()), "low": float(values.mean()) - half, "high": float(values.mean()) + half}
+    return t_interval(values)
 
 
 def most(hits: Sequence[bool]) -> Verdict:
@@ -122,7 +116,7 @@ def beats(claim: Beats, of: Of) -> Verdict:
     """The arm has more than the other by ``by`` or more: the interval of the difference, or ratio, lies above ``by``."""
     if claim.metric == REWARD:
         difference, known = _difference(of(claim.arm), of(claim.beats), claim.at)
-        return replace(decide(difference, claim.by, -claim.by), **known, margin=claim.by)
+        return replace(decide(difference, claim.by, -claim.by), **known)
     arm, other = of(claim.arm), of(claim.beats)
     _require_a_difference(arm, other)
     logs = []  # over the steps that both runs of a seed have taken
@@ -132,13 +126,13 @@ def beats(claim: Beats, of: Of) -> Verdict:
     ratio = _ratio(over_runs(np.array(logs)))
     measured = f"{claim.metric} ({claim.at}) of {arm.name} is {format_interval(ratio)} times that of {other.name}"
     found = decide(ratio, claim.by, 1 / claim.by)
-    return replace(found, measured=measured, numbers={"ratio": ratio["value"]}, quantity="ratio", margin=claim.by)
+    return replace(found, measured=measured, quantity="ratio")
 
 
 def not_below(claim: NotBelow, of: Of) -> Verdict:
     """The arm costs nothing against the other: the interval of the difference lies above minus ``by`` (non-inferiority)."""
     difference, known = _difference(of(claim.arm), of(claim.not_below), "end")
-    return replace(decide(difference, -claim.by), **known, margin=claim.by)
+    return replace(decide(difference, -claim.by), **known)
 
 
 def collapses(claim: Collapses, of: Of) -> Verdict:
@@ -154,7 +148,7 @@ def trend(claim: Trend, of: Of) -> Verdict:
     The interval is of the mean logarithm of that ratio over runs. A control must not show the same.
     """
     first, last = (float(step) for step in [*claim.steps, *(0, math.inf)[len(claim.steps) :]])
-    found, numbers, texts = [], {}, []
+    found, texts = [], []
     for key in filter(None, (claim.arm, claim.control)):
         arm = of(key)
         if last_common_step(arm.runs) < last < math.inf:
@@ -162,11 +156,10 @@ def trend(claim: Trend, of: Of) -> Verdict:
         late, start = (log_levels(arm.runs, claim.metric, at, (first, last)) for at in ("late", "start"))
         ratio = _ratio(over_runs(late - start))
         found.append(_trend(claim, ratio))
-        numbers[key] = ratio["value"]
         texts.append(f"{arm.name} {format_interval(ratio)}")
     measured = f"last level of {claim.metric} as a multiple of its first: {'; '.join(texts)}"
     decided = beside(found[0], found[1] if claim.control else None)
-    return replace(decided, measured=measured, numbers=numbers, quantity="ratio", margin=claim.by)
+    return replace(decided, measured=measured, quantity="ratio")
 
 
 def share(claim: Share, of: Of) -> Verdict:
@@ -194,7 +187,7 @@ def share(claim: Share, of: Of) -> Verdict:
         other: [highest(run, claim.metric) > bar for run in controls],
     }
     counts = " and ".join(f"in {sum(of_runs)} of {len(of_runs)} {key}" for key, of_runs in hits.items())
-    return replace(_shares(hits, f"{claim.metric} above {bar:.3g} {counts}"), margin=claim.share_above)
+    return _shares(hits, f"{claim.metric} above {bar:.3g} {counts}")
 
 
 RULES: dict[str, Callable[[Any, Of], Verdict]] = {
@@ -238,13 +231,12 @@ def _difference(arm: Arm, other: Arm, at: str) -> tuple[Ends, dict[str, Any]]:
             raise NotMeasured(f"the runs of {arm.name} and {other.name} took different numbers of steps")
     scores = [(final_scores if at == "end" else first_scores)(one.runs) for one in (arm, other)]
     names = [f"{one.experiment}/{one.name}" if apart else one.name for one in (arm, other)]
-    numbers = {name: float(of.mean()) for name, of in zip(names, scores, strict=True)}
-    for (name, number), one in zip(numbers.items(), (arm, other), strict=True):
+    for name, of, one in zip(names, scores, (arm, other), strict=True):
         fallen = f" ({len(one.fallen)} of {len(one.runs)} runs collapsed)" if at == "end" and one.fallen else ""
-        texts.append(f"{name} {number:.3f}{fallen}")
+        texts.append(f"{name} {of.mean():.3f}{fallen}")
     interval = difference_of(scores[1], scores[0]).ends()
     measured = f"{', '.join(texts)}; difference {format_interval(interval)}"
-    return interval, {"measured": measured, "numbers": numbers, "quantity": "difference"}
+    return interval, {"measured": measured, "quantity": "difference"}
 
 
 def _ratio(logs: Ends) -> Ends:
@@ -269,8 +261,7 @@ def _trend(claim: Trend, ratio: Ends) -> Verdict:
 def _shares(hits: Mapping[str, Sequence[bool]], measured: str) -> Verdict:
     """Decide by the shares of an arm's and of its control's runs in which something holds."""
     arm, control = (most(of_runs) for of_runs in hits.values())
-    numbers = {name: sum(of_runs) / len(of_runs) for name, of_runs in hits.items()}
-    return replace(beside(arm, control), measured=measured, numbers=numbers, quantity="share")
+    return replace(beside(arm, control), measured=measured, quantity="share")
 
 
 def _until_fallen(run: Run) -> float:

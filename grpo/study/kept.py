@@ -15,6 +15,7 @@ from typing import Any
 
 from grpo.common.errors import UserError
 from grpo.common.files import atomic_folder, dvc_hash, write_text
+from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths
 
 RESULTS = "results"  # in a state's folder: the results by their paths in the project
@@ -77,7 +78,7 @@ def link(source: str | Path, target: str | Path) -> None:
 # --------------------------------------------------------------------------------------------- dvc.lock and the cache
 
 
-def drop_former_stages() -> list[str]:
+def drop_formerstages_in_lock() -> list[str]:
     """Remove the stages from dvc.lock that dvc.yaml and params.yaml no longer have; return their names.
 
     May be called from within a stage: DVC holds no lock while its command runs, and reads the file again afterwards.
@@ -89,7 +90,7 @@ def drop_former_stages() -> list[str]:
     try:
         with Repo(_wait_for_lock=True) as repo, repo.lock:
             known = {getattr(stage, "name", None) for stage in repo.index.stages}
-            former = [name for name in _stages() if name not in known]
+            former = [name for name in stages_in_lock() if name not in known]
             if former:
                 with modify_yaml(str(paths.LOCK)) as lock:
                     for name in former:
@@ -99,11 +100,14 @@ def drop_former_stages() -> list[str]:
         raise UserError(f"dvc.yaml: DVC cannot read the pipeline: {error}. See `dvc dag`.") from error
 
 
-def _stages() -> dict[str, Any]:
-    """The stages in dvc.lock by their names."""
-    from dvc.utils.serialize import load_yaml
-
-    return dict(load_yaml(str(paths.LOCK)).get("stages", {})) if paths.LOCK.exists() else {}
+def stages_in_lock() -> dict[str, Any]:
+    """The stages in dvc.lock by their names; empty without the file. A UserError if the file has no stages."""
+    if not paths.LOCK.exists():
+        return {}
+    lock = parse_yaml(paths.LOCK)
+    if not isinstance(lock, dict) or not isinstance(lock.get("stages"), dict):
+        raise UserError(f"{paths.LOCK}: has no stages. Run `git checkout HEAD -- {paths.LOCK}`, or make it anew: `dvc repro`.")
+    return dict(lock["stages"])
 
 
 def in_cache(outputs: list[Path]) -> list[Path]:
@@ -119,8 +123,8 @@ def in_cache(outputs: list[Path]) -> list[Path]:
     try:
         with Repo() as repo:
             cache = Path(repo.cache.local.path)
-        stages = _stages().values()
-    except DvcException:  # not a DVC repository, or a damaged lock file
+        stages = stages_in_lock().values()
+    except (DvcException, UserError):  # not a DVC repository, or a damaged lock file
         return []
     hashes = {out["path"]: out.get("md5", "") for stage in stages for out in stage.get("outs", [])}
     known = {path: next((place for place in (path, *path.parents) if place.as_posix() in hashes), None) for path in outputs}

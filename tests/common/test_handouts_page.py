@@ -118,11 +118,11 @@ def test_commands_run_something(command: str) -> None:
     match command.split():
         case ["pytest", "-k", name]:
             assert any(f"::{name}" in line for line in collected())
-        case ["pytest", node]:
+        case [node] if node.startswith("tests/"):
             assert any(line.startswith(node) for line in collected())
         case ["grpo", *arguments]:
             parsed(arguments)
-        case ["dvc", "repro", stage]:
+        case [stage]:
             assert stage in dvc_stages()
         case ["make", target, *_]:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M)

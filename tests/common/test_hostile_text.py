@@ -18,7 +18,6 @@ import pytest
 import grpo
 from grpo.common.errors import UserError
 from grpo.common.records import Problem
-from grpo.reporting.record import sums_hold
 from grpo.tasks.downloaded import Gsm8k, Math
 from grpo.tasks.formats import CHAT
 from grpo.tasks.graded import GradedTask
@@ -72,7 +71,6 @@ def readers() -> dict[str, Callable[[str], Any]]:
         "GradedTask.rewrite": lambda text: GradedTask().rewrite(text, "r1_zero", "chat"),
         "Gsm8k.solution": lambda text: gsm8k.solution(Row("", {"answer": f"{text}#### 1"}, "")),
         "Math.problem": lambda text: math.problem(Row("", row | {"level": text}, ""), "train", 0),
-        "sums_hold": sums_hold,
     }
 
 

@@ -218,7 +218,7 @@ def test_a_setting_is_drawn_over_the_rates_it_was_tried_at() -> None:
     arms = [
         arm("r-rate_2", 0.7, learning_rate=2e-3, **tried),
         arm("r-rate_1", 0.4, chosen=False, **tried),
-        arm("r-rate_5", 0.0, learning_rate=5e-3, chosen=False, collapsed=[{"run": "x"}], **tried),
+        arm("r-rate_5", 0.0, learning_rate=5e-3, chosen=False, collapsed=["x"], **tried),
     ]
     figure = draw_rates(
         {"metric": "answer reward", "experiments": {"e": entry(arm("a", 0.8), *arms), "single": entry(arm("a", 0.8))}}

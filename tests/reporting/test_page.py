@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from grpo.reporting import rollouts
+from grpo.reporting import page
 from grpo.reporting.charts import INK, panels, save_figure
-from grpo.reporting.page import Body, embedded, inlined
-from grpo.reporting.rollouts import number
+from grpo.reporting.page import Body, embedded, inlined, number
 
 TEXT = """# mini: results
 
@@ -124,8 +123,8 @@ def test_samples_beyond_the_room_are_named(workdir: Path, monkeypatch: pytest.Mo
         record = {"step": 0, "problem": "p", "prompt": "q" * 90, "response": response, "ground_truth": "1"} | rewards
         (workdir / "data/runs" / run).mkdir(parents=True)
         (workdir / "data/runs" / run / "rollouts.jsonl").write_text(json.dumps(record) + "\n")
-    monkeypatch.setattr(rollouts, "MOST_SAMPLES", 200)
-    found = rollouts.browsable(["e/a/0", "e/b/0", "e/c/0"])
+    monkeypatch.setattr(page, "MOST_SAMPLES", 200)
+    found = page.browsable(["e/a/0", "e/b/0", "e/c/0"])
     assert found["prompts"] == ["q" * 90] and found["left_out"] == ["e/b/0"]
     assert found["problems"] == [("p", "1")]
     row = dict(zip(found["columns"], found["runs"]["e/c/0"][0], strict=True))
@@ -139,6 +138,6 @@ def test_the_turns_of_an_episode_are_kept(workdir: Path) -> None:
     (workdir / "data/runs/e/a/0").mkdir(parents=True)
     lines = [json.dumps(record | {"messages": turns}), json.dumps(record)]
     (workdir / "data/runs/e/a/0/rollouts.jsonl").write_text("\n".join(lines) + "\n")
-    found = rollouts.browsable(["e/a/0"])
+    found = page.browsable(["e/a/0"])
     assert found["columns"][-1] == "messages" and found["runs"]["e/a/0"][0][-1] == turns
     assert len(found["runs"]["e/a/0"][1]) == len(found["columns"]) - 1

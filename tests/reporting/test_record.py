@@ -15,7 +15,7 @@ from report_parts import run, solved, store, store_general, study_of
 
 from grpo.commands import stages
 from grpo.reporting import record as recording
-from grpo.reporting.record import gained_and_lost, mean_curve, plain, sums_hold, winner_of
+from grpo.reporting.record import plain, winner_of
 from grpo.results.evidence import Evidence
 from grpo.results.runs import Run, by_arm
 from grpo.study.schema import Study
@@ -57,10 +57,9 @@ def test_an_arm_counts_all_of_its_runs(general: Path, mini_study: Study) -> None
         SWEEP
     ]["arms"]
     assert arm["value"] == pytest.approx(0.4) and arm["by_run"] == pytest.approx([0.8, 0.0])
-    assert [one["run"] for one in arm["collapsed"]] == [f"{SWEEP}/a/1"] and arm["stopped"] == {f"{SWEEP}/a/1": 16}
+    assert arm["collapsed"] == [f"{SWEEP}/a/1"]
     assert other["value"] == pytest.approx(0.6) and other["below"] is None  # it leads, as no run of it collapsed
     assert arm["below"]["value"] == pytest.approx(0.2)
-    assert arm["curve"] == {"steps": [0, 8, 16], "answer_reward": [0.1, 0.8, 0.4]}
 
 
 def test_form_length_and_accuracy_given_the_form(general: Path, mini_study: Study) -> None:
@@ -76,19 +75,6 @@ def test_levels_of_training_metrics(general: Path, mini_study: Study) -> None:
     runs = [run("a", [0.1, 0.5], seed, steps=16, gradient_norm=steps + seed) for seed in (0, 1)]
     (arm,) = record_of(mini_study, *runs)["experiments"][SWEEP]["arms"]
     assert arm["metrics"]["gradient_norm"] == {"first": 2.0, "last": 16.0, "smallest": 1.5, "largest": 17.0}
-
-
-def test_problems_gained_and_lost() -> None:
-    """Of 100, the first 20 are right before; 30 others and 10 of these after."""
-    after = np.zeros(100)
-    after[10:50] = 1
-    assert gained_and_lost([run("a", [0.2, after])]) == {"before": 20.0, "after": 40.0, "gained": 30.0, "lost": 10.0}
-
-
-def test_a_stopped_run_stays_where_it_ended_in_the_mean() -> None:
-    runs = [run("a", [0.0, 0.4, 0.8], 0), run("a", [0.0, 0.2], 1, diverged=8)]
-    assert mean_curve(runs, "val/answer_reward").tolist() == pytest.approx([0.0, 0.3, 0.5])
-    assert mean_curve(runs, "gradient_norm").tolist() == [0.25, 0.25]  # of the run that trained
 
 
 def test_values_for_json() -> None:
@@ -123,9 +109,8 @@ def test_the_headline_is_chosen_by_the_problems_that_do_not_judge(general: Path,
 def test_other_methods_stand_beside_the_headline(general: Path, mini_study: Study) -> None:
     counts = {"metrics": {"examples": 8}, "values": {"filtered": False}}
     found = record_of(mini_study, *both_seeds("a", 0.1, 0.5), *both_seeds("all", 0.1, 0.75, experiment=SFT, **counts))
-    sft, grpo = sorted(found["methods"], key=lambda of: of["method"], reverse=True)
-    assert (sft["method"], grpo["method"]) == ("sft", "grpo")
-    assert sft["above_headline"]["value"] == pytest.approx(0.25) and grpo["above_headline"] is None
+    (sft,) = found["methods"]
+    assert sft["experiment"] == SFT and sft["above_headline"]["value"] == pytest.approx(0.25)
 
 
 def test_zero_shot_examples_and_samples_are_bounded(general: Path, mini_study: Study) -> None:
@@ -135,14 +120,6 @@ def test_zero_shot_examples_and_samples_are_bounded(general: Path, mini_study: S
     assert len(examples["wrong"][0]["response"]) < 2000 < 5000
     samples = found["experiments"][SWEEP]["samples"]
     assert [(one["step"], one["problem"]) for one in samples] == [(0, "p0"), (0, "p1"), (8, "p0"), (8, "p1")]
-
-
-@pytest.mark.parametrize(
-    ("response", "holds"),
-    [("1 + 1 = 2, so 2 - 3 = -1", True), ("4 - 5 = 1", False), ("no sum", True), ("9" * 99 + " + 1 = 2", True)],
-)
-def test_sums_in_a_response(response: str, holds: bool) -> None:
-    assert sums_hold(response) is holds
 
 
 # -------------------------------------------------------------------------------------------- single kinds of experiments

@@ -50,7 +50,7 @@ def entry(*arms: dict[str, Any], **extra: Any) -> dict[str, Any]:
 
 def test_the_cells_of_an_experiments_table() -> None:
     below = {"value": 0.125, "low": 0.05, "high": 0.2}
-    other = arm("b", 0.5, below=below, collapsed=[{"run": "r/1"}])
+    other = arm("b", 0.5, below=below, collapsed=["r/1"])
     head, a, b = cells(experiment_table(entry(arm("a", 0.63), other, arm("tried", 0.1, chosen=False))))
     assert dict(zip(head, a, strict=True)) == {
         "arm": "**a**",
@@ -75,7 +75,7 @@ def test_rates_tried_stand_in_their_own_table() -> None:
     """Also those that were not chosen; a setting with one rate, or arms that all stand for themselves, have no such table."""
     tried = {"setting": "r", "label": "LoRA rank 1, rate 2e-3"}
     low = arm("r-rate_2", 0.7, learning_rate=2e-3, **tried)
-    high = arm("r-rate_5", 0.0, learning_rate=5e-3, chosen=False, collapsed=[{"run": "r/0"}], selection=0.01, **tried)
+    high = arm("r-rate_5", 0.0, learning_rate=5e-3, chosen=False, collapsed=["r/0"], selection=0.01, **tried)
     _, first, second = cells(further_tables(entry(arm("a", 0.8), high, low))["rates"])
     assert first == ["LoRA rank 1", "2e-3", "chosen", "0.500", "0.700 (0.650 to 0.750)", "0 of 2"]
     assert second == ["LoRA rank 1", "5e-3", "", "0.010", "0.000 (-0.050 to 0.050)", "1 of 2"]

@@ -13,7 +13,7 @@ from markdown_it import MarkdownIt
 from grpo.reporting.comments import Comment
 from grpo.reporting.labels import bounded, plain
 from grpo.reporting.record import told
-from grpo.reporting.writeup import cost, left_out, measured, outcome, seconds_of_steps, wall_seconds, writeup_of
+from grpo.reporting.writeup import cost, left_out, measured, outcome, wall_seconds, writeup_of
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.settings import Experiment
@@ -104,10 +104,6 @@ def test_a_copied_run_costs_nothing_and_overlapping_runs_count_once() -> None:
     assert wall_seconds([(0.0, 10.0), (5.0, 12.0), (20.0, 21.0)]) == 13.0
 
 
-def test_only_runs_that_had_the_machine_for_themselves_have_seconds() -> None:
-    assert {key: values["step_s"] for key, values in seconds_of_steps(timing()).items()} == {("e", "a"): 0.5}
-
-
 def a_record() -> dict[str, Any]:
     """A record with a stranger's text wherever one can stand."""
     sample = {"step": 0, "problem": HOSTILE, "ground_truth": HOSTILE, "response": HOSTILE}
@@ -142,7 +138,7 @@ def a_record() -> dict[str, Any]:
         "experiments": {"e": entry},
         "claims": [claim],
         "sources": {"s": HOSTILE},
-        "problems": {"": 4, "last_": 8, "selection_": 4},
+        "problems": {"last": 8, "selection": 4},
         "dataset": {"main": {"task": "t", "train": size, "validation": size, "dropped_from_train_as_overlap": ["p"]}},
         "sft": None,
     }

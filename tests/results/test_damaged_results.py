@@ -13,10 +13,10 @@ from grpo.common.files import read_text, write_text
 from grpo.common.records import read_examples, read_problems
 from grpo.evaluation.comparison import read_scores
 from grpo.reporting import kissing_number
+from grpo.reporting.page import read_samples
 from grpo.reporting.record import read_record
-from grpo.reporting.rollouts import read_samples
 from grpo.reporting.timing import read_timing
-from grpo.results.runs import read_baseline, read_best_of_n, read_run, read_selection
+from grpo.results.runs import read_baseline, read_best_of_n, read_run
 from grpo.study.effective import read_selections
 from grpo.study.schema import Study
 
@@ -59,11 +59,6 @@ READERS: dict[Path, tuple[str, Callable[[Study], object], str]] = {
         '{"experiment": "grpo_learning_rate", "winner": "a", "overrides": {}, "before": []}\n',
         lambda study: read_selections(study, "grpo_baselines"),
         "select@grpo_learning_rate",
-    ),
-    Path("reports/candidates/leaderboard.json"): (
-        '{"winner": "a", "leader": "a", "reason": "b", "candidates": []}\n',
-        lambda _: read_selection("leaderboard"),
-        "select@leaderboard",
     ),
     Path("reports/math_baseline.json"): ('{"r1_zero": {}, "question_only": {}}\n', read_baseline, "math_baseline"),
     Path("reports/best_of_n.json"): ('{"r1_zero": {}, "question_only": {}}\n', read_best_of_n, "best_of_n"),

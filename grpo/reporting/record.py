@@ -83,6 +83,7 @@ def record_of(study: Study, evidence: Mapping[str, Evidence], verdicts: Sequence
                 prompt: {
                     "right_form": of["format_reward"],
                     **{key: of[key] for key in ("accuracy", "categories", "problems", "response_length")},
+                    **({"reward": of["reward"]} if study.metric == "reward" else {}),  # of the study, in the place of the task's
                     **{key: of[key] for key in ("accuracy_by_level", "accuracy_by_subject") if key in of},
                     "examples": zero_shot_examples(prompt),
                 }
@@ -163,7 +164,7 @@ def _arm(found: Evidence, arm: str, label: str) -> Values:
     """An arm's entry; all numbers are means over all of its runs, collapsed ones too."""
     runs, column = found.arms[arm], found.arms[arm][0].column
     start, end = ({key: _mean(runs, of, row) for key, of in AT_EVALUATIONS.items()} for row in (0, -1))
-    at_start, at_end = (float(np.mean([run.validation[column].iloc[row] for run in runs])) for row in (0, -1))
+    answers = [_mean(runs, "val/answer_reward", row) for row in (0, -1)]
     best = max(runs, key=lambda run: run.metrics[f"best/{run.metric}"]).metrics
     same_as = [run.config["same_as"] for run in runs]
     scores, curve = found.final(arm), mean_curve(runs, column)
@@ -181,13 +182,13 @@ def _arm(found: Evidence, arm: str, label: str) -> Values:
         **final.ends(),
         "problems": final.problems,
         "selection": float(found.selection(arm).mean()),
-        "start": at_start,
+        "start": _mean(runs, column, 0),
         "best": {"value": best[f"best/{runs[0].metric}"], "step": best["best/step"]},
         "collapsed": [asdict(one) for one in found.collapses(arm)],
         "stopped": {run.name: run.metrics["diverged_step"] for run in runs if run.metrics["diverged_step"] is not None},
         **end,
-        "given_form": _share(at_end, end["format"]),
-        "at_start": start | {"given_form": _share(at_start, start["format"])},
+        "given_form": _share(answers[1], end["format"]),
+        "at_start": start | {"given_form": _share(answers[0], start["format"])},
         "below": None if arm == found.leader else difference_of(scores, found.final(found.leader)).ends(),
         "gained_and_lost": gained_and_lost(runs),
         "metrics": {name: levels for name in TRENDS if (levels := _levels(runs, name))},
@@ -211,9 +212,9 @@ def _mean(runs: list[Run], column: str, row: int) -> float | None:
     return float(np.mean([run.validation[column].iloc[row] for run in runs]))
 
 
-def _share(answer: float, form: float | None) -> float | None:
+def _share(answer: float | None, form: float | None) -> float | None:
     """Accuracy given the form; None if no response has the form, or if answers are rewarded without it."""
-    return answer / form if form and answer <= form else None
+    return answer / form if form and answer is not None and answer <= form else None
 
 
 def mean_curve(runs: list[Run], column: str) -> pd.Series[float]:

@@ -84,7 +84,10 @@ def check(
 
 
 def describe(study: Study) -> str:
-    """Try the study's own code and each possible winner, and list the arms with their settings; an experiment stands for a winner not known yet."""
+    """Try the study's own code and each possible winner, and list the arms with their settings.
+
+    An experiment stands for a winner not known yet.
+    """
     require_own_code_of_all(study)
     require_any_winner(study)
     tasks = ", ".join(f"{name} ({task['use']})" for name, task in study.tasks.items())

@@ -85,7 +85,8 @@ def draw_experiment(entry: Values, runs: Mapping[str, list[Run]]) -> Figure:
     every = [run for own in arms.values() for run in own]
     more = 2 if entry["kl"] else 0
     trained = f"train/{every[0].metric}"
-    further = [column for name in FURTHER if has(every, column := trained if name == REWARD else name)][: MOST_PANELS - 1 - len(PANELS) - more]
+    known = [column for name in FURTHER if has(every, column := trained if name == REWARD else name)]
+    further = known[: MOST_PANELS - 1 - len(PANELS) - more]
     columns = [every[0].column, *(column for column in PANELS if has(every, column)), *further]
     figure, axes = charts.curves_figure(arms, columns, entry["method"], collapsed(entry), more)
     if entry["kl"]:

@@ -83,7 +83,7 @@ def record_of(study: Study, evidence: Mapping[str, Evidence], verdicts: Sequence
                 prompt: {
                     "right_form": of["format_reward"],
                     **{key: of[key] for key in ("accuracy", "categories", "problems", "response_length")},
-                    **({"reward": of["reward"]} if study.metric == "reward" else {}),  # of the study, in the place of the task's
+                    **({"reward": of["reward"]} if study.metric == "reward" else {}),  # the study's own
                     **{key: of[key] for key in ("accuracy_by_level", "accuracy_by_subject") if key in of},
                     "examples": zero_shot_examples(prompt),
                 }

@@ -57,7 +57,8 @@ def _after(study: Study, experiment: str, arm: str, start: _Start) -> Iterator[_
         for swept in study.experiments[entry.builds_on].arms.values():
             config = apply_overrides(start.config, swept, path)
             if isinstance(config, GrpoConfig) and config.updates_per_rollout_batch > 1:
-                ranked.append({key: value for key, value in resolved(start.config, swept, path).items() if key != "learning_rate"})
+                ranked.append(resolved(start.config, swept, path))
+                ranked[-1].pop("learning_rate", None)  # an arm's factor would apply to it
     for taken in ranked:
         try:
             config = apply_overrides(start.config, taken | values, path)

@@ -17,6 +17,7 @@ from grpo.common.errors import UserError
 from grpo.common.files import read_json, remove, write_text
 from grpo.common.yaml_file import read_mapping, replace_values, to_yaml
 from grpo.study import paths
+from grpo.study.any_winner import require_any_winner
 from grpo.study.compose import (
     COMPUTED,
     STUDIES_FOLDER,
@@ -81,8 +82,12 @@ def check(
 
 
 def describe(study: Study) -> str:
-    """Try the study's own code, and list the arms with their settings; an experiment stands for a winner not known yet."""
+    """Try the study's own code and each possible winner, and list the arms with their settings.
+
+    An experiment stands for a winner not known yet.
+    """
     require_own_code_of_all(study)
+    require_any_winner(study)
     tasks = ", ".join(f"{name} ({task['use']})" for name, task in study.tasks.items())
     lines = [f"{study.study}: {study.description}", f"seeds {study.seeds}, tasks {tasks}, engine {study.engine.name}"]
     pinned = study.selection.pinned

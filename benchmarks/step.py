@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly
+from grpo.common.process import fix_cpu_kernels, share_cpu_fairly
 from grpo.study.settings import LearnerSettings
 
 fix_cpu_kernels()
@@ -27,14 +27,13 @@ share_cpu_fairly()
 
 import torch  # noqa: E402
 
-from grpo.common.cpu import start_threads  # noqa: E402
+from grpo.common.process import start_threads  # noqa: E402
 from grpo.common.records import Problem, Rollout  # noqa: E402
 from grpo.learner.advantages import normalize_within_groups  # noqa: E402
 from grpo.learner.learner import Learner  # noqa: E402
 from grpo.models.checkpoint import compile_layers, load_model, load_tokenizer, save_checkpoint  # noqa: E402
-from grpo.models.qwen2_format import TransformerConfig  # noqa: E402
 from grpo.models.tokenizer import train_tokenizer  # noqa: E402
-from grpo.models.transformer import TransformerLM  # noqa: E402
+from grpo.models.transformer import TransformerConfig, TransformerLM  # noqa: E402
 from grpo.rollout.engine import SamplingParams  # noqa: E402
 from grpo.rollout.transformers_engine import TransformersEngine  # noqa: E402
 from grpo.study.methods import GrpoConfig  # noqa: E402

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from step import BUDGET, make_model
 
-from grpo.common.cpu import start_threads
+from grpo.common.process import start_threads
 from grpo.common.records import Problem, Rollout
 from grpo.evaluation.evaluate import Sampler, sample_rollouts
 from grpo.learner.learner import Learner

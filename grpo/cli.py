@@ -14,12 +14,10 @@ import typer
 from typer.core import TyperGroup
 
 # What imports torch is imported inside the commands, so that `--help` and an error in params.yaml answer at once.
-from grpo.commands.kissing_app import kissing_app
 from grpo.commands.stages import STAGES, report
 from grpo.commands.study import study_app
-from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly
 from grpo.common.errors import RESUME_ME, ToBeResumed, UserError, explain_os_error, explain_out_of_memory, no_exit
-from grpo.common.repository import use_this_folders_repository
+from grpo.common.process import fix_cpu_kernels, share_cpu_fairly, use_this_folders_repository
 from grpo.common.safe_text import hide_secrets, on_terminal
 from grpo.study import paths
 from grpo.study.compose import study_path
@@ -274,15 +272,12 @@ def publish(
     license: Annotated[
         str | None, typer.Option(help="Licence of the weights, such as apache-2.0; default: the card states none.")
     ] = None,
-    artifact: Annotated[
-        str | None, typer.Option(help="Also register the checkpoint under this name as a DVC artifact (artifacts/dvc.yaml).")
-    ] = None,
 ) -> str:
     """Copy a run's checkpoint to a folder with a model card made from its results; optionally upload it to the Hub."""
     from grpo.commands.publish import Destination
     from grpo.commands.publish import publish as publish_it
 
-    return "\n".join(publish_it(load_study(), run, kind, Destination(out, repo, license, artifact)))
+    return "\n".join(publish_it(load_study(), run, kind, Destination(out, repo, license)))
 
 
 @app.command("mlflow_import", rich_help_panel=TOOLS)
@@ -300,7 +295,32 @@ def mlflow_import(
 
 
 app.add_typer(study_app, name="study", rich_help_panel=STUDY)
+kissing_app = typer.Typer(
+    help="Verify kissing configurations in dimension 11: many integer vectors, none closer together than long.",
+    no_args_is_help=True,
+)
 app.add_typer(kissing_app, name="kissing", rich_help_panel=TOOLS)
+
+
+@kissing_app.command("verify")
+def verify(
+    program: Annotated[Path, typer.Argument(help="Python file with run_code(), get_centers() or a global `points`.")],
+    seconds: Annotated[float, typer.Option(min=1, help="Limit of wall-clock and of CPU time, in seconds.")] = 30.0,
+    memory_mb: Annotated[int, typer.Option(min=100, help="Limit of memory, in MB.")] = 2000,
+) -> None:
+    """Run a program in a sandbox and check its points in exact integer arithmetic; exit code 1 if they are not valid."""
+    import json
+    from dataclasses import asdict
+
+    from grpo.discovery.sandbox import Limits, reading_is_restricted
+    from grpo.discovery.verifier import verify_program
+
+    if not reading_is_restricted():
+        print("warning: on this system a program can read whatever you may read (no Landlock)", file=sys.stderr)
+    verdict = verify_program(program, Limits(seconds=seconds, cpu_seconds=seconds, memory_mb=memory_mb))
+    print(json.dumps(asdict(verdict), indent=2))
+    if not verdict.validity:
+        raise typer.Exit(1)
 
 
 def main() -> None:

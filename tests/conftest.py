@@ -52,6 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONGEST.index(scope(item.nodeid)) if scope(item.nodeid) in LONGEST else len(LONGEST))
 
 
+@pytest.hookimpl(optionalhook=True)  # a GPU machine may lack pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadScopeScheduling
 

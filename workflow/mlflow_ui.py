@@ -1,6 +1,6 @@
 """`make ui`: start MLflow's UI for the runs at MLFLOW_TRACKING_URI (sqlite:///mlflow.db), and print links to them.
 
-It serves this machine only, whatever MLFLOW_HOST says, which is for `make mlflow-server`. The links open MLflow's view for
+It serves this machine only, whatever MLFLOW_HOST says, which is for a server. The links open MLflow's view for
 training; its start page is for applications of language models. The port is MLFLOW_PORT, or the first free one from 5000 on.
 """
 
@@ -47,7 +47,7 @@ def main() -> None:
     if not on_server:
         # A password in the address must not be among the arguments, which all users of the machine see.
         os.environ |= {"MLFLOW_BACKEND_STORE_URI": uri, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-        os.environ.pop("MLFLOW_SERVER_ALLOWED_HOSTS", None)  # of `make mlflow-server`
+        os.environ.pop("MLFLOW_SERVER_ALLOWED_HOSTS", None)  # of a server
         os.execvp("mlflow", ["mlflow", "ui", "--host", HOST, "--port", str(port)])
 
 

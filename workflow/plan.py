@@ -6,7 +6,6 @@ deletes a job's outputs before the job and writes time stamps into folders, whic
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -14,7 +13,6 @@ import sys
 from contextlib import AbstractContextManager
 from math import ceil
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this folder's code, whichever project's environment runs it
@@ -25,7 +23,7 @@ sys.path.pop(0)
 from grpo.common.errors import UserError
 from grpo.common.files import write_text
 from grpo.common.lock import exclusive_lock
-from grpo.common.repository import use_this_folders_repository
+from grpo.common.process import use_this_folders_repository
 from grpo.common.yaml_file import read_mapping
 from grpo.study.schema import PARAMS_FILE, validated
 from grpo.training.own_code import require_own_code_of_all
@@ -64,47 +62,24 @@ def make_plan() -> set[str]:
         )
     try:
         # Waits for the lock, which another `dvc` may hold for a moment.
-        with Repo(_wait_for_lock=True) as repo:
-            if not repo.config["core"].get("hardlink_lock"):
-                require_flock(Path(repo.tmp_dir))
-            with repo.lock:
-                remove_torn_rwlock(Path(repo.tmp_dir) / "rwlock")
-                plan = describe(repo, params.get("resources", {}))
-                stale = stale_stages(repo)
+        with Repo(_wait_for_lock=True) as repo, repo.lock:
+            remove_torn_rwlock(Path(repo.tmp_dir) / "rwlock")
+            plan = describe(repo, params.get("resources", {}))
+            stale = stale_stages(repo)
     except SCMError as error:
         raise UserError(
             f"{error}, which DVC needs. Clone the project with git; or, if you have it as a ZIP file: git init && git add . &&"
             " git commit -m 'Start'"
         ) from error
     except DvcException as error:
-        raise UserError(what_dvc_cannot_read(error)) from error
+        lock = "`git checkout HEAD -- dvc.lock` restores the committed one, also in a merge; `make repro` completes it."
+        remedy = lock if "dvc.lock" in str(error) else "Correct it; `dvc dag` shows where."
+        raise UserError(f"DVC cannot read the pipeline: {error}. {remedy}") from error
     if stale and study is not None:
         require_own_code_of_all(study)
     write_stamps(plan, stale)
     write_text(PLAN, json.dumps(plan, indent=1))
     return stale
-
-
-def require_flock(folder: Path) -> None:
-    """Raise UserError if the file system refuses flock; DVC would then wait forever without a message."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryFile(dir=folder) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UserError(
-                f"{folder}: the file system refuses flock ({error.strerror}), which DVC uses. Let DVC use other locks:"
-                " dvc config core.hardlink_lock true && rm -f .dvc/tmp/lock .dvc/tmp/rwlock.lock"
-            ) from error
-
-
-def what_dvc_cannot_read(error: Exception) -> str:
-    """Say which file DVC cannot read, and how to correct it."""
-    if "dvc.lock" in str(error):
-        remedy = "`git checkout HEAD -- dvc.lock` restores the committed one, also in a merge; `make repro` completes it."
-    else:
-        remedy = "Correct it; `dvc dag` shows where."
-    return f"DVC cannot read the pipeline: {error}. {remedy}"
 
 
 def only_one_here() -> AbstractContextManager[None]:
@@ -124,11 +99,6 @@ def remove_torn_rwlock(path: Path) -> None:
             path.unlink()
 
 
-def scheduled(repo: Repo) -> list[Stage]:
-    """The stages with a command; imports and tracked files have none."""
-    return [stage for stage in repo.index.stages if stage.cmd]
-
-
 def describe(repo: Repo, known: dict[str, dict[str, int]]) -> list[dict[str, Any]]:
     """Describe each stage in an entry for JSON; ``known`` is `resources:` of params.yaml."""
     import networkx as nx
@@ -139,7 +109,7 @@ def describe(repo: Repo, known: dict[str, dict[str, int]]) -> list[dict[str, Any
         waiting[stage] = max((waiting[after] + 1 for after in graph.predecessors(stage)), default=0)
     slugs: dict[str, str] = {}
     plan = []
-    for stage in scheduled(repo):
+    for stage in (one for one in repo.index.stages if one.cmd):  # imports and tracked files have none
         name = stage.addressing
         slug = re.sub(r"\W", "_", name)
         if slugs.setdefault(slug, name) != name:
@@ -184,7 +154,7 @@ def stale_stages(repo: Repo) -> set[str]:
     import networkx as nx
 
     graph = repo.index.graph
-    stale = {stage for stage in scheduled(repo) if is_stale(stage)}
+    stale = {stage for stage in repo.index.stages if stage.cmd and is_stale(stage)}
     followers = set().union(*(nx.ancestors(graph, stage) for stage in stale))
     return {stage.addressing for stage in stale | followers}
 

@@ -16,7 +16,7 @@ from markdown_it import MarkdownIt
 
 from grpo.common.errors import UserError
 from grpo.common.files import read_text
-from grpo.common.repository import use_this_folders_repository
+from grpo.common.process import use_this_folders_repository
 from grpo.study import paths
 
 PDF, ZIP = Path("writeup.pdf"), Path("code.zip")

@@ -33,8 +33,10 @@ from benchmarks.gpu_parts.tools import (
     state_mb,
     wait,
 )
-from grpo.common.memory import peak_mb, reset_peak
+from grpo.common.process import peak_mb, reset_peak
+from grpo.learner import chunked
 from grpo.learner.optimizer import Optimizer
+from grpo.models.checkpoint import compile_layers
 
 
 def gradients(setting: Setting) -> Rows:
@@ -98,20 +100,23 @@ def throughput(setting: Setting) -> Rows:
         budget: int | None = scale.budget,
         optimizer: str = "adamw",
         checkpointed: bool = False,
-        compiled: bool = False,
+        layers: bool = False,
+        head: bool = False,
         own: bool = False,
         packing: bool = True,
         dtype: torch.dtype = dtype,
     ) -> Row:
+        """One row; ``layers`` and ``head`` are compiled or not."""
         if optimizer == "adamw_8bit":
             require("bitsandbytes")
         model = make_model(scale, device, dtype, own)
         if checkpointed:
             model.gradient_checkpointing_enable()
-        if compiled:
-            from grpo.models.checkpoint import compile_layers
-
+        chunked._forward, chunked._backward = chunked._chunk, chunked._chunk_gradient  # what a row before may have compiled
+        if layers:
             compile_layers(model)
+        if head:
+            chunked.compile_head()
         taking_steps = make_optimizer(model, optimizer)
         batch = scale.update.made(model.config.vocab_size)
         skipped = 0
@@ -132,16 +137,21 @@ def throughput(setting: Setting) -> Rows:
             "updates_skipped": skipped,  # of those that were timed or warmed up: none, or AdamW is not in the time
         }
 
+    half = scale.budget // 2  # what a microbatch of math-h100 has
     yield "matrix products", "", matrix_products
-    yield "packed", "40% of the peak", measure
+    yield "padded, half the budget", "", lambda: measure(half, packing=False)
+    yield "packed", "45% of the peak", measure
+    yield "packed, layers and head", "", lambda: measure(layers=True, head=True)
+    yield "padded, layers and head", "", lambda: measure(half, packing=False, layers=True, head=True)
+    yield "packed, compiled head", "", lambda: measure(head=True)
+    yield "packed, compiled layers", "", lambda: measure(layers=True)
     yield "packed, rows twice as long", "", lambda: measure(2 * scale.budget)
+    yield "padded, to the budget", "", lambda: measure(packing=False)
     yield "packed, checkpointed", "", lambda: measure(checkpointed=True)
-    yield "packed, 8-bit moments", "", lambda: measure(optimizer="adamw_8bit")
     yield "packed, own model", "", lambda: measure(own=True)
     yield "packed, float16", "", lambda: measure(dtype=torch.float16)
-    yield "padded", "", lambda: measure(None)
-    yield "padded, to the budget", "", lambda: measure(packing=False)
-    yield "packed, compiled layers", "", lambda: measure(compiled=True)
+    yield "packed, 8-bit moments", "", lambda: measure(optimizer="adamw_8bit")
+    yield "padded, without a budget", "", lambda: measure(None)
 
 
 def profile(setting: Setting) -> Rows:
@@ -227,9 +237,8 @@ def recompiles(setting: Setting) -> Rows:
         counters.clear()
         model = make_model(scale, device, torch.bfloat16 if setting.on_gpu else torch.float32)
         if compiled:
-            from grpo.models.checkpoint import compile_layers
-
             compile_layers(model)
+            chunked.compile_head()
         unused = make_optimizer(model)
         seconds, graphs = [], []
         for seed in range(6):
@@ -247,7 +256,7 @@ def recompiles(setting: Setting) -> Rows:
         }
 
     yield "packed", "0 graphs later", lambda: measure(False)
-    yield "packed, compiled layers", "0 graphs later", lambda: measure(True)
+    yield "packed, layers and head", "0 graphs later", lambda: measure(True)
 
 
 def optimizer(setting: Setting) -> Rows:

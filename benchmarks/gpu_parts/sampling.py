@@ -32,7 +32,8 @@ def vllm(setting: Setting) -> Rows:
     with tempfile.TemporaryDirectory() as folder:
         trial = begin(setting, torch.bfloat16 if setting.on_gpu else torch.float32, Path(folder))
         yield "start", "", trial.start
-        yield "sampling", "", trial.speed
+        yield "sampling, stop strings", "", lambda: trial.speed(stop=("</answer>",))
+        yield "sampling, no stop strings", "", trial.speed
         yield "seeds", "same 1, other 0", trial.seeds
         yield "weights", "equal checksums", trial.weights
         yield "mismatch", "", trial.mismatch
@@ -81,12 +82,12 @@ class Trial:
 
         return {"seconds": self._seconds(start)}
 
-    def speed(self) -> Row:
-        """Tokens per second."""
+    def speed(self, stop: tuple[str, ...] = ()) -> Row:
+        """Tokens per second; with stop strings vLLM detokenizes each response while it grows."""
         prompts, n, tokens = self.setting.scale.sampled
         # Waking and putting the weights in is part of each call, and of one for a single token almost all.
-        short = median_seconds(self.setting, lambda: self._sampled(1, 0))
-        long = median_seconds(self.setting, lambda: self._sampled(tokens, 0))
+        short = median_seconds(self.setting, lambda: self._sampled(1, 0, stop))
+        long = median_seconds(self.setting, lambda: self._sampled(tokens, 0, stop))
         made = prompts * n * (tokens - 1)
         return {"tokens_per_s": made / max(long - short, 1e-9), "seconds": long, "seconds_to_first_token": short}
 
@@ -146,11 +147,12 @@ class Trial:
         batch = Batch(prompts, 1, self.setting.scale.update.prompt_tokens, 1)
         return [rollout.prompt_ids for rollout in batch.made(self.model.config.vocab_size)]
 
-    def _sampled(self, length: int, seed: int) -> list[Completion]:
+    def _sampled(self, length: int, seed: int, stop: tuple[str, ...] = ()) -> list[Completion]:
         from grpo.rollout.engine import SamplingParams
 
         _, n, _ = self.setting.scale.sampled
-        groups = self._started().generate(self._prompts(), SamplingParams(min_tokens=length, max_tokens=length), n, seed)
+        params = SamplingParams(min_tokens=length, max_tokens=length, stop=stop)
+        groups = self._started().generate(self._prompts(), params, n, seed)
         return [completion for group in groups for completion in group]
 
 

@@ -150,8 +150,7 @@ def make_model(scale: Scale, device: str, dtype: torch.dtype = torch.bfloat16, o
     torch.manual_seed(0)
     sizes: Any = {**scale.shape, "max_position_embeddings": 4096, "tie_word_embeddings": True}
     if own:
-        from grpo.models.qwen2_format import TransformerConfig
-        from grpo.models.transformer import TransformerLM
+        from grpo.models.transformer import TransformerConfig, TransformerLM
 
         with torch.device(device):
             return TransformerLM(TransformerConfig(**sizes)).to(dtype).train()

@@ -98,6 +98,7 @@ def composed(options: RunOptions, out: Path) -> dict[str, Any]:
     check_name("--out", "a run", out.name)
     file, overlay = study_path(options.study), given_values(options.settings)
     values = compose(file)
+    values.pop("claims", None)  # they are on its arms
     # The task's modules and data files lie here or beside the study's file.
     own = [] if file.parent.resolve() == paths.shipped("studies").resolve() else [file.parent.absolute()]
     folders = dict.fromkeys((Path.cwd(), *own))

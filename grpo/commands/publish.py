@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from huggingface_hub.utils import validate_repo_id
 from grpo.commands.model_card import METADATA, about_checkpoint, draw_curve, model_card
 from grpo.common.errors import UserError, reason
 from grpo.common.files import atomic_folder, require_keys
-from grpo.common.imports import require_extra
 from grpo.models.tokenizer import require_own
 from grpo.reporting.charts import save_figure
 from grpo.results.runs import Run, read_run
@@ -24,7 +22,6 @@ from grpo.study.schema import Study
 
 PUBLISHED = Path("published")
 RECORDED = ("method", "task", "evaluation", "model", "train", "validation", "identity")  # keys of config.yaml for the card
-ARTIFACTS = Path("artifacts/dvc.yaml")  # not the dvc.yaml with the stages, which is the same for every study
 
 
 @dataclass(frozen=True)
@@ -34,11 +31,10 @@ class Destination:
     out: Path | None = None
     repo: str | None = None
     license: str | None = None
-    artifact: str | None = None
 
 
 def publish(study: Study, name: str, kind: str, to: Destination) -> list[str]:
-    """Write the folder, and if asked for the entry in artifacts/dvc.yaml and the repository on the Hub.
+    """Write the folder, and if asked for the repository on the Hub.
 
     Args:
         name: the run as EXPERIMENT/ARM/SEED.
@@ -68,8 +64,6 @@ def publish(study: Study, name: str, kind: str, to: Destination) -> list[str]:
     lines = [f"{target}: {kind} checkpoint of {name}, with its model card (README.md)"]
     if run.config["same_as"]:
         lines.append(f"{name} equals {run.config['same_as']}; this is the checkpoint of that run")
-    if to.artifact is not None:
-        lines.append(_name_artifact(to.artifact, source, name, kind))
     return [*lines, *([_upload(target, to.repo, name)] if to.repo is not None else [])]
 
 
@@ -96,22 +90,6 @@ def _find_checkpoint(run: Run, kind: str) -> Path:
         f"{source}: no checkpoint. {there}`checkpoints:` in params.yaml says which are kept; "
         f"`dvc checkout {paths.CHECKPOINTS / owner}` or `dvc pull` brings back a stored one."
     )
-
-
-def _name_artifact(artifact: str, source: Path, run: str, kind: str) -> str:
-    require_extra("dvc", "pipeline", "--artifact")
-    from dvc.annotations import Artifact
-    from dvc.exceptions import DvcException
-    from dvc.repo import Repo
-
-    path = Path(os.path.relpath(source, ARTIFACTS.parent)).as_posix()
-    try:
-        with Repo() as repo:
-            ARTIFACTS.parent.mkdir(exist_ok=True)
-            repo.artifacts.add(artifact, Artifact(path, f"{run}, {kind}", "model"), str(ARTIFACTS))
-    except DvcException as error:
-        raise UserError(f"--artifact {artifact}: {reason(error)}. Use lower-case letters, digits and '-'.") from error
-    return f"{ARTIFACTS}: {artifact}; commit this file, and `dvc push` the checkpoint"
 
 
 def _require_upload_can_begin(repo: str) -> None:

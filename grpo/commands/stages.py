@@ -13,9 +13,8 @@ from grpo.common.files import write_json
 from grpo.common.records import read_problems
 from grpo.common.safe_text import on_terminal
 from grpo.study import paths
-from grpo.study.dvc_lock import drop_former_stages
 from grpo.study.effective import effective_run, read_selections, require_experiment
-from grpo.study.kept import keep_until_all_stored, remove_stored
+from grpo.study.kept import drop_former_stages, keep_until_all_stored, remove_stored
 from grpo.study.schema import ALL_SEEDS, load_study
 from grpo.study.settings import SampledTraces
 from grpo.tracking.mlflow_uri import tracking_uri
@@ -101,7 +100,7 @@ def math_baseline(
 ) -> None:
     """Evaluate the base model zero-shot and count its responses by category (format and answer right or wrong)."""
     study = load_study()
-    from grpo.evaluation.zero_shot import evaluate_file, run_math_baseline
+    from grpo.evaluation.evaluator import evaluate_file, run_math_baseline
     from grpo.results.statistics import format_interval
 
     if file is None:
@@ -117,7 +116,7 @@ def math_baseline(
 def best_of_n() -> None:
     """Compute pass@N, Best@N and majority vote of the base model from one set of samples."""
     study = load_study()
-    from grpo.evaluation.sampled import run_best_of_n
+    from grpo.evaluation.best_of_n import run_best_of_n
     from grpo.results.statistics import format_interval
 
     for prompt, metrics in run_best_of_n(study).items():

@@ -17,6 +17,7 @@ from grpo.common.errors import UserError
 from grpo.common.files import read_json, remove, write_text
 from grpo.common.yaml_file import read_mapping, replace_values, to_yaml
 from grpo.study import paths
+from grpo.study.any_winner import require_any_winner
 from grpo.study.compose import (
     COMPUTED,
     STUDIES_FOLDER,
@@ -31,8 +32,8 @@ from grpo.study.compose import (
     studies_folders,
     study_path,
 )
-from grpo.study.dvc_lock import in_cache
 from grpo.study.effective import effective_run
+from grpo.study.kept import in_cache
 from grpo.study.methods import OBJECTIVE, OBJECTIVES, OFF_POLICY_RANK, RATE_TIMES, GrpoConfig
 from grpo.study.rehearsal import SUFFIX, not_covered, rehearsal_of
 from grpo.study.schema import PARAMS_FILE, Study, check_name, load_study, validated
@@ -40,7 +41,6 @@ from grpo.training.own_code import require_own_code_of_all
 
 study_app = typer.Typer(help="List, check, change and save studies; choose the active one (params.yaml).", no_args_is_help=True)
 Named = Annotated[str, typer.Argument(help="Name in studies/ or path of a study file.")]
-Verbose = Annotated[bool, typer.Option("--verbose", help="List every value and result instead of counting them.")]
 _AS_COMPOSED = re.compile(r"^# As composed: ([0-9a-f]{16})\b", re.M)
 
 
@@ -65,7 +65,6 @@ def list_studies() -> str:
 @study_app.command("check")
 def check(
     name: Annotated[str | None, typer.Argument(help="Name in studies/ or path of a study file; default: params.yaml.")] = None,
-    verbose: Verbose = False,
 ) -> str:
     """Validate a study, list its runs and their settings, and show what you changed by hand or what it changes."""
     if name is None:
@@ -78,13 +77,17 @@ def check(
     lines = [describe(load_study(path))]
     if extended := files_of(path)[1:2]:
         lines += ["", f"differs from {extended[0]}, which it extends, in:"]
-        lines += _summary(compose(extended[0]), compose(path), verbose) or ["  nothing"]
+        lines += _summary(compose(extended[0]), compose(path)) or ["  nothing"]
     return "\n".join(lines)
 
 
 def describe(study: Study) -> str:
-    """Try the study's own code, and list the arms with their settings; an experiment stands for a winner not known yet."""
+    """Try the study's own code and each possible winner, and list the arms with their settings.
+
+    An experiment stands for a winner not known yet.
+    """
     require_own_code_of_all(study)
+    require_any_winner(study)
     tasks = ", ".join(f"{name} ({task['use']})" for name, task in study.tasks.items())
     lines = [f"{study.study}: {study.description}", f"seeds {study.seeds}, tasks {tasks}, engine {study.engine.name}"]
     pinned = study.selection.pinned
@@ -107,7 +110,6 @@ def use(
     name: Named,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change; change nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Discard manual edits of params.yaml.")] = False,
-    verbose: Verbose = False,
 ) -> str:
     """Make a study the active one: validate it, show what changes and write params.yaml."""
     path = study_path(name)
@@ -116,11 +118,11 @@ def use(
     if not force:
         _require_no_edits(values, name)
     lines = [f"{PARAMS_FILE} {'would become' if dry_run else 'is now'} the study {study.study}: {study.description}"]
-    lines += _summary(_active_values(), values, verbose) or ["  no value changes"]
+    lines += _summary(_active_values(), values) or ["  no value changes"]
     if not dry_run:
         write_text(PARAMS_FILE, text)
         _make_folders()
-    lines += _remove_results_of_other_runs(study, dry_run, verbose)
+    lines += _remove_results_of_other_runs(study, dry_run)
     lines += _report_of_another(study)
     here = "`make repro` runs it; `dvc status` shows which stages are out of date."
     lines.append(
@@ -166,7 +168,7 @@ def composed_text(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 @study_app.command("runs")
-def renew_runs(verbose: Verbose = False) -> str:
+def renew_runs() -> str:
     """Update the table of runs in params.yaml after you edited arms, seeds or tasks there; DVC's stages follow from it.
 
     Also removes the results of runs that the table no longer has, if DVC's cache has them.
@@ -180,7 +182,7 @@ def renew_runs(verbose: Verbose = False) -> str:
     _make_folders()
     differing = {"new": runs.keys() - before, "gone": before - runs.keys()}
     lines = [f"  {kind}: {', '.join(sorted(keys))}" for kind, keys in differing.items() if keys]
-    lines += _remove_results_of_other_runs(study, False, verbose)
+    lines += _remove_results_of_other_runs(study, False)
     return "\n".join([f"{PARAMS_FILE}: {len(runs)} stages train", *lines])
 
 
@@ -335,12 +337,9 @@ def _apart_from_names(found: list[Change]) -> list[Change]:
     return [change for change in found if change[0].partition(".")[0] not in ("description", *COMPUTED)]
 
 
-def _summary(old: Mapping[str, Any], new: Mapping[str, Any], verbose: bool) -> list[str]:
-    """Lines with each change (verbose), or with the number of changes per section and the experiments that change."""
-    found = changes(old, new)
-    if verbose:
-        return [_described(change) for change in found]
-    keys = [key.split(".") for key, _, _ in _apart_from_names(found)]
+def _summary(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Lines with the number of changes per section and the experiments that change."""
+    keys = [key.split(".") for key, _, _ in _apart_from_names(changes(old, new))]
     sections = Counter(key[0] for key in keys if key[0] != "experiments")
     lines = ["  values: " + ", ".join(f"{section} {n}" for section, n in sections.items())] if sections else []
     before, after = ({name: e.get("arms") for name, e in (s.get("experiments") or {}).items()} for s in (old, new))
@@ -357,7 +356,7 @@ def _described(change: Change) -> str:
     return f"  {key}: {old} -> {new}"
 
 
-def _remove_results_of_other_runs(study: Study, dry_run: bool, verbose: bool) -> list[str]:
+def _remove_results_of_other_runs(study: Study, dry_run: bool) -> list[str]:
     """Remove results of runs that ``study`` does not have, if DVC's cache has them; lines that say what goes and what stays.
 
     ``select@EXPERIMENT`` and ``report`` depend on the whole folders, so that they would be out of date in a clone without them.
@@ -378,12 +377,10 @@ def _remove_results_of_other_runs(study: Study, dry_run: bool, verbose: bool) ->
             with suppress(OSError):  # it holds others
                 folder.rmdir()
     of_others = "results of runs that this study does not have"
-    gone = _listed(f"{'would remove' if dry_run else 'removed'} {of_others}; DVC's cache keeps them:", removed, verbose)
-    return gone + _listed(f"kept {of_others}, as DVC's cache does not have them; remove them by hand:", kept, verbose)
+    gone = _listed(f"{'would remove' if dry_run else 'removed'} {of_others}; DVC's cache keeps them:", removed)
+    return gone + _listed(f"kept {of_others}, as DVC's cache does not have them; remove them by hand:", kept)
 
 
-def _listed(heading: str, results: list[Path], verbose: bool) -> list[str]:
-    """A heading with each result below it (verbose) or the number per folder; empty without results."""
-    counts = Counter(str(path.parents[-3]) for path in results)  # data/runs of data/runs/EXPERIMENT/ARM/SEED
-    listed = [f"  {path}" for path in results] if verbose else [f"  {n} in {root}" for root, n in counts.items()]
-    return [heading, *listed] if results else []
+def _listed(heading: str, results: list[Path]) -> list[str]:
+    """A heading with the results below it; empty without results."""
+    return [heading, *(f"  {path}" for path in results)] if results else []

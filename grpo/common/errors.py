@@ -44,14 +44,37 @@ def no_exit(what: str) -> Iterator[None]:
     except AlreadyReported:
         raise
     except SystemExit as error:
-        library = (sysconfig.get_path("stdlib"), "<")
-        frames = reversed(traceback.extract_tb(error.__traceback__))
-        place = next((f"{frame.filename}:{frame.lineno}" for frame in frames if not frame.filename.startswith(library)), "")
         raise UserError(
-            f"{what}: {place} ends the program (exit code {error.code}), and a run would end without a result. Raise"
+            f"{what}: {_place(error)} ends the program (exit code {error.code}), and a run would end without a result. Raise"
             " an error there instead of calling exit; what a script does, such as reading its arguments, belongs below"
             ' `if __name__ == "__main__":`.'
         ) from error
+
+
+@contextmanager
+def own_errors(what: str) -> Iterator[None]:
+    """:func:`no_exit`; and turn any other exception of the study's own code into a UserError with its place; a decorator too.
+
+    Exceptions that the command line explains, such as a full disk or no memory, are passed on.
+    """
+    try:
+        with no_exit(what):
+            yield
+    except (UserError, ToBeResumed):
+        raise
+    except Exception as error:
+        if explain_os_error(error) or is_out_of_memory(error):
+            raise
+        at = f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else _place(error)
+        raise UserError(f"{what}: {at}: {reason(error)}. Correct it there, and run the same command again.") from error
+
+
+def _place(error: BaseException) -> str:
+    """FILE:LINE of the last call in the study's own code: neither of Python, nor of a package, nor of this one."""
+    library = ("<", str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(library)] or frames
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
 RESUME_ME = 75  # its exit code: EX_TEMPFAIL of sysexits.h, "try again later"

@@ -231,15 +231,11 @@ def files_digest(path: Path) -> str:
     return total.hexdigest()[:16]
 
 
-def dvc_hashes(folder: Path) -> tuple[str, dict[str, str]]:
-    """Compute the hash of a folder as DVC 3 writes it into dvc.lock, and the hashes of its files by name.
-
-    A file's hash is its MD5, which is also its place in DVC's cache and in a remote (``files/md5/ab/cdef...``). The folder's is
-    the MD5 of the list of its files, with the suffix ``.dir``.
-    """
-    found: dict[str, str] = {}
-    for path in sorted((p for p in folder.rglob("*") if p.is_file()), key=lambda path: path.relative_to(folder).as_posix()):
+def dvc_hash(folder: Path) -> str:
+    """Compute the hash of a folder as DVC 3 writes it into dvc.lock: the MD5 of the list of its files with theirs."""
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    listed = []
+    for name, path in sorted(files.items()):
         with path.open("rb") as file:
-            found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "md5").hexdigest()
-    listed = json.dumps([{"md5": value, "relpath": name} for name, value in found.items()])
-    return hashlib.md5(listed.encode(), usedforsecurity=False).hexdigest() + ".dir", found
+            listed.append({"md5": hashlib.file_digest(file, "md5").hexdigest(), "relpath": name})
+    return hashlib.md5(json.dumps(listed).encode(), usedforsecurity=False).hexdigest() + ".dir"

@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from grpo.common.errors import UserError, no_exit
+from grpo.common.errors import UserError, own_errors
 
 FOLDER = "GRPO_STUDY_FOLDER"  # environment variable that tells them to child processes
 _study_folders: tuple[Path, ...] = (Path(),)
@@ -107,13 +107,14 @@ def import_object(path: str) -> Any:
     """Import MODULE:NAME.
 
     Raises:
-        UserError: no such module, or nothing of that name in it. Exceptions of the module itself are passed on.
+        UserError: no such module, or nothing of that name in it, or the module raises an exception.
     """
     file = source_of(path)
     module, _, name = path.partition(":")
     try:
-        with no_exit(path):
-            return getattr(importlib.import_module(module), name)
+        with own_errors(path):
+            found = importlib.import_module(module)
+        return getattr(found, name)
     except AttributeError:
         raise UserError(f"{path}: {file} has nothing named {name!r}. Correct the name.") from None
 
@@ -138,7 +139,7 @@ def call_with(function: Callable[..., Any], arguments: Mapping[str, Any], where:
     hints = get_type_hints(annotated, include_extras=True)
     values = {name: _checked(f"{where}.{name}", value, hints.get(name, Any)) for name, value in arguments.items()}
     try:
-        with no_exit(where):
+        with own_errors(function.__name__):
             return function(**values)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error

@@ -13,14 +13,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from grpo.common.errors import AlreadyReported, ToBeResumed
-from grpo.common.interruption import stop_after_the_step
 
 if TYPE_CHECKING:  # torch is not needed to evaluate, psutil only to start processes
     import psutil
@@ -90,6 +89,33 @@ def started_by_torchrun() -> bool:
 def is_rank_0() -> bool:
     """Whether this process writes files."""
     return not started_by_torchrun() or os.environ["RANK"] == "0"
+
+
+@contextmanager
+def stop_after_the_step() -> Iterator[Callable[[], bool]]:
+    """Catch SIGTERM and the first Ctrl-C within the block; the yielded function returns whether a signal arrived.
+
+    A second Ctrl-C ends the process at once. A scheduler may send SIGTERM several times and to many processes; only the first
+    process of a run prints a message.
+    """
+    came: list[int] = []
+    first = os.environ.get("RANK", "0") == "0"
+
+    def note(signum: int, frame: Any) -> None:
+        if signum == signal.SIGINT and signum in came:
+            raise KeyboardInterrupt
+        if not came and first:  # os.write, as the signal may interrupt a print
+            os.write(2, b"\nasked to stop: finishing the step and saving the state (press Ctrl-C twice to end at once)\n")
+        came.append(signum)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield lambda: bool(came)
+    finally:
+        # Under torchrun a process may get a second SIGTERM, from torchrun or its parent, after its state is saved.
+        ignored = {signal.SIGTERM: signal.SIG_IGN} if came and "RANK" in os.environ else {}
+        for number, handler in (before | ignored).items():
+            signal.signal(number, handler)
 
 
 def start_processes(n: int, device: str) -> None:

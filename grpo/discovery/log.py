@@ -9,7 +9,6 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from grpo.common.errors import UserError
 from grpo.common.files import damaged, read_json, write_json
 from grpo.discovery.verifier import Verification
 
@@ -67,7 +66,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that identify a search: a search with the same settings continues its log. Budgets are not among them."""
+    """The settings of a search, except its budget. The address may change; with other values it is another search."""
 
     proposer: str  # "mutation" or "language model"
     strategy: str
@@ -123,17 +122,9 @@ def open_log(path: Path, settings: Settings) -> Log:
     """Open the log at ``path`` to continue it, or a new one if there is none.
 
     Raises:
-        UserError: the file is damaged, or belongs to a search with other settings.
+        UserError: the file is damaged.
     """
-    if not path.exists():
-        return Log(path, settings)
-    found, attempts = read_log(path)
-    differ = [name for name, value in asdict(settings).items() if name != "base_url" and asdict(found)[name] != value]
-    if differ:  # base_url may differ: the same model at another address
-        raise UserError(
-            f"{path}: belongs to a search with another {' and '.join(differ)}. Give another folder with --out, or remove it."
-        )
-    return Log(path, settings, attempts)
+    return Log(path, settings, read_log(path)[1] if path.exists() else [])
 
 
 def read_log(path: Path, made_by: str = "") -> tuple[Settings, list[Attempt]]:

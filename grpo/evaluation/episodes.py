@@ -101,16 +101,17 @@ def sample_episodes(
                 "same text for the same row, because a group's rewards are compared; draw what may differ in the tools."
             )
         episodes += [Turns(instance, prompt, own) for (instance, _), own in zip(started, own_seeds, strict=True)]
-    for turn in range(environment.max_turns):
-        going = [episode for episode in episodes if not episode.over]
-        if not going:
-            break
-        draws = [Draw(derive_seed(each.seed, "turn", turn), params.max_tokens - len(each.log_probs)) for each in going]
-        asked, size = (prompts[share], n) if turn == 0 else ([[*each.prompt, *each.token_ids] for each in going], 1)
-        groups = sampler.engine.generate(asked, params, size, derive_seed(seed, "turn", turn), draws)
-        for episode, completion in zip(going, (one for group in groups for one in group), strict=True):
-            episode.take(completion)
-        _answer([episode for episode in going if not episode.over], sampler, params.max_tokens)
+    with sampler.engine.turns():
+        for turn in range(environment.max_turns):
+            going = [episode for episode in episodes if not episode.over]
+            if not going:
+                break
+            draws = [Draw(derive_seed(each.seed, "turn", turn), params.max_tokens - len(each.log_probs)) for each in going]
+            asked, size = (prompts[share], n) if turn == 0 else ([[*each.prompt, *each.token_ids] for each in going], 1)
+            groups = sampler.engine.generate(asked, params, size, derive_seed(seed, "turn", turn), draws)
+            for episode, completion in zip(going, (one for group in groups for one in group), strict=True):
+                episode.take(completion)
+            _answer([episode for episode in going if not episode.over], sampler, params.max_tokens)
     rewards = _rewards(environment, episodes)
     found = [episode.completion(reward) for episode, reward in zip(episodes, rewards, strict=True)]
     return [found[i : i + n] for i in range(0, len(found), n)]

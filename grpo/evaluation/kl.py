@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 
-from grpo.common.cpu import start_threads
 from grpo.common.errors import UserError
 from grpo.common.files import read_json, write_json, write_text
+from grpo.common.process import start_threads
 from grpo.common.records import Problem, Rollout, read_problems
 from grpo.evaluation.evaluate import Sampler, evaluate, evaluation_sampling, score_by_task
 from grpo.evaluation.evaluator import stage_run

@@ -8,13 +8,13 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Self, TypeVar
 
-from grpo.grader.expression import divides, equation_difference, is_rational, parse
-from grpo.grader.names import applied, assigned, is_name, letters_of, named_sides, names_its_value, same_name, with_argument_of
+from grpo.grader.expression import Node, cleared, parse
+from grpo.grader.names import applied, assigned, is_name, letters_of, named_sides, same_name, with_argument_of
 from grpo.grader.normalise import RELATION, unwrap_text
 from grpo.grader.number_words import number_word
 from grpo.grader.numeric import number, ratio, same_value
 from grpo.grader.quantity import PERCENT, conversion, exact_value, same_amount, same_number, same_quantity, scaled, split_unit
-from grpo.grader.relations import Interval, as_intervals, in_usual_signs, member_of, merged
+from grpo.grader.relations import as_real_set, in_usual_signs, member_of, same_reals
 from grpo.grader.split import matrix_rows, parts_of, points_of, split_equations, top_level
 from grpo.grader.values import Effort
 from grpo.grader.words import based, day_of_year, same_ratio, same_time, same_words
@@ -143,31 +143,18 @@ class Comparison:
             for text in (answer, truth)
         ):
             return None
-        sets = [as_intervals(text, self.effort) for text in (answer, truth)]
+        sets = [as_real_set(text.strip(), self.effort) for text in (answer, truth)]
         if sets[0] is not None and sets[1] is not None:
-            names = [found[0] for found in sets if found and found[0]]
-            return (len(names) < 2 or same_name(*names)) and self.same_intervals(sets[0][1], sets[1][1])
+            names = [found.name for found in sets if found and found.name]
+            return (len(names) < 2 or same_name(*names)) and same_reals(sets[0], sets[1])
         if RELATION.search(answer) and RELATION.search(truth):
             if all(len(top_level(text, ",;")) > 1 for text in (answer, truth)):
                 return None
             chains = [_CHAIN.search(text) is not None for text in (answer, truth)]
             if any(chains):
                 return all(chains) and self.same_chain(answer, truth)
-        if exact_value(answer) is not None or exact_value(truth) is not None:
-            return None if names_its_value(answer) or names_its_value(truth) else False
         members = (member_of(answer), member_of(truth))
         return self.inside.same(*members) if members != (answer, truth) else None
-
-    def same_intervals(self, left: list[Interval], right: list[Interval]) -> bool:
-        if len(left) != len(right):
-            left, right = (merged(intervals, self.effort) for intervals in (left, right))
-        if len(left) != len(right) or len(left) > _MAX_PARTS:
-            return False
-
-        def equal(a: Interval, b: Interval) -> bool:
-            return a[0] == b[0] and a[3] == b[3] and self.every(((a[1], b[1]), (a[2], b[2])))
-
-        return self.in_any_order(left, right, equal)
 
     def same_chain(self, answer: str, truth: str) -> bool:
         """Compare ``a < b < c`` side by side, in both directions, or inequalities that are multiples of each other."""
@@ -180,7 +167,8 @@ class Comparison:
         allowed = [sign for sign, these in ((1, operators), (-1, flipped)) if these == true_operators]
         if len(operators) != 1 or not allowed:
             return False
-        return ratio(_difference(sides), _difference(true_sides), self.effort) in allowed
+        left, right = _difference(sides), _difference(true_sides)
+        return left is not None and right is not None and ratio(left, right, self.effort) in allowed
 
     def assignments(self, answer: str, truth: str) -> bool | None:
         """Compare ``x = 3, y = 4`` by its names; with a bare list or a point, in the order of the text or of the names."""
@@ -190,11 +178,8 @@ class Comparison:
                 return False
             return self.inside.same(",".join(points) or answer, ",".join(true_points) or truth)
         named, true_named = assigned(answer), assigned(truth)
-        if named and true_named:
-            by_name, true_by_name = dict(named), dict(true_named)
-            if by_name.keys() != true_by_name.keys():
-                return None if len(named) == len(true_named) else False
-            return self.every((by_name[name], true_by_name[name]) for name in by_name)
+        if named and true_named and dict(named).keys() == dict(true_named).keys():
+            return self.every(zip(*([value for _, value in sorted(these)] for these in (named, true_named)), strict=True))
         values = named or true_named
         other = truth if named else answer
         if not values or "=" in other:
@@ -233,16 +218,10 @@ class Comparison:
         sides, true_sides = (split_equations(text) for text in (answer, truth))
         if len(sides) != 2 or len(true_sides) != 2:
             return False
-        multiple = ratio(_difference(sides), _difference(true_sides), self.effort)
-        if multiple is None:
+        left, right = _difference(sides), _difference(true_sides)
+        if left is None or right is None:
             return self.by_algebra(answer, truth)
-        are_solved = sides[0] == true_sides[0] and not letters_of(sides[0]) & letters_of(sides[1] + true_sides[1])
-        trees = [tree for tree in map(equation_difference, (answer, truth)) if tree and is_rational(tree)]
-        if multiple or are_solved or len(trees) < 2 or not any(map(divides, trees)):
-            return bool(multiple)
-        if self.algebra is None:
-            raise NeedsAlgebra
-        return self.algebra(answer, truth)
+        return bool(ratio(left, right, self.effort) or ratio(cleared(left)[0], cleared(right)[0], self.effort))
 
     def matrix(self, answer: str, truth: str) -> bool | None:
         rows, true_rows = matrix_rows(answer), matrix_rows(truth)
@@ -308,7 +287,7 @@ class Comparison:
         for verdict in (same_time(bare, true_bare), same_ratio(answer, truth)):
             if verdict is not None:
                 return verdict
-        if (day := day_of_year(answer)) and (true_day := day_of_year(truth)):
+        if (day := day_of_year(unwrap_text(answer))) and (true_day := day_of_year(unwrap_text(truth))):
             return day == true_day
         body, unit = split_unit(answer)
         true_body, true_unit = split_unit(truth, noun=True)
@@ -325,8 +304,6 @@ class Comparison:
             return False
         if factor != 1:
             return same_value(f"{factor.numerator}/{factor.denominator}*({body})", true_body, self.effort) is True
-        if self.spelt_alike(body, true_body):
-            return True
         if PERCENT in (unit, true_unit) and unit != true_unit:
             return False
         return self.expression(body, true_body)
@@ -345,7 +322,7 @@ class Comparison:
             return False  # The order counts.
         if "\\ln" in truth and "log(" in answer and "\\log" not in answer + truth:
             answer = answer.replace("log(", "ln(")  # as code writes it
-        by_value = same_value(_as_fraction(answer), _as_fraction(truth), self.effort)
+        by_value = same_value(answer, truth, self.effort)
         if by_value is not None:
             return by_value
         if answer.isalpha() and parse(truth) is not None:
@@ -372,10 +349,5 @@ def _orders(values: list[tuple[str, str]], kind: str) -> list[list[tuple[str, st
     return [values] if any(len(name) > 2 and name.isalpha() for name in names) else [values, sorted(values)]
 
 
-def _as_fraction(text: str) -> str:
-    value = None if text.isdigit() else exact_value(text)
-    return text if value is None else f"({value.numerator})/({value.denominator})"
-
-
-def _difference(sides: list[str]) -> str:
-    return f"({sides[0]})-({sides[1]})"
+def _difference(sides: list[str]) -> Node | None:
+    return parse(f"({sides[0]})-({sides[1]})")

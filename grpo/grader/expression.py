@@ -9,12 +9,12 @@ letter it does so only as a power (``n2^k``); after a number it is not allowed.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 from grpo.grader.quantity import exact_value
-from grpo.grader.split import split_equations
 from grpo.grader.words import is_word
 
 Node = tuple[Any, ...]
@@ -99,12 +99,32 @@ def operands(tree: Node) -> list[Node]:
     return [part for part in tree[1:] if isinstance(part, tuple)]
 
 
-def equation_difference(text: str) -> Node | None:
-    """The left side of an equation minus its right side; None if ``text`` is not a readable equation."""
-    sides = [parse(side) for side in split_equations(text)]
-    if len(sides) != 2 or sides[0] is None or sides[1] is None:
-        return None
-    return ("add", sides[0], ("neg", sides[1]))
+def cleared(tree: Node) -> tuple[Node, Counter[Node]]:
+    """The numerator over the least common denominator, and the factors of that: ``xy-8`` and x for ``y-8/x``.
+
+    ``x/x`` stays: it has no value at 0, where x times anything is 0.
+    """
+    kind, *parts = tree
+    if kind not in {"add", "neg", "mul", "div"} or (kind == "div" and parts[1] in _factors(parts[0])):
+        return tree, Counter()
+    (left, below), (right, below_right) = map(cleared, (parts[0], parts[-1]))
+    if kind == "neg":
+        return ("neg", left), below
+    if kind == "mul":
+        return ("mul", left, right), below + below_right
+    if kind == "div":
+        return _times(left, below_right), below + Counter([right])
+    common = below | below_right
+    return ("add", _times(left, common - below), _times(right, common - below_right)), common
+
+
+def _factors(tree: Node) -> list[Node]:
+    parts = {"mul": tree[1:], "neg": tree[1:], "pow": tree[1:2]}.get(tree[0], ())
+    return [tree, *(factor for part in parts for factor in _factors(part))]
+
+
+def _times(tree: Node, factors: Counter[Node]) -> Node:
+    return reduce(lambda product, factor: ("mul", product, factor), factors.elements(), tree)
 
 
 def is_rational(tree: Node) -> bool:
@@ -115,11 +135,6 @@ def is_rational(tree: Node) -> bool:
         if exponent[0] != "num" or exponent[1] not in range(_LARGEST_DEGREE + 1):
             return False
     return kind in {"num", "var"} or (kind in {"add", "mul", "div", "neg", "pow"} and all(map(is_rational, parts)))
-
-
-def divides(tree: Node) -> bool:
-    """Whether the tree has a division by an expression with a variable."""
-    return (tree[0] == "div" and bool(variables(tree[2]))) or any(map(divides, operands(tree)))
 
 
 def _tokens(text: str) -> list[str]:

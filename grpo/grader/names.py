@@ -79,12 +79,6 @@ def named_sides(text: str, sums: bool = False) -> tuple[str, list[str]]:
     return name, sides
 
 
-def names_its_value(text: str) -> bool:
-    r"""Whether a text such as ``|A\cup B| = 5`` gives a named quantity its value."""
-    sides = split_equations(text)
-    return len(sides) > 1 and is_name(sides[0])
-
-
 def same_name(name: str, other: str) -> bool:
     """Whether two names are of the same thing: f(x), g(x) and h(x) may each be y, and their derivatives y'."""
     functions = {_FUNCTION_OF_X.sub(r"y\1", each) for each in (name, other)}
@@ -111,8 +105,6 @@ def assigned(text: str) -> list[tuple[str, str]]:
         names, values = [part[0] for part in parts], [part[1] for part in parts]
     if not 2 <= len(names) == len(values) == len(set(names)) or not all(map(is_name, names)):
         return []
-    if all("_" in name and name[0] == names[0][0] for name in names):
-        return []  # x_1, x_2: two values of x
     return list(zip(names, values, strict=True))
 
 

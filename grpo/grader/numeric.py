@@ -16,7 +16,7 @@ import operator
 import random
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from math import lcm, prod
+from math import prod
 from typing import Any
 
 from grpo.grader.expression import Node, operands, parse, variables
@@ -34,8 +34,11 @@ _FAILURES = (Undefined, TooCostly, ArithmeticError, ValueError, NotImplementedEr
 
 def same_value(left: str, right: str, effort: Effort) -> bool | None:
     """Whether two normalised texts are expressions with the same value; None if one cannot be read or evaluated."""
-    pair = _parsed(left, right, effort)
-    if pair is None or len(pair.names) > _MAX_VARIABLES:
+    left_tree, right_tree = parse(left), parse(right)
+    if left_tree is None or right_tree is None:
+        return None
+    pair = _Pair(left_tree, right_tree, effort)
+    if len(pair.names) > _MAX_VARIABLES:
         return None
     try:
         return pair.agree_everywhere() if pair.names else pair.agree({})
@@ -45,14 +48,12 @@ def same_value(left: str, right: str, effort: Effort) -> bool | None:
         return None
 
 
-def ratio(left: str, right: str, effort: Effort) -> int | None:
+def ratio(left: Node, right: Node, effort: Effort) -> int | None:
     """1 or -1 if ``left`` is a constant positive or negative multiple of ``right``, 0 if not, None if unknown.
 
     Both must depend on the same variables, at least one.
     """
-    pair = _parsed(left, right, effort)
-    if pair is None:
-        return None
+    pair = _Pair(left, right, effort)
     if not 0 < len(pair.names) <= _MAX_VARIABLES or variables(pair.left) != variables(pair.right):
         return 0
     try:
@@ -61,34 +62,30 @@ def ratio(left: str, right: str, effort: Effort) -> int | None:
         return None
 
 
-def number(text: str, effort: Effort) -> float | None:
-    """The real value of an expression without variables, for sorting; None if it has none."""
+def number(text: str, effort: Effort) -> Fraction | None:
+    """The real value of an expression without variables, rounded to 40 digits if irrational; None if it has none."""
     tree = parse(text)
     if tree is None or variables(tree):
         return None
     try:
-        return float(Evaluator({}, context(_DIGITS), effort).value(tree))
+        value = Evaluator({}, context(_DIGITS), effort).value(tree)
+        return value if isinstance(value, Fraction) else Fraction(context(_DIGITS).nstr(value, 40)) if value.imag == 0 else None
     except (*_FAILURES, TypeError):
         return None
-
-
-def _parsed(left: str, right: str, effort: Effort) -> _Pair | None:
-    left_tree, right_tree = parse(left), parse(right)
-    return None if left_tree is None or right_tree is None else _Pair(left_tree, right_tree, effort)
 
 
 # At every other point all variables are positive.
 _SCALES = [Fraction(scale) for scale in ("1", "1", "1/2", "1/3", "4", "2/3", "40", "6", "1/9", "17", "120", "1/2", "300")]
 _LARGEST_SCALE = 10**30
-_LARGEST_PERIOD = 48
+_STEPPED_POINTS = 100  # consecutive numbers, beyond the usual periods of floors
 
 
 class _Points:
     """Test points: near ones, until enough are defined, and far ones for piecewise expressions.
 
     They are pseudo-random with the two expressions as the seed, so that no expression can be right at these points only. Signs
-    and sizes vary, so that roots, logarithms and inverse functions are defined at some of them. Natural numbers cover every
-    period of floors.
+    and sizes vary, so that roots, logarithms and inverse functions are defined at some of them. Natural numbers follow each
+    other.
     """
 
     def __init__(self, left: Node, right: Node, names: list[str]) -> None:
@@ -96,10 +93,8 @@ class _Points:
         self.trees = (left, right)
         self.chance = random.Random(hashlib.sha256(repr(self.trees).encode()).digest())
         self.natural = sorted(_natural(left) | _natural(right))
-        period = lcm(_period(left), _period(right)) if self.natural else 0
-        if period > _LARGEST_PERIOD:
-            raise TooCostly
-        self.enough = len(_SCALES) + 2 * period if self.natural else _ENOUGH_POINTS
+        stepped = any(f"('{kind}'," in repr(self.trees) for kind in ("floor", "ceil"))
+        self.enough = (_STEPPED_POINTS if stepped else len(_SCALES)) if self.natural else _ENOUGH_POINTS
 
     def near(self) -> Iterator[dict[str, Fraction]]:
         if self.natural:
@@ -150,21 +145,6 @@ def _natural(tree: Node) -> frozenset[str]:
     elif kind == "pow" and tree[1][0] == "neg" and tree[1][1][0] == "num":
         found |= variables(tree[2]) & _WHOLE
     return found
-
-
-def _period(tree: Node) -> int:
-    """The period over which the floors and ceilings in ``tree`` meet every remainder."""
-    if tree[0] in {"floor", "ceil"} and variables(tree):
-        return prod(_divisors(tree))
-    return lcm(*map(_period, operands(tree)))
-
-
-def _divisors(tree: Node) -> list[int]:
-    if tree[0] == "num":
-        return [max(1, abs(tree[1].numerator) * tree[1].denominator)]
-    if tree[0] in {"const", "root", "ln", "log", "lg", "exp"}:
-        raise TooCostly  # The period is infinite.
-    return [size for part in operands(tree) for size in _divisors(part)]
 
 
 def _survey(tree: Node, constants: set[Fraction], inside: bool = False) -> bool:

@@ -82,9 +82,9 @@ def parts_of(text: str) -> tuple[str, list[str]]:
         return "union", united
     listed = top_level(text, ",;")
     if len(listed) > 1:
-        return "set", [element for part in listed for element in _plus_and_minus(part)]
+        return "set", [element for part in listed for element in plus_and_minus(part)]
     if text.startswith("\\{") and text.endswith("\\}"):
-        return "set", [element for part in top_level(text[2:-2], ",;") for element in _plus_and_minus(part)]
+        return "set", [element for part in top_level(text[2:-2], ",;") for element in plus_and_minus(part)]
     if text[0] == "{" and text[-1] == "}" and closes_at_end(text):
         inner = top_level(text[1:-1], ",;")
         if len(inner) > 1:
@@ -93,15 +93,15 @@ def parts_of(text: str) -> tuple[str, list[str]]:
     if text[0] in "([" and text[-1] in ")]" and closes_at_end(text):
         inner = top_level(text[1:-1], ",;")
         if len(inner) > 1:
-            points = _plus_and_minus(text)
+            points = plus_and_minus(text)
             return ("set", points) if len(points) > 1 else (text[0] + text[-1], inner)
         if text[0] == "(" and text[-1] == ")" and inner[0]:
             return "", inner
-    both = _plus_and_minus(text)
+    both = plus_and_minus(text)
     return ("set", both) if len(both) > 1 else ("", [text])
 
 
-def _plus_and_minus(text: str) -> list[str]:
+def plus_and_minus(text: str) -> list[str]:
     r"""Expand ``a \pm b`` to two values; ``\mp`` has the opposite sign, and several ``\pm`` are independent."""
     if "\\pm" not in text and "\\mp" not in text:
         return [text]

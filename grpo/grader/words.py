@@ -33,9 +33,7 @@ _NUMBER_THEN_WORDS = re.compile(
     re.DOTALL,
 )
 _MONEY = re.compile(r"\\?\$[0-9][0-9,.]*")
-_IS_THE_ANSWER = re.compile(
-    r"(.+?)\s+is\s+(?:the|our|my)\s+(?:(?:final|correct|right)\s+)?(?:answer|solution|result)[.!]?", re.IGNORECASE
-)
+_IS_THE_ANSWER = re.compile(r"(.+?) is (?:the|our|my) (?:(?:final|correct|right) )?(?:answer|solution|result)", re.IGNORECASE)
 _BOLD = re.compile(r"(?<![\w)}*])(?:\*\*|__)(?=[^\s*])([^*]+?)(?:\*\*|__)(?![\w*])")
 _HEADING = re.compile(r"^#{1,6} +")
 _OPENING = re.compile(
@@ -54,7 +52,6 @@ _ABOUT = re.compile(
 _DOER = re.compile(r"(?:the|each|every|one|a|his|her|their|my|our) [a-z]+(?: [a-z]+)?", re.IGNORECASE)
 _DELIMITERS = re.compile(r"\\[()\[\]]|\$\$")
 _CAPTION = re.compile(r"(?P<caption>[A-Za-z][A-Za-z ]*?) ?[:.]? ?(?:(?P<display>\$.+|\\begin\{.+)|(?P<value>[\d(\\].*))\.?")
-_MAX_WORDS = 24
 
 _CHOICE = re.compile(r"\(?([A-J])[).:]\s*(.+)|(?:[Oo]ption|[Cc]hoice)\s*\(?([A-J])\)?[.:]?()", re.DOTALL)
 _TIME = re.compile(r"(\d{1,2})(?::(\d\d))?\s*(?:\\text\{)?\s*(?:([ap])\.?\s*m\.?|(o['’]?clock))?\}?", re.IGNORECASE)
@@ -62,11 +59,10 @@ _TIMES = {"noon": (0, 0, "p"), "12noon": (0, 0, "p"), "midnight": (0, 0, "a"), "
 RATIO = re.compile(r"\d+(?::\d+)+")
 _RATIO_IN_WORDS = re.compile(r"(\d+) to (\d+)(?: to (\d+))?")
 _FRACTION = re.compile(r"\\frac\{(\d+)\}\{(\d+)\}|(\d+)/(\d+)")
-_MONTH = (
-    r"(Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?|Nov(?:ember)?"
-    r"|Dec(?:ember)?)\.?"
+_DAY = r"(\d{1,2})(?:st|nd|rd|th)?"
+_DATE = re.compile(
+    rf"(?:{_DAY} ?(?:of )?)?(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?(?(1)| ?{_DAY})", re.IGNORECASE
 )
-_DATE = re.compile(rf"(\d{{1,2}})(?:st|nd|rd|th)? ?(?:of )?{_MONTH}|{_MONTH} ?(\d{{1,2}})(?:st|nd|rd|th)?", re.IGNORECASE)
 # "7 (seven) apples" and "seven (7)"
 _PARENTHESIS = re.compile(r"(?P<digits>[\d.,/]*\d) ?\((?P<word>[A-Za-z][A-Za-z -]*)\)(?P<behind>(?: [A-Za-z]+){0,3})")
 _DIGITS_BEHIND = re.compile(r"(?P<word>[A-Za-z -]+) \((?P<digits>\d+)\)(?P<behind>)")
@@ -92,15 +88,10 @@ def sentence_value(text: str) -> str | None:
     text = _HEADING.sub("", _BOLD.sub(r"\1", " ".join(text.split()))).strip()
     text = _DELIMITERS.sub("$", text)
     plain = opened(text)
-    if len(words_of(plain)) > _MAX_WORDS:
-        return None
     opening = _OPENING.match(text)
     if opening and not _is_hedged(text[opening.end() :]):
         rest = text[opening.end() :].strip()
         return sentence_value(rest) or rest
-    whole = _IS_THE_ANSWER.fullmatch(text)
-    if whole and not re.search(r"[A-Za-z]{3}", re.sub(r"\\[A-Za-z]+", "", whole[1])):
-        return whole[1]
     for link in reversed([match for match in _LINK.finditer(plain) if _is_outside_math(plain, match.start())]):
         lead, verb = plain[: link.start()].strip(" *"), link.group().strip().lower()
         rest = text[link.end() :] if text[link.end() :].count("{") == text[link.end() :].count("}") else plain[link.end() :]
@@ -273,10 +264,10 @@ def same_ratio(answer: str, truth: str) -> bool | None:
     return None
 
 
-def day_of_year(text: str) -> tuple[str, int] | None:
-    """Read ``6 June``, ``June 6th`` or ``6th of June`` as ("jun", 6)."""
+def day_of_year(text: str) -> tuple[str, str] | None:
+    """Read ``6 June``, ``June 6th`` or ``6th of June`` as ("jun", "6")."""
     match = _DATE.fullmatch(text)
-    return ((match[2] or match[3])[:3].lower(), int(match[1] or match[4])) if match else None
+    return (match[2].lower(), match[1] or match[3]) if match else None
 
 
 def restated(text: str) -> Iterator[str]:
@@ -288,7 +279,7 @@ def restated(text: str) -> Iterator[str]:
     match = _PARENTHESIS.fullmatch(text) or _DIGITS_BEHIND.fullmatch(text)
     if match and number_word(match["word"]) == match["digits"]:
         yield match["digits"] + match["behind"]
-    for pattern in (_WITH_ADVERB, _POINTED):
+    for pattern in (_WITH_ADVERB, _POINTED, _IS_THE_ANSWER):
         if match := pattern.fullmatch(text):
             yield match[1]
     if match := _YES_OR_NO.fullmatch(text):

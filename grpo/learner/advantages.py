@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from grpo.common.errors import UserError, no_exit
+from grpo.common.errors import UserError, own_errors
 from grpo.common.imports import import_object
 
 SAME = 1e-9  # rewards that differ by at most this are equal, as .1 + .2 and .3
@@ -104,7 +104,7 @@ def own_advantages(path: str, options: Mapping[str, Any], rewards: Tensor, lengt
         inspect.signature(function).bind(rewards, lengths, **options)
     except TypeError as error:
         raise UserError(f"advantage: {path}: {error}. It is called with rewards, lengths and advantage_options.") from None
-    with torch.no_grad(), no_exit(f"advantage: {path}"):
+    with torch.no_grad(), own_errors(f"advantage: {path}"):
         returned = function(rewards.clone(), lengths.clone(), **options)
     counted = ~rewards.isnan()
     if not isinstance(returned, Tensor) or returned.shape != rewards.shape or not returned[counted].isfinite().all():

@@ -10,6 +10,52 @@ from torch import Tensor
 TOKENS_AT_ONCE = 1024
 
 
+def _chunk(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs of the labels, entropies, and logarithms of the sums of exponentials, each (tokens,) in float32."""
+    logits = (hidden @ weight.T).float().div_(temperature)
+    largest = logits.amax(dim=-1, keepdim=True)
+    logits -= largest
+    exponentials = torch.exp(logits)
+    sums = exponentials.sum(dim=-1)
+    normalizer = sums.log()
+    chosen = logits.gather(-1, labels[:, None])[:, 0] - normalizer
+    # H = log Z - E[z], with z relative to the largest logit.
+    entropy = normalizer - torch.linalg.vecdot(exponentials, logits) / sums
+    return chosen, entropy, normalizer + largest[:, 0]
+
+
+def _chunk_gradient(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    normalizers: Tensor,
+    of_log_probs: Tensor,
+    of_entropy: Tensor | None,
+    temperature: float,
+) -> Tensor:
+    """Gradient (tokens, vocabulary) of a chunk's logits before their division by the temperature, in the weight's precision."""
+    incoming = of_log_probs[:, None] / temperature
+    logits = (hidden @ weight.T).float().div_(temperature)
+    distribution = logits.sub_(normalizers[:, None])
+    more: Tensor | float = 0.0
+    if of_entropy is not None:
+        p = distribution.exp()
+        entropy = -torch.linalg.vecdot(p, distribution)[:, None]
+        more = p.mul_(distribution + entropy).neg_() * (of_entropy[:, None] / temperature)
+    at_logits = distribution.exp_().mul_(-incoming)
+    at_logits = at_logits.scatter_add_(1, labels[:, None], incoming)
+    return (at_logits if of_entropy is None else at_logits + more).to(weight.dtype)
+
+
+_forward, _backward = _chunk, _chunk_gradient
+
+
+def compile_head() -> None:
+    """Compile what is computed of a chunk's logits with torch.compile: a pass or two over them in place of a dozen."""
+    global _forward, _backward
+    _forward, _backward = torch.compile(_chunk), torch.compile(_chunk_gradient)
+
+
 class _LogProbs(torch.autograd.Function):
     """log softmax(h W^T / T) at the labels, and the entropy; the backward pass recomputes the logits chunk by chunk.
 
@@ -19,22 +65,13 @@ class _LogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        chosen, entropies, normalizers = [], [], []
-        for part, wanted in zip(torch.split(hidden, TOKENS_AT_ONCE), torch.split(labels, TOKENS_AT_ONCE), strict=True):
-            logits = (part @ weight.T).float().div_(temperature)
-            largest = logits.amax(dim=-1, keepdim=True)
-            logits -= largest
-            exponentials = torch.exp(logits)
-            sums = exponentials.sum(dim=-1)
-            normalizer = sums.log()
-            chosen.append(logits.gather(-1, wanted[:, None])[:, 0] - normalizer)
-            # H = log Z - E[z], with z relative to the largest logit.
-            entropies.append(normalizer - torch.linalg.vecdot(exponentials, logits) / sums)
-            normalizers.append(normalizer + largest[:, 0])
-        ctx.save_for_backward(hidden, weight, labels, torch.cat(normalizers))
+        chunks = zip(torch.split(hidden, TOKENS_AT_ONCE), torch.split(labels, TOKENS_AT_ONCE), strict=True)
+        found = [_forward(part, weight, wanted, temperature) for part, wanted in chunks]
+        chosen, entropies, normalizers = (torch.cat(column) for column in zip(*found, strict=True))
+        ctx.save_for_backward(hidden, weight, labels, normalizers)
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)  # most losses have no entropy term
-        return torch.cat(chosen), torch.cat(entropies)
+        return chosen, entropies
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor, Tensor, None, None]:
@@ -44,17 +81,9 @@ class _LogProbs(torch.autograd.Function):
         at_hidden, at_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=torch.float32)
         for start in range(0, len(hidden), TOKENS_AT_ONCE):
             part = slice(start, start + TOKENS_AT_ONCE)
-            incoming = of_log_probs[part, None] / ctx.temperature
-            logits = (hidden[part] @ weight.T).float().div_(ctx.temperature)
-            distribution = logits.sub_(normalizers[part, None])
-            more: Tensor | float = 0.0
-            if of_entropy is not None:
-                p = distribution.exp()
-                entropy = -torch.linalg.vecdot(p, distribution)[:, None]
-                more = p.mul_(distribution + entropy).neg_() * (of_entropy[part, None] / ctx.temperature)
-            at_logits = distribution.exp_().mul_(-incoming)
-            at_logits = at_logits.scatter_add_(1, labels[part, None], incoming)
-            at_logits = (at_logits if of_entropy is None else at_logits + more).to(weight.dtype)
+            of_part = None if of_entropy is None else of_entropy[part]
+            tensors = (hidden[part], weight, labels[part], normalizers[part], of_log_probs[part], of_part)
+            at_logits = _backward(*tensors, ctx.temperature)
             at_hidden[part] = at_logits @ weight
             at_weight += at_logits.T @ hidden[part]
         return at_hidden, at_weight.to(weight.dtype), None, None

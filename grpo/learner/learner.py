@@ -22,6 +22,7 @@ from grpo.common.metrics import METRICS
 from grpo.common.records import Rollout, require_tokens, response_tokens
 from grpo.common.world import ALONE, World
 from grpo.learner.batch import batch_tensors, of_members
+from grpo.learner.chunked import compile_head
 from grpo.learner.kl import kl_term
 from grpo.learner.losses import LossInputs, bind_loss, negative_log_likelihood
 from grpo.learner.masking import highest, masked_normalize, response_weights
@@ -40,7 +41,7 @@ from grpo.learner.optimizer import Optimizer
 from grpo.learner.schedule import learning_rate
 from grpo.models.checkpoint import compile_layers
 from grpo.models.decoding import PADDING
-from grpo.models.examine import traits_of
+from grpo.models.examine import traits_of, why_not_packed
 from grpo.models.lora import adapter_weights, without_adapters
 from grpo.models.sharding import is_sharded, load_weights, shard
 from grpo.study.methods import GrpoConfig, RunConfig
@@ -69,7 +70,7 @@ class Learner:
         pad_token_id: the tokenizer's; another one is used if the model has no such token, as padding is masked.
         settings: size and kind of microbatches, optimizer, gradient checkpointing, compilation, and placement of weights
             (``fully_shard``: :mod:`grpo.models.sharding`). A model that cannot share prompts gets padded microbatches even with
-            ``packing``.
+            ``packing``, and so does a GPU on which FlexAttention fails.
         world: the processes that share the work. Each has a learner with the same arguments, and calls its methods with the
             same whole batches.
 
@@ -94,9 +95,10 @@ class Learner:
         self.pad_token_id = pad_token_id if pad_token_id is not None and 0 <= pad_token_id < size else PADDING
         traits = traits_of(model)
         self.max_tokens = settings.max_tokens_per_microbatch
-        self.packs = settings.packing and self.max_tokens is not None and not traits.copied_because
-        if self.max_tokens is not None and settings.packing and not self.packs and world.rank == 0:
-            why = traits.copied_because
+        wants_rows = settings.packing and self.max_tokens is not None
+        why = (traits.copied_because or why_not_packed(model)) if wants_rows else ""
+        self.packs = wants_rows and not why
+        if why and world.rank == 0:
             print(f"learner: padded microbatches of {self.max_tokens} tokens, not packed rows: {why}", flush=True)
         if settings.gradient_checkpointing:
             if not traits.recomputes_exactly:
@@ -107,6 +109,8 @@ class Learner:
             model.gradient_checkpointing_enable()
         if settings.compile:
             compile_layers(model)
+            if model.device.type == "cuda":
+                compile_head()
         wanted = isinstance(config, GrpoConfig) and config.kl_coefficient > 0.0 and config.lora is None
         self.reference = copy.deepcopy(model).requires_grad_(False) if wanted else None
         if settings.fully_shard:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo.common.errors import UserError, no_exit
+from grpo.common.errors import UserError, own_errors
 from grpo.common.imports import import_object, is_import_path
 from grpo.learner.masking import masked_normalize, within_float32
 
@@ -188,7 +188,7 @@ def bind_loss(loss_type: str, options: Mapping[str, Any]) -> tuple[Loss, tuple[s
         inspect.signature(loss).bind(None, **options)
     except TypeError as error:
         raise UserError(f"loss_options: {loss_type}: {error}. Give it the options that it takes, and no others.") from None
-    bound = no_exit(f"loss_type: {loss_type}")(partial(loss, **options))
+    bound = own_errors(f"loss_type: {loss_type}")(partial(loss, **options))
     log_probs, of_response = torch.full((2, 3), -1.0, requires_grad=True), torch.tensor([[1.0], [-1.0]])
     mask = torch.tensor([[True, True, True], [True, False, False]])
     old = log_probs.detach()

@@ -19,9 +19,8 @@ from grpo.common.files import parse_json
 from grpo.models import how_to_restore_checkpoint, require_checkpoint
 from grpo.models.lora import FOLDER, has_adapters, save_adapters, without_adapters
 from grpo.models.packed_attention import keep_out_of_graphs
-from grpo.models.qwen2_format import MARK
 from grpo.models.tokenizer import TOKENIZER, Tokenizer, files_of
-from grpo.models.transformer import TransformerLM
+from grpo.models.transformer import MARK, TransformerLM
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

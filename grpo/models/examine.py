@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from grpo.common.errors import reason
+from grpo.common.errors import is_out_of_memory, reason
 from grpo.models.decoding import CopiedPrompts, SharedPrompts
 from grpo.models.packing import fill_rows, pack
 
@@ -100,6 +100,27 @@ def examine(model: Any) -> Traits:
             model.set_attn_implementation(usual)
     unsampled = _decoding(CopiedPrompts, model, logits) if why else ""
     return Traits(context_of(config), why, unsampled, plain, exact)
+
+
+def why_not_packed(model: Any) -> str:
+    """Why packed rows of a model that can share prompts cannot be computed on its device; empty if they can.
+
+    On a GPU a short row is tried, with its gradient; for this FlexAttention is compiled.
+    """
+    if model.device.type == "cpu":
+        return ""
+    prompts, responses = [[1] * 8] * 2, [[1] * 130] * 2  # more tokens than a block of FlexAttention has
+    row = pack(fill_rows(prompts, responses, 300)[0], prompts, responses, [range(130)] * 2)
+    weight = next(weight for weight in model.parameters() if weight.requires_grad)
+    try:
+        with torch.enable_grad():
+            states = model.base_model(**row.inputs(model.device), use_cache=False).last_hidden_state
+            torch.autograd.grad(states.sum(), weight)
+    except Exception as error:  # torch.compile may raise anything where Triton or a C compiler is missing
+        if is_out_of_memory(error):
+            raise
+        return f"FlexAttention failed ({reason(error)})"
+    return ""
 
 
 def context_of(config: Any) -> int | None:

@@ -4,21 +4,25 @@ Each response attends to its prompt and to itself. On a CPU these are two flash-
 softmax over the union of two sets of keys is the mean of the softmaxes over each set, weighted by their sums of exponentials.
 Given the merged output and log-sum-exp, the flash backward pass yields the exact gradient of each part (the same identity as in
 ring attention, arXiv 2310.01889). No scores between two responses are computed, no scores are stored, and there is no padding.
-On a GPU it is one call of torch's attention with a mask.
+On a GPU it is one call of torch's FlexAttention (Dong et al. 2024, arXiv 2412.05496), compiled once. It computes only those
+blocks of 128 x 128 scores in which a token attends to another, and grouped queries share their keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-OnDevice: TypeAlias = "Layout | Tensor"
+if TYPE_CHECKING:  # in a run it would import the compiler, slowly, where there is no GPU
+    from torch.nn.attention.flex_attention import BlockMask
+
+OnDevice: TypeAlias = "Layout | BlockMask"
 """A row's layout in the form for the attention of its device."""
 
 # A placeholder for a model's attention_mask, when ``shared`` alone decides what attends to what. Models of transformers build
@@ -70,11 +74,13 @@ class Layout:
     prompt_groups: tuple[PromptGroup, ...]
 
     def on(self, device: torch.device) -> OnDevice:
-        """Convert the layout for attention on this device: on a CPU unchanged, else :meth:`mask`."""
-        return self if device.type == "cpu" else self.mask(device)
+        """Convert the layout for attention on this device: on a CPU unchanged, else :meth:`block_mask`."""
+        return self if device.type == "cpu" else self.block_mask(device)
 
-    def mask(self, device: torch.device) -> Tensor:
-        """Mask (tokens, tokens), true where the row's token attends to the column's."""
+    def block_mask(self, device: torch.device) -> BlockMask:
+        """FlexAttention's mask: the blocks of scores to compute, and a function for blocks that are masked in part."""
+        from torch.nn.attention.flex_attention import create_block_mask
+
         pieces: list[int] = []  # for each token the start of its prompt or response,
         prompts: list[int] = []  # and the start of its prompt
         for group in self.prompt_groups:
@@ -82,8 +88,11 @@ class Layout:
                 pieces += [len(pieces)] * length
                 prompts += [group.start] * length
         piece, prompt = (torch.tensor(starts).to(device, non_blocking=True) for starts in (pieces, prompts))
-        index = torch.arange(len(pieces), device=device)
-        return (index[:, None] >= index) & ((piece[:, None] == piece) | (prompt[:, None] == piece))
+
+        def attends(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return (query >= key) & ((piece[query] == piece[key]) | (prompt[query] == piece[key]))
+
+        return create_block_mask(attends, None, None, len(pieces), len(pieces), device=device)
 
 
 class _SharedPromptAttention(torch.autograd.Function):
@@ -157,12 +166,23 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, layout: OnDevice
 
 def _packed_attention(query: Tensor, key: Tensor, value: Tensor, layout: OnDevice, scale: float) -> Tensor:
     shared = query.shape[1] // key.shape[1]  # grouped-query attention: query heads for each key head
+    if not isinstance(layout, Layout):
+        # Without the option, rows of fewer than 128 tokens get a kernel that wants a power of 2 for ``shared``.
+        options = {"FORCE_USE_FLEX_ATTENTION": True}
+        flex = _compiled_flex_attention()
+        return flex(query, key, value, block_mask=layout, scale=scale, enable_gqa=shared > 1, kernel_options=options)
     if shared > 1:
         key, value = key.repeat_interleave(shared, dim=1), value.repeat_interleave(shared, dim=1)
-    if isinstance(layout, Tensor):
-        return scaled_dot_product_attention(query, key, value, layout, scale=scale)
     out: Tensor = _SharedPromptAttention.apply(query[0], key[0], value[0], layout, scale)  # type: ignore[no-untyped-call]
     return out[None]
+
+
+@cache
+def _compiled_flex_attention() -> Callable[..., Tensor]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    compiled: Callable[..., Tensor] = torch.compile(flex_attention)
+    return compiled
 
 
 _attend = _packed_attention

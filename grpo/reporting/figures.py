@@ -24,7 +24,8 @@ READABLE = 0.04  # smallest share of a bar with a number in it
 MOST_PANELS = 6
 OVERVIEW = (FORM, GIVEN_FORM, LENGTH)  # beside the reward, as PANELS
 PANELS = (ENTROPY, LENGTH, NORM)  # of each experiment
-FURTHER = (KL, "lag_mean", "clip_fraction", "val/is_sentence", "train/answer_reward", "loss")  # the first that its runs have
+REWARD = "train/"  # in FURTHER: the reward by which the study compares runs
+FURTHER = (KL, "lag_mean", "clip_fraction", "val/is_sentence", REWARD, "loss")  # the first that its runs have
 OUTCOMES = ("#009E73", "#E69F00", "#999999", "#56B4E9")
 ESTIMATES = {"pass": "pass@N", "best": "Best@N", "majority": "majority@N"}
 APART, TOGETHER = COLOURS[0], "#999999"  # intervals without and with zero
@@ -83,7 +84,9 @@ def draw_experiment(entry: Values, runs: Mapping[str, list[Run]]) -> Figure:
     arms = {arm["label"]: runs[arm["arm"]] for arm in chosen(entry)}
     every = [run for own in arms.values() for run in own]
     more = 2 if entry["kl"] else 0
-    further = [column for column in FURTHER if has(every, column)][: MOST_PANELS - 1 - len(PANELS) - more]
+    trained = f"train/{every[0].metric}"
+    known = [column for name in FURTHER if has(every, column := trained if name == REWARD else name)]
+    further = known[: MOST_PANELS - 1 - len(PANELS) - more]
     columns = [every[0].column, *(column for column in PANELS if has(every, column)), *further]
     figure, axes = charts.curves_figure(arms, columns, entry["method"], collapsed(entry), more)
     if entry["kl"]:

@@ -79,6 +79,10 @@ PHRASES: tuple[tuple[tuple[str, ...], Callable[[Config], str]], ...] = (
         ("reward",),
         lambda config: f"reward {short(str(config['reward'])[:LONGEST])}" if config.get("reward") else "the task's reward",
     ),
+    (
+        ("advantage",),
+        lambda config: f"advantage {short(config['advantage'])}" if config.get("advantage") else "the default advantage",
+    ),
     (("length_normalization",), lambda config: str(config["length_normalization"])),
     (("use_std_normalization",), lambda config: STD[config["use_std_normalization"]]),
 )
@@ -135,7 +139,8 @@ def scientific(value: float) -> str:
 
 
 def _plain(key: str) -> Callable[[Config], str]:
-    return lambda config: f"{key.replace('_', ' ')} {short(str(config.get(key))[:LONGEST])}"
+    name = key.replace("_", " ")
+    return lambda config: f"no {name}" if (value := config.get(key)) is None else f"{name} {short(str(value)[:LONGEST])}"
 
 
 def _count(parts: Mapping[str, list[str]]) -> int:

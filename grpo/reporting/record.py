@@ -78,6 +78,7 @@ def record_of(study: Study, evidence: Mapping[str, Evidence], verdicts: Sequence
             "baseline": {
                 prompt: {
                     **{key: of[key] for key in ("accuracy", "categories", "problems", "response_length")},
+                    **({"reward": of["reward"]} if study.metric == "reward" else {}),  # the study's own
                     "examples": zero_shot_examples(prompt),
                 }
                 for prompt, of in read_baseline(study).items()
@@ -153,7 +154,7 @@ def _arm(found: Evidence, arm: str, label: str) -> Values:
     """An arm's entry; all numbers are means over all of its runs, collapsed ones too."""
     runs, scores, column = found.arms[arm], found.final(arm), found.arms[arm][0].column
     start, end = ({key: _mean(runs, of, row) for key, of in AT_EVALUATIONS.items()} for row in (0, -1))
-    at_start, at_end = (_mean(runs, column, row) for row in (0, -1))
+    answers = [_mean(runs, "val/answer_reward", row) for row in (0, -1)]
     same_as = [run.config["same_as"] for run in runs]
     final = mean_of(scores)
     return {
@@ -169,11 +170,11 @@ def _arm(found: Evidence, arm: str, label: str) -> Values:
         **final.ends(),
         "problems": final.problems,
         "selection": float(found.selection(arm).mean()),
-        "start": at_start,
+        "start": _mean(runs, column, 0),
         "collapsed": found.collapsed(arm),
         **end,
-        "given_form": _share(at_end, end["format"]),
-        "at_start": start | {"given_form": _share(at_start, start["format"])},
+        "given_form": _share(answers[1], end["format"]),
+        "at_start": start | {"given_form": _share(answers[0], start["format"])},
         "below": None if arm == found.leader else difference_of(scores, found.final(found.leader)).ends(),
         "metrics": {name: levels for name in TRENDS if (levels := _levels(runs, name))},
         **({"examples": runs[0].metrics["examples"]} if "examples" in runs[0].metrics else {}),
@@ -197,7 +198,20 @@ def _mean(runs: list[Run], column: str, row: int) -> float | None:
 
 def _share(answer: float | None, form: float | None) -> float | None:
     """Accuracy given the form; None if no response has the form, or if answers are rewarded without it."""
+<<<<<<< HEAD
     return answer / form if answer is not None and form and answer <= form else None
+=======
+    return answer / form if form and answer is not None and answer <= form else None
+
+
+def mean_curve(runs: list[Run], column: str) -> pd.Series[float]:
+    """Mean of a metric over runs by step. A validation metric of a run that stopped early keeps its last value."""
+    table = "validation" if column.startswith("val/") else "history"
+    curves = [getattr(run, table).groupby("step")[column].last() for run in runs]
+    joined = pd.concat(curves, axis=1).sort_index()
+    mean: pd.Series[float] = (joined.ffill() if table == "validation" else joined).mean(axis=1)
+    return mean
+>>>>>>> 76bd9977587ffdcf2401e5a50fd80b30e4d1ba36
 
 
 def _levels(runs: list[Run], column: str) -> Values | None:

@@ -13,6 +13,9 @@ from grpo.reporting.record import told
 from grpo.results.replication import NOT_TRIED, SAME, TURNED, UNDECIDED, Replicate, agreement
 from grpo.results.statistics import format_interval
 from grpo.study import paths
+from grpo.study.settings import setting_of
+
+ANOTHER = "another"
 
 
 def read_replicate(name: str, folder: Path = Path()) -> Replicate:
@@ -66,7 +69,7 @@ def replication_page(study: str, here: Replicate, replicates: Sequence[Replicate
             "",
             f"Of {len(here.verdicts)} claims {number[TURNED]} turned round, {number[UNDECIDED]} are decided in one only, "
             f"{number[SAME]} are the same, {number[NOT_TRIED]} are not tested in one. Of {len(others)} experiments "
-            f"{sum(row[-1] != SAME for row in others)} have another winner.",
+            f"{sum(row[-1].startswith(ANOTHER) for row in others)} have another winner.",
             "",
             _table(("claim", here.name, there.name, ""), [_claim(here, there, test) for test in here.verdicts]),
             _table(("experiment", f"winner, {here.name}", f"winner, {there.name}", ""), others),
@@ -82,14 +85,23 @@ def _claim(here: Replicate, there: Replicate, test: str) -> tuple[str, ...]:
 
 
 def _winners(here: Replicate, there: Replicate) -> list[tuple[str, ...]]:
-    """A row for each experiment of both: the winners, and if they differ, whether the study could tell its leader."""
+    """A row for each experiment of both: the winners, and if their settings differ, whether the study could tell its leader."""
     rows = []
     for name, one in here.winners.items():
         if (other := there.winners.get(name)) is None:
             continue
         shown = [f"{each['winner']} {format_interval(each)}" for each in (one, other)]
-        another = "another, and here the leader could be told" if one["told"] else "another; here the leader could not be told"
-        rows.append((name, *shown, SAME if one["winner"] == other["winner"] else another))
+        if one["winner"] == other["winner"]:
+            found = SAME
+        elif setting_of(one["winner"]) == setting_of(other["winner"]):
+            found = f"{SAME}, at another rate"
+        else:
+            found = (
+                f"{ANOTHER}, and here the leader could be told"
+                if one["told"]
+                else f"{ANOTHER}; here the leader could not be told"
+            )
+        rows.append((name, *shown, found))
     return rows
 
 

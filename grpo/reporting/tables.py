@@ -42,7 +42,7 @@ def summary(record: Values) -> Values:
     return {
         "end": round(top["value"], 4),
         "winner": top["experiment"],
-        "zero_shot": round(prompts[0]["accuracy"]["value"], 4),  # under the first prompt
+        "zero_shot": round(prompts[0].get("reward", prompts[0]["accuracy"]["value"]), 4),  # under the first prompt
     }
 
 
@@ -124,11 +124,12 @@ def further_tables(entry: Values, metric: str = "answer reward") -> dict[str, st
 
 
 def zero_shot_table(baseline: Mapping[str, Any]) -> str:
-    """Number of responses in each outcome category, answer reward and length, by prompt."""
+    """Number of responses in each outcome category, rewards and length, by prompt."""
     names = max((list(values["categories"]) for values in baseline.values()), key=len)
     return table(
         {"prompt": prompt, "problems": values["problems"]}
         | {name: values["categories"].get(name, 0) for name in names}
+        | ({"reward": decimals(values["reward"])} if "reward" in values else {})
         | {"answer reward (95%)": interval(values["accuracy"]), "tokens": decimals(values["response_length"], 1)}
         for prompt, values in baseline.items()
     )

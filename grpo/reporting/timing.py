@@ -21,7 +21,7 @@ from grpo.reporting.labels import table
 from grpo.reporting.record import Values, label_arms
 from grpo.results.runs import Run, by_arm, read_runs
 from grpo.study import paths
-from grpo.study.dvc_lock import stages_in_lock
+from grpo.study.kept import stages_in_lock
 from grpo.study.paths import stage_of_run
 from grpo.study.schema import Study
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -74,6 +75,13 @@ class Engine(Protocol):
 
         Returns:
             a list of ``n`` completions for each prompt of this process's share, in the order of ``prompts``.
+        """
+        ...
+
+    def turns(self) -> AbstractContextManager[None]:
+        """Calls of :meth:`generate` within are the turns of a batch of episodes, so one may keep what serves the next.
+
+        The weights stay the same. A call's prompts go on from texts of the call before, in their order.
         """
         ...
 

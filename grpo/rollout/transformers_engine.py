@@ -6,8 +6,8 @@ The prompt of a group is computed once (:mod:`grpo.models.decoding`), and finish
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from grpo.common.errors import UserError
 from grpo.common.records import Completion
 from grpo.common.world import ALONE, World
-from grpo.models.decoding import CopiedPrompts, SharedPrompts
+from grpo.models.decoding import CopiedPrompts, LongerTexts, SharedPrompts, Texts
 from grpo.models.examine import traits_of
 from grpo.models.sharding import is_sharded, weights_of
 from grpo.rollout.engine import Draw, SamplingParams, require_room_for
@@ -47,6 +47,17 @@ class TransformersEngine:
         self.world = world
         self.policy_version = 0
         self._may_end_with: dict[tuple[str, ...], torch.Tensor] = {}
+        self._keeps = False
+        self._before: Texts | None = None
+
+    @contextmanager
+    def turns(self) -> Iterator[None]:
+        """See :class:`grpo.rollout.engine.Engine`: keep the keys and values of one call's texts for the next one."""
+        self._keeps = True
+        try:
+            yield
+        finally:
+            self._keeps, self._before = False, None
 
     @property
     def context(self) -> int | None:
@@ -90,7 +101,8 @@ class TransformersEngine:
                         own = draws[batch.start * n : batch.stop * n]
                         of_each = partial(next, iter(_own_numbers(own, self.model.device)))
                         limits = [one.max_tokens for one in own]
-                        groups += self._generate_batch([prompts[i] for i in mine], params, n, of_each, limits)
+                        keeps = self._keeps and len(draws) <= self.max_batch_size  # what is kept is no larger than a batch
+                        groups += self._generate_batch([prompts[i] for i in mine], params, n, of_each, limits, keeps)
                         continue
                     draw = partial(_draw, generator, len(batch) * n, [(i - start) * n + k for i in mine for k in range(n)])
                     limits = [params.max_tokens] * (len(mine) * n)
@@ -111,15 +123,17 @@ class TransformersEngine:
         n: int,
         draw: Callable[[], torch.Tensor],
         limits: Sequence[int],
+        keeps: bool = False,
     ) -> list[list[Completion]]:
         """Decode one batch of ``len(prompts) * n`` sequences.
 
         Args:
             draw: gives a random number for the next token of each sequence.
             limits: most tokens of each sequence.
+            keeps: keep keys and values for the next call.
         """
-        kind, longest = CopiedPrompts if traits_of(self.model).copied_because else SharedPrompts, max(limits)
-        decoding = kind(self.model, prompts, n, longest)
+        longest = max(limits)
+        decoding = self._begin(prompts, n, longest)
         rows = list(range(len(prompts) * n))  # the sequence in each row of the batch
         token_ids: list[list[int]] = [[] for _ in rows]
         log_probs: list[list[float]] = [[] for _ in rows]
@@ -142,15 +156,25 @@ class TransformersEngine:
                 break
             if len(alive) < COMPACT_BELOW * len(rows):
                 keep = torch.tensor(alive, device=tokens.device)
+                decoding.keep(keep, sorted({*range(len(rows))} - {*alive}) if keeps else ())
                 rows = [rows[i] for i in alive]
                 tokens = tokens[keep]
-                decoding.keep(keep)
             decoding.step(tokens)
         completions = [
             responses.completion(ids, lp, reason, self.policy_version)
             for ids, lp, reason in zip(token_ids, log_probs, reasons, strict=True)
         ]
+        if keeps:
+            self._before = decoding.texts([[*prompts[row // n], *ids[:-1]] for row, ids in enumerate(token_ids)])
         return [completions[i : i + n] for i in range(0, len(completions), n)]
+
+    def _begin(self, prompts: Sequence[Sequence[int]], n: int, room: int) -> SharedPrompts | CopiedPrompts:
+        """Begin to decode; if the prompts go on from the texts of the last call, with their keys and values."""
+        before, self._before = self._before, None
+        if before and (places := before.followed_by(prompts)):
+            return LongerTexts(self.model, before, places, prompts, room)
+        kind = CopiedPrompts if traits_of(self.model).copied_because else SharedPrompts
+        return kind(self.model, prompts, n, room)
 
     def _tokens_that_may_end(self, responses: Responses) -> torch.Tensor:
         """Cache :meth:`Responses.may_end_with`, which decodes the whole vocabulary."""

@@ -7,7 +7,8 @@ vLLM's interfaces change between releases. Only this module, :mod:`grpo.rollout.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -104,6 +105,16 @@ class VllmEngine:
             self._put_weights()
         self._rest()
 
+    @contextmanager
+    def turns(self) -> Iterator[None]:
+        """See :class:`grpo.rollout.engine.Engine`: vLLM sleeps once, after the last call."""
+        sleep, self._sleep = self._sleep, False
+        try:
+            yield
+        finally:
+            self._sleep = sleep
+        self._rest()
+
     def synchronize(self, model: Any, policy_version: int) -> None:
         """Load ``model``'s weights; a sleeping engine does so when it wakes."""
         self._policy, self.policy_version = model, policy_version
@@ -161,7 +172,7 @@ class VllmEngine:
             require_equal_weights(self._llm, self._policy)
 
     def _rest(self) -> None:
-        if self._sleep:
+        if self._sleep and self._awake:
             self._llm.sleep(level=2)
             self._awake = False
 

@@ -204,7 +204,8 @@ def _only_experiment(where: str, claim: Claim, experiments: Mapping[str, Experim
     holding = [name for name, entry in experiments.items() if entry.arms and {*wanted} <= {*names(entry.arms)}]
     if not wanted and (given := [experiment for experiment, _ in claim.arms() if experiment]):
         return given[0]
-    if len(holding) == 1:
-        return holding[0]
+    some = [name for name, entry in experiments.items() if {*wanted} & {*names(entry.arms)}]
+    if len(likely := holding or some) == 1:  # of `some` the caller says which arms it has
+        return likely[0]
     have = f"{', '.join(holding)} have" if holding else "no experiment has"
     raise UserError(f"{where}: {have} the arms {', '.join(wanted) or '(none named)'}: add `experiment:` with the one meant.")

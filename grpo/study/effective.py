@@ -14,7 +14,7 @@ from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths
 from grpo.study.methods import OFF_POLICY_RANK, GrpoConfig, RunConfig, apply_overrides, require_known, resolved
 from grpo.study.schema import Study
-from grpo.study.settings import Method
+from grpo.study.settings import Experiment, Method
 
 
 def require_experiment(study: Study, name: str) -> None:
@@ -92,9 +92,7 @@ def effective_run(study: Study, experiment: str, arm: str, seed: int, selections
     config = study.defaults(entry.method)
     sources = {key: "study" if key in config.model_fields_set else "default" for key in type(config).model_fields}
     for winner in (s for s in selections if s["experiment"] in study.needed_selections(experiment)):
-        won = study.experiments[winner["experiment"]]
-        on_policy = isinstance(config, GrpoConfig) and config.updates_per_rollout_batch == 1
-        if won.passes_on != "winner" or (won.off_policy_only and on_policy):
+        if not takes_over(study.experiments[winner["experiment"]], config):
             continue
         source = f"winner of {winner['experiment']} ({winner['winner']})"
         config = apply_overrides(config, winner["overrides"], f"{path} ({source})")
@@ -109,6 +107,12 @@ def effective_run(study: Study, experiment: str, arm: str, seed: int, selections
     config = apply_overrides(config, overrides, f"{path} (arm {arm})")
     base = base_model(study, entry.task, seed)
     return EffectiveRun(experiment, entry.method, entry.task, arm, seed, base, config, sources, overrides, before=selections)
+
+
+def takes_over(won: Experiment, config: RunConfig) -> bool:
+    """Whether a later experiment's ``config`` takes the values of the winner of ``won``."""
+    on_policy = isinstance(config, GrpoConfig) and config.updates_per_rollout_batch == 1
+    return won.passes_on == "winner" and not (won.off_policy_only and on_policy)
 
 
 def base_model(study: Study, task: str, seed: int) -> Path:

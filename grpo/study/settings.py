@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from grpo.common.errors import UserError
-from grpo.study.methods import OMIT, Section
+from grpo.study.methods import OMIT, ExpertIterationConfig, RunConfig, Section, SftConfig
 from grpo.tasks.sft_dataset import HubTraces, JsonlTraces, TaskTraces
 from grpo.tasks.task import Share
 
@@ -199,7 +201,7 @@ Score = Literal["answer_reward", "reward"]
 class Evaluation(Section):
     """Validation during a run and zero-shot evaluation; the sampling settings are those of the handout."""
 
-    every: PositiveInt | Annotated[list[PositiveInt], Field(min_length=1)]  # see grpo.study.evaluation_steps
+    every: PositiveInt | Annotated[list[PositiveInt], Field(min_length=1)]  # see EvaluationSteps
     problems: PositiveInt  # of each evaluation but the last
     last_problems: PositiveInt  # of the last evaluation, which is the run's result
     # The first of them choose winners and learning rates, and the others judge. 0: all of them do both.
@@ -234,6 +236,48 @@ class Evaluation(Section):
             if also.every is not None and also.every % every[-1]:
                 unlike = f"{also.every} is not a multiple of evaluation.every ({every[-1]})"
                 raise UserError(f"evaluation.also.{name}.every: {unlike}: make it one")
+
+
+@dataclass(frozen=True)
+class EvaluationSteps:
+    """The steps after which a run is evaluated, in order, always with 0 and the last one.
+
+    They are not listed, as a run that trains until a time limit may name billions of steps.
+
+    Attributes:
+        every: the study's ``evaluation.every``, for GRPO runs: a number of steps, or a list of first steps, followed by the
+            multiples of its last. Supervised fine-tuning uses ``evaluate_every``; expert iteration is evaluated after each of
+            its (long) steps.
+    """
+
+    config: RunConfig
+    every: int | Sequence[int]
+
+    @property
+    def _before_the_last(self) -> tuple[list[int], range]:
+        """0 and the first steps, then the multiples."""
+        match self.config:
+            case SftConfig():
+                every: Sequence[int] = [self.config.evaluate_every]
+            case ExpertIterationConfig():
+                every = [1]
+            case _:
+                every = [self.every] if isinstance(self.every, int) else self.every
+        last = self.config.n_steps
+        return [0, *(step for step in every[:-1] if step < last)], range(every[-1], last, every[-1])
+
+    def __contains__(self, step: int) -> bool:
+        first, multiples = self._before_the_last
+        return step in first or step in multiples or step == self.config.n_steps
+
+    @property
+    def middle(self) -> int:
+        """The step of the middle one, or the later of two."""
+        first, multiples = self._before_the_last
+        place = (len(first) + len(multiples) + 1) // 2
+        if place < len(first):
+            return first[place]
+        return multiples[place - len(first)] if place - len(first) < len(multiples) else self.config.n_steps
 
 
 class Selection(Section):

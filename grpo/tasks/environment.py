@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import PositiveFloat, PositiveInt
 
-from grpo.common.errors import UserError, no_exit, reason
+from grpo.common.errors import UserError, own_errors, reason
 from grpo.common.imports import call_with, import_object
 from grpo.common.records import Problem
 
@@ -191,7 +191,7 @@ class Environment:
 
     def _call(self, what: str, function: Callable[..., Any], *values: Any, **named: Any) -> Any:
         """Call a method whose errors are the study's own."""
-        with no_exit(f"environment: {self.environment}{what}"):
+        with own_errors(f"environment: {self.environment}{what}"):
             return _finished(function(*values, **named))
 
 

@@ -12,7 +12,7 @@ from fractions import Fraction
 from numbers import Real
 from typing import Any
 
-from grpo.common.errors import UserError, no_exit
+from grpo.common.errors import UserError, own_errors
 from grpo.common.imports import import_object
 from grpo.common.records import Completion, Problem
 from grpo.grader.extract import boxed_answer
@@ -103,7 +103,7 @@ def find_reward(path: str, columns: Sequence[str] = ()) -> Callable[..., Any]:
             f"reward: {path}: {error}. It is called with the keywords {', '.join(arguments)}: name those that it needs, "
             "and end with `**columns` for the others."
         ) from None
-    return no_exit(f"reward: {path}")(reward)
+    return own_errors(f"reward: {path}")(reward)
 
 
 def apply_reward(
@@ -150,7 +150,7 @@ def apply_reward(
             awaited[name] = found
         else:
             returned[name] = _checked(name, found, len(completions))
-    with no_exit(f"reward: {', '.join(awaited)}"):
+    with own_errors(f"reward: {', '.join(awaited)}"):
         found_later = asyncio.run(_all_of(awaited.values())) if awaited else []
     returned |= {name: _checked(name, found, len(completions)) for name, found in zip(awaited, found_later, strict=True)}
     totals = []

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from grpo.common.errors import UserError, no_exit
+from grpo.common.errors import UserError, own_errors
 from grpo.common.imports import call_with, import_object, is_import_path
 from grpo.common.records import TOOL_CALL, Problem, Rollout, whole
 from grpo.tasks.environment import ANY_TASK_TAKES, Environment, find_environment
@@ -230,7 +230,7 @@ class Task:
             UserError: there is no such format, or :meth:`verify` does not return a number from 0 to 1 (or NaN) for each answer.
         """
         read = find_format(self, format).read
-        with no_exit(self.params_key):
+        with own_errors(self.params_key):
             answers = [read(response) for response in responses]
             given = [(answer, problem) for answer, problem in zip(answers, problems, strict=True) if answer is not None]
             scores = self.verify([answer for answer, _ in given], [problem for _, problem in given])

@@ -22,7 +22,7 @@ from typing import Any
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 from grpo.common.errors import final
-from grpo.common.files import dvc_hashes, write_text
+from grpo.common.files import write_text
 from grpo.common.safe_text import without_password
 from grpo.study import paths
 from grpo.study.software import environment_tags
@@ -69,7 +69,6 @@ class MlflowRun:
             "tags": _as_text({**environment_tags(), **mlflow_source_tags(), **tags}),
             "study": state,
             "datasets": [],
-            "checkpoints": [],
             "rows": [],
             "started": _now(),
             "status": None,
@@ -116,18 +115,6 @@ class MlflowRun:
         about = {"name": name, "digest": digest, "uri": path.as_posix(), "context": context}
         rows = path.read_text(encoding="utf-8").count("\n")
         self._record["datasets"] = [*self._record["datasets"], about | {"rows": rows}]
-
-    def checkpoints(self, folder: Path) -> None:
-        """Record the checkpoints in a folder that DVC stores, each with its DVC hashes but without weights."""
-        whole, hashes = dvc_hashes(folder)
-        for metadata in sorted(folder.glob("*/metadata.json")):
-            weights = [name for name in hashes if name.startswith(f"{metadata.parent.name}/") and name.endswith(".safetensors")]
-            tags = {"dvc.path": metadata.parent.as_posix(), "dvc.folder": folder.as_posix(), "dvc.md5": whole}
-            tags |= {f"dvc.md5.{Path(name).name}": hashes[name] for name in weights}
-            about = json.loads(metadata.read_bytes())
-            name = re.sub(r"[^\w-]+", "-", f"{self._record['name']}-{metadata.parent.name}")
-            found = {"name": name, "step": int(about["update"]), "params": _as_text(about), "tags": tags}
-            self._record["checkpoints"].append(found)
 
     def finish(self, status: str = "FINISHED") -> str | None:
         """Write the rest to MLflow, or keep the run for ``grpo mlflow_import``.

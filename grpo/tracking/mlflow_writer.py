@@ -12,7 +12,6 @@ from __future__ import annotations
 import getpass
 import json
 import re
-import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -21,7 +20,7 @@ from typing import Any
 
 import pandas as pd
 from filelock import FileLock
-from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelOutput, Metric, Param, Run, RunTag
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 from mlflow.tracking import MlflowClient
 
 from grpo.common.errors import UserError
@@ -86,7 +85,7 @@ class Writer:
         self._rows, self._last = len(record["rows"]), last
 
     def finish(self, files: Mapping[str, Iterable[Path]]) -> None:
-        """Write what is new, the files by their kind, the checkpoints, and how the run ended.
+        """Write what is new, the files by their kind, and how the run ended.
 
         Raises:
             Exception: as :meth:`write`.
@@ -98,8 +97,6 @@ class Writer:
         for path in files["tables"]:
             if f"{path.stem}.json" not in written:  # log_table would append to it
                 self._client.log_table(self.run_id, pd.DataFrame(read_jsonl(path, "train", dict)), f"{path.stem}.json")
-        if self.record["checkpoints"]:
-            self._write_checkpoints()
         self._client.set_terminated(self.run_id, self.record["status"], end_time=self.record["ended"])
 
     def _find_or_create(self) -> str:
@@ -150,28 +147,6 @@ class Writer:
         self._client.set_terminated(run_id)
         return str(run_id)
 
-    def _write_checkpoints(self) -> None:
-        """Write checkpoints as logged models with the evaluation at their step and the place of the weights in DVC."""
-        found = self._client.search_logged_models([self._experiment_id], f"source_run_id = '{self.run_id}'")
-        whole = {model.name for model in found if model.status == "READY"}
-        datasets = self.record["datasets"]
-        data = next(((d["name"], d["digest"]) for d in datasets if d["context"] == "validation"), (None, None))
-        for each in self.record["checkpoints"]:
-            if each["name"] in whole:
-                continue
-            tags = each["tags"] | {"mlflow.model.isExternal": "true", "mlflow.note.content": _where(each["tags"])}
-            made = {"name": each["name"], "source_run_id": self.run_id, "tags": tags, "params": each["params"]}
-            model = self._client.create_logged_model(self._experiment_id, **made, model_type="checkpoint")
-            metrics = [
-                Metric(_allowed(key), value, at, step, model.model_id, *data)
-                for at, step, values in self.record["rows"]
-                for key, value in values.items()
-                if step == each["step"] and key.startswith("val/")
-            ]
-            self._client.log_batch(self.run_id, metrics=metrics)
-            self._client.log_outputs(self.run_id, [LoggedModelOutput(model.model_id, each["step"])])
-            self._client.finalize_logged_model(model.model_id, "READY")
-
 
 def _allowed(name: str) -> str:
     """Replace characters that MLflow does not allow in names."""
@@ -181,14 +156,6 @@ def _allowed(name: str) -> str:
 def _dataset_input(name: str, digest: str, uri: str, context: str, rows: int) -> DatasetInput:
     dataset = Dataset(name, digest, "local", json.dumps({"uri": uri}), profile=json.dumps({"num_rows": rows}))
     return DatasetInput(dataset, [InputTag("mlflow.data.context", context)])
-
-
-def _where(tags: Mapping[str, str]) -> str:
-    return (
-        f"DVC stores the weights: `{tags['dvc.path']}`, in a folder with the hash `{tags['dvc.md5']}` in dvc.lock."
-        f" `dvc checkout {shlex.quote(tags['dvc.folder'])}` restores it at a commit whose dvc.lock has this hash"
-        " (`dvc pull` from a remote)."
-    )
 
 
 # --------------------------------------------------------------------------------------------------- runs that were kept

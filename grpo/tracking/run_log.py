@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.common.errors import IN_PHASE
-from grpo.common.memory import peak_mb, reset_peak
+from grpo.common.process import peak_mb, reset_peak
 from grpo.tracking.mlflow_run import MlflowRun
 
 

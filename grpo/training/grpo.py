@@ -6,8 +6,7 @@ from grpo.common.records import response_tokens
 from grpo.learner.learner import Learner
 from grpo.study.methods import GrpoConfig
 from grpo.training.context import RunContext
-from grpo.training.dynamic_sampling import replace_groups_without_signal
-from grpo.training.step import sample, score, train_on
+from grpo.training.step import replace_groups_without_signal, sample, score, train_on
 
 
 def train_grpo(ctx: RunContext[GrpoConfig, Learner]) -> None:

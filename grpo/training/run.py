@@ -143,7 +143,6 @@ def recorded(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as:
             mlflow.artifact(paths.RUNS / run.name / name)
         if not same_as:
             mlflow.table(paths.RUNS / run.name / "rollouts.jsonl")
-        mlflow.checkpoints(paths.CHECKPOINTS / run.name)
         mlflow.tag(checkpoint_digest=files_digest(paths.CHECKPOINTS / run.name))
     except BaseException as error:
         mlflow.finish("KILLED" if isinstance(error, ToBeResumed) else "FAILED")

@@ -12,13 +12,13 @@ from grpo.common.records import Problem, Rollout
 from grpo.common.world import ALONE, World
 from grpo.evaluation.episodes import episode_measures
 from grpo.evaluation.evaluate import Sampler, sample_rollouts, score_rollouts, summarize
-from grpo.learner.advantages import normalize_within_groups, own_advantages, reward_statistics
+from grpo.learner.advantages import are_equal, normalize_within_groups, own_advantages, reward_statistics
 from grpo.learner.learner import Learner
 from grpo.rollout.engine import SamplingParams, derive_seed
 from grpo.study.methods import GrpoConfig, SamplingConfig
 from grpo.tasks.rewards import soft_overlong_punishment
-from grpo.training.context import RunSetup, Updates
-from grpo.training.order import items_of_step
+from grpo.training.context import RunContext, RunSetup, Updates
+from grpo.training.order import items_of_step, other_problems
 
 Sampling = TypeVar("Sampling", bound=SamplingConfig)
 
@@ -103,6 +103,55 @@ def task_metrics(setup: RunSetup[Sampling], rollouts: Sequence[Rollout]) -> dict
     """Metrics of a rollout batch that the run's task defines, and those of episodes."""
     found = setup.task.training_measures(rollouts) | episode_measures(rollouts)
     return {f"train/{name}": value for name, value in found.items()}
+
+
+def replace_groups_without_signal(
+    ctx: RunContext[GrpoConfig, Learner], step: int, rollouts: list[Rollout]
+) -> tuple[list[Rollout], dict[str, float]]:
+    """Replace groups without signal by groups of other questions, in at most ``dynamic_sampling_rounds`` rounds.
+
+    Dynamic sampling (DAPO, arXiv 2503.14476, Section 3.2): a group whose rewards are all equal has zero advantages and no
+    gradient. Where long responses are punished (``overlong_buffer``), rewards are compared without the punishment, so a group
+    whose advantages come from it alone is replaced too.
+
+    The batch keeps its size: groups without signal after the last round stay. (DAPO samples until none is left.) The new
+    questions depend on the run's seed, the step, the questions so far and the rewards, so a resume needs no saved state.
+
+    Args:
+        rollouts: the scored rollouts of all processes.
+
+    Returns:
+        the batch to train on, and its metrics, with the number of rounds and of dropped groups.
+    """
+    setup, config, log, world = ctx.setup, ctx.setup.config, ctx.log, ctx.sampler.world
+    size = config.group_size
+    groups = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
+    asked, rounds = [group[0].problem for group in groups], 0
+    for _ in range(config.dynamic_sampling_rounds):
+        places = [i for i, group in enumerate(groups) if not has_signal(group)]
+        questions = other_problems(setup.data, asked, setup.seed, step, len(places))
+        if not questions:
+            break
+        rounds += 1
+        with log.phase("rollout"):
+            found = sample_groups(setup, ctx.sampler, questions, derive_seed(setup.seed, "rollout", step, rounds))
+
+        with log.phase("scoring"):
+            found = reward(setup, found, world)
+
+        for i, place in enumerate(places[: len(questions)]):
+            groups[place] = found[i * size : (i + 1) * size]
+        asked += questions
+    rollouts = [rollout for group in groups for rollout in group]
+    counts = {"dynamic_sampling/rounds": rounds, "dynamic_sampling/dropped_groups": len(asked) - len(groups)}
+    return rollouts, set_advantages(setup, rollouts) | counts
+
+
+def has_signal(group: list[Rollout]) -> bool:
+    """Whether two rewards of the group differ, without the punishment of long responses (DAPO's Eq. 11 filters by accuracy)."""
+    rewards = torch.tensor([rollout.rewards["reward"] - rollout.punishment for rollout in group], dtype=torch.float64)
+    counted = rewards[~rewards.isnan()]
+    return len(counted) > 0 and not are_equal(counted[None]).item()
 
 
 def train_on(config: GrpoConfig, learner: Learner, rollouts: list[Rollout], version: int) -> Updates:

@@ -10,12 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from grpo.common.cpu import start_threads
 from grpo.common.files import write_json
 from grpo.common.imports import require_extra
-from grpo.common.interruption import stop_after_the_step
+from grpo.common.process import start_threads
 from grpo.common.records import Problem
-from grpo.common.world import init_world
+from grpo.common.world import init_world, stop_after_the_step
 from grpo.evaluation.episodes import encode_answers
 from grpo.evaluation.evaluate import Sampler, score_of
 from grpo.learner.learner import Learner

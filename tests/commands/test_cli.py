@@ -45,33 +45,10 @@ def with_data(project: Path, fresh_model: Any, tokenizer: Any, grpo: Grpo) -> Pa
     return project
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "named", "remedy"),
-    [
-        ("  n_grpo_steps: 3", "  n_grpo_stepz: 3", "grpo.n_grpo_stepz", "unknown key"),
-        (
-            "train_size: 256, ",
-            "",
-            "tasks.main: missing a required argument: 'train_size'",
-            "Arithmetic takes train_size, validation_size",
-        ),
-        (
-            "train_size: 256",
-            "train_size: 2",
-            "params.yaml: grpo.rollout_batch_size / grpo.group_size: 4 problems",
-            "larger source",
-        ),
-    ],
-)
-def test_wrong_params_are_told_with_key_and_remedy(
-    project: Path, grpo: Grpo, old: str, new: str, named: str, remedy: str
-) -> None:
-    edit(old, new)
+def test_wrong_params_are_told_with_key_and_remedy(project: Path, grpo: Grpo) -> None:
+    edit("train_size: 256", "train_size: 2")
     code, _, error = grpo("dataset", "main")
-    assert code == 2
-    assert error.startswith("error: params.yaml")
-    assert named in error and remedy in error
-    assert "Traceback" not in error
+    assert code == 2 and error.startswith("error: params.yaml: grpo.rollout_batch_size / grpo.group_size: 4 problems")
     assert not (project / "data").exists() and not (project / "reports").exists()
 
 
@@ -81,7 +58,6 @@ def test_wrong_params_are_told_with_key_and_remedy(
         (("train", "grpo_learning_rates", "3e-4"), "no experiment 'grpo_learning_rates' (known: "),
         (("train", "grpo_baselines", "no_baseline"), "dvc repro select@grpo_learning_rate"),
         (("dataset", "words"), "tasks: no task 'words' (known: main, keyword)"),
-        (("study", "use", "nosuch"), "studies/nosuch.yaml: no such study"),
     ],
 )
 def test_missing_pieces_are_named(project: Path, grpo: Grpo, args: tuple[str, ...], message: str) -> None:

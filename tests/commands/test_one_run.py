@@ -20,6 +20,7 @@ from grpo.common import imports
 from grpo.common.errors import UserError
 from grpo.common.files import files_digest
 from grpo.study.compose import compose
+from grpo.study.schema import validated
 from grpo.tracking.mlflow_uri import NOWHERE
 
 LETTERS = '''
@@ -287,6 +288,14 @@ def test_a_file_of_rows_becomes_a_task_and_its_validation_set(lab: Path) -> None
     own = composed(RunOptions("model", "sums.jsonl", settings, 0, "base"), Path("try"))
     assert own["tasks"]["main"]["answer"] == "problem"
     assert [own["evaluation"][key] for key in counts] == [2, 3, 1]
+
+
+def test_claims_about_a_studys_arms_do_not_keep_a_single_run_from_its_values(lab: Path) -> None:
+    arms = "{high: {learning_rate: 1e-2}, low: {}}"
+    claims = "claims: [{arm: high, beats: low, by: 0.05}]\n"
+    (lab / "claims.yaml").write_text(STUDY.replace("{high: {learning_rate: 1e-2}}", arms) + claims)
+    study = validated(composed(HIGH._replace(study="claims.yaml"), Path("try")), Path("--set"))
+    assert not study.claims and study.grpo.learning_rate == 1e-2
 
 
 def test_an_own_reward_is_what_is_shown_kept_and_judged(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ def _has_strict_mode() -> bool:
 def test_a_product_does_not_depend_on_how_its_rows_are_shared_out() -> None:
     """What `grpo` runs under: row by row, in two threads or in one, the same bits (without it they differ)."""
     script = (
-        "from grpo.common.cpu import fix_cpu_kernels; fix_cpu_kernels()\n"
+        "from grpo.common.process import fix_cpu_kernels; fix_cpu_kernels()\n"
         "import torch; torch.manual_seed(0); x, w = torch.randn(512, 64), torch.randn(768, 64)\n"
         "def product(rows, threads): torch.set_num_threads(threads); return torch.nn.functional.linear(x[:rows], w)\n"
         "full = product(512, 2)\n"
@@ -34,7 +34,7 @@ def test_freed_memory_is_used_again() -> None:
     """One, three and ten tensors at a time, of 1, 4 and 8 MB: the second time the system hands out no more pages."""
     script = (
         "import resource, torch\n"
-        "from grpo.common.cpu import start_threads; start_threads(1)\n"
+        "from grpo.common.process import start_threads; start_threads(1)\n"
         "def faults():\n"
         "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
         "    for size in (2**18, 2**20, 2**21):\n"
@@ -51,7 +51,7 @@ def test_the_first_computation_of_a_process_is_like_any_other() -> None:
     """300 processes that begin with a cosine in two threads; without `start_threads` about 2% of them differ."""
     script = """
 import hashlib, os, torch
-from grpo.common.cpu import start_threads
+from grpo.common.process import start_threads
 
 torch.set_num_threads(1)  # the parent must start no threads: they do not survive a fork
 x = torch.linspace(0, 150, 512 * 150 * 16)

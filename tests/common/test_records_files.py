@@ -230,6 +230,3 @@ def test_what_python_compiled_is_no_part_of_a_digest(tmp_path: Path) -> None:
     inside = tree(tmp_path / "__pycache__/room", {"a.py": "1", "deep/b.py": "2"})
     assert files_digest(inside) == before  # what lies above does not count
     assert files_digest(tree(inside, {"a.py": "3"})) != before
-
-
-# ----------------------------------------------------------------------------------------------------- locks and packages

@@ -298,23 +298,20 @@ def test_a_damaged_log_is_refused(tmp_path: Path) -> None:
         assert len(server.requests) == 2
 
 
-def test_the_log_of_another_search_is_refused(tmp_path: Path) -> None:
-    with FakeEndpoint([GOOD]) as server:
-        run(server, tmp_path, Budget(calls=1))
-        with pytest.raises(UserError, match=r"belongs to a search with another strategy and seed\. Give another folder"):
-            open_search(server, tmp_path, "hybrid", seed=1)
-        with pytest.raises(UserError, match="another model"):
-            open_log(tmp_path / LOG, Settings("language model", "conversation", 0, "another", server.url))
-
-
 ON_A_KERNEL_WITHOUT_LANDLOCK = """
-import ctypes, runpy, sys
+import ctypes, sys
+from pathlib import Path
+from grpo.commands.kissing_search import language_model
+from grpo.discovery.log import open_log
+from grpo.discovery.search import Budget, search
+from grpo.discovery.verifier import verify_text
 seccomp = ctypes.CDLL("libseccomp.so.2")
 seccomp.seccomp_init.restype = ctypes.c_void_p
 context = ctypes.c_void_p(seccomp.seccomp_init(ctypes.c_uint(0x7FFF0000)))
 seccomp.seccomp_rule_add_array(context, ctypes.c_uint(0x50026), 444, ctypes.c_uint(0), None)  # ENOSYS, as Linux 5.12 says
 assert seccomp.seccomp_load(context) == 0
-runpy.run_module("grpo", run_name="__main__")
+propose, settings = language_model("conversation", 0)
+search(propose, verify_text, Budget(calls=2), open_log(Path(sys.argv[1]), settings))
 """
 
 
@@ -325,11 +322,9 @@ def test_programs_run_where_reading_is_not_fenced_only_if_the_user_says_so(tmp_p
     thief = saying(f"```python\nraise ValueError(open({str(tmp_path / 'key')!r}).read())\n```")
     with FakeEndpoint([thief]) as server:
         said = {"OPENAI_BASE_URL": server.url, "OPENAI_MODEL": MODEL, "OPENAI_API_KEY": KEY}
-        arguments = ["kissing", "search", "--strategy", "conversation", "--calls", "2", "--out", str(tmp_path / "out")]
-        command = [sys.executable, "-c", ON_A_KERNEL_WITHOUT_LANDLOCK, *arguments]
+        command = [sys.executable, "-c", ON_A_KERNEL_WITHOUT_LANDLOCK, str(tmp_path / "log.json")]
         refused = subprocess.run(command, env=os.environ | said, capture_output=True, text=True, check=False)
-        assert refused.returncode == 2 and not server.requests and not (tmp_path / "out").exists()
+        assert refused.returncode and not server.requests and not (tmp_path / "log.json").exists()
         assert "could read whatever you may read" in refused.stderr and "KISSING_UNFENCED=1" in refused.stderr
-        assert "Traceback" not in refused.stderr
         subprocess.run(command, env=os.environ | said | {"KISSING_UNFENCED": "1"}, capture_output=True, check=True)
         assert "PRIVATE KEY" in server.prompts()[1]  # what is at stake

@@ -13,8 +13,16 @@ from study_parts import changed
 
 from grpo.common.files import write_text
 from grpo.common.records import Completion, Problem, Rollout
-from grpo.evaluation.best_of_n import best_at_n, majority_at_n, pass_at_n, ranking_quality
-from grpo.evaluation.sampled import estimates, mean_log_prob, votes_of, with_zero_shot
+from grpo.evaluation.best_of_n import (
+    best_at_n,
+    estimates,
+    majority_at_n,
+    mean_log_prob,
+    pass_at_n,
+    ranking_quality,
+    votes_of,
+    with_zero_shot,
+)
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.settings import BestOfN

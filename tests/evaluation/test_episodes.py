@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from environment_parts import Calculator, Scripted, Undecided
-from model_parts import like_qwen3, tiny_model
+from model_parts import like_qwen3, own_model, tiny_model
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem, Rollout
@@ -203,14 +205,20 @@ class Talk:
 PROBLEMS = [Problem(f"p/{i}", f"Mia has {i} apples.", str(i)) for i in range(5)]
 
 
-def sampled(tokenizer: Any, problems: list[Problem], rank: int = 0, size: int = 1, batch: int = 1024) -> list[Rollout]:
+def sampled(
+    tokenizer: Any, problems: list[Problem], rank: int = 0, size: int = 1, batch: int = 1024, model: Any = None
+) -> list[Rollout]:
     task = make_task({"use": "test_episodes:Sums", "environment": "test_episodes:Talk", "max_turns": 3})
-    model = tiny_model(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    stop, model = (tuple("eaiou13,"), model) if model else (("e", "1"), model_for(tokenizer))
     world = World(rank, size)
     sampler = Sampler(
         TransformersEngine(model, tokenizer, batch, world), tokenizer, task.formats["plain"], score_of(task, "plain"), world
     )
-    return sample_rollouts(sampler, problems, SamplingParams(max_tokens=60, stop=("e", "1")), 4, seed=3)
+    return sample_rollouts(sampler, problems, SamplingParams(max_tokens=60, stop=stop), 4, seed=3)
+
+
+def model_for(tokenizer: Any, make: Any = tiny_model, **changes: Any) -> Any:
+    return make(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, **changes)
 
 
 def tokens(rollouts: list[Rollout]) -> list[Any]:
@@ -229,6 +237,24 @@ def test_an_episode_depends_on_no_other(byte_tokenizer: Any) -> None:
     assert tokens(sampled(byte_tokenizer, PROBLEMS, batch=4)) == tokens(whole)
     twice = sampled(byte_tokenizer, [PROBLEMS[0]] * 2)
     assert tokens(twice[:4]) == tokens(whole[:4]) != tokens(twice[4:])
+
+
+@pytest.mark.parametrize("kind", ["own", "qwen2", "gemma", "granite", "gpt_neox", "mistral"])
+def test_a_later_turn_computes_new_tokens_only(byte_tokenizer: Any, kind: str) -> None:
+    """Log-probs are those of the whole text, and tokens those without kept keys and values; Mistral here keeps none."""
+    make = own_model if kind == "own" else partial(tiny_model, kind)
+    model, computed = model_for(byte_tokenizer, make), [0]
+    model.register_forward_pre_hook(lambda _, ids, named: computed.append(ids[0].numel()), with_kwargs=True)
+    rollouts = sampled(byte_tokenizer, PROBLEMS, model=model)
+    kept, computed[:] = sum(computed), [0]
+    assert tokens(sampled(byte_tokenizer, PROBLEMS, batch=16, model=model)) == tokens(rollouts)  # two batches keep nothing
+    assert (kept < 0.8 * sum(computed)) == (kind != "mistral")
+    assert {len(each.completion.observations) for each in rollouts} >= {1, 2}
+    for each in rollouts:
+        ids, sampled_at = torch.tensor([*each.prompt_ids, *each.completion.token_ids]), each.completion.sampled
+        found = torch.log_softmax(model(ids[None]).logits[0], dim=-1)
+        places = torch.tensor(sampled_at) + len(each.prompt_ids)
+        assert torch.allclose(found[places - 1, ids[places]], torch.tensor(each.completion.log_probs), atol=1e-4)
 
 
 def test_a_finished_chunk_is_read_as_it_was_written(chats: Tokenizer, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from study_parts import activate, changed
 from grpo.common.errors import UserError
 from grpo.common.records import Problem, Rollout, write_records
 from grpo.evaluation import evaluate as module
-from grpo.evaluation import zero_shot
+from grpo.evaluation import evaluator
 from grpo.evaluation.comparison import compare_files
 from grpo.evaluation.evaluate import Sampler, evaluate, lengths_by_outcome, log_generations, score_by_task, summarize
 from grpo.evaluation.evaluator import CheckpointEvaluator, evaluate_checkpoint, examples_to_read
@@ -257,20 +257,20 @@ def test_a_stage_killed_at_its_second_prompt_keeps_the_first(
     """The stage's folder is written at its end only, so the first prompt's chunks must survive the kill."""
     monkeypatch.chdir(project)
     mini_study = changed(mini_study, evaluation={"zero_shot_problems": 64})
-    whole = zero_shot.evaluate_checkpoint
+    whole = evaluator.evaluate_checkpoint
 
     def killed_at_the_second(evaluator: Any, problems: Any, prompt: str, folder: Path) -> dict[str, Any]:
         if prompt == mini_study.evaluation.zero_shot_prompts[1]:
             raise KeyboardInterrupt
         return whole(evaluator, problems, prompt, folder)
 
-    monkeypatch.setattr(zero_shot, "evaluate_checkpoint", killed_at_the_second)
+    monkeypatch.setattr(evaluator, "evaluate_checkpoint", killed_at_the_second)
     with pytest.raises(KeyboardInterrupt):
-        zero_shot.run_math_baseline(mini_study)
+        evaluator.run_math_baseline(mini_study)
     assert not (project / "data/math_baseline").exists()
     assert len(list((project / "data/state/evaluation").glob("*/0.json"))) == 1
-    monkeypatch.setattr(zero_shot, "evaluate_checkpoint", whole)
-    zero_shot.run_math_baseline(mini_study)
+    monkeypatch.setattr(evaluator, "evaluate_checkpoint", whole)
+    evaluator.run_math_baseline(mini_study)
     assert len(list((project / "data/math_baseline").glob("*.jsonl"))) == 2
     assert not list((project / "data/state/evaluation").glob("*/*.json"))
 
@@ -285,7 +285,7 @@ def test_the_base_model_answers_a_file_of_gsm8ks_rows(
     rows.append({"question": "Tom has 3 coins. " * 400, "answer": solution})
     file = project / "test.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    metrics = zero_shot.evaluate_file(mini_study, file, Path("here"))
+    metrics = evaluator.evaluate_file(mini_study, file, Path("here"))
     assert "1 of 3 questions are too long for the model's context and are left out" in capsys.readouterr().out
     assert list(metrics) == ["r1_zero", "question_only"] and {values["problems"] for values in metrics.values()} == {2}
     assert json.loads(Path("here/metrics.json").read_text()) == metrics
@@ -294,7 +294,7 @@ def test_the_base_model_answers_a_file_of_gsm8ks_rows(
     assert "answer 0" in Path("here/r1_zero_examples.md").read_text() and not paths.BASELINE_METRICS.exists()
     file.write_text(json.dumps({"question": "Why?", "answer": "42"}) + "\n")
     with pytest.raises(UserError, match="no short answer after '####'"):
-        zero_shot.evaluate_file(mini_study, file, Path("here"))
+        evaluator.evaluate_file(mini_study, file, Path("here"))
 
 
 def test_all_that_decides_an_evaluation_names_its_kept_part(

@@ -188,6 +188,25 @@ def test_chunks_give_the_log_probs_and_gradients_of_full_logits(tokens: int, mon
         assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
+def test_the_compiled_head_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """(As on a GPU with ``learner.compile``, but for the compiler's back end.)"""
+    for name in ("_forward", "_backward"):
+        monkeypatch.setattr(chunked, name, getattr(chunked, name))  # to be restored
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight, incoming = (torch.randn(*size, generator=generator) for size in ((40, 8), (300, 8), (40,)))
+    results = []
+    for compiled in (False, True):
+        if compiled:
+            chunked.compile_head()
+        h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        log_probs, entropy = chunked_log_probs(h, w, torch.arange(40), 0.7)
+        (log_probs * incoming + 0.1 * entropy).sum().backward()
+        results.append((log_probs.detach(), entropy.detach(), h.grad, w.grad))
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
 class LargestTensor(TorchDispatchMode):
     """Records the size of the largest tensor that any operation made."""
 

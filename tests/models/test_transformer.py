@@ -25,8 +25,7 @@ from grpo.learner.learner import Learner
 from grpo.models.checkpoint import compile_layers, load_model, save_checkpoint
 from grpo.models.hugging_face import SHARED_PROMPT
 from grpo.models.prefix_attention import KeyValueCache
-from grpo.models.qwen2_format import TransformerConfig
-from grpo.models.transformer import TransformerLM, visible_keys
+from grpo.models.transformer import TransformerConfig, TransformerLM, visible_keys
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from grpo.common.records import Completion
@@ -122,14 +123,17 @@ class Scripted:
     context = None
 
     def __init__(self, tokenizer: Any, turns: Sequence[str], end: int):
-        self.tokenizer, self.turns, self.end = tokenizer, turns, end
+        self.tokenizer, self.said, self.end = tokenizer, turns, end
         self.asked: list[list[list[int]]] = []
         self.draws: list[list[Draw]] = []
+
+    def turns(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def generate(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int, draws: Sequence[Draw] = ()
     ) -> list[list[Completion]]:
-        text = self.turns[len(self.asked)]
+        text = self.said[len(self.asked)]
         self.asked.append([list(prompt) for prompt in prompts])
         self.draws.append(list(draws))
         cut = text.endswith("...")

@@ -17,8 +17,8 @@ from typing import Any
 
 from training_parts import by
 
-from grpo.common.cpu import fix_cpu_kernels, share_cpu_fairly
 from grpo.common.errors import ToBeResumed
+from grpo.common.process import fix_cpu_kernels, share_cpu_fairly
 from grpo.learner.learner import Learner
 from grpo.learner.optimizer import Optimizer
 from grpo.rollout import transformers_engine

@@ -11,8 +11,7 @@ import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from grpo.models.qwen2_format import TransformerConfig
-from grpo.models.transformer import TransformerLM
+from grpo.models.transformer import TransformerConfig, TransformerLM
 
 torch.set_num_threads(1)  # a second thread costs more than it saves on so small models
 

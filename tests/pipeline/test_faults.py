@@ -1,11 +1,7 @@
-"""Full disks, folders that must not be written, damaged files, exhausted memory: nothing lost, nothing half-written.
-
-The faults are real ones: a limit on the size of files; permissions, and a root user without the right to pass over them.
-"""
+"""Full disks, damaged files, exhausted memory: nothing lost, nothing half-written. The disk is a limit on the size of files."""
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import re
 import resource
@@ -13,11 +9,9 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from pipeline_parts import sh
 from study_parts import activate
 
 from grpo import cli
@@ -72,7 +66,7 @@ EVALUATE = ("evaluate", "data/model/main", "--out", "data/evaluations", "--promp
 
 
 @contextmanager
-def no_large_file(_: Path) -> Iterator[None]:
+def no_large_file() -> Iterator[None]:
     """Python ignores the signal, and the write fails, as where a quota is used up."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
@@ -82,48 +76,12 @@ def no_large_file(_: Path) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@contextmanager
-def without_roots_rights() -> Iterator[None]:
-    """Permissions count in this thread, even for root: without CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH and CAP_FOWNER."""
-    libc = ctypes.CDLL(None)
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # the version of the call, and this thread
-    all_rights = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable, the lower 32 of each first
-    assert libc.capget(header, all_rights) == 0
-    fewer = type(all_rights)(*all_rights)
-    fewer[0] &= ~0b1110
-    assert libc.capset(header, fewer) == 0
-    try:
-        yield
-    finally:
-        assert libc.capset(header, all_rights) == 0
-
-
-@contextmanager
-def no_permission(data: Path) -> Iterator[None]:
-    folders = [data, *data.iterdir()]
-    for folder in folders:
-        folder.chmod(0o555)
-    with without_roots_rights():
-        yield
-    for folder in folders:
-        folder.chmod(0o755)
-
-
-@pytest.mark.parametrize(
-    ("refusal", "command", "message"),
-    [
-        *((no_large_file, command, "File too large") for command in (("dataset", "main"), ("model", "main"))),
-        *((no_permission, command, "Permission denied") for command in (("dataset", "main"), EVALUATE)),
-    ],
-)
-def test_a_disk_that_refuses_loses_nothing(
-    project: Path, grpo: Grpo, refusal: Any, command: tuple[str, ...], message: str
-) -> None:
-    data = project / "data"
+@pytest.mark.parametrize("command", [("dataset", "main"), ("model", "main"), EVALUATE])
+def test_a_disk_that_refuses_loses_nothing(project: Path, grpo: Grpo, command: tuple[str, ...]) -> None:
     before = contents(project)
-    with refusal(data):
+    with no_large_file():
         code, _, stderr = grpo(*command)
-        assert code == 2 and message in stderr
+        assert code == 2 and "File too large" in stderr
         assert contents(project) == before and drafts(project) == []
     code, _, stderr = grpo(*command)
     assert code == 0, stderr
@@ -186,16 +144,11 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 # -------------------------------------------------------------------------------------------------------- damaged checkpoints
 
 
-def _half(content: bytes) -> bytes:
-    return content[: len(content) // 2]
-
-
-DAMAGE: dict[str, Callable[[bytes], bytes]] = {
-    "cut in half": _half,
-    "empty": lambda _: b"",
-    "garbage": lambda content: bytes((7 * i + 130) % 256 for i in range(len(content))),
-    "of another kind": lambda _: b"{}",
-}
+DAMAGE: list[Callable[[bytes], bytes]] = [
+    lambda content: content[: len(content) // 2],
+    lambda content: bytes((7 * i + 130) % 256 for i in range(len(content))),
+    lambda _: b"{}",
+]
 LOADED_FROM = {
     "model.safetensors": load_model,
     "config.json": load_model,
@@ -215,7 +168,7 @@ def test_a_damaged_checkpoint_is_named_with_its_remedy(project: Path, place: str
     whole = project / "whole"
     shutil.copytree(project / "data/model/main", whole)
     for name, load in LOADED_FROM.items():
-        for damage in DAMAGE.values():
+        for damage in DAMAGE:
             shutil.rmtree(project / place, ignore_errors=True)
             shutil.copytree(whole, project / place)
             (project / place / name).write_bytes(damage((whole / name).read_bytes()))
@@ -223,31 +176,3 @@ def test_a_damaged_checkpoint_is_named_with_its_remedy(project: Path, place: str
                 with pytest.raises(UserError, match=rf"{place}.*{remedy}") as caught:
                     load(folder)
                 assert "\n" not in str(caught.value)
-
-
-@pytest.mark.slow
-def test_the_remedies_bring_damaged_checkpoints_back(project: Path) -> None:
-    """With real DVC; and making one anew does not run the stages before it again."""
-    shutil.copytree(project / "data/model/main", project / "source")
-    shutil.rmtree(project / "data")
-    copy = "cmd: mkdir -p data/checkpoints/e/a && cp -r source"
-    (project / "dvc.yaml").write_text(
-        "stages:\n  model:\n    foreach: {main: 1}\n    do:\n"
-        "      cmd: mkdir -p data/model && cp -r source data/model/main\n      outs: [data/model/main]\n"
-        f"  train:\n    foreach: {{e-a-0: 1}}\n    do:\n      {copy} data/checkpoints/e/a/0\n"
-        "      deps: [data/model/main]\n      outs: [data/checkpoints/e/a]\n"
-    )
-    sh(project, "sh", "-ec", "git init -q; dvc init -q; dvc repro -q")
-    for place in ("data/model/main", "data/checkpoints/e/a/0"):
-        weights = project / place / "model.safetensors"
-        whole = weights.read_bytes()
-        for number in (0, 1):
-            weights.write_bytes(_half(whole))
-            with pytest.raises(UserError) as caught:
-                load_model(Path(place))
-            remedies = re.findall("`(dvc [^`]+)`", str(caught.value))
-            assert len(remedies) == 2
-            said = sh(project, *remedies[number].split()).stdout
-            assert weights.read_bytes() == whole
-            assert said.count("Running stage") == number
-            load_model(Path(place))

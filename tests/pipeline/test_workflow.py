@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -14,11 +13,9 @@ import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pipeline_parts import sh
 from ruamel.yaml import YAML
 from workflow_parts import (
     PARAMS,
@@ -174,7 +171,7 @@ def test_a_former_arm_leaves_dvc_lock(repo: Path) -> None:
     edit(repo, "params.yaml", '["1e-4", no_std]', '["1e-4"]')
     call(repo, "dvc", "repro")
     assert set(lock(repo)) == {*former, "report.final-one"}, "DVC does it by itself now"
-    drop = "python -c 'import grpo.study.dvc_lock as lock; print(lock.drop_former_stages())'"
+    drop = "python -c 'import grpo.study.kept as lock; print(lock.drop_former_stages())'"
     edit(repo, "dvc.yaml", "cat data/runs/* > report.txt", f"cat data/runs/* > report.txt && {drop}")
     assert "['train@no_std-0']" in call(repo, "dvc", "repro")
     kept = lock(repo)
@@ -183,7 +180,7 @@ def test_a_former_arm_leaves_dvc_lock(repo: Path) -> None:
     }
     assert drop in kept["report.final-one"]["cmd"] and (repo / "dvc.lock").read_text().startswith("schema: '2.0'\nstages:\n")
     assert "up to date" in call(repo, "dvc", "status")
-    assert call(repo, "python", "-c", "import grpo.study.dvc_lock as lock; print(lock.drop_former_stages())").strip() == "[]"
+    assert call(repo, "python", "-c", "import grpo.study.kept as lock; print(lock.drop_former_stages())").strip() == "[]"
 
 
 def test_the_committed_dvc_lock_names_no_former_stage() -> None:
@@ -300,21 +297,6 @@ def test_results_on_another_disk_as_the_docs_say(finished: Path, tmp_path: Path,
         edit(repo, "params.yaml", "no_std: 3", "no_std: 4")
         snakemake(repo)
         assert ran(repo) == ["report", "train-no_std"]
-
-
-def test_where_flock_is_refused_the_remedy_is_named(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on NFS without a lock service."""
-
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(workflow_plan, "fcntl", SimpleNamespace(flock=refuse, LOCK_EX=0, LOCK_NB=0))
-    with pytest.raises(UserError, match=r"refuses flock \(No locks available\).*: dvc config .*") as told:
-        planned(repo, monkeypatch)
-    remedy = str(told.value).rpartition(": ")[2]
-    assert remedy in (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
-    call(repo, "sh", "-ec", remedy)
-    assert planned(repo, monkeypatch)[1] == set()
 
 
 def test_make_repro_after_a_kill_and_beside_another(repo: Path) -> None:
@@ -443,41 +425,6 @@ def test_a_mistake_is_told_with_its_cause_before_anything_runs(
         planned(study, monkeypatch)
     assert told.replace("LINE", str(line)) in str(caught.value)
     assert not (study / ".stamps").exists()
-
-
-@pytest.mark.parametrize("how", ["merge", "rebase", "cherry-pick", "stash pop"])
-def test_the_remedy_of_a_conflict_is_one_that_git_follows(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = "dvc.lock"
-    monkeypatch.chdir(tmp_path)
-
-    def git(*arguments: str, check: bool = True) -> str:
-        return sh(tmp_path, "git", *arguments, check=check).stdout
-
-    def save(text: str) -> None:
-        Path(file).parent.mkdir(exist_ok=True)
-        Path(file).write_text(text)
-        git("add", ".")
-
-    git("init", "-q", "-b", "main")
-    save("stages: {}\n")
-    git("commit", "-qm", "base")
-    git("checkout", "-qb", "other")
-    save("stages: {a: 1}\n")
-    if how == "stash pop":
-        git("stash", "-q")
-    else:
-        git("commit", "-qm", "other")
-    git("checkout", "-q", "main")
-    save("stages: {b: 2}\n")
-    git("commit", "-qm", "main")
-    if how == "rebase":
-        git("checkout", "-q", "other")
-    git(*how.split(), *{"rebase": ["main"], "stash pop": []}.get(how, ["other"]), check=False)
-    assert "<<<<<<<" in Path(file).read_text()
-    told = workflow_plan.what_dvc_cannot_read(ValueError("dvc.lock"))
-    (remedy,) = re.findall("`(git checkout [^`]*)`", told)
-    sh(tmp_path, *remedy.split())
-    assert Path(file).read_text() == "stages: {b: 2}\n" and git("ls-files", "--unmerged") == ""
 
 
 def test_a_login_shell_that_runs_nothing_is_not_asked(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,6 +173,14 @@ def test_an_experiment_shows_the_chosen_arms_and_what_the_handouts_ask_for() -> 
     assert inside(figure)
 
 
+def test_the_reward_that_compares_runs_is_the_one_whose_training_is_shown() -> None:
+    own = made_up("a", 1, **{"train/answer_reward": 0.25, "train/reward": 0.5})
+    run = replace(own, metric="reward", validation=own.validation.assign(**{"val/reward": 0.5}))
+    figure = draw_experiment(entry(arm("a", 0.5)) | {"method": "grpo", "kl": None}, {"a": [run]})
+    assert {"reward, validation", "reward, training"} <= set(titles(figure))
+    assert not any("answer reward" in title for title in titles(figure))
+
+
 def test_the_kl_of_kept_checkpoints_is_drawn_over_steps_and_beside_the_reward() -> None:
     def of(value: float) -> dict[str, float]:
         return {"value": value, "low": value - 0.01, "high": value + 0.01}

@@ -69,6 +69,21 @@ def test_form_length_and_accuracy_given_the_form(general: Path, mini_study: Stud
     assert (arm["at_start"]["format"], arm["at_start"]["given_form"]) == pytest.approx((0.4, 0.25))
 
 
+def test_accuracy_given_the_form_is_of_answers_whatever_reward_compares_runs(general: Path, mini_study: Study) -> None:
+    first, second = both_seeds("a", 0.1, 0.6, forms=[0.4, 0.8])
+    runs = [
+        replace(
+            of,
+            metric="reward",
+            metrics=of.metrics | {"best/reward": 0.7},
+            validation=of.validation.assign(**{"val/reward": [0.3, 0.7]}),
+        )
+        for of in (first, second)
+    ]
+    found = recording._arm(Evidence(SWEEP, {"a": runs}), "a", "a")
+    assert (found["given_form"], found["start"]) == pytest.approx((0.75, 0.3))  # .6 / .8
+
+
 def test_levels_of_training_metrics(general: Path, mini_study: Study) -> None:
     """First and last eighth of 16 steps, mean over runs; the largest value is that of any run."""
     steps = np.arange(1.0, 17.0)

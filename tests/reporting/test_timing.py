@@ -14,7 +14,7 @@ from study_parts import with_values
 from grpo.common.errors import UserError
 from grpo.reporting.timing import draw_timing, steady_steps, timing_table, write_timing
 from grpo.study import paths
-from grpo.study.dvc_lock import stages_in_lock
+from grpo.study.kept import stages_in_lock
 from grpo.study.schema import Study
 
 COLOCATE, ASYNCHRONOUS = "grpo_colocate", "grpo_async_offpolicy"

@@ -203,7 +203,8 @@ def test_an_own_claim_finds_its_experiment_and_says_what_it_tests(study: Study, 
 @pytest.mark.parametrize(
     ("claim", "message"),
     [
-        ({"arm": "full", "beats": "plain", "by": 0.05}, r"claims\.0: no experiment has the arms full, plain"),
+        ({"arm": "whole", "beats": "plain", "by": 0.05}, r"claims\.0: no experiment has the arms whole, plain"),
+        ({"arm": "full", "beats": "plain", "by": 0.05}, r"claims\.0: grpo_lora has no arm 'plain' .*known: full, rank_1"),
         (
             {"experiment": LORA, "arm": "full", "beats": "plain", "by": 0.05},
             "grpo_lora has no arm 'plain' .*known: full, rank_1",

@@ -19,6 +19,7 @@ from grpo.results.replication import (
     SAME,
     TURNED,
     UNDECIDED,
+    Replicate,
     agreement,
     is_stale,
     read_replication,
@@ -79,6 +80,15 @@ def test_the_page_has_both_verdicts_and_both_winners(workdir: Path, low: float, 
     assert r"| It is x | agrees: x \| 0.5 | disagrees: x \| 0.5 | turned round |" in page
     assert "| e | a 0.600 (0.500 to 0.700) | b 0.500 (0.400 to 0.600) | another" in page and said in page
     assert "`abc`" in page and "Of 1 experiments 1 have another winner." in page and "Of 3 claims 1 turned round" in page
+
+
+def test_the_same_setting_at_another_rate_is_no_other_winner() -> None:
+    def replicate(winner: str) -> Replicate:
+        return Replicate(winner, {}, {}, {}, {"e": {"winner": winner, "value": 0.5, "low": 0.4, "high": 0.6, "told": True}})
+
+    page = replication_page("abc", replicate("a-rate_half"), [replicate("a-rate_same"), replicate("b-rate_half")])
+    assert "Of 1 experiments 0 have another winner." in page and "| same, at another rate |" in page
+    assert "Of 1 experiments 1 have another winner." in page and "| another, and here the leader could be told |" in page
 
 
 def test_the_committed_record_says_the_same_as_itself() -> None:

@@ -25,7 +25,7 @@ from grpo.common.records import Completion
 from grpo.common.world import World
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.prefix_attention import SharedPrefix
-from grpo.rollout.engine import SamplingParams, derive_seed, require_room
+from grpo.rollout.engine import Draw, SamplingParams, derive_seed, require_room
 from grpo.rollout.make_engine import Checkpoint, make_engine, sleeps
 from grpo.rollout.transformers_engine import TransformersEngine, sample
 from grpo.rollout.vllm_engine import request_settings
@@ -344,6 +344,11 @@ def test_a_vllm_that_sleeps_takes_the_policys_weights_on_waking(
         Completion((i, n), tokenizer.decode([i, n]), (-i / 4, -n / 4), "length", policy_version=3) for i, n in ((0, 2), (1, 1))
     ]
     assert groups == [[one, one] for one in expected]
+    llm.calls.clear()
+    with engine.turns():
+        for prompts in ([(5,), (6,)], [(5, 7, 8)]):
+            engine.generate(prompts, PARAMS, 1, 4, [Draw(1, 2)] * len(prompts))
+    assert llm.calls == ["wake weights", *put, "wake kv_cache", "generate", "generate", "sleep 2"]  # once in an episode
 
 
 @pytest.mark.usefixtures("on_gpu")

@@ -372,7 +372,7 @@ def test_use_makes_a_study_the_active_one(project: Path, grpo: Grpo) -> None:
     assert grpo("study", "use", "smoke")[0] == 0, "what was composed is no edit by hand"
 
 
-def test_use_sums_up_and_names_each_change_when_asked(project: Path, grpo: Grpo) -> None:
+def test_use_sums_up_the_changes_and_names_results_of_other_runs(project: Path, grpo: Grpo) -> None:
     for arm in ("3e-4", "9e-9"):
         write_result(paths.RUNS / "grpo_learning_rate" / arm / "0" / "metrics.json")
     before = Path("params.yaml").read_bytes()
@@ -380,12 +380,9 @@ def test_use_sums_up_and_names_each_change_when_asked(project: Path, grpo: Grpo)
     assert re.search(r"values: by_design 1, seeds 1, threads 1, tasks \d+, models \d+, ", out)
     assert "\n  experiments left out: grpo_async_offpolicy\n" in out
     assert "kept results of runs that this study does not have, as DVC's cache does not have them" in out
-    assert "  2 in data/runs\n" in out and "remove results" not in out
-    assert "grpo.n_grpo_steps" not in out
-    _, out, _ = grpo("study", "use", "gsm8k", "--dry-run", "--verbose")
-    assert "  grpo.n_grpo_steps: 3 -> 200\n" in out
+    assert out.count("  data/runs/") == 2 and "remove results" not in out
     assert Path("params.yaml").read_bytes() == before and len(list(paths.RUNS.glob("*/*/*"))) == 2, "a dry run changes nothing"
-    _, out, _ = grpo("study", "use", "mini", "--verbose")
+    _, out, _ = grpo("study", "use", "mini")
     assert "  data/runs/grpo_learning_rate/9e-9/0\n" in out
     assert "  data/runs/grpo_learning_rate/3e-4/0\n" not in out, "which both studies have"
 
@@ -404,12 +401,12 @@ def test_use_removes_only_what_dvc_can_bring_back(project: Path, grpo: Grpo) -> 
         if lacking == "one file":
             shutil.copytree(kept, ".dvc/cache")
             next(path for path in Path(".dvc/cache/files/md5").glob("*/*") if path.read_bytes() == b"2\n").unlink()
-        assert "2 in data/runs" in grpo("study", "use", "gsm8k")[1], lacking
+        assert f"remove them by hand:\n  {uncached}\n  {cached}\n" in grpo("study", "use", "gsm8k")[1], lacking
         assert (cached / "b").exists() and uncached.exists()
     shutil.rmtree(".dvc/cache")
     kept.rename(".dvc/cache")
-    told = "removed results of runs that this study does not have; DVC's cache keeps them:\n  1 in data/runs\n"
-    assert told in grpo("study", "use", "math-24gb")[1]
+    told = "removed results of runs that this study does not have; DVC's cache keeps them:\n"
+    assert f"{told}  {cached}\n" in grpo("study", "use", "math-24gb")[1]
     assert not cached.exists() and uncached.exists() and (paths.SELECT / "grpo_async_offpolicy.json").exists()
     sh(project, "dvc", "checkout", "--quiet")
     assert (cached / "b").read_text() == "2\n"
@@ -427,7 +424,7 @@ def test_runs_removes_what_an_edit_by_hand_left_over(project: Path, grpo: Grpo, 
         sh(project, *command, "--quiet")
     for others in ("3e-4/0", "8e-8/0"):  # of an arm that there is, and of one that DVC does not know
         write_result(paths.RUNS / "grpo_learning_rate" / others / "metrics.json")
-    _, out, _ = grpo("study", "runs", "--verbose")
+    _, out, _ = grpo("study", "runs")
     assert (
         f"DVC's cache keeps them:\n  {made}\n" in out and "remove them by hand:\n  data/runs/grpo_learning_rate/8e-8/0" in out
     )

@@ -25,9 +25,9 @@ from study_parts import (
 )
 
 from grpo.study.effective import effective_run
-from grpo.study.evaluation_steps import EvaluationSteps
 from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, SftConfig
 from grpo.study.schema import Study
+from grpo.study.settings import EvaluationSteps
 
 # ------------------------------------------------------------------------------------------------------- what a run uses
 

@@ -15,9 +15,8 @@ from grpo.rollout.engine import SamplingParams
 from grpo.study.methods import GrpoConfig
 from grpo.tasks.task import ScoredBatch
 from grpo.tracking.run_log import RunLog
-from grpo.training.dynamic_sampling import has_signal, replace_groups_without_signal
 from grpo.training.order import items_of_step, other_problems
-from grpo.training.step import sample, score
+from grpo.training.step import has_signal, replace_groups_without_signal, sample, score
 
 CONFIG = GrpoConfig(
     rollout_batch_size=12, train_batch_size=12, group_size=2, gradient_accumulation_steps=1, prompt="question_only",

@@ -19,9 +19,9 @@ import pytest
 import torch
 
 from grpo.common.errors import ToBeResumed, UserError
-from grpo.common.files import dvc_hashes, write_json
-from grpo.common.interruption import stop_after_the_step
+from grpo.common.files import dvc_hash, write_json
 from grpo.common.lock import exclusive_lock
+from grpo.common.world import stop_after_the_step
 from grpo.study.kept import HASH, keep_until_all_stored, keep_until_stored, remove_stored
 from grpo.training.state import RandomStates, SavedState
 
@@ -315,9 +315,9 @@ def test_the_results_of_each_seed_are_kept_until_their_stage_is_stored(tmp_path:
         write_json(Path("timing") / seed / "timing.json", {"seed": seed})
         keep_until_stored(Path("state") / seed / "one", Path("timing") / seed, [Path("timing") / seed])
     keep_until_all_stored(Path("state"), Path("timing"))
-    Path("dvc.lock").write_text(dvc_hashes(Path("timing/0"))[0])
+    Path("dvc.lock").write_text(dvc_hash(Path("timing/0")))
     remove_stored(Path("state"))
     assert len([*Path("state").rglob(HASH)]) == 2
-    Path("dvc.lock").write_text(dvc_hashes(Path("timing"))[0])
+    Path("dvc.lock").write_text(dvc_hash(Path("timing")))
     remove_stored(Path("state"))
     assert not [*Path("state").rglob(HASH)]

@@ -15,7 +15,7 @@ from typing import Any
 import ray
 import torch
 
-from grpo.common.memory import peak_mb, reset_peak
+from grpo.common.process import peak_mb, reset_peak
 from grpo.common.records import Completion, Rollout
 from grpo.evaluation.evaluate import Sampler
 from grpo.learner.learner import Learner

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,10 @@ class RolloutPipeline:
         """Request the sampled and scored rollouts of a step."""
         scored: Future[ScoredRollouts] = self.scorer.score.remote(self._ask("sample", step)).future()
         return scored
+
+    def turns(self) -> AbstractContextManager[None]:
+        """See :class:`grpo.rollout.engine.Engine`; here nothing is kept."""
+        return nullcontext()
 
     def generate(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int, draws: Sequence[Draw] = ()

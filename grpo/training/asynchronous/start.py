@@ -14,8 +14,8 @@ from typing import Any
 import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 
-from grpo.common.cpu import fix_cpu_kernels, start_threads
 from grpo.common.errors import UserError, reason
+from grpo.common.process import fix_cpu_kernels, start_threads
 from grpo.evaluation.evaluate import Sampler
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint

@@ -82,12 +82,14 @@ class SumsAndProducts(Task):
         return [float(answer == problem.ground_truth) for answer, problem in zip(answers, problems, strict=True)]
 
     def measures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """Calls in a response to a sum and to a product; without an environment, those that nothing answers."""
-        calls: dict[str, list[int]] = {"sum": [], "product": []}
+        """Calls in a response: to all, to sums and to products. Without an environment, those that nothing answers."""
+        calls: dict[str, list[int]] = {"tool_calls": [], "calls/sum": [], "calls/product": []}
         for rollout in rollouts:
             done = rollout.completion.episode
-            calls[rollout.problem.subject].append(done.tool_calls if done else rollout.completion.text.count("<tool_call>"))
-        return {f"calls/{kind}": sum(counts) / len(counts) if counts else 0.0 for kind, counts in calls.items()}
+            count = done.tool_calls if done else rollout.completion.text.count("<tool_call>")
+            for name in ("tool_calls", f"calls/{rollout.problem.subject}"):
+                calls[name].append(count)
+        return {name: sum(counts) / len(counts) if counts else 0.0 for name, counts in calls.items()}
 
     def documents(self, seed: int, call_share: Share, wrong_share: Share) -> Iterator[tuple[str, str]]:  # type: ignore[override]
         """Yield questions of the training split with right answers; some come from calls.

@@ -24,7 +24,8 @@ READABLE = 0.04  # smallest share of a bar with a number in it
 MOST_PANELS = 6
 OVERVIEW = (FORM, GIVEN_FORM, LENGTH)  # beside the reward, as PANELS
 PANELS = (ENTROPY, LENGTH, NORM)  # of each experiment
-FURTHER = (KL, "lag_mean", "clip_fraction", "val/is_sentence", "train/answer_reward", "loss")  # the first that its runs have
+# Further ones: the first that its runs have.
+FURTHER = (KL, "lag_mean", "clip_fraction", "val/is_sentence", "val/tool_calls", "train/answer_reward", "loss")
 OUTCOMES = ("#009E73", "#E69F00", "#999999", "#56B4E9")
 ESTIMATES = {"pass": "pass@N", "best": "Best@N", "majority": "majority@N"}
 APART, TOGETHER = COLOURS[0], "#999999"  # intervals without and with zero

@@ -86,7 +86,7 @@ def test_an_episode_has_the_tokens_of_its_document(task: Task, prompt: str, rewa
         ids.remove(tokenizer.eos_token_id)  # of the scripted turn; a policy's ends with the stop string
         assert tokenizer.decode(ids[:-1]) == document
         assert ids[:-1] == tokenizer(document, add_special_tokens=False)["input_ids"]
-    assert task.measures([rollout]) == {"calls/sum": 0.0, "calls/product": 1.0}
+    assert task.measures([rollout]) == {"tool_calls": 1.0, "calls/sum": 0.0, "calls/product": 1.0}
 
 
 def test_the_arms_differ_in_the_tool_only(task: Task) -> None:

@@ -13,8 +13,8 @@ from study_parts import study_named
 from grpo.evaluation.evaluate import Sampler, evaluate, score_of
 from grpo.models.tokenizer import train_tokenizer
 from grpo.rollout.engine import SamplingParams
-from grpo.study.methods import GrpoConfig
 from grpo.study.effective import effective_run
+from grpo.study.methods import GrpoConfig
 from grpo.tasks.task import Task, make_task
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +58,9 @@ def test_problems_and_documents_are_what_the_study_says(task: Task) -> None:
         assert f"{left} {sign} {right}" not in held_out
         truth = int(left) * int(right) if sign == "*" else int(left) + int(right)
         counts["product"] += sign == "*"
-        read = re.fullmatch(r'(<tool_call>.*"expression": "(.*)"}}</tool_call><tool_response>(.*)</tool_response>)? (\d+)', response)
+        read = re.fullmatch(
+            r'(<tool_call>.*"expression": "(.*)"}}</tool_call><tool_response>(.*)</tool_response>)? (\d+)', response
+        )
         assert read is not None
         _, asked, result, answer = read.groups()
         counts["call"] += asked is not None

@@ -198,20 +198,7 @@ def _mean(runs: list[Run], column: str, row: int) -> float | None:
 
 def _share(answer: float | None, form: float | None) -> float | None:
     """Accuracy given the form; None if no response has the form, or if answers are rewarded without it."""
-<<<<<<< HEAD
     return answer / form if answer is not None and form and answer <= form else None
-=======
-    return answer / form if form and answer is not None and answer <= form else None
-
-
-def mean_curve(runs: list[Run], column: str) -> pd.Series[float]:
-    """Mean of a metric over runs by step. A validation metric of a run that stopped early keeps its last value."""
-    table = "validation" if column.startswith("val/") else "history"
-    curves = [getattr(run, table).groupby("step")[column].last() for run in runs]
-    joined = pd.concat(curves, axis=1).sort_index()
-    mean: pd.Series[float] = (joined.ffill() if table == "validation" else joined).mean(axis=1)
-    return mean
->>>>>>> 76bd9977587ffdcf2401e5a50fd80b30e4d1ba36
 
 
 def _levels(runs: list[Run], column: str) -> Values | None:

@@ -78,7 +78,7 @@ def link(source: str | Path, target: str | Path) -> None:
 # --------------------------------------------------------------------------------------------- dvc.lock and the cache
 
 
-def drop_formerstages_in_lock() -> list[str]:
+def drop_former_stages() -> list[str]:
     """Remove the stages from dvc.lock that dvc.yaml and params.yaml no longer have; return their names.
 
     May be called from within a stage: DVC holds no lock while its command runs, and reads the file again afterwards.

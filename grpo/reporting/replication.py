@@ -92,7 +92,7 @@ def _winners(here: Replicate, there: Replicate) -> list[tuple[str, ...]]:
             continue
         shown = [f"{each['winner']} {format_interval(each)}" for each in (one, other)]
         if one["winner"] == other["winner"]:
-            found = SAME
+            found = str(SAME)
         elif setting_of(one["winner"]) == setting_of(other["winner"]):
             found = f"{SAME}, at another rate"
         else:

@@ -425,7 +425,8 @@ def validated(values: dict[str, Any], path: Path) -> Study:
             )
         if values.get("file") is not None and Path.cwd().is_relative_to(folders[0].resolve()):
             raise UserError(f"{path}: folder: {folder} contains the project, so its stages would depend on their own results.")
-        search_in(*folders)
+        with_package = [paths.shipped("studies")] if folder == STUDIES_FOLDER.as_posix() else []
+        search_in(*folders, *with_package)  # an installed package's studies have modules too
     try:
         return Study.model_validate(values)
     except ValidationError as error:

@@ -153,6 +153,8 @@ class Comparison:
             chains = [_CHAIN.search(text) is not None for text in (answer, truth)]
             if any(chains):
                 return all(chains) and self.same_chain(answer, truth)
+        if "=" not in answer + truth and (exact_value(answer) is not None or exact_value(truth) is not None):
+            return False
         members = (member_of(answer), member_of(truth))
         return self.inside.same(*members) if members != (answer, truth) else None
 
@@ -221,7 +223,10 @@ class Comparison:
         left, right = _difference(sides), _difference(true_sides)
         if left is None or right is None:
             return self.by_algebra(answer, truth)
-        return bool(ratio(left, right, self.effort) or ratio(cleared(left)[0], cleared(right)[0], self.effort))
+        if ratio(left, right, self.effort):
+            return True
+        (top, bottom), (true_top, true_bottom) = cleared(left), cleared(right)
+        return bool((bottom or true_bottom) and ratio(top, true_top, self.effort))
 
     def matrix(self, answer: str, truth: str) -> bool | None:
         rows, true_rows = matrix_rows(answer), matrix_rows(truth)

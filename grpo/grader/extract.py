@@ -60,6 +60,8 @@ def boxed_answer(text: str) -> str | None:
         rest = _EXCLAMATION.sub("", rest)
         lead = _BULLET.sub(r"\1", re.sub(r"(?<=[A-Za-z])!+", "", lead))
     before, after = _before(lead, answer), _after(rest)
+    if before.endswith(("(", "[")) != after.startswith((")", "]")):
+        before, after = before.rstrip("(["), after.lstrip(")]")
     if ("|" in before) != ("|" in after):
         before, after = before.replace("|", "").strip(), after.replace("|", "").strip()
     if (before or after) and _SUM.search(answer):

@@ -105,6 +105,8 @@ def assigned(text: str) -> list[tuple[str, str]]:
         names, values = [part[0] for part in parts], [part[1] for part in parts]
     if not 2 <= len(names) == len(values) == len(set(names)) or not all(map(is_name, names)):
         return []
+    if all("_" in name and name[0] == names[0][0] for name in names):
+        return []  # x_1, x_2: two values of x
     return list(zip(names, values, strict=True))
 
 

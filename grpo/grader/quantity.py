@@ -44,6 +44,7 @@ _LETTERS_OF_UNITS = re.compile(
     rf"|[gJ] ?/ ?(?:cm|mol|kg|ml|mL){_EXPONENT}?"
 )
 _SHORT_UNITS = frozenset(_UNITS["short"].split())
+_ORDINAL = re.compile(r"([0-9]+)(?:st|nd|rd|th|\^\{?(?:\\text\{)?(?:st|nd|rd|th)\}?\}?)")
 _RESIDUE = re.compile(r"([0-9]+)\\pmod\{([0-9]+)\}")
 
 
@@ -143,6 +144,8 @@ def split_unit(text: str, noun: bool = False) -> tuple[str, Unit]:
     for ending, unit in _ENDINGS.items():
         if text.endswith(ending) and len(text) > len(ending):
             return text[: -len(ending)], ((unit, 1),)
+    if ordinal := _ORDINAL.fullmatch(text):
+        return ordinal[1], ()
     if match := _FRACTION_UNIT.fullmatch(text):
         body, name = match[1], f"{match[2]}/{match[3]}"
     elif match := _TEXT_UNIT.fullmatch(text):
@@ -224,6 +227,8 @@ def _unit(words: list[str]) -> Unit:
             sign = -1
         elif name in {"square", "cubic"} and word != words[-1]:
             power = 2 if name == "square" else 3
+        elif name in {"squared", "cubed", "square", "cubic"} and last:
+            powers[last] *= 2 if name in {"squared", "square"} else 3
         else:
             last, _, below = name.partition("/")  # mph
             powers[last] = powers.get(last, 0) + sign * int(exponent or power)
@@ -330,6 +335,10 @@ def conversion(unit: Unit, other: Unit) -> Fraction | None:
 
 def _same_unit(unit: Unit, other: Unit) -> bool:
     """Whether two units need no conversion: "unit" is any length, and the words of one may contain the other's."""
+    for one, another in ((unit, other), (other, unit)):
+        if one[0][0] == "unit" != another[0][0]:
+            size = size_of(another)
+            return size is not None and size[0] == (("length", one[0][1]),)
     if {unit[0][0], other[0][0]} == {"pound", "sterling"}:  # "pounds" are of either kind
         return True
     if any(power < 0 for _, power in unit + other):

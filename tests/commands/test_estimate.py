@@ -54,7 +54,7 @@ def test_winners_of_another_study_do_not_count(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_counts_of_an_experiment_of_the_real_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five rates and three seeds of 200 steps of 256 rollouts on two GPUs, two checkpoints each; a step of 256 x (200 + 500) tokens takes 14 s."""
+    """Five rates and three seeds of 200 steps of 256 rollouts on two GPUs; 256 x (200 + 500) tokens take 14 s."""
     monkeypatch.chdir(tmp_path)  # nothing is at hand
     found = plan(study_named("math-2xh100"), False, None, 2.0)
     rates = found["experiments"]["grpo_learning_rate"]

@@ -92,7 +92,7 @@ test-adapters: dev ## Run the tests with verifiers, reasoning_gym, TRL and lm-ev
 ALL_FOUND := import sys; from importlib.util import find_spec; sys.exit(not all(map(find_spec, sys.argv[1:])))
 BARE := $(if $(filter test-gpu,$(MAKECMDGOALS)),$(shell test ! -e "$(BIN)/python" && \
 	$(PYTHON) -c '$(ALL_FOUND)' torch transformers pydantic pytest && echo yes))
-test-gpu: $(if $(BARE),,dev) ## Run tests and measurements on a GPU (at most 25 minutes)
+test-gpu: $(if $(BARE),,dev) ## Run tests and measurements on a GPU (at most 30 minutes)
 	@$(if $(BARE),echo "with $(PYTHON) as it is; what needs packages that it lacks is skipped")
 	@code=0; python=$(if $(BARE),$(PYTHON),python); $$python -m pytest -m gpu -rs tests/gpu/test_gpu.py || code=1; \
 		$$python benchmarks/gpu.py || code=1; exit $$code

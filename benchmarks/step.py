@@ -3,6 +3,9 @@ r"""Measure the seconds of one GRPO step of this project and of TRL's GRPOTraine
 ``make bench`` installs TRL in a separate environment and runs this. Both sample with the model in this process, train on their
 own rollouts, and take turns, so that a slow minute of the machine affects both. A random reward gives every group a signal. The
 first steps of each turn, in which layers are compiled, do not count.
+
+``--gpu`` does the same on a GPU with vLLM, with 32 x 8 responses of at most 1,024 tokens and a model of random weights in the
+shape of Qwen2.5-Math-1.5B, whose responses end after ``--mean-tokens`` on average (:mod:`benchmarks.gpu_parts.step`).
 """
 
 from __future__ import annotations
@@ -12,12 +15,18 @@ import json
 import platform
 import random
 import statistics
+import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the package need not be installed
 
 from grpo.common.process import fix_cpu_kernels, share_cpu_fairly
 from grpo.study.settings import LearnerSettings
@@ -42,6 +51,7 @@ from grpo.tasks.arithmetic import word_problems  # noqa: E402
 Times = dict[str, list[float]]
 PACKED = "packed (the default)"
 WARM_UP = 2
+COLUMNS = ("step", "rollout", "learner")
 BUDGET = 4096  # tokens of a row, as in the mini study
 
 
@@ -94,6 +104,14 @@ def ours(folder: Path, settings: argparse.Namespace, turn: int, budget: int | No
     learner = Learner(model, config, tokenizer.pad_token_id, LearnerSettings(max_tokens_per_microbatch=budget))
     engine = TransformersEngine(model, tokenizer)
     sampling = SamplingParams(1.0, 1.0, settings.new_tokens, settings.new_tokens)
+    return our_steps(engine, learner, sampling, tokenizer, settings, turn)
+
+
+def our_steps(
+    engine: Any, learner: Learner, sampling: SamplingParams, tokenizer: Any, settings: argparse.Namespace, turn: int
+) -> Times:
+    """Seconds of the steps of an engine and a learner."""
+    size = settings.prompts * settings.group
     texts = make_prompts(tokenizer, settings.prompts, settings.prompt_tokens)
     prompts = [tuple(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
     times: Times = {"step": [], "rollout": [], "learner": []}
@@ -108,6 +126,7 @@ def ours(folder: Path, settings: argparse.Namespace, turn: int, budget: int | No
             rollout.rewards, rollout.advantage = {"reward": reward}, advantage
         sampled = time.perf_counter()
         learner.update(rollouts)
+        engine.synchronize(learner.model, step + 1)
         end = time.perf_counter()
         times["step"].append(end - start)
         times["rollout"].append(sampled - start)
@@ -115,8 +134,12 @@ def ours(folder: Path, settings: argparse.Namespace, turn: int, budget: int | No
     return {key: values[WARM_UP:] for key, values in times.items()}
 
 
-def trl(folder: Path, settings: argparse.Namespace) -> Times:
-    """Run one turn of TRL's trainer: no KL term, one update per batch, generation in this process."""
+def trl(folder: Path, settings: argparse.Namespace, more: Mapping[str, Any] = MappingProxyType({})) -> Times:
+    """Run one turn of TRL's trainer: no KL term, one update per batch, generation in this process.
+
+    Args:
+        more: further arguments of its GRPOConfig, or other values.
+    """
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -144,7 +167,15 @@ def trl(folder: Path, settings: argparse.Namespace) -> Times:
             generation[0] += time.perf_counter() - start
             return made
 
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
+    precision = {"dtype": torch.bfloat16} if more.get("bf16") else {}
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa", **precision)
+    own: dict[str, Any] = {
+        "per_device_train_batch_size": size,
+        "gradient_accumulation_steps": 1,
+        "generation_kwargs": {"min_new_tokens": settings.new_tokens},
+        "use_cpu": True,
+        "bf16": False,
+    }
     with tempfile.TemporaryDirectory() as out:
         trainer = Timed(
             model=model,
@@ -153,28 +184,46 @@ def trl(folder: Path, settings: argparse.Namespace) -> Times:
             train_dataset=Dataset.from_dict({"prompt": texts * (settings.steps + WARM_UP)}),
             args=GRPOConfig(
                 output_dir=out,
-                per_device_train_batch_size=size,
-                gradient_accumulation_steps=1,
                 num_generations=settings.group,
                 max_completion_length=settings.new_tokens,
-                generation_kwargs={"min_new_tokens": settings.new_tokens},
                 temperature=1.0,
                 beta=0.0,
                 loss_type="grpo",
                 learning_rate=1e-5,
                 max_steps=settings.steps + WARM_UP,
-                use_cpu=True,
-                bf16=False,
                 gradient_checkpointing=False,
                 report_to=[],
                 save_strategy="no",
                 logging_strategy="no",
                 disable_tqdm=True,
+                **own | dict(more),
             ),
             callbacks=[Clock()],
         )
         trainer.train()
     return {key: values[WARM_UP:] for key, values in times.items()}
+
+
+def on_gpu(settings: argparse.Namespace) -> dict[str, Any]:
+    """Measure the ways of :mod:`benchmarks.gpu_parts.step`: for each its times, or why there are none."""
+    from benchmarks.gpu_parts import step
+
+    def measure(way: str, folder: Path) -> dict[str, Any]:
+        if way == step.TRL:
+            return dict(trl(folder, settings, step.trl_settings(settings)))
+        size = settings.prompts * settings.group
+        config = GrpoConfig(
+            rollout_batch_size=size,
+            train_batch_size=size,
+            group_size=settings.group,
+            gradient_accumulation_steps=1,
+            sampling_max_tokens=settings.new_tokens,
+            learning_rate=1e-6,
+        )
+        engine, learner, sampling = step.our_parts(way, folder, settings, config)
+        return dict(our_steps(engine, learner, sampling, load_tokenizer(folder), settings, 0))
+
+    return step.compare(settings, __file__, measure)
 
 
 def main() -> None:
@@ -187,9 +236,23 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5, help="number of measured steps per turn")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--without-trl", action="store_true", help="compare packed and padded microbatches only")
+    parser.add_argument("--gpu", action="store_true", help="on a GPU, with vLLM: 32 prompts of 150 tokens x 8")
+    parser.add_argument("--mean-tokens", type=float, default=500.0, help="with --gpu: mean length of responses without a limit")
+    parser.add_argument("--tiny", action="store_true", help="with --gpu: a tiny model on a CPU, without vLLM, to try the code")
+    parser.add_argument("--way", help=argparse.SUPPRESS)  # what a process that --gpu starts measures,
+    parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)  # and the model
     parser.add_argument("--out", type=Path, help="JSON file for the result")
+    if "--gpu" in sys.argv and "--tiny" not in sys.argv:
+        parser.set_defaults(prompts=32, prompt_tokens=150, new_tokens=1024, steps=2, threads=8)
     settings = parser.parse_args()
     start_threads(settings.threads)
+    if settings.gpu:
+        times = on_gpu(settings)
+        measured = {way: found for way, found in times.items() if "step" in found}
+        medians = {way: {key: statistics.median(found[key]) for key in COLUMNS} for way, found in measured.items()}
+        if medians:
+            report(settings, medians, next(iter(medians)), times)
+        return
     ways: dict[str, Any] = {
         PACKED: lambda folder, turn: ours(folder, settings, turn, BUDGET),
         "packed, compiled": lambda folder, turn: ours(folder, settings, turn, BUDGET, compiled=True),
@@ -205,20 +268,28 @@ def main() -> None:
                 for key, values in run(Path(name), turn).items():
                     measured[way][key] += values
     medians = {way: {key: statistics.median(values) for key, values in times.items()} for way, times in measured.items()}
-    base = medians[PACKED]
+    report(settings, medians, PACKED)
+
+
+def report(
+    settings: argparse.Namespace, medians: dict[str, dict[str, float]], first: str, each: Mapping[str, Any] | None = None
+) -> None:
+    """Print a table of median seconds, with their ratios to those of the way ``first``, and write the JSON file."""
+    base = medians[first]
     print(f"{settings.prompts} prompts of {settings.prompt_tokens} tokens x {settings.group}, {settings.new_tokens} new tokens")
-    columns = ("step", "rollout", "learner")
-    print(f"{'':24}" + "".join(f"{name + ', s':>12}{'ratio':>8}" for name in columns))
+    print(f"{'':24}" + "".join(f"{name + ', s':>12}{'ratio':>8}" for name in COLUMNS))
     for way, times in medians.items():
-        cells = [f"{times[name]:>12.3f}{times[name] / base[name]:>8.2f}" for name in columns]
+        cells = [f"{times[name]:>12.3f}{times[name] / base[name]:>8.2f}" for name in COLUMNS]
         print(f"{way:24}" + "".join(cells))
     if settings.out:
-        packages = ("torch", "transformers", *([] if settings.without_trl else ["trl"]))
+        packages = ("torch", "transformers", *(["vllm"] if settings.gpu else []), *([] if settings.without_trl else ["trl"]))
+        gpu = torch.cuda.get_device_name() if settings.gpu and torch.cuda.is_available() else ""
         about = {
             "date": datetime.now(UTC).date().isoformat(),
-            "machine": f"{platform.processor() or platform.machine()}, {settings.threads} threads",
-            "versions": {package: version(package) for package in packages},
-            "settings": {k: v for k, v in vars(settings).items() if k != "out"},
+            "machine": gpu or f"{platform.processor() or platform.machine()}, {settings.threads} threads",
+            "versions": {package: version(package) for package in packages if find_spec(package)},
+            "settings": {k: v for k, v in vars(settings).items() if k not in ("out", "way", "model")},
+            **({"each": each} if each else {}),
         }
         settings.out.parent.mkdir(parents=True, exist_ok=True)
         settings.out.write_text(json.dumps({**about, "median_seconds": medians}, indent=2) + "\n", encoding="utf-8")

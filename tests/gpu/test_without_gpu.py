@@ -15,6 +15,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.gpu import PARTS, keep, measured
+from benchmarks.gpu_parts.step import end_after
 from benchmarks.gpu_parts.tools import TINY, Batch, Row, Rows, Setting, make_model, needed_flops, plain_loss, real_tokens
 
 ROOT = Path(__file__).parents[2]
@@ -96,6 +97,15 @@ def test_the_tests_on_a_gpu_start_without_the_packages_of_the_pipeline() -> None
     result = run("-c", BARE_TESTS, CUDA_VISIBLE_DEVICES="", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "torch sees no GPU" in result.stdout and "failed" not in result.stdout
+
+
+def test_random_weights_end_responses_after_a_given_mean() -> None:
+    model = make_model(TINY, "cpu", torch.float32).eval()
+    end_after(model, 50.0)
+    with torch.no_grad():
+        logits = model(torch.randint(1, 512, (4, 40))).logits[:, 5:]
+    ends = torch.softmax(logits, dim=-1)[..., 0]
+    assert 1 / ends.mean().item() == pytest.approx(50, rel=0.02) and ends.std() < 0.1 * ends.mean()
 
 
 @pytest.mark.slow

@@ -158,10 +158,8 @@ def test_an_environment_that_speaks_gives_the_reward(chats: Tokenizer) -> None:
 
 def test_thoughts_call_nothing_and_half_a_call_is_none(chats: Tokenizer) -> None:
     call = CALL.format("multiply", "{}")
-    assert chats.tool_calls(f"<think>{call}</think>42", [], []) == []
-    assert chats.tool_calls(f"<think>{call}", [], []) == []
-    assert chats.tool_calls(f"<think>x</think>{call}<tool_call>", [], []) == [{"name": "multiply", "arguments": {}}]
-    assert chats.tool_calls("<tool_call>" * 100_000, [], []) == []
+    texts = [f"<think>{call}</think>42", f"<think>{call}", f"<think>x</think>{call}<tool_call>", "<tool_call>" * 100_000]
+    assert chats.tool_calls(texts, [[]] * 4, []) == [[], [], [{"name": "multiply", "arguments": {}}], []]
 
 
 @pytest.mark.parametrize(

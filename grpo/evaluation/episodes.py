@@ -154,9 +154,10 @@ def _answer(episodes: Sequence[Turns], sampler: Sampler, max_tokens: int) -> Non
     assert environment is not None
     if not environment.speaks:
         schemas = environment.schemas if sampler.format.chat else []
-        for episode in episodes:
-            before = [*episode.prompt, *episode.token_ids]
-            episode.calls = tokenizer.tool_calls(episode.messages[-1][1], before, schemas)
+        said = [episode.messages[-1][1] for episode in episodes]
+        before = [[*episode.prompt, *episode.token_ids] for episode in episodes]
+        for episode, calls in zip(episodes, tokenizer.tool_calls(said, before, schemas), strict=True):
+            episode.calls = calls
             episode.tool_calls += len(episode.calls)
             if not episode.calls:
                 episode.end()

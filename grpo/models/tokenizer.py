@@ -6,11 +6,8 @@ They use the library ``tokenizers`` directly: importing transformers takes longe
 from __future__ import annotations
 
 import json
-import os
 import reprlib
-import resource
-import signal
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import cached_property, partial
@@ -22,6 +19,7 @@ from tokenizers import Tokenizer as Backend
 
 from grpo.common.errors import UserError, reason
 from grpo.common.records import TOOL_CALL
+from grpo.models.foreign import keep_limits, try_out
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER, CONFIG, LEGACY_CONFIG = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
@@ -30,7 +28,6 @@ MODEL_CONFIG = "config.json"
 # What chat templates get for today (``strftime_now``), so that a prompt does not change from day to day. Llama's templates fall
 # back to this date.
 CHAT_DATE = datetime(2024, 7, 26)
-TEMPLATE_SECONDS, TEMPLATE_BYTES = 5, 1 << 30  # limits of rendering one chat
 # The tokenizer files of any version of transformers, and the file that names the tokens that end a response.
 FILES = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model"),
@@ -194,47 +191,40 @@ class Tokenizer:
         self._tried.clear()  # these chats do not come again
         return [tuple(ids) for ids in self([rest for *_, rest in after], add_special_tokens=False)["input_ids"]]
 
-    def tool_calls(self, text: str, before: Sequence[int], tools: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """Read the calls of tools in a turn: by the tokenizer's ``response_template``, else as ``<tool_call>JSON</tool_call>``.
+    def tool_calls(
+        self, texts: Sequence[str], before: Sequence[Sequence[int]], tools: Sequence[Mapping[str, Any]]
+    ) -> list[list[Any]]:
+        """Read the calls of tools in turns: by the tokenizer's ``response_template``, else as ``<tool_call>JSON</tool_call>``.
 
         Calls between ``<think>`` and ``</think>`` are thoughts.
 
         Args:
-            text: of the turn.
-            before: ids of the prompt and the history.
+            texts: of the turns.
+            before: ids of each turn's prompt and history.
             tools: their JSON schemas.
 
         Returns:
-            for each call a dictionary with ``name`` and ``arguments``, or what stands there instead.
+            for each turn its calls, each a dictionary with ``name`` and ``arguments``, or what stands there instead.
         """
-        if self._response_template is not None:
-            return self._by_response_template(text, self.decode(before), tools)
-        said, calls = text.rpartition("</think>")[2].partition("<think>")[0], []
-        for part in said.split(TOOL_CALL[0])[1:]:
-            content, closed, _ = part.partition(TOOL_CALL[1])
-            if closed:
-                try:
-                    calls.append(json.loads(content))
-                except (ValueError, RecursionError):
-                    calls.append(content)
-        return calls
+        if self._response_template is None:
+            return [_calls_in(text) for text in texts]
+        read = partial(self._parser.parse_response, tools=list(tools))
+        prefixes = [self.decode(ids) for ids in before]
+        parses = [partial(read, t, self._response_template, prefix=p) for t, p in zip(texts, prefixes, strict=True)]
+        found: list[list[Any]] = []
+        for parse, kept in zip(parses, keep_limits(parses), strict=True):  # its patterns are foreign
+            calls: Any = None
+            if kept:
+                with suppress(ValueError, TypeError, KeyError):  # half a call, or none
+                    calls = parse().get("tool_calls")
+            found.append([call.get("function", call) if isinstance(call, dict) else call for call in calls or []])
+        return found
 
     @cached_property
     def _parser(self) -> Any:
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast(tokenizer_object=self._backend)
-
-    def _by_response_template(self, text: str, before: str, tools: Sequence[Mapping[str, Any]]) -> list[Any]:
-        def parse() -> Any:
-            return self._parser.parse_response(text, self._response_template, prefix=before, tools=list(tools))
-
-        try:
-            try_out([parse])  # its patterns are foreign
-            calls = parse().get("tool_calls") or []
-        except (ValueError, TypeError, KeyError, TimeoutError, MemoryError):  # half a call, or none
-            return []
-        return [call.get("function", call) if isinstance(call, dict) else call for call in calls]
 
     def as_text(self, text: str) -> str:
         """Put a space into each added token of a text, as in ``< |im_end|>``, so that it is encoded as text.
@@ -377,42 +367,16 @@ def chat_date(folder: Path) -> str | None:
     return CHAT_DATE.date().isoformat() if any(b"strftime_now" in path.read_bytes() for path in templates) else None
 
 
-def try_out(renders: Sequence[Callable[[], object]]) -> None:
-    """Try a chat template in a forked process with limits of time and memory; in this process no signal would stop it.
-
-    The limit of time holds for each call, that of memory for all.
-
-    Raises:
-        TimeoutError, MemoryError: it exceeds a limit. Its other errors are ignored here; rendering raises them again.
-    """
-    child = os.fork()
-    if child == 0:
-        too_much = False
-        try:
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            signal.signal(signal.SIGPROF, signal.SIG_DFL)
-            memory = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-            hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-            most = memory + TEMPLATE_BYTES if hard == resource.RLIM_INFINITY else min(memory + TEMPLATE_BYTES, hard)
-            resource.setrlimit(resource.RLIMIT_AS, (most, hard))
-            for render in renders:
-                signal.setitimer(signal.ITIMER_PROF, TEMPLATE_SECONDS)  # then SIGPROF ends the process
-                try:
-                    render()
-                except MemoryError:
-                    raise
-                except Exception:  # of the template
-                    continue
-        except MemoryError:
-            too_much = True
-        except BaseException:  # the forked process must end here
-            pass
-        os._exit(too_much)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if code == 1:
-        raise MemoryError(f"it takes more than {TEMPLATE_BYTES >> 20} MiB")
-    if code:
-        raise TimeoutError(f"it takes longer than {TEMPLATE_SECONDS} s, or crashes")
+def _calls_in(text: str) -> list[Any]:
+    said, calls = text.rpartition("</think>")[2].partition("<think>")[0], []
+    for part in said.split(TOOL_CALL[0])[1:]:
+        content, closed, _ = part.partition(TOOL_CALL[1])
+        if closed:
+            try:
+                calls.append(json.loads(content))
+            except (ValueError, RecursionError):
+                calls.append(content)
+    return calls
 
 
 def _key(messages: Sequence[Mapping[str, str]], ask: bool, options: Mapping[str, Any]) -> str:

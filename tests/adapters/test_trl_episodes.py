@@ -162,6 +162,7 @@ def test_the_tokenizers_own_form_of_calls_is_read(folder: Path) -> None:
     config = folder / "tokenizer_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"response_template": RESPONSE_TEMPLATE}))
     own = Tokenizer.from_folder(folder)
-    for text in [turn for turns in TURNS for turn in turns]:
-        assert own.tool_calls(text, [], []) == plain.tool_calls(text, [], [])
-    assert own.tool_calls('<tool_call>{"name": "mul', [], []) == []
+    texts = [turn for turns in TURNS for turn in turns]
+    before: list[list[int]] = [[]] * len(texts)
+    assert own.tool_calls(texts, before, []) == plain.tool_calls(texts, before, [])
+    assert own.tool_calls(['<tool_call>{"name": "mul'], [[]], []) == [[]]

@@ -158,10 +158,8 @@ def test_an_environment_that_speaks_gives_the_reward(chats: Tokenizer) -> None:
 
 def test_thoughts_call_nothing_and_half_a_call_is_none(chats: Tokenizer) -> None:
     call = CALL.format("multiply", "{}")
-    assert chats.tool_calls(f"<think>{call}</think>42", [], []) == []
-    assert chats.tool_calls(f"<think>{call}", [], []) == []
-    assert chats.tool_calls(f"<think>x</think>{call}<tool_call>", [], []) == [{"name": "multiply", "arguments": {}}]
-    assert chats.tool_calls("<tool_call>" * 100_000, [], []) == []
+    texts = [f"<think>{call}</think>42", f"<think>{call}", f"<think>x</think>{call}<tool_call>", "<tool_call>" * 100_000]
+    assert chats.tool_calls(texts, [[]] * 4, []) == [[], [], [{"name": "multiply", "arguments": {}}], []]
 
 
 @pytest.mark.parametrize(
@@ -191,24 +189,13 @@ def test_a_group_begins_alike_and_has_room(chats: Tokenizer) -> None:
 # ------------------------------------------------------------------------------------------- with a model that samples
 
 
-class Talk:
-    """Ends nothing and answers with what it was told, so that episodes have three turns of random text."""
-
-    def reset(self, question: str) -> None:
-        self.said = 0
-
-    def step(self, text: str) -> str | None:
-        self.said += 1
-        return f" {self.said}: {len(text)} "
-
-
 PROBLEMS = [Problem(f"p/{i}", f"Mia has {i} apples.", str(i)) for i in range(5)]
 
 
 def sampled(
     tokenizer: Any, problems: list[Problem], rank: int = 0, size: int = 1, batch: int = 1024, model: Any = None
 ) -> list[Rollout]:
-    task = make_task({"use": "test_episodes:Sums", "environment": "test_episodes:Talk", "max_turns": 3})
+    task = make_task({"use": "test_episodes:Sums", "environment": "environment_parts:Talk", "max_turns": 3})
     stop, model = (tuple("eaiou13,"), model) if model else (("e", "1"), model_for(tokenizer))
     world = World(rank, size)
     sampler = Sampler(

@@ -268,8 +268,8 @@ def test_of_several_chat_templates_the_default_counts(like_qwen: Path) -> None:
 def test_a_chat_template_that_loops_or_fails_is_one_message(
     like_qwen: Path, template: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("grpo.models.tokenizer.TEMPLATE_SECONDS", 1)
-    monkeypatch.setattr("grpo.models.tokenizer.TEMPLATE_BYTES", 256 << 20)
+    monkeypatch.setattr("grpo.models.foreign.SECONDS", 1)
+    monkeypatch.setattr("grpo.models.foreign.BYTES", 256 << 20)
     files = files_of(like_qwen)
     with pytest.raises(UserError, match=r"^prompt: the model's chat template refuses messages of user: ") as refused:
         Tokenizer(files | {"chat_template.jinja": template.encode()}).chat_ids(CHATS[0])
@@ -278,7 +278,7 @@ def test_a_chat_template_that_loops_or_fails_is_one_message(
 
 def test_the_limits_of_a_chat_template_hold_for_each_chat(like_qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after chats that kept them, and where many are tried at once."""
-    monkeypatch.setattr("grpo.models.tokenizer.TEMPLATE_SECONDS", 1)
+    monkeypatch.setattr("grpo.models.foreign.SECONDS", 1)
     loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     template = f"{{% if messages[0].content == 'second' %}}{loops}{{% endif %}}Mia"
     tokenizer = Tokenizer(files_of(like_qwen) | {"chat_template.jinja": template.encode()})

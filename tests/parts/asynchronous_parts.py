@@ -25,6 +25,7 @@ from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import Asynchronous, GrpoConfig
 from grpo.tasks.formats import QUESTION_ONLY
+from grpo.tasks.task import Format
 from grpo.tracking.run_log import RunLog
 from grpo.training.asynchronous import actors as actors_module
 from grpo.training.asynchronous.loop import train_grpo_asynchronously
@@ -192,6 +193,7 @@ def run(
     folder: Path,
     meanwhile: Callable[[Any], None] = lambda pipeline: None,
     sends: bool = False,
+    format: Format = QUESTION_ONLY,
 ) -> tuple[RunLog, dict[str, Any]]:
     """Train asynchronously.
 
@@ -205,7 +207,7 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
     one = {"num_cpus": 1.0}
-    setup = setup_of(config, problems(10), QUESTION_ONLY, score=by(contains_a_t))
+    setup = setup_of(config, problems(10), format, score=by(contains_a_t))
     with start_actors(setup, generator, learner, one, one, sends) as (pipeline, remote):
         meanwhile(pipeline)
         with saved_every(3, folder, {"learner": remote}) as saved:  # while the learner trains and sends

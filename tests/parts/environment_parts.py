@@ -98,6 +98,17 @@ class Guess:
         return 1.0 / self.tries
 
 
+class Talk:
+    """Ends nothing and answers with what it was told, so that episodes have three turns of random text."""
+
+    def reset(self, question: str) -> None:
+        self.said = 0
+
+    def step(self, text: str) -> str | None:
+        self.said += 1
+        return f" {self.said}: {len(text)} "
+
+
 class Undecided:
     """Begins two episodes of one question differently."""
 

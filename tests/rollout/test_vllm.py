@@ -14,17 +14,19 @@ from typing import Any
 
 import pytest
 import torch
+from environment_parts import Talk
 from learner_parts import as_rollouts
 from model_parts import FOR_VLLM, MIXTURES, byte_level, tiny_checkpoint, tiny_model
 from pipeline_parts import ROOT, sh
 from ruamel.yaml import YAML
 from study_parts import ASYNCHRONOUS, Edit, activate, needed_selections, shard_learner
 from training_parts import read_csv, scored
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.common.errors import UserError
 from grpo.common.files import write_json
-from grpo.common.records import Rollout
+from grpo.common.records import Problem, Rollout
+from grpo.evaluation.evaluate import Sampler, sample_rollouts
 from grpo.handouts import evaluate_vllm
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
@@ -35,6 +37,8 @@ from grpo.rollout.vllm_weights import checksums_of_policy, checksums_of_vllm, re
 from grpo.study.methods import GrpoConfig
 from grpo.study.settings import LearnerSettings
 from grpo.tasks import formats
+from grpo.tasks.environment import Environment
+from grpo.tasks.task import Format
 from grpo.training.asynchronous.transfer import Weights, weights_to_send
 
 pytestmark = pytest.mark.vllm
@@ -125,6 +129,40 @@ def test_completions_of_episodes_have_limits_of_their_own(served: Any) -> None:
         sampled = as_rollouts(prompts, groups)
         for rollout, log_probs in zip(sampled, make_learner(served.model, 1.0).log_probs(sampled), strict=True):
             assert torch.tensor(rollout.completion.log_probs) == pytest.approx(log_probs, abs=2e-2)  # no stop token is drawn
+
+
+def test_an_episode_of_several_turns(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each turn is asked with the ids as they were sampled and written; log-probs are transformers', on the sampled tokens."""
+    asked: list[list[list[int]]] = []
+    generate = VllmEngine.generate
+
+    def noting(self: VllmEngine, prompts: Any, *rest: Any) -> Any:
+        asked.append([list(prompt) for prompt in prompts])
+        return generate(self, prompts, *rest)
+
+    monkeypatch.setattr(VllmEngine, "generate", noting)
+    environment = Environment("environment_parts:Talk", max_turns=3)
+    sampler = Sampler(served.engine, served.tokenizer, Format("{question}", stop=("e", "a"), environment=environment), None)
+    problems = [Problem(f"p/{i}", text, "") for i, text in enumerate(("Mia has 3 apples.", "How many"))]
+    found = sample_rollouts(sampler, problems, SamplingParams(max_tokens=60, stop=("e", "a")), 4, seed=1)
+    reference = AutoModelForCausalLM.from_pretrained(served.folder)
+    assert {len(rollout.completion.observations) for rollout in found} >= {2}
+    histories: list[list[list[int]]] = [[list(rollout.prompt_ids) for rollout in found[::4]], [], []]
+    for rollout in found:
+        completion, start, environment_of_it = rollout.completion, len(rollout.prompt_ids), Talk()
+        environment_of_it.reset("")
+        ids = [*rollout.prompt_ids, *completion.token_ids]
+        for turn, (first, end) in enumerate(completion.observations):
+            histories[turn + 1].append(ids[: start + end])
+            said = completion.episode.messages[2 * turn][1]
+            assert served.tokenizer.decode(completion.token_ids[first:end]) == environment_of_it.step(said)
+        read = {place for span in completion.observations for place in range(*span)}
+        sampled = [place for place in range(len(completion.token_ids)) if place not in read]
+        with torch.no_grad():
+            each = torch.log_softmax(reference(torch.tensor([ids])).logits[0, :-1], dim=-1)
+        each = each.gather(-1, torch.tensor(ids)[1:, None])[start - 1 :, 0]
+        assert each[sampled].tolist() == pytest.approx(completion.log_probs, abs=1e-3)
+    assert asked == histories
 
 
 def test_a_seed_fixes_the_samples_and_another_changes_them(served: Any) -> None:

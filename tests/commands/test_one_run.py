@@ -290,6 +290,14 @@ def test_a_file_of_rows_becomes_a_task_and_its_validation_set(lab: Path) -> None
     assert [own["evaluation"][key] for key in counts] == [2, 3, 1]
 
 
+def test_modules_in_studies_are_found_without_a_study(lab: Path) -> None:
+    (lab / "studies").mkdir()
+    (lab / "studies/in_studies.py").write_text("def reward(completions, **columns):\n    return [1.0] * len(completions)\n")
+    settings = ["grpo.reward=in_studies:reward", "grpo.prompt=plain"]
+    one = composed(RunOptions("model", "letters_of_a_run:Letters", settings, 0, "base"), Path("try"))
+    assert validated(one, Path("--set")).grpo.reward == "in_studies:reward"
+
+
 def test_claims_about_a_studys_arms_do_not_keep_a_single_run_from_its_values(lab: Path) -> None:
     arms = "{high: {learning_rate: 1e-2}, low: {}}"
     claims = "claims: [{arm: high, beats: low, by: 0.05}]\n"

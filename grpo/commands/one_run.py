@@ -72,7 +72,9 @@ def one_run(options: RunOptions, out: Path, resume: bool) -> None:
         _train()
         return
     tracking_uri()
-    goes_on = resume and options == RunOptions(None, None, [], 0, BASE) and (out / PARAMS_FILE).exists()
+    goes_on = resume and options == RunOptions(None, None, [], 0, BASE)
+    if goes_on and not (out / PARAMS_FILE).exists():
+        raise UserError(f"--out {out}: holds no run to continue. Correct the path, or leave out --resume.")
     values = read_mapping(out / PARAMS_FILE) if goes_on else composed(options, out)
     require_own_code_of_all(validated(values, Path("--set")))
     lock = out.with_name(f".{out.name}.lock")

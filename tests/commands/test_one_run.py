@@ -220,6 +220,7 @@ def test_settings_are_yaml_and_lie_over_one_another() -> None:
         ({"settings": ["grpo.learning_rate=-1"]}, "try", "grpo.learning_rate: input should be greater than 0"),
         ({"settings": ["grpo.rollout_batch_size=512"]}, "try", "64 problems are asked for"),
         ({}, "model", "already exists and holds no run"),
+        ({"model": None, "task": None}, "try", "holds no run to continue"),
     ],
 )
 def test_a_mistake_leaves_nothing_behind(asked: dict[str, Any], out: str, message: str, lab: Path) -> None:
@@ -228,7 +229,8 @@ def test_a_mistake_leaves_nothing_behind(asked: dict[str, Any], out: str, messag
     (lab / "other.jsonl").write_text('{"question": "1", "reply": "1"}\n' * 2)
     before = sorted(lab.rglob("*"))
     with pytest.raises(UserError) as error:
-        one_run(RunOptions("model", "sums.jsonl", [], 0, "base")._replace(**asked), lab / out, resume=False)
+        options = RunOptions("model", "sums.jsonl", [], 0, "base")._replace(**asked)
+        one_run(options, lab / out, resume=options.task is None)
     assert message in str(error.value)
     assert sorted(lab.rglob("*")) == before
 

@@ -26,7 +26,7 @@ from grpo.common.world import started_by_torchrun
 from grpo.common.yaml_file import read_mapping, to_yaml
 from grpo.models import require_checkpoint
 from grpo.study import paths
-from grpo.study.compose import changes, compose, merge, study_path
+from grpo.study.compose import STUDIES_FOLDER, changes, compose, merge, study_path
 from grpo.study.effective import effective_run
 from grpo.study.methods import with_objective
 from grpo.study.schema import PARAMS_FILE, Study, check_name, load_study, validated
@@ -72,7 +72,9 @@ def one_run(options: RunOptions, out: Path, resume: bool) -> None:
         _train()
         return
     tracking_uri()
-    goes_on = resume and options == RunOptions(None, None, [], 0, BASE) and (out / PARAMS_FILE).exists()
+    goes_on = resume and options == RunOptions(None, None, [], 0, BASE)
+    if goes_on and not (out / PARAMS_FILE).exists():
+        raise UserError(f"--out {out}: holds no run to continue. Correct the path, or leave out --resume.")
     values = read_mapping(out / PARAMS_FILE) if goes_on else composed(options, out)
     require_own_code_of_all(validated(values, Path("--set")))
     lock = out.with_name(f".{out.name}.lock")
@@ -99,8 +101,9 @@ def composed(options: RunOptions, out: Path) -> dict[str, Any]:
     file, overlay = study_path(options.study), given_values(options.settings)
     values = compose(file)
     values.pop("claims", None)  # they are on its arms
-    # The task's modules and data files lie here or beside the study's file.
+    # The task's modules and data files lie here, beside the study's file or in studies/.
     own = [] if file.parent.resolve() == paths.shipped("studies").resolve() else [file.parent.absolute()]
+    own += [STUDIES_FOLDER.absolute()] if STUDIES_FOLDER.is_dir() else []
     folders = dict.fromkeys((Path.cwd(), *own))
     search_in(*folders)
     main: dict[str, Any] = {key: values[key][MAIN] for key in ("tasks", "models")}

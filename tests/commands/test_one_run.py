@@ -220,6 +220,7 @@ def test_settings_are_yaml_and_lie_over_one_another() -> None:
         ({"settings": ["grpo.learning_rate=-1"]}, "try", "grpo.learning_rate: input should be greater than 0"),
         ({"settings": ["grpo.rollout_batch_size=512"]}, "try", "64 problems are asked for"),
         ({}, "model", "already exists and holds no run"),
+        ({"model": None, "task": None}, "try", "holds no run to continue"),
     ],
 )
 def test_a_mistake_leaves_nothing_behind(asked: dict[str, Any], out: str, message: str, lab: Path) -> None:
@@ -228,7 +229,8 @@ def test_a_mistake_leaves_nothing_behind(asked: dict[str, Any], out: str, messag
     (lab / "other.jsonl").write_text('{"question": "1", "reply": "1"}\n' * 2)
     before = sorted(lab.rglob("*"))
     with pytest.raises(UserError) as error:
-        one_run(RunOptions("model", "sums.jsonl", [], 0, "base")._replace(**asked), lab / out, resume=False)
+        options = RunOptions("model", "sums.jsonl", [], 0, "base")._replace(**asked)
+        one_run(options, lab / out, resume=options.task is None)
     assert message in str(error.value)
     assert sorted(lab.rglob("*")) == before
 
@@ -288,6 +290,14 @@ def test_a_file_of_rows_becomes_a_task_and_its_validation_set(lab: Path) -> None
     own = composed(RunOptions("model", "sums.jsonl", settings, 0, "base"), Path("try"))
     assert own["tasks"]["main"]["answer"] == "problem"
     assert [own["evaluation"][key] for key in counts] == [2, 3, 1]
+
+
+def test_modules_in_studies_are_found_without_a_study(lab: Path) -> None:
+    (lab / "studies").mkdir()
+    (lab / "studies/in_studies.py").write_text("def reward(completions, **columns):\n    return [1.0] * len(completions)\n")
+    settings = ["grpo.reward=in_studies:reward", "grpo.prompt=plain"]
+    one = composed(RunOptions("model", "letters_of_a_run:Letters", settings, 0, "base"), Path("try"))
+    assert validated(one, Path("--set")).grpo.reward == "in_studies:reward"
 
 
 def test_claims_about_a_studys_arms_do_not_keep_a_single_run_from_its_values(lab: Path) -> None:

@@ -77,8 +77,7 @@ def test_an_exception_is_told_by_its_place(call: Callable[[], object], begins: s
     with pytest.raises(UserError) as told:
         call()
     message = str(told.value)
-    assert message.startswith(begins) and f"{place}" in message and "\n" not in message
-    assert message.count(f"{folder}/") == 1
+    assert message.startswith(begins) and place in message and "\n" not in message
 
 
 def test_a_full_disk_is_no_mistake_of_the_code(folder: Path) -> None:

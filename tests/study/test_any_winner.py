@@ -24,7 +24,7 @@ SWEEP = {
 FOCUS = {"on_policy": {"epochs_per_rollout_batch": 1, "train_batch_size": 64}, "best_1": {"off_policy_rank": 1}}
 
 
-def small(**arms: dict[str, dict[str, Any]]) -> Study:
+def small(arms: dict[str, Any] | None = None) -> Study:
     """A study of the experiments up to the KL's, of which those before the sweep have one arm."""
     chosen = {
         "grpo_learning_rate": {"1e-3": {"learning_rate": 1e-3}},
@@ -35,7 +35,7 @@ def small(**arms: dict[str, dict[str, Any]]) -> Study:
         FOCUSED: FOCUS,
         CLIP_ABLATION: {"long": {}, "short": SHORT},
         KL: {"best": {"keep_steps": [8, 40]}},
-    } | arms
+    } | (arms or {})
 
     def only(values: dict[str, Any]) -> None:
         values["experiments"] = {name: values["experiments"][name] | {"arms": own} for name, own in chosen.items()}
@@ -74,17 +74,17 @@ def fails_for_a_winner(study: Study) -> bool:
 
 
 STUDIES = {
-    "all fit": small(**{FOCUSED: FOCUS | {"best_1": {"off_policy_rank": 1, "n_grpo_steps": 48}}}),
+    "all fit": small({FOCUSED: FOCUS | {"best_1": {"off_policy_rank": 1, "n_grpo_steps": 48}}}),
     "the winner may have the sweep's 20 steps": small(),
-    "its own steps come first": small(**{KL: {"best": {"keep_steps": [8, 40], "n_grpo_steps": 40}}}),
+    "its own steps come first": small({KL: {"best": {"keep_steps": [8, 40], "n_grpo_steps": 40}}}),
     "a shorter winner": small(
-        **{FOCUSED: {"best_1": {"off_policy_rank": 1, "n_grpo_steps": 48}}, KL: {"best": {"keep_steps": [48]}}}
+        {FOCUSED: {"best_1": {"off_policy_rank": 1, "n_grpo_steps": 48}}, KL: {"best": {"keep_steps": [48]}}}
     ),
     "what the shorter winner changes is not taken over on-policy": small(
-        **{FOCUSED: {"on_policy": {"n_grpo_steps": 48} | FOCUS["on_policy"]}, CLIP_ABLATION: {"short": {"n_grpo_steps": 24}}}
+        {FOCUSED: {"on_policy": {"n_grpo_steps": 48} | FOCUS["on_policy"]}, CLIP_ABLATION: {"short": {"n_grpo_steps": 24}}}
     ),
     "lengths that do not fit": small(
-        **{
+        {
             FOCUSED: {"least": {"sampling_min_tokens": 12, "n_grpo_steps": 48}},
             CLIP_ABLATION: {"most": {"sampling_max_tokens": 8}},
         }

@@ -55,7 +55,8 @@ def no_exit(what: str) -> Iterator[None]:
 def own_errors(what: str) -> Iterator[None]:
     """:func:`no_exit`; and turn any other exception of the study's own code into a UserError with its place; a decorator too.
 
-    Exceptions that the command line explains, such as a full disk or no memory, are passed on.
+    Exceptions that the command line explains, such as a full disk or no memory, are passed on, and those of this package too:
+    they went through no own code, and a call did not fail by its arguments (TypeError).
     """
     try:
         with no_exit(what):
@@ -63,18 +64,23 @@ def own_errors(what: str) -> Iterator[None]:
     except (UserError, ToBeResumed):
         raise
     except Exception as error:
-        if explain_os_error(error) or is_out_of_memory(error):
+        ours = not isinstance(error, TypeError | SyntaxError) and not _own_frames(error)
+        if ours or explain_os_error(error) or is_out_of_memory(error):
             raise
         at = f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else _place(error)
         raise UserError(f"{what}: {at}: {reason(error)}. Correct it there, and run the same command again.") from error
 
 
-def _place(error: BaseException) -> str:
-    """FILE:LINE of the last call in the study's own code: neither of Python, nor of a package, nor of this one."""
+def _own_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """The calls of a traceback that are in the study's own code: neither of Python, nor of a package, nor of this one."""
     library = ("<", str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(library)] or frames
-    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+    return [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(library)]
+
+
+def _place(error: BaseException) -> str:
+    """FILE:LINE of the last call in the study's own code, else of the last one."""
+    frames = _own_frames(error) or traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 
 RESUME_ME = 75  # its exit code: EX_TEMPFAIL of sysexits.h, "try again later"

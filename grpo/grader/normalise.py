@@ -11,6 +11,8 @@ import tomllib
 import unicodedata
 from pathlib import Path
 
+from grpo.grader.split import top_level
+
 _SPELLING = tomllib.loads(Path(__file__).with_name("spelling.toml").read_text(encoding="utf-8"))
 _CHARACTERS = str.maketrans({sign: latex for signs, latex in _SPELLING["characters"].items() for sign in signs})
 _COMMANDS = {name: meaning for meaning, names in _SPELLING["commands"].items() for name in names.split()}
@@ -230,5 +232,21 @@ def _unwrap(text: str) -> str:
             whole = _WHOLE_TEXT.fullmatch(text) or _WHOLE_BOX.fullmatch(text)
             if whole:
                 text = whole.group(1)
+        elif text.startswith("{"):
+            text = _without_outer_braces(text)
         if text == before:
             return text
+
+
+def _without_outer_braces(text: str) -> str:
+    """Remove the braces of ``{{5}}``; a list keeps one pair, as it is a set."""
+    escaped = re.sub(r"\\[{}]", "  ", text)
+    leading = len(escaped) - len(escaped.lstrip("{"))
+    trailing = len(escaped) - len(escaped.rstrip("}"))
+    depth = enclosing = leading
+    for character in escaped[leading : len(escaped) - trailing]:
+        depth += (character == "{") - (character == "}")
+        enclosing = min(enclosing, depth)
+    enclosing = min(enclosing, trailing)
+    inner = text[enclosing : len(text) - enclosing]
+    return "{" + inner + "}" if enclosing and len(top_level(inner, ",;")) > 1 else inner

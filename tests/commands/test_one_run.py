@@ -174,7 +174,7 @@ def test_a_run_that_ended_in_an_episode_goes_on_to_the_same_bytes(lab: Path, mon
 
     turns, echo_of_a_run.Echo.turns = echo_of_a_run.Echo.turns, 0
     monkeypatch.setenv("STOP_AT_TURN", str(turns // 2))
-    with pytest.raises(RuntimeError, match="in the middle of an episode"):
+    with pytest.raises(UserError, match="RuntimeError: in the middle of an episode"):
         one_run(options, Path("ended"), resume=False)
     monkeypatch.delenv("STOP_AT_TURN")
     one_run(options, Path("ended"), resume=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from pathlib import Path
 
@@ -26,17 +25,6 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_every_fault_has_a_test_that_exists() -> None:
-    rows = [line for line in (DOCS / "faults.md").read_text().splitlines() if line.startswith("| ")][1:]
-    assert len(rows) > 15
-    for row in rows:
-        named = re.findall(r"`([\w/]+\.py)::(\w+)`", row.split("|")[3])
-        assert named, row
-        for file, test in named:
-            (path,) = (ROOT / "tests").rglob(file)
-            assert f"def {test}(" in path.read_text(), f"{file}::{test}"
-
-
 def test_every_link_leads_somewhere() -> None:
     broken, followed = [], 0
     for page in PAGES:
@@ -51,17 +39,10 @@ def test_every_link_leads_somewhere() -> None:
     assert followed > 100
 
 
-def test_the_chain_of_experiments_is_as_it_is_drawn() -> None:
-    """One that somebody adds need not be drawn."""
-    experiments, page = parse_yaml(ROOT / "params.yaml")["experiments"], (DOCS / "study.md").read_text()
-    drawing = re.search(r"^```mermaid\n(.*?)^```$", page, re.M | re.S)
-    assert drawing
-    chains = [line.split(" --> ") for line in drawing[1].splitlines()[1:]]
-    drawn = [(before.strip(), after) for chain in chains for before, after in itertools.pairwise(chain)]
-    assert len(drawn) == 13
-    assert [pair for pair in drawn if experiments[pair[1]].get("builds_on") != pair[0]] == []
-    described = re.findall(r"^\| `(\w+)` \|", page, re.M)
-    assert len(described) > 12 and set(experiments) <= set(described)
+def test_every_experiment_is_described() -> None:
+    """One that somebody adds need not be."""
+    described = re.findall(r"^- `(\w+)`: ", (DOCS / "study.md").read_text(), re.M)
+    assert set(parse_yaml(ROOT / "params.yaml")["experiments"]) <= set(described)
 
 
 def test_the_reward_the_advantage_and_the_loss_of_the_docs_do_what_is_said(

@@ -6,6 +6,7 @@ the rows of a file instead: `question`, and `answer` with the short answer behin
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,8 @@ def run(*command: str) -> None:
     if shutil.which(command[0]) is None:
         print(f"{command[0]} is not on PATH. Activate the environment first: `. .venv/bin/activate`.", file=sys.stderr)
         sys.exit(2)
-    if code := subprocess.run(command).returncode:
+    # DVC runs commands with the login shell; that of a service user may be /bin/false.
+    if code := subprocess.run(command, env=os.environ | {"SHELL": "/bin/sh"}).returncode:
         sys.exit(code)
 
 

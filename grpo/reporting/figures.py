@@ -21,7 +21,7 @@ from grpo.study import paths
 from grpo.study.schema import Study
 
 READABLE = 0.04  # smallest share of a bar with a number in it
-MOST_PANELS = 6
+MOST_PANELS = 7
 OVERVIEW = (FORM, GIVEN_FORM, LENGTH)  # beside the reward, as PANELS
 PANELS = (ENTROPY, LENGTH, NORM)  # of each experiment
 REWARD = "train/"  # in FURTHER: the reward by which the study compares runs

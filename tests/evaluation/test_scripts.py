@@ -28,3 +28,8 @@ def test_figures_are_shown_when_the_stage_is_up_to_date(tmp_path: Path) -> None:
     shown = script("best_of_n.py", str(tmp_path)).stdout
     for prompt, values in sampled.items():
         assert all(f"{prompt}, N = {n}: pass {kinds['pass']['value']:.3f} (" in shown for n, kinds in values["n"].items())
+
+
+def test_without_the_environment_there_is_one_message() -> None:
+    done = script("zero_shot.py", "/nowhere")
+    assert done.returncode == 2 and done.stderr.startswith("dvc is not on PATH.") and "Traceback" not in done.stderr

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from hostile import CASES
 from ruamel.yaml import YAML
 
 from grpo.grader.grader import cheap_verdict
@@ -57,6 +58,11 @@ def test_the_pairs_are_many_and_of_both_kinds() -> None:
         assert group["equal"] and group["different"], category
     equal = sum(pair.equal for pair in PAIRS)
     assert 0.4 < equal / len(PAIRS) < 0.6
+
+
+def test_the_docs_count_the_pairs_and_the_hostile_responses() -> None:
+    page = (Path(__file__).parents[2] / "docs/grader.md").read_text()
+    assert f"{len(PAIRS):,} labelled pairs, {len(CASES)} hostile responses" in page
 
 
 def test_no_pair_is_there_twice() -> None:

@@ -25,6 +25,7 @@ async def later(completions, **columns): return json.loads("no")
 def advantage(rewards, lengths): return rewards @ lengths
 def loss(inputs): return 1 / 0
 def full(completions, **columns): raise OSError(28, "No space left on device", "/cache")
+def ends(completions, **columns): raise SystemExit(0)
 class Fails(Task):
     formats = {"plain": Format("{question}")}
     def problems(self, split): return []
@@ -55,6 +56,7 @@ ONES = torch.ones(2, 3)
 CASES: list[tuple[Callable[[], object], str, str]] = [
     (lambda: reward("reward"), "reward: fails_here:reward: ", "fails_here.py:3: KeyError: 'level'"),
     (lambda: reward("later"), "reward: fails_here:later: ", "fails_here.py:4: JSONDecodeError: "),
+    (lambda: reward("ends"), "reward: fails_here:ends: ", "fails_here.py:8 ends the program (exit code 0)"),
     (
         lambda: own_advantages("fails_here:advantage", {}, ONES, ONES),
         "advantage: fails_here:advantage: ",
@@ -64,15 +66,15 @@ CASES: list[tuple[Callable[[], object], str, str]] = [
     (
         lambda: make_task({"use": "fails_here:Fails"}, "tasks.main").score("plain", PROBLEMS, ["2"]),
         "",
-        "fails_here.py:11: IndexError: ",
+        "fails_here.py:12: IndexError: ",
     ),
-    (lambda: make_task({"use": "fails_here:Refuses"}, "tasks.main"), "tasks.main: ", "fails_here.py:13: FileNotFoundError: "),
+    (lambda: make_task({"use": "fails_here:Refuses"}, "tasks.main"), "tasks.main: ", "fails_here.py:14: FileNotFoundError: "),
     (lambda: import_object("fails_at_once:x"), "fails_at_once:x: ", "fails_at_once.py:2: ZeroDivisionError: "),
     (lambda: import_object("no_python:x"), "no_python:x: ", "no_python.py:2: SyntaxError: "),
 ]
 
 
-@pytest.mark.parametrize(("call", "begins", "place"), CASES, ids=[place.split(": ")[1] for _, _, place in CASES])
+@pytest.mark.parametrize(("call", "begins", "place"), CASES, ids=[place for _, _, place in CASES])
 def test_an_exception_is_told_by_its_place(call: Callable[[], object], begins: str, place: str, folder: Path) -> None:
     with pytest.raises(UserError) as told:
         call()

@@ -89,7 +89,13 @@ def test_a_term_is_explained_once_in_each_part() -> None:
 
 
 @pytest.mark.parametrize(
-    "hostile", ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "[a](javascript:alert(1))"]
+    "hostile",
+    [
+        "</script><script>alert(1)</script>",
+        "<img src=x onerror=alert(1)>",
+        "[a](javascript:alert(1))",
+        "![x](//evil.example/p.png)",
+    ],
 )
 def test_what_a_stranger_wrote_stays_text(hostile: str) -> None:
     page = Body({}, ["e"]).of(f"# {hostile}\n\n## Experiments\n\n### {hostile}: {hostile}\n\n{hostile}\n\n> {hostile}\n")

@@ -73,6 +73,7 @@ def test_it_is_one_file_that_asks_for_nothing(finished: Path) -> None:
     html = re.sub(r"<script.*?</script>", "", text, flags=re.S)
     assert len(text.encode()) < LARGEST
     assert not re.findall(r'(?:src|href)="(?:https?:)?//', html) and "@import" not in html
+    assert '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'' in html
     assert all(source.startswith("data:") for source in re.findall(r'src="([^"]*)"', html))
     links = {link for link in re.findall(r'href="([^"#][^"]*)"', html) if not link.startswith("data:")}
     assert [link for link in links if not (finished / "reports" / link).exists()] == []

@@ -16,7 +16,7 @@ from study_parts import study_named, with_values
 from grpo.common.errors import UserError
 from grpo.common.files import write_json
 from grpo.results import claims as judging
-from grpo.results.evidence import evidence_of
+from grpo.results.evidence import evidence_of, has_collapsed
 from grpo.results.published import KNOWN, digest_of, known_claims, read_published, written
 from grpo.results.replication import Replicate, write_replication
 from grpo.results.runs import Run
@@ -85,6 +85,15 @@ def judge_claims(study: Study) -> list[Verdict]:
 
 def by_id(verdicts: list[Verdict]) -> dict[str, Verdict]:
     return {verdict.id: verdict for verdict in verdicts}
+
+
+@pytest.mark.parametrize(("end", "collapsed"), [(0.04, True), (0.07, False)])
+def test_a_fall_between_evaluations_is_judged_by_groups(end: float, collapsed: bool) -> None:
+    """Half of 8 groups at the best of 48 steps: Wilson's lower end at .05 / 48 is .123; of 64 rollouts it were .313."""
+    run = made_up("e", "a", 0, 0.0, end, steps=48)
+    run.history["train/answer_reward"] = [0.5, *[end] * 47]
+    run.config["config"] |= {"rollout_batch_size": {"value": 64}, "group_size": {"value": 8}}
+    assert has_collapsed(run) is collapsed
 
 
 # ---------------------------------------------------------------------------------------------------- published claims

@@ -441,6 +441,10 @@ def test_a_server_that_is_away_is_asked_ever_more_rarely(folder: Path, monkeypat
     [
         "http://me:pa5w0rd@{}",
         "http://me:pa5?w0rd@{}",
+        "http://pa5w0rd@{}",
+        "http://me:pa5@w0rd@{}",
+        "http://me:pa5/w0rd@{}",
+        "http://me:pa5 w0rd@{}",
         "http://{}/#pa5w0rd",
         "postgresql://me:pa5w0rd@{}/db?password=pa5w0rd",
     ],

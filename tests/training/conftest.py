@@ -37,6 +37,7 @@ def on_the_cluster(cluster: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     """Use this module's cluster. Each run must free it, or the next one has no room."""
     import ray
 
+    ray.shutdown()  # a run of another module leaves its own
     monkeypatch.setenv("RAY_ADDRESS", cluster)
     yield
     ray.shutdown()

@@ -87,20 +87,25 @@ def make_prompts(tokenizer: Any, n: int, tokens: int) -> list[str]:
     return texts
 
 
-def ours(folder: Path, settings: argparse.Namespace, turn: int, budget: int | None = None, compiled: bool = False) -> Times:
-    """Run one turn of this project's engine and learner, as in ``train_grpo`` without files and evaluation."""
-    tokenizer, model = load_tokenizer(folder), load_model(folder)
-    if compiled:
-        compile_layers(model)
+def config_of(settings: argparse.Namespace, learning_rate: float) -> GrpoConfig:
+    """The configuration of a step with one update on all rollouts."""
     size = settings.prompts * settings.group
-    config = GrpoConfig(
+    return GrpoConfig(
         rollout_batch_size=size,
         train_batch_size=size,
         group_size=settings.group,
         gradient_accumulation_steps=1,
         sampling_max_tokens=settings.new_tokens,
-        learning_rate=1e-5,
+        learning_rate=learning_rate,
     )
+
+
+def ours(folder: Path, settings: argparse.Namespace, turn: int, budget: int | None = None, compiled: bool = False) -> Times:
+    """Run one turn of this project's engine and learner, as in ``train_grpo`` without files and evaluation."""
+    tokenizer, model = load_tokenizer(folder), load_model(folder)
+    if compiled:
+        compile_layers(model)
+    config = config_of(settings, learning_rate=1e-5)
     learner = Learner(model, config, tokenizer.pad_token_id, LearnerSettings(max_tokens_per_microbatch=budget))
     engine = TransformersEngine(model, tokenizer)
     sampling = SamplingParams(1.0, 1.0, settings.new_tokens, settings.new_tokens)
@@ -211,15 +216,7 @@ def on_gpu(settings: argparse.Namespace) -> dict[str, Any]:
     def measure(way: str, folder: Path) -> dict[str, Any]:
         if way == step.TRL:
             return dict(trl(folder, settings, step.trl_settings(settings)))
-        size = settings.prompts * settings.group
-        config = GrpoConfig(
-            rollout_batch_size=size,
-            train_batch_size=size,
-            group_size=settings.group,
-            gradient_accumulation_steps=1,
-            sampling_max_tokens=settings.new_tokens,
-            learning_rate=1e-6,
-        )
+        config = config_of(settings, learning_rate=1e-6)
         engine, learner, sampling = step.our_parts(way, folder, settings, config)
         return dict(our_steps(engine, learner, sampling, load_tokenizer(folder), settings, 0))
 

@@ -9,13 +9,15 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from filelock import FileLock
+
+from grpo.common import imports
 
 if TYPE_CHECKING:
     from grpo.study.schema import Study
@@ -82,6 +84,14 @@ def mini_study() -> Study:
     from study_parts import study_named
 
     return study_named("mini")
+
+
+@pytest.fixture(autouse=True)
+def study_folders() -> Iterator[None]:
+    """Take back after each test where a study's modules are searched; pytest itself restores a part of it only."""
+    before = [*sys.path], imports._study_folders, imports._added
+    yield
+    sys.path[:], imports._study_folders, imports._added = before
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import asyncio
 import inspect
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -230,29 +231,37 @@ def _finished(result: Any) -> Any:
 def in_threads(calls: Sequence[Callable[[], Result]], seconds: float) -> list[Result | None]:
     """Call functions in threads, each with a time limit; None for one that takes longer.
 
-    Such a call cannot be stopped. Its thread goes on until the process ends, and nothing waits for it.
+    Each thread makes one call after another, and while calls wait, a further thread starts every millisecond: quick calls need
+    one, slow ones run side by side. A late call cannot be stopped: it goes on until the process ends, and nothing waits for it.
 
     Raises:
         Exception: the first that a function raises.
     """
     found: list[Result | None] = [None] * len(calls)
-    errors, late = list[BaseException](), set[int]()
+    waiting, began, done, late = deque(range(len(calls))), dict[int, float](), set[int](), set[int]()
+    errors, all_done = list[BaseException](), threading.Event()
 
-    def run(place: int) -> None:
-        try:
-            found[place] = calls[place]()
-        except BaseException as error:
-            errors.append(error)
+    def work() -> None:
+        while True:
+            try:
+                place = waiting.popleft()
+            except IndexError:  # none waits
+                return
+            began[place] = time.monotonic()
+            try:
+                found[place] = calls[place]()
+            except BaseException as error:
+                errors.append(error)
+            done.add(place)
+            if len(done) == len(calls):
+                all_done.set()
 
-    for start in range(0, len(calls), THREADS):
-        places = range(start, min(start + THREADS, len(calls)))
-        threads = [threading.Thread(target=run, args=(place,), daemon=True) for place in places]
-        for thread in threads:
-            thread.start()
-        ends = time.monotonic() + seconds
-        for thread in threads:
-            thread.join(max(0.0, ends - time.monotonic()))
-        late |= {place for place, thread in zip(places, threads, strict=True) if thread.is_alive()}
+    while len(done | late) < len(calls):
+        if waiting and len(began) - len(done | late) < THREADS:
+            threading.Thread(target=work, daemon=True).start()
+        all_done.wait(0.001 if waiting else 0.01)
+        latest = time.monotonic() - seconds
+        late |= {place for place, start in [*began.items()] if start < latest} - done
     if errors:
         raise errors[0]
     return [None if place in late else result for place, result in enumerate(found)]  # a late one may still be written

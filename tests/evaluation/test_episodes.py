@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from grpo.evaluation.evaluate import Sampler, evaluate, sample_rollouts, score_o
 from grpo.models.tokenizer import Tokenizer
 from grpo.rollout.engine import SamplingParams, require_room
 from grpo.rollout.transformers_engine import TransformersEngine
+from grpo.tasks.environment import THREADS, in_threads
 from grpo.tasks.task import Format, Task, make_task
 
 CALL = '<tool_call>{{"name": "{}", "arguments": {}}}</tool_call>'
@@ -116,6 +118,19 @@ def test_a_hanging_tool_ends_its_own_episode_only(chats: Tokenizer) -> None:
     rollout, _ = played(chats, task, [CALL.format("hangs", "{}")])
     assert (rollout.completion.episode.limit, rollout.completion.finish_reason) == ("tool_seconds", "length")
     assert rollout.completion.episode.tool_failures == 1 and not rollout.completion.observations
+
+
+def test_calls_run_side_by_side_and_one_that_hangs_holds_up_no_other() -> None:
+    """More hang than run at a time; six wait for each other, so they need six threads at once."""
+    freed, together = threading.Event(), threading.Barrier(6)
+    calls = [freed.wait] * (THREADS + 6) + [partial(together.wait, 10)] * 6 + [lambda: 7] * 200
+    found = in_threads(calls, 1.0)
+    freed.set()
+    assert found[: THREADS + 6] == [None] * (THREADS + 6)
+    assert sorted(found[THREADS + 6 : THREADS + 12]) == list(range(6)) and found[THREADS + 12 :] == [7] * 200
+    assert in_threads([], 1.0) == [] and len(set(in_threads([threading.get_ident] * 200, 60.0))) < 100
+    with pytest.raises(ZeroDivisionError):
+        in_threads([lambda: 1, lambda: 1 / 0], 60.0)
 
 
 @pytest.mark.parametrize("format", ["chat", "plain"])

@@ -129,14 +129,15 @@ def over_runs(runs: Sequence[Run], column: str) -> pd.DataFrame:
 # ------------------------------------------------------------------------------------------------------------- drawing
 
 
-def panels(count: int, width: float | None = None, height: float = HEIGHT, a_row: int = 8) -> tuple[Figure, list[Axes]]:
+def panels(count: int, width: float | None = None, height: float = HEIGHT, a_row: int = 7) -> tuple[Figure, list[Axes]]:
     """Make a figure of so many panels, as wide as a row or as so many single panels, whichever is less.
 
     Args:
         height: of a row, in inches.
-        a_row: the most panels in a row.
+        a_row: the most panels in a row; with eight, titles would touch. More are spread evenly over rows.
     """
-    columns, rows = min(count, a_row), -(-count // a_row)
+    rows = -(-count // a_row)
+    columns = -(-count // rows)
     figure = Figure(figsize=(width or min(FULL, PANEL * columns), height * rows), layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for spare in axes[count:]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from grpo.reporting.charts import (
     FULL,
     GIVEN_FORM,
     NORM,
+    OF_A_RUN,
     TITLES,
     curves_figure,
     frame,
@@ -154,6 +156,16 @@ def test_the_first_arms_differ_in_colour_and_no_two_look_the_same() -> None:
 def test_a_single_run_and_what_it_logs() -> None:
     titles = [axes.get_title(loc="left") for axes in run_figure(made_up("a", 1, loss=0.5, **{"train/reward": 0.25})).axes]
     assert {TITLES[name] for name in (ANSWER, "loss", "train/reward", NORM)} <= set(titles)
+
+
+@pytest.mark.parametrize("count", [7, len(OF_A_RUN)])
+def test_titles_do_not_touch(count: int) -> None:
+    figure, all_axes = panels(count)
+    for axes in all_axes:
+        frame(axes, TITLES[ANSWER], "GRPO step")
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in figure.findobj(Text) if text.get_text() == TITLES[ANSWER]]
+    assert len(boxes) == count and not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
 
 
 # -------------------------------------------------------------------------------------------------- figures of the record

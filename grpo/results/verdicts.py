@@ -207,7 +207,7 @@ def judge(claim: AnyClaim, of: Of) -> Verdict:
     """
     arms = [of(getattr(claim, key)) for key in claim.ARMS if getattr(claim, key)]
     if len({(arm.experiment, arm.name) for arm in arms}) < len(arms):  # such as the lowest rate, where it leads itself
-        return Verdict(verdict=DISAGREES, reason=f"{arms[0].name} is both arms that the claim compares")
+        raise NotMeasured(f"{arms[0].name} is both arms that the claim compares, so nothing beyond it was tried")
     return RULES[claim.KIND](claim, of)
 
 

@@ -333,8 +333,3 @@ def test_shares_of_two_arms() -> None:
     arms = [spiking("a", 0, 5, 5, 40), spiking("b", 0, 0, 5, 40)]
     assert verdict(arms, share_above=3, metric=NORM, arm="a", control="b").verdict == AGREES
     assert verdict(arms, share_above=3, metric=NORM, arm="b", control="a").verdict == DISAGREES
-
-
-def test_an_arm_that_is_both_arms_of_its_claim_does_not_differ_from_itself() -> None:
-    arms = [ending("a", 0.5, 0.6)]
-    assert verdict(arms, arm="a", beats="a").verdict == DISAGREES

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -33,21 +32,8 @@ def judge_claims(study: Study, evidence: Mapping[str, Evidence]) -> list[Verdict
     """
     replication = read_replication(study)
     found = [_judged(study, claim, own, evidence, replication) for claim, own in claims_of(study)]
-    return found + [
-        Verdict(
-            entry["id"],
-            entry["experiment"],
-            statement=entry["statement"],
-            reason=entry["why"],
-            reported=_texts(entry["reported"]),
-        )
-        for entry in read_published().untested
-        if entry["experiment"] in study.active_experiments
-    ]
-
-
-def _texts(reported: Mapping[str, Any]) -> dict[str, str]:
-    return {source: str(text) for source, text in reported.items()}
+    untested = (Verdict(**entry) for entry in read_published().untested)
+    return found + [verdict for verdict in untested if verdict.experiment in study.active_experiments]
 
 
 def _judged(
@@ -62,7 +48,7 @@ def _judged(
         own=own,
         test=digest_of(claim),
         by_design=claim.by_design if study.models[MAIN].source == "pretrain" else None,
-        reported=_texts(claim.reported),
+        reported=claim.reported,
     )
     about: list[Arm] = []  # the claim's arms
 

@@ -54,10 +54,6 @@ class Evidence:
             settings.setdefault(setting_of(arm), []).append(arm)
         return {setting: self.first_within_one_error(arms) for setting, arms in settings.items()}
 
-    def is_chosen(self, arm: str) -> bool:
-        """Whether the arm stands for its setting."""
-        return arm in self.chosen.values()
-
     def name_of(self, arm: str) -> str:
         """The arm of this name, or a setting's chosen one.
 

@@ -31,7 +31,6 @@ from grpo.reporting.charts import (
     over_runs,
     panels,
     run_figure,
-    style,
     values_of,
 )
 from grpo.reporting.figures import (
@@ -144,11 +143,6 @@ def test_one_runs_spike_does_not_press_the_means_flat() -> None:
     runs = [made_up("a", 1, seed, gradient_norm=[1.0, 400.0 if seed == 0 else 1.0, 1.0]) for seed in range(100)]
     figure, _ = curves_figure({"a": runs}, [NORM], "grpo")
     assert figure.axes[0].get_ylim()[1] < 10
-
-
-def test_the_first_arms_differ_in_colour_and_no_two_look_the_same() -> None:
-    assert [style(place)["color"] for place in range(8)] == list(COLOURS)
-    assert len({(style(place)["color"], str(style(place)["linestyle"])) for place in range(40)}) == 40
 
 
 def test_a_single_run_and_what_it_logs() -> None:

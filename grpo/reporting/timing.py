@@ -91,9 +91,9 @@ def _row(study: Study, run: Run, hashes: Mapping[str, str]) -> Values:
     """A run's row; of a run that was taken over from an identical one, the seconds are that one's."""
     own, timing, config = read_timing(run, own=True), read_timing(run), run.config["config"]
     folder, alone = paths.RUNS / run.name, is_alone(run)  # an output of DVC itself, or a part of the arm's
-    asked = [config[key]["value"] for key in ("rollout_batch_size",) if key in config]
-    asked += [config["ei_batch_size"]["value"] * config["group_size"]["value"]] if "ei_batch_size" in config else []
-    samples = asked[0] if asked else 0  # responses of a step
+    samples = config.get("rollout_batch_size", {"value": 0})["value"]  # responses of a step
+    if "ei_batch_size" in config:
+        samples = config["ei_batch_size"]["value"] * config["group_size"]["value"]
     return {
         "seed": run.seed,
         "same_as": run.config["same_as"] or "",

@@ -20,7 +20,7 @@ from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem, read_problems, write_records
 from grpo.study.schema import load_study
 from grpo.study.training_inputs import task_inputs
-from grpo.tasks.rewards import apply_reward, find_rewards
+from grpo.tasks.rewards import apply_reward, find_reward
 from grpo.tasks.rows import read_rows
 from grpo.tasks.task import ScoredBatch, make_task, rewards
 
@@ -246,9 +246,9 @@ def test_further_columns_reach_the_reward(tmp_path: Path, ending: str) -> None:
     scored = ScoredBatch([rewards(True, True)] * 2, [False] * 2)
     found = apply_reward("by_column:twice", ["?"] * 2, completions, problems, scored, own.reward_columns)
     assert [each["reward"] for each in found.rewards] == [14.0, 16.0]
-    find_rewards("by_column:twice", own.reward_columns)
+    find_reward("by_column:twice", own.reward_columns)
     with pytest.raises(UserError, match="missing a required argument: 'id'"):
-        find_rewards("by_column:twice")
+        find_reward("by_column:twice")
     write_records(tmp_path / "plain.jsonl", EXPECTED["train"])
     assert "columns" not in (tmp_path / "plain.jsonl").read_text()
 

@@ -145,6 +145,9 @@ def test_verify_prints_the_verdict_and_tells_it_by_its_exit_code(grpo: Any, tmp_
     code, said, _ = grpo("kissing", "verify", str(program))
     assert code == 1 and json.loads(said)["combined_score"] == 0.0
     assert json.loads(said)["message"].startswith("Minimum squared distance 37 < maximum squared norm 121: points 0 ")
+    evaluator = [sys.executable, COMMITTED.with_name("evaluator.py"), program]  # as the homework calls it
+    done = subprocess.run(evaluator, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stdout.startswith("num_points: 3\ndimension: 11\nvalidity: 0.0\nmessage: Minimum ")
 
 
 # ---------------------------------------------------------------------------------------------------------------- stage

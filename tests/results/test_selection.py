@@ -296,17 +296,6 @@ def test_the_winner_file_stays_while_only_losing_arms_change(study: Study) -> No
     assert winner_file(select(study, EXPERIMENT))["winner"] == "high"
 
 
-def test_a_sweeps_winner_file_changes_with_its_ranking_only(study: Study) -> None:
-    def file(**shares: float) -> str:
-        return json.dumps(winner_file(select(write_sweep(study, shares=shares), SWEEP)))
-
-    before = file()
-    assert file(two=0.1, sixteen=0.2) == before  # below the best two
-    assert file(four=0.75, eight=0.65) == before  # the same order
-    assert file(four=0.6, eight=0.8) != before
-    assert file(sixteen=0.7) != before
-
-
 def test_selections_of_the_experiments_before_are_read(mini_study: Study) -> None:
     def write(experiment: str, *before: dict[str, Any]) -> dict[str, Any]:
         content = {"experiment": experiment, "winner": "low", "overrides": {}}

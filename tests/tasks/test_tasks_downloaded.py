@@ -221,7 +221,7 @@ def real_task(name: str, validation: str, expected: Counts) -> Downloaded:
     return {"math": Math, "gsm8k": Gsm8k}[name](source, expected)
 
 
-def test_real_math(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_math() -> None:
     train, validation = load(real_task("math", "validation.jsonl", Counts(train=7500, validation=5000)))
     assert (len(train), len(validation)) == (7500, 5000)
     with pytest.raises(UserError, match=r"2 questions of the training set are also in the validation set"):
@@ -231,9 +231,6 @@ def test_real_math(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {p.level for p in validation} == {1, 2, 3, 4, 5}
     # The two problems that were published without a solution.
     assert {p.ground_truth for p in train if re.search(r"number_theory/711[57]\.json$", p.id)} == {"0"}
-    # The string path alone must know every ground truth as itself.
-    monkeypatch.setattr("grpo.grader.grader.symbolically_equal", lambda *args: pytest.fail("left the string path"))
-    assert sum(is_equivalent(p.ground_truth, p.ground_truth) for p in validation) == 5000
 
 
 def test_real_gsm8k() -> None:

@@ -14,10 +14,9 @@ from grpo.common.errors import UserError
 from grpo.common.files import atomic_folder, files_digest, note_that_off, write_json
 from grpo.common.imports import require_extra
 from grpo.discovery import mutation
-from grpo.discovery.log import BEST_PROGRAM, LOG, Log, Settings, open_log
+from grpo.discovery.log import BEST_PROGRAM, LOG, Log, Settings, open_log, score_rows, summarise
 from grpo.discovery.sandboxed import landlock_version
 from grpo.discovery.search import Budget, Propose, search
-from grpo.discovery.summary import score_rows, summarise
 from grpo.discovery.verifier import verify_program, verify_text
 from grpo.study import paths
 from grpo.study.kept import keep_until_stored, remove_stored

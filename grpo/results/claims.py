@@ -13,7 +13,7 @@ import numpy as np
 from grpo.results.evidence import Arm, Evidence, NotMeasured
 from grpo.results.intervals import mean_of
 from grpo.results.published import claims_of, digest_of, read_published, written
-from grpo.results.replication import Replication, fresh, read_replication
+from grpo.results.replication import Replicate, fresh, read_replication
 from grpo.results.runs import first_scores, value
 from grpo.results.verdicts import AGREES, NOT_TESTED, Verdict, judge
 from grpo.study.claims import PLACES, AnyClaim, Collapses, Share
@@ -30,15 +30,13 @@ def judge_claims(study: Study, evidence: Mapping[str, Evidence]) -> list[Verdict
     Args:
         evidence: by experiment (:func:`grpo.results.evidence.evidence_of`).
     """
-    replication = read_replication(study)
-    found = [_judged(study, claim, own, evidence, replication) for claim, own in claims_of(study)]
+    replicates = read_replication(study)
+    found = [_judged(study, claim, own, evidence, replicates) for claim, own in claims_of(study)]
     untested = (Verdict(**entry) for entry in read_published().untested)
     return found + [verdict for verdict in untested if verdict.experiment in study.active_experiments]
 
 
-def _judged(
-    study: Study, claim: AnyClaim, own: bool, evidence: Mapping[str, Evidence], replication: Replication | None
-) -> Verdict:
+def _judged(study: Study, claim: AnyClaim, own: bool, evidence: Mapping[str, Evidence], replicates: list[Replicate]) -> Verdict:
     """Judge one claim."""
     known = Verdict(
         id=claim.id,
@@ -74,7 +72,7 @@ def _judged(
     decided = {key: getattr(found, key) for key in ("verdict", "reason", "measured", "interval", "quantity")}
     runs = [run.name for name in claim.experiments() for of_arm in evidence[name].arms.values() for run in of_arm]
     known = replace(known, **decided, written=written(claim, runs))
-    return replace(known, fresh=fresh(known, replication))
+    return replace(known, fresh=fresh(known, replicates))
 
 
 def _arm(claim: AnyClaim, name: str, evidence: Mapping[str, Evidence]) -> Arm:

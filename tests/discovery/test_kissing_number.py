@@ -21,9 +21,8 @@ import pytest
 from grpo.commands.kissing_search import run_kissing_number
 from grpo.discovery import mutation
 from grpo.discovery.constructions import CORES, build
-from grpo.discovery.log import LOG, Attempt, Log, Proposal, Settings, read_log
+from grpo.discovery.log import LOG, Attempt, Log, Proposal, Settings, read_log, score_rows, summarise
 from grpo.discovery.search import Budget, seed_of
-from grpo.discovery.summary import score_rows, summarise
 from grpo.discovery.verifier import Verification, verify_program, verify_text
 from grpo.reporting.kissing_number import (
     draw_search,

@@ -300,7 +300,7 @@ def _staleness(found: Evidence) -> Values:
     """Lag, clipping, ratios and use of the replay buffer of each asynchronous arm."""
     rows = {}
     for arm, runs in found.arms.items():
-        if not (settings := runs[0].config["config"].get("asynchronous", {}).get("value")):
+        if not (settings := value(runs[0], "asynchronous")):
             continue
         history, last = pd.concat([run.history for run in runs]), pd.DataFrame([run.history.iloc[-1] for run in runs])
         left = float(last["replay/left"].sum()) if settings["replay_capacity"] > 1 else 0.0
@@ -328,7 +328,7 @@ def _headline(evidence: Mapping[str, Evidence], experiments: dict[str, Values]) 
 
     def order(name: str) -> tuple[bool, bool, bool, bool, float]:
         entry, arm = experiments[name], winner_of(experiments[name])
-        started = evidence[name].arms[arm["arm"]][0].config["config"].get("start_from", {}).get("value")
+        started = value(evidence[name].arms[arm["arm"]][0], "start_from")
         return entry["task"] == MAIN, entry["method"] == "grpo", not started, not arm["collapsed"], arm["selection"]
 
     name = max(experiments, key=order)

@@ -19,7 +19,7 @@ from grpo.reporting import charts
 from grpo.reporting.charts import FULL, HEIGHT, INK, panels, styles
 from grpo.reporting.labels import table
 from grpo.reporting.record import Values, label_arms
-from grpo.results.runs import Run, by_arm, read_runs
+from grpo.results.runs import Run, by_arm, read_runs, value
 from grpo.study import paths
 from grpo.study.kept import stages_in_lock
 from grpo.study.paths import stage_of_run
@@ -80,11 +80,11 @@ def write_timing(study: Study) -> None:
 
 def _row(study: Study, run: Run, hashes: Mapping[str, str]) -> Values:
     """A run's row; of a run that was taken over from an identical one, the seconds are that one's."""
-    own, timing, config = read_timing(run, own=True), read_timing(run), run.config["config"]
+    own, timing = read_timing(run, own=True), read_timing(run)
     folder, alone = paths.RUNS / run.name, is_alone(run)  # an output of DVC itself, or a part of the arm's
-    samples = config.get("rollout_batch_size", {"value": 0})["value"]  # responses of a step
-    if "ei_batch_size" in config:
-        samples = config["ei_batch_size"]["value"] * config["group_size"]["value"]
+    samples = value(run, "rollout_batch_size") or 0  # responses of a step
+    if questions := value(run, "ei_batch_size"):
+        samples = questions * value(run, "group_size")
     return {
         "seed": run.seed,
         "same_as": run.config["same_as"] or "",
@@ -117,7 +117,7 @@ def step_seconds(run: Run, samples: int) -> dict[str, float | None]:
 
     None without such a step, and for parts that the run does not have.
     """
-    apart = run.config["config"].get("asynchronous", {}).get("value")
+    apart = value(run, "asynchronous")
     lag = None if apart is None else int(apart["max_policy_lag"])
     steps = steady_steps(read_timing(run)["steps"], run.validation["step"].tolist(), lag)
     means = pd.DataFrame(steps).mean() if steps else pd.Series(dtype=float)
@@ -196,8 +196,7 @@ def draw_timing(study: Study) -> Figure:
 def _sides(run: Run) -> list[tuple[str, dict[str, float]]]:
     """The bars of a run: one for one process, two for generator and learner."""
     parts = step_seconds(run, 0)
-    apart = bool(run.config["config"].get("asynchronous", {}).get("value"))
-    sides = {": generator": GENERATOR, ": learner": LEARNER} if apart else {"": TURNS}
+    sides = {": generator": GENERATOR, ": learner": LEARNER} if value(run, "asynchronous") else {"": TURNS}
     return [(side, {kind: parts[PARTS[part][0]] or 0.0 for kind, part in of.items()}) for side, of in sides.items()]
 
 

@@ -148,7 +148,7 @@ def _fell_in_training(run: Run) -> bool:
     An own reward may have any size, and its interval would need each rollout's.
     """
     column = f"train/{run.metric}"
-    if run.metric == "reward" or column not in run.history or "rollout_batch_size" not in run.config["config"]:
+    if run.metric == "reward" or column not in run.history or value(run, "rollout_batch_size") is None:
         return False
     rewards = run.history.groupby("step")[column].first().dropna()
     if not len(rewards):

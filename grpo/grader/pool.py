@@ -33,7 +33,7 @@ from grpo.grader.grader import cheap_verdict
 __all__ = ["GraderPool", "Verdict", "available_cores", "default_pool", "grade_batch", "is_equal"]
 
 TIME_LIMIT_S = 0.8
-MEMORY_LIMIT_MB = 1024
+MEMORY_LIMIT_MB = 1024  # of address space that a worker may use beyond its initial size
 
 _WALL_FACTOR = 10
 _START_LIMIT_S = 300.0  # a cold file server may take minutes to deliver sympy
@@ -60,7 +60,6 @@ class GraderPool:
         self,
         workers: int | None = None,
         time_limit_s: float = TIME_LIMIT_S,
-        memory_limit_mb: int = MEMORY_LIMIT_MB,
         function: str = "grpo.grader.grader:full_verdict",
     ) -> None:
         """Create a pool without starting a process.
@@ -68,14 +67,13 @@ class GraderPool:
         Args:
             workers: number of answers graded at once; None for the number of available CPU cores.
             time_limit_s: seconds of CPU time per answer; the wall-clock limit is ten times as long.
-            memory_limit_mb: MiB of address space that a worker may use beyond its initial size.
             function: ``module:function`` called in a worker with the answer and the truth; it returns a bool, or a score
                 (float).
         """
         self.workers = available_cores() if workers is None else workers
         wall_limit_s = _WALL_FACTOR * time_limit_s
         self._reply_limit_s = wall_limit_s + _GRACE_S
-        self._arguments = [function, str(memory_limit_mb), str(time_limit_s), str(wall_limit_s)]
+        self._arguments = [function, str(MEMORY_LIMIT_MB), str(time_limit_s), str(wall_limit_s)]
         self._reset()
         _POOLS.add(self)
 

@@ -170,10 +170,11 @@ def test_a_misdeed_harms_its_own_answer_only(make_pool: MakePool, answer: str, v
     assert make_pool(time_limit_s=0.2).verdicts(pairs) == expected
 
 
-def test_a_worker_that_keeps_much_memory_is_replaced(make_pool: MakePool) -> None:
+def test_a_worker_that_keeps_much_memory_is_replaced(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
     # "keep" is right only in a worker that keeps nothing yet.
-    assert make_pool(1, memory_limit_mb=100).verdicts([("keep:60", "")] * 3) == [RIGHT] * 3
-    assert make_pool(1, memory_limit_mb=100).verdicts([("keep:1", "")] * 3) == [RIGHT, WRONG, WRONG]
+    monkeypatch.setattr("grpo.grader.pool.MEMORY_LIMIT_MB", 100)
+    assert make_pool(1).verdicts([("keep:60", "")] * 3) == [RIGHT] * 3
+    assert make_pool(1).verdicts([("keep:1", "")] * 3) == [RIGHT, WRONG, WRONG]
 
 
 def test_workers_are_cut_off_from_the_terminal(make_pool: MakePool) -> None:

@@ -209,7 +209,8 @@ def test_all_differences_stand_in_one_figure() -> None:
     figure = draw_contrasts(record)
     assert figure is not None and inside(figure)
     left, right = figure.axes
-    assert [text.get_text() for text in left.get_yticklabels()] == ["t: minus a", "b", "c"]
+    labels = [(text.get_text(), text.get_fontweight()) for text in left.get_yticklabels()]
+    assert labels == [("t: minus a", "bold"), ("b", "normal"), ("c", "normal")]
     dots = [(line.get_xdata()[0], to_hex(line.get_color()).upper()) for line in left.lines if line.get_marker() == "o"]  # type: ignore[index]
     assert dots == [(-0.3, COLOURS[0]), (-0.05, "#999999")] and len(right.get_yticklabels()) == 2
     assert draw_contrasts({"metric": "answer reward", "experiments": {"alone": entry(arm("a", 0.5))}}) is None

@@ -312,10 +312,11 @@ def verify(
     import json
     from dataclasses import asdict
 
-    from grpo.discovery.sandbox import Limits, reading_is_restricted
+    from grpo.discovery.sandbox import Limits
+    from grpo.discovery.sandboxed import landlock_version
     from grpo.discovery.verifier import verify_program
 
-    if not reading_is_restricted():
+    if not landlock_version():
         print("warning: on this system a program can read whatever you may read (no Landlock)", file=sys.stderr)
     verdict = verify_program(program, Limits(seconds=seconds, cpu_seconds=seconds, memory_mb=memory_mb))
     print(json.dumps(asdict(verdict), indent=2))

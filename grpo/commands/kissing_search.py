@@ -14,10 +14,9 @@ from grpo.common.errors import UserError
 from grpo.common.files import atomic_folder, files_digest, note_that_off, write_json
 from grpo.common.imports import require_extra
 from grpo.discovery import mutation
-from grpo.discovery.log import BEST_PROGRAM, LOG, Log, Settings, open_log
-from grpo.discovery.sandbox import reading_is_restricted
+from grpo.discovery.log import BEST_PROGRAM, LOG, Log, Settings, open_log, score_rows, summarise
+from grpo.discovery.sandboxed import landlock_version
 from grpo.discovery.search import Budget, Propose, search
-from grpo.discovery.summary import score_rows, summarise
 from grpo.discovery.verifier import verify_program, verify_text
 from grpo.study import paths
 from grpo.study.kept import keep_until_stored, remove_stored
@@ -84,7 +83,7 @@ def language_model(strategy: str, seed: int) -> tuple[Propose, Settings]:
         UserError: the model is not named, or reading is not restricted, without ``KISSING_UNFENCED``.
     """
     require_extra("openai", "openai", f"the strategy {strategy}")
-    if not reading_is_restricted() and os.environ.get(UNFENCED) != "1":
+    if not landlock_version() and os.environ.get(UNFENCED) != "1":
         raise UserError(
             f"{strategy}: on this system the language model's programs could read whatever you may read, and send it to the "
             "model. Search on Linux 5.13 or newer with Landlock, or in a container without anything of value, with "

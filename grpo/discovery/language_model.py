@@ -71,12 +71,7 @@ def propose_with(endpoint: Endpoint, strategy: str) -> Propose:
     """Make the function that proposes programs by a language model, with one of ``STRATEGIES``.
 
     The function raises UserError if the endpoint refuses the key or the model, or if its address does not exist.
-
-    Raises:
-        UserError: there is no such strategy.
     """
-    if strategy not in STRATEGIES:
-        raise UserError(f"{strategy}: no such strategy. Name one of {', '.join(STRATEGIES)}.")
     model, plan = _Model(endpoint), STRATEGIES[strategy]
 
     def propose(attempts: Sequence[Attempt], seed: int) -> Proposal:

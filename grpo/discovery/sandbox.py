@@ -23,7 +23,7 @@ import psutil
 
 from grpo.common.errors import UserError
 from grpo.common.imports import study_folders
-from grpo.discovery.sandboxed import MB, landlock_version
+from grpo.discovery.sandboxed import MB
 
 SCRIPT = Path(__file__).with_name("sandboxed.py")
 LOOK_SECONDS = 0.02  # interval at which a program's time and threads are checked
@@ -70,11 +70,6 @@ class Limits:
 
 class ProgramError(Exception):
     """A program has no result; the message, of one line, is for its author."""
-
-
-def reading_is_restricted() -> bool:
-    """Whether this system can refuse a program to read any file that this process may read."""
-    return landlock_version() > 0
 
 
 def run_program(source: bytes, limits: Limits, name: str = "program.py") -> Any:

@@ -92,18 +92,6 @@ def call(function: Any, *arguments: int | bytes | ctypes.Array[Any] | None) -> i
     return result
 
 
-def add_rules(seccomp: Any, context: int, pid: int) -> None:
-    """Add the allowed system calls of process ``pid`` to a filter of libseccomp, except those unknown on this machine."""
-    to_itself = {"kill": (0, WORD, [pid, 0]), "tkill": (0, WORD, [pid]), "tgkill": (0, WORD, [pid])}
-    rules: list[tuple[str, list[Comparison]]] = [(name, []) for name in ALLOWED.split()]
-    for name, (argument, bits, values) in (PARTLY_ALLOWED | to_itself).items():
-        rules += [(name, [Comparison(argument, MASKED_EQUAL, bits, value)]) for value in values]
-    for name, compared in rules:
-        number, count = seccomp.seccomp_syscall_resolve_name(name.encode()), len(compared)
-        if number >= 0:
-            call(seccomp.seccomp_rule_add_array, context, ALLOW, number, count, (Comparison * count)(*compared))
-
-
 def refuse_system_calls() -> None:
     """Block all system calls but the allowed ones, permanently.
 
@@ -112,9 +100,16 @@ def refuse_system_calls() -> None:
     """
     seccomp = ctypes.CDLL("libseccomp.so.2", use_errno=True)
     seccomp.seccomp_init.restype = ctypes.c_void_p
-    context = seccomp.seccomp_init(ctypes.c_uint(UNKNOWN))
+    context, pid = seccomp.seccomp_init(ctypes.c_uint(UNKNOWN)), os.getpid()
     call(seccomp.seccomp_attr_set, context, BAD_MACHINE, UNKNOWN)
-    add_rules(seccomp, context, os.getpid())
+    to_itself = {"kill": (0, WORD, [pid, 0]), "tkill": (0, WORD, [pid]), "tgkill": (0, WORD, [pid])}
+    rules: list[tuple[str, list[Comparison]]] = [(name, []) for name in ALLOWED.split()]
+    for name, (argument, bits, values) in (PARTLY_ALLOWED | to_itself).items():
+        rules += [(name, [Comparison(argument, MASKED_EQUAL, bits, value)]) for value in values]
+    for name, compared in rules:
+        number, count = seccomp.seccomp_syscall_resolve_name(name.encode()), len(compared)
+        if number >= 0:  # this machine has such a call
+            call(seccomp.seccomp_rule_add_array, context, ALLOW, number, count, (Comparison * count)(*compared))
     call(seccomp.seccomp_load, context)
 
 

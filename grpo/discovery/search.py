@@ -68,7 +68,12 @@ def search(propose: Propose, verify: Verify, budget: Budget, log: Log) -> str:
                 _keep(log, log.best)
             progress.set_description_str(f"best {int(log.best.score) if log.best else 0}", refresh=False)
             progress.update()
-            _stop_if_silent(log.attempts)
+            last = [attempt.proposal for attempt in log.attempts[-SILENCE:]]
+            if len(last) == SILENCE and all(proposal.messages is not None and proposal.answer is None for proposal in last):
+                raise UserError(
+                    f"{SILENCE} attempts in a row had no answer ({last[-1].problem}). Everything so far is kept; check the "
+                    "endpoint and start the same command again."
+                )
     return reason
 
 
@@ -93,13 +98,3 @@ def seed_of(seed: int, index: int) -> int:
 def _keep(log: Log, best: Attempt) -> None:
     assert best.proposal.program is not None
     write_text(log.path.with_name(BEST_PROGRAM), best.proposal.program)
-
-
-def _stop_if_silent(attempts: Sequence[Attempt]) -> None:
-    """Raise UserError if the endpoint has not answered the last :data:`SILENCE` attempts."""
-    last = [attempt.proposal for attempt in attempts[-SILENCE:]]
-    if len(last) == SILENCE and all(proposal.messages is not None and proposal.answer is None for proposal in last):
-        raise UserError(
-            f"{SILENCE} attempts in a row had no answer ({last[-1].problem}). Everything so far is kept; check the endpoint "
-            "and start the same command again."
-        )

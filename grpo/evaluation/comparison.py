@@ -8,7 +8,7 @@ import numpy as np
 
 from grpo.common.errors import UserError
 from grpo.common.files import read_jsonl
-from grpo.results.intervals import difference_of, p_beyond
+from grpo.results.intervals import difference_of, p_value
 from grpo.study import paths
 
 
@@ -32,7 +32,7 @@ def compare_files(first: Path, second: Path) -> str:
     differ = difference.low > 0 or difference.high < 0
     verdict = "the interval does not hold 0" if differ else "the interval holds 0: no difference can be told"
     return (
-        f"{second} minus {first}: {difference} on {len(pairs)} problems, p = {p_beyond(difference):.4f}; {verdict}.\n"
+        f"{second} minus {first}: {difference} on {len(pairs)} problems, p = {p_value(difference):.4f}; {verdict}.\n"
         f"Right in the second only: {only_second}; in the first only: {only_first}."
     )
 

@@ -28,7 +28,7 @@ from grpo.evaluation.evaluator import stage_run
 from grpo.learner.kl import estimate_kl
 from grpo.learner.microbatches import of_like_length, padded_microbatches, texts_of
 from grpo.models.checkpoint import load_model, load_tokenizer
-from grpo.results.intervals import change_of, mean_of
+from grpo.results.intervals import mean_of, mean_of_any
 from grpo.results.statistics import LEVEL
 from grpo.rollout.make_engine import Checkpoint, make_engine
 from grpo.study import paths
@@ -188,7 +188,7 @@ def _mean(name: str, scores: Scores) -> dict[str, float]:
         found = mean_of(scores, fixed=len(scores) == 1)
         low, high = found.low, found.high
     elif len(scores) > 1:
-        found = change_of(np.zeros_like(scores), scores)
+        found = mean_of_any(scores)
         low, high = found.low, found.high
     else:
         half = float(stats.t.ppf((1 + LEVEL) / 2, problems - 1) * stats.sem(scores[0]))

@@ -27,14 +27,13 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-from grpo.common.errors import UserError
 from grpo.common.imports import safe_environment
 from grpo.grader.grader import cheap_verdict
 
 __all__ = ["GraderPool", "Verdict", "available_cores", "default_pool", "grade_batch", "is_equal"]
 
 TIME_LIMIT_S = 0.8
-MEMORY_LIMIT_MB = 1024
+MEMORY_LIMIT_MB = 1024  # of address space that a worker may use beyond its initial size
 
 _WALL_FACTOR = 10
 _START_LIMIT_S = 300.0  # a cold file server may take minutes to deliver sympy
@@ -55,13 +54,12 @@ class Verdict:
 
 
 class GraderPool:
-    """A pool of worker processes that grade answers; close it, or use it as a context manager. Methods are thread-safe."""
+    """A pool of worker processes that grade answers, which end with this process. Methods are thread-safe."""
 
     def __init__(
         self,
         workers: int | None = None,
         time_limit_s: float = TIME_LIMIT_S,
-        memory_limit_mb: int = MEMORY_LIMIT_MB,
         function: str = "grpo.grader.grader:full_verdict",
     ) -> None:
         """Create a pool without starting a process.
@@ -69,20 +67,13 @@ class GraderPool:
         Args:
             workers: number of answers graded at once; None for the number of available CPU cores.
             time_limit_s: seconds of CPU time per answer; the wall-clock limit is ten times as long.
-            memory_limit_mb: MiB of address space that a worker may use beyond its initial size.
             function: ``module:function`` called in a worker with the answer and the truth; it returns a bool, or a score
                 (float).
-
-        Raises:
-            UserError: ``workers`` or ``time_limit_s`` is not positive.
         """
         self.workers = available_cores() if workers is None else workers
-        if self.workers < 1 or time_limit_s <= 0:
-            raise UserError(f"A grading pool needs at least 1 worker and a time limit above 0 s: {workers=}, {time_limit_s=}.")
         wall_limit_s = _WALL_FACTOR * time_limit_s
         self._reply_limit_s = wall_limit_s + _GRACE_S
-        self._arguments = [function, str(memory_limit_mb), str(time_limit_s), str(wall_limit_s)]
-        self._closed = False
+        self._arguments = [function, str(MEMORY_LIMIT_MB), str(time_limit_s), str(wall_limit_s)]
         self._reset()
         _POOLS.add(self)
 
@@ -99,7 +90,7 @@ class GraderPool:
         """Grade one answer, after waiting for a free worker.
 
         Raises:
-            RuntimeError: the pool is closed, or its processes cannot start.
+            RuntimeError: the pool's processes cannot start.
         """
         worker = self._idle.get()
         usable = False  # also after an interrupt, so that its reply is not taken for that to the next request
@@ -110,9 +101,7 @@ class GraderPool:
             equal, spent = _reply(worker, self._reply_limit_s)
             usable = not spent
             return Verdict(equal)
-        except (OSError, EOFError) as error:  # the worker died: its time was up, or it crashed
-            if self._closed:
-                raise RuntimeError("The grading pool was closed while it was grading.") from error
+        except (OSError, EOFError):  # the worker died: its time was up, or it crashed
             return Verdict(equal=False, timed_out=True)
         finally:
             self._idle.put(worker if usable else None)
@@ -125,21 +114,11 @@ class GraderPool:
             try:
                 return list(threads.map(lambda pair: self.verdict(*pair), pairs))
             except KeyboardInterrupt:
-                self._end_zygote()  # which wakes the threads
+                self.end_processes()  # which wakes the threads
                 raise
 
-    def close(self) -> None:
-        """End all processes. Threads that still wait for a verdict get a RuntimeError. Closing twice is allowed."""
-        self._closed = True
-        self._end_zygote()
-
-    def __enter__(self) -> GraderPool:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def _end_zygote(self) -> None:
+    def end_processes(self) -> None:
+        """End all processes; the next answer that needs one starts others."""
         with self._lock:
             if self._zygote is not None:
                 self._zygote.close()
@@ -149,8 +128,6 @@ class GraderPool:
         failure = ""
         with self._lock:
             for _ in range(2):  # twice, as the zygote may have been killed
-                if self._closed:
-                    raise RuntimeError("The grading pool is closed.")
                 self._zygote = self._zygote or _Zygote(self._arguments)
                 try:
                     return self._zygote.fork()

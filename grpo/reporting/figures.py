@@ -131,27 +131,21 @@ def draw_contrasts(record: Values) -> Figure | None:
 
 def _draw_column(axes: Axes, record: Values, groups: Mapping[str, list[Values]], height: int) -> None:
     axes.axvline(0, color=INK, linewidth=1)
-    places: list[int] = []
     names: list[str] = []
-    heads: set[str] = set()
-    y = 0
+    heads: set[int] = set()
     for name, rows in groups.items():
         entry = record["experiments"][name]
-        places.append(y)
+        heads.add(len(names))
         names.append(f"{entry['title']}: minus {arm_of(entry, entry['leader'])['label']}")
-        heads.add(names[-1])
         for arm in rows:
-            y += 1
-            below = arm["below"]
+            y, below = len(names), arm["below"]
             color = TOGETHER if below["low"] <= 0 <= below["high"] else APART
             axes.hlines(y, -below["high"], -below["low"], color=color, linewidth=2)
             axes.plot(-below["value"], y, "o", color=color, markersize=4)
-            places.append(y)
             names.append(arm["label"])
-        y += 1
-    axes.set_yticks(places, names)
+    axes.set_yticks(range(len(names)), names)
     for place, label in enumerate(axes.get_yticklabels()):
-        label.set_fontweight("bold" if names[place] in heads else "normal")
+        label.set_fontweight("bold" if place in heads else "normal")
     axes.set_ylim(height - 0.3, -0.7)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
@@ -192,14 +186,10 @@ def settings_by_rate(entry: Values) -> dict[str, list[Values]]:
     for arm in entry["arms"]:
         found.setdefault("" if only_rate else arm["setting"], []).append(arm)
     return {
-        _setting_label(arms): sorted(arms, key=lambda arm: float(arm["learning_rate"]))
+        str(arms[0]["label"]).rpartition(", rate ")[0] or ALL: sorted(arms, key=lambda arm: float(arm["learning_rate"]))
         for arms in found.values()
         if len({arm["learning_rate"] for arm in arms}) > 1
     }
-
-
-def _setting_label(arms: list[Values]) -> str:
-    return str(arms[0]["label"]).rpartition(", rate ")[0] or ALL
 
 
 def draw_by_examples(record: Values) -> Figure | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -177,33 +176,6 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
 # ------------------------------------------------------------------------------------------------------ templates and texts
 
 
-@cache
-def templates() -> Environment:
-    """The environment of the report's templates; an undefined name is an error."""
-    environment = Environment(
-        loader=PackageLoader("grpo.reporting"),
-        undefined=StrictUndefined,
-        autoescape=False,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= MARKDOWN | {
-        "interval": interval,
-        "decimals": decimals,
-        "bounded": bounded,
-        "plain": plain,
-        "said": said,
-    }
-    environment.filters["quoted"] = lambda text: "\n".join(f"> {line}".rstrip() for line in text.split("\n"))
-    return environment
-
-
-def render(template: str, **values: Any) -> str:
-    """Fill a template."""
-    return templates().get_template(template).render(**values)
-
-
 def bounded(text: object, longest: int = LONGEST_TEXT) -> str:
     """A text's beginning, on one line."""
     line = " ".join(str(text).split())
@@ -218,3 +190,24 @@ def said(text: object, longest: int = LONGEST_TEXT) -> str:
 def plain(text: object) -> str:
     """A text for the title of a link or picture, without characters that could end it."""
     return bounded(text).replace("\\", "/").translate({ord(one): None for one in '"`<>[]|'})
+
+
+def quoted(text: str) -> str:
+    """A Markdown quotation of a text."""
+    return "\n".join(f"> {line}".rstrip() for line in text.split("\n"))
+
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("grpo.reporting"),
+    undefined=StrictUndefined,
+    autoescape=False,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+_TEMPLATES.filters |= MARKDOWN | {one.__name__: one for one in (interval, decimals, bounded, plain, said, quoted)}
+
+
+def render(template: str, **values: Any) -> str:
+    """Fill a template; an undefined name is an error."""
+    return _TEMPLATES.get_template(template).render(**values)

@@ -162,7 +162,7 @@ def _arm(found: Evidence, arm: str, label: str) -> Values:
         "label": label,
         "setting": setting_of(arm),
         "learning_rate": value(runs[0], "learning_rate"),
-        "chosen": found.is_chosen(arm),
+        "chosen": arm in found.chosen.values(),
         "overrides": runs[0].config["overrides"],
         "runs": [run.name for run in runs],
         "same_as": same_as if any(same_as) else None,  # equal runs of an earlier experiment, which stand for these
@@ -270,9 +270,8 @@ def _extra(study: Study, found: Evidence) -> Values:
 
 def _kinds(runs: list[Run]) -> Values:
     """Shares of the keyword task's kinds of responses before and after training."""
-    columns = {kind: f"val/{kind}" for kind in KEYWORD_KINDS}
     shares = {
-        kind: {when: _mean(runs, of, row) for when, row in (("before", 0), ("after", -1))} for kind, of in columns.items()
+        kind: {"before": _mean(runs, f"val/{kind}", 0), "after": _mean(runs, f"val/{kind}", -1)} for kind in KEYWORD_KINDS
     }
     return shares if all(of["before"] is not None for of in shares.values()) else {}
 
@@ -301,7 +300,7 @@ def _staleness(found: Evidence) -> Values:
     """Lag, clipping, ratios and use of the replay buffer of each asynchronous arm."""
     rows = {}
     for arm, runs in found.arms.items():
-        if not (settings := runs[0].config["config"].get("asynchronous", {}).get("value")):
+        if not (settings := value(runs[0], "asynchronous")):
             continue
         history, last = pd.concat([run.history for run in runs]), pd.DataFrame([run.history.iloc[-1] for run in runs])
         left = float(last["replay/left"].sum()) if settings["replay_capacity"] > 1 else 0.0
@@ -329,7 +328,7 @@ def _headline(evidence: Mapping[str, Evidence], experiments: dict[str, Values]) 
 
     def order(name: str) -> tuple[bool, bool, bool, bool, float]:
         entry, arm = experiments[name], winner_of(experiments[name])
-        started = evidence[name].arms[arm["arm"]][0].config["config"].get("start_from", {}).get("value")
+        started = value(evidence[name].arms[arm["arm"]][0], "start_from")
         return entry["task"] == MAIN, entry["method"] == "grpo", not started, not arm["collapsed"], arm["selection"]
 
     name = max(experiments, key=order)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from grpo.common.files import read_json
 from grpo.reporting.labels import table
-from grpo.reporting.record import told
+from grpo.reporting.record import told, winner_of
 from grpo.results.replication import NOT_TRIED, SAME, TURNED, UNDECIDED, Replicate, agreement
 from grpo.results.statistics import format_interval
 from grpo.study import paths
@@ -34,13 +33,13 @@ def read_replicate(name: str, folder: Path = Path()) -> Replicate:
         verdicts={claim["test"]: claim["verdict"] for claim in claims},
         measured={claim["test"]: claim["measured"] or claim["reason"] for claim in claims},
         statements={claim["test"]: claim["statement"] for claim in claims},
-        winners={key: _winner(experiment) for key, experiment in record["experiments"].items()},
+        winners={
+            name: {"winner": entry["winner"]}
+            | {key: winner_of(entry)[key] for key in ("value", "low", "high")}
+            | {"told": told(entry)}
+            for name, entry in record["experiments"].items()
+        },
     )
-
-
-def _winner(experiment: dict[str, Any]) -> dict[str, Any]:
-    arm = next(arm for arm in experiment["arms"] if arm["arm"] == experiment["winner"])
-    return {"winner": arm["arm"], "value": arm["value"], "low": arm["low"], "high": arm["high"], "told": told(experiment)}
 
 
 def counts(here: Replicate, there: Replicate) -> Counter[str]:

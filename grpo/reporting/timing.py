@@ -19,34 +19,25 @@ from grpo.reporting import charts
 from grpo.reporting.charts import FULL, HEIGHT, INK, panels, styles
 from grpo.reporting.labels import table
 from grpo.reporting.record import Values, label_arms
-from grpo.results.runs import Run, by_arm, read_runs
+from grpo.results.runs import Run, by_arm, read_runs, value
 from grpo.study import paths
 from grpo.study.kept import stages_in_lock
 from grpo.study.paths import stage_of_run
 from grpo.study.schema import Study
 
 PEAKS = ("rollout_peak_mb", "training_peak_mb", "evaluation_peak_mb")
-# The parts of a step in a timing file, with their columns.
+# The parts of a step in a timing file, with their columns and their titles in the table of seconds.
 PARTS = {
-    "step": "step_s",
-    "rollout": "step_rollout_s",
-    "scoring": "step_scoring_s",
-    "training": "step_training_s",
-    "synchronization": "step_synchronization_s",
-    "generator_synchronization": "step_loading_s",
-    "waiting": "step_waiting_s",
-    "generator_waiting": "step_generator_waiting_s",
+    "step": ("step_s", "step (s)"),
+    "rollout": ("step_rollout_s", "rollout"),
+    "scoring": ("step_scoring_s", "scoring"),
+    "training": ("step_training_s", "training"),
+    "synchronization": ("step_synchronization_s", "weights sent"),
+    "generator_synchronization": ("step_loading_s", "weights loaded"),
+    "waiting": ("step_waiting_s", "learner waits"),
+    "generator_waiting": ("step_generator_waiting_s", "generator waits"),
 }
-TITLES = {  # of these in the table of seconds
-    "rollout": "rollout",
-    "scoring": "scoring",
-    "training": "training",
-    "synchronization": "weights sent",
-    "generator_synchronization": "weights loaded",
-    "waiting": "learner waits",
-    "generator_waiting": "generator waits",
-    "step": "step (s)",
-}
+COLUMNS = [column for column, _ in PARTS.values()]
 WEIGHTS, WAITING = "weights sent or loaded", "waiting for the other side"
 COLOURS = {"rollout": "#0072B2", "scoring": "#E69F00", "training": "#009E73", WEIGHTS: "#CC79A7", WAITING: "#999999"}
 # The parts of each bar, with their entries in the legend.
@@ -89,11 +80,11 @@ def write_timing(study: Study) -> None:
 
 def _row(study: Study, run: Run, hashes: Mapping[str, str]) -> Values:
     """A run's row; of a run that was taken over from an identical one, the seconds are that one's."""
-    own, timing, config = read_timing(run, own=True), read_timing(run), run.config["config"]
+    own, timing = read_timing(run, own=True), read_timing(run)
     folder, alone = paths.RUNS / run.name, is_alone(run)  # an output of DVC itself, or a part of the arm's
-    asked = [config[key]["value"] for key in ("rollout_batch_size",) if key in config]
-    asked += [config["ei_batch_size"]["value"] * config["group_size"]["value"]] if "ei_batch_size" in config else []
-    samples = asked[0] if asked else 0  # responses of a step
+    samples = value(run, "rollout_batch_size") or 0  # responses of a step
+    if questions := value(run, "ei_batch_size"):
+        samples = questions * value(run, "group_size")
     return {
         "seed": run.seed,
         "same_as": run.config["same_as"] or "",
@@ -102,7 +93,7 @@ def _row(study: Study, run: Run, hashes: Mapping[str, str]) -> Values:
         "samples": samples * run.metrics["steps"],
         "total_s": timing["total_s"],
         **{f"{phase}_s": timing["phases"].get(f"{phase}_s", 0.0) for phase in ("evaluation", *[*PARTS][1:])},
-        **(step_seconds(run, samples) if alone else dict.fromkeys((*PARTS.values(), "samples_per_s"))),
+        **(step_seconds(run, samples) if alone else dict.fromkeys((*COLUMNS, "samples_per_s"))),
         "gpu_hours": timing["total_s"] / 3600 * study.resources[study.experiments[run.experiment].resources].gpus,
         **{key: round(max((step.get(key, 0.0) for step in timing["steps"]), default=0.0)) for key in PEAKS},
         "restarts": sum(timing.get("restarts", {}).values()),
@@ -126,11 +117,11 @@ def step_seconds(run: Run, samples: int) -> dict[str, float | None]:
 
     None without such a step, and for parts that the run does not have.
     """
-    apart = run.config["config"].get("asynchronous", {}).get("value")
+    apart = value(run, "asynchronous")
     lag = None if apart is None else int(apart["max_policy_lag"])
     steps = steady_steps(read_timing(run)["steps"], run.validation["step"].tolist(), lag)
     means = pd.DataFrame(steps).mean() if steps else pd.Series(dtype=float)
-    parts = {column: float(means[f"{part}_s"]) if f"{part}_s" in means else None for part, column in PARTS.items()}
+    parts = {column: float(means[f"{part}_s"]) if f"{part}_s" in means else None for part, (column, _) in PARTS.items()}
     return parts | {"samples_per_s": samples / parts["step_s"] if samples and parts["step_s"] else None}
 
 
@@ -159,14 +150,15 @@ def timing_table(timing: pd.DataFrame) -> str:
         the table; empty without such runs.
     """
     alone = timing[timing["alone"] & timing["step_s"].notna()]
-    columns = [*PARTS.values(), "samples_per_s", "gpu_hours"]
+    columns = [*COLUMNS, "samples_per_s", "gpu_hours"]
     means = alone.groupby(["experiment", "label"], sort=False)[columns].mean().reset_index()
     single = means[means["step_waiting_s"].isna()]
     against = single["samples_per_s"].iloc[0] if len(single) else None
     rows = []
     for _, of in means.iterrows():
         row = {"experiment": of["experiment"], "arm": of["label"]}
-        row |= {title: "" if pd.isna(of[PARTS[part]]) else f"{of[PARTS[part]]:.3f}" for part, title in TITLES.items()}
+        for column, title in (*[*PARTS.values()][1:], PARTS["step"]):
+            row[title] = "" if pd.isna(of[column]) else f"{of[column]:.3f}"
         row |= {"samples per second": f"{of['samples_per_s']:.0f}"}
         row |= {f"speedup over {single['label'].iloc[0]}": f"{of['samples_per_s'] / against:.2f}"} if against else {}
         rows.append(row | ({"GPU-hours": f"{of['gpu_hours']:.2f}"} if alone["gpu_hours"].any() else {}))
@@ -204,9 +196,8 @@ def draw_timing(study: Study) -> Figure:
 def _sides(run: Run) -> list[tuple[str, dict[str, float]]]:
     """The bars of a run: one for one process, two for generator and learner."""
     parts = step_seconds(run, 0)
-    apart = bool(run.config["config"].get("asynchronous", {}).get("value"))
-    sides = {": generator": GENERATOR, ": learner": LEARNER} if apart else {"": TURNS}
-    return [(side, {kind: parts[PARTS[part]] or 0.0 for kind, part in of.items()}) for side, of in sides.items()]
+    sides = {": generator": GENERATOR, ": learner": LEARNER} if value(run, "asynchronous") else {"": TURNS}
+    return [(side, {kind: parts[PARTS[part][0]] or 0.0 for kind, part in of.items()}) for side, of in sides.items()]
 
 
 def _draw_over_seconds(axes: Axes, title: str, arms: Mapping[str, Sequence[Run]]) -> None:

@@ -19,7 +19,7 @@ from grpo.reporting.comments import QUESTIONS, Comment, Values, read_comments
 from grpo.reporting.kissing_number import read_report, write_delivery
 from grpo.reporting.labels import bounded, decimals, interval, plain, render, table
 from grpo.reporting.page import page_of
-from grpo.reporting.record import read_record
+from grpo.reporting.record import arm_of, read_record
 from grpo.reporting.timing import timing_table
 from grpo.study import paths
 from grpo.study.schema import Study
@@ -52,7 +52,7 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
         figures=figures,
         comments={name: comments.get(name) for name in (*experiments, *QUESTIONS)},
         title=lambda name: experiments[name]["title"] if name in experiments else study.title(name),
-        label=lambda entry, name: next(arm["label"] for arm in entry["arms"] if arm["arm"] == name),
+        label=lambda entry, name: arm_of(entry, name)["label"],
         outcome=outcome,
         reported=partial(reported, record["sources"]),
         measured=measured,

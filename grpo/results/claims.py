@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from grpo.results.evidence import Arm, Evidence, NotMeasured
 from grpo.results.intervals import mean_of
 from grpo.results.published import claims_of, digest_of, read_published, written
-from grpo.results.replication import Replication, fresh, read_replication
+from grpo.results.replication import Replicate, fresh, read_replication
 from grpo.results.runs import first_scores, value
 from grpo.results.verdicts import AGREES, NOT_TESTED, Verdict, judge
 from grpo.study.claims import PLACES, AnyClaim, Collapses, Share
@@ -31,28 +30,13 @@ def judge_claims(study: Study, evidence: Mapping[str, Evidence]) -> list[Verdict
     Args:
         evidence: by experiment (:func:`grpo.results.evidence.evidence_of`).
     """
-    replication = read_replication(study)
-    found = [_judged(study, claim, own, evidence, replication) for claim, own in claims_of(study)]
-    return found + [
-        Verdict(
-            entry["id"],
-            entry["experiment"],
-            statement=entry["statement"],
-            reason=entry["why"],
-            reported=_texts(entry["reported"]),
-        )
-        for entry in read_published().untested
-        if entry["experiment"] in study.active_experiments
-    ]
+    replicates = read_replication(study)
+    found = [_judged(study, claim, own, evidence, replicates) for claim, own in claims_of(study)]
+    untested = (Verdict(**entry) for entry in read_published().untested)
+    return found + [verdict for verdict in untested if verdict.experiment in study.active_experiments]
 
 
-def _texts(reported: Mapping[str, Any]) -> dict[str, str]:
-    return {source: str(text) for source, text in reported.items()}
-
-
-def _judged(
-    study: Study, claim: AnyClaim, own: bool, evidence: Mapping[str, Evidence], replication: Replication | None
-) -> Verdict:
+def _judged(study: Study, claim: AnyClaim, own: bool, evidence: Mapping[str, Evidence], replicates: list[Replicate]) -> Verdict:
     """Judge one claim."""
     known = Verdict(
         id=claim.id,
@@ -62,7 +46,7 @@ def _judged(
         own=own,
         test=digest_of(claim),
         by_design=claim.by_design if study.models[MAIN].source == "pretrain" else None,
-        reported=_texts(claim.reported),
+        reported=claim.reported,
     )
     about: list[Arm] = []  # the claim's arms
 
@@ -88,7 +72,7 @@ def _judged(
     decided = {key: getattr(found, key) for key in ("verdict", "reason", "measured", "interval", "quantity")}
     runs = [run.name for name in claim.experiments() for of_arm in evidence[name].arms.values() for run in of_arm]
     known = replace(known, **decided, written=written(claim, runs))
-    return replace(known, fresh=fresh(known, replication))
+    return replace(known, fresh=fresh(known, replicates))
 
 
 def _arm(claim: AnyClaim, name: str, evidence: Mapping[str, Evidence]) -> Arm:

@@ -54,10 +54,6 @@ class Evidence:
             settings.setdefault(setting_of(arm), []).append(arm)
         return {setting: self.first_within_one_error(arms) for setting, arms in settings.items()}
 
-    def is_chosen(self, arm: str) -> bool:
-        """Whether the arm stands for its setting."""
-        return arm in self.chosen.values()
-
     def name_of(self, arm: str) -> str:
         """The arm of this name, or a setting's chosen one.
 
@@ -152,7 +148,7 @@ def _fell_in_training(run: Run) -> bool:
     An own reward may have any size, and its interval would need each rollout's.
     """
     column = f"train/{run.metric}"
-    if run.metric == "reward" or column not in run.history or "rollout_batch_size" not in run.config["config"]:
+    if run.metric == "reward" or column not in run.history or value(run, "rollout_batch_size") is None:
         return False
     rewards = run.history.groupby("step")[column].first().dropna()
     if not len(rewards):

@@ -64,25 +64,19 @@ def mean_of(scores: Scores, fixed: bool = False) -> Interval:
     return replace(found, low=max(0.0, low), high=min(1.0, high))
 
 
-def difference_of(first: Scores, second: Scores, level: float = LEVEL, fixed: bool = False, scale: float = 1.0) -> Interval:
-    """Difference of two arms' means, ``second`` minus ``first``.
+def difference_of(first: Scores, second: Scores, level: float = LEVEL, fixed: bool = False) -> Interval:
+    """Difference of two arms' mean rewards, ``second`` minus ``first``, kept within -1..1.
 
     Args:
         first, second: (runs, problems), with seeds and problems in the same order. If one arm has more seeds, its last ones are
             left out.
         level: :func:`simultaneous` for several contrasts together.
         fixed: as in :func:`mean_of`.
-        scale: the largest possible difference, at which the interval ends.
-
-    Raises:
-        ValueError: the numbers of problems differ.
     """
     first, second = (np.atleast_2d(np.asarray(scores, dtype=float)) for scores in (first, second))
-    if first.shape[1] != second.shape[1]:
-        raise ValueError(f"paired scores are needed for the same problems: {first.shape[1]} and {second.shape[1]}")
     runs = min(len(first), len(second))
     found = _interval(second[:runs] - first[:runs], fixed, level, arms=2)
-    return replace(found, low=max(-scale, found.low), high=min(scale, found.high))
+    return replace(found, low=max(-1.0, found.low), high=min(1.0, found.high))
 
 
 def simultaneous(contrasts: int) -> float:
@@ -90,16 +84,15 @@ def simultaneous(contrasts: int) -> float:
     return float(LEVEL ** (1 / contrasts))
 
 
-def change_of(before: Scores, after: Scores) -> Interval:
-    """Mean change of an arm, ``after`` minus ``before``; both are (runs, problems), the runs paired."""
-    change = np.atleast_2d(np.asarray(after, dtype=float) - np.asarray(before, dtype=float))
-    return _interval(change, False, LEVEL)
+def mean_of_any(numbers: Scores) -> Interval:
+    """Mean of an arm's numbers of any size, (runs, problems)."""
+    return _interval(numbers, False, LEVEL)
 
 
-def p_beyond(interval: Interval, bar: float = 0.0) -> float:
-    """Two-sided p of the hypothesis that the true value is ``bar``."""
-    distance = abs(interval.value - bar)
-    return 2 * float(stats.t.sf(distance / interval.se, interval.df)) if interval.se else float(distance == 0)
+def p_value(difference: Interval) -> float:
+    """Two-sided p of the hypothesis that the true difference is 0."""
+    distance = abs(difference.value)
+    return 2 * float(stats.t.sf(distance / difference.se, difference.df)) if difference.se else float(distance == 0)
 
 
 def _interval(table: Scores, fixed: bool, level: float, arms: int = 1) -> Interval:

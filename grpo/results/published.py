@@ -32,7 +32,7 @@ class Published:
     task: str
     sources: dict[str, str]
     claims: list[AnyClaim]
-    untested: list[dict[str, Any]]  # claims that no study here can test: id, experiment, statement, why, reported
+    untested: list[dict[str, Any]]  # fields of the verdicts on claims that no study here can test
 
 
 @cache

@@ -28,17 +28,8 @@ class Replicate:
     verdicts: dict[str, VerdictName]  # by the digest of a claim's test
     measured: dict[str, str]  # likewise, the numbers in words
     statements: dict[str, str]
-    winners: dict[
-        str, dict[str, Any]
-    ]  # by experiment: ``winner``, ``value``, ``low``, ``high``, and whether the leader is ``told``
-
-
-@dataclass(frozen=True)
-class Replication:
-    """The replicates of a study."""
-
-    study: str  # digest of the study that they repeat
-    replicates: list[Replicate]
+    # By experiment: ``winner``, ``value``, ``low``, ``high``, and whether the leader is ``told``.
+    winners: dict[str, dict[str, Any]]
 
 
 def study_digest(study: Study) -> str:
@@ -48,22 +39,15 @@ def study_digest(study: Study) -> str:
 
 def write_replication(study: Study, replicates: list[Replicate]) -> None:
     """Write reports/replication.json."""
-    write_json(paths.REPLICATION, asdict(Replication(study_digest(study), replicates)))
+    write_json(paths.REPLICATION, {"study": study_digest(study), "replicates": [asdict(one) for one in replicates]})
 
 
-def read_replication(study: Study) -> Replication | None:
-    """Read reports/replication.json; None if there is none, or if it stands beside another study (:func:`is_stale`)."""
-    if not paths.REPLICATION.exists() or is_stale(study):
-        return None
-    values = read_json(paths.REPLICATION, made_by="replicate", keys=("study", "replicates"))
-    return Replication(values["study"], [Replicate(**one) for one in values["replicates"]])
-
-
-def is_stale(study: Study) -> bool:
-    """Whether there are replicates, but of a study with other settings than this one."""
+def read_replication(study: Study) -> list[Replicate]:
+    """Read the replicates in reports/replication.json; none without the file, or if they are of a study with other settings."""
     if not paths.REPLICATION.exists():
-        return False
-    return bool(read_json(paths.REPLICATION, made_by="replicate", keys=("study",))["study"] != study_digest(study))
+        return []
+    values = read_json(paths.REPLICATION, made_by="replicate", keys=("study", "replicates"))
+    return [Replicate(**one) for one in values["replicates"] if values["study"] == study_digest(study)]
 
 
 def agreement(here: VerdictName, there: VerdictName | None) -> Agreement:
@@ -79,8 +63,7 @@ def agreement(here: VerdictName, there: VerdictName | None) -> Agreement:
     return SAME if here == there else UNDECIDED
 
 
-def fresh(verdict: Verdict, replication: Replication | None) -> Agreement:
+def fresh(verdict: Verdict, replicates: list[Replicate]) -> Agreement:
     """What the replicates say of a verdict: the worst of them."""
-    replicates = replication.replicates if replication else []
     found = {agreement(verdict.verdict, one.verdicts.get(verdict.test)) for one in replicates}
     return next((worst for worst in (TURNED, UNDECIDED, SAME) if worst in found), NOT_TRIED)

@@ -146,8 +146,8 @@ def by_arm(runs: list[Run]) -> dict[str, list[Run]]:
 
 
 def value(run: Run, key: str) -> Any:
-    """A value of a run's configuration."""
-    return run.config["config"][key]["value"]
+    """A value of a run's configuration; None if its method has no such setting."""
+    return run.config["config"].get(key, {}).get("value")
 
 
 def final_scores(runs: list[Run]) -> NDArray[np.float64]:

@@ -102,7 +102,7 @@ def _candidate(found: Evidence, arm: str) -> dict[str, Any]:
     return {
         "arm": arm,
         "setting": setting_of(arm),
-        "chosen": found.is_chosen(arm),
+        "chosen": arm in found.chosen.values(),
         "selection": float(found.selection(arm).mean()),
         "overrides": config["overrides"],
         "updates_per_rollout_batch": config.get("updates_per_rollout_batch"),

@@ -56,7 +56,7 @@ class Verdict:
     interval: Ends | None = None  # the 95% interval that decides
     quantity: Literal["difference", "ratio", "share", ""] = ""  # of what the interval is
     by_design: str | None = None
-    reported: dict[str, str] = field(default_factory=dict)  # by source
+    reported: Mapping[str, Any] = field(default_factory=dict)  # by source
     written: Literal["before", "after", "unknown"] = "unknown"  # before or after the claim's runs
     fresh: Literal["same", "undecided", "turned round", "not tried"] = "not tried"  # on fresh seeds
 
@@ -137,9 +137,10 @@ def not_below(claim: NotBelow, of: Of) -> Verdict:
 
 def collapses(claim: Collapses, of: Of) -> Verdict:
     """Most runs of the arm collapse, and most of the control's do not: each share's interval lies on its side of a half."""
-    arms = {key: of(key) for key in (claim.collapses, claim.control)}
-    counts = [f"{len(arm.fallen)} of {len(arm.runs)} runs of {arm.name} collapsed" for arm in arms.values()]
-    return _shares({key: [run.name in arm.fallen for run in arm.runs] for key, arm in arms.items()}, "; ".join(counts))
+    arms = [of(claim.collapses), of(claim.control)]
+    counts = [f"{len(arm.fallen)} of {len(arm.runs)} runs of {arm.name} collapsed" for arm in arms]
+    decided = beside(*(most([run.name in arm.fallen for run in arm.runs]) for arm in arms))
+    return replace(decided, measured="; ".join(counts), quantity="share")
 
 
 def trend(claim: Trend, of: Of) -> Verdict:
@@ -187,7 +188,8 @@ def share(claim: Share, of: Of) -> Verdict:
         other: [highest(run, claim.metric) > bar for run in controls],
     }
     counts = " and ".join(f"in {sum(of_runs)} of {len(of_runs)} {key}" for key, of_runs in hits.items())
-    return _shares(hits, f"{claim.metric} above {bar:.3g} {counts}")
+    decided = beside(*map(most, hits.values()))
+    return replace(decided, measured=f"{claim.metric} above {bar:.3g} {counts}", quantity="share")
 
 
 RULES: dict[str, Callable[[Any, Of], Verdict]] = {
@@ -256,12 +258,6 @@ def _trend(claim: Trend, ratio: Ends) -> Verdict:
     verdict = DISAGREES if AGREES in away else CANNOT_TELL if CANNOT_TELL in away else AGREES
     where = {AGREES: "lies within", DISAGREES: "lies beyond"}.get(verdict, "holds")
     return Verdict(verdict=verdict, reason=f"the interval {where} a factor of {claim.by:g}", interval=ratio)
-
-
-def _shares(hits: Mapping[str, Sequence[bool]], measured: str) -> Verdict:
-    """Decide by the shares of an arm's and of its control's runs in which something holds."""
-    arm, control = (most(of_runs) for of_runs in hits.values())
-    return replace(beside(arm, control), measured=measured, quantity="share")
 
 
 def _until_fallen(run: Run) -> float:

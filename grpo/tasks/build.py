@@ -43,9 +43,7 @@ def build_dataset(
     """
     problems: dict[Split, list[Problem]] = {split: task.problems(split) for split in SPLITS}
     further = [problem for one in also.values() for problem in one]
-    problems["train"], dropped = separate(
-        **problems, drop_overlap=task.drop_overlap, remedy=_how_to_drop_overlap(task), also=further
-    )
+    problems["train"], dropped = separate(task, problems["train"], problems["validation"], further)
     skipped = {split: task.skipped(split) for split in SPLITS}
     left_out: dict[str, Any] = {
         f"skipped_in_{split}": {"rows": len(rows), "first": rows[0]} for split, rows in skipped.items() if rows
@@ -74,37 +72,34 @@ def build_dataset(
 
 
 def separate(
-    train: list[Problem],
-    validation: list[Problem],
-    drop_overlap: bool,
-    remedy: str = "Set `drop_overlap: true`",
-    also: Sequence[Problem] = (),
+    task: Task, train: list[Problem], validation: list[Problem], also: Sequence[Problem] = ()
 ) -> tuple[list[Problem], list[str]]:
     r"""Check that ids are unique and that the two splits share no question.
 
     Questions are compared without white space, ``\,``, ``\!`` and case, in which copies of a question often differ.
 
     Args:
-        drop_overlap: remove shared questions from ``train`` instead of refusing them.
-        remedy: how to have them removed, for the message.
+        task: with ``drop_overlap``, shared questions are removed from ``train`` instead of refused.
         also: problems of further evaluation sets, whose questions are held out too.
 
     Returns:
         the problems to train on, and the ids that were removed.
 
     Raises:
-        UserError: an id occurs twice, the splits share a question and ``drop_overlap`` is false, or nothing is left
-            to train on.
+        UserError: an id occurs twice, the splits share a question that is not to be removed, or nothing is left to train on.
     """
     twice = [id_ for id_, count in Counter(problem.id for problem in (*train, *validation)).items() if count > 1]
     if twice:
         raise UserError(f"ids occur more than once: {reprlib.repr(twice)}. Make them unique in the source files.")
     held_out = {layout_free(problem.question) for problem in (*validation, *also)}
     shared = [problem.id for problem in train if layout_free(problem.question) in held_out]
-    if shared and not drop_overlap:
+    if shared and not task.drop_overlap:
         where = f"the validation set{' or in evaluation.also' * bool(also)}"
+        remedy = f"`drop_overlap = True` in the class {type(task).__name__}"
+        if "drop_overlap" in inspect.signature(type(task)).parameters:
+            remedy = f"`{task.params_key}.drop_overlap: true`"
         raise UserError(
-            f"{len(shared)} questions of the training set are also in {where}: {reprlib.repr(shared)}. {remedy} to leave "
+            f"{len(shared)} questions of the training set are also in {where}: {reprlib.repr(shared)}. Set {remedy} to leave "
             "them out of training, or remove them from one of the source files."
         )
     dropped = set(shared)
@@ -112,12 +107,6 @@ def separate(
     if not kept:
         raise UserError("every training question is also a validation question. Is the same data given for both splits?")
     return kept, shared
-
-
-def _how_to_drop_overlap(task: Task) -> str:
-    if "drop_overlap" in inspect.signature(type(task)).parameters:
-        return f"Set `{task.params_key}.drop_overlap: true`"
-    return f"Set `drop_overlap = True` in the class {type(task).__name__}"
 
 
 def layout_free(question: str) -> str:

@@ -40,12 +40,11 @@ class GradedTask(Task):
         """
         verdicts = grade_batch([(answer, problem.ground_truth) for answer, problem in zip(answers, problems, strict=True)])
         return [
-            math.nan if verdict.timed_out else float(verdict.equal and self._counts(answer, problem))
-            for verdict, answer, problem in zip(verdicts, answers, problems, strict=True)
+            math.nan
+            if verdict.timed_out
+            else float(verdict.equal and (self.unevaluated or counts_as_answer(answer, one.ground_truth, one.question)))
+            for verdict, answer, one in zip(verdicts, answers, problems, strict=True)
         ]
-
-    def _counts(self, answer: str, problem: Problem) -> bool:
-        return self.unevaluated or counts_as_answer(answer, problem.ground_truth, problem.question)
 
     def rewrite(self, response: str, asked_in: str, format: str) -> str | None:
         """See :meth:`Task.rewrite`: keep the whole response as steps, and add its answer in the other form."""

@@ -72,20 +72,6 @@ REWARD_ARGUMENTS = (
 )
 
 
-def find_rewards(reward: str | Mapping[str, float], columns: Sequence[str] = ()) -> dict[str, tuple[Callable[..., Any], float]]:
-    """Find the functions that :func:`apply_reward` calls, each with its weight.
-
-    Args:
-        reward: MODULE:NAME; or several of these, or of :data:`OWN_REWARDS`, with weights.
-        columns: of the task.
-
-    Raises:
-        UserError: as :func:`find_reward`.
-    """
-    weights = {reward: 1.0} if isinstance(reward, str) else reward
-    return {name: (find_reward(name, columns), weight) for name, weight in weights.items()}
-
-
 def find_reward(path: str, columns: Sequence[str] = ()) -> Callable[..., Any]:
     """Import a reward function, or make one of :data:`OWN_REWARDS`.
 
@@ -123,8 +109,9 @@ def apply_reward(
     ``async def`` run concurrently.
 
     Args:
-        reward: MODULE:NAME; or several with weights. The reward is then the weighted sum, as with TRL's ``reward_weights``. A
-            function that abstains (None for a completion) adds nothing; if all abstain, the reward is NaN.
+        reward: MODULE:NAME; or several, or :data:`OWN_REWARDS`, with weights. The reward is then the weighted sum, as with
+            TRL's ``reward_weights``. A function that abstains (None for a completion) adds nothing; if all abstain, the reward
+            is NaN.
         further: the task's columns; a problem without one has None.
         scored: the task's scores. Their ``format_reward`` and ``answer_reward`` stay.
 
@@ -132,7 +119,7 @@ def apply_reward(
         ``scored`` with the new ``reward``.
 
     Raises:
-        UserError: as :func:`find_rewards`; or a function does not return one finite number per completion.
+        UserError: as :func:`find_reward`; or a function does not return one finite number per completion.
     """
     columns = {
         "prompts": list(prompts),
@@ -142,9 +129,10 @@ def apply_reward(
         **{name: [rewards[name] for rewards in scored.rewards] for name in OWN_REWARDS},
         **{name: [problem.columns.get(name) for problem in problems] for name in further},
     }
-    functions = find_rewards(reward, further)
+    weights = {reward: 1.0} if isinstance(reward, str) else reward
+    functions = {name: find_reward(name, further) for name in weights}
     returned, awaited = dict[str, list[Any]](), dict[str, Awaitable[Any]]()
-    for name, (function, _) in functions.items():
+    for name, function in functions.items():
         found = function(**copy.deepcopy(columns))
         if inspect.isawaitable(found):
             awaited[name] = found
@@ -155,7 +143,7 @@ def apply_reward(
     returned |= {name: _checked(name, found, len(completions)) for name, found in zip(awaited, found_later, strict=True)}
     totals = []
     for i in range(len(completions)):
-        given = [w * float(returned[name][i]) for name, (_, w) in functions.items() if returned[name][i] is not None]
+        given = [weight * float(returned[name][i]) for name, weight in weights.items() if returned[name][i] is not None]
         totals.append(sum(given[1:], given[0]) if given else math.nan)
     return ScoredBatch([own | {"reward": total} for own, total in zip(scored.rewards, totals, strict=True)], scored.out_of_time)
 

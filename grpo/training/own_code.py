@@ -9,7 +9,7 @@ from grpo.study.effective import effective_run
 from grpo.study.methods import GrpoConfig, RunConfig
 from grpo.study.schema import Study
 from grpo.study.settings import PretrainedHere
-from grpo.tasks.rewards import find_rewards
+from grpo.tasks.rewards import find_reward
 
 
 def require_own_code(config: RunConfig, columns: Sequence[str] = ()) -> None:
@@ -24,7 +24,8 @@ def require_own_code(config: RunConfig, columns: Sequence[str] = ()) -> None:
     if not isinstance(config, GrpoConfig):
         return
     if config.reward is not None:
-        find_rewards(config.reward, columns)
+        for path in [config.reward] if isinstance(config.reward, str) else config.reward:
+            find_reward(path, columns)
     if config.advantage is not None:
         from grpo.learner.advantages import try_advantage  # imports torch, which is slow
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 from pipeline_parts import sh
-from report_parts import run
+from report_parts import run, write_run
 from ruamel.yaml import YAML
-from run_folders import write_run
 from study_parts import ROOT, Grpo, activate, edit, study_named
 
 from grpo.common.files import files_digest

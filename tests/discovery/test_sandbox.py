@@ -19,7 +19,8 @@ from waiting import wait_for
 
 from grpo.common.errors import UserError
 from grpo.discovery import sandbox
-from grpo.discovery.sandbox import Limits, ProgramError, reading_is_restricted, run_program
+from grpo.discovery.sandbox import Limits, ProgramError, run_program
+from grpo.discovery.sandboxed import landlock_version
 
 QUICK = Limits(seconds=20, cpu_seconds=2, memory_mb=500, output_mb=1)
 SHORT = Limits(seconds=1, cpu_seconds=20, memory_mb=500, output_mb=1)
@@ -53,10 +54,8 @@ def failure(program: str, limits: Limits = QUICK) -> str:
     [
         ("points = [[1, -2], (3, 4)]", [[1, -2], [3, 4]]),
         ("points = ([10**99],)", [[10**99]]),
-        ("def points():\n    return [[1]]", [[1]]),
-        ("run_code = [[1]]\nget_centers = points = [[2]]", [[1]]),
+        ("run_code = lambda: [[1]]\nget_centers = points = [[2]]", [[1]]),
         ("import numpy as np\npoints = np.array([[2**63 + 1]], dtype=np.uint64)", [[2**63 + 1]]),
-        ("import numpy as np\npoints = np.array([[1.0, 0.5]])", [[1.0, 0.5]]),
         ("points = [[float('inf'), None, 'é', True]]", [[float("inf"), None, "é", True]]),
         ("from dataclasses import dataclass\n@dataclass\nclass P:\n    x: 'int'\npoints = [[P(3).x]]", [[3]]),
         ("from concurrent.futures import ThreadPoolExecutor as T\npoints = [[*T(4).map(abs, [-1, -2])]]", [[1, 2]]),
@@ -76,26 +75,16 @@ def test_points(program: str, points: object) -> None:
     ("program", "message"),
     [
         ("x = 1", "The program defines neither run_code() nor get_centers() nor points"),
-        (
-            "def run_code():\n    yield [1]",
-            "TypeError: the points are or hold a generator, expected a list of lists of integers",
-        ),
         ("points = []\npoints.append(points)", "ValueError: Circular reference detected"),
-        ("points = [[1, 2j]]", "the points are or hold a complex"),
+        ("points = [[1, 2j]]", "TypeError: the points are or hold a complex, expected a list of lists of integers"),
         ("points = [[10**100]]", "holds an integer of 101 digits, at most 100 are allowed"),
         ("def run_code(n):\n    return []", "TypeError: run_code() missing 1 required positional argument: 'n'"),
         ("x = (", "SyntaxError: '(' was never closed (line 1: x = ()"),
-        ("x = 1\0", "source code string cannot contain null bytes"),
         ("import sys\nsys.exit()", "The program ended itself (SystemExit) before it gave its points (line 2: sys.exit()"),
-        ("def run_code():\n    raise KeyboardInterrupt", "KeyboardInterrupt (line 2: raise KeyboardInterrupt)"),
-        (
-            "import json\n\njson.loads('x')",
-            "JSONDecodeError: Expecting value: line 1 column 1 (char 0) (line 3: json.loads('x'))",
-        ),
+        ("import json\n\njson.loads('x')", "char 0) (line 3: json.loads('x'))"),
         ("raise ValueError('a\\nb\\x1b[31m')", "ValueError: a b [31m (line 1"),
         ("def f(n):\n    return f(n + 1)\nf(0)", "RecursionError: maximum recursion depth exceeded (line 2: return f(n + 1))"),
         ("import os\nos._exit(7)", "The program ended without a result (exit code 7)"),
-        ("import os\nos.kill(os.getpid(), 9)", "The program was killed by signal 9 (Killed)"),
         ("import ctypes\nctypes.string_at(0)", "The program was killed by signal 11 (Segmentation fault)"),
         ("x = bytearray(10**9)", "MemoryError (it may use 500 MB) (line 1: x = bytearray(10**9))"),
         ("points = [[1] * 1000] * 1000", "The result is larger than 1 MB"),
@@ -111,15 +100,12 @@ def test_failures(program: str, message: str) -> None:
 @pytest.mark.parametrize(
     "program",
     [
-        "import time\ntime.sleep(1000)",
-        "while True: pass",
         "import signal, time\nfor s in range(1, 64):\n    try: signal.signal(s, signal.SIG_IGN)\n    except OSError: pass\n"
         "while True: time.sleep(1)",
         "import sys\nsys.setrecursionlimit(10**9)\nf = lambda: f()\nf()",
         "class E(Exception):\n    def __str__(self):\n        while True: pass\nraise E",
         "import os\nos.kill(os.getpid(), 19)",
         "import sys\nclass S:\n    def flush(self):\n        while True: pass\nsys.stdout = S()\npoints = [[1]]",
-        "import os\nos.closerange(0, 64)\nwhile True: pass",
     ],
 )
 def test_the_time_limit(program: str) -> None:
@@ -128,10 +114,9 @@ def test_the_time_limit(program: str) -> None:
     assert time.perf_counter() - start < 60
 
 
-@pytest.mark.parametrize("first", ["", "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\n"])
-def test_cpu_time(first: str) -> None:
-    limits = Limits(seconds=30, cpu_seconds=1)
-    assert failure(first + "while True: pass", limits) == "The program used up its 1 s of CPU time"
+def test_cpu_time() -> None:
+    program = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
+    assert failure(program, Limits(seconds=30, cpu_seconds=1)) == "The program used up its 1 s of CPU time"
 
 
 ENDLESS = """
@@ -154,17 +139,12 @@ def test_what_was_printed_before_the_end_is_in_the_message() -> None:
     assert said.endswith("x last") and len(said) < 700
 
 
-def test_threads_are_counted() -> None:
+def test_threads_are_counted_and_cannot_be_hidden_behind_a_name() -> None:
+    name = "import ctypes\nctypes.CDLL(None).prctl(15, b'Threads:\\t1', 0, 0, 0)\n"
     program = "import threading, time\nfor _ in range({}):\n    threading.Thread(target=time.sleep, args=(60,)).start()\n{}"
     few = Limits(seconds=20, threads=5)
-    assert failure(program.format(6, "time.sleep(60)"), few) == "The program started more than 5 threads"
+    assert failure(name + program.format(6, "time.sleep(60)"), few) == "The program started more than 5 threads"
     assert run(program.format(3, "points = [[1]]"), few) == [[1]]
-
-
-def test_a_program_cannot_hide_its_threads_behind_a_name() -> None:
-    name = "import ctypes\nctypes.CDLL(None).prctl(15, b'Threads:\\t1', 0, 0, 0)\n"
-    more = "import threading, time\nfor _ in range(6): threading.Thread(target=time.sleep, args=(60,)).start()\ntime.sleep(60)"
-    assert failure(name + more, Limits(seconds=20, threads=5)) == "The program started more than 5 threads"
     assert run(name + "points = [[list(open('/proc/self/status').readline().split())[1][:6]]]") == [["python"]]
 
 
@@ -255,13 +235,10 @@ def test_reading_secrets(tmp_path: Path) -> None:
         *(f"open('/proc/self/{name}')" for name in ("net/tcp", "net/unix", "mountinfo", "mounts", "cgroup", "environ")),
         f"open({str(Path(__file__).resolve())!r})",
     ]
-    assert run(tried(attempts)) == refused(attempts) or not reading_is_restricted()
+    assert run(tried(attempts)) == refused(attempts) or not landlock_version()
 
 
-ENTRIES = [".", "..", "", "lib:.", "/x/..", "//", "/etc", "{folder}", "{folder}/lib/..", "{folder}/..", str(Path.home())]
-
-
-@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("entry", [".", "lib:.", "//", "/etc", "{folder}", "{folder}/lib/.."])
 def test_an_entry_of_the_library_path_opens_no_folder(entry: str, tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     for name in ("secret", "secret.some.txt"):
@@ -269,10 +246,10 @@ def test_an_entry_of_the_library_path_opens_no_folder(entry: str, tmp_path: Path
     paths = [tmp_path / "secret", tmp_path / "secret.some.txt", "/etc/passwd", Path(__file__).resolve()]
     attempts = [*(f"open({str(path)!r})" for path in paths), f"os.listdir({str(tmp_path)!r})", "os.listdir('/')"]
     points = elsewhere(tried(attempts), tmp_path, LD_LIBRARY_PATH=entry.format(folder=tmp_path))
-    assert points == str(refused(attempts)) or not reading_is_restricted()
+    assert points == str(refused(attempts)) or not landlock_version()
 
 
-@pytest.mark.skipif(not reading_is_restricted(), reason="needs Landlock")
+@pytest.mark.skipif(not landlock_version(), reason="needs Landlock")
 def test_a_folder_that_a_program_could_read_all_the_same_is_refused(tmp_path: Path) -> None:
     """The project is a folder of numpy, which is open to a program; the home may be such a folder, too."""
     opened = Path(sandbox.PACKAGES) / "numpy"

@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 from hostile import CASES, Hostile
 
-from grpo.common.records import Problem
 from grpo.grader.pool import grade_batch, is_equal
-from grpo.tasks.graded import GradedTask
 from grpo.tasks.rewards import question_only_reward_fn, r1_zero_reward_fn
 
 MOST_SECONDS = 1.0
@@ -80,10 +78,6 @@ def test_hostile_responses_earn_nothing_and_soon(case: Hostile, caplog: pytest.L
     assert not caplog.records, f"{case.text[:200]!r} shows a defect of the grader, which logged it"
 
 
-def test_cases_are_many_and_different() -> None:
-    assert len(set(CASES)) == len(CASES) >= 700
-
-
 def test_hostile_answers_do_no_harm_to_those_beside_them() -> None:
     honest = [(r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"), ("2x^2+4x", "2x(x+2)"), ("7", "7"), (r"\sqrt{8}", r"2\sqrt{2}")]
     hostile = [(case.text, case.truth) for case in CASES if case.kind == "answer"]
@@ -93,14 +87,6 @@ def test_hostile_answers_do_no_harm_to_those_beside_them() -> None:
     verdicts = grade_batch(pairs)
     assert not any(verdict.equal for verdict in verdicts[::2])
     assert all(verdict.equal and not verdict.timed_out for verdict in verdicts[1::2])
-
-
-@pytest.mark.parametrize("kind", ["r1_zero", "question_only"])
-def test_batches_of_hostile_responses_earn_nothing(kind: str) -> None:
-    cases = [case for case in CASES if case.kind == kind]
-    batch = GradedTask().score(kind, [Problem("p", "q", case.truth) for case in cases], [case.text for case in cases])
-    assert [rewards["answer_reward"] for rewards in batch.rewards] == [0.0] * len(cases)
-    assert not any(batch.out_of_time)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 import re
 from fractions import Fraction
 from pathlib import Path
@@ -32,7 +31,9 @@ SAME = {
 @pytest.fixture(scope="module")
 def problems() -> list[Problem]:
     files = {split: str(MATH / f"{split}.jsonl") for split in ("train", "validation")}
-    return make_task({"use": "math", "source": files}).problems("validation")
+    found = make_task({"use": "math", "source": files}).problems("validation")
+    assert len(found) == 5000
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -40,33 +41,16 @@ def truths(problems: list[Problem]) -> list[str]:
     return sorted({problem.ground_truth for problem in problems})
 
 
-def test_there_are_five_thousand(problems: list[Problem]) -> None:
-    assert len(problems) == 5000
-    assert all(problem.ground_truth.strip() for problem in problems)
-
-
-@pytest.mark.parametrize(
-    "form",
-    [
-        "{}", " {} ", "${}$", "$ {} $", "$${}$$", r"\({}\)", r"\[{}\]", r"\boxed{{}}", r"$\boxed{{}}$", "{}.", "${}$.",
-        "**{}**", r"\displaystyle {}", "The answer is ${}$.",
-    ],
-)  # fmt: skip
-def test_every_truth_equals_itself(problems: list[Problem], form: str) -> None:
-    start, _, end = form.rpartition("{}")
-    pairs = [(start + problem.ground_truth + end, problem.ground_truth) for problem in problems]
-    verdicts = grade_batch(pairs)
-    assert [pair for pair, verdict in zip(pairs, verdicts, strict=True) if not verdict.equal] == []
-    assert not any(verdict.timed_out for verdict in verdicts)
+IN_TAGS = [
+    "{}", "$ {} $", "$${}$$", r"\({}\)", r"\[{}\]", r"\boxed{{}}", "{}.", "${}$.", "**{}**", r"\displaystyle {}",
+    r"The answer is $\boxed{{}}$.",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("prompt", "form"),
     [
-        ("r1_zero", "We add. </think> <answer>{}</answer>"),
-        ("r1_zero", "We add. </think> <answer> ${}$ </answer>"),
-        ("r1_zero", r"We add. </think> <answer> \boxed{{}} </answer>"),
-        ("r1_zero", r"We add. </think> <answer> The answer is $\boxed{{}}$. </answer>"),
+        *(("r1_zero", f"We add. </think> <answer> {form} </answer>") for form in IN_TAGS),
         ("question_only", r"\boxed{{}}"),
         ("question_only", r"First \boxed{0}, then $\boxed{{}}$."),
         ("question_only", r"\fbox{ {} }"),
@@ -84,11 +68,6 @@ def test_every_truth_earns_the_full_reward(problems: list[Problem], prompt: str,
     assert not any(batch.out_of_time)
 
 
-def test_random_pairs_are_equal_only_where_they_say_the_same(truths: list[str]) -> None:
-    generator = random.Random(0)
-    _check([tuple(generator.sample(truths, 2)) for _ in range(20_000)])
-
-
 def test_alike_pairs_are_equal_only_where_they_say_the_same(truths: list[str]) -> None:
     """Neighbours in two alphabetical orders, which differ in little, and all with the same digits."""
     pairs = [*itertools.pairwise(truths), *itertools.pairwise(sorted(truths, key=lambda truth: truth[::-1]))]
@@ -98,10 +77,6 @@ def test_alike_pairs_are_equal_only_where_they_say_the_same(truths: list[str]) -
     for digits, group in by_digits.items():
         if digits:
             pairs += itertools.combinations(group, 2)
-    _check(pairs)
-
-
-def _check(pairs: list[tuple[str, str]]) -> None:
     verdicts = grade_batch(pairs)
     equal = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict.equal]
     assert [pair for pair in equal if not _same(*pair)] == []

@@ -40,18 +40,16 @@ class Behaviour:
 
     body: str = ""
     status: int = 200
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=lambda: {"Content-Type": "application/json"})
     after_s: float = 0.0
     hang_up: bool = False
 
 
-def saying(content: str | None, finish_reason: str = "stop", tokens: int | None = 100, **message: Any) -> Behaviour:
-    """An answer in due form; ``tokens``: None for an endpoint that does not count."""
-    choice = {"index": 0, "message": {"role": "assistant", "content": content, **message}, "finish_reason": finish_reason}
-    value: dict[str, Any] = {"id": "1", "object": "chat.completion", "model": MODEL, "choices": [choice]}
-    if tokens is not None:
-        value["usage"] = {"prompt_tokens": tokens - 10, "completion_tokens": 10, "total_tokens": tokens}
-    return Behaviour(json.dumps(value), headers={"Content-Type": "application/json"})
+def saying(content: str, finish_reason: str = "stop") -> Behaviour:
+    """An answer in due form, of 100 tokens."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": finish_reason}
+    usage = {"prompt_tokens": 90, "completion_tokens": 10, "total_tokens": 100}
+    return Behaviour(json.dumps({"object": "chat.completion", "model": MODEL, "choices": [choice], "usage": usage}))
 
 
 def program(text: str) -> Behaviour:
@@ -60,7 +58,7 @@ def program(text: str) -> Behaviour:
 
 def refusing(status: int, message: str, **error: Any) -> Behaviour:
     """An error in due form."""
-    return Behaviour(json.dumps({"error": {"message": message, **error}}), status, {"Content-Type": "application/json"})
+    return Behaviour(json.dumps({"error": {"message": message, **error}}), status)
 
 
 GOOD = program(CROSS)  # 22 points
@@ -72,8 +70,6 @@ SLOW = Behaviour("", after_s=30.0)
 BUSY = Behaviour(json.dumps({"error": {"message": "too many requests"}}), 429, {"Retry-After": "0.5"})
 BROKEN = refusing(500, "out of memory")
 HANG_UP = Behaviour(hang_up=True)
-NOT_JSON = Behaviour("<html>welcome to the proxy</html>", headers={"Content-Type": "text/html"})
-NO_CHOICES = Behaviour('{"choices": []}', headers={"Content-Type": "application/json"})
 NO_ENTRY = refusing(401, f"Incorrect API key provided: {KEY}.", code="invalid_api_key")
 
 Script = Sequence[Behaviour] | Callable[[dict[str, Any]], Behaviour]

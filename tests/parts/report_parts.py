@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from run_folders import write_run
 
 from grpo.common.files import write_json, write_text
 from grpo.results.runs import Run
@@ -26,9 +25,9 @@ def each(score: float) -> NDArray[np.float64]:
     return np.full(PROBLEMS, score)
 
 
-def solved(share: float) -> NDArray[np.float64]:
-    """Rewards of the problems of which this share, the first ones, is solved."""
-    return (np.arange(PROBLEMS) < round(PROBLEMS * share)).astype(float)
+def solved(share: float, problems: int = PROBLEMS) -> NDArray[np.float64]:
+    """Rewards of the problems of which this share, the first ones, is solved; a larger share includes a smaller one."""
+    return (np.arange(problems) < round(problems * share)).astype(float)
 
 
 def run(
@@ -85,6 +84,17 @@ def run(
     }
     frames, final = (pd.DataFrame(rows), pd.DataFrame(evaluations)), final | dict(metrics or {})
     return Run(experiment, arm, seed, config, final, *frames, np.stack(outcomes), outcomes[-1], 0)
+
+
+def write_run(run: Run) -> None:
+    """Write a run's folder in the working folder."""
+    folder = paths.RUNS / run.name
+    selecting = {"evaluation": {"selection_problems": run.selection_problems, "last_problems": len(run.last)}}
+    write_json(folder / "config.yaml", selecting | run.config)  # JSON is YAML
+    write_json(folder / "metrics.json", run.metrics)
+    for name in ("history", "validation"):
+        write_text(folder / f"{name}.csv", getattr(run, name).to_csv(index=False))
+    write_text(folder / "outcomes.jsonl", _lines({"answer_reward": list(row)} for row in (*run.outcomes[:-1], run.last)))
 
 
 def study_of(study: Study, **arms: dict[str, dict[str, Any]]) -> Study:

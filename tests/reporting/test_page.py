@@ -103,11 +103,6 @@ def test_what_a_stranger_wrote_stays_text(hostile: str) -> None:
     assert "<" not in embedded({"response": hostile}) and json.loads(embedded({"response": hostile})) == {"response": hostile}
 
 
-def test_data_has_no_number_that_json_lacks() -> None:
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        embedded({"value": float("nan")})
-
-
 def test_a_figure_is_never_enlarged_and_has_the_pages_colour(tmp_path: Path) -> None:
     figure = panels(3)[0]
     save_figure(figure, tmp_path / "x.svg")
@@ -122,28 +117,20 @@ def test_numbers_keep_six_digits() -> None:
     assert [number(value) for value in values] == [0.123457, 24, None, None, None, 1234570]
 
 
-def test_samples_beyond_the_room_are_named(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_beyond_the_room_are_named_and_turns_of_episodes_are_kept(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each prompt is stored once; a run is left out as a whole."""
     rewards = dict.fromkeys(("format_reward", "answer_reward", "reward", "token_entropy"), 1.0)
-    for run, response in (("e/a/0", "short"), ("e/b/0", "x" * 500), ("e/c/0", "short")):
-        record = {"step": 0, "problem": "p", "prompt": "q" * 90, "response": response, "ground_truth": "1"} | rewards
+    turns = {"messages": [["assistant", "sh"], ["tool", "4"], ["assistant", "ort"]]}
+    for run, response, more in (("e/a/0", "short", {}), ("e/b/0", "x" * 500, {}), ("e/c/0", "short", turns)):
+        record = {"step": 0, "problem": "p", "prompt": "q" * 90, "response": response, "ground_truth": "1"} | rewards | more
         (workdir / "data/runs" / run).mkdir(parents=True)
         (workdir / "data/runs" / run / "rollouts.jsonl").write_text(json.dumps(record) + "\n")
     monkeypatch.setattr(page, "MOST_SAMPLES", 200)
     found = page.browsable(["e/a/0", "e/b/0", "e/c/0"])
     assert found["prompts"] == ["q" * 90] and found["left_out"] == ["e/b/0"]
     assert found["problems"] == [("p", "1")]
-    row = dict(zip(found["columns"], found["runs"]["e/c/0"][0], strict=True))
-    assert row == {"problem": 0, "prompt": 0, "step": 0, "response": "short"} | rewards
-
-
-def test_the_turns_of_an_episode_are_kept(workdir: Path) -> None:
-    rewards = dict.fromkeys(("format_reward", "answer_reward", "reward", "token_entropy"), 1.0)
-    record = {"step": 0, "problem": "p", "prompt": "q", "response": "a\n[tool] 4\nb", "ground_truth": "1"} | rewards
-    turns = [["assistant", "a"], ["tool", "4"], ["assistant", "b"]]
-    (workdir / "data/runs/e/a/0").mkdir(parents=True)
-    lines = [json.dumps(record | {"messages": turns}), json.dumps(record)]
-    (workdir / "data/runs/e/a/0/rollouts.jsonl").write_text("\n".join(lines) + "\n")
-    found = page.browsable(["e/a/0"])
-    assert found["columns"][-1] == "messages" and found["runs"]["e/a/0"][0][-1] == turns
-    assert len(found["runs"]["e/a/0"][1]) == len(found["columns"]) - 1
+    sample = {"problem": 0, "prompt": 0, "step": 0, "response": "short"} | rewards
+    assert dict(zip(found["columns"], found["runs"]["e/c/0"][0], strict=True)) == sample | turns
+    assert found["runs"]["e/a/0"] == [[*sample.values()]]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from page_parts import CHROMIUM, DRIVER, browser, set_width
 
 from grpo.reporting.labels import interval
 
@@ -20,6 +20,12 @@ LARGEST = 2_500_000  # bytes of a page
 FOLDED, UNFOLDED = 3_500, 12_000  # pixels of height at 1,300 of width
 SMALLEST = 11  # pixels of a figure's text
 PAGE = "reports/index.html"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+DRIVER = shutil.which("chromedriver")
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--hide-scrollbars"),
+)
 
 
 def data_of(folder: Path) -> Any:
@@ -84,15 +90,32 @@ def test_it_is_one_file_that_asks_for_nothing(finished: Path) -> None:
 # ------------------------------------------------------------------------------------------------------- in the browser
 
 
+def set_width(driver: Any, width: int) -> None:
+    """The width of the page in CSS pixels."""
+    size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
 @pytest.fixture
 def page(finished: Path, tmp_path: Path) -> Iterator[Any]:
+    """The page in a browser with a new profile, which says nothing of errors."""
     if CHROMIUM is None or DRIVER is None:
         pytest.skip("no Chromium and chromedriver here (Debian: apt-get install chromium chromium-driver)")
-    with browser(tmp_path / "profile") as driver:
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path / 'profile'}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=DRIVER))
+    try:
         set_width(driver, 1440)
         driver.get((finished / PAGE).resolve().as_uri())
         yield driver
         assert [entry["message"] for entry in driver.get_log("browser")] == []
+    finally:
+        driver.quit()
 
 
 def choose(driver: Any, selector: str, value: str) -> None:

@@ -142,19 +142,11 @@ def test_a_damaged_result_is_named_with_its_remedy(path: Path, results: Path, mi
             assert message.startswith(f"{path}:{line}: "), (what, message)
 
 
-def test_numbers_that_are_cut_or_changed_are_noticed(results: Path) -> None:
+def test_numbers_that_are_no_numbers_are_noticed_and_odd_ones_are_read(results: Path) -> None:
     path = RUN / "history.csv"
-    for content, line in [
-        ("step,gradient_norm\n1,0.5\n2,0.2", 3),
-        ("step,gradient_norm\n1,0.x5\n2,0.25\n", 2),
-        ("step,gradient_norm\n1\n2,0.25\n", 2),
-    ]:
-        path.write_text(content)
-        with pytest.raises(UserError, match=rf"history\.csv:{line}: damaged"):
-            read_run(*ARGS)
+    path.write_text("step,gradient_norm\n1,0.x5\n2,0.25\n")
+    with pytest.raises(UserError, match=r"history\.csv:2: damaged"):
+        read_run(*ARGS)
     path.write_text("step,gradient_norm\n1,nan\n2,\n3,inf\n")
     assert len(read_run(*ARGS).history) == 3
-
-
-def test_a_text_may_hold_what_python_takes_for_the_end_of_a_line(results: Path) -> None:
-    assert {sample["response"] for sample in read_samples(RUN_NAME)} == {"c\u2028d"}
+    assert {sample["response"] for sample in read_samples(RUN_NAME)} == {"c\u2028d"}  # no end of a line

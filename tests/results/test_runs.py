@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import run_folders
+import report_parts
 from report_parts import run
 
 from grpo.common.errors import UserError
@@ -24,7 +24,7 @@ def written(evaluation: dict[str, int], outcomes: Any = ([0, 0, 1, 0], [1, 0, 1,
     rewards = [np.array(row, dtype=float) for row in outcomes]
     made = replace(run("a", rewards, 0, RUN[0], steps=1), last=np.array(LAST))
     made.config["evaluation"] = evaluation
-    run_folders.write_run(made)
+    report_parts.write_run(made)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
+import report_parts
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from scipy import stats
@@ -26,23 +26,11 @@ PROBLEMS, STEPS = 200, 64
 NORM, ENTROPY, LENGTH = "gradient_norm", "token_entropy", "val/response_length"
 
 
-def solved(share: float) -> NDArray[np.float64]:
-    """The first problems are solved, so that a larger share includes a smaller one."""
-    return (np.arange(PROBLEMS) < round(share * PROBLEMS)).astype(float)
-
-
-def run(
-    arm: str, *rewards: float, seed: int = 0, steps: int = STEPS, batch: int = 64, rate: float = 1e-3, **metrics: Any
-) -> Run:
+def run(arm: str, *rewards: float, seed: int = 0, steps: int = STEPS, batch: int = 64, **metrics: Any) -> Run:
     """A run by the rewards of its evaluations, the untrained model's first, and metrics of its steps."""
-    levels = {NORM: 1.0, ENTROPY: 0.5, **metrics}
-    history = pd.DataFrame({"step": range(1, steps + 1)} | {key: np.broadcast_to(of, steps) for key, of in levels.items()})
-    evaluated = np.linspace(0, steps, len(rewards)).astype(int)
-    validation = pd.DataFrame({"step": evaluated, "val/answer_reward": rewards, LENGTH: 100.0})
-    values = {"train_batch_size": {"value": batch}, "learning_rate": {"value": rate}}
-    outcomes = np.stack([solved(reward) for reward in rewards])
-    stopped = {"diverged_step": None, "diverged_reason": ""}
-    return Run("made_up", arm, seed, {"config": values}, stopped, history, validation, outcomes, outcomes[-1], 0)
+    outcomes, every = [report_parts.solved(reward, PROBLEMS) for reward in rewards], steps // (len(rewards) - 1)
+    values = {"train_batch_size": batch}
+    return report_parts.run(arm, outcomes, seed, "made_up", every=every, steps=steps, values=values, **({NORM: 1.0} | metrics))
 
 
 def ending(arm: str, *finals: float, start: float = 0.1, **options: Any) -> list[Run]:
@@ -279,7 +267,7 @@ def test_levels_are_medians_of_the_first_sixteenth_and_the_last_quarter() -> Non
     one = run("a", 0.1, 0.5, **{NORM: values})
     levels = {at: level(one, NORM, at) for at in ("start", "late", "end", "throughout")}
     assert levels == {"start": 2.5, "late": 56.5, "end": 62.5, "throughout": 32.5}
-    assert level(one, LENGTH, "end") == 100  # of the evaluations
+    assert level(one, LENGTH, "end") == 20  # of the evaluations
 
 
 # ------------------------------------------------------------------------------------------------------ share of runs

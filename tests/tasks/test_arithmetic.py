@@ -102,6 +102,8 @@ def test_problems_of_the_two_splits() -> None:
         assert problem.level == len(numbers) - 2
     assert load() == (train, validation)
     assert load(seed=1)[1] != validation
+    some = [list(itertools.islice(documents(seed=seed), 50)) for seed in (1, 1, 2)]
+    assert some[0] == some[1] and not set(some[1]) & set(some[2])
     assert load(train_size=10, validation_size=20) == (train[:10], validation[:20])  # a smaller study's is a part
 
 
@@ -130,43 +132,20 @@ def test_no_document_holds_a_validation_question() -> None:
         assert zlib.crc32(question.encode()) % 5 != 0  # nor one of any other study's
 
 
-@pytest.mark.parametrize("share", [0.0, 0.08, 1.0])
-def test_the_share_of_complete_forms_is_the_setting(share: float) -> None:
-    n = 2000
-    shares = {"r1_zero_share": 1.0, "complete_form_share": share, "guess_share": 0.3}
-    complete = guessed = 0
-    kinds = set()
-    for prompt, response in itertools.islice(documents(**shares), n):
-        ending = ENDINGS.search(response)
-        assert ending is not None
-        complete += ending.group("complete") is not None
-        steps, numbers = solve(re.search(r"User: (.*)\nAssistant: <think>$", prompt).group(1))  # type: ignore[union-attr]
-        answer = int(re.findall(r"\d+", ending.group())[-1])
-        said = response[: ending.start()]
-        if said:
-            assert said == " " + " ".join(steps)
-            assert answer == numbers[-1]
-        else:
-            guessed += 1
-            assert 0 <= answer <= 15
-        kinds.add(re.sub(r"\d+", "", ending.group()))
-    # 4 standard deviations of a share of 2,000
-    assert abs(complete / n - share) <= 4 * (share * (1 - share) / n) ** 0.5
-    assert abs(guessed / n - 0.3) <= 4 * (0.3 * 0.7 / n) ** 0.5
-    assert len(kinds) == {0.0: 5, 1.0: 1}.get(share, 6)
-
-
-def test_shares_of_guesses_and_derailed_solutions_are_the_settings() -> None:
+def test_shares_of_documents_are_the_settings() -> None:
     n = {"native": 0, "r1_zero": 0}
-    guessed, derailed = dict(n), 0
+    guessed, derailed, endings = dict(n), 0, []
     shares = {"r1_zero_share": 0.5, "guess_share": 0.6, "native_guess_share": 0.3, "derailed_share": 0.2}
-    for prompt, response in itertools.islice(documents(**shares), 4000):
+    for prompt, response in itertools.islice(documents(**shares, complete_form_share=0.4), 4000):
         in_r1_zero = re.search(r"User: (.*)\nAssistant: <think>$", prompt)
         kind = "r1_zero" if in_r1_zero else "native"
         question = in_r1_zero.group(1) if in_r1_zero else prompt
         n[kind] += 1
-        if ":" not in response:
+        if in_r1_zero:
+            endings.append(ENDINGS.search(response))
+        if ": " not in response:
             guessed[kind] += 1
+            assert 0 <= int(re.findall(r"\d+", response)[-1]) <= 15
             continue
         errors = errors_of(question, response)
         derailed += any(errors)
@@ -174,18 +153,15 @@ def test_shares_of_guesses_and_derailed_solutions_are_the_settings() -> None:
             steps, numbers = solve(question)
             assert response == f" {' '.join(steps)} \\boxed{{{numbers[-1]}}}"
     shown = sum(n.values()) - sum(guessed.values())
+    assert len({re.sub(r"\d+", "", ending.group()) for ending in endings if ending}) == 6 and all(endings)
     for count, total, share in (
+        (sum(ending is not None and ending["complete"] is not None for ending in endings), n["r1_zero"], 0.4),
         (guessed["r1_zero"], n["r1_zero"], 0.6),
         (guessed["native"], n["native"], 0.3),
         (derailed, shown, 0.2),
         (n["r1_zero"], 4000, 0.5),
     ):
         assert abs(count / total - share) <= 4 * (share * (1 - share) / total) ** 0.5
-
-
-def test_documents_are_seeded() -> None:
-    some = [list(itertools.islice(documents(seed=seed), 50)) for seed in (1, 1, 2)]
-    assert some[0] == some[1] and not set(some[1]) & set(some[2])
 
 
 # ---------------------------------------------------------------------------------------------------------------- traces

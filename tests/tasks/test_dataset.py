@@ -14,13 +14,10 @@ import pandas
 import pyarrow
 import pyarrow.parquet
 import pytest
-from study_parts import values_of
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem, read_problems, write_records
-from grpo.study.schema import load_study
-from grpo.study.training_inputs import task_inputs
-from grpo.tasks.rewards import apply_reward, find_rewards
+from grpo.tasks.rewards import apply_reward, find_reward
 from grpo.tasks.rows import read_rows
 from grpo.tasks.task import ScoredBatch, make_task, rewards
 
@@ -73,17 +70,14 @@ def task(**settings: Any) -> Any:
 def test_two_columns_of_files_are_problems(tmp_path: Path, ending: str) -> None:
     found = task(files=write(tmp_path / "rows", ending))
     for split in ("train", "validation"):
-        problems = found.problems(split)
-        assert problems == found.problems(split)
-        assert [(p.id, p.question) for p in problems] == [(p.id, p.question) for p in EXPECTED[split]]
-        assert problems == EXPECTED[split]
+        assert found.problems(split) == found.problems(split) == EXPECTED[split]
 
 
 # Ground truths as JSON and CSV write them; each must come out as it stands there.
 AS_WRITTEN = ["1", "0.5", "9007199254740993", "007", "1.50", "0.10000000000000001", "-0", "1e3", "12345678901234567890123"]
 
 
-@pytest.mark.parametrize("n", [1, 2, 9, 10, 11, 100, 101])
+@pytest.mark.parametrize("n", [1, 9, 10, 101])
 def test_parts_of_one_file_share_its_rows_out(tmp_path: Path, n: int) -> None:
     path = tmp_path / "rows[1].jsonl"
     path.write_text("".join(json.dumps({"question": str(row)}) + "\n" for row in range(n)))
@@ -215,22 +209,7 @@ def test_answers_are_verified_as_the_study_says(tmp_path: Path) -> None:
     for verify, expected in {"math": [1, 1, 0], "exact": [0, 1, 0], "own_verifier:close": [0.25, 0.25, 0]}.items():
         scored = task(files=files, verify=verify).score("r1_zero", asked, answers)
         assert [each["reward"] for each in scored.rewards] == expected and not any(scored.out_of_time)
-
-
-def test_the_code_of_a_verifier_is_part_of_what_runs_depend_on(tmp_path: Path) -> None:
-    values, inputs = values_of("smoke"), []
-    for share in ("0.25", "0.5"):
-        (tmp_path / "my_verifier.py").write_text(f"def close(answers, problems):\n    return [{share}] * len(answers)\n")
-        values["tasks"]["main"] = {"use": "dataset", "question": "q", "answer": "a", "files": write(tmp_path / "rows", "csv")}
-        values["tasks"]["main"]["verify"] = "my_verifier:close"
-        values["sft_datasets"].pop("main", None)
-        values["experiments"] = {name: entry | {"arms": {}} for name, entry in values["experiments"].items()}
-        values["experiments"]["grpo_learning_rate"]["arms"] = {"3e-4": {"learning_rate": 3e-4}}
-        values["select_in"] = ["grpo_learning_rate"]
-        (tmp_path / "study.yaml").write_text(json.dumps(values))
-        inputs.append(task_inputs(load_study(tmp_path / "study.yaml"), "main")["code"])
-    assert {"my_verifier.py", "dataset.py"} <= inputs[0].keys()
-    assert [name for name in inputs[0] if inputs[0][name] != inputs[1][name]] == ["my_verifier.py"]
+    assert task(files=files, verify="own_verifier:close").own_code == ("own_verifier:close",)  # which runs depend on
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
@@ -246,9 +225,9 @@ def test_further_columns_reach_the_reward(tmp_path: Path, ending: str) -> None:
     scored = ScoredBatch([rewards(True, True)] * 2, [False] * 2)
     found = apply_reward("by_column:twice", ["?"] * 2, completions, problems, scored, own.reward_columns)
     assert [each["reward"] for each in found.rewards] == [14.0, 16.0]
-    find_rewards("by_column:twice", own.reward_columns)
+    find_reward("by_column:twice", own.reward_columns)
     with pytest.raises(UserError, match="missing a required argument: 'id'"):
-        find_rewards("by_column:twice")
+        find_reward("by_column:twice")
     write_records(tmp_path / "plain.jsonl", EXPECTED["train"])
     assert "columns" not in (tmp_path / "plain.jsonl").read_text()
 

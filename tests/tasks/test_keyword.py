@@ -92,23 +92,13 @@ def test_mutilated_sentences_are_none() -> None:
         text = sentence(rng)
         words = text.split()
         assert is_sentence(text)
-        assert not is_sentence(text[:-1])
-        assert not is_sentence(text + " " + text)
-        assert not is_sentence(text + "\n")
-        assert not is_sentence(text.lower())
-        assert not is_sentence(" ".join(words[1:]))
-        assert not is_sentence(" ".join(words[:2] + words[3:]))
-        assert not is_sentence(" ".join(words[::-1]))
-        assert not is_sentence(text.replace(words[2], "zebra"))
-    assert not is_sentence("")
-    assert not any(is_sentence(template) for template in TEMPLATES)
-
-
-def test_sentences_are_written_out_by_hand() -> None:
+        for other in (text[:-1], text + " " + text, text + "\n", text.lower(), text.replace(words[2], "zebra")):
+            assert not is_sentence(other)
+        for others in (words[1:], words[:2] + words[3:], words[::-1]):
+            assert not is_sentence(" ".join(others))
     assert is_sentence("The red apple lies near the clock.")
-    assert not is_sentence("The apple red lies near the clock.")
-    assert not is_sentence("The red apple lies near the clock!")
     assert not is_sentence("The red apple lies near the apple.")  # no word twice
+    assert not any(map(is_sentence, ("", *TEMPLATES)))
 
 
 # ------------------------------------------------------------------------------------------------------------- documents
@@ -170,26 +160,18 @@ def test_pieces_are_words_with_their_space_and_lose_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("response", "lists_only"),
+    ("response", "lists_only", "repeats_prompt"),
     [
-        ("apple, red", 1.0), ("Apple and red.", 1.0), ("The red apple", 1.0), ("red apple with an apple or a red", 1.0),
-        ("A red apple falls down", 1.0), ("red apple falls, falls, falls", 1.0), ("A red apple falls down slowly", 0.0),
-        ("apple, apple", 0.0), ("", 0.0), ("The reddish apple", 0.0),
+        ("apple, red", 1, 0), ("red apple with an apple or a red", 1, 0), ("red apple falls, falls, falls", 1, 0),
+        ("A red apple falls down", 1, 0), ("A red apple falls down slowly", 0, 0), ("apple, apple", 0, 0),
+        ("The reddish apple", 0, 0), (" Write a sentence that includes the words: apple, red.", 0, 1),
+        ("a SENTENCE  that includes\nthe words", 0, 1), ("It includes the words : red", 0, 1),
+        ("It includes the words red and apple.", 0, 0),
     ],
 )  # fmt: skip
-def test_lists_of_the_keywords_are_told_from_sentences(response: str, lists_only: float) -> None:
-    assert degenerate(response, ["apple", "red"])["lists_only"] == lists_only
-
-
-@pytest.mark.parametrize(
-    ("response", "repeats"),
-    [
-        (" Write a sentence that includes the words: apple, red.", 1.0), ("a SENTENCE  that includes\nthe words", 1.0),
-        ("It includes the words : red", 1.0), ("It includes the words red and apple.", 0.0), ("The red apple.", 0.0),
-    ],
-)  # fmt: skip
-def test_a_repeated_request_is_noticed(response: str, repeats: float) -> None:
-    assert degenerate(response, ["apple", "red"])["repeats_prompt"] == repeats
+def test_lists_and_repeated_requests_are_told_from_sentences(response: str, lists_only: int, repeats_prompt: int) -> None:
+    expected = {"lists_only": lists_only, "repeats_prompt": repeats_prompt, "is_sentence": 0}
+    assert degenerate(response, ["apple", "red"]) == expected
 
 
 # ---------------------------------------------------------------------------------------------------------------- reward
@@ -198,26 +180,17 @@ def test_a_repeated_request_is_noticed(response: str, repeats: float) -> None:
 @pytest.mark.parametrize(
     ("response", "keywords", "reward"),
     [
-        ("Two apples", ["apple"], 0), ("An apple", ["apples"], 0),
-        ("A reddish sky", ["red"], 0), ("An infrared lamp", ["red"], 0), ("red_1", ["red"], 0), ("red2", ["red"], 0),
+        ("Two apples", ["apple"], 0), ("An infrared lamp", ["red"], 0), ("red_1", ["red"], 0), ("red2", ["red"], 0),
         ("(red), \"apple\"!", ["red", "apple"], 1), ("red.apple", ["red", "apple"], 1), ("red\napple", ["apple", "red"], 1),
-        ("a red-hot pan", ["red"], 1), ("a red-hot pan", ["red-hot"], 1), ("a red hot pan", ["red-hot"], 0),
-        ("the apple's core", ["apple"], 1), ("don't", ["don't"], 1), ("dont", ["don't"], 0),
-        ("RED ApPlE", ["red", "aPPle"], 1), ("ÉTÉ", ["été"], 1), ("étés", ["été"], 0),
-        ("red", ["red", "red"], 1), ("red", ["red", "Red"], 1), ("red red red", ["red"], 1), ("red red", ["red", "apple"], 0),
-        ("some ice cream", ["ice cream"], 1), ("ice and cream", ["ice cream"], 0), ("nice cream", ["ice cream"], 0),
-        ("abc", ["a.c"], 0), ("It is a.c here", ["a.c"], 1), ("(x", ["(x"], 1), ("aa", ["a+"], 0), ("x", [".*"], 0),
-        ("red", [" red "], 1), ("red", ("red",), 1),
+        ("a red-hot pan", ["red"], 1), ("a red hot pan", ["red-hot"], 0), ("the apple's core", ["apple"], 1),
+        ("RED ApPlE", ["red", "aPPle"], 1), ("ÉTÉ", ["été"], 1), ("étés", ["été"], 0), ("red", ["red", "Red"], 1),
+        ("red red", ["red", "apple"], 0), ("some ice cream", ["ice cream"], 1), ("nice cream", ["ice cream"], 0),
+        ("It is a.c here", ["a.c"], 1), ("(x", ["(x"], 1), ("x", [".*"], 0), ("red", (" red ",), 1),
     ],
 )  # fmt: skip
 def test_what_counts_as_a_keyword(response: str, keywords: list[str], reward: int) -> None:
     expected = {"format_reward": 1.0, "answer_reward": float(reward), "reward": float(reward)}
     assert keyword_inclusion_reward_fn(response, keywords) == expected
-
-
-@pytest.mark.parametrize("response", ["", " ", "\n\t"])
-def test_an_empty_response_has_no_form(response: str) -> None:
-    assert set(keyword_inclusion_reward_fn(response, ["red"]).values()) == {0.0}
 
 
 def test_responses_are_scored_by_their_problems_keywords() -> None:

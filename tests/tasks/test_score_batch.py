@@ -138,9 +138,10 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     (tmp_path / "noting.py").write_text(NOTING)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(pool, "cheap_verdict", lambda answer, truth: None)
-    with GraderPool(2, time_limit_s=0.1, function="noting:grade") as grader:
-        monkeypatch.setattr(pool, "default_pool", lambda: grader)
-        yield lambda: (tmp_path / "calls").read_text().split()
+    grader = GraderPool(2, time_limit_s=0.1, function="noting:grade")
+    monkeypatch.setattr(pool, "default_pool", lambda: grader)
+    yield lambda: (tmp_path / "calls").read_text().split()
+    grader.end_processes()
 
 
 def test_equal_pairs_of_a_batch_are_graded_once(calls: Callable[[], list[str]]) -> None:

@@ -15,7 +15,6 @@ from grpo.common.records import Problem, read_examples
 from grpo.study import paths
 from grpo.tasks.arithmetic import Arithmetic
 from grpo.tasks.formats import R1_ZERO
-from grpo.tasks.rewards import r1_zero_reward_fn
 from grpo.tasks.sft_dataset import HubTraces, JsonlTraces, TaskTraces, build_sft_dataset, find_traces
 from grpo.tasks.task import Format, ScoredBatch, Task
 
@@ -111,9 +110,7 @@ def test_validation_questions_only_are_refused() -> None:
     ("bad", "message"),
     [
         ({"prompt": "p", "response": "r"}, r"traces\.jsonl:2: no column 'ground_truth' \(columns: prompt, response\)"),
-        ({"prompt": "p", "ground_truth": "1"}, r"traces\.jsonl:2: no column 'response'"),
         ({"prompt": "p", "response": ["r"], "ground_truth": "1"}, r"traces\.jsonl:2: column 'response' holds \['r'\]"),
-        ('{"prompt": "p", ', r"traces\.jsonl: not valid JSONL \(line 2: "),
         ('["p", "r", "1"]', r"traces\.jsonl: not valid JSONL \(line 2: expected a JSON object"),
     ],
 )
@@ -146,21 +143,15 @@ def test_traces_come_from_the_hub_at_their_revision(monkeypatch: pytest.MonkeyPa
         build(hub)
 
 
-def test_generated_traces_make_the_whole_stage() -> None:
-    settings = TaskTraces.model_validate(
-        {"source": "task", "prompt": "r1_zero", "examples": 300, "wrong_share": 0.5, "seed": 0}
-    )
+@pytest.mark.parametrize(
+    ("prompt", "ending"), [("r1_zero", " </think> <answer>{}</answer>"), ("question_only", " \\boxed{{{}}}")]
+)
+def test_generated_traces_make_the_whole_stage(prompt: str, ending: str) -> None:
+    settings = TaskTraces.model_validate({"source": "task", "prompt": prompt, "examples": 300, "wrong_share": 0.5, "seed": 0})
     report = build(settings, validation=TASK.problems("validation"))
     examples = read_examples(TARGET)
     assert [example.ground_truth for example in examples] == [p.ground_truth for p in TASK.problems("train")[:300]]
-    right = [r1_zero_reward_fn(example.response, example.ground_truth)["reward"] for example in examples]
+    right = [float(example.response.endswith(ending.format(example.ground_truth))) for example in examples]
     assert [example.reward for example in examples] == right and 100 < sum(right) < 200
     assert (report["examples"], report["correct"], report["wrong_answer"]) == (300, sum(right), 300 - sum(right))
     assert (report["wrong_form"], report["left_out_as_validation_question"]) == (0, 0)
-
-
-def test_traces_may_have_the_other_format() -> None:
-    values = {"source": "task", "prompt": "question_only", "examples": 20, "wrong_share": 0.0, "seed": 0}
-    report = build(TaskTraces.model_validate(values), validation=TASK.problems("validation"))
-    assert (report["examples"], report["correct"]) == (20, 20)
-    assert all(example.response.endswith(f"\\boxed{{{example.ground_truth}}}") for example in read_examples(TARGET))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from grpo.grader.grader import is_equivalent
 from grpo.tasks.build import separate
 from grpo.tasks.downloaded import SUBJECTS, Counts, Downloaded, Gsm8k, Math
 from grpo.tasks.rows import HubDataset, LocalFiles, Row
-from grpo.tasks.task import make_task
+from grpo.tasks.task import Task, make_task
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
 REVISION = "0" * 40
@@ -137,15 +138,18 @@ def problems(split: str, *questions: str) -> list[Problem]:
 def test_overlap_is_refused_or_dropped() -> None:
     train = problems("train", r"Find  $x\,$.", "Something else", r"what is $34,\!560$?")
     validation = problems("validation", "find $x$.\n", "What is $34,560$?", "New")
-    with pytest.raises(UserError, match=r"2 questions .* \[.train/0., .train/2.\]. Set `drop_overlap: true` to"):
-        separate(train, validation, drop_overlap=False)
-    assert separate(train, validation, drop_overlap=True) == ([train[1]], ["train/0", "train/2"])
+    source = LocalFiles(train="a", validation="b")
+    with pytest.raises(UserError, match=r"2 questions .* \[.train/0., .train/2.\]. Set `tasks.NAME.drop_overlap: true` to"):
+        separate(Gsm8k(source), train, validation)
+    assert separate(Gsm8k(source, drop_overlap=True), train, validation) == ([train[1]], ["train/0", "train/2"])
+    with pytest.raises(UserError, match=r"Set `drop_overlap = True` in the class Task to"):
+        separate(Task(), train, validation)
 
 
 def test_duplicate_ids_are_refused(tmp_path: Path) -> None:
     task = local_task(tmp_path, [math_row(1, unique_id="a"), math_row(2, unique_id="a")], [math_row(3)])
     with pytest.raises(UserError, match="math/train/a"):
-        separate(*load(task), drop_overlap=True)
+        separate(task, *load(task))
 
 
 # ----------------------------------------------------------------------------------------------------------------- Hub
@@ -221,24 +225,20 @@ def real_task(name: str, validation: str, expected: Counts) -> Downloaded:
     return {"math": Math, "gsm8k": Gsm8k}[name](source, expected)
 
 
-def test_real_math(monkeypatch: pytest.MonkeyPatch) -> None:
-    train, validation = load(real_task("math", "validation.jsonl", Counts(train=7500, validation=5000)))
-    assert (len(train), len(validation)) == (7500, 5000)
+def test_real_math() -> None:
+    task = real_task("math", "validation.jsonl", Counts(train=7500, validation=5000))
+    train, validation = load(task)
     with pytest.raises(UserError, match=r"2 questions of the training set are also in the validation set"):
-        separate(train, validation, drop_overlap=False)
-    kept, dropped = separate(train, validation, drop_overlap=True)
+        separate(task, train, validation)
+    kept, dropped = separate(replace(task, drop_overlap=True), train, validation)
     assert (len(kept), len(dropped)) == (7498, 2)
     assert {p.level for p in validation} == {1, 2, 3, 4, 5}
     # The two problems that were published without a solution.
     assert {p.ground_truth for p in train if re.search(r"number_theory/711[57]\.json$", p.id)} == {"0"}
-    # The string path alone must know every ground truth as itself.
-    monkeypatch.setattr("grpo.grader.grader.symbolically_equal", lambda *args: pytest.fail("left the string path"))
-    assert sum(is_equivalent(p.ground_truth, p.ground_truth) for p in validation) == 5000
 
 
 def test_real_gsm8k() -> None:
     task = real_task("gsm8k", "test.jsonl", Counts(train=7473, validation=1319))
     train, validation = load(task)
-    assert separate(train, validation, drop_overlap=False) == (train, [])
-    assert (len(train), len(validation)) == (7473, 1319)
+    assert separate(task, train, validation) == (train, [])
     assert all(re.fullmatch(r"-?\d+(\.\d+)?", p.ground_truth) for p in (*train, *validation))

@@ -21,7 +21,6 @@ from grpo.common.errors import UserError
 from grpo.common.metrics import METRICS
 from grpo.common.records import Rollout, require_tokens, response_tokens
 from grpo.common.world import ALONE, World
-from grpo.learner.batch import batch_tensors, of_members
 from grpo.learner.chunked import compile_head
 from grpo.learner.kl import kl_term
 from grpo.learner.losses import LossInputs, bind_loss, negative_log_likelihood
@@ -30,15 +29,16 @@ from grpo.learner.microbatches import (
     Ids,
     Microbatch,
     Texts,
+    batch_tensors,
     neighbours,
     of_like_length,
+    of_members,
     packed_microbatches,
     padded_microbatches,
     texts_of,
 )
 from grpo.learner.mismatch import importance_weights, mismatch
-from grpo.learner.optimizer import Optimizer
-from grpo.learner.schedule import learning_rate
+from grpo.learner.optimizer import Optimizer, learning_rate
 from grpo.models.checkpoint import compile_layers
 from grpo.models.decoding import PADDING
 from grpo.models.examine import traits_of, why_not_packed
@@ -262,7 +262,7 @@ class Learner:
         """Add a microbatch's gradient to those before, and its metrics to ``totals`` and ``extreme``, which stay on the device.
 
         Args:
-            batch: from :func:`grpo.learner.batch.of_members`; with ``chosen``, only these tokens have a policy loss.
+            batch: from :func:`grpo.learner.microbatches.of_members`; with ``chosen``, only these tokens have a policy loss.
             sizes: number of response tokens, of responses and of chosen tokens in the whole optimizer batch.
         """
         config, mask = self._grpo, micro.mask

@@ -183,16 +183,12 @@ def _answer(episodes: Sequence[Turns], sampler: Sampler, max_tokens: int) -> Non
             spoken.append((episode, answer))
     written = encode_answers(sampler.format, tokenizer, [answer.messages for _, answer in spoken])
     for (episode, _), (ids, messages) in zip(spoken, written, strict=True):
-        ids = _end_of_turn(sampler.format, tokenizer, episode) + ids
+        if sampler.format.chat and episode.token_ids[-1] != tokenizer.end_of_turn_id:
+            ids = [tokenizer.end_of_turn_id, *ids]  # the policy ended its turn with another token
         if len(ids) > environment.max_observation_tokens:
             episode.end(OBSERVATION)
         else:
             episode.read(ids, messages)
-
-
-def _end_of_turn(format: Format, tokenizer: Any, episode: Turns) -> list[int]:
-    """The token that ends a turn in a chat, if the policy ended its turn with another one."""
-    return [tokenizer.end_of_turn_id] if format.chat and episode.token_ids[-1] != tokenizer.end_of_turn_id else []
 
 
 def encode_answers(

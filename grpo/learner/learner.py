@@ -42,7 +42,7 @@ from grpo.learner.optimizer import Optimizer, learning_rate
 from grpo.models.checkpoint import compile_layers
 from grpo.models.decoding import PADDING
 from grpo.models.examine import traits_of, why_not_packed
-from grpo.models.lora import adapter_weights, without_adapters
+from grpo.models.lora import without_adapters
 from grpo.models.sharding import is_sharded, load_weights, shard
 from grpo.study.methods import GrpoConfig, RunConfig
 from grpo.study.settings import LearnerSettings
@@ -205,7 +205,9 @@ class Learner:
 
     def state(self) -> dict[str, Any]:
         """The state that training changes: weights or adapters, and the optimizer's state."""
-        weights = self.model.state_dict() if self.config.lora is None else adapter_weights(self.model)
+        weights = self.model.state_dict()
+        if self.config.lora is not None:
+            weights = {name: tensor for name, tensor in weights.items() if ".lora_" in name}
         return {"model": weights, "optimizer": self.optimizer.state(), "updates": self.updates}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -230,7 +232,7 @@ class Learner:
         parts: list[Tensor] = []
         with torch.no_grad(), self._starting_model() if of_reference else nullcontext(self.model) as model:
             for batch in neighbours(len(rollouts), size):
-                part = texts.part(slice(batch[0], batch[-1] + 1))
+                part = Texts(*(column[batch[0] : batch[-1] + 1] for column in texts))
                 for micro in self._microbatches(model, part, temperature):
                     members += [batch[i] for i in micro.members]
                     parts.append(torch.stack([micro.flat(micro.log_probs), micro.flat(micro.entropy)]))

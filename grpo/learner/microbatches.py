@@ -42,10 +42,6 @@ class Texts(NamedTuple):
         """Number of sampled tokens of each response."""
         return [len(places) for places in self.sampled]
 
-    def part(self, members: slice) -> Texts:
-        """The texts of consecutive responses."""
-        return Texts(self.prompts[members], self.responses[members], self.sampled[members])
-
 
 def whole_texts(prompts: Ids, responses: Ids) -> Texts:
     """Texts whose responses are learnt whole."""

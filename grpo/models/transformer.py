@@ -56,12 +56,6 @@ class TransformerConfig:
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
 
-    def __post_init__(self) -> None:
-        if self.hidden_size % (2 * self.num_attention_heads):
-            raise ValueError("hidden_size must be an even multiple of num_attention_heads")
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError("num_attention_heads must be a multiple of num_key_value_heads")
-
     @property
     def head_size(self) -> int:
         """Width of a head."""

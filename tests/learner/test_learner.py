@@ -27,7 +27,6 @@ from learner_parts import (
 )
 from model_parts import own_model
 from torch import Tensor
-from torch.testing import assert_close
 from training_parts import same_weights, saved_every, scored
 
 from grpo.common.errors import UserError
@@ -87,13 +86,6 @@ def test_gradient_against_a_loss_written_out(
 
 
 # ------------------------------------------------------------------------------------------------------ log-probabilities
-
-
-def test_log_probs_do_not_depend_on_what_a_rollout_is_batched_with(model: Any) -> None:
-    for steps in (1, 8):
-        found = learner_of(model, gradient_accumulation_steps=steps).log_probs(rollouts())
-        for log_probs, r in zip(found, rollouts(), strict=True):
-            assert_close(log_probs, log_probs_alone(model, r).detach(), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("packing", [True, False], ids=["packed", "padded"])

@@ -182,11 +182,9 @@ class Learner:
         return self._step(totals, extreme)
 
     def sft_update(self, texts: Texts, normalize_constant: float = 1.0) -> dict[str, float]:
-        """Take one step of supervised fine-tuning on the negative log-likelihood, summed over tokens, averaged over responses.
+        """Take one step of supervised fine-tuning on one optimizer batch.
 
-        Args:
-            texts: one optimizer batch.
-            normalize_constant: divides each response's sum.
+        The loss is the negative log-likelihood, summed over tokens, divided by ``normalize_constant``, averaged over responses.
 
         Returns:
             the metrics of :meth:`_step`. Those per token are the entropy and the negative log-likelihood (nats).

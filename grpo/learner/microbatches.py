@@ -112,13 +112,9 @@ def of_members(tensors: Mapping[str, Tensor], micro: Microbatch) -> dict[str, Te
 def packed_microbatches(
     model: Any, texts: Texts, max_tokens: int, temperature: float = 1.0, world: World = ALONE
 ) -> Iterator[Microbatch]:
-    """Compute packed rows one after the other, so that the activations of one are freed before the next.
+    """Compute packed rows of at most ``max_tokens`` one after the other, so that activations of one are freed before the next.
 
-    Args:
-        model: from :func:`grpo.models.checkpoint.load_model`.
-        max_tokens: largest number of tokens in a row.
-        temperature: divides the logits.
-        world: the processes that share the rows.
+    The processes of ``world`` share the rows.
     """
     for segments, counts in shares(model, fill_rows(texts.prompts, texts.responses, max_tokens), world):
         row = pack(segments, *texts)
@@ -136,8 +132,8 @@ def padded_microbatches(
     """Compute padded microbatches, the reference path: each response has its own copy of the prompt.
 
     Args:
-        parts: positions in the batch of each microbatch, from :func:`neighbours` or :func:`of_like_length`.
-        world: the processes that share the parts.
+        parts: positions in the batch of each microbatch, from :func:`neighbours` or :func:`of_like_length`; the processes of
+            ``world`` share them.
     """
     prompts, responses, sampled = texts
     for members, counts in shares(model, parts, world):

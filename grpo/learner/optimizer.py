@@ -26,14 +26,10 @@ class LossScale:
     Section 3.2). The scale is a power of two, so scaling does not round. It halves after a gradient that is not finite, and
     doubles after STEPS_TO_GROW steps without one. (``torch.amp.GradScaler`` does the same, but needs one more read from the
     device and one of torch's optimizers.)
-
-    Attributes:
-        value: the scale.
-        steps: consecutive steps since the last change.
     """
 
     def __init__(self) -> None:
-        self.value, self.steps = FIRST_SCALE, 0
+        self.value, self.steps = FIRST_SCALE, 0  # steps in a row with a finite gradient since the last change
 
     def follow(self, finite: bool) -> None:
         """Adapt the scale to a step with a finite gradient or one that is not."""

@@ -199,7 +199,6 @@ class Tokenizer:
         Calls between ``<think>`` and ``</think>`` are thoughts.
 
         Args:
-            texts: of the turns.
             before: ids of each turn's prompt and history.
             tools: their JSON schemas.
 

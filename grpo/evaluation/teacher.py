@@ -9,7 +9,7 @@ from typing import Any
 from grpo.common.errors import UserError
 from grpo.common.records import Problem, Rollout, read_problems
 from grpo.evaluation.evaluator import CheckpointEvaluator
-from grpo.models import folder_of
+from grpo.models.source import folder_of
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.settings import HubModel, SampledTraces

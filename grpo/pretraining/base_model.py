@@ -22,8 +22,8 @@ from grpo.common.process import start_threads
 from grpo.learner.chunked import chunked_log_probs
 from grpo.learner.microbatches import pad_and_shift
 from grpo.learner.optimizer import Optimizer
-from grpo.models import folder_of
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
+from grpo.models.source import folder_of
 from grpo.models.tokenizer import Tokenizer, train_tokenizer
 from grpo.models.transformer import TransformerConfig, TransformerLM
 from grpo.study import paths

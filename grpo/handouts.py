@@ -16,7 +16,7 @@ from torch import Tensor
 from grpo.common.files import write_json, write_text
 from grpo.evaluation.evaluate import category, count_categories
 from grpo.evaluation.evaluate import log_generations as log_generations
-from grpo.learner.advantages import normalize_scores
+from grpo.learner.advantages import normalize_within_groups, reward_statistics
 from grpo.learner.losses import LossInputs, find_loss, negative_log_likelihood
 from grpo.learner.masking import masked_normalize, response_weights
 from grpo.learner.microbatches import pad_and_shift
@@ -106,12 +106,13 @@ def compute_group_normalized_rewards(
         repeated_ground_truths: for each response, its question's ground truth.
 
     Returns:
-        what :func:`grpo.learner.advantages.normalize_scores` returns; the metadata also hold ``scores``, the reward function's
-        answers one by one.
+        advantages and raw rewards, each (n_groups * group_size,), and metadata: those of
+        :func:`grpo.learner.advantages.reward_statistics`, and ``scores``, the reward function's answers one by one.
     """
     scores = [reward_fn(r, t) for r, t in zip(rollout_responses, repeated_ground_truths, strict=True)]
-    advantages, raw_rewards, metadata = normalize_scores(scores, group_size, advantage_eps, normalize_by_std)
-    return advantages, raw_rewards, metadata | {"scores": scores}
+    raw_rewards = torch.tensor([score["reward"] for score in scores], dtype=torch.float64)
+    advantages = normalize_within_groups(raw_rewards, group_size, advantage_eps, normalize_by_std)
+    return advantages, raw_rewards.float(), reward_statistics(scores, advantages, group_size) | {"scores": scores}
 
 
 def compute_naive_policy_gradient_loss(raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor) -> Tensor:

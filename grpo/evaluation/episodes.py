@@ -26,12 +26,7 @@ TOKENS, TURNS, OBSERVATION, SECONDS = "max_tokens", "max_turns", "max_observatio
 
 
 class Turns:
-    """An episode while it is sampled.
-
-    Args:
-        instance: of the environment.
-        seed: of the episode.
-    """
+    """An episode while it is sampled, with its own instance of the environment and its own seed."""
 
     def __init__(self, instance: Any, prompt: Sequence[int], seed: int):
         self.instance, self.prompt, self.seed = instance, prompt, seed
@@ -146,9 +141,6 @@ def _answer(episodes: Sequence[Turns], sampler: Sampler, max_tokens: int) -> Non
     """Let the environment answer the newest turn of each episode, and end those that are over.
 
     Calls run even where no turn can follow, as an environment's reward may depend on them.
-
-    Args:
-        max_tokens: most sampled tokens of an episode.
     """
     environment, tokenizer = sampler.format.environment, sampler.tokenizer
     assert environment is not None
@@ -183,16 +175,12 @@ def _answer(episodes: Sequence[Turns], sampler: Sampler, max_tokens: int) -> Non
             spoken.append((episode, answer))
     written = encode_answers(sampler.format, tokenizer, [answer.messages for _, answer in spoken])
     for (episode, _), (ids, messages) in zip(spoken, written, strict=True):
-        ids = _end_of_turn(sampler.format, tokenizer, episode) + ids
+        if sampler.format.chat and episode.token_ids[-1] != tokenizer.end_of_turn_id:
+            ids = [tokenizer.end_of_turn_id, *ids]  # the policy ended its turn with another token
         if len(ids) > environment.max_observation_tokens:
             episode.end(OBSERVATION)
         else:
             episode.read(ids, messages)
-
-
-def _end_of_turn(format: Format, tokenizer: Any, episode: Turns) -> list[int]:
-    """The token that ends a turn in a chat, if the policy ended its turn with another one."""
-    return [tokenizer.end_of_turn_id] if format.chat and episode.token_ids[-1] != tokenizer.end_of_turn_id else []
 
 
 def encode_answers(

@@ -40,15 +40,7 @@ OTHER = "other rewards"  # partial rewards, of a task or reward function that gi
 
 @dataclass(frozen=True)
 class Sampler:
-    """Everything that turns problems into rollouts.
-
-    Attributes:
-        engine: samples completions.
-        tokenizer: the engine's.
-        format: builds the prompts.
-        score: rewards the completions.
-        world: the processes that share the problems.
-    """
+    """Everything that turns problems into rollouts, in the processes of ``world``, which share the problems."""
 
     engine: Engine
     tokenizer: Any
@@ -151,7 +143,6 @@ def score_of(task: Task, prompt: str, reward: str | Mapping[str, float] | None =
     """The score function of rollouts: their task's, with ``reward`` by the study's own reward functions if it has some.
 
     Args:
-        prompt: one of the task's formats.
         reward: as in :func:`grpo.tasks.rewards.apply_reward`.
     """
     by_task = partial(score_by_task, task, prompt)
@@ -176,15 +167,14 @@ def _read_chunk(path: Path, problems: Sequence[Problem]) -> list[list[Rollout]] 
     if not path.exists():
         return None
     try:
-        groups = zip(problems, json.loads(path.read_bytes()), strict=True)
-        return [[_rollout(problem, *record) for record in group] for problem, group in groups]
+        groups, completion = zip(problems, json.loads(path.read_bytes()), strict=True), TypeAdapter(Completion).validate_python
+        return [
+            [Rollout(problem, tuple(ids), completion(values), rewards, late) for ids, values, rewards, late in group]
+            for problem, group in groups
+        ]
     except (ValueError, TypeError):
         tqdm.write(f"{path}: this part of the evaluation is damaged and is sampled again", file=sys.stderr)
         return None
-
-
-def _rollout(problem: Problem, prompt_ids: list[int], values: Any, rewards: dict[str, float], timed_out: bool) -> Rollout:
-    return Rollout(problem, tuple(prompt_ids), TypeAdapter(Completion).validate_python(values), rewards, timed_out)
 
 
 def category(rewards: dict[str, float]) -> str:

@@ -132,7 +132,15 @@ def evaluate_checkpoint(
     records = [_record(read(r.completion.text), r, evaluator.tokenizer) for r in rollouts]
     write_text(folder / f"{prompt}.jsonl", "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
     write_text(folder / f"{prompt}_examples.md", examples_to_read(prompt, records))
-    return _metrics(rollouts)
+    return {
+        "problems": len(rollouts),
+        "categories": count_categories([category(r.rewards) for r in rollouts]),
+        **summarize(rollouts),
+        **episode_measures(rollouts),
+        "accuracy": _accuracy(rollouts),
+        "accuracy_by_level": _accuracy_by(rollouts, lambda r: str(r.problem.level)),
+        "accuracy_by_subject": _accuracy_by(rollouts, lambda r: r.problem.subject),
+    }
 
 
 def evaluate_any(
@@ -150,18 +158,6 @@ def evaluate_any(
     metrics = evaluate_checkpoint(evaluator, problems, prompt, folder)
     evaluator.forget_chunks()
     return metrics
-
-
-def _metrics(rollouts: list[Rollout]) -> dict[str, Any]:
-    return {
-        "problems": len(rollouts),
-        "categories": count_categories([category(r.rewards) for r in rollouts]),
-        **summarize(rollouts),
-        **episode_measures(rollouts),
-        "accuracy": _accuracy(rollouts),
-        "accuracy_by_level": _accuracy_by(rollouts, lambda r: str(r.problem.level)),
-        "accuracy_by_subject": _accuracy_by(rollouts, lambda r: r.problem.subject),
-    }
 
 
 def _accuracy_by(rollouts: list[Rollout], key: Callable[[Rollout], str]) -> dict[str, dict[str, float]]:

@@ -24,10 +24,6 @@ def sample_sft_dataset(
 
     A killed sampling resumes and gives the same bits.
 
-    Args:
-        name: name of the task in the study.
-        validation: the task's validation problems.
-
     Returns:
         the report of :func:`build_sft_dataset`, with ``sampled``: the teacher, the number of responses, and the numbers left
         out.

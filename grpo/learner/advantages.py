@@ -120,32 +120,17 @@ def try_advantage(path: str, options: Mapping[str, Any], group_size: int) -> Non
     own_advantages(path, options, (lengths == 1.0).double(), lengths)
 
 
-def normalize_scores(
-    scores: Sequence[dict[str, float]],
-    group_size: int,
-    advantage_eps: float,
-    normalize_by_std: bool,
-    baseline: str = "group_mean",
-) -> tuple[Tensor, Tensor, dict[str, float]]:
-    """Compute advantages and reward statistics of scored responses.
+def reward_statistics(scores: Sequence[dict[str, float]], advantages: Tensor, group_size: int) -> dict[str, float]:
+    """Compute reward statistics of scored responses.
 
     Args:
-        scores: ``reward``, ``format_reward`` and ``answer_reward`` of each response; the responses of a group are consecutive.
+        scores: ``reward``, ``format_reward`` and ``answer_reward`` of each response. A reward NaN does not count; without any
+            other, the statistics are NaN.
+        advantages: (n_groups * group_size,), those of a group side by side.
 
     Returns:
-        advantages and raw rewards, each (n_groups * group_size,), and metadata: means of the three rewards; standard deviation,
-        minimum and maximum of the reward; ``zero_signal_fraction``, the share of groups whose rewards are all equal, and whose
-        advantages are therefore 0.
-    """
-    raw_rewards = torch.tensor([score["reward"] for score in scores], dtype=torch.float64)
-    advantages = normalize_within_groups(raw_rewards, group_size, advantage_eps, normalize_by_std, baseline)
-    return advantages, raw_rewards.float(), reward_statistics(scores, advantages, group_size)
-
-
-def reward_statistics(scores: Sequence[dict[str, float]], advantages: Tensor, group_size: int) -> dict[str, float]:
-    """Compute the metadata of :func:`normalize_scores`; groups without signal are those whose advantages are all 0.
-
-    A reward NaN does not count; without any other, the statistics are NaN.
+        means of the three rewards; standard deviation, minimum and maximum of the reward; ``zero_signal_fraction``, the share
+        of groups whose advantages are all 0.
     """
     counted = [score["reward"] for score in scores if not math.isnan(score["reward"])] or [math.nan]
     raw_rewards = torch.tensor(counted, dtype=torch.float64)

@@ -21,7 +21,6 @@ from grpo.common.errors import UserError
 from grpo.common.metrics import METRICS
 from grpo.common.records import Rollout, require_tokens, response_tokens
 from grpo.common.world import ALONE, World
-from grpo.learner.batch import batch_tensors, of_members
 from grpo.learner.chunked import compile_head
 from grpo.learner.kl import kl_term
 from grpo.learner.losses import LossInputs, bind_loss, negative_log_likelihood
@@ -30,19 +29,20 @@ from grpo.learner.microbatches import (
     Ids,
     Microbatch,
     Texts,
+    batch_tensors,
     neighbours,
     of_like_length,
+    of_members,
     packed_microbatches,
     padded_microbatches,
     texts_of,
 )
 from grpo.learner.mismatch import importance_weights, mismatch
-from grpo.learner.optimizer import Optimizer
-from grpo.learner.schedule import learning_rate
+from grpo.learner.optimizer import Optimizer, learning_rate
 from grpo.models.checkpoint import compile_layers
 from grpo.models.decoding import PADDING
 from grpo.models.examine import traits_of, why_not_packed
-from grpo.models.lora import adapter_weights, without_adapters
+from grpo.models.lora import without_adapters
 from grpo.models.sharding import is_sharded, load_weights, shard
 from grpo.study.methods import GrpoConfig, RunConfig
 from grpo.study.settings import LearnerSettings
@@ -182,11 +182,9 @@ class Learner:
         return self._step(totals, extreme)
 
     def sft_update(self, texts: Texts, normalize_constant: float = 1.0) -> dict[str, float]:
-        """Take one step of supervised fine-tuning on the negative log-likelihood, summed over tokens, averaged over responses.
+        """Take one step of supervised fine-tuning on one optimizer batch.
 
-        Args:
-            texts: one optimizer batch.
-            normalize_constant: divides each response's sum.
+        The loss is the negative log-likelihood, summed over tokens, divided by ``normalize_constant``, averaged over responses.
 
         Returns:
             the metrics of :meth:`_step`. Those per token are the entropy and the negative log-likelihood (nats).
@@ -205,7 +203,9 @@ class Learner:
 
     def state(self) -> dict[str, Any]:
         """The state that training changes: weights or adapters, and the optimizer's state."""
-        weights = self.model.state_dict() if self.config.lora is None else adapter_weights(self.model)
+        weights = self.model.state_dict()
+        if self.config.lora is not None:
+            weights = {name: tensor for name, tensor in weights.items() if ".lora_" in name}
         return {"model": weights, "optimizer": self.optimizer.state(), "updates": self.updates}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -230,7 +230,7 @@ class Learner:
         parts: list[Tensor] = []
         with torch.no_grad(), self._starting_model() if of_reference else nullcontext(self.model) as model:
             for batch in neighbours(len(rollouts), size):
-                part = texts.part(slice(batch[0], batch[-1] + 1))
+                part = Texts(*(column[batch[0] : batch[-1] + 1] for column in texts))
                 for micro in self._microbatches(model, part, temperature):
                     members += [batch[i] for i in micro.members]
                     parts.append(torch.stack([micro.flat(micro.log_probs), micro.flat(micro.entropy)]))
@@ -262,7 +262,7 @@ class Learner:
         """Add a microbatch's gradient to those before, and its metrics to ``totals`` and ``extreme``, which stay on the device.
 
         Args:
-            batch: from :func:`grpo.learner.batch.of_members`; with ``chosen``, only these tokens have a policy loss.
+            batch: from :func:`grpo.learner.microbatches.of_members`; with ``chosen``, only these tokens have a policy loss.
             sizes: number of response tokens, of responses and of chosen tokens in the whole optimizer batch.
         """
         config, mask = self._grpo, micro.mask

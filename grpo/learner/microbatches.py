@@ -8,12 +8,13 @@ result.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from grpo.common.records import Rollout
 from grpo.common.world import ALONE, World
@@ -40,10 +41,6 @@ class Texts(NamedTuple):
     def lengths(self) -> list[int]:
         """Number of sampled tokens of each response."""
         return [len(places) for places in self.sampled]
-
-    def part(self, members: slice) -> Texts:
-        """The texts of consecutive responses."""
-        return Texts(self.prompts[members], self.responses[members], self.sampled[members])
 
 
 def whole_texts(prompts: Ids, responses: Ids) -> Texts:
@@ -79,16 +76,45 @@ class Microbatch:
         return x.flatten().index_select(0, self.tokens)
 
 
+def batch_tensors(rollouts: Sequence[Rollout], weights: Tensor, device: Any) -> dict[str, Tensor]:
+    """Build the tensors of a whole train batch that the loss needs besides the tokens.
+
+    Args:
+        weights: (responses,), weight of each token of a response.
+
+    Returns:
+        ``advantages``, ``raw_rewards`` (0 for NaN), ``groups`` and ``weights``, each (responses, 1); ``engine_log_probs``, as
+        the engine reported them when it drew the tokens, and, if the rollouts have them, ``old_log_probs`` in the ratio's
+        denominator (:func:`grpo.training.step.train_on`) and ``reference_log_probs`` under the starting weights, each
+        (responses, longest), padded with 0.
+    """
+    columns = {
+        "advantages": torch.tensor([rollout.advantage for rollout in rollouts], dtype=torch.float32),
+        "raw_rewards": torch.tensor([rollout.rewards["reward"] for rollout in rollouts], dtype=torch.float32).nan_to_num(0.0),
+        "groups": torch.tensor([rollout.group for rollout in rollouts]),
+        "weights": weights,
+    }
+    found = {name: column[:, None] for name, column in columns.items()}
+    log_probs = {"engine_log_probs": [torch.tensor(rollout.completion.log_probs) for rollout in rollouts]}
+    for name in ("old_log_probs", "reference_log_probs"):  # all rollouts have them or none
+        log_probs[name] = [of_one for rollout in rollouts if (of_one := getattr(rollout, name)) is not None]
+    found |= {name: pad_sequence(rows, batch_first=True) for name, rows in log_probs.items() if rows}
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in found.items()}
+
+
+def of_members(tensors: Mapping[str, Tensor], micro: Microbatch) -> dict[str, Tensor]:
+    """Select a microbatch's members from :func:`batch_tensors`, cut to the longest of them."""
+    members = torch.tensor(micro.members).to(micro.mask.device, non_blocking=True)
+    longest = micro.mask.shape[1]
+    return {name: tensor.index_select(0, members)[:, :longest].contiguous() for name, tensor in tensors.items()}
+
+
 def packed_microbatches(
     model: Any, texts: Texts, max_tokens: int, temperature: float = 1.0, world: World = ALONE
 ) -> Iterator[Microbatch]:
-    """Compute packed rows one after the other, so that the activations of one are freed before the next.
+    """Compute packed rows of at most ``max_tokens`` one after the other, so that activations of one are freed before the next.
 
-    Args:
-        model: from :func:`grpo.models.checkpoint.load_model`.
-        max_tokens: largest number of tokens in a row.
-        temperature: divides the logits.
-        world: the processes that share the rows.
+    The processes of ``world`` share the rows.
     """
     for segments, counts in shares(model, fill_rows(texts.prompts, texts.responses, max_tokens), world):
         row = pack(segments, *texts)
@@ -106,8 +132,8 @@ def padded_microbatches(
     """Compute padded microbatches, the reference path: each response has its own copy of the prompt.
 
     Args:
-        parts: positions in the batch of each microbatch, from :func:`neighbours` or :func:`of_like_length`.
-        world: the processes that share the parts.
+        parts: positions in the batch of each microbatch, from :func:`neighbours` or :func:`of_like_length`; the processes of
+            ``world`` share them.
     """
     prompts, responses, sampled = texts
     for members, counts in shares(model, parts, world):

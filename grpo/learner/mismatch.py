@@ -32,8 +32,8 @@ def importance_weights(
     engine_log_probs: Tensor,
     mask: Tensor,
     cap: float,
-    floor: float | None = None,
-    mode: str = "token_truncate",
+    floor: float | None,
+    mode: str,
 ) -> tuple[Tensor, Tensor]:
     """Importance weights p_learner / p_engine of each token, or of whole responses, within bounds.
 

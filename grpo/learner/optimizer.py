@@ -1,15 +1,18 @@
-"""AdamW on float32 weights, for models of any precision."""
+"""AdamW on float32 weights, for models of any precision, and learning rate schedules."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from grpo.common.errors import UserError
 from grpo.models.sharding import computing_dtype, gather, is_sharded, share_of
+
+if TYPE_CHECKING:  # a measurement on a bare machine has no pydantic
+    from grpo.study.methods import RunConfig
 
 BETAS = 0.9, 0.95
 MOMENTS = "exp_avg", "exp_avg_sq"  # torch's keys in the optimizer state of a weight
@@ -23,14 +26,10 @@ class LossScale:
     Section 3.2). The scale is a power of two, so scaling does not round. It halves after a gradient that is not finite, and
     doubles after STEPS_TO_GROW steps without one. (``torch.amp.GradScaler`` does the same, but needs one more read from the
     device and one of torch's optimizers.)
-
-    Attributes:
-        value: the scale.
-        steps: consecutive steps since the last change.
     """
 
     def __init__(self) -> None:
-        self.value, self.steps = FIRST_SCALE, 0
+        self.value, self.steps = FIRST_SCALE, 0  # steps in a row with a finite gradient since the last change
 
     def follow(self, finite: bool) -> None:
         """Adapt the scale to a step with a finite gradient or one that is not."""
@@ -146,6 +145,26 @@ class Optimizer:
             for weight, saved in zip(self.weights, state["weights"], strict=True):
                 if saved is not None:
                     weight.copy_(share_of(weight, saved))
+
+
+def learning_rate(config: RunConfig, update: int) -> float:
+    """Learning rate of one update.
+
+    It rises linearly from 0 over ``warmup_steps`` updates. Then it stays (``constant``), or it falls linearly or along half a
+    cosine (SGDR, arXiv 1608.03983, Equation 5, without restarts), to reach 0 one update after the last. The rates equal those
+    of transformers' ``get_scheduler`` (``constant`` is its ``constant_with_warmup``), so the first warm-up update has rate 0.
+    They depend on the arguments only, so a resumed run continues with the same rates.
+
+    Args:
+        update: number of updates before this one, including skipped ones.
+    """
+    peak, warmup, total = config.learning_rate, config.warmup_steps, config.n_updates
+    if update < warmup:
+        return peak * update / warmup
+    if config.lr_scheduler_type == "constant" or total is None:
+        return peak
+    done = (update - warmup) / (total - warmup)
+    return peak * (1.0 - done if config.lr_scheduler_type == "linear" else 0.5 * (1.0 + math.cos(math.pi * done)))
 
 
 def _add_to(weight: Tensor) -> Any:

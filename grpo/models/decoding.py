@@ -125,8 +125,7 @@ class LongerTexts(SharedPrompts):
     """Decoding of texts that go on from decoded ones; only the tokens that follow these are computed.
 
     Args:
-        before: the decoded texts.
-        places: the one that each text goes on from (:meth:`Texts.followed_by`).
+        places: the decoded text of ``before`` that each text goes on from (:meth:`Texts.followed_by`).
         texts: token ids, the prompts' included; each has more than the text before.
         room: largest number of further tokens of a text.
     """

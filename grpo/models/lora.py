@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from grpo.common.errors import UserError
 from grpo.models.sharding import without_weights
@@ -135,11 +135,6 @@ def without_adapters(model: Any, merge: bool) -> Iterator[Any]:
         for (parent, name, layer), weight in zip(layers, weights, strict=True):
             layer.base_layer.weight.data = weight
             setattr(parent, name, layer)
-
-
-def adapter_weights(model: Any) -> dict[str, Tensor]:
-    """Weights A and B of all adapters, under the model's names."""
-    return {name: tensor for name, tensor in model.state_dict().items() if ".lora_" in name}
 
 
 def save_adapters(folder: Path, model: Any) -> None:

@@ -48,7 +48,6 @@ class PackedRow:
 
     Attributes:
         input_ids, position_ids: (1, tokens); positions restart at each prompt, and each response continues from its prompt.
-        layout: which tokens attend to which.
     """
 
     input_ids: Tensor

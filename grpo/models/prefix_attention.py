@@ -21,9 +21,6 @@ class KeyValueCache:
     Args:
         room: largest number of tokens in a row.
         keys, values: for each layer (rows, key heads, room, size), of which ``length`` tokens are known.
-
-    Attributes:
-        keys, values: for each layer (rows, key heads, room, size).
     """
 
     def __init__(self, room: int, keys: Sequence[Tensor] = (), values: Sequence[Tensor] = (), length: int = 0):

@@ -199,7 +199,6 @@ class Tokenizer:
         Calls between ``<think>`` and ``</think>`` are thoughts.
 
         Args:
-            texts: of the turns.
             before: ids of each turn's prompt and history.
             tools: their JSON schemas.
 
@@ -330,13 +329,13 @@ class Tokenizer:
         ids = [encoded.ids for encoded in self._backend.encode_batch_fast(many, add_special_tokens=add_special_tokens)]
         return {"input_ids": ids[0] if isinstance(texts, str) else ids}
 
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+    def decode(self, token_ids: Sequence[int]) -> str:
         """Decode token ids; bytes that are not UTF-8 become U+FFFD."""
-        return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return self._backend.decode(token_ids, skip_special_tokens=False)
 
-    def batch_decode(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = False) -> list[str]:
+    def batch_decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         """Decode each sequence of token ids."""
-        return self._backend.decode_batch(sequences, skip_special_tokens=skip_special_tokens)
+        return self._backend.decode_batch(sequences, skip_special_tokens=False)
 
 
 def files_of(folder: Path) -> list[Path]:

@@ -1,6 +1,6 @@
 """The project's own language model: a decoder-only Transformer, written out in torch.
 
-It computes what Qwen2 computes, with the same names of weights, so each can load the other's checkpoints. Each layer has
+It computes what Qwen2 computes, with the same names of weights, so any program can load its checkpoints. Each layer has
 attention and a gated feed-forward network, both with pre-normalization and a residual connection; the head turns the last
 hidden states into the logits of the next token.
 
@@ -55,12 +55,6 @@ class TransformerConfig:
     initializer_range: float = 0.02
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.hidden_size % (2 * self.num_attention_heads):
-            raise ValueError("hidden_size must be an even multiple of num_attention_heads")
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError("num_attention_heads must be a multiple of num_key_value_heads")
 
     @property
     def head_size(self) -> int:
@@ -375,7 +369,7 @@ class TransformerLM(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: Path | str, dtype: torch.dtype = torch.float32) -> TransformerLM:
-        """Load a Qwen2 checkpoint in one file, written by this model or by transformers.
+        """Load a checkpoint that this model wrote.
 
         Raises:
             OSError, ValueError, RuntimeError and others: it is missing or damaged.
@@ -410,7 +404,7 @@ def write_config(folder: Path, config: TransformerConfig, dtype: torch.dtype) ->
 
 
 def read_config(folder: Path) -> TransformerConfig:
-    """Read the config.json of Qwen2, of transformers 5 or older."""
+    """Read a config.json that :func:`write_config` wrote."""
     found = parse_json((folder / "config.json").read_text(encoding="utf-8"))
     known = {field.name: found[field.name] for field in fields(TransformerConfig) if field.name in found}
-    return TransformerConfig(**known | {"rope_theta": found.get("rope_parameters", found)["rope_theta"]})
+    return TransformerConfig(**known | {"rope_theta": found["rope_parameters"]["rope_theta"]})

@@ -132,7 +132,7 @@ class TrainingConfig(Section):
     steps_key: ClassVar[str]  # the setting with the number of steps
 
     learning_rate: PositiveFloat = 1e-5
-    lr_scheduler_type: Annotated[LrSchedulerType, OMIT] = "constant"  # names of transformers; see grpo.learner.schedule
+    lr_scheduler_type: Annotated[LrSchedulerType, OMIT] = "constant"  # names of transformers; see grpo.learner.optimizer
     warmup_steps: Annotated[NonNegativeInt, OMIT] = 0  # updates in which the rate rises from 0, with any schedule
     train_batch_size: PositiveInt = 256
     gradient_accumulation_steps: PositiveInt = 128

@@ -9,7 +9,7 @@ waits for the copy only, and a thread writes it.
 
 The loops themselves draw from no global random generator. The order of the data and the sampling seeds depend on the run's
 seed and the step only (:mod:`grpo.training.order`, :func:`grpo.rollout.engine.derive_seed`), and the learning rate on the
-number of updates (:mod:`grpo.learner.schedule`).
+number of updates (:mod:`grpo.learner.optimizer`).
 """
 
 from __future__ import annotations

@@ -59,24 +59,12 @@ def test_gsm8ks_task_on_local_rows(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer").mkdir()
     for file in checkpoint.glob("tokenizer*.json"):
         shutil.copy(file, tmp_path / "tokenizer")
-    result = subprocess.run(
-        [
-            *(sys.executable, "-m", "lm_eval", "--model", "hf", "--device", "cpu"),
-            *("--model_args", f"pretrained={checkpoint},tokenizer={tmp_path / 'tokenizer'}"),
-            *(
-                "--tasks",
-                str(tmp_path / "local.yaml"),
-                "--gen_kwargs",
-                "max_gen_toks=32",
-                "--output_path",
-                str(tmp_path / "out"),
-            ),
-        ],
-        env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
-        check=False,
+    command = (
+        f"-m lm_eval --model hf --device cpu --model_args pretrained={checkpoint},tokenizer={tmp_path / 'tokenizer'} "
+        f"--tasks {tmp_path / 'local.yaml'} --gen_kwargs max_gen_toks=32 --output_path {tmp_path / 'out'}"
     )
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache")}
+    result = subprocess.run([sys.executable, *command.split()], env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
     (found,) = (json.loads(path.read_text()) for path in (tmp_path / "out").rglob("results_*.json"))
     for filtered in ("strict-match", "flexible-extract"):

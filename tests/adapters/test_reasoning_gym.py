@@ -99,32 +99,19 @@ def test_documents_guess_as_often_as_asked_and_hold_no_validation_question() -> 
     assert prompts == {True}
 
 
-def samples_of_a_run(
-    grpo: Callable[..., tuple[int, str, str]], model: Any, tokenizer: Any, task: dict[str, Any], format: str
-) -> list[dict[str, Any]]:
-    """What a run on this task says in its evaluations; in the working folder."""
-    values = one_arm_of(task)
+def test_a_run_trains_on_one(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch, grpo: Callable[..., tuple[int, str, str]], model: Any, tokenizer: Any
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workdir / 'mlflow.db'}")
+    entry = {"use": "reasoning_gym", "dataset": "gcd", "config": {"max_value": 20}, "train_size": 60, "validation_size": 16}
+    values = one_arm_of(entry | {"seed": 0})
     values["models"]["main"] = {"source": "local", "path": "given"}
-    values["grpo"]["prompt"] = format
-    values["evaluation"]["zero_shot_prompts"] = values["evaluation"]["best_of_n"]["prompts"] = [format]
     save_checkpoint(Path("given"), model, tokenizer)
     Path("params.yaml").write_text(json.dumps(values))
     for command in ("dataset main", "model main", "train grpo_learning_rate 3e-3"):
         code, _, error = grpo(*command.split())
         assert code == 0, error
-    return [json.loads(line) for line in (paths.RUNS / "grpo_learning_rate/3e-3/0/rollouts.jsonl").read_text().splitlines()]
-
-
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-
-
-@pytest.mark.usefixtures("project")
-def test_a_run_trains_on_one(grpo: Callable[..., tuple[int, str, str]], model: Any, tokenizer: Any) -> None:
-    entry = {"use": "reasoning_gym", "dataset": "gcd", "config": {"max_value": 20}, "train_size": 60, "validation_size": 16}
-    samples = samples_of_a_run(grpo, model, tokenizer, entry | {"seed": 0}, "r1_zero")
+    rollouts = (paths.RUNS / "grpo_learning_rate/3e-3/0/rollouts.jsonl").read_text().splitlines()
     held_out: list[Problem] = read_problems(paths.validation("main"))
     assert len(held_out) == 16
-    assert samples and {sample["problem"] for sample in samples} <= {problem.id for problem in held_out}
+    assert rollouts and {json.loads(line)["problem"] for line in rollouts} <= {problem.id for problem in held_out}

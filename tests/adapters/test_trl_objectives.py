@@ -231,6 +231,32 @@ BATCHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+def trainer_of(
+    kind: str, model: Any, tokenizer: Any, folder: Path, rewards: list[float | None], **settings: Any
+) -> tuple[Any, dict[str, Tensor]]:
+    """TRL's trainer of this kind (GRPO or RLOO) and a batch of its data: three groups of four responses, with these rewards."""
+    import trl
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer.save_pretrained(folder / "tokenizer")
+    alone = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": [], "beta": 0.0}
+    sizes = {"num_generations": 4, "per_device_train_batch_size": 12, "max_completion_length": 16}
+    trainer = getattr(trl, f"{kind}Trainer")(
+        model=model,
+        reward_funcs=lambda completions, **_: rewards,
+        args=getattr(trl, f"{kind}Config")(output_dir=str(folder), **alone | sizes | settings),
+        train_dataset=Dataset.from_dict({"prompt": ["How many are 1 and 2?", "And 4?", "And 3 and 2?"]}),
+        processing_class=PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer"),
+    )
+    return trainer, next(iter(trainer.get_train_dataloader()))
+
+
+def gradient_of(trainer: Any, sampled: Any) -> dict[str, Tensor]:
+    trainer.compute_loss(trainer.model, sampled).backward()
+    return {name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
+
+
 ABSTAINING = [1.0, None, 0.25, 1.0, None, None, 1.0, 0.0, None, None, None, None]  # of the second group the mean is 0.5
 
 
@@ -238,12 +264,7 @@ ABSTAINING = [1.0, None, 0.25, 1.0, None, None, 1.0, 0.0, None, None, None, None
 @pytest.mark.parametrize("case", BATCHES)
 def test_a_batch_is_trained_on_as_by_trls_trainer(model: Any, tokenizer: Any, tmp_path: Path, case: str, rewards: Any) -> None:
     """From the same responses and rewards the gradient at the weights, through the whole of both trainers."""
-    from datasets import Dataset
-    from transformers import PreTrainedTokenizerFast
-    from trl import GRPOConfig, GRPOTrainer
-
     here, there = BATCHES[case]
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
     ended = [i % 4 != 1 for i in range(12)]
     completions = [[*ids[:-1], tokenizer.eos_token_id if ends else 7] for ids, ends in zip(GENERATED, ended, strict=True)]
     learner = Learner(
@@ -260,22 +281,14 @@ def test_a_batch_is_trained_on_as_by_trls_trainer(model: Any, tokenizer: Any, tm
         apart = torch.tensor([0.06 * (token % 9 - 4) for token in rollout.completion.token_ids])
         rollout.completion = replace(rollout.completion, log_probs=tuple((log_probs + apart).tolist()))
         rollout.rewards = {"reward": math.nan if reward is None else reward, "format_reward": 1.0, "answer_reward": 0.0}
-    settings = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": [], "beta": 0.0}
-    sizes = {"num_generations": 4, "per_device_train_batch_size": 12, "max_completion_length": 16}
     bounds = {"vllm_importance_sampling_clip_max": 1.2, "vllm_importance_sampling_clip_min": 0.8}
-    trainer = GRPOTrainer(
-        model=model,
-        reward_funcs=lambda completions, **_: rewards,
-        args=GRPOConfig(output_dir=str(tmp_path), **{"loss_type": "grpo"} | sizes | settings | bounds | there),
-        train_dataset=Dataset.from_dict({"prompt": ["How many are 1 and 2?", "And 4?", "And 3 and 2?"]}),
-        processing_class=PreTrainedTokenizerFast.from_pretrained(tmp_path / "tokenizer"),
-    )
+    settings = {"loss_type": "grpo"} | bounds | there
+    trainer, questions = trainer_of("GRPO", model, tokenizer, tmp_path, rewards, **settings)
     trainer.use_vllm = "importance_mode" in here
     texts, of_engine = [""] * 12, [r.completion.log_probs for r in rollouts] if trainer.use_vllm else None
     trainer._generate = lambda _: (prompts, completions, None, texts, of_engine, {}, None, None)
-    sampled = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
-    trainer.compute_loss(trainer.model, sampled).backward()
-    expected = flat({name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None})
+    sampled = trainer._prepare_inputs(questions)
+    expected = flat(gradient_of(trainer, sampled))
 
     set_advantages(setup_of(learner.config), rollouts)
     assert_close(torch.tensor([r.advantage for r in rollouts]), sampled["advantages"], rtol=1e-5, atol=1e-5)
@@ -285,34 +298,19 @@ def test_a_batch_is_trained_on_as_by_trls_trainer(model: Any, tokenizer: Any, tm
     assert (flat(gradients) - expected).norm() < 1e-5 * expected.norm() and expected.norm() > 0.01
 
 
-REWARDS = [1.0, 0.0, 0.25, 1.0, 0.0, 0.0, 1.0, 0.0, 0.5, 0.5, 0.5, 0.5]  # of three groups of four
-RLOO = OBJECTIVES["rloo"]
-
-
 def test_rloo_on_policy_is_trls(model: Any, tokenizer: Any, tmp_path: Path) -> None:
     """Advantages, and the gradient at the weights, of responses that TRL's trainer sampled.
 
     Where old and new policy are one, its ratio of a whole response has the gradient of the response's log-probability. Ours
     divides the sum over a response by ``sampling_max_tokens``, a constant.
     """
-    from datasets import Dataset
-    from transformers import PreTrainedTokenizerFast
-    from trl import RLOOConfig, RLOOTrainer
+    settings = config(**OBJECTIVES["rloo"], rollout_batch_size=12, train_batch_size=12)
+    learner = Learner(copy.deepcopy(model), settings, tokenizer.pad_token_id)
+    trainer, questions = trainer_of("RLOO", model, tokenizer, tmp_path, BATCH_REWARDS)
+    sampled = trainer._prepare_inputs(questions)
 
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    learner = Learner(copy.deepcopy(model), config(**RLOO, rollout_batch_size=12, train_batch_size=12), tokenizer.pad_token_id)
-    settings = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": [], "beta": 0.0}
-    sizes = {"num_generations": 4, "per_device_train_batch_size": 12, "max_completion_length": 16}
-    trainer = RLOOTrainer(
-        model=model,
-        reward_funcs=lambda completions, **_: REWARDS,
-        args=RLOOConfig(output_dir=str(tmp_path), **sizes, **settings),
-        train_dataset=Dataset.from_dict({"prompt": ["How many are 1 and 2?", "And 4?", "And 3 and 2?"]}),
-        processing_class=PreTrainedTokenizerFast.from_pretrained(tmp_path / "tokenizer"),
-    )
-    sampled = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
-
-    advantages = normalize_within_groups(torch.tensor(REWARDS), 4, 1e-6, learner.config.use_std_normalization, "leave_one_out")
+    rewards = torch.tensor(BATCH_REWARDS)
+    advantages = normalize_within_groups(rewards, 4, 1e-6, settings.use_std_normalization, "leave_one_out")
     assert_close(advantages, sampled["advantages"], rtol=1e-6, atol=1e-6)
 
     sides = [
@@ -327,12 +325,11 @@ def test_rloo_on_policy_is_trls(model: Any, tokenizer: Any, tmp_path: Path) -> N
             {"reward": reward},
             advantage=advantage,
         )
-        for prompt, ids, reward, advantage in zip(*sides, REWARDS, advantages.tolist(), strict=True)
+        for prompt, ids, reward, advantage in zip(*sides, BATCH_REWARDS, advantages.tolist(), strict=True)
     ]
     gradients = last_gradients(learner)
     learner.update(rollouts)
-    trainer.compute_loss(trainer.model, sampled).backward()
-    expected = {name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
+    expected = gradient_of(trainer, sampled)
     assert gradients.keys() == expected.keys() and flat(expected).norm() > 0.01
     assert_close(flat(gradients), flat(expected) / 16, rtol=1e-6, atol=1e-6)
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from docs_parts import clone_with_study, run_to_the_report
-from test_reasoning_gym import project, samples_of_a_run  # noqa: F401 - a fixture
 
 from grpo.common.errors import UserError
-from grpo.common.records import Problem, read_problems
+from grpo.common.records import Problem
 from grpo.models.checkpoint import save_checkpoint
-from grpo.study import paths
 from grpo.tasks.task import Task, make_task
 
 pytestmark = pytest.mark.adapters
@@ -44,10 +41,6 @@ class SumTask(vf.Task[SumData]):
     @vf.metric
     async def asked(self, trace, runtime):
         raise AssertionError("there is no sandbox")
-
-
-async def even(task, trace):
-    return float(len(trace.last_reply) % 2 == 0)
 
 
 class SumConfig(vf.TasksetConfig):
@@ -182,19 +175,6 @@ def test_another_taskset_than_that_of_the_dataset_is_told() -> None:
 def test_what_is_not_one_response_to_one_prompt_is_refused(environment: str, told: str) -> None:
     with pytest.raises(UserError, match=told):
         task(environment, config={}).problems("train")
-
-
-@pytest.mark.usefixtures("project")
-def test_a_study_trains_on_a_taskset(grpo: Callable[..., tuple[int, str, str]], model: Any, tokenizer: Any) -> None:
-    instead = {"rewards": {"brief": {"fn": "sums_env:even"}}}
-    entry = {"use": "verifiers", "environment": "sums-env", "config": {"largest": 10, "task": instead}} | {
-        "train": {"select": {"limit": 80}},
-        "validation": {"select": {"skip": 80}},
-    }
-    rollouts = samples_of_a_run(grpo, model, tokenizer, entry, "plain")
-    assert len(read_problems(paths.validation("main"))) == 20
-    assert {r["reward"] for r in rollouts} == {0.0, 0.25}  # a random model is right nowhere
-    assert all(r["reward"] == (len(r["response"].strip()) % 2 == 0) / 4 for r in rollouts)
 
 
 def test_the_study_of_the_docs_gets_its_report(

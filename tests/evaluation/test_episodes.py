@@ -45,9 +45,11 @@ def chats(tmp_path: Path) -> Tokenizer:
     return Tokenizer.from_folder(tmp_path)
 
 
-def played(tokenizer: Any, task: Task, turns: list[str], format: str = "chat", params: SamplingParams = PARAMS) -> Any:
-    """One episode with scripted turns: its rollout, and the engine."""
-    end = tokenizer.end_of_turn_id if format == "chat" else tokenizer.eos_token_id
+def played(
+    tokenizer: Any, task: Task, turns: list[str], format: str = "chat", params: SamplingParams = PARAMS, end: int | None = None
+) -> Any:
+    """One episode with scripted turns, each ended by the template's token or by ``end``: its rollout, and the engine."""
+    end = end or (tokenizer.end_of_turn_id if format == "chat" else tokenizer.eos_token_id)
     engine = Scripted(tokenizer, turns, end)
     sampler = Sampler(engine, tokenizer, task.formats[format], score_of(task, format))
     ((rollout,),) = evaluate(sampler, [Problem("p/0", "6 times 7?", "42")], params, seed=0)
@@ -77,6 +79,15 @@ def test_a_call_its_answer_and_the_last_turn(chats: Tokenizer, format: str) -> N
         "environment_tokens": end - start,
         "ended_by_limit": 0.0,
     }
+
+
+def test_a_turn_that_another_token_ends_is_ended_as_the_template_ends_it(chats: Tokenizer) -> None:
+    _, other = chats.stop_token_ids
+    call = CALL.format("multiply", '{"a": 6, "b": 7}')
+    completion = played(chats, task_of("Calculator"), [call, "42"], end=other)[0].completion
+    ((start, end),) = completion.observations
+    assert completion.token_ids[start - 1] == other
+    assert chats.decode(completion.token_ids[start:end]).startswith("<|im_end|>\n<|im_start|>tool\n42<|im_end|>")
 
 
 def test_a_prompt_names_the_tools_where_the_template_does(chats: Tokenizer) -> None:

@@ -185,10 +185,9 @@ def test_generations_are_logged_with_all_that_is_known_of_them() -> None:
 def test_lengths_of_correct_and_incorrect_responses_by_hand() -> None:
     """NaN for a kind that there is not; a part of the reward is not correct."""
     rewards, lengths = [_rewards(1.0), _rewards(0.0), _rewards(1.0), _rewards(0.5)], [2, 9, 5, 1]
-    assert lengths_by_outcome(rewards, lengths) == {"response_length_correct": 3.5, "response_length_incorrect": 5.0}
-    nothing_right = lengths_by_outcome(rewards[1:2], [9])
-    assert math.isnan(nothing_right["response_length_correct"]) and nothing_right["response_length_incorrect"] == 9.0
-    assert math.isnan(lengths_by_outcome(rewards[:1], [2])["response_length_incorrect"])
+    assert [*lengths_by_outcome(rewards, lengths).values()] == [3.5, 5.0]
+    assert [*lengths_by_outcome(rewards[1:2], [9]).values()] == pytest.approx([math.nan, 9.0], nan_ok=True)
+    assert [*lengths_by_outcome(rewards[:1], [2]).values()] == pytest.approx([2.0, math.nan], nan_ok=True)
 
 
 @pytest.fixture
@@ -201,10 +200,6 @@ def project(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path) -> Pa
     many = [Problem(f"p{i}", f"Mia has {i} apples. How many?", str(i), level=1) for i in range(3000)]
     write_records(tmp_path / "data/dataset/main/validation.jsonl", many)
     return tmp_path
-
-
-def _evaluation(project: Path, out: str) -> list[str]:
-    return [sys.executable, "-m", "grpo", "evaluate", "data/model/main", "--out", out, "--prompt", "question_only"]
 
 
 IN_SMALL_CHUNKS = """
@@ -227,7 +222,8 @@ def test_an_evaluation_killed_again_and_again_ends_with_the_same_files(project: 
         return set(state.glob("*/[0-9]*.json"))
 
     def command(out: str) -> list[str]:
-        return [sys.executable, "-c", IN_SMALL_CHUNKS, *_evaluation(project, out)[3:]]
+        options = ("--out", out, "--prompt", "question_only")
+        return [sys.executable, "-c", IN_SMALL_CHUNKS, "evaluate", "data/model/main", *options]
 
     for _ in range(KILLS):
         before = chunks()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo.learner.kl import ESTIMATORS, estimate_kl
+from grpo.learner.kl import estimate_kl, kl_term
 
 NAMES = ["per_token", "per_token_low_variance", "per_sequence", "per_sequence_low_variance"]
 
@@ -18,24 +18,6 @@ def tensors(*rows: list[float]) -> list[Tensor]:
 
 
 # ---------------------------------------------------------------------------------------------------------- estimates
-
-
-def test_estimates_by_hand() -> None:
-    """Three tokens in two responses; the reference finds them half, twice and four times as likely."""
-    policy = tensors([math.log(0.5), math.log(0.25)], [math.log(0.125)])
-    reference = tensors([math.log(0.25), math.log(0.5)], [math.log(0.5)])
-    log_2 = math.log(2)
-    # -r is log 2, -log 2, -2 log 2; exp(r) - r - 1 is 1/2 + log 2 - 1, 2 - log 2 - 1, 4 - 2 log 2 - 1.
-    sampled, low_variance = -2 * log_2, 3.5 - 2 * log_2
-    assert estimate_kl(policy, reference) == pytest.approx(
-        {
-            "per_token": sampled / 3,
-            "per_token_low_variance": low_variance / 3,
-            "per_sequence": sampled / 2,
-            "per_sequence_low_variance": low_variance / 2,
-        },
-        abs=1e-6,
-    )
 
 
 def test_responses_count_by_their_tokens_and_empty_ones_as_responses() -> None:
@@ -77,11 +59,11 @@ def test_both_estimates_are_the_exact_kl_in_expectation(policy: list[float], ref
         assert sum(p * found[name] for p, found in zip(policy, by_token, strict=True)) == pytest.approx(exact, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", ["low_variance", "naive"])
 def test_a_kl_term_beyond_float32_points_the_right_way(name: str) -> None:
     """The reference finds a token exp(200) times as likely: its log-probability is to rise."""
     log_probs = torch.tensor([-201.0, -1.0], requires_grad=True)
-    term = ESTIMATORS[name](log_probs, torch.tensor([-1.0, -1.0]))
+    term = kl_term(name, log_probs, torch.tensor([-1.0, -1.0]), torch.ones(2))
     term.sum().backward()
     assert term.isfinite().all() and log_probs.grad is not None and log_probs.grad.isfinite().all()
     assert log_probs.grad[0] <= -200.0 and log_probs.grad[1] == 0.0

@@ -23,12 +23,6 @@ def test_mismatch_by_hand() -> None:
     assert found["mismatch_kl"].tolist() == pytest.approx([-0.05, 0.5, -0.2, 0.0], abs=1e-6)
 
 
-def test_weights_by_hand() -> None:
-    learner, engine = torch.tensor([0.5, 0.2, 0.9]).log(), torch.tensor([0.25, 0.4, 0.1]).log()
-    weights, bounded = importance_weights(learner[None], engine[None], torch.ones(1, 3, dtype=torch.bool), cap=3.0)
-    assert weights[0].tolist() == pytest.approx([2.0, 0.5, 3.0]) and bounded.tolist() == [[False, False, True]]
-
-
 RATIOS = torch.tensor([[2.0, 0.5, 4.0], [0.25, 0.5, 8.0], [1.5, 2.0, 8.0]])
 # Ratios of responses: 4, and the products 1/8 and 3 of two tokens; their third is none.
 BOUNDED = {

@@ -23,11 +23,18 @@ from grpo.handouts import (
     sft_microbatch_train_step,
     tokenize_prompt_and_output,
 )
-from grpo.learner.advantages import normalize_scores, normalize_within_groups
+from grpo.learner.advantages import normalize_within_groups, reward_statistics
 from grpo.learner.masking import masked_normalize, response_weights
 from grpo.learner.microbatches import pad_and_shift
 
 LOSS_TYPES = ["no_baseline", "reinforce_with_baseline", "grpo_no_clip", "grpo_clip"]
+
+
+def normalized(rewards: Sequence[float], *how: Any) -> tuple[Tensor, dict[str, float]]:
+    """Advantages of these rewards, in groups of ``how``'s first, and the statistics."""
+    advantages = normalize_within_groups(torch.tensor(rewards, dtype=torch.float64), *how)
+    scores = [{"reward": reward, "format_reward": 1.0, "answer_reward": 0.0} for reward in rewards]
+    return advantages, reward_statistics(scores, advantages, how[0])
 
 
 def tensor(*rows: Any) -> Tensor:
@@ -139,8 +146,7 @@ ROUNDED += [[1e6 * x for x in ROUNDED[0]], [-x for x in ROUNDED[1]]]
 @pytest.mark.parametrize("by_std", [True, False])
 def test_rewards_that_differ_by_rounding_are_equal(rewards: list[float], by_std: bool) -> None:
     assert len(set(rewards)) > 1
-    scores = [{"reward": reward, "format_reward": 1.0, "answer_reward": 0.0} for reward in rewards]
-    advantages, _, metadata = normalize_scores(scores, 3, 0.0, by_std, "leave_one_out")
+    advantages, metadata = normalized(rewards, 3, 0.0, by_std, "leave_one_out")
     assert advantages.tolist() == [0.0] * 3 and metadata["zero_signal_fraction"] == 1.0
 
 
@@ -163,22 +169,19 @@ def _score(response: str, truth: str) -> dict[str, float]:
 @pytest.mark.parametrize("offset", [0.0, 0.1, 2.0**24, 1e9, -1e12])
 def test_advantages_do_not_depend_on_what_all_rewards_have_in_common(offset: float) -> None:
     """By hand: 0, 1, 2 and 3 are -1.5, -.5, .5 and 1.5 from their mean, and their standard deviation is sqrt(5 / 3)."""
-    scores = [{"reward": offset + k, "format_reward": float(k > 0), "answer_reward": k / 4} for k in range(4)]
-    advantages, raw_rewards, metadata = normalize_scores(scores, 4, 0.0, True)
+    advantages, metadata = normalized([offset + k for k in range(4)], 4, 0.0, True)
     assert_close(advantages, tensor(-1.5, -0.5, 0.5, 1.5) / math.sqrt(5 / 3), atol=1e-4, rtol=0)
-    assert advantages.dtype == raw_rewards.dtype == torch.float32
+    assert advantages.dtype == torch.float32
     assert metadata["reward"] == pytest.approx(offset + 1.5, rel=1e-15) and metadata["zero_signal_fraction"] == 0.0
     assert metadata["reward_std"] == pytest.approx(math.sqrt(5 / 4), rel=1e-4)
-    assert (metadata["format_reward"], metadata["answer_reward"]) == (0.75, 0.375)
 
 
 @pytest.mark.parametrize("wrong", [1e39, -1e39, math.inf])
 @pytest.mark.parametrize("others", [[0.0, 0.0, 1.0], "equal"])
 def test_rewards_that_float32_does_not_represent_are_refused(wrong: float, others: Any) -> None:
     values = [wrong] * 4 if others == "equal" else [wrong, *others]
-    scores = [{"reward": value, "format_reward": 1.0, "answer_reward": 0.0} for value in values]
     with pytest.raises(UserError, match=r"reward: rewards from .* do not fit float32, in which losses are computed"):
-        normalize_scores(scores, 4, 1e-6, True)
+        normalized(values, 4, 1e-6, True)
 
 
 NAN = math.nan
@@ -198,15 +201,14 @@ def test_a_response_without_a_reward_counts_in_no_mean(std: bool, baseline: str,
     """In groups with three, one, two equal and no rewards."""
     rewards = [1.5, NAN, 0.0, 1.5, NAN, NAN, NAN, 2.0, *[NAN] * 4]
     rewards[8:10] = [0.5, 0.5]
-    scores = [{"reward": reward, "format_reward": 1.0, "answer_reward": 0.0} for reward in rewards]
-    advantages, _, metadata = normalize_scores(scores, 4, 0.0, std, baseline)
+    advantages, metadata = normalized(rewards, 4, 0.0, std, baseline)
     assert advantages.tolist() == pytest.approx(expected, rel=1e-6)
     assert metadata["reward"] == 1.0 and (metadata["reward_min"], metadata["reward_max"]) == (0.0, 2.0)
     assert metadata["zero_signal_fraction"] == pytest.approx(2 / 3) and metadata["reward_std"] == pytest.approx(0.5**0.5)
 
 
 def test_without_any_reward_there_is_no_advantage() -> None:
-    advantages, _, metadata = normalize_scores([{"reward": NAN, "format_reward": 1.0, "answer_reward": 0.0}] * 4, 2, 1e-6, True)
+    advantages, metadata = normalized([NAN] * 4, 2, 1e-6, True)
     assert advantages.tolist() == [0.0] * 4 and math.isnan(metadata["reward"]) and metadata["zero_signal_fraction"] == 1.0
 
 
@@ -231,14 +233,6 @@ def test_group_normalized_rewards_and_their_metadata() -> None:
             "zero_signal_fraction": 2 / 3,
         }
     )
-
-
-def test_only_a_group_whose_rewards_are_all_equal_is_without_signal() -> None:
-    rewards = [1, 1, 0, 0, 2, 2, 2, 2, 0, 1, 1, 1]
-    scores = [{"reward": float(r), "format_reward": 1.0, "answer_reward": 1.0} for r in rewards]
-    advantages, _, metadata = normalize_scores(scores, 4, 0.0, False)
-    assert metadata["zero_signal_fraction"] == pytest.approx(1 / 3)
-    assert advantages.tolist() == [0.5, 0.5, -0.5, -0.5, 0, 0, 0, 0, -0.75, 0.25, 0.25, 0.25]
 
 
 # ---------------------------------------------------------------------------------------------------------------- losses

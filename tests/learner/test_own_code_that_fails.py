@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,14 +38,11 @@ SCORED = ScoredBatch([{"format_reward": 1.0, "answer_reward": 0.0, "reward": 0.0
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    before = imports.study_folders()
+def folder(tmp_path: Path) -> None:
     (tmp_path / "fails_here.py").write_text(CODE)
     (tmp_path / "fails_at_once.py").write_text("import json\n1 / 0\n")
     (tmp_path / "no_python.py").write_text("x = 1\ny = = 2\n")
     imports.search_in(tmp_path)
-    yield tmp_path
-    imports.search_in(*before)
 
 
 def reward(name: str) -> ScoredBatch:
@@ -75,13 +72,13 @@ CASES: list[tuple[Callable[[], object], str, str]] = [
 
 
 @pytest.mark.parametrize(("call", "begins", "place"), CASES, ids=[place for _, _, place in CASES])
-def test_an_exception_is_told_by_its_place(call: Callable[[], object], begins: str, place: str, folder: Path) -> None:
+def test_an_exception_is_told_by_its_place(call: Callable[[], object], begins: str, place: str, folder: None) -> None:
     with pytest.raises(UserError) as told:
         call()
     message = str(told.value)
     assert message.startswith(begins) and place in message and "\n" not in message
 
 
-def test_a_full_disk_is_no_mistake_of_the_code(folder: Path) -> None:
+def test_a_full_disk_is_no_mistake_of_the_code(folder: None) -> None:
     with pytest.raises(OSError, match="No space left"):
         reward("full")

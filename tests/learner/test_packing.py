@@ -17,7 +17,7 @@ from training_parts import scored
 
 from grpo.common.records import Rollout, response_tokens
 from grpo.learner import chunked
-from grpo.learner.chunked import chunked_log_probs
+from grpo.learner.chunked import chunked_log_probs, log_probs_of
 from grpo.learner.microbatches import texts_of
 from grpo.models.packing import fill_rows, pack
 
@@ -117,16 +117,6 @@ def test_supervised_gradients_equal_those_of_the_whole_batch_at_once(fresh_model
         assert metrics["gradient_norm"] == pytest.approx(expected.norm().item(), rel=1e-5)
 
 
-def test_log_probs_and_entropies_come_in_the_order_of_the_rollouts(fresh_model: Any) -> None:
-    rollouts = rollouts_of([[5, 0, 9], [2, 1, 7]], [4, 2], fresh_model.config.vocab_size)
-    sizes = {"rollout_batch_size": 6, "train_batch_size": 6, "group_size": 3, "gradient_accumulation_steps": 2}
-    padded, packed = (learner_of(fresh_model, budget, **sizes) for budget in (None, 15))
-    for found, expected in zip(packed.log_probs(rollouts), padded.log_probs(rollouts), strict=True):
-        assert found.shape == expected.shape
-        assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
-    assert packed.token_entropies(rollouts) == pytest.approx(padded.token_entropies(rollouts), rel=1e-5, nan_ok=True)
-
-
 # ----------------------------------------------------------------------------------------------------------------- rows
 
 
@@ -172,20 +162,24 @@ def direct(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float) -
     return log_softmax.gather(-1, labels[:, None]).squeeze(-1), -(log_softmax.exp() * log_softmax).sum(-1)
 
 
-@pytest.mark.parametrize("tokens", [1, 3, 4, 10])
-def test_chunks_give_the_log_probs_and_gradients_of_full_logits(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked, "TOKENS_AT_ONCE", 3)
+def results(function: Any, tokens: int, vocabulary: int, shares: tuple[float, float]) -> list[Tensor]:
+    """Log-probs, entropies, and the gradients at hidden states and weight of a loss that has these shares of both."""
     generator = torch.Generator().manual_seed(0)
-    hidden, weight = torch.randn(tokens, 8, generator=generator), torch.randn(11, 8, generator=generator)
-    labels, incoming = torch.arange(tokens) % 11, torch.randn(tokens, generator=generator)
-    results = []
-    for function in (chunked_log_probs, direct):
-        h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-        log_probs, entropy = function(h, w, labels, 0.7)
-        (log_probs * incoming).sum().backward()
-        results.append((log_probs.detach(), entropy.detach(), h.grad, w.grad))
-    for found, expected in zip(*results, strict=True):
-        assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
+    hidden, weight = (torch.randn(n, 8, generator=generator, requires_grad=True) for n in (tokens, vocabulary))
+    found, factor = function(hidden, weight, torch.arange(tokens) % vocabulary, 0.7), torch.randn(tokens, generator=generator)
+    loss = sum(share * (x * factor).sum() for x, share in zip(found, shares, strict=True) if share)
+    return [*(x.detach() for x in found), *torch.autograd.grad(loss, (hidden, weight))]
+
+
+@pytest.mark.parametrize("shares", [(1.0, 0.0), (0.0, 1.0), (1.0, -0.5)], ids=["log-probs", "entropy", "both"])
+@pytest.mark.parametrize("tokens", [1, 3, 4, 10])
+def test_chunks_and_whole_logits_give_the_results_and_gradients_of_autograd(
+    tokens: int, shares: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunked, "TOKENS_AT_ONCE", 3)
+    expected = results(direct, tokens, 11, shares)
+    for function in (chunked_log_probs, lambda h, w, labels, temperature: log_probs_of(h @ w.T, labels, temperature)):
+        torch.testing.assert_close(results(function, tokens, 11, shares), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -193,18 +187,9 @@ def test_the_compiled_head_computes_the_same(monkeypatch: pytest.MonkeyPatch) ->
     """(As on a GPU with ``learner.compile``, but for the compiler's back end.)"""
     for name in ("_forward", "_backward"):
         monkeypatch.setattr(chunked, name, getattr(chunked, name))  # to be restored
-    generator = torch.Generator().manual_seed(0)
-    hidden, weight, incoming = (torch.randn(*size, generator=generator) for size in ((40, 8), (300, 8), (40,)))
-    results = []
-    for compiled in (False, True):
-        if compiled:
-            chunked.compile_head()
-        h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-        log_probs, entropy = chunked_log_probs(h, w, torch.arange(40), 0.7)
-        (log_probs * incoming + 0.1 * entropy).sum().backward()
-        results.append((log_probs.detach(), entropy.detach(), h.grad, w.grad))
-    for found, expected in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    expected = results(chunked_log_probs, 40, 300, (1.0, 0.1))
+    chunked.compile_head()
+    torch.testing.assert_close(results(chunked_log_probs, 40, 300, (1.0, 0.1)), expected, rtol=1e-5, atol=1e-5)
 
 
 class LargestTensor(TorchDispatchMode):

@@ -34,7 +34,6 @@ from grpo.common.errors import UserError
 from grpo.common.records import Rollout, response_tokens
 from grpo.handouts import grpo_microbatch_train_step
 from grpo.learner.advantages import normalize_within_groups
-from grpo.learner.chunked import chunked_log_probs, log_probs_of
 from grpo.learner.kl import kl_term
 from grpo.learner.learner import Learner
 from grpo.learner.losses import LOSSES, LossInputs
@@ -196,29 +195,6 @@ def test_gradients_of_kl_estimators_against_exact_divergences(name: str) -> None
     found, *exact = (torch.autograd.grad(x, logits, retain_graph=True)[0] for x in (expected, divergence, reverse))
     assert_close(found, exact[name == "low_variance"])
     assert (exact[0] - exact[1]).norm() > 0.1 * exact[0].norm()
-
-
-@pytest.mark.parametrize("through", ["chunks", "logits"])
-def test_the_entropy_has_its_gradient(through: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside the log-probabilities' and alone, over chunks of three tokens, against autograd."""
-    monkeypatch.setattr("grpo.learner.chunked.TOKENS_AT_ONCE", 3)
-    generator = torch.Generator().manual_seed(0)
-    hidden, weight = (torch.randn(n, 4, generator=generator, requires_grad=True) for n in (5, 6))
-    labels, factor = torch.tensor([0, 5, 2, 2, 1]), torch.tensor([1.0, -2.0, 0.5, 3.0, 1.0])
-
-    def gradients(log_probs: Tensor, entropy: Tensor, of_log_probs: float) -> Tensor:
-        loss = (entropy * factor).sum() + of_log_probs * (log_probs * factor.flip(0)).sum()
-        return torch.cat(torch.autograd.grad(loss, (hidden, weight)))
-
-    for of_log_probs in (1.0, 0.0):
-        distribution = (hidden @ weight.T / 0.7).log_softmax(-1)
-        plain = distribution.gather(1, labels[:, None])[:, 0], -(distribution.exp() * distribution).sum(-1)
-        if through == "chunks":
-            found = chunked_log_probs(hidden, weight, labels, 0.7)
-        else:
-            found = log_probs_of(hidden @ weight.T, labels, 0.7)
-        assert_close(found, plain, rtol=1e-5, atol=1e-5)
-        assert_close(gradients(*found, of_log_probs), gradients(*plain, of_log_probs), rtol=1e-4, atol=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------------------ the learner

@@ -10,7 +10,7 @@ from transformers import get_scheduler
 
 from grpo.learner.learner import Learner
 from grpo.learner.microbatches import whole_texts
-from grpo.learner.schedule import learning_rate
+from grpo.learner.optimizer import learning_rate
 from grpo.study.methods import GrpoConfig, SftConfig
 
 TRANSFORMERS_NAMES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}

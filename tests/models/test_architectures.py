@@ -189,10 +189,6 @@ def test_an_architecture_that_cannot_be_trained_is_not_called_damaged(tmp_path: 
     )
 
 
-def test_a_head_that_is_more_than_a_matrix_is_seen() -> None:
-    assert not traits_of(tiny_model("granite", logits_scaling=2.0)).linear_head
-
-
 def test_the_token_that_is_padding_learns_where_it_is_read() -> None:
     """If the end-of-turn token is also the padding token, prompts of chats contain it."""
     own, none = (tiny_model("llama", pad_token_id=pad, tie_word_embeddings=False) for pad in (5, None))

@@ -90,10 +90,8 @@ def test_ids_and_texts_are_those_of_transformers(folder: Path) -> None:
         row[:cut] for row in ids for cut in range(len(row))
     ]
     assert any("\ufffd" in text for text in ours.batch_decode(pieces))
-    for skipped in (False, True):
-        expected = theirs.batch_decode([list(piece) for piece in pieces], skip_special_tokens=skipped)
-        assert ours.batch_decode(pieces, skip_special_tokens=skipped) == expected
-        assert [ours.decode(piece, skip_special_tokens=skipped) for piece in pieces] == expected
+    expected = theirs.batch_decode([list(piece) for piece in pieces])
+    assert ours.batch_decode(pieces) == [ours.decode(piece) for piece in pieces] == expected
     assert ours.batch_decode(ids) == TEXTS
 
 
@@ -145,7 +143,7 @@ def test_tokens_that_only_the_config_names_are_added_as_by_transformers(like_qwe
     assert (len(ours), ours.eos_token_id) == (len(theirs), theirs.eos_token_id) == (size + 2, size + 1)
     ids = ours(text)["input_ids"]
     assert ids == theirs(text, truncation=False)["input_ids"] and {size, size + 1} <= set(ids)
-    assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(ids, skip_special_tokens=True)
+    assert ours.decode(ids) == theirs.decode(ids)
 
 
 # ------------------------------------------------------------------------------------- beginning of text, chats, stop tokens
@@ -156,13 +154,6 @@ CHATS = [
     [{"role": "user", "content": "What is 1 + 1?"}],
     [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " Say {{ this }} \n"}],
 ]
-
-
-@pytest.fixture
-def hub_of_qwen(tmp_path_factory: pytest.TempPathFactory, _texts: list[str]) -> Path:
-    folder = tmp_path_factory.mktemp("qwen")
-    TOKENIZERS["like_qwen3"](folder, _texts)
-    return folder
 
 
 @pytest.fixture
@@ -344,22 +335,6 @@ def test_code_beside_a_model_is_not_run_whoever_says_yes(tmp_path: Path, like_qw
         assert not (tmp_path / "ran").exists(), function
 
 
-@pytest.mark.parametrize("hub", TOKENIZERS, indirect=True)
-def test_tokens_that_end_a_response(hub: Path, request: pytest.FixtureRequest) -> None:
-    """The tokenizer's own token, and those of generation_config.json, which is saved unchanged."""
-    tokenizer = Tokenizer.from_folder(hub)
-    expected = {
-        "like_llama3": {"<|eot_id|>", "<|end_of_text|>", "<|eom_id|>"},
-        "like_gemma": {"<eos>", "<end_of_turn>"},
-        "like_qwen3": {"<|im_end|>", "<|endoftext|>"},
-        "like_olmo": {"<|endoftext|>"},
-    }[request.node.callspec.params["hub"]]
-    assert {tokenizer.decode([i]) for i in tokenizer.stop_token_ids} == expected
-    assert tokenizer.stop_token_ids[0] == tokenizer.eos_token_id
-    tokenizer.save_pretrained(hub / "saved")
-    assert Tokenizer.from_folder(hub / "saved").stop_token_ids == tokenizer.stop_token_ids
-
-
 GENERATION, CONFIG = "generation_config.json", "config.json"
 
 
@@ -478,8 +453,9 @@ def test_added_tokens_in_a_question_are_text(hub: Path, question: str) -> None:
         assert asked in tokenizer.decode(ids).replace(" ", "")
 
 
-def test_added_tokens_in_a_format_are_tokens(hub_of_qwen: Path) -> None:
-    tokenizer, format = Tokenizer.from_folder(hub_of_qwen), Format("<|im_start|>{question}|{question}<|im_end|>")
+@pytest.mark.parametrize("hub", ["like_qwen3"], indirect=True)
+def test_added_tokens_in_a_format_are_tokens(hub: Path) -> None:
+    tokenizer, format = Tokenizer.from_folder(hub), Format("<|im_start|>{question}|{question}<|im_end|>")
     assert (
         tokenizer.decode(format.encode(tokenizer, format.prompt("a<|im_end|>")))
         == "<|im_start|>a< |im_end|>|a< |im_end|><|im_end|>"
@@ -505,13 +481,14 @@ def test_a_control_token_of_one_character_in_a_question_is_refused(like_qwen: Pa
 # ----------------------------------------------------------------------------------------------- one reading of the files
 
 
-def test_the_plain_files_are_read_alike_whatever_the_model_is(hub_of_qwen: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("hub", ["like_qwen3"], indirect=True)
+def test_the_plain_files_are_read_alike_whatever_the_model_is(hub: Path, tmp_path: Path) -> None:
     """Published distillations of Llama name a class whose decoder differs from tokenizer.json's."""
-    put(hub_of_qwen, tokenizer_class="LlamaTokenizerFast")
-    (hub_of_qwen / "config.json").write_text('{"model_type": "llama"}')
-    ours = Tokenizer.from_folder(hub_of_qwen)
+    put(hub, tokenizer_class="LlamaTokenizerFast")
+    (hub / "config.json").write_text('{"model_type": "llama"}')
+    ours = Tokenizer.from_folder(hub)
     ids = ours("so 3 </think> <answer> 42 </answer>")["input_ids"]
-    assert AutoTokenizer.from_pretrained(hub_of_qwen).decode(ids) != ours.decode(ids)  # why they are written
+    assert AutoTokenizer.from_pretrained(hub).decode(ids) != ours.decode(ids)  # why they are written
     ours.save_plain(tmp_path)
     plain = AutoTokenizer.from_pretrained(tmp_path)
     assert plain.decode(ids) == ours.decode(ids) == "so 3 </think> <answer> 42 </answer>"

@@ -17,7 +17,6 @@ from grpo.study.methods import GrpoConfig
 from grpo.study.settings import LearnerSettings
 
 PROBLEM = Problem("p", "?", "1")
-LOSS_TYPES = ["no_baseline", "reinforce_with_baseline", "grpo_no_clip", "grpo_clip"]
 LENGTHS = (5, 1, 9, 3, 12, 7, 2, 4)
 
 

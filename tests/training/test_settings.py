@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from grpo.common.records import Completion, Rollout
-from grpo.learner.advantages import normalize_scores
+from grpo.learner.advantages import normalize_within_groups
 from grpo.learner.learner import Learner
 from grpo.models.lora import add_adapters
 from grpo.rollout.engine import SamplingParams
@@ -125,7 +125,8 @@ def trained(mode: str, *names: str) -> Tensor:
     batch = copy.deepcopy(sampled(mode, settings.rollout_batch_size, *(getattr(settings, name) for name in SAMPLED_BY)))
     scores = [dict.fromkeys(("reward", "format_reward", "answer_reward"), made_up_reward(r.completion)) for r in batch]
     eps, by_std = settings.advantage_eps, settings.use_std_normalization
-    advantages, _, _ = normalize_scores(scores, settings.group_size, eps, by_std)
+    rewards = torch.tensor([score["reward"] for score in scores], dtype=torch.float64)
+    advantages = normalize_within_groups(rewards, settings.group_size, eps, by_std)
     for rollout, score, advantage in zip(batch, scores, advantages.tolist(), strict=True):
         rollout.rewards, rollout.advantage = score, advantage
     train_on(

@@ -173,6 +173,8 @@ def test_limits_of_turns_and_tokens_end_the_episode(chats: Tokenizer) -> None:
     spent = len(chats(call, add_special_tokens=False)["input_ids"]) + 1
     rollout, engine = played(chats, task_of("Calculator"), [call], params=SamplingParams(max_tokens=spent))
     assert rollout.completion.episode.limit == "max_tokens" and not rollout.completion.observations
+    rollout, engine = played(chats, task_of("Calculator"), [call, "2"], params=SamplingParams(max_tokens=spent + 2))
+    assert rollout.completion.episode.limit == ""  # what the environment writes, which is longer, does not count
 
 
 def test_an_environment_that_speaks_gives_the_reward(chats: Tokenizer) -> None:
@@ -180,6 +182,8 @@ def test_an_environment_that_speaks_gives_the_reward(chats: Tokenizer) -> None:
     assert rollout.rewards == {"format_reward": 1.0, "answer_reward": 0.5, "reward": 0.5}
     assert rollout.completion.episode.messages == (("assistant", "7"), ("user", " No."), ("assistant", "42"))
     assert chats.decode(engine.asked[0][0]).count("6 times 7? Guess.") == 1
+    rollout, _ = played(chats, task_of("Guess", max_turns=2), ["7", "8"])
+    assert (rollout.completion.episode.limit, rollout.rewards["reward"]) == ("max_turns", 0.5)
 
 
 def test_thoughts_call_nothing_and_half_a_call_is_none(chats: Tokenizer) -> None:

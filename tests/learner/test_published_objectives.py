@@ -295,17 +295,23 @@ def test_responses_that_were_cut_off_may_have_no_loss(model: Any, budget: int | 
 
 @pytest.mark.parametrize("budget", [None, 24])
 def test_only_tokens_of_high_entropy_may_have_a_loss(model: Any, budget: int | None) -> None:
-    """9 of 43 tokens, whatever the microbatches; the entropy bonus is a mean over the same ones."""
+    """9 of 43 tokens, whatever the microbatches; the entropy bonus is a mean over the same ones, and the KL term has all 43."""
     distributions = [log_softmax_alone(model, one) for one in rollouts()]
     entropies = [torch.distributions.Categorical(logits=each).entropy() for each in distributions]
-    bound, loss = torch.cat(entropies).sort().values[-9], torch.zeros(())
-    for one, entropy, advantage in zip(rollouts(), entropies, ADVANTAGES, strict=True):
-        chosen = entropy >= bound
-        loss = loss - (advantage * log_probs_alone(model, one)[chosen]).sum() / one.length / 8 - 0.3 * entropy[chosen].sum() / 9
+    bound, loss, batch = torch.cat(entropies).sort().values[-9], torch.zeros(()), scored(rollouts(), REWARDS, ADVANTAGES)
+    for one, entropy, advantage in zip(batch, entropies, ADVANTAGES, strict=True):
+        log_probs = log_probs_alone(model, one)
+        one.reference_log_probs = log_probs.detach() + torch.linspace(-1.0, 1.0, one.length)
+        difference, chosen = one.reference_log_probs - log_probs, entropy >= bound
+        gain = advantage * log_probs[chosen].sum() - 0.7 * (torch.expm1(difference) - difference).sum()
+        loss = loss - gain / one.length / 8 - 0.3 * entropy[chosen].sum() / 9
     loss.backward()
     exact = flat({name: p.grad for name, p in model.named_parameters()})
-    found, metrics = descended(model, budget, [True] * 8, top_entropy_quantile=0.2, entropy_coefficient=0.3)
-    assert (found - exact).norm() / exact.norm() < 1e-4
+    terms = {"top_entropy_quantile": 0.2, "entropy_coefficient": 0.3, "kl_coefficient": 0.7}
+    learner = learner_of(model, budget, gradient_accumulation_steps=4, loss_type="reinforce_with_baseline", **terms)
+    found = last_gradients(learner)
+    metrics = learner.update(batch)
+    assert (flat(found) - exact).norm() / exact.norm() < 1e-4
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-4)
     assert metrics["token_entropy"] == pytest.approx(torch.cat(entropies).mean().item(), rel=1e-4)
 

@@ -17,7 +17,6 @@ from grpo.common.errors import UserError
 from grpo.common.files import read_json, remove, write_text
 from grpo.common.yaml_file import read_mapping, replace_values, to_yaml
 from grpo.study import paths
-from grpo.study.any_winner import require_any_winner
 from grpo.study.compose import (
     COMPUTED,
     STUDIES_FOLDER,
@@ -32,7 +31,7 @@ from grpo.study.compose import (
     studies_folders,
     study_path,
 )
-from grpo.study.effective import effective_run
+from grpo.study.effective import effective_run, require_any_winner
 from grpo.study.kept import in_cache
 from grpo.study.methods import OBJECTIVE, OBJECTIVES, OFF_POLICY_RANK, RATE_TIMES, GrpoConfig
 from grpo.study.rehearsal import SUFFIX, not_covered, rehearsal_of
@@ -113,8 +112,8 @@ def use(
 ) -> str:
     """Make a study the active one: validate it, show what changes and write params.yaml."""
     path = study_path(name)
-    text, values = composed_text(path)
-    study = validated(values, path)
+    text, values, study = composed_text(path)
+    require_any_winner(study)
     if not force:
         _require_no_edits(values, name)
     lines = [f"{PARAMS_FILE} {'would become' if dry_run else 'is now'} the study {study.study}: {study.description}"]
@@ -150,10 +149,11 @@ def show(name: Named) -> str:
     return composed_text(study_path(name))[0].removesuffix("\n")
 
 
-def composed_text(path: Path) -> tuple[str, dict[str, Any]]:
-    """Compose the params.yaml of a study file: its text and its values."""
+def composed_text(path: Path) -> tuple[str, dict[str, Any], Study]:
+    """Compose the params.yaml of a study file: its text, its values and the study."""
     values = compose(path)
-    values["runs"] = validated(values, path).runs_table()
+    study = validated(values, path)
+    values["runs"] = study.runs_table()
     files = [str(file) for file in files_of(path)]
     of = f"{', '.join(files[:-1])} and {files[-1]}" if files[1:] else files[0]
     head = f"""\
@@ -164,7 +164,7 @@ def composed_text(path: Path) -> tuple[str, dict[str, Any]]:
 # As composed: {_digest(values)} (digest of the values; it tells your edits from changes of the study's files)
 
 """
-    return head + to_yaml(values), values
+    return head + to_yaml(values), values, study
 
 
 @study_app.command("runs")

@@ -10,8 +10,7 @@ import pytest
 from study_parts import BROAD, CLIP_ABLATION, FOCUSED, edited, study_named
 
 from grpo.common.errors import UserError
-from grpo.study.any_winner import require_any_winner
-from grpo.study.effective import effective_run
+from grpo.study.effective import effective_run, require_any_winner
 from grpo.study.schema import Study
 
 KL = "grpo_kl_divergence"

@@ -316,6 +316,10 @@ def test_a_task_that_only_experiments_left_out_are_about_is_left_out_too(project
         ),
         ("extends: mini\nexperiments: {without: [grpo_baselines]}\n", "experiments.grpo_baselines.arms: left out, but grpo_"),
         (
+            "extends: mini\nexperiments: {grpo_kl_divergence: {arms: {best: {keep_steps: [48]}}}}\n",
+            "grpo_off_policy_clip_ablation/grpo_clip-updates_16 should win: change one",
+        ),
+        (
             "extends: mini\nexperiments: {grpo_learning_rate: {arms: {3e-4: {learning_rate: 3e-4}}}}\n",
             "studies/bad.yaml: experiments.grpo_learning_rate.arms: 0.0003 is a name here, which YAML reads as a number",
         ),

@@ -98,13 +98,14 @@ def write_json(path: Path, value: Any) -> None:
 
 # ------------------------------------------------------------------------------------------------------------- reading
 
+# `made_by` is the stage that makes a file; messages name it.
+
 
 def damaged(path: Path, what: object, made_by: str, line: int | None = None) -> UserError:
     """Make the error for a damaged result file.
 
     Args:
         what: what is wrong with it.
-        made_by: the stage that makes it.
     """
     where = f"{path}:{line}" if line else str(path)
     return UserError(f"{where}: damaged ({what}). {how_to_restore(path, made_by)}")
@@ -120,14 +121,7 @@ def how_to_restore(path: Path, made_by: str) -> str:
 
 
 def read_text(path: Path, made_by: str) -> str:
-    """Read a text file.
-
-    Args:
-        made_by: the stage that makes the file, for the message.
-
-    Raises:
-        UserError: the file is missing or holds something else.
-    """
+    """Read a text file; UserError if it is missing or holds something else."""
     try:
         return path.read_bytes().decode("utf-8")
     except FileNotFoundError:
@@ -148,7 +142,6 @@ def read_json(path: Path, made_by: str, keys: Iterable[str] = ()) -> dict[str, A
     """Read a JSON object.
 
     Args:
-        made_by: the stage that makes the file, for the message.
         keys: keys that it must have.
 
     Raises:
@@ -174,7 +167,6 @@ def read_jsonl(path: Path, made_by: str, parse: Callable[[Any], T]) -> list[T]:
     """Read a file with one JSON object per line.
 
     Args:
-        made_by: the stage that makes the file, for the message.
         parse: turns an object into a record.
 
     Raises:
@@ -194,7 +186,6 @@ def read_csv(path: Path, made_by: str, columns: Iterable[str]) -> pd.DataFrame:
     """Read a table of numbers.
 
     Args:
-        made_by: the stage that makes the file, for the message.
         columns: columns that it must have.
 
     Raises:

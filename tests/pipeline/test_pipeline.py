@@ -11,10 +11,9 @@ import pandas as pd
 import pytest
 from pipeline_parts import ROOT, digests, lock, sh
 from ruamel.yaml import YAML
-from study_parts import EXPERIMENTS, activate, needed_selections
+from study_parts import EXPERIMENTS, needed_selections
 
 from grpo.common.yaml_file import parse_yaml
-from grpo.study.schema import load_study
 
 FIGURES = ("overview", "contrasts", "math_baseline", "best_of_n", "kissing_number")
 STAGES = 62  # 9 before training, 31 arms, 17 selections, KL, the kissing number, three of the report
@@ -95,14 +94,10 @@ def test_both_tools_draw_the_whole_chain(finished):
             assert re.search(edge, drawn[0]), edge
 
 
-def test_nothing_is_left_to_do_and_snakemake_shows_the_report(finished):
+def test_nothing_is_left_to_do(finished):
     assert "up to date" in sh(finished, "dvc", "status").stdout
     result = sh(finished, "snakemake", "--profile", "local")
     assert "Nothing to be done" in result.stdout + result.stderr
-    sh(finished, "snakemake", "--profile", "local", "report_files")
-    sh(finished, "snakemake", "--profile", "local", "--report", ".stamps/report.html", "report_files")
-    shown = (finished / ".stamps/report.html").read_text()
-    assert all(name in shown for name in ("index.html", "contrasts.svg", "overview.svg"))
 
 
 def test_an_equal_arm_is_not_trained_twice(finished):
@@ -223,18 +218,3 @@ def test_a_winner_pinned_by_hand_and_an_arm_that_does_not_win(fewer, tmp_path):
     assert params.read_text() != before
     ran = sh(folder, "dvc", "repro", "select@grpo_baselines").stdout
     assert trained(ran) == {f"grpo_learning_rate {loser}"}
-
-
-@pytest.mark.parametrize("study", ["math-2xh100", "gsm8k"])
-def test_real_studies_list_their_stages(study, tmp_path):
-    from dvc.repo import Repo
-
-    shutil.copy(ROOT / "dvc.yaml", tmp_path)
-    activate(study, tmp_path)
-    with Repo.init(str(tmp_path), no_scm=True) as repo:
-        commands = {stage.cmd for stage in repo.index.stages}
-    values = load_study(tmp_path / "params.yaml")
-    for experiment, settings in values.experiments.items():
-        for arm in settings.arms:
-            for seed in ["all"] if values.seeds_in_one_stage else values.seeds:
-                assert f"grpo train {experiment} {arm} --seed {seed}" in commands

@@ -174,6 +174,3 @@ def test_a_study_trains_with_a_sum_of_rewards(train: Train) -> None:
     write_training_inputs(load_study())
     inputs = json.loads((paths.TRAINING_INPUTS / "grpo_learning_rate.json").read_text())
     assert list(inputs["own_code"]) == ["short_answers.py"]
-
-
-# ------------------------------------------------------------------------------------------------------------ what is wrong

@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -137,14 +136,6 @@ def leave_beside_code(folder: Path) -> None:
         (folder / name).write_bytes(b"\0\5\x16\7")
 
 
-def wait_for(condition: Any, seconds: float = 30) -> None:
-    """Poll until the condition holds."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
-
-
 def processes(folder: Path) -> list[psutil.Process]:
     """The running processes whose working folder is this one."""
     found = []
@@ -153,8 +144,3 @@ def processes(folder: Path) -> list[psutil.Process]:
             if process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
-
-
-def processes_in(folder: Path) -> list[int]:
-    """Their numbers."""
-    return [process.pid for process in processes(folder)]

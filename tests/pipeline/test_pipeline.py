@@ -9,7 +9,7 @@ import shutil
 
 import pandas as pd
 import pytest
-from pipeline_parts import ROOT, digests, lock, sh
+from pipeline_parts import ROOT, lock, sh
 from ruamel.yaml import YAML
 from study_parts import EXPERIMENTS, needed_selections
 
@@ -76,15 +76,6 @@ def test_a_run_begins_the_same_however_the_learner_works(finished, tmp_path, way
     assert (tmp_path / "data/checkpoints/grpo_learning_rate/3e-4/0/last/model.safetensors").exists()
 
 
-def test_without_lag_a_run_on_ray_ends_with_the_weights_of_the_synchronous_one(finished):
-    runs = ("grpo_colocate/one_update/0", "grpo_async_offpolicy/lag_0/0")
-    one, other = ((finished / "data/checkpoints" / run / "last/model.safetensors").read_bytes() for run in runs)
-    assert one == other
-    assert digests(finished)[f"data/runs/{runs[0]}/outcomes.jsonl"] == digests(finished)[f"data/runs/{runs[1]}/outcomes.jsonl"]
-    history = csv.DictReader((finished / "data/runs/grpo_async_offpolicy/lag_1/0/history.csv").open())
-    assert [row["lag_max"] for row in history] == ["0", "1", "1"]  # the first batch is never stale
-
-
 def test_both_tools_draw_the_whole_chain(finished):
     drawn = sh(finished, "dvc", "dag", "--dot").stdout, sh(finished, "snakemake", "--profile", "local", "--dag").stdout
     for experiment in EXPERIMENTS:
@@ -98,19 +89,6 @@ def test_nothing_is_left_to_do(finished):
     assert "up to date" in sh(finished, "dvc", "status").stdout
     result = sh(finished, "snakemake", "--profile", "local")
     assert "Nothing to be done" in result.stdout + result.stderr
-
-
-def test_an_equal_arm_is_not_trained_twice(finished):
-    twin = YAML(typ="safe").load((finished / "data/runs/grpo_baselines/reinforce_with_baseline/0/config.yaml").read_text())
-    assert twin["same_as"].startswith("grpo_learning_rate/")
-    assert [p.name for p in (finished / "data/checkpoints/grpo_baselines/reinforce_with_baseline/0").iterdir()] == [
-        "metadata.json"
-    ]
-    for name in ("metrics.json", "history.csv", "validation.csv", "rollouts.jsonl", "outcomes.jsonl"):
-        folder = finished / "data/runs"
-        assert (folder / "grpo_baselines/reinforce_with_baseline/0" / name).read_bytes() == (
-            folder / twin["same_as"] / name
-        ).read_bytes()
 
 
 CHANGES = [  # experiment, arm, and what becomes of it in params.yaml

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
+from waiting import wait_for
 from workflow_parts import (
     PARAMS,
     ROOT,
@@ -27,10 +28,9 @@ from workflow_parts import (
     leave_beside_code,
     lock,
     new_repo,
-    processes_in,
+    processes,
     ran,
     snakemake,
-    wait_for,
 )
 
 sys.path.insert(0, str(ROOT / "workflow"))
@@ -309,7 +309,7 @@ def test_make_repro_after_a_kill_and_beside_another(repo: Path) -> None:
         said = call(repo, *repro, ok=False)
         assert f"is already running (process {process.pid} on " in said and "unlock" not in said
         process.kill()
-    wait_for(lambda: not processes_in(repo))
+    wait_for(lambda: not processes(repo))
     (repo / ".dvc/tmp/rwlock").write_text("")  # what DVC leaves if it is killed at the worst moment
     edit(repo, "params.yaml", "nap: 54321", "nap: 0")
     call(repo, *repro)
@@ -329,7 +329,7 @@ def test_sigterm_lets_the_step_be_finished_and_gives_back_dvcs_locks(repo: Path)
     os.killpg(process.pid, signal.SIGTERM)  # as `timeout` does
     text, _ = process.communicate(timeout=30)
     assert process.returncode == 1 and (repo / "saved").exists(), text
-    assert not processes_in(repo)
+    assert not processes(repo)
     assert json.loads((repo / ".dvc" / "tmp" / "rwlock").read_text()) == {}
     edit(repo, "dvc.yaml", "python training.py", "true")
     snakemake(repo)  # needs no --unlock
@@ -351,7 +351,7 @@ def test_a_second_ctrl_c_ends_all_running_stages_at_once(repo: Path) -> None:
     assert process.poll() is None
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(timeout=50) != 0  # of the 60 s that they would take
-    wait_for(lambda: not processes_in(repo))
+    wait_for(lambda: not processes(repo))
     assert not (repo / "saved").exists()
 
 

@@ -238,17 +238,13 @@ def test_settings_and_code_are_written(of_each_kind: Study, workdir: Path) -> No
     assert changed(first, written(with_values(apart, {"grpo.n_grpo_steps": 1}))) == by_grpo
 
 
-def test_seeds_count_only_where_one_stage_trains_them_all(of_each_kind: Study, workdir: Path) -> None:
-    """Else the seed is in the command of the run's own stage, and a further one makes nothing stale."""
+def test_further_seeds_count_only_where_one_stage_trains_them_all(of_each_kind: Study, workdir: Path) -> None:
+    """Else the seed is in the command of the run's own stage, as in a timed experiment; one experiment has its only seed."""
+    of_two = {f"experiments.{SFT}.timed": "alone", f"experiments.{EXPERT_ITERATION}.seeds": 1}
     for together in (False, True):
-        one, two = (with_values(of_each_kind, {"seeds_in_one_stage": together, "seeds": seeds}) for seeds in ([0], [0, 1]))
-        assert changed(written(one), written(two)) == ({*of_each_kind.active_experiments} if together else set())
-
-
-def test_further_seeds_concern_no_timed_experiment_and_none_with_fewer_seeds(of_each_kind: Study, workdir: Path) -> None:
-    apart = {f"experiments.{SFT}.timed": "alone", f"experiments.{EXPERT_ITERATION}.seeds": 1, "seeds_in_one_stage": True}
-    one, two = (with_values(of_each_kind, apart | {"seeds": seeds}) for seeds in ([0], [0, 1]))
-    assert changed(written(one), written(two)) == {*of_each_kind.active_experiments} - {SFT, EXPERT_ITERATION}
+        values = of_two | {"seeds_in_one_stage": together}
+        one, two = (written(with_values(of_each_kind, values | {"seeds": seeds})) for seeds in ([0], [0, 1]))
+        assert changed(one, two) == ({*of_each_kind.active_experiments} - {SFT, EXPERT_ITERATION} if together else set())
 
 
 def test_the_models_stage_knows_the_seeds_that_have_a_base_of_their_own(of_each_kind: Study, workdir: Path) -> None:

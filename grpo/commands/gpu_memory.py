@@ -250,11 +250,7 @@ class Phase:
 
 
 def phases(study: Study, shape: Shape, card_gib: float) -> list[Phase]:
-    """Compute what the study's GPUs hold in each phase, as the maximum over its arms (formulas: see the module).
-
-    Args:
-        card_gib: memory of each GPU in GiB.
-    """
+    """Compute what the study's GPUs of ``card_gib`` GiB hold in each phase, as the maximum over its arms (see the module)."""
     learner, precision, arms = study.learner, BYTES[study.learner.dtype], list(configs(study))
     each = learner.processes if learner.fully_shard else 1
     n, trained, whole = shape.parameters, trained_parameters(study, shape), trains_all(study)

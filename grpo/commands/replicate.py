@@ -31,7 +31,6 @@ def replicate(seeds: list[int], base_seed: int | None) -> str:
     """Run or resume a replicate of the active study, write reports/replication.md and .json, and say how many verdicts changed.
 
     Args:
-        seeds: seeds that the study does not have.
         base_seed: if given, also pretrain the base model and generate problems and traces anew, with this seed.
 
     Raises:

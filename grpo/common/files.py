@@ -61,14 +61,7 @@ def remove(path: Path) -> None:
 
 
 def require_writable(folder: Path, option: str) -> None:
-    """Check before the work that the folder for its results can be made and written.
-
-    Args:
-        option: the command-line option that names the folder.
-
-    Raises:
-        UserError: the folder cannot be made or written.
-    """
+    """Check before the work that a folder for its results can be made and written; a UserError names its ``option``."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
@@ -102,11 +95,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def damaged(path: Path, what: object, made_by: str, line: int | None = None) -> UserError:
-    """Make the error for a damaged result file.
-
-    Args:
-        what: what is wrong with it.
-    """
+    """Make the error for a damaged result file; ``what`` is wrong with it."""
     where = f"{path}:{line}" if line else str(path)
     return UserError(f"{where}: damaged ({what}). {how_to_restore(path, made_by)}")
 
@@ -139,14 +128,7 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
 
 
 def read_json(path: Path, made_by: str, keys: Iterable[str] = ()) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Args:
-        keys: keys that it must have.
-
-    Raises:
-        UserError: the file is missing or damaged.
-    """
+    """Read a JSON object; UserError if the file is missing or damaged, or lacks one of ``keys``."""
     text = read_text(path, made_by)
     try:
         value: dict[str, Any] = parse_json(text)
@@ -164,10 +146,7 @@ def require_keys(path: Path, value: Any, keys: Iterable[str], made_by: str) -> N
 
 
 def read_jsonl(path: Path, made_by: str, parse: Callable[[Any], T]) -> list[T]:
-    """Read a file with one JSON object per line.
-
-    Args:
-        parse: turns an object into a record.
+    """Read a file with one JSON object per line, of which ``parse`` makes a record.
 
     Raises:
         UserError: the file is missing or empty, or ``parse`` refuses a line.
@@ -183,14 +162,7 @@ def read_jsonl(path: Path, made_by: str, parse: Callable[[Any], T]) -> list[T]:
 
 
 def read_csv(path: Path, made_by: str, columns: Iterable[str]) -> pd.DataFrame:
-    """Read a table of numbers.
-
-    Args:
-        columns: columns that it must have.
-
-    Raises:
-        UserError: the file is missing, empty or damaged.
-    """
+    """Read a table of numbers; UserError if the file is missing, empty or damaged, or lacks one of ``columns``."""
     import pandas as pd
 
     text = read_text(path, made_by)

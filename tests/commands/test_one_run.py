@@ -121,8 +121,11 @@ def test_a_run_is_the_stages_run_also_after_a_kill(lab: Path, monkeypatch: pytes
         monkeypatch.setenv("STOP_AT", stop_at)
         with pytest.raises(UserError, match=r"letters_of_a_run\.py:.* ends the program"):
             one_run(HIGH, Path("runs/killed"), resume=False)
+    rows_of_now = Path("runs/killed/validation.csv")
+    assert rows_of_now.is_symlink()  # to those that the run was writing
     monkeypatch.delenv("STOP_AT")
-    one_run(HIGH, Path("runs/killed"), resume=True)
+    one_run(RunOptions(None, None, [], 0, "base"), Path("runs/killed"), resume=True)  # its folder has all values
+    assert not rows_of_now.is_symlink()
     again = results(lab / "runs/killed")
     assert json.loads(again.pop("timing.json"))["resumed_after"] == [2]
     assert again == expected
@@ -356,19 +359,3 @@ def test_a_checkpoint_is_evaluated_on_a_file_without_a_study(lab: Path, grpo: Gr
     assert out.startswith("question_only: reward ")
     code, _, error = grpo("evaluate", "model", "--task", "held_out.jsonl", "--out", "found", "--problems", "7")
     assert code == 2 and "held_out.jsonl holds 6 problems" in error
-
-
-def test_a_run_goes_on_by_its_folder_alone_and_its_rows_can_be_read_meanwhile(
-    lab: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import letters_of_a_run
-
-    letters_of_a_run.asked = 0
-    monkeypatch.setenv("STOP_AT", "6")
-    with pytest.raises(UserError, match="ends the program"):
-        one_run(HIGH, Path("runs/alone"), resume=False)
-    assert Path("runs/alone/validation.csv").is_symlink()
-    monkeypatch.delenv("STOP_AT")
-    one_run(RunOptions(None, None, [], 0, "base"), Path("runs/alone"), resume=True)
-    rows = csv.DictReader(Path("runs/alone/validation.csv").read_text().splitlines())
-    assert [row["step"] for row in rows] == ["0", "1", "2", "3"] and not Path("runs/alone/validation.csv").is_symlink()

@@ -416,13 +416,12 @@ def test_use_removes_only_what_dvc_can_bring_back(project: Path, grpo: Grpo) -> 
     assert (cached / "b").read_text() == "2\n"
 
 
-@pytest.mark.parametrize("stage", ["9e-9/0", "9e-9"])  # the results of a stage: of a run, or of an arm with all its seeds
-def test_runs_removes_what_an_edit_by_hand_left_over(project: Path, grpo: Grpo, stage: str) -> None:
-    """An experiment's winner depends on all that is in the experiment's folder."""
-    made, folder = paths.RUNS / "grpo_learning_rate/9e-9/0", paths.RUNS / "grpo_learning_rate" / stage
+def test_runs_removes_what_an_edit_by_hand_left_over(project: Path, grpo: Grpo) -> None:
+    """An experiment's winner depends on all that is in the experiment's folder. The stage's output is an arm with its seeds."""
+    made = paths.RUNS / "grpo_learning_rate/9e-9/0"
     Path(".gitignore").write_text("/data/\n")
     Path("dvc.yaml").write_text(
-        f"stages: {{made: {{cmd: 'mkdir -p {made} && echo 1 > {made}/metrics.json', outs: [{folder}]}}}}\n"
+        f"stages: {{made: {{cmd: 'mkdir -p {made} && echo 1 > {made}/metrics.json', outs: [{made.parent}]}}}}\n"
     )
     for command in (["git", "init"], ["dvc", "init"], ["dvc", "repro"]):
         sh(project, *command, "--quiet")

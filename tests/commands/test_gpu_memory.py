@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from study_parts import study_named
+from study_parts import changed, study_named
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 
 from grpo.commands import gpu_memory
@@ -34,10 +34,6 @@ def shape_of(study: Study) -> Shape:
 
 
 MATH = shape_of(study_named("math-h100"))
-
-
-def changed(study: Study, **sections: dict[str, Any]) -> Study:
-    return study.model_copy(update={name: getattr(study, name).model_copy(update=values) for name, values in sections.items()})
 
 
 def totals(study: Study, card: float) -> dict[str, float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterator
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from study_parts import Grpo
 
 from grpo.commands import stages
 from grpo.commands.one_run import RunOptions, composed, given_values, one_run
-from grpo.common import imports
 from grpo.common.errors import UserError
 from grpo.common.files import files_digest
 from grpo.study.compose import compose
@@ -63,7 +61,7 @@ HIGH = RunOptions(None, None, ["grpo.learning_rate=1e-2"], 1, "three_steps.yaml"
 
 
 @pytest.fixture
-def lab(workdir: Path, fresh_model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def lab(workdir: Path, fresh_model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a task, a study and a model of one's own."""
     from grpo.models.checkpoint import save_checkpoint
 
@@ -72,9 +70,7 @@ def lab(workdir: Path, fresh_model: Any, tokenizer: Any, monkeypatch: pytest.Mon
     (workdir / "model").mkdir()
     save_checkpoint(workdir / "model", fresh_model, tokenizer)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", NOWHERE)
-    before = imports._study_folders
-    yield workdir
-    imports.search_in(*before)
+    return workdir
 
 
 def results(folder: Path) -> dict[str, bytes]:

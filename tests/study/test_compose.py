@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import re
 import shutil
 import sys
@@ -172,9 +171,7 @@ def lab(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (project / "studies").rename(inside / "studies")
     (project / "params.yaml").rename(inside / "params.yaml")
     monkeypatch.chdir(inside)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "lab_verifier", raising=False)
-    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     write("../our lab/lab_verifier.py", "def close(answers, problems):\n    return [0.25] * len(answers)\n")
     for split, asked in (("train", "1 + 1?"), ("validation", "1 + 2?")):
         write(f"../our lab/rows/{split}.jsonl", json.dumps({"q": asked, "a": "2"}) + "\n")

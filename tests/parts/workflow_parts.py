@@ -50,11 +50,6 @@ resources:
   small: {gpus: 0, cpus: 1, mem_mb: 100, runtime_min: 5}
   train: {gpus: 0, cpus: 64, mem_mb: 100, runtime_min: 5}
 """
-# What programs leave beside grader.py: macOS and KDE's file managers, Vim, Emacs, git and patch, Jupyter, PyCharm, NFS.
-BESIDE_CODE = (
-    *(".DS_Store", "._grader.py", ".directory", ".grader.py.swp", ".grader.py.un~", "grader.py~", "#grader.py#"),
-    *("grader.py.orig", "grader.py.rej", ".ipynb_checkpoints/grader-checkpoint.py", ".idea/workspace.xml", ".nfs000001"),
-)
 # Finishes its step when it is told to stop, and saves, as `grpo train` does.
 TRAINING = """
 import pathlib, signal, sys, time
@@ -127,13 +122,6 @@ def new_repo(repo: Path) -> Path:
     call(repo, "git", "init", "--quiet")
     call(repo, "dvc", "init", "--quiet")
     return repo
-
-
-def leave_beside_code(folder: Path) -> None:
-    """Leave there what editors and file managers do: no Python, whatever its name."""
-    for name in BESIDE_CODE:
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(b"\0\5\x16\7")
 
 
 def processes(folder: Path) -> list[psutil.Process]:

@@ -339,16 +339,9 @@ def test_a_checkpoint_is_evaluated_on_a_file_without_a_study(lab: Path, grpo: Gr
         "def has_t(answers, problems):\n    return [float(p.ground_truth in a) for a, p in zip(answers, problems)]\n\n"
         "def reward(completions, answer_reward, **columns):\n    return [2 * right for right in answer_reward]\n"
     )
-    settings = (
-        "tasks.main.verify=mine_of_a_run:has_t",
-        "grpo.reward=mine_of_a_run:reward",
-        "grpo.prompt=question_only",
-        "evaluation.max_tokens=12",
-    )
-    given = [word for one in settings for word in ("--set", one)]
-    code, out, error = grpo(
-        "evaluate", "model", "--task", "held_out.jsonl", "--out", "found", "--set", "evaluation.max_tokens=12", *given
-    )
+    settings = ("tasks.main.verify=mine_of_a_run:has_t", "grpo.reward=mine_of_a_run:reward", "grpo.prompt=question_only")
+    given = [word for one in (*settings, "evaluation.max_tokens=12") for word in ("--set", one)]
+    code, out, error = grpo("evaluate", "model", "--task", "held_out.jsonl", "--out", "found", *given)
     assert code == 0, error
     records = [json.loads(line) for line in Path("found/question_only.jsonl").read_text().splitlines()]
     assert len(records) == 6 and all(one["reward"] == 2 * one["answer_reward"] for one in records)

@@ -21,8 +21,7 @@ import grpo  # noqa: F401
 sys.path.pop(0)
 
 from grpo.common.errors import UserError
-from grpo.common.files import write_text
-from grpo.common.lock import exclusive_lock
+from grpo.common.files import exclusive_lock, write_text
 from grpo.common.process import use_this_folders_repository
 from grpo.common.yaml_file import read_mapping
 from grpo.study import paths

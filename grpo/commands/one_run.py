@@ -18,9 +18,8 @@ from ruamel.yaml import YAML, YAMLError
 from grpo.commands import stages
 from grpo.commands.quickstart import course
 from grpo.common.errors import ToBeResumed, UserError
-from grpo.common.files import atomic_folder, write_text
+from grpo.common.files import atomic_folder, exclusive_lock, write_text
 from grpo.common.imports import search_in
-from grpo.common.lock import exclusive_lock
 from grpo.common.records import Problem, read_problems
 from grpo.common.world import started_by_torchrun
 from grpo.common.yaml_file import read_mapping, to_yaml

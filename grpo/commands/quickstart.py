@@ -13,8 +13,7 @@ from pathlib import Path
 
 from grpo.commands.study import composed_text
 from grpo.common.errors import UserError, from_here
-from grpo.common.files import remove, write_text
-from grpo.common.lock import exclusive_lock
+from grpo.common.files import exclusive_lock, remove, write_text
 from grpo.common.safe_text import without_password
 from grpo.study import paths
 from grpo.study.compose import study_path

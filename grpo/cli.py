@@ -274,10 +274,9 @@ def publish(
     ] = None,
 ) -> str:
     """Copy a run's checkpoint to a folder with a model card made from its results; optionally upload it to the Hub."""
-    from grpo.commands.publish import Destination
     from grpo.commands.publish import publish as publish_it
 
-    return "\n".join(publish_it(load_study(), run, kind, Destination(out, repo, license)))
+    return "\n".join(publish_it(load_study(), run, kind, out, repo, license))
 
 
 @app.command("mlflow_import", rich_help_panel=TOOLS)

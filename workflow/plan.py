@@ -21,11 +21,11 @@ import grpo  # noqa: F401
 sys.path.pop(0)
 
 from grpo.common.errors import UserError
-from grpo.common.files import write_text
-from grpo.common.lock import exclusive_lock
+from grpo.common.files import exclusive_lock, write_text
 from grpo.common.process import use_this_folders_repository
 from grpo.common.yaml_file import read_mapping
-from grpo.study.schema import PARAMS_FILE, validated
+from grpo.study import paths
+from grpo.study.schema import validated
 from grpo.training.own_code import require_own_code_of_all
 
 if TYPE_CHECKING:
@@ -52,9 +52,9 @@ def make_plan() -> set[str]:
 
     use_this_folders_repository()
     # Otherwise DVC would only say that it is corrupted, or one stage after another fail.
-    params, study = read_mapping(PARAMS_FILE), None
+    params, study = read_mapping(paths.PARAMS), None
     if "experiments" in params:  # else it belongs to another pipeline
-        study = validated(params, PARAMS_FILE)
+        study = validated(params, paths.PARAMS)
     if DATA.is_symlink():
         raise UserError(
             f"{DATA}: a symbolic link, behind which DVC stores nothing. Make it a folder. To keep results on another disk:"

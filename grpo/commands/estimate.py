@@ -62,7 +62,6 @@ def plan(study: Study, active: bool, seconds_per_step: float | None, price: floa
     Args:
         active: whether the results in data/ and reports/ belong to this study, so that their times and winners count.
         seconds_per_step: seconds of a GRPO step with the study's default values; replaces measured times.
-        price: price of a GPU-hour.
     """
     winners: dict[str, dict[str, Any]] = {}
     effective: list[EffectiveRun] = []

@@ -109,16 +109,6 @@ class Shape:
         return cls(config, count(model), count(layers), matrices, "q_norm" in dict(layers[0].self_attn.named_children()))
 
     @property
-    def parameters_around(self) -> int:
-        """R, the parameters of the embeddings, the last norm and the head."""
-        return self.parameters - self.in_layers
-
-    @property
-    def parameters_of_layer(self) -> int:
-        """S, the parameters of one layer."""
-        return self.in_layers // int(self.config.num_hidden_layers)
-
-    @property
     def multiplied(self) -> int:
         """Parameters that a token is multiplied with: all except input embeddings that are not also the head."""
         embeddings = int(self.config.vocab_size * self.config.hidden_size)
@@ -260,11 +250,7 @@ class Phase:
 
 
 def phases(study: Study, shape: Shape, card_gib: float) -> list[Phase]:
-    """Compute what the study's GPUs hold in each phase, as the maximum over its arms (formulas: see the module).
-
-    Args:
-        card_gib: memory of each GPU in GiB.
-    """
+    """Compute what the study's GPUs of ``card_gib`` GiB hold in each phase, as the maximum over its arms (see the module)."""
     learner, precision, arms = study.learner, BYTES[study.learner.dtype], list(configs(study))
     each = learner.processes if learner.fully_shard else 1
     n, trained, whole = shape.parameters, trained_parameters(study, shape), trains_all(study)
@@ -273,7 +259,8 @@ def phases(study: Study, shape: Shape, card_gib: float) -> list[Phase]:
     lags = [config.asynchronous.max_policy_lag for config in arms if isinstance(config, GrpoConfig) and config.asynchronous]
     sent = max(lags) + 1 if lags and study.engine.name == "vllm" and study.engine.device != "cpu" else 0
     tokens, output = _tokens(study, arms), shape.config.vocab_size * shape.config.hidden_size
-    around, of_layer, sharded = shape.parameters_around, shape.parameters_of_layer, learner.fully_shard
+    around, of_layer = n - shape.in_layers, shape.in_layers // int(shape.config.num_hidden_layers)  # R and S
+    sharded = learner.fully_shard
 
     # Part, bytes, and the phases that hold it by their first letters: rollouts, backward pass, optimizer step, KL to the start.
     of_learner = [(part, size * trained / each, "rboK") for part, size in bytes_per_parameter(study).items()] + [

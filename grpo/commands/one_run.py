@@ -18,9 +18,8 @@ from ruamel.yaml import YAML, YAMLError
 from grpo.commands import stages
 from grpo.commands.quickstart import course
 from grpo.common.errors import ToBeResumed, UserError
-from grpo.common.files import atomic_folder, write_text
+from grpo.common.files import atomic_folder, exclusive_lock, write_text
 from grpo.common.imports import search_in
-from grpo.common.lock import exclusive_lock
 from grpo.common.records import Problem, read_problems
 from grpo.common.world import started_by_torchrun
 from grpo.common.yaml_file import read_mapping, to_yaml
@@ -29,7 +28,7 @@ from grpo.study import paths
 from grpo.study.compose import STUDIES_FOLDER, changes, compose, merge, study_path
 from grpo.study.effective import effective_run
 from grpo.study.methods import with_objective
-from grpo.study.schema import PARAMS_FILE, Study, check_name, load_study, validated
+from grpo.study.schema import Study, check_name, load_study, validated
 from grpo.study.settings import MAIN
 from grpo.tasks.dataset import Dataset
 from grpo.tasks.rows import FORMATS, read_rows
@@ -73,9 +72,9 @@ def one_run(options: RunOptions, out: Path, resume: bool) -> None:
         return
     tracking_uri()
     goes_on = resume and options == RunOptions(None, None, [], 0, BASE)
-    if goes_on and not (out / PARAMS_FILE).exists():
+    if goes_on and not (out / paths.PARAMS).exists():
         raise UserError(f"--out {out}: holds no run to continue. Correct the path, or leave out --resume.")
-    values = read_mapping(out / PARAMS_FILE) if goes_on else composed(options, out)
+    values = read_mapping(out / paths.PARAMS) if goes_on else composed(options, out)
     require_own_code_of_all(validated(values, Path("--set")))
     lock = out.with_name(f".{out.name}.lock")
     with exclusive_lock(lock, f"--out {out}: another process"):
@@ -246,14 +245,14 @@ def _task(name: str, given: Mapping[str, Any], tasks: Iterable[Any]) -> dict[str
 
 def _has_begun(out: Path) -> bool:
     """Whether ``out`` holds a run with a saved state or results; UserError if it is something else than a run."""
-    if out.exists() and not (out / PARAMS_FILE).exists():
+    if out.exists() and not (out / paths.PARAMS).exists():
         raise UserError(f"--out {out}: already exists and holds no run. Name another folder.")
     return any(any((out / root).rglob(name)) for root, name in ((paths.RUN_STATE, "step-*"), (paths.RUNS, "metrics.json")))
 
 
 def _require_same(values: Mapping[str, Any], out: Path, resume: bool) -> None:
     """Raise UserError unless ``out`` holds this run and ``--resume`` is given."""
-    other = [f"{key}: {old} -> {new}" for key, old, new in changes(read_mapping(out / PARAMS_FILE), values) if key != "folder"]
+    other = [f"{key}: {old} -> {new}" for key, old, new in changes(read_mapping(out / paths.PARAMS), values) if key != "folder"]
     if other:
         raise UserError(f"--out {out}: holds a run with other values ({'; '.join(other)}). Name another folder.")
     if not resume:
@@ -263,7 +262,7 @@ def _require_same(values: Mapping[str, Any], out: Path, resume: bool) -> None:
 def _prepare(values: Mapping[str, Any], out: Path) -> None:
     """Make ``out`` with the run's params.yaml, problems and model; if one of them fails, make nothing."""
     with atomic_folder(out) as draft, chdir(draft):
-        write_text(PARAMS_FILE, to_yaml(values))
+        write_text(paths.PARAMS, to_yaml(values))
         # The tokenizer of the model measures prompts where they have a limit. Without one, wrong problems are told first.
         also = [one.task for one in load_study().evaluation.also.values()]
         limited = any(task.get(LIMIT) for task in (values["tasks"][MAIN], *also))
@@ -305,5 +304,5 @@ def _deliver(out: Path) -> None:
     save_figure(run_figure(run), CURVES)
     print(course(run.experiment, run.arm, run.seed))
     print(
-        f"{out}: {CURVES}, history.csv, validation.csv, rollouts.jsonl (samples), checkpoints/, and all values in {PARAMS_FILE}"
+        f"{out}: {CURVES}, history.csv, validation.csv, rollouts.jsonl (samples), checkpoints/, and all values: {paths.PARAMS}"
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import HfApi, get_token
@@ -24,21 +23,15 @@ PUBLISHED = Path("published")
 RECORDED = ("method", "task", "evaluation", "model", "train", "validation", "identity")  # keys of config.yaml for the card
 
 
-@dataclass(frozen=True)
-class Destination:
-    """Where a checkpoint goes, and under which licence: the options of `grpo publish`."""
-
-    out: Path | None = None
-    repo: str | None = None
-    license: str | None = None
-
-
-def publish(study: Study, name: str, kind: str, to: Destination) -> list[str]:
+def publish(study: Study, name: str, kind: str, out: Path | None, repo: str | None, license: str | None) -> list[str]:
     """Write the folder, and if asked for the repository on the Hub.
 
     Args:
         name: the run as EXPERIMENT/ARM/SEED.
         kind: of the checkpoint, such as ``best`` or ``last``.
+        out: the folder; None: named after the run, in published/.
+        repo: repository on the Hub; None: no upload.
+        license: of the weights; None: the card states none.
 
     Returns lines that say what was done.
 
@@ -47,16 +40,16 @@ def publish(study: Study, name: str, kind: str, to: Destination) -> list[str]:
     """
     run = _find_run(study, name)
     source = _find_checkpoint(run, kind)
-    target = to.out or PUBLISHED / f"{name.replace('/', '--')}-{kind}"
+    target = out or PUBLISHED / f"{name.replace('/', '--')}-{kind}"
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{target}: already exists and is not empty. Remove it, or name another folder with --out.")
-    if to.repo is not None:
-        _require_upload_can_begin(to.repo)
+    if repo is not None:
+        _require_upload_can_begin(repo)
     try:
         require_own(source.parent, [source, *source.rglob("*")])
     except ValueError as error:
         raise UserError(f"{source}: {error}.") from error
-    card, figure = model_card(study, run, source, kind, to.license), draw_curve(run, about_checkpoint(run, source)["step"])
+    card, figure = model_card(study, run, source, kind, license), draw_curve(run, about_checkpoint(run, source)["step"])
     with atomic_folder(target) as folder:
         shutil.copytree(source, folder, ignore=shutil.ignore_patterns(METADATA), dirs_exist_ok=True)
         save_figure(figure, folder / "curve.png")
@@ -64,7 +57,7 @@ def publish(study: Study, name: str, kind: str, to: Destination) -> list[str]:
     lines = [f"{target}: {kind} checkpoint of {name}, with its model card (README.md)"]
     if run.config["same_as"]:
         lines.append(f"{name} equals {run.config['same_as']}; this is the checkpoint of that run")
-    return [*lines, *([_upload(target, to.repo, name)] if to.repo is not None else [])]
+    return [*lines, *([_upload(target, repo, name)] if repo is not None else [])]
 
 
 def _find_run(study: Study, name: str) -> Run:

@@ -13,12 +13,11 @@ from pathlib import Path
 
 from grpo.commands.study import composed_text
 from grpo.common.errors import UserError, from_here
-from grpo.common.files import remove, write_text
-from grpo.common.lock import exclusive_lock
+from grpo.common.files import exclusive_lock, remove, write_text
 from grpo.common.safe_text import without_password
 from grpo.study import paths
 from grpo.study.compose import study_path
-from grpo.study.schema import PARAMS_FILE, Study, load_study
+from grpo.study.schema import Study, load_study
 from grpo.study.settings import MAIN
 from grpo.tracking.mlflow_uri import tracking_uri
 
@@ -44,7 +43,7 @@ def quickstart() -> None:
         for former in FOLDER.iterdir():
             if former.name != OURS:
                 remove(former)
-        write_text(FOLDER / PARAMS_FILE, composed_text(path)[0])
+        write_text(FOLDER / paths.PARAMS, composed_text(path)[0])
         with chdir(FOLDER):
             _run_stages(study, lambda text: print(f"\n[{_clock(began)}] {text}", flush=True))
             rewards = "\n\n".join(_rewards(study, experiment) for experiment in study.active_experiments)

@@ -19,7 +19,7 @@ from grpo.reporting.comments import COMMENTS
 from grpo.reporting.replication import counts, read_replicate, replication_page
 from grpo.results.replication import Replicate, study_digest, write_replication
 from grpo.study import paths
-from grpo.study.schema import PARAMS_FILE, load_study
+from grpo.study.schema import load_study
 
 FOLDER = Path("replicates")
 MADE_OF = "replicate.json"  # in a replicate's folder: its name, and the digest of the study that it repeats
@@ -31,7 +31,6 @@ def replicate(seeds: list[int], base_seed: int | None) -> str:
     """Run or resume a replicate of the active study, write reports/replication.md and .json, and say how many verdicts changed.
 
     Args:
-        seeds: seeds that the study does not have.
         base_seed: if given, also pretrain the base model and generate problems and traces anew, with this seed.
 
     Raises:
@@ -84,7 +83,7 @@ def _make(folder: Path, seeds: list[int], base_seed: int | None, of_study: str) 
         _share_cache(draft)
         with chdir(draft):
             _git("reset", "--quiet")
-            replace_values(PARAMS_FILE, _fresh(read_mapping(PARAMS_FILE), seeds, base_seed))
+            replace_values(paths.PARAMS, _fresh(read_mapping(paths.PARAMS), seeds, base_seed))
             renew_runs()
             write_json(Path(MADE_OF), made_of)
 

@@ -17,7 +17,6 @@ from grpo.common.errors import UserError
 from grpo.common.files import read_json, remove, write_text
 from grpo.common.yaml_file import read_mapping, replace_values, to_yaml
 from grpo.study import paths
-from grpo.study.any_winner import require_any_winner
 from grpo.study.compose import (
     COMPUTED,
     STUDIES_FOLDER,
@@ -32,11 +31,11 @@ from grpo.study.compose import (
     studies_folders,
     study_path,
 )
-from grpo.study.effective import effective_run
+from grpo.study.effective import effective_run, require_any_winner
 from grpo.study.kept import in_cache
 from grpo.study.methods import OBJECTIVE, OBJECTIVES, OFF_POLICY_RANK, RATE_TIMES, GrpoConfig
 from grpo.study.rehearsal import SUFFIX, not_covered, rehearsal_of
-from grpo.study.schema import PARAMS_FILE, Study, check_name, load_study, validated
+from grpo.study.schema import Study, check_name, load_study, validated
 from grpo.training.own_code import require_own_code_of_all
 
 study_app = typer.Typer(help="List, check, change and save studies; choose the active one (params.yaml).", no_args_is_help=True)
@@ -68,10 +67,10 @@ def check(
 ) -> str:
     """Validate a study, list its runs and their settings, and show what you changed by hand or what it changes."""
     if name is None:
-        study, active = load_study(), read_mapping(PARAMS_FILE)
+        study, active = load_study(), read_mapping(paths.PARAMS)
         own = _own_file(active)
         edits = _described_edits(active) if own.exists() else [f"edits by hand are unknown, as {own} does not exist"]
-        edits = edits or [f"{PARAMS_FILE} is as composed from {own}"]
+        edits = edits or [f"{paths.PARAMS} is as composed from {own}"]
         return "\n".join([describe(study), "", *edits])
     path = study_path(name)
     lines = [describe(load_study(path))]
@@ -113,14 +112,14 @@ def use(
 ) -> str:
     """Make a study the active one: validate it, show what changes and write params.yaml."""
     path = study_path(name)
-    text, values = composed_text(path)
-    study = validated(values, path)
+    text, values, study = composed_text(path)
+    require_any_winner(study)
     if not force:
         _require_no_edits(values, name)
-    lines = [f"{PARAMS_FILE} {'would become' if dry_run else 'is now'} the study {study.study}: {study.description}"]
+    lines = [f"{paths.PARAMS} {'would become' if dry_run else 'is now'} the study {study.study}: {study.description}"]
     lines += _summary(_active_values(), values) or ["  no value changes"]
     if not dry_run:
-        write_text(PARAMS_FILE, text)
+        write_text(paths.PARAMS, text)
         _make_folders()
     lines += _remove_results_of_other_runs(study, dry_run)
     lines += _report_of_another(study)
@@ -150,10 +149,11 @@ def show(name: Named) -> str:
     return composed_text(study_path(name))[0].removesuffix("\n")
 
 
-def composed_text(path: Path) -> tuple[str, dict[str, Any]]:
-    """Compose the params.yaml of a study file: its text and its values."""
+def composed_text(path: Path) -> tuple[str, dict[str, Any], Study]:
+    """Compose the params.yaml of a study file: its text, its values and the study."""
     values = compose(path)
-    values["runs"] = validated(values, path).runs_table()
+    study = validated(values, path)
+    values["runs"] = study.runs_table()
     files = [str(file) for file in files_of(path)]
     of = f"{', '.join(files[:-1])} and {files[-1]}" if files[1:] else files[0]
     head = f"""\
@@ -164,7 +164,7 @@ def composed_text(path: Path) -> tuple[str, dict[str, Any]]:
 # As composed: {_digest(values)} (digest of the values; it tells your edits from changes of the study's files)
 
 """
-    return head + to_yaml(values), values
+    return head + to_yaml(values), values, study
 
 
 @study_app.command("runs")
@@ -173,17 +173,17 @@ def renew_runs() -> str:
 
     Also removes the results of runs that the table no longer has, if DVC's cache has them.
     """
-    values = read_mapping(PARAMS_FILE)
+    values = read_mapping(paths.PARAMS)
     before = set(values.pop("runs", None) or {})
     lists = stage_lists(values) if isinstance(values.get("experiments"), dict) else {}
-    study = validated(values | lists, PARAMS_FILE)
+    study = validated(values | lists, paths.PARAMS)
     runs = study.runs_table()
-    replace_values(PARAMS_FILE, {**lists, "runs": runs})
+    replace_values(paths.PARAMS, {**lists, "runs": runs})
     _make_folders()
     differing = {"new": runs.keys() - before, "gone": before - runs.keys()}
     lines = [f"  {kind}: {', '.join(sorted(keys))}" for kind, keys in differing.items() if keys]
     lines += _remove_results_of_other_runs(study, False)
-    return "\n".join([f"{PARAMS_FILE}: {len(runs)} stages train", *lines])
+    return "\n".join([f"{paths.PARAMS}: {len(runs)} stages train", *lines])
 
 
 def _make_folders() -> None:
@@ -196,9 +196,9 @@ def _make_folders() -> None:
 @study_app.command("save")
 def save(name: Annotated[str, typer.Argument(help="Name of the new study; writes studies/NAME.yaml.")]) -> str:
     """Save your edits of params.yaml as a new study that extends the active one."""
-    written = read_mapping(PARAMS_FILE)
+    written = read_mapping(paths.PARAMS)
     written.pop("runs", None)
-    validated(written, PARAMS_FILE)
+    validated(written, paths.PARAMS)
     check_name(name, "a study", name)
     own = _own_file(written)
     target = own.with_name(f"{name}.yaml")
@@ -208,11 +208,11 @@ def save(name: Annotated[str, typer.Argument(help="Name of the new study; writes
         overlay = overlay_of(*({k: v for k, v in each.items() if k not in COMPUTED} for each in (compose(own), written)))
     except ValueError as gone:
         raise UserError(
-            f"{PARAMS_FILE}: {gone}: this key of {own} is gone, and a study cannot remove a key of the study that it extends. "
-            f"Put it back, or copy the whole file: cp {PARAMS_FILE} {target}"
+            f"{paths.PARAMS}: {gone}: this key of {own} is gone, and a study cannot remove a key of the study that it extends. "
+            f"Put it back, or copy the whole file: cp {paths.PARAMS} {target}"
         ) from None
     if not overlay:
-        raise UserError(f"{PARAMS_FILE}: has the values of {own}. There is nothing to save; edit {PARAMS_FILE} first.")
+        raise UserError(f"{paths.PARAMS}: has the values of {own}. There is nothing to save; edit {paths.PARAMS} first.")
     write_text(target, to_yaml({"extends": own.stem, **overlay}))
     named = name if own.parent == STUDIES_FOLDER else target
     return f"{target}: your edits, as a study that extends {own.stem}. `grpo study use {named}` makes it the active study."
@@ -276,11 +276,11 @@ def _simplified(value: Any) -> Any:
 
 def _require_no_edits(values: Mapping[str, Any], name: str) -> None:
     """Raise UserError if writing ``values``, those of study ``name``, to params.yaml would lose edits made there."""
-    if not PARAMS_FILE.exists():
+    if not paths.PARAMS.exists():
         return
     drop = f"`grpo study use {name} --force` discards all edits."
     try:
-        active = read_mapping(PARAMS_FILE)
+        active = read_mapping(paths.PARAMS)
         if _as_it_was_composed(active) or not _apart_from_names(changes(values, active)):
             return
         edits = _described_edits(active)
@@ -288,24 +288,24 @@ def _require_no_edits(values: Mapping[str, Any], name: str) -> None:
         raise UserError(f"{error} {drop}") from None
     if edits:
         keep = f"Nothing was written. `grpo study save NAME` saves the edits as a study; {drop}"
-        raise UserError("\n".join([f"{PARAMS_FILE}: {edits[0]}", *edits[1:], keep]))
+        raise UserError("\n".join([f"{paths.PARAMS}: {edits[0]}", *edits[1:], keep]))
 
 
 def _described_edits(active: Mapping[str, Any]) -> list[str]:
     """Lines that say how params.yaml differs from the study file that it was composed from; empty if it does not."""
     own = _own_file(active)
     if not own.exists():
-        raise UserError(f"{PARAMS_FILE}: its edits by hand are unknown, as its study file {own} does not exist.")
+        raise UserError(f"{paths.PARAMS}: its edits by hand are unknown, as its study file {own} does not exist.")
     computed = {*COMPUTED} - {"study"}  # only an edit by hand changes the name
     edits = [change for change in changes(compose(own), active) if change[0].partition(".")[0] not in computed]
     composed = f"since it was composed from {own}"
     by = f"that file was changed {composed}" if _as_it_was_composed(active) else f"edited by hand {composed}"
-    return [f"{by}:", *(_described(change) for change in edits)] if edits else []
+    return [f"{by}:", *(f"  {key}: {before} -> {after}" for key, before, after in edits)] if edits else []
 
 
 def _as_it_was_composed(active: Mapping[str, Any]) -> bool:
     """Whether params.yaml is as `grpo study use` wrote it, even if the study's file has changed since."""
-    noted = _AS_COMPOSED.search(PARAMS_FILE.read_text(encoding="utf-8"))
+    noted = _AS_COMPOSED.search(paths.PARAMS.read_text(encoding="utf-8"))
     return noted is not None and noted[1] == _digest(active)
 
 
@@ -324,7 +324,7 @@ def _own_file(active: Mapping[str, Any]) -> Path:
 def _active_values() -> dict[str, Any]:
     """The values of params.yaml; empty if it is missing or unreadable."""
     try:
-        return read_mapping(PARAMS_FILE)
+        return read_mapping(paths.PARAMS)
     except UserError:
         return {}
 
@@ -349,11 +349,6 @@ def _summary(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         if had or has:
             kinds["added" if not had else "left out" if not has else "with other arms or settings"].append(name)
     return lines + [f"  experiments {kind}: {', '.join(names)}" for kind, names in kinds.items() if names]
-
-
-def _described(change: Change) -> str:
-    key, old, new = change
-    return f"  {key}: {old} -> {new}"
 
 
 def _remove_results_of_other_runs(study: Study, dry_run: bool) -> list[str]:

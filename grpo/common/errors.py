@@ -34,10 +34,8 @@ class AlreadyReported(SystemExit):
 def no_exit(what: str) -> Iterator[None]:
     """Turn an end of the process by the study's own code into a UserError; also a decorator.
 
-    ``sys.exit()`` in it, or a parser of arguments, would end a run without a result, and often with exit code 0.
-
-    Args:
-        what: the code that runs in the block, such as an import path.
+    ``sys.exit()`` in it, or a parser of arguments, would end a run without a result, and often with exit code 0. ``what`` names
+    the code, such as an import path.
     """
     try:
         yield

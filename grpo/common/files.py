@@ -1,25 +1,74 @@
-"""Atomic writes and validated reads of result files."""
+"""Atomic writes and validated reads of result files, and lock files."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import io
 import json
 import os
 import shutil
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from grpo.common.errors import UserError, from_here, reason
-from grpo.common.lock import exclusive_lock
 
 if TYPE_CHECKING:
     import pandas as pd
 
 T = TypeVar("T")
+
+
+@contextmanager
+def exclusive_lock(lock: Path, what: str) -> Iterator[None]:
+    """Hold a lock file, so that only one process at a time does this work.
+
+    Uses a POSIX lock: the system releases it when the process ends for any reason, children do not inherit it, and it
+    works over NFS.
+
+    Args:
+        what: subject of the error message, such as ``another search``.
+
+    Raises:
+        UserError: another process holds the lock, or the file system has no locks.
+    """
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _is_still_at(lock, file):  # the holder removed the file after this process opened it
+                raise BlockingIOError
+        except OSError as error:
+            if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise UserError(
+                    f"{lock}: the file system has no locks ({error.strerror}). Put the project on a local disk, NFS 4 with its "
+                    "lock service, or Lustre mounted with `flock`."
+                ) from None
+            if not isinstance(error, BlockingIOError | PermissionError):  # a held lock raises either, depending on the system
+                raise
+            file.seek(0)
+            holder = file.read().strip() or "just started"
+            raise UserError(f"{what} is already running ({holder}). Wait for it, or end it and run this again.") from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield
+
+
+def _is_still_at(path: Path, file: IO[str]) -> bool:
+    """Whether ``path`` still leads to the open file."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+# ------------------------------------------------------------------------------------------------------------- writing
 
 
 @contextmanager
@@ -61,14 +110,7 @@ def remove(path: Path) -> None:
 
 
 def require_writable(folder: Path, option: str) -> None:
-    """Check before the work that the folder for its results can be made and written.
-
-    Args:
-        option: the command-line option that names the folder.
-
-    Raises:
-        UserError: the folder cannot be made or written.
-    """
+    """Check before the work that a folder for its results can be made and written; a UserError names its ``option``."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
@@ -98,14 +140,11 @@ def write_json(path: Path, value: Any) -> None:
 
 # ------------------------------------------------------------------------------------------------------------- reading
 
+# `made_by` is the stage that makes a file; messages name it.
+
 
 def damaged(path: Path, what: object, made_by: str, line: int | None = None) -> UserError:
-    """Make the error for a damaged result file.
-
-    Args:
-        what: what is wrong with it.
-        made_by: the stage that makes it.
-    """
+    """Make the error for a damaged result file; ``what`` is wrong with it."""
     where = f"{path}:{line}" if line else str(path)
     return UserError(f"{where}: damaged ({what}). {how_to_restore(path, made_by)}")
 
@@ -120,14 +159,7 @@ def how_to_restore(path: Path, made_by: str) -> str:
 
 
 def read_text(path: Path, made_by: str) -> str:
-    """Read a text file.
-
-    Args:
-        made_by: the stage that makes the file, for the message.
-
-    Raises:
-        UserError: the file is missing or holds something else.
-    """
+    """Read a text file; UserError if it is missing or holds something else."""
     try:
         return path.read_bytes().decode("utf-8")
     except FileNotFoundError:
@@ -145,15 +177,7 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
 
 
 def read_json(path: Path, made_by: str, keys: Iterable[str] = ()) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Args:
-        made_by: the stage that makes the file, for the message.
-        keys: keys that it must have.
-
-    Raises:
-        UserError: the file is missing or damaged.
-    """
+    """Read a JSON object; UserError if the file is missing or damaged, or lacks one of ``keys``."""
     text = read_text(path, made_by)
     try:
         value: dict[str, Any] = parse_json(text)
@@ -171,11 +195,7 @@ def require_keys(path: Path, value: Any, keys: Iterable[str], made_by: str) -> N
 
 
 def read_jsonl(path: Path, made_by: str, parse: Callable[[Any], T]) -> list[T]:
-    """Read a file with one JSON object per line.
-
-    Args:
-        made_by: the stage that makes the file, for the message.
-        parse: turns an object into a record.
+    """Read a file with one JSON object per line, of which ``parse`` makes a record.
 
     Raises:
         UserError: the file is missing or empty, or ``parse`` refuses a line.
@@ -191,15 +211,7 @@ def read_jsonl(path: Path, made_by: str, parse: Callable[[Any], T]) -> list[T]:
 
 
 def read_csv(path: Path, made_by: str, columns: Iterable[str]) -> pd.DataFrame:
-    """Read a table of numbers.
-
-    Args:
-        made_by: the stage that makes the file, for the message.
-        columns: columns that it must have.
-
-    Raises:
-        UserError: the file is missing, empty or damaged.
-    """
+    """Read a table of numbers; UserError if the file is missing, empty or damaged, or lacks one of ``columns``."""
     import pandas as pd
 
     text = read_text(path, made_by)

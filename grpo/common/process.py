@@ -34,7 +34,7 @@ def share_cpu_fairly() -> None:
 
 
 def start_threads(n: int) -> None:
-    """Set torch to ``n`` threads; call it before anything is computed.
+    """Set torch to ``n`` threads, and keep freed memory; call it before anything is computed.
 
     MKL's vector functions choose their kernels at their first call, and threads that make this call at the same time may get
     different ones: of 1,000 processes that began with a cosine in two threads, 19 had another result in the second thread's
@@ -45,17 +45,9 @@ def start_threads(n: int) -> None:
     torch.set_num_threads(1)
     torch.cos(torch.zeros(1))
     torch.set_num_threads(n)
-    keep_freed_memory()
-
-
-def keep_freed_memory() -> None:
-    """Let the C library keep up to 1 GiB of freed memory instead of returning it to the system.
-
-    Each operation allocates tensors and soon frees them. Returned memory comes back page by page, cleared by the system, which
-    took a twentieth of the default study's evaluations. Does nothing without glibc.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
+    # Each operation allocates tensors and soon frees them. What goes back to the system comes back page by page, cleared, which
+    # took a twentieth of the default study's evaluations: let glibc keep up to 1 GiB.
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         mallopt(M_MMAP_THRESHOLD, 32 * 2**20)  # larger blocks are returned in any case
         mallopt(M_TRIM_THRESHOLD, 2**30)
 

@@ -181,11 +181,7 @@ class Example:
 
 
 def require_tokens(prompts: Sequence[Sequence[int]]) -> None:
-    """Refuse a prompt without tokens, after which a model cannot predict a response.
-
-    Raises:
-        UserError: there is one.
-    """
+    """Raise UserError if a prompt has no tokens, after which a model cannot predict a response."""
     for i, prompt in enumerate(prompts):
         if not len(prompt):
             raise UserError(f"prompt {i + 1} of {len(prompts)} has no tokens. Leave it out, or ask in a format with more text.")
@@ -218,11 +214,7 @@ def write_records(path: Path, records: Iterable[Problem | Example]) -> None:
 
 
 def read_problems(path: Path) -> list[Problem]:
-    """Read the problems of a task's split.
-
-    Raises:
-        UserError: the file is missing or empty, or a line is no problem.
-    """
+    """Read the problems of a task's split; UserError if the file is missing or empty, or a line is no problem."""
     return read_jsonl(path, f"dataset@{path.parent.name}", lambda values: Problem(**values))
 
 

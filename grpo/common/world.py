@@ -163,11 +163,7 @@ def _send(signum: int, processes: Iterable[psutil.Process]) -> None:
 
 
 def init_world(device: str) -> World:
-    """Connect to the other processes of ``torchrun``, with gloo on CPUs and NCCL on GPUs.
-
-    Args:
-        device: ``cpu``, or ``cuda`` for one GPU per process.
-    """
+    """Connect to the other processes of ``torchrun``: with gloo on ``cpu``, with NCCL on ``cuda``, one GPU each."""
     if not started_by_torchrun():
         return ALONE
     from torch import distributed as dist

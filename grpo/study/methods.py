@@ -360,11 +360,9 @@ def with_objective(values: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def resolved(config: TrainingConfig, arm: dict[str, Any], path: str) -> dict[str, Any]:
-    """Write out an arm's values: its ``objective``, and the rate of ``learning_rate_times`` (three digits); not its rank.
+    """Write out an arm's values over ``config``: its ``objective``, and the rate of ``learning_rate_times`` (three digits).
 
-    Args:
-        config: the configuration under the arm's values.
-        path: place of the arm, for messages.
+    Its ``off_policy_rank`` is left out. Messages name its place, ``path``.
     """
     values = with_objective({key: value for key, value in arm.items() if key not in (OFF_POLICY_RANK, RATE_TIMES)}, path)
     if RATE_TIMES not in arm:
@@ -378,9 +376,7 @@ def resolved(config: TrainingConfig, arm: dict[str, Any], path: str) -> dict[str
 def apply_overrides(config: Config, overrides: dict[str, Any], path: str) -> Config:
     """Apply an arm's or a winner's values and validate everything again; another loss or advantage inherits no options.
 
-    Args:
-        overrides: may be empty; ``off_policy_rank`` is ignored.
-        path: their place, for messages.
+    ``off_policy_rank`` is ignored. Messages name the values' place, ``path``.
 
     Raises:
         UserError: a key that the method does not have, or values that it refuses.

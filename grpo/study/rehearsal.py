@@ -27,11 +27,7 @@ MOST = {"overlong_buffer": TOKENS // 2, "warmup_steps": 1}  # upper limits, to f
 
 
 def rehearsal_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Compute the overlay that turns a study into its rehearsal.
-
-    Args:
-        values: the study, from :func:`grpo.study.compose.compose`.
-    """
+    """Compute the overlay that turns a study, from :func:`grpo.study.compose.compose`, into its rehearsal."""
     made = {name: entry for name, entry in values["experiments"].items() if entry["arms"]}
     kept = {  # the step that replaces each kept step of fine-tuning
         f"{name}/{arm}/step-{step}": place

@@ -49,7 +49,6 @@ from grpo.study.settings import (
 )
 from grpo.tasks.task import Split, Task, make_task
 
-PARAMS_FILE = paths.PARAMS
 ALL_SEEDS = "all"  # the seed of a stage that trains all of an arm's, one after another
 TOKENS_ON_CPU = 4096  # max_tokens_per_microbatch on a CPU, as in studies/base.yaml
 
@@ -404,13 +403,13 @@ class Study(Section):
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
-def load_study(path: Path = PARAMS_FILE) -> Study:
+def load_study(path: Path = paths.PARAMS) -> Study:
     """Read and validate a study: params.yaml, or a study file with the files that it extends.
 
     Raises:
         UserError: one line for each wrong key, with what was expected.
     """
-    return validated(read_mapping(path) if path.name == PARAMS_FILE.name else compose(path), path)
+    return validated(read_mapping(path) if path.name == paths.PARAMS.name else compose(path), path)
 
 
 def validated(values: dict[str, Any], path: Path) -> Study:

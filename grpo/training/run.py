@@ -15,8 +15,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from grpo.common.errors import ToBeResumed, UserError
-from grpo.common.files import atomic_folder, files_digest, read_json, write_json
-from grpo.common.lock import exclusive_lock
+from grpo.common.files import atomic_folder, exclusive_lock, files_digest, read_json, write_json
 from grpo.common.world import is_rank_0, start_processes, started_by_torchrun
 from grpo.models import require_checkpoint
 from grpo.models.tokenizer import chat_date

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from study_parts import study_named
+from study_parts import changed, study_named
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 
 from grpo.commands import gpu_memory
@@ -34,10 +34,6 @@ def shape_of(study: Study) -> Shape:
 
 
 MATH = shape_of(study_named("math-h100"))
-
-
-def changed(study: Study, **sections: dict[str, Any]) -> Study:
-    return study.model_copy(update={name: getattr(study, name).model_copy(update=values) for name, values in sections.items()})
 
 
 def totals(study: Study, card: float) -> dict[str, float]:
@@ -143,7 +139,7 @@ def test_shares_of_a_model_by_hand() -> None:
     phases = gpu_memory.phases(study, large, 79.6)
     found = {phase.name: {name: round(gib, 2) for name, gib in phase.parts.items()} for phase in phases}
     n, around, layer = 7_615_616_512, 2 * 152_064 * 3584 + 3584, 233_057_792
-    assert (large.parameters, large.parameters_around, large.parameters_of_layer) == (n, around, layer)
+    assert (large.parameters, large.parameters - large.in_layers, large.in_layers) == (n, around, 28 * layer)
     held = {"weights": 3.55, "moments": 7.09, "starting weights": 1.77}
     for parts in found.values():
         assert parts.items() >= held.items()

@@ -13,7 +13,7 @@ from dvc.repo import Repo
 from grpo.commands.init import VERSION, init, pipeline
 from grpo.common.errors import UserError
 from grpo.study import paths
-from grpo.study.schema import PARAMS_FILE, load_study
+from grpo.study.schema import load_study
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -47,7 +47,7 @@ def test_a_project_is_a_repository_whose_study_all_of_dvc_can_read(monkeypatch: 
 @pytest.mark.usefixtures("workdir")
 def test_without_git_it_says_what_is_left_and_nothing_is_overwritten() -> None:
     assert "git init && dvc init" in init(Path("lab"), with_git=False)
-    assert not Path("lab/.git").exists() and (Path("lab") / PARAMS_FILE).exists() and (Path("lab") / paths.PIPELINE).exists()
+    assert not Path("lab/.git").exists() and (Path("lab") / paths.PARAMS).exists() and (Path("lab") / paths.PIPELINE).exists()
     with pytest.raises(UserError, match="lab: already exists and is not an empty folder"):
         init(Path("lab"), with_git=False)
 

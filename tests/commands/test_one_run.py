@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterator
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from study_parts import Grpo
 
 from grpo.commands import stages
 from grpo.commands.one_run import RunOptions, composed, given_values, one_run
-from grpo.common import imports
 from grpo.common.errors import UserError
 from grpo.common.files import files_digest
 from grpo.study.compose import compose
@@ -63,7 +61,7 @@ HIGH = RunOptions(None, None, ["grpo.learning_rate=1e-2"], 1, "three_steps.yaml"
 
 
 @pytest.fixture
-def lab(workdir: Path, fresh_model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def lab(workdir: Path, fresh_model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a task, a study and a model of one's own."""
     from grpo.models.checkpoint import save_checkpoint
 
@@ -72,9 +70,7 @@ def lab(workdir: Path, fresh_model: Any, tokenizer: Any, monkeypatch: pytest.Mon
     (workdir / "model").mkdir()
     save_checkpoint(workdir / "model", fresh_model, tokenizer)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", NOWHERE)
-    before = imports._study_folders
-    yield workdir
-    imports.search_in(*before)
+    return workdir
 
 
 def results(folder: Path) -> dict[str, bytes]:
@@ -121,8 +117,11 @@ def test_a_run_is_the_stages_run_also_after_a_kill(lab: Path, monkeypatch: pytes
         monkeypatch.setenv("STOP_AT", stop_at)
         with pytest.raises(UserError, match=r"letters_of_a_run\.py:.* ends the program"):
             one_run(HIGH, Path("runs/killed"), resume=False)
+    rows_of_now = Path("runs/killed/validation.csv")
+    assert rows_of_now.is_symlink()  # to those that the run was writing
     monkeypatch.delenv("STOP_AT")
-    one_run(HIGH, Path("runs/killed"), resume=True)
+    one_run(RunOptions(None, None, [], 0, "base"), Path("runs/killed"), resume=True)  # its folder has all values
+    assert not rows_of_now.is_symlink()
     again = results(lab / "runs/killed")
     assert json.loads(again.pop("timing.json"))["resumed_after"] == [2]
     assert again == expected
@@ -340,35 +339,12 @@ def test_a_checkpoint_is_evaluated_on_a_file_without_a_study(lab: Path, grpo: Gr
         "def has_t(answers, problems):\n    return [float(p.ground_truth in a) for a, p in zip(answers, problems)]\n\n"
         "def reward(completions, answer_reward, **columns):\n    return [2 * right for right in answer_reward]\n"
     )
-    settings = (
-        "tasks.main.verify=mine_of_a_run:has_t",
-        "grpo.reward=mine_of_a_run:reward",
-        "grpo.prompt=question_only",
-        "evaluation.max_tokens=12",
-    )
-    given = [word for one in settings for word in ("--set", one)]
-    code, out, error = grpo(
-        "evaluate", "model", "--task", "held_out.jsonl", "--out", "found", "--set", "evaluation.max_tokens=12", *given
-    )
+    settings = ("tasks.main.verify=mine_of_a_run:has_t", "grpo.reward=mine_of_a_run:reward", "grpo.prompt=question_only")
+    given = [word for one in (*settings, "evaluation.max_tokens=12") for word in ("--set", one)]
+    code, out, error = grpo("evaluate", "model", "--task", "held_out.jsonl", "--out", "found", *given)
     assert code == 0, error
     records = [json.loads(line) for line in Path("found/question_only.jsonl").read_text().splitlines()]
     assert len(records) == 6 and all(one["reward"] == 2 * one["answer_reward"] for one in records)
     assert out.startswith("question_only: reward ")
     code, _, error = grpo("evaluate", "model", "--task", "held_out.jsonl", "--out", "found", "--problems", "7")
     assert code == 2 and "held_out.jsonl holds 6 problems" in error
-
-
-def test_a_run_goes_on_by_its_folder_alone_and_its_rows_can_be_read_meanwhile(
-    lab: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import letters_of_a_run
-
-    letters_of_a_run.asked = 0
-    monkeypatch.setenv("STOP_AT", "6")
-    with pytest.raises(UserError, match="ends the program"):
-        one_run(HIGH, Path("runs/alone"), resume=False)
-    assert Path("runs/alone/validation.csv").is_symlink()
-    monkeypatch.delenv("STOP_AT")
-    one_run(RunOptions(None, None, [], 0, "base"), Path("runs/alone"), resume=True)
-    rows = csv.DictReader(Path("runs/alone/validation.csv").read_text().splitlines())
-    assert [row["step"] for row in rows] == ["0", "1", "2", "3"] and not Path("runs/alone/validation.csv").is_symlink()

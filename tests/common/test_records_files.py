@@ -1,4 +1,4 @@
-"""Reading and writing problems, folders that are whole or absent, and digests."""
+"""Reading and writing problems, JSON and YAML, folders that are whole or absent, and digests."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from grpo.common.errors import UserError
 from grpo.common.files import atomic_folder, files_digest, read_json, write_json, write_text
 from grpo.common.records import Example, Problem, read_problems, write_records
+from grpo.common.yaml_file import parse_yaml
 
 PROBLEMS = [
     Problem("a/1", "What is 1 + 1?", "2", 1, "sums"),
@@ -143,7 +144,7 @@ def test_a_second_writer_of_a_folder_is_refused_and_harms_nothing(tmp_path: Path
     assert names(tmp_path) == ["best_of_n"]
 
 
-# -------------------------------------------------------------------------------------------------------- text and JSON
+# -------------------------------------------------------------------------------------------------------- text, JSON and YAML
 
 
 WRITE_OFTEN = """
@@ -189,6 +190,19 @@ def test_missing_and_damaged_json_name_the_stage(tmp_path: Path) -> None:
         path.write_text(content)
         with pytest.raises(UserError, match=r"winner\.json: damaged.*dvc repro -f -s select@x"):
             read_json(path, made_by="select@x")
+
+
+@pytest.mark.parametrize("kind", ["safe", "rt"])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(b"a: 1\nb: 2\na: 3\n", ":3: not valid YAML (found duplicate key"), (b"a: 1\nb: \xff\n", ": not valid YAML (")],
+)
+def test_what_is_no_yaml_is_refused(tmp_path: Path, kind: str, text: bytes, message: str) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_bytes(text)
+    with pytest.raises(UserError) as caught:
+        parse_yaml(path, kind)
+    assert str(caught.value).startswith(f"{path}{message}")
 
 
 # --------------------------------------------------------------------------------------------------------------- digests

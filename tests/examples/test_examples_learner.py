@@ -163,17 +163,3 @@ def test_a_study_trains_with_a_reward_of_its_own(train: Train) -> None:
     assert {row["gradient_norm"] for row in rows("plain")} == {0.0}  # nothing to learn from
     samples = (paths.RUNS / "grpo_learning_rate/short/0/rollouts.jsonl").read_text().splitlines()
     assert {"reward", "format_reward", "answer_reward"} <= set(json.loads(samples[0]))
-
-
-def test_a_study_trains_with_a_sum_of_rewards(train: Train) -> None:
-    """The reward and nothing of another is the reward itself, to the last bit; and its code is what the runs depend on."""
-    assert train("whole")[0] == train("sum", reward={"short_answers:short_answers": 1.0, "answer_reward": 0.0})[0] == 0
-    assert weights("sum") == weights("whole")
-    config = parse_yaml(paths.RUNS / "grpo_learning_rate/sum/0/config.yaml")["config"]["reward"]
-    assert config == {"value": {"short_answers:short_answers": 1.0, "answer_reward": 0.0}, "from": "arm sum"}
-    write_training_inputs(load_study())
-    inputs = json.loads((paths.TRAINING_INPUTS / "grpo_learning_rate.json").read_text())
-    assert list(inputs["own_code"]) == ["short_answers.py"]
-
-
-# ------------------------------------------------------------------------------------------------------------ what is wrong

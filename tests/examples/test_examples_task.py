@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_parts import one_arm_of, values_of
+from study_parts import one_arm_of
 
-from grpo.common.errors import UserError
 from grpo.common.records import read_problems
-from grpo.study.schema import load_study
 from grpo.tasks.task import Task, make_task
 
 ROOT = Path(__file__).parents[2]
@@ -81,29 +79,3 @@ def test_the_example_runs_from_problems_to_a_trained_policy(
 
     code, _, error = grpo("sft_dataset", "main")
     assert code == 2 and "no entry for 'main'" in error
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        (
-            {"use": "countdown:Countdown", "biggest": 50},
-            r"^tasks\.main: got an unexpected keyword argument 'biggest'\. Countdown takes numbers, largest",
-        ),
-        ({"use": "countdown:score"}, "no subclass of grpo.tasks.Task"),
-        (
-            {"use": "sudoku"},
-            r"tasks\.main\.use: expected one of arithmetic, math, gsm8k, keyword, dataset, verifiers, mixture, reasoning_gym, "
-            r"or an import path",
-        ),
-    ],
-)
-def test_a_mistake_in_an_entry_is_told_in_one_message(tmp_path: Path, settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match=told):
-        make_task(settings, "tasks.main")
-    values = values_of("mini")
-    values["tasks"]["main"] = settings
-    (tmp_path / "study.yaml").write_text(json.dumps(values))
-    with pytest.raises(UserError, match=told.removeprefix("^")) as error:
-        load_study(tmp_path / "study.yaml")
-    assert len(str(error.value).splitlines()) == 1 and str(tmp_path / "study.yaml") in str(error.value)

@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +50,6 @@ resources:
   small: {gpus: 0, cpus: 1, mem_mb: 100, runtime_min: 5}
   train: {gpus: 0, cpus: 64, mem_mb: 100, runtime_min: 5}
 """
-# What programs leave beside grader.py: macOS and KDE's file managers, Vim, Emacs, git and patch, Jupyter, PyCharm, NFS.
-BESIDE_CODE = (
-    *(".DS_Store", "._grader.py", ".directory", ".grader.py.swp", ".grader.py.un~", "grader.py~", "#grader.py#"),
-    *("grader.py.orig", "grader.py.rej", ".ipynb_checkpoints/grader-checkpoint.py", ".idea/workspace.xml", ".nfs000001"),
-)
 # Finishes its step when it is told to stop, and saves, as `grpo train` does.
 TRAINING = """
 import pathlib, signal, sys, time
@@ -130,21 +124,6 @@ def new_repo(repo: Path) -> Path:
     return repo
 
 
-def leave_beside_code(folder: Path) -> None:
-    """Leave there what editors and file managers do: no Python, whatever its name."""
-    for name in BESIDE_CODE:
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(b"\0\5\x16\7")
-
-
-def wait_for(condition: Any, seconds: float = 30) -> None:
-    """Poll until the condition holds."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
-
-
 def processes(folder: Path) -> list[psutil.Process]:
     """The running processes whose working folder is this one."""
     found = []
@@ -153,8 +132,3 @@ def processes(folder: Path) -> list[psutil.Process]:
             if process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
-
-
-def processes_in(folder: Path) -> list[int]:
-    """Their numbers."""
-    return [process.pid for process in processes(folder)]

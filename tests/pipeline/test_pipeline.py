@@ -9,12 +9,11 @@ import shutil
 
 import pandas as pd
 import pytest
-from pipeline_parts import ROOT, digests, lock, sh
+from pipeline_parts import ROOT, lock, sh
 from ruamel.yaml import YAML
-from study_parts import EXPERIMENTS, activate, needed_selections
+from study_parts import EXPERIMENTS, needed_selections
 
 from grpo.common.yaml_file import parse_yaml
-from grpo.study.schema import load_study
 
 FIGURES = ("overview", "contrasts", "math_baseline", "best_of_n", "kissing_number")
 STAGES = 62  # 9 before training, 31 arms, 17 selections, KL, the kissing number, three of the report
@@ -77,15 +76,6 @@ def test_a_run_begins_the_same_however_the_learner_works(finished, tmp_path, way
     assert (tmp_path / "data/checkpoints/grpo_learning_rate/3e-4/0/last/model.safetensors").exists()
 
 
-def test_without_lag_a_run_on_ray_ends_with_the_weights_of_the_synchronous_one(finished):
-    runs = ("grpo_colocate/one_update/0", "grpo_async_offpolicy/lag_0/0")
-    one, other = ((finished / "data/checkpoints" / run / "last/model.safetensors").read_bytes() for run in runs)
-    assert one == other
-    assert digests(finished)[f"data/runs/{runs[0]}/outcomes.jsonl"] == digests(finished)[f"data/runs/{runs[1]}/outcomes.jsonl"]
-    history = csv.DictReader((finished / "data/runs/grpo_async_offpolicy/lag_1/0/history.csv").open())
-    assert [row["lag_max"] for row in history] == ["0", "1", "1"]  # the first batch is never stale
-
-
 def test_both_tools_draw_the_whole_chain(finished):
     drawn = sh(finished, "dvc", "dag", "--dot").stdout, sh(finished, "snakemake", "--profile", "local", "--dag").stdout
     for experiment in EXPERIMENTS:
@@ -95,27 +85,10 @@ def test_both_tools_draw_the_whole_chain(finished):
             assert re.search(edge, drawn[0]), edge
 
 
-def test_nothing_is_left_to_do_and_snakemake_shows_the_report(finished):
+def test_nothing_is_left_to_do(finished):
     assert "up to date" in sh(finished, "dvc", "status").stdout
     result = sh(finished, "snakemake", "--profile", "local")
     assert "Nothing to be done" in result.stdout + result.stderr
-    sh(finished, "snakemake", "--profile", "local", "report_files")
-    sh(finished, "snakemake", "--profile", "local", "--report", ".stamps/report.html", "report_files")
-    shown = (finished / ".stamps/report.html").read_text()
-    assert all(name in shown for name in ("index.html", "contrasts.svg", "overview.svg"))
-
-
-def test_an_equal_arm_is_not_trained_twice(finished):
-    twin = YAML(typ="safe").load((finished / "data/runs/grpo_baselines/reinforce_with_baseline/0/config.yaml").read_text())
-    assert twin["same_as"].startswith("grpo_learning_rate/")
-    assert [p.name for p in (finished / "data/checkpoints/grpo_baselines/reinforce_with_baseline/0").iterdir()] == [
-        "metadata.json"
-    ]
-    for name in ("metrics.json", "history.csv", "validation.csv", "rollouts.jsonl", "outcomes.jsonl"):
-        folder = finished / "data/runs"
-        assert (folder / "grpo_baselines/reinforce_with_baseline/0" / name).read_bytes() == (
-            folder / twin["same_as"] / name
-        ).read_bytes()
 
 
 CHANGES = [  # experiment, arm, and what becomes of it in params.yaml
@@ -223,18 +196,3 @@ def test_a_winner_pinned_by_hand_and_an_arm_that_does_not_win(fewer, tmp_path):
     assert params.read_text() != before
     ran = sh(folder, "dvc", "repro", "select@grpo_baselines").stdout
     assert trained(ran) == {f"grpo_learning_rate {loser}"}
-
-
-@pytest.mark.parametrize("study", ["math-2xh100", "gsm8k"])
-def test_real_studies_list_their_stages(study, tmp_path):
-    from dvc.repo import Repo
-
-    shutil.copy(ROOT / "dvc.yaml", tmp_path)
-    activate(study, tmp_path)
-    with Repo.init(str(tmp_path), no_scm=True) as repo:
-        commands = {stage.cmd for stage in repo.index.stages}
-    values = load_study(tmp_path / "params.yaml")
-    for experiment, settings in values.experiments.items():
-        for arm in settings.arms:
-            for seed in ["all"] if values.seeds_in_one_stage else values.seeds:
-                assert f"grpo train {experiment} {arm} --seed {seed}" in commands

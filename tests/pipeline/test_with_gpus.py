@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from workflow_parts import ROOT, TRAINING, environment, processes, processes_in, wait_for
+from waiting import wait_for
+from workflow_parts import ROOT, TRAINING, environment, processes
 
 sys.path.insert(0, str(ROOT / "workflow"))
 
@@ -119,7 +120,7 @@ def test_a_stopped_command_leaves_nothing_running_and_frees_its_devices(tmp_path
     wait_for((tmp_path / "started").exists)
     process.send_signal(signum)
     assert process.wait(30) == with_gpus.RESUME_ME
-    wait_for(lambda: not processes_in(tmp_path))
+    wait_for(lambda: not processes(tmp_path))
     assert start(tmp_path, 2, "true").wait(30) == 0
 
 
@@ -154,7 +155,7 @@ def test_sigterm_to_every_process_lets_the_step_be_finished(tmp_path: Path) -> N
     text, _ = process.communicate(timeout=30)
     assert process.returncode == with_gpus.RESUME_ME and "Told to stop, and stopped" in text and "Full log: log" in text
     assert (tmp_path / "saved").exists() and not (tmp_path / "stamp").exists()
-    assert not processes_in(tmp_path)
+    assert not processes(tmp_path)
 
 
 def test_dvc_is_not_interrupted_while_it_stores_results(tmp_path: Path) -> None:
@@ -176,7 +177,7 @@ def test_a_second_signal_ends_it_at_once_and_an_echo_of_the_first_does_not(tmp_p
     assert process.poll() is None
     process.send_signal(signum)
     assert process.wait(5) == 128 + signum
-    wait_for(lambda: not processes_in(tmp_path))
+    wait_for(lambda: not processes(tmp_path))
     assert not (tmp_path / "saved").exists() and not (tmp_path / "stamp").exists()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import re
 import shutil
 import sys
@@ -172,9 +171,7 @@ def lab(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (project / "studies").rename(inside / "studies")
     (project / "params.yaml").rename(inside / "params.yaml")
     monkeypatch.chdir(inside)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "lab_verifier", raising=False)
-    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     write("../our lab/lab_verifier.py", "def close(answers, problems):\n    return [0.25] * len(answers)\n")
     for split, asked in (("train", "1 + 1?"), ("validation", "1 + 2?")):
         write(f"../our lab/rows/{split}.jsonl", json.dumps({"q": asked, "a": "2"}) + "\n")
@@ -316,6 +313,10 @@ def test_a_task_that_only_experiments_left_out_are_about_is_left_out_too(project
         ),
         ("extends: mini\nexperiments: {without: [grpo_baselines]}\n", "experiments.grpo_baselines.arms: left out, but grpo_"),
         (
+            "extends: mini\nexperiments: {grpo_kl_divergence: {arms: {best: {keep_steps: [48]}}}}\n",
+            "grpo_off_policy_clip_ablation/grpo_clip-updates_16 should win: change one",
+        ),
+        (
             "extends: mini\nexperiments: {grpo_learning_rate: {arms: {3e-4: {learning_rate: 3e-4}}}}\n",
             "studies/bad.yaml: experiments.grpo_learning_rate.arms: 0.0003 is a name here, which YAML reads as a number",
         ),
@@ -412,13 +413,12 @@ def test_use_removes_only_what_dvc_can_bring_back(project: Path, grpo: Grpo) -> 
     assert (cached / "b").read_text() == "2\n"
 
 
-@pytest.mark.parametrize("stage", ["9e-9/0", "9e-9"])  # the results of a stage: of a run, or of an arm with all its seeds
-def test_runs_removes_what_an_edit_by_hand_left_over(project: Path, grpo: Grpo, stage: str) -> None:
-    """An experiment's winner depends on all that is in the experiment's folder."""
-    made, folder = paths.RUNS / "grpo_learning_rate/9e-9/0", paths.RUNS / "grpo_learning_rate" / stage
+def test_runs_removes_what_an_edit_by_hand_left_over(project: Path, grpo: Grpo) -> None:
+    """An experiment's winner depends on all that is in the experiment's folder. The stage's output is an arm with its seeds."""
+    made = paths.RUNS / "grpo_learning_rate/9e-9/0"
     Path(".gitignore").write_text("/data/\n")
     Path("dvc.yaml").write_text(
-        f"stages: {{made: {{cmd: 'mkdir -p {made} && echo 1 > {made}/metrics.json', outs: [{folder}]}}}}\n"
+        f"stages: {{made: {{cmd: 'mkdir -p {made} && echo 1 > {made}/metrics.json', outs: [{made.parent}]}}}}\n"
     )
     for command in (["git", "init"], ["dvc", "init"], ["dvc", "repro"]):
         sh(project, *command, "--quiet")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,12 +21,14 @@ from study_parts import (
     SFT,
     SFT_INITIALIZATION,
     Edit,
+    Grpo,
     all_of,
     edited,
     new_arm,
     put,
     refused,
     shard_learner,
+    values_of,
 )
 
 from grpo.common.errors import UserError
@@ -31,7 +36,7 @@ from grpo.common.imports import call_with
 from grpo.study.schema import OF_TABLES, TAKEN
 
 LONG = "a" * 300
-NO_FILE_NAMES = ("", ".", "..", ".hidden", "../../evil", "/etc/evil", "a/b", "a/", "a\nb", "a\0b")
+NO_FILE_NAMES = ("", "..", "../../evil", "/etc/evil", "a/", "a\nb", "a\0b")
 
 
 def entry(name: str, **values: Any) -> Edit:
@@ -88,6 +93,8 @@ MISTAKES: list[tuple[Edit, str]] = [
     ),
     # Tasks and their formats
     (put("tasks.main.problems", {"train": [1]}), "tasks.main: got an unexpected keyword argument 'problems'. Arithmetic"),
+    (put("tasks.main", {"use": "json:dumps"}), "tasks.main.use: json:dumps is no subclass of grpo.tasks.Task."),
+    (put("tasks.main", {"use": "sudoku"}), "tasks.main.use: expected one of arithmetic, math, gsm8k, keyword, dataset,"),
     (put("tasks.main", {"use": "math"}), "tasks.main: missing a required argument: 'source'. Math takes source, "),
     (put("tasks", {}), "tasks: no entry 'main' (known: none)."),
     (put("models.keyword", REMOVED), "models: needs an entry for each of `tasks:`, which are main, keyword."),
@@ -97,9 +104,6 @@ MISTAKES: list[tuple[Edit, str]] = [
     (put("evaluation.zero_shot_prompts", ["x"]), "evaluation.zero_shot_prompts: the task main has no format 'x'"),
     (put("evaluation.best_of_n.prompts", ["x"]), "evaluation.best_of_n.prompts: the task main has no format 'x'"),
     (hard_set(every=12), "evaluation: evaluation.also.hard.every: 12 is not a multiple of evaluation.every (8)"),
-    (hard_set(problems=0), "evaluation.also.hard.problems: input should be greater than 0"),
-    (hard_set(use="no_such"), "evaluation.also.hard.use: expected one of arithmetic"),
-    (hard_set(levels=9), "evaluation.also.hard.levels: input should be less than or equal to 5"),
     (hard_set(lvls=5), "evaluation.also.hard: got an unexpected keyword argument 'lvls'"),
     (
         put("evaluation.also", {"words": {"use": "keyword", "seed": 0, "problems": 8}}),
@@ -111,7 +115,6 @@ MISTAKES: list[tuple[Edit, str]] = [
     (put("experiments.grpo_baselines.task", "x"), "experiments.grpo_baselines.task: no task 'x' (known: main, keyword)."),
     (put("experiments.grpo_baselines.arms", {}), "select_in: must list each experiment with arms once (grpo_baselines)"),
     (put("kl_in", []), "kl_in: must list each experiment with keep_steps of GRPO once (grpo_kl_divergence): run"),
-    (put("experiments.grpo_lora.seeds", 0), "experiments.grpo_lora.seeds: input should be greater than 0"),
     (
         all_of(put("seeds", [3, 4, 5]), put(f"experiments.{SFT}.seeds", 2), put(f"experiments.{SFT_INITIALIZATION}.seeds", 3)),
         f"experiments.{SFT_INITIALIZATION}.arms.sft_early.start_from: {SFT} has fewer seeds: raise "
@@ -128,11 +131,13 @@ MISTAKES: list[tuple[Edit, str]] = [
     # Problems of the last evaluation, and of those that select
     (evaluated_on(9, 8, 4), "evaluation: last_problems (8) must be at least problems (9): raise it."),
     (evaluated_on(8, 8, 8), "evaluation: selection_problems (8) leaves none of last_problems (8) to judge: lower it."),
-    (evaluated_on(4, 8, 9), "evaluation: selection_problems (9) leaves none of last_problems (8) to judge: lower it."),
-    (evaluated_on(4, 8, -1), "evaluation.selection_problems: input should be greater than or equal to 0"),
     (
         put("evaluation.temperature", 0),
         "evaluation: temperature 0: all samples of best_of_n would be equal: set evaluation.best_of_n.prompts",
+    ),
+    (
+        all_of(put("evaluation.metric", "reward"), new_arm("grpo_baselines", reward="json:dumps")),
+        "evaluation.metric: reward compares runs of one reward, and here arms differ in it: choose answer_reward.",
     ),
     # Hardware
     (
@@ -273,3 +278,56 @@ def test_no_experiment_has_the_name_of_a_file_that_the_report_writes_beside_thos
 def test_several_mistakes_are_all_told() -> None:
     lines = refused(put("grpo.group_size", 0), put("sft.examples", "x"), put("x", 1)).splitlines()
     assert [line.removeprefix("params.yaml: ").split(": ")[0] for line in lines] == ["grpo.group_size", "sft.examples", "x"]
+
+
+# ------------------------------------------------------------------------------------------------- the data of a task
+
+TRAIN = {"problem": "1 + 1?", "level": "Level 1", "subject": "algebra", "answer": "2"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows", "told"),
+    [
+        ({}, {"validation": [TRAIN]}, r"Set `tasks\.main\.drop_overlap: true` to leave them out"),
+        ({"expected": {"train": 2, "validation": 1}}, {}, r"^error: tasks\.main\.expected\.train: 2 .* `tasks\.main\.source`"),
+        ({}, {"train": []}, r"^error: train\.jsonl: has no rows\. .* `tasks\.main\.source\.train`"),
+        ({}, {"train": [{"level": "Level 1"}]}, r"train\.jsonl:1: no column 'problem' .* Check `tasks\.main\.source\.train`"),
+        ({}, {"train": None}, r"train\.jsonl: no such file\. Correct `tasks\.main\.source\.train` in params\.yaml"),
+        ({"levels": 3}, {}, r"params\.yaml: tasks\.main: got an unexpected keyword argument 'levels'"),
+    ],
+)
+def test_a_task_names_its_own_entry(
+    workdir: Path,
+    grpo: Grpo,
+    changes: dict[str, Any],
+    rows: dict[str, Any],
+    told: str,
+) -> None:
+    files = {"train": [TRAIN], "validation": [TRAIN | {"problem": "1 + 2?"}]} | rows
+    for split, lines in files.items():
+        if lines is not None:
+            Path(f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    values = values_of("smoke")
+    source = {split: f"{split}.jsonl" for split in files}
+    values["tasks"]["main"] = {"use": "math", "source": source, **changes}
+    Path("params.yaml").write_text(json.dumps(values))
+    code, _, error = grpo("dataset", "main")
+    assert code == 2 and re.search(told, error), error
+
+
+def test_a_class_of_ones_own_is_told_where_it_says_what_becomes_of_an_overlap(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch, grpo: Grpo
+) -> None:
+    monkeypatch.syspath_prepend(workdir)
+    Path("twice_the_same.py").write_text(
+        "from grpo.tasks import Problem, Task, formats\n\n\n"
+        "class Twice(Task):\n"
+        '    formats = {"r1_zero": formats.R1_ZERO, "question_only": formats.QUESTION_ONLY}\n\n'
+        "    def problems(self, split):\n"
+        '        return [Problem(split, "1 + 1?", "2")]\n'
+    )
+    values = values_of("smoke")
+    values["tasks"]["main"] = {"use": "twice_the_same:Twice"}
+    Path("params.yaml").write_text(json.dumps(values))
+    code, _, error = grpo("dataset", "main")
+    assert code == 2 and "Set `drop_overlap = True` in the class Twice to leave them out" in error

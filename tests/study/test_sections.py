@@ -155,9 +155,3 @@ def test_runs_are_compared_by_an_own_reward_only_if_all_have_it(
     assert study.metric == metric
     by_hand = with_values(study, {"evaluation.metric": "answer_reward"})
     assert by_hand.metric == "answer_reward"
-
-
-def test_a_comparison_by_rewards_that_differ_is_refused() -> None:
-    arms = {"plain": {}, "own": {"reward": "json:dumps"}}
-    said = refused(put("evaluation.metric", "reward"), put("experiments.grpo_baselines.arms", arms))
-    assert "evaluation.metric: reward compares runs of one reward" in said

@@ -19,8 +19,7 @@ import pytest
 import torch
 
 from grpo.common.errors import ToBeResumed, UserError
-from grpo.common.files import dvc_hash, write_json
-from grpo.common.lock import exclusive_lock
+from grpo.common.files import dvc_hash, exclusive_lock, write_json
 from grpo.common.world import stop_after_the_step
 from grpo.study.kept import HASH, keep_until_all_stored, keep_until_stored, remove_stored
 from grpo.training.state import RandomStates, SavedState
@@ -256,7 +255,7 @@ def test_random_generators_go_on_where_they_were() -> None:
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from grpo.common.lock import exclusive_lock
+from grpo.common.files import exclusive_lock
 with exclusive_lock(Path(sys.argv[1]), "the run"):
     print("held", flush=True)
     time.sleep(60)

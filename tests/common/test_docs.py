@@ -1,4 +1,7 @@
-"""docs/handouts.md: its links lead to what the rows claim, its commands run something, and its settings are those in use."""
+"""What the documentation names exists.
+
+Of docs/handouts.md the links lead to what the rows claim, the commands run something, and the settings are those in use.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ from grpo.cli import app
 from grpo.study.schema import Study
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs/handouts.md").read_text()
+DOCS = ROOT / "docs"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
+TEXT = (DOCS / "handouts.md").read_text()
 ROWS = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in TEXT.splitlines() if line.startswith("| ")]
 COMMANDS = sorted({row[-1].strip("`") for row in ROWS if len(row) == 3 and row[-1].startswith("`")})
 PARAMS = yaml.safe_load((ROOT / "params.yaml").read_text())
@@ -50,7 +55,7 @@ def section(text: str, anchor: str) -> str:
 def said_by(link: str) -> str:
     """What a link's target says, without markup: a file, a section of a page (by its anchor), or the names in a folder."""
     name, _, anchor = link.partition("#")
-    path = ROOT / "docs" / (name or "handouts.md")
+    path = DOCS / (name or "handouts.md")
     text = "\n".join(entry.name for entry in path.iterdir()) if path.is_dir() else path.read_text()
     if anchor:
         text = section(text, anchor)
@@ -161,3 +166,55 @@ def test_settings_are_those_of_the_active_study_and_deviations_have_a_reason() -
     for name, handout, active, why in rows:
         assert same(active, setting(name) if "." in name else arm[name]), name
         assert why or same(handout, yaml.safe_load(active)), f"{name} deviates without a reason"
+
+
+# --------------------------------------------------------------------------------------------------------- all pages
+
+
+def test_every_link_leads_somewhere() -> None:
+    broken, followed = [], 0
+    for page in PAGES:
+        prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+        for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+            if re.match(r"[a-z]+:", target):  # on the web
+                continue
+            path, _, anchor = target.partition("#")
+            file, followed = (page.parent / path if path else page), followed + 1
+            try:
+                _ = section(file.read_text(), anchor) if anchor else file.stat()
+            except (OSError, ValueError):
+                broken.append(f"{page.relative_to(ROOT)}: {target}")
+    assert not broken
+    assert followed > 100
+
+
+def test_every_experiment_is_described() -> None:
+    """One that somebody adds need not be."""
+    assert set(PARAMS["experiments"]) <= set(re.findall(r"^- `(\w+)`: ", (DOCS / "study.md").read_text(), re.M))
+
+
+def test_the_reward_the_advantage_and_the_loss_of_the_docs_do_what_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from grpo.learner.advantages import own_advantages
+    from grpo.learner.losses import LossInputs, bind_loss
+    from grpo.tasks.rewards import find_reward
+
+    for name, code in re.findall(
+        r"^```python\n# studies/(\w+\.py)\n(.*?)^```$", (DOCS / "extending.md").read_text(), re.M | re.S
+    ):
+        (tmp_path / name).write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    rewards = find_reward("my_rewards:short")(completion_ids=[[1, 2, 3], [1]], answer_reward=[1.0, 0.0], prompts=["", ""])
+    assert rewards == pytest.approx([0.997, -0.001])
+    groups, lengths = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]), torch.tensor([[2.0, 8.0, 2.0], [1.0, 2.0, 3.0]])
+    advantages = own_advantages("my_advantages:shorter_first", {"weight": 0.5}, groups, lengths)
+    assert advantages.tolist() == pytest.approx([2 - 3.25 / 3, 1.25 - 3.25 / 3, -3.25 / 3, 0, 0, 0])  # 1 + 0.5 * 4 / 2, * 4 / 8
+    loss, measured = bind_loss("my_losses:clip_higher", {"clip_high": 0.28})
+    log_ratios, ones = torch.log(torch.tensor([[1.5, 1.25, 0.5]])), torch.ones(1, 1)
+    inputs = LossInputs(log_ratios, torch.zeros(1, 3), ones, ones, torch.ones(1, 3, dtype=torch.bool), cliprange=0.2)
+    per_token, metrics = loss(inputs)
+    assert per_token[0].tolist() == pytest.approx([-1.28, -1.25, -0.5])
+    assert metrics["clipped"].tolist() == [[True, False, False]] and measured == ()

@@ -173,8 +173,8 @@ def test_limits_of_turns_and_tokens_end_the_episode(chats: Tokenizer) -> None:
     spent = len(chats(call, add_special_tokens=False)["input_ids"]) + 1
     rollout, engine = played(chats, task_of("Calculator"), [call], params=SamplingParams(max_tokens=spent))
     assert rollout.completion.episode.limit == "max_tokens" and not rollout.completion.observations
-    rollout, engine = played(chats, task_of("Calculator"), [call, "2"], params=SamplingParams(max_tokens=spent + 2))
-    assert rollout.completion.episode.limit == ""  # what the environment writes, which is longer, does not count
+    rollout, engine = played(chats, task_of("Calculator"), [call, call, "2"], params=SamplingParams(max_tokens=2 * spent + 2))
+    assert rollout.completion.episode.limit == ""  # what the environment writes does not count
 
 
 def test_an_environment_that_speaks_gives_the_reward(chats: Tokenizer) -> None:

@@ -19,7 +19,7 @@ from grpo.results.statistics import interval_of_mean
 from grpo.study.schema import Study
 from grpo.study.settings import EvaluationSteps
 from grpo.tracking.run_log import RunLog
-from grpo.training.context import Updates
+from grpo.training.step import Updates
 from grpo.training.stopping import Stopping
 from grpo.training.validation import Validated, Validation
 

@@ -211,7 +211,7 @@ def run(
     with start_actors(setup, generator, learner, one, one, sends) as (pipeline, remote):
         meanwhile(pipeline)
         with saved_every(3, folder, {"learner": remote}) as saved:  # while the learner trains and sends
-            train_grpo_asynchronously(pipeline, context(config, log, saved, engine=pipeline, learner=remote))
+            train_grpo_asynchronously(context(config, log, saved, engine=pipeline, learner=remote))
         remote.write_state(folder / "end.pt")()
     log.close()
     return log, torch.load(folder / "end.pt", weights_only=True)

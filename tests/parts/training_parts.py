@@ -27,9 +27,9 @@ from grpo.study.schema import Study
 from grpo.tasks.graded import GradedTask
 from grpo.tasks.task import Format, ScoredBatch, Task
 from grpo.tracking.run_log import RunLog
-from grpo.training.context import RunContext, RunSetup
 from grpo.training.monitor import Monitor
 from grpo.training.state import Part, SavedState
+from grpo.training.step import RunContext, RunSetup
 from grpo.training.validation import Validation
 
 

@@ -43,7 +43,7 @@ from training_parts import (
     train,
 )
 
-from grpo.common.errors import UserError
+from grpo.common.errors import ActorLost, UserError
 from grpo.common.records import Completion, Problem, Rollout
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import save_checkpoint
@@ -64,7 +64,6 @@ from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline
 from grpo.training.asynchronous.replay import ReplayBuffer
 from grpo.training.asynchronous.start import start_actors
 from grpo.training.grpo import train_grpo
-from grpo.training.inputs import ActorLost
 from grpo.training.run import train_run
 from grpo.training.step import lag_metrics, train_on
 
@@ -319,7 +318,7 @@ def loop(folder: Path, config: Any, saves_at: int, ends_at: int) -> tuple[list[A
     with saved_every(saves_at, folder, {"both": both, "log": log}) as saved:
         saved.restore()
         ends = {"validation": lambda step, updates: step == ends_at}
-        train_grpo_asynchronously(both, context(config, log, saved, engine=both, learner=both, **ends))
+        train_grpo_asynchronously(context(config, log, saved, engine=both, learner=both, **ends))
     log.close()
     return both.trained, log
 

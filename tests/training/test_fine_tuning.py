@@ -35,7 +35,7 @@ from grpo.tasks import formats
 from grpo.tasks.rewards import r1_zero_reward_fn
 from grpo.tasks.task import Format
 from grpo.tracking.run_log import RunLog
-from grpo.training.order import choose_examples, items_of_step
+from grpo.training.data import choose_examples, items_of_step
 from grpo.training.sft import train_sft
 
 # ----------------------------------------------------------------------------------------------------- which examples

@@ -57,9 +57,9 @@ from grpo.study.schema import Study
 from grpo.study.settings import LocalModel
 from grpo.tasks.task import Format, ScoredBatch
 from grpo.tracking.run_log import RunLog
+from grpo.training.data import items_of_step
 from grpo.training.grpo import train_grpo
 from grpo.training.monitor import require_agreement
-from grpo.training.order import items_of_step
 from grpo.training.step import score
 from grpo.training.validation import FurtherSet, Validation
 

@@ -25,9 +25,8 @@ from grpo.models.sharding import weights_of
 from grpo.rollout.engine import Draw, SamplingParams
 from grpo.study.methods import GrpoConfig
 from grpo.training.asynchronous.transfer import Receiver, Sender, Weights, gpu
-from grpo.training.context import RunSetup, Updates
 from grpo.training.state import copy_to_cpu, write_durably
-from grpo.training.step import sample, score, train_on
+from grpo.training.step import RunSetup, Updates, sample, score, train_on
 
 SENDING, WRITING = "sending", "writing"  # Ray concurrency groups of the learner, with a thread each
 

@@ -165,13 +165,11 @@ def recorded(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as:
     except BaseException as error:
         mlflow.finish("KILLED" if isinstance(error, ToBeResumed) else "FAILED")
         raise
-    run_id = mlflow.finish()
-    alone = study.runs_alone(run.experiment, run.seed)
     about = {
         "run": run.name,
-        "mlflow_run_id": run_id,
+        "mlflow_run_id": mlflow.finish(),
         "same_as": same_as,
-        "alone": alone,
+        "alone": study.runs_alone(run.experiment, run.seed),
         **source_tags(),
         "hardware": hardware(),
         KNOWN: known,
@@ -220,7 +218,10 @@ def _state_folder(run: EffectiveRun, identity: dict[str, Any]) -> Path:
 
 def _mlflow_run(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as: str | None, key_file: Path) -> MlflowRun:
     """Start the run in MLflow, or go on in it; a reused run has no metrics there, but tags that name the original run."""
-    original = {"same_as": same_as, "same_as_run_id": _mlflow_id(same_as)} if same_as else {}
+    original = {}
+    if same_as:
+        timing = read_json(paths.run_timing(same_as), made_by=paths.stage_of_run(same_as), keys=("mlflow_run_id",))
+        original = {"same_as": same_as, "same_as_run_id": timing["mlflow_run_id"] or "not tracked"}
     return MlflowRun(
         study.study,
         run.name,
@@ -240,11 +241,6 @@ def _mlflow_run(study: Study, run: EffectiveRun, identity: dict[str, Any], same_
         study_state(study),
         None if same_as else key_file,
     )
-
-
-def _mlflow_id(run: str) -> str:
-    timing = read_json(paths.run_timing(run), made_by=paths.stage_of_run(run), keys=("mlflow_run_id",))
-    return timing["mlflow_run_id"] or "not tracked"
 
 
 def _write_config(path: Path, run: EffectiveRun, identity: dict[str, Any], same_as: str | None) -> None:

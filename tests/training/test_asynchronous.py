@@ -237,7 +237,7 @@ def test_a_generator_counts_its_own_times_and_memory(tokenizer: Any, monkeypatch
     loading = SimpleNamespace(load_state_dict=lambda weights: time.sleep(0.2))
     few, many = (setup_of(CONFIG.model_copy(update={"sampling_max_tokens": n}), problems(8), QUESTION_ONLY) for n in (2, 256))
     generator = Generator(lambda: (HungryEngine(0.1), loading, tokenizer), many)
-    assert generator.start() is None
+    assert generator.start() == (None, False)
     time.sleep(0.4)
     _, first = generator.sample(1, Policy(0), sending_s=0.25)
     time.sleep(0.4)

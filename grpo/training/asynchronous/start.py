@@ -63,10 +63,10 @@ def start_actors(
     try:
         actors["generator"] = ray.remote(**generator_resources)(Generator).remote(make_generator, setup)
         actors["learner"] = ray.remote(**learner_resources, **groups)(LearnerActor).remote(make_learner, setup.config)
-        context, _ = result_of([actor.start.remote() for actor in actors.values()], START_S)
+        (context, as_saved), _ = result_of([actor.start.remote() for actor in actors.values()], START_S)
         # The scorer starts later: it is not needed before there are rollouts, and would take cores from the two.
         actors["scorer"] = ray.remote(**scorer_resources)(Scorer).remote(setup)
-        learner = RemoteLearner(actors["learner"], sends, as_saved=result_of(actors["generator"].takes_saved.remote()))
+        learner = RemoteLearner(actors["learner"], sends, as_saved)
         yield RolloutPipeline(actors["generator"], actors["scorer"], learner, context), learner
     except (RayError, TimeoutError) as error:
         cause = error.cause if isinstance(error, RayTaskError) else error

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import training_parts
 from training_parts import NoMlflow, by, contains_a_t, context, problems, saved_every, setup_of
 
 from grpo.common.records import Completion, Rollout
@@ -27,21 +28,19 @@ from grpo.study.methods import Asynchronous, GrpoConfig
 from grpo.tasks.formats import QUESTION_ONLY
 from grpo.tasks.task import Format
 from grpo.tracking.run_log import RunLog
-from grpo.training.asynchronous import actors as actors_module
 from grpo.training.asynchronous.loop import train_grpo_asynchronously
 from grpo.training.asynchronous.start import start_actors
 
-CONFIG = GrpoConfig(
-    n_grpo_steps=8,
-    learning_rate=3e-3,
-    rollout_batch_size=16,
-    train_batch_size=16,
-    group_size=4,
-    gradient_accumulation_steps=1,
-    sampling_max_tokens=5,
-    sampling_min_tokens=0,
-    loss_type="grpo_clip",
-    prompt="question_only",
+CONFIG = training_parts.CONFIG.model_copy(
+    update={
+        "n_grpo_steps": 8,
+        "learning_rate": 3e-3,
+        "rollout_batch_size": 16,
+        "train_batch_size": 16,
+        "group_size": 4,
+        "sampling_max_tokens": 5,
+        "loss_type": "grpo_clip",
+    }
 )
 
 
@@ -91,19 +90,6 @@ def make_learner(folder: Path, config: GrpoConfig, naps: float = 0.0) -> tuple[L
     learner = NappingLearner(model, config, tokenizer.pad_token_id)
     learner.naps = naps
     return learner, lambda target: save_checkpoint(target, model, tokenizer)
-
-
-def make_slowly_writing_learner(folder: Path, slow: Path, config: GrpoConfig) -> tuple[Learner, Callable[[Path], None]]:
-    """Its states take for ever where there is a file ``slow``."""
-    write = actors_module.write_durably
-
-    def slowly(file: Path, content: Any) -> None:
-        while slow.exists():
-            time.sleep(0.05)
-        write(file, content)
-
-    actors_module.write_durably = slowly
-    return make_learner(folder, config)
 
 
 def kill(actor: Any) -> None:

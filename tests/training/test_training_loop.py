@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+import training_parts
 from learner_parts import log_softmax_alone
 from study_parts import changed, entry, study_named
 from training_parts import (
@@ -88,18 +89,7 @@ def test_the_questions_of_a_step_depend_on_nothing_that_was_asked_before() -> No
 
 SCORE = by(contains_a_t)
 HALF = {"format_reward": 1.0, "answer_reward": 0.5, "reward": 0.5}
-
-CONFIG = GrpoConfig(
-    n_grpo_steps=20,
-    learning_rate=1e-2,
-    rollout_batch_size=64,
-    train_batch_size=64,
-    group_size=8,
-    gradient_accumulation_steps=2,
-    sampling_max_tokens=6,
-    sampling_min_tokens=0,
-    prompt="question_only",
-)
+CONFIG = training_parts.CONFIG.model_copy(update={"n_grpo_steps": 20, "gradient_accumulation_steps": 2})
 
 
 def train(model: Any, tokenizer: Any, folder: Path, config: GrpoConfig = CONFIG, **given: Any) -> tuple[Any, RunLog]:

@@ -26,6 +26,7 @@ import numpy as np
 import pytest
 import torch
 from asynchronous_parts import CONFIG, asynchronous, make_generator, make_learner
+from environment_parts import Talk
 from model_parts import own_model
 from study_parts import changed, entry
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -41,6 +42,7 @@ from training_parts import (
     setup_of,
     train,
 )
+from transformers import AutoModelForCausalLM
 from waiting import wait_for
 
 from grpo.common.errors import ActorLost, UserError
@@ -52,7 +54,9 @@ from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun, effective_run
 from grpo.study.schema import Study
+from grpo.tasks.environment import Environment
 from grpo.tasks.formats import QUESTION_ONLY
+from grpo.tasks.task import Format
 from grpo.tracking.run_log import RunLog
 from grpo.training import run as run_module
 from grpo.training.asynchronous import actors
@@ -86,8 +90,13 @@ def folder(fresh_model: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFa
     return target
 
 
-def with_actors(config: Any, folder: Path, target: Path, naps: float = 0.0) -> tuple[RunLog, dict[str, Any]]:
-    return parts.run(config, partial(make_generator, folder, naps), partial(make_learner, folder, config, naps), target)
+def with_actors(
+    config: Any, folder: Path, target: Path, naps: tuple[float, float] = (0.0, 0.0), format: Format = QUESTION_ONLY
+) -> tuple[RunLog, dict[str, Any]]:
+    """Train, with naps (s) of generator and learner: the log, and the learner's state at the end."""
+    generator = partial(make_generator, folder, naps[0], target / "sampled")
+    learner = partial(make_learner, folder, config, naps[1], target / "trained")
+    return parts.run(config, generator, learner, target, format=format)
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -207,12 +216,18 @@ def test_stale_rollouts_bring_their_own_log_probs_and_fresh_ones_the_learners(ep
     assert equal(mixed.old, stale.old)
 
 
-class HungryEngine(parts.FixedTimeEngine):
-    """Takes as much memory as a call has tokens."""
+class HungryEngine:
+    """Samples nothing, in a fixed time, and takes as much memory as a call has tokens."""
 
-    def generate(self, prompts: Any, params: SamplingParams, n: int, seed: int) -> Any:
+    context, policy_version = None, 0
+
+    def synchronize(self, model: Any, policy_version: int) -> None:
+        self.policy_version = policy_version
+
+    def generate(self, prompts: Any, params: SamplingParams, n: int, seed: int) -> list[list[Completion]]:
         torch.ones(params.max_tokens, 2**18).sum()  # MiB
-        return super().generate(prompts, params, n, seed)
+        time.sleep(0.1)
+        return [[Completion((1, 2), "T", (-1.0, -1.0), "stop", self.policy_version)] * n for _ in prompts]
 
 
 def test_a_generator_counts_its_own_times_and_memory(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +235,7 @@ def test_a_generator_counts_its_own_times_and_memory(tokenizer: Any, monkeypatch
     monkeypatch.setattr(actors, "ray", SimpleNamespace(get=lambda weights: weights))
     loading = SimpleNamespace(load_state_dict=lambda weights: time.sleep(0.2))
     few, many = (setup_of(CONFIG.model_copy(update={"sampling_max_tokens": n}), problems(8), QUESTION_ONLY) for n in (2, 256))
-    generator = Generator(lambda: (HungryEngine(0.1), loading, tokenizer), many)
+    generator = Generator(lambda: (HungryEngine(), loading, tokenizer), many)
     assert generator.start() == (None, False)
     time.sleep(0.4)
     _, first = generator.sample(1, Policy(0), sending_s=0.25)
@@ -343,17 +358,21 @@ def test_a_run_that_is_taken_up_trains_on_the_same_groups_of_the_same_versions(
 # ------------------------------------------------------------------------------------------------------------------ real Ray
 
 
+THREE_TURNS = Format("{question}\n", stop=("a", "e"), environment=Environment("environment_parts:Talk", max_turns=3))
+
+
 @shared_cluster
+@pytest.mark.parametrize(("format", "tokens"), [(QUESTION_ONLY, 5), (THREE_TURNS, 60)], ids=["one turn", "episodes"])
 def test_without_lag_and_replay_the_result_is_that_of_the_synchronous_loop(
-    folder: Path, fresh_model: Any, tokenizer: Any, tmp_path: Path
+    folder: Path, fresh_model: Any, tokenizer: Any, tmp_path: Path, format: Format, tokens: int
 ) -> None:
     """With two epochs of two updates on each rollout batch."""
-    config = CONFIG.model_copy(update={"epochs_per_rollout_batch": 2, "train_batch_size": 8})
-    model = copy.deepcopy(fresh_model)
+    sizes = {"epochs_per_rollout_batch": 2, "train_batch_size": 8, "sampling_max_tokens": tokens}
+    config, model = CONFIG.model_copy(update=sizes), copy.deepcopy(fresh_model)
     learner, engine = Learner(model, config, tokenizer.pad_token_id), TransformersEngine(model, tokenizer)
-    given = {"data": problems(10), "format": QUESTION_ONLY, "learner": learner, "engine": engine}
+    given = {"data": problems(10), "format": format, "learner": learner, "engine": engine}
     train(train_grpo, config, model, tokenizer, tmp_path / "synchronous", **given)
-    _, found = with_actors(asynchronous(config, max_policy_lag=0), folder, tmp_path / "asynchronous")
+    _, found = with_actors(asynchronous(config, max_policy_lag=0), folder, tmp_path / "asynchronous", format=format)
     assert equal(found, learner.state())
     assert not equal(found["model"], fresh_model.state_dict())
     both = [rows(tmp_path / name) for name in ("synchronous", "asynchronous")]
@@ -364,11 +383,37 @@ def test_without_lag_and_replay_the_result_is_that_of_the_synchronous_loop(
 
 
 @shared_cluster
+def test_the_buffer_keeps_what_was_sampled_and_what_was_read(folder: Path, tokenizer: Any, tmp_path: Path) -> None:
+    """Of episodes of several turns, in the state after step 3: the batch of step 2, sampled with the first weights."""
+    config = CONFIG.model_copy(update={"n_grpo_steps": 4, "sampling_max_tokens": 60})
+    with_actors(asynchronous(config, max_policy_lag=1, replay_capacity=2), folder, tmp_path / "run", format=THREE_TURNS)
+    state = torch.load(tmp_path / "run/state/step-3/state.pt", weights_only=True)
+    first = [group for group in state["loop"]["buffer"][0] if group.version == 0]
+    reference = AutoModelForCausalLM.from_pretrained(folder)
+    assert len(first) == CONFIG.n_prompts_per_rollout_batch
+    seen = set()
+    for rollout in (rollout for group in first for rollout in group.rollouts):
+        completion, start = rollout.completion, len(rollout.prompt_ids)
+        ids = torch.tensor([*rollout.prompt_ids, *completion.token_ids])
+        with torch.no_grad():
+            each = torch.log_softmax(reference(ids[None]).logits[0, :-1], dim=-1).gather(-1, ids[1:, None])[start - 1 :, 0]
+        read = {place for span in completion.observations for place in range(*span)}
+        sampled = [place for place in range(len(completion.token_ids)) if place not in read]
+        assert torch.allclose(each[sampled], torch.tensor(completion.log_probs), atol=1e-4)
+        environment, said = Talk(), [text for role, text in completion.episode.messages if role == "assistant"]
+        environment.reset("")
+        written = [tokenizer.decode(completion.token_ids[slice(*span)]) for span in completion.observations]
+        assert written == [environment.step(text) for text in said[: len(written)]]
+        seen.add(len(written))
+    assert 2 in seen
+
+
+@shared_cluster
 @pytest.mark.slow
 def test_a_schedule_makes_the_result_independent_of_the_clock(folder: Path, tmp_path: Path) -> None:
     config = asynchronous(max_policy_lag=2, replay_capacity=2)
     _, expected = with_actors(config, folder, tmp_path / "straight")
-    _, found = with_actors(config, folder, tmp_path / "napping", naps=0.1)
+    _, found = with_actors(config, folder, tmp_path / "napping", naps=(0.1, 0.03))
     assert equal(found, expected)
     lags = [row["lag_max"] for row in rows(tmp_path / "napping")]
     assert lags[:3] == [0, 1, 2] and max(lags) == 3  # two versions behind, and a batch of the buffer before that
@@ -425,7 +470,7 @@ def test_a_run_whose_generator_has_other_weights_ends_before_training(
     make_project(monkeypatch, tmp_path, own_model(vocab_size=len(tokenizer), intermediate_size=32), tokenizer)
     monkeypatch.setattr("grpo.training.train.score_of", lambda *_: by(contains_a_t))
     # The checkpoint of another model stays in place of the run's.
-    monkeypatch.setattr(start_module, "_make_generator", partial(parts.make_generator_of, folder))
+    monkeypatch.setattr(start_module, "_make_generator", lambda *_: make_generator(folder))
     monkeypatch.setattr(RemoteLearner, "train", lambda *_: pytest.fail("it was trained"))
     with pytest.raises(UserError, match=r"engine and learner differ by .* nats a token"):
         train_run(*one_behind(mini_study))
@@ -478,9 +523,8 @@ def test_an_actor_that_does_not_start_is_noticed(folder: Path, tmp_path: Path, m
 @pytest.mark.slow
 def test_a_stuck_actor_is_noticed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_module, "STUCK_AFTER_S", 1.0)
-    stuck, learner = partial(parts.make_fixed_time_generator, folder, 3600.0), partial(parts.make_fixed_time_learner, 0.0)
     with pytest.raises(ActorLost, match=r"^the generator.* has died or hangs \(TimeoutError"):
-        parts.run(asynchronous(), stuck, learner, tmp_path)
+        with_actors(asynchronous(), folder, tmp_path / "stuck", naps=(3600.0, 0.0))
 
 
 @pytest.mark.slow
@@ -489,17 +533,15 @@ def test_generator_and_learner_work_at_the_same_time(folder: Path, tmp_path: Pat
     """Most of the faster one's seconds lie within the slower one's; how long a step takes depends on the machine's load."""
     config = asynchronous(CONFIG.model_copy(update={"n_grpo_steps": 8}), max_policy_lag=1)
     for generation, training in ((1.2, 0.4), (0.4, 1.2)):
-        sampled, trained = (tmp_path / f"{name}-{generation}" for name in ("sampled", "trained"))
-        log, _ = parts.run(
-            config,
-            partial(parts.make_fixed_time_generator, folder, generation, sampled),
-            partial(parts.make_fixed_time_learner, training, trained),
-            tmp_path / str(generation),
-        )
+        target = tmp_path / f"slower-{generation:.0f}"
+        log, _ = with_actors(config, folder, target, (generation, training))
         usual = {key: median(step[key] for step in log.times[2:]) for key in log.times[2]}
         assert generation <= usual["rollout_s"]
         assert (usual["generator_waiting_s"] > usual["waiting_s"]) == (generation < training)  # the faster one waits
-        spans = [[tuple(map(float, line.split())) for line in notes.read_text().splitlines()] for notes in (sampled, trained)]
+        spans = [
+            [tuple(map(float, line.split())) for line in notes.read_text().splitlines()]
+            for notes in (target / "sampled", target / "trained")
+        ]
         together = sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in spans[0] for b in spans[1])
         # The learner takes its first step before the generator's second, and the generator none after its last.
         assert len(spans[0]) == len(spans[1]) == 8 and together > 0.5 * 7 * min(generation, training), spans
@@ -538,14 +580,14 @@ def test_rays_sockets_can_be_named_where_the_folder_for_temporary_files_has_a_lo
     Path(folder, rest).unlink()
 
 
-ON_A_CLUSTER = """
+PROGRAM = """
 import sys
 from functools import partial
 from pathlib import Path
 import asynchronous_parts as parts
-folder, notes = map(Path, sys.argv[1:])
-config = parts.asynchronous(max_policy_lag=1)
-parts.run(config, partial(parts.make_generator, folder), partial(parts.make_learner, folder, config), notes)
+folder, target, steps = sys.argv[1:]
+config = parts.asynchronous(parts.CONFIG.model_copy(update={"n_grpo_steps": int(steps)}), max_policy_lag=1)
+parts.run(config, partial(parts.make_generator, folder), partial(parts.make_learner, folder, config), Path(target))
 """
 
 
@@ -554,11 +596,11 @@ def test_a_cluster_that_asks_for_a_token_is_used(folder: Path, tmp_path: Path) -
     """Clusters require one since Ray 2.60; a second run finds the cluster too."""
     with parts.ray_cluster() as address:
         for name in ("first", "second"):
-            program = [sys.executable, "-c", ON_A_CLUSTER, str(folder), str(tmp_path / name)]
+            program = [sys.executable, "-c", PROGRAM, str(folder), str(tmp_path / name), "8"]
             environment = {key: value for key, value in os.environ.items() if key != "RAY_AUTH_MODE"} | {"RAY_ADDRESS": address}
             done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False, timeout=120)
             assert done.returncode == 0, done.stderr
-    assert rows(tmp_path / "first") == rows(tmp_path / "second") and len(rows(tmp_path / "first")) == CONFIG.n_grpo_steps
+    assert rows(tmp_path / "first") == rows(tmp_path / "second") and len(rows(tmp_path / "first")) == 8
 
 
 # --------------------------------------------------------------------------------------------------- nothing is left behind
@@ -576,30 +618,18 @@ def marked(mark: str) -> set[int]:
     return found
 
 
-PROGRAM = """
-import sys
-from functools import partial
-from pathlib import Path
-import asynchronous_parts as parts
-folder, notes = map(Path, sys.argv[1:])
-config = parts.asynchronous(parts.CONFIG.model_copy(update={"n_grpo_steps": 10_000}), max_policy_lag=1)
-generator = partial(parts.make_fixed_time_generator, folder, 0.2)
-parts.run(config, generator, partial(parts.make_fixed_time_learner, 0.2), notes, lambda _: print("started", flush=True))
-"""
-
-
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
 @pytest.mark.slow
 def test_no_process_is_left_behind(folder: Path, tmp_path: Path, how: signal.Signals) -> None:
     mark = f"GRPO_TEST_MARK={tmp_path.name}-{how.name}"
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(folder), str(tmp_path)], env=os.environ | dict([mark.split("=")]),
+        [sys.executable, "-c", PROGRAM, str(folder), str(tmp_path), "10000"], env=os.environ | dict([mark.split("=")]),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
-    assert process.stdout is not None
+    history = tmp_path / "history.csv"
     try:
-        assert process.stdout.readline() == "started\n", process.communicate()
-        wait_for(lambda: (tmp_path / "history.csv").exists() and len((tmp_path / "history.csv").read_text().splitlines()) > 3)
+        wait_for(lambda: process.poll() is not None or (history.exists() and len(history.read_text().splitlines()) > 3))
+        assert process.poll() is None, process.communicate()
         assert len(marked(mark)) > 4  # Ray's own processes and three actors
         if how is signal.SIGINT:
             os.killpg(process.pid, how)  # a terminal tells all of the group

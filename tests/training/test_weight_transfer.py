@@ -168,7 +168,7 @@ def test_devices_say_how_many_gpus_are_asked_for_and_how_weights_go(
 
 def sent(config: Any, folder: Path, target: Path, dies: str = "", naps: float = 0.0) -> tuple[Any, Any]:
     learner = partial(transfer_parts.make_plainly_sending_learner, folder, config, naps, target / "sent.txt", dies)
-    generator = partial(parts.make_generator, folder, naps, transfer_parts.LoadingEngine)
+    generator = partial(parts.make_generator, folder, naps, engine_class=transfer_parts.LoadingEngine)
     return parts.run(config, generator, learner, target, sends=True)
 
 

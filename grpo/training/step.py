@@ -34,9 +34,7 @@ class RunSetup(Generic[Config]):
 
     Attributes:
         data: the training problems; the training examples in supervised fine-tuning.
-        format: builds prompts and reads answers.
         score: rewards rollouts, in training and in validation.
-        task: supplies further metrics of rollouts.
     """
 
     config: Config
@@ -52,10 +50,6 @@ class RunContext(Generic[Config, AnyLearner]):
     """One run, ready to be trained.
 
     Attributes:
-        sampler: samples rollouts with the policy's weights.
-        learner: holds the policy and trains it.
-        log: records one row for each optimizer step, and the time of each phase.
-        saved: saves the run's state, and knows the step at which the run was resumed.
         validation: called with a step and its updates, first with step 0 and no updates, then after each step. It evaluates
             the policy if an evaluation is due, and returns True if the run ends here.
     """

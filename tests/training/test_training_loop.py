@@ -246,67 +246,6 @@ def test_a_run_is_evaluated_first_every_few_steps_and_last_and_all_goes_to_mlflo
     assert all(step in (2, 4, 6, 8, 10) and value >= 0 for name in times for step, value in mlflow.metrics[name])
 
 
-# ------------------------------------------------------------------------------------------------------------- validation
-
-
-class RemembersCalls(TransformersEngine):
-    """Records the sampling parameters and the seed of each call."""
-
-    def __init__(self, *arguments: Any):
-        super().__init__(*arguments)
-        self.asked: list[tuple[SamplingParams, int]] = []
-
-    def generate(self, prompts: Any, params: Any, n: int, seed: int) -> Any:
-        self.asked.append((params, seed))
-        return super().generate(prompts, params, n, seed)
-
-
-UPDATE = {"skipped_update": 0.0, "token_entropy": 1.0}
-
-
-def evaluated(study: Study, run: EffectiveRun, model: Any, tokenizer: Any, folder: Path) -> tuple[RemembersCalls, RunLog]:
-    """Evaluate at the steps 0, 2 and 4 of a run that does not train; the engine and the log."""
-    folder.mkdir()
-    engine, learner = RemembersCalls(model, tokenizer), Learner(model, run.config, tokenizer.pad_token_id)
-    log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
-    parts = {"data": [], "engine": engine, "learner": learner, "tokenizer": tokenizer}
-    ctx = context(run.config, log, never_saved(folder), **parts, reward=contains_a_t)
-    _, validate = monitored(ctx, study, problems(6))
-    for step in (0, 2, 4):
-        validate(step, [UPDATE] if step else [])
-    log.close()
-    return engine, log
-
-
-@pytest.mark.parametrize(("evaluation", "training", "used"), [(12, 6, 6), (4, 6, 4)])
-def test_a_response_that_is_too_long_in_training_is_too_long_in_validation(
-    tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path, evaluation: int, training: int, used: int
-) -> None:
-    """The evaluation's own limit applies if it is smaller."""
-    study = changed(
-        tiny_study,
-        grpo={"sampling_max_tokens": training},
-        evaluation={"max_tokens": evaluation, "temperature": 0.8, "top_p": 0.9},
-    )
-    engine, log = evaluated(study, tiny_run(study), model, tokenizer, tmp_path / "run")
-    assert [params for params, _ in engine.asked] == [SamplingParams(0.8, 0.9, max_tokens=used)] * 3
-    assert all(row["val/response_length"] <= used and row["val/cut_off"] > 0 for row in log.validations)
-
-
-def test_every_evaluation_of_every_run_draws_alike(tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    """An unchanged policy gets the same result again; the study's seed affects it, the run's does not."""
-    study = changed(tiny_study, seeds=[0, 1])
-    other_seed = effective_run(study, "grpo_learning_rate", "slow", 1, [])
-    engine, log = evaluated(study, tiny_run(study), model, tokenizer, tmp_path / "one")
-    again, _ = evaluated(study, other_seed, model, tokenizer, tmp_path / "other")
-    assert len(set(engine.asked + again.asked)) == 1
-    first, *later = [{key: value for key, value in row.items() if key.startswith("val/")} for row in log.validations]
-    assert [str(row) for row in later] == [str(first)] * 2  # by their text, as NaN is not equal to NaN
-    elsewhere = changed(study, evaluation={"seed": 5})
-    moved, _ = evaluated(elsewhere, tiny_run(elsewhere), model, tokenizer, tmp_path / "moved")
-    assert not {seed for _, seed in moved.asked} & {seed for _, seed in engine.asked}
-
-
 @pytest.fixture
 def project(model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make_project(monkeypatch, tmp_path, model, tokenizer)
@@ -689,12 +628,37 @@ def test_the_time_of_a_run_that_is_taken_up_goes_on(tmp_path: Path, monkeypatch:
     assert third.elapsed_s == 43.0 and third.resumed_after == [1, 2]
 
 
-def validation_of(study: Study, model: Any, tokenizer: Any, asked: list[Problem], n: int, *further: Any) -> Validation:
+# ------------------------------------------------------------------------------------------------------------- validation
+
+
+def validation_of(
+    study: Study, model: Any, tokenizer: Any, asked: list[Problem], n: int, *further: Any, run_seed: int = 0, **settings: Any
+) -> Validation:
     """What evaluates ``model`` on the first ``n`` problems."""
-    counts = {"problems": n, "last_problems": n}
-    setup, settings = setup_of(CONFIG, score=SCORE), study.evaluation.model_copy(update=counts | {"max_tokens": 6})
+    setup, values = setup_of(CONFIG, seed=run_seed, score=SCORE), {"problems": n, "last_problems": n, "max_tokens": 6}
     sampler = Sampler(TransformersEngine(model, tokenizer), tokenizer, setup.format, setup.score)
-    return Validation(setup, settings, asked, sampler, Learner(model, CONFIG, tokenizer.pad_token_id), *further)
+    evaluation = study.evaluation.model_copy(update=values | settings)
+    return Validation(setup, evaluation, asked, sampler, Learner(model, CONFIG, tokenizer.pad_token_id), *further)
+
+
+@pytest.mark.parametrize(("limit", "used"), [(12, 6), (4, 4)])
+def test_a_response_that_is_too_long_in_training_is_too_long_in_validation(
+    model: Any, tokenizer: Any, mini_study: Study, limit: int, used: int
+) -> None:
+    """The evaluation's own limit applies if it is smaller than that of training, which is 6."""
+    found = validation_of(mini_study, model, tokenizer, problems(6), 6, max_tokens=limit, temperature=0.8, top_p=0.9)
+    assert found.sampling(found.sampler.format) == SamplingParams(0.8, 0.9, max_tokens=used)
+    assert max(rollout.length for rollout in found(0).rollouts) == used
+
+
+def test_every_evaluation_of_every_run_draws_alike(model: Any, tokenizer: Any, mini_study: Study) -> None:
+    """An unchanged policy gets the same result again; the study's seed affects it, the run's does not."""
+
+    def drawn(step: int = 0, **given: Any) -> list[Completion]:
+        rollouts = validation_of(mini_study, model, tokenizer, problems(6), 6, **given)(step).rollouts
+        return [replace(rollout.completion, policy_version=0) for rollout in rollouts]
+
+    assert drawn() == drawn(step=2) == drawn(run_seed=1) != drawn(seed=5)
 
 
 def test_what_is_shown_of_more_than_64_problems_is_of_the_first_64(model: Any, tokenizer: Any, mini_study: Study) -> None:

@@ -109,7 +109,6 @@ class RolloutPipeline:
 
     @property
     def policy_version(self) -> int:
-        """See :class:`grpo.rollout.engine.Engine`."""
         return self._policy.version
 
     def request(self, step: int) -> Future[ScoredRollouts]:
@@ -118,7 +117,6 @@ class RolloutPipeline:
         return scored
 
     def turns(self) -> AbstractContextManager[None]:
-        """See :class:`grpo.rollout.engine.Engine`; here nothing is kept."""
         return nullcontext()
 
     def generate(

@@ -125,7 +125,7 @@ LOOPS: dict[type[RunConfig], Callable[[RunContext[Any, Learner]], None]] = {
 
 
 def _method(run: EffectiveRun) -> tuple[Callable[..., AbstractContextManager[Any]], Callable[[Any], None]]:
-    """What starts engine and learner, in this process or in Ray actors, and the loop that trains with them."""
+    """Choose what starts engine and learner, in this process or in Ray actors, and the loop that trains with them."""
     if not run.config.is_asynchronous:
         return start_here, LOOPS[type(run.config)]
     require_extra("ray", "ray", f"{run.experiment}: an asynchronous run")
@@ -173,7 +173,7 @@ def start_here(
     """Start engine and learner in this process, which may be one of several that train the run together.
 
     Yields:
-        what samples with the policy's weights, the learner, and a function that saves the policy as a checkpoint.
+        the sampler, the learner, and a function that saves the policy as a checkpoint.
     """
     settings = study.learner
     start_threads(max(1, study.threads // settings.processes))

@@ -132,7 +132,7 @@ def ids(rollouts: list[Rollout]) -> list[str]:
 
 
 def test_groups_stay_whole_and_keep_rewards_advantages_and_log_probs() -> None:
-    buffer = ReplayBuffer(2, 3, 3, None, seed=0)
+    buffer = ReplayBuffer(asynchronous(SMALL, replay_capacity=3), seed=0)
     for step in range(1, 9):
         buffer.add(scored(step))
         drawn = buffer.draw(step, step)
@@ -146,7 +146,7 @@ def test_groups_stay_whole_and_keep_rewards_advantages_and_log_probs() -> None:
 
 
 def test_the_oldest_leave_first_and_every_use_is_counted() -> None:
-    buffer = ReplayBuffer(2, 3, 2, None, seed=1)
+    buffer = ReplayBuffer(asynchronous(SMALL, replay_capacity=2), seed=1)
     drawn: list[str] = []
     for step in range(1, 200):
         buffer.add(scored(step))
@@ -161,14 +161,14 @@ def test_the_oldest_leave_first_and_every_use_is_counted() -> None:
     # A group is there for two draws of half the buffer each: never with probability 1/4, once 1/2, twice 1/4.
     assert metrics["replay/never_drawn"] == pytest.approx(0.25, abs=0.05)
     assert metrics["replay/uses_mean"] == pytest.approx(1.0, abs=0.02)
-    other = ReplayBuffer(2, 3, 2, None, seed=2)
+    other = ReplayBuffer(asynchronous(SMALL, replay_capacity=2), seed=2)
     other.restore(buffer.state())
     assert any(ids(other.draw(step, step)) != ids(buffer.draw(step, step)) for step in range(5))  # draws depend on the seed
 
 
 def test_a_state_of_the_buffer_stays_as_it_was_taken() -> None:
     """The state is written while training continues."""
-    buffer = ReplayBuffer(2, 3, 1, None, seed=0)
+    buffer = ReplayBuffer(asynchronous(SMALL, replay_capacity=1), seed=0)
     buffer.add(scored(1))
     buffer.draw(1, 0)
     groups, left = buffer.state()

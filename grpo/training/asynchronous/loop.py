@@ -29,8 +29,7 @@ def train_grpo_asynchronously(ctx: RunContext[GrpoConfig, RemoteLearner]) -> Non
     settings = config.asynchronous
     assert settings is not None
     n, lag = config.n_grpo_steps, settings.max_policy_lag
-    groups = config.n_prompts_per_rollout_batch
-    buffer = ReplayBuffer(config.group_size, groups, settings.replay_capacity, settings.replay_max_age, ctx.setup.seed)
+    buffer = ReplayBuffer(config, ctx.setup.seed)
     requested: deque[Future[ScoredRollouts]] = deque()  # the batch of the next step first
     if ctx.saved.step:
         buffer.restore(ctx.saved.loop["buffer"])

@@ -585,9 +585,9 @@ import sys
 from functools import partial
 from pathlib import Path
 import asynchronous_parts as parts
-folder, target, steps = sys.argv[1:]
-config = parts.asynchronous(parts.CONFIG.model_copy(update={"n_grpo_steps": int(steps)}), max_policy_lag=1)
-parts.run(config, partial(parts.make_generator, folder), partial(parts.make_learner, folder, config), Path(target))
+folder, target = map(Path, sys.argv[1:3])
+config = parts.asynchronous(parts.CONFIG.model_copy(update={"n_grpo_steps": int(sys.argv[3])}), max_policy_lag=1)
+parts.run(config, partial(parts.make_generator, folder), partial(parts.make_learner, folder, config), target)
 """
 
 

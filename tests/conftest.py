@@ -41,7 +41,7 @@ LONGEST = [
 def scope(nodeid: str) -> str:
     """Where tests run side by side (`pytest -n 2`), those of one scope, which is a module, stay in one process."""
     module = Path(nodeid.split("::")[0]).stem
-    return "one study" if module in OF_ONE_STUDY else "test_asynchronous" if module == "test_async_episodes" else module
+    return "one study" if module in OF_ONE_STUDY else module
 
 
 def pytest_configure() -> None:

@@ -98,7 +98,7 @@ class Pair:
 
         from grpo.study.methods import GrpoConfig
         from grpo.training.asynchronous.actors import Generator
-        from grpo.training.context import RunSetup
+        from grpo.training.step import RunSetup
 
         self.ends.close()  # the one before
         env = {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}

@@ -26,6 +26,10 @@ class ToBeResumed(Exception):
     """A run was told to stop and has saved its state; the same command continues it."""
 
 
+class ActorLost(Exception):
+    """An actor of an asynchronous run has died or hangs. The run can go on from its last saved state."""
+
+
 class AlreadyReported(SystemExit):
     """The end of this process, because another one has failed and printed why."""
 

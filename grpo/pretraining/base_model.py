@@ -152,7 +152,21 @@ def pretrain(
     texts = (piece for p, r in corpus[:TOKENIZER_DOCUMENTS] for piece in pieces(p + r))
     tokenizer = train_tokenizer(texts, settings.vocab_size)
     torch.manual_seed(settings.seed)
-    model = build_transformer(settings, len(tokenizer))
+    model = TransformerLM(
+        TransformerConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=settings.hidden_size,
+            num_hidden_layers=settings.num_hidden_layers,
+            num_attention_heads=settings.num_attention_heads,
+            num_key_value_heads=settings.num_attention_heads,
+            intermediate_size=settings.intermediate_size,
+            max_position_embeddings=settings.max_position_embeddings,
+            tie_word_embeddings=settings.tie_word_embeddings,
+            initializer_range=INITIALIZER_RANGE,
+            eos_token_id=0,  # end of text, in a tokenizer of train_tokenizer
+            pad_token_id=0,
+        )
+    )
     optimizer = Optimizer(model, settings.learning_rate, weight_decay=WEIGHT_DECAY)
     for step, batch in enumerate(_batches(settings, corpus, tokenizer), start=1):
         optimizer.learning_rate = _learning_rate(step, settings)
@@ -164,25 +178,6 @@ def pretrain(
         optimizer.step(MAX_GRADIENT_NORM)
         on_step(step, loss.item(), optimizer.learning_rate)
     return model, tokenizer
-
-
-def build_transformer(settings: PretrainedHere, vocab_size: int) -> TransformerLM:
-    """Build a randomly initialized model; end of text is token 0, as in :func:`train_tokenizer`."""
-    return TransformerLM(
-        TransformerConfig(
-            vocab_size=vocab_size,
-            hidden_size=settings.hidden_size,
-            num_hidden_layers=settings.num_hidden_layers,
-            num_attention_heads=settings.num_attention_heads,
-            num_key_value_heads=settings.num_attention_heads,
-            intermediate_size=settings.intermediate_size,
-            max_position_embeddings=settings.max_position_embeddings,
-            tie_word_embeddings=settings.tie_word_embeddings,
-            initializer_range=INITIALIZER_RANGE,
-            eos_token_id=0,
-            pad_token_id=0,
-        )
-    )
 
 
 def _learning_rate(step: int, settings: PretrainedHere) -> float:

@@ -48,21 +48,15 @@ class Engine(Protocol):
 
     If several processes train one run, each has its own engine, gets all prompts, and samples its share of them. The
     completions of a prompt do not depend on the number of processes.
-
-    Attributes:
-        policy_version: version of the engine's weights; 0 at the start.
-        context: longest text, prompt and response, in tokens; None without a limit.
     """
 
     @property
     def policy_version(self) -> int:
-        """See above."""
-        ...
+        """Version of the engine's weights; 0 at the start."""
 
     @property
     def context(self) -> int | None:
-        """See above."""
-        ...
+        """Longest text, prompt and response, in tokens; None without a limit."""
 
     def generate(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int, draws: Sequence[Draw] = ()
@@ -76,18 +70,15 @@ class Engine(Protocol):
         Returns:
             a list of ``n`` completions for each prompt of this process's share, in the order of ``prompts``.
         """
-        ...
 
     def turns(self) -> AbstractContextManager[None]:
         """Calls of :meth:`generate` within are the turns of a batch of episodes, so one may keep what serves the next.
 
         The weights stay the same. A call's prompts go on from texts of the call before, in their order.
         """
-        ...
 
     def synchronize(self, model: Any, policy_version: int) -> None:
         """Load ``model``'s weights; later completions carry ``policy_version``."""
-        ...
 
 
 def require_room_for(

@@ -61,7 +61,6 @@ class TransformersEngine:
 
     @property
     def context(self) -> int | None:
-        """See :class:`grpo.rollout.engine.Engine`."""
         return traits_of(self.model).context
 
     def synchronize(self, model: Any, policy_version: int) -> None:

@@ -171,6 +171,11 @@ class TrainingConfig(Section):
         return steps
 
     @property
+    def is_asynchronous(self) -> bool:
+        """Whether generator, scorer and learner run concurrently, each in its own process."""
+        return getattr(self, "asynchronous", None) is not None
+
+    @property
     def n_updates(self) -> int | None:
         """Optimizer steps of a whole run; None if not known in advance."""
         return None

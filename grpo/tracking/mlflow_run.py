@@ -41,7 +41,6 @@ class MlflowRun:
 
     Args:
         experiment: name of the MLflow experiment; made if it does not exist.
-        name: name of the run.
         params, tags: values are converted to text.
         state: of the study, from :func:`grpo.tracking.mlflow_study.study_state`; it becomes the parent of this run.
         key_file: file with the run's key. If it exists, the run in MLflow that has this key goes on.

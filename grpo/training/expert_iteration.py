@@ -14,8 +14,7 @@ from grpo.learner.learner import Learner
 from grpo.learner.microbatches import texts_of
 from grpo.rollout.engine import derive_seed
 from grpo.study.methods import ExpertIterationConfig
-from grpo.training.context import RunContext, Updates
-from grpo.training.step import reward, sample, task_metrics
+from grpo.training.step import RunContext, Updates, reward, sample, task_metrics
 
 
 def train_by_expert_iteration(ctx: RunContext[ExpertIterationConfig, Learner]) -> None:

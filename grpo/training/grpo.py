@@ -5,8 +5,7 @@ from __future__ import annotations
 from grpo.common.records import response_tokens
 from grpo.learner.learner import Learner
 from grpo.study.methods import GrpoConfig
-from grpo.training.context import RunContext
-from grpo.training.step import replace_groups_without_signal, sample, score, train_on
+from grpo.training.step import RunContext, replace_groups_without_signal, sample, score, train_on
 
 
 def train_grpo(ctx: RunContext[GrpoConfig, Learner]) -> None:

@@ -19,7 +19,7 @@ from grpo.results.statistics import interval_of_mean
 from grpo.study.schema import Study
 from grpo.study.settings import EvaluationSteps
 from grpo.tracking.run_log import RunLog
-from grpo.training.context import Updates
+from grpo.training.step import Updates
 from grpo.training.stopping import Stopping
 from grpo.training.validation import Validated, Validation
 
@@ -49,7 +49,7 @@ class Monitor:
         log: RunLog,
         keep: Callable[[str, dict[str, Any]], None],
     ):
-        self.study, self.validation, self.log, self.rules, self.keep = study, validation, log, study.divergence, keep
+        self.study, self.validation, self.log, self.keep = study, validation, log, keep
         self.config, self.world = validation.setup.config, validation.sampler.world
         self.steps = EvaluationSteps(self.config, study.evaluation.every)
         self.sampled_steps = {0, self.steps.middle}
@@ -83,7 +83,7 @@ class Monitor:
             seen.append({f"val/{key}": value for key, value in validated.metrics.items()})
             if step:
                 self.stopping.entropies.append(updates[-1]["token_entropy"] if updates else math.nan)
-        early = self.stopping.must_end(step, config, self.rules, seen, self.log.elapsed_s) and not over
+        early = self.stopping.must_end(step, config, self.study.divergence, seen, self.log.elapsed_s) and not over
         if early := self.world.of_rank_0(early):  # clocks may differ between processes
             validated = self.validation(step, last=True)
         if validated is not None:
@@ -136,7 +136,7 @@ class Monitor:
             "steps": last["step"],
             "validation_problems": len(outcomes),
             "skipped_updates": self.stopping.skipped_in_all,
-            **self.stopping.ending(),
+            **{name: getattr(self.stopping, name) for name in ("diverged_step", "diverged_reason", "time_limit_step")},
             **(self.validation.on_all_problems() if self.config.wall_clock_limit_s is not None else {}),
         }
 

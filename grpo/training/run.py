@@ -9,12 +9,13 @@ import io
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, cast
 
-from grpo.common.errors import ToBeResumed, UserError
+from grpo.common.errors import ActorLost, ToBeResumed, UserError
 from grpo.common.files import atomic_folder, exclusive_lock, files_digest, read_json, write_json
 from grpo.common.world import is_rank_0, start_processes, started_by_torchrun
 from grpo.models import require_checkpoint
@@ -31,10 +32,27 @@ from grpo.tasks.task import find_format
 from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_study import flat, source_tags, study_params, study_state, study_tags
 from grpo.tracking.run_log import now
-from grpo.training.inputs import ActorLost, Outputs, RunData, is_asynchronous, read_data
+from grpo.training.data import RunData, read_data
 
 MLFLOW_KEY = "mlflow_run_key"  # file beside the saved states; a resumed run goes on in the same MLflow run
 ATTEMPTS = 4  # from one saved state of an asynchronous run whose actors die or hang
+
+
+@dataclass
+class Outputs:
+    """Places of a run's outputs.
+
+    Attributes:
+        results, checkpoints: draft folders, renamed when they are complete.
+        state: folder of the saved states. Each identity and code version has its own, so that no run resumes from another's.
+        timing: wall-clock figures, filled in by the training.
+    """
+
+    results: Path
+    checkpoints: Path
+    state: Path
+    mlflow: MlflowRun
+    timing: dict[str, Any] = field(default_factory=dict)
 
 
 def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> None:
@@ -55,7 +73,7 @@ def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> N
             print(f"{run.name} was finished before, but not yet stored by DVC: its results are back in place")
             return
         same_as = _finished_equal(study, run.experiment, identity)
-        if study.learner.processes > 1 and not same_as and not is_asynchronous(run.config):
+        if study.learner.processes > 1 and not same_as and not run.config.is_asynchronous:
             start_processes(study.learner.processes, study.learner.device)
             return
     lock = exclusive_lock(paths.RUN_LOCKS / f"{run.name.replace('/', '--')}.lock", f"{run.name}: another process")
@@ -146,13 +164,11 @@ def recorded(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as:
     except BaseException as error:
         mlflow.finish("KILLED" if isinstance(error, ToBeResumed) else "FAILED")
         raise
-    run_id = mlflow.finish()
-    alone = study.runs_alone(run.experiment, run.seed)
     about = {
         "run": run.name,
-        "mlflow_run_id": run_id,
+        "mlflow_run_id": mlflow.finish(),
         "same_as": same_as,
-        "alone": alone,
+        "alone": study.runs_alone(run.experiment, run.seed),
         **source_tags(),
         "hardware": hardware(),
         KNOWN: known,
@@ -201,7 +217,10 @@ def _state_folder(run: EffectiveRun, identity: dict[str, Any]) -> Path:
 
 def _mlflow_run(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as: str | None, key_file: Path) -> MlflowRun:
     """Start the run in MLflow, or go on in it; a reused run has no metrics there, but tags that name the original run."""
-    original = {"same_as": same_as, "same_as_run_id": _mlflow_id(same_as)} if same_as else {}
+    original = {}
+    if same_as:
+        timing = read_json(paths.run_timing(same_as), made_by=paths.stage_of_run(same_as), keys=("mlflow_run_id",))
+        original = {"same_as": same_as, "same_as_run_id": timing["mlflow_run_id"] or "not tracked"}
     return MlflowRun(
         study.study,
         run.name,
@@ -221,11 +240,6 @@ def _mlflow_run(study: Study, run: EffectiveRun, identity: dict[str, Any], same_
         study_state(study),
         None if same_as else key_file,
     )
-
-
-def _mlflow_id(run: str) -> str:
-    timing = read_json(paths.run_timing(run), made_by=paths.stage_of_run(run), keys=("mlflow_run_id",))
-    return timing["mlflow_run_id"] or "not tracked"
 
 
 def _write_config(path: Path, run: EffectiveRun, identity: dict[str, Any], same_as: str | None) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from grpo.learner.learner import Learner, require_context
 from grpo.learner.microbatches import whole_texts
 from grpo.study.methods import SftConfig
-from grpo.training.context import RunContext
-from grpo.training.order import items_of_step
+from grpo.training.data import items_of_step
+from grpo.training.step import RunContext
 
 
 def train_sft(ctx: RunContext[SftConfig, Learner]) -> None:
     """Train ``ctx.learner.model`` for ``n_sft_steps`` optimizer steps, or until ``ctx.validation`` ends the run.
 
-    ``ctx.setup.data`` holds the examples (:func:`grpo.training.order.choose_examples`). Prompts are masked: the loss counts
+    ``ctx.setup.data`` holds the examples (:func:`grpo.training.data.choose_examples`). Prompts are masked: the loss counts
     response tokens only.
     """
     setup, log, tokenizer = ctx.setup, ctx.log, ctx.sampler.tokenizer

@@ -8,7 +8,7 @@ The state of a model of 1.5 billion parameters (21.6 GB) takes much longer to wr
 waits for the copy only, and a thread writes it.
 
 The loops themselves draw from no global random generator. The order of the data and the sampling seeds depend on the run's
-seed and the step only (:mod:`grpo.training.order`, :func:`grpo.rollout.engine.derive_seed`), and the learning rate on the
+seed and the step only (:mod:`grpo.training.data`, :func:`grpo.rollout.engine.derive_seed`), and the learning rate on the
 number of updates (:mod:`grpo.learner.optimizer`).
 """
 

@@ -1,26 +1,84 @@
-"""The parts of one training step: sampling, rewards, advantages, updates, and their metrics."""
+"""A run's context, and the parts of one training step: sampling, rewards, advantages, updates, and their metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from grpo.common.records import Problem, Rollout
 from grpo.common.world import ALONE, World
 from grpo.evaluation.episodes import episode_measures
-from grpo.evaluation.evaluate import Sampler, sample_rollouts, score_rollouts, summarize
+from grpo.evaluation.evaluate import Sampler, Score, sample_rollouts, score_rollouts, summarize
 from grpo.learner.advantages import are_equal, normalize_within_groups, own_advantages, reward_statistics
 from grpo.learner.learner import Learner
 from grpo.rollout.engine import SamplingParams, derive_seed
-from grpo.study.methods import GrpoConfig, SamplingConfig
+from grpo.study.methods import GrpoConfig, SamplingConfig, TrainingConfig
 from grpo.tasks.rewards import soft_overlong_punishment
-from grpo.training.context import RunContext, RunSetup, Updates
-from grpo.training.order import items_of_step, other_problems
+from grpo.tasks.task import Format, Task
+from grpo.tracking.run_log import RunLog
+from grpo.training.data import items_of_step, other_problems
+from grpo.training.state import SavedState
 
+Config = TypeVar("Config", bound=TrainingConfig)
+AnyLearner = TypeVar("AnyLearner")  # a Learner; a RemoteLearner in an asynchronous run
 Sampling = TypeVar("Sampling", bound=SamplingConfig)
+Updates = list[dict[str, float]]  # the metrics of each optimizer step within one step of the loop
+
+
+@dataclass(frozen=True)
+class RunSetup(Generic[Config]):
+    """The part of a run that is known before a model is loaded. Ray actors receive it too.
+
+    Attributes:
+        data: the training problems; the training examples in supervised fine-tuning.
+        score: rewards rollouts, in training and in validation.
+    """
+
+    config: Config
+    seed: int
+    data: Sequence[Any]
+    format: Format
+    score: Score
+    task: Task
+
+
+@dataclass(frozen=True)
+class RunContext(Generic[Config, AnyLearner]):
+    """One run, ready to be trained.
+
+    Attributes:
+        validation: called with a step and its updates, first with step 0 and no updates, then after each step. It evaluates
+            the policy if an evaluation is due, and returns True if the run ends here.
+    """
+
+    setup: RunSetup[Config]
+    sampler: Sampler
+    learner: AnyLearner
+    log: RunLog
+    saved: SavedState
+    validation: Callable[[int, Updates], bool]
+
+    def steps(self, loop_state: Callable[[], dict[str, Any]] = dict) -> Iterator[int]:
+        """Yield the steps to train, from 1 or from where the run was resumed, and save the state between them.
+
+        A new run first evaluates its starting policy (step 0). A loop that breaks saves no state for its last step.
+
+        Args:
+            loop_state: gives what the loop itself needs to resume.
+
+        Raises:
+            ToBeResumed: the process was told to stop; the run's state is saved.
+        """
+        if self.saved.step == 0:
+            with self.log.phase("evaluation"):
+                self.validation(0, [])
+        for step in range(self.saved.step + 1, self.setup.config.n_steps + 1):
+            yield step
+            if self.saved.due(step):
+                self.saved.save(step, loop_state())
 
 
 def sample(setup: RunSetup[Sampling], sampler: Sampler, step: int, n_questions: int) -> list[Rollout]:

@@ -103,10 +103,6 @@ class Stopping:
                 tqdm.write(f"step {step}: diverged, {reason}. The run ends here and is kept (`divergence:` in params.yaml).")
         return self.diverged_step is not None or self.time_limit_step is not None
 
-    def ending(self) -> dict[str, Any]:
-        """When and why the run ended early, for metrics.json."""
-        return {name: getattr(self, name) for name in ("diverged_step", "diverged_reason", "time_limit_step")}
-
     def state(self) -> dict[str, Any]:
         """The counts, to be saved."""
         return asdict(self)

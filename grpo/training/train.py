@@ -27,14 +27,15 @@ from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, Sam
 from grpo.study.schema import Study
 from grpo.tasks.task import Format, find_format
 from grpo.tracking.run_log import RunLog, now
-from grpo.training.context import RunContext, RunSetup, Workers
+from grpo.training.data import RunData
 from grpo.training.expert_iteration import train_by_expert_iteration
 from grpo.training.grpo import train_grpo
-from grpo.training.inputs import Outputs, RunData, is_asynchronous
 from grpo.training.monitor import Monitor
 from grpo.training.own_code import require_own_code
+from grpo.training.run import Outputs
 from grpo.training.sft import train_sft
 from grpo.training.state import Part, RandomStates, SavedState
+from grpo.training.step import RunContext, RunSetup
 from grpo.training.validation import FurtherSet, Validation
 
 
@@ -60,9 +61,9 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
         require_chat(format, load_tokenizer(run.model))
     score = score_of(task, run.config.prompt, own_reward(run.config))
     setup: RunSetup[Any] = RunSetup(run.config, run.seed, data.train, format, score, task)
-    with _start_workers(study, run, setup, check_weights) as workers:
+    start, loop = _method(run)
+    with start(study, run, setup, check_weights) as (sampler, learner, save):
         log = RunLog(outputs.results, outputs.mlflow, began, phase_devices(study, run))
-        sampler, learner = workers.sampler, workers.learner
         further = further_sets(study, run, data.also, sampler)
         validation = Validation(setup, study.evaluation, data.validation, sampler, learner, further)
         require_room_for_all(run, validation)
@@ -73,7 +74,7 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
             if kind in study.checkpoints or kind.startswith("step-"):
                 folder = outputs.checkpoints / kind
                 shutil.rmtree(folder, ignore_errors=True)  # the checkpoint of an earlier step
-                workers.save(folder)
+                save(folder)
                 write_json(folder / "metadata.json", {"run": run.name, "kind": kind, **evaluation, **about})
 
         monitor = Monitor(study, run.name, validation, log, keep)
@@ -89,7 +90,7 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
             if saved.step:
                 sampler.engine.synchronize(learner.model, saved.step)
                 print(f"{run.name}: resumed after step {saved.step} of {run.config.n_steps}", flush=True)
-            workers.loop(RunContext(setup, sampler, learner, log, saved, monitor))
+            loop(RunContext(setup, sampler, learner, log, saved, monitor))
         log.close()
         monitor.write(outputs.results)
         last = log.validations[-1]
@@ -107,18 +108,6 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
     }
 
 
-def _start_workers(
-    study: Study, run: EffectiveRun, setup: RunSetup[Any], check_weights: bool
-) -> AbstractContextManager[Workers[Any]]:
-    """Start engine and learner, in this process or in Ray actors."""
-    if not is_asynchronous(run.config):
-        return start_here(study, run, setup, check_weights)
-    require_extra("ray", "ray", f"{run.experiment}: an asynchronous run")
-    from grpo.training.asynchronous.start import start_asynchronous  # imports Ray, an optional package
-
-    return start_asynchronous(study, run, setup, check_weights)
-
-
 def require_chat(format: Format, tokenizer: Any) -> None:
     """Refuse a tokenizer without a chat template, or with one that cannot hold the format's episodes."""
     format.encode(tokenizer, "?")
@@ -133,6 +122,17 @@ LOOPS: dict[type[RunConfig], Callable[[RunContext[Any, Learner]], None]] = {
     ExpertIterationConfig: train_by_expert_iteration,
     GrpoConfig: train_grpo,
 }
+
+
+def _method(run: EffectiveRun) -> tuple[Callable[..., AbstractContextManager[Any]], Callable[[Any], None]]:
+    """Choose what starts engine and learner, in this process or in Ray actors, and the loop that trains with them."""
+    if not run.config.is_asynchronous:
+        return start_here, LOOPS[type(run.config)]
+    require_extra("ray", "ray", f"{run.experiment}: an asynchronous run")
+    from grpo.training.asynchronous.loop import train_grpo_asynchronously  # imports Ray, an optional package
+    from grpo.training.asynchronous.start import start_asynchronous
+
+    return start_asynchronous, train_grpo_asynchronously
 
 
 def require_room_for_all(run: EffectiveRun, validation: Validation) -> None:
@@ -167,8 +167,14 @@ def further_sets(
 
 
 @contextmanager
-def start_here(study: Study, run: EffectiveRun, setup: RunSetup[Any], check_weights: bool) -> Iterator[Workers[Learner]]:
-    """Start engine and learner in this process, which may be one of several that train the run together."""
+def start_here(
+    study: Study, run: EffectiveRun, setup: RunSetup[Any], check_weights: bool
+) -> Iterator[tuple[Sampler, Learner, Callable[[Path], None]]]:
+    """Start engine and learner in this process, which may be one of several that train the run together.
+
+    Yields:
+        the sampler, the learner, and a function that saves the policy as a checkpoint.
+    """
     settings = study.learner
     start_threads(max(1, study.threads // settings.processes))
     world = init_world(settings.device)
@@ -187,14 +193,13 @@ def start_here(study: Study, run: EffectiveRun, setup: RunSetup[Any], check_weig
         if world.rank == 0:
             save_checkpoint(target, whole, tokenizer)
 
-    sampler = Sampler(engine, tokenizer, setup.format, setup.score, world)
-    yield Workers(sampler, learner, save, LOOPS[type(run.config)])
+    yield Sampler(engine, tokenizer, setup.format, setup.score, world), learner, save
     world.destroy()
 
 
 def phase_devices(study: Study, run: EffectiveRun) -> dict[str, str]:
     """Device of each phase, for its peak memory; empty in asynchronous runs, whose actors report their own."""
-    if is_asynchronous(run.config):
+    if run.config.is_asynchronous:
         return {}
     return dict.fromkeys(("rollout", "evaluation", "synchronization"), study.engine.device) | {"training": study.learner.device}
 

@@ -22,7 +22,7 @@ from grpo.rollout.engine import SamplingParams
 from grpo.study.methods import SamplingConfig, own_reward
 from grpo.study.settings import Evaluation
 from grpo.tasks.task import Format
-from grpo.training.context import RunSetup
+from grpo.training.step import RunSetup
 
 FURTHER_METRICS = ("answer_reward", "format_reward", "response_length")  # measured on each further set; and an own reward
 GENERATIONS = 64  # number of rollouts per evaluation whose token entropy is measured

@@ -1,9 +1,8 @@
-"""What the tests of asynchronous training give to the Ray actors: real ones, and slow, stuck or made-up ones."""
+"""What the tests of asynchronous training give to the Ray actors: engines and learners that may be slow or stuck."""
 
 from __future__ import annotations
 
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -12,36 +11,33 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
+import training_parts
 from training_parts import NoMlflow, by, contains_a_t, context, problems, saved_every, setup_of
 
-from grpo.common.records import Completion, Rollout
+from grpo.common.records import Rollout
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
-from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import Asynchronous, GrpoConfig
 from grpo.tasks.formats import QUESTION_ONLY
 from grpo.tasks.task import Format
 from grpo.tracking.run_log import RunLog
-from grpo.training.asynchronous import actors as actors_module
 from grpo.training.asynchronous.loop import train_grpo_asynchronously
 from grpo.training.asynchronous.start import start_actors
 
-CONFIG = GrpoConfig(
-    n_grpo_steps=8,
-    learning_rate=3e-3,
-    rollout_batch_size=16,
-    train_batch_size=16,
-    group_size=4,
-    gradient_accumulation_steps=1,
-    sampling_max_tokens=5,
-    sampling_min_tokens=0,
-    loss_type="grpo_clip",
-    prompt="question_only",
+CONFIG = training_parts.CONFIG.model_copy(
+    update={
+        "n_grpo_steps": 8,
+        "learning_rate": 3e-3,
+        "rollout_batch_size": 16,
+        "train_batch_size": 16,
+        "group_size": 4,
+        "sampling_max_tokens": 5,
+        "loss_type": "grpo_clip",
+    }
 )
 
 
@@ -52,71 +48,7 @@ def asynchronous(config: GrpoConfig = CONFIG, **settings: Any) -> GrpoConfig:
 # ------------------------------------------------------------------------------------------------------------ in the actors
 
 
-class NappingEngine(TransformersEngine):
-    """Sleeps for a random time before it samples; what is computed does not depend on it."""
-
-    naps = 0.0
-
-    def generate(self, *arguments: Any, **named: Any) -> Any:
-        time.sleep(random.random() * self.naps)
-        return super().generate(*arguments, **named)
-
-
-class NappingLearner(Learner):
-    """Sleeps before each update."""
-
-    naps = 0.0
-
-    def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        time.sleep(random.random() * self.naps)
-        return super().update(rollouts)
-
-
-def make_generator(folder: Path, naps: float = 0.0, engine_class: type[NappingEngine] = NappingEngine) -> tuple[Any, Any, Any]:
-    torch.set_num_threads(1)
-    model, tokenizer = load_model(folder), load_tokenizer(folder)
-    engine = engine_class(model, tokenizer)
-    engine.naps = naps
-    return engine, model, tokenizer
-
-
-def make_generator_of(folder: Path, *_: Any) -> tuple[Any, Any, Any]:
-    """A generator with another checkpoint than the run's."""
-    return make_generator(folder)
-
-
-def make_learner(folder: Path, config: GrpoConfig, naps: float = 0.0) -> tuple[Learner, Callable[[Path], None]]:
-    torch.set_num_threads(1)
-    model, tokenizer = load_model(folder), load_tokenizer(folder)
-    learner = NappingLearner(model, config, tokenizer.pad_token_id)
-    learner.naps = naps
-    return learner, lambda target: save_checkpoint(target, model, tokenizer)
-
-
-def make_slowly_writing_learner(folder: Path, slow: Path, config: GrpoConfig) -> tuple[Learner, Callable[[Path], None]]:
-    """Its states take for ever where there is a file ``slow``."""
-    write = actors_module.write_durably
-
-    def slowly(file: Path, content: Any) -> None:
-        while slow.exists():
-            time.sleep(0.05)
-        write(file, content)
-
-    actors_module.write_durably = slowly
-    return make_learner(folder, config)
-
-
-def kill(actor: Any) -> None:
-    """End an actor's process as the kernel would."""
-    import ray  # not before grpo.training.asynchronous, which says whether it sends a token
-
-    os.kill(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
-
-
-# ------------------------------------------------------------------------------------- made-up ones, which take a fixed time
-
-
-def nap(seconds: float, notes: Path = Path(os.devnull)) -> None:
+def nap(seconds: float, notes: Path) -> None:
     """Sleep, and append the start and the end (s on a clock that all processes of a machine share) to a file."""
     start = time.monotonic()
     time.sleep(seconds)
@@ -124,42 +56,51 @@ def nap(seconds: float, notes: Path = Path(os.devnull)) -> None:
         file.write(f"{start} {time.monotonic()}\n")
 
 
-class FixedTimeEngine:
-    """Samples nothing, in a fixed time."""
+class NappingEngine(TransformersEngine):
+    """Sleeps before it samples; what is computed does not depend on it."""
 
-    context = None
+    naps = 0.0, Path(os.devnull)
 
-    def __init__(self, seconds: float, notes: Path = Path(os.devnull)):
-        self.seconds, self.notes, self.policy_version = seconds, notes, 0
-
-    def synchronize(self, model: Any, policy_version: int) -> None:
-        self.policy_version = policy_version
-
-    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int) -> list[list[Completion]]:
-        nap(self.seconds, self.notes)
-        return [[Completion((1, 2), "T", (-1.0, -1.0), "stop", self.policy_version)] * n for _ in prompts]
+    def generate(self, *arguments: Any, **named: Any) -> Any:
+        nap(*self.naps)
+        return super().generate(*arguments, **named)
 
 
-class FixedTimeLearner:
-    """Learns nothing, in a fixed time."""
+class NappingLearner(Learner):
+    """Sleeps before each update."""
 
-    def __init__(self, seconds: float, notes: Path = Path(os.devnull)):
-        self.seconds, self.notes, self.model = seconds, notes, torch.nn.Linear(4, 4)
+    naps = 0.0, Path(os.devnull)
 
     def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        nap(self.seconds, self.notes)
-        return {"loss": 0.0, "skipped_update": 0.0}
-
-    def state(self) -> dict[str, Any]:
-        return {}
+        nap(*self.naps)
+        return super().update(rollouts)
 
 
-def make_fixed_time_generator(folder: Path, seconds: float, notes: Path = Path(os.devnull)) -> tuple[Any, Any, Any]:
-    return FixedTimeEngine(seconds, notes), SimpleNamespace(load_state_dict=lambda state: None), load_tokenizer(folder)
+def make_generator(
+    folder: Path, naps: float = 0.0, notes: Path = Path(os.devnull), engine_class: type[NappingEngine] = NappingEngine
+) -> tuple[Any, Any, Any]:
+    torch.set_num_threads(1)
+    model, tokenizer = load_model(folder), load_tokenizer(folder)
+    engine = engine_class(model, tokenizer)
+    engine.naps = naps, notes
+    return engine, model, tokenizer
 
 
-def make_fixed_time_learner(seconds: float, notes: Path = Path(os.devnull)) -> tuple[Any, Any]:
-    return FixedTimeLearner(seconds, notes), lambda target: None
+def make_learner(
+    folder: Path, config: GrpoConfig, naps: float = 0.0, notes: Path = Path(os.devnull)
+) -> tuple[Learner, Callable[[Path], None]]:
+    torch.set_num_threads(1)
+    model, tokenizer = load_model(folder), load_tokenizer(folder)
+    learner = NappingLearner(model, config, tokenizer.pad_token_id)
+    learner.naps = naps, notes
+    return learner, lambda target: save_checkpoint(target, model, tokenizer)
+
+
+def kill(actor: Any) -> None:
+    """End an actor's process as the kernel would."""
+    import ray  # not before grpo.training.asynchronous, which says whether it sends a token
+
+    os.kill(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
 
 
 # -------------------------------------------------------------------------------------------------------------- in the test
@@ -191,14 +132,12 @@ def run(
     generator: Callable[[], Any],
     learner: Callable[[], Any],
     folder: Path,
-    meanwhile: Callable[[Any], None] = lambda pipeline: None,
     sends: bool = False,
     format: Format = QUESTION_ONLY,
 ) -> tuple[RunLog, dict[str, Any]]:
     """Train asynchronously.
 
     Args:
-        meanwhile: called with the pipeline once the actors have started.
         sends: the learner sends its weights itself.
 
     Returns:
@@ -209,9 +148,8 @@ def run(
     one = {"num_cpus": 1.0}
     setup = setup_of(config, problems(10), format, score=by(contains_a_t))
     with start_actors(setup, generator, learner, one, one, sends) as (pipeline, remote):
-        meanwhile(pipeline)
         with saved_every(3, folder, {"learner": remote}) as saved:  # while the learner trains and sends
-            train_grpo_asynchronously(pipeline, context(config, log, saved, engine=pipeline, learner=remote))
+            train_grpo_asynchronously(context(config, log, saved, engine=pipeline, learner=remote))
         remote.write_state(folder / "end.pt")()
     log.close()
     return log, torch.load(folder / "end.pt", weights_only=True)

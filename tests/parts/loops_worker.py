@@ -30,13 +30,8 @@ from grpo.training.state import RandomStates, SavedState
 STUDY = load_study(Path(__file__).parents[2] / "studies" / "mini.yaml")
 TOKENIZER = train_tokenizer(["Mia has 3 apples."], vocab_size=257)
 EXAMPLES = [Example(f"Tom has {i} pears", " or" * (1 + i % 3) + f" {i}.", "", 1.0) for i in range(7)]
-SAMPLING = {
-    "group_size": 4,
-    "sampling_max_tokens": 8,
-    "sampling_min_tokens": 1,
-    "learning_rate": 1e-3,
-    "prompt": "question_only",
-}
+EACH = {"learning_rate": 1e-3, "prompt": "question_only"}
+SAMPLING = EACH | {"group_size": 4, "sampling_max_tokens": 8, "sampling_min_tokens": 1}
 # Five questions, which no number of processes divides; two updates an epoch, the second off-policy.
 GRPO = GrpoConfig(
     n_grpo_steps=3,
@@ -49,14 +44,7 @@ GRPO = GrpoConfig(
 EXPERT = ExpertIterationConfig(
     n_ei_steps=2, ei_batch_size=5, train_batch_size=6, gradient_accumulation_steps=3, epochs_per_ei_step=2, **SAMPLING
 )
-SFT = SftConfig(
-    n_sft_steps=3,
-    evaluate_every=2,
-    train_batch_size=5,
-    gradient_accumulation_steps=5,
-    learning_rate=1e-3,
-    prompt="question_only",
-)
+SFT = SftConfig(n_sft_steps=3, evaluate_every=2, train_batch_size=5, gradient_accumulation_steps=5, **EACH)
 CASES: dict[str, Any] = {
     **{loss: (train_grpo, GRPO.model_copy(update={"loss_type": loss})) for loss in LOSS_TYPES},
     "microbatch_longest": (train_grpo, GRPO.model_copy(update={"length_normalization": "microbatch_longest"})),
@@ -138,22 +126,15 @@ def train_all(world: World, folder: Path, budgets: Sequence[int | None] = (None,
     return found
 
 
-def train_and_stop(world: World, folder: Path, state: Path) -> dict[str, dict[str, Any]]:
-    """Rank 1 is told to stop first, which does not count, then rank 0."""
-    after = 2 if world.rank == 0 else 1
-    return {"stopped": train(train_grpo, GRPO, world, folder / "stopped", stop_after=after, state=state)}
-
-
-def go_on(world: World, folder: Path, state: Path) -> dict[str, dict[str, Any]]:
-    """From a state that has been saved."""
-    return {"resumed": train(train_grpo, GRPO, world, folder / "resumed", state=state)}
-
-
 if __name__ == "__main__":
     this_world, (place, what) = init_world("cpu"), sys.argv[1:]
     own = Path(place) / str(this_world.rank)
     done = train_all(this_world, own, (40,) if "packed" in what else (None, 40))
-    done |= train_and_stop(this_world, own, Path(place) / "state") if "stop" in what else {}
-    done |= go_on(this_world, own, Path(place) / "state") if "resume" in what else {}
+    saved_in = Path(place) / "state"
+    if "stop" in what:  # rank 1 is told to stop first, which does not count, then rank 0
+        after = 2 if this_world.rank == 0 else 1
+        done["stopped"] = train(train_grpo, GRPO, this_world, own / "stopped", stop_after=after, state=saved_in)
+    if "resume" in what:
+        done["resumed"] = train(train_grpo, GRPO, this_world, own / "resumed", state=saved_in)
     torch.save(done, Path(place) / f"{this_world.rank}.pt")
     this_world.destroy()

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -46,26 +47,20 @@ def free_port() -> int:
 class Server:
     """A tracking server on a port of its own."""
 
-    def __init__(self, folder: Path, command: list[str], environment: dict[str, str] | None = None):
-        self.port = free_port()
+    def __init__(self, folder: Path):
+        self.port, self._folder, self.log = free_port(), folder, folder / "server.log"
         self.uri = f"http://127.0.0.1:{self.port}"
-        self._folder, self._command = folder, command
-        # Each of its workers, four where nothing else is said, imports MLflow for itself.
-        fewer = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_WORKERS": "1"}
-        self._environment = {**fewer, **os.environ, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
-        self.log = folder / f"server-{self.port}.log"
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
+        store = ["--backend-store-uri", "sqlite:///server.db", "--artifacts-destination", "artifacts"]
+        command = [Path(sys.executable).with_name("mlflow"), "server", "--port", str(self.port), *store]
+        # Each of its workers, four where nothing else is said, imports MLflow for itself.
+        fewer = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_WORKERS": "1"}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [part.replace("PORT", str(self.port)) for part in self._command],
-                cwd=self._folder,
-                env={key: value.replace("PORT", str(self.port)) for key, value in self._environment.items()},
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+                command, cwd=self._folder, env=fewer | os.environ, stdout=log, stderr=log, start_new_session=True
             )
         wait_for(self._answers)
 

@@ -23,14 +23,27 @@ from grpo.learner.learner import Learner
 from grpo.models.checkpoint import save_checkpoint
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import paths
+from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study
 from grpo.tasks.graded import GradedTask
 from grpo.tasks.task import Format, ScoredBatch, Task
 from grpo.tracking.run_log import RunLog
-from grpo.training.context import RunContext, RunSetup
 from grpo.training.monitor import Monitor
 from grpo.training.state import Part, SavedState
+from grpo.training.step import RunContext, RunSetup
 from grpo.training.validation import Validation
+
+CONFIG = GrpoConfig(
+    n_grpo_steps=12,
+    learning_rate=1e-2,
+    rollout_batch_size=64,
+    train_batch_size=64,
+    group_size=8,
+    gradient_accumulation_steps=1,
+    sampling_max_tokens=6,
+    sampling_min_tokens=0,
+    prompt="question_only",
+)
 
 
 class NoMlflow:

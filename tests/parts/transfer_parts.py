@@ -99,9 +99,9 @@ class PlainSender(Sender):
         self.sent, self.dies = sent, dies
 
     def send(self, version: int, generator: Any) -> None:
-        receiver = ray.get(generator.receiver.remote())
-        assert receiver.gpu is None and len(self.versions) <= self.kept
-        if receiver.version == version:
+        gpu, received, _ = ray.get(generator.receiver.remote())
+        assert gpu is None and len(self.versions) <= self.kept
+        if received == version:
             return
         if version == 4 and self.dies == "learner":
             os.kill(os.getpid(), signal.SIGKILL)

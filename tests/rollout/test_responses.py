@@ -96,6 +96,14 @@ def test_a_response_ends_where_its_text_first_holds_a_stop_string(tokenizer: Tok
     assert stop not in tokenizer.decode(one.token_ids[:-1]) or not found
 
 
+@pytest.mark.parametrize("stop", [("N", "D"), ("D", "N")])
+def test_of_two_stop_strings_that_one_token_completes_the_first_in_the_text_counts(stop: tuple[str, str]) -> None:
+    tokenizer = byte_level()
+    ids = tokenizer("so END of it")["input_ids"]
+    one = said(tokenizer, ids, stop)
+    assert (one.text, tokenizer.decode(one.token_ids)) == ("so EN", "so END")
+
+
 def test_a_stop_string_that_was_complete_before_the_newest_token_does_not_count_again() -> None:
     """As where it stands within the first ``min_tokens``."""
     tokenizer = byte_level()

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import replace
@@ -27,6 +26,7 @@ import numpy as np
 import pytest
 import torch
 from asynchronous_parts import CONFIG, asynchronous, make_generator, make_learner
+from environment_parts import Talk
 from model_parts import own_model
 from study_parts import changed, entry
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -42,17 +42,21 @@ from training_parts import (
     setup_of,
     train,
 )
+from transformers import AutoModelForCausalLM
+from waiting import wait_for
 
-from grpo.common.errors import UserError
+from grpo.common.errors import ActorLost, UserError
 from grpo.common.records import Completion, Problem, Rollout
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import save_checkpoint
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import paths
-from grpo.study.effective import effective_run
+from grpo.study.effective import EffectiveRun, effective_run
 from grpo.study.schema import Study
+from grpo.tasks.environment import Environment
 from grpo.tasks.formats import QUESTION_ONLY
+from grpo.tasks.task import Format
 from grpo.tracking.run_log import RunLog
 from grpo.training import run as run_module
 from grpo.training.asynchronous import actors
@@ -64,9 +68,8 @@ from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline
 from grpo.training.asynchronous.replay import ReplayBuffer
 from grpo.training.asynchronous.start import start_actors
 from grpo.training.grpo import train_grpo
-from grpo.training.inputs import ActorLost
 from grpo.training.run import train_run
-from grpo.training.step import lag_metrics, train_on
+from grpo.training.step import train_on
 
 SMALL = CONFIG.model_copy(update={"rollout_batch_size": 6, "train_batch_size": 6, "group_size": 2})
 pytestmark = pytest.mark.usefixtures("actors_find_the_parts")
@@ -87,8 +90,13 @@ def folder(fresh_model: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFa
     return target
 
 
-def with_actors(config: Any, folder: Path, target: Path, naps: float = 0.0) -> tuple[RunLog, dict[str, Any]]:
-    return parts.run(config, partial(make_generator, folder, naps), partial(make_learner, folder, config, naps), target)
+def with_actors(
+    config: Any, folder: Path, target: Path, naps: tuple[float, float] = (0.0, 0.0), format: Format = QUESTION_ONLY
+) -> tuple[RunLog, dict[str, Any]]:
+    """Train, with naps (s) of generator and learner: the log, and the learner's state at the end."""
+    generator = partial(make_generator, folder, naps[0], target / "sampled")
+    learner = partial(make_learner, folder, config, naps[1], target / "trained")
+    return parts.run(config, generator, learner, target, format=format)
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -124,7 +132,7 @@ def ids(rollouts: list[Rollout]) -> list[str]:
 
 
 def test_groups_stay_whole_and_keep_rewards_advantages_and_log_probs() -> None:
-    buffer = ReplayBuffer(2, 3, 3, None, seed=0)
+    buffer = ReplayBuffer(asynchronous(SMALL, replay_capacity=3), seed=0)
     for step in range(1, 9):
         buffer.add(scored(step))
         drawn = buffer.draw(step, step)
@@ -138,7 +146,7 @@ def test_groups_stay_whole_and_keep_rewards_advantages_and_log_probs() -> None:
 
 
 def test_the_oldest_leave_first_and_every_use_is_counted() -> None:
-    buffer = ReplayBuffer(2, 3, 2, None, seed=1)
+    buffer = ReplayBuffer(asynchronous(SMALL, replay_capacity=2), seed=1)
     drawn: list[str] = []
     for step in range(1, 200):
         buffer.add(scored(step))
@@ -153,21 +161,14 @@ def test_the_oldest_leave_first_and_every_use_is_counted() -> None:
     # A group is there for two draws of half the buffer each: never with probability 1/4, once 1/2, twice 1/4.
     assert metrics["replay/never_drawn"] == pytest.approx(0.25, abs=0.05)
     assert metrics["replay/uses_mean"] == pytest.approx(1.0, abs=0.02)
-
-
-def test_draws_depend_on_the_seed() -> None:
-    drawn = []
-    for seed in (0, 1):
-        buffer = ReplayBuffer(2, 30, 2, None, seed)
-        for step in (1, 2):
-            buffer.add(scored(step, n_groups=30))
-        drawn.append(ids(buffer.draw(2, 2)))
-    assert drawn[0] != drawn[1]
+    other = ReplayBuffer(asynchronous(SMALL, replay_capacity=2), seed=2)
+    other.restore(buffer.state())
+    assert any(ids(other.draw(step, step)) != ids(buffer.draw(step, step)) for step in range(5))  # draws depend on the seed
 
 
 def test_a_state_of_the_buffer_stays_as_it_was_taken() -> None:
     """The state is written while training continues."""
-    buffer = ReplayBuffer(2, 3, 1, None, seed=0)
+    buffer = ReplayBuffer(asynchronous(SMALL, replay_capacity=1), seed=0)
     buffer.add(scored(1))
     buffer.draw(1, 0)
     groups, left = buffer.state()
@@ -178,15 +179,6 @@ def test_a_state_of_the_buffer_stays_as_it_was_taken() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ lag and ratios
-
-
-def test_lag_is_counted_by_token() -> None:
-    rollouts = [
-        Rollout(Problem("", "", ""), (1,), Completion((5,) * n, "", (0.0,) * n, "stop", version), {})
-        for n, version in ((3, 4), (1, 2), (2, 5))
-    ]
-    # Trained by version 5: three tokens of lag 1, one of lag 3, two of lag 0.
-    assert lag_metrics(rollouts, 5) == {"lag_mean": pytest.approx(6 / 6), "lag_min": 0, "lag_max": 3}
 
 
 class Remembering:
@@ -224,12 +216,18 @@ def test_stale_rollouts_bring_their_own_log_probs_and_fresh_ones_the_learners(ep
     assert equal(mixed.old, stale.old)
 
 
-class HungryEngine(parts.FixedTimeEngine):
-    """Takes as much memory as a call has tokens."""
+class HungryEngine:
+    """Samples nothing, in a fixed time, and takes as much memory as a call has tokens."""
 
-    def generate(self, prompts: Any, params: SamplingParams, n: int, seed: int) -> Any:
+    context, policy_version = None, 0
+
+    def synchronize(self, model: Any, policy_version: int) -> None:
+        self.policy_version = policy_version
+
+    def generate(self, prompts: Any, params: SamplingParams, n: int, seed: int) -> list[list[Completion]]:
         torch.ones(params.max_tokens, 2**18).sum()  # MiB
-        return super().generate(prompts, params, n, seed)
+        time.sleep(0.1)
+        return [[Completion((1, 2), "T", (-1.0, -1.0), "stop", self.policy_version)] * n for _ in prompts]
 
 
 def test_a_generator_counts_its_own_times_and_memory(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,8 +235,8 @@ def test_a_generator_counts_its_own_times_and_memory(tokenizer: Any, monkeypatch
     monkeypatch.setattr(actors, "ray", SimpleNamespace(get=lambda weights: weights))
     loading = SimpleNamespace(load_state_dict=lambda weights: time.sleep(0.2))
     few, many = (setup_of(CONFIG.model_copy(update={"sampling_max_tokens": n}), problems(8), QUESTION_ONLY) for n in (2, 256))
-    generator = Generator(lambda: (HungryEngine(0.1), loading, tokenizer), many)
-    assert generator.start() is None
+    generator = Generator(lambda: (HungryEngine(), loading, tokenizer), many)
+    assert generator.start() == (None, False)
     time.sleep(0.4)
     _, first = generator.sample(1, Policy(0), sending_s=0.25)
     time.sleep(0.4)
@@ -319,7 +317,7 @@ def loop(folder: Path, config: Any, saves_at: int, ends_at: int) -> tuple[list[A
     with saved_every(saves_at, folder, {"both": both, "log": log}) as saved:
         saved.restore()
         ends = {"validation": lambda step, updates: step == ends_at}
-        train_grpo_asynchronously(both, context(config, log, saved, engine=both, learner=both, **ends))
+        train_grpo_asynchronously(context(config, log, saved, engine=both, learner=both, **ends))
     log.close()
     return both.trained, log
 
@@ -328,7 +326,8 @@ def test_what_is_logged_is_of_the_drawn_batch(tmp_path: Path) -> None:
     trained, log = loop(tmp_path, asynchronous(SMALL, max_policy_lag=0, replay_capacity=4), 100, 8)
     lags = [[version - sampled_by for _, sampled_by, _ in batch] for version, batch in trained]
     assert max(map(max, lags)) == 3  # three batches are older than the newest, whose lag is 0
-    assert [row["lag_max"] for row in rows(tmp_path)] == [max(lag) for lag in lags]
+    found = [(row["lag_min"], row["lag_max"]) for row in rows(tmp_path)]
+    assert found == [(min(lag), max(lag)) for lag in lags]
     lengths = [[length for _, _, length in batch] for _, batch in trained]
     means = [np.average(lag, weights=length) for lag, length in zip(lags, lengths, strict=True)]
     assert [row["lag_mean"] for row in rows(tmp_path)] == pytest.approx(means)
@@ -359,41 +358,21 @@ def test_a_run_that_is_taken_up_trains_on_the_same_groups_of_the_same_versions(
 # ------------------------------------------------------------------------------------------------------------------ real Ray
 
 
-@pytest.mark.slow
-@shared_cluster
-def test_a_state_that_dies_with_its_writer_does_not_count(folder: Path, tmp_path: Path) -> None:
-    """The state before it is valid."""
-    config = asynchronous(SMALL)
-    learner = partial(parts.make_slowly_writing_learner, folder, tmp_path / "slow", config)
-    one, setup = {"num_cpus": 1.0}, setup_of(config, problems(10))
-    start = partial(start_actors, setup, partial(make_generator, folder), learner, one, one)
-    with (
-        pytest.raises(ActorLost, match=r"^the learner has died or hangs"),
-        start() as (_, remote),
-        saved_every(1, tmp_path, {"learner": remote}) as saved,
-    ):
-        remote.train(scored(1), version=0)
-        saved.save(1)
-        saved.finish()
-        (tmp_path / "slow").touch()
-        saved.save(2)
-        remote.train(scored(2), version=1)  # goes on meanwhile
-        parts.kill(remote.actor)
-        saved.finish()
-    assert [path.name for path in (tmp_path / "state").iterdir()] == ["step-1"]
+THREE_TURNS = Format("{question}\n", stop=("a", "e"), environment=Environment("environment_parts:Talk", max_turns=3))
 
 
 @shared_cluster
+@pytest.mark.parametrize(("format", "tokens"), [(QUESTION_ONLY, 5), (THREE_TURNS, 60)], ids=["one turn", "episodes"])
 def test_without_lag_and_replay_the_result_is_that_of_the_synchronous_loop(
-    folder: Path, fresh_model: Any, tokenizer: Any, tmp_path: Path
+    folder: Path, fresh_model: Any, tokenizer: Any, tmp_path: Path, format: Format, tokens: int
 ) -> None:
     """With two epochs of two updates on each rollout batch."""
-    config = CONFIG.model_copy(update={"epochs_per_rollout_batch": 2, "train_batch_size": 8})
-    model = copy.deepcopy(fresh_model)
+    sizes = {"epochs_per_rollout_batch": 2, "train_batch_size": 8, "sampling_max_tokens": tokens}
+    config, model = CONFIG.model_copy(update=sizes), copy.deepcopy(fresh_model)
     learner, engine = Learner(model, config, tokenizer.pad_token_id), TransformersEngine(model, tokenizer)
-    given = {"data": problems(10), "format": QUESTION_ONLY, "learner": learner, "engine": engine}
+    given = {"data": problems(10), "format": format, "learner": learner, "engine": engine}
     train(train_grpo, config, model, tokenizer, tmp_path / "synchronous", **given)
-    _, found = with_actors(asynchronous(config, max_policy_lag=0), folder, tmp_path / "asynchronous")
+    _, found = with_actors(asynchronous(config, max_policy_lag=0), folder, tmp_path / "asynchronous", format=format)
     assert equal(found, learner.state())
     assert not equal(found["model"], fresh_model.state_dict())
     both = [rows(tmp_path / name) for name in ("synchronous", "asynchronous")]
@@ -404,14 +383,49 @@ def test_without_lag_and_replay_the_result_is_that_of_the_synchronous_loop(
 
 
 @shared_cluster
+def test_the_buffer_keeps_what_was_sampled_and_what_was_read(folder: Path, tokenizer: Any, tmp_path: Path) -> None:
+    """Of episodes of several turns, in the state after step 3: the batch of step 2, sampled with the first weights."""
+    config = CONFIG.model_copy(update={"n_grpo_steps": 4, "sampling_max_tokens": 60})
+    with_actors(asynchronous(config, max_policy_lag=1, replay_capacity=2), folder, tmp_path / "run", format=THREE_TURNS)
+    state = torch.load(tmp_path / "run/state/step-3/state.pt", weights_only=True)
+    first = [group for group in state["loop"]["buffer"][0] if group.version == 0]
+    reference = AutoModelForCausalLM.from_pretrained(folder)
+    assert len(first) == CONFIG.n_prompts_per_rollout_batch
+    seen = set()
+    for rollout in (rollout for group in first for rollout in group.rollouts):
+        completion, start = rollout.completion, len(rollout.prompt_ids)
+        ids = torch.tensor([*rollout.prompt_ids, *completion.token_ids])
+        with torch.no_grad():
+            each = torch.log_softmax(reference(ids[None]).logits[0, :-1], dim=-1).gather(-1, ids[1:, None])[start - 1 :, 0]
+        read = {place for span in completion.observations for place in range(*span)}
+        sampled = [place for place in range(len(completion.token_ids)) if place not in read]
+        assert torch.allclose(each[sampled], torch.tensor(completion.log_probs), atol=1e-4)
+        environment, said = Talk(), [text for role, text in completion.episode.messages if role == "assistant"]
+        environment.reset("")
+        written = [tokenizer.decode(completion.token_ids[slice(*span)]) for span in completion.observations]
+        assert written == [environment.step(text) for text in said[: len(written)]]
+        seen.add(len(written))
+    assert 2 in seen
+
+
+@shared_cluster
 @pytest.mark.slow
 def test_a_schedule_makes_the_result_independent_of_the_clock(folder: Path, tmp_path: Path) -> None:
     config = asynchronous(max_policy_lag=2, replay_capacity=2)
     _, expected = with_actors(config, folder, tmp_path / "straight")
-    _, found = with_actors(config, folder, tmp_path / "napping", naps=0.1)
+    _, found = with_actors(config, folder, tmp_path / "napping", naps=(0.1, 0.03))
     assert equal(found, expected)
     lags = [row["lag_max"] for row in rows(tmp_path / "napping")]
     assert lags[:3] == [0, 1, 2] and max(lags) == 3  # two versions behind, and a batch of the buffer before that
+
+
+def one_behind(mini_study: Study) -> tuple[Study, EffectiveRun]:
+    """A study, and its run of lag 1."""
+    experiments = {"grpo_learning_rate": entry("grpo_learning_rate", arms={"lag_1": {"asynchronous": {"max_policy_lag": 1}}})}
+    evaluation = {"every": 3, "problems": 6, "max_tokens": 5}
+    values = {"threads": 1, "seeds": [0], "save_state_every": 2, "grpo": CONFIG, "divergence": None}
+    study = changed(mini_study, **values, evaluation=evaluation, experiments=experiments)
+    return study, effective_run(study, "grpo_learning_rate", "lag_1", 0, [])
 
 
 @shared_cluster
@@ -422,11 +436,7 @@ def test_a_run_whose_actors_are_killed_ends_as_one_that_was_left_alone(
     """One after another, so that it takes four attempts, each from the state of the one before."""
     make_project(monkeypatch, tmp_path, fresh_model, tokenizer)
     monkeypatch.setattr("grpo.training.train.score_of", lambda *_: by(contains_a_t))
-    experiments = {"grpo_learning_rate": entry("grpo_learning_rate", arms={"lag_1": {"asynchronous": {"max_policy_lag": 1}}})}
-    evaluation = {"every": 3, "problems": 6, "max_tokens": 5}
-    values = {"threads": 1, "seeds": [0], "save_state_every": 2, "grpo": CONFIG, "divergence": None}
-    study = changed(mini_study, **values, evaluation=evaluation, experiments=experiments)
-    run = effective_run(study, "grpo_learning_rate", "lag_1", 0, [])
+    study, run = one_behind(mini_study)
     made: list[str] = []
     monkeypatch.setattr("grpo.training.run.MlflowRun", lambda study, name, *_: made.append(name) or parts.NoMlflow())
     victims: dict[int, str] = {}
@@ -435,7 +445,7 @@ def test_a_run_whose_actors_are_killed_ends_as_one_that_was_left_alone(
     def killing(self: RolloutPipeline, model: Any, policy_version: int) -> None:
         if victim := victims.pop(policy_version, None):
             # The learner writes its state while it trains the next step.
-            _until(lambda: any(paths.RUN_STATE.glob(f"*/*/*/*/step-{policy_version - 1}")))
+            wait_for(lambda: any(paths.RUN_STATE.glob(f"*/*/*/*/step-{policy_version - 1}")))
             parts.kill({"generator": self.generator, "scorer": self.scorer, "learner": self.learner.actor}[victim])
         synchronize(self, model, policy_version)
 
@@ -454,20 +464,16 @@ def test_a_run_whose_actors_are_killed_ends_as_one_that_was_left_alone(
 
 
 @shared_cluster
-@pytest.mark.parametrize("lag", [0, 2])
 def test_a_run_whose_generator_has_other_weights_ends_before_training(
-    lag: int, mini_study: Study, folder: Path, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mini_study: Study, folder: Path, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_project(monkeypatch, tmp_path, own_model(vocab_size=len(tokenizer), intermediate_size=32), tokenizer)
     monkeypatch.setattr("grpo.training.train.score_of", lambda *_: by(contains_a_t))
     # The checkpoint of another model stays in place of the run's.
-    monkeypatch.setattr(start_module, "_make_generator", partial(parts.make_generator_of, folder))
+    monkeypatch.setattr(start_module, "_make_generator", lambda *_: make_generator(folder))
     monkeypatch.setattr(RemoteLearner, "train", lambda *_: pytest.fail("it was trained"))
-    experiments = {"grpo_learning_rate": entry("grpo_learning_rate", arms={"lag": {"asynchronous": {"max_policy_lag": lag}}})}
-    evaluation = {"every": 3, "problems": 6, "max_tokens": 5}
-    study = changed(mini_study, threads=1, seeds=[0], grpo=CONFIG, evaluation=evaluation, experiments=experiments)
     with pytest.raises(UserError, match=r"engine and learner differ by .* nats a token"):
-        train_run(study, effective_run(study, "grpo_learning_rate", "lag", 0, []))
+        train_run(*one_behind(mini_study))
     assert not list(paths.RUNS.rglob("history.csv"))
 
 
@@ -517,9 +523,8 @@ def test_an_actor_that_does_not_start_is_noticed(folder: Path, tmp_path: Path, m
 @pytest.mark.slow
 def test_a_stuck_actor_is_noticed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_module, "STUCK_AFTER_S", 1.0)
-    stuck, learner = partial(parts.make_fixed_time_generator, folder, 3600.0), partial(parts.make_fixed_time_learner, 0.0)
     with pytest.raises(ActorLost, match=r"^the generator.* has died or hangs \(TimeoutError"):
-        parts.run(asynchronous(), stuck, learner, tmp_path)
+        with_actors(asynchronous(), folder, tmp_path / "stuck", naps=(3600.0, 0.0))
 
 
 @pytest.mark.slow
@@ -528,17 +533,15 @@ def test_generator_and_learner_work_at_the_same_time(folder: Path, tmp_path: Pat
     """Most of the faster one's seconds lie within the slower one's; how long a step takes depends on the machine's load."""
     config = asynchronous(CONFIG.model_copy(update={"n_grpo_steps": 8}), max_policy_lag=1)
     for generation, training in ((1.2, 0.4), (0.4, 1.2)):
-        sampled, trained = (tmp_path / f"{name}-{generation}" for name in ("sampled", "trained"))
-        log, _ = parts.run(
-            config,
-            partial(parts.make_fixed_time_generator, folder, generation, sampled),
-            partial(parts.make_fixed_time_learner, training, trained),
-            tmp_path / str(generation),
-        )
+        target = tmp_path / f"slower-{generation:.0f}"
+        log, _ = with_actors(config, folder, target, (generation, training))
         usual = {key: median(step[key] for step in log.times[2:]) for key in log.times[2]}
         assert generation <= usual["rollout_s"]
         assert (usual["generator_waiting_s"] > usual["waiting_s"]) == (generation < training)  # the faster one waits
-        spans = [[tuple(map(float, line.split())) for line in notes.read_text().splitlines()] for notes in (sampled, trained)]
+        spans = [
+            [tuple(map(float, line.split())) for line in notes.read_text().splitlines()]
+            for notes in (target / "sampled", target / "trained")
+        ]
         together = sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in spans[0] for b in spans[1])
         # The learner takes its first step before the generator's second, and the generator none after its last.
         assert len(spans[0]) == len(spans[1]) == 8 and together > 0.5 * 7 * min(generation, training), spans
@@ -577,14 +580,14 @@ def test_rays_sockets_can_be_named_where_the_folder_for_temporary_files_has_a_lo
     Path(folder, rest).unlink()
 
 
-ON_A_CLUSTER = """
+PROGRAM = """
 import sys
 from functools import partial
 from pathlib import Path
 import asynchronous_parts as parts
-folder, notes = map(Path, sys.argv[1:])
-config = parts.asynchronous(max_policy_lag=1)
-parts.run(config, partial(parts.make_generator, folder), partial(parts.make_learner, folder, config), notes)
+folder, target = map(Path, sys.argv[1:3])
+config = parts.asynchronous(parts.CONFIG.model_copy(update={"n_grpo_steps": int(sys.argv[3])}), max_policy_lag=1)
+parts.run(config, partial(parts.make_generator, folder), partial(parts.make_learner, folder, config), target)
 """
 
 
@@ -593,11 +596,11 @@ def test_a_cluster_that_asks_for_a_token_is_used(folder: Path, tmp_path: Path) -
     """Clusters require one since Ray 2.60; a second run finds the cluster too."""
     with parts.ray_cluster() as address:
         for name in ("first", "second"):
-            program = [sys.executable, "-c", ON_A_CLUSTER, str(folder), str(tmp_path / name)]
+            program = [sys.executable, "-c", PROGRAM, str(folder), str(tmp_path / name), "8"]
             environment = {key: value for key, value in os.environ.items() if key != "RAY_AUTH_MODE"} | {"RAY_ADDRESS": address}
             done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False, timeout=120)
             assert done.returncode == 0, done.stderr
-    assert rows(tmp_path / "first") == rows(tmp_path / "second") and len(rows(tmp_path / "first")) == CONFIG.n_grpo_steps
+    assert rows(tmp_path / "first") == rows(tmp_path / "second") and len(rows(tmp_path / "first")) == 8
 
 
 # --------------------------------------------------------------------------------------------------- nothing is left behind
@@ -615,39 +618,18 @@ def marked(mark: str) -> set[int]:
     return found
 
 
-PROGRAM = """
-import sys
-from functools import partial
-from pathlib import Path
-import asynchronous_parts as parts
-folder, notes = map(Path, sys.argv[1:])
-config = parts.asynchronous(parts.CONFIG.model_copy(update={"n_grpo_steps": 10_000}), max_policy_lag=1)
-generator = partial(parts.make_fixed_time_generator, folder, 0.2)
-parts.run(config, generator, partial(parts.make_fixed_time_learner, 0.2), notes, lambda _: print("started", flush=True))
-"""
-
-
-@pytest.mark.parametrize(
-    "how",
-    [signal.SIGINT, signal.SIGKILL],
-    ids=lambda how: how.name,
-)
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
 @pytest.mark.slow
 def test_no_process_is_left_behind(folder: Path, tmp_path: Path, how: signal.Signals) -> None:
     mark = f"GRPO_TEST_MARK={tmp_path.name}-{how.name}"
-    environment = os.environ | dict([mark.split("=")])
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(folder), str(tmp_path)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
+        [sys.executable, "-c", PROGRAM, str(folder), str(tmp_path), "10000"], env=os.environ | dict([mark.split("=")]),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    history = tmp_path / "history.csv"
     try:
-        assert process.stdout.readline() == "started\n", process.communicate()
-        _until(lambda: (tmp_path / "history.csv").exists() and len((tmp_path / "history.csv").read_text().splitlines()) > 3)
+        wait_for(lambda: process.poll() is not None or (history.exists() and len(history.read_text().splitlines()) > 3))
+        assert process.poll() is None, process.communicate()
         assert len(marked(mark)) > 4  # Ray's own processes and three actors
         if how is signal.SIGINT:
             os.killpg(process.pid, how)  # a terminal tells all of the group
@@ -656,18 +638,7 @@ def test_no_process_is_left_behind(folder: Path, tmp_path: Path, how: signal.Sig
         process.wait(timeout=120)
         assert process.returncode != 0
         # Ray's agents ask a dead cluster for a minute before they give up, if the run was killed and could not end them.
-        _until(
-            lambda: not marked(mark),
-            180.0,
-            lambda: [Path(f"/proc/{p}/cmdline").read_bytes()[:150] for p in marked(mark)],
-        )
+        wait_for(lambda: not marked(mark), 180.0)
     finally:
         for left in marked(mark):
             os.kill(left, signal.SIGKILL)
-
-
-def _until(holds: Callable[[], bool], seconds: float = 180.0, what: Callable[[], Any] = str) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, what()
-        time.sleep(0.1)

@@ -15,7 +15,7 @@ from grpo.rollout.engine import SamplingParams
 from grpo.study.methods import GrpoConfig
 from grpo.tasks.task import ScoredBatch
 from grpo.tracking.run_log import RunLog
-from grpo.training.order import items_of_step, other_problems
+from grpo.training.data import items_of_step, other_problems
 from grpo.training.step import has_signal, replace_groups_without_signal, sample, score
 
 CONFIG = GrpoConfig(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import training_parts
 from learner_parts import as_rollouts, log_probs_alone
 from model_parts import like_llama3, like_qwen3, own_model, put
 from study_parts import changed, entry
@@ -35,7 +36,7 @@ from grpo.tasks import formats
 from grpo.tasks.rewards import r1_zero_reward_fn
 from grpo.tasks.task import Format
 from grpo.tracking.run_log import RunLog
-from grpo.training.order import choose_examples, items_of_step
+from grpo.training.data import choose_examples, items_of_step
 from grpo.training.sft import train_sft
 
 # ----------------------------------------------------------------------------------------------------- which examples
@@ -242,9 +243,8 @@ def test_evaluations_and_checkpoints_come_after_their_steps(
     }
     for kind, steps in (("best", 2), ("step-3", 3), ("step-5", 5)):
         assert torch.equal(kept[kind][1], after[steps])
-    assert [(row["val/response_length_correct"], row["val/response_length_incorrect"]) for row in log.validations] == [
-        (2.0, 2.0)
-    ] * 4
+    lengths = [[row[f"val/response_length_{kind}"] for kind in ("correct", "incorrect")] for row in log.validations]
+    assert lengths == [[2.0, 2.0]] * 4
     assert monitor.final_metrics()["steps"] == 5
 
 
@@ -256,15 +256,7 @@ def project(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monke
     """A project folder with base model, problems and examples, and a study of a few steps."""
     make_project(monkeypatch, tmp_path, model, tokenizer)
     write_records(paths.sft_examples("main"), [*EXAMPLES, Example("wrong", " x", "1", 0.0)])
-    grpo = {
-        "n_grpo_steps": 1,
-        "rollout_batch_size": 8,
-        "train_batch_size": 8,
-        "group_size": 4,
-        "gradient_accumulation_steps": 1,
-        "sampling_max_tokens": 6,
-        "prompt": "question_only",
-    }
+    sizes = {"n_grpo_steps": 1, "rollout_batch_size": 8, "train_batch_size": 8, "group_size": 4}
     arms = {
         "sft_experiment": {"all": {"keep_steps": [1]}, "filtered": {"filtered": True}},
         "grpo_sft_initialization": {"base": {}, "early": {"start_from": "sft_experiment/all/step-1"}},
@@ -274,7 +266,7 @@ def project(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monke
         seeds=[0],
         threads=1,
         sft=CONFIG.model_copy(update={"n_sft_steps": 3, "evaluate_every": 1, "prompt": "question_only"}),
-        grpo=grpo,
+        grpo=training_parts.CONFIG.model_copy(update=sizes),
         evaluation={"problems": 4, "max_tokens": 6},
         experiments=mini_study.experiments | {name: entry(name, arms=of) for name, of in arms.items()},
     )
@@ -294,12 +286,7 @@ def test_grpo_starts_from_the_weights_that_fine_tuning_kept(project: Study, mode
     folder = paths.CHECKPOINTS / run.name
     assert sorted(path.name for path in folder.iterdir()) == ["best", "last", "step-1"]
     about = json.loads((folder / "step-1/metadata.json").read_text())
-    assert {key: about[key] for key in ("run", "kind", "step", "update")} == {
-        "run": "sft_experiment/all/0",
-        "kind": "step-1",
-        "step": 1,
-        "update": 1,
-    }
+    assert {"run": "sft_experiment/all/0", "kind": "step-1", "step": 1, "update": 1}.items() <= about.items()
     one_step, _, _ = fine_tuned(
         model, tokenizer, tmp_path / "one", CONFIG.model_copy(update={"n_sft_steps": 1}),
         choose_examples([*EXAMPLES, Example("wrong", " x", "1", 0.0)], project.sft, 0), seed=0,
@@ -311,12 +298,9 @@ def test_grpo_starts_from_the_weights_that_fine_tuning_kept(project: Study, mode
     assert json.loads((paths.RUNS / filtered.name / "metrics.json").read_text())["examples"] == 10
 
     started = {arm: train("grpo_sft_initialization", arm) for arm in ("base", "early")}
-    sources = {
-        arm: json.loads((paths.CHECKPOINTS / of.name / "last/metadata.json").read_text())["started_from"]
-        for arm, of in started.items()
-    }
-    assert sources["early"] == str(folder / "step-1")
-    assert "pretrained by the study" in sources["base"]
+    for arm, source in (("early", str(folder / "step-1")), ("base", "pretrained by the study (data/model/main)")):
+        metadata = json.loads((paths.CHECKPOINTS / started[arm].name / "last/metadata.json").read_text())
+        assert metadata["started_from"] == source
     # Same weights, same problems, same draws: GRPO begins with what fine-tuning measured after its first step.
     evaluations = {arm: read_csv(paths.RUNS / of.name / "validation.csv") for arm, of in {**started, "sft": run}.items()}
     measured = ("val/token_entropy", "val/response_length", "val/answer_reward")
@@ -376,15 +360,8 @@ def test_a_model_that_was_fine_tuned_without_stop_strings_ends_its_responses(tok
     examples = [
         Example(formats.QUESTION_ONLY.prompt(f"What is {i} + 1?"), f" It is \\boxed{{{i + 1}}}.", "", 1.0) for i in range(8)
     ]
-    config = CONFIG.model_copy(
-        update={
-            "prompt": "question_only",
-            "n_sft_steps": 60,
-            "learning_rate": 5e-3,
-            "max_grad_norm": 1.0,
-            "train_batch_size": 8,
-        }
-    )
+    longer = {"n_sft_steps": 60, "learning_rate": 5e-3, "max_grad_norm": 1.0, "train_batch_size": 8}
+    config = CONFIG.model_copy(update=longer | {"prompt": "question_only"})
     policy = own_model(len(tokenizer), eos_token_id=0, pad_token_id=0)
     trained, _, _ = fine_tuned(policy, tokenizer, tmp_path / "run", config, examples)
     prompts = [tokenizer.prompt_ids(example.prompt) for example in examples]

@@ -17,6 +17,7 @@ from grpo.common.world import ALONE, World
 from grpo.study.effective import effective_run
 from grpo.study.schema import Study
 from grpo.training import train as train_module
+from grpo.training.grpo import train_grpo
 
 Found = dict[str, dict[str, Any]]
 WORKER = Path(loops_worker.__file__)
@@ -112,10 +113,10 @@ def test_another_number_of_processes_goes_on_from_a_saved_state(
     assert [(found["stopped"]["stopped"], found["stopped"]["steps"]) for found in ranks] == [(True, 2)] * 2
     assert [path.name for path in state.iterdir()] == ["step-2"]
     shutil.copytree(state, tmp_path / "state")
-    alone = loops_worker.go_on(ALONE, tmp_path, tmp_path / "state")
-    for found in (*three, alone):
-        assert found["resumed"]["resumed"] == 2 and not found["resumed"]["stopped"]
-        require_equal(found["resumed"], one["reinforce_with_baseline, None"])
+    alone = loops_worker.train(train_grpo, loops_worker.GRPO, ALONE, tmp_path / "alone", state=tmp_path / "state")
+    for found in (*(each["resumed"] for each in three), alone):
+        assert found["resumed"] == 2 and not found["stopped"]
+        require_equal(found, one["reinforce_with_baseline, None"])
 
 
 @pytest.mark.parametrize(("size", "n", "each"), [(1, 3, 2), (2, 5, 1), (2, 4, 3), (3, 7, 2), (3, 2, 4), (4, 0, 1)])

@@ -80,14 +80,6 @@ def sum_of(steps: int) -> torch.Tensor:
     return total
 
 
-def test_a_checkpoint_that_is_written_anew_stays_as_it_was_in_the_state(tmp_path: Path) -> None:
-    run(tmp_path, until=4)
-    (tmp_path / "checkpoints/best/weights").unlink()  # as the run does before it writes a better one
-    (tmp_path / "checkpoints/best/weights").write_text("better")
-    run(tmp_path, until=4)
-    assert (tmp_path / "checkpoints/best/weights").read_text() == "of step 3"
-
-
 def cut(state: Path) -> None:
     os.truncate(state / "state.pt", 5000)
 
@@ -118,14 +110,9 @@ def test_after_a_state_that_cannot_be_read_the_one_before_is_used(
     assert states(tmp_path) == ["step-4", "step-x"]
     assert run(tmp_path, until=8)[0].value == 8
     assert states(tmp_path) == ["step-6", "step-8", "step-x"]
-
-
-def test_without_a_readable_state_the_run_starts_anew(tmp_path: Path) -> None:
-    run(tmp_path, until=6)
-    for step in (4, 6):
-        cut(tmp_path / f"state/step-{step}")
-    assert run(tmp_path, until=0)[1].step == 0
-    assert states(tmp_path) == []
+    for step in (6, 8):
+        damage(tmp_path / f"state/step-{step}")
+    assert run(tmp_path, until=0)[1].step == 0 and states(tmp_path) == ["step-x"]  # none is left: it starts anew
 
 
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,14 +127,6 @@ def test_states_wait_for_the_one_before_and_are_sorted_as_numbers(tmp_path: Path
     assert run(tmp_path, until=11)[1].step == 11
 
 
-def test_an_unfinished_state_counts_for_nothing(tmp_path: Path) -> None:
-    run(tmp_path, until=4)
-    (tmp_path / "state/step-4").rename(tmp_path / "state/.step.draft")
-    cut(tmp_path / "state/.step.draft")
-    _, saved = run(tmp_path, until=6)
-    assert saved.step == 2 and states(tmp_path) == ["step-4", "step-6"]
-
-
 def test_told_to_stop_the_state_is_whole_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow_disk(monkeypatch)
     (tmp_path / "checkpoints").mkdir()
@@ -156,10 +135,6 @@ def test_told_to_stop_the_state_is_whole_at_any_step(tmp_path: Path, monkeypatch
     with pytest.raises(ToBeResumed, match="stopped after step 3; the state is saved"):
         saved.save(3)
     assert states(tmp_path) == ["step-3"]
-
-
-def full_disk(descriptor: int) -> None:
-    raise OSError(28, "No space left on device")
 
 
 def test_the_run_goes_on_while_its_state_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,6 +162,9 @@ def test_the_run_goes_on_while_its_state_is_written(tmp_path: Path, monkeypatch:
 def test_a_state_that_could_not_be_written_ends_the_run_at_its_next_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def full_disk(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
     run(tmp_path, until=2)
     monkeypatch.setattr(os, "fsync", full_disk)
     with SavedState(tmp_path / "state", 50, {"counter": Counter()}, tmp_path / "checkpoints") as saved:
@@ -238,6 +216,41 @@ def test_killed_while_a_state_is_written_the_one_before_is_used(tmp_path: Path) 
     saved = SavedState(tmp_path / "state", 1, {"part": counter}, tmp_path / "checkpoints")
     saved.restore()
     assert saved.step == counter.value == 2
+    saved.save(3)
+    saved.finish()
+    assert states(tmp_path) == ["step-2", "step-3"]
+
+
+class Elsewhere:
+    """A part of another process, which dies while it writes its state after the first one."""
+
+    states = 0
+
+    def write_state(self, file: Path) -> Callable[[], None]:
+        self.states += 1
+        torch.save(self.states, file)
+
+        def wait() -> None:
+            if self.states > 1:
+                raise ConnectionError
+
+        return wait
+
+    def read_state(self, file: Path) -> None:
+        self.states = torch.load(file)
+
+
+def test_a_state_that_a_part_elsewhere_did_not_finish_does_not_count(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    part = Elsewhere()
+    with SavedState(tmp_path / "state", 1, {"part": part}, tmp_path / "checkpoints") as saved:  # type: ignore[dict-item]
+        saved.save(1)
+        saved.save(2)
+        with pytest.raises(ConnectionError):
+            saved.finish()
+        assert states(tmp_path) == ["step-1"]
+        saved.restore()
+    assert part.states == saved.step == 1
 
 
 def test_random_generators_go_on_where_they_were() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+import training_parts
 from learner_parts import log_softmax_alone
 from study_parts import changed, entry, study_named
 from training_parts import (
@@ -57,9 +58,9 @@ from grpo.study.schema import Study
 from grpo.study.settings import LocalModel
 from grpo.tasks.task import Format, ScoredBatch
 from grpo.tracking.run_log import RunLog
+from grpo.training.data import items_of_step
 from grpo.training.grpo import train_grpo
 from grpo.training.monitor import require_agreement
-from grpo.training.order import items_of_step
 from grpo.training.step import score
 from grpo.training.validation import FurtherSet, Validation
 
@@ -79,12 +80,7 @@ def test_every_question_is_asked_once_an_epoch(size: int, n: int) -> None:
 
 
 def test_the_questions_of_a_step_depend_on_nothing_that_was_asked_before() -> None:
-    forward = [items_of_step(problems(10), 3, step, 4) for step in range(1, 30)]
-    backward = [items_of_step(problems(10), 3, step, 4) for step in reversed(range(1, 30))]
-    assert forward == backward[::-1]
-    other_seed = [items_of_step(problems(10), 4, step, 4) for step in range(1, 30)]
-    assert other_seed != forward
-    # In every process and on every machine.
+    """Nor on the process and the machine."""
     assert [q.id for q in items_of_step(problems(9), 5, 4, 4)] == ["p/1", "p/8", "p/5", "p/4"]
 
 
@@ -93,18 +89,7 @@ def test_the_questions_of_a_step_depend_on_nothing_that_was_asked_before() -> No
 
 SCORE = by(contains_a_t)
 HALF = {"format_reward": 1.0, "answer_reward": 0.5, "reward": 0.5}
-
-CONFIG = GrpoConfig(
-    n_grpo_steps=20,
-    learning_rate=1e-2,
-    rollout_batch_size=64,
-    train_batch_size=64,
-    group_size=8,
-    gradient_accumulation_steps=2,
-    sampling_max_tokens=6,
-    sampling_min_tokens=0,
-    prompt="question_only",
-)
+CONFIG = training_parts.CONFIG.model_copy(update={"n_grpo_steps": 20, "gradient_accumulation_steps": 2})
 
 
 def train(model: Any, tokenizer: Any, folder: Path, config: GrpoConfig = CONFIG, **given: Any) -> tuple[Any, RunLog]:
@@ -135,19 +120,6 @@ def test_training_raises_the_reward(model: Any, tokenizer: Any, tmp_path: Path) 
     assert all(row["ratio_min"] == row["ratio_max"] == 1.0 and row["clip_fraction"] == 0.0 for row in rows)  # on-policy
     assert all(row["train/response_length_max"] <= 6 for row in rows)
     assert not same_weights(model, trained)
-
-
-def test_training_is_repeatable_bit_for_bit(model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    config = CONFIG.model_copy(update={"n_grpo_steps": 4, "epochs_per_rollout_batch": 2, "loss_type": "grpo_clip"})
-    one, _ = train(model, tokenizer, tmp_path / "one", config)
-    torch.manual_seed(99)
-    torch.rand(5)
-    two, _ = train(model, tokenizer, tmp_path / "two", config)
-    other, _ = train(model, tokenizer, tmp_path / "other", config, seed=1)
-    history = [(tmp_path / name / "history.csv").read_bytes() for name in ("one", "two", "other")]
-    assert history[0] == history[1] != history[2]
-    assert same_weights(one, two)
-    assert not same_weights(one, other)
 
 
 def test_two_epochs_of_half_batches_are_four_optimizer_steps(model: Any, tokenizer: Any, tmp_path: Path) -> None:
@@ -274,84 +246,6 @@ def test_a_run_is_evaluated_first_every_few_steps_and_last_and_all_goes_to_mlflo
     assert all(step in (2, 4, 6, 8, 10) and value >= 0 for name in times for step, value in mlflow.metrics[name])
 
 
-# ------------------------------------------------------------------------------------------------------------- validation
-
-
-class RemembersCalls(TransformersEngine):
-    """Records the sampling parameters and the seed of each call."""
-
-    def __init__(self, *arguments: Any):
-        super().__init__(*arguments)
-        self.asked: list[tuple[SamplingParams, int]] = []
-
-    def generate(self, prompts: Any, params: Any, n: int, seed: int) -> Any:
-        self.asked.append((params, seed))
-        return super().generate(prompts, params, n, seed)
-
-
-UPDATE = {"skipped_update": 0.0, "token_entropy": 1.0}
-
-
-def evaluated(study: Study, run: EffectiveRun, model: Any, tokenizer: Any, folder: Path) -> tuple[RemembersCalls, RunLog]:
-    """Evaluate at the steps 0, 2 and 4 of a run that does not train; the engine and the log."""
-    folder.mkdir()
-    engine, learner = RemembersCalls(model, tokenizer), Learner(model, run.config, tokenizer.pad_token_id)
-    log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
-    parts = {"data": [], "engine": engine, "learner": learner, "tokenizer": tokenizer}
-    ctx = context(run.config, log, never_saved(folder), **parts, reward=contains_a_t)
-    _, validate = monitored(ctx, study, problems(6))
-    for step in (0, 2, 4):
-        validate(step, [UPDATE] if step else [])
-    log.close()
-    return engine, log
-
-
-@pytest.mark.parametrize(("evaluation", "training", "used"), [(12, 6, 6), (4, 6, 4)])
-def test_a_response_that_is_too_long_in_training_is_too_long_in_validation(
-    tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path, evaluation: int, training: int, used: int
-) -> None:
-    """The evaluation's own limit applies if it is smaller."""
-    study = changed(
-        tiny_study,
-        grpo={"sampling_max_tokens": training},
-        evaluation={"max_tokens": evaluation, "temperature": 0.8, "top_p": 0.9},
-    )
-    engine, log = evaluated(study, tiny_run(study), model, tokenizer, tmp_path / "run")
-    assert [params for params, _ in engine.asked] == [SamplingParams(0.8, 0.9, max_tokens=used)] * 3
-    assert all(row["val/response_length"] <= used and row["val/cut_off"] > 0 for row in log.validations)
-
-
-def test_every_evaluation_of_every_run_draws_alike(tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    """An unchanged policy gets the same result again; the study's seed affects it, the run's does not."""
-    study = changed(tiny_study, seeds=[0, 1])
-    other_seed = effective_run(study, "grpo_learning_rate", "slow", 1, [])
-    engine, log = evaluated(study, tiny_run(study), model, tokenizer, tmp_path / "one")
-    again, _ = evaluated(study, other_seed, model, tokenizer, tmp_path / "other")
-    assert len(set(engine.asked + again.asked)) == 1
-    first, *later = [{key: value for key, value in row.items() if key.startswith("val/")} for row in log.validations]
-    assert [str(row) for row in later] == [str(first)] * 2  # by their text, as NaN is not equal to NaN
-    elsewhere = changed(study, evaluation={"seed": 5})
-    moved, _ = evaluated(elsewhere, tiny_run(elsewhere), model, tokenizer, tmp_path / "moved")
-    assert not {seed for _, seed in moved.asked} & {seed for _, seed in engine.asked}
-
-
-def test_answers_that_ran_out_of_time_are_counted_in_history_and_validation(
-    tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def every_third_is_late(rollouts: Sequence[Rollout]) -> ScoredBatch:
-        return ScoredBatch(SCORE(rollouts).rewards, [i % 3 == 0 for i in range(len(rollouts))])
-
-    def loop(ctx: Any) -> None:
-        setup, sampler = (replace(part, score=every_third_is_late) for part in (ctx.setup, ctx.sampler))
-        train_grpo(monitored(replace(ctx, setup=setup, sampler=sampler), tiny_study, problems(6))[0])
-
-    config = tiny_run(tiny_study).config.model_copy(update={"n_grpo_steps": 2})
-    train_by(loop, config, model, tokenizer, tmp_path)
-    history, validation = (read_csv(tmp_path / name) for name in ("history.csv", "validation.csv"))
-    assert [row["train/grader_timeouts"] for row in history] == [22] * 4  # of 64, in each of two updates of two steps
-    assert [row["val/grader_timeouts"] for row in validation] == [2] * 2  # of 6
-
-
 @pytest.fixture
 def project(model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make_project(monkeypatch, tmp_path, model, tokenizer)
@@ -404,31 +298,7 @@ def test_responses_without_tokens_have_nothing_to_compare(tiny_study: Study, mod
     require_agreement(tiny_study, Learner(model, tiny_study.grpo, 0), empty)
 
 
-def test_a_run_whose_engine_has_other_weights_ends_before_training(
-    tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from grpo.training import run as run_module
-
-    def wrong(study: Study, checkpoint: Checkpoint, *_: Any) -> Any:
-        return TransformersEngine(of_other_weights(checkpoint.model), checkpoint.tokenizer)
-
-    monkeypatch.setattr("grpo.training.train.make_engine", wrong)
-    monkeypatch.setattr("grpo.training.train.score_of", lambda *_: SCORE)
-    monkeypatch.setattr(Learner, "update", lambda *_: pytest.fail("it was trained"))
-    run = tiny_run(tiny_study)
-    with pytest.raises(UserError, match=r"engine and learner differ by .* nats a token"):
-        run_module.train_run(tiny_study, run)
-    assert not (paths.RUNS / run.name).exists()
-
-
-def out_of_memory() -> None:
-    """Ask torch's allocator for more memory than any machine has."""
-    torch.empty(2**60, dtype=torch.uint8)
-
-
 SCHEDULED = {"lr_scheduler_type": "cosine", "warmup_steps": 2, "dynamic_sampling_rounds": 2}
-
-
 OWN_BASE = {"max_grad_norm": 0.5}
 
 
@@ -463,7 +333,7 @@ def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
 
     def killed_at_step_4(setup: Any, sampler: Any, step: int, n_questions: int) -> Any:
         if step == 4 and changes is SCHEDULED:
-            out_of_memory()
+            torch.empty(2**60, dtype=torch.uint8)  # more memory than any machine has
         if step == 4:
             raise KeyboardInterrupt
         return sample(setup, sampler, step, n_questions)
@@ -580,7 +450,7 @@ def session(tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch) -
 
         monkeypatch.setattr("grpo.training.train.score_of", lambda *_: scored)
         arms = {
-            "grpo_learning_rate": entry("grpo_learning_rate", arms={"slow": {"learning_rate": 1e-3}}),
+            "grpo_learning_rate": entry("grpo_learning_rate", timed="alone", arms={"slow": {"learning_rate": 1e-3}}),
             "grpo_baselines": entry("grpo_baselines", arms={"same": {}, "other": {"cliprange": 0.1}}),
             "grpo_length_normalization": entry("grpo_length_normalization", arms={"same": {}}),
         }
@@ -639,8 +509,9 @@ def test_an_equal_run_stores_no_weights_but_says_whose_it_shares(session: Any, m
     config = parse_yaml(paths.RUNS / twin.name / "config.yaml")
     assert (config["run"], config["same_as"]) == ("grpo_baselines/same/0", "grpo_learning_rate/slow/0")
     assert parse_yaml(paths.RUNS / trained.name / "config.yaml")["identity"] == config["identity"]
-    known = [json.loads(paths.run_timing(each.name).read_text())["claims"] for each in (trained, twin)]
-    assert known[0] == known[1] and len(known[0]) > 1  # the digests of the claims that the study named when it began
+    about, again = (json.loads(paths.run_timing(each.name).read_text()) for each in (trained, twin))
+    assert about["claims"] == again["claims"] and len(about["claims"]) > 1  # digests of those that the study named at its start
+    assert about["alone"] and not again["alone"]  # the first seed of a timed experiment runs alone
 
     with pytest.raises(UserError, match=rf"a run's folder holds no model itself\. Use {folder}/last or {folder}/best"):
         require_checkpoint(folder)
@@ -661,21 +532,6 @@ def test_the_config_says_what_the_run_changed_and_where_values_came_from(session
     assert config["config"]["cliprange"] == {"value": 0.1, "from": "arm other"}
     assert config["config"]["learning_rate"] == {"value": 1e-3, "from": "winner of grpo_learning_rate (slow)"}
     assert config["divergence"] == mini_study.divergence.model_dump() and config["checkpoints"] == ["last", "best"]
-
-
-@pytest.mark.parametrize("alone", [True, False])
-def test_a_runs_times_say_if_it_ran_alone(
-    tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch, alone: bool
-) -> None:
-    """The first seed of a timed experiment does."""
-    from grpo.training import run as run_module
-
-    monkeypatch.setattr("grpo.training.train.score_of", lambda *_: SCORE)
-    timed = entry("grpo_learning_rate", timed="alone", arms={"slow": {"n_grpo_steps": 1}})
-    study = changed(tiny_study, seeds=[3, 4], experiments={"grpo_learning_rate": timed})
-    run = effective_run(study, "grpo_learning_rate", "slow", 3 if alone else 4, [])
-    run_module.train_run(study, run)
-    assert json.loads(paths.run_timing(run.name).read_text())["alone"] is alone
 
 
 # ------------------------------------------------------------------------------------------- times and evaluations, by hand
@@ -755,12 +611,37 @@ def test_the_time_of_a_run_that_is_taken_up_goes_on(tmp_path: Path, monkeypatch:
     assert third.elapsed_s == 43.0 and third.resumed_after == [1, 2]
 
 
-def validation_of(study: Study, model: Any, tokenizer: Any, asked: list[Problem], n: int, *further: Any) -> Validation:
+# ------------------------------------------------------------------------------------------------------------- validation
+
+
+def validation_of(
+    study: Study, model: Any, tokenizer: Any, asked: list[Problem], n: int, *further: Any, run_seed: int = 0, **settings: Any
+) -> Validation:
     """What evaluates ``model`` on the first ``n`` problems."""
-    counts = {"problems": n, "last_problems": n}
-    setup, settings = setup_of(CONFIG, score=SCORE), study.evaluation.model_copy(update=counts | {"max_tokens": 6})
+    setup, values = setup_of(CONFIG, seed=run_seed, score=SCORE), {"problems": n, "last_problems": n, "max_tokens": 6}
     sampler = Sampler(TransformersEngine(model, tokenizer), tokenizer, setup.format, setup.score)
-    return Validation(setup, settings, asked, sampler, Learner(model, CONFIG, tokenizer.pad_token_id), *further)
+    evaluation = study.evaluation.model_copy(update=values | settings)
+    return Validation(setup, evaluation, asked, sampler, Learner(model, CONFIG, tokenizer.pad_token_id), *further)
+
+
+@pytest.mark.parametrize(("limit", "used"), [(12, 6), (4, 4)])
+def test_a_response_that_is_too_long_in_training_is_too_long_in_validation(
+    model: Any, tokenizer: Any, mini_study: Study, limit: int, used: int
+) -> None:
+    """The evaluation's own limit applies if it is smaller than that of training, which is 6."""
+    found = validation_of(mini_study, model, tokenizer, problems(6), 6, max_tokens=limit, temperature=0.8, top_p=0.9)
+    assert found.sampling(found.sampler.format) == SamplingParams(0.8, 0.9, max_tokens=used)
+    assert max(rollout.length for rollout in found(0).rollouts) == used
+
+
+def test_every_evaluation_of_every_run_draws_alike(model: Any, tokenizer: Any, mini_study: Study) -> None:
+    """An unchanged policy gets the same result again; the study's seed affects it, the run's does not."""
+
+    def drawn(step: int = 0, **given: Any) -> list[Completion]:
+        rollouts = validation_of(mini_study, model, tokenizer, problems(6), 6, **given)(step).rollouts
+        return [replace(rollout.completion, policy_version=0) for rollout in rollouts]
+
+    assert drawn() == drawn(step=2) == drawn(run_seed=1) != drawn(seed=5)
 
 
 def test_what_is_shown_of_more_than_64_problems_is_of_the_first_64(model: Any, tokenizer: Any, mini_study: Study) -> None:

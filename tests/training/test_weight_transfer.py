@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from study_parts import changed
 from training_parts import read_csv, setup_of
 
+from grpo.common.errors import ActorLost
 from grpo.models.checkpoint import load_model, save_checkpoint
 from grpo.models.lora import add_adapters, without_adapters
 from grpo.study.methods import Lora
@@ -25,7 +26,6 @@ from grpo.study.schema import Study
 from grpo.training.asynchronous import start
 from grpo.training.asynchronous.actors import LearnerActor
 from grpo.training.asynchronous.transfer import BUCKET, Sender, bucket_bytes, weights_to_send
-from grpo.training.inputs import ActorLost
 
 pytestmark = pytest.mark.usefixtures("actors_find_the_parts")
 shared_cluster = pytest.mark.usefixtures("on_the_cluster")
@@ -168,7 +168,7 @@ def test_devices_say_how_many_gpus_are_asked_for_and_how_weights_go(
 
 def sent(config: Any, folder: Path, target: Path, dies: str = "", naps: float = 0.0) -> tuple[Any, Any]:
     learner = partial(transfer_parts.make_plainly_sending_learner, folder, config, naps, target / "sent.txt", dies)
-    generator = partial(parts.make_generator, folder, naps, transfer_parts.LoadingEngine)
+    generator = partial(parts.make_generator, folder, naps, engine_class=transfer_parts.LoadingEngine)
     return parts.run(config, generator, learner, target, sends=True)
 
 

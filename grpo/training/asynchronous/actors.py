@@ -24,10 +24,9 @@ from grpo.models.lora import without_adapters
 from grpo.models.sharding import weights_of
 from grpo.rollout.engine import Draw, SamplingParams
 from grpo.study.methods import GrpoConfig
-from grpo.training.asynchronous.transfer import Receiver, Sender, Weights, gpu
-from grpo.training.context import RunSetup, Updates
+from grpo.training.asynchronous.transfer import Sender, Weights, gpu
 from grpo.training.state import copy_to_cpu, write_durably
-from grpo.training.step import sample, score, train_on
+from grpo.training.step import RunSetup, Updates, sample, score, train_on
 
 SENDING, WRITING = "sending", "writing"  # Ray concurrency groups of the learner, with a thread each
 
@@ -70,17 +69,12 @@ class Generator:
     def __init__(self, make: Callable[[], tuple[Any, Any, Any]], setup: RunSetup[GrpoConfig]):
         self.make, self.setup = make, setup
 
-    def start(self) -> int | None:
-        """Start the engine; returns its context."""
+    def start(self) -> tuple[int | None, bool]:
+        """Start the engine; returns its context, and whether it takes weights under the names of a checkpoint, as vLLM does."""
         self.engine, self.model, tokenizer = self.make()
         self.sampler = Sampler(self.engine, tokenizer, self.setup.format, self.setup.score)
         self.idle_since = time.perf_counter()
-        context: int | None = self.engine.context
-        return context
-
-    def takes_saved(self) -> bool:
-        """Whether the engine takes weights under the names of a checkpoint, as vLLM does."""
-        return isinstance(self.model, Weights)
+        return self.engine.context, isinstance(self.model, Weights)
 
     def sample(self, step: int, policy: Policy, sending_s: float = 0.0) -> tuple[list[Rollout], dict[str, float]]:
         """Sample the rollouts of a step.
@@ -121,9 +115,12 @@ class Generator:
         self.idle_since = time.perf_counter()
         return groups
 
-    def receiver(self) -> Receiver:
-        """What :class:`grpo.training.asynchronous.transfer.Sender` needs to know; it also calls the next two methods."""
-        return Receiver(gpu(), self.engine.policy_version, self.engine._check)
+    def receiver(self) -> tuple[str | None, int, bool]:
+        """This process's GPU, the version of the engine's weights, and whether to compare checksums after a transfer.
+
+        :class:`grpo.training.asynchronous.transfer.Sender` calls this and the next two methods.
+        """
+        return gpu(), self.engine.policy_version, self.engine._check
 
     def call_llm(self, method: str, *arguments: Any, **named: Any) -> Any:
         """Call a method of the ``vllm.LLM``."""

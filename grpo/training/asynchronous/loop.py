@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import Future
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 from grpo.common.records import response_tokens
 from grpo.study.methods import GrpoConfig
 from grpo.training.asynchronous.actors import ScoredRollouts
 from grpo.training.asynchronous.remote import STUCK_AFTER_S, RemoteLearner, RolloutPipeline
 from grpo.training.asynchronous.replay import ReplayBuffer
-from grpo.training.context import RunContext
-from grpo.training.step import lag_metrics
+from grpo.training.step import RunContext, lag_metrics
 
 
-def train_grpo_asynchronously(pipeline: RolloutPipeline, ctx: RunContext[GrpoConfig, RemoteLearner]) -> None:
+def train_grpo_asynchronously(ctx: RunContext[GrpoConfig, RemoteLearner]) -> None:
     """Train for ``n_grpo_steps`` steps, or until ``ctx.validation`` ends the run.
 
     A step does what a step of :func:`grpo.training.grpo.train_grpo` does. With ``max_policy_lag`` L, the batch of step k is
@@ -26,11 +25,11 @@ def train_grpo_asynchronously(pipeline: RolloutPipeline, ctx: RunContext[GrpoCon
     The saved state includes the batches sampled ahead, because it does not include the older weights that sampled them.
     """
     config, log, learner = ctx.setup.config, ctx.log, ctx.learner
+    pipeline = cast(RolloutPipeline, ctx.sampler.engine)
     settings = config.asynchronous
     assert settings is not None
     n, lag = config.n_grpo_steps, settings.max_policy_lag
-    groups = config.n_prompts_per_rollout_batch
-    buffer = ReplayBuffer(config.group_size, groups, settings.replay_capacity, settings.replay_max_age, ctx.setup.seed)
+    buffer = ReplayBuffer(config, ctx.setup.seed)
     requested: deque[Future[ScoredRollouts]] = deque()  # the batch of the next step first
     if ctx.saved.step:
         buffer.restore(ctx.saved.loop["buffer"])

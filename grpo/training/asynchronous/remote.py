@@ -15,7 +15,7 @@ from grpo.common.records import Completion, Episode, Problem, Rollout
 from grpo.rollout.engine import Draw, SamplingParams
 from grpo.training.asynchronous.actors import SENDING, WRITING, Policy, ScoredRollouts
 from grpo.training.asynchronous.replay import Group
-from grpo.training.context import Updates
+from grpo.training.step import Updates
 
 STUCK_AFTER_S = 1800.0  # an actor that takes longer for one call counts as lost
 START_S = 900.0  # an actor's start: imports, the model, vLLM
@@ -109,7 +109,6 @@ class RolloutPipeline:
 
     @property
     def policy_version(self) -> int:
-        """See :class:`grpo.rollout.engine.Engine`."""
         return self._policy.version
 
     def request(self, step: int) -> Future[ScoredRollouts]:
@@ -118,7 +117,6 @@ class RolloutPipeline:
         return scored
 
     def turns(self) -> AbstractContextManager[None]:
-        """See :class:`grpo.rollout.engine.Engine`; here nothing is kept."""
         return nullcontext()
 
     def generate(

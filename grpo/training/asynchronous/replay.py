@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from grpo.common.records import Rollout
 from grpo.rollout.engine import derive_seed
+from grpo.study.methods import GrpoConfig
 
 
 @dataclass
@@ -19,24 +20,22 @@ class Group:
 
 
 class ReplayBuffer:
-    """Buffer of scored groups, limited by capacity and age.
+    """Buffer of scored groups, limited by ``replay_capacity`` (rollout batches) and ``replay_max_age`` (versions of lag).
 
     The batch of a step is drawn uniformly without replacement from all groups in the buffer, the newest included. A group that
-    stays for ``capacity`` steps is drawn once on average; :meth:`metrics` counts those drawn several times and those never
-    drawn. With a capacity of one batch, the draw is that batch in its order. Each rollout carries the log-probs of the policy
-    that sampled it, for the ratio.
+    stays for ``replay_capacity`` steps is drawn once on average; :meth:`metrics` counts those drawn several times and those
+    never drawn. With a capacity of one batch, the draw is that batch in its order. Each rollout carries the log-probs of the
+    policy that sampled it, for the ratio.
 
     Args:
-        group_size: rollouts of a group.
-        groups_per_batch: groups of a rollout batch, and of a draw.
-        capacity: rollout batches; beyond it, the oldest groups leave.
-        max_age: largest policy lag, in versions; groups beyond it leave. None keeps them.
         seed: of the draws.
     """
 
-    def __init__(self, group_size: int, groups_per_batch: int, capacity: int, max_age: int | None, seed: int):
-        self.group_size, self.groups_per_batch = group_size, groups_per_batch
-        self.capacity, self.max_age, self.seed = capacity * groups_per_batch, max_age, seed
+    def __init__(self, config: GrpoConfig, seed: int):
+        settings = config.asynchronous
+        assert settings is not None
+        self.group_size, self.groups_per_batch = config.group_size, config.n_prompts_per_rollout_batch
+        self.capacity, self.max_age, self.seed = settings.replay_capacity * self.groups_per_batch, settings.replay_max_age, seed
         self.groups: list[Group] = []  # oldest first
         self.left: list[int] = []  # how often each group that has left was drawn
 

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 
-from grpo.common.errors import UserError, reason
+from grpo.common.errors import ActorLost, UserError, reason
 from grpo.common.process import fix_cpu_kernels, start_threads
 from grpo.evaluation.evaluate import Sampler
 from grpo.learner.learner import Learner
@@ -26,11 +26,9 @@ from grpo.study.effective import EffectiveRun
 from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study
 from grpo.training.asynchronous.actors import SENDING, WRITING, Generator, LearnerActor, Scorer
-from grpo.training.asynchronous.loop import train_grpo_asynchronously
 from grpo.training.asynchronous.remote import START_S, RemoteLearner, RolloutPipeline, result_of
 from grpo.training.asynchronous.transfer import Weights
-from grpo.training.context import RunSetup, Workers
-from grpo.training.inputs import ActorLost
+from grpo.training.step import RunSetup
 
 MakeGenerator = Callable[[], tuple[Engine, Any, Any]]
 MakeLearner = Callable[[], tuple[Learner, Callable[[Path], None]]]
@@ -65,10 +63,10 @@ def start_actors(
     try:
         actors["generator"] = ray.remote(**generator_resources)(Generator).remote(make_generator, setup)
         actors["learner"] = ray.remote(**learner_resources, **groups)(LearnerActor).remote(make_learner, setup.config)
-        context, _ = result_of([actor.start.remote() for actor in actors.values()], START_S)
+        (context, as_saved), _ = result_of([actor.start.remote() for actor in actors.values()], START_S)
         # The scorer starts later: it is not needed before there are rollouts, and would take cores from the two.
         actors["scorer"] = ray.remote(**scorer_resources)(Scorer).remote(setup)
-        learner = RemoteLearner(actors["learner"], sends, as_saved=result_of(actors["generator"].takes_saved.remote()))
+        learner = RemoteLearner(actors["learner"], sends, as_saved)
         yield RolloutPipeline(actors["generator"], actors["scorer"], learner, context), learner
     except (RayError, TimeoutError) as error:
         cause = error.cause if isinstance(error, RayTaskError) else error
@@ -84,8 +82,8 @@ def start_actors(
 @contextmanager
 def start_asynchronous(
     study: Study, run: EffectiveRun, setup: RunSetup[GrpoConfig], check_weights: bool
-) -> Iterator[Workers[RemoteLearner]]:
-    """Start engine and learner in actors that end with the block.
+) -> Iterator[tuple[Sampler, RemoteLearner, Callable[[Path], None]]]:
+    """Start engine and learner in actors that end with the block, as :func:`grpo.training.train.start_here` in this process.
 
     Raises:
         UserError: ``learner.processes`` is above 1, or the cluster has too few GPUs or cores.
@@ -109,9 +107,7 @@ def start_asynchronous(
         resources["learner"],
         sends=study.engine.name == "vllm" and "cpu" not in devices.values(),
     ) as (pipeline, learner):
-        loop = partial(train_grpo_asynchronously, pipeline)
-        sampler = Sampler(pipeline, load_tokenizer(run.model), setup.format, setup.score)
-        yield Workers(sampler, learner, learner.save, loop)
+        yield Sampler(pipeline, load_tokenizer(run.model), setup.format, setup.score), learner, learner.save
 
 
 def _lost(actors: dict[str, Any]) -> list[str]:

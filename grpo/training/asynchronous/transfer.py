@@ -8,7 +8,6 @@ the order of the calls and the weights received, over gloo instead of NCCL. It h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -38,21 +37,6 @@ class Weights:
 
     def state_dict(self) -> dict[str, Tensor]:
         return self._state
-
-
-@dataclass(frozen=True)
-class Receiver:
-    """Facts about the generator that the sender needs.
-
-    Attributes:
-        gpu: see :func:`gpu`.
-        version: of its engine's weights.
-        checks: whether to compare checksums after a transfer.
-    """
-
-    gpu: str | None
-    version: int
-    checks: bool
 
 
 def gpu() -> str | None:
@@ -120,18 +104,18 @@ class Sender:
         Raises:
             Exception: among others, the generator has died (over NCCL the call may then never return), or its checksums differ.
         """
-        receiver: Receiver = ray.get(generator.receiver.remote())
-        if receiver.version == version:
+        theirs, received, checks = ray.get(generator.receiver.remote())
+        if received == version:
             return
         llm = RemoteLlm(generator)
         if generator != self._generator:
-            self._connect(llm, receiver.gpu, bucket_bytes(self.versions[version]))
+            self._connect(llm, theirs, bucket_bytes(self.versions[version]))
             self._generator = generator
         self._sending = {name: tensor for name, tensor in self.versions[version].items() if name not in self._without}
         with torch.cuda.stream(self._stream):
             self._transfer.send_weights()
         llm.reset_prefix_cache()
-        if receiver.checks:
+        if checks:
             require_equal_weights(llm, Weights(self._sending))
         self._sending = {}  # frees the memory of an old version
         ray.get(generator.has_taken_over.remote(version))

@@ -144,7 +144,7 @@ def _experiment(study: Study, found: Evidence, choice: Choice) -> Values:
     }
 
 
-def told(experiment: Values) -> bool:
+def has_clear_leader(experiment: Values) -> bool:
     """Whether an experiment's winner ends above every other setting, each at its best rate, on the problems that judge."""
     others = [arm["below"] for arm in experiment["arms"] if arm["chosen"] and arm["arm"] != experiment["leader"]]
     return experiment["winner"] == experiment["leader"] and all(below["low"] > 0 for below in others)

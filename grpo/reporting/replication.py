@@ -8,7 +8,7 @@ from pathlib import Path
 
 from grpo.common.files import read_json
 from grpo.reporting.labels import table
-from grpo.reporting.record import told, winner_of
+from grpo.reporting.record import has_clear_leader, winner_of
 from grpo.results.replication import NOT_TRIED, SAME, TURNED, UNDECIDED, Replicate, agreement
 from grpo.results.statistics import format_interval
 from grpo.study import paths
@@ -36,7 +36,7 @@ def read_replicate(name: str, folder: Path = Path()) -> Replicate:
         winners={
             name: {"winner": entry["winner"]}
             | {key: winner_of(entry)[key] for key in ("value", "low", "high")}
-            | {"told": told(entry)}
+            | {"told": has_clear_leader(entry)}
             for name, entry in record["experiments"].items()
         },
     )

@@ -50,13 +50,13 @@ def results_table(study: Study, record: Values) -> pd.DataFrame:
     """A row for each run: its arm, its end, the metrics of its last evaluation, and from which run it was taken over."""
     rows = []
     for name, entry in record["experiments"].items():
-        fallen = collapsed(entry)
+        names = collapsed(entry)
         for run in read_runs(study, name):
             arm = arm_of(entry, run.arm)
             rows.append(
                 {"experiment": name, "arm": run.arm, "seed": run.seed, "label": arm["label"], "chosen": arm["chosen"]}
                 | {"learning_rate": arm["learning_rate"], "end": arm["by_run"][arm["runs"].index(run.name)]}
-                | {"collapsed": run.name in fallen}
+                | {"collapsed": run.name in names}
                 | run.metrics
                 | {
                     "last/token_entropy": run.history["token_entropy"].iloc[-1],

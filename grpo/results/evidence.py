@@ -28,7 +28,7 @@ class Arm:
     experiment: str
     name: str  # empty: all arms of the experiment
     runs: list[Run]
-    fallen: frozenset[str]  # names of the runs that collapsed
+    collapsed: frozenset[str]  # names of the runs that collapsed
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ class Evidence:
 
     def eligible(self, arms: Sequence[str]) -> list[str]:
         """Those of these arms that may win: without a collapsed run; if there are none, with a run that held, or all."""
-        fallen = {arm: len(self.collapsed(arm)) for arm in arms}
-        whole = [arm for arm in arms if not fallen[arm]]
-        return whole or [arm for arm in arms if fallen[arm] < len(self.runs(arm))] or list(arms)
+        collapses = {arm: len(self.collapsed(arm)) for arm in arms}
+        whole = [arm for arm in arms if not collapses[arm]]
+        return whole or [arm for arm in arms if collapses[arm] < len(self.runs(arm))] or list(arms)
 
     def best(self, arms: Sequence[str]) -> str:
         """The eligible arm with the highest mean on the problems that select, the first of equals."""

@@ -138,8 +138,8 @@ def not_below(claim: NotBelow, of: Of) -> Verdict:
 def collapses(claim: Collapses, of: Of) -> Verdict:
     """Most runs of the arm collapse, and most of the control's do not: each share's interval lies on its side of a half."""
     arms = [of(claim.collapses), of(claim.control)]
-    counts = [f"{len(arm.fallen)} of {len(arm.runs)} runs of {arm.name} collapsed" for arm in arms]
-    decided = beside(*(most([run.name in arm.fallen for run in arm.runs]) for arm in arms))
+    counts = [f"{len(arm.collapsed)} of {len(arm.runs)} runs of {arm.name} collapsed" for arm in arms]
+    decided = beside(*(most([run.name in arm.collapsed for run in arm.runs]) for arm in arms))
     return replace(decided, measured="; ".join(counts), quantity="share")
 
 
@@ -175,10 +175,10 @@ def share(claim: Share, of: Of) -> Verdict:
         until = [math.inf] * len(runs)
     else:
         name, other, every = "runs that collapsed", "steady runs", of("")
-        runs = [run for run in every.runs if run.name in every.fallen]
+        runs = [run for run in every.runs if run.name in every.collapsed]
         until = [_until_fallen(run) for run in runs]
         batches = {value(run, "train_batch_size") for run in runs}
-        controls = [run for run in every.runs if run.name not in every.fallen and value(run, "train_batch_size") in batches]
+        controls = [run for run in every.runs if run.name not in every.collapsed and value(run, "train_batch_size") in batches]
         if not runs or not controls:
             lost = f"{len(runs)} runs collapsed and {len(controls)} with the same train batch held"
             raise NotMeasured(f"{lost}, and both are needed")
@@ -234,8 +234,8 @@ def _difference(arm: Arm, other: Arm, at: str) -> tuple[Ends, dict[str, Any]]:
     scores = [(final_scores if at == "end" else first_scores)(one.runs) for one in (arm, other)]
     names = [f"{one.experiment}/{one.name}" if apart else one.name for one in (arm, other)]
     for name, of, one in zip(names, scores, (arm, other), strict=True):
-        fallen = f" ({len(one.fallen)} of {len(one.runs)} runs collapsed)" if at == "end" and one.fallen else ""
-        texts.append(f"{name} {of.mean():.3f}{fallen}")
+        collapsed = f" ({len(one.collapsed)} of {len(one.runs)} runs collapsed)" if at == "end" and one.collapsed else ""
+        texts.append(f"{name} {of.mean():.3f}{collapsed}")
     interval = difference_of(scores[1], scores[0]).ends()
     measured = f"{', '.join(texts)}; difference {format_interval(interval)}"
     return interval, {"measured": measured, "quantity": "difference"}

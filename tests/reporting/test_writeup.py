@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 
 from grpo.reporting.comments import Comment
 from grpo.reporting.labels import bounded, plain
-from grpo.reporting.record import told
+from grpo.reporting.record import has_clear_leader
 from grpo.reporting.writeup import cost, left_out, measured, outcome, wall_seconds, writeup_of
 from grpo.study import paths
 from grpo.study.schema import Study
@@ -44,7 +44,7 @@ def experiment(winner: str, leader: str, **lows: float | None) -> dict[str, Any]
     ],
 )
 def test_an_experiments_result_is_a_line(entry: dict[str, Any], said: str, is_told: bool) -> None:
-    assert outcome(entry) == said and told(entry) == is_told
+    assert outcome(entry) == said and has_clear_leader(entry) == is_told
 
 
 @pytest.mark.parametrize(

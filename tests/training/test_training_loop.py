@@ -298,6 +298,23 @@ def test_responses_without_tokens_have_nothing_to_compare(tiny_study: Study, mod
     require_agreement(tiny_study, Learner(model, tiny_study.grpo, 0), empty)
 
 
+def test_a_run_whose_engine_has_other_weights_ends_before_training(
+    tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from grpo.training import run as run_module
+
+    def wrong(study: Study, checkpoint: Checkpoint, *_: Any) -> Any:
+        return TransformersEngine(of_other_weights(checkpoint.model), checkpoint.tokenizer)
+
+    monkeypatch.setattr("grpo.training.train.make_engine", wrong)
+    monkeypatch.setattr("grpo.training.train.score_of", lambda *_: SCORE)
+    monkeypatch.setattr(Learner, "update", lambda *_: pytest.fail("it was trained"))
+    run = tiny_run(tiny_study)
+    with pytest.raises(UserError, match=r"engine and learner differ by .* nats a token"):
+        run_module.train_run(tiny_study, run)
+    assert not (paths.RUNS / run.name).exists()
+
+
 SCHEDULED = {"lr_scheduler_type": "cosine", "warmup_steps": 2, "dynamic_sampling_rounds": 2}
 OWN_BASE = {"max_grad_norm": 0.5}
 

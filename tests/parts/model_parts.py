@@ -11,10 +11,9 @@ import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from grpo.common.process import start_threads
 from grpo.models.transformer import TransformerConfig, TransformerLM
 
-start_threads(1)  # a second thread costs more than it saves on so small models
+torch.set_num_threads(1)  # a second thread costs more than it saves on so small models
 
 # Of each architecture what its configuration needs to be tiny, besides what they share.
 TINY: dict[str, dict[str, Any]] = {

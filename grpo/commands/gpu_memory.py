@@ -316,6 +316,16 @@ def problems(study: Study, shape: Shape, card_gib: float) -> list[str]:
     return found
 
 
+def largest_microbatch(study: Study, shape: Shape, card_gib: float) -> int | None:
+    """The most tokens that a microbatch can have on the learner's card, prompts and padding included; None on a CPU."""
+    learning = [phase for phase in phases(study, shape, card_gib) if "activations" in phase.parts]
+    if not learning:
+        return None
+    (backward,) = learning
+    room = card_gib - backward.total + backward.parts["activations"]
+    return max(0, int(room * GIB / _activation_bytes(study, shape)))
+
+
 def text_table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
     """Align rows in columns; the first row is the header. Columns in ``left`` are left-aligned, all others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -333,6 +343,8 @@ def table(study: Study, shape: Shape, card_gib: float) -> str:
     lengths = prompt_lengths(study, MAIN, study.grpo.prompt)
     found_in = f"counted in {paths.DATASETS / MAIN}" if lengths.counted else "assumed, as problems or tokenizer are missing"
     text = text_table(rows) + f"\nPrompts of {lengths.longest:,} tokens at most: {found_in}."
+    if most := largest_microbatch(study, shape, card_gib):
+        text += f"\nA microbatch of {most:,} tokens would still fit; the largest has {_tokens(study, list(configs(study))):,}."
     if study.engine.name == "vllm" and study.engine.device != "cpu":
         left = kv_cache_gib(study, shape, card_gib)
         tokens = round(left * GIB / shape.kv_bytes(BYTES[study.engine.dtype]))

@@ -310,11 +310,10 @@ class Tokenizer:
             values = json.loads(generation) | {"eos_token_id": list(self.stop_token_ids)}
             path.write_text(json.dumps(values, indent=2) + "\n")
 
-    def save_plain(self, folder: Path) -> None:
-        """Save tokenizer.json and the minimum that makes transformers use it unchanged, for any model."""
-        self._backend.save(str(folder / TOKENIZER))
-        (folder / CONFIG).write_text(json.dumps({**self._special, "tokenizer_class": "PreTrainedTokenizerFast"}))
-        (folder / MODEL_CONFIG).write_text('{"model_type": "gpt2"}')  # vLLM requires one; it does not affect the tokenizer
+    @cached_property
+    def is_byte_level(self) -> bool:
+        """Whether a text is the bytes of its tokens side by side, at least one each, as with GPT-2, Qwen and Llama 3."""
+        return isinstance(self._backend.decoder, decoders.ByteLevel)
 
     def __len__(self) -> int:
         return self._backend.get_vocab_size(with_added_tokens=True)

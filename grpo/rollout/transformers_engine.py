@@ -20,7 +20,7 @@ from grpo.models.decoding import CopiedPrompts, LongerTexts, SharedPrompts, Text
 from grpo.models.examine import traits_of
 from grpo.models.sharding import is_sharded, weights_of
 from grpo.rollout.engine import Draw, SamplingParams, require_room_for
-from grpo.rollout.responses import Responses
+from grpo.rollout.responses import responses_of
 
 BLOCK = 1024  # tokens of one block in the two-pass running sum
 COMPACT_BELOW = 0.8  # finished sequences leave the batch when less than this share of its rows is unfinished
@@ -46,7 +46,6 @@ class TransformersEngine:
         self.max_batch_size = max_batch_size
         self.world = world
         self.policy_version = 0
-        self._may_end_with: dict[tuple[str, ...], torch.Tensor] = {}
         self._keeps = False
         self._before: Texts | None = None
 
@@ -137,8 +136,8 @@ class TransformersEngine:
         token_ids: list[list[int]] = [[] for _ in rows]
         log_probs: list[list[float]] = [[] for _ in rows]
         reasons = ["length"] * len(rows)
-        responses = Responses(self.tokenizer, params.stop)
-        may_end_with = self._tokens_that_may_end(responses)
+        responses = responses_of(self.tokenizer, params.stop)
+        may_end_with = torch.tensor(sorted(responses.may_end_with), device=self.model.device)
         for length in range(1, longest + 1):
             tokens, chosen = sample(decoding.logits, params, self.tokenizer.stop_token_ids, length, draw()[rows])
             for row, token, log_prob in zip(rows, tokens.tolist(), chosen.tolist(), strict=True):
@@ -174,12 +173,6 @@ class TransformersEngine:
             return LongerTexts(self.model, before, places, prompts, room)
         kind = CopiedPrompts if traits_of(self.model).copied_because else SharedPrompts
         return kind(self.model, prompts, n, room)
-
-    def _tokens_that_may_end(self, responses: Responses) -> torch.Tensor:
-        """Cache :meth:`Responses.may_end_with`, which decodes the whole vocabulary."""
-        if responses.stop not in self._may_end_with:
-            self._may_end_with[responses.stop] = torch.tensor(responses.may_end_with(), device=self.model.device)
-        return self._may_end_with[responses.stop]
 
 
 def _draw(generator: torch.Generator, total: int, mine: list[int]) -> torch.Tensor:

@@ -1,7 +1,10 @@
 """Sampling with vLLM in this process, with the policy's current weights.
 
-vLLM's interfaces change between releases. Only this module, :mod:`grpo.rollout.vllm_weights` and
-:mod:`grpo.training.asynchronous.transfer` use them. Tested with vllm 0.32 (its CPU build) and 0.26 (on a GPU).
+vLLM gets no tokenizer. With one it turns each token into text, in the thread that prepares the GPU's next step, to search for
+stop strings. In place of that, :mod:`grpo.rollout.vllm_stops` ends responses by their token ids.
+
+vLLM's interfaces change between releases. Only this module, :mod:`grpo.rollout.vllm_stops`, :mod:`grpo.rollout.vllm_weights`
+and :mod:`grpo.training.asynchronous.transfer` use them. Tested with the CPU builds of vllm 0.32 and (ends of responses) 0.29.
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -23,7 +25,8 @@ from grpo.common.world import ALONE, World
 from grpo.models.checkpoint import load_tokenizer
 from grpo.models.examine import limited_context
 from grpo.rollout.engine import Draw, SamplingParams, derive_seed, require_room_for
-from grpo.rollout.responses import Responses
+from grpo.rollout.responses import Responses, responses_of
+from grpo.rollout.vllm_stops import Stops, stopping_scheduler
 from grpo.rollout.vllm_weights import put_weights, require_equal_weights
 from grpo.study.software import install_vllm
 
@@ -80,14 +83,13 @@ class VllmEngine:
         self._awake = True
         on_cpu, share = settings.device == "cpu", settings.gpu_memory_utilization
         gpu = {} if on_cpu else {"gpu_memory_utilization": share, "enable_sleep_mode": settings.sleep}
-        # vLLM searches the text for stop strings. From the checkpoint's files transformers may build a tokenizer that differs
-        # from tokenizer.json, so vLLM gets files that leave no choice.
-        self._plain_tokenizer = TemporaryDirectory()
-        self._tokenizer.save_plain(Path(self._plain_tokenizer.name))
+        self._stops = Stops()
         try:
             self._llm = LLM(
                 model=str(folder),
-                tokenizer=self._plain_tokenizer.name,
+                skip_tokenizer_init=True,
+                scheduler_cls=stopping_scheduler(self._stops, asynchronous=not on_cpu),
+                async_scheduling=not on_cpu,
                 dtype=settings.dtype,
                 max_num_seqs=settings.max_batch_size,
                 enforce_eager=on_cpu,
@@ -151,6 +153,7 @@ class VllmEngine:
         # On a CPU only this seed decides, so samples depend on the number of processes; on a GPU it has no effect.
         torch.manual_seed(seed + self._world.rank)
         mine = [{"prompt_token_ids": list(ids)} for ids in prompts[share]]
+        responses = self._stops.responses = responses_of(self._tokenizer, params.stop)
         try:
             outputs = self._llm.generate(mine, asked, use_tqdm=False) if mine else []
         except (torch.OutOfMemoryError, EngineDeadError) as error:
@@ -160,7 +163,6 @@ class VllmEngine:
                 "engine.sleep_level to 2; then run the same command again."
             ) from error
         self._rest()
-        responses = Responses(self._tokenizer, params.stop)
         found = [[self._completion(responses, one) for one in output.outputs] for output in outputs]
         return [[one for (one,) in found[i : i + n]] for i in range(0, len(found), n)] if draws else found
 
@@ -216,10 +218,7 @@ def request_settings(params: SamplingParams, n: int, seed: int, device: str, pro
         "top_p": params.top_p,
         "min_tokens": params.min_tokens,
         "max_tokens": params.max_tokens,
-        "stop": list(params.stop),
-        "include_stop_str_in_output": True,
-        "skip_special_tokens": False,  # a stop string may contain some
-        "detokenize": bool(params.stop),
+        "detokenize": False,
         "logprobs": 0,  # of the sampled token only
         "flat_logprobs": True,  # a few lists instead of a dictionary and an object for each token
     }

@@ -108,6 +108,17 @@ def test_the_real_studies_fit_the_card_that_they_name(name: str) -> None:
     assert (rollouts > card) == (name in {"math-24gb", "math-7b-8xh100"})
 
 
+@pytest.mark.parametrize("name", REAL)
+def test_the_largest_microbatch_is_the_last_that_fits(name: str) -> None:
+    study, (card, _) = study_named(name), REAL[name]
+    shape = shape_of(study)
+    most = gpu_memory.largest_microbatch(study, shape, card)
+    assert most is not None and f"A microbatch of {most:,} tokens would still fit" in gpu_memory.table(study, shape, card)
+    for tokens, fits in ((most, True), (most + 1, False)):
+        larger = changed(study, learner={"max_tokens_per_microbatch": tokens})
+        assert (totals(larger, card)["backward pass"] <= card) == fits
+
+
 @pytest.mark.parametrize(
     ("name", "card", "changes", "told"),
     [

@@ -481,22 +481,6 @@ def test_a_control_token_of_one_character_in_a_question_is_refused(like_qwen: Pa
 # ----------------------------------------------------------------------------------------------- one reading of the files
 
 
-@pytest.mark.parametrize("hub", ["like_qwen3"], indirect=True)
-def test_the_plain_files_are_read_alike_whatever_the_model_is(hub: Path, tmp_path: Path) -> None:
-    """Published distillations of Llama name a class whose decoder differs from tokenizer.json's."""
-    put(hub, tokenizer_class="LlamaTokenizerFast")
-    (hub / "config.json").write_text('{"model_type": "llama"}')
-    ours = Tokenizer.from_folder(hub)
-    ids = ours("so 3 </think> <answer> 42 </answer>")["input_ids"]
-    assert AutoTokenizer.from_pretrained(hub).decode(ids) != ours.decode(ids)  # why they are written
-    ours.save_plain(tmp_path)
-    plain = AutoTokenizer.from_pretrained(tmp_path)
-    assert plain.decode(ids) == ours.decode(ids) == "so 3 </think> <answer> 42 </answer>"
-    assert (len(plain), plain.eos_token_id) == (len(ours), ours.eos_token_id)
-    for text in TEXTS:
-        assert plain(text, add_special_tokens=False)["input_ids"] == ours(text, add_special_tokens=False)["input_ids"]
-
-
 def test_a_tokenizer_in_older_files_is_converted(tmp_path: Path, _texts: list[str]) -> None:
     byte_level(_texts, []).model.save(str(tmp_path))
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>"}')

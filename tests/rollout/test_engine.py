@@ -282,6 +282,14 @@ class NotesCalls:
         self.calls.append("forget prefixes")
 
 
+class TakesTokens:
+    """A stand-in for a scheduler of vLLM, which adds a step's tokens to a request."""
+
+    def _update_request_with_output(self, request: Any, new_token_ids: list[int], is_stale: bool = False) -> Any:
+        request.output_token_ids += new_token_ids
+        return new_token_ids, len(request.output_token_ids) == 9
+
+
 @pytest.fixture
 def folder(model: Any, tokenizer: Any, tmp_path: Path) -> Path:
     """A checkpoint with one more stop token than the tokenizer's."""
@@ -296,8 +304,15 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     vllm = SimpleNamespace(LLM=NotesCalls, SamplingParams=lambda **settings: SimpleNamespace(**settings))
     monkeypatch.setitem(sys.modules, "vllm", vllm)
-    exceptions = SimpleNamespace(EngineDeadError=EngineDeadError)
-    monkeypatch.setitem(sys.modules, "vllm.v1.engine.exceptions", exceptions)
+    others = {
+        "engine.exceptions": SimpleNamespace(EngineDeadError=EngineDeadError),
+        "core.sched.scheduler": SimpleNamespace(Scheduler=TakesTokens),
+        "core.sched.async_scheduler": SimpleNamespace(AsyncScheduler=type("AsyncScheduler", (TakesTokens,), {})),
+        "request": SimpleNamespace(RequestStatus=SimpleNamespace(FINISHED_STOPPED="stopped")),
+    }
+    for name, module in others.items():
+        monkeypatch.setitem(sys.modules, f"vllm.v1.{name}", module)
+    monkeypatch.setattr("grpo.rollout.vllm_engine._end_process_group", lambda: None)  # called at the exit
     for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_LOGGING_LEVEL", "VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND"):
         monkeypatch.setenv(name, "")
 
@@ -331,6 +346,23 @@ def test_a_vllm_that_sleeps_takes_the_policys_weights_on_waking(
         for prompts in ([(5,), (6,)], [(5, 7, 8)]):
             engine.generate(prompts, PARAMS, 1, 4, [Draw(1, 2)] * len(prompts))
     assert llm.calls == ["wake weights", *put, "wake kv_cache", "generate", "generate", "sleep 2"]  # once in an episode
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_on_a_gpu_vllms_asynchronous_scheduler_ends_responses_by_their_tokens(
+    mini_study: Study, folder: Path, model: Any, tokenizer: Any
+) -> None:
+    """(tests/rollout/test_vllm.py has vLLM's own scheduler.)"""
+    engine = make_engine(on_vllm(mini_study), Checkpoint(folder, model, tokenizer))
+    settings = engine._llm.settings  # type: ignore[attr-defined]
+    assert settings["async_scheduling"] is True and settings["scheduler_cls"].__mro__[1].__name__ == "AsyncScheduler"
+    scheduler = settings["scheduler_cls"]()
+    x, other = tokenizer("x")["input_ids"], tokenizer("=")["input_ids"]
+    engine.generate([(5,)], PARAMS, n=1, seed=4)  # the stop strings are x and yz, after two tokens
+    request = SimpleNamespace(output_token_ids=[], status="running", sampling_params=SimpleNamespace(min_tokens=2))
+    for new, stops in ((x, False), (x, False), (other, False), ([], False), (x, True)):
+        assert scheduler._update_request_with_output(request, new, is_stale=False) == (new, stops)
+        assert request.status == ("stopped" if stops else "running")
 
 
 @pytest.mark.usefixtures("on_gpu")

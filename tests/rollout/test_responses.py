@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
@@ -57,9 +58,8 @@ def like_llama2(prepend_scheme: str = "always") -> Tokenizer:
 def said(tokenizer: Tokenizer, ids: list[int], stop: tuple[str, ...]) -> Completion:
     """The completion that an engine makes of a sequence of tokens."""
     responses, reason, length = Responses(tokenizer, stop), "length", len(ids)
-    may_end = set(responses.may_end_with())
     for n in range(1, len(ids) + 1):
-        if ids[n - 1] in may_end and responses.has_ended(ids[:n]):
+        if responses.has_ended(ids[:n]):
             reason, length = "stop", n
             break
     return responses.completion(ids[:length], [-1.0] * length, reason, 3)
@@ -94,6 +94,24 @@ def test_a_response_ends_where_its_text_first_holds_a_stop_string(tokenizer: Tok
     assert one.finish_reason == ("stop" if found else "length")
     # No token more than it takes.
     assert stop not in tokenizer.decode(one.token_ids[:-1]) or not found
+
+
+@pytest.mark.parametrize("stop", [("</answer>",), ("é", "42"), ("d END", "->"), ("n",)])
+def test_the_newest_tokens_of_a_byte_level_tokenizer_tell_what_the_whole_text_tells(stop: tuple[str, ...]) -> None:
+    """For tokens in any order, of which many are parts of characters, and others tags."""
+    rng, tokenizer = random.Random(0), byte_level()
+    assert tokenizer.is_byte_level and not like_llama2().is_byte_level
+    newest, whole = Responses(tokenizer, stop), Responses(tokenizer, stop)
+    whole._newest = slice(None)
+    pieces = [tokenizer(text)["input_ids"] for text in (*TEXTS, *TAGS, "é", "42", "d END", "- >", "->", "n")]
+    ends = 0
+    for _ in range(300):
+        ids = [token for _ in range(8) for token in rng.choice([rng.choice(pieces), [rng.randrange(len(tokenizer))]])]
+        found = [[one.has_ended(ids[:n]) for n in range(1, len(ids) + 1)] for one in (newest, whole)]
+        assert found[0] == found[1]
+        assert [newest.text(ids[:n], "stop") for n in range(1, 9)] == [whole.text(ids[:n], "stop") for n in range(1, 9)]
+        ends += sum(found[0])
+    assert ends > 50
 
 
 @pytest.mark.parametrize("stop", [("N", "D"), ("D", "N")])

@@ -33,6 +33,7 @@ from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.rollout.engine import Draw, SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.rollout.vllm_engine import VllmEngine, VllmSettings
+from grpo.rollout.vllm_stops import stopping_scheduler
 from grpo.rollout.vllm_weights import checksums_of_policy, checksums_of_vllm, require_equal_weights
 from grpo.study.methods import GrpoConfig
 from grpo.study.settings import LearnerSettings
@@ -56,6 +57,14 @@ def served(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     engine = VllmEngine(folder, model, VllmSettings("float32", "cpu", 0.5, max_batch_size=64, check_weights=True))
     prompts = [tuple(tokenizer(text)["input_ids"]) for text in ("Mia has 3 apples.", "How many", "Tom")]
     yield SimpleNamespace(engine=engine, model=model, prompts=prompts, folder=folder, tokenizer=tokenizer)
+
+
+@pytest.fixture(scope="module")
+def plain(served: Any) -> Any:
+    """vLLM as its users start it, with the same model: it detokenises, and searches the text for stop strings."""
+    from vllm import LLM
+
+    return LLM(str(served.folder), dtype="float32", enforce_eager=True, max_num_seqs=64, logprobs_mode="processed_logprobs")
 
 
 def rollouts(served: Any, params: SamplingParams, n: int, seed: int = 0) -> list[Rollout]:
@@ -99,6 +108,38 @@ def test_a_completion_ends_at_its_limit_or_right_after_the_stop_string(served: A
             assert "e" not in completion.text[:-1] and "12" not in completion.text[:-1]
     late = rollouts(served, SamplingParams(min_tokens=6, max_tokens=12, stop=("e",)), n=20)
     assert min(len(r.completion.token_ids) for r in late) > 6
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(("stop", "least"), [(("e", "12"), 0), ((" th", "é", "a b"), 0), (("e",), 6), ((), 3)])
+def test_responses_end_where_vllm_ends_them(
+    served: Any, plain: Any, stop: tuple[str, ...], least: int, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Same tokens, log-probs and reasons, with either of vLLM's schedulers (on a CPU both schedule a step after the other)."""
+    from vllm import SamplingParams as VllmSamplingParams
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+
+    core = served.engine._llm.llm_engine.engine_core.engine_core
+    if asynchronous:
+        ours = stopping_scheduler(served.engine._stops, asynchronous=True)
+        assert issubclass(ours, AsyncScheduler) and not isinstance(core.scheduler, AsyncScheduler)
+        monkeypatch.setattr(core.scheduler, "__class__", ours)
+        core.scheduler.pp_size, core.scheduler._spec_token_placeholders = 1, []
+    found = rollouts(served, SamplingParams(min_tokens=least, max_tokens=20, stop=stop), n=40, seed=7)
+    ends = {"stop_token_ids": list(served.tokenizer.stop_token_ids), "ignore_eos": True}
+    limits = {"n": 40, "min_tokens": least, "max_tokens": 20, "logprobs": 0}
+    asked = VllmSamplingParams(**ends, **limits, stop=list(stop), include_stop_str_in_output=True, skip_special_tokens=False)
+    torch.manual_seed(7)
+    answers = plain.generate([{"prompt_token_ids": list(ids)} for ids in served.prompts], asked, use_tqdm=False)
+    for rollout, answer in zip(found, [one for of_prompt in answers for one in of_prompt.outputs], strict=True):
+        completion = rollout.completion
+        assert (completion.token_ids, completion.finish_reason) == (tuple(answer.token_ids), answer.finish_reason)
+        assert completion.log_probs == tuple(
+            at[token].logprob for at, token in zip(answer.logprobs, answer.token_ids, strict=True)
+        )
+        if answer.stop_reason in stop:
+            assert completion.text == answer.text
+    assert not stop or "stop" in {r.completion.finish_reason for r in found}
 
 
 def test_completions_of_episodes_have_limits_of_their_own(served: Any) -> None:
@@ -208,16 +249,14 @@ def test_an_engine_that_ends_says_what_to_change(served: Any, monkeypatch: pytes
                 rollouts(served, SamplingParams(max_tokens=4), n=1)
 
 
-def test_evaluate_vllm_takes_the_handouts_arguments(served: Any, tmp_path: Path) -> None:
+def test_evaluate_vllm_takes_the_handouts_arguments(plain: Any, tmp_path: Path) -> None:
     from vllm import SamplingParams as VllmSamplingParams
 
     def says_something(response: str, truth: str) -> dict[str, float]:
         return {"reward": float(bool(response)), "truth": float(truth)}
 
     asked = VllmSamplingParams(temperature=1.0, top_p=1.0, max_tokens=8)
-    records = evaluate_vllm(
-        served.engine._llm, says_something, ["Mia has", "Tom has"], asked, ["1", "2"], tmp_path / "out.jsonl"
-    )
+    records = evaluate_vllm(plain, says_something, ["Mia has", "Tom has"], asked, ["1", "2"], tmp_path / "out.jsonl")
     assert [record["truth"] for record in records] == [1.0, 2.0]
     assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == records
 

@@ -80,7 +80,7 @@ SAMPLED_FROM = {  # how far the engine's weights are from the learner's, and how
 class NoWords:
     """A tokenizer for random weights: some tokens end a response."""
 
-    pad_token_id, eos_token_id, stop_token_ids = 0, 0, tuple(range(12))
+    pad_token_id, eos_token_id, stop_token_ids, is_byte_level = 0, 0, tuple(range(12)), False
 
     def __len__(self) -> int:
         return 128

@@ -22,7 +22,7 @@ from grpo.discovery import sandbox
 from grpo.discovery.sandbox import Limits, ProgramError, run_program
 from grpo.discovery.sandboxed import landlock_version
 
-QUICK = Limits(seconds=20, cpu_seconds=2, memory_mb=500, output_mb=1)
+QUICK = Limits(seconds=20, cpu_seconds=20, memory_mb=500, output_mb=1)
 SHORT = Limits(seconds=1, cpu_seconds=20, memory_mb=500, output_mb=1)
 
 

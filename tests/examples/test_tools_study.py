@@ -37,9 +37,11 @@ def task() -> Task:
 def test_the_calculator_answers_right_and_the_control_at_random(
     task: Task, expression: str, answer: str, failures: int
 ) -> None:
+    problem = task.problems("train")[0]
+
     def answers(environment: Environment | None, seed: int) -> tuple[str, int]:
         assert environment is not None
-        instance, _ = environment.begin(task.problems("train")[0], seed)
+        instance, _ = environment.begin(problem, seed)
         found = environment.answer(instance, "", [{"name": "calculate", "arguments": {"expression": expression}}])
         return found.messages[0]["content"], found.failures
 

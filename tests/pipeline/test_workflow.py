@@ -82,7 +82,10 @@ def test_from_scratch_makes_the_same_lock_as_dvc_repro(finished: Path, tmp_path:
     assert "Running stage 'train@1e-4-0'" in (finished / "logs" / "train@1e-4-0.log").read_text()
 
 
-def test_edit_reruns_the_stale_stage_and_what_follows_and_a_revert_trains_nothing(repo: Path) -> None:
+def test_edit_reruns_the_stale_stage_and_what_follows_and_a_revert_trains_nothing(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHELL", "/bin/false")  # as service users and cron have it; DVC takes it from the environment
     edit(repo, "params.yaml", '"1e-4": 2', '"1e-4": 5')
     text = snakemake(repo)
     assert ran(repo) == ["report", "train-1e-4"]
@@ -433,14 +436,6 @@ def test_a_mistake_is_told_with_its_cause_before_anything_runs(
         planned(study, monkeypatch)
     assert told.replace("LINE", str(line)) in str(caught.value)
     assert not (study / ".stamps").exists()
-
-
-def test_a_login_shell_that_runs_nothing_is_not_asked(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As service users and cron have it; DVC takes it from the environment."""
-    monkeypatch.setenv("SHELL", "/bin/false")
-    edit(repo, "params.yaml", '"1e-4": 2', '"1e-4": 5')
-    snakemake(repo)
-    assert ran(repo) == ["report", "train-1e-4"]
 
 
 def test_make_repro_ends_with_one_message(study: Path) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
+from scipy import stats
 
 from grpo.common.errors import UserError
 from grpo.common.files import read_json, write_json, write_text
@@ -28,7 +29,7 @@ from grpo.learner.kl import estimate_kl
 from grpo.learner.microbatches import of_like_length, padded_microbatches, texts_of
 from grpo.models.checkpoint import load_model, load_tokenizer
 from grpo.results.intervals import mean_of, mean_of_any
-from grpo.results.statistics import t_interval
+from grpo.results.statistics import LEVEL
 from grpo.rollout.make_engine import Checkpoint, make_engine
 from grpo.study import paths
 from grpo.study.schema import TOKENS_ON_CPU, Study
@@ -182,7 +183,7 @@ def _tables(cell: pd.DataFrame) -> dict[str, Scores]:
 
 
 def _mean(name: str, scores: Scores) -> dict[str, float]:
-    value = float(scores.mean())
+    value, problems = float(scores.mean()), scores.shape[1]
     if name == "answer_reward":
         found = mean_of(scores, fixed=len(scores) == 1)
         low, high = found.low, found.high
@@ -190,7 +191,7 @@ def _mean(name: str, scores: Scores) -> dict[str, float]:
         found = mean_of_any(scores)
         low, high = found.low, found.high
     else:
-        of_problems = t_interval(scores[0])
-        low, high = of_problems["low"], of_problems["high"]
+        half = float(stats.t.ppf((1 + LEVEL) / 2, problems - 1) * stats.sem(scores[0]))
+        low, high = value - half, value + half
     # The second estimate is never negative.
     return {"value": value, "low": max(0.0, low) if name.endswith("low_variance") else low, "high": high}

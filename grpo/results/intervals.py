@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
+from scipy import stats
 
 from grpo.results.statistics import LEVEL, wilson_interval
 
@@ -92,7 +92,7 @@ def mean_of_any(numbers: Scores) -> Interval:
 def p_value(difference: Interval) -> float:
     """Two-sided p of the hypothesis that the true difference is 0."""
     distance = abs(difference.value)
-    return 2 * float(special.stdtr(difference.df, -distance / difference.se)) if difference.se else float(distance == 0)
+    return 2 * float(stats.t.sf(distance / difference.se, difference.df)) if difference.se else float(distance == 0)
 
 
 def _interval(table: Scores, fixed: bool, level: float, arms: int = 1) -> Interval:
@@ -108,7 +108,7 @@ def _interval(table: Scores, fixed: bool, level: float, arms: int = 1) -> Interv
     variance = sum(part for part, _ in parts)
     weights = sum(part**2 / df for part, df in parts)
     df = max(1.0, math.floor(variance**2 / weights)) if weights > 0 else float(max(1, problems - 1))
-    value, half = float(by_problem.mean()), float(special.stdtrit(df, (1 + level) / 2)) * math.sqrt(variance)
+    value, half = float(by_problem.mean()), float(stats.t.ppf((1 + level) / 2, df)) * math.sqrt(variance)
     return Interval(value, value - half, value + half, problems, math.sqrt(variance), df)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special  # scipy.stats, which wraps these functions, takes each stage a second to import
+from scipy import stats
 
 LEVEL = 0.95
 
@@ -23,34 +23,27 @@ def wilson_interval(successes: float, n: int, level: float = LEVEL) -> tuple[flo
             end of the next smaller count and the upper end of the next larger one.
 
     Raises:
-        ValueError: ``n`` is not positive, or ``successes`` is not between 0 and ``n``.
+        ValueError: ``n`` is not positive.
     """
-    total, z = round(float(successes), 9), float(special.ndtri(0.5 + 0.5 * level))
-    if n <= 0 or not 0 <= total <= n:
-        raise ValueError(
-            f"an interval needs at least one observation, and no more successes than observations: {total:g} of {n}"
-        )
-    below, above = math.floor(total), math.ceil(total)
-
-    def end(count: int, sign: int) -> float:
-        p, scale = count / n, 2 * (n + z**2)
-        return (2 * n * p + z**2) / scale + sign * (z / scale * math.sqrt(4 * n * p * (1 - p) + z**2))
-
-    return end(below, -1) if below > 0 else 0.0, end(above, 1) if above < n else 1.0
+    if n <= 0:
+        raise ValueError("an interval needs at least one observation")
+    total = round(float(successes), 9)
+    below, above = (stats.binomtest(count, n) for count in (math.floor(total), math.ceil(total)))
+    low = below.proportion_ci(level, method="wilson").low
+    return float(low), float(above.proportion_ci(level, method="wilson").high)
 
 
 def interval_of_mean(values: Sequence[float] | NDArray[np.float64]) -> tuple[float, float]:
     """95% interval of the mean of one number per problem: :func:`wilson_interval` for numbers between 0 and 1, else normal."""
     if min(values) >= 0 and max(values) <= 1:
         return wilson_interval(float(np.sum(values)), len(values))
-    half = float(special.ndtri((1 + LEVEL) / 2)) * float(np.std(values)) / math.sqrt(len(values))
+    half = float(stats.norm.ppf((1 + LEVEL) / 2)) * float(np.std(values)) / math.sqrt(len(values))
     return float(np.mean(values)) - half, float(np.mean(values)) + half
 
 
 def t_interval(values: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
     """Mean of two or more numbers with its 95% interval (Student 1908)."""
-    n, value = len(values), float(np.mean(values))
-    half = float(special.stdtrit(n - 1, (1 + LEVEL) / 2)) * float(np.std(values, ddof=1) / n**0.5)
+    value, half = float(np.mean(values)), float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)) * float(stats.sem(values))
     return {"value": value, "low": value - half, "high": value + half}
 
 

@@ -187,19 +187,20 @@ def test_the_runs_of_an_experiment_depend_on_their_own_task_only(
     assert changed(before, written(of_each_kind)) == before.keys() - {"software"}
 
 
-OWN_REWARDS = {"reward": {"answer_reward": 0.5, "own_loss:mine": 0.5}}
+OWN = [
+    *({key: "own_loss:mine"} for key in ("loss_type", "reward", "advantage")),
+    {"reward": {"answer_reward": 0.5, "own_loss:mine": 0.5}},
+]
 
 
-@pytest.mark.parametrize(
-    ("place", "values"), [*enumerate([*({key: "own_loss:mine"} for key in ("loss_type", "reward", "advantage")), OWN_REWARDS])]
-)
+@pytest.mark.parametrize(("place", "values"), list(enumerate(OWN)))
 def test_own_code_counts_whichever_arm_names_it(
     place: int, values: dict[str, Any], mini_study: Study, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "grpo_learning_rate"
     (workdir / "own_loss.py").write_text("from grpo.learner.losses import grpo_clip as mine\n")
     monkeypatch.syspath_prepend(workdir)
-    arms = {str(i): values if i == place else {} for i in range(4)}
+    arms = {str(i): values if i == place else {} for i in range(len(OWN))}
     study = with_values(mini_study, {f"experiments.{name}.arms": arms})
     before = written(study)
     (workdir / "own_loss.py").write_text("from grpo.learner.losses import gspo as mine\n")

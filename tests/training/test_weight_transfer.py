@@ -179,8 +179,8 @@ def equal(found: Any, expected: Any) -> bool:
 
 @shared_cluster
 @pytest.mark.slow
-def test_a_run_is_the_same_whether_weights_are_sent_or_go_through_ray(folder: Path, tmp_path: Path) -> None:
-    lag = 3
+@pytest.mark.parametrize("lag", [0, 3])
+def test_a_run_is_the_same_whether_weights_are_sent_or_go_through_ray(folder: Path, tmp_path: Path, lag: int) -> None:
     config = asynchronous(max_policy_lag=lag)
     generator, learner = partial(parts.make_generator, folder), partial(parts.make_learner, folder, config)
     _, expected = parts.run(config, generator, learner, tmp_path / "ray")

@@ -248,17 +248,6 @@ def evaluate(
     )
 
 
-@app.command("compare", rich_help_panel=TOOLS, epilog="Example: grpo compare before/r1_zero.jsonl after/r1_zero.jsonl")
-def compare(
-    first: Annotated[Path, typer.Argument(help="PROMPT.jsonl of `grpo evaluate` or `grpo math_baseline`.")],
-    second: Annotated[Path, typer.Argument(help="Another one on the same problems.")],
-) -> str:
-    """Compare the answer rewards of two evaluations on the same problems, with a paired interval."""
-    from grpo.evaluation.comparison import compare_files
-
-    return compare_files(first, second)
-
-
 @app.command("publish", rich_help_panel=TOOLS, epilog="Example: grpo publish grpo_learning_rate/3e-4/0 --license apache-2.0")
 def publish(
     run: Annotated[str, typer.Argument(metavar="EXPERIMENT/ARM/SEED", help="A finished run of the active study.")],

@@ -132,12 +132,12 @@ def run(
     """
     from grpo.commands.one_run import RunOptions, one_run
 
-    one_run(RunOptions(model, task, settings or [], seed, study), out, resume)
+    one_run(RunOptions(model, task, tuple(settings or ()), seed, study), out, resume)
 
 
 @app.command("doctor", rich_help_panel=START)
 def doctor() -> None:
-    """Check this machine against the active study: GPUs, memory, torch, vLLM, disk, data files, Hub.
+    """Check this machine against the active study: GPUs and their memory, vLLM, disk, model and data.
 
     Exit code 2 if something is missing.
     """

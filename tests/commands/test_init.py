@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -52,28 +51,23 @@ def test_without_git_it_says_what_is_left_and_nothing_is_overwritten() -> None:
         init(Path("lab"), with_git=False)
 
 
-def broken_git(folder: Path) -> str:
-    """A folder of programs with a git that fails."""
-    folder.mkdir()
-    (folder / "git").write_text("#!/bin/sh\necho 'no space left' >&2; exit 1\n")
-    (folder / "git").chmod(0o755)
-    return str(folder)
-
-
 @pytest.mark.usefixtures("workdir")
-@pytest.mark.parametrize("there", [False, True], ids=["new", "empty"])
-@pytest.mark.parametrize(("programs", "said"), [(broken_git, "no space left"), (str, "no program git")])
+@pytest.mark.parametrize(("exists", "fails", "message"), [(False, True, "no space left"), (True, False, "no program git")])
 def test_nothing_is_left_where_git_fails(
-    there: bool, programs: Callable[[Path], str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    exists: bool, fails: bool, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lab = Path("lab")
-    if there:
+    lab, git = Path("lab"), tmp_path / "programs/git"
+    git.parent.mkdir()
+    if exists:
         lab.mkdir()
+    if fails:
+        git.write_text("#!/bin/sh\necho 'no space left' >&2; exit 1\n")
+        git.chmod(0o755)
     with monkeypatch.context() as patched:
-        patched.setenv("PATH", programs(tmp_path / "programs"))
-        with pytest.raises(UserError, match=said):
+        patched.setenv("PATH", str(git.parent))
+        with pytest.raises(UserError, match=message):
             init(lab, with_git=True)
-    assert lab.exists() == there and not (there and any(lab.iterdir()))
+    assert lab.exists() == exists and not (exists and any(lab.iterdir()))
     init(lab, with_git=True)  # at the next attempt
 
 

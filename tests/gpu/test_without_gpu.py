@@ -70,10 +70,8 @@ def test_without_a_gpu_each_part_says_that_it_was_skipped_and_nothing_is_claimed
     assert not list(tmp_path.iterdir())
 
 
-COMPILING = [pytest.param(part, marks=pytest.mark.slow) for part in ("throughput", "recompiles")]
-
-
-@pytest.mark.parametrize("part", ["profile", "optimizer", "state", *COMPILING])
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["profile", "optimizer", "state", "throughput", "recompiles"])
 def test_no_row_of_a_part_fails(part: str) -> None:
     found = rows(part)
     assert found
@@ -81,6 +79,7 @@ def test_no_row_of_a_part_fails(part: str) -> None:
     assert not {name: row for name, row in found.items() if ("failed" in row or "skipped" in row) and row not in optional}
 
 
+@pytest.mark.slow
 def test_packed_and_padded_gradients_are_those_of_a_plain_loss() -> None:
     found = rows("gradients")
     assert max(found["float32"].values()) < 1e-5
@@ -88,6 +87,7 @@ def test_packed_and_padded_gradients_are_those_of_a_plain_loss() -> None:
     assert 1e-5 < found["float16"]["packed_against_padded"] < 5e-3
 
 
+@pytest.mark.slow
 def test_on_a_bare_machine_it_skips_by_name_what_needs_more(tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
     result = run("-c", BARE.replace("OUT", str(out)))
@@ -105,6 +105,7 @@ def test_on_a_bare_machine_it_skips_by_name_what_needs_more(tmp_path: Path) -> N
     assert found["versions"]["torch"] == torch.__version__
 
 
+@pytest.mark.slow
 def test_the_tests_on_a_gpu_start_without_the_packages_of_the_pipeline() -> None:
     result = run("-c", BARE_TESTS, CUDA_VISIBLE_DEVICES="", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     assert result.returncode == 0, result.stdout + result.stderr

@@ -131,6 +131,7 @@ def wheel(folder: Path, name: str, version: str = "1") -> None:
         file.writestr(f"{about}/RECORD", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("from_file", [False, True], ids=["environment", "file"])
 def test_uv_takes_packages_from_where_pip_does(tmp_path: Path, from_file: bool) -> None:
     """Two folders of packages, and two indexes, of which the second has the newer one."""

@@ -86,6 +86,7 @@ def test_without_gpus_nothing_is_handed_out(tmp_path: Path, own_locks: Path) -> 
     assert not own_locks.exists()
 
 
+@pytest.mark.slow
 def test_two_clones_do_not_take_the_same_gpu(tmp_path: Path) -> None:
     """One says it by number, the other by UUID; a third, which has both GPUs to choose from, takes the other one."""
     path = nvidia_smi(tmp_path, f"0, {FIRST}", f"1, {SECOND}")
@@ -148,6 +149,7 @@ def started_training(folder: Path, finishing: float, code: int, **extra: str) ->
     return process
 
 
+@pytest.mark.slow
 def test_sigterm_to_every_process_lets_the_step_be_finished(tmp_path: Path) -> None:
     process = started_training(tmp_path, 1.5, with_gpus.RESUME_ME)
     for each in processes(tmp_path):  # as Slurm does it
@@ -158,6 +160,7 @@ def test_sigterm_to_every_process_lets_the_step_be_finished(tmp_path: Path) -> N
     assert not processes(tmp_path)
 
 
+@pytest.mark.slow
 def test_dvc_is_not_interrupted_while_it_stores_results(tmp_path: Path) -> None:
     process = started_training(tmp_path, 0, 0)
     training = min(processes(tmp_path), key=lambda each: len(each.children(recursive=True)))
@@ -167,6 +170,7 @@ def test_dvc_is_not_interrupted_while_it_stores_results(tmp_path: Path) -> None:
     assert process.wait(30) == 0 and (tmp_path / "stamp").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_it_at_once_and_an_echo_of_the_first_does_not(tmp_path: Path, signum: signal.Signals) -> None:
     process = started_training(tmp_path, 54321, 0)
@@ -181,6 +185,7 @@ def test_a_second_signal_ends_it_at_once_and_an_echo_of_the_first_does_not(tmp_p
     assert not (tmp_path / "saved").exists() and not (tmp_path / "stamp").exists()
 
 
+@pytest.mark.slow
 def test_slurms_second_sigterm_leaves_the_time_that_slurm_leaves(tmp_path: Path) -> None:
     process = started_training(tmp_path, with_gpus.SAME_REQUEST_SECONDS + 1.5, with_gpus.RESUME_ME, SLURM_JOB_ID="7")
     for pause in (with_gpus.SAME_REQUEST_SECONDS + 0.2, 0):

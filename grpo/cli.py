@@ -132,12 +132,12 @@ def run(
     """
     from grpo.commands.one_run import RunOptions, one_run
 
-    one_run(RunOptions(model, task, settings or [], seed, study), out, resume)
+    one_run(RunOptions(model, task, tuple(settings or ()), seed, study), out, resume)
 
 
 @app.command("doctor", rich_help_panel=START)
 def doctor() -> None:
-    """Check this machine against the active study: GPUs, memory, torch, vLLM, disk, data files, Hub.
+    """Check this machine against the active study: GPUs and their memory, vLLM, disk, model and data.
 
     Exit code 2 if something is missing.
     """
@@ -246,17 +246,6 @@ def evaluate(
         f"{prompt}: {own}answer reward {format_interval(metrics['accuracy'])}, {metrics['categories']}\n"
         f"{out / f'{prompt}.jsonl'}: every completion; {out / f'{prompt}_examples.md'}: examples to read"
     )
-
-
-@app.command("compare", rich_help_panel=TOOLS, epilog="Example: grpo compare before/r1_zero.jsonl after/r1_zero.jsonl")
-def compare(
-    first: Annotated[Path, typer.Argument(help="PROMPT.jsonl of `grpo evaluate` or `grpo math_baseline`.")],
-    second: Annotated[Path, typer.Argument(help="Another one on the same problems.")],
-) -> str:
-    """Compare the answer rewards of two evaluations on the same problems, with a paired interval."""
-    from grpo.evaluation.comparison import compare_files
-
-    return compare_files(first, second)
 
 
 @app.command("publish", rich_help_panel=TOOLS, epilog="Example: grpo publish grpo_learning_rate/3e-4/0 --license apache-2.0")

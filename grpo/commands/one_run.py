@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import chdir
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from ruamel.yaml import YAML, YAMLError
 
 from grpo.commands import stages
-from grpo.commands.quickstart import course
 from grpo.common.errors import ToBeResumed, UserError
 from grpo.common.files import atomic_folder, exclusive_lock, write_text
 from grpo.common.imports import search_in
@@ -26,7 +25,6 @@ from grpo.common.yaml_file import read_mapping, to_yaml
 from grpo.models import require_checkpoint
 from grpo.study import paths
 from grpo.study.compose import STUDIES_FOLDER, changes, compose, merge, study_path
-from grpo.study.effective import effective_run
 from grpo.study.methods import with_objective
 from grpo.study.schema import Study, check_name, load_study, validated
 from grpo.study.settings import MAIN
@@ -41,7 +39,7 @@ BASE = "base"  # the default of --study
 PINNED = {"math": "math-h100", "gsm8k": "gsm8k"}  # studies from which these tasks take the source of their problems
 COLUMNS = {"question": ("question", "problem", "prompt"), "answer": ("answer", "ground_truth")}  # usual names of columns
 CURVES = Path("curves.png")
-LIVE = ("history.csv", "validation.csv")
+GROWING = ("history.csv", "validation.csv")  # while the run trains
 # Beginnings of the keys that a single run uses, as in params.yaml.
 SETTABLE = (
     *("tasks.main.", "models.main.", "grpo.", "engine.", "learner.", "evaluation."),
@@ -52,18 +50,18 @@ SETTABLE = (
 class RunOptions(NamedTuple):
     """The options of `grpo run` that say what to run; None: the study's."""
 
-    model: str | None
-    task: str | None
-    settings: list[str]
-    seed: int
-    study: str
+    model: str | None = None
+    task: str | None = None
+    settings: Sequence[str] = ()
+    seed: int = 0
+    study: str = BASE
 
 
 def one_run(options: RunOptions, out: Path, resume: bool) -> None:
     """Run it in ``out`` and leave its results there: CSV files, samples, checkpoints, ``curves.png`` and params.yaml.
 
     Raises:
-        UserError: an option or a value is wrong, ``out`` has a run that has begun and ``resume`` is not set, or another run.
+        UserError: an option or a value is wrong; or ``out`` holds another run, or this one and ``resume`` is not set.
         ToBeResumed: the process was told to stop; the run's state is saved.
     """
     os.environ.setdefault("MLFLOW_TRACKING_URI", NOWHERE)
@@ -71,21 +69,24 @@ def one_run(options: RunOptions, out: Path, resume: bool) -> None:
         _train()
         return
     tracking_uri()
-    goes_on = resume and options == RunOptions(None, None, [], 0, BASE)
-    if goes_on and not (out / paths.PARAMS).exists():
+    params, stored_values = out / paths.PARAMS, resume and options == RunOptions()
+    if stored_values and not params.exists():
         raise UserError(f"--out {out}: holds no run to continue. Correct the path, or leave out --resume.")
-    values = read_mapping(out / paths.PARAMS) if goes_on else composed(options, out)
+    values = read_mapping(params) if stored_values else composed(options, out)
     require_own_code_of_all(validated(values, Path("--set")))
     lock = out.with_name(f".{out.name}.lock")
     with exclusive_lock(lock, f"--out {out}: another process"):
         try:
-            if _has_begun(out):
+            if out.exists() and not params.exists():
+                raise UserError(f"--out {out}: already exists and holds no run. Name another folder.")
+            # A folder without a saved state or results has nothing to lose, and is made again.
+            if any((out / paths.RUN_STATE).rglob("step-*")) or any((out / paths.RUNS).rglob("metrics.json")):
                 _require_same(values, out, resume)
             else:
                 _prepare(values, out)
             with chdir(out):
                 _train()
-                _deliver(out)
+                _copy_results(out)
         finally:
             lock.unlink()
 
@@ -97,6 +98,8 @@ def composed(options: RunOptions, out: Path) -> dict[str, Any]:
         UserError: the study, model, task or a key does not exist, or the folder's name is not allowed for a run.
     """
     check_name("--out", "a run", out.name)
+    if options.study == BASE and None in (options.model, options.task):
+        raise UserError("--model, --task: one is missing. Give both, or take a study's with --study NAME.")
     file, overlay = study_path(options.study), given_values(options.settings)
     values = compose(file)
     values.pop("claims", None)  # they are on its arms
@@ -105,21 +108,18 @@ def composed(options: RunOptions, out: Path) -> dict[str, Any]:
     own += [STUDIES_FOLDER.absolute()] if STUDIES_FOLDER.is_dir() else []
     folders = dict.fromkeys((Path.cwd(), *own))
     search_in(*folders)
-    main: dict[str, Any] = {key: values[key][MAIN] for key in ("tasks", "models")}
-    if options.study == BASE and None in (options.model, options.task):
-        raise UserError("--model, --task: one is missing. Give both, or take a study's with --study NAME.")
-    main["models"] = _model(options.model) if options.model else main["models"]
-    main["tasks"] = (
-        _task(options.task, overlay.get("tasks", {}).get(MAIN, {}), values["tasks"].values()) if options.task else main["tasks"]
-    )
-    one: dict[str, Any] = {
+    model = _model(options.model) if options.model else values["models"][MAIN]
+    set_task = overlay.pop("tasks", {}).get(MAIN, {})
+    task = _task(options.task, set_task, values["tasks"]) if options.task else values["tasks"][MAIN]
+    run: dict[str, Any] = {
         "study": "grpo_run",
         "description": "One run by `grpo run`.",
         "folder": os.pathsep.join(map(str, folders)),
         "file": None,
         "seeds": [options.seed],
         "seeds_in_one_stage": False,
-        **{key: {MAIN: merge(main[key], overlay.pop(key, {}).get(MAIN, {}))} for key in main},
+        "tasks": {MAIN: merge(task, set_task)},
+        "models": {MAIN: merge(model, overlay.pop("models", {}).get(MAIN, {}))},
         "sft_datasets": {},
         "kissing_number": None,
         "selection": {},
@@ -127,25 +127,24 @@ def composed(options: RunOptions, out: Path) -> dict[str, Any]:
         "kl_in": None,  # there are no stages
         "experiments": {out.name: {"arms": {ARM: {}}}},
     }
-    values = merge(values, overlay) | one
+    values = merge(values, overlay) | run
     values["resources"] = {
         kind: {"gpus": 0, "cpus": values["threads"], "mem_mb": 1, "runtime_min": 1}  # not used without a scheduler
         for kind in ("small", "model", "evaluate", "train")
     }
-    task, evaluation = make_task(one["tasks"][MAIN], f"tasks.{MAIN}"), values["evaluation"]
-    if values["grpo"]["prompt"] not in [*task.formats] and "prompt" not in overlay.get("grpo", {}):
-        values["grpo"] = values["grpo"] | {"prompt": next(iter(task.formats))}
-    rows = len(read_rows(task.files.validation, "--task")) if isinstance(task, Dataset) and task.files else None
-    few: dict[str, int] = {}
-    if rows:
+    source, evaluation = make_task(values["tasks"][MAIN], f"tasks.{MAIN}"), values["evaluation"]
+    if values["grpo"]["prompt"] not in source.formats and "prompt" not in overlay.get("grpo", {}):
+        values["grpo"] = values["grpo"] | {"prompt": next(iter(source.formats))}
+    if isinstance(source, Dataset) and source.files:
+        rows = len(read_rows(source.files.validation, "--task"))
         few = {key: min(rows, evaluation[key]) for key in ("problems", "last_problems")} | {"selection_problems": 0}
-    evaluation = evaluation | {key: value for key, value in few.items() if key not in overlay.get("evaluation", {})}
-    zero_shot = {"zero_shot_problems": 1, "zero_shot_prompts": [values["grpo"]["prompt"]]}
-    return values | {"evaluation": merge(evaluation, zero_shot | {"best_of_n": {"prompts": []}})}
+        evaluation |= {key: value for key, value in few.items() if key not in overlay.get("evaluation", {})}
+    not_evaluated = {"zero_shot_problems": 1, "zero_shot_prompts": [values["grpo"]["prompt"]], "best_of_n": {"prompts": []}}
+    return values | {"evaluation": merge(evaluation, not_evaluated)}
 
 
 def study_and_problems(
-    checkpoint: Path, task: str, settings: list[str], n_problems: int | None
+    checkpoint: Path, task: str, settings: Sequence[str], n_problems: int | None
 ) -> tuple[Study, str, list[Problem]]:
     """What `grpo evaluate` needs: a study, the name of a task in it, and the problems to ask.
 
@@ -165,7 +164,7 @@ def study_and_problems(
         problems, where = read_problems(paths.validation(task)), str(paths.validation(task))
     else:
         require_checkpoint(checkpoint)
-        values = composed(RunOptions(str(checkpoint), task, settings, 0, BASE), Path("evaluation"))
+        values = composed(RunOptions(str(checkpoint), task, settings), Path("evaluation"))
         if is_file:
             values["tasks"][MAIN]["files"] = {"validation": str(Path(task).absolute())}
         study, where, task = validated(values, Path("--set")), f"--task {task}", MAIN
@@ -175,7 +174,7 @@ def study_and_problems(
     return study, task, problems[:n_problems]
 
 
-def given_values(settings: list[str]) -> dict[str, Any]:
+def given_values(settings: Sequence[str]) -> dict[str, Any]:
     """Turn settings ``KEY=VALUE``, with values in YAML, into an overlay on a study.
 
     Raises:
@@ -211,17 +210,16 @@ def _model(name: str) -> dict[str, Any]:
     return {"source": "hub", "repo": on_hub[1], "revision": on_hub[2]}
 
 
-def _task(name: str, given: Mapping[str, Any], tasks: Iterable[Any]) -> dict[str, Any]:
-    """The entry of ``tasks:`` for ``--task``, but for keys ``given`` by ``--set``: the study's, or of a file.
+def _task(name: str, set_keys: Mapping[str, Any], tasks: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the entry of ``tasks:`` for ``--task``, without the keys that ``--set`` gives: the study's own entry, or a file's.
 
     A file's last tenth is for validation.
     """
     if name in PINNED:
-        task: dict[str, Any] = compose(study_path(PINNED[name]))["tasks"][MAIN]
-        return task
+        tasks = {MAIN: compose(study_path(PINNED[name]))["tasks"][MAIN]}
     if Path(name).suffix not in FORMATS:
-        if (usual := next((entry for entry in tasks if entry["use"] == name), None)) is not None:
-            return dict(usual)  # with all that it needs
+        if entry := next((entry for entry in tasks.values() if entry["use"] == name), None):
+            return dict(entry)  # with all that it needs
         if name not in TASKS and ":" not in name:
             raise UserError(
                 f"--task {name}: no such task. Use {', '.join(TASKS)}, MODULE:CLASS or a file ({', '.join(FORMATS)})."
@@ -233,21 +231,14 @@ def _task(name: str, given: Mapping[str, Any], tasks: Iterable[Any]) -> dict[str
     rows = read_rows(str(path), "--task")
     if len(rows) == 1:
         raise UserError(f"--task {name}: has a single row, and training and validation need one each. Add rows.")
-    columns = rows[0].values
-    found = {which: next((c for c in usual if c in columns), None) for which, usual in COLUMNS.items() if which not in given}
-    for which, column in found.items():
-        if column is None:
-            there = ", ".join(columns)
+    columns, known = {}, rows[0].values
+    for which in (which for which in COLUMNS if which not in set_keys):
+        columns[which] = next((column for column in COLUMNS[which] if column in known), None)
+        if columns[which] is None:
+            there = ", ".join(known)
             raise UserError(f"--task {name}: no column for the {which}. Add --set tasks.{MAIN}.{which}=COLUMN, one of {there}.")
     files = {"train": f"{path}[:90%]", "validation": f"{path}[90%:]"}
-    return {"use": "dataset", **found, "files": files, "drop_overlap": True}
-
-
-def _has_begun(out: Path) -> bool:
-    """Whether ``out`` holds a run with a saved state or results; UserError if it is something else than a run."""
-    if out.exists() and not (out / paths.PARAMS).exists():
-        raise UserError(f"--out {out}: already exists and holds no run. Name another folder.")
-    return any(any((out / root).rglob(name)) for root, name in ((paths.RUN_STATE, "step-*"), (paths.RUNS, "metrics.json")))
+    return {"use": "dataset", **columns, "files": files, "drop_overlap": True}
 
 
 def _require_same(values: Mapping[str, Any], out: Path, resume: bool) -> None:
@@ -263,32 +254,29 @@ def _prepare(values: Mapping[str, Any], out: Path) -> None:
     """Make ``out`` with the run's params.yaml, problems and model; if one of them fails, make nothing."""
     with atomic_folder(out) as draft, chdir(draft):
         write_text(paths.PARAMS, to_yaml(values))
+        study = load_study()
         # The tokenizer of the model measures prompts where they have a limit. Without one, wrong problems are told first.
-        also = [one.task for one in load_study().evaluation.also.values()]
+        also = [one.task for one in study.evaluation.also.values()]
         limited = any(task.get(LIMIT) for task in (values["tasks"][MAIN], *also))
         for stage in (stages.model, stages.dataset) if limited else (stages.dataset, stages.model):
             stage(MAIN)
+        run = paths.RUNS / study.active_experiments[0] / ARM
+        for name in GROWING:
+            Path(name).symlink_to(run / f".{study.seeds[0]}.draft" / name)
 
 
 def _train() -> None:
     """Train the run of the working folder, unless it has results."""
     study = load_study()
-    run = effective_run(study, study.active_experiments[0], ARM, study.seeds[0], [])
-    if (paths.RUNS / run.name).exists():
-        return
-    from grpo.training.run import train_run
-
-    if not started_by_torchrun():
-        for name in LIVE:  # rows of the running run; its results replace them
-            Path(name).unlink(missing_ok=True)
-            Path(name).symlink_to((paths.RUNS / run.name).with_name(f".{run.seed}.draft") / name)
-    try:
-        train_run(study.for_task(run.task), run)
-    except ToBeResumed:
-        raise ToBeResumed("stopped; the state is saved. The same command with --resume continues the run.") from None
+    experiment, seed = study.active_experiments[0], str(study.seeds[0])
+    if not (paths.RUNS / experiment / ARM / seed).exists():
+        try:
+            stages.train(experiment, ARM, seed)
+        except ToBeResumed:
+            raise ToBeResumed("stopped; the state is saved. The same command with --resume continues the run.") from None
 
 
-def _deliver(out: Path) -> None:
+def _copy_results(out: Path) -> None:
     """Copy the run's results to the top of the working folder (called ``out`` in messages), draw its curves and list them."""
     from grpo.reporting.charts import run_figure, save_figure
     from grpo.results.runs import read_run
@@ -302,7 +290,7 @@ def _deliver(out: Path) -> None:
     checkpoints.unlink(missing_ok=True)
     checkpoints.symlink_to(paths.CHECKPOINTS / run.name)
     save_figure(run_figure(run), CURVES)
-    print(course(run.experiment, run.arm, run.seed))
+    print(stages.validation_rewards(run.experiment, run.arm, run.seed))
     print(
         f"{out}: {CURVES}, history.csv, validation.csv, rollouts.jsonl (samples), checkpoints/, and all values: {paths.PARAMS}"
     )

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
-from huggingface_hub import HfApi, get_token
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub import HfApi, ModelCard, ModelCardData
 
-from grpo.commands.model_card import METADATA, about_checkpoint, draw_curve, model_card
 from grpo.common.errors import UserError, reason
-from grpo.common.files import atomic_folder, require_keys
+from grpo.common.files import atomic_folder, damaged, read_json
+from grpo.common.safe_text import code, fenced, short
 from grpo.models.tokenizer import require_own
-from grpo.reporting.charts import save_figure
+from grpo.reporting.timing import read_timing
 from grpo.results.runs import Run, read_run
+from grpo.results.statistics import format_interval, interval_of_mean
 from grpo.study import paths
 from grpo.study.effective import effective_run
 from grpo.study.schema import Study
+from grpo.study.settings import HubModel
 
 PUBLISHED = Path("published")
-RECORDED = ("method", "task", "evaluation", "model", "train", "validation", "identity")  # keys of config.yaml for the card
+METADATA = "metadata.json"
+TEMPLATE = Path(__file__).with_name("templates") / "model_card.md.j2"
 
 
 def publish(study: Study, name: str, kind: str, out: Path | None, repo: str | None, license: str | None) -> list[str]:
@@ -36,23 +40,25 @@ def publish(study: Study, name: str, kind: str, out: Path | None, repo: str | No
     Returns lines that say what was done.
 
     Raises:
-        UserError: no such run or checkpoint, a link in it, the folder is not empty, there is no token, or the upload fails.
+        UserError: no such run or checkpoint, a link in it, the folder is not empty, or the upload fails.
     """
-    run = _find_run(study, name)
+    parts = re.fullmatch(r"([^/]+)/([^/]+)/(\d+)", name)
+    if not parts:
+        raise UserError(f"{name}: not a run. Name it as EXPERIMENT/ARM/SEED, such as grpo_learning_rate/3e-4/0.")
+    effective_run(study, parts[1], parts[2], int(parts[3]), [])  # raises UserError if the study has no such run
+    run = read_run(parts[1], parts[2], int(parts[3]))
     source = _find_checkpoint(run, kind)
     target = out or PUBLISHED / f"{name.replace('/', '--')}-{kind}"
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{target}: already exists and is not empty. Remove it, or name another folder with --out.")
-    if repo is not None:
-        _require_upload_can_begin(repo)
     try:
         require_own(source.parent, [source, *source.rglob("*")])
     except ValueError as error:
         raise UserError(f"{source}: {error}.") from error
-    card, figure = model_card(study, run, source, kind, license), draw_curve(run, about_checkpoint(run, source)["step"])
+    card = _model_card(study, run, source, kind, license)
     with atomic_folder(target) as folder:
+        # The metadata may name folders of this machine.
         shutil.copytree(source, folder, ignore=shutil.ignore_patterns(METADATA), dirs_exist_ok=True)
-        save_figure(figure, folder / "curve.png")
         card.save(folder / "README.md")
     lines = [f"{target}: {kind} checkpoint of {name}, with its model card (README.md)"]
     if run.config["same_as"]:
@@ -60,38 +66,73 @@ def publish(study: Study, name: str, kind: str, out: Path | None, repo: str | No
     return [*lines, *([_upload(target, repo, name)] if repo is not None else [])]
 
 
-def _find_run(study: Study, name: str) -> Run:
-    parts = re.fullmatch(r"([^/]+)/([^/]+)/(\d+)", name)
-    if not parts:
-        raise UserError(f"{name}: not a run. Name it as EXPERIMENT/ARM/SEED, such as grpo_learning_rate/3e-4/0.")
-    experiment, arm, seed = parts[1], parts[2], int(parts[3])
-    effective_run(study, experiment, arm, seed, [])  # raises UserError if the study has no such run
-    run = read_run(experiment, arm, seed)
-    require_keys(paths.RUNS / name / "config.yaml", run.config, RECORDED, paths.stage_of_run(name))
-    return run
-
-
 def _find_checkpoint(run: Run, kind: str) -> Path:
-    """The folder with the weights; a run that was taken over has those of the run that it equals."""
-    owner = run.config["same_as"] or run.name
-    source = paths.CHECKPOINTS / owner / kind
-    if any(source.glob("*.safetensors")):
-        return source
-    kept = sorted(path.parent.name for path in (paths.CHECKPOINTS / owner).glob(f"*/{METADATA}"))
-    there = f"Choose another with --kind: {', '.join(kept)}. " if kept else ""
+    """The folder with the weights; a run that reuses the results of an identical run has that run's."""
+    folder = paths.CHECKPOINTS / (run.config["same_as"] or run.name)
+    if any((folder / kind).glob("*.safetensors")):
+        return folder / kind
+    kept = sorted(path.parent.name for path in folder.glob(f"*/{METADATA}"))
+    others = f"Choose another with --kind: {', '.join(kept)}. " if kept else ""
     raise UserError(
-        f"{source}: no checkpoint. {there}`checkpoints:` in params.yaml says which are kept; "
-        f"`dvc checkout {paths.CHECKPOINTS / owner}` or `dvc pull` brings back a stored one."
+        f"{folder / kind}: no checkpoint. {others}`checkpoints:` in params.yaml says which are kept; "
+        f"`dvc checkout {folder}` or `dvc pull` brings back a stored one."
     )
 
 
-def _require_upload_can_begin(repo: str) -> None:
-    try:
-        validate_repo_id(repo)
-    except ValueError as error:
-        raise UserError(f"--repo {repo}: {reason(error)} Name it as OWNER/NAME.") from error
-    if get_token() is None:
-        raise UserError(f"--repo {repo}: no token for the Hub. Set HF_TOKEN, or run `hf auth login`, or leave out --repo.")
+def _model_card(study: Study, run: Run, source: Path, kind: str, license: str | None) -> ModelCard:
+    """Make the card of a checkpoint from the run's result files."""
+    made_by = paths.stage_of_run(run.config["same_as"] or run.name)
+    about: dict[str, Any] = read_json(source / METADATA, made_by, keys=("step", run.metric, "prompt", "started_from"))
+    steps, step = [int(step) for step in run.validation["step"]], about["step"]
+    if step not in steps or abs(run.validation[run.column][steps.index(step)] - about[run.metric]) > 1e-9:
+        raise damaged(source / METADATA, "it differs from validation.csv at this step", made_by)
+    labels = {steps[0]: "before training", steps[-1]: "the run's last evaluation"} | {step: "**this checkpoint**"}
+    rewards = []
+    for at, label in sorted(labels.items()):
+        outcomes = run.last if at == steps[-1] else run.outcomes[steps.index(at)]
+        low, high = interval_of_mean(outcomes)
+        estimate = {"value": float(outcomes.mean()), "low": low, "high": high}
+        rewards.append((f"{at}: {label}", format_interval(estimate), len(outcomes)))
+    timing = read_timing(run)
+    commit = "not known" if timing["git_commit"] == "none" else f"`{timing['git_commit']}`"
+    base, start = _base_model(study, run, about["started_from"]), about["started_from"]
+    if base:
+        start = f"[{base.repo}](https://huggingface.co/{base.repo}) at revision `{base.revision}`, whose licence is on its page"
+    template, stop, chat = (*run.config["task"]["formats"][about["prompt"]], None)[:3]
+    return ModelCard.from_template(
+        ModelCardData(
+            base_model=base and base.repo,
+            license=license,
+            library_name="transformers",
+            pipeline_tag="text-generation",
+            tags=[run.config["method"]],
+            model_name=f"{run.name.replace('/', '--')}-{kind}",
+        ),
+        template_path=str(TEMPLATE),
+        kind=kind,
+        run=run,
+        study=short(study.study),
+        task=code(run.config["task"]["settings"]["use"]),
+        metric=run.metric.replace("_", " "),
+        rewards=rewards,
+        prompt=fenced(template),
+        form=(f" (a user's message in the chat template, {code(json.dumps(chat))})" if chat else "")
+        + (f" (answers end at {', '.join(map(code, stop))})" if stop else ""),
+        origin={
+            "base model": start if base else "a local folder" if Path(start).is_absolute() else short(start),
+            "licence of these weights": license or "not stated",
+            "commit": commit + (", with uncommitted changes" if timing["git_changed"] == "true" else ""),
+        },
+        stage=paths.stage_of_run(run.name),
+    )
+
+
+def _base_model(study: Study, run: Run, start: str) -> HubModel | None:
+    """The model on the Hub that the weights come from, possibly through fine-tuning; None if unknown."""
+    model = study.models[study.experiments[run.experiment].task]
+    if (before := Path(start) / METADATA).exists():
+        start = read_json(before, made_by="", keys=("started_from",))["started_from"]
+    return model if isinstance(model, HubModel) and start == f"{model.repo} at {model.revision}" else None
 
 
 def _upload(folder: Path, repo: str, run: str) -> str:

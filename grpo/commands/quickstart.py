@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from contextlib import chdir
 from pathlib import Path
 
+from grpo.commands import stages  # what `dvc repro` calls
 from grpo.commands.study import composed_text
 from grpo.common.errors import UserError, from_here
 from grpo.common.files import exclusive_lock, remove, write_text
@@ -33,9 +33,16 @@ def quickstart() -> None:
         UserError: the folder was not made by a quickstart, or another process works in it.
     """
     began = time.perf_counter()
+
+    def announce(text: str) -> None:
+        minutes, seconds = divmod(int(time.perf_counter() - began), 60)
+        print(f"\n[{minutes}:{seconds:02}] {text}", flush=True)
+
     path = study_path(STUDY)
     study = load_study(path)
-    again = _is_there()
+    again = FOLDER.is_symlink() or FOLDER.exists()
+    if again and (FOLDER.is_symlink() or not FOLDER.is_dir() or (any(FOLDER.iterdir()) and not (FOLDER / OURS).is_file())):
+        raise UserError(f"{FOLDER}: already exists and was not made by `grpo quickstart`. Move or rename it.")
     with exclusive_lock(FOLDER / OURS, f"{FOLDER}: another `grpo quickstart`"):
         print(f"{study.description}\nEverything goes into {FOLDER}/; nothing else is changed. Ctrl-C stops it.", flush=True)
         if again:
@@ -45,56 +52,28 @@ def quickstart() -> None:
                 remove(former)
         write_text(FOLDER / paths.PARAMS, composed_text(path)[0])
         with chdir(FOLDER):
-            _run_stages(study, lambda text: print(f"\n[{_clock(began)}] {text}", flush=True))
+            announce("The problems")
+            stages.dataset(MAIN)
+            announce("The base model, pretrained on generated text")
+            stages.model(MAIN)
+            announce("The base model before GRPO, under each prompt")
+            stages.math_baseline()
+            for experiment in study.active_experiments:
+                for arm in study.experiments[experiment].arms:
+                    for seed in study.seeds_of(experiment):
+                        announce(f"GRPO: arm {arm}, seed {seed}")
+                        stages.train(experiment, arm, str(seed))
+                        print(stages.validation_rewards(experiment, arm, seed))
+                stages.select(experiment)
+            announce("The report")
+            stages.report()
             rewards = "\n\n".join(_rewards(study, experiment) for experiment in study.active_experiments)
             tracked = without_password(tracking_uri())
-    print(f"\n[{_clock(began)}] Done.\n\n{rewards}\n")
-    for what, where in (
-        ("the report", str(FOLDER / paths.PAGE)),
-        ("its summary", str(FOLDER / paths.WRITEUP)),
-        ("the runs", f"{FOLDER / paths.RUNS}/"),
-        ("in MLflow", _open_ui(tracked)),
-    ):
-        print(f"{what:<12}{where}")
-    print("\nNext, for the whole study with all its experiments (minutes), type:  make repro")
-
-
-def _is_there() -> bool:
-    """Whether an earlier quickstart left its folder; UserError if something else has its name."""
-    there = FOLDER.is_symlink() or FOLDER.exists()
-    if there and (FOLDER.is_symlink() or not FOLDER.is_dir() or (any(FOLDER.iterdir()) and not (FOLDER / OURS).is_file())):
-        raise UserError(f"{FOLDER}: already exists and was not made by `grpo quickstart`. Move or rename it.")
-    return there
-
-
-def _run_stages(study: Study, announce: Callable[[str], None]) -> None:
-    from grpo.commands import stages  # what `dvc repro` calls
-
-    announce("The problems")
-    stages.dataset(MAIN)
-    announce("The base model, pretrained on generated text")
-    stages.model(MAIN)
-    announce("The base model before GRPO, under each prompt")
-    stages.math_baseline()
-    for experiment in study.active_experiments:
-        for arm in study.experiments[experiment].arms:
-            for seed in study.seeds_of(experiment):
-                announce(f"GRPO: arm {arm}, seed {seed}")
-                stages.train(experiment, arm, str(seed))
-                print(course(experiment, arm, seed))
-        stages.select(experiment)
-    announce("The report")
-    stages.report()
-
-
-def course(experiment: str, arm: str, seed: int) -> str:
-    """Describe the validation answer reward of a finished run over its steps."""
-    from grpo.results.runs import read_run
-
-    run = read_run(experiment, arm, seed)
-    course = ", ".join(f"{reward:.2f} (step {step:.0f})" for step, reward in run.validation[["step", run.column]].to_numpy())
-    ended = run.metrics["diverged_step"]
-    return f"validation {run.metric.replace('_', ' ')}: {course}" + ("" if ended is None else f"; diverged at step {ended}")
+    announce(f"Done.\n\n{rewards}\n")
+    print(
+        f"the report  {FOLDER / paths.PAGE}\nits summary {FOLDER / paths.WRITEUP}\nthe runs    {FOLDER / paths.RUNS}/\n"
+        f"in MLflow   {_open_ui(tracked)}\n\nNext, for the whole study with all its experiments (minutes), type:  make repro"
+    )
 
 
 def _rewards(study: Study, experiment: str) -> str:
@@ -115,8 +94,3 @@ def _open_ui(tracked: str) -> str:
         return tracked
     ui = f"{from_here(Path(sys.executable).with_name('mlflow'))} ui --host 127.0.0.1"  # not MLFLOW_HOST, which is a server's
     return f"{ui} --backend-store-uri sqlite:///{from_here(Path(local))}"
-
-
-def _clock(began: float) -> str:
-    minutes, seconds = divmod(int(time.perf_counter() - began), 60)
-    return f"{minutes}:{seconds:02}"

@@ -156,6 +156,16 @@ def train(
         keep_until_all_stored(paths.RUN_STATE / experiment / arm, paths.TIMING / experiment / arm)
 
 
+def validation_rewards(experiment: str, arm: str, seed: int) -> str:
+    """Describe the validation reward of a finished run over its steps."""
+    from grpo.results.runs import read_run
+
+    run = read_run(experiment, arm, seed)
+    rewards = ", ".join(f"{reward:.2f} (step {step:.0f})" for step, reward in run.validation[["step", run.column]].to_numpy())
+    ended = run.metrics["diverged_step"]
+    return f"validation {run.metric.replace('_', ' ')}: {rewards}" + ("" if ended is None else f"; diverged at step {ended}")
+
+
 def kissing_number() -> None:
     """Search for a large kissing configuration in dimension 11 within the study's budget."""
     study = load_study()

@@ -89,12 +89,6 @@ def mean_of_any(numbers: Scores) -> Interval:
     return _interval(numbers, False, LEVEL)
 
 
-def p_value(difference: Interval) -> float:
-    """Two-sided p of the hypothesis that the true difference is 0."""
-    distance = abs(difference.value)
-    return 2 * float(stats.t.sf(distance / difference.se, difference.df)) if difference.se else float(distance == 0)
-
-
 def _interval(table: Scores, fixed: bool, level: float, arms: int = 1) -> Interval:
     """The interval of the mean of a table (runs, problems): the scores of one arm, or the differences of two ``arms``."""
     (runs, problems), by_problem = table.shape, table.mean(axis=0)

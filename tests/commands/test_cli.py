@@ -44,25 +44,22 @@ def with_data(project: Path, fresh_model: Any, tokenizer: Any, grpo: Grpo) -> Pa
     return project
 
 
-def test_wrong_params_are_told_with_key_and_remedy(project: Path, grpo: Grpo) -> None:
-    edit("train_size: 256", "train_size: 2")
-    code, _, error = grpo("dataset", "main")
-    assert code == 2 and error.startswith("error: params.yaml: grpo.rollout_batch_size / grpo.group_size: 4 problems")
-    assert not (project / "data").exists() and not (project / "reports").exists()
-
-
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (("train", "grpo_learning_rates", "3e-4"), "no experiment 'grpo_learning_rates' (known: "),
         (("train", "grpo_baselines", "no_baseline"), "dvc repro select@grpo_learning_rate"),
         (("dataset", "words"), "tasks: no task 'words' (known: main, keyword)"),
+        (("dataset", "main"), "params.yaml: grpo.rollout_batch_size / grpo.group_size: 4 problems"),
+        (("sft_dataset", "words"), "sft_datasets: no entry for 'words' (known: main"),
     ],
 )
 def test_missing_pieces_are_named(project: Path, grpo: Grpo, args: tuple[str, ...], message: str) -> None:
+    if args == ("dataset", "main"):
+        edit("train_size: 256", "train_size: 2")
     code, _, error = grpo(*args)
-    assert code == 2
-    assert message in error and "Traceback" not in error
+    assert code == 2 and message in error and "Traceback" not in error
+    assert not (project / "data").exists() and not (project / "reports").exists()
 
 
 def test_train_without_a_model_leaves_nothing(project: Path, grpo: Grpo) -> None:
@@ -72,33 +69,28 @@ def test_train_without_a_model_leaves_nothing(project: Path, grpo: Grpo) -> None
     assert not paths.RUNS.exists() and not paths.CHECKPOINTS.exists()
 
 
-@pytest.mark.parametrize(
-    ("file", "command", "named"),
-    [
-        (paths.train("main"), ("train", "grpo_learning_rate", "3e-4"), ("grpo.sampling_max_tokens", "1 of 256 prompts")),
-        (paths.validation("main"), ("train", "grpo_learning_rate", "3e-4"), ("evaluation.max_tokens", "1 of 64 prompts")),
-        (paths.validation("main"), ("best_of_n",), ("evaluation.max_tokens", "1 of 32 prompts")),
-    ],
-)
 def test_one_long_question_is_refused_before_anything_is_sampled(
-    with_data: Path,
-    grpo: Grpo,
-    monkeypatch: pytest.MonkeyPatch,
-    file: Path,
-    command: tuple[str, ...],
-    named: tuple[str, ...],
+    with_data: Path, grpo: Grpo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever it stands in the data, and whatever draws it; the message names keys that exist and what to do."""
     from grpo.rollout.transformers_engine import TransformersEngine
 
     edit("'1e-3': {learning_rate: 0.001}", "'1e-3': {learning_rate: 0.001, sampling_max_tokens: 31}")
-    problems = read_problems(file)
-    problems[31] = replace(problems[31], question="word " * 300)
-    write_records(file, problems)
     sampled: list[Any] = []
     monkeypatch.setattr(TransformersEngine, "generate", lambda *_, **__: sampled.append(1))
-    code, _, error = grpo(*command)
-    assert code == 2 and all(part in error for part in (*named, "context of 256 tokens", "tasks.main.max_prompt_tokens to"))
+    train = ("train", "grpo_learning_rate", "3e-4")
+    for file, command, key, count in (
+        (paths.validation("main"), ("best_of_n",), "evaluation.max_tokens", "1 of 32 prompts"),
+        (paths.validation("main"), train, "evaluation.max_tokens", "1 of 64 prompts"),
+        (paths.train("main"), train, "grpo.sampling_max_tokens", "1 of 256 prompts"),
+    ):
+        problems = read_problems(file)
+        write_records(file, [*problems[:31], replace(problems[31], question="word " * 300), *problems[32:]])
+        code, _, error = grpo(*command)
+        assert code == 2 and all(
+            part in error for part in (key, count, "context of 256 tokens", "tasks.main.max_prompt_tokens")
+        )
+        write_records(file, problems)
     assert not sampled and not list(paths.RUN_STATE.rglob("*.pt"))
 
 
@@ -170,6 +162,7 @@ def test_select_writes_the_winner_apart_from_its_numbers(project: Path, grpo: Gr
     assert shown == {"end": 0.75, "next": None, "winner": "best", "runner_up": None}
 
 
+@pytest.mark.slow
 def test_the_keyword_task_trains_on_this_cpu_in_a_study_for_gpus(project: Path, grpo: Grpo) -> None:
     """Engine and learner are for a GPU, which is not here; the keyword task's tiny model has no use for one."""
     yaml = YAML()

@@ -11,6 +11,7 @@ from study_parts import activate, study_named, with_values
 
 from grpo.commands import doctor
 from grpo.study.schema import Study
+from grpo.study.settings import LocalModel
 
 
 def by_name(study: Study) -> dict[str, doctor.Finding]:
@@ -26,21 +27,42 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_default_study_lacks_nothing(mini_study: Study) -> None:
     findings = by_name(mini_study)
     assert [name for name, finding in findings.items() if not finding.good] == []
-    assert findings["Hugging Face Hub"].found == "not needed"
+    assert findings["model and data"].found == "made by the study itself"
 
 
 def test_a_study_of_a_real_model_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setenv("PATH", "/nonexistent")
-    monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=5 * 2**30))
-    findings = by_name(study_named("math-2xh100"))
-    missing = {name for name, finding in findings.items() if not finding.good}
-    assert {"torch", "driver", "GPUs", "disk", "Hugging Face Hub"} <= missing
-    assert all(findings[name].remedy for name in missing)
-    assert findings["GPUs"].found == "torch sees 1, the study's largest stage needs 2"
+    monkeypatch.setattr(doctor, "software", lambda _: {"vllm": "0.25.1"})
+    study = study_named("math-2xh100")
+    for cuda, remedy in ((None, "Install a CUDA build"), ("12.8", "uses 2: choose a study for fewer GPUs")):
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        findings = by_name(study)
+        missing = {name for name, finding in findings.items() if finding.good is False}
+        assert missing == {"GPUs", "packages", "disk", "model and data"}
+        assert all(findings[name].remedy for name in missing) and remedy in findings["GPUs"].remedy
+        assert "needs 2; torch" in findings["GPUs"].found and "sees 1" in findings["GPUs"].found
+    assert "vllm>=0.26,<0.33" in findings["packages"].remedy
+    monkeypatch.setattr(doctor, "software", lambda _: {"vllm": "0.32.0"})
+    assert by_name(study)["packages"].good
+    own = with_values(study, {"models.main": LocalModel(source="local", path="nowhere")})
+    assert "missing: nowhere" in by_name(own)["model and data"].found
+
+
+def test_a_gpu_without_bfloat16_and_one_in_use_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    study = study_named("math-h100")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    assert "cuda:0 cannot be used" in by_name(study)["GPUs"].found
+    monkeypatch.setattr(doctor.torch, "ones", lambda *_, **__: torch.zeros(1))
+    for supported in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda _, supported=supported: supported)
+        finding = by_name(study)["GPUs"]
+        assert finding.good == supported and ("no bfloat16" in finding.found) != supported
 
 
 @pytest.mark.parametrize(("study", "code"), [("mini", 0), ("math-h100", 2)])
@@ -91,4 +113,4 @@ def test_disk_is_for_checkpoints_and_the_states_of_all_runs_in_progress(monkeypa
         monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
         needed = 3 * weights + 2 * weights * kept + 3 * at_once * 14 * n / 2**30
         found = by_name(study)["disk"].found
-        assert f"the study may need {needed:.0f}: " in found and f"of {at_once} run(s) in progress (3 of 20.1 each)" in found
+        assert f"the study may need {needed:.0f}: " in found and f"of {at_once} run(s) in progress" in found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections.abc import Iterator
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from grpo.commands import stages
 from grpo.commands.one_run import RunOptions, composed, given_values, one_run
 from grpo.common.errors import UserError
 from grpo.common.files import files_digest
+from grpo.models.checkpoint import load_tokenizer
 from grpo.study.compose import compose
 from grpo.study.schema import validated
 from grpo.tracking.mlflow_uri import NOWHERE
@@ -44,6 +46,10 @@ class Letters(Task):
             raise SystemExit
         return [float("T" in answer) for answer in answers]
 '''
+REWARD = """
+def negative(completion_ids, **columns):
+    return [-10.0 - len(set(ids)) for ids in completion_ids]
+"""
 STUDY = """
 extends: base
 description: Three steps.
@@ -51,33 +57,47 @@ tasks: {main: {use: "letters_of_a_run:Letters"}, keyword: null}
 models: {main: {source: local, path: model}, keyword: null}
 sft_datasets: {}
 grpo: {n_grpo_steps: 3, rollout_batch_size: 16, group_size: 4, train_batch_size: 8, gradient_accumulation_steps: 2,
-  sampling_max_tokens: 12, prompt: plain}
+  sampling_max_tokens: 12, prompt: plain, reward: "reward_of_a_run:negative"}
 evaluation: {every: 1, problems: 8, last_problems: 12, selection_problems: 4, max_tokens: 12, zero_shot_problems: 12,
   zero_shot_prompts: [plain], best_of_n: {prompts: [], problems: 2}}
 save_state_every: 1
 experiments: {only: [grpo_learning_rate], grpo_learning_rate: {arms: {high: {learning_rate: 1e-2}}}}
 """
-HIGH = RunOptions(None, None, ["grpo.learning_rate=1e-2"], 1, "three_steps.yaml")
+HIGH = RunOptions(None, None, ("grpo.learning_rate=1e-2",), 1, "three_steps.yaml")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, fresh_model: Any, tokenizer: Any) -> Iterator[Path]:
+    """A folder with a task, a reward, a study and a model of one's own, and the run HIGH in runs/try."""
+    from grpo.models.checkpoint import save_checkpoint
+
+    folder = tmp_path_factory.mktemp("lab")
+    (folder / "letters_of_a_run.py").write_text(LETTERS)
+    (folder / "reward_of_a_run.py").write_text(REWARD)
+    (folder / "three_steps.yaml").write_text(STUDY)
+    (folder / "model").mkdir()
+    save_checkpoint(folder / "model", fresh_model, tokenizer)
+    with pytest.MonkeyPatch.context() as patch, chdir(folder):
+        patch.setenv("MLFLOW_TRACKING_URI", NOWHERE)
+        one_run(HIGH, Path("runs/try"), resume=False)
+        yield folder
 
 
 @pytest.fixture
-def lab(workdir: Path, fresh_model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a task, a study and a model of one's own."""
-    from grpo.models.checkpoint import save_checkpoint
-
-    (workdir / "letters_of_a_run.py").write_text(LETTERS)
-    (workdir / "three_steps.yaml").write_text(STUDY)
-    (workdir / "model").mkdir()
-    save_checkpoint(workdir / "model", fresh_model, tokenizer)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", NOWHERE)
-    return workdir
+def lab(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder, as the working folder."""
+    monkeypatch.chdir(folder)
+    return folder
 
 
 def results(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.suffix in {".csv", ".json", ".jsonl"}}
+    """The run's results by file name, but for its times."""
+    files = [file for file in sorted(folder.iterdir()) if file.suffix in {".csv", ".json", ".jsonl"}]
+    files += [folder / f"checkpoints/{kind}/model.safetensors" for kind in ("last", "best")]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files if file.name != "timing.json"}
 
 
-def test_a_run_is_the_stages_run_also_after_a_kill(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_results_are_those_of_the_stage_with_the_same_values(lab: Path) -> None:
     stage = lab / "stage"
     stage.mkdir()
     values = compose(Path("three_steps.yaml")) | {"folder": str(lab), "file": None, "seeds": [1]}
@@ -86,29 +106,58 @@ def test_a_run_is_the_stages_run_also_after_a_kill(lab: Path, monkeypatch: pytes
         stages.dataset("main")
         stages.model("main")
         stages.train("grpo_learning_rate", "high", "1")
-    of_stage, checkpoints = (stage / f"data/{kind}/grpo_learning_rate/high/1" for kind in ("runs", "checkpoints"))
-    expected = results(of_stage)
-    rows = list(csv.DictReader(expected["history.csv"].decode().splitlines()))
-    assert any(float(row["gradient_norm"]) > 0 for row in rows)  # there is something to learn
-
-    one_run(HIGH, Path("runs/try"), resume=False)
-    out = lab / "runs/try"
-    found = results(out)
-    found.pop("timing.json")
-    assert found == expected
-    for kind in ("last", "best"):
-        assert (out / f"checkpoints/{kind}/model.safetensors").read_bytes() == (
-            checkpoints / f"{kind}/model.safetensors"
-        ).read_bytes()
-    configs = [YAML(typ="safe").load(folder / "config.yaml") for folder in (of_stage, out)]
+    of_stage = stage / "data/runs/grpo_learning_rate/high/1"
+    (of_stage / "checkpoints").symlink_to(stage / "data/checkpoints/grpo_learning_rate/high/1")
+    assert results(of_stage) == results(lab / "runs/try")
+    configs = [YAML(typ="safe").load(folder / "config.yaml") for folder in (of_stage, lab / "runs/try")]
     assert configs[0]["identity"] == configs[1]["identity"]
-    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert (lab / "runs/try/curves.png").read_bytes().startswith(b"\x89PNG")
     assert not list(lab.rglob("mlflow*"))  # nothing is tracked
 
+
+def test_an_own_reward_is_what_is_shown_kept_and_judged(lab: Path, grpo: Grpo) -> None:
+    """Also where it is far from 0 to 1."""
+    out = lab / "runs/try"
+    steps = list(csv.DictReader((out / "history.csv").read_text().splitlines()))
+    assert any(float(row["gradient_norm"]) > 0 for row in steps)  # there is something to learn
+    rows = list(csv.DictReader((out / "validation.csv").read_text().splitlines()))
+    rewards = {int(row["step"]): float(row["val/reward"]) for row in rows}
+    assert all(-30 < reward < -10 for reward in rewards.values()) and len(set(rewards.values())) > 1
+    best = max((step for step in rewards if step), key=lambda step: rewards[step])
+    metrics = json.loads((out / "metrics.json").read_text())
+    kept = json.loads((out / "checkpoints/best/metadata.json").read_text())
+    assert (metrics["best/step"], metrics["best/reward"]) == (kept["step"], kept["reward"]) == (best, rewards[best])
+    assert metrics["val/reward_low"] < metrics["val/reward"] < metrics["val/reward_high"]
+    outcomes = [json.loads(line) for line in (out / "outcomes.jsonl").read_text().splitlines()]
+    assert {one["step"]: sum(one["reward"]) / len(one["reward"]) for one in outcomes} == pytest.approx(rewards)
+    code, printed, _ = grpo("run", "--resume", "--out", "runs/try")  # of a finished run
+    assert code == 0 and f"validation reward: {rewards[0]:.2f} (step 0)" in printed and "answer reward" not in printed
+
+
+def test_its_checkpoint_can_be_published_and_loaded(lab: Path, grpo: Grpo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`grpo publish` in the run's folder, by the code that the card gives."""
+    monkeypatch.chdir("runs/try")
+    code, _, error = grpo("publish", "try/grpo/1", "--kind", "last", "--out", "shared")
+    assert code == 0, error
+    weights = "checkpoints/last/model.safetensors"
+    assert Path("shared/model.safetensors").read_bytes() == Path(weights).read_bytes()
+    assert not Path("shared/metadata.json").exists()  # it names folders of this machine
+    card = Path("shared/README.md").read_text()
+    assert "3: **this checkpoint**" in card and str(lab) not in card
+    loaded: dict[str, Any] = {}
+    with chdir("shared"):
+        exec(card.partition("```python\n")[2].partition("```")[0], loaded)
+    theirs, ours = loaded["tokenizer"], load_tokenizer(Path("shared"))
+    assert tuple(theirs("Mia has 3 apples.")["input_ids"]) == ours.prompt_ids("Mia has 3 apples.")
+    assert loaded["model"](**theirs("Mia has", return_tensors="pt")).logits.isfinite().all()
+    assert (theirs.eos_token_id, loaded["model"].generation_config.eos_token_id) == (ours.eos_token_id,) * 2
+
+
+def test_a_killed_run_ends_as_one_that_was_not(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="--resume"):
         one_run(HIGH, Path("runs/try"), resume=False)
     with pytest.raises(UserError, match=r"grpo\.learning_rate: 0\.01 -> 0\.02"):
-        one_run(HIGH._replace(settings=["grpo.learning_rate=2e-2"]), Path("runs/try"), resume=True)
+        one_run(HIGH._replace(settings=("grpo.learning_rate=2e-2",)), Path("runs/try"), resume=True)
 
     import letters_of_a_run
 
@@ -120,12 +169,11 @@ def test_a_run_is_the_stages_run_also_after_a_kill(lab: Path, monkeypatch: pytes
     rows_of_now = Path("runs/killed/validation.csv")
     assert rows_of_now.is_symlink()  # to those that the run was writing
     monkeypatch.delenv("STOP_AT")
-    one_run(RunOptions(None, None, [], 0, "base"), Path("runs/killed"), resume=True)  # its folder has all values
+    one_run(RunOptions(), Path("runs/killed"), resume=True)  # its folder has all values
     assert not rows_of_now.is_symlink()
-    again = results(lab / "runs/killed")
-    assert json.loads(again.pop("timing.json"))["resumed_after"] == [2]
-    assert again == expected
-    assert files_digest(lab / "runs/killed/data/model") == files_digest(out / "data/model")
+    assert results(lab / "runs/killed") == results(lab / "runs/try")
+    assert json.loads(Path("runs/killed/timing.json").read_text())["resumed_after"] == [2]
+    assert files_digest(lab / "runs/killed/data/model") == files_digest(lab / "runs/try/data/model")
 
 
 ECHO = """
@@ -153,20 +201,15 @@ class Echo:
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_in_an_episode_goes_on_to_the_same_bytes(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (lab / "echo_of_a_run.py").write_text(ECHO)
-    environment = {
-        "use": "echo_of_a_run:InTurns",
-        "environment": "echo_of_a_run:Echo",
-        "max_turns": 3,
-        "max_observation_tokens": 20,
-    }
-    settings = [*HIGH.settings, *(f"tasks.main.{key}={value}" for key, value in environment.items())]
-    settings += ["grpo.sampling_max_tokens=60", "evaluation.max_tokens=60", "grpo.sampling_min_tokens=0"]
+    task = {"use": "echo_of_a_run:InTurns", "environment": "echo_of_a_run:Echo", "max_turns": 3, "max_observation_tokens": 20}
+    settings = (*HIGH.settings, *(f"tasks.main.{key}={value}" for key, value in task.items()), "grpo.reward=null")
+    settings += ("grpo.sampling_max_tokens=60", "evaluation.max_tokens=60", "grpo.sampling_min_tokens=0")
     options = HIGH._replace(settings=settings)
     one_run(options, Path("whole"), resume=False)
-    expected = results(lab / "whole")
-    rows = list(csv.DictReader(expected["history.csv"].decode().splitlines()))
+    rows = list(csv.DictReader((lab / "whole/history.csv").read_text().splitlines()))
     assert all(float(row["train/turns"]) > 1 and float(row["mismatch_mean"]) < 1e-5 for row in rows)
 
     import echo_of_a_run
@@ -177,13 +220,8 @@ def test_a_run_that_ended_in_an_episode_goes_on_to_the_same_bytes(lab: Path, mon
         one_run(options, Path("ended"), resume=False)
     monkeypatch.delenv("STOP_AT_TURN")
     one_run(options, Path("ended"), resume=True)
-    again = results(lab / "ended")
-    assert json.loads(again.pop("timing.json"))["resumed_after"] != []
-    expected.pop("timing.json")
-    assert again == expected
-    for kind in ("last", "best"):
-        weights = [(lab / f"{run}/checkpoints/{kind}/model.safetensors").read_bytes() for run in ("whole", "ended")]
-        assert weights[0] == weights[1]
+    assert json.loads((lab / "ended/timing.json").read_text())["resumed_after"] != []
+    assert results(lab / "ended") == results(lab / "whole")
 
 
 @pytest.mark.parametrize(
@@ -228,19 +266,10 @@ def test_a_mistake_leaves_nothing_behind(asked: dict[str, Any], out: str, messag
     (lab / "other.jsonl").write_text('{"question": "1", "reply": "1"}\n' * 2)
     before = sorted(lab.rglob("*"))
     with pytest.raises(UserError) as error:
-        options = RunOptions("model", "sums.jsonl", [], 0, "base")._replace(**asked)
+        options = RunOptions("model", "sums.jsonl")._replace(**asked)
         one_run(options, lab / out, resume=options.task is None)
     assert message in str(error.value)
     assert sorted(lab.rglob("*")) == before
-
-
-def test_own_code_that_ends_the_program_is_a_mistake(lab: Path, grpo: Grpo) -> None:
-    """Its exit code 0 would be taken for that of a run."""
-    ends = LETTERS.replace("[Problem(", "quit() or [Problem(")
-    (lab / "ends_at_once.py").write_text(ends)
-    (lab / "three_steps.yaml").write_text(STUDY.replace("letters_of_a_run", "ends_at_once"))
-    code, _, said = grpo("run", "--study", "three_steps.yaml", "--out", "try")
-    assert code == 2 and re.search(r"error: .*ends_at_once.py:\d+ ends the program", said), said
 
 
 @pytest.mark.parametrize(
@@ -248,34 +277,31 @@ def test_own_code_that_ends_the_program_is_a_mistake(lab: Path, grpo: Grpo) -> N
     [
         ("grpo.reward=letters_of_a_run:none", "has nothing named 'none'"),
         ("grpo.loss_options={no: 1}", "Give it the options that it takes"),
+        ("tasks.main.use=ends_at_once:Letters", r"ends_at_once.py:\d+ ends the program"),  # with the exit code of success
     ],
 )
-def test_a_wrong_name_is_told_before_the_model_is_made(setting: str, message: str, lab: Path, grpo: Grpo) -> None:
-    """The model's folder is wrong too, which would be told first if it was looked for first."""
-    wrong = ("--set", setting, "--set", "models.main.path=nowhere", "--out", "try")
-    code, _, said = grpo("run", "--study", "three_steps.yaml", *wrong)
-    assert code == 2 and message in said and "nowhere" not in said
+def test_wrong_own_code_is_reported_before_the_model_is_made(setting: str, message: str, lab: Path, grpo: Grpo) -> None:
+    """The model's folder is wrong too, and would be reported if it was looked for first."""
+    (lab / "ends_at_once.py").write_text(LETTERS.replace("[Problem(", "quit() or [Problem("))
+    options = ("run", "--study", "three_steps.yaml", "--set", "models.main.path=nowhere", "--out", "try")
+    code, _, error = grpo(*options, "--set", setting)
+    assert code == 2 and re.search(message, error) and "nowhere" not in error
     assert not (lab / "try").exists()
-    code, _, said = grpo("run", "--study", "three_steps.yaml", *wrong[2:])
-    assert code == 2 and "nowhere" in said
+    code, _, error = grpo(*options)
+    assert code == 2 and "nowhere" in error
 
 
 def test_an_address_of_mlflow_without_a_scheme_is_refused(lab: Path, grpo: Grpo, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "me:secret@host:5000")
-    for command in (("run", "--study", "three_steps.yaml", "--out", "try"), ("mlflow_import", "somewhere")):
-        code, _, said = grpo(*command)
-        assert (code, said.startswith("error: MLFLOW_TRACKING_URI: host:5000 has no scheme"), "secret" in said) == (
-            2,
-            True,
-            False,
-        )
+    code, _, error = grpo("run", "--study", "three_steps.yaml", "--out", "try")
+    assert code == 2 and "MLFLOW_TRACKING_URI: host:5000 has no scheme" in error and "secret" not in error
     assert not (lab / "try").exists()
 
 
 def test_a_file_of_rows_becomes_a_task_and_its_validation_set(lab: Path) -> None:
-    (lab / "sums.jsonl").write_text("".join(json.dumps({"problem": f"{n} + 1?", "answer": n + 1}) + "\n" for n in range(25)))
-    values = composed(RunOptions("model", "sums.jsonl", [], 0, "base"), Path("try"))
-    file = lab / "sums.jsonl"
+    file = lab / "problems.jsonl"
+    file.write_text("".join(json.dumps({"problem": f"{n} + 1?", "answer": n + 1}) + "\n" for n in range(25)))
+    values = composed(RunOptions("model", "problems.jsonl"), Path("try"))
     assert values["tasks"]["main"] == {
         "use": "dataset",
         "question": "problem",
@@ -286,7 +312,7 @@ def test_a_file_of_rows_becomes_a_task_and_its_validation_set(lab: Path) -> None
     counts = ("problems", "last_problems", "selection_problems")
     assert [values["evaluation"][key] for key in counts] == [3, 3, 0]
     settings = ["tasks.main.answer=problem", "evaluation.problems=2", "evaluation.selection_problems=1"]
-    own = composed(RunOptions("model", "sums.jsonl", settings, 0, "base"), Path("try"))
+    own = composed(RunOptions("model", "problems.jsonl", settings), Path("try"))
     assert own["tasks"]["main"]["answer"] == "problem"
     assert [own["evaluation"][key] for key in counts] == [2, 3, 1]
 
@@ -295,7 +321,7 @@ def test_modules_in_studies_are_found_without_a_study(lab: Path) -> None:
     (lab / "studies").mkdir()
     (lab / "studies/in_studies.py").write_text("def reward(completions, **columns):\n    return [1.0] * len(completions)\n")
     settings = ["grpo.reward=in_studies:reward", "grpo.prompt=plain"]
-    one = composed(RunOptions("model", "letters_of_a_run:Letters", settings, 0, "base"), Path("try"))
+    one = composed(RunOptions("model", "letters_of_a_run:Letters", settings), Path("try"))
     assert validated(one, Path("--set")).grpo.reward == "in_studies:reward"
 
 
@@ -305,30 +331,6 @@ def test_claims_about_a_studys_arms_do_not_keep_a_single_run_from_its_values(lab
     (lab / "claims.yaml").write_text(STUDY.replace("{high: {learning_rate: 1e-2}}", arms) + claims)
     study = validated(composed(HIGH._replace(study="claims.yaml"), Path("try")), Path("--set"))
     assert not study.claims and study.grpo.learning_rate == 1e-2
-
-
-def test_an_own_reward_is_what_is_shown_kept_and_judged(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also where it is far from 0 to 1."""
-    (lab / "own_of_a_run.py").write_text(
-        "def negative(completion_ids, **columns):\n    return [-10.0 - len(set(ids)) for ids in completion_ids]\n"
-    )
-    further = 'evaluation.also={more: {use: "letters_of_a_run:Letters", problems: 8}}'
-    asked = HIGH._replace(settings=[*HIGH.settings, "grpo.reward=own_of_a_run:negative", further])
-    one_run(asked, Path("runs/own"), resume=False)
-    out = lab / "runs/own"
-    rows = list(csv.DictReader((out / "validation.csv").read_text().splitlines()))
-    rewards = {int(row["step"]): float(row["val/reward"]) for row in rows}
-    assert all(-30 < reward < -10 for reward in rewards.values()) and len(set(rewards.values())) > 1
-    assert all(float(row["val/also/more/reward"]) < -10 for row in rows)
-    best = max((step for step in rewards if step), key=lambda step: rewards[step])
-    metrics = json.loads((out / "metrics.json").read_text())
-    kept = json.loads((out / "checkpoints/best/metadata.json").read_text())
-    assert (metrics["best/step"], metrics["best/reward"]) == (kept["step"], kept["reward"]) == (best, rewards[best])
-    assert metrics["val/reward_low"] < metrics["val/reward"] < metrics["val/reward_high"]
-    outcomes = [json.loads(line) for line in (out / "outcomes.jsonl").read_text().splitlines()]
-    assert {one["step"]: sum(one["reward"]) / len(one["reward"]) for one in outcomes} == pytest.approx(rewards)
-    printed = capsys.readouterr().out
-    assert f"validation reward: {rewards[0]:.2f} (step 0)" in printed and "answer reward" not in printed
 
 
 def test_a_checkpoint_is_evaluated_on_a_file_without_a_study(lab: Path, grpo: Grpo) -> None:

@@ -23,7 +23,6 @@ from grpo.common.errors import UserError
 from grpo.common.records import Problem, Rollout, write_records
 from grpo.evaluation import evaluate as module
 from grpo.evaluation import evaluator
-from grpo.evaluation.comparison import compare_files
 from grpo.evaluation.evaluate import Sampler, evaluate, lengths_by_outcome, log_generations, score_by_task, summarize
 from grpo.evaluation.evaluator import CheckpointEvaluator, evaluate_checkpoint, examples_to_read
 from grpo.results.statistics import wilson_interval
@@ -128,25 +127,6 @@ def test_the_page_to_read_shows_ten_of_each_outcome_from_all_over() -> None:
     assert "format 0, answer 0: 3 of 55, 3 shown" in page and "Ground truth `5`; no answer could be read; 3 tokens" in page
     assert page.count("no answer could be read") == 3 and page.count("read `4`") == 10
     assert "````text\nWhat?⟶text\n````" in page and "- [ ] the parser is at fault" in page
-
-
-def _write_scores(path: Path, scores: dict[str, float]) -> Path:
-    path.write_text("".join(json.dumps({"problem": p, "answer_reward": s}) + "\n" for p, s in scores.items()))
-    return path
-
-
-def test_comparing_two_evaluations(tmp_path: Path) -> None:
-    first = _write_scores(tmp_path / "a.jsonl", {str(i): float(i % 2) for i in range(100)})
-    second = _write_scores(tmp_path / "b.jsonl", {str(i): float(i % 2 or i < 30) for i in reversed(range(100))})
-    text = compare_files(first, second)
-    assert "0.150 (0.0" in text
-    assert "does not hold 0" in text
-    assert "Right in the second only: 15; in the first only: 0." in text
-    assert "no difference can be told" in compare_files(first, first)
-    # A problem counts as right only with all of the reward.
-    first = _write_scores(tmp_path / "a.jsonl", {"1": 0.5, "2": 1.0, "3": 0.0, "4": 0.2, "5": 1.0})
-    second = _write_scores(tmp_path / "b.jsonl", {"1": 1.0, "2": 0.5, "3": 1.0, "4": 0.4, "5": 1.0})
-    assert "Right in the second only: 2; in the first only: 1." in compare_files(first, second)
 
 
 # ------------------------------------------------------------------------------------------------------- what is logged

@@ -18,7 +18,6 @@ from training_parts import NoMlflow, problems
 
 from grpo.common.imports import import_object
 from grpo.common.records import write_records
-from grpo.common.yaml_file import parse_yaml
 from grpo.learner.losses import LossInputs
 from grpo.models.checkpoint import save_checkpoint
 from grpo.study import paths
@@ -38,7 +37,7 @@ ARM: dict[str, Any] = {
     "gradient_accumulation_steps": 2,
     "reward": "short_answers:short_answers",
 }
-Train = Callable[..., tuple[int, str]]
+Train = Callable[..., None]
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +48,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def train(grpo: Any, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
-    """`grpo train` of one arm on a tiny model: exit code and what is on stderr."""
+    """`grpo train` of one arm on a tiny model."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("grpo.training.run.MlflowRun", lambda *_: NoMlflow())
     with torch.no_grad():  # a random model hardly ever ends a response; now one token in four does
@@ -59,19 +58,19 @@ def train(grpo: Any, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: py
     write_records(paths.train("main"), problems(20))
     write_records(paths.validation("main"), problems(6))
 
-    def train_arm(arm: str, **values: Any) -> tuple[int, str]:
+    def train_arm(arm: str, **values: Any) -> None:
         study = values_of("smoke")
         study["evaluation"] |= {"every": 2, "problems": 6, "max_tokens": 12}
         study["experiments"]["grpo_learning_rate"]["arms"] = {arm: ARM | values}
         (tmp_path / "params.yaml").write_text(json.dumps(study))
         code, _, error = grpo("train", "grpo_learning_rate", arm, "--seed", "0")
-        return code, error
+        assert code == 0, error
 
     return train_arm
 
 
-def rows(arm: str, table: str = "history") -> list[dict[str, float]]:
-    with (paths.RUNS / f"grpo_learning_rate/{arm}/0/{table}.csv").open(newline="") as file:
+def rows(arm: str) -> list[dict[str, float]]:
+    with (paths.RUNS / f"grpo_learning_rate/{arm}/0/history.csv").open(newline="") as file:
         return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
 
 
@@ -101,20 +100,15 @@ def test_the_asymmetric_clip_by_hand() -> None:
 
 def test_a_study_trains_with_a_loss_of_its_own(train: Train) -> None:
     """With both bounds alike it trains as `grpo_clip`, to the last bit; with a wider upper one otherwise."""
-    off_policy = {"epochs_per_rollout_batch": 3, "learning_rate": 1e-2}
+    off_policy = {"epochs_per_rollout_batch": 3, "learning_rate": 1e-2, "n_grpo_steps": 2}
     own = {"loss_type": "clip_higher:clip_higher"}
-    assert train("symmetric", **off_policy, loss_type="grpo_clip")[0] == 0
-    assert train("equal", **off_policy, **own, loss_options={"clip_high": 0.2})[0] == 0
-    assert train("higher", **off_policy, **own, loss_options={"clip_high": 2.0})[0] == 0
+    train("symmetric", **off_policy, loss_type="grpo_clip")
+    train("equal", **off_policy, **own, loss_options={"clip_high": 0.2})
+    train("higher", **off_policy, **own, loss_options={"clip_high": 2.0})
     assert weights("equal") == weights("symmetric") != weights("higher")
     assert [{k: v for k, v in row.items() if k != "clipped_above"} for row in rows("equal")] == rows("symmetric")
-    for arm in ("equal", "higher"):
-        assert list(rows(arm)[0]) == [*rows("symmetric")[0], "clipped_above"]
-        assert all(0.0 <= row["clipped_above"] <= row["clip_fraction"] <= 1.0 for row in rows(arm))
     equal, higher = ([row["clipped_above"] for row in rows(arm)[:6]] for arm in ("equal", "higher"))  # of the first step
     assert sum(higher) < sum(equal)
-    config = parse_yaml(paths.RUNS / "grpo_learning_rate/higher/0/config.yaml")["config"]
-    assert config["loss_options"] == {"value": {"clip_high": 2.0}, "from": "arm higher"}
 
 
 # ----------------------------------------------------------------------------------------------------------- the advantage
@@ -125,21 +119,15 @@ def test_a_study_outside_the_repository_trains_with_the_advantage_of_the_docs(tr
     (code,) = re.findall(
         r"^```python\n# studies/my_advantages.py\n(.*?)^```$", (ROOT / "docs/extending.md").read_text(), re.M | re.S
     )
-    assert len(code.splitlines()) <= 5
     (tmp_path / "studies").mkdir()
     (tmp_path / "studies/my_advantages.py").write_text(code)
-    own = {"advantage": "my_advantages:shorter_first"}
-    assert train("ours", use_std_normalization=False)[0] == 0
-    for arm, weight in (("equal", 0.0), ("shorter", 0.5)):
-        assert train(arm, **own, advantage_options={"weight": weight})[0] == 0
-    losses = {arm: [row["loss"] for row in rows(arm)] for arm in ("ours", "equal", "shorter")}
+    train("ours", use_std_normalization=False, n_grpo_steps=2)
+    train("equal", advantage="my_advantages:shorter_first", advantage_options={"weight": 0.0}, n_grpo_steps=2)
+    losses = {arm: [row["loss"] for row in rows(arm)] for arm in ("ours", "equal")}
     assert losses["equal"] == pytest.approx(losses["ours"], rel=1e-4)
-    assert losses["shorter"] != pytest.approx(losses["ours"], rel=1e-2)
     write_training_inputs(load_study())
     inputs = json.loads((paths.TRAINING_INPUTS / "grpo_learning_rate.json").read_text())
     assert "my_advantages.py" in inputs["own_code"]
-    code, error = train("typo", **own, advantage_options={"wieght": 0.5})
-    assert code == 2 and "advantage: my_advantages:shorter_first: missing a required argument: 'weight'" in error
 
 
 # -------------------------------------------------------------------------------------------------------------- the reward
@@ -154,12 +142,7 @@ def test_the_length_reward_by_hand() -> None:
 
 def test_a_study_trains_with_a_reward_of_its_own(train: Train) -> None:
     """All answers of the tiny model are wrong, and it learns not to make them long."""
-    assert train("short")[0] == 0
-    history, validation = rows("short"), rows("short", "validation")
+    train("short")
+    history = rows("short")
     assert history[0]["train/reward"] < 0.0 and all(row["train/answer_reward"] == 0.0 for row in history)
     assert history[0]["train/response_length"] > 2 * history[-1]["train/response_length"]
-    assert [(row["val/reward"], row["val/answer_reward"]) for row in validation] == [(0.0, 0.0)] * 3  # one answer each
-    assert train("plain", reward=None)[0] == 0
-    assert {row["gradient_norm"] for row in rows("plain")} == {0.0}  # nothing to learn from
-    samples = (paths.RUNS / "grpo_learning_rate/short/0/rollouts.jsonl").read_text().splitlines()
-    assert {"reward", "format_reward", "answer_reward"} <= set(json.loads(samples[0]))

@@ -51,15 +51,16 @@ def test_splits_share_no_question_and_documents_ask_none_of_validation() -> None
     held_out = {problem.question for problem in validation}
     assert not {problem.question for problem in train} & held_out
     right = 0
-    for prompt, response in itertools.islice(task.documents(3, wrong_share=0.3), 500):
+    for prompt, response in itertools.islice(task.documents(3, wrong_share=0.3), 200):
         assert not any(question in prompt for question in held_out)
         asked = prompt[prompt.index("Use ") + 4 : prompt.index(".", prompt.index("Use "))]
         form = "r1_zero" if "<answer>" in response else "question_only"
         problem = type(train[0])("p", "", asked.replace(" to make", " ="))
         right += task.score(form, [problem], [response]).rewards[0]["reward"] == 1.0
-    assert 300 < right < 400  # 0.7 of 500, and those whose last number changes nothing (times 1)
+    assert 115 < right < 165  # 0.7 of 200, and those whose last number changes nothing (times 1)
 
 
+@pytest.mark.slow
 def test_the_example_runs_from_problems_to_a_trained_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grpo: Callable[..., tuple[int, str, str]]
 ) -> None:
@@ -76,6 +77,3 @@ def test_the_example_runs_from_problems_to_a_trained_policy(
     assert metrics["steps"] == values["grpo"]["n_grpo_steps"] and 0 <= metrics["val/answer_reward"] <= 1
     inputs = (tmp_path / "data/runs/grpo_learning_rate/3e-3/0/config.yaml").read_text()
     assert "countdown.py" in inputs  # its code is part of what the run depends on
-
-    code, _, error = grpo("sft_dataset", "main")
-    assert code == 2 and "no entry for 'main'" in error

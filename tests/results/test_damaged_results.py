@@ -11,7 +11,6 @@ import pytest
 from grpo.common.errors import UserError
 from grpo.common.files import read_text, write_text
 from grpo.common.records import read_examples, read_problems
-from grpo.evaluation.comparison import read_scores
 from grpo.reporting import kissing_number
 from grpo.reporting.page import read_samples
 from grpo.reporting.record import read_record
@@ -41,7 +40,7 @@ RUN_FILES = {
     "config.yaml": CONFIG,
 }
 TRAIN, TRACES = Path("data/dataset/main/train.jsonl"), Path("data/sft_dataset/main/train.jsonl")
-ZERO_SHOT, METHODS = Path("data/math_baseline/r1_zero.jsonl"), Path("reports/timing/methods.md")
+METHODS = Path("reports/timing/methods.md")
 # By file: what it holds, of which the last line is damaged; how it is read; the stage that makes it.
 READERS: dict[Path, tuple[str, Callable[[Study], object], str]] = {
     **{RUN / name: (content, lambda _: read_run(*ARGS), "train@sft_experiment-all-0") for name, content in RUN_FILES.items()},
@@ -72,11 +71,6 @@ READERS: dict[Path, tuple[str, Callable[[Study], object], str]] = {
         json.dumps(dict.fromkeys(("study", "headline", "experiments", "claims"), 0)) + "\n",
         lambda _: read_record(),
         "tables",
-    ),
-    ZERO_SHOT: (
-        '{"problem": "a", "answer_reward": 1.0}\n{"problem": "b", "answer_reward": 0.0}\n',
-        lambda _: read_scores(ZERO_SHOT),
-        "math_baseline",
     ),
     Path("reports/kissing_number.json"): (
         json.dumps(dict.fromkeys(kissing_number.KEYS, 0)) + "\n",

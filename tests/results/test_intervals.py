@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from grpo.results.intervals import difference_of, mean_of, mean_of_any, p_value, simultaneous
+from grpo.results.intervals import difference_of, mean_of, mean_of_any, simultaneous
 
 
 def answers(generator: np.random.Generator, rates: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -60,7 +60,7 @@ def test_where_only_problems_vary_it_is_the_paired_t_interval() -> None:
     first, second = answers(generator, rates), answers(generator, np.minimum(1, rates + 0.08))
     found, truth = difference_of(first, second, fixed=True), stats.ttest_rel(second, first)
     expected = truth.confidence_interval()
-    assert (found.low, found.high) == pytest.approx(expected) and p_value(found) == pytest.approx(truth.pvalue)
+    assert (found.low, found.high) == pytest.approx(expected)
     three = difference_of(np.tile(first, (3, 1)), np.tile(second, (3, 1)))
     assert (three.low, three.high) == pytest.approx(expected)
 

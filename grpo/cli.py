@@ -181,7 +181,7 @@ def replicate(
         int | None, typer.Option(help="Also pretrain the base model and generate the problems anew, with this seed.")
     ] = None,
 ) -> str:
-    """Run the active study again with fresh seeds in replicates/ and compare the results (reports/replication.md)."""
+    """Run the active study again with other seeds in replicates/ and compare the results (reports/replication.md)."""
     from grpo.commands.replicate import replicate as run_it
 
     return run_it(seeds, base_seed)

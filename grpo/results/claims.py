@@ -12,8 +12,7 @@ import numpy as np
 
 from grpo.results.evidence import Arm, Evidence, NotMeasured
 from grpo.results.intervals import mean_of
-from grpo.results.published import claims_of, digest_of, read_published, written
-from grpo.results.replication import Replicate, fresh, read_replication
+from grpo.results.published import claims_of, read_published
 from grpo.results.runs import first_scores, value
 from grpo.results.verdicts import AGREES, NOT_TESTED, Verdict, judge
 from grpo.study.claims import PLACES, AnyClaim, Collapses, Share
@@ -25,18 +24,17 @@ def judge_claims(study: Study, evidence: Mapping[str, Evidence]) -> list[Verdict
     """Judge each claim about an experiment of the study: published ones in the order of claims.yaml, then the study's own.
 
     Each interval has 95% by itself. It is not widened for the number of claims, so that the interval shown is the one that
-    decides and means the same in every study; what one study decides by chance, fresh seeds do not repeat (``Verdict.fresh``).
+    decides and means the same in every study; what one study decides by chance, other seeds do not repeat (`grpo replicate`).
 
     Args:
         evidence: by experiment (:func:`grpo.results.evidence.evidence_of`).
     """
-    replicates = read_replication(study)
-    found = [_judged(study, claim, own, evidence, replicates) for claim, own in claims_of(study)]
+    found = [_judged(study, claim, own, evidence) for claim, own in claims_of(study)]
     untested = (Verdict(**entry) for entry in read_published().untested)
     return found + [verdict for verdict in untested if verdict.experiment in study.active_experiments]
 
 
-def _judged(study: Study, claim: AnyClaim, own: bool, evidence: Mapping[str, Evidence], replicates: list[Replicate]) -> Verdict:
+def _judged(study: Study, claim: AnyClaim, own: bool, evidence: Mapping[str, Evidence]) -> Verdict:
     """Judge one claim."""
     known = Verdict(
         id=claim.id,
@@ -44,7 +42,6 @@ def _judged(study: Study, claim: AnyClaim, own: bool, evidence: Mapping[str, Evi
         kind=claim.KIND,
         statement=claim.statement,
         own=own,
-        test=digest_of(claim),
         by_design=claim.by_design if study.models[MAIN].source == "pretrain" else None,
         reported=claim.reported,
     )
@@ -70,9 +67,7 @@ def _judged(study: Study, claim: AnyClaim, own: bool, evidence: Mapping[str, Evi
         reason = f"the claim is about step {claim.horizon} and later, and the runs took {steps} steps"
         found = replace(found, verdict=NOT_TESTED, reason=reason)
     decided = {key: getattr(found, key) for key in ("verdict", "reason", "measured", "interval", "quantity")}
-    runs = [run.name for name in claim.experiments() for of_arm in evidence[name].arms.values() for run in of_arm]
-    known = replace(known, **decided, written=written(claim, runs))
-    return replace(known, fresh=fresh(known, replicates))
+    return replace(known, **decided)
 
 
 def _arm(claim: AnyClaim, name: str, evidence: Mapping[str, Evidence]) -> Arm:

@@ -49,7 +49,6 @@ class Verdict:
     kind: str = ""
     statement: str = ""
     own: bool = False  # of the study's own file; else published
-    test: str = ""  # digest of what decides the claim; another wording leaves it as it is
     verdict: VerdictName = NOT_TESTED
     reason: str = ""  # where the interval lies; of a claim that is not tested, the condition that is not met
     measured: str = ""  # the numbers, in words
@@ -57,8 +56,6 @@ class Verdict:
     quantity: Literal["difference", "ratio", "share", ""] = ""  # of what the interval is
     by_design: str | None = None
     reported: Mapping[str, Any] = field(default_factory=dict)  # by source
-    written: Literal["before", "after", "unknown"] = "unknown"  # before or after the claim's runs
-    fresh: Literal["same", "undecided", "turned round", "not tried"] = "not tried"  # on fresh seeds
 
 
 # ------------------------------------------------------------------------------------------------------ decisions

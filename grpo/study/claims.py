@@ -49,10 +49,6 @@ class Claim(Section):
         """The experiments that the claim is about."""
         return sorted({self.experiment, *(experiment for experiment, _ in self.arms())})
 
-    def test(self) -> dict[str, Any]:
-        """What decides the claim: all but its wording and its sources."""
-        return {"kind": self.KIND} | self.model_dump(exclude={"id", "statement", "reported", "by_design"})
-
     def in_words(self) -> str:
         """The claim in words, for one without a statement."""
         return ""

@@ -17,10 +17,9 @@ import pandas as pd
 from grpo.common.files import read_json, read_jsonl, write_json
 from grpo.reporting.charts import over_runs, values_of
 from grpo.reporting.labels import arm_labels
-from grpo.results.claims import judge_claims
+from grpo.results.claims import judge_claims, read_published
 from grpo.results.evidence import Evidence, evidence_of
 from grpo.results.intervals import difference_of, mean_of
-from grpo.results.published import read_published
 from grpo.results.runs import Run, read_baseline, read_best_of_n, value
 from grpo.results.selection import Choice, choose
 from grpo.results.statistics import wilson_interval

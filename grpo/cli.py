@@ -187,25 +187,6 @@ def replicate(
     return run_it(seeds, base_seed)
 
 
-@app.command("comments", rich_help_panel=STUDY, epilog="Example: grpo comments --accept grpo_lora")
-def comments(
-    accept: Annotated[
-        list[str] | None, typer.Option(metavar="NAME|all", help="A comment that is right for the present results.")
-    ] = None,
-) -> str:
-    """List the report's comments that were written by hand, and whether each was accepted for the present results.
-
-    Accepting writes the digest of the results into the comment's head; the next `grpo writeup` shows it without a warning.
-    """
-    from grpo.reporting.comments import accept_all, read_comments
-    from grpo.reporting.record import read_record
-
-    study, record = load_study(), read_record()
-    if accept:
-        accept_all(read_comments(study, record), accept)
-    return "\n".join(f"{comment.path}: {comment.state or 'accepted'}" for comment in read_comments(study, record).values())
-
-
 for stage in STAGES:
     app.command(stage.__name__, rich_help_panel="Stages (run by `dvc repro` and Snakemake)")(stage)
 app.command("report", rich_help_panel=TOOLS)(report)

@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 from markdown_it import MarkdownIt
 
-from grpo.reporting.comments import Comment
 from grpo.reporting.labels import bounded, plain
 from grpo.reporting.writeup import cost, left_out, measured, outcome, wall_seconds, writeup_of
 from grpo.study import paths
@@ -146,7 +145,7 @@ def test_texts_of_strangers_stay_in_their_cells(mini_study: Study) -> None:
     paths.TABLES.mkdir(parents=True)
     for name in ("e", "zero_shot"):
         (paths.TABLES / f"{name}.md").write_text("| arm |\n|---|\n| a |\n")
-    comments = {"e": Comment("e", paths.REPORTS, "# loud\n\ncomment", "0", "1", ())}
+    comments = {"e": "# loud\n\ncomment"}
     study = mini_study.model_copy(update={"kissing_number": None})
     text = writeup_of(study, a_record(), timing(), comments)
     tokens = MarkdownIt("commonmark", {"html": False}).enable("table").parse(text)
@@ -155,4 +154,4 @@ def test_texts_of_strangers_stay_in_their_cells(mini_study: Study) -> None:
     assert not [child for token in tokens for child in token.children or () if child.type in ("image", "html_inline")]
     rows = [line for line in text.splitlines() if line.startswith("| [")]
     assert len(rows) == 1 and len(re.findall(r"(?<!\\)\|", rows[0])) == 5  # the claim has four cells
-    assert "> **Written for other results.** # loud" in text and "planted" in text
+    assert "> # loud" in text and "planted" in text

@@ -181,29 +181,10 @@ def replicate(
         int | None, typer.Option(help="Also pretrain the base model and generate the problems anew, with this seed.")
     ] = None,
 ) -> str:
-    """Run the active study again with fresh seeds in replicates/ and compare the results (reports/replication.md)."""
+    """Run the active study again with other seeds in replicates/ and compare the results (reports/replication.md)."""
     from grpo.commands.replicate import replicate as run_it
 
     return run_it(seeds, base_seed)
-
-
-@app.command("comments", rich_help_panel=STUDY, epilog="Example: grpo comments --accept grpo_lora")
-def comments(
-    accept: Annotated[
-        list[str] | None, typer.Option(metavar="NAME|all", help="A comment that is right for the present results.")
-    ] = None,
-) -> str:
-    """List the report's comments that were written by hand, and whether each was accepted for the present results.
-
-    Accepting writes the digest of the results into the comment's head; the next `grpo writeup` shows it without a warning.
-    """
-    from grpo.reporting.comments import accept_all, read_comments
-    from grpo.reporting.record import read_record
-
-    study, record = load_study(), read_record()
-    if accept:
-        accept_all(read_comments(study, record), accept)
-    return "\n".join(f"{comment.path}: {comment.state or 'accepted'}" for comment in read_comments(study, record).values())
 
 
 for stage in STAGES:

@@ -55,7 +55,6 @@ CANDIDATES = REPORTS / "candidates"  # all arms of an experiment, and why the wi
 RECORD = REPORTS / "record.json"  # all that was measured and concluded, the same on every machine
 TIMING_TABLE = REPORTS / "timing.csv"  # a row a run: what differs between machines
 TIMING_FIGURE = REPORTS / "timing.svg"
-REPLICATION = REPORTS / "replication.json"  # verdicts and winners on fresh seeds; written by `grpo replicate`
 FIGURES = REPORTS / "figures"
 TABLES = REPORTS / "tables"
 METRICS = REPORTS / "metrics"  # each experiment's metrics for `dvc metrics` and `dvc exp show`

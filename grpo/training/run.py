@@ -20,7 +20,6 @@ from grpo.common.files import atomic_folder, exclusive_lock, files_digest, read_
 from grpo.common.world import is_rank_0, start_processes, started_by_torchrun
 from grpo.models import require_checkpoint
 from grpo.models.tokenizer import chat_date
-from grpo.results.published import KNOWN, known_claims
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun, digest, read_config
 from grpo.study.kept import bring_back, keep_until_stored
@@ -146,7 +145,6 @@ def recorded(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as:
     """
     warn_of_other_versions(packages(study, [run.config]))
     state = _state_folder(run, identity)
-    known = _known_claims(study, state, same_as)
     mlflow = _mlflow_run(study, run, identity, same_as, state / MLFLOW_KEY)
     try:
         mlflow.dataset(run.train, identity["train"], "training")
@@ -171,24 +169,10 @@ def recorded(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as:
         "alone": study.runs_alone(run.experiment, run.seed),
         **source_tags(),
         "hardware": hardware(),
-        KNOWN: known,
     }
     write_json(paths.run_timing(run.name), about | outputs.timing)
     # Last, so that a killed process always leaves either the results or the saved state.
     _keep_results(run, state)
-
-
-def _known_claims(study: Study, state: Path, same_as: str | None) -> list[str] | None:
-    """The digests of the claims that the study named when the run began; None for a run of an older version, which kept none.
-
-    A resumed run began when its state was first written, and a run that takes over results when the other one began.
-    """
-    if same_as:
-        return read_json(paths.run_timing(same_as), made_by=paths.stage_of_run(same_as)).get(KNOWN)
-    path = state / "claims.json"
-    if not path.exists():
-        write_json(path, {KNOWN: known_claims(study)})
-    return list(read_json(path, made_by="train", keys=(KNOWN,))[KNOWN])
 
 
 def _keep_results(run: EffectiveRun, state: Path) -> None:

@@ -64,7 +64,7 @@ from grpo.training.asynchronous import loop as loop_module
 from grpo.training.asynchronous import start as start_module
 from grpo.training.asynchronous.actors import Generator, LearnerActor, ScoredRollouts
 from grpo.training.asynchronous.loop import finished, train_grpo_asynchronously
-from grpo.training.asynchronous.remote import RemoteLearner, RolloutPipeline
+from grpo.training.asynchronous.remote import RolloutPipeline
 from grpo.training.asynchronous.replay import ReplayBuffer
 from grpo.training.asynchronous.start import start_actors
 from grpo.training.grpo import train_grpo
@@ -464,21 +464,6 @@ def test_a_run_whose_actors_are_killed_ends_as_one_that_was_left_alone(
     assert len(made) == 2  # runs in MLflow, one for each call
 
 
-@shared_cluster
-@pytest.mark.slow
-def test_a_run_whose_generator_has_other_weights_ends_before_training(
-    mini_study: Study, folder: Path, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_project(monkeypatch, tmp_path, own_model(vocab_size=len(tokenizer), intermediate_size=32), tokenizer)
-    monkeypatch.setattr("grpo.training.train.score_of", lambda *_: by(contains_a_t))
-    # The checkpoint of another model stays in place of the run's.
-    monkeypatch.setattr(start_module, "_make_generator", lambda *_: make_generator(folder))
-    monkeypatch.setattr(RemoteLearner, "train", lambda *_: pytest.fail("it was trained"))
-    with pytest.raises(UserError, match=r"engine and learner differ by .* nats a token"):
-        train_run(*one_behind(mini_study))
-    assert not list(paths.RUNS.rglob("history.csv"))
-
-
 @pytest.mark.parametrize(
     ("resumed_after", "ends"),
     [
@@ -558,6 +543,7 @@ def test_what_goes_wrong_in_an_actor_arrives_as_it_is(folder: Path, tmp_path: Pa
         parts.run(config, generator, learner, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_too_small_a_machine_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def never() -> Any:
         raise AssertionError
@@ -568,6 +554,7 @@ def test_too_small_a_machine_is_told_before_anything_starts(monkeypatch: pytest.
         pass
 
 
+@pytest.mark.slow
 def test_rays_sockets_can_be_named_where_the_folder_for_temporary_files_has_a_long_name(tmp_path: Path) -> None:
     """As batch systems have it. The kernel refuses names of more than 107 characters; Ray's are 67 longer than the folder's."""
     temporary = tmp_path / "of-the-batch-system" / "job-1234567-of-some-user"

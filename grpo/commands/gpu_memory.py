@@ -55,7 +55,7 @@ from grpo.study.schema import Study
 from grpo.study.settings import MAIN, HubModel, LocalModel
 from grpo.tasks.task import Format, find_format
 
-STATES_ON_DISK = 3  # saved states of a run in progress: two are kept, and a third is being written
+STATES_ON_DISK = 2  # saved states of a run in progress: one is kept, and another is being written
 GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Assumed, not computed:

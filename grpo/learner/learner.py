@@ -116,9 +116,6 @@ class Learner:
         if settings.fully_shard:
             for each in filter(None, (self.reference, model)):
                 shard(each, world, settings.device)
-        self.offloads = settings.offload_reference
-        if self.reference is not None and self.offloads:
-            self.reference.to("cpu")
         self.own_metrics: tuple[str, ...] = ()
         if isinstance(config, GrpoConfig):
             self.loss, self.own_metrics = bind_loss(config.loss_type, config.loss_options)
@@ -247,9 +244,7 @@ class Learner:
             with without_adapters(self.model, merge=False) as model:
                 yield model
         else:
-            yield self.reference.to(self.model.device) if self.offloads else self.reference
-            if self.offloads:
-                self.reference.to("cpu")
+            yield self.reference
 
     def _backward(
         self,

@@ -140,7 +140,6 @@ class LearnerSettings(Section):
     packing: bool = True
     gradient_checkpointing: bool = False
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
-    offload_reference: bool = False  # keep the starting weights for KL in CPU memory while not in use
     compile: bool = False  # torch.compile: 10 to 15% faster on CPU, after 5 to 20 s of compiling
     # Processes (torchrun) that train a run together, each on its share of the questions, with one GPU each or on the CPU.
     processes: PositiveInt = 1
@@ -153,7 +152,6 @@ class LearnerSettings(Section):
             "processes is 1: set it to 2 or more": self.processes == 1,
             "compile is on: set it to false": self.compile,
             "optimizer is adamw_8bit: set it to adamw": self.optimizer != "adamw",
-            "offload_reference is on: set it to false, as the starting weights are sharded too": self.offload_reference,
         }
         if self.fully_shard and any(wrong.values()):
             raise UserError(f"fully_shard: {'; '.join(text for text, found in wrong.items() if found)}")

@@ -157,7 +157,6 @@ MISTAKES: list[tuple[Edit, str]] = [
         (all_of(shard_learner, put(f"learner.{key}", value)), f"learner: fully_shard: {key} is {told}")
         for key, value, told in (
             ("optimizer", "adamw_8bit", "adamw_8bit: set it to adamw"),
-            ("offload_reference", True, "on: set it to false"),
             ("compile", True, "on: set it to false"),
         )
     ),

@@ -96,7 +96,7 @@ class Learner:
         traits = traits_of(model)
         self.max_tokens = settings.max_tokens_per_microbatch
         wants_rows = settings.packing and self.max_tokens is not None
-        why = (traits.copied_because or why_not_packed(model)) if wants_rows else ""
+        why = (traits.padded_because or why_not_packed(model)) if wants_rows else ""
         self.packs = wants_rows and not why
         if why and world.rank == 0:
             print(f"learner: padded microbatches of {self.max_tokens} tokens, not packed rows: {why}", flush=True)

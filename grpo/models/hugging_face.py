@@ -17,7 +17,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.utils import logging as transformers_logging
 
 from grpo.common.errors import UserError, is_out_of_memory, reason
-from grpo.models.examine import SHARED_PROMPT, NotComputed, examine
+from grpo.models.examine import SHARED_PROMPT, examine
 from grpo.models.packed_attention import OnDevice, packed_attention
 from grpo.models.prefix_attention import SharedPrefix
 from grpo.models.tokenizer import GENERATION_CONFIG, MODEL_CONFIG
@@ -106,14 +106,14 @@ def shared_prompt_attention(
         (batch, tokens, heads, size)
 
     Raises:
-        NotComputed: with ``shared``, the layer asks for more, such as a sliding window.
+        NotImplementedError: with ``shared``, the layer asks for more, such as a sliding window.
     """
     if shared is None:
         usual: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
         return usual
     scale = kwargs.pop("scaling", None) or query.shape[-1] ** -0.5
     if more := [name for name, value in kwargs.items() if value is not None and name not in HARMLESS]:
-        raise NotComputed(sorted(more))
+        raise NotImplementedError(f"its attention takes {', '.join(sorted(more))}")
     if isinstance(shared, SharedPrefix):
         out = shared.attend(module.layer_idx, query, key, value, scale)
     else:

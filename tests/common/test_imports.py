@@ -32,6 +32,7 @@ NOT_FOR_THE_MINI_MODEL = {
     ),
     *("transformers", "huggingface_hub", "math_verify", "latex2sympy2_extended"),
 }
+OF_A_TOKENIZER = {"transformers", "huggingface_hub", "jinja2"}
 OF_A_RUN = {"mlflow", "pandas", "scipy"}
 OF_THE_OPTIMIZER = {"sympy", "torch._dynamo", "torch._inductor", "torch.distributed.tensor", "torch.onnx"}
 PROGRAM = """
@@ -73,14 +74,14 @@ def test_a_stage_imports_what_it_needs(project: Path) -> None:
         "study check": set(),
         "dataset main": set(),
         "training_inputs": set(),
-        "model main": {"torch"} | OF_A_RUN | OF_THE_OPTIMIZER,
-        "math_baseline": {"torch", "jinja2"} | OF_A_RUN,  # its page of examples is a template
-        "train grpo_learning_rate 3e-4 --seed 0": {"torch"} | OF_A_RUN | OF_THE_OPTIMIZER,
-        "train grpo_learning_rate 1e-3 --seed 0": {"torch"} | OF_A_RUN | OF_THE_OPTIMIZER,
+        "model main": {"torch"} | OF_A_TOKENIZER | OF_A_RUN | OF_THE_OPTIMIZER,
+        "math_baseline": {"torch"} | OF_A_TOKENIZER | OF_A_RUN,
+        "train grpo_learning_rate 3e-4 --seed 0": {"torch"} | OF_A_TOKENIZER | OF_A_RUN | OF_THE_OPTIMIZER,
+        "train grpo_learning_rate 1e-3 --seed 0": {"torch"} | OF_A_TOKENIZER | OF_A_RUN | OF_THE_OPTIMIZER,
         "select grpo_learning_rate": {"pandas", "scipy"},  # for its intervals
         "train grpo_baselines reinforce_with_baseline --seed 0": OF_A_RUN,  # takes over the winner's results, its equal
         "sft_dataset main": set(),
-        "train sft_experiment examples_32 --seed 0": {"torch"} | OF_A_RUN | OF_THE_OPTIMIZER,
+        "train sft_experiment examples_32 --seed 0": {"torch"} | OF_A_TOKENIZER | OF_A_RUN | OF_THE_OPTIMIZER,
     }
     for command, packages in needed.items():
         modules = loaded(project, command)

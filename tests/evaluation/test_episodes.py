@@ -92,9 +92,7 @@ def test_a_turn_that_another_token_ends_is_ended_as_the_template_ends_it(chats: 
 
 def test_a_prompt_names_the_tools_where_the_template_does(chats: Tokenizer) -> None:
     asked: list[Any] = []
-    tokenizer = SimpleNamespace(
-        as_text=str, try_chats=lambda *_, **__: None, chat_ids=lambda _, **options: asked.append(options) or (1,)
-    )
+    tokenizer = SimpleNamespace(as_text=str, chat_ids=lambda _, **options: asked.append(options) or (1,))
     task_of("Calculator").formats["chat"].encode(tokenizer, "6 times 7?")
     assert [tool["function"]["name"] for tool in asked[0]["tools"]] == ["multiply", "subtract"]
 

@@ -11,15 +11,15 @@ from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
-from grpo.commands.study import renew_runs
 from grpo.common.errors import UserError
 from grpo.common.files import atomic_folder, read_json, write_json, write_text
-from grpo.common.yaml_file import read_mapping, replace_values
+from grpo.common.yaml_file import read_mapping, to_yaml
 from grpo.reporting.comments import COMMENTS
 from grpo.reporting.replication import counts, read_replicate, replication_page
 from grpo.results.replication import Replicate, study_digest, write_replication
 from grpo.study import paths
-from grpo.study.schema import load_study
+from grpo.study.schema import load_study, validated
+from grpo.study.stages import write_stages
 
 FOLDER = Path("replicates")
 MADE_OF = "replicate.json"  # in a replicate's folder: its name, and the digest of the study that it repeats
@@ -83,8 +83,9 @@ def _make(folder: Path, seeds: list[int], base_seed: int | None, of_study: str) 
         _share_cache(draft)
         with chdir(draft):
             _git("reset", "--quiet")
-            replace_values(paths.PARAMS, _fresh(read_mapping(paths.PARAMS), seeds, base_seed))
-            renew_runs()
+            values = read_mapping(paths.PARAMS)
+            write_text(paths.PARAMS, to_yaml(values | _fresh(values, seeds, base_seed)))
+            write_stages(validated(read_mapping(paths.PARAMS), paths.PARAMS))
             write_json(Path(MADE_OF), made_of)
 
 

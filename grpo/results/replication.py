@@ -12,7 +12,7 @@ from grpo.study.effective import digest
 from grpo.study.schema import Study
 
 # What changes no result, so that a replicate stays one of the study.
-WITHOUT_EFFECT = {"description", "file", "folder", "runs", "resources", "gpu_memory_gib", "claims", "kissing_number"}
+WITHOUT_EFFECT = {"description", "file", "folder", "resources", "gpu_memory_gib", "claims", "kissing_number"}
 Agreement = Literal["same", "undecided", "turned round", "not tried"]
 SAME: Agreement = "same"
 UNDECIDED: Agreement = "undecided"
@@ -34,7 +34,8 @@ class Replicate:
 
 def study_digest(study: Study) -> str:
     """The digest of the settings that decide a study's results."""
-    return digest(study.model_dump(mode="json", exclude=WITHOUT_EFFECT))
+    values = study.model_dump(mode="json", exclude=WITHOUT_EFFECT)
+    return digest(values | {"select_in": study.active_experiments, "kl_in": study.kl_in})  # as in reports that are committed
 
 
 def write_replication(study: Study, replicates: list[Replicate]) -> None:

@@ -25,7 +25,7 @@ def require_experiment(study: Study, name: str) -> None:
     """Raise UserError unless the study makes this experiment."""
     require_known("params.yaml: experiments", "no experiment", name, study.experiments)
     if name in study.left_out:
-        raise UserError(f"experiments.{name}.arms: left out of this study. Give it arms, and run `grpo study runs`.")
+        raise UserError(f"experiments.{name}.arms: left out of this study. Give it arms.")
 
 
 @dataclass(frozen=True)

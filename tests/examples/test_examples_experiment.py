@@ -29,7 +29,10 @@ def use_example(clone: Path) -> None:
     text = (ROOT / "examples/group_size.yaml").read_text()
     (lab / "group_size.yaml").write_text(text.replace("extends: mini", "extends: smoke"))
     sh(clone, "grpo", "study", "use", "../our lab/group_size.yaml")
-    assert sh(clone, "git", "diff", "--name-only").stdout.split() == ["params.yaml"]  # which is what `study use` writes
+    assert sh(clone, "git", "diff", "--name-only").stdout.split() == [
+        "params.yaml",
+        "stages.yaml",
+    ]  # which are what `study use` writes
 
 
 def test_added_to_a_study_that_has_run_it_trains_its_own_arms_and_comes_into_the_report(finished: Path, tmp_path: Path) -> None:

@@ -130,13 +130,13 @@ def test_a_replicate_is_a_copy_of_the_working_tree_with_fresh_seeds(repository: 
     folder = Path("replicates/seeds-7-8")
     replicate._make(folder, [7, 8], None, "digest")
     assert {path.name for path in folder.iterdir()} == {
-        *(".git", ".gitignore", ".dvc", "tracked", "new", "params.yaml", "reports", replicate.MADE_OF)
+        *(".git", ".gitignore", ".dvc", "tracked", "new", "params.yaml", "stages.yaml", "reports", replicate.MADE_OF)
     }
     assert (folder / "reports/comments/e.md").exists() and not (folder / "reports/old").exists()
     assert (folder / "tracked").read_text() == "edited"
     assert f"dir = {tmp_path / '.dvc' / 'cache'}" in (folder / ".dvc/config.local").read_text()
     fresh = load_study(folder / "params.yaml")
-    assert fresh.seeds == [7, 8] and fresh.model_copy(update={"seeds": repository.seeds, "runs": repository.runs}) == repository
+    assert fresh.seeds == [7, 8] and fresh.model_copy(update={"seeds": repository.seeds}) == repository
     (folder / "tracked").write_text("of the replicate")
     replicate._make(folder, [7, 8], None, "digest")  # gone on with
     assert (folder / "tracked").read_text() == "of the replicate"

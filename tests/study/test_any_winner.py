@@ -38,7 +38,6 @@ def small(arms: dict[str, Any] | None = None) -> Study:
 
     def only(values: dict[str, Any]) -> None:
         values["experiments"] = {name: values["experiments"][name] | {"arms": own} for name, own in chosen.items()}
-        values["select_in"], values["kl_in"] = list(chosen), [KL]
 
     return edited(only)
 

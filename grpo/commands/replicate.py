@@ -12,18 +12,18 @@ from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
-from grpo.commands.study import renew_runs
 from grpo.common.errors import UserError
 from grpo.common.files import atomic_folder, write_json, write_text
-from grpo.common.yaml_file import read_mapping, replace_values
+from grpo.common.yaml_file import read_mapping, to_yaml
 from grpo.reporting.comments import COMMENTS
 from grpo.reporting.labels import interval, table
 from grpo.reporting.record import Values, read_record, winner_of
 from grpo.results.verdicts import AGREES, DECIDED, NOT_TESTED
 from grpo.study import paths
 from grpo.study.effective import digest
-from grpo.study.schema import load_study
+from grpo.study.schema import load_study, validated
 from grpo.study.settings import setting_of
+from grpo.study.stages import write_stages
 
 FOLDER = Path("replicates")
 SAME, UNDECIDED, TURNED, NOT_TRIED = "same", "undecided", "turned round", "not tried"
@@ -140,8 +140,9 @@ def _copy_project(folder: Path, seeds: list[int], base_seed: int | None) -> None
         _call(*dvc_cache, "--local", _call(*dvc_cache).strip(), cwd=copy)
         with chdir(copy):
             _call("git", "reset", "--quiet")
-            replace_values(paths.PARAMS, _other_seeds(read_mapping(paths.PARAMS), seeds, base_seed))
-            renew_runs()
+            params = read_mapping(paths.PARAMS)
+            write_text(paths.PARAMS, to_yaml(params | _other_seeds(params, seeds, base_seed)))
+            write_stages(validated(read_mapping(paths.PARAMS), paths.PARAMS))
 
 
 def _other_seeds(params: dict[str, Any], seeds: list[int], base_seed: int | None) -> dict[str, Any]:

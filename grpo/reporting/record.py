@@ -177,7 +177,7 @@ def _arm(found: Evidence, arm: str, label: str) -> Values:
 
 def _kl(study: Study, experiment: str) -> Values | None:
     """By arm the KL of kept checkpoints to their start, as the stage ``kl`` measured it; None if the arms keep none."""
-    if experiment not in (study.kl_in or ()):
+    if experiment not in study.kl_in:
         return None
     arms: Values = read_json(paths.KL_REPORTS / f"{experiment}.json", f"kl@{experiment}", keys=("arms",))["arms"]
     return {arm: [{key: of for key, of in step.items() if key != "by_run"} for step in steps] for arm, steps in arms.items()}

@@ -39,6 +39,7 @@ KISSING_NUMBER_STATE = STATE / "kissing_number"  # the log of a search
 PIPELINE = Path("dvc.yaml")
 LOCK = Path("dvc.lock")
 PARAMS = Path("params.yaml")
+STAGES = Path("stages.yaml")  # what dvc.yaml makes its stages from, computed from params.yaml
 
 ROOT = Path(__file__).parents[2]  # folder with the package: a checkout, or site-packages
 

@@ -70,21 +70,7 @@ class LocalModel(Section):
     device: Device = None
 
 
-class RandomModel(Section):
-    """Random weights with the architecture, vocabulary and tokenizer of another model, to try a study without its weights.
-
-    The other model's weights are not downloaded. Sizes that are null are the other model's.
-    """
-
-    source: Literal["random"]
-    like: Annotated[HubModel | LocalModel, Field(discriminator="source")]
-    hidden_size: Annotated[int, Field(ge=32, multiple_of=32)] | None = None  # if set, with heads of 16
-    num_hidden_layers: PositiveInt | None = None
-    seed: int = 0
-    device: Device = None
-
-
-Model = Annotated[PretrainedHere | HubModel | LocalModel | RandomModel, Field(discriminator="source")]
+Model = Annotated[PretrainedHere | HubModel | LocalModel, Field(discriminator="source")]
 
 # ------------------------------------------------------------------------------------------------ examples to fine-tune on
 

@@ -49,7 +49,7 @@ def study_state(study: Study) -> dict[str, Any]:
     Returns:
         ``key``, which identifies the state; ``name`` and ``tags`` of the parent run; ``settings``, all values of params.yaml.
     """
-    settings, tags = study.model_dump(mode="json", exclude={"runs"}), mlflow_source_tags()
+    settings, tags = study.model_dump(mode="json"), mlflow_source_tags()
     del tags["mlflow.source.name"]
     params_digest, commit, changed = digest(settings), tags["git_commit"], tags["git_changed"] == "true"
     at = f"at commit {commit[:8]}" + (" + changes" if changed else "")

@@ -231,7 +231,7 @@ def test_no_text_of_a_foreign_file_commands_the_terminal(project: Path, grpo: Gr
     (project / "studies" / "foreign.yaml").write_text(study)
     (project / "studies" / "wrong.yaml").write_text(f'{study}"{codes}": 1\n')
     commands = [("study", "list"), ("study", "check", "foreign"), ("study", "show", "foreign"), ("study", "check", "wrong")]
-    for command in (*commands, ("study", "use", "foreign", "--dry-run"), ("study", "use", "foreign")):
+    for command in (*commands, ("study", "use", "foreign", "--force")):
         code, *said = grpo(*command)
         text = "".join(said)
         assert code == 2 * ("wrong" in command) and all(one.isprintable() or one in "\n\t" for one in text), command

@@ -59,7 +59,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     study["experiments"]["grpo_learning_rate"]["arms"] = {"off_policy": OFF_POLICY}
     study["experiments"]["sft_experiment"]["arms"]["all"] = {"keep_steps": [4, 8]}
     study["models"]["main"]["one_per_seed"] = False
-    del study["runs"], study["kl_in"]
     yaml.dump(study, folder / "params.yaml")
     for command in ("dataset", "model", "sft_dataset"):
         sh(folder, "grpo", command, "main")
@@ -196,7 +195,7 @@ def test_killed_while_the_second_seed_of_a_stage_trains(project, tmp_path):
     train(expected, GRPO)
     for name in ("dvc.yaml", ".gitignore"):
         shutil.copy(ROOT / name, folder)
-    for command in ("git init -q", "dvc init -q", "grpo study runs", "grpo training_inputs"):
+    for command in ("git init -q", "dvc init -q", "grpo study check", "grpo training_inputs"):
         sh(folder, *command.split())
     repro = ["dvc", "repro", "--single-item", "train@grpo_learning_rate-off_policy"]
     with subprocess.Popen(repro, cwd=folder, env=environment(), stdout=subprocess.DEVNULL, start_new_session=True) as process:

@@ -104,13 +104,13 @@ def test_a_replicate_is_a_copy_of_the_working_tree_with_other_seeds(repository: 
     folder = Path("replicates/x")
     replicate._copy_project(folder, [7, 8], None)
     assert {path.name for path in folder.iterdir()} == {
-        *(".git", ".gitignore", ".dvc", "tracked", "new", "params.yaml", "reports")
+        *(".git", ".gitignore", ".dvc", "tracked", "new", "params.yaml", "stages.yaml", "reports")
     }
     assert (folder / "reports/comments/e.md").exists() and not (folder / "reports/old").exists()
     assert (folder / "tracked").read_text() == "edited"
     assert f"dir = {tmp_path / '.dvc' / 'cache'}" in (folder / ".dvc/config.local").read_text()
     other = load_study(folder / "params.yaml")
-    assert other.seeds == [7, 8] and other.model_copy(update={"seeds": repository.seeds, "runs": repository.runs}) == repository
+    assert other.seeds == [7, 8] and other.model_copy(update={"seeds": repository.seeds}) == repository
 
 
 def test_a_base_seed_draws_all_that_is_generated_anew(repository: Study) -> None:

@@ -367,7 +367,6 @@ def mini(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     params["grpo"] |= {"n_grpo_steps": STEPS, "sampling_min_tokens": 0, "prompt": "question_only"}
     params |= {"seeds": [0], "seeds_in_one_stage": False}  # as several processes want it
     params["experiments"]["grpo_kl_divergence"]["arms"]["best"] = {}  # it keeps later steps
-    del params["runs"], params["kl_in"]
     yaml.dump(params, folder / "params.yaml")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))  # vLLM's environment lacks the project

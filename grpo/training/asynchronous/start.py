@@ -165,7 +165,7 @@ def _start_ray(needed: dict[str, float]) -> None:
             raise UserError(
                 f"an asynchronous run needs {needed[name]:g} {key}s (generator, learner and scorer have their own), and Ray "
                 f"has {there.get(key, 0):g}. Use a larger machine or cluster (RAY_ADDRESS), lower `threads` in params.yaml, or "
-                "leave the experiment out (`arms: {}`, then `grpo study runs`)."
+                "leave the experiment out (`arms: {}`)."
             )
 
 

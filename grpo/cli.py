@@ -279,20 +279,6 @@ def publish(
     return "\n".join(publish_it(load_study(), run, kind, out, repo, license))
 
 
-@app.command("mlflow_import", rich_help_panel=TOOLS)
-def mlflow_import(
-    folders: Annotated[list[Path] | None, typer.Argument(help="Folders in data/state/mlflow; default: all.")] = None,
-) -> None:
-    """Write to MLflow the runs that it lacks, and remove the folders that were written."""
-    from grpo.tracking.mlflow_uri import tracking_uri
-    from grpo.tracking.mlflow_writer import import_folders
-
-    found = folders or sorted(paths.UNSENT_METRICS.glob("*"))
-    sent = import_folders(found, tracking_uri()) if found else [f"nothing to import: {paths.UNSENT_METRICS} is empty"]
-    for line in sent:
-        print(on_terminal(line))
-
-
 app.add_typer(study_app, name="study", rich_help_panel=STUDY)
 kissing_app = typer.Typer(
     help="Verify kissing configurations in dimension 11: many integer vectors, none closer together than long.",

@@ -22,7 +22,6 @@ sys.path.pop(0)
 
 from grpo.common.errors import UserError
 from grpo.common.files import exclusive_lock, write_text
-from grpo.common.process import use_this_folders_repository
 from grpo.common.yaml_file import read_mapping
 from grpo.study import paths
 from grpo.study.schema import validated
@@ -54,7 +53,6 @@ def make_plan() -> set[str]:
     from dvc.repo import Repo
     from dvc.scm import SCMError
 
-    use_this_folders_repository()
     # Otherwise DVC would only say that it is corrupted, or one stage after another fail.
     params, study = read_mapping(paths.PARAMS), None
     if "experiments" in params:  # else it belongs to another pipeline

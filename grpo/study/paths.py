@@ -31,7 +31,6 @@ CONVERSATION_LOG = TIMING / "kissing_number/conversation_log.json"
 
 # Unfinished work. It is no stage's output, as DVC would remove it before the stage runs again.
 STATE = Path("data/state")
-UNSENT_METRICS = STATE / "mlflow"  # runs that MLflow lacks
 RUN_STATE = STATE / "runs"  # saved states of runs
 RUN_LOCKS = STATE / "locks"
 KISSING_NUMBER_STATE = STATE / "kissing_number"  # the log of a search

@@ -113,8 +113,7 @@ assert type(ray.get(row.text.remote("a"))) is Own
 """
 
 
-@pytest.mark.parametrize("command", [["-P", "-c", OF_A_STUDY], ["-m", "grpo", "--help"]])
-def test_no_file_of_a_study_replaces_a_module(command: list[str], tmp_path: Path) -> None:
+def test_no_file_of_a_study_replaces_a_module(tmp_path: Path) -> None:
     """In this process and its children; modules beside the named one are found, and objects of theirs reach other processes."""
     study, ran = tmp_path / "study", tmp_path / "ran"
     for folder in (ran, study / "package"):
@@ -125,7 +124,7 @@ def test_no_file_of_a_study_replaces_a_module(command: list[str], tmp_path: Path
     (study / "own.py").write_text("from own_helper import half\nclass Own(str):\n    half = half\n")
     (study / "own_helper.py").write_text("half = 0.5\n")
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    program = [sys.executable, *command, str(study)]
+    program = [sys.executable, "-P", "-c", OF_A_STUDY, str(study)]
     done = subprocess.run(program, cwd=study, env=environment, capture_output=True, text=True, check=False)
     assert not [*ran.iterdir()] and done.returncode == 0, done.stderr
 

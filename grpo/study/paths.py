@@ -25,7 +25,7 @@ RUNS = Path("data/runs")  # config.yaml, metrics.json, history.csv, validation.c
 CHECKPOINTS = Path("data/checkpoints")
 KL = Path("data/kl")  # of each experiment with kept checkpoints, each response with its KL
 KISSING_NUMBER = Path("data/kissing_number/program.py")  # the best program known; the only result in data/ that git stores
-KISSING_SEARCH = Path("data/kissing_search")  # program.py (the best) and scores.jsonl
+KISSING_SEARCH = Path("data/kissing_search")  # program.py (the best)
 TIMING = Path("data/timing")  # times and MLflow ids, which differ between equal runs
 CONVERSATION_LOG = TIMING / "kissing_number/conversation_log.json"
 
@@ -59,7 +59,7 @@ TABLES = REPORTS / "tables"
 METRICS = REPORTS / "metrics"  # each experiment's metrics for `dvc metrics` and `dvc exp show`
 SUMMARY = REPORTS / "summary.json"
 WRITEUP = REPORTS / "writeup.md"
-KISSING_NUMBER_DELIVERY = REPORTS / "kissing_number"  # program, log, prompts and report, side by side
+KISSING_NUMBER_DELIVERY = REPORTS / "kissing_number"  # program, log and report, side by side
 PAGE = REPORTS / "index.html"
 
 

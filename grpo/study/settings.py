@@ -292,22 +292,24 @@ class Divergence(Section):
 
 
 class KissingNumber(Section):
-    """The search of the ``kissing_number`` stage: how programs are proposed, and its limits (the first one reached ends it).
+    """The search of the ``kissing_number`` stage: its strategy, and its limits (the first one reached ends it).
 
-    Strategies other than ``mutation`` ask a language model, set by ``OPENAI_BASE_URL``, ``OPENAI_MODEL`` and
-    ``OPENAI_API_KEY``. ``best_of_n``: independent answers. ``conversation``: each prompt has all earlier answers and their
-    evaluations. ``hybrid``: a conversation in which each turn is the best of several answers.
+    Without a strategy no search runs, and the stage only checks the committed program. A strategy asks a language model, set
+    by ``OPENAI_BASE_URL``, ``OPENAI_MODEL`` and ``OPENAI_API_KEY``. ``best_of_n``: independent answers. ``conversation``: each
+    prompt has all earlier answers and their evaluations. ``hybrid``: a conversation in which each turn is the best of several
+    answers.
     """
 
-    strategy: Literal["mutation", "best_of_n", "conversation", "hybrid"] = "mutation"
+    strategy: Literal["best_of_n", "conversation", "hybrid"] | None = None
     calls: PositiveInt | None = None
     tokens: PositiveInt | None = None
     seconds: PositiveFloat | None = None  # with this limit, two searches may differ
     seed: int = 0
 
     def check(self) -> None:
-        if self.calls is None and self.tokens is None and self.seconds is None:
-            raise UserError("needs a limit: calls, tokens or seconds")
+        limited = (self.calls, self.tokens, self.seconds) != (None, None, None)
+        if limited != (self.strategy is not None):
+            raise UserError("a strategy needs a limit (calls, tokens or seconds), and a limit needs a strategy")
 
 
 Method = Literal["grpo", "sft", "expert_iteration"]

@@ -15,7 +15,7 @@ from study_parts import EXPERIMENTS, needed_selections
 
 from grpo.common.yaml_file import parse_yaml
 
-FIGURES = ("overview", "contrasts", "math_baseline", "best_of_n", "kissing_number")
+FIGURES = ("overview", "contrasts", "math_baseline", "best_of_n")
 STAGES = 62  # 9 before training, 31 arms, 17 selections, KL, the kissing number, three of the report
 
 pytestmark = pytest.mark.slow

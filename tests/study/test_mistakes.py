@@ -68,7 +68,8 @@ MISTAKES: list[tuple[Edit, str]] = [
     (put("grpo.advantage_eps", 10**400), "grpo.advantage_eps: input should be a valid number, but"),
     (put("seeds", [1, 1]), "seeds: [1, 1] names a seed twice."),
     (put("grpo.objective", "dapo"), "grpo.objective: only allowed in study files and arms."),
-    (put("kissing_number", {}), "kissing_number: needs a limit: calls, tokens or seconds."),
+    (put("kissing_number", {"strategy": "hybrid"}), "kissing_number: a strategy needs a limit"),
+    (put("kissing_number", {"calls": 9}), "kissing_number: a strategy needs a limit"),
     (put("evaluation.every", [4, 2]), "evaluation: every: [4, 2] must list each step once, in rising order."),
     (put("evaluation.best_of_n.n", [400]), "evaluation.best_of_n: n: 400 cannot be chosen from samples (16)"),
     # Names

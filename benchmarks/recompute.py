@@ -104,26 +104,18 @@ class Run:
             low = wilson(reward.max() * groups, groups, 1 - 0.05 / len(reward))[1] if len(reward) else 0.0
         return bool((self.final.mean() < self.means.max() / 2 and not by_chance) or self.final.mean() < low / 2)
 
-    def series(self, metric: str, how: str = "mean") -> pd.Series[float]:
-        """A metric by step."""
+    def level(self, metric: str, at: str, last: float) -> float:
+        """Logarithm of the median over the first or last sixteenth, the last quarter, or all of the steps up to one."""
         table = next((table for table in self.tables if metric in table), None)
         if table is None:
             raise NotMeasured(metric)
-        return table[metric].where(np.isfinite(table[metric].astype(float)), inf).groupby(table["step"]).agg(how)
-
-    def level(self, metric: str, at: str, first: float = 0, last: float = inf) -> float:
-        """Logarithm of the median over the first or last sixteenth, the last quarter, or all of a stretch of steps."""
-        values = self.series(metric).loc[first:last].to_numpy()  # type: ignore[misc]
+        by_step = table[metric].where(np.isfinite(table[metric].astype(float)), inf).groupby(table["step"]).mean()
+        values = by_step.loc[:last].to_numpy()  # type: ignore[misc]
         if len(values) < 2:
             raise NotMeasured(metric)
         few, many = math.ceil(len(values) / 16), math.ceil(len(values) / 4)
         part = {"start": values[:few], "end": values[-few:], "late": values[-many:], "throughout": values}[at]
         return math.log(max(np.median(part), 1e-8))
-
-    def exceeds(self, metric: str, bar: float, until: float) -> bool:
-        """Whether the median over a block of four steps does."""
-        values = self.series(metric, "max").loc[:until].to_numpy()  # type: ignore[misc]
-        return any(np.median(part) > bar for part in np.array_split(values, max(1, len(values) // 4)) if len(part))
 
 
 def setting_of(arm: str) -> str:
@@ -176,13 +168,15 @@ def verdict_on(claim: dict[str, Any], comparable: bool, found: dict[str, Experim
         met = met and len(rates) > 2 and min(rates.values()) < rates[own.chosen[setting]] < max(rates.values())
     if not (comparable and met and np.mean(lengths) >= needs.get("response_tokens", 0)):
         return "not tested", None
+    if len(set(sides)) < 2:
+        return "not tested", None
     try:
-        verdict, interval = ("disagrees", None) if len(sides) > len(set(sides)) else decide(claim, sides, found)
+        verdict, interval = decide(claim, sides, found)
     except NotMeasured:
         return "not tested", None
-    about = [run for name, arm in sides for run in found[name].arms[arm]] or [run for of in own.arms.values() for run in of]
+    about = [run for name, arm in sides for run in found[name].arms[arm]]
     early = min((run.steps for run in about if not run.stopped), default=0) < claim.get("horizon", 0)
-    confirmed = verdict == "agrees" and ("collapses" in claim or "share_above" in claim)  # these may be seen at any step
+    confirmed = verdict == "agrees" and "collapses" in claim  # which may be seen at any step
     return ("not tested" if early and not confirmed else verdict), interval
 
 
@@ -192,7 +186,7 @@ def above(interval: Estimate, bar: float, other: float = inf) -> str:
 
 
 def decide(claim: dict[str, Any], sides: list[tuple[str, str]], found: dict[str, Experiment]) -> tuple[str, Estimate]:
-    """The rules of the five kinds; ``sides``: experiment and name of the arm, then of the other arm or the control."""
+    """The rules of the three kinds; ``sides``: experiment and name of the arm, then of the other arm or the control."""
     runs, by, at = [found[name].arms[arm] for name, arm in sides], claim.get("by", 0.0), claim.get("at", "end")
     if "beats" in claim or "not_below" in claim:
         pairs = [*zip(*runs, strict=False)]
@@ -200,19 +194,15 @@ def decide(claim: dict[str, Any], sides: list[tuple[str, str]], found: dict[str,
             raise NotMeasured("identical results")
         if (metric := claim.get("metric", "answer_reward")) != "answer_reward":
             last = [min(float(run.tables[0]["step"].max()) for run in pair) for pair in pairs]
-            logs = [a.level(metric, at, 0, end) - b.level(metric, at, 0, end) for (a, b), end in zip(pairs, last, strict=True)]
+            logs = [a.level(metric, at, end) - b.level(metric, at, end) for (a, b), end in zip(pairs, last, strict=True)]
             return above(ratio := over_runs(logs), by, 1 / by), ratio
         if at == "end" and sides[0][0] == sides[1][0] and len({run.steps for of in runs for run in of if not run.stopped}) > 1:
             raise NotMeasured("different numbers of steps")
         gap = difference(*(found[name].table(arm, "start" if at == "start" else "final") for name, arm in sides))
         return (above(gap, by, -by) if "beats" in claim else above(gap, -by)), gap
-    if "trend" in claim:
-        shown = [trend(claim, of) for of in runs]
-    else:
-        hits = [[run.collapsed for run in of] for of in runs] if "collapses" in claim else shares(claim, runs, found)
-        shown = [(above(share, 0.5), share) for share in (wilson(sum(of), len(of)) for of in hits)]
-    (verdict, interval), control = shown[0], shown[-1][0] if len(shown) > 1 else "disagrees"
-    return (verdict if verdict != "agrees" else {"disagrees": "agrees", "agrees": "disagrees"}.get(control, control)), interval
+    share, of_control = (wilson(sum(run.collapsed for run in of), len(of)) for of in runs)
+    verdict, control = above(share, 0.5), above(of_control, 0.5)
+    return (verdict if verdict != "agrees" else {"disagrees": "agrees", "agrees": "disagrees"}.get(control, control)), share
 
 
 def over_runs(logs: list[float]) -> Estimate:
@@ -221,35 +211,6 @@ def over_runs(logs: list[float]) -> Estimate:
         raise NotMeasured("one run, or a metric that is not finite")
     value, low, high = (math.exp(min(of, 700)) for of in student(float(np.mean(logs)), stats.sem(logs), len(logs) - 1))
     return value, low, high
-
-
-def trend(claim: dict[str, Any], runs: list[Run]) -> tuple[str, Estimate]:
-    """Whether the last level is beyond ``by`` times the first."""
-    steps, metric = claim.get("steps", []), claim["metric"]
-    first, last = [*steps, *(0, inf)[len(steps) :]]
-    if min(run.tables[0]["step"].max() for run in runs) < last < inf:
-        raise NotMeasured("too few steps")
-    ratio = over_runs([run.level(metric, "late", first, last) - run.level(metric, "start", first, last) for run in runs])
-    up, down = above(ratio, claim["by"]), above((1 / ratio[0], 1 / ratio[2], 1 / ratio[1]), claim["by"])
-    stays = "disagrees" if "agrees" in (up, down) else "cannot tell" if "cannot tell" in (up, down) else "agrees"
-    return {"grows": up, "falls": down, "stays": stays}[claim["trend"]], ratio
-
-
-def shares(claim: dict[str, Any], sides: list[list[Run]], found: dict[str, Experiment]) -> list[list[bool]]:
-    """Whether each run of the arm (without one: each that collapsed, until it did) and of the control exceeds the bar."""
-    until: dict[str, float] = {}
-    if not sides:
-        every = [run for runs in found[claim["experiment"]].arms.values() for run in runs]
-        lost = [run for run in every if run.collapsed]
-        sizes = [run.values["train_batch_size"] for run in lost]
-        sides = [lost, [run for run in every if not run.collapsed and run.values["train_batch_size"] in sizes]]
-        for run in lost:
-            low = [i for i, of in enumerate(run.means) if i > run.means.argmax() and of < run.means.max() / 2]
-            until[run.name] = run.tables[1]["step"].iloc[low[0] if low else -1]
-    if not all(sides):
-        raise NotMeasured("no runs")
-    bar = claim["share_above"] * np.median([run.series(claim["metric"]).median() for run in sides[1]])
-    return [[run.exceeds(claim["metric"], bar, until.get(run.name, inf)) for run in runs] for runs in sides]
 
 
 def check(kind: str, where: str, computed: Any, recorded: Any) -> None:
@@ -307,31 +268,28 @@ def check_samples(folder: Path, record: dict[str, Any]) -> None:
             check(f"{kind}@N", f"{prompt}, {n}", estimate, entry[kind])
 
 
-def check_kl(folder: Path, record: dict[str, Any], runs: dict[str, Run]) -> None:
-    """KL per token of each file of responses; it is also a metric of its runs."""
+def check_kl(folder: Path, record: dict[str, Any]) -> None:
+    """KL per token of each file of responses."""
     for path in sorted(folder.glob("data/kl/*.jsonl")):
         sums = pd.DataFrame(lines(path)).groupby(["run", "step"])[["sampled", "low_variance", "tokens"]].sum()
         rates = sums[["sampled", "low_variance"]].div(sums["tokens"], axis=0).reset_index()
-        rates.columns = pd.Index(["run", "step", "kl/per_token", "kl/per_token_low_variance"])
-        for name, of in rates.groupby("run"):
-            runs[str(name)].tables.append(of)
+        rates.columns = pd.Index(["run", "step", "per_token", "per_token_low_variance"])
         for (arm, step), of in rates.groupby([rates["run"].str.split("/").str[1], "step"]):
             entry = next(one for one in record["experiments"][path.stem]["kl"][arm] if one["step"] == step)
             for kind in ("per_token", "per_token_low_variance"):
-                check("KL", f"{arm}, step {step}", float(of[f"kl/{kind}"].mean()), entry[kind]["value"])
+                check("KL", f"{arm}, step {step}", float(of[kind].mean()), entry[kind]["value"])
 
 
 def main() -> int:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
     params, record = YAML(typ="safe").load(folder / "params.yaml"), json.loads((folder / "reports/record.json").read_text())
     entries = {name: {"task": "main", "method": "grpo"} | of for name, of in params["experiments"].items() if of["arms"]}
-    pinned, found, runs = params["selection"].get("pinned", {}), {}, {}
+    pinned, found = params["selection"].get("pinned", {}), {}
     for name, entry in entries.items():
         names = {arm: [f"{name}/{arm}/{seed}" for seed in params["seeds"][: entry.get("seeds")]] for arm in entry["arms"]}
-        runs |= {run: Run(folder, run) for of in names.values() for run in of}
-        found[name] = Experiment({arm: [runs[run] for run in of] for arm, of in names.items()}, pinned.get(name))
+        found[name] = Experiment({arm: [Run(folder, run) for run in of] for arm, of in names.items()}, pinned.get(name))
         check_experiment(name, found[name], record["experiments"][name])
-    check_kl(folder, record, runs)
+    check_kl(folder, record)
     check_samples(folder, record)
 
     def order(name: str) -> tuple[Any, ...]:

@@ -6,13 +6,6 @@ are imported on first use, because most of them need torch, which the command li
 
 from __future__ import annotations
 
-import sys
-
-# `python -m grpo` searches the working folder first, where a file may have the name of a module that is imported from here on.
-# The package itself may lie there, as it need not be installed.
-if sys.argv[:1] == ["-m"] and not sys.flags.safe_path and sys.path.pop(0) == __file__.rpartition("/grpo/")[0]:
-    sys.path.append(__file__.rpartition("/grpo/")[0])
-
 from importlib import import_module
 from typing import Any
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +15,7 @@ from typer.core import TyperGroup
 from grpo.commands.stages import STAGES, report
 from grpo.commands.study import study_app
 from grpo.common.errors import RESUME_ME, ToBeResumed, UserError, explain_os_error, explain_out_of_memory, no_exit
-from grpo.common.process import fix_cpu_kernels, share_cpu_fairly, use_this_folders_repository
+from grpo.common.process import fix_cpu_kernels, share_cpu_fairly
 from grpo.common.safe_text import hide_secrets, on_terminal
 from grpo.study import paths
 from grpo.study.compose import study_path
@@ -181,29 +179,10 @@ def replicate(
         int | None, typer.Option(help="Also pretrain the base model and generate the problems anew, with this seed.")
     ] = None,
 ) -> str:
-    """Run the active study again with fresh seeds in replicates/ and compare the results (reports/replication.md)."""
+    """Run the active study again with other seeds in replicates/ and compare the results (reports/replication.md)."""
     from grpo.commands.replicate import replicate as run_it
 
     return run_it(seeds, base_seed)
-
-
-@app.command("comments", rich_help_panel=STUDY, epilog="Example: grpo comments --accept grpo_lora")
-def comments(
-    accept: Annotated[
-        list[str] | None, typer.Option(metavar="NAME|all", help="A comment that is right for the present results.")
-    ] = None,
-) -> str:
-    """List the report's comments that were written by hand, and whether each was accepted for the present results.
-
-    Accepting writes the digest of the results into the comment's head; the next `grpo writeup` shows it without a warning.
-    """
-    from grpo.reporting.comments import accept_all, read_comments
-    from grpo.reporting.record import read_record
-
-    study, record = load_study(), read_record()
-    if accept:
-        accept_all(read_comments(study, record), accept)
-    return "\n".join(f"{comment.path}: {comment.state or 'accepted'}" for comment in read_comments(study, record).values())
 
 
 for stage in STAGES:
@@ -268,20 +247,6 @@ def publish(
     return "\n".join(publish_it(load_study(), run, kind, out, repo, license))
 
 
-@app.command("mlflow_import", rich_help_panel=TOOLS)
-def mlflow_import(
-    folders: Annotated[list[Path] | None, typer.Argument(help="Folders in data/state/mlflow; default: all.")] = None,
-) -> None:
-    """Write to MLflow the runs that it lacks, and remove the folders that were written."""
-    from grpo.tracking.mlflow_uri import tracking_uri
-    from grpo.tracking.mlflow_writer import import_folders
-
-    found = folders or sorted(paths.UNSENT_METRICS.glob("*"))
-    sent = import_folders(found, tracking_uri()) if found else [f"nothing to import: {paths.UNSENT_METRICS} is empty"]
-    for line in sent:
-        print(on_terminal(line))
-
-
 app.add_typer(study_app, name="study", rich_help_panel=STUDY)
 kissing_app = typer.Typer(
     help="Verify kissing configurations in dimension 11: many integer vectors, none closer together than long.",
@@ -316,7 +281,6 @@ def main() -> None:
     """Run the command line; a user's mistake, a full disk or exhausted memory gives one message and exit code 2."""
     fix_cpu_kernels()
     share_cpu_fairly()
-    use_this_folders_repository()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # workflow/with_gpus.py starts DVC with SIGTERM ignored
     try:
         app()
@@ -331,24 +295,14 @@ def main() -> None:
         sys.exit(2)
 
 
-def main_of_this_folder() -> Callable[[], None]:
-    """Import :func:`main` from the working folder if that is a project with this package's code; else return this one.
-
-    The installed command has the code of the project that it was installed from. In another clone, in a worktree and in the
-    copy that DVC makes for an experiment, dvc.lock would record that code's results as those of the folder's own code.
-    """
-    here = Path.cwd()
-    own = here / "grpo"
-    if not (here / paths.PIPELINE).is_file() or not (own / "cli.py").is_file() or own.samefile(Path(__file__).parent):
-        return main
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(here), os.environ.get("PYTHONPATH"))))  # for child processes
-    sys.path.insert(0, str(here))
-    for name in [name for name in sys.modules if name.partition(".")[0] == "grpo"]:
-        del sys.modules[name]
-    own_main: Callable[[], None] = importlib.import_module("grpo.cli").main
-    return own_main
-
-
 def entry() -> None:
-    """Entry point of the command `grpo`."""
-    main_of_this_folder()()
+    """Entry point of the command `grpo`: :func:`main` of the working folder's code, if it is a project with this package.
+
+    The installed command has the code of the project that it was installed from. In another clone and in the copy that DVC
+    makes for an experiment, dvc.lock would record that code's results as those of the folder's own code.
+    """
+    own = Path("grpo/cli.py")
+    if paths.PIPELINE.is_file() and own.is_file() and not own.samefile(__file__):
+        search_path = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))  # for child processes too
+        os.execve(sys.executable, [sys.executable, "-m", "grpo", *sys.argv[1:]], os.environ | {"PYTHONPATH": search_path})
+    main()

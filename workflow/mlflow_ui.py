@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 from grpo.common.errors import UserError
 from grpo.common.safe_text import without_password
-from grpo.tracking.mlflow_uri import NOWHERE, bring_artifacts_along, client_of, describe, local_database, tracking_uri
+from grpo.tracking.mlflow_uri import NOWHERE, client_of, failure, tracking_uri
 
 HOST = "127.0.0.1"
 PORTS = range(5000, 5100)
@@ -34,13 +34,10 @@ def main() -> None:
     port = 0 if on_server else free_port(os.environ.get("MLFLOW_PORT"))
     try:
         lines = links(uri, uri if on_server else f"http://{HOST}:{port}")
-        database = local_database(uri)
-        if database:
-            bring_artifacts_along(database)
     except Exception as error:  # of a server, a database or a disk: MLflow has many kinds
         stop(
-            f"MLflow at {without_password(uri)} cannot be read: {describe(error)}\nCheck the server and MLFLOW_TRACKING_URI, or"
-            " unset it to see the runs of mlflow.db in this folder. A damaged one may be moved away: data/ has all results."
+            f"{failure(uri, error)}\nCheck the server and MLFLOW_TRACKING_URI, or unset it to see the runs of mlflow.db in this"
+            " folder. A damaged one may be moved away: data/ has all results."
         )
     for line in lines:
         print(line, flush=True)

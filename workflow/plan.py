@@ -22,10 +22,10 @@ sys.path.pop(0)
 
 from grpo.common.errors import UserError
 from grpo.common.files import exclusive_lock, write_text
-from grpo.common.process import use_this_folders_repository
 from grpo.common.yaml_file import read_mapping
 from grpo.study import paths
 from grpo.study.schema import validated
+from grpo.study.stages import write_stages
 from grpo.training.own_code import require_own_code_of_all
 
 if TYPE_CHECKING:
@@ -41,7 +41,10 @@ SMALLEST = {"gpus": 0, "cpus": 1, "mem_mb": 2000, "runtime_min": 60}
 
 
 def make_plan() -> set[str]:
-    """Ask DVC for the stages and which are stale; write the plan and update the stamps; return :func:`stale_stages`.
+    """Renew stages.yaml, and ask DVC for the stages and which are stale; write the plan and the stamps.
+
+    Returns:
+        :func:`stale_stages`.
 
     Raises:
         UserError: params.yaml is invalid, DVC cannot read the pipeline, or a stage names resources that params.yaml lacks.
@@ -50,11 +53,12 @@ def make_plan() -> set[str]:
     from dvc.repo import Repo
     from dvc.scm import SCMError
 
-    use_this_folders_repository()
     # Otherwise DVC would only say that it is corrupted, or one stage after another fail.
     params, study = read_mapping(paths.PARAMS), None
     if "experiments" in params:  # else it belongs to another pipeline
         study = validated(params, paths.PARAMS)
+        for line in write_stages(study):  # from which DVC makes the stages
+            print(line, flush=True)
     if DATA.is_symlink():
         raise UserError(
             f"{DATA}: a symbolic link, behind which DVC stores nothing. Make it a folder. To keep results on another disk:"

@@ -9,7 +9,6 @@ import time
 from plan import WHAT_NEXT, make_plan, only_one_here
 
 from grpo.common.errors import UserError
-from grpo.study import paths
 
 # Each stage prints a line itself (with_gpus.py); Snakemake prints its warnings and errors.
 SNAKEMAKE = ["snakemake", "--profile", "local", "--quiet", "rules", "progress", "host", "--config", "plan_is_made=true"]
@@ -27,8 +26,6 @@ def main() -> int:
     if stale:
         os.execvp("snakemake", SNAKEMAKE)
     print(f"All stages are up to date ({time.perf_counter() - start:.1f} s). {WHAT_NEXT}")
-    if waiting := list(paths.UNSENT_METRICS.glob("*/run.json")):
-        print(f"{len(waiting)} runs in {paths.UNSENT_METRICS} are not in MLflow yet: `grpo mlflow_import` sends them.")
     return 0
 
 

@@ -16,7 +16,6 @@ from markdown_it import MarkdownIt
 
 from grpo.common.errors import UserError
 from grpo.common.files import read_text
-from grpo.common.process import use_this_folders_repository
 from grpo.study import paths
 
 PDF, ZIP = Path("writeup.pdf"), Path("code.zip")
@@ -69,7 +68,6 @@ def write_zip(root: Path, path: Path) -> None:
 
 def main() -> int:
     """Write both files; returns the exit code."""
-    use_this_folders_repository()
     try:
         write_pdf(document(paths.REPORTS), PDF)
         write_zip(Path(), ZIP)

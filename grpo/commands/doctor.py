@@ -63,7 +63,7 @@ def _gpus(study: Study) -> Finding:
     if seen < needed:
         remedy = (
             f"{study.study} uses {needed}: choose a study for fewer GPUs (`grpo study list`), leave out the experiments that "
-            "need so many, install NVIDIA's driver, or check CUDA_VISIBLE_DEVICES."
+            "need so many (`arms: {}`), install NVIDIA's driver, or check CUDA_VISIBLE_DEVICES."
         )
         return Finding("GPUs", False, found, remedy)
     for i in range(needed):
@@ -127,7 +127,7 @@ def _packages(study: Study) -> Finding:
 def _disk(study: Study) -> Finding:
     """Check the disk: the weights, each run's checkpoints (twice, as DVC's cache may copy them) and saved states."""
     free, shape = shutil.disk_usage(Path.cwd()).free / GIB, gpu_memory.shape_of(study)
-    if study.models[MAIN].source in ("pretrain", "random"):
+    if study.models[MAIN].source == "pretrain":
         return Finding("disk", free >= 2, f"{free:.0f} GiB free; the study may need 2", "Free some.")
     if shape is None:
         found = f"{free:.0f} GiB free; the shape of the model is not known"

@@ -9,7 +9,7 @@ The learner holds (mixed precision as in arXiv 1710.03740, Section 3.1; :mod:`gr
 - weights                bN
 - float32 copy           4N if the model computes in half precision, else 0
 - moments                8N (AdamW), or 2N (1 + 4/256) with 8 bits (bitsandbytes, arXiv 2110.02861, Section 2.1)
-- starting weights       bN if an arm penalises KL; with ``offload_reference`` on the GPU only while used
+- starting weights       bN if an arm penalises KL
 - weights to be sent     bN (lag + 1) if an arm is asynchronous and vLLM runs on a GPU
 
 With ``lora`` the float32 copy, moments and gradients cover the adapters only: rank (inputs + outputs) per adapted matrix.
@@ -55,7 +55,7 @@ from grpo.study.schema import Study
 from grpo.study.settings import MAIN, HubModel, LocalModel
 from grpo.tasks.task import Format, find_format
 
-STATES_ON_DISK = 3  # saved states of a run in progress: two are kept, and a third is being written
+STATES_ON_DISK = 2  # saved states of a run in progress: one is kept, and another is being written
 GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Assumed, not computed:
@@ -72,7 +72,7 @@ REMEDIES: tuple[tuple[str, str, Callable[[Study], bool]], ...] = (
     ("moments", "set learner.fully_shard", lambda s: not s.learner.fully_shard and s.learner.processes > 1),
     ("moments", "set learner.optimizer to adamw_8bit", lambda s: not s.learner.fully_shard and s.learner.optimizer == "adamw"),
     ("moments", "train adapters (lora)", lambda s: not s.learner.fully_shard and trains_all(s)),
-    ("starting weights", "set learner.offload_reference", lambda s: not (s.learner.fully_shard or s.learner.offload_reference)),
+    ("starting weights", "train adapters (lora)", lambda s: not s.learner.fully_shard and trains_all(s)),
     ("activations", "set learner.dtype to bfloat16", lambda s: not s.learner.fully_shard and s.learner.dtype == "float32"),
     ("activations", "set learner.gradient_checkpointing", lambda s: not s.learner.gradient_checkpointing),
     ("activations", "lower learner.max_tokens_per_microbatch", lambda s: s.learner.max_tokens_per_microbatch is not None),
@@ -266,7 +266,7 @@ def phases(study: Study, shape: Shape, card_gib: float) -> list[Phase]:
     of_learner = [(part, size * trained / each, "rboK") for part, size in bytes_per_parameter(study).items()] + [
         ("frozen weights", 0 if whole else precision * n, "rboK"),
         ("weights to be sent", sent * precision * n, "rboK"),
-        ("starting weights", precision * n / each if penalises_kl else 0, "K" if learner.offload_reference else "rboK"),
+        ("starting weights", precision * n / each if penalises_kl else 0, "rboK"),
         ("gathered weights", precision * (around + 2 * of_layer) if sharded else 0, "bK"),
         ("gathered weights", precision * output if sharded else 0, "r"),
         ("gradients", 4 * trained, "b" if sharded else "bo"),

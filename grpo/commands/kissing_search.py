@@ -1,21 +1,19 @@
-"""The stage ``kissing_number``: search within the study's budget, verify the committed program, and report both."""
+"""The stage ``kissing_number``: verify the committed program, search with a language model if asked to, and report both."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 from dataclasses import asdict
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from grpo.common.errors import UserError
 from grpo.common.files import atomic_folder, files_digest, note_that_off, write_json
 from grpo.common.imports import require_extra
-from grpo.discovery import mutation
-from grpo.discovery.log import BEST_PROGRAM, LOG, Log, Settings, open_log, score_rows, summarise
-from grpo.discovery.sandboxed import landlock_version
+from grpo.discovery import verifier
+from grpo.discovery.log import BEST_PROGRAM, LOG, Log, Settings, open_log, summarise, to_json
 from grpo.discovery.search import Budget, Propose, search
 from grpo.discovery.verifier import verify_program, verify_text
 from grpo.study import paths
@@ -24,17 +22,16 @@ from grpo.study.schema import Study
 from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_study import study_state
 
-CODE = Path(mutation.__file__).parent
-SCORES = "scores.jsonl"
+CODE = Path(verifier.__file__).parent
 KISSING_NUMBER_METRICS = paths.METRICS / "kissing_number.json"
-UNFENCED = "KISSING_UNFENCED"  # environment variable; 1: run a language model's programs even if they can read any file
 
 
 def run_kissing_number(study: Study) -> dict[str, Any]:
-    """Search, verify the committed program, and write data/kissing_search, reports/kissing_number.json and its metrics.
+    """Verify the committed program, search, and write data/kissing_search, reports/kissing_number.json and its metrics.
 
-    A search that was killed is continued unless its settings or its code have changed. If the study has no search, the
-    report is empty and the folders say so, as DVC needs a stage's outputs to exist. Returns the report's content.
+    Without a strategy no search runs, and the log is empty. A search that was killed continues unless its settings or its
+    code have changed. If the study has no section `kissing_number`, the report is empty and the folders say so, as DVC needs
+    a stage's outputs to exist. Returns the report's content.
     """
     wanted = study.kissing_number
     if wanted is None:
@@ -44,30 +41,22 @@ def run_kissing_number(study: Study) -> dict[str, Any]:
         for empty in (paths.KISSING_NUMBER_REPORT, KISSING_NUMBER_METRICS):
             write_json(empty, {})
         return {}
-    propose: Propose = mutation.propose
-    settings = Settings("mutation", "mutation", wanted.seed)
-    if wanted.strategy != "mutation":
-        propose, settings = language_model(wanted.strategy, wanted.seed)
+    committed = verify_program(paths.KISSING_NUMBER)
+    propose, settings = language_model(wanted.strategy, wanted.seed) if wanted.strategy else (None, Settings(None, wanted.seed))
     model = re.sub(r"[^\w.-]+", "_", settings.model or "none")
     state = paths.KISSING_NUMBER_STATE / f"{settings.strategy}-{settings.seed}-{model}-{files_digest(CODE)}"
     remove_stored(state)
     with atomic_folder(paths.KISSING_SEARCH) as folder:
         log = open_log(state / LOG, settings)
-        ended_by = search(propose, verify_text, Budget(wanted.calls, wanted.tokens, wanted.seconds), log)
-        committed = verify_program(paths.KISSING_NUMBER)
+        budget = Budget(wanted.calls, wanted.tokens, wanted.seconds)
+        ended_by = search(propose, verify_text, budget, log) if propose else ""
         result = summarise(log, ended_by, committed)
-        best = (
-            log.best.proposal.program
-            if log.best and result["best_from"] == "search"
-            else paths.KISSING_NUMBER.read_text(encoding="utf-8")
-        )
-        (folder / BEST_PROGRAM).write_text(best or "", encoding="utf-8")
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in score_rows(log.attempts)]
-        (folder / SCORES).write_text("".join(lines), encoding="utf-8")
+        best = log.path.with_name(BEST_PROGRAM) if result["best_from"] == "search" else paths.KISSING_NUMBER
+        shutil.copy(best, folder / BEST_PROGRAM)
     with atomic_folder(paths.CONVERSATION_LOG.parent) as folder:
-        shutil.copy(log.path, folder / LOG)
+        write_json(folder / LOG, to_json(settings, log.attempts))
     write_json(paths.KISSING_NUMBER_REPORT, result)
-    write_json(KISSING_NUMBER_METRICS, {"end": result["best_of_search"]})
+    write_json(KISSING_NUMBER_METRICS, {"end": result["best"]})
     _track(study, log, result)
     keep_until_stored(state, paths.CONVERSATION_LOG.parent)
     for former in paths.KISSING_NUMBER_STATE.glob("*"):  # of other settings or other code
@@ -80,32 +69,27 @@ def language_model(strategy: str, seed: int) -> tuple[Propose, Settings]:
     """Make the function that asks a language model under one of :data:`grpo.discovery.strategies.STRATEGIES`, and its settings.
 
     Raises:
-        UserError: the model is not named, or reading is not restricted, without ``KISSING_UNFENCED``.
+        UserError: the model is not named, or reading is not restricted.
     """
     require_extra("openai", "openai", f"the strategy {strategy}")
-    if not landlock_version() and os.environ.get(UNFENCED) != "1":
-        raise UserError(
-            f"{strategy}: on this system the language model's programs could read whatever you may read, and send it to the "
-            "model. Search on Linux 5.13 or newer with Landlock, or in a container without anything of value, with "
-            f"{UNFENCED}=1."
-        )
     from grpo.discovery.language_model import endpoint_from_environment, propose_with
 
     endpoint = endpoint_from_environment(os.environ)
-    return propose_with(endpoint, strategy), Settings("language model", strategy, seed, endpoint.model, endpoint.base_url)
+    return propose_with(endpoint, strategy), Settings(strategy, seed, endpoint.model, endpoint.base_url)
 
 
 def _track(study: Study, log: Log, result: dict[str, Any]) -> None:
-    """Log the search as one MLflow run: score and best over attempts, log and program as artifacts."""
+    """Log the stage as one MLflow run: each attempt's score and the best so far, log and program as artifacts."""
     run = MlflowRun(
         study.study,
-        f"kissing_number/{log.settings.strategy}-{log.settings.seed}",
+        f"kissing_number/{log.settings.strategy or 'no_search'}-{log.settings.seed}",
         asdict(log.settings),
         {"study": study.study, "experiment": "kissing_number", "stage": "kissing_number"},
         study_state(study),
     )
-    for row in score_rows(log.attempts):
-        run.log({"score": row["score"], "best": row["best"]}, step=row["attempt"])
+    best = accumulate((attempt.score for attempt in log.attempts), max)
+    for attempt, so_far in zip(log.attempts, best, strict=True):
+        run.log({"score": attempt.score, "best": so_far}, step=attempt.index)
     run.log({"best_with_committed_program": result["best"]}, step=len(log.attempts))
     run.artifact(paths.CONVERSATION_LOG)
     run.artifact(paths.KISSING_SEARCH / BEST_PROGRAM)

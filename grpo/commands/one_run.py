@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from grpo.common.world import started_by_torchrun
 from grpo.common.yaml_file import read_mapping, to_yaml
 from grpo.models import require_checkpoint
 from grpo.study import paths
-from grpo.study.compose import STUDIES_FOLDER, changes, compose, merge, study_path
+from grpo.study.compose import STUDIES_FOLDER, compose, merge, study_path
 from grpo.study.methods import with_objective
 from grpo.study.schema import Study, check_name, load_study, validated
 from grpo.study.settings import MAIN
@@ -123,8 +123,6 @@ def composed(options: RunOptions, out: Path) -> dict[str, Any]:
         "sft_datasets": {},
         "kissing_number": None,
         "selection": {},
-        "select_in": [out.name],
-        "kl_in": None,  # there are no stages
         "experiments": {out.name: {"arms": {ARM: {}}}},
     }
     values = merge(values, overlay) | run
@@ -243,11 +241,20 @@ def _task(name: str, set_keys: Mapping[str, Any], tasks: Mapping[str, Any]) -> d
 
 def _require_same(values: Mapping[str, Any], out: Path, resume: bool) -> None:
     """Raise UserError unless ``out`` holds this run and ``--resume`` is given."""
-    other = [f"{key}: {old} -> {new}" for key, old, new in changes(read_mapping(out / paths.PARAMS), values) if key != "folder"]
+    other = list(_differing({**read_mapping(out / paths.PARAMS), "folder": values["folder"]}, values))
     if other:
         raise UserError(f"--out {out}: holds a run with other values ({'; '.join(other)}). Name another folder.")
     if not resume:
         raise UserError(f"--out {out}: already holds this run. Add --resume to continue it, or name another folder.")
+
+
+def _differing(old: Any, new: Any, key: str = "") -> Iterator[str]:
+    """Yield ``KEY: OLD -> NEW`` for each value that differs; KEY is a.b.c."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for name in {**old, **new}:
+            yield from _differing(old.get(name), new.get(name), f"{key}.{name}" if key else name)
+    elif old != new:
+        yield f"{key}: {old} -> {new}"
 
 
 def _prepare(values: Mapping[str, Any], out: Path) -> None:

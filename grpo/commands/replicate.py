@@ -1,136 +1,171 @@
-"""`grpo replicate`: run the active study again with fresh seeds, in a folder of its own, and compare the two results."""
+"""`grpo replicate`: run the active study again with other seeds in a copy of the project, and compare the two records."""
 
 from __future__ import annotations
 
-import configparser
 import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
-from grpo.commands.study import renew_runs
 from grpo.common.errors import UserError
-from grpo.common.files import atomic_folder, read_json, write_json, write_text
-from grpo.common.yaml_file import read_mapping, replace_values
+from grpo.common.files import atomic_folder, write_json, write_text
+from grpo.common.yaml_file import read_mapping, to_yaml
 from grpo.reporting.comments import COMMENTS
-from grpo.reporting.replication import counts, read_replicate, replication_page
-from grpo.results.replication import Replicate, study_digest, write_replication
+from grpo.reporting.labels import interval, table
+from grpo.reporting.record import Values, read_record, winner_of
+from grpo.results.verdicts import AGREES, DECIDED, NOT_TESTED
 from grpo.study import paths
-from grpo.study.schema import load_study
+from grpo.study.effective import digest
+from grpo.study.schema import load_study, validated
+from grpo.study.settings import setting_of
+from grpo.study.stages import write_stages
 
 FOLDER = Path("replicates")
-MADE_OF = "replicate.json"  # in a replicate's folder: its name, and the digest of the study that it repeats
-KEYS = ("name", "study")
-LOCAL_CONFIG = Path(".dvc/config.local")
+SAME, UNDECIDED, TURNED, NOT_TRIED = "same", "undecided", "turned round", "not tried"
+EXPLANATION = f"""# On other seeds
+
+The study beside itself with other seeds. *{TURNED}*: one of the two agrees with the claim, and the other finds that it does not
+hold. *{UNDECIDED}*: only one of the two decides. *{NOT_TRIED}*: one of the two does not test the claim."""
 
 
 def replicate(seeds: list[int], base_seed: int | None) -> str:
-    """Run or resume a replicate of the active study, write reports/replication.md and .json, and say how many verdicts changed.
+    """Run or resume a replicate of the active study, and compare all finished ones in reports/replication.md and .json.
 
     Args:
         base_seed: if given, also pretrain the base model and generate problems and traces anew, with this seed.
 
     Raises:
-        UserError: the seeds are not fresh, the study is not finished, this is not a git repository, or the replicate's
-            pipeline failed.
+        UserError: the seeds are not new, the study is not finished, this is not a git repository, or the pipeline failed.
     """
     study = load_study()
     if not seeds or set(seeds) & set(study.seeds) or len(set(seeds)) < len(seeds):
         raise UserError(f"seeds: {seeds}: not fresh. Name seeds that are not among the study's {study.seeds}, each once.")
-    here = read_replicate(f"seeds {', '.join(map(str, study.seeds))}")
-    folder = FOLDER / "-".join(["seeds", *map(str, seeds), *([] if base_seed is None else ["base", str(base_seed)])])
-    of_study = study_digest(study)
-    _make(folder, seeds, base_seed, of_study)
-    _run(folder)
-    finished = _finished(of_study)
-    write_replication(study, finished)
-    write_text(paths.REPORTS / "replication.md", replication_page(of_study, here, finished))
-    found = counts(here, next(one for one in finished if one.name == _name(seeds, base_seed)))
-    said = ", ".join(f"{number} {how}" for how, number in found.items())
-    return (
-        f"{len(here.verdicts)} claims: {said}\nreports/replication.md: each claim's verdicts and each experiment's winners\n"
-        "`dvc repro --force --single-item tables writeup` puts them into the report"
-    )
+    here = read_record()
+    name = "-".join(["seeds", *map(str, seeds), *([] if base_seed is None else ["base", str(base_seed)])])
+    prefix = f"{digest(study.model_dump(mode='json'))[:8]}-"  # replicates of another study are not compared
+    folder = FOLDER / f"{prefix}{name}"
+    if not folder.exists():
+        _copy_project(folder, seeds, base_seed)
+    _run_pipeline(folder)
+    found = {
+        path.name.removeprefix(prefix): compare(here, read_record(path))
+        for path in sorted(FOLDER.glob(f"{prefix}*"))
+        if (path / paths.RECORD).is_file()
+    }
+    write_json(paths.REPORTS / "replication.json", found)
+    write_text(paths.REPORTS / "replication.md", page(found))
+    return f"{_counts(found[name]['claims'])}\nreports/replication.md: each claim's verdicts and each experiment's winners"
 
 
-def _name(seeds: list[int], base_seed: int | None) -> str:
-    drawn = "" if base_seed is None else f"; models, problems and traces drawn anew ({base_seed})"
-    return f"seeds {', '.join(map(str, seeds))}{drawn}"
+def compare(here: Values, there: Values) -> dict[str, list[dict[str, str]]]:
+    """Compare two records: a row for each tested claim of ``here``, and one for each experiment of both."""
+    verdicts = {claim["id"]: claim for claim in there["claims"]}
+    claims = [
+        {"claim": claim["statement"], "study": _verdict(claim), "replicate": _verdict(other), "": agreement(claim, other)}
+        for claim in here["claims"]
+        if claim["kind"]  # the others are claims that no study tests
+        for other in [verdicts.get(claim["id"])]
+    ]
+    pairs = {
+        name: (winner_of(entry), winner_of(there["experiments"][name]))
+        for name, entry in here["experiments"].items()
+        if name in there["experiments"]
+    }
+    winners = [
+        {"experiment": name, "study": _winner(first), "replicate": _winner(second), "": _change(first["arm"], second["arm"])}
+        for name, (first, second) in pairs.items()
+    ]
+    return {"claims": claims, "winners": winners}
 
 
-def _make(folder: Path, seeds: list[int], base_seed: int | None, of_study: str) -> None:
-    """Copy the working tree to ``folder`` and change params.yaml there, unless an earlier call has done so.
+def agreement(here: Values, there: Values | None) -> str:
+    """Compare two verdicts on a claim.
 
-    The copy keeps the claims as they are now: a claim that is written later needs seeds that have not run yet.
+    Two that decide are the same if both agree with the claim or neither does, because ``no difference`` and ``disagrees`` both
+    say that it does not hold.
     """
-    made_of = {"name": _name(seeds, base_seed), "study": of_study}
-    if folder.exists():
-        if not (folder / MADE_OF).is_file() or read_json(folder / MADE_OF, made_by="replicate", keys=KEYS) != made_of:
-            raise UserError(
-                f"{folder}: already exists, but repeats a study with other settings. Remove it, or name other seeds."
-            )
-        return
-    with atomic_folder(folder) as draft:
-        _git("clone", "--quiet", "--no-checkout", ".", str(draft))  # a clone, because runs record the git commit
-        for name in _git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0"):
-            made = name.startswith(f"{paths.REPORTS}/") and not name.startswith(f"{COMMENTS}/")
-            if name and Path(name).exists() and not made:
-                (draft / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(name, draft / name, follow_symlinks=False)
-        _share_cache(draft)
-        with chdir(draft):
-            _git("reset", "--quiet")
-            replace_values(paths.PARAMS, _fresh(read_mapping(paths.PARAMS), seeds, base_seed))
-            renew_runs()
-            write_json(Path(MADE_OF), made_of)
+    verdicts = [here["verdict"], there["verdict"] if there else NOT_TESTED]
+    if NOT_TESTED in verdicts:
+        return NOT_TRIED
+    if all(verdict in DECIDED for verdict in verdicts):
+        return TURNED if verdicts.count(AGREES) == 1 else SAME
+    return SAME if verdicts[0] == verdicts[1] else UNDECIDED
 
 
-def _fresh(values: dict[str, Any], seeds: list[int], base_seed: int | None) -> dict[str, Any]:
-    """Values that differ in the replicate's params.yaml: seeds; with a base seed also those of models, problems and traces."""
+def page(replicates: Mapping[str, dict[str, list[dict[str, str]]]]) -> str:
+    """Write reports/replication.md from the comparisons with each replicate (:func:`compare`)."""
+    parts = [EXPLANATION]
+    for name, rows in replicates.items():
+        parts += [f"## {name}", _counts(rows["claims"]), *(table(of).strip() for of in rows.values() if of)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _counts(claims: list[dict[str, str]]) -> str:
+    counts = Counter(row[""] for row in claims)
+    return f"{len(claims)} claims: {', '.join(f'{number} {word}' for word, number in counts.items())}"
+
+
+def _verdict(claim: Values | None) -> str:
+    return f"{claim['verdict']}: {claim['measured'] or claim['reason']}" if claim else "not one of its claims"
+
+
+def _winner(arm: Values) -> str:
+    return f"{arm['arm']} {interval(arm)}"
+
+
+def _change(here: str, there: str) -> str:
+    if here == there:
+        return SAME
+    return f"{SAME}, at another rate" if setting_of(here) == setting_of(there) else "another"
+
+
+# ------------------------------------------------------------------------------------------------- the copy that runs
+
+
+def _copy_project(folder: Path, seeds: list[int], base_seed: int | None) -> None:
+    """Copy the working tree to ``folder``, with the seeds changed in params.yaml and the same DVC cache."""
+    with atomic_folder(folder) as copy:
+        _call("git", "clone", "--quiet", "--no-checkout", ".", str(copy))  # a clone, because runs record the git commit
+        for name in _call("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0"):
+            is_result = name.startswith(f"{paths.REPORTS}/") and not name.startswith(f"{COMMENTS}/")
+            if name and Path(name).exists() and not is_result:
+                (copy / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(name, copy / name, follow_symlinks=False)
+        dvc_cache = (sys.executable, "-m", "dvc", "cache", "dir")
+        _call(*dvc_cache, "--local", _call(*dvc_cache).strip(), cwd=copy)
+        with chdir(copy):
+            _call("git", "reset", "--quiet")
+            params = read_mapping(paths.PARAMS)
+            write_text(paths.PARAMS, to_yaml(params | _other_seeds(params, seeds, base_seed)))
+            write_stages(validated(read_mapping(paths.PARAMS), paths.PARAMS))
+
+
+def _other_seeds(params: dict[str, Any], seeds: list[int], base_seed: int | None) -> dict[str, Any]:
+    """The values that differ in the copy's params.yaml."""
     if base_seed is None:
         return {"seeds": seeds}
     drawn = {
-        section: {name: entry | {"seed": base_seed} if "seed" in entry else entry for name, entry in values[section].items()}
+        section: {name: entry | {"seed": base_seed} if "seed" in entry else entry for name, entry in params[section].items()}
         for section in ("tasks", "models", "sft_datasets")
     }
-    return {"seeds": seeds, **drawn, "evaluation": values["evaluation"] | {"seed": base_seed}}
+    return {"seeds": seeds, **drawn, "evaluation": params["evaluation"] | {"seed": base_seed}}
 
 
-def _git(*arguments: str) -> str:
-    found = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
-    if found.returncode:
-        raise UserError(f"git {arguments[0]}: {found.stderr.strip()}. `grpo replicate` needs a git repository to copy.")
-    return found.stdout
-
-
-def _share_cache(folder: Path) -> None:
-    """Share this folder's DVC cache with the replicate, so that shared results, such as the base model, are made once."""
-    config = configparser.ConfigParser()
-    config.read(LOCAL_CONFIG)
-    if not config.has_option("cache", "dir"):
-        config.read_dict({"cache": {"dir": str(Path(".dvc/cache").absolute())}})
-    with (folder / LOCAL_CONFIG).open("w") as file:
-        config.write(file)
-
-
-def _run(folder: Path) -> None:
+def _run_pipeline(folder: Path) -> None:
     print(f"{folder}: running the study. Ctrl-C stops it; the same command continues it.", flush=True)
     environment = os.environ | {"PYTHONPATH": str(folder.absolute())}
     code = subprocess.run([sys.executable, "workflow/repro.py"], cwd=folder, env=environment, check=False).returncode
     if code:
-        raise UserError(
-            f"{folder}: its pipeline ended with code {code}; see its messages above. The same command continues it."
-        )
+        raise UserError(f"{folder}: its pipeline ended with code {code}; see above. The same command continues it.")
 
 
-def _finished(of_study: str) -> list[Replicate]:
-    """Read all finished replicates of the study with this digest."""
-    found = []
-    for folder in sorted(path for path in FOLDER.iterdir() if (path / MADE_OF).is_file() and (path / paths.RECORD).is_file()):
-        made_of = read_json(folder / MADE_OF, made_by="replicate", keys=KEYS)
-        if made_of["study"] == of_study:
-            found.append(read_replicate(made_of["name"], folder))
-    return found
+def _call(*command: str, cwd: Path | None = None) -> str:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"{' '.join(command[:3])}: {done.stderr.strip()}. `grpo replicate` copies a git repository with DVC.")
+    return done.stdout

@@ -167,7 +167,7 @@ def validation_rewards(experiment: str, arm: str, seed: int) -> str:
 
 
 def kissing_number() -> None:
-    """Search for a large kissing configuration in dimension 11 within the study's budget."""
+    """Check the committed kissing configuration in dimension 11, and search for a larger one if the study says so."""
     study = load_study()
     from grpo.commands.kissing_search import run_kissing_number
 
@@ -175,8 +175,8 @@ def kissing_number() -> None:
     if not result:
         print("kissing_number is null in params.yaml: no search")
         return
-    found, best = (f"{result[name]} points" for name in ("best_of_search", "best"))
-    print(f"the search: {found} ({result['ended_by']}); data/kissing_search/program.py: {best}, from the {result['best_from']}")
+    searched = f"{result['best_of_search']} points ({result['ended_by']})" if result["strategy"] else "none, without a strategy"
+    print(f"search: {searched}; data/kissing_search/program.py: {result['best']} points, from the {result['best_from']}")
 
 
 def select(experiment: Experiment) -> None:

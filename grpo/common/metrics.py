@@ -1,4 +1,4 @@
-"""The table of metrics that a run logs: name, title, unit and TRL's name."""
+"""The table of metrics that a run logs: name, title and unit."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ class Metric(NamedTuple):
         name: key in MLflow, and column in history.csv (names with ``val/``: in validation.csv).
         title: its name in the report.
         unit: ``share`` (between 0 and 1), ``tokens``, ``nats``, ...; empty if it has none.
-        trl: name of the same metric in TRL 1.16's trainers; None if they do not log it.
         charted: whether the report's page can show its curve.
     """
 
     name: str
     title: str
     unit: str = ""
-    trl: str | None = None
     charted: bool = True
 
     @property
@@ -28,13 +26,12 @@ class Metric(NamedTuple):
         return self.title if self.unit in {"", "share"} else f"{self.title} ({self.unit})"
 
 
-_DIFFERENCE = "sampling/sampling_logp_difference/"
 # In the order of the report's page.
 METRICS = (
     Metric("val/answer_reward", "validation answer reward", "share"),
-    Metric("val/reward", "validation reward that training follows", trl="eval_reward"),
+    Metric("val/reward", "validation reward that training follows"),
     Metric("val/format_reward", "validation format reward", "share"),
-    Metric("val/response_length", "validation response length", "tokens", "eval_completions/mean_length"),
+    Metric("val/response_length", "validation response length", "tokens"),
     Metric("val/response_length_correct", "length of correct responses", "tokens"),
     Metric("val/response_length_incorrect", "length of incorrect responses", "tokens"),
     Metric("val/token_entropy", "token entropy, validation", "nats"),
@@ -46,23 +43,23 @@ METRICS = (
     Metric("val/tool_failures", "failed calls in an episode"),
     Metric("val/environment_tokens", "tokens of the environment in an episode", "tokens"),
     Metric("val/ended_by_limit", "share of episodes ended by a limit", "share"),
-    Metric("val/cut_off", "share of responses cut off", "share", "eval_completions/clipped_ratio"),
+    Metric("val/cut_off", "share of responses cut off", "share"),
     Metric("val/grader_timeouts", "answers that took the grader too long, validation", charted=False),
     Metric("train/answer_reward", "answer reward of training rollouts", "share"),
     Metric("train/format_reward", "format reward of training rollouts", "share"),
-    Metric("train/reward", "reward of training rollouts", trl="reward", charted=False),
-    Metric("token_entropy", "token entropy in training", "nats", "entropy"),
-    Metric("gradient_norm", "gradient norm, before clipping", trl="grad_norm"),
+    Metric("train/reward", "reward of training rollouts", charted=False),
+    Metric("token_entropy", "token entropy in training", "nats"),
+    Metric("gradient_norm", "gradient norm, before clipping"),
     Metric("loss", "loss"),
     Metric("mean_nll", "negative log-likelihood per token", "nats"),
-    Metric("clip_fraction", "share of clipped tokens", "share", "clip_ratio/region_mean"),
+    Metric("clip_fraction", "share of clipped tokens", "share"),
     Metric("ratio_max", "largest ratio to the sampling policy"),
     Metric("ratio_mean", "mean ratio to the sampling policy", charted=False),
     Metric("ratio_min", "smallest ratio to the sampling policy", charted=False),
-    Metric("train/zero_signal_fraction", "share of groups without signal", "share", "frac_reward_zero_std"),
-    Metric("train/response_length", "response length of training rollouts", "tokens", "completions/mean_length"),
-    Metric("train/response_length_max", "longest training rollout", "tokens", "completions/max_length", charted=False),
-    Metric("train/cut_off", "share of training rollouts cut off", "share", "completions/clipped_ratio", charted=False),
+    Metric("train/zero_signal_fraction", "share of groups without signal", "share"),
+    Metric("train/response_length", "response length of training rollouts", "tokens"),
+    Metric("train/response_length_max", "longest training rollout", "tokens", charted=False),
+    Metric("train/cut_off", "share of training rollouts cut off", "share", charted=False),
     Metric("train/grader_timeouts", "answers that took the grader too long, training", charted=False),
     Metric("dynamic_sampling/rounds", "rounds of dynamic sampling in a step", charted=False),
     Metric("dynamic_sampling/dropped_groups", "groups dropped for want of signal", charted=False),
@@ -72,7 +69,7 @@ METRICS = (
     Metric("kl/per_token_low_variance", "KL per token, low-variance estimate", "nats"),
     Metric("kl/per_sequence", "KL per response, sampled estimate", "nats"),
     Metric("kl/per_sequence_low_variance", "KL per response, low-variance estimate", "nats", charted=False),
-    Metric("kl_loss", "KL to the starting policy in the loss", "nats", "kl", charted=False),
+    Metric("kl_loss", "KL to the starting policy in the loss", "nats", charted=False),
     Metric("lag_mean", "measured lag, mean over tokens", "versions"),
     Metric("lag_min", "measured lag, smallest", "versions", charted=False),
     Metric("lag_max", "measured lag, largest", "versions", charted=False),
@@ -82,8 +79,8 @@ METRICS = (
     Metric("replay/uses_mean", "draws of a group, mean", charted=False),
     Metric("replay/uses_max", "draws of a group, largest", charted=False),
     Metric("mismatch_kl", "KL between engine and learner", "nats"),
-    Metric("mismatch_mean", "log-probs of engine and learner, mean difference", "nats", _DIFFERENCE + "mean", charted=False),
-    Metric("mismatch_max", "log-probs of engine and learner, largest difference", "nats", _DIFFERENCE + "max", charted=False),
+    Metric("mismatch_mean", "log-probs of engine and learner, mean difference", "nats", charted=False),
+    Metric("mismatch_max", "log-probs of engine and learner, largest difference", "nats", charted=False),
     Metric("mismatch_above", "share of tokens whose log-probs differ noticeably", "share", charted=False),
     Metric("importance_mean", "mean importance weight", charted=False),
     Metric("importance_capped", "share of tokens with a capped importance weight", "share", charted=False),
@@ -92,14 +89,3 @@ METRICS = (
     Metric("loss_scale", "loss scale, in float16", charted=False),
 )
 UNITS = {metric.name: metric.unit for metric in METRICS}
-TRL_NAMES = {metric.name: metric.trl for metric in METRICS if metric.trl is not None}
-
-
-def mlflow_names(name: str, loss_type: str | None) -> list[str]:
-    """A metric's keys in MLflow: its name, and TRL's if that is the same number.
-
-    TRL's share of clipped tokens is so with ``grpo_clip`` only: with GSPO's ratio it is a share of responses, and with CISPO it
-    has another name and counts only tokens of positive advantage.
-    """
-    same = name in TRL_NAMES and (name != "clip_fraction" or loss_type == "grpo_clip")
-    return [name, TRL_NAMES[name]] if same else [name]

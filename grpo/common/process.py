@@ -1,4 +1,4 @@
-"""Set up and measure this process: deterministic kernels, threads that sleep while they wait, memory; its git repository."""
+"""Set up and measure this process: deterministic kernels, threads that sleep while they wait, memory."""
 
 from __future__ import annotations
 
@@ -83,25 +83,3 @@ def peak_mb(device: str) -> float:
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
     except (OSError, StopIteration):
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 1024)
-
-
-# ------------------------------------------------------------------------------------------------------- repository
-
-# Variables with which git tells its hooks and `git rebase --exec` where its repository is (`git rev-parse --local-env-vars`
-# lists them, and others with settings).
-_OF_A_REPOSITORY = (
-    *("GIT_DIR", "GIT_WORK_TREE", "GIT_IMPLICIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE", "GIT_PREFIX"),
-    *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_GRAFT_FILE", "GIT_SHALLOW_FILE"),
-)
-
-
-def use_this_folders_repository() -> None:
-    """Let git and DVC, in this process and its children, find the repository of the working folder.
-
-    Started by a hook of another repository, they would take that one. The variables stay if they are all that leads to a
-    repository.
-    """
-    here = Path.cwd()
-    if any((folder / ".git").exists() for folder in (here, *here.parents)):
-        for name in _OF_A_REPOSITORY:
-            os.environ.pop(name, None)

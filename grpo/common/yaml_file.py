@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from grpo.common.errors import UserError
-from grpo.common.files import write_text
 
 
 def parse_yaml(path: Path, kind: str = "safe") -> Any:
@@ -51,14 +50,6 @@ def to_yaml(values: Mapping[str, Any]) -> str:
     """Write a mapping as YAML 1.2: its sections over several lines, in them small mappings and lists on one line each."""
     sections = [dumped({key: _laid_out(value, is_section=True)}) for key, value in values.items()]
     return "".join("\n" * (section.count("\n") > 1) + section for section in sections)
-
-
-def replace_values(path: Path, values: Mapping[str, Any]) -> None:
-    """Replace top-level values of a YAML file, or add them; comments and layout of all else stay."""
-    document = read_mapping(path, "rt")
-    differing = {key: value for key, value in values.items() if key not in document or document[key] != value}
-    document.update({key: _laid_out(value, is_section=True) for key, value in differing.items()})
-    write_text(path, dumped(document))
 
 
 def dumped(document: Mapping[str, Any]) -> str:

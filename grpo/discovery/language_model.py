@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,10 +13,12 @@ from openai import APIConnectionError, APIStatusError, APITimeoutError, OpenAI, 
 
 from grpo.common.errors import UserError
 from grpo.discovery.log import Attempt, Proposal
+from grpo.discovery.sandboxed import landlock_version
 from grpo.discovery.search import Propose
 from grpo.discovery.strategies import REFUSED, STRATEGIES, Messages, extract_program, messages_of
 
 UNANSWERED = "the endpoint did not answer"  # start of a proposal's ``problem`` if another request may succeed
+UNFENCED = "KISSING_UNFENCED"  # environment variable; 1: run a language model's programs even if they can read any file
 NO_KEY = "none"  # sent to a server that needs no key
 TRIES = 5  # requests for one answer; the client waits longer each time, or as long as the endpoint asks
 TIMEOUT, CONNECT = 600.0, 15.0  # seconds without data from the endpoint, and for the connection
@@ -71,7 +74,16 @@ def propose_with(endpoint: Endpoint, strategy: str) -> Propose:
     """Make the function that proposes programs by a language model, with one of ``STRATEGIES``.
 
     The function raises UserError if the endpoint refuses the key or the model, or if its address does not exist.
+
+    Raises:
+        UserError: the sandbox cannot restrict reading on this system, and ``KISSING_UNFENCED`` is not 1.
     """
+    if not landlock_version() and os.environ.get(UNFENCED) != "1":
+        raise UserError(
+            f"{strategy}: on this system the language model's programs could read whatever you may read, and send it to the "
+            "model. Search on Linux 5.13 or newer with Landlock, or in a container without anything of value, with "
+            f"{UNFENCED}=1."
+        )
     model, plan = _Model(endpoint), STRATEGIES[strategy]
 
     def propose(attempts: Sequence[Attempt], seed: int) -> Proposal:

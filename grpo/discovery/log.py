@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,6 @@ from grpo.discovery.verifier import Verification
 
 LOG = "conversation_log.json"
 BEST_PROGRAM = "program.py"
-NO_LANGUAGE_MODEL = "No language model was used: the programs are mutations of parameterised constructions."
 
 
 @dataclass(frozen=True)
@@ -26,10 +22,9 @@ class Proposal:
 
     Attributes:
         program: Python source; None if there is none, for the reason in ``problem``.
-        parents: indices of the attempts on which it builds; with a language model, those whose answers the prompt contains.
-        recipe: the parameters of a construction; None with a language model.
-        messages: the prompt (the whole conversation); None without a language model.
-        answer: the language model's whole answer.
+        parents: indices of the attempts whose answers the prompt contains.
+        messages: the prompt (the whole conversation).
+        answer: the language model's whole answer; None if a request got none.
         tokens: number by the endpoint's count, or an estimate if it gives none.
         calls: number of requests, including failed ones.
     """
@@ -37,16 +32,15 @@ class Proposal:
     program: str | None
     problem: str = ""
     parents: tuple[int, ...] = ()
-    recipe: dict[str, Any] | None = None
-    messages: list[dict[str, str]] | None = None
+    messages: list[dict[str, str]] = field(default_factory=list)
     answer: str | None = None
     tokens: int = 0
     calls: int = 1
 
     @property
     def failed_calls(self) -> int:
-        """Number of requests to a language model without an answer."""
-        return 0 if self.messages is None else self.calls - (self.answer is not None)
+        """Number of requests without an answer."""
+        return self.calls - (self.answer is not None)
 
 
 @dataclass(frozen=True)
@@ -71,16 +65,10 @@ class Attempt:
 class Settings:
     """The settings of a search, except its budget. The address may change; with other values it is another search."""
 
-    proposer: str  # "mutation" or "language model"
-    strategy: str
+    strategy: str | None  # None: no search ran
     seed: int
     model: str | None = None
     base_url: str | None = None
-
-    @property
-    def note(self) -> str:
-        """What a report says of a search without a language model; empty for others."""
-        return "" if self.proposer == "language model" else NO_LANGUAGE_MODEL
 
 
 _SETTINGS, _ATTEMPTS = TypeAdapter(Settings), TypeAdapter(list[Attempt])
@@ -115,7 +103,6 @@ def to_json(settings: Settings, attempts: Sequence[Attempt]) -> dict[str, Any]:
     return {
         "problem": "kissing number in dimension 11",
         "language_model": settings.model,
-        "note": settings.note,
         "settings": asdict(settings),
         "attempts": [asdict(attempt) for attempt in attempts],
     }
@@ -155,64 +142,15 @@ def summarise(log: Log, ended_by: str, committed: Verification) -> dict[str, Any
     searched = int(best.score) if best else 0
     return {
         **asdict(log.settings),
-        "note": log.settings.note,
         "ended_by": ended_by,
         "best": max(searched, int(committed.combined_score)),
-        "best_from": "search" if searched >= committed.combined_score else "committed program",
+        "best_from": "search" if best and searched >= committed.combined_score else "committed program",
         "best_of_search": searched,
         "found_at": best.index if best else None,
-        "recipe": best.proposal.recipe if best else None,
         "committed_program": asdict(committed),
         "attempts": len(attempts),
         "valid": sum(attempt.score > 0 for attempt in attempts),
         "calls": sum(attempt.proposal.calls for attempt in attempts),
         "failed_calls": sum(attempt.proposal.failed_calls for attempt in attempts),
         "tokens": sum(attempt.proposal.tokens for attempt in attempts),
-        "by_kind": _by_kind(attempts),
-        "failures": dict(Counter(_reason(a) for a in attempts if a.score == 0).most_common()),
-        "course": _course(attempts),
     }
-
-
-def score_rows(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
-    """A row per attempt: its kind, number of points, score, and the best score so far."""
-    best = accumulate((int(attempt.score) for attempt in attempts), max)
-    return [
-        {
-            "attempt": attempt.index,
-            "kind": _kind(attempt),
-            "num_points": attempt.verdict.num_points,
-            "score": int(attempt.score),
-            "best": so_far,
-            "message": attempt.verdict.message,
-        }
-        for attempt, so_far in zip(attempts, best, strict=True)
-    ]
-
-
-def _course(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
-    """The attempts that improved on all earlier ones."""
-    course: list[dict[str, Any]] = []
-    for attempt in attempts:
-        if attempt.score > (course[-1]["score"] if course else 0):
-            parents = list(attempt.proposal.parents)
-            course.append({"attempt": attempt.index, "score": int(attempt.score), "kind": _kind(attempt), "parents": parents})
-    return course
-
-
-def _by_kind(attempts: Sequence[Attempt]) -> dict[str, dict[str, int]]:
-    kinds = sorted({_kind(attempt) for attempt in attempts})
-    scores = {kind: [int(attempt.score) for attempt in attempts if _kind(attempt) == kind] for kind in kinds}
-    return {kind: {"attempts": len(s), "valid": sum(x > 0 for x in s), "best": max(s)} for kind, s in scores.items()}
-
-
-def _kind(attempt: Attempt) -> str:
-    """A recipe's construction; for a language model's program, whether it builds on others."""
-    if attempt.proposal.recipe:
-        return str(attempt.proposal.recipe["core"])
-    return "refined" if attempt.proposal.parents else "from scratch"
-
-
-def _reason(attempt: Attempt) -> str:
-    """The reason for a score of zero, with numbers removed, so that equal reasons count together."""
-    return re.sub(r"\d+", "N", attempt.verdict.message.split(":")[0])

@@ -26,7 +26,7 @@ class Budget:
     """Limits of a search, which ends at the first one that is reached; without one it never does. Earlier attempts count too.
 
     Attributes:
-        calls: proposals without a model, or requests to a language model, including failed ones.
+        calls: requests to the language model, including failed ones.
         tokens: tokens of prompts and answers together.
         seconds: wall-clock time of proposing and verifying.
     """
@@ -69,7 +69,7 @@ def search(propose: Propose, verify: Verify, budget: Budget, log: Log) -> str:
             progress.set_description_str(f"best {int(log.best.score) if log.best else 0}", refresh=False)
             progress.update()
             last = [attempt.proposal for attempt in log.attempts[-SILENCE:]]
-            if len(last) == SILENCE and all(proposal.messages is not None and proposal.answer is None for proposal in last):
+            if len(last) == SILENCE and all(proposal.answer is None for proposal in last):
                 raise UserError(
                     f"{SILENCE} attempts in a row had no answer ({last[-1].problem}). Everything so far is kept; check the "
                     "endpoint and start the same command again."

@@ -16,9 +16,9 @@ import numpy as np
 from pydantic import Field, StrictInt, TypeAdapter, ValidationError
 
 from grpo.common.errors import UserError, reason
-from grpo.discovery.constructions import DIMENSION
 from grpo.discovery.sandbox import Limits, ProgramError, run_program
 
+DIMENSION = 11
 MOST_POINTS = 868  # upper bound on the kissing number in dimension 11 (de Laat and Leijenhorst 2024)
 _Point = Annotated[list[StrictInt], Field(min_length=DIMENSION, max_length=DIMENSION)]
 _POINTS = TypeAdapter(Annotated[list[_Point], Field(min_length=1)])

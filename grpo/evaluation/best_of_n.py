@@ -173,7 +173,6 @@ def run_best_of_n(study: Study) -> dict[str, Any]:
         if not settings.prompts:
             note_that_off(folder, "evaluation.best_of_n.prompts")
     write_json(paths.BEST_OF_N_METRICS, metrics)
-    evaluator.forget_chunks(paths.BEST_OF_N)
     for prompt, values in metrics.items():
         with stage_run(study, "best_of_n", prompt, flat({"evaluation": {"best_of_n": settings.model_dump()}})) as mlflow:
             for n, kinds in values["n"].items():

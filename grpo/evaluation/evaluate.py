@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
 from tqdm import tqdm
 
-from grpo.common.files import write_text
-from grpo.common.records import Completion, Problem, Rollout, whole
+from grpo.common.records import Problem, Rollout, whole
 from grpo.common.world import ALONE, World
 from grpo.evaluation.episodes import sample_episodes
 from grpo.rollout.engine import Engine, SamplingParams, derive_seed, require_room
@@ -28,7 +24,7 @@ from grpo.tasks.task import rewards as under_their_keys
 Score = Callable[[Sequence[Rollout]], ScoredBatch]
 """Gives the rewards of a batch of rollouts."""
 
-SEQUENCES_PER_CHUNK = 1024  # work that a kill can lose; results depend on it, because each chunk has its own seed
+SEQUENCES_PER_CHUNK = 1024  # of one call of the engine; results depend on it, because each chunk has its own seed
 
 CATEGORIES = {
     "format 1, answer 1": (1.0, 1.0),
@@ -70,15 +66,12 @@ def evaluate(
     params: SamplingParams,
     seed: int,
     n: int = 1,
-    state: Path | None = None,
+    progress: bool = False,
 ) -> list[list[Rollout]]:
-    """Sample and score ``n`` completions of each problem.
-
-    Each chunk of problems has its own seed, so a resumed evaluation has the same result as one that was never killed.
+    """Sample and score ``n`` completions of each problem, chunk by chunk.
 
     Args:
-        state: folder that keeps finished chunks for a resume; None for short evaluations. The caller removes it
-            (:func:`shutil.rmtree`) when the results are written.
+        progress: show a progress bar if there are several chunks.
 
     Returns:
         a list of ``n`` rollouts for each problem, in the order of ``problems``, in all processes.
@@ -86,20 +79,14 @@ def evaluate(
     size = max(1, SEQUENCES_PER_CHUNK // n)
     starts = range(0, len(problems), size)
     groups: list[list[Rollout]] = []
-    for start in tqdm(starts, desc="evaluation", unit="chunk", disable=len(starts) < 2 or state is None):
+    for start in tqdm(starts, desc="evaluation", unit="chunk", disable=len(starts) < 2 or not progress):
         chunk = problems[start : start + size]
-        kept = None if state is None else _read_chunk(state / f"{start}.json", chunk)
-        if kept is None:
-            rollouts = sample_rollouts(sampler, chunk, params, n, derive_seed(seed, "chunk", start))
-            score_rollouts(sampler.score, rollouts)
-            rollouts = sampler.world.join(rollouts, each=n)
-            if (late := grader_timeouts(rollouts)) and sampler.world.rank == 0:
-                print(f"warning: {late} answers took the grader too long and count as wrong", file=sys.stderr)
-            kept = [rollouts[i : i + n] for i in range(0, len(rollouts), n)]
-            if state is not None:
-                listed = [[(r.prompt_ids, asdict(r.completion), r.rewards, r.timed_out) for r in group] for group in kept]
-                write_text(state / f"{start}.json", json.dumps(listed))
-        groups += kept
+        rollouts = sample_rollouts(sampler, chunk, params, n, derive_seed(seed, "chunk", start))
+        score_rollouts(sampler.score, rollouts)
+        rollouts = sampler.world.join(rollouts, each=n)
+        if (late := grader_timeouts(rollouts)) and sampler.world.rank == 0:
+            print(f"warning: {late} answers took the grader too long and count as wrong", file=sys.stderr)
+        groups += [rollouts[i : i + n] for i in range(0, len(rollouts), n)]
     return groups
 
 
@@ -160,21 +147,6 @@ def _score_by_own_reward(
 def grader_timeouts(rollouts: Sequence[Rollout]) -> int:
     """Number of answers for which the grader ran out of time."""
     return sum(rollout.timed_out for rollout in rollouts)
-
-
-def _read_chunk(path: Path, problems: Sequence[Problem]) -> list[list[Rollout]] | None:
-    """Read a finished chunk; None if it is missing or cannot be read."""
-    if not path.exists():
-        return None
-    try:
-        groups, completion = zip(problems, json.loads(path.read_bytes()), strict=True), TypeAdapter(Completion).validate_python
-        return [
-            [Rollout(problem, tuple(ids), completion(values), rewards, late) for ids, values, rewards, late in group]
-            for problem, group in groups
-        ]
-    except (ValueError, TypeError):
-        tqdm.write(f"{path}: this part of the evaluation is damaged and is sampled again", file=sys.stderr)
-        return None
 
 
 def category(rewards: dict[str, float]) -> str:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -31,12 +29,8 @@ from grpo.models.checkpoint import load_model, load_tokenizer
 from grpo.results.statistics import wilson_interval
 from grpo.rollout.make_engine import Checkpoint, make_engine
 from grpo.study import paths
-from grpo.study.effective import digest
-from grpo.study.kept import keep_until_stored, remove_stored
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN
-from grpo.study.software import packages, software
-from grpo.study.training_inputs import code_of_rooms, task_inputs
 from grpo.tasks.build import longest_prompt, within
 from grpo.tasks.task import find_format
 from grpo.tracking.mlflow_run import MlflowRun
@@ -62,7 +56,6 @@ class CheckpointEvaluator:
         study = study.for_task(task)
         self.study, self.checkpoint, self.task_name, self.task = study, checkpoint, task, study.task(task)
         self.limit = limit
-        self._states: list[Path] = []
         self.tokenizer = load_tokenizer(checkpoint)
         engine = study.engine
         model = None if engine.name == "vllm" else load_model(checkpoint, engine.dtype, engine.device)
@@ -79,44 +72,14 @@ class CheckpointEvaluator:
             self._sampler(prompt).require_room(problems, max_tokens, self.limit, f"tasks.{self.task_name}")
 
     def sample(self, problems: Sequence[Problem], prompt: str, n: int = 1) -> list[list[Rollout]]:
-        """Sample and score ``n`` completions of each problem; a killed evaluation resumes after its last chunk.
-
-        Finished chunks are kept until :meth:`forget_chunks`.
-        """
+        """Sample and score ``n`` completions of each problem."""
         self.require_room(problems, [prompt])
-        state = paths.EVALUATION_STATE / self._identity(problems, prompt, n)
-        self._states.append(state)
-        remove_stored(state)
         settings, sampler = self.study.evaluation, self._sampler(prompt)
-        return evaluate(sampler, problems, evaluation_sampling(settings, sampler.format), settings.seed, n, state)
-
-    def forget_chunks(self, output: Path | None = None) -> None:
-        """Remove the finished chunks: when DVC has stored the stage's ``output``, or now if there is none."""
-        for state in self._states:
-            if output:
-                keep_until_stored(state, output)
-            else:
-                shutil.rmtree(state, ignore_errors=True)
+        return evaluate(sampler, problems, evaluation_sampling(settings, sampler.format), settings.seed, n, progress=True)
 
     def _sampler(self, prompt: str) -> Sampler:
         reward = self.study.grpo.reward if self.study.metric == "reward" else None
         return Sampler(self.engine, self.tokenizer, find_format(self.task, prompt), score_of(self.task, prompt, reward))
-
-    def _identity(self, problems: Sequence[Problem], prompt: str, n: int) -> str:
-        """Digest of everything that the completions and their scores depend on."""
-        return digest(
-            [
-                files_digest(self.checkpoint),
-                [asdict(problem) for problem in problems],
-                [prompt, n, self.study.threads, self.study.engine.model_dump()],
-                task_inputs(self.study, self.task_name),
-                asdict(evaluation_sampling(self.study.evaluation, find_format(self.task, prompt))),
-                self.study.evaluation.seed,
-                [self.study.grpo.reward] if self.study.metric == "reward" else [],
-                software(packages(self.study)),
-                code_of_rooms(),
-            ]
-        )
 
 
 def evaluate_checkpoint(
@@ -154,10 +117,7 @@ def evaluate_any(
     find_format(study.task(task), prompt)
     require_checkpoint(checkpoint)
     require_writable(folder, "--out")
-    evaluator = CheckpointEvaluator(study, checkpoint, task)
-    metrics = evaluate_checkpoint(evaluator, problems, prompt, folder)
-    evaluator.forget_chunks()
-    return metrics
+    return evaluate_checkpoint(CheckpointEvaluator(study, checkpoint, task), problems, prompt, folder)
 
 
 def _accuracy_by(rollouts: list[Rollout], key: Callable[[Rollout], str]) -> dict[str, dict[str, float]]:
@@ -237,7 +197,6 @@ def run_math_baseline(study: Study) -> dict[str, Any]:
     with atomic_folder(paths.BASELINE) as folder:
         metrics = {prompt: evaluate_checkpoint(evaluator, problems, prompt, folder) for prompt in prompts}
     write_json(paths.BASELINE_METRICS, metrics)
-    evaluator.forget_chunks(paths.BASELINE)
     for prompt, values in metrics.items():
         with stage_run(study, "math_baseline", prompt) as mlflow:
             mlflow.log({f"val/{key}": value for key, value in values.items() if isinstance(value, float)}, step=0)
@@ -271,5 +230,4 @@ def evaluate_file(study: Study, file: Path, folder: Path) -> dict[str, Any]:
     with atomic_folder(folder) as target:
         metrics = {prompt: evaluate_checkpoint(evaluator, problems, prompt, target) for prompt in prompts}
         write_json(target / "metrics.json", metrics)
-    evaluator.forget_chunks()
     return metrics

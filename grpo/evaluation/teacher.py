@@ -22,8 +22,6 @@ def sample_sft_dataset(
 ) -> dict[str, Any]:
     """Sample the teacher's solutions of the training questions, and write them, right and wrong ones, to ``target``.
 
-    A killed sampling resumes and gives the same bits.
-
     Returns:
         the report of :func:`build_sft_dataset`, with ``sampled``: the teacher, the number of responses, and the numbers left
         out.
@@ -47,7 +45,6 @@ def sample_sft_dataset(
             "Ask in another format, raise max_tokens, or take another model."
         )
     report = build_sft_dataset(evaluator.task, settings.source, settings.prompt, traces, validation, target)
-    evaluator.forget_chunks(target.parent)
     model = settings.model
     teacher = f"{model.repo} at {model.revision}" if isinstance(model, HubModel) else model.path
     return report | {"sampled": {"teacher": teacher, "asked_in": settings.asked_in, **counts}}

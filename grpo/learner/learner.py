@@ -96,7 +96,7 @@ class Learner:
         traits = traits_of(model)
         self.max_tokens = settings.max_tokens_per_microbatch
         wants_rows = settings.packing and self.max_tokens is not None
-        why = (traits.copied_because or why_not_packed(model)) if wants_rows else ""
+        why = (traits.padded_because or why_not_packed(model)) if wants_rows else ""
         self.packs = wants_rows and not why
         if why and world.rank == 0:
             print(f"learner: padded microbatches of {self.max_tokens} tokens, not packed rows: {why}", flush=True)
@@ -116,9 +116,6 @@ class Learner:
         if settings.fully_shard:
             for each in filter(None, (self.reference, model)):
                 shard(each, world, settings.device)
-        self.offloads = settings.offload_reference
-        if self.reference is not None and self.offloads:
-            self.reference.to("cpu")
         self.own_metrics: tuple[str, ...] = ()
         if isinstance(config, GrpoConfig):
             self.loss, self.own_metrics = bind_loss(config.loss_type, config.loss_options)
@@ -247,9 +244,7 @@ class Learner:
             with without_adapters(self.model, merge=False) as model:
                 yield model
         else:
-            yield self.reference.to(self.model.device) if self.offloads else self.reference
-            if self.offloads:
-                self.reference.to("cpu")
+            yield self.reference
 
     def _backward(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -156,43 +155,6 @@ class LongerTexts(SharedPrompts):
         mask = mask[:, :, :1].masked_fill(padded, torch.finfo(model.dtype).min)
         self.prefix.own_mask = mask if padding.any() else None
         self._begin(padding.tolist())
-
-
-class CopiedPrompts:
-    """Decoding for models that cannot share prompts: each response has a copy of its prompt in transformers' own cache.
-
-    Arguments and attributes as in :class:`SharedPrompts`.
-    """
-
-    def __init__(self, model: Any, prompts: Prompts, n: int, room: int):
-        from transformers import DynamicCache
-
-        self.model = model
-        self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-        ids, self.real = pad_left(prompts, model.device)
-        self.cache = DynamicCache(config=model.config)
-        logits = self._forward(ids, (self.real.cumsum(-1) - 1).clamp(min=0))
-        self.cache.batch_repeat_interleave(n)
-        self.real, self.logits = self.real.repeat_interleave(n, dim=0), logits.repeat_interleave(n, dim=0)
-
-    def keep(self, rows: Tensor, ended: Sequence[int] = ()) -> None:
-        """Keep only some of the rows."""
-        self.real = self.real[rows]
-        self.cache.batch_select_indices(rows)  # type: ignore[no-untyped-call]
-
-    def step(self, tokens: Tensor) -> None:
-        """Append a token to each row (rows,)."""
-        self.real = torch.cat([self.real, torch.ones_like(tokens)[:, None]], dim=1)
-        self.logits = self._forward(tokens[:, None], self.real.sum(-1, keepdim=True) - 1)
-
-    def texts(self, ids: list[list[int]]) -> None:
-        """Nothing: no text goes on from these."""
-
-    def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        more = {"position_ids": positions} if self.takes_positions else {}
-        output = self.model(ids, attention_mask=self.real, past_key_values=self.cache, use_cache=True, **more)
-        logits: Tensor = output.logits[:, -1]
-        return logits
 
 
 def pad_left(prompts: Prompts, device: Any) -> tuple[Tensor, Tensor]:

@@ -7,27 +7,23 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.utils import logging as transformers_logging
 
 from grpo.common.errors import UserError, is_out_of_memory, reason
-from grpo.models.examine import SHARED_PROMPT, NotComputed, examine
+from grpo.models.examine import SHARED_PROMPT, examine
 from grpo.models.packed_attention import OnDevice, packed_attention
 from grpo.models.prefix_attention import SharedPrefix
 from grpo.models.tokenizer import GENERATION_CONFIG, MODEL_CONFIG
 
-if TYPE_CHECKING:  # a measurement on a bare machine has no pydantic
-    from grpo.study.settings import RandomModel
-
 transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
-HEAD = 16  # width of a head in a random model of reduced size
 # Further arguments that layers pass to their attention and that do not change the result.
 HARMLESS = {"position_ids", "use_cache", "output_router_logits", "dropout"}  # the learner's layers have no dropout
 
@@ -55,27 +51,6 @@ def load_hugging_face(folder: Path, dtype: torch.dtype) -> Any:
         bos_token_id=said.bos_token_id, eos_token_id=said.eos_token_id, pad_token_id=said.pad_token_id
     )
     return model
-
-
-def random_model(folder: Path, settings: RandomModel) -> Any:
-    """Build a model with random weights from the config.json in ``folder``, with the sizes in ``settings``."""
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    if layers := settings.num_hidden_layers:
-        config.num_hidden_layers = layers
-        if getattr(config, "layer_types", None):
-            config.layer_types = config.layer_types[:layers]
-    if width := settings.hidden_size:
-        heads, key_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
-        config.hidden_size, config.num_attention_heads = width, width // HEAD
-        for name, size in {
-            "intermediate_size": 2 * width,
-            "num_key_value_heads": 1 if key_heads != heads else width // HEAD,
-            "head_dim": HEAD,
-        }.items():
-            if getattr(config, name, None) is not None:
-                setattr(config, name, size)
-    torch.manual_seed(settings.seed)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
 def convert_tokenizer(folder: Path, target: Path) -> None:
@@ -106,14 +81,14 @@ def shared_prompt_attention(
         (batch, tokens, heads, size)
 
     Raises:
-        NotComputed: with ``shared``, the layer asks for more, such as a sliding window.
+        NotImplementedError: with ``shared``, the layer asks for more, such as a sliding window.
     """
     if shared is None:
         usual: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
         return usual
     scale = kwargs.pop("scaling", None) or query.shape[-1] ** -0.5
     if more := [name for name, value in kwargs.items() if value is not None and name not in HARMLESS]:
-        raise NotComputed(sorted(more))
+        raise NotImplementedError(f"its attention takes {', '.join(sorted(more))}")
     if isinstance(shared, SharedPrefix):
         out = shared.attend(module.layer_idx, query, key, value, scale)
     else:

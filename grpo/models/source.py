@@ -9,12 +9,11 @@ from grpo.common.imports import named_file
 from grpo.study.settings import HubModel, LocalModel
 
 
-def folder_of(model: HubModel | LocalModel, where: str, weights: bool = True) -> Path:
+def folder_of(model: HubModel | LocalModel, where: str) -> Path:
     """Return the folder of a model, after downloading it if it is on the Hub.
 
     Args:
         where: the model's key in params.yaml, for messages.
-        weights: download the weights too, not only configuration and tokenizer.
 
     Raises:
         UserError: the download fails.
@@ -25,7 +24,7 @@ def folder_of(model: HubModel | LocalModel, where: str, weights: bool = True) ->
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        wanted = ["*.json", "*.txt", "*.model", "*.jinja", *(["*.safetensors"] if weights else [])]
+        wanted = ["*.json", "*.txt", "*.model", "*.jinja", "*.safetensors"]
         return Path(snapshot_download(model.repo, revision=model.revision, allow_patterns=wanted))
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise UserError(

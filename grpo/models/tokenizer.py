@@ -1,28 +1,28 @@
 """Tokenizers of checkpoints, and the one of the mini model.
 
-They use the library ``tokenizers`` directly: importing transformers takes longer than all other imports of a small model's run.
+transformers reads the files. Its import takes a second, so it happens where the first tokenizer is loaded.
 """
 
 from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from grpo.common.errors import UserError, reason
 from grpo.common.records import TOOL_CALL
-from grpo.models.foreign import keep_limits, try_out
 
 END_OF_TEXT = "<|endoftext|>"
-TOKENIZER, CONFIG, LEGACY_CONFIG = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
 GENERATION_CONFIG, CHAT_TEMPLATE = "generation_config.json", "chat_template.jinja"
 MODEL_CONFIG = "config.json"
 # What chat templates get for today (``strftime_now``), so that a prompt does not change from day to day. Llama's templates fall
@@ -36,9 +36,9 @@ FILES = (
 
 
 class Tokenizer:
-    """Tokenizer that does exactly what a checkpoint's tokenizer.json describes.
+    """A fast tokenizer of transformers, with all tokens that end a response and the encoding of chats.
 
-    It is called like a fast tokenizer of transformers, gives the same ids, and saves the files that it was made from.
+    It saves the files that it was loaded from, byte for byte.
 
     Args:
         files: contents of :data:`FILES` by path in the checkpoint, at least tokenizer.json.
@@ -47,6 +47,8 @@ class Tokenizer:
     Attributes:
         eos_token_id: end of text.
         pad_token_id: end of text unless the files name another token. Padding is found by lengths, never by this token.
+        stop_token_ids: all tokens that end a response: end of text, the tokens in generation_config.json (Llama 3 has three) or
+            else in config.json, and the token that ends a turn in chats.
 
     Raises:
         ValueError: a file is missing or damaged, no file names the end-of-text token, or a token that ends a response is not in
@@ -54,78 +56,46 @@ class Tokenizer:
     """
 
     def __init__(self, files: Mapping[str, bytes], model_config: bytes = b"{}"):
+        from transformers import PreTrainedTokenizerFast
+
         if TOKENIZER not in files:
             raise ValueError(f"{TOKENIZER} is missing")
         self._files = dict(files)
-        self._backend = Backend.from_buffer(self._files[TOKENIZER])
+        with TemporaryDirectory() as folder:  # from_pretrained reads a folder
+            self._write(Path(folder))
+            self._fast: Any = PreTrainedTokenizerFast.from_pretrained(folder)
+        self._backend: Backend = self._fast.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
-        config: dict[str, Any] = {}
-        for name in (LEGACY_CONFIG, CONFIG):
-            config |= json.loads(self._files.get(name, b"{}"))
-        self._special = {key: text for key, value in config.items() if key.endswith("_token") and (text := _content(value))}
-        self._add_tokens(config, self._special.values())
-        if "eos_token" not in self._special:
-            raise ValueError(f"{CONFIG} names no eos_token")
-        self.eos_token = self._special["eos_token"]
-        ids = self._backend.get_vocab()
-        self.eos_token_id, self.pad_token_id = ids[self.eos_token], ids[self._special.get("pad_token", self.eos_token)]
         self._added = self._backend.get_added_tokens_decoder()
-        self._begin = self._find_begin()
-        self._chat_template = self._find_chat_template(config)
-        self._response_template: dict[str, Any] | None = config.get("response_template")
-        self._tried: set[str] = set()  # chats that kept the limits of time and memory
-        self._named_ends = _ends_in(self._files.get(GENERATION_CONFIG, b"{}")) or _ends_in(model_config)
-        self._check_ends(ids.values(), model_config)
+        # The tokens before every text according to tokenizer.json; ``add_bos_token`` has no effect.
+        bare, whole = (self("a", add_special_tokens=added)["input_ids"] for added in (False, True))
+        self._begin = whole[: next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)]
 
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """All tokens that end a response.
-
-        These are end of text, the tokens in generation_config.json (Llama 3 has three) or else in config.json, and the token
-        that ends a turn in chats.
-        """
+        if self._fast.eos_token is None:
+            raise ValueError(f"{CONFIG} names no eos_token")
+        self.eos_token: str = self._fast.eos_token
+        self.eos_token_id: int = self._fast.eos_token_id
+        self.pad_token_id: int = self.eos_token_id if self._fast.pad_token is None else self._fast.pad_token_id
+        ends = _ends_in(self._files.get(GENERATION_CONFIG, b"{}")) or _ends_in(model_config)
         turn = () if self.end_of_turn_id is None else (self.end_of_turn_id,)
-        return tuple(dict.fromkeys((self.eos_token_id, *self._named_ends, *turn)))
+        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys((self.eos_token_id, *ends, *turn)))
+        ids, size = set(self._backend.get_vocab().values()), _value(model_config, "vocab_size")
+        for end in self.stop_token_ids:
+            if type(end) is not int or end not in ids or (size is not None and end >= size):
+                raise ValueError(
+                    f"eos_token_id names {end!r}, which is no token of {TOKENIZER}, or beyond vocab_size in {MODEL_CONFIG}"
+                )
 
     @cached_property
     def end_of_turn_id(self) -> int | None:
         """The added token that the chat template puts after a reply; None if there is none or no template."""
-        if self._chat_template is None:
-            return None
-        reply = "reply"
         try:
-            text = self._render([{"role": "user", "content": "x"}, {"role": "assistant", "content": reply}], False)
+            text = self._render([{"role": "user", "content": "x"}, {"role": "assistant", "content": "reply"}], ask=False)
         except UserError:
             return None
-        ids = self(text.rpartition(reply)[2].lstrip(), add_special_tokens=False)["input_ids"]
+        ids = self(text.rpartition("reply")[2].lstrip(), add_special_tokens=False)["input_ids"]
         return next((i for i in ids[:1] if i in self._added), None)
-
-    def _check_ends(self, ids: Collection[int], model_config: bytes) -> None:
-        """Raise ValueError unless each token that ends a response is in ``ids`` and in the model's vocabulary."""
-        values = json.loads(model_config)
-        size = values.get("vocab_size", (values.get("text_config") or {}).get("vocab_size"))
-        for end in (self.eos_token_id, *self._named_ends):
-            if type(end) is not int or end not in ids:
-                raise ValueError(
-                    f"eos_token_id in {GENERATION_CONFIG} or {MODEL_CONFIG} names {end!r}, no token of {TOKENIZER}"
-                )
-            if size is not None and end >= size:
-                raise ValueError(f"token {end} ends a response, but vocab_size in {MODEL_CONFIG} is {size}")
-
-    def _find_begin(self) -> list[int]:
-        """Tokens before every text according to tokenizer.json, as in transformers 5; ``add_bos_token`` has no effect."""
-        bare, whole = (self._backend.encode("a", add_special_tokens=added).ids for added in (False, True))
-        return whole[: next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)]
-
-    def _find_chat_template(self, config: Mapping[str, Any]) -> str | None:
-        """The default chat template: its own file, or the only or the default one in tokenizer_config.json."""
-        if CHAT_TEMPLATE in self._files:
-            return self._files[CHAT_TEMPLATE].decode()
-        found = config.get("chat_template")
-        if isinstance(found, list):
-            found = next((one["template"] for one in found if one["name"] == "default"), None)
-        return found
 
     def prompt_ids(self, text: str) -> tuple[int, ...]:
         """Encode a prompt, with a beginning-of-text token if the tokenizer uses one and the text has none."""
@@ -143,17 +113,9 @@ class Tokenizer:
                 ``enable_thinking``.
 
         Raises:
-            UserError: there is no chat template, it refuses the messages or fails, or it takes too much time or memory.
+            UserError: there is no chat template, or it refuses the messages or fails.
         """
-        return tuple(self(self._render(messages, True, **options), add_special_tokens=False)["input_ids"])
-
-    def try_chats(self, chats: Iterable[Sequence[Mapping[str, str]]], **options: Any) -> None:
-        """Test the limits of time and memory for many chats in one process; :meth:`chat_ids` would start one for each."""
-        new = {key: chat for chat in chats if (key := _key(chat, True, options)) not in self._tried}
-        with suppress(TimeoutError, MemoryError):  # chat_ids tells which one it is
-            if new and self._chat_template is not None:
-                try_out([partial(self._fill, chat, True, options) for chat in new.values()])
-                self._tried.update(new)
+        return tuple(self(self._render(messages, ask=True, **options), add_special_tokens=False)["input_ids"])
 
     def next_turns(self, written: Sequence[Sequence[dict[str, str]]], **options: Any) -> list[tuple[int, ...]]:
         """Encode what stands between two turns of the model in a chat, by the chat template.
@@ -173,23 +135,21 @@ class Tokenizer:
             UserError: as :meth:`chat_ids`; or the template does not end the model's turn with a token, or leaves a message out.
         """
         reply, end = "a reply", self.end_of_turn_id
-        chats: list[list[dict[str, Any]]] = []
+        end_text = "\0" if end is None else self._added[end].content
+        endings = []
         for messages in written:
             calls = [{"type": "function", "function": {"name": m["name"], "arguments": {}}} for m in messages if "name" in m]
-            turn = {"role": "assistant", "content": reply} | ({"tool_calls": calls[:1]} if calls else {})
+            turn: dict[str, Any] = {"role": "assistant", "content": reply} | ({"tool_calls": calls[:1]} if calls else {})
             safe = [message | {"content": self.as_text(message["content"])} for message in messages]
-            chats.append([{"role": "user", "content": "x"}, turn, *safe])
-        self.try_chats(chats, **options)
-        texts = [self._render(chat, True, **options) for chat in chats]
-        ends = "\0" if end is None else self._added[end].content
-        after = [text.partition(reply)[2].partition(ends) for text in texts]
-        if not all(found for _, found, _ in after):
-            raise UserError(
-                "environment: the model's chat template does not end a turn with a token of its own, so no turn can follow. "
-                "Use a model that was trained for chats of several turns, or a format that is no chat."
-            )
-        self._tried.clear()  # these chats do not come again
-        return [tuple(ids) for ids in self([rest for *_, rest in after], add_special_tokens=False)["input_ids"]]
+            text = self._render([{"role": "user", "content": "x"}, turn, *safe], ask=True, **options)
+            _, ended, ending = text.partition(reply)[2].partition(end_text)
+            if not ended:
+                raise UserError(
+                    "environment: the model's chat template ends no turn with a token of its own, so no turn can follow. "
+                    "Use a model that was trained for chats of several turns, or a format that is no chat."
+                )
+            endings.append(ending)
+        return [tuple(ids) for ids in self(endings, add_special_tokens=False)["input_ids"]]
 
     def tool_calls(
         self, texts: Sequence[str], before: Sequence[Sequence[int]], tools: Sequence[Mapping[str, Any]]
@@ -205,25 +165,15 @@ class Tokenizer:
         Returns:
             for each turn its calls, each a dictionary with ``name`` and ``arguments``, or what stands there instead.
         """
-        if self._response_template is None:
+        if self._fast.response_template is None:
             return [_calls_in(text) for text in texts]
-        read = partial(self._parser.parse_response, tools=list(tools))
-        prefixes = [self.decode(ids) for ids in before]
-        parses = [partial(read, t, self._response_template, prefix=p) for t, p in zip(texts, prefixes, strict=True)]
-        found: list[list[Any]] = []
-        for parse, kept in zip(parses, keep_limits(parses), strict=True):  # its patterns are foreign
+        turns: list[list[Any]] = []
+        for text, ids in zip(texts, before, strict=True):
             calls: Any = None
-            if kept:
-                with suppress(ValueError, TypeError, KeyError):  # half a call, or none
-                    calls = parse().get("tool_calls")
-            found.append([call.get("function", call) if isinstance(call, dict) else call for call in calls or []])
-        return found
-
-    @cached_property
-    def _parser(self) -> Any:
-        from transformers import PreTrainedTokenizerFast
-
-        return PreTrainedTokenizerFast(tokenizer_object=self._backend)
+            with suppress(ValueError, TypeError, KeyError):  # half a call, or none
+                calls = self._fast.parse_response(text, prefix=self.decode(ids), tools=list(tools)).get("tool_calls")
+            turns.append([call.get("function", call) if isinstance(call, dict) else call for call in calls or []])
+        return turns
 
     def as_text(self, text: str) -> str:
         """Put a space into each added token of a text, as in ``< |im_end|>``, so that it is encoded as text.
@@ -235,57 +185,30 @@ class Tokenizer:
             content = token.content
             if len(content.strip()) > 1:
                 text = text.replace(content, f"{content[0]} {content[1:]}")
-            elif content in text and (token.special or i in (self.eos_token_id, *self._named_ends)):
+            elif content in text and (token.special or i in self.stop_token_ids):
                 raise UserError(
                     f"prompt: a question has {content!r}, a control token of the model, which no space can turn into text: "
                     f"{reprlib.repr(text)}. Leave the question out, or use another model."
                 )
         return text
 
-    def _render(self, messages: Sequence[Mapping[str, str]], ask: bool, **options: Any) -> str:
+    def _render(self, messages: Sequence[Mapping[str, Any]], ask: bool, **options: Any) -> str:
         """Render a chat as text.
 
         Args:
             ask: end with the start of the model's turn.
         """
-        if self._chat_template is None:
+        if self._fast.chat_template is None:
             raise UserError(
                 "prompt: the model's tokenizer has no chat template, so it cannot be asked in a chat. Use a format such as "
                 "r1_zero or question_only, or a model that was trained for chats."
             )
-        from jinja2 import TemplateError
-
+        options |= {"add_generation_prompt": ask, "strftime_now": CHAT_DATE.strftime}
         try:
-            if (key := _key(messages, ask, options)) not in self._tried:
-                try_out([partial(self._fill, messages, ask, options)])
-                self._tried.add(key)
-            return self._fill(messages, ask, options)
-        except Exception as error:  # a template is foreign code, which may raise anything
+            return str(self._fast.apply_chat_template(list(messages), tokenize=False, **options))
+        except Exception as error:  # a template may raise anything
             roles = ", ".join(message["role"] for message in messages)
-            why = str(error) if isinstance(error, TemplateError) else reason(error)
-            raise UserError(f"prompt: the model's chat template refuses messages of {roles}: {why}") from error
-
-    def _fill(self, messages: Sequence[Mapping[str, str]], ask: bool, options: Mapping[str, Any]) -> str:
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        ((text,), _) = render_jinja_template(
-            [list(messages)],
-            chat_template=self._chat_template,
-            add_generation_prompt=ask,
-            strftime_now=CHAT_DATE.strftime,
-            **self._special,
-            **options,
-        )  # type: ignore[no-untyped-call]
-        return str(text)
-
-    def _add_tokens(self, config: Mapping[str, Any], special: Iterable[str]) -> None:
-        """Add the tokens of tokenizer_config.json that tokenizer.json lacks, as transformers does."""
-        known = {token.content for token in self._backend.get_added_tokens_decoder().values()}
-        listed = sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
-        for token in [AddedToken(**token) for _, token in listed] + [AddedToken(token, special=True) for token in special]:
-            if token.content not in known:
-                known.add(token.content)
-                self._backend.add_tokens([token])
+            raise UserError(f"prompt: the model's chat template refuses messages of {roles}: {reason(error)}") from error
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
@@ -301,22 +224,25 @@ class Tokenizer:
 
     def save_pretrained(self, folder: Path) -> None:
         """Save the files for transformers and vLLM, with all stop tokens in generation_config.json."""
-        for name, content in self._files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(content)
+        self._write(folder)
         path = folder / GENERATION_CONFIG  # one of the files, or saved with the model
         generation = path.read_bytes() if path.exists() else b"{}"
         if (path.exists() or len(self.stop_token_ids) > 1) and set(_ends_in(generation)) != set(self.stop_token_ids):
             values = json.loads(generation) | {"eos_token_id": list(self.stop_token_ids)}
             path.write_text(json.dumps(values, indent=2) + "\n")
 
-    @cached_property
+    def _write(self, folder: Path) -> None:
+        for name, content in self._files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+
+    @property
     def is_byte_level(self) -> bool:
         """Whether a text is the bytes of its tokens side by side, at least one each, as with GPT-2, Qwen and Llama 3."""
         return isinstance(self._backend.decoder, decoders.ByteLevel)
 
     def __len__(self) -> int:
-        return self._backend.get_vocab_size(with_added_tokens=True)
+        return len(self._fast)
 
     def __call__(self, texts: str | list[str], add_special_tokens: bool = True) -> dict[str, Any]:
         """Encode a text, or each text of a list; the ids are under ``input_ids``.
@@ -377,21 +303,16 @@ def _calls_in(text: str) -> list[Any]:
     return calls
 
 
-def _key(messages: Sequence[Mapping[str, str]], ask: bool, options: Mapping[str, Any]) -> str:
-    return json.dumps([[dict(message) for message in messages], ask, dict(options)])
-
-
-def _ends_in(config: bytes) -> tuple[int, ...]:
-    """Tokens that end a response according to a model's configuration."""
+def _value(config: bytes, name: str) -> Any:
+    """A value of a model's configuration, which may have it under ``text_config``."""
     values = json.loads(config)
-    ends = values.get("eos_token_id", (values.get("text_config") or {}).get("eos_token_id"))
+    return values.get(name, (values.get("text_config") or {}).get(name))
+
+
+def _ends_in(config: bytes) -> tuple[Any, ...]:
+    """Tokens that end a response according to a model's configuration."""
+    ends = _value(config, "eos_token_id")
     return tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,)
-
-
-def _content(token: Any) -> str | None:
-    """Text of a token in tokenizer_config.json, which has it as a string or with matching rules."""
-    found = token.get("content") if isinstance(token, dict) else token
-    return found if isinstance(found, str) else None
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:

@@ -28,7 +28,7 @@ from grpo.models.tokenizer import Tokenizer, train_tokenizer
 from grpo.models.transformer import TransformerConfig, TransformerLM
 from grpo.study import paths
 from grpo.study.schema import Study
-from grpo.study.settings import HubModel, LocalModel, PretrainedHere, RandomModel
+from grpo.study.settings import HubModel, LocalModel, PretrainedHere
 from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_study import study_state, study_tags
 
@@ -43,7 +43,7 @@ INITIALIZER_RANGE = 0.08  # a model of this width learns the task in half the st
 
 
 def make_base_model(study: Study, task: str) -> None:
-    """Make the base model of a task in ``data/model/TASK``: pretrained, downloaded, copied, or with random weights.
+    """Make the base model of a task in ``data/model/TASK``: pretrained, downloaded or copied.
 
     With ``one_per_seed``, the models of the study's other seeds are in its subfolders ``seed-SEED``. As many processes as the
     stage's cores pretrain them.
@@ -55,8 +55,6 @@ def make_base_model(study: Study, task: str) -> None:
     match study.models[task]:
         case PretrainedHere() as settings:
             _pretrain_all(study, task, settings)
-        case RandomModel() as random:
-            _draw(random, folder_of(random.like, f"models.{task}.like", weights=False), paths.model(task))
         case HubModel() | LocalModel() as elsewhere:
             _copy(folder_of(elsewhere, f"models.{task}"), paths.model(task))
 
@@ -115,16 +113,6 @@ def _copy(source: Path, target: Path) -> None:
     model, tokenizer = load_model(source, dtype=None), load_tokenizer(source)
     with atomic_folder(target) as folder:
         save_checkpoint(folder, model, tokenizer)
-
-
-def _draw(settings: RandomModel, like: Path, target: Path) -> None:
-    """Save a model with random weights in the architecture of a checkpoint, and that checkpoint's tokenizer."""
-    from grpo.models.hugging_face import random_model  # imports transformers, which is slow
-
-    model, tokenizer = random_model(like, settings), load_tokenizer(like)
-    with atomic_folder(target) as folder:
-        save_checkpoint(folder, model, tokenizer)
-    print(f"{target}: {model.num_parameters():,} random weights in the architecture of {like.name}")
 
 
 # --------------------------------------------------------------------------------------------------- pretraining

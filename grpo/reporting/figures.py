@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from grpo.common.files import atomic_folder
 from grpo.reporting import charts
 from grpo.reporting.charts import COLOURS, ENTROPY, FORM, FULL, GIVEN_FORM, INK, KL, LENGTH, NORM, Style, has, panels, styles
-from grpo.reporting.kissing_number import draw_search, read_report, read_scores
+from grpo.reporting.kissing_number import draw_search
 from grpo.reporting.labels import scientific
 from grpo.reporting.record import Values, arm_of
 from grpo.results.runs import Run, by_arm, read_runs
@@ -49,7 +49,7 @@ def draw_figures(study: Study, record: Values) -> None:
         "contrasts": draw_contrasts(record),
         "rates": draw_rates(record),
         "sft_examples": draw_by_examples(record),
-        "kissing_number": draw_search(read_report(), read_scores()) if study.kissing_number is not None else None,
+        "kissing_number": draw_search() if study.kissing_number is not None else None,
     }
     figures |= {name: draw_experiment(entry, runs[name]) for name, entry in record["experiments"].items()}
     with atomic_folder(paths.FIGURES) as folder:

@@ -2,91 +2,80 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from grpo.common.safe_text import MARKDOWN, short
 
-LOSSES = {
-    "no_baseline": "no baseline",
-    "reinforce_with_baseline": "baseline",
-    "grpo_clip": "GRPO-Clip",
-    "grpo_no_clip": "GRPO-No-Clip",
-    "gspo": "GSPO",
-    "cispo": "CISPO",
-    "sapo": "SAPO",
-}
-STD = {True: "with std", False: "without std", "batch": "with the batch's std"}
 METHODS = {"grpo": "GRPO", "sft": "SFT", "expert_iteration": "expert iteration"}
+# Settings whose phrases come first, the most telling one first, with the settings that the same phrase names.
+FIRST: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("asynchronous", "lora", "start_from"), ()),
+    "examples": ("filtered",),
+    "ei_batch_size": ("group_size", "epochs_per_ei_step"),
+    "epochs_per_rollout_batch": ("train_batch_size",),
+    **dict.fromkeys(("prompt", "loss_type", "reward", "advantage", "length_normalization", "use_std_normalization"), ()),
+}
+PHRASES = {  # (setting, value) -> phrase
+    ("asynchronous", "None"): "one process",
+    ("lora", "None"): "all weights",
+    ("start_from", "None"): "base model",
+    ("loss_type", "no_baseline"): "no baseline",
+    ("loss_type", "reinforce_with_baseline"): "baseline",
+    ("loss_type", "grpo_clip"): "GRPO-Clip",
+    ("loss_type", "grpo_no_clip"): "GRPO-No-Clip",
+    ("loss_type", "gspo"): "GSPO",
+    ("loss_type", "cispo"): "CISPO",
+    ("loss_type", "sapo"): "SAPO",
+    ("reward", "None"): "the task's reward",
+    ("advantage", "None"): "the default advantage",
+    ("use_std_normalization", "True"): "with std",
+    ("use_std_normalization", "False"): "without std",
+    ("use_std_normalization", "batch"): "with the batch's std",
+}
+RATE, STEPS = "learning_rate", "n_grpo_steps"
+NEVER = {"keep_steps"}  # settings that do not change a run's rewards
 LONGEST_TEXT = 400  # characters of a reason, a measurement or a response
 LONGEST = 40  # characters of a setting without a phrase of its own
 Config = Mapping[str, Any]  # a run's effective settings
 
 
-def _lora(config: Config) -> str:
-    lora = config.get("lora")
-    return f"LoRA rank {lora['rank']}" if lora else "all weights"
+def phrase(key: str, config: Config) -> str:
+    """What a setting makes of an arm, such as ``LoRA rank 1`` or ``group size 4``."""
+    value: Any = config.get(key)
+    if (key, str(value)) in PHRASES:
+        return PHRASES[key, str(value)]
+    match key:
+        case "asynchronous":
+            buffer = f", buffer of {value['replay_capacity']} batches" if value["replay_capacity"] > 1 else ""
+            return f"lag {value['max_policy_lag']}{buffer}"
+        case "lora":
+            return f"LoRA rank {value['rank']}"
+        case "start_from":
+            *_, arm, checkpoint = value.split("/")
+            return f"after SFT ({arm}, {checkpoint.replace('-', ' ')})"
+        case "examples":
+            return f"{value} examples" if value else "correct examples" if config.get("filtered") else "all examples"
+        case "ei_batch_size":
+            return f"{value} questions × {config['group_size']}, {_epochs(config['epochs_per_ei_step'])}"
+        case "epochs_per_rollout_batch":
+            return f"{_epochs(value)} × {config['train_batch_size']}"
+        case "learning_rate":
+            return f"rate {scientific(value)}"
+        case "n_grpo_steps":
+            return f"{value} steps"
+    name, text = key.replace("_", " "), short(str(value)[:LONGEST])
+    if key in ("loss_type", "length_normalization"):
+        return text
+    return f"no {name}" if value is None else f"{name} {text}"
 
 
-def _start(config: Config) -> str:
-    start = config.get("start_from")
-    if not start:
-        return "base model"
-    *_, arm, checkpoint = start.split("/")
-    return f"after SFT ({arm}, {checkpoint.replace('-', ' ')})"
-
-
-def _examples(config: Config) -> str:
-    count = f"{config['examples']} examples" if config.get("examples") else "all examples"
-    return "correct examples" if config.get("filtered") and not config.get("examples") else count
-
-
-def _updates(config: Config) -> str:
-    epochs = config.get("epochs_per_rollout_batch", 1)
-    return f"{epochs} {'epoch' if epochs == 1 else 'epochs'} × {config['train_batch_size']}"
-
-
-def _rounds(config: Config) -> str:
-    epochs = config["epochs_per_ei_step"]
-    return f"{config['ei_batch_size']} questions × {config['group_size']}, {epochs} {'epoch' if epochs == 1 else 'epochs'}"
-
-
-def _asynchronous(config: Config) -> str:
-    apart = config.get("asynchronous")
-    if not apart:
-        return "one process"
-    buffer = f", buffer of {apart['replay_capacity']} batches" if apart["replay_capacity"] > 1 else ""
-    return f"lag {apart['max_policy_lag']}{buffer}"
-
-
-# Phrases for settings, the most telling first: each with the settings that it speaks for. One whose first setting the method
-# lacks is left out.
-PHRASES: tuple[tuple[tuple[str, ...], Callable[[Config], str]], ...] = (
-    (("asynchronous",), _asynchronous),
-    (("lora",), _lora),
-    (("start_from",), _start),
-    (("examples", "filtered"), _examples),
-    (("ei_batch_size", "group_size", "epochs_per_ei_step"), _rounds),
-    (("epochs_per_rollout_batch", "train_batch_size"), _updates),
-    (("prompt",), lambda config: f"prompt {config['prompt']}"),
-    (("loss_type",), lambda config: LOSSES.get(config["loss_type"], short(config["loss_type"]))),
-    (
-        ("reward",),
-        lambda config: f"reward {short(str(config['reward'])[:LONGEST])}" if config.get("reward") else "the task's reward",
-    ),
-    (
-        ("advantage",),
-        lambda config: f"advantage {short(config['advantage'])}" if config.get("advantage") else "the default advantage",
-    ),
-    (("length_normalization",), lambda config: str(config["length_normalization"])),
-    (("use_std_normalization",), lambda config: STD[config["use_std_normalization"]]),
-)
-RATE, STEPS = "learning_rate", "n_grpo_steps"
-NEVER = {"keep_steps"}  # settings that do not change a run's rewards
+def _epochs(count: int) -> str:
+    return f"{count} {'epoch' if count == 1 else 'epochs'}"
 
 
 def arm_labels(method: str, configs: Mapping[str, Config]) -> dict[str, str]:
@@ -101,49 +90,31 @@ def arm_labels(method: str, configs: Mapping[str, Config]) -> dict[str, str]:
     """
     if len(configs) == 1:
         ((arm, config),) = configs.items()
-        updates = ", " + _updates(config) if method == "grpo" and "train_batch_size" in config else ""
+        updates = f", {phrase('epochs_per_rollout_batch', config)}" if "epochs_per_rollout_batch" in config else ""
         return {arm: METHODS[method] + updates}
-    phrases = [(keys, phrase) for keys, phrase in PHRASES if any(keys[0] in config for config in configs.values())]
-    named = {key for keys, _ in phrases for key in keys} | NEVER | {RATE, STEPS}
-    others = dict.fromkeys(key for config in configs.values() for key in config if key not in named)
-    further = (((key,), _plain(key)) for key in others)
+    settings = dict.fromkeys(key for config in configs.values() for key in config)
+    named = {RATE, STEPS, *NEVER, *(key for first, keys in FIRST.items() if first in settings for key in keys)}
     parts: dict[str, list[str]] = {arm: [] for arm in configs}
-    for keys, phrase in (*phrases, *further, ((RATE,), rate)):
-        if not any(differ(configs.values(), key) for key in keys):
-            continue
-        longer = {arm: [*of, phrase(configs[arm])] for arm, of in parts.items()}
+    for key in (*(key for key in FIRST if key in settings), *(key for key in settings if key not in {*named, *FIRST}), RATE):
+        longer = {arm: [*found, phrase(key, configs[arm])] for arm, found in parts.items()}
         if _count(longer) > _count(parts):
             parts = longer
-    if differ(configs.values(), STEPS):
-        parts = {arm: [*of, f"{configs[arm][STEPS]} steps"] for arm, of in parts.items()}
-    labels = {arm: ", ".join(of) for arm, of in parts.items()}
-    twice = {label for label in labels.values() if list(labels.values()).count(label) > 1}
+    steps = {arm: [phrase(STEPS, config)] for arm, config in configs.items() if STEPS in config}
+    if _count(steps) > 1:
+        parts = {arm: parts[arm] + steps[arm] for arm in configs}
+    labels = {arm: ", ".join(found) for arm, found in parts.items()}
+    twice = {label for label, count in Counter(labels.values()).items() if count > 1}
     return {arm: f"{label} ({arm})" if label and label in twice else label or arm for arm, label in labels.items()}
 
 
-def differ(configs: Iterable[Config], key: str) -> bool:
-    """Whether a setting has several values."""
-    return len({json.dumps(config.get(key), sort_keys=True, default=str) for config in configs}) > 1
-
-
-def rate(config: Config) -> str:
-    """The learning rate, as ``rate 3e-4``."""
-    return f"rate {scientific(config[RATE])}"
+def _count(parts: Mapping[str, list[str]]) -> int:
+    return len({tuple(found) for found in parts.values()})
 
 
 def scientific(value: float) -> str:
     """A small number as ``3e-4``, with at most three digits."""
     mantissa, exponent = f"{value:.2e}".split("e")
     return f"{float(mantissa):g}e{int(exponent)}"
-
-
-def _plain(key: str) -> Callable[[Config], str]:
-    name = key.replace("_", " ")
-    return lambda config: f"no {name}" if (value := config.get(key)) is None else f"{name} {short(str(value)[:LONGEST])}"
-
-
-def _count(parts: Mapping[str, list[str]]) -> int:
-    return len({tuple(of) for of in parts.values()})
 
 
 # ------------------------------------------------------------------------------------------------------ numbers and tables

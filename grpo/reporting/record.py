@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,9 @@ import pandas as pd
 from grpo.common.files import read_json, read_jsonl, write_json
 from grpo.reporting.charts import over_runs, values_of
 from grpo.reporting.labels import arm_labels
-from grpo.results.claims import judge_claims
+from grpo.results.claims import judge_claims, read_published
 from grpo.results.evidence import Evidence, evidence_of
 from grpo.results.intervals import difference_of, mean_of
-from grpo.results.published import read_published
 from grpo.results.runs import Run, read_baseline, read_best_of_n, value
 from grpo.results.selection import Choice, choose
 from grpo.results.statistics import wilson_interval
@@ -54,9 +54,9 @@ def write_record(study: Study) -> Values:
     return record
 
 
-def read_record() -> Values:
-    """Read reports/record.json; a missing or damaged file is a UserError."""
-    return read_json(paths.RECORD, made_by="tables", keys=("study", "headline", "experiments", "claims"))
+def read_record(project: Path = Path()) -> Values:
+    """Read reports/record.json of a project's folder; a missing or damaged file is a UserError."""
+    return read_json(project / paths.RECORD, made_by="tables", keys=("study", "headline", "experiments", "claims"))
 
 
 def record_of(study: Study, evidence: Mapping[str, Evidence], verdicts: Sequence[Verdict]) -> Values:
@@ -144,12 +144,6 @@ def _experiment(study: Study, found: Evidence, choice: Choice) -> Values:
     }
 
 
-def has_clear_leader(experiment: Values) -> bool:
-    """Whether an experiment's winner ends above every other setting, each at its best rate, on the problems that judge."""
-    others = [arm["below"] for arm in experiment["arms"] if arm["chosen"] and arm["arm"] != experiment["leader"]]
-    return experiment["winner"] == experiment["leader"] and all(below["low"] > 0 for below in others)
-
-
 def _arm(found: Evidence, arm: str, label: str) -> Values:
     """An arm's entry; all numbers are means over all of its runs, collapsed ones too."""
     runs, scores, column = found.arms[arm], found.final(arm), found.arms[arm][0].column
@@ -183,7 +177,7 @@ def _arm(found: Evidence, arm: str, label: str) -> Values:
 
 def _kl(study: Study, experiment: str) -> Values | None:
     """By arm the KL of kept checkpoints to their start, as the stage ``kl`` measured it; None if the arms keep none."""
-    if experiment not in (study.kl_in or ()):
+    if experiment not in study.kl_in:
         return None
     arms: Values = read_json(paths.KL_REPORTS / f"{experiment}.json", f"kl@{experiment}", keys=("arms",))["arms"]
     return {arm: [{key: of for key, of in step.items() if key != "by_run"} for step in steps] for arm, steps in arms.items()}

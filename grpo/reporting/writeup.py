@@ -15,7 +15,7 @@ import pandas as pd
 
 from grpo.common.files import damaged, read_text, write_text
 from grpo.common.yaml_file import read_mapping
-from grpo.reporting.comments import QUESTIONS, Comment, Values, read_comments
+from grpo.reporting.comments import QUESTIONS, Values, read_comments
 from grpo.reporting.kissing_number import read_report, write_delivery
 from grpo.reporting.labels import bounded, decimals, interval, plain, render, table
 from grpo.reporting.page import page_of
@@ -40,7 +40,7 @@ def write_up(study: Study) -> None:
     write_text(paths.PAGE, page_of(record, text, timing))
 
 
-def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Mapping[str, Comment]) -> str:
+def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Mapping[str, str]) -> str:
     """The write-up in Markdown; blank lines may be doubled."""
     experiments = record["experiments"]
     figures = {f"figures/{path.stem}" for path in paths.FIGURES.glob("*.svg")}

@@ -6,37 +6,60 @@ claims.yaml holds the published ones; a study's file may hold others (``claims:`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
+from grpo.common.yaml_file import parse_yaml
 from grpo.results.evidence import Arm, Evidence, NotMeasured
 from grpo.results.intervals import mean_of
-from grpo.results.published import claims_of, digest_of, read_published, written
-from grpo.results.replication import Replicate, fresh, read_replication
 from grpo.results.runs import first_scores, value
 from grpo.results.verdicts import AGREES, NOT_TESTED, Verdict, judge
-from grpo.study.claims import PLACES, AnyClaim, Collapses, Share
+from grpo.study.claims import PLACES, AnyClaim, Collapses
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN, setting_of
+
+PUBLISHED = Path(__file__).with_name("claims.yaml")
+
+
+@dataclass(frozen=True)
+class Published:
+    """The published claims, which are about one task."""
+
+    task: str
+    sources: dict[str, str]
+    claims: list[AnyClaim]
+    untested: list[dict[str, Any]]  # fields of the verdicts on claims that no study here can test
+
+
+@cache
+def read_published() -> Published:
+    """Read claims.yaml."""
+    values = parse_yaml(PUBLISHED)
+    values["claims"] = TypeAdapter(list[AnyClaim]).validate_python(values["claims"])
+    return Published(**values)
 
 
 def judge_claims(study: Study, evidence: Mapping[str, Evidence]) -> list[Verdict]:
     """Judge each claim about an experiment of the study: published ones in the order of claims.yaml, then the study's own.
 
     Each interval has 95% by itself. It is not widened for the number of claims, so that the interval shown is the one that
-    decides and means the same in every study; what one study decides by chance, fresh seeds do not repeat (``Verdict.fresh``).
+    decides and means the same in every study; what one study decides by chance, other seeds do not repeat (`grpo replicate`).
 
     Args:
         evidence: by experiment (:func:`grpo.results.evidence.evidence_of`).
     """
-    replicates = read_replication(study)
-    found = [_judged(study, claim, own, evidence, replicates) for claim, own in claims_of(study)]
-    untested = (Verdict(**entry) for entry in read_published().untested)
-    return found + [verdict for verdict in untested if verdict.experiment in study.active_experiments]
+    published, active = read_published(), study.active_experiments
+    found = [_judged(study, claim, False, evidence) for claim in published.claims if claim.experiment in active]
+    found += [_judged(study, claim, True, evidence) for claim in study.own_claims]
+    return found + [Verdict(**entry) for entry in published.untested if entry["experiment"] in active]
 
 
-def _judged(study: Study, claim: AnyClaim, own: bool, evidence: Mapping[str, Evidence], replicates: list[Replicate]) -> Verdict:
+def _judged(study: Study, claim: AnyClaim, own: bool, evidence: Mapping[str, Evidence]) -> Verdict:
     """Judge one claim."""
     known = Verdict(
         id=claim.id,
@@ -44,16 +67,9 @@ def _judged(study: Study, claim: AnyClaim, own: bool, evidence: Mapping[str, Evi
         kind=claim.KIND,
         statement=claim.statement,
         own=own,
-        test=digest_of(claim),
         by_design=claim.by_design if study.models[MAIN].source == "pretrain" else None,
         reported=claim.reported,
     )
-    about: list[Arm] = []  # the claim's arms
-
-    def arm_called(name: str) -> Arm:
-        about.append(_arm(claim, name, evidence))
-        return about[-1]
-
     try:
         task = read_published().task
         if not own and study.task(study.experiments[claim.experiment].task).stands_for != task:
@@ -61,32 +77,29 @@ def _judged(study: Study, claim: AnyClaim, own: bool, evidence: Mapping[str, Evi
         if missing := [name for name in claim.experiments() if name not in evidence]:
             raise NotMeasured(f"the study leaves {missing[0]} out")
         _require(claim, evidence[claim.experiment])
-        found = judge(claim, arm_called)
+        arms = [_arm(evidence[experiment], name) for experiment, name in claim.arms()]
+        found = judge(claim, *arms)
     except NotMeasured as lacking:
         return replace(known, reason=str(lacking))
-    whole = [run for arm in about for run in arm.runs if run.metrics["diverged_step"] is None]  # the others were stopped early
+    whole = [run for arm in arms for run in arm.runs if run.metrics["diverged_step"] is None]  # the others were stopped early
     steps = min((int(run.validation["step"].iloc[-1]) for run in whole), default=0)
-    if steps < claim.horizon and not (isinstance(claim, Collapses | Share) and found.verdict == AGREES):
+    if steps < claim.horizon and not (isinstance(claim, Collapses) and found.verdict == AGREES):
         reason = f"the claim is about step {claim.horizon} and later, and the runs took {steps} steps"
         found = replace(found, verdict=NOT_TESTED, reason=reason)
     decided = {key: getattr(found, key) for key in ("verdict", "reason", "measured", "interval", "quantity")}
-    runs = [run.name for name in claim.experiments() for of_arm in evidence[name].arms.values() for run in of_arm]
-    known = replace(known, **decided, written=written(claim, runs))
-    return replace(known, fresh=fresh(known, replicates))
+    return replace(known, **decided)
 
 
-def _arm(claim: AnyClaim, name: str, evidence: Mapping[str, Evidence]) -> Arm:
-    """Find an arm as a claim names it: ``ARM`` or ``EXPERIMENT/ARM``. A setting stands for the arm with its best learning rate.
+def _arm(evidence: Evidence, name: str) -> Arm:
+    """Find an arm by its name in a claim. A setting stands for the arm with its best learning rate.
 
     The leader is the best arm on the problems that select, so that those that judge it did not choose it.
 
     Raises:
         NotMeasured: the study has no such arm.
     """
-    experiment, _, arm = name.rpartition("/")
-    of = evidence[experiment or claim.experiment]
-    places = dict(zip(PLACES, (of.leader, *[*of.arms][:1], *[*of.arms][-1:]), strict=True))
-    return of.arm(places.get(arm, arm))
+    places = dict(zip(PLACES, (evidence.leader, *[*evidence.arms][:1], *[*evidence.arms][-1:]), strict=True))
+    return evidence.arm(places.get(name, name))
 
 
 def _require(claim: AnyClaim, evidence: Evidence) -> None:

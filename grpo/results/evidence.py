@@ -26,9 +26,9 @@ class Arm:
     """An arm's runs, as a claim is judged by them."""
 
     experiment: str
-    name: str  # empty: all arms of the experiment
+    name: str
     runs: list[Run]
-    collapsed: frozenset[str]  # names of the runs that collapsed
+    collapsed: list[str]  # names of the runs that collapsed
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,14 @@ class Evidence:
         """The runs of an arm, also :class:`NotMeasured` as :meth:`name_of`."""
         return self.arms[self.name_of(arm)]
 
-    def collapsed(self, *arms: str) -> list[str]:
-        """The names of the runs of these arms that collapsed; they count in an arm's mean and interval."""
-        return [run for arm in arms for run in self._collapsed[self.name_of(arm)]]
+    def collapsed(self, arm: str) -> list[str]:
+        """The names of the arm's runs that collapsed; they count in its mean and interval."""
+        return self._collapsed[self.name_of(arm)]
 
     def arm(self, name: str) -> Arm:
-        """An arm for a claim; without a name all arms. Also :class:`NotMeasured` as :meth:`name_of`."""
-        names = [self.name_of(name)] if name else [*self.arms]
-        runs = [run for one in names for run in self.arms[one]]
-        return Arm(self.experiment, names[0] if name else "", runs, frozenset(self.collapsed(*names)))
+        """An arm for a claim, also :class:`NotMeasured` as :meth:`name_of`."""
+        arm = self.name_of(name)
+        return Arm(self.experiment, arm, self.arms[arm], self.collapsed(arm))
 
     def final(self, arm: str) -> Scores:
         """Final scores of the arm's runs on the problems that judge, (runs, problems)."""

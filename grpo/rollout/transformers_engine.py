@@ -16,7 +16,7 @@ import torch
 from grpo.common.errors import UserError
 from grpo.common.records import Completion
 from grpo.common.world import ALONE, World
-from grpo.models.decoding import CopiedPrompts, LongerTexts, SharedPrompts, Texts
+from grpo.models.decoding import LongerTexts, SharedPrompts, Texts
 from grpo.models.examine import traits_of
 from grpo.models.sharding import is_sharded, weights_of
 from grpo.rollout.engine import Draw, SamplingParams, require_room_for
@@ -39,7 +39,7 @@ class TransformersEngine:
     """
 
     def __init__(self, model: Any, tokenizer: Any, max_batch_size: int = 1024, world: World = ALONE):
-        if why := traits_of(model).unsampled_because:
+        if why := traits_of(model).padded_because:
             raise UserError(f"params.yaml: engine.name: transformers: cannot sample this model ({why}). Set it to vllm.")
         self.model = model
         self.tokenizer = tokenizer
@@ -166,13 +166,12 @@ class TransformersEngine:
             self._before = decoding.texts([[*prompts[row // n], *ids[:-1]] for row, ids in enumerate(token_ids)])
         return [completions[i : i + n] for i in range(0, len(completions), n)]
 
-    def _begin(self, prompts: Sequence[Sequence[int]], n: int, room: int) -> SharedPrompts | CopiedPrompts:
+    def _begin(self, prompts: Sequence[Sequence[int]], n: int, room: int) -> SharedPrompts:
         """Begin to decode; if the prompts go on from the texts of the last call, with their keys and values."""
         before, self._before = self._before, None
         if before and (places := before.followed_by(prompts)):
             return LongerTexts(self.model, before, places, prompts, room)
-        kind = CopiedPrompts if traits_of(self.model).copied_because else SharedPrompts
-        return kind(self.model, prompts, n, room)
+        return SharedPrompts(self.model, prompts, n, room)
 
 
 def _draw(generator: torch.Generator, total: int, mine: list[int]) -> torch.Tensor:

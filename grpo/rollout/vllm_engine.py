@@ -3,8 +3,8 @@
 vLLM gets no tokenizer. With one it turns each token into text, in the thread that prepares the GPU's next step, to search for
 stop strings. In place of that, :mod:`grpo.rollout.vllm_stops` ends responses by their token ids.
 
-vLLM's interfaces change between releases. Only this module, :mod:`grpo.rollout.vllm_stops`, :mod:`grpo.rollout.vllm_weights`
-and :mod:`grpo.training.asynchronous.transfer` use them. Tested with the CPU builds of vllm 0.32 and (ends of responses) 0.29.
+vLLM's interfaces change between releases. Only this module, :mod:`grpo.rollout.vllm_stops` and :mod:`grpo.rollout.vllm_weights`
+use them. Tested with the CPU builds of vllm 0.32 and (ends of responses) 0.29.
 """
 
 from __future__ import annotations

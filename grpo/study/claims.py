@@ -1,6 +1,6 @@
 """Claims as data: what a study is to test, published or its own.
 
-A claim is one of five kinds, told apart by a key that only this kind has. :mod:`grpo.results.verdicts` has the rule of each.
+A claim is one of three kinds, told apart by a key that only this kind has. :mod:`grpo.results.verdicts` has the rule of each.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from grpo.study.settings import Experiment, setting_of
 
 REWARD = "answer_reward"
 PLACES = ("leader", "first", "last")  # stand for an experiment's arms: the highest one, the first and the last in params.yaml
-Ratio = Annotated[float, Field(gt=1, allow_inf_nan=False)]
 
 
 class Requires(Section):
@@ -31,7 +30,7 @@ class Claim(Section):
     """What all kinds have."""
 
     KIND: ClassVar[str] = ""
-    ARMS: ClassVar[tuple[str, ...]] = ("arm",)  # the keys that name arms
+    ARMS: ClassVar[tuple[str, str]] = ("", "")  # the keys that name the two arms
     id: str = ""
     experiment: str = ""  # may be left out if only one experiment has these arms
     statement: str = Field("", max_length=300)
@@ -42,16 +41,12 @@ class Claim(Section):
 
     def arms(self) -> list[tuple[str, str]]:
         """The experiment and the name of each arm that the claim is about; an arm may be given as EXPERIMENT/ARM."""
-        named = [name for key in self.ARMS if (name := getattr(self, key)) is not None]
-        return [(experiment or self.experiment, arm) for experiment, _, arm in (name.rpartition("/") for name in named)]
+        named = [getattr(self, key).rpartition("/") for key in self.ARMS]
+        return [(experiment or self.experiment, arm) for experiment, _, arm in named]
 
     def experiments(self) -> list[str]:
         """The experiments that the claim is about."""
         return sorted({self.experiment, *(experiment for experiment, _ in self.arms())})
-
-    def test(self) -> dict[str, Any]:
-        """What decides the claim: all but its wording and its sources."""
-        return {"kind": self.KIND} | self.model_dump(exclude={"id", "statement", "reported", "by_design"})
 
     def in_words(self) -> str:
         """The claim in words, for one without a statement."""
@@ -106,48 +101,8 @@ class Collapses(Claim):
         return f"{self.collapses} collapses, {self.control} does not"
 
 
-class Trend(Claim):
-    """A metric grows, falls or stays within a ratio over a stretch of steps, and not so in the control."""
-
-    KIND = "trend"
-    ARMS = ("arm", "control")
-    arm: str
-    trend: Literal["grows", "falls", "stays"]
-    metric: str
-    by: Ratio
-    steps: Annotated[list[NonNegativeInt], Field(max_length=2)] = []  # the first and the last; without the last: to the end
-    control: str | None = None
-
-    def in_words(self) -> str:
-        when = "".join(f" {word} step {step}" for word, step in zip(("from", "to"), self.steps, strict=False))
-        return f"{self.metric} of {self.arm} {self.trend}{' within' * (self.trend == 'stays')} by {self.by:g} times{when}"
-
-
-class Share(Claim):
-    """In most runs a metric exceeds a multiple of its level in control runs, and in most of these it does not.
-
-    Without arms: in the experiment's runs that collapse, before the reward falls, against those with the same train batch that
-    hold.
-    """
-
-    KIND = "share of runs"
-    ARMS = ("arm", "control")
-    share_above: Ratio  # multiple of the control's level
-    metric: str
-    arm: str | None = None
-    control: str | None = None
-
-    def check(self) -> None:
-        if (self.arm is None) != (self.control is None):
-            raise UserError("arm, control: give both, or neither for runs that collapse against runs that hold")
-
-    def in_words(self) -> str:
-        of = f"in most runs of {self.arm}" if self.arm else "before most collapses"
-        return f"{self.metric} exceeds {self.share_above:g} times its steady level {of}"
-
-
 TAG = "kind "  # so that the name of a kind in an error is not taken for a key
-KEYS = {"beats": Beats, "not_below": NotBelow, "collapses": Collapses, "trend": Trend, "share_above": Share}
+KEYS = {"beats": Beats, "not_below": NotBelow, "collapses": Collapses}
 
 
 def _kind(values: Any) -> str | None:
@@ -160,9 +115,7 @@ def _kind(values: Any) -> str | None:
 AnyClaim = Annotated[
     Annotated[Beats, Tag(TAG + "beats")]
     | Annotated[NotBelow, Tag(TAG + "not_below")]
-    | Annotated[Collapses, Tag(TAG + "collapses")]
-    | Annotated[Trend, Tag(TAG + "trend")]
-    | Annotated[Share, Tag(TAG + "share_above")],
+    | Annotated[Collapses, Tag(TAG + "collapses")],
     Discriminator(
         _kind,
         custom_error_type="kind_of_claim",

@@ -1,11 +1,10 @@
-"""Compose a study from its file and the files that it extends; compute the overlay between two studies.
+"""Compose a study from its file and the files that it extends.
 
 The rules are pure functions over plain mappings. :mod:`grpo.study.schema` validates the result.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,10 +22,7 @@ STUDIES_FOLDER = Path("studies")
 WHICH = ("use", "source", "name")
 WHOLE = ("arms", "documents", "sft_datasets", "reward", "source")  # mappings that an overlay replaces as a whole
 BY_TASK = ("tasks", "models", "sft_datasets")  # mappings with one entry per task; `null` removes an entry
-COMPUTED = ("study", "folder", "file", "select_in", "kl_in", "runs")  # keys that composing sets, whatever a study file says
-
-Change = tuple[str, Any, Any]  # a key (a.b.c), its value before and after, or ABSENT
-ABSENT = "absent"
+COMPUTED = ("study", "folder", "file")  # keys that composing sets, whatever a study file says
 
 
 # --------------------------------------------------------------------------------------------------------------- rules
@@ -42,18 +38,6 @@ def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]
     for key, value in overlay.items():
         merged[key] = merge(base[key], value) if _merges(key, base.get(key), value) else value
     return merged
-
-
-def difference(base: Mapping[str, Any], target: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Compute the smallest overlay that turns ``base`` into ``target``; ValueError with a key that it would have to remove."""
-    if gone := [key for key in base if key not in target]:
-        raise ValueError(f"{path}{gone[0]}")
-    overlay: dict[str, Any] = {}
-    for key, value in target.items():
-        if key not in base or not _same(base[key], value):
-            merges = _merges(key, base.get(key), value)
-            overlay[key] = difference(base[key], value, f"{path}{key}.") if merges else value
-    return overlay
 
 
 def choose(experiments: Mapping[str, Any], keep: Mapping[str, Any], own: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -90,21 +74,6 @@ def of_left_out(experiments: Mapping[str, Any]) -> set[str]:
     return {task for task, _ in tasks} - {task for task, made in tasks if made} - {MAIN}
 
 
-def overlay_of(base: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
-    """Compute :func:`difference`, leaving experiments out with ``only`` or ``without``, whichever is shorter."""
-    gone = of_left_out(target.get("experiments", {}))
-    overlay = difference(_without_tasks(base, gone), _without_tasks(target, gone))
-    changed = overlay.get("experiments", {})
-    left_out = [name for name, value in changed.items() if value.get("arms") == {} and name in base.get("experiments", {})]
-    if left_out:
-        kept = [name for name, value in target["experiments"].items() if _arms(value)]
-        lists = {"only": kept} if len(kept) < len(left_out) else {"without": left_out}
-        for name in left_out:
-            changed[name] = {key: value for key, value in changed[name].items() if key != "arms"}
-        overlay["experiments"] = lists | {name: value for name, value in changed.items() if value}
-    return overlay
-
-
 def _without_tasks(values: Mapping[str, Any], gone: set[str]) -> dict[str, Any]:
     """Drop the entries of these tasks, and entries that are ``null``."""
     return {
@@ -115,63 +84,17 @@ def _without_tasks(values: Mapping[str, Any], gone: set[str]) -> dict[str, Any]:
     }
 
 
-def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
-    """List every value that differs, in the order of ``new``, then those only in ``old``. The order of arms counts too."""
-    before, after = _flat(old), _flat(new)
-    found = [(key, before.get(key, ABSENT), after.get(key, ABSENT)) for key in {**after, **before}]
-    differing = [change for change in found if not _same(change[1], change[2])]
-    for name, value in (new.get("experiments") or {}).items():
-        arms = list(_arms(value)), list(_arms((old.get("experiments") or {}).get(name)))
-        if arms[0] != arms[1] and set(arms[0]) == set(arms[1]):
-            differing.append((f"experiments.{name}.arms", f"in the order {', '.join(arms[1])}", ", ".join(arms[0])))
-    return differing
-
-
 def _merges(key: str, old: Any, new: Any) -> bool:
     """Whether ``new`` is merged into ``old`` key by key."""
     if not isinstance(old, Mapping) or not isinstance(new, Mapping) or key in WHOLE:
         return False
     kinds = [which for which in WHICH if which in new and not isinstance(new[which], Mapping)]
-    return all(which in old and _same(old[which], new[which]) for which in kinds)
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two values have the same type and value; the order of keys counts only in ``arms``."""
-    return _canonical(one) == _canonical(other)
-
-
-def _canonical(value: Any, key: str = "") -> str:
-    if isinstance(value, Mapping):
-        items = [f"{json.dumps(k, default=str)}: {_canonical(v, str(k))}" for k, v in value.items()]
-        return f"{{{', '.join(items if key == 'arms' else sorted(items))}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_canonical, value))}]"
-    return json.dumps(value, default=str)
+    return all(which in old and old[which] == new[which] for which in kinds)
 
 
 def _arms(experiment: Any) -> Mapping[str, Any]:
     arms = experiment.get("arms") if isinstance(experiment, Mapping) else None
     return arms if isinstance(arms, Mapping) else {}
-
-
-def stage_lists(values: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The lists ``select_in`` (experiments with arms) and ``kl_in`` (those of them in which a GRPO run has ``keep_steps``)."""
-    experiments = {name: entry for name, entry in values["experiments"].items() if _arms(entry)}
-    kept = values["grpo"].get("keep_steps") if isinstance(values.get("grpo"), Mapping) else None
-    keeping = [
-        name
-        for name, entry in experiments.items()
-        if entry.get("method", "grpo") == "grpo"
-        and any(arm.get("keep_steps", kept) for arm in _arms(entry).values() if isinstance(arm, Mapping))
-    ]
-    return {"select_in": [*experiments], "kl_in": keeping}
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as ``a.b.c`` keys."""
-    if not isinstance(value, Mapping) or (not value and prefix):
-        return {prefix: value}
-    return {k: v for key, item in value.items() for k, v in _flat(item, f"{prefix}.{key}" if prefix else str(key)).items()}
 
 
 # --------------------------------------------------------------------------------------------------------------- files
@@ -215,7 +138,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def compose(path: Path) -> dict[str, Any]:
-    """Lay a study file over the files that it extends, and set the keys in :data:`COMPUTED` except ``runs``; not validated.
+    """Lay a study file over the files that it extends, and set the keys in :data:`COMPUTED`; not validated.
 
     Raises:
         UserError: see :func:`files_of` and :func:`choose`.
@@ -240,8 +163,6 @@ def compose(path: Path) -> dict[str, Any]:
     experiments = values.get("experiments")
     gone = of_left_out(experiments) if isinstance(experiments, Mapping) else set()
     for key, value in _without_tasks(values, gone).items():
-        if key == "experiments" and isinstance(value, Mapping):
-            composed |= stage_lists(values)
         if key not in COMPUTED:
             composed.setdefault(key, value)
     return composed

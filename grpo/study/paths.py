@@ -25,14 +25,12 @@ RUNS = Path("data/runs")  # config.yaml, metrics.json, history.csv, validation.c
 CHECKPOINTS = Path("data/checkpoints")
 KL = Path("data/kl")  # of each experiment with kept checkpoints, each response with its KL
 KISSING_NUMBER = Path("data/kissing_number/program.py")  # the best program known; the only result in data/ that git stores
-KISSING_SEARCH = Path("data/kissing_search")  # program.py (the best) and scores.jsonl
+KISSING_SEARCH = Path("data/kissing_search")  # program.py (the best)
 TIMING = Path("data/timing")  # times and MLflow ids, which differ between equal runs
 CONVERSATION_LOG = TIMING / "kissing_number/conversation_log.json"
 
 # Unfinished work. It is no stage's output, as DVC would remove it before the stage runs again.
 STATE = Path("data/state")
-EVALUATION_STATE = STATE / "evaluation"  # chunks of evaluations
-UNSENT_METRICS = STATE / "mlflow"  # runs that MLflow lacks
 RUN_STATE = STATE / "runs"  # saved states of runs
 RUN_LOCKS = STATE / "locks"
 KISSING_NUMBER_STATE = STATE / "kissing_number"  # the log of a search
@@ -40,6 +38,7 @@ KISSING_NUMBER_STATE = STATE / "kissing_number"  # the log of a search
 PIPELINE = Path("dvc.yaml")
 LOCK = Path("dvc.lock")
 PARAMS = Path("params.yaml")
+STAGES = Path("stages.yaml")  # what dvc.yaml makes its stages from, computed from params.yaml
 
 ROOT = Path(__file__).parents[2]  # folder with the package: a checkout, or site-packages
 
@@ -55,13 +54,12 @@ CANDIDATES = REPORTS / "candidates"  # all arms of an experiment, and why the wi
 RECORD = REPORTS / "record.json"  # all that was measured and concluded, the same on every machine
 TIMING_TABLE = REPORTS / "timing.csv"  # a row a run: what differs between machines
 TIMING_FIGURE = REPORTS / "timing.svg"
-REPLICATION = REPORTS / "replication.json"  # verdicts and winners on fresh seeds; written by `grpo replicate`
 FIGURES = REPORTS / "figures"
 TABLES = REPORTS / "tables"
 METRICS = REPORTS / "metrics"  # each experiment's metrics for `dvc metrics` and `dvc exp show`
 SUMMARY = REPORTS / "summary.json"
 WRITEUP = REPORTS / "writeup.md"
-KISSING_NUMBER_DELIVERY = REPORTS / "kissing_number"  # program, log, prompts and report, side by side
+KISSING_NUMBER_DELIVERY = REPORTS / "kissing_number"  # program, log and report, side by side
 PAGE = REPORTS / "index.html"
 
 

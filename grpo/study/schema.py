@@ -18,7 +18,7 @@ from grpo.common.imports import search_in
 from grpo.common.yaml_file import read_mapping
 from grpo.study import paths
 from grpo.study.claims import AnyClaim, own_claims
-from grpo.study.compose import STUDIES_FOLDER, compose, stage_lists
+from grpo.study.compose import STUDIES_FOLDER, compose
 from grpo.study.methods import (
     OFF_POLICY_RANK,
     ExpertIterationConfig,
@@ -47,6 +47,7 @@ from grpo.study.settings import (
     Selection,
     SftDataset,
 )
+from grpo.study.stages import require_current_stages
 from grpo.tasks.task import Split, Task, make_task
 
 ALL_SEEDS = "all"  # the seed of a stage that trains all of an arm's, one after another
@@ -98,12 +99,9 @@ class Study(Section):
     divergence: Divergence | None  # null: no run is stopped
     checkpoints: list[Literal["last", "best"]] = Field(min_length=1)
     save_state_every: PositiveInt  # steps; expert iteration saves after each of its (long) steps
-    select_in: list[str] = Field(min_length=1)  # the experiments with arms; DVC makes stages select@EXPERIMENT from it
-    kl_in: list[str] | None = None  # those of them with keep_steps of GRPO; DVC makes stages kl@EXPERIMENT from it
     experiments: dict[str, Experiment]
     claims: list[AnyClaim] = []  # the study's own, beside the published ones
     resources: dict[str, Resources]
-    runs: dict[str, dict[str, Any]] | None = None  # made by `grpo study use`; DVC makes stages train@KEY from it
 
     def seeds_of(self, experiment: str) -> list[int]:
         """The seeds of an experiment's arms."""
@@ -120,7 +118,7 @@ class Study(Section):
         return entry.timed if entry.timed and seed == self.seeds[0] else entry.resources
 
     def runs_table(self) -> dict[str, dict[str, Any]]:
-        """Build `runs:` of params.yaml, a row for each training stage; the row KEY is DVC's stage ``train@KEY``.
+        """Build `runs:` of stages.yaml, a row for each training stage; the row KEY is DVC's stage ``train@KEY``.
 
         A row has ``experiment``, ``arm``, ``task``; ``seed`` (one of ``seeds``, or ``all``); ``folder`` (of the results below
         data/runs, data/checkpoints and data/timing); ``model`` and ``train`` (folders below data/ with the checkpoint to start
@@ -166,6 +164,13 @@ class Study(Section):
     def left_out(self) -> list[str]:
         """The experiments without arms."""
         return [name for name, experiment in self.experiments.items() if not experiment.arms]
+
+    @property
+    def kl_in(self) -> list[str]:
+        """The experiments in which a GRPO run keeps checkpoints on its way (``keep_steps``)."""
+        grpo = [name for name in self.active_experiments if self.experiments[name].method == "grpo"]
+        kept = self.grpo.keep_steps
+        return [name for name in grpo if any(arm.get("keep_steps", kept) for arm in self.experiments[name].arms.values())]
 
     @property
     def metric(self) -> Score:
@@ -285,12 +290,7 @@ class Study(Section):
                 "evaluation.metric: reward compares runs of one reward, and here arms differ in it: choose answer_reward."
             )
         self._check_resources()
-        table = self.runs_table()
-        if self.runs is not None and self.runs != table:
-            differing = sorted(key for key in {**table, **self.runs} if table.get(key) != self.runs.get(key))
-            shown = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")
-            remedy = "run `grpo study runs`; after `dvc exp run -S …`, then `dvc exp run` without -S"
-            raise UserError(f"runs: does not match experiments, seeds and tasks ({shown}): {remedy}.")
+        self.runs_table()
 
     def _check_tasks(self) -> None:
         """Check that each task can be made, has a model, and is used with its own prompt formats."""
@@ -337,17 +337,12 @@ class Study(Section):
                 require_known(f"{where}.task", "no task", experiment.task, self.tasks)
             if experiment.arms and experiment.method == "sft" and experiment.task not in self.sft_datasets:
                 raise UserError(f"{where}: no examples for fine-tuning: add sft_datasets.{experiment.task}.")
-        for key, wanted in stage_lists(self.model_dump(include={"experiments", "grpo"})).items():
-            given = getattr(self, key)
-            if given is not None and sorted(given) != sorted(wanted):
-                differing = ", ".join(sorted({*given} ^ {*wanted})) or "one is there twice"
-                of = "arms" if key == "select_in" else "keep_steps of GRPO"
-                raise UserError(f"{key}: must list each experiment with {of} once ({differing}): run `grpo study runs`.")
+        if not self.active_experiments:
+            raise UserError("experiments: none has arms. Give one some.")
         for name in self.active_experiments:
             for needed in self.needed_experiments(name):
                 if needed in self.left_out:
-                    remedy = f"give it arms, or leave {name} out too, and run `grpo study runs`"
-                    raise UserError(f"experiments.{needed}.arms: left out, but {name} builds on it: {remedy}.")
+                    raise UserError(f"experiments.{needed}.arms: left out, but {name} builds on it. Leave {name} out too.")
 
     def _check_arm(self, experiment: str, arm: str, values: dict[str, Any]) -> None:
         """Check that the arm's name can be a file name, that the method accepts its values, and that they fit the study."""
@@ -407,9 +402,13 @@ def load_study(path: Path = paths.PARAMS) -> Study:
     """Read and validate a study: params.yaml, or a study file with the files that it extends.
 
     Raises:
-        UserError: one line for each wrong key, with what was expected.
+        UserError: one line for each wrong key, with what was expected; or stages.yaml beside params.yaml is out of date.
     """
-    return validated(read_mapping(path) if path.name == paths.PARAMS.name else compose(path), path)
+    if path.name != paths.PARAMS.name:
+        return validated(compose(path), path)
+    study = validated(read_mapping(path), path)
+    require_current_stages(study, path.with_name(paths.STAGES.name))
+    return study
 
 
 def validated(values: dict[str, Any], path: Path) -> Study:

@@ -70,21 +70,7 @@ class LocalModel(Section):
     device: Device = None
 
 
-class RandomModel(Section):
-    """Random weights with the architecture, vocabulary and tokenizer of another model, to try a study without its weights.
-
-    The other model's weights are not downloaded. Sizes that are null are the other model's.
-    """
-
-    source: Literal["random"]
-    like: Annotated[HubModel | LocalModel, Field(discriminator="source")]
-    hidden_size: Annotated[int, Field(ge=32, multiple_of=32)] | None = None  # if set, with heads of 16
-    num_hidden_layers: PositiveInt | None = None
-    seed: int = 0
-    device: Device = None
-
-
-Model = Annotated[PretrainedHere | HubModel | LocalModel | RandomModel, Field(discriminator="source")]
+Model = Annotated[PretrainedHere | HubModel | LocalModel, Field(discriminator="source")]
 
 # ------------------------------------------------------------------------------------------------ examples to fine-tune on
 
@@ -140,7 +126,6 @@ class LearnerSettings(Section):
     packing: bool = True
     gradient_checkpointing: bool = False
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
-    offload_reference: bool = False  # keep the starting weights for KL in CPU memory while not in use
     compile: bool = False  # torch.compile: 10 to 15% faster on CPU, after 5 to 20 s of compiling
     # Processes (torchrun) that train a run together, each on its share of the questions, with one GPU each or on the CPU.
     processes: PositiveInt = 1
@@ -153,7 +138,6 @@ class LearnerSettings(Section):
             "processes is 1: set it to 2 or more": self.processes == 1,
             "compile is on: set it to false": self.compile,
             "optimizer is adamw_8bit: set it to adamw": self.optimizer != "adamw",
-            "offload_reference is on: set it to false, as the starting weights are sharded too": self.offload_reference,
         }
         if self.fully_shard and any(wrong.values()):
             raise UserError(f"fully_shard: {'; '.join(text for text, found in wrong.items() if found)}")
@@ -308,22 +292,24 @@ class Divergence(Section):
 
 
 class KissingNumber(Section):
-    """The search of the ``kissing_number`` stage: how programs are proposed, and its limits (the first one reached ends it).
+    """The search of the ``kissing_number`` stage: its strategy, and its limits (the first one reached ends it).
 
-    Strategies other than ``mutation`` ask a language model, set by ``OPENAI_BASE_URL``, ``OPENAI_MODEL`` and
-    ``OPENAI_API_KEY``. ``best_of_n``: independent answers. ``conversation``: each prompt has all earlier answers and their
-    evaluations. ``hybrid``: a conversation in which each turn is the best of several answers.
+    Without a strategy no search runs, and the stage only checks the committed program. A strategy asks a language model, set
+    by ``OPENAI_BASE_URL``, ``OPENAI_MODEL`` and ``OPENAI_API_KEY``. ``best_of_n``: independent answers. ``conversation``: each
+    prompt has all earlier answers and their evaluations. ``hybrid``: a conversation in which each turn is the best of several
+    answers.
     """
 
-    strategy: Literal["mutation", "best_of_n", "conversation", "hybrid"] = "mutation"
+    strategy: Literal["best_of_n", "conversation", "hybrid"] | None = None
     calls: PositiveInt | None = None
     tokens: PositiveInt | None = None
     seconds: PositiveFloat | None = None  # with this limit, two searches may differ
     seed: int = 0
 
     def check(self) -> None:
-        if self.calls is None and self.tokens is None and self.seconds is None:
-            raise UserError("needs a limit: calls, tokens or seconds")
+        limited = (self.calls, self.tokens, self.seconds) != (None, None, None)
+        if limited != (self.strategy is not None):
+            raise UserError("a strategy needs a limit (calls, tokens or seconds), and a limit needs a strategy")
 
 
 Method = Literal["grpo", "sft", "expert_iteration"]

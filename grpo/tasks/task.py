@@ -91,14 +91,13 @@ class Format:
         return self.encode_all(tokenizer, [prompt])[0]
 
     def encode_all(self, tokenizer: Any, prompts: Sequence[str]) -> list[tuple[int, ...]]:
-        """Encode prompts as :meth:`encode` does; the limits of a chat template are tested for all at once."""
+        """Encode prompts as :meth:`encode` does."""
         questions = [self.question_of(prompt) for prompt in prompts]
         safe = [p if q is None else self.prompt(tokenizer.as_text(q)) for p, q in zip(prompts, questions, strict=True)]
         if self.chat:
             system = [{"role": "system", "content": self.system}] if self.system else []
             chats = [[*system, {"role": "user", "content": prompt}] for prompt in safe]
             options = {**self.options, **({"tools": self.environment.schemas} if self.environment else {})}
-            tokenizer.try_chats(chats, **options)
             found = [tokenizer.chat_ids(chat, **options) for chat in chats]
         else:
             found = [tokenizer.prompt_ids(prompt) for prompt in safe]

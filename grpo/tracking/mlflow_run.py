@@ -1,107 +1,182 @@
 """Record runs in MLflow while they go on.
 
-MLflow's client writes in the thread that trains: when a run begins, then every :data:`EVERY_SECONDS`, and at the end. Each wait
-has a limit. If MLflow cannot be written, one warning says so, the run goes on, and attempts become rarer. What MLflow lacks at
-the end is kept as a folder in ``data/state/mlflow``, which ``grpo mlflow_import`` writes to MLflow later.
+The result files, such as history.csv, have all that MLflow shows. If MLflow cannot be written, one warning says so, the run
+goes on, and this process writes nothing more to it.
+
+A study is an MLflow experiment. Each state of the study (params.yaml, commit) is a run in it, and the parent (tag
+``mlflow.parentRunId``) of the runs made in this state. Their tag ``experiment`` names the experiment of the study.
 """
 
 from __future__ import annotations
 
+import getpass
 import json
 import re
-import shlex
-import shutil
 import sys
 import time
-import uuid
 from collections.abc import Callable, Mapping
-from functools import partial
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
+import pandas as pd
+from filelock import FileLock
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+from mlflow.tracking import MlflowClient
 
-from grpo.common.errors import final
-from grpo.common.files import write_text
-from grpo.common.safe_text import without_password
+from grpo.common.files import read_jsonl, write_text
 from grpo.study import paths
 from grpo.study.software import environment_tags
 from grpo.tracking.mlflow_study import mlflow_source_tags
-from grpo.tracking.mlflow_uri import NOWHERE, describe, tracking_uri
-from grpo.tracking.mlflow_writer import KINDS, RECORD, Writer
+from grpo.tracking.mlflow_uri import NOWHERE, client_of, failure, local_database, tracking_uri
 
-EVERY_SECONDS = 5.0  # from one write to the next
-PAUSE_SECONDS = 60.0  # after a failed write; each further one doubles it
+EVERY_SECONDS = 5.0  # between two writes of metrics
+LOCK_SECONDS = 60.0  # the wait for other processes that create the database, the experiment or the parent
+EXPERIMENT_TAGS = {
+    "mlflow.experimentKind": "custom_model_development",  # the UI opens its training view
+    "mlflow.note.content": "One run per state of the study (params.yaml and commit), with the runs made in this state below it;"
+    " their tag `experiment` names the experiment. Steps are optimizer steps. See docs/tracking.md.",
+}
 
-_warned_of: set[str] = set()  # addresses of MLflow
+Method = TypeVar("Method", bound=Callable[..., None])
+_failed: set[str] = set()  # addresses of MLflow that this process could not write
 
 
+def _never_fails(write: Method) -> Method:
+    """Decorate a method that writes to MLflow: its first error prints a warning, after which nothing more is written."""
+
+    @wraps(write)
+    def call(run: MlflowRun, *args: Any, **kwargs: Any) -> None:
+        if run.uri in (NOWHERE, *_failed):
+            return
+        try:
+            write(run, *args, **kwargs)
+        except Exception as error:
+            _failed.add(run.uri)
+            print(
+                f"warning: {failure(run.uri, error)}\n  The run goes on without MLflow; history.csv has everything."
+                " Check the server and MLFLOW_TRACKING_URI; without it, runs go to mlflow.db in this folder.",
+                file=sys.stderr,
+            )
+
+    return cast(Method, call)
+
+
+@dataclass
 class MlflowRun:
     """One run in MLflow.
 
-    Args:
-        experiment: name of the MLflow experiment; made if it does not exist.
+    Attributes:
+        experiment: name of the MLflow experiment; created if it does not exist.
         params, tags: values are converted to text.
         state: of the study, from :func:`grpo.tracking.mlflow_study.study_state`; it becomes the parent of this run.
-        key_file: file with the run's key. If it exists, the run in MLflow that has this key goes on.
+        id_file: file for the run's id. If it exists, that run continues.
+        run_id: empty if MLflow could not be written or tracking is off (:data:`NOWHERE`).
     """
 
-    def __init__(
-        self,
-        experiment: str,
-        name: str,
-        params: Mapping[str, Any],
-        tags: Mapping[str, Any],
-        state: Mapping[str, Any] | None = None,
-        key_file: Path | None = None,
-    ):
-        key = uuid.uuid4().hex
-        if key_file is not None and key_file.exists():
-            key = key_file.read_text(encoding="utf-8")
-        elif key_file is not None:
-            write_text(key_file, key)
-        self._record: dict[str, Any] = {
-            "experiment": experiment,
-            "name": name,
-            "key": key,
-            "params": _as_text(params),
-            "tags": _as_text({**environment_tags(), **mlflow_source_tags(), **tags}),
-            "study": state,
-            "datasets": [],
-            "rows": [],
-            "started": _now(),
-            "status": None,
-            "ended": None,
-        }
-        self._files: dict[str, list[Path]] = {kind: [] for kind in KINDS}
-        self._uri = tracking_uri()
-        names = "-".join(re.sub(r"[^\w.=@-]+", "_", part)[:80] for part in (experiment, name))
-        self.folder = paths.workspace() / paths.UNSENT_METRICS / f"{names}-{key[:12]}"
-        self._writer = Writer(self._record, self._uri)
-        self._monitor: SystemMetricsMonitor | None = None
-        self._next, self._pause = 0.0, PAUSE_SECONDS
-        self._try(self._writer.write)
+    experiment: str
+    name: str
+    params: Mapping[str, Any]
+    tags: Mapping[str, Any]
+    state: Mapping[str, Any] | None = None
+    id_file: Path | None = None
+    run_id: str = field(default="", init=False)
 
+    def __post_init__(self) -> None:
+        self.uri = tracking_uri()
+        self._client: MlflowClient
+        self._monitor: SystemMetricsMonitor
+        self._metrics: list[Metric] = []  # not yet written
+        self._last_step: dict[str, int] = {}  # by metric
+        self._written_at = 0.0
+        self._start()
+
+    @_never_fails
+    def _start(self) -> None:
+        lock = paths.workspace() / paths.RUN_LOCKS / "mlflow.lock"
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(lock, timeout=LOCK_SECONDS):
+            self._client = client_of(self.uri)
+            experiment_id = self._find_or_create_experiment()
+            run = self._find_run(experiment_id) or self._create_run(experiment_id)
+        self.run_id = run.info.run_id
+        if self.id_file is not None:
+            write_text(self.id_file, self.run_id)
+        self._client.update_run(self.run_id, "RUNNING")
+        for key in run.data.metrics:
+            if not key.startswith("system/"):
+                self._last_step[key] = max(metric.step for metric in self._client.get_metric_history(self.run_id, key))
+        params = {_allowed(key): str(value) for key, value in self.params.items()}
+        missing = [Param(key, value) for key, value in params.items() if key not in run.data.params]
+        tags = environment_tags() | mlflow_source_tags() | dict(self.tags)
+        self._client.log_batch(self.run_id, params=missing, tags=_run_tags(tags))
+        self._monitor = SystemMetricsMonitor(self.run_id, resume_logging=True, tracking_uri=self.uri)
+        self._monitor.start()
+
+    def _find_or_create_experiment(self) -> str:
+        if (found := self._client.get_experiment_by_name(self.experiment)) is not None:
+            return str(found.experiment_id)
+        database = local_database(self.uri)
+        artifacts = (database.parent / "mlruns" / self.experiment).as_uri() if database else None
+        return str(self._client.create_experiment(self.experiment, artifacts, EXPERIMENT_TAGS))
+
+    def _find_run(self, experiment_id: str) -> Run | None:
+        if self.id_file is None or not self.id_file.exists():
+            return None
+        found = self._client.search_runs([experiment_id], f"attributes.run_id = '{self.id_file.read_text()}'")
+        return found[0] if found else None
+
+    def _create_run(self, experiment_id: str) -> Run:
+        tags = {}
+        if self.state is not None:
+            tags["mlflow.parentRunId"] = self._find_or_create_parent(experiment_id, self.state)
+        if local_database(self.uri) is None:  # such a file may be passed on
+            with suppress(OSError, KeyError):  # in a container the user may have no name
+                tags["mlflow.user"] = getpass.getuser()
+        return self._client.create_run(experiment_id, tags=tags, run_name=self.name)
+
+    def _find_or_create_parent(self, experiment_id: str, state: Mapping[str, Any]) -> str:
+        if found := self._client.search_runs([experiment_id], f"tags.study_key = '{state['key']}'"):
+            return str(found[0].info.run_id)
+        tags = state["tags"] | {"study_key": state["key"]}
+        run_id = str(self._client.create_run(experiment_id, tags=tags, run_name=state["name"]).info.run_id)
+        self._client.log_dict(run_id, state["settings"], "study.json")
+        self._client.set_terminated(run_id)
+        return run_id
+
+    @_never_fails
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Record metrics of one step. If a step is recorded again, after a resume, its first values stay."""
-        if self._uri == NOWHERE:
-            return
-        self._record["rows"].append((_now(), step, {key: float(value) for key, value in metrics.items()}))
-        if time.monotonic() >= self._next:
-            self._try(self._writer.write)
+        for name, value in metrics.items():
+            if step > self._last_step.get(key := _allowed(name), -1):
+                self._last_step[key] = step
+                self._metrics.append(Metric(key, float(value), round(1000 * time.time()), step))
+        if time.monotonic() >= self._written_at + EVERY_SECONDS:
+            self._write_metrics()
 
+    def _write_metrics(self) -> None:
+        self._client.log_batch(self.run_id, metrics=self._metrics)
+        self._metrics, self._written_at = [], time.monotonic()
+
+    @_never_fails
     def tag(self, **tags: Any) -> None:
         """Set tags."""
-        self._record["tags"] = self._record["tags"] | _as_text(tags)
+        self._client.log_batch(self.run_id, tags=_run_tags(tags))
 
+    @_never_fails
     def artifact(self, path: Path) -> None:
-        """Add a file as an artifact; it must stay until the run is finished."""
-        self._files["artifacts"].append(path)
+        """Add a file as an artifact."""
+        self._client.log_artifact(self.run_id, str(path))
 
+    @_never_fails
     def table(self, path: Path) -> None:
         """Add a file of JSON lines as the table ``STEM.json``, which MLflow's UI shows."""
-        self._files["tables"].append(path)
+        self._client.log_table(self.run_id, pd.DataFrame(read_jsonl(path, "train", dict)), f"{path.stem}.json")
 
+    @_never_fails
     def dataset(self, path: Path, digest: str, context: str) -> None:
         """Record a dataset of the run: file name, number of rows and digest, but not the content.
 
@@ -111,70 +186,27 @@ class MlflowRun:
             context: ``training`` or ``validation``.
         """
         name = "/".join(path.with_suffix("").parts[1:])  # without data/: dataset/main/train
-        about = {"name": name, "digest": digest, "uri": path.as_posix(), "context": context}
-        rows = path.read_text(encoding="utf-8").count("\n")
-        self._record["datasets"] = [*self._record["datasets"], about | {"rows": rows}]
+        source, profile = {"uri": path.as_posix()}, {"num_rows": path.read_text(encoding="utf-8").count("\n")}
+        dataset = Dataset(name, digest, "local", json.dumps(source), profile=json.dumps(profile))
+        tags = [InputTag("mlflow.data.context", context)]
+        self._client.log_inputs(self.run_id, datasets=[DatasetInput(dataset, tags)])
 
     def finish(self, status: str = "FINISHED") -> str | None:
-        """Write the rest to MLflow, or keep the run for ``grpo mlflow_import``.
+        """Write the rest and how the run ended; return the run's id, if it has one."""
+        self._end(status)
+        return self.run_id or None
 
-        Returns:
-            the run's id; None if MLflow could not be reached or tracking is off (:data:`NOWHERE`).
-        """
-        if self._monitor is not None:
-            self._monitor.finish()
-        self._record |= {"status": status, "ended": _now()}
-        if self._try(partial(self._writer.finish, self._files)):
-            shutil.rmtree(self.folder, ignore_errors=True)  # of an earlier attempt at this run
-        else:
-            self._keep()
-        return self._writer.run_id
-
-    def _try(self, write: Callable[[], None]) -> bool:
-        """Write to MLflow, and return whether that succeeded. No error of MLflow ends the run."""
-        if self._uri == NOWHERE:
-            return True
-        try:
-            write()
-            if self._monitor is None and self._record["status"] is None:
-                self._monitor = SystemMetricsMonitor(self._writer.run_id, resume_logging=True, tracking_uri=self._uri)
-                self._monitor.start()
-        except Exception as error:
-            self._next, self._pause = time.monotonic() + self._pause, 2 * self._pause
-            self._warn(error)
-            return False
-        self._next, self._pause = time.monotonic() + EVERY_SECONDS, PAUSE_SECONDS
-        return True
-
-    def _warn(self, error: Exception) -> None:
-        """Print one warning for all runs of this process."""
-        if self._uri in _warned_of:
-            return
-        _warned_of.add(self._uri)
-        print(
-            f"warning: MLflow at {without_password(self._uri)} could not be written: {describe(error)}\n"
-            "  Training and its results do not depend on it. What MLflow lacks of a run at its end is kept. Check the server\n"
-            "  and MLFLOW_TRACKING_URI (without it, runs go to mlflow.db here). When MLflow is back:\n"
-            f"    grpo mlflow_import {shlex.quote(str(final(self.folder.parent)))}/*",
-            file=sys.stderr,
-        )
-
-    def _keep(self) -> None:
-        try:
-            for kind, files in self._files.items():
-                (self.folder / kind).mkdir(parents=True, exist_ok=True)
-                for file in files:
-                    shutil.copyfile(file, self.folder / kind / file.name)
-            write_text(self.folder / RECORD, json.dumps(self._record) + "\n")
-        except OSError as error:
-            wrong = f"MLflow lacks a part of the run {self._record['name']}, which could not be kept: {describe(error)}"
-            print(f"warning: {wrong}", file=sys.stderr)
+    @_never_fails
+    def _end(self, status: str) -> None:
+        self._monitor.finish()
+        self._write_metrics()
+        self._client.set_terminated(self.run_id, status)
 
 
-def _now() -> int:
-    """Milliseconds since 1970."""
-    return round(1000 * time.time())
+def _run_tags(tags: Mapping[str, Any]) -> list[RunTag]:
+    return [RunTag(_allowed(key), str(value)) for key, value in tags.items()]
 
 
-def _as_text(values: Mapping[str, Any]) -> dict[str, str]:
-    return {key: str(value) for key, value in values.items()}
+def _allowed(name: str) -> str:
+    """Replace characters that MLflow does not allow in names."""
+    return re.sub(r"[^\w.\- :/]", "_", name)

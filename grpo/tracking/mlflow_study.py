@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -12,13 +11,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from grpo.common.safe_text import without_password
+from grpo.common.safe_text import hide_secrets
 from grpo.study.effective import digest
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN, HubModel, LocalModel
 from grpo.study.training_inputs import shared_settings
-
-_URI = re.compile("[A-Za-z][A-Za-z0-9+.-]*://.*", re.DOTALL)
 
 
 def study_tags(study: Study, task: str = MAIN) -> dict[str, str]:
@@ -49,7 +46,7 @@ def study_state(study: Study) -> dict[str, Any]:
     Returns:
         ``key``, which identifies the state; ``name`` and ``tags`` of the parent run; ``settings``, all values of params.yaml.
     """
-    settings, tags = study.model_dump(mode="json", exclude={"runs"}), mlflow_source_tags()
+    settings, tags = study.model_dump(mode="json"), mlflow_source_tags()
     del tags["mlflow.source.name"]
     params_digest, commit, changed = digest(settings), tags["git_commit"], tags["git_changed"] == "true"
     at = f"at commit {commit[:8]}" + (" + changes" if changed else "")
@@ -85,25 +82,20 @@ def source_tags() -> dict[str, str]:
 
 
 @lru_cache
-def _source_tags(folder: Path) -> dict[str, str]:
-    def git(*args: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(["git", *args], cwd=folder, capture_output=True, text=True, check=False)
-
+def _source_tags(_folder: Path) -> dict[str, str]:
     deciding = ("grpo", "params.yaml", "dvc.yaml", "constraints.txt")
     from_the_top = (f":(top){name}" for name in deciding)  # `grpo quickstart` works in a folder below
+    status = _git("status", "--porcelain", "--untracked-files=no", "--", *deciding, *from_the_top)
+    changed = "unknown" if status is None else str(bool(status)).lower()
+    return {"git_commit": _git("rev-parse", "--verify", "--quiet", "HEAD") or "none", "git_changed": changed}
+
+
+def _git(*args: str) -> str | None:
+    """The output of git; None if it fails or is not installed."""
     try:
-        status = git("status", "--porcelain", "--untracked-files=no", "--", *deciding, *from_the_top)
-        commit = git("rev-parse", "--verify", "--quiet", "HEAD").stdout.strip()
-    except FileNotFoundError:
-        return {"git_commit": "none", "git_changed": "unknown"}
-    if "safe.directory" in status.stderr:
-        print(
-            f"warning: {folder} belongs to another user, so git does not tell the commit of the code: runs are recorded with"
-            f" git_commit none. To allow it: `git config --global --add safe.directory {shlex.quote(str(folder))}`.",
-            file=sys.stderr,
-        )
-    changed = "unknown" if status.returncode else str(bool(status.stdout)).lower()
-    return {"git_commit": commit or "none", "git_changed": changed}
+        return subprocess.run(["git", *args], capture_output=True, text=True, check=True).stdout.strip()
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return None
 
 
 def mlflow_source_tags() -> dict[str, str]:
@@ -113,9 +105,7 @@ def mlflow_source_tags() -> dict[str, str]:
     return {
         **source,
         "mlflow.source.type": "LOCAL",
-        "mlflow.source.name": shlex.join(
-            [name, *(_URI.sub(lambda uri: without_password(uri[0]), arg) for arg in sys.argv[1:])]
-        ),
+        "mlflow.source.name": hide_secrets(shlex.join([name, *sys.argv[1:]])),
         **({"mlflow.source.git.commit": commit} if commit != "none" else {}),
         **({"dvc_experiment": experiment} if experiment else {}),
     }

@@ -20,7 +20,6 @@ from grpo.common.files import atomic_folder, exclusive_lock, files_digest, read_
 from grpo.common.world import is_rank_0, start_processes, started_by_torchrun
 from grpo.models import require_checkpoint
 from grpo.models.tokenizer import chat_date
-from grpo.results.published import KNOWN, known_claims
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun, digest, read_config
 from grpo.study.kept import bring_back, keep_until_stored
@@ -34,7 +33,7 @@ from grpo.tracking.mlflow_study import flat, source_tags, study_params, study_st
 from grpo.tracking.run_log import now
 from grpo.training.data import RunData, read_data
 
-MLFLOW_KEY = "mlflow_run_key"  # file beside the saved states; a resumed run goes on in the same MLflow run
+MLFLOW_ID = "mlflow_run_id"  # file beside the saved states; a resumed run goes on in the same MLflow run
 ATTEMPTS = 4  # from one saved state of an asynchronous run whose actors die or hang
 
 
@@ -146,8 +145,7 @@ def recorded(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as:
     """
     warn_of_other_versions(packages(study, [run.config]))
     state = _state_folder(run, identity)
-    known = _known_claims(study, state, same_as)
-    mlflow = _mlflow_run(study, run, identity, same_as, state / MLFLOW_KEY)
+    mlflow = _mlflow_run(study, run, identity, same_as, state / MLFLOW_ID)
     try:
         mlflow.dataset(run.train, identity["train"], "training")
         mlflow.dataset(run.validation, identity["validation"], "validation")
@@ -171,29 +169,15 @@ def recorded(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as:
         "alone": study.runs_alone(run.experiment, run.seed),
         **source_tags(),
         "hardware": hardware(),
-        KNOWN: known,
     }
     write_json(paths.run_timing(run.name), about | outputs.timing)
     # Last, so that a killed process always leaves either the results or the saved state.
     _keep_results(run, state)
 
 
-def _known_claims(study: Study, state: Path, same_as: str | None) -> list[str] | None:
-    """The digests of the claims that the study named when the run began; None for a run of an older version, which kept none.
-
-    A resumed run began when its state was first written, and a run that takes over results when the other one began.
-    """
-    if same_as:
-        return read_json(paths.run_timing(same_as), made_by=paths.stage_of_run(same_as)).get(KNOWN)
-    path = state / "claims.json"
-    if not path.exists():
-        write_json(path, {KNOWN: known_claims(study)})
-    return list(read_json(path, made_by="train", keys=(KNOWN,))[KNOWN])
-
-
 def _keep_results(run: EffectiveRun, state: Path) -> None:
     """Replace the run's saved states by its results, which are kept until DVC has stored them."""
-    (state / MLFLOW_KEY).unlink(missing_ok=True)  # training it again is another run
+    (state / MLFLOW_ID).unlink(missing_ok=True)  # training it again is another run
     results = [root / run.name for root in (paths.RUNS, paths.CHECKPOINTS, paths.TIMING)]
     keep_until_stored(state, results[-1], results)
     for saved in [*state.parent.glob("*"), *state.glob("step-*")]:
@@ -215,7 +199,7 @@ def _state_folder(run: EffectiveRun, identity: dict[str, Any]) -> Path:
     return paths.RUN_STATE / run.name / digest([identity | {"learner": learner}, code_of_rooms()])
 
 
-def _mlflow_run(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as: str | None, key_file: Path) -> MlflowRun:
+def _mlflow_run(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as: str | None, id_file: Path) -> MlflowRun:
     """Start the run in MLflow, or go on in it; a reused run has no metrics there, but tags that name the original run."""
     original = {}
     if same_as:
@@ -238,7 +222,7 @@ def _mlflow_run(study: Study, run: EffectiveRun, identity: dict[str, Any], same_
             "model_digest": identity["model"],
         },
         study_state(study),
-        None if same_as else key_file,
+        None if same_as else id_file,
     )
 
 

@@ -1,8 +1,8 @@
 """Saved states of a run, from which it resumes after it was killed or stopped.
 
 A state is a folder ``step-N``: everything that training has changed in N steps, and the checkpoints so far. It has a draft name
-until it is complete. The newest one is used; the one before is kept in case the newest cannot be read. States
-lie outside all stage outputs, because DVC removes outputs before a stage runs.
+until it is complete; then the state before it is removed. States lie outside all stage outputs: DVC removes outputs before a
+stage runs, and has no run cache for a stage whose outputs it leaves in place (``persist: true``).
 
 The state of a model of 1.5 billion parameters (21.6 GB) takes much longer to write than to copy to CPU memory, so training
 waits for the copy only, and a thread writes it.
@@ -35,7 +35,6 @@ from grpo.study.kept import link
 
 STATE = "state.pt"
 CHECKPOINTS = "checkpoints"
-KEPT = 2
 
 
 class Part(Protocol):
@@ -224,7 +223,7 @@ class SavedState:
         except BaseException:
             remove(draft)
             raise
-        for old in self._states()[:-KEPT]:
+        for old in self._states()[:-1]:
             remove(old)
 
     def _newest(self) -> Path | None:
@@ -237,8 +236,7 @@ class SavedState:
             except Exception as error:  # torch raises many kinds for a file that is no state
                 if isinstance(error, PermissionError) or is_out_of_memory(error):
                     raise
-                wrong = f"cannot be read ({reason(error)}). The state before it is used; without one the run starts anew."
-                tqdm.write(f"warning: {state}: {wrong}")
+                tqdm.write(f"warning: {state}: cannot be read ({reason(error)}). Without an older state the run starts anew.")
                 remove(state)
         return None
 

@@ -214,7 +214,5 @@ def _source(study: Study, run: EffectiveRun) -> str:
             return f"{model.repo} at {model.revision}"
         case "local":
             return model.path
-        case "random":
-            return f"random weights (seed {model.seed})"
         case _:
             return f"pretrained by the study ({run.base})"

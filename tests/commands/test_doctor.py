@@ -111,6 +111,6 @@ def test_disk_is_for_checkpoints_and_the_states_of_all_runs_in_progress(monkeypa
     weights = 2 * n / 2**30
     for gpus, at_once in ((0, 1), (2, 1), (8, 4)):
         monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
-        needed = 3 * weights + 2 * weights * kept + 3 * at_once * 14 * n / 2**30
+        needed = 3 * weights + 2 * weights * kept + 2 * at_once * 14 * n / 2**30
         found = by_name(study)["disk"].found
         assert f"the study may need {needed:.0f}: " in found and f"of {at_once} run(s) in progress" in found

@@ -26,7 +26,7 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
 TEXT = (DOCS / "handouts.md").read_text()
 ROWS = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in TEXT.splitlines() if line.startswith("| ")]
 COMMANDS = sorted({row[-1].strip("`") for row in ROWS if len(row) == 3 and row[-1].startswith("`")})
-PARAMS = yaml.safe_load((ROOT / "params.yaml").read_text())
+PARAMS, STAGES = (yaml.safe_load((ROOT / f"{name}.yaml").read_text()) for name in ("params", "stages"))
 
 
 def test_every_row_says_where_and_how() -> None:
@@ -102,7 +102,7 @@ def dvc_stages() -> set[str]:
     """What `dvc repro` takes in the active study."""
     found = set()
     for name, stage in yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"].items():
-        over = PARAMS[stage["foreach"][2:-1]] if "foreach" in stage else ()
+        over = (PARAMS | STAGES)[stage["foreach"][2:-1]] if "foreach" in stage else ()
         found |= {name, *(f"{name}@{key}" for key in over)}
     return found
 

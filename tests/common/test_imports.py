@@ -32,6 +32,7 @@ NOT_FOR_THE_MINI_MODEL = {
     ),
     *("transformers", "huggingface_hub", "math_verify", "latex2sympy2_extended"),
 }
+OF_A_TOKENIZER = {"transformers", "huggingface_hub", "jinja2"}
 OF_A_RUN = {"mlflow", "pandas", "scipy"}
 OF_THE_OPTIMIZER = {"sympy", "torch._dynamo", "torch._inductor", "torch.distributed.tensor", "torch.onnx"}
 PROGRAM = """
@@ -73,14 +74,14 @@ def test_a_stage_imports_what_it_needs(project: Path) -> None:
         "study check": set(),
         "dataset main": set(),
         "training_inputs": set(),
-        "model main": {"torch"} | OF_A_RUN | OF_THE_OPTIMIZER,
-        "math_baseline": {"torch", "jinja2"} | OF_A_RUN,  # its page of examples is a template
-        "train grpo_learning_rate 3e-4 --seed 0": {"torch"} | OF_A_RUN | OF_THE_OPTIMIZER,
-        "train grpo_learning_rate 1e-3 --seed 0": {"torch"} | OF_A_RUN | OF_THE_OPTIMIZER,
+        "model main": {"torch"} | OF_A_TOKENIZER | OF_A_RUN | OF_THE_OPTIMIZER,
+        "math_baseline": {"torch"} | OF_A_TOKENIZER | OF_A_RUN,
+        "train grpo_learning_rate 3e-4 --seed 0": {"torch"} | OF_A_TOKENIZER | OF_A_RUN | OF_THE_OPTIMIZER,
+        "train grpo_learning_rate 1e-3 --seed 0": {"torch"} | OF_A_TOKENIZER | OF_A_RUN | OF_THE_OPTIMIZER,
         "select grpo_learning_rate": {"pandas", "scipy"},  # for its intervals
         "train grpo_baselines reinforce_with_baseline --seed 0": OF_A_RUN,  # takes over the winner's results, its equal
         "sft_dataset main": set(),
-        "train sft_experiment examples_32 --seed 0": {"torch"} | OF_A_RUN | OF_THE_OPTIMIZER,
+        "train sft_experiment examples_32 --seed 0": {"torch"} | OF_A_TOKENIZER | OF_A_RUN | OF_THE_OPTIMIZER,
     }
     for command, packages in needed.items():
         modules = loaded(project, command)
@@ -112,8 +113,7 @@ assert type(ray.get(row.text.remote("a"))) is Own
 """
 
 
-@pytest.mark.parametrize("command", [["-P", "-c", OF_A_STUDY], ["-m", "grpo", "--help"]])
-def test_no_file_of_a_study_replaces_a_module(command: list[str], tmp_path: Path) -> None:
+def test_no_file_of_a_study_replaces_a_module(tmp_path: Path) -> None:
     """In this process and its children; modules beside the named one are found, and objects of theirs reach other processes."""
     study, ran = tmp_path / "study", tmp_path / "ran"
     for folder in (ran, study / "package"):
@@ -124,7 +124,7 @@ def test_no_file_of_a_study_replaces_a_module(command: list[str], tmp_path: Path
     (study / "own.py").write_text("from own_helper import half\nclass Own(str):\n    half = half\n")
     (study / "own_helper.py").write_text("half = 0.5\n")
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    program = [sys.executable, *command, str(study)]
+    program = [sys.executable, "-P", "-c", OF_A_STUDY, str(study)]
     done = subprocess.run(program, cwd=study, env=environment, capture_output=True, text=True, check=False)
     assert not [*ran.iterdir()] and done.returncode == 0, done.stderr
 

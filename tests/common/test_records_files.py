@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from grpo.common.errors import UserError
-from grpo.common.files import atomic_folder, files_digest, read_json, write_json, write_text
+from grpo.common.files import atomic_folder, dvc_hash, files_digest, read_json, write_json, write_text
 from grpo.common.records import Example, Problem, read_problems, write_records
 from grpo.common.yaml_file import parse_yaml
 
@@ -244,3 +245,14 @@ def test_what_python_compiled_is_no_part_of_a_digest(tmp_path: Path) -> None:
     inside = tree(tmp_path / "__pycache__/room", {"a.py": "1", "deep/b.py": "2"})
     assert files_digest(inside) == before  # what lies above does not count
     assert files_digest(tree(inside, {"a.py": "3"})) != before
+
+
+def test_the_hash_is_dvcs(workdir: Path) -> None:
+    for name in ("best/metadata.json", "best/model.safetensors"):
+        write_text(Path("kept") / name, name)
+    write_text(Path("kept/best-of-all.json"), "ä\r\n")  # sorted by DVC as a path: before or after best/
+    write_text(Path("kept/a b.txt"), "")
+    dvc = str(Path(sys.executable).with_name("dvc"))
+    for command in (["init", "--no-scm", "-q"], ["add", "-q", "kept"]):
+        subprocess.run([dvc, *command], check=True, env=os.environ | {"DVC_NO_ANALYTICS": "1"})
+    assert f"md5: {dvc_hash(Path('kept'))}" in Path("kept.dvc").read_text()

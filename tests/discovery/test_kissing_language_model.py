@@ -53,7 +53,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def open_search(server: FakeEndpoint, folder: Path, strategy: str = "conversation", seed: int = 0) -> Log:
-    return open_log(folder / LOG, Settings("language model", strategy, seed, MODEL, server.url))
+    return open_log(folder / LOG, Settings(strategy, seed, MODEL, server.url))
 
 
 def run(server: FakeEndpoint, folder: Path, budget: Budget, strategy: str = "conversation") -> list[Attempt]:
@@ -234,10 +234,11 @@ def test_a_damaged_log_is_refused(tmp_path: Path) -> None:
 
 
 ON_A_KERNEL_WITHOUT_LANDLOCK = """
-import ctypes, sys
+import ctypes, os, sys
 from pathlib import Path
-from grpo.commands.kissing_search import language_model
-from grpo.discovery.log import open_log
+from grpo.common.errors import UserError
+from grpo.discovery.language_model import endpoint_from_environment, propose_with
+from grpo.discovery.log import Settings, open_log
 from grpo.discovery.search import Budget, search
 from grpo.discovery.verifier import verify_text
 seccomp = ctypes.CDLL("libseccomp.so.2")
@@ -245,8 +246,14 @@ seccomp.seccomp_init.restype = ctypes.c_void_p
 context = ctypes.c_void_p(seccomp.seccomp_init(ctypes.c_uint(0x7FFF0000)))
 seccomp.seccomp_rule_add_array(context, ctypes.c_uint(0x50026), 444, ctypes.c_uint(0), None)  # ENOSYS, as Linux 5.12 says
 assert seccomp.seccomp_load(context) == 0
-propose, settings = language_model("conversation", 0)
-search(propose, verify_text, Budget(calls=2), open_log(Path(sys.argv[1]), settings))
+endpoint = endpoint_from_environment(os.environ)
+try:
+    propose_with(endpoint, "conversation")
+except UserError as error:
+    print(error)
+os.environ["KISSING_UNFENCED"] = "1"
+log = open_log(Path(sys.argv[1]), Settings("conversation", 0))
+search(propose_with(endpoint, "conversation"), verify_text, Budget(calls=2), log)
 """
 
 
@@ -258,8 +265,6 @@ def test_programs_run_where_reading_is_not_fenced_only_if_the_user_says_so(tmp_p
     with FakeEndpoint([thief]) as server:
         said = {"OPENAI_BASE_URL": server.url, "OPENAI_MODEL": MODEL, "OPENAI_API_KEY": KEY}
         command = [sys.executable, "-c", ON_A_KERNEL_WITHOUT_LANDLOCK, str(tmp_path / "log.json")]
-        refused = subprocess.run(command, env=os.environ | said, capture_output=True, text=True, check=False)
-        assert refused.returncode and not server.requests and not (tmp_path / "log.json").exists()
-        assert "could read whatever you may read" in refused.stderr and "KISSING_UNFENCED=1" in refused.stderr
-        subprocess.run(command, env=os.environ | said | {"KISSING_UNFENCED": "1"}, capture_output=True, check=True)
+        done = subprocess.run(command, env=os.environ | said, capture_output=True, text=True, check=True)
+        assert "could read whatever you may read" in done.stdout and "KISSING_UNFENCED=1" in done.stdout
         assert "PRIVATE KEY" in server.prompts()[1]  # what is at stake

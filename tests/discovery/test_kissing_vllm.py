@@ -66,7 +66,7 @@ def _answers(port: int) -> bool:
 
 
 def run(endpoint: Endpoint, folder: Path, strategy: str, calls: int) -> list[Attempt]:
-    log = Log(folder / "conversation_log.json", Settings("language model", strategy, 0, endpoint.model, endpoint.base_url))
+    log = Log(folder / "conversation_log.json", Settings(strategy, 0, endpoint.model, endpoint.base_url))
     search(propose_with(endpoint, strategy), verify_text, Budget(calls=calls), log)
     return log.attempts
 

@@ -14,7 +14,7 @@ from environment_parts import Calculator, Scripted, Undecided
 from model_parts import like_qwen3, own_model, tiny_model
 
 from grpo.common.errors import UserError
-from grpo.common.records import Completion, Problem, Rollout
+from grpo.common.records import Problem, Rollout
 from grpo.common.world import World
 from grpo.evaluation.episodes import episode_measures, transcript
 from grpo.evaluation.evaluate import Sampler, evaluate, sample_rollouts, score_of
@@ -92,9 +92,7 @@ def test_a_turn_that_another_token_ends_is_ended_as_the_template_ends_it(chats: 
 
 def test_a_prompt_names_the_tools_where_the_template_does(chats: Tokenizer) -> None:
     asked: list[Any] = []
-    tokenizer = SimpleNamespace(
-        as_text=str, try_chats=lambda *_, **__: None, chat_ids=lambda _, **options: asked.append(options) or (1,)
-    )
+    tokenizer = SimpleNamespace(as_text=str, chat_ids=lambda _, **options: asked.append(options) or (1,))
     task_of("Calculator").formats["chat"].encode(tokenizer, "6 times 7?")
     assert [tool["function"]["name"] for tool in asked[0]["tools"]] == ["multiply", "subtract"]
 
@@ -272,15 +270,6 @@ def test_a_later_turn_computes_new_tokens_only(byte_tokenizer: Any, kind: str) -
         found = torch.log_softmax(model(ids[None]).logits[0], dim=-1)
         places = torch.tensor(sampled_at) + len(each.prompt_ids)
         assert torch.allclose(found[places - 1, ids[places]], torch.tensor(each.completion.log_probs), atol=1e-4)
-
-
-def test_a_finished_chunk_is_read_as_it_was_written(chats: Tokenizer, tmp_path: Path) -> None:
-    task, problems = task_of("Guess"), [Problem("p/0", "6 times 7?", "42")]
-    engine = Scripted(chats, ["7", "42"], chats.end_of_turn_id)
-    sampler = Sampler(engine, chats, task.formats["chat"], score_of(task, "chat"))
-    first = evaluate(sampler, problems, PARAMS, 0, 2, tmp_path)
-    assert evaluate(sampler, problems, PARAMS, 0, 2, tmp_path) == first and len(engine.asked) == 2
-    assert isinstance(first[0][0].completion, Completion)
 
 
 def test_tools_have_the_schemas_of_transformers() -> None:

@@ -1,17 +1,10 @@
-"""Evaluation of a checkpoint: chunks that survive a kill, records, examples, and comparison of two evaluations."""
+"""Evaluation of a checkpoint: chunks, records, examples, and comparison of two evaluations."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +25,6 @@ from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.tasks.arithmetic import Arithmetic
 from grpo.tasks.formats import R1_ZERO
-from grpo.tasks.graded import GradedTask
 from grpo.tasks.task import ScoredBatch
 
 PARAMS = SamplingParams(max_tokens=8)
@@ -49,59 +41,19 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SEQUENCES_PER_CHUNK", 6)  # three problems of two samples
 
 
-class CountingEngine(TransformersEngine):
-    """Counts its calls, and stops after some of them as a kill would."""
-
-    calls = 0
-    allowed = 10**9
-
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        if self.calls >= self.allowed:
-            raise KeyboardInterrupt
-        self.calls += 1
-        return super().generate(*args, **kwargs)
-
-
 def second_is_late(rollouts: Sequence[Rollout]) -> ScoredBatch:
     return ScoredBatch(SCORE(rollouts).rewards, [i == 1 for i in range(len(rollouts))])
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_an_interrupted_evaluation_goes_on_where_it_was(
-    model: Any, tokenizer: Any, problems: list[Problem], tmp_path: Path
+def test_rollouts_come_in_the_order_of_problems_and_late_answers_are_counted(
+    model: Any, tokenizer: Any, problems: list[Problem]
 ) -> None:
-    """A kept chunk has all of its rollouts, and which answers ran out of time."""
-
-    def evaluated(engine: Any, state: Path | None = tmp_path) -> list[list[Rollout]]:
-        return evaluate(Sampler(engine, tokenizer, R1_ZERO, second_is_late), problems, PARAMS, seed=3, n=2, state=state)
-
-    whole = evaluated(TransformersEngine(model, tokenizer), None)
-    assert [[r.problem for r in group] for group in whole] == [[p, p] for p in problems]
-    assert [[r.timed_out for r in group] for group in whole[:3]] == [[False, True], [False, False], [False, False]]
-    assert summarize([r for group in whole for r in group])["grader_timeouts"] == 4  # one a chunk
-
-    engine = CountingEngine(model, tokenizer)
-    engine.allowed = 2
-    with pytest.raises(KeyboardInterrupt):
-        evaluated(engine)
-    again = CountingEngine(model, tokenizer)
-    assert evaluated(again) == whole
-    assert again.calls == 2  # of four chunks
-
-
-@pytest.mark.usefixtures("small_chunks")
-def test_a_damaged_chunk_is_sampled_again(
-    model: Any, tokenizer: Any, problems: list[Problem], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    engine = CountingEngine(model, tokenizer)
-    sampler = Sampler(engine, tokenizer, R1_ZERO, SCORE)
-    whole = evaluate(sampler, problems, PARAMS, seed=3, n=2, state=tmp_path)
-    chunk = tmp_path / "3.json"
-    for content in (b"", chunk.read_bytes()[:100], b"[[]]"):
-        chunk.write_bytes(content)
-        assert evaluate(sampler, problems, PARAMS, seed=3, n=2, state=tmp_path) == whole
-        assert f"{chunk}: this part of the evaluation is damaged and is sampled again" in capsys.readouterr().err
-    assert engine.calls == 4 + 3
+    sampler = Sampler(TransformersEngine(model, tokenizer), tokenizer, R1_ZERO, second_is_late)
+    groups = evaluate(sampler, problems, PARAMS, seed=3, n=2)
+    assert [[r.problem for r in group] for group in groups] == [[p, p] for p in problems]
+    assert [[r.timed_out for r in group] for group in groups[:3]] == [[False, True], [False, False], [False, False]]
+    assert summarize([r for group in groups for r in group])["grader_timeouts"] == 4  # one a chunk
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -182,57 +134,12 @@ def project(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path) -> Pa
     return tmp_path
 
 
-IN_SMALL_CHUNKS = """
-import sys
-from grpo.cli import main
-from grpo.evaluation import evaluate
-evaluate.SEQUENCES_PER_CHUNK = 30
-main()
-"""
-KILLS = 2
-
-
-@pytest.mark.slow
-def test_an_evaluation_killed_again_and_again_ends_with_the_same_files(project: Path) -> None:
-    """Each time at another moment: while a chunk is sampled, scored, or written."""
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    state, moments = project / "data/state/evaluation", random.Random(7)
-
-    def chunks() -> set[Path]:
-        return set(state.glob("*/[0-9]*.json"))
-
-    def command(out: str) -> list[str]:
-        options = ("--out", out, "--prompt", "question_only")
-        return [sys.executable, "-c", IN_SMALL_CHUNKS, "evaluate", "data/model/main", *options]
-
-    for _ in range(KILLS):
-        before = chunks()
-        process = subprocess.Popen(command("killed"), cwd=project, env=environment, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 120
-        while chunks() == before and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(moments.uniform(0, 0.5))
-        assert process.poll() is None
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert len(chunks()) > len(before) and before < chunks(), "it goes on where it was"
-        assert len({chunk.parent for chunk in chunks()}) == 1
-        assert not (project / "killed").exists()
-    assert len(chunks()) < 100
-    for out in ("killed", "whole"):
-        result = subprocess.run(command(out), cwd=project, env=environment, capture_output=True, text=True)
-        assert result.returncode == 0, result.stderr
-        assert not chunks()
-    for name in ("question_only.jsonl", "question_only_examples.md"):
-        assert (project / "killed" / name).read_bytes() == (project / "whole" / name).read_bytes()
-
-
-def test_a_stage_killed_at_its_second_prompt_keeps_the_first(
+def test_a_stage_killed_at_its_second_prompt_starts_again(
     project: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stage's folder is written at its end only, so the first prompt's chunks must survive the kill."""
+    """The stage's folder is written at its end only."""
     monkeypatch.chdir(project)
-    mini_study = changed(mini_study, evaluation={"zero_shot_problems": 64})
+    mini_study = changed(mini_study, evaluation={"zero_shot_problems": 8})
     whole = evaluator.evaluate_checkpoint
 
     def killed_at_the_second(evaluator: Any, problems: Any, prompt: str, folder: Path) -> dict[str, Any]:
@@ -244,11 +151,9 @@ def test_a_stage_killed_at_its_second_prompt_keeps_the_first(
     with pytest.raises(KeyboardInterrupt):
         evaluator.run_math_baseline(mini_study)
     assert not (project / "data/math_baseline").exists()
-    assert len(list((project / "data/state/evaluation").glob("*/0.json"))) == 1
     monkeypatch.setattr(evaluator, "evaluate_checkpoint", whole)
     evaluator.run_math_baseline(mini_study)
     assert len(list((project / "data/math_baseline").glob("*.jsonl"))) == 2
-    assert not list((project / "data/state/evaluation").glob("*/*.json"))
 
 
 def test_the_base_model_answers_a_file_of_gsm8ks_rows(
@@ -271,29 +176,6 @@ def test_the_base_model_answers_a_file_of_gsm8ks_rows(
     file.write_text(json.dumps({"question": "Why?", "answer": "42"}) + "\n")
     with pytest.raises(UserError, match="no short answer after '####'"):
         evaluator.evaluate_file(mini_study, file, Path("here"))
-
-
-def test_all_that_decides_an_evaluation_names_its_kept_part(
-    project: Path, mini_study: Study, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a kill and an edit, of a prompt too, nothing that was kept before is used."""
-
-    def named(problems: list[Problem] = problems, prompt: str = "r1_zero", n: int = 1, **changes: Any) -> str:
-        evaluator.study = changed(mini_study, **changes)
-        return evaluator._identity(problems, prompt, n)
-
-    monkeypatch.chdir(project)
-    evaluator = CheckpointEvaluator(mini_study, Path("data/model/main"))
-    first = named()
-    assert first == named()
-    others = [named(problems[1:]), named(prompt="question_only"), named(n=2), named(threads=3)]
-    others.append(named(engine={"max_batch_size": 7}))
-    others += [named(evaluation=of) for of in ({"temperature": 0.5}, {"top_p": 0.5}, {"max_tokens": 9}, {"seed": 9})]
-    (project / "data/model/main/config.json").write_text("{}")
-    others.append(named())
-    monkeypatch.setattr(GradedTask, "formats", {"r1_zero": replace(R1_ZERO, template="Now {question}")})
-    others.append(named())
-    assert len({first, *others}) == 12
 
 
 # ----------------------------------------------------------------------------------------------------- parts of a reward
@@ -338,4 +220,3 @@ def test_mistakes_are_told_in_one_message_before_anything_is_sampled(
     code, _, told = grpo("evaluate", *arguments.split())
     assert code == 2 and message in told and "Traceback" not in told
     assert not (project / "out").exists()
-    assert not (project / "data/state").exists()  # where what is sampled is kept

@@ -1,12 +1,11 @@
-"""The project's tokenizer against transformers' on the same files."""
+"""The tokenizer of a checkpoint: its ids, chats, stop tokens and files."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -111,39 +110,17 @@ def test_no_file_of_a_tokenizer_from_elsewhere_is_lost(like_qwen: Path, tmp_path
     assert PreTrainedTokenizerFast.from_pretrained(tmp_path / "to").apply_chat_template(chat, tokenize=False) == "hello"
 
 
-def test_how_special_tokens_may_be_named(like_qwen: Path, tmp_path: Path) -> None:
-    """With matching rules, in a separate file as before transformers 5, or not at all."""
-    tokenizer = {"tokenizer.json": (like_qwen / "tokenizer.json").read_bytes()}
-    end, other = "<|endoftext|>", "<|im_end|>"
-    id_of_end, id_of_other = (Tokenizer.from_folder(like_qwen)(token)["input_ids"][0] for token in (end, other))
-
-    def named(config: Any, legacy: Any = None) -> tuple[int, int]:
-        files = tokenizer | {"tokenizer_config.json": json.dumps(config).encode()}
-        made = Tokenizer(files | ({"special_tokens_map.json": json.dumps(legacy).encode()} if legacy else {}))
-        return made.eos_token_id, made.pad_token_id
-
-    assert named({"eos_token": other}) == (id_of_other, id_of_other)
-    assert named({"eos_token": other, "pad_token": None, "add_bos_token": False}) == (id_of_other, id_of_other)
-    rules = {"__type": "AddedToken", "lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
-    assert named({"eos_token": rules | {"content": end}, "pad_token": other}) == (id_of_end, id_of_other)
-    assert named({}, legacy={"eos_token": {"content": end}, "pad_token": other}) == (id_of_end, id_of_other)
+def test_the_end_of_text_is_named_and_pads_where_no_other_token_does(like_qwen: Path) -> None:
+    files = {"tokenizer.json": (like_qwen / "tokenizer.json").read_bytes()}
+    end, pad = (Tokenizer.from_folder(like_qwen)(token)["input_ids"][0] for token in ("<|im_end|>", "<|endoftext|>"))
+    for config, expected in (({}, (end, end)), ({"pad_token": None}, (end, end)), ({"pad_token": "<|endoftext|>"}, (end, pad))):
+        config_file = json.dumps({"eos_token": "<|im_end|>", **config}).encode()
+        tokenizer = Tokenizer(files | {"tokenizer_config.json": config_file})
+        assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == expected
     with pytest.raises(ValueError, match=r"tokenizer_config\.json names no eos_token"):
-        Tokenizer(tokenizer)
+        Tokenizer(files)
     with pytest.raises(ValueError, match=r"tokenizer\.json is missing"):
         Tokenizer({"tokenizer_config.json": b'{"eos_token": "x"}'})
-
-
-def test_tokens_that_only_the_config_names_are_added_as_by_transformers(like_qwen: Path, tmp_path: Path) -> None:
-    Tokenizer.from_folder(like_qwen).save_pretrained(tmp_path)
-    size = len(Tokenizer.from_folder(tmp_path))
-    token = {"content": "<call>", "lstrip": False, "normalized": False, "rstrip": True, "single_word": False, "special": False}
-    put(tmp_path, added_tokens_decoder={str(size): token}, eos_token="<new end>")
-    ours, theirs = Tokenizer.from_folder(tmp_path), PreTrainedTokenizerFast.from_pretrained(tmp_path)
-    text = "a <call>   b<new end>"
-    assert (len(ours), ours.eos_token_id) == (len(theirs), theirs.eos_token_id) == (size + 2, size + 1)
-    ids = ours(text)["input_ids"]
-    assert ids == theirs(text, truncation=False)["input_ids"] and {size, size + 1} <= set(ids)
-    assert ours.decode(ids) == theirs.decode(ids)
 
 
 # ------------------------------------------------------------------------------------- beginning of text, chats, stop tokens
@@ -174,17 +151,14 @@ def test_a_prompt_begins_once_where_the_tokenizer_wants_it(hub: Path, request: p
 
 
 @pytest.mark.parametrize("hub", ["like_gemma"], indirect=True)
-def test_tokenizer_json_alone_decides_on_the_beginning(hub: Path) -> None:
-    """As in transformers; the end token that it adds to texts is not added to prompts."""
-    put(hub, add_bos_token=False, add_eos_token=True)
-    theirs = AutoTokenizer.from_pretrained(hub)("Mia")["input_ids"]
-    assert list(Tokenizer.from_folder(hub).prompt_ids("Mia")) == theirs and theirs[0] >= 300
+def test_an_end_that_tokenizer_json_adds_to_texts_is_not_added_to_prompts(hub: Path) -> None:
+    put(hub, add_bos_token=False)  # which has no effect, as in transformers
     backend = Backend.from_file(str(hub / "tokenizer.json"))
     special = [(token, backend.token_to_id(token)) for token in ("<bos>", "<eos>")]
     backend.post_processor = processors.TemplateProcessing(single="<bos> $A <eos>", special_tokens=special)
     backend.save(str(hub / "tokenizer.json"))
-    assert AutoTokenizer.from_pretrained(hub)("Mia")["input_ids"] == [*theirs, special[1][1]]
-    assert list(Tokenizer.from_folder(hub).prompt_ids("Mia")) == theirs
+    ids = AutoTokenizer.from_pretrained(hub)("Mia")["input_ids"]
+    assert ids[-1] == special[1][1] and list(Tokenizer.from_folder(hub).prompt_ids("Mia")) == ids[:-1]
 
 
 @pytest.mark.parametrize("hub", WITH_TEMPLATE, indirect=True)
@@ -193,7 +167,7 @@ def test_chats_are_those_of_apply_chat_template(hub: Path, request: pytest.Fixtu
     for chat in CHATS:
         for options in ({}, {"enable_thinking": False}):
             if hub.joinpath("tokenizer_config.json").read_text().count("System role") and len(chat) > 1:
-                with pytest.raises(UserError, match="refuses messages of system, user: System role not supported"):
+                with pytest.raises(UserError, match=r"refuses messages of system, user: .*System role not supported"):
                     ours.chat_ids(chat, **options)
                 continue
             expected = theirs.apply_chat_template(chat, add_generation_prompt=True, return_dict=False, **options)
@@ -246,39 +220,17 @@ def test_of_several_chat_templates_the_default_counts(like_qwen: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "why"),
     [
-        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "it takes longer than 1 s"),
-        ("{{ 10 ** (10 ** 9) }}", "it takes longer than 1 s"),
-        ("{{ 'x' * 2**29 }}", "256 MiB"),
         ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "RecursionError"),
-        ("{{ 1 + 'x' }}", "TypeError: unsupported operand"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
-        ("{{ raise_exception('not this one') }}", "user: not this one"),
+        ("{{ raise_exception('not this one') }}", "not this one"),
         ("{% for %}", "Expected an expression"),
+        ("{{ messages.__class__.__mro__ }}", "SecurityError"),
     ],
 )
-def test_a_chat_template_that_loops_or_fails_is_one_message(
-    like_qwen: Path, template: str, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("grpo.models.foreign.SECONDS", 1)
-    monkeypatch.setattr("grpo.models.foreign.BYTES", 256 << 20)
-    files = files_of(like_qwen)
-    with pytest.raises(UserError, match=r"^prompt: the model's chat template refuses messages of user: ") as refused:
-        Tokenizer(files | {"chat_template.jinja": template.encode()}).chat_ids(CHATS[0])
-    assert why in str(refused.value)
-
-
-def test_the_limits_of_a_chat_template_hold_for_each_chat(like_qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also after chats that kept them, and where many are tried at once."""
-    monkeypatch.setattr("grpo.models.foreign.SECONDS", 1)
-    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    template = f"{{% if messages[0].content == 'second' %}}{loops}{{% endif %}}Mia"
-    tokenizer = Tokenizer(files_of(like_qwen) | {"chat_template.jinja": template.encode()})
-    first, second = ([{"role": "user", "content": text}] for text in ("first", "second"))
-    assert tokenizer.chat_ids(first) == tuple(tokenizer("Mia")["input_ids"])
-    for chats in ([], [first, second]):
-        tokenizer.try_chats(chats)
-        with pytest.raises(UserError, match="it takes longer than 1 s"):
-            tokenizer.chat_ids(second)
+def test_a_chat_template_that_fails_is_one_message(like_qwen: Path, template: str, why: str) -> None:
+    files = files_of(like_qwen) | {"chat_template.jinja": template.encode()}
+    with pytest.raises(UserError, match=f"^prompt: the model's chat template refuses messages of user: .*{why}"):
+        Tokenizer(files).chat_ids(CHATS[0])
 
 
 @pytest.mark.parametrize(
@@ -316,7 +268,9 @@ def test_the_links_of_the_hubs_cache_and_of_dvcs_are_followed(like_qwen: Path, t
     assert load_tokenizer(snapshot)("Mia") == Tokenizer.from_folder(like_qwen)("Mia")
 
 
-def test_code_beside_a_model_is_not_run_whoever_says_yes(tmp_path: Path, like_qwen: Path) -> None:
+def test_code_beside_a_model_is_not_run_whoever_says_yes(
+    tmp_path: Path, like_qwen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """transformers would ask on standard input, where a script may answer y to another question."""
     shutil.copytree(like_qwen, tmp_path / "model")
     (tmp_path / "model" / "tokenizer.json").rename(tmp_path / "model" / "vocab.json")
@@ -327,12 +281,11 @@ def test_code_beside_a_model_is_not_run_whoever_says_yes(tmp_path: Path, like_qw
     for name in ("config.json", "tokenizer_config.json"):
         (tmp_path / "model" / name).write_text(json.dumps(config), encoding="utf-8")
     (tmp_path / "model" / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')", encoding="utf-8")
-    for function in ("load_model", "load_tokenizer"):
-        program = f"from pathlib import Path; from grpo.models.checkpoint import {function} as f; f(Path('model'))"
-        command = [sys.executable, "-c", program]
-        done = subprocess.run(command, cwd=tmp_path, input="y\n" * 9, capture_output=True, text=True, check=False)
-        assert done.returncode == 1 and "UserError: model: " in done.stderr
-        assert not (tmp_path / "ran").exists(), function
+    for load in (load_model, load_tokenizer):
+        monkeypatch.setattr("sys.stdin", StringIO("y\n" * 9))
+        with pytest.raises(UserError, match="model: "):
+            load(tmp_path / "model")
+        assert not (tmp_path / "ran").exists(), load
 
 
 GENERATION, CONFIG = "generation_config.json", "config.json"
@@ -368,28 +321,25 @@ def test_stop_tokens_are_those_of_all_files_and_are_saved(
 
 
 @pytest.mark.parametrize("file", [CONFIG, GENERATION])
-@pytest.mark.parametrize("ends", ["evil", ["evil"], [40, 41.0], True, -1, 301, [40, 10**12], {"a": 1}], ids=str)
+@pytest.mark.parametrize("ends", ["evil", ["evil"], [40, 41.0], True, -1, 301, [40, 10**12]], ids=str)
 def test_what_is_no_token_cannot_end_a_response(file: str, ends: Any, tmp_path: Path, _texts: list[str]) -> None:
     """301 is the first id beyond this tokenizer's vocabulary."""
-    tiny_checkpoint(tmp_path, "llama", "like_olmo", _texts)
+    TOKENIZERS["like_olmo"](tmp_path, _texts)
+    put(tmp_path, CONFIG)
     assert load_tokenizer(tmp_path).decode([300]) == "<|endoftext|>" and len(load_tokenizer(tmp_path)) == 301
-    (tmp_path / GENERATION).unlink(missing_ok=True)
     put(tmp_path, file, eos_token_id=ends)
-    with pytest.raises(UserError, match=r"no readable tokenizer \(ValueError: eos_token_id in .* no token of tokenizer\.json"):
+    with pytest.raises(UserError, match=r"no readable tokenizer .*eos_token_id names .* no token of tokenizer\.json"):
         load_tokenizer(tmp_path)
 
 
 def test_a_token_beyond_the_models_vocabulary_cannot_end_a_response(tmp_path: Path, _texts: list[str]) -> None:
-    tiny_checkpoint(tmp_path, "llama", "like_olmo", _texts)
-    config = json.loads((tmp_path / CONFIG).read_text())
-    for size, inside in ((301, True), (300, False)):
-        for values in (config | {"vocab_size": size}, {"text_config": {"vocab_size": size}}):
-            (tmp_path / CONFIG).write_text(json.dumps(values))
-            if inside:
-                assert load_tokenizer(tmp_path).eos_token_id == 300
-                continue
-            with pytest.raises(UserError, match=r"token 300 ends a response, but vocab_size in config\.json is 300"):
-                load_tokenizer(tmp_path)
+    TOKENIZERS["like_olmo"](tmp_path, _texts)
+    for values in ({"vocab_size": 301}, {"text_config": {"vocab_size": 301}}):
+        (tmp_path / CONFIG).write_text(json.dumps(values))
+        assert load_tokenizer(tmp_path).eos_token_id == 300
+        (tmp_path / CONFIG).write_text(json.dumps(values).replace("301", "300"))
+        with pytest.raises(UserError, match=r"eos_token_id names 300, .* beyond vocab_size in config\.json"):
+            load_tokenizer(tmp_path)
 
 
 def test_a_checkpoint_names_all_stop_tokens_of_its_tokenizer(tmp_path: Path, _texts: list[str]) -> None:

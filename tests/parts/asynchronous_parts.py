@@ -25,6 +25,7 @@ from grpo.study.methods import Asynchronous, GrpoConfig
 from grpo.tasks.formats import QUESTION_ONLY
 from grpo.tasks.task import Format
 from grpo.tracking.run_log import RunLog
+from grpo.training.asynchronous.actors import Weights
 from grpo.training.asynchronous.loop import train_grpo_asynchronously
 from grpo.training.asynchronous.start import start_actors
 
@@ -76,14 +77,19 @@ class NappingLearner(Learner):
         return super().update(rollouts)
 
 
-def make_generator(
-    folder: Path, naps: float = 0.0, notes: Path = Path(os.devnull), engine_class: type[NappingEngine] = NappingEngine
-) -> tuple[Any, Any, Any]:
+def make_generator(folder: Path, naps: float = 0.0, notes: Path = Path(os.devnull)) -> tuple[Any, Any, Any]:
     torch.set_num_threads(1)
     model, tokenizer = load_model(folder), load_tokenizer(folder)
-    engine = engine_class(model, tokenizer)
+    engine = NappingEngine(model, tokenizer)
     engine.naps = naps, notes
     return engine, model, tokenizer
+
+
+def make_vllm_generator(folder: Path) -> tuple[Any, Any, Any]:
+    from grpo.rollout.vllm_engine import VllmEngine, VllmSettings
+
+    engine = VllmEngine(folder, None, VllmSettings("float32", "cpu", 0.5, 64, check_weights=True))
+    return engine, Weights(), load_tokenizer(folder)
 
 
 def make_learner(
@@ -132,13 +138,13 @@ def run(
     generator: Callable[[], Any],
     learner: Callable[[], Any],
     folder: Path,
-    sends: bool = False,
+    transport: str | None = None,
     format: Format = QUESTION_ONLY,
 ) -> tuple[RunLog, dict[str, Any]]:
     """Train asynchronously.
 
     Args:
-        sends: the learner sends its weights itself.
+        transport: of Ray Direct Transport.
 
     Returns:
         the log, and the learner's final state.
@@ -147,8 +153,8 @@ def run(
     log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
     one = {"num_cpus": 1.0}
     setup = setup_of(config, problems(10), format, score=by(contains_a_t))
-    with start_actors(setup, generator, learner, one, one, sends) as (pipeline, remote):
-        with saved_every(3, folder, {"learner": remote}) as saved:  # while the learner trains and sends
+    with start_actors(setup, generator, learner, one, one, transport) as (pipeline, remote):
+        with saved_every(3, folder, {"learner": remote}) as saved:  # while the learner trains
             train_grpo_asynchronously(context(config, log, saved, engine=pipeline, learner=remote))
         remote.write_state(folder / "end.pt")()
     log.close()

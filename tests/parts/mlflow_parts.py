@@ -14,8 +14,6 @@ from typing import Any
 from mlflow.tracking import MlflowClient
 from waiting import wait_for
 
-from grpo.study import paths
-
 
 def uri_of(folder: Path) -> str:
     return f"sqlite:///{folder}/mlflow.db"
@@ -31,11 +29,6 @@ def runs_at(uri: str) -> tuple[MlflowClient, list[Any]]:
 def history(client: MlflowClient, run: Any, key: str) -> list[tuple[int, float]]:
     """(step, value), in their order."""
     return sorted((metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, key))
-
-
-def unsent() -> list[Path]:
-    """The folders of runs that MLflow does not have all of."""
-    return sorted(paths.UNSENT_METRICS.glob("*"))
 
 
 def free_port() -> int:

@@ -105,14 +105,14 @@ def study_of(study: Study, **arms: dict[str, dict[str, Any]]) -> Study:
         else Experiment(arms=own)
         for name, own in arms.items()
     }
-    changes = {"experiments": experiments, "select_in": list(arms), "seeds": [0, 1], "sft_datasets": {}, "kissing_number": None}
+    changes = {"experiments": experiments, "seeds": [0, 1], "sft_datasets": {}, "kissing_number": None}
     evaluation = study.evaluation.model_copy(
         update={
             "zero_shot_prompts": ["r1_zero"],
             "best_of_n": study.evaluation.best_of_n.model_copy(update={"prompts": []}),
         }
     )
-    return study.model_copy(update=changes | {"evaluation": evaluation, "kl_in": [], "claims": [], "runs": None})
+    return study.model_copy(update=changes | {"evaluation": evaluation, "claims": []})
 
 
 def store(run: Run, seconds: float = 1.0, alone: bool = False) -> None:

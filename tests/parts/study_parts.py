@@ -98,7 +98,6 @@ def one_arm_of(task: dict[str, Any]) -> dict[str, Any]:
     del values["sft_datasets"]["main"]
     values["experiments"] = {name: of | {"arms": {}} for name, of in values["experiments"].items()}
     values["experiments"]["grpo_learning_rate"]["arms"] = {"3e-3": {"learning_rate": 3e-3}}
-    values["select_in"], values["kl_in"] = ["grpo_learning_rate"], []
     values["evaluation"] |= {"problems": 8, "last_problems": 16, "selection_problems": 4, "zero_shot_problems": 16}
     values["evaluation"]["best_of_n"]["problems"] = 8
     return values
@@ -188,7 +187,6 @@ def shard_learner(values: dict[str, Any]) -> None:
     values["seeds_in_one_stage"] = False
     for name in ("grpo_lora", ASYNCHRONOUS):
         values["experiments"][name]["arms"] = {}
-        values["select_in"].remove(name)
 
 
 def new_arm(experiment: str, name: str = "extra", **overrides: Any) -> Edit:

@@ -8,7 +8,6 @@ import json
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 import socket
@@ -60,7 +59,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     study["experiments"]["grpo_learning_rate"]["arms"] = {"off_policy": OFF_POLICY}
     study["experiments"]["sft_experiment"]["arms"]["all"] = {"keep_steps": [4, 8]}
     study["models"]["main"]["one_per_seed"] = False
-    del study["runs"], study["kl_in"]
     yaml.dump(study, folder / "params.yaml")
     for command in ("dataset", "model", "sft_dataset"):
         sh(folder, "grpo", command, "main")
@@ -197,7 +195,7 @@ def test_killed_while_the_second_seed_of_a_stage_trains(project, tmp_path):
     train(expected, GRPO)
     for name in ("dvc.yaml", ".gitignore"):
         shutil.copy(ROOT / name, folder)
-    for command in ("git init -q", "dvc init -q", "grpo study runs", "grpo training_inputs"):
+    for command in ("git init -q", "dvc init -q", "grpo study check", "grpo training_inputs"):
         sh(folder, *command.split())
     repro = ["dvc", "repro", "--single-item", "train@grpo_learning_rate-off_policy"]
     with subprocess.Popen(repro, cwd=folder, env=environment(), stdout=subprocess.DEVNULL, start_new_session=True) as process:
@@ -270,7 +268,7 @@ def test_told_to_stop_it_finishes_the_step_and_is_to_be_resumed(run, project, wo
 
 @pytest.fixture(scope="module")
 def killed(project: Path, worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that died when its second state had been saved; not to be changed."""
+    """A run that died when its second state was whole, and the first not yet removed; not to be changed."""
     folder = clone(project, tmp_path_factory.mktemp("killed") / "project")
     assert worker.attempt(folder, GRPO, act="step-4")["code"] == -signal.SIGKILL
     return folder
@@ -284,16 +282,13 @@ def killed_after_two_states(killed: Path, target: Path) -> tuple[Path, list[Path
     return folder, states
 
 
-@pytest.mark.parametrize("damaged", [1, 2])
-def test_a_damaged_state_is_noticed_and_the_one_before_is_used(damaged, killed, worker, undisturbed, tmp_path):
-    """Without a whole state the run starts anew."""
+def test_without_a_whole_state_the_run_starts_anew(killed, worker, undisturbed, tmp_path):
     folder, states = killed_after_two_states(killed, tmp_path / "project")
-    for state in states[-damaged:]:
+    for state in states:
         os.truncate(state / "state.pt", 5000)
     assert worker.attempt(folder, GRPO)["code"] == 0
     said = (folder / "log.txt").read_text()
-    assert f"warning: {states[-1].relative_to(folder)}: cannot be read" in said
-    assert said.count("warning: data/state/runs") == damaged and ("resumed after step 2 of 12" in said) == (damaged == 1)
+    assert said.count("warning: data/state/runs") == 2 and "resumed" not in said
     assert results(folder) == undisturbed(GRPO)[0]
 
 
@@ -310,21 +305,6 @@ def test_a_state_of_another_configuration_is_left_alone(killed, worker, undistur
     assert "resumed after step 4 of 12" in (folder / "log.txt").read_text()
     assert results(folder) == undisturbed(GRPO)[0]
     assert nothing_is_left(folder)
-
-
-def test_files_that_grow_too_large_cost_nothing_that_was_saved(killed, worker, undisturbed, tmp_path):
-    folder, states = killed_after_two_states(killed, tmp_path / "project")
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))  # less than the weights take
-
-    done = train(folder, GRPO, code=2, preexec_fn=limit)
-    assert "File too large" in done.stderr and "Traceback" not in done.stderr
-    assert all((state / "state.pt").exists() for state in states)
-    assert not list(folder.rglob(".*.draft*"))
-    assert worker.attempt(folder, GRPO)["code"] == 0
-    assert "resumed after step 4 of 12" in (folder / "log.txt").read_text()
-    assert results(folder) == undisturbed(GRPO)[0]
 
 
 def test_a_second_process_on_the_same_run_is_refused(project, worker, tmp_path):

@@ -38,6 +38,7 @@ import plan as workflow_plan
 import with_gpus
 
 from grpo.common.errors import UserError
+from grpo.study.schema import load_study
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:dvc.*")
 
@@ -389,9 +390,9 @@ def test_many_stages_at_once_all_come_into_the_lock(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def without_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project's dvc.yaml and params.yaml, in a repository without results. Tests work on copies."""
+    """The project's dvc.yaml, params.yaml and stages.yaml, in a repository without results. Tests work on copies."""
     folder = new_repo(tmp_path_factory.mktemp("without_results") / "repo")
-    for name in ("dvc.yaml", "params.yaml"):
+    for name in ("dvc.yaml", "params.yaml", "stages.yaml"):
         shutil.copy(ROOT / name, folder / name)
     return folder
 
@@ -410,6 +411,18 @@ def test_the_study_itself_can_be_planned(study: Path, monkeypatch: pytest.Monkey
     assert stale == {entry["rule"] for entry in plan.values()}
 
 
+def test_an_edit_of_arms_and_seeds_makes_its_stages(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    edit(study, "params.yaml", "      reinforce_with", "      new: {}\n      reinforce_with")
+    edit(study, "params.yaml", "seeds: [0, 1, 2, 3, 4]", "seeds: [0, 1]")
+    monkeypatch.chdir(study)
+    with pytest.raises(UserError, match="is not that of params"):
+        load_study()
+    plan, _ = planned(study, monkeypatch)
+    assert "train@grpo_baselines-new" in plan and "train@grpo_colocate-one_update-1" in plan
+    assert "train@grpo_colocate-one_update-2" not in plan
+    assert load_study().seeds == [0, 1]
+
+
 CONFLICT = "<<<<<<< HEAD\n{0}=======\n{0}>>>>>>> other\n"
 
 
@@ -419,7 +432,6 @@ CONFLICT = "<<<<<<< HEAD\n{0}=======\n{0}>>>>>>> other\n"
         ("params.yaml", "  n_grpo_steps:", "  n_grpo_step:", "params.yaml: grpo.n_grpo_step: unknown key."),
         ("params.yaml", "  n_grpo_steps:", "\tn_grpo_steps:", "params.yaml:LINE: not valid YAML (found character that"),
         ("params.yaml", "cpus: 1,", "", "params.yaml: resources.small.cpus: missing."),
-        ("params.yaml", "      reinforce_", "      new: {}\n      reinforce_", "(grpo_baselines-new): run `grpo study"),
         ("dvc.yaml", "cmd: grpo best_of_n", "cmd: grpo ${nowhere}", "DVC cannot read the pipeline"),
         ("dvc.lock", "stages: {}\n", CONFLICT, "'dvc.lock', YAML file structure is corrupted. `git checkout HEAD"),
         ("dvc.lock", "stages: {}\n", "stages: 3\n", "'./dvc.lock' validation failed. `git checkout HEAD -- dvc.lock` restores"),

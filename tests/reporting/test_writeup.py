@@ -10,9 +10,7 @@ import pandas as pd
 import pytest
 from markdown_it import MarkdownIt
 
-from grpo.reporting.comments import Comment
 from grpo.reporting.labels import bounded, plain
-from grpo.reporting.record import has_clear_leader
 from grpo.reporting.writeup import cost, left_out, measured, outcome, wall_seconds, writeup_of
 from grpo.study import paths
 from grpo.study.schema import Study
@@ -33,18 +31,18 @@ def experiment(winner: str, leader: str, **lows: float | None) -> dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("entry", "said", "is_told"),
+    ("entry", "said"),
     [
-        (experiment("a", "a", a=None, b=0.02), "a ends at 0.800 (0.750 to 0.850), above all others", True),
-        (experiment("a", "a", a=None, b=-0.1), "a ends at 0.800 (0.750 to 0.850), not told from b", False),
-        (experiment("a", "a", a=None, b=0.02, c=-0.1), "a ends at 0.800 (0.750 to 0.850), above all others", True),  # c: a rate
-        (experiment("b", "a", a=None, b=-0.1), "b ends at 0.700 (0.650 to 0.750); a, at 0.800, is not told from it", False),
-        (experiment("b", "a", a=None, b=0.1), "b ends at 0.700 (0.650 to 0.750); a, at 0.800, ends above it", False),
-        (experiment("a", "a", a=None), "a ends at 0.800 (0.750 to 0.850)", True),
+        (experiment("a", "a", a=None, b=0.02), "a ends at 0.800 (0.750 to 0.850), above all others"),
+        (experiment("a", "a", a=None, b=-0.1), "a ends at 0.800 (0.750 to 0.850), not told from b"),
+        (experiment("a", "a", a=None, b=0.02, c=-0.1), "a ends at 0.800 (0.750 to 0.850), above all others"),  # c: a rate
+        (experiment("b", "a", a=None, b=-0.1), "b ends at 0.700 (0.650 to 0.750); a, at 0.800, is not told from it"),
+        (experiment("b", "a", a=None, b=0.1), "b ends at 0.700 (0.650 to 0.750); a, at 0.800, ends above it"),
+        (experiment("a", "a", a=None), "a ends at 0.800 (0.750 to 0.850)"),
     ],
 )
-def test_an_experiments_result_is_a_line(entry: dict[str, Any], said: str, is_told: bool) -> None:
-    assert outcome(entry) == said and has_clear_leader(entry) == is_told
+def test_an_experiments_result_is_a_line(entry: dict[str, Any], said: str) -> None:
+    assert outcome(entry) == said
 
 
 @pytest.mark.parametrize(
@@ -112,8 +110,6 @@ def a_record() -> dict[str, Any]:
         "interval": None,
         "quantity": "",
         "measured": HOSTILE,
-        "written": "before",
-        "fresh": "same",
         "reported": {"s": HOSTILE},
     }
     entry = experiment("a", "a", a=None, b=0.1) | {
@@ -149,7 +145,7 @@ def test_texts_of_strangers_stay_in_their_cells(mini_study: Study) -> None:
     paths.TABLES.mkdir(parents=True)
     for name in ("e", "zero_shot"):
         (paths.TABLES / f"{name}.md").write_text("| arm |\n|---|\n| a |\n")
-    comments = {"e": Comment("e", paths.REPORTS, "# loud\n\ncomment", "0", "1", ())}
+    comments = {"e": "# loud\n\ncomment"}
     study = mini_study.model_copy(update={"kissing_number": None})
     text = writeup_of(study, a_record(), timing(), comments)
     tokens = MarkdownIt("commonmark", {"html": False}).enable("table").parse(text)
@@ -157,5 +153,5 @@ def test_texts_of_strangers_stay_in_their_cells(mini_study: Study) -> None:
     assert not [heading for heading in headings if "no heading" in heading or "loud" in heading]
     assert not [child for token in tokens for child in token.children or () if child.type in ("image", "html_inline")]
     rows = [line for line in text.splitlines() if line.startswith("| [")]
-    assert len(rows) == 1 and len(re.findall(r"(?<!\\)\|", rows[0])) == 7  # the claim has six cells
-    assert "> **Written for other results.** # loud" in text and "planted" in text
+    assert len(rows) == 1 and len(re.findall(r"(?<!\\)\|", rows[0])) == 5  # the claim has four cells
+    assert "> # loud" in text and "planted" in text

@@ -1,4 +1,4 @@
-"""A study's claims: which are judged, under which conditions, and whether they were written before their runs."""
+"""A study's claims: which are judged, and under which conditions."""
 
 from __future__ import annotations
 
@@ -8,22 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 from report_parts import run, solved, write_run
 from study_parts import study_named, with_values
 
 from grpo.common.errors import UserError
-from grpo.common.files import write_json
 from grpo.results import claims as judging
+from grpo.results.claims import read_published
 from grpo.results.evidence import evidence_of, has_collapsed
-from grpo.results.published import KNOWN, digest_of, known_claims, read_published, written
-from grpo.results.replication import Replicate, write_replication
 from grpo.results.runs import Run
-from grpo.results.verdicts import AGREES, CANNOT_TELL, DISAGREES, NO_DIFFERENCE, NOT_TESTED, Verdict, VerdictName
-from grpo.study import paths
-from grpo.study.claims import own_claims
+from grpo.results.verdicts import AGREES, DISAGREES, NO_DIFFERENCE, NOT_TESTED, Verdict
+from grpo.study.claims import AnyClaim, own_claims
 from grpo.study.schema import Study, validated
 from grpo.tasks.arithmetic import Arithmetic
-from grpo.training.run import _known_claims
 
 pytestmark = pytest.mark.usefixtures("workdir")
 PROBLEMS, SEEDS = 200, [0, 1, 2, 3, 4]
@@ -56,16 +53,14 @@ def made_up(experiment: str, arm: str, seed: int, *rewards: float, steps: int = 
 def write(study: Study) -> Callable[..., None]:
     """Write all runs: one problem of 200 more or less for each seed, so that no two arms have identical results."""
 
-    def write(ends: dict[str, float] = ENDS, steps: int = 64, claims: list[str] | None = None) -> None:
+    def write(ends: dict[str, float] = ENDS, steps: int = 64) -> None:
         for experiment, entry in study.experiments.items():
             for place, (arm, values) in enumerate(entry.arms.items()):
                 for seed in SEEDS:
                     end = ends.get(arm, 0.6) + (seed - 2 + place % 3) / PROBLEMS
                     rate = values.get("learning_rate_times", 1)
                     middle = 0.8 if arm == "3e-3" else end
-                    made = made_up(experiment, arm, seed, 0.1, middle, end, steps=steps, learning_rate=rate)
-                    write_run(made)
-                    write_json(paths.run_timing(made.name), {} if claims is None else {KNOWN: claims})
+                    write_run(made_up(experiment, arm, seed, 0.1, middle, end, steps=steps, learning_rate=rate))
 
     return write
 
@@ -101,8 +96,6 @@ def test_claims_about_the_studys_experiments_are_judged(study: Study, write: Cal
         "learning-rate-too-low": AGREES,  # .8 against .3
         "learning-rate-too-high": AGREES,  # from .8 to 0 in all seeds
         "baseline-helps": DISAGREES,  # .6 against the .7 of the better of two rates
-        "no-baseline-length-collapse": NOT_TESTED,  # 20 tokens
-        "baseline-entropy-collapses": DISAGREES,  # constant
         "lora-rank-1": AGREES,
         "prompt-final": NO_DIFFERENCE,
         "prompt": NO_DIFFERENCE,
@@ -122,7 +115,7 @@ def test_where_the_lowest_rate_leads_nothing_is_said_of_a_lower_one(study: Study
 
 def test_what_a_generated_model_shows_by_design_is_marked_as_that(study: Study, write: Callable[..., None]) -> None:
     write()
-    assert {verdict.id for verdict in judge_claims(study) if verdict.by_design} == {"baseline-entropy-collapses", "prompt"}
+    assert {verdict.id for verdict in judge_claims(study) if verdict.by_design} == {"prompt"}
     of_hub = judge_claims(with_values(study, {"models.main.source": "hub"}))
     assert not any(verdict.by_design for verdict in of_hub)
 
@@ -140,6 +133,17 @@ def test_short_runs_test_no_claim_about_later_steps_but_can_show_a_collapse(stud
 def test_a_study_that_learned_nothing_tests_little(study: Study, write: Callable[..., None]) -> None:
     write(dict.fromkeys([arm for entry in study.experiments.values() for arm in entry.arms], 0.1))
     assert "nothing was learned" in by_id(judge_claims(study))["baseline-helps"].reason
+
+
+def test_a_claim_about_long_responses_is_not_tested_by_short_ones(study: Study, write: Callable[..., None]) -> None:
+    write()
+    own = [
+        {"arm": "6e-4", "beats": "1e-4", "by": 0.05, "requires": {"response_tokens": tokens}, "experiment": RATES}
+        for tokens in (20, 21)
+    ]
+    verdicts = judge_claims(with_values(study, {"claims": own_claims(claims(*own), study.experiments)}))
+    found = [verdict for verdict in verdicts if verdict.own]
+    assert [verdict.verdict for verdict in found] == [AGREES, NOT_TESTED] and "21 tokens or more" in found[1].reason
 
 
 @pytest.mark.parametrize("best", ["rank_1-rate_same", "rank_1-rate_5"])
@@ -173,10 +177,6 @@ def test_the_studies_have_the_arms_that_published_claims_name(name: str) -> None
 
 
 def claims(*values: dict[str, Any]) -> Any:
-    from pydantic import TypeAdapter
-
-    from grpo.study.claims import AnyClaim
-
     return TypeAdapter(list[AnyClaim]).validate_python(list(values))
 
 
@@ -206,7 +206,6 @@ def test_an_own_claim_finds_its_experiment_and_says_what_it_tests(study: Study, 
         ({"arm": "full", "beats": "rank_1", "by": 0.05, "margin": 1}, "margin: unknown key"),
         ({"arm": "full", "beats": "rank_1", "by": 0.05, "metric": "token_entropy"}, "a ratio of 1 or more, not 0.05"),
         ({"arm": "full", "beats": "rank_1"}, "by: missing"),
-        ({"share_above": 3, "metric": "gradient_norm", "arm": "full", "experiment": LORA}, "give both, or neither"),
     ],
 )
 def test_a_mistake_in_an_own_claim_is_one_line(mini_study: Study, claim: dict[str, Any], message: str) -> None:
@@ -214,60 +213,3 @@ def test_a_mistake_in_an_own_claim_is_one_line(mini_study: Study, claim: dict[st
     with pytest.raises(UserError, match=message) as error:
         validated(values, Path("params.yaml"))
     assert len(str(error.value).splitlines()) == 1
-
-
-# ------------------------------------------------------------------------------------- before or after, and on fresh seeds
-
-
-def test_only_the_test_of_a_claim_counts_not_its_wording() -> None:
-    plain, worded, other = claims(
-        {"id": "a", "experiment": LORA, "arm": "full", "beats": "rank_1", "by": 0.05},
-        {"id": "b", "experiment": LORA, "arm": "full", "beats": "rank_1", "by": 0.05, "statement": "s", "by_design": "d"},
-        {"id": "a", "experiment": LORA, "arm": "full", "beats": "rank_1", "by": 0.1},
-    )
-    assert digest_of(plain) == digest_of(worded) != digest_of(other)
-
-
-def test_a_claim_is_before_its_runs_if_all_of_them_knew_it(study: Study, write: Callable[..., None]) -> None:
-    known = known_claims(study)
-    write(claims=known)
-    late = with_values(study, {"claims": claims({"arm": "6e-4", "beats": "1e-4", "by": 0.05})})
-    found = judge_claims(late)
-    assert {verdict.written for verdict in found if not verdict.own and verdict.interval} == {"before"}
-    assert [verdict.written for verdict in found if verdict.own] == ["after"]
-    write_json(paths.run_timing(f"{PROMPTS}/r1_zero/0"), {KNOWN: []})  # one run began before the claims were written
-    assert by_id(judge_claims(study))["prompt"].written == "after"
-    write_json(paths.run_timing(f"{PROMPTS}/r1_zero/0"), {})  # of an older version
-    assert by_id(judge_claims(study))["prompt"].written == "unknown"
-    assert by_id(judge_claims(study))["baseline-helps"].written == "before"
-    assert written(claims({"experiment": LORA, "arm": "a", "beats": "b", "by": 0.05})[0], []) == "unknown"
-
-
-def test_a_resumed_run_and_one_that_takes_over_results_know_what_the_first_knew(study: Study) -> None:
-    later = with_values(study, {"claims": claims({"arm": "6e-4", "beats": "1e-4", "by": 0.05})})
-    first = _known_claims(study, Path("state"), None)
-    assert first == known_claims(study) and len(known_claims(later)) == len(first) + 1
-    assert _known_claims(later, Path("state"), None) == first
-    assert _known_claims(later, Path("anew"), None) == known_claims(later)
-    write_json(paths.run_timing("e/a/0"), {KNOWN: first})
-    assert _known_claims(later, Path("taken over"), "e/a/0") == first
-    write_json(paths.run_timing("e/a/0"), {})  # of an older version
-    assert _known_claims(later, Path("taken over"), "e/a/0") is None
-
-
-def test_fresh_seeds_say_of_a_verdict_the_worst_that_a_replicate_says(study: Study, write: Callable[..., None]) -> None:
-    write()
-    here = by_id(judge_claims(study))["learning-rate-too-low"]
-    assert here.verdict == AGREES
-    cases: dict[str, list[VerdictName]] = {
-        "not tried": [],
-        "turned round": [AGREES, DISAGREES, CANNOT_TELL],
-        "undecided": [AGREES, CANNOT_TELL],
-    }
-    for expected, there in cases.items():
-        write_replication(study, [Replicate("seeds 7", {here.test: verdict}, {}, {}, {}) for verdict in there])
-        assert by_id(judge_claims(study))[here.id].fresh == expected
-    shorter = with_values(study, {"grpo.n_grpo_steps": 3})  # a replicate of another study says nothing of this one
-    assert by_id(judge_claims(shorter))[here.id].fresh == "not tried"
-    reworded = with_values(study, {"description": "another", "claims": []})
-    assert by_id(judge_claims(reworded))[here.id].fresh == "undecided"

@@ -77,11 +77,6 @@ READERS: dict[Path, tuple[str, Callable[[Study], object], str]] = {
         lambda _: kissing_number.read_report(),
         "kissing_number",
     ),
-    Path("data/kissing_search/scores.jsonl"): (
-        '{"attempt": 0, "kind": "a", "num_points": 1, "score": 1, "best": 1, "message": ""}\n' * 2,
-        lambda _: kissing_number.read_scores(),
-        "kissing_number",
-    ),
     METHODS: ("one\ntwo\n", lambda _: read_text(METHODS, "timing"), "timing"),
 }
 BY_LINE = (".csv", ".jsonl")

@@ -1,4 +1,4 @@
-"""Replication: comparison of verdicts and winners, and the making of a replicate."""
+"""Replication: comparison of verdicts and winners, and the copy of the project that runs with other seeds."""
 
 from __future__ import annotations
 
@@ -8,23 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_parts import with_values
 
 from grpo.commands import replicate
+from grpo.commands.replicate import SAME, TURNED, UNDECIDED, agreement, compare, page
 from grpo.commands.study import composed_text
 from grpo.common.errors import UserError
 from grpo.common.files import write_json
-from grpo.reporting.replication import counts, read_replicate, replication_page
-from grpo.results.replication import (
-    SAME,
-    TURNED,
-    UNDECIDED,
-    Replicate,
-    agreement,
-    read_replication,
-    study_digest,
-    write_replication,
-)
+from grpo.reporting.record import read_record
 from grpo.results.verdicts import AGREES, CANNOT_TELL, DISAGREES, NO_DIFFERENCE, NOT_TESTED, VerdictName
 from grpo.study import paths
 from grpo.study.schema import Study, load_study
@@ -46,66 +36,48 @@ REPOSITORY = Path(__file__).parents[2]
     ],
 )
 def test_how_two_verdicts_go_together(first: VerdictName, second: VerdictName, expected: str) -> None:
-    assert agreement(first, second) == agreement(second, first) == expected
+    here, there = {"verdict": first}, {"verdict": second}
+    assert agreement(here, there) == agreement(there, here) == expected
 
 
-def record(winner: str, low: float, **verdicts: VerdictName) -> dict[str, Any]:
-    """A study's record: an experiment whose arms a and b end at .6 and .5, and claims by the digest of their test.
-
-    Args:
-        low: lower end of the distance of b from a.
-    """
+def record(winner: str, **verdicts: VerdictName) -> dict[str, Any]:
+    """A study's record: an experiment with arms that end at .6 and .5, and claims by id."""
     claims = [
-        {"test": test, "verdict": verdict, "statement": f"It is {test}", "measured": f"{test} | 0.5", "reason": ""}
-        for test, verdict in verdicts.items()
+        {
+            "id": name,
+            "kind": "beats",
+            "verdict": verdict,
+            "statement": f"It is {name}",
+            "measured": f"{name} | 0.5",
+            "reason": "",
+        }
+        for name, verdict in verdicts.items()
     ]
-    untested = {"test": "", "verdict": NOT_TESTED, "statement": "s", "measured": "", "reason": "no arm has it"}
-    ends = (("a", 0.6, None), ("b", 0.5, {"value": 0.1, "low": low, "high": 0.2 - low}))
-    arms = [{"arm": a, "value": v, "low": v - 0.1, "high": v + 0.1, "chosen": True, "below": below} for a, v, below in ends]
-    return {"claims": [*claims, untested], "experiments": {"e": {"winner": winner, "leader": winner, "arms": arms}}}
+    untested = {"id": "u", "kind": "", "verdict": NOT_TESTED, "statement": "s", "measured": "", "reason": "no arm has it"}
+    ends = {"a-rate_half": 0.6, "a-rate_same": 0.6, "b": 0.5}
+    arms = [{"arm": arm, "value": value, "low": value - 0.1, "high": value + 0.1} for arm, value in ends.items()]
+    experiment = {"winner": winner, "arms": arms}
+    return {"study": "s", "headline": {}, "claims": [*claims, untested], "experiments": {"e": experiment}}
 
 
-@pytest.mark.parametrize(("low", "said"), [(-0.05, "could not be told"), (0.05, "could be told")])
-def test_the_page_has_both_verdicts_and_both_winners(workdir: Path, low: float, said: str) -> None:
-    write_json(paths.RECORD, record("a", low, x=AGREES, y=AGREES, z=CANNOT_TELL))
-    there = record("b", low, x=DISAGREES, y=AGREES)
-    there["experiments"]["e"]["arms"].reverse()
-    for arm, below in zip(there["experiments"]["e"]["arms"], (None, {"value": 0.1, "low": low, "high": 0.2}), strict=True):
-        arm["below"] = below
-    write_json("there" / paths.RECORD, there)
-    here, there = read_replicate("seeds 0"), read_replicate("seeds 7", Path("there"))
-    assert counts(here, there) == {TURNED: 1, SAME: 1, "not tried": 1}
-    page = replication_page("abc", here, [there])
-    assert r"| It is x | agrees: x \| 0.5 | disagrees: x \| 0.5 | turned round |" in page
-    assert "| e | a 0.600 (0.500 to 0.700) | b 0.500 (0.400 to 0.600) | another" in page and said in page
-    assert "`abc`" in page and "Of 1 experiments 1 have another winner." in page and "Of 3 claims 1 turned round" in page
-
-
-def test_the_same_setting_at_another_rate_is_no_other_winner() -> None:
-    def replicate(winner: str) -> Replicate:
-        return Replicate(winner, {}, {}, {}, {"e": {"winner": winner, "value": 0.5, "low": 0.4, "high": 0.6, "told": True}})
-
-    page = replication_page("abc", replicate("a-rate_half"), [replicate("a-rate_same"), replicate("b-rate_half")])
-    assert "Of 1 experiments 0 have another winner." in page and "| same, at another rate |" in page
-    assert "Of 1 experiments 1 have another winner." in page and "| another, and here the leader could be told |" in page
+def test_the_page_has_both_verdicts_and_both_winners() -> None:
+    here = record("a-rate_half", x=AGREES, y=AGREES, z=CANNOT_TELL)
+    found = {
+        "seeds-7": compare(here, record("b", x=DISAGREES, y=AGREES)),
+        "seeds-8": compare(here, record("a-rate_same", x=AGREES)),
+    }
+    text = page(found)
+    assert r"| It is x | agrees: x \| 0.5 | disagrees: x \| 0.5 | turned round |" in text
+    assert "3 claims: 1 turned round, 1 same, 1 not tried" in text
+    assert "| e | a-rate_half 0.600 (0.500 to 0.700) | b 0.500 (0.400 to 0.600) | another |" in text
+    assert "| same, at another rate |" in text and text.index("## seeds-7") < text.index("## seeds-8")
 
 
 def test_the_committed_record_says_the_same_as_itself() -> None:
-    here = read_replicate("here", REPOSITORY)
-    page = replication_page("abc", here, [here])
-    assert len(here.verdicts) > 20 and counts(here, here)[TURNED] == counts(here, here)[UNDECIDED] == 0
-    assert f"Of {len(here.winners)} experiments 0 have another winner." in page
-
-
-def test_replicates_of_another_study_are_stale(workdir: Path, mini_study: Study) -> None:
-    """Claims, wording and resources are no part of a study's settings; steps and arms are."""
-    assert read_replication(mini_study) == []
-    replicate = Replicate("seeds 7", {"x": AGREES}, {}, {}, {})
-    write_replication(mini_study, [replicate])
-    reworded = with_values(mini_study, {"description": "x", "resources.train.cpus": 7, "claims": [1]})
-    assert study_digest(reworded) == study_digest(mini_study) and read_replication(reworded) == [replicate]
-    for changes in ({"grpo.n_grpo_steps": 3}, {"seeds": [7]}, {"experiments.grpo_lora.arms": {"full": {}}}):
-        assert read_replication(with_values(mini_study, changes)) == []
+    here = read_record(REPOSITORY)
+    found = compare(here, here)
+    assert len(found["claims"]) > 10 and {row[""] for row in found["claims"]} == {SAME, "not tried"}
+    assert {row[""] for row in found["winners"]} == {SAME}
 
 
 # ------------------------------------------------------------------------------------------- a copy of the working tree
@@ -113,11 +85,11 @@ def test_replicates_of_another_study_are_stale(workdir: Path, mini_study: Study)
 
 @pytest.fixture
 def repository(workdir: Path) -> Study:
-    """A git repository with a study, a file that git does not know yet, and one that it ignores."""
+    """A git repository with a finished study, a file that git does not know yet, and one that it ignores."""
     Path("params.yaml").write_text(composed_text(REPOSITORY / "studies" / "smoke.yaml")[0])
     for name in ("tracked", "ignored", ".dvc/config", "reports/old", "reports/comments/e.md"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).write_text(name)
+        Path(name).write_text("" if name == ".dvc/config" else name)
     Path(".gitignore").write_text("/ignored\n/replicates/\n")
     for command in (["init", "-q"], ["add", "."], ["-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "m"]):
         subprocess.run(["git", *command], check=True)
@@ -126,63 +98,53 @@ def repository(workdir: Path) -> Study:
     return load_study()
 
 
-def test_a_replicate_is_a_copy_of_the_working_tree_with_fresh_seeds(repository: Study, tmp_path: Path) -> None:
-    folder = Path("replicates/seeds-7-8")
-    replicate._make(folder, [7, 8], None, "digest")
+def test_a_replicate_is_a_copy_of_the_working_tree_with_other_seeds(repository: Study, tmp_path: Path) -> None:
+    Path("replicates/.x.draft").mkdir(parents=True)
+    Path("replicates/.x.draft/left").write_text("of a copy that was stopped")
+    folder = Path("replicates/x")
+    replicate._copy_project(folder, [7, 8], None)
     assert {path.name for path in folder.iterdir()} == {
-        *(".git", ".gitignore", ".dvc", "tracked", "new", "params.yaml", "reports", replicate.MADE_OF)
+        *(".git", ".gitignore", ".dvc", "tracked", "new", "params.yaml", "stages.yaml", "reports")
     }
     assert (folder / "reports/comments/e.md").exists() and not (folder / "reports/old").exists()
     assert (folder / "tracked").read_text() == "edited"
     assert f"dir = {tmp_path / '.dvc' / 'cache'}" in (folder / ".dvc/config.local").read_text()
-    fresh = load_study(folder / "params.yaml")
-    assert fresh.seeds == [7, 8] and fresh.model_copy(update={"seeds": repository.seeds, "runs": repository.runs}) == repository
-    (folder / "tracked").write_text("of the replicate")
-    replicate._make(folder, [7, 8], None, "digest")  # gone on with
-    assert (folder / "tracked").read_text() == "of the replicate"
-    with pytest.raises(UserError, match="seeds-7-8: already exists, but repeats a study with other settings"):
-        replicate._make(folder, [7, 8], None, "another")
+    other = load_study(folder / "params.yaml")
+    assert other.seeds == [7, 8] and other.model_copy(update={"seeds": repository.seeds}) == repository
 
 
-def test_a_fresh_base_draws_all_that_is_generated_anew(repository: Study) -> None:
+def test_a_base_seed_draws_all_that_is_generated_anew(repository: Study) -> None:
     folder = Path("replicates/x")
-    replicate._make(folder, [7], 5, "digest")
-    fresh = load_study(folder / "params.yaml")
-    assert {task["seed"] for task in fresh.tasks.values() if "seed" in task} == {5}
-    assert fresh.evaluation.seed == 5
-    assert [getattr(model, "seed", 5) for model in fresh.models.values()] == [5] * len(fresh.models)
+    replicate._copy_project(folder, [7], 5)
+    other = load_study(folder / "params.yaml")
+    assert {task["seed"] for task in other.tasks.values() if "seed" in task} == {5}
+    assert other.evaluation.seed == 5
+    assert [getattr(model, "seed", 5) for model in other.models.values()] == [5] * len(other.models)
 
 
-def test_a_copy_that_was_stopped_half_way_is_made_anew(repository: Study) -> None:
-    Path("replicates/.x.draft").mkdir(parents=True)
-    Path("replicates/.x.draft/left").write_text("over")
-    replicate._make(Path("replicates/x"), [7], None, "digest")
-    assert not Path("replicates/x/left").exists() and not Path("replicates/.x.draft").exists()
-
-
-@pytest.mark.parametrize("seeds", [[], [0, 7], [7, 7]])
-def test_seeds_must_be_fresh(repository: Study, seeds: list[int]) -> None:
-    with pytest.raises(UserError, match="not fresh"):
-        replicate.replicate(seeds, None)
-
-
-def test_a_study_that_is_not_finished_has_nothing_to_compare(repository: Study) -> None:
+def test_seeds_are_new_and_the_study_is_finished(repository: Study) -> None:
+    for seeds in ([], [0, 7], [7, 7]):
+        with pytest.raises(UserError, match="not fresh"):
+            replicate.replicate(seeds, None)
     with pytest.raises(UserError, match="dvc repro tables"):
         replicate.replicate([7], None)
     assert not Path("replicates").exists()
 
 
-def test_a_pipeline_that_fails_leaves_its_folder(repository: Study) -> None:
-    """The same command goes on, and writes a page and a file of all replicates that are finished."""
-    write_json(paths.RECORD, record("a", 0.05, x=AGREES))
+def test_a_pipeline_that_fails_is_continued_and_all_finished_replicates_are_compared(repository: Study) -> None:
+    write_json(paths.RECORD, record("b", x=AGREES))
     Path("workflow").mkdir()
     Path("workflow/repro.py").write_text("import sys; sys.exit(3)")
     with pytest.raises(UserError, match="its pipeline ended with code 3"):
         replicate.replicate([7], None)
-    there = json.dumps(record("a", 0.05, x=DISAGREES))
+    (folder,) = Path("replicates").glob("*-seeds-7")
+    there = json.dumps(record("b", x=DISAGREES))
     script = f"import pathlib as p; p.Path('reports').mkdir(exist_ok=True); p.Path('reports/record.json').write_text({there!r})"
-    Path("replicates/seeds-7/workflow/repro.py").write_text(script)
-    assert "1 turned round" in replicate.replicate([7], None)
-    found = read_replication(repository)
-    assert [(one.name, one.verdicts) for one in found] == [("seeds 7", {"x": DISAGREES})]
-    assert study_digest(repository) in (paths.REPORTS / "replication.md").read_text()
+    (folder / "workflow/repro.py").write_text(script)
+    assert "1 claims: 1 turned round" in replicate.replicate([7], None)
+    folder.rename(folder.with_name("other-seeds-9"))  # of another study
+    Path("workflow/repro.py").write_text(script)
+    replicate.replicate([8], None)
+    found = json.loads((paths.REPORTS / "replication.json").read_text())
+    assert [*found] == ["seeds-8"] and found["seeds-8"]["claims"][0]["replicate"] == "disagrees: x | 0.5"
+    assert "## seeds-8" in (paths.REPORTS / "replication.md").read_text()

@@ -29,7 +29,7 @@ from grpo.common.records import Problem, Rollout
 from grpo.evaluation.evaluate import Sampler, sample_rollouts
 from grpo.handouts import evaluate_vllm
 from grpo.learner.learner import Learner
-from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
+from grpo.models.checkpoint import load_model, load_tokenizer, named_as_saved, save_checkpoint
 from grpo.rollout.engine import Draw, SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.rollout.vllm_engine import VllmEngine, VllmSettings
@@ -40,7 +40,7 @@ from grpo.study.settings import LearnerSettings
 from grpo.tasks import formats
 from grpo.tasks.environment import Environment
 from grpo.tasks.task import Format
-from grpo.training.asynchronous.transfer import Weights, weights_to_send
+from grpo.training.asynchronous.actors import Weights
 
 pytestmark = pytest.mark.vllm
 STEPS = 14  # of a run of the mini study
@@ -304,7 +304,7 @@ def test_a_mixture_of_experts_is_sampled_from_and_not_updated(kind: str, tmp_pat
         model.model.layers[1].mlp.experts.down_proj[3].mul_(1.01)
     with pytest.raises(RuntimeError, match=r"different weights: .*layers\.1.*w2_weight"):
         require_equal_weights(engine._llm, model)
-    for given in (model, Weights(weights_to_send(model))):
+    for given in (model, Weights(dict(named_as_saved(model, model.state_dict().items())))):
         with pytest.raises(UserError, match=r"does not take new weights .*engine\.name"):
             engine.synchronize(given, 1)
     with pytest.raises(UserError, match=r"does not take new weights .*engine\.name"):
@@ -367,7 +367,6 @@ def mini(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     params["grpo"] |= {"n_grpo_steps": STEPS, "sampling_min_tokens": 0, "prompt": "question_only"}
     params |= {"seeds": [0], "seeds_in_one_stage": False}  # as several processes want it
     params["experiments"]["grpo_kl_divergence"]["arms"]["best"] = {}  # it keeps later steps
-    del params["runs"], params["kl_in"]
     yaml.dump(params, folder / "params.yaml")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))  # vLLM's environment lacks the project

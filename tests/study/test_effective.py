@@ -28,7 +28,6 @@ from study_parts import (
     study_named,
 )
 
-from grpo.commands.study import renew_runs
 from grpo.common.errors import UserError
 from grpo.common.files import write_text
 from grpo.common.yaml_file import parse_yaml
@@ -38,6 +37,7 @@ from grpo.study.effective import effective_run
 from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study, load_study
 from grpo.study.software import PACKAGES, software
+from grpo.study.stages import write_stages
 from grpo.training.run import run_identity
 
 START = f"{SFT}/all/last"
@@ -215,19 +215,16 @@ def stages_of_dvc(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, An
 
     monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(folder / "site"))
     shutil.copy(ROOT / "dvc.yaml", folder)
+    write_stages(load_study())
     with Repo.init(no_scm=True) as repo:
         return {stage.addressing: stage for stage in repo.index.stages}
 
 
 def test_an_experiment_that_is_added_is_one_entry(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DVC has its stages as soon as the table of runs is written anew; until then the study is refused."""
     entry = {"title": "More of it", "builds_on": "grpo_baselines", "resources": "colocate", "arms": {"plain": {}}}
     path = activate("mini", workdir)
     text = path.read_text()
     path.write_text(text.replace("\n  leaderboard:", f"\n  grpo_extra: {json.dumps(entry)}\n  leaderboard:", 1))
-    with pytest.raises(UserError, match="run `grpo study runs`"):
-        load_study(path)
-    assert renew_runs().splitlines()[1:] == ["  new: grpo_extra-plain"]
     assert load_study(path).needed_selections("grpo_extra") == ["grpo_learning_rate", "grpo_baselines"]
     stages = stages_of_dvc(workdir, monkeypatch)
     (run,) = (stage for name, stage in stages.items() if name.startswith("train@grpo_extra-"))

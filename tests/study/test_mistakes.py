@@ -41,7 +41,7 @@ NO_FILE_NAMES = ("", "..", "../../evil", "/etc/evil", "a/", "a\nb", "a\0b")
 
 def entry(name: str, **values: Any) -> Edit:
     """An edit that adds an experiment."""
-    return all_of(put(f"experiments.{name}", {"arms": {"x": {}}} | values), lambda v: v["select_in"].append(name))
+    return put(f"experiments.{name}", {"arms": {"x": {}}} | values)
 
 
 def hard_set(**changes: Any) -> Edit:
@@ -68,7 +68,8 @@ MISTAKES: list[tuple[Edit, str]] = [
     (put("grpo.advantage_eps", 10**400), "grpo.advantage_eps: input should be a valid number, but"),
     (put("seeds", [1, 1]), "seeds: [1, 1] names a seed twice."),
     (put("grpo.objective", "dapo"), "grpo.objective: only allowed in study files and arms."),
-    (put("kissing_number", {}), "kissing_number: needs a limit: calls, tokens or seconds."),
+    (put("kissing_number", {"strategy": "hybrid"}), "kissing_number: a strategy needs a limit"),
+    (put("kissing_number", {"calls": 9}), "kissing_number: a strategy needs a limit"),
     (put("evaluation.every", [4, 2]), "evaluation: every: [4, 2] must list each step once, in rising order."),
     (put("evaluation.best_of_n.n", [400]), "evaluation.best_of_n: n: 400 cannot be chosen from samples (16)"),
     # Names
@@ -113,8 +114,6 @@ MISTAKES: list[tuple[Edit, str]] = [
     (put("experiments.grpo_baselines.builds_on", "leaderboard"), "experiments.grpo_baselines.builds_on: no experiment before"),
     (put("experiments.grpo_baselines.builds_on", SFT), "experiments.grpo_baselines.builds_on: sft_experiment uses the method"),
     (put("experiments.grpo_baselines.task", "x"), "experiments.grpo_baselines.task: no task 'x' (known: main, keyword)."),
-    (put("experiments.grpo_baselines.arms", {}), "select_in: must list each experiment with arms once (grpo_baselines)"),
-    (put("kl_in", []), "kl_in: must list each experiment with keep_steps of GRPO once (grpo_kl_divergence): run"),
     (
         all_of(put("seeds", [3, 4, 5]), put(f"experiments.{SFT}.seeds", 2), put(f"experiments.{SFT_INITIALIZATION}.seeds", 3)),
         f"experiments.{SFT_INITIALIZATION}.arms.sft_early.start_from: {SFT} has fewer seeds: raise "
@@ -123,7 +122,6 @@ MISTAKES: list[tuple[Edit, str]] = [
     (put("experiments.grpo_lora.timed", "no_such"), "experiments.grpo_lora.timed: no resources 'no_such' (known: small, "),
     (put("selection.pinned", {"x": "y"}), "selection.pinned: no experiment 'x' (known: "),
     (put("selection.pinned", {"grpo_lora": "y"}), "selection.pinned.grpo_lora: no arm 'y' (known: "),
-    (put("runs", {}), "runs: does not match experiments, seeds and tasks ("),
     (
         put("selection.best_few", 1),
         f"experiments.{FOCUSED}.arms.best_2.off_policy_rank: 2 is not a whole number from 1 to selection.best_few (1).",
@@ -157,7 +155,6 @@ MISTAKES: list[tuple[Edit, str]] = [
         (all_of(shard_learner, put(f"learner.{key}", value)), f"learner: fully_shard: {key} is {told}")
         for key, value, told in (
             ("optimizer", "adamw_8bit", "adamw_8bit: set it to adamw"),
-            ("offload_reference", True, "on: set it to false"),
             ("compile", True, "on: set it to false"),
         )
     ),

@@ -116,7 +116,7 @@ def test_every_stage_that_computes_depends_on_the_pins() -> None:
         for name, stage in stages.items()
         if any(dep.startswith("data/training_inputs/") for dep in stage.get("do", stage).get("deps", []) or [])
     }
-    # The others only read results; the kissing number's search uses Python alone.
+    # The others only read results; the kissing number's stage uses Python alone.
     assert set(stages) - depending == {"training_inputs", "kissing_number", "select"}
 
 

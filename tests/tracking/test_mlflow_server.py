@@ -1,4 +1,4 @@
-"""Many writers at once, and a tracking server that comes and goes."""
+"""A tracking server that dies, and many writers at once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mlflow_parts import Server, history, runs_at, unsent
-from study_parts import Grpo
+from mlflow_parts import Server, history, runs_at
 
+from grpo.common.files import write_text
 from grpo.tracking import mlflow_run
 from grpo.tracking.mlflow_run import MlflowRun
 
@@ -31,41 +31,36 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     server.kill()
 
 
-# ---------------------------------------------------------------------------------------------------- servers that are away
-
-
-@pytest.mark.parametrize("back_in_time", [True, False])
-def test_a_server_that_dies_has_all_of_the_run_once_it_is_back(
-    back_in_time: bool,
-    server: Server,
-    mlflow_import: Grpo,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_a_server_has_the_run_until_it_dies(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """If that is before the run ends, nothing is left to do; else the rest is imported."""
+    """The run goes on; the next process writes to the server again."""
     monkeypatch.setattr(mlflow_run, "EVERY_SECONDS", 0.0)
+    write_text(Path("note.txt"), "a note")
     server.start()
-    run = MlflowRun("toy", "one", {"a": 1}, {"stage": "toy@one"})
-    for step in range(9):
-        run.log({"x": step / 3}, step=step)
-        if step == 2:
-            assert [found.data.metrics for found in runs_at(server.uri)[1]] == [{"x": 2 / 3}]
-            server.kill()
-    if back_in_time:
-        server.start()
-    run_id = run.finish()
-    assert capsys.readouterr().err.count("warning: ") == 1 and len(unsent()) == (not back_in_time)
-    if not back_in_time:
-        server.start()
-        assert mlflow_import(uri=server.uri) == (0, f"toy one: run {run_id}\n", "")
-    assert unsent() == []
-    client, (found,) = runs_at(server.uri)
-    assert (found.info.run_id, found.info.status, found.data.params) == (run_id, "FINISHED", {"a": "1"})
-    assert found.data.tags["mlflow.user"] == getpass.getuser()
-    assert history(client, found, "x") == [(step, step / 3) for step in range(9)]
+    first, killed = (MlflowRun("toy", name, {"a": 1}, {"stage": "toy@one"}) for name in ("whole", "killed"))
+    first.artifact(Path("note.txt"))
+    for step in range(3):
+        first.log({"x": step / 3}, step=step)
+        killed.log({"x": step / 3}, step=step)
+    first.finish()
+    server.kill()
+    killed.log({"x": 1.0}, step=3)
+    assert killed.finish() == killed.run_id and capsys.readouterr().err.count("warning: ") == 1
+    server.start()
+    client, runs = runs_at(server.uri)
+    found = {run.info.run_name: run for run in runs}
+    assert {name: run.info.status for name, run in found.items()} == {"whole": "FINISHED", "killed": "RUNNING"}
+    whole = found["whole"]
+    assert (whole.data.params, whole.data.tags["stage"], whole.data.tags["mlflow.user"]) == (
+        {"a": "1"},
+        "toy@one",
+        getpass.getuser(),
+    )
+    assert [artifact.path for artifact in client.list_artifacts(whole.info.run_id)] == ["note.txt"]
+    for run in found.values():
+        assert history(client, run, "x") == [(step, step / 3) for step in range(3)]
 
-
-# --------------------------------------------------------------------------------------------------------------- many writers
 
 # Imports once; its children write.
 WRITERS = """
@@ -96,7 +91,6 @@ def test_eight_processes_write_to_one_new_database(workdir: Path) -> None:
     environment = {**os.environ, "MLFLOW_TRACKING_URI": uri}
     done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0 and "warning" not in done.stderr, done.stderr
-    assert unsent() == []
     written = dict(line.split() for line in done.stdout.splitlines())
     assert len(written) == count
     client, runs = runs_at(uri)

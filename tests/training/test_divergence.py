@@ -326,9 +326,9 @@ def test_all_that_validation_gathers_survives_a_resume(train: Any) -> None:
 # ------------------------------------------------------------------------------------------------------ what is measured
 
 
-def test_final_metrics_and_outcomes_of_a_whole_run(train: Any) -> None:
-    run = train(contains_a_t, RULES, n_grpo_steps=5)
-    rewards = rewards_of(run)
+def test_metrics_outcomes_and_best_evaluations_of_a_whole_run(train: Any) -> None:
+    run = train(contains_a_t, RULES, n_grpo_steps=5, epochs_per_rollout_batch=2, loss_type="grpo_clip")
+    rewards, rows = rewards_of(run), run.validations[1:]
     assert [line["step"] for line in run.outcomes] == [0, 2, 4, 5]
     for line, reward, asked in zip(run.outcomes, rewards, (64, 64, 64, 72), strict=True):
         assert len(line["answer_reward"]) == asked
@@ -342,11 +342,7 @@ def test_final_metrics_and_outcomes_of_a_whole_run(train: Any) -> None:
     # Of the evaluations after 0, 2, 4 and 5 steps the first, the middle and the last show eight samples each.
     assert [sample["step"] for sample in run.samples] == [0] * 8 + [4] * 8 + [5] * 8
     assert [sample["problem"] for sample in run.samples[:8]] == [f"p/{i}" for i in range(8)]
-
-
-def test_each_new_best_evaluation_of_the_trained_policy_is_kept(train: Any) -> None:
-    run = train(contains_a_t, RULES, epochs_per_rollout_batch=2, loss_type="grpo_clip")
-    rows = run.validations[1:]
+    # Each new best evaluation of the trained policy is kept.
     expected = [
         {"step": row["step"], "update": 2 * row["step"], "answer_reward": row["val/answer_reward"]}
         for i, row in enumerate(rows)

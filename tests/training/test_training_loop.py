@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -316,7 +316,7 @@ def test_a_run_whose_engine_has_other_weights_ends_before_training(
 
 
 SCHEDULED = {"lr_scheduler_type": "cosine", "warmup_steps": 2, "dynamic_sampling_rounds": 2}
-OWN_BASE = {"max_grad_norm": 0.5}
+ADAPTED = {"lora": Lora(rank=2)}
 
 
 def with_a_base_of_its_own(study: Study) -> EffectiveRun:
@@ -330,9 +330,7 @@ def with_a_base_of_its_own(study: Study) -> EffectiveRun:
     return run
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"lora": Lora(rank=2)}, SCHEDULED, OWN_BASE], ids=["plain", "lora", "scheduled", "own base"]
-)
+@pytest.mark.parametrize("changes", [SCHEDULED, ADAPTED], ids=["scheduled", "adapters, own base, random reward"])
 def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
     tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
@@ -342,10 +340,10 @@ def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
     from grpo.training import grpo as loop
     from grpo.training import run as run_module
 
-    score = SCORE if changes else by(lambda text, truth: contains_a_t(text, truth) | {"reward": random.random()})
-    monkeypatch.setattr("grpo.training.train.score_of", lambda *_: score)
+    random_reward = by(lambda text, truth: contains_a_t(text, truth) | {"reward": random.random()})
+    monkeypatch.setattr("grpo.training.train.score_of", lambda *_: random_reward if changes is ADAPTED else SCORE)
     study = changed(tiny_study, save_state_every=2, divergence=None, grpo=changes)
-    run = with_a_base_of_its_own(study) if changes is OWN_BASE else tiny_run(study)
+    run = with_a_base_of_its_own(study) if changes is ADAPTED else tiny_run(study)
     sample = loop.sample
 
     def killed_at_step_4(setup: Any, sampler: Any, step: int, n_questions: int) -> Any:
@@ -443,50 +441,67 @@ def test_the_engine_is_made_before_the_learner_hooks_onto_gradients(
 # ------------------------------------------------------------------------------------------------------------ checkpoints
 
 RIGHT = [1, 2, 4, 1]  # of six problems, in the evaluations after 0, 2, 4 and 5 steps
+SLOW_WON = [{"experiment": "grpo_learning_rate", "winner": "slow", "overrides": {"learning_rate": 1e-3}}]
+SAME_WON = {"experiment": "grpo_baselines", "winner": "same", "overrides": {}}
+RECORDED = {  # run -> the winners before it
+    "grpo_learning_rate/slow/0": [],
+    "grpo_length_normalization/same/0": [*SLOW_WON, SAME_WON],
+    "grpo_baselines/same/0": SLOW_WON,
+    "grpo_baselines/other/0": SLOW_WON,
+}
+SLOW, SAME, OTHER = (f"grpo_{name}/0" for name in ("learning_rate/slow", "baselines/same", "baselines/other"))
+
+
+@pytest.fixture(scope="module")
+def recorded(
+    tiny_study: Study, fresh_model: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[str]]:
+    """A project folder with these runs, with RIGHT answers in the evaluations of each, and the names of those trained."""
+    from grpo.training import run as run_module
+    from grpo.training import train as train_module
+
+    folder, trained, counts, train_one = tmp_path_factory.mktemp("recorded"), [], iter([*RIGHT, *RIGHT]), train_module.train
+
+    def scored(rollouts: Sequence[Rollout]) -> ScoredBatch:
+        if len(rollouts) != 6:  # a batch to train on
+            return SCORE(rollouts)
+        n = next(counts)
+        answers = [dict.fromkeys(("reward", "format_reward", "answer_reward"), float(i < n)) for i in range(len(rollouts))]
+        return ScoredBatch(answers, [False] * len(rollouts))
+
+    def noted(study: Study, run: EffectiveRun, *rest: Any) -> None:
+        trained.append(run.name)
+        train_one(study, run, *rest)
+
+    arms = {
+        "grpo_learning_rate": entry("grpo_learning_rate", timed="alone", arms={"slow": {"learning_rate": 1e-3}}),
+        "grpo_baselines": entry("grpo_baselines", arms={"same": {}, "other": {"cliprange": 0.1}}),
+        "grpo_length_normalization": entry("grpo_length_normalization", arms={"same": {}}),
+    }
+    study = changed(tiny_study, experiments=arms, checkpoints=["last", "best"])
+    with pytest.MonkeyPatch.context() as patch:
+        make_project(patch, folder, fresh_model, tokenizer)
+        patch.setattr("grpo.training.train.score_of", lambda *_: scored)
+        patch.setattr(train_module, "train", noted)
+        for name, winners in RECORDED.items():
+            run_module.train_run(study, effective_run(study, *name.split("/")[:2], 0, winners))
+    return folder, trained
 
 
 @pytest.fixture
-def session(tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[EffectiveRun, Path]]:
-    """Trains one run in a project folder, with RIGHT answers in its evaluations."""
-    from grpo.training import run as run_module
-
-    def run_it(
-        experiment: str = "grpo_learning_rate",
-        arm: str = "slow",
-        selections: Sequence[dict[str, Any]] = (),
-        checkpoints: Sequence[str] = ("last", "best"),
-    ) -> tuple[EffectiveRun, Path]:
-        counts = iter(RIGHT)
-
-        def scored(rollouts: Sequence[Rollout]) -> ScoredBatch:
-            if len(rollouts) != 6:  # a batch to train on
-                return SCORE(rollouts)
-            n = next(counts)
-            answers = [dict.fromkeys(("reward", "format_reward", "answer_reward"), float(i < n)) for i in range(len(rollouts))]
-            return ScoredBatch(answers, [False] * len(rollouts))
-
-        monkeypatch.setattr("grpo.training.train.score_of", lambda *_: scored)
-        arms = {
-            "grpo_learning_rate": entry("grpo_learning_rate", timed="alone", arms={"slow": {"learning_rate": 1e-3}}),
-            "grpo_baselines": entry("grpo_baselines", arms={"same": {}, "other": {"cliprange": 0.1}}),
-            "grpo_length_normalization": entry("grpo_length_normalization", arms={"same": {}}),
-        }
-        study = changed(tiny_study, experiments=arms, checkpoints=list(checkpoints))
-        run = effective_run(study, experiment, arm, 0, list(selections))
-        run_module.train_run(study, run)
-        return run, paths.CHECKPOINTS / run.name
-
-    return run_it
+def trained_runs(recorded: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Work in the folder with the recorded runs; the names of those that were trained."""
+    monkeypatch.chdir(recorded[0])
+    return recorded[1]
 
 
 def metadata(checkpoint: Path) -> dict[str, Any]:
     return json.loads((checkpoint / "metadata.json").read_text())
 
 
-def test_the_last_and_the_best_weights_are_kept(session: Any) -> None:
-    run, folder = session()
-    starts = {"started_from": "unused", "start": "data/model/main"}
-    about = {"run": "grpo_learning_rate/slow/0", "prompt": "question_only", **starts}
+def test_the_last_and_the_best_weights_are_kept(trained_runs: list[str]) -> None:
+    folder, starts = paths.CHECKPOINTS / SLOW, {"started_from": "unused", "start": "data/model/main"}
+    about = {"run": SLOW, "prompt": "question_only", **starts}
     # The best evaluation of the trained policy was the third of four; it took the place of the second.
     best = about | {"kind": "best", "step": 4, "update": 8, "answer_reward": pytest.approx(4 / 6)}
     last = about | {"kind": "last", "step": 5, "update": 10, "answer_reward": pytest.approx(1 / 6)}
@@ -494,56 +509,41 @@ def test_the_last_and_the_best_weights_are_kept(session: Any) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["best", "last"]
     assert not same_weights(load_model(folder / "best"), load_model(folder / "last"))
     assert load_tokenizer(folder / "best")("apples") == load_tokenizer(folder / "last")("apples")
-    metrics = json.loads((paths.RUNS / run.name / "metrics.json").read_text())
+    metrics = json.loads((paths.RUNS / SLOW / "metrics.json").read_text())
     assert (metrics["best/step"], metrics["best/answer_reward"]) == (4, pytest.approx(4 / 6))
     assert (metrics["steps"], metrics["val/answer_reward"]) == (5, pytest.approx(1 / 6))
 
 
-SLOW_WON = [{"experiment": "grpo_learning_rate", "winner": "slow", "overrides": {"learning_rate": 1e-3}}]
-
-
-def test_an_equal_run_stores_no_weights_but_says_whose_it_shares(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    trained, folder = session()
-    from grpo.training import train as train_module
-
-    def never(*_: Any) -> None:
-        raise AssertionError("trained twice")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(train_module, "train", never)
-        of_two_before = [*SLOW_WON, {"experiment": "grpo_baselines", "winner": "same", "overrides": {}}]
-        _, third = session("grpo_length_normalization", "same", of_two_before)
-        assert metadata(third)["same_as"] == "grpo_learning_rate/slow/0"  # though the experiment between has no such run
-        twin, twin_folder = session("grpo_baselines", "same", SLOW_WON)
-        with pytest.raises(AssertionError, match="trained twice"):
-            session("grpo_baselines", "other", SLOW_WON)
-    assert [path.name for path in twin_folder.iterdir()] == ["metadata.json"]
-    assert metadata(twin_folder) == {"run": "grpo_baselines/same/0", "same_as": "grpo_learning_rate/slow/0"}
-    files, copies = ({path.name: path.read_bytes() for path in (paths.RUNS / r.name).iterdir()} for r in (trained, twin))
+def test_an_equal_run_stores_no_weights_but_says_whose_it_shares(trained_runs: list[str]) -> None:
+    assert trained_runs == [SLOW, OTHER]
+    folder, equal = paths.CHECKPOINTS / SLOW, paths.CHECKPOINTS / SAME
+    # Though the experiment between has no such run:
+    assert metadata(paths.CHECKPOINTS / "grpo_length_normalization/same/0")["same_as"] == SLOW
+    assert [path.name for path in equal.iterdir()] == ["metadata.json"]
+    assert metadata(equal) == {"run": SAME, "same_as": SLOW}
+    files, copies = ({path.name: path.read_bytes() for path in (paths.RUNS / name).iterdir()} for name in (SLOW, SAME))
     assert set(files) == {"config.yaml", "history.csv", "metrics.json", "outcomes.jsonl", "rollouts.jsonl", "validation.csv"}
     assert files.pop("config.yaml") != copies.pop("config.yaml")
     assert copies == files
-    config = parse_yaml(paths.RUNS / twin.name / "config.yaml")
-    assert (config["run"], config["same_as"]) == ("grpo_baselines/same/0", "grpo_learning_rate/slow/0")
-    assert parse_yaml(paths.RUNS / trained.name / "config.yaml")["identity"] == config["identity"]
-    about, again = (json.loads(paths.run_timing(each.name).read_text()) for each in (trained, twin))
+    config = parse_yaml(paths.RUNS / SAME / "config.yaml")
+    assert (config["run"], config["same_as"]) == (SAME, SLOW)
+    assert parse_yaml(paths.RUNS / SLOW / "config.yaml")["identity"] == config["identity"]
+    about, again = (json.loads(paths.run_timing(name).read_text()) for name in (SLOW, SAME))
     assert about["claims"] == again["claims"] and len(about["claims"]) > 1  # digests of those that the study named at its start
     assert about["alone"] and not again["alone"]  # the first seed of a timed experiment runs alone
 
     with pytest.raises(UserError, match=rf"a run's folder holds no model itself\. Use {folder}/last or {folder}/best"):
         require_checkpoint(folder)
-    for wanted in (twin_folder, twin_folder / "last", twin_folder / "best"):
+    for wanted in (equal, equal / "last", equal / "best"):
         with pytest.raises(UserError, match=rf"same as grpo_learning_rate/slow/0; its weights are in {folder}\.$"):
             require_checkpoint(wanted)
     require_checkpoint(folder / "last")
     require_checkpoint(folder / "best")
 
 
-def test_the_config_says_what_the_run_changed_and_where_values_came_from(session: Any, mini_study: Study) -> None:
-    session()
-    run, _ = session("grpo_baselines", "other", SLOW_WON)
-    config = parse_yaml(paths.RUNS / run.name / "config.yaml")
-    assert (config["run"], config["same_as"], config["seed"]) == ("grpo_baselines/other/0", None, 0)
+def test_the_config_says_what_the_run_changed_and_where_values_came_from(trained_runs: list[str], mini_study: Study) -> None:
+    config = parse_yaml(paths.RUNS / OTHER / "config.yaml")
+    assert (config["run"], config["same_as"], config["seed"]) == (OTHER, None, 0)
     assert config["overrides"] == {"cliprange": 0.1}
     assert config["updates_per_rollout_batch"] == 2
     assert config["config"]["cliprange"] == {"value": 0.1, "from": "arm other"}

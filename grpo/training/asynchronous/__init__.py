@@ -1,7 +1,7 @@
 """Asynchronous GRPO: generator, scorer and learner are Ray actors that work concurrently.
 
 :mod:`.loop` is the algorithm, :mod:`.actors` the code in the actors, :mod:`.remote` the loop's side of them, :mod:`.replay` the
-replay buffer; :mod:`.transfer` sends weights from GPU to GPU, and :mod:`.start` builds it all.
+replay buffer, and :mod:`.start` builds it all.
 """
 
 import os

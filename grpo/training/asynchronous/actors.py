@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ray
 import torch
 
 from grpo.common.process import peak_mb, reset_peak
@@ -24,24 +23,26 @@ from grpo.models.lora import without_adapters
 from grpo.models.sharding import weights_of
 from grpo.rollout.engine import Draw, SamplingParams
 from grpo.study.methods import GrpoConfig
-from grpo.training.asynchronous.transfer import Sender, Weights, gpu
 from grpo.training.state import copy_to_cpu, write_durably
 from grpo.training.step import RunSetup, Updates, sample, score, train_on
 
-SENDING, WRITING = "sending", "writing"  # Ray concurrency groups of the learner, with a thread each
+WRITING = "writing"  # Ray concurrency group of the learner, with a thread of its own
 
 
-@dataclass(frozen=True)
-class Policy:
-    """A version of the policy, by which the generator samples.
+class Weights:
+    """A policy's weights under the names of its checkpoint (:func:`grpo.models.checkpoint.named_as_saved`).
 
-    Attributes:
-        weights: a reference to its weights, which Ray fetches only if the generator has another version; None if the learner
-            sends them.
+    It takes the model's place where an engine needs the weights only, as vLLM does.
     """
 
-    version: int
-    weights: Any = None
+    def __init__(self, state: dict[str, torch.Tensor] | None = None) -> None:
+        self._state = state or {}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self._state = state
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self._state
 
 
 @dataclass
@@ -59,11 +60,10 @@ def _device() -> str:
 
 
 class Generator:
-    """The actor that samples, with the weights of the requested version.
+    """The actor that samples, with the weights that it loaded last.
 
     Args:
-        make: builds the engine, the model that it takes weights from (or a
-            :class:`grpo.training.asynchronous.transfer.Weights`), and the tokenizer.
+        make: builds the engine, the model that it takes weights from (or a :class:`Weights`), and the tokenizer.
     """
 
     def __init__(self, make: Callable[[], tuple[Any, Any, Any]], setup: RunSetup[GrpoConfig]):
@@ -76,24 +76,31 @@ class Generator:
         self.idle_since = time.perf_counter()
         return self.engine.context, isinstance(self.model, Weights)
 
-    def sample(self, step: int, policy: Policy, sending_s: float = 0.0) -> tuple[list[Rollout], dict[str, float]]:
+    def load(self, weights: dict[str, torch.Tensor], version: int) -> float:
+        """Load a version of the policy; returns the seconds that it took."""
+        start = time.perf_counter()
+        self.model.load_state_dict(weights)
+        self.engine.synchronize(self.model, version)
+        if isinstance(self.model, Weights):
+            self.model.load_state_dict({})  # the engine has its own copy
+        return time.perf_counter() - start
+
+    def sample(self, step: int, loading_s: float = 0.0) -> tuple[list[Rollout], dict[str, float]]:
         """Sample the rollouts of a step.
 
         Args:
-            sending_s: seconds in which the learner sent the policy's weights.
+            loading_s: what :meth:`load` returned for this step.
 
         Returns:
             the rollouts, and times and memory.
         """
-        device, asked = _device(), time.perf_counter()
+        device, start = _device(), time.perf_counter()
         reset_peak(device)
-        self._take_over(policy)
-        ready = time.perf_counter()
         rollouts = sample(self.setup, self.sampler, step, self.setup.config.n_prompts_per_rollout_batch)
         times = {
-            "rollout_s": time.perf_counter() - ready,
-            "generator_synchronization_s": ready - asked + sending_s,
-            "generator_waiting_s": max(0.0, asked - self.idle_since - sending_s),
+            "rollout_s": time.perf_counter() - start,
+            "generator_synchronization_s": loading_s,
+            "generator_waiting_s": max(0.0, start - self.idle_since - loading_s),
             "rollout_peak_mb": peak_mb(device),
         }
         self.idle_since = time.perf_counter()
@@ -106,36 +113,12 @@ class Generator:
         n: int,
         seed: int,
         draws: Sequence[Draw],
-        policy: Policy,
-        sending_s: float = 0.0,
+        loading_s: float = 0.0,
     ) -> list[list[Completion]]:
-        """Sample as :meth:`grpo.rollout.engine.Engine.generate`; the other arguments are those of :meth:`sample`."""
-        self._take_over(policy)
+        """Sample as :meth:`grpo.rollout.engine.Engine.generate`."""
         groups: list[list[Completion]] = self.engine.generate(prompts, params, n, seed, *([draws] if draws else []))
         self.idle_since = time.perf_counter()
         return groups
-
-    def receiver(self) -> tuple[str | None, int, bool]:
-        """This process's GPU, the version of the engine's weights, and whether to compare checksums after a transfer.
-
-        :class:`grpo.training.asynchronous.transfer.Sender` calls this and the next two methods.
-        """
-        return gpu(), self.engine.policy_version, self.engine._check
-
-    def call_llm(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """Call a method of the ``vllm.LLM``."""
-        return getattr(self.engine._llm, method)(*arguments, **named)
-
-    def has_taken_over(self, version: int) -> None:
-        """Take note that weights of this version have arrived."""
-        self.engine.policy_version = version
-
-    def _take_over(self, policy: Policy) -> None:
-        if self.engine.policy_version != policy.version:
-            if policy.weights is None:
-                raise RuntimeError(f"the generator has weights of version {self.engine.policy_version}, not {policy.version}")
-            self.model.load_state_dict(ray.get(policy.weights))
-            self.engine.synchronize(self.model, policy.version)
 
 
 class Scorer:
@@ -154,7 +137,7 @@ class Scorer:
 class LearnerActor:
     """The actor that holds the :class:`grpo.learner.learner.Learner`.
 
-    ``send`` and ``write_state`` run concurrently with the other methods.
+    ``write_state`` runs concurrently with the other methods.
 
     Args:
         make: builds the learner, and a function that saves its model as a checkpoint.
@@ -166,8 +149,6 @@ class LearnerActor:
     def start(self) -> None:
         """Load the model."""
         self.learner, self.save_model = self.make()
-        assert self.config.asynchronous is not None
-        self.sender = Sender(self.config.asynchronous.max_policy_lag + 1)
 
     def train(self, rollouts: list[Rollout], version: int) -> tuple[Updates, float]:
         """Take a step's updates (:func:`grpo.training.step.train_on`); returns their metrics and the peak memory (MiB)."""
@@ -175,34 +156,17 @@ class LearnerActor:
         reset_peak(device)
         return train_on(self.config, self.learner, rollouts, version), peak_mb(device)
 
-    def weights(self, as_saved: bool = False) -> dict[str, torch.Tensor]:
-        """The policy's weights, in CPU memory, under its own names or (``as_saved``) those of its checkpoint."""
-        with without_adapters(self.learner.model, merge=True) as model:
-            weights = named_as_saved(model, weights_of(model)) if as_saved else weights_of(model)
-            return {name: tensor.cpu() for name, tensor in weights}
-
-    def keep(self, version: int) -> None:
-        """Copy the policy's current weights for a later :meth:`send`."""
-        self.sender.keep(self.learner.model, version)
-
-    def send(self, version: int, generator: Any, after: list[Any]) -> float:
-        """Send a kept version to the generator (:meth:`grpo.training.asynchronous.transfer.Sender.send`).
+    def weights(self, as_saved: bool = False, device: str | None = "cpu") -> dict[str, torch.Tensor]:
+        """Copy the policy's weights.
 
         Args:
-            after: references to what the generator computes before.
-
-        Returns:
-            the seconds that it took.
+            as_saved: under the names of its checkpoint instead of its own.
+            device: of the copies; None for the model's.
         """
-        if after:
-            ray.wait(after, fetch_local=False)
-        start = time.perf_counter()
-        try:
-            self.sender.send(version, generator)
-        except Exception:  # NCCL and others report a dead peer by errors of many kinds; Ray says that it is dead
-            ray.get(generator.receiver.remote(), timeout=30)
-            raise
-        return time.perf_counter() - start
+        with without_adapters(self.learner.model, merge=True) as model:
+            weights = named_as_saved(model, weights_of(model)) if as_saved else weights_of(model)
+            whole = torch.contiguous_format
+            return {name: tensor.to(device or tensor.device, copy=True, memory_format=whole) for name, tensor in weights}
 
     def copy_state(self) -> None:
         """Copy the learner's state to CPU memory for :meth:`write_state`."""

@@ -13,7 +13,7 @@ import torch
 
 from grpo.common.records import Completion, Episode, Problem, Rollout
 from grpo.rollout.engine import Draw, SamplingParams
-from grpo.training.asynchronous.actors import SENDING, WRITING, Policy, ScoredRollouts
+from grpo.training.asynchronous.actors import WRITING, ScoredRollouts
 from grpo.training.asynchronous.replay import Group
 from grpo.training.step import Updates
 
@@ -33,12 +33,13 @@ class RemoteLearner:
     """The learner's actor, which writes and reads its own states (:class:`grpo.training.state.PartElsewhere`).
 
     Args:
-        sends: the actor sends its weights to the generator from GPU to GPU.
-        as_saved: the generator takes them under the names of a checkpoint.
+        as_saved: the generator takes weights under the names of a checkpoint.
+        transport: of Ray Direct Transport, which carries the weights from device to device; None sends them through Ray's
+            object store in CPU memory.
     """
 
-    def __init__(self, actor: Any, sends: bool = False, as_saved: bool = False):
-        self.actor, self.sends, self.as_saved = actor, sends, as_saved
+    def __init__(self, actor: Any, as_saved: bool = False, transport: str | None = None):
+        self.actor, self.as_saved, self.transport = actor, as_saved, transport
         self.peak_mb = 0.0
 
     def train(self, rollouts: list[Rollout], version: int) -> Updates:
@@ -48,20 +49,11 @@ class RemoteLearner:
 
     @property
     def model(self) -> Any:
-        """A reference to the policy's weights for the generator; None if the actor sends them."""
-        if self.sends:
-            return None
-        weights = self.actor.weights.remote(self.as_saved)
+        """A reference to a copy of the policy's current weights, which exists as long as the reference."""
+        copy = self.actor.weights.options(tensor_transport=self.transport)
+        weights = copy.remote(self.as_saved, device=None if self.transport else "cpu")
         ray.wait([weights], timeout=STUCK_AFTER_S, fetch_local=False)
         return weights
-
-    def keep(self, version: int) -> None:
-        """Copy the current weights in the actor, to be sent while training continues."""
-        result_of(self.actor.keep.remote(version))
-
-    def send(self, version: int, generator: Any, after: list[Any]) -> Any:
-        """Start sending a kept version to the generator; returns a reference to the seconds that it takes."""
-        return self.actor.send.options(concurrency_group=SENDING).remote(version, generator, after)
 
     def write_state(self, file: Path) -> Callable[[], None]:
         result_of(self.actor.copy_state.remote())
@@ -88,32 +80,23 @@ class RolloutPipeline:
     For evaluation it is also an engine (:class:`grpo.rollout.engine.Engine`).
 
     Args:
-        learner: gives the starting weights; if its ``model`` is None, it sends the weights itself.
+        learner: gives the starting weights. A generator that takes them as saved (vLLM) loads them too, which shows before
+            training whether it can.
         context: see :class:`grpo.rollout.engine.Engine`.
     """
 
     def __init__(self, generator: Any, scorer: Any, learner: RemoteLearner, context: int | None):
         self.generator, self.scorer, self.learner, self.context = generator, scorer, learner, context
-        self._last: list[Any] = []  # the generator's last call
+        self._loaded = None if learner.as_saved else 0  # the version that the generator has when it comes to the next call
         self.synchronize(learner.model, 0)
 
     def synchronize(self, model: Any, policy_version: int) -> None:
-        """Sample all later requests with these weights.
-
-        Args:
-            model: a reference to the weights; None if the learner sends them.
-        """
-        if model is None:
-            self.learner.keep(policy_version)
-        self._policy = Policy(policy_version, model)
-
-    @property
-    def policy_version(self) -> int:
-        return self._policy.version
+        """Sample all later requests with these weights, given as a reference."""
+        self._weights, self.policy_version = model, policy_version
 
     def request(self, step: int) -> Future[ScoredRollouts]:
         """Request the sampled and scored rollouts of a step."""
-        scored: Future[ScoredRollouts] = self.scorer.score.remote(self._ask("sample", step)).future()
+        scored: Future[ScoredRollouts] = self.scorer.score.remote(self._call("sample", step)).future()
         return scored
 
     def turns(self) -> AbstractContextManager[None]:
@@ -123,11 +106,12 @@ class RolloutPipeline:
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int, draws: Sequence[Draw] = ()
     ) -> list[list[Completion]]:
         """Sample with the newest weights, after all earlier requests."""
-        return result_of(self._ask("generate", prompts, params, n, seed, draws))  # type: ignore[no-any-return]
+        return result_of(self._call("generate", prompts, params, n, seed, draws))  # type: ignore[no-any-return]
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
-        """Call the generator with the newest version, which it gets first if the learner sends it."""
-        sends = self._policy.weights is None
-        sent = [self.learner.send(self.policy_version, self.generator, self._last)] if sends else []
-        self._last = [getattr(self.generator, method).remote(*arguments, self._policy, *sent)]
-        return self._last[0]
+    def _call(self, method: str, *arguments: Any) -> Any:
+        """Call the generator, which first loads the newest version if it has another one."""
+        loading = []
+        if self._loaded != self.policy_version:
+            loading = [self.generator.load.remote(self._weights, self.policy_version)]
+            self._loaded = self.policy_version
+        return getattr(self.generator, method).remote(*arguments, *loading)

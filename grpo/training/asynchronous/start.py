@@ -8,11 +8,13 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager, suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
+from ray.experimental.collective import create_collective_group, destroy_collective_group
 
 from grpo.common.errors import ActorLost, UserError, reason
 from grpo.common.process import fix_cpu_kernels, start_threads
@@ -25,9 +27,8 @@ from grpo.rollout.make_engine import Checkpoint, make_engine
 from grpo.study.effective import EffectiveRun
 from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study
-from grpo.training.asynchronous.actors import SENDING, WRITING, Generator, LearnerActor, Scorer
+from grpo.training.asynchronous.actors import WRITING, Generator, LearnerActor, Scorer, Weights
 from grpo.training.asynchronous.remote import START_S, RemoteLearner, RolloutPipeline, result_of
-from grpo.training.asynchronous.transfer import Weights
 from grpo.training.step import RunSetup
 
 MakeGenerator = Callable[[], tuple[Engine, Any, Any]]
@@ -42,14 +43,14 @@ def start_actors(
     make_learner: MakeLearner,
     generator_resources: dict[str, float],
     learner_resources: dict[str, float],
-    sends: bool = False,
+    transport: str | None = None,
 ) -> Iterator[tuple[RolloutPipeline, RemoteLearner]]:
     """Start Ray and the three actors; the actors end with the block.
 
     Ray itself stays for the next run of this process.
 
     Args:
-        sends: the learner sends its weights to vLLM from GPU to GPU (:mod:`.transfer`) instead of through Ray.
+        transport: see :class:`grpo.training.asynchronous.remote.RemoteLearner`; tested with ``gloo`` only.
 
     Raises:
         ActorLost: an actor has died or hangs.
@@ -58,15 +59,20 @@ def start_actors(
     scorer_resources = {"num_cpus": 1.0}
     needs = [generator_resources, scorer_resources, learner_resources]
     _start_ray({name: sum(need.get(name, 0.0) for need in needs) for name in ("num_cpus", "num_gpus")})
-    groups: dict[str, Any] = {"concurrency_groups": {SENDING: 1, WRITING: 1}}
+    direct: dict[str, Any] = {"enable_tensor_transport": transport is not None}
+    threads: dict[str, Any] = {"concurrency_groups": {WRITING: 1}}
     actors: dict[str, Any] = {}
+    group = None
     try:
-        actors["generator"] = ray.remote(**generator_resources)(Generator).remote(make_generator, setup)
-        actors["learner"] = ray.remote(**learner_resources, **groups)(LearnerActor).remote(make_learner, setup.config)
+        actors["generator"] = ray.remote(**generator_resources, **direct)(Generator).remote(make_generator, setup)
+        learner_class = ray.remote(**learner_resources, **direct, **threads)(LearnerActor)
+        actors["learner"] = learner_class.remote(make_learner, setup.config)
         (context, as_saved), _ = result_of([actor.start.remote() for actor in actors.values()], START_S)
+        if transport in ("gloo", "nccl"):  # the other one, cuda_ipc, needs no group
+            group = create_collective_group(list(actors.values()), transport)
         # The scorer starts later: it is not needed before there are rollouts, and would take cores from the two.
         actors["scorer"] = ray.remote(**scorer_resources)(Scorer).remote(setup)
-        learner = RemoteLearner(actors["learner"], sends, as_saved)
+        learner = RemoteLearner(actors["learner"], as_saved, transport)
         yield RolloutPipeline(actors["generator"], actors["scorer"], learner, context), learner
     except (RayError, TimeoutError) as error:
         cause = error.cause if isinstance(error, RayTaskError) else error
@@ -77,6 +83,9 @@ def start_actors(
         for actor in actors.values():
             with suppress(Exception):
                 ray.kill(actor)
+        if group is not None:
+            with suppress(Exception):
+                destroy_collective_group(group)
 
 
 @contextmanager
@@ -105,9 +114,18 @@ def start_asynchronous(
         partial(_make_learner, actors_study, run, here),
         resources["engine"],
         resources["learner"],
-        sends=study.engine.name == "vllm" and "cpu" not in devices.values(),
+        transport=_transport(devices["engine"], devices["learner"]),
     ) as (pipeline, learner):
         yield Sampler(pipeline, load_tokenizer(run.model), setup.format, setup.score), learner, learner.save
+
+
+def _transport(engine: str, learner: str) -> str | None:
+    """How Ray Direct Transport carries weights between the devices; None through CPU memory, as Ray does without it."""
+    if "cpu" in (engine, learner):
+        return None
+    if engine == learner:
+        return "cuda_ipc"
+    return "nccl" if find_spec("cupy") else None  # Ray calls NCCL by cupy
 
 
 def _lost(actors: dict[str, Any]) -> list[str]:
@@ -147,7 +165,7 @@ def _start_ray(needed: dict[str, float]) -> None:
             raise UserError(
                 f"an asynchronous run needs {needed[name]:g} {key}s (generator, learner and scorer have their own), and Ray "
                 f"has {there.get(key, 0):g}. Use a larger machine or cluster (RAY_ADDRESS), lower `threads` in params.yaml, or "
-                "leave the experiment out (`arms: {}`, then `grpo study runs`)."
+                "leave the experiment out (`arms: {}`)."
             )
 
 

@@ -271,8 +271,7 @@ def _prepare(values: Mapping[str, Any], out: Path) -> None:
     with atomic_folder(out) as draft, chdir(draft):
         write_text(paths.PARAMS, to_yaml(values))
         # The tokenizer of the model measures prompts where they have a limit. Without one, wrong problems are told first.
-        also = [one.task for one in load_study().evaluation.also.values()]
-        limited = any(task.get(LIMIT) for task in (values["tasks"][MAIN], *also))
+        limited = values["tasks"][MAIN].get(LIMIT)
         for stage in (stages.model, stages.dataset) if limited else (stages.dataset, stages.model):
             stage(MAIN)
 

@@ -312,14 +312,12 @@ def test_an_own_reward_is_what_is_shown_kept_and_judged(lab: Path, capsys: pytes
     (lab / "own_of_a_run.py").write_text(
         "def negative(completion_ids, **columns):\n    return [-10.0 - len(set(ids)) for ids in completion_ids]\n"
     )
-    further = 'evaluation.also={more: {use: "letters_of_a_run:Letters", problems: 8}}'
-    asked = HIGH._replace(settings=[*HIGH.settings, "grpo.reward=own_of_a_run:negative", further])
+    asked = HIGH._replace(settings=[*HIGH.settings, "grpo.reward=own_of_a_run:negative"])
     one_run(asked, Path("runs/own"), resume=False)
     out = lab / "runs/own"
     rows = list(csv.DictReader((out / "validation.csv").read_text().splitlines()))
     rewards = {int(row["step"]): float(row["val/reward"]) for row in rows}
     assert all(-30 < reward < -10 for reward in rewards.values()) and len(set(rewards.values())) > 1
-    assert all(float(row["val/also/more/reward"]) < -10 for row in rows)
     best = max((step for step in rewards if step), key=lambda step: rewards[step])
     metrics = json.loads((out / "metrics.json").read_text())
     kept = json.loads((out / "checkpoints/best/metadata.json").read_text())

@@ -263,8 +263,7 @@ def _prepare(values: Mapping[str, Any], out: Path) -> None:
         write_text(paths.PARAMS, to_yaml(values))
         study = load_study()
         # The tokenizer of the model measures prompts where they have a limit. Without one, wrong problems are told first.
-        also = [one.task for one in study.evaluation.also.values()]
-        limited = any(task.get(LIMIT) for task in (values["tasks"][MAIN], *also))
+        limited = values["tasks"][MAIN].get(LIMIT)
         for stage in (stages.model, stages.dataset) if limited else (stages.dataset, stages.model):
             stage(MAIN)
         run = paths.RUNS / study.active_experiments[0] / ARM

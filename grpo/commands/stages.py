@@ -37,27 +37,20 @@ def model(task: TaskName) -> None:
 
 def dataset(task: TaskName) -> None:
     """Generate or download a task's problems, check them and split them (data/dataset/TASK)."""
-    from grpo.tasks.build import build_dataset, evaluation_set, longest_prompt
+    from grpo.tasks.build import build_dataset, longest_prompt
     from grpo.tasks.task import SPLITS
 
     study = load_study()
     folder, source = paths.DATASETS / task, study.task(task)
-    further = {name: study.also_task(name) for name in study.also_evaluated(task)}
     tokenizer = None
-    if any(one.max_prompt_tokens is not None for one in (source, *further.values())):
+    if source.max_prompt_tokens is not None:
         from grpo.models import require_checkpoint
         from grpo.models.checkpoint import load_tokenizer
 
         require_checkpoint(paths.model(task))
         tokenizer = load_tokenizer(paths.model(task))
-    also = {
-        name: evaluation_set(
-            one, study.evaluation.also[name].problems, partial(longest_prompt, one, study.trained_in(task), tokenizer)
-        )
-        for name, one in further.items()
-    }
     prompt_tokens = partial(longest_prompt, source, study.prompt_formats(task), tokenizer)
-    report = build_dataset(source, folder, study.needed_problems(task), prompt_tokens, also)
+    report = build_dataset(source, folder, study.needed_problems(task), prompt_tokens)
     write_json(paths.dataset_report(task), {"task": study.tasks[task]["use"], **report})
     for split in SPLITS:
         if skipped := report.get(f"skipped_in_{split}"):

@@ -248,15 +248,13 @@ def samples(run: str) -> list[Values]:
 
 
 def _extra(study: Study, found: Evidence) -> Values:
-    """Kinds of responses, further evaluation sets, scores on the whole set, staleness; keys without content are left out."""
-    task = study.experiments[found.experiment].task
-    made = study.task(task)
+    """Kinds of responses, scores on the whole set, staleness, tasks of a mixture; keys without content are left out."""
+    made = study.task(study.experiments[found.experiment].task)
     parts = made.parts if isinstance(made, Mixture) else ()
     extra = {
         "staleness": _staleness(found),
         "kinds": _kinds([run for runs in found.arms.values() for run in runs]),
         "leaderboard": [_full(run) for runs in found.arms.values() for run in runs if "full/answer_reward" in run.metrics],
-        "further_sets": _by_column(found, {n: f"val/also/{n}/{study.metric}" for n in study.also_evaluated(task)}),
         "mixture": _by_column(found, {n: f"val/{n}/answer_reward" for n in parts}),
     }
     return {key: of for key, of in extra.items() if of}

@@ -97,7 +97,7 @@ def short_label(arm: Values) -> str:
 
 
 def further_tables(entry: Values, metric: str = "answer reward") -> dict[str, str]:
-    """Rates tried, further evaluation sets and tasks of a mixture, and scores on the whole validation set: kind -> table."""
+    """Rates tried, tasks of a mixture, and scores on the whole validation set: kind -> table."""
     extra, labels = entry["extra"], {arm["arm"]: short_label(arm) for arm in entry["arms"]}
     rates = [
         {"setting": setting, "learning rate": scientific(arm["learning_rate"]), "chosen": "chosen" if arm["chosen"] else ""}
@@ -110,7 +110,7 @@ def further_tables(entry: Values, metric: str = "answer reward") -> dict[str, st
     sets = [
         {"set": short(of["set"]), "arm": labels[of["arm"]], "before training": decimals(of["first"])}
         | {"at its last evaluation": decimals(of["last"]), "runs": of["runs"]}
-        for of in (*extra.get("further_sets", ()), *extra.get("mixture", ()))
+        for of in extra.get("mixture", ())
     ]
     whole = [
         {"run": of["run"], "score (95%)": interval(of), "problems": of["problems"], "steps": of["steps"]}

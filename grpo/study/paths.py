@@ -102,11 +102,6 @@ def validation(task: str) -> Path:
     return DATASETS / task / "validation.jsonl"
 
 
-def also(task: str, name: str) -> Path:
-    """The problems of a further evaluation set of a task's runs."""
-    return DATASETS / task / f"also-{name}.jsonl"
-
-
 def sft_examples(task: str) -> Path:
     """A task's examples for supervised fine-tuning."""
     return SFT_DATASETS / task / "train.jsonl"

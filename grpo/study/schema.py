@@ -32,7 +32,6 @@ from grpo.study.methods import (
 )
 from grpo.study.settings import (
     MAIN,
-    AlsoEvaluated,
     Divergence,
     EngineSettings,
     Evaluation,
@@ -220,14 +219,6 @@ class Study(Section):
         require_known("tasks", "no task", name, self.tasks)
         return make_task(self.tasks[name], f"tasks.{name}")
 
-    def also_evaluated(self, task: str) -> dict[str, AlsoEvaluated]:
-        """The further evaluation sets of a task's runs."""
-        return self.evaluation.also if task == MAIN else {}
-
-    def also_task(self, name: str) -> Task:
-        """Make the task of a further evaluation set."""
-        return make_task(self.evaluation.also[name].task, f"evaluation.also.{name}")
-
     def trained_in(self, name: str) -> list[str]:
         """The prompt formats of a task's runs."""
         entries = [entry for entry in self.experiments.values() if entry.task == name]
@@ -307,11 +298,6 @@ class Study(Section):
                 self._check_formats(f"sft_datasets.{name}.asked_in", name, [settings.asked_in])
         self._check_formats("evaluation.zero_shot_prompts", MAIN, self.evaluation.zero_shot_prompts)
         self._check_formats("evaluation.best_of_n.prompts", MAIN, self.evaluation.best_of_n.prompts)
-        for name in self.evaluation.also:
-            check_name(f"evaluation.also.{name}", "a set", name, dash=False)
-            known = self.also_task(name).formats
-            for prompt in self.trained_in(MAIN):
-                require_known(f"evaluation.also.{name}", "its task has no format", prompt, known)
 
     def _check_formats(self, where: str, task: str, formats: list[str]) -> None:
         for name in formats:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from grpo.common.errors import UserError
 from grpo.study.methods import OMIT, ExpertIterationConfig, RunConfig, Section, SftConfig
@@ -161,24 +161,6 @@ class BestOfN(Section):
             raise UserError(f"n: {self.n} must list each number once, in rising order")
 
 
-class AlsoEvaluated(Section):
-    """A further evaluation set for runs of the task ``main``: the first validation problems of another task.
-
-    ``use`` and all other keys describe that task, as in an entry of ``tasks:``.
-    """
-
-    model_config = ConfigDict(extra="allow")
-
-    use: str
-    problems: PositiveInt
-    every: PositiveInt | None = None  # evaluate at steps that are a multiple, and at the last; null: at each evaluation
-
-    @property
-    def task(self) -> dict[str, Any]:
-        """The task's entry."""
-        return self.model_dump(exclude={"problems", "every"})
-
-
 Score = Literal["answer_reward", "reward"]
 
 
@@ -200,8 +182,6 @@ class Evaluation(Section):
     # What runs, arms and checkpoints are compared by. null: `reward` if all runs have one reward of the study's own, else the
     # task's `answer_reward`.
     metric: Annotated[Score | None, OMIT] = None
-    # Further sets; winners depend on the validation problems only.
-    also: Annotated[dict[str, AlsoEvaluated], OMIT] = Field(default_factory=dict)
 
     def check(self) -> None:
         every = [self.every] if isinstance(self.every, int) else self.every
@@ -216,10 +196,6 @@ class Evaluation(Section):
             raise UserError(f"{none}: lower it")
         if self.temperature == 0.0 and self.best_of_n.prompts:
             raise UserError("temperature 0: all samples of best_of_n would be equal: set evaluation.best_of_n.prompts to []")
-        for name, also in self.also.items():
-            if also.every is not None and also.every % every[-1]:
-                unlike = f"{also.every} is not a multiple of evaluation.every ({every[-1]})"
-                raise UserError(f"evaluation.also.{name}.every: {unlike}: make it one")
 
 
 @dataclass(frozen=True)

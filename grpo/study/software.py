@@ -56,10 +56,9 @@ def install_vllm(device: str) -> str:
 
 def packages(study: Study, configs: Sequence[RunConfig] = ()) -> tuple[str, ...]:
     """List the packages that decide the study's results, by its settings and the configurations of runs."""
-    entries = [*study.tasks.values(), *(also.task for also in study.evaluation.also.values())]
     needed = {
         OPTIMIZER: study.learner.optimizer == "adamw_8bit",
-        GENERATED: any("reasoning_gym" in _used_by(entry) for entry in entries),
+        GENERATED: any("reasoning_gym" in _used_by(entry) for entry in study.tasks.values()),
         ACTORS: any(getattr(config, "asynchronous", None) for config in configs),
         ADAPTERS: any(config.lora for config in configs),
         **dict.fromkeys(VLLM, study.engine.name == "vllm"),

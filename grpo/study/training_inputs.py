@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,6 @@ def write_training_inputs(study: Study) -> None:
                 "settings": settings | {entry.method: study.defaults(entry.method).model_dump()},
                 "code": code_of_rooms(),
                 "task": task_inputs(study, entry.task),
-                **also_inputs(study, entry.task),
                 "own_code": code_of_modules(source_of(path) for path in sorted(named) if is_import_path(path)),
                 "software": pins(packages(study, configs)),
             }
@@ -55,33 +54,20 @@ def write_training_inputs(study: Study) -> None:
 
 def task_inputs(study: Study, name: str) -> dict[str, Any]:
     """What decides a task's prompts and scores: settings, formats, and code of its class, base classes and the study's own."""
-    return _inputs_of(study.task(name), study.tasks[name])
-
-
-def also_inputs(study: Study, task: str) -> dict[str, Any]:
-    """The same for the further evaluation sets of a task, under the key ``also``; empty without such sets."""
-    found = {
-        name: _inputs_of(study.also_task(name), settings.model_dump()) for name, settings in study.also_evaluated(task).items()
-    }
-    return {"also": found} if found else {}
-
-
-def _inputs_of(task: Task, settings: Mapping[str, Any]) -> dict[str, Any]:
+    task = study.task(name)
     files = {sys.modules[kind.__module__].__file__ for kind in type(task).__mro__ if issubclass(kind, Task)}
     files |= {str(source_of(path)) for path in task.own_code}
     return {
-        "settings": {key: value for key, value in settings.items() if key != LIMIT},
+        "settings": {key: value for key, value in study.tasks[name].items() if key != LIMIT},
         "formats": {key: _asked(format) for key, format in task.formats.items()},
         "code": code_of_modules(Path(file) for file in sorted(filter(None, files))),
     }
 
 
 def dataset_inputs(study: Study, name: str) -> dict[str, Any]:
-    """What else decides a task's data set: limits of prompt lengths, formats that count for them, further evaluation sets."""
-    also = study.also_evaluated(name)
-    limits = {"task": study.task(name).max_prompt_tokens, **{key: study.also_task(key).max_prompt_tokens for key in also}}
-    counted = {LIMIT: limits, "formats": study.prompt_formats(name)} if any(limits.values()) else {}
-    return counted | also_inputs(study, name)
+    """What else decides a task's data set: the limit of prompt lengths, and the formats that count for it."""
+    limit = study.task(name).max_prompt_tokens
+    return {LIMIT: {"task": limit}, "formats": study.prompt_formats(name)} if limit else {}
 
 
 def _asked(format: Format) -> list[Any]:

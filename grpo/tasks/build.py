@@ -9,7 +9,6 @@ import reprlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from grpo.common.errors import UserError
@@ -26,14 +25,12 @@ def build_dataset(
     folder: Path,
     needed: Mapping[Split, Mapping[str, int]],
     prompt_tokens: PromptTokens | None = None,
-    also: Mapping[str, list[Problem]] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Load or generate the problems, refuse overlapping splits, and write train.jsonl and validation.jsonl.
 
     Args:
         needed: for each split the numbers of problems that the study requires, by key of params.yaml.
         prompt_tokens: length of a problem's longest prompt; required if the task has ``max_prompt_tokens``.
-        also: further evaluation sets from :func:`evaluation_set`; each is written to also-NAME.jsonl.
 
     Returns:
         the report: sizes, levels, dropped problems, skipped rows if there are any, and a digest of each split.
@@ -42,8 +39,7 @@ def build_dataset(
         UserError: a missing source, an overlap, a ground truth that the task cannot read, or too few problems.
     """
     problems: dict[Split, list[Problem]] = {split: task.problems(split) for split in SPLITS}
-    further = [problem for one in also.values() for problem in one]
-    problems["train"], dropped = separate(task, problems["train"], problems["validation"], further)
+    problems["train"], dropped = separate(task, problems["train"], problems["validation"])
     skipped = {split: task.skipped(split) for split in SPLITS}
     left_out: dict[str, Any] = {
         f"skipped_in_{split}": {"rows": len(rows), "first": rows[0]} for split, rows in skipped.items() if rows
@@ -62,8 +58,6 @@ def build_dataset(
                 )
     with atomic_folder(folder) as draft:
         described: dict[str, Any] = {split: _write(draft / f"{split}.jsonl", problems[split]) for split in SPLITS}
-        if also:
-            described["also"] = {name: _write(draft / f"also-{name}.jsonl", one) for name, one in also.items()}
         for split in SPLITS:
             if pairs := task.prompts_and_answers(problems[split]):
                 lines = [json.dumps({"prompt": prompt, "answer": answer}, ensure_ascii=False) for prompt, answer in pairs]
@@ -71,16 +65,13 @@ def build_dataset(
     return {**described, "dropped_from_train_as_overlap": dropped, **left_out}
 
 
-def separate(
-    task: Task, train: list[Problem], validation: list[Problem], also: Sequence[Problem] = ()
-) -> tuple[list[Problem], list[str]]:
+def separate(task: Task, train: list[Problem], validation: list[Problem]) -> tuple[list[Problem], list[str]]:
     r"""Check that ids are unique and that the two splits share no question.
 
     Questions are compared without white space, ``\,``, ``\!`` and case, in which copies of a question often differ.
 
     Args:
         task: with ``drop_overlap``, shared questions are removed from ``train`` instead of refused.
-        also: problems of further evaluation sets, whose questions are held out too.
 
     Returns:
         the problems to train on, and the ids that were removed.
@@ -91,16 +82,15 @@ def separate(
     twice = [id_ for id_, count in Counter(problem.id for problem in (*train, *validation)).items() if count > 1]
     if twice:
         raise UserError(f"ids occur more than once: {reprlib.repr(twice)}. Make them unique in the source files.")
-    held_out = {layout_free(problem.question) for problem in (*validation, *also)}
+    held_out = {layout_free(problem.question) for problem in validation}
     shared = [problem.id for problem in train if layout_free(problem.question) in held_out]
     if shared and not task.drop_overlap:
-        where = f"the validation set{' or in evaluation.also' * bool(also)}"
         remedy = f"`drop_overlap = True` in the class {type(task).__name__}"
         if "drop_overlap" in inspect.signature(type(task)).parameters:
             remedy = f"`{task.params_key}.drop_overlap: true`"
         raise UserError(
-            f"{len(shared)} questions of the training set are also in {where}: {reprlib.repr(shared)}. Set {remedy} to leave "
-            "them out of training, or remove them from one of the source files."
+            f"{len(shared)} questions of the training set are also in the validation set: {reprlib.repr(shared)}. Set {remedy} "
+            "to leave them out of training, or remove them from one of the source files."
         )
     dropped = set(shared)
     kept = [problem for problem in train if problem.id not in dropped]
@@ -120,22 +110,6 @@ def _without(left_out: Mapping[str, Any], split: Split) -> str:
     reasons = [f"{skipped['rows']} unusable rows"] if skipped else []
     reasons += [f"{len(too_long)} prompts above {LIMIT}"] if too_long else []
     return f" without {' and '.join(reasons)}" if reasons else ""
-
-
-def evaluation_set(task: Task, size: int, prompt_tokens: PromptTokens) -> list[Problem]:
-    """The first ``size`` validation problems of a task whose prompts are not too long.
-
-    Raises:
-        UserError: there are fewer.
-    """
-    problems = task.problems("validation")
-    if task.max_prompt_tokens is not None:
-        problems, _ = within(problems, task.max_prompt_tokens, prompt_tokens)
-    if len(problems) < size:
-        raise UserError(
-            f"params.yaml: {task.params_key}.problems: {size} problems are asked for, but there are {len(problems)}. Lower it."
-        )
-    return problems[:size]
 
 
 def within(problems: Sequence[Problem], limit: int, prompt_tokens: PromptTokens) -> tuple[list[Problem], list[str]]:

@@ -30,7 +30,7 @@ _PART = re.compile(r"(.*?)(?:\[(?:(\d+)%)?:(?:(\d+)%)?\])?", re.S)  # a file, or
 class LocalFiles(Settings):
     """Two files, each JSONL, JSON, parquet or CSV by suffix, or parts of files (:func:`read_rows`).
 
-    A further evaluation set needs no file to train on.
+    An evaluation needs no file to train on.
     """
 
     train: str | None = None

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from grpo.common.errors import UserError
 from grpo.common.records import Example, Problem, read_examples, read_problems
-from grpo.study import paths
 from grpo.study.effective import EffectiveRun
 from grpo.study.methods import SftConfig
 
@@ -18,23 +16,18 @@ Item = TypeVar("Item")
 
 
 class RunData(NamedTuple):
-    """Training data (problems, or chosen examples), validation problems, and problems of further evaluation sets by name."""
+    """Training data (problems, or chosen examples) and validation problems."""
 
     train: list[Any]
     validation: list[Problem]
-    also: Mapping[str, list[Problem]] = MappingProxyType({})
 
 
-def read_data(run: EffectiveRun, further: Iterable[str] = ()) -> RunData:
-    """Read the run's training and evaluation data.
-
-    Args:
-        further: names of further evaluation sets.
-    """
-    validation, also = read_problems(run.validation), {name: read_problems(paths.also(run.task, name)) for name in further}
+def read_data(run: EffectiveRun) -> RunData:
+    """Read the run's training and evaluation data."""
+    validation = read_problems(run.validation)
     if isinstance(run.config, SftConfig):
-        return RunData(choose_examples(read_examples(run.train), run.config, run.seed), validation, also)
-    return RunData(read_problems(run.train), validation, also)
+        return RunData(choose_examples(read_examples(run.train), run.config, run.seed), validation)
+    return RunData(read_problems(run.train), validation)
 
 
 def choose_examples(examples: Sequence[Example], config: SftConfig, seed: int) -> list[Example]:

@@ -24,7 +24,6 @@ from grpo.training.stopping import Stopping
 from grpo.training.validation import Validated, Validation
 
 SAMPLES = 8  # validation rollouts recorded at the first, the middle and the last evaluation
-FURTHER = "val/also/"
 COMPARED = 64  # rollouts, evenly spaced: with several processes each engine's are among them
 # Largest mean difference of log-probs at temperature 1 (nats a token) that rounding explains. Between vLLM and the learner 1e-6
 # was measured in float32, .015 in bfloat16; a mixture of experts may round to another expert. Other weights give 1 or more.
@@ -121,9 +120,7 @@ class Monitor:
         A run with a time limit is a leaderboard entry, whose rules require the whole validation set (``full/...``).
         """
         validations, metric, outcomes = self.log.validations, self.metric, self.outcomes[-1][self.metric]
-        # A run that was stopped may not have evaluated a further set at its last step.
-        measured = ({k: v for k, v in row.items() if k.startswith(FURTHER) and not math.isnan(v)} for row in validations)
-        last = validations[-1] | {key: value for row in measured for key, value in row.items()}
+        last = validations[-1]
         best = max(validations[1:] or validations, key=lambda row: row[self.column])  # of trained weights, as the checkpoint
         low, high = interval_of_mean(outcomes)
         return {

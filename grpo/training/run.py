@@ -26,7 +26,7 @@ from grpo.study.kept import bring_back, keep_until_stored
 from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study
 from grpo.study.software import hardware, packages, software, warn_of_other_versions
-from grpo.study.training_inputs import also_inputs, code_of_rooms, shared_settings, task_inputs
+from grpo.study.training_inputs import code_of_rooms, shared_settings, task_inputs
 from grpo.tasks.task import find_format
 from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_study import flat, source_tags, study_params, study_state, study_tags
@@ -65,7 +65,7 @@ def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> N
         UserError: among others, another process trains the same run, or actors were lost again and again.
     """
     require_checkpoint(run.model)
-    data, identity = read_data(run, study.also_evaluated(run.task)), run_identity(study, run)
+    data, identity = read_data(run), run_identity(study, run)
     same_as = None
     if not started_by_torchrun():  # the first process decides for those that it starts
         if bring_back(_state_folder(run, identity), paths.RUNS / run.name):
@@ -116,7 +116,6 @@ _LOST = (
 
 def run_identity(study: Study, run: EffectiveRun) -> dict[str, Any]:
     """All inputs of a run; two runs with equal identities have equal results."""
-    also = {name: files_digest(paths.also(run.task, name)) for name in study.also_evaluated(run.task)}
     date = chat_date(run.model) if find_format(study.task(run.task), run.config.prompt).chat else None
     return {
         "method": run.method,
@@ -128,8 +127,6 @@ def run_identity(study: Study, run: EffectiveRun) -> dict[str, Any]:
         "model": files_digest(run.model),
         "train": files_digest(run.train),
         "validation": files_digest(run.validation),
-        **also_inputs(study, run.task),
-        **({"also_problems": also} if also else {}),
         **({"chat_date": date} if date else {}),
     }
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from grpo.common.files import write_json
 from grpo.common.imports import require_extra
 from grpo.common.process import start_threads
-from grpo.common.records import Problem
 from grpo.common.world import init_world, stop_after_the_step
 from grpo.evaluation.episodes import encode_answers
 from grpo.evaluation.evaluate import Sampler, score_of
@@ -36,7 +34,7 @@ from grpo.training.run import Outputs
 from grpo.training.sft import train_sft
 from grpo.training.state import Part, RandomStates, SavedState
 from grpo.training.step import RunContext, RunSetup
-from grpo.training.validation import FurtherSet, Validation
+from grpo.training.validation import Validation
 
 
 def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, check_weights: bool = False) -> None:
@@ -64,8 +62,7 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
     start, loop = _method(run)
     with start(study, run, setup, check_weights) as (sampler, learner, save):
         log = RunLog(outputs.results, outputs.mlflow, began, phase_devices(study, run))
-        further = further_sets(study, run, data.also, sampler)
-        validation = Validation(setup, study.evaluation, data.validation, sampler, learner, further)
+        validation = Validation(setup, study.evaluation, data.validation, sampler, learner)
         require_room_for_all(run, validation)
 
         about = {"prompt": run.config.prompt, "started_from": _source(study, run), "start": run.model.as_posix()}
@@ -150,20 +147,6 @@ def require_room_for_all(run: EffectiveRun, validation: Validation) -> None:
     asked = validation.last_problems if config.wall_clock_limit_s is None else validation.all_problems
     key = "evaluation.max_tokens" if limit == validation.settings.max_tokens else key
     sampler.require_room(asked, limit, key, f"tasks.{run.task}")
-    for name, one in validation.also.items():
-        one.sampler.require_room(one.problems, limit, key, f"evaluation.also.{name}")
-
-
-def further_sets(
-    study: Study, run: EffectiveRun, also: Mapping[str, Sequence[Problem]], sampler: Sampler
-) -> dict[str, FurtherSet]:
-    """The further evaluation sets of a run, sampled by the run's own engine."""
-    found, prompt = {}, run.config.prompt
-    for name, settings in study.also_evaluated(run.task).items():
-        task = study.also_task(name)
-        asked = replace(sampler, format=find_format(task, prompt), score=score_of(task, prompt, own_reward(run.config)))
-        found[name] = FurtherSet(also[name], asked, settings.every or 1)
-    return found
 
 
 @contextmanager

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 from grpo.common.records import Problem, Rollout
@@ -19,12 +17,11 @@ from grpo.evaluation.evaluate import (
     summarize,
 )
 from grpo.rollout.engine import SamplingParams
-from grpo.study.methods import SamplingConfig, own_reward
+from grpo.study.methods import SamplingConfig
 from grpo.study.settings import Evaluation
 from grpo.tasks.task import Format
 from grpo.training.step import RunSetup
 
-FURTHER_METRICS = ("answer_reward", "format_reward", "response_length")  # measured on each further set; and an own reward
 GENERATIONS = 64  # number of rollouts per evaluation whose token entropy is measured
 
 
@@ -42,20 +39,6 @@ class Validated:
     metrics: dict[str, float]
 
 
-@dataclass(frozen=True)
-class FurtherSet:
-    """A further evaluation set.
-
-    Attributes:
-        sampler: samples responses and scores them by the set's own task.
-        every: the set is evaluated at multiples of this step, and at the last step.
-    """
-
-    problems: Sequence[Problem]
-    sampler: Sampler
-    every: int
-
-
 class Validation:
     """Evaluation of a run's policy.
 
@@ -65,7 +48,6 @@ class Validation:
         sampler, learner: hold the policy, in the sampler's engine and the learner's model.
         problems: the whole validation set; an evaluation uses its first ``settings.problems``, the last one its first
             ``settings.last_problems``.
-        also: further evaluation sets, by name.
     """
 
     def __init__(
@@ -75,9 +57,8 @@ class Validation:
         problems: Sequence[Problem],
         sampler: Sampler,
         learner: Any,
-        also: Mapping[str, FurtherSet] = MappingProxyType({}),
     ):
-        self.setup, self.settings, self.sampler, self.learner, self.also = setup, settings, sampler, learner, also
+        self.setup, self.settings, self.sampler, self.learner = setup, settings, sampler, learner
         self.all_problems, self.problems = problems, problems[: settings.problems]
         self.last_problems = problems[: settings.last_problems]
 
@@ -86,7 +67,7 @@ class Validation:
         engine, learner = self.sampler.engine, self.learner
         if engine.policy_version != step:  # in supervised fine-tuning only evaluation uses the engine
             engine.synchronize(learner.model, step)
-        rollouts = self._sample(self.last_problems if last else self.problems, self.sampler)
+        rollouts = self._sample(self.last_problems if last else self.problems)
         logged = rollouts[:GENERATIONS]
         generations, summary = log_generations(
             self.sampler.tokenizer.batch_decode([r.prompt_ids for r in logged]),
@@ -102,25 +83,13 @@ class Validation:
             **lengths_by_outcome([r.rewards for r in rollouts], [r.length for r in rollouts]),
             **self.setup.task.measures(rollouts),
             **episode_measures(rollouts),
-            **self._on_further_sets(step, last),
         }
         return Validated(rollouts, generations, metrics)
 
     def on_all_problems(self) -> dict[str, float]:
         """Answer reward on the whole validation set, for the leaderboard, and the size of that set."""
-        answer_reward = summarize(self._sample(self.all_problems, self.sampler))["answer_reward"]
+        answer_reward = summarize(self._sample(self.all_problems))["answer_reward"]
         return {"full/answer_reward": answer_reward, "full/problems": len(self.all_problems)}
-
-    def _on_further_sets(self, step: int, last: bool) -> dict[str, float]:
-        """Mean of each metric on each further set; NaN for sets that are not due at this step."""
-        found: dict[str, float] = {}
-        own = own_reward(self.setup.config) is not None
-        measured = (*FURTHER_METRICS, *(["reward"] if own else []))
-        for name, one in self.also.items():
-            due = last or step % one.every == 0
-            means = summarize(self._sample(one.problems, one.sampler)) if due else {}
-            found |= {f"also/{name}/{key}": means.get(key, math.nan) for key in measured}
-        return found
 
     def sampling(self, format: Format) -> SamplingParams:
         """Sampling parameters of an evaluation; its responses are never longer than in training."""
@@ -129,6 +98,6 @@ class Validation:
             return replace(sampling, max_tokens=min(sampling.max_tokens, config.sampling_max_tokens))
         return sampling
 
-    def _sample(self, problems: Sequence[Problem], sampler: Sampler) -> list[Rollout]:
-        groups = evaluate(sampler, problems, self.sampling(sampler.format), self.settings.seed)
+    def _sample(self, problems: Sequence[Problem]) -> list[Rollout]:
+        groups = evaluate(self.sampler, problems, self.sampling(self.sampler.format), self.settings.seed)
         return [rollout for (rollout,) in groups]

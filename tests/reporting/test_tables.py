@@ -24,7 +24,6 @@ from grpo.results.evidence import Evidence
 from grpo.results.runs import by_arm
 from grpo.study import paths
 from grpo.study.schema import Study
-from grpo.study.settings import AlsoEvaluated
 
 LORA = "grpo_lora"
 
@@ -82,42 +81,28 @@ def test_rates_tried_stand_in_their_own_table() -> None:
     assert further_tables(entry(*rates))["rates"] == further_tables(entry(low))["rates"] == ""
 
 
-def test_further_sets_and_scores_on_the_whole_set() -> None:
+def test_tasks_of_a_mixture_and_scores_on_the_whole_set() -> None:
     sets = [{"set": "hard", "arm": "a", "first": 0.125, "last": 0.5, "runs": 2}]
     whole = [{"run": "e/a/0", "value": 0.5, "low": 0.4, "high": 0.6, "problems": 96, "steps": 3, "cut": True}]
-    found = further_tables(entry(arm("a", 0.5), further_sets=sets, leaderboard=whole))
+    found = further_tables(entry(arm("a", 0.5), mixture=sets, leaderboard=whole))
     assert cells(found["sets"])[1] == ["hard", "a", "0.125", "0.500", "2"]
     assert cells(found["leaderboard"])[1] == ["e/a/0", "0.500 (0.400 to 0.600)", "96", "3", "time limit"]
 
 
-def test_further_sets_and_tasks_of_a_mixture_are_measured(workdir: Path, mini_study: Study) -> None:
-    """Means of two seeds at the first and the last value; a set that was not due, and a task never drawn, have none."""
+def test_tasks_of_a_mixture_are_measured(workdir: Path, mini_study: Study) -> None:
+    """Means of two seeds at the first and the last value; a task that was not drawn has none."""
     store_general()
     sums = {"use": "arithmetic", "train_size": 8, "validation_size": 8, "levels": 1, "seed": 0}
     study = study_of(mini_study, **{LORA: {"a": {}}})
-    study = with_values(
-        study,
-        {
-            "tasks.main": {"use": "mixture", "tasks": {"easy": sums, "rare": sums}},
-            "evaluation.also": {"hard": AlsoEvaluated(**sums, problems=4)},
-        },
-    )
+    study = with_values(study, {"tasks.main": {"use": "mixture", "tasks": {"easy": sums, "rare": sums}}})
     nan = float("nan")
-    columns = [
-        {
-            "val/also/hard/answer_reward": [0.25 * seed, nan, 0.5],
-            "val/easy/answer_reward": [0.0, 1.0, 0.25 * seed],
-            "val/rare/answer_reward": nan,
-        }
-        for seed in (0, 1)
-    ]
+    columns = [{"val/easy/answer_reward": [0.25 * seed, nan, 0.25 * seed], "val/rare/answer_reward": nan} for seed in (0, 1)]
     runs = [run("a", [0.0, 0.5, 1.0], seed, LORA, validation=columns[seed]) for seed in (0, 1)]
     for one in runs:
         store(one)
     found = recording.record_of(study, {LORA: Evidence(LORA, by_arm(runs))}, [])
     extra = found["experiments"][LORA]["extra"]
-    assert extra["further_sets"] == [{"set": "hard", "arm": "a", "first": 0.125, "last": 0.5, "runs": 2}]
-    assert extra["mixture"] == [{"set": "easy", "arm": "a", "first": 0.0, "last": 0.125, "runs": 2}]
+    assert extra["mixture"] == [{"set": "easy", "arm": "a", "first": 0.125, "last": 0.125, "runs": 2}]
 
 
 def test_the_base_models_tables() -> None:

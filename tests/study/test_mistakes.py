@@ -44,12 +44,6 @@ def entry(name: str, **values: Any) -> Edit:
     return put(f"experiments.{name}", {"arms": {"x": {}}} | values)
 
 
-def hard_set(**changes: Any) -> Edit:
-    """An edit that adds a further evaluation set."""
-    task = {"use": "arithmetic", "train_size": 1, "validation_size": 64, "levels": 5, "seed": 7, "problems": 32}
-    return put("evaluation.also", {"hard": task | changes})
-
-
 def evaluated_on(problems: int, last: int, selecting: int) -> Edit:
     """An edit of the numbers of problems of a run's evaluations."""
     counts = {"problems": problems, "last_problems": last, "selection_problems": selecting}
@@ -104,12 +98,6 @@ MISTAKES: list[tuple[Edit, str]] = [
     (put("sft_datasets.main", REMOVED), f"experiments.{SFT}: no examples for fine-tuning: add sft_datasets.main."),
     (put("evaluation.zero_shot_prompts", ["x"]), "evaluation.zero_shot_prompts: the task main has no format 'x'"),
     (put("evaluation.best_of_n.prompts", ["x"]), "evaluation.best_of_n.prompts: the task main has no format 'x'"),
-    (hard_set(every=12), "evaluation: evaluation.also.hard.every: 12 is not a multiple of evaluation.every (8)"),
-    (hard_set(lvls=5), "evaluation.also.hard: got an unexpected keyword argument 'lvls'"),
-    (
-        put("evaluation.also", {"words": {"use": "keyword", "seed": 0, "problems": 8}}),
-        "evaluation.also.words: its task has no format 'question_only' (known: keyword, chat).",
-    ),
     # Experiments
     (put("experiments.grpo_baselines.builds_on", "leaderboard"), "experiments.grpo_baselines.builds_on: no experiment before"),
     (put("experiments.grpo_baselines.builds_on", SFT), "experiments.grpo_baselines.builds_on: sft_experiment uses the method"),

@@ -1,4 +1,4 @@
-"""The data set of a task: prompts that are too long, and further evaluation sets."""
+"""The data set of a task: prompts that are too long."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from grpo.common.errors import UserError
 from grpo.common.records import Problem, read_problems
 from grpo.models.tokenizer import Tokenizer
-from grpo.tasks.build import build_dataset, evaluation_set, longest_prompt
+from grpo.tasks.build import build_dataset, longest_prompt
 from grpo.tasks.task import Format, Split, Task, make_task
 
 
@@ -60,22 +60,3 @@ def test_a_prompt_is_as_long_as_in_the_format_in_which_it_is_longest(tokenizer: 
     }
     assert lengths["short"] < lengths["long"] == longest_prompt(task(longest=1), ["short", "long"], tokenizer, problem)
     assert longest_prompt(task(longest=1), ["short"], tokenizer, problem) == lengths["short"]
-
-
-def test_a_further_set_is_held_out_of_training(tmp_path: Path) -> None:
-    """Its problems keep their ids, and its questions are left out of training."""
-    further = evaluation_set(task(longest=9, first=7), 2, words)
-    report = build_dataset(task(longest=3), tmp_path / "made", {}, words, {"hard": further})
-    assert read_problems(tmp_path / "made/also-hard.jsonl") == further and [p.id for p in further] == [
-        "validation/7",
-        "validation/8",
-    ]
-    assert report["also"]["hard"]["problems"] == 2 and report["train"]["problems"] == 3
-    trained = {"old": [Problem("o", "Old  old", "")]}  # the second training question, laid out otherwise
-    with pytest.raises(UserError, match=r"1 questions .* in the validation set or in evaluation\.also: .*train/2"):
-        build_dataset(task(longest=3), tmp_path / "refused", {}, words, trained)
-    dropping = task(longest=3)
-    dropping.drop_overlap = True
-    assert build_dataset(dropping, tmp_path / "fewer", {}, words, trained)["dropped_from_train_as_overlap"] == ["train/2"]
-    with pytest.raises(UserError, match=r"tasks\.main\.problems: 3 problems are asked for, but there are 2"):
-        evaluation_set(task(longest=9, max_prompt_tokens=2), 3, words)

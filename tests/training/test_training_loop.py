@@ -56,13 +56,13 @@ from grpo.study.kept import remove_stored
 from grpo.study.methods import GrpoConfig, Lora
 from grpo.study.schema import Study
 from grpo.study.settings import LocalModel
-from grpo.tasks.task import Format, ScoredBatch
+from grpo.tasks.task import ScoredBatch
 from grpo.tracking.run_log import RunLog
 from grpo.training.data import items_of_step
 from grpo.training.grpo import train_grpo
 from grpo.training.monitor import require_agreement
 from grpo.training.step import score
-from grpo.training.validation import FurtherSet, Validation
+from grpo.training.validation import Validation
 
 # --------------------------------------------------------------------------------------------------------- questions
 
@@ -632,13 +632,13 @@ def test_the_time_of_a_run_that_is_taken_up_goes_on(tmp_path: Path, monkeypatch:
 
 
 def validation_of(
-    study: Study, model: Any, tokenizer: Any, asked: list[Problem], n: int, *further: Any, run_seed: int = 0, **settings: Any
+    study: Study, model: Any, tokenizer: Any, asked: list[Problem], n: int, run_seed: int = 0, **settings: Any
 ) -> Validation:
     """What evaluates ``model`` on the first ``n`` problems."""
     setup, values = setup_of(CONFIG, seed=run_seed, score=SCORE), {"problems": n, "last_problems": n, "max_tokens": 6}
     sampler = Sampler(TransformersEngine(model, tokenizer), tokenizer, setup.format, setup.score)
     evaluation = study.evaluation.model_copy(update=values | settings)
-    return Validation(setup, evaluation, asked, sampler, Learner(model, CONFIG, tokenizer.pad_token_id), *further)
+    return Validation(setup, evaluation, asked, sampler, Learner(model, CONFIG, tokenizer.pad_token_id))
 
 
 @pytest.mark.parametrize(("limit", "used"), [(12, 6), (4, 4)])
@@ -673,19 +673,3 @@ def test_what_is_shown_of_more_than_64_problems_is_of_the_first_64(model: Any, t
         assert record["token_entropy"] == pytest.approx(entropies[-1], abs=1e-4)
     assert found.metrics["token_entropy"] == pytest.approx(sum(entropies) / 64, abs=1e-4)
     assert found.metrics["response_length"] == sum(len(r.completion.token_ids) for r in found.rollouts) / 90
-
-
-def test_further_sets_are_evaluated_where_they_are_due(model: Any, tokenizer: Any, mini_study: Study) -> None:
-    """At multiples of ``every`` and in the last evaluation, else NaN; the validation set's numbers do not change."""
-    alone = validation_of(mini_study, model, tokenizer, problems(6), 4)
-    # What the set asks is put in its own format and scored by its own task.
-    own = Format("Q: {question}", read=lambda response: "read")
-    half = replace(alone.sampler, format=own, score=by(lambda text, truth: HALF))
-    further = {"hard": FurtherSet(problems(6)[4:], half, every=4)}
-    found = validation_of(mini_study, model, tokenizer, problems(6), 4, further)
-    for step, ends, due in ((0, False, True), (3, False, False), (4, False, True), (5, True, True)):
-        metrics, expected = found(step, ends).metrics, alone(step).metrics
-        measured = {k: v for k, v in metrics.items() if not k.startswith("also/") and v == v}
-        assert measured == {k: v for k, v in expected.items() if v == v}
-        reward, length = metrics["also/hard/answer_reward"], metrics["also/hard/response_length"]
-        assert (reward == 0.5 and 1 <= length <= 6) if due else (math.isnan(reward) and math.isnan(length)), step

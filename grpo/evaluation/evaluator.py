@@ -153,7 +153,7 @@ def evaluate_any(
     """
     find_format(study.task(task), prompt)
     require_checkpoint(checkpoint)
-    require_writable(folder, "--out")
+    require_writable(folder)
     evaluator = CheckpointEvaluator(study, checkpoint, task)
     metrics = evaluate_checkpoint(evaluator, problems, prompt, folder)
     evaluator.forget_chunks()

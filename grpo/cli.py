@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 # What imports torch is imported inside the commands, so that `--help` and an error in params.yaml answer at once.
 from grpo.commands.stages import STAGES, report
 from grpo.commands.study import study_app
-from grpo.common.errors import RESUME_ME, ToBeResumed, UserError, explain_os_error, explain_out_of_memory, no_exit
+from grpo.common.errors import RESUME_ME, ToBeResumed, UserError, explain_out_of_memory, no_exit, reason
 from grpo.common.process import fix_cpu_kernels, share_cpu_fairly
 from grpo.common.safe_text import hide_secrets, on_terminal
 from grpo.study import paths
@@ -288,10 +288,11 @@ def main() -> None:
         print(on_terminal(stop), file=sys.stderr)
         sys.exit(RESUME_ME)
     except Exception as error:
-        message = explain_os_error(error) or (str(error) if isinstance(error, UserError) else explain_out_of_memory(error))
-        if message is None:
+        message = None if isinstance(error, UserError) else explain_out_of_memory(error)
+        of_the_system = isinstance(error, UserError | OSError) or "(os error " in str(error)  # as safetensors writes it
+        if message is None and not of_the_system:
             raise
-        print(on_terminal(f"error: {hide_secrets(message)}"), file=sys.stderr)
+        print(on_terminal(f"error: {hide_secrets(message or reason(error))}"), file=sys.stderr)
         sys.exit(2)
 
 

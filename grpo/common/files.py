@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import io
 import json
@@ -14,9 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from grpo.common.errors import UserError, from_here, reason
+from filelock import FileLock, Timeout
+
+from grpo.common.errors import UserError, reason
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,47 +25,24 @@ T = TypeVar("T")
 
 
 @contextmanager
-def exclusive_lock(lock: Path, what: str) -> Iterator[None]:
-    """Hold a lock file, so that only one process at a time does this work.
-
-    Uses a POSIX lock: the system releases it when the process ends for any reason, children do not inherit it, and it
-    works over NFS.
+def exclusive_lock(path: Path, what: str) -> Iterator[None]:
+    """Hold a lock file, so that only one process at a time does this work. It is released when the process ends for any reason.
 
     Args:
         what: subject of the error message, such as ``another search``.
 
     Raises:
-        UserError: another process holds the lock, or the file system has no locks.
+        UserError: another process holds the lock.
     """
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not _is_still_at(lock, file):  # the holder removed the file after this process opened it
-                raise BlockingIOError
-        except OSError as error:
-            if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-                raise UserError(
-                    f"{lock}: the file system has no locks ({error.strerror}). Put the project on a local disk, NFS 4 with its "
-                    "lock service, or Lustre mounted with `flock`."
-                ) from None
-            if not isinstance(error, BlockingIOError | PermissionError):  # a held lock raises either, depending on the system
-                raise
-            file.seek(0)
-            holder = file.read().strip() or "just started"
-            raise UserError(f"{what} is already running ({holder}). Wait for it, or end it and run this again.") from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
-        yield
-
-
-def _is_still_at(path: Path, file: IO[str]) -> bool:
-    """Whether ``path`` still leads to the open file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
+        lock = FileLock(path).acquire(timeout=0)
+    except Timeout:
+        holder = path.read_text(encoding="utf-8").strip()
+        raise UserError(f"{what} is already running ({holder}). Wait for it, or end it and run this again.") from None
+    with lock:
+        path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
+        yield
 
 
 # ------------------------------------------------------------------------------------------------------------- writing
@@ -109,16 +86,10 @@ def remove(path: Path) -> None:
             path.unlink()
 
 
-def require_writable(folder: Path, option: str) -> None:
-    """Check before the work that a folder for its results can be made and written; a UserError names its ``option``."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise UserError(f"{option} {folder}: cannot be written ({error.strerror}). Name another folder.") from error
-    with suppress(OSError):  # it holds earlier results
-        folder.rmdir()
+def require_writable(folder: Path) -> None:
+    """Raise OSError before the work if a folder for its results cannot be made or written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    TemporaryFile(dir=folder).close()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -150,12 +121,9 @@ def damaged(path: Path, what: object, made_by: str, line: int | None = None) -> 
 
 
 def how_to_restore(path: Path, made_by: str) -> str:
-    """Say how to restore a damaged result: data/ is kept by DVC, reports/ by git. ``made_by`` is empty if no stage makes it."""
-    if not made_by:
-        return "Make it again."
-    anew = f"`dvc repro -f -s {made_by}` to make it again."  # without -s, -f would run all earlier stages too
-    command = {"data": "dvc checkout --force", "reports": "git checkout HEAD --"}.get(from_here(path).parts[0])
-    return f"Run `{command} {from_here(path)}` to bring the stored copy back, or {anew}" if command else f"Run {anew}"
+    """Say how to restore a damaged result. ``made_by`` is empty if no stage makes it."""
+    # Without -s, -f would run all earlier stages too.
+    return f"docs/faults.md says how to restore it, or run `dvc repro -f -s {made_by}`." if made_by else "Make it again."
 
 
 def read_text(path: Path, made_by: str) -> str:
@@ -213,22 +181,20 @@ def read_jsonl(path: Path, made_by: str, parse: Callable[[Any], T]) -> list[T]:
 def read_csv(path: Path, made_by: str, columns: Iterable[str]) -> pd.DataFrame:
     """Read a table of numbers; UserError if the file is missing, empty or damaged, or lacks one of ``columns``."""
     import pandas as pd
+    from pandas.api.types import is_numeric_dtype
 
     text = read_text(path, made_by)
-    header, *rows = text.removesuffix("\n").split("\n")
-    names = header.split(",")
-    if missing := [column for column in columns if column not in names]:
-        raise damaged(path, f"{', '.join(missing)} missing", made_by, line=1)
-    for number, row in enumerate(rows, start=2):
-        try:
-            numbers = [float(cell or "nan") for cell in row.split(",")]
-        except ValueError:
-            numbers = []
-        if len(numbers) != len(names):
-            raise damaged(path, f"not {len(names)} numbers", made_by, number)
-    if not rows or not text.endswith("\n"):  # the last number may be cut off
-        raise damaged(path, "cut off", made_by, line=len(rows) + 1)
-    return pd.read_csv(io.StringIO(text))
+    try:
+        table = pd.read_csv(io.StringIO(text))
+    except ValueError as error:
+        raise damaged(path, reason(error), made_by) from error
+    if missing := [column for column in columns if column not in table]:
+        raise damaged(path, f"{', '.join(missing)} missing", made_by)
+    # Without a line break at the end, the last number may be cut off.
+    whole = text.endswith("\n") and len({line.count(",") for line in text.splitlines()}) == 1
+    if not whole or table.empty or not all(map(is_numeric_dtype, table.dtypes)):
+        raise damaged(path, "not a whole table of numbers", made_by)
+    return table
 
 
 # -------------------------------------------------------------------------------------------------------------- digests

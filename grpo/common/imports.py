@@ -70,18 +70,13 @@ def is_import_path(name: str) -> bool:
 
 
 def source_of(path: str) -> Path:
-    """Find the file of the module in an import path without importing it.
-
-    Raises:
-        UserError: there is no such module, or the study's has the name of another one.
-    """
+    """Find the file of the module in an import path without importing it; UserError if there is no such module."""
     module, _, name = path.partition(":")
     first, *inner = module.split(".")
     try:
         spec = importlib.util.find_spec(first)
     except (ImportError, ValueError):
         spec = None
-    _require_own_name(path, first)
     for part in inner:  # not find_spec, which would import the packages above
         within = spec.submodule_search_locations if spec else None
         spec = PathFinder.find_spec(f"{first}.{part}", within) if within else None
@@ -91,16 +86,6 @@ def source_of(path: str) -> Path:
             "an installed package."
         )
     return Path(spec.origin)
-
-
-def _require_own_name(path: str, name: str) -> None:
-    """Raise UserError if a file of the study has the name of one of Python's or of an installed package's modules."""
-    may_be = [folder / file for folder in _study_folders for file in (f"{name}.py", f"{name}/__init__.py")]
-    own = next((file for file in may_be if file.exists()), None)
-    found = PathFinder.find_spec(name, [entry for entry in sys.path if entry not in _added]) if own and name != "grpo" else None
-    other = found.origin if found else "of Python" if name in sys.stdlib_module_names else None
-    if own and other and Path(other).resolve() != own.resolve():
-        raise UserError(f"{path}: {own} has the name of another module ({other}), which would be used. Rename the file.")
 
 
 def import_object(path: str) -> Any:
@@ -137,7 +122,15 @@ def call_with(function: Callable[..., Any], arguments: Mapping[str, Any], where:
     # A dataclass has the annotations of its fields, which may come from classes of other modules.
     annotated = function.__init__ if isinstance(function, type) and not is_dataclass(function) else function  # type: ignore[misc]
     hints = get_type_hints(annotated, include_extras=True)
-    values = {name: _checked(f"{where}.{name}", value, hints.get(name, Any)) for name, value in arguments.items()}
+    values = {}
+    for name, value in arguments.items():
+        try:
+            values[name] = TypeAdapter(hints.get(name, Any)).validate_python(value, strict=True)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join([where, name, *keys_of(first, value)])
+            message = f"{first['msg'][0].lower()}{first['msg'][1:]}, but it is {first['input']!r}."
+            raise UserError(f"{place}: {message}") from error
     try:
         with own_errors(function.__name__):
             return function(**values)
@@ -154,16 +147,6 @@ def keys_of(error: Any, value: Any) -> list[str]:
             found.append(str(part))
         value = value[part] if inside else value
     return found
-
-
-def _checked(where: str, value: Any, kind: Any) -> Any:
-    try:
-        return TypeAdapter(kind).validate_python(value, strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        message = first["msg"]
-        place = ".".join([where, *keys_of(first, value)])
-        raise UserError(f"{place}: {message[0].lower() + message[1:]}, but it is {first['input']!r}.") from error
 
 
 if FOLDER in os.environ:  # in a child process

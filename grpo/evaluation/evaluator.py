@@ -116,7 +116,7 @@ def evaluate_any(
     """
     find_format(study.task(task), prompt)
     require_checkpoint(checkpoint)
-    require_writable(folder, "--out")
+    require_writable(folder)
     return evaluate_checkpoint(CheckpointEvaluator(study, checkpoint, task), problems, prompt, folder)
 
 

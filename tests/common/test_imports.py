@@ -12,9 +12,6 @@ from pathlib import Path
 import pytest
 from study_parts import ROOT, activate
 
-from grpo.common import imports
-from grpo.common.errors import UserError
-
 # Each takes long, and the mini model needs none of them; but for a run's entry in MLflow, and for torch's own optimizer.
 NOT_FOR_THE_MINI_MODEL = {
     *(
@@ -127,14 +124,3 @@ def test_no_file_of_a_study_replaces_a_module(tmp_path: Path) -> None:
     program = [sys.executable, "-P", "-c", OF_A_STUDY, str(study)]
     done = subprocess.run(program, cwd=study, env=environment, capture_output=True, text=True, check=False)
     assert not [*ran.iterdir()] and done.returncode == 0, done.stderr
-
-
-def test_a_module_with_the_name_of_another_is_refused(tmp_path: Path) -> None:
-    """One message with both files: otherwise the other module would be used in its place."""
-    for name in ("random", "datasets", "mine"):
-        (tmp_path / f"{name}.py").write_text("A = 1\n")
-    imports.search_in(tmp_path)
-    for name in ("random", "datasets"):
-        with pytest.raises(UserError, match=f"{name}:A: .*{name}.py has the name of another module"):
-            imports.source_of(f"{name}:A")
-    assert imports.import_object("mine:A") == 1

@@ -210,7 +210,7 @@ def test_rewards_between_0_and_1_go_through_an_evaluation(
     [
         ("data/model/main --out out --prompt haiku", "prompt haiku: no such format (known of Arithmetic: r1_zero,"),
         ("data/model/main --out out --problems 3001", "3001: data/dataset/main/validation.jsonl holds 3000 problems"),
-        ("data/model/main --problems 8 --out params.yaml", "--out params.yaml: cannot be written ("),
+        ("data/model/main --problems 8 --out params.yaml", "File exists: 'params.yaml'"),
     ],
 )
 def test_mistakes_are_told_in_one_message_before_anything_is_sampled(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import re
 import resource
 import shutil
@@ -15,7 +14,7 @@ import torch
 from study_parts import activate
 
 from grpo import cli
-from grpo.common.errors import IN_PHASE, UserError, explain_os_error
+from grpo.common.errors import IN_PHASE, UserError
 from grpo.common.files import files_digest
 from grpo.models.checkpoint import load_model, load_tokenizer
 from grpo.study import paths
@@ -88,14 +87,6 @@ def test_a_disk_that_refuses_loses_nothing(project: Path, grpo: Grpo, command: t
     assert drafts(project) == []
 
 
-def test_a_full_disk_is_one_message_with_the_final_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    draft = OSError(errno.ENOSPC, "No space left", "data/.model.draft/config.json")
-    assert str(explain_os_error(draft)).startswith("data/model/config.json: No space left on device. ")
-    assert explain_os_error(FileNotFoundError(errno.ENOENT, "none", "x")) is None
-    assert explain_os_error(PermissionError(errno.EACCES, "of a connection")) is None
-
-
 def out_of_memory(kind: str) -> BaseException:
     """The exception of torch's allocator: the processor's own, and a GPU's as it is worded."""
     if kind == "cpu":
@@ -157,8 +148,8 @@ LOADED_FROM = {
 }
 # where a model is, and what brings it back
 PLACES = {
-    "data/model/main": "`dvc checkout --force data/model/main` .* `dvc repro -f -s model@main`",
-    "data/checkpoints/e/a/0/last": "`dvc checkout --force data/checkpoints/e/a/0` .* `dvc repro -f -s train@e-a-0`",
+    "data/model/main": "docs/faults.md.* `dvc repro -f -s model@main`",
+    "data/checkpoints/e/a/0/last": "docs/faults.md.* `dvc repro -f -s train@e-a-0`",
     "mine": "Get it anew from where it came from",
 }
 

@@ -79,7 +79,6 @@ READERS: dict[Path, tuple[str, Callable[[Study], object], str]] = {
     ),
     METHODS: ("one\ntwo\n", lambda _: read_text(METHODS, "timing"), "timing"),
 }
-BY_LINE = (".csv", ".jsonl")
 
 
 @pytest.fixture
@@ -103,7 +102,6 @@ def _without_the_last_key(path: Path, content: str) -> str:
 @pytest.mark.parametrize("path", READERS, ids=str)
 def test_a_damaged_result_is_named_with_its_remedy(path: Path, results: Path, mini_study: Study) -> None:
     content, read, stage = READERS[path]
-    keeper = "git checkout HEAD --" if path.parts[0] == "reports" else "dvc checkout --force"
     read(mini_study)  # while it is whole
     whole = content.encode()
     damage = {
@@ -124,18 +122,16 @@ def test_a_damaged_result_is_named_with_its_remedy(path: Path, results: Path, mi
         message = str(caught.value)
         assert message.startswith(str(path)), (what, message)
         assert f"dvc repro -f -s {stage}`" in message, (what, message)
-        if what != "empty":
-            assert f"`{keeper} {path}`" in message, (what, message)
-        if path.suffix in BY_LINE and what not in ("empty", "zeros"):
-            line = 1 if (path.suffix, what) == (".csv", "not what it should be") else len(whole.splitlines())
-            assert message.startswith(f"{path}:{line}: "), (what, message)
+        if path.suffix == ".jsonl" and what not in ("empty", "zeros"):
+            assert message.startswith(f"{path}:{len(whole.splitlines())}: "), (what, message)
 
 
 def test_numbers_that_are_no_numbers_are_noticed_and_odd_ones_are_read(results: Path) -> None:
     path = RUN / "history.csv"
-    path.write_text("step,gradient_norm\n1,0.x5\n2,0.25\n")
-    with pytest.raises(UserError, match=r"history\.csv:2: damaged"):
-        read_run(*ARGS)
+    for rows in ("1,0.x5\n2,0.25\n", "1\n2,0.25\n", "1,0.5,0.5\n2,0.25,0.5\n"):
+        path.write_text(f"step,gradient_norm\n{rows}")
+        with pytest.raises(UserError, match=r"history\.csv: damaged"):
+            read_run(*ARGS)
     path.write_text("step,gradient_norm\n1,nan\n2,\n3,inf\n")
     assert len(read_run(*ARGS).history) == 3
     assert {sample["response"] for sample in read_samples(RUN_NAME)} == {"c\u2028d"}  # no end of a line

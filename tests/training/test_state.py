@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -274,22 +274,6 @@ with exclusive_lock(Path(sys.argv[1]), "the run"):
     print("held", flush=True)
     time.sleep(60)
 """
-
-
-class RemovedOnceOpen(type(Path())):  # type: ignore[misc]
-    """A lock file that its holder removes after the next process has opened it, and before that one locks it."""
-
-    def open(self, *args: Any, **kwargs: Any) -> IO[str]:
-        file: IO[str] = super().open(*args, **kwargs)
-        self.unlink()
-        return file
-
-
-def test_a_lock_that_its_holder_has_just_removed_is_not_taken(tmp_path: Path) -> None:
-    """The next process makes a new file, and both processes would hold a lock."""
-    lock = RemovedOnceOpen(tmp_path / "run.lock")
-    with pytest.raises(UserError, match="the run is already running"), exclusive_lock(lock, "the run"):
-        pass
 
 
 def test_a_lock_is_held_by_one_process_and_ends_with_it(tmp_path: Path) -> None:

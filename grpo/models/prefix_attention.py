@@ -6,7 +6,6 @@ group. A second product multiplies each row's query with its own keys. One softm
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,13 +19,13 @@ class KeyValueCache:
 
     Args:
         room: largest number of tokens in a row.
-        keys, values: for each layer (rows, key heads, room, size), of which ``length`` tokens are known.
     """
 
-    def __init__(self, room: int, keys: Sequence[Tensor] = (), values: Sequence[Tensor] = (), length: int = 0):
+    def __init__(self, room: int):
         self.room = room
-        self.keys, self.values = list(keys), list(values)
-        self._lengths = [length] * len(keys)
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self._lengths: list[int] = []
 
     def update(self, keys: Tensor, values: Tensor, layer: int, **_: Any) -> tuple[Tensor, Tensor]:
         """Append a layer's keys and values (rows, key heads, new tokens, size), and return views of all so far."""
@@ -66,12 +65,10 @@ class SharedPrefix:
 
     Attributes:
         prompt_of: (rows,), index of each row's prompt.
-        own_mask: (rows, 1, new tokens, keys or more), added to the scores of a row's own keys; None if it attends to them all.
     """
 
     def __init__(self, keys: list[Tensor], values: list[Tensor], mask: Tensor, rows: int):
         self.keys, self.values, self.mask = keys, values, mask
-        self.own_mask: Tensor | None = None
         self.prompt_of = torch.arange(len(mask), device=mask.device).repeat_interleave(rows)
         self._place_rows()
 
@@ -85,7 +82,6 @@ class SharedPrefix:
         if len(used) < len(self.mask):
             self.keys, self.values = [k[used] for k in self.keys], [v[used] for v in self.values]
             self.mask = self.mask[used]
-        self.own_mask = None if self.own_mask is None else self.own_mask[rows]
         self._place_rows()
 
     def _place_rows(self) -> None:
@@ -110,25 +106,21 @@ class SharedPrefix:
         return x if len(x) == len(self._place) else x[self._place]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Attention of new tokens in each row: of one, or of several with ``own_mask``.
+        """Attention of one new token in each row.
 
         Args:
-            query: (rows, heads, new tokens, size).
+            query: (rows, heads, 1, size).
             key, value: (rows, key heads, tokens after the prompt, size).
 
         Returns:
-            (rows, heads, new tokens, size)
+            (rows, heads, 1, size)
         """
-        rows, heads, new, size = query.shape
+        rows, heads, _, size = query.shape
         # Grouped-query attention: the query heads that share a key head stand side by side.
-        asking = query.reshape(rows, key.shape[1], heads // key.shape[1] * new, size) * scale
+        asking = query.reshape(rows, key.shape[1], heads // key.shape[1], size) * scale
         to_prompt = self._by_prompt(asking) @ self.keys[layer].transpose(-1, -2) + self.mask
-        to_own = asking @ key.transpose(-1, -2)
-        if self.own_mask is not None:
-            own_mask = self.own_mask[:, :, None, :, : key.shape[2]]
-            to_own = (to_own.view(rows, key.shape[1], -1, new, key.shape[2]) + own_mask).view(to_own.shape)
-        scores = torch.cat([self._by_row(to_prompt), to_own], dim=-1)
+        scores = torch.cat([self._by_row(to_prompt), asking @ key.transpose(-1, -2)], dim=-1)
         share = torch.softmax(scores.float(), dim=-1).to(value.dtype)
         width = self.mask.shape[-1]
         out = self._by_row(self._by_prompt(share[..., :width]) @ self.values[layer]) + share[..., width:] @ value
-        return out.reshape(rows, heads, new, size)
+        return out.reshape(rows, heads, 1, size)

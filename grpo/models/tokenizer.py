@@ -47,8 +47,6 @@ class Tokenizer:
     Attributes:
         eos_token_id: end of text.
         pad_token_id: end of text unless the files name another token. Padding is found by lengths, never by this token.
-        stop_token_ids: all tokens that end a response: end of text, the tokens in generation_config.json (Llama 3 has three) or
-            else in config.json, and the token that ends a turn in chats.
 
     Raises:
         ValueError: a file is missing or damaged, no file names the end-of-text token, or a token that ends a response is not in
@@ -77,15 +75,23 @@ class Tokenizer:
         self.eos_token: str = self._fast.eos_token
         self.eos_token_id: int = self._fast.eos_token_id
         self.pad_token_id: int = self.eos_token_id if self._fast.pad_token is None else self._fast.pad_token_id
-        ends = _ends_in(self._files.get(GENERATION_CONFIG, b"{}")) or _ends_in(model_config)
-        turn = () if self.end_of_turn_id is None else (self.end_of_turn_id,)
-        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys((self.eos_token_id, *ends, *turn)))
+        self._named_ends = _ends_in(self._files.get(GENERATION_CONFIG, b"{}")) or _ends_in(model_config)
         ids, size = set(self._backend.get_vocab().values()), _value(model_config, "vocab_size")
-        for end in self.stop_token_ids:
+        for end in (self.eos_token_id, *self._named_ends):
             if type(end) is not int or end not in ids or (size is not None and end >= size):
                 raise ValueError(
                     f"eos_token_id names {end!r}, which is no token of {TOKENIZER}, or beyond vocab_size in {MODEL_CONFIG}"
                 )
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """All tokens that end a response.
+
+        These are end of text, the tokens in generation_config.json (Llama 3 has three) or else in config.json, and the token
+        that ends a turn in chats.
+        """
+        turn = () if self.end_of_turn_id is None else (self.end_of_turn_id,)
+        return tuple(dict.fromkeys((self.eos_token_id, *self._named_ends, *turn)))
 
     @cached_property
     def end_of_turn_id(self) -> int | None:

@@ -72,10 +72,7 @@ class Engine(Protocol):
         """
 
     def turns(self) -> AbstractContextManager[None]:
-        """Calls of :meth:`generate` within are the turns of a batch of episodes, so one may keep what serves the next.
-
-        The weights stay the same. A call's prompts go on from texts of the call before, in their order.
-        """
+        """Calls of :meth:`generate` within are the turns of a batch of episodes, with the same weights: vLLM stays awake."""
 
     def synchronize(self, model: Any, policy_version: int) -> None:
         """Load ``model``'s weights; later completions carry ``policy_version``."""

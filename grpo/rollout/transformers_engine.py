@@ -6,8 +6,8 @@ The prompt of a group is computed once (:mod:`grpo.models.decoding`), and finish
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from grpo.common.errors import UserError
 from grpo.common.records import Completion
 from grpo.common.world import ALONE, World
-from grpo.models.decoding import LongerTexts, SharedPrompts, Texts
+from grpo.models.decoding import SharedPrompts
 from grpo.models.examine import traits_of
 from grpo.models.sharding import is_sharded, weights_of
 from grpo.rollout.engine import Draw, SamplingParams, require_room_for
@@ -46,17 +46,10 @@ class TransformersEngine:
         self.max_batch_size = max_batch_size
         self.world = world
         self.policy_version = 0
-        self._keeps = False
-        self._before: Texts | None = None
 
-    @contextmanager
-    def turns(self) -> Iterator[None]:
-        """See :class:`grpo.rollout.engine.Engine`: keep the keys and values of one call's texts for the next one."""
-        self._keeps = True
-        try:
-            yield
-        finally:
-            self._keeps, self._before = False, None
+    def turns(self) -> AbstractContextManager[None]:
+        """See :class:`grpo.rollout.engine.Engine`: nothing to keep."""
+        return nullcontext()
 
     @property
     def context(self) -> int | None:
@@ -99,8 +92,7 @@ class TransformersEngine:
                         own = draws[batch.start * n : batch.stop * n]
                         of_each = partial(next, iter(_own_numbers(own, self.model.device)))
                         limits = [one.max_tokens for one in own]
-                        keeps = self._keeps and len(draws) <= self.max_batch_size  # what is kept is no larger than a batch
-                        groups += self._generate_batch([prompts[i] for i in mine], params, n, of_each, limits, keeps)
+                        groups += self._generate_batch([prompts[i] for i in mine], params, n, of_each, limits)
                         continue
                     draw = partial(_draw, generator, len(batch) * n, [(i - start) * n + k for i in mine for k in range(n)])
                     limits = [params.max_tokens] * (len(mine) * n)
@@ -121,17 +113,15 @@ class TransformersEngine:
         n: int,
         draw: Callable[[], torch.Tensor],
         limits: Sequence[int],
-        keeps: bool = False,
     ) -> list[list[Completion]]:
         """Decode one batch of ``len(prompts) * n`` sequences.
 
         Args:
             draw: gives a random number for the next token of each sequence.
             limits: most tokens of each sequence.
-            keeps: keep keys and values for the next call.
         """
         longest = max(limits)
-        decoding = self._begin(prompts, n, longest)
+        decoding = SharedPrompts(self.model, prompts, n, longest)
         rows = list(range(len(prompts) * n))  # the sequence in each row of the batch
         token_ids: list[list[int]] = [[] for _ in rows]
         log_probs: list[list[float]] = [[] for _ in rows]
@@ -154,7 +144,7 @@ class TransformersEngine:
                 break
             if len(alive) < COMPACT_BELOW * len(rows):
                 keep = torch.tensor(alive, device=tokens.device)
-                decoding.keep(keep, sorted({*range(len(rows))} - {*alive}) if keeps else ())
+                decoding.keep(keep)
                 rows = [rows[i] for i in alive]
                 tokens = tokens[keep]
             decoding.step(tokens)
@@ -162,16 +152,7 @@ class TransformersEngine:
             responses.completion(ids, lp, reason, self.policy_version)
             for ids, lp, reason in zip(token_ids, log_probs, reasons, strict=True)
         ]
-        if keeps:
-            self._before = decoding.texts([[*prompts[row // n], *ids[:-1]] for row, ids in enumerate(token_ids)])
         return [completions[i : i + n] for i in range(0, len(completions), n)]
-
-    def _begin(self, prompts: Sequence[Sequence[int]], n: int, room: int) -> SharedPrompts:
-        """Begin to decode; if the prompts go on from the texts of the last call, with their keys and values."""
-        before, self._before = self._before, None
-        if before and (places := before.followed_by(prompts)):
-            return LongerTexts(self.model, before, places, prompts, room)
-        return SharedPrompts(self.model, prompts, n, room)
 
 
 def _draw(generator: torch.Generator, total: int, mine: list[int]) -> torch.Tensor:

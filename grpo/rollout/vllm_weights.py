@@ -17,19 +17,22 @@ from grpo.models.sharding import weights_of
 def put_weights(llm: Any, model: Any, device: str) -> None:
     """Load ``model``'s weights into a ``vllm.LLM`` in this process, and drop cached prefixes, computed with the old weights.
 
-    vLLM's checkpoint loader reads them, and stacks some matrices (query, key and value; gate and up; those of the experts).
+    vLLM's checkpoint loader reads them, and stacks some matrices (query, key and value; gate and up).
 
     Raises:
         UserError: vLLM cannot take them.
     """
-    if device == "cpu" and _has_experts(llm):
-        # It packs experts' matrices when it starts, computes with the packed ones, and packs new ones no more.
-        raise UserError(f"vLLM's CPU build does not take new weights of a mixture of experts. {INSTEAD}")
     ours: list[Exception] = []
 
     def weights() -> Iterator[tuple[str, Tensor]]:
         try:
-            yield from ((name, tensor) for name, tensor in named_as_saved(model, weights_of(model)) if name not in without)
+            for name, tensor in named_as_saved(model, weights_of(model)):
+                if (
+                    device == "cpu" and ".experts." in name
+                ):  # it would go on with the weights that it started with
+                    raise UserError(f"vLLM's CPU build takes no new weights of a mixture of experts. {INSTEAD}")
+                if name not in without:
+                    yield name, tensor
         except Exception as error:  # vLLM asks for the weights while it loads, so this passes through its loader
             ours.append(error)
             raise
@@ -52,10 +55,8 @@ INSTEAD = "Set engine.name to transformers in params.yaml."
 HEAD = "lm_head.weight"
 # Where vLLM stacks a checkpoint's matrices: a pattern of their names, and what replaces it.
 STACKED = {
-    r"\.experts\.\d+\.(gate_proj|up_proj|w1|w3)\.": (".experts.routed_experts.w13_", ".experts.w13_"),
-    r"\.experts\.\d+\.(down_proj|w2)\.": (".experts.routed_experts.w2_", ".experts.w2_"),
-    r"\.[qkv]_proj\.": (".qkv_proj.",),
-    r"\.(gate|up)_proj\.": (".gate_up_proj.",),
+    r"\.[qkv]_proj\.": ".qkv_proj.",
+    r"\.(gate|up)_proj\.": ".gate_up_proj.",
 }
 
 
@@ -67,14 +68,6 @@ def checksum(tensor: Tensor) -> tuple[float, float]:
 
 def has_head(llm: Any) -> bool:
     found: list[bool] = llm.collective_rpc(lambda worker: hasattr(worker.model_runner.model, "lm_head"))
-    return found[0]
-
-
-def _has_experts(llm: Any) -> bool:
-    def of_worker(worker: Any) -> bool:
-        return any(".experts." in name for name, _ in worker.model_runner.model.named_parameters())
-
-    found: list[bool] = llm.collective_rpc(of_worker)
     return found[0]
 
 
@@ -94,7 +87,7 @@ def checksums_of_policy(model: Any, names: Collection[str]) -> dict[str, tuple[f
     found: dict[str, tuple[float, float]] = {}
     with without_adapters(model, merge=True):
         for name, tensor in named_as_saved(model, weights_of(model)):
-            stacks = (re.sub(pattern, there, name) for pattern, stack in STACKED.items() for there in stack)
+            stacks = (re.sub(pattern, there, name) for pattern, there in STACKED.items())
             if at := next((where for where in (name, *stacks) if where in names), None):
                 first, second = found.get(at, (0.0, 0.0))
                 more = checksum(tensor)

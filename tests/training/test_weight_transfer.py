@@ -47,7 +47,7 @@ def test_a_checkpoints_weights_are_given_under_its_names(kind: str, tied: bool, 
 
 
 @pytest.mark.parametrize("kind", MIXTURES)
-@pytest.mark.parametrize("lora", [None, Lora(rank=2, alpha=4)])
+@pytest.mark.parametrize("lora", [None, Lora(rank=2, alpha=4, targets=["o_proj"])])
 def test_weights_that_transformers_renames_or_stacks_are_given_as_a_checkpoint_has_them(
     kind: str, lora: Lora | None, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import matplotlib.style
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -19,7 +20,7 @@ from grpo.common.files import write_text
 from grpo.common.metrics import METRICS, UNITS
 from grpo.results.runs import Run
 
-INK = "#767676"  # axes and text; readable on light and dark backgrounds
+INK = "#767676"  # of axes and text
 FULL = 13.0  # inches of a whole row of panels; shown at 96 px an inch, so that 8.5 points are 11 px
 PANEL, HEIGHT = 3.25, 1.5  # inches of a panel that stands alone
 LEGEND_ROW = 0.2  # inches
@@ -56,25 +57,7 @@ OF_A_RUN = (ANSWER, FORM, GIVEN_FORM, LENGTH, ENTROPY, NORM, "train/reward", "lo
 Style = Mapping[str, Any]  # ``color`` and ``linestyle`` of a curve, as matplotlib takes them
 
 # This process draws only the report's figures, so matplotlib's global settings hold the report's style.
-mpl.rcParams.update(
-    {
-        "svg.fonttype": "none",  # text stays text, in the reader's font and the page's colour
-        "svg.hashsalt": "grpo",
-        "font.size": 9,
-        "font.sans-serif": ["DejaVu Sans"],  # part of matplotlib, so that text has the same size on every machine
-        **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color", "grid.color"), INK),
-        **dict.fromkeys(("axes.labelsize", "xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 8.5),
-        "axes.grid": True,
-        "axes.grid.axis": "y",
-        "grid.alpha": 0.25,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.titlelocation": "left",
-        "axes.titlesize": 9,
-        "axes.titlecolor": INK,
-        "legend.frameon": False,
-    }
-)
+mpl.style.use(Path(__file__).with_name("report.mplstyle"))
 
 
 def style(place: int) -> Style:
@@ -138,7 +121,7 @@ def panels(count: int, width: float | None = None, height: float = HEIGHT, a_row
     """
     rows = -(-count // a_row)
     columns = -(-count // rows)
-    figure = Figure(figsize=(width or min(FULL, PANEL * columns), height * rows), layout="constrained")
+    figure = Figure(figsize=(width or min(FULL, PANEL * columns), height * rows))
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for spare in axes[count:]:
         spare.set_axis_off()
@@ -148,16 +131,20 @@ def panels(count: int, width: float | None = None, height: float = HEIGHT, a_row
 def draw_arm(axes: Axes, runs: Sequence[Run], column: str, look: Style, collapsed: Iterable[str] = ()) -> None:
     """Draw the mean over an arm's runs on the band of their range; runs that collapsed or stopped also alone, with a cross."""
     table = over_runs(runs, column)
-    mean = table.mean(axis=1)
-    few = "." if len(mean) <= FEW else ""
-    axes.plot(mean.index, mean, **look, linewidth=1.6, marker=few)
-    if len(runs) > 1:
-        axes.fill_between(mean.index, table.min(axis=1), table.max(axis=1), color=look["color"], alpha=0.13, linewidth=0)
+    curve = pd.DataFrame({"value": table.mean(axis=1), "low": table.min(axis=1), "high": table.max(axis=1)})
+    draw_band(axes, curve.index, curve, look, marker="." if len(curve) <= FEW else "")
     for run in runs:
         own = values_of(run, column)
         if own is not None and (run.name in set(collapsed) or run.metrics["diverged_step"] is not None):
             axes.plot(own.index, own, **look, linewidth=0.6, alpha=0.6)
             axes.plot(own.index[-1], own.iloc[-1], "x", color=look["color"], markersize=6)
+
+
+def draw_band(axes: Axes, x: Sequence[float] | pd.Index[Any], curve: pd.DataFrame, look: Style, **line: Any) -> None:
+    """Draw a curve's ``value`` on the band from ``low`` to ``high``, if it has any width."""
+    axes.plot(x, curve["value"], **look, **line)
+    if (curve["low"] < curve["high"]).any():
+        axes.fill_between(x, curve["low"], curve["high"], color=look["color"], alpha=0.13, linewidth=0)
 
 
 def curves_figure(
@@ -257,7 +244,7 @@ def bars(axes: Axes, widths: pd.DataFrame, colours: Mapping[str, str]) -> None:
 def save_figure(figure: Figure, path: Path) -> None:
     """Write an SVG with a transparent background, or a PNG with a white one, by the file's ending."""
     if path.suffix == ".png":
-        figure.savefig(path, dpi=90, facecolor="white", metadata={"Software": None})
+        figure.savefig(path, facecolor="white", metadata={"Software": None})
         return
     drawn = io.StringIO()
     figure.savefig(drawn, format="svg", transparent=True, metadata=SVG)

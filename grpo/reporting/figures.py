@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
 from textwrap import shorten
 from typing import Any
 
@@ -98,11 +99,10 @@ def _draw_kl(axes: list[Axes], entry: Values, looks: Mapping[str, Style]) -> Non
     """Draw the KL of kept checkpoints to their start over the steps, and the answer reward over this KL."""
     over_steps, over_kl = axes
     for arm in (arm for arm in looks if arm in entry["kl"]):
-        of, color = pd.DataFrame(entry["kl"][arm]), looks[arm]["color"]
+        of = pd.DataFrame(entry["kl"][arm])
         kl, reward = (pd.DataFrame(of[name].tolist()) for name in ("per_token_low_variance", "answer_reward"))
-        over_steps.plot(of["step"], kl["value"], ".-", color=color)
-        over_steps.fill_between(of["step"], kl["low"], kl["high"], color=color, alpha=0.13, linewidth=0)
-        over_kl.plot(kl["value"], reward["value"], ".-", color=color)
+        charts.draw_band(over_steps, of["step"].tolist(), kl, looks[arm], marker=".")
+        over_kl.plot(kl["value"], reward["value"], ".-", color=looks[arm]["color"])
     charts.frame(over_steps, charts.TITLES[KL], charts.STEP[entry["method"]])
     charts.frame(over_kl, "answer reward, by KL", charts.TITLES[KL], share=True)
 
@@ -116,16 +116,14 @@ def draw_contrasts(record: Values) -> Figure | None:
     if not groups:
         return None
     sizes = {name: 1 + len(rows) for name, rows in groups.items()}
-    left: list[str] = []
-    for name in groups:
-        if sum(sizes[of] for of in left) < sum(sizes.values()) / 2:
-            left.append(name)
+    starts = dict(zip(groups, accumulate(sizes.values(), initial=0), strict=False))
+    left = [name for name in groups if starts[name] < sum(sizes.values()) / 2]
     columns = [half for half in (left, [name for name in groups if name not in left]) if half]
     height = max(sum(sizes[name] for name in half) for half in columns)
     figure, axes = panels(len(columns), FULL, 0.7 + ROW * height)
     for place, half in zip(axes, columns, strict=True):
         _draw_column(place, record, {name: groups[name] for name in half}, height)
-    figure.supxlabel(f"{record['metric']} at the end, minus the leader's: 95% interval (grey: holds zero)", fontsize=8.5)
+    figure.supxlabel(f"{record['metric']} at the end, minus the leader's: 95% interval (grey: holds zero)")
     return figure
 
 
@@ -166,7 +164,7 @@ def draw_rates(record: Values) -> Figure | None:
         for (setting, arms), look in zip(settings.items(), styles(settings).values(), strict=True):
             ends = pd.DataFrame(arms)
             place.plot(ends["learning_rate"], ends["value"], **look, linewidth=1, label=setting)
-            place.vlines(ends["learning_rate"], ends["low"], ends["high"], color=look["color"], linewidth=1.6)
+            place.vlines(ends["learning_rate"], ends["low"], ends["high"], color=look["color"])
             for arm in arms:
                 shape = "x" if arm["collapsed"] else "o"
                 fill = "full" if arm["chosen"] else "none"
@@ -200,11 +198,11 @@ def draw_by_examples(record: Values) -> Figure | None:
     figure, (axes,) = panels(1)
     kinds = {"all kinds": False, "only correct ones": True}
     for (kind, filtered), look in zip(kinds.items(), styles(kinds).values(), strict=True):
-        of = pd.DataFrame([arm for arm in entry["arms"] if bool(arm["overrides"].get("filtered")) is filtered])
-        if len(of):
-            of = of.sort_values("examples")
-            axes.plot(of["examples"], of["value"], "o-", color=look["color"], linewidth=1, markersize=4, label=kind)
-            axes.vlines(of["examples"], of["low"], of["high"], color=look["color"], linewidth=1.6)
+        ends = pd.DataFrame([arm for arm in entry["arms"] if bool(arm["overrides"].get("filtered")) is filtered])
+        if len(ends):
+            ends = ends.sort_values("examples")
+            axes.plot(ends["examples"], ends["value"], "o-", color=look["color"], linewidth=1, markersize=4, label=kind)
+            axes.vlines(ends["examples"], ends["low"], ends["high"], color=look["color"])
     charts.frame(axes, f"{record['metric']} at the end, 95%", "unique examples", share=True)
     charts.powers(axes, [arm["examples"] for arm in entry["arms"]])
     axes.legend(loc="lower right")
@@ -235,9 +233,8 @@ def draw_best_of_n(metrics: Mapping[str, Any]) -> Figure:
     for place, (prompt, values) in zip(axes, metrics.items(), strict=True):
         counts = [int(n) for n in values["n"]]
         for kind, title in ESTIMATES.items():
-            of = pd.DataFrame([kinds[kind] for kinds in values["n"].values()])
-            place.plot(counts, of["value"], "o-", color=looks[title]["color"], markersize=4)
-            place.fill_between(counts, of["low"], of["high"], color=looks[title]["color"], alpha=0.15, linewidth=0)
+            estimates = pd.DataFrame([kinds[kind] for kinds in values["n"].values()])
+            charts.draw_band(place, counts, estimates, looks[title], marker="o", markersize=4)
         charts.frame(place, f"{prompt}: share answered right", f"samples N (of {values['samples']})", share=True)
         charts.powers(place, counts)
     charts.legend(figure, looks)

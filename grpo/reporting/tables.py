@@ -19,8 +19,17 @@ from grpo.study.schema import Study
 
 def write_tables(study: Study, record: Values) -> None:
     """Write reports/tables/*.md, reports/results.csv and reports/summary.json."""
+    with atomic_folder(paths.TABLES) as folder:
+        for name, text in tables_of(record).items():
+            write_text(folder / f"{name}.md", text)
+    write_text(paths.REPORTS / "results.csv", results_table(study, record).to_csv(index=False, lineterminator="\n"))
+    write_json(paths.SUMMARY, summary(record))
+
+
+def tables_of(record: Values) -> dict[str, str]:
+    """The tables in Markdown by name; one without rows is left out."""
     metric = record["metric"]
-    texts = {  # name -> Markdown, empty where there is nothing to show
+    texts = {
         "zero_shot": zero_shot_table(record["baseline"]),
         "best_of_n": best_of_n_table(record["best_of_n"]),
         "claims": claims_table(record["claims"]),
@@ -28,12 +37,7 @@ def write_tables(study: Study, record: Values) -> None:
     for name, entry in record["experiments"].items():
         texts |= {name: experiment_table(entry, metric)}
         texts |= {f"{name}-{kind}": text for kind, text in further_tables(entry, metric).items()}
-    with atomic_folder(paths.TABLES) as folder:
-        for name, text in texts.items():
-            if text:
-                write_text(folder / f"{name}.md", text)
-    write_text(paths.REPORTS / "results.csv", results_table(study, record).to_csv(index=False, lineterminator="\n"))
-    write_json(paths.SUMMARY, summary(record))
+    return {name: text for name, text in texts.items() if text}
 
 
 def summary(record: Values) -> Values:

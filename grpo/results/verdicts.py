@@ -19,7 +19,7 @@ from grpo.results.evidence import Arm, NotMeasured
 from grpo.results.intervals import difference_of
 from grpo.results.runs import Run, final_scores, first_scores, identical
 from grpo.results.statistics import format_interval, t_interval, wilson_interval
-from grpo.study.claims import AnyClaim, Beats, Collapses, NotBelow
+from grpo.study.claims import REWARD, AnyClaim, Beats, Collapses, NotBelow
 
 VerdictName = Literal["agrees", "disagrees", "no difference", "cannot tell", "not tested"]
 AGREES: VerdictName = "agrees"
@@ -107,7 +107,7 @@ def judge(claim: AnyClaim, arm: Arm, other: Arm) -> Verdict:
     if (arm.experiment, arm.name) == (other.experiment, other.name):  # such as the lowest rate, where it leads itself
         raise NotMeasured(f"{arm.name} is both arms that the claim compares, so nothing beyond it was tried")
     match claim:
-        case Beats(metric="answer_reward"):
+        case Beats() if claim.metric == REWARD:
             return _difference(arm, other, claim.at, claim.by, -claim.by)
         case Beats():
             return _ratio(claim, arm, other)

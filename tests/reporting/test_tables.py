@@ -12,13 +12,11 @@ from study_parts import with_values
 
 from grpo.reporting import record as recording
 from grpo.reporting.tables import (
-    best_of_n_table,
-    claims_table,
     experiment_table,
     further_tables,
     results_table,
+    tables_of,
     write_tables,
-    zero_shot_table,
 )
 from grpo.results.evidence import Evidence
 from grpo.results.runs import by_arm
@@ -26,6 +24,7 @@ from grpo.study import paths
 from grpo.study.schema import Study
 
 LORA = "grpo_lora"
+REPOSITORY = Path(__file__).parents[2]
 
 
 def cells(table: str) -> list[list[str]]:
@@ -46,39 +45,28 @@ def entry(*arms: dict[str, Any], **extra: Any) -> dict[str, Any]:
     return {"arms": list(arms), "winner": "a", "leader": "a", "title": "t", "extra": extra}
 
 
-def test_the_cells_of_an_experiments_table() -> None:
+def test_the_committed_record_gives_the_committed_tables() -> None:
+    """Byte for byte: arms, starts that differ, rates, zero-shot outcomes, estimates from samples, and claims."""
+    found = tables_of(json.loads((REPOSITORY / paths.RECORD).read_text()))
+    committed = {path.stem: path.read_text() for path in (REPOSITORY / paths.TABLES).glob("*.md")}
+    assert found == committed and {"zero_shot", "best_of_n", "claims", f"{LORA}-rates"} <= found.keys()
+
+
+def test_the_winner_is_bold_and_collapsed_runs_are_counted() -> None:
+    """An arm alone has no distance; a start is shown where starts differ, and only the chosen arms are."""
     below = {"value": 0.125, "low": 0.05, "high": 0.2}
-    other = arm("b", 0.5, below=below, collapsed=["r/1"])
+    other = arm("b", 0.5, below=below, start=0.4, collapsed=["r/1"])
     head, a, b = cells(experiment_table(entry(arm("a", 0.63), other, arm("tried", 0.1, chosen=False))))
-    assert dict(zip(head, a, strict=True)) == {
-        "arm": "**a**",
-        "answer reward at the end (95%)": "0.630 (0.580 to 0.680)",
-        "below the leader": "leads",
-        "right form": "0.900",
-        "right, given the form": "0.700",
-        "tokens": "21.0",
-        "collapsed": "0 of 2",
-    }
-    assert b == ["b", "0.500 (0.450 to 0.550)", "0.125 (0.050 to 0.200)", "0.900", "0.556", "21.0", "1 of 2"]
+    assert head[:4] == ["arm", "at start", "answer reward at the end (95%)", "below the leader"]
+    assert a == ["**a**", "0.100", "0.630 (0.580 to 0.680)", "leads", "0.900", "0.700", "21.0", "0 of 2"]
+    assert b == ["b", "0.400", "0.500 (0.450 to 0.550)", "0.125 (0.050 to 0.200)", "0.900", "0.556", "21.0", "1 of 2"]
+    head, row = cells(experiment_table(entry(arm("a", 0.5))))
+    assert row[0] == "a" and not any("below" in cell or "start" in cell for cell in head)
 
 
-def test_a_column_for_starts_that_differ_and_none_for_one_arms_distance() -> None:
-    head, first, second = cells(experiment_table(entry(arm("a", 0.5), arm("b", 0.5, start=0.4, below=arm("", 0.1)))))
-    assert head[1] == "at start" and (first[1], second[1]) == ("0.100", "0.400")
-    head, _ = cells(experiment_table(entry(arm("a", 0.5))))
-    assert not any("below" in cell or "start" in cell for cell in head)
-
-
-def test_rates_tried_stand_in_their_own_table() -> None:
-    """Also those that were not chosen; a setting with one rate, or arms that all stand for themselves, have no such table."""
-    tried = {"setting": "r", "label": "LoRA rank 1, rate 2e-3"}
-    low = arm("r-rate_2", 0.7, learning_rate=2e-3, **tried)
-    high = arm("r-rate_5", 0.0, learning_rate=5e-3, chosen=False, collapsed=["r/0"], selection=0.01, **tried)
-    _, first, second = cells(further_tables(entry(arm("a", 0.8), high, low))["rates"])
-    assert first == ["LoRA rank 1", "2e-3", "chosen", "0.500", "0.700 (0.650 to 0.750)", "0 of 2"]
-    assert second == ["LoRA rank 1", "5e-3", "", "0.010", "0.000 (-0.050 to 0.050)", "1 of 2"]
+def test_arms_that_all_stand_for_themselves_have_no_table_of_rates() -> None:
     rates = [arm(f"{rate}", 0.5, learning_rate=rate, overrides={"learning_rate": rate}) for rate in (1e-4, 3e-4)]
-    assert further_tables(entry(*rates))["rates"] == further_tables(entry(low))["rates"] == ""
+    assert further_tables(entry(*rates))["rates"] == further_tables(entry(arm("a", 0.7)))["rates"] == ""
 
 
 def test_tasks_of_a_mixture_and_scores_on_the_whole_set() -> None:
@@ -103,26 +91,6 @@ def test_tasks_of_a_mixture_are_measured(workdir: Path, mini_study: Study) -> No
     found = recording.record_of(study, {LORA: Evidence(LORA, by_arm(runs))}, [])
     extra = found["experiments"][LORA]["extra"]
     assert extra["mixture"] == [{"set": "easy", "arm": "a", "first": 0.125, "last": 0.125, "runs": 2}]
-
-
-def test_the_base_models_tables() -> None:
-    share = {"value": 0.25, "low": 0.0625, "high": 0.5, "problems": 4}
-    baseline = {
-        prompt: {"problems": 4, "categories": counted, "accuracy": share, "response_length": 8.25}
-        for prompt, counted in (("p", {"right": 1, "wrong": 3}), ("q", {"right": 4}))
-    }
-    assert cells(zero_shot_table(baseline))[1:] == [
-        ["p", "4", "1", "3", "0.250 (0.062 to 0.500)", "8.2"],
-        ["q", "4", "4", "0", "0.250 (0.062 to 0.500)", "8.2"],
-    ]
-    kinds = dict.fromkeys(("pass", "best", "majority"), share)
-    assert cells(best_of_n_table({"p": {"n": {"8": kinds}}}))[1] == ["p", "8", *["0.250 (0.062 to 0.500)"] * 3]
-
-
-def test_claims_say_what_was_reported_and_what_was_measured() -> None:
-    claim = {"statement": "s | t", "experiment": "e", "reported": {"x-2025": ".3", "y": "no"}, "measured": "m", "reason": "r"}
-    (row,) = cells(claims_table([claim | {"verdict": "agrees"}]).replace("\\|", "/"))[1:]
-    assert row == ["s / t", "e", "x-2025: .3<br>y: no", "m", "**agrees**<br>r"]
 
 
 def test_results_and_summary(workdir: Path, mini_study: Study) -> None:

@@ -154,8 +154,7 @@ def _model_and_data(study: Study) -> Finding:
     """Check that local models and files exist, and that the Hub has the others."""
     sources = [getattr(study.task(name), "source", None) for name in study.tasks]  # None: the task generates its problems
     traces = study.sft_datasets.values()
-    models = [getattr(model, "like", model) for model in study.models.values()]
-    models += [one.model for one in traces if isinstance(one, SampledTraces)]
+    models = [*study.models.values(), *(one.model for one in traces if isinstance(one, SampledTraces))]
     local = [model.path for model in models if isinstance(model, LocalModel)]
     local += [
         path for source in sources if isinstance(source, LocalFiles) for path in (source.train, source.validation) if path

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import chdir
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ from grpo.study.settings import MAIN
 from grpo.tasks.dataset import Dataset
 from grpo.tasks.rows import FORMATS, read_rows
 from grpo.tasks.task import LIMIT, TASKS, make_task
+from grpo.tracking.mlflow_study import flat
 from grpo.tracking.mlflow_uri import NOWHERE, tracking_uri
 from grpo.training.own_code import require_own_code_of_all
 
@@ -241,20 +242,13 @@ def _task(name: str, set_keys: Mapping[str, Any], tasks: Mapping[str, Any]) -> d
 
 def _require_same(values: Mapping[str, Any], out: Path, resume: bool) -> None:
     """Raise UserError unless ``out`` holds this run and ``--resume`` is given."""
-    other = list(_differing({**read_mapping(out / paths.PARAMS), "folder": values["folder"]}, values))
+    old, new = flat(read_mapping(out / paths.PARAMS)), flat(values)
+    other = [key for key in {**new, **old} if key != "folder" and old.get(key) != new.get(key)]
     if other:
-        raise UserError(f"--out {out}: holds a run with other values ({'; '.join(other)}). Name another folder.")
+        changes = "; ".join(f"{key}: {old.get(key)} -> {new.get(key)}" for key in other)
+        raise UserError(f"--out {out}: holds a run with other values ({changes}). Name another folder.")
     if not resume:
         raise UserError(f"--out {out}: already holds this run. Add --resume to continue it, or name another folder.")
-
-
-def _differing(old: Any, new: Any, key: str = "") -> Iterator[str]:
-    """Yield ``KEY: OLD -> NEW`` for each value that differs; KEY is a.b.c."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for name in {**old, **new}:
-            yield from _differing(old.get(name), new.get(name), f"{key}.{name}" if key else name)
-    elif old != new:
-        yield f"{key}: {old} -> {new}"
 
 
 def _prepare(values: Mapping[str, Any], out: Path) -> None:

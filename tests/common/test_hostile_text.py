@@ -24,8 +24,8 @@ from grpo.tasks.graded import GradedTask
 from grpo.tasks.keyword_inclusion import Keyword
 from grpo.tasks.rows import LocalFiles, Row
 
-LENGTH = 100_000
-SECONDS = 5.0  # of CPU; linear readers take hundredths
+LENGTH = 30_000
+SECONDS = 0.5  # of CPU; linear readers take hundredths, quadratic ones minutes
 UNITS = [
     " ", "\t", "\n", "\r\n", " \n", "`", "~", "```\n", "`\n", "1", "1 ", "1,", "0.", "9/", "-1 ", "1 + ", "1 + 1 = ", "a",
     "é", "(", "[", "{", "{}", "}", "\\boxed{", "\\boxed {{}", "\\frac{1}{", "<", "<<", "<think>", "<think>\n", "</think>",
@@ -79,8 +79,8 @@ READERS = {name: read for name, read in readers().items() if name not in ELSEWHE
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_reader_of_text_takes_linear_time(name: str) -> None:
-    for text in texts():
+    for text in ("", *texts()):  # the first call imports what the reader needs
         start = process_time()
         with suppress(UserError, ValueError, RecursionError):
             READERS[name](text)
-        assert process_time() - start < SECONDS, text[:20]
+        assert not text or process_time() - start < SECONDS, text[:20]

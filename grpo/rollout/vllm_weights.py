@@ -27,9 +27,7 @@ def put_weights(llm: Any, model: Any, device: str) -> None:
     def weights() -> Iterator[tuple[str, Tensor]]:
         try:
             for name, tensor in named_as_saved(model, weights_of(model)):
-                if (
-                    device == "cpu" and ".experts." in name
-                ):  # it would go on with the weights that it started with
+                if device == "cpu" and ".experts." in name:  # it would go on with the weights that it started with
                     raise UserError(f"vLLM's CPU build takes no new weights of a mixture of experts. {INSTEAD}")
                 if name not in without:
                     yield name, tensor

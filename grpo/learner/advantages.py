@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ def normalize_within_groups(
     raw_rewards: Tensor,
     group_size: int,
     advantage_eps: float,
-    normalize_by_std: bool | Literal["batch"],
+    normalize_by_std: bool,
     baseline: str = "group_mean",
 ) -> Tensor:
     """Compute A = (r - group mean) / (group std + eps); without ``normalize_by_std``, A = r - group mean as in Dr. GRPO.
@@ -35,8 +35,6 @@ def normalize_within_groups(
     DeepSeekMath, arXiv 2402.03300, Section 4.1.2. The standard deviation is the unbiased one (``torch.std``). With
     ``leave_one_out`` the baseline is the mean of the group's other rewards (RLOO, arXiv 2402.14740). Since
     r - (sum - r) / (G - 1) = G / (G - 1) (r - mean), this is a constant factor.
-
-    With ``normalize_by_std="batch"`` the standard deviation is that of all rewards (arXiv 2508.08221).
 
     Groups are consecutive rewards: two groups may have the same question, so grouping goes by position. A reward NaN (the
     reward function abstained) counts neither in a mean nor in a standard deviation, and its advantage is 0.
@@ -60,9 +58,7 @@ def normalize_within_groups(
     advantages = (groups - groups.mean(dim=1, keepdim=True)).float()
     if normalize_by_std and group_size > 1:
         counted_more = ((group_size - 1) / (counts - 1).clamp(min=1)).sqrt()  # as if NaN had been at no distance; mostly 1
-        of_groups = advantages.std(dim=1, keepdim=True) * counted_more
-        std = counted.std().float().nan_to_num() if normalize_by_std == "batch" else of_groups
-        advantages = advantages / (std + advantage_eps)
+        advantages = advantages / (advantages.std(dim=1, keepdim=True) * counted_more + advantage_eps)
     if baseline == "leave_one_out" and group_size > 1:
         advantages = advantages * (counts / (counts - 1).clamp(min=1)).float()
     # What rounding leaves of equal rewards, a division by their tiny std would magnify.

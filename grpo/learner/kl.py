@@ -35,28 +35,16 @@ def estimate_kl(policy_log_probs: Sequence[Tensor], reference_log_probs: Sequenc
     }
 
 
-def kl_term(estimator: str, log_probs: Tensor, reference: Tensor, ratio: Tensor) -> Tensor:
-    """KL term of each token by an estimator's name; the expectation of each is KL(policy || reference).
+def kl_term(log_probs: Tensor, reference: Tensor) -> Tensor:
+    """KL term of each sampled token: exp(r) - r - 1 with r = log pi_ref - log pi.
 
-    With r = log pi_ref - log pi of sampled tokens:
-
-    - ``low_variance``: exp(r) - r - 1 (k3; GRPO's, DeepSeekMath, arXiv 2402.03300, Eq. 4). The expectation of its gradient is
-      the gradient of KL(reference || policy) (Tang and Munos 2025, "On a few pitfalls in KL divergence gradient estimation for
-      RL", arXiv 2506.09477).
-    - ``low_variance_corrected``: the same times the ratio, with an unbiased gradient of KL(policy || reference) (DeepSeek-V3.2,
-      arXiv 2512.02556).
-    - ``naive``: -r (k1) with the gradient of r^2 / 2, whose expectation is the gradient of KL(policy || reference). The
-      gradient of -r itself is that of log pi, whose expectation is 0, so it would have no effect (arXiv 2506.09477).
+    Its expectation is KL(policy || reference) (k3; GRPO's, DeepSeekMath, arXiv 2402.03300, Eq. 4). The expectation of its
+    gradient is the gradient of KL(reference || policy) (Tang and Munos 2025, "On a few pitfalls in KL divergence gradient
+    estimation for RL", arXiv 2506.09477).
 
     Args:
         log_probs: of sampled tokens, with gradient.
         reference: log-probs of the same shape, without gradient.
-        ratio: pi / pi_old with gradient, of the same shape or (batch, 1).
     """
-    if estimator == "naive":
-        difference = log_probs - reference
-        half_square = difference.square() / 2
-        return difference.detach() + (half_square - half_square.detach())
     difference = within_float32(reference - log_probs)
-    term = torch.expm1(difference) - difference
-    return term * ratio if estimator == "low_variance_corrected" else term
+    return torch.expm1(difference) - difference

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from grpo.common.errors import UserError
 from grpo.common.metrics import METRICS
@@ -24,7 +23,7 @@ from grpo.common.world import ALONE, World
 from grpo.learner.chunked import compile_head
 from grpo.learner.kl import kl_term
 from grpo.learner.losses import LossInputs, bind_loss, negative_log_likelihood
-from grpo.learner.masking import highest, masked_normalize, response_weights
+from grpo.learner.masking import masked_normalize, response_weights
 from grpo.learner.microbatches import (
     Ids,
     Microbatch,
@@ -166,11 +165,7 @@ class Learner:
             config.sampling_max_tokens,
         )
         tensors, tokens = batch_tensors(rollouts, weights, self.model.device), max(1, response_tokens(rollouts))
-        sizes = (tokens, len(rollouts), tokens)
-        if config.top_entropy_quantile < 1.0:
-            chosen = highest([entropy for _, entropy in self._compute(rollouts, len(rollouts))], config.top_entropy_quantile)
-            sizes = (tokens, len(rollouts), max(1, sum(int(each.sum()) for each in chosen)))
-            tensors["chosen"] = pad_sequence(chosen, batch_first=True).to(self.model.device)
+        sizes = tokens, len(rollouts)
         totals = self._zeros("loss", "tokens", *self.means, *self.own_metrics)
         extremes = {"ratio_min": math.inf, "ratio_max": -math.inf, "mismatch_max": 0.0}
         extreme = {name: torch.full((), value, device=self.model.device) for name, value in extremes.items()}
@@ -249,7 +244,7 @@ class Learner:
     def _backward(
         self,
         batch: dict[str, Tensor],
-        sizes: tuple[int, int, int],
+        sizes: tuple[int, int],
         micro: Microbatch,
         totals: dict[str, Tensor],
         extreme: dict[str, Tensor],
@@ -257,14 +252,13 @@ class Learner:
         """Add a microbatch's gradient to those before, and its metrics to ``totals`` and ``extreme``, which stay on the device.
 
         Args:
-            batch: from :func:`grpo.learner.microbatches.of_members`; with ``chosen``, only these tokens have a policy loss.
-            sizes: number of response tokens, of responses and of chosen tokens in the whole optimizer batch.
+            batch: from :func:`grpo.learner.microbatches.of_members`.
+            sizes: number of response tokens and of responses in the whole optimizer batch.
         """
         config, mask = self._grpo, micro.mask
         # Log-probs under the sampling weights, from the learner (old) and from the engine.
         old, engine = batch.pop("old_log_probs", micro.log_probs.detach()), batch["engine_log_probs"]
         of_response, reference = batch.pop("weights"), batch.pop("reference_log_probs", None)
-        chosen = batch.pop("chosen", mask)
         inputs = LossInputs(
             micro.log_probs,
             old,
@@ -274,7 +268,6 @@ class Learner:
             batch_tokens=sizes[0],
             batch_responses=sizes[1],
             entropies=micro.entropy.detach(),
-            delta=config.delta,
             **batch,
         )
         per_token, metrics = self.loss(inputs)
@@ -284,18 +277,16 @@ class Learner:
         measured = {"token_entropy": micro.entropy, "ratio_mean": ratio, **metrics, **mismatch(old, engine)}
         weights = of_response
         if config.importance_cap is not None:
-            cap, floor, mode = config.importance_cap, config.importance_floor, config.importance_mode
-            importance, bounded = importance_weights(old, engine, mask, cap, floor, mode)
+            importance, capped = importance_weights(old, engine, mask, config.importance_cap, config.importance_mode)
             weights = weights * importance
-            measured |= {"importance_mean": importance, "importance_capped": bounded}
-        loss = masked_normalize(per_token * (chosen * weights), chosen)
+            measured |= {"importance_mean": importance, "importance_capped": capped}
+        loss = masked_normalize(per_token * weights, mask)
         if config.kl_coefficient:
             assert reference is not None, "a KL term needs log-probs under the starting weights"
-            of_loss = inputs.sequence_ratio if config.loss_type == "gspo" else inputs.ratio
-            measured["kl_loss"] = kl_term(config.kl_estimator, micro.log_probs, reference, of_loss)
+            measured["kl_loss"] = kl_term(micro.log_probs, reference)
             loss = loss + config.kl_coefficient * masked_normalize(measured["kl_loss"] * of_response, mask)
         if config.entropy_coefficient:
-            loss = loss - config.entropy_coefficient * masked_normalize(micro.entropy, chosen, constant_normalizer=sizes[2])
+            loss = loss - config.entropy_coefficient * masked_normalize(micro.entropy, mask, constant_normalizer=sizes[0])
         self.optimizer.backward(loss)
         _add(totals, micro, loss, measured)
         if len(micro.tokens):

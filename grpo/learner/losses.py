@@ -30,9 +30,8 @@ class LossInputs:
         groups: (batch, 1), number of each response's group in the rollout batch.
         batch_tokens, batch_responses: number of response tokens and of responses in the whole optimizer batch.
         entropies: (batch, length), entropy of the policy (nats) at each token, without gradient.
-        delta: largest ratio that counts, above ``upper``; None: no such bound.
 
-    The last six are None in the handouts' functions, which see a single microbatch.
+    The last five are None in the handouts' functions, which see a single microbatch.
     """
 
     log_probs: Tensor
@@ -47,7 +46,6 @@ class LossInputs:
     batch_tokens: int | None = None
     batch_responses: int | None = None
     entropies: Tensor | None = None
-    delta: float | None = None
 
     @property
     def lengths(self) -> Tensor:
@@ -103,9 +101,6 @@ def grpo_clip(inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
 
     PPO, arXiv 1707.06347, Eq. 7; with two ranges DAPO, arXiv 2503.14476, Eq. 10.
 
-    With ``delta`` the ratio of the first term is at most delta too, which bounds the loss at negative advantages (two-sided
-    clipping, INTELLECT-2, arXiv 2505.07291; dual clip, arXiv 1912.09729).
-
     ``clipped``: the clipped term is the smaller one.
     """
     return _clipped(inputs.ratio, inputs)
@@ -131,20 +126,9 @@ def cispo(inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
     return -ratio.clamp(max=inputs.upper) * inputs.advantages * inputs.log_probs, {"clipped": ratio > inputs.upper}
 
 
-def sapo(
-    inputs: LossInputs, temperature_positive: float = 1.0, temperature_negative: float = 1.05
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """A soft gate in the place of the clip: -4 / tau sigmoid(tau (rho - 1)) A, whose gradient at rho = 1 is that of -rho A.
-
-    SAPO, arXiv 2511.20347; tau depends on the sign of A, and the larger one of negative advantages closes the gate sooner.
-    """
-    temperature = torch.where(inputs.advantages > 0.0, temperature_positive, temperature_negative)
-    return -4.0 / temperature * torch.sigmoid(temperature * (inputs.ratio - 1.0)) * inputs.advantages, {}
-
-
 def _clipped(ratio: Tensor, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO's clipped objective for a ratio (batch, length) or (batch, 1)."""
-    unclipped = (ratio if inputs.delta is None else ratio.clamp(max=inputs.delta)) * inputs.advantages
+    unclipped = ratio * inputs.advantages
     clipped = torch.clamp(ratio, inputs.lower, inputs.upper) * inputs.advantages
     return -torch.minimum(unclipped, clipped), {"clipped": clipped < unclipped}
 
@@ -156,7 +140,6 @@ LOSSES: dict[str, Loss] = {  # as LOSS_TYPES in grpo/study/methods.py, which mus
     "grpo_no_clip": grpo_no_clip,
     "gspo": gspo,
     "cispo": cispo,
-    "sapo": sapo,
 }
 
 

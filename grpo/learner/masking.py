@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,15 +24,6 @@ def masked_normalize(tensor: Tensor, mask: Tensor, dim: int | None = None, const
     """
     kept = torch.where(mask.bool(), tensor, torch.zeros_like(tensor))
     return (kept.sum() if dim is None else kept.sum(dim=dim)) / constant_normalizer
-
-
-def highest(values: Sequence[Tensor], share: float) -> list[Tensor]:
-    """Choose the values at or above the quantile ``1 - share`` of all (rounded up); as many bool tensors of the same shapes."""
-    flat = torch.cat(list(values))
-    if not len(flat):
-        return [torch.zeros_like(each, dtype=torch.bool) for each in values]
-    threshold = float(np.quantile(flat.numpy(), 1.0 - share, method="higher"))  # torch.quantile takes at most 2^24 values
-    return [each >= threshold for each in values]
 
 
 def response_weights(

@@ -28,30 +28,23 @@ def mismatch(learner_log_probs: Tensor, engine_log_probs: Tensor) -> dict[str, T
 
 
 def importance_weights(
-    learner_log_probs: Tensor,
-    engine_log_probs: Tensor,
-    mask: Tensor,
-    cap: float,
-    floor: float | None,
-    mode: str,
+    learner_log_probs: Tensor, engine_log_probs: Tensor, mask: Tensor, cap: float, mode: str
 ) -> tuple[Tensor, Tensor]:
-    """Importance weights p_learner / p_engine of each token, or of whole responses, within bounds.
+    """Importance weights p_learner / p_engine of each token, or of whole responses, truncated at ``cap``.
 
     They correct the gradient for the distribution that the tokens were drawn from (Yao et al. 2025, "Your Efficient RL
     Framework Secretly Brings You Off-Policy RL Training"; Ionides 2008).
 
     Args:
         learner_log_probs, engine_log_probs, mask: (batch, length), without gradient.
-        cap, floor: bounds of a weight; without ``floor`` there is no lower one.
-        mode: ``token_...``: a token's ratio; ``sequence_...``: the product of a response's ratios, for each of its tokens.
-            ``..._truncate``: a weight beyond a bound becomes the bound; ``..._mask``: it becomes 0.
+        mode: ``token_truncate``: a token's ratio; ``sequence_truncate``: the product of a response's ratios, for each of its
+            tokens.
 
     Returns:
-        weights, and whether each is at a bound or beyond, both (batch, length).
+        weights, and whether each is at the cap, both (batch, length).
     """
     difference = learner_log_probs - engine_log_probs
-    if mode.startswith("sequence"):
+    if mode == "sequence_truncate":
         difference = masked_normalize(difference, mask, dim=1)[:, None].expand_as(difference)
-    ratio, low = torch.exp(difference), -1.0 if floor is None else floor
-    kept = torch.where((ratio < low) | (ratio > cap), 0.0, ratio) if mode.endswith("mask") else ratio.clamp(low, cap)
-    return kept, (ratio >= cap) | (ratio <= low)
+    ratio = torch.exp(difference)
+    return ratio.clamp(max=cap), ratio >= cap

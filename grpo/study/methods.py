@@ -24,14 +24,12 @@ from grpo.common.errors import UserError
 from grpo.common.imports import is_import_path, keys_of, source_of
 from grpo.tasks.task import OWN_REWARDS, Settings
 
-LOSS_TYPES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip", "gspo", "cispo", "sapo")
+LOSS_TYPES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip", "gspo", "cispo")
 LOSSES_OF_THE_HANDOUTS = {"GRPO-Clip": "grpo_clip", "GRPO-No-Clip": "grpo_no_clip"}  # names in the handouts' text
-CLIPPED = ("grpo_clip", "gspo")  # losses with PPO's clip
 WITHOUT_RATIO = ("no_baseline", "reinforce_with_baseline")  # losses without the ratio pi / pi_old
 LengthNormalization = Literal["masked_mean", "masked_normalize", "microbatch_longest", "token_mean"]
 Baseline = Literal["group_mean", "leave_one_out"]
-KlEstimator = Literal["low_variance", "low_variance_corrected", "naive"]
-ImportanceMode = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
+ImportanceMode = Literal["token_truncate", "sequence_truncate"]
 LrSchedulerType = Literal["constant", "linear", "cosine"]
 LossType = Annotated[str, AfterValidator(lambda name: LOSSES_OF_THE_HANDOUTS.get(name, name))]
 RewardWeights = Annotated[dict[str, FiniteFloat], Field(min_length=1)]
@@ -274,21 +272,15 @@ class GrpoConfig(SamplingConfig):
     advantage: Annotated[str | None, OMIT] = None
     advantage_options: Annotated[dict[str, JsonValue], OMIT] = Field(default_factory=dict)  # passed to it
     baseline: Annotated[Baseline, OMIT] = "group_mean"  # subtracted from a reward (grpo.learner.advantages)
-    use_std_normalization: bool | Literal["batch"] = True  # divide by the group's standard deviation, or by the batch's
+    use_std_normalization: bool = True  # divide by the group's standard deviation
     length_normalization: LengthNormalization = "masked_mean"
     cliprange: PositiveFloat = 0.2
     cliprange_high: Annotated[PositiveFloat | None, OMIT] = None  # the ratio may rise to 1 + this; null: cliprange
-    delta: Annotated[PositiveFloat | None, OMIT] = None  # bound of the ratio at negative advantages too; null: none
     # Cap of the importance weights: a token's probability under the policy to be trained over the one that the engine computed
-    # when it sampled it, or the product of a response's (`sequence_...`). Weights beyond cap or floor become that bound
-    # (`..._truncate`), or 0 (`..._mask`). null: no weights.
+    # when it sampled it, or the product of a response's (`sequence_truncate`). null: no weights.
     importance_cap: PositiveFloat | None = None
-    importance_floor: Annotated[PositiveFloat | None, OMIT] = None  # null: no lower bound
     importance_mode: Annotated[ImportanceMode, OMIT] = "token_truncate"
-    # Share of the train batch's tokens that have a policy loss: those of highest entropy
-    top_entropy_quantile: Annotated[float, Field(gt=0.0, le=1.0), OMIT] = 1.0
     kl_coefficient: Annotated[NonNegativeFloat, OMIT] = 0.0  # of KL(policy || starting weights) in the loss; 0: no such term
-    kl_estimator: Annotated[KlEstimator, OMIT] = "low_variance"  # estimator of that term (grpo.learner.kl)
     entropy_coefficient: Annotated[FiniteFloat, OMIT] = 0.0  # of the mean token entropy (nats), subtracted from the loss
     start_from: str | None = None  # SFT checkpoint of the same seed, sft_experiment/ARM/CHECKPOINT; null: the base model
     asynchronous: Asynchronous | None = None  # null: one process samples, scores and trains in turn
@@ -314,12 +306,8 @@ class GrpoConfig(SamplingConfig):
         if (self.overlong_buffer or 0) > self.sampling_max_tokens:
             most = self.sampling_max_tokens
             raise UserError(f"overlong_buffer ({self.overlong_buffer}) must not exceed sampling_max_tokens ({most}): lower it")
-        if self.delta is not None and self.loss_type in LOSS_TYPES and self.loss_type not in CLIPPED:
-            raise UserError(f"delta: {self.loss_type} has no clip: leave it out, or use {' or '.join(CLIPPED)}")
-        if self.importance_cap is None and (self.importance_floor is not None or self.importance_mode != "token_truncate"):
-            raise UserError("importance_floor, importance_mode: without importance_cap there are no weights: set it")
-        if self.importance_cap is not None and (self.importance_floor or 0.0) >= self.importance_cap:
-            raise UserError(f"importance_floor ({self.importance_floor}) must be below importance_cap ({self.importance_cap})")
+        if self.importance_cap is None and self.importance_mode != "token_truncate":
+            raise UserError("importance_mode: without importance_cap there are no weights: set it")
         stale = self.asynchronous is not None and self.asynchronous.is_stale
         if stale and self.importance_cap is None and self.loss_type not in WITHOUT_RATIO:
             # The ratio is to the engine's probabilities, which are among the allowed tokens only.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -96,6 +97,17 @@ def test_the_asymmetric_clip_by_hand() -> None:
     loss, metrics = clip_higher(inputs([1.0, 1.4, 1.6, 0.5], -2.0), clip_high=0.5)
     assert_close(loss, torch.tensor([[2.0, 2.8, 3.2, 1.6]]))
     assert metrics["clipped"].tolist() == [[False, False, False, True]] and not metrics["clipped_above"].any()
+
+
+def test_published_losses_by_hand() -> None:
+    """SAPO: at a ratio of 1 half of 4 / tau; sigmoid(2 ln 3) = 0.9. Two-sided: above 4 a ratio counts as 4 if it is bad."""
+    sapo, two_sided_clip = (import_object(f"published_losses:{name}") for name in ("sapo", "two_sided_clip"))
+    assert_close(sapo(inputs([1.0, 1.0 + math.log(9)], 3.0))[0], torch.tensor([[-6.0, -10.8]]))
+    assert_close(sapo(inputs([1.0 + math.log(9) / 2], -3.0), temperature_negative=2.0)[0], torch.tensor([[5.4]]))
+    assert_close(two_sided_clip(inputs([3.0, 9.0, 0.5], 1.0), delta=4.0)[0], torch.tensor([[-1.2, -1.2, -0.5]]))
+    loss, metrics = two_sided_clip(inputs([3.0, 9.0, 0.5], -2.0), delta=4.0)
+    assert_close(loss, torch.tensor([[6.0, 8.0, 1.6]]))
+    assert metrics["clipped"].tolist() == [[False, False, True]]
 
 
 def test_a_study_trains_with_a_loss_of_its_own(train: Train) -> None:

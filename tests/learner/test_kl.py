@@ -59,11 +59,10 @@ def test_both_estimates_are_the_exact_kl_in_expectation(policy: list[float], ref
         assert sum(p * found[name] for p, found in zip(policy, by_token, strict=True)) == pytest.approx(exact, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", ["low_variance", "naive"])
-def test_a_kl_term_beyond_float32_points_the_right_way(name: str) -> None:
+def test_a_kl_term_beyond_float32_points_the_right_way() -> None:
     """The reference finds a token exp(200) times as likely: its log-probability is to rise."""
     log_probs = torch.tensor([-201.0, -1.0], requires_grad=True)
-    term = kl_term(name, log_probs, torch.tensor([-1.0, -1.0]), torch.ones(2))
+    term = kl_term(log_probs, torch.tensor([-1.0, -1.0]))
     term.sum().backward()
     assert term.isfinite().all() and log_probs.grad is not None and log_probs.grad.isfinite().all()
     assert log_probs.grad[0] <= -200.0 and log_probs.grad[1] == 0.0

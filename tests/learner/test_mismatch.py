@@ -25,32 +25,23 @@ def test_mismatch_by_hand() -> None:
 
 RATIOS = torch.tensor([[2.0, 0.5, 4.0], [0.25, 0.5, 8.0], [1.5, 2.0, 8.0]])
 # Ratios of responses: 4, and the products 1/8 and 3 of two tokens; their third is none.
-BOUNDED = {
-    ("token_truncate", None): ([[2.0, 0.5, 3.0], [0.25, 0.5, 3.0], [1.5, 2.0, 3.0]], 3),
-    ("token_truncate", 0.3): ([[2.0, 0.5, 3.0], [0.3, 0.5, 3.0], [1.5, 2.0, 3.0]], 4),
-    ("token_mask", 0.3): ([[2.0, 0.5, 0.0], [0.0, 0.5, 0.0], [1.5, 2.0, 0.0]], 4),
-    ("token_mask", None): ([[2.0, 0.5, 0.0], [0.25, 0.5, 0.0], [1.5, 2.0, 0.0]], 3),
-    ("sequence_truncate", None): ([[3.0] * 3, [0.125] * 3, [3.0] * 3], 6),
-    ("sequence_truncate", 0.3): ([[3.0] * 3, [0.3] * 3, [3.0] * 3], 9),
-    ("sequence_mask", 0.3): ([[0.0] * 3, [0.0] * 3, [3.0] * 3], 9),
+TRUNCATED = {
+    "token_truncate": ([[2.0, 0.5, 3.0], [0.25, 0.5, 3.0], [1.5, 2.0, 3.0]], 3),
+    "sequence_truncate": ([[3.0] * 3, [0.125] * 3, [3.0] * 3], 3),  # a product of 3 is just within
 }
 
 
-@pytest.mark.parametrize(("mode", "floor"), BOUNDED)
-def test_weights_of_tokens_and_of_responses_within_two_bounds_by_hand(mode: str, floor: float | None) -> None:
+@pytest.mark.parametrize("mode", TRUNCATED)
+def test_weights_of_tokens_and_of_responses_by_hand(mode: str) -> None:
     mask, engine = torch.tensor([[True, True, True], [True, True, False], [True, True, False]]), torch.zeros(3, 3)
-    weights, bounded = importance_weights(RATIOS.log(), engine, mask, 3.00001, floor, mode)
-    expected, at_bound = BOUNDED[mode, floor]
-    assert weights.tolist() == [pytest.approx(row, rel=1e-4) for row in expected]
-    assert bounded.sum() == at_bound - (3 if mode.startswith("sequence") else 0)  # a product of 3 is just within
+    weights, capped = importance_weights(RATIOS.log(), engine, mask, 3.00001, mode)
+    expected, at_cap = TRUNCATED[mode]
+    assert weights.tolist() == [pytest.approx(row, rel=1e-4) for row in expected] and capped.sum() == at_cap
 
 
-def test_a_floor_or_a_mode_without_weights_is_refused() -> None:
-    for alone in ({"importance_floor": 0.5}, {"importance_mode": "sequence_mask"}):
-        with pytest.raises(ValidationError, match="importance_floor, importance_mode: without importance_cap"):
-            GrpoConfig(**alone)
-    with pytest.raises(ValidationError, match=r"importance_floor \(2.0\) must be below importance_cap \(2.0\)"):
-        GrpoConfig(importance_cap=2.0, importance_floor=2.0)
+def test_a_mode_without_weights_is_refused() -> None:
+    with pytest.raises(ValidationError, match="importance_mode: without importance_cap"):
+        GrpoConfig(importance_mode="sequence_truncate")
 
 
 LENGTHS = [3, 1, 5, 2]

@@ -130,7 +130,7 @@ def test_a_loss_of_ones_own_is_what_the_learner_descends(model: Any, budget: int
 @pytest.mark.parametrize(
     ("loss_type", "options", "message"),
     [
-        ("ppo", {}, r"'ppo' \(known: no_baseline, reinforce_with_baseline, grpo_clip, grpo_no_clip, gspo, cispo, sapo\)"),
+        ("ppo", {}, r"'ppo' \(known: no_baseline, reinforce_with_baseline, grpo_clip, grpo_no_clip, gspo, cispo\)"),
         ("of_my_own:nowhere", {}, "has nothing named 'nowhere'"),
         ("of_my_own:scaled", {"scael": 1.0}, "of_my_own:scaled: got an unexpected keyword argument 'scael'"),
         ("of_my_own:without_metrics", {}, "of_my_own:without_metrics must return each token's loss"),

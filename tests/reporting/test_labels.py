@@ -44,7 +44,7 @@ def labels(method: str = "grpo", **arms: dict[str, Any]) -> list[str]:
         ),
         ({"a": {"group_size": 4}, "b": {"group_size": 16}}, ["group size 4", "group size 16"]),
         ({"a": {}, "b": {"advantage": "mine:ranks"}}, ["the default advantage", "advantage `mine:ranks`"]),
-        ({"a": {"delta": None}, "b": {"delta": 4.0}}, ["no delta", "delta 4.0"]),
+        ({"a": {"overlong_buffer": None}, "b": {"overlong_buffer": 4}}, ["no overlong buffer", "overlong buffer 4"]),
         ({"plain": {}, "twin": {}}, ["plain", "twin"]),  # nothing differs: the names are all there is
         ({"alone": {}}, ["GRPO, 1 epoch × 64"]),
     ],

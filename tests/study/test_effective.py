@@ -87,9 +87,9 @@ def test_without_winners_an_arm_changes_the_studys_values_only(mini_study: Study
     # What params.yaml does not name has the handout's value.
     assert {key for key, source in run.sources.items() if source == "default"} == {
         *("asynchronous", "baseline", "cliprange_high", "dynamic_sampling_rounds", "entropy_coefficient", "importance_cap"),
-        *("kl_coefficient", "kl_estimator", "loss_options", "lora", "lr_scheduler_type", "keep_steps", "overlong_buffer"),
-        *("reward", "start_from", "wall_clock_limit_s", "warmup_steps", "advantage", "advantage_options", "delta"),
-        *("importance_floor", "importance_mode", "mask_truncated_completions", "top_entropy_quantile"),
+        *("kl_coefficient", "loss_options", "lora", "lr_scheduler_type", "keep_steps", "overlong_buffer"),
+        *("reward", "start_from", "wall_clock_limit_s", "warmup_steps", "advantage", "advantage_options"),
+        *("importance_mode", "mask_truncated_completions"),
     }
     assert set(run.sources.values()) == {"default", "study"}
 

@@ -49,9 +49,7 @@ CHANGED: dict[str, dict[str, Any]] = {
     "longest": {"length_normalization": "microbatch_longest", "gradient_accumulation_steps": 2},
     "cliprange": {"cliprange": 0.2},
     "importance_cap": {"importance_cap": 0.9},
-    "batch_std": {"use_std_normalization": "batch"},
     "truncated": {"mask_truncated_completions": True},
-    "top_entropy": {"top_entropy_quantile": 0.5},
 }
 SAMPLED_BY = ("group_size", "sampling_temperature", "sampling_top_p", "sampling_min_tokens", "sampling_max_tokens")
 RAW_REWARDS = "this loss takes raw rewards"

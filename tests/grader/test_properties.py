@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from grpo.grader.pool import is_equal
+from grpo.grader.process import is_equal
 from grpo.tasks.rewards import question_only_reward_fn, r1_zero_reward_fn
 
 many = settings(max_examples=150, derandomize=True, database=None, deadline=None)

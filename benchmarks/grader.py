@@ -2,9 +2,9 @@ r"""Measure the speed and accuracy of the grader: ``python benchmarks/grader.py`
 
 The answers are generated from templates, in the proportions of MATH's final answers. Half of them are right, and a third of the
 right ones are written differently from the ground truth. Three ways of grading get the same answers:
-:func:`grpo.grader.pool.is_equal` one by one, :func:`~grpo.grader.pool.grade_batch` on all cores, and plain math-verify with its
-own time limits, on a part of the answers as it is slow. A fourth row shows the cost of a worker process: it grades all answers,
-whether they need computer algebra or not.
+:func:`grpo.grader.process.is_equal` one by one, :func:`~grpo.grader.process.grade_batch` at once, and plain math-verify with
+its own time limits, on a part of the answers as it is slow. A fourth row shows the cost of the worker process: it grades all
+answers, whether they need computer algebra or not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from math import gcd
 from pathlib import Path
 
 from grpo.grader.grader import cheap_verdict
-from grpo.grader.pool import Verdict, available_cores, default_pool, grade_batch, is_equal
+from grpo.grader.process import Verdict, default_process, grade_batch, is_equal
 
 Spellings = tuple[str, list[str], list[str]]
 """A ground truth, other spellings of it, and wrong answers."""
@@ -224,11 +224,10 @@ def run_single(name: str, grade: Callable[[str, str], Verdict], cases: list[Case
 def run_batch(cases: list[Case]) -> Result:
     start = time.perf_counter()
     verdicts = grade_batch([(case.answer, case.truth) for case in cases])
-    per_core = len(cases) / (time.perf_counter() - start) / available_cores()
+    per_second = len(cases) / (time.perf_counter() - start)
     agreed = sum(verdict.equal == case.right for case, verdict in zip(cases, verdicts, strict=True))
     timed_out = sum(verdict.timed_out for verdict in verdicts)
-    name = f"one batch, {available_cores()} cores"
-    return Result(name, len(cases), per_core, None, None, None, agreed / len(cases), timed_out)
+    return Result("one batch", len(cases), per_second, None, None, None, agreed / len(cases), timed_out)
 
 
 def run_math_verify(cases: list[Case]) -> Result:
@@ -282,13 +281,13 @@ def main() -> None:
     pairs = {(case.answer, case.truth) for case in cases}
     hard = sum(cheap_verdict(*pair) is None for pair in pairs)
     start = time.perf_counter()
-    default_pool().verdict("1", "1")
+    default_process().verdict("1", "1")
     print(
         f"{len(cases)} answers, seed {options.seed}, {len(pairs)} of them distinct, {hard} of those need computer algebra; "
-        f"the workers started in {time.perf_counter() - start:.1f} s\n"
+        f"the worker started in {time.perf_counter() - start:.1f} s\n"
     )
     single, disagreed = run_single("one call each", is_equal, cases)
-    results = [single, run_batch(cases), run_single("one call of a worker each", default_pool().verdict, cases)[0]]
+    results = [single, run_batch(cases), run_single("one call of the worker each", default_process().verdict, cases)[0]]
     if options.plain:
         results.append(run_math_verify(cases[: options.plain]))
     print(show(results))

@@ -19,7 +19,7 @@ from grpo.common.files import atomic_folder, note_that_off, read_jsonl, write_js
 from grpo.common.records import Rollout, read_problems
 from grpo.evaluation.episodes import transcript
 from grpo.evaluation.evaluator import CheckpointEvaluator, stage_run
-from grpo.grader.pool import grade_batch
+from grpo.grader.process import grade_batch
 from grpo.results.statistics import mean_over_problems
 from grpo.study import paths
 from grpo.study.schema import Study

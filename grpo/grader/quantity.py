@@ -17,6 +17,7 @@ _UNITS = tomllib.loads(Path(__file__).with_name("units.toml").read_text(encoding
 _LONGEST = 2000  # characters of a number
 _PLAIN = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
 _SIGNED = rf"[+-]?{_PLAIN}"
+_BRACED = re.compile(r"\{[\d.]+\}")
 _DECIMAL = re.compile(_PLAIN)
 _RATIO = re.compile(rf"\\frac\{{({_SIGNED})\}}\{{({_SIGNED})\}}|({_PLAIN})/({_SIGNED})|\(({_SIGNED})\)/\(({_SIGNED})\)")
 _MIXED = re.compile(r"([0-9]+)(?:\\frac\{([0-9]+)\}\{([0-9]+)\}| ([0-9]+)/([0-9]+)|\+([0-9]+)/([0-9]+))")
@@ -82,12 +83,12 @@ def exact_value(text: str) -> Fraction | None:
     r"""Read a plain number (normalised, without unit); None for other texts.
 
     Reads integers, decimals, ``a/b``, ``\frac{a}{b}``, mixed and repeating numbers, scientific notation, integer powers
-    such as ``-2^{49}`` and ``5 million``. Nothing is rounded.
+    such as ``-2^{49}``, ``-{2}`` and ``5 million``. Nothing is rounded.
     """
     if not text or len(text) > _LONGEST:
         return None
     sign, body = (-1, text[1:]) if text[0] == "-" else (1, text[1:] if text[0] == "+" else text)
-    value = _unsigned(body)
+    value = _unsigned(body[1:-1] if _BRACED.fullmatch(body) else body)
     return None if value is None else sign * value
 
 

@@ -30,7 +30,7 @@ _PROSE = re.compile(rf"(?<![A-Za-z0-9\\])(?!(?:[A-Za-z]{{0,2}}(?:{_NAMES}))+)[A-
 _DEGREES = re.compile(r"(\d+)\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})")
 _EXPONENT = re.compile(r"\^\s*(\{(?:[^{}]|\{[^{}]*\})*\}|[+-]?\w*)")
 _MAX_EXPONENT = 200  # product of all numbers in exponents
-logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns if its own time limit is off; the pool has one
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns if its own time limit is off; the grading process has one
 
 
 def symbolically_equal(answer: str, truth: str) -> bool:

@@ -8,7 +8,7 @@ import re
 from grpo.common.errors import UserError
 from grpo.common.records import Problem
 from grpo.grader.grader import check_ground_truth
-from grpo.grader.pool import grade_batch
+from grpo.grader.process import grade_batch
 from grpo.grader.unevaluated import counts_as_answer
 from grpo.tasks.formats import CHAT, CHAT_WITHOUT_THINKING, QUESTION_ONLY, R1_ZERO
 from grpo.tasks.task import Task

@@ -1,8 +1,8 @@
 """A task from a data set of ``reasoning_gym`` (0.1), which has about a hundred generators, each with its own verifier.
 
-Worker processes make entries and score answers, for two reasons. Some data sets iterate over sets of strings, so their entries
+Other processes make entries and score answers, for two reasons. Some data sets iterate over sets of strings, so their entries
 depend on Python's hash seed, which is fixed there. And some pass a model's answer to ``eval``, so an answer may hang or fill
-the memory: :class:`grpo.grader.pool.GraderPool` calls :func:`score` in workers with limits.
+the memory: :class:`grpo.grader.process.GraderProcess` calls :func:`score` in a process with limits.
 
 https://github.com/open-thought/reasoning-gym
 """
@@ -23,9 +23,9 @@ from typing import Any
 from pydantic import NonNegativeInt, PositiveInt
 
 from grpo.common.errors import UserError
-from grpo.common.imports import require_extra
+from grpo.common.imports import require_extra, safe_environment
 from grpo.common.records import Problem
-from grpo.grader.pool import GraderPool, run_as_here
+from grpo.grader.process import GraderProcess
 from grpo.tasks.arithmetic import document
 from grpo.tasks.build import layout_free
 from grpo.tasks.graded import GradedTask
@@ -88,7 +88,7 @@ class ReasoningGym(Task):
         """
         require_extra("reasoning_gym", EXTRA, "use: reasoning_gym:")
         asked = [json.dumps([self.made_of, int(problem.id.rpartition("/")[2]), problem.question]) for problem in problems]
-        verdicts = _pool().verdicts(list(zip(answers, asked, strict=True)))
+        verdicts = _scorer().verdicts(list(zip(answers, asked, strict=True)))
         for problem, verdict in zip(problems, verdicts, strict=True):
             if verdict.equal == OTHER_QUESTION:
                 raise UserError(
@@ -118,8 +118,9 @@ class ReasoningGym(Task):
     def _make(self, places: range) -> list[tuple[str, str | None]]:
         """Make questions and answers of these entries in a worker process (:func:`main`)."""
         require_extra("reasoning_gym", EXTRA, "use: reasoning_gym:")
-        asked = run_as_here(MODULE, json.dumps(self.made_of), str(places.start), str(places.stop))
-        made = subprocess.run(**asked, capture_output=True, text=True)
+        command = [sys.executable, "-m", MODULE, json.dumps(self.made_of), str(places.start), str(places.stop)]
+        environment = safe_environment() | {"PYTHONHASHSEED": "0"}
+        made = subprocess.run(command, env=environment, capture_output=True, text=True)
         if made.returncode:
             said = made.stderr.strip().splitlines() or [f"it ended with code {made.returncode}"]
             raise UserError(f"{self.params_key}: reasoning_gym: {self.dataset}: {said[-1]}. Check `dataset` and `config`.")
@@ -127,8 +128,8 @@ class ReasoningGym(Task):
 
 
 @cache
-def _pool() -> GraderPool:
-    return GraderPool(time_limit_s=TIME_LIMIT_S, function=f"{MODULE}:score")
+def _scorer() -> GraderProcess:
+    return GraderProcess(f"{MODULE}:score", TIME_LIMIT_S)
 
 
 # --------------------------------------------------------------------------------------------- in the worker processes

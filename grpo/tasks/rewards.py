@@ -16,7 +16,7 @@ from grpo.common.errors import UserError, own_errors
 from grpo.common.imports import import_object
 from grpo.common.records import Completion, Problem
 from grpo.grader.extract import boxed_answer
-from grpo.grader.pool import is_equal
+from grpo.grader.process import is_equal
 from grpo.grader.unevaluated import counts_as_answer
 from grpo.tasks.formats import tagged_answer
 from grpo.tasks.task import OWN_REWARDS, ScoredBatch, rewards

@@ -6,7 +6,6 @@ import csv
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -82,13 +81,13 @@ class Row:
 def read_rows(name: str, key: str) -> list[Row]:
     """Read the rows of a study's JSONL, JSON, CSV or parquet file, or a part of them: ``FILE[:90%]`` and ``FILE[90%:]``.
 
-    Numbers in text files stay text, because a number would turn ``007`` into ``7``.
+    Numbers in text files stay text, where `datasets` would turn ``007`` into ``7``, and 1 beside 0.5 into 1.0.
 
     Args:
         key: key of the file in params.yaml.
 
     Raises:
-        UserError: the file is missing, cannot be read, has a column twice, or has no rows.
+        UserError: the file is missing, cannot be read, or has no rows.
     """
     file, first, last = _PART.fullmatch(name).groups()  # type: ignore[union-attr]  # any name matches
     path = named_file(file)
@@ -116,13 +115,13 @@ def _json_rows(path: Path) -> Places:
     """Yield the objects of a file, one per line or in one list."""
     content = path.read_bytes().decode("utf-8-sig")
     if content.lstrip().startswith("["):
-        values = parse_json(content, parse_int=str, parse_float=str, object_pairs_hook=_once_each)
-        yield from ((f" row {number}", _object(value)) for number, value in enumerate(values, start=1))
+        for number, value in enumerate(parse_json(content, parse_int=str, parse_float=str), start=1):
+            yield f" row {number}", _object(value)
         return
     for number, line in enumerate(content.split("\n"), start=1):
         try:
             if line.strip():
-                yield f":{number}", _object(parse_json(line, parse_int=str, parse_float=str, object_pairs_hook=_once_each))
+                yield f":{number}", _object(parse_json(line, parse_int=str, parse_float=str))
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from error
 
@@ -133,23 +132,13 @@ def _object(value: Any) -> dict[str, Any]:
     return value
 
 
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a mapping; ValueError if a name is there twice, of which the last value would win."""
-    _require_once(name for name, _ in pairs)
-    return dict(pairs)
-
-
-def _require_once(columns: Iterable[str]) -> None:
-    """Raise ValueError if a column is named twice; spreadsheets leave several without a name."""
-    if twice := [name for name, count in Counter(columns).items() if name and count > 1]:
-        raise ValueError(f"the column {twice[0]!r} is there twice")
-
-
 def _csv_rows(path: Path) -> Places:
     """Yield the rows below the header, each with its last line."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
-        _require_once(reader.fieldnames or ())
+        names = list(filter(None, reader.fieldnames or ()))  # spreadsheets leave several columns without a name
+        if len(set(names)) < len(names):
+            raise ValueError(f"a column is there twice: {', '.join(names)}")
         for row in reader:
             if None in row or None in row.values():
                 raise ValueError(f"line {reader.line_num}: the number of cells is not that of the columns")
@@ -164,15 +153,13 @@ def _parquet_rows(path: Path) -> Places:
 
 def _arrow_rows(table: Any) -> Places:
     """Yield the rows of an Arrow table; half- and single-precision numbers have their shortest text (0.1 in float32 is 0.1)."""
-    import numpy
     import pyarrow
 
-    kinds = {pyarrow.float16(): numpy.float16, pyarrow.float32(): numpy.float32}
     for place, field in enumerate(table.schema):
-        if kind := kinds.get(field.type):
-            values = table.column(place).to_pylist()
-            shortest = [None if value is None else float(str(kind(value))) for value in values]
-            table = table.set_column(place, field.name, pyarrow.array(shortest, pyarrow.float64()))
+        if field.type in (pyarrow.float16(), pyarrow.float32()):
+            short = field.type.to_pandas_dtype()
+            values = [None if value is None else float(str(short(value))) for value in table.column(place).to_pylist()]
+            table = table.set_column(place, field.name, pyarrow.array(values, pyarrow.float64()))
     return ((f" row {number}", values) for number, values in enumerate(table.to_pylist(), start=1))
 
 

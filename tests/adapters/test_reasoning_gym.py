@@ -72,11 +72,11 @@ def test_an_answer_that_computes_for_ever_is_ended(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("grpo.tasks.reasoning_gym.TIME_LIMIT_S", 2.0)
     from grpo.tasks import reasoning_gym as module
 
-    module._pool.cache_clear()
+    module._scorer.cache_clear()
     problem = found.problems("validation")[0]
-    found.verify([problem.ground_truth] * 2, [problem] * 2)  # starts the workers, which takes its time on a busy machine
+    found.verify([problem.ground_truth] * 2, [problem] * 2)  # starts the process, which takes its time on a busy machine
     scores = found.verify(["[x for x in iter(int, 1)]", problem.ground_truth], [problem, problem])
-    module._pool.cache_clear()
+    module._scorer.cache_clear()
     assert math.isnan(scores[0]) and scores[1] == 1.0
 
 

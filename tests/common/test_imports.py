@@ -42,7 +42,7 @@ from pathlib import Path
 from grpo.common.imports import import_object, safe_environment, search_in, source_of
 search_in(Path(sys.argv[1]))
 import json, random, subprocess, torch
-from grpo.grader.pool import is_equal
+from grpo.grader.process import is_equal
 assert is_equal(r"\\frac{x^2-1}{x-1}", "x+1").equal  # by the grader's own process
 assert subprocess.run([sys.executable, "-c", "import json, numpy"], env=safe_environment()).returncode == 0  # as torchrun
 assert source_of("package.inner:A").name == "inner.py"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hostile import CASES, Hostile
 
-from grpo.grader.pool import grade_batch, is_equal
+from grpo.grader.process import grade_batch, is_equal
 from grpo.tasks.rewards import question_only_reward_fn, r1_zero_reward_fn
 
 MOST_SECONDS = 1.0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from grpo.common.records import Problem
-from grpo.grader.pool import grade_batch
+from grpo.grader.process import grade_batch
 from grpo.tasks.graded import GradedTask
 from grpo.tasks.task import make_task
 

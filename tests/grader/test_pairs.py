@@ -10,7 +10,7 @@ from hostile import CASES
 from ruamel.yaml import YAML
 
 from grpo.grader.grader import cheap_verdict
-from grpo.grader.pool import grade_batch
+from grpo.grader.process import grade_batch
 
 
 class Pair(NamedTuple):

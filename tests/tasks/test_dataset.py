@@ -156,12 +156,7 @@ def test_a_column_on_the_hub_that_was_changed_in_reading_is_refused(tmp_path: Pa
         ("a.jsonl", b'{"asked": "?", "solved": "1"}\n{"asked": "\xff", "solved": "1"}', r"a\.jsonl: not valid JSONL .*utf-8"),
         ("a.jsonl", b'{"asked": "?", "solved": true}', r"a\.jsonl:1: column 'solved' holds True"),
         ("a.csv", b"asked,solved\n?,1\n?,2,3\n", r"a\.csv: not valid CSV \(line 3: the number of cells"),
-        ("a.csv", b"asked,asked,solved,,\n?,!,1,,\n", r"a\.csv: not valid CSV \(the column 'asked' is there twice\)"),
-        (
-            "a.jsonl",
-            b'{"asked": "?", "solved": "1", "solved": "2"}',
-            r"a\.jsonl: not valid JSONL \(line 1: the column 'solved'",
-        ),
+        ("a.csv", b"asked,asked,solved,,\n?,!,1,,\n", r"a\.csv: not valid CSV \(a column is there twice: asked"),
         ("a.csv", b"asked,solved\n", r"a\.csv: has no rows\. Add some, or name another file in `tasks\.main\.files\.train`\."),
         ("a.parquet", TWICE, r"a\.parquet: not valid PARQUET \(.*asked"),
         ("a.txt", b'{"asked": "?", "solved": "1"}', r"a\.txt: cannot be read\. Use a suffix of \.jsonl, .*csv"),

@@ -15,8 +15,8 @@ from training_parts import setup_of
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem, Rollout
 from grpo.evaluation.evaluate import OTHER, category, score_by_task, score_rollouts, summarize
-from grpo.grader import pool
-from grpo.grader.pool import GraderPool, Verdict, grade_batch
+from grpo.grader import process
+from grpo.grader.process import GraderProcess, Verdict, grade_batch
 from grpo.study.methods import GrpoConfig
 from grpo.tasks.graded import GradedTask
 from grpo.tasks.rewards import question_only_reward_fn, r1_zero_reward_fn
@@ -36,7 +36,7 @@ def score(format: str, responses: Sequence[str], truths: Sequence[str]) -> Score
     return GradedTask().score(format, [Problem("p", "q", truth) for truth in truths], responses)
 
 
-PROMPT = (Path(pool.__file__).parents[1] / "tasks/prompts" / "r1_zero.prompt").read_text()
+PROMPT = (Path(process.__file__).parents[1] / "tasks/prompts" / "r1_zero.prompt").read_text()
 RESPONSES = {
     "r1_zero": [
         ("</think> <answer>5</answer>", "5", FULL), (PROMPT + " 2+3 </think> <answer>5</answer>", "5", FULL),
@@ -134,14 +134,14 @@ def grade(answer, truth):
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]:
-    """Make the default pool run NOTING, without shortcuts before it; the result lists its calls."""
+    """Make the default process run NOTING, without shortcuts before it; the result lists its calls."""
     (tmp_path / "noting.py").write_text(NOTING)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(pool, "cheap_verdict", lambda answer, truth: None)
-    grader = GraderPool(2, time_limit_s=0.1, function="noting:grade")
-    monkeypatch.setattr(pool, "default_pool", lambda: grader)
+    monkeypatch.setattr(process, "cheap_verdict", lambda answer, truth: None)
+    grader = GraderProcess("noting:grade", time_limit_s=0.1)
+    monkeypatch.setattr(process, "default_process", lambda: grader)
     yield lambda: (tmp_path / "calls").read_text().split()
-    grader.end_processes()
+    grader.end()
 
 
 def test_equal_pairs_of_a_batch_are_graded_once(calls: Callable[[], list[str]]) -> None:

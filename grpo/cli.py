@@ -148,19 +148,19 @@ def doctor() -> None:
         raise typer.Exit(2)
 
 
-@app.command("plan", rich_help_panel=STUDY, epilog="Example: grpo plan math-h100 --price 3")
+@app.command("plan", rich_help_panel=STUDY, epilog="Example: grpo plan math-h100")
 def plan(
     name: Annotated[
         str | None, typer.Argument(metavar="[STUDY]", help="Name in studies/ or path of a study file; default: params.yaml.")
     ] = None,
-    price: Annotated[float, typer.Option(min=0, help="Price of a GPU-hour.")] = 2.5,
+    price: Annotated[float | None, typer.Option(min=0, help="Price of a GPU-hour; default: a guess by card.")] = None,
     seconds_per_step: Annotated[
         float | None,
-        typer.Option(min=0, help="Seconds of a GRPO step with the study's default values; replaces the measured time."),
+        typer.Option(min=0, help="Seconds of a GRPO step with the study's default values; replaces the cards."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
 ) -> str:
-    """Estimate what a study takes before you run it: runs, steps, GPU-hours, disk and cost per experiment."""
+    """Estimate what a study takes before you run it: runs, steps, GPU-hours and cost on three kinds of card."""
     import json
 
     from grpo.commands.estimate import plan as make_plan

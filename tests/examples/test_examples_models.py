@@ -41,6 +41,7 @@ def digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_llama_that_is_asked_in_chats_learns(digits: Path, grpo: Callable[..., tuple[int, str, str]]) -> None:
     for command in ("dataset main", "model main", "math_baseline", "train grpo_learning_rate 1e-2"):
         code, _, error = grpo(*command.split())

@@ -11,6 +11,7 @@ from parallel_worker import compute
 from training_parts import under_torchrun
 
 
+@pytest.mark.slow
 def test_processes_share_the_work_and_get_the_gradient_of_one(tmp_path: Path) -> None:
     """Three processes, among which nothing divides evenly.
 

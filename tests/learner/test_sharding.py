@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +13,18 @@ from torch import Tensor
 from training_parts import under_torchrun
 
 WORKER = Path(sharding_worker.__file__)
-QUICK = ("own",)  # which needs no transformers
-SLOW = tuple(case for case in CASES if case not in QUICK)
-each_case = pytest.mark.parametrize("case", [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)])
+pytestmark = pytest.mark.slow
+each_case = pytest.mark.parametrize("case", CASES)
 # Where a share is a whole number of the processor's vectors, AdamW's kernel rounds a weight as in the whole; and bfloat16
 # hides what it does.
 SAME_BITS = ("untied", "bfloat16")
-Ranks = Callable[[str], list[dict[str, Any]]]  # by case what each has found
+Ranks = dict[str, list[dict[str, Any]]]  # for each case the results of each process
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    known: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-
-    def get(case: str) -> list[dict[str, Any]]:
-        cases = QUICK if case in QUICK else SLOW
-        if cases not in known:
-            known[cases] = under_torchrun(WORKER, 2, tmp_path_factory.mktemp("two"), "both", *cases)
-        return [rank[case] for rank in known[cases]]
-
-    return get
+    ranks = under_torchrun(WORKER, 2, tmp_path_factory.mktemp("two"), "both", *CASES)
+    return {case: [rank[case] for rank in ranks] for case in CASES}
 
 
 def distance(found: dict[str, Tensor], expected: dict[str, Tensor], case: str) -> float:
@@ -61,13 +52,13 @@ def require_close(ranks: list[dict[str, Any]], case: str, one: dict[str, Any]) -
 
 @each_case
 def test_two_processes_with_shares_compute_what_one_computes(two: Ranks, case: str) -> None:
-    require_close(two(case), case, compute(case))
+    require_close(two[case], case, compute(case))
 
 
 @each_case
 def test_and_what_two_that_hold_all_compute(two: Ranks, case: str) -> None:
     """The first gradient is equal to the bit; then AdamW rounds the last few weights of a share differently."""
-    leader = two(case)[0]
+    leader = two[case][0]
     whole, shares = leader[None], leader["cpu"]
     if case != "clipped":  # by a norm, in which another order of sums shows
         assert torch.equal(shares["gradients"][0], whole["gradients"][0])
@@ -83,17 +74,16 @@ def test_and_what_two_that_hold_all_compute(two: Ranks, case: str) -> None:
 @each_case
 def test_each_process_holds_half(two: Ranks, case: str) -> None:
     """Half of the float32 weights and moments; the saved state is whole."""
-    for found in two(case):
+    for found in two[case]:
         whole, share = found[None], found["cpu"]
         assert share["bytes"] == pytest.approx(whole["bytes"] / 2, rel=0.02)
-    whole, share = (two(case)[0][way]["state"] for way in (None, "cpu"))
+    whole, share = (two[case][0][way]["state"] for way in (None, "cpu"))
     assert {name: each.shape for name, each in share["model"].items()} == {n: each.shape for n, each in whole["model"].items()}
     moments = [state["optimizer"]["adamw"]["state"] for state in (share, whole)]
     shapes = [{(i, name): x.shape for i, of_weight in each.items() for name, x in of_weight.items()} for each in moments]
     assert shapes[0] == shapes[1] and {name for _, name in shapes[0]} == {"step", "exp_avg", "exp_avg_sq"}
 
 
-@pytest.mark.slow
 def test_three_processes_among_which_nothing_divides_evenly(tmp_path: Path) -> None:
     cases = ("padded", "packed", "own", "clipped")  # the others differ in what each process does alone
     ranks = under_torchrun(WORKER, 3, tmp_path, "shares", *cases)

@@ -13,6 +13,7 @@ from grpo.study import paths
 from grpo.study.effective import effective_run
 
 
+@pytest.mark.slow
 def test_each_seed_has_the_model_of_its_own_seed_and_the_first_ones_is_the_tasks(
     workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

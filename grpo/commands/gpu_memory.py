@@ -199,9 +199,8 @@ def saved_state_bytes(study: Study, shape: Shape) -> int:
 
 
 class PromptLengths(NamedTuple):
-    """Lengths of a task's prompts in tokens, without what a chat template adds; assumed unless they were counted."""
+    """The longest of a task's prompts in tokens, without what a chat template adds; assumed unless they were counted."""
 
-    mean: float = PROMPT_TOKENS
     longest: int = PROMPT_TOKENS
     counted: bool = False
 
@@ -209,8 +208,7 @@ class PromptLengths(NamedTuple):
 @cache
 def _count(files: tuple[Path, ...], tokenizer: Path, prompt: Format) -> PromptLengths:
     prompts = [prompt.prompt(problem.question) for file in files for problem in read_problems(file)]
-    counts = [len(encoded.ids) for encoded in Tokenizer.from_file(str(tokenizer)).encode_batch(prompts)]
-    return PromptLengths(sum(counts) / len(counts), max(counts), True)
+    return PromptLengths(max(len(encoded.ids) for encoded in Tokenizer.from_file(str(tokenizer)).encode_batch(prompts)), True)
 
 
 def prompt_lengths(study: Study, task: str, prompt: str) -> PromptLengths:

@@ -12,7 +12,10 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 
 from grpo.commands import gpu_memory
 from grpo.commands.gpu_memory import Shape
+from grpo.common.files import write_json
+from grpo.common.records import Problem, write_records
 from grpo.models.lora import add_adapters
+from grpo.study import paths
 from grpo.study.methods import Lora
 from grpo.study.schema import Study
 
@@ -188,3 +191,19 @@ def test_adapters_are_counted_as_peft_makes_them_and_leave_room() -> None:
     assert gpu_memory.USES_REFERENCE not in small
     told = " ".join(gpu_memory.problems(with_lora, MATH, 4))
     assert "use a larger card" in told and "train adapters" not in told
+
+
+def test_prompts_count_as_long_as_the_study_has_them(workdir: Path, byte_tokenizer: Any) -> None:
+    """A tokenizer of bytes: as many tokens as the template with its question has letters."""
+    study = study_named("math-first")
+    assert gpu_memory.prompt_lengths(study, "main", "question_only") == (200, False)
+    template = study.task("main").formats["question_only"].template.replace("{question}", "")
+    write_records(paths.train("main"), [Problem("a", "x" * 300, "1")])
+    write_records(paths.validation("main"), [Problem("b", "x" * 400, "1")])
+    byte_tokenizer.save_pretrained(paths.model("main"))
+    write_json(paths.dataset_report("main"), {"task": "gsm8k"})  # left by another study
+    assert not gpu_memory.prompt_lengths(study, "main", "question_only").counted
+    write_json(paths.dataset_report("main"), {"task": "math"})
+    assert gpu_memory.prompt_lengths(study, "main", "question_only") == (len(template) + 400, True)
+    config = study.grpo.model_copy(update={"prompt": "question_only"})
+    assert gpu_memory.longest(study, config) == len(template) + 400 + 1024

@@ -56,9 +56,9 @@ def planned(repo: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, dict
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository in which Snakemake has run everything from scratch. Tests work on copies."""
+    """A repository in which `dvc repro`, which starts faster than Snakemake, has run everything. Tests work on copies."""
     repo = new_repo(tmp_path_factory.mktemp("finished") / "repo")
-    snakemake(repo)
+    call(repo, "dvc", "repro")
     return repo
 
 
@@ -71,18 +71,20 @@ def repo(finished: Path, tmp_path: Path) -> Path:
     return copy
 
 
+@pytest.mark.slow
 def test_from_scratch_makes_the_same_lock_as_dvc_repro(finished: Path, tmp_path: Path) -> None:
     other = new_repo(tmp_path / "other")
-    call(other, "dvc", "repro")
+    snakemake(other)
     assert lock(finished) == lock(other)
     assert (finished / "report.txt").read_text() == (other / "report.txt").read_text() != ""
     assert sorted((finished / "ran.txt").read_text().split()) == ran(other) == ALL
     # And each is up to date in the eyes of the other.
-    assert "up to date" in call(finished, "dvc", "status")
-    assert "Nothing to be done" in snakemake(other)
-    assert "Running stage 'train@1e-4-0'" in (finished / "logs" / "train@1e-4-0.log").read_text()
+    assert "up to date" in call(other, "dvc", "status")
+    assert "Nothing to be done" in snakemake(finished)
+    assert "Running stage 'train@1e-4-0'" in (other / "logs" / "train@1e-4-0.log").read_text()
 
 
+@pytest.mark.slow
 def test_edit_reruns_the_stale_stage_and_what_follows_and_a_revert_trains_nothing(
     repo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +114,7 @@ BESIDE_CODE = (
 )
 
 
+@pytest.mark.slow
 def test_what_editors_and_file_managers_leave_beside_code_makes_nothing_stale(
     repo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +140,7 @@ def test_an_output_that_was_lost_or_changed_makes_its_stage_stale(repo: Path, mo
 
 def test_changed_resources_and_removed_stages_make_nothing_stale(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edit(repo, "params.yaml", "train: {gpus: 0, cpus: 64", "train: {gpus: 2, cpus: 7")
+    (repo / ".stamps").mkdir()
     (repo / ".stamps" / "former.done").write_text("of a stage that is no more")
     plan, stale = planned(repo, monkeypatch)
     assert stale == set() and not (repo / ".stamps" / "former.done").exists()
@@ -146,6 +150,7 @@ def test_changed_resources_and_removed_stages_make_nothing_stale(repo: Path, mon
     assert waiting == {"source": 2, "train@1e-4-0": 1, "train@no_std-0": 1, "report.final-one": 0}
 
 
+@pytest.mark.slow
 def test_make_repro_names_a_failed_stage_and_the_others_still_run(repo: Path) -> None:
     edit(repo, "dvc.yaml", "test ${item.arm} != ${broken}", r"printf 'warning: \033]2;x' && test ${item.arm} != ${broken}")
     edit(repo, "params.yaml", "broken: none", "broken: no_std")
@@ -158,6 +163,7 @@ def test_make_repro_names_a_failed_stage_and_the_others_still_run(repo: Path) ->
     assert "rule train" not in text and text.splitlines()[-1].startswith("Not all stages are done")
 
 
+@pytest.mark.slow
 def test_with_nothing_to_do_make_repro_does_not_start_snakemake(repo: Path) -> None:
     (repo / "snakemake").write_text("#!/bin/sh\ntouch called\n")
     (repo / "snakemake").chmod(0o755)
@@ -168,6 +174,7 @@ def test_with_nothing_to_do_make_repro_does_not_start_snakemake(repo: Path) -> N
     assert (repo / "called").exists()
 
 
+@pytest.mark.slow
 def test_slurm_profile_plans_the_same_jobs(repo: Path) -> None:
     edit(repo, "params.yaml", "base: 1", "base: 2")
     edit(repo, "params.yaml", "train: {gpus: 0, cpus: 64", "train: {gpus: 2, cpus: 8")
@@ -177,6 +184,7 @@ def test_slurm_profile_plans_the_same_jobs(repo: Path) -> None:
     assert re.search(r"gpu=2, cpus_per_gpu=4, tasks_per_gpu=0", train) and re.search(r"runtime=5\b", train)
 
 
+@pytest.mark.slow
 def test_a_former_arm_leaves_dvc_lock(repo: Path) -> None:
     """DVC keeps its entry for ever; the last stage takes it out, as `grpo report` does, while DVC waits for that stage."""
     former = {name: entry for name, entry in lock(repo).items() if name != "report.final-one"}
@@ -243,6 +251,7 @@ def test_a_job_that_slurm_has_given_its_devices_takes_none(tmp_path: Path) -> No
     assert job.returncode == 0 and ran(repo) == ["source"], job.stderr
 
 
+@pytest.mark.slow
 def test_what_the_user_wants_to_run_again_dvc_runs_again(repo: Path) -> None:
     snakemake(repo, "-R", "source")
     assert ran(repo) == ["source"]  # with the result that it had, so that DVC runs none of those that follow
@@ -255,6 +264,7 @@ def test_what_the_user_wants_to_run_again_dvc_runs_again(repo: Path) -> None:
     assert ran(repo) == [] and (repo / "data" / "runs" / "1e-4-0").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "folder", "said"),
     [
@@ -290,6 +300,7 @@ def test_a_project_without_git_is_told_so(repo: Path, monkeypatch: pytest.Monkey
         planned(repo, monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a second disk")
 def test_results_on_another_disk_as_the_docs_say(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repo = new_repo(tmp_path / "repo")
@@ -311,6 +322,7 @@ def test_results_on_another_disk_as_the_docs_say(finished: Path, tmp_path: Path,
         assert ran(repo) == ["report", "train-no_std"]
 
 
+@pytest.mark.slow
 def test_make_repro_after_a_kill_and_beside_another(repo: Path) -> None:
     """SIGKILL would leave locks behind: DVC's, and Snakemake's, whose remedy is an argument that `make repro` does not have."""
     edit(repo, "dvc.yaml", "mkdir -p data && echo ${base}", "touch started && sleep ${nap} && mkdir -p data && echo ${base}")

@@ -17,6 +17,7 @@ from grpo.models.checkpoint import save_checkpoint
 from grpo.tasks.task import Task, make_task
 
 pytestmark = pytest.mark.adapters
+REFUSED = ("Boxed", "SetUp", "Worthless", "Tooled", "Imaged", "Silent", "Answered")
 ALL = {"train": {"select": {"limit": 6}}, "validation": {"select": {"skip": 6}}}
 
 MODULE = """
@@ -150,8 +151,8 @@ def test_a_reward_that_takes_too_long_is_not_waited_for() -> None:
 
 def test_rewards_beyond_one_are_told() -> None:
     found = task("sums_env:Unfair", config={}, train={}, validation={})
-    with pytest.raises(UserError, match=r"task 0 \(Fair\) gives \{'brief': -5.0, 'right': 0.0\}"):
-        found.verify(["nothing"], found.problems("train")[:1])
+    with pytest.raises(UserError, match=r"Verifiers\.verify: expected a number from 0 to 1.*-1\.25"):
+        found.score("plain", found.problems("train")[:1], ["nothing"])
 
 
 def test_another_taskset_than_that_of_the_dataset_is_told() -> None:
@@ -162,19 +163,14 @@ def test_another_taskset_than_that_of_the_dataset_is_told() -> None:
 @pytest.mark.parametrize(
     ("environment", "told"),
     [
-        ("sums_env:Boxed", r"task 0 \(InABox\) has a reward that looks into a sandbox: not one response"),
-        ("sums_env:SetUp", "prepares or ends something in a sandbox"),
-        ("sums_env:Worthless", "has no reward"),
-        ("sums_env:Tooled", "has tools"),
-        ("sums_env:Imaged", "runs in a container"),
-        ("sums_env:Silent", "has no prompt"),
-        ("sums_env:Answered", "has a prompt with more than text by system and user"),
-        ("sums_env:SumTask", "is no subclass of verifiers.v1.Taskset"),
+        *((f"sums_env:{name}", "not one response to one prompt") for name in REFUSED),
+        ("sums_env:SumTask", "sums_env:SumTask: train: .*Correct `environment`"),
+        ("sums_env:Endless", r"train: has no end\. Say how many"),
     ],
 )
 def test_what_is_not_one_response_to_one_prompt_is_refused(environment: str, told: str) -> None:
     with pytest.raises(UserError, match=told):
-        task(environment, config={}).problems("train")
+        task(environment, config={}, train={}).problems("train")
 
 
 def test_the_study_of_the_docs_gets_its_report(

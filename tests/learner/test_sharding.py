@@ -16,7 +16,7 @@ from training_parts import under_torchrun
 WORKER = Path(sharding_worker.__file__)
 QUICK = ("own",)  # which needs no transformers
 SLOW = tuple(case for case in CASES if case not in QUICK)
-each_case = pytest.mark.parametrize("case", [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)])
+each_case = pytest.mark.parametrize("case", [*QUICK, *(pytest.param(case, marks=pytest.mark.nightly) for case in SLOW)])
 # Where a share is a whole number of the processor's vectors, AdamW's kernel rounds a weight as in the whole; and bfloat16
 # hides what it does.
 SAME_BITS = ("untied", "bfloat16")
@@ -93,7 +93,7 @@ def test_each_process_holds_half(two: Ranks, case: str) -> None:
     assert shapes[0] == shapes[1] and {name for _, name in shapes[0]} == {"step", "exp_avg", "exp_avg_sq"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_three_processes_among_which_nothing_divides_evenly(tmp_path: Path) -> None:
     cases = ("padded", "packed", "own", "clipped")  # the others differ in what each process does alone
     ranks = under_torchrun(WORKER, 3, tmp_path, "shares", *cases)

@@ -9,7 +9,7 @@ import pytest
 from pipeline_parts import digests, sh
 from ruamel.yaml import YAML
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 def reports(folder: Path) -> dict[str, bytes]:

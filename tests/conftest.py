@@ -27,11 +27,9 @@ with suppress(ModuleNotFoundError):
     import dvc  # noqa: F401 - its log writes to the stdout of its first import, which in a test with capsys is soon closed
 
 REPOSITORY = Path(__file__).parent.parent
-# Modules that use the same clone of the study one after another.
-OF_ONE_STUDY = {"test_pipeline", "test_push_pull"}
 # The longest first, so that all processes end together. The first runs the smoke study; those that wait for it come later.
 LONGEST = [
-    *("one study", "test_killed_runs", "test_asynchronous", "test_mlflow_server", "test_weight_transfer", "test_workflow"),
+    *("test_pipeline", "test_killed_runs", "test_asynchronous", "test_mlflow_server", "test_weight_transfer", "test_workflow"),
     *("test_snakemake", "test_slurm", "test_examples_report", "test_dvc_experiments"),
     *("test_without_gpu", "test_quickstart", "test_several_processes", "test_sharding", "test_wheel", "test_training_loop"),
     *("test_mlflow_process", "test_kissing_number", "test_evaluation", "test_faults", "test_sandbox"),
@@ -40,8 +38,7 @@ LONGEST = [
 
 def scope(nodeid: str) -> str:
     """Where tests run side by side (`pytest -n 2`), those of one scope, which is a module, stay in one process."""
-    module = Path(nodeid.split("::")[0]).stem
-    return "one study" if module in OF_ONE_STUDY else module
+    return Path(nodeid.split("::")[0]).stem
 
 
 def pytest_configure() -> None:
@@ -123,7 +120,7 @@ def grpo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clone in which Snakemake has run the smoke study from scratch; its results are committed.
 
-    Takes minutes, so all tests share it. Only the scope "one study" runs a pipeline in it, and brings back what it changes.
+    Takes minutes, so all tests share it. Only test_pipeline runs a pipeline in it, and brings back what it changes.
     """
     from pipeline_parts import fresh_clone, sh
 

@@ -46,7 +46,7 @@ def test_freed_memory_is_used_again() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_first_computation_of_a_process_is_like_any_other() -> None:
     """300 processes that begin with a cosine in two threads; without `start_threads` about 2% of them differ."""
     script = """

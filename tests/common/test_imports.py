@@ -59,7 +59,7 @@ assert ray.get(ray.remote(is_import_path).remote(Own("own:Own")))  # another pro
 """
 
 
-@pytest.mark.parametrize("program", [OF_A_STUDY, pytest.param(OF_A_STUDY + WITH_ACTORS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("program", [OF_A_STUDY, pytest.param(OF_A_STUDY + WITH_ACTORS, marks=pytest.mark.nightly)])
 def test_no_file_of_a_study_replaces_a_module(program: str, tmp_path: Path) -> None:
     """In this process and its children; modules beside the named one are found, and objects of theirs reach other processes."""
     study, ran = tmp_path / "study", tmp_path / "ran"

@@ -8,7 +8,7 @@ import pytest
 from docs_parts import clone_with_study, run_to_the_report
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_study_of_a_task_of_ones_own_in_a_folder_outside_the_project(tmp_path: Path) -> None:
     place = "../our lab"
     shorter = "models: {main: {steps: 40}}\n"

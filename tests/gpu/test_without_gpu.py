@@ -70,7 +70,7 @@ def test_without_a_gpu_each_part_says_that_it_was_skipped_and_nothing_is_claimed
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("part", ["profile", "optimizer", "state", "throughput", "recompiles"])
 def test_no_row_of_a_part_fails(part: str) -> None:
     found = rows(part)
@@ -79,7 +79,7 @@ def test_no_row_of_a_part_fails(part: str) -> None:
     assert not {name: row for name, row in found.items() if ("failed" in row or "skipped" in row) and row not in optional}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_packed_and_padded_gradients_are_those_of_a_plain_loss() -> None:
     found = rows("gradients")
     assert max(found["float32"].values()) < 1e-5
@@ -87,7 +87,7 @@ def test_packed_and_padded_gradients_are_those_of_a_plain_loss() -> None:
     assert 1e-5 < found["float16"]["packed_against_padded"] < 5e-3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_on_a_bare_machine_it_skips_by_name_what_needs_more(tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
     result = run("-c", BARE.replace("OUT", str(out)))
@@ -105,7 +105,7 @@ def test_on_a_bare_machine_it_skips_by_name_what_needs_more(tmp_path: Path) -> N
     assert found["versions"]["torch"] == torch.__version__
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_tests_on_a_gpu_start_without_the_packages_of_the_pipeline() -> None:
     result = run("-c", BARE_TESTS, CUDA_VISIBLE_DEVICES="", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     assert result.returncode == 0, result.stdout + result.stderr
@@ -165,7 +165,7 @@ def test_prompts_are_counted_once_a_group_and_no_padding() -> None:
     assert real_tokens(batch, 4) == 3 * 10 + sum(range(2, 25, 2))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_study_is_killed_and_resumed() -> None:
     """(With packed rows, which come after the base model; the last row is the same with padded microbatches.)"""
     *_, (name, _, row) = islice(measured(PARTS["study"], ON_CPU), 2)

@@ -182,7 +182,7 @@ def test_chunks_and_whole_logits_give_the_results_and_gradients_of_autograd(
         torch.testing.assert_close(results(function, tokens, 11, shares), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_compiled_head_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """(As on a GPU with ``learner.compile``, but for the compiler's back end.)"""
     for name in ("_forward", "_backward"):

@@ -13,7 +13,7 @@ from torch import Tensor
 from training_parts import under_torchrun
 
 WORKER = Path(sharding_worker.__file__)
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 each_case = pytest.mark.parametrize("case", CASES)
 # Where a share is a whole number of the processor's vectors, AdamW's kernel rounds a weight as in the whole; and bfloat16
 # hides what it does.

@@ -66,7 +66,7 @@ def test_the_counters_see_what_waits() -> None:
     }
 
 
-@pytest.mark.parametrize(("budget", "own"), [(25, False), pytest.param(25, True, marks=pytest.mark.slow), (None, True)])
+@pytest.mark.parametrize(("budget", "own"), [(25, False), pytest.param(25, True, marks=pytest.mark.nightly), (None, True)])
 def test_an_update_reads_once_whatever_its_size(fresh_model: Any, budget: int | None, own: bool) -> None:
     """(With padded microbatches, transformers' models read one number each, to detect their own packing.)"""
     for copies in (1, 4):

@@ -30,7 +30,7 @@ PADDED = {  # why responses cannot share a prompt
 TOKENIZER_OF = {"llama": "like_llama3", "gemma": "like_gemma", "gemma2": "like_gemma", "gemma3_text": "like_gemma"}
 # Of what is like another one here the longer tests come later.
 SLOW = {"granite", "gpt_neox", "gpt2", "mistral", "bloom", "mixtral", "gpt_oss"}
-every_kind = pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k in SLOW)) for k in TINY])
+every_kind = pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.nightly] * (k in SLOW)) for k in TINY])
 
 
 @pytest.fixture

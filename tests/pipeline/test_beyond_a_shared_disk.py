@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from workflow_parts import call, lock, new_repo, ran, snakemake
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture

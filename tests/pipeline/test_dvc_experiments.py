@@ -13,7 +13,7 @@ import pytest
 from pipeline_parts import fresh_clone, sh
 from ruamel.yaml import YAML
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 SEEDS = {"here": 2, "apart": 3, "queued": 4}  # the setting that each experiment changes
 STAGE = "kissing_number"

@@ -39,8 +39,6 @@ OFF_POLICY = {
     "dynamic_sampling_rounds": 1,
 }
 
-pytestmark = pytest.mark.slow
-
 KILLS = 4  # at random moments
 TRAIN = (sys.executable, "-m", "grpo", "train")
 
@@ -131,9 +129,13 @@ def results(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+def saved_states(folder: Path) -> set[Path]:
+    return set(folder.glob("data/state/runs/*/*/*/*/step-*"))
+
+
 def nothing_is_left(folder: Path) -> bool:
     """Whether neither states nor drafts are there."""
-    return not [*(folder / "data/state/runs").rglob("step-*"), *folder.rglob(".*.draft*")]
+    return not [*saved_states(folder), *folder.rglob(".*.draft*")]
 
 
 def learnt_something(folder: Path, run: tuple[str, str]) -> bool:
@@ -165,27 +167,33 @@ def undisturbed(project: Path, worker: Worker, tmp_path_factory: pytest.TempPath
     return get
 
 
-@pytest.mark.parametrize("run", [GRPO, SFT, EXPERT_ITERATION], ids=lambda run: run[0])
+# By run the acts in the middle of which it is killed, one after another, and which time of each.
+KILLED_IN = {
+    # "Whatever is whole gets its name": the best checkpoint's metadata, the results, both result folders ("0", the seed), the
+    # times. All runs end by the same code, so one goes through all of it.
+    GRPO: {"rollout": 50, "step-4": 1, "backward": 7, "update": 9, "evaluation": 1, "state": 1, "metrics": 9}
+    | dict.fromkeys(["metadata.json", "outcomes.jsonl", "metrics.json", "0", "timing.json"], 1),
+    SFT: {"update": 5, "step-8": 1, "checkpoint": 1, "metrics": 3, "0": 1},
+    EXPERT_ITERATION: {"rollout": 50, "step-1": 1, "update": 2, "evaluation": 1, "0": 1},
+    ASYNCHRONOUS: {"state": 1, "metrics": 12},  # with all its actors
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", KILLED_IN, ids=lambda run: run[0])
 def test_killed_in_the_middle_of_anything(run, project, worker, undisturbed, tmp_path):
     folder = clone(project, tmp_path / "project")
-    seed = "0"  # its result folders
-    acts = {
-        GRPO: [("rollout", 50), ("step-4", 1), ("backward", 7), ("update", 9), ("evaluation", 1), ("state", 1), ("metrics", 9)],
-        SFT: [("update", 5), ("step-8", 1), ("checkpoint", 1), ("metrics", 3)],
-        EXPERT_ITERATION: [("rollout", 50), ("step-1", 1), ("update", 2), ("evaluation", 1)],
-    }[run]
-    # "Whatever is whole gets its name": the best checkpoint's metadata, the results, both result folders, the times.
-    # All runs end by the same code, so one goes through all of it.
-    ends = ["metadata.json", "outcomes.jsonl", "metrics.json", seed, "timing.json"] if run == GRPO else [seed]
-    for act, nth in [*acts, *((end, 1) for end in ends)]:
+    for act, nth in KILLED_IN[run].items():
         answer = worker.attempt(folder, run, act=act, nth=nth)
         assert answer["code"] == -signal.SIGKILL, f"{act} was never reached"
     assert worker.attempt(folder, run)["code"] == 0
     assert results(folder) == undisturbed(run)[0]
     assert nothing_is_left(folder)
-    assert (folder / "log.txt").read_text().count("resumed after step") >= len(ends)
+    resumed = (folder / "log.txt").read_text().count("resumed after step")
+    assert resumed >= (5 if run == GRPO else 1)
 
 
+@pytest.mark.nightly
 def test_killed_while_the_second_seed_of_a_stage_trains(project, tmp_path):
     """By DVC itself, which removes the stage's outputs when it starts it again: the first seed's results come back."""
     expected, folder = (clone(project, tmp_path / name) for name in ("undisturbed", "killed"))
@@ -212,6 +220,7 @@ def test_killed_while_the_second_seed_of_a_stage_trains(project, tmp_path):
     assert results(folder) == results(expected)
 
 
+@pytest.mark.nightly
 def test_killed_at_random_moments(project, worker, undisturbed, tmp_path):
     run = GRPO
     expected, seconds, _ = undisturbed(run)
@@ -230,17 +239,7 @@ def test_killed_at_random_moments(project, worker, undisturbed, tmp_path):
     print(f"{run[0]}: {done} kills in {attempts} attempts")
 
 
-def test_an_asynchronous_run_is_killed_with_all_its_actors(project, worker, undisturbed, tmp_path):
-    expected = undisturbed(ASYNCHRONOUS)[0]
-    folder = clone(project, tmp_path / "project")
-    for act, nth in [("state", 1), ("metrics", 12)]:
-        answer = worker.attempt(folder, ASYNCHRONOUS, act=act, nth=nth)
-        assert answer["code"] == -signal.SIGKILL, f"{act} was never reached"
-    assert worker.attempt(folder, ASYNCHRONOUS)["code"] == 0
-    assert results(folder) == expected
-    assert nothing_is_left(folder)
-
-
+@pytest.mark.nightly
 @pytest.mark.parametrize("run", [GRPO, EXPERT_ITERATION], ids=lambda run: run[0])
 def test_told_to_stop_it_finishes_the_step_and_is_to_be_resumed(run, project, worker, undisturbed, tmp_path):
     expected = undisturbed(run)[0]
@@ -266,40 +265,19 @@ def test_told_to_stop_it_finishes_the_step_and_is_to_be_resumed(run, project, wo
     assert (one.info.run_id, one.info.status) == (timing["mlflow_run_id"], "FINISHED")
 
 
-@pytest.fixture(scope="module")
-def killed(project: Path, worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that died when its second state was whole, and the first not yet removed; not to be changed."""
-    folder = clone(project, tmp_path_factory.mktemp("killed") / "project")
+@pytest.mark.nightly
+def test_a_state_of_another_configuration_is_left_alone(project, worker, undisturbed, tmp_path):
+    """When the run dies its second state is whole, and the first is not yet removed."""
+    folder = clone(project, tmp_path / "project")
     assert worker.attempt(folder, GRPO, act="step-4")["code"] == -signal.SIGKILL
-    return folder
-
-
-def killed_after_two_states(killed: Path, target: Path) -> tuple[Path, list[Path]]:
-    """A copy of that run, and its states, oldest first."""
-    folder = clone(killed, target)
-    states = sorted(folder.glob("data/state/runs/*/*/*/*/step-*"))
-    assert [state.name for state in states] == ["step-2", "step-4"]
-    return folder, states
-
-
-def test_without_a_whole_state_the_run_starts_anew(killed, worker, undisturbed, tmp_path):
-    folder, states = killed_after_two_states(killed, tmp_path / "project")
-    for state in states:
-        os.truncate(state / "state.pt", 5000)
-    assert worker.attempt(folder, GRPO)["code"] == 0
-    said = (folder / "log.txt").read_text()
-    assert said.count("warning: data/state/runs") == 2 and "resumed" not in said
-    assert results(folder) == undisturbed(GRPO)[0]
-
-
-def test_a_state_of_another_configuration_is_left_alone(killed, worker, undisturbed, tmp_path):
-    folder, states = killed_after_two_states(killed, tmp_path / "project")
+    states = saved_states(folder)
+    assert {state.name for state in states} == {"step-2", "step-4"}
     params = folder / "params.yaml"
     before = params.read_text()
     params.write_text(before.replace("n_grpo_steps: 12", "n_grpo_steps: 11"))
     assert worker.attempt(folder, GRPO, act="step-4")["code"] == -signal.SIGKILL
     assert "resumed" not in (folder / "log.txt").read_text()
-    assert all(state.exists() for state in states)
+    assert states < saved_states(folder)
     params.write_text(before)
     assert worker.attempt(folder, GRPO)["code"] == 0
     assert "resumed after step 4 of 12" in (folder / "log.txt").read_text()
@@ -307,6 +285,7 @@ def test_a_state_of_another_configuration_is_left_alone(killed, worker, undistur
     assert nothing_is_left(folder)
 
 
+@pytest.mark.nightly
 def test_a_second_process_on_the_same_run_is_refused(project, worker, tmp_path):
     """The first is not disturbed: told to stop by Ctrl-C it finishes its step. What it leaves behind stops nobody."""
     folder = clone(project, tmp_path / "project")
@@ -337,10 +316,6 @@ def in_processes(folder: Path, n: int) -> Path:
     return folder
 
 
-def saved_states(folder: Path) -> set[Path]:
-    return set(folder.glob("data/state/runs/*/*/*/*/step-*"))
-
-
 @contextmanager
 def training(folder: Path, run: tuple[str, str]) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
     """The command, which leads a group of processes, and the processes by rank, when they have saved a new state."""
@@ -354,6 +329,7 @@ def training(folder: Path, run: tuple[str, str]) -> Iterator[tuple[subprocess.Po
         yield process, sorted(torchrun.children(), key=lambda each: int(each.environ()["RANK"]))
 
 
+@pytest.mark.nightly
 def test_when_one_of_several_processes_is_killed_another_number_goes_on(project, undisturbed, tmp_path):
     """The others end too. Two, then three, then one process end with the weights of one that nobody disturbed."""
     folder = clone(project, tmp_path / "killed")
@@ -371,34 +347,28 @@ def test_when_one_of_several_processes_is_killed_another_number_goes_on(project,
         assert torch.allclose(found[name], weights, rtol=1e-4, atol=1e-6), name
 
 
-@pytest.fixture(scope="module")
-def sharded(project: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str], dict[str, torch.Tensor]]:
-    """A folder whose runs are sharded over two processes, the results of an undisturbed one, and the weights of one process."""
-    folder = clone(project, tmp_path_factory.mktemp("alone") / "project")
+@pytest.mark.nightly
+def test_several_processes_of_one_run_stop_and_go_on_together(project, tmp_path):
+    """A run sharded over two processes. SIGINT reaches both, SIGTERM the first only; at last one process is killed. The end has
+    the bytes of an undisturbed run, and the weights of one process, but for rounding.
+    """
+    single = clone(project, tmp_path / "single")
     yaml = YAML()
-    study = yaml.load(folder / "params.yaml")
+    study = yaml.load(single / "params.yaml")
     study["folder"] = "own"  # of a reward that is earned now and then
     study["grpo"]["reward"] = "odd:odd"
     study["evaluation"]["every"] = 10
     study["save_state_every"] = 1  # so that it can be disturbed three times, before rounding changes what is sampled
-    (folder / "own").mkdir()
-    (folder / "own/odd.py").write_text("def odd(completion_ids, **_):\n    return [len(ids) % 2 for ids in completion_ids]\n")
-    yaml.dump(study, folder / "params.yaml")
-    whole = clone(folder, tmp_path_factory.mktemp("sharded") / "project")
+    (single / "own").mkdir()
+    (single / "own/odd.py").write_text("def odd(completion_ids, **_):\n    return [len(ids) % 2 for ids in completion_ids]\n")
+    yaml.dump(study, single / "params.yaml")
+    folder = clone(single, tmp_path / "stopped")
     shard_learner(study)
-    yaml.dump(study, whole / "params.yaml")
-    ready = clone(whole, tmp_path_factory.mktemp("ready") / "project")
-    for each in (folder, whole):
+    yaml.dump(study, folder / "params.yaml")
+    undisturbed = clone(folder, tmp_path / "undisturbed")
+    for each in (single, undisturbed):
         train(each, GRPO)
-    return ready, results(whole), load_file(folder / f"data/checkpoints/{GRPO[0]}/{GRPO[1]}/0/last/model.safetensors")
-
-
-def test_several_processes_of_one_run_stop_and_go_on_together(sharded, tmp_path):
-    """Told to all as Ctrl-C does it, and by who knows only the process that was started; at last one is killed. The end has the
-    bytes of an undisturbed run, and the weights of one process, but for rounding.
-    """
-    project, expected, alone = sharded
-    folder = clone(project, tmp_path / "stopped")
+    alone = load_file(single / f"data/checkpoints/{GRPO[0]}/{GRPO[1]}/0/last/model.safetensors")
     for kill, number in ((os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)):
         with training(folder, GRPO) as (process, _):
             kill(process.pid, number)
@@ -415,7 +385,7 @@ def test_several_processes_of_one_run_stop_and_go_on_together(sharded, tmp_path)
         n: w.shape for n, w in alone.items()
     }
     assert train(folder, GRPO).stdout.count("resumed after step") == 1
-    assert results(folder) == expected
+    assert results(folder) == results(undisturbed)
     found = load_file(folder / f"data/checkpoints/{GRPO[0]}/{GRPO[1]}/0/last/model.safetensors")
     start = load_file(folder / "data/model/main/model.safetensors")
     off, moved = (sum((a[n] - b[n]).square().sum() for n in start) for a, b in ((found, alone), (alone, start)))

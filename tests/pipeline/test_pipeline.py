@@ -9,7 +9,7 @@ import shutil
 
 import pandas as pd
 import pytest
-from pipeline_parts import ROOT, lock, sh
+from pipeline_parts import ROOT, digests, lock, sh
 from ruamel.yaml import YAML
 from study_parts import EXPERIMENTS, needed_selections
 
@@ -18,9 +18,8 @@ from grpo.common.yaml_file import parse_yaml
 FIGURES = ("overview", "contrasts", "math_baseline", "best_of_n")
 STAGES = 62  # 9 before training, 31 arms, 17 selections, KL, the kissing number, three of the report
 
-pytestmark = pytest.mark.slow
 
-
+@pytest.mark.slow
 def test_the_study_makes_what_the_readme_promises(finished):
     runs = "data/runs/grpo_learning_rate/3e-4/0"
     expected = {
@@ -54,6 +53,7 @@ LEARNERS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", LEARNERS)
 def test_a_run_begins_the_same_however_the_learner_works(finished, tmp_path, way):
     """The first step's rollouts are those of the default learner, and so is its gradient as far as the precision goes."""
@@ -75,19 +75,17 @@ def test_a_run_begins_the_same_however_the_learner_works(finished, tmp_path, way
     assert (tmp_path / "data/checkpoints/grpo_learning_rate/3e-4/0/last/model.safetensors").exists()
 
 
-def test_both_tools_draw_the_whole_chain(finished):
+@pytest.mark.slow
+def test_nothing_is_left_to_do_and_both_tools_draw_the_whole_chain(finished):
+    assert "up to date" in sh(finished, "dvc", "status").stdout
+    result = sh(finished, "snakemake", "--profile", "local")
+    assert "Nothing to be done" in result.stdout + result.stderr
     drawn = sh(finished, "dvc", "dag", "--dot").stdout, sh(finished, "snakemake", "--profile", "local", "--dag").stdout
     for experiment in EXPERIMENTS:
         assert all(f"select{separator}{experiment}" in text for separator, text in zip("@_", drawn, strict=True))
         for before in needed_selections(experiment)[-1:]:  # whose selection holds the others
             edge = rf'"select@{before}" -> "train@{experiment}-'
             assert re.search(edge, drawn[0]), edge
-
-
-def test_nothing_is_left_to_do(finished):
-    assert "up to date" in sh(finished, "dvc", "status").stdout
-    result = sh(finished, "snakemake", "--profile", "local")
-    assert "Nothing to be done" in result.stdout + result.stderr
 
 
 CHANGES = [  # experiment, arm, and what becomes of it in params.yaml
@@ -97,6 +95,7 @@ CHANGES = [  # experiment, arm, and what becomes of it in params.yaml
 ]
 
 
+@pytest.mark.slow
 def test_changed_arms_and_their_selections_are_stale(finished):
     params = finished / "params.yaml"
     before = changed = params.read_text()
@@ -148,6 +147,7 @@ def fewer(finished, tmp_path_factory):
     return folder
 
 
+@pytest.mark.nightly
 def test_a_study_that_leaves_experiments_out_gets_its_report(fewer):
     runs = {"train@grpo_learning_rate-3e-4", "train@grpo_learning_rate-1e-3", "train@grpo_keyword_inclusion-grpo"}
     runs |= {f"train@grpo_baselines-{arm}" for arm in ("reinforce_with_baseline", "no_baseline")}
@@ -175,6 +175,7 @@ def trained(output: str) -> set[str]:
     return set(re.findall(r"^> grpo train (\S+ \S+) --seed all$", output, re.M))
 
 
+@pytest.mark.nightly
 def test_a_winner_pinned_by_hand_and_an_arm_that_does_not_win(fewer, tmp_path):
     """Another winner trains what builds on it; then another value of the loser's trains that arm, and nothing downstream."""
     folder = tmp_path / "clone"
@@ -195,3 +196,44 @@ def test_a_winner_pinned_by_hand_and_an_arm_that_does_not_win(fewer, tmp_path):
     assert params.read_text() != before
     ran = sh(folder, "dvc", "repro", "select@grpo_baselines").stdout
     assert trained(ran) == {f"grpo_learning_rate {loser}"}
+
+
+def reports(folder):
+    """relative path -> content of every file below reports."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.glob("reports/**/*")) if path.is_file()}
+
+
+@pytest.mark.nightly
+def test_a_fresh_clone_with_pulled_results_makes_the_same_report(finished, tmp_path):
+    """Results kept in a DVC remote: who clones the repository and pulls them makes the report anew, and trains nothing."""
+    author, storage, reader = tmp_path / "author", tmp_path / "storage", tmp_path / "reader"
+    shutil.copytree(finished, author, symlinks=True)
+    sh(author, "dvc", "remote", "add", "-d", "storage", str(storage))
+    sh(author, "git", "commit", "-qam", "where the results are kept")
+    sh(author, "dvc", "push")
+    sh(tmp_path, "git", "clone", "-q", str(author), str(reader))
+    runs, written = digests(author), reports(author)
+    shutil.rmtree(author)  # from here on there is the remote alone
+
+    assert sorted(path.name for path in (reader / "data").iterdir()) == [
+        "README.md", "kissing_number", "question_only.prompt", "r1_zero.prompt",
+    ]  # fmt: skip
+    sh(reader, "dvc", "pull")
+    assert digests(reader) == runs
+    assert "up to date" in sh(reader, "dvc", "status").stdout
+    repeated = sh(reader, "dvc", "repro").stdout
+    assert "Running stage" not in repeated and "up to date" in repeated
+    assert not (reader / "mlflow.db").exists()
+
+    stages = YAML(typ="safe").load(reader / "dvc.lock")["stages"]
+    outs = [out for name in ("tables", "figures", "writeup") for out in stages[name]["outs"]]
+    made_by_report = [name for name in written if f"{name}/".startswith(tuple(f"{out['path']}/" for out in outs))]
+    assert {"reports/writeup.md", "reports/figures/leaderboard.svg", "reports/tables/claims.md"} <= set(made_by_report)
+    for name in made_by_report:
+        (reader / name).unlink()
+    for stage in ("tables", "figures", "writeup"):  # what `make report` does
+        ran = sh(reader, "dvc", "repro", "--force", "--single-item", stage).stdout
+        assert [line for line in ran.splitlines() if line.startswith("> ")] == [f"> grpo {stage}"]
+    assert reports(reader) == written
+    assert digests(reader) == runs
+    assert sh(reader, "git", "status", "--porcelain").stdout == ""

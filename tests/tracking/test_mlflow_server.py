@@ -16,7 +16,7 @@ from grpo.common.files import write_text
 from grpo.tracking import mlflow_run
 from grpo.tracking.mlflow_run import MlflowRun
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture

@@ -361,7 +361,7 @@ THREE_TURNS = Format("{question}\n", stop=("a", "e"), environment=Environment("e
 @shared_cluster
 @pytest.mark.parametrize(
     ("format", "tokens"),
-    [pytest.param(QUESTION_ONLY, 5, id="one turn"), pytest.param(THREE_TURNS, 60, marks=pytest.mark.slow, id="episodes")],
+    [pytest.param(QUESTION_ONLY, 5, id="one turn"), pytest.param(THREE_TURNS, 60, marks=pytest.mark.nightly, id="episodes")],
 )
 def test_without_lag_and_replay_the_result_is_that_of_the_synchronous_loop(
     folder: Path, fresh_model: Any, tokenizer: Any, tmp_path: Path, format: Format, tokens: int
@@ -383,7 +383,7 @@ def test_without_lag_and_replay_the_result_is_that_of_the_synchronous_loop(
 
 
 @shared_cluster
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_buffer_keeps_what_was_sampled_and_what_was_read(folder: Path, tokenizer: Any, tmp_path: Path) -> None:
     """Of episodes of several turns, in the state after step 3: the batch of step 2, sampled with the first weights."""
     config = CONFIG.model_copy(update={"n_grpo_steps": 4, "sampling_max_tokens": 60})
@@ -497,7 +497,7 @@ def test_a_run_ends_after_four_losses_from_the_same_state(
 
 
 @shared_cluster
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_actor_that_does_not_start_is_noticed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A start may take as long as vLLM's."""
     assert start_module.START_S == 900.0
@@ -507,14 +507,14 @@ def test_an_actor_that_does_not_start_is_noticed(folder: Path, tmp_path: Path, m
 
 
 @shared_cluster
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_stuck_actor_is_noticed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_module, "STUCK_AFTER_S", 1.0)
     with pytest.raises(ActorLost, match=r"^the generator.* has died or hangs \(TimeoutError"):
         with_actors(asynchronous(), folder, tmp_path / "stuck", naps=(3600.0, 0.0))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @shared_cluster
 def test_generator_and_learner_work_at_the_same_time(folder: Path, tmp_path: Path) -> None:
     """Most of the faster one's seconds lie within the slower one's; how long a step takes depends on the machine's load."""
@@ -554,7 +554,7 @@ def test_too_small_a_machine_is_told_before_anything_starts(monkeypatch: pytest.
         pass
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_rays_sockets_can_be_named_where_the_folder_for_temporary_files_has_a_long_name(tmp_path: Path) -> None:
     """As batch systems have it. The kernel refuses names of more than 107 characters; Ray's are 67 longer than the folder's."""
     temporary = tmp_path / "of-the-batch-system" / "job-1234567-of-some-user"
@@ -581,7 +581,7 @@ parts.run(config, partial(parts.make_generator, folder), partial(parts.make_lear
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_cluster_that_asks_for_a_token_is_used(folder: Path, tmp_path: Path) -> None:
     """Clusters require one since Ray 2.60; a second run finds the cluster too."""
     with parts.ray_cluster() as address:
@@ -609,7 +609,7 @@ def marked(mark: str) -> set[int]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_process_is_left_behind(folder: Path, tmp_path: Path, how: signal.Signals) -> None:
     mark = f"GRPO_TEST_MARK={tmp_path.name}-{how.name}"
     process = subprocess.Popen(

@@ -152,7 +152,7 @@ def same(a: Tensor, b: Tensor) -> bool:
 PAIRS = [(one, other) for one, other in combinations(CHANGED, 2) if not CHANGED[one].keys() & CHANGED[other].keys()]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_no_setting_silently_cancels_another(mode: str) -> None:
     """Exactly the pairs in the tables above are refused, and exactly the settings there have no effect."""

@@ -78,11 +78,12 @@ def assert_close(weights: Tensor, expected: Tensor) -> None:
     assert (weights - expected).norm() / moved < 1e-4
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("packed", [None, 40])
+@pytest.mark.parametrize("packed", [pytest.param(None, marks=pytest.mark.slow), pytest.param(40, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("case", loops_worker.CASES)
-def test_two_and_three_processes_end_with_the_weights_of_one(one: Found, two: Any, three: Any, case: str, packed: Any) -> None:
-    for ranks in (two[0], *([three] if packed else [])):
+def test_two_and_three_processes_end_with_the_weights_of_one(
+    one: Found, two: Any, case: str, packed: Any, request: pytest.FixtureRequest
+) -> None:
+    for ranks in (two[0], *([request.getfixturevalue("three")] if packed else [])):
         leader, *others = (found[f"{case}, {packed}"] for found in ranks)
         require_equal(leader, one[f"{case}, {packed}"])
         for other in others:
@@ -98,14 +99,14 @@ def test_the_runs_do_something_that_could_differ(one: Found) -> None:
     assert max(row["ratio_max"] for row in history) > 1.01
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_when_a_run_ends_is_decided_by_rank_0(two: Any, three: list[Found]) -> None:
     for ranks in (two[0], three):
         assert [found["time of 0"]["steps"] for found in ranks] == [1] * len(ranks)
         assert [found["time of 1"]["steps"] for found in ranks] == [3] * len(ranks)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_another_number_of_processes_goes_on_from_a_saved_state(
     one: Found, two: Any, three: list[Found], tmp_path: Path
 ) -> None:

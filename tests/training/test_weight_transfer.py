@@ -141,7 +141,7 @@ def test_a_run_is_the_same_by_direct_transport(tokenizer: Any, tmp_path: Path) -
 
 
 @shared_cluster
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("victim", ["learner", "generator"])
 def test_an_actor_that_dies_while_weights_are_sent_is_noticed(
     victim: str, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,6 +9,7 @@ import csv
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,23 @@ from typing import Any
 from grpo.common.errors import IN_PHASE
 from grpo.common.process import peak_mb, reset_peak
 from grpo.tracking.mlflow_run import MlflowRun
+
+
+@dataclass
+class Outputs:
+    """Places of a run's outputs.
+
+    Attributes:
+        results, checkpoints: draft folders, renamed when they are complete.
+        state: folder of the saved states. Each identity and code version has its own, so that no run resumes from another's.
+        timing: wall-clock figures, filled in by the training.
+    """
+
+    results: Path
+    checkpoints: Path
+    state: Path
+    mlflow: MlflowRun
+    timing: dict[str, Any] = field(default_factory=dict)
 
 
 class RunLog:

@@ -9,7 +9,6 @@ import io
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -30,28 +29,11 @@ from grpo.study.training_inputs import code_of_rooms, shared_settings, task_inpu
 from grpo.tasks.task import find_format
 from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_study import flat, source_tags, study_params, study_state, study_tags
-from grpo.tracking.run_log import now
+from grpo.tracking.run_log import Outputs, now
 from grpo.training.data import RunData, read_data
 
 MLFLOW_ID = "mlflow_run_id"  # file beside the saved states; a resumed run goes on in the same MLflow run
 ATTEMPTS = 4  # from one saved state of an asynchronous run whose actors die or hang
-
-
-@dataclass
-class Outputs:
-    """Places of a run's outputs.
-
-    Attributes:
-        results, checkpoints: draft folders, renamed when they are complete.
-        state: folder of the saved states. Each identity and code version has its own, so that no run resumes from another's.
-        timing: wall-clock figures, filled in by the training.
-    """
-
-    results: Path
-    checkpoints: Path
-    state: Path
-    mlflow: MlflowRun
-    timing: dict[str, Any] = field(default_factory=dict)
 
 
 def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> None:

@@ -24,17 +24,15 @@ from grpo.study.effective import EffectiveRun
 from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, SamplingConfig, SftConfig, own_reward
 from grpo.study.schema import Study
 from grpo.tasks.task import Format, find_format
-from grpo.tracking.run_log import RunLog, now
+from grpo.tracking.run_log import Outputs, RunLog, now
 from grpo.training.data import RunData
 from grpo.training.expert_iteration import train_by_expert_iteration
 from grpo.training.grpo import train_grpo
 from grpo.training.monitor import Monitor
 from grpo.training.own_code import require_own_code
-from grpo.training.run import Outputs
 from grpo.training.sft import train_sft
 from grpo.training.state import Part, RandomStates, SavedState
 from grpo.training.step import RunContext, RunSetup
-from grpo.training.validation import Validation
 
 
 def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, check_weights: bool = False) -> None:
@@ -62,9 +60,6 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
     start, loop = _method(run)
     with start(study, run, setup, check_weights) as (sampler, learner, save):
         log = RunLog(outputs.results, outputs.mlflow, began, phase_devices(study, run))
-        validation = Validation(setup, study.evaluation, data.validation, sampler, learner)
-        require_room_for_all(run, validation)
-
         about = {"prompt": run.config.prompt, "started_from": _source(study, run), "start": run.model.as_posix()}
 
         def keep(kind: str, evaluation: dict[str, Any]) -> None:
@@ -74,7 +69,8 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
                 save(folder)
                 write_json(folder / "metadata.json", {"run": run.name, "kind": kind, **evaluation, **about})
 
-        monitor = Monitor(study, run.name, validation, log, keep)
+        monitor = Monitor(study, run.name, setup, data.validation, sampler, learner, log, keep)
+        require_room_for_all(run, monitor)
         parts: dict[str, Part] = {"learner": learner, "log": log, "monitor": monitor, "random": RandomStates()}
         every = 1 if isinstance(run.config, ExpertIterationConfig) else study.save_state_every
         with (
@@ -132,20 +128,19 @@ def _method(run: EffectiveRun) -> tuple[Callable[..., AbstractContextManager[Any
     return start_asynchronous, train_grpo_asynchronously
 
 
-def require_room_for_all(run: EffectiveRun, validation: Validation) -> None:
+def require_room_for_all(run: EffectiveRun, monitor: Monitor) -> None:
     """Refuse a run that has a prompt too long for its model, at any step.
 
     Raises:
         UserError: as :func:`grpo.rollout.engine.require_room`.
     """
-    sampler, config = validation.sampler, run.config
-    limit = validation.sampling(sampler.format).max_tokens
+    sampler, config, limit = monitor.sampler, run.config, monitor.sampling().max_tokens
     arm = f"experiments.{run.experiment}.arms.{run.arm}" if "sampling_max_tokens" in run.overrides else run.method
     key = f"{arm}.sampling_max_tokens"
     if isinstance(config, SamplingConfig):
-        sampler.require_room(validation.setup.data, config.sampling_max_tokens, key, f"tasks.{run.task}")
-    asked = validation.last_problems if config.wall_clock_limit_s is None else validation.all_problems
-    key = "evaluation.max_tokens" if limit == validation.settings.max_tokens else key
+        sampler.require_room(monitor.setup.data, config.sampling_max_tokens, key, f"tasks.{run.task}")
+    asked = monitor.last_problems if config.wall_clock_limit_s is None else monitor.problems
+    key = "evaluation.max_tokens" if limit == monitor.study.evaluation.max_tokens else key
     sampler.require_room(asked, limit, key, f"tasks.{run.task}")
 
 

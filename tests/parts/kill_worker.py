@@ -27,7 +27,7 @@ from grpo.study.schema import load_study
 from grpo.tracking.run_log import RunLog
 from grpo.training import run
 from grpo.training import train as train_module
-from grpo.training.validation import Validation
+from grpo.training.monitor import Monitor
 
 sent = signal.SIGKILL  # to this process in the middle of an act
 
@@ -66,7 +66,7 @@ ACTS: dict[str, tuple[Any, str, Callable[..., None] | None]] = {
     "rollout": (transformers_engine, "sample", nothing),
     "backward": (Learner, "_backward", None),
     "update": (Optimizer, "finish", None),
-    "evaluation": (Validation, "_sample", None),
+    "evaluation": (Monitor, "_sample", None),
     "checkpoint": (train_module, "save_checkpoint", half_a_checkpoint),
     "metrics": (RunLog, "_write", half_a_row),
     "state": (os, "fsync", half_a_state),

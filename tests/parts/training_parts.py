@@ -31,7 +31,6 @@ from grpo.tracking.run_log import RunLog
 from grpo.training.monitor import Monitor
 from grpo.training.state import Part, SavedState
 from grpo.training.step import RunContext, RunSetup
-from grpo.training.validation import Validation
 
 CONFIG = GrpoConfig(
     n_grpo_steps=12,
@@ -148,8 +147,7 @@ def monitored(
     ctx: RunContext[Any, Any], study: Study, problems: Sequence[Problem], keep: Any = lambda kind, about: None
 ) -> tuple[RunContext[Any, Any], Monitor]:
     """The run, evaluated on these problems, and what evaluates it."""
-    validation = Validation(ctx.setup, study.evaluation, problems, ctx.sampler, ctx.learner)
-    monitor = Monitor(study, "run", validation, ctx.log, keep)
+    monitor = Monitor(study, "run", ctx.setup, problems, ctx.sampler, ctx.learner, ctx.log, keep)
     return replace(ctx, validation=monitor), monitor
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from itertools import chain, pairwise, repeat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,8 +35,7 @@ from grpo.study.schema import Study
 from grpo.study.settings import Divergence
 from grpo.tracking.run_log import RunLog
 from grpo.training.grpo import train_grpo
-from grpo.training.monitor import Monitor
-from grpo.training.stopping import Stopping, divergence
+from grpo.training.monitor import Monitor, divergence
 
 # -------------------------------------------------------------------------------------------------------------- rules
 
@@ -133,14 +133,20 @@ def test_an_own_reward_below_zero_is_no_share_of_another() -> None:
     assert "reward 0.500, under its start of 2.000" in str(divergence(RULES, rows, [1.0] * 3, 0, "reward"))
 
 
-def test_halving_the_loss_scale_of_float16_is_no_sign_of_divergence() -> None:
+def monitor_of(study: Study, log: Any = None, **changes: Any) -> Monitor:
+    """A monitor without a policy, which only counts and decides."""
+    ctx = context(CONFIG.model_copy(update=changes), log, None, engine=None, learner=None)
+    return monitored(ctx, changed(study, divergence=None), [])[1]
+
+
+def test_halving_the_loss_scale_of_float16_is_no_sign_of_divergence(mini_study: Study) -> None:
     """Except at a scale of 1, or with a loss that is not finite. One finite gradient starts the count anew."""
     for scale, loss, in_a_row in ((2.0, 0.5, 0), (1.0, 0.5, 3), (2.0, math.nan, 3)):
-        stopping, finite = Stopping(), {"skipped_update": 0.0, "loss": 0.5}
-        stopping.count([{"skipped_update": 1.0, "loss": loss, "loss_scale": scale}] * 3)
-        assert (stopping.skipped, stopping.skipped_in_all) == (in_a_row, 3)
-        stopping.count([finite, {"skipped_update": 1.0, "loss": math.nan}])
-        assert (stopping.skipped, stopping.skipped_in_all) == (1, 4)
+        monitor, finite = monitor_of(mini_study), {"skipped_update": 0.0, "loss": 0.5}
+        monitor.count([{"skipped_update": 1.0, "loss": loss, "loss_scale": scale}] * 3)
+        assert (monitor.skipped, monitor.skipped_in_all) == (in_a_row, 3)
+        monitor.count([finite, {"skipped_update": 1.0, "loss": math.nan}])
+        assert (monitor.skipped, monitor.skipped_in_all) == (1, 4)
 
 
 # ------------------------------------------------------------------------------------------------------ in the real loop
@@ -299,10 +305,10 @@ def test_a_time_limit_ends_the_run_after_its_step(train: Any) -> None:
 
 @pytest.mark.parametrize(("step", "seconds", "ends"), [(0, 2.0, False), (2, 2.0, True), (2, 0.5, False), (3, 2.0, False)])
 def test_a_limit_that_is_passed_before_the_first_step_or_in_the_last_cuts_nothing_short(
-    step: int, seconds: float, ends: bool
+    step: int, seconds: float, ends: bool, mini_study: Study
 ) -> None:
-    config = CONFIG.model_copy(update={"n_grpo_steps": 3, "wall_clock_limit_s": 1.0})
-    assert Stopping().must_end(step, config, None, [], seconds) is ends
+    monitor = monitor_of(mini_study, SimpleNamespace(elapsed_s=seconds), n_grpo_steps=3, wall_clock_limit_s=1.0)
+    assert monitor.ends_early(step, []) is ends
 
 
 # ------------------------------------------------------------------------------------------------------------- resumed
@@ -317,8 +323,8 @@ def test_all_that_validation_gathers_survives_a_resume(train: Any) -> None:
     run = train(never_in_the_last_steps, RULES, n_grpo_steps=7, wall_clock_limit_s=1e6, **RAW)
     new = run.new()
     gathered = {name for name, value in vars(run.validate).items() if value != vars(new)[name]}
-    gathered -= {"bar", "ctx", "validation"}  # what is shown, and what the run works with
-    assert gathered == {"samples", "outcomes", "updates", "stopping"} and run.metrics["skipped_updates"] == 3
+    gathered -= {"bar", "setup", "sampler", "steps"}  # what is shown, and what the run works with
+    assert gathered == {"samples", "outcomes", "updates", "entropies", "skipped", "skipped_in_all"}
     new.restore(run.validate.state())
     assert {name: vars(new)[name] for name in gathered} == {name: vars(run.validate)[name] for name in gathered}
 
@@ -352,7 +358,7 @@ def test_metrics_outcomes_and_best_evaluations_of_a_whole_run(train: Any) -> Non
     assert len(run.best) >= 2
     # Of an evaluated step's two updates the last one's entropy counts.
     entropies = [[each["token_entropy"] for each in run.history if each["step"] == row["step"]] for row in rows]
-    assert run.validate.stopping.entropies == pytest.approx([last for _, last in entropies], rel=1e-12)
+    assert run.validate.entropies == pytest.approx([last for _, last in entropies], rel=1e-12)
 
 
 def test_the_untrained_policy_is_never_the_best_that_is_kept(train: Any) -> None:

@@ -70,9 +70,8 @@ repro: install ## Run the active study (params.yaml): only stages that are out o
 test: dev ## Run the fast tests, two at a time
 	@start=$$(date +%s); pytest -n 2 && echo "pytest: $$(( $$(date +%s) - start )) s"
 
-replicate: install ## Run the active study again with fresh seeds and compare: SEEDS="100 101 102 103 104" [BASE_SEED=7]
+replicate: install ## Run the active study again with other seeds and compare: SEEDS="100 101 102 103 104" [BASE_SEED=7]
 	@grpo replicate $(SEEDS) $(if $(BASE_SEED),--base-seed $(BASE_SEED))
-	@if [ -d data/runs ]; then dvc repro --force --single-item tables writeup; else echo "make repro: the report shows them"; fi
 
 test-slow: dev ## Run the slow tests, two at a time: a pipeline with Snakemake, a part of it with DVC, kills and faults
 	pytest -m slow -n 2 -rP

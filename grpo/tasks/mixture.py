@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import count, product
 from typing import Annotated, Any
 
 from pydantic import Field, PositiveFloat
@@ -14,7 +14,7 @@ from pydantic import Field, PositiveFloat
 from grpo.common.errors import UserError
 from grpo.common.imports import call_with, is_import_path
 from grpo.common.records import Problem, Rollout
-from grpo.tasks.task import Settings, Split, Task, make_task
+from grpo.tasks.task import LIMIT, Settings, Split, Task, make_task
 
 
 class Part(Settings, extra="allow"):
@@ -42,20 +42,18 @@ class Mixture(Task):
         self.weights = {name: part.weight for name, part in tasks.items()}
         self.parts = {name: make_task(part.model_dump(exclude={"weight"}), f"tasks.{name}") for name, part in tasks.items()}
         self.drop_overlap = drop_overlap or any(part.drop_overlap for part in self.parts.values())
-        if limited := [name for name, part in self.parts.items() if part.max_prompt_tokens is not None]:
-            raise UserError(f"tasks.{limited[0]}.max_prompt_tokens: give it to the mixture itself, beside `tasks`.")
-        if of_part := [name for name, part in tasks.items() if (part.model_extra or {}).get("environment")]:
-            raise UserError(f"tasks.{of_part[0]}.environment: give it to the mixture itself, beside `tasks`.")
+        for name, key in product(tasks, (LIMIT, "environment")):
+            if (tasks[name].model_extra or {}).get(key):
+                raise UserError(f"tasks.{name}.{key}: give it to the mixture itself, beside `tasks`.")
         named = [part.use for part in tasks.values() if is_import_path(part.use)]
         self.own_code = (*named, *(path for part in self.parts.values() for path in part.own_code))
         self.reward_columns = tuple(dict.fromkeys(name for part in self.parts.values() for name in part.reward_columns))
-        first, *others = self.parts.values()
+        formats = [part.formats for part in self.parts.values()]
         self.formats = {  # type: ignore[misc]
-            name: format for name, format in first.formats.items() if all(part.formats.get(name) == format for part in others)
+            name: format for name, format in formats[0].items() if all(other.get(name) == format for other in formats)
         }
         if not self.formats:
-            each = "; ".join(f"{name}: {', '.join(part.formats)}" for name, part in self.parts.items())
-            raise UserError(f"its tasks have no format in common ({each}). Leave one out.")
+            raise UserError("its tasks have no format in common. Leave one out.")
 
     def problems(self, split: Split) -> list[Problem]:
         """See :meth:`Task.problems`. Every prefix of the list has the tasks in nearly their shares."""
@@ -76,9 +74,9 @@ class Mixture(Task):
         """Let each task verify its own answers, in one call."""
         scores = [0.0] * len(answers)
         for name, part in self.parts.items():
-            own = [place for place, problem in enumerate(problems) if _part_of(problem) == name]
-            asked = [replace(problems[place], id=problems[place].id.partition("/")[2]) for place in own]
-            for place, score in zip(own, part.verify([answers[place] for place in own], asked), strict=True):
+            places = [place for place, problem in enumerate(problems) if _part_of(problem) == name]
+            asked = [replace(problems[place], id=problems[place].id.partition("/")[2]) for place in places]
+            for place, score in zip(places, part.verify([answers[place] for place in places], asked), strict=True):
                 scores[place] = score
         return scores
 
@@ -97,8 +95,8 @@ class Mixture(Task):
         Args:
             options: arguments of each task's own ``documents``, by name of the task.
         """
-        if unknown := options.keys() - self.parts.keys():
-            raise UserError(f"documents: {', '.join(sorted(unknown))}: no such task (known: {', '.join(self.parts)}).")
+        if unknown := sorted(options.keys() - self.parts.keys()):
+            raise UserError(f"documents: {unknown[0]}: no such task (known: {', '.join(self.parts)}).")
         streams = {
             name: call_with(part.documents, {"seed": seed, **options.get(name, {})}, f"documents.{name}")
             for name, part in self.parts.items()

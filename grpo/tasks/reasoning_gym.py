@@ -62,11 +62,7 @@ class ReasoningGym(Task):
 
     def __post_init__(self) -> None:
         size = self.validation_size + self.train_size
-        self.made_of = {"name": self.dataset, "size": size, "seed": self.seed, **self.config}
-        self.entries: dict[Split, range] = {
-            "validation": range(self.validation_size),
-            "train": range(self.validation_size, size),
-        }
+        self.made_of = json.dumps({"name": self.dataset, "size": size, "seed": self.seed, **self.config})
 
     def problems(self, split: Split) -> list[Problem]:
         """See :meth:`Task.problems`; ids end with the index of the entry, and an entry without an answer has an empty one.
@@ -74,10 +70,16 @@ class ReasoningGym(Task):
         Raises:
             UserError: the library is not installed, or refuses the name or the configuration.
         """
-        places = self.entries[split]
+        require_extra("reasoning_gym", EXTRA, "use: reasoning_gym:")
+        start, size = (0, self.validation_size) if split == "validation" else (self.validation_size, self.train_size)
+        command = [sys.executable, "-m", MODULE, self.made_of, str(start), str(start + size)]
+        made = subprocess.run(command, env=safe_environment() | {"PYTHONHASHSEED": "0"}, capture_output=True, text=True)
+        if made.returncode:
+            said = made.stderr.strip().splitlines() or [f"it ended with code {made.returncode}"]
+            raise UserError(f"{self.params_key}: reasoning_gym: {self.dataset}: {said[-1]}. Check `dataset` and `config`.")
         return [
             Problem(f"{self.dataset}/{split}/{place}", question, "" if answer is None else str(answer), subject=self.dataset)
-            for place, (question, answer) in zip(places, self._make(places), strict=True)
+            for place, (question, answer) in enumerate(map(json.loads, made.stdout.splitlines()), start)
         ]
 
     def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
@@ -87,8 +89,8 @@ class ReasoningGym(Task):
             UserError: the library makes another entry than when the problem was made.
         """
         require_extra("reasoning_gym", EXTRA, "use: reasoning_gym:")
-        asked = [json.dumps([self.made_of, int(problem.id.rpartition("/")[2]), problem.question]) for problem in problems]
-        verdicts = _scorer().verdicts(list(zip(answers, asked, strict=True)))
+        entries = [json.dumps([self.made_of, int(problem.id.rpartition("/")[2]), problem.question]) for problem in problems]
+        verdicts = _scorer().verdicts(list(zip(answers, entries, strict=True)))
         for problem, verdict in zip(problems, verdicts, strict=True):
             if verdict.equal == OTHER_QUESTION:
                 raise UserError(
@@ -115,17 +117,6 @@ class ReasoningGym(Task):
             answer = (rng.choice(problems) if rng.random() < guess_share else problem).ground_truth
             yield document(rng, problem.question, "", answer, complete_form_share if rng.random() < r1_zero_share else None)
 
-    def _make(self, places: range) -> list[tuple[str, str | None]]:
-        """Make questions and answers of these entries in a worker process (:func:`main`)."""
-        require_extra("reasoning_gym", EXTRA, "use: reasoning_gym:")
-        command = [sys.executable, "-m", MODULE, json.dumps(self.made_of), str(places.start), str(places.stop)]
-        environment = safe_environment() | {"PYTHONHASHSEED": "0"}
-        made = subprocess.run(command, env=environment, capture_output=True, text=True)
-        if made.returncode:
-            said = made.stderr.strip().splitlines() or [f"it ended with code {made.returncode}"]
-            raise UserError(f"{self.params_key}: reasoning_gym: {self.dataset}: {said[-1]}. Check `dataset` and `config`.")
-        return [tuple(json.loads(line)) for line in made.stdout.splitlines()]
-
 
 @cache
 def _scorer() -> GraderProcess:
@@ -139,16 +130,15 @@ def score(answer: str, asked: str) -> float:
     """Score an answer with the data set's own ``score_answer``.
 
     Args:
-        asked: JSON of three values: the argument of :func:`data_set`, the index of an entry, and its question.
+        asked: JSON of three values: the first argument of :func:`_entry`, the index of the entry, and its question.
     """
     made_of, index, question = json.loads(asked)
-    entry = _entry(json.dumps(made_of), index)
-    return float(data_set(json.dumps(made_of)).score_answer(answer, entry)) if entry["question"] == question else OTHER_QUESTION
+    entry = _entry(made_of, index)
+    return float(_data_set(made_of).score_answer(answer, entry)) if entry["question"] == question else OTHER_QUESTION
 
 
 @lru_cache(maxsize=16)
-def data_set(made_of: str) -> Any:
-    """Create a data set from JSON of its ``name`` and its configuration, including ``size`` and ``seed``."""
+def _data_set(made_of: str) -> Any:
     import reasoning_gym
 
     return reasoning_gym.create_dataset(**json.loads(made_of))
@@ -156,16 +146,16 @@ def data_set(made_of: str) -> Any:
 
 @lru_cache(maxsize=256)  # the responses of a group need the same entry
 def _entry(made_of: str, index: int) -> Any:
-    return data_set(made_of)[index]
+    """Make an entry of the data set that is described by JSON of its ``name`` and configuration, with ``size`` and ``seed``."""
+    return _data_set(made_of)[index]
 
 
 def main(made_of: str, first: int, end: int) -> None:
     """Print question and answer of the entries from ``first`` to ``end`` (exclusive), one line of JSON each."""
-    lines = sys.stdout
-    with redirect_stdout(sys.stderr):  # some generators print
-        for index in range(first, end):
+    for index in range(first, end):
+        with redirect_stdout(sys.stderr):  # some generators print
             entry = _entry(made_of, index)
-            print(json.dumps([entry["question"], entry["answer"]]), file=lines)
+        print(json.dumps([entry["question"], entry["answer"]]))
 
 
 if __name__ == "__main__":

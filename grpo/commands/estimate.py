@@ -78,8 +78,17 @@ def plan(study: Study, active: bool, seconds_per_step: float | None, price: floa
         rows[run.name] = _row(study, run, shape, *_seconds_per_work(study, run, shape, measured, seconds_per_step))
 
     def sums(runs: list[EffectiveRun]) -> dict[str, Any]:
-        taken_over = {run.name: other for run in runs if (other := equals[run.name])}
-        return _sums([rows[run.name] for run in runs if run.name in rows], taken_over, price)
+        of = [rows[run.name] for run in runs if run.name in rows]
+        total = {key: sum(row[key] or 0 for row in of) for key in ("steps", "rollouts", "hours", "gpu_hours", "disk_gib")}
+        return {
+            "runs": len(of),
+            "taken_over": {run.name: other for run in runs if (other := equals[run.name])},
+            **total,
+            "runs_of_unknown_time": sum(row["hours"] is None for row in of),
+            "disk_gib": None if any(row["disk_gib"] is None for row in of) else total["disk_gib"],
+            "cost": total["gpu_hours"] * price,
+            "time_from": sorted({row["time_from"] for row in of}),
+        }
 
     return {
         "study": study.study,
@@ -99,9 +108,8 @@ def _winner(study: Study, experiment: str, before: list[dict[str, Any]], active:
     """The experiment's selection from disk, or an assumed one of the same form (:func:`grpo.results.selection.winner_file`)."""
     entry, path = study.experiments[experiment], paths.SELECT / f"{experiment}.json"
     runs = {arm: effective_run(study, experiment, arm, study.seeds[0], before) for arm in entry.arms}
-    overrides = {arm: run.overrides for arm, run in runs.items()}
     arm = study.selection.pinned.get(experiment) or next(iter(runs))
-    configs = {a: run.config for a, run in runs.items()}
+    configs, overrides = ({a: getattr(run, of) for a, run in runs.items()} for of in ("config", "overrides"))
     off_policy = [a for a, c in configs.items() if isinstance(c, GrpoConfig) and c.updates_per_rollout_batch > 1]
     ranking = sorted(off_policy, key=lambda a: a != arm)[: study.selection.best_few]
     assumed = {
@@ -153,33 +161,24 @@ def _alike(run: EffectiveRun) -> list[tuple[str, ...]]:
 
 def work(config: RunConfig) -> float:
     """Work of one step, in units of 256 rollouts that are trained on once; for expert iteration if all answers are right."""
-    match config:
-        case SftConfig():
-            return TRAINING * config.train_batch_size / STEP_ROLLOUTS
-        case ExpertIterationConfig():
-            epochs = config.epochs_per_ei_step
-        case _:
-            epochs = config.epochs_per_rollout_batch
-    return (SAMPLING * rollouts_of_step(config) + TRAINING * epochs * _batch(config)) / STEP_ROLLOUTS
+    sampled, trained = responses_of_step(config)
+    return (SAMPLING * sampled + TRAINING * trained) / STEP_ROLLOUTS
 
 
-def rollouts_of_step(config: RunConfig) -> float:
-    """Number of responses that a step samples; expected number with dynamic sampling.
+def responses_of_step(config: RunConfig) -> tuple[float, int]:
+    """Number of responses that a step samples, and that it trains on, counted in each epoch.
 
-    Of all groups w = :data:`WITHOUT_SIGNAL` have no signal, so that K rounds ask for w + w^2 + ... + w^K batches more.
+    Dynamic sampling is expected: a share w = :data:`WITHOUT_SIGNAL` of all groups has no signal, so that K rounds ask for
+    w + w^2 + ... + w^K batches more.
     """
-    rounds = getattr(config, "dynamic_sampling_rounds", 0)
-    return _batch(config) * sum(WITHOUT_SIGNAL**k for k in range(rounds + 1))
-
-
-def _batch(config: RunConfig) -> int:
-    """Number of responses that a step trains on; of expert iteration, that it samples."""
     match config:
         case SftConfig():
-            return 0
+            return 0, config.train_batch_size
         case ExpertIterationConfig():
-            return config.ei_batch_size * config.group_size
-    return config.rollout_batch_size
+            batch = config.ei_batch_size * config.group_size
+            return batch, batch * config.epochs_per_ei_step
+    rounds, batch = range(config.dynamic_sampling_rounds + 1), config.rollout_batch_size
+    return batch * sum(WITHOUT_SIGNAL**k for k in rounds), batch * config.epochs_per_rollout_batch
 
 
 def _row(study: Study, run: EffectiveRun, shape: Shape | None, per_work: float | None, time_from: str) -> dict[str, Any]:
@@ -192,7 +191,7 @@ def _row(study: Study, run: EffectiveRun, shape: Shape | None, per_work: float |
     weights = shape.parameters * BYTES[study.for_task(run.task).learner.dtype] / GIB if shape else 0.0 if small else None
     return {
         "steps": config.n_steps,
-        "rollouts": round(config.n_steps * rollouts_of_step(config)),
+        "rollouts": round(config.n_steps * responses_of_step(config)[0]),
         "hours": hours,
         "gpu_hours": (hours or 0.0) * _gpus(study, run),
         "disk_gib": None if weights is None else kept * weights,
@@ -224,19 +223,6 @@ def _seconds_per_work(
     response = getattr(run.config, "sampling_max_tokens", USUAL_LIMIT) / 2
     operations = step_flop(shape.multiplied if shape else MEASURED_PARAMETERS, prompt, response)
     return operations / (UTILISATION * PEAK_FLOPS) / study.learner.processes, "guess"
-
-
-def _sums(rows: list[dict[str, Any]], taken_over: dict[str, str], price: float) -> dict[str, Any]:
-    sums = {key: sum(row[key] or 0 for row in rows) for key in ("steps", "rollouts", "hours", "gpu_hours", "disk_gib")}
-    return {
-        "runs": len(rows),
-        "taken_over": taken_over,
-        **sums,
-        "runs_of_unknown_time": sum(row["hours"] is None for row in rows),
-        "disk_gib": None if any(row["disk_gib"] is None for row in rows) else sums["disk_gib"],
-        "cost": sums["gpu_hours"] * price,
-        "time_from": sorted({row["time_from"] for row in rows}),
-    }
 
 
 def table(found: dict[str, Any]) -> str:

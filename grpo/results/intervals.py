@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from grpo.results.statistics import LEVEL, wilson_interval
+from grpo.results.statistics import LEVEL, format_interval, wilson_interval
 
 Scores = NDArray[np.float64]
 
@@ -42,7 +42,7 @@ class Interval:
     df: float  # degrees of freedom of Student's t
 
     def __str__(self) -> str:
-        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
+        return format_interval(self.ends())
 
     def ends(self) -> dict[str, float]:
         """Only ``value``, ``low`` and ``high``."""

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from grpo.results.evidence import Arm, NotMeasured
 from grpo.results.intervals import difference_of
@@ -32,7 +31,6 @@ DECIDED = (AGREES, DISAGREES, NO_DIFFERENCE)
 HALF = 0.5  # "most runs" are more than this share
 SMALLEST = 1e-8  # replaces smaller values before taking the logarithm
 Ends = dict[str, float]  # value, low, high
-Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -82,19 +80,6 @@ def beside(arm: Verdict, control: Verdict) -> Verdict:
     return replace(arm, verdict=CANNOT_TELL, reason=f"{arm.reason}, but that of the control does not lie on the other side")
 
 
-def over_runs(values: Numbers) -> Ends:
-    """The mean of one number per run with its 95% t-interval (Student 1908).
-
-    Raises:
-        NotMeasured: there is one run, or a number that is not finite.
-    """
-    if len(values) < 2:
-        raise NotMeasured("one seed does not show the spread between runs: this kind of claim needs two or more")
-    if not np.isfinite(values).all():
-        raise NotMeasured("the metric is not finite in a run")
-    return t_interval(values)
-
-
 # ---------------------------------------------------------------------------------------------------------- kinds
 
 
@@ -142,8 +127,13 @@ def _ratio(claim: Beats, arm: Arm, other: Arm) -> Verdict:
     for runs in zip(arm.runs, other.runs, strict=True):
         last = min(float(run.history["step"].max()) for run in runs)
         levels.append([level(run, claim.metric, claim.at, last) for run in runs])
+    if len(levels) < 2:
+        raise NotMeasured("one seed does not show the spread between runs: this kind of claim needs two or more")
     logs = np.log(np.maximum(levels, SMALLEST))
-    ratio = {key: math.exp(min(end, 700)) for key, end in over_runs(logs[:, 0] - logs[:, 1]).items()}  # exp(700) is finite
+    if not np.isfinite(logs).all():
+        raise NotMeasured("the metric is not finite in a run")
+    # The interval of the mean logarithm; exp(700) is finite.
+    ratio = {key: math.exp(min(end, 700)) for key, end in t_interval(logs[:, 0] - logs[:, 1]).items()}
     measured = f"{claim.metric} ({claim.at}) of {arm.name} is {format_interval(ratio)} times that of {other.name}"
     return replace(decide(ratio, claim.by, 1 / claim.by), measured=measured, quantity="ratio")
 

@@ -61,23 +61,20 @@ def test_missing_pieces_are_named(project: Path, grpo: Grpo, args: tuple[str, ..
     assert not (project / "data").exists() and not (project / "reports").exists()
 
 
-def test_train_without_a_model_leaves_nothing(project: Path, grpo: Grpo) -> None:
-    assert grpo("dataset", "main")[0] == 0
-    code, _, error = grpo("train", "grpo_learning_rate", "3e-4")
-    assert code == 2 and "data/model/main: holds no model" in error and "dvc repro model@main" in error
-    assert not paths.RUNS.exists() and not paths.CHECKPOINTS.exists()
-
-
-def test_one_long_question_is_refused_before_anything_is_sampled(
+def test_a_missing_model_and_one_long_question_are_refused_before_anything_is_sampled(
     with_data: Path, grpo: Grpo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever it stands in the data, and whatever draws it; the message names keys that exist and what to do."""
     from grpo.rollout.transformers_engine import TransformersEngine
 
+    train = ("train", "grpo_learning_rate", "3e-4")
+    model = paths.model("main").rename("elsewhere")
+    code, _, error = grpo(*train)
+    assert code == 2 and "data/model/main: holds no model" in error and "dvc repro model@main" in error
+    model.rename(paths.model("main"))
     edit("'1e-3': {learning_rate: 0.001}", "'1e-3': {learning_rate: 0.001, sampling_max_tokens: 31}")
     sampled: list[Any] = []
     monkeypatch.setattr(TransformersEngine, "generate", lambda *_, **__: sampled.append(1))
-    train = ("train", "grpo_learning_rate", "3e-4")
     for file, command, key, count in (
         (paths.validation("main"), ("best_of_n",), "evaluation.max_tokens", "1 of 32 prompts"),
         (paths.validation("main"), train, "evaluation.max_tokens", "1 of 64 prompts"),
@@ -90,7 +87,7 @@ def test_one_long_question_is_refused_before_anything_is_sampled(
             part in error for part in (key, count, "context of 256 tokens", "tasks.main.max_prompt_tokens")
         )
         write_records(file, problems)
-    assert not sampled and not list(paths.RUN_STATE.rglob("*.pt"))
+    assert not sampled and not list(paths.RUN_STATE.rglob("*.pt")) and not paths.RUNS.exists()
 
 
 def test_real_studies_keep_the_handouts_defaults() -> None:
@@ -151,13 +148,12 @@ def test_a_run_of_the_study_that_a_run_waits_for_is_taken_over(
 def test_select_writes_the_winner_apart_from_its_numbers(project: Path, grpo: Grpo) -> None:
     write_run(run("best", [0.0, 0.75], experiment="leaderboard"))
     code, output, error = grpo("select", "leaderboard")
-    assert code == 0, error
-    assert output.startswith("leaderboard: best, 0.750 (")
-    winner = json.loads((paths.SELECT / "leaderboard.json").read_text())
+    assert code == 0 and output.startswith("leaderboard: best, 0.750 ("), error
+    winner, candidates, shown = (
+        json.loads((folder / "leaderboard.json").read_text()) for folder in (paths.SELECT, paths.CANDIDATES, paths.METRICS)
+    )
     assert winner == {"experiment": "leaderboard", "winner": "best", "overrides": {}, "before": []}
-    candidates = json.loads((paths.CANDIDATES / "leaderboard.json").read_text())
     assert winner.items() <= candidates.items() and candidates["value"] == 0.75
-    shown = json.loads((paths.METRICS / "leaderboard.json").read_text())
     assert shown == {"end": 0.75, "next": None, "winner": "best", "runner_up": None}
 
 

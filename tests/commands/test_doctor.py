@@ -24,12 +24,6 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
 
 
-def test_the_default_study_lacks_nothing(mini_study: Study) -> None:
-    findings = by_name(mini_study)
-    assert [name for name, finding in findings.items() if not finding.good] == []
-    assert findings["model and data"].found == "made by the study itself"
-
-
 def test_a_study_of_a_real_model_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 

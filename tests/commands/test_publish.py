@@ -138,14 +138,10 @@ def test_the_folder_is_uploaded_to_a_private_repository(project: Path, grpo: Grp
     assert asked["create"] == {"repo": "someone/model", "private": True, "exist_ok": True}
     assert (asked["upload"]["repo_id"], asked["upload"]["folder_path"]) == ("someone/model", Path("shared"))
 
-
-def test_an_upload_that_fails_leaves_the_folder_and_says_how_to_go_on(
-    project: Path, grpo: Grpo, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise ConnectionError("no route to the Hub")
 
     monkeypatch.setattr(HfApi, "create_repo", fail)
-    code, _, error = grpo("publish", RUN, "--out", "shared", "--repo", "someone/model")
-    assert code == 2 and "the upload failed" in error and "`hf upload someone/model shared`" in error
-    assert Path("shared/README.md").exists()
+    code, _, error = grpo("publish", RUN, "--out", "again", "--repo", "someone/model")
+    assert code == 2 and "the upload failed" in error and "`hf upload someone/model again`" in error
+    assert Path("again/README.md").exists()

@@ -145,15 +145,12 @@ def test_a_study_outside_the_repository_trains_with_the_advantage_of_the_docs(tr
 # -------------------------------------------------------------------------------------------------------------- the reward
 
 
-def test_the_length_reward_by_hand() -> None:
+def test_a_study_trains_with_a_reward_of_its_own(train: Train) -> None:
+    """All answers of the tiny model are wrong, and it learns not to make them long."""
     short_answers = import_object("short_answers:short_answers")
     lengths, right = [2, 4, 6, 2, 6, 3, 3], [1.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0]
     found = short_answers(["a"] * 5 + ["b"] * 2, [[7] * n for n in lengths], right, question=["?"] * 7)
     assert found == pytest.approx([1.1, 1.0, 0.9, 0.0, -0.1, 1.0, 0.0])  # a fifth of .5, 0, -.5; 0, -.5; and 0
-
-
-def test_a_study_trains_with_a_reward_of_its_own(train: Train) -> None:
-    """All answers of the tiny model are wrong, and it learns not to make them long."""
     train("short")
     history = rows("short")
     assert history[0]["train/reward"] < 0.0 and all(row["train/answer_reward"] == 0.0 for row in history)

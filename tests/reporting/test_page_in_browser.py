@@ -46,11 +46,16 @@ def samples_of(data: Any) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def test_the_samples_are_those_of_the_runs(finished: Path) -> None:
+def test_samples_and_origins_are_those_of_the_runs(finished: Path) -> None:
+    data = data_of(finished)
     columns = ("step", "problem", "prompt", "response", "ground_truth", "format_reward", "answer_reward", "reward")
-    for name, samples in samples_of(data_of(finished)).items():
+    for name, samples in samples_of(data).items():
         written = [json.loads(line) for line in (finished / "data/runs" / name / "rollouts.jsonl").read_text().splitlines()]
         assert [[s[column] for column in columns] for s in samples] == [[s[column] for column in columns] for s in written]
+    place = data["origin"]["columns"].index("mlflow_run_id")
+    for run in (run for experiment in data["experiments"] for arm in experiment["arms"] for run in arm["runs"]):
+        timing = json.loads((finished / f"data/timing/{run}/timing.json").read_text())
+        assert data["origin"]["runs"][run][place] == timing["mlflow_run_id"]
 
 
 def test_each_arm_and_verdict_of_the_record_stands_in_the_page_and_the_write_up(finished: Path) -> None:
@@ -62,16 +67,6 @@ def test_each_arm_and_verdict_of_the_record_stands_in_the_page_and_the_write_up(
         for entry in record["experiments"].values():
             assert [arm["arm"] for arm in entry["arms"] if arm["chosen"] and interval(arm) not in text] == []
         assert all(text.count(f" {claim['verdict']} ") for claim in record["claims"])
-
-
-def test_every_run_is_traced_to_its_origin(finished: Path) -> None:
-    """Its MLflow run and commit stand in the page and in timing.csv."""
-    data = data_of(finished)
-    place = data["origin"]["columns"].index("mlflow_run_id")
-    for experiment in data["experiments"]:
-        for run in (run for arm in experiment["arms"] for run in arm["runs"]):
-            timing = json.loads((finished / f"data/timing/{run}/timing.json").read_text())
-            assert data["origin"]["runs"][run][place] == timing["mlflow_run_id"]
 
 
 def test_it_is_one_file_that_asks_for_nothing(finished: Path) -> None:
@@ -133,7 +128,7 @@ def wait(driver: Any, script: str) -> Any:
     return WebDriverWait(driver, 20).until(lambda d: d.execute_script(f"return {script}"))
 
 
-def test_it_loads_fast_is_short_and_fits_every_width(page: Any) -> None:
+def test_it_loads_fast_is_short_fits_every_width_and_follows_the_theme(page: Any) -> None:
     took = []
     while not took or (min(took) >= LOADED_WITHIN and len(took) < 10):  # the best counts, as tests run side by side
         page.refresh()
@@ -154,14 +149,10 @@ def test_it_loads_fast_is_short_and_fits_every_width(page: Any) -> None:
         return parseFloat(getComputedStyle(text).fontSize) * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
     })"""
     assert min(page.execute_script(sizes)) >= SMALLEST
-
-
-def test_figures_and_text_follow_the_theme(page: Any) -> None:
-    tick = "getComputedStyle(document.querySelector('.figure svg text')).fill"
-    before = page.execute_script(f"return [document.documentElement.dataset.theme, {tick}]")
+    tick = "return [document.documentElement.dataset.theme, getComputedStyle(document.querySelector('.figure svg text')).fill]"
+    before = page.execute_script(tick)
     page.execute_script("document.getElementById('theme').click()")
-    after = page.execute_script(f"return [document.documentElement.dataset.theme, {tick}]")
-    assert before[0] != after[0] and before[1] != after[1]
+    assert all(old != new for old, new in zip(before, page.execute_script(tick), strict=True))
 
 
 def test_rollouts_are_filtered_and_stand_side_by_side(page: Any, finished: Path) -> None:
@@ -190,12 +181,6 @@ def form_only(sample: dict[str, Any]) -> bool:
     return sample["format_reward"] == 1 and sample["answer_reward"] != 1
 
 
-def test_links_open_what_is_folded(page: Any) -> None:
-    choose(page, "#jump", "grpo_learning_rate")
-    wait(page, "document.getElementById('grpo_learning_rate').open")
-    wait(page, "Math.abs(document.getElementById('grpo_learning_rate').getBoundingClientRect().top) < 200")
-
-
 def test_it_is_used_with_the_keyboard_alone(page: Any) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.keys import Keys
@@ -208,13 +193,14 @@ def test_it_is_used_with_the_keyboard_alone(page: Any) -> None:
             ActionChains(page).send_keys(Keys.ENTER).perform()
             break
     assert page.execute_script("return document.getElementById('grpo_learning_rate').open")
-    unnamed = """[...document.querySelectorAll('select, input, button')].filter((control) =>
-        !control.labels?.length && !control.getAttribute('aria-label') && !control.textContent.trim()).length"""
-    assert page.execute_script(f"return {unnamed}") == 0
-    regions = (
-        "[...document.querySelectorAll('[role=region], [role=img]')].filter((each) => !each.ariaLabel || each.tabIndex).length"
-    )
-    assert page.execute_script(f"return {regions}") == 0
+    without_a_name = """return [...document.querySelectorAll('select, input, button')].filter((control) =>
+        !control.labels?.length && !control.getAttribute('aria-label') && !control.textContent.trim()).length +
+        [...document.querySelectorAll('[role=region], [role=img]')].filter((each) => !each.ariaLabel || each.tabIndex).length"""
+    assert page.execute_script(without_a_name) == 0
+    page.execute_script("document.getElementById('grpo_learning_rate').open = false")
+    choose(page, "#jump", "grpo_learning_rate")
+    wait(page, "document.getElementById('grpo_learning_rate').open")
+    wait(page, "Math.abs(document.getElementById('grpo_learning_rate').getBoundingClientRect().top) < 200")
 
 
 def test_what_an_environment_wrote_stands_apart(page: Any, finished: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The record: what it says of arms, experiments and the study, from made-up runs, and that machines leave no trace in it."""
+"""The record from made-up runs, the tables, results.csv and summary.json from it; machines leave no trace in them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 from report_parts import run, solved, store, store_general, study_of
+from study_parts import ROOT, with_values
 
 from grpo.commands import stages
 from grpo.reporting import record as recording
 from grpo.reporting.record import plain, winner_of
+from grpo.reporting.tables import further_tables, results_table, tables_of, write_tables
 from grpo.results.evidence import Evidence
 from grpo.results.runs import Run, by_arm
+from grpo.study import paths
 from grpo.study.schema import Study
 
 SWEEP, LORA, SFT = "grpo_learning_rate", "grpo_lora", "sft_experiment"
@@ -43,6 +46,11 @@ def general(workdir: Path) -> Path:
     return workdir
 
 
+def arms_of(study: Study, *runs: Run) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = record_of(study, *runs)["experiments"][SWEEP]["arms"]
+    return found
+
+
 def both_seeds(arm: str, *rewards: float, **options: Any) -> list[Run]:
     return [run(arm, list(rewards), seed, **options) for seed in (0, 1)]
 
@@ -53,9 +61,7 @@ def both_seeds(arm: str, *rewards: float, **options: Any) -> list[Run]:
 def test_an_arm_counts_all_of_its_runs(general: Path, mini_study: Study) -> None:
     """One of two runs collapsed: the mean is over both, and the collapse stands beside it."""
     fallen = run("a", [0.1, 0.8, 0.0], 1, diverged=16)
-    (arm, other) = record_of(mini_study, run("a", [0.1, 0.8, 0.8], 0), fallen, *both_seeds("b", 0.1, 0.5, 0.6))["experiments"][
-        SWEEP
-    ]["arms"]
+    arm, other = arms_of(mini_study, run("a", [0.1, 0.8, 0.8], 0), fallen, *both_seeds("b", 0.1, 0.5, 0.6))
     assert arm["value"] == pytest.approx(0.4) and arm["by_run"] == pytest.approx([0.8, 0.0])
     assert arm["collapsed"] == [f"{SWEEP}/a/1"]
     assert other["value"] == pytest.approx(0.6) and other["below"] is None  # it leads, as no run of it collapsed
@@ -63,32 +69,22 @@ def test_an_arm_counts_all_of_its_runs(general: Path, mini_study: Study) -> None
 
 
 def test_form_length_and_accuracy_given_the_form(general: Path, mini_study: Study) -> None:
+    """Accuracy is of answers, whatever reward compares runs."""
     runs = both_seeds("a", 0.1, 0.6, forms=[0.4, 0.8], validation={"val/response_length": [9.0, 20.0]})
-    (arm,) = record_of(mini_study, *runs)["experiments"][SWEEP]["arms"]
+    (arm,) = arms_of(mini_study, *runs)
     assert (arm["format"], arm["given_form"], arm["length"]) == pytest.approx((0.8, 0.75, 20.0))  # .6 / .8
     assert (arm["at_start"]["format"], arm["at_start"]["given_form"]) == pytest.approx((0.4, 0.25))
-
-
-def test_accuracy_given_the_form_is_of_answers_whatever_reward_compares_runs(general: Path, mini_study: Study) -> None:
-    first, second = both_seeds("a", 0.1, 0.6, forms=[0.4, 0.8])
-    runs = [
-        replace(
-            of,
-            metric="reward",
-            metrics=of.metrics | {"best/reward": 0.7},
-            validation=of.validation.assign(**{"val/reward": [0.3, 0.7]}),
-        )
-        for of in (first, second)
-    ]
+    for place, of in enumerate(runs):
+        metrics, validation = of.metrics | {"best/reward": 0.7}, of.validation.assign(**{"val/reward": [0.3, 0.7]})
+        runs[place] = replace(of, metric="reward", metrics=metrics, validation=validation)
     found = recording._arm(Evidence(SWEEP, {"a": runs}), "a", "a")
-    assert (found["given_form"], found["start"]) == pytest.approx((0.75, 0.3))  # .6 / .8
+    assert (found["given_form"], found["start"]) == pytest.approx((0.75, 0.3))
 
 
 def test_levels_of_training_metrics(general: Path, mini_study: Study) -> None:
     """First and last eighth of 16 steps, mean over runs; the largest value is that of any run."""
     steps = np.arange(1.0, 17.0)
-    runs = [run("a", [0.1, 0.5], seed, steps=16, gradient_norm=steps + seed) for seed in (0, 1)]
-    (arm,) = record_of(mini_study, *runs)["experiments"][SWEEP]["arms"]
+    (arm,) = arms_of(mini_study, *(run("a", [0.1, 0.5], seed, steps=16, gradient_norm=steps + seed) for seed in (0, 1)))
     assert arm["metrics"]["gradient_norm"] == {"first": 2.0, "last": 16.0, "smallest": 1.5, "largest": 17.0}
 
 
@@ -121,15 +117,11 @@ def test_the_headline_is_chosen_by_the_problems_that_do_not_judge(general: Path,
     assert found["headline"]["value"] == pytest.approx(0.5) and found["headline"]["problems"] == 100
 
 
-def test_other_methods_stand_beside_the_headline(general: Path, mini_study: Study) -> None:
+def test_other_methods_stand_beside_the_headline_and_samples_are_bounded(general: Path, mini_study: Study) -> None:
     counts = {"metrics": {"examples": 8}, "values": {"filtered": False}}
     found = record_of(mini_study, *both_seeds("a", 0.1, 0.5), *both_seeds("all", 0.1, 0.75, experiment=SFT, **counts))
     (sft,) = found["methods"]
     assert sft["experiment"] == SFT and sft["above_headline"]["value"] == pytest.approx(0.25)
-
-
-def test_zero_shot_examples_and_samples_are_bounded(general: Path, mini_study: Study) -> None:
-    found = record_of(mini_study, *both_seeds("a", 0.1, 0.5))
     examples = found["baseline"]["r1_zero"]["examples"]
     assert {category: len(shown) for category, shown in examples.items()} == {"right": 1, "wrong": 2}
     assert len(examples["wrong"][0]["response"]) < 2000 < 5000
@@ -145,16 +137,12 @@ def extra_of(study: Study, *runs: Run) -> dict[str, Any]:
     return extra
 
 
-def test_kinds_of_responses(general: Path, mini_study: Study) -> None:
+def test_kinds_of_responses_and_a_score_on_the_whole_set(general: Path, mini_study: Study) -> None:
     kinds = {"val/lists_only": [0.5, 0.0], "val/repeats_prompt": 0.0, "val/is_sentence": [0.25, 1.0]}
-    found = extra_of(mini_study, *both_seeds("a", 0.1, 0.5, validation=kinds))["kinds"]
-    assert found["lists_only"] == {"before": 0.5, "after": 0.0} and found["is_sentence"]["after"] == 1.0
-
-
-def test_a_score_on_the_whole_set(general: Path, mini_study: Study) -> None:
-    (found, _) = extra_of(
-        mini_study, *both_seeds("a", 0.1, 0.5, cut=8, metrics={"full/answer_reward": 0.5, "full/problems": 96})
-    )["leaderboard"]
+    whole = {"full/answer_reward": 0.5, "full/problems": 96}
+    extra = extra_of(mini_study, *both_seeds("a", 0.1, 0.5, validation=kinds, cut=8, metrics=whole))
+    assert extra["kinds"]["lists_only"] == {"before": 0.5, "after": 0.0} and extra["kinds"]["is_sentence"]["after"] == 1.0
+    (found, _) = extra["leaderboard"]
     # Wilson: 1.96 / (2 sqrt(96 + 1.96^2)) = .098 to both sides
     assert (found["low"], found["high"]) == (pytest.approx(0.402, abs=1e-3), pytest.approx(0.598, abs=1e-3))
     assert found["cut"] and found["problems"] == 96
@@ -200,3 +188,43 @@ def test_only_the_files_of_times_differ_between_machines(
     record = json.loads(first["record.json"])
     assert winner_of(record["experiments"][SWEEP])["label"] == record["headline"]["label"] == "rate 3e-4"
     assert not any(word in first["record.json"].decode() for word in ("id-1", "GHz", '_s"'))
+
+
+def test_the_committed_record_gives_the_committed_tables() -> None:
+    """Byte for byte: arms, starts that differ, rates, zero-shot outcomes, estimates from samples, and claims."""
+    found = tables_of(json.loads((ROOT / paths.RECORD).read_text()))
+    committed = {path.stem: path.read_text() for path in (ROOT / paths.TABLES).glob("*.md")}
+    assert found == committed and {"zero_shot", "best_of_n", "claims", f"{LORA}-rates"} <= found.keys()
+
+
+def test_tasks_of_a_mixture_are_measured(workdir: Path, mini_study: Study) -> None:
+    """Means of two seeds at the first and the last value; a task that was not drawn has none."""
+    store_general()
+    sums = {"use": "arithmetic", "train_size": 8, "validation_size": 8, "levels": 1, "seed": 0}
+    study = study_of(mini_study, **{LORA: {"a": {}}})
+    study = with_values(study, {"tasks.main": {"use": "mixture", "tasks": {"easy": sums, "rare": sums}}})
+    nan = float("nan")
+    columns = [{"val/easy/answer_reward": [0.25 * seed, nan, 0.25 * seed], "val/rare/answer_reward": nan} for seed in (0, 1)]
+    runs = [run("a", [0.0, 0.5, 1.0], seed, LORA, validation=columns[seed]) for seed in (0, 1)]
+    for one in runs:
+        store(one)
+    found = recording.record_of(study, {LORA: Evidence(LORA, by_arm(runs))}, [])
+    extra = found["experiments"][LORA]["extra"]
+    assert extra["mixture"] == [{"set": "easy", "arm": "a", "first": 0.125, "last": 0.125, "runs": 2}]
+    assert "| 0.125 | 0.125 | 2 |" in further_tables(found["experiments"][LORA])["sets"]
+
+
+def test_results_and_summary(workdir: Path, mini_study: Study) -> None:
+    store_general()
+    study = study_of(mini_study, **{LORA: {"a": {}, "b": {}}})
+    runs = [run("a", [0.1, 0.5], seed, LORA, token_entropy=[0.1]) for seed in (0, 1)]
+    runs += [run("b", [0.1, 0.9], 0, LORA, gradient_norm=[7.0]), run("b", [0.9, 0.0], 1, LORA)]
+    for one in runs:
+        store(one)
+    found = json.loads(json.dumps(recording.record_of(study, {LORA: Evidence(LORA, by_arm(runs))}, [])))
+    rows = results_table(study, found).set_index(["arm", "seed"])
+    assert rows["end"].tolist() == pytest.approx([0.5, 0.5, 0.9, 0.0]) and rows["collapsed"].tolist() == [False] * 3 + [True]
+    assert rows.loc[("b", 0), "max/gradient_norm"] == 7.0 and rows.loc[("a", 1), "last/token_entropy"] == 0.1
+    write_tables(study, found)
+    assert json.loads(paths.SUMMARY.read_text()) == {"end": 0.5, "winner": LORA, "zero_shot": 0.25}
+    assert {path.stem for path in paths.TABLES.iterdir()} == {LORA, "zero_shot"}

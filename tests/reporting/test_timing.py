@@ -29,7 +29,6 @@ BATCH = {"rollout_batch_size": 8, "train_batch_size": 8, "epochs_per_rollout_bat
         (None, [0, 4, 8, 10], [2, 3, 4, 6, 7, 8, 10]),  # the step that is followed by an evaluation counts itself
         (0, [0, 4, 8, 10], [3, 4, 7, 8]),
         (1, [0, 4, 8, 10], [4, 8]),
-        (1, [0, 10], [4, 5, 6, 7, 8, 9, 10]),
         (4, [0, 4, 8, 10], []),
     ],
 )

@@ -1,4 +1,4 @@
-"""The write-up: results in a line, cost by hand, and texts of strangers within their cells."""
+"""The write-up: labels of arms, numbers and tables, results in a line, cost by hand, and a stranger's texts in their cells."""
 
 from __future__ import annotations
 
@@ -10,11 +10,79 @@ import pandas as pd
 import pytest
 from markdown_it import MarkdownIt
 
-from grpo.reporting.labels import bounded, plain
+from grpo.reporting.labels import arm_labels, bounded, decimals, interval, plain, scientific, table
 from grpo.reporting.writeup import cost, left_out, measured, outcome, wall_seconds, writeup_of
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.settings import Experiment
+
+GRPO = {"learning_rate": 3e-4, "epochs_per_rollout_batch": 1, "train_batch_size": 64, "loss_type": "grpo_clip", "prompt": "r1"}
+
+
+def labels(method: str = "grpo", **arms: dict[str, Any]) -> list[str]:
+    return list(arm_labels(method, {arm: GRPO | values for arm, values in arms.items()}).values())
+
+
+@pytest.mark.parametrize(
+    ("arms", "expected"),
+    [
+        ({"a": {"learning_rate": 1e-4}, "b": {}}, ["rate 1e-4", "rate 3e-4"]),
+        (  # the loss goes with the updates, so that they are enough; equal arms of two experiments have one name
+            {"on_policy": {"loss_type": "reinforce_with_baseline"}, "best_1": {"epochs_per_rollout_batch": 4}},
+            ["1 epoch × 64", "4 epochs × 64"],
+        ),
+        (
+            {"a": {"train_batch_size": 16}, "b": {"train_batch_size": 16, "loss_type": "grpo_no_clip"}, "c": {}},
+            ["1 epoch × 16, GRPO-Clip", "1 epoch × 16, GRPO-No-Clip", "1 epoch × 64, GRPO-Clip"],
+        ),
+        (
+            {"full": {}, "r-rate_2": {"lora": {"rank": 1}, "learning_rate": 6e-4}, "r": {"lora": {"rank": 1}}},
+            ["all weights, rate 3e-4", "LoRA rank 1, rate 6e-4", "LoRA rank 1, rate 3e-4"],
+        ),
+        (
+            {"a": {"start_from": "sft_experiment/all/step-8"}, "b": {"start_from": None}},
+            ["after SFT (all, step 8)", "base model"],
+        ),
+        (
+            {
+                "a": {"asynchronous": {"max_policy_lag": 1, "replay_capacity": 1}},
+                "b": {"asynchronous": {"max_policy_lag": 1, "replay_capacity": 4}},
+            },
+            ["lag 1", "lag 1, buffer of 4 batches"],
+        ),
+        ({"a": {}, "b": {"advantage": "mine:ranks"}}, ["the default advantage", "advantage `mine:ranks`"]),
+        ({"a": {"overlong_buffer": None}, "b": {"overlong_buffer": 4}}, ["no overlong buffer", "overlong buffer 4"]),
+        ({"plain": {}, "twin": {}}, ["plain", "twin"]),  # nothing differs: the names are all there is
+        ({"alone": {}}, ["GRPO, 1 epoch × 64"]),
+    ],
+)
+def test_an_arm_is_named_by_what_differs(arms: dict[str, dict[str, Any]], expected: list[str]) -> None:
+    assert labels(**arms) == expected
+
+
+def test_arms_of_other_methods() -> None:
+    sft = {"a": {"examples": 128}, "b": {"examples": None}, "c": {"examples": None, "filtered": True}}
+    assert labels("sft", **sft) == ["128 examples", "all examples", "correct examples"]
+    rounds = {"ei_batch_size": 32, "group_size": 4, "epochs_per_ei_step": 1}
+    found = labels("expert_iteration", a=rounds, b=rounds | {"epochs_per_ei_step": 2})
+    assert found == ["32 questions × 4, 1 epoch", "32 questions × 4, 2 epochs"]
+
+
+def test_no_two_arms_share_a_label() -> None:
+    """Two differ from the third only, and a setting without a phrase may be long or hostile."""
+    found = labels(a={"x": "<b>" + "y" * 99}, b={"x": "<b>" + "y" * 99}, c={"x": 1})
+    assert len(set(found)) == 3 and all(len(label) < 70 for label in found)
+    assert "`<b>" in found[0]  # as code
+
+
+def test_numbers_and_tables() -> None:
+    assert [scientific(value) for value in (3e-4, 0.0123456, 1.0)] == ["3e-4", "1.23e-2", "1e0"]
+    assert interval({"value": 0.7, "low": 0.65, "high": 0.75}) == "0.700 (0.650 to 0.750)"
+    assert interval({"value": 0.5, "low": 0.5, "high": 0.5}) == "0.500" and interval(None) == ""
+    assert decimals(-0.0001) == "0.000" and decimals(None) == "" and decimals(20.04, 1) == "20.0"
+    assert table([{"a": "x|y", "b": 1}]) == "| a | b |\n| --- | --- |\n| x\\|y | 1 |\n"
+    assert table([]) == ""
+
 
 HOSTILE = "| x | `</td><script>alert(1)</script>\n\n# no heading\n\n![p](http://x)"
 MACHINE = {"processor": "CPU", "cores": 2, "memory_gib": 24, "gpus": []}
@@ -33,7 +101,6 @@ def experiment(winner: str, leader: str, **lows: float | None) -> dict[str, Any]
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        (experiment("a", "a", a=None, b=0.02), "a ends at 0.800 (0.750 to 0.850), above all others"),
         (experiment("a", "a", a=None, b=-0.1), "a ends at 0.800 (0.750 to 0.850), not told from b"),
         (experiment("a", "a", a=None, b=0.02, c=-0.1), "a ends at 0.800 (0.750 to 0.850), above all others"),  # c: a rate
         (experiment("b", "a", a=None, b=-0.1), "b ends at 0.700 (0.650 to 0.750); a, at 0.800, is not told from it"),
@@ -45,10 +112,7 @@ def test_an_experiments_result_is_a_line(entry: dict[str, Any], said: str) -> No
     assert outcome(entry) == said
 
 
-@pytest.mark.parametrize(
-    ("only", "said"),
-    [(["grpo_lora", "own"], True), (["own"], False)],
-)
+@pytest.mark.parametrize(("only", "said"), [(["grpo_lora", "own"], True), (["own"], False)])
 def test_a_study_of_ones_own_leaves_out_only_what_it_would_have(mini_study: Study, only: list[str], said: bool) -> None:
     """Of the handouts' experiments it has none without arms, unless it has another one of them."""
     own = {name: Experiment(title=name, arms={"a": {}}) for name in ("own", "other")}
@@ -59,13 +123,11 @@ def test_a_study_of_ones_own_leaves_out_only_what_it_would_have(mini_study: Stud
     assert titles[-1] == "other" and ("Learning rate" in titles) == said == (len(titles) > 1)
 
 
-def test_a_claim_shows_the_interval_that_decides_or_its_measurement() -> None:
+def test_texts_are_bounded_and_end_no_title() -> None:
+    """A claim shows the interval that decides, or its measurement."""
     interval = {"value": 0.5, "low": 0.4, "high": 0.6}
     assert measured({"interval": interval, "quantity": "difference", "measured": "long"}) == "difference 0.500 (0.400 to 0.600)"
     assert measured({"interval": None, "quantity": "", "measured": "a " * 40}) == "a " * 24 + "a…"
-
-
-def test_texts_are_bounded_and_end_no_title() -> None:
     assert bounded("a\n\n b", 10) == "a b" and bounded("abcdef", 4) == "abc…"
     assert not set('"`<>[]|\\') & set(plain(HOSTILE + '"\\]'))
 
@@ -106,19 +168,9 @@ def a_record() -> dict[str, Any]:
     """A record with a stranger's text wherever one can stand."""
     sample = {"step": 0, "problem": HOSTILE, "ground_truth": HOSTILE, "response": HOSTILE}
     claim = {"id": "c", "experiment": "e", "statement": HOSTILE, "verdict": "agrees", "own": True, "by_design": HOSTILE}
-    claim |= {
-        "interval": None,
-        "quantity": "",
-        "measured": HOSTILE,
-        "reported": {"s": HOSTILE},
-    }
-    entry = experiment("a", "a", a=None, b=0.1) | {
-        "title": "E",
-        "question": "Why?",
-        "note": "",
-        "reason": "leads",
-        "builds_on": None,
-    }
+    claim |= {"interval": None, "quantity": "", "measured": HOSTILE, "reported": {"s": HOSTILE}}
+    entry = experiment("a", "a", a=None, b=0.1)
+    entry |= {"title": "E", "question": "Why?", "note": "", "reason": "leads", "builds_on": None}
     entry |= {"method": "grpo", "task": "other", "samples": [sample], "extra": {}}
     size = {"problems": 4, "digest": "d"}
     return {

@@ -21,7 +21,7 @@ from grpo.study.schema import Study
 
 ARGS = ("sft_experiment", "all", 0)
 RUN_NAME = "/".join(map(str, ARGS))
-RUN = Path("data/runs") / RUN_NAME
+RUN, TRAIN_RUN = Path("data/runs") / RUN_NAME, "train@sft_experiment-all-0"
 CONFIG = (
     "identity: a\noverrides: {}\nbefore: []\nsoftware: {torch: a}\nevaluation: {last_problems: 2, selection_problems: 1}\n"
     "same_as: null\nconfig: {lr: {value: 1, from: study}}\n"
@@ -43,17 +43,9 @@ TRAIN, TRACES = Path("data/dataset/main/train.jsonl"), Path("data/sft_dataset/ma
 METHODS = Path("reports/timing/methods.md")
 # By file: what it holds, of which the last line is damaged; how it is read; the stage that makes it.
 READERS: dict[Path, tuple[str, Callable[[Study], object], str]] = {
-    **{RUN / name: (content, lambda _: read_run(*ARGS), "train@sft_experiment-all-0") for name, content in RUN_FILES.items()},
-    Path(f"data/timing/{RUN_NAME}/timing.json"): (
-        json.dumps(TIMING) + "\n",
-        lambda _: read_timing(read_run(*ARGS)),
-        "train@sft_experiment-all-0",
-    ),
-    RUN / "rollouts.jsonl": (
-        2 * (json.dumps(SAMPLE, ensure_ascii=False) + "\n"),
-        lambda _: read_samples(RUN_NAME),
-        "train@sft_experiment-all-0",
-    ),
+    **{RUN / name: (content, lambda _: read_run(*ARGS), TRAIN_RUN) for name, content in RUN_FILES.items()},
+    Path(f"data/timing/{RUN_NAME}/timing.json"): (f"{json.dumps(TIMING)}\n", lambda _: read_timing(read_run(*ARGS)), TRAIN_RUN),
+    RUN / "rollouts.jsonl": (2 * (json.dumps(SAMPLE, ensure_ascii=False) + "\n"), lambda _: read_samples(RUN_NAME), TRAIN_RUN),
     Path("reports/select/grpo_learning_rate.json"): (
         '{"experiment": "grpo_learning_rate", "winner": "a", "overrides": {}, "before": []}\n',
         lambda study: read_selections(study, "grpo_baselines"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from study_parts import ROOT
 
 from grpo.commands import replicate
 from grpo.commands.replicate import SAME, TURNED, UNDECIDED, agreement, compare, page
@@ -18,8 +19,6 @@ from grpo.reporting.record import read_record
 from grpo.results.verdicts import AGREES, CANNOT_TELL, DISAGREES, NO_DIFFERENCE, NOT_TESTED, VerdictName
 from grpo.study import paths
 from grpo.study.schema import Study, load_study
-
-REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -42,15 +41,9 @@ def test_how_two_verdicts_go_together(first: VerdictName, second: VerdictName, e
 
 def record(winner: str, **verdicts: VerdictName) -> dict[str, Any]:
     """A study's record: an experiment with arms that end at .6 and .5, and claims by id."""
+    texts = {"kind": "beats", "reason": ""}
     claims = [
-        {
-            "id": name,
-            "kind": "beats",
-            "verdict": verdict,
-            "statement": f"It is {name}",
-            "measured": f"{name} | 0.5",
-            "reason": "",
-        }
+        {"id": name, "verdict": verdict, "statement": f"It is {name}", "measured": f"{name} | 0.5"} | texts
         for name, verdict in verdicts.items()
     ]
     untested = {"id": "u", "kind": "", "verdict": NOT_TESTED, "statement": "s", "measured": "", "reason": "no arm has it"}
@@ -74,7 +67,7 @@ def test_the_page_has_both_verdicts_and_both_winners() -> None:
 
 
 def test_the_committed_record_says_the_same_as_itself() -> None:
-    here = read_record(REPOSITORY)
+    here = read_record(ROOT)
     found = compare(here, here)
     assert len(found["claims"]) > 10 and {row[""] for row in found["claims"]} == {SAME, "not tried"}
     assert {row[""] for row in found["winners"]} == {SAME}
@@ -86,7 +79,7 @@ def test_the_committed_record_says_the_same_as_itself() -> None:
 @pytest.fixture
 def repository(workdir: Path) -> Study:
     """A git repository with a finished study, a file that git does not know yet, and one that it ignores."""
-    Path("params.yaml").write_text(composed_text(REPOSITORY / "studies" / "smoke.yaml")[0])
+    Path("params.yaml").write_text(composed_text(ROOT / "studies" / "smoke.yaml")[0])
     for name in ("tracked", "ignored", ".dvc/config", "reports/old", "reports/comments/e.md"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text("" if name == ".dvc/config" else name)
@@ -111,12 +104,8 @@ def test_a_replicate_is_a_copy_of_the_working_tree_with_other_seeds(repository: 
     assert f"dir = {tmp_path / '.dvc' / 'cache'}" in (folder / ".dvc/config.local").read_text()
     other = load_study(folder / "params.yaml")
     assert other.seeds == [7, 8] and other.model_copy(update={"seeds": repository.seeds}) == repository
-
-
-def test_a_base_seed_draws_all_that_is_generated_anew(repository: Study) -> None:
-    folder = Path("replicates/x")
-    replicate._copy_project(folder, [7], 5)
-    other = load_study(folder / "params.yaml")
+    replicate._copy_project(Path("replicates/y"), [7], 5)  # a base seed: all that is generated is generated anew
+    other = load_study(Path("replicates/y/params.yaml"))
     assert {task["seed"] for task in other.tasks.values() if "seed" in task} == {5}
     assert other.evaluation.seed == 5
     assert [getattr(model, "seed", 5) for model in other.models.values()] == [5] * len(other.models)

@@ -39,8 +39,8 @@ def with_arms(study: Study, experiment: str, arms: dict[str, Any]) -> Study:
     return with_values(study, {"seeds": [0], f"experiments.{experiment}.arms": arms, **selection})
 
 
-def pinned_to(study: Study, arm: str, experiment: str = EXPERIMENT) -> Study:
-    return with_values(study, {"selection.pinned": {experiment: arm}})
+def pinned_to(study: Study, arm: str) -> Study:
+    return with_values(study, {"selection.pinned": {EXPERIMENT: arm}})
 
 
 def right(share: float, shift: int = 0) -> list[int]:
@@ -134,32 +134,36 @@ def test_a_missing_run_is_named_with_its_stage(study: Study) -> None:
         select(study.model_copy(update={"seeds": [0, 7]}), EXPERIMENT)
 
 
-# ------------------------------------------------------------------------------------------- the one-standard-error rule
-
-# Of one run an arm the difference has a standard error of .0636 between runs alone.
-NEAR = {"low": 0.1, "middle": 0.55, "high": 0.6}
-FAR = {"low": 0.1, "middle": 0.5, "high": 0.6}
-BOTH_NEAR = {"low": 0.56, "middle": 0.55, "high": 0.6}
-ALIKE = dict.fromkeys(RATES, 0.5)
+# ---------------------------------------------------------------------------------------------------------- the winner
 
 
 @pytest.mark.parametrize(
-    ("arms", "winner", "leader", "runner_up", "reason"),
+    ("shares", "changes", "found", "reason"),
     [
-        (NEAR, "middle", "high", "middle", "within one standard error of high, which leads, and before it"),
-        (FAR, "high", "high", "middle", "leads by 0.100, standard error 0.067"),
-        (BOTH_NEAR, "low", "high", "low", "within one standard error of high"),
-        (ALIKE, "low", "low", "middle", "leads by 0.000"),
+        # Of one run an arm the difference has a standard error of .0636 between runs alone.
+        ((0.1, 0.55, 0.6), {}, ("middle", "high", "middle"), "within one standard error of high, which leads, and before it"),
+        ((0.1, 0.5, 0.6), {}, ("high", "high", "middle"), "leads by 0.100, standard error 0.067"),
+        ((0.56, 0.55, 0.6), {}, ("low", "high", "low"), "within one standard error of high"),
+        ((0.5, 0.5, 0.5), {}, ("low", "low", "middle"), "leads by 0.000"),
+        ((0.1, 0.5, 0.2), {"pinned": "high"}, ("high", "middle", "high"), "pinned by hand .* without that, middle would win"),
+        ((0.2, 0.5, 0.9), {"diverged": ("high",)}, ("middle", "middle", "low"), ".*; left out because a run collapsed: high"),
+        ((0.2, 0.5, 0.3), {"diverged": tuple(RATES)}, ("middle", "middle", "high"), "leads by 0.200"),  # the best still wins
     ],
 )
 def test_the_first_arm_within_one_standard_error_of_the_leader_wins(
-    study: Study, arms: dict[str, float], winner: str, leader: str, runner_up: str, reason: str
+    study: Study, shares: tuple[float, ...], changes: dict[str, Any], found: tuple[str, ...], reason: str
 ) -> None:
-    write_arms(**arms)
-    result = select(study, EXPERIMENT)
-    assert (result["winner"], result["leader"], result["runner_up"]) == (winner, leader, runner_up)
-    assert result["overrides"] == {"learning_rate": RATES[winner]} and result["value"] == pytest.approx(arms[winner], abs=0.006)
-    assert result["reason"].startswith(reason)
+    ends = dict(zip(RATES, shares, strict=True))
+    diverged = changes.get("diverged", ())
+    for arm, share in ends.items():
+        write_arms(diverged=5 if arm in diverged else None, **{arm: share})
+    pinned = changes.get("pinned")
+    result = select(pinned_to(study, pinned) if pinned else study, EXPERIMENT)
+    assert (result["winner"], result["leader"], result["runner_up"]) == found and result["pinned"] == bool(pinned)
+    assert result["overrides"] == {"learning_rate": RATES[found[0]]}
+    assert result["value"] == pytest.approx(ends[found[0]], abs=0.006)
+    assert re.match(reason, result["reason"])
+    assert [c["arm"] for c in result["candidates"] if c["collapsed"]] == list(diverged)
 
 
 def test_a_setting_is_judged_at_its_own_best_rate(mini_study: Study) -> None:
@@ -175,37 +179,6 @@ def test_a_setting_is_judged_at_its_own_best_rate(mini_study: Study) -> None:
     assert evidence_of(study, EXPERIMENT).final("two").mean() == pytest.approx(0.8)
 
 
-# -------------------------------------------------------------------------------------------------- collapsed runs
-
-
-def test_an_arm_of_which_a_run_diverged_cannot_win(study: Study) -> None:
-    for seed in (0, 1):
-        write_arms(seed, low=0.2, middle=0.5)
-        write_arms(seed, high=0.9, diverged=15 if seed else None)
-    result = select(study.model_copy(update={"seeds": [0, 1]}), EXPERIMENT)
-    assert (result["winner"], result["leader"], result["runner_up"]) == ("middle", "middle", "low")
-    assert result["reason"].endswith("; left out because a run collapsed: high")
-    assert result["candidates"][2]["collapsed"] == [f"{EXPERIMENT}/high/1"]
-
-
-def test_where_all_arms_diverged_the_best_still_wins(study: Study) -> None:
-    write_arms(low=0.2, middle=0.5, high=0.3, diverged=5)
-    result = select(study, EXPERIMENT)
-    assert (result["winner"], result["leader"]) == ("middle", "middle")
-    assert all(candidate["collapsed"] for candidate in result["candidates"])
-
-
-# ---------------------------------------------------------------------------------------------------------- by hand
-
-
-def test_a_pinned_arm_wins_and_the_reason_names_who_would_have(study: Study) -> None:
-    write_arms(low=0.1, middle=0.5, high=0.2)
-    result = select(pinned_to(study, "high"), EXPERIMENT)
-    assert (result["winner"], result["leader"], result["pinned"]) == ("high", "middle", True)
-    assert (result["value"], result["overrides"]) == (pytest.approx(0.2), {"learning_rate": 1e-3})
-    assert re.search(r"pinned by hand.*without that, middle would win", result["reason"])
-
-
 # --------------------------------------------------------------------------------------------------- off-policy sweeps
 
 ARMS = {  # name -> updates on a rollout batch, share of right answers
@@ -217,57 +190,36 @@ ARMS = {  # name -> updates on a rollout batch, share of right answers
 }
 
 
-def write_sweep(
-    study: Study, experiment: str = SWEEP, shares: dict[str, float] | None = None, diverged: tuple[str, ...] = ()
-) -> Study:
+def write_sweep(study: Study, experiment: str = SWEEP, diverged: tuple[str, ...] = (), **shares: float) -> Study:
     for arm, (updates, share) in ARMS.items():
-        share = (shares or {}).get(arm, share)
         own = {"epochs_per_rollout_batch": updates}
-        write_run(arm, always(share), 0, experiment, own, updates, diverged=5 if arm in diverged else None)
+        write_run(arm, always(shares.get(arm, share)), 0, experiment, own, updates, diverged=5 if arm in diverged else None)
     return with_arms(study, experiment, {arm: {"epochs_per_rollout_batch": updates} for arm, (updates, _) in ARMS.items()})
 
 
-def ranking(study: Study) -> list[str]:
-    return [arm["arm"] for arm in select(study, SWEEP)["off_policy_ranking"]]
-
-
 @pytest.mark.parametrize(
-    ("best_few", "expected"),
-    [(1, ["four"]), (3, ["four", "eight", "sixteen"]), (9, ["four", "eight", "sixteen", "two"])],
+    ("best_few", "pinned", "changes", "winner", "ranking"),
+    [
+        (1, None, {}, "once", ["four"]),  # an on-policy arm may win, but is not ranked
+        (9, None, {}, "once", ["four", "eight", "sixteen", "two"]),
+        # Runs that diverged come last; where too few others are left they fill it up, so that later stages can run.
+        (2, None, {"diverged": ("four", "sixteen")}, "once", ["eight", "two"]),
+        (2, None, {"diverged": ("four", "eight", "sixteen")}, "once", ["two", "four"]),
+        (2, None, {"diverged": tuple(ARMS)}, "once", ["four", "eight"]),
+        (2, "two", {}, "two", ["two", "four"]),
+        (2, "two", {"diverged": ("two", "four")}, "two", ["two", "eight"]),
+        (2, None, {"once": 0.1, "two": 0.79}, "two", ["two", "four"]),  # it wins as the earlier arm, within one error of four
+    ],
 )
-def test_a_sweep_ranks_its_best_off_policy_arms_by_their_means(study: Study, best_few: int, expected: list[str]) -> None:
-    study = write_sweep(study)
-    result = select(with_values(study, {"selection.best_few": best_few}), SWEEP)
-    assert result["winner"] == "once"  # an on-policy arm may win, but is not ranked
-    overrides = [{"epochs_per_rollout_batch": ARMS[arm][0]} for arm in expected]
-    assert result["off_policy_ranking"] == [
-        {"arm": arm, "overrides": own} for arm, own in zip(expected, overrides, strict=True)
-    ]
-
-
-def test_arms_that_diverged_come_last_in_the_ranking(study: Study) -> None:
-    """Where too few others are left they fill it up, so that later stages have something to run."""
-    assert ranking(write_sweep(study, diverged=("four", "sixteen"))) == ["eight", "two"]
-    assert ranking(write_sweep(study, diverged=("four", "eight", "sixteen"))) == ["two", "four"]
-    off_policy = ("two", "four", "eight", "sixteen")
-    assert ranking(write_sweep(study, diverged=off_policy)) == ["four", "eight"]
-    assert ranking(write_sweep(study, diverged=("once", *off_policy))) == ["four", "eight"]
-
-
-def test_a_pinned_arm_leads_the_ranking(study: Study) -> None:
-    study = write_sweep(study)
-    assert ranking(pinned_to(study, "two", SWEEP)) == ["two", "four"]
-    assert ranking(pinned_to(study, "once", SWEEP)) == ["four", "eight"]  # not off-policy
-    study = write_sweep(study, diverged=("two", "four"))
-    assert ranking(pinned_to(study, "two", SWEEP)) == ["two", "eight"]
-
-
-def test_an_off_policy_winner_stands_first_in_the_ranking(study: Study) -> None:
-    """It wins as the earlier arm, and what later experiments build on is the same by rank and by winner."""
-    study = write_sweep(study, shares={"once": 0.1, "two": 0.79})
-    result = select(study, SWEEP)
-    assert (result["leader"], result["winner"]) == ("four", "two")
-    assert [arm["arm"] for arm in result["off_policy_ranking"]] == ["two", "four"]
+def test_a_sweep_ranks_its_best_off_policy_arms(
+    study: Study, best_few: int, pinned: str | None, changes: dict[str, Any], winner: str, ranking: list[str]
+) -> None:
+    """The winner, if it is one of them, then by mean."""
+    study = write_sweep(study, **changes)
+    changed = {"selection.best_few": best_few, "selection.pinned": {SWEEP: pinned} if pinned else {}}
+    result = select(with_values(study, changed), SWEEP)
+    expected = [{"arm": arm, "overrides": {"epochs_per_rollout_batch": ARMS[arm][0]}} for arm in ranking]
+    assert (result["winner"], result["off_policy_ranking"]) == (winner, expected)
 
 
 def test_only_sweeps_that_others_go_on_with_are_ranked(study: Study) -> None:

@@ -1,4 +1,4 @@
-"""examples/digits.yaml learns, from a checkpoint as it comes from the Hub; settings of docs/settings.md are accepted."""
+"""Studies of examples/ and the docs: an experiment, a checkpoint of the Hub that learns, settings, and a task of one's own."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from docs_parts import clone_with_study, run_to_the_report
 from model_parts import tiny_checkpoint
 from ruamel.yaml import YAML
+from study_parts import ROOT, Grpo
 
 from grpo.models.checkpoint import load_tokenizer
 from grpo.study.compose import compose
+from grpo.study.effective import effective_run
 from grpo.study.schema import load_study
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/settings.md").read_text()
 
 
@@ -74,3 +76,26 @@ def test_the_pages_other_settings_are_accepted(tmp_path: Path) -> None:
     study = load_study(ROOT / "studies/gsm8k.yaml")
     arms = study.experiments["grpo_prompt_ablation"].arms
     assert {study.task("main").formats[arm["prompt"]].chat for arm in arms.values()} == {True, False}
+
+
+def test_it_adds_its_arms_to_a_study_and_they_start_from_the_winner(workdir: Path, grpo: Grpo) -> None:
+    lab = workdir / "our lab"
+    lab.mkdir()
+    (lab / "group_size.yaml").write_text((ROOT / "examples/group_size.yaml").read_text())
+    code, _, error = grpo("study", "use", str(lab / "group_size.yaml"))
+    assert code == 0, error
+    study = load_study()
+    assert study.needed_selections("grpo_group_size") == ["grpo_learning_rate"]
+    winner = {"experiment": "grpo_learning_rate", "winner": "low", "overrides": {"learning_rate": 5e-4}}
+    for size in (8, 4):
+        run = effective_run(study, "grpo_group_size", f"group_{size}", study.seeds[0], [winner])
+        assert (run.config.group_size, run.sources["group_size"]) == (size, f"arm group_{size}")
+        assert (run.config.learning_rate, run.sources["learning_rate"]) == (5e-4, "winner of grpo_learning_rate (low)")
+    assert {"grpo_learning_rate", "grpo_group_size"} <= {row["experiment"] for row in study.runs_table().values()}
+
+
+@pytest.mark.slow
+def test_a_study_of_a_task_of_ones_own_in_a_folder_outside_the_project(tmp_path: Path) -> None:
+    place = "../our lab"
+    shorter = "models: {main: {steps: 40}}\n"
+    run_to_the_report(clone_with_study(tmp_path / "clone", "extending.md", "backwards", place, shorter), place)

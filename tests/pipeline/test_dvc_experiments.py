@@ -7,7 +7,6 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pipeline_parts import fresh_clone, sh
@@ -35,13 +34,6 @@ def experiment(folder: Path, name: str, *how: str) -> str:
     return sh(folder, "dvc", "exp", "run", *how, "-n", name, "-S", f"kissing_number.seed={SEEDS[name]}", STAGE).stdout
 
 
-def experiments_shown(folder: Path) -> dict[str, dict[str, Any]]:
-    """Of each experiment in `dvc exp show` what it measured and what was set."""
-    (workspace,) = (row for row in json.loads(sh(folder, "dvc", "exp", "show", "--json").stdout) if row["rev"] != "workspace")
-    shown = [revision for found in workspace["experiments"] for revision in found["revs"]]
-    return {revision["name"]: revision["data"] for revision in shown}
-
-
 def test_runs_of_experiments_are_kept_wherever_they_ran(workspace: Path) -> None:
     from mlflow.tracking import MlflowClient
 
@@ -63,7 +55,9 @@ def test_runs_of_experiments_are_kept_wherever_they_ran(workspace: Path) -> None
     runs = client.search_runs(everywhere, f"tags.experiment = '{STAGE}'")
     found = {run.data.tags["dvc_experiment"]: run for run in runs}
     assert set(found) == set(SEEDS) and len(runs) == len(SEEDS)
-    shown = experiments_shown(workspace)
+    rows = json.loads(sh(workspace, "dvc", "exp", "show", "--json").stdout)
+    (committed,) = (row for row in rows if row["rev"] != "workspace")
+    shown = {one["name"]: one["data"] for experiment in committed["experiments"] for one in experiment["revs"]}
     for name, run in found.items():
         assert run.info.status == "FINISHED"
         assert run.data.params["seed"] == str(SEEDS[name])

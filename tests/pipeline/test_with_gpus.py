@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -26,21 +27,8 @@ def own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     return temporary / f"grpo-gpus-{os.getuid()}"
-
-
-def nvidia_smi(folder: Path, *lines: str) -> str:
-    """A PATH on which nvidia-smi lists this."""
-    listing = "\n".join(lines)
-    script = folder / "bin" / "nvidia-smi"
-    script.parent.mkdir(exist_ok=True)
-    script.write_text(f"#!/bin/sh\ncat << 'END'\n{listing}\nEND\n")
-    script.chmod(0o755)
-    return f"{script.parent}:{os.environ['PATH']}"
-
-
-# As `nvidia-smi --query-gpu=index,uuid --format=csv,noheader` prints them.
-FIRST, SECOND = (f"GPU-{digit * 8}-aaaa-bbbb-cccc-000000000000" for digit in "12")
 
 
 def start(folder: Path, count: int, *command: str, **extra: str) -> subprocess.Popen[str]:
@@ -72,46 +60,49 @@ def test_concurrent_commands_get_distinct_devices_and_the_third_waits(tmp_path: 
     assert (tmp_path / "c.devices").read_text().strip() == "0,1"
 
 
-def test_more_devices_than_exist_are_refused(tmp_path: Path) -> None:
-    process = start(tmp_path, 3, "true")
-    text, _ = process.communicate(timeout=30)
-    assert process.returncode == 2
+def test_more_devices_than_exist_are_refused_and_none_are_not_handed_out(tmp_path: Path, own_locks: Path) -> None:
+    more, none = start(tmp_path, 3, "true"), start(tmp_path, 0, "sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exit 3")
+    text = more.communicate(timeout=30)[0]
     assert "3 GPU(s) asked for, but this machine offers 2 (0, 1)" in text and "params.yaml" in text
+    assert none.communicate(timeout=30)[0] == "0,1\n" and not own_locks.exists()
+    assert (more.returncode, none.returncode) == (2, 3)
 
 
-def test_without_gpus_nothing_is_handed_out(tmp_path: Path, own_locks: Path) -> None:
-    without = start(tmp_path, 0, "sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exit 3")
-    assert without.communicate(timeout=30)[0] == "0,1\n"
-    assert without.returncode == 3
-    assert not own_locks.exists()
+@pytest.fixture
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program of this name that lists two GPUs as `nvidia-smi --query-gpu=index,uuid --format=csv,noheader` does."""
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 0, GPU-a\necho 1, GPU-b\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
 
-@pytest.mark.slow
-def test_two_clones_do_not_take_the_same_gpu(tmp_path: Path) -> None:
-    """One says it by number, the other by UUID; a third, which has both GPUs to choose from, takes the other one."""
-    path = nvidia_smi(tmp_path, f"0, {FIRST}", f"1, {SECOND}")
-    one, other = (tmp_path / name for name in ("one", "other"))
-    for clone in (one, other):
-        clone.mkdir()
-    first = start(one, 1, *until_released("a"), PATH=path, CUDA_VISIBLE_DEVICES="1")
-    wait_for((one / "a.devices").exists)
-    second = start(other, 1, *until_released("b"), PATH=path, CUDA_VISIBLE_DEVICES=SECOND)
-    third = start(other, 1, *until_released("c"), PATH=path)
-    wait_for((other / "c.devices").exists)  # though the second waits
-    assert (other / "c.devices").read_text() == "0\n"
-    time.sleep(0.5)
-    assert not (other / "b.devices").exists()
-    (one / "a.go").touch()
-    wait_for((other / "b.devices").exists)
-    (other / "b.go").touch()
-    (other / "c.go").touch()
-    assert [process.wait(30) for process in (first, second, third)] == [0, 0, 0]
+@pytest.mark.parametrize(
+    ("visible", "offered"),
+    [
+        *(("", []), ("-1", []), ("1,-1,0", ["GPU-b"]), (" 0 , 1 ", ["GPU-a", "GPU-b"])),
+        *(("7", ["7"]), ("GPU-b", ["GPU-b"]), (None, ["GPU-a", "GPU-b"])),
+    ],
+)
+def test_cuda_visible_devices_is_read_as_cuda_does(
+    visible: str | None, offered: list[str], nvidia_smi: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert list(with_gpus.devices().values()) == offered
 
 
-@pytest.mark.parametrize(("visible", "offered"), [("", []), ("-1", []), ("1,-1,0", ["1"]), (" 0 , 1 ", ["0", "1"])])
-def test_cuda_visible_devices_is_read_as_cuda_does(visible: str, offered: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert list(with_gpus.devices()) == offered
+def test_two_clones_do_not_take_the_same_gpu(nvidia_smi: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One names it by number, the other by UUID; a third, which has both GPUs to choose from, takes the other one."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with with_gpus.hold(1):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b")
+        monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it waits"))
+        with pytest.raises(pytest.fail.Exception, match="it waits"), with_gpus.hold(1):
+            pass
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+        with with_gpus.hold(1) as third:
+            assert third["CUDA_VISIBLE_DEVICES"] == "0"
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
@@ -170,7 +161,7 @@ def test_dvc_is_not_interrupted_while_it_stores_results(tmp_path: Path) -> None:
     assert process.wait(30) == 0 and (tmp_path / "stamp").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_it_at_once_and_an_echo_of_the_first_does_not(tmp_path: Path, signum: signal.Signals) -> None:
     process = started_training(tmp_path, 54321, 0)
@@ -185,7 +176,7 @@ def test_a_second_signal_ends_it_at_once_and_an_echo_of_the_first_does_not(tmp_p
     assert not (tmp_path / "saved").exists() and not (tmp_path / "stamp").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_slurms_second_sigterm_leaves_the_time_that_slurm_leaves(tmp_path: Path) -> None:
     process = started_training(tmp_path, with_gpus.SAME_REQUEST_SECONDS + 1.5, with_gpus.RESUME_ME, SLURM_JOB_ID="7")
     for pause in (with_gpus.SAME_REQUEST_SECONDS + 0.2, 0):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -88,6 +89,7 @@ def test_from_scratch_makes_the_same_lock_as_dvc_repro(finished: Path, tmp_path:
 def test_edit_reruns_the_stale_stage_and_what_follows_and_a_revert_trains_nothing(
     repo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """So does what the user wants to run again, and no more than that."""
     monkeypatch.setenv("SHELL", "/bin/false")  # as service users and cron have it; DVC takes it from the environment
     edit(repo, "params.yaml", '"1e-4": 2', '"1e-4": 5')
     text = snakemake(repo)
@@ -97,14 +99,27 @@ def test_edit_reruns_the_stale_stage_and_what_follows_and_a_revert_trains_nothin
     edit(repo, "params.yaml", '"1e-4": 5', '"1e-4": 2')
     snakemake(repo)
     assert ran(repo) == ["report"]  # its output is not cached; the training's comes from the run cache
+    snakemake(repo, "-R", "source")
+    assert ran(repo) == ["source"]  # with the result that it had, so that DVC runs none of those that follow
+    assert "didn't change, skipping" in (repo / "logs/report.final-one.log").read_text()
+    (repo / "data" / "runs" / "1e-4-0").unlink()
+    edit(repo, "params.yaml", "no_std: 3", "no_std: 4")
+    snakemake(repo, "train_1e_4_0")  # brings back the lost output, and nothing else
+    assert ran(repo) == [] and (repo / "data" / "runs" / "1e-4-0").exists()
+    snakemake(repo, "-F", "train_1e_4_0")
+    assert ran(repo) == ["source", "train-1e-4"]
 
 
-def test_a_revert_before_any_run_is_nothing(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_stale_is_planned(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edit(repo, "params.yaml", "base: 1", "base: 7")
     plan, stale = planned(repo, monkeypatch)
     assert stale == {entry["rule"] for entry in plan.values()}
     edit(repo, "params.yaml", "base: 7", "base: 1")
-    assert planned(repo, monkeypatch)[1] == set()
+    assert planned(repo, monkeypatch)[1] == set()  # an edit that is taken back before any run
+    (repo / "report.txt").write_text("something else")  # nothing follows it
+    assert planned(repo, monkeypatch)[1] == {"report_final_one"}
+    (repo / "data" / "runs" / "1e-4-0").unlink()
+    assert planned(repo, monkeypatch)[1] == {"train_1e_4_0", "report_final_one"}
 
 
 # What programs leave beside grader.py: macOS and KDE's file managers, Vim, Emacs, git and patch, Jupyter, PyCharm, NFS.
@@ -122,20 +137,13 @@ def test_what_editors_and_file_managers_leave_beside_code_makes_nothing_stale(
     (repo / "code").mkdir()
     (repo / "code/grader.py").write_text("")
     edit(repo, "dvc.yaml", "deps: [data/source]", "deps: [data/source, code]")
-    snakemake(repo)
+    call(repo, "dvc", "commit", "--force", "--quiet")
     for name in BESIDE_CODE:
         (repo / "code" / name).parent.mkdir(exist_ok=True)
         (repo / "code" / name).write_bytes(b"\0\5\x16\7")  # no Python, whatever its name
     assert planned(repo, monkeypatch)[1] == set()
     (repo / "code/new.py").write_text("")
     assert {"train_1e_4_0", "train_no_std_0"} < planned(repo, monkeypatch)[1]
-
-
-def test_an_output_that_was_lost_or_changed_makes_its_stage_stale(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (repo / "report.txt").write_text("something else")  # nothing follows it
-    assert planned(repo, monkeypatch)[1] == {"report_final_one"}
-    (repo / "data" / "runs" / "1e-4-0").unlink()
-    assert planned(repo, monkeypatch)[1] == {"train_1e_4_0", "report_final_one"}
 
 
 def test_changed_resources_and_removed_stages_make_nothing_stale(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,24 +223,21 @@ def test_the_committed_dvc_lock_names_no_former_stage() -> None:
     assert set(committed["stages"]) - known == set()
 
 
-@pytest.mark.parametrize(
-    ("file", "old", "new", "message"),
-    [
-        ("dvc.yaml", "resources: train", "resources: huge", r"has no resources.huge \(known: small, train\)"),
-        ("params.yaml", '"1e-4", no_std', '"1e-4", no_std, no-std', r"both would be the rule train_no_std_0. Rename one"),
-    ],
-    ids=["unknown resources", "two stages of one rule"],
-)
-def test_a_pipeline_that_cannot_be_planned_is_refused(
-    repo: Path, monkeypatch: pytest.MonkeyPatch, file: str, old: str, new: str, message: str
-) -> None:
+def test_a_pipeline_that_cannot_be_planned_is_refused(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    edit(repo, "dvc.yaml", "resources: train", "resources: huge")
+    with pytest.raises(UserError, match=r"has no resources.huge \(known: small, train\)"):
+        planned(repo, monkeypatch)
+    edit(repo, "dvc.yaml", "resources: huge", "resources: train")
     edit(repo, "params.yaml", "no_std: 3", "no_std: 3, no-std: 3")
-    edit(repo, file, old, new)
-    with pytest.raises(UserError, match=message):
+    edit(repo, "params.yaml", '"1e-4", no_std', '"1e-4", no_std, no-std')
+    with pytest.raises(UserError, match=r"both would be the rule train_no_std_0. Rename one"):
+        planned(repo, monkeypatch)
+    shutil.rmtree(repo / ".git")
+    with pytest.raises(UserError, match=r"is not a git repository.* git init && git add"):
         planned(repo, monkeypatch)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_job_that_slurm_has_given_its_devices_takes_none(tmp_path: Path) -> None:
     """The plugin's job calls Snakemake again, as `--mode remote`; an allocation's environment alone does not make one."""
     repo = new_repo(tmp_path / "repo")
@@ -249,19 +254,6 @@ def test_a_job_that_slurm_has_given_its_devices_takes_none(tmp_path: Path) -> No
     assert "1 GPU(s) asked for, but this machine offers 0 (none)" in text and ran(repo) == []
     job = run_source("--executor", "local", "--cores", "1", "--nolock", "--rerun-triggers", "mtime", "--mode", "remote")
     assert job.returncode == 0 and ran(repo) == ["source"], job.stderr
-
-
-@pytest.mark.slow
-def test_what_the_user_wants_to_run_again_dvc_runs_again(repo: Path) -> None:
-    snakemake(repo, "-R", "source")
-    assert ran(repo) == ["source"]  # with the result that it had, so that DVC runs none of those that follow
-    assert "didn't change, skipping" in (repo / "logs/report.final-one.log").read_text()
-    snakemake(repo, "-F", "train_1e_4_0")
-    assert ran(repo) == ["source", "train-1e-4"]
-    (repo / "data" / "runs" / "1e-4-0").unlink()
-    edit(repo, "params.yaml", "no_std: 3", "no_std: 4")
-    snakemake(repo, "train_1e_4_0")  # brings back the lost output, and nothing else
-    assert ran(repo) == [] and (repo / "data" / "runs" / "1e-4-0").exists()
 
 
 @pytest.mark.slow
@@ -294,12 +286,6 @@ def without_slurm(folder: Path) -> str:
     return str(folder)
 
 
-def test_a_project_without_git_is_told_so(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.rmtree(repo / ".git")
-    with pytest.raises(UserError, match=r"is not a git repository.* git init && git add"):
-        planned(repo, monkeypatch)
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a second disk")
 def test_results_on_another_disk_as_the_docs_say(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,12 +299,12 @@ def test_results_on_another_disk_as_the_docs_say(finished: Path, tmp_path: Path,
         commands = text.partition("```sh\n")[2].partition("```")[0].replace("/big", other)
         call(repo, "sh", "-ec", commands)
         (repo / "data/state/a").touch()
-        snakemake(repo)
+        call(repo, "dvc", "repro")
         assert lock(repo) == lock(finished) and ran(repo) == ALL
         assert sorted(Path(other).joinpath("state").iterdir()) == [Path(other, "state/a")]
         assert (repo / "data/source").resolve().is_relative_to(Path(other) / "cache")
         edit(repo, "params.yaml", "no_std: 3", "no_std: 4")
-        snakemake(repo)
+        call(repo, "dvc", "repro")
         assert ran(repo) == ["report", "train-no_std"]
 
 
@@ -360,7 +346,7 @@ def test_sigterm_lets_the_step_be_finished_and_gives_back_dvcs_locks(repo: Path)
     assert ran(repo) == ["train-no_std"]  # with the result that it had, so that the report is not made again
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_second_ctrl_c_ends_all_running_stages_at_once(repo: Path) -> None:
     (repo / "training.py").write_text(TRAINING.replace('"started"', '"started" + sys.argv[1]') % (60, with_gpus.RESUME_ME))
     edit(repo, "dvc.yaml", "test ${item.arm} != ${broken}", "python training.py ${item.arm}")
@@ -379,25 +365,54 @@ def test_a_second_ctrl_c_ends_all_running_stages_at_once(repo: Path) -> None:
     assert not (repo / "saved").exists()
 
 
-MANY = """
-stages:
-  source:
-    cmd: mkdir -p data && echo ${item.number} > data/${item.number}
-    matrix: {number: "${numbers}"}
-    params: [numbers]
-    outs: ["data/${item.number}"]
-"""
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of an S3 server on this machine, with an empty bucket."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    endpoint = f"http://127.0.0.1:{port}"
+    server = subprocess.Popen([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)])
+    try:
+        _make_bucket(endpoint)
+        yield endpoint
+    finally:
+        server.kill()
+        server.wait()
 
 
-@pytest.mark.slow
-def test_many_stages_at_once_all_come_into_the_lock(tmp_path: Path) -> None:
-    count, repo = 6, new_repo(tmp_path / "many")
-    (repo / "dvc.yaml").write_text(MANY)
-    (repo / "params.yaml").write_text(f"numbers: [{', '.join(f'n{n}' for n in range(count))}]\n")
-    snakemake(repo, "--cores", str(count), timeout=240)
-    expected = {f"source@n{n}": hashlib.md5(f"n{n}\n".encode()).hexdigest() for n in range(count)}
-    assert {name: entry["outs"][0]["md5"] for name, entry in lock(repo).items()} == expected
-    assert "Nothing to be done" in snakemake(repo)
+def _make_bucket(endpoint: str) -> None:
+    import boto3
+    from botocore.exceptions import EndpointConnectionError
+
+    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")
+    for _ in range(300):
+        try:
+            client.create_bucket(Bucket="study")
+            return
+        except EndpointConnectionError:
+            time.sleep(0.1)
+    raise AssertionError("the S3 server does not answer")
+
+
+@pytest.mark.nightly
+def test_two_clones_and_a_remote_make_the_lock_together(s3: str, tmp_path: Path) -> None:
+    """Machines that share no disk: all that goes between them goes through a DVC remote."""
+    first, second, alone = new_repo(tmp_path / "first"), tmp_path / "second", tmp_path / "alone"
+    call(first, "dvc", "remote", "add", "--quiet", "--default", "storage", "s3://study/results")
+    call(first, "dvc", "remote", "modify", "storage", "endpointurl", s3)
+    for clone in (second, alone):
+        shutil.copytree(first, clone, symlinks=True)
+    for repo, rules in ((first, ["train_1e_4_0"]), (second, []), (first, [])):
+        snakemake(repo, *rules, "--cores", "2", "--config", "shared_disk=false", timeout=300)
+    # Each training on one of the two; the report, which git keeps, on both.
+    assert ran(first) == ["report", "source", "train-1e-4"]
+    assert ran(second) == ["report", "train-no_std"]
+    call(alone, "dvc", "repro")
+    assert lock(first) == lock(second) == lock(alone)
+    assert (first / "report.txt").read_text() == (alone / "report.txt").read_text()
 
 
 @pytest.fixture(scope="module")

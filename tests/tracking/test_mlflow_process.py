@@ -172,13 +172,10 @@ def test_a_run_that_is_taken_over_is_one_run_that_names_its_equal(data: Path, mi
     assert (tags["taken_over"], tags["same_as"], tags["same_as_run_id"]) == ("true", TWIN, "0123456789abcdef")
     assert tags["identity"] == digest(identity) and tags["study"] == "mini"
     assert [artifact.path for artifact in client.list_artifacts(found.info.run_id)] == ["config.yaml"]
-    # The results are those of its equal; what was run with is in the run's folder, the machine apart from it.
-    assert {name: (paths.RUNS / run.name / name).read_text() for name in RESULTS} == RESULTS
-    config = parse_yaml(paths.RUNS / run.name / "config.yaml")
-    assert config["software"] == software(["numpy"]) and "hardware" not in config
-    timing = read_json(paths.run_timing(run.name), made_by="")
+    # What was run with is in the run's folder, the machine apart from it.
+    config, timing = parse_yaml(paths.RUNS / run.name / "config.yaml"), read_json(paths.run_timing(run.name), made_by="")
+    assert config["software"] == software(["numpy"]) and "hardware" not in config and timing["hardware"] == hardware()
     assert (timing["mlflow_run_id"], timing["same_as"], timing["total_s"]) == (found.info.run_id, TWIN, 0.0)
-    assert timing["hardware"] == hardware()
 
 
 @pytest.mark.parametrize(

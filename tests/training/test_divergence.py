@@ -242,13 +242,20 @@ def test_a_run_whose_reward_falls_ends_early_and_says_so(train: Any) -> None:
 
 
 def test_without_rules_nothing_is_stopped(train: Any) -> None:
-    run = train(contains_a_t, None, measured=without_a_t)
+    """Nor is the untrained policy the best that is kept, where training only makes it worse."""
+    run = train(contains_a_t, None, measured=without_a_t, learning_rate=2 * CONFIG.learning_rate)
     low = [reward < 0.5 * rewards_of(run)[0] for reward in rewards_of(run)]
     assert any(a and b for a, b in pairwise(low[:-1]))  # it diverged before its last evaluation
     assert [row["step"] for row in run.validations] == list(range(0, 13, 2))
     assert len(run.history) == 12
     assert (run.metrics["diverged_step"], run.metrics["diverged_reason"]) == (None, "")
     assert run.metrics["steps"] == run.samples[-1]["step"] == 12
+    rewards = rewards_of(run)
+    assert rewards[0] > max(rewards[1:])
+    assert run.best[0]["step"] == 2
+    assert run.metrics["best/step"] == run.best[-1]["step"]
+    interval = wilson_interval(round(rewards[-1] * 72), 72)  # of the last evaluation, not of the best
+    assert (run.metrics["val/answer_reward_low"], run.metrics["val/answer_reward_high"]) == pytest.approx(interval)
 
 
 def test_a_run_without_finite_gradients_ends_between_evaluations_with_a_last_one(train: Any, fresh_model: Any) -> None:
@@ -359,14 +366,3 @@ def test_metrics_outcomes_and_best_evaluations_of_a_whole_run(train: Any) -> Non
     # Of an evaluated step's two updates the last one's entropy counts.
     entropies = [[each["token_entropy"] for each in run.history if each["step"] == row["step"]] for row in rows]
     assert run.validate.entropies == pytest.approx([last for _, last in entropies], rel=1e-12)
-
-
-def test_the_untrained_policy_is_never_the_best_that_is_kept(train: Any) -> None:
-    """If training only made the policy worse, the best evaluation after the first is kept."""
-    run = train(contains_a_t, None, measured=without_a_t, n_grpo_steps=4, learning_rate=2 * CONFIG.learning_rate)
-    rewards = rewards_of(run)
-    assert rewards[0] > max(rewards[1:])
-    assert run.best[0]["step"] == 2
-    assert run.metrics["best/step"] == 2  # as the checkpoint
-    interval = wilson_interval(round(rewards[-1] * 72), 72)  # of the last evaluation, not of the best
-    assert (run.metrics["val/answer_reward_low"], run.metrics["val/answer_reward_high"]) == pytest.approx(interval)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -10,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from training_parts import problems, read_csv, train
+from training_parts import read_csv, train
 
-from grpo.common.records import Completion, Rollout
+from grpo.common.records import Completion
 from grpo.learner.microbatches import Texts
 from grpo.rollout.engine import SamplingParams
-from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import ExpertIterationConfig
-from grpo.training.expert_iteration import expert_metrics, train_by_expert_iteration
+from grpo.training.expert_iteration import train_by_expert_iteration
 
 CONFIG = ExpertIterationConfig(
     n_ei_steps=3,
@@ -131,6 +128,8 @@ def test_only_correct_rollouts_are_trained_on_with_the_ids_that_were_sampled(tok
         assert {row["train/format_reward"] for row in rows} == {right / 24}
         assert {row["train/reward"] for row in rows} == {0.5 + right / 48}
         assert {row["train/cut_off"] for row in rows} == {1 - right / 24}
+        assert {(row["train/answer_reward"], row["train/response_length"]) for row in rows} == {(1.0, 3.0)}
+        assert {row["train/grader_timeouts"] for row in rows} == {0.0}
 
 
 def test_every_step_and_every_run_has_an_order_of_its_own(tokenizer: Any, tmp_path: Path) -> None:
@@ -168,30 +167,6 @@ def test_a_step_without_a_correct_rollout_trains_nothing_and_is_logged(
     assert "step 2: none of 24 rollouts has reward 1, so nothing was trained" in capsys.readouterr().out
 
 
-def test_metrics_of_rollouts_by_hand() -> None:
-    def rollout(problem: int, right: float, form: float, length: int, reason: str) -> Rollout:
-        rewards = {"reward": right / 4, "format_reward": form, "answer_reward": right}
-        completion = Completion((7,) * length, "", (0.0,) * length, reason)
-        return Rollout(problems()[problem], (1,), completion, rewards, timed_out=length == 8 and form == 1.0)
-
-    rollouts = [
-        rollout(0, 1.0, 1.0, 3, "stop"),
-        rollout(0, 1.0, 1.0, 5, "stop"),
-        rollout(1, 0.0, 1.0, 8, "length"),
-        rollout(2, 0.0, 0.0, 8, "length"),
-    ]
-    assert expert_metrics(rollouts, rollouts[:2]) == {
-        "train/reward": 0.125,
-        "train/format_reward": 0.75,
-        "train/answer_reward": 0.5,
-        "train/correct": 2,
-        "train/solved": pytest.approx(1 / 3),
-        "train/response_length": 6.0,
-        "train/cut_off": 0.5,
-        "train/grader_timeouts": 1,
-    }
-
-
 # ------------------------------------------------------------------------------------------------------- a tiny model
 
 
@@ -202,32 +177,3 @@ def test_expert_iteration_raises_the_reward(model: Any, tokenizer: Any, tmp_path
     assert len(rewards) == 8
     assert rewards[0] < 0.6
     assert rewards[-1] > 0.85
-
-
-def test_the_token_that_ended_a_response_is_trained_on(model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    """A model that now and then samples end of text; what is trained on ends where it was sampled."""
-    policy = copy.deepcopy(model)
-    step = {"n_ei_steps": 1, "ei_batch_size": 8, "epochs_per_ei_step": 1}
-    config = CONFIG.model_copy(update=step | {"sampling_max_tokens": 30, "sampling_top_p": 1.0})
-    engine, learner = TransformersEngine(policy, tokenizer), SpyLearner()
-    learner.model = policy
-    with torch.no_grad():
-        policy.lm_head.weight[tokenizer.eos_token_id] = policy.lm_head.weight.mean(0)
-    sampled: list[Completion] = []
-
-    def everything_is_right(text: str, _: str) -> dict[str, float]:
-        return dict.fromkeys(("reward", "format_reward", "answer_reward"), 1.0)
-
-    generate = engine.generate
-
-    def note(*arguments: Any, **named: Any) -> list[list[Completion]]:
-        groups = generate(*arguments, **named)
-        sampled.extend(one for group in groups for one in group)
-        return groups
-
-    engine.generate = note  # type: ignore[method-assign]
-    iterate(engine, learner, tokenizer, tmp_path / "run", config, reward=everything_is_right)
-    trained = Counter(response for batch in learner.batches for _, response in batch)
-    assert trained == Counter(one.token_ids for one in sampled)
-    ended = [one for one in sampled if one.finish_reason == "stop"]
-    assert ended and all(one.token_ids[-1] == tokenizer.eos_token_id for one in ended)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,27 +12,23 @@ from typing import Any
 import pytest
 import torch
 import training_parts
-from learner_parts import as_rollouts, log_probs_alone
-from model_parts import like_llama3, like_qwen3, own_model, put
+from model_parts import like_llama3, like_qwen3, put
 from study_parts import changed, entry
 from torch import Tensor
-from training_parts import NoMlflow, context, make_project, monitored, never_saved, read_csv, train
+from training_parts import make_project, read_csv, train
 
 from grpo.common.errors import UserError
-from grpo.common.records import Completion, Example, Problem, write_records
+from grpo.common.records import Example, write_records
 from grpo.learner.learner import Learner
 from grpo.learner.microbatches import Texts
 from grpo.models.checkpoint import load_model
 from grpo.models.tokenizer import Tokenizer
-from grpo.rollout.engine import SamplingParams
-from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun, effective_run
 from grpo.study.methods import SftConfig
 from grpo.study.schema import Study
 from grpo.study.settings import LearnerSettings
 from grpo.tasks import formats
-from grpo.tasks.rewards import r1_zero_reward_fn
 from grpo.tasks.task import Format
 from grpo.tracking.run_log import RunLog
 from grpo.training.data import choose_examples, items_of_step
@@ -166,86 +161,8 @@ def test_updates_are_those_of_plain_torch(model: Any, tokenizer: Any, tmp_path: 
     assert speeds == pytest.approx(tokens)
 
 
-# ---------------------------------------------------------------------------------------------- evaluations on the way
-
-
 def flat(model: Any) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-
-
-class StubEngine:
-    """Gives every prompt the same answer, and records requests and weights."""
-
-    def __init__(self, model: Any):
-        self.policy_version, self.model = 0, model
-        self.weights = flat(model).clone()
-        self.events: list[tuple[str, int]] = []
-        self.sampled_with: list[Tensor] = []
-
-    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int) -> list[list[Completion]]:
-        self.events.append(("generate", self.policy_version))
-        self.sampled_with.append(self.weights)
-        answer = Completion((5, 6), " 1 </think> <answer>1</answer>", (0.0, 0.0), "stop", self.policy_version)
-        with torch.no_grad():
-            found = [log_probs_alone(self.model, rollout) for rollout in as_rollouts(prompts, [[answer]] * len(prompts))]
-        return [[replace(answer, log_probs=tuple(log_probs.tolist()))] * n for log_probs in found]
-
-    def synchronize(self, model: Any, policy_version: int) -> None:
-        self.events.append(("synchronize", policy_version))
-        self.policy_version, self.weights = policy_version, flat(model).clone()
-
-
-def test_evaluations_and_checkpoints_come_after_their_steps(
-    mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path
-) -> None:
-    """Every two steps and after the last; a requested checkpoint needs no evaluation at its step."""
-    config = CONFIG.model_copy(update={"n_sft_steps": 5, "keep_steps": [3, 5]})
-    study = changed(
-        mini_study,
-        seeds=[3],
-        sft=config,
-        evaluation={"problems": 4, "last_problems": 6, "every": 1},
-        experiments={"sft_experiment": entry("sft_experiment", arms={"arm": {}})},
-    )
-    problems = [Problem(f"p/{i}", f"Mia has {i} apples.", "1" if i < 3 else "2") for i in range(6)]
-    policy = copy.deepcopy(model)
-    engine, learner = StubEngine(policy), Learner(policy, config, tokenizer.pad_token_id)
-    kept: dict[str, tuple[dict[str, Any], Tensor]] = {}
-
-    def keep(kind: str, about: dict[str, Any]) -> None:
-        assert kind not in kept
-        kept[kind] = about, flat(policy).clone()
-
-    log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
-    parts = {"data": EXAMPLES, "engine": engine, "learner": learner, "tokenizer": tokenizer}
-    ctx = context(config, log, never_saved(tmp_path), **parts, seed=3, reward=r1_zero_reward_fn)
-    ctx, monitor = monitored(ctx, study, problems, keep)
-    train_sft(ctx)
-    log.close()
-
-    after = {
-        steps: flat(fine_tuned(model, tokenizer, tmp_path / str(steps), CONFIG.model_copy(update={"n_sft_steps": steps}))[0])
-        for steps in (2, 3, 4, 5)
-    }
-    assert [row["step"] for row in log.validations] == [row["update"] for row in log.validations] == [0, 2, 4, 5]
-    assert engine.events == [
-        ("generate", 0),
-        *(event for step in (2, 4, 5) for event in (("synchronize", step), ("generate", step))),
-    ]
-    for found, expected in zip(engine.sampled_with, [flat(model), after[2], after[4], after[5]], strict=True):
-        assert torch.equal(found, expected)
-    # The first three of four problems are answered right each time, at last of six. Of equal evaluations the first is best.
-    assert [row["val/answer_reward"] for row in log.validations] == [0.75, 0.75, 0.75, 0.5]
-    assert {kind: about for kind, (about, _) in kept.items()} == {
-        "best": {"step": 2, "update": 2, "answer_reward": 0.75},
-        "step-3": {"step": 3, "update": 3},
-        "step-5": {"step": 5, "update": 5},
-    }
-    for kind, steps in (("best", 2), ("step-3", 3), ("step-5", 5)):
-        assert torch.equal(kept[kind][1], after[steps])
-    lengths = [[row[f"val/response_length_{kind}"] for kind in ("correct", "incorrect")] for row in log.validations]
-    assert lengths == [[2.0, 2.0]] * 4
-    assert monitor.final_metrics()["steps"] == 5
 
 
 # ------------------------------------------------------------------------------------------------------- a whole run
@@ -258,14 +175,14 @@ def project(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monke
     write_records(paths.sft_examples("main"), [*EXAMPLES, Example("wrong", " x", "1", 0.0)])
     sizes = {"n_grpo_steps": 1, "rollout_batch_size": 8, "train_batch_size": 8, "group_size": 4}
     arms = {
-        "sft_experiment": {"all": {"keep_steps": [1]}, "filtered": {"filtered": True}},
-        "grpo_sft_initialization": {"base": {}, "early": {"start_from": "sft_experiment/all/step-1"}},
+        "sft_experiment": {"all": {"keep_steps": [1, 2]}, "filtered": {"filtered": True}},
+        "grpo_sft_initialization": {"base": {}, "early": {"start_from": "sft_experiment/all/step-2"}},
     }
     return changed(
         mini_study,
         seeds=[0],
         threads=1,
-        sft=CONFIG.model_copy(update={"n_sft_steps": 3, "evaluate_every": 1, "prompt": "question_only"}),
+        sft=CONFIG.model_copy(update={"n_sft_steps": 3, "evaluate_every": 2, "prompt": "question_only"}),
         grpo=training_parts.CONFIG.model_copy(update=sizes),
         evaluation={"problems": 4, "max_tokens": 6},
         experiments=mini_study.experiments | {name: entry(name, arms=of) for name, of in arms.items()},
@@ -280,11 +197,11 @@ def test_grpo_starts_from_the_weights_that_fine_tuning_kept(project: Study, mode
         train_run(project, run)
         return run
 
-    with pytest.raises(UserError, match=r"sft_experiment/all/0/step-1"):
+    with pytest.raises(UserError, match=r"sft_experiment/all/0/step-2"):
         train("grpo_sft_initialization", "early")
     run = train("sft_experiment", "all")
     folder = paths.CHECKPOINTS / run.name
-    assert sorted(path.name for path in folder.iterdir()) == ["best", "last", "step-1"]
+    assert sorted(path.name for path in folder.iterdir()) == ["best", "last", "step-1", "step-2"]
     about = json.loads((folder / "step-1/metadata.json").read_text())
     assert {"run": "sft_experiment/all/0", "kind": "step-1", "step": 1, "update": 1}.items() <= about.items()
     one_step, _, _ = fine_tuned(
@@ -298,14 +215,15 @@ def test_grpo_starts_from_the_weights_that_fine_tuning_kept(project: Study, mode
     assert json.loads((paths.RUNS / filtered.name / "metrics.json").read_text())["examples"] == 10
 
     started = {arm: train("grpo_sft_initialization", arm) for arm in ("base", "early")}
-    for arm, source in (("early", str(folder / "step-1")), ("base", "pretrained by the study (data/model/main)")):
+    for arm, source in (("early", str(folder / "step-2")), ("base", "pretrained by the study (data/model/main)")):
         metadata = json.loads((paths.CHECKPOINTS / started[arm].name / "last/metadata.json").read_text())
         assert metadata["started_from"] == source
-    # Same weights, same problems, same draws: GRPO begins with what fine-tuning measured after its first step.
+    # Same weights, same problems, same draws: GRPO begins with what fine-tuning measured after its second step.
     evaluations = {arm: read_csv(paths.RUNS / of.name / "validation.csv") for arm, of in {**started, "sft": run}.items()}
     measured = ("val/token_entropy", "val/response_length", "val/answer_reward")
     assert [evaluations["sft"][1][key] for key in measured] == [evaluations["early"][0][key] for key in measured]
     assert [evaluations["sft"][0][key] for key in measured] == [evaluations["base"][0][key] for key in measured]
+    assert [(row["step"], row["update"]) for row in evaluations["sft"]] == [(0, 0), (2, 2), (3, 3)]
     assert evaluations["early"][0]["val/token_entropy"] != evaluations["base"][0]["val/token_entropy"]
 
 
@@ -353,21 +271,3 @@ def test_the_end_of_a_response_is_part_of_it(format: Format, response: str, end:
     ids = format.encode_response(tokenizer, response)
     text = tokenizer(response, add_special_tokens=False)["input_ids"]
     assert list(ids) == text + [tokenizer(token)["input_ids"][0] for token in end]
-
-
-def test_a_model_that_was_fine_tuned_without_stop_strings_ends_its_responses(tokenizer: Any, tmp_path: Path) -> None:
-    """The tiny model memorizes 8 examples; sampling reproduces them and ends."""
-    examples = [
-        Example(formats.QUESTION_ONLY.prompt(f"What is {i} + 1?"), f" It is \\boxed{{{i + 1}}}.", "", 1.0) for i in range(8)
-    ]
-    longer = {"n_sft_steps": 60, "learning_rate": 5e-3, "max_grad_norm": 1.0, "train_batch_size": 8}
-    config = CONFIG.model_copy(update=longer | {"prompt": "question_only"})
-    policy = own_model(len(tokenizer), eos_token_id=0, pad_token_id=0)
-    trained, _, _ = fine_tuned(policy, tokenizer, tmp_path / "run", config, examples)
-    prompts = [tokenizer.prompt_ids(example.prompt) for example in examples]
-    groups = TransformersEngine(trained, tokenizer).generate(prompts, SamplingParams(max_tokens=60), n=8, seed=0)
-    completions = [completion for group in groups for completion in group]
-    assert sum(completion.finish_reason == "stop" for completion in completions) > 0.9 * len(completions)
-    assert sum(len(completion.token_ids) for completion in completions) / len(completions) < 20
-    right = [c.text == e.response for group, e in zip(groups, examples, strict=True) for c in group]
-    assert sum(right) > 0.5 * len(right)

@@ -57,6 +57,9 @@ from grpo.study.schema import Study
 from grpo.study.settings import LocalModel
 from grpo.tasks.task import ScoredBatch
 from grpo.tracking.run_log import RunLog
+from grpo.training import grpo as loop
+from grpo.training import run as run_module
+from grpo.training import train as train_module
 from grpo.training.data import items_of_step
 from grpo.training.grpo import train_grpo
 from grpo.training.monitor import Monitor, require_agreement
@@ -118,38 +121,6 @@ def test_training_raises_the_reward(model: Any, tokenizer: Any, tmp_path: Path) 
     assert all(row["ratio_min"] == row["ratio_max"] == 1.0 and row["clip_fraction"] == 0.0 for row in rows)  # on-policy
     assert all(row["train/response_length_max"] <= 6 for row in rows)
     assert not same_weights(model, trained)
-
-
-def test_two_epochs_of_half_batches_are_four_optimizer_steps(model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    config = CONFIG.model_copy(
-        update={"n_grpo_steps": 3, "epochs_per_rollout_batch": 2, "train_batch_size": 32, "loss_type": "grpo_no_clip"}
-    )
-    _, log = train(model, tokenizer, tmp_path / "run", config)
-    rows = read_csv(tmp_path / "run/history.csv")
-    assert [row["step"] for row in rows] == [1] * 4 + [2] * 4 + [3] * 4
-    assert [row["update"] for row in rows] == list(range(1, 13))
-    for start in range(0, 12, 4):
-        first, *later = rows[start : start + 4]
-        assert first["ratio_min"] == first["ratio_max"] == 1.0  # nothing has happened since sampling
-        assert all(row["ratio_min"] < 1.0 < row["ratio_max"] for row in later)
-        assert len({row["train/reward"] for row in rows[start : start + 4]}) == 1  # one rollout batch
-    assert [times["step"] for times in log.times] == [1, 2, 3]
-    assert {"rollout_s", "scoring_s", "training_s", "synchronization_s", "evaluation_s"} <= set(log.times[0])
-    assert all(value >= 0 for times in log.times for value in times.values())
-
-
-def test_the_loop_ends_when_validation_says_so(model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    called: list[tuple[int, list[float]]] = []
-
-    def validate(step: int, updates: list[dict[str, float]]) -> bool:
-        called.append((step, [update["gradient_norm"] for update in updates]))
-        return step in {0, 3}  # what is said before the first step ends nothing
-
-    _, log = train(model, tokenizer, tmp_path, validation=validate)
-    rows = read_csv(tmp_path / "history.csv")
-    assert [row["step"] for row in rows] == [1, 2, 3]  # the last step is recorded too
-    assert called == [(0, []), *((int(row["step"]), [row["gradient_norm"]]) for row in rows)]
-    assert len(log.times) == 3
 
 
 def test_rollouts_carry_the_advantages_that_the_handouts_function_gives() -> None:
@@ -236,7 +207,12 @@ def test_a_run_is_evaluated_first_every_few_steps_and_last_and_all_goes_to_mlflo
     for name in columns:
         assert mlflow.metrics[name] == [(row["update"], row[name]) for row in rows]
     rows = read_csv(tmp_path / "history.csv")
-    assert len(rows) == 10
+    assert [(row["step"], row["update"]) for row in rows] == [((i + 2) // 2, i + 1) for i in range(10)]
+    for first, second in zip(rows[::2], rows[1::2], strict=True):
+        assert first["ratio_min"] == first["ratio_max"] == 1.0  # nothing has happened since sampling
+        assert second["ratio_min"] < 1.0 < second["ratio_max"]
+        assert first["train/reward"] == second["train/reward"]  # one rollout batch
+    assert [row["step"] for row in log.times] == [1, 2, 3, 4, 5]
     for name in HISTORY[2:]:
         assert mlflow.metrics[name] == [(row["update"], row[name]) for row in rows]
     times = {name for name in mlflow.metrics if name.startswith("time/")}
@@ -299,8 +275,6 @@ def test_responses_without_tokens_have_nothing_to_compare(tiny_study: Study, mod
 def test_a_run_whose_engine_has_other_weights_ends_before_training(
     tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from grpo.training import run as run_module
-
     def wrong(study: Study, checkpoint: Checkpoint, *_: Any) -> Any:
         return TransformersEngine(of_other_weights(checkpoint.model), checkpoint.tokenizer)
 
@@ -335,9 +309,6 @@ def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
     """Its rollouts, too, are known to be of the policy at hand, so that their log-probabilities are the learner's; and learning
     rates, dynamic sampling and the random numbers of a reward go on where they were.
     """
-    from grpo.training import grpo as loop
-    from grpo.training import run as run_module
-
     random_reward = by(lambda text, truth: contains_a_t(text, truth) | {"reward": random.random()})
     monkeypatch.setattr("grpo.training.train.score_of", lambda *_: random_reward if changes is ADAPTED else SCORE)
     study = changed(tiny_study, save_state_every=2, divergence=None, grpo=changes)
@@ -379,8 +350,6 @@ def test_a_finished_run_that_dvc_did_not_store_is_not_trained_again(
     tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """DVC removes a stage's outputs before it runs; the timing file shows whether training ran again."""
-    from grpo.training import run as run_module
-
     monkeypatch.setattr("grpo.training.train.score_of", lambda *_: SCORE)
     run = tiny_run(tiny_study)
     outputs = [root / run.name for root in (paths.RUNS, paths.CHECKPOINTS, paths.TIMING)]
@@ -414,9 +383,6 @@ def test_the_engine_is_made_before_the_learner_hooks_onto_gradients(
     tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Starting vLLM switches the CUDA stream of autograd's hooks; the engine also gets the run's own settings."""
-    from grpo.training import run as run_module
-    from grpo.training import train as train_module
-
     models, hooked, configs = [], [], []
 
     def noting(study: Study, checkpoint: Checkpoint, check_weights: bool, config: Any, *rest: Any) -> Any:
@@ -438,7 +404,7 @@ def test_the_engine_is_made_before_the_learner_hooks_onto_gradients(
 
 # ------------------------------------------------------------------------------------------------------------ checkpoints
 
-RIGHT = [1, 2, 4, 1]  # of six problems, in the evaluations after 0, 2, 4 and 5 steps
+RIGHT = [1, 2, 4, 4]  # of six problems, in the evaluations after 0, 2, 4 and 5 steps
 SLOW_WON = [{"experiment": "grpo_learning_rate", "winner": "slow", "overrides": {"learning_rate": 1e-3}}]
 SAME_WON = {"experiment": "grpo_baselines", "winner": "same", "overrides": {}}
 RECORDED = {  # run -> the winners before it
@@ -455,9 +421,6 @@ def recorded(
     tiny_study: Study, fresh_model: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, list[str]]:
     """A project folder with these runs, with RIGHT answers in the evaluations of each, and the names of those trained."""
-    from grpo.training import run as run_module
-    from grpo.training import train as train_module
-
     folder, trained, counts, train_one = tmp_path_factory.mktemp("recorded"), [], iter([*RIGHT, *RIGHT]), train_module.train
 
     def scored(rollouts: Sequence[Rollout]) -> ScoredBatch:
@@ -500,16 +463,16 @@ def metadata(checkpoint: Path) -> dict[str, Any]:
 def test_the_last_and_the_best_weights_are_kept(trained_runs: list[str]) -> None:
     folder, starts = paths.CHECKPOINTS / SLOW, {"started_from": "unused", "start": "data/model/main"}
     about = {"run": SLOW, "prompt": "question_only", **starts}
-    # The best evaluation of the trained policy was the third of four; it took the place of the second.
+    # Of two equal evaluations the first is best: the third of four, which took the place of the second.
     best = about | {"kind": "best", "step": 4, "update": 8, "answer_reward": pytest.approx(4 / 6)}
-    last = about | {"kind": "last", "step": 5, "update": 10, "answer_reward": pytest.approx(1 / 6)}
+    last = about | {"kind": "last", "step": 5, "update": 10, "answer_reward": pytest.approx(4 / 6)}
     assert (metadata(folder / "best"), metadata(folder / "last")) == (best, last)
     assert sorted(path.name for path in folder.iterdir()) == ["best", "last"]
     assert not same_weights(load_model(folder / "best"), load_model(folder / "last"))
     assert load_tokenizer(folder / "best")("apples") == load_tokenizer(folder / "last")("apples")
     metrics = json.loads((paths.RUNS / SLOW / "metrics.json").read_text())
     assert (metrics["best/step"], metrics["best/answer_reward"]) == (4, pytest.approx(4 / 6))
-    assert (metrics["steps"], metrics["val/answer_reward"]) == (5, pytest.approx(1 / 6))
+    assert (metrics["steps"], metrics["val/answer_reward"]) == (5, pytest.approx(4 / 6))
 
 
 def test_an_equal_run_stores_no_weights_but_says_whose_it_shares(trained_runs: list[str]) -> None:
@@ -551,36 +514,26 @@ def test_the_config_says_what_the_run_changed_and_where_values_came_from(trained
 # ------------------------------------------------------------------------------------------- times and evaluations, by hand
 
 
-def test_phases_add_up_and_a_steps_time_is_without_its_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_phases_add_up_and_what_other_processes_measured_replaces_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step's time is without its evaluation."""
     clock = [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
-    for step, evaluation in ((1, 0.0), (2, 40.0), (3, 0.0)):
+    elsewhere = {"generator_s": 2.0, "training_s": 7.0, "training_peak_mb": 5.0}
+    for step, evaluation, others in ((1, 0.0, {}), (2, 40.0, {}), (3, 0.0, elsewhere)):
         for phase, seconds in (("rollout", 1.0), ("training", 5.0), ("rollout", 2.0), ("evaluation", evaluation)):
             with log.phase(phase):
                 clock[0] += seconds
         clock[0] += 0.5  # between the phases
-        log.step(step, [{"loss": 0.5}], {"train/reward": 1.0}, tokens=24)
+        log.step(step, [{"loss": 0.5}], {"train/reward": 1.0}, tokens=24, elsewhere=others)
     log.close()
     assert (tmp_path / "history.csv").read_text() == "step,update,train/reward,loss\n1,1,1.0,0.5\n2,2,1.0,0.5\n3,3,1.0,0.5\n"
     assert [row["step_s"] for row in log.times] == [8.5, 8.5, 8.5]
     assert [row["evaluation_s"] for row in log.times] == [0.0, 40.0, 0.0]
-    assert [row["tokens_per_s"] for row in log.times] == [3.0, 3.0, 3.0]
-    assert log.elapsed_s == 65.5 and log.phase_totals == {"rollout_s": 9.0, "training_s": 15.0, "evaluation_s": 40.0}
-
-
-def test_what_other_processes_measured_takes_the_place_of_the_same_name_and_is_counted_once(tmp_path: Path) -> None:
-    log = RunLog(tmp_path, NoMlflow())  # type: ignore[arg-type]
-    for step in (1, 2):
-        with log.phase("training"):
-            time.sleep(0.01)
-        waited = log.phase_totals["training_s"]
-        elsewhere = {"rollout_s": 2.0, "training_s": 7.0, "training_peak_mb": 5.0}
-        log.step(step, [{"loss": 0.0}], {}, tokens=36, elsewhere=elsewhere)
-    log.close()
-    assert [(row["rollout_s"], row["training_s"], row["training_peak_mb"]) for row in log.times] == [(2.0, 7.0, 5.0)] * 2
-    assert [row["tokens_per_s"] for row in log.times] == [4.0, 4.0]
-    assert log.phase_totals == {"training_s": waited, "rollout_s": 4.0}
+    assert [row["training_s"] for row in log.times] == [5.0, 5.0, 7.0] and log.times[2]["training_peak_mb"] == 5.0
+    assert [row["tokens_per_s"] for row in log.times] == [3.0, 3.0, 2.4]
+    measured = {"rollout_s": 9.0, "training_s": 15.0, "evaluation_s": 40.0}
+    assert log.elapsed_s == 65.5 and log.phase_totals == measured | {"generator_s": 2.0}  # each name is counted once
 
 
 def test_a_phases_memory_is_its_largest_in_the_step_and_only_in_this_step(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from fake_endpoint import (
     MODEL,
     NO_ENTRY,
     SLOW,
-    TOO_CLOSE,
     UNFINISHED,
     Behaviour,
     FakeEndpoint,
@@ -95,20 +94,6 @@ def test_a_search_with_each_strategy(tmp_path: Path, strategy: str) -> None:
     assert attempts[1].verdict.message == "the answer holds no code block"
     assert attempts[3].verdict.message.startswith("the answer was cut by the length limit of the model")
     assert "no closing fence" in attempts[3].verdict.message
-
-
-def test_a_conversation_goes_over_the_wire_whole(tmp_path: Path) -> None:
-    """Every answer as it came, and what the evaluator said of it, word for word."""
-    with FakeEndpoint(SCRIPT) as server:
-        attempts = run(server, tmp_path, Budget(calls=8))
-    last = server.requests[7]["messages"]
-    assert [one["role"] for one in last] == ["user", *["assistant", "user"] * 7]
-    assert [request["messages"] for request in server.requests] == [last[: 2 * count + 1] for count in range(8)]
-    assert [one["content"] for one in last[1::2]] == [attempt.proposal.answer for attempt in attempts[:7]]
-    for attempt, told in zip(attempts, last[2::2], strict=False):
-        assert (f"scores {attempt.score:.0f}" if attempt.score else attempt.verdict.message) in told["content"]
-    assert TOO_CLOSE in last[1]["content"] and CROSS in last[5]["content"]
-    assert [attempt.proposal.parents for attempt in attempts] == [tuple(range(count)) for count in range(8)]
 
 
 # ------------------------------------------------------------------------------------------------------ failing endpoints

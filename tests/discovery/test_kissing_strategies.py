@@ -46,14 +46,6 @@ class Search:
         self.add(0, None, None, f"{REFUSED}: HTTP 400: too long")
 
 
-def held_by(strategy: str, *points: int) -> list[tuple[int, ...]]:
-    """What each prompt of a search held, to the one after the last answer."""
-    search = Search(strategy)
-    for one in points:
-        search.add(one)
-    return [*(attempt.proposal.parents for attempt in search.attempts), search.held()]
-
-
 # ---------------------------------------------------------------------------------------------------------- strategies
 
 
@@ -63,10 +55,6 @@ def test_the_first_prompt_is_the_baseline(strategy: str) -> None:
     assert search.texts() == [BASELINE]
     for part in ("in 11 dimensions", "0 is not in C", r"\geq \max_{x \in C}", "global variable `points`"):
         assert part in BASELINE
-
-
-def test_best_of_n_feeds_nothing_back() -> None:
-    assert held_by("best_of_n", 0, 22, 30, 0, 22) == [()] * 6
 
 
 def test_a_conversation_keeps_every_answer_and_what_the_evaluator_said() -> None:
@@ -82,20 +70,25 @@ def test_a_conversation_keeps_every_answer_and_what_the_evaluator_said() -> None
     assert search.held() == (0, 1, 2)
 
 
-def test_a_conversation_that_has_become_long_begins_anew_with_the_best_program() -> None:
-    assert TURNS == 8
-    points = [0, 10, 30, 0, 30, 12, 0, 0]
-    held = held_by("conversation", *points, 5, 50, 0)
-    assert held[8] == tuple(range(8))
-    assert held[9] == (2,), "of equal ones the first"
-    assert held[10] == (2, 9) and held[11] == (2, 9, 10)
-    assert held_by("conversation", *[0] * 9)[-1] == (), "nothing was valid: from the beginning"
-
-
-def test_a_hybrid_goes_on_with_the_best_of_each_round() -> None:
-    assert ROUND == 4
-    held = held_by("hybrid", 10, 30, 0, 30, 0, 0, 0, 0, 12, 40, 0, 5)
-    assert held == [()] * 4 + [(1,)] * 4 + [(1, 7)] * 4 + [(1, 7, 9)]
+@pytest.mark.parametrize(
+    ("strategy", "points", "held"),
+    [
+        ("best_of_n", [0, 22, 30, 0, 22], [()] * 6),
+        (  # eight answers, then the first of the best ones
+            "conversation",
+            [0, 10, 30, 0, 30, 12, 0, 0, 5, 50, 0],
+            [*(tuple(range(count)) for count in range(9)), (2,), (2, 9), (2, 9, 10)],
+        ),
+        ("conversation", [0] * 9, [*(tuple(range(count)) for count in range(9)), ()]),
+        ("hybrid", [10, 30, 0, 30, 0, 0, 0, 0, 12, 40, 0, 5], [()] * 4 + [(1,)] * 4 + [(1, 7)] * 4 + [(1, 7, 9)]),
+    ],
+)
+def test_the_attempts_in_each_prompt(strategy: str, points: list[int], held: list[tuple[int, ...]]) -> None:
+    assert (TURNS, ROUND) == (8, 4)
+    search = Search(strategy)
+    for one in points:
+        search.add(one)
+    assert [*(attempt.proposal.parents for attempt in search.attempts), search.held()] == held
 
 
 def test_a_hybrid_goes_on_with_a_program_where_all_of_a_round_failed() -> None:
@@ -141,37 +134,28 @@ USAGE = "points = run_code()\nprint(len(points))\n"
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
-    ("answer", "program"),
+    ("answer", "program", "reason"),
     [
-        (f"Text.\n```python\n{PROGRAM}```\nMore text.", PROGRAM),
-        (f"```\n{PROGRAM}```", PROGRAM),
-        ("1. First:\n\n   ```python\n   def run_code():\n       return []\n   ```", PROGRAM),
-        (PROGRAM, PROGRAM),
-        (f"```python\n{PROGRAM}```\nUse it so:\n```python\n{USAGE}```", PROGRAM),
-        (f"```python\n{PROGRAM}```\n```python\n", PROGRAM),
-        (f"<think>\n```python\n{OTHER}```\n</think>\n```python\n{PROGRAM}```", PROGRAM),
-        (f"<think>I close with </think> soon. Hm.</think>\n```python\n{PROGRAM}```", PROGRAM),
-        (f"<think>a</think>\n```python\n{PROGRAM}```\n<think>\n```python\n{OTHER}```\n</think>\nDone.", PROGRAM),
-        ("```python\nprint(1)\n```", "print(1)\n"),  # the verifier says what is missing
+        (f"Text.\n```python\n{PROGRAM}```\nMore text.", PROGRAM, ""),
+        (f"```\n{PROGRAM}```", PROGRAM, ""),
+        ("1. First:\n\n   ```python\n   def run_code():\n       return []\n   ```", PROGRAM, ""),
+        (PROGRAM, PROGRAM, ""),
+        (f"```python\n{PROGRAM}```\nUse it so:\n```python\n{USAGE}```", PROGRAM, ""),
+        (f"```python\n{PROGRAM}```\n```python\n", PROGRAM, ""),
+        (f"<think>\n```python\n{OTHER}```\n</think>\n```python\n{PROGRAM}```", PROGRAM, ""),
+        (f"<think>I close with </think> soon. Hm.</think>\n```python\n{PROGRAM}```", PROGRAM, ""),
+        (f"<think>a</think>\n```python\n{PROGRAM}```\n<think>\n```python\n{OTHER}```\n</think>\nDone.", PROGRAM, ""),
+        ("```python\nprint(1)\n```", "print(1)\n", ""),  # the verifier says what is missing
+        ("", None, "is empty"),
+        ("I cannot help.", None, "holds no code block"),
+        (f"```python\n{PROGRAM}", None, "last code block is not finished: it has no closing fence"),
+        (f"````python\n{PROGRAM}```", None, "no closing fence"),
+        (f"<think>\n```python\n{PROGRAM}```\nBut", None, "ends within its reasoning"),
     ],
 )
-def test_program_in_an_answer(answer: str, program: str) -> None:
-    assert extract_program(answer) == (program, "")
-
-
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        ("", "the answer is empty"),
-        ("I cannot help.", "the answer holds no code block"),
-        (f"```python\n{PROGRAM}", "the answer's last code block is not finished: it has no closing fence"),
-        (f"````python\n{PROGRAM}```", "no closing fence"),
-        (f"<think>\n```python\n{PROGRAM}```\nBut", "the answer ends within its reasoning"),
-    ],
-)
-def test_why_an_answer_holds_no_program(answer: str, reason: str) -> None:
-    program, why = extract_program(answer)
-    assert program is None and reason in why and "\n" not in why
+def test_program_in_an_answer(answer: str, program: str | None, reason: str) -> None:
+    found, why = extract_program(answer)
+    assert found == program and reason in why and bool(reason) == bool(why) and "\n" not in why
 
 
 PARTS = ["```", "```python", "~~~", "<think>", "</think>", PROGRAM, OTHER, "text", "\n", "  ", "`", '"""', "\\", "\0", "\u2028"]

@@ -37,16 +37,10 @@ def endpoint(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [
-        sys.executable,
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model",
-        str(folder),
-        "--served-model-name",
-        "random",
-    ]
-    command += ["--chat-template", str(folder / "chat.jinja"), "--port", str(port), "--host", "127.0.0.1"]
-    command += ["--dtype", "float32", "--max-model-len", str(CONTEXT), "--enforce-eager"]
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--served-model-name", "random",
+        "--chat-template", str(folder / "chat.jinja"), "--port", str(port), "--host", "127.0.0.1",
+        "--dtype", "float32", "--max-model-len", str(CONTEXT), "--enforce-eager",
+    ]  # fmt: skip
     with (folder / "server.log").open("w") as log:
         server = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"})
     try:

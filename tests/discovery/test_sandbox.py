@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import signal
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from grpo.discovery.sandboxed import landlock_version
 
 QUICK = Limits(seconds=20, cpu_seconds=20, memory_mb=500, output_mb=1)
 SHORT = Limits(seconds=1, cpu_seconds=20, memory_mb=500, output_mb=1)
+FEW = Limits(seconds=20, threads=5)
 
 
 @pytest.fixture(autouse=True)
@@ -97,28 +99,6 @@ def test_failures(program: str, message: str) -> None:
     assert message in failure(program)
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "import signal, time\nfor s in range(1, 64):\n    try: signal.signal(s, signal.SIG_IGN)\n    except OSError: pass\n"
-        "while True: time.sleep(1)",
-        "import sys\nsys.setrecursionlimit(10**9)\nf = lambda: f()\nf()",
-        "class E(Exception):\n    def __str__(self):\n        while True: pass\nraise E",
-        "import os\nos.kill(os.getpid(), 19)",
-        "import sys\nclass S:\n    def flush(self):\n        while True: pass\nsys.stdout = S()\npoints = [[1]]",
-    ],
-)
-def test_the_time_limit(program: str) -> None:
-    start = time.perf_counter()
-    assert failure(program, SHORT).startswith("The program took longer than the time limit of 1 s")
-    assert time.perf_counter() - start < 60
-
-
-def test_cpu_time() -> None:
-    program = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
-    assert failure(program, Limits(seconds=30, cpu_seconds=1)) == "The program used up its 1 s of CPU time"
-
-
 ENDLESS = """
 import os
 for descriptor in range(3, 1024):
@@ -128,24 +108,51 @@ for descriptor in range(3, 1024):
     except OSError:
         pass
 """
+NAMED = "import ctypes\nctypes.CDLL(None).prctl(15, b'Threads:\\t1', 0, 0, 0)\n"
+THREADS = "import threading, time\nfor _ in range({}):\n    threading.Thread(target=time.sleep, args=(60,)).start()\n{}"
+TOO_LONG = "The program took longer than the time limit of 1 s"
 
 
-def test_an_endless_result() -> None:
-    assert failure(ENDLESS).startswith("The result is larger than 1 MB")
+@pytest.mark.parametrize(
+    ("program", "limits", "message"),
+    [
+        (
+            "import signal, time\nfor s in range(1, 64):\n    try: signal.signal(s, signal.SIG_IGN)\n    except OSError: pass\n"
+            "while True: time.sleep(1)",
+            SHORT,
+            TOO_LONG,
+        ),
+        ("import sys\nsys.setrecursionlimit(10**9)\nf = lambda: f()\nf()", SHORT, TOO_LONG),
+        ("class E(Exception):\n    def __str__(self):\n        while True: pass\nraise E", SHORT, TOO_LONG),
+        ("import os\nos.kill(os.getpid(), 19)", SHORT, TOO_LONG),
+        (
+            "import sys\nclass S:\n    def flush(self):\n        while True: pass\nsys.stdout = S()\npoints = [[1]]",
+            SHORT,
+            TOO_LONG,
+        ),
+        (
+            "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass",
+            Limits(seconds=30, cpu_seconds=1),
+            "The program used up its 1 s of CPU time",
+        ),
+        (ENDLESS, QUICK, "The result is larger than 1 MB"),
+        (NAMED + THREADS.format(6, "time.sleep(60)"), FEW, "The program started more than 5 threads"),
+    ],
+)
+def test_limits(program: str, limits: Limits, message: str) -> None:
+    start = time.perf_counter()
+    assert failure(program, limits).startswith(message)
+    assert time.perf_counter() - start < 60
 
 
-def test_what_was_printed_before_the_end_is_in_the_message() -> None:
+def test_threads_within_the_limit() -> None:
+    assert run(THREADS.format(3, "points = [[1]]"), FEW) == [[1]]
+    assert run(NAMED + "points = [[list(open('/proc/self/status').readline().split())[1][:6]]]") == [["python"]]
+
+
+def test_only_the_end_of_a_long_output_is_in_the_message() -> None:
     said = failure("print('first')\nprint('x' * 5000)\nprint('last', flush=False)\nimport os\nos._exit(1)")
     assert said.endswith("x last") and len(said) < 700
-
-
-def test_threads_are_counted_and_cannot_be_hidden_behind_a_name() -> None:
-    name = "import ctypes\nctypes.CDLL(None).prctl(15, b'Threads:\\t1', 0, 0, 0)\n"
-    program = "import threading, time\nfor _ in range({}):\n    threading.Thread(target=time.sleep, args=(60,)).start()\n{}"
-    few = Limits(seconds=20, threads=5)
-    assert failure(name + program.format(6, "time.sleep(60)"), few) == "The program started more than 5 threads"
-    assert run(program.format(3, "points = [[1]]"), few) == [[1]]
-    assert run(name + "points = [[list(open('/proc/self/status').readline().split())[1][:6]]]") == [["python"]]
 
 
 def test_limits_of_the_kernel() -> None:
@@ -171,32 +178,55 @@ def test_no_open_files_and_none_of_the_package(tmp_path: Path) -> None:
     assert not any(module.startswith("grpo.") or module == "numpy" for module in modules)
 
 
-def test_writing(tmp_path: Path) -> None:
+# FOLDER has a file FOLDER/mine; PARENT is this process, PORT one that it listens on.
+FORBIDDEN = {
+    "writing": [
+        "open('FOLDER/new', 'w')", "open('FOLDER/mine', 'a')", "open('new', 'w')", "open('/proc/self/fd/1', 'w')",
+        "os.open('FOLDER', os.O_RDWR | os.O_TMPFILE)", "os.open('FOLDER/mine', os.O_RDONLY | os.O_TRUNC)",
+        "os.truncate('FOLDER/mine', 0)", "os.remove('FOLDER/mine')", "os.rename('FOLDER/mine', 'mine')",
+        "os.link('FOLDER/mine', 'mine')", "os.mkdir('FOLDER/folder')", "os.symlink('/', 'FOLDER/link')",
+        "os.symlink('FOLDER/mine', 'link') or open('link', 'w')", "os.chmod('FOLDER/mine', 0o777)",
+        "os.utime('FOLDER/mine', (0, 0))", "os.setxattr('FOLDER/mine', 'user.a', b'1')",
+        "os.mknod('device', 0o60600, os.makedev(254, 0)) or open('device', 'rb')", "open('/dev/shm/kissing-test', 'w')",
+        "open('/proc/self/oom_score_adj', 'w').write('0')",
+    ],
+    "the network": [
+        "socket.create_connection(('127.0.0.1', PORT), 5)", "socket.socket(socket.AF_UNIX)", "socket.socketpair()",
+        "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', 9))",
+        "socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)", "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)",
+        "socket.create_server(('127.0.0.1', 0))",
+    ],
+    "other processes": [
+        "os.fork() or os._exit(0)", "os.forkpty()[0] or os._exit(0)", "subprocess.run(['true'])",
+        "os.posix_spawn('/bin/true', ['true'], {})", "os.execv('/bin/true', ['true'])", "multiprocessing.Pool(1)",
+        "os.kill(PARENT, 0)", "os.kill(os.getppid(), 0)", "os.kill(-1, 0)", "os.pidfd_open(PARENT)",
+        "os.setpriority(os.PRIO_PROCESS, PARENT, 19)", "resource.prlimit(PARENT, 7, (64, 64))",
+        "resource.setrlimit(7, (64, 64))",
+    ],
+    "signals and typing through file descriptors": [
+        "fcntl.fcntl(0, 8, os.getppid())", "fcntl.fcntl(0, 10, 9)", "fcntl.ioctl(0, 0x5412, b'x')",
+    ],
+    "reading": [
+        "open('FOLDER/mine')", "os.listdir('FOLDER')", "open('/proc/PARENT/environ')", "open('/proc/PARENT/cmdline')",
+        "open('/proc/PARENT/mem')", "open(f'/proc/{os.getppid()}/environ')", "open('/etc/passwd')",
+        *(f"open('/proc/self/{name}')" for name in ("net/tcp", "net/unix", "mountinfo", "mounts", "cgroup", "environ")),
+        f"open({str(Path(__file__).resolve())!r})",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FORBIDDEN)
+def test_what_is_forbidden(kind: str, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.write_text("mine", encoding="utf-8")
     mode, times = mine.stat().st_mode, mine.stat().st_mtime_ns
-    attempts = [
-        f"open({str(tmp_path / 'new')!r}, 'w')",
-        f"open({str(mine)!r}, 'a')",
-        "open('new', 'w')",
-        f"os.open({str(tmp_path)!r}, os.O_RDWR | os.O_TMPFILE)",
-        "open('/proc/self/fd/1', 'w')",
-        f"os.truncate({str(mine)!r}, 0)",
-        f"os.open({str(mine)!r}, os.O_RDONLY | os.O_TRUNC)",
-        f"os.remove({str(mine)!r})",
-        f"os.rename({str(mine)!r}, 'mine')",
-        f"os.link({str(mine)!r}, 'mine')",
-        f"os.mkdir({str(tmp_path / 'folder')!r})",
-        f"os.symlink('/', {str(tmp_path / 'link')!r})",
-        f"os.symlink({str(mine)!r}, 'link') or open('link', 'w')",
-        f"os.chmod({str(mine)!r}, 0o777)",
-        f"os.utime({str(mine)!r}, (0, 0))",
-        f"os.setxattr({str(mine)!r}, 'user.a', b'1')",
-        "os.mknod('device', 0o60600, os.makedev(254, 0)) or open('device', 'rb')",
-        "open('/dev/shm/kissing-test', 'w')",
-        "open('/proc/self/oom_score_adj', 'w').write('0')",
-    ]
-    assert run(tried(attempts)) == refused(attempts)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.2)
+        names = {"FOLDER": str(tmp_path), "PORT": str(server.getsockname()[1]), "PARENT": str(os.getpid())}
+        attempts = [re.sub("|".join(names), lambda name: names[name[0]], attempt) for attempt in FORBIDDEN[kind]]
+        assert run(tried(attempts)) == refused(attempts) or (kind == "reading" and not landlock_version())
+        with pytest.raises(TimeoutError):
+            server.accept()
     assert (mine.read_text(encoding="utf-8"), mine.stat().st_mode, mine.stat().st_mtime_ns) == ("mine", mode, times)
     assert [one.name for one in tmp_path.iterdir()] == ["mine"]
 
@@ -204,7 +234,7 @@ def test_writing(tmp_path: Path) -> None:
 def tried(attempts: list[str]) -> str:
     """A program whose points are the outcomes of attempts, by number."""
     return f"""
-import os, socket, subprocess, ctypes, signal, multiprocessing, sys
+import os, socket, subprocess, ctypes, signal, multiprocessing, sys, fcntl, resource
 points = []
 for number, attempt in enumerate({attempts!r}):
     try:
@@ -217,25 +247,12 @@ for number, attempt in enumerate({attempts!r}):
 
 
 def refused(attempts: list[str]) -> list[list[Any]]:
-    """Of the points of :func:`tried`, those where the system lets nothing through."""
+    """The points of :func:`tried` if the system refuses all attempts."""
     return [[number, "OSError"] for number in range(len(attempts))]
 
 
-def test_reading_secrets(tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("secret", encoding="utf-8")
-    attempts = [
-        f"open({str(secret)!r})",
-        f"os.listdir({str(tmp_path)!r})",
-        f"open('/proc/{os.getpid()}/environ')",
-        f"open('/proc/{os.getpid()}/cmdline')",
-        f"open('/proc/{os.getpid()}/mem')",
-        "open(f'/proc/{os.getppid()}/environ')",
-        "open('/etc/passwd')",
-        *(f"open('/proc/self/{name}')" for name in ("net/tcp", "net/unix", "mountinfo", "mounts", "cgroup", "environ")),
-        f"open({str(Path(__file__).resolve())!r})",
-    ]
-    assert run(tried(attempts)) == refused(attempts) or not landlock_version()
+def test_the_message_says_what_is_forbidden() -> None:
+    assert "no network here, starts no other processes" in failure("import subprocess\nsubprocess.run(['true'])")
 
 
 @pytest.mark.parametrize("entry", [".", "lib:.", "//", "/etc", "{folder}", "{folder}/lib/.."])
@@ -266,46 +283,6 @@ def elsewhere(program: str, folder: Path, **environment: str) -> str:
     return done.stdout.strip() or done.stderr
 
 
-def test_the_network() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(0.2)
-        port = server.getsockname()[1]
-        attempts = [
-            f"socket.create_connection(('127.0.0.1', {port}), 5)",
-            "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', 9))",
-            "socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)",
-            "socket.socket(socket.AF_UNIX)",
-            "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)",
-            "socket.socketpair()",
-            "socket.create_server(('127.0.0.1', 0))",
-        ]
-        assert run(tried(attempts)) == refused(attempts)
-        with pytest.raises(TimeoutError):
-            server.accept()
-        assert "no network" in failure(f"import socket\nsocket.create_connection(('127.0.0.1', {port}))")
-
-
-def test_other_processes() -> None:
-    ours = os.getpid()
-    attempts = [
-        "os.fork() or os._exit(0)",
-        "os.forkpty()[0] or os._exit(0)",
-        "subprocess.run(['true'])",
-        "os.posix_spawn('/bin/true', ['true'], {})",
-        "os.execv('/bin/true', ['true'])",
-        "multiprocessing.Pool(1)",
-        f"os.kill({ours}, 0)",
-        "os.kill(os.getppid(), 0)",
-        "os.kill(-1, 0)",
-        f"os.pidfd_open({ours})",
-        f"os.setpriority(os.PRIO_PROCESS, {ours}, 19)",
-        f"__import__('resource').prlimit({ours}, 7, (64, 64))",
-        "__import__('resource').setrlimit(7, (64, 64))",
-    ]
-    assert run(tried(attempts)) == refused(attempts)
-    assert "starts no other processes" in failure("import subprocess\nsubprocess.run(['true'])")
-
-
 RAW = """
 import ctypes, os
 library = ctypes.CDLL(None, use_errno=True)
@@ -324,10 +301,7 @@ def test_system_calls_that_python_does_not_make() -> None:
         assert run(RAW.format(numbers=refused)) == [[number, -1, 38] for number in refused]
 
 
-def test_signals_and_typing_through_file_descriptors_and_the_death_signal() -> None:
-    calls = ("fcntl(0, 8, os.getppid())", "fcntl(0, 10, 9)", "ioctl(0, 0x5412, b'x')")
-    attempts = [f"__import__('fcntl').{call}" for call in calls]
-    assert run(tried(attempts)) == refused(attempts)
+def test_the_death_signal_stays() -> None:
     program = "import ctypes\npoints = [[ctypes.CDLL(None).prctl(option, 0, 0, 0, 0) for option in (1, 3)]]"
     assert run(program) == [[-1, 1]]  # 3: PR_GET_DUMPABLE
 

@@ -43,44 +43,20 @@ WRONG = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "truth"), RIGHT)
-def test_what_a_text_with_a_box_states_is_rewarded(text: str, truth: str) -> None:
-    assert question_only_reward_fn(f"First some steps.\n{text}", truth)["reward"] == 1.0
-    assert r1_zero_reward_fn(f"Steps. </think> <answer>{text}</answer>", truth)["reward"] == 1.0
+@pytest.mark.parametrize(("text", "truth", "reward"), [*((*row, 1.0) for row in RIGHT), *((*row, 0.0) for row in WRONG)])
+def test_the_text_around_a_box_counts(text: str, truth: str, reward: float) -> None:
+    assert question_only_reward_fn(f"First some steps.\n{text}", truth)["reward"] == reward
+    assert r1_zero_reward_fn(f"Steps. </think> <answer>{text}</answer>", truth)["reward"] == reward
 
 
-@pytest.mark.parametrize(("text", "truth"), WRONG)
-def test_what_is_boxed_within_another_statement_is_not_rewarded(text: str, truth: str) -> None:
-    assert question_only_reward_fn(f"First some steps.\n{text}", truth)["reward"] == 0.0
-    assert r1_zero_reward_fn(f"Steps. </think> <answer>{text}</answer>", truth)["reward"] == 0.0
-
-
-def test_the_box_of_a_solution_in_a_dataset_is_its_content() -> None:
-    r"""MATH's answers are the boxes' contents, whatever unit stands behind them."""
+def test_contents_of_boxes() -> None:
+    r"""MATH's answers are the boxes' contents, whatever unit follows; of nested boxes the outer one; tags are no formula."""
     assert last_boxed(r"so the length is $\boxed{5}\text{ cm}$.") == "5"
     assert boxed_answer(r"so the length is $\boxed{5}\text{ cm}$.") == "5 cm"
-
-
-def test_of_nested_boxes_the_outer_one_counts_and_all_are_opened() -> None:
     assert last_boxed(r"\boxed{x + \boxed{5}}") == "x + 5"
     assert without_boxes(r"a \boxed{b \boxed{c}} d") == "a b c  d"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [r"\boxed{" * 140_000, r"\boxed{5} " * 100_000, r"\boxed{" * 120_000 + "5" + "}" * 120_000, "5}" * 500_000],
-    ids=["open", "many", "nested", "no box"],
-)
-def test_a_megabyte_is_read_in_seconds(text: str) -> None:
-    """CPU time; it takes under one second here, and quadratic work minutes."""
-    start = time.process_time()
-    question_only_reward_fn(text, "5")
-    assert time.process_time() - start < 10.0
-
-
-@pytest.mark.parametrize("text", [r"<answer>4</answer> \boxed{2}", r"<b>\boxed{2}</b>", r"</think>\boxed{2}<br/>"])
-def test_a_tag_is_no_part_of_the_formula_around_a_box(text: str) -> None:
-    assert boxed_answer(text) == "2"
+    for text in (r"<answer>4</answer> \boxed{2}", r"<b>\boxed{2}</b>", r"</think>\boxed{2}<br/>"):
+        assert boxed_answer(text) == "2"
 
 
 _READERS = {
@@ -96,9 +72,10 @@ _READERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "piece", [" ", "`", "5", "a", "a ", "(", "[", "}", "<b>", "<answer>", "\\", "$", "=", "5, ", "5 or ", "*"]
-)
+_PIECES = [*" `5a([}\\$=*", "a ", "<b>", "<answer>", "5, ", "5 or ", r"\boxed{", r"\boxed{5} ", "5}"]
+
+
+@pytest.mark.parametrize("piece", _PIECES)
 @pytest.mark.parametrize("reader", _READERS)
 def test_long_runs_are_read_in_linear_time(reader: str, piece: str) -> None:
     """CPU time; a quadratic pattern takes a minute for 100,000 characters."""

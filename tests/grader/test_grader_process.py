@@ -126,11 +126,8 @@ def test_the_limit_counts_computing_not_waiting(make: Make) -> None:
     ],
 )  # fmt: skip
 def test_a_misdeed_harms_its_own_answer_only(make: Make, answer: str, verdict: Verdict) -> None:
-    pairs = [(str(i), str(i if i % 3 else -1)) for i in range(40)]
-    expected = [RIGHT if i % 3 else WRONG for i in range(40)]
-    pairs[7] = pairs[8] = (answer, "any")
-    expected[7] = expected[8] = verdict
-    assert make(time_limit_s=0.2).verdicts(pairs) == expected
+    pairs = [("1", "1"), ("2", "-1"), (answer, "any"), (answer, "any"), ("3", "3"), ("4", "-1")]
+    assert make(time_limit_s=0.2).verdicts(pairs) == [RIGHT, WRONG, verdict, verdict, RIGHT, WRONG]
 
 
 def test_a_worker_that_keeps_much_memory_is_replaced(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,15 +136,8 @@ def test_spellings_of_one_number_are_equal(value: Fraction, seed: int) -> None:
 def test_a_number_changed_a_little_is_another(value: Fraction, seed: int) -> None:
     pick = random.Random(seed)
     top, bottom = value.numerator, value.denominator
-    others = [
-        value + 1,
-        -value,
-        value + Fraction(1, 10**9),
-        Fraction(top + 1, bottom),
-        Fraction(top, bottom + 1),
-        value * 10,
-        1 - value,
-    ]
+    others = [value + 1, -value, value + Fraction(1, 10**9), Fraction(top + 1, bottom), Fraction(top, bottom + 1)]
+    others += [value * 10, 1 - value]
     other = pick.choice([other for other in others if other != value])
     check(pick.choice(spellings(other, pick)), pick.choice(spellings(value, pick)), False)
 
@@ -156,21 +149,6 @@ def test_rounded_decimals_are_not_the_fraction(value: Fraction) -> None:
     for places in (2, 5, 12, 30):
         rounded = Fraction(round(value * 10**places), 10**places)
         check(decimal(rounded), rf"\frac{{{value.numerator}}}{{{value.denominator}}}", False)
-
-
-@many
-@given(value=st.integers(10**15, 10**60), change=st.integers(-3, 3))
-def test_long_integers_are_compared_in_every_digit(value: int, change: int) -> None:
-    check(f"{value + change:,}", str(value), change == 0)
-    check(f"{value + change}.0", f"{value:,}".replace(",", r",\!"), change == 0)
-
-
-@many
-@given(base=st.integers(2, 20), exponent=st.integers(2, 40), change=st.integers(-1, 1))
-def test_powers_are_their_digits(base: int, exponent: int, change: int) -> None:
-    assume(base**exponent + change != 1)
-    check(rf"{base}^{{{exponent}}}", str(base**exponent + change), change == 0)
-    check(str(base**exponent + change), f"{base}**{exponent}" if exponent < 10 else rf"{base}^{{{exponent}}}", change == 0)
 
 
 @many
@@ -189,25 +167,6 @@ def test_a_percentage_is_a_number_of_hundredths(percent: int, places: int, seed:
     for wrong in (value * 10, value + 1, value / 100, value * 100):
         assert not equal(rf"{decimal(wrong)}\%", rf"{text}\%")
     assert not equal(decimal(value / 10), rf"{text}\%")
-
-
-@many
-@given(whole=st.integers(1, 50), top=naturals, bottom=naturals, sign=st.sampled_from(["", "-"]))
-def test_mixed_numbers_are_sums(whole: int, top: int, bottom: int, sign: str) -> None:
-    assume(top < bottom)
-    value = (whole + Fraction(top, bottom)) * (-1 if sign else 1)
-    answer = rf"{sign}{whole}\frac{{{top}}}{{{bottom}}}"
-    check(answer, f"{value.numerator}/{value.denominator}", True)
-    check(f"{sign}{whole} {top}/{bottom}", answer, True)
-    product = whole * Fraction(top, bottom) * (-1 if sign else 1)
-    check(answer, f"{product.numerator}/{product.denominator}", False)
-
-
-@some
-@given(value=st.integers(-400, 400), bottom=st.integers(2, 30), name=st.sampled_from(["floor", "ceil"]), add=st.integers(-1, 1))
-def test_floor_and_ceiling(value: int, bottom: int, name: str, add: int) -> None:
-    rounded = math.floor(Fraction(value, bottom)) if name == "floor" else math.ceil(Fraction(value, bottom))
-    check(rf"\l{name} \frac{{{value}}}{{{bottom}}} \r{name}", str(rounded + add), add == 0)
 
 
 # --------------------------------------------------------------------------------------------------------------- lists
@@ -280,21 +239,6 @@ def test_intervals_are_inequalities(low: int, length: int, brackets: tuple[str, 
         f"{low}{flipped_sign}x{signs[1]}{ends}", rf"\{{{low},{ends}\}}",
     ]  # fmt: skip
     check(pick.choice(different), truth, False)
-
-
-@many
-@given(bound=fractions, sign=st.sampled_from(["<", ">", r"\le", r"\ge"]), seed=seeds)
-def test_rays_are_inequalities(bound: Fraction, sign: str, seed: int) -> None:
-    pick = random.Random(seed)
-    end = pick.choice(spellings(bound, pick)[:6])
-    rays = {"<": rf"(-\infty,{end})", ">": rf"({end},\infty)", r"\le": rf"(-\infty,{end}]", r"\ge": rf"[{end},\infty)"}
-    mirrored = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
-    exact = rf"\frac{{{bound.numerator}}}{{{bound.denominator}}}"
-    for right in (f"x {sign} {exact}", f"{exact} {mirrored[sign]} x", rf"x \in {rays[sign]}", f"x{sign} {exact}"):
-        check(right, rays[sign], True)
-    for other in rays.keys() - {sign}:
-        check(f"x {other} {exact}", rays[sign], False)
-    check(f"x {sign} {exact}+1", rays[sign], False)
 
 
 @some
@@ -379,39 +323,18 @@ def test_polynomials_are_their_factors(roots: list[int], lead: int, seed: int) -
     check(polynomial(changed, pick), polynomial(coefficients), False)
 
 
-@some
-@given(slope=st.integers(-9, 9), shift=small, factor=st.sampled_from([2, 3, -1, -4]), change=st.integers(-1, 1))
-def test_equations_of_lines_are_equal_up_to_a_factor(slope: int, shift: int, factor: int, change: int) -> None:
-    assume(slope)
-    truth = f"y={slope}x{shift:+d}"
-    check(f"{factor}y={factor * slope}x{factor * shift + change:+d}", truth, change == 0)
-    check(f"y{-slope:+d}x={shift + change}", truth, change == 0)
-
-
 # --------------------------------------------------------------------------------------------------------------- surds
 
 
-def surd(a: int, b: int, c: int, form: str) -> str:
-    r"""a + b\sqrt{c}, in one of several spellings."""
-    size = "" if abs(b) == 1 else str(abs(b))
-    root = rf"\sqrt{{{c}}}"
-    sign = "-" if b < 0 else "+"
-    texts = {
-        "plain": f"{a}{sign}{size}{root}",
-        "turned": f"{'-' if b < 0 else ''}{size}{root}{a:+d}",
-        "spaced": f"{a} {sign} {size} {root}",
-        "inside": rf"{a}{sign}\sqrt{{{b * b * c}}}",
-        "dots": rf"{a} {sign} {abs(b)} \cdot {root}",
-        "typed": f"{a}{sign}{abs(b)}*sqrt({c})",
-        "unicode": f"{a}{sign}{size}√{c}",
-        "fraction": rf"\frac{{{2 * a}{sign}{2 * abs(b)}{root}}}{{2}}",
-        "power": rf"{a}{sign}{abs(b)} \cdot {c}^{{1/2}}",
-        "factor": f"-({-a}{'+' if b < 0 else '-'}{size}{root})",
-    }
-    return texts[form]
-
-
-SURDS = ["plain", "turned", "spaced", "inside", "dots", "typed", "unicode", "fraction", "power", "factor"]
+def surds(a: int, b: int, c: int) -> list[str]:
+    r"""Spellings of a + b\sqrt{c}."""
+    size, root, sign = "" if abs(b) == 1 else str(abs(b)), rf"\sqrt{{{c}}}", "-" if b < 0 else "+"
+    return [
+        f"{a}{sign}{size}{root}", f"{'-' if b < 0 else ''}{size}{root}{a:+d}", f"{a} {sign} {size} {root}",
+        rf"{a}{sign}\sqrt{{{b * b * c}}}", rf"{a} {sign} {abs(b)} \cdot {root}", f"{a}{sign}{abs(b)}*sqrt({c})",
+        f"{a}{sign}{size}√{c}", rf"\frac{{{2 * a}{sign}{2 * abs(b)}{root}}}{{2}}", rf"{a}{sign}{abs(b)} \cdot {c}^{{1/2}}",
+        f"-({-a}{'+' if b < 0 else '-'}{size}{root})",
+    ]  # fmt: skip
 
 
 @many
@@ -419,24 +342,16 @@ SURDS = ["plain", "turned", "spaced", "inside", "dots", "typed", "unicode", "fra
     a=small.filter(bool),
     b=small.filter(bool),
     c=st.sampled_from([2, 3, 5, 6, 7, 10, 11, 13]),
-    form=st.sampled_from(SURDS),
-    other=st.sampled_from(SURDS),
+    form=st.integers(0, 9),
+    other=st.integers(0, 9),
     change=st.sampled_from([(0, 0, 0), (1, 0, 0), (0, 2, 0), (0, 0, 4), (-1, 1, 0)]),
 )
-def test_surds(a: int, b: int, c: int, form: str, other: str, change: tuple[int, int, int]) -> None:
+def test_surds(a: int, b: int, c: int, form: int, other: int, change: tuple[int, int, int]) -> None:
     changed = (a + change[0], b + change[1], c + change[2])
     assume(changed[0] and changed[1])
     # c and c + 4 are never squares, and never the same square-free part; so distinct triples are distinct numbers.
     assume(not change[2] or (math.isqrt(changed[2]) ** 2 != changed[2] and changed[2] != 4 * c))
-    check(surd(*changed, form), surd(a, b, c, other), change == (0, 0, 0))
-
-
-@some
-@given(a=small.filter(bool), b=small.filter(bool), change=st.sampled_from([(0, 0), (1, 0), (0, 1), (-1, -1)]))
-def test_complex_numbers(a: int, b: int, change: tuple[int, int]) -> None:
-    real, imaginary = a + change[0], b + change[1]
-    for answer in (f"{real}{imaginary:+d}i", f"{imaginary}i{real:+d}", rf"{real} {imaginary:+d} i"):
-        check(answer, f"{a}{b:+d}i", change == (0, 0))
+    check(surds(*changed)[form], surds(a, b, c)[other], change == (0, 0, 0))
 
 
 # ------------------------------------------------------------------------------------------------------------ wrappers

@@ -31,7 +31,7 @@ def workspace(tmp_path: Path) -> Iterator[Path]:
 
 def experiment(folder: Path, name: str, *how: str) -> str:
     """What `dvc exp run` prints."""
-    return sh(folder, "dvc", "exp", "run", *how, "-n", name, "-S", f"kissing_number.seed={SEEDS[name]}", STAGE).stdout
+    return sh(folder, "dvc", "exp", "run", *how, "-n", name, "-S", f"+kissing_number.seed={SEEDS[name]}", STAGE).stdout
 
 
 def test_runs_of_experiments_are_kept_wherever_they_ran(workspace: Path) -> None:

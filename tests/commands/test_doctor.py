@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from study_parts import activate, study_named, with_values
 
 from grpo.commands import doctor
@@ -25,8 +26,6 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_study_of_a_real_model_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=5 * 2**30))
     monkeypatch.setattr(doctor, "software", lambda _: {"vllm": "0.25.1"})
@@ -46,8 +45,6 @@ def test_a_study_of_a_real_model_names_what_is_missing(monkeypatch: pytest.Monke
 
 
 def test_a_gpu_without_bfloat16_and_one_in_use_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
     study = study_named("math-h100")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.version, "cuda", "12.8")
@@ -84,8 +81,6 @@ def test_what_does_not_fit_the_card_is_refused(tmp_path: Path, monkeypatch: pyte
     assert finding.good is False and "rollouts: 18.1 GiB on cuda:0 of 16; lower grpo.gpu_memory_utilization" in finding.remedy
     finding = by_name(with_values(study, {"models.main.repo": "someone/model"}))["GPU memory"]
     assert finding.good is None and "the shape of the model" in finding.found
-    import torch
-
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=16 * 2**30))
     finding = by_name(study)["GPU memory"]
     assert finding.good is False and "a GPU here has 16.0 GiB, and the study is for 22.5" in finding.remedy
@@ -96,8 +91,6 @@ def test_disk_is_for_checkpoints_and_the_states_of_all_runs_in_progress(monkeypa
 
     An experiment with fewer seeds has fewer runs.
     """
-    import torch
-
     study, n = with_values(study_named("math-2xh100"), {"experiments.grpo_learning_rate.seeds": 1}), 1_543_714_304
     runs, arms = len(study.runs_table()), [arm for one in study.experiments.values() for arm in one.arms.values()]
     kept = 2 * runs + 3 * sum(len(arm.get("keep_steps", [])) for arm in arms)

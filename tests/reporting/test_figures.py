@@ -15,7 +15,6 @@ import matplotlib
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from report_parts import each, run
@@ -60,7 +59,7 @@ def made_up(arm: str, place: int, seed: int = 0, **options: Any) -> Run:
 
 def looks(axes: Axes) -> list[tuple[str, str]]:
     """Colour and dashes of each curve."""
-    return [(to_hex(line.get_color()).upper(), str(line._dash_pattern)) for line in axes.lines]  # type: ignore[attr-defined]
+    return [(str(line.get_color()), str(line._dash_pattern)) for line in axes.lines]  # type: ignore[attr-defined]
 
 
 def ends(axes: Axes) -> list[float]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,8 +51,7 @@ def client_of(uri: str) -> MlflowClient:
 
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    if not uri.startswith("http"):
-        import mlflow.store.db.utils
-
-        mlflow.store.db.utils.MAX_RETRY_COUNT = 2  # by default it tries for 100 s to open a damaged database
+    if database := local_database(uri):
+        with closing(sqlite3.connect(database, timeout=60.0)) as connection:
+            connection.execute("PRAGMA schema_version")  # MLflow itself tries for 100 s to open a damaged database
     return MlflowClient(uri)

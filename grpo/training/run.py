@@ -60,7 +60,7 @@ def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> N
     lock = exclusive_lock(paths.RUN_LOCKS / f"{run.name.replace('/', '--')}.lock", f"{run.name}: another process")
     with (
         lock if is_rank_0() else nullcontext(),
-        (recorded if is_rank_0() else thrown_away)(study, run, identity, same_as) as outputs,
+        (recorded if is_rank_0() else discarded_outputs)(study, run, identity, same_as) as outputs,
     ):
         if same_as:
             _take_over(run.name, same_as, outputs)
@@ -165,7 +165,7 @@ def _keep_results(run: EffectiveRun, state: Path) -> None:
 
 
 @contextmanager
-def thrown_away(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as: str | None) -> Iterator[Outputs]:
+def discarded_outputs(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as: str | None) -> Iterator[Outputs]:
     """:func:`recorded` for the processes other than rank 0: discard their results and output, which equal those of rank 0."""
     nothing = cast(MlflowRun, SimpleNamespace(log=lambda *_, **__: None, tag=lambda **_: None))
     with TemporaryDirectory() as folder, redirect_stdout(io.StringIO()), suppress(ToBeResumed):

@@ -71,31 +71,21 @@ def test_random_subsets_come_close_to_all_of_them() -> None:
     assert majority_at_n(right, votes, 8)[0] == pytest.approx(exact, abs=0.03)  # three standard errors of 2,000 draws
 
 
-def test_ranking_quality_of_a_score_that_knows_and_one_that_misleads() -> None:
-    right = np.array([[1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
-    scores = np.array([[-0.1, -0.3, -0.2, -0.4]] * 3)
-    lengths = np.array([[10.0, 20.0, 12.0, 16.0]] * 3)
-    formed = np.array([[1.0, 1.0, 1.0, 0.0]] * 3)
-    found = ranking_quality(right, scores, lengths, formed)
-    assert (found["never_solved"], found["always_solved"], found["mixed"]) == pytest.approx((1 / 3, 1 / 3, 1 / 3))
-    assert (found["share_right"], found["top_right"], found["outranks"]) == (0.5, 1.0, 1.0)
-    assert (found["score_difference"], found["length_difference"]) == pytest.approx((0.2, -7.0))
-    assert ranking_quality(right, -scores, lengths, formed)["outranks"] == 0.0
-    # The sample of the worst score is the one without the form.
-    assert found["top_wrong_form"] == 0.0
-    assert ranking_quality(right, -scores, lengths, formed)["top_wrong_form"] == 1.0
-    assert "outranks" not in ranking_quality(right[1:], scores[1:], lengths[1:], formed[1:])
-
-
 def test_ranking_quality_is_a_mean_over_problems_of_medians_over_samples() -> None:
-    """Of three pairs of a right and a wrong sample 2, 1.5 (a tie counts half) and 3 are in order."""
-    right = np.array([[1.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0] * 4])
-    scores = np.array([[-1.0, -2.0, -9.0, -4.0], [-2.0, -2.0, -1.0, -3.0], [-1.0, -3.0, -2.0, -9.0], [-1.0] * 4])
-    found = ranking_quality(right, scores, np.ones((4, 4)), np.ones((4, 4)))
+    """Of three pairs of a right and a wrong sample 2, 1.5 (a tie counts half) and 3 are in order. Two problems are unmixed."""
+    right = np.array([[1.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0] * 4, [1.0] * 4])
+    scores = np.array([[-1.0, -2.0, -9.0, -4.0], [-2.0, -2.0, -1.0, -3.0], [-1.0, -3.0, -2.0, -9.0], *[[-1.0] * 4] * 2])
+    lengths = np.array([[4.0, 6.0, 8.0, 9.0], [7.0, 1.0, 2.0, 3.0], [5.0] * 4, *[[1.0] * 4] * 2])
+    formed = np.array([[0.0, 1.0, 1.0, 1.0], *[[1.0] * 4] * 4])
+    found = ranking_quality(right, scores, lengths, formed)
+    assert (found["never_solved"], found["always_solved"], found["mixed"]) == pytest.approx((1 / 5, 1 / 5, 3 / 5))
     assert found["outranks"] == pytest.approx((2 / 3 + 1 / 2 + 1) / 3)
     assert found["score_difference"] == pytest.approx(((-2 + 4) + (-2 + 2) + (-1 + 3)) / 3)
+    assert found["length_difference"] == pytest.approx(((6 - 9) + (7 - 2) + 0) / 3)
     assert found["share_right"] == pytest.approx((3 / 4 + 1 / 4 + 1 / 4) / 3)
-    assert found["top_wrong_form"] == 0.0  # the second one's best is wrong, and has the form
+    assert found["top_right"] == pytest.approx(2 / 3)  # the second one's best is wrong, and has the form
+    assert found["top_wrong_form"] == pytest.approx(1 / 3)
+    assert "outranks" not in ranking_quality(right[3:], scores[3:], lengths[3:], formed[3:])
 
 
 def test_votes_go_to_equal_answers_however_they_are_spelt() -> None:

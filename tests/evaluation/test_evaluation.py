@@ -116,10 +116,9 @@ def test_generations_are_logged_with_all_that_is_known_of_them() -> None:
 
 def test_lengths_of_correct_and_incorrect_responses_by_hand() -> None:
     """NaN for a kind that there is not; a part of the reward is not correct."""
-    rewards, lengths = [_rewards(1.0), _rewards(0.0), _rewards(1.0), _rewards(0.5)], [2, 9, 5, 1]
-    assert [*lengths_by_outcome(rewards, lengths).values()] == [3.5, 5.0]
-    assert [*lengths_by_outcome(rewards[1:2], [9]).values()] == pytest.approx([math.nan, 9.0], nan_ok=True)
-    assert [*lengths_by_outcome(rewards[:1], [2]).values()] == pytest.approx([2.0, math.nan], nan_ok=True)
+    for rewards, lengths in (([1.0, 0.5], [2.0, 9.0]), ([0.5], [math.nan, 9.0]), ([1.0], [2.0, math.nan])):
+        found = lengths_by_outcome([_rewards(each) for each in rewards], [9 if each < 1.0 else 2 for each in rewards])
+        assert [*found.values()] == pytest.approx(lengths, nan_ok=True)
 
 
 @pytest.fixture

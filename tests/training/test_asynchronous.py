@@ -524,9 +524,7 @@ def test_too_small_a_machine_is_told_before_anything_starts(monkeypatch: pytest.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("parts", "expected"), [(["short"], None), (["of-the-batch-system", "job-1234567-of-some-user"], "/tmp")]
-)
+@pytest.mark.parametrize(("below", "expected"), [("short", None), ("of-the-batch-system/job-1234567-of-some-user", "/tmp")])
 def test_rays_sockets_are_elsewhere_where_the_temporary_folder_has_a_long_name(below: str, expected: str | None) -> None:
     """As batch systems have it. The kernel refuses names of more than 107 characters; Ray's are 67 longer than the folder's."""
     with tempfile.TemporaryDirectory(dir="/tmp") as root:
@@ -540,7 +538,6 @@ def test_rays_sockets_are_elsewhere_where_the_temporary_folder_has_a_long_name(b
 
 PROGRAM = """
 import sys
-import tempfile
 from functools import partial
 from pathlib import Path
 import asynchronous_parts as parts

@@ -93,10 +93,10 @@ class SpyLearner:
 
 def iterate(
     engine: Any, learner: Any, tokenizer: Any, folder: Path, config: ExpertIterationConfig = CONFIG, seed: int = 0,
-    reward: Any = is_right, validate: Any = lambda step, updates: False,
+    validate: Any = lambda step, updates: False,
 ) -> list[dict[str, float]]:  # fmt: skip
     """Run the loop, and return the history."""
-    given = {"engine": engine, "learner": learner, "seed": seed, "reward": reward, "validation": validate}
+    given = {"engine": engine, "learner": learner, "seed": seed, "reward": is_right, "validation": validate}
     train(train_by_expert_iteration, config, None, tokenizer, folder, **given)
     return read_csv(folder / "history.csv")
 

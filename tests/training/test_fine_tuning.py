@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,7 +102,6 @@ CONFIG = SftConfig(
 
 
 NO_ENGINE = SimpleNamespace()  # nothing is sampled
-Validate = Callable[[int, list[dict[str, float]]], bool]
 
 
 def fine_tuned(
@@ -112,13 +111,12 @@ def fine_tuned(
     config: SftConfig = CONFIG,
     examples: Sequence[Example] = EXAMPLES,
     seed: int = 3,
-    validate: Validate = lambda step, updates: False,
     max_tokens: int | None = None,
 ) -> tuple[Any, list[dict[str, float]], RunLog]:
     """A trained copy of ``model``, its history, and the run's log."""
     model = copy.deepcopy(model)
     learner = Learner(model, config, tokenizer.pad_token_id, LearnerSettings(max_tokens_per_microbatch=max_tokens))
-    given = {"data": examples, "engine": NO_ENGINE, "learner": learner, "seed": seed, "validation": validate}
+    given = {"data": examples, "engine": NO_ENGINE, "learner": learner, "seed": seed}
     _, log = train(train_sft, config, model, tokenizer, folder, **given)
     return model, read_csv(folder / "history.csv"), log
 

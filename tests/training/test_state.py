@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -14,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -22,7 +20,7 @@ from grpo.common.errors import ToBeResumed, UserError
 from grpo.common.files import dvc_hash, exclusive_lock, write_json
 from grpo.common.world import stop_after_the_step
 from grpo.study.kept import HASH, keep_until_all_stored, keep_until_stored, remove_stored
-from grpo.training.state import RandomStates, SavedState
+from grpo.training.state import SavedState
 
 
 class Counter:
@@ -48,7 +46,7 @@ def run(folder: Path, until: int, every: int = 2, told: Callable[[], bool] = lam
     for path in checkpoints.glob("*/*"):
         path.unlink()
     checkpoints.mkdir(exist_ok=True)
-    with SavedState(folder / "state", every, {"counter": counter, "random": RandomStates()}, checkpoints, told) as saved:
+    with SavedState(folder / "state", every, {"counter": counter}, checkpoints, told) as saved:
         saved.restore()
         for step in range(saved.step + 1, until + 1):
             counter.count()
@@ -252,18 +250,6 @@ def test_a_state_that_a_part_elsewhere_did_not_finish_does_not_count(tmp_path: P
         assert states(tmp_path) == ["step-1"]
         saved.restore()
     assert part.states == saved.step == 1
-
-
-def test_random_generators_go_on_where_they_were() -> None:
-    def draw() -> list[float]:
-        return [random.random(), float(np.random.random()), torch.rand(1).item()]
-
-    states = RandomStates()
-    before = states.state()
-    expected = draw()
-    draw()
-    states.restore(before)
-    assert draw() == expected
 
 
 PROGRAM = """

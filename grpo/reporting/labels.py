@@ -30,12 +30,10 @@ PHRASES = {  # (setting, value) -> phrase
     ("loss_type", "grpo_no_clip"): "GRPO-No-Clip",
     ("loss_type", "gspo"): "GSPO",
     ("loss_type", "cispo"): "CISPO",
-    ("loss_type", "sapo"): "SAPO",
     ("reward", "None"): "the task's reward",
     ("advantage", "None"): "the default advantage",
     ("use_std_normalization", "True"): "with std",
     ("use_std_normalization", "False"): "without std",
-    ("use_std_normalization", "batch"): "with the batch's std",
 }
 RATE, STEPS = "learning_rate", "n_grpo_steps"
 NEVER = {"keep_steps"}  # settings that do not change a run's rewards

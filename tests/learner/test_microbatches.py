@@ -1,4 +1,4 @@
-"""How a batch is cut into padded microbatches; that the gradient does not depend on it is in test_packing.py."""
+"""How a batch is cut into padded microbatches; that the gradient does not depend on it is in test_gradients.py."""
 
 from __future__ import annotations
 

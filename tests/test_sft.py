@@ -25,7 +25,8 @@ from torch.testing import assert_close
 class LetterTokenizer:
     """One token a character, a = 1, b = 2 and so on; a beginning-of-text token where special tokens are asked for."""
 
-    pad_token_id = 0
+    pad_token_id: int | None = 0
+    eos_token_id = 99
 
     def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
         return {"input_ids": ([77] if add_special_tokens else []) + [ord(c) - ord("a") + 1 for c in text]}
@@ -38,6 +39,14 @@ def test_tokenize_prompt_and_output() -> None:
     assert result["labels"].tolist() == [[2, 3, 4, 5], [1, 0, 0, 0]]
     assert result["response_mask"].int().tolist() == [[0, 1, 1, 1], [1, 0, 0, 0]]
     assert result["input_ids"].dtype == result["labels"].dtype == torch.int64
+
+
+def test_where_there_is_no_padding_token_the_end_of_text_pads() -> None:
+    tokenizer = LetterTokenizer()
+    tokenizer.pad_token_id = None
+    result = run_tokenize_prompt_and_output(["ab", "c"], ["cde", ""], tokenizer)
+    assert result["labels"].tolist()[1] == [99, 99, 99, 99]
+    assert result["response_mask"].sum(dim=1).tolist() == [3, 0]
 
 
 def test_compute_entropy() -> None:

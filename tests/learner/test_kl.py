@@ -1,4 +1,4 @@
-"""KL estimates and KL terms of the loss: by hand, and in expectation."""
+"""KL estimates, KL terms of the loss, and the mismatch of engine and learner: by hand, and in expectation."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import math
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from grpo.learner.kl import estimate_kl, kl_term
+from grpo.learner.mismatch import importance_weights, mismatch
+from grpo.study.methods import GrpoConfig
 
 NAMES = ["per_token", "per_token_low_variance", "per_sequence", "per_sequence_low_variance"]
 
@@ -66,3 +69,34 @@ def test_a_kl_term_beyond_float32_points_the_right_way() -> None:
     term.sum().backward()
     assert term.isfinite().all() and log_probs.grad is not None and log_probs.grad.isfinite().all()
     assert log_probs.grad[0] <= -200.0 and log_probs.grad[1] == 0.0
+
+
+# ----------------------------------------------------------------------------------------------------------- mismatch
+
+
+def test_mismatch_by_hand() -> None:
+    found = mismatch(torch.tensor([-1.0, -2.0, -3.0, -0.5]), torch.tensor([-1.05, -1.5, -3.2, -0.5]))
+    assert found["mismatch_mean"].tolist() == pytest.approx([0.05, 0.5, 0.2, 0.0], abs=1e-6)
+    assert found["mismatch_above"].tolist() == [False, True, True, False]
+    assert found["mismatch_kl"].tolist() == pytest.approx([-0.05, 0.5, -0.2, 0.0], abs=1e-6)
+
+
+RATIOS = torch.tensor([[2.0, 0.5, 4.0], [0.25, 0.5, 8.0], [1.5, 2.0, 8.0]])
+# Ratios of responses: 4, and the products 1/8 and 3 of two tokens; their third is none.
+TRUNCATED = {
+    "token_truncate": ([[2.0, 0.5, 3.0], [0.25, 0.5, 3.0], [1.5, 2.0, 3.0]], 3),
+    "sequence_truncate": ([[3.0] * 3, [0.125] * 3, [3.0] * 3], 3),  # a product of 3 is just within
+}
+
+
+@pytest.mark.parametrize("mode", TRUNCATED)
+def test_weights_of_tokens_and_of_responses_by_hand(mode: str) -> None:
+    mask, engine = torch.tensor([[True, True, True], [True, True, False], [True, True, False]]), torch.zeros(3, 3)
+    weights, capped = importance_weights(RATIOS.log(), engine, mask, 3.00001, mode)
+    expected, at_cap = TRUNCATED[mode]
+    assert weights.tolist() == [pytest.approx(row, rel=1e-4) for row in expected] and capped.sum() == at_cap
+
+
+def test_a_mode_without_weights_is_refused() -> None:
+    with pytest.raises(ValidationError, match="importance_mode: without importance_cap"):
+        GrpoConfig(importance_mode="sequence_truncate")

@@ -1,4 +1,4 @@
-"""The learner: one optimizer step against gradients computed without it."""
+"""The learner: special batches, clipping, restoring, skipped updates; its gradients are in test_gradients.py."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from learner_parts import (
     config,
     last_gradients,
     learner_of,
-    log_probs_alone,
     log_softmax_alone,
-    off_policy,
     rollout,
     rollouts,
     rollouts_of,
@@ -37,10 +35,6 @@ from grpo.study.settings import LearnerSettings
 from grpo.training.step import train_on
 
 
-def gradients(model: Any) -> dict[str, Tensor]:
-    return {name: p.grad.clone() for name, p in model.named_parameters()}
-
-
 def weights(model: Any) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
@@ -48,41 +42,6 @@ def weights(model: Any) -> dict[str, Tensor]:
 def relative(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     """Largest difference between the two, relative to the largest element of the tensor it stands in."""
     return max(((a[name] - b[name]).abs().max() / b[name].abs().max()).item() for name in b)
-
-
-# ----------------------------------------------------------------------------------------------------- accumulation
-
-
-SPARSE = (5, 1, 9, 0, 12, 7, 2, 4)  # a response without tokens counts as a response
-
-
-@pytest.mark.parametrize(
-    ("normalization", "divisors", "responses", "steps"),
-    [
-        ("masked_mean", SPARSE, 8, 1),
-        ("masked_mean", SPARSE, 8, 8),
-        ("masked_normalize", (16,) * 8, 8, 2),
-        ("microbatch_longest", (12,) * 8, 8, 1),
-        ("microbatch_longest", (9, 9, 9, 9, 12, 12, 12, 12), 8, 2),
-        ("microbatch_longest", SPARSE, 8, 8),
-        ("masked_normalize", (16,) * 4, 4, 4),  # a train batch that is smaller than its rollout batch
-    ],
-)
-def test_gradient_against_a_loss_written_out(
-    model: Any, normalization: str, divisors: tuple[int, ...], responses: int, steps: int
-) -> None:
-    """One response at a time, without padding."""
-    sizes = {"train_batch_size": responses, "gradient_accumulation_steps": steps}
-    learner = learner_of(model, length_normalization=normalization, sampling_temperature=0.8, **sizes)
-    found, batch = last_gradients(learner), rollouts(SPARSE)[:responses]
-    metrics = learner.update(scored(batch, REWARDS[:responses], ADVANTAGES[:responses], off_policy(learner, batch)))
-    loss = torch.zeros(())
-    for r, advantage, divisor in zip(batch, ADVANTAGES, divisors, strict=False):
-        loss = loss - advantage * log_probs_alone(model, r, 0.8).sum() / max(1, divisor) / responses
-    loss.backward()
-    assert relative(found, gradients(model)) < 1e-4
-    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-4)
-    assert all(math.isfinite(value) for value in metrics.values())
 
 
 # ------------------------------------------------------------------------------------------------------ log-probabilities
@@ -244,16 +203,3 @@ def test_entropy_is_the_mean_over_response_tokens_only(model: Any, steps: int) -
     assert learner.token_entropies(rollouts()) == pytest.approx(expected, rel=1e-5)
     metrics = learner.update(scored(rollouts(), REWARDS, ADVANTAGES))
     assert metrics["token_entropy"] == pytest.approx(sum(by_token) / len(by_token), rel=1e-5)
-
-
-@pytest.mark.parametrize("steps", [1, 2, 8])
-def test_clip_fraction_counts_response_tokens_only(model: Any, steps: int) -> None:
-    """All 5 tokens of the first response (good, ratio e^1) and the 1 of the second (bad, ratio e^-1) are clipped, of 43."""
-    learner = learner_of(model, loss_type="grpo_clip", gradient_accumulation_steps=steps)
-    shifts = [-1.0, 1.0, -1.0, 1.0, 0, 0, 0, 0]  # the third is bad with a risen ratio, the fourth good with a fallen one
-    old = [lp + shift for lp, shift in zip(learner.log_probs(rollouts()), shifts, strict=True)]
-    metrics = learner.update(scored(rollouts(), REWARDS, ADVANTAGES, old))
-    assert metrics["clip_fraction"] == pytest.approx(6 / 43)
-    assert metrics["ratio_max"] == pytest.approx(math.e, rel=1e-5)
-    assert metrics["ratio_min"] == pytest.approx(1 / math.e, rel=1e-5)
-    assert metrics["ratio_mean"] == pytest.approx((14 * math.e + 4 / math.e + 25) / 43, rel=1e-5)

@@ -1,11 +1,10 @@
-"""GSPO, CISPO, clip-higher, RLOO, token_mean, KL and entropy in the loss, overlong shaping: by hand, and in the learner."""
+"""GSPO, CISPO, clip-higher, RLOO, token_mean, KL and entropy in the loss, overlong shaping: by hand."""
 
 from __future__ import annotations
 
 import copy
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,7 @@ from learner_parts import (
     LENGTHS,
     REWARDS,
     config,
-    flat,
-    last_gradients,
     learner_of,
-    log_probs_alone,
-    log_softmax_alone,
-    off_policy,
     rollouts,
 )
 from torch import Tensor
@@ -30,9 +24,7 @@ from torch.testing import assert_close
 from training_parts import scored
 
 from grpo.common.errors import UserError
-from grpo.common.records import Rollout, response_tokens
 from grpo.handouts import grpo_microbatch_train_step
-from grpo.learner.advantages import normalize_within_groups
 from grpo.learner.kl import kl_term
 from grpo.learner.learner import Learner
 from grpo.learner.losses import LOSSES, LossInputs
@@ -41,19 +33,6 @@ from grpo.models.lora import add_adapters
 from grpo.study.methods import OBJECTIVES, GrpoConfig, Lora, apply_overrides, resolved
 from grpo.study.settings import LearnerSettings
 from grpo.tasks.rewards import soft_overlong_punishment
-from grpo.training.step import train_on
-
-
-def loss_and_gradient(name: str, ratios: list[list[float]], advantages: list[float], **clip: float) -> tuple[Tensor, Tensor]:
-    """Each token's loss at these ratios (old log-probabilities are -1), and the gradient of their sum."""
-    old = torch.full((len(ratios), len(ratios[0])), -1.0)
-    log_probs = (old + torch.tensor(ratios).clamp(min=1e-9).log()).requires_grad_()
-    column = torch.tensor(advantages)[:, None]
-    loss, _ = LOSSES[name](LossInputs(log_probs, old, column, column, torch.tensor(ratios) > 0, **clip))
-    loss[torch.tensor(ratios) > 0].sum().backward()
-    assert log_probs.grad is not None
-    return loss.detach(), log_probs.grad
-
 
 # ------------------------------------------------------------------------------------------------------------- formulas
 
@@ -81,42 +60,36 @@ def test_a_ratio_beyond_float32_is_clipped_like_any_other(name: str, above: floa
     assert inputs.ratio.isfinite().all()
 
 
-def test_clip_higher_by_hand() -> None:
-    """1.25 lies within 1.3 and above 1.2; below 1 the lower range counts."""
-    clip = {"cliprange": 0.2, "cliprange_high": 0.3}
-    loss, gradient = loss_and_gradient("grpo_clip", [[1.25, 1.5, 0.7], [1.25, 0.9, 0.7]], [2.0, -1.0], **clip)
-    assert_close(loss, torch.tensor([[-2.5, -2.6, -1.4], [1.25, 0.9, 0.8]]))
-    assert_close(gradient, torch.tensor([[-2.5, 0.0, -1.4], [1.25, 0.9, 0.0]]))
+# Of each loss ratios, advantages and clip ranges, and what follows: each token's loss, and the gradient of their sum at the
+# log-probabilities, which is -ratio A where nothing is clipped. Old log-probabilities are -1; a ratio of 0 is no token.
+HALVES, CLIP = [[2.0, 1.0, 0.5]] * 2, {"cliprange": 0.25}
+BY_HAND: dict[str, tuple[str, Any, list[float], dict[str, float], Any, Any]] = {
+    "policy gradient": ("reinforce_with_baseline", [[1, 1]], [3], CLIP, [[3, 3]], [[-3, -3]]),
+    "clipped": ("grpo_clip", HALVES, [3, -1], CLIP, [[-3.75, -3, -1.5], [2, 1, 0.75]], [[0, -3, -1.5], [2, 1, 0]]),
+    "unclipped": ("grpo_no_clip", HALVES, [3, -1], CLIP, [[-6, -3, -1.5], [2, 1, 0.5]], [[-6, -3, -1.5], [2, 1, 0.5]]),
+    # 1.25 lies within 1.3 and above 1.2; below 1 the lower range counts.
+    "clip-higher": ("grpo_clip", [[1.25, 1.5, 0.7], [1.25, 0.9, 0.7]], [2, -1], {"cliprange": 0.2, "cliprange_high": 0.3},
+        [[-2.5, -2.6, -1.4], [1.25, 0.9, 0.8]], [[-2.5, 0, -1.4], [1.25, 0.9, 0]]),
+    # Ratios 4 and 1 of two tokens have the geometric mean 2. Each of the two has the loss -A s, and ds / dlog pi = s / 2.
+    "GSPO": ("gspo", [[4, 1, 0]], [-3], {"cliprange": 0.5}, [[6, 6, 0]], [[6, 6, 0]]),
+    "GSPO, clipped": ("gspo", [[4, 1, 0]], [3], {"cliprange": 0.5, "cliprange_high": 0.75}, [[-5.25, -5.25, 0]], [[0, 0, 0]]),
+    "GSPO without tokens": ("gspo", [[2], [0]], [1, 1], {"cliprange": 2.0}, [[-2], [0]], [[-2], [0]]),
+    # The weight is capped, the gradient stays; without a lower bound. Log-probabilities are log rho - 1.
+    "CISPO": ("cispo", [[0.1, 2, 9]], [2], {"cliprange": 0.2, "cliprange_high": 4.0},
+        [[-0.2 * (math.log(0.1) - 1), -4 * (math.log(2) - 1), -10 * (math.log(9) - 1)]], [[-0.2, -4, -10]]),
+}  # fmt: skip
 
 
-def test_gspo_by_hand() -> None:
-    """Ratios 4 and 1 of two tokens have the geometric mean 2; a third position is no token."""
-    loss, gradient = loss_and_gradient("gspo", [[4.0, 1.0, 0.0]], [-3.0], cliprange=0.5)
-    assert_close(loss[0, :2], torch.tensor([6.0, 6.0]))  # -min(2 * -3, 1.5 * -3)
-    assert_close(gradient, torch.tensor([[6.0, 6.0, 0.0]]))  # two tokens of -A s, each with ds / dlog pi = s / 2
-    loss, gradient = loss_and_gradient("gspo", [[4.0, 1.0, 0.0]], [3.0], cliprange=0.5, cliprange_high=0.75)
-    assert_close(loss[0, :2], torch.tensor([-5.25, -5.25]))
-    assert gradient.abs().max() == 0.0
-    loss, gradient = loss_and_gradient("gspo", [[2.0], [0.0]], [1.0, 1.0], cliprange=2.0)  # the second response has no token
-    assert loss.isfinite().all() and gradient.tolist() == [[-2.0], [0.0]]
-
-
-def test_cispo_by_hand() -> None:
-    """The weight is capped, the gradient stays; without a lower bound."""
-    loss, gradient = loss_and_gradient("cispo", [[0.1, 2.0, 9.0]], [2.0], cliprange=0.2, cliprange_high=4.0)
-    assert_close(gradient, torch.tensor([[-0.2, -4.0, -10.0]]))
-    assert_close(loss, torch.tensor([[-0.2, -4.0, -10.0]]) * (torch.tensor([0.1, 2.0, 9.0]).log() - 1))
-    new, old, one = torch.tensor([[0.1, 2.0, 9.0]]).log(), torch.zeros(1, 3), torch.ones(1, 1)
-    _, metrics = LOSSES["cispo"](LossInputs(new, old, one, one, torch.ones(1, 3), 0.2, 4.0))
-    assert metrics["clipped"].tolist() == [[False, False, True]]
-
-
-def test_leave_one_out_by_hand() -> None:
-    rewards = torch.tensor([1.0, 0.0, 0.0, 0.5, 0.5, 0.5])
-    found = normalize_within_groups(rewards, 3, 1e-6, normalize_by_std=False, baseline="leave_one_out")
-    assert_close(found, torch.tensor([1.0, -0.5, -0.5, 0.0, 0.0, 0.0]))
-    divided = normalize_within_groups(rewards, 3, 1e-6, normalize_by_std=True, baseline="leave_one_out")
-    assert_close(divided, found * 3**0.5)  # the standard deviation of 1, 0, 0 is the root of 1/3
+@pytest.mark.parametrize(("name", "ratios", "advantages", "clip", "loss", "gradient"), BY_HAND.values(), ids=BY_HAND)
+def test_a_loss_and_its_gradient_by_hand(
+    name: str, ratios: list[list[float]], advantages: list[float], clip: dict[str, float], loss: Any, gradient: Any
+) -> None:
+    ratio, column = torch.tensor(ratios, dtype=torch.float32), torch.tensor(advantages, dtype=torch.float32)[:, None]
+    old, mask = torch.full_like(ratio, -1.0), ratio > 0
+    log_probs = (old + ratio.clamp(min=1e-9).log()).requires_grad_()
+    found = torch.where(mask, LOSSES[name](LossInputs(log_probs, old, column, column, mask, **clip))[0], 0.0)
+    found.sum().backward()
+    assert_close((found.detach(), log_probs.grad), (torch.tensor(loss).float(), torch.tensor(gradient).float()))
 
 
 def test_every_token_of_the_batch_weighs_alike() -> None:
@@ -151,92 +124,6 @@ def test_the_kl_terms_gradient_is_that_of_the_reverse_divergence() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ the learner
-
-
-def clipped(s: Tensor, advantage: float) -> Tensor:
-    return -torch.minimum(s * advantage, s.clamp(0.8, 1.3) * advantage)
-
-
-BY_HAND: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {  # log-probabilities of a response -> each token's loss
-    "grpo_clip": lambda new, old, advantage: clipped((new - old).exp(), advantage),
-    "gspo": lambda new, old, advantage: clipped((new - old).mean().exp(), advantage).expand(len(new)),
-    "cispo": lambda new, old, advantage: -(new - old).exp().detach().clamp(max=1.3) * advantage * new,
-}
-
-
-def written_out(model: Any, start: Any, batch: list[Rollout], settings: GrpoConfig) -> Tensor:
-    """The loss of a batch with old log-probabilities, one response at a time."""
-    tokens, loss = response_tokens(batch), torch.zeros(())
-    for rollout in batch:
-        new, reference = log_probs_alone(model, rollout), log_probs_alone(start, rollout).detach()
-        distribution = log_softmax_alone(model, rollout)
-        entropy = -(distribution.exp() * distribution).sum(-1)
-        kl = torch.exp(reference - new) - (reference - new) - 1
-        weight = 1 / tokens if settings.length_normalization == "token_mean" else 1 / len(new) / len(batch)
-        assert rollout.old_log_probs is not None
-        per_token = BY_HAND[settings.loss_type](new, rollout.old_log_probs, rollout.advantage)
-        loss = loss + weight * (per_token + settings.kl_coefficient * kl).sum()
-        loss = loss - settings.entropy_coefficient * entropy.sum() / tokens
-    return loss
-
-
-@pytest.mark.parametrize("budget", [None, 24, 1000], ids=["padded", "packed", "one row"])
-@pytest.mark.parametrize(
-    ("loss_type", "normalization"), [("gspo", "masked_mean"), ("cispo", "token_mean"), ("grpo_clip", "token_mean")]
-)
-def test_gradients_against_losses_written_out(model: Any, budget: int | None, loss_type: str, normalization: str) -> None:
-    clip = {"cliprange": 0.2, "cliprange_high": 0.3, "loss_type": loss_type, "length_normalization": normalization}
-    terms = {"kl_coefficient": 0.7, "entropy_coefficient": 0.05}
-    learner = learner_of(model, budget, **clip, **terms, gradient_accumulation_steps=4)
-    with torch.no_grad():
-        for parameter in learner.model.parameters():
-            parameter.mul_(1.05)
-    batch = scored(rollouts(), REWARDS, ADVANTAGES, off_policy(learner, rollouts()))
-    for rollout, log_probs in zip(batch, learner.reference_log_probs(batch), strict=True):
-        rollout.reference_log_probs = log_probs
-    expected = copy.deepcopy(learner.model)
-    loss = written_out(expected, model, batch, learner.config)
-    loss.backward()
-    exact = flat({name: p.grad for name, p in expected.named_parameters()})
-    found = last_gradients(learner)
-    metrics = learner.update(batch)
-    assert (flat(found) - exact).norm() / exact.norm() < 1e-4
-    assert metrics["kl_loss"] != 0.0
-    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-4)
-
-
-def descended(model: Any, budget: int | None, ended: list[bool], **settings: Any) -> tuple[Tensor, dict[str, float]]:
-    """Gradient and metrics of the one update on a batch, in which some responses ended and the others were cut off."""
-    learner = learner_of(model, budget, gradient_accumulation_steps=4, loss_type="reinforce_with_baseline", **settings)
-    batch = scored(rollouts(), REWARDS, ADVANTAGES)
-    for one, stopped in zip(batch, ended, strict=True):
-        one.completion = replace(one.completion, finish_reason="stop" if stopped else "length")
-    gradients = last_gradients(learner)
-    (metrics,) = train_on(learner.config, learner, batch, version=0)
-    return flat(gradients), metrics
-
-
-@pytest.mark.parametrize("budget", [None, 24])
-@pytest.mark.parametrize("normalization", ["masked_mean", "token_mean"])
-def test_responses_that_were_cut_off_may_have_no_loss(model: Any, budget: int | None, normalization: str) -> None:
-    """Neither in the sum nor in `token_mean`'s number of tokens; nor have they entropies."""
-    ended, loss, entropies = [i % 3 > 0 for i in range(8)], torch.zeros(()), []
-    for one, advantage, stopped in zip(rollouts(), ADVANTAGES, ended, strict=True):
-        if stopped:
-            tokens = sum(n for n, each in zip(LENGTHS, ended, strict=True) if each)
-            weight = 1 / tokens if normalization == "token_mean" else 1 / one.length / 8
-            loss = loss - weight * advantage * log_probs_alone(model, one).sum()
-            entropies.append(torch.distributions.Categorical(logits=log_softmax_alone(model, one)).entropy())
-    loss.backward()
-    exact = flat({name: p.grad for name, p in model.named_parameters()})
-    settings = {"mask_truncated_completions": True, "length_normalization": normalization}
-    found, metrics = descended(model, budget, ended, **settings)
-    assert (found - exact).norm() / exact.norm() < 1e-4
-    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-4)
-    assert metrics["token_entropy"] == pytest.approx(torch.cat(entropies).mean().item(), rel=1e-4)
-    nothing, metrics = descended(model, budget, [False] * 8, **settings, entropy_coefficient=0.1)
-    assert nothing.norm() == metrics["loss"] == metrics["skipped_update"] == 0.0
-    assert all(math.isnan(metrics[name]) for name in ("token_entropy", "ratio_min", "ratio_max", "mismatch_max"))
 
 
 def test_kl_in_the_loss_is_to_the_base_below_the_adapters(model: Any) -> None:

@@ -1,16 +1,21 @@
-"""The `model` stage where a study pretrains a model for each of its seeds."""
+"""The `model` stage: a model for each seed of a study, and an existing model, which keeps its weights and their precision."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+import torch
+from model_parts import TOKENIZERS, tiny_model
+from safetensors.torch import load_file
 from study_parts import study_named, with_values
 
 from grpo.models.checkpoint import load_model, load_tokenizer
 from grpo.pretraining.base_model import make_base_model
 from grpo.study import paths
 from grpo.study.effective import effective_run
+from grpo.study.schema import Study
+from grpo.study.settings import LocalModel
 
 
 @pytest.mark.slow
@@ -33,3 +38,20 @@ def test_each_seed_has_the_model_of_its_own_seed_and_the_first_ones_is_the_tasks
         assert all(single[name].equal(weight) for name, weight in weights.items())
     first, second = (weights for _, weights in found)
     assert any(first[name].shape != second[name].shape or not first[name].equal(second[name]) for name in first)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_copied_model_keeps_its_weights_bit_by_bit(dtype: str, workdir: Path, mini_study: Study) -> None:
+    source = workdir / "hub"
+    TOKENIZERS["like_qwen3"](source, ["What is 1 + 1?"])
+    tiny_model("llama").to(getattr(torch, dtype)).save_pretrained(source)
+    weights = load_file(source / "model.safetensors")
+    model = LocalModel(source="local", path=str(source))
+    make_base_model(mini_study.model_copy(update={"models": {"main": model}}), "main")
+    copied = load_file(paths.model("main") / "model.safetensors")
+    assert copied.keys() == weights.keys()
+    for name, weight in weights.items():
+        assert copied[name].dtype == weight.dtype, name
+        assert torch.equal(copied[name], weight), name
+    loaded = load_model(paths.model("main")).state_dict()
+    assert all(torch.equal(loaded[name], weight.float()) for name, weight in weights.items())

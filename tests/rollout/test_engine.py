@@ -560,22 +560,17 @@ SAID: dict[str, tuple[str, dict[str, Any], str, str, int]] = {  # what is said, 
     "the limit": ("4 apples and more", {"max_tokens": 10}, "4 apples a", "length", 10),
     "end of text as the last allowed token": ("abc$", {"max_tokens": 4, "stop": (";x",)}, "abc", "stop", 4),
     "a stop string as the last allowed token": ("ab;x", {"max_tokens": 4, "stop": (";x",)}, "ab;x", "stop", 4),
-    "end of text after the limit": ("abcd$", {"max_tokens": 4, "stop": (";x",)}, "abcd", "length", 4),
     "a stop string stays": ("</think> <answer>4</answer> x", {"max_tokens": 60, "stop": ("</answer>",)},
         "</think> <answer>4</answer>", "stop", 27),
-    "the first of two stop strings": ("ab STOP cd END", {"max_tokens": 14, "stop": ("END", "STOP")}, "ab STOP", "stop", 7),
-    "parts of stop strings": ("ab EN D STO P", {"max_tokens": 14, "stop": ("STOP", "END")}, "ab EN D STO P.", "length", 14),
     "beyond ASCII": ("antwoord één, twee", {"max_tokens": 40, "stop": ("éé",)}, "antwoord éé", "stop", 13),
     # Tokens 3 to 5 are the fallback in the place of end of text; the sixth may end the completion.
     "no end of text before the minimum": ("ab$$$$cd", {"min_tokens": 5, "max_tokens": 12}, "ab...", "stop", 6),
     "end of text after the minimum": ("abcd$", {"min_tokens": 4, "max_tokens": 12}, "abcd", "stop", 5),
     "one before the minimum": ("a;bcdefg$", {"min_tokens": 6, "max_tokens": 30, "stop": (";",)}, "a;bcdefg", "stop", 9),
-    "and then the limit": ("a;bcdefgh", {"min_tokens": 4, "max_tokens": 8, "stop": (";",)}, "a;bcdefg", "length", 8),
     "a stop string at the minimum": ("ab;cdef$", {"min_tokens": 3, "max_tokens": 30, "stop": (";",)}, "ab;cdef", "stop", 8),
     "a stop string after the minimum": ("abc;def", {"min_tokens": 3, "max_tokens": 30, "stop": (";",)}, "abc;", "stop", 4),
-    # A stop string before the minimum is not found again later, by the > of another word or by the next token.
+    # A stop string before the minimum is not found again later, by the > of another word.
     "an early stop string": ("<e>b>cd$", {"min_tokens": 4, "max_tokens": 30, "stop": ("<e>",)}, "<e>b>cd", "stop", 8),
-    "one at the minimum": ("a<e>>cd$", {"min_tokens": 4, "max_tokens": 30, "stop": ("<e>",)}, "a<e>>cd", "stop", 8),
 }  # fmt: skip
 
 
@@ -583,14 +578,6 @@ SAID: dict[str, tuple[str, dict[str, Any], str, str, int]] = {  # what is said, 
 def test_how_a_completion_ends(say: Say, said: str, params: dict[str, Any], text: str, reason: str, tokens: int) -> None:
     (completion,) = say(said, **params)
     assert (completion.text, completion.finish_reason, len(completion.token_ids)) == (text, reason, tokens)
-
-
-def test_rows_that_end_at_different_times_do_not_disturb_each_other(say: Say) -> None:
-    texts = ["a$", "bcdefgh$", "cd$", "defghijklmnop;x", "e;", "fghi$", "gh;", "hijklmnopqrstuvwxyz$"]
-    completions = say(*texts, n=3, max_tokens=30, stop=(";",))
-    spoken = ["a", "bcdefgh", "cd", "defghijklmnop;", "e;", "fghi", "gh;", "hijklmnopqrstuvwxyz"]
-    assert [c.text for c in completions] == [text for text in spoken for _ in range(3)]
-    assert {c.finish_reason for c in completions} == {"stop"}
 
 
 # ------------------------------------------------------------------------------------------------ engines that cannot start

@@ -1,0 +1,262 @@
+"""Gradients, log-probabilities and metrics of the learner against one plain loss, for every objective and layout of a batch."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as with_settings
+from hypothesis import strategies as st
+from learner_parts import ADVANTAGES, PROBLEM, REWARDS, flat, last_gradients, learner_of, log_softmax_alone, rollouts_of
+from torch import Tensor
+from torch.testing import assert_close
+from training_parts import scored
+
+from grpo.common.records import Completion, Rollout, response_tokens
+from grpo.learner.learner import Learner
+from grpo.learner.microbatches import texts_of
+from grpo.study.methods import GrpoConfig
+from grpo.training.step import train_on
+
+LAYOUTS = {  # token budget of a microbatch, and whether its responses are packed
+    "padded": (None, False),
+    "padded by budget": (25, False),
+    "one response a row": (1, True),
+    "packed": (25, True),
+    "one row": (10_000, True),
+}
+every_layout = pytest.mark.parametrize("layout", LAYOUTS)
+# Of each response the lengths of the policy's and of the environment's pieces, in turn. Four responses share a prompt.
+PIECES = [(3, 4, 2), (1, 1, 1, 5, 6), (9,), (2, 7, 3), (1,), (0,), (2, 2, 2, 2, 2), (7,)]
+
+
+def responses() -> list[Rollout]:
+    """Responses whose log-probabilities the engine reports as -1; the third and the last are cut off."""
+    rng, found = random.Random(5), []
+    for i, pieces in enumerate(PIECES):
+        prompt = tuple(random.Random(i // 4).randrange(1, 512) for _ in range(4 + i // 4))
+        ends = [sum(pieces[: n + 1]) for n in range(len(pieces))]
+        observations = tuple((ends[n - 1], ends[n]) for n in range(1, len(pieces), 2))
+        ids = tuple(rng.randrange(1, 512) for _ in range(sum(pieces)))
+        reason = "length" if i in (2, 7) else "stop"
+        found.append(Rollout(PROBLEM, prompt, Completion(ids, "", (-1.0,) * sum(pieces[::2]), reason, 0, observations), {}))
+    return scored(found, REWARDS, ADVANTAGES)
+
+
+def apart(log_probs: list[Tensor], by: float, seed: int) -> list[Tensor]:
+    """Log-probabilities that differ from these by up to ``by``."""
+    generator = torch.Generator().manual_seed(seed)
+    return [row + by * (2 * torch.rand(row.shape, generator=generator) - 1) for row in log_probs]
+
+
+# --------------------------------------------------------------------------------------------------------- the plain loss
+
+
+def clipped(ratio: Tensor, advantage: float) -> Tensor:
+    return -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.3) * advantage)
+
+
+PER_TOKEN: dict[str, Callable[[Tensor, Tensor, Rollout], Tensor]] = {
+    "no_baseline": lambda new, _, r: -r.rewards["reward"] * new,
+    "reinforce_with_baseline": lambda new, _, r: -r.advantage * new,
+    "grpo_no_clip": lambda new, old, r: -r.advantage * (new - old).exp(),
+    "grpo_clip": lambda new, old, r: clipped((new - old).exp(), r.advantage),
+    "gspo": lambda new, old, r: clipped((new - old).sum().div(max(1, len(new))).exp(), r.advantage).expand(len(new)),
+    "cispo": lambda new, old, r: -(new - old).exp().detach().clamp(max=1.3) * r.advantage * new,
+}
+
+
+def sampled_alone(model: Any, rollout: Rollout, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies of the tokens that the policy wrote, from a forward pass over the text alone."""
+    written = {place for start, end in rollout.completion.observations for place in range(start, end)}
+    places = [place for place in range(len(rollout.completion.token_ids)) if place not in written]
+    distribution = log_softmax_alone(model, rollout, temperature)[places]
+    ids = torch.tensor(rollout.completion.token_ids, dtype=torch.long)[places]
+    return distribution.gather(-1, ids[:, None])[:, 0], -(distribution.exp() * distribution).sum(-1)
+
+
+def weight_of(i: int, batch: list[Rollout], config: GrpoConfig) -> float:
+    """The weight of each token of the batch's i-th response."""
+    lengths, size = [rollout.length for rollout in batch], config.micro_train_batch_size
+    start = i - i % size
+    if config.length_normalization == "token_mean":
+        return 1 / sum(lengths)
+    divisors = {"masked_mean": lengths[i], "masked_normalize": 16, "microbatch_longest": max(lengths[start : start + size])}
+    return 1 / max(1, divisors[config.length_normalization]) / len(batch)
+
+
+def plain_loss(model: Any, batch: list[Rollout], config: GrpoConfig) -> tuple[Tensor, dict[str, float]]:
+    """The loss of a batch, one response at a time, and its metrics, all but the extremes means over the sampled tokens."""
+    loss, tokens, measured = torch.zeros(()), response_tokens(batch), dict[str, list[Tensor]]()
+    for i, rollout in enumerate(batch):
+        new, entropy = sampled_alone(model, rollout, config.sampling_temperature)
+        old = new.detach() if rollout.old_log_probs is None else rollout.old_log_probs
+        engine = torch.tensor(rollout.completion.log_probs)
+        found = {"token_entropy": entropy, "ratio_mean": (new - old).exp()}
+        found |= {"mismatch_mean": (engine - old).abs(), "mismatch_kl": engine - old}
+        per_token = PER_TOKEN[config.loss_type](new, old, rollout)
+        if config.loss_type == "grpo_clip":
+            found["clip_fraction"] = (per_token > -found["ratio_mean"] * rollout.advantage).float()
+        if config.importance_cap is not None:
+            difference = old - engine
+            if config.importance_mode == "sequence_truncate":
+                difference = difference.sum().expand(len(new))
+            weights = difference.exp().clamp(max=config.importance_cap)
+            found |= {"importance_mean": weights, "importance_capped": (weights == config.importance_cap).float()}
+            per_token = per_token * weights
+        if config.kl_coefficient:
+            assert rollout.reference_log_probs is not None
+            difference = rollout.reference_log_probs - new
+            found["kl_loss"] = difference.exp() - difference - 1
+            per_token = per_token + config.kl_coefficient * found["kl_loss"]
+        loss = loss + weight_of(i, batch, config) * per_token.sum() - config.entropy_coefficient * entropy.sum() / tokens
+        for name, values in found.items():
+            measured.setdefault(name, []).append(values.detach())
+    metrics = {name: torch.cat(values).mean().item() for name, values in measured.items()}
+    ratios = torch.cat(measured["ratio_mean"])
+    return loss, metrics | {"loss": loss.item(), "ratio_min": ratios.min().item(), "ratio_max": ratios.max().item()}
+
+
+def gradient_of(model: Any, loss: Tensor) -> Tensor:
+    loss.backward()  # type: ignore[no-untyped-call]
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def assert_same_gradient(found: dict[str, Tensor], expected: Tensor) -> None:
+    assert expected.norm() > 0 and (flat(found) - expected).norm() / expected.norm() < 2e-5
+
+
+def moved(model: Any, layout: str = "packed", **changes: Any) -> tuple[Learner, Any]:
+    """A learner whose weights are no longer the starting ones, and a copy of its model."""
+    learner = learner_of(model, *LAYOUTS[layout], **{"gradient_accumulation_steps": 4} | changes)
+    with torch.no_grad():
+        for parameter in learner.model.parameters():
+            parameter.mul_(1.05)
+    return learner, copy.deepcopy(learner.model)
+
+
+# ------------------------------------------------------------------------------------------------------------------ GRPO
+
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "rewards": {"loss_type": "no_baseline", "length_normalization": "microbatch_longest"},
+    "advantages": {"loss_type": "reinforce_with_baseline", "length_normalization": "masked_normalize"},
+    "unclipped": {"loss_type": "grpo_no_clip", "length_normalization": "microbatch_longest", "gradient_accumulation_steps": 1},
+    "a response at a time": {"length_normalization": "microbatch_longest", "gradient_accumulation_steps": 8},
+    "GRPO at another temperature": {"loss_type": "grpo_clip", "sampling_temperature": 0.6},
+    "a part of the rollout batch": {"train_batch_size": 4},
+    "DAPO": {"loss_type": "grpo_clip", "length_normalization": "token_mean"},
+    "GSPO": {"loss_type": "gspo"},
+    "CISPO": {"loss_type": "cispo", "length_normalization": "token_mean"},
+    "KL and entropy": {"loss_type": "gspo", "kl_coefficient": 0.7, "entropy_coefficient": 0.05},
+    "weights of tokens": {"importance_cap": 1.2, "kl_coefficient": 0.3},
+    "weights of responses": {
+        "importance_cap": 1.5,
+        "importance_mode": "sequence_truncate",
+        "length_normalization": "token_mean",
+    },
+}
+
+
+@every_layout
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_an_update_is_that_of_the_plain_loss(fresh_model: Any, objective: str, layout: str) -> None:
+    """Policy, sampling policy, engine and starting weights all differ."""
+    learner, model = moved(fresh_model, layout, **{"cliprange": 0.2, "cliprange_high": 0.3} | OBJECTIVES[objective])
+    config, batch = learner.config, responses()
+    for found, rollout in zip(computed := learner.log_probs(batch), batch, strict=True):
+        assert_close(found, sampled_alone(model, rollout, config.sampling_temperature)[0].detach(), atol=1e-4, rtol=1e-4)
+    old = apart(computed, 0.5, seed=7)
+    engine = apart(old, 0.4, seed=8)
+    batch = scored(batch, REWARDS, ADVANTAGES, old)[: config.train_batch_size]
+    for rollout, log_probs in zip(batch, engine, strict=False):
+        rollout.completion = replace(rollout.completion, log_probs=tuple(log_probs.tolist()))
+        if config.kl_coefficient:
+            rollout.reference_log_probs = sampled_alone(fresh_model, rollout)[0].detach()
+    if config.kl_coefficient:
+        for found, rollout in zip(learner.reference_log_probs(batch), batch, strict=True):
+            assert_close(found, rollout.reference_log_probs, atol=1e-4, rtol=1e-4)
+    loss, expected = plain_loss(model, batch, config)
+    gradients = last_gradients(learner)
+    metrics = learner.update(batch)
+    assert_same_gradient(gradients, gradient_of(model, loss))
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=2e-4, abs=1e-6)
+    differences = torch.cat([e - o for e, o in zip(engine, old, strict=True)][: len(batch)]).abs()
+    assert metrics["mismatch_max"] == pytest.approx(differences.max().item(), rel=1e-4)
+    assert metrics["mismatch_above"] == pytest.approx((differences > 0.1).float().mean().item())
+    assert ("importance_mean" in metrics) == ("importance_capped" in metrics) == (config.importance_cap is not None)
+
+
+@every_layout
+@pytest.mark.parametrize("normalization", ["masked_mean", "token_mean"])
+def test_responses_that_were_cut_off_may_have_no_loss(fresh_model: Any, layout: str, normalization: str) -> None:
+    """Neither in the sum nor in `token_mean`'s number of tokens; nor have they entropies."""
+    changes = {"mask_truncated_completions": True, "length_normalization": normalization}
+    learner, model = moved(fresh_model, layout, **changes)
+    gradients = last_gradients(learner)
+    (metrics,) = train_on(learner.config, learner, responses(), version=0)
+    batch = responses()
+    for rollout in (batch[2], batch[7]):
+        rollout.completion = replace(rollout.completion, token_ids=(), log_probs=())
+    loss, expected = plain_loss(model, batch, learner.config)
+    assert_same_gradient(gradients, gradient_of(model, loss))
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+    learner, _ = moved(fresh_model, layout, **changes, entropy_coefficient=0.1)
+    nothing, batch = last_gradients(learner), responses()
+    for rollout in batch:
+        rollout.completion = replace(rollout.completion, finish_reason="length")
+    (metrics,) = train_on(learner.config, learner, batch, version=0)
+    assert flat(nothing).norm() == metrics["loss"] == metrics["skipped_update"] == 0.0
+    assert all(math.isnan(metrics[name]) for name in ("token_entropy", "ratio_min", "ratio_max", "mismatch_max"))
+
+
+@with_settings(max_examples=25, deadline=None)
+@given(
+    lengths=st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=4), min_size=1, max_size=5).filter(
+        lambda groups: sum(map(len, groups)) > 1 and sum(map(sum, groups)) > 0
+    ),
+    prompts=st.lists(st.integers(1, 6), min_size=5, max_size=5),
+    vocabulary=st.sampled_from([2, 3, 512]),  # of the first all prompts of one length are equal
+    budget=st.integers(1, 60),
+    seed=st.integers(0, 1000),
+)
+def test_packed_rows_of_any_lengths_have_the_gradient_of_the_plain_loss(
+    fresh_model: Any, lengths: list[list[int]], prompts: list[int], vocabulary: int, budget: int, seed: int
+) -> None:
+    batch, generator = rollouts_of(lengths, prompts[: len(lengths)], vocabulary, seed), torch.Generator().manual_seed(1)
+    n, model = len(batch), copy.deepcopy(fresh_model)
+    learner = learner_of(fresh_model, budget, rollout_batch_size=n, train_batch_size=n, group_size=n, loss_type="grpo_clip")
+    old = apart([sampled_alone(model, rollout)[0].detach() for rollout in batch], 0.1, seed=1)
+    batch = scored(batch, torch.rand(n, generator=generator), torch.randn(n, generator=generator), old)
+    gradients = last_gradients(learner)
+    learner.update(batch)
+    assert_same_gradient(gradients, gradient_of(model, plain_loss(model, batch, learner.config)[0]))
+
+
+# ----------------------------------------------------------------------------------------------------------- fine-tuning
+
+
+@every_layout
+@pytest.mark.parametrize("constant", [1.0, 7.0])
+def test_a_fine_tuning_update_is_that_of_the_plain_loss(fresh_model: Any, constant: float, layout: str) -> None:
+    """-sum log p / constant, averaged over responses, which are learnt at temperature 1 whatever they were sampled at.
+
+    There may be fewer of them than ``train_batch_size``, as in the last batch of expert iteration.
+    """
+    batch, model = responses(), copy.deepcopy(fresh_model)
+    sizes = {"rollout_batch_size": 24, "train_batch_size": 24, "gradient_accumulation_steps": 4}
+    learner = learner_of(fresh_model, *LAYOUTS[layout], **sizes, sampling_temperature=0.6)
+    loss = -torch.stack([sampled_alone(model, rollout)[0].sum() for rollout in batch]).mean() / constant
+    expected, gradients = gradient_of(model, loss), last_gradients(learner)
+    metrics = learner.sft_update(texts_of(batch), constant)
+    assert_same_gradient(gradients, expected)
+    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert metrics["mean_nll"] == pytest.approx(loss.item() * constant * len(batch) / response_tokens(batch), rel=1e-5)
+    assert metrics["gradient_norm"] == pytest.approx(expected.norm().item(), rel=1e-5)

@@ -144,10 +144,9 @@ def _verdict(answer: str, truth: str, algebra: Callable[[str, str], bool] | None
 
 def equal_readings(answer: str, truth: str) -> list[str]:
     """The readings (normalised) of an answer that equal the truth, without computer algebra."""
-    readings = []
+    readings: list[str] = []
     with contextlib.suppress(NeedsAlgebra):
-        for reading in _equal_readings(answer, truth, Comparison(None, Effort(_CHEAP_EFFORT))):
-            readings.append(reading)
+        readings.extend(_equal_readings(answer, truth, Comparison(None, Effort(_CHEAP_EFFORT))))
     return readings
 
 
@@ -169,7 +168,8 @@ def _equal_readings(answer: str, truth: str, comparison: Comparison) -> Iterator
         by_letter = chosen is not None or len(normalise(answer).strip("()")) == 1
         normal_truth = true_choice[0] if by_letter else normalise(true_choice[1])
     open_question = False
-    for reading in chain(dict.fromkeys(readings), _restated(answer)):
+    in_words = (text for source in (answer, value or "") for text in restated(source)) if _WORD.search(answer) else ()
+    for reading in chain(dict.fromkeys(readings), in_words):
         normal = normalise(reading)
         try:
             if comparison.same(normal, normal_truth):
@@ -192,10 +192,3 @@ def _normal_truth(truth: str) -> str:
     spelt = spelt_out(truth)
     in_digits = spelt and exact_value(split_unit(normalise(spelt))[0]) is not None
     return normalise(spelt if spelt and in_digits else truth)
-
-
-def _restated(answer: str) -> Iterator[str]:
-    """Further readings, tried last: restated words."""
-    if _WORD.search(answer):
-        for text in (answer, sentence_value(answer) or ""):
-            yield from restated(text)

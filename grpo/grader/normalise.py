@@ -15,6 +15,8 @@ from grpo.grader.split import top_level
 
 _SPELLING = tomllib.loads(Path(__file__).with_name("spelling.toml").read_text(encoding="utf-8"))
 _CHARACTERS = str.maketrans({sign: latex for signs, latex in _SPELLING["characters"].items() for sign in signs})
+_GREEK = _SPELLING["greek"].split()
+_CHARACTERS |= {ord(letter): f"\\{name} " for letter, name in zip(_GREEK[::2], _GREEK[1::2], strict=True)}
 _COMMANDS = {name: meaning for meaning, names in _SPELLING["commands"].items() for name in names.split()}
 _COMMAND = re.compile(r"\\(?:left|right) ?\.|\\([A-Za-z]+) ?")
 # Patterns that begin with a command are for LaTeX only.
@@ -42,8 +44,6 @@ _WHOLE_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{((?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\
 _INLINE_MATH = re.compile(r"(?<![\\\w$])\$(?!\$)((?:[^$\\]|\\.)+?)(?<!\s)\$(?![\w$])")
 _BRACKETED_MATH = re.compile(r"(?<![\\\w.)\]])\\[(\[]((?:(?!\\[()\[\]]).)+)\\[)\]](?![\w\\]|\.\d)")
 _HEADING = re.compile(r"^#{1,6} +")
-_FENCE = re.compile(r"\s*```[a-z]*\s([^`]*)```\s*")
-_LINE = re.compile(r"(?:\$?\\?[A-Za-z](?:_\{?\w\}?)?|[A-Z][a-z]+) ?[=:](?!=)[^=:\n]+|[^A-Za-z=\n]+")
 _ENVIRONMENT = re.compile(
     r"\\begin ?\{(?:align(?:ed)?|gather(?:ed)?|split|equation|multline|eqnarray|center|displaymath)\*?\}"
     r"((?:(?!\\begin|\\end).)*)\\end ?\{\w+\*?\}"
@@ -90,7 +90,7 @@ def normalise(text: str) -> str:
     if not text.isascii():
         text = _unicode_to_latex(text)
     # White space is collapsed before and after, as patterns with several \s* take cubic time on long runs of it.
-    text = _unwrap(without_markup(_SPACE.sub(" ", _in_one_line(text))))
+    text = _unwrap(without_markup(_SPACE.sub(" ", text)))
     is_latex = "\\" in text
     if is_latex:
         text = _THIN_THOUSANDS.sub(lambda match: re.sub(r"\\[,;: ]", "", match.group()), text)
@@ -185,19 +185,6 @@ def _code_to_latex(text: str) -> str:
     if text.startswith("Matrix(") and text.endswith(")"):
         inner = text[7:-1].strip()
         return inner if inner.startswith("[[") else "[" + ",".join(f"[{cell}]" for cell in inner.strip("[]").split(",")) + "]"
-    return text
-
-
-def _in_one_line(text: str) -> str:
-    """A list of values or assignments with one a line, as a list; the content of a code fence."""
-    if "```" in text and (fence := _FENCE.fullmatch(text)):
-        text = fence[1]
-    lines = [line.strip(" \t$,;.") for line in text.strip().split("\n")] if "\n" in text else []
-    lines = [line for line in lines if line not in {"", r"\[", r"\]"}]
-    if len(lines) == 1:
-        return lines[0]
-    if 2 <= len(lines) <= 12 and all(_LINE.fullmatch(line) and line.count("{") == line.count("}") for line in lines):
-        return ", ".join(lines)
     return text
 
 

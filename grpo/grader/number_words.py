@@ -10,7 +10,8 @@ from typing import Any
 
 LISTS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
 WORDS: dict[str, frozenset[str]] = {name: frozenset(words.split()) for name, words in LISTS.items() if isinstance(words, str)}
-NUMBERS: dict[str, int] = LISTS["numbers"]
+NUMBERS = {word: value for value, word in enumerate(LISTS["small numbers"].split())}
+NUMBERS |= {word: value for value, word in zip(range(20, 100, 10), LISTS["tens"].split(), strict=True)}
 _LARGE: dict[str, int] = LISTS["large numbers"]
 _DENOMINATORS: dict[str, int] = LISTS["denominators"]
 _SPECIAL = {"half": Fraction(1, 2), "a half": Fraction(1, 2), "a dozen": Fraction(12), "half a dozen": Fraction(6)}

@@ -53,8 +53,9 @@ def _units() -> tuple[dict[str, tuple[str, Fraction]], dict[str, str]]:
     """Canonical name -> (dimension, size), and every name of a unit -> its canonical name."""
     sizes = {name: (what, Fraction(str(row[0]))) for what, units in _UNITS["sizes"].items() for name, row in units.items()}
     names = {other: name for units in _UNITS["sizes"].values() for name, row in units.items() for other in (name, *row[1:])}
-    sizes |= {name: (name, Fraction(1)) for name in _UNITS["others"]}
-    names |= {other: name for name, row in _UNITS["others"].items() for other in (name, *row)}
+    for name, *spellings in map(str.split, _UNITS["others"]):
+        sizes[name] = (name, Fraction(1))
+        names |= dict.fromkeys((name, *spellings), name)
     for sign, (what, *spellings) in _UNITS["metric"].items():
         for letter, (size, prefix) in ("", (1, "")), *_UNITS["prefixes"].items():
             sizes[letter + sign] = (what, Fraction(str(size)))
@@ -66,7 +67,9 @@ _SIZES, _NAMES = _units()
 # Names in lower case -> names. Of signs of two letters, those in any case that no prefix changes: KG, but neither MG nor NM.
 _ANY_CASE = {name.lower(): name for name in _NAMES if len(name) > 2 or name in _SHORT_UNITS - {"mm", "mg", "ml"}}
 _ANY_CASE |= dict.fromkeys(("mhz", "mpa"), "")
-_MONEY_SIGNS = _UNITS["money before"]
+_MONEY_SIGNS, _MONEY_ENDINGS = (
+    {sign: name for name, signs in _UNITS[f"money {place}"].items() for sign in signs} for place in ("before", "behind")
+)
 _SIGN_OF_MONEY = "|".join(re.escape(sign) for sign in _MONEY_SIGNS)
 _MONEY = re.compile(rf"([+-]?)({_SIGN_OF_MONEY}) ?([+-]?)(?!\\?\$)(?=[\d.\\(])(.+)")
 _WORDS_OF_MEASURES = frozenset(("/", "%", "am", "pm", "C", "F", "K", "unit", "units", "square", "cubic", "squared", "cubed"))
@@ -75,7 +78,7 @@ _RATE = re.compile(r"(.*\d) ?(?:/| per | an? )(.+)")
 Unit = tuple[tuple[str, int], ...]
 """Canonical names and their powers, sorted: m/s² is (("m", 1), ("s", -2)); empty for no unit."""
 PERCENT: Unit = (("%", 1),)
-_ENDINGS = {r"\%": "%"} | _UNITS["money behind"]
+_ENDINGS = {r"\%": "%"} | _MONEY_ENDINGS
 
 
 @lru_cache(maxsize=8192)

@@ -225,7 +225,7 @@ class Evaluator:
             below = getattr(context, _POLES[name])(x)
             if abs(below) < context.mpf(10) ** (8 - context.dps):
                 raise Undefined
-        return getattr(context, _MPMATH_NAMES.get(name, name))(x)
+        return getattr(context, _MPMATH_NAMES.get(name, name.replace("arc", "a")))(x)
 
     def unknown(self, name: str, arguments: list[Any]) -> Any:
         """Evaluate an unknown function, for which any function without symmetries may stand."""
@@ -253,14 +253,4 @@ _BINARY = frozenset(("add", "mul", "div", "pow", "root", "binomial"))
 _AT_ZERO = dict.fromkeys(("sin", "tan", "arcsin", "arctan", "sinh", "tanh"), 0)
 _AT_ZERO |= dict.fromkeys(("cos", "sec", "exp", "cosh", "cis"), 1)
 _POLES = {"tan": "cos", "sec": "cos", "cot": "sin", "csc": "sin"}
-_MPMATH_NAMES = {
-    "arcsin": "asin",
-    "arccos": "acos",
-    "arctan": "atan",
-    "arcsinh": "asinh",
-    "arccosh": "acosh",
-    "arctanh": "atanh",
-    "cis": "expj",
-    "log": "log10",
-    "lg": "log10",
-}
+_MPMATH_NAMES = {"cis": "expj", "log": "log10", "lg": "log10"}

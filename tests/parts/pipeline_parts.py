@@ -1,7 +1,8 @@
-"""The study from a fresh copy of the repository, for the tests that run it whole: through DVC, Snakemake and Slurm."""
+"""The study from a fresh copy of the repository, run whole through DVC, Snakemake and Slurm; commands that are disturbed."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parents[2]
@@ -22,14 +24,35 @@ DIFFERS = (
     "reports/writeup.md",
     "reports/kissing_number",
 )
+# Finishes its step when it is told to stop, and saves, as `grpo train` does.
+TRAINING = """
+import pathlib, signal, sys, time
+stopped = []
+for signum in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(signum, lambda *_: stopped.append(1))
+pathlib.Path("started").touch()
+while not stopped:
+    time.sleep(0.01)
+time.sleep(%s)
+pathlib.Path("saved").touch()
+sys.exit(%s)
+"""
 
 
-def environment() -> dict[str, str]:
-    """The programs of this environment, a name for commits, and no tracking server."""
-    env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "GIT_CONFIG_GLOBAL": "/dev/null"}
+def environment(**extra: str) -> dict[str, str]:
+    """This environment's programs first, a name for commits, no tracking server, and no job of Slurm, Snakemake or DVC."""
+    env = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("SLURM_", "SNAKEMAKE_", "DVC_", "MLFLOW_TRACKING_URI")) or key == "SLURM_CONF"
+    }
+    env |= {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "DVC_NO_ANALYTICS": "1",
+    }
     env |= {f"GIT_{who}_{what}": f"tests@{who}.invalid" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-    env.pop("MLFLOW_TRACKING_URI", None)
-    return env
+    return env | extra
 
 
 def sh(folder: Path, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -80,3 +103,13 @@ def digests(folder: Path) -> dict[str, str]:
         path for root in ("data/runs", "data/checkpoints") for path in sorted((folder / root).rglob("*")) if path.is_file()
     ]
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def processes(folder: Path) -> list[psutil.Process]:
+    """The running processes whose working folder is this one."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from workflow_parts import ROOT
+from pipeline_parts import ROOT
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+from pipeline_parts import ROOT, TRAINING, environment, processes
 from waiting import wait_for
-from workflow_parts import ROOT, TRAINING, environment, processes
 
 sys.path.insert(0, str(ROOT / "workflow"))
 

@@ -17,21 +17,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from pipeline_parts import ROOT, TRAINING, environment, processes
 from ruamel.yaml import YAML
 from waiting import wait_for
-from workflow_parts import (
-    PARAMS,
-    ROOT,
-    TRAINING,
-    call,
-    edit,
-    environment,
-    lock,
-    new_repo,
-    processes,
-    ran,
-    snakemake,
-)
 
 sys.path.insert(0, str(ROOT / "workflow"))
 
@@ -43,7 +31,91 @@ from grpo.study.schema import load_study
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:dvc.*")
 
+# The toy pipeline has three layers; its stages take no time, DVC and Snakemake about a second each.
+# `ran.txt` is no output of any stage: it counts what was really run.
+DVC_YAML = """
+stages:
+  source:
+    cmd: mkdir -p data && echo ${base} > data/source && echo source >> ran.txt
+    params: [base]
+    outs: [data/source]
+  train:
+    matrix: {arm: "${arms}", seed: [0]}
+    cmd: >-
+      test ${item.arm} != ${broken} && mkdir -p data/runs && grep -Eo '${item.arm}"?: [0-9]+' params.yaml |
+      cat data/source - > data/runs/${item.arm}-${item.seed} && echo train-${item.arm} >> ran.txt
+    deps: [data/source]
+    params: ["scales.${item.arm}"]
+    outs: ["data/runs/${item.arm}-${item.seed}"]
+    meta: {resources: train}
+  report.final-one:
+    cmd: cat data/runs/* > report.txt && echo report >> ran.txt
+    deps: [data/runs]
+    outs:
+      - report.txt: {cache: false}
+    meta: {resources: small}
+"""
+PARAMS = """
+base: 1
+arms: ["1e-4", no_std]
+scales: {"1e-4": 2, no_std: 3}
+broken: none
+resources:
+  small: {gpus: 0, cpus: 1, mem_mb: 100, runtime_min: 5}
+  train: {gpus: 0, cpus: 64, mem_mb: 100, runtime_min: 5}
+"""
 ALL = ["report", "source", "train-1e-4", "train-no_std"]
+
+
+def call(repo: Path, *command: str, ok: bool = True, timeout: float = 120) -> str:
+    """Run a command in the repository and return all it printed."""
+    done = subprocess.run(
+        command, cwd=repo, env=environment(DVC_SITE_CACHE_DIR=str(repo / ".dvc" / "site"), CUDA_VISIBLE_DEVICES=""), text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout, check=False,
+    )  # fmt: skip
+    assert (done.returncode == 0) == ok, done.stdout
+    return done.stdout
+
+
+def snakemake(repo: Path, *arguments: str, profile: str = "local", **options: Any) -> str:
+    """Run `snakemake --profile PROFILE` as a user would."""
+    return call(repo, "snakemake", "--profile", profile, *arguments, **options)
+
+
+def ran(repo: Path) -> list[str]:
+    """What ran since the last question."""
+    path = repo / "ran.txt"
+    lines = sorted(path.read_text().split()) if path.exists() else []
+    path.unlink(missing_ok=True)
+    return lines
+
+
+def edit(repo: Path, file: str, old: str, new: str) -> None:
+    """Replace a piece of a file that must be there."""
+    text = (repo / file).read_text()
+    assert old in text
+    (repo / file).write_text(text.replace(old, new))
+
+
+def lock(repo: Path) -> dict[str, Any]:
+    """The stages of dvc.lock."""
+    return dict(YAML(typ="safe").load(repo / "dvc.lock")["stages"])
+
+
+def new_repo(repo: Path) -> Path:
+    """The toy pipeline in a new repository, with the project's own workflow folder."""
+    repo.mkdir()
+    shutil.copytree(ROOT / "workflow", repo / "workflow", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("local", "slurm"):
+        (repo / name).symlink_to((ROOT / name).readlink())
+    (repo / "dvc.yaml").write_text(DVC_YAML)
+    (repo / "params.yaml").write_text(PARAMS)
+    # Were data/ not ignored by git already, DVC would write .gitignore files into it, in the order in which stages end; they
+    # would be part of the hash of data/runs.
+    shutil.copy(ROOT / ".gitignore", repo / ".gitignore")
+    call(repo, "git", "init", "--quiet")
+    call(repo, "dvc", "init", "--quiet")
+    return repo
 
 
 def planned(repo: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, dict[str, Any]], set[str]]:
@@ -57,7 +129,7 @@ def planned(repo: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, dict
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository in which `dvc repro`, which starts faster than Snakemake, has run everything. Tests work on copies."""
+    """A repository in which DVC has run everything from scratch. Tests work on copies."""
     repo = new_repo(tmp_path_factory.mktemp("finished") / "repo")
     call(repo, "dvc", "repro")
     return repo
@@ -148,7 +220,7 @@ def test_what_editors_and_file_managers_leave_beside_code_makes_nothing_stale(
 
 def test_changed_resources_and_removed_stages_make_nothing_stale(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edit(repo, "params.yaml", "train: {gpus: 0, cpus: 64", "train: {gpus: 2, cpus: 7")
-    (repo / ".stamps").mkdir()
+    (repo / ".stamps").mkdir(exist_ok=True)
     (repo / ".stamps" / "former.done").write_text("of a stage that is no more")
     plan, stale = planned(repo, monkeypatch)
     assert stale == set() and not (repo / ".stamps" / "former.done").exists()
@@ -243,7 +315,7 @@ def test_a_job_that_slurm_has_given_its_devices_takes_none(tmp_path: Path) -> No
     repo = new_repo(tmp_path / "repo")
     edit(repo, "dvc.yaml", "    outs: [data/source]\n", "    outs: [data/source]\n    meta: {resources: train}\n")
     edit(repo, "params.yaml", "train: {gpus: 0", "train: {gpus: 1")
-    salloc = {**environment(), "SLURM_JOB_ID": "7", "DVC_SITE_CACHE_DIR": str(repo / ".dvc" / "site")}
+    salloc = environment(SLURM_JOB_ID="7", DVC_SITE_CACHE_DIR=str(repo / ".dvc" / "site"), CUDA_VISIBLE_DEVICES="")
 
     def run_source(*options: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -256,24 +328,21 @@ def test_a_job_that_slurm_has_given_its_devices_takes_none(tmp_path: Path) -> No
     assert job.returncode == 0 and ran(repo) == ["source"], job.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "folder", "said"),
-    [
-        (["--profile", "local", "train@1e-4-0"], ".", "Use Snakemake's name: train_1e_4_0."),
-        (["--profile", "local", "--config", "shared_disk=false"], ".", "Add one: dvc remote add -d NAME URL"),
-        (["--profile", "slurm"], ".", "no Slurm on this machine (sbatch)."),
-        ([], "workflow", "Run Snakemake in the project's folder."),
-    ],
-    ids=["a stage's name", "no remote", "no Slurm", "another folder"],
+MISTAKES = (  # arguments of Snakemake, the folder in which it is started, and what it says
+    ("--profile local train@1e-4-0", ".", "Use Snakemake's name: train_1e_4_0."),
+    ("--profile local --config shared_disk=false", ".", "Add one: dvc remote add -d NAME URL"),
+    ("--profile slurm", ".", "no Slurm on this machine (sbatch)."),
+    ("", "workflow", "Run Snakemake in the project's folder."),
 )
-def test_what_cannot_be_is_said_before_a_stage_starts(
-    repo: Path, arguments: list[str], folder: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+
+
+@pytest.mark.slow
+def test_what_cannot_be_is_said_before_a_stage_starts(repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", without_slurm(tmp_path / "bin"))
     edit(repo, "params.yaml", "base: 1", "base: 2")
-    text = call(repo / folder, "snakemake", *arguments, ok=False)
-    assert said in text and "Traceback" not in text and ran(repo) == []
+    for arguments, folder, said in MISTAKES:
+        text = call(repo / folder, "snakemake", *arguments.split(), ok=False)
+        assert said in text and "Traceback" not in text and ran(repo) == []
 
 
 def without_slurm(folder: Path) -> str:

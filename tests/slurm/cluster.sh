@@ -1,17 +1,11 @@
 #!/usr/bin/env bash
 # A Slurm cluster of one node with two GPUs on this machine, for the tests. Debian or Ubuntu, as root; systemd is not needed.
 # Everything it writes (keys, configuration, state, logs) is in FOLDER, everything it listens on is on loopback.
+# usage: tests/slurm/cluster.sh install        install slurm-wlm and munge by apt-get
+#        tests/slurm/cluster.sh start FOLDER   start the cluster, wait until its node is idle, print what to export
+#        tests/slurm/cluster.sh stop FOLDER    end its jobs and its daemons; jobcomp.log has a line for each ended job
 set -euo pipefail
 PATH=$PATH:/usr/sbin:/sbin # where Debian has the daemons; not every root's PATH has it
-
-usage() {
-  cat <<'TEXT'
-usage: tests/slurm/cluster.sh install        install slurm-wlm and munge by apt-get
-       tests/slurm/cluster.sh start FOLDER   start the cluster, wait until its node is idle, print what to export
-       tests/slurm/cluster.sh stop FOLDER    end its jobs and its daemons
-FOLDER holds configuration, state and logs; jobcomp.log in it has a line for each ended job.
-TEXT
-}
 
 fail() {
   echo "cluster.sh: $*" >&2
@@ -145,9 +139,5 @@ case "$#:${1:-}" in
   1:install) install_packages ;;
   2:start) start "$2" ;;
   2:stop) stop "$2" ;;
-  1:-h | 1:--help) usage ;;
-  *)
-    usage >&2
-    exit 2
-    ;;
+  *) fail "$(grep -A 2 '^# usage' "$0")" ;;
 esac

@@ -6,7 +6,6 @@ Needs root and Debian's packages, see cluster.sh.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -18,12 +17,11 @@ from pathlib import Path
 import pytest
 from pipeline_parts import digests, environment, fresh_clone, lock, sh
 from ruamel.yaml import YAML
+from waiting import wait_for
 
 CLUSTER = Path(__file__).parent / "cluster.sh"
 # As a user would, but that it looks more often whether jobs have ended: here they take seconds.
 SNAKEMAKE = ("snakemake", "--profile", "slurm", "--slurm-init-seconds-before-status-checks", "2")
-# Rules, such as "select_sft_experiment", where only they and what they need are to run; otherwise the whole study does.
-RULES = os.environ.get("SLURM_RULES", "").split()
 RUNS = {"scancel": "3e-4", "scontrol requeue": "1e-3"}  # how the run of this arm is disturbed
 STEPS = 24
 
@@ -45,38 +43,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     subprocess.run([CLUSTER, "stop", folder], check=True)
 
 
-def forget(folder: Path, experiment: str) -> None:
-    """Have a clone that has run the study run an experiment again."""
-    yaml = YAML()
-    locked = yaml.load(folder / "dvc.lock")
-    for stage in [name for name in locked["stages"] if name.startswith((f"train@{experiment}-", f"select@{experiment}"))]:
-        del locked["stages"][stage]
-    yaml.dump(locked, folder / "dvc.lock")
-    for kept in (*folder.glob(f"data/*/{experiment}"), folder / "data/state", folder / ".dvc/cache/runs"):
-        shutil.rmtree(kept, ignore_errors=True)
-    for made in folder.glob(f"reports/*/{experiment}.json"):
-        made.unlink()
-
-
 @pytest.fixture(scope="module")
-def study(
-    cluster: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> tuple[Path, dict[str, str]]:
-    """A clone in which Snakemake has run the study on the cluster, and the rule of each Slurm job.
-
-    Where only some rules are to run, what they need comes from the study that DVC has run.
-    """
-    folder = tmp_path_factory.mktemp("study") / "clone"
-    if RULES:
-        shutil.copytree(request.getfixturevalue("finished"), folder, symlinks=True)
-        for rule in RULES:
-            forget(folder, rule.removeprefix("select_"))
-    else:
-        fresh_clone(folder)
+def study(cluster: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """A clone in which Snakemake has run the study on the cluster, and the rule of each Slurm job."""
+    folder = fresh_clone(tmp_path_factory.mktemp("study") / "clone")
     edit(folder, resources={kind: {"gpus": 1} for kind in ("train", "asynchronous", "colocate")})
     start = time.perf_counter()
-    sh(folder, *SNAKEMAKE, *RULES)
-    print(f"smoke study ({', '.join(RULES) or 'all stages'}) through Slurm: {time.perf_counter() - start:.0f} s")
+    sh(folder, *SNAKEMAKE)
+    print(f"smoke study through Slurm: {time.perf_counter() - start:.0f} s")
     log = "".join(path.read_text() for path in (folder / ".snakemake" / "log").iterdir())
     jobs = re.findall(r"submitted with SLURM jobid (\d+) \(log: \S+/rule_(\w+)/\d+\.log\)", log)
     return folder, dict(jobs)
@@ -114,7 +88,7 @@ def test_two_gpus_run_two_stages_at_a_time_and_never_more(cluster: Path, study: 
     jobs = [job for job in ended_jobs(cluster) if rules.get(job["JobId"]) in on_gpu]
     assert {job["JobState"] for job in jobs} == {"COMPLETED"}
     assert {rules[job["JobId"]] for job in jobs} == on_gpu
-    assert len(on_gpu) >= 3 if RULES else len(on_gpu) == 30
+    assert len(on_gpu) == 30
     ran = [seconds(job) for job in jobs]
     at_once = [sum(second in job for job in ran) for second in set().union(*ran)]
     print(f"{len(jobs)} jobs with a GPU; seconds with so many at once: { ({n: at_once.count(n) for n in set(at_once)}) }")
@@ -123,10 +97,8 @@ def test_two_gpus_run_two_stages_at_a_time_and_never_more(cluster: Path, study: 
 
 def test_the_results_are_those_of_dvc_repro(study: tuple[Path, dict[str, str]], finished: Path) -> None:
     folder, _ = study
-    assert lock(folder) == {stage: outs for stage, outs in lock(finished).items() if not RULES or stage in lock(folder)}
-    expected = digests(finished)
-    assert digests(folder) == {name: expected[name] for name in (digests(folder) if RULES else expected)}
-    result = sh(folder, *SNAKEMAKE, *RULES)
+    assert lock(folder) == lock(finished) and digests(folder) == digests(finished)
+    result = sh(folder, *SNAKEMAKE)
     assert "Nothing to be done" in result.stdout + result.stderr
 
 
@@ -135,13 +107,8 @@ def test_the_results_are_those_of_dvc_repro(study: tuple[Path, dict[str, str]], 
 
 def wait_until_trained(folder: Path, arm: str, steps: int) -> None:
     """Until the run has saved its state after so many steps, or some more."""
-    end = time.monotonic() + 240
-    while True:
-        saved = folder.glob(f"data/state/runs/grpo_learning_rate/{arm}/0/*/step-*")
-        if any(int(state.name.removeprefix("step-")) >= steps for state in saved):
-            return
-        assert time.monotonic() < end, f"{arm} has not come to step {steps}"
-        time.sleep(0.05)
+    saved = f"data/state/runs/grpo_learning_rate/{arm}/0/*/step-*"
+    wait_for(lambda: any(int(state.name.removeprefix("step-")) >= steps for state in folder.glob(saved)), 240)
 
 
 def job_of(arm: str) -> str:

@@ -325,23 +325,20 @@ def test_use_makes_a_study_the_active_one(project: Path, grpo: Grpo) -> None:
     assert grpo("study", "use", "smoke")[0] == 0, "what was composed is no edit by hand"
 
 
-def test_use_names_results_of_other_runs(project: Path, grpo: Grpo) -> None:
-    for arm in ("3e-4", "9e-9"):
-        write_result(paths.RUNS / "grpo_learning_rate" / arm / "0" / "metrics.json")
-    _, out, _ = grpo("study", "use", "mini")
-    assert "  data/runs/grpo_learning_rate/9e-9/0\n" in out
-    assert "  data/runs/grpo_learning_rate/3e-4/0\n" not in out, "which both studies have"
-
-
 def test_use_removes_only_what_dvc_can_bring_back(project: Path, grpo: Grpo) -> None:
-    """Not what git tracks; and nothing where DVC's cache is empty, as in a fresh clone, or lacks a file."""
-    cached, uncached = (paths.RUNS / f"grpo_learning_rate/{arm}/0" for arm in ("9e-9", "8e-8"))
+    """Not what git tracks; and nothing where DVC's cache is empty, as in a fresh clone, or lacks a file.
+
+    The stage's output is an arm with its seeds.
+    """
+    cached, uncached, of_both = (paths.RUNS / f"grpo_learning_rate/{arm}/0" for arm in ("9e-9", "8e-8", "1e-6"))
     write_result(paths.SELECT / "grpo_async_offpolicy.json")
+    Path(".gitignore").write_text("/data/\n")
     make = f"mkdir -p {cached} && echo 1 > {cached}/a && echo 2 > {cached}/b"
-    Path("dvc.yaml").write_text(f"stages: {{made: {{cmd: '{make}', outs: [{cached}]}}}}\n")
+    Path("dvc.yaml").write_text(f"stages: {{made: {{cmd: '{make}', outs: [{cached.parent}]}}}}\n")
     for command in (["git", "init"], ["dvc", "init"], ["dvc", "repro"]):
         sh(project, *command, "--quiet")
-    write_result(uncached / "metrics.json")
+    for run in (uncached, of_both):
+        write_result(run / "metrics.json")
     kept = Path(".dvc/cache").rename("kept")
     for lacking in ("all", "one file"):
         if lacking == "one file":
@@ -351,30 +348,12 @@ def test_use_removes_only_what_dvc_can_bring_back(project: Path, grpo: Grpo) -> 
         assert (cached / "b").exists() and uncached.exists()
     shutil.rmtree(".dvc/cache")
     kept.rename(".dvc/cache")
-    told = "removed results of runs that this study does not have; DVC's cache keeps them:\n"
-    assert f"{told}  {cached}\n" in grpo("study", "use", "math-24gb")[1]
-    assert not cached.exists() and uncached.exists() and (paths.SELECT / "grpo_async_offpolicy.json").exists()
+    text = "removed results of runs that this study does not have; DVC's cache keeps them:\n"
+    assert f"{text}  {cached}\n" in grpo("study", "use", "math-24gb")[1]
+    assert {path.name for path in cached.parents[1].iterdir()} == {"8e-8", "1e-6"}, "and its empty folder"
+    assert uncached.exists() and (paths.SELECT / "grpo_async_offpolicy.json").exists()
     sh(project, "dvc", "checkout", "--quiet")
     assert (cached / "b").read_text() == "2\n"
-
-
-def test_check_removes_what_an_edit_by_hand_left_over(project: Path, grpo: Grpo) -> None:
-    """An experiment's winner depends on all that is in the experiment's folder. The stage's output is an arm with its seeds."""
-    made = paths.RUNS / "grpo_learning_rate/9e-9/0"
-    Path(".gitignore").write_text("/data/\n")
-    Path("dvc.yaml").write_text(
-        f"stages: {{made: {{cmd: 'mkdir -p {made} && echo 1 > {made}/metrics.json', outs: [{made.parent}]}}}}\n"
-    )
-    for command in (["git", "init"], ["dvc", "init"], ["dvc", "repro"]):
-        sh(project, *command, "--quiet")
-    for others in ("3e-4/0", "8e-8/0"):  # of an arm that there is, and of one that DVC does not know
-        write_result(paths.RUNS / "grpo_learning_rate" / others / "metrics.json")
-    edit("seeds: [0]", "seeds: [0, 1]")
-    _, out, _ = grpo("study", "check")
-    assert (
-        f"DVC's cache keeps them:\n  {made}\n" in out and "remove them by hand:\n  data/runs/grpo_learning_rate/8e-8/0" in out
-    )
-    assert {path.name for path in made.parents[1].iterdir()} == {"3e-4", "8e-8"}
 
 
 def write_result(path: Path) -> None:

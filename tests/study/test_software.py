@@ -15,7 +15,6 @@ import pytest
 from study_parts import ROOT, edit, study_named
 
 from grpo.common.errors import UserError
-from grpo.common.yaml_file import parse_yaml
 from grpo.reporting.writeup import environments
 from grpo.study import paths, training_inputs
 from grpo.study import software as software_module
@@ -107,17 +106,6 @@ def test_another_pin_makes_everything_stale_that_it_decides(
     edit(old, new, other_pins / file)
     after = written()
     assert all({key for key in before[kind] if before[kind][key] != after[kind][key]} == {name} for kind in before)
-
-
-def test_every_stage_that_computes_depends_on_the_pins() -> None:
-    stages = parse_yaml(ROOT / "dvc.yaml")["stages"]
-    depending = {
-        name
-        for name, stage in stages.items()
-        if any(dep.startswith("data/training_inputs/") for dep in stage.get("do", stage).get("deps", []) or [])
-    }
-    # The others only read results; the kissing number's stage uses Python alone.
-    assert set(stages) - depending == {"training_inputs", "kissing_number", "select"}
 
 
 def test_what_is_not_as_pinned_is_named() -> None:

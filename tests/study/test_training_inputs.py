@@ -29,63 +29,52 @@ from grpo.study.training_inputs import (
 from grpo.tasks.keyword_inclusion import Keyword
 from grpo.tasks.task import Format
 
-WITHOUT_A_SAY = {"tracking", "results", "commands"}  # rooms that record, read or start, and decide nothing of a run
+# ---------------------------------------------------------------------------------------------------------- dependencies
+
+STAGES = {name: stage.get("do", stage) for name, stage in parse_yaml(ROOT / "dvc.yaml")["stages"].items()}
+# What decides nothing: texts, files and plain records; the settings, which are `params`; statistics, with which commands print.
+NEUTRAL = ("grpo.study", "grpo.common.errors", "grpo.common.files", "grpo.common.records", "grpo.results.statistics")
+OF_RUNS = ("grpo.tracking", "grpo.results", "grpo.commands")  # of all that a run loads, what records, reads or starts
 
 
-def test_dvc_yaml_names_the_rooms_that_decide_runs() -> None:
-    deps = parse_yaml(ROOT / "dvc.yaml")["stages"]["training_inputs"]["deps"]
-    assert sorted(deps) == sorted(["${folder}", CONSTRAINTS, VLLM_ON_CPU, PROJECT, *(f"grpo/{room}" for room in ROOMS)])
+def imported_by(stage: str) -> set[str]:
+    """The modules that a stage's command itself imports; with `training_inputs` all that runs load, directly or not."""
+    if stage == "training_inputs":
+        loaded = "grpo.training.train, grpo.training.run, grpo.training.asynchronous.start, grpo.training.asynchronous.loop"
+        program = f"import sys, {loaded}; print(*[m for m in sys.modules if m.startswith('grpo.')])"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+        return {*done.stdout.split()}
+    tree, name = ast.parse((ROOT / "grpo/commands/stages.py").read_text()), STAGES[stage]["cmd"].split()[1]
+    (command,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
+    modules = {each.module or "" for each in ast.walk(command) if isinstance(each, ast.ImportFrom)}
+    return {module for module in modules if module.startswith("grpo.")}
 
 
-def test_every_module_that_a_run_loads_lies_in_a_room_that_counts() -> None:
-    loaded = "grpo.training.train, grpo.training.run, grpo.training.asynchronous.start, grpo.training.asynchronous.loop"
-    program = f"import sys, {loaded}; print(*[m for m in sys.modules if m.startswith('grpo.')])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert {name.split(".")[1] for name in done.stdout.split()} <= {*ROOMS, *WITHOUT_A_SAY}
+@pytest.mark.parametrize("stage", sorted(STAGES.keys() - {"train"}))
+def test_a_stage_depends_on_the_code_and_the_pins_that_decide_its_result(stage: str) -> None:
+    """Runs go through `training_inputs`. The stage `select` computes with statistics."""
+    deps = STAGES[stage]["deps"]
+    known = tuple(dep.removesuffix(".py").replace("/", ".") for dep in deps)
+    neutral = {"select": NEUTRAL[:-1], "training_inputs": OF_RUNS}.get(stage, NEUTRAL)
+    found = {name for name in imported_by(stage) if not name.startswith(neutral + known)}
+    assert found == set()
+    pinned = any(dep.startswith("data/training_inputs/") for dep in deps)
+    # The others only read results; the kissing number's stage uses Python alone.
+    assert pinned == (stage not in {"training_inputs", "kissing_number", "select"})
 
 
-# ------------------------------------------------------------------------------------------------------- other stages
-
-
-def imported(node: ast.AST) -> set[str]:
-    """The paths of the project's modules from which a piece of code imports, without `.py`."""
-    modules = {each.module for each in ast.walk(node) if isinstance(each, ast.ImportFrom)}
-    return {module.replace(".", "/") for module in modules if module and module.startswith("grpo.")}
-
-
-def commands() -> dict[str, ast.FunctionDef]:
-    """The functions of the command line, by the name of their command."""
-    tree = ast.parse((ROOT / "grpo/commands/stages.py").read_text())
-    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-
-
-def stages() -> dict[str, tuple[str, list[str]]]:
-    """The command and the deps of each stage that is no run."""
-    found = {name: stage.get("do", stage) for name, stage in parse_yaml(ROOT / "dvc.yaml")["stages"].items()}
-    commands = {name: stage["cmd"].split()[1] for name, stage in found.items()}
-    return {name: (commands[name], found[name]["deps"]) for name in found if commands[name] not in {"train", "training_inputs"}}
-
-
-@pytest.mark.parametrize("stage", stages())
-def test_a_stage_depends_on_the_code_that_its_command_calls(stage: str) -> None:
-    """The modules that the command itself imports; what those import in turn lies below them."""
-    command, deps = stages()[stage]
-    of_others = {"grpo/common/errors", "grpo/common/files", "grpo/common/records"}  # texts, files, plain records
-    of_others |= {"grpo/results/statistics"} if stage != "select" else set()  # what the command prints
-    called = {path for path in imported(commands()[command]) - of_others if not path.startswith("grpo/study")}
-    assert {p for p in called if not any(p == dep.removesuffix(".py") or p.startswith(f"{dep}/") for dep in deps)} == set()
-
-
-def test_stages_that_evaluate_name_the_rooms_and_the_settings_that_decide_samples() -> None:
+def test_dvc_yaml_names_the_rooms_and_settings_that_decide_runs_and_evaluations(mini_study: Study) -> None:
+    names = STAGES["training_inputs"]["deps"]
+    assert sorted(names) == sorted(["${folder}", CONSTRAINTS, VLLM_ON_CPU, PROJECT, *(f"grpo/{room}" for room in ROOMS)])
     rooms = {f"grpo/{room}" for room in ("evaluation", "rollout", "models", "tasks", "grader", "common")}
     settings = {"engine", "threads", *(f"evaluation.{key}" for key in ("temperature", "top_p", "max_tokens", "seed"))}
-    own = {
-        "math_baseline": {"evaluation.zero_shot_problems", "evaluation.zero_shot_prompts"},
-        "best_of_n": {"evaluation.best_of_n"},
-    }
-    for stage, names in own.items():
-        assert {*rooms, "data/training_inputs/tasks/main.json"} <= set(stages()[stage][1])
-        assert set(parse_yaml(ROOT / "dvc.yaml")["stages"][stage]["params"]) == settings | names
+    zero_shot = {"evaluation.zero_shot_problems", "evaluation.zero_shot_prompts"}
+    for stage, own in (("math_baseline", zero_shot), ("best_of_n", {"evaluation.best_of_n"})):
+        assert {*rooms, "data/training_inputs/tasks/main.json"} <= set(STAGES[stage]["deps"])
+        assert set(STAGES[stage]["params"]) == settings | own
+
+
+# --------------------------------------------------------------------------------------------------------- what is written
 
 
 def written(study: Study, folder: str = "data/training_inputs") -> dict[str, str]:

@@ -543,6 +543,7 @@ def test_what_goes_wrong_in_an_actor_arrives_as_it_is(folder: Path, tmp_path: Pa
         parts.run(config, generator, learner, tmp_path / "run")
 
 
+@shared_cluster
 @pytest.mark.slow
 def test_too_small_a_machine_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def never() -> Any:

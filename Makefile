@@ -73,7 +73,7 @@ test: dev ## Run the fast tests, two at a time
 replicate: install ## Run the active study again with other seeds and compare: SEEDS="100 101 102 103 104" [BASE_SEED=7]
 	@grpo replicate $(SEEDS) $(if $(BASE_SEED),--base-seed $(BASE_SEED))
 
-test-slow: dev ## Run the slow tests, two at a time: a pipeline with Snakemake, a part of it with DVC, kills and faults
+test-slow: dev ## Run the slow tests, two at a time: a pipeline with Snakemake, a part of it with DVC, a kill of each method
 	pytest -m slow -n 2 -rP
 
 TRL := 'trl==1.16.0'
@@ -82,7 +82,8 @@ test-trl: dev ## Run the tests beside TRL (installed into .venv-adapters)
 	.venv-adapters/bin/python -m pytest -m adapters -rP --show-capture=stdout tests/adapters/test_trl_*.py
 
 test-nightly: test test-slow test-slurm test-vllm test-adapters ## Run all tests that need no GPU: these, and every kill and property
-	HYPOTHESIS_PROFILE=nightly pytest -m "nightly or properties" -n 2 -rP
+	pytest -m nightly -n 2 -rP
+	ALL_EXAMPLES=1 pytest tests/grader/test_properties.py
 
 test-slurm: dev ## Run the smoke study on a Slurm cluster that is set up on this machine (as root, on Debian)
 	pytest -m slurm -rP --show-capture=stdout tests/slurm

@@ -87,7 +87,8 @@ def test_a_missing_model_and_one_long_question_are_refused_before_anything_is_sa
             part in error for part in (key, count, "context of 256 tokens", "tasks.main.max_prompt_tokens")
         )
         write_records(file, problems)
-    assert not sampled and not list(paths.RUN_STATE.rglob("*.pt")) and not paths.RUNS.exists()
+    assert not sampled and not list(paths.RUN_STATE.rglob("*.pt"))
+    assert not [path for path in paths.RUNS.rglob("*") if path.is_file()]
 
 
 def test_real_studies_keep_the_handouts_defaults() -> None:

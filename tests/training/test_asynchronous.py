@@ -512,6 +512,7 @@ def test_generator_and_learner_work_at_the_same_time(folder: Path, tmp_path: Pat
         assert len(spans[0]) == len(spans[1]) == 8 and together > 0.5 * 7 * min(generation, training), spans
 
 
+@shared_cluster
 @pytest.mark.slow
 def test_too_small_a_machine_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def never() -> Any:

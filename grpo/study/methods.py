@@ -27,12 +27,7 @@ from grpo.tasks.task import OWN_REWARDS, Settings
 LOSS_TYPES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip", "gspo", "cispo")
 LOSSES_OF_THE_HANDOUTS = {"GRPO-Clip": "grpo_clip", "GRPO-No-Clip": "grpo_no_clip"}  # names in the handouts' text
 WITHOUT_RATIO = ("no_baseline", "reinforce_with_baseline")  # losses without the ratio pi / pi_old
-LengthNormalization = Literal["masked_mean", "masked_normalize", "microbatch_longest", "token_mean"]
-Baseline = Literal["group_mean", "leave_one_out"]
-ImportanceMode = Literal["token_truncate", "sequence_truncate"]
-LrSchedulerType = Literal["constant", "linear", "cosine"]
 LossType = Annotated[str, AfterValidator(lambda name: LOSSES_OF_THE_HANDOUTS.get(name, name))]
-RewardWeights = Annotated[dict[str, FiniteFloat], Field(min_length=1)]
 
 # Marks a setting that records omit at its default, so that they equal records from before it existed.
 OMIT = "omit at the default"
@@ -71,11 +66,6 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
         "use_std_normalization": False,
     },
 }
-
-
-def own_reward(config: RunConfig) -> str | dict[str, float] | None:
-    """The reward functions of a run's own; None: its task's reward, as in all methods but GRPO."""
-    return config.reward if isinstance(config, GrpoConfig) else None
 
 
 def require_known(where: str, what: str, name: object, known: Collection[str]) -> None:
@@ -130,7 +120,8 @@ class TrainingConfig(Section):
     steps_key: ClassVar[str]  # the setting with the number of steps
 
     learning_rate: PositiveFloat = 1e-5
-    lr_scheduler_type: Annotated[LrSchedulerType, OMIT] = "constant"  # names of transformers; see grpo.learner.optimizer
+    # Names of transformers; see grpo.learner.optimizer.
+    lr_scheduler_type: Annotated[Literal["constant", "linear", "cosine"], OMIT] = "constant"
     warmup_steps: Annotated[NonNegativeInt, OMIT] = 0  # updates in which the rate rises from 0, with any schedule
     train_batch_size: PositiveInt = 256
     gradient_accumulation_steps: PositiveInt = 128
@@ -165,8 +156,7 @@ class TrainingConfig(Section):
     @property
     def n_steps(self) -> int:
         """Steps of the method's loop."""
-        steps: int = getattr(self, self.steps_key)
-        return steps
+        return int(getattr(self, self.steps_key))
 
     @property
     def is_asynchronous(self) -> bool:
@@ -265,21 +255,22 @@ class GrpoConfig(SamplingConfig):
     loss_type: LossType = "reinforce_with_baseline"  # LOSS_TYPES, or MODULE:NAME (grpo.learner.losses.Loss)
     loss_options: dict[str, JsonValue] = Field(default_factory=dict)  # passed to the loss; not inherited by another loss
     # MODULE:NAME (grpo.tasks.rewards.apply_reward), or several with weights; null: the task's own reward
-    reward: str | RewardWeights | None = None
+    reward: str | Annotated[dict[str, FiniteFloat], Field(min_length=1)] | None = None
     overlong_buffer: Annotated[PositiveInt | None, OMIT] = None  # last tokens over which the reward falls by up to 1
     mask_truncated_completions: Annotated[bool, OMIT] = False  # responses cut off at sampling_max_tokens have no loss
     # MODULE:NAME (grpo.learner.advantages.Advantage) in the place of baseline and use_std_normalization; null: these two
     advantage: Annotated[str | None, OMIT] = None
     advantage_options: Annotated[dict[str, JsonValue], OMIT] = Field(default_factory=dict)  # passed to it
-    baseline: Annotated[Baseline, OMIT] = "group_mean"  # subtracted from a reward (grpo.learner.advantages)
+    # Subtracted from a reward (grpo.learner.advantages).
+    baseline: Annotated[Literal["group_mean", "leave_one_out"], OMIT] = "group_mean"
     use_std_normalization: bool = True  # divide by the group's standard deviation
-    length_normalization: LengthNormalization = "masked_mean"
+    length_normalization: Literal["masked_mean", "masked_normalize", "microbatch_longest", "token_mean"] = "masked_mean"
     cliprange: PositiveFloat = 0.2
     cliprange_high: Annotated[PositiveFloat | None, OMIT] = None  # the ratio may rise to 1 + this; null: cliprange
     # Cap of the importance weights: a token's probability under the policy to be trained over the one that the engine computed
     # when it sampled it, or the product of a response's (`sequence_truncate`). null: no weights.
     importance_cap: PositiveFloat | None = None
-    importance_mode: Annotated[ImportanceMode, OMIT] = "token_truncate"
+    importance_mode: Annotated[Literal["token_truncate", "sequence_truncate"], OMIT] = "token_truncate"
     kl_coefficient: Annotated[NonNegativeFloat, OMIT] = 0.0  # of KL(policy || starting weights) in the loss; 0: no such term
     entropy_coefficient: Annotated[FiniteFloat, OMIT] = 0.0  # of the mean token entropy (nats), subtracted from the loss
     start_from: str | None = None  # SFT checkpoint of the same seed, sft_experiment/ARM/CHECKPOINT; null: the base model
@@ -337,8 +328,6 @@ class GrpoConfig(SamplingConfig):
 
 
 RunConfig = GrpoConfig | SftConfig | ExpertIterationConfig
-
-
 Config = TypeVar("Config", bound=TrainingConfig)
 
 

@@ -200,11 +200,6 @@ class Study(Section):
         before = self.experiments[experiment].builds_on
         return [*self.needed_selections(before), before] if before else []
 
-    def needed_experiments(self, experiment: str) -> list[str]:
-        """The experiments that runs of ``experiment`` build on or start from."""
-        starts = (arm.get("start_from") for arm in self.experiments[experiment].arms.values())
-        return self.needed_selections(experiment) + sorted({str(start).split("/")[0] for start in starts if start})
-
     def title(self, experiment: str) -> str:
         """The experiment's title in the report."""
         return self.experiments[experiment].title or experiment
@@ -219,14 +214,10 @@ class Study(Section):
         require_known("tasks", "no task", name, self.tasks)
         return make_task(self.tasks[name], f"tasks.{name}")
 
-    def trained_in(self, name: str) -> list[str]:
-        """The prompt formats of a task's runs."""
-        entries = [entry for entry in self.experiments.values() if entry.task == name]
-        return sorted({arm.get("prompt", self.defaults(e.method).prompt) for e in entries for arm in e.arms.values()})
-
     def prompt_formats(self, name: str) -> list[str]:
         """The prompt formats in which the study asks its own model a task's questions."""
-        formats = {*self.trained_in(name)}
+        entries = [entry for entry in self.experiments.values() if entry.task == name]
+        formats = {arm.get("prompt", self.defaults(e.method).prompt) for e in entries for arm in e.arms.values()}
         if name in self.sft_datasets:
             formats.add(self.sft_datasets[name].prompt)
         if name == MAIN:
@@ -326,7 +317,8 @@ class Study(Section):
         if not self.active_experiments:
             raise UserError("experiments: none has arms. Give one some.")
         for name in self.active_experiments:
-            for needed in self.needed_experiments(name):
+            starts = (arm.get("start_from") for arm in self.experiments[name].arms.values())
+            for needed in self.needed_selections(name) + sorted({str(start).split("/")[0] for start in starts if start}):
                 if needed in self.left_out:
                     raise UserError(f"experiments.{needed}.arms: left out, but {name} builds on it. Leave {name} out too.")
 

@@ -21,7 +21,7 @@ from grpo.models.lora import add_adapters
 from grpo.models.sharding import whole_model
 from grpo.rollout.make_engine import Checkpoint, make_engine
 from grpo.study.effective import EffectiveRun
-from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, SamplingConfig, SftConfig, own_reward
+from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, SamplingConfig, SftConfig
 from grpo.study.schema import Study
 from grpo.tasks.task import Format, find_format
 from grpo.tracking.run_log import Outputs, RunLog, now
@@ -55,7 +55,7 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
     format = find_format(task, run.config.prompt)
     if format.chat:
         require_chat(format, load_tokenizer(run.model))
-    score = score_of(task, run.config.prompt, own_reward(run.config))
+    score = score_of(task, run.config.prompt, run.config.reward if isinstance(run.config, GrpoConfig) else None)
     setup: RunSetup[Any] = RunSetup(run.config, run.seed, data.train, format, score, task)
     start, loop = _method(run)
     with start(study, run, setup, check_weights) as (sampler, learner, save):

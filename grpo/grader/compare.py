@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Self, TypeVar
 
 from grpo.grader.expression import Node, cleared, parse
-from grpo.grader.names import applied, assigned, is_name, letters_of, named_sides, same_name
+from grpo.grader.names import applied, assigned, is_name, letters_of, named_sides, same_name, with_argument_of
 from grpo.grader.normalise import RELATION, unwrap_text
 from grpo.grader.number_words import number_word
 from grpo.grader.numeric import number, ratio, same_value
@@ -196,7 +196,7 @@ class Comparison:
         """Decide if one side contains ``=`` outside lists; None if neither does."""
         if "=" not in answer and "=" not in truth:
             return None
-        name, sides = named_sides(answer, sums=True)
+        name, sides = named_sides(with_argument_of(truth, answer), sums=True)
         true_name, true_sides = named_sides(truth)
         if len(true_sides) > 1 and self.every((side, true_sides[0]) for side in true_sides[1:]):
             true_sides = true_sides[:1]  # A chain such as 0.56 = 56\%: each of its sides is an answer.

@@ -40,6 +40,7 @@ _NAMED_QUOTIENT = re.compile(rf"\\frac\{{(?:[A-Za-z]|{_LENGTH})\}}\{{(?:[A-Za-z]
 _NAMED_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc) ?\(?(?:\\angle ?[A-Z]{1,3}|[A-Zx]|\\(?:theta|alpha|beta|phi))\)?")
 _LABEL = re.compile(r"((?:^|[,;] ?))(?:\\text\{ ?)?([A-Za-z]|[A-Za-z]{3,}):(?: ?\})?")
 _FUNCTION_OF_X = re.compile(r"[fgh]('{0,3})(?:\^\{-1\})?\(x\)")
+_ARGUMENTS = (re.compile(r"([A-Za-z](?:\^\{-1\})?)\(([a-z])\)=(.+)"), re.compile(r"([A-Za-z])_([a-z])=(.+)"))
 _TOKEN = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 
 
@@ -124,6 +125,17 @@ def _names_by_values(text: str, values: list[str]) -> bool:
 def _is_fraction(text: str) -> bool:
     value = exact_value(text)
     return value is not None and value.denominator > 1
+
+
+def with_argument_of(truth: str, answer: str) -> str:
+    """Rename the letter of ``f(t) = 2t`` to that of the truth ``f(x) = 2x``, unless it occurs otherwise in the answer."""
+    for pattern in _ARGUMENTS:
+        match, true_match = pattern.fullmatch(answer), pattern.fullmatch(truth)
+        if match and true_match and match[1] == true_match[1] and true_match[2] not in letters_of(match[3]):
+            tokens = re.split(f"({_TOKEN.pattern})", match[3])
+            value = "".join(true_match[2] if token == match[2] else token for token in tokens)
+            return truth[: true_match.end(2)] + answer[match.end(2) : match.start(3)] + value
+    return answer
 
 
 def letters_of(text: str) -> set[str]:

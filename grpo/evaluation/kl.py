@@ -17,7 +17,6 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
-from scipy import stats
 
 from grpo.common.errors import UserError
 from grpo.common.files import read_json, write_json, write_text
@@ -29,7 +28,7 @@ from grpo.learner.kl import estimate_kl
 from grpo.learner.microbatches import of_like_length, padded_microbatches, texts_of
 from grpo.models.checkpoint import load_model, load_tokenizer
 from grpo.results.intervals import mean_of, mean_of_any
-from grpo.results.statistics import LEVEL
+from grpo.results.statistics import t_interval
 from grpo.rollout.make_engine import Checkpoint, make_engine
 from grpo.study import paths
 from grpo.study.schema import TOKENS_ON_CPU, Study
@@ -183,7 +182,7 @@ def _tables(cell: pd.DataFrame) -> dict[str, Scores]:
 
 
 def _mean(name: str, scores: Scores) -> dict[str, float]:
-    value, problems = float(scores.mean()), scores.shape[1]
+    value = float(scores.mean())
     if name == "answer_reward":
         found = mean_of(scores, fixed=len(scores) == 1)
         low, high = found.low, found.high
@@ -191,7 +190,7 @@ def _mean(name: str, scores: Scores) -> dict[str, float]:
         found = mean_of_any(scores)
         low, high = found.low, found.high
     else:
-        half = float(stats.t.ppf((1 + LEVEL) / 2, problems - 1) * stats.sem(scores[0]))
-        low, high = value - half, value + half
+        ends = t_interval(scores[0])
+        low, high = ends["low"], ends["high"]
     # The second estimate is never negative.
     return {"value": value, "low": max(0.0, low) if name.endswith("low_variance") else low, "high": high}

@@ -58,7 +58,7 @@ def packages(study: Study, configs: Sequence[RunConfig] = ()) -> tuple[str, ...]
     """List the packages that decide the study's results, by its settings and the configurations of runs."""
     needed = {
         OPTIMIZER: study.learner.optimizer == "adamw_8bit",
-        GENERATED: any("reasoning_gym" in _used_by(entry) for entry in study.tasks.values()),
+        GENERATED: any("reasoning_gym" in use for entry in study.tasks.values() for use in _used_by(entry)),
         ACTORS: any(getattr(config, "asynchronous", None) for config in configs),
         ADAPTERS: any(config.lora for config in configs),
         **dict.fromkeys(VLLM, study.engine.name == "vllm"),

@@ -268,9 +268,7 @@ TASKS = {
     "gsm8k": "grpo.tasks.downloaded:Gsm8k",
     "keyword": "grpo.tasks.keyword_inclusion:Keyword",
     "dataset": "grpo.tasks.dataset:Dataset",
-    "verifiers": "grpo.tasks.verifiers:Verifiers",
     "mixture": "grpo.tasks.mixture:Mixture",
-    "reasoning_gym": "grpo.tasks.reasoning_gym:ReasoningGym",
 }
 
 
@@ -294,7 +292,7 @@ def make_task(settings: Mapping[str, Any], where: str = Task.params_key) -> Task
     limit = settings.get(LIMIT)
     if limit is not None and (type(limit) is not int or limit < 1):
         raise UserError(f"{where}.{LIMIT}: expected a whole number above 0, or null, but it is {limit!r}.")
-    takes = inspect.signature(kind).parameters  # a task may have an argument of such a name, as Verifiers has
+    takes = inspect.signature(kind).parameters  # a task may have an argument of such a name, as a taskset of verifiers has
     of_environment = {key: settings[key] for key in ANY_TASK_TAKES if key in settings and key not in takes}
     own = {key: value for key, value in settings.items() if key not in ("use", LIMIT, *of_environment)}
     task: Task = call_with(kind, own, where)

@@ -82,6 +82,6 @@ def test_a_taskset_of_verifiers_with_our_grader(tmp_path: Path) -> None:
     )
     plugged = {"task": {"rewards": {"right": {"fn": "grader_for_verifiers:right"}}}}
     parts = {"train": {"select": {"limit": 2}}, "validation": {"select": {"skip": 2}}}
-    task = make_task({"use": "verifiers", "environment": "halves:Halves", "config": plugged, **parts})
+    task = make_task({"use": "verifiers_task:Verifiers", "environment": "halves:Halves", "config": plugged, **parts})
     problems = task.problems("train")
     assert task.verify([r"\boxed{0.50}", "0.5", r"\boxed{0}"], [problems[1], problems[1], problems[0]]) == [1.0, 0.0, 1.0]

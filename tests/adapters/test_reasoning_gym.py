@@ -33,7 +33,7 @@ DATA_SETS = [
 
 
 def task(dataset: str, **settings: Any) -> Any:
-    entry = {"use": "reasoning_gym", "dataset": dataset, "train_size": 12, "validation_size": 4, "seed": 3}
+    entry = {"use": "reasoning_gym_task:ReasoningGym", "dataset": dataset, "train_size": 12, "validation_size": 4, "seed": 3}
     return make_task(entry | settings, "tasks.main")
 
 
@@ -69,8 +69,8 @@ def test_several_answers_may_be_right() -> None:
 def test_an_answer_that_computes_for_ever_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """n_queens passes the answer to eval."""
     found = task("n_queens")
-    monkeypatch.setattr("grpo.tasks.reasoning_gym.TIME_LIMIT_S", 2.0)
-    from grpo.tasks import reasoning_gym as module
+    monkeypatch.setattr("reasoning_gym_task.TIME_LIMIT_S", 2.0)
+    import reasoning_gym_task as module
 
     module._scorer.cache_clear()
     problem = found.problems("validation")[0]
@@ -103,7 +103,13 @@ def test_a_run_trains_on_one(
     workdir: Path, monkeypatch: pytest.MonkeyPatch, grpo: Callable[..., tuple[int, str, str]], model: Any, tokenizer: Any
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workdir / 'mlflow.db'}")
-    entry = {"use": "reasoning_gym", "dataset": "gcd", "config": {"max_value": 20}, "train_size": 60, "validation_size": 16}
+    entry = {
+        "use": "reasoning_gym_task:ReasoningGym",
+        "dataset": "gcd",
+        "config": {"max_value": 20},
+        "train_size": 60,
+        "validation_size": 16,
+    }
     values = one_arm_of(entry | {"seed": 0})
     values["models"]["main"] = {"source": "local", "path": "given"}
     save_checkpoint(Path("given"), model, tokenizer)

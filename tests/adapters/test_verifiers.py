@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,8 @@ def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def task(environment: str = "sums_env:Sums", **settings: Any) -> Task:
     return make_task(
-        {"use": "verifiers", "environment": environment, "config": {"largest": 3}, **ALL, **settings}, "tasks.main"
+        {"use": "verifiers_task:Verifiers", "environment": environment, "config": {"largest": 3}, **ALL, **settings},
+        "tasks.main",
     )
 
 
@@ -179,6 +181,7 @@ def test_the_study_of_the_docs_gets_its_report(
     """The stages run in the project's own environment, which finds `verifiers` in this one."""
     folder = clone_with_study(tmp_path / "clone", "extending.md", "taskset")
     (folder / "studies/my_taskset.py").write_text(MODULE)
+    shutil.copy(folder / "examples/verifiers_task.py", folder / "studies")
     save_checkpoint(folder / "my-model", model, tokenizer)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     run_to_the_report(folder)

@@ -1,5 +1,7 @@
 """A task from a data set of ``reasoning_gym`` (0.1), which has about a hundred generators, each with its own verifier.
 
+``examples/reasoning_gym.yaml`` is a study that uses it (``pip install 'reasoning-gym>=0.1.25,<0.2'``).
+
 Other processes make entries and score answers, for two reasons. Some data sets iterate over sets of strings, so their entries
 depend on Python's hash seed, which is fixed there. And some pass a model's answer to ``eval``, so an answer may hang or fill
 the memory: :class:`grpo.grader.process.GraderProcess` calls :func:`score` in a process with limits.
@@ -31,7 +33,6 @@ from grpo.tasks.build import layout_free
 from grpo.tasks.graded import GradedTask
 from grpo.tasks.task import Share, Split, Task
 
-MODULE = "grpo.tasks.reasoning_gym"
 OTHER_QUESTION = -1.0  # the score if the entry has changed since the problem was made
 TIME_LIMIT_S = 10.0  # CPU time for an answer: the worker makes the entry again, and some verifiers search
 EXTRA = "reasoning_gym"
@@ -70,9 +71,9 @@ class ReasoningGym(Task):
         Raises:
             UserError: the library is not installed, or refuses the name or the configuration.
         """
-        require_extra("reasoning_gym", EXTRA, "use: reasoning_gym:")
+        require_extra("reasoning_gym", EXTRA, f"{self.params_key}:")
         start, size = (0, self.validation_size) if split == "validation" else (self.validation_size, self.train_size)
-        command = [sys.executable, "-m", MODULE, self.made_of, str(start), str(start + size)]
+        command = [sys.executable, __file__, self.made_of, str(start), str(start + size)]
         made = subprocess.run(command, env=safe_environment() | {"PYTHONHASHSEED": "0"}, capture_output=True, text=True)
         if made.returncode:
             said = made.stderr.strip().splitlines() or [f"it ended with code {made.returncode}"]
@@ -88,7 +89,7 @@ class ReasoningGym(Task):
         Raises:
             UserError: the library makes another entry than when the problem was made.
         """
-        require_extra("reasoning_gym", EXTRA, "use: reasoning_gym:")
+        require_extra("reasoning_gym", EXTRA, f"{self.params_key}:")
         entries = [json.dumps([self.made_of, int(problem.id.rpartition("/")[2]), problem.question]) for problem in problems]
         verdicts = _scorer().verdicts(list(zip(answers, entries, strict=True)))
         for problem, verdict in zip(problems, verdicts, strict=True):
@@ -120,7 +121,7 @@ class ReasoningGym(Task):
 
 @cache
 def _scorer() -> GraderProcess:
-    return GraderProcess(f"{MODULE}:score", TIME_LIMIT_S)
+    return GraderProcess("reasoning_gym_task:score", TIME_LIMIT_S)
 
 
 # --------------------------------------------------------------------------------------------- in the worker processes

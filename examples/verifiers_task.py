@@ -1,5 +1,7 @@
 """A task from a taskset of Prime Intellect's ``verifiers`` (0.4): its prompts are the questions, its rewards the verifier.
 
+Put this file into the study's folder; docs/extending.md has a study that uses it (``pip install 'verifiers>=0.4,<0.5'``).
+
 The reward must depend on one response to one prompt: a taskset with tools, a sandbox, user turns or its own environment is
 refused. https://github.com/PrimeIntellect-ai/verifiers
 """
@@ -99,7 +101,7 @@ class Verifiers(Task):
 
     def _load(self, split: Split) -> dict[Problem, Any]:
         """The tasks of a split by their problems."""
-        require_extra("verifiers", "verifiers", "use: verifiers:")
+        require_extra("verifiers", "verifiers", f"{self.params_key}:")
         import verifiers.v1 as vf
         from verifiers.v1.utils.generic import concrete_type
         from verifiers.v1.utils.loaders import environment_class, taskset_class

@@ -104,15 +104,22 @@ class Run:
             low = wilson(reward.max() * groups, groups, 1 - 0.05 / len(reward))[1] if len(reward) else 0.0
         return bool((self.final.mean() < self.means.max() / 2 and not by_chance) or self.final.mean() < low / 2)
 
+    def rise(self) -> Table:
+        """What its last evaluation added to the one before, by problem; nothing if it was stopped or evaluated once."""
+        return np.zeros(len(self.start)) if self.stopped or len(self.means) < 3 else self.outcomes[-1] - self.outcomes[-2]
+
     def level(self, metric: str, at: str, last: float) -> float:
         """Logarithm of the median over the first or last sixteenth, the last quarter, or all of the steps up to one."""
         table = next((table for table in self.tables if metric in table), None)
         if table is None:
             raise NotMeasured(metric)
-        by_step = table[metric].where(np.isfinite(table[metric].astype(float)), inf).groupby(table["step"]).mean()
+        every = table[metric].where(np.isfinite(table[metric].astype(float)), inf)
+        by_step = every.groupby(table["step"]).mean()
         values = by_step.loc[:last].to_numpy()  # type: ignore[misc]
         if len(values) < 2:
             raise NotMeasured(metric)
+        if at == "peak":
+            return math.log(max(every[table["step"] <= last].max(), 1e-8))
         few, many = math.ceil(len(values) / 16), math.ceil(len(values) / 4)
         part = {"start": values[:few], "end": values[-few:], "late": values[-many:], "throughout": values}[at]
         return math.log(max(np.median(part), 1e-8))
@@ -152,7 +159,7 @@ class Experiment:
 def verdict_on(claim: dict[str, Any], comparable: bool, found: dict[str, Experiment]) -> tuple[str, Estimate | None]:
     """The verdict on a claim, and the interval that decides."""
     own, needs, sides = found[claim["experiment"]], claim.get("requires", {}), []
-    for key in ("arm", "beats", "not_below", "collapses", "control"):
+    for key in ("arm", "beats", "not_below"):
         if claim.get(key):
             experiment, arm = claim[key].rpartition("/")[0] or claim["experiment"], claim[key].rpartition("/")[2]
             of = found.get(experiment)
@@ -176,33 +183,33 @@ def verdict_on(claim: dict[str, Any], comparable: bool, found: dict[str, Experim
         return "not tested", None
     about = [run for name, arm in sides for run in found[name].arms[arm]]
     early = min((run.steps for run in about if not run.stopped), default=0) < claim.get("horizon", 0)
-    confirmed = verdict == "agrees" and "collapses" in claim  # which may be seen at any step
-    return ("not tested" if early and not confirmed else verdict), interval
+    return ("not tested" if early else verdict), interval
 
 
 def above(interval: Estimate, bar: float, other: float = inf) -> str:
     _, low, high = interval
-    return "agrees" if low > bar else "cannot tell" if high >= bar else "no difference" if low > other else "disagrees"
+    return "holds" if low > bar else "open" if high >= bar else "same" if low > other else "does not hold"
 
 
 def decide(claim: dict[str, Any], sides: list[tuple[str, str]], found: dict[str, Experiment]) -> tuple[str, Estimate]:
-    """The rules of the three kinds; ``sides``: experiment and name of the arm, then of the other arm or the control."""
-    runs, by, at = [found[name].arms[arm] for name, arm in sides], claim.get("by", 0.0), claim.get("at", "end")
-    if "beats" in claim or "not_below" in claim:
-        pairs = [*zip(*runs, strict=False)]
-        if all(a.tables[0].equals(b.tables[0]) and np.array_equal(a.last, b.last) for a, b in pairs):
-            raise NotMeasured("identical results")
-        if (metric := claim.get("metric", "answer_reward")) != "answer_reward":
-            last = [min(float(run.tables[0]["step"].max()) for run in pair) for pair in pairs]
-            logs = [a.level(metric, at, end) - b.level(metric, at, end) for (a, b), end in zip(pairs, last, strict=True)]
-            return above(ratio := over_runs(logs), by, 1 / by), ratio
-        if at == "end" and sides[0][0] == sides[1][0] and len({run.steps for of in runs for run in of if not run.stopped}) > 1:
-            raise NotMeasured("different numbers of steps")
-        gap = difference(*(found[name].table(arm, "start" if at == "start" else "final") for name, arm in sides))
-        return (above(gap, by, -by) if "beats" in claim else above(gap, -by)), gap
-    share, of_control = (wilson(sum(run.collapsed for run in of), len(of)) for of in runs)
-    verdict, control = above(share, 0.5), above(of_control, 0.5)
-    return (verdict if verdict != "agrees" else {"disagrees": "agrees", "agrees": "disagrees"}.get(control, control)), share
+    """The rules; ``sides``: experiment and name of the arm, then of the other arm."""
+    runs, by, at = [found[name].arms[arm] for name, arm in sides], claim["by"], claim.get("at", "end")
+    pairs = [*zip(*runs, strict=False)]
+    if all(a.tables[0].equals(b.tables[0]) and np.array_equal(a.last, b.last) for a, b in pairs):
+        raise NotMeasured("identical results")
+    if (metric := claim.get("metric", "answer_reward")) != "answer_reward":
+        last = [min(float(run.tables[0]["step"].max()) for run in pair) for pair in pairs]
+        logs = [a.level(metric, at, end) - b.level(metric, at, end) for (a, b), end in zip(pairs, last, strict=True)]
+        return above(ratio := over_runs(logs), by, 1 / by), ratio
+    if at == "end" and sides[0][0] == sides[1][0] and len({run.steps for of in runs for run in of if not run.stopped}) > 1:
+        raise NotMeasured("different numbers of steps")
+    gap = difference(*(found[name].table(arm, "start" if at == "start" else "final") for name, arm in sides))
+    verdict = above(gap, by, -by) if "beats" in claim else above(gap, -by)
+    if at != "end" or verdict not in ("holds", "does not hold"):
+        return verdict, gap
+    rises = [np.array([run.rise() for run in of[: len(pairs)]]) for of in runs]
+    _, low, high = difference(*rises)
+    return ("not tested" if (high < 0 if verdict == "holds" else low > 0) else verdict), gap
 
 
 def over_runs(logs: list[float]) -> Estimate:

@@ -18,7 +18,7 @@ from grpo.common.yaml_file import read_mapping, to_yaml
 from grpo.reporting.comments import COMMENTS
 from grpo.reporting.labels import interval, table
 from grpo.reporting.record import Values, read_record, winner_of
-from grpo.results.verdicts import AGREES, DECIDED, NOT_TESTED
+from grpo.results.verdicts import DECIDED, HOLDS, NOT_TESTED
 from grpo.study import paths
 from grpo.study.effective import digest
 from grpo.study.schema import load_study, validated
@@ -29,8 +29,8 @@ FOLDER = Path("replicates")
 SAME, UNDECIDED, TURNED, NOT_TRIED = "same", "undecided", "turned round", "not tried"
 EXPLANATION = f"""# On other seeds
 
-The study beside itself with other seeds. *{TURNED}*: one of the two agrees with the claim, and the other finds that it does not
-hold. *{UNDECIDED}*: only one of the two decides. *{NOT_TRIED}*: one of the two does not test the claim."""
+The study beside itself with other seeds. *{TURNED}*: in one of the two the claim holds, in the other it does not.
+*{UNDECIDED}*: only one of the two decides. *{NOT_TRIED}*: one of the two does not test the claim."""
 
 
 def replicate(seeds: list[int], base_seed: int | None) -> str:
@@ -86,14 +86,13 @@ def compare(here: Values, there: Values) -> dict[str, list[dict[str, str]]]:
 def agreement(here: Values, there: Values | None) -> str:
     """Compare two verdicts on a claim.
 
-    Two that decide are the same if both agree with the claim or neither does, because ``no difference`` and ``disagrees`` both
-    say that it does not hold.
+    Two that decide are the same if the claim holds in both or in neither: *same* also says that it does not hold.
     """
     verdicts = [here["verdict"], there["verdict"] if there else NOT_TESTED]
     if NOT_TESTED in verdicts:
         return NOT_TRIED
     if all(verdict in DECIDED for verdict in verdicts):
-        return TURNED if verdicts.count(AGREES) == 1 else SAME
+        return TURNED if verdicts.count(HOLDS) == 1 else SAME
     return SAME if verdicts[0] == verdicts[1] else UNDECIDED
 
 

@@ -198,7 +198,7 @@ def kl(experiment: Experiment) -> None:
 
     for arm, steps in measure_kl(study, experiment)["arms"].items():
         for found in steps:
-            per_token, reward = found["per_token_low_variance"], found["answer_reward"]
+            per_token, reward = found["per_token"], found["answer_reward"]
             shown = f"{per_token['value']:.4f} ({per_token['low']:.4f} to {per_token['high']:.4f}) nats a token"
             print(f"{arm}, step {found['step']}: KL to the start {shown}, answer reward {reward['value']:.3f}")
 

@@ -18,6 +18,7 @@ from grpo.reporting.kissing_number import draw_search
 from grpo.reporting.labels import scientific
 from grpo.reporting.record import Values, arm_of
 from grpo.results.runs import Run, by_arm, read_runs
+from grpo.results.verdicts import MARGIN, comparison
 from grpo.study import paths
 from grpo.study.schema import Study
 
@@ -100,7 +101,7 @@ def _draw_kl(axes: list[Axes], entry: Values, looks: Mapping[str, Style]) -> Non
     over_steps, over_kl = axes
     for arm in (arm for arm in looks if arm in entry["kl"]):
         of = pd.DataFrame(entry["kl"][arm])
-        kl, reward = (pd.DataFrame(of[name].tolist()) for name in ("per_token_low_variance", "answer_reward"))
+        kl, reward = (pd.DataFrame(of[name].tolist()) for name in ("per_token", "answer_reward"))
         charts.draw_band(over_steps, of["step"].tolist(), kl, looks[arm], marker=".")
         over_kl.plot(kl["value"], reward["value"], ".-", color=looks[arm]["color"])
     charts.frame(over_steps, charts.TITLES[KL], charts.STEP[entry["method"]])
@@ -123,12 +124,13 @@ def draw_contrasts(record: Values) -> Figure | None:
     figure, axes = panels(len(columns), FULL, 0.7 + ROW * height)
     for place, half in zip(axes, columns, strict=True):
         _draw_column(place, record, {name: groups[name] for name in half}, height)
-    figure.supxlabel(f"{record['metric']} at the end, minus the leader's: 95% interval (grey: holds zero)")
+    figure.supxlabel(f"{record['metric']} at the end, minus the leader's: 95% interval (band: ±{MARGIN:g}; grey: open)")
     return figure
 
 
 def _draw_column(axes: Axes, record: Values, groups: Mapping[str, list[Values]], height: int) -> None:
     axes.axvline(0, color=INK, linewidth=1)
+    axes.axvspan(-MARGIN, MARGIN, color=TOGETHER, alpha=0.15, linewidth=0)
     names: list[str] = []
     heads: set[int] = set()
     for name, rows in groups.items():
@@ -137,7 +139,7 @@ def _draw_column(axes: Axes, record: Values, groups: Mapping[str, list[Values]],
         names.append(f"{entry['title']}: minus {arm_of(entry, entry['leader'])['label']}")
         for arm in rows:
             y, below = len(names), arm["below"]
-            color = TOGETHER if below["low"] <= 0 <= below["high"] else APART
+            color = TOGETHER if comparison(below) == "open" else APART
             axes.hlines(y, -below["high"], -below["low"], color=color, linewidth=2)
             axes.plot(-below["value"], y, "o", color=color, markersize=4)
             names.append(arm["label"])

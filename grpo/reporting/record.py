@@ -74,7 +74,6 @@ def record_of(study: Study, evidence: Mapping[str, Evidence], verdicts: Sequence
             "metric": study.metric.replace("_", " "),
             "by_design": study.by_design,
             "headline": headline,
-            "methods": _methods(evidence, experiments, headline),
             "baseline": {
                 prompt: {
                     **{key: of[key] for key in ("accuracy", "categories", "problems", "response_length")},
@@ -338,18 +337,3 @@ def arm_of(entry: Values, name: str) -> Values:
     """An arm's entry in the record."""
     found: Values = next(arm for arm in entry["arms"] if arm["arm"] == name)
     return found
-
-
-def _methods(evidence: Mapping[str, Evidence], experiments: dict[str, Values], headline: Values) -> list[Values]:
-    """The winners of SFT and of expert iteration on the main task, with their differences to the headline."""
-    best = evidence[headline["experiment"]].final(headline["arm"])
-    rows = []
-    for name, entry in experiments.items():
-        if entry["task"] == MAIN and entry["method"] not in ("grpo", experiments[headline["experiment"]]["method"]):
-            arm = winner_of(entry)
-            own = evidence[name].final(arm["arm"])
-            above = difference_of(best, own).ends() if own.shape[1] == best.shape[1] else None
-            rows.append(
-                {"experiment": name, **{key: arm[key] for key in ("label", "value", "low", "high")}, "above_headline": above}
-            )
-    return rows

@@ -13,6 +13,7 @@ from grpo.reporting.figures import ESTIMATES, chosen, collapsed, settings_by_rat
 from grpo.reporting.labels import decimals, interval, scientific, table
 from grpo.reporting.record import Values, arm_of
 from grpo.results.runs import read_runs
+from grpo.results.verdicts import comparison
 from grpo.study import paths
 from grpo.study.schema import Study
 
@@ -74,6 +75,9 @@ def results_table(study: Study, record: Values) -> pd.DataFrame:
 # ------------------------------------------------------------------------------------------------------- an experiment
 
 
+OF_THE_ARM = {"higher": "lower", "lower": "higher", "same": "same", "open": "open"}  # what the leader's difference says of it
+
+
 def experiment_table(entry: Values, metric: str = "answer reward") -> str:
     """The chosen arms: end, distance to the leader, form, accuracy given the form, length, and collapsed runs.
 
@@ -89,7 +93,9 @@ def experiment_table(entry: Values, metric: str = "answer reward") -> str:
             row["at start"] = decimals(arm["start"])
         row[f"{metric} at the end (95%)"] = interval(arm)
         if several:
-            row["below the leader"] = interval(arm["below"]) or "leads"
+            row["below the leader"] = (
+                f"{interval(arm['below'])}, {OF_THE_ARM[comparison(arm['below'])]}" if arm["below"] else "leads"
+            )
         row |= {"right form": decimals(arm["format"]), "right, given the form": decimals(arm["given_form"])}
         rows.append(row | {"tokens": decimals(arm["length"], 1), "collapsed": f"{len(arm['collapsed'])} of {len(arm['runs'])}"})
     return table(rows)

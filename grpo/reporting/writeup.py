@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -17,12 +18,15 @@ from grpo.common.files import damaged, read_text, write_text
 from grpo.common.yaml_file import read_mapping
 from grpo.reporting.comments import QUESTIONS, Values, read_comments
 from grpo.reporting.kissing_number import read_report, write_delivery
-from grpo.reporting.labels import bounded, decimals, interval, plain, render, table
+from grpo.reporting.labels import bounded, decimals, interval, plain, render, said, table
 from grpo.reporting.page import page_of
 from grpo.reporting.record import arm_of, read_record
+from grpo.reporting.tables import short_label
 from grpo.reporting.timing import timing_table
+from grpo.results.verdicts import VERDICTS, comparison
 from grpo.study import paths
 from grpo.study.schema import Study
+from grpo.study.settings import MAIN
 from grpo.study.software import pins, unlike_the_pins
 
 
@@ -47,7 +51,9 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
     figures |= {path.stem for path in paths.REPORTS.glob("timing.svg")}
     return render(
         "writeup.md.j2",
-        r={"left_out": left_out(study), "pinned": study.selection.pinned} | dict(record),
+        r={"left_out": left_out(study), "pinned": study.selection.pinned}
+        | dict(record)
+        | {"claims": sorted(record["claims"], key=lambda claim: VERDICTS.index(claim["verdict"]))},
         tables={path.stem: read_text(path, "tables") for path in sorted(paths.TABLES.glob("*.md"))},
         figures=figures,
         comments={name: comments.get(name) for name in (*experiments, *QUESTIONS)},
@@ -55,7 +61,9 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
         label=lambda entry, name: arm_of(entry, name)["label"],
         outcome=outcome,
         reported=partial(reported, record["sources"]),
+        card=report_card(record, timing),
         measured=measured,
+        could_see=could_see,
         cost=cost(timing),
         shared=sum(bool(arm.get("chosen") and arm.get("same_as")) for of in experiments.values() for arm in of["arms"]),
         speeds=timing_table(timing),
@@ -72,18 +80,20 @@ def left_out(study: Study) -> list[str]:
 
 
 def outcome(experiment: Values) -> str:
-    """An experiment's result in a line: the winner, what it ends at, and who leads if it is another."""
+    """An experiment's result in a line: the winner, what it ends at, and which arms may be as good or better."""
     arms = {arm["arm"]: arm for arm in experiment["arms"]}
     winner, leader = arms[experiment["winner"]], arms[experiment["leader"]]
     text = f"{winner['label']} ends at {interval(winner)}"
     if winner is not leader:
-        higher = "ends above it" if winner["below"]["low"] > 0 else "is not told from it"
+        higher = {"higher": "is higher", "same": "is the same"}.get(comparison(winner["below"]), "may be higher")
         return f"{text}; {leader['label']}, at {decimals(leader['value'])}, {higher}"
     others = [arm for arm in arms.values() if arm["chosen"] and arm is not leader]
-    near = [arm["label"] for arm in others if arm["below"]["low"] <= 0]
-    if not others:
-        return text
-    return f"{text}, " + (f"not told from {' and '.join(near)}" if near else "above all others")
+    near = [
+        f"{words} {' and '.join(labels)}"
+        for word, words in (("same", "the same as"), ("open", "open against"))
+        if (labels := [arm["label"] for arm in others if comparison(arm["below"]) == word])
+    ]
+    return "; ".join([text, *near]) if near or not others else f"{text}, all others lower"
 
 
 def reported(sources: Mapping[str, str], claim: Values) -> str:
@@ -96,6 +106,34 @@ def measured(claim: Values, longest: int = 50) -> str:
     if not claim["interval"]:
         return bounded(claim["measured"], longest)
     return f"{claim['quantity']} {interval(claim['interval'])}".strip()
+
+
+def could_see(claim: Values) -> str:
+    """The smallest distance from the margin, or the factor, that the design finds in 80% of studies."""
+    seen = claim.get("could_see")
+    return "" if seen is None else f"×{decimals(seen, 2)}" if claim["quantity"] == "ratio" else f"±{decimals(seen, 2)}"
+
+
+def report_card(record: Values, timing: pd.DataFrame) -> str:
+    """The model before training, the winner of each method's first experiment, and the headline, with seconds a run."""
+    top, of_main = record["headline"], {n: of for n, of in record["experiments"].items() if of["task"] == MAIN}
+    firsts = {of["method"]: name for name, of in reversed(of_main.items())}
+    names = [name for name in of_main if name in (*firsts.values(), top and top["experiment"])]
+    seconds = timing.set_index("run")["total_s"]
+    rows: list[dict[str, str]] = []
+    for name in names:
+        arm = arm_of(of_main[name], of_main[name]["winner"])
+        if not rows:
+            rows.append(_card_row("no training", decimals(arm["start"]), arm["at_start"], ""))
+        trained = [other or run for other, run in zip(arm["same_as"] or arm["runs"], arm["runs"], strict=True)]
+        took = "" if math.isnan(mean := seconds.reindex(trained).mean()) else decimals(mean, 1)
+        rows.append(_card_row(f"{said(of_main[name]['title'])}: {short_label(arm)}", interval(arm), arm, took))
+    return table(rows)
+
+
+def _card_row(after: str, reward: str, of: Values, seconds: str) -> dict[str, str]:
+    shown = {"right form": decimals(of["format"]), "right, given the form": decimals(of["given_form"])}
+    return {"after": after, "reward (95%)": reward} | shown | {"tokens": decimals(of["length"], 1), "seconds a run": seconds}
 
 
 # ------------------------------------------------------------------------------------------------------------ from timing.csv

@@ -18,8 +18,8 @@ from grpo.common.yaml_file import parse_yaml
 from grpo.results.evidence import Arm, Evidence, NotMeasured
 from grpo.results.intervals import mean_of
 from grpo.results.runs import first_scores, value
-from grpo.results.verdicts import AGREES, NOT_TESTED, Verdict, judge
-from grpo.study.claims import PLACES, AnyClaim, Collapses
+from grpo.results.verdicts import NOT_TESTED, Verdict, judge
+from grpo.study.claims import PLACES, AnyClaim
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN, setting_of
 
@@ -83,10 +83,10 @@ def _judged(study: Study, claim: AnyClaim, own: bool, evidence: Mapping[str, Evi
         return replace(known, reason=str(lacking))
     whole = [run for arm in arms for run in arm.runs if run.metrics["diverged_step"] is None]  # the others were stopped early
     steps = min((int(run.validation["step"].iloc[-1]) for run in whole), default=0)
-    if steps < claim.horizon and not (isinstance(claim, Collapses) and found.verdict == AGREES):
+    if steps < claim.horizon:
         reason = f"the claim is about step {claim.horizon} and later, and the runs took {steps} steps"
         found = replace(found, verdict=NOT_TESTED, reason=reason)
-    decided = {key: getattr(found, key) for key in ("verdict", "reason", "measured", "interval", "quantity")}
+    decided = {key: getattr(found, key) for key in ("verdict", "reason", "measured", "interval", "quantity", "could_see")}
     return replace(known, **decided)
 
 

@@ -1,6 +1,6 @@
 """Claims as data: what a study is to test, published or its own.
 
-A claim is one of three kinds, told apart by a key that only this kind has. :mod:`grpo.results.verdicts` has the rule of each.
+A claim is one of two kinds, told apart by a key that only this kind has. :mod:`grpo.results.verdicts` has the rule of each.
 """
 
 from __future__ import annotations
@@ -62,17 +62,21 @@ class Beats(Claim):
     beats: str
     metric: str = REWARD  # or a metric of each training step, such as token_entropy
     by: NonNegativeFloat  # a difference of answer rewards; for other metrics the ratio of their levels
-    at: Literal["start", "throughout", "late", "end"] = "end"
+    # Of rewards: before training, at the end, or at the last step although the arms still climb (which compares speeds).
+    at: Literal["start", "end", "last_step", "throughout", "late", "peak"] = "end"
 
     def check(self) -> None:
-        if self.metric == REWARD and self.at not in ("start", "end"):
-            raise UserError(f"at: {self.at} is for metrics of training steps; of {REWARD} choose start or end")
+        if self.metric == REWARD and self.at not in ("start", "end", "last_step"):
+            raise UserError(f"at: {self.at} is for metrics of training steps; of {REWARD} choose start, end or last_step")
+        if self.metric != REWARD and self.at == "last_step":
+            raise UserError(f"at: last_step is for {REWARD}; of {self.metric} choose start, throughout, late, end or peak")
         if self.metric != REWARD and self.by < 1:
             raise UserError(f"by: for {self.metric} a ratio of 1 or more, not {self.by:g}")
 
     def in_words(self) -> str:
         if self.metric == REWARD:
-            return f"{self.arm} {self.at}s above {self.beats} by at least {self.by:g}"
+            place = {"start": "starts", "end": "ends", "last_step": "is at the last step"}[self.at]
+            return f"{self.arm} {place} above {self.beats} by at least {self.by:g}"
         return f"{self.metric} of {self.arm} is at least {self.by:g} times that of {self.beats} ({self.at})"
 
 
@@ -89,20 +93,8 @@ class NotBelow(Claim):
         return f"{self.arm} ends at most {self.by:g} below {self.not_below}"
 
 
-class Collapses(Claim):
-    """The runs of an arm collapse, and those of the control do not."""
-
-    KIND = "collapses"
-    ARMS = ("collapses", "control")
-    collapses: str
-    control: str
-
-    def in_words(self) -> str:
-        return f"{self.collapses} collapses, {self.control} does not"
-
-
 TAG = "kind "  # so that the name of a kind in an error is not taken for a key
-KEYS = {"beats": Beats, "not_below": NotBelow, "collapses": Collapses}
+KEYS = {"beats": Beats, "not_below": NotBelow}
 
 
 def _kind(values: Any) -> str | None:
@@ -113,9 +105,7 @@ def _kind(values: Any) -> str | None:
 
 
 AnyClaim = Annotated[
-    Annotated[Beats, Tag(TAG + "beats")]
-    | Annotated[NotBelow, Tag(TAG + "not_below")]
-    | Annotated[Collapses, Tag(TAG + "collapses")],
+    Annotated[Beats, Tag(TAG + "beats")] | Annotated[NotBelow, Tag(TAG + "not_below")],
     Discriminator(
         _kind,
         custom_error_type="kind_of_claim",

@@ -197,9 +197,7 @@ def test_the_kl_of_kept_checkpoints_is_drawn_over_steps_and_beside_the_reward() 
     def of(value: float) -> dict[str, float]:
         return {"value": value, "low": value - 0.01, "high": value + 0.01}
 
-    steps = [
-        {"step": step, "per_token_low_variance": of(step / 100), "answer_reward": of(0.1 + step / 50)} for step in (0, 8, 16)
-    ]
+    steps = [{"step": step, "per_token": of(step / 100), "answer_reward": of(0.1 + step / 50)} for step in (0, 8, 16)]
     found = entry(arm("a", 0.5)) | {"kl": {"a": steps}}
     over_steps, over_kl = draw_experiment(found, {"a": [made_up("a", 1)]}).axes[-2:]
     assert over_steps.lines[0].get_xydata().tolist() == [[0, 0.0], [8, 0.08], [16, 0.16]]  # type: ignore[union-attr]

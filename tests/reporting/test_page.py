@@ -44,7 +44,7 @@ why
 >
 > comment
 
-- **agrees**: c
+- **holds**: c
 
 #### Rates tried
 

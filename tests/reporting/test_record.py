@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from report_parts import run, solved, store, store_general, study_of
 from study_parts import ROOT, with_values
@@ -18,6 +19,7 @@ from grpo.commands import stages
 from grpo.reporting import record as recording
 from grpo.reporting.record import plain, winner_of
 from grpo.reporting.tables import further_tables, results_table, tables_of, write_tables
+from grpo.reporting.writeup import report_card
 from grpo.results.evidence import Evidence
 from grpo.results.runs import Run, by_arm
 from grpo.study import paths
@@ -117,11 +119,15 @@ def test_the_headline_is_chosen_by_the_problems_that_do_not_judge(general: Path,
     assert found["headline"]["value"] == pytest.approx(0.5) and found["headline"]["problems"] == 100
 
 
-def test_other_methods_stand_beside_the_headline_and_samples_are_bounded(general: Path, mini_study: Study) -> None:
+def test_the_report_card_has_each_method_and_samples_are_bounded(general: Path, mini_study: Study) -> None:
     counts = {"metrics": {"examples": 8}, "values": {"filtered": False}}
     found = record_of(mini_study, *both_seeds("a", 0.1, 0.5), *both_seeds("all", 0.1, 0.75, experiment=SFT, **counts))
-    (sft,) = found["methods"]
-    assert sft["experiment"] == SFT and sft["above_headline"]["value"] == pytest.approx(0.25)
+    names = [run for entry in found["experiments"].values() for arm in entry["arms"] for run in arm["runs"]]
+    timing = pd.DataFrame({"run": names, "total_s": [{"sft": 3.0, "grp": 10.0}[name[:3]] for name in names]})
+    head, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in report_card(found, timing).splitlines()]
+    assert head[:2] == ["after", "reward (95%)"] and head[-1] == "seconds a run"
+    assert rows[0][:2] == ["no training", "0.100"] and rows[0][-1] == ""
+    assert {(row[1][:5], row[-1]) for row in rows[1:]} == {("0.750", "3.0"), ("0.500", "10.0")}
     examples = found["baseline"]["r1_zero"]["examples"]
     assert {category: len(shown) for category, shown in examples.items()} == {"right": 1, "wrong": 2}
     assert len(examples["wrong"][0]["response"]) < 2000 < 5000

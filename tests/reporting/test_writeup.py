@@ -101,10 +101,10 @@ def experiment(winner: str, leader: str, **lows: float | None) -> dict[str, Any]
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        (experiment("a", "a", a=None, b=-0.1), "a ends at 0.800 (0.750 to 0.850), not told from b"),
-        (experiment("a", "a", a=None, b=0.02, c=-0.1), "a ends at 0.800 (0.750 to 0.850), above all others"),  # c: a rate
-        (experiment("b", "a", a=None, b=-0.1), "b ends at 0.700 (0.650 to 0.750); a, at 0.800, is not told from it"),
-        (experiment("b", "a", a=None, b=0.1), "b ends at 0.700 (0.650 to 0.750); a, at 0.800, ends above it"),
+        (experiment("a", "a", a=None, b=-0.1), "a ends at 0.800 (0.750 to 0.850); open against b"),
+        (experiment("a", "a", a=None, b=0.06, c=-0.1), "a ends at 0.800 (0.750 to 0.850), all others lower"),  # c: a rate
+        (experiment("b", "a", a=None, b=-0.1), "b ends at 0.700 (0.650 to 0.750); a, at 0.800, may be higher"),
+        (experiment("b", "a", a=None, b=0.1), "b ends at 0.700 (0.650 to 0.750); a, at 0.800, is higher"),
         (experiment("a", "a", a=None), "a ends at 0.800 (0.750 to 0.850)"),
     ],
 )
@@ -167,7 +167,7 @@ def test_a_copied_run_costs_nothing_and_overlapping_runs_count_once() -> None:
 def a_record() -> dict[str, Any]:
     """A record with a stranger's text wherever one can stand."""
     sample = {"step": 0, "problem": HOSTILE, "ground_truth": HOSTILE, "response": HOSTILE}
-    claim = {"id": "c", "experiment": "e", "statement": HOSTILE, "verdict": "agrees", "own": True, "by_design": HOSTILE}
+    claim = {"id": "c", "experiment": "e", "statement": HOSTILE, "verdict": "holds", "own": True, "by_design": HOSTILE}
     claim |= {"interval": None, "quantity": "", "measured": HOSTILE, "reported": {"s": HOSTILE}}
     entry = experiment("a", "a", a=None, b=0.1)
     entry |= {"title": "E", "question": "Why?", "note": "", "reason": "leads", "builds_on": None}
@@ -180,7 +180,6 @@ def a_record() -> dict[str, Any]:
         "metric": "answer reward",
         "by_design": ["planted"],
         "headline": experiment("a", "a", a=None)["arms"][0] | {"experiment": "e", "start": 0.1, "runs": 2, "problems": 4},
-        "methods": [],
         "baseline": {"r1_zero": {"examples": {"format 0, answer 0": [sample]}}},
         "best_of_n": {},
         "experiments": {"e": entry},
@@ -204,6 +203,6 @@ def test_texts_of_strangers_stay_in_their_cells(mini_study: Study) -> None:
     headings = [tokens[i + 1].content for i, token in enumerate(tokens) if token.type == "heading_open" and token.level == 0]
     assert not [heading for heading in headings if "no heading" in heading or "loud" in heading]
     assert not [child for token in tokens for child in token.children or () if child.type in ("image", "html_inline")]
-    rows = [line for line in text.splitlines() if line.startswith("| [")]
-    assert len(rows) == 1 and len(re.findall(r"(?<!\\)\|", rows[0])) == 5  # the claim has four cells
+    rows = [line for line in text.splitlines() if line.startswith("| holds | [")]
+    assert len(rows) == 1 and len(re.findall(r"(?<!\\)\|", rows[0])) == 6  # the claim has five cells
     assert "> # loud" in text and "planted" in text

@@ -17,7 +17,7 @@ from grpo.results import claims as judging
 from grpo.results.claims import read_published
 from grpo.results.evidence import evidence_of, has_collapsed
 from grpo.results.runs import Run
-from grpo.results.verdicts import AGREES, DISAGREES, NO_DIFFERENCE, NOT_TESTED, Verdict
+from grpo.results.verdicts import DOES_NOT_HOLD, HOLDS, NOT_TESTED, SAME, Verdict
 from grpo.study.claims import AnyClaim, own_claims
 from grpo.study.schema import Study, validated
 from grpo.tasks.arithmetic import Arithmetic
@@ -94,12 +94,12 @@ def test_claims_about_the_studys_experiments_are_judged(study: Study, write: Cal
         *(entry["id"] for entry in named.untested if entry["experiment"] in study.experiments),
     ]
     expected = {
-        "learning-rate-too-low": AGREES,  # .8 against .3
-        "learning-rate-too-high": AGREES,  # from .8 to 0 in all seeds
-        "baseline-helps": DISAGREES,  # .6 against the .7 of the better of two rates
-        "lora-rank-1": AGREES,
-        "prompt-final": NO_DIFFERENCE,
-        "prompt": NO_DIFFERENCE,
+        "learning-rate-too-low": HOLDS,  # .8 against .3
+        "learning-rate-too-high": HOLDS,  # from .8 to 0 in all seeds
+        "baseline-helps": DOES_NOT_HOLD,  # .6 against the .7 of the better of two rates
+        "lora-rank-1": HOLDS,
+        "prompt-final": SAME,
+        "prompt": SAME,
         "lora-learning-rate": NOT_TESTED,
     }
     assert {name: found[name].verdict for name in expected} == expected
@@ -116,14 +116,10 @@ def test_what_a_generated_model_shows_by_design_is_marked_as_that(study: Study, 
     assert not any(verdict.by_design for verdict in of_hub)
 
 
-def test_short_runs_test_no_claim_about_later_steps_but_can_show_a_collapse(study: Study, write: Callable[..., None]) -> None:
+def test_short_runs_test_no_claim_about_later_steps(study: Study, write: Callable[..., None]) -> None:
     write(ENDS | {"3e-3": 0.0}, steps=24)
-    found = by_id(judge_claims(study))
-    late = found["baseline-helps"]
+    late = by_id(judge_claims(study))["baseline-helps"]
     assert late.verdict == NOT_TESTED and "step 48 and later, and the runs took 24" in late.reason and late.interval
-    assert found["learning-rate-too-high"].verdict == AGREES
-    write(ENDS | {"3e-3": 0.6}, steps=24)  # it does not collapse, which says nothing of later steps
-    assert by_id(judge_claims(study))["learning-rate-too-high"].verdict == NOT_TESTED
 
 
 @pytest.mark.parametrize(
@@ -151,7 +147,7 @@ def test_a_claim_about_long_responses_is_not_tested_by_short_ones(study: Study, 
     ]
     verdicts = judge_claims(with_values(study, {"claims": own_claims(claims(*own), study.experiments)}))
     found = [verdict for verdict in verdicts if verdict.own]
-    assert [verdict.verdict for verdict in found] == [AGREES, NOT_TESTED] and "21 tokens or more" in found[1].reason
+    assert [verdict.verdict for verdict in found] == [HOLDS, NOT_TESTED] and "21 tokens or more" in found[1].reason
 
 
 def test_claims_belong_to_a_task(study: Study, write: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +157,7 @@ def test_claims_belong_to_a_task(study: Study, write: Callable[..., None], monke
     monkeypatch.setattr(Arithmetic, "stands_for", "")
     found = judge_claims(own)
     assert {verdict.verdict for verdict in found if not verdict.own} == {NOT_TESTED}
-    assert [verdict.verdict for verdict in found if verdict.own] == [AGREES]
+    assert [verdict.verdict for verdict in found if verdict.own] == [HOLDS]
 
 
 @pytest.mark.parametrize("name", ["mini", "math-2xh100", "objectives"])
@@ -188,9 +184,9 @@ def test_an_own_claim_finds_its_experiment_and_says_what_it_tests(study: Study, 
         {"arm": f"{LORA}/full", "not_below": f"{PROMPTS}/question_only", "by": 0.05},
     )
     first, second = (verdict for verdict in judge_claims(with_values(study, {"claims": own})) if verdict.own)
-    assert (first.id, first.experiment, first.verdict) == ("own-1", RATES, AGREES) and not first.reported
+    assert (first.id, first.experiment, first.verdict) == ("own-1", RATES, HOLDS) and not first.reported
     assert "6e-4" in first.statement and "1e-4" in first.statement
-    assert second.experiment == LORA and second.verdict == AGREES and f"{LORA}/full" in second.measured
+    assert second.experiment == LORA and second.verdict == HOLDS and f"{LORA}/full" in second.measured
 
 
 @pytest.mark.parametrize(
@@ -203,9 +199,10 @@ def test_an_own_claim_finds_its_experiment_and_says_what_it_tests(study: Study, 
             "grpo_lora has no arm 'plain' .*known: full, rank_1",
         ),
         ({"experiment": "lora", "arm": "full", "beats": "rank_1", "by": 0.05}, "no experiment 'lora'"),
-        ({"arm": "full", "above": "rank_1", "by": 0.05}, r"claims\.0: a claim has one of the keys beats, not_below, collapses"),
+        ({"arm": "full", "above": "rank_1", "by": 0.05}, r"claims\.0: a claim has one of the keys beats, not_below"),
         ({"arm": "full", "beats": "rank_1", "by": 0.05, "margin": 1}, "margin: unknown key"),
         ({"arm": "full", "beats": "rank_1", "by": 0.05, "metric": "token_entropy"}, "a ratio of 1 or more, not 0.05"),
+        ({"arm": "full", "beats": "rank_1", "by": 0.05, "at": "late"}, "choose start, end or last_step"),
     ],
 )
 def test_a_mistake_in_an_own_claim_is_one_line(mini_study: Study, claim: dict[str, Any], message: str) -> None:

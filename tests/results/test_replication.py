@@ -16,7 +16,8 @@ from grpo.commands.study import composed_text
 from grpo.common.errors import UserError
 from grpo.common.files import write_json
 from grpo.reporting.record import read_record
-from grpo.results.verdicts import AGREES, CANNOT_TELL, DISAGREES, NO_DIFFERENCE, NOT_TESTED, VerdictName
+from grpo.results.verdicts import DOES_NOT_HOLD, HOLDS, NOT_TESTED, OPEN, VerdictName
+from grpo.results.verdicts import SAME as SAME_VERDICT
 from grpo.study import paths
 from grpo.study.schema import Study, load_study
 
@@ -24,13 +25,13 @@ from grpo.study.schema import Study, load_study
 @pytest.mark.parametrize(
     ("first", "second", "expected"),
     [
-        (AGREES, AGREES, SAME),
-        (CANNOT_TELL, CANNOT_TELL, SAME),
-        (AGREES, DISAGREES, TURNED),
-        (NO_DIFFERENCE, AGREES, TURNED),
-        (NO_DIFFERENCE, DISAGREES, SAME),  # neither is more by the margin
-        (DISAGREES, CANNOT_TELL, UNDECIDED),
-        (DISAGREES, NOT_TESTED, "not tried"),
+        (HOLDS, HOLDS, SAME),
+        (OPEN, OPEN, SAME),
+        (HOLDS, DOES_NOT_HOLD, TURNED),
+        (SAME_VERDICT, HOLDS, TURNED),
+        (SAME_VERDICT, DOES_NOT_HOLD, SAME),  # neither is more by the margin
+        (DOES_NOT_HOLD, OPEN, UNDECIDED),
+        (DOES_NOT_HOLD, NOT_TESTED, "not tried"),
         (NOT_TESTED, NOT_TESTED, "not tried"),
     ],
 )
@@ -54,13 +55,13 @@ def record(winner: str, **verdicts: VerdictName) -> dict[str, Any]:
 
 
 def test_the_page_has_both_verdicts_and_both_winners() -> None:
-    here = record("a-rate_half", x=AGREES, y=AGREES, z=CANNOT_TELL)
+    here = record("a-rate_half", x=HOLDS, y=HOLDS, z=OPEN)
     found = {
-        "seeds-7": compare(here, record("b", x=DISAGREES, y=AGREES)),
-        "seeds-8": compare(here, record("a-rate_same", x=AGREES)),
+        "seeds-7": compare(here, record("b", x=DOES_NOT_HOLD, y=HOLDS)),
+        "seeds-8": compare(here, record("a-rate_same", x=HOLDS)),
     }
     text = page(found)
-    assert r"| It is x | agrees: x \| 0.5 | disagrees: x \| 0.5 | turned round |" in text
+    assert r"| It is x | holds: x \| 0.5 | does not hold: x \| 0.5 | turned round |" in text
     assert "3 claims: 1 turned round, 1 same, 1 not tried" in text
     assert "| e | a-rate_half 0.600 (0.500 to 0.700) | b 0.500 (0.400 to 0.600) | another |" in text
     assert "| same, at another rate |" in text and text.index("## seeds-7") < text.index("## seeds-8")
@@ -69,7 +70,7 @@ def test_the_page_has_both_verdicts_and_both_winners() -> None:
 def test_the_committed_record_says_the_same_as_itself() -> None:
     here = read_record(ROOT)
     found = compare(here, here)
-    assert len(found["claims"]) > 10 and {row[""] for row in found["claims"]} == {SAME, "not tried"}
+    assert len(found["claims"]) > 10 and {row[""] for row in found["claims"]} - {"not tried"} == {SAME}
     assert {row[""] for row in found["winners"]} == {SAME}
 
 
@@ -121,13 +122,13 @@ def test_seeds_are_new_and_the_study_is_finished(repository: Study) -> None:
 
 
 def test_a_pipeline_that_fails_is_continued_and_all_finished_replicates_are_compared(repository: Study) -> None:
-    write_json(paths.RECORD, record("b", x=AGREES))
+    write_json(paths.RECORD, record("b", x=HOLDS))
     Path("workflow").mkdir()
     Path("workflow/repro.py").write_text("import sys; sys.exit(3)")
     with pytest.raises(UserError, match="its pipeline ended with code 3"):
         replicate.replicate([7], None)
     (folder,) = Path("replicates").glob("*-seeds-7")
-    there = json.dumps(record("b", x=DISAGREES))
+    there = json.dumps(record("b", x=DOES_NOT_HOLD))
     script = f"import pathlib as p; p.Path('reports').mkdir(exist_ok=True); p.Path('reports/record.json').write_text({there!r})"
     (folder / "workflow/repro.py").write_text(script)
     assert "1 claims: 1 turned round" in replicate.replicate([7], None)
@@ -135,5 +136,5 @@ def test_a_pipeline_that_fails_is_continued_and_all_finished_replicates_are_comp
     Path("workflow/repro.py").write_text(script)
     replicate.replicate([8], None)
     found = json.loads((paths.REPORTS / "replication.json").read_text())
-    assert [*found] == ["seeds-8"] and found["seeds-8"]["claims"][0]["replicate"] == "disagrees: x | 0.5"
+    assert [*found] == ["seeds-8"] and found["seeds-8"]["claims"][0]["replicate"] == "does not hold: x | 0.5"
     assert "## seeds-8" in (paths.REPORTS / "replication.md").read_text()

@@ -1,4 +1,4 @@
-"""The rules of the three kinds of claim, on made-up runs whose verdict can be worked out by hand."""
+"""The rules of claims, on made-up runs whose verdict can be worked out by hand."""
 
 from __future__ import annotations
 
@@ -14,8 +14,19 @@ from scipy import stats
 
 from grpo.results.evidence import Evidence, NotMeasured
 from grpo.results.runs import Run
-from grpo.results.statistics import wilson_interval
-from grpo.results.verdicts import AGREES, CANNOT_TELL, DISAGREES, NO_DIFFERENCE, Verdict, beside, decide, judge, level
+from grpo.results.verdicts import (
+    DOES_NOT_HOLD,
+    HOLDS,
+    NOT_TESTED,
+    OPEN,
+    SAME,
+    Verdict,
+    comparison,
+    decide,
+    judge,
+    level,
+    smallest_seen,
+)
 from grpo.study.claims import AnyClaim
 
 PROBLEMS, STEPS = 200, 64
@@ -54,13 +65,13 @@ def verdict(arms: Sequence[list[Run]], **claim: Any) -> Verdict:
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
     [
-        (0.06, 0.2, AGREES),
-        (0.04, 0.2, CANNOT_TELL),  # above zero, but not by 0.05
-        (-0.04, 0.04, NO_DIFFERENCE),
-        (0.01, 0.04, NO_DIFFERENCE),  # above zero, and too little to count
-        (-0.06, 0.04, DISAGREES),  # not above by 0.05, whatever else
-        (-0.2, -0.1, DISAGREES),
-        (-0.2, 0.2, CANNOT_TELL),
+        (0.06, 0.2, HOLDS),
+        (0.04, 0.2, OPEN),  # above zero, but not by 0.05
+        (-0.04, 0.04, SAME),
+        (0.01, 0.04, SAME),  # above zero, and too little to count
+        (-0.06, 0.04, DOES_NOT_HOLD),  # not above by 0.05, whatever else
+        (-0.2, -0.1, DOES_NOT_HOLD),
+        (-0.2, 0.2, OPEN),
     ],
 )
 def test_an_interval_decides_by_which_side_of_the_margin_it_lies_on(low: float, high: float, expected: str) -> None:
@@ -68,17 +79,22 @@ def test_an_interval_decides_by_which_side_of_the_margin_it_lies_on(low: float, 
 
 
 @pytest.mark.parametrize(
-    ("arm", "control", "expected"),
-    [
-        (AGREES, DISAGREES, AGREES),
-        (AGREES, AGREES, DISAGREES),  # the cause is not what does it
-        (AGREES, CANNOT_TELL, CANNOT_TELL),
-        (DISAGREES, AGREES, DISAGREES),
-        (CANNOT_TELL, DISAGREES, CANNOT_TELL),
-    ],
+    ("low", "high", "word"),
+    [(0.06, 0.2, "higher"), (-0.2, -0.06, "lower"), (-0.04, 0.04, "same"), (0.01, 0.06, "open"), (-0.2, 0.2, "open")],
 )
-def test_a_cause_shows_in_the_arm_and_not_in_the_control(arm: Any, control: Any, expected: str) -> None:
-    assert beside(Verdict(verdict=arm), Verdict(verdict=control)).verdict == expected
+def test_a_difference_in_a_word(low: float, high: float, word: str) -> None:
+    assert comparison({"value": (low + high) / 2, "low": low, "high": high}) == word
+
+
+def test_a_true_difference_of_the_smallest_that_is_seen_is_found_in_80_percent_of_studies() -> None:
+    """Five seeds, each difference normal about the truth: the interval leaves the margin upwards in 80% of the draws."""
+    rng = np.random.default_rng(0)
+    found, n = 0, 5
+    for _ in range(4000):
+        values = rng.normal(0.0, 1.0, n)
+        truth = smallest_seen(1 / math.sqrt(n), n - 1)  # the distance by the true standard error
+        found += truth + values.mean() - stats.t.ppf(0.975, n - 1) * stats.sem(values) > 0
+    assert 0.75 < found / 4000 < 0.85
 
 
 # -------------------------------------------------------------------------------------------------------------- beats
@@ -87,11 +103,11 @@ def test_a_cause_shows_in_the_arm_and_not_in_the_control(arm: Any, control: Any,
 @pytest.mark.parametrize(
     ("a", "b", "expected"),
     [
-        ((0.9, 0.9, 0.9), (0.5, 0.5, 0.5), AGREES),
-        ((0.5, 0.5, 0.5), (0.9, 0.9, 0.9), DISAGREES),
-        ((0.505, 0.505, 0.505), (0.5, 0.5, 0.5), NO_DIFFERENCE),  # one problem of 200: .005 +- 1.97 x .005
-        ((0.3, 0.5, 0.7, 0.9), (0.2, 0.4, 0.6, 0.8), AGREES),  # by .1 in each seed, though the seeds differ by .2
-        ((0.9, 0.7, 0.5, 0.3), (0.2, 0.4, 0.6, 0.8), CANNOT_TELL),  # the same runs, otherwise paired
+        ((0.9, 0.9, 0.9), (0.5, 0.5, 0.5), HOLDS),
+        ((0.5, 0.5, 0.5), (0.9, 0.9, 0.9), DOES_NOT_HOLD),
+        ((0.505, 0.505, 0.505), (0.5, 0.5, 0.5), SAME),  # one problem of 200: .005 +- 1.97 x .005
+        ((0.3, 0.5, 0.7, 0.9), (0.2, 0.4, 0.6, 0.8), HOLDS),  # by .1 in each seed, though the seeds differ by .2
+        ((0.9, 0.7, 0.5, 0.3), (0.2, 0.4, 0.6, 0.8), OPEN),  # the same runs, otherwise paired
     ],
 )
 def test_rewards_are_compared_seed_by_seed(a: tuple[float, ...], b: tuple[float, ...], expected: str) -> None:
@@ -105,14 +121,14 @@ def test_collapsed_runs_count_with_what_they_end_at() -> None:
     """Of five runs at .9 two end at zero: their mean is .54."""
     a = [run("a", 0.1, 0.9, 0.0 if seed < 2 else 0.9, seed=seed) for seed in range(5)]
     found = verdict([a, ending("b", *[0.5] * 5)], arm="a", beats="b")
-    assert found.verdict == CANNOT_TELL
+    assert found.verdict == OPEN
     assert "a 0.540 (2 of 5 runs collapsed)" in found.measured
 
 
 def test_rewards_before_training_are_those_of_the_first_evaluation() -> None:
     arms = [ending("a", *[0.2] * 3, start=0.6), ending("b", *[0.9] * 3, start=0.1)]
-    assert verdict(arms, arm="a", beats="b", by=0.1, at="start").verdict == AGREES
-    assert verdict(arms, arm="a", beats="b", by=0.1).verdict == DISAGREES
+    assert verdict(arms, arm="a", beats="b", by=0.1, at="start").verdict == HOLDS
+    assert verdict(arms, arm="a", beats="b", by=0.1).verdict == DOES_NOT_HOLD
 
 
 @pytest.mark.parametrize(
@@ -130,7 +146,7 @@ def test_what_decides_nothing(a: list[Run], b: list[Run], claim: dict[str, Any],
 
 @pytest.mark.parametrize(
     ("levels", "by", "expected"),
-    [((2, 2.2, 1.8), 1.25, AGREES), ((1, 1.02, 0.98), 1.25, NO_DIFFERENCE), ((0.5, 0.5, 0.5), 1.25, DISAGREES)],
+    [((2, 2.2, 1.8), 1.25, HOLDS), ((1, 1.02, 0.98), 1.25, SAME), ((0.5, 0.5, 0.5), 1.25, DOES_NOT_HOLD)],
 )
 def test_levels_of_a_metric_are_compared_by_their_ratio(levels: tuple[float, ...], by: float, expected: str) -> None:
     """The interval is that of the mean logarithm (Student), each seed against its own."""
@@ -159,7 +175,7 @@ def test_a_run_that_stopped_early_is_compared_over_the_steps_that_both_took() ->
 
 @pytest.mark.parametrize(
     ("a", "expected"),
-    [(0.9, AGREES), (0.5, AGREES), (0.485, AGREES), (0.45, CANNOT_TELL), (0.3, DISAGREES)],
+    [(0.9, HOLDS), (0.5, HOLDS), (0.485, HOLDS), (0.45, OPEN), (0.3, DOES_NOT_HOLD)],
 )
 def test_an_arm_costs_nothing_if_the_interval_lies_above_minus_the_margin(a: float, expected: str) -> None:
     """At .45 the true difference may be -.05 either way; at .485 it is -.015 +- .017."""
@@ -167,27 +183,46 @@ def test_an_arm_costs_nothing_if_the_interval_lies_above_minus_the_margin(a: flo
     assert verdict(arms, arm="a", not_below="b", by=0.05).verdict == expected
 
 
-# ---------------------------------------------------------------------------------------------------------- collapses
+# ------------------------------------------------------------------------------------------------ arms that still move
 
 
 @pytest.mark.parametrize(
-    ("arm", "control", "expected"),
+    ("a", "b", "expected"),
     [
-        ((5, 5), (0, 5), AGREES),
-        ((4, 5), (0, 5), CANNOT_TELL),  # Wilson's interval of 4 of 5 begins at .38
-        ((5, 5), (1, 5), CANNOT_TELL),
-        ((5, 5), (5, 5), DISAGREES),
-        ((0, 5), (0, 5), DISAGREES),
-        ((3, 3), (0, 3), CANNOT_TELL),  # three seeds show no majority: it begins at .44
+        ((0.7, 0.7), (0.3, 0.5), NOT_TESTED),  # ahead by .2, but .2 less than one evaluation before
+        ((0.5, 0.7), (0.5, 0.5), HOLDS),  # the arm ahead still gains
+        ((0.5, 0.7), (0.3, 0.5), HOLDS),  # both climb alike
+        ((0.3, 0.5), (0.7, 0.7), NOT_TESTED),  # behind, and catching up
+        ((0.5, 0.3), (0.7, 0.7), DOES_NOT_HOLD),
     ],
 )
-def test_most_runs_collapse_and_most_of_the_control_do_not(
-    arm: tuple[int, int], control: tuple[int, int], expected: str
+def test_a_verdict_about_ends_waits_until_they_stop_moving_towards_it(
+    a: tuple[float, float], b: tuple[float, float], expected: str
 ) -> None:
-    found = verdict([lost("a", *arm), lost("b", *control)], collapses="a", control="b")
-    low, high = wilson_interval(*arm)
-    assert found.verdict == expected and found.interval == {"value": arm[0] / arm[1], "low": low, "high": high}
-    assert found.quantity == "share" and f"{arm[0]} of {arm[1]} runs of a collapsed" in found.measured
+    arms = [[run(name, 0.1, *of, seed=seed, steps=48) for seed in range(3)] for name, of in (("a", a), ("b", b))]
+    found = verdict(arms, arm="a", beats="b")
+    assert found.verdict == expected and ("still moving" in found.reason) == (expected == NOT_TESTED)
+    assert verdict(arms, arm="a", beats="b", at="last_step").verdict == (HOLDS if a[-1] > b[-1] else DOES_NOT_HOLD)
+
+
+def test_a_collapse_is_an_end_far_below() -> None:
+    assert verdict([ending("b", *[0.8] * 5), lost("a", 5, 5)], arm="b", beats="a").verdict == HOLDS
+    assert verdict([ending("b", *[0.8] * 5), lost("a", 2, 5)], arm="b", beats="a").verdict == OPEN
+
+
+@pytest.mark.parametrize(("peak", "expected"), [(20.0, HOLDS), (2.0, SAME)])
+def test_peaks_are_compared_by_their_ratio(peak: float, expected: str) -> None:
+    """The highest of a step's updates counts, in both arms: alike peaks are no finding, however far above their means."""
+    norms = np.ones(STEPS)
+    high, low = norms.copy(), norms.copy()
+    high[40], low[40] = peak, 2.0
+    arms = [
+        [run(name, 0.1, end, seed=seed, **{NORM: of}) for seed in range(3)]
+        for name, end, of in (("a", 0.5, high), ("b", 0.6, low))
+    ]
+    found = verdict(arms, arm="a", beats="b", metric=NORM, at="peak", by=3)
+    assert found.verdict == expected
+    assert found.interval is not None and found.interval["value"] == pytest.approx(peak / 2)
 
 
 # --------------------------------------------------------------------------------------------------- levels of a metric

@@ -128,10 +128,19 @@ def panels(count: int, width: float | None = None, height: float = HEIGHT, a_row
     return figure, axes[:count]
 
 
-def draw_arm(axes: Axes, runs: Sequence[Run], column: str, look: Style, collapsed: Iterable[str] = ()) -> None:
-    """Draw the mean over an arm's runs on the band of their range; runs that collapsed or stopped also alone, with a cross."""
+def draw_arm(
+    axes: Axes, runs: Sequence[Run], column: str, look: Style, collapsed: Iterable[str] = (), each: bool = False
+) -> None:
+    """Draw the mean over an arm's runs on the band of their range; runs that collapsed or stopped also alone, with a cross.
+
+    Args:
+        each: draw a thin line for each run in place of the band.
+    """
     table = over_runs(runs, column)
     curve = pd.DataFrame({"value": table.mean(axis=1), "low": table.min(axis=1), "high": table.max(axis=1)})
+    if each:
+        axes.plot(table.index, table.to_numpy(), **look, linewidth=0.6, alpha=0.5)
+        curve["low"] = curve["high"] = curve["value"]
     draw_band(axes, curve.index, curve, look, marker="." if len(curve) <= FEW else "")
     for run in runs:
         own = values_of(run, column)
@@ -168,7 +177,7 @@ def curves_figure(
     figure, axes = panels(len(columns) + more)
     for place, column in zip(axes, columns, strict=False):
         for label, runs in arms.items():
-            draw_arm(place, runs, column, looks[label], collapsed)
+            draw_arm(place, runs, column, looks[label], collapsed, each=len(arms) == 1 and 1 < len(runs) <= FEW)
         frame(place, TITLES[column], STEP[method], column in SHARES)
     legend(figure, looks)
     return figure, axes[len(columns) :]

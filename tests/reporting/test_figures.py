@@ -94,13 +94,16 @@ def test_every_arm_is_drawn_and_can_be_told_from_the_others(count: int) -> None:
 def test_a_mean_with_its_band_and_collapsed_runs_with_a_cross() -> None:
     """The mean counts a stopped run at its last value to the end, as the tables do; its own curve ends where it stopped."""
     runs = [run("a", [0.0, 0.4, 0.8], 0), run("a", [0.0, 0.6, 0.6], 1), run("a", [0.0, 0.1], 2, diverged=8)]
-    figure, _ = curves_figure({"a": runs}, [ANSWER], "grpo")
+    figure, _ = curves_figure({"a": runs, "b": [run("b", [0.0, 0.1, 0.1])]}, [ANSWER], "grpo")
     (axes,) = figure.axes
-    mean, thin, cross = axes.lines
+    mean, thin, cross, _ = axes.lines
     assert mean.get_ydata() == pytest.approx([0.0, 1.1 / 3, 0.5]) and thin.get_linewidth() < mean.get_linewidth()
-    assert list(thin.get_ydata()) == [0.0, 0.1] and (cross.get_marker(), ends(axes)[-1]) == ("x", 0.1)
+    assert list(thin.get_ydata()) == [0.0, 0.1] and (cross.get_marker(), cross.get_ydata()[-1]) == ("x", 0.1)
     band = axes.collections[0].get_paths()[0].vertices
     assert {tuple(point) for point in np.round(np.asarray(band), 6)} >= {(8.0, 0.1), (8.0, 0.6), (16.0, 0.1), (16.0, 0.8)}
+    alone, _ = curves_figure({"a": runs[:2]}, [ANSWER], "grpo")  # a thin line for each run, and no band
+    assert [list(line.get_ydata()) for line in alone.axes[0].lines][:2] == [[0.0, 0.4, 0.8], [0.0, 0.6, 0.6]]
+    assert not alone.axes[0].collections
     named, _ = curves_figure({"a": runs[:2]}, [ANSWER], "grpo", collapsed=[runs[1].name])
     assert [line.get_marker() for line in named.axes[0].lines][-1] == "x"
 

@@ -18,6 +18,7 @@ from markdown_it.token import Token
 from grpo.common.files import read_jsonl
 from grpo.common.yaml_file import parse_yaml
 from grpo.reporting.charts import INK
+from grpo.results.verdicts import DECIDED, VERDICTS
 from grpo.study import paths
 from grpo.study.paths import stage_of_run
 
@@ -201,12 +202,7 @@ class Body:
             )
 
     def _html(self, tokens: list[Token], title: str) -> str:
-        """Convert a part; where a comment follows its first table, that and all below it flow around the table."""
-        begin = next((i for i, token in enumerate(tokens) if token.type == "table_open"), len(tokens))
-        before, after = (self._rendered(part, title) for part in (tokens[:begin], tokens[begin:]))
-        return before + (f'<div class="beside">{after}</div>' if "<blockquote>" in after or "<ul>" in after else after)
-
-    def _rendered(self, tokens: list[Token], title: str) -> str:
+        """Convert a part: wide tables scroll, verdicts are marked, figures stand in the page."""
         text: str = self.markdown.renderer.render(tokens, self.markdown.options, {"explained": set()})
         text = re.sub(
             r"<table>.*?</table>",
@@ -214,6 +210,7 @@ class Body:
             text,
             flags=re.S,
         )
+        text = re.sub(rf"<td>({'|'.join(VERDICTS)})</td>", _marked, text)
         text = re.sub(r'<p><img src="([^"]+)\.svg" alt="([^"]*)"[^>]*></p>', self._figure, text)
         return re.sub(r"<img [^>]*>", "", text).replace('href="index.html#', 'href="#')
 
@@ -221,6 +218,11 @@ class Body:
         path, alt = picture.groups()
         svg = self.figures.get(path)
         return f'<div class="figure" tabindex="0" role="img" aria-label="{alt}">{svg}</div>' if svg else ""
+
+
+def _marked(cell: re.Match[str]) -> str:
+    verdict = cell[1]
+    return f'<td><span class="{verdict.replace(" ", "-")}">{"●" if verdict in DECIDED else "○"} {verdict}</span></td>'
 
 
 def _id(title: str) -> str:

@@ -23,11 +23,13 @@ from grpo.reporting.page import page_of
 from grpo.reporting.record import arm_of, read_record
 from grpo.reporting.tables import short_label
 from grpo.reporting.timing import timing_table
-from grpo.results.verdicts import VERDICTS, comparison
+from grpo.results.verdicts import DOES_NOT_HOLD, HOLDS, NOT_TESTED, OPEN, SAME, VERDICTS, comparison
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN
 from grpo.study.software import pins, unlike_the_pins
+
+TALLY = {HOLDS: "hold", DOES_NOT_HOLD: "do not", SAME: "make no difference", OPEN: "stay open", NOT_TESTED: "are not tested"}
 
 
 def write_up(study: Study) -> None:
@@ -62,6 +64,7 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
         outcome=outcome,
         reported=partial(reported, record["sources"]),
         card=report_card(record, timing),
+        tally=tally,
         measured=measured,
         could_see=could_see,
         cost=cost(timing),
@@ -94,6 +97,13 @@ def outcome(experiment: Values) -> str:
         if (labels := [arm["label"] for arm in others if comparison(arm["below"]) == word])
     ]
     return "; ".join([text, *near]) if near or not others else f"{text}, all others lower"
+
+
+def tally(claims: Sequence[Values]) -> str:
+    """How many of the claims that the study has arms for hold, and so on."""
+    tested = [claim["verdict"] for claim in claims if claim["kind"]]
+    counts = [f"{number} {words}" for verdict, words in TALLY.items() if (number := tested.count(verdict))]
+    return f"Of {len(tested)} claims {', '.join(counts)}." if tested else ""
 
 
 def reported(sources: Mapping[str, str], claim: Values) -> str:

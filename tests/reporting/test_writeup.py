@@ -167,7 +167,15 @@ def test_a_copied_run_costs_nothing_and_overlapping_runs_count_once() -> None:
 def a_record() -> dict[str, Any]:
     """A record with a stranger's text wherever one can stand."""
     sample = {"step": 0, "problem": HOSTILE, "ground_truth": HOSTILE, "response": HOSTILE}
-    claim = {"id": "c", "experiment": "e", "statement": HOSTILE, "verdict": "holds", "own": True, "by_design": HOSTILE}
+    claim = {
+        "id": "c",
+        "experiment": "e",
+        "statement": HOSTILE,
+        "verdict": "holds",
+        "own": True,
+        "kind": "beats",
+        "by_design": HOSTILE,
+    }
     claim |= {"interval": None, "quantity": "", "measured": HOSTILE, "reported": {"s": HOSTILE}}
     entry = experiment("a", "a", a=None, b=0.1)
     entry |= {"title": "E", "question": "Why?", "note": "", "reason": "leads", "builds_on": None}

@@ -27,6 +27,7 @@ _SUM = re.compile(r"[0-9A-Za-z)}] ?[+-]")
 _INVERSE = re.compile(r"[A-Z)]\^(?:\{-1\}|T|\{T\}|\\top|\\intercal)(?![A-Za-z])")
 _OPPOSITE = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "\\ne": "\\ne"}
 _POINTS = re.compile("[A-H]{2,}")  # segments, orders and matrices; VP is PV
+_FIGURE = re.compile(r"\\(angle|vec|overrightarrow|overline) ?\{?([A-Z]{2,3}|[a-z]{2})\}?(?![A-Za-z])")
 _EMPTY = frozenset(("\\emptyset", "\\{\\}"))
 
 
@@ -124,6 +125,8 @@ class Comparison:
 
     def degrees(self, answer: str, truth: str) -> bool | None:
         """Compare sums without their degree signs."""
+        if "\\pi" in answer + truth and ("deg" in answer) != ("deg" in truth):
+            return False  # a measure in radians
         if _DEGREE not in answer and _DEGREE not in truth:
             return None
         pair = (answer.replace(_DEGREE, ""), truth.replace(_DEGREE, ""))
@@ -217,7 +220,7 @@ class Comparison:
         return bool(name and true_name) and "(" not in name + true_name and self.same_equation(answer, truth)
 
     def same_equation(self, answer: str, truth: str) -> bool:
-        sides, true_sides = (split_equations(text) for text in (answer, truth))
+        sides, true_sides = (split_equations(_FIGURE.sub(_of_points, text)) for text in (answer, truth))
         if len(sides) != 2 or len(true_sides) != 2:
             return False
         left, right = _difference(sides), _difference(true_sides)
@@ -260,7 +263,7 @@ class Comparison:
             )
         if len(parts) != len(true_parts) or len(parts) > _MAX_PARTS:
             return False
-        if kind not in {"set", "union"}:
+        if kind not in {"set", "union", "or", "and"}:
             return self.every(zip(parts, true_parts, strict=True), self.elements)
         is_set = kind == "set" and not (answer[0] == truth[0] == "{")
         comparison = self.elements if is_set else self.inside
@@ -288,7 +291,7 @@ class Comparison:
         bare, true_bare = (unwrap_text(text).replace(" ", "") for text in (answer, truth))
         digits, true_digits = based(bare), based(true_bare)
         if digits or true_digits:
-            return digits == true_digits
+            return digits == true_digits or _digits_in_base(bare, true_digits) or _digits_in_base(true_bare, digits, 10)
         for verdict in (same_time(bare, true_bare), same_ratio(answer, truth)):
             if verdict is not None:
                 return verdict
@@ -323,6 +326,7 @@ class Comparison:
                 return False  # Products of matrices depend on the order.
         if _POINTS.fullmatch(truth):
             return answer == truth
+        answer, truth = (_FIGURE.sub(_of_points, text) for text in (answer, truth))
         if "\\vec" in answer + truth and "\\times" in answer + truth:
             return False  # The order counts.
         if "\\ln" in truth and "log(" in answer and "\\log" not in answer + truth:
@@ -352,6 +356,19 @@ def _orders(values: list[tuple[str, str]], kind: str) -> list[list[tuple[str, st
     if kind == "()" and {*names} <= {"x", "y", "z"}:
         return [sorted(values)]
     return [values] if any(len(name) > 2 and name.isalpha() for name in names) else [values, sorted(values)]
+
+
+def _digits_in_base(digits: str, other: tuple[str, int] | None, base: int | None = None) -> bool:
+    """Whether plain digits are those of a number in a base (2 to 36) which has these digits."""
+    if other is None or base not in {None, other[1]} or not 2 <= other[1] <= 36 or digits != other[0]:
+        return False
+    return all(digit == "." or int(digit, 36) < other[1] for digit in digits)
+
+
+def _of_points(figure: re.Match[str]) -> str:
+    """A variable for an angle, vector or segment, whose points are no factors; an angle and a segment have no direction."""
+    points = figure[2] if figure[1] in {"vec", "overrightarrow"} else min(figure[2], figure[2][::-1])
+    return "w_{" + "0".join(("1" if figure[1] == "angle" else "2" if figure[1] == "overline" else "3") + points) + "}"
 
 
 def _difference(sides: list[str]) -> Node | None:

@@ -9,10 +9,9 @@ import re
 
 from grpo.grader.expression import is_constant
 from grpo.grader.normalise import unwrap_text
-from grpo.grader.number_words import WORDS
 from grpo.grader.quantity import exact_value, split_unit
 from grpo.grader.split import closes_at_end, split_equations, top_level
-from grpo.grader.words import ANSWERS, RATIO, hedges, opened, words_of
+from grpo.grader.words import NAMES, RATIO, is_noun, opened, words_of
 
 _LETTER = r"(?:[A-Za-z]|\\(?!pm|mp|in|le|ge|ne|to|cup|cap|infty|frac|sqrt|sum|prod|pi)[A-Za-z]{2,7})"
 _INDEX = r"_(?:\w|\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\\[A-Za-z]+)"
@@ -48,12 +47,10 @@ def is_name(text: str) -> bool:
     """Whether a side of an equation (normalised) only names the answer; "not" and "six" are no names."""
     if not _QUANTITY.fullmatch(text) or (is_number(text) and not text.isalpha()):
         return False
-    words = words_of(opened(text))
-    if any(hedges(word) for word in words if word != "range"):
-        return False
-    if not re.fullmatch("[A-Za-z ]+", text) or (text.isupper() and len(text) < 4):
+    words = opened(text).strip()
+    if not re.fullmatch("[A-Za-z ]+", words) or len(words) == 1 or (words.isupper() and len(words) < 4):
         return True
-    return all(word in WORDS["subjects"] | ANSWERS or len(text) == 1 for word in words)
+    return all(word in NAMES or is_noun(word) for word in words_of(words))
 
 
 def names_sum(text: str) -> bool:

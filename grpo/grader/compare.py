@@ -9,15 +9,15 @@ from functools import cached_property
 from typing import Self, TypeVar
 
 from grpo.grader.expression import Node, cleared, parse
-from grpo.grader.names import applied, assigned, is_name, letters_of, named_sides, same_name, with_argument_of
+from grpo.grader.names import assigned, is_name, letters_of, named_sides, same_name, with_argument_of
 from grpo.grader.normalise import RELATION, unwrap_text
 from grpo.grader.number_words import number_word
 from grpo.grader.numeric import number, ratio, same_value
-from grpo.grader.quantity import PERCENT, conversion, exact_value, same_amount, same_number, same_quantity, scaled, split_unit
+from grpo.grader.quantity import PERCENT, conversion, exact_value, same_amount, same_number, same_quantity, split_unit
 from grpo.grader.relations import as_real_set, in_usual_signs, member_of, same_reals
 from grpo.grader.split import matrix_rows, parts_of, points_of, split_equations, top_level
 from grpo.grader.values import Effort
-from grpo.grader.words import based, day_of_year, same_ratio, same_time, same_words
+from grpo.grader.words import based, same_ratio, same_time, same_words
 
 _MAX_PARTS = 40
 
@@ -141,7 +141,7 @@ class Comparison:
             return self.inside.same(*usual)
         if not any(
             RELATION.search(text)
-            or any(mark in text for mark in ("mathbb", "real", "setminus", "\\cup", "number"))
+            or (any(mark in text for mark in ("mathbb", "real", "setminus", "\\cup", "number")) and not text[0].isdigit())
             or text == "R"
             for text in (answer, truth)
         ):
@@ -192,8 +192,8 @@ class Comparison:
         kind, parts = parts_of(other)
         if kind not in {"set", "()", "[]"} or len(parts) != len(values) or (kind == "[]" and len(parts) == 2):
             return False
-        orders = [[value for _, value in ordered] for ordered in _orders(values, kind)]
-        return any(self.every(zip(order, parts, strict=True) if named else zip(parts, order, strict=True)) for order in orders)
+        order = [value for _, value in (sorted(values) if {name for name, _ in values} <= {"x", "y", "z"} else values)]
+        return self.every(zip(order, parts, strict=True) if named else zip(parts, order, strict=True))
 
     def equation(self, answer: str, truth: str) -> bool | None:
         """Decide if one side contains ``=`` outside lists; None if neither does."""
@@ -205,15 +205,13 @@ class Comparison:
             true_sides = true_sides[:1]  # A chain such as 0.56 = 56\%: each of its sides is an answer.
         if (name, len(sides), true_name, len(true_sides)) == ("", 1, "", 1) and true_sides[0] == truth:
             return None  # two lists
-        if name and true_name and not same_name(name, true_name):
-            # y = 3 does not answer x = 3, but x = 2y answers y = x/2.
+        if name and true_name and (not same_name(name, true_name) or f"{name.partition('(')[0]}(" in "".join(true_sides)):
+            # y = 3 does not answer x = 3, but x = 2y answers y = x/2. In T(n) = 2T(n-1), T is no factor.
             return self.same_equation(answer, truth)
         if len(true_sides) > 1:
             return "=" in answer and self.same_equation(answer, truth)
         if len(sides) > 1 and true_name and not name:
             return self.same_equation(answer, truth)
-        if name and true_name:
-            sides, true_sides = ([applied(side, name) for side in these] for these in (sides, true_sides))
         # Every side must be right: of 7 = 8, neither 7 nor 8 may be picked.
         if len(sides) <= 6 and self.every((side, true_sides[0]) for side in sides):
             return True
@@ -295,8 +293,6 @@ class Comparison:
         for verdict in (same_time(bare, true_bare), same_ratio(answer, truth)):
             if verdict is not None:
                 return verdict
-        if (day := day_of_year(unwrap_text(answer))) and (true_day := day_of_year(unwrap_text(truth))):
-            return day == true_day
         body, unit = split_unit(answer)
         true_body, true_unit = split_unit(truth, noun=True)
         body, true_body = number_word(body) or body, number_word(true_body) or true_body
@@ -304,9 +300,6 @@ class Comparison:
         if by_value is not None:
             return by_value
         factor = conversion(unit, true_unit)
-        for big, value in ((scaled(body), exact_value(true_body)), (scaled(true_body), exact_value(body))):
-            if big is not None and value is not None:
-                return big == value and factor == 1
         body, true_body = unwrap_text(body), unwrap_text(true_body)
         if factor is None:
             return False
@@ -346,16 +339,6 @@ class Comparison:
             raise NeedsAlgebra
         # If both were read and still not decided, they are too costly or undefined.
         return bool(unread) and self.algebra(answer, truth)
-
-
-def _orders(values: list[tuple[str, str]], kind: str) -> list[list[tuple[str, str]]]:
-    """The orders in which named values may be listed: as written, by single letters, the minimum before the maximum."""
-    names = [name for name, _ in values]
-    if sorted(name.lower()[:3] for name in names) == ["max", "min"]:
-        return [sorted(values, key=lambda value: value[0].lower(), reverse=True)]
-    if kind == "()" and {*names} <= {"x", "y", "z"}:
-        return [sorted(values)]
-    return [values] if any(len(name) > 2 and name.isalpha() for name in names) else [values, sorted(values)]
 
 
 def _digits_in_base(digits: str, other: tuple[str, int] | None, base: int | None = None) -> bool:

@@ -39,6 +39,7 @@ _NAMED_QUOTIENT = re.compile(rf"\\frac\{{(?:[A-Za-z]|{_LENGTH})\}}\{{(?:[A-Za-z]
 _NAMED_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc) ?\(?(?:\\angle ?[A-Z]{1,3}|[A-Zx]|\\(?:theta|alpha|beta|phi))\)?")
 _LABEL = re.compile(r"((?:^|[,;] ?))(?:\\text\{ ?)?([A-Za-z]|[A-Za-z]{3,}):(?: ?\})?")
 _FUNCTION_OF_X = re.compile(r"[fgh]('{0,3})(?:\^\{-1\})?\(x\)")
+_EXTREME = re.compile(r"_\{?\\(?:max|min) ?\}?")
 _ARGUMENTS = (re.compile(r"([A-Za-z](?:\^\{-1\})?)\(([a-z])\)=(.+)"), re.compile(r"([A-Za-z])_([a-z])=(.+)"))
 _TOKEN = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 
@@ -79,13 +80,9 @@ def named_sides(text: str, sums: bool = False) -> tuple[str, list[str]]:
 def same_name(name: str, other: str) -> bool:
     """Whether two names are of the same thing: f(x), g(x) and h(x) may each be y, and their derivatives y'."""
     functions = {_FUNCTION_OF_X.sub(r"y\1", each) for each in (name, other)}
+    if _EXTREME.sub("", name) == other or name == _EXTREME.sub("", other):
+        return True
     return name == other or (len(functions) == 1 and any(each.startswith("y") for each in (name, other)))
-
-
-def applied(side: str, name: str) -> str:
-    """Write a(n-1) of ``a(n) = 2a(n-1)`` with the letter of a function, as a is not a factor."""
-    letter = name[0] if re.fullmatch(r"[A-Za-z]\([a-z]\)", name) else ""
-    return re.sub(rf"(?<![A-Za-z\\]){letter}\(", "f(", side) if letter not in {"", "f", "g"} and "f(" not in side else side
 
 
 def assigned(text: str) -> list[tuple[str, str]]:

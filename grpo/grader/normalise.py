@@ -75,6 +75,8 @@ _DEGREE = re.compile(r" ?(?:\{ ?\})?\^ ?(?:\{ ?\\circ ?\}|\\circ(?![A-Za-z]))(?:
 _UNIT_LETTER = re.compile(r"^([+-]?[\d.,/]+) (m|g|s|h|l|L|N|J|W|V|A|m/s)(\^[23])?$")
 _PARENTHESIS = re.compile(r"((?:\\?\$)?[+-]?[\d.,/]*\d) ?\(([A-Za-z][A-Za-z -]*)\)")
 _DOUBLED = re.compile(r"(?<!\\)\\\\(?=[A-Za-z]{2})")
+_BLANK_LINES = re.compile(r"\n\s*\n")
+_PROSE = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2}|\$\$|\\[\[\]]|\\(?:text|begin)|(?:^|\n)\s*[=&<>+]")
 _SPACE = re.compile(r"\s+")
 # Spaces with a meaning stay: between letters, between digits, before a digit, and before a word.
 _LOOSE_SPACE = re.compile(r"(?<![0-9A-Za-z]) | (?![0-9A-Za-z])|(?<=[0-9]) (?=[A-Za-z](?![A-Za-z]))")
@@ -92,6 +94,8 @@ def normalise(text: str) -> str:
         return text
     if not text.isascii():
         text = _unicode_to_latex(text)
+    if len(lines := _BLANK_LINES.split(text.strip())) > 1 and not _PROSE.search(text):
+        text = ", ".join(lines)
     # White space is collapsed before and after, as patterns with several \s* take cubic time on long runs of it.
     text = _DOUBLED.sub(r"\\", text) if "\\\\" in text and "\\begin" not in text else text  # as JSON writes a backslash
     text = _unwrap(without_markup(_SPACE.sub(" ", text)))
@@ -194,11 +198,8 @@ def _code_to_latex(text: str) -> str:
 
 def _joined_rows(rows: str) -> str:
     """Rows of equations as a list; a row that begins with a sign of relation continues the one before."""
-    pieces = [row.replace("&", "").strip() for row in rows.split("\\\\")]
-    text = ""
-    for piece in filter(None, pieces):
-        text += ("" if not text or piece[0] in "=<>" or piece.startswith(("\\le", "\\ge", "\\approx")) else ", ") + piece
-    return text
+    rows = re.sub(r"\\\\\s*(?=[=<>]|\\(?:le|ge|approx))", "", rows.replace("&", ""))
+    return ", ".join(row.strip() for row in rows.split("\\\\") if row.strip())
 
 
 def _connectives(text: str) -> str:

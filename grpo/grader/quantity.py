@@ -28,8 +28,6 @@ _SCIENTIFIC = re.compile(
 )
 _SCALES = {name: int(factor) for factor, names in _UNITS["scales"].items() for name in names}
 _SCALED = re.compile(rf"(.*[0-9}}]) ?(?:\\text\{{)?({'|'.join(_SCALES)})\}}?")
-_LETTER_SCALED = re.compile(rf"({_SIGNED}) ?([kKMB])")
-_LETTER_SCALES = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9}
 
 _EXPONENT = r"(?:\^\{?-?[1-4]\}?)"
 _UNIT_TEXT = rf"\\text\{{[A-Za-z][A-Za-z0-9 ./'^*\\-]*\}}{_EXPONENT}?"
@@ -121,12 +119,6 @@ def _unsigned(body: str) -> Fraction | None:
 def _decimal(text: str) -> Fraction:
     whole, _, digits = text.partition(".")
     return Fraction(int(whole + digits), 10 ** len(digits))  # faster than Fraction(text)
-
-
-def scaled(text: str) -> Fraction | None:
-    """Read ``1.5M`` or ``70k``; these letters are factors only if the other side is a plain number."""
-    match = _LETTER_SCALED.fullmatch(text)
-    return Fraction(match[1]) * _LETTER_SCALES[match[2]] if match else None
 
 
 def split_unit(text: str, noun: bool = False) -> tuple[str, Unit]:

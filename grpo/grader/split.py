@@ -79,7 +79,8 @@ def parts_of(text: str) -> tuple[str, list[str]]:
         return "", [text]
     for kind, command in (("or", "\\lor"), ("and", "\\land"), ("union", "\\cup")):
         if len(joined := split_at(text, command)) > 1:
-            return kind, joined
+            sets = kind == "union" and all(re.fullmatch(r"\\\{[^{}\\|:]*\\\}", part) for part in joined)
+            return ("set", [element for part in joined for element in parts_of(part)[1]]) if sets else (kind, joined)
     listed = top_level(text, ",;")
     if len(listed) > 1:
         return "set", [element for part in listed for element in plus_and_minus(part)]

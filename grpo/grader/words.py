@@ -23,7 +23,7 @@ from grpo.grader.number_words import LISTS, NUMBERS, WORDS, number_word, spelt_o
 ANSWERS = WORDS["answers"]
 NAMES = WORDS["subjects"] | ANSWERS
 _SHORT_NAME = re.compile("[A-Z][aeiou][a-z]")
-_DEED = rf"(?:(?:{LISTS['modals']}) (?:{'|'.join(WORDS['to do'])})|{'|'.join(sorted(WORDS['does']))})(?: (?:for|at))?"
+_DEED = rf"(?:(?:{LISTS['modals']}) (?:{'|'.join(WORDS['to do'])})|{'|'.join(sorted(WORDS['does']))})(?: (?:for|at))?|(?:is|will be)(?= \d+ years)"
 _LINK = re.compile(
     rf"(?:(?<![A-Za-z\\])(?P<verb>(?P<we>there (?:is|are)|we (?:get|have|find))|{LISTS['verbs']}|(?P<deed>{_DEED}))"
     r"(?![A-Za-z'\-])\s*:?|(?<=[A-Za-z$)*]):(?=\s|\*|\$|\\)|(?P<equals>(?<=[A-Za-z]) ?=(?!=)))\s*",
@@ -33,13 +33,14 @@ _IS_THE_ANSWER = re.compile(r"(.+?) is (?:the|our|my) (?:(?:final|correct|right)
 _BOLD = re.compile(r"(?<![\w)}*])(?:\*\*|__)(?=[^\s*])([^*]+?)(?:\*\*|__)(?![\w*])")
 _HEADING = re.compile(r"^#{1,6} +")
 _OPENING = re.compile(
-    r"(?:(?:thus|therefore|hence|so|then|finally|consequently),? |(?:in total|in all|altogether|overall), )", re.IGNORECASE
+    r"(?:(?:thus|therefore|hence|so|then|finally|consequently|in total|in all|altogether|together|overall),? )+", re.IGNORECASE
 )
 _HOPE = re.compile(r"[.,;]? (?:and )?I hope (?:it|this|that) is (?:correct|right)[.!]?$")
 _TAIL = re.compile(
     r"(?<=[\w$}%*])(?:,? (?:altogether|in total|in all|overall|total|left|old|each|every [a-z]+|of (?:them|these|those)|to do it"
-    r"|(?:in|on) [A-Z][a-z]+(?: and [A-Z][a-z]+)?))+[.!]?$"
+    r"|(?:in|on) (?:[A-Z][a-z]+(?: and [A-Z][a-z]+)?|\d{4})))+[.!]?$"
 )
+_PLACE = re.compile(r"(\d[ \w]* [a-z]+s) (?:in|on|for) (?:the|his|her|their) [a-z]+(?: [a-z]+)?[.!]?$")  # of what is counted
 _TEXT = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mbox)\{([^{}]*)\}")
 _DOER = re.compile(
     r"(?!(?:Nobody|None|Neither|Nothing|No|Not)\b)(?:(?:[Tt]he |[A-Z][a-z]+ ){0,2}(?:[A-Z][a-z]+|[Hh]e|[Ss]he|[Ii]t|[Tt]hey|[Ww]e|I)"
@@ -58,10 +59,6 @@ _TIMES = {"noon": (0, 0, "p"), "12noon": (0, 0, "p"), "midnight": (0, 0, "a"), "
 RATIO = re.compile(r"\d+(?::\d+)+")
 _RATIO_IN_WORDS = re.compile(r"(\d+) to (\d+)(?: to (\d+))?")
 _FRACTION = re.compile(r"\\frac\{(\d+)\}\{(\d+)\}|(\d+)/(\d+)")
-_DAY = r"(\d{1,2})(?:st|nd|rd|th)?"
-_DATE = re.compile(
-    rf"(?:{_DAY} ?(?:of )?)?(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?(?(1)| ?{_DAY})", re.IGNORECASE
-)
 # "7 (seven) apples" and "seven (7)"
 _PARENTHESIS = re.compile(r"(?P<digits>[\d.,/]*\d) ?\((?P<word>[A-Za-z][A-Za-z -]*)\)(?P<behind>(?: [A-Za-z]+){0,3})")
 _DIGITS_BEHIND = re.compile(r"(?P<word>[A-Za-z -]+) \((?P<digits>\d+)\)(?P<behind>)")
@@ -76,7 +73,7 @@ _YES_OR_NO = re.compile(
     r"(?:[,.;]? (?:because|since) (?!.*(?<![a-z])(?:yes|no|but)(?![a-z])).*)?)[.!]?", re.IGNORECASE,
 )  # fmt: skip
 _BASED = re.compile(
-    r"\(?(-?[0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)\)?(?:_\{?\(?([0-9]+|[a-z]+)\)?\}?|,?\(?base[ -]?\{?([0-9]+|[a-z]+)\}?\)?)"
+    r"\(?(-?[0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)\)?(?:_\{?\(?(-?[0-9]+|[a-z]+)\)?\}?|,?\(?base[ -]?\{?([0-9]+|[a-z]+)\}?\)?)"
 )
 _ARTICLE = re.compile(r"(?:the|an?)\s+", re.IGNORECASE)
 _SYNONYMS: dict[str, str] = {spelling: group[0] for group in LISTS["synonyms"] for spelling in group}
@@ -87,7 +84,8 @@ def sentence_value(text: str) -> str | None:
     if len(text) > 400 or "?" in text or not re.search(r"[A-Za-z]{2}", text):
         return None
     whole = _DELIMITERS.sub("$", _HEADING.sub("", _BOLD.sub(r"\1", " ".join(text.split()))).strip())
-    text = _TAIL.sub("", _OPENING.sub("", _HOPE.sub("", whole), count=1)).replace("$ such ", "$ ")
+    text = _HOPE.sub("", whole)
+    text = _TAIL.sub("", text[opening.end() :] if (opening := _OPENING.match(text)) else text).replace("$ such ", "$ ")
     plain = opened(text)
     for link in _LINK.finditer(plain):
         lead = plain[: link.start()].strip(" *")
@@ -97,6 +95,7 @@ def sentence_value(text: str) -> str | None:
         amount = link["deed"] is None or not value[:1].isalpha() or spelt_out(value)
         if value and amount and _is_outside_math(plain, link.start()) and _is_lead(lead, link):
             rest = text[link.end() :] if text[link.end() :].count("{") == text[link.end() :].count("}") else plain[link.end() :]
+            rest = _PLACE.sub(r"\1", rest) if link["deed"] or link["we"] else rest
             return sentence_value(rest) or rest.rstrip(" .").strip()
     if caption := _CAPTION.fullmatch(text):
         words = {*caption["caption"].lower().split()}
@@ -200,12 +199,6 @@ def same_ratio(answer: str, truth: str) -> bool | None:
             if stated:
                 return other.split(":") == [part for part in stated.groups() if part]
     return None
-
-
-def day_of_year(text: str) -> tuple[str, str] | None:
-    """Read ``6 June``, ``June 6th`` or ``6th of June`` as ("jun", "6")."""
-    match = _DATE.fullmatch(text)
-    return (match[2].lower(), match[1] or match[3]) if match else None
 
 
 def restated(text: str) -> Iterator[str]:

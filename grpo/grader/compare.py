@@ -9,15 +9,15 @@ from functools import cached_property
 from typing import Self, TypeVar
 
 from grpo.grader.expression import Node, cleared, parse
-from grpo.grader.names import applied, assigned, is_name, letters_of, named_sides, same_name, with_argument_of
+from grpo.grader.names import assigned, is_name, letters_of, named_sides, same_name, with_argument_of
 from grpo.grader.normalise import RELATION, unwrap_text
 from grpo.grader.number_words import number_word
 from grpo.grader.numeric import number, ratio, same_value
-from grpo.grader.quantity import PERCENT, conversion, exact_value, same_amount, same_number, same_quantity, scaled, split_unit
+from grpo.grader.quantity import PERCENT, conversion, exact_value, same_amount, same_number, same_quantity, split_unit
 from grpo.grader.relations import as_real_set, in_usual_signs, member_of, same_reals
 from grpo.grader.split import matrix_rows, parts_of, points_of, split_equations, top_level
 from grpo.grader.values import Effort
-from grpo.grader.words import based, day_of_year, same_ratio, same_time, same_words
+from grpo.grader.words import based, same_ratio, same_time, same_words
 
 _MAX_PARTS = 40
 
@@ -27,6 +27,7 @@ _SUM = re.compile(r"[0-9A-Za-z)}] ?[+-]")
 _INVERSE = re.compile(r"[A-Z)]\^(?:\{-1\}|T|\{T\}|\\top|\\intercal)(?![A-Za-z])")
 _OPPOSITE = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "\\ne": "\\ne"}
 _POINTS = re.compile("[A-H]{2,}")  # segments, orders and matrices; VP is PV
+_FIGURE = re.compile(r"\\(angle|vec|overrightarrow|overline) ?\{?([A-Z]{2,3}|[a-z]{2})\}?(?![A-Za-z])")
 _EMPTY = frozenset(("\\emptyset", "\\{\\}"))
 
 
@@ -124,6 +125,8 @@ class Comparison:
 
     def degrees(self, answer: str, truth: str) -> bool | None:
         """Compare sums without their degree signs."""
+        if "\\pi" in answer + truth and ("deg" in answer) != ("deg" in truth):
+            return False  # a measure in radians
         if _DEGREE not in answer and _DEGREE not in truth:
             return None
         pair = (answer.replace(_DEGREE, ""), truth.replace(_DEGREE, ""))
@@ -138,7 +141,7 @@ class Comparison:
             return self.inside.same(*usual)
         if not any(
             RELATION.search(text)
-            or any(mark in text for mark in ("mathbb", "real", "setminus", "\\cup", "number"))
+            or (any(mark in text for mark in ("mathbb", "real", "setminus", "\\cup", "number")) and not text[0].isdigit())
             or text == "R"
             for text in (answer, truth)
         ):
@@ -189,8 +192,8 @@ class Comparison:
         kind, parts = parts_of(other)
         if kind not in {"set", "()", "[]"} or len(parts) != len(values) or (kind == "[]" and len(parts) == 2):
             return False
-        orders = [[value for _, value in ordered] for ordered in _orders(values, kind)]
-        return any(self.every(zip(order, parts, strict=True) if named else zip(parts, order, strict=True)) for order in orders)
+        order = [value for _, value in (sorted(values) if {name for name, _ in values} <= {"x", "y", "z"} else values)]
+        return self.every(zip(order, parts, strict=True) if named else zip(parts, order, strict=True))
 
     def equation(self, answer: str, truth: str) -> bool | None:
         """Decide if one side contains ``=`` outside lists; None if neither does."""
@@ -202,22 +205,20 @@ class Comparison:
             true_sides = true_sides[:1]  # A chain such as 0.56 = 56\%: each of its sides is an answer.
         if (name, len(sides), true_name, len(true_sides)) == ("", 1, "", 1) and true_sides[0] == truth:
             return None  # two lists
-        if name and true_name and not same_name(name, true_name):
-            # y = 3 does not answer x = 3, but x = 2y answers y = x/2.
+        if name and true_name and (not same_name(name, true_name) or f"{name.partition('(')[0]}(" in "".join(true_sides)):
+            # y = 3 does not answer x = 3, but x = 2y answers y = x/2. In T(n) = 2T(n-1), T is no factor.
             return self.same_equation(answer, truth)
         if len(true_sides) > 1:
             return "=" in answer and self.same_equation(answer, truth)
         if len(sides) > 1 and true_name and not name:
             return self.same_equation(answer, truth)
-        if name and true_name:
-            sides, true_sides = ([applied(side, name) for side in these] for these in (sides, true_sides))
         # Every side must be right: of 7 = 8, neither 7 nor 8 may be picked.
         if len(sides) <= 6 and self.every((side, true_sides[0]) for side in sides):
             return True
         return bool(name and true_name) and "(" not in name + true_name and self.same_equation(answer, truth)
 
     def same_equation(self, answer: str, truth: str) -> bool:
-        sides, true_sides = (split_equations(text) for text in (answer, truth))
+        sides, true_sides = (split_equations(_FIGURE.sub(_of_points, text)) for text in (answer, truth))
         if len(sides) != 2 or len(true_sides) != 2:
             return False
         left, right = _difference(sides), _difference(true_sides)
@@ -260,7 +261,7 @@ class Comparison:
             )
         if len(parts) != len(true_parts) or len(parts) > _MAX_PARTS:
             return False
-        if kind not in {"set", "union"}:
+        if kind not in {"set", "union", "or", "and"}:
             return self.every(zip(parts, true_parts, strict=True), self.elements)
         is_set = kind == "set" and not (answer[0] == truth[0] == "{")
         comparison = self.elements if is_set else self.inside
@@ -288,12 +289,10 @@ class Comparison:
         bare, true_bare = (unwrap_text(text).replace(" ", "") for text in (answer, truth))
         digits, true_digits = based(bare), based(true_bare)
         if digits or true_digits:
-            return digits == true_digits
+            return digits == true_digits or _digits_in_base(bare, true_digits) or _digits_in_base(true_bare, digits, 10)
         for verdict in (same_time(bare, true_bare), same_ratio(answer, truth)):
             if verdict is not None:
                 return verdict
-        if (day := day_of_year(unwrap_text(answer))) and (true_day := day_of_year(unwrap_text(truth))):
-            return day == true_day
         body, unit = split_unit(answer)
         true_body, true_unit = split_unit(truth, noun=True)
         body, true_body = number_word(body) or body, number_word(true_body) or true_body
@@ -301,9 +300,6 @@ class Comparison:
         if by_value is not None:
             return by_value
         factor = conversion(unit, true_unit)
-        for big, value in ((scaled(body), exact_value(true_body)), (scaled(true_body), exact_value(body))):
-            if big is not None and value is not None:
-                return big == value and factor == 1
         body, true_body = unwrap_text(body), unwrap_text(true_body)
         if factor is None:
             return False
@@ -323,6 +319,7 @@ class Comparison:
                 return False  # Products of matrices depend on the order.
         if _POINTS.fullmatch(truth):
             return answer == truth
+        answer, truth = (_FIGURE.sub(_of_points, text) for text in (answer, truth))
         if "\\vec" in answer + truth and "\\times" in answer + truth:
             return False  # The order counts.
         if "\\ln" in truth and "log(" in answer and "\\log" not in answer + truth:
@@ -344,14 +341,17 @@ class Comparison:
         return bool(unread) and self.algebra(answer, truth)
 
 
-def _orders(values: list[tuple[str, str]], kind: str) -> list[list[tuple[str, str]]]:
-    """The orders in which named values may be listed: as written, by single letters, the minimum before the maximum."""
-    names = [name for name, _ in values]
-    if sorted(name.lower()[:3] for name in names) == ["max", "min"]:
-        return [sorted(values, key=lambda value: value[0].lower(), reverse=True)]
-    if kind == "()" and {*names} <= {"x", "y", "z"}:
-        return [sorted(values)]
-    return [values] if any(len(name) > 2 and name.isalpha() for name in names) else [values, sorted(values)]
+def _digits_in_base(digits: str, other: tuple[str, int] | None, base: int | None = None) -> bool:
+    """Whether plain digits are those of a number in a base (2 to 36) which has these digits."""
+    if other is None or base not in {None, other[1]} or not 2 <= other[1] <= 36 or digits != other[0]:
+        return False
+    return all(digit == "." or int(digit, 36) < other[1] for digit in digits)
+
+
+def _of_points(figure: re.Match[str]) -> str:
+    """A variable for an angle, vector or segment, whose points are no factors; an angle and a segment have no direction."""
+    points = figure[2] if figure[1] in {"vec", "overrightarrow"} else min(figure[2], figure[2][::-1])
+    return "w_{" + "0".join(("1" if figure[1] == "angle" else "2" if figure[1] == "overline" else "3") + points) + "}"
 
 
 def _difference(sides: list[str]) -> Node | None:

@@ -32,7 +32,7 @@ _CODE = r"a(?:sinh|cosh|tanh|sin|cos|tan)(?=\()"  # a sin x is a product
 _FUNCTIONS = frozenset(_WORDS.split("|")) - {"pi"}
 _GREEK_NAMES = (
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau phi varphi chi "
-    "psi omega Gamma Delta Theta Lambda Sigma Phi Psi Omega ell"
+    "psi omega hbar Gamma Delta Theta Lambda Sigma Phi Psi Omega ell"
 )
 GREEK = frozenset(_GREEK_NAMES.split())
 _COMMAND_TOKENS = {
@@ -52,6 +52,7 @@ _APPLIED = re.compile(
     r"((?:[A-Za-z]'{0,3}|\\[A-Za-z]+)(?:_(?:\w|\{\w+\}))?)(?:\^\{(?:-1|\(\w\))\})?"
     r"\((?!\1\))(?:-?[\d./]+|\\frac\{\d+\}\{\d+\}|[A-Za-z]|\\[a-z]+|[A-Za-z],[A-Za-z])\)"
 )
+_DERIVATIVE = re.compile(r"\{\(\w+\)\}")
 _CLOSING = {"(": ")", "[": "]", "{": "}", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil", "|": "|"}
 _ROUNDED = {"\\lfloor": "floor", "\\lceil": "ceil", "|": "abs"}
 _MINUS_ONE: Node = ("neg", ("num", Fraction(1)))
@@ -251,6 +252,9 @@ class _Parser:
             elif self.peek() == "\\circ" or self.tokens[self.at : self.at + 3] == ["{", "\\circ", "}"]:
                 self.at += 1 if self.peek() == "\\circ" else 3
                 tree = ("div", ("mul", tree, ("const", "pi")), ("num", Fraction(180)))
+            elif tree[0] == "var" and _DERIVATIVE.fullmatch("".join(self.tokens[self.at : self.at + 5])):
+                tree = ("var", f"{tree[1]}^({self.tokens[self.at + 2]})")
+                self.at += 5
             else:
                 tree = ("pow", tree, self.exponent())
                 self.raised_until = self.at

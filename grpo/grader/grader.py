@@ -11,7 +11,7 @@ Conventions:
 - ``2\frac{1}{2}`` is a mixed number. A decimal equals only its exact value. A percentage equals its number and its fraction.
 - A bare comma list equals a set, in any order; elements in braces count once; the order of a tuple counts. {5} may answer 5,
   but as an element of a set it is another one. Named values equal a bare list in the order of the text or of the names.
-- A number in base b equals only the same digits, with the same base or with none.
+- A number in base b equals only the same digits, with the same base or with none; in base 10 also the plain number.
 - An inequality of x, ``f(x)`` or ``|z|`` may answer an interval. Overlapping conditions joined by commas must hold together.
 - The sides of ``a \approx b`` must agree in the digits of b; then a counts. Of ``x \approx b``, b counts.
 - Letters are a product, and their case counts, unless they are a word. A letter before a bracket with a number or another
@@ -37,12 +37,12 @@ from grpo.common.errors import UserError
 from grpo.grader.compare import Comparison, NeedsAlgebra, T
 from grpo.grader.expression import parse
 from grpo.grader.extract import without_boxes
-from grpo.grader.normalise import half_width, normalise, unwrap_text, without_stray_delimiters
+from grpo.grader.normalise import half_width, normalise, without_stray_delimiters
 from grpo.grader.number_words import spelt_out
 from grpo.grader.quantity import exact_value, split_unit
 from grpo.grader.symbolic import parses, symbolically_equal
 from grpo.grader.values import Effort
-from grpo.grader.words import choice, digits_without_base, restated, sentence_value
+from grpo.grader.words import choice, restated, sentence_value
 
 MAX_ANSWER_LENGTH = 2000  # characters; a longer answer is equal only if identical
 _CHEAP_EFFORT = 4_000.0
@@ -53,7 +53,6 @@ _LOG = logging.getLogger(__name__)
 
 _INTEGER = re.compile(r"-?[0-9]{1,300}")
 _WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2}")
-_BASE = re.compile(r"_|base")
 _SYMBOLS = frozenset((r"\infty", r"-\infty", r"+\infty", r"\emptyset", r"\ldots", r"\mathbb{R}", r"\mathbb{Z}", r"\{\}"))
 _GEOMETRIC = re.compile(r"\\(?:overline|overleftrightarrow|triangle|angle|overrightarrow|odot)(?![A-Za-z])|\\pmod\{\d+\}")
 _PROSE = re.compile(r"[A-Za-z][A-Za-z0-9 ,.'-]*")
@@ -90,7 +89,7 @@ def check_ground_truth(ground_truth: str) -> None:
     """
     if _INTEGER.fullmatch(ground_truth):
         return
-    normal = _normal_truth(ground_truth[:MAX_ANSWER_LENGTH])
+    normal = _normal_truth(half_width(ground_truth[:MAX_ANSWER_LENGTH]))
     if not any(character.isalnum() for character in normal):
         raise UserError(f"the ground truth {ground_truth!r} is empty. Correct it or remove the row.")
     if len(ground_truth) > MAX_ANSWER_LENGTH:
@@ -162,13 +161,15 @@ def _equal_readings(answer: str, truth: str, comparison: Comparison) -> Iterator
     readings = [answer] if value is None else [value, answer]
     chosen = choice(value or answer)
     true_choice = choice(truth)
-    if chosen:
+    if chosen and true_choice and chosen[1] and true_choice[1]:  # (C) 13 does not answer (C) 12
+        readings = [chosen[1]] if chosen[0] == true_choice[0] else []
+    elif chosen:
         readings = [*chosen, *readings]
     if true_choice:
-        by_letter = chosen is not None or len(normalise(answer).strip("()")) == 1
+        by_letter = (chosen is not None and not chosen[1]) or len(normalise(answer).strip("()")) == 1
         normal_truth = true_choice[0] if by_letter else normalise(true_choice[1])
     open_question = False
-    in_words = (text for source in (answer, value or "") for text in restated(source)) if _WORD.search(answer) else ()
+    in_words = (text for source in (answer, value or "") for text in restated(source)) if _WORD.search(answer) or "(" in answer else ()
     for reading in chain(dict.fromkeys(readings), in_words):
         normal = normalise(reading)
         try:
@@ -176,9 +177,6 @@ def _equal_readings(answer: str, truth: str, comparison: Comparison) -> Iterator
                 yield normal
         except NeedsAlgebra:
             open_question = True
-        with_base = _BASE.search(normal + normal_truth) and "," not in answer + truth
-        if with_base and digits_without_base(unwrap_text(normal), unwrap_text(normal_truth)):
-            yield normal
     if open_question:
         raise NeedsAlgebra
 

@@ -9,10 +9,9 @@ import re
 
 from grpo.grader.expression import is_constant
 from grpo.grader.normalise import unwrap_text
-from grpo.grader.number_words import WORDS
 from grpo.grader.quantity import exact_value, split_unit
 from grpo.grader.split import closes_at_end, split_equations, top_level
-from grpo.grader.words import ANSWERS, RATIO, hedges, opened, words_of
+from grpo.grader.words import NAMES, RATIO, is_noun, opened, words_of
 
 _LETTER = r"(?:[A-Za-z]|\\(?!pm|mp|in|le|ge|ne|to|cup|cap|infty|frac|sqrt|sum|prod|pi)[A-Za-z]{2,7})"
 _INDEX = r"_(?:\w|\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\\[A-Za-z]+)"
@@ -40,6 +39,7 @@ _NAMED_QUOTIENT = re.compile(rf"\\frac\{{(?:[A-Za-z]|{_LENGTH})\}}\{{(?:[A-Za-z]
 _NAMED_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc) ?\(?(?:\\angle ?[A-Z]{1,3}|[A-Zx]|\\(?:theta|alpha|beta|phi))\)?")
 _LABEL = re.compile(r"((?:^|[,;] ?))(?:\\text\{ ?)?([A-Za-z]|[A-Za-z]{3,}):(?: ?\})?")
 _FUNCTION_OF_X = re.compile(r"[fgh]('{0,3})(?:\^\{-1\})?\(x\)")
+_EXTREME = re.compile(r"_\{?\\(?:max|min) ?\}?")
 _ARGUMENTS = (re.compile(r"([A-Za-z](?:\^\{-1\})?)\(([a-z])\)=(.+)"), re.compile(r"([A-Za-z])_([a-z])=(.+)"))
 _TOKEN = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 
@@ -48,12 +48,10 @@ def is_name(text: str) -> bool:
     """Whether a side of an equation (normalised) only names the answer; "not" and "six" are no names."""
     if not _QUANTITY.fullmatch(text) or (is_number(text) and not text.isalpha()):
         return False
-    words = words_of(opened(text))
-    if any(hedges(word) for word in words if word != "range"):
-        return False
-    if not re.fullmatch("[A-Za-z ]+", text) or (text.isupper() and len(text) < 4):
+    words = opened(text).strip()
+    if not re.fullmatch("[A-Za-z ]+", words) or len(words) == 1 or (words.isupper() and len(words) < 4):
         return True
-    return all(word in WORDS["subjects"] | ANSWERS or len(text) == 1 for word in words)
+    return all(word in NAMES or is_noun(word) for word in words_of(words))
 
 
 def names_sum(text: str) -> bool:
@@ -82,13 +80,9 @@ def named_sides(text: str, sums: bool = False) -> tuple[str, list[str]]:
 def same_name(name: str, other: str) -> bool:
     """Whether two names are of the same thing: f(x), g(x) and h(x) may each be y, and their derivatives y'."""
     functions = {_FUNCTION_OF_X.sub(r"y\1", each) for each in (name, other)}
+    if _EXTREME.sub("", name) == other or name == _EXTREME.sub("", other):
+        return True
     return name == other or (len(functions) == 1 and any(each.startswith("y") for each in (name, other)))
-
-
-def applied(side: str, name: str) -> str:
-    """Write a(n-1) of ``a(n) = 2a(n-1)`` with the letter of a function, as a is not a factor."""
-    letter = name[0] if re.fullmatch(r"[A-Za-z]\([a-z]\)", name) else ""
-    return re.sub(rf"(?<![A-Za-z\\]){letter}\(", "f(", side) if letter not in {"", "f", "g"} and "f(" not in side else side
 
 
 def assigned(text: str) -> list[tuple[str, str]]:

@@ -55,10 +55,12 @@ _TEXT_MACRO = re.compile(
     r"|operatorname\*?|emph|underline) ?\{ ?"
 )
 _WHOLE_TEXT = re.compile(r"\\text\{([^{}]*)\}")
-_AND = re.compile(r"\s*,?\s*\\text\{\s*,?\s*and\s*\}\s*|\s*,?\s+and\s+|,\s*and\s+|\s*\\(?:land|wedge)(?![A-Za-z])\s*")
+_AND = re.compile(r"\s*,?\s*\\text\{\s*,?\s*and\s*\}\s*|\s*,?\s+and\s+|,\s*and\s+|\s*\\land(?![A-Za-z])\s*")
 _OR = re.compile(
-    r"\s*,?\s*\\text\{\s*,?\s*or\s*\}\s*|\s*,?\s+or\s+|,\s*or\s+|(?<=[)\]])or(?=[(\[])|\s*\\(?:lor|vee)(?![A-Za-z])\s*"
+    r"\s*,?\s*\\text\{\s*,?\s*or\s*\}\s*|\s*,?\s+or\s+|,\s*or\s+|(?<=[)\]])or(?=[(\[])|\s*\\lor(?![A-Za-z])\s*"
 )
+_LOGIC = re.compile(r"\\(?:land|lor)(?![A-Za-z])")
+_NAMED = re.compile(r"\s*([A-Za-z])(?:_\w+|_\{\w+\})? ?=")
 RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|in)(?![A-Za-z])")
 # U is a union between two intervals or sets, else a letter.
 _UNION = re.compile(r"(?<=[)\]}])\s*(?:\\text\{\s*(?:U|union)\s*\}|U|u|union)\s*(?=[(\[]|\\\{)")
@@ -72,6 +74,9 @@ _ANGULAR = re.compile(r"(?:sin|cos|tan|cot|sec|csc|cis|\be)(?![A-Za-z])")
 _DEGREE = re.compile(r" ?(?:\{ ?\})?\^ ?(?:\{ ?\\circ ?\}|\\circ(?![A-Za-z]))(?: ?\\text\{ ?([CF])\}| ?([CF])(?![A-Za-z]))?")
 _UNIT_LETTER = re.compile(r"^([+-]?[\d.,/]+) (m|g|s|h|l|L|N|J|W|V|A|m/s)(\^[23])?$")
 _PARENTHESIS = re.compile(r"((?:\\?\$)?[+-]?[\d.,/]*\d) ?\(([A-Za-z][A-Za-z -]*)\)")
+_DOUBLED = re.compile(r"(?<!\\)\\\\(?=[A-Za-z]{2})")
+_BLANK_LINES = re.compile(r"\n\s*\n")
+_PROSE = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2}|\$\$|\\[\[\]]|\\(?:text|begin)|(?:^|\n)\s*[=&<>+]")
 _SPACE = re.compile(r"\s+")
 # Spaces with a meaning stay: between letters, between digits, before a digit, and before a word.
 _LOOSE_SPACE = re.compile(r"(?<![0-9A-Za-z]) | (?![0-9A-Za-z])|(?<=[0-9]) (?=[A-Za-z](?![A-Za-z]))")
@@ -89,7 +94,10 @@ def normalise(text: str) -> str:
         return text
     if not text.isascii():
         text = _unicode_to_latex(text)
+    if len(lines := _BLANK_LINES.split(text.strip())) > 1 and not _PROSE.search(text):
+        text = ", ".join(lines)
     # White space is collapsed before and after, as patterns with several \s* take cubic time on long runs of it.
+    text = _DOUBLED.sub(r"\\", text) if "\\\\" in text and "\\begin" not in text else text  # as JSON writes a backslash
     text = _unwrap(without_markup(_SPACE.sub(" ", text)))
     is_latex = "\\" in text
     if is_latex:
@@ -190,19 +198,19 @@ def _code_to_latex(text: str) -> str:
 
 def _joined_rows(rows: str) -> str:
     """Rows of equations as a list; a row that begins with a sign of relation continues the one before."""
-    pieces = [row.replace("&", "").strip() for row in rows.split("\\\\")]
-    text = ""
-    for piece in filter(None, pieces):
-        text += ("" if not text or piece[0] in "=<>" or piece.startswith(("\\le", "\\ge", "\\approx")) else ", ") + piece
-    return text
+    rows = re.sub(r"\\\\\s*(?=[=<>]|\\(?:le|ge|approx))", "", rows.replace("&", ""))
+    return ", ".join(row.strip() for row in rows.split("\\\\") if row.strip())
 
 
 def _connectives(text: str) -> str:
-    if not ("and" in text or "or" in text or "edge" in text or "ee" in text):
+    """Make "and" and "or" commas; or signs, beside inequalities, in logic, and between values of different names."""
+    if not ("and" in text or "or" in text):
         return text
-    related = RELATION.search(text) is not None
-    text = _AND.sub(r"\\land " if related else ",", text)
-    return _OR.sub(r"\\lor " if related else ",", text)
+    signs = RELATION.search(text) is not None or ("=" not in text and _LOGIC.search(text) is not None)
+    text = _AND.sub(r"\\land " if signs else ",", text)
+    pieces = _OR.split(text)
+    names = {match[1] for piece in pieces if (match := _NAMED.match(piece))}
+    return ("\\lor " if signs or len(names) > 1 else ",").join(pieces)
 
 
 def _unwrap(text: str) -> str:

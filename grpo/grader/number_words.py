@@ -46,7 +46,7 @@ def spelt_out(text: str) -> str | None:
             rest = words[count:]
             if rest[:2] in (["of", "a"], ["of", "an"]):
                 rest = rest[2:]  # three quarters of an hour
-            return None if rest and rest[0].lower() in WORDS["joining"] else " ".join([number, *rest])
+            return " ".join([number, *rest])
     return None
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from grpo.grader.normalise import unwrap_text
 from grpo.grader.number_words import WORDS
-from grpo.grader.words import alters, is_noun
+from grpo.grader.words import is_noun
 
 _UNITS = tomllib.loads(Path(__file__).with_name("units.toml").read_text(encoding="utf-8"))
 
@@ -28,8 +28,6 @@ _SCIENTIFIC = re.compile(
 )
 _SCALES = {name: int(factor) for factor, names in _UNITS["scales"].items() for name in names}
 _SCALED = re.compile(rf"(.*[0-9}}]) ?(?:\\text\{{)?({'|'.join(_SCALES)})\}}?")
-_LETTER_SCALED = re.compile(rf"({_SIGNED}) ?([kKMB])")
-_LETTER_SCALES = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9}
 
 _EXPONENT = r"(?:\^\{?-?[1-4]\}?)"
 _UNIT_TEXT = rf"\\text\{{[A-Za-z][A-Za-z0-9 ./'^*\\-]*\}}{_EXPONENT}?"
@@ -123,12 +121,6 @@ def _decimal(text: str) -> Fraction:
     return Fraction(int(whole + digits), 10 ** len(digits))  # faster than Fraction(text)
 
 
-def scaled(text: str) -> Fraction | None:
-    """Read ``1.5M`` or ``70k``; these letters are factors only if the other side is a plain number."""
-    match = _LETTER_SCALED.fullmatch(text)
-    return Fraction(match[1]) * _LETTER_SCALES[match[2]] if match else None
-
-
 def split_unit(text: str, noun: bool = False) -> tuple[str, Unit]:
     r"""Split a normalised answer into body and unit, which is empty if none is stated.
 
@@ -176,7 +168,7 @@ def _priced(text: str, amount: str, currency: str) -> tuple[str, Unit]:
 
 def _with_unit(text: str, body: str, name: str, noun: bool) -> tuple[str, Unit]:
     words = _unit_words(name)
-    if words and words[0].removesuffix("s") in _SCALES and words[0] not in WORDS["no units"] - set(_SCALES) - {"dozens"}:
+    if words and words[0].removesuffix("s") in _SCALES:
         number, words = f"{body} {words[0].removesuffix('s')}", words[1:]
         return (number, _unit(words)) if not words or _are_units(words, True) else (text, ())
     is_number = exact_value(unwrap_text(body)) is not None
@@ -188,13 +180,13 @@ def _are_units(words: list[str], after_number: bool, noun: bool = False) -> bool
     """Whether words are measures; after a plain number, one may be a noun for what is counted."""
     if not 1 <= len(words) <= 8 or words[0].lower() in {"squared", "cubed"}:
         return False
-    above = words[: [*words, "/"].index("/")]
-    unknown = [word.lower() for word in above if not _is_measuring(word)]
     if not after_number:
-        return not unknown and all(map(_is_measuring, words))
-    if any(word.lower() in WORDS["no units"] or (not _is_measuring(word) and alters(word.lower())) for word in words):
+        return all(map(_is_measuring, words))
+    if any(word.lower() in WORDS["no units"] for word in words):
         return False
-    return noun or not unknown or any(map(is_noun, unknown))
+    above = words[: [*words, "/"].index("/")]  # (red) marbles, cups of flour
+    head = above[: above.index("of")] if above[-2:-1] == ["of"] else above
+    return noun or all(map(_is_measuring, head)) or (len(head) < 3 and is_noun(head[-1].lower()))
 
 
 def _is_measuring(word: str) -> bool:

@@ -64,6 +64,8 @@ def as_real_set(text: str, effort: Effort) -> RealSet | None:
     if builder:
         found = as_real_set(builder[3], effort)
         return found._replace(name="") if found and found.name == builder[1] else None  # the letter is local to the set
+    if text.startswith("\\{") and text.endswith("\\}") and _CHAIN.search(text) and "," not in text:
+        text = text[2:-2]
     if not RELATION.search(text) or _REALS.fullmatch(text):
         return _set(text, effort, alone=True)
     found = _joined(any, [_alternative(alternative, effort) for alternative in split_at(text, "\\lor")])

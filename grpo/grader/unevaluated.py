@@ -74,6 +74,8 @@ def _work_in(text: str, all_sums: bool) -> int:
 def _operations(tree: Node, all_sums: bool) -> int:
     """How often a tree adds, multiplies numbers or roots, or multiplies or raises sums of numbers."""
     factors = operands(tree)
+    if tree[0] == "pow" and _is_plain(factors[0], "mul") and factors[1][0] == "num" and factors[1][1] > 1:
+        return 0
     if tree[0] == "add":
         terms = list(_terms(tree))
         alike = Counter(map(_kind, terms))
@@ -123,8 +125,8 @@ def _square_free(number: Fraction) -> Fraction:
     return number
 
 
-def _is_plain(tree: Node) -> bool:
-    return tree[0] in _PLAIN and all(map(_is_plain, operands(tree)))
+def _is_plain(tree: Node, further: str = "") -> bool:
+    return (tree[0] in _PLAIN or tree[0] == further) and all(_is_plain(part, further) for part in operands(tree))
 
 
 def _is_number(text: str) -> bool:

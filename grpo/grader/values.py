@@ -162,7 +162,7 @@ class Evaluator:
 
     def root(self, a: Any, degree: Any) -> Any:
         """The real root, also of a negative number if the degree is odd; else the principal root."""
-        if not (isinstance(degree, Fraction) and degree.denominator == 1 and 1 <= degree <= 1000):
+        if not (isinstance(degree, Fraction) and degree.denominator == 1 and 1 <= degree <= 10_000):
             raise TooLarge
         n = int(degree)
         self.effort.spend(10)

@@ -1,116 +1,109 @@
-r"""Reading of answers in words: sentences with a value, choice letters, names, times, numbers with a base.
+r"""Reading of answers in words: sentences of a closed grammar, choice letters, names, times, numbers with a base.
 
-A sentence is read strictly. It must have one value after a linking verb or a colon ("The answer is 5", "There are 12 ways",
-"x is 3"), and no word that denies, doubts, compares or lists. Other texts stay unchanged.
+A sentence is read only if all of it fits one of these forms, with the words of words.toml; V is the value:
+
+- ``The answer is V``, ``Final answer: V``, ``The area of the triangle is V``, ``x is V``, ``V is the answer``;
+- ``There are V``, ``We get V``; ``Natalia sold V``, ``She needs to pay V``, ``Each child gets V``;
+- ``Answer $V$``, ``The inverse matrix: $V$``;
+- any of these after "So" or "Therefore,", before "in total", "each" or "in April", or before "I hope it is correct."
+- ``Alice wins``, ``Alice has a winning strategy``; ``Yes, it is``, ``Yes, because ...``.
+
+V must be mathematics, a quantity (:mod:`grpo.grader.quantity`), or the words of the truth. Nothing else is dropped.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
+from grpo.grader.normalise import without_markup
 from grpo.grader.number_words import LISTS, NUMBERS, WORDS, number_word, spelt_out
 
-HEDGES = WORDS["hedges"]
 ANSWERS = WORDS["answers"]
-# Names of numbers, fractions and operations: sixths, quintillion, doubled, twofold.
-_NUMERIC = re.compile(
-    r".*(?:ths?|illions?|illiards?|ed|fold)|halves|thirds?|seconds? power|lakhs?|crores?|googol|gross|point|powers?|short|"
-    r"top|off|away|shy|hundreds?|thousands?|dozens?|pairs?|scores?|inverse|negate|again|repeating|recurring|fails?|loses?"
-)
+NAMES = WORDS["subjects"] | ANSWERS
 _SHORT_NAME = re.compile("[A-Z][aeiou][a-z]")
-_DOES = re.compile(
-    rf"(?:(?:{LISTS['modals']}) (?:{'|'.join(WORDS['to do'])})|{'|'.join(sorted(WORDS['does']))})(?: (?:for|at))?",
-    re.IGNORECASE,
-)
-_VERB = "|".join([_DOES.pattern, *(verb.strip() for verb in LISTS["verbs"].split("|"))])
+_DEED = rf"(?:(?:{LISTS['modals']}) (?:{'|'.join(WORDS['to do'])})|{'|'.join(sorted(WORDS['does']))})(?: (?:for|at))?|(?:is|will be)(?= \d+ years)"
 _LINK = re.compile(
-    rf"(?:(?<![A-Za-z\\])(?:{_VERB})(?![A-Za-z'\-])\s*:?|(?<=[A-Za-z$)*]):(?=\s|\*|\$|\\)|(?<=[A-Za-z]) ?=(?!=))\s*",
+    rf"(?:(?<![A-Za-z\\])(?P<verb>(?P<we>there (?:is|are)|we (?:get|have|find))|{LISTS['verbs']}|(?P<deed>{_DEED}))"
+    r"(?![A-Za-z'\-])\s*:?|(?<=[A-Za-z$)*]):(?=\s|\*|\$|\\)|(?P<equals>(?<=[A-Za-z]) ?=(?!=)))\s*",
     re.IGNORECASE,
 )
-_NUMBER_THEN_WORDS = re.compile(
-    r"((?:\\?\$)?[+-]?(?:\\?\$)?[0-9][0-9,.]*(?:/[0-9]+)?(?:\\?%)?\$?|\$[^$]*\$|\*\*[^*]*\*\*)\s+([A-Za-z][A-Za-z'’, -]*)[.!]?",
-    re.DOTALL,
-)
-_MONEY = re.compile(r"\\?\$[0-9][0-9,.]*")
 _IS_THE_ANSWER = re.compile(r"(.+?) is (?:the|our|my) (?:(?:final|correct|right) )?(?:answer|solution|result)", re.IGNORECASE)
 _BOLD = re.compile(r"(?<![\w)}*])(?:\*\*|__)(?=[^\s*])([^*]+?)(?:\*\*|__)(?![\w*])")
 _HEADING = re.compile(r"^#{1,6} +")
 _OPENING = re.compile(
-    r"(?:thus|therefore|hence|so|then|finally|consequently)(?:[,:]\s*|\s+(?!the\b))|(?:in total|in all|altogether|overall),\s*",
-    re.IGNORECASE,
+    r"(?:(?:thus|therefore|hence|so|then|finally|consequently|in total|in all|altogether|together|overall),? )+", re.IGNORECASE
 )
+_HOPE = re.compile(r"[.,;]? (?:and )?I hope (?:it|this|that) is (?:correct|right)[.!]?$")
+_TAIL = re.compile(
+    r"(?<=[\w$}%*])(?:,? (?:altogether|in total|in all|overall|total|left|old|each|every [a-z]+|of (?:them|these|those)|to do it"
+    r"|(?:in|on) (?:[A-Z][a-z]+(?: and [A-Z][a-z]+)?|\d{4})))+[.!]?$"
+)
+_PLACE = re.compile(r"(\d[ \w]* [a-z]+s) (?:in|on|for) (?:the|his|her|their) [a-z]+(?: [a-z]+)?[.!]?$")  # of what is counted
 _TEXT = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mbox)\{([^{}]*)\}")
-_NAME = re.compile(r"[A-Z][a-z]+|[Tt]he")
-_SUBJECT = re.compile(r"[A-Z][a-z]+|[Hh]e|[Ss]he|[Ii]t|[Tt]hey|[Ww]e|I|will|[Ww]ho")
+_DOER = re.compile(
+    r"(?!(?:Nobody|None|Neither|Nothing|No|Not)\b)(?:(?:[Tt]he |[A-Z][a-z]+ ){0,2}(?:[A-Z][a-z]+|[Hh]e|[Ss]he|[Ii]t|[Tt]hey|[Ww]e|I)"
+    r"|(?:[Tt]he|[Ee]ach|[Ee]very|[Hh]is|[Hh]er|[Tt]heir) [a-z]+)"
+)
 _SYMBOL = re.compile(r"\$?\\?[A-Za-z](?:\([A-Za-z]\))?\$?|\$[A-Za-z+\-*/^(){} =\\]*\$")
-# "The probability that both are red", and who does something: "each person", "the farmer".
-_ABOUT = re.compile(
-    rf"(?:(?:so|thus|then) )?(?:the )?(?:\w+ )?(?:{'|'.join(sorted(WORDS['subjects'] - WORDS['small']))}) "
-    r"(?:that|of|when|where|for|in|from|on|which|who|to|until|she|he|they|it) ", re.IGNORECASE,
-)  # fmt: skip
-_DOER = re.compile(r"(?:the|each|every|one|a|his|her|their|my|our) [a-z]+(?: [a-z]+)?", re.IGNORECASE)
 _DELIMITERS = re.compile(r"\\[()\[\]]|\$\$")
 _CAPTION = re.compile(r"(?P<caption>[A-Za-z][A-Za-z ]*?) ?[:.]? ?(?:(?P<display>\$.+|\\begin\{.+)|(?P<value>[\d(\\].*))\.?")
 
 _CHOICE = re.compile(r"\(?([A-J])[).:]\s*(.+)|(?:[Oo]ption|[Cc]hoice)\s*\(?([A-J])\)?[.:]?()", re.DOTALL)
+_NO_MEANING = re.compile(
+    r"[,;/&)(]|.*(?<![A-Za-z\\])(?:[A-J](?![A-Za-z0-9^_+*-])|(?i:is|isn't|and|or|not|no|but|cannot|can't|wrong|maybe)\b)", re.DOTALL
+)
 _TIME = re.compile(r"(\d{1,2})(?::(\d\d))?\s*(?:\\text\{)?\s*(?:([ap])\.?\s*m\.?|(o['’]?clock))?\}?", re.IGNORECASE)
 _TIMES = {"noon": (0, 0, "p"), "12noon": (0, 0, "p"), "midnight": (0, 0, "a"), "12midnight": (0, 0, "a")}
 RATIO = re.compile(r"\d+(?::\d+)+")
 _RATIO_IN_WORDS = re.compile(r"(\d+) to (\d+)(?: to (\d+))?")
 _FRACTION = re.compile(r"\\frac\{(\d+)\}\{(\d+)\}|(\d+)/(\d+)")
-_DAY = r"(\d{1,2})(?:st|nd|rd|th)?"
-_DATE = re.compile(
-    rf"(?:{_DAY} ?(?:of )?)?(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?(?(1)| ?{_DAY})", re.IGNORECASE
-)
 # "7 (seven) apples" and "seven (7)"
 _PARENTHESIS = re.compile(r"(?P<digits>[\d.,/]*\d) ?\((?P<word>[A-Za-z][A-Za-z -]*)\)(?P<behind>(?: [A-Za-z]+){0,3})")
 _DIGITS_BEHIND = re.compile(r"(?P<word>[A-Za-z -]+) \((?P<digits>\d+)\)(?P<behind>)")
-_WITH_ADVERB = re.compile(r"([-\d$\\].*[^\s,]),? (?:altogether|in total|in all|overall|total)!?")
 _POINTED = re.compile(
     r"(?:at |(?:at )?(?:the )?(?:point|ordered pair|ordered triple|pair|vector|interval|set)s? )(\\?[$(\[{].*)", re.IGNORECASE
 )
-_YES_OR_NO = re.compile(r"(yes|no|true|false)(?:[,.!;:]| because| since)(?: (.*)|)", re.IGNORECASE)
+# A remark behind the value, which is compared: "(about 18.9 cards)", "(= 3.5)".
+_REMARK = re.compile(r"(.+?) ?\((?:(about|approximately|approx\.?|roughly|≈|\\approx)|(?:i\.e\.,?|or|=)) ?([^()]+)\)")
+_MIXED = re.compile(r"(\d+) and (\d+/\d+)")
+_YES_OR_NO = re.compile(
+    r"(?:(yes|true)|(no|false))(?:[,.!;:] (?:it|he|she|they|this|that|we|you) (?:is|are|does|do|can|will|has|have)(?(2) not|)(?: (?:so|possible))?|"
+    r"(?:[,.;]? (?:because|since) (?!.*(?<![a-z])(?:yes|no|but)(?![a-z])).*)?)[.!]?", re.IGNORECASE,
+)  # fmt: skip
 _BASED = re.compile(
-    r"\(?(-?[0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)\)?(?:_\{?\(?([0-9]+|[a-z]+)\)?\}?|,?\(?base[ -]?\{?([0-9]+|[a-z]+)\}?\)?)"
-)
-_NAMED_SUBJECT = re.compile(
-    r"([A-Z][a-z]+) (?:is|has|will|can|must|should|wins|won|receives|gets|takes|makes)((?: [A-Za-z'’-]+)*)"
+    r"\(?(-?[0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)\)?(?:_\{?\(?(-?[0-9]+|[a-z]+)\)?\}?|,?\(?base[ -]?\{?([0-9]+|[a-z]+)\}?\)?)"
 )
 _ARTICLE = re.compile(r"(?:the|an?)\s+", re.IGNORECASE)
 _SYNONYMS: dict[str, str] = {spelling: group[0] for group in LISTS["synonyms"] for spelling in group}
 
 
 def sentence_value(text: str) -> str | None:
-    """The value that a sentence states; None if ``text`` is not such a sentence."""
+    """The value that a sentence states; None if ``text`` is not a sentence of the grammar."""
     if len(text) > 400 or "?" in text or not re.search(r"[A-Za-z]{2}", text):
         return None
-    text = _HEADING.sub("", _BOLD.sub(r"\1", " ".join(text.split()))).strip()
-    text = _DELIMITERS.sub("$", text)
+    whole = _DELIMITERS.sub("$", _HEADING.sub("", _BOLD.sub(r"\1", " ".join(text.split()))).strip())
+    text = _HOPE.sub("", whole)
+    text = _TAIL.sub("", text[opening.end() :] if (opening := _OPENING.match(text)) else text).replace("$ such ", "$ ")
     plain = opened(text)
-    opening = _OPENING.match(text)
-    if opening and not _is_hedged(text[opening.end() :]):
-        rest = text[opening.end() :].strip()
-        return sentence_value(rest) or rest
-    for link in reversed([match for match in _LINK.finditer(plain) if _is_outside_math(plain, match.start())]):
-        lead, verb = plain[: link.start()].strip(" *"), link.group().strip().lower()
-        rest = text[link.end() :] if text[link.end() :].count("{") == text[link.end() :].count("}") else plain[link.end() :]
-        if verb == "=" and _SYMBOL.fullmatch(lead):
-            return None  # an equation, in which the name counts
-        lead += " there" if verb.startswith("there") else " we" if verb.startswith("we") else ""
-        does = _DOES.fullmatch(verb) and _DOER.fullmatch(lead) and HEDGES.isdisjoint(words_of(lead))
-        names = _is_lead(lead) or bool(does)
-        if lead and names and re.search(r"\w", rest):
-            return None if _is_hedged(rest) else without_tail(rest.strip())
-    caption = _CAPTION.fullmatch(text)
-    if caption:
+    for link in _LINK.finditer(plain):
+        lead = plain[: link.start()].strip(" *")
+        if link["equals"] and _SYMBOL.fullmatch(lead):
+            break  # an equation, in which the name counts
+        value = plain[link.end() :].strip()
+        amount = link["deed"] is None or not value[:1].isalpha() or spelt_out(value)
+        if value and amount and _is_outside_math(plain, link.start()) and _is_lead(lead, link):
+            rest = text[link.end() :] if text[link.end() :].count("{") == text[link.end() :].count("}") else plain[link.end() :]
+            rest = _PLACE.sub(r"\1", rest) if link["deed"] or link["we"] else rest
+            return sentence_value(rest) or rest.rstrip(" .").strip()
+    if caption := _CAPTION.fullmatch(text):
         words = {*caption["caption"].lower().split()}
-        for known, value in ((ANSWERS | WORDS["beside answers"], caption["value"] or caption["display"]),
-                             (WORDS["subjects"] | WORDS["of matrices"], caption["display"])):  # fmt: skip
-            if words <= known and value and not (known.isdisjoint(ANSWERS) is False and words.isdisjoint(ANSWERS)):
-                return value
-    shortened = without_tail(plain)
-    return shortened if shortened != plain and not _is_hedged(plain) else None
+        if words & ANSWERS and words <= ANSWERS | WORDS["beside answers"]:
+            return caption["value"] or caption["display"]
+        if caption["display"] and words <= WORDS["subjects"] | WORDS["of matrices"]:
+            return caption["display"]
+    return text if text != whole else None
 
 
 def opened(text: str) -> str:
@@ -120,72 +113,25 @@ def opened(text: str) -> str:
 
 def words_of(text: str) -> list[str]:
     """The words of a text in lower case, without commands."""
-    words = re.findall(r"[A-Za-z'’-]+", re.sub(r"\\[A-Za-z]+", " ", text))
-    return [word.lower() for word in words if word != "May"]  # the month
-
-
-def _is_hedged(rest: str) -> bool:
-    """Whether a text with a number has words of doubt or comparison; "or" and "no" do not count, as lists have them."""
-    return any(character.isdigit() for character in rest) and not HEDGES.isdisjoint({*words_of(rest)} - {"or", "no"})
+    return [word.lower() for word in re.findall(r"[A-Za-z'’-]+", re.sub(r"\\[A-Za-z]+", " ", text))]
 
 
 def _is_outside_math(text: str, position: int) -> bool:
     return text.count("$", 0, position) % 2 == 0 and text.count("{", 0, position) == text.count("}", 0, position)
 
 
-def _is_lead(lead: str) -> bool:
-    """Whether all words before the verb name a value: "The answer", "The area of the triangle", "x", "Natalia"."""
-    allowed = {"divided"} if "remainder" in lead else set()
-    if not HEDGES.isdisjoint({*words_of(lead)} - allowed):
-        return False
+def _is_lead(lead: str, link: re.Match[str]) -> bool:
+    """Whether the words before the verb name a value, or who does something with one."""
+    if link["we"] or link["deed"]:
+        return not lead if link["we"] else _DOER.fullmatch(lead) is not None and ANSWERS.isdisjoint(words_of(lead))
     words = [word.strip(",.:;*") for word in re.findall(r"\$[^$]*\$[,.]?|\S+", lead)]
     plain = [word.lower() for word in words]
     if ANSWERS.intersection(plain):
         return set(plain) <= ANSWERS | WORDS["beside answers"]
-    if _ABOUT.match(" ".join(plain)):
-        return True
-    if not words:
-        return False
-    if len(words) <= 3 and all(_NAME.fullmatch(word) for word in words[:-1]) and _SUBJECT.fullmatch(words[-1]):
-        return True
-    return all(word in WORDS["subjects"] or _SYMBOL.fullmatch(original) for word, original in zip(plain, words, strict=True))
-
-
-def without_tail(rest: str) -> str:
-    """Shorten ``12 ways to do it.`` to ``12 ways``, as only the first word after a number can be its unit.
-
-    In a chain of equalities, the last side is shortened.
-    """
-    work, sign, last = rest.rpartition("=")
-    match = _NUMBER_THEN_WORDS.fullmatch(last.strip())
-    tail = match[2].replace(",", " ").split() if match else []
-    if not match or any(word != "May" and alters(word.lower()) for word in tail):
-        return rest
-    noun, following = tail[0].lower(), " ".join(tail[1:2]).lower()
-    is_of_them = tail[0] == "of" and following in {"them", "these", "those"} and len(tail) == 2
-    if (noun in WORDS["after numbers"] and not is_of_them) or (noun == "per" and following in WORDS["per"]):
-        return rest
-    if is_of_them or (noun in WORDS["adverbs"] and (len(tail) > 1 or noun != "in")) or _MONEY.fullmatch(match[1]):
-        shortened = match[1]
-    elif following in WORDS["adverbs"] and following not in {"per", "a", "an"}:
-        shortened = f"{match[1]} {tail[0]}"
-    elif len(tail) <= 2 or noun in {"square", "cubic", "sq", "cu"} or following in {"per", "a", "an"}:
-        shortened = last.strip()
-    else:
-        shortened = f"{match[1]} {tail[0]}"
-    return f"{work}{sign} {shortened}".strip() if sign and shortened != last.strip() else shortened if not sign else rest
-
-
-def hedges(word: str) -> bool:
-    """Whether a word (lower case) denies, doubts or is a number, and so cannot name a value."""
-    return word in HEDGES or word in NUMBERS
-
-
-def alters(word: str) -> bool:
-    """Whether a word after a number may change or deny it, or is a number itself."""
-    if hedges(word):
-        return True
-    return word not in WORDS["not numeric"] and _NUMERIC.fullmatch(word) is not None
+    # The square of a number is none of these, and "number of apples" is.
+    counted = {after for before, after in pairwise(plain) if before in {"of", "total"} and is_noun(after)}
+    names = all(word in NAMES or word in counted or _SYMBOL.fullmatch(one) for word, one in zip(plain, words, strict=True))
+    return bool(words) and names and not re.search(r"(?:square|cube) of", " ".join(plain))
 
 
 def is_word(run: str) -> bool:
@@ -197,18 +143,11 @@ def is_word(run: str) -> bool:
 
 def is_noun(word: str, one: bool = False) -> bool:
     """Whether a word (lower case) may be a noun for what is counted: in the plural, or after ``one`` in the singular."""
-    plural = len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is", "wards"))
+    plural = len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is", "wards", "illions", "illiards"))
     of_number = not {word.removesuffix("s"), word.removesuffix("es")}.isdisjoint(NUMBERS)
-    return word in WORDS["counted"] or ((one or plural) and word not in WORDS["no plurals"] and not of_number)
-
-
-def digits_without_base(text: str, other: str) -> bool:
-    """Whether two normalised texts are the same digits, and only one states a base (2 to 36), which has these digits."""
-    for bare, stated in ((text, other), (other, text)):
-        found = based(stated.replace(" ", ""))
-        if found and based(bare) is None and re.fullmatch(r"[0-9A-Z]+(?:\.[0-9A-Z]+)?", bare) and bare == found[0]:
-            return 2 <= found[1] <= 36 and all(int(digit, 36) < found[1] for digit in bare.replace(".", ""))
-    return False
+    ordinal = word.endswith("ths") and word not in WORDS["not ordinal"]
+    no_noun = of_number or ordinal or word in WORDS["no plurals"] or word in WORDS["no units"]
+    return word in WORDS["counted"] or ((one or plural) and not no_noun)
 
 
 def choice(text: str) -> tuple[str, str] | None:
@@ -217,10 +156,8 @@ def choice(text: str) -> tuple[str, str] | None:
     if not match:
         return None
     letter, meaning = match[1] or match[3], (match[2] or "").strip()
-    # "(A) or (B)" and "A. No, B" are not a choice.
-    several = re.match(r"[,;/&)(]", meaning) or re.search(r"(?<![A-Za-z\\])[A-J](?![A-Za-z0-9^_+*-])", meaning)
-    doubtful = meaning[:3] in {"is ", "and"} or any(word in HEDGES for word in words_of(meaning))
-    return None if several or doubtful else (letter, meaning)
+    # "(A) or (B)", "A. No, B" and "(A) is wrong" are not a choice.
+    return None if _NO_MEANING.match(meaning) else (letter, meaning)
 
 
 def time_of_day(text: str) -> tuple[int, int, str] | None:
@@ -264,29 +201,24 @@ def same_ratio(answer: str, truth: str) -> bool | None:
     return None
 
 
-def day_of_year(text: str) -> tuple[str, str] | None:
-    """Read ``6 June``, ``June 6th`` or ``6th of June`` as ("jun", "6")."""
-    match = _DATE.fullmatch(text)
-    return (match[2].lower(), match[1] or match[3]) if match else None
-
-
 def restated(text: str) -> Iterator[str]:
     """Yield other readings of an answer in words: the number in digits, without parenthesis or adverb, "Yes" alone."""
-    text = " ".join(text.replace("**", "").split()).rstrip(" .")
+    text = " ".join(without_markup(opened(text).replace("**", "")).split()).rstrip(" .")
     number = spelt_out(text)
     if number:
         yield number
     match = _PARENTHESIS.fullmatch(text) or _DIGITS_BEHIND.fullmatch(text)
     if match and number_word(match["word"]) == match["digits"]:
         yield match["digits"] + match["behind"]
-    for pattern in (_WITH_ADVERB, _POINTED, _IS_THE_ANSWER):
+    for pattern in (_POINTED, _IS_THE_ANSWER):
         if match := pattern.fullmatch(text):
             yield match[1]
+    if match := _REMARK.fullmatch(text):
+        yield match[1] + ("\\approx " if match[2] else "=") + match[3]
+    if match := _MIXED.fullmatch(text):
+        yield f"{match[1]} {match[2]}"
     if match := _YES_OR_NO.fullmatch(text):
-        says_no = match[1].lower() in {"no", "false"}
-        denials = (HEDGES - WORDS["negations"]) | {"yes", "true"} if says_no else HEDGES | {"no", "false"}
-        if denials.isdisjoint(words_of(match[2] or "")) and "?" not in text:
-            yield match[1]
+        yield match[1] or match[2]
 
 
 def based(text: str) -> tuple[str, int] | None:
@@ -317,19 +249,14 @@ def same_words(answer: str, truth: str) -> bool:
     if not any(is_word(run) for run in re.findall("[A-Za-z]{2,}", truth)) and canonical_word(truth) not in _SYNONYMS:
         return answer == truth
     word, true_word = canonical_word(answer), canonical_word(truth)
-    return word == true_word or _gist(word) == _gist(true_word) or _subject(answer) == truth or _subject(truth) == answer
+    return word == true_word or _gist(word) == _gist(true_word)
 
 
-_BESIDE_WORDS = re.compile(r"(?:(?:it is|it's|on|in|at) )?(?:(?:the|an?) )?(.+?)(?: (?:one|function|wins|will win|won))?")
+_BESIDE_WORDS = re.compile(r"(?:(?:it is|it's|on|in|at) )?(?:(?:the|an?) )?(.+?)(?: (?:one|function|is (?:the )?winner"
+    r"|(?:wins|will win|won)(?: (?:the )?game)?|has (?:(?:a|the) )?winning strategy))?")
 
 
 def _gist(word: str) -> str:
     """A word without preposition, article and a noun that says nothing more."""
     match = _BESIDE_WORDS.fullmatch(word)
     return match[1] if match else word
-
-
-def _subject(sentence: str) -> str:
-    """The name that is the subject of a sentence about it; empty for other texts, and for denials and doubts."""
-    match = _NAMED_SUBJECT.fullmatch(sentence)
-    return match[1] if match and HEDGES.isdisjoint(words_of(match[2])) else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -153,8 +154,8 @@ def test_wrong_results_are_seen_and_rounding_is_not(dtype: torch.dtype, monkeypa
 
     def rounded(self: Any, input_ids: Any = None, **inputs: Any) -> Any:
         found = forward(self, input_ids=input_ids, **inputs)
-        noise = torch.where(input_ids[..., None] < 16, 64, 2) * torch.finfo(dtype).eps * torch.randn(found.last_hidden_state.shape)
-        found.last_hidden_state = (found.last_hidden_state * (1 + noise)).to(dtype)
+        units = torch.where(input_ids[..., None] < 16, 64, 2) * torch.randn(found.last_hidden_state.shape)
+        found.last_hidden_state = (found.last_hidden_state * (1 + units * torch.finfo(dtype).eps)).to(dtype)
         return found
 
     for wrong, why in ((heedless, "packed rows gave other results than its own attention"), (rounded, "")):
@@ -172,6 +173,11 @@ def test_an_architecture_that_cannot_be_trained_is_not_called_damaged(tmp_path: 
         f"{tmp_path}: a model of the architecture Llama4ForCausalLM cannot be trained here (NotImplementedError: it does not "
         "name the module below its output layer). Use a model of another architecture (docs/settings.md)."
     )
+    # And one that names a quantisation, as transformers leaves it after reading GGUF, would be lost at its first checkpoint.
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": "gguf"}}))
+    with pytest.raises(UserError, match=r"config\.json names quantization_config, .* remove that key; else use"):
+        load_model(tmp_path)
 
 
 def test_the_token_that_is_padding_learns_where_it_is_read() -> None:

@@ -59,9 +59,9 @@ def own_errors(what: str) -> Iterator[None]:
     try:
         with no_exit(what):
             yield
-    except (UserError, ToBeResumed):
+    except (UserError, ToBeResumed, SystemExit, KeyboardInterrupt, GeneratorExit):
         raise
-    except Exception as error:
+    except BaseException as error:  # also a CancelledError, or a PanicException of Rust's libraries
         ours = not isinstance(error, TypeError | SyntaxError) and not _own_frames(error)
         if ours or is_out_of_memory(error):
             raise
@@ -98,7 +98,7 @@ TO_LOWER = {  # remedy by phase
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception means that memory ran out, on the CPU or a GPU."""
-    return isinstance(error, MemoryError) or bool(_OUT_OF_MEMORY.search(str(error)))
+    return isinstance(error, MemoryError) or bool(_OUT_OF_MEMORY.search(text_of(error)))
 
 
 def explain_out_of_memory(error: BaseException) -> str | None:
@@ -123,9 +123,17 @@ def from_here(path: Path) -> Path:
     return absolute.relative_to(here) if absolute.is_relative_to(here) and absolute != here else path
 
 
+def text_of(error: BaseException) -> str:
+    """An error's message; empty if its class fails to make one."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
 def reason(error: BaseException) -> str:
     """Describe an error in one line."""
     if isinstance(error, UserError):
         return str(error)
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    first = next((line.strip() for line in text_of(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__

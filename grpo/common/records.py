@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,9 +119,15 @@ class Completion:
         return [place for place in range(len(self.token_ids)) if place not in written]
 
 
-def whole(reward: float) -> float:
-    """Return 0 or 1 in place of a reward that differs from it by rounding only, such as the sum of ten tenths."""
-    return next((near for near in (0.0, 1.0) if abs(reward - near) <= 1e-9), float(reward))
+def is_number(value: object) -> bool:
+    """Whether a reward is a number: of Python, or a scalar of numpy or torch."""
+    return isinstance(value, Real) or getattr(value, "ndim", None) == 0
+
+
+def whole(reward: Any) -> float:
+    """Return 0 or 1 in place of a reward that differs from it by rounding only, such as the float32 sum of ten tenths."""
+    reward = float(reward)
+    return next((near for near in (0.0, 1.0) if abs(reward - near) <= 1e-6), reward)
 
 
 @dataclass

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Episode, Problem, Rollout
 from grpo.rollout.engine import Draw, SamplingParams, derive_seed
-from grpo.tasks.environment import Answer, Environment, in_threads
+from grpo.tasks.environment import Answer, Environment
 from grpo.tasks.task import Format
+from grpo.tasks.threads import Thread, in_threads
 
 if TYPE_CHECKING:
     from grpo.evaluation.evaluate import Sampler
@@ -26,10 +27,11 @@ TOKENS, TURNS, OBSERVATION, SECONDS = "max_tokens", "max_turns", "max_observatio
 
 
 class Turns:
-    """An episode while it is sampled, with its own instance of the environment and its own seed."""
+    """An episode while it is sampled, with its own instance of the environment, its own thread for that, and its own seed."""
 
-    def __init__(self, instance: Any, prompt: Sequence[int], seed: int):
-        self.instance, self.prompt, self.seed = instance, prompt, seed
+    def __init__(self, prompt: Sequence[int], seed: int):
+        self.thread, self.prompt, self.seed = Thread(), prompt, seed
+        self.instance: Any = None
         self.token_ids: list[int] = []
         self.log_probs: list[float] = []
         self.observations: list[tuple[int, int]] = []
@@ -80,36 +82,65 @@ def sample_episodes(
         a list of ``n`` episodes for each problem, in the order of ``problems``.
 
     Raises:
-        UserError: the environment begins two episodes of a problem differently, or one of its methods fails that must not.
+        UserError: the environment begins two episodes of a problem differently, or one of its methods fails that must not; or
+            the chat template leaves out what the environment writes.
     """
     environment, share = sampler.format.environment, sampler.world.share
     assert environment is not None, "this format has no environment"
+    _require_shown(sampler.format, environment, sampler.tokenizer)
     seeds = _seeds(problems, seed)[share]
-    episodes: list[Turns] = []
-    for problem, prompt, of_question in zip(problems[share], prompts[share], seeds, strict=True):
-        own_seeds = [derive_seed(of_question, member) for member in range(n)]
-        started = [environment.begin(problem, derive_seed(own, "environment")) for own in own_seeds]
-        opening = environment.opening(problem)
-        if any(text != opening for _, text in started):
-            raise UserError(
-                f"environment: {environment.environment}.reset returned two texts for the question {problem.id}. Return the "
-                "same text for the same row, because a group's rewards are compared; draw what may differ in the tools."
-            )
-        episodes += [Turns(instance, prompt, own) for (instance, _), own in zip(started, own_seeds, strict=True)]
+    episodes = [
+        Turns(prompt, derive_seed(of_question, member))
+        for prompt, of_question in zip(prompts[share], seeds, strict=True)
+        for member in range(n)
+    ]
+    try:
+        for place, episode in enumerate(episodes):
+            _begin(environment, problems[share][place // n], episode)
+        _play(sampler, environment, episodes, params, n, seed)
+        rewards = _rewards(environment, episodes)
+    finally:
+        for episode in episodes:
+            episode.thread.close()
+    found = [episode.completion(reward) for episode, reward in zip(episodes, rewards, strict=True)]
+    return [found[i : i + n] for i in range(0, len(found), n)]
+
+
+def _require_shown(format: Format, environment: Environment, tokenizer: Any) -> None:
+    answer = {"role": "user"} if environment.speaks else {"role": "tool", "name": environment.tools[0]}
+    (ids,) = _encode(format, tokenizer, [[answer | {"content": "a result"}]])
+    if "a result" not in tokenizer.decode(ids):
+        raise UserError(
+            f"environment: the model's chat template leaves out messages of the role {answer['role']}, so the policy would not "
+            "see what the environment answers. Use a model that was trained for that, or a format that is no chat."
+        )
+
+
+def _begin(environment: Environment, problem: Problem, episode: Turns) -> None:
+    seed = derive_seed(episode.seed, "environment")
+    episode.instance, text = episode.thread.result_of(partial(environment.begin, problem, seed))
+    if text != environment.opening(problem):
+        raise UserError(
+            f"environment: {environment.environment}.reset returned two texts for the question {problem.id}. Return the "
+            "same text for the same row, because a group's rewards are compared; draw what may differ in the tools."
+        )
+
+
+def _play(
+    sampler: Sampler, environment: Environment, episodes: Sequence[Turns], params: SamplingParams, n: int, seed: int
+) -> None:
     with sampler.engine.turns():
         for turn in range(environment.max_turns):
             going = [episode for episode in episodes if not episode.over]
             if not going:
                 break
             draws = [Draw(derive_seed(each.seed, "turn", turn), params.max_tokens - len(each.log_probs)) for each in going]
-            asked, size = (prompts[share], n) if turn == 0 else ([[*each.prompt, *each.token_ids] for each in going], 1)
+            size = n if turn == 0 else 1  # the members of a group share their prompt
+            asked = [[*each.prompt, *each.token_ids] for each in going[::size]]
             groups = sampler.engine.generate(asked, params, size, derive_seed(seed, "turn", turn), draws)
             for episode, completion in zip(going, (one for group in groups for one in group), strict=True):
                 episode.take(completion)
             _answer([episode for episode in going if not episode.over], sampler, params.max_tokens)
-    rewards = _rewards(environment, episodes)
-    found = [episode.completion(reward) for episode, reward in zip(episodes, rewards, strict=True)]
-    return [found[i : i + n] for i in range(0, len(found), n)]
 
 
 def _rewards(environment: Environment, episodes: Sequence[Turns]) -> list[float | None]:
@@ -117,7 +148,7 @@ def _rewards(environment: Environment, episodes: Sequence[Turns]) -> list[float 
     if not environment.rewards:
         return [None] * len(episodes)
     done = [episode for episode in episodes if episode.limit != SECONDS]
-    found = in_threads([partial(environment.reward, episode.instance) for episode in done], environment.tool_seconds)
+    found = in_threads([(each.thread, partial(environment.reward, each.instance)) for each in done], environment.tool_seconds)
     if None in found:
         raise UserError(
             f"environment: {environment.environment}.get_reward takes longer than tool_seconds ({environment.tool_seconds} s). "
@@ -155,7 +186,7 @@ def _answer(episodes: Sequence[Turns], sampler: Sampler, max_tokens: int) -> Non
                 episode.end()
         episodes = [episode for episode in episodes if not episode.over]
     answers = in_threads(
-        [partial(environment.answer, each.instance, each.messages[-1][1], each.calls) for each in episodes],
+        [(each.thread, partial(environment.answer, each.instance, each.messages[-1][1], each.calls)) for each in episodes],
         environment.tool_seconds,
     )
     spoken: list[tuple[Turns, Answer]] = []

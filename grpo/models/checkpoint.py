@@ -64,6 +64,11 @@ def load_model(folder: Path, dtype: str | None = "float32", device: str = "cpu")
         )
     try:
         config = parse_json((folder / "config.json").read_text(encoding="utf-8"))
+        if config.get("quantization_config"):
+            raise UserError(
+                f"{folder}: config.json names quantization_config, and transformers does not save such a model after training. "
+                "If its weights are whole, as those of a converted GGUF file, remove that key; else use the model itself."
+            )
         precision = getattr(torch, dtype or config.get("dtype") or config.get("torch_dtype") or "float32")
         for weights in folder.glob("*.safetensors"):
             weights.open("rb").close()  # safetensors reports an unreadable file as missing

@@ -6,6 +6,7 @@ transformers reads the files. Its import takes a second, so it happens where the
 from __future__ import annotations
 
 import json
+import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -138,23 +139,22 @@ class Tokenizer:
             for each chat the ids from the end of the model's turn, whose last token is left out, to the start of the next one.
 
         Raises:
-            UserError: as :meth:`chat_ids`; or the template does not end the model's turn with a token, or leaves a message out.
+            UserError: as :meth:`chat_ids`; or the template does not end the model's turn with a token.
         """
-        reply, end = "a reply", self.end_of_turn_id
-        end_text = "\0" if end is None else self._added[end].content
+        end = None if self.end_of_turn_id is None else self._added[self.end_of_turn_id].content
         endings = []
         for messages in written:
             calls = [{"type": "function", "function": {"name": m["name"], "arguments": {}}} for m in messages if "name" in m]
-            turn: dict[str, Any] = {"role": "assistant", "content": reply} | ({"tool_calls": calls[:1]} if calls else {})
+            turn: dict[str, Any] = {"role": "assistant", "content": "a reply"} | ({"tool_calls": calls[:1]} if calls else {})
+            chat = [{"role": "user", "content": "x"}, turn]
             safe = [message | {"content": self.as_text(message["content"])} for message in messages]
-            text = self._render([{"role": "user", "content": "x"}, turn, *safe], ask=True, **options)
-            _, ended, ending = text.partition(reply)[2].partition(end_text)
-            if not ended:
+            ends = 0 if end is None else self._render(chat, ask=True, **options).count(end)  # up to the end of the model's turn
+            if not ends:
                 raise UserError(
                     "environment: the model's chat template ends no turn with a token of its own, so no turn can follow. "
                     "Use a model that was trained for chats of several turns, or a format that is no chat."
                 )
-            endings.append(ending)
+            endings.append(self._render([*chat, *safe], ask=True, **options).split(end, ends)[-1])
         return [tuple(ids) for ids in self(endings, add_special_tokens=False)["input_ids"]]
 
     def tool_calls(
@@ -298,14 +298,17 @@ def chat_date(folder: Path) -> str | None:
 
 
 def _calls_in(text: str) -> list[Any]:
-    said, calls = text.rpartition("</think>")[2].partition("<think>")[0], []
-    for part in said.split(TOOL_CALL[0])[1:]:
+    head, closed, rest = text.partition("</think>")
+    said = rest if closed and "<think>" not in head else text  # the prompt may have begun a thought
+    calls = list[Any]()
+    for part in re.sub(r"<think>.*?(</think>|\Z)", "", said, flags=re.DOTALL).split(TOOL_CALL[0])[1:]:
         content, closed, _ = part.partition(TOOL_CALL[1])
         if closed:
             try:
-                calls.append(json.loads(content))
+                found = json.loads(content)
             except (ValueError, RecursionError):
-                calls.append(content)
+                found = content
+            calls += found if isinstance(found, list) else [found]
     return calls
 
 

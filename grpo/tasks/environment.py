@@ -8,31 +8,29 @@ An environment is a class in the convention of TRL's ``environment_factory``, so
   a turn; None ends the episode.
 - ``get_reward()``, from 0 to 1, if there is one, is the reward of the episode; else the task verifies the last turn.
 
-Methods may be ``async def``.
+Methods may be ``async def``. All methods of an episode run in one thread, with one event loop (:mod:`grpo.tasks.threads`).
 """
 
 from __future__ import annotations
 
-import asyncio
+import copy
 import inspect
-import threading
-import time
-from collections import deque
+import json
+import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Real
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from pydantic import PositiveFloat, PositiveInt
 
-from grpo.common.errors import UserError, own_errors, reason
+from grpo.common.errors import UserError, own_errors, reason, text_of
 from grpo.common.imports import call_with, import_object
-from grpo.common.records import Problem
+from grpo.common.records import Problem, is_number, whole
+from grpo.tasks.threads import finished
 
-Result = TypeVar("Result")
 CHARACTERS_PER_TOKEN = 100  # more is cut off before it is encoded
-THREADS = 64  # calls of tools at the same time
 
 
 class Answer(NamedTuple):
@@ -79,8 +77,8 @@ class Environment:
 
     @cached_property
     def _public(self) -> list[str]:
-        own = [name for name, _ in inspect.getmembers(self.kind, inspect.isfunction) if not name.startswith("_")]
-        return [name for name in own if name not in ("reset", "get_reward")]
+        own = inspect.getmembers(self.kind, lambda value: callable(value) and not isinstance(value, type))
+        return [name for name, _ in own if not name.startswith("_") and name not in ("reset", "get_reward")]
 
     @cached_property
     def speaks(self) -> bool:
@@ -135,7 +133,8 @@ class Environment:
         Raises:
             UserError: ``reset`` does not return text or None, or raises an error.
         """
-        row = {name: getattr(problem, name) for name in ("question", "ground_truth", "level", "subject")} | problem.columns
+        row = {name: getattr(problem, name) for name in ("question", "ground_truth", "level", "subject")}
+        row |= copy.deepcopy(problem.columns)  # an environment may change them in place
         takes = inspect.signature(self.kind.reset).parameters
         if "seed" in takes:
             row["seed"] = seed
@@ -173,10 +172,11 @@ class Environment:
         Raises:
             UserError: it is not from 0 to 1.
         """
-        reward = self._call(".get_reward", instance.get_reward)
-        if not isinstance(reward, Real) or not 0.0 <= float(reward) <= 1.0:
-            raise UserError(f"environment: {self.environment}.get_reward returned {reward!r}. Return a number from 0 to 1.")
-        return float(reward)
+        given = self._call(".get_reward", instance.get_reward)
+        reward = whole(given) if is_number(given) else math.nan
+        if not 0.0 <= reward <= 1.0:
+            raise UserError(f"environment: {self.environment}.get_reward returned {given!r}. Return a number from 0 to 1.")
+        return reward
 
     def _result(self, instance: Any, call: Any) -> tuple[str, str, bool]:
         """Name of the tool, its answer as text, and whether the call failed."""
@@ -185,15 +185,19 @@ class Environment:
             known = f"there are the tools {', '.join(self.tools)}"
             return "unknown", f"error: {f'no tool {name!r}' if isinstance(name, str) else 'no call in JSON'}; {known}", True
         arguments = call.get("arguments") or {}
+        with suppress(ValueError, RecursionError):  # OpenAI's interface writes them as a text
+            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        if not isinstance(arguments, Mapping):
+            return name, f"error: arguments is no JSON object with the arguments of {name}", True
         try:
-            return name, str(_finished(getattr(instance, name)(**arguments))), False
-        except (Exception, SystemExit) as error:
-            return name, f"error: {error}", True
+            return name, str(finished(getattr(instance, name)(**arguments))), False
+        except BaseException as error:  # also an exit, or a PanicException of Rust's libraries
+            return name, f"error: {text_of(error) or type(error).__name__}", True
 
     def _call(self, what: str, function: Callable[..., Any], *values: Any, **named: Any) -> Any:
         """Call a method whose errors are the study's own."""
         with own_errors(f"environment: {self.environment}{what}"):
-            return _finished(function(*values, **named))
+            return finished(function(*values, **named))
 
 
 ANY_TASK_TAKES = tuple(Environment.__dataclass_fields__)  # keys of any entry of ``tasks:``, besides the task's own arguments
@@ -219,49 +223,3 @@ def find_environment(settings: Mapping[str, Any], where: str) -> Environment | N
 def printable(text: str) -> str:
     """Text that can be encoded: half a surrogate pair becomes a question mark."""
     return text.encode("utf-8", "replace").decode()
-
-
-def _finished(result: Any) -> Any:
-    async def wait() -> Any:
-        return await result
-
-    return asyncio.run(wait()) if inspect.isawaitable(result) else result
-
-
-def in_threads(calls: Sequence[Callable[[], Result]], seconds: float) -> list[Result | None]:
-    """Call functions in threads, each with a time limit; None for one that takes longer.
-
-    Each thread makes one call after another, and while calls wait, a further thread starts every millisecond: quick calls need
-    one, slow ones run side by side. A late call cannot be stopped: it goes on until the process ends, and nothing waits for it.
-
-    Raises:
-        Exception: the first that a function raises.
-    """
-    found: list[Result | None] = [None] * len(calls)
-    waiting, began, done, late = deque(range(len(calls))), dict[int, float](), set[int](), set[int]()
-    errors, all_done = list[BaseException](), threading.Event()
-
-    def work() -> None:
-        while True:
-            try:
-                place = waiting.popleft()
-            except IndexError:  # none waits
-                return
-            began[place] = time.monotonic()
-            try:
-                found[place] = calls[place]()
-            except BaseException as error:
-                errors.append(error)
-            done.add(place)
-            if len(done) == len(calls):
-                all_done.set()
-
-    while len(done | late) < len(calls):
-        if waiting and len(began) - len(done | late) < THREADS:
-            threading.Thread(target=work, daemon=True).start()
-        all_done.wait(0.001 if waiting else 0.01)
-        latest = time.monotonic() - seconds
-        late |= {place for place, start in [*began.items()] if start < latest} - done
-    if errors:
-        raise errors[0]
-    return [None if place in late else result for place, result in enumerate(found)]  # a late one may still be written

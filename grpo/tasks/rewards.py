@@ -9,17 +9,17 @@ import math
 import reprlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
-from numbers import Real
 from typing import Any
 
 from grpo.common.errors import UserError, own_errors
 from grpo.common.imports import import_object
-from grpo.common.records import Completion, Problem
+from grpo.common.records import Completion, Problem, is_number
 from grpo.grader.extract import boxed_answer
 from grpo.grader.process import is_equal
 from grpo.grader.unevaluated import counts_as_answer
 from grpo.tasks.formats import tagged_answer
 from grpo.tasks.task import OWN_REWARDS, ScoredBatch, rewards
+from grpo.tasks.threads import finished
 
 SingleTruth = str | int | float | Fraction
 GroundTruth = SingleTruth | Sequence[SingleTruth]
@@ -139,7 +139,7 @@ def apply_reward(
         else:
             returned[name] = _checked(name, found, len(completions))
     with own_errors(f"reward: {', '.join(awaited)}"):
-        found_later = asyncio.run(_all_of(awaited.values())) if awaited else []
+        found_later = finished(_all_of(awaited.values())) if awaited else []  # in one loop: a client may outlive a batch
     returned |= {name: _checked(name, found, len(completions)) for name, found in zip(awaited, found_later, strict=True)}
     totals = []
     for i in range(len(completions)):
@@ -154,7 +154,7 @@ async def _all_of(awaited: Iterable[Awaitable[Any]]) -> list[Any]:
 
 def _checked(path: str, returned: Any, n: int) -> list[Any]:
     def is_reward(value: Any) -> bool:
-        return value is None or (isinstance(value, Real) and math.isfinite(value))
+        return value is None or (is_number(value) and math.isfinite(value))
 
     if not hasattr(returned, "__len__") or len(returned) != n or not all(map(is_reward, returned)):
         raise UserError(

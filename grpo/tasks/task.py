@@ -86,7 +86,8 @@ class Format:
             prompt: from :meth:`prompt`.
 
         Raises:
-            UserError: the format is a chat, and the tokenizer has no chat template; or the prompt has no tokens.
+            UserError: the format is a chat, and the tokenizer has no chat template, or one without the environment's tools; or
+                the prompt has no tokens.
         """
         return self.encode_all(tokenizer, [prompt])[0]
 
@@ -97,8 +98,14 @@ class Format:
         if self.chat:
             system = [{"role": "system", "content": self.system}] if self.system else []
             chats = [[*system, {"role": "user", "content": prompt}] for prompt in safe]
-            options = {**self.options, **({"tools": self.environment.schemas} if self.environment else {})}
+            tools = self.environment.tools if self.environment else []
+            options = {**self.options, **({"tools": self.environment.schemas} if self.environment and tools else {})}
             found = [tokenizer.chat_ids(chat, **options) for chat in chats]
+            if hidden := [name for ids in found[:1] for name in tools if name not in tokenizer.decode(ids)]:
+                raise UserError(
+                    f"environment: the model's chat template leaves out the tools {', '.join(hidden)}. Use a model that was "
+                    "trained for tools, name them in the format's system message, or use a format that is no chat."
+                )
         else:
             found = [tokenizer.prompt_ids(prompt) for prompt in safe]
         for prompt, question, ids in zip(prompts, questions, found, strict=True):

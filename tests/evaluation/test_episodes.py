@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,8 +23,8 @@ from grpo.evaluation.evaluate import Sampler, evaluate, sample_rollouts, score_o
 from grpo.models.tokenizer import Tokenizer
 from grpo.rollout.engine import SamplingParams, require_room
 from grpo.rollout.transformers_engine import TransformersEngine
-from grpo.tasks.environment import THREADS, in_threads
 from grpo.tasks.task import Format, Task, make_task
+from grpo.tasks.threads import AT_ONCE, Thread, in_threads
 
 CALL = '<tool_call>{{"name": "{}", "arguments": {}}}</tool_call>'
 PARAMS, LONG = SamplingParams(max_tokens=200), SamplingParams(max_tokens=2000)
@@ -90,11 +92,40 @@ def test_a_turn_that_another_token_ends_is_ended_as_the_template_ends_it(chats: 
     assert chats.decode(completion.token_ids[start:end]).startswith("<|im_end|>\n<|im_start|>tool\n42<|im_end|>")
 
 
-def test_a_prompt_names_the_tools_where_the_template_does(chats: Tokenizer) -> None:
-    asked: list[Any] = []
-    tokenizer = SimpleNamespace(as_text=str, chat_ids=lambda _, **options: asked.append(options) or (1,))
-    task_of("Calculator").formats["chat"].encode(tokenizer, "6 times 7?")
-    assert [tool["function"]["name"] for tool in asked[0]["tools"]] == ["multiply", "subtract"]
+PLAIN = "{% for message in messages %}{{ message.content }}<|im_end|>{% endfor %}"
+NO_ANSWERS = PLAIN.replace("{{ message.content }}", "{% if message.role != 'tool' %}{{ message.content }}{% endif %}")
+# As Llama 3.1's: no text beside a call, another role for tools, and a sentence about functions unless tools are none.
+LIKE_LLAMA = (
+    "{% for message in messages %}<|im_start|>{{ 'ipython' if message.role == 'tool' else message.role }}\n"
+    "{% if loop.first and tools is not none %}Functions: {{ tools | tojson }}{% endif %}"
+    "{{ message.tool_calls | tojson if message.tool_calls is defined else message.content }}<|im_end|>{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "template", "message"),
+    [
+        ("Calculator", PLAIN, "leaves out the tools multiply, subtract. Use"),
+        ("Calculator", "{{ tools | tojson }}" + NO_ANSWERS, "leaves out messages of the role tool, so"),
+        ("Calculator", LIKE_LLAMA, ""),
+        ("Guess", LIKE_LLAMA, ""),
+    ],
+)  # fmt: skip
+def test_what_a_template_leaves_out_is_refused_before_sampling(tmp_path: Path, kind: str, template: str, message: str) -> None:
+    like_qwen3(tmp_path, ["tool call"])
+    (tmp_path / "chat_template.jinja").write_text(template)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    turns = [CALL.format("multiply", '{"a": 6, "b": 7}') if kind == "Calculator" else "7", "42"]
+    if message:
+        with pytest.raises(UserError, match=f"environment: the model's chat template {message}"):
+            played(tokenizer, task_of(kind), turns)
+        return
+    rollout, _ = played(tokenizer, task_of(kind), turns)
+    ((start, end),) = rollout.completion.observations
+    written = tokenizer.decode(rollout.completion.token_ids[start:end])
+    assert written == ("<|im_start|>ipython\n42<|im_end|>" if kind == "Calculator" else "<|im_start|>user\n No.<|im_end|>")
+    assert ("multiply" in tokenizer.decode(rollout.prompt_ids)) == (kind == "Calculator")
+    assert ("Functions" in tokenizer.decode(rollout.prompt_ids)) == (kind == "Calculator")
 
 
 @pytest.mark.parametrize(
@@ -102,6 +133,13 @@ def test_a_prompt_names_the_tools_where_the_template_does(chats: Tokenizer) -> N
     [
         ("raises", "{}", "error: no such number", 1),
         ("exits", "{}", "error: 0", 1),
+        ("panics", "{}", "error: index out of bounds", 1),
+        ("mute", "{}", "error: Mute", 1),
+        ("cancelled", "{}", "error: CancelledError", 1),
+        ("static", "{}", "static", 0),
+        ("cached", '{"a": 4}', "8", 0),
+        ("echo", '"{\\"text\\": \\"x\\"}"', "x", 0),  # as a text, in OpenAI's form
+        ("echo", '"x"', "error: arguments is no JSON object", 1),
         ("empty", "{}", "", 0),
         ("surrogate", "{}", "a?b", 0),
         ("control", "{}", "<|im_end|>", 0),
@@ -129,17 +167,47 @@ def test_a_hanging_tool_ends_its_own_episode_only(chats: Tokenizer) -> None:
     assert rollout.completion.episode.tool_failures == 1 and not rollout.completion.observations
 
 
+def in_new_threads(calls: list[Any], seconds: float) -> list[Any]:
+    return in_threads([(Thread(), call) for call in calls], seconds)
+
+
 def test_calls_run_side_by_side_and_one_that_hangs_holds_up_no_other() -> None:
     """More hang than run at a time; six wait for each other, so they need six threads at once."""
     freed, together = threading.Event(), threading.Barrier(6)
-    calls = [freed.wait] * (THREADS + 6) + [partial(together.wait, 10)] * 6 + [lambda: 7] * 200
-    found = in_threads(calls, 1.0)
+    calls = [freed.wait] * (AT_ONCE + 6) + [partial(together.wait, 10)] * 6 + [lambda: 7] * 200
+    found = in_new_threads(calls, 1.0)
     freed.set()
-    assert found[: THREADS + 6] == [None] * (THREADS + 6)
-    assert sorted(found[THREADS + 6 : THREADS + 12]) == list(range(6)) and found[THREADS + 12 :] == [7] * 200
-    assert in_threads([], 1.0) == [] and len(set(in_threads([threading.get_ident] * 200, 60.0))) < 100
+    assert found[: AT_ONCE + 6] == [None] * (AT_ONCE + 6)
+    assert sorted(found[AT_ONCE + 6 : AT_ONCE + 12]) == list(range(6)) and found[AT_ONCE + 12 :] == [7] * 200
+    assert in_threads([], 1.0) == []
     with pytest.raises(ZeroDivisionError):
-        in_threads([lambda: 1, lambda: 1 / 0], 60.0)
+        in_new_threads([lambda: 1, lambda: 1 / 0], 60.0)
+
+
+def test_a_call_that_locks_python_counts_as_late_or_ends_the_process(tmp_path: Path) -> None:
+    """A power of numbers gives no other thread a chance: the main one sees afterwards how long it took."""
+    assert in_new_threads([lambda: (9 ** (9**6 * 3)).bit_length()], 0.05) == [None]
+    program = (
+        "from grpo.tasks import threads\nthreads.LOCKED_SECONDS = 0.5\n"
+        "def tool():\n    return 9 ** 9 ** 9\nthreads.in_threads([(threads.Thread(), tool)], 0.1)"
+    )
+    (tmp_path / "tool.py").write_text(program)
+    ended = subprocess.run([sys.executable, tmp_path / "tool.py"], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1 and f'File "{tmp_path / "tool.py"}", line 4 in tool' in ended.stderr
+
+
+def test_an_episodes_state_is_its_own(chats: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thread, event loop, what waits in it, and the columns of its row; a reward over 1 by rounding is 1."""
+    monkeypatch.setattr(Scripted, "seconds", 0.1)
+    turns = [CALL.format(name, "{}") for name in ("open", "take", "wait")] + ["42"]
+    task, problem = task_of("Bound"), Problem("p/0", "6 times 7?", "42", columns={"heaps": [10]})
+    engine = Scripted(chats, turns, chats.end_of_turn_id)
+    sampler = Sampler(engine, chats, task.formats["chat"], score_of(task, "chat"))
+    (group,) = evaluate(sampler, [problem], LONG, seed=0, n=3)
+    for rollout in group:
+        said = [text for role, text in rollout.completion.episode.messages if role == "tool"]
+        assert said == ["open", "7 1 True", "True"] and rollout.rewards["reward"] == 1.0
+    assert problem.columns == {"heaps": [10]}
 
 
 @pytest.mark.parametrize("format", ["chat", "plain"])
@@ -186,8 +254,18 @@ def test_an_environment_that_speaks_gives_the_reward(chats: Tokenizer) -> None:
 
 def test_thoughts_call_nothing_and_half_a_call_is_none(chats: Tokenizer) -> None:
     call = CALL.format("multiply", "{}")
-    texts = [f"<think>{call}</think>42", f"<think>{call}", f"<think>x</think>{call}<tool_call>", "<tool_call>" * 100_000]
-    assert chats.tool_calls(texts, [[]] * 4, []) == [[], [], [{"name": "multiply", "arguments": {}}], []]
+    read = {"name": "multiply", "arguments": {}}
+    expected = {
+        f"<think>{call}</think>42": [],
+        f"<think>{call}": [],
+        f"{call}</think>42": [],  # the prompt began the thought
+        f"<think>x</think>{call}<tool_call>": [read],
+        f"{call}<think>{call}</think>": [read],
+        f"<think>x</think>{call}<think>{call}</think>{call}<think>{call}": [read, read],
+        f"<tool_call>{json.dumps([read, read])}</tool_call>": [read, read],
+        "<tool_call>" * 100_000: [],
+    }
+    assert chats.tool_calls([*expected], [[]] * len(expected), []) == [*expected.values()]
 
 
 @pytest.mark.parametrize(

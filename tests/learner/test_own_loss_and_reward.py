@@ -24,6 +24,7 @@ from grpo.training.step import set_advantages
 
 MODULE = """
 import asyncio
+import numpy as np
 import torch
 
 def scaled(inputs, scale=1.0):
@@ -83,6 +84,16 @@ async def is_waited_for(prompts, **columns):
 
 async def too_few_in_the_end(prompts, **columns):
     return [0.0]
+
+def scalars(prompts, **columns):
+    return [torch.tensor(0.5), None, np.float32(0.25)]
+
+async def keeps_a_client(prompts, **columns):
+    kept.append(asyncio.get_running_loop())
+    return [float(kept[0] is kept[-1])] * 3
+
+async def fails(prompts, **columns):
+    raise asyncio.CancelledError
 
 order, done = [], asyncio.Event()
 nowhere_else = lambda prompts, **columns: [None, None, None]
@@ -268,12 +279,21 @@ def test_several_rewards_are_a_weighted_sum_of_those_that_apply() -> None:
         first, *others = [r["reward"] for r in applied(alone).rewards]
         assert math.isnan(first) and others == ([0.5, 1.0] if isinstance(alone, str) else [0.25, 0.5])
     assert [r["reward"] for r in applied({"answer_reward": 2.0}).rewards] == [2.0, 0.5, 0.0]  # a reward of 0 is one
+    first, abstains, last = [r["reward"] for r in applied("scalars").rewards]  # of torch and numpy
+    assert (first, last) == (0.5, 0.25) and type(first) is type(last) is float and math.isnan(abstains)
 
 
 def test_asynchronous_rewards_run_at_the_same_time() -> None:
     """The first waits for the second."""
     names = {"of_my_own:waits": 1.0, "answer_reward": 100.0, "of_my_own:is_waited_for": 1.0}
     assert [r["reward"] for r in applied(names).rewards] == [2 + 100 + 10.0, 2 + 25.0, 2 + 0 + 30.0]
+
+
+def test_asynchronous_rewards_share_an_event_loop_with_those_of_other_batches() -> None:
+    """A client is bound to the loop in which it was made."""
+    assert [[r["reward"] for r in applied("keeps_a_client").rewards] for _ in range(2)] == [[1.0] * 3] * 2
+    with pytest.raises(UserError, match=r"reward: of_my_own:fails: .*CancelledError"):
+        applied("fails")
 
 
 def test_what_a_reward_does_to_its_lists_no_other_sees() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -142,15 +143,24 @@ def test_frequencies_that_follow_the_longest_text_stay_the_same(kind: str, chang
         TransformersEngine(model, None).generate([(1,) * 53], SamplingParams(max_tokens=12), n=1, seed=0)
 
 
-def test_a_model_that_does_not_heed_positions_is_seen_by_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model("llama")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_wrong_results_are_seen_and_rounding_is_not(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that does not heed positions is padded; one whose control tokens round badly, as SmolLM2's, is not."""
+    model = tiny_model("llama").to(dtype)
     forward = type(model.base_model).forward
 
     def heedless(self: Any, input_ids: Any = None, position_ids: Any = None, **inputs: Any) -> Any:
         return forward(self, input_ids=input_ids, **inputs)
 
-    monkeypatch.setattr(type(model.base_model), "forward", heedless)
-    assert examine(model).padded_because == "packed rows gave other results than its own attention"
+    def rounded(self: Any, input_ids: Any = None, **inputs: Any) -> Any:
+        found = forward(self, input_ids=input_ids, **inputs)
+        units = torch.where(input_ids[..., None] < 16, 64, 2) * torch.randn(found.last_hidden_state.shape)
+        found.last_hidden_state = (found.last_hidden_state * (1 + units * torch.finfo(dtype).eps)).to(dtype)
+        return found
+
+    for wrong, why in ((heedless, "packed rows gave other results than its own attention"), (rounded, "")):
+        monkeypatch.setattr(type(model.base_model), "forward", wrong)
+        assert examine(model).padded_because == why
 
 
 def test_an_architecture_that_cannot_be_trained_is_not_called_damaged(tmp_path: Path) -> None:
@@ -163,6 +173,11 @@ def test_an_architecture_that_cannot_be_trained_is_not_called_damaged(tmp_path: 
         f"{tmp_path}: a model of the architecture Llama4ForCausalLM cannot be trained here (NotImplementedError: it does not "
         "name the module below its output layer). Use a model of another architecture (docs/settings.md)."
     )
+    # And one that names a quantisation, as transformers leaves it after reading GGUF, would be lost at its first checkpoint.
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": "gguf"}}))
+    with pytest.raises(UserError, match=r"config\.json names quantization_config, .* remove that key; else use"):
+        load_model(tmp_path)
 
 
 def test_the_token_that_is_padding_learns_where_it_is_read() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import sqlite3
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,6 +14,15 @@ from grpo.common.records import Completion
 from grpo.rollout.engine import Draw, SamplingParams
 
 NO_CLASS = 3
+
+
+class Panic(BaseException):
+    """As pyo3's PanicException."""
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise AttributeError
 
 
 class Calculator:
@@ -53,6 +65,32 @@ class Troubles:
         """End the program."""
         raise SystemExit(0)
 
+    def panics(self) -> str:
+        """Fail as Rust's libraries do: with no Exception."""
+        raise Panic("index out of bounds")
+
+    def mute(self) -> str:
+        """Fail with an error that has no text."""
+        raise Mute
+
+    async def cancelled(self) -> str:
+        """Wait for what is cancelled."""
+        raise asyncio.CancelledError
+
+    @staticmethod
+    def static() -> str:
+        """Answer without an instance."""
+        return "static"
+
+    @functools.lru_cache  # noqa: B019
+    def cached(self, a: int) -> int:
+        """Double a number.
+
+        Args:
+            a: the number.
+        """
+        return 2 * a
+
     def hangs(self) -> str:
         """Answer too late."""
         time.sleep(3.0)
@@ -81,6 +119,38 @@ class Troubles:
             text: what to answer.
         """
         return text
+
+
+class Bound:
+    """Keeps what belongs to a thread and to an event loop, a task that goes on between the turns, and changes its row."""
+
+    async def reset(self, heaps: list[int], **row: Any) -> None:
+        self.heaps, self.beats, self.loop = heaps, 0, asyncio.get_running_loop()
+        self.task = asyncio.create_task(self._beat())
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(0.001)
+            self.beats += 1
+
+    def open(self) -> str:
+        """Open a database."""
+        self.database = sqlite3.connect(":memory:")
+        return "open"
+
+    async def take(self) -> str:
+        """Take from the heap."""
+        self.heaps[0] -= 3
+        (one,) = self.database.execute("select 1").fetchone()
+        return f"{self.heaps[0]} {one} {asyncio.get_running_loop() is self.loop}"
+
+    def wait(self) -> str:
+        """Wait until the task has gone on while nothing was called."""
+        return str(self.beats > 3)
+
+    async def get_reward(self) -> float:
+        self.database.close()
+        return 0.2 + 0.4 + 0.3 + 0.1 if self.loop is asyncio.get_running_loop() else 0.0
 
 
 class Guess:
@@ -132,6 +202,7 @@ class Scripted:
 
     policy_version = 3
     context = None
+    seconds = 0.0  # of a turn
 
     def __init__(self, tokenizer: Any, turns: Sequence[str], end: int):
         self.tokenizer, self.said, self.end = tokenizer, turns, end
@@ -145,6 +216,7 @@ class Scripted:
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int, draws: Sequence[Draw] = ()
     ) -> list[list[Completion]]:
         text = self.said[len(self.asked)]
+        time.sleep(self.seconds)
         self.asked.append([list(prompt) for prompt in prompts])
         self.draws.append(list(draws))
         cut = text.endswith("...")

@@ -136,6 +136,7 @@ def like_qwen3(folder: Path, texts: Sequence[str]) -> None:
     """No beginning; the end of a turn is also padding; thinking can be left out."""
     backend = byte_level(texts, ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"])
     template = (
+        "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
         "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n"
         "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"

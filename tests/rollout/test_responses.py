@@ -8,9 +8,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pytest
-import torch
 from model_parts import byte_level as byte_level_bpe
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
@@ -18,10 +16,8 @@ from tokenizers import Tokenizer as Backend
 from grpo.common.records import Completion, Problem
 from grpo.evaluation.evaluate import Sampler, sample_rollouts
 from grpo.models.tokenizer import Tokenizer
-from grpo.rollout import transformers_engine
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.responses import Responses
-from grpo.rollout.transformers_engine import invert
 from grpo.tasks.formats import R1_ZERO
 from grpo.tasks.task import Format
 
@@ -208,51 +204,3 @@ def test_what_an_engine_returns_is_what_it_was_asked_for(sizes: list[int], lengt
     with pytest.raises(ValueError, match=message) if message else nullcontext():
         rollouts = sample_rollouts(sampler, [Problem(name, name, "") for name in "ab"], SamplingParams(max_tokens=8), 4, 0)
         assert [rollout.problem.id for rollout in rollouts] == [*"aaaabbbb"]
-
-
-# ------------------------------------------------------------------------------------------------------ drawing a token
-
-
-@pytest.mark.parametrize("second_half", [True, False])
-@pytest.mark.parametrize("vocabulary", [1, 7, 1023, 1024, 1025, 2048, 5000, 151_936])
-def test_large_vocabularies_draw_what_one_running_sum_draws(vocabulary: int, second_half: bool) -> None:
-    """By numpy, in one pass; half of the tokens have no probability, or only some of the first half have any."""
-    generator = torch.Generator().manual_seed(vocabulary)
-    logits = 4 * torch.randn(24, vocabulary, generator=generator)
-    logits[:, torch.rand(vocabulary, generator=generator) < 0.5] = -torch.inf
-    logits[:, 0] = 1.0
-    if second_half:
-        logits[:, -1] = logits.max(dim=-1).values + 1  # the last token is drawn in some rows
-    else:
-        logits[:, vocabulary // 2 + 1 :] = -torch.inf
-    weights = torch.softmax(logits, dim=-1)
-    uniform = torch.rand(24, dtype=torch.float64, generator=generator)
-    cumulative = np.cumsum(weights.numpy().astype(np.float64), axis=1)
-    expected = [
-        int(np.searchsorted(row, u * row[-1], side="right")) for row, u in zip(cumulative, uniform.numpy(), strict=True)
-    ]
-    assert invert(weights, uniform).tolist() == expected
-    assert (vocabulary - 1 in expected) == (second_half or vocabulary == 1)
-
-
-@pytest.mark.parametrize("vocabulary", [300, 3000])
-def test_no_random_number_draws_a_token_without_probability(vocabulary: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers_engine, "BLOCK", 1000)
-    weights = torch.zeros(5, vocabulary)
-    weights[:, 40:120] = torch.rand(5, 80, generator=torch.Generator().manual_seed(0)) + 0.1
-    for u in (0.0, 2.0**-60, 0.5, 1 - 2.0**-53):
-        tokens = invert(weights, torch.full((5,), u, dtype=torch.float64))
-        assert ((tokens >= 40) & (tokens < 120)).all()
-    assert invert(weights, torch.zeros(5, dtype=torch.float64)).tolist() == [40] * 5
-    assert invert(weights, torch.full((5,), 1 - 2.0**-53, dtype=torch.float64)).tolist() == [119] * 5
-
-
-def test_a_number_between_two_blocks_draws_a_token_with_probability(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sum over a block and a running sum of it are rounded differently."""
-    monkeypatch.setattr(transformers_engine, "BLOCK", 1000)
-    weights = (4 * torch.randn(400, 3000, generator=torch.Generator().manual_seed(0))).exp()
-    weights[:, 990:1010], weights[:, 1990:2010] = 0.0, 0.0
-    ends = weights.view(400, 3, 1000).sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
-    for end in (ends[:, 0] / ends[:, 2], ends[:, 1] / ends[:, 2]):
-        for uniform in (end, end.nextafter(torch.zeros_like(end)), end.nextafter(torch.ones_like(end))):
-            assert (weights.gather(-1, invert(weights, uniform)[:, None]) > 0).all()

@@ -9,7 +9,9 @@ from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from training_parts import setup_of
 
 from grpo.common.errors import UserError
@@ -189,7 +191,11 @@ def test_a_verifier_may_give_parts_of_a_reward_and_run_out_of_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sum_of_parts", "score"), [(sum([0.1] * 10), 1.0), (0.7 + 0.2 + 0.1 + 3e-16, 1.0), (0.1 + 0.2 - 0.3, 0.0)]
+    ("sum_of_parts", "score"),
+    [
+        *((sum([0.1] * 10), 1.0), (0.7 + 0.2 + 0.1 + 3e-16, 1.0), (0.1 + 0.2 - 0.3, 0.0)),
+        *((sum([np.float32(0.1)] * 10), 1.0), (sum([torch.tensor(0.1)] * 10), 1.0)),
+    ],
 )
 def test_a_score_that_rounding_keeps_from_0_or_1_is_0_or_1(
     monkeypatch: pytest.MonkeyPatch, sum_of_parts: float, score: float

@@ -20,6 +20,7 @@ from grpo.common.safe_text import hide_secrets, on_terminal
 from grpo.study import paths
 from grpo.study.compose import study_path
 from grpo.study.schema import load_study
+from grpo.study.stage_inputs import unchanged_inputs
 
 START, STUDY, TOOLS = "Start here", "Study", "Tools"
 
@@ -33,7 +34,7 @@ def _print(text: str | None, **_: object) -> None:
 class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run a command; its own way to end is typer.Exit, so SystemExit comes from the study's code."""
-        with no_exit("the study's own code"):
+        with no_exit("the study's own code"), unchanged_inputs():
             return super().invoke(ctx)
 
 

@@ -205,7 +205,8 @@ def files_digest(path: Path) -> str:
     total = hashlib.sha256()
     found = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
     for file in (p for p in found if "__pycache__" not in p.relative_to(path).parts):
-        total.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+        with file.open("rb") as opened:
+            total.update(file.name.encode() + b"\0" + hashlib.file_digest(opened, "sha256").digest())
     return total.hexdigest()[:16]
 
 

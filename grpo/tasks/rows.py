@@ -35,6 +35,16 @@ class LocalFiles(Settings):
     train: str | None = None
     validation: str
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of both, for :attr:`grpo.tasks.task.Task.own_files`."""
+        return tuple(filter(None, (self.train, self.validation)))
+
+
+def file_of(name: str) -> Path:
+    """Find a file that a study names, or a part of it: ``FILE[:90%]``."""
+    return named_file(_PART.fullmatch(name)[1])  # type: ignore[index]  # any name matches
+
 
 @dataclass(frozen=True)
 class Row:
@@ -89,8 +99,7 @@ def read_rows(name: str, key: str) -> list[Row]:
     Raises:
         UserError: the file is missing, cannot be read, or has no rows.
     """
-    file, first, last = _PART.fullmatch(name).groups()  # type: ignore[union-attr]  # any name matches
-    path = named_file(file)
+    path, (_, first, last) = file_of(name), _PART.fullmatch(name).groups()  # type: ignore[union-attr]
     if not path.is_file():
         raise UserError(f"{path}: no such file. Correct `{key}` in params.yaml, or put the file there.")
     if path.suffix not in FORMATS:

@@ -37,8 +37,8 @@ def require_current_stages(study: Study, path: Path) -> None:
     """Raise UserError if there is a stages.yaml and it is not that of the study."""
     written, wanted = _read(path), stages_of(study)
     if written and any(written.get(key) != value for key, value in wanted.items()):
-        rows = dict(written.get("runs") or {})
-        differing = sorted(key for key in {**rows, **wanted["runs"]} if rows.get(key) != wanted["runs"].get(key))
+        rows, now = ({**(of.get("named_files") or {}), **(of.get("runs") or {})} for of in (written, wanted))
+        differing = sorted(key for key in {**rows, **now} if rows.get(key) != now.get(key))
         which = f" ({', '.join(differing[:5])}{', …' if len(differing) > 5 else ''})" if differing else ""
         raise UserError(
             f"{path}: is not that of params.yaml, which was edited{which}. Run `make repro`; or `grpo study check`, which "

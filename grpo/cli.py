@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -304,7 +305,14 @@ def entry() -> None:
     makes for an experiment, dvc.lock would record that code's results as those of the folder's own code.
     """
     own = Path("grpo/cli.py")
-    if paths.PIPELINE.is_file() and own.is_file() and not own.samefile(__file__):
-        search_path = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))  # for child processes too
-        os.execve(sys.executable, [sys.executable, "-m", "grpo", *sys.argv[1:]], os.environ | {"PYTHONPATH": search_path})
+    asks_version = sys.argv[1:2] == ["--version"]  # of this one, which runs nothing of a stranger's folder
+    if not asks_version and paths.PIPELINE.is_file() and own.is_file() and not own.samefile(__file__):
+        only = (
+            paths.STATE.absolute() / "code"
+        )  # of what lies at the project's top, such as torch.py, it finds the package alone
+        only.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            (only / "grpo").symlink_to("../../../grpo")
+        search_path = os.pathsep.join(filter(None, (str(only), os.environ.get("PYTHONPATH"))))  # for child processes too
+        os.execve(sys.executable, [sys.executable, "-P", "-m", "grpo", *sys.argv[1:]], os.environ | {"PYTHONPATH": search_path})
     main()

@@ -40,7 +40,7 @@ LOCK = Path("dvc.lock")
 PARAMS = Path("params.yaml")
 STAGES = Path("stages.yaml")  # what dvc.yaml makes its stages from, computed from params.yaml
 
-ROOT = Path(__file__).parents[2]  # folder with the package: a checkout, or site-packages
+ROOT = Path(__file__).resolve().parents[2]  # folder with the package: a checkout, or site-packages
 
 REPORTS = Path("reports")
 DATASET_REPORTS = REPORTS / "dataset"

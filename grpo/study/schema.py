@@ -83,7 +83,7 @@ class Study(Section):
     by_design: list[str] = Field(default_factory=list)  # sentences: what pretraining, data and construction planted
     folder: str = STUDIES_FOLDER.as_posix()  # folder with the study's own modules and data, relative to the project's folder
     file: str | None = None  # the study file that it was composed from, relative to the project's folder
-    seeds: list[Seed] = Field(min_length=1)
+    seeds: list[Seed] = Field(min_length=1, max_length=1000)
     seeds_in_one_stage: bool = False  # train an arm's seeds one after another in one process; else one stage per seed
     threads: PositiveInt
     tasks: dict[str, dict[str, Any]]  # `use` and the arguments of the task's constructor; see grpo.tasks.task.make_task

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import Field, PositiveInt
 
 from grpo.common.errors import UserError
-from grpo.common.files import parse_json
+from grpo.common.files import MOST_BYTES, parse_json, read_bytes
 from grpo.common.imports import named_file
 from grpo.common.records import is_text
 from grpo.tasks.task import Settings
@@ -122,7 +122,7 @@ Places = Iterator[tuple[str, dict[str, Any]]]  # each row with its place in the 
 
 def _json_rows(path: Path) -> Places:
     """Yield the objects of a file, one per line or in one list."""
-    content = path.read_bytes().decode("utf-8-sig")
+    content = read_bytes(path).decode("utf-8-sig")
     if content.lstrip().startswith("["):
         for number, value in enumerate(parse_json(content, parse_int=str, parse_float=str), start=1):
             yield f" row {number}", _object(value)
@@ -157,7 +157,13 @@ def _csv_rows(path: Path) -> Places:
 def _parquet_rows(path: Path) -> Places:
     import pyarrow.parquet
 
-    return _arrow_rows(pyarrow.parquet.read_table(path))
+    file, batches, size = pyarrow.parquet.ParquetFile(path), [], 0
+    for batch in file.iter_batches(1024):
+        size += batch.nbytes
+        if size > MOST_BYTES:  # a small file may hold one text many times
+            raise ValueError(f"its rows have more than {MOST_BYTES:,} bytes")
+        batches.append(batch)
+    return _arrow_rows(pyarrow.Table.from_batches(batches, file.schema_arrow))
 
 
 def _arrow_rows(table: Any) -> Places:

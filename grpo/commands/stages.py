@@ -11,7 +11,6 @@ import typer
 from grpo.common.errors import UserError
 from grpo.common.files import files_digest, write_json
 from grpo.common.records import read_problems
-from grpo.common.safe_text import on_terminal
 from grpo.study import paths
 from grpo.study.effective import effective_run, read_selections, require_experiment
 from grpo.study.kept import drop_former_stages, keep_until_all_stored, remove_stored
@@ -62,8 +61,7 @@ def dataset(task: TaskName) -> None:
     write_json(paths.dataset_report(task), {"task": study.tasks[task]["use"], **report})
     for split in SPLITS:
         if skipped := report.get(f"skipped_in_{split}"):
-            first = on_terminal(skipped["first"])
-            print(f"{split}: {skipped['rows']} rows cannot be used and are skipped; the first: {first}")
+            print(f"{split}: {skipped['rows']} rows cannot be used and are skipped; the first: {skipped['first']}")
         if too_long := report.get(f"dropped_from_{split}_as_too_long"):
             print(f"{split}: {len(too_long)} prompts have more than {source.max_prompt_tokens} tokens and are left out")
     print(f"{folder}: {report['train']['problems']} training and {report['validation']['problems']} validation problems")

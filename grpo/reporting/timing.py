@@ -47,7 +47,7 @@ TURNS = {"rollout": "rollout", "scoring": "scoring", "training": "training", WEI
 GENERATOR = {"rollout": "rollout", WEIGHTS: "generator_synchronization", WAITING: "generator_waiting"}
 LEARNER = {"training": "training", WEIGHTS: "synchronization", WAITING: "waiting"}
 # Of texts in a timing file, which may come from elsewhere: a spreadsheet computes what begins with "=".
-FORMS = {"mlflow_run_id": r"(\w[\w-]*)?", "git_commit": r"none|[0-9a-f]*"} | dict.fromkeys(
+FORMS = dict.fromkeys(("mlflow_run_id", "git_commit"), r"(\w[\w.-]*)?") | dict.fromkeys(
     ("started", "finished"), r"(\d{4}-[01]\d-[0-3]\dT[0-2]\d:[0-5]\d:[0-5]\d[+-]\d\d:\d\d)?"
 )
 BAR = 0.155  # inches

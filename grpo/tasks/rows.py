@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -157,13 +158,10 @@ def _csv_rows(path: Path) -> Places:
 def _parquet_rows(path: Path) -> Places:
     import pyarrow.parquet
 
-    file, batches, size = pyarrow.parquet.ParquetFile(path), [], 0
-    for batch in file.iter_batches(1024):
-        size += batch.nbytes
-        if size > MOST_BYTES:  # a small file may hold one text many times
-            raise ValueError(f"its rows have more than {MOST_BYTES:,} bytes")
-        batches.append(batch)
-    return _arrow_rows(pyarrow.Table.from_batches(batches, file.schema_arrow))
+    sizes = (batch.nbytes for batch in pyarrow.parquet.ParquetFile(path).iter_batches(1024))
+    if any(size > MOST_BYTES for size in accumulate(sizes)):  # a small file may hold one text many times
+        raise ValueError(f"its rows have more than {MOST_BYTES:,} bytes")
+    return _arrow_rows(pyarrow.parquet.read_table(path))
 
 
 def _arrow_rows(table: Any) -> Places:

@@ -14,7 +14,10 @@ from grpo.common.world import started_by_torchrun
 from grpo.common.yaml_file import read_mapping
 from grpo.study import paths
 
-STAGE = "DVC_STAGE"  # environment variable in which DVC names the stage to its command
+
+def running_stage() -> str:
+    """The DVC stage that runs this process; empty without one, and in processes of torchrun, whose parent compares."""
+    return "" if started_by_torchrun() else os.environ.get("DVC_STAGE", "")
 
 
 @contextmanager
@@ -24,7 +27,7 @@ def unchanged_inputs() -> Iterator[None]:
     Raises:
         UserError: a file was written or a value in params.yaml was edited meanwhile.
     """
-    deps, params = _inputs("" if started_by_torchrun() else os.environ.get(STAGE, ""))  # its parent compares
+    deps, params = _inputs(running_stage())
     before = _state(deps, params)
     yield
     now = _state(deps, params)
@@ -36,8 +39,8 @@ def refuse_changed(changed: list[str]) -> None:
     """Raise the UserError for inputs that changed: DVC must not store the stage's results."""
     which = ", ".join(changed[:5]) + ", …" * (len(changed) > 5)
     raise UserError(
-        f"{os.environ.get(STAGE)}: changed while it ran: {which}. dvc.lock would name the new beside results of the old."
-        " Run the same command again; a run that has ended is not trained again if you undo the change before."
+        f"{running_stage()}: changed meanwhile: {which}. dvc.lock would name the new beside results of the old. "
+        "Run `make repro` or `dvc repro`; a run that has ended is not trained again if you undo the change before."
     )
 
 

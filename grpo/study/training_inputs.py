@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import sys
 from collections.abc import Iterable
 from functools import cache
@@ -21,7 +20,7 @@ from grpo.study import paths
 from grpo.study.effective import effective_run, seeds_with_a_base
 from grpo.study.schema import Study
 from grpo.study.software import packages, pins
-from grpo.study.stage_inputs import STAGE, refuse_changed
+from grpo.study.stage_inputs import refuse_changed, running_stage
 from grpo.tasks.task import LIMIT, Format, Task
 
 # The subpackages that decide the results of runs and evaluations; in dvc.yaml they are deps of `training_inputs`.
@@ -66,7 +65,7 @@ def require_recorded_inputs(study: Study, name: str) -> None:
 
     The stages that train depend on its file and not on the code itself.
     """
-    if STAGE in os.environ:
+    if running_stage():
         code_of_rooms.cache_clear()
         file = paths.TRAINING_INPUTS / f"{name}.json"
         recorded, now = read_json(file, "training_inputs"), json.loads(json.dumps(experiment_inputs(study, name)))

@@ -113,7 +113,7 @@ def test_every_command_compares_its_inputs(project: Path, grpo: Grpo, monkeypatc
     monkeypatch.setenv("DVC_STAGE", "named_file@main-0")
     monkeypatch.setattr(stages, "files_digest", lambda path: write_text(path, "{}\n"))
     code, _, said = grpo("named_file", "main-0")
-    assert code == 2 and said.startswith("error: named_file@main-0: changed while it ran: rows.jsonl. ")
+    assert code == 2 and said.startswith("error: named_file@main-0: changed meanwhile: rows.jsonl. ")
 
 
 def test_a_run_trains_with_the_code_that_was_recorded(

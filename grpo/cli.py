@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ from grpo.common.safe_text import hide_secrets, on_terminal
 from grpo.study import paths
 from grpo.study.compose import study_path
 from grpo.study.schema import load_study
+from grpo.study.stage_inputs import unchanged_inputs
 
 START, STUDY, TOOLS = "Start here", "Study", "Tools"
 
@@ -33,7 +35,7 @@ def _print(text: str | None, **_: object) -> None:
 class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run a command; its own way to end is typer.Exit, so SystemExit comes from the study's code."""
-        with no_exit("the study's own code"):
+        with no_exit("the study's own code"), unchanged_inputs():
             return super().invoke(ctx)
 
 
@@ -303,7 +305,14 @@ def entry() -> None:
     makes for an experiment, dvc.lock would record that code's results as those of the folder's own code.
     """
     own = Path("grpo/cli.py")
-    if paths.PIPELINE.is_file() and own.is_file() and not own.samefile(__file__):
-        search_path = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))  # for child processes too
-        os.execve(sys.executable, [sys.executable, "-m", "grpo", *sys.argv[1:]], os.environ | {"PYTHONPATH": search_path})
+    asks_version = sys.argv[1:2] == ["--version"]  # of this one, which runs nothing of a stranger's folder
+    if not asks_version and paths.PIPELINE.is_file() and own.is_file() and not own.samefile(__file__):
+        only = (
+            paths.STATE.absolute() / "code"
+        )  # of what lies at the project's top, such as torch.py, it finds the package alone
+        only.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            (only / "grpo").symlink_to("../../../grpo")
+        search_path = os.pathsep.join(filter(None, (str(only), os.environ.get("PYTHONPATH"))))  # for child processes too
+        os.execve(sys.executable, [sys.executable, "-P", "-m", "grpo", *sys.argv[1:]], os.environ | {"PYTHONPATH": search_path})
     main()

@@ -13,7 +13,7 @@ from typing import NoReturn
 from urllib.parse import urlencode
 
 from grpo.common.errors import UserError
-from grpo.common.safe_text import without_password
+from grpo.common.safe_text import on_terminal, without_password
 from grpo.tracking.mlflow_uri import NOWHERE, client_of, failure, tracking_uri
 
 HOST = "127.0.0.1"
@@ -40,11 +40,12 @@ def main() -> None:
             " folder. A damaged one may be moved away: data/ has all results."
         )
     for line in lines:
-        print(line, flush=True)
+        print(on_terminal(line), flush=True)
     if not on_server:
         # A password in the address must not be among the arguments, which all users of the machine see.
+        for name in [name for name in os.environ if name.startswith("MLFLOW_SERVER_")]:
+            del os.environ[name]  # for a server, such as one that turns its protection off
         os.environ |= {"MLFLOW_BACKEND_STORE_URI": uri, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-        os.environ.pop("MLFLOW_SERVER_ALLOWED_HOSTS", None)  # of a server
         os.execvp("mlflow", ["mlflow", "ui", "--host", HOST, "--port", str(port)])
 
 
@@ -61,7 +62,7 @@ def free_port(wanted: str | None) -> int:
 
 def stop(message: str) -> NoReturn:
     """Print one message and exit with code 2."""
-    print(f"error: {message}", file=sys.stderr)
+    print(on_terminal(f"error: {message}"), file=sys.stderr)
     sys.exit(2)
 
 

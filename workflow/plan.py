@@ -22,6 +22,7 @@ sys.path.pop(0)
 
 from grpo.common.errors import UserError
 from grpo.common.files import exclusive_lock, write_text
+from grpo.common.safe_text import on_terminal
 from grpo.common.yaml_file import read_mapping
 from grpo.study import paths
 from grpo.study.schema import validated
@@ -58,7 +59,7 @@ def make_plan() -> set[str]:
     if "experiments" in params:  # else it belongs to another pipeline
         study = validated(params, paths.PARAMS)
         for line in write_stages(study):  # from which DVC makes the stages
-            print(line, flush=True)
+            print(on_terminal(line), flush=True)
     if DATA.is_symlink():
         raise UserError(
             f"{DATA}: a symbolic link, behind which DVC stores nothing. Make it a folder. To keep results on another disk:"

@@ -17,7 +17,7 @@ from ruamel.yaml import YAML, YAMLError
 
 from grpo.commands import stages
 from grpo.common.errors import ToBeResumed, UserError
-from grpo.common.files import atomic_folder, exclusive_lock, write_text
+from grpo.common.files import atomic_folder, exclusive_lock, require_own, write_text
 from grpo.common.imports import search_in
 from grpo.common.records import Problem, read_problems
 from grpo.common.world import started_by_torchrun
@@ -78,6 +78,10 @@ def one_run(options: RunOptions, out: Path, resume: bool) -> None:
     lock = out.with_name(f".{out.name}.lock")
     with exclusive_lock(lock, f"--out {out}: another process"):
         try:
+            try:
+                require_own(out, out.rglob("*"))  # what is written or copied in a stranger's run stays in it
+            except ValueError as error:
+                raise UserError(f"--out {out}: {error}.") from error
             if out.exists() and not params.exists():
                 raise UserError(f"--out {out}: already exists and holds no run. Name another folder.")
             # A folder without a saved state or results has nothing to lose, and is made again.

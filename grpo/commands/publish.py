@@ -11,9 +11,8 @@ from typing import Any
 from huggingface_hub import HfApi, ModelCard, ModelCardData
 
 from grpo.common.errors import UserError, reason
-from grpo.common.files import atomic_folder, damaged, read_json
+from grpo.common.files import atomic_folder, damaged, read_json, require_own
 from grpo.common.safe_text import code, fenced, short
-from grpo.models.tokenizer import require_own
 from grpo.reporting.timing import read_timing
 from grpo.results.runs import Run, read_run
 from grpo.results.statistics import format_interval, interval_of_mean

@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 
 from grpo.common.errors import UserError
-from grpo.common.files import write_json
+from grpo.common.files import files_digest, write_json
 from grpo.common.records import read_problems
-from grpo.common.safe_text import on_terminal
 from grpo.study import paths
 from grpo.study.effective import effective_run, read_selections, require_experiment
 from grpo.study.kept import drop_former_stages, keep_until_all_stored, remove_stored
@@ -22,6 +21,14 @@ from grpo.training.own_code import require_own_code_of_all
 
 TaskName = Annotated[str, typer.Argument(help="Name under `tasks:` in params.yaml, such as main.")]
 Experiment = Annotated[str, typer.Argument(help="Name under `experiments:` in params.yaml, such as grpo_learning_rate.")]
+
+
+def named_file(key: Annotated[str, typer.Argument(help="Key under `named_files:` in stages.yaml, such as main-0.")]) -> None:
+    """Record the digest of a file or folder that the study names, on which its task's stages depend."""
+    named = load_study().named_files
+    if key not in named:
+        raise UserError(f"named_files: no entry for {key!r} (known: {', '.join(named) or 'none'}).")
+    write_json(paths.NAMED_FILES / f"{key}.json", {named[key]: files_digest(Path(named[key]))})
 
 
 def model(task: TaskName) -> None:
@@ -54,8 +61,7 @@ def dataset(task: TaskName) -> None:
     write_json(paths.dataset_report(task), {"task": study.tasks[task]["use"], **report})
     for split in SPLITS:
         if skipped := report.get(f"skipped_in_{split}"):
-            first = on_terminal(skipped["first"])
-            print(f"{split}: {skipped['rows']} rows cannot be used and are skipped; the first: {first}")
+            print(f"{split}: {skipped['rows']} rows cannot be used and are skipped; the first: {skipped['first']}")
         if too_long := report.get(f"dropped_from_{split}_as_too_long"):
             print(f"{split}: {len(too_long)} prompts have more than {source.max_prompt_tokens} tokens and are left out")
     print(f"{folder}: {report['train']['problems']} training and {report['validation']['problems']} validation problems")
@@ -141,10 +147,13 @@ def train(
         raise typer.BadParameter(f"{seed!r} is neither a whole number nor {ALL_SEEDS!r}", param_hint="--seed")
     seeds = study.seeds_of(experiment) if seed == ALL_SEEDS else [int(seed)]
     runs = [effective_run(study, experiment, arm, each, selections) for each in seeds]
+    from grpo.study.training_inputs import require_recorded_inputs
     from grpo.training.run import train_run
 
+    require_recorded_inputs(study, experiment)
     for run in runs:
         train_run(study.for_task(run.task), run, check_weights)
+    require_recorded_inputs(study, experiment)
     if seed == ALL_SEEDS:
         keep_until_all_stored(paths.RUN_STATE / experiment / arm, paths.TIMING / experiment / arm)
 
@@ -248,6 +257,7 @@ def report() -> None:
 
 
 STAGES = (  # in the order in which a study runs them
+    named_file,
     model,
     dataset,
     sft_dataset,

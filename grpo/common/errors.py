@@ -13,12 +13,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from grpo.common.safe_text import on_terminal
+
 IN_PHASE = "in the phase "  # beginning of a note that is added to exceptions: the phase of a run
 RESUME_ME = 75  # exit code of ToBeResumed: EX_TEMPFAIL of sysexits.h, "try again later"
 
 
 class UserError(Exception):
     """A mistake that the user can correct. The message says where, what is wrong and what to do."""
+
+    def __str__(self) -> str:
+        return on_terminal(super().__str__())  # it may quote what a stranger wrote
 
 
 class ToBeResumed(Exception):
@@ -136,4 +141,4 @@ def reason(error: BaseException) -> str:
     if isinstance(error, UserError):
         return str(error)
     first = next((line.strip() for line in text_of(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return on_terminal(f"{type(error).__name__}: {first}" if first else type(error).__name__)

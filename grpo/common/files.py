@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import socket
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# The largest that is read of what may come from elsewhere.
+MOST_BYTES = 2**30  # of a file of text, and of the rows of a packed one
+MOST_NODES, MOST_DEPTH = 200_000, 100  # of a YAML file, with its aliases replaced
+
 
 @contextmanager
 def exclusive_lock(path: Path, what: str) -> Iterator[None]:
@@ -35,6 +40,8 @@ def exclusive_lock(path: Path, what: str) -> Iterator[None]:
         UserError: another process holds the lock.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink():
+        raise UserError(f"{path}: is a link, and a lock would be written where it leads. Remove it.")
     try:
         lock = FileLock(path).acquire(timeout=0)
     except Timeout:
@@ -94,10 +101,15 @@ def require_writable(folder: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically. If two processes write it at once, the later text stays."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file atomically; a link in its place is replaced and not followed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.draft.{os.getpid()}")
     try:
-        draft.write_text(text, encoding="utf-8")
+        draft.write_bytes(content)
         draft.replace(path)
     except BaseException:
         remove(draft)
@@ -126,10 +138,31 @@ def how_to_restore(path: Path, made_by: str) -> str:
     return f"docs/faults.md says how to restore it, or run `dvc repro -f -s {made_by}`." if made_by else "Make it again."
 
 
+def read_bytes(path: Path) -> bytes:
+    """Read a file of text; UserError if it is no plain file (a pipe would be waited for) or has too many bytes."""
+    about = path.stat()
+    if not stat.S_ISREG(about.st_mode) or about.st_size > MOST_BYTES:
+        raise UserError(f"{path}: {about.st_size:,} bytes, or no plain file; at most {MOST_BYTES:,} are read. Replace it.")
+    return path.read_bytes()
+
+
+def require_own(folder: Path, found: Iterable[Path]) -> None:
+    """Raise ValueError if one of these paths in ``folder`` is a link to a place elsewhere.
+
+    The caches of the Hub (``blobs/HASH``, beside ``snapshots/REVISION``) and of DVC (``md5/HA/SH``) count as its own.
+    """
+    home = folder.resolve()
+    of_hub = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
+    for path in found:
+        target = path.resolve()
+        if not (target.is_relative_to(home) or target.parent == of_hub or target.parent.parent.name == "md5"):
+            raise ValueError(f"{path.name} is a symbolic link to a file elsewhere; put the file itself in its place")
+
+
 def read_text(path: Path, made_by: str) -> str:
     """Read a text file; UserError if it is missing or holds something else."""
     try:
-        return path.read_bytes().decode("utf-8")
+        return read_bytes(path).decode("utf-8")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file. Run `dvc repro {made_by}` to make it.") from None
     except UnicodeDecodeError as error:
@@ -205,7 +238,8 @@ def files_digest(path: Path) -> str:
     total = hashlib.sha256()
     found = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
     for file in (p for p in found if "__pycache__" not in p.relative_to(path).parts):
-        total.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+        with file.open("rb") as opened:
+            total.update(file.name.encode() + b"\0" + hashlib.file_digest(opened, "sha256").digest())
     return total.hexdigest()[:16]
 
 

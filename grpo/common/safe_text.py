@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 _PLAIN = re.compile(r"[\w .,;/()+=%-]+")  # cannot begin a picture, a link, a heading, code or HTML within a line
+_IN_URI = re.compile(r"(://)[^\s/@:'\"<>]*:[^/@'\"<>\n]*@")  # user and password, which may hold a space
+_NAMED = re.compile(r"(?i)\b(password|passwd|pwd|token|api_key|secret)=[^\s;&,'\"]+|\b(bearer) [^\s'\"]+")
 _URI = re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z0-9+.-]++://[^\s'\"<>()]+")  # linear: no second start within a word
 
 
@@ -31,6 +33,11 @@ def on_terminal(text: object) -> str:
     return "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in str(text))
 
 
+def in_figure(text: object) -> str:
+    """A text for matplotlib, which would read ``$...$`` as mathematics."""
+    return str(text).replace("$", r"\$")
+
+
 MARKDOWN = {"fenced": fenced, "code": code, "short": short, "cell": lambda text: str(text).replace("|", "\\|")}
 """Filters of Jinja templates that write Markdown."""
 
@@ -41,9 +48,10 @@ def without_password(uri: str) -> str:
     if not separator:
         scheme, rest = "", uri
     user, _, host = ("", "", rest) if rest.startswith("/") else rest.rpartition("@")  # a path has no user
-    return scheme + separator + ("***" if re.search("[?#]", user) else re.split("[?#]", host)[0])
+    return scheme + separator + ("***" if re.search("[?#;]", user) else re.split("[?#;]", host)[0])
 
 
 def hide_secrets(text: str) -> str:
-    """Drop the secrets of URIs within a text."""
-    return _URI.sub(lambda found: without_password(found[0]), text)
+    """Drop the secrets of URIs within a text, and what follows ``password=`` and its like."""
+    text = _URI.sub(lambda found: without_password(found[0]), _IN_URI.sub(r"\1", text))
+    return _NAMED.sub(lambda found: f"{found[1]}=***" if found[1] else f"{found[2]} ***", text)

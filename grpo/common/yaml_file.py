@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.common.errors import UserError
+from grpo.common.files import MOST_DEPTH, MOST_NODES, read_bytes
 
 
 def parse_yaml(path: Path, kind: str = "safe") -> Any:
@@ -25,7 +26,9 @@ def parse_yaml(path: Path, kind: str = "safe") -> Any:
     yaml = YAML(typ=kind)
     yaml.preserve_quotes = True
     try:
-        return yaml.load(path.read_text(encoding="utf-8"))
+        values = yaml.load(read_bytes(path).decode("utf-8"))
+        _nodes(values, 0, {})
+        return values
     except FileNotFoundError:
         choose = " Run this in the project's folder, or choose a study: `grpo study use mini`."
         raise UserError(f"{path}: no such file." + (choose if path.name == "params.yaml" else "")) from None
@@ -33,6 +36,18 @@ def parse_yaml(path: Path, kind: str = "safe") -> Any:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or error
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         raise UserError(f"{where}: not valid YAML ({problem}). Correct it.") from error
+
+
+def _nodes(value: Any, depth: int, known: dict[int, int]) -> int:
+    """Count the nodes below a value, each alias as what it stands for; ValueError if they are too many or too deep."""
+    if depth > MOST_DEPTH:
+        raise ValueError(f"it is nested more than {MOST_DEPTH} deep")
+    if id(value) not in known:
+        parts = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
+        known[id(value)] = 1 + sum(_nodes(part, depth + 1, known) for part in parts)
+        if known[id(value)] > MOST_NODES:
+            raise ValueError(f"it has more than {MOST_NODES:,} values, aliases replaced")
+    return known[id(value)]
 
 
 def read_mapping(path: Path, kind: str = "safe") -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -32,11 +33,17 @@ MOST_DIGITS = 100  # of an integer in a result
 PACKAGES = str(Path(numpy.__file__).parents[1])
 # A relative entry would start at the program's working folder, which is another one than here.
 LIBRARIES = [entry for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry.startswith("/")]
+
+
+def _is_library(path: Path) -> bool:
+    return path.is_file() and re.search(r"\.so(\.[0-9][^/]*)?$", path.name) is not None
+
+
 # What Python, shared libraries and numpy read when they are loaded; a program may read it too. Of LD_LIBRARY_PATH only the
 # libraries themselves, as its entries may be any folders.
 READABLE = [
     *(f"{prefix}/{lib}" for prefix in (sys.prefix, sys.base_prefix) for lib in ("lib", "lib64")), PACKAGES,
-    *(str(library) for entry in LIBRARIES for name in ("*.so", "*.so.[0-9]*") for library in Path(entry).glob(name)),
+    *(str(one) for entry in LIBRARIES for one in Path(entry).glob("*.so*") if _is_library(one) and _is_library(one.resolve())),
     "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/lib", "/lib64", "/nix/store", "/gnu/store",
     "/etc/ld.so.cache", "/etc/localtime",
     "/dev/null", "/dev/urandom", "/dev/random", "/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu",

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 MB = 1_000_000
-MAX_OPEN_FILES = 64
+MAX_OPEN_FILES = MAX_PENDING_SIGNALS = 64
 SPARE_BYTES = 32 * MB  # above the memory limit, for the report that it was reached
 STACK_BYTES = 8 * MB
 POINTS_FROM = ("run_code", "get_centers", "points")
@@ -68,7 +68,8 @@ PARTLY_ALLOWED = {  # index of an argument, mask, allowed values
     "prlimit64": (2, 2**64 - 1, [0]),  # a null pointer: no new limits
     # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
     "ioctl": (1, WORD, [0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451]),
-    "fcntl": (1, WORD, [*range(8), 36, 37, 38, 1030, 1032]),  # copies, flags, locks, the size of a pipe; not F_SETOWN
+    # Copies, locks, the size of a pipe; not F_SETOWN, nor F_SETFL, whose flags the parent's descriptors would share.
+    "fcntl": (1, WORD, [0, 1, 2, 3, 5, 6, 7, 36, 37, 38, 1030, 1032]),
     "prctl": (0, WORD, [3, 16, 0x53564D41]),  # PR_GET_DUMPABLE, PR_GET_NAME, names of memory
     "clone": (0, CLONE_THREAD, [CLONE_THREAD]),
 }
@@ -150,6 +151,7 @@ def protect(given: dict[str, Any]) -> None:
         resource.RLIMIT_NOFILE: MAX_OPEN_FILES,
         resource.RLIMIT_STACK: STACK_BYTES,
         resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_SIGPENDING: MAX_PENDING_SIGNALS,  # timers too; the kernel counts those of all processes of the user
     }
     for which, bound in limits.items():
         with contextlib.suppress(ValueError):  # a lower one is set already

@@ -7,6 +7,7 @@ on the others nor on the number of processes.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -283,5 +284,7 @@ def transcript(completion: Completion) -> str:
     """The text of a response; in an episode that of all messages, each of the environment's in a line that names its role."""
     if completion.episode is None:
         return completion.text
-    parts = (text if role == "assistant" else f"\n[{role}] {text}\n" for role, text in completion.episode.messages)
+    # A line that only looks like the environment's is indented.
+    written = ((role, re.sub(r"(?m)^(?=\[(tool|user)\] )", " ", text)) for role, text in completion.episode.messages)
+    parts = (text if role == "assistant" else f"\n[{role}] {text}\n" for role, text in written)
     return "".join(parts).strip("\n")

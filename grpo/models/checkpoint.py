@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from grpo.common.errors import UserError, is_out_of_memory, reason
-from grpo.common.files import parse_json
+from grpo.common.files import parse_json, read_bytes
 from grpo.models import how_to_restore_checkpoint, require_checkpoint
 from grpo.models.lora import FOLDER, has_adapters, save_adapters, without_adapters
 from grpo.models.packed_attention import keep_out_of_graphs
@@ -63,7 +63,7 @@ def load_model(folder: Path, dtype: str | None = "float32", device: str = "cpu")
             f"device {device}: torch sees no GPU. Set engine.device and learner.device to cpu, or use a GPU machine."
         )
     try:
-        config = parse_json((folder / "config.json").read_text(encoding="utf-8"))
+        config = parse_json(read_bytes(folder / "config.json"))
         if config.get("quantization_config"):
             raise UserError(
                 f"{folder}: config.json names quantization_config, and transformers does not save such a model after training. "

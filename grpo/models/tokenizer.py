@@ -20,7 +20,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from grpo.common.errors import UserError, reason
-from grpo.common.records import TOOL_CALL
+from grpo.common.files import read_bytes, require_own
+from grpo.common.records import TOOL_CALL, is_text
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -29,6 +30,8 @@ MODEL_CONFIG = "config.json"
 # What chat templates get for today (``strftime_now``), so that a prompt does not change from day to day. Llama's templates fall
 # back to this date.
 CHAT_DATE = datetime(2024, 7, 26)
+# The most characters that a chat template may make of a chat: so many times its own, and some.
+LONGER, SPARE_CHARACTERS = 100, 100_000
 # The tokenizer files of any version of transformers, and the file that names the tokens that end a response.
 FILES = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model"),
@@ -210,8 +213,15 @@ class Tokenizer:
                 "r1_zero or question_only, or a model that was trained for chats."
             )
         options |= {"add_generation_prompt": ask, "strftime_now": CHAT_DATE.strftime}
+        most = SPARE_CHARACTERS + LONGER * len(json.dumps([*messages, options], default=str))
         try:
-            return str(self._fast.apply_chat_template(list(messages), tokenize=False, **options))
+            text = str(self._fast.apply_chat_template(list(messages), tokenize=False, **options))
+            if len(text) > most or not is_text(text):
+                what = (
+                    f"a text of {len(text):,} characters, at most {most:,} are read" if len(text) > most else "half a character"
+                )
+                raise ValueError(f"it makes {what}")
+            return text
         except Exception as error:  # a template may raise anything
             roles = ", ".join(message["role"] for message in messages)
             raise UserError(f"prompt: the model's chat template refuses messages of {roles}: {reason(error)}") from error
@@ -224,9 +234,9 @@ class Tokenizer:
             OSError: a file cannot be read.
             ValueError: as the constructor and :func:`files_of`.
         """
-        files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files_of(folder)}
+        files = {path.relative_to(folder).as_posix(): read_bytes(path) for path in files_of(folder)}
         config = folder / MODEL_CONFIG
-        return cls(files, config.read_bytes() if config.is_file() else b"{}")
+        return cls(files, read_bytes(config) if config.is_file() else b"{}")
 
     def save_pretrained(self, folder: Path) -> None:
         """Save the files for transformers and vLLM, with all stop tokens in generation_config.json."""
@@ -273,22 +283,11 @@ def files_of(folder: Path) -> list[Path]:
     """List a checkpoint's :data:`FILES`, which are copied with the model.
 
     Raises:
-        ValueError: a file is a symbolic link to a place other than the cache of the Hub (``blobs/HASH``, beside
-            ``snapshots/REVISION``) or of DVC (``md5/HA/SH``).
+        ValueError: see :func:`grpo.common.files.require_own`.
     """
     found = sorted({path for pattern in FILES for path in folder.glob(pattern) if path.is_file()})
     require_own(folder, found)
     return found
-
-
-def require_own(folder: Path, found: Iterable[Path]) -> None:
-    """Raise ValueError, as :func:`files_of`, if one of these paths in ``folder`` leads elsewhere."""
-    home = folder.resolve()
-    of_hub = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
-    for path in found:
-        target = path.resolve()
-        if not (target.is_relative_to(home) or target.parent == of_hub or target.parents[1].name == "md5"):
-            raise ValueError(f"{path.name} is a symbolic link to a file elsewhere; put the file itself in its place")
 
 
 def chat_date(folder: Path) -> str | None:

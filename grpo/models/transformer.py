@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 from torch.utils.checkpoint import checkpoint
 
-from grpo.common.files import parse_json
+from grpo.common.files import parse_json, read_bytes
 from grpo.models.packed_attention import OnDevice, packed_attention
 from grpo.models.prefix_attention import KeyValueCache, SharedPrefix
 
@@ -375,10 +375,14 @@ class TransformerLM(nn.Module):
             OSError, ValueError, RuntimeError and others: it is missing or damaged.
         """
         folder = Path(folder)
+        config = read_config(folder)
+        least = config.hidden_size * (config.vocab_size + config.num_hidden_layers * config.intermediate_size)
+        if least > (folder / WEIGHTS).stat().st_size:
+            raise ValueError(f"{folder / 'config.json'} describes a larger model than {WEIGHTS} holds")
         # The checkpoint replaces the random weights. (On the device "meta" there would be none, but torch would import its
         # compiler.)
         with torch.random.fork_rng(devices=()):
-            model = cls(read_config(folder)).to(dtype)
+            model = cls(config).to(dtype)
         load_model(model, folder / WEIGHTS)
         return model.eval()
 
@@ -405,6 +409,6 @@ def write_config(folder: Path, config: TransformerConfig, dtype: torch.dtype) ->
 
 def read_config(folder: Path) -> TransformerConfig:
     """Read a config.json that :func:`write_config` wrote."""
-    found = parse_json((folder / "config.json").read_text(encoding="utf-8"))
+    found = parse_json(read_bytes(folder / "config.json"))
     known = {field.name: found[field.name] for field in fields(TransformerConfig) if field.name in found}
     return TransformerConfig(**known | {"rope_theta": found["rope_parameters"]["rope_theta"]})

@@ -16,8 +16,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from grpo.common.files import write_text
+from grpo.common.files import write_bytes, write_text
 from grpo.common.metrics import METRICS, UNITS
+from grpo.common.safe_text import in_figure
 from grpo.results.runs import Run
 
 INK = "#767676"  # of axes and text
@@ -194,8 +195,8 @@ def frame(axes: Axes, title: str, x: str, share: bool = False) -> None:
 
     Zeros, such as the gradient norm of a batch without signal, stay visible: the scale is linear near them (symlog).
     """
-    axes.set_title(title)
-    axes.set_xlabel(x)
+    axes.set_title(in_figure(title))
+    axes.set_xlabel(in_figure(x))
     if "step" in x:
         axes.xaxis.set_major_locator(mpl.ticker.MaxNLocator(5, integer=True))
     heights = np.array([y for line in axes.lines for y in np.asarray(line.get_ydata())], dtype=float)
@@ -218,7 +219,7 @@ def legend(figure: Figure, looks: Mapping[str, Style]) -> None:
         return
     keys = [mpl.lines.Line2D([], [], linewidth=2, **look) for look in looks.values()]
     for columns in range(len(looks), 0, -1):
-        drawn = figure.legend(keys, list(looks), loc="outside upper left", ncols=columns)
+        drawn = figure.legend(keys, [*map(in_figure, looks)], loc="outside upper left", ncols=columns)
         if columns == 1 or drawn.get_window_extent().width < 0.98 * figure.bbox.width:
             figure.set_figheight(figure.get_figheight() + LEGEND_ROW * -(-len(looks) // columns))
             return
@@ -244,7 +245,9 @@ def bars(axes: Axes, widths: pd.DataFrame, colours: Mapping[str, str]) -> None:
     starts = widths.cumsum(axis=1).shift(axis=1, fill_value=0.0)
     shown = [part for part in colours if widths[part].any()]
     for part in shown:
-        axes.barh(widths.index, widths[part], left=starts[part], color=colours[part], height=0.75, label=part)
+        axes.barh(
+            [*map(in_figure, widths.index)], widths[part], left=starts[part], color=colours[part], height=0.75, label=part
+        )
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.figure.legend(loc="outside upper left", ncols=len(shown), handlelength=1.2)
@@ -253,7 +256,9 @@ def bars(axes: Axes, widths: pd.DataFrame, colours: Mapping[str, str]) -> None:
 def save_figure(figure: Figure, path: Path) -> None:
     """Write an SVG with a transparent background, or a PNG with a white one, by the file's ending."""
     if path.suffix == ".png":
-        figure.savefig(path, facecolor="white", metadata={"Software": None})
+        image = io.BytesIO()
+        figure.savefig(image, facecolor="white", metadata={"Software": None})
+        write_bytes(path, image.getvalue())
         return
     drawn = io.StringIO()
     figure.savefig(drawn, format="svg", transparent=True, metadata=SVG)

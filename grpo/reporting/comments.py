@@ -41,7 +41,7 @@ def _interval(estimate: Any) -> str:
 
 
 FILTERS: dict[str, Callable[..., str]] = {
-    "number": lambda value, digits=3: decimals(float(value), digits),
+    "number": lambda value, digits=3: decimals(float(value), min(digits, 17)),
     "percent": lambda value: f"{100 * float(value):.0f}%",
     "interval": _interval,
 }

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from grpo.common.files import atomic_folder
+from grpo.common.safe_text import in_figure
 from grpo.reporting import charts
 from grpo.reporting.charts import COLOURS, ENTROPY, FORM, FULL, GIVEN_FORM, INK, KL, LENGTH, NORM, Style, has, panels, styles
 from grpo.reporting.kissing_number import draw_search
@@ -143,7 +144,7 @@ def _draw_column(axes: Axes, record: Values, groups: Mapping[str, list[Values]],
             axes.hlines(y, -below["high"], -below["low"], color=color, linewidth=2)
             axes.plot(-below["value"], y, "o", color=color, markersize=4)
             names.append(arm["label"])
-    axes.set_yticks(range(len(names)), names)
+    axes.set_yticks(range(len(names)), [*map(in_figure, names)])
     for place, label in enumerate(axes.get_yticklabels()):
         label.set_fontweight("bold" if place in heads else "normal")
     axes.set_ylim(height - 0.3, -0.7)
@@ -165,7 +166,7 @@ def draw_rates(record: Values) -> Figure | None:
         rates = {arm["learning_rate"] for arms in settings.values() for arm in arms}
         for (setting, arms), look in zip(settings.items(), styles(settings).values(), strict=True):
             ends = pd.DataFrame(arms)
-            place.plot(ends["learning_rate"], ends["value"], **look, linewidth=1, label=setting)
+            place.plot(ends["learning_rate"], ends["value"], **look, linewidth=1, label=in_figure(setting))
             place.vlines(ends["learning_rate"], ends["low"], ends["high"], color=look["color"])
             for arm in arms:
                 shape = "x" if arm["collapsed"] else "o"

@@ -163,7 +163,7 @@ def plain(text: object) -> str:
 
 def quoted(text: str) -> str:
     """A Markdown quotation of a text."""
-    return "\n".join(f"> {line}".rstrip() for line in text.split("\n"))
+    return "\n".join(f"> {line}".rstrip() for line in text.splitlines())
 
 
 _TEMPLATES = Environment(

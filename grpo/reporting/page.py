@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import html
 import json
 import math
 import re
+from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,13 +54,15 @@ def page_of(record: Mapping[str, Any], text: str, timing: pd.DataFrame) -> str:
     figures = {f"figures/{path.stem}": inlined(path) for path in sorted(paths.FIGURES.glob("*.svg"))}
     figures |= {path.stem: inlined(path) for path in paths.REPORTS.glob("timing.svg")}
     body = Body(figures, list(record["experiments"])).of(text)
+    script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
     environment = Environment(loader=PackageLoader("grpo.reporting"), undefined=StrictUndefined, autoescape=True)
     return environment.get_template("page.html").render(
         study=record["study"],
         experiments={name: entry["title"] for name, entry in record["experiments"].items()},
         body=body,
         css=(TEMPLATES / "page.css").read_text(encoding="utf-8"),
-        script=(TEMPLATES / "page.js").read_text(encoding="utf-8"),
+        script=script,
+        script_digest=b64encode(hashlib.sha256(script.encode()).digest()).decode(),  # no other script runs, nor a handler
         data=embedded(_data(record, timing)),
     )
 
@@ -184,7 +188,7 @@ class Body:
             else:
                 name = "" if rank > 3 else next(self.experiments) if section == "Experiments" else _id(head)
                 said = f"<h{rank}>{head}</h{rank}>" + (f" <span>{result}</span>" if result else "")
-                anchor = f' id="{name}"' if name else ""
+                anchor = f' id="{html.escape(name)}"' if name else ""
                 begin, end = f"<details{anchor}><summary>{said}</summary>", "</details>"
             made += [begin, self._html(tokens, head)]
             opened.append(end)
@@ -206,7 +210,7 @@ class Body:
         text: str = self.markdown.renderer.render(tokens, self.markdown.options, {"explained": set()})
         text = re.sub(
             r"<table>.*?</table>",
-            rf'<div class="wide" tabindex="0" role="region" aria-label="Table: {title}">\g<0></div>',
+            lambda of: f'<div class="wide" tabindex="0" role="region" aria-label="Table: {title}">{of[0]}</div>',
             text,
             flags=re.S,
         )

@@ -36,7 +36,7 @@ def keep_until_stored(state: Path, output: Path, results: Iterable[Path] = ()) -
             target = folder / path
             target.parent.mkdir(parents=True, exist_ok=True)
             if path.is_dir():
-                shutil.copytree(path, target, copy_function=link)
+                shutil.copytree(path, target, symlinks=True, copy_function=link)
             else:
                 link(path, target)
     write_text(state / HASH, dvc_hash(output))
@@ -54,7 +54,7 @@ def bring_back(state: Path, results: Path) -> bool:
     remove_stored(state)
     if results.exists() or not (state / HASH).exists():
         return False
-    shutil.copytree(state / RESULTS, Path(), copy_function=link, dirs_exist_ok=True)
+    shutil.copytree(state / RESULTS, Path(), symlinks=True, copy_function=link, dirs_exist_ok=True)
     return True
 
 

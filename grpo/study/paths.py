@@ -40,11 +40,12 @@ LOCK = Path("dvc.lock")
 PARAMS = Path("params.yaml")
 STAGES = Path("stages.yaml")  # what dvc.yaml makes its stages from, computed from params.yaml
 
-ROOT = Path(__file__).parents[2]  # folder with the package: a checkout, or site-packages
+ROOT = Path(__file__).resolve().parents[2]  # folder with the package: a checkout, or site-packages
 
 REPORTS = Path("reports")
 DATASET_REPORTS = REPORTS / "dataset"
 SFT_REPORTS = DATASET_REPORTS / "sft"  # below DATASET_REPORTS, which always exists; the stage `report` depends on it
+NAMED_FILES = REPORTS / "named_files"  # digests of the files and folders that the study names
 BASELINE_METRICS = REPORTS / "math_baseline.json"
 BEST_OF_N_METRICS = REPORTS / "best_of_n.json"
 KL_REPORTS = REPORTS / "kl"

@@ -38,6 +38,7 @@ from grpo.study.settings import (
     Experiment,
     KissingNumber,
     LearnerSettings,
+    LocalModel,
     Method,
     Model,
     Resources,
@@ -47,6 +48,8 @@ from grpo.study.settings import (
     SftDataset,
 )
 from grpo.study.stages import require_current_stages
+from grpo.tasks.rows import file_of
+from grpo.tasks.sft_dataset import JsonlTraces
 from grpo.tasks.task import Split, Task, make_task
 
 ALL_SEEDS = "all"  # the seed of a stage that trains all of an arm's, one after another
@@ -80,7 +83,7 @@ class Study(Section):
     by_design: list[str] = Field(default_factory=list)  # sentences: what pretraining, data and construction planted
     folder: str = STUDIES_FOLDER.as_posix()  # folder with the study's own modules and data, relative to the project's folder
     file: str | None = None  # the study file that it was composed from, relative to the project's folder
-    seeds: list[Seed] = Field(min_length=1)
+    seeds: list[Seed] = Field(min_length=1, max_length=1000)
     seeds_in_one_stage: bool = False  # train an arm's seeds one after another in one process; else one stage per seed
     threads: PositiveInt
     tasks: dict[str, dict[str, Any]]  # `use` and the arguments of the task's constructor; see grpo.tasks.task.make_task
@@ -153,6 +156,18 @@ class Study(Section):
                         "resources": self.resources_of(name, seed),
                     }
         return rows
+
+    @property
+    def named_files(self) -> dict[str, str]:
+        """The files and folders that no stage makes and a task's stages read: ``TASK-NUMBER`` -> path."""
+        found: dict[str, str] = {}
+        for task in self.tasks:
+            traces = self.sft_datasets.get(task)
+            sources = (self.models[task], traces, getattr(traces, "model", None))
+            named = [*self.task(task).own_files, *(one.path for one in sources if isinstance(one, LocalModel | JsonlTraces))]
+            files = dict.fromkeys(file_of(name).as_posix() for name in named)
+            found |= {f"{task}-{number}": file for number, file in enumerate(files)}
+        return found
 
     @property
     def active_experiments(self) -> list[str]:

@@ -24,16 +24,21 @@ HEAD = """\
 
 
 def stages_of(study: Study) -> dict[str, Any]:
-    """The experiments that have a winner, those with a KL to measure, and a row for each stage that trains."""
-    return {"select_in": study.active_experiments, "kl_in": study.kl_in, "runs": study.runs_table()}
+    """The experiments with a winner, those with a KL to measure, the study's files, and a row for each stage that trains."""
+    return {
+        "select_in": study.active_experiments,
+        "kl_in": study.kl_in,
+        "named_files": study.named_files,
+        "runs": study.runs_table(),
+    }
 
 
 def require_current_stages(study: Study, path: Path) -> None:
     """Raise UserError if there is a stages.yaml and it is not that of the study."""
     written, wanted = _read(path), stages_of(study)
     if written and any(written.get(key) != value for key, value in wanted.items()):
-        rows = dict(written.get("runs") or {})
-        differing = sorted(key for key in {**rows, **wanted["runs"]} if rows.get(key) != wanted["runs"].get(key))
+        rows, now = ({**(of.get("named_files") or {}), **(of.get("runs") or {})} for of in (written, wanted))
+        differing = sorted(key for key in {**rows, **now} if rows.get(key) != now.get(key))
         which = f" ({', '.join(differing[:5])}{', …' if len(differing) > 5 else ''})" if differing else ""
         raise UserError(
             f"{path}: is not that of params.yaml, which was edited{which}. Run `make repro`; or `grpo study check`, which "
@@ -58,12 +63,15 @@ def write_stages(study: Study, composed: bool = False) -> list[str]:
     written = _read(paths.STAGES)
     digest = files_digest(paths.PARAMS) if composed else written.get(COMPOSED)
     values = {COMPOSED: digest, **stages_of(study)}
+    for folder in (paths.REPORTS / "kl", paths.REPORTS / "comments", paths.NAMED_FILES):  # deps that may stay empty
+        if not folder.exists():
+            write_text(folder / ".gitkeep", "")
+    for file in paths.NAMED_FILES.glob("*.json"):
+        if file.stem not in values["named_files"]:  # of another study
+            file.unlink()
     if values == written and not composed:
         return []
     write_text(paths.STAGES, HEAD + to_yaml(values))
-    for folder in (paths.REPORTS / "kl", paths.REPORTS / "comments"):  # stages depend on them though they may stay empty
-        if not folder.exists():
-            write_text(folder / ".gitkeep", "")
     before, after = set(written.get("runs") or {}), set(values["runs"])
     return [f"{paths.STAGES}: {len(after)} stages train, {len(after - before)} of them new", *_remove_other_results(study)]
 

@@ -7,18 +7,20 @@ writes the whole file after each stage.
 from __future__ import annotations
 
 import ast
+import json
 import sys
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from grpo.common.files import atomic_folder, files_digest, write_json
+from grpo.common.files import atomic_folder, files_digest, read_json, write_json
 from grpo.common.imports import is_import_path, source_of
 from grpo.study import paths
 from grpo.study.effective import effective_run, seeds_with_a_base
 from grpo.study.schema import Study
 from grpo.study.software import packages, pins
+from grpo.study.stage_inputs import refuse_changed, running_stage
 from grpo.tasks.task import LIMIT, Format, Task
 
 # The subpackages that decide the results of runs and evaluations; in dvc.yaml they are deps of `training_inputs`.
@@ -27,29 +29,48 @@ ROOMS = ("common", "evaluation", "grader", "learner", "models", "rollout", "stud
 
 def write_training_inputs(study: Study) -> None:
     """Write EXPERIMENT.json, tasks/TASK.json, datasets/TASK.json and software.json (pins) to data/training_inputs."""
-    settings = shared_settings(study)
     with atomic_folder(paths.TRAINING_INPUTS) as folder:
         for name in study.active_experiments:
-            entry = study.experiments[name]
-            seeds = {"seeds": study.seeds_of(name)} if study.seeds_in_one_stage and not entry.timed else {}
-            # As far as they are known before there are winners.
-            configs = [effective_run(study, name, arm, study.seeds[0], []).config for arm in entry.arms]
-            values = [value for config in configs for value in config.model_dump().values()]
-            named = {name for v in values for name in ([v] if isinstance(v, str) else v if isinstance(v, dict) else ())}
-            content = {
-                **seeds,
-                "settings": settings | {entry.method: study.defaults(entry.method).model_dump()},
-                "code": code_of_rooms(),
-                "task": task_inputs(study, entry.task),
-                "own_code": code_of_modules(source_of(path) for path in sorted(named) if is_import_path(path)),
-                "software": pins(packages(study, configs)),
-            }
-            write_json(folder / f"{name}.json", content)
+            write_json(folder / f"{name}.json", experiment_inputs(study, name))
         for name in study.tasks:
             bases = {"bases": study.seeds} if seeds_with_a_base(study, name) else {}
-            write_json(folder / paths.TASK_INPUTS.name / f"{name}.json", task_inputs(study, name) | bases)
+            named = [key for key in study.named_files if key.rpartition("-")[0] == name]
+            files = [read_json(paths.NAMED_FILES / f"{key}.json", f"named_file@{key}") for key in named]
+            inputs = task_inputs(study, name) | bases | ({"files": files} if files else {})
+            write_json(folder / paths.TASK_INPUTS.name / f"{name}.json", inputs)
             write_json(folder / paths.DATASET_INPUTS.name / f"{name}.json", dataset_inputs(study, name))
         write_json(folder / paths.PINNED_SOFTWARE.name, pins(packages(study)))
+
+
+def experiment_inputs(study: Study, name: str) -> dict[str, Any]:
+    """What decides the results of an experiment's runs, but for models and data."""
+    entry = study.experiments[name]
+    seeds = {"seeds": study.seeds_of(name)} if study.seeds_in_one_stage and not entry.timed else {}
+    # As far as they are known before there are winners.
+    configs = [effective_run(study, name, arm, study.seeds[0], []).config for arm in entry.arms]
+    values = [value for config in configs for value in config.model_dump().values()]
+    named = {name for v in values for name in ([v] if isinstance(v, str) else v if isinstance(v, dict) else ())}
+    return {
+        **seeds,
+        "settings": shared_settings(study) | {entry.method: study.defaults(entry.method).model_dump()},
+        "code": code_of_rooms(),
+        "task": task_inputs(study, entry.task),
+        "own_code": code_of_modules(source_of(path) for path in sorted(named) if is_import_path(path)),
+        "software": pins(packages(study, configs)),
+    }
+
+
+def require_recorded_inputs(study: Study, name: str) -> None:
+    """Raise UserError in a DVC stage unless code and settings are those that the stage `training_inputs` recorded.
+
+    The stages that train depend on its file and not on the code itself.
+    """
+    if running_stage():
+        code_of_rooms.cache_clear()
+        file = paths.TRAINING_INPUTS / f"{name}.json"
+        recorded, now = read_json(file, "training_inputs"), json.loads(json.dumps(experiment_inputs(study, name)))
+        if changed := [f"{key} ({file})" for key in {**recorded, **now} if recorded.get(key) != now.get(key)]:
+            refuse_changed(changed)
 
 
 def task_inputs(study: Study, name: str) -> dict[str, Any]:

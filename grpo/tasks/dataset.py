@@ -73,6 +73,7 @@ class Dataset(GradedTask):
             raise UserError(f"{hub}: give the `revision`, 40 hex digits: the Hub lists it under Files, History.")
         self.question, self.answer, self.drop_overlap, self.unevaluated = question, answer, drop_overlap, unevaluated
         self.files, self.splits, self.config = files, splits, config
+        self.own_files = files.names if files else ()
         self.source = HubDataset(hub=hub, revision=revision) if hub and revision else None
         self.graded, self.skip_unusable = verify == "math", skip_unusable
         self._skipped: dict[Split, list[str]] = {}

@@ -52,6 +52,9 @@ class Downloaded(GradedTask):
     hub_configs: ClassVar[Sequence[str]]  # configurations of the dataset on the Hub, read one after the other
     columns: ClassVar[Sequence[str]]  # that a row may have
 
+    def __post_init__(self) -> None:
+        self.own_files = self.source.names if isinstance(self.source, LocalFiles) else ()
+
     def problem(self, row: Row, split: Split, number: int) -> Problem:
         """The problem in a row, given the split and the row's number in it (from 0)."""
         raise NotImplementedError

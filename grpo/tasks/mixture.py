@@ -47,6 +47,7 @@ class Mixture(Task):
                 raise UserError(f"tasks.{name}.{key}: give it to the mixture itself, beside `tasks`.")
         named = [part.use for part in tasks.values() if is_import_path(part.use)]
         self.own_code = (*named, *(path for part in self.parts.values() for path in part.own_code))
+        self.own_files = tuple(file for part in self.parts.values() for file in part.own_files)
         self.reward_columns = tuple(dict.fromkeys(name for part in self.parts.values() for name in part.reward_columns))
         formats = [part.formats for part in self.parts.values()]
         self.formats = {  # type: ignore[misc]

@@ -10,13 +10,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, PositiveInt
 
 from grpo.common.errors import UserError
-from grpo.common.files import parse_json
+from grpo.common.files import MOST_BYTES, parse_json, read_bytes
 from grpo.common.imports import named_file
 from grpo.common.records import is_text
 from grpo.tasks.task import Settings
@@ -34,6 +35,16 @@ class LocalFiles(Settings):
 
     train: str | None = None
     validation: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of both, for :attr:`grpo.tasks.task.Task.own_files`."""
+        return tuple(filter(None, (self.train, self.validation)))
+
+
+def file_of(name: str) -> Path:
+    """Find a file that a study names, or a part of it: ``FILE[:90%]``."""
+    return named_file(_PART.fullmatch(name)[1])  # type: ignore[index]  # any name matches
 
 
 @dataclass(frozen=True)
@@ -89,8 +100,7 @@ def read_rows(name: str, key: str) -> list[Row]:
     Raises:
         UserError: the file is missing, cannot be read, or has no rows.
     """
-    file, first, last = _PART.fullmatch(name).groups()  # type: ignore[union-attr]  # any name matches
-    path = named_file(file)
+    path, (_, first, last) = file_of(name), _PART.fullmatch(name).groups()  # type: ignore[union-attr]
     if not path.is_file():
         raise UserError(f"{path}: no such file. Correct `{key}` in params.yaml, or put the file there.")
     if path.suffix not in FORMATS:
@@ -113,7 +123,7 @@ Places = Iterator[tuple[str, dict[str, Any]]]  # each row with its place in the 
 
 def _json_rows(path: Path) -> Places:
     """Yield the objects of a file, one per line or in one list."""
-    content = path.read_bytes().decode("utf-8-sig")
+    content = read_bytes(path).decode("utf-8-sig")
     if content.lstrip().startswith("["):
         for number, value in enumerate(parse_json(content, parse_int=str, parse_float=str), start=1):
             yield f" row {number}", _object(value)
@@ -148,6 +158,9 @@ def _csv_rows(path: Path) -> Places:
 def _parquet_rows(path: Path) -> Places:
     import pyarrow.parquet
 
+    sizes = (batch.nbytes for batch in pyarrow.parquet.ParquetFile(path).iter_batches(1024))
+    if any(size > MOST_BYTES for size in accumulate(sizes)):  # a small file may hold one text many times
+        raise ValueError(f"its rows have more than {MOST_BYTES:,} bytes")
     return _arrow_rows(pyarrow.parquet.read_table(path))
 
 

@@ -152,6 +152,7 @@ class Task:
     params_key: str = "tasks.NAME"  # its key in params.yaml, for messages; set by make_task
     reward_columns: tuple[str, ...] = ()  # names of the further values of its problems, which reward functions get
     own_code: tuple[str, ...] = ()  # import paths of code that results depend on, such as a verifier
+    own_files: tuple[str, ...] = ()  # files that problems, traces or documents are read from; stages depend on them
 
     def problems(self, split: Split) -> list[Problem]:
         """The problems of a split, equal in each call; ids are unique across splits."""

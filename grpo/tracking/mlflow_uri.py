@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo.common.errors import UserError, reason
-from grpo.common.safe_text import without_password
+from grpo.common.safe_text import hide_secrets, on_terminal, without_password
 from grpo.study import paths
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def local_database(uri: str) -> Path | None:
 def failure(uri: str, error: BaseException) -> str:
     """Describe an error of MLflow in one line; only its type if the address has a password, which the text may repeat."""
     shown = without_password(uri)
-    return f"MLflow at {shown}: {reason(error) if shown == uri else type(error).__name__}"
+    return on_terminal(f"MLflow at {shown}: {hide_secrets(reason(error)) if shown == uri else type(error).__name__}")
 
 
 def client_of(uri: str) -> MlflowClient:

@@ -159,7 +159,7 @@ class SavedState:
             else:
                 part.restore(content["parts"][name])
         if self.world.rank == 0:
-            shutil.copytree(state / CHECKPOINTS, self.checkpoints, copy_function=link, dirs_exist_ok=True)
+            shutil.copytree(state / CHECKPOINTS, self.checkpoints, symlinks=True, copy_function=link, dirs_exist_ok=True)
         self.step, self.loop = content["step"], content["loop"]
 
     def due(self, step: int) -> bool:
@@ -196,7 +196,7 @@ class SavedState:
         draft = self.folder / ".step.draft"
         remove(draft)
         draft.mkdir(parents=True)
-        shutil.copytree(self.checkpoints, draft / CHECKPOINTS, copy_function=link)
+        shutil.copytree(self.checkpoints, draft / CHECKPOINTS, symlinks=True, copy_function=link)
         elsewhere = {name: part for name, part in self.parts.items() if isinstance(part, PartElsewhere)}
         waits = [part.write_state(draft / f"{name}.pt") for name, part in elsewhere.items()]
         parts = {name: part.state() for name, part in self.parts.items() if name not in elsewhere}

@@ -190,12 +190,18 @@ def test_a_project_with_its_own_code_runs_that(its_own: bool, tmp_path: Path) ->
     if its_own:
         with (folder / "grpo/training/grpo.py").open("a") as file:
             file.write("# an edit\n")
+        for name in ("json", "pydantic", "torch", "tqdm"):  # replaces none of Python or of a package
+            (folder / f"{name}.py").write_text("raise SystemExit(3)\n")
 
     ran = partial(subprocess.run, cwd=folder, check=True, capture_output=True, text=True)
     ran([sys.executable, "-P", "-c", "from grpo.cli import entry; entry()", "training_inputs"])
     code = json.loads((folder / paths.TRAINING_INPUTS / "grpo_learning_rate.json").read_text())["code"]
     from_where = folder if its_own else ROOT
     assert code["training"] == files_digest(from_where / "grpo/training")
+    (folder / "grpo").exists() and (folder / "grpo/cli.py").write_text("raise SystemExit(4)\n")
+    assert ran([sys.executable, "-P", "-c", "from grpo.cli import entry; entry()", "--version"]).stdout.startswith(
+        "grpo-study "
+    )
     plan = "import sys; sys.path.insert(0, 'workflow'); import plan, grpo; print(grpo.__file__)"
     assert ran([sys.executable, "-P", "-c", plan]).stdout.strip() == str(from_where / "grpo/__init__.py")
 

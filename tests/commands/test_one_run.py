@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import chdir
 from pathlib import Path
@@ -151,6 +152,18 @@ def test_its_checkpoint_can_be_published_and_loaded(lab: Path, grpo: Grpo, monke
     assert tuple(theirs("Mia has 3 apples.")["input_ids"]) == ours.prompt_ids("Mia has 3 apples.")
     assert loaded["model"](**theirs("Mia has", return_tensors="pt")).logits.isfinite().all()
     assert (theirs.eos_token_id, loaded["model"].generation_config.eos_token_id) == (ours.eos_token_id,) * 2
+
+
+def test_links_in_a_strangers_run_are_refused(lab: Path, grpo: Grpo) -> None:
+    shutil.copytree("runs/try", "strangers/try", symlinks=True)
+    Path("precious").write_text("precious")
+    link = Path("strangers/try/data/runs/try/grpo/1/notes.txt")
+    for place in (link, Path("strangers/try/figure.png")):
+        place.symlink_to(lab / "precious")
+        code, _, said = grpo("run", "--resume", "--out", "strangers/try")
+        assert code == 2 and said.startswith(f"error: --out strangers/try: {place.name} is a symbolic link to a file elsewhere")
+        place.unlink()
+    assert grpo("run", "--resume", "--out", "strangers/try")[0] == 0
 
 
 def test_a_killed_run_ends_as_one_that_was_not(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,8 +156,8 @@ def test_only_the_end_of_a_long_output_is_in_the_message() -> None:
 
 
 def test_limits_of_the_kernel() -> None:
-    program = "from resource import *\npoints = [getrlimit(one) for one in (RLIMIT_NOFILE, RLIMIT_CORE, RLIMIT_STACK)]"
-    assert run(program) == [[64, 64], [0, 0], [8_000_000, 8_000_000]]
+    program = "from resource import *\npoints = [getrlimit(one) for one in (RLIMIT_NOFILE, RLIMIT_CORE, RLIMIT_STACK, 11)]"
+    assert run(program) == [[64, 64], [0, 0], [8_000_000, 8_000_000], [64, 64]]  # 11: pending signals and timers
 
 
 # ------------------------------------------------------------------------------------------------- what is out of reach
@@ -203,7 +203,8 @@ FORBIDDEN = {
         "os.setpriority(os.PRIO_PROCESS, PARENT, 19)", "resource.prlimit(PARENT, 7, (64, 64))",
         "resource.setrlimit(7, (64, 64))",
     ],
-    "signals and typing through file descriptors": [
+    "signals, flags and typing through file descriptors": [
+        *(f"fcntl.fcntl({fd}, fcntl.F_SETFL, os.O_DIRECT)" for fd in (0, 1, 3)),
         "fcntl.fcntl(0, 8, os.getppid())", "fcntl.fcntl(0, 10, 9)", "fcntl.ioctl(0, 0x5412, b'x')",
     ],
     "reading": [
@@ -255,13 +256,16 @@ def test_the_message_says_what_is_forbidden() -> None:
     assert "no network here, starts no other processes" in failure("import subprocess\nsubprocess.run(['true'])")
 
 
-@pytest.mark.parametrize("entry", [".", "lib:.", "//", "/etc", "{folder}", "{folder}/lib/.."])
+@pytest.mark.parametrize("entry", [".", "lib:.", "//", "/etc", "{folder}", "{folder}/lib/..", "{folder}/lib"])
 def test_an_entry_of_the_library_path_opens_no_folder(entry: str, tmp_path: Path) -> None:
-    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/folder.so").mkdir(parents=True)
+    for name, target in (("all.so", tmp_path), ("one.so", tmp_path / "secret")):
+        (tmp_path / "lib" / name).symlink_to(target)
     for name in ("secret", "secret.some.txt"):
         (tmp_path / name).write_text("secret", encoding="utf-8")
     paths = [tmp_path / "secret", tmp_path / "secret.some.txt", "/etc/passwd", Path(__file__).resolve()]
     attempts = [*(f"open({str(path)!r})" for path in paths), f"os.listdir({str(tmp_path)!r})", "os.listdir('/')"]
+    attempts += [f"open({str(tmp_path / 'lib/one.so')!r})", f"os.listdir({str(tmp_path / 'lib/folder.so')!r})"]
     points = elsewhere(tried(attempts), tmp_path, LD_LIBRARY_PATH=entry.format(folder=tmp_path))
     assert points == str(refused(attempts)) or not landlock_version()
 

@@ -77,6 +77,14 @@ def test_a_row_for_each_run(study: Study) -> None:
     assert first["gpu_hours"] == pytest.approx(20 / 3600 * gpus, abs=1e-4)
 
 
+@pytest.mark.parametrize("key", ["mlflow_run_id", "git_commit", "started", "finished"])
+def test_a_formula_of_a_foreign_run_is_not_passed_on(key: str, study: Study) -> None:
+    path = paths.run_timing(f"{COLOCATE}/one/1")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: '=HYPERLINK("http://evil.example")'}))
+    with pytest.raises(UserError, match=f"timing.json: damaged \\({key} is '=HYPERLINK"):
+        write_timing(study)
+
+
 def test_speed_is_compared_with_the_first_arm_in_one_process(study: Study) -> None:
     """8 samples a step: one process takes 2 s, the asynchronous arm 1 s."""
     write_timing(study)

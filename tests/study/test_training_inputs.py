@@ -60,12 +60,14 @@ def test_a_stage_depends_on_the_code_and_the_pins_that_decide_its_result(stage: 
     assert found == set()
     pinned = any(dep.startswith("data/training_inputs/") for dep in deps)
     # The others only read results; the kissing number's stage uses Python alone.
-    assert pinned == (stage not in {"training_inputs", "kissing_number", "select"})
+    assert pinned == (stage not in {"training_inputs", "kissing_number", "select", "named_file"})
 
 
 def test_dvc_yaml_names_the_rooms_and_settings_that_decide_runs_and_evaluations(mini_study: Study) -> None:
     names = STAGES["training_inputs"]["deps"]
-    assert sorted(names) == sorted(["${folder}", CONSTRAINTS, VLLM_ON_CPU, PROJECT, *(f"grpo/{room}" for room in ROOMS)])
+    assert sorted(names) == sorted(
+        ["${folder}", "reports/named_files", CONSTRAINTS, VLLM_ON_CPU, PROJECT, *(f"grpo/{room}" for room in ROOMS)]
+    )
     rooms = {f"grpo/{room}" for room in ("evaluation", "rollout", "models", "tasks", "grader", "common")}
     settings = {"engine", "threads", *(f"evaluation.{key}" for key in ("temperature", "top_p", "max_tokens", "seed"))}
     zero_shot = {"evaluation.zero_shot_problems", "evaluation.zero_shot_prompts"}

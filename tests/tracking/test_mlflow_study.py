@@ -15,6 +15,7 @@ from urllib.parse import parse_qs
 
 import mlflow
 import pytest
+from mlflow import MlflowClient
 from mlflow_parts import free_port, runs_at, uri_of
 
 from grpo.common.files import write_text
@@ -140,3 +141,19 @@ def test_links_open_the_training_view_of_each_study(folder: Path) -> None:
     assert len(links) == 2 and all(line.partition(": ")[2].startswith(page) for line in links)
     asked = parse_qs(links[0].partition("?")[2])
     assert asked == {"workflowType": ["machine_learning"], "orderByKey": ["tags.`mlflow.runName`"], "orderByAsc": ["true"]}
+
+
+def test_the_ui_is_this_machines_whatever_is_set_for_a_server(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """None of MLflow's protections is off, and an experiment's name commands no terminal."""
+    for name in ("DISABLE_SECURITY_MIDDLEWARE", "ALLOWED_HOSTS", "CORS_ALLOWED_ORIGINS"):
+        monkeypatch.setenv(f"MLFLOW_SERVER_{name}", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri_of(folder))
+    MlflowClient(uri_of(folder)).create_experiment("evil \x1b]52;c;cHduZWQ=\x07")
+    started: list[dict[str, str]] = []
+    monkeypatch.setattr(os, "execvp", lambda *_: started.append(dict(os.environ)))
+    runpy.run_path(str(REPOSITORY / "workflow/mlflow_ui.py"))["main"]()
+    said = capsys.readouterr().out
+    assert "evil \ufffd]52" in said and "\x1b" not in said
+    assert {name for name in started[0] if name.startswith("MLFLOW_SERVER_")} == {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION"}

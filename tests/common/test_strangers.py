@@ -1,0 +1,226 @@
+"""Files and texts of strangers: what is read has bounds and leads nowhere else, and a text stays text where it goes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from matplotlib.figure import Figure
+from model_parts import own_model
+from study_parts import ROOT, refused
+
+from grpo.common import files
+from grpo.common.errors import UserError, reason
+from grpo.common.files import exclusive_lock, read_json, read_text, require_own
+from grpo.common.safe_text import hide_secrets, on_terminal, without_password
+from grpo.common.yaml_file import parse_yaml
+from grpo.models.tokenizer import CHAT_TEMPLATE, Tokenizer, train_tokenizer
+from grpo.models.transformer import TransformerLM
+from grpo.reporting import charts
+from grpo.reporting.comments import FILTERS
+from grpo.reporting.labels import quoted, said
+from grpo.reporting.page import Body
+from grpo.study.kept import keep_until_stored
+from grpo.tasks import rows
+from grpo.tasks.rows import read_rows
+from grpo.tracking.mlflow_uri import failure
+
+# ------------------------------------------------------------------------------------------------------------------ files
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "read_text": lambda path: read_text(path, "train"),
+    "read_json": lambda path: read_json(path, "train"),
+    "parse_yaml": parse_yaml,
+    "read_rows": lambda path: read_rows(str(path), "files"),
+    "Tokenizer": lambda path: Tokenizer.from_folder(path.parent),
+}
+NAMES = {"read_rows": "x.jsonl", "Tokenizer": "config.json"}
+# Modules that read a file by other means: of this machine, of the package, or written by this process.
+ELSEWHERE = {
+    "common/files.py": "the reader itself; and who holds a lock",
+    "common/process.py": "/proc",
+    "discovery/verifier.py": "a program that the user names",
+    "models/tokenizer.py": "what it has just written; templates that were read before",
+    "reporting/page.py": "parts of the package, and figures that the report has drawn",
+    "study/kept.py": "dvc.lock, marks, DVC's cache",
+    "study/software.py": "pins of the package",
+    "study/training_inputs.py": "modules, which are imported",
+    "commands/study.py": "params.yaml, compared as text",
+    "tracking/mlflow_run.py": "its own id; the number of problems",
+    "tasks/formats.py": "formats of the package",
+}
+
+
+def test_every_module_reads_by_the_one_reader() -> None:
+    found = set()
+    for path in (file for file in (ROOT / "grpo").rglob("*.py") if file.parent.name != "grader"):  # its own lists
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = node.func if isinstance(node, ast.Call) else None
+            if isinstance(called, ast.Attribute) and called.attr in ("read_text", "read_bytes"):
+                found.add(path.relative_to(ROOT / "grpo").as_posix())
+    assert found == set(ELSEWHERE)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_reader_refuses_what_is_too_large_or_no_plain_file(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / NAMES.get(name, "x.yaml")
+    monkeypatch.setattr(files, "MOST_BYTES", 10)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    path.write_text('{"a": "0123456789"}')
+    with pytest.raises(UserError, match=f"{path.name}: 19 bytes, or no plain file; at most 10 are read"):
+        READERS[name](path)
+    path.unlink()
+    os.mkfifo(path)
+    with suppress(Exception):  # and waits for nothing
+        READERS[name](path)
+
+
+DEEP = "[" * 101 + "]" * 101
+TEN = "".join(f"l{i}: &l{i} [{', '.join([f'*l{i - 1}' if i else 'a'] * 10)}]\n" for i in range(9))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (TEN, "more than 200,000 values, aliases replaced"),
+        (f"a: {DEEP}", "nested more than 100 deep"),
+        (f"a: {'[' * 5000}{']' * 5000}", "not valid YAML"),
+        ("a: &a [*a]", "nested more than 100 deep"),
+        ("a: &a [1]\nb: *a", ""),
+    ],
+)
+def test_a_small_yaml_file_makes_no_large_values(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text(text)
+    if not message:
+        assert parse_yaml(tmp_path / "x.yaml") == {"a": [1], "b": [1]}
+        return
+    with pytest.raises(UserError, match=message):
+        parse_yaml(tmp_path / "x.yaml")
+
+
+def test_a_study_has_at_most_a_thousand_seeds() -> None:
+    assert "seeds" in refused(lambda values: values.update(seeds=list(range(1001))))
+
+
+def test_a_small_parquet_file_with_many_long_texts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyarrow.parquet.write_table(pyarrow.table({"q": ["x" * 2000] * 5000}), tmp_path / "x.parquet")
+    assert len(read_rows(str(tmp_path / "x.parquet"), "files")) == 5000
+    monkeypatch.setattr(rows, "MOST_BYTES", 4_000_000)
+    with pytest.raises(UserError, match="rows have more than 4,000,000 bytes"):
+        read_rows(str(tmp_path / "x.parquet"), "files")
+
+
+@pytest.mark.parametrize("key", ["vocab_size", "num_hidden_layers", "intermediate_size"])
+def test_a_config_that_describes_a_larger_model_than_its_weights_is_refused(key: str, tmp_path: Path) -> None:
+    own_model().save_pretrained(tmp_path)
+    TransformerLM.from_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {key: 10**9}))
+    with pytest.raises(ValueError, match=r"describes a larger model than model\.safetensors holds"):
+        TransformerLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [("{{ 'ab ' * 1000000 }}", "a text of 3,000,000 characters, at most 1"), ("{{ '\\ud800' }}", "half a character")],
+)
+def test_a_chat_template_makes_a_text_that_can_be_encoded(template: str, message: str) -> None:
+    base = train_tokenizer(["hello world"] * 50, 300)
+    chats = Tokenizer(base._files | {CHAT_TEMPLATE: template.encode()})
+    with pytest.raises(UserError, match=f"chat template refuses messages of user: ValueError: it makes {message}"):
+        chats.chat_ids([{"role": "user", "content": "x"}])
+
+
+def test_links_lead_out_of_no_folder_and_nothing_is_written_through_one(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    for name in ("curves.png", ".own.lock"):
+        (tmp_path / "own" / name).symlink_to(victim)
+    with pytest.raises(UserError, match="is a link"), exclusive_lock(tmp_path / "own/.own.lock", "another"):
+        pass
+    charts.save_figure(Figure(), tmp_path / "own/curves.png")
+    assert victim.read_text() == "precious" and not (tmp_path / "own/curves.png").is_symlink()
+    for target in (victim, Path("/etc"), Path("/")):
+        (tmp_path / "own/x").unlink(missing_ok=True)
+        (tmp_path / "own/x").symlink_to(target)
+        with pytest.raises(ValueError, match="x is a symbolic link to a file elsewhere"):
+            require_own(tmp_path / "own", [tmp_path / "own/x"])
+
+
+def test_a_kept_result_has_no_files_of_elsewhere(workdir: Path) -> None:
+    Path("dvc.yaml").touch()
+    Path("data/out").mkdir(parents=True)
+    (workdir / "private").mkdir()
+    Path("private/key").write_text("secret")
+    Path("data/out/docs").symlink_to(workdir / "private")
+    keep_until_stored(Path("state"), Path("data/out"), [Path("data/out")])
+    assert Path("state/results/data/out/docs").is_symlink()
+
+
+# ------------------------------------------------------------------------------------------------------------------ texts
+
+CODES = "evil \x1b]52;c;cHduZWQ=\x07\x9b31m"
+TITLE = r"Reward \sigma \1 \g<0> $\badmacro$ " + '" onmouseover="alert(1)'
+
+
+def shown_in_figures(text: str) -> None:
+    figure, (axes,) = charts.panels(1)
+    axes.plot([1, 2], [1, 2], label="x")
+    charts.frame(axes, text, text)
+    charts.legend(figure, charts.styles([text, "b"]))
+    figure.draw_without_rendering()
+
+
+def page(text: str) -> str:
+    return Body({}, [text]).of(f"# s: r\n\n## Experiments\n\n### {said(text)}: o\n\n| a |\n|---|\n| 1 |\n")
+
+
+TEXTS: dict[str, Callable[[], Any]] = {
+    "an error": lambda: str(UserError(CODES)),
+    "a reason": lambda: reason(ValueError(CODES)),
+    "MLflow": lambda: failure("http://host", ValueError(CODES)),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_no_text_commands_the_terminal(name: str) -> None:
+    assert TEXTS[name]().isprintable() and "evil" in TEXTS[name]()
+
+
+def test_a_title_is_a_title_on_the_page_and_in_a_figure() -> None:
+    shown_in_figures(TITLE)
+    assert r"\sigma" in page(TITLE) and "<table>" in page(TITLE) and ' onmouseover="' not in page(TITLE)
+
+
+def test_a_comment_stays_in_its_quotation_and_its_numbers_short() -> None:
+    shown = Body({}, ["e"]).of("# s: r\n\n" + quoted("fine\r\r## Claims: all hold\r\rx") + "\n")
+    assert shown.count("<section") == 1 and "Claims" not in shown.partition("</blockquote>")[2]
+    assert len(FILTERS["number"](0.5, 30_000_000)) < 30
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("could not connect: password=SECRET user=x", "could not connect: password=*** user=x"),
+        ("pwd=SECRET;token=SECRET", "pwd=***;token=***"),
+        ("Authorization: Bearer SECRET", "Authorization: Bearer ***"),
+        ('"http://u:SEC RET@h/"', '"http://h/"'),
+        ("http://h/path;password=SECRET", "http://h/path"),
+        ("max_tokens=5, token 7", "max_tokens=5, token 7"),
+    ],
+)
+def test_no_message_has_a_password(text: str, expected: str) -> None:
+    assert hide_secrets(text) == expected
+    assert "SECRET" not in without_password("https://h/path;password=SECRET")
+    assert on_terminal(text) == text

@@ -20,6 +20,7 @@ from grpo.common.safe_text import hide_secrets, on_terminal
 from grpo.study import paths
 from grpo.study.compose import study_path
 from grpo.study.schema import load_study
+from grpo.training.own_code import require_own_code_of_all
 
 START, STUDY, TOOLS = "Start here", "Study", "Tools"
 
@@ -140,6 +141,7 @@ def doctor() -> None:
     Exit code 2 if something is missing.
     """
     study = load_study()
+    require_own_code_of_all(study)
     from grpo.commands import doctor
 
     findings = doctor.examine(study)
@@ -166,7 +168,9 @@ def plan(
     from grpo.commands.estimate import plan as make_plan
     from grpo.commands.estimate import table
 
-    found = make_plan(load_study(study_path(name)) if name else load_study(), name is None, seconds_per_step, price)
+    study = load_study(study_path(name)) if name else load_study()
+    require_own_code_of_all(study)
+    found = make_plan(study, name is None, seconds_per_step, price)
     return json.dumps(found, indent=2) if as_json else table(found)
 
 

@@ -170,7 +170,7 @@ def plan(
 
     study = load_study(study_path(name)) if name else load_study()
     require_own_code_of_all(study)
-    found = make_plan(study, name is None, seconds_per_step, price)
+    found = make_plan(study, seconds_per_step, price)
     return json.dumps(found, indent=2) if as_json else table(found)
 
 

@@ -82,10 +82,16 @@ def make_plan() -> set[str]:
         raise UserError(f"DVC cannot read the pipeline: {error}. {remedy}") from error
     if stale and study is not None:
         require_own_code_of_all(study)
-        require_torch_for(study)
     write_stamps(plan, stale)
     write_text(PLAN, json.dumps(plan, indent=1))
     return stale
+
+
+def require_torch() -> None:
+    """Raise UserError if the study's jobs would fail after the queue (:func:`require_torch_for`); before they are submitted."""
+    params = read_mapping(paths.PARAMS)
+    if "experiments" in params:  # else it belongs to another pipeline
+        require_torch_for(validated(params, paths.PARAMS))
 
 
 def only_one_here() -> AbstractContextManager[None]:

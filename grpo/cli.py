@@ -22,6 +22,7 @@ from grpo.study import paths
 from grpo.study.compose import study_path
 from grpo.study.schema import load_study
 from grpo.study.stage_inputs import unchanged_inputs
+from grpo.training.own_code import require_own_code_of_all
 
 START, STUDY, TOOLS = "Start here", "Study", "Tools"
 
@@ -142,6 +143,7 @@ def doctor() -> None:
     Exit code 2 if something is missing.
     """
     study = load_study()
+    require_own_code_of_all(study)
     from grpo.commands import doctor
 
     findings = doctor.examine(study)
@@ -168,7 +170,9 @@ def plan(
     from grpo.commands.estimate import plan as make_plan
     from grpo.commands.estimate import table
 
-    found = make_plan(load_study(study_path(name)) if name else load_study(), name is None, seconds_per_step, price)
+    study = load_study(study_path(name)) if name else load_study()
+    require_own_code_of_all(study)
+    found = make_plan(study, seconds_per_step, price)
     return json.dumps(found, indent=2) if as_json else table(found)
 
 
@@ -209,13 +213,16 @@ def evaluate(
     ] = None,
     problems: Annotated[int | None, typer.Option(min=1, help="Number of validation problems; default: all.")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Without a study: as for `grpo run`.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="With a class or a file: as for `grpo run`.")
     ] = None,
+    study_name: Annotated[
+        str, typer.Option("--study", help="With a class or a file: as for `grpo run`, such as math-24gb on a GPU.")
+    ] = "base",
 ) -> str:
     """Evaluate a checkpoint on a task's validation problems, or on all of a file; goes on after an interruption."""
     from grpo.commands.one_run import study_and_problems
 
-    study, task, asked = study_and_problems(checkpoint, task, settings or [], problems)
+    study, task, asked = study_and_problems(checkpoint, task, settings or [], problems, study_name)
     from grpo.evaluation.evaluator import evaluate_any
     from grpo.results.statistics import format_interval
 

@@ -28,7 +28,7 @@ from grpo.study.compose import STUDIES_FOLDER, compose, merge, study_path
 from grpo.study.methods import with_objective
 from grpo.study.schema import Study, check_name, load_study, validated
 from grpo.study.settings import MAIN
-from grpo.tasks.dataset import Dataset
+from grpo.tasks.dataset import Dataset, columns_of
 from grpo.tasks.rows import FORMATS, read_rows
 from grpo.tasks.task import LIMIT, TASKS, make_task
 from grpo.tracking.mlflow_study import flat
@@ -38,7 +38,6 @@ from grpo.training.own_code import require_own_code_of_all
 ARM = "grpo"
 BASE = "base"  # the default of --study
 PINNED = {"math": "math-h100", "gsm8k": "gsm8k"}  # studies from which these tasks take the source of their problems
-COLUMNS = {"question": ("question", "problem", "prompt"), "answer": ("answer", "ground_truth")}  # usual names of columns
 CURVES = Path("curves.png")
 GROWING = ("history.csv", "validation.csv")  # while the run trains
 # Beginnings of the keys that a single run uses, as in params.yaml.
@@ -147,27 +146,28 @@ def composed(options: RunOptions, out: Path) -> dict[str, Any]:
 
 
 def study_and_problems(
-    checkpoint: Path, task: str, settings: Sequence[str], n_problems: int | None
+    checkpoint: Path, task: str, settings: Sequence[str], n_problems: int | None, study_name: str = BASE
 ) -> tuple[Study, str, list[Problem]]:
     """What `grpo evaluate` needs: a study, the name of a task in it, and the problems to ask.
 
     Args:
         task: a name in the active study; or a class or file, for which a study is composed, as `grpo run` does. All rows of a
             file are asked.
+        study_name: of the study with the values for everything that no option sets, as for `grpo run`.
 
     Raises:
         UserError: as :func:`composed`; or there are fewer problems than asked for.
     """
     is_file = Path(task).suffix in FORMATS
     if not is_file and ":" not in task:
-        if settings:
-            raise UserError("--set: the values are those of params.yaml. Edit them there, or give --task a file.")
+        if settings or study_name != BASE:
+            raise UserError("--set, --study: the values are those of params.yaml. Edit them there, or give --task a file.")
         study = load_study()
         study.task(task)
         problems, where = read_problems(paths.validation(task)), str(paths.validation(task))
     else:
         require_checkpoint(checkpoint)
-        values = composed(RunOptions(str(checkpoint), task, settings), Path("evaluation"))
+        values = composed(RunOptions(str(checkpoint), task, settings, study=study_name), Path("evaluation"))
         if is_file:
             values["tasks"][MAIN]["files"] = {"validation": str(Path(task).absolute())}
         study, where, task = validated(values, Path("--set")), f"--task {task}", MAIN
@@ -234,12 +234,7 @@ def _task(name: str, set_keys: Mapping[str, Any], tasks: Mapping[str, Any]) -> d
     rows = read_rows(str(path), "--task")
     if len(rows) == 1:
         raise UserError(f"--task {name}: has a single row, and training and validation need one each. Add rows.")
-    columns, known = {}, rows[0].values
-    for which in (which for which in COLUMNS if which not in set_keys):
-        columns[which] = next((column for column in COLUMNS[which] if column in known), None)
-        if columns[which] is None:
-            there = ", ".join(known)
-            raise UserError(f"--task {name}: no column for the {which}. Add --set tasks.{MAIN}.{which}=COLUMN, one of {there}.")
+    columns = columns_of(rows[0], f"--task {name}", f"Add --set tasks.{MAIN}.{{0}}=COLUMN, one of", set_keys)
     files = {"train": f"{path}[:90%]", "validation": f"{path}[90%:]"}
     return {"use": "dataset", **columns, "files": files, "drop_overlap": True}
 

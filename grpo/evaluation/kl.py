@@ -42,11 +42,9 @@ def measure_kl(study: Study, experiment: str) -> dict[str, Any]:
     """Measure the kept checkpoints of all runs of an experiment (:func:`summary`), and write data/kl and reports/kl.
 
     Raises:
-        UserError: no run keeps a checkpoint, one is missing or damaged, or responses are greedy.
+        UserError: no run keeps a checkpoint, or one is missing or damaged.
     """
     entry, evaluation, task = study.experiments[experiment], study.evaluation, study.experiments[experiment].task
-    if evaluation.temperature == 0.0:
-        raise UserError("evaluation.temperature: 0 draws no samples to estimate KL from. Set it above 0, or drop `keep_steps`.")
     start_threads(study.threads)
     problems = read_problems(paths.validation(task))[: evaluation.problems]
     starts: dict[tuple[Path, str], Start] = {}

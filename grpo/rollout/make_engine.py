@@ -6,7 +6,6 @@ import copy
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo.common.errors import UserError
 from grpo.common.world import ALONE, World
 from grpo.rollout.engine import Engine
 from grpo.study.methods import GrpoConfig, RunConfig
@@ -52,11 +51,6 @@ def make_engine(
             check_weights,
         )
         return VllmEngine(folder, model, settings, world)
-    if engine.device != learner.device:
-        raise UserError(
-            f"params.yaml: engine.device ({engine.device}) and learner.device ({learner.device}) must be the same "
-            "with engine.name transformers, because engine and learner share the model."
-        )
     from grpo.rollout.transformers_engine import TransformersEngine
 
     # A sharded learner cannot share its model, so the engine gets a copy. Stages that only evaluate have no learner.

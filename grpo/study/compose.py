@@ -19,7 +19,7 @@ from grpo.study.settings import MAIN
 STUDIES_FOLDER = Path("studies")
 # Keys with the kind of a mapping. If an overlay changes one, the mapping is replaced, as other keys belong to another kind.
 # (A task's `source` is itself a mapping and does not count.)
-WHICH = ("use", "source", "name")
+WHICH = ("use", "source")
 WHOLE = ("arms", "documents", "sft_datasets", "reward", "source")  # mappings that an overlay replaces as a whole
 BY_TASK = ("tasks", "models", "sft_datasets")  # mappings with one entry per task; `null` removes an entry
 COMPUTED = ("study", "folder", "file")  # keys that composing sets, whatever a study file says

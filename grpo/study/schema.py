@@ -269,11 +269,15 @@ class Study(Section):
             raise UserError(f"seeds: {self.seeds} names a seed twice.")
         if self.seeds_in_one_stage and self.learner.processes > 1:
             raise UserError("seeds_in_one_stage: not with learner.processes above 1. Set it to false.")
-        if self.engine.name == "transformers" and self.engine.dtype != self.learner.dtype:
-            shared = (
-                f"with engine.name transformers runs sample from the learner's model, in learner.dtype ({self.learner.dtype})"
+        for key in ("device", "dtype") if self.engine.name == "transformers" else ():
+            if (of_engine := getattr(self.engine, key)) != (of_learner := getattr(self.learner, key)):
+                shared = f"with engine.name transformers runs sample from the learner's model, in learner.{key} ({of_learner})"
+                raise UserError(f"engine.{key} ({of_engine}): {shared}. Set both to the same.")
+        if self.evaluation.temperature == 0.0 and self.kl_in:
+            raise UserError(
+                f"evaluation.temperature: 0 draws no samples to estimate the KL of {self.kl_in[0]}. Set it above 0, or drop "
+                "`keep_steps`."
             )
-            raise UserError(f"engine.dtype ({self.engine.dtype}): {shared}. Set both to the same.")
         self._check_chain()
         for name, arm in self.selection.pinned.items():
             require_known("selection.pinned", "no experiment", name, self.experiments)
@@ -335,7 +339,13 @@ class Study(Section):
             starts = (arm.get("start_from") for arm in self.experiments[name].arms.values())
             for needed in self.needed_selections(name) + sorted({str(start).split("/")[0] for start in starts if start}):
                 if needed in self.left_out:
-                    raise UserError(f"experiments.{needed}.arms: left out, but {name} builds on it. Leave {name} out too.")
+                    alone = (
+                        f", or run {name} alone: experiments.{name}.builds_on: null (its runs start from the study's values)"
+                    )
+                    raise UserError(
+                        f"experiments.{needed}.arms: left out, but {name} builds on it. Leave {name} out too"
+                        f"{alone if needed in self.needed_selections(name) else ''}."
+                    )
 
     def _check_arm(self, experiment: str, arm: str, values: dict[str, Any]) -> None:
         """Check that the arm's name can be a file name, that the method accepts its values, and that they fit the study."""
@@ -350,10 +360,12 @@ class Study(Section):
                 raise UserError(f"{path}.{OFF_POLICY_RANK}: {wrong}.")
         config = apply_overrides(self.defaults(entry.method), values, path)
         self._check_formats(f"{path}: prompt", entry.task, [config.prompt])
-        for what in ("lora", "asynchronous"):
-            if getattr(config, what, None) is not None and self.for_task(entry.task).learner.fully_shard:
-                remedy = f"Set that to false, or leave {experiment} out (`experiments: {{without: [...]}}`)"
-                raise UserError(f"{path}.{what}: not with learner.fully_shard. {remedy}.")
+        learner = self.for_task(entry.task).learner
+        clashes = {"lora": learner.fully_shard and "fully_shard", "asynchronous": learner.processes > 1 and "processes"}
+        for what, key in clashes.items():
+            if key and getattr(config, what, None) is not None:
+                remedy = f"Leave that out, or leave {experiment} out (`experiments: {{without: [...]}}`)"
+                raise UserError(f"{path}.{what}: not with learner.{key}. {remedy}.")
         if isinstance(config, GrpoConfig) and config.start_from is not None:
             what = "fine-tuning (see its keep_steps) keeps no checkpoint"
             require_known(f"{path}.start_from", what, config.start_from, self._kept_checkpoints())

@@ -1,8 +1,9 @@
-"""`grpo plan`: what is taken over, hours that can be worked out by hand, and times from data/timing."""
+"""`grpo plan`: what is taken over, and hours that can be worked out by hand."""
 
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,6 @@ import pytest
 from study_parts import activate, study_named, with_values
 
 from grpo.commands.estimate import plan, work
-from grpo.common.files import write_json
-from grpo.study import paths
 from grpo.study.schema import Study, load_study
 
 UNIT = {"RTX 4090": 84.0, "H100": 30.0, "H200": 14.0}
@@ -21,14 +20,14 @@ EVALUATED = 22 * 1024 + 2048  # of 200 steps: 0, 2, 5, 10, 20, ... 190, and the 
 
 @pytest.fixture
 def smoke(workdir: Path) -> Study:
-    """The smoke study, active in an empty project."""
+    """The smoke study, active in an empty project; without a GPU."""
     activate("smoke", workdir)
     return load_study()
 
 
 @cache
 def planned(study: str) -> dict[str, Any]:
-    return plan(study_named(study), False, None, None)
+    return plan(study_named(study), None, None)
 
 
 def hours(study: str, experiment: str) -> dict[str, float]:
@@ -41,7 +40,7 @@ def test_hours_of_each_card_are_those_of_steps_and_evaluations() -> None:
     """Five rates and three seeds of 200 steps of 256 rollouts, on two GPUs each; evaluations add 27%."""
     added = 0.56 * EVALUATED / 256
     assert added / 200 == pytest.approx(0.27, abs=0.005)
-    rates = plan(study_named("math-2xh100"), False, None, 2.0)
+    rates = plan(study_named("math-2xh100"), None, 2.0)
     row = rates["rows"]["grpo_learning_rate"]
     assert row["hours"] == pytest.approx({card: 2 * 15 * (200 + added) * s / 3600 for card, s in UNIT.items()})
     assert (row["runs"], row["steps"], row["CS336"]) == (15, 3000, 6)
@@ -64,32 +63,25 @@ def test_what_else_decides_hours() -> None:
     )
     # Half of the groups have no signal: of 64 rollouts 32 are sampled anew, then 16.
     assert (once, resampled, twice) == pytest.approx((1.0, 0.56 * 112 / 64 + 0.44, 1.44))
-    given = plan(study, False, 60.0, None)["rows"]["grpo_learning_rate"]["hours"]
+    given = plan(study, 60.0, None)["rows"]["grpo_learning_rate"]["hours"]
     assert given == pytest.approx({"given": 2 * both[1]})
 
 
 def test_a_run_that_equals_an_earlier_one_costs_nothing(smoke: Study) -> None:
     """Which one does depends on the winner before it."""
-    rows = plan(smoke, True, None, None)["rows"]
+    rows = plan(smoke, None, None)["rows"]
     assert [rows["grpo_baselines"][key] for key in ("runs", "taken over", "steps")] == [1, 1, 3]
     other = with_values(smoke, {"selection.pinned": {"grpo_learning_rate": "1e-3"}, "grpo.learning_rate": 1e-3})
     changed = with_values(other, {"experiments.grpo_learning_rate.arms": {"1e-3": {"learning_rate": 2e-3}}})
     changed = with_values(changed, {"experiments.grpo_baselines.arms": {"no_baseline": {"loss_type": "no_baseline"}}})
-    assert plan(changed, True, None, None)["rows"]["grpo_baselines"]["taken over"] == 0
+    assert plan(changed, None, None)["rows"]["grpo_baselines"]["taken over"] == 0
 
 
-def test_runs_that_have_finished_tell_the_seconds(smoke: Study) -> None:
-    def note_time(run: str, seconds: float, steps: int, same_as: str | None = None) -> None:
-        write_json(paths.run_timing(run), {"total_s": seconds, "steps": [{}] * steps, "same_as": same_as})
-
-    note_time("grpo_learning_rate/3e-4/0", 30.0, 3)
-    note_time("grpo_learning_rate/1e-3/0", 60.0, 3)
-    note_time("grpo_baselines/reinforce_with_baseline/0", 0.0, 0, "grpo_learning_rate/3e-4/0")  # tells nothing of times
-    found = plan(smoke, True, None, None)
-    spent = {name: row["hours"].get("here", 0.0) * 3600 for name, row in found["rows"].items()}
-    assert spent["grpo_learning_rate"] == pytest.approx(90) and spent["grpo_baselines"] == pytest.approx(45)
-    assert spent["grpo_keyword_inclusion"] == 0 == found["cost"]["here"], "another task; no GPU"
-    assert "here" not in plan(smoke, False, None, None)["cost"]  # another study's times tell nothing
+@pytest.mark.usefixtures("workdir")
+@pytest.mark.parametrize("study", ["math-first", "math-24gb-first"])
+def test_a_first_study_takes_the_hours_that_it_says(study: str) -> None:
+    told = re.search(r"about (\d+) hours on an (RTX 4090|H100)\.", study_named(study).description)
+    assert told and round(planned(study)["rows"]["in all"]["hours"][told[2]]) == int(told[1])
 
 
 def test_the_command_prints_a_table_or_json(smoke: Study, grpo: Any) -> None:
@@ -97,4 +89,4 @@ def test_the_command_prints_a_table_or_json(smoke: Study, grpo: Any) -> None:
     assert code == 0 and told.startswith("study smoke, seeds [0]; GPU-hours by card\nexperiment "), error
     (row,) = [line for line in told.splitlines() if line.startswith("grpo_baselines")]
     assert row.split() == ["grpo_baselines", "1", "1", "3", "2"]
-    assert json.loads(grpo("plan", "--json", "--price", "4")[1]) == plan(smoke, True, None, 4.0)
+    assert json.loads(grpo("plan", "--json", "--price", "4")[1]) == plan(smoke, None, 4.0)

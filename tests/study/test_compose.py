@@ -35,8 +35,7 @@ from grpo.study.stages import write_stages
         ({"grpo": {"a": 1, "b": 2}}, {"grpo": {"b": 3, "c": 4}}, {"grpo": {"a": 1, "b": 3, "c": 4}}),
         ({"seeds": [0, 1, 2], "threads": 1}, {"seeds": [5]}, {"seeds": [5], "threads": 1}),
         ({"divergence": {"patience": 2}}, {"divergence": None}, {"divergence": None}),
-        ({"engine": {"name": "a", "x": 1}}, {"engine": {"name": "a", "y": 2}}, {"engine": {"name": "a", "x": 1, "y": 2}}),
-        ({"engine": {"name": "a", "x": 1}}, {"engine": {"name": "b"}}, {"engine": {"name": "b"}}),
+        ({"engine": {"name": "a", "x": 1}}, {"engine": {"name": "b", "y": 2}}, {"engine": {"name": "b", "x": 1, "y": 2}}),
         ({"model": {"source": "pretrain", "steps": 9}}, {"model": {"source": "hub"}}, {"model": {"source": "hub"}}),
         ({"task": {"levels": 4}}, {"task": {"use": "math"}}, {"task": {"use": "math"}}),  # the arguments were another's
         ({"grpo": {"reward": {"a": 0.2}}}, {"grpo": {"reward": {"c": 1}}}, {"grpo": {"reward": {"c": 1}}}),
@@ -238,6 +237,31 @@ def test_experiments_are_left_out_of_what_is_extended_and_arms_bring_one_back(pr
     assert list(values["experiments"]) == [*EXPERIMENTS, "grpo_own"], "a new one comes last"
 
 
+@pytest.mark.parametrize("name", ["grpo_baselines", "grpo_prompt_ablation", "leaderboard"])
+def test_an_experiment_runs_alone(project: Path, name: str) -> None:
+    """It drags no experiment before it along, and its arms start from the study's own values."""
+    alone = f"{{only: [{name}], {name}: {{builds_on: null}}}}"
+    study = load_study(write("studies/alone.yaml", f"extends: mini\nexperiments: {alone}\n"))
+    assert (study.active_experiments, study.needed_selections(name)) == ([name], [])
+    runs = study.runs_table().values()
+    assert {run["arm"] for run in runs} == {*study.experiments[name].arms}
+    assert {run["after"] for run in runs} == {"data/training_inputs/software.json"}
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in STUDIES if path.stem.startswith(("math", "gsm8k"))], ids=lambda path: path.stem
+)
+def test_each_study_of_a_real_model_can_be_rehearsed(path: Path, tmp_path: Path) -> None:
+    """With the overlay as it is, on the CPU, whatever engine, optimizer and processes the study has."""
+    text = (ROOT / "studies/math-rehearsal.yaml").read_text()
+    own = tmp_path / "rehearsal.yaml"
+    own.write_text(text.replace("extends: math-h100", f"extends: {path.absolute()}"))
+    study = load_study(own)
+    devices = [(each.engine.device, each.learner.device) for each in map(study.for_task, study.tasks)]
+    assert {*devices} == {("cpu", "cpu")} and not any(kind.gpus for kind in study.resources.values())
+    assert (study.learner.processes, study.learner.optimizer) == (1, "adamw")
+
+
 def test_a_task_that_only_experiments_left_out_are_about_is_left_out_too(project: Path) -> None:
     """Nobody waits for a model that no run starts from."""
     own = project / "studies/own.yaml"
@@ -270,6 +294,11 @@ def test_a_task_that_only_experiments_left_out_are_about_is_left_out_too(project
             "experiments.only: leaderboard has no arms in the extended study: give it some.",
         ),
         ("extends: mini\nexperiments: {without: [grpo_baselines]}\n", "experiments.grpo_baselines.arms: left out, but grpo_"),
+        (
+            "extends: mini\nexperiments: {only: [grpo_prompt_ablation]}\n",
+            "Leave grpo_prompt_ablation out too, or run grpo_prompt_ablation alone: "
+            "experiments.grpo_prompt_ablation.builds_on: null (its runs start from the study's values).",
+        ),
         (
             "extends: mini\nexperiments: {grpo_learning_rate: {arms: {3e-4: {learning_rate: 3e-4}}}}\n",
             "studies/bad.yaml: experiments.grpo_learning_rate.arms: 0.0003 is a name here, which YAML reads as a number",
@@ -422,7 +451,8 @@ def test_list_marks_the_active_study_and_leaves_the_base_out(project: Path, grpo
     write("studies/own.yaml", "extends: smoke\nseeds: [1]\n")
     lines = grpo("study", "list")[1].splitlines()
     assert [line.split()[0] for line in lines if line[0] == " "] == [
-        "gsm8k", "math-24gb", "math-2xh100", "math-7b-8xh100", "math-first", "math-h100", "math-one-instance",
+        "gsm8k", "math-24gb", "math-24gb-first", "math-24gb-turing", "math-2xh100", "math-7b-8xh100", "math-first", "math-h100",
+        "math-one-instance",
         "math-rehearsal", "mini",
         "objectives", "own", "quickstart", "tools",
     ]  # fmt: skip

@@ -121,6 +121,11 @@ MISTAKES: list[tuple[Edit, str]] = [
     ),
     # Hardware
     (put("learner.dtype", "bfloat16"), "engine.dtype (float32): with engine.name transformers runs sample from the"),
+    (ON_GPU, "engine.device (cpu): with engine.name transformers runs sample from the learner's model, in learner.device"),
+    (
+        all_of(put("evaluation.temperature", 0), put("evaluation.best_of_n.prompts", [])),
+        "evaluation.temperature: 0 draws no samples to estimate the KL of grpo_kl_divergence.",
+    ),
     (put("engine.sleep_level", 2), "engine: sleep_level 2: vLLM can only sleep on a GPU: set it to 0, or device to cuda:0"),
     (all_of(put("engine.name", "vllm"), put("engine.device", "cuda:1")), "engine: device 'cuda:1': vLLM takes the first GPU"),
     (put("learner.processes", 2), "seeds_in_one_stage: not with learner.processes above 1."),
@@ -136,9 +141,9 @@ MISTAKES: list[tuple[Edit, str]] = [
     *(
         (
             all_of(shard_learner, new_arm("grpo_baselines", **{key: {}})),
-            f"experiments.grpo_baselines.arms.extra.{key}: not with learner.fully_shard.",
+            f"experiments.grpo_baselines.arms.extra.{key}: not with learner.{clash}. Leave that out, or",
         )
-        for key in ("lora", "asynchronous")
+        for key, clash in (("lora", "fully_shard"), ("asynchronous", "processes"))
     ),
     (put("resources.small", REMOVED), "resources: stages that train no run need 'small' (known: model, "),
     (put("resources.train_on_cpu", REMOVED), f"experiments.{KEYWORD}.resources: no resources 'train_on_cpu' (known: "),

@@ -125,6 +125,13 @@ def test_a_small_model_computes_on_the_cpu_in_a_study_for_gpus(mini_study: Study
     assert mini_study.for_task("keyword") == mini_study
 
 
+def test_the_study_with_one_instance_samples_where_its_learner_trains() -> None:
+    """Its engine is another one than its parent's, whose device and sleep it keeps unless it says otherwise."""
+    study = study_named("math-one-instance")
+    assert (study.engine.name, study.engine.device, study.engine.dtype) == ("transformers", "cuda:0", "bfloat16")
+    assert (study.learner.device, study.learner.dtype, study.engine.sleep_level) == ("cuda:0", "bfloat16", 0)
+
+
 # ------------------------------------------------------------------------------------------------ evaluations that count
 
 

@@ -95,13 +95,8 @@ def start_asynchronous(
     """Start engine and learner in actors that end with the block, as :func:`grpo.training.train.start_here` in this process.
 
     Raises:
-        UserError: ``learner.processes`` is above 1, or the cluster has too few GPUs or cores.
+        UserError: the cluster has too few GPUs or cores.
     """
-    if study.learner.processes > 1:
-        raise UserError(
-            f"params.yaml: learner.processes ({study.learner.processes}): an asynchronous run has one process for its "
-            "learner. Set it to 1."
-        )
     here = Path.cwd()
     devices = {name: _device(study, name) for name in ("engine", "learner")}
     seen = {name: {"device": at if at == "cpu" else "cuda:0"} for name, at in devices.items()}  # Ray shows an actor one GPU

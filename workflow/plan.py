@@ -61,6 +61,8 @@ def make_plan() -> set[str]:
         study = validated(params, paths.PARAMS)
         for line in write_stages(study):  # from which DVC makes the stages
             print(line, flush=True)
+    if set("{}?") & set(str(Path.cwd())):
+        raise UserError(f"{Path.cwd()}: DVC and MLflow read {{, }} and ? in a folder's name as signs of theirs. Rename the folder.")
     if DATA.is_symlink():
         raise UserError(
             f"{DATA}: a symbolic link, behind which DVC stores nothing. Make it a folder. To keep results on another disk:"
@@ -182,7 +184,7 @@ def stale_stages(repo: Repo) -> set[str]:
     stale |= set().union(*(nx.ancestors(graph, stage) for stage in stale))
     if lost := sorted(stage.addressing for stage in uncached - stale):
         raise UserError(
-            f"{repo.cache.local.path}: DVC's cache lacks the results of {len(lost)} stages ({lost[0]}, …), so DVC would run them"
+            f"{repo.cache.local_cache_dir}: DVC's cache lacks the results of {', '.join(lost[:3])}, so DVC would run them"
             " again. They lie in data/, unchanged. `dvc commit` puts them back into the cache."
         )
     return {stage.addressing for stage in stale}

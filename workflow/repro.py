@@ -20,11 +20,13 @@ from plan import WHAT_NEXT, make_plan, only_one_here
 from with_gpus import when_parent_dies
 
 from grpo.common.errors import UserError, reason
+from grpo.common.files import require_writable
 
 # Each stage prints a line itself (with_gpus.py); Snakemake prints its warnings and errors into its log.
 PROFILE = "workflow/profiles/local"
 SNAKEMAKE = ["snakemake", "--profile", PROFILE, "--quiet", "rules", "progress", "host", "--config", "plan_is_made=true"]
 LOG = Path("logs/snakemake.log")
+WRITTEN = (".stamps", "logs", "data", "reports", ".dvc/tmp", ".snakemake")
 NO_SPACE = "The disk or your quota is full. Free some space, or move DVC's cache to another disk (docs/tracking.md)."
 REMEDIES = dict.fromkeys((ENOSPC, EDQUOT), NO_SPACE) | {
     EROFS: "It lies on a disk that is mounted read-only. Copy the project to one that you can write.",
@@ -40,6 +42,8 @@ def main() -> int:
     """Bring the study up to date; return an exit code."""
     start = time.perf_counter()
     try:
+        for folder in WRITTEN:
+            require_writable(Path(folder))
         with only_one_here():
             if make_plan():
                 return run_snakemake()
@@ -73,7 +77,6 @@ def run_snakemake() -> int:
 
     What Snakemake itself prints is in its log, and shown if no stage has told why it failed.
     """
-    LOG.parent.mkdir(exist_ok=True)
     with LOG.open("w") as log:
         process = subprocess.Popen(
             SNAKEMAKE, stdin=subprocess.DEVNULL, stderr=log, process_group=0,
@@ -83,7 +86,7 @@ def run_snakemake() -> int:
         signal.signal(signum, lambda signum, _: os.killpg(process.pid, signum))
     code = process.wait()
     text = LOG.read_text(errors="replace")
-    if code and "Error in rule" not in text:
+    if code and "CalledProcessError" not in text:
         print(text, file=sys.stderr)
     return code if code >= 0 else 128 - code
 

@@ -149,7 +149,7 @@ def _share_cache(copy: Path) -> None:
     from dvc.repo import Repo
 
     with Repo() as repo:
-        cache = repo.cache.local.path
+        cache = repo.cache.local_cache_dir
     _call(sys.executable, "-m", "dvc", "cache", "dir", "--local", cache, cwd=copy)
 
 

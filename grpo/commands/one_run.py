@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import chdir
+from math import gcd
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -138,8 +139,21 @@ def composed(options: RunOptions, out: Path) -> dict[str, Any]:
         rows = len(read_rows(source.files.validation, "--task"))
         few = {key: min(rows, evaluation[key]) for key in ("problems", "last_problems")} | {"selection_problems": 0}
         evaluation |= {key: value for key, value in few.items() if key not in overlay.get("evaluation", {})}
+        if source.files.train:
+            fitted = _batch_of_few(values["grpo"], len(read_rows(source.files.train, "--task")))
+            values["grpo"] |= {} if fitted.keys() & overlay.get("grpo", {}).keys() else fitted
     not_evaluated = {"zero_shot_problems": 1, "zero_shot_prompts": [values["grpo"]["prompt"]], "best_of_n": {"prompts": []}}
     return values | {"evaluation": merge(evaluation, not_evaluated)}
+
+
+def _batch_of_few(grpo: Mapping[str, Any], rows: int) -> dict[str, int]:
+    """Batch sizes for a file with fewer rows than a step asks: all rows each step, and as many responses at a time as before."""
+    responses, at_a_time = rows * grpo["group_size"], grpo["train_batch_size"] // grpo["gradient_accumulation_steps"]
+    if responses >= grpo["rollout_batch_size"]:
+        return {}
+    accumulated = responses // gcd(responses, at_a_time)
+    sizes = dict.fromkeys(("rollout_batch_size", "train_batch_size"), responses)
+    return sizes | {"gradient_accumulation_steps": accumulated}
 
 
 def study_and_problems(
@@ -260,6 +274,11 @@ def _prepare(values: Mapping[str, Any], out: Path) -> None:
         limited = values["tasks"][MAIN].get(LIMIT)
         for stage in (stages.model, stages.dataset) if limited else (stages.dataset, stages.model):
             stage(MAIN)
+        grpo, evaluation = study.grpo, study.evaluation
+        print(
+            f"{grpo.n_prompts_per_rollout_batch} questions a step (grpo.rollout_batch_size / grpo.group_size), evaluated on "
+            f"{evaluation.problems} problems (evaluation.problems), at the end on {evaluation.last_problems} (.last_problems)"
+        )
         run = paths.RUNS / study.active_experiments[0] / ARM
         for name in GROWING:
             Path(name).symlink_to(run / f".{study.seeds[0]}.draft" / name)

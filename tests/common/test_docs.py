@@ -23,6 +23,7 @@ from dvc.cli.parser import get_main_parser
 
 from grpo.cli import app
 from grpo.study.compose import study_path
+from grpo.study.methods import OF_TRL
 from grpo.study.schema import Study
 
 ROOT = Path(__file__).parents[2]
@@ -92,6 +93,14 @@ def test_settings_that_rows_name_exist(mini_study: Study) -> None:
     assert len(settings) > 15
     for name in settings:
         reduce(getattr, name.split("."), mini_study)
+
+
+def test_settings_of_trl_are_in_the_table_and_lead_to_settings_that_exist(mini_study: Study) -> None:
+    table = (DOCS / "settings.md").read_text()
+    assert [name for name in OF_TRL if not re.search(rf"`{name}[`:]", table)] == []
+    for here in OF_TRL.values():
+        for path in re.findall(r"(?:grpo|engine|learner|evaluation)\.[a-z_.]+", here):
+            reduce(getattr, path.split("."), mini_study)
 
 
 def selected(file: str) -> list[str]:

@@ -583,7 +583,7 @@ CONFLICT = "<<<<<<< HEAD\n{0}=======\n{0}>>>>>>> other\n"
 @pytest.mark.parametrize(
     ("name", "old", "new", "told"),
     [
-        ("params.yaml", "  n_grpo_steps:", "  n_grpo_step:", "params.yaml: grpo.n_grpo_step: unknown key."),
+        ("params.yaml", "  n_grpo_steps:", "  n_grpo_step:", "params.yaml: grpo.n_grpo_step: unknown key. Did you mean n_grpo_steps?"),
         ("params.yaml", "  n_grpo_steps:", "\tn_grpo_steps:", "params.yaml:LINE: not valid YAML (found character that"),
         ("params.yaml", "cpus: 1,", "", "params.yaml: resources.small.cpus: missing."),
         ("dvc.yaml", "cmd: grpo best_of_n", "cmd: grpo ${nowhere}", "DVC cannot read the pipeline"),
@@ -607,7 +607,7 @@ def test_a_mistake_is_told_with_its_cause_before_anything_runs(
 def test_make_repro_ends_with_one_message(study: Path) -> None:
     site = study / ".dvc/site"
     for damage, told in (
-        (lambda: edit(study, "params.yaml", "  n_grpo_steps:", "  n_grpo_step:"), "params.yaml: grpo.n_grpo_step: unknown key."),
+        (lambda: edit(study, "params.yaml", "  n_grpo_steps:", "  n_grpo_step:"), "params.yaml: grpo.n_grpo_step: unknown key. Did you mean n_grpo_steps?"),
         (lambda: edit(study, "params.yaml", "  n_grpo_step:", "  n_grpo_steps:"), ""),
         (lambda: [path.write_bytes(b"not a database" * 99) for path in site.rglob("cache.db")], f"{site}/repo: DVC's database"),
     ):

@@ -62,7 +62,8 @@ def make_plan() -> set[str]:
         for line in write_stages(study):  # from which DVC makes the stages
             print(line, flush=True)
     if set("{}?") & set(str(Path.cwd())):
-        raise UserError(f"{Path.cwd()}: DVC and MLflow read {{, }} and ? in a folder's name as signs of theirs. Rename the folder.")
+        signs = "{, } and ? in a folder's name mean something to DVC and MLflow"
+        raise UserError(f"{Path.cwd()}: {signs}. Rename the folder.")
     if DATA.is_symlink():
         raise UserError(
             f"{DATA}: a symbolic link, behind which DVC stores nothing. Make it a folder. To keep results on another disk:"

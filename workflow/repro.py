@@ -1,7 +1,7 @@
 """`make repro`: ask DVC what is stale, and run Snakemake (which takes seconds to start) only if something is.
 
-This process stays until Snakemake ends. It passes signals on to all of Snakemake's processes, as Snakemake itself would wait for
-running stages when `docker stop` or a service manager tells only one process to end.
+This process stays until Snakemake ends. It passes signals on to all of Snakemake's processes: told alone to end, as by `docker
+stop`, Snakemake would wait for the stages that run.
 """
 
 from __future__ import annotations
@@ -61,14 +61,15 @@ def main() -> int:
 def explained(error: OSError | sqlite3.Error) -> str:
     """Describe an error of the system in one message with its path and remedy."""
     if isinstance(error, OSError):
-        return f"{error.filename or Path.cwd()}: {error.strerror or reason(error)}. {REMEDIES.get(error.errno or 0, '')}".strip()
+        what = f"{error.filename or Path.cwd()}: {error.strerror or reason(error)}."
+        return f"{what} {REMEDIES.get(error.errno or 0, '')}".strip()
     from dvc.dirs import site_cache_dir
 
     if "full" in str(error):
         return f"{Path.cwd()}: {error}. {NO_SPACE}"
     return (
-        f"{site_cache_dir()}/repo: DVC's database of known files cannot be used ({error}). Remove this folder while no DVC runs;"
-        " it is made again, and nothing of a study is in it."
+        f"{site_cache_dir()}/repo: DVC's database of known files cannot be used ({error}). Remove this folder while no DVC"
+        " runs; it is made again, and nothing of a study is in it."
     )
 
 

@@ -30,7 +30,8 @@ from grpo.study.methods import with_objective
 from grpo.study.schema import Study, check_name, load_study, validated
 from grpo.study.settings import MAIN
 from grpo.tasks.dataset import Dataset
-from grpo.tasks.rows import FORMATS, read_rows
+from grpo.tasks.rewards import REWARD_ARGUMENTS
+from grpo.tasks.rows import FORMATS, Row, read_rows
 from grpo.tasks.task import LIMIT, TASKS, make_task
 from grpo.tracking.mlflow_study import flat
 from grpo.tracking.mlflow_uri import NOWHERE, tracking_uri
@@ -39,7 +40,10 @@ from grpo.training.own_code import require_own_code_of_all
 ARM = "grpo"
 BASE = "base"  # the default of --study
 PINNED = {"math": "math-h100", "gsm8k": "gsm8k"}  # studies from which these tasks take the source of their problems
-COLUMNS = {"question": ("question", "problem", "prompt"), "answer": ("answer", "ground_truth")}  # usual names of columns
+COLUMNS = {  # usual names
+    "question": ("question", "problem", "prompt", "messages"),
+    "answer": ("answer", "ground_truth", "messages"),
+}
 CURVES = Path("curves.png")
 GROWING = ("history.csv", "validation.csv")  # while the run trains
 # Beginnings of the keys that a single run uses, as in params.yaml.
@@ -147,7 +151,7 @@ def composed(options: RunOptions, out: Path) -> dict[str, Any]:
 
 
 def _batch_of_few(grpo: Mapping[str, Any], rows: int) -> dict[str, int]:
-    """Batch sizes for a file with fewer rows than a step asks: all rows each step, and as many responses at a time as before."""
+    """Batch sizes where a step would ask more rows than there are: it asks all, with as many responses at a time as before."""
     responses, at_a_time = rows * grpo["group_size"], grpo["train_batch_size"] // grpo["gradient_accumulation_steps"]
     if responses >= grpo["rollout_batch_size"]:
         return {}
@@ -251,7 +255,17 @@ def _task(name: str, set_keys: Mapping[str, Any], tasks: Mapping[str, Any]) -> d
             there = ", ".join(known)
             raise UserError(f"--task {name}: no column for the {which}. Add --set tasks.{MAIN}.{which}=COLUMN, one of {there}.")
     files = {"train": f"{path}[:90%]", "validation": f"{path}[90%:]"}
-    return {"use": "dataset", **columns, "files": files, "drop_overlap": True}
+    further = [name for name in known if name not in {*columns.values(), *REWARD_ARGUMENTS} and _in_all(rows, name)]
+    passed = {"columns": further} if further else {}
+    return {"use": "dataset", **columns, "files": files, "drop_overlap": True, **passed}
+
+
+def _in_all(rows: Sequence[Row], column: str) -> bool:
+    """Whether each row has a value of a column that can be passed to reward functions."""
+    try:
+        return None not in [row.value(column) for row in rows]
+    except UserError:
+        return False
 
 
 def _require_same(values: Mapping[str, Any], out: Path, resume: bool) -> None:

@@ -69,7 +69,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 }
 
 
-# TRL's names of settings (GRPOConfig) and where they are here, for readers who come from there; docs/settings.md has the values.
+# TRL's names of settings (GRPOConfig) and where they are here; docs/settings.md has the defaults of both.
 OF_TRL = {
     "beta": "grpo.kl_coefficient",
     "num_generations": "grpo.group_size",

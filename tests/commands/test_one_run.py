@@ -289,7 +289,9 @@ def test_an_address_of_mlflow_without_a_scheme_is_refused(lab: Path, grpo: Grpo,
 
 def test_a_file_of_rows_becomes_a_task_and_its_validation_set(lab: Path) -> None:
     file = lab / "problems.jsonl"
-    file.write_text("".join(json.dumps({"problem": f"{n} + 1?", "answer": n + 1}) + "\n" for n in range(25)))
+    rows: list[dict[str, Any]] = [{"problem": f"{n} + 1?", "answer": n + 1, "source": "mine"} for n in range(25)]
+    rows[0] |= {"rare": "not in all rows", "level": "a reward has one already"}
+    file.write_text("\n".join(map(json.dumps, rows)))
     values = composed(RunOptions("model", "problems.jsonl"), Path("try"))
     assert values["tasks"]["main"] == {
         "use": "dataset",
@@ -297,6 +299,7 @@ def test_a_file_of_rows_becomes_a_task_and_its_validation_set(lab: Path) -> None
         "answer": "answer",
         "files": {"train": f"{file}[:90%]", "validation": f"{file}[90%:]"},
         "drop_overlap": True,
+        "columns": ["source"],
     }
     counts = ("problems", "last_problems", "selection_problems")
     assert [values["evaluation"][key] for key in counts] == [3, 3, 0]
@@ -305,8 +308,8 @@ def test_a_file_of_rows_becomes_a_task_and_its_validation_set(lab: Path) -> None
     assert [values["grpo"][key] for key in batch] == [176, 176, 88]
     study = validated(values, Path("--set"))
     check_local_data(study.task("main"), study.needed_problems("main"))
-    settings = ["tasks.main.answer=problem", "tasks.main.verify=exact", "evaluation.problems=2", "evaluation.selection_problems=1"]
-    settings.append("grpo.rollout_batch_size=512")
+    settings = ["tasks.main.answer=problem", "tasks.main.verify=exact", "evaluation.problems=2"]
+    settings += ["evaluation.selection_problems=1", "grpo.rollout_batch_size=512"]
     own = composed(RunOptions("model", "problems.jsonl", settings), Path("try"))
     assert [own["grpo"][key] for key in batch] == [512, 256, 128]
     study = validated(own, Path("--set"))

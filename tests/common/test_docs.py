@@ -151,7 +151,7 @@ def test_commands_run_something(command: str) -> None:
 
 
 # Programs of others whose arguments are not looked at.
-FOREIGN = "cd chromium export git lm_eval ln mkdir mlflow pip rm source touch".split()
+FOREIGN = {"chromium", "cd", "ln", "mkdir", "rm", "export", "mlflow", "touch", "source", "git", "lm_eval", "pip"}
 PLACEHOLDER = re.compile(r"[A-Z]{2,}|[{…]|\.\.\.")
 
 
@@ -166,7 +166,7 @@ def require_command(line: str, page: str) -> None:
             words.pop(0)
         its_own = [word for word in words if PLACEHOLDER.search(word)]
         match words:
-            case ["grpo", "study", "use" | "show" | "check", name, *options] if name not in its_own:
+            case ["grpo", "study", "use" | "show" | "check", name, *_] if name not in its_own:
                 parsed(words[1:])
                 assert Path(name).stem in page.replace(f"use {name}", "") or study_path(name).is_file()
             case ["grpo", *arguments]:
@@ -197,14 +197,18 @@ def require_command(line: str, page: str) -> None:
                 assert program in FOREIGN or program.startswith("python"), line
 
 
-NAMING = [*(page for page in PAGES if page.name != "CHANGELOG.md"), *sorted(ROOT.glob("studies/*.yaml")), *sorted(ROOT.glob("grpo/commands/project/**/*.*"))]
+NAMING = [
+    *(page for page in PAGES if page.name != "CHANGELOG.md"),
+    *sorted(ROOT.glob("studies/*.yaml")),
+    *sorted(ROOT.glob("grpo/commands/project/**/*.*")),
+]
 NAMING += [*sorted(ROOT.glob("grpo/**/*.j2")), ROOT / "grpo/cli.py", ROOT / "grpo/commands/study.py"]
 
 
 @pytest.mark.parametrize("page", NAMING, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_that_a_page_or_a_template_names_exists(page: Path) -> None:
     text = page.read_text()
-    named = [line for block in re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S) for line in block.splitlines()]
+    named = "".join(re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S)).splitlines()
     named += re.findall(r"`((?:grpo|make|dvc|snakemake|python) [^`\n]+)`", text)
     named += re.findall(r'epilog="Example: (.*?)"', text)
     for line in filter(None, named):

@@ -222,11 +222,12 @@ def test_files_are_busy_only_while_a_dvc_has_the_process_id(
     assert (repo / ".dvc/tmp/rwlock").exists() is kept
 
 
+FULL, READ_ONLY, MINE = "The disk or your quota is full.", "It lies on a disk", "You may not write it."
 FAILURES: dict[str, tuple[Exception, str]] = {
-    "disk": (OSError(errno.ENOSPC, "No space left on device"), "HERE: No space left on device. The disk or your quota is full."),
-    "database": (sqlite3.OperationalError("database or disk is full"), "HERE: database or disk is full. The disk or your quota"),
-    "read-only": (OSError(errno.EROFS, "Read-only file system", "data/x"), "data/x: Read-only file system. It lies on a disk"),
-    "root's": (PermissionError(errno.EACCES, "Permission denied", "logs/x"), "logs/x: Permission denied. You may not write it."),
+    "disk": (OSError(errno.ENOSPC, "No space left on device"), f"HERE: No space left on device. {FULL}"),
+    "database": (sqlite3.OperationalError("database or disk is full"), f"HERE: database or disk is full. {FULL}"),
+    "read-only": (OSError(errno.EROFS, "Read-only file system", "data/x"), f"data/x: Read-only file system. {READ_ONLY}"),
+    "root's": (PermissionError(errno.EACCES, "Permission denied", "logs/x"), f"logs/x: Permission denied. {MINE}"),
 }
 
 
@@ -244,7 +245,9 @@ def test_what_the_system_refuses_is_told_in_one_message_with_its_path(
 
 
 @pytest.mark.parametrize("name", ["runs {x}", "what?"])
-def test_a_folder_whose_name_dvc_or_mlflow_would_read_is_refused(repo: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_folder_whose_name_means_something_to_dvc_or_mlflow_is_refused(
+    repo: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     with pytest.raises(UserError, match=f"{re.escape(name)}: .*Rename the folder"):
         planned(repo.rename(repo.with_name(name)), monkeypatch)
 
@@ -583,7 +586,7 @@ CONFLICT = "<<<<<<< HEAD\n{0}=======\n{0}>>>>>>> other\n"
 @pytest.mark.parametrize(
     ("name", "old", "new", "told"),
     [
-        ("params.yaml", "  n_grpo_steps:", "  n_grpo_step:", "params.yaml: grpo.n_grpo_step: unknown key. Did you mean n_grpo_steps?"),
+        ("params.yaml", "  n_grpo_steps:", "  n_grpo_step:", "grpo.n_grpo_step: unknown key. Did you mean n_grpo_steps?"),
         ("params.yaml", "  n_grpo_steps:", "\tn_grpo_steps:", "params.yaml:LINE: not valid YAML (found character that"),
         ("params.yaml", "cpus: 1,", "", "params.yaml: resources.small.cpus: missing."),
         ("dvc.yaml", "cmd: grpo best_of_n", "cmd: grpo ${nowhere}", "DVC cannot read the pipeline"),
@@ -606,15 +609,20 @@ def test_a_mistake_is_told_with_its_cause_before_anything_runs(
 
 def test_make_repro_ends_with_one_message(study: Path) -> None:
     site = study / ".dvc/site"
-    for damage, told in (
-        (lambda: edit(study, "params.yaml", "  n_grpo_steps:", "  n_grpo_step:"), "params.yaml: grpo.n_grpo_step: unknown key. Did you mean n_grpo_steps?"),
-        (lambda: edit(study, "params.yaml", "  n_grpo_step:", "  n_grpo_steps:"), ""),
-        (lambda: [path.write_bytes(b"not a database" * 99) for path in site.rglob("cache.db")], f"{site}/repo: DVC's database"),
-    ):
-        damage()
-        command = [sys.executable, str(study / "workflow/repro.py")] if told else ["dvc", "status"]
+
+    def ended(*command: str) -> subprocess.CompletedProcess[str]:
         env = environment(DVC_SITE_CACHE_DIR=str(site), PYTHONSAFEPATH="1")
-        ended = subprocess.run(command, cwd=study, env=env, capture_output=True, text=True, check=False)
-        if told:
-            assert (ended.returncode, ended.stdout) == (2, "")
-            assert ended.stderr.startswith(f"error: {told}") and ended.stderr.count("\n") == 1
+        return subprocess.run(command, cwd=study, env=env, capture_output=True, text=True, check=False)
+
+    repro = sys.executable, str(study / "workflow/repro.py")
+    edit(study, "params.yaml", "  n_grpo_steps:", "  n_grpo_step:")
+    told = ended(*repro)
+    assert (told.returncode, told.stdout) == (2, "")
+    assert told.stderr == "error: params.yaml: grpo.n_grpo_step: unknown key. Did you mean n_grpo_steps?\n"
+    edit(study, "params.yaml", "  n_grpo_step:", "  n_grpo_steps:")
+    ended("dvc", "status")
+    for database in site.rglob("cache.db"):
+        database.write_bytes(b"not a database" * 99)
+    told = ended(*repro)
+    assert (told.returncode, told.stdout, told.stderr.count("\n")) == (2, "", 1)
+    assert told.stderr.startswith(f"error: {site}/repo: DVC's database of known files cannot be used")

@@ -27,6 +27,7 @@ from grpo.common.files import exclusive_lock, write_text
 from grpo.common.yaml_file import read_mapping
 from grpo.study import paths
 from grpo.study.schema import validated
+from grpo.study.software import packages, warn_of_other_versions
 from grpo.study.stages import write_stages
 from grpo.training.own_code import require_own_code_of_all
 
@@ -86,6 +87,7 @@ def make_plan() -> set[str]:
         raise UserError(f"DVC cannot read the pipeline: {error}. {remedy}") from error
     if stale and study is not None:
         require_own_code_of_all(study)
+        warn_of_other_versions(packages(study))
     write_stamps(plan, stale)
     write_text(PLAN, json.dumps(plan, indent=1))
     return stale

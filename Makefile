@@ -4,6 +4,8 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 export PATH := $(if $(filter /%,$(VENV)),,$(CURDIR)/)$(BIN):$(PATH)
 export PIP_USER := 0
+# Of pip's user, who wants packages elsewhere; of careful administrators; of the notebook that `make` was started from.
+unexport PIP_TARGET PIP_PREFIX PIP_ROOT PYTHONSAFEPATH MPLBACKEND
 # DVC runs commands with the user's login shell; that of a service user or of cron may be /bin/false.
 export SHELL := /bin/sh
 # A hook of another repository names that one.
@@ -13,6 +15,8 @@ export LOGNAME := $(or $(LOGNAME),$(shell id -un > /dev/null 2>&1 && id -un || e
 export HOME := $(if $(shell test -w "$$HOME" && echo yes),$(HOME),$(CURDIR)/data/state/home)
 INSTALLED := $(VENV)/.installed
 WITH_TESTS := $(VENV)/.installed-dev
+# Lies in an environment that was made here. Only such a one is ever removed: VENV may name a folder of the user's.
+MADE := $(VENV)/.made-by-make-install
 # An environment is broken if it was moved, if its Python is gone, or if its installation was interrupted.
 UNFINISHED := $(VENV)/.installing
 BROKEN := $(shell test ! -L "$(BIN)/python" -a ! -e "$(BIN)/python" || { \
@@ -51,9 +55,13 @@ $(WITH_TESTS): EXTRAS := dev
 
 $(INSTALLED) $(WITH_TESTS): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed. Name one: make PYTHON=python3.11 install"; exit 2; }
+	@test -z "$(BROKEN)" || test -e "$(MADE)" || { echo "$(VENV): this environment does not work, and \`make install\` did not make it. Remove it, or name another folder: make VENV=FOLDER"; exit 2; }
 	@test -z "$(BROKEN)" || { echo "$(VENV) was moved, has lost its Python, or its installation was interrupted. It is made again."; \
-		rm -rf "$(VENV).old" && mv "$(VENV)" "$(VENV).old" && rm -rf "$(VENV).old"; }
-	@test -x "$(BIN)/python" || $(PYTHON) -m venv "$(VENV)"
+		mv "$(VENV)" "$(VENV).removed-$$$$" && rm -rf "$(VENV).removed-$$$$"; }
+	@test -x "$(BIN)/python" -o -e "$(MADE)" -o -z "$$(ls -A "$(VENV)" 2> /dev/null)" || { echo "$(VENV): holds something else than an environment. Name another folder: make VENV=FOLDER"; exit 2; }
+	@test -x "$(BIN)/python" || { mkdir -p "$(VENV)" && touch "$(MADE)" && $(PYTHON) -m venv "$(VENV)"; }
+	@"$(BIN)/python" -m pip --version > /dev/null 2>&1 || "$(BIN)/python" -m ensurepip > /dev/null 2>&1 || \
+		{ echo "$(VENV): has no pip and no ensurepip. Remove it; \`make install\` makes another (on Debian: apt install python3-venv)"; exit 2; }
 	@echo "installing into $(VENV) (a minute or two, plus downloads)"
 	@"$(BIN)/python" -m pip install --quiet 'uv>=0.9'
 	@trap 'exit 130' INT TERM; touch "$(UNFINISHED)"; \

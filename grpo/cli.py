@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -288,6 +289,10 @@ def verify(
 
 def main() -> None:
     """Run the command line; a user's mistake, a full disk or exhausted memory gives one message and exit code 2."""
+    os.environ.pop("MPLBACKEND", None)  # of a notebook, whose backend may be missing here; figures need no screen
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal in Latin-1
     fix_cpu_kernels()
     share_cpu_fairly()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # workflow/with_gpus.py starts DVC with SIGTERM ignored

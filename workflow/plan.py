@@ -15,6 +15,8 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this folder's code, whichever project's environment runs it
 import grpo  # noqa: F401
 
@@ -26,7 +28,7 @@ from grpo.common.safe_text import on_terminal
 from grpo.common.yaml_file import read_mapping
 from grpo.study import paths
 from grpo.study.schema import validated
-from grpo.study.software import require_torch_for
+from grpo.study.software import packages, require_torch_for, warn_of_other_versions
 from grpo.study.stages import write_stages
 from grpo.training.own_code import require_own_code_of_all
 
@@ -61,6 +63,9 @@ def make_plan() -> set[str]:
         study = validated(params, paths.PARAMS)
         for line in write_stages(study):  # from which DVC makes the stages
             print(on_terminal(line), flush=True)
+    if set("{}?") & set(str(Path.cwd())):
+        signs = "{, } and ? in a folder's name mean something to DVC and MLflow"
+        raise UserError(f"{Path.cwd()}: {signs}. Rename the folder.")
     if DATA.is_symlink():
         raise UserError(
             f"{DATA}: a symbolic link, behind which DVC stores nothing. Make it a folder. To keep results on another disk:"
@@ -69,7 +74,7 @@ def make_plan() -> set[str]:
     try:
         # Waits for the lock, which another `dvc` may hold for a moment.
         with Repo(_wait_for_lock=True) as repo, repo.lock:
-            remove_torn_rwlock(Path(repo.tmp_dir) / "rwlock")
+            remove_dead_rwlock(Path(repo.tmp_dir) / "rwlock")
             plan = describe(repo, params.get("resources", {}))
             stale = stale_stages(repo)
     except SCMError as error:
@@ -83,6 +88,7 @@ def make_plan() -> set[str]:
         raise UserError(f"DVC cannot read the pipeline: {error}. {remedy}") from error
     if stale and study is not None:
         require_own_code_of_all(study)
+        warn_of_other_versions(packages(study))
     write_stamps(plan, stale)
     write_text(PLAN, json.dumps(plan, indent=1))
     return stale
@@ -100,16 +106,29 @@ def only_one_here() -> AbstractContextManager[None]:
     return exclusive_lock(STAMPS / "running.lock", "In this folder another Snakemake (`make repro`)")
 
 
-def remove_torn_rwlock(path: Path) -> None:
-    """Remove DVC's list of busy files if a killed DVC left it half-written, as every later stage would fail on it.
+def remove_dead_rwlock(path: Path) -> None:
+    """Remove DVC's list of busy files if a killed DVC left it, as every later stage would fail on it.
 
-    DVC writes the file only while it holds ``repo.lock``; the caller holds that lock now.
+    It may be half-written, or name process ids that other programs have now, as in a new container. DVC writes the file only
+    while it holds ``repo.lock``; the caller holds that lock now.
     """
-    if path.exists():
-        try:
-            json.loads(path.read_text())
-        except ValueError:
-            path.unlink()
+    try:
+        text = path.read_text()
+        json.loads(text)
+    except FileNotFoundError:
+        return
+    except ValueError:
+        text = ""
+    if not any(is_dvc(int(pid)) for pid in re.findall(r'"pid": (\d+)', text)):
+        path.unlink()
+
+
+def is_dvc(pid: int) -> bool:
+    """Whether a process of this id runs DVC."""
+    try:
+        return any(Path(argument).name == "dvc" for argument in psutil.Process(pid).cmdline())
+    except psutil.Error:
+        return False
 
 
 def describe(repo: Repo, known: dict[str, dict[str, int]]) -> list[dict[str, Any]]:
@@ -163,23 +182,33 @@ def stale_stages(repo: Repo) -> set[str]:
     """Names of the stages that DVC would run and of all that depend on them.
 
     Does not use ``repo.status()``, whose locks by process id mean nothing to jobs on other machines.
+
+    Raises:
+        UserError: DVC would run stages only because its cache lacks their results, which lie in their place unchanged.
     """
     import networkx as nx
 
     graph = repo.index.graph
-    stale = {stage for stage in repo.index.stages if stage.cmd and is_stale(stage)}
-    followers = set().union(*(nx.ancestors(graph, stage) for stage in stale))
-    return {stage.addressing for stage in stale | followers}
+    changed = {stage for stage in repo.index.stages if stage.cmd and is_stale(stage)}
+    uncached = {stage for stage in changed if not is_stale(stage, cached=False)}
+    stale = changed - uncached
+    stale |= set().union(*(nx.ancestors(graph, stage) for stage in stale))
+    if lost := sorted(stage.addressing for stage in uncached - stale):
+        raise UserError(
+            f"{repo.cache.local_cache_dir}: DVC's cache lacks the results of {', '.join(lost[:3])}, so DVC would run them"
+            " again. They lie in data/, unchanged. `dvc commit` puts them back into the cache."
+        )
+    return {stage.addressing for stage in stale}
 
 
-def is_stale(stage: Stage) -> bool:
-    """Whether DVC would run this stage now if asked for it alone."""
+def is_stale(stage: Stage, cached: bool = True) -> bool:
+    """Whether DVC would run this stage now if asked for it alone; with ``cached=False``, also if its cache were whole."""
     return bool(
         stage.is_callback
         or stage.always_changed
         or stage.changed_stage()
         or any(dep.status() for dep in stage.deps)
-        or any(out.status() for out in stage.outs)
+        or any(out.status() if cached else out.workspace_status() for out in stage.outs)
     )
 
 
@@ -190,8 +219,8 @@ def write_stamps(plan: list[dict[str, Any]], stale: set[str]) -> None:
     for path in set(STAMPS.glob("*.done")) - fresh:
         path.unlink(missing_ok=True)
     for path in fresh:
-        if not path.exists():
-            path.write_text("up to date\n")  # Snakemake may treat an empty file as missing
+        path.unlink(missing_ok=True)  # another person's in a shared folder, whose time only its owner may set
+        path.write_text("up to date\n")  # Snakemake may treat an empty file as missing
         os.utime(path, (UP_TO_DATE, UP_TO_DATE))
 
 

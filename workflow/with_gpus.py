@@ -200,7 +200,12 @@ def report(code: int, options: argparse.Namespace, seconds: float) -> None:
     else:
         what = "was told to stop" if code == RESUME_ME else f"failed with exit code {code}"
         lines = [f"  | {line}" for line in text.splitlines()[-LOG_LINES_SHOWN:]]
-        print(f"{name} {what} after {took}. The end of its log:", *lines, f"Full log: {options.log}", sep="\n", file=sys.stderr)
+        if re.search(r"exited with (-9|137)$", text, re.M):
+            lines.append(
+                "It was killed, which the system does where memory runs out. Run fewer stages at a time (snakemake --profile"
+                " local --cores 1), or say in params.yaml what such a stage needs: resources.KIND.mem_mb."
+            )
+        print(f"{name} {what} after {took}. The end of its log:", *lines, f"Full log: {options.log}", sep="\n")
 
 
 def main(arguments: list[str]) -> int:

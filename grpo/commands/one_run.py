@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import chdir
+from math import gcd
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,8 @@ from grpo.study.methods import with_objective
 from grpo.study.schema import Study, check_name, load_study, validated
 from grpo.study.settings import MAIN
 from grpo.tasks.dataset import Dataset, columns_of
-from grpo.tasks.rows import FORMATS, read_rows
+from grpo.tasks.rewards import REWARD_ARGUMENTS
+from grpo.tasks.rows import FORMATS, Row, read_rows
 from grpo.tasks.task import LIMIT, TASKS, make_task
 from grpo.tracking.mlflow_study import flat
 from grpo.tracking.mlflow_uri import NOWHERE, tracking_uri
@@ -141,8 +143,21 @@ def composed(options: RunOptions, out: Path) -> dict[str, Any]:
         rows = len(read_rows(source.files.validation, "--task"))
         few = {key: min(rows, evaluation[key]) for key in ("problems", "last_problems")} | {"selection_problems": 0}
         evaluation |= {key: value for key, value in few.items() if key not in overlay.get("evaluation", {})}
+        if source.files.train:
+            fitted = _batch_of_few(values["grpo"], len(read_rows(source.files.train, "--task")))
+            values["grpo"] |= {} if fitted.keys() & overlay.get("grpo", {}).keys() else fitted
     not_evaluated = {"zero_shot_problems": 1, "zero_shot_prompts": [values["grpo"]["prompt"]], "best_of_n": {"prompts": []}}
     return values | {"evaluation": merge(evaluation, not_evaluated)}
+
+
+def _batch_of_few(grpo: Mapping[str, Any], rows: int) -> dict[str, int]:
+    """Batch sizes where a step would ask more rows than there are: it asks all, with as many responses at a time as before."""
+    responses, at_a_time = rows * grpo["group_size"], grpo["train_batch_size"] // grpo["gradient_accumulation_steps"]
+    if responses >= grpo["rollout_batch_size"]:
+        return {}
+    accumulated = responses // gcd(responses, at_a_time)
+    sizes = dict.fromkeys(("rollout_batch_size", "train_batch_size"), responses)
+    return sizes | {"gradient_accumulation_steps": accumulated}
 
 
 def study_and_problems(
@@ -236,7 +251,17 @@ def _task(name: str, set_keys: Mapping[str, Any], tasks: Mapping[str, Any]) -> d
         raise UserError(f"--task {name}: has a single row, and training and validation need one each. Add rows.")
     columns = columns_of(rows[0], f"--task {name}", f"Add --set tasks.{MAIN}.{{0}}=COLUMN, one of", set_keys)
     files = {"train": f"{path}[:90%]", "validation": f"{path}[90%:]"}
-    return {"use": "dataset", **columns, "files": files, "drop_overlap": True}
+    further = [name for name in rows[0].values if name not in {*columns.values(), *REWARD_ARGUMENTS} and _in_all(rows, name)]
+    passed = {"columns": further} if further else {}
+    return {"use": "dataset", **columns, "files": files, "drop_overlap": True, **passed}
+
+
+def _in_all(rows: Sequence[Row], column: str) -> bool:
+    """Whether each row has a value of a column that can be passed to reward functions."""
+    try:
+        return None not in [row.value(column) for row in rows]
+    except UserError:
+        return False
 
 
 def _require_same(values: Mapping[str, Any], out: Path, resume: bool) -> None:
@@ -259,6 +284,11 @@ def _prepare(values: Mapping[str, Any], out: Path) -> None:
         limited = values["tasks"][MAIN].get(LIMIT)
         for stage in (stages.model, stages.dataset) if limited else (stages.dataset, stages.model):
             stage(MAIN)
+        grpo, evaluation = study.grpo, study.evaluation
+        print(
+            f"{grpo.n_prompts_per_rollout_batch} questions a step (grpo.rollout_batch_size / grpo.group_size), evaluated on "
+            f"{evaluation.problems} problems (evaluation.problems), at the end on {evaluation.last_problems} (.last_problems)"
+        )
         run = paths.RUNS / study.active_experiments[0] / ARM
         for name in GROWING:
             Path(name).symlink_to(run / f".{study.seeds[0]}.draft" / name)

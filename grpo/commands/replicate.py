@@ -135,13 +135,21 @@ def _copy_project(folder: Path, seeds: list[int], base_seed: int | None) -> None
             if name and Path(name).exists() and not is_result:
                 (copy / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(name, copy / name, follow_symlinks=False)
-        dvc_cache = (sys.executable, "-m", "dvc", "cache", "dir")
-        _call(*dvc_cache, "--local", _call(*dvc_cache).strip(), cwd=copy)
+        _share_cache(copy)
         with chdir(copy):
             _call("git", "reset", "--quiet")
             params = read_mapping(paths.PARAMS)
             write_text(paths.PARAMS, to_yaml(params | _other_seeds(params, seeds, base_seed)))
             write_stages(validated(read_mapping(paths.PARAMS), paths.PARAMS))
+
+
+def _share_cache(copy: Path) -> None:
+    """Let DVC use the same cache in the copy; its folder may be written relative to .dvc/ in the configuration."""
+    from dvc.repo import Repo
+
+    with Repo() as repo:
+        cache = repo.cache.local_cache_dir
+    _call(sys.executable, "-m", "dvc", "cache", "dir", "--local", cache, cwd=copy)
 
 
 def _other_seeds(params: dict[str, Any], seeds: list[int], base_seed: int | None) -> dict[str, Any]:

@@ -74,6 +74,8 @@ def dataset(task: TaskName) -> None:
             print(f"{split}: {skipped['rows']} rows cannot be used and are skipped; the first: {skipped['first']}")
         if too_long := report.get(f"dropped_from_{split}_as_too_long"):
             print(f"{split}: {len(too_long)} prompts have more than {source.max_prompt_tokens} tokens and are left out")
+    if dropped := report["dropped_from_train_as_overlap"]:
+        print(f"train: {len(dropped)} questions are also validation questions and are left out")
     print(f"{folder}: {report['train']['problems']} training and {report['validation']['problems']} validation problems")
 
 

@@ -17,6 +17,7 @@ from grpo.study.effective import effective_run
 from grpo.study.methods import OFF_POLICY_RANK, GrpoConfig
 from grpo.study.schema import Study, load_study, validated
 from grpo.study.stages import is_edited, write_stages
+from grpo.tasks.build import check_local_data
 from grpo.training.own_code import require_own_code_of_all
 
 study_app = typer.Typer(help="List, check and show studies; choose the active one (params.yaml).", no_args_is_help=True)
@@ -61,8 +62,10 @@ def check(
 
 
 def describe(study: Study) -> str:
-    """Try the study's own code, and list the arms with their settings."""
+    """Try the study's own code and local data, and list the arms with their settings."""
     require_own_code_of_all(study)
+    for name in study.tasks:
+        check_local_data(study.task(name), study.needed_problems(name))
     tasks = ", ".join(f"{name} ({task['use']})" for name, task in study.tasks.items())
     lines = [f"{study.study}: {study.description}", f"seeds {study.seeds}, tasks {tasks}, engine {study.engine.name}"]
     pinned = study.selection.pinned
@@ -114,8 +117,10 @@ def _report_of_another(study: Study) -> list[str]:
 
 @study_app.command("show")
 def show(name: Named) -> str:
-    """Print the params.yaml that `grpo study use` would write."""
-    return composed_text(study_path(name))[0].removesuffix("\n")
+    """Print the params.yaml that `grpo study use` would write; of a common part, such as base, the values that it gives."""
+    path = study_path(name)
+    values = compose(path)
+    return (composed_text(path)[0] if "description" in values else to_yaml(values)).removesuffix("\n")
 
 
 def composed_text(path: Path) -> tuple[str, Study]:

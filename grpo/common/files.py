@@ -43,7 +43,7 @@ def exclusive_lock(path: Path, what: str) -> Iterator[None]:
     if path.is_symlink():
         raise UserError(f"{path}: is a link, and a lock would be written where it leads. Remove it.")
     try:
-        lock = FileLock(path).acquire(timeout=0)
+        lock = FileLock(path, mode=0o666).acquire(timeout=0)  # less the umask, which may leave it to a group
     except Timeout:
         holder = path.read_text(encoding="utf-8").strip()
         raise UserError(f"{what} is already running ({holder}). Wait for it, or end it and run this again.") from None

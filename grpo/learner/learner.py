@@ -122,7 +122,10 @@ class Learner:
             self.means = (*_MEANS, *with_cap, *(("kl_loss",) if config.kl_coefficient else ()))
             if taken := [name for name in self.own_metrics if name in _COLUMNS]:
                 raise UserError(f"loss_type: {config.loss_type} measures {', '.join(taken)}, as the learner does: rename it.")
-        self.optimizer = Optimizer(model, config.learning_rate, settings.optimizer)
+        betas = config.adam_beta1, config.adam_beta2
+        self.optimizer = Optimizer(
+            model, config.learning_rate, settings.optimizer, config.weight_decay, betas, config.adam_epsilon
+        )
         self.world = world
         self.updates = 0
 

@@ -39,7 +39,7 @@ class LossScale:
 
 
 class Optimizer:
-    """AdamW with betas 0.9 and 0.95, as in the handout, and the gradients of the current step.
+    """AdamW, by default with betas 0.9 and 0.95, as in the handout, and the gradients of the current step.
 
     A bfloat16 weight of size 1 cannot change by less than 0.004 (float16: 0.0005), so most steps at a learning rate of 1e-5
     would have no effect. A model in half precision therefore has a float32 copy of each weight: gradients are summed and steps
@@ -49,6 +49,8 @@ class Optimizer:
         model: its parameters with ``requires_grad`` are trained.
         name: ``adamw``, or ``adamw_8bit``, whose two moments take one byte per weight instead of four.
         weight_decay: share of each weight that a step subtracts, times the learning rate.
+        betas: decay of the two moments.
+        epsilon: added to the root of the second moment.
 
     Attributes:
         scale: the loss scale; None unless the model computes in float16.
@@ -57,13 +59,21 @@ class Optimizer:
         UserError: adamw_8bit without bitsandbytes.
     """
 
-    def __init__(self, model: Any, learning_rate: float, name: str = "adamw", weight_decay: float = 0.0):
+    def __init__(
+        self,
+        model: Any,
+        learning_rate: float,
+        name: str = "adamw",
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = BETAS,
+        epsilon: float = 1e-8,
+    ):
         self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         self.weights = [p if p.dtype == torch.float32 else p.detach().float().requires_grad_() for p in self.parameters]
         for parameter, weight in zip(self.parameters, self.weights, strict=True):
             if parameter is not weight:
                 parameter.register_post_accumulate_grad_hook(_add_to(weight))  # type: ignore[attr-defined, no-untyped-call]
-        self.adamw = _adamw(name, self.weights, learning_rate, weight_decay)
+        self.adamw = _adamw(name, self.weights, lr=learning_rate, betas=betas, eps=epsilon, weight_decay=weight_decay)
         computing = {computing_dtype(model)} if is_sharded(model) else {p.dtype for p in model.parameters()}
         self.scale = LossScale() if torch.float16 in computing else None
 
@@ -181,13 +191,13 @@ def _add_to(weight: Tensor) -> Any:
     return move
 
 
-def _adamw(name: str, weights: list[Tensor], learning_rate: float, weight_decay: float) -> Any:
+def _adamw(name: str, weights: list[Tensor], **settings: Any) -> Any:
     if name == "adamw":
-        return torch.optim.AdamW(weights, lr=learning_rate, betas=BETAS, weight_decay=weight_decay, fused=True)
+        return torch.optim.AdamW(weights, **settings, fused=True)
     try:
         from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found, attr-defined]
     except ImportError as error:
         raise UserError(
             "params.yaml: learner.optimizer: adamw_8bit needs bitsandbytes: `pip install bitsandbytes`, or use adamw."
         ) from error
-    return AdamW8bit(weights, lr=learning_rate, betas=BETAS, weight_decay=weight_decay)  # type: ignore[no-untyped-call]
+    return AdamW8bit(weights, **settings)  # type: ignore[no-untyped-call]

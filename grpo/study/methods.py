@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
@@ -68,6 +69,42 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 }
 
 
+# TRL's names of settings (GRPOConfig) and where they are here; docs/settings.md has the defaults of both.
+OF_TRL = {
+    "beta": "grpo.kl_coefficient",
+    "num_generations": "grpo.group_size",
+    "generation_batch_size": "grpo.rollout_batch_size",
+    "per_device_train_batch_size": "grpo.train_batch_size / grpo.gradient_accumulation_steps",
+    "num_iterations": "grpo.epochs_per_rollout_batch",
+    "max_steps": "grpo.n_grpo_steps",
+    "num_train_epochs": "grpo.n_grpo_steps",
+    "warmup_ratio": "grpo.warmup_steps",
+    "max_completion_length": "grpo.sampling_max_tokens",
+    "max_prompt_length": "tasks.main.max_prompt_tokens",
+    "temperature": "grpo.sampling_temperature",
+    "top_p": "grpo.sampling_top_p",
+    "epsilon": "grpo.cliprange",
+    "epsilon_high": "grpo.cliprange_high",
+    "scale_rewards": "grpo.use_std_normalization",
+    "entropy_coef": "grpo.entropy_coefficient",
+    "vllm_importance_sampling_clip_max": "grpo.importance_cap",
+    "vllm_gpu_memory_utilization": "grpo.gpu_memory_utilization",
+    "vllm_enable_sleep_mode": "engine.sleep_level",
+    "use_vllm": "engine.name: vllm",
+    "reward_funcs": "grpo.reward",
+    "reward_weights": "grpo.reward",
+    "peft_config": "grpo.lora",
+    "chat_template_kwargs": "options of a chat format",
+    "optim": "learner.optimizer",
+    "bf16": "learner.dtype: bfloat16",
+    "fp16": "learner.dtype: float16",
+    "save_steps": "save_state_every",
+    "eval_steps": "evaluation.every",
+    "seed": "seeds",
+    "report_to": "the environment variable MLFLOW_TRACKING_URI",
+}
+
+
 def require_known(where: str, what: str, name: object, known: Collection[str]) -> None:
     """Raise UserError unless ``name`` is one of ``known``; ``what`` begins its description, such as "no task"."""
     if name not in [*known]:  # a list, as the name may be unhashable
@@ -123,6 +160,10 @@ class TrainingConfig(Section):
     # Names of transformers; see grpo.learner.optimizer.
     lr_scheduler_type: Annotated[Literal["constant", "linear", "cosine"], OMIT] = "constant"
     warmup_steps: Annotated[NonNegativeInt, OMIT] = 0  # updates in which the rate rises from 0, with any schedule
+    weight_decay: Annotated[NonNegativeFloat, OMIT] = 0.0  # of AdamW, as the next three; names of transformers
+    adam_beta1: Annotated[float, Field(ge=0.0, lt=1.0), OMIT] = 0.9
+    adam_beta2: Annotated[float, Field(ge=0.0, lt=1.0), OMIT] = 0.95
+    adam_epsilon: Annotated[PositiveFloat, OMIT] = 1e-8
     train_batch_size: PositiveInt = 256
     gradient_accumulation_steps: PositiveInt = 128
     max_grad_norm: PositiveFloat = 1.0
@@ -385,7 +426,7 @@ def _explained(item: Any, key: str) -> str:
     if kind == "extra_forbidden" and key.split(".")[-1] == OBJECTIVE:
         return f"{where}only allowed in study files and arms. Write the values of {value} here (docs/settings.md)."
     if kind == "extra_forbidden":
-        return f"{where}unknown key. Check its spelling, or remove it."
+        return f"{where}unknown key. {_remedy(key.split('.')[-1])}"
     if kind == "missing":
         return f"{where}missing. Add it (see studies/ for examples)."
     if item["loc"][-1:] == ("[key]",):
@@ -393,3 +434,18 @@ def _explained(item: Any, key: str) -> str:
     if kind == "value_error":
         return f"{where}{message.removesuffix('.')}."
     return f"{where}{message[0].lower() + message[1:]}, but it is {shown if len(shown) <= 200 else shown[:200] + '…'}."
+
+
+def _remedy(unknown: str) -> str:
+    """What to write in the place of an unknown key."""
+    if unknown in OF_TRL:
+        return f"Here: {OF_TRL[unknown]}."
+    known = {key for section in _sections(Settings) for key in section.model_fields}
+    near = get_close_matches(unknown, sorted(known), n=1, cutoff=0.75)
+    return f"Did you mean {near[0]}?" if near and near[0] != unknown else "Check its spelling and its place, or remove it."
+
+
+def _sections(section: type[Settings]) -> Iterator[type[Settings]]:
+    for below in section.__subclasses__():
+        yield below
+        yield from _sections(below)

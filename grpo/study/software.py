@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from grpo.common.errors import UserError
+from grpo.common.errors import UserError, from_here
 from grpo.common.imports import pip_install
 from grpo.study.paths import shipped
 
@@ -129,11 +129,12 @@ def unlike_the_pins(found: Mapping[str, str], pinned: Mapping[str, str]) -> list
 
 
 def warn_of_other_versions(names: Sequence[str]) -> None:
-    """Print a warning on stderr if installed packages differ from the pinned versions."""
+    """Print a note on stderr if installed packages differ from the pinned versions; `make repro` prints it once."""
     if other := unlike_the_pins(software(names), pins(names)):
+        only = " ".join(one.partition(" ")[0] for one in other)
         print(
-            f"warning: other versions than the pinned ones: {', '.join(other)}. Results may differ; the report marks this run."
-            f" `pip install --constraint {CONSTRAINTS} --editable .` installs the pinned versions.",
+            f"note: other versions than the pinned ones: {', '.join(other)}. Results may differ; the report marks the runs."
+            f" `pip install --constraint {from_here(shipped(CONSTRAINTS))} {only}` installs the pinned versions.",
             file=sys.stderr,
         )
 

@@ -14,6 +14,7 @@ from typing import Any
 from grpo.common.errors import UserError
 from grpo.common.files import atomic_folder, files_digest, write_text
 from grpo.common.records import Problem, write_records
+from grpo.tasks.rows import LocalFiles
 from grpo.tasks.task import LIMIT, SPLITS, Split, Task, find_format
 
 PromptTokens = Callable[[Problem], int]
@@ -49,13 +50,7 @@ def build_dataset(
         for split in SPLITS:
             problems[split], too_long = within(problems[split], task.max_prompt_tokens, prompt_tokens)
             left_out[f"dropped_from_{split}_as_too_long"] = too_long
-    for split, asked in needed.items():
-        for key, wanted in asked.items():
-            if len(problems[split]) < wanted:
-                raise UserError(
-                    f"params.yaml: {key}: {wanted} problems are asked for, but the {split} split has {len(problems[split])}"
-                    f"{_without(left_out, split)}. Lower it, or use a larger source."
-                )
+    _require_enough(problems, needed, left_out)
     with atomic_folder(folder) as draft:
         described: dict[str, Any] = {split: _write(draft / f"{split}.jsonl", problems[split]) for split in SPLITS}
         for split in SPLITS:
@@ -63,6 +58,29 @@ def build_dataset(
                 lines = [json.dumps({"prompt": prompt, "answer": answer}, ensure_ascii=False) for prompt, answer in pairs]
                 write_text(draft / f"{split}_prompt_answer.jsonl", "\n".join(lines) + "\n")
     return {**described, "dropped_from_train_as_overlap": dropped, **left_out}
+
+
+def check_local_data(task: Task, needed: Mapping[Split, Mapping[str, int]]) -> None:
+    """Raise UserError if the ``dataset`` stage would refuse a task's local files, but for prompts that are too long.
+
+    Data on the Hub is not read, and what a task generates is not made.
+    """
+    if isinstance(getattr(task, "files", None) or getattr(task, "source", None), LocalFiles):
+        problems = {split: task.problems(split) for split in SPLITS}
+        problems["train"], _ = separate(task, problems["train"], problems["validation"])
+        _require_enough(problems, needed, {})
+
+
+def _require_enough(
+    problems: Mapping[Split, Sequence[Problem]], needed: Mapping[Split, Mapping[str, int]], left_out: Mapping[str, Any]
+) -> None:
+    for split, asked in needed.items():
+        for key, wanted in asked.items():
+            if len(problems[split]) < wanted:
+                raise UserError(
+                    f"params.yaml: {key}: {wanted} problems are asked for, but the {split} split has {len(problems[split])}"
+                    f"{_without(left_out, split)}. Lower it, or use a larger source."
+                )
 
 
 def separate(task: Task, train: list[Problem], validation: list[Problem]) -> tuple[list[Problem], list[str]]:

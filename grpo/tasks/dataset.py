@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from grpo.common.errors import UserError
 from grpo.common.imports import import_object, is_import_path
 from grpo.common.records import Problem
+from grpo.tasks.formats import PLAIN_CHAT
 from grpo.tasks.graded import GradedTask, checked_problem
 from grpo.tasks.rewards import REWARD_ARGUMENTS
 from grpo.tasks.rows import REVISION, HubDataset, LocalFiles, Row, read_rows
@@ -34,8 +36,8 @@ class Dataset(GradedTask):
     """Problems from two columns of a dataset.
 
     Args:
-        question: column of the question.
-        answer: column of the ground truth, text or a number.
+        question: column of the question; of a list of messages (``role``, ``content``) the last one of the user.
+        answer: column of the ground truth, text or a number; of a list of messages the last one of the assistant.
         hub: a dataset on the Hub, with its ``revision`` (a commit), its ``config`` if it has several, and the names of its
             ``splits``.
         files: instead of ``hub``, two files, JSONL, parquet or CSV by suffix, or two parts of one file: ``FILE[:90%]`` and
@@ -43,6 +45,7 @@ class Dataset(GradedTask):
         verify: ``math`` (the grader), ``exact``, or the import path of a function with the signature of :meth:`Task.verify`.
         drop_overlap: leave out training questions that are also validation questions, instead of refusing them.
         unevaluated: with ``verify: math``, accept unevaluated arithmetic (``2+2``) and expressions of the question as answers.
+        system: a system message before the question, in the formats that are chats.
         columns: further columns, passed to reward functions. Numbers of text files stay text.
         skip_unusable: leave out and count rows without a question or without an answer that ``verify`` can use, instead of
             refusing them.
@@ -65,12 +68,17 @@ class Dataset(GradedTask):
         unevaluated: bool = False,
         skip_unusable: bool = False,
         columns: tuple[str, ...] | list[str] = (),
+        system: str = "",
     ):
         if (hub is None) == (files is None):
             raise UserError("name either `hub` or `files`, and not both.")
         if taken := [name for name in columns if name in REWARD_ARGUMENTS]:
             raise UserError(f"columns: reward functions get a {taken[0]} already. Rename the column.")
         self.reward_columns = tuple(columns)
+        formats = {**GradedTask.formats, "plain_chat": PLAIN_CHAT}
+        self.formats = {  # type: ignore[misc]
+            name: replace(format, system=system) if format.chat else format for name, format in formats.items()
+        }
         if hub is not None and revision is None:
             raise UserError(f"{hub}: give the `revision`, 40 hex digits: the Hub lists it under Files, History.")
         self.question, self.answer, self.drop_overlap, self.unevaluated = question, answer, drop_overlap, unevaluated
@@ -96,7 +104,8 @@ class Dataset(GradedTask):
         for number, row in enumerate(self._rows(split)):
             try:
                 further = {name: row.value(name) for name in self.reward_columns}
-                problem = Problem(f"{split}/{number}", row.text(self.question), row.text(self.answer), columns=further)
+                question, answer = row.said(self.question, "user"), row.said(self.answer, "assistant")
+                problem = Problem(f"{split}/{number}", question, answer, columns=further)
                 found.append(checked_problem(problem, row.where, self.graded))
             except UserError as error:
                 if not self.skip_unusable:

@@ -39,9 +39,16 @@ def tagged_answer(response: str) -> str | None:
     return answer if boxed is None else boxed
 
 
+def boxed_or_whole(response: str) -> str:
+    r"""The content of the last ``\boxed{}``, or else the whole response after its last ``</think>``."""
+    boxed = boxed_answer(response)
+    return response.rpartition("</think>")[2].strip() if boxed is None else boxed
+
+
 R1_ZERO = Format(packaged("r1_zero"), stop=("</answer>",), read=tagged_answer)
 QUESTION_ONLY = Format(packaged("question_only"), read=boxed_answer)
 # For chat models. The second asks models that can think first for an immediate answer, by an option of Qwen3's chat template
 # that other templates ignore.
 CHAT = Format("{question}\n\nReason step by step, and put the final answer into \\boxed{}.", read=boxed_answer, chat=True)
 CHAT_WITHOUT_THINKING = replace(CHAT, options={"enable_thinking": False})
+PLAIN_CHAT = Format("{question}", read=boxed_or_whole, chat=True)  # adds nothing to the question

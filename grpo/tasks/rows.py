@@ -71,6 +71,16 @@ class Row:
                 raise UserError(f"{self.where}: column {column!r} holds {value!r}, not text. Correct the row.")
         raise self._without(*columns)
 
+    def said(self, column: str, role: str) -> str:
+        """Text of a column, or of the last message of this role in a column of messages (``role``, ``content``)."""
+        messages = self.values.get(column)
+        if not isinstance(messages, list):
+            return self.text(column)
+        of_role = [one.get("content") for one in messages if isinstance(one, dict) and one.get("role") == role]
+        if not of_role or not isinstance(of_role[-1], str) or not is_text(of_role[-1]):
+            raise UserError(f"{self.where}: column {column!r} has no message of the {role} that is text. Correct it.")
+        return of_role[-1]
+
     def value(self, column: str) -> Any:
         """Value of a column; UserError if the row has none, or JSON cannot hold it."""
         if column not in self.values:
@@ -210,7 +220,7 @@ class HubDataset(Settings):
             as_text = {"converters": dict.fromkeys(columns, str)} if format == "csv" else {}
             found: Any = datasets.load_dataset(**where, split=split, **as_text)
         for column in columns:
-            type_ = str(getattr(found.features.get(column), "dtype", "mixed"))
+            type_ = str(getattr(found.features.get(column), "dtype", found.features.get(column)))
             if format == "json" and column in found.column_names and "string" not in type_ and not type_.startswith("int"):
                 raise UserError(
                     f"{name}: column {column!r}: `datasets` reads {type_} values of JSON, which may not be the text that "

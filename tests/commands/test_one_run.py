@@ -22,6 +22,7 @@ from grpo.common.files import files_digest
 from grpo.models.checkpoint import load_tokenizer
 from grpo.study.compose import compose
 from grpo.study.schema import validated
+from grpo.tasks.build import check_local_data
 from grpo.tracking.mlflow_uri import NOWHERE
 
 LETTERS = '''
@@ -301,7 +302,9 @@ def test_an_address_of_mlflow_without_a_scheme_is_refused(lab: Path, grpo: Grpo,
 
 def test_a_file_of_rows_becomes_a_task_and_its_validation_set(lab: Path) -> None:
     file = lab / "problems.jsonl"
-    file.write_text("".join(json.dumps({"problem": f"{n} + 1?", "answer": n + 1}) + "\n" for n in range(25)))
+    rows: list[dict[str, Any]] = [{"problem": f"{n} + 1?", "answer": n + 1, "source": "mine"} for n in range(25)]
+    rows[0] |= {"rare": "not in all rows", "level": "a reward has one already"}
+    file.write_text("\n".join(map(json.dumps, rows)))
     values = composed(RunOptions("model", "problems.jsonl"), Path("try"))
     assert values["tasks"]["main"] == {
         "use": "dataset",
@@ -309,11 +312,22 @@ def test_a_file_of_rows_becomes_a_task_and_its_validation_set(lab: Path) -> None
         "answer": "answer",
         "files": {"train": f"{file}[:90%]", "validation": f"{file}[90%:]"},
         "drop_overlap": True,
+        "columns": ["source"],
     }
     counts = ("problems", "last_problems", "selection_problems")
     assert [values["evaluation"][key] for key in counts] == [3, 3, 0]
-    settings = ["tasks.main.answer=problem", "evaluation.problems=2", "evaluation.selection_problems=1"]
+    # 22 rows to train on, where a step asks 32 questions 8 times, 2 responses at a time
+    batch = ("rollout_batch_size", "train_batch_size", "gradient_accumulation_steps")
+    assert [values["grpo"][key] for key in batch] == [176, 176, 88]
+    study = validated(values, Path("--set"))
+    check_local_data(study.task("main"), study.needed_problems("main"))
+    settings = ["tasks.main.answer=problem", "tasks.main.verify=exact", "evaluation.problems=2"]
+    settings += ["evaluation.selection_problems=1", "grpo.rollout_batch_size=512"]
     own = composed(RunOptions("model", "problems.jsonl", settings), Path("try"))
+    assert [own["grpo"][key] for key in batch] == [512, 256, 128]
+    study = validated(own, Path("--set"))
+    with pytest.raises(UserError, match="64 problems are asked for, but the train split has 22"):
+        check_local_data(study.task("main"), study.needed_problems("main"))
     assert own["tasks"]["main"]["answer"] == "problem"
     assert [own["evaluation"][key] for key in counts] == [2, 3, 1]
 

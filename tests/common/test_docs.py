@@ -8,17 +8,22 @@ from __future__ import annotations
 import ast
 import html
 import re
+import shlex
 import subprocess
 import sys
 from functools import lru_cache, reduce
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 import yaml
+from dvc.cli.parser import get_main_parser
 
 from grpo.cli import app
+from grpo.study.compose import study_path
+from grpo.study.methods import OF_TRL
 from grpo.study.schema import Study
 
 ROOT = Path(__file__).parents[2]
@@ -90,6 +95,14 @@ def test_settings_that_rows_name_exist(mini_study: Study) -> None:
         reduce(getattr, name.split("."), mini_study)
 
 
+def test_settings_of_trl_are_in_the_table_and_lead_to_settings_that_exist(mini_study: Study) -> None:
+    table = (DOCS / "settings.md").read_text()
+    assert [name for name in OF_TRL if not re.search(rf"`{name}[`:]", table)] == []
+    for here in OF_TRL.values():
+        for path in re.findall(r"(?:grpo|engine|learner|evaluation)\.[a-z_.]+", here):
+            reduce(getattr, path.split("."), mini_study)
+
+
 def selected(file: str) -> list[str]:
     """The tests of a file that pytest selects by itself."""
     tree = ast.parse((ROOT / file).read_text())
@@ -114,9 +127,12 @@ def parsed(arguments: list[str]) -> None:
     command: Any = typer.main.get_command(app)
     context = None
     while hasattr(command, "commands"):
+        if not arguments or arguments[0].startswith("-"):
+            return
         context = command.make_context("grpo", [], parent=context, resilient_parsing=True)
         _, command, arguments = command.resolve_command(context, arguments)
-    command.make_context(command.name, arguments)
+    assert command is not None, "no such command"
+    command.make_context(command.name, list(arguments))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -124,20 +140,79 @@ def test_commands_run_something(command: str) -> None:
     match command.split():
         case [file] if file.startswith("tests/"):
             assert selected(file)
-        case ["grpo", *arguments]:
-            parsed(arguments)
         case [stage]:
             assert stage in dvc_stages()
-        case ["make", target, *_]:
-            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M)
         case ["python", script, "--file", _]:  # a file of the course
             assert subprocess.run([sys.executable, script, "--help"], cwd=ROOT, capture_output=True, text=True).stdout.count(
                 "--file"
             )
-        case ["python", *files]:
-            assert [file for file in files if not (ROOT / file).is_file()] == []
         case _:
-            pytest.fail(f"{command}: no such kind of command")
+            require_command(command, "")
+
+
+# Programs of others whose arguments are not looked at.
+FOREIGN = {"chromium", "cd", "ln", "mkdir", "rm", "export", "mlflow", "touch", "source", "git", "lm_eval", "pip"}
+PLACEHOLDER = re.compile(r"[A-Z]{2,}|[{…]|\.\.\.")
+
+
+def require_command(line: str, page: str) -> None:
+    """Fail unless each command of a line exists, with its options and with what it names here.
+
+    What the page itself writes, such as a study, and names in capitals stand for something of the reader's.
+    """
+    for piece in line.split("&&"):
+        words = [word for word in shlex.split(piece, comments=True) if word not in {"…", "..."}]
+        while words and re.match(r"\w+=", words[0]):
+            words.pop(0)
+        its_own = [word for word in words if PLACEHOLDER.search(word)]
+        match words:
+            case ["grpo", "study", "use" | "show" | "check", name, *_] if name not in its_own:
+                parsed(words[1:])
+                assert Path(name).stem in page.replace(f"use {name}", "") or study_path(name).is_file()
+            case ["grpo", *arguments]:
+                try:
+                    parsed(arguments)
+                except Exception as error:  # of the copy of click in typer
+                    assert type(error).__name__ == "MissingParameter" and len(arguments) <= 2, line  # it is only named
+            case ["make", "-C", _, *arguments] | ["make", *arguments]:
+                targets = "\n".join((ROOT / name).read_text() for name in ("Makefile", "grpo/commands/project/Makefile"))
+                for target in (word for word in arguments if "=" not in word):
+                    assert re.search(rf"^{target}:", targets, re.M), line
+            case ["dvc", _]:
+                pass
+            case ["dvc", *arguments]:
+                asked = get_main_parser().parse_args(arguments)
+                of_repro = [name for name in getattr(asked, "targets", None) or () if asked.cmd == "repro"]
+                studies = "".join(path.read_text() for path in ROOT.glob("examples/*.yaml"))
+                for name in {*of_repro} - dvc_stages() - {*its_own}:
+                    assert f"{name.partition('@')[2]}:" in studies, line
+            case ["snakemake", *arguments]:
+                assert all((ROOT / after).is_dir() for word, after in pairwise(arguments) if word == "--profile"), line
+            case ["python" | "python3", "-m", _, *_]:
+                pass
+            case [script, *arguments] if script == "python" or "/" in script:
+                files = [word for word in (script, *arguments) if re.search(r"\.(py|sh)$", word)]
+                assert all((ROOT / file).is_file() for file in files if file not in its_own), line
+            case [program, *_]:
+                assert program in FOREIGN or program.startswith("python"), line
+
+
+NAMING = [
+    *(page for page in PAGES if page.name != "CHANGELOG.md"),
+    *sorted(ROOT.glob("studies/*.yaml")),
+    *sorted(ROOT.glob("grpo/commands/project/**/*.*")),
+]
+NAMING += [*sorted(ROOT.glob("grpo/**/*.j2")), ROOT / "grpo/cli.py", ROOT / "grpo/commands/study.py"]
+
+
+@pytest.mark.parametrize("page", NAMING, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_that_a_page_or_a_template_names_exists(page: Path) -> None:
+    text = page.read_text()
+    named = "".join(re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S)).splitlines()
+    named += re.findall(r"`((?:grpo|make|dvc|snakemake|python) [^`\n]+)`", text)
+    named += re.findall(r'epilog="Example: (.*?)"', text)
+    for line in filter(None, named):
+        require_command(re.sub(r"{{.*?}}", "NAME", line), text)
 
 
 def setting(path: str) -> Any:

@@ -203,3 +203,13 @@ def test_entropy_is_the_mean_over_response_tokens_only(model: Any, steps: int) -
     assert learner.token_entropies(rollouts()) == pytest.approx(expected, rel=1e-5)
     metrics = learner.update(scored(rollouts(), REWARDS, ADVANTAGES))
     assert metrics["token_entropy"] == pytest.approx(sum(by_token) / len(by_token), rel=1e-5)
+
+
+def test_settings_of_adamw_reach_it_and_are_recorded_only_where_they_differ(model: Any) -> None:
+    for changes, expected in (({}, (0.0, (0.9, 0.95), 1e-8)), (ADAM, (0.3, (0.5, 0.6), 1e-3))):
+        group = learner_of(model, **changes).optimizer.adamw.param_groups[0]
+        assert (group["weight_decay"], group["betas"], group["eps"]) == expected
+        assert ADAM.keys() & config(**changes).model_dump().keys() == changes.keys()
+
+
+ADAM = {"weight_decay": 0.3, "adam_beta1": 0.5, "adam_beta2": 0.6, "adam_epsilon": 1e-3}

@@ -22,16 +22,17 @@ def clone(tmp_path: Path) -> Path:
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, folder)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / ".venv"], check=True)
-    (folder / ".venv/.installed").touch()
+    for marker in (".installed", ".made-by-make-install"):
+        (folder / ".venv" / marker).touch()
     return folder
 
 
-def make(folder: Path, *arguments: str) -> str:
-    """What `make` prints in the folder."""
+def make(folder: Path, *arguments: str, code: int = 0) -> str:
+    """What `make` prints in the folder, where it ends with this exit code."""
     # Without what a `make test` around this test leaves: its options, and its depth, at which make says which folder it enters.
     env = {key: value for key, value in os.environ.items() if key not in {"VIRTUAL_ENV", "MAKEFLAGS", "MFLAGS", "MAKELEVEL"}}
     done = subprocess.run(["make", *arguments], cwd=folder, env=env, text=True, capture_output=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 
 
@@ -109,6 +110,27 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 def test_an_environment_that_cannot_work_is_made_anew(clone: Path, damage: Callable[[Path], object]) -> None:
     damage(clone)
     assert made_anew(clone)
+
+
+@pytest.mark.parametrize("kind", ["environment", "notes"])
+def test_a_folder_of_the_users_own_is_never_removed(clone: Path, tmp_path: Path, kind: str) -> None:
+    """VENV may stand in the environment for another purpose. A damaged one of ours is removed, and only that."""
+    folder = tmp_path / "mine"
+    if kind == "environment":
+        shutil.copytree(clone / ".venv", folder, symlinks=True)  # so that it was moved
+        (folder / ".made-by-make-install").unlink()
+    folder.mkdir(exist_ok=True)
+    (folder / "notes.txt").write_text("precious")
+    shown = make(clone, "install", f"VENV={folder}", f"PYTHON={sys.executable}", code=2)
+    assert shown.startswith(f"{folder}: ") and "ame another folder: make VENV=FOLDER" in shown
+    assert (folder / "notes.txt").read_text() == "precious" and not (folder / ".installing").exists()
+
+
+def test_an_environment_without_pip_gets_it(clone: Path) -> None:
+    """As `uv venv` makes it. PIP_NO_INDEX stops the installation after that step."""
+    (clone / ".venv/.installed").unlink()
+    assert "installing into" in make(clone, "install", "PIP_NO_INDEX=1", "PIP_CONFIG_FILE=/dev/null", "PIP_FIND_LINKS=", code=2)
+    subprocess.run([clone / ".venv/bin/python", "-m", "pip", "--version"], check=True, capture_output=True)
 
 
 def wheel(folder: Path, name: str, version: str = "1") -> None:

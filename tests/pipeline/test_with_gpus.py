@@ -116,6 +116,13 @@ def test_a_stopped_command_leaves_nothing_running_and_frees_its_devices(tmp_path
     assert start(tmp_path, 2, "true").wait(30) == 0
 
 
+def test_a_stage_that_the_system_killed_is_told_as_memory_that_ran_out(tmp_path: Path) -> None:
+    dvc_says = "ERROR: failed to reproduce 'train': failed to run: grpo train, exited with -9"
+    command = [sys.executable, str(WITH_GPUS), "0", "--log", "log", "--", "sh", "-c", f'echo "{dvc_says}"; exit 255']
+    told = subprocess.run(command, cwd=tmp_path, env=environment(), text=True, capture_output=True).stdout
+    assert "failed with exit code 255" in told and "It was killed" in told and "memory" in told and "mem_mb" in told
+
+
 # Stands in for dvc: SIGTERM would end it, SIGINT too, but while its command runs. This one, as `grpo train`, finishes its step.
 DVC_STAND_IN = """
 import pathlib, signal, subprocess, sys, time

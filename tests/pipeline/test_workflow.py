@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -25,6 +27,7 @@ from waiting import wait_for
 sys.path.insert(0, str(ROOT / "workflow"))
 
 import plan as workflow_plan
+import repro
 import with_gpus
 
 from grpo.common.errors import UserError
@@ -147,8 +150,8 @@ def repo(finished: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_from_scratch_makes_the_same_lock_as_dvc_repro(finished: Path, tmp_path: Path) -> None:
-    other = new_repo(tmp_path / "other")
-    snakemake(other)
+    other = new_repo(tmp_path / "other [1]'s")
+    call(other, sys.executable, "workflow/repro.py")
     assert lock(finished) == lock(other)
     assert (finished / "report.txt").read_text() == (other / "report.txt").read_text() != ""
     assert sorted((finished / "ran.txt").read_text().split()) == ran(other) == ALL
@@ -193,6 +196,61 @@ def test_what_is_stale_is_planned(repo: Path, monkeypatch: pytest.MonkeyPatch) -
     assert planned(repo, monkeypatch)[1] == {"report_final_one"}
     (repo / "data" / "runs" / "1e-4-0").unlink()
     assert planned(repo, monkeypatch)[1] == {"train_1e_4_0", "report_final_one"}
+
+
+def test_a_cache_that_was_removed_costs_no_run(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The results are still in data/; what is stale for another reason runs, and fills the cache again."""
+    shutil.rmtree(repo / ".dvc/cache")
+    with pytest.raises(UserError, match=r"\.dvc/cache: DVC's cache lacks the results of source, train@.*`dvc commit`"):
+        planned(repo, monkeypatch)
+    edit(repo, "params.yaml", "base: 1", "base: 7")
+    assert len(planned(repo, monkeypatch)[1]) == len(ALL)
+    edit(repo, "params.yaml", "base: 7", "base: 1")
+    call(repo, "dvc", "commit")
+    assert planned(repo, monkeypatch)[1] == set()
+
+
+@pytest.mark.parametrize(("name", "kept"), [("dvc", True), ("sleep", False)])
+def test_files_are_busy_only_while_a_dvc_has_the_process_id(
+    repo: Path, monkeypatch: pytest.MonkeyPatch, name: str, kept: bool
+) -> None:
+    """In a new container the ids of the last one belong to other programs."""
+    with subprocess.Popen([name, "60"], executable=shutil.which("sleep")) as process:
+        entry = {"pid": process.pid, "cmd": "dvc --wait-for-lock repro"}
+        (repo / ".dvc/tmp/rwlock").write_text(json.dumps({"write": {str(repo / "report.txt"): entry}, "read": {}}))
+        planned(repo, monkeypatch)
+        process.kill()
+    assert (repo / ".dvc/tmp/rwlock").exists() is kept
+
+
+FULL, READ_ONLY, MINE = "The disk or your quota is full.", "It lies on a disk", "You may not write it."
+FAILURES: dict[str, tuple[Exception, str]] = {
+    "disk": (OSError(errno.ENOSPC, "No space left on device"), f"HERE: No space left on device. {FULL}"),
+    "database": (sqlite3.OperationalError("database or disk is full"), f"HERE: database or disk is full. {FULL}"),
+    "read-only": (OSError(errno.EROFS, "Read-only file system", "data/x"), f"data/x: Read-only file system. {READ_ONLY}"),
+    "root's": (PermissionError(errno.EACCES, "Permission denied", "logs/x"), f"logs/x: Permission denied. {MINE}"),
+}
+
+
+@pytest.mark.parametrize(("failure", "told"), FAILURES.values(), ids=FAILURES)
+def test_what_the_system_refuses_is_told_in_one_message_with_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failure: Exception, told: str
+) -> None:
+    def fail() -> None:
+        raise failure
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(repro, "make_plan", fail)
+    assert repro.main() == 2
+    assert capsys.readouterr().err.startswith("error: " + told.replace("HERE", str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["runs {x}", "what?"])
+def test_a_folder_whose_name_means_something_to_dvc_or_mlflow_is_refused(
+    repo: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    with pytest.raises(UserError, match=f"{re.escape(name)}: .*Rename the folder"):
+        planned(repo.rename(repo.with_name(name)), monkeypatch)
 
 
 # What programs leave beside grader.py: macOS and KDE's file managers, Vim, Emacs, git and patch, Jupyter, PyCharm, NFS.
@@ -399,16 +457,19 @@ def test_make_repro_after_a_kill_and_beside_another(repo: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sigterm_lets_the_step_be_finished_and_gives_back_dvcs_locks(repo: Path) -> None:
+@pytest.mark.parametrize("told", ["all", "make repro alone"])
+def test_sigterm_lets_the_step_be_finished_and_gives_back_dvcs_locks(repo: Path, told: str) -> None:
+    """As `timeout` tells all processes to end, and `docker stop` one."""
     (repo / "training.py").write_text(TRAINING % (1.5, with_gpus.RESUME_ME))
     edit(repo, "dvc.yaml", "test ${item.arm} != ${broken}", "python training.py")
     edit(repo, "params.yaml", '["1e-4", no_std]', "[no_std]")
+    command = ["snakemake", "--profile", "local"] if told == "all" else [sys.executable, "workflow/repro.py"]
     process = subprocess.Popen(
-        ["snakemake", "--profile", "local"], cwd=repo, env=environment(), start_new_session=True, text=True,
+        command, cwd=repo, env=environment(), start_new_session=True, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     wait_for((repo / "started").exists)
-    os.killpg(process.pid, signal.SIGTERM)  # as `timeout` does
+    (os.killpg if told == "all" else os.kill)(process.pid, signal.SIGTERM)
     text, _ = process.communicate(timeout=30)
     assert process.returncode == 1 and (repo / "saved").exists(), text
     assert not processes(repo)
@@ -537,7 +598,7 @@ CONFLICT = "<<<<<<< HEAD\n{0}=======\n{0}>>>>>>> other\n"
 @pytest.mark.parametrize(
     ("name", "old", "new", "told"),
     [
-        ("params.yaml", "  n_grpo_steps:", "  n_grpo_step:", "params.yaml: grpo.n_grpo_step: unknown key."),
+        ("params.yaml", "  n_grpo_steps:", "  n_grpo_step:", "grpo.n_grpo_step: unknown key. Did you mean n_grpo_steps?"),
         ("params.yaml", "  n_grpo_steps:", "\tn_grpo_steps:", "params.yaml:LINE: not valid YAML (found character that"),
         ("params.yaml", "cpus: 1,", "", "params.yaml: resources.small.cpus: missing."),
         ("dvc.yaml", "cmd: grpo best_of_n", "cmd: grpo ${nowhere}", "DVC cannot read the pipeline"),
@@ -559,8 +620,21 @@ def test_a_mistake_is_told_with_its_cause_before_anything_runs(
 
 
 def test_make_repro_ends_with_one_message(study: Path) -> None:
+    site = study / ".dvc/site"
+
+    def ended(*command: str) -> subprocess.CompletedProcess[str]:
+        env = environment(DVC_SITE_CACHE_DIR=str(site), PYTHONSAFEPATH="1")
+        return subprocess.run(command, cwd=study, env=env, capture_output=True, text=True, check=False)
+
+    repro = sys.executable, str(study / "workflow/repro.py")
     edit(study, "params.yaml", "  n_grpo_steps:", "  n_grpo_step:")
-    command = [sys.executable, str(study / "workflow/repro.py")]
-    ended = subprocess.run(command, cwd=study, env=environment(), capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == "error: params.yaml: grpo.n_grpo_step: unknown key. Check its spelling, or remove it.\n"
+    told = ended(*repro)
+    assert (told.returncode, told.stdout) == (2, "")
+    assert told.stderr == "error: params.yaml: grpo.n_grpo_step: unknown key. Did you mean n_grpo_steps?\n"
+    edit(study, "params.yaml", "  n_grpo_step:", "  n_grpo_steps:")
+    ended("dvc", "status")
+    for database in site.rglob("cache.db"):
+        database.write_bytes(b"not a database" * 99)
+    told = ended(*repro)
+    assert (told.returncode, told.stdout, told.stderr.count("\n")) == (2, "", 1)
+    assert told.stderr.startswith(f"error: {site}/repo: DVC's database of known files cannot be used")

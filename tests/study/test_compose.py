@@ -144,7 +144,8 @@ def lab(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delitem(sys.modules, "lab_verifier", raising=False)
     write("../our lab/lab_verifier.py", "def close(answers, problems):\n    return [0.25] * len(answers)\n")
     for split, asked in (("train", "1 + 1?"), ("validation", "1 + 2?")):
-        write(f"../our lab/rows/{split}.jsonl", json.dumps({"q": asked, "a": "2"}) + "\n")
+        rows = [asked, *(f"{split} {n}?" for n in range(999))]
+        write(f"../our lab/rows/{split}.jsonl", "".join(json.dumps({"q": row, "a": "2"}) + "\n" for row in rows))
     write(
         "../our lab/ours.yaml",
         "extends: mini\nexperiments: {only: [grpo_learning_rate]}\nsft_datasets: {}\n"
@@ -163,7 +164,7 @@ def test_a_study_may_lie_outside_the_project(lab: Path, grpo: Grpo) -> None:
     study = load_study()
     assert (study.folder, study.file) == ("../our lab", "../our lab/ours.yaml")
     assert study.task("main").verify(["2"], []) == [0.25]
-    assert [problem.question for problem in study.task("main").problems("train")] == ["1 + 1?"]
+    assert study.task("main").problems("train")[0].question == "1 + 1?"
     assert grpo("study", "check")[1].endswith("params.yaml is as composed from ../our lab/ours.yaml\n")
     edit("seeds: [0, 1, 2, 3, 4]", "seeds: [5]")
     assert "params.yaml: edited since `grpo study use` wrote it; `git diff params.yaml`" in grpo("study", "check")[1]
@@ -189,10 +190,11 @@ def test_a_study_whose_stages_could_not_run_is_not_called_right(project: Path, g
 
 
 def test_a_study_of_several_folders_extends_by_relative_paths(lab: Path, grpo: Grpo) -> None:
-    """Modules are looked for in the folder of the study itself, not of those that it extends."""
+    """Modules and data are looked for in the folder of the study itself, not of those that it extends."""
     code, _, error = grpo("study", "use", "../our lab/later/next.yml")
     assert code == 2 and "lab_verifier:close: no such module" in error and "in the study's folder (`folder:`" in error
-    (lab / "lab_verifier.py").rename(lab / "later/lab_verifier.py")
+    for name in ("lab_verifier.py", "rows"):
+        (lab / name).rename(lab / "later" / name)
     invalidate_caches()
     code, _, error = grpo("study", "use", "../our lab/later/next.yml")
     assert code == 0 and load_study().seeds == [7] and load_study().file == "../our lab/later/next.yml", error
@@ -354,6 +356,8 @@ def test_use_makes_a_study_the_active_one(project: Path, grpo: Grpo) -> None:
     assert load_study() == study_named("math-24gb")
     assert out.startswith("params.yaml is now the study math-24gb: ") and len(out.splitlines()) < 8
     assert grpo("study", "show", "math-24gb")[1] == Path("params.yaml").read_text()
+    code, shown, error = grpo("study", "show", "base")  # the common part of all, which is no study
+    assert code == 0 and error == "" and "group_size: 8" in shown
     assert grpo("study", "use", "smoke")[0] == 0, "what was composed is no edit by hand"
 
 

@@ -152,7 +152,9 @@ MISTAKES: list[tuple[Edit, str]] = [
 
 # The experiment, an arm's values, and how the message begins after the arm's name.
 MISTAKES_OF_ARMS: list[tuple[str, dict[str, Any], str]] = [
-    (SFT, {"start_from": f"{SFT}/all/last"}, ": start_from: unknown key"),
+    (SFT, {"start_from": f"{SFT}/all/last"}, ": start_from: unknown key. Check its spelling and its place"),
+    ("grpo_lora", {"group_sizes": 8}, ": group_sizes: unknown key. Did you mean group_size?"),
+    ("grpo_lora", {"beta": 0.1}, ": beta: unknown key. Here: grpo.kl_coefficient."),  # TRL's name
     ("grpo_learning_rate", {"ei_batch_size": 64}, ": ei_batch_size: unknown key"),
     ("grpo_lora", {"prompt": "keyword"}, ": prompt: the task main has no format 'keyword'"),
     (KEYWORD, {}, ": prompt: the task keyword has no format 'r1_zero'"),

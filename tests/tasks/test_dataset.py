@@ -248,3 +248,24 @@ def test_rows_that_cannot_be_used_are_skipped_where_the_study_says_so(tmp_path: 
         UserError, match=r"^tasks\.main: the train split has no usable row; the first: .*a\.jsonl:1: no column 'problem'"
     ):
         task(files=files, skip_unusable=True, question="problem").problems("train")
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_rows_of_messages_are_asked_as_a_chat_that_adds_nothing(tmp_path: Path, ending: str) -> None:
+    def row(asked: str, said: str) -> dict[str, Any]:
+        earlier = [("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello"), ("user", asked), ("assistant", said)]
+        return {"messages": [{"role": role, "content": content} for role, content in earlier], "source": "mine"}
+
+    rows = {"train": [row("What is 1 + 1?", "2")], "validation": [row("Name a bird.", "a crow")]}
+    settings = {"question": "messages", "answer": "messages", "verify": "exact", "system": "You are brief."}
+    found = task(files=write(tmp_path / "rows", ending, rows), **settings)
+    assert [(one.question, one.ground_truth) for one in found.problems("validation")] == [("Name a bird.", "a crow")]
+    plain = found.formats["plain_chat"]
+    assert (plain.prompt("Name a bird."), plain.system, plain.chat) == ("Name a bird.", "You are brief.", True)
+    assert found.formats["chat"].system == "You are brief." and not found.formats["r1_zero"].system
+    for response, answer in (("<think>A bird?</think>\na crow", "a crow"), (r"It is \boxed{2}.", "2"), ("a crow", "a crow")):
+        assert plain.read(response) == answer
+    rows["train"][0]["messages"].pop(3)
+    rows["train"][0]["messages"].pop(1)
+    with pytest.raises(UserError, match="column 'messages' has no message of the user"):
+        task(files=write(tmp_path / "rows", ending, rows), **settings).problems("train")

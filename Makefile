@@ -38,7 +38,7 @@ adapters = $(call beside,.venv-adapters) && grep -v '^openai==' constraints.txt 
 	$(UV_INSTALL) --python .venv-adapters/bin/python --constraint .venv-adapters/constraints.txt $(1)
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev quickstart repro replicate test test-slow test-trl test-nightly test-slurm test-vllm test-adapters test-gpu test-course submission lint format ui bench bench-grader report clean pins
+.PHONY: help install dev quickstart real repro replicate test test-slow test-trl test-nightly test-slurm test-vllm test-adapters test-gpu test-course submission lint format ui bench bench-grader report clean pins
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ $(INSTALLED) $(WITH_TESTS): pyproject.toml constraints.txt
 
 quickstart: install ## Train a small model at two learning rates and write a report, in quickstart/ (about 2 minutes)
 	@grpo quickstart
+
+real: install ## Train a real language model, SmolLM2-135M, and write a report, in real/ (about 12 minutes, 6 GB)
+	@grpo quickstart --real
 
 repro: install ## Run the active study (params.yaml): only stages that are out of date, in parallel
 	@python workflow/repro.py

@@ -220,10 +220,12 @@ def given_values(settings: Sequence[str]) -> dict[str, Any]:
 def _model(name: str) -> dict[str, Any]:
     if Path(name).is_dir():
         return {"source": "local", "path": str(Path(name).absolute())}
+    if (file := Path(name).absolute()).suffix == ".gguf" and file.is_file():
+        return {"source": "local", "path": str(file.parent), "gguf_file": file.name}
     if not (on_hub := re.fullmatch(r"([\w.-]+/[\w.-]+)@([0-9a-f]{40})", name)):
         raise UserError(
-            f"--model {name}: no such folder. Give a folder in Hugging Face format, or OWNER/NAME@REVISION of a model on the "
-            "Hub. REVISION is a commit of 40 hex digits; the Hub lists them under Files, History."
+            f"--model {name}: no such folder. Give a folder in Hugging Face format, a GGUF file, or OWNER/NAME@REVISION of a "
+            "model on the Hub. REVISION is a commit of 40 hex digits; the Hub lists them under Files, History."
         )
     return {"source": "hub", "repo": on_hub[1], "revision": on_hub[2]}
 

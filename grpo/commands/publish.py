@@ -131,7 +131,7 @@ def _base_model(study: Study, run: Run, start: str) -> HubModel | None:
     model = study.models[study.experiments[run.experiment].task]
     if (before := Path(start) / METADATA).exists():
         start = read_json(before, made_by="", keys=("started_from",))["started_from"]
-    return model if isinstance(model, HubModel) and start == f"{model.repo} at {model.revision}" else None
+    return model if isinstance(model, HubModel) and start == model.origin else None
 
 
 def _upload(folder: Path, repo: str, run: str) -> str:

@@ -1,4 +1,4 @@
-"""`grpo quickstart`: a small study in its own folder, from nothing to its report.
+"""`grpo quickstart`: a small study, or a run of a real language model, in its own folder, from nothing to its report.
 
 All stages run in this process, one after the other, without DVC and Snakemake, so that torch is imported only once.
 """
@@ -21,13 +21,12 @@ from grpo.study.schema import Study, load_study
 from grpo.study.settings import MAIN
 from grpo.tracking.mlflow_uri import tracking_uri
 
-STUDY = "quickstart"
-FOLDER = Path("quickstart")
+STUDY, REAL = "quickstart", "real"  # the studies, each with a folder of its name
 OURS = ".made_by_grpo_quickstart"  # marks a folder that may be emptied; also the lock of the process that works there
 
 
-def quickstart() -> None:
-    """Run studies/quickstart.yaml in the folder quickstart/ from the beginning; print progress and results.
+def quickstart(name: str = STUDY) -> None:
+    """Run a study of :data:`STUDY` and :data:`REAL` in the folder of its name from the beginning; print progress and results.
 
     Raises:
         UserError: the folder was not made by a quickstart, or another process works in it.
@@ -38,23 +37,24 @@ def quickstart() -> None:
         minutes, seconds = divmod(int(time.perf_counter() - began), 60)
         print(f"\n[{minutes}:{seconds:02}] {text}", flush=True)
 
-    path = study_path(STUDY)
+    path, folder = study_path(name), Path(name)
     study = load_study(path)
-    again = FOLDER.is_symlink() or FOLDER.exists()
-    if again and (FOLDER.is_symlink() or not FOLDER.is_dir() or (any(FOLDER.iterdir()) and not (FOLDER / OURS).is_file())):
-        raise UserError(f"{FOLDER}: already exists and was not made by `grpo quickstart`. Move or rename it.")
-    with exclusive_lock(FOLDER / OURS, f"{FOLDER}: another `grpo quickstart`"):
-        print(f"{study.description}\nEverything goes into {FOLDER}/; nothing else is changed. Ctrl-C stops it.", flush=True)
+    again = folder.is_symlink() or folder.exists()
+    if again and (folder.is_symlink() or not folder.is_dir() or (any(folder.iterdir()) and not (folder / OURS).is_file())):
+        raise UserError(f"{folder}: already exists and was not made by `grpo quickstart`. Move or rename it.")
+    with exclusive_lock(folder / OURS, f"{folder}: another `grpo quickstart`"):
+        print(f"{study.description}\nEverything goes into {folder}/; nothing else is changed. Ctrl-C stops it.", flush=True)
         if again:
-            print(f"{FOLDER}/ of an earlier quickstart is emptied first. Equal settings give equal results.")
-        for former in FOLDER.iterdir():
+            print(f"{folder}/ of an earlier quickstart is emptied first. Equal settings give equal results.")
+        for former in folder.iterdir():
             if former.name != OURS:
                 remove(former)
-        write_text(FOLDER / paths.PARAMS, composed_text(path)[0])
-        with chdir(FOLDER):
+        write_text(folder / paths.PARAMS, composed_text(path)[0])
+        with chdir(folder):
             announce("The problems")
             stages.dataset(MAIN)
-            announce("The base model, pretrained on generated text")
+            origin = getattr(study.models[MAIN], "origin", "pretrained on generated text")
+            announce(f"The base model, {origin}")
             stages.model(MAIN)
             announce("The base model before GRPO, under each prompt")
             stages.math_baseline()
@@ -67,12 +67,14 @@ def quickstart() -> None:
                 stages.select(experiment)
             announce("The report")
             stages.report()
-            rewards = "\n\n".join(_rewards(study, experiment) for experiment in study.active_experiments)
+            results = "\n\n".join(_rewards(study, experiment) for experiment in study.active_experiments)
+            results += _before_and_after()
             tracked = without_password(tracking_uri())
-    announce(f"Done.\n\n{rewards}\n")
+    announce(f"Done.\n\n{results}\n")
+    whole = "make repro" if name == STUDY else "grpo study use smollm2 && make repro"
     print(
-        f"the report  {FOLDER / paths.PAGE}\nits summary {FOLDER / paths.WRITEUP}\nthe runs    {FOLDER / paths.RUNS}/\n"
-        f"in MLflow   {_open_ui(tracked)}\n\nNext, for the whole study with all its experiments (minutes), type:  make repro"
+        f"the report  {folder / paths.PAGE}\nits summary {folder / paths.WRITEUP}\nthe runs    {folder / paths.RUNS}/\n"
+        f"in MLflow   {_open_ui(tracked)}\n\nNext, for the whole study with all its experiments, type:  {whole}"
     )
 
 
@@ -85,6 +87,21 @@ def _rewards(study: Study, experiment: str) -> str:
     for arm, runs in by_arm(read_runs(study, experiment)).items():
         rows.append((arm, str(mean_of(first_scores(runs), fixed=True)), str(mean_of(final_scores(runs)))))
     return "\n".join(f"{arm:<12}{first:<26}{last}" for arm, first, last in rows)
+
+
+def _before_and_after() -> str:
+    """Responses to the same problems before and after training, from the report."""
+    from grpo.reporting.record import read_record
+
+    lines = ""
+    for experiment in read_record()["experiments"].values():
+        half = len(experiment["samples"]) // 2
+        for before, after in zip(experiment["samples"][:half], experiment["samples"][half:], strict=True):
+            lines += f"\n\n{before['problem']}" + "".join(
+                f"\n  {when} (reward {one['reward']:.2f})  {' '.join(one['response'].split())}"
+                for when, one in (("before", before), ("after ", after))
+            )
+    return lines
 
 
 def _open_ui(tracked: str) -> str:

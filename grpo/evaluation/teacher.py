@@ -12,7 +12,7 @@ from grpo.evaluation.evaluator import CheckpointEvaluator
 from grpo.models.source import folder_of
 from grpo.study import paths
 from grpo.study.schema import Study
-from grpo.study.settings import HubModel, SampledTraces
+from grpo.study.settings import SampledTraces
 from grpo.tasks.sft_dataset import Trace, build_sft_dataset
 from grpo.tasks.task import Task, find_format
 
@@ -34,9 +34,10 @@ def sample_sft_dataset(
         raise UserError(f"sft_datasets.{name}.questions: {settings.questions} are asked for, but there are {len(problems)}.")
     if settings.asked_in != settings.prompt:
         study.task(name).rewrite("", settings.asked_in, settings.prompt)  # refuse an unknown rewrite before sampling
-    evaluator = _teacher(study, name, settings)
-    find_format(evaluator.task, settings.asked_in).encode(evaluator.tokenizer, "?")  # refuse a missing chat template
-    groups = evaluator.sample(problems[: settings.questions], settings.asked_in, settings.samples)
+    with folder_of(settings.model, f"sft_datasets.{name}.model") as folder:
+        evaluator = _teacher(study, name, settings, folder)
+        find_format(evaluator.task, settings.asked_in).encode(evaluator.tokenizer, "?")  # refuse a missing chat template
+        groups = evaluator.sample(problems[: settings.questions], settings.asked_in, settings.samples)
     traces, counts = traces_of(evaluator.task, settings, [rollout for group in groups for rollout in group])
     if not traces:
         why = ", ".join(f"{reason}: {count}" for reason, count in counts.items() if reason != "responses")
@@ -45,18 +46,15 @@ def sample_sft_dataset(
             "Ask in another format, raise max_tokens, or take another model."
         )
     report = build_sft_dataset(evaluator.task, settings.source, settings.prompt, traces, validation, target)
-    model = settings.model
-    teacher = f"{model.repo} at {model.revision}" if isinstance(model, HubModel) else model.path
-    return report | {"sampled": {"teacher": teacher, "asked_in": settings.asked_in, **counts}}
+    return report | {"sampled": {"teacher": settings.model.origin, "asked_in": settings.asked_in, **counts}}
 
 
-def _teacher(study: Study, name: str, settings: SampledTraces) -> CheckpointEvaluator:
+def _teacher(study: Study, name: str, settings: SampledTraces, folder: Path) -> CheckpointEvaluator:
     """Load the teacher in place of the task's model, with the sampling settings of the data set."""
     sampling = settings.model_dump(include={"temperature", "top_p", "max_tokens", "seed"})
     evaluation = study.evaluation.model_copy(update=sampling)
     models = study.models | {name: settings.model}  # the engine uses the teacher's device
     asked = study.model_copy(update={"models": models, "evaluation": evaluation})
-    folder = folder_of(settings.model, f"sft_datasets.{name}.model")
     return CheckpointEvaluator(asked, folder, name, limit=f"sft_datasets.{name}.max_tokens")
 
 

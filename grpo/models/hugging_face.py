@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -51,6 +52,17 @@ def load_hugging_face(folder: Path, dtype: torch.dtype) -> Any:
         bos_token_id=said.bos_token_id, eos_token_id=said.eos_token_id, pad_token_id=said.pad_token_id
     )
     return model
+
+
+def convert_gguf(file: Path, target: Path) -> None:
+    """Write a GGUF file's model, with whole weights, and its tokenizer as a folder in Hugging Face format."""
+    # Newer versions of transformers would keep quantized weights packed where they have a kernel for them.
+    packed = {"quantization_config": transformers.GgufConfig(dequantize=True)} if hasattr(transformers, "GgufConfig") else {}
+    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype="auto", **packed)
+    if quantizer := getattr(model, "hf_quantizer", None):
+        quantizer.remove_quantization_config(model)  # transformers does not save a model that has one
+    model.save_pretrained(target)
+    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(target)
 
 
 def convert_tokenizer(folder: Path, target: Path) -> None:

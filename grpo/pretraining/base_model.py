@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -23,12 +24,12 @@ from grpo.learner.chunked import chunked_log_probs
 from grpo.learner.microbatches import pad_and_shift
 from grpo.learner.optimizer import Optimizer
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
-from grpo.models.source import folder_of
+from grpo.models.source import ORIGIN, folder_of
 from grpo.models.tokenizer import Tokenizer, train_tokenizer
 from grpo.models.transformer import TransformerConfig, TransformerLM
 from grpo.study import paths
 from grpo.study.schema import Study
-from grpo.study.settings import HubModel, LocalModel, PretrainedHere
+from grpo.study.settings import PretrainedHere
 from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_study import study_state, study_tags
 
@@ -55,8 +56,9 @@ def make_base_model(study: Study, task: str) -> None:
     match study.models[task]:
         case PretrainedHere() as settings:
             _pretrain_all(study, task, settings)
-        case HubModel() | LocalModel() as elsewhere:
-            _copy(folder_of(elsewhere, f"models.{task}"), paths.model(task))
+        case elsewhere:
+            with folder_of(elsewhere, f"models.{task}") as folder:
+                _copy(folder, paths.model(task))
 
 
 def _pretrain_all(study: Study, name: str, settings: PretrainedHere) -> None:
@@ -113,6 +115,8 @@ def _copy(source: Path, target: Path) -> None:
     model, tokenizer = load_model(source, dtype=None), load_tokenizer(source)
     with atomic_folder(target) as folder:
         save_checkpoint(folder, model, tokenizer)
+        if (source / ORIGIN).exists():
+            shutil.copy(source / ORIGIN, folder)
 
 
 # --------------------------------------------------------------------------------------------------- pretraining

@@ -59,18 +59,43 @@ class HubModel(Section):
     source: Literal["hub"]
     repo: str
     revision: str = Field(pattern=r"^[0-9a-f]{40}$")
+    gguf_file: Annotated[str | None, OMIT] = None  # the model and its tokenizer are read from this file of the repository
     device: Device = None
+
+    @property
+    def origin(self) -> str:
+        return f"{self.repo} at {self.revision}"
 
 
 class LocalModel(Section):
-    """A folder in Hugging Face format."""
+    """A folder in Hugging Face format, or with a GGUF file."""
 
     source: Literal["local"]
     path: str
+    gguf_file: Annotated[str | None, OMIT] = None  # the file's name in the folder
     device: Device = None
 
+    @property
+    def origin(self) -> str:
+        return f"{self.path}/{self.gguf_file}" if self.gguf_file else self.path
 
-Model = Annotated[PretrainedHere | HubModel | LocalModel, Field(discriminator="source")]
+
+class WheelModel(Section):
+    """A GGUF file in a wheel of the package index. The wheel is downloaded and not installed."""
+
+    source: Literal["wheel"]
+    package: str = Field(pattern=r"^\w[\w.-]*==\w[\w.!+-]*$")  # NAME==VERSION
+    file: str  # path in the wheel
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")  # of this file
+    device: Device = None
+
+    @property
+    def origin(self) -> str:
+        return f"{self.file} of {self.package}, SHA-256 {self.sha256}"
+
+
+Elsewhere = Annotated[HubModel | LocalModel | WheelModel, Field(discriminator="source")]
+Model = Annotated[PretrainedHere | HubModel | LocalModel | WheelModel, Field(discriminator="source")]
 
 # ------------------------------------------------------------------------------------------------ examples to fine-tune on
 
@@ -80,7 +105,7 @@ class SampledTraces(Section):
 
     source: Literal["sampled"]
     prompt: str  # format of the traces
-    model: Annotated[HubModel | LocalModel, Field(discriminator="source")]  # the teacher
+    model: Elsewhere  # the teacher
     asked_in: str  # format in which the teacher is asked
     questions: PositiveInt | None = None  # number of training questions, from the first; null: all
     samples: PositiveInt = 1  # per question

@@ -14,7 +14,7 @@ from typing import Any
 from grpo.common.safe_text import hide_secrets
 from grpo.study.effective import digest
 from grpo.study.schema import Study
-from grpo.study.settings import MAIN, HubModel, LocalModel
+from grpo.study.settings import MAIN, HubModel, LocalModel, WheelModel
 from grpo.study.training_inputs import shared_settings
 
 
@@ -23,8 +23,8 @@ def study_tags(study: Study, task: str = MAIN) -> dict[str, str]:
     match study.models[task]:
         case HubModel() as hub:
             model = f"{hub.repo}@{hub.revision}"
-        case LocalModel() as local:
-            model = local.path
+        case LocalModel() | WheelModel() as elsewhere:
+            model = elsewhere.origin
         case _:
             model = f"model@{task}"  # the stage that pretrains it
     return {

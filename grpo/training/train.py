@@ -60,7 +60,9 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
     start, loop = _method(run)
     with start(study, run, setup, check_weights) as (sampler, learner, save):
         log = RunLog(outputs.results, outputs.mlflow, began, phase_devices(study, run))
-        about = {"prompt": run.config.prompt, "started_from": _source(study, run), "start": run.model.as_posix()}
+        origin = getattr(study.models[run.task], "origin", f"pretrained by the study ({run.base})")
+        started_from = origin if run.model == run.base else str(run.model)
+        about = {"prompt": run.config.prompt, "started_from": started_from, "start": run.model.as_posix()}
 
         def keep(kind: str, evaluation: dict[str, Any]) -> None:
             if kind in study.checkpoints or kind.startswith("step-"):
@@ -180,17 +182,3 @@ def phase_devices(study: Study, run: EffectiveRun) -> dict[str, str]:
     if run.config.is_asynchronous:
         return {}
     return dict.fromkeys(("rollout", "evaluation", "synchronization"), study.engine.device) | {"training": study.learner.device}
-
-
-def _source(study: Study, run: EffectiveRun) -> str:
-    """Origin of the starting weights, for a checkpoint's metadata."""
-    if run.model != run.base:
-        return str(run.model)
-    model = study.models[run.task]
-    match model.source:
-        case "hub":
-            return f"{model.repo} at {model.revision}"
-        case "local":
-            return model.path
-        case _:
-            return f"pretrained by the study ({run.base})"

@@ -21,7 +21,7 @@ from study_parts import ROOT, shorten_quickstart
 from waiting import wait_for
 
 from grpo.commands.init import VERSION, init, pipeline
-from grpo.commands.quickstart import FOLDER, OURS
+from grpo.commands.quickstart import OURS
 from grpo.common.errors import UserError
 from grpo.study import paths
 from grpo.study.schema import load_study
@@ -40,7 +40,7 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_newcomer_gets_a_report_of_what_was_measured_and_none_after_ctrl_c(project: Path) -> None:
-    done, made = sh(project, "grpo", "quickstart").stdout, project / FOLDER
+    done, made = sh(project, "grpo", "quickstart").stdout, project / "quickstart"
     assert sorted(path.name for path in project.iterdir()) == ["quickstart", "studies"]
     assert done.splitlines()[-1].endswith("type:  make repro") and "of an earlier quickstart" not in done
     shown = {line.split()[0]: line.split() for line in done.partition("reward before GRPO")[2].splitlines() if line}
@@ -78,16 +78,16 @@ def test_what_quickstart_did_not_make_it_does_not_touch(
     precious.mkdir()
     (precious / "data.txt").write_text("mine")
     if existing == "a folder with files":
-        precious = precious.rename(project / FOLDER)
+        precious = precious.rename(project / "quickstart")
     elif existing == "a file":
-        (project / FOLDER).write_text("mine")
+        (project / "quickstart").write_text("mine")
     else:
         (precious / OURS).touch()
-        (project / FOLDER).symlink_to(precious)
+        (project / "quickstart").symlink_to(precious)
     monkeypatch.chdir(project)
     code, said, error = grpo("quickstart")
     assert code == 2 and said == "" and "already exists and was not made by `grpo quickstart`" in error
-    assert ((project / FOLDER) if existing == "a file" else precious / "data.txt").read_text() == "mine"
+    assert ((project / "quickstart") if existing == "a file" else precious / "data.txt").read_text() == "mine"
 
 
 def test_its_stages_are_the_packages_but_for_its_code_and_the_kissing_number() -> None:

@@ -17,7 +17,10 @@ from grpo.tasks.rows import REVISION, HubDataset, LocalFiles, Row, read_rows
 from grpo.tasks.task import Settings, Split
 
 Verify = Callable[[list[str], list[Problem]], list[float]]
-COLUMNS = {"question": ("question", "problem", "prompt"), "answer": ("answer", "ground_truth")}  # usual names of columns
+COLUMNS = {  # usual names of columns; `messages` has both
+    "question": ("question", "problem", "prompt", "messages"),
+    "answer": ("answer", "ground_truth", "messages"),
+}
 
 
 class HubSplits(Settings):

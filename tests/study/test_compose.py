@@ -169,10 +169,12 @@ def test_a_study_may_lie_outside_the_project(lab: Path, grpo: Grpo) -> None:
     edit("seeds: [0, 1, 2, 3, 4]", "seeds: [5]")
     assert "params.yaml: edited since `grpo study use` wrote it; `git diff params.yaml`" in grpo("study", "check")[1]
     Path("rows").mkdir()
-    Path("rows/train.jsonl").write_text('{"q": "ours?", "a": "2"}\n')
+    asked = ["ours?", *(f"train {n}?" for n in range(999))]
+    Path("rows/train.jsonl").write_text("".join(json.dumps({"q": row, "a": "2"}) + "\n" for row in asked))
     with pytest.raises(UserError, match=r"stages.yaml: is not that of params.yaml, which was edited \(main-0\)"):
         load_study()
-    assert grpo("study", "check")[0] == 0
+    code, _, error = grpo("study", "check")
+    assert code == 0, error
     assert load_study().task("main").problems("train")[0].question == "ours?", "a path from the project's folder comes first"
 
 

@@ -85,7 +85,7 @@ def parts_of(text: str) -> tuple[str, list[str]]:
     if len(listed) > 1:
         return "set", [element for part in listed for element in plus_and_minus(part)]
     if text.startswith("\\{") and text.endswith("\\}"):
-        return "set", [element for part in top_level(text[2:-2], ",;") for element in plus_and_minus(part)]
+        return "set", [*dict.fromkeys(element for part in top_level(text[2:-2], ",;") for element in plus_and_minus(part))]
     if text[0] == "{" and text[-1] == "}" and closes_at_end(text):
         inner = top_level(text[1:-1], ",;")
         if len(inner) > 1:

@@ -25,8 +25,8 @@ NAMES = WORDS["subjects"] | ANSWERS
 _SHORT_NAME = re.compile("[A-Z][aeiou][a-z]")
 _DEED = rf"(?:(?:{LISTS['modals']}) (?:{'|'.join(WORDS['to do'])})|{'|'.join(sorted(WORDS['does']))})(?: (?:for|at))?|(?:is|will be)(?= \d+ years)"
 _LINK = re.compile(
-    rf"(?:(?<![A-Za-z\\])(?P<verb>(?P<we>there (?:is|are)|we (?:get|have|find))|{LISTS['verbs']}|(?P<deed>{_DEED}))"
-    r"(?![A-Za-z'\-])\s*:?|(?<=[A-Za-z$)*]):(?=\s|\*|\$|\\)|(?P<equals>(?<=[A-Za-z]) ?=(?!=)))\s*",
+    rf"(?:(?<![A-Za-z\\])(?:(?P<we>there (?:is|are)|we (?:get|have|find))|(?P<deed>{_DEED})|{LISTS['verbs']})"
+    r"(?![A-Za-z'\-])\s*:?(?: ?(?:exactly|only|a total of) )?|(?<=[A-Za-z$)*]):(?=\s|\*|\$|\\)|(?P<equals>(?<=[A-Za-z]) ?=(?!=)))\s*",
     re.IGNORECASE,
 )
 _IS_THE_ANSWER = re.compile(r"(.+?) is (?:the|our|my) (?:(?:final|correct|right) )?(?:answer|solution|result)", re.IGNORECASE)
@@ -41,6 +41,7 @@ _TAIL = re.compile(
     r"|(?:in|on) (?:[A-Z][a-z]+(?: and [A-Z][a-z]+)?|\d{4})))+[.!]?$"
 )
 _PLACE = re.compile(r"(\d[ \w]* [a-z]+s) (?:in|on|for) (?:the|his|her|their) [a-z]+(?: [a-z]+)?[.!]?$")  # of what is counted
+_BEFORE_NOUNS = frozenset(("of", "total", "such", "possible", "ordered", "distinct", "different"))
 _TEXT = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mbox)\{([^{}]*)\}")
 _DOER = re.compile(
     r"(?!(?:Nobody|None|Neither|Nothing|No|Not)\b)(?:(?:[Tt]he |[A-Z][a-z]+ ){0,2}(?:[A-Z][a-z]+|[Hh]e|[Ss]he|[Ii]t|[Tt]hey|[Ww]e|I)"
@@ -91,12 +92,13 @@ def sentence_value(text: str) -> str | None:
         lead = plain[: link.start()].strip(" *")
         if link["equals"] and _SYMBOL.fullmatch(lead):
             break  # an equation, in which the name counts
-        value = plain[link.end() :].strip()
+        value = plain[link.end() :].strip(" .")
         amount = link["deed"] is None or not value[:1].isalpha() or spelt_out(value)
         if value and amount and _is_outside_math(plain, link.start()) and _is_lead(lead, link):
             rest = text[link.end() :] if text[link.end() :].count("{") == text[link.end() :].count("}") else plain[link.end() :]
             rest = _PLACE.sub(r"\1", rest) if link["deed"] or link["we"] else rest
-            return sentence_value(rest) or rest.rstrip(" .").strip()
+            rest = sentence_value(rest) or rest.rstrip(" .").strip()
+            return f"{lead}={rest}" if _SYMBOL.fullmatch(lead) else rest
     if caption := _CAPTION.fullmatch(text):
         words = {*caption["caption"].lower().split()}
         if words & ANSWERS and words <= ANSWERS | WORDS["beside answers"]:
@@ -129,7 +131,7 @@ def _is_lead(lead: str, link: re.Match[str]) -> bool:
     if ANSWERS.intersection(plain):
         return set(plain) <= ANSWERS | WORDS["beside answers"]
     # The square of a number is none of these, and "number of apples" is.
-    counted = {after for before, after in pairwise(plain) if before in {"of", "total"} and is_noun(after)}
+    counted = {after for before, after in pairwise(plain) if before in _BEFORE_NOUNS and is_noun(after)}
     names = all(word in NAMES or word in counted or _SYMBOL.fullmatch(one) for word, one in zip(plain, words, strict=True))
     return bool(words) and names and not re.search(r"(?:square|cube) of", " ".join(plain))
 

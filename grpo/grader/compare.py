@@ -242,9 +242,9 @@ class Comparison:
         """Compare lists, sets, tuples, intervals and unions part by part; None if neither side is one."""
         kind, parts = parts_of(answer)
         true_kind, true_parts = parts_of(truth)
+        if (not kind and parts != [answer]) or (not true_kind and true_parts != [truth]):  # brackets around a single value
+            return self.inside.same(answer if kind else parts[0], truth if true_kind else true_parts[0])
         if not kind and not true_kind:
-            if parts != [answer] or true_parts != [truth]:  # brackets around a single value
-                return self.inside.same(parts[0], true_parts[0])
             return None
         for one, other, element in ((kind, true_kind, parts), (true_kind, kind, true_parts)):
             if one == "set" and other not in {"set", "union"} and len(element) == 1:
@@ -276,7 +276,8 @@ class Comparison:
         bare, true_bare = (unwrap_text(text).replace(" ", "") for text in (answer, truth))
         digits, true_digits = based(bare), based(true_bare)
         if digits or true_digits:
-            return digits == true_digits or _digits_in_base(bare, true_digits) or _digits_in_base(true_bare, digits, 10)
+            digits_alone = _digits_in_base(unwrap_text(answer), true_digits) or _digits_in_base(true_bare, digits, 10)
+            return digits_alone or digits == true_digits
         for verdict in (same_time(bare, true_bare), same_ratio(answer, truth)):
             if verdict is not None:
                 return verdict

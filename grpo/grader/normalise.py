@@ -11,7 +11,6 @@ import tomllib
 import unicodedata
 from pathlib import Path
 
-
 _SPELLING = tomllib.loads(Path(__file__).with_name("spelling.toml").read_text(encoding="utf-8"))
 _CHARACTERS = str.maketrans({sign: latex for signs, latex in _SPELLING["characters"].items() for sign in signs})
 _GREEK = _SPELLING["greek"].split()
@@ -53,9 +52,7 @@ _TEXT_MACRO = re.compile(
 )
 _WHOLE_TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _AND = re.compile(r"\s*,?\s*\\text\{\s*,?\s*and\s*\}\s*|\s*,?\s+and\s+|,\s*and\s+|\s*\\land(?![A-Za-z])\s*")
-_OR = re.compile(
-    r"\s*,?\s*\\text\{\s*,?\s*or\s*\}\s*|\s*,?\s+or\s+|,\s*or\s+|(?<=[)\]])or(?=[(\[])|\s*\\lor(?![A-Za-z])\s*"
-)
+_OR = re.compile(r"\s*,?\s*\\text\{\s*,?\s*or\s*\}\s*|\s*,?\s+or\s+|,\s*or\s+|(?<=[)\]])or(?=[(\[])|\s*\\lor(?![A-Za-z])\s*")
 _LOGIC = re.compile(r"\\(?:land|lor)(?![A-Za-z])")
 _NAMED = re.compile(r"\s*([A-Za-z])(?:_\w+|_\{\w+\})? ?=")
 RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|in)(?![A-Za-z])")

@@ -74,13 +74,13 @@ def matrix_rows(text: str) -> list[list[str]] | None:
 
 
 def parts_of(text: str) -> tuple[str, list[str]]:
-    r"""Kind and elements: "set" (``{a,b}``, or bare ``a,b``), "union", "or", "and", the two brackets of a tuple or interval, or ""."""
+    r"""Kind and elements: "set" (``{a,b}``, or bare ``a,b``), "union", "or", "and", the two brackets of a tuple, or ""."""
     if text in {"", r"\{\}"}:
         return "", [text]
     for kind, command in (("or", "\\lor"), ("and", "\\land"), ("union", "\\cup")):
         if len(joined := split_at(text, command)) > 1:
             sets = kind == "union" and all(re.fullmatch(r"\\\{[^{}\\|:]*\\\}", part) for part in joined)
-            return ("set", [element for part in joined for element in parts_of(part)[1]]) if sets else (kind, joined)
+            return ("set", [one for part in joined for one in parts_of(part)[1]]) if sets else (kind, joined)
     listed = top_level(text, ",;")
     if len(listed) > 1:
         return "set", [element for part in listed for element in plus_and_minus(part)]

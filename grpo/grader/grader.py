@@ -168,7 +168,7 @@ def _equal_readings(answer: str, truth: str, comparison: Comparison) -> Iterator
     if true_choice:
         by_letter = (chosen is not None and not chosen[1]) or len(normalise(answer).strip("()")) == 1
         normal_truth = true_choice[0] if by_letter else normalise(true_choice[1])
-    if "," in answer and based(normal_truth):
+    if re.search(r"\d,\d", answer) and based(normal_truth):
         return  # 58,500 is a decimal number
     open_question = False
     is_worded = _WORD.search(answer) or "(" in answer

@@ -190,7 +190,9 @@ class Comparison:
         if not values or "=" in other:
             return None
         kind, parts = parts_of(other)
-        if kind not in {"set", "()", "[]"} or len(parts) != len(values) or (kind == "[]" and len(parts) == 2):
+        if kind not in {"set", "()", "[]"}:
+            return None
+        if len(parts) != len(values) or (kind == "[]" and len(parts) == 2):
             return False
         order = [value for _, value in (sorted(values) if {name for name, _ in values} <= {"x", "y", "z"} else values)]
         return self.every(zip(order, parts, strict=True) if named else zip(parts, order, strict=True))

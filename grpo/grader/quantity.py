@@ -194,7 +194,7 @@ def is_measure(name: str) -> bool:
 
 def _unit_words(name: str) -> list[str]:
     """The words of a unit, each with its exponent (``s^2``), with "/" before a denominator."""
-    name = name.replace("p.m", "pm").replace("a.m", "am").replace("\\text{", " ").replace("\\cdot", " ")
+    name = f" {name}".replace("p.m", "pm").replace("a.m", "am").replace("\\text{", " ").replace("\\cdot", " ")
     name = re.sub(r"\^ ?\{?(-?\d)\}?", r"^\1", name.replace(".", " ")).replace("}^", "^")
     name = re.sub(r"[{}*]", " ", name.replace(" per ", " / ").replace("/", " / "))
     words = name.split()

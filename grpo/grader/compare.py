@@ -27,7 +27,7 @@ _SUM = re.compile(r"[0-9A-Za-z)}] ?[+-]")
 _INVERSE = re.compile(r"[A-Z)]\^(?:\{-1\}|T|\{T\}|\\top|\\intercal)(?![A-Za-z])")
 _OPPOSITE = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "\\ne": "\\ne"}
 _POINTS = re.compile("[A-H]{2,}")  # segments, orders and matrices; VP is PV
-_FIGURE = re.compile(r"\\(angle|vec|overrightarrow|overline) ?\{?([A-Z]{2,3}|[a-z]{2})\}?(?![A-Za-z])")
+_FIGURE = re.compile(r"\\(angle|vec|overrightarrow|overline) ?\{?([A-Z](?: ?[A-Z]){1,2}|[a-z]{2})\}?(?![A-Za-z])")
 _EMPTY = frozenset(("\\emptyset", "\\{\\}"))
 
 
@@ -190,7 +190,9 @@ class Comparison:
         if not values or "=" in other:
             return None
         kind, parts = parts_of(other)
-        if kind not in {"set", "()", "[]"} or len(parts) != len(values) or (kind == "[]" and len(parts) == 2):
+        if kind not in {"set", "()", "[]"}:
+            return None
+        if len(parts) != len(values) or (kind == "[]" and len(parts) == 2):
             return False
         order = [value for _, value in (sorted(values) if {name for name, _ in values} <= {"x", "y", "z"} else values)]
         return self.every(zip(order, parts, strict=True) if named else zip(parts, order, strict=True))
@@ -242,9 +244,9 @@ class Comparison:
         """Compare lists, sets, tuples, intervals and unions part by part; None if neither side is one."""
         kind, parts = parts_of(answer)
         true_kind, true_parts = parts_of(truth)
+        if (not kind and parts != [answer]) or (not true_kind and true_parts != [truth]):  # brackets around a single value
+            return self.inside.same(answer if kind else parts[0], truth if true_kind else true_parts[0])
         if not kind and not true_kind:
-            if parts != [answer] or true_parts != [truth]:  # brackets around a single value
-                return self.inside.same(parts[0], true_parts[0])
             return None
         for one, other, element in ((kind, true_kind, parts), (true_kind, kind, true_parts)):
             if one == "set" and other not in {"set", "union"} and len(element) == 1:
@@ -254,11 +256,6 @@ class Comparison:
                 return self.inside.same(*((element[0], truth) if element is parts else (answer, element[0])))
         if kind != true_kind and not (len(parts) > 2 and {kind, true_kind} == {"()", "[]"}):  # [1,2] may be an interval.
             return False
-        if len(parts) != len(true_parts):  # In a set in braces, repeated elements count once.
-            parts, true_parts = (
-                self.distinct(these) if text.startswith("\\{") and len(these) <= _MAX_PARTS else these
-                for text, these in ((answer, parts), (truth, true_parts))
-            )
         if len(parts) != len(true_parts) or len(parts) > _MAX_PARTS:
             return False
         if kind not in {"set", "union", "or", "and"}:
@@ -266,14 +263,6 @@ class Comparison:
         is_set = kind == "set" and not (answer[0] == truth[0] == "{")
         comparison = self.elements if is_set else self.inside
         return self.in_any_order(parts, true_parts, lambda a, t: comparison.same(a, t))
-
-    def distinct(self, parts: list[str]) -> list[str]:
-        """Remove parts that equal an earlier one."""
-        kept: list[str] = []
-        for part in parts:
-            if not any(self.within(2, in_set=True).same(part, other) for other in kept):
-                kept.append(part)
-        return kept
 
     def in_any_order(self, left: list[T], right: list[T], equal: Callable[[T, T], bool]) -> bool:
         rest = list(right)
@@ -289,7 +278,8 @@ class Comparison:
         bare, true_bare = (unwrap_text(text).replace(" ", "") for text in (answer, truth))
         digits, true_digits = based(bare), based(true_bare)
         if digits or true_digits:
-            return digits == true_digits or _digits_in_base(bare, true_digits) or _digits_in_base(true_bare, digits, 10)
+            digits_alone = _digits_in_base(unwrap_text(answer), true_digits) or _digits_in_base(true_bare, digits, 10)
+            return digits_alone or digits == true_digits
         for verdict in (same_time(bare, true_bare), same_ratio(answer, truth)):
             if verdict is not None:
                 return verdict
@@ -350,8 +340,8 @@ def _digits_in_base(digits: str, other: tuple[str, int] | None, base: int | None
 
 def _of_points(figure: re.Match[str]) -> str:
     """A variable for an angle, vector or segment, whose points are no factors; an angle and a segment have no direction."""
-    points = figure[2] if figure[1] in {"vec", "overrightarrow"} else min(figure[2], figure[2][::-1])
-    return "w_{" + "0".join(("1" if figure[1] == "angle" else "2" if figure[1] == "overline" else "3") + points) + "}"
+    points, kind = figure[2].replace(" ", ""), {"angle": 1, "overline": 2}.get(figure[1], 3)
+    return f"w_{{{kind}" + "0".join(points if kind == 3 else min(points, points[::-1])) + "}"
 
 
 def _difference(sides: list[str]) -> Node | None:

@@ -52,7 +52,7 @@ _APPLIED = re.compile(
     r"((?:[A-Za-z]'{0,3}|\\[A-Za-z]+)(?:_(?:\w|\{\w+\}))?)(?:\^\{(?:-1|\(\w\))\})?"
     r"\((?!\1\))(?:-?[\d./]+|\\frac\{\d+\}\{\d+\}|[A-Za-z]|\\[a-z]+|[A-Za-z],[A-Za-z])\)"
 )
-_DERIVATIVE = re.compile(r"\{\(\w+\)\}")
+_DERIVATIVE = re.compile(r"\{[\[(]\w+[\])]\}")
 _CLOSING = {"(": ")", "[": "]", "{": "}", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil", "|": "|"}
 _ROUNDED = {"\\lfloor": "floor", "\\lceil": "ceil", "|": "abs"}
 _MINUS_ONE: Node = ("neg", ("num", Fraction(1)))

@@ -42,7 +42,7 @@ from grpo.grader.number_words import spelt_out
 from grpo.grader.quantity import exact_value, split_unit
 from grpo.grader.symbolic import parses, symbolically_equal
 from grpo.grader.values import Effort
-from grpo.grader.words import choice, restated, sentence_value
+from grpo.grader.words import based, choice, restated, sentence_value
 
 MAX_ANSWER_LENGTH = 2000  # characters; a longer answer is equal only if identical
 _CHEAP_EFFORT = 4_000.0
@@ -168,8 +168,11 @@ def _equal_readings(answer: str, truth: str, comparison: Comparison) -> Iterator
     if true_choice:
         by_letter = (chosen is not None and not chosen[1]) or len(normalise(answer).strip("()")) == 1
         normal_truth = true_choice[0] if by_letter else normalise(true_choice[1])
+    if re.search(r"\d,\d", answer) and based(normal_truth):
+        return  # 58,500 is a decimal number
     open_question = False
-    in_words = (text for source in (answer, value or "") for text in restated(source)) if _WORD.search(answer) or "(" in answer else ()
+    is_worded = _WORD.search(answer) or "(" in answer
+    in_words = (text for source in (answer, value or "") for text in restated(source)) if is_worded else ()
     for reading in chain(dict.fromkeys(readings), in_words):
         normal = normalise(reading)
         try:

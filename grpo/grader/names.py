@@ -90,6 +90,8 @@ def assigned(text: str) -> list[tuple[str, str]]:
     text = text[1:-1] if text[0] in "[(" and "=" in text and closes_at_end(text) else text
     text = _LABEL.sub(r"\1\2=", text)
     sides = split_equations(text)
+    if len(sides) > 2 and {*sides[:-1]} <= {"x", "y", "z"}:
+        return [(name, sides[-1]) for name in sides[:-1]]  # x = y = 1
     if len(sides) == 2 and all(side[:1] == "(" and closes_at_end(side) for side in sides):
         names, values = (top_level(side[1:-1], ",;") for side in sides)
     else:

@@ -11,8 +11,6 @@ import tomllib
 import unicodedata
 from pathlib import Path
 
-from grpo.grader.split import top_level
-
 _SPELLING = tomllib.loads(Path(__file__).with_name("spelling.toml").read_text(encoding="utf-8"))
 _CHARACTERS = str.maketrans({sign: latex for signs, latex in _SPELLING["characters"].items() for sign in signs})
 _GREEK = _SPELLING["greek"].split()
@@ -30,8 +28,6 @@ _HALF_WIDTH = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5E) if cod
 # Mathematical bold, italic and other letters and digits, which models write instead of LaTeX, and fractions as one character.
 _STYLED = re.compile("[\U0001d400-\U0001d7ff]")
 _VULGAR = re.compile("[¼-¾⅐-⅞]")
-_CIRCLED = re.compile(r"[①-⑳](?:[\s,、]*[①-⑳])*")
-_AREA = re.compile(r"(?<=\d) ?(mm|cm|dm|m|km|ft|in|yd)([²³])(?![A-Za-z\d])")
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
 _SUBSCRIPT = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 _LEVEL = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789+-n0123456789")
@@ -52,13 +48,11 @@ _ENVIRONMENT = re.compile(
 )
 _TEXT_MACRO = re.compile(
     r"\\(?:text(?:normal|rm|bf|it|sf|tt)?|mbox|hbox|math(?:rm|it|sf|tt)|(?:mathbf|bm|boldsymbol)(?! ?\{ ?[A-Za-z] ?\})"
-    r"|operatorname\*?|emph|underline) ?\{ ?"
+    r"|operatorname\*?|emph) ?\{ ?|(?<!\^\{)\\underline ?\{ ?"  # x^{\underline{2}} is x(x-1)
 )
 _WHOLE_TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _AND = re.compile(r"\s*,?\s*\\text\{\s*,?\s*and\s*\}\s*|\s*,?\s+and\s+|,\s*and\s+|\s*\\land(?![A-Za-z])\s*")
-_OR = re.compile(
-    r"\s*,?\s*\\text\{\s*,?\s*or\s*\}\s*|\s*,?\s+or\s+|,\s*or\s+|(?<=[)\]])or(?=[(\[])|\s*\\lor(?![A-Za-z])\s*"
-)
+_OR = re.compile(r"\s*,?\s*\\text\{\s*,?\s*or\s*\}\s*|\s*,?\s+or\s+|,\s*or\s+|(?<=[)\]])or(?=[(\[])|\s*\\lor(?![A-Za-z])\s*")
 _LOGIC = re.compile(r"\\(?:land|lor)(?![A-Za-z])")
 _NAMED = re.compile(r"\s*([A-Za-z])(?:_\w+|_\{\w+\})? ?=")
 RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|in)(?![A-Za-z])")
@@ -68,7 +62,6 @@ _INTERVAL_OR_SET = re.compile(r"(?:[A-Za-z]\s*\\in\s*)?[(\[][^()\[\]]*,[^()\[\]]
 _PERCENT = re.compile(r" ?(?<![A-Za-z\\])(?:pct\.?|per ?cent(?:age)?)(?![A-Za-z])")
 _DELIMITER = re.compile(r"(?<!\\)(?:\\[()\[\]]|\$\$?)")
 _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?!\d)(?!,\d)")
-_THIN_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:\\[,;: ]\d{3})+(?!\d)")
 _SPACED_THOUSANDS = re.compile(r"([+-]?(?:\\?\$)?)([1-9]\d{0,2}(?: \d{3})+)(?![ \d/]*[\d/]|[ ]*\\frac)")
 _ANGULAR = re.compile(r"(?:sin|cos|tan|cot|sec|csc|cis|\be)(?![A-Za-z])")
 _DEGREE = re.compile(r" ?(?:\{ ?\})?\^ ?(?:\{ ?\\circ ?\}|\\circ(?![A-Za-z]))(?: ?\\text\{ ?([CF])\}| ?([CF])(?![A-Za-z]))?")
@@ -101,7 +94,6 @@ def normalise(text: str) -> str:
     text = _unwrap(without_markup(_SPACE.sub(" ", text)))
     is_latex = "\\" in text
     if is_latex:
-        text = _THIN_THOUSANDS.sub(lambda match: re.sub(r"\\[,;: ]", "", match.group()), text)
         text = _TEXT_MACRO.sub(r"\\text{", text)
         text = _COMMAND.sub(lambda match: _COMMANDS.get(match[1] or "left", match[0]), text)
         text = _ENVIRONMENT.sub(lambda match: _joined_rows(match[1] or match[2] or ""), text)
@@ -177,23 +169,18 @@ def unwrap_text(text: str) -> str:
 
 
 def _unicode_to_latex(text: str) -> str:
-    text = _CIRCLED.sub(lambda match: ",".join(re.findall(r"\d+", unicodedata.normalize("NFKC", " ".join(match[0])))), text)
     text = _VULGAR.sub(lambda match: r"\frac{" + unicodedata.normalize("NFKC", match[0]).replace("⁄", "}{") + "}", text)
     text = _STYLED.sub(lambda match: unicodedata.normalize("NFKC", match.group()), text)
-    text = _AREA.sub(lambda match: rf"\text{{ {match[1]}}}^{match[2].translate(_LEVEL)}", text)
     text = _SUPERSCRIPT.sub(lambda match: "^{" + match.group().translate(_LEVEL) + "}", text)
     text = _SUBSCRIPT.sub(lambda match: "_{" + match.group().translate(_LEVEL) + "}", text)
     return text.translate(_CHARACTERS)
 
 
 def _code_to_latex(text: str) -> str:
-    """Convert calls and constants of Python and sympy; a flat ``Matrix([1, 2])`` is a column."""
+    """Convert calls and constants of Python and sympy."""
     for pattern, replacement in _CODE:
         text = pattern.sub(replacement, text)
-    if text.startswith("Matrix(") and text.endswith(")"):
-        inner = text[7:-1].strip()
-        return inner if inner.startswith("[[") else "[" + ",".join(f"[{cell}]" for cell in inner.strip("[]").split(",")) + "]"
-    return text
+    return text[7:-1] if text.startswith("Matrix([[") and text.endswith("])") else text
 
 
 def _joined_rows(rows: str) -> str:
@@ -227,21 +214,5 @@ def _unwrap(text: str) -> str:
             whole = _WHOLE_TEXT.fullmatch(text) or _WHOLE_BOX.fullmatch(text)
             if whole:
                 text = whole.group(1)
-        elif text.startswith("{"):
-            text = _without_outer_braces(text)
         if text == before:
             return text
-
-
-def _without_outer_braces(text: str) -> str:
-    """Remove the braces of ``{{5}}``; a list keeps one pair, as it is a set."""
-    escaped = re.sub(r"\\[{}]", "  ", text)
-    leading = len(escaped) - len(escaped.lstrip("{"))
-    trailing = len(escaped) - len(escaped.rstrip("}"))
-    depth = enclosing = leading
-    for character in escaped[leading : len(escaped) - trailing]:
-        depth += (character == "{") - (character == "}")
-        enclosing = min(enclosing, depth)
-    enclosing = min(enclosing, trailing)
-    inner = text[enclosing : len(text) - enclosing]
-    return "{" + inner + "}" if enclosing and len(top_level(inner, ",;")) > 1 else inner

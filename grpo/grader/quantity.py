@@ -37,13 +37,7 @@ _UNIT_WORD = rf"[A-Za-z]+\.?{_EXPONENT}?"
 _WORD_UNIT = re.compile(
     rf"(.*?(?:[0-9)}}]|\\pi(?= )))( ?)([ap]\.m\.?|{_UNIT_WORD}(?:(?: ?/ ?| ?\\cdot ?|\*|[ -]|'|(?<=\.)){_UNIT_WORD})*)"
 )
-# Units of single letters; 5m/n and 5g h are products.
-_LETTERS_OF_UNITS = re.compile(
-    rf"[ms] ?/ ?(?:s|ft|min|sec|hr){_EXPONENT}?|m s\^\{{?-[12]\}}?|N ?(?:\\cdot ?|\*)?m"
-    rf"|[gJ] ?/ ?(?:cm|mol|kg|ml|mL){_EXPONENT}?"
-)
 _SHORT_UNITS = frozenset(_UNITS["short"].split())
-_ORDINAL = re.compile(r"([0-9]+)(?:st|nd|rd|th|\^\{?(?:\\text\{)?(?:st|nd|rd|th)\}?\}?)")
 _RESIDUE = re.compile(r"([0-9]+)\\pmod\{([0-9]+)\}")
 
 
@@ -140,8 +134,6 @@ def split_unit(text: str, noun: bool = False) -> tuple[str, Unit]:
     for ending, unit in _ENDINGS.items():
         if text.endswith(ending) and len(text) > len(ending):
             return text[: -len(ending)], ((unit, 1),)
-    if ordinal := _ORDINAL.fullmatch(text):
-        return ordinal[1], ()
     if match := _FRACTION_UNIT.fullmatch(text):
         body, name = match[1], f"{match[2]}/{match[3]}"
     elif match := _TEXT_UNIT.fullmatch(text):
@@ -151,7 +143,7 @@ def split_unit(text: str, noun: bool = False) -> tuple[str, Unit]:
         # Letters right after a number, or two letters, are variables (5xy, 2 ab) unless they are the usual sign of a unit.
         first = re.split(r"[\s/^.*\\-]", name, maxsplit=1)[0]
         signs = first.lower() in _SHORT_UNITS or (len(first) > 1 and canonical_unit(first) is not None)
-        if not (signs or (match[2] and len(first) > 2) or _LETTERS_OF_UNITS.fullmatch(name)):
+        if not signs and not (match[2] and len(first) > 2):
             return text, ()
     else:
         return text, ()
@@ -202,7 +194,7 @@ def is_measure(name: str) -> bool:
 
 def _unit_words(name: str) -> list[str]:
     """The words of a unit, each with its exponent (``s^2``), with "/" before a denominator."""
-    name = name.replace("p.m", "pm").replace("a.m", "am").replace("\\text{", " ").replace("\\cdot", " ")
+    name = f" {name}".replace("p.m", "pm").replace("a.m", "am").replace("\\text{", " ").replace("\\cdot", " ")
     name = re.sub(r"\^ ?\{?(-?\d)\}?", r"^\1", name.replace(".", " ")).replace("}^", "^")
     name = re.sub(r"[{}*]", " ", name.replace(" per ", " / ").replace("/", " / "))
     words = name.split()

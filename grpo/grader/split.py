@@ -74,18 +74,18 @@ def matrix_rows(text: str) -> list[list[str]] | None:
 
 
 def parts_of(text: str) -> tuple[str, list[str]]:
-    r"""Kind and elements: "set" (``{a,b}``, or bare ``a,b``), "union", "or", "and", the two brackets of a tuple or interval, or ""."""
+    r"""Kind and elements: "set" (``{a,b}``, or bare ``a,b``), "union", "or", "and", the two brackets of a tuple, or ""."""
     if text in {"", r"\{\}"}:
         return "", [text]
     for kind, command in (("or", "\\lor"), ("and", "\\land"), ("union", "\\cup")):
         if len(joined := split_at(text, command)) > 1:
             sets = kind == "union" and all(re.fullmatch(r"\\\{[^{}\\|:]*\\\}", part) for part in joined)
-            return ("set", [element for part in joined for element in parts_of(part)[1]]) if sets else (kind, joined)
+            return ("set", [one for part in joined for one in parts_of(part)[1]]) if sets else (kind, joined)
     listed = top_level(text, ",;")
     if len(listed) > 1:
         return "set", [element for part in listed for element in plus_and_minus(part)]
     if text.startswith("\\{") and text.endswith("\\}"):
-        return "set", [element for part in top_level(text[2:-2], ",;") for element in plus_and_minus(part)]
+        return "set", [*dict.fromkeys(element for part in top_level(text[2:-2], ",;") for element in plus_and_minus(part))]
     if text[0] == "{" and text[-1] == "}" and closes_at_end(text):
         inner = top_level(text[1:-1], ",;")
         if len(inner) > 1:

@@ -20,7 +20,7 @@ _UNSAFE = (
 )
 _HEAVY = re.compile(
     # math-verify would extract displayed or boxed parts of a text.
-    rf"!|\\(?:{_UNSAFE}|boxed|fbox)(?![A-Za-z])|(?<!\\)\\[(\[)\]]"
+    rf"!|\^\s*\{{?\s*(?:\\\{{|\\underline|[\[(]\w[\])])|\\(?:{_UNSAFE}|boxed|fbox)(?![A-Za-z])|(?<!\\)\\[(\[)\]]"
     r"|\d{50}|\\binom\s*\{?\s*\d{5}|\d{5}\s*\\choose|\^\s*\{[^{}A-Za-z]*\^|\^\s*\w+\s*\^|\d \d|\$|\n"
 )
 _VECTOR_PRODUCT = re.compile(r"\\(?:vec|overrightarrow|hat)\s*(?:\{[^{}]*\}|\w)\s*\\times(?![A-Za-z])")

@@ -23,10 +23,12 @@ from grpo.grader.number_words import LISTS, NUMBERS, WORDS, number_word, spelt_o
 ANSWERS = WORDS["answers"]
 NAMES = WORDS["subjects"] | ANSWERS
 _SHORT_NAME = re.compile("[A-Z][aeiou][a-z]")
-_DEED = rf"(?:(?:{LISTS['modals']}) (?:{'|'.join(WORDS['to do'])})|{'|'.join(sorted(WORDS['does']))})(?: (?:for|at))?|(?:is|will be)(?= \d+ years)"
+_DO, _DOES = ("|".join(sorted(WORDS[name])) for name in ("to do", "does"))
+_DEED = rf"(?:(?:{LISTS['modals']}) (?:{_DO})|{_DOES})(?: (?:for|at))?|(?:is|will be)(?= \d+ years)"
 _LINK = re.compile(
-    rf"(?:(?<![A-Za-z\\])(?P<verb>(?P<we>there (?:is|are)|we (?:get|have|find))|{LISTS['verbs']}|(?P<deed>{_DEED}))"
-    r"(?![A-Za-z'\-])\s*:?|(?<=[A-Za-z$)*]):(?=\s|\*|\$|\\)|(?P<equals>(?<=[A-Za-z]) ?=(?!=)))\s*",
+    rf"(?:(?<![A-Za-z\\])(?:(?P<we>there (?:is|are)|we (?:get|have|find))|(?P<deed>{_DEED})|{LISTS['verbs']})"
+    r"(?![A-Za-z'\-])\s*:?(?: ?(?:exactly|only|a total of) )?|(?<=[A-Za-z$)*]):(?=\s|\*|\$|\\)"
+    r"|(?P<equals>(?<=[A-Za-z]) ?=(?!=)))\s*",
     re.IGNORECASE,
 )
 _IS_THE_ANSWER = re.compile(r"(.+?) is (?:the|our|my) (?:(?:final|correct|right) )?(?:answer|solution|result)", re.IGNORECASE)
@@ -37,13 +39,16 @@ _OPENING = re.compile(
 )
 _HOPE = re.compile(r"[.,;]? (?:and )?I hope (?:it|this|that) is (?:correct|right)[.!]?$")
 _TAIL = re.compile(
-    r"(?<=[\w$}%*])(?:,? (?:altogether|in total|in all|overall|total|left|old|each|every [a-z]+|of (?:them|these|those)|to do it"
-    r"|(?:in|on) (?:[A-Z][a-z]+(?: and [A-Z][a-z]+)?|\d{4})))+[.!]?$"
+    r"(?<=[\w$}%*])(?:,? (?:altogether|in total|in all|overall|total|(?:are )?left|old|each|every [a-z]+|of (?:them|these|those)"
+    r"|to do it|(?:in|on) (?:[A-Z][a-z]+(?: and [A-Z][a-z]+)?|\d{4})))+[.!]?$"
 )
-_PLACE = re.compile(r"(\d[ \w]* [a-z]+s) (?:in|on|for) (?:the|his|her|their) [a-z]+(?: [a-z]+)?[.!]?$")  # of what is counted
+# Where what is counted is: "in the bowl".
+_PLACE = re.compile(r"(\d[ \w]* [a-z]+s) (?:in|on|for) (?:the|his|her|their) [a-z]+(?: [a-z]+)?[.!]?$")
+_BEFORE_NOUNS = frozenset(("of", "total", "such", "possible", "ordered", "distinct", "different"))
 _TEXT = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mbox)\{([^{}]*)\}")
 _DOER = re.compile(
-    r"(?!(?:Nobody|None|Neither|Nothing|No|Not)\b)(?:(?:[Tt]he |[A-Z][a-z]+ ){0,2}(?:[A-Z][a-z]+|[Hh]e|[Ss]he|[Ii]t|[Tt]hey|[Ww]e|I)"
+    r"(?!(?:Nobody|None|Neither|Nothing|No|Not)\b)"
+    r"(?:(?:[Tt]he |[A-Z][a-z]+ ){0,2}(?:[A-Z][a-z]+|[Hh]e|[Ss]he|[Ii]t|[Tt]hey|[Ww]e|I)"
     r"|(?:[Tt]he|[Ee]ach|[Ee]very|[Hh]is|[Hh]er|[Tt]heir) [a-z]+)"
 )
 _SYMBOL = re.compile(r"\$?\\?[A-Za-z](?:\([A-Za-z]\))?\$?|\$[A-Za-z+\-*/^(){} =\\]*\$")
@@ -52,7 +57,8 @@ _CAPTION = re.compile(r"(?P<caption>[A-Za-z][A-Za-z ]*?) ?[:.]? ?(?:(?P<display>
 
 _CHOICE = re.compile(r"\(?([A-J])[).:]\s*(.+)|(?:[Oo]ption|[Cc]hoice)\s*\(?([A-J])\)?[.:]?()", re.DOTALL)
 _NO_MEANING = re.compile(
-    r"[,;/&)(]|.*(?<![A-Za-z\\])(?:[A-J](?![A-Za-z0-9^_+*-])|(?i:is|isn't|and|or|not|no|but|cannot|can't|wrong|maybe)\b)", re.DOTALL
+    r"[,;/&)(]|.*(?<![A-Za-z\\])(?:[A-J](?![A-Za-z0-9^_+*-])|(?i:is|isn't|and|or|not|no|but|cannot|can't|wrong|maybe)\b)",
+    re.DOTALL,
 )
 _TIME = re.compile(r"(\d{1,2})(?::(\d\d))?\s*(?:\\text\{)?\s*(?:([ap])\.?\s*m\.?|(o['’]?clock))?\}?", re.IGNORECASE)
 _TIMES = {"noon": (0, 0, "p"), "12noon": (0, 0, "p"), "midnight": (0, 0, "a"), "12midnight": (0, 0, "a")}
@@ -69,8 +75,9 @@ _POINTED = re.compile(
 _REMARK = re.compile(r"(.+?) ?\((?:(about|approximately|approx\.?|roughly|≈|\\approx)|(?:i\.e\.,?|or|=)) ?([^()]+)\)")
 _MIXED = re.compile(r"(\d+) and (\d+/\d+)")
 _YES_OR_NO = re.compile(
-    r"(?:(yes|true)|(no|false))(?:[,.!;:] (?:it|he|she|they|this|that|we|you) (?:is|are|does|do|can|will|has|have)(?(2) not|)(?: (?:so|possible))?|"
-    r"(?:[,.;]? (?:because|since) (?!.*(?<![a-z])(?:yes|no|but)(?![a-z])).*)?)[.!]?", re.IGNORECASE,
+    r"(?:(yes|true)|(no|false))(?:[,.!;:] (?:it|he|she|they|this|that|we|you) (?:is|are|does|do|can|will|has|have)"
+    r"(?(2) not|)(?: (?:so|possible))?|(?:[,.;]? (?:because|since) (?!.*(?<![a-z])(?:yes|no|but)(?![a-z])).*)?)[.!]?",
+    re.IGNORECASE,
 )  # fmt: skip
 _BASED = re.compile(
     r"\(?(-?[0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)\)?(?:_\{?\(?(-?[0-9]+|[a-z]+)\)?\}?|,?\(?base[ -]?\{?([0-9]+|[a-z]+)\}?\)?)"
@@ -85,18 +92,20 @@ def sentence_value(text: str) -> str | None:
         return None
     whole = _DELIMITERS.sub("$", _HEADING.sub("", _BOLD.sub(r"\1", " ".join(text.split()))).strip())
     text = _HOPE.sub("", whole)
-    text = _TAIL.sub("", text[opening.end() :] if (opening := _OPENING.match(text)) else text).replace("$ such ", "$ ")
+    text = text[opening.end() :] if (opening := _OPENING.match(text)) else text
+    text = _TAIL.sub("", text).replace("$ such ", "$ ") if any(map(str.isdigit, text)) else text
     plain = opened(text)
     for link in _LINK.finditer(plain):
         lead = plain[: link.start()].strip(" *")
         if link["equals"] and _SYMBOL.fullmatch(lead):
             break  # an equation, in which the name counts
-        value = plain[link.end() :].strip()
+        value = plain[link.end() :].strip(" .")
         amount = link["deed"] is None or not value[:1].isalpha() or spelt_out(value)
         if value and amount and _is_outside_math(plain, link.start()) and _is_lead(lead, link):
             rest = text[link.end() :] if text[link.end() :].count("{") == text[link.end() :].count("}") else plain[link.end() :]
             rest = _PLACE.sub(r"\1", rest) if link["deed"] or link["we"] else rest
-            return sentence_value(rest) or rest.rstrip(" .").strip()
+            rest = sentence_value(rest) or rest.rstrip(" .").strip()
+            return f"{lead}={rest}" if _SYMBOL.fullmatch(lead) else rest
     if caption := _CAPTION.fullmatch(text):
         words = {*caption["caption"].lower().split()}
         if words & ANSWERS and words <= ANSWERS | WORDS["beside answers"]:
@@ -129,7 +138,7 @@ def _is_lead(lead: str, link: re.Match[str]) -> bool:
     if ANSWERS.intersection(plain):
         return set(plain) <= ANSWERS | WORDS["beside answers"]
     # The square of a number is none of these, and "number of apples" is.
-    counted = {after for before, after in pairwise(plain) if before in {"of", "total"} and is_noun(after)}
+    counted = {after for before, after in pairwise(plain) if before in _BEFORE_NOUNS and is_noun(after)}
     names = all(word in NAMES or word in counted or _SYMBOL.fullmatch(one) for word, one in zip(plain, words, strict=True))
     return bool(words) and names and not re.search(r"(?:square|cube) of", " ".join(plain))
 
@@ -252,8 +261,10 @@ def same_words(answer: str, truth: str) -> bool:
     return word == true_word or _gist(word) == _gist(true_word)
 
 
-_BESIDE_WORDS = re.compile(r"(?:(?:it is|it's|on|in|at) )?(?:(?:the|an?) )?(.+?)(?: (?:one|function|is (?:the )?winner"
-    r"|(?:wins|will win|won)(?: (?:the )?game)?|has (?:(?:a|the) )?winning strategy))?")
+_BESIDE_WORDS = re.compile(
+    r"(?:(?:it is|it's|on|in|at) )?(?:(?:the|an?) )?(.+?)(?: (?:one|function|is (?:the )?winner"
+    r"|(?:wins|will win|won)(?: (?:the )?game)?|has (?:(?:a|the) )?winning strategy))?"
+)
 
 
 def _gist(word: str) -> str:

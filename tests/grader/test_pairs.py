@@ -20,7 +20,7 @@ class Pair(NamedTuple):
     equal: bool
 
 
-_FILES = ("pairs.yaml", "written.yaml", "mathematics.yaml", "everyday.yaml", "kinds.yaml")
+_FILES = ("pairs.yaml", "written.yaml", "mathematics.yaml", "everyday.yaml", "kinds.yaml", "responses.yaml")
 GROUPS: list[tuple[str, dict[str, list[list[str]]]]] = [
     group for file in _FILES for group in YAML(typ="safe", pure=True).load(Path(__file__).with_name(file)).items()
 ]

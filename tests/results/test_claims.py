@@ -82,6 +82,13 @@ def test_a_fall_between_evaluations_is_judged_by_groups(end: float, collapsed: b
     assert has_collapsed(made) is collapsed
 
 
+@pytest.mark.parametrize(("evaluations", "collapsed"), [(2, True), (30, False)])
+def test_a_fall_counts_by_how_often_chance_could_have_shown_it(evaluations: int, collapsed: bool) -> None:
+    """From 6 of 20 problems to 1: p = .021, less than .05 / 2 and more than .05 / 30."""
+    made = run("a", [solved(0.3, 20), *[solved(0.05, 20)] * (evaluations - 1)])
+    assert has_collapsed(made) is collapsed
+
+
 # ---------------------------------------------------------------------------------------------------- published claims
 
 
@@ -123,6 +130,10 @@ def test_short_runs_test_no_claim_about_later_steps_but_can_show_a_collapse(stud
     assert late.verdict == NOT_TESTED and "step 48 and later, and the runs took 24" in late.reason and late.interval
     assert found["learning-rate-too-high"].verdict == AGREES
     write(ENDS | {"3e-3": 0.6}, steps=24)  # it does not collapse, which says nothing of later steps
+    assert by_id(judge_claims(study))["learning-rate-too-high"].verdict == NOT_TESTED
+    write(ENDS | {"3e-3": 0.6})  # the shortest run counts
+    assert by_id(judge_claims(study))["learning-rate-too-high"].verdict == DISAGREES
+    write_run(made_up(RATES, "3e-3", 0, 0.1, 0.6, 0.6, steps=24))
     assert by_id(judge_claims(study))["learning-rate-too-high"].verdict == NOT_TESTED
 
 

@@ -102,7 +102,7 @@ def sample_episodes(
         rewards = _rewards(environment, episodes)
     finally:
         for episode in episodes:
-            episode.thread.close()
+            episode.thread.put(None)
     found = [episode.completion(reward) for episode, reward in zip(episodes, rewards, strict=True)]
     return [found[i : i + n] for i in range(0, len(found), n)]
 

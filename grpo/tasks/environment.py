@@ -212,10 +212,6 @@ def find_environment(settings: Mapping[str, Any], where: str) -> Environment | N
     given = {key: settings[key] for key in ANY_TASK_TAKES if settings.get(key) is not None}
     if not given:
         return None
-    if "environment" not in given:
-        raise UserError(
-            f"{where}.{next(iter(given))}: there is no environment. Name one in {where}.environment, or remove this."
-        )
     found: Environment = call_with(Environment, given, where)
     return found
 

@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import inspect
+import resource
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 Result = TypeVar("Result")
 AT_ONCE = 64  # calls at the same time
 LOCKED_SECONDS = 60.0  # a call that keeps Python's lock so long after its time limit ends the process
+
+Outcome = tuple[Any, BaseException | None, float]  # a call's result, its error, and how long it took
+Job = tuple[Callable[[], Any], Callable[[Outcome], None]]  # a call, and where its outcome goes
 
 _OF_THREAD = threading.local()
 
@@ -25,20 +30,15 @@ def finished(result: Any) -> Any:
     if not inspect.isawaitable(result):
         return result
     if not hasattr(_OF_THREAD, "runner"):
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with suppress(ValueError, OSError):  # a loop has three files, and many systems allow 1,024 unless asked for more
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         _OF_THREAD.runner = asyncio.Runner()
 
     async def wait() -> Any:
         return await result
 
     return _OF_THREAD.runner.run(wait())
-
-
-class Outcome(NamedTuple):
-    """What became of a call: its result or its error, and how long it took."""
-
-    result: Any
-    error: BaseException | None
-    seconds: float
 
 
 class Thread:
@@ -49,35 +49,30 @@ class Thread:
 
     def __init__(self) -> None:
         self._runner: asyncio.Runner | None = None
-        self._jobs = SimpleQueue[tuple[Callable[[], Any], Callable[[Outcome], None]] | None]()
+        self._jobs = SimpleQueue[Job | None]()
         threading.Thread(target=self._work, daemon=True).start()
 
-    def put(self, call: Callable[[], Any], done: Callable[[Outcome], None]) -> None:
-        """Make a call, and pass on what became of it."""
-        self._put((call, done))
+    def put(self, job: Job | None) -> None:
+        """Make a call, and pass on what came of it; None ends the thread, and abandons what its call awaits."""
+        if self._runner is None:
+            self._jobs.put(job)
+            return
+        loop = self._runner.get_loop()
+
+        def arrive() -> None:
+            self._jobs.put(job)
+            loop.stop()
+
+        loop.call_soon_threadsafe(arrive)
 
     def result_of(self, call: Callable[[], Result]) -> Result:
         """Make a call, and wait for it."""
         outcome = SimpleQueue[Outcome]()
-        self.put(call, outcome.put)
+        self.put((call, outcome.put))
         result, error, _ = outcome.get()
         if error is not None:
             raise error
         return cast(Result, result)
-
-    def close(self) -> None:
-        """End the thread after its call; what is awaited is abandoned."""
-        self._put(None)
-
-    def _put(self, job: Any) -> None:
-        if self._runner is None:
-            self._jobs.put(job)
-        else:
-            self._runner.get_loop().call_soon_threadsafe(self._interrupt, self._runner.get_loop(), job)
-
-    def _interrupt(self, loop: asyncio.AbstractEventLoop, job: Any) -> None:
-        self._jobs.put(job)
-        loop.stop()
 
     def _work(self) -> None:
         while True:
@@ -85,14 +80,13 @@ class Thread:
                 self._runner.get_loop().run_forever()
             if (job := self._jobs.get()) is None:
                 break
-            call, done = job
             began, result, error = time.monotonic(), None, None
             try:
-                result = call()
+                result = job[0]()
             except BaseException as raised:  # such as PanicException of Rust's libraries
                 error = raised
             self._runner = getattr(_OF_THREAD, "runner", None)
-            done(Outcome(result, error, time.monotonic() - began))
+            job[1]((result, error, time.monotonic() - began))
         if self._runner is not None:
             self._runner.close()
 
@@ -113,7 +107,7 @@ def in_threads(calls: Sequence[tuple[Thread, Callable[[], Result]]], seconds: fl
     def start(place: int) -> None:
         late_at[place] = time.monotonic() + seconds
         thread, call = calls[place]
-        thread.put(call, lambda outcome: outcomes.put((place, outcome)))
+        thread.put((call, lambda outcome: outcomes.put((place, outcome))))
 
     try:
         while waiting or late_at:

@@ -274,7 +274,7 @@ def test_thoughts_call_nothing_and_half_a_call_is_none(chats: Tokenizer) -> None
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_turns": 3}, "tasks.NAME.max_turns: there is no environment"),
+        ({"max_turns": 3}, "tasks.NAME: missing a required argument: 'environment'"),
         ({"environment": "environment_parts:Nothing"}, "has nothing named 'Nothing'"),
         ({"environment": "environment_parts:NO_CLASS"}, "no class with a method"),
         ({"environment": "environment_parts:Calculator", "max_turns": 0}, "tasks.NAME.max_turns: "),

@@ -102,6 +102,13 @@ def test_the_scale_doubles_after_enough_finite_gradients_in_a_row(monkeypatch: p
         scale.follow(finite)
         found.append(scale.value / 2.0**16)
     assert found == [1, 1, 0.5, 0.5, 0.5, 1, 1]
+    saved, resumed = (Optimizer(torch.nn.Linear(3, 1, dtype=torch.float16), 1e-3) for _ in range(2))
+    assert saved.scale is not None and resumed.scale is not None
+    for finite in (False, True, True):
+        saved.scale.follow(finite)
+    resumed.restore(saved.state())
+    resumed.scale.follow(True)  # the third in a row
+    assert resumed.scale.value == 2.0**16
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

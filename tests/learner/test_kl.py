@@ -26,6 +26,7 @@ def tensors(*rows: list[float]) -> list[Tensor]:
 def test_responses_count_by_their_tokens_and_empty_ones_as_responses() -> None:
     found = estimate_kl(tensors([-1.0, -1.0, -1.0], [-2.0], []), tensors([-2.0, -2.0, -2.0], [-1.0], []))
     assert found["per_token"] == pytest.approx((3 - 1) / 4)
+    assert found["per_token_low_variance"] == pytest.approx((3 / math.e + math.e - 2) / 4)
     assert found["per_sequence"] == pytest.approx((3 - 1) / 3)
     assert found["per_sequence_low_variance"] == pytest.approx((3 / math.e + math.e - 2) / 3)
     assert estimate_kl(tensors([], []), tensors([], [])) == dict.fromkeys(NAMES, 0.0)

@@ -61,6 +61,7 @@ def test_in_half_precision_nothing_is_clipped_before_anything_was_learnt(objecti
     batch = scored(batch, REWARDS.repeat(4), ADVANTAGES.repeat(4))
     first, _ = train_on(learner.config, learner, batch, version=0)  # type: ignore[arg-type]
     assert (first["ratio_min"], first["ratio_max"], first["clip_fraction"], first["kl_loss"]) == (1.0, 1.0, 0.0, 0.0)
+    assert [rollout.group for rollout in batch] == [i // learner.config.group_size for i in range(32)]  # type: ignore[union-attr]
 
 
 # ---------------------------------------------------------------------------------------------------------- special cases

@@ -14,6 +14,7 @@ from training_parts import scored, setup_of
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem
+from grpo.learner.advantages import own_advantages
 from grpo.learner.losses import LOSSES, bind_loss, find_loss
 from grpo.study.compose import merge
 from grpo.study.methods import LOSS_TYPES, GrpoConfig, apply_overrides
@@ -192,6 +193,8 @@ def test_an_advantage_of_ones_own_takes_the_place_of_the_groups_mean() -> None:
     # Lengths of 5 and 3, 2 and 2, 4 and 4; then a group of equal rewards has a signal.
     assert advantages_of("of_length") == ([-1.0, 1.0, 0, 0, 0, 0], 2 / 3)
     assert advantages_of("of_length", (1, 1, 2, 2, 3, 6)) == ([0, 0, 0, 0, 1.5, -1.5], 2 / 3)
+    abstains, lengths = torch.tensor([[math.nan, 1.0]]), torch.tensor([[1.0, 3.0]])
+    assert own_advantages("of_my_own:of_length", {}, abstains, lengths).tolist() == [0.0, -1.0]  # whatever is returned for it
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,13 @@ def test_a_fall_between_evaluations_is_judged_by_groups(end: float, collapsed: b
     assert has_collapsed(made) is collapsed
 
 
+@pytest.mark.parametrize(("evaluations", "collapsed"), [(2, True), (30, False)])
+def test_a_fall_counts_by_how_often_chance_could_have_shown_it(evaluations: int, collapsed: bool) -> None:
+    """From 6 of 20 problems to 1: p = .021, less than .05 / 2 and more than .05 / 30."""
+    made = run("a", [solved(0.3, 20), *[solved(0.05, 20)] * (evaluations - 1)])
+    assert has_collapsed(made) is collapsed
+
+
 # ---------------------------------------------------------------------------------------------------- published claims
 
 
@@ -120,6 +127,15 @@ def test_short_runs_test_no_claim_about_later_steps(study: Study, write: Callabl
     write(ENDS | {"3e-3": 0.0}, steps=24)
     late = by_id(judge_claims(study))["baseline-helps"]
     assert late.verdict == NOT_TESTED and "step 48 and later, and the runs took 24" in late.reason and late.interval
+
+
+def test_the_shortest_run_counts_for_the_step_from_which_a_claim_is_meant(study: Study, write: Callable[..., None]) -> None:
+    write()
+    own = claims({"arm": "6e-4", "beats": "1e-4", "metric": "token_entropy", "by": 1.25, "at": "late", "horizon": 48})
+    with_own = with_values(study, {"claims": own_claims(own, study.experiments)})
+    assert [found.verdict for found in judge_claims(with_own) if found.own] == [SAME]
+    write_run(made_up(RATES, "1e-4", 0, 0.1, 0.6, 0.6, steps=24))
+    assert [found.verdict for found in judge_claims(with_own) if found.own] == [NOT_TESTED]
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,13 @@ def test_an_arm_counts_by_the_mean_over_all_its_seeds(study: Study) -> None:
     assert [c["value"] for c in (low, middle, high)] == pytest.approx([0.5, 0.69, 0.5])
 
 
+def test_an_arm_of_which_some_runs_collapsed_wins_before_one_that_collapsed_wholly(study: Study) -> None:
+    for seed in (0, 1):
+        write_arms(seed, diverged=5, low=0.9, high=0.8)
+        write_arms(seed, diverged=5 if seed else None, middle=0.2)
+    assert select(study.model_copy(update={"seeds": [0, 1]}), EXPERIMENT)["winner"] == "middle"
+
+
 def test_a_missing_run_is_named_with_its_stage(study: Study) -> None:
     write_arms(low=0.1, high=0.1)
     with pytest.raises(UserError, match=r"middle/0: no finished run.*dvc repro train@grpo_learning_rate-middle-0"):
@@ -193,7 +200,9 @@ ARMS = {  # name -> updates on a rollout batch, share of right answers
 def write_sweep(study: Study, experiment: str = SWEEP, diverged: tuple[str, ...] = (), **shares: float) -> Study:
     for arm, (updates, share) in ARMS.items():
         own = {"epochs_per_rollout_batch": updates}
-        write_run(arm, always(shares.get(arm, share)), 0, experiment, own, updates, diverged=5 if arm in diverged else None)
+        share, ended = shares.get(arm, share), 5 if arm in diverged else None
+        judged = right(0.85 - share / 10)  # in reverse order, and not to rank by
+        write_run(arm, always(share), 0, experiment, own, updates, ended, judged)
     return with_arms(study, experiment, {arm: {"epochs_per_rollout_batch": updates} for arm, (updates, _) in ARMS.items()})
 
 

@@ -49,6 +49,7 @@ def mixture(**settings: Any) -> Any:
         ({"a": 7473, "b": 12000}, {"a": 1, "b": 1}, {"a": 7473, "b": 7473}),
         ({"a": 60, "b": 12}, {"a": 3, "b": 1}, {"a": 36, "b": 12}),
         ({"a": 10, "b": 1000}, {"a": 0.1, "b": 0.9}, {"a": 10, "b": 90}),
+        ({"a": 33, "b": 1000}, {"a": 0.9, "b": 0.3}, {"a": 33, "b": 11}),  # .3 * (33 / .9) is less than 11 by rounding
     ],
 )
 def test_shares_are_the_weights(sizes: dict[str, int], weights: dict[str, float], expected: dict[str, int]) -> None:

@@ -121,6 +121,13 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+def write_csv(path: Path, table: pd.DataFrame) -> None:
+    """Write a table atomically; an apostrophe stands before a text that a spreadsheet would compute, such as ``=1+1``."""
+    begins = ("=", "+", "-", "@")
+    safe = table.map(lambda cell: f"'{cell}" if isinstance(cell, str) and cell.startswith(begins) else cell)
+    write_text(path, safe.to_csv(index=False, lineterminator="\n"))
+
+
 # ------------------------------------------------------------------------------------------------------------- reading
 
 # `made_by` is the stage that makes a file; messages name it.

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # The largest that is read of what may come from elsewhere.
-MOST_BYTES = 2**30  # of a file of text, and of the rows of a packed one
+MOST_BYTES = 2**34  # of a file of text
+MOST_UNPACKED = 2**30  # bytes of the rows of a packed file, or a hundred times its own if that is more
 MOST_NODES, MOST_DEPTH = 200_000, 100  # of a YAML file, with its aliases replaced
 
 

@@ -115,7 +115,7 @@ def test_a_study_has_at_most_a_thousand_seeds() -> None:
 def test_a_small_parquet_file_with_many_long_texts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"q": ["x" * 2000] * 5000}), tmp_path / "x.parquet")
     assert len(read_rows(str(tmp_path / "x.parquet"), "files")) == 5000
-    monkeypatch.setattr(rows, "MOST_BYTES", 4_000_000)
+    monkeypatch.setattr(rows, "MOST_UNPACKED", 4_000_000)
     with pytest.raises(UserError, match="rows have more than 4,000,000 bytes"):
         read_rows(str(tmp_path / "x.parquet"), "files")
 

@@ -43,8 +43,8 @@ def main() -> None:
         print(on_terminal(line), flush=True)
     if not on_server:
         # A password in the address must not be among the arguments, which all users of the machine see.
-        for name in [name for name in os.environ if name.startswith("MLFLOW_SERVER_")]:
-            del os.environ[name]  # for a server, such as one that turns its protection off
+        for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
+            del os.environ[name]  # for a server: one opens it to the network, another turns its protection off
         os.environ |= {"MLFLOW_BACKEND_STORE_URI": uri, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
         os.execvp("mlflow", ["mlflow", "ui", "--host", HOST, "--port", str(port)])
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # The largest that is read of what may come from elsewhere.
-MOST_BYTES = 2**30  # of a file of text, and of the rows of a packed one
+MOST_BYTES = 2**34  # of a file of text
+MOST_UNPACKED = 2**30  # bytes of the rows of a packed file, or a hundred times its own if that is more
 MOST_NODES, MOST_DEPTH = 200_000, 100  # of a YAML file, with its aliases replaced
 
 
@@ -119,6 +120,13 @@ def write_bytes(path: Path, content: bytes) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically, with keys in order and all digits of floats."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_csv(path: Path, table: pd.DataFrame) -> None:
+    """Write a table atomically; an apostrophe stands before a text that a spreadsheet would compute, such as ``=1+1``."""
+    begins = ("=", "+", "-", "@")
+    safe = table.map(lambda cell: f"'{cell}" if isinstance(cell, str) and cell.startswith(begins) else cell)
+    write_text(path, safe.to_csv(index=False, lineterminator="\n"))
 
 
 # ------------------------------------------------------------------------------------------------------------- reading

@@ -72,6 +72,11 @@ def load_model(folder: Path, dtype: str | None = "float32", device: str = "cpu")
         precision = getattr(torch, dtype or config.get("dtype") or config.get("torch_dtype") or "float32")
         for weights in folder.glob("*.safetensors"):
             weights.open("rb").close()  # safetensors reports an unreadable file as missing
+        sizes, held = config.get("text_config") or config, sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        names = ("hidden_size", "vocab_size", "num_hidden_layers", "intermediate_size")
+        hidden, vocabulary, layers, inner = (sizes.get(name) or 0 for name in names)
+        if hidden * (vocabulary + layers * (hidden + inner)) > 4 * held > 0:  # else it would be made before they are looked at
+            raise ValueError("config.json describes a larger model than the weights")
         if config.items() >= MARK.items():
             model: Any = TransformerLM.from_pretrained(folder, precision)
         else:

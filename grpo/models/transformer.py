@@ -375,14 +375,10 @@ class TransformerLM(nn.Module):
             OSError, ValueError, RuntimeError and others: it is missing or damaged.
         """
         folder = Path(folder)
-        config = read_config(folder)
-        least = config.hidden_size * (config.vocab_size + config.num_hidden_layers * config.intermediate_size)
-        if least > (folder / WEIGHTS).stat().st_size:
-            raise ValueError(f"{folder / 'config.json'} describes a larger model than {WEIGHTS} holds")
         # The checkpoint replaces the random weights. (On the device "meta" there would be none, but torch would import its
         # compiler.)
         with torch.random.fork_rng(devices=()):
-            model = cls(config).to(dtype)
+            model = cls(read_config(folder)).to(dtype)
         load_model(model, folder / WEIGHTS)
         return model.eval()
 

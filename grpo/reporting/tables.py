@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from grpo.common.files import atomic_folder, write_json, write_text
+from grpo.common.files import atomic_folder, write_csv, write_json, write_text
 from grpo.common.safe_text import short
 from grpo.reporting.figures import ESTIMATES, chosen, collapsed, settings_by_rate
 from grpo.reporting.labels import decimals, interval, scientific, table
@@ -23,7 +23,7 @@ def write_tables(study: Study, record: Values) -> None:
     with atomic_folder(paths.TABLES) as folder:
         for name, text in tables_of(record).items():
             write_text(folder / f"{name}.md", text)
-    write_text(paths.REPORTS / "results.csv", results_table(study, record).to_csv(index=False, lineterminator="\n"))
+    write_csv(paths.REPORTS / "results.csv", results_table(study, record))
     write_json(paths.SUMMARY, summary(record))
 
 

@@ -6,7 +6,6 @@ Seconds are compared only between runs that had the machine for themselves (``al
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Mapping, Sequence
 from textwrap import shorten
 from typing import Any
@@ -15,7 +14,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from grpo.common.files import damaged, read_json, write_text
+from grpo.common.files import read_json, write_csv
 from grpo.common.safe_text import in_figure
 from grpo.reporting import charts
 from grpo.reporting.charts import FULL, HEIGHT, INK, panels, styles
@@ -46,10 +45,6 @@ COLOURS = {"rollout": "#0072B2", "scoring": "#E69F00", "training": "#009E73", WE
 TURNS = {"rollout": "rollout", "scoring": "scoring", "training": "training", WEIGHTS: "synchronization"}
 GENERATOR = {"rollout": "rollout", WEIGHTS: "generator_synchronization", WAITING: "generator_waiting"}
 LEARNER = {"training": "training", WEIGHTS: "synchronization", WAITING: "waiting"}
-# Of texts in a timing file, which may come from elsewhere: a spreadsheet computes what begins with "=".
-FORMS = dict.fromkeys(("mlflow_run_id", "git_commit"), r"(\w[\w.-]*)?") | dict.fromkeys(
-    ("started", "finished"), r"(\d{4}-[01]\d-[0-3]\dT[0-2]\d:[0-5]\d:[0-5]\d[+-]\d\d:\d\d)?"
-)
 BAR = 0.155  # inches
 WIDE = 44  # characters of a panel's title
 
@@ -63,11 +58,7 @@ def read_timing(run: Run, own: bool = False) -> dict[str, Any]:
     """
     name = run.name if own else run.config["same_as"] or run.name
     keys = ("total_s", "phases", "steps", "mlflow_run_id", "same_as", "git_commit", "git_changed", "hardware")
-    found = read_json(file := paths.run_timing(name), made_by=stage_of_run(name), keys=keys)
-    for key, form in FORMS.items():
-        if not re.fullmatch(form, str(found.get(key) or "")):
-            raise damaged(file, f"{key} is {found[key]!r}", stage_of_run(name))
-    return found
+    return read_json(paths.run_timing(name), made_by=stage_of_run(name), keys=keys)
 
 
 # -------------------------------------------------------------------------------------------------------------- timing.csv
@@ -85,7 +76,7 @@ def write_timing(study: Study) -> None:
             for run in runs
         ]
     found = pd.DataFrame(rows).round({column: 4 for column in rows[0] if column.endswith(("_s", "_hours"))})
-    write_text(paths.TIMING_TABLE, found.to_csv(index=False, lineterminator="\n"))
+    write_csv(paths.TIMING_TABLE, found)
 
 
 def _row(study: Study, run: Run, hashes: Mapping[str, str]) -> Values:

@@ -160,9 +160,12 @@ def read_timing() -> pd.DataFrame:
 def cost(timing: pd.DataFrame) -> str:
     """What the study took: wall time of its runs, seconds of runs, GPU-hours, machines; a copied run costs nothing."""
     trained = timing[timing["same_as"].isna()]
-    started, finished = (
-        [datetime.fromisoformat(str(time)).timestamp() for time in trained[column]] for column in ("started", "finished")
-    )
+    try:
+        started, finished = (
+            [datetime.fromisoformat(str(time)).timestamp() for time in trained[column]] for column in ("started", "finished")
+        )
+    except ValueError as error:
+        raise damaged(paths.TIMING_TABLE, error, made_by="tables") from error
     minutes, hours = wall_seconds(list(zip(started, finished, strict=True))) / 60, trained["gpu_hours"].sum()
     machines = "; ".join(dict.fromkeys(_machine(json.loads(of)) for of in trained["hardware"]))
     return (

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import Field, PositiveInt
 
 from grpo.common.errors import UserError
-from grpo.common.files import MOST_BYTES, parse_json, read_bytes
+from grpo.common.files import MOST_UNPACKED, parse_json, read_bytes
 from grpo.common.imports import named_file
 from grpo.common.records import is_text
 from grpo.tasks.task import Settings
@@ -169,8 +169,9 @@ def _parquet_rows(path: Path) -> Places:
     import pyarrow.parquet
 
     sizes = (batch.nbytes for batch in pyarrow.parquet.ParquetFile(path).iter_batches(1024))
-    if any(size > MOST_BYTES for size in accumulate(sizes)):  # a small file may hold one text many times
-        raise ValueError(f"its rows have more than {MOST_BYTES:,} bytes")
+    most = max(MOST_UNPACKED, 100 * path.stat().st_size)  # a small file may hold one text many times
+    if any(size > most for size in accumulate(sizes)):
+        raise ValueError(f"its rows have more than {most:,} bytes")
     return _arrow_rows(pyarrow.parquet.read_table(path))
 
 

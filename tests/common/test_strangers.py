@@ -14,7 +14,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from matplotlib.figure import Figure
-from model_parts import own_model
+from model_parts import own_model, tiny_model
 from study_parts import ROOT, refused
 
 from grpo.common import files
@@ -22,8 +22,8 @@ from grpo.common.errors import UserError, reason
 from grpo.common.files import exclusive_lock, read_json, read_text, require_own
 from grpo.common.safe_text import hide_secrets, on_terminal, without_password
 from grpo.common.yaml_file import parse_yaml
+from grpo.models.checkpoint import load_model
 from grpo.models.tokenizer import CHAT_TEMPLATE, Tokenizer, train_tokenizer
-from grpo.models.transformer import TransformerLM
 from grpo.reporting import charts
 from grpo.reporting.comments import FILTERS
 from grpo.reporting.labels import quoted, said
@@ -115,19 +115,20 @@ def test_a_study_has_at_most_a_thousand_seeds() -> None:
 def test_a_small_parquet_file_with_many_long_texts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"q": ["x" * 2000] * 5000}), tmp_path / "x.parquet")
     assert len(read_rows(str(tmp_path / "x.parquet"), "files")) == 5000
-    monkeypatch.setattr(rows, "MOST_BYTES", 4_000_000)
+    monkeypatch.setattr(rows, "MOST_UNPACKED", 4_000_000)
     with pytest.raises(UserError, match="rows have more than 4,000,000 bytes"):
         read_rows(str(tmp_path / "x.parquet"), "files")
 
 
 @pytest.mark.parametrize("key", ["vocab_size", "num_hidden_layers", "intermediate_size"])
-def test_a_config_that_describes_a_larger_model_than_its_weights_is_refused(key: str, tmp_path: Path) -> None:
-    own_model().save_pretrained(tmp_path)
-    TransformerLM.from_pretrained(tmp_path)
+@pytest.mark.parametrize("make", [own_model, tiny_model])
+def test_a_config_that_describes_a_larger_model_than_its_weights_is_refused(make: Any, key: str, tmp_path: Path) -> None:
+    make().save_pretrained(tmp_path)
+    load_model(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {key: 10**9}))
-    with pytest.raises(ValueError, match=r"describes a larger model than model\.safetensors holds"):
-        TransformerLM.from_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"config\.json describes a larger model than the weights"):
+        load_model(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from study_parts import with_values
 
 from grpo.common.errors import UserError
 from grpo.reporting.timing import draw_timing, steady_steps, timing_table, write_timing
+from grpo.reporting.writeup import cost
 from grpo.study import paths
 from grpo.study.kept import stages_in_lock
 from grpo.study.schema import Study
@@ -78,12 +79,14 @@ def test_a_row_for_each_run(study: Study) -> None:
     assert first["gpu_hours"] == pytest.approx(20 / 3600 * gpus, abs=1e-4)
 
 
-@pytest.mark.parametrize("key", ["mlflow_run_id", "git_commit", "started", "finished"])
-def test_a_formula_of_a_foreign_run_is_not_passed_on(key: str, study: Study) -> None:
-    path = paths.run_timing(f"{COLOCATE}/one/1")
-    path.write_text(json.dumps(json.loads(path.read_text()) | {key: '=HYPERLINK("http://evil.example")'}))
-    with pytest.raises(UserError, match=f"timing.json: damaged \\({key} is '=HYPERLINK"):
-        write_timing(study)
+def test_a_formula_of_a_foreign_run_is_not_computed(study: Study) -> None:
+    path, formula = paths.run_timing(f"{COLOCATE}/one/1"), '=HYPERLINK("http://evil.example")'
+    path.write_text(json.dumps(json.loads(path.read_text()) | dict.fromkeys(("mlflow_run_id", "started"), formula)))
+    write_timing(study)
+    rows = pd.read_csv(paths.TIMING_TABLE)
+    assert list(rows["mlflow_run_id"]).count(f"'{formula}") == 1 and not any(rows["started"] == formula)
+    with pytest.raises(UserError, match=r"timing\.csv: damaged \(Invalid isoformat"):
+        cost(rows)
 
 
 def test_speed_is_compared_with_the_first_arm_in_one_process(study: Study) -> None:

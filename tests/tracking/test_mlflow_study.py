@@ -147,8 +147,8 @@ def test_the_ui_is_this_machines_whatever_is_set_for_a_server(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """None of MLflow's protections is off, and an experiment's name commands no terminal."""
-    for name in ("DISABLE_SECURITY_MIDDLEWARE", "ALLOWED_HOSTS", "CORS_ALLOWED_ORIGINS"):
-        monkeypatch.setenv(f"MLFLOW_SERVER_{name}", "true")
+    for name in ("SERVER_DISABLE_SECURITY_MIDDLEWARE", "SERVER_ALLOWED_HOSTS", "UVICORN_OPTS"):
+        monkeypatch.setenv(f"MLFLOW_{name}", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri_of(folder))
     MlflowClient(uri_of(folder)).create_experiment("evil \x1b]52;c;cHduZWQ=\x07")
     started: list[dict[str, str]] = []
@@ -156,4 +156,6 @@ def test_the_ui_is_this_machines_whatever_is_set_for_a_server(
     runpy.run_path(str(REPOSITORY / "workflow/mlflow_ui.py"))["main"]()
     said = capsys.readouterr().out
     assert "evil \ufffd]52" in said and "\x1b" not in said
-    assert {name for name in started[0] if name.startswith("MLFLOW_SERVER_")} == {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION"}
+    assert {name for name in started[0] if name.startswith("MLFLOW_")} == {
+        *("MLFLOW_BACKEND_STORE_URI", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION")
+    }

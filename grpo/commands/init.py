@@ -61,7 +61,7 @@ def init(folder: Path, with_git: bool) -> str:
         [
             f"{folder}: a project with the study studies/{STUDY}.yaml, its task and its reward",
             "Next:",
-            *(f"  {command}" for command in [f"cd {folder}", *begin, "make repro"]),
+            *(f"  {command}" for command in [f"cd {folder}", *begin, "git add -A && git commit -m Start  # runs record the commit", "make repro"]),
         ]
     )
 

@@ -126,6 +126,7 @@ def test_a_run_tells_once_what_is_not_as_pinned(other_pins: Path, capsys: pytest
     warn_of_other_versions(["numpy", "sympy"])
     warning = capsys.readouterr().err
     assert f"other versions than the pinned ones: sympy {here} (pinned: ==0.1). " in warning and warning.count("\n") == 1
+    assert f"--constraint {other_pins / 'constraints.txt'} sympy` installs" in warning
 
 
 # ---------------------------------------------------------------------------------------------------------------- hardware

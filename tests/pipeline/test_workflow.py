@@ -210,7 +210,7 @@ def test_a_cache_that_was_removed_costs_no_run(repo: Path, monkeypatch: pytest.M
 
 
 def test_two_people_of_a_group_may_share_a_folder(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only its owner may set the time of a file, so stamps are written anew; the group may write the lock if the umask says so."""
+    """Only its owner may set the time of a file, so stamps are written anew; the umask decides about the lock."""
     planned(repo, monkeypatch)
     stamp, of_another = repo / ".stamps/source.done", repo / "linked"
     os.link(stamp, of_another)

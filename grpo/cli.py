@@ -91,15 +91,12 @@ def quickstart(
         raise typer.Exit(130) from None
 
 
-@app.command("init", rich_help_panel=START, epilog="Example: grpo init my-project --git && make -C my-project repro")
-def init(
-    folder: Annotated[Path, typer.Argument(help="New or empty folder.")],
-    git: Annotated[bool, typer.Option("--git", help="Also run `git init` and `dvc init` there.")] = False,
-) -> str:
-    """Write a project of your own: a study, a task and a reward to edit, and the pipeline that runs it."""
+@app.command("init", rich_help_panel=START, epilog="Example: grpo init my-project && make -C my-project repro")
+def init(folder: Annotated[Path, typer.Argument(help="New or empty folder.")]) -> str:
+    """Write a project of your own, with git and DVC: a study, a task and a reward to edit, and the pipeline that runs it."""
     from grpo.commands.init import init as write_project
 
-    return write_project(folder, git)
+    return write_project(folder)
 
 
 @app.command(

@@ -84,7 +84,8 @@ def run_snakemake() -> int:
             preexec_fn=lambda: when_parent_dies(signal.SIGKILL),
         )  # fmt: skip
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(signum, lambda signum, _: os.killpg(process.pid, signum))
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # as `nohup` has it
+            signal.signal(signum, lambda signum, _: os.killpg(process.pid, signum))
     code = process.wait()
     text = LOG.read_text(errors="replace")
     if code and "CalledProcessError" not in text:

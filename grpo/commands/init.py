@@ -32,11 +32,8 @@ scheduler reserves for the stage. The package's code is installed: grpo-version.
 """
 
 
-def init(folder: Path, with_git: bool) -> str:
-    """Write a project into a new or empty folder.
-
-    Args:
-        with_git: also make it a git and a DVC repository (in a folder of a git repository, only the latter).
+def init(folder: Path) -> str:
+    """Write a project into a new or empty folder; make it a git and a DVC repository (inside a git repository only the latter).
 
     Returns:
         what to do next.
@@ -45,28 +42,24 @@ def init(folder: Path, with_git: bool) -> str:
         UserError: the folder holds something, or git or DVC failed; then nothing is written.
     """
     require_extra("dvc", "pipeline", "grpo init: a project")
-    if with_git and shutil.which("git") is None:
-        raise UserError("grpo init --git: no program git. Install it, or leave out --git.")
+    if shutil.which("git") is None:
+        raise UserError("grpo init: no program git, which DVC and the record of each run need. Install it.")
     is_new = not folder.exists()
     if not is_new and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: already exists and is not an empty folder. Name another one.")
     try:
-        _write(folder, with_git)
+        _write(folder)
     except BaseException:
         for written in [folder] if is_new else [*folder.iterdir()]:
             remove(written)
         raise
-    begin = [] if with_git else ["git init && dvc init"]
-    return "\n".join(
-        [
-            f"{folder}: a project with the study studies/{STUDY}.yaml, its task and its reward",
-            "Next:",
-            *(f"  {command}" for command in [f"cd {folder}", *begin, "make repro"]),
-        ]
+    return (
+        f"{folder}: a project with the study studies/{STUDY}.yaml, its task and its reward\nNext:\n  cd {folder}\n"
+        "  git add -A && git commit -m Start  # runs record the commit\n  make repro"
     )
 
 
-def _write(folder: Path, with_git: bool) -> None:
+def _write(folder: Path) -> None:
     shutil.copytree(TEMPLATE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(paths.shipped("workflow"), folder / "workflow", ignore=shutil.ignore_patterns(*OF_THE_CHECKOUT))
     for name in (".gitignore", ".dvcignore"):
@@ -77,8 +70,7 @@ def _write(folder: Path, with_git: bool) -> None:
         for profile in ("local", "slurm"):
             Path(profile).symlink_to(f"workflow/profiles/{profile}")
         use(STUDY)
-        if with_git:
-            _make_repositories()
+        _make_repositories()
 
 
 def pipeline() -> Any:
@@ -109,4 +101,4 @@ def _make_repositories() -> None:
     for command in [[*dvc, "--subdir"]] if inside else [["git", "init", "--quiet"], dvc]:
         found = subprocess.run(command, capture_output=True, text=True, check=False)
         if found.returncode:
-            raise UserError(f"grpo init --git: `{' '.join(command)}` failed: {found.stderr.strip()}. Nothing is written.")
+            raise UserError(f"grpo init: `{' '.join(command)}` failed: {found.stderr.strip()}. Nothing is written.")

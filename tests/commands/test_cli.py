@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -217,3 +218,10 @@ def test_no_text_of_a_foreign_file_commands_the_terminal(project: Path, grpo: Gr
         code, *said = grpo(*command)
         text = "".join(said)
         assert code == 2 * ("wrong" in command) and all(one.isprintable() or one in "\n\t" for one in text), command
+
+
+def test_a_notebooks_backend_and_a_terminal_in_latin_1_stop_no_command() -> None:
+    program = "from grpo import cli; cli.app = lambda: print(__import__('grpo.reporting.charts'), 'é \\u6570'); cli.main()"
+    env = os.environ | {"MPLBACKEND": "module://matplotlib_inline.absent", "PYTHONIOENCODING": "latin-1"}
+    ended = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, check=True)
+    assert ended.stdout.endswith(b"\xe9 ?\n")

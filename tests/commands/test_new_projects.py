@@ -23,7 +23,6 @@ from waiting import wait_for
 from grpo.commands.init import VERSION, init, pipeline
 from grpo.commands.quickstart import OURS
 from grpo.common.errors import UserError
-from grpo.study import paths
 from grpo.study.schema import load_study
 
 EXPERIMENT = "grpo_learning_rate"
@@ -101,8 +100,10 @@ def test_its_stages_are_the_packages_but_for_its_code_and_the_kissing_number() -
 
 @pytest.mark.usefixtures("workdir")
 def test_a_project_is_a_repository_whose_study_all_of_dvc_can_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = init(Path("lab"), with_git=True)
-    assert "make repro" in said and "git init" not in said
+    said = init(Path("lab"))
+    assert said.endswith("git add -A && git commit -m Start  # runs record the commit\n  make repro")
+    with pytest.raises(UserError, match="lab: already exists and is not an empty folder"):
+        init(Path("lab"))
     monkeypatch.chdir("lab")
     study = load_study()
     assert study.study == "first" and study.active_experiments == ["rewards"] and len(study.seeds) == 3 and study.claims
@@ -115,14 +116,6 @@ def test_a_project_is_a_repository_whose_study_all_of_dvc_can_read(monkeypatch: 
     assert "studies/my_task.py" in listed and "data/" not in listed
     targets = subprocess.run(["make"], capture_output=True, text=True, check=True).stdout
     assert "make repro" in targets
-
-
-@pytest.mark.usefixtures("workdir")
-def test_without_git_it_says_what_is_left_and_nothing_is_overwritten() -> None:
-    assert "git init && dvc init" in init(Path("lab"), with_git=False)
-    assert not Path("lab/.git").exists() and (Path("lab") / paths.PARAMS).exists() and (Path("lab") / paths.PIPELINE).exists()
-    with pytest.raises(UserError, match="lab: already exists and is not an empty folder"):
-        init(Path("lab"), with_git=False)
 
 
 @pytest.mark.usefixtures("workdir")
@@ -140,13 +133,13 @@ def test_nothing_is_left_where_git_fails(
     with monkeypatch.context() as patched:
         patched.setenv("PATH", str(git.parent))
         with pytest.raises(UserError, match=message):
-            init(lab, with_git=True)
+            init(lab)
     assert lab.exists() == exists and not (exists and any(lab.iterdir()))
     (git.parent / "git").unlink(missing_ok=True)
     (git.parent / "git").symlink_to(str(shutil.which("git")))
     with monkeypatch.context() as patched:  # the next attempt, in an environment that is not activated: DVC is found
         patched.setenv("PATH", str(git.parent))
-        init(lab, with_git=True)
+        init(lab)
     assert Path("lab/.dvc/config").exists()
 
 
@@ -191,7 +184,7 @@ def test_a_project_from_the_wheel_runs_to_its_report(python: Path, tmp_path: Pat
 
     where = run(str(python), "-P", "-c", "import grpo; print(grpo.__file__)", folder=tmp_path)
     assert where.startswith(str(python.parents[1]))
-    assert "make repro" in run("grpo", "init", "lab", "--git", folder=tmp_path)
+    assert "make repro" in run("grpo", "init", "lab", folder=tmp_path)
     file = tmp_path / "lab/studies/first.yaml"
     shorter = {"steps: 1200": "steps: 40", "n_grpo_steps: 40": "n_grpo_steps: 2", "every: 8": "every: 1", "[0, 1, 2]": "[0, 1]"}
     text = file.read_text()

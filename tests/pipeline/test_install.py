@@ -61,15 +61,15 @@ def test_a_user_without_a_name_or_a_home_gets_both(clone: Path) -> None:
         assert shown.stdout.strip() == expected, shown.stderr
 
 
-def test_recipes_are_led_neither_by_the_login_shell_nor_by_a_hook_of_another_repository(
+def test_recipes_are_led_neither_by_the_login_shell_nor_by_a_hook_or_notebook_around_them(
     clone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And they find the environment whatever the clone's path."""
-    variables = ["SHELL", "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"]
+    variables = ["SHELL", "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "PIP_TARGET", "PYTHONSAFEPATH", "MPLBACKEND"]
     for name in variables:
         monkeypatch.setenv(name, "/bin/false")
     (clone / "workflow/repro.py").write_text(f"import os, sys; print(sys.prefix, *map(os.environ.get, {variables}))")
-    assert make(clone, "repro").strip() == f"{clone}/.venv /bin/sh None None None"
+    assert make(clone, "repro").strip() == f"{clone}/.venv /bin/sh{6 * ' None'}"
 
 
 def test_every_recipe_is_a_shell_script_whatever_the_clones_path(clone: Path) -> None:

@@ -210,6 +210,19 @@ def test_a_cache_that_was_removed_costs_no_run(repo: Path, monkeypatch: pytest.M
     assert planned(repo, monkeypatch)[1] == set()
 
 
+def test_two_people_of_a_group_may_share_a_folder(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only its owner may set the time of a file, so stamps are written anew; the umask decides about the lock."""
+    planned(repo, monkeypatch)
+    stamp, of_another = repo / ".stamps/source.done", repo / "linked"
+    os.link(stamp, of_another)
+    planned(repo, monkeypatch)
+    assert stamp.exists() and not stamp.samefile(of_another)
+    before = os.umask(0o002)
+    with workflow_plan.only_one_here():
+        os.umask(before)
+        assert (repo / ".stamps/running.lock").stat().st_mode & 0o020
+
+
 @pytest.mark.parametrize(("name", "kept"), [("dvc", True), ("sleep", False)])
 def test_files_are_busy_only_while_a_dvc_has_the_process_id(
     repo: Path, monkeypatch: pytest.MonkeyPatch, name: str, kept: bool

@@ -95,6 +95,7 @@ def repository(workdir: Path) -> Study:
 def test_a_replicate_is_a_copy_of_the_working_tree_with_other_seeds(repository: Study, tmp_path: Path) -> None:
     Path("replicates/.x.draft").mkdir(parents=True)
     Path("replicates/.x.draft/left").write_text("of a copy that was stopped")
+    Path(".dvc/config.local").write_text("[cache]\n    dir = ../cache-of-mine\n")  # relative to .dvc/
     folder = Path("replicates/x")
     replicate._copy_project(folder, [7, 8], None)
     assert {path.name for path in folder.iterdir()} == {
@@ -102,7 +103,7 @@ def test_a_replicate_is_a_copy_of_the_working_tree_with_other_seeds(repository: 
     }
     assert (folder / "reports/comments/e.md").exists() and not (folder / "reports/old").exists()
     assert (folder / "tracked").read_text() == "edited"
-    assert f"dir = {tmp_path / '.dvc' / 'cache'}" in (folder / ".dvc/config.local").read_text()
+    assert f"dir = {tmp_path / 'cache-of-mine'}" in (folder / ".dvc/config.local").read_text()
     other = load_study(folder / "params.yaml")
     assert other.seeds == [7, 8] and other.model_copy(update={"seeds": repository.seeds}) == repository
     replicate._copy_project(Path("replicates/y"), [7], 5)  # a base seed: all that is generated is generated anew

@@ -138,6 +138,7 @@ def test_a_run_tells_once_what_is_not_as_pinned(other_pins: Path, capsys: pytest
     warn_of_other_versions(["numpy", "sympy"])
     warning = capsys.readouterr().err
     assert f"other versions than the pinned ones: sympy {here} (pinned: ==0.1). " in warning and warning.count("\n") == 1
+    assert f"--constraint {other_pins / 'constraints.txt'} sympy` installs" in warning
 
 
 def test_torch_for_cpus_is_told_before_a_job_waits_for_a_gpu(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -421,7 +421,7 @@ def test_list_marks_the_active_study_and_leaves_the_base_out(project: Path, grpo
     assert [line.split()[0] for line in lines if line[0] == " "] == [
         "gsm8k", "math-24gb", "math-2xh100", "math-7b-8xh100", "math-first", "math-h100", "math-one-instance",
         "math-rehearsal", "mini",
-        "objectives", "own", "quickstart", "tools",
+        "objectives", "own", "quickstart", "real", "smollm2", "tools",
     ]  # fmt: skip
     assert [line.split()[1] for line in lines if line[0] == "*"] == ["smoke"]
     assert f"  {'own':<17} As smoke, but for: seeds. [smoke, mini, base]" in lines  # math-one-instance has 17 letters

@@ -14,7 +14,7 @@ from grpo.commands import stages  # what `dvc repro` calls
 from grpo.commands.study import composed_text
 from grpo.common.errors import UserError, from_here
 from grpo.common.files import exclusive_lock, remove, write_text
-from grpo.common.safe_text import without_password
+from grpo.common.safe_text import on_terminal, without_password
 from grpo.study import paths
 from grpo.study.compose import study_path
 from grpo.study.schema import Study, load_study
@@ -97,8 +97,8 @@ def _before_and_after() -> str:
     for experiment in read_record()["experiments"].values():
         half = len(experiment["samples"]) // 2
         for before, after in zip(experiment["samples"][:half], experiment["samples"][half:], strict=True):
-            lines += f"\n\n{before['problem']}" + "".join(
-                f"\n  {when} (reward {one['reward']:.2f})  {' '.join(one['response'].split())}"
+            lines += f"\n\n{on_terminal(before['problem'])}" + "".join(
+                f"\n  {when} (reward {one['reward']:.2f})  {on_terminal(' '.join(one['response'].split()))}"
                 for when, one in (("before", before), ("after ", after))
             )
     return lines

@@ -70,6 +70,7 @@ def record_of(study: Study, evidence: Mapping[str, Evidence], verdicts: Sequence
         {
             "study": study.study,
             "description": study.description,
+            **({"model": study.models[MAIN].origin} if study.models[MAIN].source in ("hub", "wheel") else {}),
             "seeds": study.seeds,
             "metric": study.metric.replace("_", " "),
             "by_design": study.by_design,

@@ -39,8 +39,8 @@ _OPENING = re.compile(
 )
 _HOPE = re.compile(r"[.,;]? (?:and )?I hope (?:it|this|that) is (?:correct|right)[.!]?$")
 _TAIL = re.compile(
-    r"(?<=[\w$}%*])(?:,? (?:altogether|in total|in all|overall|total|(?:are )?left|old|each|every [a-z]+|of (?:them|these|those)"
-    r"|to do it|(?:in|on) (?:[A-Z][a-z]+(?: and [A-Z][a-z]+)?|\d{4})))+[.!]?$"
+    r"(?<=[\w$}%*])(?:,? (?:altogether|in total|in all|overall|total|(?:are )?left|old|each|every [a-z]+"
+    r"|of (?:them|these|those)|to do it|(?:in|on) (?:[A-Z][a-z]+(?: and [A-Z][a-z]+)?|\d{4})))+[.!]?$"
 )
 # Where what is counted is: "in the bowl".
 _PLACE = re.compile(r"(\d[ \w]* [a-z]+s) (?:in|on|for) (?:the|his|her|their) [a-z]+(?: [a-z]+)?[.!]?$")

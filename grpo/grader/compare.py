@@ -220,6 +220,8 @@ class Comparison:
         return bool(name and true_name) and "(" not in name + true_name and self.same_equation(answer, truth)
 
     def same_equation(self, answer: str, truth: str) -> bool:
+        if _multiplies_vectors(answer + truth):
+            return False
         sides, true_sides = (split_equations(_FIGURE.sub(_of_points, text)) for text in (answer, truth))
         if len(sides) != 2 or len(true_sides) != 2:
             return False
@@ -309,9 +311,9 @@ class Comparison:
                 return False  # Products of matrices depend on the order.
         if _POINTS.fullmatch(truth):
             return answer == truth
+        if _multiplies_vectors(answer + truth):
+            return False
         answer, truth = (_FIGURE.sub(_of_points, text) for text in (answer, truth))
-        if "\\vec" in answer + truth and "\\times" in answer + truth:
-            return False  # The order counts.
         if "\\ln" in truth and "log(" in answer and "\\log" not in answer + truth:
             answer = answer.replace("log(", "ln(")  # as code writes it
         by_value = same_value(answer, truth, self.effort)
@@ -336,6 +338,11 @@ def _digits_in_base(digits: str, other: tuple[str, int] | None, base: int | None
     if other is None or base not in {None, other[1]} or not 2 <= other[1] <= 36 or digits != other[0]:
         return False
     return all(digit == "." or int(digit, 36) < other[1] for digit in digits)
+
+
+def _multiplies_vectors(text: str) -> bool:
+    """Whether a text has vector products, whose order counts."""
+    return "\\times" in text and re.search(r"\\(?:vec|overrightarrow|hat)(?![A-Za-z])", text) is not None
 
 
 def _of_points(figure: re.Match[str]) -> str:

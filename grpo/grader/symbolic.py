@@ -23,11 +23,9 @@ _HEAVY = re.compile(
     rf"!|\^\s*\{{?\s*(?:\\\{{|\\underline|[\[(]\w[\])])|\\(?:{_UNSAFE}|boxed|fbox)(?![A-Za-z])|(?<!\\)\\[(\[)\]]"
     r"|\d{50}|\\binom\s*\{?\s*\d{5}|\d{5}\s*\\choose|\^\s*\{[^{}A-Za-z]*\^|\^\s*\w+\s*\^|\d \d|\$|\n"
 )
-_VECTOR_PRODUCT = re.compile(r"\\(?:vec|overrightarrow|hat)\s*(?:\{[^{}]*\}|\w)\s*\\times(?![A-Za-z])")
 _TEXTS = re.compile(r"\\(?:text|begin|end)\{[^{}]*\}")
 _NAMES = "arc|sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|pi|cis|abs"
 _PROSE = re.compile(rf"(?<![A-Za-z0-9\\])(?!(?:[A-Za-z]{{0,2}}(?:{_NAMES}))+)[A-Za-z]{{4,}}")
-_DEGREES = re.compile(r"(\d+)\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})")
 _EXPONENT = re.compile(r"\^\s*(\{(?:[^{}]|\{[^{}]*\})*\}|[+-]?\w*)")
 _MAX_EXPONENT = 200  # product of all numbers in exponents
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns if its own time limit is off; the grading process has one
@@ -68,8 +66,6 @@ def _compare(answer: str, truth: str) -> bool:
     """Parse the truth and the answer, each as a whole text, and compare them."""
     import math_verify
 
-    if _VECTOR_PRODUCT.search(answer) or _VECTOR_PRODUCT.search(truth):
-        return False  # math-verify ignores the order of vector products.
     true_value = _parse(truth)
     value = None if true_value is None else _parse(answer)
     # By default it rounds to 6 decimal places.
@@ -82,6 +78,5 @@ def _parse(text: str) -> Any:
 
     # No fallback, so that a text that does not parse is not replaced by a number in it.
     options = {"fallback_mode": "no_fallback", "extraction_mode": "first_match", "parsing_timeout": None}
-    text = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
     found = math_verify.parse(f"${text}$", extraction_config=[math_verify.LatexExtractionConfig()], **options)
     return found[0] if found else None

@@ -3,7 +3,7 @@ r"""Reading of answers in words: sentences of a closed grammar, choice letters, 
 A sentence is read only if all of it fits one of these forms, with the words of words.toml; V is the value:
 
 - ``The answer is V``, ``Final answer: V``, ``The area of the triangle is V``, ``x is V``, ``V is the answer``;
-- ``There are V``, ``We get V``; ``Natalia sold V``, ``She needs to pay V``, ``Each child gets V``;
+- ``There are V``, ``We get V``; ``Natalia sold V``, ``She needs to pay V in the shop``, ``Each child gets V``;
 - ``Answer $V$``, ``The inverse matrix: $V$``;
 - any of these after "So" or "Therefore,", before "in total", "each" or "in April", or before "I hope it is correct."
 - ``Alice wins``, ``Alice has a winning strategy``; ``Yes, it is``, ``Yes, because ...``.
@@ -39,8 +39,8 @@ _OPENING = re.compile(
 )
 _HOPE = re.compile(r"[.,;]? (?:and )?I hope (?:it|this|that) is (?:correct|right)[.!]?$")
 _TAIL = re.compile(
-    r"(?<=[\w$}%*])(?:,? (?:altogether|in total|in all|overall|total|(?:are )?left|old|each|every [a-z]+|of (?:them|these|those)"
-    r"|to do it|(?:in|on) (?:[A-Z][a-z]+(?: and [A-Z][a-z]+)?|\d{4})))+[.!]?$"
+    r"(?<=[\w$}%*])(?:,? (?:altogether|in total|in all|overall|total|(?:are )?left|old|each|every [a-z]+"
+    r"|of (?:them|these|those)|to do it|(?:in|on) (?:[A-Z][a-z]+(?: and [A-Z][a-z]+)?|\d{4})))+[.!]?$"
 )
 # Where what is counted is: "in the bowl".
 _PLACE = re.compile(r"(\d[ \w]* [a-z]+s) (?:in|on|for) (?:the|his|her|their) [a-z]+(?: [a-z]+)?[.!]?$")

@@ -29,7 +29,7 @@ class TransformersEngine:
 
     Args:
         model: from :func:`grpo.models.checkpoint.load_model`.
-        max_batch_size: number of sequences decoded at once; a group is never split, so a larger group is one batch.
+        max_batch_size: sequences that a process decodes at once; a group is never split, so a larger group is one batch.
         world: the processes that decode a batch together.
 
     Raises:

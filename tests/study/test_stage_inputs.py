@@ -20,7 +20,7 @@ from grpo.common.errors import UserError
 from grpo.common.files import write_text
 from grpo.study.schema import Study, load_study
 from grpo.study.stage_inputs import unchanged_inputs
-from grpo.study.training_inputs import require_recorded_inputs, write_training_inputs
+from grpo.study.training_inputs import code_of_rooms, require_recorded_inputs, write_training_inputs
 
 ROWS = {
     "use": "dataset",
@@ -124,6 +124,7 @@ def test_a_run_trains_with_the_code_that_was_recorded(
     write_text(workdir / "own_loss.py", "from grpo.learner.losses import grpo_clip as mine\n")
     monkeypatch.syspath_prepend(workdir)
     study = with_values(mini_study, {f"experiments.{name}.arms": {"a": {"loss_type": "own_loss:mine"}}})
+    code_of_rooms.cache_clear()
     write_training_inputs(with_values(study, {"experiments": {name: study.experiments[name]}}))
     monkeypatch.setenv("DVC_STAGE", f"train@{name}-a")
     require_recorded_inputs(study, name)

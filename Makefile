@@ -94,7 +94,7 @@ test-trl: dev ## Run the tests beside TRL (installed into .venv-adapters)
 	.venv-adapters/bin/python -m pytest -m adapters -rP --show-capture=stdout tests/adapters/test_trl_*.py
 
 test-nightly: test test-slow test-slurm test-vllm test-adapters ## Run all tests that need no GPU: these, and every kill and property
-	pytest -m nightly -n 2 -rP
+	pytest -m 'nightly or real' -n 2 -rP
 	ALL_EXAMPLES=1 pytest tests/grader/test_properties.py
 
 test-slurm: dev ## Run the smoke study on a Slurm cluster that is set up on this machine (as root, on Debian)

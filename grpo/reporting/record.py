@@ -27,7 +27,7 @@ from grpo.results.verdicts import Verdict
 from grpo.study import paths
 from grpo.study.paths import stage_of_run
 from grpo.study.schema import Study
-from grpo.study.settings import MAIN, setting_of
+from grpo.study.settings import MAIN, HubModel, WheelModel, setting_of
 from grpo.tasks.mixture import Mixture
 
 Values = dict[str, Any]
@@ -70,7 +70,7 @@ def record_of(study: Study, evidence: Mapping[str, Evidence], verdicts: Sequence
         {
             "study": study.study,
             "description": study.description,
-            **({"model": study.models[MAIN].origin} if study.models[MAIN].source in ("hub", "wheel") else {}),
+            **({"model": base.origin} if isinstance(base := study.models[MAIN], HubModel | WheelModel) else {}),
             "seeds": study.seeds,
             "metric": study.metric.replace("_", " "),
             "by_design": study.by_design,

@@ -1,7 +1,8 @@
 """`python zero_shot.py`: the base model's zero-shot accuracy under the active study's prompts.
 
-By the stage `math_baseline` and what it needs, on the study's validation problems. `--file data/gsm8k/test.jsonl` takes
-the rows of a file instead: `question`, and `answer` with the short answer behind `####`, as GSM8K writes them.
+By the stage `math_baseline` and what it needs, on the study's validation problems. `--file validation.jsonl` takes the rows of
+a file instead: MATH's (`problem`, `level`, ...), GSM8K's, or others with the columns `question` and `answer`. The active study
+has model, prompts and card: `grpo study use gsm8k` or `math-24gb-first`.
 """
 
 import argparse
@@ -36,15 +37,20 @@ def shown(estimate: dict[str, float]) -> str:
     return f"{estimate['value']:.3f} ({estimate['low']:.3f} to {estimate['high']:.3f})"
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--file", help="rows as GSM8K writes them; results in data/evaluations/")
+def figures_or_file(stage: str, about: str | None) -> dict[str, Any]:
+    """The figures of a stage; with ``--file`` none, as they are printed by the command that asks the file's questions."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--file", help="JSONL, JSON, CSV or Parquet; results in data/evaluations/")
     file = parser.parse_args().file
     if file is None:
-        for prompt, values in figures_of("math_baseline").items():
-            print(f"{prompt}: answer reward {shown(values['accuracy'])}, {values['categories']}")
-    elif not Path(file).is_file():
+        return figures_of(stage)
+    if not Path(file).is_file():
         parser.error(f"{file}: no such file")
-    else:
-        run("dvc", "repro", "model@main")
-        run("grpo", "math_baseline", "--file", file)
+    run("dvc", "repro", "model@main")
+    run("grpo", stage, "--file", file)
+    return {}
+
+
+if __name__ == "__main__":
+    for prompt, values in figures_or_file("math_baseline", __doc__).items():
+        print(f"{prompt}: answer reward {shown(values['accuracy'])}, {values['categories']}")

@@ -25,6 +25,7 @@ from grpo.common.files import exclusive_lock, write_text
 from grpo.common.yaml_file import read_mapping
 from grpo.study import paths
 from grpo.study.schema import validated
+from grpo.study.software import require_torch_for
 from grpo.study.stages import write_stages
 from grpo.training.own_code import require_own_code_of_all
 
@@ -84,6 +85,13 @@ def make_plan() -> set[str]:
     write_stamps(plan, stale)
     write_text(PLAN, json.dumps(plan, indent=1))
     return stale
+
+
+def require_torch() -> None:
+    """Raise UserError if the study's jobs would fail after the queue (:func:`require_torch_for`); before they are submitted."""
+    params = read_mapping(paths.PARAMS)
+    if "experiments" in params:  # else it belongs to another pipeline
+        require_torch_for(validated(params, paths.PARAMS))
 
 
 def only_one_here() -> AbstractContextManager[None]:

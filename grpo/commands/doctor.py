@@ -5,22 +5,24 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import HfApi
 
 from grpo.commands import gpu_memory
-from grpo.common.errors import reason
-from grpo.common.imports import named_file
+from grpo.common.errors import UserError, reason
+from grpo.common.imports import named_file, pip_install
 from grpo.study.effective import effective_run
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN, HubModel, LocalModel, SampledTraces
-from grpo.study.software import OPTIMIZER, VLLM, hardware, install_vllm, software
-from grpo.tasks.rows import HubDataset, LocalFiles
+from grpo.study.software import OPTIMIZER, VLLM, hardware, install_vllm, pins, software, torch_build, unlike_the_pins
+from grpo.tasks.rows import HubDataset, LocalFiles, read_rows
 from grpo.tasks.sft_dataset import HubTraces, JsonlTraces
 
 GIB = gpu_memory.GIB
 HUB_TIMEOUT_S = 10.0
+IN_FLOAT16 = "Set engine.dtype and learner.dtype to float16, as studies/math-24gb-turing.yaml does."
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,9 @@ def _gpus(study: Study) -> Finding:
     needed, seen, cuda = gpus_needed(study), torch.cuda.device_count(), torch.version.cuda
     found = f"the study's largest stage needs {needed}; torch {torch.__version__} sees {seen}, driver {hardware()['driver']}"
     if needed and not cuda:
-        return Finding("GPUs", False, found, "Install a CUDA build of torch: https://pytorch.org/get-started/locally")
+        return Finding("GPUs", False, found, torch_build())
+    if needed and not seen and shutil.which("sbatch"):
+        return Finding("GPUs", None, found, f"Slurm's nodes may have them: `srun --gpus={needed} grpo doctor` looks at one.")
     if seen < needed:
         remedy = (
             f"{study.study} uses {needed}: choose a study for fewer GPUs (`grpo study list`), leave out the experiments that "
@@ -73,7 +77,7 @@ def _gpus(study: Study) -> Finding:
             remedy = f"CUDA {cuda} needs a newer driver, or `nvidia-smi` shows who uses the GPU."
             return Finding("GPUs", False, f"{found}; cuda:{i} cannot be used: {reason(error)}", remedy)
     if needed and "bfloat16" in (study.engine.dtype, study.learner.dtype) and not torch.cuda.is_bf16_supported(False):
-        return Finding("GPUs", False, f"{found}; they compute no bfloat16", "Set engine.dtype and learner.dtype to float32.")
+        return Finding("GPUs", False, f"{found}; they compute no bfloat16 (Turing and older cards)", IN_FLOAT16)
     return Finding("GPUs", True, found)
 
 
@@ -114,13 +118,13 @@ def _gpu_memory(study: Study) -> Finding:
 def _packages(study: Study) -> Finding:
     """Check the packages that only some settings need: vLLM and bitsandbytes."""
     installed = software((*VLLM, OPTIMIZER))
-    remedies, vllm = [], next((str(installed[name]) for name in VLLM if name in installed), "not installed")
-    if study.engine.name == "vllm" and not "0.26" <= vllm[:4] < "0.33":
+    remedies, vllm = [], next((installed[name] for name in VLLM if name in installed), None)
+    if study.engine.name == "vllm" and (vllm is None or unlike_the_pins({"vllm": vllm}, pins(["vllm"]))):
         install = install_vllm(study.engine.device)
-        remedies.append(f"Needs vllm>=0.26,<0.33: {install}, or set engine.name to transformers.")
+        remedies.append(f"Needs vllm{pins(['vllm'])['vllm']}: {install}, or set engine.name to transformers.")
     if study.learner.optimizer == "adamw_8bit" and OPTIMIZER not in installed:
-        remedies.append(f"pip install {OPTIMIZER}, or set learner.optimizer to adamw.")
-    found = f"vLLM {vllm}, {OPTIMIZER} {installed.get(OPTIMIZER, 'not installed')}"
+        remedies.append(f"{pip_install('8bit')}, or set learner.optimizer to adamw.")
+    found = f"vLLM {vllm or 'not installed'}, {OPTIMIZER} {installed.get(OPTIMIZER, 'not installed')}"
     return Finding("packages", not remedies, found, " ".join(remedies))
 
 
@@ -151,18 +155,21 @@ def _disk(study: Study) -> Finding:
 
 
 def _model_and_data(study: Study) -> Finding:
-    """Check that local models and files exist, and that the Hub has the others."""
-    sources = [getattr(study.task(name), "source", None) for name in study.tasks]  # None: the task generates its problems
+    """Check that local models exist, that files of problems can be read, and that the Hub has the others."""
+    name, sources = "model and data", [source for task in study.tasks for source in _sources(study.task(task))]
     traces = study.sft_datasets.values()
     models = [*study.models.values(), *(one.model for one in traces if isinstance(one, SampledTraces))]
     local = [model.path for model in models if isinstance(model, LocalModel)]
-    local += [
-        path for source in sources if isinstance(source, LocalFiles) for path in (source.train, source.validation) if path
-    ]
     local += [one.path for one in traces if isinstance(one, JsonlTraces)]
     if missing := [path for path in local if not named_file(path).exists()]:
-        remedy = "Add them, or correct the paths in `models:`, `tasks:` or `sft_datasets:`."
-        return Finding("model and data", False, f"missing: {', '.join(missing)}", remedy)
+        remedy = "Add them, or correct the paths in `models:` or `sft_datasets:`."
+        return Finding(name, False, f"missing: {', '.join(missing)}", remedy)
+    files = [path for source in sources if isinstance(source, LocalFiles) for path in (source.train, source.validation) if path]
+    try:
+        for path in files:
+            read_rows(path, "tasks")
+    except UserError as error:
+        return Finding(name, False, reason(error), "The stage `dataset` reads the same.")
     on_hub = [("model", model.repo) for model in models if isinstance(model, HubModel)]
     on_hub += [("dataset", source.hub) for source in sources if isinstance(source, HubDataset)]
     on_hub += [("dataset", one.repo) for one in traces if isinstance(one, HubTraces)]
@@ -171,5 +178,12 @@ def _model_and_data(study: Study) -> Finding:
             HfApi().repo_info(repo, repo_type=kind, timeout=HUB_TIMEOUT_S)
         except Exception as error:  # whatever the network, the proxy or the Hub raises
             remedy = "Check the network, HF_ENDPOINT and HF_TOKEN; or download elsewhere and name local files in the study."
-            return Finding("model and data", False, f"{repo}: cannot be reached ({type(error).__name__})", remedy)
-    return Finding("model and data", True, ", ".join([*local, *(repo for _, repo in on_hub)]) or "made by the study itself")
+            return Finding(name, False, f"{repo}: cannot be reached ({type(error).__name__})", remedy)
+    return Finding(name, True, ", ".join([*local, *files, *(repo for _, repo in on_hub)]) or "made by the study itself")
+
+
+def _sources(task: Any) -> list[HubDataset | LocalFiles]:
+    """Where a task, or each task of a mixture, reads its problems; empty if it generates them."""
+    own = [getattr(task, key, None) for key in ("source", "files")]
+    parts = getattr(task, "parts", {}).values()
+    return [*filter(None, own), *(source for part in parts for source in _sources(part))]

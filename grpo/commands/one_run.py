@@ -28,7 +28,7 @@ from grpo.study.compose import STUDIES_FOLDER, compose, merge, study_path
 from grpo.study.methods import with_objective
 from grpo.study.schema import Study, check_name, load_study, validated
 from grpo.study.settings import MAIN
-from grpo.tasks.dataset import Dataset
+from grpo.tasks.dataset import Dataset, columns_of
 from grpo.tasks.rows import FORMATS, read_rows
 from grpo.tasks.task import LIMIT, TASKS, make_task
 from grpo.tracking.mlflow_study import flat
@@ -38,7 +38,6 @@ from grpo.training.own_code import require_own_code_of_all
 ARM = "grpo"
 BASE = "base"  # the default of --study
 PINNED = {"math": "math-h100", "gsm8k": "gsm8k"}  # studies from which these tasks take the source of their problems
-COLUMNS = {"question": ("question", "problem", "prompt"), "answer": ("answer", "ground_truth")}  # usual names of columns
 CURVES = Path("curves.png")
 GROWING = ("history.csv", "validation.csv")  # while the run trains
 # Beginnings of the keys that a single run uses, as in params.yaml.
@@ -230,12 +229,7 @@ def _task(name: str, set_keys: Mapping[str, Any], tasks: Mapping[str, Any]) -> d
     rows = read_rows(str(path), "--task")
     if len(rows) == 1:
         raise UserError(f"--task {name}: has a single row, and training and validation need one each. Add rows.")
-    columns, known = {}, rows[0].values
-    for which in (which for which in COLUMNS if which not in set_keys):
-        columns[which] = next((column for column in COLUMNS[which] if column in known), None)
-        if columns[which] is None:
-            there = ", ".join(known)
-            raise UserError(f"--task {name}: no column for the {which}. Add --set tasks.{MAIN}.{which}=COLUMN, one of {there}.")
+    columns = columns_of(rows[0], f"--task {name}", f"Add --set tasks.{MAIN}.{{0}}=COLUMN, one of", set_keys)
     files = {"train": f"{path}[:90%]", "validation": f"{path}[90%:]"}
     return {"use": "dataset", **columns, "files": files, "drop_overlap": True}
 

@@ -23,6 +23,16 @@ from grpo.training.own_code import require_own_code_of_all
 TaskName = Annotated[str, typer.Argument(help="Name under `tasks:` in params.yaml, such as main.")]
 Experiment = Annotated[str, typer.Argument(help="Name under `experiments:` in params.yaml, such as grpo_learning_rate.")]
 
+File = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        dir_okay=False,
+        help="Take the problems from a file (JSONL, JSON, CSV, Parquet) with MATH's rows, GSM8K's, or the columns question and "
+        "answer; results go to data/evaluations/, not to the report.",
+    ),
+]
+
 
 def model(task: TaskName) -> None:
     """Pretrain, download or copy the model that a task's runs start from (data/model/TASK)."""
@@ -80,41 +90,33 @@ def sft_dataset(task: TaskName) -> None:
     print(f"{target.parent}: {report['examples']} examples, of which {report['correct']} earn the reward")
 
 
-def math_baseline(
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            dir_okay=False,
-            help="Take the problems from a file of GSM8K's rows (`question`, `answer` with the short answer after `####`); "
-            "results go to data/evaluations/, not to the report.",
-        ),
-    ] = None,
-) -> None:
+def math_baseline(file: File = None) -> None:
     """Evaluate the base model zero-shot and count its responses by category (format and answer right or wrong)."""
     study = load_study()
     from grpo.evaluation.evaluator import evaluate_file, run_math_baseline
     from grpo.results.statistics import format_interval
 
-    if file is None:
-        found = run_math_baseline(study)
-    else:
-        folder = paths.EVALUATIONS / f"{file.absolute().parent.name}-{file.stem}"
-        found = evaluate_file(study, file, folder)
-        print(f"{folder}: every completion, and examples to read")
+    found = run_math_baseline(study) if file is None else evaluate_file(study, file, _folder_of(file))
     for prompt, metrics in found.items():
         print(f"{prompt}: answer reward {format_interval(metrics['accuracy'])}, {metrics['categories']}")
 
 
-def best_of_n() -> None:
+def best_of_n(file: File = None) -> None:
     """Compute pass@N, Best@N and majority vote of the base model from one set of samples."""
     study = load_study()
-    from grpo.evaluation.best_of_n import run_best_of_n
+    from grpo.evaluation.best_of_n import best_of_file, run_best_of_n
     from grpo.results.statistics import format_interval
 
-    for prompt, metrics in run_best_of_n(study).items():
+    found = run_best_of_n(study) if file is None else best_of_file(study, file, _folder_of(file, "-best_of_n"))
+    for prompt, metrics in found.items():
         for n, kinds in metrics["n"].items():
             print(f"{prompt}, N = {n}: " + ", ".join(f"{kind} {format_interval(value)}" for kind, value in kinds.items()))
+
+
+def _folder_of(file: Path, kind: str = "") -> Path:
+    folder = paths.EVALUATIONS / f"{file.absolute().parent.name}-{file.stem}{kind}"
+    print(f"{folder}: every completion")
+    return folder
 
 
 def training_inputs() -> None:

@@ -61,7 +61,8 @@ def require_extra(package: str, extra: str, what: str) -> None:
 def pip_install(extra: str) -> str:
     """The command that installs an extra of this package: of a checkout, in whose folder it runs, or of the wheel."""
     in_checkout = (Path(__file__).parents[2] / "pyproject.toml").exists()
-    return f"pip install {'-e ' * in_checkout}'{'.' if in_checkout else 'grpo-study'}[{extra}]'"
+    pinned = "-c constraints.txt " * (extra != "verifiers")  # which needs an older openai than the pinned one
+    return f"pip install {pinned}-e '.[{extra}]'" if in_checkout else f"pip install 'grpo-study[{extra}]'"
 
 
 def is_import_path(name: str) -> bool:

@@ -10,15 +10,16 @@ import json
 from collections.abc import Sequence
 from itertools import combinations
 from math import comb
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from grpo.common.files import atomic_folder, note_that_off, read_jsonl, write_json, write_text
-from grpo.common.records import Rollout, read_problems
+from grpo.common.records import Problem, Rollout, read_problems
 from grpo.evaluation.episodes import transcript
-from grpo.evaluation.evaluator import CheckpointEvaluator, stage_run
+from grpo.evaluation.evaluator import CheckpointEvaluator, asked_of_file, stage_run
 from grpo.grader.process import grade_batch
 from grpo.results.statistics import mean_over_problems
 from grpo.study import paths
@@ -162,14 +163,9 @@ def run_best_of_n(study: Study) -> dict[str, Any]:
     evaluator = CheckpointEvaluator(study, paths.model(MAIN))
     problems = read_problems(paths.validation(MAIN))[: settings.problems]
     evaluator.require_room(problems, settings.prompts)
-    metrics: dict[str, Any] = {}
     with atomic_folder(paths.BEST_OF_N) as folder:
-        for prompt in settings.prompts:
-            format = find_format(evaluator.task, prompt)
-            groups = evaluator.sample(problems, prompt, n=settings.samples)
-            lines = [json.dumps(_record(format, group), ensure_ascii=False) for group in groups]
-            write_text(folder / f"{prompt}.jsonl", "\n".join(lines) + "\n")
-            metrics[prompt] = with_zero_shot(study, prompt, estimates(settings, format, groups))
+        found = _sampled(evaluator, problems, settings, settings.prompts, folder)
+        metrics = {prompt: with_zero_shot(study, prompt, values) for prompt, values in found.items()}
         if not settings.prompts:
             note_that_off(folder, "evaluation.best_of_n.prompts")
     write_json(paths.BEST_OF_N_METRICS, metrics)
@@ -177,6 +173,37 @@ def run_best_of_n(study: Study) -> dict[str, Any]:
         with stage_run(study, "best_of_n", prompt, flat({"evaluation": {"best_of_n": settings.model_dump()}})) as mlflow:
             for n, kinds in values["n"].items():
                 mlflow.log({f"{kind}_at_n": estimate["value"] for kind, estimate in kinds.items()}, step=int(n))
+    return metrics
+
+
+def best_of_file(study: Study, file: Path, folder: Path) -> dict[str, Any]:
+    """Do the same with the first problems of a file, and write samples and metrics.json into ``folder``.
+
+    Without prompts for best of N, those of the zero-shot evaluation are taken.
+
+    Raises:
+        UserError: see :func:`grpo.evaluation.evaluator.asked_of_file`.
+    """
+    settings = study.evaluation.best_of_n
+    prompts = settings.prompts or study.evaluation.zero_shot_prompts
+    evaluator, problems = asked_of_file(study, file, prompts)
+    with atomic_folder(folder) as target:
+        metrics = _sampled(evaluator, problems[: settings.problems], settings, prompts, target)
+        write_json(target / "metrics.json", metrics)
+    return metrics
+
+
+def _sampled(
+    evaluator: CheckpointEvaluator, problems: Sequence[Problem], settings: BestOfN, prompts: Sequence[str], folder: Path
+) -> dict[str, Any]:
+    """Sample each problem in each format, write the samples, and compute the estimates of each format."""
+    metrics = {}
+    for prompt in prompts:
+        format = find_format(evaluator.task, prompt)
+        groups = evaluator.sample(problems, prompt, n=settings.samples)
+        lines = [json.dumps(_record(format, group), ensure_ascii=False) for group in groups]
+        write_text(folder / f"{prompt}.jsonl", "\n".join(lines) + "\n")
+        metrics[prompt] = estimates(settings, format, groups)
     return metrics
 
 

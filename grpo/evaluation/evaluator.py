@@ -32,6 +32,7 @@ from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN
 from grpo.tasks.build import longest_prompt, within
+from grpo.tasks.dataset import entry_of_file
 from grpo.tasks.task import find_format
 from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_study import study_params, study_state, study_tags
@@ -205,19 +206,32 @@ def run_math_baseline(study: Study) -> dict[str, Any]:
 
 
 def evaluate_file(study: Study, file: Path, folder: Path) -> dict[str, Any]:
-    """Evaluate the base model zero-shot on the problems of a file that GSM8K's task reads, and write what the stage writes.
-
-    Questions that are too long for the model's context are left out, which is printed.
+    """Evaluate the base model zero-shot on the problems of a file, and write what the stage writes.
 
     Returns:
         as :func:`run_math_baseline`; also in ``folder``/metrics.json.
 
     Raises:
-        UserError: a row is unusable, no question fits, or GSM8K's task lacks one of the study's zero-shot prompts.
+        UserError: see :func:`asked_of_file`.
     """
-    gsm8k = {"use": "gsm8k", "source": {"train": str(file), "validation": str(file)}}
-    study = study.model_copy(update={"tasks": {**study.tasks, MAIN: gsm8k}})
-    task, prompts = study.task(MAIN), study.evaluation.zero_shot_prompts
+    prompts = study.evaluation.zero_shot_prompts
+    evaluator, problems = asked_of_file(study, file, prompts)
+    with atomic_folder(folder) as target:
+        metrics = {prompt: evaluate_checkpoint(evaluator, problems, prompt, target) for prompt in prompts}
+        write_json(target / "metrics.json", metrics)
+    return metrics
+
+
+def asked_of_file(study: Study, file: Path, prompts: Sequence[str]) -> tuple[CheckpointEvaluator, list[Problem]]:
+    """The evaluator of the study's base model with the task of a file (:func:`entry_of_file`), and its problems.
+
+    Questions that are too long for the model's context are left out, which is printed.
+
+    Raises:
+        UserError: a row is unusable, no question fits, or the task lacks one of the prompts.
+    """
+    study = study.model_copy(update={"tasks": {**study.tasks, MAIN: entry_of_file(file)}})
+    task = study.task(MAIN)
     problems = task.problems("validation")
     evaluator = CheckpointEvaluator(study, paths.model(MAIN))
     if (context := evaluator.engine.context) is not None:
@@ -227,7 +241,4 @@ def evaluate_file(study: Study, file: Path, folder: Path) -> dict[str, Any]:
             print(f"{len(too_long)} of {len(problems)} questions are too long for the model's context and are left out")
         problems = fitting or problems
     evaluator.require_room(problems, prompts)
-    with atomic_folder(folder) as target:
-        metrics = {prompt: evaluate_checkpoint(evaluator, problems, prompt, target) for prompt in prompts}
-        write_json(target / "metrics.json", metrics)
-    return metrics
+    return evaluator, problems

@@ -91,6 +91,20 @@ def _cuda_of_torch() -> str:
     return runpy.run_path(str(Path(torch.origin).with_name("version.py")))["cuda"] or "none"
 
 
+def torch_build() -> str:
+    """Say for what the installed torch was built, and how to get the other build: a login node has no driver to choose by."""
+    of, other = "CPUs. Jobs on NVIDIA GPUs need another build", "cu130"
+    if (cuda := _cuda_of_torch()) != "none":
+        of, other = f"CUDA {cuda}. A smaller build is for CPUs only", "cpu"
+    return f"torch {version('torch')} is for {of}: rm -r .venv && UV_TORCH_BACKEND={other} make install"
+
+
+def require_torch_for(study: Study) -> None:
+    """Raise UserError if the study computes on GPUs and torch was built for CPUs: its jobs would fail after the queue."""
+    if _cuda_of_torch() == "none" and any(one.device.startswith("cuda") for one in (study.engine, study.learner)):
+        raise UserError(f"params.yaml: the study computes on GPUs, and {torch_build()}")
+
+
 def pins(names: Iterable[str]) -> dict[str, str]:
     """The versions that the project pins, such as ``==2.13.0``; of vLLM a range. UserError if a package is not pinned."""
     text = "".join(shipped(file).read_text(encoding="utf-8") for file in (CONSTRAINTS, VLLM_ON_CPU))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Annotated, Any
 
 from grpo.common.errors import UserError
 from grpo.common.imports import import_object, is_import_path
@@ -14,6 +15,7 @@ from grpo.tasks.rows import REVISION, HubDataset, LocalFiles, Row, read_rows
 from grpo.tasks.task import Settings, Split
 
 Verify = Callable[[list[str], list[Problem]], list[float]]
+COLUMNS = {"question": ("question", "problem", "prompt"), "answer": ("answer", "ground_truth")}  # usual names of columns
 
 
 class HubSplits(Settings):
@@ -120,3 +122,26 @@ class Dataset(GradedTask):
                 raise UserError(f"{key}: missing. Name a file to train on.")
             return read_rows(file, key)
         return self.source.rows(getattr(self.splits, split), (self.question, self.answer), self.params_key, self.config)
+
+
+def columns_of(row: Row, where: str, remedy: str, given: Collection[str] = ()) -> dict[str, str]:
+    """Find the columns of questions and answers by their usual names, but for those that are given; UserError without one."""
+    found = {}
+    for which, usual in COLUMNS.items():
+        if which not in given:
+            column = next((name for name in usual if name in row.values), None)
+            if column is None:
+                there = ", ".join(row.values)
+                raise UserError(f"{where}: no column for the {which}. {remedy.format(which)} {there}.")
+            found[which] = column
+    return found
+
+
+def entry_of_file(path: Path) -> dict[str, Any]:
+    """The entry of ``tasks:`` that reads a file to be evaluated: MATH's rows, GSM8K's, or the columns of :data:`COLUMNS`."""
+    first, files = read_rows(str(path), "--file")[0], {"validation": str(path)}
+    if {"problem", "level"} <= first.values.keys():
+        return {"use": "math", "source": files}
+    if "question" in first.values and "####" in str(first.values.get("answer")):
+        return {"use": "gsm8k", "source": files}
+    return {"use": "dataset", "files": files, **columns_of(first, str(path), "Call one so: {0}; there are")}

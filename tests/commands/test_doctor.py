@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,14 +31,14 @@ def test_a_study_of_a_real_model_names_what_is_missing(monkeypatch: pytest.Monke
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=5 * 2**30))
     monkeypatch.setattr(doctor, "software", lambda _: {"vllm": "0.25.1"})
     study = study_named("math-2xh100")
-    for cuda, remedy in ((None, "Install a CUDA build"), ("12.8", "uses 2: choose a study for fewer GPUs")):
+    for cuda, remedy in ((None, "Jobs on NVIDIA GPUs need another build"), ("12.8", "uses 2: choose a study for fewer GPUs")):
         monkeypatch.setattr(torch.version, "cuda", cuda)
         findings = by_name(study)
         missing = {name for name, finding in findings.items() if finding.good is False}
         assert missing == {"GPUs", "packages", "disk", "model and data"}
         assert all(findings[name].remedy for name in missing) and remedy in findings["GPUs"].remedy
         assert "needs 2; torch" in findings["GPUs"].found and "sees 1" in findings["GPUs"].found
-    assert "vllm>=0.26,<0.33" in findings["packages"].remedy
+    assert "vllm<0.33,>=0.32" in findings["packages"].remedy
     monkeypatch.setattr(doctor, "software", lambda _: {"vllm": "0.32.0"})
     assert by_name(study)["packages"].good
     own = with_values(study, {"models.main": LocalModel(source="local", path="nowhere")})
@@ -54,6 +55,30 @@ def test_a_gpu_without_bfloat16_and_one_in_use_are_named(monkeypatch: pytest.Mon
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda _, supported=supported: supported)
         finding = by_name(study)["GPUs"]
         assert finding.good == supported and ("no bfloat16" in finding.found) != supported
+        assert supported or "float16, as studies/math-24gb-turing.yaml" in finding.remedy
+    halves = {(each.engine.dtype, each.learner.dtype) for each in [study_named("math-24gb-turing")]}
+    assert halves == {("float16", "float16")}
+
+
+def test_a_login_node_without_a_gpu_is_no_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    assert by_name(study_named("math-h100"))["GPUs"].good is False
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "sbatch").touch(mode=0o755)
+    finding = by_name(study_named("math-h100"))["GPUs"]
+    assert finding.good is None and "srun --gpus=1 grpo doctor" in finding.remedy
+
+
+def test_files_of_problems_are_read_and_those_of_a_mixture_too(mini_study: Study, tmp_path: Path) -> None:
+    there = tmp_path / "there.jsonl"
+    there.write_text('{"question": "1 + 1", "answer": "2"}\n' * 5)
+    for file, told in ((there, None), (tmp_path / "nothing.jsonl", "nothing.jsonl: no such file.")):
+        files = {"train": f"{file}[:80%]", "validation": f"{file}[80%:]"}
+        task = {"use": "dataset", "question": "question", "answer": "answer", "files": files}
+        for entry in (task, {"use": "mixture", "tasks": {"one": task}}):
+            finding = by_name(mini_study.model_copy(update={"tasks": {"main": entry}}))["model and data"]
+            assert finding.good is (told is None) and (told or str(there)) in finding.found
 
 
 @pytest.mark.parametrize(("study", "code"), [("mini", 0), ("math-h100", 2)])
@@ -101,3 +126,15 @@ def test_disk_is_for_checkpoints_and_the_states_of_all_runs_in_progress(monkeypa
         needed = 3 * weights + 2 * weights * kept + 2 * at_once * 14 * n / 2**30
         found = by_name(study)["disk"].found
         assert f"the study may need {needed:.0f}: " in found and f"of {at_once} run(s) in progress" in found
+
+
+@pytest.mark.parametrize("name", ["math-24gb-first", "math-24gb-turing"])
+def test_the_first_study_for_24_gb_fits_a_small_machine(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    study = study_named(name)
+    found = by_name(study)
+    needed = re.search(r"the study may need (\d+):", found["disk"].found)
+    assert needed and int(needed[1]) < 100 and found["GPU memory"].good
+    used = {"small", "model", "evaluate", *(study.experiments[one].resources for one in study.active_experiments)}
+    assert max(study.resources[kind].mem_mb for kind in used) < 32_000

@@ -14,8 +14,8 @@ from study_parts import activate, changed
 
 from grpo.common.errors import UserError
 from grpo.common.records import Problem, Rollout, write_records
+from grpo.evaluation import best_of_n, evaluator
 from grpo.evaluation import evaluate as module
-from grpo.evaluation import evaluator
 from grpo.evaluation.evaluate import Sampler, evaluate, lengths_by_outcome, log_generations, score_by_task, summarize
 from grpo.evaluation.evaluator import CheckpointEvaluator, evaluate_checkpoint, examples_to_read
 from grpo.results.statistics import wilson_interval
@@ -24,6 +24,7 @@ from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.tasks.arithmetic import Arithmetic
+from grpo.tasks.dataset import entry_of_file
 from grpo.tasks.formats import R1_ZERO
 from grpo.tasks.task import ScoredBatch
 
@@ -172,9 +173,39 @@ def test_the_base_model_answers_a_file_of_gsm8ks_rows(
     written = [json.loads(line) for line in Path("here/r1_zero.jsonl").read_text().splitlines()]
     assert [one["ground_truth"] for one in written] == ["42", "42"] and "Tom has 1 coins" in written[0]["prompt"]
     assert "answer 0" in Path("here/r1_zero_examples.md").read_text() and not paths.BASELINE_METRICS.exists()
-    file.write_text(json.dumps({"question": "Why?", "answer": "42"}) + "\n")
+    file.write_text("".join(json.dumps(row) + "\n" for row in (rows[0], {"question": "Why?", "answer": "42"})))
     with pytest.raises(UserError, match="no short answer after '####'"):
         evaluator.evaluate_file(mini_study, file, Path("here"))
+
+
+MATHS_ROW = {"problem": "What is $1+1$?", "level": "Level 3", "subject": "Prealgebra", "answer": "2"}
+
+
+@pytest.mark.parametrize(
+    ("row", "use"),
+    [
+        (MATHS_ROW, "math"),
+        ({"prompt": "1+1", "ground_truth": "2"}, "dataset"),
+        ({"question": "1+1", "answer": "#### 2"}, "gsm8k"),
+    ],
+)
+def test_a_file_is_read_by_its_columns_for_one_answer_and_for_several(
+    row: dict[str, str], use: str, project: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MATH's validation.jsonl of the courses, GSM8K's rows, or any columns with the usual names."""
+    monkeypatch.chdir(project)
+    file = project / "validation.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for _ in range(2)))
+    assert entry_of_file(file)["use"] == use
+    sampling = mini_study.evaluation.best_of_n.model_copy(update={"samples": 2, "n": [1, 2], "prompts": []})
+    study = changed(mini_study, evaluation={"best_of_n": sampling, "zero_shot_prompts": ["question_only"]})
+    assert evaluator.evaluate_file(study, file, Path("one"))["question_only"]["problems"] == 2
+    assert {*best_of_n.best_of_file(study, file, Path("few"))["question_only"]["n"]} == {"1", "2"}
+    written = [json.loads(line) for line in Path("few/question_only.jsonl").read_text().splitlines()]
+    assert [one["ground_truth"] for one in written] == ["2", "2"] and not paths.BEST_OF_N_METRICS.exists()
+    file.write_text('{"q": "1+1", "answer": "2"}\n')
+    with pytest.raises(UserError, match=r"no column for the question\. Call one so: question; there are q, answer\."):
+        entry_of_file(file)
 
 
 # ----------------------------------------------------------------------------------------------------- parts of a reward

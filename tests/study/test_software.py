@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,18 @@ from grpo.study import paths, training_inputs
 from grpo.study import software as software_module
 from grpo.study.methods import Asynchronous, GrpoConfig, Lora
 from grpo.study.schema import Study
-from grpo.study.software import PACKAGES, VLLM, hardware, packages, pins, software, unlike_the_pins, warn_of_other_versions
+from grpo.study.software import (
+    PACKAGES,
+    VLLM,
+    hardware,
+    packages,
+    pins,
+    require_torch_for,
+    software,
+    torch_build,
+    unlike_the_pins,
+    warn_of_other_versions,
+)
 from grpo.study.training_inputs import write_training_inputs
 
 
@@ -126,6 +138,19 @@ def test_a_run_tells_once_what_is_not_as_pinned(other_pins: Path, capsys: pytest
     warn_of_other_versions(["numpy", "sympy"])
     warning = capsys.readouterr().err
     assert f"other versions than the pinned ones: sympy {here} (pinned: ==0.1). " in warning and warning.count("\n") == 1
+
+
+def test_torch_for_cpus_is_told_before_a_job_waits_for_a_gpu(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    for_gpus = study_named("math-h100")
+    for cuda, told in (
+        ("none", "is for CPUs. Jobs on NVIDIA GPUs need another build: rm -r .venv && UV_TORCH_BACKEND=cu130 make"),
+        ("13.0", "is for CUDA 13.0. A smaller build is for CPUs only: rm -r .venv && UV_TORCH_BACKEND=cpu make"),
+    ):
+        monkeypatch.setattr(software_module, "_cuda_of_torch", lambda cuda=cuda: cuda)
+        assert told in torch_build()
+        require_torch_for(mini_study)
+        with pytest.raises(UserError, match="GPUs, and torch") if cuda == "none" else nullcontext():
+            require_torch_for(for_gpus)
 
 
 # ---------------------------------------------------------------------------------------------------------------- hardware

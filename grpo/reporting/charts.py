@@ -226,19 +226,20 @@ def powers(axes: Axes, values: Iterable[float], labels: Mapping[float, str] | No
 
 
 def bars(axes: Axes, widths: pd.DataFrame, colours: Mapping[str, str]) -> None:
-    """Draw horizontal bars, the first on top, of parts laid end to end, with a legend of the parts that have any width.
+    """Draw horizontal bars, the first on top, of parts laid end to end; the figure's first one has a legend of the parts.
 
     Args:
-        widths: a row for each bar, a column for each part.
+        widths: a row for each bar, a column for each part that any bar of the figure has.
         colours: part -> colour.
     """
     starts = widths.cumsum(axis=1).shift(axis=1, fill_value=0.0)
-    shown = [part for part in colours if widths[part].any()]
+    shown = [part for part in colours if part in widths]
     for part in shown:
         axes.barh(widths.index, widths[part], left=starts[part], color=colours[part], height=0.75, label=part)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    axes.figure.legend(loc="outside upper left", ncols=len(shown), handlelength=1.2)
+    if not axes.figure.legends:
+        axes.figure.legend(loc="outside upper left", ncols=len(shown), handlelength=1.2)
 
 
 def save_figure(figure: Figure, path: Path) -> None:

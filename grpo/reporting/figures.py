@@ -218,7 +218,7 @@ def draw_zero_shot(baseline: Mapping[str, Any]) -> Figure:
     counts = pd.DataFrame({prompt: values["categories"] for prompt, values in baseline.items()}, index=names).T.fillna(0)
     shares = counts.div([values["problems"] for values in baseline.values()], axis=0)
     figure, (axes,) = panels(1, 6.4, 0.9 + 0.4 * len(baseline))
-    charts.bars(axes, shares, dict(zip(names, OUTCOMES[: len(names)], strict=True)))
+    charts.bars(axes, shares.loc[:, shares.any()], dict(zip(names, OUTCOMES[: len(names)], strict=True)))
     for drawn in axes.containers:
         texts = [f"{bar.get_width():.0%}" if bar.get_width() >= READABLE else "" for bar in drawn]
         axes.bar_label(drawn, texts, label_type="center", color="black", fontsize=8.5)  # type: ignore[arg-type]

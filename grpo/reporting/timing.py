@@ -152,15 +152,17 @@ def timing_table(timing: pd.DataFrame) -> str:
     alone = timing[timing["alone"] & timing["step_s"].notna()]
     columns = [*COLUMNS, "samples_per_s", "gpu_hours"]
     means = alone.groupby(["experiment", "label"], sort=False)[columns].mean().reset_index()
-    single = means[means["step_waiting_s"].isna()]
+    single = means[means["step_waiting_s"].isna() & (means["samples_per_s"] > 0)]  # fine-tuning samples nothing
     against = single["samples_per_s"].iloc[0] if len(single) else None
     rows = []
     for _, of in means.iterrows():
         row = {"experiment": of["experiment"], "arm": of["label"]}
         for column, title in (*[*PARTS.values()][1:], PARTS["step"]):
             row[title] = "" if pd.isna(of[column]) else f"{of[column]:.3f}"
-        row |= {"samples per second": f"{of['samples_per_s']:.0f}"}
-        row |= {f"speedup over {single['label'].iloc[0]}": f"{of['samples_per_s'] / against:.2f}"} if against else {}
+        samples = of["samples_per_s"]
+        row |= {"samples per second": "" if pd.isna(samples) else f"{samples:.0f}"}
+        if against:
+            row[f"speedup over {single['label'].iloc[0]}"] = "" if pd.isna(samples) else f"{samples / against:.2f}"
         rows.append(row | ({"GPU-hours": f"{of['gpu_hours']:.2f}"} if alone["gpu_hours"].any() else {}))
     return table(rows)
 
@@ -178,19 +180,20 @@ def draw_timing(study: Study) -> Figure:
         alone.text(0, 0.5, "no run had the machine for itself, so seconds are not compared", color=INK)
         return figure
     labels = {name: label_arms(study, by_arm(read_runs(study, name))) for name in compared}
-    widths = {
-        f"{labels[name][run.arm]}{side}": parts
-        for name, runs in compared.items()
-        for run in runs
-        for side, parts in _sides(run)
-    }
-    figure, axes = panels(1 + len(compared), FULL, max(HEIGHT, 0.8 + BAR * len(widths)))
-    frame = pd.DataFrame.from_dict(widths, orient="index").reindex(index=list(widths), columns=list(COLOURS)).fillna(0.0)
-    charts.bars(axes[0], frame, COLOURS)
-    axes[0].set_xlabel("seconds of a step, mean")
-    for place, (name, runs) in zip(axes[1:], compared.items(), strict=True):
+    bars = pd.concat({name: _bars(runs, labels[name]) for name, runs in compared.items()})
+    bars = bars.loc[:, bars.any()]
+    figure, axes = panels(2 * len(compared), FULL, max(HEIGHT, 0.8 + BAR * bars.groupby(level=0).size().max()), a_row=2)
+    for place, (name, runs), left in zip(axes[1::2], compared.items(), axes[::2], strict=True):
+        charts.bars(left, bars.loc[name], COLOURS)
+        left.set(title=shorten(study.title(name), WIDE, placeholder=" …"), xlabel="seconds of a step, mean")
         _draw_over_seconds(place, study.title(name), {labels[name][arm]: own for arm, own in by_arm(runs).items()})
     return figure
+
+
+def _bars(runs: Sequence[Run], labels: Mapping[str, str]) -> pd.DataFrame:
+    """The bars of an experiment, each the mean over an arm's runs: seconds of a step by part."""
+    rows = pd.DataFrame([{"bar": f"{labels[run.arm]}{side}", **parts} for run in runs for side, parts in _sides(run)])
+    return rows.groupby("bar", sort=False).mean().reindex(columns=list(COLOURS)).fillna(0.0)
 
 
 def _sides(run: Run) -> list[tuple[str, dict[str, float]]]:
@@ -207,7 +210,7 @@ def _draw_over_seconds(axes: Axes, title: str, arms: Mapping[str, Sequence[Run]]
             spent = pd.DataFrame(read_timing(run)["steps"]).set_index("step")["step_s"].cumsum()
             reward = run.validation.groupby("step")[run.column].last()
             seconds = [float(spent[step]) if step else 0.0 for step in reward.index]
-            axes.plot(seconds, reward, marker=".", **look, label=label)
+            axes.plot(seconds, reward, marker=".", **look, label=label if run is runs[0] else None)
     charts.frame(
         axes,
         shorten(f"{run.metric.replace('_', ' ')}: {title}", WIDE, placeholder=" …"),

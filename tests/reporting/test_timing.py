@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -88,18 +89,35 @@ def test_speed_is_compared_with_the_first_arm_in_one_process(study: Study) -> No
         ("1.000", "8", "0.125"),
     ]
     assert [row["speedup over 1 epoch × 8"] for row in found] == ["1.00", "1.00", "2.00"]
-    nobody = pd.read_csv(paths.TIMING_TABLE).assign(alone=False)
+    timing = pd.read_csv(paths.TIMING_TABLE)
+    tuned = timing.iloc[:1].assign(experiment="sft_experiment", label="all examples", samples=0, samples_per_s=math.nan)
+    with_tuned = timing_table(pd.concat([tuned, timing]))  # the first row samples nothing, so nothing is compared with it
+    assert "nan" not in with_tuned and "speedup over 1 epoch × 8" in with_tuned and "| 2.00 |" in with_tuned
+    nobody = timing.assign(alone=False)
     assert timing_table(nobody) == ""
 
 
 def test_the_figure_has_runs_that_had_the_machine_alone(study: Study) -> None:
-    bars, colocated, apart = draw_timing(study).axes
-    assert [text.get_text() for text in bars.get_yticklabels()][-2:] == [
+    _, colocated, bars, apart = draw_timing(study).axes
+    assert [text.get_text() for text in bars.get_yticklabels()] == [
         "GRPO, 1 epoch × 8: generator",
         "GRPO, 1 epoch × 8: learner",
     ]
     assert [list(line.get_xdata()) for line in apart.lines] == [[0.0, 8.0]]  # eight steps of a second
     assert {tuple(line.get_xdata()) for line in colocated.lines} == {(0.0, 16.0)}
+
+
+def test_each_experiment_has_its_own_bars_which_are_means_over_seeds(study: Study) -> None:
+    """On GPUs each run has its card alone; a label of one experiment is also one of another."""
+    for number, name in enumerate((COLOCATE, "grpo_baselines")):
+        for seed, seconds in enumerate((2.0, 4.0)):
+            one = run("one", [0.1, 0.5], experiment=name, values=BATCH, seed=seed, every=8, steps=8)
+            store(one, seconds * (number + 1), alone=True)
+    arms = {COLOCATE: {"one": {}}, "grpo_baselines": {"one": {}}}
+    axes = draw_timing(study_of(study, **arms)).axes
+    ends = [max(bar.get_x() + bar.get_width() for bar in place.patches) for place in axes[::2]]
+    assert sorted(ends) == pytest.approx([0.75 * 3.0, 0.75 * 6.0]) and len(axes) == 4
+    assert [text.get_text() for text in axes[1].get_legend().get_texts()] == [axes[0].get_yticklabels()[0].get_text()]
 
 
 def test_a_study_without_such_runs_says_so(workdir: Path, mini_study: Study) -> None:

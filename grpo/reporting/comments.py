@@ -1,7 +1,7 @@
 """Comments on a study's results: written by hand, as templates that take their numbers from the record.
 
-A comment is a file NAME.md in ``reports/comments/`` or in ``comments/`` beside the study's file. NAME is an experiment or one
-of :data:`QUESTIONS`. Its head names the study::
+A comment is a file NAME.md in ``comments/STUDY/`` or ``comments/``, beside the study's file or in ``reports/``; so a study's
+comments need not replace another's. NAME is an experiment or one of :data:`QUESTIONS`. Its head names the study::
 
     ---
     study: mini
@@ -58,7 +58,8 @@ def read_comments(study: Study, record: Values) -> dict[str, str]:
             of no experiment.
     """
     comments = {}
-    for path in sorted(path for folder in (COMMENTS, Path(study.folder) / "comments") for path in folder.glob("*.md")):
+    places = [place for folder in (COMMENTS, Path(study.folder) / "comments") for place in (folder, folder / study.study)]
+    for path in sorted(path for place in places for path in place.glob("*.md")):
         head, end, text = read_text(path, made_by="").partition("\n---\n")
         if not head.startswith(HEAD) or not end:
             raise UserError(f"{path}:1: no head. Begin with the lines `---`, `study: NAME` and `---`.")

@@ -72,7 +72,9 @@ def test_numbers_come_from_the_record(template: str, filled: str) -> None:
 def test_a_study_shows_its_own_comments_only() -> None:
     write("default's")
     write("own", folder=Path("lab/comments"), study="mine")
-    assert [*read(study="mine").values()] == ["own"] and [*read().values()] == ["default's"]
+    write("third", folder=COMMENTS / "third", study="third")  # beside the default study's, which stays
+    comments = {study: [*read(study=study).values()] for study in ("s", "mine", "third")}
+    assert comments == {"s": ["default's"], "mine": ["own"], "third": ["third"]}
     assert read(left_out=("sweep",)) == {}
     write("z", "swep")
     with pytest.raises(

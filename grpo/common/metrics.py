@@ -12,13 +12,11 @@ class Metric(NamedTuple):
         name: key in MLflow, and column in history.csv (names with ``val/``: in validation.csv).
         title: its name in the report.
         unit: ``share`` (between 0 and 1), ``tokens``, ``nats``, ...; empty if it has none.
-        charted: whether the report's page can show its curve.
     """
 
     name: str
     title: str
     unit: str = ""
-    charted: bool = True
 
     @property
     def label(self) -> str:
@@ -44,48 +42,48 @@ METRICS = (
     Metric("val/environment_tokens", "tokens of the environment in an episode", "tokens"),
     Metric("val/ended_by_limit", "share of episodes ended by a limit", "share"),
     Metric("val/cut_off", "share of responses cut off", "share"),
-    Metric("val/grader_timeouts", "answers that took the grader too long, validation", charted=False),
+    Metric("val/grader_timeouts", "answers that took the grader too long, validation"),
     Metric("train/answer_reward", "answer reward of training rollouts", "share"),
     Metric("train/format_reward", "format reward of training rollouts", "share"),
-    Metric("train/reward", "reward of training rollouts", charted=False),
+    Metric("train/reward", "reward of training rollouts"),
     Metric("token_entropy", "token entropy in training", "nats"),
     Metric("gradient_norm", "gradient norm, before clipping"),
     Metric("loss", "loss"),
     Metric("mean_nll", "negative log-likelihood per token", "nats"),
     Metric("clip_fraction", "share of clipped tokens", "share"),
     Metric("ratio_max", "largest ratio to the sampling policy"),
-    Metric("ratio_mean", "mean ratio to the sampling policy", charted=False),
-    Metric("ratio_min", "smallest ratio to the sampling policy", charted=False),
+    Metric("ratio_mean", "mean ratio to the sampling policy"),
+    Metric("ratio_min", "smallest ratio to the sampling policy"),
     Metric("train/zero_signal_fraction", "share of groups without signal", "share"),
     Metric("train/response_length", "response length of training rollouts", "tokens"),
-    Metric("train/response_length_max", "longest training rollout", "tokens", charted=False),
-    Metric("train/cut_off", "share of training rollouts cut off", "share", charted=False),
-    Metric("train/grader_timeouts", "answers that took the grader too long, training", charted=False),
-    Metric("dynamic_sampling/rounds", "rounds of dynamic sampling in a step", charted=False),
-    Metric("dynamic_sampling/dropped_groups", "groups dropped for want of signal", charted=False),
+    Metric("train/response_length_max", "longest training rollout", "tokens"),
+    Metric("train/cut_off", "share of training rollouts cut off", "share"),
+    Metric("train/grader_timeouts", "answers that took the grader too long, training"),
+    Metric("dynamic_sampling/rounds", "rounds of dynamic sampling in a step"),
+    Metric("dynamic_sampling/dropped_groups", "groups dropped for want of signal"),
     Metric("train/correct", "correct rollouts, trained on"),
     Metric("train/solved", "share of questions solved", "share"),
     Metric("kl/per_token", "KL per token, sampled estimate", "nats"),
     Metric("kl/per_token_low_variance", "KL per token, low-variance estimate", "nats"),
     Metric("kl/per_sequence", "KL per response, sampled estimate", "nats"),
-    Metric("kl/per_sequence_low_variance", "KL per response, low-variance estimate", "nats", charted=False),
-    Metric("kl_loss", "KL to the starting policy in the loss", "nats", charted=False),
+    Metric("kl/per_sequence_low_variance", "KL per response, low-variance estimate", "nats"),
+    Metric("kl_loss", "KL to the starting policy in the loss", "nats"),
     Metric("lag_mean", "measured lag, mean over tokens", "versions"),
-    Metric("lag_min", "measured lag, smallest", "versions", charted=False),
-    Metric("lag_max", "measured lag, largest", "versions", charted=False),
-    Metric("replay/groups", "groups in the replay buffer", charted=False),
-    Metric("replay/left", "groups that left the replay buffer", charted=False),
-    Metric("replay/never_drawn", "share of groups that left the replay buffer undrawn", "share", charted=False),
-    Metric("replay/uses_mean", "draws of a group, mean", charted=False),
-    Metric("replay/uses_max", "draws of a group, largest", charted=False),
+    Metric("lag_min", "measured lag, smallest", "versions"),
+    Metric("lag_max", "measured lag, largest", "versions"),
+    Metric("replay/groups", "groups in the replay buffer"),
+    Metric("replay/left", "groups that left the replay buffer"),
+    Metric("replay/never_drawn", "share of groups that left the replay buffer undrawn", "share"),
+    Metric("replay/uses_mean", "draws of a group, mean"),
+    Metric("replay/uses_max", "draws of a group, largest"),
     Metric("mismatch_kl", "KL between engine and learner", "nats"),
-    Metric("mismatch_mean", "log-probs of engine and learner, mean difference", "nats", charted=False),
-    Metric("mismatch_max", "log-probs of engine and learner, largest difference", "nats", charted=False),
-    Metric("mismatch_above", "share of tokens whose log-probs differ noticeably", "share", charted=False),
-    Metric("importance_mean", "mean importance weight", charted=False),
-    Metric("importance_capped", "share of tokens with a capped importance weight", "share", charted=False),
-    Metric("skipped_update", "whether the update was skipped", charted=False),
-    Metric("learning_rate", "learning rate", charted=False),
-    Metric("loss_scale", "loss scale, in float16", charted=False),
+    Metric("mismatch_mean", "log-probs of engine and learner, mean difference", "nats"),
+    Metric("mismatch_max", "log-probs of engine and learner, largest difference", "nats"),
+    Metric("mismatch_above", "share of tokens whose log-probs differ noticeably", "share"),
+    Metric("importance_mean", "mean importance weight"),
+    Metric("importance_capped", "share of tokens with a capped importance weight", "share"),
+    Metric("skipped_update", "whether the update was skipped"),
+    Metric("learning_rate", "learning rate"),
+    Metric("loss_scale", "loss scale, in float16"),
 )
 UNITS = {metric.name: metric.unit for metric in METRICS}

@@ -92,7 +92,7 @@ def test_the_command_ends_with_2_where_something_is_missing(study: str, code: in
 def test_gpus_are_those_of_the_largest_stage() -> None:
     needed = {"math-7b-8xh100": 8, "math-2xh100": 2, "math-h100": 1, "math-24gb": 1, "gsm8k": 1, "mini": 0}
     assert {name: doctor.gpus_needed(study_named(name)) for name in needed} == needed
-    greedy = with_values(study_named("gsm8k"), {"resources.colocate.gpus": 3})
+    greedy = with_values(study_named("math-24gb"), {"resources.colocate.gpus": 3})
     assert doctor.gpus_needed(greedy) == 3
     assert doctor.gpus_needed(with_values(greedy, {"experiments.grpo_colocate.arms": {}})) == 1
 

@@ -60,7 +60,7 @@ $(INSTALLED) $(WITH_TESTS): pyproject.toml constraints.txt
 		$(UV_INSTALL) --python "$(BIN)/python" --constraint constraints.txt --editable '.[$(EXTRAS)]' || { code=$$?; rm "$(UNFINISHED)"; exit $$code; }
 	@rm "$(UNFINISHED)"
 	@touch "$(INSTALLED)" "$@"
-	@"$(BIN)/python" -c 'from grpo.study.software import torch_build; print(torch_build())'
+	@"$(BIN)/python" -c 'from grpo.study.software import torch_build; print(torch_build())' 2> /dev/null || true # an image installs before it has the code
 
 quickstart: install ## Train a small model at two learning rates and write a report, in quickstart/ (about 2 minutes)
 	@grpo quickstart

@@ -211,13 +211,16 @@ def evaluate(
     ] = None,
     problems: Annotated[int | None, typer.Option(min=1, help="Number of validation problems; default: all.")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Without a study: as for `grpo run`.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="With a class or a file: as for `grpo run`.")
     ] = None,
+    study_name: Annotated[
+        str, typer.Option("--study", help="With a class or a file: as for `grpo run`, such as math-24gb on a GPU.")
+    ] = "base",
 ) -> str:
     """Evaluate a checkpoint on a task's validation problems, or on all of a file; goes on after an interruption."""
     from grpo.commands.one_run import study_and_problems
 
-    study, task, asked = study_and_problems(checkpoint, task, settings or [], problems)
+    study, task, asked = study_and_problems(checkpoint, task, settings or [], problems, study_name)
     from grpo.evaluation.evaluator import evaluate_any
     from grpo.results.statistics import format_interval
 

@@ -142,27 +142,28 @@ def composed(options: RunOptions, out: Path) -> dict[str, Any]:
 
 
 def study_and_problems(
-    checkpoint: Path, task: str, settings: Sequence[str], n_problems: int | None
+    checkpoint: Path, task: str, settings: Sequence[str], n_problems: int | None, study_name: str = BASE
 ) -> tuple[Study, str, list[Problem]]:
     """What `grpo evaluate` needs: a study, the name of a task in it, and the problems to ask.
 
     Args:
         task: a name in the active study; or a class or file, for which a study is composed, as `grpo run` does. All rows of a
             file are asked.
+        study_name: of the study with the values for everything that no option sets, as for `grpo run`.
 
     Raises:
         UserError: as :func:`composed`; or there are fewer problems than asked for.
     """
     is_file = Path(task).suffix in FORMATS
     if not is_file and ":" not in task:
-        if settings:
-            raise UserError("--set: the values are those of params.yaml. Edit them there, or give --task a file.")
+        if settings or study_name != BASE:
+            raise UserError("--set, --study: the values are those of params.yaml. Edit them there, or give --task a file.")
         study = load_study()
         study.task(task)
         problems, where = read_problems(paths.validation(task)), str(paths.validation(task))
     else:
         require_checkpoint(checkpoint)
-        values = composed(RunOptions(str(checkpoint), task, settings), Path("evaluation"))
+        values = composed(RunOptions(str(checkpoint), task, settings, study=study_name), Path("evaluation"))
         if is_file:
             values["tasks"][MAIN]["files"] = {"validation": str(Path(task).absolute())}
         study, where, task = validated(values, Path("--set")), f"--task {task}", MAIN

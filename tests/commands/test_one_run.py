@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from study_parts import Grpo
 
 from grpo.commands import stages
-from grpo.commands.one_run import RunOptions, composed, given_values, one_run
+from grpo.commands.one_run import RunOptions, composed, given_values, one_run, study_and_problems
 from grpo.common.errors import UserError
 from grpo.common.files import files_digest
 from grpo.models.checkpoint import load_tokenizer
@@ -333,3 +333,7 @@ def test_a_checkpoint_is_evaluated_on_a_file_without_a_study(lab: Path, grpo: Gr
     assert out.startswith("question_only: reward ")
     code, _, error = grpo("evaluate", "model", "--task", "held_out.jsonl", "--out", "found", "--problems", "7")
     assert code == 2 and "held_out.jsonl holds 6 problems" in error
+    on_gpu, _, _ = study_and_problems(Path("model"), "held_out.jsonl", [], None, "math-24gb")
+    assert (on_gpu.engine.name, on_gpu.engine.device, on_gpu.evaluation.max_tokens) == ("vllm", "cuda:0", 1024)
+    code, _, error = grpo("evaluate", "model", "--task", "main", "--out", "found", "--study", "math-24gb")
+    assert code == 2 and "--set, --study: the values are those of params.yaml." in error

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from pipeline_parts import ROOT, TRAINING, environment, processes
 from ruamel.yaml import YAML
+from study_parts import activate
 from waiting import wait_for
 
 sys.path.insert(0, str(ROOT / "workflow"))
@@ -258,10 +259,12 @@ def test_with_nothing_to_do_make_repro_does_not_start_snakemake(repo: Path) -> N
 def test_slurm_profile_plans_the_same_jobs(repo: Path) -> None:
     edit(repo, "params.yaml", "base: 1", "base: 2")
     edit(repo, "params.yaml", "train: {gpus: 0, cpus: 64", "train: {gpus: 2, cpus: 8")
+    edit(repo, "workflow/profiles/slurm/config.yaml", "# config: [cpu_partition=cpu]", "config: [cpu_partition=cpu]")
     text = snakemake(repo, "--dry-run", profile="slurm")
-    assert "rule train_1e_4_0" in text
-    train = text[text.index("rule train_1e_4_0") :]
+    rules = {rule.split(":")[0]: rule for rule in text.split("\nrule ")[1:]}
+    train = rules["train_1e_4_0"]
     assert re.search(r"gpu=2, cpus_per_gpu=4, tasks_per_gpu=0", train) and re.search(r"runtime=5\b", train)
+    assert "slurm_partition=cpu" in rules["source"] and "slurm_partition" not in train
 
 
 @pytest.mark.slow
@@ -517,6 +520,15 @@ def test_an_edit_of_arms_and_seeds_makes_its_stages(study: Path, monkeypatch: py
     assert "train@grpo_baselines-new" in plan and "train@grpo_colocate-one_update-1" in plan
     assert "train@grpo_colocate-one_update-2" not in plan
     assert load_study().seeds == [0, 1]
+
+
+def test_a_study_for_gpus_is_not_submitted_with_a_torch_for_cpus(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grpo.study.software._cuda_of_torch", lambda: "none")
+    monkeypatch.chdir(study)
+    workflow_plan.require_torch()
+    activate("math-24gb-first", study)
+    with pytest.raises(UserError, match=r"params.yaml: the study computes on GPUs, and torch .* is for CPUs"):
+        workflow_plan.require_torch()
 
 
 CONFLICT = "<<<<<<< HEAD\n{0}=======\n{0}>>>>>>> other\n"

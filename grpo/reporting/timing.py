@@ -184,7 +184,7 @@ def draw_timing(study: Study) -> Figure:
     bars = bars.loc[:, bars.any()]
     figure, axes = panels(2 * len(compared), FULL, max(HEIGHT, 0.8 + BAR * bars.groupby(level=0).size().max()), a_row=2)
     for place, (name, runs), left in zip(axes[1::2], compared.items(), axes[::2], strict=True):
-        charts.bars(left, bars.loc[name], COLOURS)
+        charts.bars(left, bars.loc[[name]].droplevel(0), COLOURS)
         left.set(title=shorten(study.title(name), WIDE, placeholder=" …"), xlabel="seconds of a step, mean")
         _draw_over_seconds(place, study.title(name), {labels[name][arm]: own for arm, own in by_arm(runs).items()})
     return figure

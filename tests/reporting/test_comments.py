@@ -9,9 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from study_parts import EXPERIMENTS
 
 from grpo.common.errors import UserError
-from grpo.reporting.comments import COMMENTS, read_comments
+from grpo.reporting.comments import COMMENTS, QUESTIONS, read_comments
 from grpo.study import paths
 
 
@@ -118,3 +119,9 @@ def test_the_default_studys_comments_are_filled_from_its_record(monkeypatch: pyt
     found = read(json.loads(paths.RECORD.read_text()), study="mini", folder="studies")
     assert len(found) > 10 and not any("{{" in text for text in found.values())
     assert re.search(r"\d\.\d{3} \(\d\.\d{3} to \d\.\d{3}\)", found["grpo_lora"])
+
+
+def test_the_handouts_questions_are_listed_by_the_names_of_comments() -> None:
+    """Of every experiment that a handout asks for: all but our own."""
+    asked = re.findall(r"^- `(\w+)`", Path(__file__).parents[2].joinpath("studies/questions.md").read_text(), re.M)
+    assert {*asked} == {*EXPERIMENTS, *QUESTIONS} - {"grpo_lora", "kissing_number"} and len(asked) == len({*asked})

@@ -23,15 +23,10 @@ SAMPLING, TRAINING = 0.56, 0.44  # shares of a unit's time: medians of 7.8 s and
 WITHOUT_SIGNAL = 0.5  # share of sampled groups that dynamic sampling replaces in each round
 # H100-hours that CS336's assignment 5 (2025) gives its problems; those of the off-policy sweep are for both of ours.
 BUDGETS = {
-    "sft_experiment": 2,
-    "expert_iteration_experiment": 6,
-    "grpo_learning_rate": 6,
-    "grpo_baselines": 2,
-    "grpo_length_normalization": 2,
-    "grpo_group_standard_deviation": 2,
+    **dict.fromkeys(("sft_experiment", "grpo_baselines", "grpo_length_normalization", "grpo_group_standard_deviation"), 2),
+    **dict.fromkeys(("expert_iteration_experiment", "grpo_learning_rate"), 6),
     "grpo_off_policy_sweep_broad": 12,
-    "grpo_off_policy_clip_ablation": 2,
-    "grpo_prompt_ablation": 2,
+    **dict.fromkeys(("grpo_off_policy_clip_ablation", "grpo_prompt_ablation"), 2),
 }
 HEADS = ("experiment", "runs", "taken over", "steps", "CS336")
 NOTES = """\

@@ -28,7 +28,7 @@ holds gathered weights b (R + 2 S), or b V d while vLLM takes the weights; gradi
 plus 4 (R + S) in flight.
 
 vLLM holds ``gpu_memory_utilization`` times the card while it samples. What weights and work space leave of that is for keys and
-values, 2 b L k per token. A sleeping engine holds nothing.
+values, 2 b L k per token. A sleeping engine holds nothing, and so does the transformers engine between its rollouts.
 """
 
 from __future__ import annotations
@@ -273,8 +273,9 @@ def phases(study: Study, shape: Shape, card_gib: float) -> list[Phase]:
         ("logits", min(TOKENS_AT_ONCE, tokens) * 10 * shape.config.vocab_size, "bK"),
         ("gradient of the output", (4 + precision) * output if whole else 0, "b"),
     ]
-    stays_awake = "r" if sleeps(study, follows_policy=True) else "rboK"
-    of_engine = [("the engine", _engine_gib(study, shape, card_gib) * GIB, stays_awake)]
+    # Keys and values of the transformers engine end with its rollouts.
+    held = "r" if study.engine.name == "transformers" or sleeps(study, follows_policy=True) else "rboK"
+    of_engine = [("the engine", _engine_gib(study, shape, card_gib) * GIB, held)]
     devices = {"learner": _device(learner.device), "engine": _device(study.engine.device)}
     found = []
     for name in ("rollouts", "backward pass", "optimizer step", USES_REFERENCE):

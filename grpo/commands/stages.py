@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,7 +15,7 @@ from grpo.common.safe_text import on_terminal
 from grpo.study import paths
 from grpo.study.effective import effective_run, read_selections, require_experiment
 from grpo.study.kept import drop_former_stages, keep_until_all_stored, remove_stored
-from grpo.study.schema import ALL_SEEDS, load_study
+from grpo.study.schema import ALL_SEEDS, Study, load_study
 from grpo.study.settings import SampledTraces
 from grpo.tracking.mlflow_uri import tracking_uri
 from grpo.training.own_code import require_own_code_of_all
@@ -93,10 +93,11 @@ def sft_dataset(task: TaskName) -> None:
 def math_baseline(file: File = None) -> None:
     """Evaluate the base model zero-shot and count its responses by category (format and answer right or wrong)."""
     study = load_study()
-    from grpo.evaluation.evaluator import evaluate_file, run_math_baseline
+    from grpo.evaluation.evaluator import evaluate_checkpoint, run_math_baseline
     from grpo.results.statistics import format_interval
 
-    found = run_math_baseline(study) if file is None else evaluate_file(study, file, _folder_of(file))
+    prompts = study.evaluation.zero_shot_prompts
+    found = _of_file(study, file, "", prompts, evaluate_checkpoint) if file else run_math_baseline(study)
     for prompt, metrics in found.items():
         print(f"{prompt}: answer reward {format_interval(metrics['accuracy'])}, {metrics['categories']}")
 
@@ -104,19 +105,22 @@ def math_baseline(file: File = None) -> None:
 def best_of_n(file: File = None) -> None:
     """Compute pass@N, Best@N and majority vote of the base model from one set of samples."""
     study = load_study()
-    from grpo.evaluation.best_of_n import best_of_file, run_best_of_n
+    from grpo.evaluation.best_of_n import run_best_of_n, sample_checkpoint
     from grpo.results.statistics import format_interval
 
-    found = run_best_of_n(study) if file is None else best_of_file(study, file, _folder_of(file, "-best_of_n"))
+    prompts = study.evaluation.best_of_n.prompts or study.evaluation.zero_shot_prompts
+    found = _of_file(study, file, "-best_of_n", prompts, sample_checkpoint) if file else run_best_of_n(study)
     for prompt, metrics in found.items():
         for n, kinds in metrics["n"].items():
             print(f"{prompt}, N = {n}: " + ", ".join(f"{kind} {format_interval(value)}" for kind, value in kinds.items()))
 
 
-def _folder_of(file: Path, kind: str = "") -> Path:
+def _of_file(study: Study, file: Path, kind: str, prompts: list[str], measure: Any) -> dict[str, Any]:
+    from grpo.evaluation.evaluator import evaluate_file
+
     folder = paths.EVALUATIONS / f"{file.absolute().parent.name}-{file.stem}{kind}"
     print(f"{folder}: every completion")
-    return folder
+    return evaluate_file(study, file, folder, prompts, measure)
 
 
 def training_inputs() -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from grpo.common.files import atomic_folder, note_that_off, read_jsonl, write_json, write_text
 from grpo.common.records import Problem, Rollout, read_problems
 from grpo.evaluation.episodes import transcript
-from grpo.evaluation.evaluator import CheckpointEvaluator, asked_of_file, stage_run
+from grpo.evaluation.evaluator import CheckpointEvaluator, stage_run
 from grpo.grader.process import grade_batch
 from grpo.results.statistics import mean_over_problems
 from grpo.study import paths
@@ -164,7 +164,7 @@ def run_best_of_n(study: Study) -> dict[str, Any]:
     problems = read_problems(paths.validation(MAIN))[: settings.problems]
     evaluator.require_room(problems, settings.prompts)
     with atomic_folder(paths.BEST_OF_N) as folder:
-        found = _sampled(evaluator, problems, settings, settings.prompts, folder)
+        found = {prompt: sample_checkpoint(evaluator, problems, prompt, folder) for prompt in settings.prompts}
         metrics = {prompt: with_zero_shot(study, prompt, values) for prompt, values in found.items()}
         if not settings.prompts:
             note_that_off(folder, "evaluation.best_of_n.prompts")
@@ -176,35 +176,13 @@ def run_best_of_n(study: Study) -> dict[str, Any]:
     return metrics
 
 
-def best_of_file(study: Study, file: Path, folder: Path) -> dict[str, Any]:
-    """Do the same with the first problems of a file, and write samples and metrics.json into ``folder``.
-
-    Without prompts for best of N, those of the zero-shot evaluation are taken.
-
-    Raises:
-        UserError: see :func:`grpo.evaluation.evaluator.asked_of_file`.
-    """
-    settings = study.evaluation.best_of_n
-    prompts = settings.prompts or study.evaluation.zero_shot_prompts
-    evaluator, problems = asked_of_file(study, file, prompts)
-    with atomic_folder(folder) as target:
-        metrics = _sampled(evaluator, problems[: settings.problems], settings, prompts, target)
-        write_json(target / "metrics.json", metrics)
-    return metrics
-
-
-def _sampled(
-    evaluator: CheckpointEvaluator, problems: Sequence[Problem], settings: BestOfN, prompts: Sequence[str], folder: Path
-) -> dict[str, Any]:
-    """Sample each problem in each format, write the samples, and compute the estimates of each format."""
-    metrics = {}
-    for prompt in prompts:
-        format = find_format(evaluator.task, prompt)
-        groups = evaluator.sample(problems, prompt, n=settings.samples)
-        lines = [json.dumps(_record(format, group), ensure_ascii=False) for group in groups]
-        write_text(folder / f"{prompt}.jsonl", "\n".join(lines) + "\n")
-        metrics[prompt] = estimates(settings, format, groups)
-    return metrics
+def sample_checkpoint(evaluator: CheckpointEvaluator, problems: Sequence[Problem], prompt: str, folder: Path) -> dict[str, Any]:
+    """Sample the first problems in a format as often as the study says, write PROMPT.jsonl, and compute all estimates."""
+    settings, format = evaluator.study.evaluation.best_of_n, find_format(evaluator.task, prompt)
+    groups = evaluator.sample(problems[: settings.problems], prompt, n=settings.samples)
+    lines = [json.dumps(_record(format, group), ensure_ascii=False) for group in groups]
+    write_text(folder / f"{prompt}.jsonl", "\n".join(lines) + "\n")
+    return estimates(settings, format, groups)
 
 
 def estimates(settings: BestOfN, format: Format, groups: Sequence[Sequence[Rollout]]) -> dict[str, Any]:

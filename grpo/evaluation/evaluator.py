@@ -107,6 +107,9 @@ def evaluate_checkpoint(
     }
 
 
+Measure = Callable[[CheckpointEvaluator, Sequence[Problem], str, Path], dict[str, Any]]
+
+
 def evaluate_any(
     study: Study, checkpoint: Path, task: str, prompt: str, problems: Sequence[Problem], folder: Path
 ) -> dict[str, Any]:
@@ -205,27 +208,16 @@ def run_math_baseline(study: Study) -> dict[str, Any]:
     return metrics
 
 
-def evaluate_file(study: Study, file: Path, folder: Path) -> dict[str, Any]:
-    """Evaluate the base model zero-shot on the problems of a file, and write what the stage writes.
-
-    Returns:
-        as :func:`run_math_baseline`; also in ``folder``/metrics.json.
-
-    Raises:
-        UserError: see :func:`asked_of_file`.
-    """
-    prompts = study.evaluation.zero_shot_prompts
-    evaluator, problems = asked_of_file(study, file, prompts)
-    with atomic_folder(folder) as target:
-        metrics = {prompt: evaluate_checkpoint(evaluator, problems, prompt, target) for prompt in prompts}
-        write_json(target / "metrics.json", metrics)
-    return metrics
-
-
-def asked_of_file(study: Study, file: Path, prompts: Sequence[str]) -> tuple[CheckpointEvaluator, list[Problem]]:
-    """The evaluator of the study's base model with the task of a file (:func:`entry_of_file`), and its problems.
+def evaluate_file(study: Study, file: Path, folder: Path, prompts: Sequence[str], measure: Measure) -> dict[str, Any]:
+    """Ask the study's base model the questions of a file (:func:`entry_of_file`), and write what the stage writes.
 
     Questions that are too long for the model's context are left out, which is printed.
+
+    Args:
+        measure: :func:`evaluate_checkpoint`, or :func:`grpo.evaluation.best_of_n.sample_checkpoint`.
+
+    Returns:
+        what ``measure`` returns for each prompt; also in ``folder``/metrics.json.
 
     Raises:
         UserError: a row is unusable, no question fits, or the task lacks one of the prompts.
@@ -241,4 +233,7 @@ def asked_of_file(study: Study, file: Path, prompts: Sequence[str]) -> tuple[Che
             print(f"{len(too_long)} of {len(problems)} questions are too long for the model's context and are left out")
         problems = fitting or problems
     evaluator.require_room(problems, prompts)
-    return evaluator, problems
+    with atomic_folder(folder) as target:
+        metrics = {prompt: measure(evaluator, problems, prompt, target) for prompt in prompts}
+        write_json(target / "metrics.json", metrics)
+    return metrics

@@ -166,7 +166,9 @@ def test_the_base_model_answers_a_file_of_gsm8ks_rows(
     rows.append({"question": "Tom has 3 coins. " * 400, "answer": solution})
     file = project / "test.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    metrics = evaluator.evaluate_file(mini_study, file, Path("here"))
+    metrics = evaluator.evaluate_file(
+        mini_study, file, Path("here"), mini_study.evaluation.zero_shot_prompts, evaluate_checkpoint
+    )
     assert "1 of 3 questions are too long for the model's context and are left out" in capsys.readouterr().out
     assert list(metrics) == ["r1_zero", "question_only"] and {values["problems"] for values in metrics.values()} == {2}
     assert json.loads(Path("here/metrics.json").read_text()) == metrics
@@ -175,7 +177,7 @@ def test_the_base_model_answers_a_file_of_gsm8ks_rows(
     assert "answer 0" in Path("here/r1_zero_examples.md").read_text() and not paths.BASELINE_METRICS.exists()
     file.write_text("".join(json.dumps(row) + "\n" for row in (rows[0], {"question": "Why?", "answer": "42"})))
     with pytest.raises(UserError, match="no short answer after '####'"):
-        evaluator.evaluate_file(mini_study, file, Path("here"))
+        evaluator.evaluate_file(mini_study, file, Path("here"), mini_study.evaluation.zero_shot_prompts, evaluate_checkpoint)
 
 
 MATHS_ROW = {"problem": "What is $1+1$?", "level": "Level 3", "subject": "Prealgebra", "answer": "2"}
@@ -198,9 +200,12 @@ def test_a_file_is_read_by_its_columns_for_one_answer_and_for_several(
     file.write_text("".join(json.dumps(row) + "\n" for _ in range(2)))
     assert entry_of_file(file)["use"] == use
     sampling = mini_study.evaluation.best_of_n.model_copy(update={"samples": 2, "n": [1, 2], "prompts": []})
-    study = changed(mini_study, evaluation={"best_of_n": sampling, "zero_shot_prompts": ["question_only"]})
-    assert evaluator.evaluate_file(study, file, Path("one"))["question_only"]["problems"] == 2
-    assert {*best_of_n.best_of_file(study, file, Path("few"))["question_only"]["n"]} == {"1", "2"}
+    study, prompts = changed(mini_study, evaluation={"best_of_n": sampling}), ["question_only"]
+    found = [
+        evaluator.evaluate_file(study, file, Path(folder), prompts, measure)["question_only"]
+        for folder, measure in (("one", evaluate_checkpoint), ("few", best_of_n.sample_checkpoint))
+    ]
+    assert found[0]["problems"] == 2 and {*found[1]["n"]} == {"1", "2"}
     written = [json.loads(line) for line in Path("few/question_only.jsonl").read_text().splitlines()]
     assert [one["ground_truth"] for one in written] == ["2", "2"] and not paths.BEST_OF_N_METRICS.exists()
     file.write_text('{"q": "1+1", "answer": "2"}\n')

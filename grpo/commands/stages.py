@@ -119,8 +119,9 @@ def _of_file(study: Study, file: Path, kind: str, prompts: list[str], measure: A
     from grpo.evaluation.evaluator import evaluate_file
 
     folder = paths.EVALUATIONS / f"{file.absolute().parent.name}-{file.stem}{kind}"
+    found = evaluate_file(study, file, folder, prompts, measure)
     print(f"{folder}: every completion")
-    return evaluate_file(study, file, folder, prompts, measure)
+    return found
 
 
 def training_inputs() -> None:

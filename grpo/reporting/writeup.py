@@ -103,7 +103,7 @@ def tally(claims: Sequence[Values]) -> str:
     """How many of the claims that the study has arms for hold, and so on."""
     tested = [claim["verdict"] for claim in claims if claim["kind"]]
     counts = [f"{number} {words}" for verdict, words in TALLY.items() if (number := tested.count(verdict))]
-    return f"Of {len(tested)} claims {', '.join(counts)}." if tested else ""
+    return f"Of {len(tested)} claims {', '.join(counts)}." if {*tested} - {NOT_TESTED} else ""
 
 
 def reported(sources: Mapping[str, str], claim: Values) -> str:

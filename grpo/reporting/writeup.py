@@ -55,7 +55,7 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
         "writeup.md.j2",
         r={"left_out": left_out(study), "pinned": study.selection.pinned}
         | dict(record)
-        | {"claims": sorted(record["claims"], key=lambda claim: VERDICTS.index(claim["verdict"]))},
+        | {"claims": shown_claims(record["claims"])},
         tables={path.stem: read_text(path, "tables") for path in sorted(paths.TABLES.glob("*.md"))},
         figures=figures,
         comments={name: comments.get(name) for name in (*experiments, *QUESTIONS)},
@@ -97,6 +97,12 @@ def outcome(experiment: Values) -> str:
         if (labels := [arm["label"] for arm in others if comparison(arm["below"]) == word])
     ]
     return "; ".join([text, *near]) if near or not others else f"{text}, all others lower"
+
+
+def shown_claims(claims: Sequence[Values]) -> list[Values]:
+    """The claims by verdict; none if all are published ones that the study does not test."""
+    some = any(claim["own"] or claim["verdict"] != NOT_TESTED for claim in claims)
+    return sorted(claims, key=lambda claim: VERDICTS.index(claim["verdict"])) if some else []
 
 
 def tally(claims: Sequence[Values]) -> str:
@@ -168,8 +174,9 @@ def cost(timing: pd.DataFrame) -> str:
         raise damaged(paths.TIMING_TABLE, error, made_by="tables") from error
     minutes, hours = wall_seconds(list(zip(started, finished, strict=True))) / 60, trained["gpu_hours"].sum()
     machines = "; ".join(dict.fromkeys(_machine(json.loads(of)) for of in trained["hardware"]))
+    runs = f"{len(trained)} run{'s' * (len(trained) != 1)}"
     return (
-        f"{len(trained)} runs trained, {trained['steps'].sum():,.0f} steps: {trained['total_s'].sum():,.0f} seconds of runs in "
+        f"{runs} trained, {trained['steps'].sum():,.0f} steps: {trained['total_s'].sum():,.0f} seconds of runs in "
         f"{minutes:.1f} minutes of wall time{f', {hours:.2f} GPU-hours' if hours else ''}, on {machines}. "
         "[timing.csv](timing.csv) has a row for each run."
     )

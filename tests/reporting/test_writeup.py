@@ -166,7 +166,7 @@ def test_a_copied_run_costs_nothing_and_overlapping_runs_count_once() -> None:
 
 def a_record() -> dict[str, Any]:
     """A record with a stranger's text wherever one can stand."""
-    sample = {"step": 0, "problem": HOSTILE, "ground_truth": HOSTILE, "response": HOSTILE}
+    sample = {"step": 0, "problem": HOSTILE, "ground_truth": HOSTILE, "response": HOSTILE, "reward": 1.0}
     claim = {
         "id": "c",
         "experiment": "e",

@@ -73,7 +73,7 @@ $(INSTALLED) $(WITH_TESTS): pyproject.toml constraints.txt
 quickstart: install ## Train a small model at two learning rates and write a report, in quickstart/ (about 2 minutes)
 	@grpo quickstart
 
-real: install ## Train a real language model, SmolLM2-135M, and write a report, in real/ (7 to 12 minutes, 4 GB)
+real: install ## Train a real language model, SmolLM2-135M, and write a report, in real/ (7 minutes with AVX-512, 4 GB)
 	@grpo quickstart --real
 
 repro: install ## Run the active study (params.yaml): only stages that are out of date, in parallel

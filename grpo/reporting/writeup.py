@@ -93,7 +93,7 @@ def outcome(experiment: Values) -> str:
     others = [arm for arm in arms.values() if arm["chosen"] and arm is not leader]
     near = [
         f"{words} {' and '.join(labels)}"
-        for word, words in (("same", "the same as"), ("open", "open against"))
+        for word, words in (("same", "the same as"), ("open", "open against"), ("lower", "below"))
         if (labels := [arm["label"] for arm in others if comparison(arm["below"]) == word])
     ]
     return "; ".join([text, *near]) if near or not others else f"{text}, all others lower"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
+from scipy import stats
 
 from grpo.results.statistics import LEVEL, format_interval, wilson_interval
 
@@ -102,7 +102,7 @@ def _interval(table: Scores, fixed: bool, level: float, arms: int = 1) -> Interv
     variance = sum(part for part, _ in parts)
     weights = sum(part**2 / df for part, df in parts)
     df = max(1.0, math.floor(variance**2 / weights)) if weights > 0 else float(max(1, problems - 1))
-    value, half = float(by_problem.mean()), float(special.stdtrit(df, (1 + level) / 2)) * math.sqrt(variance)
+    value, half = float(by_problem.mean()), float(stats.t.ppf((1 + level) / 2, df)) * math.sqrt(variance)
     return Interval(value, value - half, value + half, problems, math.sqrt(variance), df)
 
 

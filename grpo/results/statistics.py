@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special  # scipy.stats takes half a second to import, at the start of each run
+from scipy import stats
 
 LEVEL = 0.95
 
@@ -28,27 +28,22 @@ def wilson_interval(successes: float, n: int, level: float = LEVEL) -> tuple[flo
     if n <= 0:
         raise ValueError("an interval needs at least one observation")
     total = round(float(successes), 9)
-    z = float(special.ndtri(0.5 + 0.5 * level))
-    ends = []
-    for count, side in ((math.floor(total), -1), (math.ceil(total), 1)):
-        p, most = count / n, 2 * (n + z**2)
-        end = (2 * n * p + z**2) / most + side * z / most * math.sqrt(4 * n * p * (1 - p) + z**2)
-        ends.append({-1: 0.0 if count == 0 else end, 1: 1.0 if count == n else end}[side])
-    return ends[0], ends[1]
+    below, above = (stats.binomtest(count, n) for count in (math.floor(total), math.ceil(total)))
+    low = below.proportion_ci(level, method="wilson").low
+    return float(low), float(above.proportion_ci(level, method="wilson").high)
 
 
 def interval_of_mean(values: Sequence[float] | NDArray[np.float64]) -> tuple[float, float]:
     """95% interval of the mean of one number per problem: :func:`wilson_interval` for numbers between 0 and 1, else normal."""
     if min(values) >= 0 and max(values) <= 1:
         return wilson_interval(float(np.sum(values)), len(values))
-    half = float(special.ndtri((1 + LEVEL) / 2)) * float(np.std(values)) / math.sqrt(len(values))
+    half = float(stats.norm.ppf((1 + LEVEL) / 2)) * float(np.std(values)) / math.sqrt(len(values))
     return float(np.mean(values)) - half, float(np.mean(values)) + half
 
 
 def t_interval(values: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
     """Mean of two or more numbers with its 95% interval (Student 1908)."""
-    value, n = float(np.mean(values)), len(values)
-    half = float(special.stdtrit(n - 1, (1 + LEVEL) / 2)) * float(np.std(values, ddof=1) / np.sqrt(n))
+    value, half = float(np.mean(values)), float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)) * float(stats.sem(values))
     return {"value": value, "low": value - half, "high": value + half}
 
 

@@ -98,6 +98,10 @@ def experiment(winner: str, leader: str, **lows: float | None) -> dict[str, Any]
     return {"winner": winner, "leader": leader, "arms": arms}
 
 
+ON_OTHER_PROBLEMS = experiment("a", "a", a=None, b=0.0)  # the leader on the problems that select is lower on those that judge
+ON_OTHER_PROBLEMS["arms"][1]["below"] = {"value": -0.2, "low": -0.3, "high": -0.1}
+
+
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
@@ -105,6 +109,7 @@ def experiment(winner: str, leader: str, **lows: float | None) -> dict[str, Any]
         (experiment("a", "a", a=None, b=0.06, c=-0.1), "a ends at 0.800 (0.750 to 0.850), all others lower"),  # c: a rate
         (experiment("b", "a", a=None, b=-0.1), "b ends at 0.700 (0.650 to 0.750); a, at 0.800, may be higher"),
         (experiment("b", "a", a=None, b=0.1), "b ends at 0.700 (0.650 to 0.750); a, at 0.800, is higher"),
+        (ON_OTHER_PROBLEMS, "a ends at 0.800 (0.750 to 0.850); below b"),
         (experiment("a", "a", a=None), "a ends at 0.800 (0.750 to 0.850)"),
     ],
 )

@@ -82,7 +82,7 @@ def _parts_in_one_stage(_changed: int) -> dict[str, int]:
     values = parse_yaml(PARAMS)
     seeds = bool(values.get("seeds_in_one_stage"))
     return {
-        name: 2 if entry.get("one_stage") else int(seeds and entry.get("timed") in (None, entry["resources"]))
+        name: 2 if entry.get("one_stage") else int(seeds and entry.get("timed") in (None, entry.get("resources")))
         for name, entry in values["experiments"].items()
     }
 

@@ -418,7 +418,7 @@ def test_use_does_not_overwrite_an_edit_unasked(project: Path, grpo: Grpo) -> No
 
 
 def test_stages_follow_from_edits_of_arms_and_seeds(project: Path, grpo: Grpo) -> None:
-    edit("      3e-4: {learning_rate: 3e-4}\n", "      # not this time\n")
+    edit("      '3e-4': {learning_rate: 0.0003}\n", "      # not this time\n")
     with pytest.raises(UserError, match=r"stages.yaml: .*\(grpo_learning_rate-3e-4\)\. Run `make repro`"):
         load_study()
     assert "stages train, 0 of them new" in grpo("study", "check")[1]

@@ -189,7 +189,8 @@ def test_only_the_files_of_times_differ_between_machines(
         made[seconds] = files(Path("reports"))
     first, second = made.values()
     assert first.keys() == second.keys()
-    assert {name for name, content in first.items() if second[name] != content} == {"timing.csv", "timing.svg"}
+    of_times = {"timing.csv", "timing.svg", f"curves/{SWEEP}.csv"}
+    assert {name for name, content in first.items() if second[name] != content} == of_times
     assert {"record.json", "results.csv", "summary.json", f"figures/{SWEEP}.svg", f"tables/{SWEEP}.md"} <= first.keys()
     record = json.loads(first["record.json"])
     assert winner_of(record["experiments"][SWEEP])["label"] == record["headline"]["label"] == "rate 3e-4"
@@ -233,4 +234,4 @@ def test_results_and_summary(workdir: Path, mini_study: Study) -> None:
     assert rows.loc[("b", 0), "max/gradient_norm"] == 7.0 and rows.loc[("a", 1), "last/token_entropy"] == 0.1
     write_tables(study, found)
     assert json.loads(paths.SUMMARY.read_text()) == {"end": 0.5, "winner": LORA, "zero_shot": 0.25}
-    assert {path.stem for path in paths.TABLES.iterdir()} == {LORA, "zero_shot"}
+    assert {path.stem for path in paths.TABLES.iterdir()} == {LORA, "zero_shot", "settings"}

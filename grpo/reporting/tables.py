@@ -150,13 +150,17 @@ def settings_table(experiments: Mapping[str, Values]) -> str:
     """The settings of each experiment's runs, with all values that its arms have, and what each arm changes."""
     rows = [
         {"experiment": entry["title"], "task": entry["task"]}
-        | {key: ", ".join("default" if one is None else str(one) for one in of) for key, of in entry["settings"].items()}
+        | {_head(key): ", ".join("default" if one is None else str(one) for one in of) for key, of in entry["settings"].items()}
         for entry in experiments.values()
     ]
     changes = ("; ".join(f"{arm['arm']}: {changed(arm) or 'nothing'}" for arm in of["arms"]) for of in experiments.values())
     heads = [*dict.fromkeys(key for row in rows for key in row), "arms change"]
     filled = (row | {heads[-1]: of} for row, of in zip(rows, changes, strict=True))
-    return table({head.replace("_", " "): short(row[head]) if row.get(head) else "" for head in heads} for row in filled)
+    return table({head: short(row[head]) if row.get(head) else "" for head in heads} for row in filled)
+
+
+def _head(setting: str) -> str:
+    return "steps" if setting.endswith("_steps") else setting.replace("_", " ")
 
 
 def changed(arm: Values) -> str:

@@ -50,7 +50,7 @@ def labels(method: str = "grpo", **arms: dict[str, Any]) -> list[str]:
             },
             ["lag 1", "lag 1, buffer of 4 batches"],
         ),
-        ({"a": {}, "b": {"advantage": "mine:ranks"}}, ["the default advantage", "advantage `mine:ranks`"]),
+        ({"a": {}, "b": {"advantage": "mine:ranks"}}, ["no advantage", "advantage `mine:ranks`"]),
         ({"a": {"overlong_buffer": None}, "b": {"overlong_buffer": 4}}, ["no overlong buffer", "overlong buffer 4"]),
         ({"plain": {}, "twin": {}}, ["plain", "twin"]),  # nothing differs: the names are all there is
         ({"alone": {}}, ["GRPO, 1 epoch × 64"]),

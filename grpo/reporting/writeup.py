@@ -6,6 +6,7 @@ import io
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -15,21 +16,20 @@ import numpy as np
 import pandas as pd
 
 from grpo.common.files import damaged, read_text, write_text
-from grpo.common.yaml_file import read_mapping
 from grpo.reporting.comments import QUESTIONS, Values, read_comments
+from grpo.reporting.curves import CURVES
+from grpo.reporting.figures import chosen
 from grpo.reporting.kissing_number import read_report, write_delivery
 from grpo.reporting.labels import bounded, decimals, interval, plain, render, said, table
 from grpo.reporting.page import page_of
-from grpo.reporting.record import arm_of, read_record
-from grpo.reporting.tables import short_label
+from grpo.reporting.record import arm_of, of_the_handouts, own_experiments, read_record, winner_of
+from grpo.reporting.tables import changed, short_label
 from grpo.reporting.timing import timing_table
-from grpo.results.verdicts import DOES_NOT_HOLD, HOLDS, NOT_TESTED, OPEN, SAME, VERDICTS, comparison
+from grpo.results.verdicts import NOT_TESTED, VERDICTS, comparison
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN
 from grpo.study.software import pins, unlike_the_pins
-
-TALLY = {HOLDS: "hold", DOES_NOT_HOLD: "do not", SAME: "make no difference", OPEN: "stay open", NOT_TESTED: "are not tested"}
 
 
 def write_up(study: Study) -> None:
@@ -49,19 +49,19 @@ def write_up(study: Study) -> None:
 def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Mapping[str, str]) -> str:
     """The write-up in Markdown; blank lines may be doubled."""
     experiments = record["experiments"]
-    figures = {f"figures/{path.stem}" for path in paths.FIGURES.glob("*.svg")}
-    figures |= {path.stem for path in paths.REPORTS.glob("timing.svg")}
+    drawn = [*paths.FIGURES.glob("*.svg"), *paths.REPORTS.glob("timing.svg"), *CURVES.glob("*.svg")]
     return render(
         "writeup.md.j2",
-        r={"left_out": left_out(study), "pinned": study.selection.pinned}
-        | dict(record)
-        | {"claims": shown_claims(record["claims"])},
+        r={"left_out": left_out(study), "pinned": study.selection.pinned} | dict(record),
+        claims=shown_claims(record["claims"]),
+        untested=[claim for claim in record["claims"] if claim not in shown_claims(record["claims"])],
         tables={path.stem: read_text(path, "tables") for path in sorted(paths.TABLES.glob("*.md"))},
-        figures=figures,
+        figures={path.relative_to(paths.REPORTS).with_suffix("").as_posix() for path in drawn},
         comments={name: comments.get(name) for name in (*experiments, *QUESTIONS)},
         title=lambda name: experiments[name]["title"] if name in experiments else study.title(name),
         label=lambda entry, name: arm_of(entry, name)["label"],
         outcome=outcome,
+        won=won,
         reported=partial(reported, record["sources"]),
         card=report_card(record, timing),
         tally=tally,
@@ -77,10 +77,16 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
 
 
 def left_out(study: Study) -> list[str]:
-    """Titles of the study's experiments without arms; those of the handouts only if it has another one of them."""
-    handouts = read_mapping(paths.shipped("studies") / "base.yaml")["experiments"]
-    all_count = any(name in handouts for name in study.active_experiments)
-    return [study.title(name) for name in study.left_out if all_count or name not in handouts]
+    """Titles of the study's experiments without arms; those of the handouts only if it has no other one."""
+    all_count = {*study.active_experiments} <= of_the_handouts().keys()
+    return [study.title(name) for name in study.left_out if all_count or name not in of_the_handouts()]
+
+
+def won(experiment: Values) -> str:
+    """What the winner of an experiment changed, and its learning rate."""
+    arm = winner_of(experiment)
+    rate = {} if "learning_rate" in arm["overrides"] else {"learning_rate": arm["learning_rate"]}
+    return changed(arm | {"overrides": arm["overrides"] | rate})
 
 
 def outcome(experiment: Values) -> str:
@@ -101,16 +107,16 @@ def outcome(experiment: Values) -> str:
 
 
 def shown_claims(claims: Sequence[Values]) -> list[Values]:
-    """The claims by verdict; none if all are published ones that the study does not test."""
-    some = any(claim["own"] or claim["verdict"] != NOT_TESTED for claim in claims)
-    return sorted(claims, key=lambda claim: VERDICTS.index(claim["verdict"])) if some else []
+    """The study's own claims, then published ones that it tests, each by verdict."""
+    shown = [claim for claim in claims if claim["own"] or claim["verdict"] != NOT_TESTED]
+    return sorted(shown, key=lambda claim: (not claim["own"], VERDICTS.index(claim["verdict"])))
 
 
 def tally(claims: Sequence[Values]) -> str:
-    """How many of the claims that the study has arms for hold, and so on."""
-    tested = [claim["verdict"] for claim in claims if claim["kind"]]
-    counts = [f"{number} {words}" for verdict, words in TALLY.items() if (number := tested.count(verdict))]
-    return f"Of {len(tested)} claims {', '.join(counts)}." if {*tested} - {NOT_TESTED} else ""
+    """How many of the claims hold, and so on."""
+    found = Counter(claim["verdict"] for claim in claims)
+    counts = ", ".join(f"{verdict} {found[verdict]}" for verdict in VERDICTS if found[verdict])
+    return f"Verdicts on {len(claims)} claim{'s' * (len(claims) != 1)}: {counts}." if claims else ""
 
 
 def reported(sources: Mapping[str, str], claim: Values) -> str:
@@ -120,6 +126,8 @@ def reported(sources: Mapping[str, str], claim: Values) -> str:
 
 def measured(claim: Values, longest: int = 50) -> str:
     """What a claim's verdict rests on: the interval that decides, or else the measurement in words, bounded."""
+    if claim["verdict"] == NOT_TESTED:
+        return ""
     if not claim["interval"]:
         return bounded(claim["measured"], longest)
     return f"{claim['quantity']} {interval(claim['interval'])}".strip()
@@ -132,19 +140,25 @@ def could_see(claim: Values) -> str:
 
 
 def report_card(record: Values, timing: pd.DataFrame) -> str:
-    """The model before training, the winner of each method's first experiment, and the headline, with seconds a run."""
+    """The model before training, the winner of each method's first experiment, and the headline, with seconds a run.
+
+    Of a study of one's own it has all arms of the headline's experiment.
+    """
     top, of_main = record["headline"], {n: of for n, of in record["experiments"].items() if of["task"] == MAIN}
     firsts = {of["method"]: name for name, of in reversed(of_main.items())}
     names = [name for name in of_main if name in (*firsts.values(), top and top["experiment"])]
     seconds = timing.set_index("run")["total_s"]
+    shown = [(of_main[name], winner_of(of_main[name])) for name in names]
+    if top and top["experiment"] in own_experiments(record["experiments"], record["claims"]):
+        entry = record["experiments"][top["experiment"]]
+        shown = [(entry, arm) for arm in chosen(entry)]
     rows: list[dict[str, str]] = []
-    for name in names:
-        arm = arm_of(of_main[name], of_main[name]["winner"])
+    for entry, arm in shown:
         if not rows:
             rows.append(_card_row("no training", decimals(arm["start"]), arm["at_start"], ""))
         trained = [other or run for other, run in zip(arm["same_as"] or arm["runs"], arm["runs"], strict=True)]
         took = "" if math.isnan(mean := seconds.reindex(trained).mean()) else decimals(mean, 1)
-        rows.append(_card_row(f"{said(of_main[name]['title'])}: {short_label(arm)}", interval(arm), arm, took))
+        rows.append(_card_row(f"{said(entry['title'])}: {short_label(arm)}", interval(arm), arm, took))
     return table(rows)
 
 

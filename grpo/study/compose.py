@@ -171,6 +171,9 @@ def compose(path: Path) -> dict[str, Any]:
 def _extended(values: Mapping[str, Any], overlay: dict[str, Any], file: Path) -> dict[str, Any]:
     """Lay a study file over ``values``: write out its objective and leave out the experiments that it names."""
     overlay.pop("extends", None)
+    own = {key: of.get(MAIN) or () for key in BY_TASK if isinstance(of := overlay.get(key), dict)}
+    if "use" in own.get("tasks", ()) or "source" in own.get("models", ()):
+        values = {**values, "by_design": []}  # the extended study's sentences are about its own task and model
     if isinstance(overlay.get("grpo"), dict):
         overlay["grpo"] = with_objective(overlay["grpo"], f"{file}: grpo")
     experiments = overlay.get("experiments")

@@ -80,7 +80,8 @@ class Study(Section):
 
     study: str = Field(max_length=LONGEST_NAME)
     description: str
-    by_design: list[str] = Field(default_factory=list)  # sentences: what pretraining, data and construction planted
+    # Sentences: what pretraining, data and construction planted; one about an experiment as {EXPERIMENT: sentence}.
+    by_design: list[str | dict[str, str]] = Field(default_factory=list)
     folder: str = STUDIES_FOLDER.as_posix()  # folder with the study's own modules and data, relative to the project's folder
     file: str | None = None  # the study file that it was composed from, relative to the project's folder
     seeds: list[Seed] = Field(min_length=1, max_length=1000)

@@ -55,7 +55,7 @@ def read_timing(run: Run, own: bool = False) -> dict[str, Any]:
     A missing or damaged file is a UserError.
     """
     name = run.name if own else run.config["same_as"] or run.name
-    keys = "total_s phases steps threads device mlflow_run_id same_as git_commit git_changed hardware"
+    keys = "total_s phases steps mlflow_run_id same_as git_commit git_changed hardware"
     return read_json(paths.run_timing(name), made_by=stage_of_run(name), keys=keys.split())
 
 

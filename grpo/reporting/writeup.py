@@ -25,11 +25,19 @@ from grpo.reporting.page import page_of
 from grpo.reporting.record import arm_of, of_the_handouts, own_experiments, read_record, winner_of
 from grpo.reporting.tables import changed, short_label
 from grpo.reporting.timing import timing_table
-from grpo.results.verdicts import NOT_TESTED, VERDICTS, comparison
+from grpo.results.verdicts import DOES_NOT_HOLD, HOLDS, NOT_TESTED, OPEN, SAME, VERDICTS, comparison
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN
 from grpo.study.software import pins, unlike_the_pins
+
+SAID_OF = {  # of one claim, of several
+    HOLDS: ("holds", "hold"),
+    DOES_NOT_HOLD: ("does not", "do not"),
+    SAME: ("shows no difference", "show no difference"),
+    OPEN: ("stays open", "stay open"),
+    NOT_TESTED: ("is not tested", "are not tested"),
+}
 
 
 def write_up(study: Study) -> None:
@@ -52,7 +60,7 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
     drawn = [*paths.FIGURES.glob("*.svg"), *paths.REPORTS.glob("timing.svg"), *CURVES.glob("*.svg")]
     return render(
         "writeup.md.j2",
-        r={"left_out": left_out(study), "pinned": study.selection.pinned} | dict(record),
+        r={"left_out": left_out(study), "pinned": study.selection.pinned, "heading": study.heading} | dict(record),
         claims=shown_claims(record["claims"]),
         untested=[claim for claim in record["claims"] if claim not in shown_claims(record["claims"])],
         tables={path.stem: read_text(path, "tables") for path in sorted(paths.TABLES.glob("*.md"))},
@@ -65,6 +73,9 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
         reported=partial(reported, record["sources"]),
         card=report_card(record, timing),
         tally=tally,
+        done=done(experiments, timing),
+        came_out=came_out(record) if record["headline"] else "",
+        how_sure=how_sure(study, record) if record["headline"] else "",
         measured=measured,
         could_see=could_see,
         studies=max((claim["together"]["studies"] for claim in record["claims"] if claim.get("together")), default=1),
@@ -112,11 +123,43 @@ def shown_claims(claims: Sequence[Values]) -> list[Values]:
     return sorted(shown, key=lambda claim: (not claim["own"], VERDICTS.index(claim["verdict"])))
 
 
+def done(experiments: Mapping[str, Values], timing: pd.DataFrame) -> str:
+    """What was run, in a sentence."""
+    trained = int(timing["same_as"].isna().sum())
+    return f"{_count(trained, 'run')} of {_count(len(experiments), 'experiment')}."
+
+
+def came_out(record: Values) -> str:
+    """What the headline's arm learnt, in a sentence."""
+    top = record["headline"]
+    arm = arm_of(record["experiments"][top["experiment"]], top["arm"])
+    start = arm["at_start"]
+    return (
+        f"**The {record['metric']} went from {decimals(top['start'])} to {interval(top)}** ({said(top['label'])}), the share in "
+        f"the right form from {decimals(start['format'], 2)} to {decimals(arm['format'], 2)}, a response from "
+        f"{decimals(start['length'], 0)} to {decimals(arm['length'], 0)} tokens."
+    )
+
+
+def how_sure(study: Study, record: Values) -> str:
+    """What the intervals are over, in a sentence."""
+    top = record["headline"]
+    if top["runs"] == 1:
+        return "There is one run of each arm, so the spread between runs was not measured."
+    per_seed = getattr(study.models[MAIN], "one_per_seed", False)
+    bases = "each with a base model of its own" if per_seed else "of one base model"
+    return f"Intervals (95%) are over {top['runs']} seeds, {bases}, and {top['problems']} problems."
+
+
 def tally(claims: Sequence[Values]) -> str:
-    """How many of the claims hold, and so on."""
+    """How many of the claims hold, and so on, in a sentence."""
     found = Counter(claim["verdict"] for claim in claims)
-    counts = ", ".join(f"{verdict} {found[verdict]}" for verdict in VERDICTS if found[verdict])
-    return f"Verdicts on {len(claims)} claim{'s' * (len(claims) != 1)}: {counts}." if claims else ""
+    counts = ", ".join(f"{found[word]} {SAID_OF[word][found[word] != 1]}" for word in VERDICTS if found[word])
+    return f"Of {_count(len(claims), 'claim')} {counts}." if claims else ""
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def reported(sources: Mapping[str, str], claim: Values) -> str:

@@ -150,9 +150,12 @@ def compose(path: Path) -> dict[str, Any]:
         own = read_mapping(file)
         values = _extended(values, own, file)
     composed: dict[str, Any] = {"study": path.stem}
+    values.pop("heading", None)  # the extended file's would be wrong
+    if "heading" in own:
+        composed["heading"] = own["heading"]
     if "description" in own:
         composed["description"] = own["description"]
-    elif len(files) > 1:  # the extended file's description would be wrong
+    elif len(files) > 1:
         sections = ", ".join(key for key in own if key not in COMPUTED)
         composed["description"] = f"As {files[1].stem}, but for: {sections or 'nothing'}."
     here = path.parent.resolve()

@@ -31,6 +31,7 @@ from grpo.study.schema import Study
 from grpo.study.settings import MAIN
 from grpo.study.software import pins, unlike_the_pins
 
+OFF_POLICY = "grpo_off_policy_clip_ablation"
 SAID_OF = {  # of one claim, of several
     HOLDS: ("holds", "hold"),
     DOES_NOT_HOLD: ("does not", "do not"),
@@ -135,8 +136,8 @@ def came_out(record: Values) -> str:
     arm = arm_of(record["experiments"][top["experiment"]], top["arm"])
     start = arm["at_start"]
     return (
-        f"**The {record['metric']} went from {decimals(top['start'])} to {interval(top)}** ({said(top['label'])}), the share in "
-        f"the right form from {decimals(start['format'], 2)} to {decimals(arm['format'], 2)}, a response from "
+        f"**The {record['metric']} went from {decimals(top['start'])} to {interval(top)}** ({said(top['label'])}), the share "
+        f"in the right form from {decimals(start['format'], 2)} to {decimals(arm['format'], 2)}, a response from "
         f"{decimals(start['length'], 0)} to {decimals(arm['length'], 0)} tokens."
     )
 
@@ -183,22 +184,25 @@ def could_see(claim: Values) -> str:
 
 
 def report_card(record: Values, timing: pd.DataFrame) -> str:
-    """The model before training, the winner of each method's first experiment, and the headline, with seconds a run.
+    """The model before training, winners of each method's first experiment, of off-policy training and of the headline.
 
-    Of a study of one's own it has all arms of the headline's experiment.
+    The seconds are those of a run. Of a study of one's own it has all arms of the headline's experiment.
     """
     top, of_main = record["headline"], {n: of for n, of in record["experiments"].items() if of["task"] == MAIN}
     firsts = {of["method"]: name for name, of in reversed(of_main.items())}
-    names = [name for name in of_main if name in (*firsts.values(), top and top["experiment"])]
+    names = [name for name in of_main if name in (*firsts.values(), OFF_POLICY, top and top["experiment"])]
     seconds = timing.set_index("run")["total_s"]
     shown = [(of_main[name], winner_of(of_main[name])) for name in names]
     if top and top["experiment"] in own_experiments(record["experiments"], record["claims"]):
         entry = record["experiments"][top["experiment"]]
         shown = [(entry, arm) for arm in chosen(entry)]
     rows: list[dict[str, str]] = []
+    starts: list[float] = []
     for entry, arm in shown:
-        if not rows:
-            rows.append(_card_row("no training", decimals(arm["start"]), arm["at_start"], ""))
+        if arm["start"] not in starts:  # under another prompt
+            label = f"no training, {said(short_label(arm))}" if starts else "no training"
+            rows.append(_card_row(label, decimals(arm["start"]), arm["at_start"], ""))
+            starts.append(arm["start"])
         trained = [other or run for other, run in zip(arm["same_as"] or arm["runs"], arm["runs"], strict=True)]
         took = "" if math.isnan(mean := seconds.reindex(trained).mean()) else decimals(mean, 1)
         rows.append(_card_row(f"{said(entry['title'])}: {short_label(arm)}", interval(arm), arm, took))

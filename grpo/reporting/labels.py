@@ -1,4 +1,4 @@
-"""Names of the handouts' arms by what they are, such as ``4 epochs × 64, GRPO-Clip``; numbers, tables and templates as Markdown."""
+"""Names of the handouts' arms, such as ``4 epochs × 64, GRPO-Clip``; numbers, tables and templates as Markdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of the handouts' arms, such as ``4 epochs × 64, GRPO-Clip``; numbers, tables and templates as Markdown."""
+"""Names of the arms of the handouts by what they are, as in ``4 epochs × 64, GRPO-Clip``; numbers and tables as Markdown."""
 
 from __future__ import annotations
 

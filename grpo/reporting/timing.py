@@ -55,8 +55,8 @@ def read_timing(run: Run, own: bool = False) -> dict[str, Any]:
     A missing or damaged file is a UserError.
     """
     name = run.name if own else run.config["same_as"] or run.name
-    keys = ("total_s", "phases", "steps", "mlflow_run_id", "same_as", "git_commit", "git_changed", "hardware")
-    return read_json(paths.run_timing(name), made_by=stage_of_run(name), keys=keys)
+    keys = "total_s phases steps mlflow_run_id same_as git_commit git_changed hardware"
+    return read_json(paths.run_timing(name), made_by=stage_of_run(name), keys=keys.split())
 
 
 # -------------------------------------------------------------------------------------------------------------- timing.csv
@@ -117,8 +117,8 @@ def core_seconds(run: Run) -> pd.Series[float]:
     An asynchronous run has two processes, each of which has its cores for all of the time.
     """
     timing = read_timing(run)
-    processes, threads = 2 if value(run, "asynchronous") else 1, timing["threads"] if timing["device"] == "cpu" else 1
-    spent = pd.Series({0: 0.0} | {int(step["step"]): processes * threads * float(step["step_s"]) for step in timing["steps"]})
+    cores = (2 if value(run, "asynchronous") else 1) * (timing["threads"] if timing["device"] == "cpu" else 1)
+    spent = pd.Series({0: 0.0} | {int(step["step"]): cores * float(step["step_s"]) for step in timing["steps"]})
     return spent.cumsum()
 
 

@@ -46,7 +46,7 @@ def curves_table(runs: Sequence[Run]) -> pd.DataFrame:
     for run in runs:
         columns = {name.rpartition("/")[2]: values_of(run, name) for name in (run.column, ANSWER, FORM, LENGTH, ENTROPY, NORM)}
         table = pd.DataFrame(columns | {"core_seconds": core_seconds(run)}, index=run.validation["step"].unique())
-        table = table.map(lambda value: float(f"{value:.{DIGITS}g}")).rename_axis("step").reset_index()
+        table = table.astype(float).map(lambda value: float(f"{value:.{DIGITS}g}")).rename_axis("step").reset_index()
         tables.append(pd.DataFrame({"arm": run.arm, "seed": run.seed}, index=table.index).join(table))
     return pd.concat(tables, ignore_index=True)
 

@@ -121,12 +121,10 @@ def draw_experiment(entry: Values, runs: Mapping[str, list[Run]], looks: Mapping
     more = 2 if entry["kl"] else 0
     form = FORM if any(OF_THE_FORM & {*arm["overrides"]} for arm in entry["arms"]) else ""
     trained = "reward" if any(value(run, "reward") for run in every) else every[0].metric  # by an arm's own reward
-    asked = (
-        (every[0].column, f"val/{trained}", form, *PANELS, *FURTHER),
-        (f"train/{every[0].metric}", f"train/{trained}", "loss"),
-    )
+    asked = (f"val/{trained}", form, *PANELS, *FURTHER), (f"train/{every[0].metric}", f"train/{trained}", "loss")
     main, training = ([column for column in dict.fromkeys(columns) if has(every, column)] for columns in asked)
-    figure, axes = charts.curves_figure(arms, main[: MOST_PANELS - more], entry["method"], collapsed(entry), more, looks)
+    shown = [*dict.fromkeys([every[0].column, *main])][: MOST_PANELS - more]
+    figure, axes = charts.curves_figure(arms, shown, entry["method"], collapsed(entry), more, looks)
     if entry["kl"]:
         _draw_kl(axes, entry, {arm["arm"]: looks[arm["label"]] for arm in chosen(entry)})
     further = charts.curves_figure(arms, training, entry["method"], collapsed(entry), looks=looks)[0] if training else None

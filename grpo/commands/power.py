@@ -23,8 +23,9 @@ from grpo.study.schema import Study
 from grpo.study.settings import setting_of
 
 # Without finished runs: medians of the study mini (November 2026) of the standard deviation between seeds of two arms' paired
-# difference (36 pairs, half of them .050 to .123), and of the logarithm of a ratio (two claims, .05 and .14).
-SD, LOG_SD = 0.07, 0.1
+# difference (33 pairs, half of them .050 to .113), and middles for the logarithm of a ratio (entropy: .02 to .14; peaks of the
+# gradient's norm: .5 and 1.6).
+SD, LOG_SD, LOG_SD_OF_PEAKS = 0.07, 0.05, 0.9
 OVER_PROBLEMS = 0.05  # variance of the difference over problems; with each pair's own SD it gives mini's intervals (a test)
 MOST = 1000  # seeds
 Spread = tuple[float, float]  # standard deviation between seeds, variance over problems
@@ -33,7 +34,8 @@ NOTES = f"""\
 sees: the true distance from the margin that is found in 80% of studies (of a metric, x: the factor)
 seeds for it: the seeds that see a distance of the margin's size, so that "no difference" can be found, too
 spread: standard deviation between seeds of the arms' paired difference (of a ratio: of its logarithm), of finished runs, or
-  * of the study mini: {SD:g} (half of its pairs have .05 to .12, the others from .015 to .25); ratios {LOG_SD:g}"""
+  * of the study mini: {SD:g} (half of its pairs have .05 to .11, the others from .017 to .25); ratios {LOG_SD:g}, of peaks
+    {LOG_SD_OF_PEAKS:g}"""
 
 
 def seen(spread: Spread, seeds: int, problems: int) -> float:
@@ -63,7 +65,7 @@ def power(study: Study, runs: Sequence[EffectiveRun]) -> list[dict[str, Any]]:
             continue
         ratio, seeds = ratio_of(claim), min(len(study.seeds_of(name)) for name, _ in claim.arms())
         many = 1 if ratio else evaluation.problems if getattr(claim, "at", "") == "start" else problems
-        default = (LOG_SD, 0.0) if ratio else (SD, OVER_PROBLEMS)
+        default = (LOG_SD_OF_PEAKS if ratio.at == "peak" else LOG_SD, 0.0) if ratio else (SD, OVER_PROBLEMS)
         row = _row(
             claim.experiment, seeds, many, math.log(claim.by) if ratio else claim.by, _spread(pairs.get(claim.id)), default
         )

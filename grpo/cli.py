@@ -169,7 +169,7 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
 ) -> str:
-    """Estimate what a study takes before you run it: runs, steps, GPU-hours and cost on three kinds of card."""
+    """Estimate what a study takes and what it can see before you run it: runs, steps, GPU-hours, cost, and power by claim."""
     import json
 
     from grpo.commands.estimate import plan as make_plan

@@ -228,7 +228,7 @@ def test_texts_of_strangers_stay_in_their_cells(mini_study: Study) -> None:
     ends = {"interval": {"value": 0.1, "low": 0.06, "high": 0.2}, "studies": 3, "seeds": 15}
     record["claims"][0]["together"] = {"verdict": "holds", **ends}
     text = writeup_of(study, record, timing(), comments)
-    (head,), (row,) = (re.findall(of, text, re.MULTILINE) for of in (r"^\| verdict \| claim.*$", r"^\| holds \| \[.*$"))
+    (head,), (row,) = (re.findall(of, text, re.MULTILINE) for of in (r"^\| verdict \| claim.*$", r"^\| holds \| own: \[.*$"))
     cells = [re.split(r"(?<!\\)\|", line) for line in (head, row)]
     assert len(cells[0]) == len(cells[1]) == 8 and cells[0][4] == " 3 studies together "
     assert cells[1][4] == " holds: 0.100 (0.060 to 0.200), 15 seeds "

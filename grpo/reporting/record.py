@@ -20,6 +20,7 @@ from grpo.reporting.labels import arm_labels
 from grpo.results.claims import judge_claims, read_published
 from grpo.results.evidence import Evidence, evidence_of
 from grpo.results.intervals import difference_of, mean_of
+from grpo.results.outcomes_file import write_outcomes
 from grpo.results.runs import Run, read_baseline, read_best_of_n, value
 from grpo.results.selection import Choice, choose
 from grpo.results.statistics import wilson_interval
@@ -43,13 +44,14 @@ KEYWORD_KINDS = ("lists_only", "repeats_prompt", "is_sentence")
 
 
 def write_record(study: Study) -> Values:
-    """Compute the record from a study's result files, write reports/record.json, and return it.
+    """Compute the record from a study's result files, write reports/record.json and outcomes.csv, and return it.
 
     Raises:
         UserError: a result file is missing or damaged.
     """
     evidence = {name: evidence_of(study, name) for name in study.active_experiments}
     record = record_of(study, evidence, judge_claims(study, evidence))
+    write_outcomes(study, evidence)
     write_json(paths.RECORD, record)
     return record
 

@@ -53,6 +53,7 @@ KISSING_NUMBER_REPORT = REPORTS / "kissing_number.json"
 SELECT = REPORTS / "select"  # an experiment's winner; changes only if the winner does
 CANDIDATES = REPORTS / "candidates"  # all arms of an experiment, and why the winner won
 RECORD = REPORTS / "record.json"  # all that was measured and concluded, the same on every machine
+OUTCOMES = REPORTS / "outcomes.csv"  # a row a run: scores by problem, from which all can be computed again
 TIMING_TABLE = REPORTS / "timing.csv"  # a row a run: what differs between machines
 TIMING_FIGURE = REPORTS / "timing.svg"
 FIGURES = REPORTS / "figures"

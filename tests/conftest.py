@@ -78,9 +78,9 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 
 @pytest.fixture(scope="session")
 def mini_study() -> Study:
-    from study_parts import study_named
+    from study_parts import edited
 
-    return study_named("mini")
+    return edited()
 
 
 @pytest.fixture(autouse=True)

@@ -303,7 +303,7 @@ def _train() -> None:
     experiment, seed = study.active_experiments[0], str(study.seeds[0])
     if not (paths.RUNS / experiment / ARM / seed).exists():
         try:
-            stages.train(experiment, ARM, seed)
+            stages.train(experiment, [ARM], seed)
         except ToBeResumed:
             raise ToBeResumed("stopped; the state is saved. The same command with --resume continues the run.") from None
 

@@ -62,7 +62,7 @@ def quickstart(name: str = STUDY) -> None:
                 for arm in study.experiments[experiment].arms:
                     for seed in study.seeds_of(experiment):
                         announce(f"GRPO: arm {arm}, seed {seed}")
-                        stages.train(experiment, arm, str(seed))
+                        stages.train(experiment, [arm], str(seed))
                         print(stages.validation_rewards(experiment, arm, seed))
                 stages.select(experiment)
             announce("The report")

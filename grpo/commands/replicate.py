@@ -1,4 +1,8 @@
-"""`grpo replicate`: run the active study again with other seeds in a copy of the project, and compare the two records."""
+"""`grpo replicate`: run the active study again with other seeds in a copy of the project, and compare the two records.
+
+The copy runs only the experiments that claims are about and those that these need (:func:`needed_experiments`). What its claims
+are judged by is kept in reports/replicates/, so that the report can judge them by all studies together.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,22 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 from grpo.common.errors import UserError
-from grpo.common.files import atomic_folder, write_json, write_text
+from grpo.common.files import atomic_folder, read_text, write_json, write_text
 from grpo.common.yaml_file import read_mapping, to_yaml
-from grpo.reporting.comments import COMMENTS
 from grpo.reporting.labels import interval, table
 from grpo.reporting.record import Values, read_record, winner_of
+from grpo.results.claims import claims_of, key_of, needed_experiments, read_replicates, together
+from grpo.results.pairs import Pairs, read_pairs
 from grpo.results.verdicts import DECIDED, HOLDS, NOT_TESTED
 from grpo.study import paths
-from grpo.study.effective import digest
-from grpo.study.schema import load_study, validated
+from grpo.study.compose import BY_TASK, of_left_out
+from grpo.study.schema import Study, load_study, validated
 from grpo.study.settings import setting_of
 from grpo.study.stages import write_stages
 
@@ -45,21 +50,38 @@ def replicate(seeds: list[int], base_seed: int | None) -> str:
     study = load_study()
     if not seeds or set(seeds) & set(study.seeds) or len(set(seeds)) < len(seeds):
         raise UserError(f"seeds: {seeds}: not fresh. Name seeds that are not among the study's {study.seeds}, each once.")
-    here = read_record()
+    here, own = read_record(), read_pairs(paths.PAIRS)
     name = "-".join(["seeds", *map(str, seeds), *([] if base_seed is None else ["base", str(base_seed)])])
-    prefix = f"{digest(study.model_dump(mode='json'))[:8]}-"  # replicates of another study are not compared
+    prefix = f"{key_of(study)}-"  # replicates of another study are not compared
     folder = FOLDER / f"{prefix}{name}"
     if not folder.exists():
         _copy_project(folder, seeds, base_seed)
     _run_pipeline(folder)
+    write_text(paths.REPLICATES / f"{folder.name}.csv", read_text(folder / paths.PAIRS, "tables"))
     found = {
         path.name.removeprefix(prefix): compare(here, read_record(path))
         for path in sorted(FOLDER.glob(f"{prefix}*"))
         if (path / paths.RECORD).is_file()
     }
     write_json(paths.REPORTS / "replication.json", found)
-    write_text(paths.REPORTS / "replication.md", page(found))
-    return f"{_counts(found[name]['claims'])}\nreports/replication.md: each claim's verdicts and each experiment's winners"
+    pooled = all_studies(study, here, own)
+    write_text(paths.REPORTS / "replication.md", page(found, pooled))
+    return (
+        f"{_counts(found[name]['claims'])}\nreports/replication.md: each claim's verdicts and each experiment's winners\n"
+        f"{paths.REPLICATES}/: commit it; `make repro` then puts the verdicts of all studies together into the report"
+    )
+
+
+def all_studies(study: Study, here: Values, own: Mapping[str, Pairs]) -> list[dict[str, str]]:
+    """A row for each claim that two or more studies test: the study's verdict, and that of all of them together."""
+    verdicts, rows = {claim["id"]: claim for claim in here["claims"]}, []
+    replicates = [*read_replicates(study).values()]
+    for claim, _ in claims_of(study):
+        found = together(claim, [of for of in (own.get(claim.id), *(other.get(claim.id) for other in replicates)) if of])
+        if found:
+            words = f"{found['verdict']}: {interval(found['interval'])}, {found['seeds']} seeds of {found['studies']} studies"
+            rows.append({"claim": claim.statement, "study": _verdict(verdicts.get(claim.id)), "all studies together": words})
+    return rows
 
 
 def compare(here: Values, there: Values) -> dict[str, list[dict[str, str]]]:
@@ -96,9 +118,9 @@ def agreement(here: Values, there: Values | None) -> str:
     return SAME if verdicts[0] == verdicts[1] else UNDECIDED
 
 
-def page(replicates: Mapping[str, dict[str, list[dict[str, str]]]]) -> str:
-    """Write reports/replication.md from the comparisons with each replicate (:func:`compare`)."""
-    parts = [EXPLANATION]
+def page(replicates: Mapping[str, dict[str, list[dict[str, str]]]], pooled: Sequence[dict[str, str]] = ()) -> str:
+    """Write reports/replication.md from the comparisons with each replicate (:func:`compare`) and :func:`all_studies`."""
+    parts = [EXPLANATION, *(["## All studies together", table(pooled).strip()] if pooled else [])]
     for name, rows in replicates.items():
         parts += [f"## {name}", _counts(rows["claims"]), *(table(of).strip() for of in rows.values() if of)]
     return "\n\n".join(parts) + "\n"
@@ -131,16 +153,37 @@ def _copy_project(folder: Path, seeds: list[int], base_seed: int | None) -> None
     with atomic_folder(folder) as copy:
         _call("git", "clone", "--quiet", "--no-checkout", ".", str(copy))  # a clone, because runs record the git commit
         for name in _call("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0"):
-            is_result = name.startswith(f"{paths.REPORTS}/") and not name.startswith(f"{COMMENTS}/")
-            if name and Path(name).exists() and not is_result:
+            if name and Path(name).exists() and not name.startswith(f"{paths.REPORTS}/"):
                 (copy / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(name, copy / name, follow_symlinks=False)
         _share_cache(copy)
         with chdir(copy):
             _call("git", "reset", "--quiet")
             params = read_mapping(paths.PARAMS)
+            study = validated(params, paths.PARAMS)
+            needed = needed_experiments(study)
+            left_out = [name for name in study.active_experiments if name not in needed]
+            params = _only(params, needed)
             write_text(paths.PARAMS, to_yaml(params | _other_seeds(params, seeds, base_seed)))
             write_stages(validated(read_mapping(paths.PARAMS), paths.PARAMS))
+    print(f"{folder}: no claim is about {', '.join([*left_out, 'best of N', 'the kissing number'])}: left out", flush=True)
+
+
+def _only(params: dict[str, Any], needed: list[str]) -> dict[str, Any]:
+    """params.yaml with only these experiments, their tasks, one zero-shot prompt, and no sampling for best of N and no search.
+
+    The name differs, because the study's comments (:mod:`grpo.reporting.comments`) are about its own numbers.
+    """
+    experiments = {name: entry if name in needed else {**entry, "arms": {}} for name, entry in params["experiments"].items()}
+    gone, evaluation = of_left_out(experiments), params["evaluation"]
+    evaluation = evaluation | {
+        "zero_shot_prompts": evaluation["zero_shot_prompts"][:1],
+        "best_of_n": evaluation["best_of_n"] | {"prompts": []},
+    }
+    pinned = {name: arm for name, arm in params["selection"].get("pinned", {}).items() if name in needed}
+    of_tasks = {section: {name: of for name, of in params[section].items() if name not in gone} for section in BY_TASK}
+    changes = {"study": "replicate", "experiments": experiments, "evaluation": evaluation, "kissing_number": None}
+    return params | changes | of_tasks | {"selection": params["selection"] | {"pinned": pinned}}
 
 
 def _share_cache(copy: Path) -> None:
@@ -158,7 +201,7 @@ def _other_seeds(params: dict[str, Any], seeds: list[int], base_seed: int | None
         return {"seeds": seeds}
     drawn = {
         section: {name: entry | {"seed": base_seed} if "seed" in entry else entry for name, entry in params[section].items()}
-        for section in ("tasks", "models", "sft_datasets")
+        for section in BY_TASK
     }
     return {"seeds": seeds, **drawn, "evaluation": params["evaluation"] | {"seed": base_seed}}
 

@@ -141,13 +141,13 @@ def training_inputs() -> None:
 
 def train(
     experiment: Experiment,
-    arm: Annotated[str, typer.Argument(help="Arm of the experiment, such as 3e-4.")],
+    arms: Annotated[list[str], typer.Argument(metavar="ARM", help="Arms of the experiment, such as 3e-4.")],
     seed: Annotated[str, typer.Option(help="One of `seeds:` in params.yaml, or all, in turn.")] = ALL_SEEDS,
     check_weights: Annotated[
         bool, typer.Option("--check-weights", help="vLLM only: stop if engine and policy hold different weights.")
     ] = False,
 ) -> None:
-    """Train one arm of an experiment, one run per seed."""
+    """Train arms of an experiment, one run per arm and seed."""
     study = load_study()
     require_experiment(study, experiment)
     selections = read_selections(study, experiment)
@@ -155,7 +155,7 @@ def train(
     if seed != ALL_SEEDS and not seed.isdecimal():
         raise typer.BadParameter(f"{seed!r} is neither a whole number nor {ALL_SEEDS!r}", param_hint="--seed")
     seeds = study.seeds_of(experiment) if seed == ALL_SEEDS else [int(seed)]
-    runs = [effective_run(study, experiment, arm, each, selections) for each in seeds]
+    runs = [effective_run(study, experiment, arm, each, selections) for arm in arms for each in seeds]
     from grpo.study.training_inputs import require_recorded_inputs
     from grpo.training.run import train_run
 
@@ -163,8 +163,11 @@ def train(
     for run in runs:
         train_run(study.for_task(run.task), run, check_weights)
     require_recorded_inputs(study, experiment)
-    if seed == ALL_SEEDS:
-        keep_until_all_stored(paths.RUN_STATE / experiment / arm, paths.TIMING / experiment / arm)
+    if study.experiments[experiment].one_stage:
+        keep_until_all_stored(paths.RUN_STATE / experiment, paths.TIMING / experiment)
+    elif seed == ALL_SEEDS:
+        for arm in arms:
+            keep_until_all_stored(paths.RUN_STATE / experiment / arm, paths.TIMING / experiment / arm)
 
 
 def validation_rewards(experiment: str, arm: str, seed: int) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ import pandas as pd
 from grpo.common.files import read_json, read_jsonl, write_json
 from grpo.reporting.charts import over_runs, values_of
 from grpo.reporting.labels import arm_labels
-from grpo.results.claims import judge_claims, read_published
+from grpo.results.claims import judge_claims, read_published, read_replicates
 from grpo.results.evidence import Evidence, evidence_of
 from grpo.results.intervals import difference_of, mean_of
 from grpo.results.outcomes_file import write_outcomes
+from grpo.results.pairs import write_pairs
 from grpo.results.runs import Run, read_baseline, read_best_of_n, value
 from grpo.results.selection import Choice, choose
 from grpo.results.statistics import wilson_interval
@@ -44,14 +45,16 @@ KEYWORD_KINDS = ("lists_only", "repeats_prompt", "is_sentence")
 
 
 def write_record(study: Study) -> Values:
-    """Compute the record from a study's result files, write reports/record.json and outcomes.csv, and return it.
+    """Compute the record from a study's result files, write record.json, outcomes.csv and pairs.csv in reports/, and return it.
 
     Raises:
         UserError: a result file is missing or damaged.
     """
     evidence = {name: evidence_of(study, name) for name in study.active_experiments}
-    record = record_of(study, evidence, judge_claims(study, evidence))
+    verdicts = judge_claims(study, evidence, read_replicates(study).values())
+    record = record_of(study, evidence, verdicts)
     write_outcomes(study, evidence)
+    write_pairs(paths.PAIRS, {verdict.id: verdict.pairs for verdict in verdicts if verdict.pairs})
     write_json(paths.RECORD, record)
     return record
 
@@ -65,7 +68,7 @@ def record_of(study: Study, evidence: Mapping[str, Evidence], verdicts: Sequence
     """Compute the record from runs and verdicts; the other result files are read."""
     experiments = {name: _experiment(study, of, choose(study, of)) for name, of in evidence.items()}
     headline = _headline(evidence, experiments)
-    claims = [asdict(verdict) for verdict in verdicts]
+    claims = [{key: of for key, of in asdict(replace(verdict, pairs=None)).items() if key != "pairs"} for verdict in verdicts]
     cited = {source for claim in claims for source in claim["reported"]}
     fine_tuned = any((of["method"], of["task"]) == ("sft", MAIN) for of in experiments.values())
     found: Values = plain(

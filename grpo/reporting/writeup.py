@@ -67,6 +67,7 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
         tally=tally,
         measured=measured,
         could_see=could_see,
+        studies=max((claim["together"]["studies"] for claim in record["claims"] if claim.get("together")), default=1),
         cost=cost(timing),
         shared=sum(bool(arm.get("chosen") and arm.get("same_as")) for of in experiments.values() for arm in of["arms"]),
         speeds=timing_table(timing),

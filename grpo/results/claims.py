@@ -5,7 +5,7 @@ claims.yaml holds the published ones; a study's file may hold others (``claims:`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -17,13 +17,19 @@ from pydantic import TypeAdapter
 from grpo.common.yaml_file import parse_yaml
 from grpo.results.evidence import Arm, Evidence, NotMeasured
 from grpo.results.intervals import mean_of
+from grpo.results.pairs import Pairs, read_pairs
 from grpo.results.runs import first_scores, value
-from grpo.results.verdicts import NOT_TESTED, Verdict, judge
+from grpo.results.verdicts import NOT_TESTED, Verdict, decide_by, judge
+from grpo.study import paths
 from grpo.study.claims import PLACES, AnyClaim
+from grpo.study.compose import BY_TASK
+from grpo.study.effective import digest
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN, setting_of
 
 PUBLISHED = Path(__file__).with_name("claims.yaml")
+TEXTS = ("title", "question", "note", "resources", "timed", "one_stage")  # keys of an experiment that change no run
+OF_THE_BASE = ("zero_shot_problems", "zero_shot_prompts", "best_of_n")  # keys of `evaluation` that change no run
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,44 @@ def read_published() -> Published:
     return Published(**values)
 
 
-def judge_claims(study: Study, evidence: Mapping[str, Evidence]) -> list[Verdict]:
+def claims_of(study: Study) -> list[tuple[AnyClaim, bool]]:
+    """The claims about a study's experiments, each with whether it is the study's own; published ones come first."""
+    published = [(claim, False) for claim in read_published().claims if claim.experiment in study.active_experiments]
+    return published + [(claim, True) for claim in study.own_claims]
+
+
+def needed_experiments(study: Study) -> list[str]:
+    """The experiments that claims are about, and those that these build on or start from; all if there are no claims."""
+    needed = {name for claim, own in claims_of(study) if own or _stands_for(study, claim) for name in claim.experiments()}
+    for name in reversed(study.active_experiments):  # each stands after those that it needs
+        if name in needed:
+            starts = {arm["start_from"].split("/")[0] for arm in study.experiments[name].arms.values() if arm.get("start_from")}
+            needed |= {*study.needed_selections(name), *starts}
+    return [name for name in study.active_experiments if name in needed] or study.active_experiments
+
+
+def key_of(study: Study) -> str:
+    """A digest of the settings of the experiments that claims are about: replicates of a study with other ones do not count."""
+    names = needed_experiments(study)
+    tasks = sorted({MAIN, *(study.experiments[name].task for name in names)})
+    values = study.model_dump(mode="json", exclude_unset=True)  # so that a new key of the package changes nothing
+    general = ("seeds", "grpo", "sft", "expert_iteration", "selection", "divergence")
+    found = [{key: values.get(key) for key in general}, *(values[of].get(task) for of in BY_TASK for task in tasks)]
+    found += [{key: of for key, of in values["evaluation"].items() if key not in OF_THE_BASE}]
+    found += [{key: of for key, of in values["experiments"][name].items() if key not in TEXTS} for name in names]
+    return digest(found)[:8]
+
+
+def read_replicates(study: Study) -> dict[str, dict[str, Pairs]]:
+    """Read what finished replicates of this study left (`grpo replicate`): name of the replicate -> claim -> pairs."""
+    prefix = f"{key_of(study)}-"
+    found = sorted(paths.REPLICATES.glob(f"{prefix}*.csv"))
+    return {path.stem.removeprefix(prefix): read_pairs(path, made_by="") for path in found}
+
+
+def judge_claims(
+    study: Study, evidence: Mapping[str, Evidence], replicates: Iterable[Mapping[str, Pairs]] = ()
+) -> list[Verdict]:
     """Judge each claim about an experiment of the study: published ones in the order of claims.yaml, then the study's own.
 
     Each interval has 95% by itself. It is not widened for the number of claims, so that the interval shown is the one that
@@ -52,11 +95,23 @@ def judge_claims(study: Study, evidence: Mapping[str, Evidence]) -> list[Verdict
 
     Args:
         evidence: by experiment (:func:`grpo.results.evidence.evidence_of`).
+        replicates: the pairs of each replicate of the study by claim, for the verdict of all studies together.
     """
-    published, active = read_published(), study.active_experiments
-    found = [_judged(study, claim, False, evidence) for claim in published.claims if claim.experiment in active]
-    found += [_judged(study, claim, True, evidence) for claim in study.own_claims]
-    return found + [Verdict(**entry) for entry in published.untested if entry["experiment"] in active]
+    found, others = [], [*replicates]
+    for claim, own in claims_of(study):
+        verdict = _judged(study, claim, own, evidence)
+        studies = [of for of in (verdict.pairs, *(other.get(claim.id) for other in others)) if of]
+        found.append(replace(verdict, together=together(claim, studies) if others else None))
+    return found + [Verdict(**entry) for entry in read_published().untested if entry["experiment"] in study.active_experiments]
+
+
+def together(claim: AnyClaim, studies: Sequence[Pairs]) -> dict[str, Any] | None:
+    """The verdict on a claim by the runs of several studies together; None if there are fewer than two."""
+    if len(studies) < 2:
+        return None
+    found = decide_by(claim, studies)
+    counts = {"studies": len(studies), "seeds": sum(len(of.seeds) for of in studies)}
+    return {key: getattr(found, key) for key in ("verdict", "reason", "interval", "could_see")} | counts
 
 
 def _judged(study: Study, claim: AnyClaim, own: bool, evidence: Mapping[str, Evidence]) -> Verdict:
@@ -71,8 +126,8 @@ def _judged(study: Study, claim: AnyClaim, own: bool, evidence: Mapping[str, Evi
         reported=claim.reported,
     )
     try:
-        task = read_published().task
-        if not own and study.task(study.experiments[claim.experiment].task).stands_for != task:
+        if not own and not _stands_for(study, claim):
+            task = read_published().task
             raise NotMeasured(f"published for the task {task}, which this study's task does not stand for (Task.stands_for)")
         if missing := [name for name in claim.experiments() if name not in evidence]:
             raise NotMeasured(f"the study leaves {missing[0]} out")
@@ -85,9 +140,18 @@ def _judged(study: Study, claim: AnyClaim, own: bool, evidence: Mapping[str, Evi
     steps = min((int(run.validation["step"].iloc[-1]) for run in whole), default=0)
     if steps < claim.horizon:
         reason = f"the claim is about step {claim.horizon} and later, and the runs took {steps} steps"
-        found = replace(found, verdict=NOT_TESTED, reason=reason)
-    decided = {key: getattr(found, key) for key in ("verdict", "reason", "measured", "interval", "quantity", "could_see")}
-    return replace(known, **decided)
+        found = replace(found, verdict=NOT_TESTED, reason=reason, pairs=None)
+    if found.pairs:  # of another study these may be other problems
+        task_of = study.experiments[claim.experiment].task
+        found = replace(found, pairs=replace(found.pairs, problems=digest([study.tasks[task_of], study.evaluation.seed])[:8]))
+    decided = ("verdict", "reason", "measured", "interval", "quantity", "could_see", "pairs")
+    return replace(known, **{key: getattr(found, key) for key in decided})
+
+
+def _stands_for(study: Study, claim: AnyClaim) -> bool:
+    """Whether the claim's experiment has a task that published claims are about."""
+    task: str | None = study.task(study.experiments[claim.experiment].task).stands_for
+    return task == read_published().task
 
 
 def _arm(evidence: Evidence, name: str) -> Arm:

@@ -14,6 +14,7 @@ arXiv:2504.07086, on why the interval must cover the spread between few runs):
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -57,7 +58,7 @@ def mean_of(scores: Scores, fixed: bool = False) -> Interval:
         fixed: all runs are the same policy (the untrained model), so the variance between runs is zero.
     """
     scores = np.atleast_2d(np.asarray(scores, dtype=float))
-    found = _interval(scores, fixed, LEVEL)
+    found = _interval([scores], fixed, LEVEL)
     low, high = found.low, found.high
     if found.se < TINY:  # all rewards are equal, mostly zero
         low, high = wilson_interval(float(scores.mean()) * scores.shape[1], scores.shape[1])
@@ -75,7 +76,7 @@ def difference_of(first: Scores, second: Scores, level: float = LEVEL, fixed: bo
     """
     first, second = (np.atleast_2d(np.asarray(scores, dtype=float)) for scores in (first, second))
     runs = min(len(first), len(second))
-    found = _interval(second[:runs] - first[:runs], fixed, level, arms=2)
+    found = _interval([second[:runs] - first[:runs]], fixed, level, arms=2)
     return replace(found, low=max(-1.0, found.low), high=min(1.0, found.high))
 
 
@@ -86,33 +87,58 @@ def simultaneous(contrasts: int) -> float:
 
 def mean_of_any(numbers: Scores) -> Interval:
     """Mean of an arm's numbers of any size, (runs, problems)."""
-    return _interval(numbers, False, LEVEL)
+    return _interval([numbers], False, LEVEL)
 
 
-def _interval(table: Scores, fixed: bool, level: float, arms: int = 1) -> Interval:
-    """The interval of the mean of a table (runs, problems): the scores of one arm, or the differences of two ``arms``."""
-    (runs, problems), by_problem = table.shape, table.mean(axis=0)
-    parts = [] if fixed else [_between_runs(table, arms)]  # variances, each with its degrees of freedom
-    if problems > 1:
-        squares = float(((by_problem - by_problem.mean()) ** 2).sum())
-        if squares < TINY and arms > 1:
-            squares = 1.0  # as if the arms differed in one problem (Agresti and Min 2005), so that the width is not zero
-        rest = 0.0 if fixed else _rest(table) / runs
-        parts.append((max(0.0, squares / (problems - 1) / problems - rest), problems - 1))
-    variance = sum(part for part, _ in parts)
+def mean_of_pairs(differences: Sequence[Scores]) -> Interval:
+    """Mean of the paired differences of two arms in one or several studies, in which each run counts alike.
+
+    Args:
+        differences: (runs, problems) for each set of problems: studies with the same problems are one table.
+    """
+    return _interval(differences, False, LEVEL, arms=2)
+
+
+def _interval(tables: Sequence[Scores], fixed: bool, level: float, arms: int = 1) -> Interval:
+    """The interval of the mean of tables (runs, problems): the scores of one arm, or the differences of two ``arms``.
+
+    The tables are about different problems; their variances over problems are added, each by the square of its share of runs.
+    """
+    shares = [len(table) / sum(map(len, tables)) for table in tables]
+    parts = [] if fixed else [_between_runs(tables, arms)]  # variances, each with its degrees of freedom
+    for table, share in zip(tables, shares, strict=True):
+        (runs, problems), by_problem = table.shape, table.mean(axis=0)
+        if problems > 1:
+            squares = float(((by_problem - by_problem.mean()) ** 2).sum())
+            if squares < TINY and arms > 1:
+                squares = 1.0  # as if the arms differed in one problem (Agresti and Min 2005), so that the width is not zero
+            rest = 0.0 if fixed else _rest(table) / runs
+            parts.append((max(0.0, squares / (problems - 1) / problems - rest) * share**2, problems - 1))
+    variance, problems = sum(part for part, _ in parts), sum(table.shape[1] for table in tables)
     weights = sum(part**2 / df for part, df in parts)
-    df = max(1.0, math.floor(variance**2 / weights)) if weights > 0 else float(max(1, problems - 1))
-    value, half = float(by_problem.mean()), float(stats.t.ppf((1 + level) / 2, df)) * math.sqrt(variance)
+    df = max(1.0, math.floor(variance**2 / weights + TINY)) if weights > 0 else float(max(1, problems - 1))
+    value = sum(share * float(table.mean(axis=0).mean()) for table, share in zip(tables, shares, strict=True))
+    half = float(stats.t.ppf((1 + level) / 2, df)) * math.sqrt(variance)
     return Interval(value, value - half, value + half, problems, math.sqrt(variance), df)
 
 
-def _between_runs(table: Scores, arms: int) -> tuple[float, float]:
-    """Variance of a table's mean between runs, at least that of sampling within single problems, and its degrees of freedom."""
-    runs, problems = table.shape
-    if runs == 1:
+def _between_runs(tables: Sequence[Scores], arms: int) -> tuple[float, float]:
+    """Variance of the tables' mean between runs and its degrees of freedom.
+
+    It is at least that of sampling within single problems. Where the tables differ by more than their runs explain (F test at
+    5%), such as by what each study chose, it is that of their means.
+    """
+    means, sizes = np.concatenate([table.mean(axis=1) for table in tables]), [len(table) for table in tables]
+    if (runs := len(means)) == 1:
         return arms * ASSUMED_RUN_SD**2, ASSUMED_DF
-    between, rest = float(table.mean(axis=1).var(ddof=1)), _rest(table)
-    return (between / runs, runs - 1) if between > rest else (rest / runs, (runs - 1) * (problems - 1) or 1)
+    if 1 < (studies := len(tables)) < runs:
+        apart = sum(len(table) * (table.mean() - means.mean()) ** 2 for table in tables) / (studies - 1)
+        within = sum(((table.mean(axis=1) - table.mean()) ** 2).sum() for table in tables) / (runs - studies)
+        if apart > within * stats.f.ppf(LEVEL, studies - 1, runs - studies) + TINY:
+            return float(apart) / runs, studies - 1
+    between, rest = float(means.var(ddof=1)), sum(size / runs * _rest(of) for size, of in zip(sizes, tables, strict=True))
+    df = sum((size - 1) * (table.shape[1] - 1) for size, table in zip(sizes, tables, strict=True)) or 1
+    return (between / runs, runs - 1) if between > rest else (rest / runs, df)
 
 
 def _rest(table: Scores) -> float:

@@ -8,7 +8,7 @@ claim stays open.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -16,10 +16,11 @@ import numpy as np
 from scipy import stats
 
 from grpo.results.evidence import Arm, NotMeasured
-from grpo.results.intervals import Scores, difference_of
+from grpo.results.intervals import Scores, mean_of_pairs
+from grpo.results.pairs import Pairs, by_problems
 from grpo.results.runs import Run, final_scores, first_scores, identical
-from grpo.results.statistics import LEVEL, format_interval, t_interval
-from grpo.study.claims import REWARD, AnyClaim, Beats, NotBelow
+from grpo.results.statistics import LEVEL, format_interval
+from grpo.study.claims import REWARD, AnyClaim, Beats
 
 VerdictName = Literal["holds", "does not hold", "same", "open", "not tested"]
 HOLDS: VerdictName = "holds"
@@ -53,6 +54,8 @@ class Verdict:
     could_see: float | None = None  # smallest distance from the margin, or factor, that this design finds with 80% power
     by_design: str | None = None
     reported: Mapping[str, Any] = field(default_factory=dict)  # by source
+    together: Mapping[str, Any] | None = None  # the same with the study's replicates, and how many studies and seeds
+    pairs: Pairs | None = field(default=None, compare=False, repr=False)  # the runs that decide; not in the record
 
 
 # ------------------------------------------------------------------------------------------------------ decisions
@@ -92,58 +95,92 @@ def smallest_seen(se: float, df: float) -> float:
 
 
 def judge(claim: AnyClaim, arm: Arm, other: Arm) -> Verdict:
-    """Judge a claim about two arms by the rule of its kind.
+    """Judge a claim about two arms of one study by the rule of its kind.
 
     Raises:
         NotMeasured: the study lacks what the rule needs.
     """
+    pairs = pair(claim, arm, other)
+    found = decide_by(claim, [pairs])
+    gap = format_interval(found.interval or {})
+    if ratio := ratio_of(claim):
+        measured = f"{ratio.metric} ({ratio.at}) of {arm.name} is {gap} times that of {other.name}"
+    else:
+        ends = [_in_words(one, _scores(claim, one), _at(claim), arm.experiment != other.experiment) for one in (arm, other)]
+        measured = f"{', '.join(ends)}; difference {gap}"
+    return replace(found, measured=measured, pairs=pairs)
+
+
+def pair(claim: AnyClaim, arm: Arm, other: Arm) -> Pairs:
+    """Pair two arms' runs by seed, as a claim compares them: by answer rewards, or by the levels of a metric.
+
+    Raises:
+        NotMeasured: see :func:`judge`.
+    """
     if (arm.experiment, arm.name) == (other.experiment, other.name):  # such as the lowest rate, where it leads itself
         raise NotMeasured(f"{arm.name} is both arms that the claim compares, so nothing beyond it was tried")
-    match claim:
-        case Beats() if claim.metric == REWARD:
-            return _difference(arm, other, claim.at, claim.by, -claim.by)
-        case Beats():
-            return _ratio(claim, arm, other)
-        case NotBelow():  # non-inferiority
-            return _difference(arm, other, "end", -claim.by)
-
-
-def _difference(arm: Arm, other: Arm, at: str, bar: float, other_bar: float | None = None) -> Verdict:
-    """Decide by the difference of two arms' answer rewards at the start or the end, paired by seed and problem."""
-    _require_a_difference(arm, other)
-    apart, texts = arm.experiment != other.experiment, []
+    if identical(arm.runs, other.runs):
+        settings = "the settings in which they differ had no effect"
+        raise NotMeasured(f"{arm.name} and {other.name} have identical results: {settings}")
+    both = [*zip(arm.runs, other.runs, strict=False)]
+    seeds, not_asked = [run.seed for run, _ in both], np.empty((len(both), 0))
+    if ratio := ratio_of(claim):
+        return Pairs(arm.name, other.name, seeds, _log_ratios(ratio, both), not_asked)
+    at, moved = _at(claim), not_asked
     if at != "start":
         whole = [run for run in (*arm.runs, *other.runs) if run.metrics["diverged_step"] is None]  # the others were stopped
-        if not apart and len({int(run.validation["step"].iloc[-1]) for run in whole}) > 1:
+        if arm.experiment == other.experiment and len({int(run.validation["step"].iloc[-1]) for run in whole}) > 1:
             raise NotMeasured(f"the runs of {arm.name} and {other.name} took different numbers of steps")
-    scores = [(first_scores if at == "start" else final_scores)(one.runs) for one in (arm, other)]
-    for of_arm, one in zip(scores, (arm, other), strict=True):
-        name = f"{one.experiment}/{one.name}" if apart else one.name
-        collapsed = f" ({len(one.collapsed)} of {len(one.runs)} runs collapsed)" if at != "start" and one.collapsed else ""
-        texts.append(f"{name} {of_arm.mean():.3f}{collapsed}")
-    gap = difference_of(scores[1], scores[0])
-    found = replace(
-        decide(gap.ends(), bar, other_bar),
-        measured=f"{', '.join(texts)}; difference {gap}",
-        quantity="difference",
-        could_see=smallest_seen(gap.se, gap.df),
-    )
-    return _unless_still_moving(found, arm, other) if at == "end" else found
+    if at == "end":
+        last, before = (np.stack([_evaluated(a, place) - _evaluated(b, place) for a, b in both]) for place in (-1, -2))
+        moved = last - before
+    first, second = (_scores(claim, one)[: len(both)] for one in (arm, other))
+    return Pairs(arm.name, other.name, seeds, first - second, moved)
 
 
-def _unless_still_moving(found: Verdict, arm: Arm, other: Arm) -> Verdict:
-    """Withdraw a verdict on ends whose difference still moved towards the margin between the last two evaluations.
+def decide_by(claim: AnyClaim, studies: Sequence[Pairs]) -> Verdict:
+    """Decide a claim by the runs of one or several studies together (:func:`grpo.results.intervals.mean_of_pairs`).
 
-    Then one of the arms still climbs (or falls), and the runs compare speeds: more steps may turn the verdict.
+    A verdict on ends is withdrawn if their difference still moved towards the margin between the last two evaluations: then one
+    of the arms still climbs (or falls), and the runs compare speeds, so more steps may turn the verdict.
     """
-    pairs = [*zip(arm.runs, other.runs, strict=False)]
-    last, before = (np.stack([_evaluated(a, place) - _evaluated(b, place) for a, b in pairs]) for place in (-1, -2))
-    moved = difference_of(before, last)
+    of_problems = by_problems(studies)
+    gap = mean_of_pairs([of.differences for of in of_problems])
+    ends, seen = gap.ends(), smallest_seen(gap.se, gap.df)
+    if ratio := ratio_of(claim):  # exp(700) is finite
+        ends, seen = {key: math.exp(min(end, 700)) for key, end in ends.items()}, math.exp(min(seen, 700))
+        found = decide(ends, ratio.by, 1 / ratio.by)
+    else:
+        ends |= {"low": max(-1.0, ends["low"]), "high": min(1.0, ends["high"])}
+        found = decide(ends, claim.by, -claim.by) if isinstance(claim, Beats) else decide(ends, -claim.by)  # non-inferiority
+    found = replace(found, quantity="ratio" if ratio else "difference", could_see=seen)
+    if not of_problems[0].moved.size:
+        return found
+    moved = mean_of_pairs([of.moved for of in of_problems])
     towards = {HOLDS: moved.high < 0, DOES_NOT_HOLD: moved.low > 0}
     if not towards.get(found.verdict):
         return found
     reason = f"still moving: between the last two evaluations the difference changed by {moved}, towards the margin"
     return replace(found, verdict=NOT_TESTED, reason=reason)
+
+
+def ratio_of(claim: AnyClaim) -> Beats | None:
+    """The claim if it is about the ratio of two arms' levels of a metric, else None: it is about a difference of rewards."""
+    return claim if isinstance(claim, Beats) and claim.metric != REWARD else None
+
+
+def _at(claim: AnyClaim) -> str:
+    return claim.at if isinstance(claim, Beats) else "end"
+
+
+def _scores(claim: AnyClaim, arm: Arm) -> Scores:
+    """An arm's answer rewards at the start or the end, (runs, problems)."""
+    return (first_scores if _at(claim) == "start" else final_scores)(arm.runs)
+
+
+def _in_words(arm: Arm, scores: Scores, at: str, apart: bool) -> str:
+    collapsed = f" ({len(arm.collapsed)} of {len(arm.runs)} runs collapsed)" if at != "start" and arm.collapsed else ""
+    return f"{f'{arm.experiment}/' if apart else ''}{arm.name} {scores.mean():.3f}{collapsed}"
 
 
 def _evaluated(run: Run, place: int) -> Scores:
@@ -153,11 +190,10 @@ def _evaluated(run: Run, place: int) -> Scores:
     return rewards
 
 
-def _ratio(claim: Beats, arm: Arm, other: Arm) -> Verdict:
-    """Decide by the ratio of two arms' levels of a metric, over the steps that both runs of a seed have taken."""
-    _require_a_difference(arm, other)
+def _log_ratios(claim: Beats, both: Sequence[tuple[Run, Run]]) -> Scores:
+    """Logarithm of the ratio of a metric's levels, over the steps that both runs of a seed have taken, (runs, 1)."""
     levels = []
-    for runs in zip(arm.runs, other.runs, strict=True):
+    for runs in both:
         last = min(float(run.history["step"].max()) for run in runs)
         levels.append([level(run, claim.metric, claim.at, last) for run in runs])
     if len(levels) < 2:
@@ -165,19 +201,8 @@ def _ratio(claim: Beats, arm: Arm, other: Arm) -> Verdict:
     logs = np.log(np.maximum(levels, SMALLEST))
     if not np.isfinite(logs).all():
         raise NotMeasured("the metric is not finite in a run")
-    # The interval of the mean logarithm; exp(700) is finite.
-    apart = logs[:, 0] - logs[:, 1]
-    ratio = {key: math.exp(min(end, 700)) for key, end in t_interval(apart).items()}
-    seen = math.exp(min(smallest_seen(float(np.std(apart, ddof=1)) / math.sqrt(len(apart)), len(apart) - 1), 700))
-    measured = f"{claim.metric} ({claim.at}) of {arm.name} is {format_interval(ratio)} times that of {other.name}"
-    return replace(decide(ratio, claim.by, 1 / claim.by), measured=measured, quantity="ratio", could_see=seen)
-
-
-def _require_a_difference(arm: Arm, other: Arm) -> None:
-    if identical(arm.runs, other.runs):
-        raise NotMeasured(
-            f"{arm.name} and {other.name} have identical results: the settings in which they differ had no effect"
-        )
+    found: Scores = logs[:, :1] - logs[:, 1:]
+    return found
 
 
 # ------------------------------------------------------------------------------------------------- levels of a metric

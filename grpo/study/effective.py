@@ -100,11 +100,11 @@ def effective_run(study: Study, experiment: str, arm: str, seed: int, selections
         source = f"winner of {winner['experiment']} ({winner['winner']})"
         config = apply_overrides(config, winner["overrides"], f"{path} ({source})")
         sources.update(dict.fromkeys(winner["overrides"], source))
-    own = resolved(config, values, path)
     taken: dict[str, Any] = {}
     if OFF_POLICY_RANK in values and selections:
         taken, source = _of_rank(experiment, values[OFF_POLICY_RANK], selections[-1])
         sources.update(dict.fromkeys(taken, source))
+    own = resolved(apply_overrides(config, taken, path), values, path)
     sources.update(dict.fromkeys(own, f"arm {arm}"))
     overrides = {**taken, **own}
     config = apply_overrides(config, overrides, f"{path} (arm {arm})")

@@ -34,7 +34,8 @@ LossType = Annotated[str, AfterValidator(lambda name: LOSSES_OF_THE_HANDOUTS.get
 OMIT = "omit at the default"
 
 # Keys of an arm that stand for other values:
-RATE_TIMES = "learning_rate_times"  # multiple of the learning rate of the earlier winners
+# Multiples of the winners' values, or of those of the sweep's arm that the arm takes; a rate is rounded to three digits.
+TIMES = {"learning_rate_times": "learning_rate", "n_grpo_steps_times": "n_grpo_steps"}
 OFF_POLICY_RANK = "off_policy_rank"  # K: the values of the K-th best off-policy arm of the sweep before
 OBJECTIVE = "objective"  # one of OBJECTIVES; also allowed under `grpo:` of a study file
 
@@ -377,17 +378,22 @@ def with_objective(values: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def resolved(config: TrainingConfig, arm: dict[str, Any], path: str) -> dict[str, Any]:
-    """Write out an arm's values over ``config``: its ``objective``, and the rate of ``learning_rate_times`` (three digits).
+    """Write out an arm's values over ``config``: its ``objective``, and the multiples of :data:`TIMES`.
 
     Its ``off_policy_rank`` is left out. Messages name its place, ``path``.
     """
-    values = with_objective({key: value for key, value in arm.items() if key not in (OFF_POLICY_RANK, RATE_TIMES)}, path)
-    if RATE_TIMES not in arm:
-        return values
-    times = arm[RATE_TIMES]
-    if isinstance(times, bool) or not isinstance(times, int | float) or not times > 0 or "learning_rate" in arm:
-        raise UserError(f"{path}.{RATE_TIMES}: expected a number above 0, and no learning_rate beside it, but it is {times!r}.")
-    return values | {"learning_rate": float(f"{times * config.learning_rate:.3g}")}
+    values = with_objective({key: value for key, value in arm.items() if key not in (OFF_POLICY_RANK, *TIMES)}, path)
+    for name, key in TIMES.items():
+        if name not in arm:
+            continue
+        times = arm[name]
+        if isinstance(times, bool) or not isinstance(times, int | float) or not times > 0 or key in arm:
+            raise UserError(f"{path}.{name}: expected a number above 0, and no {key} beside it, but it is {times!r}.")
+        if not hasattr(config, key):
+            raise UserError(f"{path}.{name}: this method has no {key}. Leave it out.")
+        times *= getattr(config, key)
+        values[key] = max(round(times), 1) if key == "n_grpo_steps" else float(f"{times:.3g}")
+    return values
 
 
 def apply_overrides(config: Config, overrides: dict[str, Any], path: str) -> Config:

@@ -54,6 +54,8 @@ SELECT = REPORTS / "select"  # an experiment's winner; changes only if the winne
 CANDIDATES = REPORTS / "candidates"  # all arms of an experiment, and why the winner won
 RECORD = REPORTS / "record.json"  # all that was measured and concluded, the same on every machine
 OUTCOMES = REPORTS / "outcomes.csv"  # a row a run: scores by problem, from which all can be computed again
+PAIRS = REPORTS / "pairs.csv"  # the paired differences by which claims are judged
+REPLICATES = REPORTS / "replicates"  # the same of each finished replicate
 TIMING_TABLE = REPORTS / "timing.csv"  # a row a run: what differs between machines
 TIMING_FIGURE = REPORTS / "timing.svg"
 FIGURES = REPORTS / "figures"
@@ -73,15 +75,19 @@ def run_name(experiment: str, arm: str, seed: int) -> str:
 def stage_of_run(run: str) -> str:
     """The DVC stage that trains the run ``EXPERIMENT/ARM/SEED`` of the active study."""
     experiment, arm, seed = run.split("/")
-    together = PARAMS.exists() and experiment in _with_seeds_in_one_stage(PARAMS.stat().st_mtime_ns)
-    return f"train@{experiment}-{arm}" if together else f"train@{experiment}-{arm}-{seed}"
+    parts = _parts_in_one_stage(PARAMS.stat().st_mtime_ns).get(experiment, 0) if PARAMS.exists() else 0
+    return "train@" + "-".join([experiment, arm, seed][: 3 - parts])
 
 
 @cache
-def _with_seeds_in_one_stage(_changed: int) -> set[str]:
+def _parts_in_one_stage(_changed: int) -> dict[str, int]:
+    """By experiment how many parts of a run's name its stage trains together: 0, 1 (seeds) or 2 (arms too)."""
     values = parse_yaml(PARAMS)
-    experiments = values["experiments"] if values.get("seeds_in_one_stage") else {}
-    return {name for name, entry in experiments.items() if not entry.get("timed")}
+    seeds = bool(values.get("seeds_in_one_stage"))
+    return {
+        name: 2 if entry.get("one_stage") else int(seeds and entry.get("timed") in (None, entry.get("resources")))
+        for name, entry in values["experiments"].items()
+    }
 
 
 def run_timing(run: str) -> Path:

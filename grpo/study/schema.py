@@ -119,13 +119,19 @@ class Study(Section):
         entry = self.experiments[experiment]
         return entry.timed if entry.timed and seed == self.seeds[0] else entry.resources
 
+    def is_in_one_stage(self, experiment: str) -> bool:
+        """Whether a stage trains all seeds of an arm, one after another."""
+        entry = self.experiments[experiment]
+        return entry.one_stage or (self.seeds_in_one_stage and entry.timed in (None, entry.resources))
+
     def runs_table(self) -> dict[str, dict[str, Any]]:
         """Build `runs:` of stages.yaml, a row for each training stage; the row KEY is DVC's stage ``train@KEY``.
 
-        A row has ``experiment``, ``arm``, ``task``; ``seed`` (one of ``seeds``, or ``all``); ``folder`` (of the results below
-        data/runs, data/checkpoints and data/timing); ``model`` and ``train`` (folders below data/ with the checkpoint to start
-        from and the problems or examples); ``after`` (the selection that the experiment builds on, or the pinned versions if it
-        builds on none); and ``resources`` (what a scheduler reserves).
+        A row has ``experiment``, ``task``; ``arm`` (of an experiment in one stage all arms, with spaces between); ``values``
+        (the part of params.yaml with what these arms change); ``seed`` (one of ``seeds``, or ``all``); ``folder`` (of the
+        results below data/runs, data/checkpoints and data/timing); ``model`` and ``train`` (folders below data/ with the
+        checkpoint to start from and the problems or examples); ``after`` (the selection that the experiment builds on, or the
+        pinned versions if it builds on none); and ``resources`` (what a scheduler reserves).
 
         Raises:
             UserError: two arms have the same key, such as the arm low-1 of lr and the arm 1 of lr-low.
@@ -135,20 +141,22 @@ class Study(Section):
             entry = self.experiments[name]
             after = paths.SELECT / f"{entry.builds_on}.json" if entry.builds_on else paths.PINNED_SOFTWARE
             train = "sft_dataset" if entry.method == "sft" else "dataset"
-            for arm, values in entry.arms.items():
-                for seed in [ALL_SEEDS] if self.seeds_in_one_stage and not entry.timed else self.seeds_of(name):
+            together = self.is_in_one_stage(name)
+            for arm in [""] if entry.one_stage else entry.arms:
+                for seed in [ALL_SEEDS] if together else self.seeds_of(name):
                     of_seed = [] if seed == ALL_SEEDS else [str(seed)]
-                    start = str(values["start_from"]).split("/")[:2] if values.get("start_from") else []
-                    model = ["checkpoints", *start, *of_seed] if start else ["model", entry.task]
-                    key = "-".join([name, arm, *of_seed])
+                    where = [name, *([arm] if arm else []), *of_seed]
+                    start = str(entry.arms.get(arm, {}).get("start_from") or "").split("/")[:2]
+                    model = ["checkpoints", *start, *of_seed] if start[0] else ["model", entry.task]
+                    key, values = "-".join(where), ".".join(["experiments", name, "arms", *([arm] if arm else [])])
                     if key in rows:
-                        other = "experiments.{experiment}.arms.{arm}".format(**rows[key])
-                        raise UserError(f"{other} and experiments.{name}.arms.{arm}: both would be train@{key}. Rename one.")
+                        raise UserError(f"{rows[key]['values']} and {values}: both would be train@{key}. Rename one.")
                     rows[key] = {
                         "experiment": name,
-                        "arm": arm,
+                        "arm": arm or " ".join(entry.arms),
+                        "values": values,
                         "seed": seed,
-                        "folder": "/".join([name, arm, *of_seed]),
+                        "folder": "/".join(where),
                         "task": entry.task,
                         "model": "/".join(model),
                         "train": f"{train}/{entry.task}",
@@ -285,6 +293,8 @@ class Study(Section):
         for name, experiment in self.experiments.items():
             for arm, values in experiment.arms.items():
                 self._check_arm(name, arm, values)
+            if experiment.one_stage:
+                self._check_one_stage(name)
         own_claims(self.claims, self.experiments)
         if self.evaluation.metric == "reward" and not self._one_reward():
             raise UserError(
@@ -292,6 +302,17 @@ class Study(Section):
             )
         self._check_resources()
         self.runs_table()
+
+    def _check_one_stage(self, name: str) -> None:
+        entry = self.experiments[name]
+        wrong = {
+            "learner.processes above 1": self.learner.processes > 1,
+            "timed other than resources": entry.timed not in (None, entry.resources),
+            "an arm with start_from": any(arm.get("start_from") for arm in entry.arms.values()),
+        }
+        if any(wrong.values()):
+            given = ", ".join(what for what, is_given in wrong.items() if is_given)
+            raise UserError(f"experiments.{name}.one_stage: not with {given}. Leave it out.")
 
     def _check_tasks(self) -> None:
         """Check that each task can be made, has a model, and is used with its own prompt formats."""

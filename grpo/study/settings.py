@@ -332,7 +332,8 @@ class Experiment(Section):
         seeds: how many of the study's seeds its arms get at most, from the first; null: all.
         resources: entry of ``resources`` that a scheduler reserves for a run.
         timed: entry of ``resources`` for the first seed of an arm, if the arms' seconds are compared: it must leave no room for
-            another stage. The other seeds report no seconds. null: no arm runs alone.
+            another stage. The other seeds report no seconds, unless ``resources`` is the same entry. null: no arm runs alone.
+        one_stage: train all arms and seeds one after another in one stage, as starting a process takes as long as a short run.
         arms: by name the values that an arm changes, the handouts' default or the lowest rate first. Arms called
             ``NAME-rate_X`` are one setting NAME at several learning rates: see :func:`setting_of`.
     """
@@ -348,6 +349,7 @@ class Experiment(Section):
     seeds: Annotated[PositiveInt | None, OMIT] = None
     resources: str = "train"
     timed: Annotated[str | None, OMIT] = None
+    one_stage: Annotated[bool, OMIT] = False
     arms: dict[str, dict[str, Any]]
 
 

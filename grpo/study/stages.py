@@ -63,7 +63,8 @@ def write_stages(study: Study, composed: bool = False) -> list[str]:
     written = _read(paths.STAGES)
     digest = files_digest(paths.PARAMS) if composed else written.get(COMPOSED)
     values = {COMPOSED: digest, **stages_of(study)}
-    for folder in (paths.REPORTS / "kl", paths.REPORTS / "comments", paths.NAMED_FILES):  # deps that may stay empty
+    may_stay_empty = (paths.REPORTS / "kl", paths.REPORTS / "comments", paths.NAMED_FILES, paths.REPLICATES)  # deps of stages
+    for folder in may_stay_empty:
         if not folder.exists():
             write_text(folder / ".gitkeep", "")
     for file in paths.NAMED_FILES.glob("*.json"):

@@ -45,7 +45,7 @@ def write_training_inputs(study: Study) -> None:
 def experiment_inputs(study: Study, name: str) -> dict[str, Any]:
     """What decides the results of an experiment's runs, but for models and data."""
     entry = study.experiments[name]
-    seeds = {"seeds": study.seeds_of(name)} if study.seeds_in_one_stage and not entry.timed else {}
+    seeds = {"seeds": study.seeds_of(name)} if study.is_in_one_stage(name) else {}
     # As far as they are known before there are winners.
     configs = [effective_run(study, name, arm, study.seeds[0], []).config for arm in entry.arms]
     values = [value for config in configs for value in config.model_dump().values()]

@@ -39,7 +39,15 @@ def study_named(name: str) -> Study:
     return load_study(ROOT / f"studies/{name}.yaml")
 
 
-_STUDY = study_named("mini")
+def _every_experiment() -> dict[str, Any]:
+    """The values of the default study, and LoRA as its own study has it: a run of each kind."""
+    values, lora = (compose(ROOT / f"studies/{name}.yaml") for name in ("mini", "lora"))
+    values["experiments"]["grpo_lora"]["arms"] = lora["experiments"]["grpo_lora"]["arms"]
+    return values
+
+
+_VALUES = _every_experiment()
+_STUDY = validated(_VALUES, Path("params.yaml"))
 Edit = Callable[[dict[str, Any]], None]
 Grpo = Callable[..., tuple[int, str, str]]  # what the fixture ``grpo`` gives
 REMOVED = object()  # the value of a key that is taken away
@@ -129,8 +137,8 @@ def _text_of(name: str) -> str:
 
 
 def edited(*edits: Edit) -> Study:
-    """The mini study after edits of its values."""
-    values = values_of("mini")
+    """The default study with every experiment after edits of its values."""
+    values = copy.deepcopy(_VALUES)
     all_of(*edits)(values)
     return validated(values, Path("params.yaml"))
 
@@ -185,6 +193,8 @@ def shard_learner(values: dict[str, Any]) -> None:
     """An edit: runs are sharded over two processes, and those experiments are left out that cannot be."""
     values["learner"].update(processes=2, fully_shard=True)
     values["seeds_in_one_stage"] = False
+    for entry in values["experiments"].values():
+        entry.pop("one_stage", None)
     for name in ("grpo_lora", ASYNCHRONOUS):
         values["experiments"][name]["arms"] = {}
 

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from study_parts import ROOT
 
@@ -16,6 +17,8 @@ from grpo.commands.study import composed_text
 from grpo.common.errors import UserError
 from grpo.common.files import write_json
 from grpo.reporting.record import read_record
+from grpo.results.claims import key_of, needed_experiments, read_replicates
+from grpo.results.pairs import Pairs, write_pairs
 from grpo.results.verdicts import DOES_NOT_HOLD, HOLDS, NOT_TESTED, OPEN, VerdictName
 from grpo.results.verdicts import SAME as SAME_VERDICT
 from grpo.study import paths
@@ -101,16 +104,34 @@ def test_a_replicate_is_a_copy_of_the_working_tree_with_other_seeds(repository: 
     assert {path.name for path in folder.iterdir()} == {
         *(".git", ".gitignore", ".dvc", "tracked", "new", "params.yaml", "stages.yaml", "reports")
     }
-    assert (folder / "reports/comments/e.md").exists() and not (folder / "reports/old").exists()
+    assert not (folder / "reports/comments/e.md").exists() and not (folder / "reports/old").exists()
     assert (folder / "tracked").read_text() == "edited"
     assert f"dir = {tmp_path / 'cache-of-mine'}" in (folder / ".dvc/config.local").read_text()
     other = load_study(folder / "params.yaml")
-    assert other.seeds == [7, 8] and other.model_copy(update={"seeds": repository.seeds}) == repository
+    assert other.seeds == [7, 8] and other.active_experiments == needed_experiments(repository)
+    assert all(other.experiments[name] == repository.experiments[name] for name in other.active_experiments)
     replicate._copy_project(Path("replicates/y"), [7], 5)  # a base seed: all that is generated is generated anew
     other = load_study(Path("replicates/y/params.yaml"))
     assert {task["seed"] for task in other.tasks.values() if "seed" in task} == {5}
     assert other.evaluation.seed == 5
     assert [getattr(model, "seed", 5) for model in other.models.values()] == [5] * len(other.models)
+
+
+def test_a_replicate_leaves_out_what_no_claim_is_about_and_nothing_else_needs(repository: Study) -> None:
+    folder = Path("replicates/x")
+    left_out = {*repository.active_experiments} - {*needed_experiments(repository)}
+    assert left_out == {"grpo_kl_divergence", "grpo_colocate", "leaderboard", "grpo_keyword_inclusion"}
+    replicate._copy_project(folder, [7], 5)
+    other = load_study(folder / "params.yaml")
+    assert [*other.tasks] == [*other.models] == ["main"] and other.kissing_number is None and not other.kl_in
+    assert not other.evaluation.best_of_n.prompts and len(other.evaluation.zero_shot_prompts) == 1
+    assert other.study != repository.study  # whose comments are about its own numbers
+    text = paths.PARAMS.read_text()
+    keys = [key_of(repository)]
+    for old, new in (("question: What does the prompt change?", "question: What?"), ("n_grpo_steps: 3", "n_grpo_steps: 4")):
+        paths.PARAMS.write_text(text.replace(old, new))
+        keys.append(key_of(load_study()))
+    assert keys[0] == keys[1] != keys[2]  # a question is no setting
 
 
 def test_seeds_are_new_and_the_study_is_finished(repository: Study) -> None:
@@ -123,19 +144,31 @@ def test_seeds_are_new_and_the_study_is_finished(repository: Study) -> None:
 
 
 def test_a_pipeline_that_fails_is_continued_and_all_finished_replicates_are_compared(repository: Study) -> None:
-    write_json(paths.RECORD, record("b", x=HOLDS))
+    claim = "std-normalization"
+    write_json(paths.RECORD, record("b", **{"x": HOLDS, claim: OPEN}))
+    write_pairs(paths.PAIRS, {claim: Pairs("a", "b", [0, 1], np.full((2, 9), 0.2), np.empty((2, 0)), "of seed 0")})
     Path("workflow").mkdir()
     Path("workflow/repro.py").write_text("import sys; sys.exit(3)")
     with pytest.raises(UserError, match="its pipeline ended with code 3"):
         replicate.replicate([7], None)
     (folder,) = Path("replicates").glob("*-seeds-7")
     there = json.dumps(record("b", x=DOES_NOT_HOLD))
-    script = f"import pathlib as p; p.Path('reports').mkdir(exist_ok=True); p.Path('reports/record.json').write_text({there!r})"
+    write_pairs(Path("their_pairs"), {claim: Pairs("a", "b", [7], np.full((1, 9), 0.5), np.empty((1, 0)), "of seed 5")})
+    files = {"record.json": there, "pairs.csv": Path("their_pairs").read_text()}
+    script = f"import pathlib as p\nfor name, text in {files!r}.items(): (p.Path('reports') / name).write_text(text)"
     (folder / "workflow/repro.py").write_text(script)
-    assert "1 claims: 1 turned round" in replicate.replicate([7], None)
+    assert "2 claims: 1 turned round, 1 not tried" in replicate.replicate([7], None)
+    assert [path.name for path in paths.REPLICATES.glob("*.csv")] == [f"{folder.name}.csv"]
+    text = (paths.REPORTS / "replication.md").read_text()
+    assert "| Dividing by the group's standard deviation raises the final reward | open: std-normalization" in text
+    assert "0.300 (-" in text and "3 seeds of 2 studies |" in text  # twice .2 and once .5
     folder.rename(folder.with_name("other-seeds-9"))  # of another study
     Path("workflow/repro.py").write_text(script)
     replicate.replicate([8], None)
     found = json.loads((paths.REPORTS / "replication.json").read_text())
-    assert [*found] == ["seeds-8"] and found["seeds-8"]["claims"][0]["replicate"] == "does not hold: x | 0.5"
+    assert (
+        [*found] == ["seeds-8"]
+        and len(read_replicates(repository)) == 2
+        and found["seeds-8"]["claims"][0]["replicate"] == "does not hold: x | 0.5"
+    )
     assert "## seeds-8" in (paths.REPORTS / "replication.md").read_text()

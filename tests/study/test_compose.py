@@ -418,13 +418,13 @@ def test_use_does_not_overwrite_an_edit_unasked(project: Path, grpo: Grpo) -> No
 
 
 def test_stages_follow_from_edits_of_arms_and_seeds(project: Path, grpo: Grpo) -> None:
-    edit("      examples_32: {examples: 32}\n", "      # not this time\n")
-    with pytest.raises(UserError, match=r"stages.yaml: .*\(sft_experiment-examples_32\)\. Run `make repro`"):
+    edit("      '3e-4': {learning_rate: 0.0003}\n", "      # not this time\n")
+    with pytest.raises(UserError, match=r"stages.yaml: .*\(grpo_learning_rate-3e-4\)\. Run `make repro`"):
         load_study()
     assert "stages train, 0 of them new" in grpo("study", "check")[1]
-    assert "sft_experiment-examples_32" not in parse_yaml(paths.STAGES)["runs"]
+    assert "grpo_learning_rate-3e-4" not in parse_yaml(paths.STAGES)["runs"]
     assert "      # not this time\n" in Path("params.yaml").read_text(), "comments of one's own stay"
-    assert "all" in load_study().experiments["sft_experiment"].arms
+    assert "1e-3" in load_study().experiments["grpo_learning_rate"].arms
 
 
 def test_a_study_with_import_paths_can_be_changed_by_dvc_exp(lab: Path, grpo: Grpo) -> None:
@@ -457,9 +457,8 @@ def test_list_marks_the_active_study_and_leaves_the_base_out(project: Path, grpo
     write("studies/own.yaml", "extends: smoke\nseeds: [1]\n")
     lines = grpo("study", "list")[1].splitlines()
     assert [line.split()[0] for line in lines if line[0] == " "] == [
-        "gsm8k", "math-24gb", "math-24gb-first", "math-24gb-turing", "math-2xh100", "math-7b-8xh100", "math-first", "math-h100",
-        "math-one-instance",
-        "math-rehearsal", "mini",
+        "gsm8k", "lora", "math-24gb", "math-24gb-first", "math-24gb-turing", "math-2xh100", "math-7b-8xh100", "math-first",
+        "math-h100", "math-one-instance", "math-rehearsal", "mini",
         "objectives", "own", "quickstart", "real", "smollm2", "tools",
     ]  # fmt: skip
     assert [line.split()[1] for line in lines if line[0] == "*"] == ["smoke"]

@@ -22,6 +22,7 @@ from study_parts import (
     STUDIES,
     activate,
     edited,
+    entry,
     method_of,
     new_arm,
     put,
@@ -41,7 +42,7 @@ from grpo.study.stages import write_stages
 from grpo.training.run import run_identity
 
 START = f"{SFT}/all/last"
-LONG = study_named("mini").experiments[FOCUSED].arms["best_1"]["n_grpo_steps"]
+LONG = 24  # twice those of the sweep
 
 
 def winner(experiment: str, arm: str, **overrides: Any) -> dict[str, Any]:
@@ -238,13 +239,19 @@ def test_a_row_of_runs_for_each_stage_that_trains() -> None:
     together = edited(
         put("experiments.grpo_sft_initialization.arms", {"tuned": {"start_from": START}}),
         *(put(f"experiments.{name}.{key}", None) for name in EXPERIMENTS for key in ("seeds", "timed")),
+        *(put(f"experiments.{name}.one_stage", name == BROAD) for name in EXPERIMENTS),
         put("seeds", [0, 1]),
     )
+    broad = together.runs_table()[BROAD]
+    assert (broad["arm"], broad["seed"], broad["folder"]) == (" ".join(together.experiments[BROAD].arms), "all", BROAD)
+    assert broad["values"] == f"experiments.{BROAD}.arms"
+    together = together.model_copy(update={"experiments": together.experiments | {BROAD: entry(BROAD, one_stage=False)}})
     apart = together.model_copy(update={"seeds_in_one_stage": False}).runs_table()
     assert len(apart) == 2 * len(together.runs_table())
     assert apart["grpo_sft_initialization-tuned-1"] == {
         "experiment": "grpo_sft_initialization",
         "arm": "tuned",
+        "values": "experiments.grpo_sft_initialization.arms.tuned",
         "seed": 1,
         "folder": "grpo_sft_initialization/tuned/1",
         "task": "main",
@@ -315,9 +322,11 @@ def test_dvc_makes_the_stages_of_what_a_study_makes_and_no_others(
     names = stages_of_dvc(workdir, monkeypatch).keys()
     expected = set()
     for name in study.active_experiments:
-        together = study.seeds_in_one_stage and study.experiments[name].timed is None
-        seeds = [""] if together else [f"-{seed}" for seed in study.seeds[: study.experiments[name].seeds]]
-        expected |= {f"train@{name}-{arm}{seed}" for arm in study.experiments[name].arms for seed in seeds}
+        entry, seeds = study.experiments[name], [""]
+        if not entry.one_stage and not (study.seeds_in_one_stage and entry.timed is None):
+            seeds = [f"-{seed}" for seed in study.seeds_of(name)]
+        arms = [""] if entry.one_stage else [f"-{arm}" for arm in entry.arms]
+        expected |= {f"train@{name}{arm}{seed}" for arm in arms for seed in seeds}
     assert {name for name in names if name.startswith("train@")} == expected
     assert {name.removeprefix("select@") for name in names if name.startswith("select@")} == set(study.active_experiments)
 
@@ -336,7 +345,9 @@ def test_dvc_names_everything_that_a_run_depends_on(mini_study: Study, workdir: 
         sections = {method if key == "config" else key for key in set(identity) - elsewhere}
         expected |= sections | {"grpo"}
         # What a run reads lies in what its stage names; a run that starts from another's weights is in the test above.
-        row = next(row for row in study.runs_table().values() if (row["experiment"], row["arm"]) == (experiment, run.arm))
+        row = next(
+            row for row in study.runs_table().values() if row["experiment"] == experiment and run.arm in row["arm"].split()
+        )
         deps = [f"data/{row['model']}", f"data/{row['train']}/train.jsonl", f"data/dataset/{row['task']}"]
         for read in (run.model, run.train, run.validation):
             assert any(read == Path(dep) or Path(dep) in read.parents for dep in deps), (experiment, read)

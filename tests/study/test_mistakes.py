@@ -50,7 +50,11 @@ def evaluated_on(problems: int, last: int, selecting: int) -> Edit:
     return all_of(*(put(f"evaluation.{key}", value) for key, value in counts.items()))
 
 
-two_processes = all_of(put("learner.processes", 2), put("seeds_in_one_stage", False))
+two_processes = all_of(
+    put("learner.processes", 2),
+    put("seeds_in_one_stage", False),
+    *(put(f"experiments.{name}.one_stage", False) for name in EXPERIMENTS),
+)
 NO_FACTOR = ".learning_rate_times: expected a number above 0, and no learning_rate beside it, but it is"
 NO_RANK = "is not a whole number from 1 to selection.best_few (2)"
 ON_GPU = put("learner.device", "cuda:0")

@@ -97,7 +97,7 @@ def threads(number: int, **cpus: int) -> Edit:
     return edit
 
 
-@pytest.mark.parametrize("kind", ["model", "train_on_cpu", "evaluate", "train", "colocate", "asynchronous", "alone"])
+@pytest.mark.parametrize("kind", ["model", "train_on_cpu", "evaluate", "train", "alone"])
 def test_a_stage_that_computes_on_the_cpu_has_a_core_for_each_thread(kind: str) -> None:
     edit = all_of(put("experiments.grpo_lora.timed", "alone"), threads(3, small=1, **{kind: 2}))
     message = f"resources.{kind}.cpus (2): these stages compute on the CPU with 3 threads: reserve as many"

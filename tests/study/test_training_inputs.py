@@ -234,7 +234,8 @@ def test_settings_and_code_are_written(of_each_kind: Study, workdir: Path) -> No
 
 def test_further_seeds_count_only_where_one_stage_trains_them_all(of_each_kind: Study, workdir: Path) -> None:
     """Else the seed is in the command of the run's own stage, as in a timed experiment; one experiment has its only seed."""
-    of_two = {f"experiments.{SFT}.timed": "alone", f"experiments.{EXPERT_ITERATION}.seeds": 1}
+    of_two = {f"experiments.{name}.one_stage": False for name in of_each_kind.active_experiments}
+    of_two |= {f"experiments.{SFT}.timed": "alone", f"experiments.{EXPERT_ITERATION}.seeds": 1}
     for together in (False, True):
         values = of_two | {"seeds_in_one_stage": together}
         one, two = (written(with_values(of_each_kind, values | {"seeds": seeds})) for seeds in ([0], [0, 1]))

@@ -5,16 +5,18 @@ Nothing in it differs between machines: seconds, ids and hardware are in reports
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pandas as pd
 
-from grpo.common.files import read_json, read_jsonl, write_json
+from grpo.common.files import read_json, read_jsonl, write_json, write_text
 from grpo.reporting.charts import over_runs, values_of
 from grpo.reporting.labels import arm_labels
 from grpo.results.claims import judge_claims, read_published, read_replicates
@@ -56,12 +58,28 @@ def write_record(study: Study) -> Values:
     write_outcomes(study, evidence)
     write_pairs(paths.PAIRS, {verdict.id: verdict.pairs for verdict in verdicts if verdict.pairs})
     write_json(paths.RECORD, record)
+    write_text(paths.DIGESTS, digests_of(record))
     return record
 
 
 def read_record(project: Path = Path()) -> Values:
     """Read reports/record.json of a project's folder; a missing or damaged file is a UserError."""
     return read_json(project / paths.RECORD, made_by="tables", keys=("study", "headline", "experiments", "claims"))
+
+
+def leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a record that are neither dictionaries nor lists, each with its place, such as ``claims/0/verdict``."""
+    if isinstance(value, dict | list) and value:
+        for key, of in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(of, f"{place}/{key}".lstrip("/"))
+    else:
+        yield place, value
+
+
+def digests_of(record: Values) -> str:
+    """Four hexadecimal digits for each of the record's :func:`leaves`, by which `grpo verify` finds one that was changed."""
+    found = [f"{crc32(json.dumps(leaf).encode()) & 0xFFFF:04x}" for leaf in leaves(record)]
+    return "".join(f"{' '.join(found[start : start + 24])}\n" for start in range(0, len(found), 24))
 
 
 def record_of(study: Study, evidence: Mapping[str, Evidence], verdicts: Sequence[Verdict]) -> Values:

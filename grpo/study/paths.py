@@ -54,6 +54,7 @@ SELECT = REPORTS / "select"  # an experiment's winner; changes only if the winne
 CANDIDATES = REPORTS / "candidates"  # all arms of an experiment, and why the winner won
 RECORD = REPORTS / "record.json"  # all that was measured and concluded, the same on every machine
 OUTCOMES = REPORTS / "outcomes.csv"  # a row a run: scores by problem, from which all can be computed again
+DIGESTS = REPORTS / "digests.txt"  # of each value of the record
 PAIRS = REPORTS / "pairs.csv"  # the paired differences by which claims are judged
 REPLICATES = REPORTS / "replicates"  # the same of each finished replicate
 TIMING_TABLE = REPORTS / "timing.csv"  # a row a run: what differs between machines

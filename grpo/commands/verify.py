@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ from grpo.commands.recompute import (
     compare,
     compare_experiment,
     compare_samples,
+    lines,
     mean,
     row_of_folder,
     rows_of_file,
@@ -41,6 +43,7 @@ from grpo.results.outcomes_file import samples_digest
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.software import hardware
+from grpo.tracking.mlflow_uri import NOWHERE
 
 SHOWN = 10  # differences in the report
 TOLERANCE = 3 * 0.045  # three standard deviations of five equal runs on MATH (garg-2026)
@@ -145,9 +148,13 @@ def _unlike_digests(record: Row, known: set[str]) -> Iterator[Difference]:
 def _unlike_rendered(study: Study, record: Row, rows: dict[str, Row]) -> Iterator[Difference]:
     """Compare tables, write-up and page with what the record gives."""
     tables, written = tables_of(record), {path.stem: path for path in paths.TABLES.glob("*.md")}
-    for name in tables.keys() | written.keys():
+    unlike: list[Difference] = []
+    for name in sorted(tables.keys() | written.keys()):
         path = paths.TABLES / f"{name}.md"
-        yield from _unlike_text(path, read_text(path, MADE_BY) if name in written else "", tables.get(name, ""))
+        unlike += _unlike_text(path, read_text(path, MADE_BY) if name in written else "", tables.get(name, ""))
+    if unlike:  # the write-up has these tables
+        yield from unlike
+        return
     page = read_text(paths.PAGE, "writeup")
     try:
         samples, by_run = embedded_samples(page)
@@ -206,13 +213,14 @@ def repeat(rows: dict[str, Row], name: str | None) -> dict[str, Any]:
         there = Path(copy)
         _prepare(there, name)
         experiment, arm, seed = name.split("/")
-        task = json.loads(read_text(paths.RECORD, MADE_BY))["experiments"][experiment]["task"]
-        for kind, made in (("model", paths.model(task)), ("dataset", paths.train(task))):
-            if not (there / made).exists():
-                _grpo(there, kind, task)
+        entry = json.loads(read_text(paths.RECORD, MADE_BY))["experiments"][experiment]
+        task, inputs = entry["task"], {"model": paths.model, "dataset": paths.train}
+        for stage, made in (inputs | ({"sft_dataset": paths.sft_examples} if entry["method"] == "sft" else {})).items():
+            if not (there / made(task)).exists():
+                _grpo(there, stage, task)
         _grpo(there, "train", experiment, arm, "--seed", seed)
         now, here = there / paths.RUNS / name, paths.RUNS / name
-        again = row_of_folder(now, name, rows[name]["levels"])
+        again = row_of_folder(now, name, rows[name]["levels"]) | {"samples": samples_digest(lines(now / "rollouts.jsonl"))}
         unlike = [one.place for one in (of for key in again for of in compare("", key, again[key], rows[name][key]))]
         if (here / FILES[0]).exists():
             unlike += [file for file in FILES if (here / file).read_bytes() != (now / file).read_bytes()]
@@ -237,18 +245,21 @@ def _drawn(rows: dict[str, Row], timing: Any) -> str:
 
 def _prepare(there: Path, run: str) -> None:
     """Link to the project's files from another folder, in which a run finds its inputs, and no results of runs."""
-    outputs = {paths.RUNS.name, paths.CHECKPOINTS.name, paths.TIMING.name, paths.STATE.name}
-    links = [path for path in Path().iterdir() if path.name not in ("data", ".git", ".dvc", "mlruns", "mlflow.db")]
-    links += [path for path in paths.RUNS.parent.glob("*") if path.name not in outputs]
+    outputs = {path.name for path in (paths.RUNS, paths.CHECKPOINTS, paths.TIMING, paths.STATE)}
+    own = {paths.RUNS.parent.name, paths.REPORTS.name, ".git", ".dvc"}
+    links = [path for path in Path().iterdir() if path.name not in own]
+    data = [path for path in paths.RUNS.parent.glob("*") if path.name not in outputs]
+    links += [of for path in data for of in (path.iterdir() if path.is_dir() else [path])]
     links += [path for path in paths.CHECKPOINTS.glob("*") if path.name != run.split("/")[0]]
+    shutil.copytree(paths.REPORTS, there / paths.REPORTS)  # the stages that make inputs write there too
     for path in links:
         (there / path).parent.mkdir(parents=True, exist_ok=True)
         (there / path).symlink_to(path.absolute())
 
 
 def _grpo(there: Path, *arguments: str) -> None:
-    environment = {key: of for key, of in os.environ.items() if not key.startswith(("DVC_", "MLFLOW_TRACKING_URI"))}
-    environment |= {"PYTHONPATH": str(paths.ROOT)}
+    environment = {key: of for key, of in os.environ.items() if not key.startswith("DVC_")}
+    environment |= {"PYTHONPATH": str(paths.ROOT), "MLFLOW_TRACKING_URI": NOWHERE}
     command = [sys.executable, "-m", "grpo", *arguments]
     done = subprocess.run(command, cwd=there, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -261,10 +272,10 @@ def _grpo(there: Path, *arguments: str) -> None:
 def report(found: dict[str, Any]) -> str:
     """Write what :func:`verify` found in words."""
     differ, said = found["differences"], found["noise"]
-    lines = [f"{one['file']}, {one['place']}: written {one['written']}; recomputed {one['recomputed']}" for one in differ]
-    more = [f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    places = [f"{one['file']}, {one['place']}: written {one['written']}; recomputed {one['recomputed']}" for one in differ]
+    more = [f"... and {len(places) - SHOWN} more"] if len(places) > SHOWN else []
     rows = f"{found['runs']} runs in {paths.OUTCOMES}, {found['from_data']} of them also from {paths.RUNS}"
-    text = [*lines[:SHOWN], *more, f"record, tables, write-up and page: {len(differ) or 'no'} differences ({rows})"]
+    text = [*places[:SHOWN], *more, f"record, tables, write-up and page: {len(differ) or 'no'} differences ({rows})"]
     text.append(
         f"noise: runs of one arm differ by {said['seeds']:.3f} (standard deviation over seeds; at most {said['largest']:.3f}), "
         f"of which {said['draws']:.3f} is by the draws of responses; other problems move a mean by {said['problems']:.3f}"

@@ -77,7 +77,7 @@ def leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def digests_of(record: Values) -> str:
-    """Four hexadecimal digits for each of the record's :func:`leaves`, by which `grpo verify` finds one that was changed."""
+    """Four hexadecimal digits for each of the :func:`leaves` and its place, by which `grpo verify` finds a changed one."""
     found = [f"{crc32(json.dumps(leaf).encode()) & 0xFFFF:04x}" for leaf in leaves(record)]
     return "".join(f"{' '.join(found[start : start + 24])}\n" for start in range(0, len(found), 24))
 

@@ -14,9 +14,10 @@ import pytest
 from report_parts import run, store, store_general, study_of
 
 from grpo.commands import stages
+from grpo.commands import verify as verifying
 from grpo.commands.recompute import Difference, rows_of_file
 from grpo.commands.verify import differences, noise
-from grpo.results.outcomes_file import numbers_of, read_outcomes, scores_of
+from grpo.results.outcomes_file import numbers_of, scores_of
 from grpo.study import paths
 from grpo.study.claims import Beats
 from grpo.study.schema import Study
@@ -73,12 +74,13 @@ def test_an_altered_digit_is_found_and_its_place_named(study: Study) -> None:
         text = path.read_text()
         place = draw.choice([match.start() for match in re.finditer(r"\d", text)])
         digit = draw.choice([of for of in "0123456789" if of != text[place]])
-        path.write_text(text[:place] + digit + text[place + 1 :])
+        changed = text[:place] + digit + text[place + 1 :]
+        path.write_text(changed)
         line = text.count("\n", 0, place)
         first = found_in(study)[0]
         assert first.file == str(path), (number, first)
         if path == paths.RECORD and not first.place.startswith("line "):
-            key = re.match(r'\s*"([^"]+)": ', text.splitlines()[line])
+            key = re.match(r'\s*"([^"]+)": ', changed.splitlines()[line])
             assert first.place.split("/")[-1] == key[1] if key else first.place.split("/")[-1].isdigit(), (number, first)
         else:
             assert first.place.startswith("samples of ") or first.place == f"line {line + 1}", (number, first)
@@ -111,6 +113,37 @@ def test_noise_of_runs_draws_and_problems(study: Study) -> None:
     drawn = np.sqrt(np.mean([p * (1 - p) / 100 for p in (0.3, 0.6, 0.7)]))
     assert said["draws"] == pytest.approx(drawn, rel=0.1) and said["problems"] < drawn
     assert said["seeds"] <= said["largest"]
+
+
+@pytest.mark.parametrize(
+    ("processor", "changed", "agrees"),
+    [
+        ("of 1 GHz", "", True),
+        ("of 1 GHz", "history.csv", False),
+        ("another", "history.csv", True),  # bits may differ there, and the end is the same
+        ("another", "outcomes.jsonl", False),  # .6 lower
+    ],
+)
+def test_a_run_that_is_trained_again(
+    study: Study, monkeypatch: pytest.MonkeyPatch, processor: str, changed: str, agrees: bool
+) -> None:
+    """Training itself is replaced by a copy of the recorded run, changed in one file."""
+    name, calls = f"{SWEEP}/3e-4/0", []
+
+    def trained(there: Path, stage: str, *_: str) -> None:
+        calls.append(stage)
+        if stage == "train":
+            assert not (there / paths.RUNS).exists() and (there / paths.REPORTS / "record.json").exists()
+            shutil.copytree(paths.RUNS / name, there / paths.RUNS / name)
+            if changed:
+                file = there / paths.RUNS / name / changed
+                file.write_text(file.read_text().replace("1.0", "0.0"))
+
+    monkeypatch.setattr(verifying, "_grpo", trained)
+    monkeypatch.setattr(verifying, "hardware", lambda: {"processor": processor})
+    found = verifying.repeat(rows_of_file(paths.OUTCOMES), name)
+    assert calls == ["model", "dataset", "train"]  # the project has neither
+    assert found["agrees"] is agrees and (changed in found["unlike"] if changed else not found["unlike"])
 
 
 def test_scores_as_text() -> None:

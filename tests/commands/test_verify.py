@@ -104,7 +104,7 @@ def test_the_command_says_what_it_found(study: Study, grpo: Callable[..., tuple[
     assert code == 0 and "no differences (9 runs" in out and "noise: " in out
     paths.RECORD.write_text(paths.RECORD.read_text().replace('"holds"', '"open"', 1))
     code, out, _ = grpo("verify", "--no-run", "--json")
-    assert code == 1 and json.loads(out)["differences"][0]["place"] == "claims/0/verdict"
+    assert code == 1 and json.loads(out)["differences"][0]["place"] == "claims/2/verdict"  # after two published ones
 
 
 def test_noise_of_runs_draws_and_problems(study: Study) -> None:

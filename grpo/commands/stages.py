@@ -237,14 +237,17 @@ def tables() -> None:
 
 
 def figures() -> None:
-    """Draw reports/figures/*.svg from the record and the runs, and reports/timing.svg from their times."""
+    """Draw reports/figures/*.svg from the record and the runs; from their times reports/timing.svg and reports/curves."""
     from grpo.reporting.charts import save_figure
+    from grpo.reporting.curves import write_curves
     from grpo.reporting.figures import draw_figures
     from grpo.reporting.record import read_record
     from grpo.reporting.timing import draw_timing
 
     study = load_study()
-    draw_figures(study, read_record())
+    record = read_record()
+    draw_figures(study, record)
+    write_curves(study, record)
     save_figure(draw_timing(study), paths.TIMING_FIGURE)
     print(f"{paths.FIGURES}: a figure for each experiment, and those of the study as a whole")
 

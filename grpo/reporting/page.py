@@ -20,6 +20,8 @@ from markdown_it.token import Token
 from grpo.common.files import read_jsonl
 from grpo.common.yaml_file import parse_yaml
 from grpo.reporting.charts import INK
+from grpo.reporting.curves import CURVES
+from grpo.reporting.record import own_experiments
 from grpo.results.verdicts import DECIDED, VERDICTS
 from grpo.study import paths
 from grpo.study.paths import stage_of_run
@@ -36,6 +38,9 @@ IDS = {  # of sections and folded parts that other parts link to
     "Kissing numbers": "kissing_number",
     "The base model": "base_model",
 }
+SECTIONS = {"Result": "answer", "Contrasts": "contrasts", "Claims": "claims", "Settings": "settings-that-won"}
+SECTIONS |= {"Experiments": "experiments", "Base model": "base_model", "Method": "method"}
+UNFOLDED = 2  # experiments of a study of one's own
 MOST_SAMPLES = 700_000  # characters in the page; other samples stay in the runs' folders
 NUMBERS = ("format_reward", "answer_reward", "reward", "token_entropy")
 COLUMNS = ("step", "problem", "prompt", "response", "ground_truth", *NUMBERS)
@@ -52,15 +57,19 @@ def page_of(record: Mapping[str, Any], text: str, timing: pd.DataFrame, samples:
         timing: reports/timing.csv.
         samples: what :func:`browsable` gives, to leave out the runs' folders.
     """
-    figures = {f"figures/{path.stem}": inlined(path) for path in sorted(paths.FIGURES.glob("*.svg"))}
-    figures |= {path.stem: inlined(path) for path in paths.REPORTS.glob("timing.svg")}
-    body = Body(figures, list(record["experiments"])).of(text)
+    drawn = [*paths.FIGURES.glob("*.svg"), *paths.REPORTS.glob("timing.svg"), *CURVES.glob("*.svg")]
+    figures = {path.relative_to(paths.REPORTS).with_suffix("").as_posix(): inlined(path) for path in drawn}
+    experiments, top = record["experiments"], record["headline"]
+    own = own_experiments(experiments, record["claims"])
+    unfolded = dict.fromkeys([top["experiment"], *own]) if top and (own or len(experiments) <= UNFOLDED) else []
+    body = Body(figures, list(experiments), [*unfolded][:UNFOLDED]).of(text)
     script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
     environment = Environment(loader=PackageLoader("grpo.reporting"), undefined=StrictUndefined, autoescape=True)
     return environment.get_template("page.html").render(
         study=record["study"],
-        experiments={name: entry["title"] for name, entry in record["experiments"].items()},
+        experiments={name: entry["title"] for name, entry in experiments.items()},
         body=body,
+        sections={title: name for title, name in SECTIONS.items() if f'id="{name}"' in body},
         css=(TEMPLATES / "page.css").read_text(encoding="utf-8"),
         script=script,
         script_digest=b64encode(hashlib.sha256(script.encode()).digest()).decode(),  # no other script runs, nor a handler
@@ -183,10 +192,11 @@ class Body:
     Args:
         figures: SVG by path below reports/, without the ending. Other pictures are left out.
         experiments: names, in the order of the write-up.
+        unfolded: those that are not folded.
     """
 
-    def __init__(self, figures: Mapping[str, str], experiments: Sequence[str]):
-        self.figures, self.experiments = figures, iter(experiments)
+    def __init__(self, figures: Mapping[str, str], experiments: Sequence[str], unfolded: Sequence[str] = ()):
+        self.figures, self.experiments, self.unfolded = figures, iter(experiments), unfolded
         self.markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
         self.markdown.add_render_rule("text", _with_terms)  # type: ignore[arg-type]
 
@@ -207,7 +217,7 @@ class Body:
                 name = "" if rank > 3 else next(self.experiments) if section == "Experiments" else _id(head)
                 said = f"<h{rank}>{head}</h{rank}>" + (f" <span>{result}</span>" if result else "")
                 anchor = f' id="{html.escape(name)}"' if name else ""
-                begin, end = f"<details{anchor}><summary>{said}</summary>", "</details>"
+                begin, end = f"<details{anchor}{' open' * (name in self.unfolded)}><summary>{said}</summary>", "</details>"
             made += [begin, self._html(tokens, head)]
             opened.append(end)
         return "\n".join([*made, *reversed(opened)])

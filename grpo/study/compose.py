@@ -150,9 +150,12 @@ def compose(path: Path) -> dict[str, Any]:
         own = read_mapping(file)
         values = _extended(values, own, file)
     composed: dict[str, Any] = {"study": path.stem}
+    values.pop("heading", None)  # the extended file's would be wrong
+    if "heading" in own:
+        composed["heading"] = own["heading"]
     if "description" in own:
         composed["description"] = own["description"]
-    elif len(files) > 1:  # the extended file's description would be wrong
+    elif len(files) > 1:
         sections = ", ".join(key for key in own if key not in COMPUTED)
         composed["description"] = f"As {files[1].stem}, but for: {sections or 'nothing'}."
     here = path.parent.resolve()
@@ -171,6 +174,9 @@ def compose(path: Path) -> dict[str, Any]:
 def _extended(values: Mapping[str, Any], overlay: dict[str, Any], file: Path) -> dict[str, Any]:
     """Lay a study file over ``values``: write out its objective and leave out the experiments that it names."""
     overlay.pop("extends", None)
+    own = {key: of.get(MAIN) or () for key in BY_TASK if isinstance(of := overlay.get(key), dict)}
+    if "use" in own.get("tasks", ()) or "source" in own.get("models", ()):
+        values = {**values, "by_design": []}  # the extended study's sentences are about its own task and model
     if isinstance(overlay.get("grpo"), dict):
         overlay["grpo"] = with_objective(overlay["grpo"], f"{file}: grpo")
     experiments = overlay.get("experiments")

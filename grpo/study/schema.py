@@ -21,6 +21,7 @@ from grpo.study.claims import AnyClaim, own_claims
 from grpo.study.compose import STUDIES_FOLDER, compose
 from grpo.study.methods import (
     OFF_POLICY_RANK,
+    OMIT,
     ExpertIterationConfig,
     GrpoConfig,
     RunConfig,
@@ -80,7 +81,9 @@ class Study(Section):
 
     study: str = Field(max_length=LONGEST_NAME)
     description: str
-    by_design: list[str] = Field(default_factory=list)  # sentences: what pretraining, data and construction planted
+    heading: Annotated[str, OMIT] = Field("", max_length=80)  # of the report; by default the study's name
+    # Sentences: what pretraining, data and construction planted; one about an experiment as {EXPERIMENT: sentence}.
+    by_design: list[str | dict[str, str]] = Field(default_factory=list)
     folder: str = STUDIES_FOLDER.as_posix()  # folder with the study's own modules and data, relative to the project's folder
     file: str | None = None  # the study file that it was composed from, relative to the project's folder
     seeds: list[Seed] = Field(min_length=1, max_length=1000)

@@ -131,6 +131,8 @@ def store(run: Run, seconds: float = 1.0, alone: bool = False) -> None:
             "phases": {"rollout_s": 5 * seconds, "training_s": 2 * seconds, "evaluation_s": seconds},
             "steps": [{"step": int(number)} | step for number in run.history["step"]],
             "alone": alone,
+            "threads": 2,
+            "device": "cpu",
             "same_as": run.config["same_as"],
             "mlflow_run_id": f"id-{seconds:g}",
             "git_commit": f"{seconds:g}" * 40,

@@ -27,6 +27,7 @@ def test_the_study_makes_what_the_readme_promises(finished):
         "reports/metrics": [f"{name}.json" for name in ("kissing_number", *EXPERIMENTS)],
         "reports/tables": [f"{name}.md" for name in ("zero_shot", "best_of_n", "claims", *EXPERIMENTS)],
         "reports/figures": [f"{name}.svg" for name in (*FIGURES, *EXPERIMENTS)],
+        "reports/curves": ["leaderboard.svg", "grpo_off_policy_sweep_focused.svg", *(f"{name}.csv" for name in EXPERIMENTS)],
         "reports/select": ["grpo_baselines.json"],
         "reports/dataset": ["sft/main.json", "keyword.json"],
         "data/math_baseline": ["r1_zero_examples.md"],

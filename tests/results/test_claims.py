@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -226,3 +226,23 @@ def test_a_mistake_in_an_own_claim_is_one_line(mini_study: Study, claim: dict[st
     with pytest.raises(UserError, match=message) as error:
         validated(values, Path("params.yaml"))
     assert len(str(error.value).splitlines()) == 1
+
+
+def test_replicates_decide_with_the_study(study: Study, write: Callable[..., None]) -> None:
+    """The study's runs again on other problems; a replicate that does not test a claim, or of an arm alone, adds nothing."""
+    write()
+    evidence = {name: evidence_of(study, name) for name in study.active_experiments}
+    alone = by_id(judging.judge_claims(study, evidence))
+    assert alone["baseline-helps"].together is None
+    other = {
+        name: replace(pairs, problems="others") for name, of in alone.items() if (pairs := of.pairs) and name != "prompt-final"
+    }
+    found = by_id(judging.judge_claims(study, evidence, [other, {}]))
+    assert found["prompt-final"].together is None and found["lora-rank-1"].together is not None
+    assert {name: replace(of, together=None) for name, of in found.items()} == alone
+    for name, of in found.items():
+        assert (of.together is None) == (name not in other)
+        if of.together and of.interval:
+            assert (of.together["studies"], of.together["seeds"]) == (2, 10)
+            assert of.together["interval"]["value"] == pytest.approx(of.interval["value"])
+            assert of.together["could_see"] < (of.could_see or 0)

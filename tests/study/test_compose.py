@@ -241,6 +241,20 @@ def test_experiments_are_left_out_of_what_is_extended_and_arms_bring_one_back(pr
     assert list(values["experiments"]) == [*EXPERIMENTS, "grpo_own"], "a new one comes last"
 
 
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("tasks: {main: {levels: 2}}", True),
+        ("tasks: {main: {use: gsm8k}}", False),
+        ("models: {main: {source: local, path: m}}", False),
+        ("tasks: {keyword: {use: keyword, seed: 1}}", True),
+    ],
+)
+def test_what_is_by_design_of_a_task_or_model_goes_with_it(project: Path, text: str, kept: bool) -> None:
+    found = compose(write("studies/own.yaml", f"extends: mini\n{text}\n"))["by_design"]
+    assert found == (values_of("mini")["by_design"] if kept else [])
+
+
 @pytest.mark.parametrize("name", ["grpo_baselines", "grpo_prompt_ablation", "leaderboard"])
 def test_an_experiment_runs_alone(project: Path, name: str) -> None:
     """It drags no experiment before it along, and its arms start from the study's own values."""

@@ -305,8 +305,10 @@ def compare(file: str, place: str, recomputed: Any, written: Any) -> Iterator[Di
     if isinstance(recomputed, tuple) and isinstance(written, dict):
         for key, of in zip(("value", "low", "high"), recomputed, strict=True):
             yield from compare(file, f"{place}/{key}".strip("/"), of, written[key])
-        return
-    if not _same(recomputed, written):
+    elif isinstance(recomputed, list) and isinstance(written, list) and len(recomputed) == len(written):
+        for number, (one, other) in enumerate(zip(recomputed, written, strict=True)):
+            yield from compare(file, f"{place}/{number}", one, other)
+    elif not _same(recomputed, written):
         yield Difference(file, place, _shown(written), _shown(recomputed))
 
 

@@ -159,7 +159,7 @@ def _unlike_rendered(study: Study, record: Row, rows: dict[str, Row]) -> Iterato
     try:
         samples, by_run = embedded_samples(page)
         for run, shown in by_run.items():
-            yield from compare(str(paths.PAGE), f"samples of {run}", rows[run]["samples"], samples_digest(shown))
+            yield from compare(str(paths.PAGE), f"samples of {run}", rows.get(run, {}).get("samples"), samples_digest(shown))
         yield from compare(str(paths.PAGE), "runs with samples", {*rows}, {*by_run, *samples["left_out"]})
     except (ValueError, LookupError, TypeError) as error:
         yield Difference(str(paths.PAGE), "samples", repr(error), "as the report stage writes them")

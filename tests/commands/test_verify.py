@@ -83,7 +83,7 @@ def test_an_altered_digit_is_found_and_its_place_named(study: Study) -> None:
             key = re.match(r'\s*"([^"]+)": ', changed.splitlines()[line])
             assert first.place.split("/")[-1] == key[1] if key else first.place.split("/")[-1].isdigit(), (number, first)
         else:
-            assert first.place.startswith("samples of ") or first.place == f"line {line + 1}", (number, first)
+            assert first.place.startswith("samples") or first.place == f"line {line + 1}", (number, first)
         path.write_text(text)
 
 

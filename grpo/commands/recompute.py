@@ -221,9 +221,10 @@ class Experiment:
     def noise(self, arm: str) -> Estimate:
         """Standard deviation of a run's mean over seeds, the part of it by draws of responses, and that over problems."""
         table = self.table(arm)
-        between = table.mean(axis=1).var(ddof=1) if len(table) > 1 else math.nan
-        over = table.mean(axis=0).var(ddof=1) / table.shape[1] - inside(table) / len(table) if table.shape[1] > 1 else math.nan
-        return math.sqrt(between), math.sqrt(inside(table)), math.sqrt(max(0.0, over))
+        runs, problems = table.shape
+        draws = inside(table) if runs > 1 else math.nan
+        over = max(0.0, table.mean(axis=0).var(ddof=1) / problems - inside(table) / runs) if problems > 1 else math.nan
+        return math.sqrt(table.mean(axis=1).var(ddof=1) if runs > 1 else math.nan), math.sqrt(draws), math.sqrt(over)
 
 
 def verdict_on(claim: Row, comparable: bool, found: Mapping[str, Experiment]) -> tuple[str, Estimate | None, float | None]:

@@ -16,8 +16,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
-
 from grpo.commands.recompute import (
     Difference,
     Experiment,
@@ -180,16 +178,17 @@ def _unlike_text(path: Path, written: str, rendered: str) -> Iterator[Difference
 # ------------------------------------------------------------------------------------------------------------- noise
 
 
-def noise(experiments: dict[str, Experiment]) -> dict[str, float]:
+def noise(experiments: dict[str, Experiment]) -> dict[str, float | None]:
     """How far a mean moves by chance, as standard deviations; root mean squares over the arms with the rates that were chosen.
 
     Returns:
         ``seeds`` (of a run, between the seeds of an arm), ``draws`` (the part of it by the draws of responses), ``problems``
-        (of a mean, with other problems), ``largest`` (of an arm's ``seeds``).
+        (of a mean, with other problems), ``largest`` (of an arm's ``seeds``); None if no arm shows it, as with one seed.
     """
-    found = np.array([of.noise(arm) for of in experiments.values() for arm in of.chosen.values()])
-    keys, squares = ("seeds", "draws", "problems"), np.sqrt(np.nanmean(found**2, axis=0))
-    return dict(zip(keys, map(float, squares), strict=True)) | {"largest": float(np.nanmax(found[:, 0]))}
+    arms = [of.noise(arm) for of in experiments.values() for arm in of.chosen.values()]
+    known = [[value for value in values if not math.isnan(value)] for values in zip(*arms, strict=True)]
+    means = [math.sqrt(sum(value**2 for value in values) / len(values)) if values else None for values in known]
+    return dict(zip(("seeds", "draws", "problems"), means, strict=True)) | {"largest": max(known[0], default=None)}
 
 
 # ------------------------------------------------------------------------------------------------------------- a run
@@ -276,9 +275,10 @@ def report(found: dict[str, Any]) -> str:
     more = [f"... and {len(places) - SHOWN} more"] if len(places) > SHOWN else []
     rows = f"{found['runs']} runs in {paths.OUTCOMES}, {found['from_data']} of them also from {paths.RUNS}"
     text = [*places[:SHOWN], *more, f"record, tables, write-up and page: {len(differ) or 'no'} differences ({rows})"]
+    seeds, draws, problems, largest = ("?" if of is None else f"{of:.3f}" for of in said.values())
     text.append(
-        f"noise: runs of one arm differ by {said['seeds']:.3f} (standard deviation over seeds; at most {said['largest']:.3f}), "
-        f"of which {said['draws']:.3f} is by the draws of responses; other problems move a mean by {said['problems']:.3f}"
+        f"noise: runs of one arm differ by {seeds} (standard deviation over seeds; at most {largest}), of which {draws} is by "
+        f"draws of responses; other problems move a mean by {problems}" + (" (?: one seed)" if said["seeds"] is None else "")
     )
     if again := found["rerun"]:
         same = f"{', '.join(again['unlike'])} differ" if again["unlike"] else "every bit is the same"

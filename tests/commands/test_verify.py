@@ -111,6 +111,7 @@ def test_noise_of_runs_draws_and_problems(study: Study) -> None:
     """Scores are drawn independently: a run's mean varies by its draws alone, sqrt(p (1 - p) / 100), and problems do not."""
     said = noise(differences(study, rows_of_file(paths.OUTCOMES))[1])
     drawn = np.sqrt(np.mean([p * (1 - p) / 100 for p in (0.3, 0.6, 0.7)]))
+    assert said["draws"] and said["problems"] and said["seeds"] and said["largest"]
     assert said["draws"] == pytest.approx(drawn, rel=0.1) and said["problems"] < drawn
     assert said["seeds"] <= said["largest"]
 

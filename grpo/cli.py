@@ -196,6 +196,33 @@ def replicate(
     return run_it(seeds, base_seed)
 
 
+@app.command("verify", rich_help_panel=STUDY, epilog="Example: grpo verify --no-run")
+def verify_study(
+    run: Annotated[
+        str | None, typer.Option(metavar="EXPERIMENT/ARM/SEED", help="Train this run again; default: a short one is drawn.")
+    ] = None,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Train no run again.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+) -> None:
+    """Check the active study's report: compute it again from its runs' scores, and train one run again.
+
+    Every number of record.json, tables, write-up and page in reports/ must
+    follow from reports/outcomes.csv, which git stores, and from data/ if it is
+    there. The run must come out bit for bit, or on another kind of processor
+    within a tolerance. Exit code 1 if something differs.
+    """
+    import json
+
+    from grpo.commands import verify
+
+    study = load_study()
+    require_own_code_of_all(study)
+    found = verify.verify(study, run, not no_run)
+    print(json.dumps(found, indent=2) if as_json else on_terminal(verify.report(found)))
+    if verify.failed(found):
+        raise typer.Exit(1)
+
+
 for stage in STAGES:
     app.command(stage.__name__, rich_help_panel="Stages (run by `dvc repro` and Snakemake)")(stage)
 app.command("report", rich_help_panel=TOOLS)(report)

@@ -48,13 +48,14 @@ MESSAGES = "messages"  # of an episode, each with its role
 ORIGIN = ("mlflow_run_id", "commit", "lock", "total_s", "same_as")  # columns of timing.csv that the page shows of a run
 
 
-def page_of(record: Mapping[str, Any], text: str, timing: pd.DataFrame) -> str:
+def page_of(record: Mapping[str, Any], text: str, timing: pd.DataFrame, samples: Mapping[str, Any] | None = None) -> str:
     """Build the page, which needs no network.
 
     Args:
         record: reports/record.json.
         text: the write-up in Markdown.
         timing: reports/timing.csv.
+        samples: what :func:`browsable` gives, to leave out the runs' folders.
     """
     drawn = [*paths.FIGURES.glob("*.svg"), *paths.REPORTS.glob("timing.svg"), *CURVES.glob("*.svg")]
     figures = {path.relative_to(paths.REPORTS).with_suffix("").as_posix(): inlined(path) for path in drawn}
@@ -72,18 +73,19 @@ def page_of(record: Mapping[str, Any], text: str, timing: pd.DataFrame) -> str:
         css=(TEMPLATES / "page.css").read_text(encoding="utf-8"),
         script=script,
         script_digest=b64encode(hashlib.sha256(script.encode()).digest()).decode(),  # no other script runs, nor a handler
-        data=embedded(_data(record, timing)),
+        data=embedded(_data(record, timing, samples)),
     )
 
 
-def _data(record: Mapping[str, Any], timing: pd.DataFrame) -> dict[str, Any]:
+def _data(record: Mapping[str, Any], timing: pd.DataFrame, samples: Mapping[str, Any] | None) -> dict[str, Any]:
     """What the script browses: samples of rollouts, and where each run's numbers come from."""
     experiments = record["experiments"]
     arms = [(arm["arm"] != entry["winner"], arm["runs"]) for entry in experiments.values() for arm in entry["arms"]]
+    names = [run for _, runs in sorted(arms, key=lambda of: of[0]) for run in runs]  # winners first
     known = timing[["run", *ORIGIN]].astype(object)
     origin = known.where(known.notna(), "").to_numpy().tolist()
     return {
-        "samples": browsable([run for _, runs in sorted(arms, key=lambda of: of[0]) for run in runs]),  # winners first
+        "samples": samples or browsable(names),
         "experiments": [
             {"name": name, "title": entry["title"], "winner": entry["winner"]}
             | {"arms": [{key: arm[key] for key in ("arm", "label", "runs", "by_run")} for arm in entry["arms"]]}
@@ -148,6 +150,22 @@ def browsable(runs: list[str]) -> dict[str, Any]:
     episodes = any(len(row) > 4 + len(NUMBERS) for rows in found.values() for row in rows)
     columns = ["problem", "prompt", "step", "response", *NUMBERS, *([MESSAGES] if episodes else [])]
     return {"prompts": list(prompts), "problems": list(problems), "columns": columns, "runs": found, "left_out": left_out}
+
+
+def embedded_samples(page: str) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
+    """Read the samples in a page again: what :func:`browsable` gave, and the samples of each run.
+
+    Raises:
+        ValueError, LookupError, TypeError: the page is damaged.
+    """
+    samples: dict[str, Any] = json.loads(page.split('id="data">')[1].split("</script>")[0])["samples"]
+    found: dict[str, list[dict[str, Any]]] = {}
+    for run, rows in samples["runs"].items():
+        found[run] = [dict(zip(samples["columns"], row, strict=False)) for row in rows]
+        for one in found[run]:
+            problem, truth = samples["problems"][one["problem"]]
+            one |= {"problem": problem, "ground_truth": truth, "prompt": samples["prompts"][one["prompt"]]}
+    return samples, found
 
 
 def embedded(data: Mapping[str, Any]) -> str:

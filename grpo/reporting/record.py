@@ -5,23 +5,26 @@ Nothing in it differs between machines: seconds, ids and hardware are in reports
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pandas as pd
 
-from grpo.common.files import read_json, read_jsonl, write_json
+from grpo.common.files import read_json, read_jsonl, write_json, write_text
 from grpo.common.yaml_file import read_mapping
 from grpo.reporting.charts import over_runs, values_of
 from grpo.reporting.labels import arm_labels
 from grpo.results.claims import judge_claims, read_published, read_replicates
 from grpo.results.evidence import Evidence, evidence_of
 from grpo.results.intervals import difference_of, mean_of
+from grpo.results.outcomes_file import write_outcomes
 from grpo.results.pairs import write_pairs
 from grpo.results.runs import Run, read_baseline, read_best_of_n, value
 from grpo.results.selection import Choice, choose
@@ -60,7 +63,7 @@ KEYWORD_KINDS = ("lists_only", "repeats_prompt", "is_sentence")
 
 
 def write_record(study: Study) -> Values:
-    """Compute the record from a study's result files, write reports/record.json and pairs.csv, and return it.
+    """Compute the record from a study's result files, write record.json, outcomes.csv and pairs.csv in reports/, and return it.
 
     Raises:
         UserError: a result file is missing or damaged.
@@ -68,14 +71,31 @@ def write_record(study: Study) -> Values:
     evidence = {name: evidence_of(study, name) for name in study.active_experiments}
     verdicts = judge_claims(study, evidence, read_replicates(study).values())
     record = record_of(study, evidence, verdicts)
+    write_outcomes(study, evidence)
     write_pairs(paths.PAIRS, {verdict.id: verdict.pairs for verdict in verdicts if verdict.pairs})
     write_json(paths.RECORD, record)
+    write_text(paths.DIGESTS, digests_of(record))
     return record
 
 
 def read_record(project: Path = Path()) -> Values:
     """Read reports/record.json of a project's folder; a missing or damaged file is a UserError."""
     return read_json(project / paths.RECORD, made_by="tables", keys=("study", "headline", "experiments", "claims"))
+
+
+def leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a record that are neither dictionaries nor lists, each with its place, such as ``claims/0/verdict``."""
+    if isinstance(value, dict | list) and value:
+        for key, of in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(of, f"{place}/{key}".lstrip("/"))
+    else:
+        yield place, value
+
+
+def digests_of(record: Values) -> str:
+    """Four hexadecimal digits for each of the :func:`leaves` and its place, by which `grpo verify` finds a changed one."""
+    found = [f"{crc32(json.dumps(leaf).encode()) & 0xFFFF:04x}" for leaf in leaves(record)]
+    return "".join(f"{' '.join(found[start : start + 24])}\n" for start in range(0, len(found), 24))
 
 
 def record_of(study: Study, evidence: Mapping[str, Evidence], verdicts: Sequence[Verdict]) -> Values:

@@ -48,11 +48,16 @@ def write_up(study: Study) -> None:
         UserError: a result file is missing or damaged, or a comment is wrong.
     """
     write_delivery(study)
-    record, timing = read_record(), read_timing()
-    comments = read_comments(study, record)
-    text = re.sub(r"\n\s*\n", "\n\n", writeup_of(study, record, timing, comments)).strip() + "\n"
+    text, page = text_and_page(study, read_record())
     write_text(paths.WRITEUP, text)
-    write_text(paths.PAGE, page_of(record, text, timing))
+    write_text(paths.PAGE, page)
+
+
+def text_and_page(study: Study, record: Values, samples: Values | None = None) -> tuple[str, str]:
+    """The contents of reports/writeup.md and of reports/index.html; ``samples`` as for :func:`page_of`."""
+    timing, comments = read_timing(), read_comments(study, record)
+    text = re.sub(r"\n\s*\n", "\n\n", writeup_of(study, record, timing, comments)).strip() + "\n"
+    return text, page_of(record, text, timing, samples)
 
 
 def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Mapping[str, str]) -> str:

@@ -31,6 +31,7 @@ PHRASES = {  # (setting, value) -> phrase
     ("loss_type", "gspo"): "GSPO",
     ("loss_type", "cispo"): "CISPO",
     ("reward", "None"): "the task's reward",
+    ("questions", "None"): "all questions",
     ("advantage", "None"): "the default advantage",
     ("use_std_normalization", "True"): "with std",
     ("use_std_normalization", "False"): "without std",

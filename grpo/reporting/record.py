@@ -18,13 +18,15 @@ from grpo.common.files import read_json, read_jsonl, write_json
 from grpo.reporting.charts import over_runs, values_of
 from grpo.reporting.labels import arm_labels
 from grpo.results.claims import judge_claims, read_published
+from grpo.results.controls import beyond_controls
 from grpo.results.evidence import Evidence, evidence_of
 from grpo.results.intervals import difference_of, mean_of
-from grpo.results.runs import Run, read_baseline, read_best_of_n, value
+from grpo.results.runs import Run, read_baseline, read_best_of_n, read_pass_at_k, value
 from grpo.results.selection import Choice, choose
 from grpo.results.statistics import wilson_interval
 from grpo.results.verdicts import Verdict
 from grpo.study import paths
+from grpo.study.compose import CONTROLS_IN
 from grpo.study.paths import stage_of_run
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN, HubModel, WheelModel, setting_of
@@ -75,6 +77,11 @@ def record_of(study: Study, evidence: Mapping[str, Evidence], verdicts: Sequence
             "metric": study.metric.replace("_", " "),
             "by_design": study.by_design,
             "headline": headline,
+            **(
+                {"controls": beyond_controls(study, evidence, (headline["experiment"], headline["arm"]))}
+                if study.controls
+                else {}
+            ),
             "baseline": {
                 prompt: {
                     **{key: of[key] for key in ("accuracy", "categories", "problems", "response_length")},
@@ -84,6 +91,7 @@ def record_of(study: Study, evidence: Mapping[str, Evidence], verdicts: Sequence
                 for prompt, of in read_baseline(study).items()
             },
             "best_of_n": read_best_of_n(study),
+            **({"pass_at_k": read_pass_at_k(study)} if study.pass_at_k_in else {}),
             "experiments": experiments,
             "claims": claims,
             "sources": {source: text for source, text in read_published().sources.items() if source in cited},
@@ -323,7 +331,7 @@ def _headline(evidence: Mapping[str, Evidence], experiments: dict[str, Values]) 
         started = value(evidence[name].arms[arm["arm"]][0], "start_from")
         return entry["task"] == MAIN, entry["method"] == "grpo", not started, not arm["collapsed"], arm["selection"]
 
-    name = max(experiments, key=order)
+    name = max([name for name in experiments if name != CONTROLS_IN] or experiments, key=order)
     arm = winner_of(experiments[name])
     keys = ("arm", "label", "value", "low", "high", "start", "problems")
     return {"experiment": name, "runs": len(arm["runs"]), **{key: arm[key] for key in keys}}

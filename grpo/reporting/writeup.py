@@ -30,6 +30,13 @@ from grpo.study.settings import MAIN
 from grpo.study.software import pins, unlike_the_pins
 
 TALLY = {HOLDS: "hold", DOES_NOT_HOLD: "do not", SAME: "make no difference", OPEN: "stay open", NOT_TESTED: "are not tested"}
+# What the interval of "trained runs minus a control" says.
+SHOWS = {
+    "higher": "so more than that is learned",
+    "same": "so that alone brings as much",
+    "lower": "so that alone brings more",
+    "open": "which leaves open whether more is learned",
+}
 
 
 def write_up(study: Study) -> None:
@@ -65,6 +72,7 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
         reported=partial(reported, record["sources"]),
         card=report_card(record, timing),
         tally=tally,
+        beyond=beyond(record.get("controls")),
         measured=measured,
         could_see=could_see,
         cost=cost(timing),
@@ -103,6 +111,17 @@ def shown_claims(claims: Sequence[Values]) -> list[Values]:
     """The claims by verdict; none if all are published ones that the study does not test."""
     some = any(claim["own"] or claim["verdict"] != NOT_TESTED for claim in claims)
     return sorted(claims, key=lambda claim: VERDICTS.index(claim["verdict"])) if some else []
+
+
+def beyond(controls: Values | None) -> str:
+    """What the controls leave of the gain, a sentence for each control; empty without controls."""
+    if not controls:
+        return ""
+    gain = f"Controls: with the full reward from {decimals(controls['start'])} to {decimals(controls['value'])}"
+    if not controls["gains"]:
+        return f"{gain}, which is no gain to explain."
+    parts = [f"Beyond {of['what']} ({decimals(of['at'])}): {interval(of)}, {SHOWS[of['shows']]}" for of in controls["beyond"]]
+    return ". ".join([gain, *parts]) + "."
 
 
 def tally(claims: Sequence[Values]) -> str:

@@ -20,13 +20,13 @@ from grpo.evaluation.best_of_n import (
     mean_log_prob,
     pass_at_n,
     ranking_quality,
-    votes_of,
     with_zero_shot,
 )
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.settings import BestOfN
 from grpo.tasks.formats import QUESTION_ONLY
+from grpo.tasks.rewards import votes_of
 
 SAMPLES = 6
 

@@ -96,9 +96,9 @@ def with_controls(experiments: Mapping[str, Any], controls: list[str]) -> dict[s
         "question": "What of the gain is beyond the right form, and beyond chance?",
         "builds_on": on[-1],
         **seeds,
-        "arms": {FULL: {}, **arms},
     }
-    return {**experiments, CONTROLS_IN: entry | dict(experiments.get(CONTROLS_IN) or {})}
+    own = dict(experiments.get(CONTROLS_IN) or {})
+    return {**experiments, CONTROLS_IN: entry | own | {"arms": {FULL: {}, **arms, **_arms(own)}}}
 
 
 def of_left_out(experiments: Mapping[str, Any]) -> set[str]:
@@ -151,9 +151,16 @@ def study_path(name: str, beside: Path | None = None) -> Path:
     for place in places:
         if place.exists():
             return place
-    known = ", ".join(sorted({p.stem for folder in studies_folders() for p in folder.glob("*.yaml")}))
+    known = ", ".join(sorted(named_studies()))
     where = f"{beside}: extends: " if beside else ""
     raise UserError(f"{where}{places[0]}: no such study. Choose one of {known}, or give the path of a study file.")
+
+
+def named_studies() -> dict[str, Path]:
+    """The files of studies/ and of the package by the name of each, such as ``mini`` and ``literature/few_prompts``."""
+    places = [(folder, pattern) for folder in reversed(studies_folders()) for pattern in ("*.yaml", "literature/*.yaml")]
+    found = [(folder, path) for folder, pattern in places for path in folder.glob(pattern)]
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for folder, path in found}
 
 
 def studies_folders() -> list[Path]:
@@ -192,10 +199,11 @@ def compose(path: Path) -> dict[str, Any]:
     elif len(files) > 1:  # the extended file's description would be wrong
         sections = ", ".join(key for key in own if key not in COMPUTED)
         composed["description"] = f"As {files[1].stem}, but for: {sections or 'nothing'}."
-    here = path.parent.resolve()
-    file = STUDIES_FOLDER / path.name if here == paths.shipped("studies").resolve() else Path(os.path.relpath(path))
+    here, shipped = path.parent.resolve(), paths.shipped("studies").resolve()
+    inside = here.is_relative_to(shipped)
+    file = STUDIES_FOLDER / path.resolve().relative_to(shipped) if inside else Path(os.path.relpath(path))
     # Stages depend on the folder, so it must not contain the project.
-    composed["folder"] = (STUDIES_FOLDER if Path.cwd().is_relative_to(here) else file.parent).as_posix()
+    composed["folder"] = (STUDIES_FOLDER if inside or Path.cwd().is_relative_to(here) else file.parent).as_posix()
     composed["file"] = file.as_posix()
     experiments, controls = values.get("experiments"), values.get("controls")
     if isinstance(experiments, Mapping) and isinstance(controls, list):

@@ -34,10 +34,9 @@ def beyond_controls(study: Study, evidence: Mapping[str, Evidence], headline: tu
         headline: experiment and arm that ``best_prompt`` is compared with if the study trains no control.
 
     Returns:
-        ``experiment`` and ``arm`` of the trained runs, ``value`` and ``start`` (means at the end and before training),
-        ``gains`` (whether the end's interval is above the start), and ``beyond``: for each control its ``control`` (name),
-        ``what`` (in words), ``at`` (its mean), and trained runs minus control as ``value``, ``low``, ``high`` with what they
-        ``show`` (:func:`grpo.results.verdicts.comparison`).
+        ``experiment`` and ``arm`` of the trained runs, their means ``start`` and ``value``, whether the end's interval is above
+        the start (``gains``), and ``beyond``: for each ``control``, in words ``what`` it is, its mean (``at``), trained runs
+        minus control (``value``, ``low``, ``high``), and what that ``shows`` (:func:`grpo.results.verdicts.comparison`).
     """
     experiment, arm = (CONTROLS_IN, FULL) if CONTROLS_IN in evidence else headline
     found = evidence[experiment]

@@ -90,15 +90,14 @@ def with_controls(experiments: Mapping[str, Any], controls: list[str]) -> dict[s
         return dict(experiments)
     taken = {experiments[name].get("builds_on") for name in ours}
     on = [name for name in ours if name in taken and experiments[name].get("passes_on", "winner") == "winner"] or ours[:1]
-    seeds = {"seeds": experiments[on[-1]]["seeds"]} if "seeds" in experiments[on[-1]] else {}
+    own = dict(experiments.get(CONTROLS_IN) or {})
     entry = {
         "title": "Controls",
         "question": "What of the gain is beyond the right form, and beyond chance?",
         "builds_on": on[-1],
-        **seeds,
     }
-    own = dict(experiments.get(CONTROLS_IN) or {})
-    return {**experiments, CONTROLS_IN: entry | own | {"arms": {FULL: {}, **arms, **_arms(own)}}}
+    entry |= {key: experiments[on[-1]][key] for key in ("seeds",) if key in experiments[on[-1]]} | own
+    return {**experiments, CONTROLS_IN: entry | {"arms": {FULL: {}, **arms, **_arms(own)}}}
 
 
 def of_left_out(experiments: Mapping[str, Any]) -> set[str]:

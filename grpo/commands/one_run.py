@@ -108,7 +108,8 @@ def composed(options: RunOptions, out: Path) -> dict[str, Any]:
         raise UserError("--model, --task: one is missing. Give both, or take a study's with --study NAME.")
     file, overlay = study_path(options.study), given_values(options.settings)
     values = compose(file)
-    values.pop("claims", None)  # they are on its arms
+    for key in ("claims", "controls"):  # they are on its arms
+        values.pop(key, None)
     # The task's modules and data files lie here, beside the study's file or in studies/.
     own = [] if file.parent.resolve() == paths.shipped("studies").resolve() else [file.parent.absolute()]
     own += [STUDIES_FOLDER.absolute()] if STUDIES_FOLDER.is_dir() else []

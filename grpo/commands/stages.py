@@ -224,6 +224,21 @@ def kl(experiment: Experiment) -> None:
             print(f"{arm}, step {found['step']}: KL to the start {shown}, answer reward {reward['value']:.3f}")
 
 
+def pass_at_k(experiment: Experiment) -> None:
+    """Sample base, middle and end of an experiment's runs (`evaluation.best_of_n.checkpoints`), and compute pass@k."""
+    study = load_study()
+    require_experiment(study, experiment)
+    if experiment not in study.pass_at_k_in:
+        raise UserError(f"evaluation.best_of_n.checkpoints: names no arm of {experiment}. Add {experiment}/ARM.")
+    from grpo.evaluation.best_of_n import measure_pass_at_k
+    from grpo.results.statistics import format_interval
+
+    for arm, found in measure_pass_at_k(study, experiment).items():
+        for place, of in found["places"].items():
+            shown = ", ".join(f"k = {k} {format_interval(value)}" for k, value in of["k"].items())
+            print(f"{arm}, {place} (step {of['step']}): {shown}")
+
+
 def tables() -> None:
     """Write what the study measured: reports/record.json, tables, results.csv, timing.csv and summary.json."""
     from grpo.reporting.record import write_record
@@ -283,6 +298,7 @@ STAGES = (  # in the order in which a study runs them
     kissing_number,
     select,
     kl,
+    pass_at_k,
     tables,
     figures,
     writeup,

@@ -12,7 +12,7 @@ from grpo.common.errors import UserError
 from grpo.common.files import read_json, write_text
 from grpo.common.yaml_file import read_mapping, to_yaml
 from grpo.study import paths
-from grpo.study.compose import STUDIES_FOLDER, compose, files_of, studies_folders, study_path
+from grpo.study.compose import STUDIES_FOLDER, compose, files_of, named_studies, study_path
 from grpo.study.effective import effective_run
 from grpo.study.methods import OFF_POLICY_RANK, GrpoConfig
 from grpo.study.schema import Study, load_study, validated
@@ -32,13 +32,13 @@ def list_studies() -> str:
     """
     active = _own_file(_active_values())
     lines = []
-    found = {path.stem: path for folder in reversed(studies_folders()) for path in folder.glob("*.yaml")}
+    found = named_studies()
     width = max(map(len, found), default=0)
-    for _, path in sorted(found.items()):
+    for name, path in sorted(found.items()):
         if description := compose(path).get("description"):
             extends = ", ".join(file.stem for file in files_of(path)[1:])
             mark, extended = "*" if path == active else " ", f" [{extends}]" if extends else ""
-            lines.append(f"{mark} {path.stem:<{width}} {description}{extended}")
+            lines.append(f"{mark} {name:<{width}} {description}{extended}")
     return "\n".join(lines)
 
 

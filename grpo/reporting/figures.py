@@ -50,6 +50,7 @@ def draw_figures(study: Study, record: Values) -> None:
         "overview": draw_overview(record, runs),
         "math_baseline": draw_zero_shot(record["baseline"]),
         "best_of_n": draw_best_of_n(record["best_of_n"]) if record["best_of_n"] else None,
+        "pass_at_k": draw_pass_at_k(record["pass_at_k"]) if record.get("pass_at_k") else None,
         "contrasts": draw_contrasts(record),
         "rates": draw_rates(record),
         "sft_examples": draw_by_examples(record),
@@ -282,6 +283,20 @@ def draw_best_of_n(metrics: Mapping[str, Any]) -> Figure:
             estimates = pd.DataFrame([kinds[kind] for kinds in values["n"].values()])
             charts.draw_band(place, counts, estimates, looks[title], marker="o", markersize=4)
         charts.frame(place, f"{prompt}: share answered right", f"samples N (of {values['samples']})", share=True)
+        charts.powers(place, counts)
+    charts.legend(figure, looks)
+    return figure
+
+
+def draw_pass_at_k(metrics: Mapping[str, Any]) -> Figure:
+    """Draw pass@k of base, middle and end over k, one panel per sampled arm, with 95% intervals over runs and problems."""
+    figure, axes = panels(len(metrics))
+    looks = charts.styles(("base", "middle", "end"))
+    for place, (name, found) in zip(axes, metrics.items(), strict=True):
+        counts = [int(k) for k in found["places"]["base"]["k"]]
+        for at, of in found["places"].items():
+            charts.draw_band(place, counts, pd.DataFrame([*of["k"].values()]), looks[at], marker="o", markersize=4)
+        charts.frame(place, f"{name}: pass@k", f"samples k (of {found['samples']})", share=True)
         charts.powers(place, counts)
     charts.legend(figure, looks)
     return figure

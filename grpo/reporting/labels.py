@@ -28,6 +28,7 @@ PHRASES = {  # (setting, value) -> phrase
     ("loss_type", "reinforce_with_baseline"): "baseline",
     ("loss_type", "grpo_clip"): "GRPO-Clip",
     ("loss_type", "grpo_no_clip"): "GRPO-No-Clip",
+    ("questions", "None"): "all questions",
     ("use_std_normalization", "True"): "with std",
     ("use_std_normalization", "False"): "without std",
 }

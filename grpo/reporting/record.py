@@ -22,15 +22,17 @@ from grpo.common.yaml_file import read_mapping
 from grpo.reporting.charts import over_runs, values_of
 from grpo.reporting.labels import arm_labels
 from grpo.results.claims import judge_claims, read_published, read_replicates
+from grpo.results.controls import beyond_controls
 from grpo.results.evidence import Evidence, evidence_of
 from grpo.results.intervals import difference_of, mean_of
 from grpo.results.outcomes_file import write_outcomes
 from grpo.results.pairs import write_pairs
-from grpo.results.runs import Run, read_baseline, read_best_of_n, value
+from grpo.results.runs import Run, read_baseline, read_best_of_n, read_pass_at_k, value
 from grpo.results.selection import Choice, choose
 from grpo.results.statistics import wilson_interval
 from grpo.results.verdicts import Verdict
 from grpo.study import paths
+from grpo.study.compose import CONTROLS_IN
 from grpo.study.paths import stage_of_run
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN, setting_of
@@ -115,6 +117,11 @@ def record_of(study: Study, evidence: Mapping[str, Evidence], verdicts: Sequence
             "metric": study.metric.replace("_", " "),
             "by_design": [one for key, one in by_design if not key or key in experiments],
             "headline": headline,
+            **(
+                {"controls": beyond_controls(study, evidence, (headline["experiment"], headline["arm"]))}
+                if study.controls
+                else {}
+            ),
             "baseline": {
                 prompt: {
                     **{key: of[key] for key in ("accuracy", "categories", "problems", "response_length")},
@@ -124,6 +131,7 @@ def record_of(study: Study, evidence: Mapping[str, Evidence], verdicts: Sequence
                 for prompt, of in read_baseline(study).items()
             },
             "best_of_n": read_best_of_n(study),
+            **({"pass_at_k": read_pass_at_k(study)} if study.pass_at_k_in else {}),
             "experiments": experiments,
             "claims": claims,
             "sources": {source: text for source, text in read_published().sources.items() if source in cited},
@@ -386,7 +394,7 @@ def _headline(evidence: Mapping[str, Evidence], experiments: dict[str, Values], 
         kind = name in own, entry["task"] == MAIN, entry["method"] == "grpo", not started
         return *kind, not arm["collapsed"], arm["selection"]
 
-    name = max(experiments, key=order)
+    name = max([name for name in experiments if name != CONTROLS_IN] or experiments, key=order)
     arm = winner_of(experiments[name])
     keys = ("arm", "label", "value", "low", "high", "start", "problems")
     return {"experiment": name, "runs": len(arm["runs"]), **{key: arm[key] for key in keys}}

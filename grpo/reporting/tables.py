@@ -33,6 +33,7 @@ def tables_of(record: Values) -> dict[str, str]:
     texts = {
         "zero_shot": zero_shot_table(record["baseline"]),
         "best_of_n": best_of_n_table(record["best_of_n"]),
+        "pass_at_k": pass_at_k_table(record.get("pass_at_k", {})),
         "claims": claims_table(record["claims"]),
         "settings": settings_table(record["experiments"]),
     }
@@ -174,6 +175,17 @@ def best_of_n_table(metrics: Mapping[str, Any]) -> str:
         {"prompt": prompt, "N": n} | {title: interval(kinds[kind]) for kind, title in ESTIMATES.items()}
         for prompt, values in metrics.items()
         for n, kinds in values["n"].items()
+    )
+
+
+def pass_at_k_table(metrics: Mapping[str, Any]) -> str:
+    """pass@k of base, middle and end of the sampled runs, and the end's difference to the base."""
+    return table(
+        {"run": short(name), "k": k}
+        | {f"{place}, step {of['step']}": interval(of["k"][k]) for place, of in found["places"].items()}
+        | {"end minus base": f"{interval(end['above_base'])}, {comparison(end['above_base'])}"}
+        for name, found in metrics.items()
+        for k, end in found["places"]["end"]["k"].items()
     )
 
 

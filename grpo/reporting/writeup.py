@@ -39,6 +39,13 @@ SAID_OF = {  # of one claim, of several
     OPEN: ("stays open", "stay open"),
     NOT_TESTED: ("is not tested", "are not tested"),
 }
+# What the interval of "trained runs minus a control" says.
+SHOWS = {
+    "higher": "so more than that is learned",
+    "same": "so that alone brings as much",
+    "lower": "so that alone brings more",
+    "open": "which leaves open whether more is learned",
+}
 
 
 def write_up(study: Study) -> None:
@@ -82,6 +89,7 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
         done=done(experiments, timing),
         came_out=came_out(record) if record["headline"] else "",
         how_sure=how_sure(study, record) if record["headline"] else "",
+        beyond=beyond(record.get("controls")),
         measured=measured,
         could_see=could_see,
         studies=max((claim["together"]["studies"] for claim in record["claims"] if claim.get("together")), default=1),
@@ -155,6 +163,17 @@ def how_sure(study: Study, record: Values) -> str:
     per_seed = getattr(study.models[MAIN], "one_per_seed", False)
     bases = "each with a base model of its own" if per_seed else "of one base model"
     return f"Intervals (95%) are over {top['runs']} seeds, {bases}, and {top['problems']} problems."
+
+
+def beyond(controls: Values | None) -> str:
+    """What the controls leave of the gain, a sentence for each control; empty without controls."""
+    if not controls:
+        return ""
+    gain = f"Controls: with the full reward from {decimals(controls['start'])} to {decimals(controls['value'])}"
+    if not controls["gains"]:
+        return f"{gain}, which is no gain to explain."
+    parts = [f"Beyond {of['what']} ({decimals(of['at'])}): {interval(of)}, {SHOWS[of['shows']]}" for of in controls["beyond"]]
+    return ". ".join([gain, *parts]) + "."
 
 
 def tally(claims: Sequence[Values]) -> str:

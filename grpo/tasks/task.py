@@ -19,7 +19,8 @@ PLACEHOLDER = "{question}"
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, ...] = ("train", "validation")
 LIMIT = "max_prompt_tokens"  # a key that any entry of ``tasks:`` may have besides the task's own arguments
-OWN_REWARDS = ("format_reward", "answer_reward")  # a task's rewards, which a weighted sum of rewards may name
+OWN_REWARDS = ("format_reward", "answer_reward")  # a task's rewards
+SHIPPED_REWARDS = (*OWN_REWARDS, "random_reward", "majority_reward")  # short names that `reward` takes (grpo.tasks.rewards)
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 

@@ -363,6 +363,46 @@ def test_the_committed_params_yaml_and_stages_yaml_are_those_of_mini(workdir: Pa
         assert (ROOT / name).read_text() == Path(name).read_text()
 
 
+# ------------------------------------------------------------------------------------------------------------ controls
+
+
+def test_controls_are_arms_on_the_last_winner_that_others_take(project: Path) -> None:
+    text = "extends: smoke\ndescription: With controls.\ncontrols: [random_reward, format_only, best_prompt]\n"
+    study = load_study(write("studies/own.yaml", text))
+    added = study.experiments["controls"]
+    assert added.builds_on == "grpo_prompt_ablation" and [*added.arms] == ["full_reward", "random_reward", "format_only"]
+    assert added.arms["format_only"] == {"reward": "format_reward"} and study.metric == "answer_reward"
+    without = study_named("smoke")
+    assert {name: of for name, of in study.experiments.items() if name != "controls"} == without.experiments
+    assert without.controls == [] and "controls" not in without.model_dump()
+    own = write(
+        "studies/mine.yaml", text + "experiments:\n  controls: {builds_on: grpo_baselines, seeds: 1, arms: {more: {}}}\n"
+    )
+    mine = load_study(own).experiments["controls"]
+    assert (mine.builds_on, mine.seeds, [*mine.arms][-1]) == ("grpo_baselines", 1, "more")
+    only = load_study(write("studies/few.yaml", text + "experiments: {only: [grpo_learning_rate]}\n")).experiments["controls"]
+    assert only.builds_on == "grpo_learning_rate"
+    for wrong, message in (
+        ("controls: [chance]", "controls: no control 'chance'"),
+        ("evaluation: {best_of_n: {checkpoints: [grpo_lora/none]}}", "best_of_n.checkpoints: no arm 'grpo_lora/none'"),
+    ):
+        with pytest.raises(UserError, match=re.escape(message)):
+            load_study(write("studies/wrong.yaml", f"extends: smoke\ndescription: Wrong.\n{wrong}\n"))
+
+
+@pytest.mark.parametrize("path", (ROOT / "studies/literature").glob("*.yaml"), ids=lambda path: path.stem)
+def test_a_study_of_a_paper_is_used_by_its_name(path: Path, project: Path, grpo: Grpo) -> None:
+    """It has at most 60 lines, and claims written before its runs."""
+    text = path.read_text()
+    write(f"studies/literature/{path.name}", text)
+    assert len(text.splitlines()) <= 60 and "arXiv" in text and "NOT YET RUN" in text
+    assert grpo("study", "use", f"literature/{path.stem}")[0] == 0
+    values = parse_yaml(Path("params.yaml"))
+    assert (values["study"], values["file"]) == (path.stem, f"studies/literature/{path.name}")
+    assert grpo("study", "check")[0] == grpo("plan")[0] == 0
+    assert load_study(Path("params.yaml")).own_claims
+
+
 # ------------------------------------------------------------------------------------------------------------ commands
 
 
@@ -471,9 +511,10 @@ def test_list_marks_the_active_study_and_leaves_the_base_out(project: Path, grpo
     write("studies/own.yaml", "extends: smoke\nseeds: [1]\n")
     lines = grpo("study", "list")[1].splitlines()
     assert [line.split()[0] for line in lines if line[0] == " "] == [
-        "gsm8k", "lora", "math-24gb", "math-24gb-first", "math-24gb-turing", "math-2xh100", "math-7b-8xh100", "math-first",
-        "math-h100", "math-one-instance", "math-rehearsal", "mini",
-        "objectives", "own", "quickstart", "real", "smollm2", "tools",
+        "gsm8k", "literature/few_prompts", "literature/spurious_rewards", "lora", "math-24gb", "math-24gb-first",
+        "math-24gb-turing", "math-2xh100", "math-7b-8xh100", "math-first", "math-h100", "math-one-instance",
+        "math-rehearsal", "mini",
+        "objectives", "own", "quickstart", "real", "smollm2", "smollm2-kl", "tools",
     ]  # fmt: skip
     assert [line.split()[1] for line in lines if line[0] == "*"] == ["smoke"]
-    assert f"  {'own':<17} As smoke, but for: seeds. [smoke, mini, base]" in lines  # math-one-instance has 17 letters
+    assert f"  {'own':<27} As smoke, but for: seeds. [smoke, mini, base]" in lines  # literature/spurious_rewards has 27 letters

@@ -88,7 +88,7 @@ def test_without_winners_an_arm_changes_the_studys_values_only(mini_study: Study
     # What params.yaml does not name has the handout's value.
     assert {key for key, source in run.sources.items() if source == "default"} == {
         *("asynchronous", "baseline", "cliprange_high", "dynamic_sampling_rounds", "entropy_coefficient", "importance_cap"),
-        *("kl_coefficient", "loss_options", "lora", "lr_scheduler_type", "keep_steps", "overlong_buffer"),
+        *("kl_coefficient", "loss_options", "lora", "lr_scheduler_type", "keep_steps", "overlong_buffer", "questions"),
         *("reward", "start_from", "wall_clock_limit_s", "warmup_steps", "advantage", "advantage_options"),
         *("importance_mode", "mask_truncated_completions", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
     }

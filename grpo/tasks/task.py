@@ -152,6 +152,7 @@ class Task:
     params_key: str = "tasks.NAME"  # its key in params.yaml, for messages; set by make_task
     reward_columns: tuple[str, ...] = ()  # names of the further values of its problems, which reward functions get
     own_code: tuple[str, ...] = ()  # import paths of code that results depend on, such as a verifier
+    packages: tuple[str, ...] = ()  # installed packages whose versions results depend on; constraints.txt must pin them
     own_files: tuple[str, ...] = ()  # files that problems, traces or documents are read from; stages depend on them
 
     def problems(self, split: Split) -> list[Problem]:
@@ -276,7 +277,6 @@ TASKS = {
     "gsm8k": "grpo.tasks.downloaded:Gsm8k",
     "keyword": "grpo.tasks.keyword_inclusion:Keyword",
     "dataset": "grpo.tasks.dataset:Dataset",
-    "mixture": "grpo.tasks.mixture:Mixture",
 }
 
 

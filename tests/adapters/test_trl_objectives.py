@@ -67,11 +67,7 @@ def ours(model: Any, old: Tensor = OLD, **settings: Any) -> tuple[Tensor, Tensor
     names = ("loss", "tokens", "token_entropy", "clip_fraction", "ratio_mean", "mismatch_mean", "mismatch_above", "mismatch_kl")
     totals = {n: torch.zeros((), dtype=torch.float64) for n in (*names, "importance_mean", "importance_capped", "kl_loss")}
     learner._backward(
-        batch,
-        sizes,
-        micro,
-        totals,
-        {n: torch.zeros(()).double() for n in ("ratio_min", "ratio_max", "mismatch_max")},
+        batch, sizes, micro, totals, {n: torch.zeros(()).double() for n in ("ratio_min", "ratio_max", "mismatch_max")}
     )
     assert logits.grad is not None
     return totals["loss"], logits.grad, (totals["clip_fraction"] / totals["tokens"]).item()
@@ -161,10 +157,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "SAPO": ({"loss_type": "published_losses:sapo"}, {"loss_type": "sapo"}),
     "SAPO, other temperatures": (
-        {
-            "loss_type": "published_losses:sapo",
-            "loss_options": {"temperature_positive": 0.5, "temperature_negative": 3.0},
-        },
+        {"loss_type": "published_losses:sapo", "loss_options": {"temperature_positive": 0.5, "temperature_negative": 3.0}},
         {"loss_type": "sapo", "sapo_temperature_pos": 0.5, "sapo_temperature_neg": 3.0},
     ),
 }

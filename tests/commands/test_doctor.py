@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from study_parts import activate, study_named, with_values
+from study_parts import ROOT, activate, study_named, with_values
 
 from grpo.commands import doctor
 from grpo.study.schema import Study
@@ -70,13 +70,16 @@ def test_a_login_node_without_a_gpu_is_no_mistake(tmp_path: Path, monkeypatch: p
     assert finding.good is None and "srun --gpus=1 grpo doctor" in finding.remedy
 
 
-def test_files_of_problems_are_read_and_those_of_a_mixture_too(mini_study: Study, tmp_path: Path) -> None:
+def test_files_of_problems_are_read_and_those_of_a_mixture_too(
+    mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "examples")
     there = tmp_path / "there.jsonl"
     there.write_text('{"question": "1 + 1", "answer": "2"}\n' * 5)
     for file, told in ((there, None), (tmp_path / "nothing.jsonl", "nothing.jsonl: no such file.")):
         files = {"train": f"{file}[:80%]", "validation": f"{file}[80%:]"}
         task = {"use": "dataset", "question": "question", "answer": "answer", "files": files}
-        for entry in (task, {"use": "mixture", "tasks": {"one": task}}):
+        for entry in (task, {"use": "mixture_task:Mixture", "tasks": {"one": task}}):
             finding = by_name(mini_study.model_copy(update={"tasks": {"main": entry}}))["model and data"]
             assert finding.good is (told is None) and (told or str(there)) in finding.found
 

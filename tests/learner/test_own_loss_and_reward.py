@@ -189,6 +189,9 @@ def test_an_advantage_of_ones_own_takes_the_place_of_the_groups_mean() -> None:
     assert advantages_of("of_length") == ([-1.0, 1.0, 0, 0, 0, 0], 2 / 3)
     assert advantages_of("of_length", (1, 1, 2, 2, 3, 6)) == ([0, 0, 0, 0, 1.5, -1.5], 2 / 3)
     abstains, lengths = torch.tensor([[math.nan, 1.0]]), torch.tensor([[1.0, 3.0]])
+    rewards = torch.tensor([[1.0, 0.0]])
+    assert own_advantages("of_my_own:centred", {}, rewards, lengths).tolist() == [0.5, -0.5]
+    assert rewards.tolist() == [[1.0, 0.0]]  # the function has changed a copy
     assert own_advantages("of_my_own:of_length", {}, abstains, lengths).tolist() == [0.0, -1.0]  # whatever is returned for it
 
 

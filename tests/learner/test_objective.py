@@ -352,6 +352,7 @@ def test_a_loss_and_its_gradient_by_hand(
 def test_every_token_of_the_batch_weighs_alike_and_what_cannot_be_computed_is_refused() -> None:
     assert_close(response_weights(torch.tensor([4, 0, 1]), "token_mean", 3, 1), torch.full((3,), 0.2))
     assert response_weights(torch.zeros(2), "token_mean", 2, 1).isfinite().all()
+    assert response_weights(torch.tensor([4, 0, 1]), "masked_mean", 3, 1).tolist() == pytest.approx([1 / 12, 1 / 3, 1 / 3])
     policy, mask, advantages = torch.full((2, 2), -1.0, requires_grad=True), torch.ones(2, 2), torch.ones(2, 1)
     how = {"advantages": advantages, "length_normalization": "token_mean"}
     with pytest.raises(ValueError, match="token_mean needs all 4 lengths"):  # a microbatch does not know the others'

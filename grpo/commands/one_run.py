@@ -284,7 +284,8 @@ def _prepare(values: Mapping[str, Any], out: Path) -> None:
     with atomic_folder(out) as draft, chdir(draft):
         write_text(paths.PARAMS, to_yaml(values))
         study = load_study()
-        # The tokenizer of the model measures prompts where they have a limit. Without one, wrong problems are told first.
+        # A limit on prompts is measured with the model's tokenizer, so the model comes first. Without a limit the problems do,
+        # because a mistake in them is then told at once.
         limited = values["tasks"][MAIN].get(LIMIT)
         for stage in (stages.model, stages.dataset) if limited else (stages.dataset, stages.model):
             stage(MAIN)

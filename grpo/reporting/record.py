@@ -36,7 +36,6 @@ from grpo.study.compose import CONTROLS_IN
 from grpo.study.paths import stage_of_run
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN, setting_of
-from grpo.tasks.mixture import Mixture
 
 Values = dict[str, Any]
 AT_EVALUATIONS = {"format": "val/format_reward", "length": "val/response_length"}
@@ -314,7 +313,7 @@ def samples(run: str) -> list[Values]:
 def _extra(study: Study, found: Evidence) -> Values:
     """Kinds of responses, scores on the whole set, staleness, tasks of a mixture; keys without content are left out."""
     made = study.task(study.experiments[found.experiment].task)
-    parts = made.parts if isinstance(made, Mixture) else ()
+    parts = getattr(made, "parts", ())  # of a mixture (examples/mixture_task.py)
     extra = {
         "staleness": _staleness(found),
         "kinds": _kinds([run for runs in found.arms.values() for run in runs]),

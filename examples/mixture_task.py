@@ -1,4 +1,4 @@
-"""A mixture of tasks: each has a share of the problems, and verifies its own answers."""
+"""A mixture of tasks: each has a share of the problems, and verifies its own answers. examples/mixture.yaml uses it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field, PositiveFloat
 
 from grpo.common.errors import UserError
-from grpo.common.imports import call_with, is_import_path
+from grpo.common.imports import call_with
 from grpo.common.records import Problem, Rollout
 from grpo.tasks.task import LIMIT, Settings, Split, Task, make_task
 
@@ -45,9 +45,10 @@ class Mixture(Task):
         for name, key in product(tasks, (LIMIT, "environment")):
             if (tasks[name].model_extra or {}).get(key):
                 raise UserError(f"tasks.{name}.{key}: give it to the mixture itself, beside `tasks`.")
-        named = [part.use for part in tasks.values() if is_import_path(part.use)]
+        named = [f"{type(part).__module__}:{type(part).__name__}" for part in self.parts.values()]
         self.own_code = (*named, *(path for part in self.parts.values() for path in part.own_code))
         self.own_files = tuple(file for part in self.parts.values() for file in part.own_files)
+        self.packages = tuple(dict.fromkeys(name for part in self.parts.values() for name in part.packages))
         self.reward_columns = tuple(dict.fromkeys(name for part in self.parts.values() for name in part.reward_columns))
         formats = [part.formats for part in self.parts.values()]
         self.formats = {  # type: ignore[misc]

@@ -1,10 +1,11 @@
-"""A sharded learner gives the results of an unsharded one, under real torchrun."""
+"""Several processes under real torchrun compute what one computes, with whole weights and with shares of them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import parallel_worker
 import pytest
 import sharding_worker
 import torch
@@ -12,9 +13,33 @@ from sharding_worker import CASES, compute
 from torch import Tensor
 from training_parts import under_torchrun
 
+
+@pytest.mark.slow
+def test_processes_share_the_work_and_get_the_gradient_of_one(tmp_path: Path) -> None:
+    """Three processes, among which nothing divides evenly.
+
+    Gradients, losses, log-probabilities; every loss that needs more than its own rows; packed and padded; SFT; the reference.
+    """
+    processes, alone = 3, parallel_worker.compute()
+    ranks = under_torchrun(Path(parallel_worker.__file__), processes, tmp_path)
+    leader = ranks[0]
+    for other in ranks[1:]:
+        assert other["metrics"] == leader["metrics"]
+        assert all(torch.equal(other["weights"][name], value) for name, value in leader["weights"].items())
+    assert leader["metrics"].keys() == alone["metrics"].keys()
+    for case, metrics in alone["metrics"].items():
+        assert leader["metrics"][case] == pytest.approx(metrics, rel=1e-4, abs=1e-6), case
+    for case, gradient in alone["gradients"].items():
+        assert gradient.norm() > 0
+        assert (leader["gradients"][case] - gradient).norm() / gradient.norm() < 1e-5, case
+    for which in ("log_probs", "reference"):
+        for found, expected in zip(leader[which], alone[which], strict=True):
+            assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert leader["entropies"] == pytest.approx(alone["entropies"], rel=1e-5, nan_ok=True)
+    assert sum(rank["rows_of_one"] for rank in ranks) == alone["rows_of_one"] > leader["rows_of_one"]  # each did something else
+
+
 WORKER = Path(sharding_worker.__file__)
-pytestmark = pytest.mark.nightly
-each_case = pytest.mark.parametrize("case", CASES)
 # Where a share is a whole number of the processor's vectors, AdamW's kernel rounds a weight as in the whole; and bfloat16
 # hides what it does.
 SAME_BITS = ("untied", "bfloat16")
@@ -50,14 +75,13 @@ def require_close(ranks: list[dict[str, Any]], case: str, one: dict[str, Any]) -
         assert rank["resumed"]
 
 
-@each_case
-def test_two_processes_with_shares_compute_what_one_computes(two: Ranks, case: str) -> None:
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_with_half_each_compute_what_one_does_and_two_that_hold_all(two: Ranks, case: str) -> None:
+    """The first gradient is equal to the bit; then AdamW rounds the last few weights of a share differently. Half is of the
+    float32 weights and moments; the saved state is whole.
+    """
     require_close(two[case], case, compute(case))
-
-
-@each_case
-def test_and_what_two_that_hold_all_compute(two: Ranks, case: str) -> None:
-    """The first gradient is equal to the bit; then AdamW rounds the last few weights of a share differently."""
     leader = two[case][0]
     whole, shares = leader[None], leader["cpu"]
     if case != "clipped":  # by a norm, in which another order of sums shows
@@ -69,11 +93,6 @@ def test_and_what_two_that_hold_all_compute(two: Ranks, case: str) -> None:
         assert all(torch.equal(shares[which], whole[which]) for which in ("log_probs", "reference"))
         assert shares["sampled"] == whole["sampled"]
         assert shares["checkpoint"] == whole["checkpoint"] and "model.safetensors" in whole["checkpoint"]
-
-
-@each_case
-def test_each_process_holds_half(two: Ranks, case: str) -> None:
-    """Half of the float32 weights and moments; the saved state is whole."""
     for found in two[case]:
         whole, share = found[None], found["cpu"]
         assert share["bytes"] == pytest.approx(whole["bytes"] / 2, rel=0.02)
@@ -84,6 +103,7 @@ def test_each_process_holds_half(two: Ranks, case: str) -> None:
     assert shapes[0] == shapes[1] and {name for _, name in shapes[0]} == {"step", "exp_avg", "exp_avg_sq"}
 
 
+@pytest.mark.nightly
 def test_three_processes_among_which_nothing_divides_evenly(tmp_path: Path) -> None:
     cases = ("padded", "packed", "own", "clipped")  # the others differ in what each process does alone
     ranks = under_torchrun(WORKER, 3, tmp_path, "shares", *cases)

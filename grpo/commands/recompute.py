@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from ruamel.yaml import YAML
-from scipy import stats
+from scipy import optimize, stats
 
 Table = np.ndarray[Any, np.dtype[np.float64]]
 Estimate = tuple[float, float, float]  # a value and its interval
@@ -295,7 +295,8 @@ def decide(claim: Row, sides: list[tuple[str, str]], found: Mapping[str, Experim
 
 def seen_by(error: float, df: float) -> float:
     """The distance from the margin at which 80% of intervals leave it."""
-    return float((stats.t.ppf(0.975, df) + stats.t.ppf(0.8, df)) * error)
+    bar = stats.t.ppf(0.975, df)
+    return float(optimize.brentq(lambda distance: stats.nct.sf(bar, df, distance) - 0.8, 0.0, 10 * bar) * error)
 
 
 # -------------------------------------------------------------------------------------------------------- comparison

@@ -22,6 +22,8 @@ import pandas as pd
 from ruamel.yaml import YAML
 from scipy import optimize, stats
 
+from grpo.common.files import read_text
+
 Table = np.ndarray[Any, np.dtype[np.float64]]
 Estimate = tuple[float, float, float]  # a value and its interval
 Row = dict[str, Any]
@@ -44,7 +46,7 @@ class Difference(NamedTuple):
 
 def lines(path: Path) -> list[Any]:
     """Read a file with a JSON value in each line."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in read_text(path, made_by="").splitlines()]
 
 
 # -------------------------------------------------------------------------------------------------------------- runs
@@ -85,7 +87,7 @@ def row_of_folder(folder: Path, name: str, levels: Iterable[str]) -> Row:
         "evaluations": len(every),
         "steps": int(validation["step"].iloc[-1]),
         "trained": float(history["step"].max()),
-        "stopped": json.loads((folder / "metrics.json").read_text())["diverged_step"],
+        "stopped": json.loads(read_text(folder / "metrics.json", made_by=""))["diverged_step"],
         "learning_rate": values.get("learning_rate"),
         "start_from": values.get("start_from"),
         "response_length": None if length is None else length.iloc[0],

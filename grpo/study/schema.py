@@ -61,9 +61,9 @@ LONGEST_NAME = 100  # characters; file names have an experiment, an arm and a se
 # Names that no experiment may have, as the pipeline itself has a file of this name where each experiment has its own.
 TAKEN = {
     *("best_of_n", "claims", "contrasts", "kissing_number", "math_baseline", "overview", "rates", "sft_examples"),
-    *("software", "zero_shot"),
+    *("settings", "pass_at_k", "software", "zero_shot"),
 }
-OF_TABLES = ("rates", "sets", "leaderboard")  # EXPERIMENT-rates and others are tables of EXPERIMENT
+OF_TABLES = ("rates", "sets", "leaderboard", "training")  # EXPERIMENT-rates and others are files of EXPERIMENT
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # torch's range
 
 

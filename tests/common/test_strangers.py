@@ -60,6 +60,8 @@ NAMES = {"read_rows": "x.jsonl", "Tokenizer": "config.json"}
 ELSEWHERE = {
     "common/files.py": "the reader itself; and who holds a lock",
     "common/process.py": "/proc",
+    "commands/recompute.py": "history.csv, for its digest",
+    "commands/verify.py": "result files, compared byte for byte",
     "discovery/verifier.py": "a program that the user names",
     "models/tokenizer.py": "what it has just written; templates that were read before",
     "reporting/page.py": "parts of the package, and figures that the report has drawn",

@@ -220,15 +220,16 @@ def test_the_committed_record_gives_the_committed_tables() -> None:
     """Byte for byte: arms, starts that differ, rates, zero-shot outcomes, estimates from samples, and claims."""
     found = tables_of(json.loads((ROOT / paths.RECORD).read_text()))
     committed = {path.stem: path.read_text() for path in (ROOT / paths.TABLES).glob("*.md")}
-    assert found == committed and {"zero_shot", "best_of_n", "claims", f"{LORA}-rates"} <= found.keys()
+    assert found == committed and {"zero_shot", "best_of_n", "claims", f"{SWEEP}"} <= found.keys()
 
 
-def test_tasks_of_a_mixture_are_measured(workdir: Path, mini_study: Study) -> None:
+def test_tasks_of_a_mixture_are_measured(workdir: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     """Means of two seeds at the first and the last value; a task that was not drawn has none."""
+    monkeypatch.syspath_prepend(ROOT / "examples")
     store_general()
     sums = {"use": "arithmetic", "train_size": 8, "validation_size": 8, "levels": 1, "seed": 0}
     study = study_of(mini_study, **{LORA: {"a": {}}})
-    study = with_values(study, {"tasks.main": {"use": "mixture", "tasks": {"easy": sums, "rare": sums}}})
+    study = with_values(study, {"tasks.main": {"use": "mixture_task:Mixture", "tasks": {"easy": sums, "rare": sums}}})
     nan = float("nan")
     columns = [{"val/easy/answer_reward": [0.25 * seed, nan, 0.25 * seed], "val/rare/answer_reward": nan} for seed in (0, 1)]
     runs = [run("a", [0.0, 0.5, 1.0], seed, LORA, validation=columns[seed]) for seed in (0, 1)]

@@ -129,7 +129,7 @@ def test_a_chain_is_laid_one_over_the_other(project: Path) -> None:
     assert (study["grpo"]["n_grpo_steps"], study["grpo"]["learning_rate"], study["threads"]) == (40, 2e-4, 2)
     assert study["study"] == "top" and study["description"] == "As middle, but for: grpo, threads."
     assert study["models"] == mini["models"] and study["experiments"] == mini["experiments"]
-    assert list(study)[3:] == list(mini)[3:], "sections stand in the order of base.yaml"
+    assert [*study][2:] == [*mini][3:], "sections stand in the order of base.yaml"
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """`grpo replicate`: run the active study again with other seeds in a copy of the project, and compare the two records.
 
-The copy runs only the experiments that claims are about and those that these need (:func:`needed_experiments`). What its claims
-are judged by is kept in reports/replicates/, so that the report can judge them by all studies together.
+The copy runs only the experiments that claims are about and those that these need (:func:`needed_experiments`). They start from
+the winners of the study, so that both compare the same settings. What its claims are judged by is kept in reports/replicates/,
+so that the report can judge them by all studies together.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from grpo.common.errors import UserError
 from grpo.common.files import atomic_folder, read_text, write_json, write_text
 from grpo.common.yaml_file import read_mapping, to_yaml
 from grpo.reporting.labels import interval, table
-from grpo.reporting.record import Values, read_record, winner_of
+from grpo.reporting.record import Values, arm_of, read_record
 from grpo.results.claims import claims_of, key_of, needed_experiments, read_replicates, together
 from grpo.results.pairs import Pairs, read_pairs
 from grpo.results.verdicts import DECIDED, HOLDS, NOT_TESTED
@@ -55,7 +56,7 @@ def replicate(seeds: list[int], base_seed: int | None) -> str:
     prefix = f"{key_of(study)}-"  # replicates of another study are not compared
     folder = FOLDER / f"{prefix}{name}"
     if not folder.exists():
-        _copy_project(folder, seeds, base_seed)
+        _copy_project(folder, seeds, base_seed, {name: entry["winner"] for name, entry in here["experiments"].items()})
     _run_pipeline(folder)
     write_text(paths.REPLICATES / f"{folder.name}.csv", read_text(folder / paths.PAIRS, "tables"))
     found = {
@@ -67,7 +68,7 @@ def replicate(seeds: list[int], base_seed: int | None) -> str:
     pooled = all_studies(study, here, own)
     write_text(paths.REPORTS / "replication.md", page(found, pooled))
     return (
-        f"{_counts(found[name]['claims'])}\nreports/replication.md: each claim's verdicts and each experiment's winners\n"
+        f"{_counts(found[name]['claims'])}\nreports/replication.md: each claim's verdicts and each experiment's highest arm\n"
         f"{paths.REPLICATES}/: commit it; `make repro` then puts the verdicts of all studies together into the report"
     )
 
@@ -85,7 +86,7 @@ def all_studies(study: Study, here: Values, own: Mapping[str, Pairs]) -> list[di
 
 
 def compare(here: Values, there: Values) -> dict[str, list[dict[str, str]]]:
-    """Compare two records: a row for each tested claim of ``here``, and one for each experiment of both."""
+    """Compare two records: a row for each tested claim of ``here``, and one for the highest arm of each experiment of both."""
     verdicts = {claim["id"]: claim for claim in there["claims"]}
     claims = [
         {"claim": claim["statement"], "study": _verdict(claim), "replicate": _verdict(other), "": agreement(claim, other)}
@@ -94,15 +95,20 @@ def compare(here: Values, there: Values) -> dict[str, list[dict[str, str]]]:
         for other in [verdicts.get(claim["id"])]
     ]
     pairs = {
-        name: (winner_of(entry), winner_of(there["experiments"][name]))
+        name: (_leader(entry), _leader(there["experiments"][name]))
         for name, entry in here["experiments"].items()
         if name in there["experiments"]
     }
-    winners = [
-        {"experiment": name, "study": _winner(first), "replicate": _winner(second), "": _change(first["arm"], second["arm"])}
+    leaders = [
+        {
+            "experiment": name,
+            "study": _in_words(first),
+            "replicate": _in_words(second),
+            "": _change(first["arm"], second["arm"]),
+        }
         for name, (first, second) in pairs.items()
     ]
-    return {"claims": claims, "winners": winners}
+    return {"claims": claims, "leaders": leaders}
 
 
 def agreement(here: Values, there: Values | None) -> str:
@@ -135,7 +141,12 @@ def _verdict(claim: Values | None) -> str:
     return f"{claim['verdict']}: {claim['measured'] or claim['reason']}" if claim else "not one of its claims"
 
 
-def _winner(arm: Values) -> str:
+def _leader(experiment: Values) -> Values:
+    """The highest arm's entry; a replicate's winners are pinned to the study's."""
+    return arm_of(experiment, experiment["leader"])
+
+
+def _in_words(arm: Values) -> str:
     return f"{arm['arm']} {interval(arm)}"
 
 
@@ -148,7 +159,7 @@ def _change(here: str, there: str) -> str:
 # ------------------------------------------------------------------------------------------------- the copy that runs
 
 
-def _copy_project(folder: Path, seeds: list[int], base_seed: int | None) -> None:
+def _copy_project(folder: Path, seeds: list[int], base_seed: int | None, winners: Mapping[str, str]) -> None:
     """Copy the working tree to ``folder``, with the seeds changed in params.yaml and the same DVC cache."""
     with atomic_folder(folder) as copy:
         _call("git", "clone", "--quiet", "--no-checkout", ".", str(copy))  # a clone, because runs record the git commit
@@ -163,14 +174,16 @@ def _copy_project(folder: Path, seeds: list[int], base_seed: int | None) -> None
             study = validated(params, paths.PARAMS)
             needed = needed_experiments(study)
             left_out = [name for name in study.active_experiments if name not in needed]
-            params = _only(params, needed)
+            params = _only(params, needed, winners)
             write_text(paths.PARAMS, to_yaml(params | _other_seeds(params, seeds, base_seed)))
             write_stages(validated(read_mapping(paths.PARAMS), paths.PARAMS))
     print(f"{folder}: no claim is about {', '.join([*left_out, 'best of N', 'the kissing number'])}: left out", flush=True)
 
 
-def _only(params: dict[str, Any], needed: list[str]) -> dict[str, Any]:
+def _only(params: dict[str, Any], needed: list[str], winners: Mapping[str, str]) -> dict[str, Any]:
     """params.yaml with only these experiments, their tasks, one zero-shot prompt, and no sampling for best of N and no search.
+
+    The study's ``winners`` are pinned, so that later experiments compare the same settings as the study's.
 
     The name differs, because the study's comments (:mod:`grpo.reporting.comments`) are about its own numbers.
     """
@@ -180,7 +193,7 @@ def _only(params: dict[str, Any], needed: list[str]) -> dict[str, Any]:
         "zero_shot_prompts": evaluation["zero_shot_prompts"][:1],
         "best_of_n": evaluation["best_of_n"] | {"prompts": []},
     }
-    pinned = {name: arm for name, arm in params["selection"].get("pinned", {}).items() if name in needed}
+    pinned = {name: arm for name, arm in winners.items() if name in needed}
     of_tasks = {section: {name: of for name, of in params[section].items() if name not in gone} for section in BY_TASK}
     changes = {"study": "replicate", "experiments": experiments, "evaluation": evaluation, "kissing_number": None}
     return params | changes | of_tasks | {"selection": params["selection"] | {"pinned": pinned}}

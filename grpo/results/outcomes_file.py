@@ -22,13 +22,12 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.common.files import read_bytes, read_jsonl, read_text, write_text
+from grpo.common.files import read_bytes, read_jsonl, write_text
 from grpo.results.claims import read_published
 from grpo.results.evidence import Evidence, NotMeasured
 from grpo.results.runs import Run, value
@@ -63,28 +62,11 @@ def write_outcomes(study: Study, evidence: Mapping[str, Evidence]) -> None:
     write_text(paths.OUTCOMES, text.getvalue())
 
 
-def read_outcomes(project: Path = Path()) -> dict[str, dict[str, Any]]:
-    """Read reports/outcomes.csv of a project's folder: run -> column -> text; scores as arrays, ``levels`` as a dictionary.
-
-    A missing file is a UserError.
-    """
-    found = {}
-    for row in csv.DictReader(io.StringIO(read_text(project / paths.OUTCOMES, made_by="tables"))):
-        scores = {key: numbers_of(row[key]) for key in ("last", "start", "before", "best")}
-        found[row["run"]] = row | scores | {"levels": json.loads(row["levels"])}
-    return found
-
-
 def scores_of(numbers: NDArray[np.float64]) -> str:
     """Scores of problems as text: a character each if all are 0 or 1, else numbers with all digits, parted by blanks."""
     if np.isin(numbers, (0, 1)).all():
         return "".join(map(str, numbers.astype(int)))
     return " ".join(map(repr, map(float, numbers)))
-
-
-def numbers_of(scores: str) -> NDArray[np.float64]:
-    """Read what :func:`scores_of` wrote, (problems,)."""
-    return np.array(list(scores) if scores.isdigit() else scores.split(), dtype=float)
 
 
 def samples_digest(samples: Iterable[Mapping[str, Any]]) -> str:

@@ -80,7 +80,7 @@ def write_timing(study: Study) -> None:
 def _row(study: Study, run: Run, hashes: Mapping[str, str]) -> Values:
     """A run's row; of a run that was taken over from an identical one, the seconds are that one's."""
     own, timing = read_timing(run, own=True), read_timing(run)
-    folder, alone = paths.RUNS / run.name, is_alone(run)  # an output of DVC itself, or a part of the arm's
+    folder, alone = paths.RUNS / run.name, is_alone(run)  # an output of DVC itself, or a part of the arm's or experiment's
     samples = value(run, "rollout_batch_size") or 0  # responses of a step
     if questions := value(run, "ei_batch_size"):
         samples = questions * value(run, "group_size")
@@ -98,7 +98,7 @@ def _row(study: Study, run: Run, hashes: Mapping[str, str]) -> Values:
         "restarts": sum(timing.get("restarts", {}).values()),
         "mlflow_run_id": own["mlflow_run_id"] or "",
         "commit": own["git_commit"][:10] + (" + changes" if own["git_changed"] == "true" else ""),
-        "lock": hashes.get(str(folder)) or hashes.get(str(folder.parent), ""),
+        "lock": next((hashes[str(of)] for of in (folder, *folder.parents[:2]) if str(of) in hashes), ""),
         "started": timing.get("started", ""),
         "finished": timing.get("finished", ""),
         "software": json.dumps(run.config["software"]),

@@ -60,6 +60,7 @@ class ReasoningGym(Task):
 
     formats = GradedTask.formats
     drop_overlap = True
+    packages = ("reasoning-gym",)
 
     def __post_init__(self) -> None:
         size = self.validation_size + self.train_size

@@ -169,7 +169,7 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
 ) -> str:
-    """Estimate what a study takes before you run it: runs, steps, GPU-hours and cost on three kinds of card."""
+    """Estimate what a study takes and what it can see before you run it: runs, steps, GPU-hours, cost, and power by claim."""
     import json
 
     from grpo.commands.estimate import plan as make_plan
@@ -194,6 +194,33 @@ def replicate(
     from grpo.commands.replicate import replicate as run_it
 
     return run_it(seeds, base_seed)
+
+
+@app.command("verify", rich_help_panel=STUDY, epilog="Example: grpo verify --no-run")
+def verify_study(
+    run: Annotated[
+        str | None, typer.Option(metavar="EXPERIMENT/ARM/SEED", help="Train this run again; default: a short one is drawn.")
+    ] = None,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Train no run again.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+) -> None:
+    """Check the active study's report: compute it again from its runs' scores, and train one run again.
+
+    Every number of record.json, tables, write-up and page in reports/ must
+    follow from reports/outcomes.csv, which git stores, and from data/ if it is
+    there. The run must come out bit for bit, or on another kind of processor
+    within a tolerance. Exit code 1 if something differs.
+    """
+    import json
+
+    from grpo.commands import verify
+
+    study = load_study()
+    require_own_code_of_all(study)
+    found = verify.verify(study, run, not no_run)
+    print(json.dumps(found, indent=2) if as_json else on_terminal(verify.report(found)))
+    if verify.failed(found):
+        raise typer.Exit(1)
 
 
 for stage in STAGES:

@@ -29,10 +29,9 @@ with suppress(ModuleNotFoundError):
 REPOSITORY = Path(__file__).parent.parent
 # The longest first, so that all processes end together. The first runs the smoke study; those that wait for it come later.
 LONGEST = [
-    *("test_pipeline", "test_killed_runs", "test_workflow", "test_asynchronous", "test_mlflow_server", "test_weight_transfer"),
-    *("test_snakemake", "test_slurm", "test_examples_report", "test_dvc_experiments"),
-    *("test_without_gpu", "test_quickstart", "test_several_processes", "test_sharding", "test_wheel", "test_training_loop"),
-    *("test_mlflow_process", "test_kissing_number", "test_evaluation", "test_faults", "test_sandbox"),
+    *("test_pipeline", "test_killed_runs", "test_workflow", "test_asynchronous", "test_mlflow_process", "test_weight_transfer"),
+    *("test_slurm", "test_without_gpu", "test_new_projects", "test_several_processes", "test_processes", "test_training_loop"),
+    *("test_kissing_number", "test_evaluation", "test_faults", "test_sandbox"),
 ]
 
 

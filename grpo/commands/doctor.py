@@ -59,26 +59,26 @@ def report(findings: list[Finding]) -> str:
 def _gpus(study: Study) -> Finding:
     """Check that there are enough GPUs for the largest stage, and that each can be used (torch also counts unusable ones)."""
     needed, seen, cuda = gpus_needed(study), torch.cuda.device_count(), torch.version.cuda
-    found = f"the study's largest stage needs {needed}; torch {torch.__version__} sees {seen}, driver {hardware()['driver']}"
+    about = f"the study's largest stage needs {needed}; torch {torch.__version__} sees {seen}, driver {hardware()['driver']}"
     if needed and not cuda:
-        return Finding("GPUs", False, found, torch_build())
+        return Finding("GPUs", False, about, torch_build())
     if needed and not seen and shutil.which("sbatch"):
-        return Finding("GPUs", None, found, f"Slurm's nodes may have them: `srun --gpus={needed} grpo doctor` looks at one.")
+        return Finding("GPUs", None, about, f"Slurm's nodes may have them: `srun --gpus={needed} grpo doctor` looks at one.")
     if seen < needed:
         remedy = (
             f"{study.study} uses {needed}: choose a study for fewer GPUs (`grpo study list`), leave out the experiments that "
             "need so many (`arms: {}`), install NVIDIA's driver, or check CUDA_VISIBLE_DEVICES."
         )
-        return Finding("GPUs", False, found, remedy)
+        return Finding("GPUs", False, about, remedy)
     for i in range(needed):
         try:
             torch.ones(1, device=f"cuda:{i}").sum().item()
         except Exception as error:  # whatever torch, the driver or another process on the GPU raises
             remedy = f"CUDA {cuda} needs a newer driver, or `nvidia-smi` shows who uses the GPU."
-            return Finding("GPUs", False, f"{found}; cuda:{i} cannot be used: {reason(error)}", remedy)
+            return Finding("GPUs", False, f"{about}; cuda:{i} cannot be used: {reason(error)}", remedy)
     if needed and "bfloat16" in (study.engine.dtype, study.learner.dtype) and not torch.cuda.is_bf16_supported(False):
-        return Finding("GPUs", False, f"{found}; they compute no bfloat16 (Turing and older cards)", IN_FLOAT16)
-    return Finding("GPUs", True, found)
+        return Finding("GPUs", False, f"{about}; they compute no bfloat16 (Turing and older cards)", IN_FLOAT16)
+    return Finding("GPUs", True, about)
 
 
 def gpus_needed(study: Study) -> int:

@@ -11,6 +11,7 @@ from math import ceil
 from typing import Any
 
 from grpo.commands.gpu_memory import shape_of, text_table
+from grpo.commands.power import power, power_table
 from grpo.study.effective import EffectiveRun, digest, effective_run
 from grpo.study.methods import ExpertIterationConfig, RunConfig, SftConfig
 from grpo.study.schema import Study
@@ -70,7 +71,8 @@ def plan(study: Study, seconds_per_step: float | None, price: float | None) -> d
     prices = {column: CARDS.get(column, CARDS["H100"])[1] if price is None else price for column in columns}
     cost = {column: hours * prices[column] if on_gpus else 0.0 for column, hours in total.items()}
     in_all = {key: sum(row.get(key, 0) for row in rows.values()) for key in ("runs", "taken over", "steps")}
-    return {"study": study.study, "seeds": study.seeds, "rows": {**rows, "in all": {**in_all, "hours": total}}, "cost": cost}
+    rows |= {"in all": {**in_all, "hours": total}}
+    return {"study": study.study, "seeds": study.seeds, "rows": rows, "cost": cost, "power": power(study, runs)}
 
 
 def _assumed_runs(study: Study) -> list[EffectiveRun]:
@@ -137,4 +139,5 @@ def table(found: dict[str, Any]) -> str:
     ]
     rows.append(["USD", "", "", "", "", *(f"{found['cost'][column]:,.0f}" for column in columns)])
     text = text_table([[*HEADS, *columns], *rows])
-    return f"study {found['study']}, seeds {found['seeds']}; GPU-hours by card\n{text}\n\n{NOTES}"
+    text = f"study {found['study']}, seeds {found['seeds']}; GPU-hours by card\n{text}\n\n{NOTES}"
+    return "\n\n".join([text, *power_table(found["power"])])

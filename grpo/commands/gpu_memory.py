@@ -179,7 +179,7 @@ def trains_all(study: Study) -> bool:
 
 
 def trained_parameters(study: Study, shape: Shape) -> int:
-    """Largest number of trained parameters over the arms: all, or those of the adapters."""
+    """Largest number of trained parameters over the arms; an arm with LoRA trains only its adapters."""
     adapters = (shape.adapter_parameters(config.lora) for config in configs(study) if config.lora)
     return shape.parameters if trains_all(study) else max(adapters, default=shape.parameters)
 
@@ -277,7 +277,7 @@ def phases(study: Study, shape: Shape, card_gib: float) -> list[Phase]:
     held = "r" if study.engine.name == "transformers" or sleeps(study, follows_policy=True) else "rboK"
     of_engine = [("the engine", _engine_gib(study, shape, card_gib) * GIB, held)]
     devices = {"learner": _device(learner.device), "engine": _device(study.engine.device)}
-    found = []
+    listed = []
     for name in ("rollouts", "backward pass", "optimizer step", USES_REFERENCE):
         device = devices["engine" if name == "rollouts" else "learner"]
         rows = [
@@ -287,8 +287,8 @@ def phases(study: Study, shape: Shape, card_gib: float) -> list[Phase]:
         ]
         parts = {part: size / GIB for part, size, held in rows if name[0] in held and size}
         if device != "cpu" and (name != USES_REFERENCE or penalises_kl):
-            found.append(Phase(name, device, parts))
-    return found
+            listed.append(Phase(name, device, parts))
+    return listed
 
 
 def kv_cache_gib(study: Study, shape: Shape, card_gib: float) -> float:
@@ -298,21 +298,21 @@ def kv_cache_gib(study: Study, shape: Shape, card_gib: float) -> float:
 
 def problems(study: Study, shape: Shape, card_gib: float) -> list[str]:
     """List why the study does not fit cards of this size, each reason with a remedy; empty if it fits."""
-    found = []
+    messages = []
     for phase in phases(study, shape, card_gib):
         if phase.total > card_gib:
             helps = [remedy for part, remedy, possible in REMEDIES if part in phase.parts and possible(study)]
             remedies = ", or ".join([*helps, "use a larger card (gpu_memory_gib)"])
-            found.append(f"{phase.name}: {phase.total:.1f} GiB on {phase.device} of {card_gib:g}; {remedies}")
+            messages.append(f"{phase.name}: {phase.total:.1f} GiB on {phase.device} of {card_gib:g}; {remedies}")
     if study.engine.name == "vllm" and study.engine.device != "cpu":
         needed = shape.config.max_position_embeddings * shape.kv_bytes(BYTES[study.engine.dtype]) / GIB
         left = kv_cache_gib(study, shape, card_gib)
         if left < needed:
-            found.append(
+            messages.append(
                 f"vLLM: {left:.1f} GiB are left for keys and values, and one sequence of the model's "
                 f"{shape.config.max_position_embeddings} tokens needs {needed:.1f}; raise grpo.gpu_memory_utilization"
             )
-    return found
+    return messages
 
 
 def largest_microbatch(study: Study, shape: Shape, card_gib: float) -> int | None:
@@ -334,11 +334,11 @@ def text_table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> s
 
 def table(study: Study, shape: Shape, card_gib: float) -> str:
     """Format the phases as text: one column per phase, one row per part."""
-    found = phases(study, shape, card_gib)
-    parts = sorted({part: None for phase in found for part in phase.parts}, key=lambda part: part == "reserve")
-    rows = [["GiB", *(f"{phase.name} ({phase.device})" for phase in found)]]
-    rows += [[part, *(f"{phase.parts[part]:.2f}" if part in phase.parts else "" for phase in found)] for part in parts]
-    rows += [["in all", *(f"{phase.total:.2f}" for phase in found)], ["the card", *[f"{card_gib:.2f}"] * len(found)]]
+    computed = phases(study, shape, card_gib)
+    parts = sorted({part: None for phase in computed for part in phase.parts}, key=lambda part: part == "reserve")
+    rows = [["GiB", *(f"{phase.name} ({phase.device})" for phase in computed)]]
+    rows += [[part, *(f"{phase.parts[part]:.2f}" if part in phase.parts else "" for phase in computed)] for part in parts]
+    rows += [["in all", *(f"{phase.total:.2f}" for phase in computed)], ["the card", *[f"{card_gib:.2f}"] * len(computed)]]
     lengths = prompt_lengths(study, MAIN, study.grpo.prompt)
     found_in = f"counted in {paths.DATASETS / MAIN}" if lengths.counted else "assumed, as problems or tokenizer are missing"
     text = text_table(rows) + f"\nPrompts of {lengths.longest:,} tokens at most: {found_in}."

@@ -99,6 +99,6 @@ def _make_repositories() -> None:
     inside = subprocess.run(["git", "rev-parse", "--is-inside-work-tree"], capture_output=True, check=False).returncode == 0
     dvc = [sys.executable, "-m", "dvc", "init", "--quiet"]  # of this environment, even if it is not activated
     for command in [[*dvc, "--subdir"]] if inside else [["git", "init", "--quiet"], dvc]:
-        found = subprocess.run(command, capture_output=True, text=True, check=False)
-        if found.returncode:
-            raise UserError(f"grpo init: `{' '.join(command)}` failed: {found.stderr.strip()}. Nothing is written.")
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        if ended.returncode:
+            raise UserError(f"grpo init: `{' '.join(command)}` failed: {ended.stderr.strip()}. Nothing is written.")

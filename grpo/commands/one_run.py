@@ -108,7 +108,8 @@ def composed(options: RunOptions, out: Path) -> dict[str, Any]:
         raise UserError("--model, --task: one is missing. Give both, or take a study's with --study NAME.")
     file, overlay = study_path(options.study), given_values(options.settings)
     values = compose(file)
-    values.pop("claims", None)  # they are on its arms
+    for key in ("claims", "controls"):  # they are on its arms
+        values.pop(key, None)
     # The task's modules and data files lie here, beside the study's file or in studies/.
     own = [] if file.parent.resolve() == paths.shipped("studies").resolve() else [file.parent.absolute()]
     own += [STUDIES_FOLDER.absolute()] if STUDIES_FOLDER.is_dir() else []
@@ -283,7 +284,8 @@ def _prepare(values: Mapping[str, Any], out: Path) -> None:
     with atomic_folder(out) as draft, chdir(draft):
         write_text(paths.PARAMS, to_yaml(values))
         study = load_study()
-        # The tokenizer of the model measures prompts where they have a limit. Without one, wrong problems are told first.
+        # A limit on prompts is measured with the model's tokenizer, so the model comes first. Without a limit the problems do,
+        # because a mistake in them is then told at once.
         limited = values["tasks"][MAIN].get(LIMIT)
         for stage in (stages.model, stages.dataset) if limited else (stages.dataset, stages.model):
             stage(MAIN)

@@ -105,8 +105,8 @@ def math_baseline(file: File = None) -> None:
     from grpo.results.statistics import format_interval
 
     prompts = study.evaluation.zero_shot_prompts
-    found = _of_file(study, file, "", prompts, evaluate_checkpoint) if file else run_math_baseline(study)
-    for prompt, metrics in found.items():
+    metrics_of = _of_file(study, file, "", prompts, evaluate_checkpoint) if file else run_math_baseline(study)
+    for prompt, metrics in metrics_of.items():
         print(f"{prompt}: answer reward {format_interval(metrics['accuracy'])}, {metrics['categories']}")
 
 
@@ -117,8 +117,8 @@ def best_of_n(file: File = None) -> None:
     from grpo.results.statistics import format_interval
 
     prompts = study.evaluation.best_of_n.prompts or study.evaluation.zero_shot_prompts
-    found = _of_file(study, file, "-best_of_n", prompts, sample_checkpoint) if file else run_best_of_n(study)
-    for prompt, metrics in found.items():
+    metrics_of = _of_file(study, file, "-best_of_n", prompts, sample_checkpoint) if file else run_best_of_n(study)
+    for prompt, metrics in metrics_of.items():
         for n, kinds in metrics["n"].items():
             print(f"{prompt}, N = {n}: " + ", ".join(f"{kind} {format_interval(value)}" for kind, value in kinds.items()))
 
@@ -127,9 +127,9 @@ def _of_file(study: Study, file: Path, kind: str, prompts: list[str], measure: A
     from grpo.evaluation.evaluator import evaluate_file
 
     folder = paths.EVALUATIONS / f"{file.absolute().parent.name}-{file.stem}{kind}"
-    found = evaluate_file(study, file, folder, prompts, measure)
+    metrics_of = evaluate_file(study, file, folder, prompts, measure)
     print(f"{folder}: every completion")
-    return found
+    return metrics_of
 
 
 def training_inputs() -> None:
@@ -218,10 +218,25 @@ def kl(experiment: Experiment) -> None:
     from grpo.evaluation.kl import measure_kl
 
     for arm, steps in measure_kl(study, experiment)["arms"].items():
-        for found in steps:
-            per_token, reward = found["per_token"], found["answer_reward"]
+        for measured in steps:
+            per_token, reward = measured["per_token"], measured["answer_reward"]
             shown = f"{per_token['value']:.4f} ({per_token['low']:.4f} to {per_token['high']:.4f}) nats a token"
-            print(f"{arm}, step {found['step']}: KL to the start {shown}, answer reward {reward['value']:.3f}")
+            print(f"{arm}, step {measured['step']}: KL to the start {shown}, answer reward {reward['value']:.3f}")
+
+
+def pass_at_k(experiment: Experiment) -> None:
+    """Sample base, middle and end of an experiment's runs (`evaluation.best_of_n.checkpoints`), and compute pass@k."""
+    study = load_study()
+    require_experiment(study, experiment)
+    if experiment not in study.pass_at_k_in:
+        raise UserError(f"evaluation.best_of_n.checkpoints: names no arm of {experiment}. Add {experiment}/ARM.")
+    from grpo.evaluation.best_of_n import measure_pass_at_k
+    from grpo.results.statistics import format_interval
+
+    for arm, found in measure_pass_at_k(study, experiment).items():
+        for place, of in found["places"].items():
+            shown = ", ".join(f"k = {k} {format_interval(value)}" for k, value in of["k"].items())
+            print(f"{arm}, {place} (step {of['step']}): {shown}")
 
 
 def tables() -> None:
@@ -237,14 +252,17 @@ def tables() -> None:
 
 
 def figures() -> None:
-    """Draw reports/figures/*.svg from the record and the runs, and reports/timing.svg from their times."""
+    """Draw reports/figures/*.svg from the record and the runs; from their times reports/timing.svg and reports/curves."""
     from grpo.reporting.charts import save_figure
+    from grpo.reporting.curves import write_curves
     from grpo.reporting.figures import draw_figures
     from grpo.reporting.record import read_record
     from grpo.reporting.timing import draw_timing
 
     study = load_study()
-    draw_figures(study, read_record())
+    record = read_record()
+    draw_figures(study, record)
+    write_curves(study, record)
     save_figure(draw_timing(study), paths.TIMING_FIGURE)
     print(f"{paths.FIGURES}: a figure for each experiment, and those of the study as a whole")
 
@@ -280,6 +298,7 @@ STAGES = (  # in the order in which a study runs them
     kissing_number,
     select,
     kl,
+    pass_at_k,
     tables,
     figures,
     writeup,

@@ -12,7 +12,7 @@ from grpo.common.errors import UserError
 from grpo.common.files import read_json, write_text
 from grpo.common.yaml_file import read_mapping, to_yaml
 from grpo.study import paths
-from grpo.study.compose import STUDIES_FOLDER, compose, files_of, studies_folders, study_path
+from grpo.study.compose import STUDIES_FOLDER, compose, files_of, named_studies, study_path
 from grpo.study.effective import effective_run
 from grpo.study.methods import OFF_POLICY_RANK, GrpoConfig
 from grpo.study.schema import Study, load_study, validated
@@ -32,13 +32,13 @@ def list_studies() -> str:
     """
     active = _own_file(_active_values())
     lines = []
-    found = {path.stem: path for folder in reversed(studies_folders()) for path in folder.glob("*.yaml")}
-    width = max(map(len, found), default=0)
-    for _, path in sorted(found.items()):
+    by_name = named_studies()
+    width = max(map(len, by_name), default=0)
+    for name, path in sorted(by_name.items()):
         if description := compose(path).get("description"):
             extends = ", ".join(file.stem for file in files_of(path)[1:])
             mark, extended = "*" if path == active else " ", f" [{extends}]" if extends else ""
-            lines.append(f"{mark} {path.stem:<{width}} {description}{extended}")
+            lines.append(f"{mark} {name:<{width}} {description}{extended}")
     return "\n".join(lines)
 
 
@@ -107,12 +107,12 @@ def use(name: Named, force: Annotated[bool, typer.Option("--force", help="Discar
 def _report_of_another(study: Study) -> list[str]:
     """A warning if reports/ holds the report of another study, which this study's replaces."""
     try:
-        found = read_json(paths.RECORD, made_by="tables", keys=("study",))["study"] if paths.RECORD.exists() else study.study
+        reported = read_json(paths.RECORD, made_by="tables", keys=("study",))["study"] if paths.RECORD.exists() else study.study
     except UserError:  # damaged
         return []
     keep = "Commit it first; or work in a project of your own (`grpo init FOLDER`), where it stays."
-    warning = f"{paths.REPORTS}/: holds the report of the study {found}, which `make repro` replaces. {keep}"
-    return [warning] if found != study.study else []
+    warning = f"{paths.REPORTS}/: holds the report of the study {reported}, which `make repro` replaces. {keep}"
+    return [warning] if reported != study.study else []
 
 
 @study_app.command("show")

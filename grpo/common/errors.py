@@ -112,14 +112,14 @@ def explain_out_of_memory(error: BaseException) -> str | None:
     while cause is not None and cause not in chain:
         chain.append(cause)
         cause = cause.__cause__ or cause.__context__
-    found = next(filter(is_out_of_memory, chain), None)
-    if found is None:
+    exhausted = next(filter(is_out_of_memory, chain), None)
+    if exhausted is None:
         return None
     notes = [note for link in chain for note in getattr(link, "__notes__", ()) if note.startswith(IN_PHASE)]
     phase = notes[0].removeprefix(IN_PHASE) if notes else ""
     where = f"in the {phase} phase" if phase else "outside of a run's phases"
     remedy = TO_LOWER.get(phase, "Use a smaller model")
-    return f"out of memory {where} ({reason(found)}). {remedy}, or end other programs that use the memory."
+    return f"out of memory {where} ({reason(exhausted)}). {remedy}, or end other programs that use the memory."
 
 
 def from_here(path: Path) -> Path:

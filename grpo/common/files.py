@@ -154,14 +154,14 @@ def read_bytes(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def require_own(folder: Path, found: Iterable[Path]) -> None:
+def require_own(folder: Path, inside: Iterable[Path]) -> None:
     """Raise ValueError if one of these paths in ``folder`` is a link to a place elsewhere.
 
     The caches of the Hub (``blobs/HASH``, beside ``snapshots/REVISION``) and of DVC (``md5/HA/SH``) count as its own.
     """
     home = folder.resolve()
     of_hub = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
-    for path in found:
+    for path in inside:
         target = path.resolve()
         if not (target.is_relative_to(home) or target.parent == of_hub or target.parent.parent.name == "md5"):
             raise ValueError(f"{path.name} is a symbolic link to a file elsewhere; put the file itself in its place")
@@ -244,8 +244,8 @@ def read_csv(path: Path, made_by: str, columns: Iterable[str]) -> pd.DataFrame:
 def files_digest(path: Path) -> str:
     """SHA-256 (first 16 hex digits) over the names and contents of a file, or of all files in a folder except __pycache__."""
     total = hashlib.sha256()
-    found = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
-    for file in (p for p in found if "__pycache__" not in p.relative_to(path).parts):
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    for file in (p for p in files if "__pycache__" not in p.relative_to(path).parts):
         with file.open("rb") as opened:
             total.update(file.name.encode() + b"\0" + hashlib.file_digest(opened, "sha256").digest())
     return total.hexdigest()[:16]

@@ -99,8 +99,8 @@ def import_object(path: str) -> Any:
     module, _, name = path.partition(":")
     try:
         with own_errors(path):
-            found = importlib.import_module(module)
-        return getattr(found, name)
+            loaded = importlib.import_module(module)
+        return getattr(loaded, name)
     except AttributeError:
         raise UserError(f"{path}: {file} has nothing named {name!r}. Correct the name.") from None
 
@@ -141,13 +141,13 @@ def call_with(function: Callable[..., Any], arguments: Mapping[str, Any], where:
 
 def keys_of(error: Any, value: Any) -> list[str]:
     """The keys in ``value`` that lead to a pydantic error. Its ``loc`` also has names of union members; they are left out."""
-    found = []
+    keys = []
     for part in error["loc"]:
         inside = part in value if isinstance(value, dict) else isinstance(value, list) and isinstance(part, int)
         if inside or (error["type"] == "missing" and part == error["loc"][-1]):
-            found.append(str(part))
+            keys.append(str(part))
         value = value[part] if inside else value
-    return found
+    return keys
 
 
 if FOLDER in os.environ:  # in a child process

@@ -226,5 +226,5 @@ def read_problems(path: Path) -> list[Problem]:
 
 
 def read_examples(path: Path) -> list[Example]:
-    """Read reasoning traces; errors are those of :func:`read_problems`."""
+    """Read reasoning traces; errors as :func:`read_problems`."""
     return read_jsonl(path, f"sft_dataset@{path.parent.name}", lambda values: Example(**values))

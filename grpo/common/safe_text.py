@@ -53,5 +53,5 @@ def without_password(uri: str) -> str:
 
 def hide_secrets(text: str) -> str:
     """Drop the secrets of URIs within a text, and what follows ``password=`` and its like."""
-    text = _URI.sub(lambda found: without_password(found[0]), _IN_URI.sub(r"\1", text))
-    return _NAMED.sub(lambda found: f"{found[1]}=***" if found[1] else f"{found[2]} ***", text)
+    text = _URI.sub(lambda match: without_password(match[0]), _IN_URI.sub(r"\1", text))
+    return _NAMED.sub(lambda match: f"{match[1]}=***" if match[1] else f"{match[2]} ***", text)

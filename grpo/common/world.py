@@ -57,7 +57,7 @@ class World:
         return self.all_gather(value)[0]
 
     def join(self, share: Sequence[Item], each: int = 1) -> list[Item]:
-        """Put together the list of which every process has its :attr:`share`, in pieces of ``each`` items."""
+        """Gather the :attr:`share` of every process into one list in the original order; pieces have ``each`` items."""
         parts = self.all_gather([share[start : start + each] for start in range(0, len(share), each)])
         pieces = range(sum(map(len, parts)))
         return [item for i in pieces for item in parts[i % self.size][i // self.size]]

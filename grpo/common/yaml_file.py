@@ -51,7 +51,7 @@ def _nodes(value: Any, depth: int, known: dict[int, int]) -> int:
 
 
 def read_mapping(path: Path, kind: str = "safe") -> dict[str, Any]:
-    """:func:`parse_yaml` of a study's file; UserError also unless it holds a mapping."""
+    """Read a study's YAML file by :func:`parse_yaml`; UserError also unless it holds a mapping."""
     values = parse_yaml(path, kind)
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected a mapping of sections at the top. Compare with studies/base.yaml.")

@@ -184,10 +184,10 @@ def answer(source: bytes, name: str, memory_mb: float) -> str:
     spare = bytearray(SPARE_BYTES)
     try:
         exec(compile(source, name, "exec", dont_inherit=True), module.__dict__)
-        found = next((one for one in POINTS_FROM if one in module.__dict__), None)
-        if found is None:
+        holder = next((one for one in POINTS_FROM if one in module.__dict__), None)
+        if holder is None:
             return json.dumps({"error": "The program defines neither run_code() nor get_centers() nor points"})
-        value = module.__dict__[found]
+        value = module.__dict__[holder]
         return json.dumps({"points": value() if callable(value) else value}, default=listed)
     except BaseException as error:  # also SystemExit
         del spare

@@ -1,4 +1,4 @@
-"""The ``best_of_n`` stage: several samples of each problem, and pass@N, Best@N and majority@N.
+"""The stages ``best_of_n`` and ``pass_at_k``: several samples of each problem, and pass@N, Best@N and majority@N.
 
 Each estimator uses all S samples of a problem, and its value is the expectation over a random choice of N of them. So the three
 differ in how they choose an answer, not in the samples they see.
@@ -17,14 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grpo.common.files import atomic_folder, note_that_off, read_jsonl, write_json, write_text
+from grpo.common.process import start_threads
 from grpo.common.records import Problem, Rollout, read_problems
 from grpo.evaluation.episodes import transcript
 from grpo.evaluation.evaluator import CheckpointEvaluator, stage_run
-from grpo.grader.process import grade_batch
+from grpo.evaluation.kl import Start, kept_checkpoints, metadata_of, own_checkpoints
+from grpo.results.intervals import difference_of, mean_of
 from grpo.results.statistics import mean_over_problems
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN, BestOfN
+from grpo.tasks.rewards import votes_of
 from grpo.tasks.task import Format, find_format
 from grpo.tracking.mlflow_study import flat
 
@@ -208,6 +211,82 @@ def estimates(settings: BestOfN, format: Format, groups: Sequence[Sequence[Rollo
     }
 
 
+# --------------------------------------------------------------------------------------------- checkpoints of a run
+
+
+def measure_pass_at_k(study: Study, experiment: str) -> dict[str, Any]:
+    """Sample base, middle and last checkpoint of the runs that ``checkpoints`` names, and write data/pass_at_k and the report.
+
+    The middle is the kept checkpoint (``keep_steps``) next to half of the run's steps; without one it is left out.
+
+    Returns:
+        what :func:`pass_at_k_of` returns, by arm.
+    """
+    settings, task = study.evaluation.best_of_n, study.experiments[experiment].task
+    start_threads(study.threads)
+    problems = read_problems(paths.validation(task))[: settings.problems]
+    found: dict[str, Any] = {}
+    records: list[dict[str, Any]] = []
+    starts: dict[tuple[str, str], Start] = {}  # one at a time, as each has an engine
+    of_starts: dict[tuple[str, str], list[int]] = {}
+
+    def right(start: Start, checkpoint: Path | None) -> list[int]:
+        groups = start.sample(checkpoint, settings.samples)
+        return [sum(rollout.rewards["answer_reward"] == 1.0 for rollout in group) for group in groups]
+
+    for arm in (arm for name, _, arm in (of.partition("/") for of in settings.checkpoints) if name == experiment):
+        names = [paths.run_name(experiment, arm, seed) for seed in study.seeds_of(experiment)]
+        for name in names:
+            last = own_checkpoints(name) / "last"
+            end = metadata_of(last, name)
+            key = end["start"], end["prompt"]
+            if key not in starts:
+                starts.clear()
+                starts[key] = Start(study.for_task(task), task, Path(end["start"]), problems, end["prompt"])
+            if key not in of_starts:
+                of_starts[key] = right(starts[key], None)
+            kept = [(folder, about["step"]) for folder, about in kept_checkpoints(name) if about["step"] < end["step"]]
+            middle = sorted(kept, key=lambda one: abs(2 * one[1] - end["step"]))[:1]
+            records.append({"run": name, "place": "base", "step": 0, "right": of_starts[key]})
+            for place, folder, step in [*(("middle", *one) for one in middle), ("end", last, end["step"])]:
+                records.append({"run": name, "place": place, "step": step, "right": right(starts[key], folder)})
+        found[arm] = pass_at_k_of([record for record in records if record["run"] in names], settings.samples, settings.n)
+    write_text(paths.PASS_AT_K / f"{experiment}.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+    write_json(paths.PASS_AT_K_REPORTS / f"{experiment}.json", {"experiment": experiment, "arms": found})
+    return found
+
+
+def pass_at_k_of(records: Sequence[dict[str, Any]], samples: int, n: Sequence[int]) -> dict[str, Any]:
+    """Estimate pass@k of an arm at base, middle and end.
+
+    Args:
+        records: of each run and place its ``step`` and, by problem, how many of ``samples`` are ``right``.
+
+    Returns:
+        ``runs``, ``problems``, ``samples``; ``places``: for each that all runs have its ``step`` and ``k``, for each k pass@k
+        and its difference ``above_base`` with 95% intervals over runs and problems, paired by both; ``base_ahead_from``: the
+        smallest k at which the base is above the end with its whole interval, None if it is at none.
+    """
+    runs = list(dict.fromkeys(record["run"] for record in records))
+    by_place = {place: [one for one in records if one["place"] == place] for place in ("base", "middle", "end")}
+    places: dict[str, Any] = {}
+    tables: dict[tuple[str, int], Floats] = {}
+    for place, of in by_place.items():
+        if len(of) < len(runs):
+            continue
+        for k in n:
+            counts = [np.arange(samples) < np.array(one["right"])[:, None] for one in of]
+            tables[place, k] = np.stack([pass_at_n(count.astype(float), k) for count in counts])
+        one_base = place == "base" and all(one["right"] == of[0]["right"] for one in of)
+        at_k: dict[str, Any] = {str(k): mean_of(tables[place, k], fixed=one_base).ends() for k in n}
+        for k in n if place != "base" else ():
+            at_k[str(k)]["above_base"] = difference_of(tables["base", k], tables[place, k]).ends()
+        places[place] = {"step": max(one["step"] for one in of), "k": at_k}
+    ahead = [k for k in n if places["end"]["k"][str(k)]["above_base"]["high"] < 0]
+    about = {"runs": len(runs), "problems": len(records[0]["right"]), "samples": samples}
+    return {**about, "places": places, "base_ahead_from": min(ahead, default=None)}
+
+
 def with_zero_shot(study: Study, prompt: str, metrics: dict[str, Any]) -> dict[str, Any]:
     """Replace the estimates for N = 1 by the zero-shot accuracy, if both stages asked the same problems in this format.
 
@@ -230,21 +309,6 @@ def mean_log_prob(rollout: Rollout) -> float:
     """Mean log-prob (nats) of the sampled tokens under the distribution that they were drawn from."""
     log_probs = rollout.completion.log_probs
     return sum(log_probs) / len(log_probs) if log_probs else 0.0
-
-
-def votes_of(answers: Sequence[Sequence[str | None]]) -> list[list[int]]:
-    """Number the answers of each problem: equal numbers for answers that the grader finds equal, -1 without an answer.
-
-    An answer gets the number of the first answer that it equals.
-    """
-    distinct = [list(dict.fromkeys(a for a in of_problem if a)) for of_problem in answers]
-    pairs = [(later, earlier) for of_problem in distinct for i, later in enumerate(of_problem) for earlier in of_problem[:i]]
-    equal = {pair for pair, verdict in zip(pairs, grade_batch(pairs), strict=True) if verdict.equal}
-    votes = []
-    for of_problem, options in zip(answers, distinct, strict=True):
-        number = {a: next((j for j, other in enumerate(options[:i]) if (a, other) in equal), i) for i, a in enumerate(options)}
-        votes.append([number[a] if a else -1 for a in of_problem])
-    return votes
 
 
 def _record(format: Format, group: Sequence[Rollout]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from grpo.common.world import ALONE, World
 from grpo.evaluation.episodes import sample_episodes
 from grpo.rollout.engine import Engine, SamplingParams, derive_seed, require_room
 from grpo.study.settings import Evaluation
-from grpo.tasks.rewards import apply_reward
+from grpo.tasks.rewards import apply_reward, majority_rewards, random_rewards
 from grpo.tasks.task import Format, ScoredBatch, Task, find_format
 from grpo.tasks.task import rewards as under_their_keys
 
@@ -126,22 +126,32 @@ def score_by_task(task: Task, prompt: str, rollouts: Sequence[Rollout]) -> Score
     return scored
 
 
-def score_of(task: Task, prompt: str, reward: str | Mapping[str, float] | None = None) -> Score:
+def score_of(task: Task, prompt: str, reward: str | Mapping[str, float] | None = None, seed: int = 0) -> Score:
     """The score function of rollouts: their task's, with ``reward`` by the study's own reward functions if it has some.
 
     Args:
         reward: as in :func:`grpo.tasks.rewards.apply_reward`.
+        seed: of ``random_reward``.
     """
     by_task = partial(score_by_task, task, prompt)
-    return by_task if reward is None else partial(_score_by_own_reward, reward, by_task, task, prompt)
+    return by_task if reward is None else partial(_score_by_own_reward, reward, seed, task, prompt)
 
 
 def _score_by_own_reward(
-    reward: str | Mapping[str, float], by_task: Score, task: Task, prompt: str, rollouts: Sequence[Rollout]
+    reward: str | Mapping[str, float], seed: int, task: Task, prompt: str, rollouts: Sequence[Rollout]
 ) -> ScoredBatch:
-    prompts = [find_format(task, prompt).prompt_of(rollout.problem) for rollout in rollouts]
+    format, named = find_format(task, prompt), [reward] if isinstance(reward, str) else reward
+    prompts = [format.prompt_of(rollout.problem) for rollout in rollouts]
     completions, problems = [r.completion for r in rollouts], [r.problem for r in rollouts]
-    return apply_reward(reward, prompts, completions, problems, by_task(rollouts), task.reward_columns)
+    scored = score_by_task(task, prompt, rollouts)
+    controls = {
+        "random_reward": lambda: random_rewards(seed, problems, completions),
+        "majority_reward": lambda: majority_rewards(problems, [format.read(one.text) for one in completions]),
+    }
+    for name in controls.keys() & set(named):
+        for own, value in zip(scored.rewards, controls[name](), strict=True):
+            own[name] = value
+    return apply_reward(reward, prompts, completions, problems, scored, task.reward_columns)
 
 
 def grader_timeouts(rollouts: Sequence[Rollout]) -> int:

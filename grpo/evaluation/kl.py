@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -76,25 +76,28 @@ def measure_kl(study: Study, experiment: str) -> dict[str, Any]:
 
 
 def kept_checkpoints(run: str) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the folders and metadata of a run's checkpoints step-N, first to last.
+    """Yield the folders and metadata of a run's checkpoints step-N, first to last. A run that ended early has fewer."""
+    for one in sorted(own_checkpoints(run).glob("step-*"), key=lambda path: int(path.name.removeprefix("step-"))):
+        yield one, metadata_of(one, run)
 
-    Those of a run that was taken over are the original's. A run that ended early has fewer.
-    """
+
+def own_checkpoints(run: str) -> Path:
+    """The folder with a run's checkpoints, or those of the run whose results it took over."""
     folder, made_by = paths.CHECKPOINTS / run, paths.stage_of_run(run)
     if (taken_over := folder / "metadata.json").exists():
         folder = paths.CHECKPOINTS / read_json(taken_over, made_by, keys=("same_as",))["same_as"]
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder. Run `dvc repro {made_by}` to make it.")
-    for one in sorted(folder.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-"))):
-        yield one, read_json(one / "metadata.json", made_by, keys=("step", "prompt", "start"))
+    return folder
+
+
+def metadata_of(checkpoint: Path, run: str) -> dict[str, Any]:
+    """The metadata of a run's checkpoint: its step, its prompt and the model that the run started from."""
+    return read_json(checkpoint / "metadata.json", paths.stage_of_run(run), keys=("step", "prompt", "start"))
 
 
 class Start:
-    """The model that runs started from, and an engine that samples from it and from their checkpoints, all on one device.
-
-    Attributes:
-        own: the model's own responses, as :meth:`__call__` returns them.
-    """
+    """The model that runs started from, and an engine that samples from it and from their checkpoints, all on one device."""
 
     def __init__(self, study: Study, task: str, folder: Path, problems: Sequence[Problem], prompt: str):
         learner = study.learner.model_copy(update={"device": study.engine.device, "fully_shard": False})
@@ -107,7 +110,17 @@ class Start:
         self.sampling, self.problems = evaluation_sampling(self.evaluation, format), problems
         self.sampler = Sampler(engine, tokenizer, format, partial(score_by_task, source, prompt))
         self.sampler.require_room(problems, self.sampling.max_tokens, "evaluation.max_tokens", f"tasks.{task}")
-        self.own = self._measured(self.model)
+
+    @cached_property
+    def own(self) -> list[dict[str, Any]]:
+        """The model's own responses, as :meth:`__call__` returns them; to be read before a checkpoint is measured."""
+        return self._measured(self.model)
+
+    def sample(self, checkpoint: Path | None, n: int) -> list[list[Rollout]]:
+        """Sample ``n`` responses to each problem from a checkpoint; None: from the model itself."""
+        policy = self.model if checkpoint is None else self.load(checkpoint)
+        self.sampler.engine.synchronize(policy, self.sampler.engine.policy_version + 1)
+        return evaluate(self.sampler, self.problems, self.sampling, self.evaluation.seed, n, progress=True)
 
     def __call__(self, checkpoint: Path) -> list[dict[str, Any]]:
         """Sample and measure a checkpoint's response to each problem.

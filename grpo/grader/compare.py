@@ -334,7 +334,7 @@ class Comparison:
 
 
 def _digits_in_base(digits: str, other: tuple[str, int] | None, base: int | None = None) -> bool:
-    """Whether plain digits are those of a number in a base (2 to 36) which has these digits."""
+    """Whether a number in a base (2 to 36) is written with the same digits as a plain number."""
     if other is None or base not in {None, other[1]} or not 2 <= other[1] <= 36 or digits != other[0]:
         return False
     return all(digit == "." or int(digit, 36) < other[1] for digit in digits)

@@ -83,11 +83,11 @@ def variables(tree: Node) -> frozenset[str]:
         return frozenset((tree[1] + "()",)).union(*map(variables, tree[2:]))
     if tree[0] == "series":
         return variables(tree[3]) | variables(tree[4]) | (variables(tree[5]) - {tree[2]})
-    found: frozenset[str] = frozenset()
+    letters: frozenset[str] = frozenset()
     for part in tree[1:]:
         if isinstance(part, tuple):
-            found |= variables(part)
-    return found
+            letters |= variables(part)
+    return letters
 
 
 def is_constant(text: str) -> bool:

@@ -39,8 +39,8 @@ def last_boxed(text: str) -> str | None:
     there is no box, or if the last box is not closed: an unfinished box is an unfinished answer, whatever an earlier one
     contains.
     """
-    found = _last_boxes(text)
-    return found if found is None or isinstance(found, str) else _listed(text, found)
+    boxes = _last_boxes(text)
+    return boxes if boxes is None or isinstance(boxes, str) else _listed(text, boxes)
 
 
 def boxed_answer(text: str) -> str | None:
@@ -49,13 +49,13 @@ def boxed_answer(text: str) -> str | None:
     ``-\boxed{5}`` gives ``-5``, ``\boxed{50}\%`` a percentage, and ``not \boxed{5}`` a denial, which equals nothing. Without
     such text, the result is that of :func:`last_boxed`.
     """
-    found = _last_boxes(text)
-    if found is None or isinstance(found, str):
-        return found
-    answer = _listed(text, found)
+    boxes = _last_boxes(text)
+    if boxes is None or isinstance(boxes, str):
+        return boxes
+    answer = _listed(text, boxes)
     if not answer:
         return ""
-    lead, rest = text[max(0, found[0].start - _AROUND) : found[0].start], text[found[-1].end + 1 :]
+    lead, rest = text[max(0, boxes[0].start - _AROUND) : boxes[0].start], text[boxes[-1].end + 1 :]
     if not _in_formula(lead):
         rest = _EXCLAMATION.sub("", rest)
         lead = _BULLET.sub(r"\1", re.sub(r"(?<=[A-Za-z])!+", "", lead))
@@ -116,15 +116,14 @@ def _last_boxes(text: str) -> list[_Box] | str | None:
         boxes.append(box)
     if not boxes or boxes[-1].end < last:  # the last one is not closed
         return None
-    joined = [_are_joined(text, *pair) for pair in pairwise(boxes)]
+    joined = [
+        following.start - box.end < _NEAR and _JOINT.fullmatch(text, box.end + 1, following.start)
+        for box, following in pairwise(boxes)
+    ]
     first = len(boxes) - 1
     while first and joined[first - 1]:
         first -= 1
     return boxes[first:]
-
-
-def _are_joined(text: str, box: _Box, following: _Box) -> bool:
-    return following.start - box.end < _NEAR and _JOINT.fullmatch(text, box.end + 1, following.start) is not None
 
 
 def _closed_boxes(text: str) -> list[_Box]:

@@ -124,7 +124,7 @@ def _is_fraction(text: str) -> bool:
 
 
 def with_argument_of(truth: str, answer: str) -> str:
-    """Rename the letter of ``f(t) = 2t`` to that of the truth ``f(x) = 2x``, unless it occurs otherwise in the answer."""
+    """Write ``f(t) = 2t`` with the letter of the truth ``f(x) = 2x``, unless the answer uses that letter otherwise."""
     for pattern in _ARGUMENTS:
         match, true_match = pattern.fullmatch(answer), pattern.fullmatch(truth)
         if match and true_match and match[1] == true_match[1] and true_match[2] not in letters_of(match[3]):

@@ -137,13 +137,13 @@ def without_stray_delimiters(text: str) -> str:
     text = text.strip()
     if text.endswith("\\"):
         text = text.removesuffix("\\").removesuffix("\\").rstrip()
-    found = list(_DELIMITER.finditer(text)) if "$" in text or "\\" in text else []
-    if not 1 <= len(found) <= 2:
+    marks = list(_DELIMITER.finditer(text)) if "$" in text or "\\" in text else []
+    if not 1 <= len(marks) <= 2:
         return text
-    first, last = found[0], found[-1]
+    first, last = marks[0], marks[-1]
     opens = first.group() in {r"\(", r"\[", "$", "$$"} and text[: first.start()].strip() == ""
     closes = last.group() in {r"\)", r"\]", "$", "$$"} and text[last.end() :].strip(" .,;") == ""
-    if len(found) == 2:
+    if len(marks) == 2:
         pair = first.group() + last.group()
         broken = opens and closes and pair not in {r"\(\)", r"\[\]", "$$", "$$$$"}
         return text[first.end() : last.start()].strip() if broken else text

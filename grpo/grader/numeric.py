@@ -137,14 +137,14 @@ def _natural(tree: Node) -> frozenset[str]:
     kind = tree[0]
     if kind == "series":
         return variables(tree[3]) | variables(tree[4]) | (_natural(tree[5]) - {tree[2]})
-    found = frozenset[str]().union(*map(_natural, operands(tree)))
+    letters = frozenset[str]().union(*map(_natural, operands(tree)))
     if kind in {"factorial", "factorial2", "binomial"}:
-        found |= variables(tree)
+        letters |= variables(tree)
     elif kind in {"floor", "ceil"}:
-        found |= variables(tree) & _WHOLE
+        letters |= variables(tree) & _WHOLE
     elif kind == "pow" and tree[1][0] == "neg" and tree[1][1][0] == "num":
-        found |= variables(tree[2]) & _WHOLE
-    return found
+        letters |= variables(tree[2]) & _WHOLE
+    return letters
 
 
 def _survey(tree: Node, constants: set[Fraction], inside: bool = False) -> bool:

@@ -62,16 +62,16 @@ def as_real_set(text: str, effort: Effort) -> RealSet | None:
     r"""The numbers that a normalised text describes; None if it is not a set of real numbers whose ends have values."""
     builder = _BUILDER.fullmatch(text)
     if builder:
-        found = as_real_set(builder[3], effort)
-        return found._replace(name="") if found and found.name == builder[1] else None  # the letter is local to the set
+        members = as_real_set(builder[3], effort)
+        return members._replace(name="") if members and members.name == builder[1] else None  # the letter is local to the set
     if text.startswith("\\{") and text.endswith("\\}") and _CHAIN.search(text) and "," not in text:
         text = text[2:-2]
     if not RELATION.search(text) or _REALS.fullmatch(text):
         return _set(text, effort, alone=True)
-    found = _joined(any, [_alternative(alternative, effort) for alternative in split_at(text, "\\lor")])
-    if found and found.name in {"|z|", "|w|"}:  # a modulus is not negative
-        return _joined(all, [found, _chain("", [(1, 0, False), (0, 0, False)], ["\\ge"])])
-    return found
+    solved = _joined(any, [_alternative(alternative, effort) for alternative in split_at(text, "\\lor")])
+    if solved and solved.name in {"|z|", "|w|"}:  # a modulus is not negative
+        return _joined(all, [solved, _chain("", [(1, 0, False), (0, 0, False)], ["\\ge"])])
+    return solved
 
 
 def same_reals(left: RealSet, right: RealSet) -> bool:
@@ -110,15 +110,15 @@ def _joined(keep: Callable[[list[bool]], bool], sets: Sequence[RealSet | None]) 
 
 
 def _alternative(text: str, effort: Effort) -> RealSet | None:
-    found: list[RealSet | None] = []
+    links: list[RealSet | None] = []
     for piece in split_at(text, "\\cup") if _CHAIN.search(text) else [text]:
         together = "\\land" in piece or "\\ne" in piece or not _CHAIN.search(text)
         several = [_conjunction(condition, effort) for condition in ([piece] if together else top_level(piece, ",;"))]
         either = _joined(any, several)
         known = [one for one in several if one]
         overlap = either and any(sum(one.holds(place) for one in known) > 1 for place in _samples(either.ends))
-        found.append(_joined(all, several) if overlap else either)  # 1<x, x<2 must hold together
-    return _joined(any, found)
+        links.append(_joined(all, several) if overlap else either)  # 1<x, x<2 must hold together
+    return _joined(any, links)
 
 
 def _conjunction(text: str, effort: Effort) -> RealSet | None:
@@ -144,9 +144,9 @@ def _condition(text: str, effort: Effort) -> RealSet | None:
         if match := _VARIABLE.fullmatch(side.strip()):
             names.append(match["variable"] or match["named"])
             sides.append((1, 0, False))
-        elif found := _modulus(side.strip(), effort):
-            names.append(found[0])
-            sides.append(found[1])
+        elif modulus := _modulus(side.strip(), effort):
+            names.append(modulus[0])
+            sides.append(modulus[1])
         elif (place := _place(side.strip(), effort)) is not None:
             sides.append((0, place, False))
         else:
@@ -231,13 +231,13 @@ def _is_interval(piece: str) -> bool:
     return len(piece) > 4 and piece[0] in "([" and piece[-1] in ")]" and ("infty" in piece or "[" in piece or "]" in piece)
 
 
-def _reals(found: dict[str, str | None], effort: Effort) -> RealSet | None:
+def _reals(said: dict[str, str | None], effort: Effort) -> RealSet | None:
     """The real numbers with a condition: positive, greater than 2, except 1."""
-    sign, end = (found["sign"] or "").replace("non-", "non"), found.get("end")
+    sign, end = (said["sign"] or "").replace("non-", "non"), said.get("end")
     conditions = [f"x{_SIGNS.get(sign, sign)} 0"] if sign else []
     if end:
-        sign = _SIGNS[found["than"] or found["bound"] or "nonzero"]
-        sign = {">": "\\ge", "<": "\\le"}[sign] if found["equal"] else sign
+        sign = _SIGNS[said["than"] or said["bound"] or "nonzero"]
+        sign = {">": "\\ge", "<": "\\le"}[sign] if said["equal"] else sign
         conditions.append(f"x{sign} " + ",".join(point.split("=")[-1] for point in top_level(end, ",;")))
     described = _conjunction("\\land ".join(conditions or [r"x<\infty"]), effort)
     return described and described._replace(name="")

@@ -113,13 +113,13 @@ def plus_and_minus(text: str) -> list[str]:
     patterns: Iterable[Sequence[str]] = product("+-", repeat=len(kinds))
     if "mp" in kinds:
         patterns = [[signs[kind == "mp"] for kind in kinds] for signs in ("+-", "-+")]
-    found = []
+    parts = []
     for pattern in patterns:
         result = values[0]
         for sign, value in zip(pattern, values[1:], strict=True):
             result += ("" if sign == "+" and result[-1:] in {"", "(", "{", "=", ","} else sign) + value
-        found.append(result)
-    return found
+        parts.append(result)
+    return parts
 
 
 def points_of(text: str) -> tuple[list[str], list[str]]:

@@ -78,5 +78,5 @@ def _parse(text: str) -> Any:
 
     # No fallback, so that a text that does not parse is not replaced by a number in it.
     options = {"fallback_mode": "no_fallback", "extraction_mode": "first_match", "parsing_timeout": None}
-    found = math_verify.parse(f"${text}$", extraction_config=[math_verify.LatexExtractionConfig()], **options)
-    return found[0] if found else None
+    parsed = math_verify.parse(f"${text}$", extraction_config=[math_verify.LatexExtractionConfig()], **options)
+    return parsed[0] if parsed else None

@@ -60,15 +60,15 @@ def _work_in(text: str, all_sums: bool) -> int:
     Args:
         all_sums: count every sum, not only those of like terms; for answers to a number.
     """
-    found = 0
+    count = 0
     for part in parts_of(text)[1]:
         sides = [unwrap_text(_TEXT.sub("", split_unit(side)[0])) for side in split_equations(part)]
         trees = [parse(side) for side in sides if exact_value(side) is None]
         if len(trees) == len(sides):
-            found += min(
+            count += min(
                 (_operations(tree, all_sums) for tree in trees if tree and not (all_sums and variables(tree))), default=0
             )
-    return found
+    return count
 
 
 def _operations(tree: Node, all_sums: bool) -> int:
@@ -82,17 +82,17 @@ def _operations(tree: Node, all_sums: bool) -> int:
         counts = all_sums or is_rational(tree) or not variables(tree)
         repeated = len(terms) - (1 if all_sums else len(alike)) if counts else 0
         return repeated + sum(_operations(term, all_sums) for term in terms)
-    found: int = sum(_operations(factor, all_sums) for factor in factors) + (tree[0] == "series")
+    count: int = sum(_operations(factor, all_sums) for factor in factors) + (tree[0] == "series")
     sums = [factor[0] == "add" for factor in factors]
     if tree[0] == "mul" and all(map(_is_plain, factors)):
-        return found + 1
+        return count + 1
     if variables(tree) or not any(sums):
-        return found + bool(tree[0] == "mul" and all(factor[0] == "root" and _is_plain(factor[1]) for factor in factors))
+        return count + bool(tree[0] == "mul" and all(factor[0] == "root" and _is_plain(factor[1]) for factor in factors))
     if tree[0] == "div":
-        return found + bool(sums[1] and "('const', 'i')" in repr(factors[1]))
+        return count + bool(sums[1] and "('const', 'i')" in repr(factors[1]))
     if tree[0] == "pow":
-        return found + bool(sums[0] and factors[1][0] == "num")
-    return found + bool(tree[0] == "mul" and (all(sums) or ("const", "i") in factors))
+        return count + bool(sums[0] and factors[1][0] == "num")
+    return count + bool(tree[0] == "mul" and (all(sums) or ("const", "i") in factors))
 
 
 def _terms(tree: Node) -> Iterator[Node]:

@@ -67,8 +67,8 @@ class _LogProbs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         chunks = zip(torch.split(hidden, TOKENS_AT_ONCE), torch.split(labels, TOKENS_AT_ONCE), strict=True)
-        found = [_forward(part, weight, wanted, temperature) for part, wanted in chunks]
-        chosen, entropies, normalizers = (torch.cat(column) for column in zip(*found, strict=True))
+        computed = [_forward(part, weight, wanted, temperature) for part, wanted in chunks]
+        chosen, entropies, normalizers = (torch.cat(column) for column in zip(*computed, strict=True))
         ctx.save_for_backward(hidden, weight, labels, normalizers)
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)  # most losses have no entropy term

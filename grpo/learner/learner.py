@@ -232,9 +232,9 @@ class Learner:
         computed = torch.cat(parts, dim=1).cpu() if parts else torch.empty(2, 0)
         each = (torch.split(row, [lengths[i] for i in members]) for row in computed)
         mine = {i: (log_probs.clone(), entropy.clone()) for i, log_probs, entropy in zip(members, *each, strict=True)}
-        found = {i: pair for part in self.world.all_gather(mine) for i, pair in part.items()}
+        of_place = {i: pair for part in self.world.all_gather(mine) for i, pair in part.items()}
         nothing = torch.empty(0), torch.empty(0)
-        return [found.get(i, nothing) for i in range(len(rollouts))]
+        return [of_place.get(i, nothing) for i in range(len(rollouts))]
 
     @contextmanager
     def _starting_model(self) -> Iterator[Any]:
@@ -314,9 +314,9 @@ class Learner:
         self.world.all_reduce([*gradients, over_all])
         norm = self.optimizer.clip(self.config.max_grad_norm)
         # The only point of an update where the host waits for the device.
-        *found, norm_found = torch.cat([over_all, torch.stack([*extreme.values(), norm]).double()]).tolist()
-        sums = dict(zip(totals, found[: len(totals)], strict=True))
-        of_ranks = self.world.all_gather(dict(zip(extreme, found[len(totals) :], strict=True)))
+        *numbers, norm_found = torch.cat([over_all, torch.stack([*extreme.values(), norm]).double()]).tolist()
+        sums = dict(zip(totals, numbers[: len(totals)], strict=True))
+        of_ranks = self.world.all_gather(dict(zip(extreme, numbers[len(totals) :], strict=True)))
         loss, tokens = sums.pop("loss"), sums.pop("tokens") or math.nan
         self.optimizer.learning_rate = learning_rate(self.config, self.updates)
         self.updates += 1

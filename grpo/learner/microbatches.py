@@ -94,12 +94,12 @@ def batch_tensors(rollouts: Sequence[Rollout], weights: Tensor, device: Any) -> 
         "groups": torch.tensor([rollout.group for rollout in rollouts]),
         "weights": weights,
     }
-    found = {name: column[:, None] for name, column in columns.items()}
+    tensors = {name: column[:, None] for name, column in columns.items()}
     log_probs = {"engine_log_probs": [torch.tensor(rollout.completion.log_probs) for rollout in rollouts]}
     for name in ("old_log_probs", "reference_log_probs"):  # all rollouts have them or none
         log_probs[name] = [of_one for rollout in rollouts if (of_one := getattr(rollout, name)) is not None]
-    found |= {name: pad_sequence(rows, batch_first=True) for name, rows in log_probs.items() if rows}
-    return {name: tensor.to(device, non_blocking=True) for name, tensor in found.items()}
+    tensors |= {name: pad_sequence(rows, batch_first=True) for name, rows in log_probs.items() if rows}
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
 
 
 def of_members(tensors: Mapping[str, Tensor], micro: Microbatch) -> dict[str, Tensor]:

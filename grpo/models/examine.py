@@ -51,8 +51,8 @@ class Traits:
 
 def traits_of(model: Any) -> Traits:
     """Traits that :func:`grpo.models.checkpoint.load_model` found; the defaults for a model built otherwise."""
-    found: Traits | None = getattr(model, "traits", None)
-    return found or Traits(context=getattr(model.config, "max_position_embeddings", None))
+    examined: Traits | None = getattr(model, "traits", None)
+    return examined or Traits(context=getattr(model.config, "max_position_embeddings", None))
 
 
 @torch.no_grad()
@@ -130,7 +130,7 @@ def context_of(config: Any) -> int | None:
 
 
 def limited_context(folder: Path) -> int | None:
-    """:func:`context_of` of a checkpoint whose RoPE limits it below ``max_position_embeddings``; None for any other."""
+    """The context of a checkpoint whose RoPE limits it below ``max_position_embeddings``; None for any other."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
@@ -147,9 +147,9 @@ def _recomputes_exactly(model: Any, rows: Tensor, expected: Tensor) -> bool:
                 setattr(layer, name, 0.0)
         layer.training = True
     with torch.random.fork_rng(devices=()):
-        found = model.base_model(input_ids=rows, use_cache=False).last_hidden_state
+        states = model.base_model(input_ids=rows, use_cache=False).last_hidden_state
     model.eval()
-    return torch.equal(found, expected)
+    return torch.equal(states, expected)
 
 
 def _ids(places: tuple[int, ...], vocabulary: int) -> list[int]:
@@ -164,9 +164,9 @@ def _why_padded(model: Any, prompts: list[list[int]], responses: list[list[int]]
         packed = model.base_model(**row.inputs(model.device), use_cache=False).last_hidden_state[0]
     except Exception as error:  # a layer asks for more, or anything else
         return reason(error)
-    found = packed[row.predictions.source].float()
+    computed = packed[row.predictions.source].float()
     wanted = torch.cat([expected[i, len(prompts[i]) - 1 :][: len(responses[i])] for i in row.predictions.members]).float()
     near = max(NEAR, NEAR_UNITS * torch.finfo(packed.dtype).eps)
-    if not (found - wanted).norm() <= near * wanted.norm():  # also for NaN
+    if not (computed - wanted).norm() <= near * wanted.norm():  # also for NaN
         return "packed rows gave other results than its own attention"
     return ""

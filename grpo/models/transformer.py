@@ -405,6 +405,6 @@ def write_config(folder: Path, config: TransformerConfig, dtype: torch.dtype) ->
 
 def read_config(folder: Path) -> TransformerConfig:
     """Read a config.json that :func:`write_config` wrote."""
-    found = parse_json(read_bytes(folder / "config.json"))
-    known = {field.name: found[field.name] for field in fields(TransformerConfig) if field.name in found}
-    return TransformerConfig(**known | {"rope_theta": found["rope_parameters"]["rope_theta"]})
+    saved = parse_json(read_bytes(folder / "config.json"))
+    known = {field.name: saved[field.name] for field in fields(TransformerConfig) if field.name in saved}
+    return TransformerConfig(**known | {"rope_theta": saved["rope_parameters"]["rope_theta"]})

@@ -62,7 +62,7 @@ def make_base_model(study: Study, task: str) -> None:
 
 
 def _pretrain_all(study: Study, name: str, settings: PretrainedHere) -> None:
-    """Pretrain the task's model, or one for each seed, that of the first seed as the task's."""
+    """Pretrain the task's model, or one for each seed; the first seed's is then the task's model."""
     own = (
         [settings.model_copy(update={"seed": settings.seed + seed}) for seed in study.seeds]
         if settings.one_per_seed

@@ -25,6 +25,7 @@ INK = "#767676"  # of axes and text
 FULL = 13.0  # inches of a whole row of panels; shown at 96 px an inch, so that 8.5 points are 11 px
 PANEL, HEIGHT = 3.25, 1.5  # inches of a panel that stands alone
 LEGEND_ROW = 0.2  # inches
+ENTRY = 12  # points of an entry of a panel's own legend
 FEW = 20  # a mean curve with at most so many points has markers
 NEAR = 1.5  # labels of values on a logarithmic axis would touch where one is less than so many times another
 LOG_FROM = 50.0  # an axis counts in powers where the largest value is so many times the smallest
@@ -56,6 +57,12 @@ SHARES = {name for name, unit in UNITS.items() if unit == "share"} - {"clip_frac
 OF_A_RUN = (ANSWER, FORM, GIVEN_FORM, LENGTH, ENTROPY, NORM, "train/reward", "loss")  # panels in a figure of one run
 
 Style = Mapping[str, Any]  # ``color`` and ``linestyle`` of a curve, as matplotlib takes them
+
+
+def as_text(text: object) -> str:
+    """A text for a figure, where backquotes of code would be shown."""
+    return in_figure(text).replace("`", "")
+
 
 # This process draws only the report's figures, so matplotlib's global settings hold the report's style.
 mpl.style.use(Path(__file__).with_name("report.mplstyle"))
@@ -163,18 +170,20 @@ def curves_figure(
     method: str,
     collapsed: Iterable[str] = (),
     more: int = 0,
+    looks: Mapping[str, Style] | None = None,
 ) -> tuple[Figure, list[Axes]]:
-    """Draw a row of panels, one for each metric, with all arms in the styles of their order.
+    """Draw a row of panels, one for each metric, with all arms.
 
     Args:
         arms: runs by the shown label.
         collapsed: names of runs that collapsed.
         more: further panels, which the caller draws.
+        looks: the arms' styles; by default those of their order.
 
     Returns:
         the figure and its further panels.
     """
-    looks = styles(arms)
+    looks = looks or styles(arms)
     figure, axes = panels(len(columns) + more)
     for place, column in zip(axes, columns, strict=False):
         for label, runs in arms.items():
@@ -195,8 +204,8 @@ def frame(axes: Axes, title: str, x: str, share: bool = False) -> None:
 
     Zeros, such as the gradient norm of a batch without signal, stay visible: the scale is linear near them (symlog).
     """
-    axes.set_title(in_figure(title))
-    axes.set_xlabel(in_figure(x))
+    axes.set_title(as_text(title))
+    axes.set_xlabel(as_text(x))
     if "step" in x:
         axes.xaxis.set_major_locator(mpl.ticker.MaxNLocator(5, integer=True))
     heights = np.array([y for line in axes.lines for y in np.asarray(line.get_ydata())], dtype=float)
@@ -219,11 +228,17 @@ def legend(figure: Figure, looks: Mapping[str, Style]) -> None:
         return
     keys = [mpl.lines.Line2D([], [], linewidth=2, **look) for look in looks.values()]
     for columns in range(len(looks), 0, -1):
-        drawn = figure.legend(keys, [*map(in_figure, looks)], loc="outside upper left", ncols=columns)
+        drawn = figure.legend(keys, [*map(as_text, looks)], loc="outside upper left", ncols=columns)
         if columns == 1 or drawn.get_window_extent().width < 0.98 * figure.bbox.width:
             figure.set_figheight(figure.get_figheight() + LEGEND_ROW * -(-len(looks) // columns))
             return
         drawn.remove()
+
+
+def own_legend(axes: Axes) -> None:
+    """Draw a panel's own legend between its title and its curves, so that it lies on none."""
+    drawn = axes.legend(loc="lower left", bbox_to_anchor=(-0.03, 0.97), handlelength=1.2, borderaxespad=0, labelspacing=0.2)
+    axes.set_title(axes.get_title(loc="left"), pad=6 + ENTRY * len(drawn.get_texts()))
 
 
 def powers(axes: Axes, values: Iterable[float], labels: Mapping[float, str] | None = None) -> None:
@@ -245,9 +260,7 @@ def bars(axes: Axes, widths: pd.DataFrame, colours: Mapping[str, str]) -> None:
     starts = widths.cumsum(axis=1).shift(axis=1, fill_value=0.0)
     shown = [part for part in colours if part in widths]
     for part in shown:
-        axes.barh(
-            [*map(in_figure, widths.index)], widths[part], left=starts[part], color=colours[part], height=0.75, label=part
-        )
+        axes.barh([*map(as_text, widths.index)], widths[part], left=starts[part], color=colours[part], height=0.75, label=part)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     if not axes.figure.legends:

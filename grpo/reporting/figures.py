@@ -12,26 +12,26 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from grpo.common.files import atomic_folder
-from grpo.common.safe_text import in_figure
 from grpo.reporting import charts
-from grpo.reporting.charts import COLOURS, ENTROPY, FORM, FULL, GIVEN_FORM, INK, KL, LENGTH, NORM, Style, has, panels, styles
+from grpo.reporting.charts import COLOURS, ENTROPY, FORM, FULL, GIVEN_FORM, INK, KL, LENGTH, NORM, Style, as_text, has, panels
 from grpo.reporting.kissing_number import draw_search
 from grpo.reporting.labels import scientific
 from grpo.reporting.record import Values, arm_of
-from grpo.results.runs import Run, by_arm, read_runs
+from grpo.results.runs import Run, by_arm, read_runs, value
 from grpo.results.verdicts import MARGIN, comparison
 from grpo.study import paths
 from grpo.study.schema import Study
 
 READABLE = 0.04  # smallest share of a bar with a number in it
 MOST_PANELS = 7
+RECURRING = 7  # settings of several experiments with a colour of their own
 OVERVIEW = (FORM, GIVEN_FORM, LENGTH)  # beside the reward, as PANELS
 PANELS = (ENTROPY, LENGTH, NORM)  # of each experiment
-REWARD = "train/"  # in FURTHER: the reward by which the study compares runs
-FURTHER = (KL, "lag_mean", "clip_fraction", "val/is_sentence", "val/tool_calls", REWARD, "loss")  # the first that its runs have
+FURTHER = (KL, "lag_mean", "clip_fraction", "val/is_sentence", "val/tool_calls")  # the first that its runs have
+OF_THE_FORM = {"start_from", "prompt"}  # settings with which the form differs from the start
 OUTCOMES = ("#009E73", "#E69F00", "#999999", "#56B4E9")
 ESTIMATES = {"pass": "pass@N", "best": "Best@N", "majority": "majority@N"}
-APART, TOGETHER = COLOURS[0], "#999999"  # intervals without and with zero
+APART, TOGETHER = INK, "#AAAAAA"  # decided and open
 ROW = 0.16  # inches of a row of the contrasts
 RATES_A_ROW = 4  # panels
 CHARACTERS = 170  # of titles in a row of panels
@@ -45,16 +45,19 @@ def draw_figures(study: Study, record: Values) -> None:
         UserError: a result file is missing or damaged.
     """
     runs = {name: by_arm(read_runs(study, name)) for name in record["experiments"]}
+    looks = looks_of(record)
     figures = {
         "overview": draw_overview(record, runs),
         "math_baseline": draw_zero_shot(record["baseline"]),
         "best_of_n": draw_best_of_n(record["best_of_n"]) if record["best_of_n"] else None,
+        "pass_at_k": draw_pass_at_k(record["pass_at_k"]) if record.get("pass_at_k") else None,
         "contrasts": draw_contrasts(record),
         "rates": draw_rates(record),
         "sft_examples": draw_by_examples(record),
         "kissing_number": draw_search() if study.kissing_number is not None else None,
     }
-    figures |= {name: draw_experiment(entry, runs[name]) for name, entry in record["experiments"].items()}
+    for name, entry in record["experiments"].items():
+        figures[name], figures[f"{name}-training"] = draw_experiment(entry, runs[name], looks[name])
     with atomic_folder(paths.FIGURES) as folder:
         for name, figure in figures.items():
             if figure is not None:
@@ -71,6 +74,35 @@ def chosen(entry: Values) -> list[Values]:
     return [arm for arm in entry["arms"] if arm["chosen"]]
 
 
+def looks_of(record: Values) -> dict[str, dict[str, Style]]:
+    """The style of each chosen arm's label, by experiment: arms that are the same setting have one colour on the whole page.
+
+    Arms are the same if they share their runs or their label (without its learning rate). Those of several experiments have
+    the first colours; others have, in the order of their experiment, colours that are free in it.
+    """
+    groups: list[set[Any]] = []  # of arms that are the same, each as (experiment, arm), and their words
+    for name, entry in record["experiments"].items():
+        for arm in chosen(entry):
+            copied = [tuple(run.split("/")[:2]) for run in arm.get("same_as") or () if run]
+            same = {(name, arm["arm"]), _words(arm), *copied}
+            joined = [group for group in groups if group & same]
+            groups = [group for group in groups if group not in joined] + [same.union(*joined)]
+    several = {place: len({one[0] for one in group if isinstance(one, tuple)}) for place, group in enumerate(groups)}
+    recurring = [groups[place] for place in sorted(several, key=lambda place: -several[place]) if several[place] > 1][
+        :RECURRING
+    ]
+    found: dict[str, dict[str, Style]] = {}
+    for name, entry in record["experiments"].items():
+        own = [next((i for i, of in enumerate(recurring) if (name, arm["arm"]) in of), None) for arm in chosen(entry)]
+        order = (*range(len(recurring), len(COLOURS)), *range(len(recurring) - 1, 0, -1), *range(len(COLOURS), 99))
+        free = (place for place in order if place not in own)
+        found[name] = {
+            arm["label"]: charts.style(next(free) if place is None or place in own[:i] else place)
+            for i, (arm, place) in enumerate(zip(chosen(entry), own, strict=True))
+        }
+    return found
+
+
 # ------------------------------------------------------------------------------------------------------------- curves
 
 
@@ -79,22 +111,25 @@ def draw_overview(record: Values, runs: Mapping[str, Mapping[str, list[Run]]]) -
     top = record["headline"]
     entry, own = record["experiments"][top["experiment"]], runs[top["experiment"]][top["arm"]]
     columns = [column for column in (own[0].column, *OVERVIEW) if has(own, column)]
-    return charts.curves_figure({top["label"]: own}, columns, entry["method"], collapsed(entry))[0]
+    looks = {top["label"]: looks_of(record)[top["experiment"]][top["label"]]}
+    return charts.curves_figure({top["label"]: own}, columns, entry["method"], collapsed(entry), looks=looks)[0]
 
 
-def draw_experiment(entry: Values, runs: Mapping[str, list[Run]]) -> Figure:
-    """Draw a row of panels with the chosen arms of an experiment: reward, and the metrics that explain it."""
+def draw_experiment(entry: Values, runs: Mapping[str, list[Run]], looks: Mapping[str, Style]) -> tuple[Figure, Figure | None]:
+    """Draw the chosen arms of an experiment: reward and the metrics that explain it; reward and loss of training batches."""
     arms = {arm["label"]: runs[arm["arm"]] for arm in chosen(entry)}
     every = [run for own in arms.values() for run in own]
     more = 2 if entry["kl"] else 0
-    trained = f"train/{every[0].metric}"
-    known = [column for name in FURTHER if has(every, column := trained if name == REWARD else name)]
-    further = known[: MOST_PANELS - 1 - len(PANELS) - more]
-    columns = [every[0].column, *(column for column in PANELS if has(every, column)), *further]
-    figure, axes = charts.curves_figure(arms, columns, entry["method"], collapsed(entry), more)
+    form = FORM if any(OF_THE_FORM & {*arm["overrides"]} for arm in entry["arms"]) else ""
+    trained = "reward" if any(value(run, "reward") for run in every) else every[0].metric  # by an arm's own reward
+    asked = (f"val/{trained}", form, *PANELS, *FURTHER), (f"train/{every[0].metric}", f"train/{trained}", "loss")
+    main, training = ([column for column in dict.fromkeys(columns) if has(every, column)] for columns in asked)
+    shown = [*dict.fromkeys([every[0].column, *main])][: MOST_PANELS - more]
+    figure, axes = charts.curves_figure(arms, shown, entry["method"], collapsed(entry), more, looks)
     if entry["kl"]:
-        _draw_kl(axes, entry, styles(arm["arm"] for arm in chosen(entry)))
-    return figure
+        _draw_kl(axes, entry, {arm["arm"]: looks[arm["label"]] for arm in chosen(entry)})
+    further = charts.curves_figure(arms, training, entry["method"], collapsed(entry), looks=looks)[0] if training else None
+    return figure, further
 
 
 def _draw_kl(axes: list[Axes], entry: Values, looks: Mapping[str, Style]) -> None:
@@ -144,7 +179,7 @@ def _draw_column(axes: Axes, record: Values, groups: Mapping[str, list[Values]],
             axes.hlines(y, -below["high"], -below["low"], color=color, linewidth=2)
             axes.plot(-below["value"], y, "o", color=color, markersize=4)
             names.append(arm["label"])
-    axes.set_yticks(range(len(names)), [*map(in_figure, names)])
+    axes.set_yticks(range(len(names)), [*map(as_text, names)])
     for place, label in enumerate(axes.get_yticklabels()):
         label.set_fontweight("bold" if place in heads else "normal")
     axes.set_ylim(height - 0.3, -0.7)
@@ -161,12 +196,15 @@ def draw_rates(record: Values) -> Figure | None:
     tried = {name: of for name, entry in record["experiments"].items() if (of := settings_by_rate(entry))}
     if not tried:
         return None
-    figure, axes = panels(len(tried), FULL if len(tried) > 1 else None, 1.7, RATES_A_ROW)
+    looks, most = looks_of(record), max(map(len, tried.values()))
+    figure, axes = panels(len(tried), FULL if len(tried) > 1 else None, 1.5 + most * charts.ENTRY / 72, RATES_A_ROW)
     for place, (name, settings) in zip(axes, tried.items(), strict=True):
-        rates = {arm["learning_rate"] for arms in settings.values() for arm in arms}
-        for (setting, arms), look in zip(settings.items(), styles(settings).values(), strict=True):
+        winner, rates = record["experiments"][name]["winner"], {arm["learning_rate"] for of in settings.values() for arm in of}
+        for setting, arms in settings.items():
+            stands = min((arm for arm in arms if arm["chosen"]), key=lambda arm: arm["arm"] != winner)
+            look = looks[name][stands["label"]]
             ends = pd.DataFrame(arms)
-            place.plot(ends["learning_rate"], ends["value"], **look, linewidth=1, label=in_figure(setting))
+            place.plot(ends["learning_rate"], ends["value"], **look, linewidth=1, label=as_text(setting))
             place.vlines(ends["learning_rate"], ends["low"], ends["high"], color=look["color"])
             for arm in arms:
                 shape = "x" if arm["collapsed"] else "o"
@@ -176,7 +214,7 @@ def draw_rates(record: Values) -> Figure | None:
         charts.frame(place, title, "learning rate", record["metric"] == "answer reward")
         charts.powers(place, rates, {rate: scientific(rate) for rate in rates})
         if [*settings] != [ALL]:
-            place.legend(loc="best", handlelength=1.2)
+            charts.own_legend(place)
     return figure
 
 
@@ -187,10 +225,16 @@ def settings_by_rate(entry: Values) -> dict[str, list[Values]]:
     for arm in entry["arms"]:
         found.setdefault("" if only_rate else arm["setting"], []).append(arm)
     return {
-        str(arms[0]["label"]).rpartition(", rate ")[0] or ALL: sorted(arms, key=lambda arm: float(arm["learning_rate"]))
+        ALL if only_rate else _words(arms[0]): sorted(arms, key=lambda arm: float(arm["learning_rate"]))
         for arms in found.values()
         if len({arm["learning_rate"] for arm in arms}) > 1
     }
+
+
+def _words(arm: Values) -> str:
+    """The name of an arm's setting: its label without the learning rate, or an author's name without ``-rate_X``."""
+    label = str(arm["label"]).removeprefix("GRPO, ").split(", rate ")[0]
+    return str(arm["setting"]) if arm["label"] == arm["arm"] else label
 
 
 def draw_by_examples(record: Values) -> Figure | None:
@@ -198,9 +242,9 @@ def draw_by_examples(record: Values) -> Figure | None:
     entry = next((entry for entry in record["experiments"].values() if entry["method"] == "sft"), None)
     if entry is None or len(entry["arms"]) < 2:
         return None
-    figure, (axes,) = panels(1)
+    figure, (axes,) = panels(1, height=1.9)
     kinds = {"all kinds": False, "only correct ones": True}
-    for (kind, filtered), look in zip(kinds.items(), styles(kinds).values(), strict=True):
+    for (kind, filtered), look in zip(kinds.items(), charts.styles(kinds).values(), strict=True):
         ends = pd.DataFrame([arm for arm in entry["arms"] if bool(arm["overrides"].get("filtered")) is filtered])
         if len(ends):
             ends = ends.sort_values("examples")
@@ -208,7 +252,7 @@ def draw_by_examples(record: Values) -> Figure | None:
             axes.vlines(ends["examples"], ends["low"], ends["high"], color=look["color"])
     charts.frame(axes, f"{record['metric']} at the end, 95%", "unique examples", share=True)
     charts.powers(axes, [arm["examples"] for arm in entry["arms"]])
-    axes.legend(loc="lower right")
+    charts.own_legend(axes)
     return figure
 
 
@@ -232,13 +276,27 @@ def draw_zero_shot(baseline: Mapping[str, Any]) -> Figure:
 def draw_best_of_n(metrics: Mapping[str, Any]) -> Figure:
     """Draw pass@N, Best@N and majority vote over N, one panel per prompt, with 95% intervals clustered by problem."""
     figure, axes = panels(len(metrics))
-    looks = styles(ESTIMATES.values())
+    looks = charts.styles(ESTIMATES.values())
     for place, (prompt, values) in zip(axes, metrics.items(), strict=True):
         counts = [int(n) for n in values["n"]]
         for kind, title in ESTIMATES.items():
             estimates = pd.DataFrame([kinds[kind] for kinds in values["n"].values()])
             charts.draw_band(place, counts, estimates, looks[title], marker="o", markersize=4)
         charts.frame(place, f"{prompt}: share answered right", f"samples N (of {values['samples']})", share=True)
+        charts.powers(place, counts)
+    charts.legend(figure, looks)
+    return figure
+
+
+def draw_pass_at_k(metrics: Mapping[str, Any]) -> Figure:
+    """Draw pass@k of base, middle and end over k, one panel per sampled arm, with 95% intervals over runs and problems."""
+    figure, axes = panels(len(metrics))
+    looks = charts.styles(("base", "middle", "end"))
+    for place, (name, found) in zip(axes, metrics.items(), strict=True):
+        counts = [int(k) for k in found["places"]["base"]["k"]]
+        for at, of in found["places"].items():
+            charts.draw_band(place, counts, pd.DataFrame([*of["k"].values()]), looks[at], marker="o", markersize=4)
+        charts.frame(place, f"{name}: pass@k", f"samples k (of {found['samples']})", share=True)
         charts.powers(place, counts)
     charts.legend(figure, looks)
     return figure

@@ -1,4 +1,4 @@
-"""Names of arms by what they are, such as ``4 epochs × 64, GRPO-Clip``; numbers, tables and templates as Markdown."""
+"""Names of the arms of the handouts by what they are, as in ``4 epochs × 64, GRPO-Clip``; numbers and tables as Markdown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIRST: dict[str, tuple[str, ...]] = {
     "examples": ("filtered",),
     "ei_batch_size": ("group_size", "epochs_per_ei_step"),
     "epochs_per_rollout_batch": ("train_batch_size",),
-    **dict.fromkeys(("prompt", "loss_type", "reward", "advantage", "length_normalization", "use_std_normalization"), ()),
+    **dict.fromkeys(("prompt", "loss_type", "length_normalization", "use_std_normalization"), ()),
 }
 PHRASES = {  # (setting, value) -> phrase
     ("asynchronous", "None"): "one process",
@@ -28,10 +28,7 @@ PHRASES = {  # (setting, value) -> phrase
     ("loss_type", "reinforce_with_baseline"): "baseline",
     ("loss_type", "grpo_clip"): "GRPO-Clip",
     ("loss_type", "grpo_no_clip"): "GRPO-No-Clip",
-    ("loss_type", "gspo"): "GSPO",
-    ("loss_type", "cispo"): "CISPO",
-    ("reward", "None"): "the task's reward",
-    ("advantage", "None"): "the default advantage",
+    ("questions", "None"): "all questions",
     ("use_std_normalization", "True"): "with std",
     ("use_std_normalization", "False"): "without std",
 }

@@ -20,6 +20,8 @@ from markdown_it.token import Token
 from grpo.common.files import read_jsonl
 from grpo.common.yaml_file import parse_yaml
 from grpo.reporting.charts import INK
+from grpo.reporting.curves import CURVES
+from grpo.reporting.record import own_experiments
 from grpo.results.verdicts import DECIDED, VERDICTS
 from grpo.study import paths
 from grpo.study.paths import stage_of_run
@@ -36,6 +38,9 @@ IDS = {  # of sections and folded parts that other parts link to
     "Kissing numbers": "kissing_number",
     "The base model": "base_model",
 }
+SECTIONS = {"Result": "answer", "Contrasts": "contrasts", "Claims": "claims", "Settings": "settings-that-won"}
+SECTIONS |= {"Experiments": "experiments", "Base model": "base_model", "Method": "method"}
+UNFOLDED = 2  # experiments of a study of one's own
 MOST_SAMPLES = 700_000  # characters in the page; other samples stay in the runs' folders
 NUMBERS = ("format_reward", "answer_reward", "reward", "token_entropy")
 COLUMNS = ("step", "problem", "prompt", "response", "ground_truth", *NUMBERS)
@@ -43,38 +48,44 @@ MESSAGES = "messages"  # of an episode, each with its role
 ORIGIN = ("mlflow_run_id", "commit", "lock", "total_s", "same_as")  # columns of timing.csv that the page shows of a run
 
 
-def page_of(record: Mapping[str, Any], text: str, timing: pd.DataFrame) -> str:
+def page_of(record: Mapping[str, Any], text: str, timing: pd.DataFrame, samples: Mapping[str, Any] | None = None) -> str:
     """Build the page, which needs no network.
 
     Args:
         record: reports/record.json.
         text: the write-up in Markdown.
         timing: reports/timing.csv.
+        samples: what :func:`browsable` gives, to leave out the runs' folders.
     """
-    figures = {f"figures/{path.stem}": inlined(path) for path in sorted(paths.FIGURES.glob("*.svg"))}
-    figures |= {path.stem: inlined(path) for path in paths.REPORTS.glob("timing.svg")}
-    body = Body(figures, list(record["experiments"])).of(text)
+    drawn = [*paths.FIGURES.glob("*.svg"), *paths.REPORTS.glob("timing.svg"), *CURVES.glob("*.svg")]
+    figures = {path.relative_to(paths.REPORTS).with_suffix("").as_posix(): inlined(path) for path in drawn}
+    experiments, top = record["experiments"], record["headline"]
+    own = own_experiments(experiments, record["claims"])
+    unfolded = dict.fromkeys([top["experiment"], *own]) if top and (own or len(experiments) <= UNFOLDED) else []
+    body = Body(figures, list(experiments), [*unfolded][:UNFOLDED]).of(text)
     script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
     environment = Environment(loader=PackageLoader("grpo.reporting"), undefined=StrictUndefined, autoescape=True)
     return environment.get_template("page.html").render(
         study=record["study"],
-        experiments={name: entry["title"] for name, entry in record["experiments"].items()},
+        experiments={name: entry["title"] for name, entry in experiments.items()},
         body=body,
+        sections={title: name for title, name in SECTIONS.items() if f'id="{name}"' in body},
         css=(TEMPLATES / "page.css").read_text(encoding="utf-8"),
         script=script,
         script_digest=b64encode(hashlib.sha256(script.encode()).digest()).decode(),  # no other script runs, nor a handler
-        data=embedded(_data(record, timing)),
+        data=embedded(_data(record, timing, samples)),
     )
 
 
-def _data(record: Mapping[str, Any], timing: pd.DataFrame) -> dict[str, Any]:
+def _data(record: Mapping[str, Any], timing: pd.DataFrame, samples: Mapping[str, Any] | None) -> dict[str, Any]:
     """What the script browses: samples of rollouts, and where each run's numbers come from."""
     experiments = record["experiments"]
     arms = [(arm["arm"] != entry["winner"], arm["runs"]) for entry in experiments.values() for arm in entry["arms"]]
+    names = [run for _, runs in sorted(arms, key=lambda of: of[0]) for run in runs]  # winners first
     known = timing[["run", *ORIGIN]].astype(object)
     origin = known.where(known.notna(), "").to_numpy().tolist()
     return {
-        "samples": browsable([run for _, runs in sorted(arms, key=lambda of: of[0]) for run in runs]),  # winners first
+        "samples": samples or browsable(names),
         "experiments": [
             {"name": name, "title": entry["title"], "winner": entry["winner"]}
             | {"arms": [{key: arm[key] for key in ("arm", "label", "runs", "by_run")} for arm in entry["arms"]]}
@@ -141,6 +152,22 @@ def browsable(runs: list[str]) -> dict[str, Any]:
     return {"prompts": list(prompts), "problems": list(problems), "columns": columns, "runs": found, "left_out": left_out}
 
 
+def embedded_samples(page: str) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
+    """Read the samples in a page again: what :func:`browsable` gave, and the samples of each run.
+
+    Raises:
+        ValueError, LookupError, TypeError: the page is damaged.
+    """
+    samples: dict[str, Any] = json.loads(page.split('id="data">')[1].split("</script>")[0])["samples"]
+    found: dict[str, list[dict[str, Any]]] = {}
+    for run, rows in samples["runs"].items():
+        found[run] = [dict(zip(samples["columns"], row, strict=False)) for row in rows]
+        for one in found[run]:
+            problem, truth = samples["problems"][one["problem"]]
+            one |= {"problem": problem, "ground_truth": truth, "prompt": samples["prompts"][one["prompt"]]}
+    return samples, found
+
+
 def embedded(data: Mapping[str, Any]) -> str:
     """JSON that is safe in a script element."""
     return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
@@ -165,10 +192,11 @@ class Body:
     Args:
         figures: SVG by path below reports/, without the ending. Other pictures are left out.
         experiments: names, in the order of the write-up.
+        unfolded: those that are not folded.
     """
 
-    def __init__(self, figures: Mapping[str, str], experiments: Sequence[str]):
-        self.figures, self.experiments = figures, iter(experiments)
+    def __init__(self, figures: Mapping[str, str], experiments: Sequence[str], unfolded: Sequence[str] = ()):
+        self.figures, self.experiments, self.unfolded = figures, iter(experiments), unfolded
         self.markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
         self.markdown.add_render_rule("text", _with_terms)  # type: ignore[arg-type]
 
@@ -189,7 +217,7 @@ class Body:
                 name = "" if rank > 3 else next(self.experiments) if section == "Experiments" else _id(head)
                 said = f"<h{rank}>{head}</h{rank}>" + (f" <span>{result}</span>" if result else "")
                 anchor = f' id="{html.escape(name)}"' if name else ""
-                begin, end = f"<details{anchor}><summary>{said}</summary>", "</details>"
+                begin, end = f"<details{anchor}{' open' * (name in self.unfolded)}><summary>{said}</summary>", "</details>"
             made += [begin, self._html(tokens, head)]
             opened.append(end)
         return "\n".join([*made, *reversed(opened)])

@@ -5,31 +5,37 @@ Nothing in it differs between machines: seconds, ids and hardware are in reports
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pandas as pd
 
-from grpo.common.files import read_json, read_jsonl, write_json
+from grpo.common.files import read_json, read_jsonl, write_json, write_text
+from grpo.common.yaml_file import read_mapping
 from grpo.reporting.charts import over_runs, values_of
 from grpo.reporting.labels import arm_labels
 from grpo.results.claims import judge_claims, read_published, read_replicates
+from grpo.results.controls import beyond_controls
 from grpo.results.evidence import Evidence, evidence_of
 from grpo.results.intervals import difference_of, mean_of
+from grpo.results.outcomes_file import write_outcomes
 from grpo.results.pairs import write_pairs
-from grpo.results.runs import Run, read_baseline, read_best_of_n, value
+from grpo.results.runs import Run, read_baseline, read_best_of_n, read_pass_at_k, value
 from grpo.results.selection import Choice, choose
 from grpo.results.statistics import wilson_interval
 from grpo.results.verdicts import Verdict
 from grpo.study import paths
+from grpo.study.compose import CONTROLS_IN
 from grpo.study.paths import stage_of_run
 from grpo.study.schema import Study
-from grpo.study.settings import MAIN, HubModel, WheelModel, setting_of
-from grpo.tasks.mixture import Mixture
+from grpo.study.settings import MAIN, setting_of
 
 Values = dict[str, Any]
 AT_EVALUATIONS = {"format": "val/format_reward", "length": "val/response_length"}
@@ -40,11 +46,25 @@ TRENDS = (  # training metrics of which the record has first and last levels
 PART = 8  # a level is the mean over the first or the last eighth of the steps
 SHOWN = 2  # samples before and after training, and examples of each zero-shot outcome
 LONGEST = 1200  # characters of a response or question
+SETTINGS = (  # of which the page has a table
+    *(
+        "prompt",
+        "n_grpo_steps",
+        "n_sft_steps",
+        "n_ei_steps",
+        "learning_rate",
+        "rollout_batch_size",
+        "ei_batch_size",
+        "group_size",
+    ),
+    *("epochs_per_rollout_batch", "train_batch_size", "loss_type", "use_std_normalization", "length_normalization"),
+    *("advantage", "reward"),
+)
 KEYWORD_KINDS = ("lists_only", "repeats_prompt", "is_sentence")
 
 
 def write_record(study: Study) -> Values:
-    """Compute the record from a study's result files, write reports/record.json and pairs.csv, and return it.
+    """Compute the record from a study's result files, write record.json, outcomes.csv and pairs.csv in reports/, and return it.
 
     Raises:
         UserError: a result file is missing or damaged.
@@ -52,8 +72,10 @@ def write_record(study: Study) -> Values:
     evidence = {name: evidence_of(study, name) for name in study.active_experiments}
     verdicts = judge_claims(study, evidence, read_replicates(study).values())
     record = record_of(study, evidence, verdicts)
+    write_outcomes(study, evidence)
     write_pairs(paths.PAIRS, {verdict.id: verdict.pairs for verdict in verdicts if verdict.pairs})
     write_json(paths.RECORD, record)
+    write_text(paths.DIGESTS, digests_of(record))
     return record
 
 
@@ -62,22 +84,43 @@ def read_record(project: Path = Path()) -> Values:
     return read_json(project / paths.RECORD, made_by="tables", keys=("study", "headline", "experiments", "claims"))
 
 
+def leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a record that are neither dictionaries nor lists, each with its place, such as ``claims/0/verdict``."""
+    if isinstance(value, dict | list) and value:
+        for key, of in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(of, f"{place}/{key}".lstrip("/"))
+    else:
+        yield place, value
+
+
+def digests_of(record: Values) -> str:
+    """Four hexadecimal digits for each of the :func:`leaves` and its place, by which `grpo verify` finds a changed one."""
+    found = [f"{crc32(json.dumps(leaf).encode()) & 0xFFFF:04x}" for leaf in leaves(record)]
+    return "".join(f"{' '.join(found[start : start + 24])}\n" for start in range(0, len(found), 24))
+
+
 def record_of(study: Study, evidence: Mapping[str, Evidence], verdicts: Sequence[Verdict]) -> Values:
     """Compute the record from runs and verdicts; the other result files are read."""
     experiments = {name: _experiment(study, of, choose(study, of)) for name, of in evidence.items()}
-    headline = _headline(evidence, experiments)
     claims = [{key: of for key, of in asdict(replace(verdict, pairs=None)).items() if key != "pairs"} for verdict in verdicts]
+    headline = _headline(evidence, experiments, own_experiments(experiments, claims))
+    by_design = [pair for one in study.by_design for pair in (one.items() if isinstance(one, dict) else [("", one)])]
     cited = {source for claim in claims for source in claim["reported"]}
     fine_tuned = any((of["method"], of["task"]) == ("sft", MAIN) for of in experiments.values())
     found: Values = plain(
         {
             "study": study.study,
             "description": study.description,
-            **({"model": base.origin} if isinstance(base := study.models[MAIN], HubModel | WheelModel) else {}),
+            "model": getattr(study.models[MAIN], "origin", "pretrained in this study"),
             "seeds": study.seeds,
             "metric": study.metric.replace("_", " "),
-            "by_design": study.by_design,
+            "by_design": [one for key, one in by_design if not key or key in experiments],
             "headline": headline,
+            **(
+                {"controls": beyond_controls(study, evidence, (headline["experiment"], headline["arm"]))}
+                if study.controls
+                else {}
+            ),
             "baseline": {
                 prompt: {
                     **{key: of[key] for key in ("accuracy", "categories", "problems", "response_length")},
@@ -87,6 +130,7 @@ def record_of(study: Study, evidence: Mapping[str, Evidence], verdicts: Sequence
                 for prompt, of in read_baseline(study).items()
             },
             "best_of_n": read_best_of_n(study),
+            **({"pass_at_k": read_pass_at_k(study)} if study.pass_at_k_in else {}),
             "experiments": experiments,
             "claims": claims,
             "sources": {source: text for source, text in read_published().sources.items() if source in cited},
@@ -112,14 +156,23 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+@cache
+def of_the_handouts() -> dict[str, set[str]]:
+    """The handouts' experiments, each with the settings of its arms."""
+    experiments = read_mapping(paths.shipped("studies") / "base.yaml")["experiments"]
+    return {name: {setting_of(arm) for arm in of["arms"]} for name, of in experiments.items()}
+
+
 def label_arms(study: Study, arms: Mapping[str, list[Run]]) -> dict[str, str]:
-    """The labels of an experiment's arms (:func:`grpo.reporting.labels.arm_labels`).
+    """The labels of an experiment's arms: what the handouts' arms are, in words; an author's own arms keep their names.
 
     Args:
         arms: the experiment's runs by arm.
     """
-    configs = {arm: {key: of["value"] for key, of in runs[0].config["config"].items()} for arm, runs in arms.items()}
     (experiment,) = {runs[0].experiment for runs in arms.values()}
+    if not {setting_of(arm) for arm in arms} <= of_the_handouts().get(experiment, set()):
+        return {arm: arm for arm in arms}
+    configs = {arm: {key: of["value"] for key, of in runs[0].config["config"].items()} for arm, runs in arms.items()}
     return arm_labels(study.experiments[experiment].method, configs)
 
 
@@ -141,6 +194,7 @@ def _experiment(study: Study, found: Evidence, choice: Choice) -> Values:
         "margin": choice.margin and choice.margin.ends(),  # on the problems that select
         "reason": choice.reason,
         "arms": [_arm(found, arm, labels[arm]) for arm in found.arms],
+        "settings": _settings(found.arms),
         "kl": _kl(study, name),
         "samples": samples(found.arms[choice.winner][0].name),
         "extra": _extra(study, found),
@@ -176,6 +230,12 @@ def _arm(found: Evidence, arm: str, label: str) -> Values:
         "metrics": {name: levels for name in TRENDS if (levels := _levels(runs, name))},
         **({"examples": runs[0].metrics["examples"]} if "examples" in runs[0].metrics else {}),
     }
+
+
+def _settings(arms: Mapping[str, list[Run]]) -> dict[str, list[Any]]:
+    """The values of :data:`SETTINGS` among an experiment's arms; those that no arm has are left out."""
+    found = {key: {str(one): one for runs in arms.values() for one in [value(runs[0], key)]} for key in SETTINGS}
+    return {key: list(values.values()) for key, values in found.items() if {*values} != {"None"}}
 
 
 def _kl(study: Study, experiment: str) -> Values | None:
@@ -253,7 +313,7 @@ def samples(run: str) -> list[Values]:
 def _extra(study: Study, found: Evidence) -> Values:
     """Kinds of responses, scores on the whole set, staleness, tasks of a mixture; keys without content are left out."""
     made = study.task(study.experiments[found.experiment].task)
-    parts = made.parts if isinstance(made, Mixture) else ()
+    parts = getattr(made, "parts", ())  # of a mixture (examples/mixture_task.py)
     extra = {
         "staleness": _staleness(found),
         "kinds": _kinds([run for runs in found.arms.values() for run in runs]),
@@ -314,30 +374,37 @@ def _staleness(found: Evidence) -> Values:
 # ------------------------------------------------------------------------------------------------- the study as a whole
 
 
-def _headline(evidence: Mapping[str, Evidence], experiments: dict[str, Values]) -> Values:
+def own_experiments(experiments: Collection[str], claims: Sequence[Values]) -> list[str]:
+    """The experiments of which a study is about: those of its own claims, else those that are not the handouts'."""
+    claimed = [claim["experiment"] for claim in claims if claim["own"]]
+    return list(dict.fromkeys(claimed)) or [name for name in experiments if name not in of_the_handouts()]
+
+
+def _headline(evidence: Mapping[str, Evidence], experiments: dict[str, Values], own: Sequence[str]) -> Values:
     """The best winner of GRPO experiments on the main task that start from the base model; without any, others count.
 
-    Winners without a collapsed run come first, then by mean on the problems that select, so that the shown mean is not the
-    largest of several.
+    The study's own experiments come first (:func:`own_experiments`), then winners without a collapsed run, then those with the
+    highest mean on the problems that select, so that the shown mean is not the largest of several.
     """
 
-    def order(name: str) -> tuple[bool, bool, bool, bool, float]:
+    def order(name: str) -> tuple[bool | float, ...]:
         entry, arm = experiments[name], winner_of(experiments[name])
         started = value(evidence[name].arms[arm["arm"]][0], "start_from")
-        return entry["task"] == MAIN, entry["method"] == "grpo", not started, not arm["collapsed"], arm["selection"]
+        kind = name in own, entry["task"] == MAIN, entry["method"] == "grpo", not started
+        return *kind, not arm["collapsed"], arm["selection"]
 
-    name = max(experiments, key=order)
+    name = max([name for name in experiments if name != CONTROLS_IN] or experiments, key=order)
     arm = winner_of(experiments[name])
     keys = ("arm", "label", "value", "low", "high", "start", "problems")
     return {"experiment": name, "runs": len(arm["runs"]), **{key: arm[key] for key in keys}}
 
 
-def winner_of(entry: Values) -> Values:
+def winner_of(entry: Mapping[str, Any]) -> Values:
     """The winner's entry among an experiment's arms in the record."""
     return arm_of(entry, entry["winner"])
 
 
-def arm_of(entry: Values, name: str) -> Values:
+def arm_of(entry: Mapping[str, Any], name: str) -> Values:
     """An arm's entry in the record."""
     found: Values = next(arm for arm in entry["arms"] if arm["arm"] == name)
     return found

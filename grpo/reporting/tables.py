@@ -10,7 +10,7 @@ import pandas as pd
 from grpo.common.files import atomic_folder, write_csv, write_json, write_text
 from grpo.common.safe_text import short
 from grpo.reporting.figures import ESTIMATES, chosen, collapsed, settings_by_rate
-from grpo.reporting.labels import decimals, interval, scientific, table
+from grpo.reporting.labels import NEVER, decimals, interval, scientific, table
 from grpo.reporting.record import Values, arm_of
 from grpo.results.runs import read_runs
 from grpo.results.verdicts import comparison
@@ -33,7 +33,9 @@ def tables_of(record: Values) -> dict[str, str]:
     texts = {
         "zero_shot": zero_shot_table(record["baseline"]),
         "best_of_n": best_of_n_table(record["best_of_n"]),
+        "pass_at_k": pass_at_k_table(record.get("pass_at_k", {})),
         "claims": claims_table(record["claims"]),
+        "settings": settings_table(record["experiments"]),
     }
     for name, entry in record["experiments"].items():
         texts |= {name: experiment_table(entry, metric)}
@@ -145,12 +147,45 @@ def zero_shot_table(baseline: Mapping[str, Any]) -> str:
     )
 
 
+def settings_table(experiments: Mapping[str, Values]) -> str:
+    """The settings of each experiment's runs, with all values that its arms have, and what each arm changes."""
+    rows = [
+        {"experiment": entry["title"], "task": entry["task"]}
+        | {_head(key): ", ".join("default" if one is None else str(one) for one in of) for key, of in entry["settings"].items()}
+        for entry in experiments.values()
+    ]
+    changes = ("; ".join(f"{arm['arm']}: {changed(arm) or 'nothing'}" for arm in of["arms"]) for of in experiments.values())
+    heads = [*dict.fromkeys(key for row in rows for key in row), "arms change"]
+    filled = (row | {heads[-1]: of} for row, of in zip(rows, changes, strict=True))
+    return table({head: short(row[head]) if row.get(head) else "" for head in heads} for row in filled)
+
+
+def _head(setting: str) -> str:
+    return "steps" if setting.endswith("_steps") else setting.replace("_", " ")
+
+
+def changed(arm: Values) -> str:
+    """What an arm changes, in the words of `params.yaml`."""
+    return ", ".join(f"{key} {of}" for key, of in arm["overrides"].items() if key not in NEVER)
+
+
 def best_of_n_table(metrics: Mapping[str, Any]) -> str:
     """pass@N, Best@N and majority vote for each N and prompt."""
     return table(
         {"prompt": prompt, "N": n} | {title: interval(kinds[kind]) for kind, title in ESTIMATES.items()}
         for prompt, values in metrics.items()
         for n, kinds in values["n"].items()
+    )
+
+
+def pass_at_k_table(metrics: Mapping[str, Any]) -> str:
+    """pass@k of base, middle and end of the sampled runs, and the end's difference to the base."""
+    return table(
+        {"run": short(name), "k": k}
+        | {f"{place}, step {of['step']}": interval(of["k"][k]) for place, of in found["places"].items()}
+        | {"end minus base": f"{interval(end['above_base'])}, {comparison(end['above_base'])}"}
+        for name, found in metrics.items()
+        for k, end in found["places"]["end"]["k"].items()
     )
 
 

@@ -11,13 +11,11 @@ from textwrap import shorten
 from typing import Any
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from grpo.common.files import read_json, write_csv
-from grpo.common.safe_text import in_figure
 from grpo.reporting import charts
-from grpo.reporting.charts import FULL, HEIGHT, INK, panels, styles
+from grpo.reporting.charts import FULL, HEIGHT, INK, panels
 from grpo.reporting.labels import table
 from grpo.reporting.record import Values, label_arms
 from grpo.results.runs import Run, by_arm, read_runs, value
@@ -57,8 +55,8 @@ def read_timing(run: Run, own: bool = False) -> dict[str, Any]:
     A missing or damaged file is a UserError.
     """
     name = run.name if own else run.config["same_as"] or run.name
-    keys = ("total_s", "phases", "steps", "mlflow_run_id", "same_as", "git_commit", "git_changed", "hardware")
-    return read_json(paths.run_timing(name), made_by=stage_of_run(name), keys=keys)
+    keys = "total_s phases steps mlflow_run_id same_as git_commit git_changed hardware"
+    return read_json(paths.run_timing(name), made_by=stage_of_run(name), keys=keys.split())
 
 
 # -------------------------------------------------------------------------------------------------------------- timing.csv
@@ -82,7 +80,7 @@ def write_timing(study: Study) -> None:
 def _row(study: Study, run: Run, hashes: Mapping[str, str]) -> Values:
     """A run's row; of a run that was taken over from an identical one, the seconds are that one's."""
     own, timing = read_timing(run, own=True), read_timing(run)
-    folder, alone = paths.RUNS / run.name, is_alone(run)  # an output of DVC itself, or a part of the arm's
+    folder, alone = paths.RUNS / run.name, is_alone(run)  # an output of DVC itself, or a part of the arm's or experiment's
     samples = value(run, "rollout_batch_size") or 0  # responses of a step
     if questions := value(run, "ei_batch_size"):
         samples = questions * value(run, "group_size")
@@ -100,7 +98,7 @@ def _row(study: Study, run: Run, hashes: Mapping[str, str]) -> Values:
         "restarts": sum(timing.get("restarts", {}).values()),
         "mlflow_run_id": own["mlflow_run_id"] or "",
         "commit": own["git_commit"][:10] + (" + changes" if own["git_changed"] == "true" else ""),
-        "lock": hashes.get(str(folder)) or hashes.get(str(folder.parent), ""),
+        "lock": next((hashes[str(of)] for of in (folder, *folder.parents[:2]) if str(of) in hashes), ""),
         "started": timing.get("started", ""),
         "finished": timing.get("finished", ""),
         "software": json.dumps(run.config["software"]),
@@ -111,6 +109,17 @@ def _row(study: Study, run: Run, hashes: Mapping[str, str]) -> Values:
 def is_alone(run: Run) -> bool:
     """Whether a run had the machine for itself, so that its seconds can be compared."""
     return bool(read_timing(run).get("alone", False))
+
+
+def core_seconds(run: Run) -> pd.Series[float]:
+    """The cumulative core-seconds of a run by step, from 0 at step 0, without evaluations; on a GPU its seconds.
+
+    An asynchronous run has two processes, each of which has its cores for all of the time.
+    """
+    timing = read_timing(run)
+    cores = (2 if value(run, "asynchronous") else 1) * (timing["threads"] if timing["device"] == "cpu" else 1)
+    spent = pd.Series({0: 0.0} | {int(step["step"]): cores * float(step["step_s"]) for step in timing["steps"]})
+    return spent.cumsum()
 
 
 def step_seconds(run: Run, samples: int) -> dict[str, float | None]:
@@ -172,7 +181,7 @@ def timing_table(timing: pd.DataFrame) -> str:
 
 
 def draw_timing(study: Study) -> Figure:
-    """Draw the components of a step and the reward over seconds, of runs that had the machine for themselves."""
+    """Draw the components of a step, of runs that had the machine for themselves."""
     found = {name: [run for run in read_runs(study, name) if is_alone(run)] for name in study.active_experiments}
     compared = {name: runs for name, runs in found.items() if runs}
     if not compared:
@@ -183,11 +192,10 @@ def draw_timing(study: Study) -> Figure:
     labels = {name: label_arms(study, by_arm(read_runs(study, name))) for name in compared}
     bars = pd.concat({name: _bars(runs, labels[name]) for name, runs in compared.items()})
     bars = bars.drop(columns=[part for part in bars if not bars[part].any()])
-    figure, axes = panels(2 * len(compared), FULL, max(HEIGHT, 0.8 + BAR * bars.groupby(level=0).size().max()), a_row=2)
-    for place, (name, runs), left in zip(axes[1::2], compared.items(), axes[::2], strict=True):
-        charts.bars(left, bars.loc[[name]].droplevel(0), COLOURS)
-        left.set(title=shorten(study.title(name), WIDE, placeholder=" …"), xlabel="seconds of a step, mean")
-        _draw_over_seconds(place, study.title(name), {labels[name][arm]: own for arm, own in by_arm(runs).items()})
+    figure, axes = panels(len(compared), FULL, max(HEIGHT, 0.8 + BAR * bars.groupby(level=0).size().max()), a_row=2)
+    for place, name in zip(axes, compared, strict=True):
+        charts.bars(place, bars.loc[[name]].droplevel(0), COLOURS)
+        place.set(title=shorten(study.title(name), WIDE, placeholder=" …"), xlabel="seconds of a step, mean")
     return figure
 
 
@@ -202,20 +210,3 @@ def _sides(run: Run) -> list[tuple[str, dict[str, float]]]:
     parts = step_seconds(run, 0)
     sides = {": generator": GENERATOR, ": learner": LEARNER} if value(run, "asynchronous") else {"": TURNS}
     return [(side, {kind: parts[PARTS[part][0]] or 0.0 for kind, part in of.items()}) for side, of in sides.items()]
-
-
-def _draw_over_seconds(axes: Axes, title: str, arms: Mapping[str, Sequence[Run]]) -> None:
-    for (label, runs), look in zip(arms.items(), styles(arms).values(), strict=True):
-        for run in runs:
-            # The steps' own seconds: those of their phases overlap in asynchronous runs.
-            spent = pd.DataFrame(read_timing(run)["steps"]).set_index("step")["step_s"].cumsum()
-            reward = run.validation.groupby("step")[run.column].last()
-            seconds = [float(spent[step]) if step else 0.0 for step in reward.index]
-            axes.plot(seconds, reward, marker=".", **look, label=in_figure(label) if run is runs[0] else None)
-    charts.frame(
-        axes,
-        shorten(f"{run.metric.replace('_', ' ')}: {title}", WIDE, placeholder=" …"),
-        "seconds without evaluation",
-        run.metric == "answer_reward",
-    )
-    axes.legend(loc="lower right", handlelength=1.2)

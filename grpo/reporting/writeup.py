@@ -6,6 +6,7 @@ import io
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -15,13 +16,14 @@ import numpy as np
 import pandas as pd
 
 from grpo.common.files import damaged, read_text, write_text
-from grpo.common.yaml_file import read_mapping
 from grpo.reporting.comments import QUESTIONS, Values, read_comments
+from grpo.reporting.curves import CURVES
+from grpo.reporting.figures import chosen
 from grpo.reporting.kissing_number import read_report, write_delivery
 from grpo.reporting.labels import bounded, decimals, interval, plain, render, said, table
 from grpo.reporting.page import page_of
-from grpo.reporting.record import arm_of, read_record
-from grpo.reporting.tables import short_label
+from grpo.reporting.record import arm_of, of_the_handouts, own_experiments, read_record, winner_of
+from grpo.reporting.tables import changed, short_label
 from grpo.reporting.timing import timing_table
 from grpo.results.verdicts import DOES_NOT_HOLD, HOLDS, NOT_TESTED, OPEN, SAME, VERDICTS, comparison
 from grpo.study import paths
@@ -29,7 +31,21 @@ from grpo.study.schema import Study
 from grpo.study.settings import MAIN
 from grpo.study.software import pins, unlike_the_pins
 
-TALLY = {HOLDS: "hold", DOES_NOT_HOLD: "do not", SAME: "make no difference", OPEN: "stay open", NOT_TESTED: "are not tested"}
+OFF_POLICY = "grpo_off_policy_clip_ablation"
+SAID_OF = {  # of one claim, of several
+    HOLDS: ("holds", "hold"),
+    DOES_NOT_HOLD: ("does not", "do not"),
+    SAME: ("shows no difference", "show no difference"),
+    OPEN: ("stays open", "stay open"),
+    NOT_TESTED: ("is not tested", "are not tested"),
+}
+# What the interval of "trained runs minus a control" says.
+SHOWS = {
+    "higher": "so more than that is learned",
+    "same": "so that alone brings as much",
+    "lower": "so that alone brings more",
+    "open": "which leaves open whether more is learned",
+}
 
 
 def write_up(study: Study) -> None:
@@ -39,32 +55,41 @@ def write_up(study: Study) -> None:
         UserError: a result file is missing or damaged, or a comment is wrong.
     """
     write_delivery(study)
-    record, timing = read_record(), read_timing()
-    comments = read_comments(study, record)
-    text = re.sub(r"\n\s*\n", "\n\n", writeup_of(study, record, timing, comments)).strip() + "\n"
+    text, page = text_and_page(study, read_record())
     write_text(paths.WRITEUP, text)
-    write_text(paths.PAGE, page_of(record, text, timing))
+    write_text(paths.PAGE, page)
+
+
+def text_and_page(study: Study, record: Values, samples: Values | None = None) -> tuple[str, str]:
+    """The contents of reports/writeup.md and of reports/index.html; ``samples`` as for :func:`page_of`."""
+    timing, comments = read_timing(), read_comments(study, record)
+    text = re.sub(r"\n\s*\n", "\n\n", writeup_of(study, record, timing, comments)).strip() + "\n"
+    return text, page_of(record, text, timing, samples)
 
 
 def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Mapping[str, str]) -> str:
     """The write-up in Markdown; blank lines may be doubled."""
     experiments = record["experiments"]
-    figures = {f"figures/{path.stem}" for path in paths.FIGURES.glob("*.svg")}
-    figures |= {path.stem for path in paths.REPORTS.glob("timing.svg")}
+    drawn = [*paths.FIGURES.glob("*.svg"), *paths.REPORTS.glob("timing.svg"), *CURVES.glob("*.svg")]
     return render(
         "writeup.md.j2",
-        r={"left_out": left_out(study), "pinned": study.selection.pinned}
-        | dict(record)
-        | {"claims": shown_claims(record["claims"])},
+        r={"left_out": left_out(study), "pinned": study.selection.pinned, "heading": study.heading} | dict(record),
+        claims=shown_claims(record["claims"]),
+        untested=[claim for claim in record["claims"] if claim not in shown_claims(record["claims"])],
         tables={path.stem: read_text(path, "tables") for path in sorted(paths.TABLES.glob("*.md"))},
-        figures=figures,
+        figures={path.relative_to(paths.REPORTS).with_suffix("").as_posix() for path in drawn},
         comments={name: comments.get(name) for name in (*experiments, *QUESTIONS)},
         title=lambda name: experiments[name]["title"] if name in experiments else study.title(name),
         label=lambda entry, name: arm_of(entry, name)["label"],
         outcome=outcome,
+        won=won,
         reported=partial(reported, record["sources"]),
         card=report_card(record, timing),
         tally=tally,
+        done=done(experiments, timing),
+        came_out=came_out(record) if record["headline"] else "",
+        how_sure=how_sure(study, record) if record["headline"] else "",
+        beyond=beyond(record.get("controls")),
         measured=measured,
         could_see=could_see,
         studies=max((claim["together"]["studies"] for claim in record["claims"] if claim.get("together")), default=1),
@@ -77,10 +102,16 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
 
 
 def left_out(study: Study) -> list[str]:
-    """Titles of the study's experiments without arms; those of the handouts only if it has another one of them."""
-    handouts = read_mapping(paths.shipped("studies") / "base.yaml")["experiments"]
-    all_count = any(name in handouts for name in study.active_experiments)
-    return [study.title(name) for name in study.left_out if all_count or name not in handouts]
+    """Titles of the study's experiments without arms; those of the handouts only if it has no other one."""
+    all_count = {*study.active_experiments} <= of_the_handouts().keys()
+    return [study.title(name) for name in study.left_out if all_count or name not in of_the_handouts()]
+
+
+def won(experiment: Values) -> str:
+    """What the winner of an experiment changed, and its learning rate."""
+    arm = winner_of(experiment)
+    rate = {} if "learning_rate" in arm["overrides"] else {"learning_rate": arm["learning_rate"]}
+    return changed(arm | {"overrides": arm["overrides"] | rate})
 
 
 def outcome(experiment: Values) -> str:
@@ -101,16 +132,59 @@ def outcome(experiment: Values) -> str:
 
 
 def shown_claims(claims: Sequence[Values]) -> list[Values]:
-    """The claims by verdict; none if all are published ones that the study does not test."""
-    some = any(claim["own"] or claim["verdict"] != NOT_TESTED for claim in claims)
-    return sorted(claims, key=lambda claim: VERDICTS.index(claim["verdict"])) if some else []
+    """The study's own claims, then published ones that it tests, each by verdict."""
+    shown = [claim for claim in claims if claim["own"] or claim["verdict"] != NOT_TESTED]
+    return sorted(shown, key=lambda claim: (not claim["own"], VERDICTS.index(claim["verdict"])))
+
+
+def done(experiments: Mapping[str, Values], timing: pd.DataFrame) -> str:
+    """What was run, in a sentence."""
+    trained = int(timing["same_as"].isna().sum())
+    return f"{_count(trained, 'run')} of {_count(len(experiments), 'experiment')}."
+
+
+def came_out(record: Values) -> str:
+    """What the headline's arm learnt, in a sentence."""
+    top = record["headline"]
+    arm = arm_of(record["experiments"][top["experiment"]], top["arm"])
+    start = arm["at_start"]
+    return (
+        f"**The {record['metric']} went from {decimals(top['start'])} to {interval(top)}** ({said(top['label'])}), the share "
+        f"in the right form from {decimals(start['format'], 2)} to {decimals(arm['format'], 2)}, a response from "
+        f"{decimals(start['length'], 0)} to {decimals(arm['length'], 0)} tokens."
+    )
+
+
+def how_sure(study: Study, record: Values) -> str:
+    """What the intervals are over, in a sentence."""
+    top = record["headline"]
+    if top["runs"] == 1:
+        return "There is one run of each arm, so the spread between runs was not measured."
+    per_seed = getattr(study.models[MAIN], "one_per_seed", False)
+    bases = "each with a base model of its own" if per_seed else "of one base model"
+    return f"Intervals (95%) are over {top['runs']} seeds, {bases}, and {top['problems']} problems."
+
+
+def beyond(controls: Values | None) -> str:
+    """What the controls leave of the gain, a sentence for each control; empty without controls."""
+    if not controls:
+        return ""
+    gain = f"Controls: with the full reward from {decimals(controls['start'])} to {decimals(controls['value'])}"
+    if not controls["gains"]:
+        return f"{gain}, which is no gain to explain."
+    parts = [f"Beyond {of['what']} ({decimals(of['at'])}): {interval(of)}, {SHOWS[of['shows']]}" for of in controls["beyond"]]
+    return ". ".join([gain, *parts]) + "."
 
 
 def tally(claims: Sequence[Values]) -> str:
-    """How many of the claims that the study has arms for hold, and so on."""
-    tested = [claim["verdict"] for claim in claims if claim["kind"]]
-    counts = [f"{number} {words}" for verdict, words in TALLY.items() if (number := tested.count(verdict))]
-    return f"Of {len(tested)} claims {', '.join(counts)}." if {*tested} - {NOT_TESTED} else ""
+    """How many of the claims hold, and so on, in a sentence."""
+    found = Counter(claim["verdict"] for claim in claims)
+    counts = ", ".join(f"{found[word]} {SAID_OF[word][found[word] != 1]}" for word in VERDICTS if found[word])
+    return f"Of {_count(len(claims), 'claim')} {counts}." if claims else ""
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def reported(sources: Mapping[str, str], claim: Values) -> str:
@@ -120,6 +194,8 @@ def reported(sources: Mapping[str, str], claim: Values) -> str:
 
 def measured(claim: Values, longest: int = 50) -> str:
     """What a claim's verdict rests on: the interval that decides, or else the measurement in words, bounded."""
+    if claim["verdict"] == NOT_TESTED:
+        return ""
     if not claim["interval"]:
         return bounded(claim["measured"], longest)
     return f"{claim['quantity']} {interval(claim['interval'])}".strip()
@@ -132,19 +208,28 @@ def could_see(claim: Values) -> str:
 
 
 def report_card(record: Values, timing: pd.DataFrame) -> str:
-    """The model before training, the winner of each method's first experiment, and the headline, with seconds a run."""
+    """The model before training, winners of each method's first experiment, of off-policy training and of the headline.
+
+    The seconds are those of a run. Of a study of one's own it has all arms of the headline's experiment.
+    """
     top, of_main = record["headline"], {n: of for n, of in record["experiments"].items() if of["task"] == MAIN}
     firsts = {of["method"]: name for name, of in reversed(of_main.items())}
-    names = [name for name in of_main if name in (*firsts.values(), top and top["experiment"])]
+    names = [name for name in of_main if name in (*firsts.values(), OFF_POLICY, top and top["experiment"])]
     seconds = timing.set_index("run")["total_s"]
+    shown = [(of_main[name], winner_of(of_main[name])) for name in names]
+    if top and top["experiment"] in own_experiments(record["experiments"], record["claims"]):
+        entry = record["experiments"][top["experiment"]]
+        shown = [(entry, arm) for arm in chosen(entry)]
     rows: list[dict[str, str]] = []
-    for name in names:
-        arm = arm_of(of_main[name], of_main[name]["winner"])
-        if not rows:
-            rows.append(_card_row("no training", decimals(arm["start"]), arm["at_start"], ""))
+    starts: list[float] = []
+    for entry, arm in shown:
+        if arm["start"] not in starts:  # under another prompt
+            label = f"no training, {said(short_label(arm))}" if starts else "no training"
+            rows.append(_card_row(label, decimals(arm["start"]), arm["at_start"], ""))
+            starts.append(arm["start"])
         trained = [other or run for other, run in zip(arm["same_as"] or arm["runs"], arm["runs"], strict=True)]
         took = "" if math.isnan(mean := seconds.reindex(trained).mean()) else decimals(mean, 1)
-        rows.append(_card_row(f"{said(of_main[name]['title'])}: {short_label(arm)}", interval(arm), arm, took))
+        rows.append(_card_row(f"{said(entry['title'])}: {short_label(arm)}", interval(arm), arm, took))
     return table(rows)
 
 

@@ -58,7 +58,7 @@ def claims_of(study: Study) -> list[tuple[AnyClaim, bool]]:
 
 def needed_experiments(study: Study) -> list[str]:
     """The experiments that claims are about, and those that these build on or start from; all if there are no claims."""
-    needed = {name for claim, own in claims_of(study) if own or _stands_for(study, claim) for name in claim.experiments()}
+    needed = {name for claim, own in claims_of(study) if own or stands_for(study, claim) for name in claim.experiments()}
     for name in reversed(study.active_experiments):  # each stands after those that it needs
         if name in needed:
             starts = {arm["start_from"].split("/")[0] for arm in study.experiments[name].arms.values() if arm.get("start_from")}
@@ -126,7 +126,7 @@ def _judged(study: Study, claim: AnyClaim, own: bool, evidence: Mapping[str, Evi
         reported=claim.reported,
     )
     try:
-        if not own and not _stands_for(study, claim):
+        if not own and not stands_for(study, claim):
             task = read_published().task
             raise NotMeasured(f"published for the task {task}, which this study's task does not stand for (Task.stands_for)")
         if missing := [name for name in claim.experiments() if name not in evidence]:
@@ -148,7 +148,7 @@ def _judged(study: Study, claim: AnyClaim, own: bool, evidence: Mapping[str, Evi
     return replace(known, **{key: getattr(found, key) for key in decided})
 
 
-def _stands_for(study: Study, claim: AnyClaim) -> bool:
+def stands_for(study: Study, claim: AnyClaim) -> bool:
     """Whether the claim's experiment has a task that published claims are about."""
     task: str | None = study.task(study.experiments[claim.experiment].task).stands_for
     return task == read_published().task

@@ -114,12 +114,18 @@ def _interval(tables: Sequence[Scores], fixed: bool, level: float, arms: int = 1
                 squares = 1.0  # as if the arms differed in one problem (Agresti and Min 2005), so that the width is not zero
             rest = 0.0 if fixed else _rest(table) / runs
             parts.append((max(0.0, squares / (problems - 1) / problems - rest) * share**2, problems - 1))
-    variance, problems = sum(part for part, _ in parts), sum(table.shape[1] for table in tables)
-    weights = sum(part**2 / df for part, df in parts)
-    df = max(1.0, math.floor(variance**2 / weights + TINY)) if weights > 0 else float(max(1, problems - 1))
+    problems = sum(table.shape[1] for table in tables)
+    variance, df = satterthwaite(parts)
+    df = df or float(max(1, problems - 1))
     value = sum(share * float(table.mean(axis=0).mean()) for table, share in zip(tables, shares, strict=True))
     half = float(stats.t.ppf((1 + level) / 2, df)) * math.sqrt(variance)
     return Interval(value, value - half, value + half, problems, math.sqrt(variance), df)
+
+
+def satterthwaite(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Add variances, each with its degrees of freedom: the sum and its degrees of freedom, rounded down; 0 if all are zero."""
+    variance, weights = sum(part for part, _ in parts), sum(part**2 / df for part, df in parts)
+    return variance, max(1.0, math.floor(variance**2 / weights + TINY)) if weights > 0 else 0.0
 
 
 def _between_runs(tables: Sequence[Scores], arms: int) -> tuple[float, float]:

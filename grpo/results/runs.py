@@ -137,6 +137,15 @@ def read_best_of_n(study: Study) -> dict[str, Any]:
     return read_json(paths.BEST_OF_N_METRICS, made_by="best_of_n", keys=prompts) if prompts else {}
 
 
+def read_pass_at_k(study: Study) -> dict[str, Any]:
+    """Read pass@k of sampled checkpoints, by EXPERIMENT/ARM (:func:`grpo.evaluation.best_of_n.pass_at_k_of`)."""
+    of = {
+        name: read_json(paths.PASS_AT_K_REPORTS / f"{name}.json", f"pass_at_k@{name}", keys=("arms",))["arms"]
+        for name in study.pass_at_k_in
+    }
+    return {f"{name}/{arm}": found for name, arms in of.items() for arm, found in arms.items()}
+
+
 def by_arm(runs: list[Run]) -> dict[str, list[Run]]:
     """Group runs by arm, in their order."""
     arms: dict[str, list[Run]] = {}

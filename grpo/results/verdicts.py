@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
-from scipy import stats
+from scipy import special, stats
 
 from grpo.results.evidence import Arm, NotMeasured
 from grpo.results.intervals import Scores, mean_of_pairs
@@ -88,7 +88,7 @@ def comparison(difference: Ends, margin: float = MARGIN) -> Literal["higher", "l
 
 def smallest_seen(se: float, df: float) -> float:
     """The distance of the true value from the margin at which the 95% interval leaves the margin in 80% of repetitions."""
-    return float(stats.t.ppf((1 + LEVEL) / 2, df) + stats.t.ppf(POWER, df)) * se
+    return float(special.nctdtrinc(df, 1 - POWER, stats.t.ppf((1 + LEVEL) / 2, df))) * se  # by the noncentral t
 
 
 # ---------------------------------------------------------------------------------------------------------- kinds

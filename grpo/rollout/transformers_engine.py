@@ -176,7 +176,7 @@ def sample(
 
 def _exponentials(like: torch.Tensor, generators: Sequence[torch.Generator]) -> torch.Tensor:
     """Exponential random numbers in the shape of ``like``, each row by its generator; none is 0, as a float32 draw may be."""
-    found, uniform = torch.empty_like(like), torch.empty_like(like[0], dtype=torch.float64)
-    for row, generator in zip(found, generators, strict=True):
+    noise, uniform = torch.empty_like(like), torch.empty_like(like[0], dtype=torch.float64)
+    for row, generator in zip(noise, generators, strict=True):
         row.copy_(uniform.uniform_(generator=generator).log_().neg_())
-    return found
+    return noise

@@ -163,8 +163,8 @@ class VllmEngine:
                 "engine.sleep_level to 2; then run the same command again."
             ) from error
         self._rest()
-        found = [[self._completion(responses, one) for one in output.outputs] for output in outputs]
-        return [[one for (one,) in found[i : i + n]] for i in range(0, len(found), n)] if draws else found
+        completions = [[self._completion(responses, one) for one in output.outputs] for output in outputs]
+        return [[one for (one,) in completions[i : i + n]] for i in range(0, len(completions), n)] if draws else completions
 
     def _completion(self, responses: Responses, output: Any) -> Completion:
         flat = output.logprobs  # the sampled token comes first at each position

@@ -37,7 +37,7 @@ def put_weights(llm: Any, model: Any, device: str) -> None:
 
     with without_adapters(model, merge=True):
         # With a tied head some models of vLLM (Gemma) have no head, and refuse its weight.
-        without = () if has_head(llm) else (HEAD,)
+        without = () if llm.collective_rpc(lambda worker: hasattr(worker.model_runner.model, "lm_head"))[0] else (HEAD,)
         try:
             llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights()})
         except REFUSALS as error:
@@ -64,33 +64,28 @@ def checksum(tensor: Tensor) -> tuple[float, float]:
     return entries.sum().item(), entries.pow(2).sum().item()
 
 
-def has_head(llm: Any) -> bool:
-    found: list[bool] = llm.collective_rpc(lambda worker: hasattr(worker.model_runner.model, "lm_head"))
-    return found[0]
-
-
 def checksums_of_vllm(llm: Any) -> dict[str, tuple[float, float]]:
-    """:func:`checksum` of each of vLLM's parameters, except matrices that its CPU build has packed into its own format."""
+    """The checksums of vLLM's parameters by name, without matrices that its CPU build has packed into its own format."""
 
     def of_worker(worker: Any) -> dict[str, tuple[float, float]]:
         parameters = worker.model_runner.model.named_parameters()
         return {name: checksum(parameter) for name, parameter in parameters if parameter.numel()}
 
-    found: dict[str, tuple[float, float]] = llm.collective_rpc(of_worker)[0]
-    return found
+    sums: dict[str, tuple[float, float]] = llm.collective_rpc(of_worker)[0]
+    return sums
 
 
 def checksums_of_policy(model: Any, names: Collection[str]) -> dict[str, tuple[float, float]]:
-    """:func:`checksum` of a policy's weights, under those of vLLM's names that hold them."""
-    found: dict[str, tuple[float, float]] = {}
+    """The checksums of a policy's weights by vLLM's names (``names``), where those of stacked matrices are summed."""
+    sums: dict[str, tuple[float, float]] = {}
     with without_adapters(model, merge=True):
         for name, tensor in named_as_saved(model, weights_of(model)):
             stacks = (re.sub(pattern, there, name) for pattern, there in STACKED.items())
             if at := next((where for where in (name, *stacks) if where in names), None):
-                first, second = found.get(at, (0.0, 0.0))
+                first, second = sums.get(at, (0.0, 0.0))
                 more = checksum(tensor)
-                found[at] = first + more[0], second + more[1]
-    return found
+                sums[at] = first + more[0], second + more[1]
+    return sums
 
 
 def require_equal_weights(llm: Any, model: Any) -> None:

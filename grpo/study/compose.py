@@ -24,6 +24,16 @@ WHOLE = ("arms", "documents", "sft_datasets", "reward", "source")  # mappings th
 BY_TASK = ("tasks", "models", "sft_datasets")  # mappings with one entry per task; `null` removes an entry
 COMPUTED = ("study", "folder", "file")  # keys that composing sets, whatever a study file says
 
+# What a study may name under `controls:`: arms of the experiment CONTROLS_IN, trained as its arm FULL but for the reward, and
+# the untrained model under its best zero-shot prompt.
+CONTROLS = {
+    "random_reward": {"reward": "random_reward"},
+    "format_only": {"reward": "format_reward"},
+    "majority_reward": {"reward": "majority_reward"},
+}
+BEST_PROMPT = "best_prompt"
+CONTROLS_IN, FULL = "controls", "full_reward"
+
 
 # --------------------------------------------------------------------------------------------------------------- rules
 
@@ -68,9 +78,31 @@ def choose(experiments: Mapping[str, Any], keep: Mapping[str, Any], own: Mapping
     return chosen
 
 
+def with_controls(experiments: Mapping[str, Any], controls: list[str]) -> dict[str, Any]:
+    """Add the experiment with the arms that ``controls`` names; what a study says of this experiment itself counts.
+
+    It builds on the last GRPO experiment of the main task whose winner a later experiment takes, or else on the first one.
+    """
+    arms = {name: CONTROLS[name] for name in controls if name in CONTROLS}
+    ours = [name for name, of in experiments.items() if _arms(of) and name != CONTROLS_IN]
+    ours = [name for name in ours if experiments[name].get("method", "grpo") == "grpo" and _task_of(experiments[name]) == MAIN]
+    if not arms or not ours:
+        return dict(experiments)
+    taken = {experiments[name].get("builds_on") for name in ours}
+    on = [name for name in ours if name in taken and experiments[name].get("passes_on", "winner") == "winner"] or ours[:1]
+    own = dict(experiments.get(CONTROLS_IN) or {})
+    entry = {
+        "title": "Controls",
+        "question": "What of the gain is beyond the right form, and beyond chance?",
+        "builds_on": on[-1],
+    }
+    entry |= {key: experiments[on[-1]][key] for key in ("seeds",) if key in experiments[on[-1]]} | own
+    return {**experiments, CONTROLS_IN: entry | {"arms": {FULL: {}, **arms, **_arms(own)}}}
+
+
 def of_left_out(experiments: Mapping[str, Any]) -> set[str]:
     """The tasks of which all experiments are left out; nothing is made for them."""
-    tasks = [(str(e.get("task", MAIN)), bool(_arms(e))) for e in experiments.values() if isinstance(e, Mapping)]
+    tasks = [(_task_of(e), bool(_arms(e))) for e in experiments.values() if isinstance(e, Mapping)]
     return {task for task, _ in tasks} - {task for task, made in tasks if made} - {MAIN}
 
 
@@ -90,6 +122,10 @@ def _merges(key: str, old: Any, new: Any) -> bool:
         return False
     kinds = [which for which in WHICH if which in new and not isinstance(new[which], Mapping)]
     return all(which in old and old[which] == new[which] for which in kinds)
+
+
+def _task_of(experiment: Mapping[str, Any]) -> str:
+    return str(experiment.get("task", MAIN))
 
 
 def _arms(experiment: Any) -> Mapping[str, Any]:
@@ -114,9 +150,16 @@ def study_path(name: str, beside: Path | None = None) -> Path:
     for place in places:
         if place.exists():
             return place
-    known = ", ".join(sorted({p.stem for folder in studies_folders() for p in folder.glob("*.yaml")}))
+    known = ", ".join(sorted(named_studies()))
     where = f"{beside}: extends: " if beside else ""
     raise UserError(f"{where}{places[0]}: no such study. Choose one of {known}, or give the path of a study file.")
+
+
+def named_studies() -> dict[str, Path]:
+    """The files of studies/ and of the package by the name of each, such as ``mini`` and ``literature/few_prompts``."""
+    places = [(folder, pattern) for folder in reversed(studies_folders()) for pattern in ("*.yaml", "literature/*.yaml")]
+    found = [(folder, path) for folder, pattern in places for path in folder.glob(pattern)]
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for folder, path in found}
 
 
 def studies_folders() -> list[Path]:
@@ -150,17 +193,23 @@ def compose(path: Path) -> dict[str, Any]:
         own = read_mapping(file)
         values = _extended(values, own, file)
     composed: dict[str, Any] = {"study": path.stem}
+    values.pop("heading", None)  # the extended file's would be wrong
+    if "heading" in own:
+        composed["heading"] = own["heading"]
     if "description" in own:
         composed["description"] = own["description"]
-    elif len(files) > 1:  # the extended file's description would be wrong
+    elif len(files) > 1:
         sections = ", ".join(key for key in own if key not in COMPUTED)
         composed["description"] = f"As {files[1].stem}, but for: {sections or 'nothing'}."
-    here = path.parent.resolve()
-    file = STUDIES_FOLDER / path.name if here == paths.shipped("studies").resolve() else Path(os.path.relpath(path))
+    here, shipped = path.parent.resolve(), paths.shipped("studies").resolve()
+    inside = here.is_relative_to(shipped)
+    file = STUDIES_FOLDER / path.resolve().relative_to(shipped) if inside else Path(os.path.relpath(path))
     # Stages depend on the folder, so it must not contain the project.
-    composed["folder"] = (STUDIES_FOLDER if Path.cwd().is_relative_to(here) else file.parent).as_posix()
+    composed["folder"] = (STUDIES_FOLDER if inside or Path.cwd().is_relative_to(here) else file.parent).as_posix()
     composed["file"] = file.as_posix()
-    experiments = values.get("experiments")
+    experiments, controls = values.get("experiments"), values.get("controls")
+    if isinstance(experiments, Mapping) and isinstance(controls, list):
+        values["experiments"] = experiments = with_controls(experiments, controls)
     gone = of_left_out(experiments) if isinstance(experiments, Mapping) else set()
     for key, value in _without_tasks(values, gone).items():
         if key not in COMPUTED:
@@ -171,6 +220,9 @@ def compose(path: Path) -> dict[str, Any]:
 def _extended(values: Mapping[str, Any], overlay: dict[str, Any], file: Path) -> dict[str, Any]:
     """Lay a study file over ``values``: write out its objective and leave out the experiments that it names."""
     overlay.pop("extends", None)
+    own = {key: of.get(MAIN) or () for key in BY_TASK if isinstance(of := overlay.get(key), dict)}
+    if "use" in own.get("tasks", ()) or "source" in own.get("models", ()):
+        values = {**values, "by_design": []}  # the extended study's sentences are about its own task and model
     if isinstance(overlay.get("grpo"), dict):
         overlay["grpo"] = with_objective(overlay["grpo"], f"{file}: grpo")
     experiments = overlay.get("experiments")

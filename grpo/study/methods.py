@@ -23,7 +23,7 @@ from pydantic import (
 
 from grpo.common.errors import UserError
 from grpo.common.imports import is_import_path, keys_of, source_of
-from grpo.tasks.task import OWN_REWARDS, Settings
+from grpo.tasks.task import SHIPPED_REWARDS, Settings
 
 LOSS_TYPES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip", "gspo", "cispo")
 LOSSES_OF_THE_HANDOUTS = {"GRPO-Clip": "grpo_clip", "GRPO-No-Clip": "grpo_no_clip"}  # names in the handouts' text
@@ -290,7 +290,8 @@ class GrpoConfig(SamplingConfig):
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.85
     loss_type: LossType = "reinforce_with_baseline"  # LOSS_TYPES, or MODULE:NAME (grpo.learner.losses.Loss)
     loss_options: dict[str, JsonValue] = Field(default_factory=dict)  # passed to the loss; not inherited by another loss
-    # MODULE:NAME (grpo.tasks.rewards.apply_reward), or several with weights; null: the task's own reward
+    questions: Annotated[PositiveInt | None, OMIT] = None  # number of training questions, drawn with the run's seed; null: all
+    # MODULE:NAME or one of SHIPPED_REWARDS (grpo.tasks.rewards), or several with weights; null: the task's own reward
     reward: str | Annotated[dict[str, FiniteFloat], Field(min_length=1)] | None = None
     overlong_buffer: Annotated[PositiveInt | None, OMIT] = None  # last tokens over which the reward falls by up to 1
     mask_truncated_completions: Annotated[bool, OMIT] = False  # responses cut off at sampling_max_tokens have no loss
@@ -318,10 +319,7 @@ class GrpoConfig(SamplingConfig):
         _require_code("advantage", [self.advantage] if self.advantage is not None else [], ())
         if self.advantage_options and self.advantage is None:
             raise UserError("advantage_options: without advantage, which takes them: name it, or leave them out")
-        if isinstance(self.reward, str):
-            _require_code("reward", [self.reward], ())
-        else:
-            _require_code("reward", self.reward or (), OWN_REWARDS)
+        _require_code("reward", [self.reward] if isinstance(self.reward, str) else self.reward or (), SHIPPED_REWARDS)
         self._require_divisor("rollout_batch_size", "group_size")
         self._require_divisor("rollout_batch_size", "train_batch_size")
         if self.train_batch_size < self.group_size:

@@ -18,9 +18,10 @@ from grpo.common.imports import search_in
 from grpo.common.yaml_file import read_mapping
 from grpo.study import paths
 from grpo.study.claims import AnyClaim, own_claims
-from grpo.study.compose import STUDIES_FOLDER, compose
+from grpo.study.compose import BEST_PROMPT, CONTROLS, CONTROLS_IN, STUDIES_FOLDER, compose
 from grpo.study.methods import (
     OFF_POLICY_RANK,
+    OMIT,
     ExpertIterationConfig,
     GrpoConfig,
     RunConfig,
@@ -50,7 +51,7 @@ from grpo.study.settings import (
 from grpo.study.stages import require_current_stages
 from grpo.tasks.rows import file_of
 from grpo.tasks.sft_dataset import JsonlTraces
-from grpo.tasks.task import Split, Task, make_task
+from grpo.tasks.task import SHIPPED_REWARDS, Split, Task, make_task
 
 ALL_SEEDS = "all"  # the seed of a stage that trains all of an arm's, one after another
 TOKENS_ON_CPU = 4096  # max_tokens_per_microbatch on a CPU, as in studies/base.yaml
@@ -60,9 +61,9 @@ LONGEST_NAME = 100  # characters; file names have an experiment, an arm and a se
 # Names that no experiment may have, as the pipeline itself has a file of this name where each experiment has its own.
 TAKEN = {
     *("best_of_n", "claims", "contrasts", "kissing_number", "math_baseline", "overview", "rates", "sft_examples"),
-    *("software", "zero_shot"),
+    *("settings", "pass_at_k", "software", "zero_shot"),
 }
-OF_TABLES = ("rates", "sets", "leaderboard")  # EXPERIMENT-rates and others are tables of EXPERIMENT
+OF_TABLES = ("rates", "sets", "leaderboard", "training")  # EXPERIMENT-rates and others are files of EXPERIMENT
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # torch's range
 
 
@@ -80,7 +81,9 @@ class Study(Section):
 
     study: str = Field(max_length=LONGEST_NAME)
     description: str
-    by_design: list[str] = Field(default_factory=list)  # sentences: what pretraining, data and construction planted
+    heading: Annotated[str, OMIT] = Field("", max_length=80)  # of the report; by default the study's name
+    # Sentences: what pretraining, data and construction planted; one about an experiment as {EXPERIMENT: sentence}.
+    by_design: list[str | dict[str, str]] = Field(default_factory=list)
     folder: str = STUDIES_FOLDER.as_posix()  # folder with the study's own modules and data, relative to the project's folder
     file: str | None = None  # the study file that it was composed from, relative to the project's folder
     seeds: list[Seed] = Field(min_length=1, max_length=1000)
@@ -103,6 +106,7 @@ class Study(Section):
     save_state_every: PositiveInt  # steps; expert iteration saves after each of its (long) steps
     experiments: dict[str, Experiment]
     claims: list[AnyClaim] = []  # the study's own, beside the published ones
+    controls: Annotated[list[str], OMIT] = Field(default_factory=list)  # names of CONTROLS, and best_prompt
     resources: dict[str, Resources]
 
     def seeds_of(self, experiment: str) -> list[int]:
@@ -195,11 +199,17 @@ class Study(Section):
         return [name for name in grpo if any(arm.get("keep_steps", kept) for arm in self.experiments[name].arms.values())]
 
     @property
+    def pass_at_k_in(self) -> list[str]:
+        """The experiments with checkpoints to sample (``evaluation.best_of_n.checkpoints``)."""
+        return list(dict.fromkeys(name.partition("/")[0] for name in self.evaluation.best_of_n.checkpoints))
+
+    @property
     def metric(self) -> Score:
         """What runs, arms and checkpoints are compared by (`evaluation.metric`)."""
         if self.evaluation.metric is not None:
             return self.evaluation.metric
-        return "reward" if self.grpo.reward is not None and self._one_reward() else "answer_reward"
+        own = self.grpo.reward is not None and self.grpo.reward not in SHIPPED_REWARDS
+        return "reward" if own and self._one_reward() else "answer_reward"
 
     def _one_reward(self) -> bool:
         """Whether all runs are trained on the same reward."""
@@ -287,6 +297,19 @@ class Study(Section):
                 "`keep_steps`."
             )
         self._check_chain()
+        arms = [f"{name}/{arm}" for name in self.active_experiments for arm in self.experiments[name].arms]
+        for name in self.evaluation.best_of_n.checkpoints:
+            require_known("evaluation.best_of_n.checkpoints", "no arm", name, arms)
+            if "last" not in self.checkpoints:
+                raise UserError(
+                    "evaluation.best_of_n.checkpoints: no run keeps its last checkpoint. Add last to `checkpoints`."
+                )
+        for name in self.controls:
+            require_known("controls", "no control", name, [*CONTROLS, BEST_PROMPT])
+            if name in CONTROLS and f"{CONTROLS_IN}/{name}" not in arms:
+                raise UserError(
+                    f"controls: {name} has no arm in experiments.{CONTROLS_IN}; `grpo study use` adds it. Run that."
+                )
         for name, arm in self.selection.pinned.items():
             require_known("selection.pinned", "no experiment", name, self.experiments)
             require_known(f"selection.pinned.{name}", "no arm", arm, self.experiments[name].arms)

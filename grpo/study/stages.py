@@ -24,10 +24,11 @@ HEAD = """\
 
 
 def stages_of(study: Study) -> dict[str, Any]:
-    """The experiments with a winner, those with a KL to measure, the study's files, and a row for each stage that trains."""
+    """The experiments with a winner, a KL or pass@k to measure, the study's files, and a row for each stage that trains."""
     return {
         "select_in": study.active_experiments,
         "kl_in": study.kl_in,
+        "pass_at_k_in": study.pass_at_k_in,
         "named_files": study.named_files,
         "runs": study.runs_table(),
     }

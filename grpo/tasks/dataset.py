@@ -102,23 +102,23 @@ class Dataset(GradedTask):
             UserError: the dataset cannot be read, it lacks a column, a row is unusable (without ``skip_unusable``), or no row
                 is left.
         """
-        found: list[Problem] = []
+        problems: list[Problem] = []
         skipped: list[str] = []
         for number, row in enumerate(self._rows(split)):
             try:
                 further = {name: row.value(name) for name in self.reward_columns}
                 question, answer = row.said(self.question, "user"), row.said(self.answer, "assistant")
                 problem = Problem(f"{split}/{number}", question, answer, columns=further)
-                found.append(checked_problem(problem, row.where, self.graded))
+                problems.append(checked_problem(problem, row.where, self.graded))
             except UserError as error:
                 if not self.skip_unusable:
                     raise
                 skipped.append(str(error))
-        if not found:
+        if not problems:
             why = f"has no usable row; the first: {skipped[0]}" if skipped else "is empty."
             raise UserError(f"{self.params_key}: the {split} split {why} Check `{self.params_key}`.")
         self._skipped[split] = skipped
-        return found
+        return problems
 
     def skipped(self, split: Split) -> list[str]:
         """See :meth:`Task.skipped`."""
@@ -139,15 +139,15 @@ class Dataset(GradedTask):
 
 def columns_of(row: Row, where: str, remedy: str, given: Collection[str] = ()) -> dict[str, str]:
     """Find the columns of questions and answers by their usual names, but for those that are given; UserError without one."""
-    found = {}
+    columns = {}
     for which, usual in COLUMNS.items():
         if which not in given:
             column = next((name for name in usual if name in row.values), None)
             if column is None:
                 there = ", ".join(row.values)
                 raise UserError(f"{where}: no column for the {which}. {remedy.format(which)} {there}.")
-            found[which] = column
-    return found
+            columns[which] = column
+    return columns
 
 
 def entry_of_file(path: Path) -> dict[str, Any]:

@@ -91,8 +91,8 @@ class Downloaded(GradedTask):
         if isinstance(source, LocalFiles):
             return read_rows(getattr(source, split), f"{key}.{split}")
         if source.held_out is None:
-            found = (source.rows(HUB_SPLIT[split], self.columns, key, config) for config in self.hub_configs)
-            return [row for rows in found for row in rows]
+            parts = (source.rows(HUB_SPLIT[split], self.columns, key, config) for config in self.hub_configs)
+            return [row for rows in parts for row in rows]
         rows = source.rows("train", self.columns, key)
         held_out = set(random.Random("held out").sample(range(len(rows)), min(source.held_out, len(rows))))
         return [row for place, row in enumerate(rows) if (place in held_out) == (split == "validation")]
@@ -159,7 +159,7 @@ def _short_answer(row: Row, question: str, parse_solutions: bool) -> str:
     if not answer and parse_solutions and not is_given:
         from math_verify import parse
 
-        answer = str(found[-1]).strip() if (found := parse(text)) else None
+        answer = str(parsed[-1]).strip() if (parsed := parse(text)) else None
     if answer:
         return answer
     if hashlib.sha256(" ".join(question.split()).encode()).hexdigest() in _UNANSWERED:

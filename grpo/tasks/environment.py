@@ -212,8 +212,8 @@ def find_environment(settings: Mapping[str, Any], where: str) -> Environment | N
     given = {key: settings[key] for key in ANY_TASK_TAKES if settings.get(key) is not None}
     if not given:
         return None
-    found: Environment = call_with(Environment, given, where)
-    return found
+    made: Environment = call_with(Environment, given, where)
+    return made
 
 
 def printable(text: str) -> str:

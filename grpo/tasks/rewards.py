@@ -1,4 +1,4 @@
-"""Reward functions: the handouts' two, with their names, arguments and keys, and those of the user's own."""
+"""Reward functions: the handouts' two, with their names, arguments and keys, the user's own, and controls."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import asyncio
 import copy
 import inspect
 import math
+import random
 import reprlib
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
+from itertools import groupby
 from typing import Any
 
 from grpo.common.errors import UserError, own_errors
 from grpo.common.imports import import_object
 from grpo.common.records import Completion, Problem, is_number
 from grpo.grader.extract import boxed_answer
-from grpo.grader.process import is_equal
+from grpo.grader.process import grade_batch, is_equal
 from grpo.grader.unevaluated import counts_as_answer
 from grpo.tasks.formats import tagged_answer
-from grpo.tasks.task import OWN_REWARDS, ScoredBatch, rewards
+from grpo.tasks.task import OWN_REWARDS, SHIPPED_REWARDS, ScoredBatch, rewards
 from grpo.tasks.threads import finished
 
 SingleTruth = str | int | float | Fraction
@@ -73,13 +76,11 @@ REWARD_ARGUMENTS = (
 
 
 def find_reward(path: str, columns: Sequence[str] = ()) -> Callable[..., Any]:
-    """Import a reward function, or make one of :data:`OWN_REWARDS`.
+    """Import a reward function.
 
     Raises:
         UserError: there is no such function, or it does not take :data:`REWARD_ARGUMENTS` and the task's columns.
     """
-    if path in OWN_REWARDS:
-        return lambda **columns: columns[path]
     reward: Callable[..., Any] = import_object(path)
     arguments = (*REWARD_ARGUMENTS, *columns)
     try:
@@ -109,11 +110,12 @@ def apply_reward(
     ``async def`` run concurrently.
 
     Args:
-        reward: MODULE:NAME; or several, or :data:`OWN_REWARDS`, with weights. The reward is then the weighted sum, as with
-            TRL's ``reward_weights``. A function that abstains (None for a completion) adds nothing; if all abstain, the reward
-            is NaN.
+        reward: MODULE:NAME or one of :data:`SHIPPED_REWARDS`; or several with weights. The reward is then the weighted sum, as
+            with TRL's ``reward_weights``. A function that abstains (None for a completion) adds nothing; if all abstain, the
+            reward is NaN.
         further: the task's columns; a problem without one has None.
-        scored: the task's scores. Their ``format_reward`` and ``answer_reward`` stay.
+        scored: the task's scores, with those of the shipped rewards that are named. ``format_reward`` and ``answer_reward``
+            stay.
 
     Returns:
         ``scored`` with the new ``reward``.
@@ -130,8 +132,9 @@ def apply_reward(
         **{name: [problem.columns.get(name) for problem in problems] for name in further},
     }
     weights = {reward: 1.0} if isinstance(reward, str) else reward
-    functions = {name: find_reward(name, further) for name in weights}
-    returned, awaited = dict[str, list[Any]](), dict[str, Awaitable[Any]]()
+    functions = {name: find_reward(name, further) for name in weights if name not in SHIPPED_REWARDS}
+    returned: dict[str, list[Any]] = {name: [own[name] for own in scored.rewards] for name in weights if name not in functions}
+    awaited: dict[str, Awaitable[Any]] = {}
     for name, function in functions.items():
         found = function(**copy.deepcopy(columns))
         if inspect.isawaitable(found):
@@ -145,7 +148,8 @@ def apply_reward(
     for i in range(len(completions)):
         given = [weight * float(returned[name][i]) for name, weight in weights.items() if returned[name][i] is not None]
         totals.append(sum(given[1:], given[0]) if given else math.nan)
-    return ScoredBatch([own | {"reward": total} for own, total in zip(scored.rewards, totals, strict=True)], scored.out_of_time)
+    kept = [{name: own[name] for name in OWN_REWARDS} for own in scored.rewards]
+    return ScoredBatch([own | {"reward": total} for own, total in zip(kept, totals, strict=True)], scored.out_of_time)
 
 
 async def _all_of(awaited: Iterable[Awaitable[Any]]) -> list[Any]:
@@ -162,6 +166,55 @@ def _checked(path: str, returned: Any, n: int) -> list[Any]:
             "for one to which it does not apply."
         )
     return list(returned)  # a function may use its list again
+
+
+# ---------------------------------------------------------------------------- rewards that do not know the right answer
+
+
+def random_rewards(seed: int, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[float]:
+    """Draw 0 or 1 for each response with equal chance (arXiv 2506.10947).
+
+    A draw follows from ``seed``, the question, the policy's version, the response and the number of equal responses before it,
+    so a resumed run draws the same.
+    """
+    before: Counter[str] = Counter()
+    drawn = []
+    for problem, completion in zip(problems, completions, strict=True):
+        response = f"{seed} {completion.policy_version} {problem.id} {completion.token_ids}"
+        drawn.append(float(random.Random(f"{response} {before[response]}").randrange(2)))
+        before[response] += 1
+    return drawn
+
+
+def majority_rewards(problems: Sequence[Problem], answers: Sequence[str | None]) -> list[float]:
+    """Pay the responses that give the most frequent answer of their group, the first of equals (arXiv 2504.16084).
+
+    Args:
+        problems: of each response; a group is what stands side by side for one problem.
+        answers: read from each response; None is paid nothing.
+    """
+    groups = [[answers[i] for i in group] for _, group in groupby(range(len(problems)), lambda i: problems[i].id)]
+    paid = []
+    for votes in votes_of(groups):
+        counts = Counter(vote for vote in votes if vote >= 0)
+        winner = max(counts, key=lambda vote: counts[vote], default=None)
+        paid += [float(vote == winner) for vote in votes]
+    return paid
+
+
+def votes_of(answers: Sequence[Sequence[str | None]]) -> list[list[int]]:
+    """Number the answers of each problem: equal numbers for answers that the grader finds equal, -1 without an answer.
+
+    An answer gets the number of the first answer that it equals.
+    """
+    distinct = [list(dict.fromkeys(a for a in of_problem if a)) for of_problem in answers]
+    pairs = [(later, earlier) for of_problem in distinct for i, later in enumerate(of_problem) for earlier in of_problem[:i]]
+    equal = {pair for pair, verdict in zip(pairs, grade_batch(pairs), strict=True) if verdict.equal}
+    votes = []
+    for of_problem, options in zip(answers, distinct, strict=True):
+        number = {a: next((j for j, other in enumerate(options[:i]) if (a, other) in equal), i) for i, a in enumerate(options)}
+        votes.append([number[a] if a else -1 for a in of_problem])
+    return votes
 
 
 def soft_overlong_punishment(length: int, max_tokens: int, buffer: int) -> float:

@@ -219,15 +219,15 @@ class HubDataset(Settings):
         with on_the_hub(name, self.revision, key):
             format = str(datasets.load_dataset_builder(**where).info.builder_name)
             as_text = {"converters": dict.fromkeys(columns, str)} if format == "csv" else {}
-            found: Any = datasets.load_dataset(**where, split=split, **as_text)
+            read: Any = datasets.load_dataset(**where, split=split, **as_text)
         for column in columns:
-            type_ = str(getattr(found.features.get(column), "dtype", found.features.get(column)))
-            if format == "json" and column in found.column_names and "string" not in type_ and not type_.startswith("int"):
+            type_ = str(getattr(read.features.get(column), "dtype", read.features.get(column)))
+            if format == "json" and column in read.column_names and "string" not in type_ and not type_.startswith("int"):
                 raise UserError(
                     f"{name}: column {column!r}: `datasets` reads {type_} values of JSON, which may not be the text that "
                     f"stands there (1 beside 0.5 becomes 1.0). Download the files and name them in `{key}`."
                 )
-        return [Row(f"{name}{place}", values, key) for place, values in _arrow_rows(found.with_format("arrow")[:])]
+        return [Row(f"{name}{place}", values, key) for place, values in _arrow_rows(read.with_format("arrow")[:])]
 
 
 @contextmanager

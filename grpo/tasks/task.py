@@ -19,7 +19,8 @@ PLACEHOLDER = "{question}"
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, ...] = ("train", "validation")
 LIMIT = "max_prompt_tokens"  # a key that any entry of ``tasks:`` may have besides the task's own arguments
-OWN_REWARDS = ("format_reward", "answer_reward")  # a task's rewards, which a weighted sum of rewards may name
+OWN_REWARDS = ("format_reward", "answer_reward")  # a task's rewards
+SHIPPED_REWARDS = (*OWN_REWARDS, "random_reward", "majority_reward")  # short names that `reward` takes (grpo.tasks.rewards)
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -100,21 +101,21 @@ class Format:
             chats = [[*system, {"role": "user", "content": prompt}] for prompt in safe]
             tools = self.environment.tools if self.environment else []
             options = {**self.options, **({"tools": self.environment.schemas} if self.environment and tools else {})}
-            found = [tokenizer.chat_ids(chat, **options) for chat in chats]
-            if hidden := [name for ids in found[:1] for name in tools if name not in tokenizer.decode(ids)]:
+            encoded = [tokenizer.chat_ids(chat, **options) for chat in chats]
+            if hidden := [name for ids in encoded[:1] for name in tools if name not in tokenizer.decode(ids)]:
                 raise UserError(
                     f"environment: the model's chat template leaves out the tools {', '.join(hidden)}. Use a model that was "
                     "trained for tools, name them in the format's system message, or use a format that is no chat."
                 )
         else:
-            found = [tokenizer.prompt_ids(prompt) for prompt in safe]
-        for prompt, question, ids in zip(prompts, questions, found, strict=True):
+            encoded = [tokenizer.prompt_ids(prompt) for prompt in safe]
+        for prompt, question, ids in zip(prompts, questions, encoded, strict=True):
             if not ids:
                 raise UserError(
                     f"prompt: the question {prompt if question is None else question!r} makes a prompt without tokens, after "
                     "which no model can go on. Leave the question out, or use a format with a text around it."
                 )
-        return found
+        return encoded
 
     def encode_response(self, tokenizer: Any, response: str) -> tuple[int, ...]:
         """Encode a training response with its end: a stop string, or else the token that ends a text or a turn."""
@@ -152,6 +153,7 @@ class Task:
     params_key: str = "tasks.NAME"  # its key in params.yaml, for messages; set by make_task
     reward_columns: tuple[str, ...] = ()  # names of the further values of its problems, which reward functions get
     own_code: tuple[str, ...] = ()  # import paths of code that results depend on, such as a verifier
+    packages: tuple[str, ...] = ()  # installed packages whose versions results depend on; constraints.txt must pin them
     own_files: tuple[str, ...] = ()  # files that problems, traces or documents are read from; stages depend on them
 
     def problems(self, split: Split) -> list[Problem]:
@@ -248,9 +250,9 @@ class Task:
                 f"{len(scores)} values: {scores[:8]!r}."
             )
         remaining = iter(scores)
-        found = [0.0 if answer is None else next(remaining) for answer in answers]
-        out_of_time = [math.isnan(score) for score in found]
-        right = [0.0 if late else score for score, late in zip(found, out_of_time, strict=True)]
+        all_scores = [0.0 if answer is None else next(remaining) for answer in answers]
+        out_of_time = [math.isnan(score) for score in all_scores]
+        right = [0.0 if late else score for score, late in zip(all_scores, out_of_time, strict=True)]
         return ScoredBatch([rewards(answer is not None, r) for answer, r in zip(answers, right, strict=True)], out_of_time)
 
 
@@ -276,7 +278,6 @@ TASKS = {
     "gsm8k": "grpo.tasks.downloaded:Gsm8k",
     "keyword": "grpo.tasks.keyword_inclusion:Keyword",
     "dataset": "grpo.tasks.dataset:Dataset",
-    "mixture": "grpo.tasks.mixture:Mixture",
 }
 
 

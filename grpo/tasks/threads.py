@@ -100,7 +100,7 @@ def in_threads(calls: Sequence[tuple[Thread, Callable[[], Result]]], seconds: fl
     Raises:
         BaseException: the first that a function raises.
     """
-    found: list[Result | None] = [None] * len(calls)
+    results: list[Result | None] = [None] * len(calls)
     outcomes = SimpleQueue[tuple[int, Outcome]]()
     waiting, late_at = deque(range(len(calls))), dict[int, float]()  # the calls that run, the first to be late first
 
@@ -124,7 +124,7 @@ def in_threads(calls: Sequence[tuple[Thread, Callable[[], Result]]], seconds: fl
                 continue
             if error is not None:
                 raise error
-            found[place] = result
+            results[place] = result
     finally:
         faulthandler.cancel_dump_traceback_later()
-    return found
+    return results

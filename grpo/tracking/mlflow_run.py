@@ -117,8 +117,8 @@ class MlflowRun:
         self._monitor.start()
 
     def _find_or_create_experiment(self) -> str:
-        if (found := self._client.get_experiment_by_name(self.experiment)) is not None:
-            return str(found.experiment_id)
+        if (known := self._client.get_experiment_by_name(self.experiment)) is not None:
+            return str(known.experiment_id)
         database = local_database(self.uri)
         artifacts = (database.parent / "mlruns" / self.experiment).as_uri() if database else None
         return str(self._client.create_experiment(self.experiment, artifacts, EXPERIMENT_TAGS))
@@ -126,8 +126,8 @@ class MlflowRun:
     def _find_run(self, experiment_id: str) -> Run | None:
         if self.id_file is None or not self.id_file.exists():
             return None
-        found = self._client.search_runs([experiment_id], f"attributes.run_id = '{self.id_file.read_text()}'")
-        return found[0] if found else None
+        runs = self._client.search_runs([experiment_id], f"attributes.run_id = '{self.id_file.read_text()}'")
+        return runs[0] if runs else None
 
     def _create_run(self, experiment_id: str) -> Run:
         tags = {}
@@ -139,8 +139,8 @@ class MlflowRun:
         return self._client.create_run(experiment_id, tags=tags, run_name=self.name)
 
     def _find_or_create_parent(self, experiment_id: str, state: Mapping[str, Any]) -> str:
-        if found := self._client.search_runs([experiment_id], f"tags.study_key = '{state['key']}'"):
-            return str(found[0].info.run_id)
+        if runs := self._client.search_runs([experiment_id], f"tags.study_key = '{state['key']}'"):
+            return str(runs[0].info.run_id)
         tags = state["tags"] | {"study_key": state["key"]}
         run_id = str(self._client.create_run(experiment_id, tags=tags, run_name=state["name"]).info.run_id)
         self._client.log_dict(run_id, state["settings"], "study.json")

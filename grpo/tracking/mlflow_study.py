@@ -63,17 +63,17 @@ def study_state(study: Study) -> dict[str, Any]:
 
 
 def study_params(study: Study, task: str = MAIN) -> dict[str, Any]:
-    """The settings that all runs of the study share, and those of one task and its model, by key in params.yaml."""
+    """Settings by key in params.yaml that all runs of the study share; of its tasks and models only ``task``."""
     own = {"tasks": {task: study.tasks[task]}, "models": {task: study.models[task].model_dump()}}
     return flat({"study": study.study, **own, **shared_settings(study)})
 
 
 def flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     """Flatten nested settings; keys become paths such as ``learner.dtype``."""
-    found: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     for key, value in values.items():
-        found |= flat(value, f"{path}{key}.") if isinstance(value, Mapping) else {f"{path}{key}": value}
-    return found
+        parameters |= flat(value, f"{path}{key}.") if isinstance(value, Mapping) else {f"{path}{key}": value}
+    return parameters
 
 
 def source_tags() -> dict[str, str]:
@@ -99,7 +99,7 @@ def _git(*args: str) -> str | None:
 
 
 def mlflow_source_tags() -> dict[str, str]:
-    """:func:`source_tags`, those of MLflow's own columns (commit, source), and the name of the DVC experiment, if any."""
+    """Tags of a run: :func:`source_tags`, MLflow's own columns (commit, source), and the DVC experiment, if any."""
     source, experiment, program = source_tags(), os.environ.get("DVC_EXP_NAME"), Path(sys.argv[0])
     commit, name = source["git_commit"], "grpo" if program.name == "__main__.py" else program.name
     return {

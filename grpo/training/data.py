@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from grpo.common.errors import UserError
 from grpo.common.records import Example, Problem, read_examples, read_problems
 from grpo.study.effective import EffectiveRun
-from grpo.study.methods import SftConfig
+from grpo.study.methods import GrpoConfig, SftConfig
 
 Item = TypeVar("Item")
 
@@ -27,7 +27,21 @@ def read_data(run: EffectiveRun) -> RunData:
     validation = read_problems(run.validation)
     if isinstance(run.config, SftConfig):
         return RunData(choose_examples(read_examples(run.train), run.config, run.seed), validation)
-    return RunData(read_problems(run.train), validation)
+    questions = run.config.questions if isinstance(run.config, GrpoConfig) else None
+    return RunData(choose_questions(read_problems(run.train), questions, run.seed), validation)
+
+
+def choose_questions(problems: list[Problem], n: int | None, seed: int) -> list[Problem]:
+    """Draw ``n`` training questions; None takes all, in their order. A smaller draw of a seed is part of a larger one.
+
+    Raises:
+        UserError: there are fewer questions than ``grpo.questions``.
+    """
+    if n is None:
+        return problems
+    if n > len(problems):
+        raise UserError(f"grpo.questions: {n} are asked for, but the task has {len(problems)} training questions. Lower it.")
+    return random.Random(f"questions {seed}").sample(problems, len(problems))[:n]
 
 
 def choose_examples(examples: Sequence[Example], config: SftConfig, seed: int) -> list[Example]:

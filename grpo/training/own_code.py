@@ -10,6 +10,7 @@ from grpo.study.methods import GrpoConfig, RunConfig
 from grpo.study.schema import Study
 from grpo.study.settings import PretrainedHere
 from grpo.tasks.rewards import find_reward
+from grpo.tasks.task import SHIPPED_REWARDS
 
 
 def require_own_code(config: RunConfig, columns: Sequence[str] = ()) -> None:
@@ -25,7 +26,8 @@ def require_own_code(config: RunConfig, columns: Sequence[str] = ()) -> None:
         return
     if config.reward is not None:
         for path in [config.reward] if isinstance(config.reward, str) else config.reward:
-            find_reward(path, columns)
+            if path not in SHIPPED_REWARDS:
+                find_reward(path, columns)
     if config.advantage is not None:
         from grpo.learner.advantages import try_advantage  # imports torch, which is slow
 

@@ -55,7 +55,8 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
     format = find_format(task, run.config.prompt)
     if format.chat:
         require_chat(format, load_tokenizer(run.model))
-    score = score_of(task, run.config.prompt, run.config.reward if isinstance(run.config, GrpoConfig) else None)
+    reward = run.config.reward if isinstance(run.config, GrpoConfig) else None
+    score = score_of(task, run.config.prompt, reward, run.seed)
     setup: RunSetup[Any] = RunSetup(run.config, run.seed, data.train, format, score, task)
     start, loop = _method(run)
     with start(study, run, setup, check_weights) as (sampler, learner, save):

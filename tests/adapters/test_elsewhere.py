@@ -1,13 +1,17 @@
-"""Our grader as a reward of TRL and of `verifiers`, by the lines of docs/extending.md; and TRL's own rewards in ours."""
+"""Our grader as a reward of TRL and of `verifiers`, TRL's rewards in ours, and a checkpoint in lm-evaluation-harness."""
 
 from __future__ import annotations
 
-import re
+import json
+import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from grpo.common.imports import import_object
 from grpo.common.records import Completion, Problem
@@ -16,17 +20,6 @@ from grpo.tasks.rewards import apply_reward
 from grpo.tasks.task import ScoredBatch, make_task
 
 pytestmark = pytest.mark.adapters
-DOCS = Path(__file__).parents[2] / "docs/extending.md"
-
-
-@pytest.fixture(autouse=True)
-def _documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = re.findall(r"^```python\n# (grader_for_\w+\.py)\n(.*?)^```$", DOCS.read_text(), re.M | re.S)
-    assert [name for name, _ in found] == ["grader_for_trl.py", "grader_for_verifiers.py"]
-    for name, code in found:
-        sys.modules.pop(name.removesuffix(".py"), None)
-        (tmp_path / name).write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
 
 
 def test_trl_trains_on_our_grader(model: Any, tokenizer: Any, tmp_path: Path) -> None:
@@ -85,3 +78,61 @@ def test_a_taskset_of_verifiers_with_our_grader(tmp_path: Path) -> None:
     task = make_task({"use": "verifiers_task:Verifiers", "environment": "halves:Halves", "config": plugged, **parts})
     problems = task.problems("train")
     assert task.verify([r"\boxed{0.50}", "0.5", r"\boxed{0}"], [problems[1], problems[1], problems[0]]) == [1.0, 0.0, 1.0]
+
+
+# ------------------------------------------------------------------------------------------------------ lm-evaluation-harness
+
+
+QUESTIONS = ["Mia has 4.5 apples.", "Tom has 4.5 apples.", "Ana has 7 coins."]
+TRUTHS = ["Half of nine.\n#### 4.5", "#### 4.50", "#### 7"]
+
+
+@pytest.fixture
+def checkpoint(model: Any, tokenizer: Any, tmp_path: Path) -> Path:
+    """A model that has learnt to answer each of the three questions, as GSM8K's prompt puts them, by ``#### 4.50``."""
+    end = [tokenizer.eos_token_id]
+    rows = [tokenizer(f"Question: {q}\nAnswer:")["input_ids"] for q in QUESTIONS]
+    response = [*tokenizer(" It is so.\n#### 4.50")["input_ids"], *end]
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(150):
+        loss = sum(
+            model(input_ids=torch.tensor([[*row, *response]]), labels=torch.tensor([[-100] * len(row) + response])).loss
+            for row in rows
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.01
+    save_checkpoint(tmp_path / "checkpoint", model, tokenizer)
+    return tmp_path / "checkpoint"
+
+
+def test_gsm8ks_task_on_local_rows(checkpoint: Path, tmp_path: Path) -> None:
+    """One of three: the harness compares letters, so 4.50 is not 4.5 to it."""
+    from lm_eval.tasks import TaskManager
+
+    rows = tmp_path / "test.jsonl"
+    rows.write_text("".join(json.dumps({"question": q, "answer": a}) + "\n" for q, a in zip(QUESTIONS, TRUTHS, strict=True)))
+    task = {
+        "include": str(TaskManager().task_index["gsm8k"].yaml_path),
+        "task": "local",
+        "dataset_path": "json",
+        "dataset_name": None,
+        "dataset_kwargs": {"data_files": {"test": str(rows)}},
+        **dict.fromkeys(("training_split", "validation_split", "fewshot_split")),
+        "num_fewshot": 0,
+    }
+    (tmp_path / "local.yaml").write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in task.items()))
+    (tmp_path / "tokenizer").mkdir()
+    for file in checkpoint.glob("tokenizer*.json"):
+        shutil.copy(file, tmp_path / "tokenizer")
+    command = (
+        f"-m lm_eval --model hf --device cpu --model_args pretrained={checkpoint},tokenizer={tmp_path / 'tokenizer'} "
+        f"--tasks {tmp_path / 'local.yaml'} --gen_kwargs max_gen_toks=32 --output_path {tmp_path / 'out'}"
+    )
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache")}
+    result = subprocess.run([sys.executable, *command.split()], env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+    (found,) = (json.loads(path.read_text()) for path in (tmp_path / "out").rglob("results_*.json"))
+    for filtered in ("strict-match", "flexible-extract"):
+        assert found["results"]["local"][f"exact_match,{filtered}"] == pytest.approx(1 / 3)

@@ -107,7 +107,7 @@ def test_its_results_are_those_of_the_stage_with_the_same_values(lab: Path) -> N
     with chdir(stage):
         stages.dataset("main")
         stages.model("main")
-        stages.train("grpo_learning_rate", "high", "1")
+        stages.train("grpo_learning_rate", ["high"], "1")
     of_stage = stage / "data/runs/grpo_learning_rate/high/1"
     (of_stage / "checkpoints").symlink_to(stage / "data/checkpoints/grpo_learning_rate/high/1")
     assert results(of_stage) == results(lab / "runs/try")

@@ -1,13 +1,20 @@
-"""Files and texts of strangers: what is read has bounds and leads nowhere else, and a text stays text where it goes."""
+"""Files and texts of strangers: reading has bounds, leads nowhere else and takes linear time; a text stays text."""
 
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import os
-from collections.abc import Callable
+import pkgutil
+import random
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
+from importlib import import_module
+from itertools import product
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import pyarrow
@@ -17,9 +24,11 @@ from matplotlib.figure import Figure
 from model_parts import own_model, tiny_model
 from study_parts import ROOT, refused
 
+import grpo
 from grpo.common import files
 from grpo.common.errors import UserError, reason
 from grpo.common.files import exclusive_lock, read_json, read_text, require_own
+from grpo.common.records import Problem
 from grpo.common.safe_text import hide_secrets, on_terminal, without_password
 from grpo.common.yaml_file import parse_yaml
 from grpo.models.checkpoint import load_model
@@ -30,7 +39,11 @@ from grpo.reporting.labels import quoted, said
 from grpo.reporting.page import Body
 from grpo.study.kept import keep_until_stored
 from grpo.tasks import rows
-from grpo.tasks.rows import read_rows
+from grpo.tasks.downloaded import Gsm8k, Math
+from grpo.tasks.formats import CHAT
+from grpo.tasks.graded import GradedTask
+from grpo.tasks.keyword_inclusion import Keyword
+from grpo.tasks.rows import LocalFiles, Row, read_rows
 from grpo.tracking.mlflow_uri import failure
 
 # ------------------------------------------------------------------------------------------------------------------ files
@@ -47,6 +60,8 @@ NAMES = {"read_rows": "x.jsonl", "Tokenizer": "config.json"}
 ELSEWHERE = {
     "common/files.py": "the reader itself; and who holds a lock",
     "common/process.py": "/proc",
+    "commands/recompute.py": "history.csv, for its digest",
+    "commands/verify.py": "result files, compared byte for byte",
     "discovery/verifier.py": "a program that the user names",
     "models/tokenizer.py": "what it has just written; templates that were read before",
     "reporting/page.py": "parts of the package, and figures that the report has drawn",
@@ -225,3 +240,70 @@ def test_no_message_has_a_password(text: str, expected: str) -> None:
     assert hide_secrets(text) == expected
     assert "SECRET" not in without_password("https://h/path;password=SECRET")
     assert on_terminal(text) == text
+
+
+# ---------------------------------------------------------------------------------------------------------------- linear time
+
+
+LENGTH = 30_000
+SECONDS = 0.5  # of CPU; linear readers take hundredths, quadratic ones minutes
+UNITS = [
+    " ", "\t", "\n", "\r\n", " \n", "`", "~", "```\n", "`\n", "1", "1 ", "1,", "0.", "9/", "-1 ", "1 + ", "1 + 1 = ", "a",
+    "é", "(", "[", "{", "{}", "}", "\\boxed{", "\\boxed {{}", "\\frac{1}{", "<", "<<", "<think>", "<think>\n", "</think>",
+    "</think> <answer>", "<answer>", "</answer>", "####", "|", "| a ", "-", "- ", "> ", "^", "$", "*", "**a", "_", "![",
+    "[a](", "](b)", "\\", "\\,", "&", "points:", "points = ", "points: a = ", "def run_code", ":", "=", "=\n", "apple",
+    "apple, ", ".", "\u2028", "\x1b[", "\x00", "<a ", "<!--", "&#",
+]  # fmt: skip
+# What may stand before and after: the beginning of something that the repeated text never ends.
+BEFORE = ["", "x", "```", "points:", "1", "</think> <answer>", "\\boxed{", "<<", "Level "]
+AFTER = ["", "x", "`\n", "}"]
+GIVEN = {"ground_truth": "1", "truth": "1", "keywords": ["apple", "red"], "arms": ["a"]}  # beside the text
+TEXT_ARGUMENTS = {"response", "answer", "text", "question", "reply", "message"}
+WITH_LIMITS = {"grpo.discovery.verifier.verify_text"}  # in a process with limits
+
+
+def texts() -> Iterator[str]:
+    rng = random.Random(0)
+    for before, unit, after in [*product([""], UNITS, ["x", "`\n"]), *product(BEFORE, [" ", "1", "~"], AFTER)]:
+        yield before + unit * (LENGTH // len(unit)) + after
+    for _ in range(20):
+        yield "".join(rng.choices(UNITS, k=LENGTH // 4))
+
+
+def readers() -> dict[str, Callable[[str], Any]]:
+    """Public functions that take a text first, but for those of the grader, and further readers by name."""
+    found: dict[str, Callable[[str], Any]] = {}
+    for module in pkgutil.walk_packages(grpo.__path__, "grpo."):
+        if module.name.startswith("grpo.grader") or module.name.endswith("__main__"):
+            continue
+        for name, function in inspect.getmembers(import_module(module.name), inspect.isfunction):
+            first, *others = [*inspect.signature(function).parameters.values(), None]
+            given = {one.name: GIVEN.get(one.name) for one in others if one and one.default is one.empty and one.kind < 2}
+            takes_text = (
+                first and first.name in TEXT_ARGUMENTS and "str" in str(first.annotation) and None not in given.values()
+            )
+            if takes_text and function.__module__ == module.name and name[0] != "_":
+                found[f"{module.name}.{name}"] = partial(function, **given)
+    problem = Problem("1", "apple, red", "apple, red")
+    gsm8k, math = (kind(source=LocalFiles(train="a", validation="b")) for kind in (Gsm8k, Math))
+    row = {"problem": "1 + 1 = ?", "subject": "", "answer": "2"}
+    return found | {
+        "Keyword.verify": lambda text: Keyword(0).verify([text], [problem]),
+        "Keyword.pieces": Keyword(0).pieces,
+        "Format.question_of": CHAT.question_of,
+        "GradedTask.rewrite": lambda text: GradedTask().rewrite(text, "r1_zero", "chat"),
+        "Gsm8k.solution": lambda text: gsm8k.solution(Row("", {"answer": f"{text}#### 1"}, "")),
+        "Math.problem": lambda text: math.problem(Row("", row | {"level": text}, ""), "train", 0),
+    }
+
+
+TEXT_READERS = {name: read for name, read in readers().items() if name not in WITH_LIMITS}
+
+
+@pytest.mark.parametrize("name", TEXT_READERS)
+def test_a_reader_of_text_takes_linear_time(name: str) -> None:
+    for text in ("", *texts()):  # the first call imports what the reader needs
+        start = process_time()
+        with suppress(UserError, ValueError, RecursionError):
+            TEXT_READERS[name](text)
+        assert not text or process_time() - start < SECONDS, text[:20]

@@ -18,15 +18,16 @@ from grpo.evaluation.best_of_n import (
     estimates,
     majority_at_n,
     mean_log_prob,
+    pass_at_k_of,
     pass_at_n,
     ranking_quality,
-    votes_of,
     with_zero_shot,
 )
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.settings import BestOfN
 from grpo.tasks.formats import QUESTION_ONLY
+from grpo.tasks.rewards import votes_of
 
 SAMPLES = 6
 
@@ -143,3 +144,19 @@ def test_a_sample_with_part_of_the_reward_is_not_right() -> None:
     found, expected = (estimates(asked, QUESTION_ONLY, [group(part), group(part)]) for part in (0.6, 0.0))
     assert found == expected
     assert found["n"]["2"]["pass"]["value"] == pytest.approx(0.5)  # 3 of 6 pairs hold the right one
+
+
+def test_pass_at_k_of_checkpoints_by_hand() -> None:
+    """Of four samples the base solves each problem once, and the end half of the problems always: at k = 4 it is behind."""
+    of_base, of_end = [1] * 40, [4] * 20 + [0] * 20
+    records = [
+        {"run": f"e/a/{seed}", "place": place, "step": step, "right": right}
+        for seed in (0, 1, 2)
+        for place, step, right in (("base", 0, of_base), ("end", 8, of_end))
+    ]
+    found = pass_at_k_of([*records, {"run": "e/a/0", "place": "middle", "step": 4, "right": of_end}], 4, [1, 2, 4])
+    values = {place: [one["value"] for one in of["k"].values()] for place, of in found["places"].items()}
+    assert values == {"base": pytest.approx([0.25, 0.5, 1.0]), "end": pytest.approx([0.5] * 3)}  # two runs lack the middle
+    above = found["places"]["end"]["k"]["4"]["above_base"]
+    assert above["value"] == pytest.approx(-0.5) and above["high"] < 0 < found["places"]["end"]["k"]["1"]["above_base"]["low"]
+    assert (found["base_ahead_from"], found["runs"], found["problems"]) == (4, 3, 40)

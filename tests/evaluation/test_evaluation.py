@@ -1,17 +1,22 @@
-"""Evaluation of a checkpoint: chunks, records, examples, and comparison of two evaluations."""
+"""Evaluation of a checkpoint: chunks, records, examples, files; and the handouts' scripts and evaluate_vllm."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from study_parts import activate, changed
 
+from grpo import evaluate_vllm, question_only_reward_fn
 from grpo.common.errors import UserError
 from grpo.common.records import Problem, Rollout, write_records
 from grpo.evaluation import best_of_n, evaluator
@@ -255,3 +260,65 @@ def test_mistakes_are_told_in_one_message_before_anything_is_sampled(
     code, _, told = grpo("evaluate", *arguments.split())
     assert code == 2 and message in told and "Traceback" not in told
     assert not (project / "out").exists()
+
+
+# -------------------------------------------------------------------------------------------------------------- evaluate_vllm
+
+
+ANSWERS = {"1 + 1?": r"\boxed{2}", "1 + 2?": r"\boxed{4}", "1 + 3?": "four"}
+
+
+class Scripted:
+    def generate(self, prompts: list[str], params: Any) -> list[Any]:
+        assert params == "sampling parameters"
+        return [SimpleNamespace(outputs=[SimpleNamespace(text=ANSWERS[prompt])]) for prompt in prompts]
+
+
+def test_four_arguments_evaluate_and_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reward function knows the ground truths, because the handout's four arguments do not include them."""
+    monkeypatch.chdir(tmp_path)
+    truths = dict(zip(ANSWERS, "234", strict=True))
+
+    def reward(response: str, prompt: str) -> dict[str, float]:
+        return question_only_reward_fn(response, truths[prompt])
+
+    records = evaluate_vllm(Scripted(), reward, list(ANSWERS), "sampling parameters")
+    assert [(record["prompt"], record["response"]) for record in records] == list(ANSWERS.items())
+    assert [(record["format_reward"], record["reward"]) for record in records] == [(1, 1), (1, 0), (0, 0)]
+    assert [json.loads(line) for line in Path("data/evaluate_vllm.jsonl").read_text().splitlines()] == records
+    metrics = json.loads(Path("data/evaluate_vllm_metrics.json").read_text())
+    assert list(metrics.pop("categories").values()) == [1, 1, 1]
+    assert metrics == pytest.approx({"format_reward": 2 / 3, "answer_reward": 1 / 3, "reward": 1 / 3})
+    given = evaluate_vllm(Scripted(), question_only_reward_fn, list(ANSWERS), "sampling parameters", ["2", "3", "4"])
+    assert [record.pop("ground_truth") for record in given] == ["2", "3", "4"]
+    assert given == records
+
+
+# -------------------------------------------------------------------------------------------------------------------- scripts
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def script(name: str, path: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a script of the project's folder with this PATH."""
+    command = [sys.executable, name, *arguments]
+    return subprocess.run(command, cwd=ROOT, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False)
+
+
+def test_figures_are_shown_when_the_stage_is_up_to_date(tmp_path: Path) -> None:
+    """A command that does nothing stands for DVC with nothing to do."""
+    dvc = tmp_path / "dvc"
+    dvc.write_text("#!/bin/sh\n")
+    dvc.chmod(0o755)
+    baseline, sampled = (json.loads((ROOT / f"reports/{stage}.json").read_text()) for stage in ("math_baseline", "best_of_n"))
+    shown = script("zero_shot.py", str(tmp_path)).stdout
+    assert all(f"{prompt}: answer reward {values['accuracy']['value']:.3f} (" in shown for prompt, values in baseline.items())
+    shown = script("best_of_n.py", str(tmp_path)).stdout
+    for prompt, values in sampled.items():
+        assert all(f"{prompt}, N = {n}: pass {kinds['pass']['value']:.3f} (" in shown for n, kinds in values["n"].items())
+
+
+def test_without_the_environment_there_is_one_message() -> None:
+    done = script("zero_shot.py", "/nowhere")
+    assert done.returncode == 2 and done.stderr.startswith("dvc is not on PATH.") and "Traceback" not in done.stderr

@@ -17,6 +17,7 @@ from grpo.common.errors import UserError
 from grpo.common.files import write_json
 from grpo.common.records import Problem, write_records
 from grpo.evaluation import evaluator
+from grpo.evaluation.best_of_n import measure_pass_at_k
 from grpo.evaluation.kl import kept_checkpoints, measure_kl, summary
 from grpo.models.checkpoint import load_model, save_checkpoint
 from grpo.study import paths
@@ -107,6 +108,27 @@ def test_a_missing_run_and_one_without_checkpoints_are_told(study: Study) -> Non
         measure_kl(study, NAME)
     assert not paths.KL.exists() and not paths.KL_REPORTS.exists()
     assert [*kept_checkpoints(f"{NAME}/{ARM}/3")] == []
+
+
+def test_base_middle_and_end_are_sampled_on_the_same_problems(study: Study) -> None:
+    """The kept checkpoint nearest to the middle is the start itself, so its samples are those of the base."""
+    for seed in SEEDS:
+        last = paths.CHECKPOINTS / NAME / ARM / str(seed) / "last"
+        shutil.copytree(last.with_name("step-10"), last)
+        write_json(last / "metadata.json", {"step": 10, "prompt": "question_only", "start": paths.model("main").as_posix()})
+    asked = study.evaluation.best_of_n.model_copy(
+        update={"problems": 6, "samples": 4, "n": [1, 4], "checkpoints": [f"{NAME}/{ARM}"]}
+    )
+    study = changed(study, evaluation={"best_of_n": asked, "max_tokens": 8})
+    found = measure_pass_at_k(study, NAME)[ARM]
+    records = [json.loads(line) for line in (paths.PASS_AT_K / f"{NAME}.jsonl").read_text().splitlines()]
+    assert [(one["run"][-1], one["place"], one["step"]) for one in records] == [
+        (str(seed), place, step) for seed in SEEDS for place, step in (("base", 0), ("middle", 2), ("end", 10))
+    ]
+    assert all(len(one["right"]) == 6 and max(one["right"]) <= 4 for one in records)
+    assert records[0]["right"] == records[1]["right"]
+    assert found == json.loads((paths.PASS_AT_K_REPORTS / f"{NAME}.json").read_text())["arms"][ARM]
+    assert [*found["places"]["middle"]["k"]] == ["1", "4"] and found["base_ahead_from"] is None
 
 
 def records_of(runs: dict[str, list[tuple[int, float]]]) -> list[dict[str, Any]]:

@@ -1,10 +1,12 @@
-"""The learner: special batches, clipping, restoring, skipped updates; its gradients are in test_gradients.py."""
+"""The learner: special batches, clipping, restoring, skipped updates, random layers, reads of the device."""
 
 from __future__ import annotations
 
 import copy
 import itertools
 import math
+from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +19,26 @@ from learner_parts import (
     config,
     last_gradients,
     learner_of,
+    log_probs_alone,
     log_softmax_alone,
+    off_policy,
     rollout,
     rollouts,
     rollouts_of,
     updated,
 )
-from model_parts import own_model
+from model_parts import SIZES, own_model
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from training_parts import same_weights, saved_every, scored
+from transformers import AutoConfig
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo.common.errors import UserError
 from grpo.learner.learner import Learner
 from grpo.learner.microbatches import texts_of
+from grpo.models.hugging_face import AutoModelForCausalLM, examine  # it knows the attention that is asked for
 from grpo.study.methods import OBJECTIVES
 from grpo.study.settings import LearnerSettings
 from grpo.training.step import train_on
@@ -84,27 +93,20 @@ def test_an_update_with_a_ratio_beyond_float32_is_taken(model: Any, objective: s
 @pytest.mark.parametrize("pad", [512, -1, None])
 def test_any_token_may_pad(model: Any, pad: int | None) -> None:
     """Also one that the model lacks; the responses are padded together."""
-    learners = [
-        Learner(copy.deepcopy(model), config(), token, LearnerSettings(max_tokens_per_microbatch=99, packing=False))
-        for token in (pad, 3)
-    ]
-    found, expected = ({"gradients": last_gradients(learner)} for learner in learners)
-    for learner in learners:
+    settings, found = LearnerSettings(max_tokens_per_microbatch=99, packing=False), []
+    for token in (pad, 3):
+        learner = Learner(copy.deepcopy(model), config(), token, settings)
+        found.append(last_gradients(learner))
         learner.update(scored(rollouts(), REWARDS, ADVANTAGES))
-    assert relative(found["gradients"], expected["gradients"]) == 0.0
+    assert relative(*found) == 0.0
 
 
 @pytest.mark.parametrize("budget", [None, 24])
 @pytest.mark.parametrize("packing", [True, False], ids=["packed", "padded"])
 def test_a_prompt_without_tokens_is_refused(model: Any, budget: int | None, packing: bool) -> None:
     learner, without = learner_of(model, budget, packing), [*rollouts()[:7], rollout(0, 3, seed=7)]
-    before = weights(learner.model)
-    for use in (
-        learner.update,
-        learner.log_probs,
-        learner.token_entropies,
-        lambda batch: learner.sft_update(texts_of(batch)),
-    ):
+    before, tuned = weights(learner.model), lambda batch: learner.sft_update(texts_of(batch))
+    for use in (learner.update, learner.log_probs, learner.token_entropies, tuned):
         with pytest.raises(UserError, match="prompt 8 of 8 has no tokens"):
             use(scored(without, REWARDS, ADVANTAGES))
     assert relative(weights(learner.model), before) == 0.0
@@ -122,7 +124,12 @@ def test_the_gradient_is_clipped_and_its_norm_before_that_reported(model: Any) -
     assert relative(clipped, {name: g / norm for name, g in unclipped.items()}) < 1e-4
 
 
-def test_the_optimizer_is_the_handouts(model: Any) -> None:
+def test_the_optimizer_is_the_handouts_and_other_settings_reach_it_and_are_recorded(model: Any) -> None:
+    other = {"weight_decay": 0.3, "adam_beta1": 0.5, "adam_beta2": 0.6, "adam_epsilon": 1e-3}
+    for changes, expected in (({}, (0.0, (0.9, 0.95), 1e-8)), (other, (0.3, (0.5, 0.6), 1e-3))):
+        group = learner_of(model, **changes).optimizer.adamw.param_groups[0]
+        assert (group["weight_decay"], group["betas"], group["eps"]) == expected
+        assert other.keys() & config(**changes).model_dump().keys() == changes.keys()
     learner = learner_of(model, learning_rate=2e-3)
     metrics, gradients = updated(learner)
     for name, parameter in model.named_parameters():
@@ -206,11 +213,139 @@ def test_entropy_is_the_mean_over_response_tokens_only(model: Any, steps: int) -
     assert metrics["token_entropy"] == pytest.approx(sum(by_token) / len(by_token), rel=1e-5)
 
 
-def test_settings_of_adamw_reach_it_and_are_recorded_only_where_they_differ(model: Any) -> None:
-    for changes, expected in (({}, (0.0, (0.9, 0.95), 1e-8)), (ADAM, (0.3, (0.5, 0.6), 1e-3))):
-        group = learner_of(model, **changes).optimizer.adamw.param_groups[0]
-        assert (group["weight_decay"], group["betas"], group["eps"]) == expected
-        assert ADAM.keys() & config(**changes).model_dump().keys() == changes.keys()
+# -------------------------------------------------------------------------------------------------------- reads of the device
 
 
-ADAM = {"weight_decay": 0.3, "adam_beta1": 0.5, "adam_beta2": 0.6, "adam_epsilon": 1e-3}
+READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__contains__")
+OF_DATA = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "unique", "bincount", "repeat_interleave")
+
+
+class Calls(TorchFunctionMode):
+    """Counts methods that read a tensor's numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.update([name for name in READS if function is getattr(Tensor, name)])
+        return function(*args, **(kwargs or {}))
+
+
+class Kernels(TorchDispatchMode):
+    """Counts kernels whose output size depends on data, such as indexing with masks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.overloadpacket.__name__
+        masks = name in ("index", "index_put", "index_put_", "_index_put_impl_") and any(
+            index is not None and index.dtype == torch.bool for index in args[1]
+        )
+        self.seen.update([name] if masks or name in OF_DATA else [])
+        return function(*args, **(kwargs or {}))
+
+
+def reads(work: Any) -> Counter[str]:
+    with Calls() as calls, Kernels() as kernels:
+        work()
+    return calls.seen + kernels.seen
+
+
+def test_the_counters_see_what_waits() -> None:
+    x, mask = torch.arange(3.0), torch.tensor([True, False, True])
+    found = reads(lambda: (x[mask].sum().item(), x.tolist(), bool(mask.any()), x.cpu(), x.masked_fill(mask, 0)[mask]))
+    assert [found[name] for name in ("item", "tolist", "__bool__", "cpu", "index")] == [1, 1, 1, 1, 2]
+
+
+@pytest.mark.parametrize(("budget", "own"), [(25, False), pytest.param(25, True, marks=pytest.mark.nightly), (None, True)])
+def test_an_update_reads_once_whatever_its_size(fresh_model: Any, budget: int | None, own: bool) -> None:
+    """(With padded microbatches, transformers' models read one number each, to detect their own packing.)"""
+    for copies in (1, 4):
+        sizes = {"train_batch_size": 8 * copies, "rollout_batch_size": 8 * copies, "gradient_accumulation_steps": 4 * copies}
+        model = own_model() if own else fresh_model
+        learner = learner_of(model, budget, **sizes, loss_type="grpo_clip", importance_cap=2.0)
+        batch = rollouts(LENGTHS * copies)
+        batch = scored(batch, REWARDS.repeat(copies), ADVANTAGES.repeat(copies), off_policy(learner, batch))
+        assert sum(1 for _ in learner._microbatches(learner.model, texts_of(batch))) >= 2 * copies
+        assert reads(lambda: learner.update(batch)) == {"tolist": 1}  # noqa: B023 - called at once
+        assert reads(lambda: learner.sft_update(texts_of(batch))) == {"tolist": 1}  # noqa: B023
+        assert reads(lambda: learner.log_probs(batch)) == {"cpu": 1}  # noqa: B023
+
+
+# --------------------------------------------------------------------------- models that draw random numbers in training mode
+
+
+TWO_LAYERS = {"num_layers": 2, "attention_heads": 4, "d_model": 32, "ffn_dim": 64}
+RANDOM: dict[str, dict[str, Any]] = {  # with dropout, dropped layers or noise in the router, most of them by default
+    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32, "layerdrop": 0.5},
+    "biogpt": {"layerdrop": 0.5},
+    "xglm": {**TWO_LAYERS, "layerdrop": 0.5},
+    "seed_oss": {"head_dim": 8, "residual_dropout": 0.5},
+    "gpt_bigcode": {"n_inner": 64},
+    "bloom": {"hidden_dropout": 0.5},
+    "falcon": {"hidden_dropout": 0.5},
+    "mixtral": {"router_jitter_noise": 0.5},
+    "phimoe": {"router_jitter_noise": 0.01, "input_jitter_noise": 0.5},  # the first is used in evaluation, too
+}
+# Falcon's layers read this from the configuration, which is the model's own and is saved with it.
+CANNOT_CHECKPOINT = {"falcon"}
+
+
+def random_model(kind: str) -> Any:
+    torch.manual_seed(0)
+    values = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **SIZES, **RANDOM[kind]}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, vocab_size=512, **values))
+    rows = torch.arange(40).reshape(2, 20)
+    with torch.no_grad():
+        assert not torch.equal(model.train()(rows).logits, model.eval()(rows).logits)  # else nothing is tried
+    before = torch.random.get_rng_state()
+    model.traits = examine(model)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    return model
+
+
+def made(model: Any, checkpointing: bool = False, packing: bool = True) -> Learner:
+    settings = LearnerSettings(max_tokens_per_microbatch=200, gradient_checkpointing=checkpointing, packing=packing)
+    return Learner(model, config(loss_type="grpo_clip"), 0, settings)
+
+
+@pytest.mark.parametrize(("kind", "packing"), [*((kind, False) for kind in RANDOM), ("mixtral", True)])
+def test_nothing_is_random_where_a_model_is_trained(kind: str, packing: bool) -> None:
+    """Log-probabilities are those of evaluation mode, and where weights have not moved each ratio is exactly 1."""
+    model = random_model(kind)
+    theirs, batch = copy.deepcopy(model), rollouts()
+    learner = made(model, packing=packing)
+    model.train()
+    found = learner.log_probs(batch)
+    for one, log_probs in zip(batch, found, strict=True):
+        assert torch.allclose(log_probs, log_probs_alone(theirs, one), atol=1e-5)
+    model.train()
+    update = learner.update(scored(batch, REWARDS, ADVANTAGES, found))
+    assert update["ratio_min"] == update["ratio_max"] == 1.0 and update["clip_fraction"] == 0.0
+
+
+def count(calls: list[int], which: int, *_: Any) -> None:
+    calls[which] += 1
+
+
+@pytest.mark.parametrize("kind", RANDOM)
+def test_gradient_checkpointing_changes_nothing_or_is_refused(kind: str) -> None:
+    """It needs layers in training mode: their gradients are those of evaluation mode, and each layer computes twice."""
+    batch, gradients, calls = rollouts(), [], [0, 0]
+    for checkpointing in (False, True):
+        model = random_model(kind)
+        if checkpointing and kind in CANNOT_CHECKPOINT:
+            with pytest.raises(UserError, match=r"learner\.gradient_checkpointing: .* Set it to false\."):
+                made(model, checkpointing)
+            return
+        learner = made(model, checkpointing)
+        layer = next(module for module in model.modules() if isinstance(module, GradientCheckpointingLayer))
+        next(layer.children()).register_forward_pre_hook(partial(count, calls, checkpointing))
+        gradients.append(last_gradients(learner))
+        learner.sft_update(texts_of(batch))
+    assert calls[1] == 2 * calls[0] > 0
+    for name, gradient in gradients[0].items():
+        assert torch.equal(gradients[1][name], gradient), name

@@ -1,16 +1,23 @@
-"""The objective's pure functions against numbers worked out by hand and against torch."""
+"""The objective's pure functions, the handouts' and published ones, against numbers worked out by hand and torch."""
 
 from __future__ import annotations
 
+import copy
 import math
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from learner_parts import ADVANTAGES, LENGTHS, REWARDS, config, learner_of, rollouts
+from pydantic import ValidationError
 from torch import Tensor
 from torch.testing import assert_close
+from training_parts import scored
 
 from grpo.common.errors import UserError
 from grpo.handouts import (
@@ -23,8 +30,16 @@ from grpo.handouts import (
     sft_microbatch_train_step,
 )
 from grpo.learner.advantages import normalize_within_groups, reward_statistics
+from grpo.learner.kl import estimate_kl, kl_term
+from grpo.learner.learner import Learner
+from grpo.learner.losses import LOSSES, LossInputs
 from grpo.learner.masking import masked_normalize, response_weights
 from grpo.learner.microbatches import pad_and_shift
+from grpo.learner.mismatch import importance_weights, mismatch
+from grpo.models.lora import add_adapters
+from grpo.study.methods import OBJECTIVES, GrpoConfig, Lora, apply_overrides, resolved
+from grpo.study.settings import LearnerSettings
+from grpo.tasks.rewards import soft_overlong_punishment
 
 LOSS_TYPES = ["no_baseline", "reinforce_with_baseline", "grpo_no_clip", "grpo_clip"]
 
@@ -74,17 +89,14 @@ def test_length_normalization_example_of_the_handout() -> None:
 # -------------------------------------------------------------------------------------------- tokens, log-probs, entropy
 
 
-def test_an_end_of_text_token_that_was_sampled_counts_although_it_is_also_the_padding() -> None:
-    result = pad_and_shift([[5], [5, 6]], [[7, 0], [7, 8, 9]], pad_token_id=0)
-    assert result["labels"].tolist() == [[7, 0, 0, 0], [6, 7, 8, 9]]
-    assert result["response_mask"].int().tolist() == [[1, 1, 0, 0], [0, 1, 1, 1]]
-
-
 @pytest.mark.parametrize("offset", [1e4, -1e4])
-def test_entropy_of_huge_logits(offset: float) -> None:
+def test_entropy_of_huge_logits_and_an_end_of_text_that_is_also_the_padding(offset: float) -> None:
     assert_close(compute_entropy(tensor([0.0, 0.0]) + offset), tensor(math.log(2)), atol=2e-3, rtol=0)
     one_apart = 0.0 if offset > 0 else math.log(3)
     assert_close(compute_entropy(tensor([offset, 0.0, 0.0, 0.0])), tensor(one_apart), atol=2e-3, rtol=0)
+    result = pad_and_shift([[5], [5, 6]], [[7, 0], [7, 8, 9]], pad_token_id=0)  # it was sampled, so it counts
+    assert result["labels"].tolist() == [[7, 0, 0, 0], [6, 7, 8, 9]]
+    assert result["response_mask"].int().tolist() == [[1, 1, 0, 0], [0, 1, 1, 1]]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -103,36 +115,25 @@ def test_response_log_probs_of_a_bfloat16_model_are_float32(temperature: float) 
 # ------------------------------------------------------------------------------------------------------------ advantages
 
 
-@pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, 0.3, 0.7])
-@pytest.mark.parametrize("size", [2, 6, 7, 8])
-def test_a_group_of_equal_rewards_has_no_advantage(reward: float, size: int) -> None:
-    """Exactly zero: AdamW turns any gradient, however small, into a step of full size."""
-    advantages = normalize_within_groups(torch.full((size,), reward), size, 1e-6, True)
-    assert advantages.tolist() == [0.0] * size
-
-
 # Sums of equal numbers in another order; and 1e6, whose neighbours are 1e-10 apart.
 ROUNDED = [[0.1 + 0.2, 0.3, 0.3], [0.7 + 0.1, 0.8, 0.1 + 0.7], [sum([0.1] * 10), 1.0, 1.0], [0.1 + 0.2 - 0.3, 0.0, 0.0]]
 ROUNDED += [[1e6 * x for x in ROUNDED[0]], [-x for x in ROUNDED[1]]]
 
 
-@pytest.mark.parametrize("rewards", ROUNDED)
-@pytest.mark.parametrize("by_std", [True, False])
-def test_rewards_that_differ_by_rounding_are_equal(rewards: list[float], by_std: bool) -> None:
-    assert len(set(rewards)) > 1
-    advantages, metadata = normalized(rewards, 3, 0.0, by_std, "leave_one_out")
-    assert advantages.tolist() == [0.0] * 3 and metadata["zero_signal_fraction"] == 1.0
+@pytest.mark.parametrize(
+    "rewards", [*ROUNDED, *([reward] * size for reward in (0.0, 1.0, 0.1, 0.3, 0.7) for size in (2, 6, 7, 8))]
+)
+@pytest.mark.parametrize("how", [(0.0, True, "leave_one_out"), (0.0, False, "leave_one_out"), (1e-6, True)], ids=str)
+def test_a_group_of_equal_rewards_has_no_advantage(rewards: list[float], how: tuple[Any, ...]) -> None:
+    """Exactly zero: AdamW turns any gradient, however small, into a step of full size. So where they differ by rounding."""
+    advantages, metadata = normalized(rewards, len(rewards), *how)
+    assert advantages.tolist() == [0.0] * len(rewards) and metadata["zero_signal_fraction"] == 1.0
 
 
 @pytest.mark.parametrize("apart", [1e-3, 1e-6, 1e-8])
 def test_rewards_that_differ_by_little_are_not_equal(apart: float) -> None:
     advantages = normalize_within_groups(torch.tensor([0.3, 0.3 + apart], dtype=torch.float64), 2, 0.0, True)
     assert advantages.tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5], rel=1e-5)
-
-
-def test_ragged_rewards_are_refused() -> None:
-    with pytest.raises(UserError, match=r"7 rewards.*groups of 4"):
-        normalize_within_groups(torch.zeros(7), 4, 1e-6, True)
 
 
 def _score(response: str, truth: str) -> dict[str, float]:
@@ -180,9 +181,11 @@ def test_a_response_without_a_reward_counts_in_no_mean(std: bool, baseline: str,
     assert metadata["zero_signal_fraction"] == pytest.approx(2 / 3) and metadata["reward_std"] == pytest.approx(0.5**0.5)
 
 
-def test_without_any_reward_there_is_no_advantage() -> None:
+def test_without_any_reward_there_is_no_advantage_and_no_group_may_be_ragged() -> None:
     advantages, metadata = normalized([NAN] * 4, 2, 1e-6, True)
     assert advantages.tolist() == [0.0] * 4 and math.isnan(metadata["reward"]) and metadata["zero_signal_fraction"] == 1.0
+    with pytest.raises(UserError, match=r"7 rewards.*groups of 4"):
+        normalize_within_groups(torch.zeros(7), 4, 1e-6, True)
 
 
 def test_group_normalized_rewards_and_their_metadata() -> None:
@@ -190,19 +193,10 @@ def test_group_normalized_rewards_and_their_metadata() -> None:
     advantages, raw, metadata = compute_group_normalized_rewards(_score, responses, truths, 2, 1e-6, False)
     assert raw.tolist() == [1, 0, 0, 0, 1, 1]
     assert advantages.tolist() == [0.5, -0.5, 0, 0, 0, 0]
-    scores = metadata.pop("scores")
-    assert [s["format_reward"] for s in scores] == [1, 1, 0, 1, 1, 1]
-    assert metadata == pytest.approx(
-        {
-            "reward": 0.5,
-            "reward_std": 0.5,
-            "reward_min": 0.0,
-            "reward_max": 1.0,
-            "format_reward": 5 / 6,
-            "answer_reward": 0.5,
-            "zero_signal_fraction": 2 / 3,
-        }
-    )
+    assert [s["format_reward"] for s in metadata.pop("scores")] == [1, 1, 0, 1, 1, 1]
+    rewards = {"reward": 0.5, "reward_std": 0.5, "reward_min": 0.0, "reward_max": 1.0}
+    others = {"format_reward": 5 / 6, "answer_reward": 0.5, "zero_signal_fraction": 2 / 3}
+    assert metadata == pytest.approx(rewards | others)
 
 
 # ---------------------------------------------------------------------------------------------------------------- losses
@@ -230,13 +224,6 @@ def test_a_missing_argument_is_named(loss_type: str, missing: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- token weights
-
-
-def test_response_weights_refuse_what_they_cannot_compute() -> None:
-    with pytest.raises(ValueError, match="constant_normalizer"):
-        response_weights(torch.ones(3), "masked_normalize", 3, 3)
-    with pytest.raises(ValueError, match="median"):
-        response_weights(torch.ones(3), "median", 3, 3)
 
 
 # ----------------------------------------------------------------------------------------------------- microbatch steps
@@ -299,3 +286,255 @@ def test_masked_positions_have_no_gradient_in_fine_tuning(masked: float) -> None
     assert (loss.item(), metadata["mean_nll"].item()) == (0.125, 1.0)
     assert policy.grad is not None
     assert policy.grad.tolist() == [[0.0, -0.125, 0.0], [0.0, 0.0, 0.0]]
+
+
+# ------------------------------------------------------------------------------------------------------- published objectives
+
+
+# ------------------------------------------------------------------------------------------------------------- formulas
+
+
+@pytest.mark.parametrize("above", [89.0, 200.0, 3e4])
+@pytest.mark.parametrize("name", ["grpo_clip", "gspo", "cispo", "grpo_no_clip"])
+def test_a_ratio_beyond_float32_is_clipped_like_any_other(name: str, above: float) -> None:
+    """exp(89) is beyond float32. By hand: -min(rho A, 1.2 A) for CISPO times log pi; without an advantage nothing, and nothing
+    is learnt from tokens that are clipped; where nothing clips, the gradient points the right way."""
+    old = torch.tensor([[-above - 1.0], [-above - 1.0], [-above - 1.0], [-1.0]])
+    log_probs, advantages = torch.full((4, 1), -1.0).requires_grad_(), torch.tensor([[2.0], [0.0], [-2.0], [-2.0]])
+    inputs = LossInputs(log_probs, old, advantages, advantages, torch.ones(4, 1, dtype=torch.bool), cliprange=0.2)
+    loss, metrics = LOSSES[name](inputs)
+    loss.sum().backward()
+    assert log_probs.grad is not None and loss.isfinite().all() and log_probs.grad.isfinite().all()
+    clipped = name != "grpo_no_clip"
+    assert loss[0].item() == pytest.approx(-2.4 * (-1.0 if name == "cispo" else 1.0)) if clipped else loss[0] < -1e30
+    assert loss[1].item() == log_probs.grad[1].item() == 0.0
+    expected = {"cispo": [-2.4, 2.4, 2.0], "grpo_no_clip": [-math.inf, math.inf, 2.0]}.get(name, [0.0, math.inf, 2.0])
+    found = [g.item() if abs(g) < 1e30 else math.copysign(math.inf, g) for g in log_probs.grad[[0, 2, 3], 0]]
+    assert found == pytest.approx(expected)
+    assert [each.tolist() for each in metrics.values()] == (
+        [[[True], [name == "cispo"], [name == "cispo"], [False]]] if clipped else []
+    )
+    assert inputs.ratio.isfinite().all()
+
+
+# Of each loss ratios, advantages and clip ranges, and what follows: each token's loss, and the gradient of their sum at the
+# log-probabilities, which is -ratio A where nothing is clipped. Old log-probabilities are -1; a ratio of 0 is no token.
+HALVES, CLIP = [[2.0, 1.0, 0.5]] * 2, {"cliprange": 0.25}
+BY_HAND: dict[str, tuple[str, Any, list[float], dict[str, float], Any, Any]] = {
+    "policy gradient": ("reinforce_with_baseline", [[1, 1]], [3], CLIP, [[3, 3]], [[-3, -3]]),
+    "clipped": ("grpo_clip", HALVES, [3, -1], CLIP, [[-3.75, -3, -1.5], [2, 1, 0.75]], [[0, -3, -1.5], [2, 1, 0]]),
+    "unclipped": ("grpo_no_clip", HALVES, [3, -1], CLIP, [[-6, -3, -1.5], [2, 1, 0.5]], [[-6, -3, -1.5], [2, 1, 0.5]]),
+    # 1.25 lies within 1.3 and above 1.2; below 1 the lower range counts.
+    "clip-higher": ("grpo_clip", [[1.25, 1.5, 0.7], [1.25, 0.9, 0.7]], [2, -1], {"cliprange": 0.2, "cliprange_high": 0.3},
+        [[-2.5, -2.6, -1.4], [1.25, 0.9, 0.8]], [[-2.5, 0, -1.4], [1.25, 0.9, 0]]),
+    # Ratios 4 and 1 of two tokens have the geometric mean 2. Each of the two has the loss -A s, and ds / dlog pi = s / 2.
+    "GSPO": ("gspo", [[4, 1, 0]], [-3], {"cliprange": 0.5}, [[6, 6, 0]], [[6, 6, 0]]),
+    "GSPO, clipped": ("gspo", [[4, 1, 0]], [3], {"cliprange": 0.5, "cliprange_high": 0.75}, [[-5.25, -5.25, 0]], [[0, 0, 0]]),
+    "GSPO without tokens": ("gspo", [[2], [0]], [1, 1], {"cliprange": 2.0}, [[-2], [0]], [[-2], [0]]),
+    # The weight is capped, the gradient stays; without a lower bound. Log-probabilities are log rho - 1.
+    "CISPO": ("cispo", [[0.1, 2, 9]], [2], {"cliprange": 0.2, "cliprange_high": 4.0},
+        [[-0.2 * (math.log(0.1) - 1), -4 * (math.log(2) - 1), -10 * (math.log(9) - 1)]], [[-0.2, -4, -10]]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "ratios", "advantages", "clip", "loss", "gradient"), BY_HAND.values(), ids=BY_HAND)
+def test_a_loss_and_its_gradient_by_hand(
+    name: str, ratios: list[list[float]], advantages: list[float], clip: dict[str, float], loss: Any, gradient: Any
+) -> None:
+    ratio, column = torch.tensor(ratios, dtype=torch.float32), torch.tensor(advantages, dtype=torch.float32)[:, None]
+    old, mask = torch.full_like(ratio, -1.0), ratio > 0
+    log_probs = (old + ratio.clamp(min=1e-9).log()).requires_grad_()
+    found = torch.where(mask, LOSSES[name](LossInputs(log_probs, old, column, column, mask, **clip))[0], 0.0)
+    found.sum().backward()
+    assert_close((found.detach(), log_probs.grad), (torch.tensor(loss).float(), torch.tensor(gradient).float()))
+
+
+def test_every_token_of_the_batch_weighs_alike_and_what_cannot_be_computed_is_refused() -> None:
+    assert_close(response_weights(torch.tensor([4, 0, 1]), "token_mean", 3, 1), torch.full((3,), 0.2))
+    assert response_weights(torch.zeros(2), "token_mean", 2, 1).isfinite().all()
+    assert response_weights(torch.tensor([4, 0, 1]), "masked_mean", 3, 1).tolist() == pytest.approx([1 / 12, 1 / 3, 1 / 3])
+    policy, mask, advantages = torch.full((2, 2), -1.0, requires_grad=True), torch.ones(2, 2), torch.ones(2, 1)
+    how = {"advantages": advantages, "length_normalization": "token_mean"}
+    with pytest.raises(ValueError, match="token_mean needs all 4 lengths"):  # a microbatch does not know the others'
+        grpo_microbatch_train_step(policy, mask, 2, "reinforce_with_baseline", **how)
+    for name, told in (("masked_normalize", "constant_normalizer"), ("median", "median")):
+        with pytest.raises(ValueError, match=told):
+            response_weights(torch.ones(3), name, 3, 3)
+
+
+@pytest.mark.parametrize(("length", "punishment"), [(0, 0.0), (12, 0.0), (13, -0.25), (15, -0.75), (16, -1.0), (20, -1.0)])
+def test_overlong_punishment_by_hand(length: int, punishment: float) -> None:
+    assert soft_overlong_punishment(length, max_tokens=16, buffer=4) == punishment
+
+
+def test_the_kl_terms_gradient_is_that_of_the_reverse_divergence() -> None:
+    """Averaged over a whole vocabulary; its values average to KL(policy || reference)."""
+    generator = torch.Generator().manual_seed(0)
+    logits, other = torch.randn(2, 7, generator=generator, dtype=torch.float64)
+    logits.requires_grad_()
+    policy, reference = logits.log_softmax(0), other.log_softmax(0)
+    divergence = (policy.exp() * (policy - reference)).sum()
+    reverse = (reference.exp() * (reference - policy)).sum()
+    expected = (policy.exp().detach() * kl_term(policy, reference)).sum()
+    assert expected.item() == pytest.approx(divergence.item(), rel=1e-12)
+    found, *exact = (torch.autograd.grad(x, logits, retain_graph=True)[0] for x in (expected, divergence, reverse))
+    assert_close(found, exact[1])
+    assert (exact[0] - exact[1]).norm() > 0.1 * exact[0].norm()
+
+
+# ------------------------------------------------------------------------------------------------------------ the learner
+
+
+def test_kl_in_the_loss_is_to_the_base_below_the_adapters(model: Any) -> None:
+    lora = Lora(rank=2, alpha=4, targets=["q_proj", "v_proj"])
+    start = copy.deepcopy(model)
+    add_adapters(model, lora, seed=0)
+    with torch.no_grad():  # what a run has once it has been trained
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1)
+    learner = Learner(model, config(lora=lora, kl_coefficient=1.0), 0, LearnerSettings(max_tokens_per_microbatch=64))
+    assert learner.reference is None
+    expected = learner_of(start).log_probs(rollouts())
+    assert_close(learner.reference_log_probs(rollouts()), expected, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(torch.cat(learner.log_probs(rollouts())), torch.cat(expected), atol=1e-3)
+
+
+SEEN: list[tuple[Any, ...]] = []
+
+
+def looks_around(inputs: LossInputs, which: dict[str, list[str]]) -> tuple[Tensor, dict[str, Tensor]]:
+    """A loss that records its inputs."""
+    assert which == {"any": ["yaml", "value"]}
+    if inputs.batch_tokens == sum(LENGTHS):  # not the trial's
+        assert inputs.groups is not None and inputs.engine_log_probs is not None
+        rows = zip(inputs.groups, inputs.lengths, inputs.engine_log_probs, inputs.mask, strict=True)
+        SEEN.extend(
+            (group.item(), length.item(), engine[mask].tolist(), inputs.batch_responses) for group, length, engine, mask in rows
+        )
+    return -inputs.log_probs * inputs.advantages, {}
+
+
+@pytest.mark.parametrize("budget", [None, 24])
+def test_a_loss_of_ones_own_sees_the_whole_batch_however_it_is_cut(model: Any, budget: int | None) -> None:
+    options = {"which": {"any": ["yaml", "value"]}}
+    loss = {"loss_type": f"{__name__}:looks_around", "loss_options": options}
+    learner = learner_of(model, budget, **loss, gradient_accumulation_steps=4)
+    batch = scored(rollouts(), REWARDS, ADVANTAGES)
+    for i, rollout in enumerate(batch):
+        rollout.group = i // 4
+        rollout.completion = replace(rollout.completion, log_probs=tuple(float(-i) for _ in rollout.completion.token_ids))
+    seen = sys.modules[__name__].SEEN
+    seen.clear()
+    learner.update(batch)
+    assert sorted(seen) == sorted((i // 4, n, [float(-i)] * n, 8) for i, n in enumerate(LENGTHS))
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+
+
+def test_an_objective_in_an_arm_stands_for_its_settings_and_leaves_none_of_anothers() -> None:
+    assert {tuple(sorted(values)) for values in OBJECTIVES.values()} == {tuple(sorted(OBJECTIVES["grpo"]))}
+    base = GrpoConfig()
+    own = resolved(base, {"objective": "dapo", "cliprange_high": 0.4}, "arm")
+    dapo = apply_overrides(base, own, "arm")
+    assert (dapo.loss_type, dapo.cliprange_high, dapo.length_normalization) == ("grpo_clip", 0.4, "token_mean")
+    after = apply_overrides(dapo, resolved(dapo, {"objective": "dr_grpo"}, "arm"), "arm")
+    assert (after.cliprange_high, after.length_normalization, after.use_std_normalization) == (None, "masked_normalize", False)
+    with pytest.raises(UserError, match=r"arm.objective: no objective 'ppo' \(known: grpo, dr_grpo, dapo, gspo"):
+        resolved(base, {"objective": "ppo"}, "arm")
+
+
+def test_what_is_off_leaves_no_trace_in_a_record() -> None:
+    coefficients = {"cliprange_high": 0.3, "kl_coefficient": 0.1, "entropy_coefficient": 0.1, "warmup_steps": 3}
+    names = {"baseline": "leave_one_out", "lr_scheduler_type": "cosine", "lora": {"rank": 1, "alpha": 32, "targets": None}}
+    on = coefficients | names | {"overlong_buffer": 8, "dynamic_sampling_rounds": 2}
+    off = GrpoConfig().model_dump()
+    assert not on.keys() & off and GrpoConfig(**on).model_dump() == off | on
+
+
+def test_a_studys_file_may_name_an_objective(tmp_path: Path) -> None:
+    from grpo.study.compose import compose
+
+    file = tmp_path / "mine.yaml"
+    file.write_text("extends: mini\ngrpo:\n  # as published\n  objective: gspo\n  cliprange: 1e-3\n")
+    composed = compose(file)["grpo"]
+    assert "objective" not in composed
+    assert (composed["loss_type"], composed["cliprange"], composed["cliprange_high"]) == ("gspo", 1e-3, 4e-4)
+
+
+# ------------------------------------------------------------------------------------------------------------ KL and mismatch
+
+
+NAMES = ["per_token", "per_token_low_variance", "per_sequence", "per_sequence_low_variance"]
+
+
+def tensors(*rows: list[float]) -> list[Tensor]:
+    return [torch.tensor(row) for row in rows]
+
+
+# ---------------------------------------------------------------------------------------------------------- estimates
+
+
+def test_responses_count_by_their_tokens_and_empty_ones_as_responses() -> None:
+    found = estimate_kl(tensors([-1.0, -1.0, -1.0], [-2.0], []), tensors([-2.0, -2.0, -2.0], [-1.0], []))
+    for kind, n in (("per_token", 4), ("per_sequence", 3)):
+        assert found[kind] == pytest.approx((3 - 1) / n)
+        assert found[f"{kind}_low_variance"] == pytest.approx((3 / math.e + math.e - 2) / n)
+    assert estimate_kl(tensors([], []), tensors([], [])) == dict.fromkeys(NAMES, 0.0)
+    # A policy that is the reference has no drift, nor -0.0; of two that are close r^2 / 2 is left, not exp(r) - r - 1.
+    log_probs = list(torch.randn(4, 7, generator=torch.Generator().manual_seed(0)) * 5 - 10)
+    found = estimate_kl(log_probs, [row.clone() for row in log_probs])
+    assert {name: repr(value) for name, value in found.items()} == dict.fromkeys(NAMES, "0.0")
+    policy = torch.tensor([-3.0], dtype=torch.float64)
+    for r in (1e-6, -1e-6):
+        assert estimate_kl([policy], [policy + r])["per_token_low_variance"] == pytest.approx(5e-13, rel=1e-3, abs=0)
+
+
+@pytest.mark.parametrize(("policy", "reference"), [([0.5, 0.5], [0.25, 0.75]), ([0.25] * 4, [0.97, 0.01, 0.01, 0.01])])
+def test_both_estimates_are_the_exact_kl_in_expectation(policy: list[float], reference: list[float]) -> None:
+    """The mean over all tokens, each with the policy's probability; nothing is sampled."""
+    exact = sum(p * math.log(p / q) for p, q in zip(policy, reference, strict=True))
+    by_token = [
+        estimate_kl([torch.tensor([p], dtype=torch.float64).log()], [torch.tensor([q], dtype=torch.float64).log()])
+        for p, q in zip(policy, reference, strict=True)
+    ]
+    for name in NAMES:
+        assert sum(p * found[name] for p, found in zip(policy, by_token, strict=True)) == pytest.approx(exact, abs=1e-12)
+
+
+def test_a_kl_term_beyond_float32_points_the_right_way() -> None:
+    """The reference finds a token exp(200) times as likely: its log-probability is to rise."""
+    log_probs = torch.tensor([-201.0, -1.0], requires_grad=True)
+    term = kl_term(log_probs, torch.tensor([-1.0, -1.0]))
+    term.sum().backward()
+    assert term.isfinite().all() and log_probs.grad is not None and log_probs.grad.isfinite().all()
+    assert log_probs.grad[0] <= -200.0 and log_probs.grad[1] == 0.0
+
+
+# ----------------------------------------------------------------------------------------------------------- mismatch
+
+
+def test_mismatch_by_hand() -> None:
+    found = mismatch(torch.tensor([-1.0, -2.0, -3.0, -0.5]), torch.tensor([-1.05, -1.5, -3.2, -0.5]))
+    assert found["mismatch_mean"].tolist() == pytest.approx([0.05, 0.5, 0.2, 0.0], abs=1e-6)
+    assert found["mismatch_above"].tolist() == [False, True, True, False]
+    assert found["mismatch_kl"].tolist() == pytest.approx([-0.05, 0.5, -0.2, 0.0], abs=1e-6)
+
+
+RATIOS = torch.tensor([[2.0, 0.5, 4.0], [0.25, 0.5, 8.0], [1.5, 2.0, 8.0]])
+# Ratios of responses: 4, and the products 1/8 and 3 of two tokens; their third is none.
+TRUNCATED = {
+    "token_truncate": ([[2.0, 0.5, 3.0], [0.25, 0.5, 3.0], [1.5, 2.0, 3.0]], 3),
+    "sequence_truncate": ([[3.0] * 3, [0.125] * 3, [3.0] * 3], 3),  # a product of 3 is just within
+}
+
+
+@pytest.mark.parametrize("mode", TRUNCATED)
+def test_weights_of_tokens_and_of_responses_by_hand(mode: str) -> None:
+    mask, engine = torch.tensor([[True, True, True], [True, True, False], [True, True, False]]), torch.zeros(3, 3)
+    weights, capped = importance_weights(RATIOS.log(), engine, mask, 3.00001, mode)
+    expected, at_cap = TRUNCATED[mode]
+    assert weights.tolist() == [pytest.approx(row, rel=1e-4) for row in expected] and capped.sum() == at_cap
+    with pytest.raises(ValidationError, match="importance_mode: without importance_cap"):
+        GrpoConfig(importance_mode="sequence_truncate")

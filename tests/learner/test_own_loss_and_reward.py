@@ -1,9 +1,10 @@
-"""The user's own losses, advantages and rewards by import path: inputs, checks of outputs, and settings."""
+"""The user's own losses, advantages and rewards by import path: inputs, checks of outputs, settings, and exceptions in them."""
 
 from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,16 @@ import torch
 from learner_parts import ADVANTAGES, REWARDS, config, flat, last_gradients, learner_of, log_probs_alone, off_policy, rollouts
 from training_parts import scored, setup_of
 
+from grpo.common import imports
 from grpo.common.errors import UserError
+from grpo.common.imports import import_object
 from grpo.common.records import Completion, Problem
 from grpo.learner.advantages import own_advantages
 from grpo.learner.losses import LOSSES, bind_loss, find_loss
 from grpo.study.compose import merge
 from grpo.study.methods import LOSS_TYPES, GrpoConfig, apply_overrides
 from grpo.tasks.rewards import apply_reward
-from grpo.tasks.task import ScoredBatch
+from grpo.tasks.task import ScoredBatch, make_task
 from grpo.training.own_code import require_own_code
 from grpo.training.step import set_advantages
 
@@ -115,11 +118,6 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------------------------------------------------------------ losses
 
 
-def test_every_name_that_a_study_may_use_is_a_loss() -> None:
-    assert tuple(LOSSES) == LOSS_TYPES
-    assert all(find_loss(name) is LOSSES[name] for name in LOSS_TYPES)
-
-
 @pytest.mark.parametrize("budget", [None, 24])
 def test_a_loss_of_ones_own_is_what_the_learner_descends(model: Any, budget: int | None) -> None:
     """-2 rho A is `grpo_no_clip` with twice the loss; its metrics are averaged over the batch's response tokens."""
@@ -147,16 +145,13 @@ def test_a_loss_of_ones_own_is_what_the_learner_descends(model: Any, budget: int
         ("of_my_own:scaled", {"scael": 1.0}, "of_my_own:scaled: got an unexpected keyword argument 'scael'"),
         ("of_my_own:without_metrics", {}, "of_my_own:without_metrics must return each token's loss"),
         ("of_my_own:without_gradient", {}, "must return each token's loss"),
+        ("of_my_own:measures_the_loss", {}, "measures_the_loss measures loss, as the learner does"),  # a name of history.csv
     ],
 )
-def test_a_loss_that_is_none_is_refused(loss_type: str, options: dict[str, float], message: str) -> None:
+def test_a_loss_that_is_none_is_refused(model: Any, loss_type: str, options: dict[str, float], message: str) -> None:
     with pytest.raises(UserError, match=message):
         bind_loss(loss_type, options)
-
-
-def test_a_loss_must_not_measure_under_a_name_that_history_csv_has(model: Any) -> None:
-    with pytest.raises(UserError, match="measures_the_loss measures loss, as the learner does"):
-        learner_of(model, loss_type="of_my_own:measures_the_loss")
+        learner_of(model, loss_type=loss_type)
 
 
 def test_a_loss_sees_the_entropies_of_the_tokens(model: Any) -> None:
@@ -194,6 +189,9 @@ def test_an_advantage_of_ones_own_takes_the_place_of_the_groups_mean() -> None:
     assert advantages_of("of_length") == ([-1.0, 1.0, 0, 0, 0, 0], 2 / 3)
     assert advantages_of("of_length", (1, 1, 2, 2, 3, 6)) == ([0, 0, 0, 0, 1.5, -1.5], 2 / 3)
     abstains, lengths = torch.tensor([[math.nan, 1.0]]), torch.tensor([[1.0, 3.0]])
+    rewards = torch.tensor([[1.0, 0.0]])
+    assert own_advantages("of_my_own:centred", {}, rewards, lengths).tolist() == [0.5, -0.5]
+    assert rewards.tolist() == [[1.0, 0.0]]  # the function has changed a copy
     assert own_advantages("of_my_own:of_length", {}, abstains, lengths).tolist() == [0.0, -1.0]  # whatever is returned for it
 
 
@@ -215,29 +213,29 @@ def test_an_advantage_that_is_none_is_refused_before_the_run(name: str, options:
 # ----------------------------------------------------------------------------------------------------------------- studies
 
 
-@pytest.mark.parametrize(("written", "loss"), [("GRPO-Clip", "grpo_clip"), ("GRPO-No-Clip", "grpo_no_clip")])
-def test_a_study_may_write_a_loss_as_the_handouts_do(written: str, loss: str) -> None:
-    assert apply_overrides(GrpoConfig(), {"loss_type": written}, "arm") == GrpoConfig(loss_type=loss)
-
-
-def test_a_loss_of_ones_own_may_do_without_groups() -> None:
+def test_a_study_may_write_a_loss_as_the_handouts_do_and_one_of_its_own_needs_no_groups() -> None:
     """It may take raw rewards, as `no_baseline` does."""
+    assert tuple(LOSSES) == LOSS_TYPES and all(find_loss(name) is LOSSES[name] for name in LOSS_TYPES)
+    for written, loss in (("GRPO-Clip", "grpo_clip"), ("GRPO-No-Clip", "grpo_no_clip")):
+        assert apply_overrides(GrpoConfig(), {"loss_type": written}, "arm") == GrpoConfig(loss_type=loss)
     GrpoConfig(group_size=1, loss_type="of_my_own:scaled")
     GrpoConfig(group_size=1, loss_type="grpo_clip", advantage="of_my_own:of_length")
     GrpoConfig(group_size=1, loss_type="no_baseline")
 
 
-def test_another_loss_does_not_inherit_the_options() -> None:
-    base = GrpoConfig(loss_type="of_my_own:scaled", loss_options={"scale": 2.0})
-    assert apply_overrides(base, {"loss_type": "grpo_clip"}, "arm").loss_options == {}
-    assert apply_overrides(base, {"loss_type": "of_my_own:scaled"}, "arm").loss_options == {"scale": 2.0}
-    assert apply_overrides(base, {"loss_options": {"scale": 3.0}}, "arm").loss_options == {"scale": 3.0}
-    assert apply_overrides(base, {"cliprange": 0.1}, "arm").loss_options == {"scale": 2.0}
+def test_another_loss_advantage_or_reward_does_not_inherit_from_the_former() -> None:
+    base, own = GrpoConfig(loss_type="of_my_own:scaled", loss_options={"scale": 2.0}), {"loss_type": "of_my_own:scaled"}
+    kept, other = {"scale": 2.0}, {"loss_options": {"scale": 3.0}}
+    for values, options in (({"loss_type": "grpo_clip"}, {}), (own, kept), (other, {"scale": 3.0}), ({"cliprange": 0.1}, kept)):
+        assert apply_overrides(base, values, "arm").loss_options == options
     base = GrpoConfig(advantage="of_my_own:centred", advantage_options={"times": 2.0})
     assert apply_overrides(base, {"advantage": None}, "arm") == GrpoConfig()
     assert apply_overrides(base, {"cliprange": 0.1}, "arm").advantage_options == {"times": 2.0}
     with pytest.raises(UserError, match="advantage_options: without advantage"):
         apply_overrides(base, {"advantage": None, "advantage_options": {"times": 2.0}}, "arm")
+    base, another = GrpoConfig(reward={"answer_reward": 1.0, "of_my_own:reward": 0.5}), {"reward": {"format_reward": 1.0}}
+    assert apply_overrides(base, another, "arm").reward == {"format_reward": 1.0}
+    assert merge({"reward": {"answer_reward": 1.0}}, another) == another
 
 
 # ----------------------------------------------------------------------------------------------------------------- rewards
@@ -286,14 +284,10 @@ def test_several_rewards_are_a_weighted_sum_of_those_that_apply() -> None:
     assert (first, last) == (0.5, 0.25) and type(first) is type(last) is float and math.isnan(abstains)
 
 
-def test_asynchronous_rewards_run_at_the_same_time() -> None:
-    """The first waits for the second."""
+def test_asynchronous_rewards_run_at_the_same_time_in_an_event_loop_of_all_batches() -> None:
+    """The first waits for the second. A client is bound to the loop in which it was made."""
     names = {"of_my_own:waits": 1.0, "answer_reward": 100.0, "of_my_own:is_waited_for": 1.0}
     assert [r["reward"] for r in applied(names).rewards] == [2 + 100 + 10.0, 2 + 25.0, 2 + 0 + 30.0]
-
-
-def test_asynchronous_rewards_share_an_event_loop_with_those_of_other_batches() -> None:
-    """A client is bound to the loop in which it was made."""
     assert [[r["reward"] for r in applied("keeps_a_client").rewards] for _ in range(2)] == [[1.0] * 3] * 2
     with pytest.raises(UserError, match=r"reward: of_my_own:fails: .*CancelledError"):
         applied("fails")
@@ -305,13 +299,6 @@ def test_what_a_reward_does_to_its_lists_no_other_sees() -> None:
     assert [r["reward"] for r in found.rewards] == [1 + 20 + 100.0, 2 + 20 + 25.0, 3 + 20 + 0.0]
     seen = sys.modules["of_my_own"].seen
     assert (seen["prompts"], seen["completion_ids"]) == (PROMPTS, [[0, 5], [1, 6], [2, 7]])
-
-
-def test_another_sum_of_rewards_takes_the_place_of_the_former() -> None:
-    base = GrpoConfig(reward={"answer_reward": 1.0, "of_my_own:reward": 0.5})
-    assert apply_overrides(base, {"reward": {"format_reward": 1.0}}, "arm").reward == {"format_reward": 1.0}
-    another = {"reward": {"format_reward": 1.0}}
-    assert merge({"reward": {"answer_reward": 1.0}}, another) == another
 
 
 @pytest.mark.parametrize(
@@ -326,3 +313,68 @@ def test_another_sum_of_rewards_takes_the_place_of_the_former() -> None:
 def test_a_reward_that_is_none_is_told_with_its_name(name: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         applied(name)
+
+
+# ------------------------------------------------------------------------------------------------------------ code that fails
+
+
+CODE = """\
+import json
+from grpo.tasks import Format, Task
+def reward(completions, **columns): return [{}["level"] for one in completions]
+async def later(completions, **columns): return json.loads("no")
+def advantage(rewards, lengths): return rewards @ lengths
+def loss(inputs): return 1 / 0
+def full(completions, **columns): raise MemoryError
+def ends(completions, **columns): raise SystemExit(0)
+class Fails(Task):
+    formats = {"plain": Format("{question}")}
+    def problems(self, split): return []
+    def verify(self, answers, problems): return [answers[9]]
+class Refuses(Task):
+    def __init__(self): open("rows.txt")
+"""
+ONE_PROBLEM = [Problem("p/0", "1 + 1?", "2")]
+ONE_SCORED = ScoredBatch([{"format_reward": 1.0, "answer_reward": 0.0, "reward": 0.0}], [False])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> None:
+    (tmp_path / "fails_here.py").write_text(CODE)
+    (tmp_path / "fails_at_once.py").write_text("import json\n1 / 0\n")
+    (tmp_path / "no_python.py").write_text("x = 1\ny = = 2\n")
+    imports.search_in(tmp_path)
+
+
+def reward(name: str) -> ScoredBatch:
+    return apply_reward(f"fails_here:{name}", ["A"], [Completion((1,), "a", (0.0,), "stop")], ONE_PROBLEM, ONE_SCORED)
+
+
+ONES = torch.ones(2, 3)
+TASK = {"use": "fails_here:Fails"}
+CASES: list[tuple[Callable[[], object], str, str]] = [
+    (lambda: reward("reward"), "reward: fails_here:reward: ", "fails_here.py:3: KeyError: 'level'"),
+    (lambda: reward("later"), "reward: fails_here:later: ", "fails_here.py:4: JSONDecodeError: "),
+    (lambda: reward("ends"), "reward: fails_here:ends: ", "fails_here.py:8 ends the program (exit code 0)"),
+    (
+        lambda: own_advantages("fails_here:advantage", {}, ONES, ONES),
+        "advantage: fails_here:advantage: ",
+        ".py:5: RuntimeError: ",
+    ),
+    (lambda: bind_loss("fails_here:loss", {}), "loss_type: fails_here:loss: ", "fails_here.py:6: ZeroDivisionError: "),
+    (lambda: make_task(TASK, "tasks.main").score("plain", ONE_PROBLEM, ["2"]), "", "fails_here.py:12: IndexError: "),
+    (lambda: make_task({"use": "fails_here:Refuses"}, "tasks.main"), "tasks.main: ", "fails_here.py:14: FileNotFoundError: "),
+    (lambda: import_object("fails_at_once:x"), "fails_at_once:x: ", "fails_at_once.py:2: ZeroDivisionError: "),
+    (lambda: import_object("no_python:x"), "no_python:x: ", "no_python.py:2: SyntaxError: "),
+]
+
+
+@pytest.mark.parametrize(("call", "begins", "place"), CASES, ids=[place for _, _, place in CASES])
+def test_an_exception_is_told_by_its_place(call: Callable[[], object], begins: str, place: str, folder: None) -> None:
+    """Exhausted memory is no mistake of the code."""
+    with pytest.raises(UserError) as told:
+        call()
+    message = str(told.value)
+    assert message.startswith(begins) and place in message and "\n" not in message
+    with pytest.raises(MemoryError):
+        reward("full")

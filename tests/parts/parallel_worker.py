@@ -1,4 +1,4 @@
-"""What test_parallel computes: in one process when imported, in several under torchrun when run."""
+"""What test_processes computes with whole weights: in one process when imported, in several under torchrun when run."""
 
 from __future__ import annotations
 
@@ -18,12 +18,7 @@ from grpo.study.settings import LearnerSettings
 
 LENGTHS = [[5, 1, 9, 3], [2, 2, 0, 1], [12, 7, 1, 4]]
 VOCABULARY = 50
-BATCH = {
-    "rollout_batch_size": 12,
-    "train_batch_size": 12,
-    "gradient_accumulation_steps": 4,
-    "learning_rate": 1e-2,
-}
+BATCH = {"rollout_batch_size": 12, "train_batch_size": 12, "gradient_accumulation_steps": 4, "learning_rate": 1e-2}
 
 
 def make_model() -> Any:

@@ -20,6 +20,7 @@ DIFFERS = (
     "data/timing",
     "reports/timing.csv",
     "reports/timing.svg",
+    "reports/curves",
     "reports/index.html",
     "reports/writeup.md",
     "reports/kissing_number",

@@ -131,11 +131,14 @@ def store(run: Run, seconds: float = 1.0, alone: bool = False) -> None:
             "phases": {"rollout_s": 5 * seconds, "training_s": 2 * seconds, "evaluation_s": seconds},
             "steps": [{"step": int(number)} | step for number in run.history["step"]],
             "alone": alone,
+            **({} if run.config["same_as"] else {"threads": 2, "device": "cpu"}),  # which only trained runs have
             "same_as": run.config["same_as"],
             "mlflow_run_id": f"id-{seconds:g}",
             "git_commit": f"{seconds:g}" * 40,
             "git_changed": "false",
-            "hardware": {"processor": f"of {seconds:g} GHz"},
+            "hardware": {"processor": f"of {seconds:g} GHz", "cores": 2, "memory_gib": 8, "gpus": []},
+            "started": "2026-01-01T00:00:00+00:00",
+            "finished": "2026-01-01T00:01:00+00:00",
         },
     )
 
@@ -145,7 +148,10 @@ def store_general() -> None:
     problems = [{"id": f"p{i}", "question": "q", "ground_truth": "1", "level": 1 + i % 2} for i in range(PROBLEMS)]
     write_text(paths.validation("main"), _lines(problems))
     part = {"problems": PROBLEMS, "digest": "a"}
-    write_json(paths.dataset_report("main"), {"task": "arithmetic", "train": part, "validation": part})
+    write_json(
+        paths.dataset_report("main"),
+        {"task": "arithmetic", "train": part, "validation": part, "dropped_from_train_as_overlap": []},
+    )
     share = {"value": 0.25, "low": 0.0625, "high": 0.5, "problems": 4}
     counted = {"right": 1, "wrong": 3}
     write_json(

@@ -1,4 +1,4 @@
-"""What test_sharding computes under torchrun: each case with a share of the weights in each process, or with whole ones too."""
+"""What test_processes computes with a share of the weights in each process, or with whole ones too."""
 
 from __future__ import annotations
 

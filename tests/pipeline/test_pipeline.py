@@ -1,4 +1,4 @@
-"""The smoke study for real, from a fresh copy of the repository: what it makes, and what a change makes stale."""
+"""The smoke study for real, from a fresh copy of the repository: what it makes, what is stale, DVC's experiments."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import csv
 import json
 import re
 import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pandas as pd
 import pytest
-from pipeline_parts import ROOT, digests, lock, sh
+from pipeline_parts import ROOT, digests, fresh_clone, lock, sh
 from ruamel.yaml import YAML
 from study_parts import EXPERIMENTS, needed_selections
 
 from grpo.common.yaml_file import parse_yaml
 
 FIGURES = ("overview", "contrasts", "math_baseline", "best_of_n")
-STAGES = 62  # 9 before training, 31 arms, 17 selections, KL, the kissing number, three of the report
+STAGES = 57  # 9 before training, 26 that train, 17 selections, KL, the kissing number, three of the report
 
 
 @pytest.mark.slow
@@ -27,6 +30,7 @@ def test_the_study_makes_what_the_readme_promises(finished):
         "reports/metrics": [f"{name}.json" for name in ("kissing_number", *EXPERIMENTS)],
         "reports/tables": [f"{name}.md" for name in ("zero_shot", "best_of_n", "claims", *EXPERIMENTS)],
         "reports/figures": [f"{name}.svg" for name in (*FIGURES, *EXPERIMENTS)],
+        "reports/curves": ["leaderboard.svg", "grpo_off_policy_sweep_focused.svg", *(f"{name}.csv" for name in EXPERIMENTS)],
         "reports/select": ["grpo_baselines.json"],
         "reports/dataset": ["sft/main.json", "keyword.json"],
         "data/math_baseline": ["r1_zero_examples.md"],
@@ -84,7 +88,7 @@ def test_nothing_is_left_to_do_and_both_tools_draw_the_whole_chain(finished):
     for experiment in EXPERIMENTS:
         assert all(f"select{separator}{experiment}" in text for separator, text in zip("@_", drawn, strict=True))
         for before in needed_selections(experiment)[-1:]:  # whose selection holds the others
-            edge = rf'"select@{before}" -> "train@{experiment}-'
+            edge = rf'"select@{before}" -> "train@{experiment}["-]'
             assert re.search(edge, drawn[0]), edge
 
 
@@ -110,7 +114,12 @@ def test_changed_arms_and_their_selections_are_stale(finished):
         params.write_text(before)
     assert all(f"experiments.{experiment}.arms.{arm}." in difference for experiment, arm, _, _ in CHANGES)
     stale = {line.rstrip(":") for line in lines if line and not line.startswith((" ", "\t"))}
-    of_arms = {stage for experiment, arm, _, _ in CHANGES for stage in (f"train@{experiment}-{arm}", f"select@{experiment}")}
+    of_arms = {f"select@{experiment}" for experiment, _, _, _ in CHANGES}
+    of_arms |= {
+        "train@grpo_learning_rate-1e-3",
+        "train@sft_experiment",
+        "train@grpo_off_policy_sweep_broad",
+    }  # two in one stage
     assert stale == of_arms | {"tables", "training_inputs"}  # which gives each experiment what it gave it before
 
 
@@ -237,3 +246,92 @@ def test_a_fresh_clone_with_pulled_results_makes_the_same_report(finished, tmp_p
     assert reports(reader) == written
     assert digests(reader) == runs
     assert sh(reader, "git", "status", "--porcelain").stdout == ""
+
+
+# ---------------------------------------------------------------------------------------------------------------- through DVC
+
+
+PART = ("expert_iteration_experiment", "grpo_learning_rate", "grpo_keyword_inclusion")
+
+
+@pytest.mark.slow
+def test_dvc_from_scratch_gives_the_same_results(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    fresh_clone(tmp_path)
+    sh(tmp_path, "dvc", "repro", "math_baseline", *(f"select@{experiment}" for experiment in PART))
+    finished = request.getfixturevalue("finished")  # only now: meanwhile another process may be making it
+    made, files = lock(tmp_path), digests(tmp_path)
+    assert len(made) == 13 and made.items() <= lock(finished).items()
+    assert {name.split("/")[2] for name in files} == set(PART) and files.items() <= digests(finished).items()
+
+
+# --------------------------------------------------------------------------------------------------------- experiments of DVC
+
+
+SEEDS = {"here": 2, "apart": 3, "queued": 4}  # the setting that each experiment changes
+STAGE = "kissing_number"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Iterator[Path]:
+    """A clone whose code says where it is, so that it can be told from the code that is installed."""
+    folder = fresh_clone(tmp_path)
+    with (folder / "grpo/commands/kissing_search.py").open("a") as file:
+        file.write('\nprint("the code of", __file__)\n')
+    sh(folder, "git", "commit", "-qam", "its own code")
+    yield folder
+    sh(folder, "dvc", "queue", "stop", "--kill", check=False)
+
+
+def experiment(folder: Path, name: str, *how: str) -> str:
+    """What `dvc exp run` prints."""
+    return sh(folder, "dvc", "exp", "run", *how, "-n", name, "-S", f"+kissing_number.seed={SEEDS[name]}", STAGE).stdout
+
+
+@pytest.mark.nightly
+def test_runs_of_experiments_are_kept_wherever_they_ran(workspace: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    experiment(workspace, "here")
+    sh(workspace, "git", "checkout", "-q", ".")
+    copy = f"the code of {workspace}/.dvc/tmp/exps/"
+    assert copy in experiment(workspace, "apart", "--temp")
+    experiment(workspace, "queued", "--queue")
+    sh(workspace, "dvc", "queue", "start")
+    deadline = time.monotonic() + 600
+    while "Running" in (status := sh(workspace, "dvc", "queue", "status").stdout) or "Queued" in status:
+        assert time.monotonic() < deadline, status
+        time.sleep(2)
+    assert status.count("Success") == 1, status
+    assert copy in sh(workspace, "dvc", "queue", "logs", "queued").stdout
+
+    client = MlflowClient(f"sqlite:///{workspace}/mlflow.db")
+    everywhere = [experiment.experiment_id for experiment in client.search_experiments()]
+    runs = client.search_runs(everywhere, f"tags.experiment = '{STAGE}'")
+    found = {run.data.tags["dvc_experiment"]: run for run in runs}
+    assert set(found) == set(SEEDS) and len(runs) == len(SEEDS)
+    rows = json.loads(sh(workspace, "dvc", "exp", "show", "--json").stdout)
+    (committed,) = (row for row in rows if row["rev"] != "workspace")
+    shown = {one["name"]: one["data"] for experiment in committed["experiments"] for one in experiment["revs"]}
+    for name, run in found.items():
+        assert run.info.status == "FINISHED"
+        assert run.data.params["seed"] == str(SEEDS[name])
+        assert {file.path for file in client.list_artifacts(run.info.run_id)} == {"conversation_log.json", "program.py"}
+        data = shown[name]
+        assert data["params"]["params.yaml"]["data"]["kissing_number"]["seed"] == SEEDS[name]
+        measured = data["metrics"]["reports/metrics/kissing_number.json"]["data"]["end"]
+        assert measured == run.data.metrics["best_with_committed_program"]
+
+
+@pytest.mark.nightly
+def test_a_hyperparameter_and_a_value_of_an_arm_can_be_set(finished: Path, tmp_path: Path) -> None:
+    folder, name = shutil.copytree(finished, tmp_path / "clone", symlinks=True), "grpo_keyword_inclusion"
+    yaml = YAML()
+    params = yaml.load(folder / "params.yaml")
+    del params["experiments"][name]["arms"]["grpo"]["learning_rate"]  # so that the study's own holds
+    yaml.dump(params, folder / "params.yaml")
+    sh(folder, "git", "commit", "-qam", "the study's rate")
+
+    settings = ("grpo.learning_rate=2e-4", f"experiments.{name}.arms.grpo.n_grpo_steps=2")
+    sh(folder, "dvc", "exp", "run", *(part for setting in settings for part in ("-S", setting)), f"select@{name}")
+    config = yaml.load(folder / f"data/runs/{name}/grpo/0/config.yaml")["config"]
+    assert (config["n_grpo_steps"]["value"], config["learning_rate"]["value"]) == (2, 2e-4)

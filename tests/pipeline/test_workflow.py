@@ -591,7 +591,7 @@ def test_an_edit_of_arms_and_seeds_makes_its_stages(study: Path, monkeypatch: py
     with pytest.raises(UserError, match="is not that of params"):
         load_study()
     plan, _ = planned(study, monkeypatch)
-    assert "train@grpo_baselines-new" in plan and "train@grpo_colocate-one_update-1" in plan
+    assert "train@grpo_baselines-new" in plan and "train@grpo_colocate" in plan
     assert "train@grpo_colocate-one_update-2" not in plan
     assert load_study().seeds == [0, 1]
 

@@ -118,7 +118,7 @@ def test_the_default_studys_comments_are_filled_from_its_record(monkeypatch: pyt
     monkeypatch.chdir(Path(__file__).parents[2])
     found = read(json.loads(paths.RECORD.read_text()), study="mini", folder="studies")
     assert len(found) > 10 and not any("{{" in text for text in found.values())
-    assert re.search(r"\d\.\d{3} \(\d\.\d{3} to \d\.\d{3}\)", found["grpo_lora"])
+    assert re.search(r"\d\.\d{3} \(\d\.\d{3} to \d\.\d{3}\)", found["grpo_baselines"])
 
 
 def test_the_handouts_questions_are_listed_by_the_names_of_comments() -> None:

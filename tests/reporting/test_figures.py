@@ -33,6 +33,7 @@ from grpo.reporting.charts import (
     over_runs,
     panels,
     save_figure,
+    styles,
     values_of,
 )
 from grpo.reporting.figures import (
@@ -42,6 +43,7 @@ from grpo.reporting.figures import (
     draw_overview,
     draw_rates,
     draw_zero_shot,
+    looks_of,
 )
 from grpo.results.runs import Run
 from grpo.study import paths
@@ -174,6 +176,10 @@ def entry(*arms: dict[str, Any]) -> dict[str, Any]:
     return {"arms": list(arms), "winner": "a", "leader": "a", "title": "t", "method": "grpo", "kl": None}
 
 
+def draw(found: dict[str, Any], runs: dict[str, list[Run]]) -> tuple[Figure, Figure | None]:
+    return draw_experiment(found, runs, styles([one["label"] for one in found["arms"]]))
+
+
 def titles(figure: Figure) -> list[str]:
     return [axes.get_title(loc="left") for axes in figure.axes]
 
@@ -182,18 +188,43 @@ def test_an_experiment_shows_the_chosen_arms_and_what_the_handouts_ask_for() -> 
     logged = {"loss": 0.5, "train/answer_reward": 0.5}
     runs = {"a": [made_up("a", 1, **logged)], "b": [made_up("b", 2, **logged)], "tried": [made_up("tried", 9, **logged)]}
     found = entry(arm("a", 0.5), arm("b", 0.4), arm("tried", 0.3, chosen=False))
-    figure = draw_experiment(found, runs)
-    asked = (ANSWER, "token_entropy", "val/response_length", NORM, "train/answer_reward", "loss")
+    figure, training = draw(found, runs)
+    asked = (ANSWER, "token_entropy", "val/response_length", NORM)
     assert titles(figure) == [TITLES[name] for name in asked] and len(figure.axes[0].lines) == 2
-    assert inside(figure)
+    assert training is not None and titles(training) == [TITLES[name] for name in ("train/answer_reward", "loss")]
+    assert inside(figure) and inside(training)
+    started = entry(arm("a", 0.5), arm("b", 0.4, overrides={"start_from": "sft/all/last"}))
+    assert "val/format_reward" not in asked and TITLES["val/format_reward"] in titles(draw(started, runs)[0])
 
 
 def test_the_reward_that_compares_runs_is_the_one_whose_training_is_shown() -> None:
     own = made_up("a", 1, **{"train/answer_reward": 0.25, "train/reward": 0.5})
     run = replace(own, metric="reward", validation=own.validation.assign(**{"val/reward": 0.5}))
-    figure = draw_experiment(entry(arm("a", 0.5)), {"a": [run]})
-    assert {"reward, validation", "reward, training"} <= set(titles(figure))
-    assert not any("answer reward" in title for title in titles(figure))
+    figure, training = draw(entry(arm("a", 0.5)), {"a": [run]})
+    assert training is not None and titles(training) == ["reward, training"]
+    assert "reward, validation" in titles(figure) and not any("answer reward" in title for title in titles(figure))
+    own.config["config"]["reward"] = {"value": "mine:reward", "from": "arm a"}  # of one arm: beside the reward that compares
+    figure, training = draw(entry(arm("a", 0.5)), {"a": [replace(own, validation=run.validation)]})
+    assert titles(figure)[:2] == [TITLES[ANSWER], "reward, validation"]
+    assert training is not None and titles(training) == [TITLES["train/answer_reward"], "reward, training"]
+
+
+def test_an_arm_has_one_colour_on_the_page() -> None:
+    """Arms that share runs, or a label but for its rate, are one setting; within an experiment no two arms look alike."""
+    sweep = entry(arm("x", 0.1, label="4 epochs × 16, rate 1e-4"), *(arm(f"s{i}", 0.1) for i in range(7)))
+    record = {
+        "experiments": {
+            "e": entry(arm("a", 0.5), arm("b", 0.4)),
+            "f": entry(arm("c", 0.5, same_as=["e/b/0", "e/b/1"]), arm("d", 0.4)),
+            "g": sweep,
+            "h": entry(arm("best", 0.5, label="GRPO, 4 epochs × 16"), arm("c", 0.4)),
+        }
+    }
+    found = looks_of(record)
+    assert found["e"]["b"] == found["f"]["c"] == found["h"]["c"]
+    assert found["g"]["4 epochs × 16, rate 1e-4"] == found["h"]["GRPO, 4 epochs × 16"] != found["e"]["b"]
+    assert all(len({str(look) for look in looks.values()}) == len(looks) for looks in found.values())
+    assert found["e"]["b"] not in found["g"].values()  # the most frequent one's colour is no other's
 
 
 def test_the_kl_of_kept_checkpoints_is_drawn_over_steps_and_beside_the_reward() -> None:
@@ -202,7 +233,7 @@ def test_the_kl_of_kept_checkpoints_is_drawn_over_steps_and_beside_the_reward() 
 
     steps = [{"step": step, "per_token": of(step / 100), "answer_reward": of(0.1 + step / 50)} for step in (0, 8, 16)]
     found = entry(arm("a", 0.5)) | {"kl": {"a": steps}}
-    over_steps, over_kl = draw_experiment(found, {"a": [made_up("a", 1)]}).axes[-2:]
+    over_steps, over_kl = draw(found, {"a": [made_up("a", 1)]})[0].axes[-2:]
     assert over_steps.lines[0].get_xydata().tolist() == [[0, 0.0], [8, 0.08], [16, 0.16]]  # type: ignore[union-attr]
     assert over_kl.lines[0].get_ydata() == pytest.approx([0.1, 0.26, 0.42])
 

@@ -119,6 +119,25 @@ def test_the_headline_is_chosen_by_the_problems_that_do_not_judge(general: Path,
     assert found["headline"]["value"] == pytest.approx(0.5) and found["headline"]["problems"] == 100
 
 
+def test_a_study_of_ones_own_leads_with_its_experiment_and_its_names(general: Path, mini_study: Study) -> None:
+    """Though another one ends higher. Arms of the handouts are named by what they are, an author's by the author."""
+    study = mini_study.model_copy(update={"by_design": ["always", {"own": "with it"}, {LORA: "without it"}]})
+    other = {"loss_type": "no_baseline", "reward": "mine:partial"}
+    own = [*both_seeds("exact", 0.1, 0.5, experiment="own"), *both_seeds("partial", 0.1, 0.6, experiment="own", values=other)]
+    found = record_of(study, *both_seeds("1e-4", 0.1, 0.9), *both_seeds("3e-4", 0.1, 0.8, values={"learning_rate": 3e-4}), *own)
+    assert found["headline"]["experiment"] == "own" and found["headline"]["label"] == "partial"
+    labels = {name: [arm["label"] for arm in entry["arms"]] for name, entry in found["experiments"].items()}
+    assert labels == {SWEEP: ["rate 1e-3", "rate 3e-4"], "own": ["exact", "partial"]}
+    assert found["by_design"] == ["always", "with it"]
+    assert found["experiments"]["own"]["settings"] == {
+        "learning_rate": [1e-3], "loss_type": [None, "no_baseline"], "reward": [None, "mine:partial"]
+    }  # fmt: skip
+    rows = tables_of(found)["settings"].splitlines()
+    assert rows[-1].count("mine:partial") == 1 and "exact: nothing; partial: nothing" in rows[-1]
+    timing = pd.DataFrame({"run": ["own/exact/0"], "total_s": [3.0]})
+    assert report_card(found, timing).count("| own: ") == 2
+
+
 def test_the_report_card_has_each_method_and_samples_are_bounded(general: Path, mini_study: Study) -> None:
     counts = {"metrics": {"examples": 8}, "values": {"filtered": False}}
     found = record_of(mini_study, *both_seeds("a", 0.1, 0.5), *both_seeds("all", 0.1, 0.75, experiment=SFT, **counts))
@@ -189,7 +208,8 @@ def test_only_the_files_of_times_differ_between_machines(
         made[seconds] = files(Path("reports"))
     first, second = made.values()
     assert first.keys() == second.keys()
-    assert {name for name, content in first.items() if second[name] != content} == {"timing.csv", "timing.svg"}
+    of_times = {"timing.csv", "timing.svg", f"curves/{SWEEP}.csv"}
+    assert {name for name, content in first.items() if second[name] != content} == of_times
     assert {"record.json", "results.csv", "summary.json", f"figures/{SWEEP}.svg", f"tables/{SWEEP}.md"} <= first.keys()
     record = json.loads(first["record.json"])
     assert winner_of(record["experiments"][SWEEP])["label"] == record["headline"]["label"] == "rate 3e-4"
@@ -200,15 +220,16 @@ def test_the_committed_record_gives_the_committed_tables() -> None:
     """Byte for byte: arms, starts that differ, rates, zero-shot outcomes, estimates from samples, and claims."""
     found = tables_of(json.loads((ROOT / paths.RECORD).read_text()))
     committed = {path.stem: path.read_text() for path in (ROOT / paths.TABLES).glob("*.md")}
-    assert found == committed and {"zero_shot", "best_of_n", "claims", f"{LORA}-rates"} <= found.keys()
+    assert found == committed and {"zero_shot", "best_of_n", "claims", f"{SWEEP}"} <= found.keys()
 
 
-def test_tasks_of_a_mixture_are_measured(workdir: Path, mini_study: Study) -> None:
+def test_tasks_of_a_mixture_are_measured(workdir: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     """Means of two seeds at the first and the last value; a task that was not drawn has none."""
+    monkeypatch.syspath_prepend(ROOT / "examples")
     store_general()
     sums = {"use": "arithmetic", "train_size": 8, "validation_size": 8, "levels": 1, "seed": 0}
     study = study_of(mini_study, **{LORA: {"a": {}}})
-    study = with_values(study, {"tasks.main": {"use": "mixture", "tasks": {"easy": sums, "rare": sums}}})
+    study = with_values(study, {"tasks.main": {"use": "mixture_task:Mixture", "tasks": {"easy": sums, "rare": sums}}})
     nan = float("nan")
     columns = [{"val/easy/answer_reward": [0.25 * seed, nan, 0.25 * seed], "val/rare/answer_reward": nan} for seed in (0, 1)]
     runs = [run("a", [0.0, 0.5, 1.0], seed, LORA, validation=columns[seed]) for seed in (0, 1)]
@@ -233,4 +254,4 @@ def test_results_and_summary(workdir: Path, mini_study: Study) -> None:
     assert rows.loc[("b", 0), "max/gradient_norm"] == 7.0 and rows.loc[("a", 1), "last/token_entropy"] == 0.1
     write_tables(study, found)
     assert json.loads(paths.SUMMARY.read_text()) == {"end": 0.5, "winner": LORA, "zero_shot": 0.25}
-    assert {path.stem for path in paths.TABLES.iterdir()} == {LORA, "zero_shot"}
+    assert {path.stem for path in paths.TABLES.iterdir()} == {LORA, "zero_shot", "settings"}

@@ -13,8 +13,11 @@ from report_parts import run, store, study_of
 from study_parts import with_values
 
 from grpo.common.errors import UserError
-from grpo.reporting.timing import draw_timing, steady_steps, timing_table, write_timing
+from grpo.reporting.charts import styles
+from grpo.reporting.curves import curves_table, draw_over_seconds
+from grpo.reporting.timing import core_seconds, draw_timing, steady_steps, timing_table, write_timing
 from grpo.reporting.writeup import cost
+from grpo.results.runs import by_arm, read_runs
 from grpo.study import paths
 from grpo.study.kept import stages_in_lock
 from grpo.study.schema import Study
@@ -74,7 +77,7 @@ def test_a_row_for_each_run(study: Study) -> None:
     taken = rows.loc[f"{COLOCATE}/same/0"]
     assert (taken["total_s"], taken["mlflow_run_id"], taken["same_as"]) == (20.0, "id-0", f"{COLOCATE}/one/0")
     assert (first["lock"], taken["lock"]) == ("abc.dir", "") and str(first["commit"]) == "2" * 10
-    assert json.loads(first["hardware"]) == {"processor": "of 2 GHz"} and json.loads(first["software"]) == {"torch": "2.0"}
+    assert json.loads(first["hardware"])["processor"] == "of 2 GHz" and json.loads(first["software"]) == {"torch": "2.0"}
     gpus = study.resources[study.experiments[COLOCATE].resources].gpus
     assert first["gpu_hours"] == pytest.approx(20 / 3600 * gpus, abs=1e-4)
 
@@ -99,23 +102,36 @@ def test_speed_is_compared_with_the_first_arm_in_one_process(study: Study) -> No
         ("2.000", "4", ""),  # taken over from it
         ("1.000", "8", "0.125"),
     ]
-    assert [row["speedup over 1 epoch × 8"] for row in found] == ["1.00", "1.00", "2.00"]
+    assert [row["speedup over one"] for row in found] == ["1.00", "1.00", "2.00"]
     timing = pd.read_csv(paths.TIMING_TABLE)
     tuned = timing.iloc[:1].assign(experiment="sft_experiment", label="all examples", samples=0, samples_per_s=math.nan)
     with_tuned = timing_table(pd.concat([tuned, timing]))  # the first row samples nothing, so nothing is compared with it
-    assert "nan" not in with_tuned and "speedup over 1 epoch × 8" in with_tuned and "| 2.00 |" in with_tuned
+    assert "nan" not in with_tuned and "speedup over one" in with_tuned and "| 2.00 |" in with_tuned
     nobody = timing.assign(alone=False)
     assert timing_table(nobody) == ""
 
 
 def test_the_figure_has_runs_that_had_the_machine_alone(study: Study) -> None:
-    _, colocated, bars, apart = draw_timing(study).axes
+    _, bars = draw_timing(study).axes
     assert [text.get_text() for text in bars.get_yticklabels()] == [
         "GRPO, 1 epoch × 8: generator",
         "GRPO, 1 epoch × 8: learner",
     ]
-    assert [list(line.get_xdata()) for line in apart.lines] == [[0.0, 8.0]]  # eight steps of a second
-    assert {tuple(line.get_xdata()) for line in colocated.lines} == {(0.0, 16.0)}
+
+
+def test_curves_over_core_seconds(study: Study) -> None:
+    """Eight steps of 2 s on two cores; an asynchronous run has two processes. What a run took over has that run's seconds."""
+    of = {name: by_arm(read_runs(study, name)) for name in (COLOCATE, ASYNCHRONOUS)}
+    assert core_seconds(of[COLOCATE]["same"][0]).loc[[0, 4, 8]].tolist() == [0.0, 16.0, 32.0]
+    assert core_seconds(of[ASYNCHRONOUS]["lag_1"][0]).loc[8] == 32.0
+    table = curves_table(read_runs(study, COLOCATE))
+    columns = ["arm", "seed", "step", "answer_reward", "format_reward", "response_length", "token_entropy", "gradient_norm"]
+    assert [*table.columns] == [*columns, "core_seconds"] and len(table) == 8
+    assert table.iloc[1].tolist() == ["one", 0, 8, 0.5, 1.0, 20.0, 0.5, 0.25, 32.0]
+    assert table["token_entropy"].isna().tolist() == [True, False] * 4  # before training there is none
+    arms = [{"arm": arm, "label": arm, "chosen": True} for arm in of[COLOCATE]]
+    (axes,) = draw_over_seconds({"arms": arms}, of[COLOCATE], styles(of[COLOCATE])).axes
+    assert [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines] == [([0.0, 32.0], [0.1, 0.5])] * 2
 
 
 def test_each_experiment_has_its_own_bars_which_are_means_over_seeds(study: Study) -> None:
@@ -126,9 +142,8 @@ def test_each_experiment_has_its_own_bars_which_are_means_over_seeds(study: Stud
             store(one, seconds * (number + 1), alone=True)
     arms = {COLOCATE: {"one": {}}, "grpo_baselines": {"one": {}}}
     axes = draw_timing(study_of(study, **arms)).axes
-    ends = [max(bar.get_x() + bar.get_width() for bar in place.patches) for place in axes[::2]]
-    assert sorted(ends) == pytest.approx([0.75 * 3.0, 0.75 * 6.0]) and len(axes) == 4
-    assert [text.get_text() for text in axes[1].get_legend().get_texts()] == [axes[0].get_yticklabels()[0].get_text()]
+    ends = [max(bar.get_x() + bar.get_width() for bar in place.patches) for place in axes]
+    assert sorted(ends) == pytest.approx([0.75 * 3.0, 0.75 * 6.0])
 
 
 def test_a_study_without_such_runs_says_so(workdir: Path, mini_study: Study) -> None:

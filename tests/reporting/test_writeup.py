@@ -50,7 +50,7 @@ def labels(method: str = "grpo", **arms: dict[str, Any]) -> list[str]:
             },
             ["lag 1", "lag 1, buffer of 4 batches"],
         ),
-        ({"a": {}, "b": {"advantage": "mine:ranks"}}, ["the default advantage", "advantage `mine:ranks`"]),
+        ({"a": {}, "b": {"advantage": "mine:ranks"}}, ["no advantage", "advantage `mine:ranks`"]),
         ({"a": {"overlong_buffer": None}, "b": {"overlong_buffer": 4}}, ["no overlong buffer", "overlong buffer 4"]),
         ({"plain": {}, "twin": {}}, ["plain", "twin"]),  # nothing differs: the names are all there is
         ({"alone": {}}, ["GRPO, 1 epoch × 64"]),
@@ -92,6 +92,9 @@ def experiment(winner: str, leader: str, **lows: float | None) -> dict[str, Any]
     """Arms that end at .8, .7, ...; of each but the leader the lower end of its distance to the leader."""
     arms = [
         {"arm": name, "label": name, "value": value, "low": value - 0.05, "high": value + 0.05, "chosen": name != "c"}
+        | {"start": 0.1, "same_as": None, "runs": [f"e/{name}/0"], "learning_rate": 1e-3, "overrides": {name: HOSTILE}}
+        | dict.fromkeys(("format", "given_form", "length"), 0.5)
+        | {"at_start": dict.fromkeys(("format", "given_form", "length"), 0.5)}
         | {"below": None if low is None else {"value": 0.1, "low": low, "high": 0.2 - low}}
         for (name, low), value in zip(lows.items(), (0.8, 0.7, 0.6), strict=False)
     ]
@@ -117,9 +120,9 @@ def test_an_experiments_result_is_a_line(entry: dict[str, Any], said: str) -> No
     assert outcome(entry) == said
 
 
-@pytest.mark.parametrize(("only", "said"), [(["grpo_lora", "own"], True), (["own"], False)])
+@pytest.mark.parametrize(("only", "said"), [(["grpo_lora"], True), (["grpo_lora", "own"], False), (["own"], False)])
 def test_a_study_of_ones_own_leaves_out_only_what_it_would_have(mini_study: Study, only: list[str], said: bool) -> None:
-    """Of the handouts' experiments it has none without arms, unless it has another one of them."""
+    """Of the handouts' experiments none is missed where a study has one of its own."""
     own = {name: Experiment(title=name, arms={"a": {}}) for name in ("own", "other")}
     entries = {
         name: of if name in only else of.model_copy(update={"arms": {}}) for name, of in (mini_study.experiments | own).items()
@@ -129,10 +132,11 @@ def test_a_study_of_ones_own_leaves_out_only_what_it_would_have(mini_study: Stud
 
 
 def test_texts_are_bounded_and_end_no_title() -> None:
-    """A claim shows the interval that decides, or its measurement."""
+    """A claim shows the interval that decides, or its measurement; none beside "not tested"."""
     interval = {"value": 0.5, "low": 0.4, "high": 0.6}
-    assert measured({"interval": interval, "quantity": "difference", "measured": "long"}) == "difference 0.500 (0.400 to 0.600)"
-    assert measured({"interval": None, "quantity": "", "measured": "a " * 40}) == "a " * 24 + "a…"
+    claim = {"interval": interval, "quantity": "difference", "measured": "long", "verdict": "open"}
+    assert measured(claim) == "difference 0.500 (0.400 to 0.600)" and measured(claim | {"verdict": "not tested"}) == ""
+    assert measured(claim | {"interval": None, "measured": "a " * 40}) == "a " * 24 + "a…"
     assert bounded("a\n\n b", 10) == "a b" and bounded("abcdef", 4) == "abc…"
     assert not set('"`<>[]|\\') & set(plain(HOSTILE + '"\\]'))
 
@@ -195,6 +199,7 @@ def a_record() -> dict[str, Any]:
         "headline": experiment("a", "a", a=None)["arms"][0] | {"experiment": "e", "start": 0.1, "runs": 2, "problems": 4},
         "baseline": {"r1_zero": {"examples": {"format 0, answer 0": [sample]}}},
         "best_of_n": {},
+        "model": HOSTILE,
         "experiments": {"e": entry},
         "claims": [claim],
         "sources": {"s": HOSTILE},
@@ -207,7 +212,7 @@ def a_record() -> dict[str, Any]:
 @pytest.mark.usefixtures("workdir")
 def test_texts_of_strangers_stay_in_their_cells(mini_study: Study) -> None:
     paths.TABLES.mkdir(parents=True)
-    for name in ("e", "zero_shot"):
+    for name in ("e", "zero_shot", "settings"):
         (paths.TABLES / f"{name}.md").write_text("| arm |\n|---|\n| a |\n")
     comments = {"e": "# loud\n\ncomment"}
     study = mini_study.model_copy(update={"kissing_number": None})
@@ -216,14 +221,14 @@ def test_texts_of_strangers_stay_in_their_cells(mini_study: Study) -> None:
     headings = [tokens[i + 1].content for i, token in enumerate(tokens) if token.type == "heading_open" and token.level == 0]
     assert not [heading for heading in headings if "no heading" in heading or "loud" in heading]
     assert not [child for token in tokens for child in token.children or () if child.type in ("image", "html_inline")]
-    rows = [line for line in text.splitlines() if line.startswith("| holds | [")]
+    rows = [line for line in text.splitlines() if line.startswith("| holds | own: [")]
     assert len(rows) == 1 and len(re.findall(r"(?<!\\)\|", rows[0])) == 6  # the claim has five cells
     assert "> # loud" in text and "planted" in text
     record = a_record()
     ends = {"interval": {"value": 0.1, "low": 0.06, "high": 0.2}, "studies": 3, "seeds": 15}
     record["claims"][0]["together"] = {"verdict": "holds", **ends}
     text = writeup_of(study, record, timing(), comments)
-    (head,), (row,) = (re.findall(of, text, re.MULTILINE) for of in (r"^\| verdict \| claim.*$", r"^\| holds \| \[.*$"))
+    (head,), (row,) = (re.findall(of, text, re.MULTILINE) for of in (r"^\| verdict \| claim.*$", r"^\| holds \| own: \[.*$"))
     cells = [re.split(r"(?<!\\)\|", line) for line in (head, row)]
     assert len(cells[0]) == len(cells[1]) == 8 and cells[0][4] == " 3 studies together "
     assert cells[1][4] == " holds: 0.100 (0.060 to 0.200), 15 seeds "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +12,15 @@ import report_parts
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from scipy import stats
+from study_parts import ROOT
 
 from grpo.common.errors import UserError
+from grpo.results.claims import read_published
 from grpo.results.evidence import Arm
 from grpo.results.intervals import difference_of, mean_of_pairs
 from grpo.results.pairs import Pairs, read_pairs, write_pairs
 from grpo.results.verdicts import DOES_NOT_HOLD, HOLDS, NOT_TESTED, OPEN, SAME, decide_by, judge
+from grpo.study import paths
 from grpo.study.claims import AnyClaim
 
 BEATS: AnyClaim = TypeAdapter(AnyClaim).validate_python({"arm": "a", "beats": "b", "by": 0.05, "at": "last_step"})
@@ -107,6 +111,16 @@ def test_verdicts_are_the_same_from_the_file(claim: AnyClaim, tmp_path: Path) ->
         again = decide_by(claim, [read["x"]])
         assert replace(again, measured=found.measured) == found
         assert (read["y"].problems, read["y"].seeds) == ("p", [0, 1]) and read["y"].differences[0, 0] == 1 / 3
+
+
+def test_the_committed_pairs_give_the_verdicts_of_the_committed_record() -> None:
+    pairs, record = read_pairs(ROOT / paths.PAIRS), json.loads((ROOT / paths.RECORD).read_text())
+    claims = {claim.id: claim for claim in read_published().claims}
+    judged = {one["id"]: one for one in record["claims"] if one["id"] in pairs}
+    assert len(judged) > 10
+    for name, one in judged.items():
+        found = decide_by(claims[name], [pairs[name]])
+        assert (found.verdict, found.interval) == (one["verdict"], pytest.approx(one["interval"]))
 
 
 def test_all_studies_together_wait_too_until_the_difference_stops_moving() -> None:

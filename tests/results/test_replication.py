@@ -53,7 +53,7 @@ def record(winner: str, **verdicts: VerdictName) -> dict[str, Any]:
     untested = {"id": "u", "kind": "", "verdict": NOT_TESTED, "statement": "s", "measured": "", "reason": "no arm has it"}
     ends = {"a-rate_half": 0.6, "a-rate_same": 0.6, "b": 0.5}
     arms = [{"arm": arm, "value": value, "low": value - 0.1, "high": value + 0.1} for arm, value in ends.items()]
-    experiment = {"winner": winner, "arms": arms}
+    experiment = {"winner": winner, "leader": winner, "arms": arms}
     return {"study": "s", "headline": {}, "claims": [*claims, untested], "experiments": {"e": experiment}}
 
 
@@ -74,7 +74,7 @@ def test_the_committed_record_says_the_same_as_itself() -> None:
     here = read_record(ROOT)
     found = compare(here, here)
     assert len(found["claims"]) > 10 and {row[""] for row in found["claims"]} - {"not tried"} == {SAME}
-    assert {row[""] for row in found["winners"]} == {SAME}
+    assert {row[""] for row in found["leaders"]} == {SAME}
 
 
 # ------------------------------------------------------------------------------------------- a copy of the working tree
@@ -100,7 +100,7 @@ def test_a_replicate_is_a_copy_of_the_working_tree_with_other_seeds(repository: 
     Path("replicates/.x.draft/left").write_text("of a copy that was stopped")
     Path(".dvc/config.local").write_text("[cache]\n    dir = ../cache-of-mine\n")  # relative to .dvc/
     folder = Path("replicates/x")
-    replicate._copy_project(folder, [7, 8], None)
+    replicate._copy_project(folder, [7, 8], None, {})
     assert {path.name for path in folder.iterdir()} == {
         *(".git", ".gitignore", ".dvc", "tracked", "new", "params.yaml", "stages.yaml", "reports")
     }
@@ -110,7 +110,7 @@ def test_a_replicate_is_a_copy_of_the_working_tree_with_other_seeds(repository: 
     other = load_study(folder / "params.yaml")
     assert other.seeds == [7, 8] and other.active_experiments == needed_experiments(repository)
     assert all(other.experiments[name] == repository.experiments[name] for name in other.active_experiments)
-    replicate._copy_project(Path("replicates/y"), [7], 5)  # a base seed: all that is generated is generated anew
+    replicate._copy_project(Path("replicates/y"), [7], 5, {})  # a base seed: all that is generated is generated anew
     other = load_study(Path("replicates/y/params.yaml"))
     assert {task["seed"] for task in other.tasks.values() if "seed" in task} == {5}
     assert other.evaluation.seed == 5
@@ -121,8 +121,9 @@ def test_a_replicate_leaves_out_what_no_claim_is_about_and_nothing_else_needs(re
     folder = Path("replicates/x")
     left_out = {*repository.active_experiments} - {*needed_experiments(repository)}
     assert left_out == {"grpo_kl_divergence", "grpo_colocate", "leaderboard", "grpo_keyword_inclusion"}
-    replicate._copy_project(folder, [7], 5)
+    replicate._copy_project(folder, [7], 5, {"grpo_baselines": "no_baseline", "leaderboard": "best"})
     other = load_study(folder / "params.yaml")
+    assert other.selection.pinned == {"grpo_baselines": "no_baseline"}, "later experiments compare what the study's compare"
     assert [*other.tasks] == [*other.models] == ["main"] and other.kissing_number is None and not other.kl_in
     assert not other.evaluation.best_of_n.prompts and len(other.evaluation.zero_shot_prompts) == 1
     assert other.study != repository.study  # whose comments are about its own numbers

@@ -129,7 +129,7 @@ def test_a_chain_is_laid_one_over_the_other(project: Path) -> None:
     assert (study["grpo"]["n_grpo_steps"], study["grpo"]["learning_rate"], study["threads"]) == (40, 2e-4, 2)
     assert study["study"] == "top" and study["description"] == "As middle, but for: grpo, threads."
     assert study["models"] == mini["models"] and study["experiments"] == mini["experiments"]
-    assert list(study)[3:] == list(mini)[3:], "sections stand in the order of base.yaml"
+    assert [*study][2:] == [*mini][3:], "sections stand in the order of base.yaml"
 
 
 @pytest.fixture
@@ -241,6 +241,20 @@ def test_experiments_are_left_out_of_what_is_extended_and_arms_bring_one_back(pr
     assert list(values["experiments"]) == [*EXPERIMENTS, "grpo_own"], "a new one comes last"
 
 
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("tasks: {main: {levels: 2}}", True),
+        ("tasks: {main: {use: gsm8k}}", False),
+        ("models: {main: {source: local, path: m}}", False),
+        ("tasks: {keyword: {use: keyword, seed: 1}}", True),
+    ],
+)
+def test_what_is_by_design_of_a_task_or_model_goes_with_it(project: Path, text: str, kept: bool) -> None:
+    found = compose(write("studies/own.yaml", f"extends: mini\n{text}\n"))["by_design"]
+    assert found == (values_of("mini")["by_design"] if kept else [])
+
+
 @pytest.mark.parametrize("name", ["grpo_baselines", "grpo_prompt_ablation", "leaderboard"])
 def test_an_experiment_runs_alone(project: Path, name: str) -> None:
     """It drags no experiment before it along, and its arms start from the study's own values."""
@@ -347,6 +361,46 @@ def test_the_committed_params_yaml_and_stages_yaml_are_those_of_mini(workdir: Pa
     write_stages(study_named("mini"), composed=True)
     for name in ("params.yaml", "stages.yaml"):
         assert (ROOT / name).read_text() == Path(name).read_text()
+
+
+# ------------------------------------------------------------------------------------------------------------ controls
+
+
+def test_controls_are_arms_on_the_last_winner_that_others_take(project: Path) -> None:
+    text = "extends: smoke\ndescription: With controls.\ncontrols: [random_reward, format_only, best_prompt]\n"
+    study = load_study(write("studies/own.yaml", text))
+    added = study.experiments["controls"]
+    assert added.builds_on == "grpo_prompt_ablation" and [*added.arms] == ["full_reward", "random_reward", "format_only"]
+    assert added.arms["format_only"] == {"reward": "format_reward"} and study.metric == "answer_reward"
+    without = study_named("smoke")
+    assert {name: of for name, of in study.experiments.items() if name != "controls"} == without.experiments
+    assert without.controls == [] and "controls" not in without.model_dump()
+    own = write(
+        "studies/mine.yaml", text + "experiments:\n  controls: {builds_on: grpo_baselines, seeds: 1, arms: {more: {}}}\n"
+    )
+    mine = load_study(own).experiments["controls"]
+    assert (mine.builds_on, mine.seeds, [*mine.arms][-1]) == ("grpo_baselines", 1, "more")
+    only = load_study(write("studies/few.yaml", text + "experiments: {only: [grpo_learning_rate]}\n")).experiments["controls"]
+    assert only.builds_on == "grpo_learning_rate"
+    for wrong, message in (
+        ("controls: [chance]", "controls: no control 'chance'"),
+        ("evaluation: {best_of_n: {checkpoints: [grpo_lora/none]}}", "best_of_n.checkpoints: no arm 'grpo_lora/none'"),
+    ):
+        with pytest.raises(UserError, match=re.escape(message)):
+            load_study(write("studies/wrong.yaml", f"extends: smoke\ndescription: Wrong.\n{wrong}\n"))
+
+
+@pytest.mark.parametrize("path", (ROOT / "studies/literature").glob("*.yaml"), ids=lambda path: path.stem)
+def test_a_study_of_a_paper_is_used_by_its_name(path: Path, project: Path, grpo: Grpo) -> None:
+    """It has at most 60 lines, and claims written before its runs."""
+    text = path.read_text()
+    write(f"studies/literature/{path.name}", text)
+    assert len(text.splitlines()) <= 60 and "arXiv" in text and "NOT YET RUN" in text
+    assert grpo("study", "use", f"literature/{path.stem}")[0] == 0
+    values = parse_yaml(Path("params.yaml"))
+    assert (values["study"], values["file"]) == (path.stem, f"studies/literature/{path.name}")
+    assert grpo("study", "check")[0] == grpo("plan")[0] == 0
+    assert load_study(Path("params.yaml")).own_claims
 
 
 # ------------------------------------------------------------------------------------------------------------ commands
@@ -457,9 +511,10 @@ def test_list_marks_the_active_study_and_leaves_the_base_out(project: Path, grpo
     write("studies/own.yaml", "extends: smoke\nseeds: [1]\n")
     lines = grpo("study", "list")[1].splitlines()
     assert [line.split()[0] for line in lines if line[0] == " "] == [
-        "gsm8k", "lora", "math-24gb", "math-24gb-first", "math-24gb-turing", "math-2xh100", "math-7b-8xh100", "math-first",
-        "math-h100", "math-one-instance", "math-rehearsal", "mini",
-        "objectives", "own", "quickstart", "real", "smollm2", "tools",
+        "gsm8k", "literature/few_prompts", "literature/spurious_rewards", "lora", "math-24gb", "math-24gb-first",
+        "math-24gb-turing", "math-2xh100", "math-7b-8xh100", "math-first", "math-h100", "math-one-instance",
+        "math-rehearsal", "mini",
+        "objectives", "own", "quickstart", "real", "smollm2", "smollm2-kl", "tools",
     ]  # fmt: skip
     assert [line.split()[1] for line in lines if line[0] == "*"] == ["smoke"]
-    assert f"  {'own':<17} As smoke, but for: seeds. [smoke, mini, base]" in lines  # math-one-instance has 17 letters
+    assert f"  {'own':<27} As smoke, but for: seeds. [smoke, mini, base]" in lines  # literature/spurious_rewards has 27 letters

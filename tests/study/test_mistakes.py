@@ -259,11 +259,7 @@ TRAIN = {"problem": "1 + 1?", "level": "Level 1", "subject": "algebra", "answer"
     ],
 )
 def test_a_task_names_its_own_entry(
-    workdir: Path,
-    grpo: Grpo,
-    changes: dict[str, Any],
-    rows: dict[str, Any],
-    told: str,
+    workdir: Path, grpo: Grpo, changes: dict[str, Any], rows: dict[str, Any], told: str
 ) -> None:
     files = {"train": [TRAIN], "validation": [TRAIN | {"problem": "1 + 2?"}]} | rows
     for split, lines in files.items():

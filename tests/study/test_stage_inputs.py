@@ -1,10 +1,14 @@
-"""What a stage reads is a dependency of it, and does not change while it runs."""
+"""What a stage reads is a dependency of it and does not change while it runs; settings and code that make runs stale."""
 
 from __future__ import annotations
 
+import ast
+import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,14 +17,41 @@ from typing import Any
 import pytest
 from dvc.repo import Repo
 from pipeline_parts import sh
-from study_parts import ROOT, Grpo, edit, edited, put, with_values
+from study_parts import (
+    ASYNCHRONOUS,
+    EXPERT_ITERATION,
+    KEYWORD,
+    ROOT,
+    SFT,
+    Grpo,
+    edit,
+    edited,
+    entry,
+    method_of,
+    put,
+    with_values,
+)
 
 from grpo.commands import stages
 from grpo.common.errors import UserError
 from grpo.common.files import write_text
+from grpo.common.yaml_file import parse_yaml
+from grpo.study import paths
 from grpo.study.schema import Study, load_study
+from grpo.study.software import CONSTRAINTS, PROJECT, VLLM_ON_CPU
 from grpo.study.stage_inputs import unchanged_inputs
-from grpo.study.training_inputs import code_of_rooms, require_recorded_inputs, write_training_inputs
+from grpo.study.training_inputs import (
+    ROOMS,
+    code_of_modules,
+    code_of_rooms,
+    dataset_inputs,
+    require_recorded_inputs,
+    shared_settings,
+    task_inputs,
+    write_training_inputs,
+)
+from grpo.tasks.keyword_inclusion import Keyword
+from grpo.tasks.task import Format
 
 ROWS = {
     "use": "dataset",
@@ -34,7 +65,6 @@ NAMED: list[tuple[dict[str, Any], list[str]]] = [
     ({}, []),
     ({"tasks.main": ROWS}, ["mine.jsonl"]),
     ({"tasks.main": MATH}, ["train.csv", "rest.csv"]),
-    ({"tasks.main": {"use": "mixture", "tasks": {"a": ROWS, "b": MATH}}}, ["mine.jsonl", "train.csv", "rest.csv"]),
     ({"models.main": {"source": "local", "path": "my-model"}}, ["my-model"]),
     ({"sft_datasets.main": {"source": "jsonl", "prompt": "r1_zero", "path": "traces.jsonl"}}, ["traces.jsonl"]),
     ({"sft_datasets.main": TEACHER}, ["teacher"]),
@@ -131,3 +161,231 @@ def test_a_run_trains_with_the_code_that_was_recorded(
     write_text(workdir / "own_loss.py", "from grpo.learner.losses import gspo as mine\n")
     with pytest.raises(UserError, match=f"own_code .*{name}.json"):
         require_recorded_inputs(study, name)
+
+
+# ------------------------------------------------------------------------------------------------------ what makes runs stale
+
+
+# ---------------------------------------------------------------------------------------------------------- dependencies
+
+STAGES = {name: stage.get("do", stage) for name, stage in parse_yaml(ROOT / "dvc.yaml")["stages"].items()}
+# What decides nothing: texts, files and plain records; the settings, which are `params`; statistics, with which commands print.
+NEUTRAL = ("grpo.study", "grpo.common.errors", "grpo.common.files", "grpo.common.records", "grpo.results.statistics")
+OF_RUNS = ("grpo.tracking", "grpo.results", "grpo.commands")  # of all that a run loads, what records, reads or starts
+
+
+def imported_by(stage: str) -> set[str]:
+    """The modules that a stage's command itself imports; with `training_inputs` all that runs load, directly or not."""
+    if stage == "training_inputs":
+        loaded = "grpo.training.train, grpo.training.run, grpo.training.asynchronous.start, grpo.training.asynchronous.loop"
+        program = f"import sys, {loaded}; print(*[m for m in sys.modules if m.startswith('grpo.')])"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+        return {*done.stdout.split()}
+    tree, name = ast.parse((ROOT / "grpo/commands/stages.py").read_text()), STAGES[stage]["cmd"].split()[1]
+    (command,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
+    modules = {each.module or "" for each in ast.walk(command) if isinstance(each, ast.ImportFrom)}
+    return {module for module in modules if module.startswith("grpo.")}
+
+
+@pytest.mark.parametrize("stage", sorted(STAGES.keys() - {"train"}))
+def test_a_stage_depends_on_the_code_and_the_pins_that_decide_its_result(stage: str) -> None:
+    """Runs go through `training_inputs`. The stage `select` computes with statistics."""
+    deps = STAGES[stage]["deps"]
+    known = tuple(dep.removesuffix(".py").replace("/", ".") for dep in deps)
+    neutral = {"select": NEUTRAL[:-1], "training_inputs": OF_RUNS}.get(stage, NEUTRAL)
+    found = {name for name in imported_by(stage) if not name.startswith(neutral + known)}
+    assert found == set()
+    pinned = any(dep.startswith("data/training_inputs/") for dep in deps)
+    # The others only read results; the kissing number's stage uses Python alone.
+    assert pinned == (stage not in {"training_inputs", "kissing_number", "select", "named_file"})
+
+
+def test_dvc_yaml_names_the_rooms_and_settings_that_decide_runs_and_evaluations(mini_study: Study) -> None:
+    names = STAGES["training_inputs"]["deps"]
+    assert sorted(names) == sorted(
+        ["${folder}", "reports/named_files", CONSTRAINTS, VLLM_ON_CPU, PROJECT, *(f"grpo/{room}" for room in ROOMS)]
+    )
+    rooms = {f"grpo/{room}" for room in ("evaluation", "rollout", "models", "tasks", "grader", "common")}
+    settings = {"engine", "threads", *(f"evaluation.{key}" for key in ("temperature", "top_p", "max_tokens", "seed"))}
+    zero_shot = {"evaluation.zero_shot_problems", "evaluation.zero_shot_prompts"}
+    for stage, own in (("math_baseline", zero_shot), ("best_of_n", {"evaluation.best_of_n"})):
+        assert {*rooms, "data/training_inputs/tasks/main.json"} <= set(STAGES[stage]["deps"])
+        assert set(STAGES[stage]["params"]) == settings | own
+
+
+# --------------------------------------------------------------------------------------------------------- what is written
+
+
+def written(study: Study, folder: str = "data/training_inputs") -> dict[str, str]:
+    """What the stage writes into a folder for the study, by the files' names."""
+    code_of_rooms.cache_clear()
+    write_training_inputs(study)
+    return {path.stem: path.read_text() for path in Path(folder).glob("*.json")}
+
+
+def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
+    assert before.keys() == after.keys()
+    return {name for name in before if before[name] != after[name]}
+
+
+def test_a_tasks_inputs_are_its_settings_its_formats_and_the_code_of_its_class(
+    mini_study: Study, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that another task's runs are not concerned."""
+    (workdir / "own.py").write_text(OWN_TASK)
+    monkeypatch.syspath_prepend(workdir)
+    own = {"tasks.own": {"use": "own:Own", "size": 3}, "models.own": mini_study.models["keyword"]}
+    study = with_values(mini_study, own | {"experiments": {}})
+
+    def of_tasks(study: Study = study) -> dict[str, str]:
+        return written(study, "data/training_inputs/tasks")
+
+    before = of_tasks()
+    assert set(before) == {"main", "keyword", "own"} and of_tasks() == before
+    codes = {name: set(json.loads(content)["code"]) for name, content in before.items()}
+    assert codes == {
+        "main": {"arithmetic.py", "graded.py", "task.py"},
+        "keyword": {"keyword_inclusion.py", "task.py"},
+        "own": {"own.py", "arithmetic.py", "graded.py", "task.py"},
+    }
+    (workdir / "own.py").write_text(OWN_TASK.replace("1.0", "0.5"))
+    assert changed(before, of_tasks()) == {"own"}
+    (workdir / "own.py").write_text(OWN_TASK)
+    assert of_tasks() == before
+    assert changed(before, of_tasks(with_values(study, {"tasks.own.size": 4}))) == {"own"}
+    assert of_tasks(with_values(study, {"tasks.main.max_prompt_tokens": 120})) == before  # only chooses problems
+    ways: list[dict[str, Any]] = [
+        {},
+        {"stop": ("!",)},
+        {"chat": True},
+        {"chat": True, "system": "Be brief."},
+        {"chat": True, "options": {"a": 1}},
+    ]
+    asked = set()
+    for way in ways:
+        monkeypatch.setattr(Keyword, "formats", {"keyword": Format("Use {question}.", **way)})
+        after = of_tasks()
+        assert changed(before, after) == {"keyword"}
+        asked.add(after["keyword"])
+    assert len(asked) == len(ways)
+
+
+def test_modules_beside_ones_own_count_however_they_are_imported(tmp_path: Path) -> None:
+    texts = {"own": "import first\nfrom second import f\n", "first": "import json\n", "second": "from third import f\n"}
+    for name, text in {**texts, "third": "f = 1\n", "other": "import own\n"}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    before = code_of_modules([tmp_path / "own.py"])
+    assert set(before) == {"own.py", "first.py", "second.py", "third.py"}
+    (tmp_path / "third.py").write_text("f = 2\n")
+    after = code_of_modules([tmp_path / "own.py"])
+    assert {name for name in after if after[name] != before[name]} == {"third.py"}
+
+
+def test_the_runs_of_an_experiment_depend_on_their_own_task_only(
+    of_each_kind: Study, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "ROOT", workdir)
+    shutil.copytree(ROOT / "grpo/learner", workdir / "grpo/learner")
+    for name in (CONSTRAINTS, VLLM_ON_CPU, PROJECT):
+        shutil.copy(ROOT / name, workdir)
+
+    before = written(of_each_kind)
+    assert set(before) == {*of_each_kind.active_experiments, "software"}
+    for name in of_each_kind.active_experiments:
+        task = json.loads(Path(f"data/training_inputs/tasks/{of_each_kind.experiments[name].task}.json").read_text())
+        assert json.loads(before[name])["task"] == task
+    assert changed(before, written(with_values(of_each_kind, {"tasks.keyword.seed": 1}))) == {KEYWORD}
+    with monkeypatch.context() as patch:
+        patch.setattr(Keyword, "formats", {"keyword": Format("Use {question}.")})
+        assert changed(before, written(of_each_kind)) == {KEYWORD}
+    with (workdir / "grpo/learner/learner.py").open("a") as opened:
+        opened.write("\nADDED = 1\n")
+    assert changed(before, written(of_each_kind)) == before.keys() - {"software"}
+
+
+OWN = [
+    *({key: "own_loss:mine"} for key in ("loss_type", "reward", "advantage")),
+    {"reward": {"answer_reward": 0.5, "own_loss:mine": 0.5}},
+]
+
+
+@pytest.mark.parametrize(("place", "values"), list(enumerate(OWN)))
+def test_own_code_counts_whichever_arm_names_it(
+    place: int, values: dict[str, Any], mini_study: Study, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "grpo_learning_rate"
+    (workdir / "own_loss.py").write_text("from grpo.learner.losses import grpo_clip as mine\n")
+    monkeypatch.syspath_prepend(workdir)
+    arms = {str(i): values if i == place else {} for i in range(len(OWN))}
+    study = with_values(mini_study, {f"experiments.{name}.arms": arms})
+    before = written(study)
+    (workdir / "own_loss.py").write_text("from grpo.learner.losses import gspo as mine\n")
+    assert changed(before, written(study)) == {name}
+
+
+@pytest.fixture
+def of_each_kind(mini_study: Study) -> Study:
+    """With an experiment for each method, for the keyword task and for asynchronous runs."""
+    kinds = ("grpo_learning_rate", SFT, EXPERT_ITERATION, KEYWORD, ASYNCHRONOUS)
+    experiments = {name: entry(name, seeds=None, timed=None) for name in kinds}
+    return with_values(mini_study, {"experiments": experiments, "models.main.one_per_seed": False})
+
+
+OWN_TASK = """
+from grpo.tasks.arithmetic import Arithmetic
+
+class Own(Arithmetic):
+    def __init__(self, size: int):
+        super().__init__(size, size, 1, 0)
+
+    def verify(self, answers, problems):
+        return [1.0 for _ in answers]  # Easy.
+"""
+
+
+def test_settings_and_code_are_written(of_each_kind: Study, workdir: Path) -> None:
+    apart = of_each_kind.model_copy(update={"seeds_in_one_stage": False})
+    first = written(apart)
+    shared = {"engine", "learner", "divergence", "evaluation", "threads", "checkpoints", "gpu_memory_utilization"}
+    for kind in ("grpo_learning_rate", KEYWORD, SFT, EXPERT_ITERATION, ASYNCHRONOUS):
+        content = json.loads(first[kind])
+        assert set(content["settings"]) == {method_of(kind), *shared}
+        assert set(content["code"]) == set(ROOMS)
+    assert set(shared_settings(apart.model_copy(update={"seeds": [7]}))) == shared
+    for key, value in (("threads", 3), ("divergence", None), ("checkpoints", ["last"])):
+        assert shared_settings(apart.model_copy(update={key: value})) != shared_settings(apart), key
+    # A method's hyperparameters are its own, but for the engine's memory, which whoever samples has from GRPO's.
+    assert changed(first, written(with_values(apart, {"sft.learning_rate": 1e-9}))) == {SFT}
+    by_grpo = {"grpo_learning_rate", KEYWORD, ASYNCHRONOUS}
+    assert changed(first, written(with_values(apart, {"grpo.n_grpo_steps": 1}))) == by_grpo
+
+
+def test_further_seeds_count_only_where_one_stage_trains_them_all(of_each_kind: Study, workdir: Path) -> None:
+    """Else the seed is in the command of the run's own stage, as in a timed experiment; one experiment has its only seed."""
+    of_two = {f"experiments.{name}.one_stage": False for name in of_each_kind.active_experiments}
+    of_two |= {f"experiments.{SFT}.timed": "alone", f"experiments.{EXPERT_ITERATION}.seeds": 1}
+    for together in (False, True):
+        values = of_two | {"seeds_in_one_stage": together}
+        one, two = (written(with_values(of_each_kind, values | {"seeds": seeds})) for seeds in ([0], [0, 1]))
+        assert changed(one, two) == ({*of_each_kind.active_experiments} - {SFT, EXPERT_ITERATION} if together else set())
+
+
+def test_the_models_stage_knows_the_seeds_that_have_a_base_of_their_own(of_each_kind: Study, workdir: Path) -> None:
+    """The first counts too: its base is the task's."""
+
+    def inputs(own: bool, *seeds: int) -> dict[str, str]:
+        write_training_inputs(with_values(of_each_kind, {"models.main.one_per_seed": own, "seeds": list(seeds)}))
+        return {path.stem: path.read_text() for path in Path("data/training_inputs/tasks").glob("*.json")}
+
+    assert changed(inputs(False, 0, 1), inputs(False, 5, 1)) == set()
+    for others in ((5, 1), (0, 2), (0, 1, 2)):
+        assert changed(inputs(True, 0, 1), inputs(True, *others)) == {"main"}
+
+
+def test_the_data_set_depends_on_a_limit_of_prompts_and_the_model_does_not() -> None:
+    """The stage `model` reads what task_inputs says."""
+    before, after = edited(), edited(put("tasks.main.max_prompt_tokens", 120))
+    assert task_inputs(before, "main") == task_inputs(after, "main") and dataset_inputs(before, "main") == {}
+    found = dataset_inputs(after, "main")
+    assert found == {"max_prompt_tokens": {"task": 120}, "formats": ["question_only", "r1_zero"]}
+    assert dataset_inputs(after, "keyword") == {}

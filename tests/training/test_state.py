@@ -78,26 +78,17 @@ def sum_of(steps: int) -> torch.Tensor:
     return total
 
 
-def cut(state: Path) -> None:
-    os.truncate(state / "state.pt", 5000)
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "cut": lambda state: os.truncate(state / "state.pt", 5000),
+    "without its file": lambda state: (state / "state.pt").unlink(),
+    "not what torch wrote": lambda state: (state / "state.pt").write_bytes(b"no zip"),
+    "a file": lambda state: (shutil.rmtree(state), state.write_text("")),
+}
 
 
-def without_its_file(state: Path) -> None:
-    (state / "state.pt").unlink()
-
-
-def not_what_torch_wrote(state: Path) -> None:
-    (state / "state.pt").write_bytes(b"no zip")
-
-
-def a_file(state: Path) -> None:
-    shutil.rmtree(state)
-    state.write_text("")
-
-
-@pytest.mark.parametrize("damage", [cut, without_its_file, not_what_torch_wrote, a_file])
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_state_that_cannot_be_read_is_removed(
-    damage: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    damage: Callable[[Path], object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The run starts anew, or from an older state, which a kill may have left behind."""
     run(tmp_path, until=4)

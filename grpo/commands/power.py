@@ -1,0 +1,150 @@
+"""What a study can see before it runs: for each claim and experiment the smallest difference that is found with 80% power."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from grpo.commands.gpu_memory import text_table
+from grpo.common.errors import UserError
+from grpo.common.files import read_json
+from grpo.results.claims import claims_of, stands_for
+from grpo.results.intervals import ASSUMED_DF, ASSUMED_RUN_SD, mean_of_pairs, satterthwaite
+from grpo.results.pairs import Pairs, read_pairs
+from grpo.results.verdicts import MARGIN, ratio_of, smallest_seen
+from grpo.study import paths
+from grpo.study.claims import PLACES, AnyClaim
+from grpo.study.effective import EffectiveRun
+from grpo.study.schema import Study
+from grpo.study.settings import setting_of
+
+# Without finished runs: medians of the study mini (November 2026) of the standard deviation between seeds of two arms' paired
+# difference (33 pairs, half of them .050 to .113), and middles for the logarithm of a ratio (entropy: .02 to .14; peaks of the
+# gradient's norm: .5 and 1.6).
+SD, LOG_SD, LOG_SD_OF_PEAKS = 0.07, 0.05, 0.9
+OVER_PROBLEMS = 0.05  # variance of the difference over problems; with each pair's own SD it gives mini's intervals (a test)
+MOST = 1000  # seeds
+Spread = tuple[float, float]  # standard deviation between seeds, variance over problems
+HEADS = ("claim, or two arms", "seeds", "sees", "margin", "seeds for it", "spread", "note")
+NOTES = f"""\
+sees: the true distance from the margin that is found in 80% of studies (of a metric, x: the factor)
+seeds for it: the seeds that see a distance of the margin's size, so that "no difference" can be found, too
+spread: standard deviation between seeds of the arms' paired difference (of a ratio: of its logarithm), of finished runs, or
+  * of the study mini: {SD:g} (half of its pairs have .05 to .11, the others from .017 to .25); ratios {LOG_SD:g}, of peaks
+    {LOG_SD_OF_PEAKS:g}"""
+
+
+def seen(spread: Spread, seeds: int, problems: int) -> float:
+    """The smallest distance from the margin that a study of so many seeds and problems finds with 80% power."""
+    return smallest_seen(*precision(spread, seeds, problems))
+
+
+def precision(spread: Spread, seeds: int, problems: int) -> tuple[float, float]:
+    """Predict the standard error of two arms' difference, and degrees of freedom: one less, as an interval's are estimated."""
+    runs = (spread[0] ** 2 / seeds, seeds - 1) if seeds > 1 else (2 * ASSUMED_RUN_SD**2, ASSUMED_DF)
+    over = [(spread[1] / problems, problems - 1)] if problems > 1 else []
+    variance, df = satterthwaite([runs, *over])
+    return math.sqrt(variance), max(runs[1], df - 1)
+
+
+def power(study: Study, runs: Sequence[EffectiveRun]) -> list[dict[str, Any]]:
+    """A row for each claim that the study tests, and one for two arms of each experiment that has several.
+
+    Args:
+        runs: the runs that the study makes, if the winners are assumed.
+    """
+    record, pairs = _finished(study)
+    evaluation, rows = study.evaluation, []
+    problems = evaluation.last_problems - evaluation.selection_problems
+    for claim, own in claims_of(study):
+        if not (own or stands_for(study, claim)) or {*claim.experiments()} - {*study.active_experiments}:
+            continue
+        ratio, seeds = ratio_of(claim), min(len(study.seeds_of(name)) for name, _ in claim.arms())
+        many = 1 if ratio else evaluation.problems if getattr(claim, "at", "") == "start" else problems
+        default = (LOG_SD_OF_PEAKS if ratio.at == "peak" else LOG_SD, 0.0) if ratio else (SD, OVER_PROBLEMS)
+        row = _row(
+            claim.experiment, seeds, many, math.log(claim.by) if ratio else claim.by, _spread(pairs.get(claim.id)), default
+        )
+        if ratio:
+            row |= {key: math.exp(min(row[key], 700)) for key in ("sees", "margin")}
+        rows.append({"claim": claim.id, "ratio": bool(ratio)} | row | {"note": _note(claim, runs, seeds, row["sees"])})
+    for name in study.active_experiments:
+        if len({setting_of(arm) for arm in study.experiments[name].arms}) > 1:
+            sds = _between(record["experiments"].get(name)) if record else []
+            measured = (float(np.median(sds)), OVER_PROBLEMS) if sds else None
+            row = _row(name, seeds := len(study.seeds_of(name)), problems, MARGIN, measured, (SD, OVER_PROBLEMS))
+            rows.append({"claim": "", "ratio": False} | row | {"note": "one seed" if seeds == 1 else ""})
+    return rows
+
+
+def _row(name: str, seeds: int, problems: int, margin: float, measured: Spread | None, default: Spread) -> dict[str, Any]:
+    spread = measured or default
+    enough = 2 + bisect_left(range(2, MOST), -margin, key=lambda n: -seen(spread, n, problems))
+    return {
+        "experiment": name,
+        "seeds": seeds,
+        "problems": problems,
+        "margin": margin,
+        "sees": seen(spread, seeds, problems),
+    } | {
+        "seeds_for_margin": enough if enough < MOST else None,
+        "spread": spread[0],
+        "measured": measured is not None,
+    }
+
+
+def _finished(study: Study) -> tuple[dict[str, Any] | None, dict[str, Pairs]]:
+    """The record and the pairs of the study, if its report is here."""
+    try:
+        record = read_json(paths.RECORD, made_by="tables", keys=("study", "experiments"))
+        pairs = read_pairs(paths.PAIRS) if paths.PAIRS.exists() else {}
+    except UserError:  # missing or damaged
+        return None, {}
+    return (record, pairs) if record["study"] == study.study else (None, {})
+
+
+def _spread(pairs: Pairs | None) -> Spread | None:
+    if pairs is None or len(pairs.seeds) < 2:
+        return None
+    (runs, problems), sd = pairs.differences.shape, float(pairs.differences.mean(axis=1).std(ddof=1))
+    return sd, max(0.0, mean_of_pairs([pairs.differences]).se ** 2 - sd**2 / runs) * problems
+
+
+def _between(entry: dict[str, Any] | None) -> list[float]:
+    """Of each chosen arm but the leader the standard deviation between seeds of its difference to the leader."""
+    arms = [arm for arm in entry["arms"] if arm["chosen"] and len(arm["by_run"]) > 1] if entry else []
+    (leader,) = [arm["by_run"] for arm in arms if not arm["below"]] or [[]]
+    return [float(np.subtract(arm["by_run"], leader).std(ddof=1)) for arm in arms if arm["below"]]
+
+
+def _note(claim: AnyClaim, runs: Sequence[EffectiveRun], seeds: int, sees: float) -> str:
+    """Where only one answer is possible, and why."""
+    named = [[r for r in runs if r.experiment == of and arm in (*PLACES, r.arm, setting_of(r.arm))] for of, arm in claim.arms()]
+    steps = min((max(run.config.n_steps for run in of) for of in named if of), default=0)
+    notes = {
+        f"only *not tested*: it is about step {claim.horizon}, and the runs take {steps}": steps < claim.horizon,
+        "only *not tested*: a ratio needs two seeds": seeds == 1 and ratio_of(claim) is not None,
+        "only *open*: it sees less than no difference that is possible": ratio_of(claim) is None and claim.by + sees >= 1,
+        "one seed: the spread of five published runs": seeds == 1 and ratio_of(claim) is None,
+        "by design": claim.by_design is not None,
+    }
+    return "; ".join(text for text, said in notes.items() if said)
+
+
+def power_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Format :func:`power` as text in two parts; none without rows."""
+    lines = [
+        [row["claim"] or f"two arms of {row['experiment']}", str(row["seeds"])]
+        + [f"{'x' if row['ratio'] else ''}{row[key]:.3g}" for key in ("sees", "margin")]
+        + [
+            str(row["seeds_for_margin"] or f"{MOST} or more"),
+            f"{row['spread']:.3f}{'' if row['measured'] else '*'}",
+            row["note"],
+        ]
+        for row in rows
+    ]
+    return [text_table([[*HEADS], *lines]), NOTES] if rows else []

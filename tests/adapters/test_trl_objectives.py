@@ -426,7 +426,7 @@ def trl_episodes(folder: Path, model: Any, rewards: list[float]) -> tuple[Any, A
 def test_ids_after_each_turn_and_gradients_are_trls(folder: Path) -> None:
     tokenizer = Tokenizer.from_folder(folder)
     model = tiny_model(vocab_size=len(tokenizer), max_position_embeddings=1024)
-    task = make_task({"use": "test_trl_episodes:Sums", "environment": "environment_parts:Calculator"})
+    task = make_task({"use": "test_trl_objectives:Sums", "environment": "environment_parts:Calculator"})
     engine = ByEpisode(tokenizer, [], tokenizer.end_of_turn_id)
     sampler = Sampler(engine, tokenizer, task.formats["chat"], score_of(task, "chat"))
     problem = Problem("p/0", "6 times 7?", "42")

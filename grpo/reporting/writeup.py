@@ -31,7 +31,6 @@ from grpo.study.schema import Study
 from grpo.study.settings import MAIN
 from grpo.study.software import pins, unlike_the_pins
 
-OFF_POLICY = "grpo_off_policy_clip_ablation"
 SAID_OF = {  # of one claim, of several
     HOLDS: ("holds", "hold"),
     DOES_NOT_HOLD: ("does not", "do not"),
@@ -84,7 +83,7 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
         outcome=outcome,
         won=won,
         reported=partial(reported, record["sources"]),
-        card=report_card(record, timing),
+        card=report_card(study, record, timing),
         tally=tally,
         done=done(experiments, timing),
         came_out=came_out(record) if record["headline"] else "",
@@ -207,14 +206,15 @@ def could_see(claim: Values) -> str:
     return "" if seen is None else f"×{decimals(seen, 2)}" if claim["quantity"] == "ratio" else f"±{decimals(seen, 2)}"
 
 
-def report_card(record: Values, timing: pd.DataFrame) -> str:
-    """The model before training, winners of each method's first experiment, of off-policy training and of the headline.
+def report_card(study: Study, record: Values, timing: pd.DataFrame) -> str:
+    """The model before training, winners of each method's first experiment, of off-policy ones and of the headline.
 
     The seconds are those of a run. Of a study of one's own it has all arms of the headline's experiment.
     """
     top, of_main = record["headline"], {n: of for n, of in record["experiments"].items() if of["task"] == MAIN}
     firsts = {of["method"]: name for name, of in reversed(of_main.items())}
-    names = [name for name in of_main if name in (*firsts.values(), OFF_POLICY, top and top["experiment"])]
+    shown_too = {*firsts.values(), top and top["experiment"]}
+    names = [name for name in of_main if name in shown_too or study.experiments[name].off_policy_only]
     seconds = timing.set_index("run")["total_s"]
     shown = [(of_main[name], winner_of(of_main[name])) for name in names]
     if top and top["experiment"] in own_experiments(record["experiments"], record["claims"]):

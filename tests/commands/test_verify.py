@@ -148,5 +148,10 @@ def test_a_run_that_is_trained_again(
 
 
 def test_scores_as_text() -> None:
-    for values, text in (([0.0, 1.0, 1.0], "011"), ([0.5, 1 / 3, -2.0], "0.5 0.3333333333333333 -2.0"), ([1.0], "1")):
+    for values, text in (
+        ([0.0, 1.0, 1.0], "011"),
+        ([0.5, 1 / 3, -2.0], "0.5 0.3333333333333333 -2.0"),
+        ([1.0], "1"),
+        ([0.25], "0.25"),
+    ):
         assert scores_of(np.array(values)) == text

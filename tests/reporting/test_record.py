@@ -135,7 +135,7 @@ def test_a_study_of_ones_own_leads_with_its_experiment_and_its_names(general: Pa
     rows = tables_of(found)["settings"].splitlines()
     assert rows[-1].count("mine:partial") == 1 and "exact: nothing; partial: nothing" in rows[-1]
     timing = pd.DataFrame({"run": ["own/exact/0"], "total_s": [3.0]})
-    assert report_card(found, timing).count("| own: ") == 2
+    assert report_card(study, found, timing).count("| own: ") == 2
 
 
 def test_the_report_card_has_each_method_and_samples_are_bounded(general: Path, mini_study: Study) -> None:
@@ -143,7 +143,9 @@ def test_the_report_card_has_each_method_and_samples_are_bounded(general: Path, 
     found = record_of(mini_study, *both_seeds("a", 0.1, 0.5), *both_seeds("all", 0.1, 0.75, experiment=SFT, **counts))
     names = [run for entry in found["experiments"].values() for arm in entry["arms"] for run in arm["runs"]]
     timing = pd.DataFrame({"run": names, "total_s": [{"sft": 3.0, "grp": 10.0}[name[:3]] for name in names]})
-    head, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in report_card(found, timing).splitlines()]
+    head, _, *rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in report_card(study, found, timing).splitlines()
+    ]
     assert head[:2] == ["after", "reward (95%)"] and head[-1] == "seconds a run"
     assert rows[0][:2] == ["no training", "0.100"] and rows[0][-1] == ""
     assert {(row[1][:5], row[-1]) for row in rows[1:]} == {("0.750", "3.0"), ("0.500", "10.0")}
@@ -220,7 +222,7 @@ def test_the_committed_record_gives_the_committed_tables() -> None:
     """Byte for byte: arms, starts that differ, rates, zero-shot outcomes, estimates from samples, and claims."""
     found = tables_of(json.loads((ROOT / paths.RECORD).read_text()))
     committed = {path.stem: path.read_text() for path in (ROOT / paths.TABLES).glob("*.md")}
-    assert found == committed and {"zero_shot", "best_of_n", "claims", f"{SWEEP}"} <= found.keys()
+    assert found == committed and {"zero_shot", "best_of_n", "claims", "grpo_baselines-rates"} <= found.keys()
 
 
 def test_tasks_of_a_mixture_are_measured(workdir: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> None:

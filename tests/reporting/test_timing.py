@@ -77,7 +77,9 @@ def test_a_row_for_each_run(study: Study) -> None:
     taken = rows.loc[f"{COLOCATE}/same/0"]
     assert (taken["total_s"], taken["mlflow_run_id"], taken["same_as"]) == (20.0, "id-0", f"{COLOCATE}/one/0")
     assert (first["lock"], taken["lock"]) == ("abc.dir", "") and str(first["commit"]) == "2" * 10
-    assert json.loads(first["hardware"])["processor"] == "of 2 GHz" and json.loads(first["software"]) == {"torch": "2.0"}
+    assert json.loads(first["hardware"]) == {"processor": "of 2 GHz", "cores": 2, "memory_gib": 8, "gpus": []} and json.loads(
+        first["software"]
+    ) == {"torch": "2.0"}
     gpus = study.resources[study.experiments[COLOCATE].resources].gpus
     assert first["gpu_hours"] == pytest.approx(20 / 3600 * gpus, abs=1e-4)
 

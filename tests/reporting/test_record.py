@@ -144,7 +144,7 @@ def test_the_report_card_has_each_method_and_samples_are_bounded(general: Path, 
     names = [run for entry in found["experiments"].values() for arm in entry["arms"] for run in arm["runs"]]
     timing = pd.DataFrame({"run": names, "total_s": [{"sft": 3.0, "grp": 10.0}[name[:3]] for name in names]})
     head, _, *rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]] for line in report_card(study, found, timing).splitlines()
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in report_card(mini_study, found, timing).splitlines()
     ]
     assert head[:2] == ["after", "reward (95%)"] and head[-1] == "seconds a run"
     assert rows[0][:2] == ["no training", "0.100"] and rows[0][-1] == ""

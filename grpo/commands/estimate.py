@@ -82,8 +82,9 @@ def _assumed_runs(study: Study) -> list[EffectiveRun]:
     for name in study.active_experiments:
         before = [winners[experiment] for experiment in study.needed_selections(name)]
         arms = {arm: effective_run(study, name, arm, study.seeds[0], before) for arm in study.experiments[name].arms}
-        winner = study.selection.pinned.get(name) or next(iter(arms))
-        off_policy = [run for run in arms.values() if getattr(run.config, "updates_per_rollout_batch", 1) > 1]
+        winner, *others = study.selection.pinned_arms(name) or arms
+        ranked = [arms[arm] for arm in dict.fromkeys([winner, *others, *arms])]
+        off_policy = [run for run in ranked if getattr(run.config, "updates_per_rollout_batch", 1) > 1]
         ranking = [{"arm": run.arm, "overrides": run.overrides} for run in off_policy[: study.selection.best_few]]
         won = {"experiment": name, "winner": winner, "overrides": arms[winner].overrides}
         winners[name] = {**won, "off_policy_ranking": ranking}

@@ -1,8 +1,8 @@
 """`grpo replicate`: run the active study again with other seeds in a copy of the project, and compare the two records.
 
 The copy runs only the experiments that claims are about and those that these need (:func:`needed_experiments`). They start from
-the winners of the study, so that both compare the same settings. What its claims are judged by is kept in reports/replicates/,
-so that the report can judge them by all studies together.
+the winners and rankings of the study, so that both compare the same settings. What its claims are judged by is kept in
+reports/replicates/, so that the report can judge them by all studies together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.common.errors import UserError
-from grpo.common.files import atomic_folder, read_text, write_json, write_text
+from grpo.common.files import atomic_folder, read_json, read_text, write_json, write_text
 from grpo.common.yaml_file import read_mapping, to_yaml
 from grpo.reporting.labels import interval, table
 from grpo.reporting.record import Values, arm_of, read_record
@@ -56,7 +56,7 @@ def replicate(seeds: list[int], base_seed: int | None) -> str:
     prefix = f"{key_of(study)}-"  # replicates of another study are not compared
     folder = FOLDER / f"{prefix}{name}"
     if not folder.exists():
-        _copy_project(folder, seeds, base_seed, {name: entry["winner"] for name, entry in here["experiments"].items()})
+        _copy_project(folder, seeds, base_seed, {name: chosen_arms(name) for name in here["experiments"]})
     _run_pipeline(folder)
     write_text(paths.REPLICATES / f"{folder.name}.csv", read_text(folder / paths.PAIRS, "tables"))
     found = {
@@ -71,6 +71,13 @@ def replicate(seeds: list[int], base_seed: int | None) -> str:
         f"{_counts(found[name]['claims'])}\nreports/replication.md: each claim's verdicts and each experiment's highest arm\n"
         f"{paths.REPLICATES}/: commit it; `make repro` then puts the verdicts of all studies together into the report"
     )
+
+
+def chosen_arms(experiment: str) -> list[str]:
+    """The winner of a finished experiment, and its off-policy arms from the best on if later experiments use the ranking."""
+    selection = read_json(paths.SELECT / f"{experiment}.json", f"select@{experiment}", ["winner"])
+    ranking = [entry["arm"] for entry in selection.get("off_policy_ranking", [])]
+    return [*dict.fromkeys([selection["winner"], *ranking])]
 
 
 def all_studies(study: Study, here: Values, own: Mapping[str, Pairs]) -> list[dict[str, str]]:
@@ -159,7 +166,7 @@ def _change(here: str, there: str) -> str:
 # ------------------------------------------------------------------------------------------------- the copy that runs
 
 
-def _copy_project(folder: Path, seeds: list[int], base_seed: int | None, winners: Mapping[str, str]) -> None:
+def _copy_project(folder: Path, seeds: list[int], base_seed: int | None, winners: Mapping[str, list[str]]) -> None:
     """Copy the working tree to ``folder``, with the seeds changed in params.yaml and the same DVC cache."""
     with atomic_folder(folder) as copy:
         _call("git", "clone", "--quiet", "--no-checkout", ".", str(copy))  # a clone, because runs record the git commit
@@ -180,10 +187,10 @@ def _copy_project(folder: Path, seeds: list[int], base_seed: int | None, winners
     print(f"{folder}: no claim is about {', '.join([*left_out, 'best of N', 'the kissing number'])}: left out", flush=True)
 
 
-def _only(params: dict[str, Any], needed: list[str], winners: Mapping[str, str]) -> dict[str, Any]:
+def _only(params: dict[str, Any], needed: list[str], winners: Mapping[str, list[str]]) -> dict[str, Any]:
     """params.yaml with only these experiments, their tasks, one zero-shot prompt, and no sampling for best of N and no search.
 
-    The study's ``winners`` are pinned, so that later experiments compare the same settings as the study's.
+    The study's ``winners`` (:func:`chosen_arms`) are pinned, so that later experiments compare what the study's compare.
 
     The name differs, because the study's comments (:mod:`grpo.reporting.comments`) are about its own numbers.
     """
@@ -193,7 +200,7 @@ def _only(params: dict[str, Any], needed: list[str], winners: Mapping[str, str])
         "zero_shot_prompts": evaluation["zero_shot_prompts"][:1],
         "best_of_n": evaluation["best_of_n"] | {"prompts": []},
     }
-    pinned = {name: arm for name, arm in winners.items() if name in needed}
+    pinned = {name: arms if arms[1:] else arms[0] for name, arms in winners.items() if name in needed}
     of_tasks = {section: {name: of for name, of in params[section].items() if name not in gone} for section in BY_TASK}
     changes = {"study": "replicate", "experiments": experiments, "evaluation": evaluation, "kissing_number": None}
     return params | changes | of_tasks | {"selection": params["selection"] | {"pinned": pinned}}

@@ -83,7 +83,7 @@ def differences(study: Study, rows: dict[str, Row]) -> tuple[list[Difference], d
     experiments = {
         name: Experiment(
             {arm: [_run(rows, paths.run_name(name, arm, seed)) for seed in study.seeds_of(name)] for arm in entry.arms},
-            study.selection.pinned.get(name),
+            next(iter(study.selection.pinned_arms(name)), None),
         )
         for name, entry in ((name, study.experiments[name]) for name in study.active_experiments)
     }

@@ -72,7 +72,12 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
     drawn = [*paths.FIGURES.glob("*.svg"), *paths.REPORTS.glob("timing.svg"), *CURVES.glob("*.svg")]
     return render(
         "writeup.md.j2",
-        r={"left_out": left_out(study), "pinned": study.selection.pinned, "heading": study.heading} | dict(record),
+        r={
+            "left_out": left_out(study),
+            "pinned": {name: study.selection.pinned_arms(name) for name in study.selection.pinned},
+            "heading": study.heading,
+        }
+        | dict(record),
         claims=shown_claims(record["claims"]),
         untested=[claim for claim in record["claims"] if claim not in shown_claims(record["claims"])],
         tables={path.stem: read_text(path, "tables") for path in sorted(paths.TABLES.glob("*.md"))},

@@ -32,7 +32,7 @@ def choose(study: Study, found: Evidence) -> Choice:
     (:meth:`Evidence.first_within_one_error`), and the others give the results. So the best of several arms is not judged on the
     problems that chose it. ``selection.pinned`` may name another winner.
     """
-    arms, leader, pinned = [*found.chosen.values()], found.leader, study.selection.pinned.get(found.experiment)
+    arms, leader, pinned = [*found.chosen.values()], found.leader, study.selection.pinned_arms(found.experiment)
     eligible, near, margin = found.eligible(arms), found.first_within_one_error(arms), None
     others = [arm for arm in eligible if arm != leader]
     runner_up = max(others, key=lambda arm: float(found.selection(arm).mean()), default=None)
@@ -48,7 +48,7 @@ def choose(study: Study, found: Evidence) -> Choice:
         reason = f"pinned by hand in params.yaml (selection.pinned); without that, {near} would win"
     if out := [arm for arm in arms if arm not in eligible]:
         reason += f"; left out because a run collapsed: {', '.join(out)}"
-    return Choice(leader, runner_up, margin, pinned or near, pinned is not None, reason)
+    return Choice(leader, runner_up, margin, pinned[0] if pinned else near, bool(pinned), reason)
 
 
 def select(study: Study, experiment: str) -> dict[str, Any]:
@@ -59,8 +59,8 @@ def select(study: Study, experiment: str) -> dict[str, Any]:
         ``value`` with ``low`` and ``high`` (95%), ``overrides`` (hyperparameters that it sets), ``before`` (the winners on
         which the runs build, first to last) and ``candidates``: all arms, each with its ``setting``, if its rate is ``chosen``,
         and its runs that ``collapsed``. A sweep whose ranking another experiment uses also has ``off_policy_ranking``, its best
-        few off-policy settings: the winner if it is one of them, then by mean on the problems that select, those with a
-        collapsed run last.
+        few off-policy settings: the pinned arms, the winner if it is one of them, then by mean on the problems that select,
+        those with a collapsed run last.
 
     Raises:
         UserError: a run of the experiment is missing.
@@ -83,8 +83,12 @@ def select(study: Study, experiment: str) -> dict[str, Any]:
     }
     after = (entry for entry in study.experiments.values() if entry.builds_on == experiment)
     if any(OFF_POLICY_RANK in arm for entry in after for arm in entry.arms.values()):  # they take arms by their rank
-        off_policy = [c for c in candidates if c["chosen"] and c["updates_per_rollout_batch"] > 1]  # a sweep is of GRPO runs
-        ranking = sorted(off_policy, key=lambda c: (c is not winner, bool(c["collapsed"]), -c["selection"]))
+        pinned = study.selection.pinned_arms(experiment)
+        off_policy = [
+            c for c in candidates if c["updates_per_rollout_batch"] > 1 and (c["chosen"] or c["arm"] in pinned)
+        ]  # a sweep is of GRPO runs
+        place = {arm: number for number, arm in enumerate(dict.fromkeys([*pinned, winner["arm"]]))}
+        ranking = sorted(off_policy, key=lambda c: (place.get(c["arm"], len(place)), bool(c["collapsed"]), -c["selection"]))
         selection["off_policy_ranking"] = [{k: c[k] for k in ("arm", "overrides")} for c in ranking[: study.selection.best_few]]
     return selection
 

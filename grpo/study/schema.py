@@ -310,9 +310,10 @@ class Study(Section):
                 raise UserError(
                     f"controls: {name} has no arm in experiments.{CONTROLS_IN}; `grpo study use` adds it. Run that."
                 )
-        for name, arm in self.selection.pinned.items():
+        for name in self.selection.pinned:
             require_known("selection.pinned", "no experiment", name, self.experiments)
-            require_known(f"selection.pinned.{name}", "no arm", arm, self.experiments[name].arms)
+            for arm in self.selection.pinned_arms(name):
+                require_known(f"selection.pinned.{name}", "no arm", arm, self.experiments[name].arms)
         for name, experiment in self.experiments.items():
             for arm, values in experiment.arms.items():
                 self._check_arm(name, arm, values)

@@ -271,11 +271,17 @@ class EvaluationSteps:
 class Selection(Section):
     """How an experiment's winner is chosen: by :func:`grpo.results.selection.result_of`, or pinned by hand.
 
-    ``best_few`` is the number of off-policy arms of the broad sweep that the focused sweep continues.
+    ``best_few`` is the number of off-policy arms of the broad sweep that the focused sweep continues. ``pinned`` names an
+    experiment's winner, or a list of arms: the winner, and the off-policy arms in the order that ``off_policy_rank`` counts.
     """
 
     best_few: PositiveInt = 2
-    pinned: dict[str, str] = Field(default_factory=dict)
+    pinned: dict[str, str | Annotated[list[str], Field(min_length=1)]] = Field(default_factory=dict)
+
+    def pinned_arms(self, experiment: str) -> list[str]:
+        """The arms that are pinned, the winner first; empty if none is."""
+        arms = self.pinned.get(experiment, [])
+        return [arms] if isinstance(arms, str) else arms
 
 
 class Divergence(Section):

@@ -121,9 +121,15 @@ def test_a_replicate_leaves_out_what_no_claim_is_about_and_nothing_else_needs(re
     folder = Path("replicates/x")
     left_out = {*repository.active_experiments} - {*needed_experiments(repository)}
     assert left_out == {"grpo_kl_divergence", "grpo_colocate", "leaderboard", "grpo_keyword_inclusion"}
-    replicate._copy_project(folder, [7], 5, {"grpo_baselines": "no_baseline", "leaderboard": "best"})
+    sweep, ranked = "grpo_off_policy_sweep_focused", ["on_policy", "best_1"]
+    ranking = [{"arm": arm, "overrides": {}} for arm in ranked[1:]]
+    write_json(paths.SELECT / f"{sweep}.json", {"winner": ranked[0], "off_policy_ranking": ranking})
+    write_json(paths.SELECT / "leaderboard.json", {"winner": "best"})
+    winners = {"grpo_baselines": ["no_baseline"], **{name: replicate.chosen_arms(name) for name in (sweep, "leaderboard")}}
+    replicate._copy_project(folder, [7], 5, winners)
     other = load_study(folder / "params.yaml")
-    assert other.selection.pinned == {"grpo_baselines": "no_baseline"}, "later experiments compare what the study's compare"
+    pinned = {"grpo_baselines": "no_baseline", sweep: ranked}
+    assert other.selection.pinned == pinned, "later experiments compare what the study's compare"
     assert [*other.tasks] == [*other.models] == ["main"] and other.kissing_number is None and not other.kl_in
     assert not other.evaluation.best_of_n.prompts and len(other.evaluation.zero_shot_prompts) == 1
     assert other.study != repository.study  # whose comments are about its own numbers
@@ -146,6 +152,7 @@ def test_seeds_are_new_and_the_study_is_finished(repository: Study) -> None:
 
 def test_a_pipeline_that_fails_is_continued_and_all_finished_replicates_are_compared(repository: Study) -> None:
     claim = "std-normalization"
+    write_json(paths.SELECT / "e.json", {"winner": "b"})
     write_json(paths.RECORD, record("b", **{"x": HOLDS, claim: OPEN}))
     write_pairs(paths.PAIRS, {claim: Pairs("a", "b", [0, 1], np.full((2, 9), 0.2), np.empty((2, 0)), "of seed 0")})
     Path("workflow").mkdir()

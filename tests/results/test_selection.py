@@ -216,12 +216,13 @@ def write_sweep(study: Study, experiment: str = SWEEP, diverged: tuple[str, ...]
         (2, None, {"diverged": ("four", "eight", "sixteen")}, "once", ["two", "four"]),
         (2, None, {"diverged": tuple(ARMS)}, "once", ["four", "eight"]),
         (2, "two", {}, "two", ["two", "four"]),
+        (2, ["once", "sixteen", "two"], {"diverged": ("sixteen",)}, "once", ["sixteen", "two"]),  # as in another study
         (2, "two", {"diverged": ("two", "four")}, "two", ["two", "eight"]),
         (2, None, {"once": 0.1, "two": 0.79}, "two", ["two", "four"]),  # it wins as the earlier arm, within one error of four
     ],
 )
 def test_a_sweep_ranks_its_best_off_policy_arms(
-    study: Study, best_few: int, pinned: str | None, changes: dict[str, Any], winner: str, ranking: list[str]
+    study: Study, best_few: int, pinned: str | list[str] | None, changes: dict[str, Any], winner: str, ranking: list[str]
 ) -> None:
     """The winner, if it is one of them, then by mean."""
     study = write_sweep(study, **changes)

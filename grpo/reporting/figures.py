@@ -33,6 +33,7 @@ OUTCOMES = ("#009E73", "#E69F00", "#999999", "#56B4E9")
 ESTIMATES = {"pass": "pass@N", "best": "Best@N", "majority": "majority@N"}
 APART, TOGETHER = INK, "#AAAAAA"  # decided and open
 ROW = 0.16  # inches of a row of the contrasts
+PAIR, UNDER = "#56B4E9", 0.33  # a pair of runs: its colour, and rows below the interval
 RATES_A_ROW = 4  # panels
 CHARACTERS = 170  # of titles in a row of panels
 ALL = "all"  # the one setting of arms that differ in their learning rate only
@@ -107,12 +108,14 @@ def looks_of(record: Values) -> dict[str, dict[str, Style]]:
 
 
 def draw_overview(record: Values, runs: Mapping[str, Mapping[str, list[Run]]]) -> Figure:
-    """Draw reward, form, accuracy given the form and length of the headline's runs."""
-    top = record["headline"]
-    entry, own = record["experiments"][top["experiment"]], runs[top["experiment"]][top["arm"]]
-    columns = [column for column in (own[0].column, *OVERVIEW) if has(own, column)]
-    looks = {top["label"]: looks_of(record)[top["experiment"]][top["label"]]}
-    return charts.curves_figure({top["label"]: own}, columns, entry["method"], collapsed(entry), looks=looks)[0]
+    """Draw reward, form, accuracy given the form and length of the headline's runs, beside the one other arm if it has one."""
+    name, top = record["headline"]["experiment"], record["headline"]["arm"]
+    entry, looks = record["experiments"][name], looks_of(record)[name]
+    shown = rows if len(rows := chosen(entry)) <= charts.TOLD_APART else [arm_of(entry, top)]
+    arms = {arm["label"]: runs[name][arm["arm"]] for arm in shown}
+    every = [run for own in arms.values() for run in own]
+    columns = [column for column in (every[0].column, *OVERVIEW) if has(every, column)]
+    return charts.curves_figure(arms, columns, entry["method"], collapsed(entry), looks={arm: looks[arm] for arm in arms})[0]
 
 
 def draw_experiment(entry: Values, runs: Mapping[str, list[Run]], looks: Mapping[str, Style]) -> tuple[Figure, Figure | None]:
@@ -160,7 +163,9 @@ def draw_contrasts(record: Values) -> Figure | None:
     figure, axes = panels(len(columns), FULL, 0.7 + ROW * height)
     for place, half in zip(axes, columns, strict=True):
         _draw_column(place, record, {name: groups[name] for name in half}, height)
-    figure.supxlabel(f"{record['metric']} at the end, minus the leader's: 95% interval (band: ±{MARGIN:g}; grey: open)")
+    figure.supxlabel(
+        f"{record['metric']} at the end, minus the leader's: 95% interval (grey: open; dots: seeds; band: ±{MARGIN:g})"
+    )
     return figure
 
 
@@ -173,9 +178,12 @@ def _draw_column(axes: Axes, record: Values, groups: Mapping[str, list[Values]],
         entry = record["experiments"][name]
         heads.add(len(names))
         names.append(f"{entry['title']}: minus {arm_of(entry, entry['leader'])['label']}")
+        leader = arm_of(entry, entry["leader"])["by_run"]
         for arm in rows:
             y, below = len(names), arm["below"]
             color = TOGETHER if comparison(below) == "open" else APART
+            pairs = [own - other for own, other in zip(arm["by_run"], leader, strict=False)]  # as difference_of pairs them
+            axes.plot(pairs, [y + UNDER] * len(pairs), ".", color=PAIR, markersize=4, markeredgewidth=0, zorder=1.5)
             axes.hlines(y, -below["high"], -below["low"], color=color, linewidth=2)
             axes.plot(-below["value"], y, "o", color=color, markersize=4)
             names.append(arm["label"])

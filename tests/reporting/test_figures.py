@@ -96,14 +96,15 @@ def test_every_arm_is_drawn_and_can_be_told_from_the_others(count: int) -> None:
 def test_a_mean_with_its_band_and_collapsed_runs_with_a_cross() -> None:
     """The mean counts a stopped run at its last value to the end, as the tables do; its own curve ends where it stopped."""
     runs = [run("a", [0.0, 0.4, 0.8], 0), run("a", [0.0, 0.6, 0.6], 1), run("a", [0.0, 0.1], 2, diverged=8)]
-    figure, _ = curves_figure({"a": runs, "b": [run("b", [0.0, 0.1, 0.1])]}, [ANSWER], "grpo")
+    others = {name: [run(name, [0.0, 0.1, 0.1])] for name in "bc"}
+    figure, _ = curves_figure({"a": runs} | others, [ANSWER], "grpo")
     (axes,) = figure.axes
-    mean, thin, cross, _ = axes.lines
+    mean, thin, cross, *_ = axes.lines
     assert mean.get_ydata() == pytest.approx([0.0, 1.1 / 3, 0.5]) and thin.get_linewidth() < mean.get_linewidth()
     assert list(thin.get_ydata()) == [0.0, 0.1] and (cross.get_marker(), cross.get_ydata()[-1]) == ("x", 0.1)
     band = axes.collections[0].get_paths()[0].vertices
     assert {tuple(point) for point in np.round(np.asarray(band), 6)} >= {(8.0, 0.1), (8.0, 0.6), (16.0, 0.1), (16.0, 0.8)}
-    alone, _ = curves_figure({"a": runs[:2]}, [ANSWER], "grpo")  # a thin line for each run, and no band
+    alone, _ = curves_figure({"a": runs[:2]}, [ANSWER], "grpo")  # of one arm or two: a thin line for each run, and no band
     assert [list(line.get_ydata()) for line in alone.axes[0].lines][:2] == [[0.0, 0.4, 0.8], [0.0, 0.6, 0.6]]
     assert not alone.axes[0].collections
     named, _ = curves_figure({"a": runs[:2]}, [ANSWER], "grpo", collapsed=[runs[1].name])
@@ -245,6 +246,24 @@ def test_the_overview_is_of_the_headlines_runs() -> None:
     assert len(figure.axes) == 4 and [ends(axes) for axes in figure.axes] == [[0.5], [0.8], [pytest.approx(0.625)], [20.0]]
 
 
+def test_the_overview_has_the_one_other_arm_with_its_runs_and_no_more_than_one() -> None:
+    """Each arm's runs are thin lines of its colour below its mean; a rate that was only tried is no arm of the figure."""
+    runs = {
+        name: [run(name, [0.1, end + seed / 10], seed) for seed in (0, 1)] for name, end in (("a", 0.2), ("b", 0.6), ("c", 0.8))
+    }
+    tried = entry(arm("a", 0.2), arm("b", 0.6), arm("c", 0.8, chosen=False))
+    record = {"headline": {"experiment": "e", "arm": "b", "label": "b"}, "experiments": {"e": tried}}
+    figure = draw_overview(record, {"e": runs})
+    axes = figure.axes[0]
+    assert ends(axes) == pytest.approx([0.2, 0.3, 0.25, 0.6, 0.7, 0.65]) and not axes.collections
+    assert [line.get_linewidth() < axes.lines[2].get_linewidth() for line in axes.lines] == [True, True, False] * 2
+    assert len({line.get_color() for line in axes.lines[:3]}) == 1 and axes.lines[3].get_color() != axes.lines[0].get_color()
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"] and inside(figure)
+    tried["arms"][2]["chosen"] = True
+    figure = draw_overview(record, {"e": runs})
+    assert ends(figure.axes[0]) == pytest.approx([0.6, 0.7, 0.65]) and not figure.legends
+
+
 DRAWN = {
     "math_baseline": lambda record: draw_zero_shot(record["baseline"]),
     "contrasts": draw_contrasts,
@@ -263,6 +282,25 @@ def test_the_committed_record_gives_the_committed_figures(name: str, tmp_path: P
     save_figure(figure, tmp_path / "drawn.svg")
     assert (tmp_path / "drawn.svg").read_text() == (ROOT / paths.FIGURES / f"{name}.svg").read_text()
     assert inside(figure)
+
+
+def test_dots_of_a_contrast_are_the_leaders_runs_taken_from_the_arms_seed_by_seed() -> None:
+    """In the committed record their mean is the difference that the table has."""
+    below = {"value": 0.2, "low": -0.1, "high": 0.5}
+    arms = arm("a", 0.6, by_run=[0.5, 0.7, 0.9]), arm("b", 0.4, by_run=[0.2, 0.6], below=below)
+    figure = draw_contrasts({"metric": "answer reward", "experiments": {"e": entry(*arms)}})
+    assert figure is not None
+    _, dots, centre = figure.axes[0].lines
+    assert list(dots.get_xdata()) == pytest.approx([-0.3, -0.1]) and list(centre.get_xdata()) == [-0.2]
+    assert dots.get_zorder() < figure.axes[0].collections[-1].get_zorder()
+    figure = draw_contrasts(json.loads((ROOT / paths.RECORD).read_text()))
+    assert figure is not None
+    for axes in figure.axes:
+        for dots, centre in zip(axes.lines[1::2], axes.lines[2::2], strict=True):
+            assert (
+                np.mean(dots.get_xdata()) == pytest.approx(centre.get_xdata()[0])
+                and 0 < dots.get_ydata()[0] - centre.get_ydata()[0] < 0.5
+            )
 
 
 def test_without_differences_or_rates_there_is_no_such_figure() -> None:

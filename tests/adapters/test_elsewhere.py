@@ -80,9 +80,6 @@ def test_a_taskset_of_verifiers_with_our_grader(tmp_path: Path) -> None:
     assert task.verify([r"\boxed{0.50}", "0.5", r"\boxed{0}"], [problems[1], problems[1], problems[0]]) == [1.0, 0.0, 1.0]
 
 
-# ------------------------------------------------------------------------------------------------------ lm-evaluation-harness
-
-
 QUESTIONS = ["Mia has 4.5 apples.", "Tom has 4.5 apples.", "Ana has 7 coins."]
 TRUTHS = ["Half of nine.\n#### 4.5", "#### 4.50", "#### 7"]
 

@@ -317,9 +317,6 @@ def test_overlong_punishment_is_trls() -> None:
     assert [soft_overlong_punishment(n, max_tokens=16, buffer=5) for n in range(20)] == pytest.approx(expected, abs=1e-6)
 
 
-# ------------------------------------------------------------------------------------------------------------------- episodes
-
-
 # A chat of Qwen's kind: tools in the system message, calls as JSON in tags, answers of tools as messages of the user.
 TEMPLATE = (
     "{% if tools %}<|im_start|>system\nTools:{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}<|im_end|>\n{% endif %}"

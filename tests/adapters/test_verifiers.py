@@ -175,9 +175,7 @@ def test_what_is_not_one_response_to_one_prompt_is_refused(environment: str, tol
         task(environment, config={}, train={}).problems("train")
 
 
-def test_the_study_of_the_docs_gets_its_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Any, tokenizer: Any
-) -> None:
+def test_the_docs_study_gets_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Any, tokenizer: Any) -> None:
     """The stages run in the project's own environment, which finds `verifiers` in this one."""
     folder = clone_with_study(tmp_path / "clone", "extending.md", "taskset")
     (folder / "studies/my_taskset.py").write_text(MODULE)

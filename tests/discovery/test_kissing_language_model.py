@@ -67,8 +67,6 @@ def scores(attempts: list[Attempt]) -> list[float]:
     return [attempt.score for attempt in attempts]
 
 
-# -------------------------------------------------------------------------------------------------------------- strategies
-
 SCRIPT = [BAD, GARBAGE, GOOD, UNFINISHED, BETTER, GOOD, program("x = 1\n"), BAD]
 SCORES = [0, 0, 22, 0, 38, 22, 0, 0]
 
@@ -94,9 +92,6 @@ def test_a_search_with_each_strategy(tmp_path: Path, strategy: str) -> None:
     assert attempts[1].verdict.message == "the answer holds no code block"
     assert attempts[3].verdict.message.startswith("the answer was cut by the length limit of the model")
     assert "no closing fence" in attempts[3].verdict.message
-
-
-# ------------------------------------------------------------------------------------------------------ failing endpoints
 
 
 @pytest.mark.parametrize(
@@ -165,9 +160,6 @@ def test_a_request_that_is_refused_is_not_repeated_and_a_shorter_one_follows(tmp
     assert CROSS in prompts[1] and prompts[2] == prompts[3] == prompts[0]
 
 
-# ------------------------------------------------------------------------------------------------------------ odd answers
-
-
 def test_the_key_is_nowhere(tmp_path: Path) -> None:
     """Not even where the endpoint sends it back."""
     endpoint = Endpoint("http://127.0.0.1:1/v1", MODEL, KEY)
@@ -179,8 +171,6 @@ def test_the_key_is_nowhere(tmp_path: Path) -> None:
     assert "Your key is ***." in (attempt.proposal.answer or "")
     assert all(KEY not in file.read_text() for file in tmp_path.iterdir())
 
-
-# ------------------------------------------------------------------------------------------------------------- settings
 
 ENVIRONMENT = {"OPENAI_BASE_URL": "http://127.0.0.1:8000/v1/", "OPENAI_MODEL": "m", "OPENAI_API_KEY": f" {KEY}\n"}
 
@@ -198,9 +188,6 @@ def test_settings_that_cannot_work(changes: dict[str, str], told: str) -> None:
     with pytest.raises(UserError, match=told) as caught:
         endpoint_from_environment({**ENVIRONMENT, **changes})
     assert KEY not in str(caught.value) and "cret" not in str(caught.value)
-
-
-# ------------------------------------------------------------------------------------------------------ kills and damage
 
 
 def test_a_damaged_log_is_refused(tmp_path: Path) -> None:

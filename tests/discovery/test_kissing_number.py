@@ -52,9 +52,6 @@ def test_the_committed_program_gives_600_points() -> None:
     assert (verdict.num_points, verdict.combined_score, verdict.message) == (600, 600.0, "")
 
 
-# -------------------------------------------------------------------------------------------------------- command line
-
-
 def test_verify_prints_the_verdict_and_tells_it_by_its_exit_code(grpo: Any, tmp_path: Path) -> None:
     roots = [[6 if k in (i, j) else 0 for k in range(11)] for i, j in ((0, 1), (1, 2))]
     program = tmp_path / "program.py"
@@ -71,9 +68,6 @@ def test_verify_prints_the_verdict_and_tells_it_by_its_exit_code(grpo: Any, tmp_
     evaluator = [sys.executable, COMMITTED.with_name("evaluator.py"), program]  # as the homework calls it
     done = subprocess.run(evaluator, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and done.stdout.startswith("num_points: 3\ndimension: 11\nvalidity: 0.0\nmessage: Minimum ")
-
-
-# ---------------------------------------------------------------------------------------------------------------- search
 
 
 def attempts_of(*scores: int) -> list[Attempt]:
@@ -103,9 +97,6 @@ def test_as_many_points_as_the_committed_program_come_from_the_search() -> None:
     assert (result["best"], result["best_from"], result["found_at"], result["valid"]) == (2, "search", 1, 3)
     nothing = summarise(Log(Path("log.json"), settings, attempts_of(0)), "1 of 1 calls", Verification(0, None, 0.0, 0.0, "?"))
     assert (nothing["best"], nothing["best_from"], nothing["found_at"]) == (0, "committed program", None)
-
-
-# ---------------------------------------------------------------------------------------------------------------- stage
 
 
 def answer(request: dict[str, Any]) -> Behaviour:
@@ -230,9 +221,6 @@ def test_a_killed_stage_goes_on(mini_study: Study, endpoint: FakeEndpoint, monke
     assert [attempt.score for attempt in after] == SCORES and result["best_of_search"] == 38
 
 
-# ----------------------------------------------------------------------------------------------------------------- strategies
-
-
 FAR_OFF = "Minimum squared distance 36 < maximum squared norm 40: points 3 and 17 of {{ 2 }} & <b>"
 
 
@@ -267,9 +255,6 @@ class Search:
 
     def refuse(self) -> None:
         self.add(0, None, None, f"{REFUSED}: HTTP 400: too long")
-
-
-# ---------------------------------------------------------------------------------------------------------- strategies
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -347,8 +332,6 @@ def test_a_prompt_that_was_refused_is_followed_by_shorter_ones(strategy: str) ->
     search.add(6)  # it goes on from there, whatever was refused before
     assert len(search.held()) == {"best_of_n": 0, "conversation": 2, "hybrid": 0}[strategy]
 
-
-# ---------------------------------------------------------------------------------------------- the program in an answer
 
 PROGRAM = "def run_code():\n    return []\n"
 OTHER = "points = [[1] * 11]\n"

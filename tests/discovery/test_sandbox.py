@@ -48,9 +48,6 @@ def failure(program: str, limits: Limits = QUICK) -> str:
     return str(caught.value)
 
 
-# ------------------------------------------------------------------------------------------------------- what is passed on
-
-
 @pytest.mark.parametrize(
     ("program", "points"),
     [
@@ -158,9 +155,6 @@ def test_only_the_end_of_a_long_output_is_in_the_message() -> None:
 def test_limits_of_the_kernel() -> None:
     program = "from resource import *\npoints = [getrlimit(one) for one in (RLIMIT_NOFILE, RLIMIT_CORE, RLIMIT_STACK, 11)]"
     assert run(program) == [[64, 64], [0, 0], [8_000_000, 8_000_000], [64, 64]]  # 11: pending signals and timers
-
-
-# ------------------------------------------------------------------------------------------------- what is out of reach
 
 
 def test_the_environment_holds_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,9 +46,6 @@ def rejected(points: object, message: str) -> Verification:
     return verdict
 
 
-# ---------------------------------------------------------------------------------------------------------- known sets
-
-
 @pytest.mark.parametrize("scale", [1, 10**13, -(10**100)])
 @pytest.mark.parametrize(("points", "count"), [(axes(11), 22), (roots(11), 220)], ids=["axes", "D11"])
 def test_sets_known_to_be_valid_are_so_at_any_scale(points: Points, count: int, scale: int) -> None:
@@ -118,9 +115,6 @@ def test_600_points_take_little_time(scale: int) -> None:
     assert verdict.message.startswith(f"Minimum squared distance {least} < maximum squared norm {most}: ")
 
 
-# ------------------------------------------------------------------------------------------------------- what is refused
-
-
 @pytest.mark.parametrize(
     ("points", "message"),
     [
@@ -149,8 +143,6 @@ def test_more_points_than_can_be_are_refused_at_once() -> None:
     assert verdict.num_points == 10**5
     rejected([[number, *[1] * 10] for number in range(868)], "Minimum squared distance 1 < ")
 
-
-# ------------------------------------------------------------------------------------------------------------- programs
 
 AXES = "[[s * 2 * (i == j) for j in range(11)] for i in range(11) for s in (1, -1)]"
 

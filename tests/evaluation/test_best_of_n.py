@@ -112,9 +112,7 @@ def test_estimates_of_a_prompt() -> None:
     assert mean_log_prob(sure_and_right[1]) == pytest.approx(-0.4)
 
 
-def test_zero_shot_answers_serve_for_one_where_both_ask_the_same_problems(
-    mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_zero_shot_answers_serve_for_n_of_one(mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_text(
         paths.BASELINE / "r1_zero.jsonl", "".join(f'{{"problem": "{i}", "answer_reward": {float(i == 1)}}}\n' for i in range(4))

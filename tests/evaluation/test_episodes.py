@@ -295,9 +295,6 @@ def test_a_group_begins_alike_and_has_room(chats: Tokenizer) -> None:
     require_room(105, [[1] * 5], 40, observations=60)
 
 
-# ------------------------------------------------------------------------------------------- with a model that samples
-
-
 PROBLEMS = [Problem(f"p/{i}", f"Mia has {i} apples.", str(i)) for i in range(5)]
 
 

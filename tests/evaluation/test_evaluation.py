@@ -52,9 +52,7 @@ def second_is_late(rollouts: Sequence[Rollout]) -> ScoredBatch:
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_rollouts_come_in_the_order_of_problems_and_late_answers_are_counted(
-    model: Any, tokenizer: Any, problems: list[Problem]
-) -> None:
+def test_rollouts_keep_their_order_and_late_ones_count(model: Any, tokenizer: Any, problems: list[Problem]) -> None:
     sampler = Sampler(TransformersEngine(model, tokenizer), tokenizer, R1_ZERO, second_is_late)
     groups = evaluate(sampler, problems, PARAMS, seed=3, n=2)
     assert [[r.problem for r in group] for group in groups] == [[p, p] for p in problems]
@@ -85,9 +83,6 @@ def test_the_page_to_read_shows_ten_of_each_outcome_from_all_over() -> None:
     assert "format 0, answer 0: 3 of 55, 3 shown" in page and "Ground truth `5`; no answer could be read; 3 tokens" in page
     assert page.count("no answer could be read") == 3 and page.count("read `4`") == 10
     assert "````text\nWhat?⟶text\n````" in page and "- [ ] the parser is at fault" in page
-
-
-# ------------------------------------------------------------------------------------------------------- what is logged
 
 
 def _rewards(answer: float, form: float = 1.0) -> dict[str, float]:
@@ -139,9 +134,7 @@ def project(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path) -> Pa
     return tmp_path
 
 
-def test_a_stage_killed_at_its_second_prompt_starts_again(
-    project: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_stage_starts_again(project: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stage's folder is written at its end only."""
     monkeypatch.chdir(project)
     mini_study = changed(mini_study, evaluation={"zero_shot_problems": 8})
@@ -218,12 +211,7 @@ def test_a_file_is_read_by_its_columns_for_one_answer_and_for_several(
         entry_of_file(file)
 
 
-# ----------------------------------------------------------------------------------------------------- parts of a reward
-
-
-def test_rewards_between_0_and_1_go_through_an_evaluation(
-    project: Path, mini_study: Study, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_rewards(project: Path, mini_study: Study, problems: list[Problem], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of ten have the full reward, one the form only, one nothing, and six a partial reward."""
     whole, form_only, nothing = (1.0, 1.0), (1.0, 0.0), (0.0, 0.0)
     part = [(1.0, 0.5), (1.0, 0.25), (0.5, 0.5), (0.5, 0.0), (0.0, 0.25), (0.9, 1.0)]
@@ -253,16 +241,13 @@ def test_rewards_between_0_and_1_go_through_an_evaluation(
         ("data/model/main --problems 8 --out params.yaml", "File exists: 'params.yaml'"),
     ],
 )
-def test_mistakes_are_told_in_one_message_before_anything_is_sampled(
+def test_mistakes_are_told_first(
     project: Path, arguments: str, message: str, grpo: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(project)
     code, _, told = grpo("evaluate", *arguments.split())
     assert code == 2 and message in told and "Traceback" not in told
     assert not (project / "out").exists()
-
-
-# -------------------------------------------------------------------------------------------------------------- evaluate_vllm
 
 
 ANSWERS = {"1 + 1?": r"\boxed{2}", "1 + 2?": r"\boxed{4}", "1 + 3?": "four"}
@@ -292,9 +277,6 @@ def test_four_arguments_evaluate_and_write(tmp_path: Path, monkeypatch: pytest.M
     given = evaluate_vllm(Scripted(), question_only_reward_fn, list(ANSWERS), "sampling parameters", ["2", "3", "4"])
     assert [record.pop("ground_truth") for record in given] == ["2", "3", "4"]
     assert given == records
-
-
-# -------------------------------------------------------------------------------------------------------------------- scripts
 
 
 ROOT = Path(__file__).parents[2]

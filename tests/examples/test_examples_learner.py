@@ -79,9 +79,6 @@ def weights(arm: str) -> bytes:
     return (paths.CHECKPOINTS / f"grpo_learning_rate/{arm}/0/last/model.safetensors").read_bytes()
 
 
-# ---------------------------------------------------------------------------------------------------------------- the loss
-
-
 def inputs(ratios: list[float], advantage: float) -> LossInputs:
     old = torch.full((1, len(ratios)), -2.0)
     of_response = torch.tensor([[advantage]])
@@ -123,9 +120,6 @@ def test_a_study_trains_with_a_loss_of_its_own(train: Train) -> None:
     assert sum(higher) < sum(equal)
 
 
-# ----------------------------------------------------------------------------------------------------------- the advantage
-
-
 def test_a_study_outside_the_repository_trains_with_the_advantage_of_the_docs(train: Train, tmp_path: Path) -> None:
     """With weight 0 it is the reward minus the group's mean."""
     (code,) = re.findall(
@@ -140,9 +134,6 @@ def test_a_study_outside_the_repository_trains_with_the_advantage_of_the_docs(tr
     write_training_inputs(load_study())
     inputs = json.loads((paths.TRAINING_INPUTS / "grpo_learning_rate.json").read_text())
     assert "my_advantages.py" in inputs["own_code"]
-
-
-# -------------------------------------------------------------------------------------------------------------- the reward
 
 
 def test_a_study_trains_with_a_reward_of_its_own(train: Train) -> None:

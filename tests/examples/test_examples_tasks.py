@@ -76,9 +76,7 @@ def test_splits_share_no_question_and_documents_ask_none_of_validation() -> None
 
 
 @pytest.mark.slow
-def test_the_example_runs_from_problems_to_a_trained_policy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grpo: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_countdown_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grpo: Callable[..., tuple[int, str, str]]) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     values = one_arm_of({"use": "countdown:Countdown", "train_size": 64, "validation_size": 16})
@@ -92,9 +90,6 @@ def test_the_example_runs_from_problems_to_a_trained_policy(
     assert metrics["steps"] == values["grpo"]["n_grpo_steps"] and 0 <= metrics["val/answer_reward"] <= 1
     inputs = (tmp_path / "data/runs/grpo_learning_rate/3e-3/0/config.yaml").read_text()
     assert "countdown.py" in inputs  # its code is part of what the run depends on
-
-
-# ------------------------------------------------------------------------------------------------------- studies/smollm2.yaml
 
 
 @pytest.fixture(scope="module")
@@ -125,9 +120,6 @@ def test_the_reward_is_the_share_of_the_words(response: str, reward: float, kind
     assert {kind for kind, found in kinds_of(response, ["cat", "dog", "fire"]).items() if found} == kinds
 
 
-# --------------------------------------------------------------------------------------------------------- studies/tools.yaml
-
-
 DOCUMENT = re.compile(r' (\d+)|(<tool_call>.*"expression": "(.*)"}}</tool_call>)<tool_response>(.*)</tool_response> (\d+)')
 
 
@@ -143,9 +135,7 @@ def task() -> Task:
         *((wrong, "error: no sum or product", 1) for wrong in ("43 57", "43 - 57", "4 * 5 * 6", "__import__('os')", "")),
     ],
 )  # fmt: skip
-def test_the_calculator_answers_right_and_the_control_at_random(
-    task: Task, expression: str, answer: str, failures: int
-) -> None:
+def test_the_calculator_and_its_random_control(task: Task, expression: str, answer: str, failures: int) -> None:
     problem = task.problems("train")[0]
 
     def answers(environment: Environment | None, seed: int) -> tuple[str, int]:
@@ -197,17 +187,13 @@ def test_an_episode_has_the_tokens_of_its_document(task: Task, prompt: str, rewa
         assert sampled == tokenizer(document, add_special_tokens=False)["input_ids"]
 
 
-def test_in_a_folder_without_it_the_study_brings_its_module_and_its_arms_differ_in_the_tool_only(
-    workdir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_study_brings_its_module_and_differs_in_the_tool(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "tools_task", raising=False)
     study = load_study(ROOT / "studies/tools.yaml")
     configs = [effective_run(study, "tools", arm, 0, []).config for arm in study.experiments["tools"].arms]
     assert len(configs) == 3 and len({str(config.model_dump(exclude={"prompt"})) for config in configs}) == 1
     assert len({study.task("main").formats[config.prompt].template for config in configs}) == 1
 
-
-# ---------------------------------------------------------------------------------------------------------- a mixture of tasks
 
 SUMS = {"use": "arithmetic", "train_size": 60, "validation_size": 30, "levels": 1, "seed": 0}
 

@@ -86,9 +86,6 @@ def test_truths_as_data_sets_write_them_can_be_answered() -> None:
         check_ground_truth(truth)
 
 
-# ---------------------------------------------------------------------------------------------------------------------- boxes
-
-
 # Each text was read by hand: what it states as a whole is the truth on its right, or is not.
 RIGHT = [
     (r"-\boxed{5}", "-5"), (r"\boxed{50}\%", "0.5"), (r"\$\boxed{5}", r"\$5"), (r"x=\boxed{5}", "5"),
@@ -159,9 +156,6 @@ def test_long_runs_are_read_in_linear_time(reader: str, piece: str) -> None:
     start = time.process_time()
     _READERS[reader]((piece * 100_000)[:100_000])
     assert time.process_time() - start < 5.0
-
-
-# ------------------------------------------------------------------------------------------------------------- truths of MATH
 
 
 MATH = Path(__file__).parents[3] / "shared" / "data" / "math"
@@ -290,9 +284,6 @@ def _values(truth: str) -> set[Fraction]:
         part = Fraction(int(found["top"] or found["short_top"]), int(found["bottom"] or found["short_bottom"]))
         value = (int(found["whole"] or 0) + part) * (-1 if found["sign"] else 1)
     return {value, value / 100} if text.endswith(r"\%") else {value}
-
-
-# ------------------------------------------------------------------------------------------------------ what is not evaluated
 
 
 # All are equal to the truth, as worked out by hand.

@@ -51,9 +51,6 @@ def check(answer: str, truth: str, expected: bool) -> None:
     assert question_only_reward_fn(rf"so \boxed{{{answer}}}.", truth)["reward"] == reward, (answer, truth)
 
 
-# ------------------------------------------------------------------------------------------------- spellings of numbers
-
-
 def terminates(value: Fraction) -> bool:
     rest = value.denominator
     for prime in (2, 5):
@@ -169,9 +166,6 @@ def test_a_percentage_is_a_number_of_hundredths(percent: int, places: int, seed:
     assert not equal(decimal(value / 10), rf"{text}\%")
 
 
-# --------------------------------------------------------------------------------------------------------------- lists
-
-
 def joined(values: list[Fraction], pick: random.Random, opening: str, closing: str) -> str:
     separator = pick.choice([",", ", ", " , ", r",\ ", r",\,"])
     spelt = [pick.choice([text for text in spellings(value, pick) if "," not in text and " " not in text]) for value in values]
@@ -275,9 +269,6 @@ def test_matrices_are_equal_cell_by_cell(rows: int, columns: int, seed: int) -> 
         check(spelt([list(column) for column in zip(*cells, strict=True)], "pmatrix"), truth, False)
 
 
-# --------------------------------------------------------------------------------------------------------- polynomials
-
-
 def expanded(roots: list[int], lead: int) -> list[int]:
     """Coefficients of lead * (x - roots[0]) * ..., the constant first."""
     coefficients = [lead]
@@ -323,9 +314,6 @@ def test_polynomials_are_their_factors(roots: list[int], lead: int, seed: int) -
     check(polynomial(changed, pick), polynomial(coefficients), False)
 
 
-# --------------------------------------------------------------------------------------------------------------- surds
-
-
 def surds(a: int, b: int, c: int) -> list[str]:
     r"""Spellings of a + b\sqrt{c}."""
     size, root, sign = "" if abs(b) == 1 else str(abs(b)), rf"\sqrt{{{c}}}", "-" if b < 0 else "+"
@@ -353,8 +341,6 @@ def test_surds(a: int, b: int, c: int, form: int, other: int, change: tuple[int,
     assume(not change[2] or (math.isqrt(changed[2]) ** 2 != changed[2] and changed[2] != 4 * c))
     check(surds(*changed)[form], surds(a, b, c)[other], change == (0, 0, 0))
 
-
-# ------------------------------------------------------------------------------------------------------------ wrappers
 
 # An @ stands for the answer.
 WRAPPERS = [

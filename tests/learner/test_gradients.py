@@ -62,9 +62,6 @@ def apart(log_probs: list[Tensor], by: float, seed: int) -> list[Tensor]:
     return [row + by * (2 * torch.rand(row.shape, generator=generator) - 1) for row in log_probs]
 
 
-# --------------------------------------------------------------------------------------------------------- the plain loss
-
-
 def clipped(ratio: Tensor, advantage: float) -> Tensor:
     return -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.3) * advantage)
 
@@ -147,8 +144,6 @@ def moved(model: Any, layout: str = "packed", **changes: Any) -> tuple[Learner, 
             parameter.mul_(1.05)
     return learner, copy.deepcopy(learner.model)
 
-
-# ------------------------------------------------------------------------------------------------------------------ GRPO
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "rewards": {"loss_type": "no_baseline", "length_normalization": "microbatch_longest"},
@@ -246,9 +241,6 @@ def test_packed_rows_of_any_lengths_have_the_gradient_of_the_plain_loss(
     assert_same_gradient(gradients, gradient_of(model, plain_loss(model, batch, learner.config)[0]))
 
 
-# ----------------------------------------------------------------------------------------------------------- fine-tuning
-
-
 @every_layout
 @pytest.mark.parametrize("constant", [1.0, 7.0])
 def test_a_fine_tuning_update_is_that_of_the_plain_loss(fresh_model: Any, constant: float, layout: str) -> None:
@@ -266,12 +258,6 @@ def test_a_fine_tuning_update_is_that_of_the_plain_loss(fresh_model: Any, consta
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert metrics["mean_nll"] == pytest.approx(loss.item() * constant * len(batch) / response_tokens(batch), rel=1e-5)
     assert metrics["gradient_norm"] == pytest.approx(expected.norm().item(), rel=1e-5)
-
-
-# ---------------------------------------------------------------------------------------- packed rows and padded microbatches
-
-
-# ----------------------------------------------------------------------------------------------------------------- rows
 
 
 @given(
@@ -309,9 +295,6 @@ def test_a_row_and_microbatches_by_hand() -> None:
     assert neighbours(5, 2) == [[0, 1], [2, 3], [4]]
 
 
-# ------------------------------------------------------------------------------------------------- padded microbatches
-
-
 @given(sizes=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 20)), min_size=1, max_size=20), budget=st.integers(1, 80))
 def test_every_response_is_padded_once_and_microbatches_keep_to_the_budget(sizes: list[tuple[int, int]], budget: int) -> None:
     prompts, responses = [(1,) * p for p, _ in sizes], [(2,) * n for _, n in sizes]
@@ -326,9 +309,7 @@ def test_every_response_is_padded_once_and_microbatches_keep_to_the_budget(sizes
 @pytest.mark.parametrize(
     ("kind", "packing", "packs"), [("qwen2", True, True), ("qwen2", False, False), ("mistral", True, False)]
 )
-def test_a_study_says_how_and_a_model_that_cannot_share_prompts_keeps_to_the_budget(
-    kind: str, packing: bool, packs: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_how_responses_are_cut(kind: str, packing: bool, packs: bool, capsys: pytest.CaptureFixture[str]) -> None:
     """Prompts of 5 tokens and responses of 6: four times ten tokens, or seven responses behind one prompt."""
     config = GrpoConfig(rollout_batch_size=8, train_batch_size=8, group_size=8, gradient_accumulation_steps=1)
     settings = LearnerSettings(max_tokens_per_microbatch=40, packing=packing)
@@ -340,9 +321,6 @@ def test_a_study_says_how_and_a_model_that_cannot_share_prompts_keeps_to_the_bud
         "learner: padded microbatches of 40 tokens, not packed rows: NotImplementedError: its attention takes sliding_window\n"
     )
     assert capsys.readouterr().out == (why if packing and not packs else "")
-
-
-# --------------------------------------------------------------------------------------------------------------- logits
 
 
 def direct(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -361,7 +339,7 @@ def results(function: Any, tokens: int, vocabulary: int, shares: tuple[float, fl
 
 @pytest.mark.parametrize("shares", [(1.0, 0.0), (0.0, 1.0), (1.0, -0.5)], ids=["log-probs", "entropy", "both"])
 @pytest.mark.parametrize("tokens", [1, 3, 4, 10])
-def test_chunks_and_whole_logits_give_the_results_and_gradients_of_autograd(
+def test_chunked_logits_are_those_of_autograd(
     tokens: int, shares: tuple[float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chunked, "TOKENS_AT_ONCE", 3)
@@ -394,9 +372,7 @@ class LargestTensor(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("budget", [None, 1000], ids=["padded", "packed"])
-def test_an_update_never_holds_the_logits_of_all_tokens(
-    fresh_model: Any, budget: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_update_never_holds_all_logits(fresh_model: Any, budget: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """No logits of prompt tokens, and of response tokens only 16 at a time."""
     monkeypatch.setattr(chunked, "TOKENS_AT_ONCE", 16)
     vocabulary = fresh_model.config.vocab_size

@@ -53,9 +53,6 @@ def relative(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     return max(((a[name] - b[name]).abs().max() / b[name].abs().max()).item() for name in b)
 
 
-# ------------------------------------------------------------------------------------------------------ log-probabilities
-
-
 @pytest.mark.parametrize("packing", [True, False], ids=["packed", "padded"])
 @pytest.mark.parametrize("objective", ["gspo", "dapo"])
 def test_in_half_precision_nothing_is_clipped_before_anything_was_learnt(objective: str, packing: bool) -> None:
@@ -71,9 +68,6 @@ def test_in_half_precision_nothing_is_clipped_before_anything_was_learnt(objecti
     first, _ = train_on(learner.config, learner, batch, version=0)  # type: ignore[arg-type]
     assert (first["ratio_min"], first["ratio_max"], first["clip_fraction"], first["kl_loss"]) == (1.0, 1.0, 0.0, 0.0)
     assert [rollout.group for rollout in batch] == [i // learner.config.group_size for i in range(32)]  # type: ignore[union-attr]
-
-
-# ---------------------------------------------------------------------------------------------------------- special cases
 
 
 @pytest.mark.parametrize("objective", ["grpo", "dapo", "gspo", "cispo"])
@@ -163,9 +157,6 @@ def test_a_learner_that_is_restored_goes_on_bit_for_bit(model: Any, dtype: torch
     assert same_weights(fresh, model)
 
 
-# ------------------------------------------------------------------------------------------- gradients that are not finite
-
-
 def optimizer_state(learner: Learner) -> list[Tensor]:
     return [t.clone() for of_weight in learner.optimizer.adamw.state_dict()["state"].values() for t in of_weight.values()]
 
@@ -198,9 +189,6 @@ def test_an_update_without_a_finite_gradient_is_skipped(model: Any, loss_type: s
     assert same_weights(model, twin.model)
 
 
-# ---------------------------------------------------------------------------------------------------------------- metrics
-
-
 @pytest.mark.parametrize("steps", [1, 8])
 def test_entropy_is_the_mean_over_response_tokens_only(model: Any, steps: int) -> None:
     by_response = [torch.distributions.Categorical(logits=log_softmax_alone(model, r)).entropy().tolist() for r in rollouts()]
@@ -211,9 +199,6 @@ def test_entropy_is_the_mean_over_response_tokens_only(model: Any, steps: int) -
     assert learner.token_entropies(rollouts()) == pytest.approx(expected, rel=1e-5)
     metrics = learner.update(scored(rollouts(), REWARDS, ADVANTAGES))
     assert metrics["token_entropy"] == pytest.approx(sum(by_token) / len(by_token), rel=1e-5)
-
-
-# -------------------------------------------------------------------------------------------------------- reads of the device
 
 
 READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__contains__")
@@ -273,9 +258,6 @@ def test_an_update_reads_once_whatever_its_size(fresh_model: Any, budget: int | 
         assert reads(lambda: learner.update(batch)) == {"tolist": 1}  # noqa: B023 - called at once
         assert reads(lambda: learner.sft_update(texts_of(batch))) == {"tolist": 1}  # noqa: B023
         assert reads(lambda: learner.log_probs(batch)) == {"cpu": 1}  # noqa: B023
-
-
-# --------------------------------------------------------------------------- models that draw random numbers in training mode
 
 
 TWO_LAYERS = {"num_layers": 2, "attention_heads": 4, "d_model": 32, "ffn_dim": 64}

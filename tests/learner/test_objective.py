@@ -55,9 +55,6 @@ def tensor(*rows: Any) -> Tensor:
     return torch.tensor(rows, dtype=torch.float32)
 
 
-# --------------------------------------------------------------------------------------------------- masked aggregation
-
-
 @pytest.mark.parametrize("function", [masked_normalize, masked_mean])
 def test_masked_out_elements_leak_neither_value_nor_gradient(function: Any) -> None:
     values = tensor([1.0, float("nan"), 3.0, float("inf")]).requires_grad_()
@@ -86,9 +83,6 @@ def test_length_normalization_example_of_the_handout() -> None:
     assert_close(ratio.grad, tensor([0.1429] * 4 + [0.0] * 3, [0.1429] * 7), atol=5e-5, rtol=0)
 
 
-# -------------------------------------------------------------------------------------------- tokens, log-probs, entropy
-
-
 @pytest.mark.parametrize("offset", [1e4, -1e4])
 def test_entropy_of_huge_logits_and_an_end_of_text_that_is_also_the_padding(offset: float) -> None:
     assert_close(compute_entropy(tensor([0.0, 0.0]) + offset), tensor(math.log(2)), atol=2e-3, rtol=0)
@@ -110,9 +104,6 @@ def test_response_log_probs_of_a_bfloat16_model_are_float32(temperature: float) 
     assert_close(result["token_entropy"].double(), distribution.entropy(), atol=1e-5, rtol=1e-5)
     assert result["log_probs"].requires_grad and not result["token_entropy"].requires_grad
     assert set(get_response_log_probs(model, labels, labels)) == {"log_probs"}
-
-
-# ------------------------------------------------------------------------------------------------------------ advantages
 
 
 # Sums of equal numbers in another order; and 1e6, whose neighbours are 1e-10 apart.
@@ -199,9 +190,6 @@ def test_group_normalized_rewards_and_their_metadata() -> None:
     assert metadata == pytest.approx(rewards | others)
 
 
-# ---------------------------------------------------------------------------------------------------------------- losses
-
-
 @pytest.mark.parametrize(
     ("loss_type", "missing"),
     [
@@ -222,11 +210,6 @@ def test_a_missing_argument_is_named(loss_type: str, missing: str) -> None:
     with pytest.raises(ValueError, match=missing):
         compute_policy_gradient_loss(policy, loss_type, **{**arguments, missing: None})
 
-
-# ------------------------------------------------------------------------------------------------------- token weights
-
-
-# ----------------------------------------------------------------------------------------------------- microbatch steps
 
 STEP_POLICY = tensor([-1.0, -2.0, -9.0], [-4.0, -6.0, -8.0])
 STEP_MASK = tensor([1, 1, 0], [1, 1, 1])
@@ -286,12 +269,6 @@ def test_masked_positions_have_no_gradient_in_fine_tuning(masked: float) -> None
     assert (loss.item(), metadata["mean_nll"].item()) == (0.125, 1.0)
     assert policy.grad is not None
     assert policy.grad.tolist() == [[0.0, -0.125, 0.0], [0.0, 0.0, 0.0]]
-
-
-# ------------------------------------------------------------------------------------------------------- published objectives
-
-
-# ------------------------------------------------------------------------------------------------------------- formulas
 
 
 @pytest.mark.parametrize("above", [89.0, 200.0, 3e4])
@@ -382,9 +359,6 @@ def test_the_kl_terms_gradient_is_that_of_the_reverse_divergence() -> None:
     assert (exact[0] - exact[1]).norm() > 0.1 * exact[0].norm()
 
 
-# ------------------------------------------------------------------------------------------------------------ the learner
-
-
 def test_kl_in_the_loss_is_to_the_base_below_the_adapters(model: Any) -> None:
     lora = Lora(rank=2, alpha=4, targets=["q_proj", "v_proj"])
     start = copy.deepcopy(model)
@@ -430,9 +404,6 @@ def test_a_loss_of_ones_own_sees_the_whole_batch_however_it_is_cut(model: Any, b
     assert sorted(seen) == sorted((i // 4, n, [float(-i)] * n, 8) for i, n in enumerate(LENGTHS))
 
 
-# ------------------------------------------------------------------------------------------------------------- settings
-
-
 def test_an_objective_in_an_arm_stands_for_its_settings_and_leaves_none_of_anothers() -> None:
     assert {tuple(sorted(values)) for values in OBJECTIVES.values()} == {tuple(sorted(OBJECTIVES["grpo"]))}
     base = GrpoConfig()
@@ -463,17 +434,11 @@ def test_a_studys_file_may_name_an_objective(tmp_path: Path) -> None:
     assert (composed["loss_type"], composed["cliprange"], composed["cliprange_high"]) == ("gspo", 1e-3, 4e-4)
 
 
-# ------------------------------------------------------------------------------------------------------------ KL and mismatch
-
-
 NAMES = ["per_token", "per_token_low_variance", "per_sequence", "per_sequence_low_variance"]
 
 
 def tensors(*rows: list[float]) -> list[Tensor]:
     return [torch.tensor(row) for row in rows]
-
-
-# ---------------------------------------------------------------------------------------------------------- estimates
 
 
 def test_responses_count_by_their_tokens_and_empty_ones_as_responses() -> None:
@@ -510,9 +475,6 @@ def test_a_kl_term_beyond_float32_points_the_right_way() -> None:
     term.sum().backward()
     assert term.isfinite().all() and log_probs.grad is not None and log_probs.grad.isfinite().all()
     assert log_probs.grad[0] <= -200.0 and log_probs.grad[1] == 0.0
-
-
-# ----------------------------------------------------------------------------------------------------------- mismatch
 
 
 def test_mismatch_by_hand() -> None:

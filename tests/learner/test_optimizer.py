@@ -96,9 +96,7 @@ def test_steps_are_those_of_torch_to_the_last_bit(model: Any, weight_decay: floa
     ("loss", "factor"), [(0.5, 1.0), (math.nan, 1.0), (0.5, math.inf)], ids=["taken", "no finite loss", "no finite gradient"]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_step_needs_a_finite_loss_and_gradient_and_leaves_none(
-    model: Any, dtype: torch.dtype, loss: float, factor: float
-) -> None:
+def test_a_step_needs_finite_gradients_and_leaves_none(model: Any, dtype: torch.dtype, loss: float, factor: float) -> None:
     """On a GPU that learner and engine share gradients would take 5.75 GiB from vLLM's next rollout."""
     model = model.to(dtype)
     optimizer, start = Optimizer(model, 1e-3), copy.deepcopy(model)
@@ -165,9 +163,6 @@ def test_each_phase_tells_the_peak_of_the_gpu_that_it_works_on(monkeypatch: pyte
     assert peaks == {"rollout_peak_mb": 63_000, "training_peak_mb": 32_000, "evaluation_peak_mb": 60_500}
 
 
-# ------------------------------------------------------------------------------------------------------------- learning rates
-
-
 TRANSFORMERS_NAMES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 
 
@@ -211,9 +206,6 @@ def test_an_update_is_taken_with_the_rate_that_it_logs_and_a_restored_learner_go
     again = Learner(model, learner.config, 0)
     again.restore(learner.state())
     assert again.sft_update(whole_texts([(5, 9)], [(2, 7)]))["learning_rate"] == pytest.approx(7.5e-4)
-
-
-# -------------------------------------------------------------------------------------------------------------------- float16
 
 
 def gradient(

@@ -115,9 +115,6 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-# ------------------------------------------------------------------------------------------------------------------ losses
-
-
 @pytest.mark.parametrize("budget", [None, 24])
 def test_a_loss_of_ones_own_is_what_the_learner_descends(model: Any, budget: int | None) -> None:
     """-2 rho A is `grpo_no_clip` with twice the loss; its metrics are averaged over the batch's response tokens."""
@@ -165,8 +162,6 @@ def test_a_loss_sees_the_entropies_of_the_tokens(model: Any) -> None:
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5) and flat(gradients).norm() > 0
 
 
-# -------------------------------------------------------------------------------------------------------------- advantages
-
 SCORES = [1.0, 0.0, 0.5, 0.5, 2.0, 2.0]
 
 
@@ -210,9 +205,6 @@ def test_an_advantage_that_is_none_is_refused_before_the_run(name: str, options:
         require_own_code(config(advantage=f"of_my_own:{name}", advantage_options=options))
 
 
-# ----------------------------------------------------------------------------------------------------------------- studies
-
-
 def test_a_study_may_write_a_loss_as_the_handouts_do_and_one_of_its_own_needs_no_groups() -> None:
     """It may take raw rewards, as `no_baseline` does."""
     assert tuple(LOSSES) == LOSS_TYPES and all(find_loss(name) is LOSSES[name] for name in LOSS_TYPES)
@@ -237,8 +229,6 @@ def test_another_loss_advantage_or_reward_does_not_inherit_from_the_former() -> 
     assert apply_overrides(base, another, "arm").reward == {"format_reward": 1.0}
     assert merge({"reward": {"answer_reward": 1.0}}, another) == another
 
-
-# ----------------------------------------------------------------------------------------------------------------- rewards
 
 PROBLEMS = [Problem(f"p/{i}", f"{i} + 1?", str(i + 1), level=i, subject="sums") for i in range(3)]
 COMPLETIONS = [Completion((i, i + 5), f"says {i}", (0.0, 0.0), "stop") for i in range(3)]
@@ -313,9 +303,6 @@ def test_what_a_reward_does_to_its_lists_no_other_sees() -> None:
 def test_a_reward_that_is_none_is_told_with_its_name(name: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         applied(name)
-
-
-# ------------------------------------------------------------------------------------------------------------ code that fails
 
 
 CODE = """\

@@ -122,9 +122,6 @@ def assert_equal_gradients(found: dict[str, Tensor], expected: dict[str, Tensor]
             assert difference < tolerance * size, name
 
 
-# ------------------------------------------------------------------------------------------- against Hugging Face's Qwen2
-
-
 @variants
 @pytest.mark.parametrize("padded", [False, True])
 def test_logits_and_gradients_are_those_of_qwen2(config: TransformerConfig, padded: bool) -> None:
@@ -154,9 +151,6 @@ def test_bfloat16_rounds_as_qwen2_does(tmp_path: Path, padded: bool) -> None:
     assert found.dtype == expected.dtype == torch.bfloat16
     assert (found - expected).abs().mean() < 0.2 * (found - exact).abs().mean()
     assert (found - exact).abs().mean() < 0.05 * exact.abs().mean()
-
-
-# ------------------------------------------------------------------------------------------------------------- the cache
 
 
 @pytest.mark.parametrize("pieces", [[1] * 12, [5, 1, 1, 5], [4, 3, 5], [12]])
@@ -195,9 +189,6 @@ def test_a_cache_and_gradient_checkpointing_do_not_meet() -> None:
     found.sum().backward()
     assert cache.get_seq_length() == 12
     assert_close(found, expected)
-
-
-# ------------------------------------------------------------------------------------------------------ engine and learner
 
 
 @pytest.mark.parametrize("equal_lengths", [False, True])
@@ -284,9 +275,6 @@ def test_compile_layers_finds_the_layers(monkeypatch: pytest.MonkeyPatch) -> Non
     assert compiled == list(model.model.layers) and len(compiled) == 2
 
 
-# ------------------------------------------------------------------------------------------------------------ checkpoints
-
-
 @variants
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_hugging_face_loads_what_is_saved(tmp_path: Path, config: TransformerConfig, dtype: torch.dtype) -> None:
@@ -323,9 +311,6 @@ def test_load_model_gives_each_checkpoint_its_class(tmp_path: Path, fresh_model:
     assert type(load_model(tmp_path / "own")) is TransformerLM
 
 
-# --------------------------------------------------------------------------------------------------------------- refusals
-
-
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 Q = "model.layers.1.self_attn.q_proj.bias"
 
@@ -353,9 +338,6 @@ def test_damaged_files_are_refused(tmp_path: Path, name: str, damage: Callable[[
     (tmp_path / name).write_bytes(damage((tmp_path / name).read_bytes()))
     with pytest.raises(UserError, match=rf"{tmp_path}: not a readable model .*Get it anew"):
         load_model(tmp_path)
-
-
-# ----------------------------------------------------------------------------------------------------------------- by hand
 
 
 def test_visible_keys_by_hand() -> None:

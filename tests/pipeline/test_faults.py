@@ -105,7 +105,7 @@ def out_of_memory(kind: str) -> BaseException:
         ("cpu", None, "a smaller model"),
     ],
 )
-def test_memory_that_runs_out_is_told_with_its_phase_and_what_to_lower(
+def test_memory_that_runs_out_is_told_with_its_phase(
     kind: str, phase: str | None, key: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     error = out_of_memory(kind)
@@ -130,9 +130,6 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "app", bug)
     with pytest.raises(KeyError, match="ours"):
         cli.main()
-
-
-# -------------------------------------------------------------------------------------------------------- damaged checkpoints
 
 
 DAMAGE: list[Callable[[bytes], bytes]] = [

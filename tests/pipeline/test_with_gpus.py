@@ -83,9 +83,7 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         *(("7", ["7"]), ("GPU-b", ["GPU-b"]), (None, ["GPU-a", "GPU-b"])),
     ],
 )
-def test_cuda_visible_devices_is_read_as_cuda_does(
-    visible: str | None, offered: list[str], nvidia_smi: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_visible_devices(visible: str | None, offered: list[str], nvidia_smi: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

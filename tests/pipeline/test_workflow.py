@@ -162,9 +162,7 @@ def test_from_scratch_makes_the_same_lock_as_dvc_repro(finished: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_edit_reruns_the_stale_stage_and_what_follows_and_a_revert_trains_nothing(
-    repo: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_edit_reruns_what_is_stale_and_a_revert_nothing(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So does what the user wants to run again, and no more than that."""
     monkeypatch.setenv("SHELL", "/bin/false")  # as service users and cron have it; DVC takes it from the environment
     edit(repo, "params.yaml", '"1e-4": 2', '"1e-4": 5')
@@ -224,9 +222,7 @@ def test_two_people_of_a_group_may_share_a_folder(repo: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("name", "kept"), [("dvc", True), ("sleep", False)])
-def test_files_are_busy_only_while_a_dvc_has_the_process_id(
-    repo: Path, monkeypatch: pytest.MonkeyPatch, name: str, kept: bool
-) -> None:
+def test_files_are_busy_while_a_dvc_has_them(repo: Path, monkeypatch: pytest.MonkeyPatch, name: str, kept: bool) -> None:
     """In a new container the ids of the last one belong to other programs."""
     with subprocess.Popen([name, "60"], executable=shutil.which("sleep")) as process:
         entry = {"pid": process.pid, "cmd": "dvc --wait-for-lock repro"}
@@ -259,9 +255,7 @@ def test_what_the_system_refuses_is_told_in_one_message_with_its_path(
 
 
 @pytest.mark.parametrize("name", ["runs {x}", "what?"])
-def test_a_folder_whose_name_means_something_to_dvc_or_mlflow_is_refused(
-    repo: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_folder_with_a_special_name_is_refused(repo: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     with pytest.raises(UserError, match=f"{re.escape(name)}: .*Rename the folder"):
         planned(repo.rename(repo.with_name(name)), monkeypatch)
 
@@ -274,9 +268,7 @@ BESIDE_CODE = (
 
 
 @pytest.mark.slow
-def test_what_editors_and_file_managers_leave_beside_code_makes_nothing_stale(
-    repo: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_editors_leave_makes_nothing_stale(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy(ROOT / ".dvcignore", repo)
     (repo / "code").mkdir()
     (repo / "code/grader.py").write_text("")
@@ -619,7 +611,7 @@ CONFLICT = "<<<<<<< HEAD\n{0}=======\n{0}>>>>>>> other\n"
         ("dvc.lock", "stages: {}\n", "stages: 3\n", "'./dvc.lock' validation failed. `git checkout HEAD -- dvc.lock` restores"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_told_with_its_cause_before_anything_runs(
+def test_a_mistake_is_told_first(
     study: Path, monkeypatch: pytest.MonkeyPatch, name: str, old: str, new: str, told: str
 ) -> None:
     (study / "dvc.lock").write_text("schema: '2.0'\nstages: {}\n")

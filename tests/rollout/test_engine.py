@@ -86,13 +86,8 @@ def nucleus(logits: Tensor, top_p: float) -> Tensor:
     return logits + mask
 
 
-# ------------------------------------------------------------------------------------------------ against transformers
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1e-6])  # the two likeliest tokens come as near as 2e-4 to each other
-def test_greedy_sampling_is_transformers_greedy_decoding(
-    model: Any, tokenizer: Any, prompts: list[list[int]], temperature: float
-) -> None:
+def test_greedy_sampling_is_transformers(model: Any, tokenizer: Any, prompts: list[list[int]], temperature: float) -> None:
     """Its log-probabilities are those of temperature 1, among all tokens."""
     params = SamplingParams(temperature, top_p=1.0 if temperature else 0.5, max_tokens=24)
     groups = TransformersEngine(model, tokenizer).generate(prompts, params, n=2, seed=0)
@@ -150,7 +145,7 @@ def chi_square(counts: Counter[int], probabilities: Tensor, n: int) -> tuple[flo
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 1.0), (1.0, 0.5)])
-def test_sampled_tokens_follow_the_exact_distribution(
+def test_tokens_are_distributed_so(
     model: Any, tokenizer: Any, prompts: list[list[int]], temperature: float, top_p: float
 ) -> None:
     n, prompt = 8000, prompts[0]
@@ -205,15 +200,10 @@ def test_completions_do_not_depend_on_the_batch_in_a_large_vocabulary(tokenizer:
 
 
 @pytest.mark.parametrize("max_batch_size", [4, 1024], ids=["a batch for each prompt", "one batch"])
-def test_completions_of_equal_prompts_are_independent(
-    model: Any, tokenizer: Any, prompts: list[list[int]], max_batch_size: int
-) -> None:
+def test_equal_prompts_are_independent(model: Any, tokenizer: Any, prompts: list[list[int]], max_batch_size: int) -> None:
     engine = TransformersEngine(model, tokenizer, max_batch_size)
     groups = engine.generate([prompts[0]] * 4, SamplingParams(max_tokens=8), n=4, seed=3)
     assert len({c.token_ids for c in flatten(groups)}) == 16
-
-
-# ---------------------------------------------------------------------------------------------------------------- seeds
 
 
 def test_the_seed_decides_the_completions(model: Any, tokenizer: Any, prompts: list[list[int]]) -> None:
@@ -246,8 +236,6 @@ def test_derived_seeds_depend_on_every_part_and_are_stable() -> None:
     # SHA-256 of "0/rollout/1" starts with these 8 bytes
     assert derive_seed(0, "rollout", 1) == 0xF754D9F034BC25AB >> 1
 
-
-# ------------------------------------------------------------------------------------------------ what vLLM is asked for
 
 PARAMS = SamplingParams(temperature=0.7, top_p=0.9, min_tokens=2, max_tokens=9, stop=("x", "yz"))
 
@@ -349,9 +337,7 @@ def on_vllm(study: Study, **engine: Any) -> Study:
 
 
 @pytest.mark.usefixtures("on_gpu")
-def test_a_vllm_that_sleeps_takes_the_policys_weights_on_waking(
-    mini_study: Study, folder: Path, model: Any, tokenizer: Any
-) -> None:
+def test_a_sleeping_vllm_takes_weights_on_waking(mini_study: Study, folder: Path, model: Any, tokenizer: Any) -> None:
     """Memory for weights, then the current weights, then memory for keys and values."""
     engine = make_engine(on_vllm(mini_study, sleep_level=2), Checkpoint(folder, model, tokenizer))
     llm = engine._llm  # type: ignore[attr-defined]
@@ -375,9 +361,7 @@ def test_a_vllm_that_sleeps_takes_the_policys_weights_on_waking(
 
 
 @pytest.mark.usefixtures("on_gpu")
-def test_on_a_gpu_vllms_asynchronous_scheduler_ends_responses_by_their_tokens(
-    mini_study: Study, folder: Path, model: Any, tokenizer: Any
-) -> None:
+def test_vllms_asynchronous_scheduler_ends_responses(mini_study: Study, folder: Path, model: Any, tokenizer: Any) -> None:
     """(tests/rollout/test_vllm.py has vLLM's own scheduler.)"""
     engine = make_engine(on_vllm(mini_study), Checkpoint(folder, model, tokenizer))
     settings = engine._llm.settings  # type: ignore[attr-defined]
@@ -426,7 +410,7 @@ def test_vllm_sleeps_only_where_a_learner_on_the_same_gpu_gains_by_it(
 
 
 @pytest.mark.usefixtures("on_gpu")
-def test_the_runs_own_share_of_memory_reaches_the_engine(
+def test_a_runs_share_of_memory(
     mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In colocated and asynchronous runs; fine-tuning and stages that only evaluate get the study's share."""
@@ -448,13 +432,8 @@ def test_the_runs_own_share_of_memory_reaches_the_engine(
     assert generator._llm.calls == []  # it waits for weights, and does not sleep meanwhile
 
 
-# ------------------------------------------------------------------------------------------------------ order and shape
-
-
 @pytest.mark.parametrize(("allowed", "held"), [(7, 6), (2, 3)], ids=["two prompts of three", "a group is never split"])
-def test_a_batch_holds_as_many_whole_groups_as_are_allowed(
-    model: Any, tokenizer: Any, prompts: list[list[int]], allowed: int, held: int
-) -> None:
+def test_a_batch_holds_whole_groups(model: Any, tokenizer: Any, prompts: list[list[int]], allowed: int, held: int) -> None:
     """Each completion stays with its prompt, given which it has its log-probabilities."""
     rows: list[int] = []
     hook = model.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
@@ -526,9 +505,6 @@ def test_a_prompt_without_tokens_is_refused(mini_study: Study, folder: Path, mod
     engine = make_engine(study, Checkpoint(folder, model, tokenizer))
     with pytest.raises(UserError, match="prompt 2 of 2 has no tokens"):
         engine.generate([(5, 6), ()], SamplingParams(max_tokens=5), n=2, seed=0)
-
-
-# ------------------------------------------------------------------------------------------------------ how texts end
 
 
 class ScriptedModel(torch.nn.Module):
@@ -606,9 +582,6 @@ def test_how_a_completion_ends(say: Say, said: str, params: dict[str, Any], text
     assert (completion.text, completion.finish_reason, len(completion.token_ids)) == (text, reason, tokens)
 
 
-# ------------------------------------------------------------------------------------------------ engines that cannot start
-
-
 def test_any_of_several_stop_tokens_ends_a_completion(tmp_path: Path) -> None:
     """The token stays in the completion, but not in its text; none is drawn before min_tokens; padding may be one of them."""
     tiny_checkpoint(tmp_path, "llama", "like_qwen3", TEXTS, initializer_range=0.1)
@@ -625,9 +598,6 @@ def test_any_of_several_stop_tokens_ends_a_completion(tmp_path: Path) -> None:
     assert [c.text for c in completions] == shown and not any("<|im_end|>" in text for text in shown)
     late = flatten(engine.generate(prompts, SamplingParams(min_tokens=20, max_tokens=30), n=150, seed=1))
     assert not any(set(c.token_ids[:20]) & set(ended_by) for c in late)
-
-
-# -------------------------------------------------------------------------------------------------------- several processes
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -61,9 +61,6 @@ def said(tokenizer: Tokenizer, ids: list[int], stop: tuple[str, ...]) -> Complet
     return responses.completion(ids[:length], [-1.0] * length, reason, 3)
 
 
-# ----------------------------------------------------------------------------------------------------------- stop strings
-
-
 @pytest.mark.parametrize("tokenizer", [byte_level(), like_llama2("always"), like_llama2("first")], ids=["bytes", "▁", "▁first"])
 @pytest.mark.parametrize(
     ("text", "stop"),
@@ -126,9 +123,6 @@ def test_a_stop_string_that_was_complete_before_the_newest_token_does_not_count_
     assert responses.has_ended(ids) and not responses.has_ended([*ids, *tokenizer("!")["input_ids"]])
 
 
-# --------------------------------------------------------------------------------------------------------- special tokens
-
-
 @pytest.mark.parametrize("special", [False, True])
 def test_tags_that_are_tokens_of_their_own_are_read_in_the_text(special: bool) -> None:
     tokenizer = byte_level(special)
@@ -166,9 +160,6 @@ def test_a_stop_token_within_the_minimum_stays_in_the_text(text: str) -> None:
     tokenizer = byte_level()
     ids = tokenizer(text)["input_ids"]
     assert Responses(tokenizer, ()).completion(ids, [0.0] * len(ids), "length", 0).text == text
-
-
-# ---------------------------------------------------------------------------------------------- what no engine may return
 
 
 @pytest.mark.parametrize("reason", ["abort", "error", "repetition", None])

@@ -85,9 +85,6 @@ def test_a_run_that_mlflow_does_not_have_is_resumed_as_a_new_one(folder: Path) -
     assert run_id == (folder / "id").read_text() == runs_at(uri_of(folder))[1][0].info.run_id
 
 
-# ------------------------------------------------------------------------------------------------------ which run it was
-
-
 def a_run(study: Study, experiment: str) -> EffectiveRun:
     return effective_run(study, experiment, next(iter(study.experiments[experiment].arms)), 0, [])
 
@@ -262,9 +259,6 @@ def test_tags_say_the_commit_and_whether_the_code_was_changed_since(tmp_path: Pa
         git("checkout", "-q", name)
 
 
-# ------------------------------------------------------------------------------------------------ MLflow cannot be written
-
-
 def answer_all(server: socket.socket, answer: bytes) -> None:
     """Answer each request with this, or hang up."""
     with suppress(OSError):
@@ -345,9 +339,6 @@ def test_a_password_is_written_nowhere(
         assert "pa5" not in text and "w0rd" not in text
 
 
-# ------------------------------------------------------------------------------------------------------------------- a server
-
-
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """A tracking server, not yet started, that runs write to; the working folder is a new one."""
@@ -361,9 +352,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 @pytest.mark.nightly
-def test_a_server_has_the_run_until_it_dies(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_dies(server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The run goes on; the next process writes to the server again."""
     monkeypatch.setattr(mlflow_run, "EVERY_SECONDS", 0.0)
     write_text(Path("note.txt"), "a note")
@@ -433,14 +422,8 @@ def test_eight_processes_write_to_one_new_database(workdir: Path) -> None:
     assert len(runs) == count
 
 
-# --------------------------------------------------------------------------------------------------------- the study of a run
-
-
 REPOSITORY = Path(__file__).parents[2]
 STATE = {"key": "k", "name": "study toy", "tags": {"study": "toy", "params_digest": "d"}, "settings": {"seeds": [0]}}
-
-
-# ---------------------------------------------------------------------------------------------------- parents and children
 
 
 def test_runs_of_a_state_have_one_parent(folder: Path) -> None:
@@ -469,9 +452,6 @@ def test_a_state_is_the_values_and_the_commit(mini_study: Study, monkeypatch: py
         others.append(study_state(mini_study))
     assert len({first["key"], *(other["key"] for other in others)}) == 4
     assert others[0]["settings"]["seeds"] == [7] and others[2]["name"].endswith(" + changes")
-
-
-# ------------------------------------------------------------------------------------------------------ data and rollouts
 
 
 def write_lines(name: str, records: list[dict[str, Any]]) -> Path:
@@ -509,9 +489,6 @@ def test_datasets_are_inputs_and_rollouts_a_table(folder: Path) -> None:
         mlflow.set_tracking_uri("")
     assert list(table) == ["step", "response", "reward"]
     assert table["step"].tolist() == [0, 2] and table["response"].tolist()[0] == "five" and table["reward"].tolist()[1] == 1.0
-
-
-# ------------------------------------------------------------------------------------------------------------ `make ui`
 
 
 def ui(**env: str) -> tuple[int, str]:
@@ -555,7 +532,7 @@ def test_links_open_the_training_view_of_each_study(folder: Path) -> None:
     assert asked == {"workflowType": ["machine_learning"], "orderByKey": ["tags.`mlflow.runName`"], "orderByAsc": ["true"]}
 
 
-def test_the_ui_is_this_machines_whatever_is_set_for_a_server(
+def test_the_ui_is_this_machines_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """None of MLflow's protections is off, and an experiment's name commands no terminal."""

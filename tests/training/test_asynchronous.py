@@ -111,9 +111,6 @@ def rows(target: Path) -> list[dict[str, float]]:
     return read_csv(target / "history.csv")
 
 
-# --------------------------------------------------------------------------------------------------------------- the buffer
-
-
 def scored(step: int, n_groups: int = 3, version: int | None = None) -> list[Rollout]:
     """A batch of groups of two, all of whose values depend on the step."""
     version = step - 1 if version is None else version
@@ -176,9 +173,6 @@ def test_a_state_of_the_buffer_stays_as_it_was_taken() -> None:
     buffer.add(scored(2))
     assert [group.uses for group in groups] == [1, 1, 1] and left == [] and buffer.left == [2, 2, 2]
     assert buffer.metrics()["replay/uses_max"] == 2  # of those that have left: the new ones were not drawn yet
-
-
-# ------------------------------------------------------------------------------------------------------------ lag and ratios
 
 
 class Remembering:
@@ -269,9 +263,6 @@ def test_what_leaves_the_learners_actor_is_on_the_cpu(monkeypatch: pytest.Monkey
     assert state["rates"] == ({"lr": 0.1},) and state["optimizer"]["weights"][0] is None
 
 
-# -------------------------------------------------------------------------------------------- the loop, without its actors
-
-
 class Versions:
     """A stand-in for pipeline and learner that records the version of each batch."""
 
@@ -330,9 +321,7 @@ def test_what_is_logged_is_of_the_drawn_batch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("older", [None, 1])
 @pytest.mark.parametrize("lag", [0, 1, 2])
-def test_a_run_that_is_taken_up_trains_on_the_same_groups_of_the_same_versions(
-    tmp_path: Path, lag: int, older: int | None
-) -> None:
+def test_a_resumed_run_trains_on_the_same_groups(tmp_path: Path, lag: int, older: int | None) -> None:
     max_age = None if older is None else lag + older
     config = SMALL.model_copy(update={"n_grpo_steps": 12})
     config = asynchronous(config, max_policy_lag=lag, replay_capacity=3, replay_max_age=max_age)
@@ -345,9 +334,6 @@ def test_a_run_that_is_taken_up_trains_on_the_same_groups_of_the_same_versions(
     assert min(ages) == 0 and max(ages) == (
         lag + 2 if max_age is None else lag + 1
     )  # the buffer keeps each batch for three steps
-
-
-# ------------------------------------------------------------------------------------------------------------------ real Ray
 
 
 THREE_TURNS = Format("{question}\n", stop=("a", "e"), environment=Environment("environment_parts:Talk", max_turns=3))
@@ -443,7 +429,7 @@ def test_a_run_whose_actors_are_killed_ends_as_one_that_was_left_alone(
         ([], True),
     ],
 )
-def test_a_run_ends_after_four_losses_from_the_same_state(
+def test_four_losses_in_a_row_end_a_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, resumed_after: list[int], ends: bool
 ) -> None:
     outputs, attempts = SimpleNamespace(timing={}, checkpoints=tmp_path / "checkpoints"), iter(resumed_after)
@@ -558,9 +544,6 @@ def test_a_cluster_that_asks_for_a_token_is_used(folder: Path, tmp_path: Path) -
             done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False, timeout=120)
             assert done.returncode == 0, done.stderr
     assert rows(tmp_path / "first") == rows(tmp_path / "second") and len(rows(tmp_path / "first")) == 8
-
-
-# --------------------------------------------------------------------------------------------------- nothing is left behind
 
 
 def marked(mark: str) -> set[int]:

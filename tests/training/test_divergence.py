@@ -37,8 +37,6 @@ from grpo.tracking.run_log import RunLog
 from grpo.training.grpo import train_grpo
 from grpo.training.monitor import Monitor, divergence
 
-# -------------------------------------------------------------------------------------------------------------- rules
-
 RULES = Divergence(patience=2, reward_below_start=0.5, entropy_below=0.001, length_below=0.2, skipped_updates=5)
 
 
@@ -148,8 +146,6 @@ def test_halving_the_loss_scale_of_float16_is_no_sign_of_divergence(mini_study: 
         monitor.count([finite, {"skipped_update": 1.0, "loss": math.nan}])
         assert (monitor.skipped, monitor.skipped_in_all) == (1, 4)
 
-
-# ------------------------------------------------------------------------------------------------------ in the real loop
 
 RAW = {"use_std_normalization": False}
 
@@ -311,14 +307,9 @@ def test_a_time_limit_ends_the_run_after_its_step(train: Any) -> None:
 
 
 @pytest.mark.parametrize(("step", "seconds", "ends"), [(0, 2.0, False), (2, 2.0, True), (2, 0.5, False), (3, 2.0, False)])
-def test_a_limit_that_is_passed_before_the_first_step_or_in_the_last_cuts_nothing_short(
-    step: int, seconds: float, ends: bool, mini_study: Study
-) -> None:
+def test_no_time_limit_in_the_first_or_last_step(step: int, seconds: float, ends: bool, mini_study: Study) -> None:
     monitor = monitor_of(mini_study, SimpleNamespace(elapsed_s=seconds), n_grpo_steps=3, wall_clock_limit_s=1.0)
     assert monitor.ends_early(step, []) is ends
-
-
-# ------------------------------------------------------------------------------------------------------------- resumed
 
 
 def test_all_that_validation_gathers_survives_a_resume(train: Any) -> None:
@@ -334,9 +325,6 @@ def test_all_that_validation_gathers_survives_a_resume(train: Any) -> None:
     assert gathered == {"samples", "outcomes", "updates", "entropies", "skipped", "skipped_in_all"}
     new.restore(run.validate.state())
     assert {name: vars(new)[name] for name in gathered} == {name: vars(run.validate)[name] for name in gathered}
-
-
-# ------------------------------------------------------------------------------------------------------ what is measured
 
 
 def test_metrics_outcomes_and_best_evaluations_of_a_whole_run(train: Any) -> None:

@@ -38,8 +38,6 @@ from grpo.training.data import choose_examples, items_of_step
 from grpo.training.expert_iteration import train_by_expert_iteration
 from grpo.training.sft import train_sft
 
-# ----------------------------------------------------------------------------------------------------- which examples
-
 MANY = [Example(f"prompt {i}", f"response {i}", str(i), float(i % 3 == 0)) for i in range(30)]
 
 
@@ -79,8 +77,6 @@ def test_more_examples_than_there_are_is_a_users_error(examples: list[Example], 
     choose_examples(MANY, SftConfig(examples=30), 0)  # exactly as many is fine
     choose_examples(MANY, SftConfig(examples=10, filtered=True), 0)
 
-
-# ------------------------------------------------------------------------------------------------------------ updates
 
 PEOPLE = ("Mia", "Tom", "Ana", "Ben")
 THINGS = ("apples", "coins", "books")
@@ -167,9 +163,6 @@ def flat(model: Any) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-# ------------------------------------------------------------------------------------------------------- a whole run
-
-
 @pytest.fixture
 def project(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     """A project folder with base model, problems and examples, and a study of a few steps."""
@@ -250,9 +243,6 @@ def test_prompts_are_put_as_they_are_when_sampling(format: Format, tmp_path: Pat
     assert all(prompt.count(tokenizer.prompt_ids("")[0]) == 1 for prompt, _ in seen)
 
 
-# ------------------------------------------------------------------------------------------------- the end of a response
-
-
 @pytest.mark.parametrize(
     ("format", "response", "end"),
     [
@@ -273,9 +263,6 @@ def test_the_end_of_a_response_is_part_of_it(format: Format, response: str, end:
     ids = format.encode_response(tokenizer, response)
     text = tokenizer(response, add_special_tokens=False)["input_ids"]
     assert list(ids) == text + [tokenizer(token)["input_ids"][0] for token in end]
-
-
-# ----------------------------------------------------------------------------------------------------------- expert iteration
 
 
 OF_ITERATION = ExpertIterationConfig(
@@ -362,9 +349,6 @@ def iterate(
     return read_csv(folder / "history.csv")
 
 
-# --------------------------------------------------------------------------------------------------- what is trained on
-
-
 def test_only_correct_rollouts_are_trained_on_with_the_ids_that_were_sampled(tokenizer: Any, tmp_path: Path) -> None:
     """Of 24 rollouts a step 12, 5 and 24 are right; two epochs in batches of five. Half of a reward teaches nothing."""
     engine, learner = ScriptedEngine([12, 5, 24]), SpyLearner()
@@ -404,9 +388,7 @@ def test_every_step_and_every_run_has_an_order_of_its_own(tokenizer: Any, tmp_pa
     assert len(orders) == len(set(orders)) == len(set(sampled)) == 6
 
 
-def test_a_step_without_a_correct_rollout_trains_nothing_and_is_logged(
-    tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_step_without_a_correct_rollout(tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The run ends where validation says so."""
     engine, learner, validated = ScriptedEngine([3, 0, 3]), SpyLearner(), []
 
@@ -426,9 +408,6 @@ def test_a_step_without_a_correct_rollout_trains_nothing_and_is_logged(
         assert all(row[name] == 1.0 for row in history if row is not nothing)
     assert (nothing["train/correct"], nothing["train/solved"], nothing["skipped_update"]) == (0.0, 0.0, 0.0)
     assert "step 2: none of 24 rollouts has reward 1, so nothing was trained" in capsys.readouterr().out
-
-
-# ------------------------------------------------------------------------------------------------------- a tiny model
 
 
 def test_expert_iteration_raises_the_reward(model: Any, tokenizer: Any, tmp_path: Path) -> None:

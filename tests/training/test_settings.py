@@ -186,9 +186,7 @@ def cannot_be_asynchronous(pair: set[str]) -> bool:
         ({}, {"max_policy_lag": 2, "replay_capacity": 1, "replay_max_age": 2}, None),
     ],
 )
-def test_stale_rollouts_that_cannot_be_trained_on_are_refused(
-    settings: dict[str, Any], stale: dict[str, int], message: str | None
-) -> None:
+def test_unusable_stale_rollouts_are_refused(settings: dict[str, Any], stale: dict[str, int], message: str | None) -> None:
     with pytest.raises(ValidationError, match=message) if message else nullcontext():
         config(**BASE | {"loss_type": "grpo_no_clip"} | settings, asynchronous=stale)
 

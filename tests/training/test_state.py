@@ -87,9 +87,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_state_that_cannot_be_read_is_removed(
-    damage: Callable[[Path], object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unreadable_state_goes(damage: Callable[[Path], object], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The run starts anew, or from an older state, which a kill may have left behind."""
     run(tmp_path, until=4)
     shutil.copytree(tmp_path / "state/step-4", tmp_path / "older")
@@ -149,9 +147,7 @@ def test_the_run_goes_on_while_its_state_is_written(tmp_path: Path, monkeypatch:
     assert (checkpoints / "best" / "weights").read_text() == "of step 3"
 
 
-def test_a_state_that_could_not_be_written_ends_the_run_at_its_next_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_that_cannot_be_written_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full_disk(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 

@@ -62,8 +62,6 @@ from grpo.training.grpo import train_grpo
 from grpo.training.monitor import Monitor, require_agreement
 from grpo.training.step import has_signal, replace_groups_without_signal, sample, score
 
-# --------------------------------------------------------------------------------------------------------- questions
-
 
 @pytest.mark.parametrize(("size", "n"), [(12, 4), (12, 5), (7, 3), (5, 8)])
 def test_every_question_is_asked_once_an_epoch(size: int, n: int) -> None:
@@ -77,9 +75,6 @@ def test_every_question_is_asked_once_an_epoch(size: int, n: int) -> None:
     assert orders[0] != [p.id for p in problems(size)]
     # A step's depend on nothing that was asked before, nor on the process and the machine.
     assert [q.id for q in items_of_step(problems(9), 5, 4, 4)] == ["p/1", "p/8", "p/5", "p/4"]
-
-
-# -------------------------------------------------------------------------------------------------------------- training
 
 
 SCORE = by(contains_a_t)
@@ -147,9 +142,6 @@ def test_a_long_response_loses_training_reward_and_nothing_else() -> None:
     assert lengths == [4, 6, 0.25] and (metrics["train/reward"], metrics["train/answer_reward"]) == (0.375, 0.5)
 
 
-# ---------------------------------------------------------------------------------------------- evaluation and MLflow
-
-
 class Noted(NoMlflow):
     """Notes what MLflow would be sent: by metric (step, value)."""
 
@@ -179,9 +171,7 @@ def tiny_run(study: Study) -> EffectiveRun:
     return effective_run(study, "grpo_learning_rate", "slow", 0, [])
 
 
-def test_a_run_is_evaluated_first_every_few_steps_and_last_and_all_goes_to_mlflow(
-    tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_what_a_run_evaluates_and_logs(tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path) -> None:
     """Each row by its number of updates, of which a step has two."""
     run, mlflow = tiny_run(tiny_study), Noted()
     log = RunLog(tmp_path, mlflow)  # type: ignore[arg-type]
@@ -220,9 +210,6 @@ def project(model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.Monk
     return tmp_path
 
 
-# -------------------------------------------------------------------------------------------- do engine and learner agree?
-
-
 def of_other_weights(model: Any) -> Any:
     """A copy of the model as if matrices had not reached it: those of a layer are its start's, redrawn."""
     other = copy.deepcopy(model)
@@ -245,9 +232,7 @@ ALLOWED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("settings", ALLOWED)
-def test_other_weights_differ_by_more_than_settings_and_rounding_do(
-    settings: dict[str, Any], tiny_study: Study, model: Any, tokenizer: Any
-) -> None:
+def test_an_engine_of_other_weights_is_seen(settings: dict[str, Any], tiny_study: Study, model: Any, tokenizer: Any) -> None:
     """Responses are sampled by these settings; half precision samples from a rounded copy."""
     study = changed(tiny_study, **settings)
     learner = Learner(model, study.grpo, tokenizer.pad_token_id)
@@ -266,9 +251,7 @@ def test_responses_without_tokens_have_nothing_to_compare(tiny_study: Study, mod
     require_agreement(tiny_study, Learner(model, tiny_study.grpo, 0), empty)
 
 
-def test_a_run_whose_engine_has_other_weights_ends_before_training(
-    tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_on_other_weights_ends_at_once(tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(study: Study, checkpoint: Checkpoint, *_: Any) -> Any:
         return TransformersEngine(of_other_weights(checkpoint.model), checkpoint.tokenizer)
 
@@ -350,9 +333,7 @@ def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
     assert (paths.CHECKPOINTS / run.name / "last" / "model.safetensors").read_bytes() == weights
 
 
-def test_a_finished_run_that_dvc_did_not_store_is_not_trained_again(
-    tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_run_is_not_trained_again(tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """DVC removes a stage's outputs before it runs. What DVC has stored is not kept (test_state)."""
     monkeypatch.setattr("grpo.training.train.score_of", lambda *_: SCORE)
     run = tiny_run(tiny_study)
@@ -369,9 +350,7 @@ def test_a_finished_run_that_dvc_did_not_store_is_not_trained_again(
         assert files_below(*outputs) == first
 
 
-def test_the_engine_is_made_before_the_learner_hooks_onto_gradients(
-    tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_engine_is_made_before_the_hooks(tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Starting vLLM switches the CUDA stream of autograd's hooks; the engine also gets the run's own settings."""
     models, hooked, configs = [], [], []
 
@@ -391,8 +370,6 @@ def test_the_engine_is_made_before_the_learner_hooks_onto_gradients(
     assert models[0].is_gradient_checkpointing
     assert configs[0].gpu_memory_utilization == 0.3
 
-
-# ------------------------------------------------------------------------------------------------------------ checkpoints
 
 RIGHT = [1, 2, 4, 4]  # of six problems, in the evaluations after 0, 2, 4 and 5 steps
 SLOW_WON = [{"experiment": "grpo_learning_rate", "winner": "slow", "overrides": {"learning_rate": 1e-3}}]
@@ -501,9 +478,6 @@ def test_the_config_says_what_the_run_changed_and_where_values_came_from(trained
     assert config["divergence"] == mini_study.divergence.model_dump() and config["checkpoints"] == ["last", "best"]
 
 
-# ------------------------------------------------------------------------------------------- times and evaluations, by hand
-
-
 def test_phases_add_up_and_what_other_processes_measured_replaces_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step's time is without its evaluation."""
     clock = [100.0]
@@ -568,9 +542,6 @@ def test_the_time_of_a_run_that_is_taken_up_goes_on(tmp_path: Path, monkeypatch:
     assert third.elapsed_s == 43.0 and third.resumed_after == [1, 2]
 
 
-# ------------------------------------------------------------------------------------------------------------- validation
-
-
 def monitor_of(study: Study, model: Any, tokenizer: Any, n: int, run_seed: int = 0, **settings: Any) -> Monitor:
     """What evaluates ``model`` on the first ``n`` problems."""
     study = changed(study, evaluation={"problems": n, "last_problems": n, "max_tokens": 6} | settings)
@@ -580,9 +551,7 @@ def monitor_of(study: Study, model: Any, tokenizer: Any, n: int, run_seed: int =
 
 
 @pytest.mark.parametrize(("limit", "used"), [(12, 6), (4, 4)])
-def test_a_response_that_is_too_long_in_training_is_too_long_in_validation(
-    model: Any, tokenizer: Any, mini_study: Study, limit: int, used: int
-) -> None:
+def test_the_limit_of_training_in_validation(model: Any, tokenizer: Any, mini_study: Study, limit: int, used: int) -> None:
     """The evaluation's own limit applies if it is smaller than that of training, which is 6."""
     monitor = monitor_of(mini_study, model, tokenizer, 6, max_tokens=limit, temperature=0.8, top_p=0.9)
     assert monitor.sampling() == SamplingParams(0.8, 0.9, max_tokens=used)
@@ -611,9 +580,6 @@ def test_what_is_shown_of_more_than_64_problems_is_of_the_first_64(model: Any, t
         assert record["token_entropy"] == pytest.approx(entropies[-1], abs=1e-4)
     assert found.metrics["token_entropy"] == pytest.approx(sum(entropies) / 64, abs=1e-4)
     assert found.metrics["response_length"] == sum(len(r.completion.token_ids) for r in found.rollouts) / 90
-
-
-# ----------------------------------------------------------------------------------------------------------- dynamic sampling
 
 
 OF_SAMPLING = GrpoConfig(

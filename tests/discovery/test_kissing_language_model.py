@@ -10,28 +10,9 @@ import sys
 from ctypes.util import find_library
 from pathlib import Path
 
+import fake_endpoint as fake
 import pytest
-from fake_endpoint import (
-    BAD,
-    BETTER,
-    BROKEN,
-    BUSY,
-    CROSS,
-    CROSS_AND_CUBE,
-    GARBAGE,
-    GOOD,
-    HANG_UP,
-    KEY,
-    MODEL,
-    NO_ENTRY,
-    SLOW,
-    UNFINISHED,
-    Behaviour,
-    FakeEndpoint,
-    program,
-    refusing,
-    saying,
-)
+from fake_endpoint import BAD, BETTER, CROSS, GOOD, KEY, MODEL, SLOW, Behaviour, FakeEndpoint, refusing, saying
 
 from grpo.common.errors import UserError
 from grpo.discovery import language_model
@@ -67,7 +48,7 @@ def scores(attempts: list[Attempt]) -> list[float]:
     return [attempt.score for attempt in attempts]
 
 
-SCRIPT = [BAD, GARBAGE, GOOD, UNFINISHED, BETTER, GOOD, program("x = 1\n"), BAD]
+SCRIPT = [BAD, fake.GARBAGE, GOOD, fake.UNFINISHED, BETTER, GOOD, fake.program("x = 1\n"), BAD]
 SCORES = [0, 0, 22, 0, 38, 22, 0, 0]
 
 
@@ -76,7 +57,7 @@ def test_a_search_with_each_strategy(tmp_path: Path, strategy: str) -> None:
     with FakeEndpoint(SCRIPT) as server:
         attempts = run(server, tmp_path, Budget(calls=8), strategy)
     assert scores(attempts) == SCORES
-    assert (tmp_path / BEST_PROGRAM).read_text() == CROSS_AND_CUBE
+    assert (tmp_path / BEST_PROGRAM).read_text() == fake.CROSS_AND_CUBE
     assert server.paths == ["/v1/chat/completions"] * 8
     assert {headers["authorization"] for headers in server.headers} == {f"Bearer {KEY}"}
     for index, (attempt, request) in enumerate(zip(attempts, server.requests, strict=True)):
@@ -97,9 +78,9 @@ def test_a_search_with_each_strategy(tmp_path: Path, strategy: str) -> None:
 @pytest.mark.parametrize(
     ("failure", "line"),
     [
-        (BUSY, 'HTTP 429: {"error": {"message": "too many requests"}}'),
+        (fake.BUSY, 'HTTP 429: {"error": {"message": "too many requests"}}'),
         (Behaviour("<h1>Bad\nGateway</h1>", 502), "HTTP 502: <h1>Bad Gateway</h1>"),
-        (HANG_UP, "no connection: "),
+        (fake.HANG_UP, "no connection: "),
         (SLOW, "nothing within 1 seconds"),
     ],
 )
@@ -126,7 +107,7 @@ def test_what_is_malformed_scores_nothing_and_the_search_goes_on(tmp_path: Path,
 
 def test_a_silent_endpoint_ends_the_search_which_can_go_on_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(language_model, "TRIES", 1)
-    with FakeEndpoint(lambda request: BROKEN if len(server.requests) <= SILENCE else GOOD) as server:
+    with FakeEndpoint(lambda request: fake.BROKEN if len(server.requests) <= SILENCE else GOOD) as server:
         with pytest.raises(UserError, match=rf"{SILENCE} attempts in a row had no answer \(.*HTTP 500: .*out of memory"):
             run(server, tmp_path, Budget(calls=100))
         assert scores(run(server, tmp_path, Budget(calls=SILENCE + 2))) == [0] * SILENCE + [22] * 2
@@ -135,7 +116,7 @@ def test_a_silent_endpoint_ends_the_search_which_can_go_on_later(tmp_path: Path,
 @pytest.mark.parametrize(
     ("failure", "told"),
     [
-        (NO_ENTRY, r"HTTP 401: .*Incorrect API key provided: \*\*\*\..*Check OPENAI_API_KEY"),
+        (fake.NO_ENTRY, r"HTTP 401: .*Incorrect API key provided: \*\*\*\..*Check OPENAI_API_KEY"),
         (refusing(404, "no such model"), r"HTTP 404: .*OPENAI_MODEL, which is a-model .*/models.*OPENAI_BASE_URL"),
         (refusing(400, "The model `a-model` does not exist."), r"HTTP 400: .*OPENAI_MODEL, which is a-model"),
         (refusing(429, "You exceeded your quota", code="insufficient_quota"), r"HTTP 429: .*OPENAI_API_KEY and its account"),

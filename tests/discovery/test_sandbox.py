@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from ruamel.yaml import YAML
 from waiting import wait_for
 
 from grpo.common.errors import UserError
@@ -26,6 +27,7 @@ from grpo.discovery.sandboxed import landlock_version
 QUICK = Limits(seconds=20, cpu_seconds=20, memory_mb=500, output_mb=1)
 SHORT = Limits(seconds=1, cpu_seconds=20, memory_mb=500, output_mb=1)
 FEW = Limits(seconds=20, threads=5)
+PROGRAMS = YAML(typ="safe", pure=True).load(Path(__file__).with_name("programs.yaml"))
 
 
 @pytest.fixture(autouse=True)
@@ -48,50 +50,12 @@ def failure(program: str, limits: Limits = QUICK) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("program", "points"),
-    [
-        ("points = [[1, -2], (3, 4)]", [[1, -2], [3, 4]]),
-        ("points = ([10**99],)", [[10**99]]),
-        ("run_code = lambda: [[1]]\nget_centers = points = [[2]]", [[1]]),
-        ("import numpy as np\npoints = np.array([[2**63 + 1]], dtype=np.uint64)", [[2**63 + 1]]),
-        ("points = [[float('inf'), None, 'é', True]]", [[float("inf"), None, "é", True]]),
-        ("from dataclasses import dataclass\n@dataclass\nclass P:\n    x: 'int'\npoints = [[P(3).x]]", [[3]]),
-        ("from concurrent.futures import ThreadPoolExecutor as T\npoints = [[*T(4).map(abs, [-1, -2])]]", [[1, 2]]),
-        ("x: list[int] = [1]\npoints = [x]\nif __name__ == '__main__':\n    raise SystemExit", [[1]]),
-        (
-            "import numpy as np\nnp.linalg.svd(np.ones((50, 50)))\npoints = [[int(np.random.default_rng(0).integers(9) >= 0)]]",
-            [[1]],
-        ),
-        ("import sys\npoints = [sys.argv]", [["mine.py"]]),
-    ],
-)
+@pytest.mark.parametrize(("program", "points"), PROGRAMS["points"])
 def test_points(program: str, points: object) -> None:
     assert repr(run(program, name="mine.py")) == repr(points)  # 1, 1.0 and True are equal
 
 
-@pytest.mark.parametrize(
-    ("program", "message"),
-    [
-        ("x = 1", "The program defines neither run_code() nor get_centers() nor points"),
-        ("points = []\npoints.append(points)", "ValueError: Circular reference detected"),
-        ("points = [[1, 2j]]", "TypeError: the points are or hold a complex, expected a list of lists of integers"),
-        ("points = [[10**100]]", "holds an integer of 101 digits, at most 100 are allowed"),
-        ("def run_code(n):\n    return []", "TypeError: run_code() missing 1 required positional argument: 'n'"),
-        ("x = (", "SyntaxError: '(' was never closed (line 1: x = ()"),
-        ("import sys\nsys.exit()", "The program ended itself (SystemExit) before it gave its points (line 2: sys.exit()"),
-        ("import json\n\njson.loads('x')", "char 0) (line 3: json.loads('x'))"),
-        ("raise ValueError('a\\nb\\x1b[31m')", "ValueError: a b [31m (line 1"),
-        ("def f(n):\n    return f(n + 1)\nf(0)", "RecursionError: maximum recursion depth exceeded (line 2: return f(n + 1))"),
-        ("import os\nos._exit(7)", "The program ended without a result (exit code 7)"),
-        ("import ctypes\nctypes.string_at(0)", "The program was killed by signal 11 (Segmentation fault)"),
-        ("x = bytearray(10**9)", "MemoryError (it may use 500 MB) (line 1: x = bytearray(10**9))"),
-        ("points = [[1] * 1000] * 1000", "The result is larger than 1 MB"),
-        ("while True:\n    print('x' * 1000)", "The program printed more than 1 MB"),
-        ("x = []\nwhile True:\n    x.append([])", "MemoryError (it may use 500 MB)"),
-        ("print('first')\nprint('last')\n1 / 0", "(line 3: 1 / 0). The end of what it printed: first last"),
-    ],
-)
+@pytest.mark.parametrize(("program", "message"), PROGRAMS["failures"])
 def test_failures(program: str, message: str) -> None:
     assert message in failure(program)
 
@@ -172,53 +136,15 @@ def test_no_open_files_and_none_of_the_package(tmp_path: Path) -> None:
     assert not any(module.startswith("grpo.") or module == "numpy" for module in modules)
 
 
-# FOLDER has a file FOLDER/mine; PARENT is this process, PORT one that it listens on.
-FORBIDDEN = {
-    "writing": [
-        "open('FOLDER/new', 'w')", "open('FOLDER/mine', 'a')", "open('new', 'w')", "open('/proc/self/fd/1', 'w')",
-        "os.open('FOLDER', os.O_RDWR | os.O_TMPFILE)", "os.open('FOLDER/mine', os.O_RDONLY | os.O_TRUNC)",
-        "os.truncate('FOLDER/mine', 0)", "os.remove('FOLDER/mine')", "os.rename('FOLDER/mine', 'mine')",
-        "os.link('FOLDER/mine', 'mine')", "os.mkdir('FOLDER/folder')", "os.symlink('/', 'FOLDER/link')",
-        "os.symlink('FOLDER/mine', 'link') or open('link', 'w')", "os.chmod('FOLDER/mine', 0o777)",
-        "os.utime('FOLDER/mine', (0, 0))", "os.setxattr('FOLDER/mine', 'user.a', b'1')",
-        "os.mknod('device', 0o60600, os.makedev(254, 0)) or open('device', 'rb')", "open('/dev/shm/kissing-test', 'w')",
-        "open('/proc/self/oom_score_adj', 'w').write('0')",
-    ],
-    "the network": [
-        "socket.create_connection(('127.0.0.1', PORT), 5)", "socket.socket(socket.AF_UNIX)", "socket.socketpair()",
-        "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', 9))",
-        "socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)", "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)",
-        "socket.create_server(('127.0.0.1', 0))",
-    ],
-    "other processes": [
-        "os.fork() or os._exit(0)", "os.forkpty()[0] or os._exit(0)", "subprocess.run(['true'])",
-        "os.posix_spawn('/bin/true', ['true'], {})", "os.execv('/bin/true', ['true'])", "multiprocessing.Pool(1)",
-        "os.kill(PARENT, 0)", "os.kill(os.getppid(), 0)", "os.kill(-1, 0)", "os.pidfd_open(PARENT)",
-        "os.setpriority(os.PRIO_PROCESS, PARENT, 19)", "resource.prlimit(PARENT, 7, (64, 64))",
-        "resource.setrlimit(7, (64, 64))",
-    ],
-    "signals, flags and typing through file descriptors": [
-        *(f"fcntl.fcntl({fd}, fcntl.F_SETFL, os.O_DIRECT)" for fd in (0, 1, 3)),
-        "fcntl.fcntl(0, 8, os.getppid())", "fcntl.fcntl(0, 10, 9)", "fcntl.ioctl(0, 0x5412, b'x')",
-    ],
-    "reading": [
-        "open('FOLDER/mine')", "os.listdir('FOLDER')", "open('/proc/PARENT/environ')", "open('/proc/PARENT/cmdline')",
-        "open('/proc/PARENT/mem')", "open(f'/proc/{os.getppid()}/environ')", "open('/etc/passwd')",
-        *(f"open('/proc/self/{name}')" for name in ("net/tcp", "net/unix", "mountinfo", "mounts", "cgroup", "environ")),
-        f"open({str(Path(__file__).resolve())!r})",
-    ],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", FORBIDDEN)
+@pytest.mark.parametrize("kind", PROGRAMS["forbidden"])
 def test_what_is_forbidden(kind: str, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.write_text("mine", encoding="utf-8")
     mode, times = mine.stat().st_mode, mine.stat().st_mtime_ns
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.2)
-        names = {"FOLDER": str(tmp_path), "PORT": str(server.getsockname()[1]), "PARENT": str(os.getpid())}
-        attempts = [re.sub("|".join(names), lambda name: names[name[0]], attempt) for attempt in FORBIDDEN[kind]]
+        names = {"FOLDER": str(tmp_path), "PORT": str(server.getsockname()[1]), "PARENT": str(os.getpid()), "THIS": __file__}
+        attempts = [re.sub("|".join(names), lambda name: names[name[0]], attempt) for attempt in PROGRAMS["forbidden"][kind]]
         assert run(tried(attempts)) == refused(attempts) or (kind == "reading" and not landlock_version())
         with pytest.raises(TimeoutError):
             server.accept()
@@ -307,14 +233,11 @@ def test_the_death_signal_stays() -> None:
 def test_if_this_process_is_killed_its_program_ends_too() -> None:
     code = "from grpo.discovery.sandbox import *; run_program(b'import time; time.sleep(60)', Limits())"
     parent = psutil.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2])
-    programs = wait_for(lambda: [one for one in programs_of(parent) if is_filtered(one)], 20)
+    status = lambda process: Path(f"/proc/{process.pid}/status").read_text()  # noqa: E731
+    programs = wait_for(lambda: [one for one in programs_of(parent) if "Seccomp:\t2" in status(one)], 20)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     assert not psutil.wait_procs(programs, timeout=20)[1]
-
-
-def is_filtered(process: psutil.Process) -> bool:
-    return "Seccomp:\t2" in Path(f"/proc/{process.pid}/status").read_text()
 
 
 def test_a_sandbox_that_cannot_be_set_up_is_no_fault_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import settings as with_settings
 from hypothesis import strategies as st
 from learner_parts import ADVANTAGES, PROBLEM, REWARDS, flat, last_gradients, learner_of, log_softmax_alone, rollouts_of
-from model_parts import tiny_model
+from model_parts import own_model, tiny_model
 from torch import Tensor
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -165,14 +165,23 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 }
 
 
+OWN = ("own", "own, its layers computed again in the backward pass")
+UPDATES = [*((name, "Qwen2") for name in OBJECTIVES), *(("KL and entropy", kind) for kind in OWN)]
+
+
 @every_layout
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_an_update_is_that_of_the_plain_loss(fresh_model: Any, objective: str, layout: str) -> None:
+@pytest.mark.parametrize(("objective", "kind"), UPDATES)
+def test_an_update_is_that_of_the_plain_loss(fresh_model: Any, objective: str, kind: str, layout: str) -> None:
     """Policy, sampling policy, engine and starting weights all differ."""
+    fresh_model = fresh_model if kind == "Qwen2" else own_model()
     learner, model = moved(fresh_model, layout, **{"cliprange": 0.2, "cliprange_high": 0.3} | OBJECTIVES[objective])
+    if kind == OWN[1]:
+        learner.model.gradient_checkpointing_enable()
     config, batch = learner.config, responses()
     for found, rollout in zip(computed := learner.log_probs(batch), batch, strict=True):
         assert_close(found, sampled_alone(model, rollout, config.sampling_temperature)[0].detach(), atol=1e-4, rtol=1e-4)
+    alone = [sampled_alone(model, rollout, config.sampling_temperature)[1].mean().item() for rollout in batch]
+    assert learner.token_entropies(batch) == pytest.approx(alone, rel=1e-4, nan_ok=True)
     old = apart(computed, 0.5, seed=7)
     engine = apart(old, 0.4, seed=8)
     batch = scored(batch, REWARDS, ADVANTAGES, old)[: config.train_batch_size]

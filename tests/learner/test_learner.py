@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ from learner_parts import (
     last_gradients,
     learner_of,
     log_probs_alone,
-    log_softmax_alone,
     off_policy,
     rollout,
     rollouts,
@@ -189,18 +186,6 @@ def test_an_update_without_a_finite_gradient_is_skipped(model: Any, loss_type: s
     assert same_weights(model, twin.model)
 
 
-@pytest.mark.parametrize("steps", [1, 8])
-def test_entropy_is_the_mean_over_response_tokens_only(model: Any, steps: int) -> None:
-    by_response = [torch.distributions.Categorical(logits=log_softmax_alone(model, r)).entropy().tolist() for r in rollouts()]
-    by_token = list(itertools.chain(*by_response))
-    assert len(by_token) == sum(LENGTHS)
-    learner = learner_of(model, gradient_accumulation_steps=steps)
-    expected = [sum(values) / len(values) for values in by_response]
-    assert learner.token_entropies(rollouts()) == pytest.approx(expected, rel=1e-5)
-    metrics = learner.update(scored(rollouts(), REWARDS, ADVANTAGES))
-    assert metrics["token_entropy"] == pytest.approx(sum(by_token) / len(by_token), rel=1e-5)
-
-
 READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__contains__")
 OF_DATA = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "unique", "bincount", "repeat_interleave")
 
@@ -289,17 +274,12 @@ def random_model(kind: str) -> Any:
     return model
 
 
-def made(model: Any, checkpointing: bool = False, packing: bool = True) -> Learner:
-    settings = LearnerSettings(max_tokens_per_microbatch=200, gradient_checkpointing=checkpointing, packing=packing)
-    return Learner(model, config(loss_type="grpo_clip"), 0, settings)
-
-
 @pytest.mark.parametrize(("kind", "packing"), [*((kind, False) for kind in RANDOM), ("mixtral", True)])
 def test_nothing_is_random_where_a_model_is_trained(kind: str, packing: bool) -> None:
     """Log-probabilities are those of evaluation mode, and where weights have not moved each ratio is exactly 1."""
     model = random_model(kind)
     theirs, batch = copy.deepcopy(model), rollouts()
-    learner = made(model, packing=packing)
+    learner = learner_of(model, 200, packing, loss_type="grpo_clip")
     model.train()
     found = learner.log_probs(batch)
     for one, log_probs in zip(batch, found, strict=True):
@@ -309,25 +289,22 @@ def test_nothing_is_random_where_a_model_is_trained(kind: str, packing: bool) ->
     assert update["ratio_min"] == update["ratio_max"] == 1.0 and update["clip_fraction"] == 0.0
 
 
-def count(calls: list[int], which: int, *_: Any) -> None:
-    calls[which] += 1
-
-
 @pytest.mark.parametrize("kind", RANDOM)
 def test_gradient_checkpointing_changes_nothing_or_is_refused(kind: str) -> None:
     """It needs layers in training mode: their gradients are those of evaluation mode, and each layer computes twice."""
-    batch, gradients, calls = rollouts(), [], [0, 0]
+    gradients, calls = [], Counter[bool]()
     for checkpointing in (False, True):
         model = random_model(kind)
+        settings = LearnerSettings(max_tokens_per_microbatch=200, gradient_checkpointing=checkpointing)
         if checkpointing and kind in CANNOT_CHECKPOINT:
             with pytest.raises(UserError, match=r"learner\.gradient_checkpointing: .* Set it to false\."):
-                made(model, checkpointing)
+                Learner(model, config(), 0, settings)
             return
-        learner = made(model, checkpointing)
+        learner = Learner(model, config(), 0, settings)
         layer = next(module for module in model.modules() if isinstance(module, GradientCheckpointingLayer))
-        next(layer.children()).register_forward_pre_hook(partial(count, calls, checkpointing))
+        next(layer.children()).register_forward_pre_hook(lambda *_, which=checkpointing: calls.update([which]))
         gradients.append(last_gradients(learner))
-        learner.sft_update(texts_of(batch))
-    assert calls[1] == 2 * calls[0] > 0
+        learner.sft_update(texts_of(rollouts()))
+    assert calls[True] == 2 * calls[False] > 0
     for name, gradient in gradients[0].items():
         assert torch.equal(gradients[1][name], gradient), name

@@ -85,9 +85,7 @@ def test_ids_and_texts_are_those_of_transformers(folder: Path) -> None:
         assert ours(TEXTS, add_special_tokens=added)["input_ids"] == expected
     assert [ours(text)["input_ids"] for text in TEXTS] == ids
     # Every beginning and every end, so that characters are cut into bytes that are no UTF-8; tuples as well as lists.
-    pieces = [tuple(row[cut:]) for row in ids for cut in range(len(row))] + [
-        row[:cut] for row in ids for cut in range(len(row))
-    ]
+    pieces = [piece for row in ids for cut in range(len(row)) for piece in (tuple(row[cut:]), row[:cut])]
     assert any("\ufffd" in text for text in ours.batch_decode(pieces))
     expected = theirs.batch_decode([list(piece) for piece in pieces])
     assert ours.batch_decode(pieces) == [ours.decode(piece) for piece in pieces] == expected
@@ -181,11 +179,9 @@ def test_chats_are_those_of_apply_chat_template(hub: Path, request: pytest.Fixtu
 )
 def test_the_date_of_a_chat_is_the_same_on_every_day(like_qwen: Path, form: str, date: str) -> None:
     """That of Llama's templates where they get none."""
-    template = (
-        "{%- if not date_string is defined %}{% set date_string = strftime_now('FORM') %}{% endif %}It is {{ date_string }}."
-    )
-    files = files_of(like_qwen) | {"chat_template.jinja": template.replace("FORM", form).encode()}
-    tokenizer = Tokenizer(files)
+    default = f"{{%- if not date_string is defined %}}{{% set date_string = strftime_now('{form}') %}}{{% endif %}}"
+    template = f"{default}It is {{{{ date_string }}}}."
+    tokenizer = Tokenizer(files_of(like_qwen) | {"chat_template.jinja": template.encode()})
     assert tokenizer.decode(tokenizer.chat_ids(CHATS[0])) == f"It is {date}."
     assert tokenizer.decode(tokenizer.chat_ids(CHATS[0], date_string="May Day")) == "It is May Day."
 
@@ -207,9 +203,8 @@ def test_a_chat_format_is_a_chat(hub: Path) -> None:
 
 
 def test_of_several_chat_templates_the_default_counts(like_qwen: Path) -> None:
-    files = files_of(
-        like_qwen, chat_template=[{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "Mia"}]
-    )
+    templates = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "Mia"}]
+    files = files_of(like_qwen, chat_template=templates)
     del files["chat_template.jinja"]
     tokenizer = Tokenizer(files)
     assert tokenizer.chat_ids(CHATS[0]) == tuple(tokenizer("Mia")["input_ids"])
@@ -270,10 +265,8 @@ def test_code_beside_a_model_is_not_run(tmp_path: Path, like_qwen: Path, monkeyp
     """transformers would ask on standard input, where a script may answer y to another question."""
     shutil.copytree(like_qwen, tmp_path / "model")
     (tmp_path / "model" / "tokenizer.json").rename(tmp_path / "model" / "vocab.json")
-    config = {
-        "model_type": "mine",
-        "auto_map": {"AutoConfig": "mine.C", "AutoModelForCausalLM": "mine.M", "AutoTokenizer": "mine.T"},
-    }
+    classes = {"AutoConfig": "mine.C", "AutoModelForCausalLM": "mine.M", "AutoTokenizer": "mine.T"}
+    config = {"model_type": "mine", "auto_map": classes}
     for name in ("config.json", "tokenizer_config.json"):
         (tmp_path / "model" / name).write_text(json.dumps(config), encoding="utf-8")
     (tmp_path / "model" / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')", encoding="utf-8")
@@ -398,10 +391,8 @@ def test_added_tokens_in_a_question_are_text(hub: Path, question: str) -> None:
 @pytest.mark.parametrize("hub", ["like_qwen3"], indirect=True)
 def test_added_tokens_in_a_format_are_tokens(hub: Path) -> None:
     tokenizer, format = Tokenizer.from_folder(hub), Format("<|im_start|>{question}|{question}<|im_end|>")
-    assert (
-        tokenizer.decode(format.encode(tokenizer, format.prompt("a<|im_end|>")))
-        == "<|im_start|>a< |im_end|>|a< |im_end|><|im_end|>"
-    )
+    text = tokenizer.decode(format.encode(tokenizer, format.prompt("a<|im_end|>")))
+    assert text == "<|im_start|>a< |im_end|>|a< |im_end|><|im_end|>"
     whole = "<|im_start|>user\nWhat?<|im_end|>"  # a whole prompt in another form than the format's stands as it is
     assert format.encode(tokenizer, whole) == tuple(tokenizer(whole)["input_ids"])
 

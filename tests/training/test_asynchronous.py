@@ -49,7 +49,7 @@ from grpo.models.checkpoint import save_checkpoint
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import paths
-from grpo.study.effective import EffectiveRun, effective_run
+from grpo.study.effective import effective_run
 from grpo.study.schema import Study
 from grpo.tasks.environment import Environment
 from grpo.tasks.formats import QUESTION_ONLY
@@ -98,13 +98,11 @@ def with_actors(
 
 def equal(a: Any, b: Any) -> bool:
     """Whether two states (tensors in mappings and lists) are equal bit for bit."""
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(equal, a, b))
-    return bool(a == b)
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else bool(a == b)
 
 
 def rows(target: Path) -> list[dict[str, float]]:
@@ -210,25 +208,20 @@ def test_stale_rollouts_bring_their_own_log_probs_and_fresh_ones_the_learners(ep
     assert equal(mixed.old, stale.old)
 
 
-class HungryEngine:
-    """Samples nothing, in a fixed time, and takes as much memory as a call has tokens."""
-
-    context, policy_version = None, 0
-
-    def synchronize(self, model: Any, policy_version: int) -> None:
-        self.policy_version = policy_version
-
-    def generate(self, prompts: Any, params: SamplingParams, n: int, seed: int) -> list[list[Completion]]:
-        torch.ones(params.max_tokens, 2**18).sum()  # MiB
-        time.sleep(0.1)
-        return [[Completion((1, 2), "T", (-1.0, -1.0), "stop", self.policy_version)] * n for _ in prompts]
-
-
 def test_a_generator_counts_its_own_times_and_memory(tokenizer: Any) -> None:
     """It does not wait while it evaluates or loads weights, and loading is not sampling."""
+
+    def generate(prompts: Any, params: SamplingParams, n: int, seed: int) -> list[list[Completion]]:
+        """Sample nothing, in a fixed time, with as many MiB of memory as a call has tokens."""
+        torch.ones(params.max_tokens, 2**18).sum()
+        time.sleep(0.1)
+        return [[Completion((1, 2), "T", (-1.0, -1.0), "stop", engine.policy_version)] * n for _ in prompts]
+
+    engine = SimpleNamespace(context=None, policy_version=0, generate=generate)
+    engine.synchronize = lambda model, policy_version: setattr(engine, "policy_version", policy_version)
     loading = SimpleNamespace(load_state_dict=lambda weights: time.sleep(0.2))
     few, many = (setup_of(CONFIG.model_copy(update={"sampling_max_tokens": n}), problems(8), QUESTION_ONLY) for n in (2, 256))
-    generator = Generator(lambda: (HungryEngine(), loading, tokenizer), many)
+    generator = Generator(lambda: (engine, loading, tokenizer), many)
     assert generator.start() == (None, False)
     time.sleep(0.4)
     _, first = generator.sample(1)
@@ -331,9 +324,7 @@ def test_a_resumed_run_trains_on_the_same_groups(tmp_path: Path, lag: int, older
     assert rows(tmp_path / "again") == rows(tmp_path / "straight")
     ages = [version - sampled_by for version, batch in straight for _, sampled_by, _ in batch]
     assert [version for version, _ in straight] == list(range(12))
-    assert min(ages) == 0 and max(ages) == (
-        lag + 2 if max_age is None else lag + 1
-    )  # the buffer keeps each batch for three steps
+    assert min(ages) == 0 and max(ages) == lag + (older or 2)  # the buffer keeps each batch for three steps
 
 
 THREE_TURNS = Format("{question}\n", stop=("a", "e"), environment=Environment("environment_parts:Talk", max_turns=3))
@@ -374,15 +365,6 @@ def test_a_schedule_makes_the_result_independent_of_the_clock(folder: Path, tmp_
     assert lags[:3] == [0, 1, 2] and max(lags) == 3  # two versions behind, and a batch of the buffer before that
 
 
-def one_behind(mini_study: Study) -> tuple[Study, EffectiveRun]:
-    """A study, and its run of lag 1."""
-    experiments = {"grpo_learning_rate": entry("grpo_learning_rate", arms={"lag_1": {"asynchronous": {"max_policy_lag": 1}}})}
-    evaluation = {"every": 3, "problems": 6, "max_tokens": 5}
-    values = {"threads": 1, "seeds": [0], "save_state_every": 2, "grpo": CONFIG, "divergence": None}
-    study = changed(mini_study, **values, evaluation=evaluation, experiments=experiments)
-    return study, effective_run(study, "grpo_learning_rate", "lag_1", 0, [])
-
-
 @shared_cluster
 @pytest.mark.slow
 def test_a_run_whose_actors_are_killed_ends_as_one_that_was_left_alone(
@@ -391,7 +373,11 @@ def test_a_run_whose_actors_are_killed_ends_as_one_that_was_left_alone(
     """One after another, so that it takes four attempts, each from the state of the one before."""
     make_project(monkeypatch, tmp_path, fresh_model, tokenizer)
     monkeypatch.setattr("grpo.training.train.score_of", lambda *_: by(contains_a_t))
-    study, run = one_behind(mini_study)
+    experiments = {"grpo_learning_rate": entry("grpo_learning_rate", arms={"lag_1": {"asynchronous": {"max_policy_lag": 1}}})}
+    values = {"threads": 1, "seeds": [0], "save_state_every": 2, "grpo": CONFIG, "divergence": None}
+    evaluation = {"every": 3, "problems": 6, "max_tokens": 5}
+    study = changed(mini_study, **values, evaluation=evaluation, experiments=experiments)
+    run = effective_run(study, "grpo_learning_rate", "lag_1", 0, [])
     made: list[str] = []
     monkeypatch.setattr("grpo.training.run.MlflowRun", lambda study, name, *_: made.append(name) or parts.NoMlflow())
     victims: dict[int, str] = {}

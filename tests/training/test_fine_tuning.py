@@ -54,28 +54,21 @@ def test_the_choice_depends_on_the_seed_only_and_a_smaller_one_is_part_of_a_larg
     assert len(smallest) == 5  # of each seed another, and not the first ones of the file
 
 
-def test_filtered_examples_all_earn_the_reward() -> None:
+def test_filtered_examples_all_earn_the_reward_and_more_than_there_are_is_a_users_error() -> None:
     right = {example for example in MANY if example.reward == 1.0}
-    assert set(choose_examples(MANY, SftConfig(filtered=True), 0)) == right
     some = choose_examples(MANY, SftConfig(filtered=True, examples=4), 0)
     assert len(set(some)) == 4 and set(some) < right
     almost = [Example("p", "r", "1", 0.5), *MANY]
+    assert set(choose_examples(MANY, SftConfig(filtered=True, examples=10), 0)) == right  # as many as there are
     assert set(choose_examples(almost, SftConfig(filtered=True), 0)) == right
-
-
-@pytest.mark.parametrize(
-    ("examples", "config", "message"),
-    [
+    assert set(choose_examples(MANY, SftConfig(examples=30), 0)) == {*MANY}
+    for examples, config, told in (
         (MANY, SftConfig(examples=31), r"sft\.examples: 31 examples are asked for, but .* has 30\. Lower it.*sft_dataset"),
         (MANY, SftConfig(examples=11, filtered=True), r"11 examples with reward 1 .* has 10\. Lower it"),
         ([MANY[1]], SftConfig(filtered=True), r"has 0\. Lower it, or use another `sft_dataset:` in params\.yaml"),
-    ],
-)
-def test_more_examples_than_there_are_is_a_users_error(examples: list[Example], config: SftConfig, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        choose_examples(examples, config, 0)
-    choose_examples(MANY, SftConfig(examples=30), 0)  # exactly as many is fine
-    choose_examples(MANY, SftConfig(examples=10, filtered=True), 0)
+    ):
+        with pytest.raises(UserError, match=told):
+            choose_examples(examples, config, 0)
 
 
 PEOPLE = ("Mia", "Tom", "Ana", "Ben")
@@ -101,9 +94,6 @@ CONFIG = SftConfig(
 )
 
 
-NO_ENGINE = SimpleNamespace()  # nothing is sampled
-
-
 def fine_tuned(
     model: Any,
     tokenizer: Any,
@@ -116,51 +106,44 @@ def fine_tuned(
     """A trained copy of ``model``, its history, and the run's log."""
     model = copy.deepcopy(model)
     learner = Learner(model, config, tokenizer.pad_token_id, LearnerSettings(max_tokens_per_microbatch=max_tokens))
-    given = {"data": examples, "engine": NO_ENGINE, "learner": learner, "seed": seed}
+    given = {"data": examples, "engine": SimpleNamespace(), "learner": learner, "seed": seed}
     _, log = train(train_sft, config, model, tokenizer, folder, **given)
     return model, read_csv(folder / "history.csv"), log
 
 
-def by_plain_torch(model: Any, tokenizer: Any) -> tuple[Any, list[float], list[float]]:
-    """The same training in plain PyTorch, one sequence at a time with whole logits: model, losses, gradient norms."""
-    model = copy.deepcopy(model).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=CONFIG.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
-    losses, norms = [], []
-    for step in range(1, 7):
-        optimizer.zero_grad()
-        total = torch.zeros(())
-        for example in items_of_step(EXAMPLES, 3, step, 4):
-            prompt, response = (tokenizer(text)["input_ids"] for text in (example.prompt, f"{example.response}<|endoftext|>"))
-            log_probs = torch.log_softmax(model(torch.tensor([[*prompt, *response]])).logits[0], dim=-1)
-            of_response = [log_probs[len(prompt) - 1 + t, token] for t, token in enumerate(response)]
-            total = total - torch.stack(of_response).sum() / 3.0
-        loss = total / 4
-        loss.backward()
-        norms.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).norm().item())
-        optimizer.step()
-        losses.append(loss.item())
-    return model, losses, norms
-
-
 @pytest.mark.parametrize("max_tokens", [None, 40])
 def test_updates_are_those_of_plain_torch(model: Any, tokenizer: Any, tmp_path: Path, max_tokens: int | None) -> None:
+    """One sequence at a time, with whole logits."""
     trained, history, log = fine_tuned(model, tokenizer, tmp_path / "run", max_tokens=max_tokens)
-    expected, losses, norms = by_plain_torch(model, tokenizer)
+    plain = copy.deepcopy(model).train()
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=CONFIG.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    losses, norms, tokens = [], [], []
+    for step in range(1, 7):
+        optimizer.zero_grad()
+        sums, lengths = [], []
+        for example in items_of_step(EXAMPLES, 3, step, 4):
+            prompt, response = (tokenizer(text)["input_ids"] for text in (example.prompt, f"{example.response}<|endoftext|>"))
+            log_probs = torch.log_softmax(plain(torch.tensor([[*prompt, *response]])).logits[0], dim=-1)
+            sums.append(sum(log_probs[len(prompt) - 1 + t, token] for t, token in enumerate(response)))
+            lengths.append(len(response))
+        loss = -torch.stack(sums).mean() / 3.0
+        loss.backward()
+        norms.append(flat(plain, "grad").norm().item())
+        optimizer.step()
+        losses.append(loss.item())
+        tokens.append(sum(lengths))
     assert [row["loss"] for row in history] == pytest.approx(losses, rel=1e-4)
     assert [row["gradient_norm"] for row in history] == pytest.approx(norms, rel=1e-4)
-    assert (flat(trained) - flat(expected)).norm() < 1e-3 * (flat(expected) - flat(model)).norm()
+    assert (flat(trained) - flat(plain)).norm() < 1e-3 * (flat(plain) - flat(model)).norm()
     assert [(row["step"], row["update"]) for row in history] == [(step, step) for step in range(1, 7)]
     # Mean negative log-likelihood of a token: the loss without its divisors.
-    batches = [items_of_step(EXAMPLES, 3, step, 4) for step in range(1, 7)]
-    tokens = [sum(len(tokenizer(example.response)["input_ids"]) + 1 for example in batch) for batch in batches]
     expected_nll = [loss * 3.0 * 4 / n for loss, n in zip(losses, tokens, strict=True)]
     assert [row["mean_nll"] for row in history] == pytest.approx(expected_nll, rel=1e-4)
-    speeds = [row["tokens_per_s"] * row["training_s"] for row in log.times]
-    assert speeds == pytest.approx(tokens)
+    assert [row["tokens_per_s"] * row["training_s"] for row in log.times] == pytest.approx(tokens)
 
 
-def flat(model: Any) -> Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+def flat(model: Any, which: str = "data") -> Tensor:
+    return torch.cat([getattr(parameter, which).flatten() for parameter in model.parameters()])
 
 
 @pytest.fixture
@@ -226,15 +209,11 @@ def test_grpo_starts_from_the_weights_that_fine_tuning_kept(project: Study, mode
 def test_prompts_are_put_as_they_are_when_sampling(format: Format, tmp_path: Path) -> None:
     """With the tokenizer's beginning-of-text token, or as a user message; responses are tokenized separately."""
     like_llama3(tmp_path, ["Mia has 3 apples."])
-    tokenizer, seen = Tokenizer.from_folder(tmp_path), []
-
-    def update(texts: Texts, constant: float) -> dict[str, float]:
-        seen.extend(zip(texts.prompts, texts.responses, strict=True))
-        return {"loss": 0.0}
-
+    tokenizer, learner = Tokenizer.from_folder(tmp_path), SpyLearner()
     config = CONFIG.model_copy(update={"n_sft_steps": 1, "train_batch_size": 10})
-    learner = SimpleNamespace(sft_update=update, model=SimpleNamespace(config=None))
-    train(train_sft, config, None, tokenizer, tmp_path, data=EXAMPLES, engine=NO_ENGINE, learner=learner, format=format)
+    given = {"data": EXAMPLES, "engine": SimpleNamespace(), "learner": learner, "format": format}
+    train(train_sft, config, None, tokenizer, tmp_path, **given)
+    (seen,) = learner.batches
     expected = {
         (format.encode(tokenizer, e.prompt), tuple(tokenizer(f"{e.response}<|eot_id|>", add_special_tokens=False)["input_ids"]))
         for e in EXAMPLES
@@ -284,12 +263,6 @@ OF_ITERATION = ExpertIterationConfig(
 Pair = tuple[tuple[int, ...], tuple[int, ...]]  # prompt and response, as ids
 
 
-def is_right(text: str, _: str) -> dict[str, float]:
-    """All of the reward, or half of it for a right answer in the wrong form."""
-    right = text == "right"
-    return {"reward": 1.0 if right else 0.5, "format_reward": float(right), "answer_reward": 1.0}
-
-
 class ScriptedEngine:
     """The first few completions of a step are right; their ids are unique and differ from those of their text."""
 
@@ -323,7 +296,7 @@ class ScriptedEngine:
 class SpyLearner:
     """Records its batches."""
 
-    model = None
+    model = SimpleNamespace(config=None)
 
     def __init__(self) -> None:
         self.batches: list[list[Pair]] = []
@@ -343,7 +316,12 @@ def iterate(
     engine: Any, learner: Any, tokenizer: Any, folder: Path, config: ExpertIterationConfig = OF_ITERATION, seed: int = 0,
     validate: Any = lambda step, updates: False,
 ) -> list[dict[str, float]]:  # fmt: skip
-    """Run the loop, and return the history."""
+    """Run the loop, and return the history. A right answer in the wrong form has half of the reward."""
+
+    def is_right(text: str, _: str) -> dict[str, float]:
+        right = text == "right"
+        return {"reward": 1.0 if right else 0.5, "format_reward": float(right), "answer_reward": 1.0}
+
     given = {"engine": engine, "learner": learner, "seed": seed, "reward": is_right, "validation": validate}
     train(train_by_expert_iteration, config, None, tokenizer, folder, **given)
     return read_csv(folder / "history.csv")

@@ -1,7 +1,5 @@
 """Our grader as a reward of TRL and of `verifiers`, TRL's rewards in ours, and a checkpoint in lm-evaluation-harness."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Data sets of the real `reasoning_gym` as tasks: what is asked, that its own verifier scores, and a run on one."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

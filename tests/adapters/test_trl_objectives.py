@@ -1,7 +1,5 @@
 """Objectives and episodes against TRL's GRPOTrainer."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
@@ -17,6 +15,7 @@ import torch
 from environment_parts import Calculator, Scripted
 from learner_parts import PROBLEM, config, flat, last_gradients
 from model_parts import byte_level, tiny_model
+from ruamel.yaml import YAML
 from torch import Tensor
 from torch.testing import assert_close
 from training_parts import setup_of
@@ -137,36 +136,10 @@ def of_trl(loss_type: str, level: str = "token", old: Tensor = OLD, **settings: 
 
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "GRPO": ({"loss_type": "grpo_clip"}, {"loss_type": "grpo"}),
-    "Dr. GRPO": ({"loss_type": "grpo_clip", "length_normalization": "masked_normalize"}, {"loss_type": "dr_grpo"}),
-    "bnpo": ({"loss_type": "grpo_clip", "length_normalization": "token_mean"}, {"loss_type": "bnpo"}),
-    "DAPO": (
-        {"loss_type": "grpo_clip", "length_normalization": "token_mean", "cliprange_high": 0.28},
-        {"loss_type": "dapo", "epsilon_high": 0.28},
-    ),
-    "GSPO": (
-        {"loss_type": "gspo", "cliprange": 0.05, "cliprange_high": 0.1},
-        {"loss_type": "grpo", "level": "sequence", "epsilon_low": 0.05, "epsilon_high": 0.1},
-    ),
-    "CISPO": (  # TRL's is the largest weight itself
-        {"loss_type": "cispo", "length_normalization": "token_mean", "cliprange_high": 0.1},
-        {"loss_type": "cispo", "epsilon_high": 1.1},
-    ),
-    "KL": ({"loss_type": "grpo_clip", "kl_coefficient": 0.3}, {"loss_type": "grpo", "beta": 0.3}),
-    "GSPO with KL": ({"loss_type": "gspo", "kl_coefficient": 0.3}, {"loss_type": "grpo", "level": "sequence", "beta": 0.3}),
-    "entropy bonus": ({"loss_type": "grpo_clip", "entropy_coefficient": 0.1}, {"loss_type": "grpo", "entropy_coef": 0.1}),
+    **YAML(typ="safe", pure=True).load(Path(__file__).with_name("objectives.yaml")),
     "truncated importance sampling": (
         {"loss_type": "grpo_clip", "importance_cap": 1.2, "kl_coefficient": 0.3},
         {"loss_type": "grpo", "beta": 0.3, "importance_sampling_ratio": torch.exp(OLD - ENGINE).clamp(max=1.2)},
-    ),
-    "two-sided clip": (
-        {"loss_type": "published_losses:two_sided_clip", "loss_options": {"delta": 1.3}},
-        {"loss_type": "grpo", "delta": 1.3},
-    ),
-    "SAPO": ({"loss_type": "published_losses:sapo"}, {"loss_type": "sapo"}),
-    "SAPO, other temperatures": (
-        {"loss_type": "published_losses:sapo", "loss_options": {"temperature_positive": 0.5, "temperature_negative": 3.0}},
-        {"loss_type": "sapo", "sapo_temperature_pos": 0.5, "sapo_temperature_neg": 3.0},
     ),
 }
 

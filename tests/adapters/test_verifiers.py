@@ -1,7 +1,5 @@
 """Tasksets of the real `verifiers` as a task: what is asked, what is rewarded, what is refused, and a run of a study."""
 
-from __future__ import annotations
-
 import math
 import os
 import shutil

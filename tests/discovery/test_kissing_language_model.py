@@ -1,7 +1,5 @@
 """Searches with a language model: a fake HTTP endpoint, real programs, and the real verifier."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The search for kissing configurations: the command, its log and report, its strategies."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -20,6 +18,7 @@ import pytest
 from fake_endpoint import BAD, BETTER, GARBAGE, GOOD, KEY, MODEL, Behaviour, FakeEndpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ruamel.yaml import YAML
 
 from grpo.commands.kissing_search import run_kissing_number
 from grpo.discovery.log import LOG, Attempt, Log, Proposal, Settings, read_log, summarise
@@ -312,31 +311,12 @@ def test_a_prompt_that_was_refused_is_followed_by_shorter_ones(strategy: str) ->
 
 
 PROGRAM = "def run_code():\n    return []\n"
+ANSWERS = YAML(typ="safe", pure=True).load(Path(__file__).with_name("programs.yaml"))["answers"]
 OTHER = "points = [[1] * 11]\n"
-USAGE = "points = run_code()\nprint(len(points))\n"
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(
-    ("answer", "program", "reason"),
-    [
-        (f"Text.\n```python\n{PROGRAM}```\nMore text.", PROGRAM, ""),
-        (f"```\n{PROGRAM}```", PROGRAM, ""),
-        ("1. First:\n\n   ```python\n   def run_code():\n       return []\n   ```", PROGRAM, ""),
-        (PROGRAM, PROGRAM, ""),
-        (f"```python\n{PROGRAM}```\nUse it so:\n```python\n{USAGE}```", PROGRAM, ""),
-        (f"```python\n{PROGRAM}```\n```python\n", PROGRAM, ""),
-        (f"<think>\n```python\n{OTHER}```\n</think>\n```python\n{PROGRAM}```", PROGRAM, ""),
-        (f"<think>I close with </think> soon. Hm.</think>\n```python\n{PROGRAM}```", PROGRAM, ""),
-        (f"<think>a</think>\n```python\n{PROGRAM}```\n<think>\n```python\n{OTHER}```\n</think>\nDone.", PROGRAM, ""),
-        ("```python\nprint(1)\n```", "print(1)\n", ""),  # the verifier says what is missing
-        ("", None, "is empty"),
-        ("I cannot help.", None, "holds no code block"),
-        (f"```python\n{PROGRAM}", None, "last code block is not finished: it has no closing fence"),
-        (f"````python\n{PROGRAM}```", None, "no closing fence"),
-        (f"<think>\n```python\n{PROGRAM}```\nBut", None, "ends within its reasoning"),
-    ],
-)
+@pytest.mark.parametrize(("answer", "program", "reason"), ANSWERS)
 def test_program_in_an_answer(answer: str, program: str | None, reason: str) -> None:
     found, why = extract_program(answer)
     assert found == program and reason in why and bool(reason) == bool(why) and "\n" not in why

@@ -1,7 +1,5 @@
 """The search against a real vLLM server (CPU build) with a random model."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """The exact verifier against known sets, a naive check, and programs that try to get a false verdict."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

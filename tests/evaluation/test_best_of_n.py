@@ -1,7 +1,5 @@
 """pass@N, Best@N and majority vote against enumeration of all subsets, and the stage's parts."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Evaluation of a checkpoint: chunks, records, examples, files; and the handouts' scripts and evaluate_vllm."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Fine-tuning examples sampled from a teacher: conversion of responses, and the stage with a tiny teacher."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,9 +1,6 @@
 """The examples of a loss, an advantage and a reward of one's own: their numbers by hand, and each in a run from params.yaml to
 results."""
 
-from __future__ import annotations
-
-import csv
 import json
 import math
 import re
@@ -15,12 +12,10 @@ import pytest
 import torch
 from study_parts import values_of
 from torch.testing import assert_close
-from training_parts import NoMlflow, problems
+from training_parts import make_project, read_csv
 
 from grpo.common.imports import import_object
-from grpo.common.records import write_records
 from grpo.learner.losses import LossInputs
-from grpo.models.checkpoint import save_checkpoint
 from grpo.study import paths
 from grpo.study.schema import load_study
 from grpo.study.training_inputs import write_training_inputs
@@ -50,14 +45,10 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def train(grpo: Any, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
     """`grpo train` of one arm on a tiny model."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("grpo.training.run.MlflowRun", lambda *_: NoMlflow())
     with torch.no_grad():  # a random model hardly ever ends a response; now one token in four does
         hidden = model.model(torch.arange(1, 201)[None]).last_hidden_state[0].mean(0)
         model.get_output_embeddings().weight[tokenizer.eos_token_id] += 4.0 * hidden / hidden.square().sum()
-    save_checkpoint(paths.model("main"), model, tokenizer)
-    write_records(paths.train("main"), problems(20))
-    write_records(paths.validation("main"), problems(6))
+    make_project(monkeypatch, tmp_path, model, tokenizer)
 
     def train_arm(arm: str, **values: Any) -> None:
         study = values_of("smoke")
@@ -71,8 +62,7 @@ def train(grpo: Any, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: py
 
 
 def rows(arm: str) -> list[dict[str, float]]:
-    with (paths.RUNS / f"grpo_learning_rate/{arm}/0/history.csv").open(newline="") as file:
-        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+    return read_csv(paths.RUNS / f"grpo_learning_rate/{arm}/0/history.csv")
 
 
 def weights(arm: str) -> bytes:

@@ -1,7 +1,5 @@
 """Studies of examples/ and the docs: an experiment, a checkpoint of the Hub that learns, settings, and a task of one's own."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """The tasks of examples/ and studies/: countdown, SmolLM2's triples, and the calculator with its episodes."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

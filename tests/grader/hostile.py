@@ -4,8 +4,6 @@ Each is wrong for its truth, however it is read. ``kind`` says what ``text`` is:
 answer tags or into a box, or the whole of an ``r1_zero`` or ``question_only`` response. Short ones are in ``hostile.yaml``.
 """
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Labelled pairs, boxes, MATH's truths, and what must not be evaluated."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import time

@@ -1,7 +1,5 @@
 """Real grading processes: an answer that hangs, crashes or is killed affects no other answer."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

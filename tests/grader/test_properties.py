@@ -3,8 +3,6 @@
 Truth comes from fractions and integers in this file, never from the grader.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import random

@@ -1,7 +1,5 @@
 """How a batch is cut, and gradients, log-probabilities and metrics of the learner against one plain loss, for every layout."""
 
-from __future__ import annotations
-
 import copy
 import math
 import random

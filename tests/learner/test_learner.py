@@ -1,7 +1,5 @@
 """The learner: special batches, clipping, restoring, skipped updates, random layers, reads of the device."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """The objective's pure functions, the handouts' and published ones, against numbers worked out by hand and torch."""
 
-from __future__ import annotations
-
 import copy
 import math
 import sys

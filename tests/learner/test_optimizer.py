@@ -1,7 +1,5 @@
 """Float32 weights behind a bfloat16 model, 8-bit moments, memory of each phase, learning rates, float16's loss scale."""
 
-from __future__ import annotations
-
 import copy
 import math
 from pathlib import Path

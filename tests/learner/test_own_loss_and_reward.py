@@ -1,7 +1,5 @@
 """The user's own losses, advantages and rewards by import path: inputs, checks of outputs, settings, and exceptions in them."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Several processes under real torchrun compute what one computes, with whole weights and with shares of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

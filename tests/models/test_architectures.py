@@ -1,7 +1,5 @@
 """Models of other architectures, random and tiny, against transformers; and models from elsewhere."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Attention with shared prompts against dense attention with an explicit mask; on a GPU (FlexAttention), tried on a CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The tokenizer of a checkpoint: its ids, chats, stop tokens and files."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The project's own model against transformers' Qwen2 with the same weights."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable
@@ -79,14 +77,6 @@ def reference(model: TransformerLM) -> Any:
     theirs.load_state_dict(model.state_dict())  # strict: every name of one is a name of the other
     theirs.set_attn_implementation(SHARED_PROMPT)  # as load_model does
     return theirs.to(model.dtype).eval()
-
-
-def own_copy(theirs: Any) -> TransformerLM:
-    """The project's own model with the weights and sizes of a Hugging Face one."""
-    names = set(TransformerConfig.__dataclass_fields__) - {"rope_theta"}
-    model = TransformerLM(TransformerConfig(**{name: getattr(theirs.config, name) for name in names}))
-    model.load_state_dict(theirs.state_dict())
-    return model.eval()
 
 
 def token_ids(batch: int = 3, tokens: int = 12, vocabulary: int = 50) -> Tensor:
@@ -219,7 +209,9 @@ def test_hugging_face_loads_what_is_saved(tmp_path: Path, config: TransformerCon
 
 
 def test_load_model_gives_each_checkpoint_its_class(tmp_path: Path, fresh_model: Any, tokenizer: Any) -> None:
-    mine = own_copy(fresh_model)
+    names = set(TransformerConfig.__dataclass_fields__) - {"rope_theta"}
+    mine = TransformerLM(TransformerConfig(**{name: getattr(fresh_model.config, name) for name in names}))
+    mine.load_state_dict(fresh_model.state_dict())
     save_checkpoint(tmp_path / "own", mine, tokenizer)
     save_checkpoint(tmp_path / "theirs", fresh_model, tokenizer)
     own, theirs = load_model(tmp_path / "own"), load_model(tmp_path / "theirs")

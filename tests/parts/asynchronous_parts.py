@@ -1,7 +1,5 @@
 """What the tests of asynchronous training give to the Ray actors: engines and learners that may be slow or stuck."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -4,8 +4,6 @@ It imports everything once, so that an attempt starts at once. One JSON object a
 (see :func:`attempt`); one line on its standard output tells how it ended.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """What tests ask MLflow, and a tracking server that can be killed and started again."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

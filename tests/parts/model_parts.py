@@ -1,7 +1,5 @@
 """Tiny models with random weights, of several architectures, and tiny tokenizers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`make install`: environments that are whole or not, wherever the clone lies, and pip's settings in uv's hands."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The smoke study for real, from a fresh copy of the repository: what it makes, what is stale, DVC's experiments."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

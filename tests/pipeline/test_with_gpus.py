@@ -1,7 +1,5 @@
 """workflow/with_gpus.py: who gets which GPU, and what is left of a command that is told to stop."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

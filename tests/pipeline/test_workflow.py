@@ -1,7 +1,5 @@
 """The Snakemake side: the same files and the same dvc.lock as `dvc repro`, whatever happened before."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """The transformers engine against transformers' own ``generate`` and forward pass, and against scripted models."""
 
-from __future__ import annotations
-
 import copy
 import math
 import sys

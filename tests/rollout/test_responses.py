@@ -1,7 +1,5 @@
 """End and text of responses for several kinds of tokenizers, and completions that no engine may return."""
 
-from __future__ import annotations
-
 import json
 import random
 from contextlib import nullcontext

@@ -3,8 +3,6 @@
 Needs root and Debian's packages, see cluster.sh.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A new database for each test."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """MLflow runs: what is written while they go on, how they end, where MLflow cannot be written; and the study that they show."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import os

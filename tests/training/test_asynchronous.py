@@ -1,7 +1,5 @@
 """Asynchronous GRPO on real Ray: equality with the synchronous loop, bounded lag, faults, and clean-up."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

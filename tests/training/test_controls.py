@@ -1,7 +1,5 @@
 """Rewards that do not know the answer, and the trap: a task on which form alone pays is called so."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

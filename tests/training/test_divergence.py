@@ -1,7 +1,5 @@
 """Divergence and early end of a run: the rules alone, then the real loop on a tiny model."""
 
-from __future__ import annotations
-
 import copy
 import math
 import re

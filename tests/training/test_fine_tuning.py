@@ -1,7 +1,5 @@
 """The loops of SFT and of expert iteration: their losses, batches, collection and what they leave."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

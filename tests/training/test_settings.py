@@ -3,8 +3,6 @@
 The effect is seen in the weights after the updates on one batch.
 """
 
-from __future__ import annotations
-
 import copy
 from contextlib import nullcontext, suppress
 from functools import cache

@@ -1,7 +1,5 @@
 """Several processes under real torchrun give one process's results: each runs the loop on its share of the questions."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

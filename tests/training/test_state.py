@@ -1,7 +1,5 @@
 """Saved states on disk, the lock between two processes, and the request to stop."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """The GRPO loop on a tiny model and a toy reward, with real MLflow."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

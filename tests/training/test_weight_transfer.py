@@ -1,7 +1,5 @@
 """The weights that the learner's actor gives, and their way to the generator by Ray Direct Transport."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path

@@ -259,7 +259,6 @@ ROOT = Path(__file__).parents[2]
 
 
 def script(name: str, path: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a script of the project's folder with this PATH."""
     command = [sys.executable, name, *arguments]
     return subprocess.run(command, cwd=ROOT, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False)
 

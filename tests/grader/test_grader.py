@@ -31,7 +31,6 @@ class Pair(NamedTuple):
 
 
 def tables(name: str) -> dict[str, Any]:
-    """A file of tables beside this one."""
     found: dict[str, Any] = YAML(typ="safe", pure=True).load(Path(__file__).with_name(f"{name}.yaml"))
     return found
 

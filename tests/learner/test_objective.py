@@ -345,7 +345,6 @@ SEEN: list[tuple[Any, ...]] = []
 
 
 def looks_around(inputs: LossInputs, which: dict[str, list[str]]) -> tuple[Tensor, dict[str, Tensor]]:
-    """A loss that records its inputs."""
     assert which == {"any": ["yaml", "value"]}
     if inputs.batch_tokens == sum(LENGTHS):  # not the trial's
         assert inputs.groups is not None and inputs.engine_log_probs is not None

@@ -52,7 +52,6 @@ every_kind = pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark
 
 @pytest.fixture
 def folder(kind: str, tmp_path: Path) -> Path:
-    """A checkpoint as on the Hub."""
     default = "like_olmo" if kind.startswith("olmo") else "like_qwen3"
     tiny_checkpoint(tmp_path / "hub", kind, TOKENIZER_OF.get(kind, default), TEXTS)
     return tmp_path / "hub"

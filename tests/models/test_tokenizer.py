@@ -60,7 +60,6 @@ def files_of(folder: Path, **config: Any) -> dict[str, bytes]:
 
 @pytest.fixture
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The folder of a saved tokenizer."""
     made: Any = request.getfixturevalue(request.param)
     if isinstance(made, Path):
         made = Tokenizer.from_folder(made)

@@ -98,7 +98,6 @@ def saved_states(folder: Path) -> set[Path]:
 
 
 def nothing_is_left(folder: Path) -> bool:
-    """Whether neither states nor drafts are there."""
     return not [*saved_states(folder), *folder.rglob(".*.draft*")]
 
 

@@ -275,7 +275,6 @@ def workspace(tmp_path: Path) -> Iterator[Path]:
 
 
 def experiment(folder: Path, name: str, *how: str) -> str:
-    """What `dvc exp run` prints."""
     return sh(folder, "dvc", "exp", "run", *how, "-n", name, "-S", f"+kissing_number.seed={SEEDS[name]}", STAGE).stdout
 
 

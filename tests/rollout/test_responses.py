@@ -24,7 +24,6 @@ TEXTS = ["the answer is 4 END of it", "Q: what A: 42 so Q: next A: 7", "END END"
 
 
 def made_of(backend: Backend, stop_tokens: list[str]) -> Tokenizer:
-    """A tokenizer with these stop tokens."""
     ends = {"eos_token_id": [backend.token_to_id(token) for token in stop_tokens]}
     files = {"tokenizer.json": backend.to_str(), "tokenizer_config.json": json.dumps({"eos_token": stop_tokens[0]})}
     return Tokenizer({name: text.encode() for name, text in (files | {"generation_config.json": json.dumps(ends)}).items()})

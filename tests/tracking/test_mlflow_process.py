@@ -4,11 +4,14 @@ import getpass
 import json
 import os
 import runpy
+import shutil
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
@@ -21,8 +24,8 @@ import mlflow
 import numpy
 import pytest
 from mlflow import MlflowClient
-from mlflow_parts import Server, free_port, history, runs_at, uri_of
 from study_parts import ROOT, study_named
+from waiting import wait_for
 
 from grpo.common.errors import ToBeResumed, UserError
 from grpo.common.files import read_json, write_json, write_text
@@ -38,6 +41,73 @@ from grpo.tracking.mlflow_study import flat, source_tags, study_state
 from grpo.tracking.mlflow_uri import NOWHERE
 from grpo.tracking.run_log import RunLog
 from grpo.training import run as run_module
+
+
+def uri_of(folder: Path) -> str:
+    return f"sqlite:///{folder}/mlflow.db"
+
+
+def runs_at(uri: str) -> tuple[MlflowClient, list[Any]]:
+    """A client, and the runs of the experiment `toy`."""
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("toy")
+    return client, list(client.search_runs([experiment.experiment_id])) if experiment else []
+
+
+def history(client: MlflowClient, run: Any, key: str) -> list[tuple[int, float]]:
+    """(step, value), in their order."""
+    return sorted((metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, key))
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+class Server:
+    """A tracking server on a port of its own."""
+
+    def __init__(self, folder: Path):
+        self.port, self._folder, self.log = free_port(), folder, folder / "server.log"
+        self.uri = f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        store = ["--backend-store-uri", "sqlite:///server.db", "--artifacts-destination", "artifacts"]
+        command = [Path(sys.executable).with_name("mlflow"), "server", "--port", str(self.port), *store]
+        # Each of its workers, four where nothing else is said, imports MLflow for itself.
+        env = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_WORKERS": "1"} | os.environ
+        with self.log.open("ab") as log:
+            how = {"cwd": self._folder, "env": env, "stdout": log, "stderr": log, "start_new_session": True}
+            self._process = subprocess.Popen(command, **how)
+        wait_for(self._answers)
+
+    def _answers(self) -> bool:
+        assert self._process.poll() is None, self.log.read_text()
+        with suppress(OSError), urllib.request.urlopen(f"{self.uri}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+        return False
+
+    def kill(self) -> None:
+        """End it with all its processes, at once."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new database with MLflow's tables, whose making takes seconds."""
+    file = tmp_path_factory.mktemp("empty") / "mlflow.db"
+    MlflowClient(f"sqlite:///{file}").search_experiments()
+    return file
+
+
+@pytest.fixture
+def folder(workdir: Path, monkeypatch: pytest.MonkeyPatch, empty_database: Path) -> Path:
+    """A working folder whose runs go to its database."""
+    shutil.copy(empty_database, workdir / "mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri_of(workdir))
+    return workdir
 
 
 @pytest.mark.parametrize("killed", [True, False])
@@ -337,12 +407,13 @@ def test_a_password_is_written_nowhere(
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A tracking server, not yet started, that runs write to; the working folder is a new one."""
+    """A tracking server that runs write to; the working folder is a new one."""
     (tmp_path / "server").mkdir()
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     server = Server(tmp_path / "server")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    server.start()
     yield server
     server.kill()
 
@@ -352,7 +423,6 @@ def test_a_server_that_dies(server: Server, monkeypatch: pytest.MonkeyPatch, cap
     """The run goes on; the next process writes to the server again."""
     monkeypatch.setattr(mlflow_run, "EVERY_SECONDS", 0.0)
     write_text(Path("note.txt"), "a note")
-    server.start()
     first, killed = (MlflowRun("toy", name, {"a": 1}, {"stage": "toy@one"}) for name in ("whole", "killed"))
     first.artifact(Path("note.txt"))
     for step in range(3):

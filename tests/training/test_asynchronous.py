@@ -79,7 +79,6 @@ def fresh_model(tokenizer: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def folder(fresh_model: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of the tiny model."""
     target = tmp_path_factory.mktemp("model")
     save_checkpoint(target, fresh_model, tokenizer)
     return target
@@ -172,8 +171,6 @@ def test_a_state_of_the_buffer_stays_as_it_was_taken() -> None:
 
 
 class Remembering:
-    """A learner that only records its arguments."""
-
     def __init__(self) -> None:
         self.old: list[Any] = []
         self.seen: list[tuple[int, int]] = []  # of each rollout of each update its place in the batch, and its group

@@ -101,7 +101,6 @@ def fine_tuned(
     seed: int = 3,
     max_tokens: int | None = None,
 ) -> tuple[Any, list[dict[str, float]], RunLog]:
-    """A trained copy of ``model``, its history, and the run's log."""
     model = copy.deepcopy(model)
     learner = Learner(model, config, tokenizer.pad_token_id, LearnerSettings(max_tokens_per_microbatch=max_tokens))
     given = {"data": examples, "engine": SimpleNamespace(), "learner": learner, "seed": seed}
@@ -292,8 +291,6 @@ class ScriptedEngine:
 
 
 class SpyLearner:
-    """Records its batches."""
-
     model = SimpleNamespace(config=None)
 
     def __init__(self) -> None:

@@ -109,7 +109,6 @@ def sampled(
 
 @cache
 def trained(mode: str, *names: str) -> Tensor:
-    """All weights after the updates on one batch."""
     settings = changed(mode, *names)
     model = own_model(128, **SMALLER)
     if settings.lora is not None:

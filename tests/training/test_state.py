@@ -22,8 +22,6 @@ from grpo.training.state import SavedState
 
 
 class Counter:
-    """A part whose state is a number and a tensor."""
-
     def __init__(self) -> None:
         self.value, self.tensor = 0, torch.zeros(1000)
 

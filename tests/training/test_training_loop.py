@@ -82,7 +82,6 @@ CONFIG = training_parts.CONFIG.model_copy(update={"n_grpo_steps": 20, "gradient_
 
 
 def train(model: Any, tokenizer: Any, folder: Path, config: GrpoConfig = CONFIG, **given: Any) -> tuple[Any, RunLog]:
-    """A trained copy of ``model``, and the run's log."""
     return train_by(train_grpo, config, model, tokenizer, folder, **given)
 
 

@@ -31,7 +31,7 @@ REPOSITORY = Path(__file__).parent.parent
 LONGEST = [
     *("test_pipeline", "test_killed_runs", "test_workflow", "test_asynchronous", "test_mlflow_process", "test_weight_transfer"),
     *("test_slurm", "test_without_gpu", "test_new_projects", "test_several_processes", "test_processes", "test_training_loop"),
-    *("test_kissing_number", "test_evaluation", "test_faults", "test_sandbox"),
+    *("test_kissing_number", "test_evaluation", "test_faults", "test_programs"),
 ]
 
 

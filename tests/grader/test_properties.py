@@ -8,11 +8,13 @@ import os
 import random
 import re
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from ruamel.yaml import YAML
 
 from grpo.grader.process import is_equal
 from grpo.tasks.rewards import question_only_reward_fn, r1_zero_reward_fn
@@ -340,16 +342,8 @@ def test_surds(a: int, b: int, c: int, form: int, other: int, change: tuple[int,
     check(surds(*changed)[form], surds(a, b, c)[other], change == (0, 0, 0))
 
 
-# An @ stands for the answer.
-WRAPPERS = [
-    "$@$", "$ @ $", "$$@$$", r"\(@\)", r"\[@\]", r"\boxed{@}", r"$\boxed{@}$", r"\fbox{@}", "  @\n", " @ ", "@.", "$@$.",
-    "**@**", r"\displaystyle @", r"\displaystyle{@}", r"\,@\,", r"\! @", r"\quad @", "{@}", "The answer is $@$.",
-    r"So, $$\boxed{@}$$",
-]  # fmt: skip
-REWRITES = [
-    ("(", r"\left("), ("(", r"\bigl("), (r"\frac", r"\dfrac"), (r"\frac", r"\tfrac"), (",", ", "), ("+", " + "), ("=", " = "),
-    ("-", "−"), ("x", " x "), (r"\cup", r" \cup "), (r"\pi", "π"), ("[", r"\left["), (r"\{", r"\left\{"),
-]  # fmt: skip
+_TABLES = YAML(typ="safe", pure=True).load(Path(__file__).with_name("tables") / "values.yaml")
+WRAPPERS, REWRITES, VALUES, GROUPS = (_TABLES[name] for name in ("wrappers", "rewrites", "values", "groups"))
 _CLOSING = {r"\left(": r"\right)", r"\bigl(": r"\bigr)", r"\left[": r"\right]", r"\left\{": r"\right\}"}
 
 
@@ -367,15 +361,6 @@ def wrapped(text: str, how: int) -> str:
 
 WAYS = range(len(WRAPPERS) + len(REWRITES))
 
-VALUES = [
-    "5", "-7", "0", "12345", "0.25", r"\frac{1}{4}", r"-\frac{3}{7}", r"2\frac{1}{3}", r"\frac{7}{3}", "(1,2)", "(2,1)",
-    "(1,2,3)", "[2,5)", r"(-\infty,3)", r"(3,\infty)", r"\{1,2\}", "1,2", "2,1", "1,3", "x^2+1", "1+x^2", "x(x+2)", "x^2+2x",
-    "(x+1)^2", "x^2+2x+1", r"\sqrt{2}", r"\frac{2}{\sqrt{2}}", r"2\sqrt{3}", r"\sqrt{12}", r"\pi", r"\frac{\pi}{2}", "y=2x+3",
-    "2x-y+3=0", "3+4i", "4i+3", "even", "odd", "A", "B", r"25\%", r"\begin{pmatrix}1\\2\end{pmatrix}",
-    r"\begin{pmatrix}2\\1\end{pmatrix}", r"\infty", r"60^\circ", "1/4", "2^{10}", "1024", "x=5", r"\binom{5}{2}", "10",
-    r"(-\infty,3)\cup(3,\infty)", r"5\text{ cm}", "12_3", "12_4", r"\$5", "3:4",
-]  # fmt: skip
-
 
 @settings(max_examples=800, derandomize=True, database=None, deadline=None)
 @given(
@@ -391,13 +376,6 @@ def test_wrappers_change_no_verdict(answer: str, truth: str, wrapper: int, rewri
 
 # Conventions that depend on which side is the truth: a unit that only one side states, percentages, x = 5, chains.
 _ONE_WAY = {r"25\%", r"60^\circ", r"5\text{ cm}", r"\$5", "x=5"}
-
-
-GROUPS = [
-    ["0.25", r"\frac{1}{4}", "1/4"], [r"2\frac{1}{3}", r"\frac{7}{3}"], [r"\{1,2\}", "1,2", "2,1"], ["x^2+1", "1+x^2"],
-    ["x(x+2)", "x^2+2x"], ["(x+1)^2", "x^2+2x+1"], [r"\sqrt{2}", r"\frac{2}{\sqrt{2}}"], [r"2\sqrt{3}", r"\sqrt{12}"],
-    ["y=2x+3", "2x-y+3=0"], ["3+4i", "4i+3"], ["2^{10}", "1024"], [r"\binom{5}{2}", "10"],
-]  # fmt: skip
 
 
 def test_plain_values_are_equal_within_their_group_only() -> None:

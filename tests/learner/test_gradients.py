@@ -5,6 +5,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import settings as with_settings
 from hypothesis import strategies as st
 from learner_parts import ADVANTAGES, PROBLEM, REWARDS, flat, last_gradients, learner_of, log_softmax_alone, rollouts_of
 from model_parts import own_model, tiny_model
+from ruamel.yaml import YAML
 from torch import Tensor
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -143,24 +145,7 @@ def moved(model: Any, layout: str = "packed", **changes: Any) -> tuple[Learner, 
     return learner, copy.deepcopy(learner.model)
 
 
-OBJECTIVES: dict[str, dict[str, Any]] = {
-    "rewards": {"loss_type": "no_baseline", "length_normalization": "microbatch_longest"},
-    "advantages": {"loss_type": "reinforce_with_baseline", "length_normalization": "masked_normalize"},
-    "unclipped": {"loss_type": "grpo_no_clip", "length_normalization": "microbatch_longest", "gradient_accumulation_steps": 1},
-    "a response at a time": {"length_normalization": "microbatch_longest", "gradient_accumulation_steps": 8},
-    "GRPO at another temperature": {"loss_type": "grpo_clip", "sampling_temperature": 0.6},
-    "a part of the rollout batch": {"train_batch_size": 4},
-    "DAPO": {"loss_type": "grpo_clip", "length_normalization": "token_mean"},
-    "GSPO": {"loss_type": "gspo"},
-    "CISPO": {"loss_type": "cispo", "length_normalization": "token_mean"},
-    "KL and entropy": {"loss_type": "gspo", "kl_coefficient": 0.7, "entropy_coefficient": 0.05},
-    "weights of tokens": {"importance_cap": 1.2, "kl_coefficient": 0.3},
-    "weights of responses": {
-        "importance_cap": 1.5,
-        "importance_mode": "sequence_truncate",
-        "length_normalization": "token_mean",
-    },
-}
+OBJECTIVES: dict[str, dict[str, Any]] = YAML(typ="safe", pure=True).load(Path(__file__).with_name("objectives.yaml"))
 
 
 OWN = ("own", "own, its layers computed again in the backward pass")

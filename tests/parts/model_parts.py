@@ -17,17 +17,7 @@ torch.set_num_threads(1)  # a second thread costs more than it saves on so small
 _ARCHITECTURES = YAML(typ="safe", pure=True).load(Path(__file__).with_name("models.yaml"))
 TINY: dict[str, dict[str, Any]] = _ARCHITECTURES["tiny"]
 MIXTURES: dict[str, dict[str, Any]] = _ARCHITECTURES["mixtures"]
-SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    # So that next-token distributions are far from uniform and depend on the context.
-    "initializer_range": 0.3,
-    "tie_word_embeddings": True,
-}
+SIZES: dict[str, Any] = _ARCHITECTURES["sizes"]
 SMALLER = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
 # Heads of 32, the smallest that vLLM's attention on the CPU takes.
 FOR_VLLM = {**SMALLER, "hidden_size": 64, "intermediate_size": 128, "initializer_range": 0.2}

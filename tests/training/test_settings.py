@@ -7,6 +7,7 @@ import copy
 from contextlib import nullcontext, suppress
 from functools import cache
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from learner_parts import as_rollouts, config, last_gradients, learner_of, log_probs_alone
 from model_parts import SMALLER, own_model
 from pydantic import ValidationError
+from ruamel.yaml import YAML
 from torch import Tensor
 
 from grpo.common.records import Rollout
@@ -27,29 +29,7 @@ from grpo.study.settings import LearnerSettings
 from grpo.training.step import train_on
 
 BASE = {"loss_type": "grpo_clip", "cliprange": 0.01, "epochs_per_rollout_batch": 2, "sampling_min_tokens": 0}
-CHANGED: dict[str, dict[str, Any]] = {
-    "learning_rate": {"learning_rate": 3e-3},
-    "train_batch_size": {"train_batch_size": 4},
-    "max_grad_norm": {"max_grad_norm": 1e-3},
-    "lora": {"lora": {"rank": 2}},
-    "group_size": {"group_size": 2},
-    "temperature": {"sampling_temperature": 0.7},
-    "top_p": {"sampling_top_p": 0.7},
-    "min_tokens": {"sampling_min_tokens": 6},
-    "max_tokens": {"sampling_max_tokens": 9},
-    "advantage_eps": {"advantage_eps": 0.5},
-    "rollout_batch_size": {"rollout_batch_size": 16},
-    "one_epoch": {"epochs_per_rollout_batch": 1},
-    "no_baseline": {"loss_type": "no_baseline"},
-    "reinforce": {"loss_type": "reinforce_with_baseline"},
-    "no_clip": {"loss_type": "grpo_no_clip"},
-    "no_std": {"use_std_normalization": False},
-    "masked_normalize": {"length_normalization": "masked_normalize"},
-    "longest": {"length_normalization": "microbatch_longest", "gradient_accumulation_steps": 2},
-    "cliprange": {"cliprange": 0.2},
-    "importance_cap": {"importance_cap": 0.9},
-    "truncated": {"mask_truncated_completions": True},
-}
+CHANGED: dict[str, dict[str, Any]] = YAML(typ="safe", pure=True).load(Path(__file__).with_name("settings.yaml"))
 SAMPLED_BY = ("group_size", "sampling_temperature", "sampling_top_p", "sampling_min_tokens", "sampling_max_tokens")
 RAW_REWARDS = "this loss takes raw rewards"
 NO_RATIO = "this loss has no ratio to clip"

@@ -135,8 +135,9 @@ def of_trl(loss_type: str, level: str = "token", old: Tensor = OLD, **settings: 
     return loss.detach(), logits.grad, next(iter(trainer._metrics["train"].get("clip_ratio/region_mean", [])), None)
 
 
+TABLES = YAML(typ="safe", pure=True).load(Path(__file__).with_name("objectives.yaml"))
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    **YAML(typ="safe", pure=True).load(Path(__file__).with_name("objectives.yaml")),
+    **TABLES["objectives"],
     "truncated importance sampling": (
         {"loss_type": "grpo_clip", "importance_cap": 1.2, "kl_coefficient": 0.3},
         {"loss_type": "grpo", "beta": 0.3, "importance_sampling_ratio": torch.exp(OLD - ENGINE).clamp(max=1.2)},
@@ -165,20 +166,7 @@ GENERATED = [
     [int(token) for token in torch.randint(2, 500, (n,), generator=GENERATOR)] for n in (5, 2, 9, 3, 12, 7, 2, 4, 11, 16, 3, 8)
 ]
 BATCH_REWARDS = [1.0, 0.0, 0.25, 1.0, 0.0, 0.0, 1.0, 0.0, 0.5, 0.5, 0.5, 0.5]  # of three groups
-MODES = ("token_truncate", "sequence_truncate")
-BATCHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "plain": ({}, {}),
-    "without std": ({"use_std_normalization": False}, {"scale_rewards": "none"}),
-    "truncated": ({"mask_truncated_completions": True}, {"mask_truncated_completions": True}),
-    "truncated, DAPO": (
-        {"mask_truncated_completions": True, "length_normalization": "token_mean"},
-        {"mask_truncated_completions": True, "loss_type": "dapo"},
-    ),
-    **{
-        f"weights: {mode}": ({"importance_cap": 1.2, "importance_mode": mode}, {"vllm_importance_sampling_mode": mode})
-        for mode in MODES
-    },
-}
+BATCHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = TABLES["batches"]
 
 
 def trainer_of(
@@ -304,20 +292,7 @@ TEMPLATE = (
     "<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-RESPONSE_TEMPLATE = {
-    "defaults": {"role": "assistant"},
-    "start_anchor": "<|im_start|>assistant\n",
-    "fields": {
-        "tool_calls": {
-            "open": "<tool_call>",
-            "close_pattern": r"</tool_call>\s*",
-            "repeats": True,
-            "content": "json",
-            "transform": {"type": "function", "function": "{content}"},
-        },
-        "content": {"close_pattern": r"<\|im_end\|>\s*", "content": "text"},
-    },
-}
+RESPONSE_TEMPLATE = TABLES["response_template"]
 
 
 def call(name: str, a: int, b: int) -> str:

@@ -22,7 +22,7 @@ from learner_parts import (
     rollouts_of,
     updated,
 )
-from model_parts import SIZES, own_model
+from model_parts import RANDOM, SIZES, own_model
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -243,18 +243,6 @@ def test_an_update_reads_once_whatever_its_size(fresh_model: Any, budget: int | 
         assert reads(lambda: learner.log_probs(batch)) == {"cpu": 1}  # noqa: B023
 
 
-TWO_LAYERS = {"num_layers": 2, "attention_heads": 4, "d_model": 32, "ffn_dim": 64}
-RANDOM: dict[str, dict[str, Any]] = {  # with dropout, dropped layers or noise in the router, most of them by default
-    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32, "layerdrop": 0.5},
-    "biogpt": {"layerdrop": 0.5},
-    "xglm": {**TWO_LAYERS, "layerdrop": 0.5},
-    "seed_oss": {"head_dim": 8, "residual_dropout": 0.5},
-    "gpt_bigcode": {"n_inner": 64},
-    "bloom": {"hidden_dropout": 0.5},
-    "falcon": {"hidden_dropout": 0.5},
-    "mixtral": {"router_jitter_noise": 0.5},
-    "phimoe": {"router_jitter_noise": 0.01, "input_jitter_noise": 0.5},  # the first is used in evaluation, too
-}
 # Falcon's layers read this from the configuration, which is the model's own and is saved with it.
 CANNOT_CHECKPOINT = {"falcon"}
 

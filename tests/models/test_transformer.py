@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from ruamel.yaml import YAML
 from safetensors.torch import load, load_file, save
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
@@ -19,40 +20,9 @@ from grpo.models.hugging_face import SHARED_PROMPT
 from grpo.models.prefix_attention import KeyValueCache
 from grpo.models.transformer import TransformerConfig, TransformerLM, visible_keys
 
-SMALL = TransformerConfig(
-    vocab_size=50,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    intermediate_size=48,
-    max_position_embeddings=64,
-    rope_theta=500.0,  # none of these three is the default
-    rms_norm_eps=1e-3,
-    initializer_range=0.3,  # so that predictions depend on the context
-    eos_token_id=1,
-    pad_token_id=0,
-)
-VARIANTS = {
-    "grouped, untied": SMALL,
-    "grouped, tied": replace(SMALL, tie_word_embeddings=True),
-    "one key head": replace(SMALL, num_key_value_heads=1),
-    "multi-head, tied": replace(SMALL, num_key_value_heads=4, tie_word_embeddings=True),
-    "no padding token": replace(SMALL, pad_token_id=None),
-    "the mini model": TransformerConfig(
-        vocab_size=768,
-        hidden_size=64,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        intermediate_size=256,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-        initializer_range=0.08,
-        eos_token_id=0,
-        pad_token_id=0,
-    ),
-}
+SIZES = YAML(typ="safe", pure=True).load(Path(__file__).with_name("variants.yaml"))
+SMALL = TransformerConfig(**SIZES["small"])
+VARIANTS = {name: replace(SMALL, **changes) for name, changes in SIZES["variants"].items()}
 variants = pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS.keys())
 LEFT_PADDED = torch.tensor([[0] * 5 + [1] * 7, [1] * 12, [0] + [1] * 11])
 

@@ -17,6 +17,7 @@ torch.set_num_threads(1)  # a second thread costs more than it saves on so small
 _ARCHITECTURES = YAML(typ="safe", pure=True).load(Path(__file__).with_name("models.yaml"))
 TINY: dict[str, dict[str, Any]] = _ARCHITECTURES["tiny"]
 MIXTURES: dict[str, dict[str, Any]] = _ARCHITECTURES["mixtures"]
+RANDOM: dict[str, dict[str, Any]] = _ARCHITECTURES["random"]
 SIZES: dict[str, Any] = _ARCHITECTURES["sizes"]
 SMALLER = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
 # Heads of 32, the smallest that vLLM's attention on the CPU takes.

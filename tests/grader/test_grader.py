@@ -31,7 +31,7 @@ class Pair(NamedTuple):
 
 
 def tables(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = YAML(typ="safe", pure=True).load(Path(__file__).with_name(f"{name}.yaml"))
+    found: dict[str, Any] = YAML(typ="safe", pure=True).load(Path(__file__).parent / f"{name}.yaml")
     return found
 
 

@@ -599,6 +599,7 @@ def first_step(tokenizer: Any, folder: Path, easy: set[str], n: int = 24, rounds
     ctx = replace(ctx, setup=replace(ctx.setup, score=scored))
     before, _ = score(ctx.setup, sample(ctx.setup, ctx.sampler, 1, 6))
     after, metrics = replace_groups_without_signal(ctx, 1, list(before))
+    assert len(before) == len(after) == 12
     assert all(batch[::2][i].problem == batch[1::2][i].problem for batch in (before, after) for i in range(6))
     questions = ([rollout.problem.id for rollout in batch[::2]] for batch in (before, after))
     return SimpleNamespace(before=before, after=after, questions=[*questions], metrics=metrics, asked=asked, seeds=seeds)

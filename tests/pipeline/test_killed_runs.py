@@ -199,6 +199,31 @@ def test_killed_at_random_moments(project, attempt, undisturbed, tmp_path):
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("run", [GRPO, EXPERT_ITERATION], ids=lambda run: run[0])
+def test_told_to_stop_it_finishes_the_step_and_is_to_be_resumed(run, project, attempt, undisturbed, tmp_path):
+    expected = undisturbed(run)[0]
+    folder = shutil.copytree(project, tmp_path / "project")
+    assert attempt(folder, run, kill_in="step-2", signum=signal.SIGTERM)["code"] == 75
+    (saved,) = folder.glob("data/state/runs/*/*/*/*")
+    last = max(int(state.name.removeprefix("step-")) for state in saved.glob("step-*"))
+    assert last in {2, 3, 4}  # the signal comes when a state is whole, which is written while the next steps are taken
+    assert not (folder / "data/runs" / run[0] / run[1] / "0").exists()
+    assert attempt(folder, run)["code"] == 0
+    assert results(folder) == expected
+    timing = json.loads((folder / f"data/timing/{run[0]}/{run[1]}/0/timing.json").read_text())
+    assert timing["resumed_after"] == [last]
+    # In MLflow it is one run, with each step once.
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    tracked = client.get_run(timing["mlflow_run_id"])
+    rows = list(csv.DictReader((folder / f"data/runs/{run[0]}/{run[1]}/0/history.csv").open()))
+    losses = sorted(client.get_metric_history(tracked.info.run_id, "loss"), key=lambda metric: metric.step)
+    assert [metric.value for metric in losses] == [float(row["loss"]) for row in rows]
+    assert tracked.data.tags["resumed_after"] == str(last)
+    (one,) = client.search_runs([tracked.info.experiment_id], f"tags.experiment = '{run[0]}'")
+    assert (one.info.run_id, one.info.status) == (timing["mlflow_run_id"], "FINISHED")
+
+
+@pytest.mark.nightly
 def test_a_state_of_another_configuration_is_left_alone(project, attempt, undisturbed, tmp_path):
     """When the run dies its second state is whole, and the first is not yet removed."""
     folder = shutil.copytree(project, tmp_path / "project")
@@ -219,7 +244,7 @@ def test_a_state_of_another_configuration_is_left_alone(project, attempt, undist
 
 
 @pytest.mark.nightly
-def test_a_second_process_on_the_same_run_is_refused(project, attempt, undisturbed, tmp_path):
+def test_a_second_process_on_the_same_run_is_refused(project, attempt, tmp_path):
     """The first is not disturbed: told to stop by Ctrl-C it finishes its step. What it leaves behind stops nobody."""
     folder = shutil.copytree(project, tmp_path / "project")
     pipe = {"stderr": subprocess.PIPE, "text": True}
@@ -237,21 +262,8 @@ def test_a_second_process_on_the_same_run_is_refused(project, attempt, undisturb
         said = first.stderr.read()
         assert first.wait() == 75
     assert "asked to stop: finishing the step" in said and "the state is saved" in said and "Traceback" not in said
-    assert not (folder / "data/runs" / GRPO[0] / GRPO[1] / "0").exists()
-    states = [int(state.name.removeprefix("step-")) for state in saved_states(folder)]
     assert attempt(folder, GRPO)["code"] == 0
     assert (folder / "log.txt").read_text().count("resumed after step") == 1
-    assert results(folder) == undisturbed(GRPO)[0]
-    timing = json.loads((folder / f"data/timing/{GRPO[0]}/{GRPO[1]}/0/timing.json").read_text())
-    assert timing["resumed_after"] == [max(states)]
-    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")  # which has one run, with each step once
-    tracked = client.get_run(timing["mlflow_run_id"])
-    (one,) = client.search_runs([tracked.info.experiment_id], f"tags.experiment = '{GRPO[0]}'")
-    assert (one.info.run_id, one.info.status) == (tracked.info.run_id, "FINISHED")
-    losses = sorted(client.get_metric_history(one.info.run_id, "loss"), key=lambda metric: metric.step)
-    rows = csv.DictReader((folder / f"data/runs/{GRPO[0]}/{GRPO[1]}/0/history.csv").open())
-    assert [metric.value for metric in losses] == [float(row["loss"]) for row in rows]
-    assert one.data.tags["resumed_after"] == str(max(states))
 
 
 def in_processes(folder: Path, n: int) -> Path:

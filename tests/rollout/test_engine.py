@@ -143,9 +143,7 @@ def chi_square(counts: Counter[int], probabilities: Tensor, n: int) -> tuple[flo
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 1.0), (1.0, 0.5)])
-def test_tokens_are_distributed_so(
-    model: Any, tokenizer: Any, prompts: list[list[int]], temperature: float, top_p: float
-) -> None:
+def test_the_exact_distribution(model: Any, tokenizer: Any, prompts: list[list[int]], temperature: float, top_p: float) -> None:
     n, prompt = 8000, prompts[0]
     params = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=1)
     (group,) = TransformersEngine(model, tokenizer).generate([prompt], params, n=n, seed=2)

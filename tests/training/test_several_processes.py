@@ -78,9 +78,7 @@ def assert_close(weights: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("packed", [pytest.param(None, marks=pytest.mark.slow), pytest.param(40, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("case", loops_worker.CASES)
-def test_processes_end_with_one_ones_weights(
-    one: Found, two: Any, case: str, packed: Any, request: pytest.FixtureRequest
-) -> None:
+def test_all_end_with_the_weights_of_one(one: Found, two: Any, case: str, packed: Any, request: pytest.FixtureRequest) -> None:
     for ranks in (two[0], *([request.getfixturevalue("three")] if packed else [])):
         leader, *others = (found[f"{case}, {packed}"] for found in ranks)
         require_equal(leader, one[f"{case}, {packed}"])

@@ -83,7 +83,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_an_unreadable_state_goes(damage: Callable[[Path], object], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_state_is_gone(damage: Callable[[Path], object], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The run starts anew, or from an older state, which a kill may have left behind."""
     run(tmp_path, until=4)
     shutil.copytree(tmp_path / "state/step-4", tmp_path / "older")

@@ -77,7 +77,6 @@ def test_every_question_is_asked_once_an_epoch(size: int, n: int) -> None:
 
 
 SCORE = by(contains_a_t)
-HALF = {"format_reward": 1.0, "answer_reward": 0.5, "reward": 0.5}
 CONFIG = training_parts.CONFIG.model_copy(update={"n_grpo_steps": 20, "gradient_accumulation_steps": 2})
 
 

@@ -26,12 +26,11 @@ if TYPE_CHECKING:
 with suppress(ModuleNotFoundError):
     import dvc  # noqa: F401 - its log writes to the stdout of its first import, which in a test with capsys is soon closed
 
-REPOSITORY = Path(__file__).parent.parent
 # The longest first, so that all processes end together. The first runs the smoke study; those that wait for it come later.
 LONGEST = [
     *("test_pipeline", "test_killed_runs", "test_workflow", "test_asynchronous", "test_mlflow_process", "test_weight_transfer"),
     *("test_slurm", "test_without_gpu", "test_new_projects", "test_several_processes", "test_processes", "test_training_loop"),
-    *("test_kissing_number", "test_evaluation", "test_faults", "test_sandbox"),
+    *("test_kissing_number", "test_evaluation", "test_faults", "test_programs"),
 ]
 
 

@@ -23,8 +23,6 @@ from adapters import (
 from torch import Tensor
 from torch.testing import assert_close
 
-# ------------------------------------------------------------------------------------------------------------ advantages
-
 RESPONSES, TRUTHS = ["3", "5", "?", "4", "9", "4", "1", "6"], ["3", "3", "3", "4", "4", "4", "5", "6"]
 
 
@@ -54,8 +52,6 @@ def test_compute_group_normalized_rewards_no_normalize_by_std() -> None:
     assert raw.tolist() == [1, 0, 0, 1, 0, 1, 0, 1]
     assert advantages.tolist() == [0.5, -0.5, -0.5, 0.5, -0.5, 0.5, -0.5, 0.5]
 
-
-# ---------------------------------------------------------------------------------------------------------------- losses
 
 # Ratios 2, 1, 1/2 for a good response and for a bad one.
 OLD = torch.tensor([[-3.0, -1.0, -2.0], [-3.0, -1.0, -2.0]])
@@ -121,8 +117,6 @@ def test_compute_policy_gradient_loss_grpo_no_clip(loss_type: str) -> None:
     assert_close(policy_gradient_loss(loss_type), torch.tensor([[-6.0, -3.0, -1.5], [2.0, 1.0, 0.5]]))
 
 
-# ----------------------------------------------------------------------------------------------------------- masked mean
-
 VALUES = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
 MASKS = [torch.tensor([[1, 0, 1], [0, 0, 1]], dtype=kind) for kind in (torch.float32, torch.bool, torch.int64)]
 
@@ -133,9 +127,6 @@ MASKS = [torch.tensor([[1, 0, 1], [0, 0, 1]], dtype=kind) for kind in (torch.flo
 )
 def test_masked_mean(mask: Tensor, dim: int | None, mean: Any) -> None:
     assert_close(run_masked_mean(VALUES, mask, dim), torch.tensor(mean), equal_nan=True)
-
-
-# ------------------------------------------------------------------------------------------------------- microbatch step
 
 
 def clip_step(policy: Tensor, mask: Tensor, steps: int) -> tuple[Tensor, dict[str, Tensor]]:

@@ -1,7 +1,5 @@
 """Objectives and episodes against TRL's GRPOTrainer."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
@@ -17,6 +15,7 @@ import torch
 from environment_parts import Calculator, Scripted
 from learner_parts import PROBLEM, config, flat, last_gradients
 from model_parts import byte_level, tiny_model
+from ruamel.yaml import YAML
 from torch import Tensor
 from torch.testing import assert_close
 from training_parts import setup_of
@@ -136,37 +135,12 @@ def of_trl(loss_type: str, level: str = "token", old: Tensor = OLD, **settings: 
     return loss.detach(), logits.grad, next(iter(trainer._metrics["train"].get("clip_ratio/region_mean", [])), None)
 
 
+TABLES = YAML(typ="safe", pure=True).load(Path(__file__).with_name("objectives.yaml"))
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "GRPO": ({"loss_type": "grpo_clip"}, {"loss_type": "grpo"}),
-    "Dr. GRPO": ({"loss_type": "grpo_clip", "length_normalization": "masked_normalize"}, {"loss_type": "dr_grpo"}),
-    "bnpo": ({"loss_type": "grpo_clip", "length_normalization": "token_mean"}, {"loss_type": "bnpo"}),
-    "DAPO": (
-        {"loss_type": "grpo_clip", "length_normalization": "token_mean", "cliprange_high": 0.28},
-        {"loss_type": "dapo", "epsilon_high": 0.28},
-    ),
-    "GSPO": (
-        {"loss_type": "gspo", "cliprange": 0.05, "cliprange_high": 0.1},
-        {"loss_type": "grpo", "level": "sequence", "epsilon_low": 0.05, "epsilon_high": 0.1},
-    ),
-    "CISPO": (  # TRL's is the largest weight itself
-        {"loss_type": "cispo", "length_normalization": "token_mean", "cliprange_high": 0.1},
-        {"loss_type": "cispo", "epsilon_high": 1.1},
-    ),
-    "KL": ({"loss_type": "grpo_clip", "kl_coefficient": 0.3}, {"loss_type": "grpo", "beta": 0.3}),
-    "GSPO with KL": ({"loss_type": "gspo", "kl_coefficient": 0.3}, {"loss_type": "grpo", "level": "sequence", "beta": 0.3}),
-    "entropy bonus": ({"loss_type": "grpo_clip", "entropy_coefficient": 0.1}, {"loss_type": "grpo", "entropy_coef": 0.1}),
+    **TABLES["objectives"],
     "truncated importance sampling": (
         {"loss_type": "grpo_clip", "importance_cap": 1.2, "kl_coefficient": 0.3},
         {"loss_type": "grpo", "beta": 0.3, "importance_sampling_ratio": torch.exp(OLD - ENGINE).clamp(max=1.2)},
-    ),
-    "two-sided clip": (
-        {"loss_type": "published_losses:two_sided_clip", "loss_options": {"delta": 1.3}},
-        {"loss_type": "grpo", "delta": 1.3},
-    ),
-    "SAPO": ({"loss_type": "published_losses:sapo"}, {"loss_type": "sapo"}),
-    "SAPO, other temperatures": (
-        {"loss_type": "published_losses:sapo", "loss_options": {"temperature_positive": 0.5, "temperature_negative": 3.0}},
-        {"loss_type": "sapo", "sapo_temperature_pos": 0.5, "sapo_temperature_neg": 3.0},
     ),
 }
 
@@ -192,20 +166,7 @@ GENERATED = [
     [int(token) for token in torch.randint(2, 500, (n,), generator=GENERATOR)] for n in (5, 2, 9, 3, 12, 7, 2, 4, 11, 16, 3, 8)
 ]
 BATCH_REWARDS = [1.0, 0.0, 0.25, 1.0, 0.0, 0.0, 1.0, 0.0, 0.5, 0.5, 0.5, 0.5]  # of three groups
-MODES = ("token_truncate", "sequence_truncate")
-BATCHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "plain": ({}, {}),
-    "without std": ({"use_std_normalization": False}, {"scale_rewards": "none"}),
-    "truncated": ({"mask_truncated_completions": True}, {"mask_truncated_completions": True}),
-    "truncated, DAPO": (
-        {"mask_truncated_completions": True, "length_normalization": "token_mean"},
-        {"mask_truncated_completions": True, "loss_type": "dapo"},
-    ),
-    **{
-        f"weights: {mode}": ({"importance_cap": 1.2, "importance_mode": mode}, {"vllm_importance_sampling_mode": mode})
-        for mode in MODES
-    },
-}
+BATCHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = TABLES["batches"]
 
 
 def trainer_of(
@@ -317,9 +278,6 @@ def test_overlong_punishment_is_trls() -> None:
     assert [soft_overlong_punishment(n, max_tokens=16, buffer=5) for n in range(20)] == pytest.approx(expected, abs=1e-6)
 
 
-# ------------------------------------------------------------------------------------------------------------------- episodes
-
-
 # A chat of Qwen's kind: tools in the system message, calls as JSON in tags, answers of tools as messages of the user.
 TEMPLATE = (
     "{% if tools %}<|im_start|>system\nTools:{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}<|im_end|>\n{% endif %}"
@@ -334,20 +292,7 @@ TEMPLATE = (
     "<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-RESPONSE_TEMPLATE = {
-    "defaults": {"role": "assistant"},
-    "start_anchor": "<|im_start|>assistant\n",
-    "fields": {
-        "tool_calls": {
-            "open": "<tool_call>",
-            "close_pattern": r"</tool_call>\s*",
-            "repeats": True,
-            "content": "json",
-            "transform": {"type": "function", "function": "{content}"},
-        },
-        "content": {"close_pattern": r"<\|im_end\|>\s*", "content": "text"},
-    },
-}
+RESPONSE_TEMPLATE = TABLES["response_template"]
 
 
 def call(name: str, a: int, b: int) -> str:

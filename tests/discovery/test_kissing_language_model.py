@@ -1,37 +1,20 @@
-"""Searches with a language model: a fake HTTP endpoint, real programs, and the real verifier."""
-
-from __future__ import annotations
+"""Searches with a language model: a fake HTTP endpoint, real programs, and the real verifier; and a real vLLM server."""
 
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from ctypes.util import find_library
 from pathlib import Path
+from typing import Any
 
+import fake_endpoint as fake
 import pytest
-from fake_endpoint import (
-    BAD,
-    BETTER,
-    BROKEN,
-    BUSY,
-    CROSS,
-    CROSS_AND_CUBE,
-    GARBAGE,
-    GOOD,
-    HANG_UP,
-    KEY,
-    MODEL,
-    NO_ENTRY,
-    SLOW,
-    UNFINISHED,
-    Behaviour,
-    FakeEndpoint,
-    program,
-    refusing,
-    saying,
-)
+from fake_endpoint import BAD, BETTER, CROSS, GOOD, KEY, MODEL, SLOW, Behaviour, FakeEndpoint, refusing, saying
 
 from grpo.common.errors import UserError
 from grpo.discovery import language_model
@@ -67,9 +50,7 @@ def scores(attempts: list[Attempt]) -> list[float]:
     return [attempt.score for attempt in attempts]
 
 
-# -------------------------------------------------------------------------------------------------------------- strategies
-
-SCRIPT = [BAD, GARBAGE, GOOD, UNFINISHED, BETTER, GOOD, program("x = 1\n"), BAD]
+SCRIPT = [BAD, fake.GARBAGE, GOOD, fake.UNFINISHED, BETTER, GOOD, fake.program("x = 1\n"), BAD]
 SCORES = [0, 0, 22, 0, 38, 22, 0, 0]
 
 
@@ -78,7 +59,7 @@ def test_a_search_with_each_strategy(tmp_path: Path, strategy: str) -> None:
     with FakeEndpoint(SCRIPT) as server:
         attempts = run(server, tmp_path, Budget(calls=8), strategy)
     assert scores(attempts) == SCORES
-    assert (tmp_path / BEST_PROGRAM).read_text() == CROSS_AND_CUBE
+    assert (tmp_path / BEST_PROGRAM).read_text() == fake.CROSS_AND_CUBE
     assert server.paths == ["/v1/chat/completions"] * 8
     assert {headers["authorization"] for headers in server.headers} == {f"Bearer {KEY}"}
     for index, (attempt, request) in enumerate(zip(attempts, server.requests, strict=True)):
@@ -96,15 +77,12 @@ def test_a_search_with_each_strategy(tmp_path: Path, strategy: str) -> None:
     assert "no closing fence" in attempts[3].verdict.message
 
 
-# ------------------------------------------------------------------------------------------------------ failing endpoints
-
-
 @pytest.mark.parametrize(
     ("failure", "line"),
     [
-        (BUSY, 'HTTP 429: {"error": {"message": "too many requests"}}'),
+        (fake.BUSY, 'HTTP 429: {"error": {"message": "too many requests"}}'),
         (Behaviour("<h1>Bad\nGateway</h1>", 502), "HTTP 502: <h1>Bad Gateway</h1>"),
-        (HANG_UP, "no connection: "),
+        (fake.HANG_UP, "no connection: "),
         (SLOW, "nothing within 1 seconds"),
     ],
 )
@@ -131,7 +109,7 @@ def test_what_is_malformed_scores_nothing_and_the_search_goes_on(tmp_path: Path,
 
 def test_a_silent_endpoint_ends_the_search_which_can_go_on_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(language_model, "TRIES", 1)
-    with FakeEndpoint(lambda request: BROKEN if len(server.requests) <= SILENCE else GOOD) as server:
+    with FakeEndpoint(lambda request: fake.BROKEN if len(server.requests) <= SILENCE else GOOD) as server:
         with pytest.raises(UserError, match=rf"{SILENCE} attempts in a row had no answer \(.*HTTP 500: .*out of memory"):
             run(server, tmp_path, Budget(calls=100))
         assert scores(run(server, tmp_path, Budget(calls=SILENCE + 2))) == [0] * SILENCE + [22] * 2
@@ -140,7 +118,7 @@ def test_a_silent_endpoint_ends_the_search_which_can_go_on_later(tmp_path: Path,
 @pytest.mark.parametrize(
     ("failure", "told"),
     [
-        (NO_ENTRY, r"HTTP 401: .*Incorrect API key provided: \*\*\*\..*Check OPENAI_API_KEY"),
+        (fake.NO_ENTRY, r"HTTP 401: .*Incorrect API key provided: \*\*\*\..*Check OPENAI_API_KEY"),
         (refusing(404, "no such model"), r"HTTP 404: .*OPENAI_MODEL, which is a-model .*/models.*OPENAI_BASE_URL"),
         (refusing(400, "The model `a-model` does not exist."), r"HTTP 400: .*OPENAI_MODEL, which is a-model"),
         (refusing(429, "You exceeded your quota", code="insufficient_quota"), r"HTTP 429: .*OPENAI_API_KEY and its account"),
@@ -165,9 +143,6 @@ def test_a_request_that_is_refused_is_not_repeated_and_a_shorter_one_follows(tmp
     assert CROSS in prompts[1] and prompts[2] == prompts[3] == prompts[0]
 
 
-# ------------------------------------------------------------------------------------------------------------ odd answers
-
-
 def test_the_key_is_nowhere(tmp_path: Path) -> None:
     """Not even where the endpoint sends it back."""
     endpoint = Endpoint("http://127.0.0.1:1/v1", MODEL, KEY)
@@ -179,8 +154,6 @@ def test_the_key_is_nowhere(tmp_path: Path) -> None:
     assert "Your key is ***." in (attempt.proposal.answer or "")
     assert all(KEY not in file.read_text() for file in tmp_path.iterdir())
 
-
-# ------------------------------------------------------------------------------------------------------------- settings
 
 ENVIRONMENT = {"OPENAI_BASE_URL": "http://127.0.0.1:8000/v1/", "OPENAI_MODEL": "m", "OPENAI_API_KEY": f" {KEY}\n"}
 
@@ -198,9 +171,6 @@ def test_settings_that_cannot_work(changes: dict[str, str], told: str) -> None:
     with pytest.raises(UserError, match=told) as caught:
         endpoint_from_environment({**ENVIRONMENT, **changes})
     assert KEY not in str(caught.value) and "cret" not in str(caught.value)
-
-
-# ------------------------------------------------------------------------------------------------------ kills and damage
 
 
 def test_a_damaged_log_is_refused(tmp_path: Path) -> None:
@@ -253,3 +223,65 @@ def test_programs_run_where_reading_is_not_fenced_only_if_the_user_says_so(tmp_p
         done = subprocess.run(command, env=os.environ | said, capture_output=True, text=True, check=True)
         assert "could read whatever you may read" in done.stdout and "KISSING_UNFENCED=1" in done.stdout
         assert "PRIVATE KEY" in server.prompts()[1]  # what is at stake
+
+
+CONTEXT = 2048  # tokens
+
+
+@pytest.fixture(scope="module")
+def vllm_server(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    from model_parts import FOR_VLLM, tiny_model
+
+    from grpo.models.checkpoint import save_checkpoint
+
+    config = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, **FOR_VLLM}
+    config |= {"max_position_embeddings": CONTEXT, "initializer_range": 0.02}
+    folder = tmp_path_factory.mktemp("served")
+    save_checkpoint(folder, tiny_model("qwen2", len(tokenizer), **config), tokenizer)
+    (folder / "chat.jinja").write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--served-model-name", "random",
+        "--chat-template", str(folder / "chat.jinja"), "--port", str(port), "--host", "127.0.0.1",
+        "--dtype", "float32", "--max-model-len", str(CONTEXT), "--enforce-eager",
+    ]  # fmt: skip
+    with (folder / "server.log").open("w") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"})
+    try:
+        deadline = time.monotonic() + 180
+        while socket.socket().connect_ex(("127.0.0.1", port)):
+            assert server.poll() is None and time.monotonic() < deadline, (folder / "server.log").read_text()[-3000:]
+            time.sleep(0.5)
+        yield Endpoint(f"http://127.0.0.1:{port}/v1", "random")
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def search_by(vllm_server: Endpoint, folder: Path, strategy: str, calls: int) -> list[Attempt]:
+    log = Log(folder / "conversation_log.json", Settings(strategy, 0, vllm_server.model, vllm_server.base_url))
+    search(propose_with(vllm_server, strategy), verify_text, Budget(calls=calls), log)
+    return log.attempts
+
+
+@pytest.mark.vllm
+def test_a_search_asks_vllm(vllm_server: Endpoint, tmp_path: Path) -> None:
+    """The same answers for the same seeds, as long as the model's context allows."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    first, again = (search_by(vllm_server, tmp_path / name, "best_of_n", calls=3) for name in ("a", "b"))
+    assert [attempt.proposal.calls for attempt in first] == [1, 1, 1]
+    for attempt in first:
+        assert attempt.proposal.answer and attempt.score == 0 and "code block" in attempt.verdict.message
+        assert attempt.proposal.tokens > 50, "vLLM's own count, prompt included"
+    assert [attempt.proposal.answer for attempt in first] == [attempt.proposal.answer for attempt in again]
+    assert first[0].proposal.answer != first[1].proposal.answer
+
+
+@pytest.mark.vllm
+def test_a_model_that_is_not_served_is_named(vllm_server: Endpoint, tmp_path: Path) -> None:
+    other = Endpoint(vllm_server.base_url, "other")
+    with pytest.raises(UserError, match=r"The model `other` does not exist.*OPENAI_MODEL"):
+        search_by(other, tmp_path, "best_of_n", calls=1)

@@ -1,7 +1,5 @@
 """The search for kissing configurations: the command, its log and report, its strategies."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -13,12 +11,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_endpoint import BAD, BETTER, GARBAGE, GOOD, KEY, MODEL, Behaviour, FakeEndpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ruamel.yaml import YAML
 
 from grpo.commands.kissing_search import run_kissing_number
 from grpo.discovery.log import LOG, Attempt, Log, Proposal, Settings, read_log, summarise
@@ -37,22 +37,13 @@ SCRIPT = [BAD, GARBAGE, GOOD, BAD, BETTER, GOOD]
 SCORES = [0, 0, 22, 0, 38, 22]
 
 
-def is_kissing(points: list[list[int]]) -> bool:
-    """The definition, with Python's integers."""
-    longest = max(sum(x * x for x in point) for point in points)
-    nearest = min(sum((x - y) ** 2 for x, y in zip(a, b, strict=True)) for a, b in itertools.combinations(points, 2))
-    return all(map(any, points)) and nearest >= longest
-
-
 def test_the_committed_program_gives_600_points() -> None:
     points = runpy.run_path(str(COMMITTED))["run_code"]()
     assert len({tuple(point) for point in points}) == 600 and {len(point) for point in points} == {11}
-    assert is_kissing(points)
+    nearest = min(sum((x - y) ** 2 for x, y in zip(a, b, strict=True)) for a, b in itertools.combinations(points, 2))
+    assert all(map(any, points)) and nearest >= max(sum(x * x for x in point) for point in points)  # in Python's integers
     verdict = verify_program(COMMITTED)
     assert (verdict.num_points, verdict.combined_score, verdict.message) == (600, 600.0, "")
-
-
-# -------------------------------------------------------------------------------------------------------- command line
 
 
 def test_verify_prints_the_verdict_and_tells_it_by_its_exit_code(grpo: Any, tmp_path: Path) -> None:
@@ -61,9 +52,8 @@ def test_verify_prints_the_verdict_and_tells_it_by_its_exit_code(grpo: Any, tmp_
     program.write_text(f"points = {roots}")
     code, said, _ = grpo("kissing", "verify", str(program))
     assert code == 0
-    assert json.loads(said) == {
-        "num_points": 2, "dimension": 11, "validity": 1.0, "combined_score": 2.0, "message": ""
-    }  # fmt: skip
+    whole = {"num_points": 2, "dimension": 11, "validity": 1.0, "combined_score": 2.0, "message": ""}
+    assert json.loads(said) == whole
     program.write_text(f"points = {[*roots, [7, 6, 0, 6, 0, 0, 0, 0, 0, 0, 0]]}")
     code, said, _ = grpo("kissing", "verify", str(program))
     assert code == 1 and json.loads(said)["combined_score"] == 0.0
@@ -73,28 +63,21 @@ def test_verify_prints_the_verdict_and_tells_it_by_its_exit_code(grpo: Any, tmp_
     assert done.returncode == 1 and done.stdout.startswith("num_points: 3\ndimension: 11\nvalidity: 0.0\nmessage: Minimum ")
 
 
-# ---------------------------------------------------------------------------------------------------------------- search
-
-
 def attempts_of(*scores: int) -> list[Attempt]:
     """Attempts of one call, 7 tokens and 3 seconds each."""
     proposal = Proposal("points = []", answer="an answer", tokens=7)
     return [Attempt(i, i, "", 1.0, 2.0, proposal, Verification(s, 11, 1.0, float(s), "")) for i, s in enumerate(scores)]
 
 
-@pytest.mark.parametrize(
-    ("budget", "reason"),
-    [
+def test_budgets() -> None:
+    three = attempts_of(1, 2, 3)
+    for budget, reason in (
         (Budget(calls=3), "3 of 3 calls"),
-        (Budget(tokens=21), "21 of 21 tokens"),
-        (Budget(tokens=22), ""),
-        (Budget(seconds=9.0), "9 of 9 seconds"),
-        (Budget(seconds=9.5), ""),
+        *((Budget(tokens=n), reason) for n, reason in ((21, "21 of 21 tokens"), (22, ""))),
+        *((Budget(seconds=s), reason) for s, reason in ((9.0, "9 of 9 seconds"), (9.5, ""))),
         (Budget(calls=4, seconds=9.5), ""),
-    ],
-)
-def test_budgets(budget: Budget, reason: str) -> None:
-    assert budget.used_up(attempts_of(1, 2, 3)) == reason
+    ):
+        assert budget.used_up(three) == reason
 
 
 def test_as_many_points_as_the_committed_program_come_from_the_search() -> None:
@@ -105,9 +88,6 @@ def test_as_many_points_as_the_committed_program_come_from_the_search() -> None:
     assert (nothing["best"], nothing["best_from"], nothing["found_at"]) == (0, "committed program", None)
 
 
-# ---------------------------------------------------------------------------------------------------------------- stage
-
-
 def answer(request: dict[str, Any]) -> Behaviour:
     """The script's answer by the length of the conversation, so that a search can go on after a kill."""
     return SCRIPT[len(request["messages"]) // 2]
@@ -116,24 +96,12 @@ def answer(request: dict[str, Any]) -> Behaviour:
 @pytest.fixture(scope="module", autouse=True)
 def endpoint() -> Iterator[FakeEndpoint]:
     with FakeEndpoint(answer) as server, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("grpo.commands.kissing_search.MlflowRun", NoMlflow)
+        nothing = {"log": lambda *_, **__: None, "artifact": lambda path: path.stat(), "finish": lambda: None}
+        patch.setattr("grpo.commands.kissing_search.MlflowRun", lambda *_: SimpleNamespace(**nothing))  # the pipeline writes it
         for name, value in {"BASE_URL": server.url, "MODEL": MODEL, "API_KEY": KEY}.items():
             patch.setenv(f"OPENAI_{name}", value)
         patch.setenv("NO_PROXY", "127.0.0.1")
         yield server
-
-
-class NoMlflow:
-    """Instead of a database in every test; the pipeline's tests write the real one."""
-
-    def __init__(self, *_: object) -> None: ...
-
-    def log(self, *_: object, **__: object) -> None: ...
-
-    def artifact(self, path: Path) -> None:
-        assert path.exists()
-
-    def finish(self) -> None: ...
 
 
 @pytest.fixture
@@ -230,10 +198,10 @@ def test_a_killed_stage_goes_on(mini_study: Study, endpoint: FakeEndpoint, monke
     assert [attempt.score for attempt in after] == SCORES and result["best_of_search"] == 38
 
 
-# ----------------------------------------------------------------------------------------------------------------- strategies
-
-
 FAR_OFF = "Minimum squared distance 36 < maximum squared norm 40: points 3 and 17 of {{ 2 }} & <b>"
+
+
+REFUSAL = (0, None, None, f"{REFUSED}: HTTP 400: too long")  # what Search.add takes of a prompt that was refused
 
 
 class Search:
@@ -264,12 +232,6 @@ class Search:
         verdict = Verification(points, 11 if points else None, float(points > 0), float(points), message)
         index = len(self.attempts)
         self.attempts.append(Attempt(index, index, "2026-01-01T00:00:00+00:00", 1.0, 1.0, proposal, verdict))
-
-    def refuse(self) -> None:
-        self.add(0, None, None, f"{REFUSED}: HTTP 400: too long")
-
-
-# ---------------------------------------------------------------------------------------------------------- strategies
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -339,43 +301,22 @@ def test_a_prompt_that_was_refused_is_followed_by_shorter_ones(strategy: str) ->
     for points in (0, 22, 0, 0, 0, 10, 0, 0):
         search.add(points)
     long = search.held()
-    search.refuse()
+    search.add(*REFUSAL)
     assert search.held() == ((1,) if len(long) > 1 else ())
-    search.refuse()
+    search.add(*REFUSAL)
     assert search.texts() == [BASELINE]
     search.add(5)
     search.add(6)  # it goes on from there, whatever was refused before
     assert len(search.held()) == {"best_of_n": 0, "conversation": 2, "hybrid": 0}[strategy]
 
 
-# ---------------------------------------------------------------------------------------------- the program in an answer
-
 PROGRAM = "def run_code():\n    return []\n"
+ANSWERS = YAML(typ="safe", pure=True).load(Path(__file__).with_name("programs.yaml"))["answers"]
 OTHER = "points = [[1] * 11]\n"
-USAGE = "points = run_code()\nprint(len(points))\n"
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(
-    ("answer", "program", "reason"),
-    [
-        (f"Text.\n```python\n{PROGRAM}```\nMore text.", PROGRAM, ""),
-        (f"```\n{PROGRAM}```", PROGRAM, ""),
-        ("1. First:\n\n   ```python\n   def run_code():\n       return []\n   ```", PROGRAM, ""),
-        (PROGRAM, PROGRAM, ""),
-        (f"```python\n{PROGRAM}```\nUse it so:\n```python\n{USAGE}```", PROGRAM, ""),
-        (f"```python\n{PROGRAM}```\n```python\n", PROGRAM, ""),
-        (f"<think>\n```python\n{OTHER}```\n</think>\n```python\n{PROGRAM}```", PROGRAM, ""),
-        (f"<think>I close with </think> soon. Hm.</think>\n```python\n{PROGRAM}```", PROGRAM, ""),
-        (f"<think>a</think>\n```python\n{PROGRAM}```\n<think>\n```python\n{OTHER}```\n</think>\nDone.", PROGRAM, ""),
-        ("```python\nprint(1)\n```", "print(1)\n", ""),  # the verifier says what is missing
-        ("", None, "is empty"),
-        ("I cannot help.", None, "holds no code block"),
-        (f"```python\n{PROGRAM}", None, "last code block is not finished: it has no closing fence"),
-        (f"````python\n{PROGRAM}```", None, "no closing fence"),
-        (f"<think>\n```python\n{PROGRAM}```\nBut", None, "ends within its reasoning"),
-    ],
-)
+@pytest.mark.parametrize(("answer", "program", "reason"), ANSWERS)
 def test_program_in_an_answer(answer: str, program: str | None, reason: str) -> None:
     found, why = extract_program(answer)
     assert found == program and reason in why and bool(reason) == bool(why) and "\n" not in why

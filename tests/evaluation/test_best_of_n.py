@@ -1,7 +1,5 @@
 """pass@N, Best@N and majority vote against enumeration of all subsets, and the stage's parts."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 
@@ -13,16 +11,7 @@ from study_parts import changed
 
 from grpo.common.files import write_text
 from grpo.common.records import Completion, Problem, Rollout
-from grpo.evaluation.best_of_n import (
-    best_at_n,
-    estimates,
-    majority_at_n,
-    mean_log_prob,
-    pass_at_k_of,
-    pass_at_n,
-    ranking_quality,
-    with_zero_shot,
-)
+from grpo.evaluation import best_of_n
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.settings import BestOfN
@@ -57,9 +46,9 @@ def test_estimators_equal_the_mean_over_all_subsets(samples: list[tuple[bool, in
         tied = [vote for vote, count in counts.items() if count == max(counts.values())]
         return float(np.mean([right[0, votes[0] == vote].mean() for vote in tied]))
 
-    assert pass_at_n(right, n)[0] == pytest.approx(over_subsets(n, lambda subset: right[0, subset].max()))
-    assert best_at_n(right, scores, n)[0] == pytest.approx(over_subsets(n, best))
-    assert majority_at_n(right, votes, n)[0] == pytest.approx(over_subsets(n, majority))
+    assert best_of_n.pass_at_n(right, n)[0] == pytest.approx(over_subsets(n, lambda subset: right[0, subset].max()))
+    assert best_of_n.best_at_n(right, scores, n)[0] == pytest.approx(over_subsets(n, best))
+    assert best_of_n.majority_at_n(right, votes, n)[0] == pytest.approx(over_subsets(n, majority))
 
 
 def test_random_subsets_come_close_to_all_of_them() -> None:
@@ -69,7 +58,7 @@ def test_random_subsets_come_close_to_all_of_them() -> None:
     right = np.array([[1.0] * 9 + [0.0] * 7])
     votes = np.array([[0] * 9 + [1] * 7])
     exact = sum(comb(9, k) * comb(7, 8 - k) * (1.0 if k > 4 else 0.5 if k == 4 else 0.0) for k in range(1, 9)) / comb(16, 8)
-    assert majority_at_n(right, votes, 8)[0] == pytest.approx(exact, abs=0.03)  # three standard errors of 2,000 draws
+    assert best_of_n.majority_at_n(right, votes, 8)[0] == pytest.approx(exact, abs=0.03)  # three standard errors of 2,000 draws
 
 
 def test_ranking_quality_is_a_mean_over_problems_of_medians_over_samples() -> None:
@@ -78,7 +67,7 @@ def test_ranking_quality_is_a_mean_over_problems_of_medians_over_samples() -> No
     scores = np.array([[-1.0, -2.0, -9.0, -4.0], [-2.0, -2.0, -1.0, -3.0], [-1.0, -3.0, -2.0, -9.0], *[[-1.0] * 4] * 2])
     lengths = np.array([[4.0, 6.0, 8.0, 9.0], [7.0, 1.0, 2.0, 3.0], [5.0] * 4, *[[1.0] * 4] * 2])
     formed = np.array([[0.0, 1.0, 1.0, 1.0], *[[1.0] * 4] * 4])
-    found = ranking_quality(right, scores, lengths, formed)
+    found = best_of_n.ranking_quality(right, scores, lengths, formed)
     assert (found["never_solved"], found["always_solved"], found["mixed"]) == pytest.approx((1 / 5, 1 / 5, 3 / 5))
     assert found["outranks"] == pytest.approx((2 / 3 + 1 / 2 + 1) / 3)
     assert found["score_difference"] == pytest.approx(((-2 + 4) + (-2 + 2) + (-1 + 3)) / 3)
@@ -86,7 +75,7 @@ def test_ranking_quality_is_a_mean_over_problems_of_medians_over_samples() -> No
     assert found["share_right"] == pytest.approx((3 / 4 + 1 / 4 + 1 / 4) / 3)
     assert found["top_right"] == pytest.approx(2 / 3)  # the second one's best is wrong, and has the form
     assert found["top_wrong_form"] == pytest.approx(1 / 3)
-    assert "outranks" not in ranking_quality(right[3:], scores[3:], lengths[3:], formed[3:])
+    assert "outranks" not in best_of_n.ranking_quality(right[3:], scores[3:], lengths[3:], formed[3:])
 
 
 def test_votes_go_to_equal_answers_however_they_are_spelt() -> None:
@@ -103,18 +92,16 @@ def _rollout(text: str, log_probs: tuple[float, ...], reward: float | None = Non
 def test_estimates_of_a_prompt() -> None:
     sure_and_right = [_rollout(r"\boxed{5}", (-0.1, -0.1)), _rollout(r"\boxed{4}", (-0.5, -0.3))]
     sure_and_wrong = [_rollout(r"\boxed{5}", (-0.9,)), _rollout(r"\boxed{4}", (-0.2, -0.2, -0.2))]
-    found = estimates(
+    found = best_of_n.estimates(
         BestOfN(problems=2, prompts=["question_only"], samples=2, n=[1, 2]), QUESTION_ONLY, [sure_and_right, sure_and_wrong]
     )
     values = {n: {kind: estimate["value"] for kind, estimate in kinds.items()} for n, kinds in found["n"].items()}
     assert values == {"1": {"pass": 0.5, "best": 0.5, "majority": 0.5}, "2": {"pass": 1.0, "best": 0.5, "majority": 0.5}}
     assert found["ranking"]["outranks"] == 0.5
-    assert mean_log_prob(sure_and_right[1]) == pytest.approx(-0.4)
+    assert best_of_n.mean_log_prob(sure_and_right[1]) == pytest.approx(-0.4)
 
 
-def test_zero_shot_answers_serve_for_one_where_both_ask_the_same_problems(
-    mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_zero_shot_answers_serve_for_n_of_one(mini_study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_text(
         paths.BASELINE / "r1_zero.jsonl", "".join(f'{{"problem": "{i}", "answer_reward": {float(i == 1)}}}\n' for i in range(4))
@@ -125,7 +112,7 @@ def test_zero_shot_answers_serve_for_one_where_both_ask_the_same_problems(
     def found(zero_shot: int, prompt: str = "r1_zero") -> dict[str, dict[str, float]]:
         asked = BestOfN(problems=4, prompts=[prompt], samples=2, n=[1, 2])
         evaluation = {"zero_shot_problems": zero_shot, "zero_shot_prompts": ["r1_zero"], "best_of_n": asked}
-        n = with_zero_shot(changed(mini_study, evaluation=evaluation), prompt, metrics)["n"]
+        n = best_of_n.with_zero_shot(changed(mini_study, evaluation=evaluation), prompt, metrics)["n"]
         return {number: {kind: one["value"] for kind, one in kinds.items()} for number, kinds in n.items()}
 
     as_sampled = {"pass": 0.3, "best": 0.3, "majority": 0.3}
@@ -141,7 +128,7 @@ def test_a_sample_with_part_of_the_reward_is_not_right() -> None:
         return [_rollout(r"\boxed{5}", (0.0,)), *in_part, _rollout("none", (-0.3,), 0.0, form=part)]
 
     asked = BestOfN(problems=2, prompts=["question_only"], samples=4, n=[1, 2, 4])
-    found, expected = (estimates(asked, QUESTION_ONLY, [group(part), group(part)]) for part in (0.6, 0.0))
+    found, expected = (best_of_n.estimates(asked, QUESTION_ONLY, [group(part), group(part)]) for part in (0.6, 0.0))
     assert found == expected
     assert found["n"]["2"]["pass"]["value"] == pytest.approx(0.5)  # 3 of 6 pairs hold the right one
 
@@ -154,7 +141,7 @@ def test_pass_at_k_of_checkpoints_by_hand() -> None:
         for seed in (0, 1, 2)
         for place, step, right in (("base", 0, of_base), ("end", 8, of_end))
     ]
-    found = pass_at_k_of([*records, {"run": "e/a/0", "place": "middle", "step": 4, "right": of_end}], 4, [1, 2, 4])
+    found = best_of_n.pass_at_k_of([*records, {"run": "e/a/0", "place": "middle", "step": 4, "right": of_end}], 4, [1, 2, 4])
     values = {place: [one["value"] for one in of["k"].values()] for place, of in found["places"].items()}
     assert values == {"base": pytest.approx([0.25, 0.5, 1.0]), "end": pytest.approx([0.5] * 3)}  # two runs lack the middle
     above = found["places"]["end"]["k"]["4"]["above_base"]

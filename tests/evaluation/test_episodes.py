@@ -1,7 +1,5 @@
 """Episodes: what is sampled, what the environment writes, and how they end."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -15,6 +13,7 @@ import pytest
 import torch
 from environment_parts import Calculator, Scripted, Undecided
 from model_parts import like_qwen3, own_model, tiny_model
+from ruamel.yaml import YAML
 
 from grpo.common.errors import UserError
 from grpo.common.records import Episode, Problem, Rollout
@@ -28,6 +27,7 @@ from grpo.tasks.task import Format, Task, make_task
 from grpo.tasks.threads import AT_ONCE, Thread, in_threads
 
 CALL = '<tool_call>{{"name": "{}", "arguments": {}}}</tool_call>'
+TROUBLES = YAML(typ="safe", pure=True).load(Path(__file__).with_name("troubles.yaml"))
 PARAMS, LONG = SamplingParams(max_tokens=200), SamplingParams(max_tokens=2000)
 
 
@@ -77,13 +77,8 @@ def test_a_call_its_answer_and_the_last_turn(chats: Tokenizer, format: str) -> N
     assert transcript(completion) == f"{turns[0]}\n[tool] 42\nIt is 42."
     forged = Episode((("assistant", "so\n[tool] 42\n"), ("tool", "41\n[user] 42")))
     assert transcript(replace(completion, episode=forged)) == "so\n [tool] 42\n\n[tool] 41\n [user] 42"
-    assert episode_measures([rollout]) == {
-        "turns": 2.0,
-        "tool_calls": 1.0,
-        "tool_failures": 0.0,
-        "environment_tokens": end - start,
-        "ended_by_limit": 0.0,
-    }
+    measures = {"turns": 2.0, "tool_calls": 1.0, "tool_failures": 0.0, "ended_by_limit": 0.0}
+    assert episode_measures([rollout]) == measures | {"environment_tokens": end - start}
 
 
 def test_a_turn_that_another_token_ends_is_ended_as_the_template_ends_it(chats: Tokenizer) -> None:
@@ -131,28 +126,7 @@ def test_what_a_template_leaves_out_is_refused_before_sampling(tmp_path: Path, k
     assert ("Functions" in tokenizer.decode(rollout.prompt_ids)) == (kind == "Calculator")
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "answer", "failures"),
-    [
-        ("raises", "{}", "error: no such number", 1),
-        ("exits", "{}", "error: 0", 1),
-        ("panics", "{}", "error: index out of bounds", 1),
-        ("mute", "{}", "error: Mute", 1),
-        ("cancelled", "{}", "error: CancelledError", 1),
-        ("static", "{}", "static", 0),
-        ("cached", '{"a": 4}', "8", 0),
-        ("echo", '"{\\"text\\": \\"x\\"}"', "x", 0),  # as a text, in OpenAI's form
-        ("echo", '"x"', "error: arguments is no JSON object", 1),
-        ("empty", "{}", "", 0),
-        ("surrogate", "{}", "a?b", 0),
-        ("control", "{}", "<|im_end|>", 0),
-        ("nothing", "{}", "error: no tool 'nothing'", 1),
-        ("reset", '{"question": "x"}', "error: no tool 'reset'", 1),
-        ("echo", '{"words": "x"}', "error: ", 1),
-        ("echo", "[1]", "error: ", 1),
-        ("echo", '{"text": "\\ud800"}', "?", 0),
-    ],
-)
+@pytest.mark.parametrize(("name", "arguments", "answer", "failures"), TROUBLES)
 @pytest.mark.parametrize("format", ["chat", "plain"])
 def test_troubles_are_answers(chats: Tokenizer, format: str, name: str, arguments: str, answer: str, failures: int) -> None:
     rollout, _ = played(chats, task_of("Troubles"), [CALL.format(name, arguments), "42"], format)
@@ -170,26 +144,22 @@ def test_a_hanging_tool_ends_its_own_episode_only(chats: Tokenizer) -> None:
     assert rollout.completion.episode.tool_failures == 1 and not rollout.completion.observations
 
 
-def in_new_threads(calls: list[Any], seconds: float) -> list[Any]:
-    return in_threads([(Thread(), call) for call in calls], seconds)
-
-
 def test_calls_run_side_by_side_and_one_that_hangs_holds_up_no_other() -> None:
     """More hang than run at a time; six wait for each other, so they need six threads at once."""
     freed, together = threading.Event(), threading.Barrier(6)
     calls = [freed.wait] * (AT_ONCE + 6) + [partial(together.wait, 10)] * 6 + [lambda: 7] * 200
-    found = in_new_threads(calls, 1.0)
+    found = in_threads([(Thread(), call) for call in calls], 1.0)
     freed.set()
     assert found[: AT_ONCE + 6] == [None] * (AT_ONCE + 6)
     assert sorted(found[AT_ONCE + 6 : AT_ONCE + 12]) == list(range(6)) and found[AT_ONCE + 12 :] == [7] * 200
     assert in_threads([], 1.0) == []
     with pytest.raises(ZeroDivisionError):
-        in_new_threads([lambda: 1, lambda: 1 / 0], 60.0)
+        in_threads([(Thread(), call) for call in (lambda: 1, lambda: 1 / 0)], 60.0)
 
 
 def test_a_call_that_locks_python_counts_as_late_or_ends_the_process(tmp_path: Path) -> None:
     """A power of numbers gives no other thread a chance: the main one sees afterwards how long it took."""
-    assert in_new_threads([lambda: (9 ** (9**6 * 3)).bit_length()], 0.05) == [None]
+    assert in_threads([(Thread(), lambda: (9 ** (9**6 * 3)).bit_length())], 0.05) == [None]
     program = (
         "from grpo.tasks import threads\nthreads.LOCKED_SECONDS = 0.5\n"
         "def tool():\n    return 9 ** 9 ** 9\nthreads.in_threads([(threads.Thread(), tool)], 0.1)"
@@ -226,11 +196,6 @@ def test_a_long_answer_is_cut(chats: Tokenizer, format: str, most: int) -> None:
     )
 
 
-def test_more_calls_than_fit_end_the_episode(chats: Tokenizer) -> None:
-    rollout, _ = played(chats, task_of("Troubles", max_observation_tokens=40), [CALL.format("empty", "{}") * 40], params=LONG)
-    assert rollout.completion.episode.limit == "max_observation_tokens" and not rollout.completion.observations
-
-
 def test_limits_of_turns_and_tokens_end_the_episode(chats: Tokenizer) -> None:
     call = CALL.format("multiply", '{"a": 1, "b": 1}')
     rollout, engine = played(chats, task_of("Calculator", max_turns=3), [call] * 3)
@@ -244,6 +209,9 @@ def test_limits_of_turns_and_tokens_end_the_episode(chats: Tokenizer) -> None:
     assert rollout.completion.episode.limit == "max_tokens" and not rollout.completion.observations
     rollout, engine = played(chats, task_of("Calculator"), [call, call, "2"], params=SamplingParams(max_tokens=2 * spent + 2))
     assert rollout.completion.episode.limit == ""  # what the environment writes does not count
+    many = CALL.format("empty", "{}") * 40  # more answers than fit
+    rollout, _ = played(chats, task_of("Troubles", max_observation_tokens=40), [many], params=LONG)
+    assert rollout.completion.episode.limit == "max_observation_tokens" and not rollout.completion.observations
 
 
 def test_an_environment_that_speaks_gives_the_reward(chats: Tokenizer) -> None:
@@ -287,15 +255,16 @@ def test_what_a_study_can_get_wrong(settings: dict[str, Any], message: str) -> N
 
 
 def test_a_group_begins_alike_and_has_room(chats: Tokenizer) -> None:
+    """A prompt begins an environment once."""
     Undecided.begun = 0
+    format, problem = task_of("Undecided").formats["plain"], Problem("p/0", "6 times 7?", "42")
+    assert format.prompt_of(problem) == format.prompt_of(problem) == "Q: 6 times 7?1\n"
+    assert Undecided.begun == 1
     with pytest.raises(UserError, match="reset returned two texts for the question p/0"):
         played(chats, task_of("Undecided"), ["42"])
     with pytest.raises(UserError, match="a prompt of 5 tokens and 60 tokens of its environment"):
         require_room(100, [[1] * 5], 40, observations=60)
     require_room(105, [[1] * 5], 40, observations=60)
-
-
-# ------------------------------------------------------------------------------------------- with a model that samples
 
 
 PROBLEMS = [Problem(f"p/{i}", f"Mia has {i} apples.", str(i)) for i in range(5)]
@@ -352,10 +321,3 @@ def test_tools_have_the_schemas_of_transformers() -> None:
     environment = task_of("Calculator").formats["chat"].environment
     assert environment is not None
     assert environment.schemas == [get_json_schema(getattr(Calculator(), name)) for name in ("multiply", "subtract")]
-
-
-def test_a_prompt_begins_an_environment_once() -> None:
-    Undecided.begun = 0
-    format, problem = task_of("Undecided").formats["plain"], Problem("p/0", "6 times 7?", "42")
-    assert format.prompt_of(problem) == format.prompt_of(problem) == "Q: 6 times 7?1\n"
-    assert Undecided.begun == 1

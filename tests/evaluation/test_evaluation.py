@@ -1,7 +1,5 @@
 """Evaluation of a checkpoint: chunks, records, examples, files; and the handouts' scripts and evaluate_vllm."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -42,33 +40,22 @@ def problems() -> list[Problem]:
     return [Problem(f"p{i}", f"Mia has {i} apples. How many?", str(i), level=1 + i % 2) for i in range(10)]
 
 
-@pytest.fixture
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SEQUENCES_PER_CHUNK", 6)  # three problems of two samples
-
-
-def second_is_late(rollouts: Sequence[Rollout]) -> ScoredBatch:
-    return ScoredBatch(SCORE(rollouts).rewards, [i == 1 for i in range(len(rollouts))])
-
-
-@pytest.mark.usefixtures("small_chunks")
-def test_rollouts_come_in_the_order_of_problems_and_late_answers_are_counted(
-    model: Any, tokenizer: Any, problems: list[Problem]
+def test_chunks_keep_the_order_of_problems_and_draw_different_samples(
+    model: Any, tokenizer: Any, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of three problems of two samples, the second of which is late."""
+    monkeypatch.setattr(module, "SEQUENCES_PER_CHUNK", 6)
+
+    def second_is_late(rollouts: Sequence[Rollout]) -> ScoredBatch:
+        return ScoredBatch(SCORE(rollouts).rewards, [i == 1 for i in range(len(rollouts))])
+
     sampler = Sampler(TransformersEngine(model, tokenizer), tokenizer, R1_ZERO, second_is_late)
     groups = evaluate(sampler, problems, PARAMS, seed=3, n=2)
     assert [[r.problem for r in group] for group in groups] == [[p, p] for p in problems]
     assert [[r.timed_out for r in group] for group in groups[:3]] == [[False, True], [False, False], [False, False]]
     assert summarize([r for group in groups for r in group])["grader_timeouts"] == 4  # one a chunk
-
-
-@pytest.mark.usefixtures("small_chunks")
-def test_chunks_draw_different_samples(model: Any, tokenizer: Any) -> None:
-    same_question = [Problem(f"p{i}", "How many?", "1") for i in range(6)]
-    groups = evaluate(
-        Sampler(TransformersEngine(model, tokenizer), tokenizer, R1_ZERO, SCORE), same_question, PARAMS, seed=3, n=2
-    )
-    assert len({r.completion.token_ids for group in groups for r in group}) == 12
+    same_question = evaluate(sampler, [Problem(f"p{i}", "How many?", "1") for i in range(6)], PARAMS, seed=3, n=2)
+    assert len({r.completion.token_ids for group in same_question for r in group}) == 12
 
 
 def _records(n: int, kind: str, answer: str | None) -> list[dict[str, Any]]:
@@ -87,9 +74,6 @@ def test_the_page_to_read_shows_ten_of_each_outcome_from_all_over() -> None:
     assert "````text\nWhat?⟶text\n````" in page and "- [ ] the parser is at fault" in page
 
 
-# ------------------------------------------------------------------------------------------------------- what is logged
-
-
 def _rewards(answer: float, form: float = 1.0) -> dict[str, float]:
     return {"format_reward": form, "answer_reward": answer, "reward": answer / 2}
 
@@ -99,23 +83,11 @@ def test_generations_are_logged_with_all_that_is_known_of_them() -> None:
     records, summary = log_generations(
         ["a", "b", "c", "d"], ["w", "x", "y", "z"], ["1", "2", "3", "4"], rewards, [0.5, 0.25, 1.0, 0.25], [3, 10, 20, 8]
     )
-    assert records[1] == {
-        "prompt": "b",
-        "response": "x",
-        "ground_truth": "2",
-        "format_reward": 1.0,
-        "answer_reward": 0.0,
-        "reward": 0.0,
-        "token_entropy": 0.25,
-        "response_length": 10,
-    }
+    texts, measured = {"prompt": "b", "response": "x", "ground_truth": "2"}, {"token_entropy": 0.25, "response_length": 10}
+    assert records[1] == texts | _rewards(0.0) | measured
     assert [(record["prompt"], record["response"]) for record in records] == list(zip("abcd", "wxyz", strict=True))
-    assert summary == {
-        "token_entropy": 0.5,
-        "response_length": 10.25,
-        "response_length_correct": 5.5,  # (3 + 8) / 2
-        "response_length_incorrect": 15.0,  # (10 + 20) / 2
-    }
+    by_outcome = {"response_length_correct": (3 + 8) / 2, "response_length_incorrect": (10 + 20) / 2}
+    assert summary == {"token_entropy": 0.5, "response_length": 10.25} | by_outcome
     with pytest.raises(ValueError, match="zip"):  # there must be as many of each
         log_generations(["a", "b"], ["x"], ["1"], rewards[:1], [0.5], [3])
 
@@ -139,9 +111,7 @@ def project(mini_study: Study, model: Any, tokenizer: Any, tmp_path: Path) -> Pa
     return tmp_path
 
 
-def test_a_stage_killed_at_its_second_prompt_starts_again(
-    project: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_stage_starts_again(project: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stage's folder is written at its end only."""
     monkeypatch.chdir(project)
     mini_study = changed(mini_study, evaluation={"zero_shot_problems": 8})
@@ -218,12 +188,7 @@ def test_a_file_is_read_by_its_columns_for_one_answer_and_for_several(
         entry_of_file(file)
 
 
-# ----------------------------------------------------------------------------------------------------- parts of a reward
-
-
-def test_rewards_between_0_and_1_go_through_an_evaluation(
-    project: Path, mini_study: Study, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_rewards(project: Path, mini_study: Study, problems: list[Problem], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of ten have the full reward, one the form only, one nothing, and six a partial reward."""
     whole, form_only, nothing = (1.0, 1.0), (1.0, 0.0), (0.0, 0.0)
     part = [(1.0, 0.5), (1.0, 0.25), (0.5, 0.5), (0.5, 0.0), (0.0, 0.25), (0.9, 1.0)]
@@ -253,7 +218,7 @@ def test_rewards_between_0_and_1_go_through_an_evaluation(
         ("data/model/main --problems 8 --out params.yaml", "File exists: 'params.yaml'"),
     ],
 )
-def test_mistakes_are_told_in_one_message_before_anything_is_sampled(
+def test_mistakes_are_told_first(
     project: Path, arguments: str, message: str, grpo: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(project)
@@ -262,16 +227,7 @@ def test_mistakes_are_told_in_one_message_before_anything_is_sampled(
     assert not (project / "out").exists()
 
 
-# -------------------------------------------------------------------------------------------------------------- evaluate_vllm
-
-
 ANSWERS = {"1 + 1?": r"\boxed{2}", "1 + 2?": r"\boxed{4}", "1 + 3?": "four"}
-
-
-class Scripted:
-    def generate(self, prompts: list[str], params: Any) -> list[Any]:
-        assert params == "sampling parameters"
-        return [SimpleNamespace(outputs=[SimpleNamespace(text=ANSWERS[prompt])]) for prompt in prompts]
 
 
 def test_four_arguments_evaluate_and_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,26 +238,27 @@ def test_four_arguments_evaluate_and_write(tmp_path: Path, monkeypatch: pytest.M
     def reward(response: str, prompt: str) -> dict[str, float]:
         return question_only_reward_fn(response, truths[prompt])
 
-    records = evaluate_vllm(Scripted(), reward, list(ANSWERS), "sampling parameters")
+    def generate(prompts: list[str], params: Any) -> list[Any]:
+        assert params == "sampling parameters"
+        return [SimpleNamespace(outputs=[SimpleNamespace(text=ANSWERS[prompt])]) for prompt in prompts]
+
+    model = SimpleNamespace(generate=generate)
+    records = evaluate_vllm(model, reward, list(ANSWERS), "sampling parameters")
     assert [(record["prompt"], record["response"]) for record in records] == list(ANSWERS.items())
     assert [(record["format_reward"], record["reward"]) for record in records] == [(1, 1), (1, 0), (0, 0)]
     assert [json.loads(line) for line in Path("data/evaluate_vllm.jsonl").read_text().splitlines()] == records
     metrics = json.loads(Path("data/evaluate_vllm_metrics.json").read_text())
     assert list(metrics.pop("categories").values()) == [1, 1, 1]
     assert metrics == pytest.approx({"format_reward": 2 / 3, "answer_reward": 1 / 3, "reward": 1 / 3})
-    given = evaluate_vllm(Scripted(), question_only_reward_fn, list(ANSWERS), "sampling parameters", ["2", "3", "4"])
+    given = evaluate_vllm(model, question_only_reward_fn, list(ANSWERS), "sampling parameters", ["2", "3", "4"])
     assert [record.pop("ground_truth") for record in given] == ["2", "3", "4"]
     assert given == records
-
-
-# -------------------------------------------------------------------------------------------------------------------- scripts
 
 
 ROOT = Path(__file__).parents[2]
 
 
 def script(name: str, path: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a script of the project's folder with this PATH."""
     command = [sys.executable, name, *arguments]
     return subprocess.run(command, cwd=ROOT, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False)
 

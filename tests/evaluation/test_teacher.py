@@ -1,7 +1,5 @@
 """Fine-tuning examples sampled from a teacher: conversion of responses, and the stage with a tiny teacher."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -50,9 +48,7 @@ def response(text: str, problem: Problem = PROBLEM, ended_by: str = "stop") -> R
         (WORDS, PAIR, "chat", "keyword", "\nNo stop", None),
     ],
 )
-def test_a_response_stands_in_the_form_of_the_traces(
-    task: Task, problem: Problem, asked_in: str, prompt: str, text: str, trace: str | None
-) -> None:
+def test_responses_as_traces(task: Task, problem: Problem, asked_in: str, prompt: str, text: str, trace: str | None) -> None:
     traces, counts = traces_of(task, settings(prompt, asked_in), [response(text, problem)])
     expected = [] if trace is None else [(task.formats[prompt].prompt(problem.question), problem, trace)]
     assert traces == expected
@@ -75,9 +71,6 @@ def test_what_is_cut_off_or_repeated_is_left_out_and_counted() -> None:
         ("q", " \\boxed{2}" + end.format(2)),
     ]
     assert counts == {"responses": 7, "cut_off": 2, "without_answer": 1, "repeated": 1}
-
-
-# ---------------------------------------------------------------------------------------------------------- the stage
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """What must hold on a GPU, with small models. Run by `make test-gpu`, before benchmarks/gpu.py measures at the real size."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """benchmarks/gpu.py where there is no GPU: it says so, and all that can be is tried on a CPU, before it meets a GPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ Each is wrong for its truth, however it is read. ``kind`` says what ``text`` is:
 answer tags or into a box, or the whole of an ``r1_zero`` or ``question_only`` response. Short ones are in ``hostile.yaml``.
 """
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -53,13 +51,8 @@ _VANDERMONDE = r"\\".join("&".join(f"{letter}^{power}" for power in range(9)) fo
 _SET, _SURDS = _one_wrong("@", range(100, 400)), _one_wrong(r"\sqrt{@}", range(1001, 1041))
 
 _ANSWERS = [
-    # ------------------------------------------------------------------------------------------------ huge numbers
-    (_nested("e^{", "1", "}", 300), "e"),
     ("5" + "!" * 1900, "5"),
     ("".join(rf"\sum_{{{letter}=1}}^{{9}}" for letter in _LETTERS[:12]) + "1", "5"),
-    # ---------------------------------------------------------------------------------------------- nearly the truth
-    (_nested(r"\sqrt{2+", r"\sqrt{2}", "}", 200), "2"),
-    (_nested(r"1+\cfrac{1}{", "1", "}", 140), r"\frac{1+\sqrt5}{2}"),
     ("1+" + _nested(r"\cfrac{1}{2+", "1", "}", 140), r"\sqrt{2}"),
     ("0." + "9" * 1900, "1"),
     ("0." + "3" * 1900, r"\frac13"),
@@ -67,43 +60,31 @@ _ANSWERS = [
     (r"0.\overline{" + "3" * 1900 + "}", r"\frac23"),
     (r"0.\overline{" + "3" * LONG + "}", r"\frac23"),
     ("0." + "0" * 1900 + "1", "0"),
-    # -------------------------------------------------------------------------------------------------- candidates
     *((", ".join(map(str, range(count))), "5") for count in (10, 500, 1000)),
     *((separator.join(map(str, range(250))), "249") for separator in (" or ", " ", "\n", "=", "|", r" \lor ", r"\\", r" \to ")),
     (" or ".join(map(str, range(1000))), "999"),
     (". ".join(f"The answer is {number}" for number in range(10)), "9"),
     (r"\{" + ",".join(map(str, range(30))) + r"\}", "5"),
-    # ------------------------------------------------------------------------------------------------ look-alikes
     ("\x00" * LIMIT, "5"),
     ("\ud800", "5"),
     ("\udfff\ud800", "5"),
     ("\ud800" * 900, "x+1"),
     ("6" + "\u0335" * 1900, "5"),
     ("".join(rf"\def\{y}{{\{x}\{x}}}" for x, y in pairwise(_LETTERS)) + r"\z", "a"),
-    # ---------------------------------------------------------------------------------------------- large algebra
-    (_nested("x^{", "x", "}", 300), "x"),
     ("".join(f"({x}+{y})" for x, y in pairwise(_LETTERS)), "a"),
     ("".join(f"(x+{number})" for number in range(1, 200)), "x^{199}"),
-    (_nested(r"\frac{x+", "1", "}{x}", 100), "x"),
-    (_nested(r"\sin(", "1", ")", 300), "0"),
-    (_nested(r"\sqrt{x+", "1", "}", 200), "x"),
-    (_nested(r"\left|x-", "1", r"\right|", 100), "x"),
     ("+".join(f"{number}x^{{{number}}}" for number in range(200)), "x+1"),
     ("+".join(rf"\sqrt{{{number}}}" for number in range(2, 180)), r"\sqrt{2}"),
-    (_nested(r"\log(", "10", ")", 200), "0"),
     ("x" + "+x-x" * 400, "1"),
     ("-" * 1989 + "5", "5"),
     ("i" * 1990, "5"),
     (_LETTERS * 70, "x+1"),
-    # ------------------------------------------------------------------------------------------ matrices, systems
     (_matrix(30, "1"), "5"),
     (_matrix(150, "1"), "5"),
     (_matrix(28, "1"), _matrix(28, "1").replace("1", "2", 1)),
     (_matrix(30, "x", "vmatrix"), "5"),
     (rf"\begin{{vmatrix}}{_VANDERMONDE}\end{{vmatrix}}", "1"),
-    (_nested(r"\begin{pmatrix}", "1", r"\end{pmatrix}", 70), r"\begin{pmatrix} 2 \end{pmatrix}"),
     (r"\begin{cases}" + r"\\".join(f"{n} & x={n}" for n in range(150)) + r"\end{cases}", "5"),
-    (_fill(r"\begin{pmatrix}"), "5"),
     ("<".join(_LETTERS), "<".join(_LETTERS[:-2] + "zy")),
     ("+".join(f"x_{{{number}}}" for number in range(150)) + ">0", "x+y>0"),
     (r" \text{ and } ".join(f"x>{number}" for number in range(60)), "x>3"),
@@ -111,7 +92,6 @@ _ANSWERS = [
     ("=".join("abcde" * 1000), "5"),
     ("=".join([*_LETTERS, "6", "5"]), "5"),
     ("=".join(["5"] * 900 + ["6"]), "5"),
-    # ------------------------------------------------------------------------------------------------ large lists
     ("(" + ",".join(["1"] * 10_000) + ")", "(1,2)"),
     ("(" + ",".join(["1"] * 900) + ")", "(" + ",".join(["1"] * 899 + ["2"]) + ")"),
     _SET,
@@ -127,27 +107,16 @@ _ANSWERS = [
     (_nested("(1,", "1", ")", 400), _nested("(1,", "2", ")", 400)),
     (r"\cup".join(["[0,1]"] * 200), "[2,3]"),
     (r"\cup".join(["[0,1]"] * 5000), "[2,3]"),
-    (_fill(r"\cup"), "[0,1]"),
     ("1" + r"\pm 1" * 390, "1"),
     (r"\pm" * 5000 + "1", "1"),
-    (_nested(r"\sqrt{1\pm", "1", "}", 150), "1"),
     (",".join(rf"\pm {number}\pm\sqrt{{{number}}}" for number in range(2, 30)), "1,2"),
-    # --------------------------------------------------------------------------------------------------- long texts
     *((character * LONG, "5") for character in ["5", "{", "}", " ", "\\", "$", "\n", "\U0001f600"]),
     ("5" * LIMIT, "5" * (LIMIT - 1) + "6"),
     ("0" * LONG + "6", "5"),
     ("{" * (LONG // 2) + "}" * (LONG // 2), "5"),
     ("6" + " " * LONG + "5", "5"),
-    ("," * LONG, "1,2"),
-    ("a" * LONG, "a"),
-    ("even " * (LONG // 5), r"\text{even}"),
-    (_fill(r"\frac{", LONG), "5"),
     *((_nested(*brackets, levels), "5") for brackets in ("(6)", "{6}") for levels in (990, 10_000)),
-    (_nested("(", "x", ")", 990), "x+1"),
     ("(" * 10_000, "5"),
-    (_nested(r"\left(", "6", r"\right)", 140), "5"),
-    (_fill("}{"), "5"),
-    (_fill(")("), "(1,2)"),
     ("x_{" + "a" * 1900 + "}", "x"),
     (r"\operatorname{" + "a" * 1900 + "}(x)", "x"),
     ("\\" + "a" * 1900, "a"),
@@ -189,10 +158,12 @@ _QUESTION_ONLY = [
 ]
 
 _SHORT = YAML(typ="safe", pure=True).load(Path(__file__).with_name("hostile.yaml"))
-_REPEATED = [(_fill(piece), truth) for pieces in _SHORT.pop("repeated").values() for piece, truth in pieces]
+for kind, length in (("repeated", LIMIT), ("long", LONG)):
+    _ANSWERS += [(_fill(piece, length), truth) for pieces in _SHORT.pop(kind).values() for piece, truth in pieces]
+_ANSWERS += [(_nested(*how), truth) for rows in _SHORT.pop("nested").values() for *how, truth in rows]
 CASES = [
     *(Hostile(kind, *pair) for kind, groups in _SHORT.items() for pairs in groups.values() for pair in pairs),
-    *(Hostile("answer", *pair) for pair in _ANSWERS + _REPEATED),
+    *(Hostile("answer", *pair) for pair in _ANSWERS),
     *(Hostile("r1_zero", *pair) for pair in _R1_ZERO),
     *(Hostile("question_only", *pair) for pair in _QUESTION_ONLY),
 ]

@@ -1,13 +1,11 @@
 """Labelled pairs, boxes, MATH's truths, and what must not be evaluated."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import time
 from fractions import Fraction
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hostile import CASES
@@ -32,13 +30,17 @@ class Pair(NamedTuple):
     equal: bool
 
 
-_FILES = ("pairs.yaml", "written.yaml", "mathematics.yaml", "everyday.yaml", "kinds.yaml", "responses.yaml")
-GROUPS: list[tuple[str, dict[str, list[list[str]]]]] = [
-    group for file in _FILES for group in YAML(typ="safe", pure=True).load(Path(__file__).with_name(file)).items()
-]
+def tables(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = YAML(typ="safe", pure=True).load(Path(__file__).parent / f"{name}.yaml")
+    return found
+
+
+FILES = ("pairs", "written", "mathematics", "everyday", "kinds", "responses")
+BOXES, UNEVALUATED = tables("tables/boxes"), tables("tables/unevaluated")
 PAIRS = [
     Pair(category, answer, truth, label == "equal")
-    for category, group in GROUPS
+    for file in FILES
+    for category, group in tables(file).items()
     for label, pairs in group.items()
     for answer, truth in pairs
 ]
@@ -86,41 +88,9 @@ def test_truths_as_data_sets_write_them_can_be_answered() -> None:
         check_ground_truth(truth)
 
 
-# ---------------------------------------------------------------------------------------------------------------------- boxes
-
-
-# Each text was read by hand: what it states as a whole is the truth on its right, or is not.
-RIGHT = [
-    (r"-\boxed{5}", "-5"), (r"\boxed{50}\%", "0.5"), (r"\$\boxed{5}", r"\$5"), (r"x=\boxed{5}", "5"),
-    (r"\boxed{\boxed{5}}", "5"),
-    (r"\boxed{-\boxed{5}}", "-5"), (r"\boxed{5}\text{ cm}", "0.05 m"), (r"\boxed{5} apples", "5"),
-    (r"\frac{\boxed{1}}{2}", "1/2"),
-    (r"\boxed{3}^2", "9"), (r"\sqrt{\boxed{5}}", r"\sqrt{5}"), (r"\boxed{5}^\circ", "5"), (r"\boxed{2} and \boxed{3}", "3, 2"),
-    (r"\boxed{5}\text{ million}", "5000000"), (r"(\boxed{2}, \boxed{3})", "(2,3)"), (r"it is not 4 but \boxed{5}", "5"),
-    (r"x < \boxed{5}", "x<5"), (r"so \boxed{5} is the answer.", "5"), (r"n = 2 + 3 = \boxed{5}", "5"), (r"**\boxed{5}**", "5"),
-    (r"So $x \approx \boxed{3.14}$.", "3.14"), (r"Step 4: $\boxed{5}$ units in total", "5"), (r"-\boxed{x-1}", "1-x"),
-    (r"$\textbf{\boxed{5}}$", "5"), (r"\boxed{5} | `code`", "5"), (r"\boxed{5}, which is not prime", "5"),
-    (r"\boxed{3}! So cool", "3"), (r"The answer is $\boxed{5}$!", "5"), (r"$\boxed{3}!$", "6"), (r"5 or \boxed{6}", "5, 6"),
-    (r"Wow! \boxed{6}!!", "6"), (r"\boxed{5}!", "5"),
-]  # fmt: skip
-WRONG = [
-    (r"-\boxed{5}", "5"), (r"3\boxed{5}", "5"), (r"2\cdot\boxed{5}", "5"), (r"$\boxed{5}!$", "5"), (r"\boxed{5}^2", "5"),
-    (r"\boxed{5}x", "5"), (r"\boxed{5} + 1", "5"), (r"3 - \boxed{5}", "5"), (r"\boxed{5}/2", "5"),
-    (r"\frac{\boxed{5}}{2}", "5"),
-    (r"\sqrt{\boxed{5}}", "5"), (r"x \ne \boxed{5}", "5"), (r"x != \boxed{5}", "5"), (r"x \not= \boxed{5}", "5"),
-    (r"x < \boxed{5}", "5"), (r"not \boxed{5}", "5"), (r"The answer is not \boxed{5}", "5"), (r"It isn't \boxed{5}", "5"),
-    (r"\text{not } \boxed{5}", "5"), (r"\boxed{5} is wrong", "5"), (r"\boxed{5} is not the answer", "5"), (r"\boxed{5}?", "5"),
-    (r"\boxed{5}, wrong", "5"), (r"\boxed{5} or 6", "5"), (r"\boxed{5} or more", "5"), (r"\boxed{5} and \boxed{}", "5"),
-    (r"\boxed{} and \boxed{5}", "5"), (r"\boxed{5} million", "5"), (r"\boxed{5}\%", "0.05%"), (r"\boxed{5}\text{ m}", "5 cm"),
-    (r"\boxed{-\boxed{5}}", "5"), (r"\boxed{\boxed{5}+1}", "5"), (r"at least \boxed{5}", "5"), (r"minus \boxed{5}", "5"),
-    (r"twice \boxed{5}", "5"), (r"\pm\boxed{5}", "5"), (r"\boxed{5}i", "5"), (r"|\boxed{-5}|", "-5"), (r"\boxed{5} and 6", "5"),
-    (r"\boxed{5}\boxed{}", "5"), (r"\boxed{5} dozen", "5"), (r"cannot be \boxed{5}", "5"), (r"\boxed{5}\cdot 2", "5"),
-    (r"\boxed{3}! So cool", "6"), (r"5 or \boxed{6}", "6"), (r"5 or \boxed{6}", "5"), (r"x = 1 or $x = \boxed{2}$", "2"),
-    (r"perhaps \boxed{5}", "5"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("text", "truth", "reward"), [*((*row, 1.0) for row in RIGHT), *((*row, 0.0) for row in WRONG)])
+@pytest.mark.parametrize(
+    ("text", "truth", "reward"), [(*row, float(of == "right")) for of, rows in BOXES.items() for row in rows]
+)
 def test_the_text_around_a_box_counts(text: str, truth: str, reward: float) -> None:
     assert question_only_reward_fn(f"First some steps.\n{text}", truth)["reward"] == reward
     assert r1_zero_reward_fn(f"Steps. </think> <answer>{text}</answer>", truth)["reward"] == reward
@@ -159,9 +129,6 @@ def test_long_runs_are_read_in_linear_time(reader: str, piece: str) -> None:
     start = time.process_time()
     _READERS[reader]((piece * 100_000)[:100_000])
     assert time.process_time() - start < 5.0
-
-
-# ------------------------------------------------------------------------------------------------------------- truths of MATH
 
 
 MATH = Path(__file__).parents[3] / "shared" / "data" / "math"
@@ -292,44 +259,7 @@ def _values(truth: str) -> set[Fraction]:
     return {value, value / 100} if text.endswith(r"\%") else {value}
 
 
-# ------------------------------------------------------------------------------------------------------ what is not evaluated
-
-
-# All are equal to the truth, as worked out by hand.
-LEFT_TO_DO = [
-    ("123*456", "56088"), ("2+2", "4"), ("(16-3-4)*2", "18"), (r"\sum_{k=1}^{10}k", "55"), (r"6 \cdot 7", "42"), ("6(7)", "42"),
-    ("(6)(7)", "42"), ("x = 2+3", "5"), ("The answer is 2+2", "4"), (r"\frac{3+4}{2}", "7/2"), ("7-8", "-1"),
-    ("2+2, 5", "4, 5"), ("(2+3, 4)", "(5, 4)"),
-    (r"2\cdot 3\cdot 5", "30"), (r"2\cdot 5\pi", r"10\pi"), (r"2\sqrt2+4\sqrt2", r"6\sqrt2"), ("(2+i)^2", "3+4i"),
-    (r"\sqrt{12}+\sqrt{27}", r"5\sqrt3"), (r"\sqrt6\sqrt{10}", r"2\sqrt{15}"), ("2x+3x", "5x"), (r"\frac{2}{1-i}", "1+i"),
-    ("|3+4i|", "5"), (r"(6\cdot 7)^1", "42"),
-]  # fmt: skip
-DONE = [
-    ("2^{10}", "1024"), (r"\frac{10}{4}", "2.5"), (r"\sqrt{16}", "4"), (r"2^3 \cdot 3^2", "72"), (r"1.5 \times 10^3", "1500"),
-    ("-(-6)", "6"), (r"1\frac12", "3/2"), ("1 1/2", "1.5"), ("6 * 7 = 42", "42"), ("A = 3*4 = 12", "12"), ("5!", "120"),
-    (r"\binom{5}{2}", "10"), ("10%", "0.1"), ("x = 5", "5"), (r"\sqrt2+1", r"1+\sqrt2"), ("x+1", "1+x"),
-    ("1,000", "1000"), ("5 - 5c", "5(1-c)"), ("-5", "-5"), ("1+1/2", "1.5"), ("1e-1", "0.1"),
-    (r"\lfloor 3.7 \rfloor", "3"), ("|-5|", "5"), (r"2(1+\sqrt3)", r"2+2\sqrt3"), (r"\sqrt{72}", r"6\sqrt2"),
-    ("2^n+2^n", "2^{n+1}"), (r"(7\cdot 11)^2", r"7^2 \cdot 11^2"),
-]  # fmt: skip
-COPIED = [
-    ("x^2-1", "(x-1)(x+1)", "Factor $x^2-1$."), (r"\sqrt{12}", r"2\sqrt{3}", r"Simplify \(\sqrt{12}\)."),
-    ("10/4", "5/2", "Reduce 10/4."), ("2^{10}", "1024", "Compute $2^{10}$."), (r"\log_2 8", "3", r"Find $\log_2 8$."),
-    ("5!", "120", "What is $5!$?"), (r"\binom{5}{2}", "10", r"Evaluate $\dbinom{5}{2}$."),
-    ("2 < x < 5", "(2,5)", "Write $2<x<5$."),
-    ("y-2x=1", "y=2x+1", "Solve $y - 2x = 1$ for $y$."), ("2 + 2x", "2(1+x)", "Write 2+2x as a product."),
-]  # fmt: skip
-OF_ITS_OWN = [
-    ("1/2", "1/2", "Is 1/2 or 1/3 the larger?"), (r"\frac12", "0.5", r"Is $\frac{1}{2}$ the larger?"),
-    ("5", "5", "What is 5 + 0?"),
-    ("x=5", "5", "If $x=5$, what is $x$?"), (r"90^\circ", "90", r"The angle is $90^\circ$."),
-    ("2x+1", "2x+1", "Which is $2x+1$?"),
-    ("x^2-1", "(x-1)(x+1)", r"Simplify $\frac{x^2-1}{1}$."), ("2x+1", "1+2x", "Halve $2(2x+1)$."), ("-3", "-3", "from -3 to 4"),
-    ("1 1/2", "1.5", "It takes 1 1/2 hours."), ("2^{10}", "1024", "Compute $2^{100}/2^{90}$."),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("answer", "truth"), LEFT_TO_DO)
+@pytest.mark.parametrize(("answer", "truth"), UNEVALUATED["left_to_do"])
 def test_arithmetic_that_is_left_to_do_is_no_answer(answer: str, truth: str) -> None:
     assert is_equivalent(answer, truth)
     assert not counts_as_answer(answer, truth)
@@ -337,13 +267,14 @@ def test_arithmetic_that_is_left_to_do_is_no_answer(answer: str, truth: str) -> 
     assert r1_zero_reward_fn(f"So. </think> <answer>{answer}</answer>", truth)["reward"] == 0.0
 
 
-@pytest.mark.parametrize(("answer", "truth"), DONE)
+@pytest.mark.parametrize(("answer", "truth"), UNEVALUATED["done"])
 def test_what_stands_for_itself_is_an_answer(answer: str, truth: str) -> None:
     assert question_only_reward_fn(rf"\boxed{{{answer}}}", truth)["reward"] == 1.0
 
 
 @pytest.mark.parametrize(
-    ("answer", "truth", "question", "right"), [*((*row, 0.0) for row in COPIED), *((*row, 1.0) for row in OF_ITS_OWN)]
+    ("answer", "truth", "question", "right"),
+    [(*row, float(of == "of_its_own")) for of in ("copied", "of_its_own") for row in UNEVALUATED[of]],
 )
 def test_an_expression_of_the_question_is_no_answer(answer: str, truth: str, question: str, right: float) -> None:
     assert is_equivalent(answer, truth)

@@ -1,7 +1,5 @@
 """Hostile responses earn nothing, within a short time."""
 
-from __future__ import annotations
-
 import faulthandler
 import signal
 import sys
@@ -53,10 +51,6 @@ def _in_tags(answer: str) -> str:
     return f"so that is it </think> <answer>{answer}</answer>"
 
 
-def _in_box(answer: str) -> str:
-    return rf"so it is \boxed{{{answer}}}."
-
-
 def _calls(case: Hostile) -> dict[str, Callable[[], float]]:
     if case.kind == "r1_zero":
         return {"r1_zero": lambda: r1_zero_reward_fn(case.text, case.truth)["answer_reward"]}
@@ -65,7 +59,7 @@ def _calls(case: Hostile) -> dict[str, Callable[[], float]]:
     return {
         "is_equal": lambda: float(is_equal(case.text, case.truth).equal),
         "in tags": lambda: r1_zero_reward_fn(_in_tags(case.text), case.truth)["answer_reward"],
-        "in a box": lambda: question_only_reward_fn(_in_box(case.text), case.truth)["answer_reward"],
+        "in a box": lambda: question_only_reward_fn(rf"so it is \boxed{{{case.text}}}.", case.truth)["answer_reward"],
     }
 
 

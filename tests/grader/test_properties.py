@@ -3,18 +3,18 @@
 Truth comes from fractions and integers in this file, never from the grader.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import random
 import re
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from ruamel.yaml import YAML
 
 from grpo.grader.process import is_equal
 from grpo.tasks.rewards import question_only_reward_fn, r1_zero_reward_fn
@@ -49,9 +49,6 @@ def check(answer: str, truth: str, expected: bool) -> None:
     reward = float(expected)
     assert r1_zero_reward_fn(f"so </think> <answer> {answer} </answer>", truth)["reward"] == reward, (answer, truth)
     assert question_only_reward_fn(rf"so \boxed{{{answer}}}.", truth)["reward"] == reward, (answer, truth)
-
-
-# ------------------------------------------------------------------------------------------------- spellings of numbers
 
 
 def terminates(value: Fraction) -> bool:
@@ -169,9 +166,6 @@ def test_a_percentage_is_a_number_of_hundredths(percent: int, places: int, seed:
     assert not equal(decimal(value / 10), rf"{text}\%")
 
 
-# --------------------------------------------------------------------------------------------------------------- lists
-
-
 def joined(values: list[Fraction], pick: random.Random, opening: str, closing: str) -> str:
     separator = pick.choice([",", ", ", " , ", r",\ ", r",\,"])
     spelt = [pick.choice([text for text in spellings(value, pick) if "," not in text and " " not in text]) for value in values]
@@ -275,9 +269,6 @@ def test_matrices_are_equal_cell_by_cell(rows: int, columns: int, seed: int) -> 
         check(spelt([list(column) for column in zip(*cells, strict=True)], "pmatrix"), truth, False)
 
 
-# --------------------------------------------------------------------------------------------------------- polynomials
-
-
 def expanded(roots: list[int], lead: int) -> list[int]:
     """Coefficients of lead * (x - roots[0]) * ..., the constant first."""
     coefficients = [lead]
@@ -323,9 +314,6 @@ def test_polynomials_are_their_factors(roots: list[int], lead: int, seed: int) -
     check(polynomial(changed, pick), polynomial(coefficients), False)
 
 
-# --------------------------------------------------------------------------------------------------------------- surds
-
-
 def surds(a: int, b: int, c: int) -> list[str]:
     r"""Spellings of a + b\sqrt{c}."""
     size, root, sign = "" if abs(b) == 1 else str(abs(b)), rf"\sqrt{{{c}}}", "-" if b < 0 else "+"
@@ -354,18 +342,8 @@ def test_surds(a: int, b: int, c: int, form: int, other: int, change: tuple[int,
     check(surds(*changed)[form], surds(a, b, c)[other], change == (0, 0, 0))
 
 
-# ------------------------------------------------------------------------------------------------------------ wrappers
-
-# An @ stands for the answer.
-WRAPPERS = [
-    "$@$", "$ @ $", "$$@$$", r"\(@\)", r"\[@\]", r"\boxed{@}", r"$\boxed{@}$", r"\fbox{@}", "  @\n", " @ ", "@.", "$@$.",
-    "**@**", r"\displaystyle @", r"\displaystyle{@}", r"\,@\,", r"\! @", r"\quad @", "{@}", "The answer is $@$.",
-    r"So, $$\boxed{@}$$",
-]  # fmt: skip
-REWRITES = [
-    ("(", r"\left("), ("(", r"\bigl("), (r"\frac", r"\dfrac"), (r"\frac", r"\tfrac"), (",", ", "), ("+", " + "), ("=", " = "),
-    ("-", "−"), ("x", " x "), (r"\cup", r" \cup "), (r"\pi", "π"), ("[", r"\left["), (r"\{", r"\left\{"),
-]  # fmt: skip
+_TABLES = YAML(typ="safe", pure=True).load(Path(__file__).with_name("tables") / "values.yaml")
+WRAPPERS, REWRITES, VALUES, GROUPS = (_TABLES[name] for name in ("wrappers", "rewrites", "values", "groups"))
 _CLOSING = {r"\left(": r"\right)", r"\bigl(": r"\bigr)", r"\left[": r"\right]", r"\left\{": r"\right\}"}
 
 
@@ -383,15 +361,6 @@ def wrapped(text: str, how: int) -> str:
 
 WAYS = range(len(WRAPPERS) + len(REWRITES))
 
-VALUES = [
-    "5", "-7", "0", "12345", "0.25", r"\frac{1}{4}", r"-\frac{3}{7}", r"2\frac{1}{3}", r"\frac{7}{3}", "(1,2)", "(2,1)",
-    "(1,2,3)", "[2,5)", r"(-\infty,3)", r"(3,\infty)", r"\{1,2\}", "1,2", "2,1", "1,3", "x^2+1", "1+x^2", "x(x+2)", "x^2+2x",
-    "(x+1)^2", "x^2+2x+1", r"\sqrt{2}", r"\frac{2}{\sqrt{2}}", r"2\sqrt{3}", r"\sqrt{12}", r"\pi", r"\frac{\pi}{2}", "y=2x+3",
-    "2x-y+3=0", "3+4i", "4i+3", "even", "odd", "A", "B", r"25\%", r"\begin{pmatrix}1\\2\end{pmatrix}",
-    r"\begin{pmatrix}2\\1\end{pmatrix}", r"\infty", r"60^\circ", "1/4", "2^{10}", "1024", "x=5", r"\binom{5}{2}", "10",
-    r"(-\infty,3)\cup(3,\infty)", r"5\text{ cm}", "12_3", "12_4", r"\$5", "3:4",
-]  # fmt: skip
-
 
 @settings(max_examples=800, derandomize=True, database=None, deadline=None)
 @given(
@@ -407,13 +376,6 @@ def test_wrappers_change_no_verdict(answer: str, truth: str, wrapper: int, rewri
 
 # Conventions that depend on which side is the truth: a unit that only one side states, percentages, x = 5, chains.
 _ONE_WAY = {r"25\%", r"60^\circ", r"5\text{ cm}", r"\$5", "x=5"}
-
-
-GROUPS = [
-    ["0.25", r"\frac{1}{4}", "1/4"], [r"2\frac{1}{3}", r"\frac{7}{3}"], [r"\{1,2\}", "1,2", "2,1"], ["x^2+1", "1+x^2"],
-    ["x(x+2)", "x^2+2x"], ["(x+1)^2", "x^2+2x+1"], [r"\sqrt{2}", r"\frac{2}{\sqrt{2}}"], [r"2\sqrt{3}", r"\sqrt{12}"],
-    ["y=2x+3", "2x-y+3=0"], ["3+4i", "4i+3"], ["2^{10}", "1024"], [r"\binom{5}{2}", "10"],
-]  # fmt: skip
 
 
 def test_plain_values_are_equal_within_their_group_only() -> None:

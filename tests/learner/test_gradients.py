@@ -1,12 +1,11 @@
 """How a batch is cut, and gradients, log-probabilities and metrics of the learner against one plain loss, for every layout."""
 
-from __future__ import annotations
-
 import copy
 import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,8 @@ from hypothesis import given
 from hypothesis import settings as with_settings
 from hypothesis import strategies as st
 from learner_parts import ADVANTAGES, PROBLEM, REWARDS, flat, last_gradients, learner_of, log_softmax_alone, rollouts_of
-from model_parts import tiny_model
+from model_parts import own_model, tiny_model
+from ruamel.yaml import YAML
 from torch import Tensor
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -60,9 +60,6 @@ def apart(log_probs: list[Tensor], by: float, seed: int) -> list[Tensor]:
     """Log-probabilities that differ from these by up to ``by``."""
     generator = torch.Generator().manual_seed(seed)
     return [row + by * (2 * torch.rand(row.shape, generator=generator) - 1) for row in log_probs]
-
-
-# --------------------------------------------------------------------------------------------------------- the plain loss
 
 
 def clipped(ratio: Tensor, advantage: float) -> Tensor:
@@ -148,36 +145,26 @@ def moved(model: Any, layout: str = "packed", **changes: Any) -> tuple[Learner, 
     return learner, copy.deepcopy(learner.model)
 
 
-# ------------------------------------------------------------------------------------------------------------------ GRPO
+OBJECTIVES: dict[str, dict[str, Any]] = YAML(typ="safe", pure=True).load(Path(__file__).with_name("objectives.yaml"))
 
-OBJECTIVES: dict[str, dict[str, Any]] = {
-    "rewards": {"loss_type": "no_baseline", "length_normalization": "microbatch_longest"},
-    "advantages": {"loss_type": "reinforce_with_baseline", "length_normalization": "masked_normalize"},
-    "unclipped": {"loss_type": "grpo_no_clip", "length_normalization": "microbatch_longest", "gradient_accumulation_steps": 1},
-    "a response at a time": {"length_normalization": "microbatch_longest", "gradient_accumulation_steps": 8},
-    "GRPO at another temperature": {"loss_type": "grpo_clip", "sampling_temperature": 0.6},
-    "a part of the rollout batch": {"train_batch_size": 4},
-    "DAPO": {"loss_type": "grpo_clip", "length_normalization": "token_mean"},
-    "GSPO": {"loss_type": "gspo"},
-    "CISPO": {"loss_type": "cispo", "length_normalization": "token_mean"},
-    "KL and entropy": {"loss_type": "gspo", "kl_coefficient": 0.7, "entropy_coefficient": 0.05},
-    "weights of tokens": {"importance_cap": 1.2, "kl_coefficient": 0.3},
-    "weights of responses": {
-        "importance_cap": 1.5,
-        "importance_mode": "sequence_truncate",
-        "length_normalization": "token_mean",
-    },
-}
+
+OWN = ("own", "own, its layers computed again in the backward pass")
+UPDATES = [*((name, "Qwen2") for name in OBJECTIVES), *(("KL and entropy", kind) for kind in OWN)]
 
 
 @every_layout
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_an_update_is_that_of_the_plain_loss(fresh_model: Any, objective: str, layout: str) -> None:
+@pytest.mark.parametrize(("objective", "kind"), UPDATES)
+def test_an_update_is_that_of_the_plain_loss(fresh_model: Any, objective: str, kind: str, layout: str) -> None:
     """Policy, sampling policy, engine and starting weights all differ."""
+    fresh_model = fresh_model if kind == "Qwen2" else own_model()
     learner, model = moved(fresh_model, layout, **{"cliprange": 0.2, "cliprange_high": 0.3} | OBJECTIVES[objective])
+    if kind == OWN[1]:
+        learner.model.gradient_checkpointing_enable()
     config, batch = learner.config, responses()
     for found, rollout in zip(computed := learner.log_probs(batch), batch, strict=True):
         assert_close(found, sampled_alone(model, rollout, config.sampling_temperature)[0].detach(), atol=1e-4, rtol=1e-4)
+    alone = [sampled_alone(model, rollout, config.sampling_temperature)[1].mean().item() for rollout in batch]
+    assert learner.token_entropies(batch) == pytest.approx(alone, rel=1e-4, nan_ok=True)
     old = apart(computed, 0.5, seed=7)
     engine = apart(old, 0.4, seed=8)
     batch = scored(batch, REWARDS, ADVANTAGES, old)[: config.train_batch_size]
@@ -246,9 +233,6 @@ def test_packed_rows_of_any_lengths_have_the_gradient_of_the_plain_loss(
     assert_same_gradient(gradients, gradient_of(model, plain_loss(model, batch, learner.config)[0]))
 
 
-# ----------------------------------------------------------------------------------------------------------- fine-tuning
-
-
 @every_layout
 @pytest.mark.parametrize("constant", [1.0, 7.0])
 def test_a_fine_tuning_update_is_that_of_the_plain_loss(fresh_model: Any, constant: float, layout: str) -> None:
@@ -266,12 +250,6 @@ def test_a_fine_tuning_update_is_that_of_the_plain_loss(fresh_model: Any, consta
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert metrics["mean_nll"] == pytest.approx(loss.item() * constant * len(batch) / response_tokens(batch), rel=1e-5)
     assert metrics["gradient_norm"] == pytest.approx(expected.norm().item(), rel=1e-5)
-
-
-# ---------------------------------------------------------------------------------------- packed rows and padded microbatches
-
-
-# ----------------------------------------------------------------------------------------------------------------- rows
 
 
 @given(
@@ -309,9 +287,6 @@ def test_a_row_and_microbatches_by_hand() -> None:
     assert neighbours(5, 2) == [[0, 1], [2, 3], [4]]
 
 
-# ------------------------------------------------------------------------------------------------- padded microbatches
-
-
 @given(sizes=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 20)), min_size=1, max_size=20), budget=st.integers(1, 80))
 def test_every_response_is_padded_once_and_microbatches_keep_to_the_budget(sizes: list[tuple[int, int]], budget: int) -> None:
     prompts, responses = [(1,) * p for p, _ in sizes], [(2,) * n for _, n in sizes]
@@ -326,9 +301,7 @@ def test_every_response_is_padded_once_and_microbatches_keep_to_the_budget(sizes
 @pytest.mark.parametrize(
     ("kind", "packing", "packs"), [("qwen2", True, True), ("qwen2", False, False), ("mistral", True, False)]
 )
-def test_a_study_says_how_and_a_model_that_cannot_share_prompts_keeps_to_the_budget(
-    kind: str, packing: bool, packs: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_how_responses_are_cut(kind: str, packing: bool, packs: bool, capsys: pytest.CaptureFixture[str]) -> None:
     """Prompts of 5 tokens and responses of 6: four times ten tokens, or seven responses behind one prompt."""
     config = GrpoConfig(rollout_batch_size=8, train_batch_size=8, group_size=8, gradient_accumulation_steps=1)
     settings = LearnerSettings(max_tokens_per_microbatch=40, packing=packing)
@@ -340,9 +313,6 @@ def test_a_study_says_how_and_a_model_that_cannot_share_prompts_keeps_to_the_bud
         "learner: padded microbatches of 40 tokens, not packed rows: NotImplementedError: its attention takes sliding_window\n"
     )
     assert capsys.readouterr().out == (why if packing and not packs else "")
-
-
-# --------------------------------------------------------------------------------------------------------------- logits
 
 
 def direct(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -361,7 +331,7 @@ def results(function: Any, tokens: int, vocabulary: int, shares: tuple[float, fl
 
 @pytest.mark.parametrize("shares", [(1.0, 0.0), (0.0, 1.0), (1.0, -0.5)], ids=["log-probs", "entropy", "both"])
 @pytest.mark.parametrize("tokens", [1, 3, 4, 10])
-def test_chunks_and_whole_logits_give_the_results_and_gradients_of_autograd(
+def test_chunked_logits_are_those_of_autograd(
     tokens: int, shares: tuple[float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chunked, "TOKENS_AT_ONCE", 3)
@@ -394,9 +364,7 @@ class LargestTensor(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("budget", [None, 1000], ids=["padded", "packed"])
-def test_an_update_never_holds_the_logits_of_all_tokens(
-    fresh_model: Any, budget: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_update_never_holds_all_logits(fresh_model: Any, budget: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """No logits of prompt tokens, and of response tokens only 16 at a time."""
     monkeypatch.setattr(chunked, "TOKENS_AT_ONCE", 16)
     vocabulary = fresh_model.config.vocab_size

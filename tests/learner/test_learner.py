@@ -1,12 +1,8 @@
 """The learner: special batches, clipping, restoring, skipped updates, random layers, reads of the device."""
 
-from __future__ import annotations
-
 import copy
-import itertools
 import math
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +16,13 @@ from learner_parts import (
     last_gradients,
     learner_of,
     log_probs_alone,
-    log_softmax_alone,
     off_policy,
     rollout,
     rollouts,
     rollouts_of,
     updated,
 )
-from model_parts import SIZES, own_model
+from model_parts import RANDOM, SIZES, own_model
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -53,9 +48,6 @@ def relative(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     return max(((a[name] - b[name]).abs().max() / b[name].abs().max()).item() for name in b)
 
 
-# ------------------------------------------------------------------------------------------------------ log-probabilities
-
-
 @pytest.mark.parametrize("packing", [True, False], ids=["packed", "padded"])
 @pytest.mark.parametrize("objective", ["gspo", "dapo"])
 def test_in_half_precision_nothing_is_clipped_before_anything_was_learnt(objective: str, packing: bool) -> None:
@@ -71,9 +63,6 @@ def test_in_half_precision_nothing_is_clipped_before_anything_was_learnt(objecti
     first, _ = train_on(learner.config, learner, batch, version=0)  # type: ignore[arg-type]
     assert (first["ratio_min"], first["ratio_max"], first["clip_fraction"], first["kl_loss"]) == (1.0, 1.0, 0.0, 0.0)
     assert [rollout.group for rollout in batch] == [i // learner.config.group_size for i in range(32)]  # type: ignore[union-attr]
-
-
-# ---------------------------------------------------------------------------------------------------------- special cases
 
 
 @pytest.mark.parametrize("objective", ["grpo", "dapo", "gspo", "cispo"])
@@ -163,9 +152,6 @@ def test_a_learner_that_is_restored_goes_on_bit_for_bit(model: Any, dtype: torch
     assert same_weights(fresh, model)
 
 
-# ------------------------------------------------------------------------------------------- gradients that are not finite
-
-
 def optimizer_state(learner: Learner) -> list[Tensor]:
     return [t.clone() for of_weight in learner.optimizer.adamw.state_dict()["state"].values() for t in of_weight.values()]
 
@@ -196,24 +182,6 @@ def test_an_update_without_a_finite_gradient_is_skipped(model: Any, loss_type: s
     assert after == expected
     assert after["skipped_update"] == 0.0
     assert same_weights(model, twin.model)
-
-
-# ---------------------------------------------------------------------------------------------------------------- metrics
-
-
-@pytest.mark.parametrize("steps", [1, 8])
-def test_entropy_is_the_mean_over_response_tokens_only(model: Any, steps: int) -> None:
-    by_response = [torch.distributions.Categorical(logits=log_softmax_alone(model, r)).entropy().tolist() for r in rollouts()]
-    by_token = list(itertools.chain(*by_response))
-    assert len(by_token) == sum(LENGTHS)
-    learner = learner_of(model, gradient_accumulation_steps=steps)
-    expected = [sum(values) / len(values) for values in by_response]
-    assert learner.token_entropies(rollouts()) == pytest.approx(expected, rel=1e-5)
-    metrics = learner.update(scored(rollouts(), REWARDS, ADVANTAGES))
-    assert metrics["token_entropy"] == pytest.approx(sum(by_token) / len(by_token), rel=1e-5)
-
-
-# -------------------------------------------------------------------------------------------------------- reads of the device
 
 
 READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__contains__")
@@ -275,21 +243,6 @@ def test_an_update_reads_once_whatever_its_size(fresh_model: Any, budget: int | 
         assert reads(lambda: learner.log_probs(batch)) == {"cpu": 1}  # noqa: B023
 
 
-# --------------------------------------------------------------------------- models that draw random numbers in training mode
-
-
-TWO_LAYERS = {"num_layers": 2, "attention_heads": 4, "d_model": 32, "ffn_dim": 64}
-RANDOM: dict[str, dict[str, Any]] = {  # with dropout, dropped layers or noise in the router, most of them by default
-    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32, "layerdrop": 0.5},
-    "biogpt": {"layerdrop": 0.5},
-    "xglm": {**TWO_LAYERS, "layerdrop": 0.5},
-    "seed_oss": {"head_dim": 8, "residual_dropout": 0.5},
-    "gpt_bigcode": {"n_inner": 64},
-    "bloom": {"hidden_dropout": 0.5},
-    "falcon": {"hidden_dropout": 0.5},
-    "mixtral": {"router_jitter_noise": 0.5},
-    "phimoe": {"router_jitter_noise": 0.01, "input_jitter_noise": 0.5},  # the first is used in evaluation, too
-}
 # Falcon's layers read this from the configuration, which is the model's own and is saved with it.
 CANNOT_CHECKPOINT = {"falcon"}
 
@@ -307,17 +260,12 @@ def random_model(kind: str) -> Any:
     return model
 
 
-def made(model: Any, checkpointing: bool = False, packing: bool = True) -> Learner:
-    settings = LearnerSettings(max_tokens_per_microbatch=200, gradient_checkpointing=checkpointing, packing=packing)
-    return Learner(model, config(loss_type="grpo_clip"), 0, settings)
-
-
 @pytest.mark.parametrize(("kind", "packing"), [*((kind, False) for kind in RANDOM), ("mixtral", True)])
 def test_nothing_is_random_where_a_model_is_trained(kind: str, packing: bool) -> None:
     """Log-probabilities are those of evaluation mode, and where weights have not moved each ratio is exactly 1."""
     model = random_model(kind)
     theirs, batch = copy.deepcopy(model), rollouts()
-    learner = made(model, packing=packing)
+    learner = learner_of(model, 200, packing, loss_type="grpo_clip")
     model.train()
     found = learner.log_probs(batch)
     for one, log_probs in zip(batch, found, strict=True):
@@ -327,25 +275,22 @@ def test_nothing_is_random_where_a_model_is_trained(kind: str, packing: bool) ->
     assert update["ratio_min"] == update["ratio_max"] == 1.0 and update["clip_fraction"] == 0.0
 
 
-def count(calls: list[int], which: int, *_: Any) -> None:
-    calls[which] += 1
-
-
 @pytest.mark.parametrize("kind", RANDOM)
 def test_gradient_checkpointing_changes_nothing_or_is_refused(kind: str) -> None:
     """It needs layers in training mode: their gradients are those of evaluation mode, and each layer computes twice."""
-    batch, gradients, calls = rollouts(), [], [0, 0]
+    gradients, calls = [], Counter[bool]()
     for checkpointing in (False, True):
         model = random_model(kind)
+        settings = LearnerSettings(max_tokens_per_microbatch=200, gradient_checkpointing=checkpointing)
         if checkpointing and kind in CANNOT_CHECKPOINT:
             with pytest.raises(UserError, match=r"learner\.gradient_checkpointing: .* Set it to false\."):
-                made(model, checkpointing)
+                Learner(model, config(), 0, settings)
             return
-        learner = made(model, checkpointing)
+        learner = Learner(model, config(), 0, settings)
         layer = next(module for module in model.modules() if isinstance(module, GradientCheckpointingLayer))
-        next(layer.children()).register_forward_pre_hook(partial(count, calls, checkpointing))
+        next(layer.children()).register_forward_pre_hook(lambda *_, which=checkpointing: calls.update([which]))
         gradients.append(last_gradients(learner))
-        learner.sft_update(texts_of(batch))
-    assert calls[1] == 2 * calls[0] > 0
+        learner.sft_update(texts_of(rollouts()))
+    assert calls[True] == 2 * calls[False] > 0
     for name, gradient in gradients[0].items():
         assert torch.equal(gradients[1][name], gradient), name

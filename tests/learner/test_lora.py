@@ -1,7 +1,5 @@
 """Adapters: against products by hand, peft's loader and the padded path; trained and frozen weights."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

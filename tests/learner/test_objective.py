@@ -1,7 +1,5 @@
 """The objective's pure functions, the handouts' and published ones, against numbers worked out by hand and torch."""
 
-from __future__ import annotations
-
 import copy
 import math
 import sys
@@ -35,7 +33,7 @@ from grpo.learner.learner import Learner
 from grpo.learner.losses import LOSSES, LossInputs
 from grpo.learner.masking import masked_normalize, response_weights
 from grpo.learner.microbatches import pad_and_shift
-from grpo.learner.mismatch import importance_weights, mismatch
+from grpo.learner.mismatch import mismatch
 from grpo.models.lora import add_adapters
 from grpo.study.methods import OBJECTIVES, GrpoConfig, Lora, apply_overrides, resolved
 from grpo.study.settings import LearnerSettings
@@ -55,9 +53,6 @@ def tensor(*rows: Any) -> Tensor:
     return torch.tensor(rows, dtype=torch.float32)
 
 
-# --------------------------------------------------------------------------------------------------- masked aggregation
-
-
 @pytest.mark.parametrize("function", [masked_normalize, masked_mean])
 def test_masked_out_elements_leak_neither_value_nor_gradient(function: Any) -> None:
     values = tensor([1.0, float("nan"), 3.0, float("inf")]).requires_grad_()
@@ -66,27 +61,6 @@ def test_masked_out_elements_leak_neither_value_nor_gradient(function: Any) -> N
     assert_close(result.detach(), torch.tensor(4.0 if function is masked_normalize else 2.0))
     kept = 1.0 if function is masked_normalize else 0.5
     assert_close(values.grad, tensor([kept, 0.0, kept, 0.0]))
-
-
-def test_length_normalization_example_of_the_handout() -> None:
-    """CS336 assignment 5, "Thinking about length normalization": two responses of 4 and 7 tokens, both of advantage 2."""
-    mask = tensor([1] * 4 + [0] * 3, [1] * 7)
-    advantages = tensor([2.0], [2.0])
-
-    ratio = torch.ones(2, 7, requires_grad=True)
-    per_response = masked_mean(ratio * advantages, mask, dim=1)
-    assert_close(per_response.detach(), tensor(2.0, 2.0))
-    per_response.mean().backward()
-    assert_close(ratio.grad, tensor([0.25] * 4 + [0.0] * 3, [0.1429] * 7), atol=5e-5, rtol=0)
-
-    ratio = torch.ones(2, 7, requires_grad=True)
-    per_response = masked_normalize(ratio * advantages, mask, dim=1, constant_normalizer=7)
-    assert_close(per_response.detach(), tensor(1.1429, 2.0), atol=5e-5, rtol=0)
-    per_response.mean().backward()
-    assert_close(ratio.grad, tensor([0.1429] * 4 + [0.0] * 3, [0.1429] * 7), atol=5e-5, rtol=0)
-
-
-# -------------------------------------------------------------------------------------------- tokens, log-probs, entropy
 
 
 @pytest.mark.parametrize("offset", [1e4, -1e4])
@@ -112,9 +86,6 @@ def test_response_log_probs_of_a_bfloat16_model_are_float32(temperature: float) 
     assert set(get_response_log_probs(model, labels, labels)) == {"log_probs"}
 
 
-# ------------------------------------------------------------------------------------------------------------ advantages
-
-
 # Sums of equal numbers in another order; and 1e6, whose neighbours are 1e-10 apart.
 ROUNDED = [[0.1 + 0.2, 0.3, 0.3], [0.7 + 0.1, 0.8, 0.1 + 0.7], [sum([0.1] * 10), 1.0, 1.0], [0.1 + 0.2 - 0.3, 0.0, 0.0]]
 ROUNDED += [[1e6 * x for x in ROUNDED[0]], [-x for x in ROUNDED[1]]]
@@ -134,11 +105,6 @@ def test_a_group_of_equal_rewards_has_no_advantage(rewards: list[float], how: tu
 def test_rewards_that_differ_by_little_are_not_equal(apart: float) -> None:
     advantages = normalize_within_groups(torch.tensor([0.3, 0.3 + apart], dtype=torch.float64), 2, 0.0, True)
     assert advantages.tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5], rel=1e-5)
-
-
-def _score(response: str, truth: str) -> dict[str, float]:
-    answer = float(response == truth)
-    return {"reward": answer, "format_reward": float(response != "?"), "answer_reward": answer}
 
 
 @pytest.mark.parametrize("offset", [0.0, 0.1, 2.0**24, 1e9, -1e12])
@@ -189,44 +155,28 @@ def test_without_any_reward_there_is_no_advantage_and_no_group_may_be_ragged() -
 
 
 def test_group_normalized_rewards_and_their_metadata() -> None:
+    def score(response: str, truth: str) -> dict[str, float]:
+        return dict.fromkeys(("reward", "answer_reward"), float(response == truth)) | {"format_reward": float(response != "?")}
+
     responses, truths = ["3", "3", "?", "4", "7", "8"], ["3", "4", "3", "3", "7", "8"]
-    advantages, raw, metadata = compute_group_normalized_rewards(_score, responses, truths, 2, 1e-6, False)
-    assert raw.tolist() == [1, 0, 0, 0, 1, 1]
-    assert advantages.tolist() == [0.5, -0.5, 0, 0, 0, 0]
+    advantages, raw, metadata = compute_group_normalized_rewards(score, responses, truths, 2, 1e-6, False)
+    assert (raw.tolist(), advantages.tolist()) == ([1, 0, 0, 0, 1, 1], [0.5, -0.5, 0, 0, 0, 0])
     assert [s["format_reward"] for s in metadata.pop("scores")] == [1, 1, 0, 1, 1, 1]
     rewards = {"reward": 0.5, "reward_std": 0.5, "reward_min": 0.0, "reward_max": 1.0}
-    others = {"format_reward": 5 / 6, "answer_reward": 0.5, "zero_signal_fraction": 2 / 3}
-    assert metadata == pytest.approx(rewards | others)
+    assert metadata == pytest.approx(rewards | {"format_reward": 5 / 6, "answer_reward": 0.5, "zero_signal_fraction": 2 / 3})
 
 
-# ---------------------------------------------------------------------------------------------------------------- losses
-
-
-@pytest.mark.parametrize(
-    ("loss_type", "missing"),
-    [
-        ("no_baseline", "raw_rewards"),
-        ("reinforce_with_baseline", "advantages"),
-        ("grpo_no_clip", "advantages"),
-        ("grpo_no_clip", "old_log_probs"),
-        ("grpo_clip", "advantages"),
-        ("grpo_clip", "old_log_probs"),
-        ("grpo_clip", "cliprange"),
-        ("GRPO-Clip", "cliprange"),
-    ],
-)
-def test_a_missing_argument_is_named(loss_type: str, missing: str) -> None:
+def test_a_missing_argument_is_named() -> None:
     column, policy = torch.ones(2, 1), torch.full((2, 3), -1.0)
     arguments: dict[str, Any] = {"raw_rewards": column, "advantages": column, "old_log_probs": policy, "cliprange": 0.2}
-    compute_policy_gradient_loss(policy, loss_type, **arguments)
-    with pytest.raises(ValueError, match=missing):
-        compute_policy_gradient_loss(policy, loss_type, **{**arguments, missing: None})
+    needed = {"no_baseline": {"raw_rewards"}, "reinforce_with_baseline": {"advantages"}}
+    needed |= {"grpo_no_clip": {"advantages", "old_log_probs"}, "GRPO-Clip": {"advantages", "old_log_probs", "cliprange"}}
+    for loss_type, names in (needed | {"grpo_clip": needed["GRPO-Clip"]}).items():
+        compute_policy_gradient_loss(policy, loss_type, **arguments)
+        for missing in names:
+            with pytest.raises(ValueError, match=missing):
+                compute_policy_gradient_loss(policy, loss_type, **{**arguments, missing: None})
 
-
-# ------------------------------------------------------------------------------------------------------- token weights
-
-
-# ----------------------------------------------------------------------------------------------------- microbatch steps
 
 STEP_POLICY = tensor([-1.0, -2.0, -9.0], [-4.0, -6.0, -8.0])
 STEP_MASK = tensor([1, 1, 0], [1, 1, 1])
@@ -286,12 +236,6 @@ def test_masked_positions_have_no_gradient_in_fine_tuning(masked: float) -> None
     assert (loss.item(), metadata["mean_nll"].item()) == (0.125, 1.0)
     assert policy.grad is not None
     assert policy.grad.tolist() == [[0.0, -0.125, 0.0], [0.0, 0.0, 0.0]]
-
-
-# ------------------------------------------------------------------------------------------------------- published objectives
-
-
-# ------------------------------------------------------------------------------------------------------------- formulas
 
 
 @pytest.mark.parametrize("above", [89.0, 200.0, 3e4])
@@ -362,9 +306,9 @@ def test_every_token_of_the_batch_weighs_alike_and_what_cannot_be_computed_is_re
             response_weights(torch.ones(3), name, 3, 3)
 
 
-@pytest.mark.parametrize(("length", "punishment"), [(0, 0.0), (12, 0.0), (13, -0.25), (15, -0.75), (16, -1.0), (20, -1.0)])
-def test_overlong_punishment_by_hand(length: int, punishment: float) -> None:
-    assert soft_overlong_punishment(length, max_tokens=16, buffer=4) == punishment
+def test_overlong_punishment_by_hand() -> None:
+    by_length = {0: 0.0, 12: 0.0, 13: -0.25, 15: -0.75, 16: -1.0, 20: -1.0}
+    assert {n: soft_overlong_punishment(n, max_tokens=16, buffer=4) for n in by_length} == by_length
 
 
 def test_the_kl_terms_gradient_is_that_of_the_reverse_divergence() -> None:
@@ -380,9 +324,6 @@ def test_the_kl_terms_gradient_is_that_of_the_reverse_divergence() -> None:
     found, *exact = (torch.autograd.grad(x, logits, retain_graph=True)[0] for x in (expected, divergence, reverse))
     assert_close(found, exact[1])
     assert (exact[0] - exact[1]).norm() > 0.1 * exact[0].norm()
-
-
-# ------------------------------------------------------------------------------------------------------------ the learner
 
 
 def test_kl_in_the_loss_is_to_the_base_below_the_adapters(model: Any) -> None:
@@ -404,7 +345,6 @@ SEEN: list[tuple[Any, ...]] = []
 
 
 def looks_around(inputs: LossInputs, which: dict[str, list[str]]) -> tuple[Tensor, dict[str, Tensor]]:
-    """A loss that records its inputs."""
     assert which == {"any": ["yaml", "value"]}
     if inputs.batch_tokens == sum(LENGTHS):  # not the trial's
         assert inputs.groups is not None and inputs.engine_log_probs is not None
@@ -430,9 +370,6 @@ def test_a_loss_of_ones_own_sees_the_whole_batch_however_it_is_cut(model: Any, b
     assert sorted(seen) == sorted((i // 4, n, [float(-i)] * n, 8) for i, n in enumerate(LENGTHS))
 
 
-# ------------------------------------------------------------------------------------------------------------- settings
-
-
 def test_an_objective_in_an_arm_stands_for_its_settings_and_leaves_none_of_anothers() -> None:
     assert {tuple(sorted(values)) for values in OBJECTIVES.values()} == {tuple(sorted(OBJECTIVES["grpo"]))}
     base = GrpoConfig()
@@ -451,6 +388,8 @@ def test_what_is_off_leaves_no_trace_in_a_record() -> None:
     on = coefficients | names | {"overlong_buffer": 8, "dynamic_sampling_rounds": 2}
     off = GrpoConfig().model_dump()
     assert not on.keys() & off and GrpoConfig(**on).model_dump() == off | on
+    with pytest.raises(ValidationError, match="importance_mode: without importance_cap"):
+        GrpoConfig(importance_mode="sequence_truncate")
 
 
 def test_a_studys_file_may_name_an_objective(tmp_path: Path) -> None:
@@ -463,32 +402,19 @@ def test_a_studys_file_may_name_an_objective(tmp_path: Path) -> None:
     assert (composed["loss_type"], composed["cliprange"], composed["cliprange_high"]) == ("gspo", 1e-3, 4e-4)
 
 
-# ------------------------------------------------------------------------------------------------------------ KL and mismatch
-
-
-NAMES = ["per_token", "per_token_low_variance", "per_sequence", "per_sequence_low_variance"]
-
-
-def tensors(*rows: list[float]) -> list[Tensor]:
-    return [torch.tensor(row) for row in rows]
-
-
-# ---------------------------------------------------------------------------------------------------------- estimates
-
-
-def test_responses_count_by_their_tokens_and_empty_ones_as_responses() -> None:
-    found = estimate_kl(tensors([-1.0, -1.0, -1.0], [-2.0], []), tensors([-2.0, -2.0, -2.0], [-1.0], []))
+def test_estimates_of_the_kl() -> None:
+    """Responses count by their tokens, and empty ones as responses; a policy that is the reference has no drift, nor -0.0."""
+    policy, reference = ([torch.tensor(row) for row in rows] for rows in ([[-1.0] * 3, [-2.0], []], [[-2.0] * 3, [-1.0], []]))
+    found = estimate_kl(policy, reference)
     for kind, n in (("per_token", 4), ("per_sequence", 3)):
         assert found[kind] == pytest.approx((3 - 1) / n)
         assert found[f"{kind}_low_variance"] == pytest.approx((3 / math.e + math.e - 2) / n)
-    assert estimate_kl(tensors([], []), tensors([], [])) == dict.fromkeys(NAMES, 0.0)
-    # A policy that is the reference has no drift, nor -0.0; of two that are close r^2 / 2 is left, not exp(r) - r - 1.
-    log_probs = list(torch.randn(4, 7, generator=torch.Generator().manual_seed(0)) * 5 - 10)
-    found = estimate_kl(log_probs, [row.clone() for row in log_probs])
-    assert {name: repr(value) for name, value in found.items()} == dict.fromkeys(NAMES, "0.0")
-    policy = torch.tensor([-3.0], dtype=torch.float64)
-    for r in (1e-6, -1e-6):
-        assert estimate_kl([policy], [policy + r])["per_token_low_variance"] == pytest.approx(5e-13, rel=1e-3, abs=0)
+    log_probs = torch.randn(4, 7, generator=torch.Generator().manual_seed(0)) * 5 - 10
+    for same in (log_probs[:, :0], log_probs):
+        assert list(map(repr, estimate_kl([*same], [*same.clone()]).values())) == ["0.0"] * len(found)
+    near = torch.tensor([-3.0], dtype=torch.float64)
+    for r in (1e-6, -1e-6):  # r^2 / 2 is left, not exp(r) - r - 1
+        assert estimate_kl([near], [near + r])["per_token_low_variance"] == pytest.approx(5e-13, rel=1e-3, abs=0)
 
 
 @pytest.mark.parametrize(("policy", "reference"), [([0.5, 0.5], [0.25, 0.75]), ([0.25] * 4, [0.97, 0.01, 0.01, 0.01])])
@@ -499,7 +425,7 @@ def test_both_estimates_are_the_exact_kl_in_expectation(policy: list[float], ref
         estimate_kl([torch.tensor([p], dtype=torch.float64).log()], [torch.tensor([q], dtype=torch.float64).log()])
         for p, q in zip(policy, reference, strict=True)
     ]
-    for name in NAMES:
+    for name in by_token[0]:
         assert sum(p * found[name] for p, found in zip(policy, by_token, strict=True)) == pytest.approx(exact, abs=1e-12)
 
 
@@ -512,29 +438,8 @@ def test_a_kl_term_beyond_float32_points_the_right_way() -> None:
     assert log_probs.grad[0] <= -200.0 and log_probs.grad[1] == 0.0
 
 
-# ----------------------------------------------------------------------------------------------------------- mismatch
-
-
 def test_mismatch_by_hand() -> None:
     found = mismatch(torch.tensor([-1.0, -2.0, -3.0, -0.5]), torch.tensor([-1.05, -1.5, -3.2, -0.5]))
-    assert found["mismatch_mean"].tolist() == pytest.approx([0.05, 0.5, 0.2, 0.0], abs=1e-6)
+    expected = {"mismatch_mean": [0.05, 0.5, 0.2, 0.0], "mismatch_kl": [-0.05, 0.5, -0.2, 0.0]}
+    assert {name: found[name].tolist() for name in expected} == {n: pytest.approx(x, abs=1e-6) for n, x in expected.items()}
     assert found["mismatch_above"].tolist() == [False, True, True, False]
-    assert found["mismatch_kl"].tolist() == pytest.approx([-0.05, 0.5, -0.2, 0.0], abs=1e-6)
-
-
-RATIOS = torch.tensor([[2.0, 0.5, 4.0], [0.25, 0.5, 8.0], [1.5, 2.0, 8.0]])
-# Ratios of responses: 4, and the products 1/8 and 3 of two tokens; their third is none.
-TRUNCATED = {
-    "token_truncate": ([[2.0, 0.5, 3.0], [0.25, 0.5, 3.0], [1.5, 2.0, 3.0]], 3),
-    "sequence_truncate": ([[3.0] * 3, [0.125] * 3, [3.0] * 3], 3),  # a product of 3 is just within
-}
-
-
-@pytest.mark.parametrize("mode", TRUNCATED)
-def test_weights_of_tokens_and_of_responses_by_hand(mode: str) -> None:
-    mask, engine = torch.tensor([[True, True, True], [True, True, False], [True, True, False]]), torch.zeros(3, 3)
-    weights, capped = importance_weights(RATIOS.log(), engine, mask, 3.00001, mode)
-    expected, at_cap = TRUNCATED[mode]
-    assert weights.tolist() == [pytest.approx(row, rel=1e-4) for row in expected] and capped.sum() == at_cap
-    with pytest.raises(ValidationError, match="importance_mode: without importance_cap"):
-        GrpoConfig(importance_mode="sequence_truncate")

@@ -1,7 +1,5 @@
 """The user's own losses, advantages and rewards by import path: inputs, checks of outputs, settings, and exceptions in them."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable
@@ -22,7 +20,7 @@ from grpo.learner.losses import LOSSES, bind_loss, find_loss
 from grpo.study.compose import merge
 from grpo.study.methods import LOSS_TYPES, GrpoConfig, apply_overrides
 from grpo.tasks.rewards import apply_reward
-from grpo.tasks.task import ScoredBatch, make_task
+from grpo.tasks.task import ScoredBatch, Task, make_task
 from grpo.training.own_code import require_own_code
 from grpo.training.step import set_advantages
 
@@ -115,9 +113,6 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-# ------------------------------------------------------------------------------------------------------------------ losses
-
-
 @pytest.mark.parametrize("budget", [None, 24])
 def test_a_loss_of_ones_own_is_what_the_learner_descends(model: Any, budget: int | None) -> None:
     """-2 rho A is `grpo_no_clip` with twice the loss; its metrics are averaged over the batch's response tokens."""
@@ -165,8 +160,6 @@ def test_a_loss_sees_the_entropies_of_the_tokens(model: Any) -> None:
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5) and flat(gradients).norm() > 0
 
 
-# -------------------------------------------------------------------------------------------------------------- advantages
-
 SCORES = [1.0, 0.0, 0.5, 0.5, 2.0, 2.0]
 
 
@@ -210,9 +203,6 @@ def test_an_advantage_that_is_none_is_refused_before_the_run(name: str, options:
         require_own_code(config(advantage=f"of_my_own:{name}", advantage_options=options))
 
 
-# ----------------------------------------------------------------------------------------------------------------- studies
-
-
 def test_a_study_may_write_a_loss_as_the_handouts_do_and_one_of_its_own_needs_no_groups() -> None:
     """It may take raw rewards, as `no_baseline` does."""
     assert tuple(LOSSES) == LOSS_TYPES and all(find_loss(name) is LOSSES[name] for name in LOSS_TYPES)
@@ -238,8 +228,6 @@ def test_another_loss_advantage_or_reward_does_not_inherit_from_the_former() -> 
     assert merge({"reward": {"answer_reward": 1.0}}, another) == another
 
 
-# ----------------------------------------------------------------------------------------------------------------- rewards
-
 PROBLEMS = [Problem(f"p/{i}", f"{i} + 1?", str(i + 1), level=i, subject="sums") for i in range(3)]
 COMPLETIONS = [Completion((i, i + 5), f"says {i}", (0.0, 0.0), "stop") for i in range(3)]
 SCORED = ScoredBatch([{"format_reward": 1.0, "answer_reward": a, "reward": a} for a in (1.0, 0.25, 0.0)], [False, False, True])
@@ -258,17 +246,10 @@ def test_a_reward_is_given_all_there_is_and_takes_the_place_of_the_tasks() -> No
     assert [(r["format_reward"], r["answer_reward"]) for r in found.rewards] == [(1.0, 1.0), (1.0, 0.25), (1.0, 0.0)]
     assert found.out_of_time == SCORED.out_of_time
     assert SCORED.rewards[0]["reward"] == 1.0  # is left as it was
-    assert sys.modules["of_my_own"].seen == {
-        "prompts": PROMPTS,
-        "completions": ["says 0", "says 1", "says 2"],
-        "completion_ids": [[0, 5], [1, 6], [2, 7]],
-        "question": ["0 + 1?", "1 + 1?", "2 + 1?"],
-        "ground_truth": ["1", "2", "3"],
-        "level": [0, 1, 2],
-        "subject": ["sums"] * 3,
-        "format_reward": [1.0] * 3,
-        "answer_reward": [1.0, 0.25, 0.0],
-    }
+    of_completions = {"completions": ["says 0", "says 1", "says 2"], "completion_ids": [[0, 5], [1, 6], [2, 7]]}
+    columns = {"question": ["0 + 1?", "1 + 1?", "2 + 1?"], "ground_truth": ["1", "2", "3"], "level": [0, 1, 2]}
+    rewards = {"subject": ["sums"] * 3, "format_reward": [1.0] * 3, "answer_reward": [1.0, 0.25, 0.0]}
+    assert sys.modules["of_my_own"].seen == {"prompts": PROMPTS} | of_completions | columns | rewards
 
 
 def test_several_rewards_are_a_weighted_sum_of_those_that_apply() -> None:
@@ -302,20 +283,15 @@ def test_what_a_reward_does_to_its_lists_no_other_sees() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "told"),
     [
-        ("too_few_in_the_end", "of_my_own:too_few_in_the_end returned .* Return 3 finite numbers"),
-        ("too_few", "of_my_own:too_few returned .* Return 3 finite numbers"),
-        ("texts", "of_my_own:texts returned .*'1.0'"),
-        ("unbounded", "of_my_own:unbounded returned .*inf"),
+        *((name, "Return 3 finite numbers") for name in ("too_few", "too_few_in_the_end")),
+        *(("texts", "'1.0'"), ("unbounded", "inf")),
     ],
 )
-def test_a_reward_that_is_none_is_told_with_its_name(name: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
+def test_a_reward_that_is_none_is_told_with_its_name(name: str, told: str) -> None:
+    with pytest.raises(UserError, match=f"of_my_own:{name} returned .*{told}"):
         applied(name)
-
-
-# ------------------------------------------------------------------------------------------------------------ code that fails
 
 
 CODE = """\
@@ -334,44 +310,44 @@ class Fails(Task):
 class Refuses(Task):
     def __init__(self): open("rows.txt")
 """
-ONE_PROBLEM = [Problem("p/0", "1 + 1?", "2")]
-ONE_SCORED = ScoredBatch([{"format_reward": 1.0, "answer_reward": 0.0, "reward": 0.0}], [False])
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> None:
-    (tmp_path / "fails_here.py").write_text(CODE)
-    (tmp_path / "fails_at_once.py").write_text("import json\n1 / 0\n")
-    (tmp_path / "no_python.py").write_text("x = 1\ny = = 2\n")
+    for name, code in (("fails_here", CODE), ("fails_at_once", "import json\n1 / 0\n"), ("no_python", "x = 1\ny = = 2\n")):
+        (tmp_path / f"{name}.py").write_text(code)
     imports.search_in(tmp_path)
 
 
 def reward(name: str) -> ScoredBatch:
-    return apply_reward(f"fails_here:{name}", ["A"], [Completion((1,), "a", (0.0,), "stop")], ONE_PROBLEM, ONE_SCORED)
+    return apply_reward(f"fails_here:{name}", PROMPTS, COMPLETIONS, PROBLEMS, SCORED)
 
 
-ONES = torch.ones(2, 3)
-TASK = {"use": "fails_here:Fails"}
-CASES: list[tuple[Callable[[], object], str, str]] = [
-    (lambda: reward("reward"), "reward: fails_here:reward: ", "fails_here.py:3: KeyError: 'level'"),
-    (lambda: reward("later"), "reward: fails_here:later: ", "fails_here.py:4: JSONDecodeError: "),
-    (lambda: reward("ends"), "reward: fails_here:ends: ", "fails_here.py:8 ends the program (exit code 0)"),
-    (
-        lambda: own_advantages("fails_here:advantage", {}, ONES, ONES),
+def task(name: str) -> Task:
+    return make_task({"use": f"fails_here:{name}"}, "tasks.main")
+
+
+CASES: dict[str, tuple[str, Callable[[], object]]] = {  # by the message's end its beginning, and what is called
+    "fails_here.py:3: KeyError: 'level'": ("reward: fails_here:reward: ", lambda: reward("reward")),
+    "fails_here.py:4: JSONDecodeError: ": ("reward: fails_here:later: ", lambda: reward("later")),
+    "fails_here.py:8 ends the program (exit code 0)": ("reward: fails_here:ends: ", lambda: reward("ends")),
+    ".py:5: RuntimeError: ": (
         "advantage: fails_here:advantage: ",
-        ".py:5: RuntimeError: ",
+        lambda: own_advantages("fails_here:advantage", {}, torch.ones(2, 3), torch.ones(2, 3)),
     ),
-    (lambda: bind_loss("fails_here:loss", {}), "loss_type: fails_here:loss: ", "fails_here.py:6: ZeroDivisionError: "),
-    (lambda: make_task(TASK, "tasks.main").score("plain", ONE_PROBLEM, ["2"]), "", "fails_here.py:12: IndexError: "),
-    (lambda: make_task({"use": "fails_here:Refuses"}, "tasks.main"), "tasks.main: ", "fails_here.py:14: FileNotFoundError: "),
-    (lambda: import_object("fails_at_once:x"), "fails_at_once:x: ", "fails_at_once.py:2: ZeroDivisionError: "),
-    (lambda: import_object("no_python:x"), "no_python:x: ", "no_python.py:2: SyntaxError: "),
-]
+    "fails_here.py:6: ZeroDivisionError: ": ("loss_type: fails_here:loss: ", lambda: bind_loss("fails_here:loss", {})),
+    "fails_here.py:12: IndexError: ": ("", lambda: task("Fails").score("plain", PROBLEMS[:1], ["2"])),
+    "fails_here.py:14: FileNotFoundError: ": ("tasks.main: ", lambda: task("Refuses")),
+    "fails_at_once.py:2: ZeroDivisionError: ": ("fails_at_once:x: ", lambda: import_object("fails_at_once:x")),
+    "no_python.py:2: SyntaxError: ": ("no_python:x: ", lambda: import_object("no_python:x")),
+}
 
 
-@pytest.mark.parametrize(("call", "begins", "place"), CASES, ids=[place for _, _, place in CASES])
-def test_an_exception_is_told_by_its_place(call: Callable[[], object], begins: str, place: str, folder: None) -> None:
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("place", CASES)
+def test_an_exception_is_told_by_its_place(place: str) -> None:
     """Exhausted memory is no mistake of the code."""
+    begins, call = CASES[place]
     with pytest.raises(UserError) as told:
         call()
     message = str(told.value)

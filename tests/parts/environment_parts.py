@@ -1,7 +1,5 @@
 """Environments and a scripted engine for tests of episodes."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import sqlite3

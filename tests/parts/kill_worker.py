@@ -4,8 +4,6 @@ It imports everything once, so that an attempt starts at once. One JSON object a
 (see :func:`attempt`); one line on its standard output tells how it ended.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -53,23 +51,15 @@ def half_a_row(log: Any, name: str, row: Any) -> None:
     file.flush()
 
 
-def half_a_state(descriptor: int) -> None:
-    """Leave only the beginning of a file that is being written."""
-    os.ftruncate(descriptor, 5000)
-
-
-def nothing(*_: Any, **__: Any) -> None: ...
-
-
 # By act the function in which this process dies, and what it does before: None for all of its work.
 ACTS: dict[str, tuple[Any, str, Callable[..., None] | None]] = {
-    "rollout": (transformers_engine, "sample", nothing),
+    "rollout": (transformers_engine, "sample", lambda *_, **__: None),
     "backward": (Learner, "_backward", None),
     "update": (Optimizer, "finish", None),
     "evaluation": (Monitor, "_sample", None),
     "checkpoint": (train_module, "save_checkpoint", half_a_checkpoint),
     "metrics": (RunLog, "_write", half_a_row),
-    "state": (os, "fsync", half_a_state),
+    "state": (os, "fsync", lambda descriptor: os.ftruncate(descriptor, 5000)),
 }
 
 
@@ -115,7 +105,7 @@ def train(folder: str, experiment: str, name: str) -> int:
 
 
 def attempt(
-    folder: str, experiment: str, arm_name: str, kill_after_s: float | None, kill_in: str | None, nth: int, signum: int
+    folder: str, experiment: str, arm_name: str, signum: int, kill_after_s: float | None = None, kill_in: str = "", nth: int = 1
 ) -> dict[str, Any]:
     """Train a run, from wherever it was, and send the process a signal after some seconds, or in the middle of an act.
 
@@ -130,7 +120,7 @@ def attempt(
         os.dup2(log, 2)
         code = 1
         try:
-            if kill_in is not None:
+            if kill_in:
                 arm(kill_in, nth, signum)
             code = train(folder, experiment, arm_name)
         except BaseException:

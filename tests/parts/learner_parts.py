@@ -1,7 +1,5 @@
 """What tests of the learner give to it: rollouts of random tokens, their rewards, and the gradients of its steps."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What test_several_processes trains: in one process when imported, in several under torchrun when run."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Sequence

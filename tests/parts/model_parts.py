@@ -1,13 +1,12 @@
 """Tiny models with random weights, of several architectures, and tiny tokenizers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from ruamel.yaml import YAML
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
@@ -15,52 +14,11 @@ from grpo.models.transformer import TransformerConfig, TransformerLM
 
 torch.set_num_threads(1)  # a second thread costs more than it saves on so small models
 
-# Of each architecture what its configuration needs to be tiny, besides what they share.
-TINY: dict[str, dict[str, Any]] = {
-    "qwen2": {},
-    "qwen3": {"head_dim": 16},
-    "llama": {},
-    "smollm3": {},
-    "olmo2": {"attention_dropout": 0.5},  # which training must not have
-    "granite": {},
-    "gpt_neox": {},
-    "gpt2": {"n_inner": 64},
-    "gemma": {"head_dim": 16},
-    "mistral": {"sliding_window": 6},
-    "olmo3": {"sliding_window": 6},
-    "gemma2": {"head_dim": 16, "sliding_window": 6, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
-    "gemma3_text": {"head_dim": 16, "sliding_window": 6},
-    "bloom": {},
-    "gpt_oss": {"sliding_window": 6, "head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1},
-    "mixtral": {},
-}
-# Mixtures of experts whose weights transformers computes with are not those of the checkpoint, and what makes them tiny.
-_ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "first_k_dense_replace": 1}
-_LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 32}
-_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
-MIXTURES: dict[str, dict[str, Any]] = {
-    "qwen3_moe": {**_EXPERTS, "moe_intermediate_size": 64, "mlp_only_layers": [], "head_dim": 32},
-    "qwen2_moe": {**_EXPERTS, "moe_intermediate_size": 64, "mlp_only_layers": [], "shared_expert_intermediate_size": 32},
-    "olmoe": _EXPERTS,
-    "mixtral": {"num_local_experts": 4},
-    "phimoe": {"num_local_experts": 4},
-    "glm4_moe": {**_ROUTED, "n_shared_experts": 1},
-    "deepseek_v3": {**_ROUTED, **_LATENT, "n_group": 1, "topk_group": 1},
-    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 64, "moe_layer_start_index": 1},
-    "afmoe": {**_EXPERTS, "num_shared_experts": 1, "moe_intermediate_size": 64, "num_dense_layers": 1, "head_dim": 16},
-    "jamba": {**_EXPERTS, "attn_layer_period": 2, "attn_layer_offset": 0, "mamba_dt_rank": 4, "use_mamba_kernels": False},
-}
-SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    # So that next-token distributions are far from uniform and depend on the context.
-    "initializer_range": 0.3,
-    "tie_word_embeddings": True,
-}
+_ARCHITECTURES = YAML(typ="safe", pure=True).load(Path(__file__).with_name("models.yaml"))
+TINY: dict[str, dict[str, Any]] = _ARCHITECTURES["tiny"]
+MIXTURES: dict[str, dict[str, Any]] = _ARCHITECTURES["mixtures"]
+RANDOM: dict[str, dict[str, Any]] = _ARCHITECTURES["random"]
+SIZES: dict[str, Any] = _ARCHITECTURES["sizes"]
 SMALLER = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
 # Heads of 32, the smallest that vLLM's attention on the CPU takes.
 FOR_VLLM = {**SMALLER, "hidden_size": 64, "intermediate_size": 128, "initializer_range": 0.2}

@@ -1,7 +1,5 @@
 """What test_processes computes with whole weights: in one process when imported, in several under torchrun when run."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

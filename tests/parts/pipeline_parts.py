@@ -1,7 +1,5 @@
 """The study from a fresh copy of the repository, run whole through DVC, Snakemake and Slurm; commands that are disturbed."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Made-up runs for tests of results and the report: small enough to work each number out by hand."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

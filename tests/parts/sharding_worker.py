@@ -1,7 +1,5 @@
 """What test_processes computes with a share of the weights in each process, or with whole ones too."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import sys

@@ -1,7 +1,5 @@
 """The studies in studies/ for tests that need one whole, and the default study's experiments by name."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from contextlib import chdir

@@ -1,7 +1,5 @@
 """Builders that tests of learner, loops and runs share: problems, scored rollouts, a run's context, a project."""
 
-from __future__ import annotations
-
 import copy
 import csv
 import subprocess

@@ -1,12 +1,9 @@
 """Full disks, damaged files, exhausted memory: nothing lost, nothing half-written. The disk is a limit on the size of files."""
 
-from __future__ import annotations
-
 import re
 import resource
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -64,36 +61,20 @@ def drafts(project: Path) -> list[Path]:
 EVALUATE = ("evaluate", "data/model/main", "--out", "data/evaluations", "--prompt", "question_only", "--problems", "32")
 
 
-@contextmanager
-def no_large_file() -> Iterator[None]:
-    """Python ignores the signal, and the write fails, as where a quota is used up."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.mark.parametrize("command", [("dataset", "main"), ("model", "main"), EVALUATE])
 def test_a_disk_that_refuses_loses_nothing(project: Path, grpo: Grpo, command: tuple[str, ...]) -> None:
-    before = contents(project)
-    with no_large_file():
+    """Python ignores the signal, and the write fails, as where a quota is used up."""
+    before, (soft, hard) = contents(project), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
         code, _, stderr = grpo(*command)
         assert code == 2 and "File too large" in stderr
         assert contents(project) == before and drafts(project) == []
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     code, _, stderr = grpo(*command)
     assert code == 0, stderr
     assert drafts(project) == []
-
-
-def out_of_memory(kind: str) -> BaseException:
-    """The exception of torch's allocator: the processor's own, and a GPU's as it is worded."""
-    if kind == "cpu":
-        with pytest.raises(RuntimeError) as caught:
-            torch.empty(2**60, dtype=torch.uint8)
-        return caught.value
-    return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 23.6 GiB.")
 
 
 @pytest.mark.parametrize(
@@ -105,10 +86,16 @@ def out_of_memory(kind: str) -> BaseException:
         ("cpu", None, "a smaller model"),
     ],
 )
-def test_memory_that_runs_out_is_told_with_its_phase_and_what_to_lower(
+def test_memory_that_runs_out_is_told_with_its_phase(
     kind: str, phase: str | None, key: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    error = out_of_memory(kind)
+    """By torch's allocator: the processor's own exception, and a GPU's as it is worded."""
+    if kind == "cpu":
+        with pytest.raises(RuntimeError) as caught:
+            torch.empty(2**60, dtype=torch.uint8)
+        error: BaseException = caught.value
+    else:
+        error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has 23.6 GiB.")
     if phase:
         error.add_note(f"{IN_PHASE}{phase}")
 
@@ -130,9 +117,6 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "app", bug)
     with pytest.raises(KeyError, match="ours"):
         cli.main()
-
-
-# -------------------------------------------------------------------------------------------------------- damaged checkpoints
 
 
 DAMAGE: list[Callable[[bytes], bytes]] = [

@@ -1,7 +1,5 @@
 """`make install`: environments that are whole or not, wherever the clone lies, and pip's settings in uv's hands."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -61,9 +59,7 @@ def test_a_user_without_a_name_or_a_home_gets_both(clone: Path) -> None:
         assert shown.stdout.strip() == expected, shown.stderr
 
 
-def test_recipes_are_led_neither_by_the_login_shell_nor_by_a_hook_or_notebook_around_them(
-    clone: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recipes_heed_no_shell_hook_or_notebook_around(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And they find the environment whatever the clone's path."""
     variables = ["SHELL", "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "PIP_TARGET", "PYTHONSAFEPATH", "MPLBACKEND"]
     for name in variables:

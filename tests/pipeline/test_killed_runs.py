@@ -1,7 +1,5 @@
 """Runs that are killed anywhere, told to stop, or meet a damaged state: they go on, and end as if nothing had happened."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json
@@ -14,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -70,56 +68,22 @@ def train(folder: Path, run: tuple[str, str], code: int = 0, **options: Any) -> 
     return done
 
 
-class Worker:
-    """See :mod:`kill_worker`."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, ROOT / "tests/parts/kill_worker.py"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment(),
-        )
-        assert self._answer() == "ready"
-
-    def attempt(
-        self,
-        folder: Path,
-        run: tuple[str, str],
-        after_s: float | None = None,
-        act: str | None = None,
-        nth: int = 1,
-        signum: int = signal.SIGKILL,
-    ) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        asked = {"folder": str(folder), "experiment": run[0], "arm_name": run[1], "kill_after_s": after_s, "kill_in": act}
-        self._process.stdin.write(json.dumps(asked | {"nth": nth, "signum": signum}) + "\n")
-        self._process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._answer())
-        assert answer["code"] in {0, 75, -signum, -signal.SIGKILL}, (folder / "log.txt").read_text()
-        return answer
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def _answer(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
-
-
 @pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    process = Worker()
-    yield process
-    process.close()
+def attempt() -> Iterator[Callable[..., dict[str, Any]]]:
+    """See :func:`kill_worker.attempt`, in a process that has imported everything."""
+    program = [sys.executable, ROOT / "tests/parts/kill_worker.py"]
+    with subprocess.Popen(program, env=environment(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stdout.readline() == "ready\n"
 
+        def ask(folder: Path, run: tuple[str, str], signum: int = signal.SIGKILL, **how: Any) -> dict[str, Any]:
+            asked = {"folder": str(folder), "experiment": run[0], "arm_name": run[1], "signum": signum} | how
+            print(json.dumps(asked), file=process.stdin, flush=True)
+            answer: dict[str, Any] = json.loads(process.stdout.readline())
+            assert answer["code"] in {0, 75, -signum, -signal.SIGKILL}, (folder / "log.txt").read_text()
+            return answer
 
-def clone(project: Path, target: Path) -> Path:
-    """A folder with the same study and no runs."""
-    shutil.copytree(project, target)
-    return target
+        yield ask
+        process.kill()
 
 
 def results(folder: Path) -> dict[str, str]:
@@ -134,14 +98,7 @@ def saved_states(folder: Path) -> set[Path]:
 
 
 def nothing_is_left(folder: Path) -> bool:
-    """Whether neither states nor drafts are there."""
     return not [*saved_states(folder), *folder.rglob(".*.draft*")]
-
-
-def learnt_something(folder: Path, run: tuple[str, str]) -> bool:
-    """Whether the weights have moved; else little is tested."""
-    history = list(csv.DictReader((folder / f"data/runs/{run[0]}/{run[1]}/0/history.csv").open()))
-    return sum(float(row["gradient_norm"]) > 0 for row in history) > len(history) / 2
 
 
 GRPO = ("grpo_learning_rate", "off_policy")
@@ -151,16 +108,18 @@ ASYNCHRONOUS = ("grpo_async_offpolicy", "lag_1")
 
 
 @pytest.fixture(scope="module")
-def undisturbed(project: Path, worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def undisturbed(project: Path, attempt: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """For a run: its results where nobody disturbs it, how long it takes, and where it is."""
     known: dict[tuple[str, str], tuple[dict[str, str], float, Path]] = {}
 
     def get(run: tuple[str, str]) -> tuple[dict[str, str], float, Path]:
         if run not in known:
-            folder = clone(project, tmp_path_factory.mktemp("undisturbed") / "project")
-            answer = worker.attempt(folder, run)
+            folder = shutil.copytree(project, tmp_path_factory.mktemp("undisturbed") / "project")
+            answer = attempt(folder, run)
             assert answer["code"] == 0
-            assert learnt_something(folder, run)
+            history = list(csv.DictReader((folder / f"data/runs/{run[0]}/{run[1]}/0/history.csv").open()))
+            moved = sum(float(row["gradient_norm"]) > 0 for row in history)
+            assert moved > len(history) / 2  # else little is tested
             known[run] = results(folder), answer["seconds"], folder
         return known[run]
 
@@ -181,12 +140,12 @@ KILLED_IN = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", KILLED_IN, ids=lambda run: run[0])
-def test_killed_in_the_middle_of_anything(run, project, worker, undisturbed, tmp_path):
-    folder = clone(project, tmp_path / "project")
+def test_killed_in_the_middle_of_anything(run, project, attempt, undisturbed, tmp_path):
+    folder = shutil.copytree(project, tmp_path / "project")
     for act, nth in KILLED_IN[run].items():
-        answer = worker.attempt(folder, run, act=act, nth=nth)
+        answer = attempt(folder, run, kill_in=act, nth=nth)
         assert answer["code"] == -signal.SIGKILL, f"{act} was never reached"
-    assert worker.attempt(folder, run)["code"] == 0
+    assert attempt(folder, run)["code"] == 0
     assert results(folder) == undisturbed(run)[0]
     assert nothing_is_left(folder)
     resumed = (folder / "log.txt").read_text().count("resumed after step")
@@ -196,7 +155,7 @@ def test_killed_in_the_middle_of_anything(run, project, worker, undisturbed, tmp
 @pytest.mark.nightly
 def test_killed_while_the_second_seed_of_a_stage_trains(project, tmp_path):
     """By DVC itself, which removes the stage's outputs when it starts it again: the first seed's results come back."""
-    expected, folder = (clone(project, tmp_path / name) for name in ("undisturbed", "killed"))
+    expected, folder = (shutil.copytree(project, tmp_path / name) for name in ("undisturbed", "killed"))
     for each in (expected, folder):
         params = each / "params.yaml"
         params.write_text(params.read_text().replace("seeds: [0]", "seeds: [0, 1]"))
@@ -221,17 +180,17 @@ def test_killed_while_the_second_seed_of_a_stage_trains(project, tmp_path):
 
 
 @pytest.mark.nightly
-def test_killed_at_random_moments(project, worker, undisturbed, tmp_path):
+def test_killed_at_random_moments(project, attempt, undisturbed, tmp_path):
     run = GRPO
     expected, seconds, _ = undisturbed(run)
     rng = random.Random(f"kills of {run}")
     done = attempts = 0
     while done < KILLS:
-        folder = clone(project, tmp_path / f"project-{attempts}")
+        folder = shutil.copytree(project, tmp_path / f"project-{attempts}")
         ended = False
         while not ended:
             attempts += 1
-            answer = worker.attempt(folder, run, after_s=rng.uniform(0.1, seconds) if done < KILLS else None)
+            answer = attempt(folder, run, kill_after_s=rng.uniform(0.1, seconds) if done < KILLS else None)
             ended = answer["code"] == 0
             done += not ended
         assert results(folder) == expected
@@ -241,15 +200,15 @@ def test_killed_at_random_moments(project, worker, undisturbed, tmp_path):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("run", [GRPO, EXPERT_ITERATION], ids=lambda run: run[0])
-def test_told_to_stop_it_finishes_the_step_and_is_to_be_resumed(run, project, worker, undisturbed, tmp_path):
+def test_told_to_stop_it_finishes_the_step_and_is_to_be_resumed(run, project, attempt, undisturbed, tmp_path):
     expected = undisturbed(run)[0]
-    folder = clone(project, tmp_path / "project")
-    assert worker.attempt(folder, run, act="step-2", signum=signal.SIGTERM)["code"] == 75
+    folder = shutil.copytree(project, tmp_path / "project")
+    assert attempt(folder, run, kill_in="step-2", signum=signal.SIGTERM)["code"] == 75
     (saved,) = folder.glob("data/state/runs/*/*/*/*")
     last = max(int(state.name.removeprefix("step-")) for state in saved.glob("step-*"))
     assert last in {2, 3, 4}  # the signal comes when a state is whole, which is written while the next steps are taken
     assert not (folder / "data/runs" / run[0] / run[1] / "0").exists()
-    assert worker.attempt(folder, run)["code"] == 0
+    assert attempt(folder, run)["code"] == 0
     assert results(folder) == expected
     timing = json.loads((folder / f"data/timing/{run[0]}/{run[1]}/0/timing.json").read_text())
     assert timing["resumed_after"] == [last]
@@ -257,38 +216,37 @@ def test_told_to_stop_it_finishes_the_step_and_is_to_be_resumed(run, project, wo
     client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
     tracked = client.get_run(timing["mlflow_run_id"])
     rows = list(csv.DictReader((folder / f"data/runs/{run[0]}/{run[1]}/0/history.csv").open()))
-    assert [m.value for m in sorted(client.get_metric_history(tracked.info.run_id, "loss"), key=lambda m: m.step)] == [
-        float(row["loss"]) for row in rows
-    ]
+    losses = sorted(client.get_metric_history(tracked.info.run_id, "loss"), key=lambda metric: metric.step)
+    assert [metric.value for metric in losses] == [float(row["loss"]) for row in rows]
     assert tracked.data.tags["resumed_after"] == str(last)
     (one,) = client.search_runs([tracked.info.experiment_id], f"tags.experiment = '{run[0]}'")
     assert (one.info.run_id, one.info.status) == (timing["mlflow_run_id"], "FINISHED")
 
 
 @pytest.mark.nightly
-def test_a_state_of_another_configuration_is_left_alone(project, worker, undisturbed, tmp_path):
+def test_a_state_of_another_configuration_is_left_alone(project, attempt, undisturbed, tmp_path):
     """When the run dies its second state is whole, and the first is not yet removed."""
-    folder = clone(project, tmp_path / "project")
-    assert worker.attempt(folder, GRPO, act="step-4")["code"] == -signal.SIGKILL
+    folder = shutil.copytree(project, tmp_path / "project")
+    assert attempt(folder, GRPO, kill_in="step-4")["code"] == -signal.SIGKILL
     states = saved_states(folder)
     assert {state.name for state in states} == {"step-2", "step-4"}
     params = folder / "params.yaml"
     before = params.read_text()
     params.write_text(before.replace("n_grpo_steps: 12", "n_grpo_steps: 11"))
-    assert worker.attempt(folder, GRPO, act="step-4")["code"] == -signal.SIGKILL
+    assert attempt(folder, GRPO, kill_in="step-4")["code"] == -signal.SIGKILL
     assert "resumed" not in (folder / "log.txt").read_text()
     assert states < saved_states(folder)
     params.write_text(before)
-    assert worker.attempt(folder, GRPO)["code"] == 0
+    assert attempt(folder, GRPO)["code"] == 0
     assert "resumed after step 4 of 12" in (folder / "log.txt").read_text()
     assert results(folder) == undisturbed(GRPO)[0]
     assert nothing_is_left(folder)
 
 
 @pytest.mark.nightly
-def test_a_second_process_on_the_same_run_is_refused(project, worker, tmp_path):
+def test_a_second_process_on_the_same_run_is_refused(project, attempt, tmp_path):
     """The first is not disturbed: told to stop by Ctrl-C it finishes its step. What it leaves behind stops nobody."""
-    folder = clone(project, tmp_path / "project")
+    folder = shutil.copytree(project, tmp_path / "project")
     pipe = {"stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([*TRAIN, *GRPO], cwd=folder, env=environment(), **pipe) as first:
         while not any(log.read_text().count("\n") > 2 for log in folder.glob("data/runs/*/*/.*.draft/history.csv")):
@@ -304,7 +262,7 @@ def test_a_second_process_on_the_same_run_is_refused(project, worker, tmp_path):
         said = first.stderr.read()
         assert first.wait() == 75
     assert "asked to stop: finishing the step" in said and "the state is saved" in said and "Traceback" not in said
-    assert worker.attempt(folder, GRPO)["code"] == 0
+    assert attempt(folder, GRPO)["code"] == 0
     assert (folder / "log.txt").read_text().count("resumed after step") == 1
 
 
@@ -332,7 +290,7 @@ def training(folder: Path, run: tuple[str, str]) -> Iterator[tuple[subprocess.Po
 @pytest.mark.nightly
 def test_when_one_of_several_processes_is_killed_another_number_goes_on(project, undisturbed, tmp_path):
     """The others end too. Two, then three, then one process end with the weights of one that nobody disturbed."""
-    folder = clone(project, tmp_path / "killed")
+    folder = shutil.copytree(project, tmp_path / "killed")
     for processes, victim in ((2, 0), (3, 1)):
         with training(in_processes(folder, processes), SFT) as (process, ranks):
             ranks[victim].kill()
@@ -352,7 +310,7 @@ def test_several_processes_of_one_run_stop_and_go_on_together(project, tmp_path)
     """A run sharded over two processes. SIGINT reaches both, SIGTERM the first only; at last one process is killed. The end has
     the bytes of an undisturbed run, and the weights of one process, but for rounding.
     """
-    single = clone(project, tmp_path / "single")
+    single = shutil.copytree(project, tmp_path / "single")
     yaml = YAML()
     study = yaml.load(single / "params.yaml")
     study["folder"] = "own"  # of a reward that is earned now and then
@@ -362,10 +320,10 @@ def test_several_processes_of_one_run_stop_and_go_on_together(project, tmp_path)
     (single / "own").mkdir()
     (single / "own/odd.py").write_text("def odd(completion_ids, **_):\n    return [len(ids) % 2 for ids in completion_ids]\n")
     yaml.dump(study, single / "params.yaml")
-    folder = clone(single, tmp_path / "stopped")
+    folder = shutil.copytree(single, tmp_path / "stopped")
     shard_learner(study)
     yaml.dump(study, folder / "params.yaml")
-    undisturbed = clone(folder, tmp_path / "undisturbed")
+    undisturbed = shutil.copytree(folder, tmp_path / "undisturbed")
     for each in (single, undisturbed):
         train(each, GRPO)
     alone = load_file(single / f"data/checkpoints/{GRPO[0]}/{GRPO[1]}/0/last/model.safetensors")

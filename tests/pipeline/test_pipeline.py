@@ -1,7 +1,5 @@
 """The smoke study for real, from a fresh copy of the repository: what it makes, what is stale, DVC's experiments."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re
@@ -248,9 +246,6 @@ def test_a_fresh_clone_with_pulled_results_makes_the_same_report(finished, tmp_p
     assert sh(reader, "git", "status", "--porcelain").stdout == ""
 
 
-# ---------------------------------------------------------------------------------------------------------------- through DVC
-
-
 PART = ("expert_iteration_experiment", "grpo_learning_rate", "grpo_keyword_inclusion")
 
 
@@ -262,9 +257,6 @@ def test_dvc_from_scratch_gives_the_same_results(request: pytest.FixtureRequest,
     made, files = lock(tmp_path), digests(tmp_path)
     assert len(made) == 13 and made.items() <= lock(finished).items()
     assert {name.split("/")[2] for name in files} == set(PART) and files.items() <= digests(finished).items()
-
-
-# --------------------------------------------------------------------------------------------------------- experiments of DVC
 
 
 SEEDS = {"here": 2, "apart": 3, "queued": 4}  # the setting that each experiment changes
@@ -283,7 +275,6 @@ def workspace(tmp_path: Path) -> Iterator[Path]:
 
 
 def experiment(folder: Path, name: str, *how: str) -> str:
-    """What `dvc exp run` prints."""
     return sh(folder, "dvc", "exp", "run", *how, "-n", name, "-S", f"+kissing_number.seed={SEEDS[name]}", STAGE).stdout
 
 

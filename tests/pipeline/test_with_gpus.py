@@ -1,7 +1,5 @@
 """workflow/with_gpus.py: who gets which GPU, and what is left of a command that is told to stop."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -83,9 +81,7 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         *(("7", ["7"]), ("GPU-b", ["GPU-b"]), (None, ["GPU-a", "GPU-b"])),
     ],
 )
-def test_cuda_visible_devices_is_read_as_cuda_does(
-    visible: str | None, offered: list[str], nvidia_smi: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_visible_devices(visible: str | None, offered: list[str], nvidia_smi: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

@@ -1,7 +1,5 @@
 """The Snakemake side: the same files and the same dvc.lock as `dvc repro`, whatever happened before."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -37,37 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:dvc.*")
 
 # The toy pipeline has three layers; its stages take no time, DVC and Snakemake about a second each.
 # `ran.txt` is no output of any stage: it counts what was really run.
-DVC_YAML = """
-stages:
-  source:
-    cmd: mkdir -p data && echo ${base} > data/source && echo source >> ran.txt
-    params: [base]
-    outs: [data/source]
-  train:
-    matrix: {arm: "${arms}", seed: [0]}
-    cmd: >-
-      test ${item.arm} != ${broken} && mkdir -p data/runs && grep -Eo '${item.arm}"?: [0-9]+' params.yaml |
-      cat data/source - > data/runs/${item.arm}-${item.seed} && echo train-${item.arm} >> ran.txt
-    deps: [data/source]
-    params: ["scales.${item.arm}"]
-    outs: ["data/runs/${item.arm}-${item.seed}"]
-    meta: {resources: train}
-  report.final-one:
-    cmd: cat data/runs/* > report.txt && echo report >> ran.txt
-    deps: [data/runs]
-    outs:
-      - report.txt: {cache: false}
-    meta: {resources: small}
-"""
-PARAMS = """
-base: 1
-arms: ["1e-4", no_std]
-scales: {"1e-4": 2, no_std: 3}
-broken: none
-resources:
-  small: {gpus: 0, cpus: 1, mem_mb: 100, runtime_min: 5}
-  train: {gpus: 0, cpus: 64, mem_mb: 100, runtime_min: 5}
-"""
+TOY = Path(__file__).with_name("toy")  # its pipeline.yaml would as dvc.yaml be a part of the study to DVC
 ALL = ["report", "source", "train-1e-4", "train-no_std"]
 
 
@@ -112,8 +80,8 @@ def new_repo(repo: Path) -> Path:
     shutil.copytree(ROOT / "workflow", repo / "workflow", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("local", "slurm"):
         (repo / name).symlink_to((ROOT / name).readlink())
-    (repo / "dvc.yaml").write_text(DVC_YAML)
-    (repo / "params.yaml").write_text(PARAMS)
+    for source, target in (("pipeline.yaml", "dvc.yaml"), ("params.yaml", "params.yaml")):
+        shutil.copy(TOY / source, repo / target)
     # Were data/ not ignored by git already, DVC would write .gitignore files into it, in the order in which stages end; they
     # would be part of the hash of data/runs.
     shutil.copy(ROOT / ".gitignore", repo / ".gitignore")
@@ -162,9 +130,7 @@ def test_from_scratch_makes_the_same_lock_as_dvc_repro(finished: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_edit_reruns_the_stale_stage_and_what_follows_and_a_revert_trains_nothing(
-    repo: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_edit_reruns_what_is_stale_and_a_revert_nothing(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So does what the user wants to run again, and no more than that."""
     monkeypatch.setenv("SHELL", "/bin/false")  # as service users and cron have it; DVC takes it from the environment
     edit(repo, "params.yaml", '"1e-4": 2', '"1e-4": 5')
@@ -224,9 +190,7 @@ def test_two_people_of_a_group_may_share_a_folder(repo: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("name", "kept"), [("dvc", True), ("sleep", False)])
-def test_files_are_busy_only_while_a_dvc_has_the_process_id(
-    repo: Path, monkeypatch: pytest.MonkeyPatch, name: str, kept: bool
-) -> None:
+def test_files_are_busy_while_a_dvc_has_them(repo: Path, monkeypatch: pytest.MonkeyPatch, name: str, kept: bool) -> None:
     """In a new container the ids of the last one belong to other programs."""
     with subprocess.Popen([name, "60"], executable=shutil.which("sleep")) as process:
         entry = {"pid": process.pid, "cmd": "dvc --wait-for-lock repro"}
@@ -259,9 +223,7 @@ def test_what_the_system_refuses_is_told_in_one_message_with_its_path(
 
 
 @pytest.mark.parametrize("name", ["runs {x}", "what?"])
-def test_a_folder_whose_name_means_something_to_dvc_or_mlflow_is_refused(
-    repo: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_folder_with_a_special_name_is_refused(repo: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     with pytest.raises(UserError, match=f"{re.escape(name)}: .*Rename the folder"):
         planned(repo.rename(repo.with_name(name)), monkeypatch)
 
@@ -274,9 +236,7 @@ BESIDE_CODE = (
 
 
 @pytest.mark.slow
-def test_what_editors_and_file_managers_leave_beside_code_makes_nothing_stale(
-    repo: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_editors_leave_makes_nothing_stale(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy(ROOT / ".dvcignore", repo)
     (repo / "code").mkdir()
     (repo / "code/grader.py").write_text("")
@@ -412,21 +372,16 @@ MISTAKES = (  # arguments of Snakemake, the folder in which it is started, and w
 
 @pytest.mark.slow
 def test_what_cannot_be_is_said_before_a_stage_starts(repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", without_slurm(tmp_path / "bin"))
-    edit(repo, "params.yaml", "base: 1", "base: 2")
-    for arguments, folder, said in MISTAKES:
-        text = call(repo / folder, "snakemake", *arguments.split(), ok=False)
-        assert said in text and "Traceback" not in text and ran(repo) == []
-
-
-def without_slurm(folder: Path) -> str:
-    """A PATH with all commands of this machine but Slurm's, which it may have."""
-    folder.mkdir()
-    for place in filter(Path.is_dir, map(Path, os.environ["PATH"].split(os.pathsep))):
-        for command in place.iterdir():
+    (folder := tmp_path / "bin").mkdir()  # all commands of this machine but Slurm's, which it may have
+    for of_path in filter(Path.is_dir, map(Path, os.environ["PATH"].split(os.pathsep))):
+        for command in of_path.iterdir():
             if command.name not in {"sbatch", "scontrol"} and not (folder / command.name).is_symlink():
                 (folder / command.name).symlink_to(command.absolute())
-    return str(folder)
+    monkeypatch.setenv("PATH", str(folder))
+    edit(repo, "params.yaml", "base: 1", "base: 2")
+    for arguments, place, said in MISTAKES:
+        text = call(repo / place, "snakemake", *arguments.split(), ok=False)
+        assert said in text and "Traceback" not in text and ran(repo) == []
 
 
 @pytest.mark.slow
@@ -455,7 +410,8 @@ def test_results_on_another_disk_as_the_docs_say(finished: Path, tmp_path: Path,
 def test_make_repro_after_a_kill_and_beside_another(repo: Path) -> None:
     """SIGKILL would leave locks behind: DVC's, and Snakemake's, whose remedy is an argument that `make repro` does not have."""
     edit(repo, "dvc.yaml", "mkdir -p data && echo ${base}", "touch started && sleep ${nap} && mkdir -p data && echo ${base}")
-    (repo / "params.yaml").write_text(PARAMS + "nap: 54321\n")
+    with (repo / "params.yaml").open("a") as params:
+        params.write("nap: 54321\n")
     repro = (sys.executable, "workflow/repro.py")
     with subprocess.Popen(repro, cwd=repo, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         wait_for((repo / "started").exists)
@@ -514,6 +470,9 @@ def test_a_second_ctrl_c_ends_all_running_stages_at_once(repo: Path) -> None:
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of an S3 server on this machine, with an empty bucket."""
+    import boto3
+    from botocore.exceptions import EndpointConnectionError
+
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -521,26 +480,19 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         monkeypatch.setenv(name, "testing")
     endpoint = f"http://127.0.0.1:{port}"
     server = subprocess.Popen([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)])
+    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")
     try:
-        _make_bucket(endpoint)
+        for attempt in range(300):
+            try:
+                client.create_bucket(Bucket="study")
+                break
+            except EndpointConnectionError:
+                assert attempt < 299, "the S3 server does not answer"
+                time.sleep(0.1)
         yield endpoint
     finally:
         server.kill()
         server.wait()
-
-
-def _make_bucket(endpoint: str) -> None:
-    import boto3
-    from botocore.exceptions import EndpointConnectionError
-
-    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")
-    for _ in range(300):
-        try:
-            client.create_bucket(Bucket="study")
-            return
-        except EndpointConnectionError:
-            time.sleep(0.1)
-    raise AssertionError("the S3 server does not answer")
 
 
 @pytest.mark.nightly
@@ -619,7 +571,7 @@ CONFLICT = "<<<<<<< HEAD\n{0}=======\n{0}>>>>>>> other\n"
         ("dvc.lock", "stages: {}\n", "stages: 3\n", "'./dvc.lock' validation failed. `git checkout HEAD -- dvc.lock` restores"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_told_with_its_cause_before_anything_runs(
+def test_a_mistake_is_told_first(
     study: Path, monkeypatch: pytest.MonkeyPatch, name: str, old: str, new: str, told: str
 ) -> None:
     (study / "dvc.lock").write_text("schema: '2.0'\nstages: {}\n")

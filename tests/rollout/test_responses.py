@@ -1,7 +1,5 @@
 """End and text of responses for several kinds of tokenizers, and completions that no engine may return."""
 
-from __future__ import annotations
-
 import json
 import random
 from contextlib import nullcontext
@@ -26,7 +24,6 @@ TEXTS = ["the answer is 4 END of it", "Q: what A: 42 so Q: next A: 7", "END END"
 
 
 def made_of(backend: Backend, stop_tokens: list[str]) -> Tokenizer:
-    """A tokenizer with these stop tokens."""
     ends = {"eos_token_id": [backend.token_to_id(token) for token in stop_tokens]}
     files = {"tokenizer.json": backend.to_str(), "tokenizer_config.json": json.dumps({"eos_token": stop_tokens[0]})}
     return Tokenizer({name: text.encode() for name, text in (files | {"generation_config.json": json.dumps(ends)}).items()})
@@ -59,9 +56,6 @@ def said(tokenizer: Tokenizer, ids: list[int], stop: tuple[str, ...]) -> Complet
             reason, length = "stop", n
             break
     return responses.completion(ids[:length], [-1.0] * length, reason, 3)
-
-
-# ----------------------------------------------------------------------------------------------------------- stop strings
 
 
 @pytest.mark.parametrize("tokenizer", [byte_level(), like_llama2("always"), like_llama2("first")], ids=["bytes", "▁", "▁first"])
@@ -110,23 +104,16 @@ def test_the_newest_tokens_of_a_byte_level_tokenizer_tell_what_the_whole_text_te
     assert ends > 50
 
 
-@pytest.mark.parametrize("stop", [("N", "D"), ("D", "N")])
-def test_of_two_stop_strings_that_one_token_completes_the_first_in_the_text_counts(stop: tuple[str, str]) -> None:
+def test_which_stop_string_counts() -> None:
+    """Of two that one token completes, the first in the text; and none that was complete before the newest token, as where it
+    stands within the first ``min_tokens``.
+    """
     tokenizer = byte_level()
-    ids = tokenizer("so END of it")["input_ids"]
-    one = said(tokenizer, ids, stop)
-    assert (one.text, tokenizer.decode(one.token_ids)) == ("so EN", "so END")
-
-
-def test_a_stop_string_that_was_complete_before_the_newest_token_does_not_count_again() -> None:
-    """As where it stands within the first ``min_tokens``."""
-    tokenizer = byte_level()
-    ids = tokenizer("so END")["input_ids"]
-    responses = Responses(tokenizer, ("END",))
+    for stop in (("N", "D"), ("D", "N")):
+        one = said(tokenizer, tokenizer("so END of it")["input_ids"], stop)
+        assert (one.text, tokenizer.decode(one.token_ids)) == ("so EN", "so END")
+    ids, responses = tokenizer("so END")["input_ids"], Responses(tokenizer, ("END",))
     assert responses.has_ended(ids) and not responses.has_ended([*ids, *tokenizer("!")["input_ids"]])
-
-
-# --------------------------------------------------------------------------------------------------------- special tokens
 
 
 @pytest.mark.parametrize("special", [False, True])
@@ -160,15 +147,11 @@ def test_the_text_holds_every_token_but_the_one_that_ends_it(
     assert one.finish_reason == ("stop" if tokens else "length")
 
 
-@pytest.mark.parametrize("text", ["a</s>b", "a</s>"])
-def test_a_stop_token_within_the_minimum_stays_in_the_text(text: str) -> None:
+def test_a_stop_token_within_the_minimum_stays_in_the_text() -> None:
     """With an engine that lets one through, and a response that the limit cuts after it."""
-    tokenizer = byte_level()
-    ids = tokenizer(text)["input_ids"]
-    assert Responses(tokenizer, ()).completion(ids, [0.0] * len(ids), "length", 0).text == text
-
-
-# ---------------------------------------------------------------------------------------------- what no engine may return
+    for text in ("a</s>b", "a</s>"):
+        ids = (tokenizer := byte_level())(text)["input_ids"]
+        assert Responses(tokenizer, ()).completion(ids, [0.0] * len(ids), "length", 0).text == text
 
 
 @pytest.mark.parametrize("reason", ["abort", "error", "repetition", None])
@@ -179,10 +162,10 @@ def test_a_response_that_the_engine_did_not_finish_is_no_completion(reason: Any)
         Responses(byte_level(), ("x",)).completion([], [], reason, 0)
 
 
-@pytest.mark.parametrize(("tokens", "log_probs"), [(2, 1), (1, 2), (0, 1)])
-def test_each_token_of_a_completion_has_a_log_probability(tokens: int, log_probs: int) -> None:
-    with pytest.raises(ValueError, match=f"gave {tokens} tokens with {log_probs} log-probabilities"):
-        Completion((5,) * tokens, "", (0.0,) * log_probs, "stop")
+def test_each_token_of_a_completion_has_a_log_probability() -> None:
+    for tokens, log_probs in ((2, 1), (1, 2), (0, 1)):
+        with pytest.raises(ValueError, match=f"gave {tokens} tokens with {log_probs} log-probabilities"):
+            Completion((5,) * tokens, "", (0.0,) * log_probs, "stop")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Real vLLM (its CPU build) against the model it samples from. Run by `make test-vllm`, in an environment of its own."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -3,8 +3,6 @@
 Needs root and Debian's packages, see cluster.sh.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -102,9 +100,6 @@ def test_the_results_are_those_of_dvc_repro(study: tuple[Path, dict[str, str]], 
     assert "Nothing to be done" in result.stdout + result.stderr
 
 
-# --------------------------------------------------------------------------------------------------------- stopped runs
-
-
 def wait_until_trained(folder: Path, arm: str, steps: int) -> None:
     """Until the run has saved its state after so many steps, or some more."""
     saved = f"data/state/runs/grpo_learning_rate/{arm}/0/*/step-*"
@@ -132,9 +127,7 @@ def undisturbed(study: Path, folder: Path) -> dict[str, str]:
     return digests(folder)
 
 
-def test_a_run_goes_on_after_scancel_and_after_requeueing(
-    cluster: Path, study: tuple[Path, dict[str, str]], tmp_path: Path
-) -> None:
+def test_a_run_goes_on_after_scancel(cluster: Path, study: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
     folder, _ = study
     edit(folder, grpo={"n_grpo_steps": STEPS})
     rules = [f"train_grpo_learning_rate_{arm.replace('-', '_')}" for arm in RUNS.values()]

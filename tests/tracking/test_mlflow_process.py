@@ -1,16 +1,17 @@
 """MLflow runs: what is written while they go on, how they end, where MLflow cannot be written; and the study that they show."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import os
 import runpy
+import shutil
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
@@ -23,8 +24,8 @@ import mlflow
 import numpy
 import pytest
 from mlflow import MlflowClient
-from mlflow_parts import Server, free_port, history, runs_at, uri_of
 from study_parts import ROOT, study_named
+from waiting import wait_for
 
 from grpo.common.errors import ToBeResumed, UserError
 from grpo.common.files import read_json, write_json, write_text
@@ -40,6 +41,73 @@ from grpo.tracking.mlflow_study import flat, source_tags, study_state
 from grpo.tracking.mlflow_uri import NOWHERE
 from grpo.tracking.run_log import RunLog
 from grpo.training import run as run_module
+
+
+def uri_of(folder: Path) -> str:
+    return f"sqlite:///{folder}/mlflow.db"
+
+
+def runs_at(uri: str) -> tuple[MlflowClient, list[Any]]:
+    """A client, and the runs of the experiment `toy`."""
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("toy")
+    return client, list(client.search_runs([experiment.experiment_id])) if experiment else []
+
+
+def history(client: MlflowClient, run: Any, key: str) -> list[tuple[int, float]]:
+    """(step, value), in their order."""
+    return sorted((metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, key))
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+class Server:
+    """A tracking server on a port of its own."""
+
+    def __init__(self, folder: Path):
+        self.port, self._folder, self.log = free_port(), folder, folder / "server.log"
+        self.uri = f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        store = ["--backend-store-uri", "sqlite:///server.db", "--artifacts-destination", "artifacts"]
+        command = [Path(sys.executable).with_name("mlflow"), "server", "--port", str(self.port), *store]
+        # Each of its workers, four where nothing else is said, imports MLflow for itself.
+        env = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_WORKERS": "1"} | os.environ
+        with self.log.open("ab") as log:
+            how = {"cwd": self._folder, "env": env, "stdout": log, "stderr": log, "start_new_session": True}
+            self._process = subprocess.Popen(command, **how)
+        wait_for(self._answers)
+
+    def _answers(self) -> bool:
+        assert self._process.poll() is None, self.log.read_text()
+        with suppress(OSError), urllib.request.urlopen(f"{self.uri}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+        return False
+
+    def kill(self) -> None:
+        """End it with all its processes, at once."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new database with MLflow's tables, whose making takes seconds."""
+    file = tmp_path_factory.mktemp("empty") / "mlflow.db"
+    MlflowClient(f"sqlite:///{file}").search_experiments()
+    return file
+
+
+@pytest.fixture
+def folder(workdir: Path, monkeypatch: pytest.MonkeyPatch, empty_database: Path) -> Path:
+    """A working folder whose runs go to its database."""
+    shutil.copy(empty_database, workdir / "mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri_of(workdir))
+    return workdir
 
 
 @pytest.mark.parametrize("killed", [True, False])
@@ -83,9 +151,6 @@ def test_a_run_that_mlflow_does_not_have_is_resumed_as_a_new_one(folder: Path) -
     write_text(folder / "id", "0123456789abcdef")
     run_id = MlflowRun("toy", "one", {}, {}, id_file=folder / "id").finish()
     assert run_id == (folder / "id").read_text() == runs_at(uri_of(folder))[1][0].info.run_id
-
-
-# ------------------------------------------------------------------------------------------------------ which run it was
 
 
 def a_run(study: Study, experiment: str) -> EffectiveRun:
@@ -262,23 +327,18 @@ def test_tags_say_the_commit_and_whether_the_code_was_changed_since(tmp_path: Pa
         git("checkout", "-q", name)
 
 
-# ------------------------------------------------------------------------------------------------ MLflow cannot be written
-
-
-def answer_all(server: socket.socket, answer: bytes) -> None:
-    """Answer each request with this, or hang up."""
-    with suppress(OSError):
-        while True:
-            with server.accept()[0] as connection:
-                connection.recv(65536)
-                connection.sendall(answer)
-
-
 @pytest.fixture
 def hangs_up() -> Iterator[str]:
     """Host and port of a server that answers nothing."""
+
+    def hang_up() -> None:
+        with suppress(OSError):
+            while True:
+                with server.accept()[0] as connection:
+                    connection.recv(65536)
+
     with socket.create_server(("127.0.0.1", 0)) as server:
-        threading.Thread(target=answer_all, args=(server, b""), daemon=True).start()
+        threading.Thread(target=hang_up, daemon=True).start()
         yield f"127.0.0.1:{server.getsockname()[1]}"
         server.shutdown(socket.SHUT_RDWR)
 
@@ -345,29 +405,24 @@ def test_a_password_is_written_nowhere(
         assert "pa5" not in text and "w0rd" not in text
 
 
-# ------------------------------------------------------------------------------------------------------------------- a server
-
-
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A tracking server, not yet started, that runs write to; the working folder is a new one."""
+    """A tracking server that runs write to; the working folder is a new one."""
     (tmp_path / "server").mkdir()
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     server = Server(tmp_path / "server")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    server.start()
     yield server
     server.kill()
 
 
 @pytest.mark.nightly
-def test_a_server_has_the_run_until_it_dies(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_dies(server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The run goes on; the next process writes to the server again."""
     monkeypatch.setattr(mlflow_run, "EVERY_SECONDS", 0.0)
     write_text(Path("note.txt"), "a note")
-    server.start()
     first, killed = (MlflowRun("toy", name, {"a": 1}, {"stage": "toy@one"}) for name in ("whole", "killed"))
     first.artifact(Path("note.txt"))
     for step in range(3):
@@ -382,11 +437,8 @@ def test_a_server_has_the_run_until_it_dies(
     found = {run.info.run_name: run for run in runs}
     assert {name: run.info.status for name, run in found.items()} == {"whole": "FINISHED", "killed": "RUNNING"}
     whole = found["whole"]
-    assert (whole.data.params, whole.data.tags["stage"], whole.data.tags["mlflow.user"]) == (
-        {"a": "1"},
-        "toy@one",
-        getpass.getuser(),
-    )
+    assert (whole.data.params, whole.data.tags["stage"]) == ({"a": "1"}, "toy@one")
+    assert whole.data.tags["mlflow.user"] == getpass.getuser()
     assert [artifact.path for artifact in client.list_artifacts(whole.info.run_id)] == ["note.txt"]
     for run in found.values():
         assert history(client, run, "x") == [(step, step / 3) for step in range(3)]
@@ -433,14 +485,7 @@ def test_eight_processes_write_to_one_new_database(workdir: Path) -> None:
     assert len(runs) == count
 
 
-# --------------------------------------------------------------------------------------------------------- the study of a run
-
-
-REPOSITORY = Path(__file__).parents[2]
 STATE = {"key": "k", "name": "study toy", "tags": {"study": "toy", "params_digest": "d"}, "settings": {"seeds": [0]}}
-
-
-# ---------------------------------------------------------------------------------------------------- parents and children
 
 
 def test_runs_of_a_state_have_one_parent(folder: Path) -> None:
@@ -471,16 +516,13 @@ def test_a_state_is_the_values_and_the_commit(mini_study: Study, monkeypatch: py
     assert others[0]["settings"]["seeds"] == [7] and others[2]["name"].endswith(" + changes")
 
 
-# ------------------------------------------------------------------------------------------------------ data and rollouts
-
-
-def write_lines(name: str, records: list[dict[str, Any]]) -> Path:
-    write_text(Path(name), "".join(json.dumps(record) + "\n" for record in records))
-    return Path(name)
-
-
 def test_datasets_are_inputs_and_rollouts_a_table(folder: Path) -> None:
     """As MLflow itself reads one, beside the database. A resumed run has the datasets once."""
+
+    def write_lines(name: str, records: list[dict[str, Any]]) -> Path:
+        write_text(Path(name), "".join(json.dumps(record) + "\n" for record in records))
+        return Path(name)
+
     train = write_lines("data/dataset/main/train.jsonl", [{"id": str(i), "question": "?"} for i in range(3)])
     validation = write_lines("data/dataset/main/validation.jsonl", [{"id": "v"}])
     for _ in range(2):
@@ -511,43 +553,35 @@ def test_datasets_are_inputs_and_rollouts_a_table(folder: Path) -> None:
     assert table["step"].tolist() == [0, 2] and table["response"].tolist()[0] == "five" and table["reward"].tolist()[1] == 1.0
 
 
-# ------------------------------------------------------------------------------------------------------------ `make ui`
-
-
 def ui(**env: str) -> tuple[int, str]:
     """`make ui` where it cannot start: exit code and what it says."""
     done = subprocess.run(
-        [sys.executable, REPOSITORY / "workflow/mlflow_ui.py"], env=os.environ | env, text=True, capture_output=True, timeout=60
+        [sys.executable, ROOT / "workflow/mlflow_ui.py"], env=os.environ | env, text=True, capture_output=True, timeout=60
     )
     return done.returncode, done.stdout + done.stderr
 
 
-def test_the_ui_says_that_its_server_is_away(folder: Path) -> None:
+def test_the_ui_takes_a_free_port_and_says_that_its_server_is_away(folder: Path) -> None:
     uri = f"http://127.0.0.1:{free_port()}"
     code, said = ui(MLFLOW_TRACKING_URI=uri)
     assert code == 2 and said.startswith(f"error: MLflow at {uri}: ")
     assert "Check the server and MLFLOW_TRACKING_URI" in said and said.count("\n") <= 3
-
-
-def test_the_ui_takes_a_free_port(folder: Path) -> None:
     with socket.socket() as stranger:
         stranger.bind(("127.0.0.1", 0))
         stranger.listen()
         taken = str(stranger.getsockname()[1])
         code, said = ui(MLFLOW_TRACKING_URI=uri_of(folder), MLFLOW_PORT=taken)
-        assert (
-            code == 2
-            and said == f"error: MLFLOW_PORT: another program uses port {taken}. Choose another: MLFLOW_PORT=5001 make ui\n"
-        )
+        told = f"error: MLFLOW_PORT: another program uses port {taken}. Choose another: MLFLOW_PORT=5001 make ui\n"
+        assert (code, said) == (2, told)
         assert ui(MLFLOW_TRACKING_URI=uri_of(folder), MLFLOW_PORT="http")[1].startswith("error: MLFLOW_PORT: http is not")
-        free_port = runpy.run_path(str(REPOSITORY / "workflow/mlflow_ui.py"))["free_port"]
-        free_port.__globals__["PORTS"] = [int(taken), 1]
-        assert free_port(None) == 1
+        of_ui = runpy.run_path(str(ROOT / "workflow/mlflow_ui.py"))["free_port"]
+        of_ui.__globals__["PORTS"] = [int(taken), 1]
+        assert of_ui(None) == 1
 
 
 def test_links_open_the_training_view_of_each_study(folder: Path) -> None:
     MlflowRun("toy", "e/a-0", {}, {}, STATE).finish()
-    links = runpy.run_path(str(REPOSITORY / "workflow/mlflow_ui.py"))["links"](uri_of(folder), "http://127.0.0.1:5000/")
+    links = runpy.run_path(str(ROOT / "workflow/mlflow_ui.py"))["links"](uri_of(folder), "http://127.0.0.1:5000/")
     _, runs = runs_at(uri_of(folder))
     page = f"http://127.0.0.1:5000/#/experiments/{runs[0].info.experiment_id}/runs?"
     assert len(links) == 2 and all(line.partition(": ")[2].startswith(page) for line in links)
@@ -555,7 +589,7 @@ def test_links_open_the_training_view_of_each_study(folder: Path) -> None:
     assert asked == {"workflowType": ["machine_learning"], "orderByKey": ["tags.`mlflow.runName`"], "orderByAsc": ["true"]}
 
 
-def test_the_ui_is_this_machines_whatever_is_set_for_a_server(
+def test_the_ui_is_this_machines_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """None of MLflow's protections is off, and an experiment's name commands no terminal."""
@@ -565,9 +599,8 @@ def test_the_ui_is_this_machines_whatever_is_set_for_a_server(
     MlflowClient(uri_of(folder)).create_experiment("evil \x1b]52;c;cHduZWQ=\x07")
     started: list[dict[str, str]] = []
     monkeypatch.setattr(os, "execvp", lambda *_: started.append(dict(os.environ)))
-    runpy.run_path(str(REPOSITORY / "workflow/mlflow_ui.py"))["main"]()
+    runpy.run_path(str(ROOT / "workflow/mlflow_ui.py"))["main"]()
     said = capsys.readouterr().out
     assert "evil \ufffd]52" in said and "\x1b" not in said
-    assert {name for name in started[0] if name.startswith("MLFLOW_")} == {
-        *("MLFLOW_BACKEND_STORE_URI", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION")
-    }
+    kept = {"MLFLOW_BACKEND_STORE_URI", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION"}
+    assert {name for name in started[0] if name.startswith("MLFLOW_")} == kept

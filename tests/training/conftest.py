@@ -1,7 +1,5 @@
 """A Ray cluster shared by the asynchronous runs of the tests."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Asynchronous GRPO on real Ray: equality with the synchronous loop, bounded lag, faults, and clean-up."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os
@@ -49,7 +47,7 @@ from grpo.models.checkpoint import save_checkpoint
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import paths
-from grpo.study.effective import EffectiveRun, effective_run
+from grpo.study.effective import effective_run
 from grpo.study.schema import Study
 from grpo.tasks.environment import Environment
 from grpo.tasks.formats import QUESTION_ONLY
@@ -81,7 +79,6 @@ def fresh_model(tokenizer: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def folder(fresh_model: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of the tiny model."""
     target = tmp_path_factory.mktemp("model")
     save_checkpoint(target, fresh_model, tokenizer)
     return target
@@ -98,20 +95,15 @@ def with_actors(
 
 def equal(a: Any, b: Any) -> bool:
     """Whether two states (tensors in mappings and lists) are equal bit for bit."""
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(equal, a, b))
-    return bool(a == b)
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else bool(a == b)
 
 
 def rows(target: Path) -> list[dict[str, float]]:
     return read_csv(target / "history.csv")
-
-
-# --------------------------------------------------------------------------------------------------------------- the buffer
 
 
 def scored(step: int, n_groups: int = 3, version: int | None = None) -> list[Rollout]:
@@ -178,12 +170,7 @@ def test_a_state_of_the_buffer_stays_as_it_was_taken() -> None:
     assert buffer.metrics()["replay/uses_max"] == 2  # of those that have left: the new ones were not drawn yet
 
 
-# ------------------------------------------------------------------------------------------------------------ lag and ratios
-
-
 class Remembering:
-    """A learner that only records its arguments."""
-
     def __init__(self) -> None:
         self.old: list[Any] = []
         self.seen: list[tuple[int, int]] = []  # of each rollout of each update its place in the batch, and its group
@@ -216,25 +203,20 @@ def test_stale_rollouts_bring_their_own_log_probs_and_fresh_ones_the_learners(ep
     assert equal(mixed.old, stale.old)
 
 
-class HungryEngine:
-    """Samples nothing, in a fixed time, and takes as much memory as a call has tokens."""
-
-    context, policy_version = None, 0
-
-    def synchronize(self, model: Any, policy_version: int) -> None:
-        self.policy_version = policy_version
-
-    def generate(self, prompts: Any, params: SamplingParams, n: int, seed: int) -> list[list[Completion]]:
-        torch.ones(params.max_tokens, 2**18).sum()  # MiB
-        time.sleep(0.1)
-        return [[Completion((1, 2), "T", (-1.0, -1.0), "stop", self.policy_version)] * n for _ in prompts]
-
-
 def test_a_generator_counts_its_own_times_and_memory(tokenizer: Any) -> None:
     """It does not wait while it evaluates or loads weights, and loading is not sampling."""
+
+    def generate(prompts: Any, params: SamplingParams, n: int, seed: int) -> list[list[Completion]]:
+        """Sample nothing, in a fixed time, with as many MiB of memory as a call has tokens."""
+        torch.ones(params.max_tokens, 2**18).sum()
+        time.sleep(0.1)
+        return [[Completion((1, 2), "T", (-1.0, -1.0), "stop", engine.policy_version)] * n for _ in prompts]
+
+    engine = SimpleNamespace(context=None, policy_version=0, generate=generate)
+    engine.synchronize = lambda model, policy_version: setattr(engine, "policy_version", policy_version)
     loading = SimpleNamespace(load_state_dict=lambda weights: time.sleep(0.2))
     few, many = (setup_of(CONFIG.model_copy(update={"sampling_max_tokens": n}), problems(8), QUESTION_ONLY) for n in (2, 256))
-    generator = Generator(lambda: (HungryEngine(), loading, tokenizer), many)
+    generator = Generator(lambda: (engine, loading, tokenizer), many)
     assert generator.start() == (None, False)
     time.sleep(0.4)
     _, first = generator.sample(1)
@@ -267,9 +249,6 @@ def test_what_leaves_the_learners_actor_is_on_the_cpu(monkeypatch: pytest.Monkey
     found = [state["model"]["w"], state["optimizer"]["weights"][1], weights["w"]]
     assert [tensor.device.type for tensor in found] == ["cpu"] * 3
     assert state["rates"] == ({"lr": 0.1},) and state["optimizer"]["weights"][0] is None
-
-
-# -------------------------------------------------------------------------------------------- the loop, without its actors
 
 
 class Versions:
@@ -330,9 +309,7 @@ def test_what_is_logged_is_of_the_drawn_batch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("older", [None, 1])
 @pytest.mark.parametrize("lag", [0, 1, 2])
-def test_a_run_that_is_taken_up_trains_on_the_same_groups_of_the_same_versions(
-    tmp_path: Path, lag: int, older: int | None
-) -> None:
+def test_a_resumed_run_trains_on_the_same_groups(tmp_path: Path, lag: int, older: int | None) -> None:
     max_age = None if older is None else lag + older
     config = SMALL.model_copy(update={"n_grpo_steps": 12})
     config = asynchronous(config, max_policy_lag=lag, replay_capacity=3, replay_max_age=max_age)
@@ -342,12 +319,7 @@ def test_a_run_that_is_taken_up_trains_on_the_same_groups_of_the_same_versions(
     assert rows(tmp_path / "again") == rows(tmp_path / "straight")
     ages = [version - sampled_by for version, batch in straight for _, sampled_by, _ in batch]
     assert [version for version, _ in straight] == list(range(12))
-    assert min(ages) == 0 and max(ages) == (
-        lag + 2 if max_age is None else lag + 1
-    )  # the buffer keeps each batch for three steps
-
-
-# ------------------------------------------------------------------------------------------------------------------ real Ray
+    assert min(ages) == 0 and max(ages) == lag + (older or 2)  # the buffer keeps each batch for three steps
 
 
 THREE_TURNS = Format("{question}\n", stop=("a", "e"), environment=Environment("environment_parts:Talk", max_turns=3))
@@ -388,15 +360,6 @@ def test_a_schedule_makes_the_result_independent_of_the_clock(folder: Path, tmp_
     assert lags[:3] == [0, 1, 2] and max(lags) == 3  # two versions behind, and a batch of the buffer before that
 
 
-def one_behind(mini_study: Study) -> tuple[Study, EffectiveRun]:
-    """A study, and its run of lag 1."""
-    experiments = {"grpo_learning_rate": entry("grpo_learning_rate", arms={"lag_1": {"asynchronous": {"max_policy_lag": 1}}})}
-    evaluation = {"every": 3, "problems": 6, "max_tokens": 5}
-    values = {"threads": 1, "seeds": [0], "save_state_every": 2, "grpo": CONFIG, "divergence": None}
-    study = changed(mini_study, **values, evaluation=evaluation, experiments=experiments)
-    return study, effective_run(study, "grpo_learning_rate", "lag_1", 0, [])
-
-
 @shared_cluster
 @pytest.mark.slow
 def test_a_run_whose_actors_are_killed_ends_as_one_that_was_left_alone(
@@ -405,7 +368,11 @@ def test_a_run_whose_actors_are_killed_ends_as_one_that_was_left_alone(
     """One after another, so that it takes four attempts, each from the state of the one before."""
     make_project(monkeypatch, tmp_path, fresh_model, tokenizer)
     monkeypatch.setattr("grpo.training.train.score_of", lambda *_: by(contains_a_t))
-    study, run = one_behind(mini_study)
+    experiments = {"grpo_learning_rate": entry("grpo_learning_rate", arms={"lag_1": {"asynchronous": {"max_policy_lag": 1}}})}
+    values = {"threads": 1, "seeds": [0], "save_state_every": 2, "grpo": CONFIG, "divergence": None}
+    evaluation = {"every": 3, "problems": 6, "max_tokens": 5}
+    study = changed(mini_study, **values, evaluation=evaluation, experiments=experiments)
+    run = effective_run(study, "grpo_learning_rate", "lag_1", 0, [])
     made: list[str] = []
     monkeypatch.setattr("grpo.training.run.MlflowRun", lambda study, name, *_: made.append(name) or parts.NoMlflow())
     victims: dict[int, str] = {}
@@ -443,7 +410,7 @@ def test_a_run_whose_actors_are_killed_ends_as_one_that_was_left_alone(
         ([], True),
     ],
 )
-def test_a_run_ends_after_four_losses_from_the_same_state(
+def test_four_losses_in_a_row_end_a_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, resumed_after: list[int], ends: bool
 ) -> None:
     outputs, attempts = SimpleNamespace(timing={}, checkpoints=tmp_path / "checkpoints"), iter(resumed_after)
@@ -558,9 +525,6 @@ def test_a_cluster_that_asks_for_a_token_is_used(folder: Path, tmp_path: Path) -
             done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False, timeout=120)
             assert done.returncode == 0, done.stderr
     assert rows(tmp_path / "first") == rows(tmp_path / "second") and len(rows(tmp_path / "first")) == 8
-
-
-# --------------------------------------------------------------------------------------------------- nothing is left behind
 
 
 def marked(mark: str) -> set[int]:

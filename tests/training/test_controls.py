@@ -1,7 +1,5 @@
 """Rewards that do not know the answer, and the trap: a task on which form alone pays is called so."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path
@@ -150,9 +148,7 @@ def controls_study(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(("form", "shows"), [(0.59, "same"), (0.2, "higher"), (0.8, "lower"), (0.55, "open")])
-def test_what_is_beyond_form_and_beyond_the_best_prompt(
-    form: float, shows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_beyond_form_and_best_prompt(form: float, shows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = controls_study(tmp_path, monkeypatch)
     arms = {"full_reward": 0.6, "format_only": form, "random_reward": 0.1}
     made = {arm: [run(arm, [0.1, end], seed, "controls") for seed in (0, 1, 2)] for arm, end in arms.items()}

@@ -1,7 +1,5 @@
 """The loops of SFT and of expert iteration: their losses, batches, collection and what they leave."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
@@ -38,8 +36,6 @@ from grpo.training.data import choose_examples, items_of_step
 from grpo.training.expert_iteration import train_by_expert_iteration
 from grpo.training.sft import train_sft
 
-# ----------------------------------------------------------------------------------------------------- which examples
-
 MANY = [Example(f"prompt {i}", f"response {i}", str(i), float(i % 3 == 0)) for i in range(30)]
 
 
@@ -56,31 +52,22 @@ def test_the_choice_depends_on_the_seed_only_and_a_smaller_one_is_part_of_a_larg
     assert len(smallest) == 5  # of each seed another, and not the first ones of the file
 
 
-def test_filtered_examples_all_earn_the_reward() -> None:
+def test_filtered_examples_all_earn_the_reward_and_more_than_there_are_is_a_users_error() -> None:
     right = {example for example in MANY if example.reward == 1.0}
-    assert set(choose_examples(MANY, SftConfig(filtered=True), 0)) == right
     some = choose_examples(MANY, SftConfig(filtered=True, examples=4), 0)
     assert len(set(some)) == 4 and set(some) < right
     almost = [Example("p", "r", "1", 0.5), *MANY]
+    assert set(choose_examples(MANY, SftConfig(filtered=True, examples=10), 0)) == right  # as many as there are
     assert set(choose_examples(almost, SftConfig(filtered=True), 0)) == right
-
-
-@pytest.mark.parametrize(
-    ("examples", "config", "message"),
-    [
+    assert set(choose_examples(MANY, SftConfig(examples=30), 0)) == {*MANY}
+    for examples, config, told in (
         (MANY, SftConfig(examples=31), r"sft\.examples: 31 examples are asked for, but .* has 30\. Lower it.*sft_dataset"),
         (MANY, SftConfig(examples=11, filtered=True), r"11 examples with reward 1 .* has 10\. Lower it"),
         ([MANY[1]], SftConfig(filtered=True), r"has 0\. Lower it, or use another `sft_dataset:` in params\.yaml"),
-    ],
-)
-def test_more_examples_than_there_are_is_a_users_error(examples: list[Example], config: SftConfig, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        choose_examples(examples, config, 0)
-    choose_examples(MANY, SftConfig(examples=30), 0)  # exactly as many is fine
-    choose_examples(MANY, SftConfig(examples=10, filtered=True), 0)
+    ):
+        with pytest.raises(UserError, match=told):
+            choose_examples(examples, config, 0)
 
-
-# ------------------------------------------------------------------------------------------------------------ updates
 
 PEOPLE = ("Mia", "Tom", "Ana", "Ben")
 THINGS = ("apples", "coins", "books")
@@ -105,9 +92,6 @@ CONFIG = SftConfig(
 )
 
 
-NO_ENGINE = SimpleNamespace()  # nothing is sampled
-
-
 def fine_tuned(
     model: Any,
     tokenizer: Any,
@@ -117,57 +101,46 @@ def fine_tuned(
     seed: int = 3,
     max_tokens: int | None = None,
 ) -> tuple[Any, list[dict[str, float]], RunLog]:
-    """A trained copy of ``model``, its history, and the run's log."""
     model = copy.deepcopy(model)
     learner = Learner(model, config, tokenizer.pad_token_id, LearnerSettings(max_tokens_per_microbatch=max_tokens))
-    given = {"data": examples, "engine": NO_ENGINE, "learner": learner, "seed": seed}
+    given = {"data": examples, "engine": SimpleNamespace(), "learner": learner, "seed": seed}
     _, log = train(train_sft, config, model, tokenizer, folder, **given)
     return model, read_csv(folder / "history.csv"), log
 
 
-def by_plain_torch(model: Any, tokenizer: Any) -> tuple[Any, list[float], list[float]]:
-    """The same training in plain PyTorch, one sequence at a time with whole logits: model, losses, gradient norms."""
-    model = copy.deepcopy(model).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=CONFIG.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
-    losses, norms = [], []
-    for step in range(1, 7):
-        optimizer.zero_grad()
-        total = torch.zeros(())
-        for example in items_of_step(EXAMPLES, 3, step, 4):
-            prompt, response = (tokenizer(text)["input_ids"] for text in (example.prompt, f"{example.response}<|endoftext|>"))
-            log_probs = torch.log_softmax(model(torch.tensor([[*prompt, *response]])).logits[0], dim=-1)
-            of_response = [log_probs[len(prompt) - 1 + t, token] for t, token in enumerate(response)]
-            total = total - torch.stack(of_response).sum() / 3.0
-        loss = total / 4
-        loss.backward()
-        norms.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).norm().item())
-        optimizer.step()
-        losses.append(loss.item())
-    return model, losses, norms
-
-
 @pytest.mark.parametrize("max_tokens", [None, 40])
 def test_updates_are_those_of_plain_torch(model: Any, tokenizer: Any, tmp_path: Path, max_tokens: int | None) -> None:
+    """One sequence at a time, with whole logits."""
     trained, history, log = fine_tuned(model, tokenizer, tmp_path / "run", max_tokens=max_tokens)
-    expected, losses, norms = by_plain_torch(model, tokenizer)
+    plain = copy.deepcopy(model).train()
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=CONFIG.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    losses, norms, tokens = [], [], []
+    for step in range(1, 7):
+        optimizer.zero_grad()
+        sums, lengths = [], []
+        for example in items_of_step(EXAMPLES, 3, step, 4):
+            prompt, response = (tokenizer(text)["input_ids"] for text in (example.prompt, f"{example.response}<|endoftext|>"))
+            log_probs = torch.log_softmax(plain(torch.tensor([[*prompt, *response]])).logits[0], dim=-1)
+            sums.append(sum(log_probs[len(prompt) - 1 + t, token] for t, token in enumerate(response)))
+            lengths.append(len(response))
+        loss = -torch.stack(sums).mean() / 3.0
+        loss.backward()
+        norms.append(flat(plain, "grad").norm().item())
+        optimizer.step()
+        losses.append(loss.item())
+        tokens.append(sum(lengths))
     assert [row["loss"] for row in history] == pytest.approx(losses, rel=1e-4)
     assert [row["gradient_norm"] for row in history] == pytest.approx(norms, rel=1e-4)
-    assert (flat(trained) - flat(expected)).norm() < 1e-3 * (flat(expected) - flat(model)).norm()
+    assert (flat(trained) - flat(plain)).norm() < 1e-3 * (flat(plain) - flat(model)).norm()
     assert [(row["step"], row["update"]) for row in history] == [(step, step) for step in range(1, 7)]
     # Mean negative log-likelihood of a token: the loss without its divisors.
-    batches = [items_of_step(EXAMPLES, 3, step, 4) for step in range(1, 7)]
-    tokens = [sum(len(tokenizer(example.response)["input_ids"]) + 1 for example in batch) for batch in batches]
     expected_nll = [loss * 3.0 * 4 / n for loss, n in zip(losses, tokens, strict=True)]
     assert [row["mean_nll"] for row in history] == pytest.approx(expected_nll, rel=1e-4)
-    speeds = [row["tokens_per_s"] * row["training_s"] for row in log.times]
-    assert speeds == pytest.approx(tokens)
+    assert [row["tokens_per_s"] * row["training_s"] for row in log.times] == pytest.approx(tokens)
 
 
-def flat(model: Any) -> Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-
-
-# ------------------------------------------------------------------------------------------------------- a whole run
+def flat(model: Any, which: str = "data") -> Tensor:
+    return torch.cat([getattr(parameter, which).flatten() for parameter in model.parameters()])
 
 
 @pytest.fixture
@@ -233,24 +206,17 @@ def test_grpo_starts_from_the_weights_that_fine_tuning_kept(project: Study, mode
 def test_prompts_are_put_as_they_are_when_sampling(format: Format, tmp_path: Path) -> None:
     """With the tokenizer's beginning-of-text token, or as a user message; responses are tokenized separately."""
     like_llama3(tmp_path, ["Mia has 3 apples."])
-    tokenizer, seen = Tokenizer.from_folder(tmp_path), []
-
-    def update(texts: Texts, constant: float) -> dict[str, float]:
-        seen.extend(zip(texts.prompts, texts.responses, strict=True))
-        return {"loss": 0.0}
-
+    tokenizer, learner = Tokenizer.from_folder(tmp_path), SpyLearner()
     config = CONFIG.model_copy(update={"n_sft_steps": 1, "train_batch_size": 10})
-    learner = SimpleNamespace(sft_update=update, model=SimpleNamespace(config=None))
-    train(train_sft, config, None, tokenizer, tmp_path, data=EXAMPLES, engine=NO_ENGINE, learner=learner, format=format)
+    given = {"data": EXAMPLES, "engine": SimpleNamespace(), "learner": learner, "format": format}
+    train(train_sft, config, None, tokenizer, tmp_path, **given)
+    (seen,) = learner.batches
     expected = {
         (format.encode(tokenizer, e.prompt), tuple(tokenizer(f"{e.response}<|eot_id|>", add_special_tokens=False)["input_ids"]))
         for e in EXAMPLES
     }
     assert set(seen) == expected and len(expected) == 10
     assert all(prompt.count(tokenizer.prompt_ids("")[0]) == 1 for prompt, _ in seen)
-
-
-# ------------------------------------------------------------------------------------------------- the end of a response
 
 
 @pytest.mark.parametrize(
@@ -275,9 +241,6 @@ def test_the_end_of_a_response_is_part_of_it(format: Format, response: str, end:
     assert list(ids) == text + [tokenizer(token)["input_ids"][0] for token in end]
 
 
-# ----------------------------------------------------------------------------------------------------------- expert iteration
-
-
 OF_ITERATION = ExpertIterationConfig(
     n_ei_steps=3,
     ei_batch_size=6,
@@ -295,12 +258,6 @@ OF_ITERATION = ExpertIterationConfig(
 )
 
 Pair = tuple[tuple[int, ...], tuple[int, ...]]  # prompt and response, as ids
-
-
-def is_right(text: str, _: str) -> dict[str, float]:
-    """All of the reward, or half of it for a right answer in the wrong form."""
-    right = text == "right"
-    return {"reward": 1.0 if right else 0.5, "format_reward": float(right), "answer_reward": 1.0}
 
 
 class ScriptedEngine:
@@ -334,9 +291,7 @@ class ScriptedEngine:
 
 
 class SpyLearner:
-    """Records its batches."""
-
-    model = None
+    model = SimpleNamespace(config=None)
 
     def __init__(self) -> None:
         self.batches: list[list[Pair]] = []
@@ -356,13 +311,15 @@ def iterate(
     engine: Any, learner: Any, tokenizer: Any, folder: Path, config: ExpertIterationConfig = OF_ITERATION, seed: int = 0,
     validate: Any = lambda step, updates: False,
 ) -> list[dict[str, float]]:  # fmt: skip
-    """Run the loop, and return the history."""
+    """Run the loop, and return the history. A right answer in the wrong form has half of the reward."""
+
+    def is_right(text: str, _: str) -> dict[str, float]:
+        right = text == "right"
+        return {"reward": 1.0 if right else 0.5, "format_reward": float(right), "answer_reward": 1.0}
+
     given = {"engine": engine, "learner": learner, "seed": seed, "reward": is_right, "validation": validate}
     train(train_by_expert_iteration, config, None, tokenizer, folder, **given)
     return read_csv(folder / "history.csv")
-
-
-# --------------------------------------------------------------------------------------------------- what is trained on
 
 
 def test_only_correct_rollouts_are_trained_on_with_the_ids_that_were_sampled(tokenizer: Any, tmp_path: Path) -> None:
@@ -404,9 +361,7 @@ def test_every_step_and_every_run_has_an_order_of_its_own(tokenizer: Any, tmp_pa
     assert len(orders) == len(set(orders)) == len(set(sampled)) == 6
 
 
-def test_a_step_without_a_correct_rollout_trains_nothing_and_is_logged(
-    tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_step_without_a_correct_rollout(tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The run ends where validation says so."""
     engine, learner, validated = ScriptedEngine([3, 0, 3]), SpyLearner(), []
 
@@ -426,9 +381,6 @@ def test_a_step_without_a_correct_rollout_trains_nothing_and_is_logged(
         assert all(row[name] == 1.0 for row in history if row is not nothing)
     assert (nothing["train/correct"], nothing["train/solved"], nothing["skipped_update"]) == (0.0, 0.0, 0.0)
     assert "step 2: none of 24 rollouts has reward 1, so nothing was trained" in capsys.readouterr().out
-
-
-# ------------------------------------------------------------------------------------------------------- a tiny model
 
 
 def test_expert_iteration_raises_the_reward(model: Any, tokenizer: Any, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Several processes under real torchrun give one process's results: each runs the loop on its share of the questions."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any
@@ -80,9 +78,7 @@ def assert_close(weights: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("packed", [pytest.param(None, marks=pytest.mark.slow), pytest.param(40, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("case", loops_worker.CASES)
-def test_two_and_three_processes_end_with_the_weights_of_one(
-    one: Found, two: Any, case: str, packed: Any, request: pytest.FixtureRequest
-) -> None:
+def test_all_end_with_the_weights_of_one(one: Found, two: Any, case: str, packed: Any, request: pytest.FixtureRequest) -> None:
     for ranks in (two[0], *([request.getfixturevalue("three")] if packed else [])):
         leader, *others = (found[f"{case}, {packed}"] for found in ranks)
         require_equal(leader, one[f"{case}, {packed}"])
@@ -107,9 +103,7 @@ def test_when_a_run_ends_is_decided_by_rank_0(two: Any, three: list[Found]) -> N
 
 
 @pytest.mark.nightly
-def test_another_number_of_processes_goes_on_from_a_saved_state(
-    one: Found, two: Any, three: list[Found], tmp_path: Path
-) -> None:
+def test_another_number_of_processes_resumes(one: Found, two: Any, three: list[Found], tmp_path: Path) -> None:
     ranks, state = two
     assert [(found["stopped"]["stopped"], found["stopped"]["steps"]) for found in ranks] == [(True, 2)] * 2
     assert [path.name for path in state.iterdir()] == ["step-2"]

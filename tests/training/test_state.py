@@ -1,7 +1,5 @@
 """Saved states on disk, the lock between two processes, and the request to stop."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -24,8 +22,6 @@ from grpo.training.state import SavedState
 
 
 class Counter:
-    """A part whose state is a number and a tensor."""
-
     def __init__(self) -> None:
         self.value, self.tensor = 0, torch.zeros(1000)
 
@@ -87,9 +83,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_state_that_cannot_be_read_is_removed(
-    damage: Callable[[Path], object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreadable_state_is_gone(damage: Callable[[Path], object], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The run starts anew, or from an older state, which a kill may have left behind."""
     run(tmp_path, until=4)
     shutil.copytree(tmp_path / "state/step-4", tmp_path / "older")
@@ -149,9 +143,7 @@ def test_the_run_goes_on_while_its_state_is_written(tmp_path: Path, monkeypatch:
     assert (checkpoints / "best" / "weights").read_text() == "of step 3"
 
 
-def test_a_state_that_could_not_be_written_ends_the_run_at_its_next_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_that_cannot_be_written_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full_disk(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 

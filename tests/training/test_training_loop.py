@@ -1,7 +1,5 @@
 """The GRPO loop on a tiny model and a toy reward, with real MLflow."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
@@ -12,7 +10,8 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,8 +61,6 @@ from grpo.training.grpo import train_grpo
 from grpo.training.monitor import Monitor, require_agreement
 from grpo.training.step import has_signal, replace_groups_without_signal, sample, score
 
-# --------------------------------------------------------------------------------------------------------- questions
-
 
 @pytest.mark.parametrize(("size", "n"), [(12, 4), (12, 5), (7, 3), (5, 8)])
 def test_every_question_is_asked_once_an_epoch(size: int, n: int) -> None:
@@ -79,16 +76,11 @@ def test_every_question_is_asked_once_an_epoch(size: int, n: int) -> None:
     assert [q.id for q in items_of_step(problems(9), 5, 4, 4)] == ["p/1", "p/8", "p/5", "p/4"]
 
 
-# -------------------------------------------------------------------------------------------------------------- training
-
-
 SCORE = by(contains_a_t)
-HALF = {"format_reward": 1.0, "answer_reward": 0.5, "reward": 0.5}
 CONFIG = training_parts.CONFIG.model_copy(update={"n_grpo_steps": 20, "gradient_accumulation_steps": 2})
 
 
 def train(model: Any, tokenizer: Any, folder: Path, config: GrpoConfig = CONFIG, **given: Any) -> tuple[Any, RunLog]:
-    """A trained copy of ``model``, and the run's log."""
     return train_by(train_grpo, config, model, tokenizer, folder, **given)
 
 
@@ -147,20 +139,6 @@ def test_a_long_response_loses_training_reward_and_nothing_else() -> None:
     assert lengths == [4, 6, 0.25] and (metrics["train/reward"], metrics["train/answer_reward"]) == (0.375, 0.5)
 
 
-# ---------------------------------------------------------------------------------------------- evaluation and MLflow
-
-
-class Noted(NoMlflow):
-    """Notes what MLflow would be sent: by metric (step, value)."""
-
-    def __init__(self) -> None:
-        self.metrics: dict[str, list[tuple[int, float]]] = {}
-
-    def log(self, metrics: dict[str, float], step: int) -> None:
-        for name, value in metrics.items():
-            self.metrics.setdefault(name, []).append((step, value))
-
-
 @pytest.fixture(scope="module")
 def tiny_study(mini_study: Study) -> Study:
     """Five steps of two epochs, evaluated every second step on six problems."""
@@ -175,16 +153,15 @@ def tiny_study(mini_study: Study) -> Study:
     )
 
 
-def tiny_run(study: Study) -> EffectiveRun:
+def run_of(study: Study) -> EffectiveRun:
     return effective_run(study, "grpo_learning_rate", "slow", 0, [])
 
 
-def test_a_run_is_evaluated_first_every_few_steps_and_last_and_all_goes_to_mlflow(
-    tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_what_a_run_evaluates_and_logs(tiny_study: Study, model: Any, tokenizer: Any, tmp_path: Path) -> None:
     """Each row by its number of updates, of which a step has two."""
-    run, mlflow = tiny_run(tiny_study), Noted()
-    log = RunLog(tmp_path, mlflow)  # type: ignore[arg-type]
+    run, mlflow, sent = run_of(tiny_study), NoMlflow(), dict[str, list[tuple[int, float]]]()  # by metric (step, value)
+    mlflow.log = lambda metrics, step: [sent.setdefault(name, []).append((step, value)) for name, value in metrics.items()]
+    log = RunLog(tmp_path, mlflow)
     engine, learner = TransformersEngine(model, tokenizer), Learner(model, run.config, tokenizer.pad_token_id)
     parts = {"data": problems(20), "engine": engine, "learner": learner, "tokenizer": tokenizer}
     ctx, _ = monitored(context(run.config, log, never_saved(tmp_path), **parts, reward=contains_a_t), tiny_study, problems(6))
@@ -199,7 +176,7 @@ def test_a_run_is_evaluated_first_every_few_steps_and_last_and_all_goes_to_mlflo
     # a mean over six problems
     assert all(row["val/cut_off"] * 6 == pytest.approx(round(row["val/cut_off"] * 6)) for row in rows)
     for name in columns:
-        assert mlflow.metrics[name] == [(row["update"], row[name]) for row in rows]
+        assert sent[name] == [(row["update"], row[name]) for row in rows]
     rows = read_csv(tmp_path / "history.csv")
     assert [(row["step"], row["update"]) for row in rows] == [((i + 2) // 2, i + 1) for i in range(10)]
     for first, second in zip(rows[::2], rows[1::2], strict=True):
@@ -208,19 +185,16 @@ def test_a_run_is_evaluated_first_every_few_steps_and_last_and_all_goes_to_mlflo
         assert first["train/reward"] == second["train/reward"]  # one rollout batch
     assert [row["step"] for row in log.times] == [1, 2, 3, 4, 5]
     for name in HISTORY[2:]:
-        assert mlflow.metrics[name] == [(row["update"], row[name]) for row in rows]
-    times = {name for name in mlflow.metrics if name.startswith("time/")}
+        assert sent[name] == [(row["update"], row[name]) for row in rows]
+    times = {name for name in sent if name.startswith("time/")}
     assert {"time/rollout_s", "time/training_s", "time/tokens_per_s", "time/rollout_peak_mb", "time/training_peak_mb"} <= times
-    assert all(step in (2, 4, 6, 8, 10) and value >= 0 for name in times for step, value in mlflow.metrics[name])
+    assert all(step in (2, 4, 6, 8, 10) and value >= 0 for name in times for step, value in sent[name])
 
 
 @pytest.fixture
 def project(model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make_project(monkeypatch, tmp_path, model, tokenizer)
     return tmp_path
-
-
-# -------------------------------------------------------------------------------------------- do engine and learner agree?
 
 
 def of_other_weights(model: Any) -> Any:
@@ -245,9 +219,7 @@ ALLOWED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("settings", ALLOWED)
-def test_other_weights_differ_by_more_than_settings_and_rounding_do(
-    settings: dict[str, Any], tiny_study: Study, model: Any, tokenizer: Any
-) -> None:
+def test_an_engine_of_other_weights_is_seen(settings: dict[str, Any], tiny_study: Study, model: Any, tokenizer: Any) -> None:
     """Responses are sampled by these settings; half precision samples from a rounded copy."""
     study = changed(tiny_study, **settings)
     learner = Learner(model, study.grpo, tokenizer.pad_token_id)
@@ -258,24 +230,18 @@ def test_other_weights_differ_by_more_than_settings_and_rounding_do(
         rollouts = monitored(ctx, study, problems(64))[1].evaluate(0).rollouts
         with pytest.raises(UserError, match="differ by") if differs else nullcontext():
             require_agreement(study, learner, rollouts)
+    empty = Completion((), "", (), "stop", 0)
+    require_agreement(study, learner, [Rollout(problem, (1, 2), empty) for problem in problems(64)])  # nothing to compare
 
 
-def test_responses_without_tokens_have_nothing_to_compare(tiny_study: Study, model: Any) -> None:
-    nothing = Completion((), "", (), "stop", 0)
-    empty = [Rollout(problem, (1, 2), nothing) for problem in problems(64)]
-    require_agreement(tiny_study, Learner(model, tiny_study.grpo, 0), empty)
-
-
-def test_a_run_whose_engine_has_other_weights_ends_before_training(
-    tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_on_other_weights_ends_at_once(tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(study: Study, checkpoint: Checkpoint, *_: Any) -> Any:
         return TransformersEngine(of_other_weights(checkpoint.model), checkpoint.tokenizer)
 
     monkeypatch.setattr("grpo.training.train.make_engine", wrong)
     monkeypatch.setattr("grpo.training.train.score_of", lambda *_: SCORE)
     monkeypatch.setattr(Learner, "update", lambda *_: pytest.fail("it was trained"))
-    run = tiny_run(tiny_study)
+    run = run_of(tiny_study)
     with pytest.raises(UserError, match=r"engine and learner differ by .* nats a token"):
         run_module.train_run(tiny_study, run)
     assert not (paths.RUNS / run.name).exists()
@@ -316,7 +282,7 @@ def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
     random_reward = by(lambda text, truth: contains_a_t(text, truth) | {"reward": draw_from_all_generators()})
     monkeypatch.setattr("grpo.training.train.score_of", lambda *_: random_reward if changes is ADAPTED else SCORE)
     study = changed(tiny_study, save_state_every=2, divergence=None, grpo=changes)
-    run = with_a_base_of_its_own(study) if changes is ADAPTED else tiny_run(study)
+    run = with_a_base_of_its_own(study) if changes is ADAPTED else run_of(study)
     sample = loop.sample
 
     def killed_at_step_4(setup: Any, sampler: Any, step: int, n_questions: int) -> Any:
@@ -350,12 +316,10 @@ def test_a_run_that_is_taken_up_ends_as_one_that_was_never_interrupted(
     assert (paths.CHECKPOINTS / run.name / "last" / "model.safetensors").read_bytes() == weights
 
 
-def test_a_finished_run_that_dvc_did_not_store_is_not_trained_again(
-    tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_run_is_not_trained_again(tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """DVC removes a stage's outputs before it runs. What DVC has stored is not kept (test_state)."""
     monkeypatch.setattr("grpo.training.train.score_of", lambda *_: SCORE)
-    run = tiny_run(tiny_study)
+    run = run_of(tiny_study)
     outputs = [root / run.name for root in (paths.RUNS, paths.CHECKPOINTS, paths.TIMING)]
     paths.PIPELINE.touch()
     run_module.train_run(tiny_study, run)
@@ -369,9 +333,7 @@ def test_a_finished_run_that_dvc_did_not_store_is_not_trained_again(
         assert files_below(*outputs) == first
 
 
-def test_the_engine_is_made_before_the_learner_hooks_onto_gradients(
-    tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_engine_is_made_before_the_hooks(tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Starting vLLM switches the CUDA stream of autograd's hooks; the engine also gets the run's own settings."""
     models, hooked, configs = [], [], []
 
@@ -385,14 +347,12 @@ def test_the_engine_is_made_before_the_learner_hooks_onto_gradients(
     arms = {"grpo_learning_rate": entry("grpo_learning_rate", arms={"slow": {"gpu_memory_utilization": 0.3}})}
     learner = {"dtype": "bfloat16", "gradient_checkpointing": True}  # the first with hooks
     study = changed(tiny_study, grpo={"n_grpo_steps": 1}, learner=learner, experiments=arms)
-    run_module.train_run(study, tiny_run(study))
+    run_module.train_run(study, run_of(study))
     assert hooked == [False]
     assert all(parameter._post_accumulate_grad_hooks for parameter in models[0].parameters())  # as the learner left them
     assert models[0].is_gradient_checkpointing
     assert configs[0].gpu_memory_utilization == 0.3
 
-
-# ------------------------------------------------------------------------------------------------------------ checkpoints
 
 RIGHT = [1, 2, 4, 4]  # of six problems, in the evaluations after 0, 2, 4 and 5 steps
 SLOW_WON = [{"experiment": "grpo_learning_rate", "winner": "slow", "overrides": {"learning_rate": 1e-3}}]
@@ -501,9 +461,6 @@ def test_the_config_says_what_the_run_changed_and_where_values_came_from(trained
     assert config["divergence"] == mini_study.divergence.model_dump() and config["checkpoints"] == ["last", "best"]
 
 
-# ------------------------------------------------------------------------------------------- times and evaluations, by hand
-
-
 def test_phases_add_up_and_what_other_processes_measured_replaces_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step's time is without its evaluation."""
     clock = [100.0]
@@ -568,9 +525,6 @@ def test_the_time_of_a_run_that_is_taken_up_goes_on(tmp_path: Path, monkeypatch:
     assert third.elapsed_s == 43.0 and third.resumed_after == [1, 2]
 
 
-# ------------------------------------------------------------------------------------------------------------- validation
-
-
 def monitor_of(study: Study, model: Any, tokenizer: Any, n: int, run_seed: int = 0, **settings: Any) -> Monitor:
     """What evaluates ``model`` on the first ``n`` problems."""
     study = changed(study, evaluation={"problems": n, "last_problems": n, "max_tokens": 6} | settings)
@@ -580,9 +534,7 @@ def monitor_of(study: Study, model: Any, tokenizer: Any, n: int, run_seed: int =
 
 
 @pytest.mark.parametrize(("limit", "used"), [(12, 6), (4, 4)])
-def test_a_response_that_is_too_long_in_training_is_too_long_in_validation(
-    model: Any, tokenizer: Any, mini_study: Study, limit: int, used: int
-) -> None:
+def test_the_limit_of_training_in_validation(model: Any, tokenizer: Any, mini_study: Study, limit: int, used: int) -> None:
     """The evaluation's own limit applies if it is smaller than that of training, which is 6."""
     monitor = monitor_of(mini_study, model, tokenizer, 6, max_tokens=limit, temperature=0.8, top_p=0.9)
     assert monitor.sampling() == SamplingParams(0.8, 0.9, max_tokens=used)
@@ -613,9 +565,6 @@ def test_what_is_shown_of_more_than_64_problems_is_of_the_first_64(model: Any, t
     assert found.metrics["response_length"] == sum(len(r.completion.token_ids) for r in found.rollouts) / 90
 
 
-# ----------------------------------------------------------------------------------------------------------- dynamic sampling
-
-
 OF_SAMPLING = GrpoConfig(
     rollout_batch_size=12, train_batch_size=12, group_size=2, gradient_accumulation_steps=1, prompt="question_only",
     dynamic_sampling_rounds=2,
@@ -624,81 +573,60 @@ DATA = problems(24)
 FIRST = [problem.id for problem in items_of_step(DATA, 0, 1, 6)]  # what is asked in the first step
 
 
-class Scripted:
-    """An engine that gives two answers to every question, and records the number of questions and the seed."""
+def first_step(tokenizer: Any, folder: Path, easy: set[str], n: int = 24, rounds: int = 2) -> SimpleNamespace:
+    """A first step on ``n`` problems. All answers to an easy one have reward 1; of other groups only the first has.
 
-    policy_version, context = 0, None
+    Returns:
+        the rollouts ``before`` and ``after``, and their ``questions``; ``metrics``; of each call of the engine the number of
+        questions (``asked``) and the seed (``seeds``).
+    """
+    asked, seeds = [], []
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[int, int]] = []
-
-    def generate(self, prompts: Sequence[Any], params: SamplingParams, n: int, seed: int) -> list[list[Completion]]:
-        self.calls.append((len(prompts), seed))
+    def generate(prompts: Sequence[Any], params: SamplingParams, n: int, seed: int) -> list[list[Completion]]:
+        asked.append(len(prompts))
+        seeds.append(seed)
         return [[Completion((1,), text, (0.0,), "stop", 0) for text in ("yes", "no")] for _ in prompts]
-
-
-class Step(NamedTuple):
-    before: list[Rollout]
-    after: list[Rollout]
-    metrics: dict[str, float]
-    calls: list[tuple[int, int]]
-
-
-def step_of(tokenizer: Any, folder: Path, easy: set[str], n: int = 24, rounds: int = 2) -> Step:
-    """A first step on ``n`` problems. All answers to an easy one have reward 1; of other groups only the first has."""
 
     def scored(rollouts: Sequence[Rollout]) -> ScoredBatch:
         right = [float(r.problem.id in easy or r.completion.text == "yes") for r in rollouts]
         rewards = [dict.fromkeys(("reward", "format_reward", "answer_reward"), each) for each in right]
         return ScoredBatch(rewards, [False] * len(right))
 
-    config, engine, log = (
-        OF_SAMPLING.model_copy(update={"dynamic_sampling_rounds": rounds}),
-        Scripted(),
-        RunLog(folder, NoMlflow()),
-    )  # type: ignore[arg-type]
+    config, log = OF_SAMPLING.model_copy(update={"dynamic_sampling_rounds": rounds}), RunLog(folder, NoMlflow())
+    engine = SimpleNamespace(policy_version=0, context=None, generate=generate)
     ctx = context(config, log, None, data=DATA[:n], engine=engine, learner=None, tokenizer=tokenizer)
     ctx = replace(ctx, setup=replace(ctx.setup, score=scored))
     before, _ = score(ctx.setup, sample(ctx.setup, ctx.sampler, 1, 6))
     after, metrics = replace_groups_without_signal(ctx, 1, list(before))
-    return Step(before, after, metrics, engine.calls)
-
-
-def questions(rollouts: list[Rollout]) -> list[str]:
-    """The questions of a batch's groups of two."""
-    assert all(one.problem == two.problem for one, two in zip(rollouts[::2], rollouts[1::2], strict=True))
-    return [rollout.problem.id for rollout in rollouts[::2]]
+    assert len(before) == len(after) == 12
+    assert all(batch[::2][i].problem == batch[1::2][i].problem for batch in (before, after) for i in range(6))
+    questions = ([rollout.problem.id for rollout in batch[::2]] for batch in (before, after))
+    return SimpleNamespace(before=before, after=after, questions=[*questions], metrics=metrics, asked=asked, seeds=seeds)
 
 
 def test_groups_without_signal_give_way_to_other_questions_and_all_others_stay(tokenizer: Any, tmp_path: Path) -> None:
-    step = step_of(tokenizer, tmp_path, easy={FIRST[1], FIRST[4]})
-    assert questions(step.before) == FIRST
-    asked = questions(step.after)
-    assert [asked[i] for i in (0, 2, 3, 5)] == [FIRST[i] for i in (0, 2, 3, 5)]
-    assert not {asked[1], asked[4]} & set(FIRST) and asked[1] != asked[4]
-    assert [count for count, _ in step.calls] == [6, 2] and step.calls[0][1] != step.calls[1][1]
+    step = first_step(tokenizer, tmp_path, easy={FIRST[1], FIRST[4]})
+    before, after = step.questions
+    assert before == FIRST and [after[i] for i in (0, 2, 3, 5)] == [FIRST[i] for i in (0, 2, 3, 5)]
+    assert not {after[1], after[4]} & set(FIRST) and after[1] != after[4]
+    assert step.asked == [6, 2] and step.seeds[0] != step.seeds[1]
     assert step.metrics["dynamic_sampling/rounds"] == 1 and step.metrics["dynamic_sampling/dropped_groups"] == 2
     assert step.metrics["train/zero_signal_fraction"] == 0 and step.metrics["train/reward"] == 0.5
     # By the definition: rewards of 1 and 0 are half a reward from their mean, and their standard deviation is the root of .5.
     assert [rollout.advantage for rollout in step.after] == pytest.approx([0.5**0.5, -(0.5**0.5)] * 6, rel=1e-5)
-
-
-def test_a_step_in_which_every_group_has_signal_samples_once(tokenizer: Any, tmp_path: Path) -> None:
-    step = step_of(tokenizer, tmp_path, easy=set())
-    assert step.after == step.before and [count for count, _ in step.calls] == [6]
+    step = first_step(tokenizer, tmp_path, easy=set())  # every group has signal
+    assert step.after == step.before and step.asked == [6]
     assert step.metrics["dynamic_sampling/rounds"] == step.metrics["dynamic_sampling/dropped_groups"] == 0
 
 
 def test_it_ends_after_so_many_rounds_or_when_every_question_was_asked(tokenizer: Any, tmp_path: Path) -> None:
     everything = {problem.id for problem in DATA}
-    step = step_of(tokenizer, tmp_path, everything, rounds=2)
-    assert [count for count, _ in step.calls] == [6, 6, 6] and len({seed for _, seed in step.calls}) == 3
+    step = first_step(tokenizer, tmp_path, everything)
+    assert step.asked == [6, 6, 6] and len({*step.seeds}) == 3
     assert step.metrics["dynamic_sampling/dropped_groups"] == 12 and step.metrics["train/zero_signal_fraction"] == 1
-    assert len(step.after) == 12 and not set(questions(step.after)) & set(questions(step.before))
-    # Of eight questions two are left after the first six.
-    few = step_of(tokenizer, tmp_path, everything, n=8, rounds=5)
-    assert [count for count, _ in few.calls] == [6, 2] and len(few.after) == 12
-    assert set(questions(few.after)) | set(questions(few.before)) == {problem.id for problem in DATA[:8]}
+    assert not {*step.questions[0]} & {*step.questions[1]}
+    few = first_step(tokenizer, tmp_path, everything, n=8, rounds=5)  # two are left after the first six
+    assert few.asked == [6, 2] and {*few.questions[0], *few.questions[1]} == {problem.id for problem in DATA[:8]}
 
 
 @pytest.mark.parametrize(("rewards", "signal"), [((0.5, 0.5), False), ((0.1 + 0.2, 0.3), False), ((1.0, 0.0), True)])

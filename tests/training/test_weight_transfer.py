@@ -1,7 +1,5 @@
 """The weights that the learner's actor gives, and their way to the generator by Ray Direct Transport."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -109,9 +107,6 @@ def test_devices_say_how_many_gpus_are_needed_and_how_weights_go(
     assert tuple(each["num_gpus"] for each in resources) == gpus and found == transport
 
 
-# --------------------------------------------------------------------------------------- Ray Direct Transport, by gloo
-
-
 def with_sizes(build: Any, tokenizer: Any, folder: Path, *kind: str, **settings: Any) -> Path:
     """A checkpoint of a model for the tokenizer."""
     sizes = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
@@ -135,9 +130,7 @@ def test_a_run_is_the_same_by_direct_transport(tokenizer: Any, tmp_path: Path) -
 @shared_cluster
 @pytest.mark.nightly
 @pytest.mark.parametrize("victim", ["learner", "generator"])
-def test_an_actor_that_dies_while_weights_are_sent_is_noticed(
-    victim: str, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_actor_that_dies_is_noticed(victim: str, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, config = with_sizes(own_model, tokenizer, tmp_path / "model", **SMALLER), asynchronous(max_policy_lag=1)
     synchronize = RolloutPipeline.synchronize
 

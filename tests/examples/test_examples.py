@@ -1,7 +1,6 @@
-"""The tasks of examples/ and studies/: countdown, SmolLM2's triples, and the calculator with its episodes."""
+"""The examples and studies that the docs name: losses, advantages, rewards, tasks and studies, by hand and in short runs."""
 
-from __future__ import annotations
-
+import csv
 import itertools
 import json
 import math
@@ -14,22 +13,142 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from docs_parts import clone_with_study, run_to_the_report
 from environment_parts import Scripted
-from study_parts import ROOT, one_arm_of, study_named, with_values
+from model_parts import tiny_checkpoint
+from ruamel.yaml import YAML
+from study_parts import ROOT, Grpo, one_arm_of, study_named, values_of, with_values
+from torch.testing import assert_close
+from training_parts import make_project, read_csv
 
 from grpo.common.errors import UserError
 from grpo.common.imports import import_object
 from grpo.common.records import Completion, Problem, Rollout, read_problems
 from grpo.evaluation.evaluate import Sampler, evaluate, score_of
+from grpo.learner.losses import LossInputs
+from grpo.models.checkpoint import load_tokenizer
 from grpo.models.tokenizer import train_tokenizer
 from grpo.rollout.engine import SamplingParams
+from grpo.study import paths
+from grpo.study.compose import compose
 from grpo.study.effective import effective_run
 from grpo.study.schema import load_study
 from grpo.study.software import packages
-from grpo.study.training_inputs import task_inputs
+from grpo.study.training_inputs import task_inputs, write_training_inputs
 from grpo.tasks import formats
 from grpo.tasks.environment import Environment
 from grpo.tasks.task import Format, Split, Task, make_task
+
+ARM: dict[str, Any] = {
+    "learning_rate": 1e-3,
+    "rollout_batch_size": 64,
+    "train_batch_size": 32,
+    "group_size": 16,
+    "n_grpo_steps": 4,
+    "sampling_max_tokens": 12,
+    "sampling_min_tokens": 0,
+    "prompt": "question_only",
+    "gradient_accumulation_steps": 2,
+    "reward": "short_answers:short_answers",
+}
+Train = Callable[..., None]
+
+
+@pytest.fixture
+def train(grpo: Any, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
+    """`grpo train` of one arm on a tiny model."""
+    with torch.no_grad():  # a random model hardly ever ends a response; now one token in four does
+        hidden = model.model(torch.arange(1, 201)[None]).last_hidden_state[0].mean(0)
+        model.get_output_embeddings().weight[tokenizer.eos_token_id] += 4.0 * hidden / hidden.square().sum()
+    make_project(monkeypatch, tmp_path, model, tokenizer)
+
+    def train_arm(arm: str, **values: Any) -> None:
+        study = values_of("smoke")
+        study["evaluation"] |= {"every": 2, "problems": 6, "max_tokens": 12}
+        study["experiments"]["grpo_learning_rate"]["arms"] = {arm: ARM | values}
+        (tmp_path / "params.yaml").write_text(json.dumps(study))
+        code, _, error = grpo("train", "grpo_learning_rate", arm, "--seed", "0")
+        assert code == 0, error
+
+    return train_arm
+
+
+def history_of(arm: str) -> list[dict[str, float]]:
+    return read_csv(paths.RUNS / f"grpo_learning_rate/{arm}/0/history.csv")
+
+
+def weights(arm: str) -> bytes:
+    return (paths.CHECKPOINTS / f"grpo_learning_rate/{arm}/0/last/model.safetensors").read_bytes()
+
+
+def inputs(ratios: list[float], advantage: float) -> LossInputs:
+    old = torch.full((1, len(ratios)), -2.0)
+    of_response = torch.tensor([[advantage]])
+    return LossInputs(old + torch.tensor([ratios]).log(), old, of_response, of_response, torch.ones_like(old).bool(), 0.2)
+
+
+def test_the_asymmetric_clip_by_hand() -> None:
+    """With eps_low = 0.2 and eps_high = 0.5: what is good may rise to 1.5, what is bad may fall to 0.8."""
+    clip_higher = import_object("clip_higher:clip_higher")
+    loss, metrics = clip_higher(inputs([1.0, 1.4, 1.6, 0.5], 2.0), clip_high=0.5)
+    assert_close(loss, torch.tensor([[-2.0, -2.8, -3.0, -1.0]]))
+    assert metrics["clipped"].tolist() == metrics["clipped_above"].tolist() == [[False, False, True, False]]
+    loss, metrics = clip_higher(inputs([1.0, 1.4, 1.6, 0.5], -2.0), clip_high=0.5)
+    assert_close(loss, torch.tensor([[2.0, 2.8, 3.2, 1.6]]))
+    assert metrics["clipped"].tolist() == [[False, False, False, True]] and not metrics["clipped_above"].any()
+
+
+def test_published_losses_by_hand() -> None:
+    """SAPO: at a ratio of 1 half of 4 / tau; sigmoid(2 ln 3) = 0.9. Two-sided: above 4 a ratio counts as 4 if it is bad."""
+    sapo, two_sided_clip = (import_object(f"published_losses:{name}") for name in ("sapo", "two_sided_clip"))
+    assert_close(sapo(inputs([1.0, 1.0 + math.log(9)], 3.0))[0], torch.tensor([[-6.0, -10.8]]))
+    assert_close(sapo(inputs([1.0 + math.log(9) / 2], -3.0), temperature_negative=2.0)[0], torch.tensor([[5.4]]))
+    assert_close(two_sided_clip(inputs([3.0, 9.0, 0.5], 1.0), delta=4.0)[0], torch.tensor([[-1.2, -1.2, -0.5]]))
+    loss, metrics = two_sided_clip(inputs([3.0, 9.0, 0.5], -2.0), delta=4.0)
+    assert_close(loss, torch.tensor([[6.0, 8.0, 1.6]]))
+    assert metrics["clipped"].tolist() == [[False, False, True]]
+
+
+def test_a_study_trains_with_a_loss_of_its_own(train: Train) -> None:
+    """With both bounds alike it trains as `grpo_clip`, to the last bit; with a wider upper one otherwise."""
+    off_policy = {"epochs_per_rollout_batch": 3, "learning_rate": 1e-2, "n_grpo_steps": 2}
+    own = {"loss_type": "clip_higher:clip_higher"}
+    train("symmetric", **off_policy, loss_type="grpo_clip")
+    train("equal", **off_policy, **own, loss_options={"clip_high": 0.2})
+    train("higher", **off_policy, **own, loss_options={"clip_high": 2.0})
+    assert weights("equal") == weights("symmetric") != weights("higher")
+    assert [{k: v for k, v in row.items() if k != "clipped_above"} for row in history_of("equal")] == history_of("symmetric")
+    equal, higher = ([row["clipped_above"] for row in history_of(arm)[:6]] for arm in ("equal", "higher"))  # of the first step
+    assert sum(higher) < sum(equal)
+
+
+def test_a_study_outside_the_repository_trains_with_the_advantage_of_the_docs(train: Train, tmp_path: Path) -> None:
+    """With weight 0 it is the reward minus the group's mean."""
+    (code,) = re.findall(
+        r"^```python\n# studies/my_advantages.py\n(.*?)^```$", (ROOT / "docs/extending.md").read_text(), re.M | re.S
+    )
+    (tmp_path / "studies").mkdir()
+    (tmp_path / "studies/my_advantages.py").write_text(code)
+    train("ours", use_std_normalization=False, n_grpo_steps=2)
+    train("equal", advantage="my_advantages:shorter_first", advantage_options={"weight": 0.0}, n_grpo_steps=2)
+    losses = {arm: [row["loss"] for row in history_of(arm)] for arm in ("ours", "equal")}
+    assert losses["equal"] == pytest.approx(losses["ours"], rel=1e-4)
+    write_training_inputs(load_study())
+    inputs = json.loads((paths.TRAINING_INPUTS / "grpo_learning_rate.json").read_text())
+    assert "my_advantages.py" in inputs["own_code"]
+
+
+def test_a_study_trains_with_a_reward_of_its_own(train: Train) -> None:
+    """All answers of the tiny model are wrong, and it learns not to make them long."""
+    short_answers = import_object("short_answers:short_answers")
+    lengths, right = [2, 4, 6, 2, 6, 3, 3], [1.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0]
+    found = short_answers(["a"] * 5 + ["b"] * 2, [[7] * n for n in lengths], right, question=["?"] * 7)
+    assert found == pytest.approx([1.1, 1.0, 0.9, 0.0, -0.1, 1.0, 0.0])  # a fifth of .5, 0, -.5; 0, -.5; and 0
+    train("short")
+    history = history_of("short")
+    assert history[0]["train/reward"] < 0.0 and all(row["train/answer_reward"] == 0.0 for row in history)
+    assert history[0]["train/response_length"] > 2 * history[-1]["train/response_length"]
 
 
 @pytest.fixture(autouse=True)
@@ -76,9 +195,7 @@ def test_splits_share_no_question_and_documents_ask_none_of_validation() -> None
 
 
 @pytest.mark.slow
-def test_the_example_runs_from_problems_to_a_trained_policy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grpo: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_countdown_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grpo: Callable[..., tuple[int, str, str]]) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     values = one_arm_of({"use": "countdown:Countdown", "train_size": 64, "validation_size": 16})
@@ -92,9 +209,6 @@ def test_the_example_runs_from_problems_to_a_trained_policy(
     assert metrics["steps"] == values["grpo"]["n_grpo_steps"] and 0 <= metrics["val/answer_reward"] <= 1
     inputs = (tmp_path / "data/runs/grpo_learning_rate/3e-3/0/config.yaml").read_text()
     assert "countdown.py" in inputs  # its code is part of what the run depends on
-
-
-# ------------------------------------------------------------------------------------------------------- studies/smollm2.yaml
 
 
 @pytest.fixture(scope="module")
@@ -125,9 +239,6 @@ def test_the_reward_is_the_share_of_the_words(response: str, reward: float, kind
     assert {kind for kind, found in kinds_of(response, ["cat", "dog", "fire"]).items() if found} == kinds
 
 
-# --------------------------------------------------------------------------------------------------------- studies/tools.yaml
-
-
 DOCUMENT = re.compile(r' (\d+)|(<tool_call>.*"expression": "(.*)"}}</tool_call>)<tool_response>(.*)</tool_response> (\d+)')
 
 
@@ -143,9 +254,7 @@ def task() -> Task:
         *((wrong, "error: no sum or product", 1) for wrong in ("43 57", "43 - 57", "4 * 5 * 6", "__import__('os')", "")),
     ],
 )  # fmt: skip
-def test_the_calculator_answers_right_and_the_control_at_random(
-    task: Task, expression: str, answer: str, failures: int
-) -> None:
+def test_the_calculator_and_its_random_control(task: Task, expression: str, answer: str, failures: int) -> None:
     problem = task.problems("train")[0]
 
     def answers(environment: Environment | None, seed: int) -> tuple[str, int]:
@@ -197,17 +306,13 @@ def test_an_episode_has_the_tokens_of_its_document(task: Task, prompt: str, rewa
         assert sampled == tokenizer(document, add_special_tokens=False)["input_ids"]
 
 
-def test_in_a_folder_without_it_the_study_brings_its_module_and_its_arms_differ_in_the_tool_only(
-    workdir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_study_brings_its_module_and_differs_in_the_tool(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "tools_task", raising=False)
     study = load_study(ROOT / "studies/tools.yaml")
     configs = [effective_run(study, "tools", arm, 0, []).config for arm in study.experiments["tools"].arms]
     assert len(configs) == 3 and len({str(config.model_dump(exclude={"prompt"})) for config in configs}) == 1
     assert len({study.task("main").formats[config.prompt].template for config in configs}) == 1
 
-
-# ---------------------------------------------------------------------------------------------------------- a mixture of tasks
 
 SUMS = {"use": "arithmetic", "train_size": 60, "validation_size": 30, "levels": 1, "seed": 0}
 
@@ -232,7 +337,7 @@ class Letters(Task):
 
 
 def mixture(**settings: Any) -> Any:
-    tasks = {"sums": SUMS | {"weight": 3}, "letters": {"use": "test_examples_tasks:Letters"}}
+    tasks = {"sums": SUMS | {"weight": 3}, "letters": {"use": "test_examples:Letters"}}
     return make_task({"use": "mixture_task:Mixture", "tasks": tasks} | settings, "tasks.main")
 
 
@@ -253,7 +358,7 @@ def test_a_mixture_has_its_tasks_in_their_shares_in_any_first_part() -> None:
     assert found.drop_overlap and not mixture(tasks={"sums": SUMS}).drop_overlap
     assert found.packages == ("torch",) and found.own_code == (
         "grpo.tasks.arithmetic:Arithmetic",
-        "test_examples_tasks:Letters",
+        "test_examples:Letters",
     )
 
 
@@ -293,8 +398,91 @@ def test_the_study_of_a_mixture_depends_on_all_of_its_code_files_and_packages(wo
     tasks = {
         "one": own,
         "two": own | {"files": files | {"train": "more.jsonl"}},
-        "letters": {"use": "test_examples_tasks:Letters"},
+        "letters": {"use": "test_examples:Letters"},
     }
     other = with_values(study, {"tasks.main.tasks": tasks})
     assert set(other.named_files.values()) == {"mine.jsonl", "more.jsonl"}
-    assert packages(other).count("torch") == 2 and "test_examples_tasks.py" in task_inputs(other, "main")["code"]
+    assert packages(other).count("torch") == 2 and "test_examples.py" in task_inputs(other, "main")["code"]
+
+
+PAGE = (ROOT / "docs/settings.md").read_text()
+
+
+@pytest.fixture
+def digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which the study is in use, with few and short steps, and `my-model` beside it: a tiny Llama."""
+    folder = tmp_path / "studies"
+    folder.mkdir()
+    for name in ("base", "mini"):
+        (folder / f"{name}.yaml").write_text((ROOT / f"studies/{name}.yaml").read_text())
+    for name in ("digits.py", "digits.yaml"):
+        (folder / name).write_text((ROOT / "examples" / name).read_text())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    values = compose(Path("studies/digits.yaml"))
+    values["experiments"]["grpo_learning_rate"]["arms"] = {"1e-2": {"learning_rate": 1e-2}}
+    short = {"n_grpo_steps": 20, "rollout_batch_size": 64, "train_batch_size": 64, "sampling_max_tokens": 8}
+    values["grpo"] |= short | {"sampling_min_tokens": 0, "gradient_accumulation_steps": 4}
+    values["evaluation"] |= {"every": 5, "max_tokens": 8}
+    YAML().dump(values, tmp_path / "params.yaml")
+    tiny_checkpoint(tmp_path / "my-model", "llama", "like_llama3", ["Say number 12 in digits.", "You are a calculator."])
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_a_llama_that_is_asked_in_chats_learns(digits: Path, grpo: Callable[..., tuple[int, str, str]]) -> None:
+    for command in ("dataset main", "model main", "math_baseline", "train grpo_learning_rate 1e-2"):
+        code, _, error = grpo(*command.split())
+        assert code == 0, error
+    run = digits / "data/runs/grpo_learning_rate/1e-2/0"
+    metrics = json.loads((run / "metrics.json").read_text())
+    print(f"share of digits: {metrics['first/answer_reward']:.2f} before, {metrics['val/answer_reward']:.2f} after")
+    assert metrics["first/answer_reward"] < 0.2 and metrics["val/answer_reward"] > 0.3
+    with (run / "history.csv").open(newline="") as file:
+        assert max(float(row["mismatch_mean"]) for row in csv.DictReader(file)) < 1e-4
+    sample = json.loads((run / "rollouts.jsonl").read_text().splitlines()[0])
+    header = "<|start_header_id|>{}<|end_header_id|>\n\n"
+    assert sample["prompt"].startswith(f"<|begin_of_text|>{header.format('system')}You are a calculator.<|eot_id|>")
+    assert sample["prompt"].endswith(f" in digits.<|eot_id|>{header.format('assistant')}")
+    kept = digits / "data/checkpoints/grpo_learning_rate/1e-2/0/last"
+    for name in ("generation_config.json", "chat_template.jinja"):
+        assert (kept / name).read_bytes() == (digits / "my-model" / name).read_bytes()
+    assert len(load_tokenizer(kept).stop_token_ids) == 3
+
+
+def test_the_pages_other_settings_are_accepted(tmp_path: Path) -> None:
+    """Each put over the GSM8K study; and that one asks in chats."""
+    others = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.M | re.S)
+    assert len(others) == 4
+    for text in others:
+        text = re.sub(r"DIGEST[-\w]*", "ab" * 32, text)
+        (tmp_path / "own.yaml").write_text(f"extends: gsm8k\ndescription: Mine.\n{text}")
+        for name in ("base", "math-h100", "gsm8k"):
+            (tmp_path / f"{name}.yaml").write_text((ROOT / f"studies/{name}.yaml").read_text())
+        load_study(tmp_path / "own.yaml")
+    study = load_study(ROOT / "studies/gsm8k.yaml")
+    arms = study.experiments["grpo_prompt_ablation"].arms
+    assert {study.task("main").formats[arm["prompt"]].chat for arm in arms.values()} == {True, False}
+
+
+def test_it_adds_its_arms_to_a_study_and_they_start_from_the_winner(workdir: Path, grpo: Grpo) -> None:
+    lab = workdir / "our lab"
+    lab.mkdir()
+    (lab / "group_size.yaml").write_text((ROOT / "examples/group_size.yaml").read_text())
+    code, _, error = grpo("study", "use", str(lab / "group_size.yaml"))
+    assert code == 0, error
+    study = load_study()
+    assert study.needed_selections("grpo_group_size") == ["grpo_learning_rate"]
+    winner = {"experiment": "grpo_learning_rate", "winner": "low", "overrides": {"learning_rate": 5e-4}}
+    for size in (8, 4):
+        run = effective_run(study, "grpo_group_size", f"group_{size}", study.seeds[0], [winner])
+        assert (run.config.group_size, run.sources["group_size"]) == (size, f"arm group_{size}")
+        assert (run.config.learning_rate, run.sources["learning_rate"]) == (5e-4, "winner of grpo_learning_rate (low)")
+    assert {"grpo_learning_rate", "grpo_group_size"} <= {row["experiment"] for row in study.runs_table().values()}
+
+
+@pytest.mark.slow
+def test_a_study_of_a_task_of_ones_own_in_a_folder_outside_the_project(tmp_path: Path) -> None:
+    place = "../our lab"
+    shorter = "models: {main: {steps: 40}}\n"
+    run_to_the_report(clone_with_study(tmp_path / "clone", "extending.md", "backwards", place, shorter), place)

@@ -4,7 +4,7 @@ Computed from the model's shape and the study's settings; nothing is measured. S
 hidden size, L layers, f feed-forward width, a and k the widths of all query and all key heads together, b bytes per number (2
 in bfloat16 and float16, 4 in float32).
 
-The learner holds (mixed precision as in arXiv 1710.03740, Section 3.1; :mod:`grpo.learner.optimizer`):
+The learner holds (mixed precision, arXiv 1710.03740, Section 3.1):
 
 - weights                bN
 - float32 copy           4N if the model computes in half precision, else 0
@@ -13,7 +13,7 @@ The learner holds (mixed precision as in arXiv 1710.03740, Section 3.1; :mod:`gr
 - weights to be sent     bN (lag + 1) if an arm is asynchronous and vLLM runs on a GPU
 
 With ``lora`` the float32 copy, moments and gradients cover the adapters only: rank (inputs + outputs) per adapted matrix.
-The arm with the most trained parameters decides. Held for part of a step:
+Held for part of a step:
 
 - gradients              4N, from the first backward pass of an update to its optimizer step
 - activations            of one microbatch of T tokens: T L ((8 + 4b) d + 2b (a + k) + 4b f), plus (4 + b)(a + k) per token and
@@ -33,11 +33,11 @@ values, 2 b L k per token. A sleeping engine holds nothing, and so does the tran
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -72,7 +72,6 @@ REMEDIES: tuple[tuple[str, str, Callable[[Study], bool]], ...] = (
     ("moments", "set learner.fully_shard", lambda s: not s.learner.fully_shard and s.learner.processes > 1),
     ("moments", "set learner.optimizer to adamw_8bit", lambda s: not s.learner.fully_shard and s.learner.optimizer == "adamw"),
     ("moments", "train adapters (lora)", lambda s: not s.learner.fully_shard and trains_all(s)),
-    ("starting weights", "train adapters (lora)", lambda s: not s.learner.fully_shard and trains_all(s)),
     ("activations", "set learner.dtype to bfloat16", lambda s: not s.learner.fully_shard and s.learner.dtype == "float32"),
     ("activations", "set learner.gradient_checkpointing", lambda s: not s.learner.gradient_checkpointing),
     ("activations", "lower learner.max_tokens_per_microbatch", lambda s: s.learner.max_tokens_per_microbatch is not None),
@@ -87,9 +86,9 @@ class Shape:
     Attributes:
         config: its configuration, which names hidden_size, num_hidden_layers and so on.
         parameters: N, the number of parameters.
-        in_layers: those of all layers.
+        in_layers: the number of all layers' parameters.
         matrices: inputs plus outputs of each linear map of a layer, by its name.
-        query_key_norm: each head's queries and keys are normalised, as in Qwen3.
+        query_key_norm: whether each head's queries and keys are normalised, as in Qwen3.
     """
 
     config: Any
@@ -104,9 +103,10 @@ class Shape:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         layers = model.base_model.layers
-        maps = {name.rpartition(".")[2]: one for name, one in layers[0].named_modules() if isinstance(one, torch.nn.Linear)}
-        matrices = {name: one.in_features + one.out_features for name, one in maps.items()}
-        return cls(config, count(model), count(layers), matrices, "q_norm" in dict(layers[0].self_attn.named_children()))
+        maps = {name.rpartition(".")[2]: map for name, map in layers[0].named_modules() if isinstance(map, torch.nn.Linear)}
+        matrices = {name: map.in_features + map.out_features for name, map in maps.items()}
+        whole, in_layers = (sum(parameter.numel() for parameter in module.parameters()) for module in (model, layers))
+        return cls(config, whole, in_layers, matrices, "q_norm" in dict(layers[0].self_attn.named_children()))
 
     @property
     def multiplied(self) -> int:
@@ -136,11 +136,6 @@ class Shape:
         return int(self.config.num_hidden_layers) * lora.rank * adapted
 
 
-def count(module: torch.nn.Module) -> int:
-    """The number of a module's parameters."""
-    return sum(parameter.numel() for parameter in module.parameters())
-
-
 # From config.json on the Hub: layers, hidden and feed-forward width, heads for queries and for keys, vocabulary, context. The
 # numbers of parameters agree with the model cards: 1.54, 7.61 and 0.6 billion, and without embeddings 1.31, 6.53 and 0.44.
 SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
@@ -165,12 +160,11 @@ def shape_of(study: Study, task: str = MAIN) -> Shape | None:
         return None
 
 
-def configs(study: Study) -> Iterator[RunConfig]:
+def configs(study: Study) -> list[RunConfig]:
     """The configuration of each arm that runs on the study's devices, as far as it is known before there are winners."""
-    for name in study.active_experiments:
-        if study.models[study.experiments[name].task].device != "cpu":
-            for arm in study.experiments[name].arms:
-                yield effective_run(study, name, arm, study.seeds[0], []).config
+    on_gpus = [name for name in study.active_experiments if study.models[study.experiments[name].task].device != "cpu"]
+    arms = [(name, arm) for name in on_gpus for arm in study.experiments[name].arms]
+    return [effective_run(study, name, arm, study.seeds[0], []).config for name, arm in arms]
 
 
 def trains_all(study: Study) -> bool:
@@ -198,44 +192,33 @@ def saved_state_bytes(study: Study, shape: Shape) -> int:
     return round(trained_parameters(study, shape) * sum(bytes_per_parameter(study).values()))
 
 
-class PromptLengths(NamedTuple):
-    """The longest of a task's prompts in tokens, without what a chat template adds; assumed unless they were counted."""
-
-    longest: int = PROMPT_TOKENS
-    counted: bool = False
-
-
 @cache
-def _count(files: tuple[Path, ...], tokenizer: Path, prompt: Format) -> PromptLengths:
+def _count(files: tuple[Path, ...], tokenizer: Path, prompt: Format) -> int:
     prompts = [prompt.prompt(problem.question) for file in files for problem in read_problems(file)]
-    return PromptLengths(max(len(encoded.ids) for encoded in Tokenizer.from_file(str(tokenizer)).encode_batch(prompts)), True)
+    return max(len(encoded.ids) for encoded in Tokenizer.from_file(str(tokenizer)).encode_batch(prompts))
 
 
-def prompt_lengths(study: Study, task: str, prompt: str) -> PromptLengths:
-    """Count the tokens of a task's prompts, if the study's stages made the problems and the model in data/."""
-    report, tokenizer = paths.dataset_report(task), (paths.model(task) / "tokenizer.json").absolute()
-    files = tuple(path.absolute() for path in (paths.train(task), paths.validation(task)))
+def longest_prompt(study: Study, prompt: str) -> int | None:
+    """Count the tokens of the main task's longest prompt, without a chat template's; None without its problems and model."""
+    report, tokenizer = paths.dataset_report(MAIN), (paths.model(MAIN) / "tokenizer.json").absolute()
+    files = tuple(path.absolute() for path in (paths.train(MAIN), paths.validation(MAIN)))
     there = all(path.exists() for path in (report, tokenizer, *files))
     # The report may be of another study.
-    if not there or read_json(report, f"dataset@{task}", keys=("task",))["task"] != study.tasks[task]["use"]:
-        return PromptLengths()
-    return _count(files, tokenizer, find_format(study.task(task), prompt))
+    if not there or read_json(report, f"dataset@{MAIN}", keys=("task",))["task"] != study.tasks[MAIN]["use"]:
+        return None
+    return _count(files, tokenizer, find_format(study.task(MAIN), prompt))
 
 
 def longest(study: Study, config: RunConfig) -> int:
     """Tokens of the longest sequence (prompt and response), with the main task's prompts."""
     prompt = config.prompt if config.prompt in study.task(MAIN).formats else study.grpo.prompt  # an arm of another task
     response = config.sampling_max_tokens if isinstance(config, SamplingConfig) else TRACE_TOKENS
-    return prompt_lengths(study, MAIN, prompt).longest + response
+    return (longest_prompt(study, prompt) or PROMPT_TOKENS) + response
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What a GPU holds at the peak of one phase of a run.
-
-    Attributes:
-        parts: GiB by purpose.
-    """
+    """What a GPU holds at the peak of one phase of a run: GiB by purpose."""
 
     name: str
     device: str
@@ -243,20 +226,19 @@ class Phase:
 
     @property
     def total(self) -> float:
-        """GiB in all."""
         return sum(self.parts.values())
 
 
 def phases(study: Study, shape: Shape, card_gib: float) -> list[Phase]:
     """Compute what the study's GPUs of ``card_gib`` GiB hold in each phase, as the maximum over its arms (see the module)."""
-    learner, precision, arms = study.learner, BYTES[study.learner.dtype], list(configs(study))
+    learner, precision, arms = study.learner, BYTES[study.learner.dtype], configs(study)
     each = learner.processes if learner.fully_shard else 1
     n, trained, whole = shape.parameters, trained_parameters(study, shape), trains_all(study)
     # With adapters the frozen weights serve as the starting weights.
     penalises_kl = any(isinstance(config, GrpoConfig) and config.kl_coefficient and config.lora is None for config in arms)
     lags = [config.asynchronous.max_policy_lag for config in arms if isinstance(config, GrpoConfig) and config.asynchronous]
     sent = max(lags) + 1 if lags and study.engine.name == "vllm" and study.engine.device != "cpu" else 0
-    tokens, output = _tokens(study, arms), shape.config.vocab_size * shape.config.hidden_size
+    tokens, output = _tokens(study), shape.config.vocab_size * shape.config.hidden_size
     around, of_layer = n - shape.in_layers, shape.in_layers // int(shape.config.num_hidden_layers)  # R and S
     sharded = learner.fully_shard
 
@@ -317,18 +299,17 @@ def problems(study: Study, shape: Shape, card_gib: float) -> list[str]:
 
 def largest_microbatch(study: Study, shape: Shape, card_gib: float) -> int | None:
     """The most tokens that a microbatch can have on the learner's card, prompts and padding included; None on a CPU."""
-    learning = [phase for phase in phases(study, shape, card_gib) if "activations" in phase.parts]
-    if not learning:
-        return None
-    (backward,) = learning
-    room = card_gib - backward.total + backward.parts["activations"]
-    return max(0, int(room * GIB / _activation_bytes(study, shape)))
+    for phase in phases(study, shape, card_gib):
+        if "activations" in phase.parts:
+            room = card_gib - phase.total + phase.parts["activations"]
+            return max(0, int(room * GIB / _activation_bytes(study, shape)))
+    return None
 
 
-def text_table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
-    """Align rows in columns; the first row is the header. Columns in ``left`` are left-aligned, all others right-aligned."""
+def text_table(rows: Sequence[Sequence[str]]) -> str:
+    """Align rows in columns, the first column to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ([f"{cell:{'<' if i in left else '>'}{widths[i]}}" for i, cell in enumerate(row)] for row in rows)
+    lines = ([f"{cell:{'>' if i else '<'}{widths[i]}}" for i, cell in enumerate(row)] for row in rows)
     return "\n".join("  ".join(cells).rstrip() for cells in lines)
 
 
@@ -339,24 +320,23 @@ def table(study: Study, shape: Shape, card_gib: float) -> str:
     rows = [["GiB", *(f"{phase.name} ({phase.device})" for phase in computed)]]
     rows += [[part, *(f"{phase.parts[part]:.2f}" if part in phase.parts else "" for phase in computed)] for part in parts]
     rows += [["in all", *(f"{phase.total:.2f}" for phase in computed)], ["the card", *[f"{card_gib:.2f}"] * len(computed)]]
-    lengths = prompt_lengths(study, MAIN, study.grpo.prompt)
-    found_in = f"counted in {paths.DATASETS / MAIN}" if lengths.counted else "assumed, as problems or tokenizer are missing"
-    text = text_table(rows) + f"\nPrompts of {lengths.longest:,} tokens at most: {found_in}."
+    counted = longest_prompt(study, study.grpo.prompt)
+    source = f"counted in {paths.DATASETS / MAIN}" if counted else "assumed, as problems or tokenizer are missing"
+    text = text_table(rows) + f"\nPrompts of {counted or PROMPT_TOKENS:,} tokens at most: {source}."
     if most := largest_microbatch(study, shape, card_gib):
-        text += f"\nA microbatch of {most:,} tokens would still fit; the largest has {_tokens(study, list(configs(study))):,}."
+        text += f"\nA microbatch of {most:,} tokens would still fit; the largest has {_tokens(study):,}."
     if study.engine.name == "vllm" and study.engine.device != "cpu":
-        left = kv_cache_gib(study, shape, card_gib)
+        left, length = kv_cache_gib(study, shape, card_gib), max(longest(study, config) for config in configs(study))
         tokens = round(left * GIB / shape.kv_bytes(BYTES[study.engine.dtype]))
-        length = max(longest(study, config) for config in configs(study))
-        text += f"\nThe engine has {left:.2f} GiB for keys and values: {tokens:,} tokens, "
-        text += f"or {tokens / length:.0f} sequences of {length:,}."
+        sequences = f"{tokens:,} tokens, or {tokens / length:.0f} sequences of {length:,}"
+        text += f"\nThe engine has {left:.2f} GiB for keys and values: {sequences}."
     return text
 
 
-def _tokens(study: Study, arms: list[RunConfig]) -> int:
+def _tokens(study: Study) -> int:
     """Tokens of the largest microbatch, padding included: the budget, or one sequence if longer, or a batch of responses."""
     budget = study.learner.max_tokens_per_microbatch
-    return max([budget or 0, *(longest(study, c) * (1 if budget else c.micro_train_batch_size) for c in arms)])
+    return max([budget or 0, *(longest(study, c) * (1 if budget else c.micro_train_batch_size) for c in configs(study))])
 
 
 def _activation_bytes(study: Study, shape: Shape) -> int:

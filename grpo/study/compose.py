@@ -35,9 +35,6 @@ BEST_PROMPT = "best_prompt"
 CONTROLS_IN, FULL = "controls", "full_reward"
 
 
-# --------------------------------------------------------------------------------------------------------------- rules
-
-
 def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
     """Lay ``overlay`` over ``base``; neither is changed.
 
@@ -90,13 +87,9 @@ def with_controls(experiments: Mapping[str, Any], controls: list[str]) -> dict[s
         return dict(experiments)
     taken = {experiments[name].get("builds_on") for name in ours}
     on = [name for name in ours if name in taken and experiments[name].get("passes_on", "winner") == "winner"] or ours[:1]
-    own = dict(experiments.get(CONTROLS_IN) or {})
-    entry = {
-        "title": "Controls",
-        "question": "What of the gain is beyond the right form, and beyond chance?",
-        "builds_on": on[-1],
-    }
-    entry |= {key: experiments[on[-1]][key] for key in ("seeds",) if key in experiments[on[-1]]} | own
+    own, base = dict(experiments.get(CONTROLS_IN) or {}), experiments[on[-1]]
+    entry = {"title": "Controls", "question": "What of the gain is beyond the right form, and beyond chance?"}
+    entry |= {"builds_on": on[-1], **({"seeds": base["seeds"]} if "seeds" in base else {}), **own}
     return {**experiments, CONTROLS_IN: entry | {"arms": {FULL: {}, **arms, **_arms(own)}}}
 
 
@@ -108,12 +101,9 @@ def of_left_out(experiments: Mapping[str, Any]) -> set[str]:
 
 def _without_tasks(values: Mapping[str, Any], gone: set[str]) -> dict[str, Any]:
     """Drop the entries of these tasks, and entries that are ``null``."""
-    return {
-        key: {k: v for k, v in value.items() if k not in gone and v is not None}
-        if key in BY_TASK and isinstance(value, Mapping)
-        else value
-        for key, value in values.items()
-    }
+    by_task = [key for key in BY_TASK if isinstance(values.get(key), Mapping)]
+    left = {key: {task: of for task, of in values[key].items() if task not in gone and of is not None} for key in by_task}
+    return {**values, **left}
 
 
 def _merges(key: str, old: Any, new: Any) -> bool:
@@ -133,23 +123,16 @@ def _arms(experiment: Any) -> Mapping[str, Any]:
     return arms if isinstance(arms, Mapping) else {}
 
 
-# --------------------------------------------------------------------------------------------------------------- files
-
-
 def study_path(name: str, beside: Path | None = None) -> Path:
     """Find a study's file by its path, or by its name in studies/ or in the package; UserError if there is none.
 
     Args:
         beside: a study's file; paths are relative to it, and names are looked up beside it first.
     """
-    own = [beside.parent] if beside else []
-    if name.endswith((".yaml", ".yml")):
-        places = [Path(*own) / name]
-    else:
-        places = [folder / f"{name}.yaml" for folder in (*own, *studies_folders())]
-    for place in places:
-        if place.exists():
-            return place
+    own, is_path = [beside.parent] if beside else [], name.endswith((".yaml", ".yml"))
+    places = [Path(*own) / name] if is_path else [folder / f"{name}.yaml" for folder in (*own, *studies_folders())]
+    if file := next((place for place in places if place.exists()), None):
+        return file
     known = ", ".join(sorted(named_studies()))
     where = f"{beside}: extends: " if beside else ""
     raise UserError(f"{where}{places[0]}: no such study. Choose one of {known}, or give the path of a study file.")
@@ -158,8 +141,8 @@ def study_path(name: str, beside: Path | None = None) -> Path:
 def named_studies() -> dict[str, Path]:
     """The files of studies/ and of the package by the name of each, such as ``mini`` and ``literature/few_prompts``."""
     places = [(folder, pattern) for folder in reversed(studies_folders()) for pattern in ("*.yaml", "literature/*.yaml")]
-    found = [(folder, path) for folder, pattern in places for path in folder.glob(pattern)]
-    return {path.relative_to(folder).with_suffix("").as_posix(): path for folder, path in found}
+    files = [(folder, path) for folder, pattern in places for path in folder.glob(pattern)]
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for folder, path in files}
 
 
 def studies_folders() -> list[Path]:
@@ -192,13 +175,9 @@ def compose(path: Path) -> dict[str, Any]:
     for file in reversed(files):
         own = read_mapping(file)
         values = _extended(values, own, file)
-    composed: dict[str, Any] = {"study": path.stem}
     values.pop("heading", None)  # the extended file's would be wrong
-    if "heading" in own:
-        composed["heading"] = own["heading"]
-    if "description" in own:
-        composed["description"] = own["description"]
-    elif len(files) > 1:
+    composed: dict[str, Any] = {"study": path.stem, **{key: own[key] for key in ("heading", "description") if key in own}}
+    if "description" not in own and len(files) > 1:
         sections = ", ".join(key for key in own if key not in COMPUTED)
         composed["description"] = f"As {files[1].stem}, but for: {sections or 'nothing'}."
     here, shipped = path.parent.resolve(), paths.shipped("studies").resolve()

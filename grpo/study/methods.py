@@ -38,6 +38,7 @@ OMIT = "omit at the default"
 TIMES = {"learning_rate_times": "learning_rate", "n_grpo_steps_times": "n_grpo_steps"}
 OFF_POLICY_RANK = "off_policy_rank"  # K: the values of the K-th best off-policy arm of the sweep before
 OBJECTIVE = "objective"  # one of OBJECTIVES; also allowed under `grpo:` of a study file
+KEYS_ARE_IN = "docs/settings.md has all keys, and TRL's names of them: correct the key or its place, or remove it."
 
 # Published objectives by name, without terms that have their own settings (KL term, overlong_buffer, ...). All set the same
 # keys, so that none is left over from another.
@@ -67,36 +68,6 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
         "baseline": "leave_one_out",
         "use_std_normalization": False,
     },
-}
-
-
-# TRL's names of settings (GRPOConfig) and where they are here; docs/settings.md has the defaults of both.
-OF_TRL = {
-    "beta": "grpo.kl_coefficient",
-    "num_generations": "grpo.group_size",
-    "generation_batch_size": "grpo.rollout_batch_size",
-    "per_device_train_batch_size": "grpo.train_batch_size / grpo.gradient_accumulation_steps",
-    "num_iterations": "grpo.epochs_per_rollout_batch",
-    "max_steps": "grpo.n_grpo_steps",
-    "num_train_epochs": "grpo.n_grpo_steps",
-    "warmup_ratio": "grpo.warmup_steps",
-    "max_completion_length": "grpo.sampling_max_tokens",
-    "max_prompt_length": "tasks.main.max_prompt_tokens",
-    "temperature": "grpo.sampling_temperature",
-    "top_p": "grpo.sampling_top_p",
-    "epsilon": "grpo.cliprange",
-    "epsilon_high": "grpo.cliprange_high",
-    "scale_rewards": "grpo.use_std_normalization",
-    "use_vllm": "engine.name: vllm",
-    "reward_funcs": "grpo.reward",
-    "peft_config": "grpo.lora",
-    "optim": "learner.optimizer",
-    "bf16": "learner.dtype: bfloat16",
-    "fp16": "learner.dtype: float16",
-    "save_steps": "save_state_every",
-    "eval_steps": "evaluation.every",
-    "seed": "seeds",
-    "report_to": "the environment variable MLFLOW_TRACKING_URI",
 }
 
 
@@ -436,11 +407,9 @@ def _explained(item: Any, key: str) -> str:
 
 def _remedy(unknown: str) -> str:
     """What to write in the place of an unknown key."""
-    if unknown in OF_TRL:
-        return f"Here: {OF_TRL[unknown]}."
     known = {key for section in _sections(Settings) for key in section.model_fields}
     near = get_close_matches(unknown, sorted(known), n=1, cutoff=0.75)
-    return f"Did you mean {near[0]}?" if near and near[0] != unknown else "Check its spelling and its place, or remove it."
+    return f"Did you mean {near[0]}?" if near and near[0] != unknown else KEYS_ARE_IN
 
 
 def _sections(section: type[Settings]) -> Iterator[type[Settings]]:

@@ -67,13 +67,13 @@ def _inputs(stage: str) -> tuple[list[str], list[str]]:
 def _state(deps: list[str], params: list[str]) -> dict[str, Any]:
     """Values of parameters, and size and time of files but those that editors make; a new file was not read."""
     values = read_mapping(paths.PARAMS) if params else {}
-    found: dict[str, Any] = {f"{key} in {paths.PARAMS}": _at(values, key) for key in params}
+    state: dict[str, Any] = {f"{key} in {paths.PARAMS}": _at(values, key) for key in params}
     for dep in map(Path, deps):
         for file in [dep] if dep.is_file() else sorted(dep.rglob("*")):
             inside = file.relative_to(dep).parts
             if file.is_file() and not any(part.startswith((".", "__pycache__")) or part.endswith("~") for part in inside):
-                found[str(file)] = (file.stat().st_mtime_ns, file.stat().st_size)
-    return found
+                state[str(file)] = (file.stat().st_mtime_ns, file.stat().st_size)
+    return state
 
 
 def _at(values: Any, place: str) -> Any:

@@ -21,7 +21,7 @@ from grpo.study.effective import effective_run, seeds_with_a_base
 from grpo.study.schema import Study
 from grpo.study.software import packages, pins
 from grpo.study.stage_inputs import refuse_changed, running_stage
-from grpo.tasks.task import LIMIT, Format, Task
+from grpo.tasks.task import LIMIT, Task
 
 # The subpackages that decide the results of runs and evaluations; in dvc.yaml they are deps of `training_inputs`.
 ROOMS = ("common", "evaluation", "grader", "learner", "models", "rollout", "study", "tasks", "training")
@@ -78,9 +78,10 @@ def task_inputs(study: Study, name: str) -> dict[str, Any]:
     task = study.task(name)
     files = {sys.modules[kind.__module__].__file__ for kind in type(task).__mro__ if issubclass(kind, Task)}
     files |= {str(source_of(path)) for path in task.own_code}
+    chats = {key: [{"system": of.system, "options": dict(of.options)}] * of.chat for key, of in task.formats.items()}
     return {
         "settings": {key: value for key, value in study.tasks[name].items() if key != LIMIT},
-        "formats": {key: _asked(format) for key, format in task.formats.items()},
+        "formats": {key: [format.template, list(format.stop), *chats[key]] for key, format in task.formats.items()},
         "code": code_of_modules(Path(file) for file in sorted(filter(None, files))),
     }
 
@@ -89,11 +90,6 @@ def dataset_inputs(study: Study, name: str) -> dict[str, Any]:
     """What else decides a task's data set: the limit of prompt lengths, and the formats that count for it."""
     limit = study.task(name).max_prompt_tokens
     return {LIMIT: {"task": limit}, "formats": study.prompt_formats(name)} if limit else {}
-
-
-def _asked(format: Format) -> list[Any]:
-    chat = [{"system": format.system, "options": dict(format.options)}] if format.chat else []
-    return [format.template, list(format.stop), *chat]
 
 
 def code_of_modules(files: Iterable[Path]) -> dict[str, str]:

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import chdir
+from contextlib import ExitStack, chdir, suppress
 from math import gcd
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from grpo.study.schema import Study, check_name, load_study, validated
 from grpo.study.settings import MAIN
 from grpo.tasks.dataset import Dataset, columns_of
 from grpo.tasks.rewards import REWARD_ARGUMENTS
-from grpo.tasks.rows import FORMATS, Row, read_rows
+from grpo.tasks.rows import FORMATS, read_rows
 from grpo.tasks.task import LIMIT, TASKS, make_task
 from grpo.tracking.mlflow_study import flat
 from grpo.tracking.mlflow_uri import NOWHERE, tracking_uri
@@ -77,24 +77,22 @@ def one_run(options: RunOptions, out: Path, resume: bool) -> None:
     values = read_mapping(params) if stored_values else composed(options, out)
     require_own_code_of_all(validated(values, Path("--set")))
     lock = out.with_name(f".{out.name}.lock")
-    with exclusive_lock(lock, f"--out {out}: another process"):
+    with exclusive_lock(lock, f"--out {out}: another process"), ExitStack() as at_the_end:
+        at_the_end.callback(lock.unlink)
         try:
-            try:
-                require_own(out, out.rglob("*"))  # what is written or copied in a stranger's run stays in it
-            except ValueError as error:
-                raise UserError(f"--out {out}: {error}.") from error
-            if out.exists() and not params.exists():
-                raise UserError(f"--out {out}: already exists and holds no run. Name another folder.")
-            # A folder without a saved state or results has nothing to lose, and is made again.
-            if any((out / paths.RUN_STATE).rglob("step-*")) or any((out / paths.RUNS).rglob("metrics.json")):
-                _require_same(values, out, resume)
-            else:
-                _prepare(values, out)
-            with chdir(out):
-                _train()
-                _copy_results(out)
-        finally:
-            lock.unlink()
+            require_own(out, out.rglob("*"))  # what is written or copied in a stranger's run stays in it
+        except ValueError as error:
+            raise UserError(f"--out {out}: {error}.") from error
+        if out.exists() and not params.exists():
+            raise UserError(f"--out {out}: already exists and holds no run. Name another folder.")
+        # A folder without a saved state or results has nothing to lose, and is made again.
+        if any((out / paths.RUN_STATE).rglob("step-*")) or any((out / paths.RUNS).rglob("metrics.json")):
+            _require_same(values, out, resume)
+        else:
+            _prepare(values, out)
+        with chdir(out):
+            _train()
+            _copy_results(out)
 
 
 def composed(options: RunOptions, out: Path) -> dict[str, Any]:
@@ -154,11 +152,9 @@ def composed(options: RunOptions, out: Path) -> dict[str, Any]:
 def _batch_of_few(grpo: Mapping[str, Any], rows: int) -> dict[str, int]:
     """Batch sizes where a step would ask more rows than there are: it asks all, with as many responses at a time as before."""
     responses, at_a_time = rows * grpo["group_size"], grpo["train_batch_size"] // grpo["gradient_accumulation_steps"]
-    if responses >= grpo["rollout_batch_size"]:
-        return {}
-    accumulated = responses // gcd(responses, at_a_time)
-    sizes = dict.fromkeys(("rollout_batch_size", "train_batch_size"), responses)
-    return sizes | {"gradient_accumulation_steps": accumulated}
+    sizes = {"rollout_batch_size": responses, "train_batch_size": responses}
+    sizes |= {"gradient_accumulation_steps": responses // gcd(responses, at_a_time)}
+    return sizes if responses < grpo["rollout_batch_size"] else {}
 
 
 def study_and_problems(
@@ -242,9 +238,8 @@ def _task(name: str, set_keys: Mapping[str, Any], tasks: Mapping[str, Any]) -> d
         if entry := next((entry for entry in tasks.values() if entry["use"] == name), None):
             return dict(entry)  # with all that it needs
         if name not in TASKS and ":" not in name:
-            raise UserError(
-                f"--task {name}: no such task. Use {', '.join(TASKS)}, MODULE:CLASS or a file ({', '.join(FORMATS)})."
-            )
+            known = f"{', '.join(TASKS)}, MODULE:CLASS or a file ({', '.join(FORMATS)})"
+            raise UserError(f"--task {name}: no such task. Use {known}.")
         return {"use": name}
     path = Path(name).absolute()
     if not path.is_file():
@@ -253,18 +248,18 @@ def _task(name: str, set_keys: Mapping[str, Any], tasks: Mapping[str, Any]) -> d
     if len(rows) == 1:
         raise UserError(f"--task {name}: has a single row, and training and validation need one each. Add rows.")
     columns = columns_of(rows[0], f"--task {name}", f"Add --set tasks.{MAIN}.{{0}}=COLUMN, one of", set_keys)
-    files = {"train": f"{path}[:90%]", "validation": f"{path}[90%:]"}
-    further = [name for name in rows[0].values if name not in {*columns.values(), *REWARD_ARGUMENTS} and _in_all(rows, name)]
-    passed = {"columns": further} if further else {}
-    return {"use": "dataset", **columns, "files": files, "drop_overlap": True, **passed}
-
-
-def _in_all(rows: Sequence[Row], column: str) -> bool:
-    """Whether each row has a value of a column that can be passed to reward functions."""
-    try:
-        return None not in [row.value(column) for row in rows]
-    except UserError:
-        return False
+    task = {
+        "use": "dataset",
+        **columns,
+        "files": {"train": f"{path}[:90%]", "validation": f"{path}[90%:]"},
+        "drop_overlap": True,
+    }
+    passed = []  # to reward functions
+    for column in rows[0].values:
+        with suppress(UserError):  # a value that cannot be passed
+            if column not in {*columns.values(), *REWARD_ARGUMENTS} and None not in [row.value(column) for row in rows]:
+                passed.append(column)
+    return task | ({"columns": passed} if passed else {})
 
 
 def _require_same(values: Mapping[str, Any], out: Path, resume: bool) -> None:
@@ -283,8 +278,8 @@ def _prepare(values: Mapping[str, Any], out: Path) -> None:
     with atomic_folder(out) as draft, chdir(draft):
         write_text(paths.PARAMS, to_yaml(values))
         study = load_study()
-        # A limit on prompts is measured with the model's tokenizer, so the model comes first. Without a limit the problems do,
-        # because a mistake in them is then told at once.
+        # A prompt limit needs the model's tokenizer, so `model` runs first. Otherwise `dataset` runs first, so that bad data
+        # fails early.
         limited = values["tasks"][MAIN].get(LIMIT)
         for stage in (stages.model, stages.dataset) if limited else (stages.dataset, stages.model):
             stage(MAIN)
@@ -301,10 +296,10 @@ def _prepare(values: Mapping[str, Any], out: Path) -> None:
 def _train() -> None:
     """Train the run of the working folder, unless it has results."""
     study = load_study()
-    experiment, seed = study.active_experiments[0], str(study.seeds[0])
-    if not (paths.RUNS / experiment / ARM / seed).exists():
+    (experiment,), (seed,) = study.active_experiments, study.seeds
+    if not (paths.RUNS / paths.run_name(experiment, ARM, seed)).exists():
         try:
-            stages.train(experiment, [ARM], seed)
+            stages.train(experiment, [ARM], str(seed))
         except ToBeResumed:
             raise ToBeResumed("stopped; the state is saved. The same command with --resume continues the run.") from None
 
@@ -324,6 +319,4 @@ def _copy_results(out: Path) -> None:
     checkpoints.symlink_to(paths.CHECKPOINTS / run.name)
     save_figure(run_figure(run), CURVES)
     print(stages.validation_rewards(run.experiment, run.arm, run.seed))
-    print(
-        f"{out}: {CURVES}, history.csv, validation.csv, rollouts.jsonl (samples), checkpoints/, and all values: {paths.PARAMS}"
-    )
+    print(f"{out}: {CURVES}, history.csv, validation.csv, rollouts.jsonl (samples), checkpoints/, and all values: params.yaml")

@@ -97,10 +97,9 @@ def _before_and_after() -> str:
     for experiment in read_record()["experiments"].values():
         half = len(experiment["samples"]) // 2
         for before, after in zip(experiment["samples"][:half], experiment["samples"][half:], strict=True):
-            lines += f"\n\n{on_terminal(before['problem'])}" + "".join(
-                f"\n  {when} (reward {one['reward']:.2f})  {on_terminal(' '.join(one['response'].split()))}"
-                for when, one in (("before", before), ("after ", after))
-            )
+            lines += f"\n\n{on_terminal(before['problem'])}"
+            for when, sample in (("before", before), ("after ", after)):
+                lines += f"\n  {when} (reward {sample['reward']:.2f})  {on_terminal(' '.join(sample['response'].split()))}"
     return lines
 
 

@@ -53,9 +53,6 @@ def exclusive_lock(path: Path, what: str) -> Iterator[None]:
         yield
 
 
-# ------------------------------------------------------------------------------------------------------------- writing
-
-
 @contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
     """Yield a new folder to write into; it replaces ``target`` if the block ends without an exception.
@@ -95,7 +92,7 @@ def remove(path: Path) -> None:
 
 
 def require_writable(folder: Path) -> None:
-    """Raise OSError before the work if a folder for its results cannot be made or written."""
+    """Raise OSError if a folder cannot be made or written."""
     folder.mkdir(parents=True, exist_ok=True)
     TemporaryFile(dir=folder).close()
 
@@ -129,13 +126,8 @@ def write_csv(path: Path, table: pd.DataFrame) -> None:
     write_text(path, safe.to_csv(index=False, lineterminator="\n"))
 
 
-# ------------------------------------------------------------------------------------------------------------- reading
-
-# `made_by` is the stage that makes a file; messages name it.
-
-
 def damaged(path: Path, what: object, made_by: str, line: int | None = None) -> UserError:
-    """Make the error for a damaged result file; ``what`` is wrong with it."""
+    """Make the error for a damaged result file of the stage ``made_by``; ``what`` is wrong with it."""
     where = f"{path}:{line}" if line else str(path)
     return UserError(f"{where}: damaged ({what}). {how_to_restore(path, made_by)}")
 
@@ -236,9 +228,6 @@ def read_csv(path: Path, made_by: str, columns: Iterable[str]) -> pd.DataFrame:
     if not whole or table.empty or not all(map(is_numeric_dtype, table.dtypes)):
         raise damaged(path, "not a whole table of numbers", made_by)
     return table
-
-
-# -------------------------------------------------------------------------------------------------------------- digests
 
 
 def files_digest(path: Path) -> str:

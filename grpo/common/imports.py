@@ -82,10 +82,8 @@ def source_of(path: str) -> Path:
         within = spec.submodule_search_locations if spec else None
         spec = PathFinder.find_spec(f"{first}.{part}", within) if within else None
     if not name or spec is None or spec.origin is None:
-        raise UserError(
-            f"{path}: no such module. Give MODULE:NAME of a Python file in the study's folder (`folder:` in params.yaml) or of "
-            "an installed package."
-        )
+        places = "a Python file in the study's folder (`folder:` in params.yaml) or of an installed package"
+        raise UserError(f"{path}: no such module. Give MODULE:NAME of {places}.")
     return Path(spec.origin)
 
 
@@ -129,9 +127,8 @@ def call_with(function: Callable[..., Any], arguments: Mapping[str, Any], where:
             values[name] = TypeAdapter(hints.get(name, Any)).validate_python(value, strict=True)
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join([where, name, *keys_of(first, value)])
-            message = f"{first['msg'][0].lower()}{first['msg'][1:]}, but it is {first['input']!r}."
-            raise UserError(f"{place}: {message}") from error
+            place, message = ".".join([where, name, *keys_of(first, value)]), first["msg"]
+            raise UserError(f"{place}: {message[0].lower()}{message[1:]}, but it is {first['input']!r}.") from error
     try:
         with own_errors(function.__name__):
             return function(**values)

@@ -52,9 +52,6 @@ def start_threads(n: int) -> None:
         mallopt(M_TRIM_THRESHOLD, 2**30)
 
 
-# ----------------------------------------------------------------------------------------------------------- memory
-
-
 def reset_peak(device: str) -> None:
     """Start a new measurement.
 

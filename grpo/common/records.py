@@ -204,11 +204,11 @@ _KINDS: dict[str, type | tuple[type, ...]] = {"str": str, "int": int, "float": (
 
 def _check_types(record: Problem | Example) -> None:
     """Raise UserError unless each field has its type, and text is valid UTF-8, as files, tokenizers and the grader need."""
-    for each in fields(record):
-        value = getattr(record, each.name)
-        if not isinstance(value, _KINDS[str(each.type)]) or (isinstance(value, str) and not is_text(value)):
-            kind = {"str": "text that UTF-8 can hold", "dict[str, Any]": "a dictionary"}.get(str(each.type), "a number")
-            raise UserError(f"{type(record).__name__}: {each.name} is {value!r}, not {kind}. Correct the task that makes it.")
+    for column in fields(record):
+        value, name = getattr(record, column.name), str(column.type)
+        if not isinstance(value, _KINDS[name]) or (isinstance(value, str) and not is_text(value)):
+            kind = {"str": "text that UTF-8 can hold", "dict[str, Any]": "a dictionary"}.get(name, "a number")
+            raise UserError(f"{type(record).__name__}: {column.name} is {value!r}, not {kind}. Correct the task.")
 
 
 def write_records(path: Path, records: Iterable[Problem | Example]) -> None:

@@ -58,9 +58,6 @@ def read_mapping(path: Path, kind: str = "safe") -> dict[str, Any]:
     return values
 
 
-# ------------------------------------------------------------------------------------------------------------- writing
-
-
 def to_yaml(values: Mapping[str, Any]) -> str:
     """Write a mapping as YAML 1.2: its sections over several lines, in them small mappings and lists on one line each."""
     sections = [dumped({key: _laid_out(value, is_section=True)}) for key, value in values.items()]

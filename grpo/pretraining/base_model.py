@@ -63,19 +63,16 @@ def make_base_model(study: Study, task: str) -> None:
 
 def _pretrain_all(study: Study, name: str, settings: PretrainedHere) -> None:
     """Pretrain the task's model, or one for each seed; the first seed's is then the task's model."""
-    own = (
-        [settings.model_copy(update={"seed": settings.seed + seed}) for seed in study.seeds]
-        if settings.one_per_seed
-        else [settings]
-    )
+    seeds = study.seeds if settings.one_per_seed else [0]
+    by_seed = [settings.model_copy(update={"seed": settings.seed + seed}) for seed in seeds]
     with atomic_folder(paths.model(name)) as folder:
-        if len(own) == 1:
-            _pretrain(study, name, own[0], folder)
+        if len(by_seed) == 1:
+            _pretrain(study, name, by_seed[0], folder)
             return
         targets = [folder / f"seed-{seed}" for seed in study.seeds]
         cores = study.resources["model"].cpus // study.threads
         with ProcessPoolExecutor(max(1, cores), mp_context=get_context("spawn")) as pool:
-            list(pool.map(_pretrain, repeat(study), repeat(name), own, targets))
+            list(pool.map(_pretrain, repeat(study), repeat(name), by_seed, targets))
         for file in targets[0].iterdir():
             file.rename(folder / file.name)
         targets[0].rmdir()

@@ -31,11 +31,9 @@ counted: evaluations, zero-shot, best of N; not: traces of a teacher, models, KL
 
 
 def plan(study: Study, seconds_per_step: float | None, price: float | None) -> dict[str, Any]:
-    """Compute everything that `grpo plan` prints; ``--json`` prints it as it is.
+    """Compute what `grpo plan` prints, for cards or for ``seconds_per_step`` (of a GRPO step with the study's default values).
 
-    Args:
-        seconds_per_step: seconds of a GRPO step with the study's default values, in the place of the cards.
-        price: of a GPU-hour; None: a guess by card.
+    Without a ``price`` of a GPU-hour it is guessed by card.
     """
     runs, evaluation = _assumed_runs(study), study.evaluation
     equal = _taken_over(study, runs)

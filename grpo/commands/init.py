@@ -35,11 +35,7 @@ scheduler reserves for the stage. The package's code is installed: grpo-version.
 def init(folder: Path) -> str:
     """Write a project into a new or empty folder; make it a git and a DVC repository (inside a git repository only the latter).
 
-    Returns:
-        what to do next.
-
-    Raises:
-        UserError: the folder holds something, or git or DVC failed; then nothing is written.
+    Returns what to do next. UserError if the folder holds something, or git or DVC failed; then nothing is written.
     """
     require_extra("dvc", "pipeline", "grpo init: a project")
     if shutil.which("git") is None:

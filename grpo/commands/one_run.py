@@ -96,11 +96,7 @@ def one_run(options: RunOptions, out: Path, resume: bool) -> None:
 
 
 def composed(options: RunOptions, out: Path) -> dict[str, Any]:
-    """Compose the values of a study that makes this one run and nothing else; they are not validated here.
-
-    Raises:
-        UserError: the study, model, task or a key does not exist, or the folder's name is not allowed for a run.
-    """
+    """Compose the values of a study that makes this one run and nothing else; they are not validated here."""
     check_name("--out", "a run", out.name)
     if options.study == BASE and None in (options.model, options.task):
         raise UserError("--model, --task: one is missing. Give both, or take a study's with --study NAME.")
@@ -160,15 +156,10 @@ def _batch_of_few(grpo: Mapping[str, Any], rows: int) -> dict[str, int]:
 def study_and_problems(
     checkpoint: Path, task: str, settings: Sequence[str], n_problems: int | None, study_name: str = BASE
 ) -> tuple[Study, str, list[Problem]]:
-    """What `grpo evaluate` needs: a study, the name of a task in it, and the problems to ask.
+    """Return what `grpo evaluate` needs: a study, the name of a task in it, and the problems to ask.
 
-    Args:
-        task: a name in the active study; or a class or file, for which a study is composed, as `grpo run` does. All rows of a
-            file are asked.
-        study_name: of the study with the values for everything that no option sets, as for `grpo run`.
-
-    Raises:
-        UserError: as :func:`composed`; or there are fewer problems than asked for.
+    ``task`` is a name in the active study; or a class or file, for which a study is composed from that of ``study_name``, as
+    `grpo run` does. All rows of a file are asked.
     """
     is_file = Path(task).suffix in FORMATS
     if not is_file and ":" not in task:
@@ -190,11 +181,7 @@ def study_and_problems(
 
 
 def given_values(settings: Sequence[str]) -> dict[str, Any]:
-    """Turn settings ``KEY=VALUE``, with values in YAML, into an overlay on a study.
-
-    Raises:
-        UserError: a run uses no such key, or a setting has another form.
-    """
+    """Turn settings ``KEY=VALUE``, with values in YAML, into an overlay on a study."""
     overlay: dict[str, Any] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")

@@ -47,10 +47,9 @@ def precision(spread: Spread, seeds: int, problems: int) -> tuple[float, float]:
 
 
 def power(study: Study, runs: Sequence[EffectiveRun]) -> list[dict[str, Any]]:
-    """A row for each claim that the study tests, and one for two arms of each experiment that has several.
+    """Make a row for each claim that the study tests, and one for two arms of each experiment that has several.
 
-    Args:
-        runs: the runs that the study makes, if the winners are assumed.
+    ``runs`` are those that the study makes if the winners are assumed.
     """
     record, pairs = _finished(study)
     evaluation, rows = study.evaluation, []

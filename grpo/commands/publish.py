@@ -27,19 +27,10 @@ TEMPLATE = Path(__file__).with_name("templates") / "model_card.md.j2"
 
 
 def publish(study: Study, name: str, kind: str, out: Path | None, repo: str | None, license: str | None) -> list[str]:
-    """Write the folder, and if asked for the repository on the Hub.
+    """Write the folder of the checkpoint ``kind`` of the run EXPERIMENT/ARM/SEED; with ``repo`` upload it to the Hub.
 
-    Args:
-        name: the run as EXPERIMENT/ARM/SEED.
-        kind: of the checkpoint, such as ``best`` or ``last``.
-        out: the folder; None: named after the run, in published/.
-        repo: repository on the Hub; None: no upload.
-        license: of the weights; None: the card states none.
-
-    Returns lines that say what was done.
-
-    Raises:
-        UserError: no such run or checkpoint, a link in it, the folder is not empty, or the upload fails.
+    Returns lines that say what was done. UserError if there is no such run or checkpoint, or a link in it, if the folder is not
+    empty, or the upload fails.
     """
     parts = re.fullmatch(r"([^/]+)/([^/]+)/(\d+)", name)
     if not parts:

@@ -26,11 +26,7 @@ OURS = ".made_by_grpo_quickstart"  # marks a folder that may be emptied; also th
 
 
 def quickstart(name: str = STUDY) -> None:
-    """Run a study of :data:`STUDY` and :data:`REAL` in the folder of its name from the beginning; print progress and results.
-
-    Raises:
-        UserError: the folder was not made by a quickstart, or another process works in it.
-    """
+    """Run :data:`STUDY` or :data:`REAL` in the folder of its name, from the beginning; UserError if that holds other files."""
     began = time.perf_counter()
 
     def announce(text: str) -> None:

@@ -41,11 +41,8 @@ The study beside itself with other seeds. *{TURNED}*: in one of the two the clai
 def replicate(seeds: list[int], base_seed: int | None) -> str:
     """Run or resume a replicate of the active study, and compare all finished ones in reports/replication.md and .json.
 
-    Args:
-        base_seed: if given, also pretrain the base model and generate problems and traces anew, with this seed.
-
-    Raises:
-        UserError: the seeds are not new, the study is not finished, this is not a git repository, or the pipeline failed.
+    With ``base_seed`` base model, problems and traces are made anew. UserError if the seeds are not new, the study is not
+    finished, this is not a git repository, or the pipeline failed.
     """
     study = load_study()
     if not seeds or set(seeds) & set(study.seeds) or len(set(seeds)) < len(seeds):

@@ -32,13 +32,9 @@ MOST_NODES, MOST_DEPTH = 200_000, 100  # of a YAML file, with its aliases replac
 
 @contextmanager
 def exclusive_lock(path: Path, what: str) -> Iterator[None]:
-    """Hold a lock file, so that only one process at a time does this work. It is released when the process ends for any reason.
+    """Hold a lock file; UserError, whose subject is ``what``, such as ``another search``, if another process holds it.
 
-    Args:
-        what: subject of the error message, such as ``another search``.
-
-    Raises:
-        UserError: another process holds the lock.
+    It is released when the process ends for any reason.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_symlink():
@@ -57,8 +53,7 @@ def exclusive_lock(path: Path, what: str) -> Iterator[None]:
 def atomic_folder(target: Path) -> Iterator[Path]:
     """Yield a new folder to write into; it replaces ``target`` if the block ends without an exception.
 
-    Raises:
-        UserError: another process writes this folder.
+    UserError if another process writes this folder.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     draft, old, lock = (target.with_name(f".{target.name}.{kind}") for kind in ("draft", "old.draft", "draft.lock"))
@@ -196,11 +191,7 @@ def require_keys(path: Path, value: Any, keys: Iterable[str], made_by: str) -> N
 
 
 def read_jsonl(path: Path, made_by: str, parse: Callable[[Any], T]) -> list[T]:
-    """Read a file with one JSON object per line, of which ``parse`` makes a record.
-
-    Raises:
-        UserError: the file is missing or empty, or ``parse`` refuses a line.
-    """
+    """Read a file with one JSON object per line, of which ``parse`` makes a record; UserError if it is missing or wrong."""
     records = []
     # Not splitlines(), which also splits at characters such as U+2028; JSON allows these in strings.
     for number, line in enumerate(read_text(path, made_by).removesuffix("\n").split("\n"), start=1):

@@ -88,11 +88,7 @@ def source_of(path: str) -> Path:
 
 
 def import_object(path: str) -> Any:
-    """Import MODULE:NAME.
-
-    Raises:
-        UserError: no such module, or nothing of that name in it, or the module raises an exception.
-    """
+    """Import MODULE:NAME; UserError if there is no such module or name, or the module raises an exception."""
     file = source_of(path)
     module, _, name = path.partition(":")
     try:
@@ -104,13 +100,9 @@ def import_object(path: str) -> Any:
 
 
 def call_with(function: Callable[..., Any], arguments: Mapping[str, Any], where: str) -> Any:
-    """Call ``function(**arguments)`` with arguments from a study, after checking each against its type hint.
+    """Call ``function(**arguments)`` with arguments at a place in params.yaml, after checking each against its type hint.
 
-    Args:
-        where: place of the arguments in params.yaml, such as ``tasks.main``.
-
-    Raises:
-        UserError: an argument is unknown, missing or of the wrong type, or ``function`` raises it.
+    UserError if an argument is unknown, missing or of the wrong type, or ``function`` raises it.
     """
     signature = inspect.signature(function)
     try:

@@ -53,12 +53,7 @@ def start_threads(n: int) -> None:
 
 
 def reset_peak(device: str) -> None:
-    """Start a new measurement.
-
-    Args:
-        device: ``cpu``, or the GPU on which the work is done, such as ``cuda:1``. In a process with two GPUs ``cuda`` would be
-            the engine's.
-    """
+    """Start a new measurement of ``cpu`` or of a GPU, such as ``cuda:1`` (with two GPUs, ``cuda`` would be the engine's)."""
     if device != "cpu":
         import torch
 

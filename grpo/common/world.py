@@ -119,10 +119,7 @@ def stop_after_the_step() -> Iterator[Callable[[], bool]]:
 
 
 def start_processes(n: int, device: str) -> None:
-    """Run this same command in ``n`` processes on this machine and wait for them.
-
-    Args:
-        device: with ``cuda``, each process sees one GPU, so that vLLM uses it too.
+    """Run this same command in ``n`` processes on this machine and wait; with ``cuda`` each sees one GPU, so that vLLM uses it.
 
     Raises:
         ToBeResumed: they were told to stop; rank 0 has saved the run's state.

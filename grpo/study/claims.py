@@ -115,11 +115,7 @@ AnyClaim = Annotated[
 
 
 def own_claims(claims: list[AnyClaim], experiments: Mapping[str, Experiment]) -> list[AnyClaim]:
-    """Complete a study's own claims: each with its experiment, an id and a statement.
-
-    Raises:
-        UserError: a claim names an experiment or an arm that the study does not have, or two claims have the same id.
-    """
+    """Complete a study's own claims: each with experiment, id and statement; UserError if one names what is not there."""
     own: list[AnyClaim] = []
     for number, claim in enumerate(claims):
         where = f"claims.{number}"

@@ -53,8 +53,7 @@ def choose(experiments: Mapping[str, Any], keep: Mapping[str, Any], own: Mapping
     Args:
         experiments: after merging.
         keep: the overlay's ``only``, ``without`` or both, each a list of names.
-        own: the experiments in the overlay itself.
-        where: their place, for messages.
+        own: the experiments in the overlay itself, at the place ``where``.
     """
     for word, names in keep.items():
         if not isinstance(names, list):
@@ -126,8 +125,7 @@ def _arms(experiment: Any) -> Mapping[str, Any]:
 def study_path(name: str, beside: Path | None = None) -> Path:
     """Find a study's file by its path, or by its name in studies/ or in the package; UserError if there is none.
 
-    Args:
-        beside: a study's file; paths are relative to it, and names are looked up beside it first.
+    With ``beside``, a study's file, paths are relative to it, and names are looked up beside it first.
     """
     own, is_path = [beside.parent] if beside else [], name.endswith((".yaml", ".yml"))
     places = [Path(*own) / name] if is_path else [folder / f"{name}.yaml" for folder in (*own, *studies_folders())]
@@ -164,11 +162,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def compose(path: Path) -> dict[str, Any]:
-    """Lay a study file over the files that it extends, and set the keys in :data:`COMPUTED`; not validated.
-
-    Raises:
-        UserError: see :func:`files_of` and :func:`choose`.
-    """
+    """Lay a study file over the files that it extends, and set the keys in :data:`COMPUTED`; not validated."""
     values: dict[str, Any] = {}
     own: dict[str, Any] = {}
     files = files_of(path)

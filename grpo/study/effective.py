@@ -81,9 +81,6 @@ def effective_run(study: Study, experiment: str, arm: str, seed: int, selections
         selections: from :func:`read_selections`: for each experiment in :meth:`Study.needed_selections` its ``experiment``,
             ``winner`` and ``overrides``, and ``off_policy_ranking`` if the next experiment uses the ranking. Empty: only
             defaults and the arm's own values.
-
-    Raises:
-        UserError: the study has no such experiment, arm or seed, or the method refuses the values.
     """
     require_experiment(study, experiment)
     entry = study.experiments[experiment]

@@ -25,8 +25,7 @@ HASH = "output.md5"  # file with the hash that dvc.lock will have for the output
 def keep_until_stored(state: Path, output: Path, results: Iterable[Path] = ()) -> None:
     """Mark a state to be removed once DVC has stored its output; without a pipeline, remove it now.
 
-    Args:
-        results: files and folders to keep in it as hard links, which take no space.
+    ``results`` are files and folders to keep in it as hard links, which take no space.
     """
     if not paths.PIPELINE.exists():
         shutil.rmtree(state, ignore_errors=True)

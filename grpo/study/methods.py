@@ -369,9 +369,6 @@ def apply_overrides(config: Config, overrides: dict[str, Any], path: str) -> Con
     """Apply an arm's or a winner's values and validate everything again; another loss or advantage inherits no options.
 
     ``off_policy_rank`` is ignored. Messages name the values' place, ``path``.
-
-    Raises:
-        UserError: a key that the method does not have, or values that it refuses.
     """
     own, values = resolved(config, overrides, path), config.model_dump()
     for key, options in (("loss_type", "loss_options"), ("advantage", "advantage_options")):

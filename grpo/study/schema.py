@@ -133,10 +133,8 @@ class Study(Section):
         (the part of params.yaml with what these arms change); ``seed`` (one of ``seeds``, or ``all``); ``folder`` (of the
         results below data/runs, data/checkpoints and data/timing); ``model`` and ``train`` (folders below data/ with the
         checkpoint to start from and the problems or examples); ``after`` (the selection that the experiment builds on, or the
-        pinned versions if it builds on none); and ``resources`` (what a scheduler reserves).
-
-        Raises:
-            UserError: two arms have the same key, such as the arm low-1 of lr and the arm 1 of lr-low.
+        pinned versions if it builds on none); and ``resources`` (what a scheduler reserves). UserError if two arms have one
+        key, such as the arm low-1 of lr and the arm 1 of lr-low.
         """
         rows: dict[str, dict[str, Any]] = {}
         for name in self.active_experiments:
@@ -421,10 +419,9 @@ class Study(Section):
 
 
 def load_study(path: Path = paths.PARAMS) -> Study:
-    """Read and validate a study: params.yaml, or a study file with the files that it extends.
+    """Read and validate a study: params.yaml with a current stages.yaml, or a study file with the files that it extends.
 
-    Raises:
-        UserError: one line for each wrong key, with what was expected; or stages.yaml beside params.yaml is out of date.
+    A UserError has a line for each wrong key, with what was expected.
     """
     if path.name != paths.PARAMS.name:
         return validated(compose(path), path)
@@ -434,7 +431,7 @@ def load_study(path: Path = paths.PARAMS) -> Study:
 
 
 def validated(values: dict[str, Any], path: Path) -> Study:
-    """Validate ``values`` as a study; messages name ``path``. Errors: see :func:`load_study`."""
+    """Validate ``values`` as a study; messages name ``path``."""
     folder = values.get("folder", STUDIES_FOLDER.as_posix())
     if isinstance(folder, str):
         folders = [Path(place) for place in folder.split(os.pathsep)]  # `grpo run` has several

@@ -230,12 +230,9 @@ class Evaluation(Section):
 class EvaluationSteps:
     """The steps after which a run is evaluated, in order, always with 0 and the last one.
 
-    They are not listed, as a run that trains until a time limit may name billions of steps.
-
-    Attributes:
-        every: the study's ``evaluation.every``, for GRPO runs: a number of steps, or a list of first steps, followed by the
-            multiples of its last. Supervised fine-tuning uses ``evaluate_every``; expert iteration is evaluated after each of
-            its (long) steps.
+    They are not listed, as a run that trains until a time limit may name billions of steps. For GRPO runs ``every`` is the
+    study's ``evaluation.every``: a number of steps, or a list of first steps, followed by the multiples of its last. Supervised
+    fine-tuning uses ``evaluate_every``; expert iteration is evaluated after each of its (long) steps.
     """
 
     config: RunConfig

@@ -22,11 +22,7 @@ def running_stage() -> str:
 
 @contextmanager
 def unchanged_inputs() -> Iterator[None]:
-    """Compare the inputs of the DVC stage that runs this process before and after the block; nothing without DVC.
-
-    Raises:
-        UserError: a file was written or a value in params.yaml was edited meanwhile.
-    """
+    """Raise UserError if files or values that the DVC stage of this process depends on change within the block."""
     deps, params = _inputs(running_stage())
     before = _state(deps, params)
     yield

@@ -114,21 +114,21 @@ class Shape:
         embeddings = int(self.config.vocab_size * self.config.hidden_size)
         return self.parameters - (0 if self.config.tie_word_embeddings else embeddings)
 
-    def width(self, heads: int) -> int:
-        """Width of so many heads together."""
-        each = getattr(self.config, "head_dim", None) or self.config.hidden_size // self.config.num_attention_heads
-        return heads * int(each)
+    @property
+    def head_dim(self) -> int:
+        return int(getattr(self.config, "head_dim", None) or self.config.hidden_size // self.config.num_attention_heads)
 
     def kv_bytes(self, precision: int) -> int:
         """Bytes of one token's keys and values in all layers."""
-        return 2 * precision * int(self.config.num_hidden_layers) * self.width(self.config.num_key_value_heads)
+        return 2 * precision * int(self.config.num_hidden_layers) * int(self.config.num_key_value_heads) * self.head_dim
 
     def layer_bytes(self, precision: int) -> int:
         """Bytes per token that a layer keeps for the backward pass."""
-        attention = 2 * precision + (4 + precision) * self.query_key_norm
-        hidden, feed_forward = int(self.config.hidden_size), int(self.config.intermediate_size)
-        norms_and_linear = (8 + 4 * precision) * hidden + 4 * precision * feed_forward
-        return norms_and_linear + attention * self.width(self.config.num_attention_heads + self.config.num_key_value_heads)
+        heads = int(self.config.num_attention_heads) + int(self.config.num_key_value_heads)
+        attention = (2 * precision + (4 + precision) * self.query_key_norm) * heads * self.head_dim
+        return (
+            (8 + 4 * precision) * int(self.config.hidden_size) + 4 * precision * int(self.config.intermediate_size) + attention
+        )
 
     def adapter_parameters(self, lora: Lora) -> int:
         """Parameters of all LoRA matrices A and B: rank (inputs + outputs) per adapted matrix and layer."""
@@ -258,17 +258,14 @@ def phases(study: Study, shape: Shape, card_gib: float) -> list[Phase]:
     # Keys and values of the transformers engine end with its rollouts.
     held = "r" if study.engine.name == "transformers" or sleeps(study, follows_policy=True) else "rboK"
     of_engine = [("the engine", _engine_gib(study, shape, card_gib) * GIB, held)]
-    devices = {"learner": _device(learner.device), "engine": _device(study.engine.device)}
+    of_both = [("reserve", RESERVE_GIB * GIB, "rboK")]
+    learns_on, samples_on = ("cuda:0" if place.device == "cuda" else place.device for place in (learner, study.engine))
     listed = []
-    for name in ("rollouts", "backward pass", "optimizer step", USES_REFERENCE):
-        device = devices["engine" if name == "rollouts" else "learner"]
-        rows = [
-            *(of_learner if device == devices["learner"] else []),
-            *(of_engine if device == devices["engine"] else []),
-            ("reserve", RESERVE_GIB * GIB, "rboK"),
-        ]
+    for name in ("rollouts", "backward pass", "optimizer step", *([USES_REFERENCE] if penalises_kl else [])):
+        device = samples_on if name == "rollouts" else learns_on
+        rows = of_learner * (device == learns_on) + of_engine * (device == samples_on) + of_both
         parts = {part: size / GIB for part, size, held in rows if name[0] in held and size}
-        if device != "cpu" and (name != USES_REFERENCE or penalises_kl):
+        if device != "cpu":
             listed.append(Phase(name, device, parts))
     return listed
 
@@ -287,13 +284,10 @@ def problems(study: Study, shape: Shape, card_gib: float) -> list[str]:
             remedies = ", or ".join([*helps, "use a larger card (gpu_memory_gib)"])
             messages.append(f"{phase.name}: {phase.total:.1f} GiB on {phase.device} of {card_gib:g}; {remedies}")
     if study.engine.name == "vllm" and study.engine.device != "cpu":
-        needed = shape.config.max_position_embeddings * shape.kv_bytes(BYTES[study.engine.dtype]) / GIB
-        left = kv_cache_gib(study, shape, card_gib)
-        if left < needed:
-            messages.append(
-                f"vLLM: {left:.1f} GiB are left for keys and values, and one sequence of the model's "
-                f"{shape.config.max_position_embeddings} tokens needs {needed:.1f}; raise grpo.gpu_memory_utilization"
-            )
+        context, left = shape.config.max_position_embeddings, kv_cache_gib(study, shape, card_gib)
+        if left < (needed := context * shape.kv_bytes(BYTES[study.engine.dtype]) / GIB):
+            sequence = f"one sequence of the model's {context} tokens needs {needed:.1f}; raise grpo.gpu_memory_utilization"
+            messages.append(f"vLLM: {left:.1f} GiB are left for keys and values, and {sequence}")
     return messages
 
 
@@ -352,7 +346,3 @@ def _engine_gib(study: Study, shape: Shape, card_gib: float) -> float:
         return max(memory_share(study, config) for config in (None, *configs(study))) * card_gib
     length = max(longest(study, config) for config in configs(study))
     return study.engine.max_batch_size * length * shape.kv_bytes(BYTES[study.learner.dtype]) / GIB
-
-
-def _device(name: str) -> str:
-    return "cuda:0" if name == "cuda" else name

@@ -93,7 +93,7 @@ def with_controls(experiments: Mapping[str, Any], controls: list[str]) -> dict[s
 
 
 def of_left_out(experiments: Mapping[str, Any]) -> set[str]:
-    """The tasks of which all experiments are left out; nothing is made for them."""
+    """Name the tasks of which all experiments are left out; nothing is made for them."""
     tasks = [(_task_of(e), bool(_arms(e))) for e in experiments.values() if isinstance(e, Mapping)]
     return {task for task, _ in tasks} - {task for task, made in tasks if made} - {MAIN}
 
@@ -154,9 +154,8 @@ def files_of(path: Path) -> list[Path]:
     while (name := read_mapping(files[-1]).get("extends")) is not None:
         if not isinstance(name, str):
             raise UserError(f"{files[-1]}: extends: expected the name or path of a study, but it is {name!r}.")
-        extends = study_path(name, beside=files[-1])
-        files.append(extends)
-        if any(extends.samefile(file) for file in files[:-1]):
+        files.append(study_path(name, beside=files[-1]))
+        if any(files[-1].samefile(file) for file in files[:-1]):
             raise UserError(f"{path}: extends itself ({' extends '.join(map(str, files))}). Change one `extends`.")
     return files
 

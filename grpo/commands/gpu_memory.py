@@ -81,21 +81,13 @@ REMEDIES: tuple[tuple[str, str, Callable[[Study], bool]], ...] = (
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a causal language model of transformers.
+    """The sizes of a causal language model of transformers."""
 
-    Attributes:
-        config: its configuration, which names hidden_size, num_hidden_layers and so on.
-        parameters: N, the number of parameters.
-        in_layers: the number of all layers' parameters.
-        matrices: inputs plus outputs of each linear map of a layer, by its name.
-        query_key_norm: whether each head's queries and keys are normalised, as in Qwen3.
-    """
-
-    config: Any
-    parameters: int
-    in_layers: int
-    matrices: dict[str, int]
-    query_key_norm: bool
+    config: Any  # its configuration, which names hidden_size, num_hidden_layers and so on
+    parameters: int  # N
+    in_layers: int  # parameters of all layers
+    matrices: dict[str, int]  # inputs plus outputs of each linear map of a layer, by its name
+    query_key_norm: bool  # whether each head's queries and keys are normalised, as in Qwen3
 
     @classmethod
     def of(cls, config: Any) -> Shape:

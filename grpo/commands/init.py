@@ -66,7 +66,12 @@ def _write(folder: Path) -> None:
         for profile in ("local", "slurm"):
             Path(profile).symlink_to(f"workflow/profiles/{profile}")
         use(STUDY)
-        _make_repositories()
+        inside = subprocess.run(["git", "rev-parse", "--is-inside-work-tree"], capture_output=True, check=False).returncode == 0
+        dvc = [sys.executable, "-m", "dvc", "init", "--quiet"]  # of this environment, even if it is not activated
+        for command in [[*dvc, "--subdir"]] if inside else [["git", "init", "--quiet"], dvc]:
+            ended = subprocess.run(command, capture_output=True, text=True, check=False)
+            if ended.returncode:
+                raise UserError(f"grpo init: `{' '.join(command)}` failed: {ended.stderr.strip()}. Nothing is written.")
 
 
 def pipeline() -> Any:
@@ -89,12 +94,3 @@ def pipeline() -> Any:
         for kind in ("outs", "metrics"):
             entry.get(kind, [])[:] = [out for out in entry.get(kind, []) if SEARCH not in str(out)]
     return document
-
-
-def _make_repositories() -> None:
-    inside = subprocess.run(["git", "rev-parse", "--is-inside-work-tree"], capture_output=True, check=False).returncode == 0
-    dvc = [sys.executable, "-m", "dvc", "init", "--quiet"]  # of this environment, even if it is not activated
-    for command in [[*dvc, "--subdir"]] if inside else [["git", "init", "--quiet"], dvc]:
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        if ended.returncode:
-            raise UserError(f"grpo init: `{' '.join(command)}` failed: {ended.stderr.strip()}. Nothing is written.")

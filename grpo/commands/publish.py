@@ -53,7 +53,15 @@ def publish(study: Study, name: str, kind: str, out: Path | None, repo: str | No
     lines = [f"{target}: {kind} checkpoint of {name}, with its model card (README.md)"]
     if run.config["same_as"]:
         lines.append(f"{name} equals {run.config['same_as']}; this is the checkpoint of that run")
-    return [*lines, *([_upload(target, repo, name)] if repo is not None else [])]
+    if repo is not None:  # a new repository is private, so that its card can be checked before others see it
+        try:
+            HfApi().create_repo(repo, private=True, exist_ok=True)
+            commit = HfApi().upload_folder(repo_id=repo, folder_path=target, commit_message=f"{name}, by grpo publish")
+        except Exception as error:  # whatever the network, the proxy or the Hub raises
+            remedy = f"{target} is complete: check HF_TOKEN and the network, then run `hf upload {repo} {target}`."
+            raise UserError(f"--repo {repo}: the upload failed ({reason(error)}). {remedy}") from error
+        lines.append(f"uploaded: {commit.commit_url}")
+    return lines
 
 
 def _find_checkpoint(run: Run, kind: str) -> Path:
@@ -123,16 +131,3 @@ def _base_model(study: Study, run: Run, start: str) -> HubModel | None:
     if (before := Path(start) / METADATA).exists():
         start = read_json(before, made_by="", keys=("started_from",))["started_from"]
     return model if isinstance(model, HubModel) and start == model.origin else None
-
-
-def _upload(folder: Path, repo: str, run: str) -> str:
-    """Upload the folder. A new repository is private, so that its card can be checked before others see it."""
-    try:
-        HfApi().create_repo(repo, private=True, exist_ok=True)
-        commit = HfApi().upload_folder(repo_id=repo, folder_path=folder, commit_message=f"{run}, by grpo publish")
-    except Exception as error:  # whatever the network, the proxy or the Hub raises
-        raise UserError(
-            f"--repo {repo}: the upload failed ({reason(error)}). {folder} is complete: check HF_TOKEN and the network, then "
-            f"run `hf upload {repo} {folder}`."
-        ) from error
-    return f"uploaded: {commit.commit_url}"

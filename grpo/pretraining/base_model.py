@@ -33,6 +33,10 @@ from grpo.study.settings import PretrainedHere
 from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_study import study_state, study_tags
 
+SHAPE = {
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+    *("max_position_embeddings", "tie_word_embeddings"),
+}
 LOG_EVERY = 10
 TOKENIZER_DOCUMENTS = 8000
 WARMUP_STEPS = 50
@@ -57,8 +61,13 @@ def make_base_model(study: Study, task: str) -> None:
         case PretrainedHere() as settings:
             _pretrain_all(study, task, settings)
         case elsewhere:
-            with folder_of(elsewhere, f"models.{task}") as folder:
-                _copy(folder, paths.model(task))
+            with folder_of(elsewhere, f"models.{task}") as source:
+                # Loading and saving it in its own precision checks it, and gives all checkpoints one format.
+                model, tokenizer = load_model(source, dtype=None), load_tokenizer(source)
+                with atomic_folder(paths.model(task)) as folder:
+                    save_checkpoint(folder, model, tokenizer)
+                    if (source / ORIGIN).exists():
+                        shutil.copy(source / ORIGIN, folder)
 
 
 def _pretrain_all(study: Study, name: str, settings: PretrainedHere) -> None:
@@ -107,18 +116,6 @@ def _pretrain(study: Study, name: str, settings: PretrainedHere, target: Path) -
     print(f"{paths.model(name)}, seed {settings.seed}: {n:,} parameters, {len(tokenizer)} tokens, {seconds:.0f} s")
 
 
-def _copy(source: Path, target: Path) -> None:
-    """Load the checkpoint ``source`` and save it in its own precision, which checks it and gives all checkpoints one format."""
-    model, tokenizer = load_model(source, dtype=None), load_tokenizer(source)
-    with atomic_folder(target) as folder:
-        save_checkpoint(folder, model, tokenizer)
-        if (source / ORIGIN).exists():
-            shutil.copy(source / ORIGIN, folder)
-
-
-# --------------------------------------------------------------------------------------------------- pretraining
-
-
 def pretrain(
     settings: PretrainedHere,
     documents: Iterator[tuple[str, str]],
@@ -143,14 +140,9 @@ def pretrain(
     torch.manual_seed(settings.seed)
     model = TransformerLM(
         TransformerConfig(
+            **settings.model_dump(include=SHAPE),
             vocab_size=len(tokenizer),
-            hidden_size=settings.hidden_size,
-            num_hidden_layers=settings.num_hidden_layers,
-            num_attention_heads=settings.num_attention_heads,
             num_key_value_heads=settings.num_attention_heads,
-            intermediate_size=settings.intermediate_size,
-            max_position_embeddings=settings.max_position_embeddings,
-            tie_word_embeddings=settings.tie_word_embeddings,
             initializer_range=INITIALIZER_RANGE,
             eos_token_id=0,  # end of text, in a tokenizer of train_tokenizer
             pad_token_id=0,

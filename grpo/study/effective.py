@@ -29,25 +29,18 @@ def require_experiment(study: Study, name: str) -> None:
 
 @dataclass(frozen=True)
 class EffectiveRun:
-    """The configuration of one run.
-
-    Attributes:
-        base: the checkpoint of the base model.
-        sources: where each value of ``config`` comes from.
-        overrides: the arm's own values, with those that it takes from a sweep.
-        before: the selections of earlier experiments that the configuration uses.
-    """
+    """The configuration of one run."""
 
     experiment: str
     method: Method
     task: str
     arm: str
     seed: int
-    base: Path
+    base: Path  # the checkpoint of the base model
     config: RunConfig
-    sources: dict[str, str]
-    overrides: dict[str, Any]
-    before: list[dict[str, Any]]
+    sources: dict[str, str]  # where each value of `config` comes from
+    overrides: dict[str, Any]  # the arm's own values, with those that it takes from a sweep
+    before: list[dict[str, Any]]  # the selections of earlier experiments that the configuration uses
 
     @property
     def name(self) -> str:

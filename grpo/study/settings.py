@@ -317,39 +317,26 @@ Method = Literal["grpo", "sft", "expert_iteration"]
 
 
 class Experiment(Section):
-    """An experiment compares arms of one method. An experiment without arms is left out of the study.
+    """An experiment compares arms of one method. An experiment without arms is left out of the study."""
 
-    Attributes:
-        title: title in the report; default: the experiment's name.
-        question: what it asks, in a sentence, for the report.
-        note: what a reader of its results must know, such as an arm that cannot differ by construction.
-        method: training method of its runs; also the section of params.yaml that its arms change.
-        task: entry of ``tasks`` that its runs are trained on.
-        builds_on: earlier experiment; runs start from the values of its winner and of all winners before it.
-        passes_on: what later experiments use: the ``winner``'s values, or only the ``ranking`` of the arms, from which an arm
-            with ``off_policy_rank: K`` takes the K-th best.
-        off_policy_only: whether the winner's values apply to off-policy configurations only.
-        seeds: how many of the study's seeds its arms get at most, from the first; null: all.
-        resources: entry of ``resources`` that a scheduler reserves for a run.
-        timed: entry of ``resources`` for the first seed of an arm, if the arms' seconds are compared: it must leave no room for
-            another stage. The other seeds report no seconds, unless ``resources`` is the same entry. null: no arm runs alone.
-        one_stage: train all arms and seeds one after another in one stage, as starting a process takes as long as a short run.
-        arms: by name the values that an arm changes, the handouts' default or the lowest rate first. Arms called
-            ``NAME-rate_X`` are one setting NAME at several learning rates: see :func:`setting_of`.
-    """
-
-    title: str = ""
-    question: str = ""
-    note: str = ""
-    method: Method = "grpo"
-    task: str = MAIN
-    builds_on: str | None = None
+    title: str = ""  # in the report; default: the experiment's name
+    question: str = ""  # what it asks, in a sentence, for the report
+    note: str = ""  # what a reader of its results must know, such as an arm that cannot differ by construction
+    method: Method = "grpo"  # training method of its runs; also the section of params.yaml that its arms change
+    task: str = MAIN  # entry of `tasks` that its runs are trained on
+    builds_on: str | None = None  # earlier experiment; runs start from the values of its winner and of all winners before it
+    # What later experiments use: the winner's values, or only the ranking, of which an arm with `off_policy_rank: K` takes the
+    # K-th best arm.
     passes_on: Literal["winner", "ranking"] = "winner"
-    off_policy_only: bool = False
-    seeds: Annotated[PositiveInt | None, OMIT] = None
-    resources: str = "train"
+    off_policy_only: bool = False  # whether the winner's values apply to off-policy configurations only
+    seeds: Annotated[PositiveInt | None, OMIT] = None  # number of the study's seeds, from the first; null: all
+    resources: str = "train"  # entry of `resources` that a scheduler reserves for a run
+    # Entry of `resources` for the first seed of an arm, if the arms' seconds are compared: it must leave no room for another
+    # stage. The other seeds report no seconds, unless `resources` is the same entry. null: no arm runs alone.
     timed: Annotated[str | None, OMIT] = None
-    one_stage: Annotated[bool, OMIT] = False
+    one_stage: Annotated[bool, OMIT] = False  # train all arms and seeds one after another in one stage, which starts once
+    # By name the values that an arm changes, the handouts' default or the lowest rate first. Arms called `NAME-rate_X` are one
+    # setting NAME at several learning rates: see :func:`setting_of`.
     arms: dict[str, dict[str, Any]]
 
 

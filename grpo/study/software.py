@@ -130,20 +130,16 @@ def hardware() -> dict[str, Any]:
     import psutil  # a bare GPU machine lacks it
 
     gpus, driver = _gpus()
+    described = Path("/proc/cpuinfo")
+    model = re.search(r"^model name\s*:\s*(.+)$", described.read_text(encoding="utf-8"), re.M) if described.exists() else None
     return {
         "platform": " ".join((platform.system(), platform.machine(), *platform.libc_ver())).strip(),
-        "processor": _processor(),
+        "processor": model[1].strip() if model else platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "gpus": gpus,
         "driver": driver,
     }
-
-
-def _processor() -> str:
-    described = Path("/proc/cpuinfo")
-    model = re.search(r"^model name\s*:\s*(.+)$", described.read_text(encoding="utf-8"), re.M) if described.exists() else None
-    return model[1].strip() if model else platform.processor() or platform.machine()
 
 
 def _gpus() -> tuple[list[str], str]:

@@ -101,9 +101,7 @@ def _gpu_memory(study: Study) -> Finding:
     problems = gpu_memory.problems(study, shape, card)
     # 0.97, as torch sees a little less memory than nvidia-smi.
     if study.gpu_memory_gib and sizes and min(sizes) < 0.97 * card:
-        problems.append(
-            f"a GPU here has {min(sizes):.1f} GiB, and the study is for {card:g}: set gpu_memory_gib to what it has"
-        )
+        problems.append(f"a GPU here has {min(sizes):.1f} GiB, and the study is for {card:g}: set gpu_memory_gib to that")
     computed = f"computed, largest over the arms\n{gpu_memory.table(study, shape, card)}"
     return Finding(name, not problems, computed, "Does not fit. " + "; also ".join(problems))
 

@@ -118,9 +118,8 @@ class Shape:
         """Bytes per token that a layer keeps for the backward pass."""
         heads = int(self.config.num_attention_heads) + int(self.config.num_key_value_heads)
         attention = (2 * precision + (4 + precision) * self.query_key_norm) * heads * self.head_dim
-        return (
-            (8 + 4 * precision) * int(self.config.hidden_size) + 4 * precision * int(self.config.intermediate_size) + attention
-        )
+        hidden, feed_forward = int(self.config.hidden_size), int(self.config.intermediate_size)
+        return (8 + 4 * precision) * hidden + 4 * precision * feed_forward + attention
 
     def adapter_parameters(self, lora: Lora) -> int:
         """Parameters of all LoRA matrices A and B: rank (inputs + outputs) per adapted matrix and layer."""

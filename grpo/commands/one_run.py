@@ -207,10 +207,9 @@ def _model(name: str) -> dict[str, Any]:
     if (file := Path(name).absolute()).suffix == ".gguf" and file.is_file():
         return {"source": "local", "path": str(file.parent), "gguf_file": file.name}
     if not (on_hub := re.fullmatch(r"([\w.-]+/[\w.-]+)@([0-9a-f]{40})", name)):
-        raise UserError(
-            f"--model {name}: no such folder. Give a folder in Hugging Face format, a GGUF file, or OWNER/NAME@REVISION of a "
-            "model on the Hub. REVISION is a commit of 40 hex digits; the Hub lists them under Files, History."
-        )
+        revision = "REVISION is a commit of 40 hex digits, which the Hub lists under Files, History"
+        known = f"a folder in Hugging Face format, a GGUF file, or OWNER/NAME@REVISION of a model on the Hub. {revision}"
+        raise UserError(f"--model {name}: no such folder. Give {known}.")
     return {"source": "hub", "repo": on_hub[1], "revision": on_hub[2]}
 
 
@@ -270,11 +269,9 @@ def _prepare(values: Mapping[str, Any], out: Path) -> None:
         limited = values["tasks"][MAIN].get(LIMIT)
         for stage in (stages.model, stages.dataset) if limited else (stages.dataset, stages.model):
             stage(MAIN)
-        grpo, evaluation = study.grpo, study.evaluation
-        print(
-            f"{grpo.n_prompts_per_rollout_batch} questions a step (grpo.rollout_batch_size / grpo.group_size), evaluated on "
-            f"{evaluation.problems} problems (evaluation.problems), at the end on {evaluation.last_problems} (.last_problems)"
-        )
+        asked = f"{study.grpo.n_prompts_per_rollout_batch} questions a step (grpo.rollout_batch_size / grpo.group_size)"
+        ends = f"at the end on {study.evaluation.last_problems} (.last_problems)"
+        print(f"{asked}, evaluated on {study.evaluation.problems} problems (evaluation.problems), {ends}")
         run = paths.RUNS / study.active_experiments[0] / ARM
         for name in GROWING:
             Path(name).symlink_to(run / f".{study.seeds[0]}.draft" / name)

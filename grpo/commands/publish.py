@@ -71,10 +71,10 @@ def _find_checkpoint(run: Run, kind: str) -> Path:
         return folder / kind
     kept = sorted(path.parent.name for path in folder.glob(f"*/{METADATA}"))
     others = f"Choose another with --kind: {', '.join(kept)}. " if kept else ""
-    raise UserError(
-        f"{folder / kind}: no checkpoint. {others}`checkpoints:` in params.yaml says which are kept; "
-        f"`dvc checkout {folder}` or `dvc pull` brings back a stored one."
+    stored = (
+        f"`checkpoints:` in params.yaml says which are kept; `dvc checkout {folder}` or `dvc pull` brings back a stored one"
     )
+    raise UserError(f"{folder / kind}: no checkpoint. {others}{stored}.")
 
 
 def _model_card(study: Study, run: Run, source: Path, kind: str, license: str | None) -> ModelCard:

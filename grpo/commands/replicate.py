@@ -78,20 +78,19 @@ def compare(here: Values, there: Values) -> dict[str, list[dict[str, str]]]:
     claims = []
     for claim in here["claims"]:
         if claim["kind"]:  # the others are claims that no study tests
-            other = verdicts.get(claim["id"])
+            both = claim, verdicts.get(claim["id"])
             first, second = (
-                f"{of['verdict']}: {of['measured'] or of['reason']}" if of else "not one of its claims" for of in (claim, other)
+                f"{of['verdict']}: {of['measured'] or of['reason']}" if of else "none of its claims" for of in both
             )
-            claims.append({"claim": claim["statement"], "study": first, "replicate": second, "": agreement(claim, other)})
+            claims.append({"claim": claim["statement"], "study": first, "replicate": second, "": agreement(*both)})
     leaders = []
     for name in (name for name in here["experiments"] if name in there["experiments"]):
         # Not the winners: a replicate's are pinned to the study's.
-        first, second = (arm_of(of["experiments"][name], of["experiments"][name]["leader"]) for of in (here, there))
-        arms = first["arm"], second["arm"]
-        change = f"{SAME}, at another rate" if setting_of(arms[0]) == setting_of(arms[1]) else "another"
-        shown = [f"{of['arm']} {interval(of)}" for of in (first, second)]
-        verdict = SAME if arms[0] == arms[1] else change
-        leaders.append({"experiment": name, "study": shown[0], "replicate": shown[1], "": verdict})
+        entries = [of["experiments"][name] for of in (here, there)]
+        first, second = (f"{entry['leader']} {interval(arm_of(entry, entry['leader']))}" for entry in entries)
+        arms, settings = ({how(entry["leader"]) for entry in entries} for how in (str, setting_of))
+        change = SAME if len(arms) == 1 else f"{SAME}, at another rate" if len(settings) == 1 else "another"
+        leaders.append({"experiment": name, "study": first, "replicate": second, "": change})
     return {"claims": claims, "leaders": leaders}
 
 

@@ -49,9 +49,8 @@ def no_exit(what: str) -> Iterator[None]:
     except AlreadyReported:
         raise
     except SystemExit as error:
-        raise UserError(
-            f"{what}: {_place(error)} ends the program (exit code {error.code}). Raise an error there instead of calling exit."
-        ) from error
+        ends = f"{_place(error)} ends the program (exit code {error.code})"
+        raise UserError(f"{what}: {ends}. Raise an error there instead of calling exit.") from error
 
 
 @contextmanager

@@ -286,9 +286,7 @@ class Study(Section):
         for name in self.evaluation.best_of_n.checkpoints:
             require_known("evaluation.best_of_n.checkpoints", "no arm", name, arms)
             if "last" not in self.checkpoints:
-                raise UserError(
-                    "evaluation.best_of_n.checkpoints: no run keeps its last checkpoint. Add last to `checkpoints`."
-                )
+                raise UserError("evaluation.best_of_n.checkpoints: no run keeps its last one. Add last to `checkpoints`.")
         for name in self.controls:
             require_known("controls", "no control", name, [*CONTROLS, BEST_PROMPT])
             if name in CONTROLS and f"{CONTROLS_IN}/{name}" not in arms:

@@ -217,10 +217,8 @@ class Evaluation(Section):
         if self.last_problems < self.problems:
             raise UserError(f"last_problems ({self.last_problems}) must be at least problems ({self.problems}): raise it")
         if self.selection_problems >= self.last_problems:
-            none = (
-                f"selection_problems ({self.selection_problems}) leaves none of last_problems ({self.last_problems}) to judge"
-            )
-            raise UserError(f"{none}: lower it")
+            none = f"leaves none of last_problems ({self.last_problems}) to judge"
+            raise UserError(f"selection_problems ({self.selection_problems}) {none}: lower it")
         if self.temperature == 0.0 and (self.best_of_n.prompts or self.best_of_n.checkpoints):
             off = "set evaluation.best_of_n.prompts and checkpoints to []"
             raise UserError(f"temperature 0: all samples of best_of_n would be equal: {off}")

@@ -34,9 +34,9 @@ def unchanged_inputs() -> Iterator[None]:
 def refuse_changed(changed: list[str]) -> None:
     """Raise the UserError for inputs that changed: DVC must not store the stage's results."""
     which = ", ".join(changed[:5]) + ", …" * (len(changed) > 5)
+    remedy = "Run `make repro` or `dvc repro`; a run that has ended is not trained again if you undo the change before"
     raise UserError(
-        f"{running_stage()}: changed meanwhile: {which}. dvc.lock would name the new beside results of the old. "
-        "Run `make repro` or `dvc repro`; a run that has ended is not trained again if you undo the change before."
+        f"{running_stage()}: changed meanwhile: {which}. dvc.lock would name the new beside results of the old. {remedy}."
     )
 
 

@@ -38,7 +38,6 @@ OMIT = "omit at the default"
 TIMES = {"learning_rate_times": "learning_rate", "n_grpo_steps_times": "n_grpo_steps"}
 OFF_POLICY_RANK = "off_policy_rank"  # K: the values of the K-th best off-policy arm of the sweep before
 OBJECTIVE = "objective"  # one of OBJECTIVES; also allowed under `grpo:` of a study file
-KEYS_ARE_IN = "docs/settings.md has all keys, and TRL's names of them: correct the key or its place, or remove it."
 
 # Published objectives by name, without terms that have their own settings (KL term, overlong_buffer, ...). All set the same
 # keys, so that none is left over from another.
@@ -377,6 +376,9 @@ def explain(error: ValidationError, values: Any) -> list[str]:
     return [(f"{key}: " if key else "") + _explained(item, key) for key, item in zip(keys, error.errors(), strict=True)]
 
 
+CHECK_IT = "Check its spelling and its place, or remove it; docs/settings.md has the names of TRL's settings, too."
+
+
 def _explained(item: Any, key: str) -> str:
     kind, value, message = item["type"], item.get("input"), item["msg"].removeprefix("Value error, ")
     unknown, shown = key.split(".")[-1], repr(value)
@@ -384,7 +386,7 @@ def _explained(item: Any, key: str) -> str:
         return f"only allowed in study files and arms. Write the values of {value} here (docs/settings.md)."
     if kind == "extra_forbidden":
         near = get_close_matches(unknown, sorted(_known_keys(Settings)), n=1, cutoff=0.75)
-        return f"unknown key. {f'Did you mean {near[0]}?' if near and near[0] != unknown else KEYS_ARE_IN}"
+        return f"unknown key. {f'Did you mean {near[0]}?' if near and near[0] != unknown else CHECK_IT}"
     if kind == "missing":
         return "missing. Add it (see studies/ for examples)."
     if item["loc"][-1:] == ("[key]",):

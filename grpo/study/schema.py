@@ -77,7 +77,7 @@ def check_name(where: str, what: str, name: str, dash: bool = True) -> None:
 class Study(Section):
     """All of params.yaml."""
 
-    study: str = Field(max_length=LONGEST_NAME, pattern=r"^[^./\p{C}][^/\p{C}]*$")  # the name of a file
+    study: str = Field(max_length=LONGEST_NAME)
     description: str
     heading: Annotated[str, OMIT] = Field("", max_length=80)  # of the report; by default the study's name
     # Sentences: what pretraining, data and construction planted; one about an experiment as {EXPERIMENT: sentence}.
@@ -269,6 +269,8 @@ class Study(Section):
 
     def check(self) -> None:
         """Check that names refer to something and that values of different sections fit together."""
+        if not self.study.isprintable() or self.study.startswith(".") or Path(self.study).name != self.study or not self.study:
+            raise UserError(f"study: {self.study!r} is not the name of a file: no '/', and no '.' at its beginning. Change it.")
         self._check_tasks()
         if len(set(self.seeds)) != len(self.seeds):
             raise UserError(f"seeds: {self.seeds} names a seed twice.")

@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 # What imports torch is imported inside the commands, so that `--help` and an error in params.yaml answer at once.
+from grpo.commands.init import init
 from grpo.commands.stages import STAGES, report
 from grpo.commands.study import study_app
 from grpo.common.errors import RESUME_ME, ToBeResumed, UserError, explain_out_of_memory, no_exit, reason
@@ -24,7 +25,7 @@ from grpo.common.safe_text import hide_secrets, on_terminal
 from grpo.study import paths
 from grpo.study.compose import study_path
 from grpo.study.schema import load_study
-from grpo.study.stage_inputs import unchanged_inputs
+from grpo.study.training_inputs import unchanged_inputs
 from grpo.training.own_code import require_own_code_of_all
 
 START, STUDY, TOOLS = "Start here", "Study", "Tools"
@@ -101,12 +102,7 @@ def quickstart(
         raise typer.Exit(130) from None
 
 
-@app.command("init", rich_help_panel=START, epilog="Example: grpo init my-project && make -C my-project repro")
-def init(folder: Annotated[Path, typer.Argument(help="New or empty folder.")]) -> str:
-    """Write a project of your own, with git and DVC: a study, a task and a reward to edit, and the pipeline that runs it."""
-    from grpo.commands.init import init as write_project
-
-    return write_project(folder)
+app.command("init", rich_help_panel=START, epilog="Example: grpo init my-project && make -C my-project repro")(init)
 
 
 @app.command(

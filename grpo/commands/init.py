@@ -8,7 +8,9 @@ import sys
 from contextlib import chdir
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from grpo.commands.study import use
 from grpo.common.errors import UserError
@@ -32,11 +34,8 @@ scheduler reserves for the stage. The package's code is installed: grpo-version.
 """
 
 
-def init(folder: Path) -> str:
-    """Write a project into a new or empty folder; make it a git and a DVC repository (inside a git repository only the latter).
-
-    Returns what to do next. UserError if the folder holds something, or git or DVC failed; then nothing is written.
-    """
+def init(folder: Annotated[Path, typer.Argument(help="New or empty folder.")]) -> str:
+    """Write a project of your own, with git and DVC: a study, a task and a reward to edit, and the pipeline that runs it."""
     require_extra("dvc", "pipeline", "grpo init: a project")
     if shutil.which("git") is None:
         raise UserError("grpo init: no program git, which DVC and the record of each run need. Install it.")

@@ -71,10 +71,8 @@ def _find_checkpoint(run: Run, kind: str) -> Path:
         return folder / kind
     kept = sorted(path.parent.name for path in folder.glob(f"*/{METADATA}"))
     others = f"Choose another with --kind: {', '.join(kept)}. " if kept else ""
-    stored = (
-        f"`checkpoints:` in params.yaml says which are kept; `dvc checkout {folder}` or `dvc pull` brings back a stored one"
-    )
-    raise UserError(f"{folder / kind}: no checkpoint. {others}{stored}.")
+    stored = f"`dvc checkout {folder}` or `dvc pull` brings back a stored one"
+    raise UserError(f"{folder / kind}: no checkpoint. {others}`checkpoints:` in params.yaml says which are kept; {stored}.")
 
 
 def _model_card(study: Study, run: Run, source: Path, kind: str, license: str | None) -> ModelCard:
@@ -93,7 +91,10 @@ def _model_card(study: Study, run: Run, source: Path, kind: str, license: str | 
         rewards.append((f"{at}: {label}", format_interval(estimate), len(outcomes)))
     timing = read_timing(run)
     commit = "not known" if timing["git_commit"] == "none" else f"`{timing['git_commit']}`"
-    base, start = _base_model(study, run, about["started_from"]), about["started_from"]
+    start, model = about["started_from"], study.models[study.experiments[run.experiment].task]
+    tuned = Path(start) / METADATA  # of the fine-tuned model that the run started from
+    origin = read_json(tuned, made_by="", keys=("started_from",))["started_from"] if tuned.exists() else start
+    base = model if isinstance(model, HubModel) and origin == model.origin else None
     if base:
         start = f"[{base.repo}](https://huggingface.co/{base.repo}) at revision `{base.revision}`, whose licence is on its page"
     template, stop, chat = (*run.config["task"]["formats"][about["prompt"]], None)[:3]
@@ -123,11 +124,3 @@ def _model_card(study: Study, run: Run, source: Path, kind: str, license: str | 
         },
         stage=paths.stage_of_run(run.name),
     )
-
-
-def _base_model(study: Study, run: Run, start: str) -> HubModel | None:
-    """The model on the Hub that the weights come from, possibly through fine-tuning; None if unknown."""
-    model = study.models[study.experiments[run.experiment].task]
-    if (before := Path(start) / METADATA).exists():
-        start = read_json(before, made_by="", keys=("started_from",))["started_from"]
-    return model if isinstance(model, HubModel) and start == model.origin else None

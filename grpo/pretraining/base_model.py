@@ -150,7 +150,9 @@ def pretrain(
     )
     optimizer = Optimizer(model, settings.learning_rate, weight_decay=WEIGHT_DECAY)
     for step, batch in enumerate(_batches(settings, corpus, tokenizer), start=1):
-        optimizer.learning_rate = _learning_rate(step, settings)
+        cosine = 0.5 * (1 + math.cos(math.pi * step / settings.steps))  # after a linear warm-up
+        decayed = FINAL_RATE_SHARE + (1 - FINAL_RATE_SHARE) * cosine
+        optimizer.learning_rate = settings.learning_rate * min(1.0, step / WARMUP_STEPS) * decayed
         mask = batch["response_mask"]
         predicting = model.base_model(batch["input_ids"]).last_hidden_state[mask]
         log_probs, _ = chunked_log_probs(predicting, model.get_output_embeddings().weight, batch["labels"][mask])
@@ -159,12 +161,6 @@ def pretrain(
         optimizer.step(MAX_GRADIENT_NORM)
         on_step(step, loss.item(), optimizer.learning_rate)
     return model, tokenizer
-
-
-def _learning_rate(step: int, settings: PretrainedHere) -> float:
-    """Learning rate: linear warm-up, then a cosine to ``FINAL_RATE_SHARE`` of the peak."""
-    cosine = 0.5 * (1 + math.cos(math.pi * step / settings.steps))
-    return settings.learning_rate * min(1.0, step / WARMUP_STEPS) * (FINAL_RATE_SHARE + (1 - FINAL_RATE_SHARE) * cosine)
 
 
 def _batches(settings: PretrainedHere, corpus: list[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[dict[str, Tensor]]:

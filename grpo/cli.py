@@ -162,8 +162,8 @@ def plan(
 
     study = load_study(study_path(name)) if name else load_study()
     require_own_code_of_all(study)
-    found = make_plan(study, seconds_per_step, price)
-    return json.dumps(found, indent=2) if as_json else table(found)
+    estimate = make_plan(study, seconds_per_step, price)
+    return json.dumps(estimate, indent=2) if as_json else table(estimate)
 
 
 @app.command("replicate", rich_help_panel=STUDY, epilog="Example: grpo replicate 10 11 12 13 14")
@@ -196,9 +196,9 @@ def verify_study(
 
     study = load_study()
     require_own_code_of_all(study)
-    found = verify.verify(study, run, not no_run)
-    print(json.dumps(found, indent=2) if as_json else on_terminal(verify.report(found)))
-    if verify.failed(found):
+    result = verify.verify(study, run, not no_run)
+    print(json.dumps(result, indent=2) if as_json else on_terminal(verify.report(result)))
+    if verify.failed(result):
         raise typer.Exit(1)
 
 

@@ -115,8 +115,8 @@ def _packages(study: Study) -> Finding:
         remedies.append(f"Needs vllm{pins(['vllm'])['vllm']}: {install}, or set engine.name to transformers.")
     if study.learner.optimizer == "adamw_8bit" and OPTIMIZER not in installed:
         remedies.append(f"{pip_install('8bit')}, or set learner.optimizer to adamw.")
-    found = f"vLLM {vllm or 'not installed'}, {OPTIMIZER} {installed.get(OPTIMIZER, 'not installed')}"
-    return Finding("packages", not remedies, found, " ".join(remedies))
+    versions = f"vLLM {vllm or 'not installed'}, {OPTIMIZER} {installed.get(OPTIMIZER, 'not installed')}"
+    return Finding("packages", not remedies, versions, " ".join(remedies))
 
 
 def _disk(study: Study) -> Finding:
@@ -132,15 +132,15 @@ def _disk(study: Study) -> Finding:
     gpus_of_a_run = study.resources["train"].gpus
     at_once = max(1, torch.cuda.device_count() // gpus_of_a_run) if gpus_of_a_run else 1
     states = gpu_memory.STATES_ON_DISK * at_once * gpu_memory.saved_state_bytes(study, shape) / GIB
-    runs = [effective_run(study, name, arm, study.seeds[0], []) for name, of in study.experiments.items() for arm in of.arms]
+    runs = [effective_run(study, name, arm, study.seeds[0], []) for name, arm in study.arms]
     kept = sum((len(study.checkpoints) + len(run.config.keep_steps)) * len(study.seeds_of(run.experiment)) for run in runs)
     needed = 3 * weights + 2 * weights * kept + states  # the model: in the Hub's cache, in data/model and in DVC's cache
-    found = (
+    needs = (
         f"{free:.0f} GiB free; the study may need {needed:.0f}: {2 * weights * kept:.0f} for {kept} checkpoints (twice, with "
         f"DVC's cache), {states:.0f} for the saved states of {at_once} run(s) in progress, {3 * weights:.0f} for the model"
     )
     remedy = "Free some, keep fewer checkpoints (`checkpoints:` in params.yaml), have fewer `seeds`, or leave experiments out."
-    return Finding("disk", free >= needed, found, remedy)
+    return Finding("disk", free >= needed, needs, remedy)
 
 
 def _model_and_data(study: Study) -> Finding:

@@ -39,7 +39,8 @@ def plan(study: Study, seconds_per_step: float | None, price: float | None) -> d
     equal = _taken_over(study, runs)
     # Of a task's model: seconds of a unit of work over those of Qwen2.5-Math-1.5B on one GPU. Tasks on the CPU have none.
     on_gpus = {run.task: shape_of(study, run.task) for run in runs if _gpus(study, run)}
-    sizes = {task: (of.multiplied if of else PARAMETERS) / PARAMETERS / study.learner.processes for task, of in on_gpus.items()}
+    each = PARAMETERS * study.learner.processes
+    sizes = {task: (shape.multiplied if shape else PARAMETERS) / each for task, shape in on_gpus.items()}
     columns = {card: seconds for card, (seconds, _) in CARDS.items() if on_gpus}
     if seconds_per_step is not None:
         columns, sizes = {"given": seconds_per_step / work(study, study.grpo)}, {MAIN: 1.0}

@@ -153,9 +153,8 @@ def shape_of(study: Study, task: str = MAIN) -> Shape | None:
 
 def configs(study: Study) -> list[RunConfig]:
     """The configuration of each arm that runs on the study's devices, as far as it is known before there are winners."""
-    on_gpus = [name for name in study.active_experiments if study.models[study.experiments[name].task].device != "cpu"]
-    arms = [(name, arm) for name in on_gpus for arm in study.experiments[name].arms]
-    return [effective_run(study, name, arm, study.seeds[0], []).config for name, arm in arms]
+    runs = [effective_run(study, name, arm, study.seeds[0], []) for name, arm in study.arms]
+    return [run.config for run in runs if study.models[run.task].device != "cpu"]
 
 
 def trains_all(study: Study) -> bool:
@@ -223,7 +222,7 @@ class Phase:
 def phases(study: Study, shape: Shape, card_gib: float) -> list[Phase]:
     """Compute what the study's GPUs of ``card_gib`` GiB hold in each phase, as the maximum over its arms (see the module)."""
     learner, precision, arms = study.learner, BYTES[study.learner.dtype], configs(study)
-    each = learner.processes if learner.fully_shard else 1
+    shards = learner.processes if learner.fully_shard else 1
     n, trained, whole = shape.parameters, trained_parameters(study, shape), trains_all(study)
     # With adapters the frozen weights serve as the starting weights.
     penalises_kl = any(isinstance(config, GrpoConfig) and config.kl_coefficient and config.lora is None for config in arms)
@@ -234,14 +233,14 @@ def phases(study: Study, shape: Shape, card_gib: float) -> list[Phase]:
     sharded = learner.fully_shard
 
     # Part, bytes, and the phases that hold it by their first letters: rollouts, backward pass, optimizer step, KL to the start.
-    of_learner = [(part, size * trained / each, "rboK") for part, size in bytes_per_parameter(study).items()] + [
+    of_learner = [(part, size * trained / shards, "rboK") for part, size in bytes_per_parameter(study).items()] + [
         ("frozen weights", 0 if whole else precision * n, "rboK"),
         ("weights to be sent", sent * precision * n, "rboK"),
-        ("starting weights", precision * n / each if penalises_kl else 0, "rboK"),
+        ("starting weights", precision * n / shards if penalises_kl else 0, "rboK"),
         ("gathered weights", precision * (around + 2 * of_layer) if sharded else 0, "bK"),
         ("gathered weights", precision * output if sharded else 0, "r"),
         ("gradients", 4 * trained, "b" if sharded else "bo"),
-        ("reduced gradients", 4 * (n / each + around + of_layer) if sharded else 0, "bo"),
+        ("reduced gradients", 4 * (n / shards + around + of_layer) if sharded else 0, "bo"),
         ("activations", tokens * _activation_bytes(study, shape), "b"),
         ("logits", min(TOKENS_AT_ONCE, tokens) * 10 * shape.config.vocab_size, "bK"),
         ("gradient of the output", (4 + precision) * output if whole else 0, "b"),

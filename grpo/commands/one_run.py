@@ -269,9 +269,9 @@ def _prepare(values: Mapping[str, Any], out: Path) -> None:
         limited = values["tasks"][MAIN].get(LIMIT)
         for stage in (stages.model, stages.dataset) if limited else (stages.dataset, stages.model):
             stage(MAIN)
-        asked = f"{study.grpo.n_prompts_per_rollout_batch} questions a step (grpo.rollout_batch_size / grpo.group_size)"
+        questions = f"{study.grpo.n_prompts_per_rollout_batch} questions a step (grpo.rollout_batch_size / grpo.group_size)"
         ends = f"at the end on {study.evaluation.last_problems} (.last_problems)"
-        print(f"{asked}, evaluated on {study.evaluation.problems} problems (evaluation.problems), {ends}")
+        print(f"{questions}, evaluated on {study.evaluation.problems} problems (evaluation.problems), {ends}")
         run = paths.RUNS / study.active_experiments[0] / ARM
         for name in GROWING:
             Path(name).symlink_to(run / f".{study.seeds[0]}.draft" / name)

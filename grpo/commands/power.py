@@ -108,8 +108,8 @@ def _between(entry: dict[str, Any] | None) -> list[float]:
 
 def _note(claim: AnyClaim, runs: Sequence[EffectiveRun], seeds: int, sees: float) -> str:
     """Where only one answer is possible, and why."""
-    named = [[r for r in runs if r.experiment == of and arm in (*PLACES, r.arm, setting_of(r.arm))] for of, arm in claim.arms()]
-    steps = min((max(run.config.n_steps for run in of) for of in named if of), default=0)
+    named = [[r for r in runs if r.experiment == e and arm in (*PLACES, r.arm, setting_of(r.arm))] for e, arm in claim.arms()]
+    steps = min((max(run.config.n_steps for run in arm) for arm in named if arm), default=0)
     notes = {
         f"only *not tested*: it is about step {claim.horizon}, and the runs take {steps}": steps < claim.horizon,
         "only *not tested*: a ratio needs two seeds": seeds == 1 and ratio_of(claim) is not None,

@@ -86,7 +86,7 @@ def compare(here: Values, there: Values) -> dict[str, list[dict[str, str]]]:
     leaders = []
     for name in (name for name in here["experiments"] if name in there["experiments"]):
         # Not the winners: a replicate's are pinned to the study's.
-        entries = [of["experiments"][name] for of in (here, there)]
+        entries = [record["experiments"][name] for record in (here, there)]
         first, second = (f"{entry['leader']} {interval(arm_of(entry, entry['leader']))}" for entry in entries)
         arms, settings = ({how(entry["leader"]) for entry in entries} for how in (str, setting_of))
         change = SAME if len(arms) == 1 else f"{SAME}, at another rate" if len(settings) == 1 else "another"
@@ -111,7 +111,7 @@ def page(replicates: Mapping[str, dict[str, list[dict[str, str]]]]) -> str:
     """Write reports/replication.md from the comparisons with each replicate (:func:`compare`)."""
     parts = [EXPLANATION]
     for name, rows in replicates.items():
-        parts += [f"## {name}", _counts(rows["claims"]), *(table(of).strip() for of in rows.values() if of)]
+        parts += [f"## {name}", _counts(rows["claims"]), *(table(part).strip() for part in rows.values() if part)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -140,10 +140,9 @@ def _copy_project(folder: Path, seeds: list[int], base_seed: int | None, winners
             left_out = [name for name in study.active_experiments if name not in needed]
             params = _only(params, needed, winners) | {"seeds": seeds}
             if base_seed is not None:
-                params["evaluation"] = params["evaluation"] | {"seed": base_seed}
-                for section in BY_TASK:
-                    entries = params[section].items()
-                    params[section] = {name: of | ({"seed": base_seed} if "seed" in of else {}) for name, of in entries}
+                params["evaluation"]["seed"] = base_seed
+                for entry in (entry for section in BY_TASK for entry in params[section].values() if "seed" in entry):
+                    entry["seed"] = base_seed
             write_text(paths.PARAMS, to_yaml(params))
             write_stages(validated(read_mapping(paths.PARAMS), paths.PARAMS))
     print(f"{folder}: no claim is about {', '.join([*left_out, 'best of N', 'the kissing number'])}: left out", flush=True)
@@ -162,7 +161,7 @@ def _only(params: dict[str, Any], needed: list[str], winners: Mapping[str, str])
         "best_of_n": evaluation["best_of_n"] | {"prompts": []},
     }
     pinned = {name: arm for name, arm in winners.items() if name in needed}
-    of_tasks = {section: {name: of for name, of in params[section].items() if name not in gone} for section in BY_TASK}
+    of_tasks = {section: {name: entry for name, entry in params[section].items() if name not in gone} for section in BY_TASK}
     changes = {"study": "replicate", "experiments": experiments, "evaluation": evaluation, "kissing_number": None}
     return params | changes | of_tasks | {"selection": params["selection"] | {"pinned": pinned}}
 

@@ -80,16 +80,16 @@ def with_controls(experiments: Mapping[str, Any], controls: list[str]) -> dict[s
     It builds on the last GRPO experiment of the main task whose winner a later experiment takes, or else on the first one.
     """
     arms = {name: CONTROLS[name] for name in controls if name in CONTROLS}
-    ours = [name for name, of in experiments.items() if _arms(of) and name != CONTROLS_IN]
+    ours = [name for name, entry in experiments.items() if _arms(entry) and name != CONTROLS_IN]
     ours = [name for name in ours if experiments[name].get("method", "grpo") == "grpo" and _task_of(experiments[name]) == MAIN]
     if not arms or not ours:
         return dict(experiments)
     taken = {experiments[name].get("builds_on") for name in ours}
     on = [name for name in ours if name in taken and experiments[name].get("passes_on", "winner") == "winner"] or ours[:1]
-    own, base = dict(experiments.get(CONTROLS_IN) or {}), experiments[on[-1]]
+    written, base = dict(experiments.get(CONTROLS_IN) or {}), experiments[on[-1]]
     entry = {"title": "Controls", "question": "What of the gain is beyond the right form, and beyond chance?"}
-    entry |= {"builds_on": on[-1], **({"seeds": base["seeds"]} if "seeds" in base else {}), **own}
-    return {**experiments, CONTROLS_IN: entry | {"arms": {FULL: {}, **arms, **_arms(own)}}}
+    entry |= {"builds_on": on[-1], **({"seeds": base["seeds"]} if "seeds" in base else {}), **written}
+    return {**experiments, CONTROLS_IN: entry | {"arms": {FULL: {}, **arms, **_arms(written)}}}
 
 
 def of_left_out(experiments: Mapping[str, Any]) -> set[str]:
@@ -101,7 +101,7 @@ def of_left_out(experiments: Mapping[str, Any]) -> set[str]:
 def _without_tasks(values: Mapping[str, Any], gone: set[str]) -> dict[str, Any]:
     """Drop the entries of these tasks, and entries that are ``null``."""
     by_task = [key for key in BY_TASK if isinstance(values.get(key), Mapping)]
-    left = {key: {task: of for task, of in values[key].items() if task not in gone and of is not None} for key in by_task}
+    left = {key: {k: v for k, v in values[key].items() if k not in gone and v is not None} for key in by_task}
     return {**values, **left}
 
 
@@ -163,15 +163,16 @@ def files_of(path: Path) -> list[Path]:
 def compose(path: Path) -> dict[str, Any]:
     """Lay a study file over the files that it extends, and set the keys in :data:`COMPUTED`; not validated."""
     values: dict[str, Any] = {}
-    own: dict[str, Any] = {}
+    overlay: dict[str, Any] = {}
     files = files_of(path)
     for file in reversed(files):
-        own = read_mapping(file)
-        values = _extended(values, own, file)
+        overlay = read_mapping(file)
+        values = _extended(values, overlay, file)
     values.pop("heading", None)  # the extended file's would be wrong
-    composed: dict[str, Any] = {"study": path.stem, **{key: own[key] for key in ("heading", "description") if key in own}}
-    if "description" not in own and len(files) > 1:
-        sections = ", ".join(key for key in own if key not in COMPUTED)
+    texts = {key: overlay[key] for key in ("heading", "description") if key in overlay}
+    composed: dict[str, Any] = {"study": path.stem, **texts}
+    if "description" not in overlay and len(files) > 1:
+        sections = ", ".join(key for key in overlay if key not in COMPUTED)
         composed["description"] = f"As {files[1].stem}, but for: {sections or 'nothing'}."
     here, shipped = path.parent.resolve(), paths.shipped("studies").resolve()
     inside = here.is_relative_to(shipped)
@@ -192,8 +193,8 @@ def compose(path: Path) -> dict[str, Any]:
 def _extended(values: Mapping[str, Any], overlay: dict[str, Any], file: Path) -> dict[str, Any]:
     """Lay a study file over ``values``: write out its objective and leave out the experiments that it names."""
     overlay.pop("extends", None)
-    own = {key: of.get(MAIN) or () for key in BY_TASK if isinstance(of := overlay.get(key), dict)}
-    if "use" in own.get("tasks", ()) or "source" in own.get("models", ()):
+    changed = {key: section.get(MAIN) or () for key in BY_TASK if isinstance(section := overlay.get(key), dict)}
+    if "use" in changed.get("tasks", ()) or "source" in changed.get("models", ()):
         values = {**values, "by_design": []}  # the extended study's sentences are about its own task and model
     if isinstance(overlay.get("grpo"), dict):
         overlay["grpo"] = with_objective(overlay["grpo"], f"{file}: grpo")

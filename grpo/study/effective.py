@@ -98,9 +98,9 @@ def effective_run(study: Study, experiment: str, arm: str, seed: int, selections
             raise UserError(f"experiments.{experiment}: an arm asks for {few}. Add arms to {sweep}, or lower the rank.")
         taken = ranking[rank - 1]["overrides"]
         sources.update(dict.fromkeys(taken, f"rank {rank} of {sweep} ({ranking[rank - 1]['arm']})"))
-    own = resolved(apply_overrides(config, taken, path), values, path)
-    sources.update(dict.fromkeys(own, f"arm {arm}"))
-    overrides = {**taken, **own}
+    arm_values = resolved(apply_overrides(config, taken, path), values, path)
+    sources.update(dict.fromkeys(arm_values, f"arm {arm}"))
+    overrides = {**taken, **arm_values}
     config = apply_overrides(config, overrides, f"{path} (arm {arm})")
     base = base_model(study, entry.task, seed)
     return EffectiveRun(experiment, entry.method, entry.task, arm, seed, base, config, sources, overrides, before=selections)

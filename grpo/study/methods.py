@@ -331,10 +331,10 @@ def with_objective(values: dict[str, Any], path: str) -> dict[str, Any]:
     """Replace the key ``objective`` by the objective's values, under the other values; UserError if it is unknown."""
     if OBJECTIVE not in values:
         return values
-    own = dict(values)
-    name = own.pop(OBJECTIVE)
+    others = dict(values)
+    name = others.pop(OBJECTIVE)
     require_known(f"{path}.{OBJECTIVE}", "no objective", name, OBJECTIVES)
-    return OBJECTIVES[name] | own
+    return OBJECTIVES[name] | others
 
 
 def resolved(config: TrainingConfig, arm: dict[str, Any], path: str) -> dict[str, Any]:
@@ -359,11 +359,11 @@ def apply_overrides(config: Config, overrides: dict[str, Any], path: str) -> Con
 
     ``off_policy_rank`` is ignored. Messages name the values' place, ``path``.
     """
-    own, values = resolved(config, overrides, path), config.model_dump()
+    new, values = resolved(config, overrides, path), config.model_dump()
     for key, options in (("loss_type", "loss_options"), ("advantage", "advantage_options")):
-        if own.get(key, values.get(key)) != values.get(key):
+        if new.get(key, values.get(key)) != values.get(key):
             values.pop(options, None)
-    values |= own
+    values |= new
     try:
         return type(config).model_validate(values)
     except ValidationError as error:

@@ -178,6 +178,11 @@ class Study(Section):
         return files
 
     @property
+    def arms(self) -> list[tuple[str, str]]:
+        """The experiment and the name of each arm."""
+        return [(name, arm) for name, experiment in self.experiments.items() for arm in experiment.arms]
+
+    @property
     def active_experiments(self) -> list[str]:
         """The experiments with arms, each after the one that it builds on."""
         return [name for name, experiment in self.experiments.items() if experiment.arms]
@@ -204,8 +209,8 @@ class Study(Section):
         """What runs, arms and checkpoints are compared by (`evaluation.metric`)."""
         if self.evaluation.metric is not None:
             return self.evaluation.metric
-        own = self.grpo.reward is not None and self.grpo.reward not in SHIPPED_REWARDS
-        return "reward" if own and self._one_reward() else "answer_reward"
+        has_own = self.grpo.reward is not None and self.grpo.reward not in SHIPPED_REWARDS
+        return "reward" if has_own and self._one_reward() else "answer_reward"
 
     def _one_reward(self) -> bool:
         """Whether all runs are trained on the same reward."""
@@ -263,9 +268,9 @@ class Study(Section):
         if name != MAIN:
             return {"train": train}
         evaluation = self.evaluation
-        asked = {f"evaluation.{key}": getattr(evaluation, key) for key in ("last_problems", "zero_shot_problems")}
+        evaluated = {f"evaluation.{key}": getattr(evaluation, key) for key in ("last_problems", "zero_shot_problems")}
         sampled = {"evaluation.best_of_n.problems": evaluation.best_of_n.problems} if evaluation.best_of_n.prompts else {}
-        return {"train": train, "validation": asked | sampled}
+        return {"train": train, "validation": evaluated | sampled}
 
     def check(self) -> None:
         """Check that names refer to something and that values of different sections fit together."""
@@ -284,7 +289,7 @@ class Study(Section):
             no_kl = f"0 draws no samples to estimate the KL of {self.kl_in[0]}"
             raise UserError(f"evaluation.temperature: {no_kl}. Set it above 0, or drop `keep_steps`.")
         self._check_chain()
-        arms = [f"{name}/{arm}" for name in self.active_experiments for arm in self.experiments[name].arms]
+        arms = ["/".join(names) for names in self.arms]
         for name in self.evaluation.best_of_n.checkpoints:
             require_known("evaluation.best_of_n.checkpoints", "no arm", name, arms)
             if "last" not in self.checkpoints:
@@ -406,13 +411,13 @@ class Study(Section):
         pretrains = any(model.source == "pretrain" for model in self.models.values())
         on_cpu = {kind for kind, computes in (("model", pretrains), ("evaluate", self.engine.device == "cpu")) if computes}
         for experiment in (self.experiments[name] for name in self.active_experiments):
-            own = self.for_task(experiment.task)
-            if "cpu" in (own.engine.device, own.learner.device):
+            study = self.for_task(experiment.task)
+            if "cpu" in (study.engine.device, study.learner.device):
                 on_cpu |= {experiment.resources, experiment.timed or experiment.resources}
         for kind, resources in self.resources.items():
             if kind in on_cpu and resources.cpus < self.threads:
-                found = f"these stages compute on the CPU with {self.threads} threads"
-                raise UserError(f"resources.{kind}.cpus ({resources.cpus}): {found}: reserve as many, or lower `threads`.")
+                threads = f"these stages compute on the CPU with {self.threads} threads"
+                raise UserError(f"resources.{kind}.cpus ({resources.cpus}): {threads}: reserve as many, or lower `threads`.")
 
 
 # ------------------------------------------------------------------------------------------------------------- reading

@@ -165,7 +165,7 @@ class LearnerSettings(Section):
             "optimizer is adamw_8bit: set it to adamw": self.optimizer != "adamw",
         }
         if self.fully_shard and any(wrong.values()):
-            raise UserError(f"fully_shard: {'; '.join(text for text, found in wrong.items() if found)}")
+            raise UserError(f"fully_shard: {'; '.join(text for text, is_given in wrong.items() if is_given)}")
 
 
 class BestOfN(Section):

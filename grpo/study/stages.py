@@ -38,7 +38,7 @@ def require_current_stages(study: Study, path: Path) -> None:
     """Raise UserError if there is a stages.yaml and it is not that of the study."""
     written, wanted = _read(path), stages_of(study)
     if written and any(written.get(key) != value for key, value in wanted.items()):
-        before, now = ({**(of.get("named_files") or {}), **(of.get("runs") or {})} for of in (written, wanted))
+        before, now = ({**(stages.get("named_files") or {}), **(stages.get("runs") or {})} for stages in (written, wanted))
         differing = sorted(key for key in {**before, **now} if before.get(key) != now.get(key))
         which = f" ({', '.join(differing[:5])}{', …' * (len(differing) > 5)})" if differing else ""
         raise UserError(
@@ -87,10 +87,9 @@ def _remove_other_results(study: Study) -> list[str]:
 
     ``select@EXPERIMENT`` and ``tables`` depend on the whole folders, so that they would be out of date in a clone without them.
     """
-    arms = [(name, arm) for name, entry in study.experiments.items() for arm in entry.arms]
-    own = {paths.run_name(name, arm, seed) for name, arm in arms for seed in study.seeds_of(name)}
+    runs = {paths.run_name(name, arm, seed) for name, arm in study.arms for seed in study.seeds_of(name)}
     folders = [path for root in (paths.RUNS, paths.CHECKPOINTS, paths.TIMING) for path in sorted(root.glob("*/*/[!.]*"))]
-    others = [path for path in folders if "/".join(path.parts[-3:]) not in own]
+    others = [path for path in folders if "/".join(path.parts[-3:]) not in runs]
     removed = in_cache(others)
     kept = [path for path in others if path not in removed]
     for path in removed:

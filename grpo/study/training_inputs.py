@@ -84,7 +84,9 @@ def task_inputs(study: Study, name: str) -> dict[str, Any]:
     task = study.task(name)
     files = {sys.modules[kind.__module__].__file__ for kind in type(task).__mro__ if issubclass(kind, Task)}
     files |= {str(source_of(path)) for path in task.own_code}
-    chats = {key: [{"system": of.system, "options": dict(of.options)}] * of.chat for key, of in task.formats.items()}
+    chats = {
+        key: [{"system": format.system, "options": dict(format.options)}] * format.chat for key, format in task.formats.items()
+    }
     return {
         "settings": {key: value for key, value in study.tasks[name].items() if key != LIMIT},
         "formats": {key: [format.template, list(format.stop), *chats[key]] for key, format in task.formats.items()},
@@ -100,17 +102,17 @@ def dataset_inputs(study: Study, name: str) -> dict[str, Any]:
 
 def code_of_modules(files: Iterable[Path]) -> dict[str, str]:
     """Digests of these modules and of all modules that they import from their own folder, by file name."""
-    waiting, found = list(files), dict[str, str]()
+    waiting, digests = list(files), dict[str, str]()
     while waiting:
         file = waiting.pop()
-        if file.name not in found:
-            found[file.name] = files_digest(file)
+        if file.name not in digests:
+            digests[file.name] = files_digest(file)
             nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
             names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
             names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
             beside = [file.with_name(f"{name}.py") for name in names if name not in sys.stdlib_module_names]
             waiting += [path for path in beside if path.exists()]
-    return dict(sorted(found.items()))
+    return dict(sorted(digests.items()))
 
 
 def shared_settings(study: Study) -> dict[str, Any]:
@@ -169,8 +171,8 @@ def _inputs(stage: str) -> tuple[list[str], list[str]]:
         return [], []
     values = read_mapping(paths.PARAMS) | (read_mapping(paths.STAGES) if paths.STAGES.exists() else {})
     if "do" in definition:
-        each = definition["foreach"]
-        items = _at(values, each[2:-1]) if isinstance(each, str) else each
+        keys = definition["foreach"]
+        items = _at(values, keys[2:-1]) if isinstance(keys, str) else keys
         values |= {"key": key, "item": items.get(key) if isinstance(items, dict) else key}
         definition = definition["do"]
 

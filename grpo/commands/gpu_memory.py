@@ -95,8 +95,8 @@ class Shape:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         layers = model.base_model.layers
-        maps = {name.rpartition(".")[2]: map for name, map in layers[0].named_modules() if isinstance(map, torch.nn.Linear)}
-        matrices = {name: map.in_features + map.out_features for name, map in maps.items()}
+        maps = {name.rpartition(".")[2]: part for name, part in layers[0].named_modules() if isinstance(part, torch.nn.Linear)}
+        matrices = {name: part.in_features + part.out_features for name, part in maps.items()}
         whole, in_layers = (sum(parameter.numel() for parameter in module.parameters()) for module in (model, layers))
         return cls(config, whole, in_layers, matrices, "q_norm" in dict(layers[0].self_attn.named_children()))
 

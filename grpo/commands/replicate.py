@@ -53,11 +53,7 @@ def replicate(seeds: list[int], base_seed: int | None) -> str:
     folder = FOLDER / f"{prefix}{name}"
     if not folder.exists():
         _copy_project(folder, seeds, base_seed, {name: entry["winner"] for name, entry in here["experiments"].items()})
-    print(f"{folder}: running the study. Ctrl-C stops it; the same command continues it.", flush=True)
-    environment = os.environ | {"PYTHONPATH": str(folder.absolute())}
-    code = subprocess.run([sys.executable, "workflow/repro.py"], cwd=folder, env=environment, check=False).returncode
-    if code:
-        raise UserError(f"{folder}: its pipeline ended with code {code}; see above. The same command continues it.")
+    run_pipeline(folder)
     write_text(paths.REPLICATES / f"{folder.name}.csv", read_text(folder / paths.PAIRS, "tables"))
     comparisons = {
         path.name.removeprefix(prefix): compare(here, read_record(path))
@@ -120,20 +116,28 @@ def _counts(claims: list[dict[str, str]]) -> str:
     return f"{len(claims)} claims: {', '.join(f'{number} {word}' for word, number in counts.items())}"
 
 
-def _copy_project(folder: Path, seeds: list[int], base_seed: int | None, winners: Mapping[str, str]) -> None:
-    """Copy the working tree to ``folder``, with the seeds changed in params.yaml and the same DVC cache."""
-    with atomic_folder(folder) as copy:
-        _call("git", "clone", "--quiet", "--no-checkout", ".", str(copy))  # a clone, because runs record the git commit
-        for name in _call("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0"):
-            if name and Path(name).exists() and not name.startswith(f"{paths.REPORTS}/"):
-                (copy / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(name, copy / name, follow_symlinks=False)
-        from dvc.repo import Repo
+def copy_project(copy: Path) -> None:
+    """Copy the working tree but for reports/ to the empty folder ``copy``, a git repository with the same DVC cache.
 
-        with Repo() as repo:  # its configuration may name the cache's folder relative to .dvc/
-            _call(sys.executable, "-m", "dvc", "cache", "dir", "--local", repo.cache.local_cache_dir, cwd=copy)
+    UserError if this is not a git repository with DVC.
+    """
+    from dvc.repo import Repo
+
+    _call("git", "clone", "--quiet", "--no-checkout", ".", str(copy))  # a clone, because runs record the git commit
+    for name in _call("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0"):
+        if name and Path(name).exists() and not name.startswith(f"{paths.REPORTS}/"):
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(name, copy / name, follow_symlinks=False)
+    with Repo() as repo:  # its configuration may name the cache's folder relative to .dvc/
+        _call(sys.executable, "-m", "dvc", "cache", "dir", "--local", repo.cache.local_cache_dir, cwd=copy)
+    _call("git", "reset", "--quiet", cwd=copy)
+
+
+def _copy_project(folder: Path, seeds: list[int], base_seed: int | None, winners: Mapping[str, str]) -> None:
+    """Copy the project to ``folder``, with the seeds changed in params.yaml."""
+    with atomic_folder(folder) as copy:
+        copy_project(copy)
         with chdir(copy):
-            _call("git", "reset", "--quiet")
             params = read_mapping(paths.PARAMS)
             study = validated(params, paths.PARAMS)
             needed = needed_experiments(study)
@@ -166,8 +170,17 @@ def _only(params: dict[str, Any], needed: list[str], winners: Mapping[str, str])
     return params | changes | of_tasks | {"selection": params["selection"] | {"pinned": pinned}}
 
 
+def run_pipeline(folder: Path) -> None:
+    """Run or continue the study of a copied project; UserError if its pipeline fails."""
+    print(f"{folder}: running the study. Ctrl-C stops it; the same command continues it.", flush=True)
+    environment = os.environ | {"PYTHONPATH": str(folder.absolute())}
+    code = subprocess.run([sys.executable, "workflow/repro.py"], cwd=folder, env=environment, check=False).returncode
+    if code:
+        raise UserError(f"{folder}: its pipeline ended with code {code}; see above. The same command continues it.")
+
+
 def _call(*command: str, cwd: Path | None = None) -> str:
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise UserError(f"{' '.join(command[:3])}: {done.stderr.strip()}. `grpo replicate` copies a git repository with DVC.")
+        raise UserError(f"{' '.join(command[:3])}: {done.stderr.strip()}. Only a git repository with DVC can be copied.")
     return done.stdout

@@ -131,10 +131,7 @@ def run(
 
 @app.command("doctor", rich_help_panel=START)
 def doctor() -> None:
-    """Check this machine against the active study: GPUs and their memory, vLLM, disk, model and data.
-
-    Exit code 2 if something is missing.
-    """
+    """Check this machine against the active study: GPUs, their memory, vLLM, disk, model, data. Exit code 2: it lacks some."""
     study = load_study()
     require_own_code_of_all(study)
     from grpo.commands import doctor
@@ -222,10 +219,7 @@ def evaluate(
     settings: Set = None,
     study_name: Values = "base",
 ) -> str:
-    """Evaluate a checkpoint on a task's validation problems, or on all of a file; goes on after an interruption.
-
-    The options --set and --study are for a class or a file, as for `grpo run`.
-    """
+    """Evaluate a checkpoint on a task's validation problems, or on all of a file (--set, --study: as for `grpo run`)."""
     from grpo.commands.one_run import study_and_problems
 
     study, task, asked = study_and_problems(checkpoint, task, settings or [], problems, study_name)

@@ -31,10 +31,7 @@ counted: evaluations, zero-shot, best of N; not: traces of a teacher, models, KL
 
 
 def plan(study: Study, seconds_per_step: float | None, price: float | None) -> dict[str, Any]:
-    """Compute what `grpo plan` prints, for cards or for ``seconds_per_step`` (of a GRPO step with the study's default values).
-
-    Without a ``price`` of a GPU-hour it is guessed by card.
-    """
+    """Compute what `grpo plan` prints, by card or for the given seconds of a GRPO step (with the study's default values)."""
     runs, evaluation = _assumed_runs(study), study.evaluation
     equal = _taken_over(study, runs)
     # Of a task's model: seconds of a unit of work over those of Qwen2.5-Math-1.5B on one GPU. Tasks on the CPU have none.

@@ -214,10 +214,7 @@ def _model(name: str) -> dict[str, Any]:
 
 
 def _task(name: str, set_keys: Mapping[str, Any], tasks: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the entry of ``tasks:`` for ``--task``, without the keys that ``--set`` gives: the study's own entry, or a file's.
-
-    A file's last tenth is for validation.
-    """
+    """Make the entry of ``tasks:`` for ``--task``, without the keys that ``--set`` gives: the study's entry, or a file's."""
     if name in PINNED:
         tasks = {MAIN: compose(study_path(PINNED[name]))["tasks"][MAIN]}
     if Path(name).suffix not in FORMATS:

@@ -47,10 +47,7 @@ def precision(spread: Spread, seeds: int, problems: int) -> tuple[float, float]:
 
 
 def power(study: Study, runs: Sequence[EffectiveRun]) -> list[dict[str, Any]]:
-    """Make a row for each claim that the study tests, and one for two arms of each experiment that has several.
-
-    ``runs`` are those that the study makes if the winners are assumed.
-    """
+    """Make a row for each claim that the study tests with these assumed runs, and for two arms of each experiment."""
     record, pairs = _finished(study)
     evaluation, rows = study.evaluation, []
     problems = evaluation.last_problems - evaluation.selection_problems

@@ -91,10 +91,7 @@ def compare(here: Values, there: Values) -> dict[str, list[dict[str, str]]]:
 
 
 def agreement(here: Values, there: Values | None) -> str:
-    """Compare two verdicts on a claim.
-
-    Two that decide are the same if the claim holds in both or in neither: *same* also says that it does not hold.
-    """
+    """Compare two verdicts on a claim: if both decide, they agree if it holds in both or in neither."""
     verdicts = [here["verdict"], there["verdict"] if there else NOT_TESTED]
     if NOT_TESTED in verdicts:
         return NOT_TRIED
@@ -117,10 +114,7 @@ def _counts(claims: list[dict[str, str]]) -> str:
 
 
 def copy_project(copy: Path) -> None:
-    """Copy the working tree but for reports/ to the empty folder ``copy``, a git repository with the same DVC cache.
-
-    UserError if this is not a git repository with DVC.
-    """
+    """Copy the working tree but for reports/ to the empty folder ``copy``, a git repository with the same DVC cache."""
     from dvc.repo import Repo
 
     _call("git", "clone", "--quiet", "--no-checkout", ".", str(copy))  # a clone, because runs record the git commit

@@ -32,10 +32,7 @@ MOST_NODES, MOST_DEPTH = 200_000, 100  # of a YAML file, with its aliases replac
 
 @contextmanager
 def exclusive_lock(path: Path, what: str) -> Iterator[None]:
-    """Hold a lock file; UserError, whose subject is ``what``, such as ``another search``, if another process holds it.
-
-    It is released when the process ends for any reason.
-    """
+    """Hold a lock file until the process ends; UserError about ``what``, such as ``another search``, if it is held already."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_symlink():
         raise UserError(f"{path}: is a link, and a lock would be written where it leads. Remove it.")
@@ -51,10 +48,7 @@ def exclusive_lock(path: Path, what: str) -> Iterator[None]:
 
 @contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
-    """Yield a new folder to write into; it replaces ``target`` if the block ends without an exception.
-
-    UserError if another process writes this folder.
-    """
+    """Yield a new folder to write into; it replaces ``target`` at the end; UserError if another process writes it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     draft, old, lock = (target.with_name(f".{target.name}.{kind}") for kind in ("draft", "old.draft", "draft.lock"))
     with exclusive_lock(lock, f"{target}: another process that writes it"):

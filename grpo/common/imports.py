@@ -100,10 +100,7 @@ def import_object(path: str) -> Any:
 
 
 def call_with(function: Callable[..., Any], arguments: Mapping[str, Any], where: str) -> Any:
-    """Call ``function(**arguments)`` with arguments at a place in params.yaml, after checking each against its type hint.
-
-    UserError if an argument is unknown, missing or of the wrong type, or ``function`` raises it.
-    """
+    """Call ``function`` with arguments at a place in params.yaml; UserError if one is unknown, missing or of another type."""
     signature = inspect.signature(function)
     try:
         signature.bind(**arguments)

@@ -55,10 +55,7 @@ class Episode:
 
 @dataclass(frozen=True)
 class Completion:
-    """What followed one prompt: one response of the policy, or an episode in which an environment wrote some of the tokens.
-
-    ValueError if the engine returned an unfinished response, or log-probs of another number of tokens.
-    """
+    """What followed one prompt: one response of the policy, or an episode in which an environment wrote some of the tokens."""
 
     token_ids: tuple[int, ...]  # all ids after the prompt, in order. The learner uses them; the text is never tokenised again
     # The decoded ids with special tokens, without the stop token at the end; cut right after the stop string if one ended the

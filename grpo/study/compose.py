@@ -123,10 +123,7 @@ def _arms(experiment: Any) -> Mapping[str, Any]:
 
 
 def study_path(name: str, beside: Path | None = None) -> Path:
-    """Find a study's file by its path, or by its name in studies/ or in the package; UserError if there is none.
-
-    With ``beside``, a study's file, paths are relative to it, and names are looked up beside it first.
-    """
+    """Find a study's file by its path (from the file ``beside``), or by its name beside that, in studies/ or in the package."""
     own, is_path = [beside.parent] if beside else [], name.endswith((".yaml", ".yml"))
     places = [Path(*own) / name] if is_path else [folder / f"{name}.yaml" for folder in (*own, *studies_folders())]
     if file := next((place for place in places if place.exists()), None):

@@ -23,10 +23,7 @@ HASH = "output.md5"  # file with the hash that dvc.lock will have for the output
 
 
 def keep_until_stored(state: Path, output: Path, results: Iterable[Path] = ()) -> None:
-    """Mark a state to be removed once DVC has stored its output; without a pipeline, remove it now.
-
-    ``results`` are files and folders to keep in it as hard links, which take no space.
-    """
+    """Mark a state, with links to ``results``, to be removed once DVC has stored its output; without a pipeline remove it."""
     if not paths.PIPELINE.exists():
         shutil.rmtree(state, ignore_errors=True)
         return

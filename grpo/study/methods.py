@@ -338,10 +338,7 @@ def with_objective(values: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def resolved(config: TrainingConfig, arm: dict[str, Any], path: str) -> dict[str, Any]:
-    """Write out an arm's values over ``config``: its ``objective``, and the multiples of :data:`TIMES`.
-
-    Its ``off_policy_rank`` is left out. Messages name its place, ``path``.
-    """
+    """Write out an arm's values over ``config``: its ``objective``, and the multiples of :data:`TIMES`; no rank."""
     values = with_objective({key: value for key, value in arm.items() if key not in (OFF_POLICY_RANK, *TIMES)}, path)
     for name, key in ((name, key) for name, key in TIMES.items() if name in arm):
         times = arm[name]
@@ -355,10 +352,7 @@ def resolved(config: TrainingConfig, arm: dict[str, Any], path: str) -> dict[str
 
 
 def apply_overrides(config: Config, overrides: dict[str, Any], path: str) -> Config:
-    """Apply an arm's or a winner's values and validate everything again; another loss or advantage inherits no options.
-
-    ``off_policy_rank`` is ignored. Messages name the values' place, ``path``.
-    """
+    """Apply an arm's or a winner's values and validate everything again; another loss or advantage inherits no options."""
     new, values = resolved(config, overrides, path), config.model_dump()
     for key, options in (("loss_type", "loss_options"), ("advantage", "advantage_options")):
         if new.get(key, values.get(key)) != values.get(key):

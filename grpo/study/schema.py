@@ -420,14 +420,8 @@ class Study(Section):
                 raise UserError(f"resources.{kind}.cpus ({resources.cpus}): {threads}: reserve as many, or lower `threads`.")
 
 
-# ------------------------------------------------------------------------------------------------------------- reading
-
-
 def load_study(path: Path = paths.PARAMS) -> Study:
-    """Read and validate a study: params.yaml with a current stages.yaml, or a study file with the files that it extends.
-
-    A UserError has a line for each wrong key, with what was expected.
-    """
+    """Read and validate a study: params.yaml with a current stages.yaml, or a study file with the files that it extends."""
     if path.name != paths.PARAMS.name:
         return validated(compose(path), path)
     study = validated(read_mapping(path), path)

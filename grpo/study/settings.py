@@ -16,18 +16,12 @@ from grpo.tasks.task import Share
 
 MAIN = "main"  # the task that is evaluated zero-shot; default task of experiments
 
-# --------------------------------------------------------------------------------------------------------------- model
-
-
 # cpu: runs of this (small) model sample and train on the CPU, whatever `engine` and `learner` say.
 Device = Literal["cpu"] | None
 
 
 class PretrainedHere(Section):
-    """A small model of Qwen2's architecture that the ``model`` stage pretrains on its task's documents.
-
-    ``documents`` is passed to the task: see :meth:`grpo.tasks.task.Task.documents`.
-    """
+    """A small model of Qwen2's architecture that the ``model`` stage pretrains on its task's documents."""
 
     source: Literal["pretrain"]
     hidden_size: PositiveInt
@@ -44,7 +38,7 @@ class PretrainedHere(Section):
     # One model for each seed of the study, so that intervals over runs also cover the base models. The zero-shot evaluation and
     # other stages without seeds take the first one.
     one_per_seed: Annotated[bool, OMIT] = False
-    documents: dict[str, Any] = Field(default_factory=dict)
+    documents: dict[str, Any] = Field(default_factory=dict)  # passed to :meth:`grpo.tasks.task.Task.documents`
     device: Device = None
 
     def check(self) -> None:
@@ -97,8 +91,6 @@ class WheelModel(Section):
 Elsewhere = Annotated[HubModel | LocalModel | WheelModel, Field(discriminator="source")]
 Model = Annotated[PretrainedHere | HubModel | LocalModel | WheelModel, Field(discriminator="source")]
 
-# ------------------------------------------------------------------------------------------------ examples to fine-tune on
-
 
 class SampledTraces(Section):
     """Solutions of the training questions, right and wrong, that a teacher samples through the study's engine."""
@@ -116,8 +108,6 @@ class SampledTraces(Section):
 
 
 SftDataset = Annotated[TaskTraces | JsonlTraces | HubTraces | SampledTraces, Field(discriminator="source")]
-
-# ------------------------------------------------------------------------------------------------- engine, learner, run
 
 
 class EngineSettings(Section):
@@ -264,12 +254,9 @@ class EvaluationSteps:
 
 
 class Selection(Section):
-    """How an experiment's winner is chosen: by :func:`grpo.results.selection.result_of`, or pinned by hand.
+    """How an experiment's winner is chosen: by :func:`grpo.results.selection.result_of`, or pinned by hand."""
 
-    ``best_few`` is the number of off-policy arms of the broad sweep that the focused sweep continues.
-    """
-
-    best_few: PositiveInt = 2
+    best_few: PositiveInt = 2  # off-policy arms of the broad sweep that the focused sweep continues
     pinned: dict[str, str] = Field(default_factory=dict)
 
 

@@ -67,10 +67,7 @@ def experiment_inputs(study: Study, name: str) -> dict[str, Any]:
 
 
 def require_recorded_inputs(study: Study, name: str) -> None:
-    """Raise UserError in a DVC stage unless code and settings are those that the stage `training_inputs` recorded.
-
-    The stages that train depend on its file and not on the code itself.
-    """
+    """Raise UserError in a DVC stage unless code and settings are those that the stage `training_inputs` recorded."""
     if running_stage():
         code_of_rooms.cache_clear()
         file = paths.TRAINING_INPUTS / f"{name}.json"
@@ -133,9 +130,6 @@ def shared_settings(study: Study) -> dict[str, Any]:
 def code_of_rooms() -> dict[str, str]:
     """The digest of each of :data:`ROOMS` at the first call in this process."""
     return {room: files_digest(paths.ROOT / "grpo" / room) for room in ROOMS}
-
-
-# ------------------------------------------------------------------------------------- inputs that change while a stage runs
 
 
 def running_stage() -> str:

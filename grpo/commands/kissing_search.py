@@ -14,7 +14,7 @@ from grpo.common.files import atomic_folder, files_digest, note_that_off, write_
 from grpo.common.imports import require_extra
 from grpo.discovery import verifier
 from grpo.discovery.log import BEST_PROGRAM, LOG, Log, Settings, open_log, summarise, to_json
-from grpo.discovery.search import Budget, search
+from grpo.discovery.search import Budget, Propose, search
 from grpo.discovery.verifier import verify_program, verify_text
 from grpo.study import paths
 from grpo.study.kept import keep_until_stored, remove_stored
@@ -41,7 +41,8 @@ def run_kissing_number(study: Study) -> dict[str, Any]:
             write_json(empty, {})
         return {}
     committed = verify_program(paths.KISSING_NUMBER)
-    propose, settings = None, Settings(None, wanted.seed)
+    propose: Propose | None = None
+    settings = Settings(None, wanted.seed)
     if wanted.strategy:
         require_extra("openai", "openai", f"the strategy {wanted.strategy}")
         from grpo.discovery.language_model import endpoint_from_environment, propose_with

@@ -31,7 +31,8 @@ def list_studies() -> str:
 
     A file without a description, such as base.yaml, is not a study but the common part of others.
     """
-    lines, active, by_name = [], None, named_studies()
+    active: Path | None = None
+    lines, by_name = [], named_studies()
     with suppress(UserError):  # params.yaml is missing or unreadable
         active = _own_file(read_mapping(paths.PARAMS))
     width = max(map(len, by_name), default=0)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import sys
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 # What imports torch is imported inside the commands, so that `--help` and an error in params.yaml answer at once.
+from grpo.commands.init import init
 from grpo.commands.stages import STAGES, report
 from grpo.commands.study import study_app
 from grpo.common.errors import RESUME_ME, ToBeResumed, UserError, explain_out_of_memory, no_exit, reason
@@ -22,10 +25,25 @@ from grpo.common.safe_text import hide_secrets, on_terminal
 from grpo.study import paths
 from grpo.study.compose import study_path
 from grpo.study.schema import load_study
-from grpo.study.stage_inputs import unchanged_inputs
+from grpo.study.training_inputs import unchanged_inputs
 from grpo.training.own_code import require_own_code_of_all
 
 START, STUDY, TOOLS = "Start here", "Study", "Tools"
+# Of `grpo run` and `grpo evaluate`.
+OF_MODEL = "Model to start from: a Hugging Face folder, a GGUF file, or a model on the Hub at a commit (40 hex digits)."
+OF_TASK = (
+    "A task of the package (math, gsm8k, arithmetic, ...), your own class, or a file (JSONL, JSON, CSV, Parquet) with the "
+    "columns question and answer. The last tenth of a file is used for validation."
+)
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a value by its key in params.yaml, e.g. engine.name=vllm."),
+]
+Values = Annotated[
+    str,
+    typer.Option("--study", help="Study with all values that no option sets: a name in studies/ or a file, such as math-24gb."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the same as JSON.")]
 
 
 def _print(text: str | None, **_: object) -> None:
@@ -52,27 +70,20 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
         print(f"grpo-study {version('grpo-study')}")
         raise typer.Exit
 
 
 @app.callback()
 def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
+    show: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")] = False,
 ) -> None:
     pass
 
 
 @app.command("quickstart", rich_help_panel=START)
 def quickstart(
-    real: Annotated[
-        bool,
-        typer.Option("--real", help="Train SmolLM2-135M-Instruct, a real language model, in the folder real/: 12 minutes."),
-    ] = False,
+    real: Annotated[bool, typer.Option("--real", help="Train SmolLM2-135M-Instruct in the folder real/: 12 minutes.")] = False,
 ) -> None:
     """Pretrain a small model, train it with GRPO at two learning rates and write a report: 2 minutes on 2 cores.
 
@@ -91,12 +102,7 @@ def quickstart(
         raise typer.Exit(130) from None
 
 
-@app.command("init", rich_help_panel=START, epilog="Example: grpo init my-project && make -C my-project repro")
-def init(folder: Annotated[Path, typer.Argument(help="New or empty folder.")]) -> str:
-    """Write a project of your own, with git and DVC: a study, a task and a reward to edit, and the pipeline that runs it."""
-    from grpo.commands.init import init as write_project
-
-    return write_project(folder)
+app.command("init", rich_help_panel=START, epilog="Example: grpo init my-project && make -C my-project repro")(init)
 
 
 @app.command(
@@ -106,29 +112,11 @@ def init(folder: Annotated[Path, typer.Argument(help="New or empty folder.")]) -
 )
 def run(
     out: Annotated[Path, typer.Option(help="New folder for the run: results, settings, checkpoints and saved state.")],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FOLDER|FILE.gguf|OWNER/NAME@REVISION",
-            help="Model to start from: a Hugging Face folder, a GGUF file, or a model on the Hub at a commit (40 hex digits).",
-        ),
-    ] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|MODULE:CLASS|FILE",
-            help="A task of the package (math, gsm8k, arithmetic, ...), your own class, or a file (JSONL, JSON, CSV, Parquet) "
-            "with the columns question and answer. The last tenth of a file is used for validation.",
-        ),
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Set a value by its key in params.yaml, e.g. engine.name=vllm."),
-    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="FOLDER|FILE.gguf|OWNER/NAME@REVISION", help=OF_MODEL)] = None,
+    task: Annotated[str | None, typer.Option(metavar="NAME|MODULE:CLASS|FILE", help=OF_TASK)] = None,
+    settings: Set = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the run.")] = 0,
-    study: Annotated[
-        str, typer.Option(help="Study with the values for everything that no option sets: a name in studies/ or a file.")
-    ] = "base",
+    study: Values = "base",
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in OUT.")] = False,
 ) -> None:
     """Train one model on one task with GRPO and plot its curves; needs neither DVC nor a study file.
@@ -143,10 +131,7 @@ def run(
 
 @app.command("doctor", rich_help_panel=START)
 def doctor() -> None:
-    """Check this machine against the active study: GPUs and their memory, vLLM, disk, model and data.
-
-    Exit code 2 if something is missing.
-    """
+    """Check this machine against the active study: GPUs, their memory, vLLM, disk, model, data. Exit code 2: it lacks some."""
     study = load_study()
     require_own_code_of_all(study)
     from grpo.commands import doctor
@@ -164,31 +149,24 @@ def plan(
     ] = None,
     price: Annotated[float | None, typer.Option(min=0, help="Price of a GPU-hour; default: a guess by card.")] = None,
     seconds_per_step: Annotated[
-        float | None,
-        typer.Option(min=0, help="Seconds of a GRPO step with the study's default values; replaces the cards."),
+        float | None, typer.Option(min=0, help="Seconds of a GRPO step with the study's default values; replaces the cards.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
+    as_json: Json = False,
 ) -> str:
     """Estimate what a study takes and what it can see before you run it: runs, steps, GPU-hours, cost, and power by claim."""
-    import json
-
     from grpo.commands.estimate import plan as make_plan
     from grpo.commands.estimate import table
 
     study = load_study(study_path(name)) if name else load_study()
     require_own_code_of_all(study)
-    found = make_plan(study, seconds_per_step, price)
-    return json.dumps(found, indent=2) if as_json else table(found)
+    estimate = make_plan(study, seconds_per_step, price)
+    return json.dumps(estimate, indent=2) if as_json else table(estimate)
 
 
 @app.command("replicate", rich_help_panel=STUDY, epilog="Example: grpo replicate 10 11 12 13 14")
 def replicate(
-    seeds: Annotated[
-        list[int], typer.Argument(help="Seeds that the study has not used. Fewer than its own decide fewer claims.")
-    ],
-    base_seed: Annotated[
-        int | None, typer.Option(help="Also pretrain the base model and generate the problems anew, with this seed.")
-    ] = None,
+    seeds: Annotated[list[int], typer.Argument(help="Seeds that the study has not used. Few decide few claims.")],
+    base_seed: Annotated[int | None, typer.Option(help="Also make base models and problems anew, with this seed.")] = None,
 ) -> str:
     """Run the active study again with other seeds in replicates/ and compare the results (reports/replication.md)."""
     from grpo.commands.replicate import replicate as run_it
@@ -202,7 +180,7 @@ def verify_study(
         str | None, typer.Option(metavar="EXPERIMENT/ARM/SEED", help="Train this run again; default: a short one is drawn.")
     ] = None,
     no_run: Annotated[bool, typer.Option("--no-run", help="Train no run again.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Check the active study's report: compute it again from its runs' scores, and train one run again.
 
@@ -211,15 +189,13 @@ def verify_study(
     there. The run must come out bit for bit, or on another kind of processor
     within a tolerance. Exit code 1 if something differs.
     """
-    import json
-
     from grpo.commands import verify
 
     study = load_study()
     require_own_code_of_all(study)
-    found = verify.verify(study, run, not no_run)
-    print(json.dumps(found, indent=2) if as_json else on_terminal(verify.report(found)))
-    if verify.failed(found):
+    result = verify.verify(study, run, not no_run)
+    print(json.dumps(result, indent=2) if as_json else on_terminal(verify.report(result)))
+    if verify.failed(result):
         raise typer.Exit(1)
 
 
@@ -234,24 +210,16 @@ def evaluate(
     out: Annotated[Path, typer.Option(help="Folder for PROMPT.jsonl and PROMPT_examples.md.")],
     task: Annotated[
         str,
-        typer.Option(
-            metavar="NAME|MODULE:CLASS|FILE",
-            help="Name under `tasks:` in params.yaml; or, without a study, your own class or a file, as for `grpo run`.",
-        ),
+        typer.Option(metavar="NAME|MODULE:CLASS|FILE", help="Name under `tasks:` in params.yaml; or your own class or file."),
     ] = "main",
     prompt: Annotated[
-        str | None,
-        typer.Option(help="Prompt format of the task, such as r1_zero; default: grpo.prompt, or the task's first."),
+        str | None, typer.Option(help="Prompt format of the task, such as r1_zero; default: grpo.prompt, or the task's first.")
     ] = None,
     problems: Annotated[int | None, typer.Option(min=1, help="Number of validation problems; default: all.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="With a class or a file: as for `grpo run`.")
-    ] = None,
-    study_name: Annotated[
-        str, typer.Option("--study", help="With a class or a file: as for `grpo run`, such as math-24gb on a GPU.")
-    ] = "base",
+    settings: Set = None,
+    study_name: Values = "base",
 ) -> str:
-    """Evaluate a checkpoint on a task's validation problems, or on all of a file; goes on after an interruption."""
+    """Evaluate a checkpoint on a task's validation problems, or on all of a file (--set, --study: as for `grpo run`)."""
     from grpo.commands.one_run import study_and_problems
 
     study, task, asked = study_and_problems(checkpoint, task, settings or [], problems, study_name)
@@ -275,11 +243,9 @@ def publish(
     out: Annotated[
         Path | None, typer.Option(help="New or empty folder; default: published/EXPERIMENT--ARM--SEED-KIND.")
     ] = None,
-    repo: Annotated[
-        str | None, typer.Option(metavar="OWNER/NAME", help="Also upload to this repository on the Hub (private if new).")
-    ] = None,
+    repo: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Also upload to the Hub (private if new).")] = None,
     license: Annotated[
-        str | None, typer.Option(help="Licence of the weights, such as apache-2.0; default: the card states none.")
+        str | None, typer.Option(help="Licence of the weights, such as apache-2.0; default: not stated.")
     ] = None,
 ) -> str:
     """Copy a run's checkpoint to a folder with a model card made from its results; optionally upload it to the Hub."""
@@ -303,7 +269,6 @@ def verify(
     memory_mb: Annotated[int, typer.Option(min=100, help="Limit of memory, in MB.")] = 2000,
 ) -> None:
     """Run a program in a sandbox and check its points in exact integer arithmetic; exit code 1 if they are not valid."""
-    import json
     from dataclasses import asdict
 
     from grpo.discovery.sandbox import Limits
@@ -350,9 +315,7 @@ def entry() -> None:
     own = Path("grpo/cli.py")
     asks_version = sys.argv[1:2] == ["--version"]  # of this one, which runs nothing of a stranger's folder
     if not asks_version and paths.PIPELINE.is_file() and own.is_file() and not own.samefile(__file__):
-        only = (
-            paths.STATE.absolute() / "code"
-        )  # of what lies at the project's top, such as torch.py, it finds the package alone
+        only = paths.STATE.absolute() / "code"  # so that nothing else at the project's top, such as torch.py, is found
         only.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             (only / "grpo").symlink_to("../../../grpo")

@@ -11,6 +11,7 @@ import torch
 from huggingface_hub import HfApi
 
 from grpo.commands import gpu_memory
+from grpo.commands.gpu_memory import GIB
 from grpo.common.errors import UserError, reason
 from grpo.common.imports import named_file, pip_install
 from grpo.study.effective import effective_run
@@ -20,22 +21,16 @@ from grpo.study.software import OPTIMIZER, VLLM, hardware, install_vllm, pins, s
 from grpo.tasks.rows import HubDataset, LocalFiles, read_rows
 from grpo.tasks.sft_dataset import HubTraces, JsonlTraces
 
-GIB = gpu_memory.GIB
 HUB_TIMEOUT_S = 10.0
 IN_FLOAT16 = "Set engine.dtype and learner.dtype to float16, as studies/math-24gb-turing.yaml does."
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check.
-
-    Attributes:
-        good: False if the study cannot run like this; None if unknown.
-        remedy: what to do if it is not good.
-    """
+    """The result of one check, and what to do if it is not good."""
 
     name: str
-    good: bool | None
+    good: bool | None  # False if the study cannot run like this; None if unknown
     found: str
     remedy: str = ""
 
@@ -65,10 +60,8 @@ def _gpus(study: Study) -> Finding:
     if needed and not seen and shutil.which("sbatch"):
         return Finding("GPUs", None, about, f"Slurm's nodes may have them: `srun --gpus={needed} grpo doctor` looks at one.")
     if seen < needed:
-        remedy = (
-            f"{study.study} uses {needed}: choose a study for fewer GPUs (`grpo study list`), leave out the experiments that "
-            "need so many (`arms: {}`), install NVIDIA's driver, or check CUDA_VISIBLE_DEVICES."
-        )
+        fewer = "choose a study for fewer GPUs (`grpo study list`), leave out the experiments that need so many (`arms: {}`)"
+        remedy = f"{study.study} uses {needed}: {fewer}, install NVIDIA's driver, or check CUDA_VISIBLE_DEVICES."
         return Finding("GPUs", False, about, remedy)
     for i in range(needed):
         try:
@@ -87,7 +80,7 @@ def gpus_needed(study: Study) -> int:
     named = max((int(device.partition(":")[2] or 0) + 1 for device in devices if device.startswith("cuda")), default=0)
     processes = study.learner.processes if study.learner.device == "cuda" else 0
     experiments = [study.experiments[name] for name in study.active_experiments]
-    kinds = {"small", "model", "evaluate", *(kind for one in experiments for kind in (one.resources, one.timed))}
+    kinds = {"small", "model", "evaluate", *(kind for entry in experiments for kind in (entry.resources, entry.timed))}
     return max(named, processes, *(resources.gpus for kind, resources in study.resources.items() if kind in kinds))
 
 
@@ -108,11 +101,9 @@ def _gpu_memory(study: Study) -> Finding:
     problems = gpu_memory.problems(study, shape, card)
     # 0.97, as torch sees a little less memory than nvidia-smi.
     if study.gpu_memory_gib and sizes and min(sizes) < 0.97 * card:
-        problems.append(
-            f"a GPU here has {min(sizes):.1f} GiB, and the study is for {card:g}: set gpu_memory_gib to what it has"
-        )
-    found = f"computed, largest over the arms\n{gpu_memory.table(study, shape, card)}"
-    return Finding(name, not problems, found, "Does not fit. " + "; also ".join(problems))
+        problems.append(f"a GPU here has {min(sizes):.1f} GiB, and the study is for {card:g}: set gpu_memory_gib to that")
+    computed = f"computed, largest over the arms\n{gpu_memory.table(study, shape, card)}"
+    return Finding(name, not problems, computed, "Does not fit. " + "; also ".join(problems))
 
 
 def _packages(study: Study) -> Finding:
@@ -124,8 +115,8 @@ def _packages(study: Study) -> Finding:
         remedies.append(f"Needs vllm{pins(['vllm'])['vllm']}: {install}, or set engine.name to transformers.")
     if study.learner.optimizer == "adamw_8bit" and OPTIMIZER not in installed:
         remedies.append(f"{pip_install('8bit')}, or set learner.optimizer to adamw.")
-    found = f"vLLM {vllm or 'not installed'}, {OPTIMIZER} {installed.get(OPTIMIZER, 'not installed')}"
-    return Finding("packages", not remedies, found, " ".join(remedies))
+    versions = f"vLLM {vllm or 'not installed'}, {OPTIMIZER} {installed.get(OPTIMIZER, 'not installed')}"
+    return Finding("packages", not remedies, versions, " ".join(remedies))
 
 
 def _disk(study: Study) -> Finding:
@@ -134,33 +125,30 @@ def _disk(study: Study) -> Finding:
     if study.models[MAIN].source == "pretrain":
         return Finding("disk", free >= 2, f"{free:.0f} GiB free; the study may need 2", "Free some.")
     if shape is None:
-        found = f"{free:.0f} GiB free; the shape of the model is not known"
-        return Finding("disk", None, found, "Run the stage `model` first.")
+        return Finding(
+            "disk", None, f"{free:.0f} GiB free; the shape of the model is not known", "Run the stage `model` first."
+        )
     weights = shape.parameters * gpu_memory.BYTES[study.learner.dtype] / GIB
     gpus_of_a_run = study.resources["train"].gpus
     at_once = max(1, torch.cuda.device_count() // gpus_of_a_run) if gpus_of_a_run else 1
     states = gpu_memory.STATES_ON_DISK * at_once * gpu_memory.saved_state_bytes(study, shape) / GIB
-    kept = 0
-    for name in study.active_experiments:
-        for arm in study.experiments[name].arms:
-            config = effective_run(study, name, arm, study.seeds[0], []).config
-            kept += (len(study.checkpoints) + len(config.keep_steps)) * len(study.seeds_of(name))
+    runs = [effective_run(study, name, arm, study.seeds[0], []) for name, arm in study.arms]
+    kept = sum((len(study.checkpoints) + len(run.config.keep_steps)) * len(study.seeds_of(run.experiment)) for run in runs)
     needed = 3 * weights + 2 * weights * kept + states  # the model: in the Hub's cache, in data/model and in DVC's cache
-    found = (
+    needs = (
         f"{free:.0f} GiB free; the study may need {needed:.0f}: {2 * weights * kept:.0f} for {kept} checkpoints (twice, with "
         f"DVC's cache), {states:.0f} for the saved states of {at_once} run(s) in progress, {3 * weights:.0f} for the model"
     )
     remedy = "Free some, keep fewer checkpoints (`checkpoints:` in params.yaml), have fewer `seeds`, or leave experiments out."
-    return Finding("disk", free >= needed, found, remedy)
+    return Finding("disk", free >= needed, needs, remedy)
 
 
 def _model_and_data(study: Study) -> Finding:
     """Check that local models exist, that files of problems can be read, and that the Hub has the others."""
     name, sources = "model and data", [source for task in study.tasks for source in _sources(study.task(task))]
     traces = study.sft_datasets.values()
-    models = [*study.models.values(), *(one.model for one in traces if isinstance(one, SampledTraces))]
-    local = [model.path for model in models if isinstance(model, LocalModel)]
-    local += [one.path for one in traces if isinstance(one, JsonlTraces)]
+    models = [*study.models.values(), *(entry.model for entry in traces if isinstance(entry, SampledTraces))]
+    local = [entry.path for entry in (*models, *traces) if isinstance(entry, LocalModel | JsonlTraces)]
     if missing := [path for path in local if not named_file(path).exists()]:
         remedy = "Add them, or correct the paths in `models:` or `sft_datasets:`."
         return Finding(name, False, f"missing: {', '.join(missing)}", remedy)
@@ -172,7 +160,7 @@ def _model_and_data(study: Study) -> Finding:
         return Finding(name, False, reason(error), "The stage `dataset` reads the same.")
     on_hub = [("model", model.repo) for model in models if isinstance(model, HubModel)]
     on_hub += [("dataset", source.hub) for source in sources if isinstance(source, HubDataset)]
-    on_hub += [("dataset", one.repo) for one in traces if isinstance(one, HubTraces)]
+    on_hub += [("dataset", entry.repo) for entry in traces if isinstance(entry, HubTraces)]
     for kind, repo in on_hub:
         try:
             HfApi().repo_info(repo, repo_type=kind, timeout=HUB_TIMEOUT_S)

@@ -22,34 +22,22 @@ CARDS = {"RTX 4090": (84.0, 0.5), "H100": (30.0, 2.5), "H200": (14.0, 3.5)}
 PARAMETERS, ROLLOUTS, TOKENS = 1_543_714_304, 256, 1024  # of a unit
 SAMPLING, TRAINING = 0.56, 0.44  # shares of a unit's time: medians of 7.8 s and 6.2 s on the H200
 WITHOUT_SIGNAL = 0.5  # share of sampled groups that dynamic sampling replaces in each round
-# H100-hours that CS336's assignment 5 (2025) gives its problems; those of the off-policy sweep are for both of ours.
-BUDGETS = {
-    **dict.fromkeys(("sft_experiment", "grpo_baselines", "grpo_length_normalization", "grpo_group_standard_deviation"), 2),
-    **dict.fromkeys(("expert_iteration_experiment", "grpo_learning_rate"), 6),
-    "grpo_off_policy_sweep_broad": 12,
-    **dict.fromkeys(("grpo_off_policy_clip_ablation", "grpo_prompt_ablation"), 2),
-}
-HEADS = ("experiment", "runs", "taken over", "steps", "CS336")
+HEADS = ("experiment", "runs", "taken over", "steps")
 NOTES = """\
 known: seconds a step of 256 x 1,024 tokens, Qwen2.5-Math-1.5B: RTX 4090 84, H100 30 (Garg 2026); H200 14 (three steps here,
   random weights, benchmarks/NOTES.md)
 guessed: 56% of a step is sampling; time grows with parameters and with the limit of tokens; prices of rented cards
-counted: evaluations, zero-shot, best of N; not counted: traces of a teacher, models, KL, starts of stages, runs without a GPU
-CS336: H100-hours that the assignment gives the problem, whatever the number of arms and seeds"""
+counted: evaluations, zero-shot, best of N; not: traces of a teacher, models, KL, starts of stages, runs without a GPU"""
 
 
 def plan(study: Study, seconds_per_step: float | None, price: float | None) -> dict[str, Any]:
-    """Compute everything that `grpo plan` prints; ``--json`` prints it as it is.
-
-    Args:
-        seconds_per_step: seconds of a GRPO step with the study's default values, in the place of the cards.
-        price: of a GPU-hour; None: a guess by card.
-    """
+    """Compute what `grpo plan` prints, by card or for the given seconds of a GRPO step (with the study's default values)."""
     runs, evaluation = _assumed_runs(study), study.evaluation
     equal = _taken_over(study, runs)
     # Of a task's model: seconds of a unit of work over those of Qwen2.5-Math-1.5B on one GPU. Tasks on the CPU have none.
     on_gpus = {run.task: shape_of(study, run.task) for run in runs if _gpus(study, run)}
-    sizes = {task: (of.multiplied if of else PARAMETERS) / PARAMETERS / study.learner.processes for task, of in on_gpus.items()}
+    each = PARAMETERS * study.learner.processes
+    sizes = {task: (shape.multiplied if shape else PARAMETERS) / each for task, shape in on_gpus.items()}
     columns = {card: seconds for card, (seconds, _) in CARDS.items() if on_gpus}
     if seconds_per_step is not None:
         columns, sizes = {"given": seconds_per_step / work(study, study.grpo)}, {MAIN: 1.0}
@@ -62,7 +50,7 @@ def plan(study: Study, seconds_per_step: float | None, price: float | None) -> d
             column: sum(_hours(study, run, seconds * sizes[run.task]) for run in new if run.task in sizes)
             for column, seconds in columns.items()
         }
-        rows[name] = {**counts, "CS336": BUDGETS.get(name, ""), "hours": hours}
+        rows[name] = counts | {"hours": hours}
     asked = evaluation.zero_shot_problems * len(evaluation.zero_shot_prompts)
     asked += evaluation.best_of_n.problems * evaluation.best_of_n.samples * len(evaluation.best_of_n.prompts)
     units = SAMPLING * asked / ROLLOUTS * evaluation.max_tokens / TOKENS * sizes.get(MAIN, 0.0)
@@ -134,11 +122,11 @@ def table(found: dict[str, Any]) -> str:
     """Format a plan as text: a row an experiment with its GPU-hours by card, the cost, and what is known and what guessed."""
     columns = list(found["cost"])
     rows = [
-        [name, *(f"{row[key]:,}" if key in row else "" for key in HEADS[1:4]), str(row.get("CS336", ""))]
+        [name, *(f"{row[key]:,}" if key in row else "" for key in HEADS[1:])]
         + [f"{hours:,.1f}" if (hours := row["hours"].get(column)) else "?" for column in columns]
         for name, row in found["rows"].items()
     ]
-    rows.append(["USD", "", "", "", "", *(f"{found['cost'][column]:,.0f}" for column in columns)])
+    rows.append(["USD", "", "", "", *(f"{found['cost'][column]:,.0f}" for column in columns)])
     text = text_table([[*HEADS, *columns], *rows])
     text = f"study {found['study']}, seeds {found['seeds']}; GPU-hours by card\n{text}\n\n{NOTES}"
     return "\n\n".join([text, *power_table(found["power"])])

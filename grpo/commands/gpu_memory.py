@@ -4,7 +4,7 @@ Computed from the model's shape and the study's settings; nothing is measured. S
 hidden size, L layers, f feed-forward width, a and k the widths of all query and all key heads together, b bytes per number (2
 in bfloat16 and float16, 4 in float32).
 
-The learner holds (mixed precision as in arXiv 1710.03740, Section 3.1; :mod:`grpo.learner.optimizer`):
+The learner holds (mixed precision, arXiv 1710.03740, Section 3.1):
 
 - weights                bN
 - float32 copy           4N if the model computes in half precision, else 0
@@ -13,7 +13,7 @@ The learner holds (mixed precision as in arXiv 1710.03740, Section 3.1; :mod:`gr
 - weights to be sent     bN (lag + 1) if an arm is asynchronous and vLLM runs on a GPU
 
 With ``lora`` the float32 copy, moments and gradients cover the adapters only: rank (inputs + outputs) per adapted matrix.
-The arm with the most trained parameters decides. Held for part of a step:
+Held for part of a step:
 
 - gradients              4N, from the first backward pass of an update to its optimizer step
 - activations            of one microbatch of T tokens: T L ((8 + 4b) d + 2b (a + k) + 4b f), plus (4 + b)(a + k) per token and
@@ -33,11 +33,11 @@ values, 2 b L k per token. A sleeping engine holds nothing, and so does the tran
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -72,7 +72,6 @@ REMEDIES: tuple[tuple[str, str, Callable[[Study], bool]], ...] = (
     ("moments", "set learner.fully_shard", lambda s: not s.learner.fully_shard and s.learner.processes > 1),
     ("moments", "set learner.optimizer to adamw_8bit", lambda s: not s.learner.fully_shard and s.learner.optimizer == "adamw"),
     ("moments", "train adapters (lora)", lambda s: not s.learner.fully_shard and trains_all(s)),
-    ("starting weights", "train adapters (lora)", lambda s: not s.learner.fully_shard and trains_all(s)),
     ("activations", "set learner.dtype to bfloat16", lambda s: not s.learner.fully_shard and s.learner.dtype == "float32"),
     ("activations", "set learner.gradient_checkpointing", lambda s: not s.learner.gradient_checkpointing),
     ("activations", "lower learner.max_tokens_per_microbatch", lambda s: s.learner.max_tokens_per_microbatch is not None),
@@ -82,21 +81,13 @@ REMEDIES: tuple[tuple[str, str, Callable[[Study], bool]], ...] = (
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a causal language model of transformers.
+    """The sizes of a causal language model of transformers."""
 
-    Attributes:
-        config: its configuration, which names hidden_size, num_hidden_layers and so on.
-        parameters: N, the number of parameters.
-        in_layers: those of all layers.
-        matrices: inputs plus outputs of each linear map of a layer, by its name.
-        query_key_norm: each head's queries and keys are normalised, as in Qwen3.
-    """
-
-    config: Any
-    parameters: int
-    in_layers: int
-    matrices: dict[str, int]
-    query_key_norm: bool
+    config: Any  # its configuration, which names hidden_size, num_hidden_layers and so on
+    parameters: int  # N
+    in_layers: int  # parameters of all layers
+    matrices: dict[str, int]  # inputs plus outputs of each linear map of a layer, by its name
+    query_key_norm: bool  # whether each head's queries and keys are normalised, as in Qwen3
 
     @classmethod
     def of(cls, config: Any) -> Shape:
@@ -104,9 +95,10 @@ class Shape:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         layers = model.base_model.layers
-        maps = {name.rpartition(".")[2]: one for name, one in layers[0].named_modules() if isinstance(one, torch.nn.Linear)}
-        matrices = {name: one.in_features + one.out_features for name, one in maps.items()}
-        return cls(config, count(model), count(layers), matrices, "q_norm" in dict(layers[0].self_attn.named_children()))
+        maps = {name.rpartition(".")[2]: part for name, part in layers[0].named_modules() if isinstance(part, torch.nn.Linear)}
+        matrices = {name: part.in_features + part.out_features for name, part in maps.items()}
+        whole, in_layers = (sum(parameter.numel() for parameter in module.parameters()) for module in (model, layers))
+        return cls(config, whole, in_layers, matrices, "q_norm" in dict(layers[0].self_attn.named_children()))
 
     @property
     def multiplied(self) -> int:
@@ -114,31 +106,25 @@ class Shape:
         embeddings = int(self.config.vocab_size * self.config.hidden_size)
         return self.parameters - (0 if self.config.tie_word_embeddings else embeddings)
 
-    def width(self, heads: int) -> int:
-        """Width of so many heads together."""
-        each = getattr(self.config, "head_dim", None) or self.config.hidden_size // self.config.num_attention_heads
-        return heads * int(each)
+    @property
+    def head_dim(self) -> int:
+        return int(getattr(self.config, "head_dim", None) or self.config.hidden_size // self.config.num_attention_heads)
 
     def kv_bytes(self, precision: int) -> int:
         """Bytes of one token's keys and values in all layers."""
-        return 2 * precision * int(self.config.num_hidden_layers) * self.width(self.config.num_key_value_heads)
+        return 2 * precision * int(self.config.num_hidden_layers) * int(self.config.num_key_value_heads) * self.head_dim
 
     def layer_bytes(self, precision: int) -> int:
         """Bytes per token that a layer keeps for the backward pass."""
-        attention = 2 * precision + (4 + precision) * self.query_key_norm
+        heads = int(self.config.num_attention_heads) + int(self.config.num_key_value_heads)
+        attention = (2 * precision + (4 + precision) * self.query_key_norm) * heads * self.head_dim
         hidden, feed_forward = int(self.config.hidden_size), int(self.config.intermediate_size)
-        norms_and_linear = (8 + 4 * precision) * hidden + 4 * precision * feed_forward
-        return norms_and_linear + attention * self.width(self.config.num_attention_heads + self.config.num_key_value_heads)
+        return (8 + 4 * precision) * hidden + 4 * precision * feed_forward + attention
 
     def adapter_parameters(self, lora: Lora) -> int:
         """Parameters of all LoRA matrices A and B: rank (inputs + outputs) per adapted matrix and layer."""
         adapted = sum(self.matrices.get(name, 0) for name in lora.targets or self.matrices)
         return int(self.config.num_hidden_layers) * lora.rank * adapted
-
-
-def count(module: torch.nn.Module) -> int:
-    """The number of a module's parameters."""
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 # From config.json on the Hub: layers, hidden and feed-forward width, heads for queries and for keys, vocabulary, context. The
@@ -165,12 +151,10 @@ def shape_of(study: Study, task: str = MAIN) -> Shape | None:
         return None
 
 
-def configs(study: Study) -> Iterator[RunConfig]:
+def configs(study: Study) -> list[RunConfig]:
     """The configuration of each arm that runs on the study's devices, as far as it is known before there are winners."""
-    for name in study.active_experiments:
-        if study.models[study.experiments[name].task].device != "cpu":
-            for arm in study.experiments[name].arms:
-                yield effective_run(study, name, arm, study.seeds[0], []).config
+    runs = [effective_run(study, name, arm, study.seeds[0], []) for name, arm in study.arms]
+    return [run.config for run in runs if study.models[run.task].device != "cpu"]
 
 
 def trains_all(study: Study) -> bool:
@@ -198,44 +182,33 @@ def saved_state_bytes(study: Study, shape: Shape) -> int:
     return round(trained_parameters(study, shape) * sum(bytes_per_parameter(study).values()))
 
 
-class PromptLengths(NamedTuple):
-    """The longest of a task's prompts in tokens, without what a chat template adds; assumed unless they were counted."""
-
-    longest: int = PROMPT_TOKENS
-    counted: bool = False
-
-
 @cache
-def _count(files: tuple[Path, ...], tokenizer: Path, prompt: Format) -> PromptLengths:
+def _count(files: tuple[Path, ...], tokenizer: Path, prompt: Format) -> int:
     prompts = [prompt.prompt(problem.question) for file in files for problem in read_problems(file)]
-    return PromptLengths(max(len(encoded.ids) for encoded in Tokenizer.from_file(str(tokenizer)).encode_batch(prompts)), True)
+    return max(len(encoded.ids) for encoded in Tokenizer.from_file(str(tokenizer)).encode_batch(prompts))
 
 
-def prompt_lengths(study: Study, task: str, prompt: str) -> PromptLengths:
-    """Count the tokens of a task's prompts, if the study's stages made the problems and the model in data/."""
-    report, tokenizer = paths.dataset_report(task), (paths.model(task) / "tokenizer.json").absolute()
-    files = tuple(path.absolute() for path in (paths.train(task), paths.validation(task)))
+def longest_prompt(study: Study, prompt: str) -> int | None:
+    """Count the tokens of the main task's longest prompt, without a chat template's; None without its problems and model."""
+    report, tokenizer = paths.dataset_report(MAIN), (paths.model(MAIN) / "tokenizer.json").absolute()
+    files = tuple(path.absolute() for path in (paths.train(MAIN), paths.validation(MAIN)))
     there = all(path.exists() for path in (report, tokenizer, *files))
     # The report may be of another study.
-    if not there or read_json(report, f"dataset@{task}", keys=("task",))["task"] != study.tasks[task]["use"]:
-        return PromptLengths()
-    return _count(files, tokenizer, find_format(study.task(task), prompt))
+    if not there or read_json(report, f"dataset@{MAIN}", keys=("task",))["task"] != study.tasks[MAIN]["use"]:
+        return None
+    return _count(files, tokenizer, find_format(study.task(MAIN), prompt))
 
 
 def longest(study: Study, config: RunConfig) -> int:
     """Tokens of the longest sequence (prompt and response), with the main task's prompts."""
     prompt = config.prompt if config.prompt in study.task(MAIN).formats else study.grpo.prompt  # an arm of another task
     response = config.sampling_max_tokens if isinstance(config, SamplingConfig) else TRACE_TOKENS
-    return prompt_lengths(study, MAIN, prompt).longest + response
+    return (longest_prompt(study, prompt) or PROMPT_TOKENS) + response
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What a GPU holds at the peak of one phase of a run.
-
-    Attributes:
-        parts: GiB by purpose.
-    """
+    """What a GPU holds at the peak of one phase of a run: GiB by purpose."""
 
     name: str
     device: str
@@ -243,32 +216,31 @@ class Phase:
 
     @property
     def total(self) -> float:
-        """GiB in all."""
         return sum(self.parts.values())
 
 
 def phases(study: Study, shape: Shape, card_gib: float) -> list[Phase]:
     """Compute what the study's GPUs of ``card_gib`` GiB hold in each phase, as the maximum over its arms (see the module)."""
-    learner, precision, arms = study.learner, BYTES[study.learner.dtype], list(configs(study))
-    each = learner.processes if learner.fully_shard else 1
+    learner, precision, arms = study.learner, BYTES[study.learner.dtype], configs(study)
+    shards = learner.processes if learner.fully_shard else 1
     n, trained, whole = shape.parameters, trained_parameters(study, shape), trains_all(study)
     # With adapters the frozen weights serve as the starting weights.
     penalises_kl = any(isinstance(config, GrpoConfig) and config.kl_coefficient and config.lora is None for config in arms)
     lags = [config.asynchronous.max_policy_lag for config in arms if isinstance(config, GrpoConfig) and config.asynchronous]
     sent = max(lags) + 1 if lags and study.engine.name == "vllm" and study.engine.device != "cpu" else 0
-    tokens, output = _tokens(study, arms), shape.config.vocab_size * shape.config.hidden_size
+    tokens, output = _tokens(study), shape.config.vocab_size * shape.config.hidden_size
     around, of_layer = n - shape.in_layers, shape.in_layers // int(shape.config.num_hidden_layers)  # R and S
     sharded = learner.fully_shard
 
     # Part, bytes, and the phases that hold it by their first letters: rollouts, backward pass, optimizer step, KL to the start.
-    of_learner = [(part, size * trained / each, "rboK") for part, size in bytes_per_parameter(study).items()] + [
+    of_learner = [(part, size * trained / shards, "rboK") for part, size in bytes_per_parameter(study).items()] + [
         ("frozen weights", 0 if whole else precision * n, "rboK"),
         ("weights to be sent", sent * precision * n, "rboK"),
-        ("starting weights", precision * n / each if penalises_kl else 0, "rboK"),
+        ("starting weights", precision * n / shards if penalises_kl else 0, "rboK"),
         ("gathered weights", precision * (around + 2 * of_layer) if sharded else 0, "bK"),
         ("gathered weights", precision * output if sharded else 0, "r"),
         ("gradients", 4 * trained, "b" if sharded else "bo"),
-        ("reduced gradients", 4 * (n / each + around + of_layer) if sharded else 0, "bo"),
+        ("reduced gradients", 4 * (n / shards + around + of_layer) if sharded else 0, "bo"),
         ("activations", tokens * _activation_bytes(study, shape), "b"),
         ("logits", min(TOKENS_AT_ONCE, tokens) * 10 * shape.config.vocab_size, "bK"),
         ("gradient of the output", (4 + precision) * output if whole else 0, "b"),
@@ -276,17 +248,14 @@ def phases(study: Study, shape: Shape, card_gib: float) -> list[Phase]:
     # Keys and values of the transformers engine end with its rollouts.
     held = "r" if study.engine.name == "transformers" or sleeps(study, follows_policy=True) else "rboK"
     of_engine = [("the engine", _engine_gib(study, shape, card_gib) * GIB, held)]
-    devices = {"learner": _device(learner.device), "engine": _device(study.engine.device)}
+    of_both = [("reserve", RESERVE_GIB * GIB, "rboK")]
+    learns_on, samples_on = ("cuda:0" if place.device == "cuda" else place.device for place in (learner, study.engine))
     listed = []
-    for name in ("rollouts", "backward pass", "optimizer step", USES_REFERENCE):
-        device = devices["engine" if name == "rollouts" else "learner"]
-        rows = [
-            *(of_learner if device == devices["learner"] else []),
-            *(of_engine if device == devices["engine"] else []),
-            ("reserve", RESERVE_GIB * GIB, "rboK"),
-        ]
+    for name in ("rollouts", "backward pass", "optimizer step", *([USES_REFERENCE] if penalises_kl else [])):
+        device = samples_on if name == "rollouts" else learns_on
+        rows = of_learner * (device == learns_on) + of_engine * (device == samples_on) + of_both
         parts = {part: size / GIB for part, size, held in rows if name[0] in held and size}
-        if device != "cpu" and (name != USES_REFERENCE or penalises_kl):
+        if device != "cpu":
             listed.append(Phase(name, device, parts))
     return listed
 
@@ -305,30 +274,26 @@ def problems(study: Study, shape: Shape, card_gib: float) -> list[str]:
             remedies = ", or ".join([*helps, "use a larger card (gpu_memory_gib)"])
             messages.append(f"{phase.name}: {phase.total:.1f} GiB on {phase.device} of {card_gib:g}; {remedies}")
     if study.engine.name == "vllm" and study.engine.device != "cpu":
-        needed = shape.config.max_position_embeddings * shape.kv_bytes(BYTES[study.engine.dtype]) / GIB
-        left = kv_cache_gib(study, shape, card_gib)
-        if left < needed:
-            messages.append(
-                f"vLLM: {left:.1f} GiB are left for keys and values, and one sequence of the model's "
-                f"{shape.config.max_position_embeddings} tokens needs {needed:.1f}; raise grpo.gpu_memory_utilization"
-            )
+        context, left = shape.config.max_position_embeddings, kv_cache_gib(study, shape, card_gib)
+        if left < (needed := context * shape.kv_bytes(BYTES[study.engine.dtype]) / GIB):
+            sequence = f"one sequence of the model's {context} tokens needs {needed:.1f}; raise grpo.gpu_memory_utilization"
+            messages.append(f"vLLM: {left:.1f} GiB are left for keys and values, and {sequence}")
     return messages
 
 
 def largest_microbatch(study: Study, shape: Shape, card_gib: float) -> int | None:
     """The most tokens that a microbatch can have on the learner's card, prompts and padding included; None on a CPU."""
-    learning = [phase for phase in phases(study, shape, card_gib) if "activations" in phase.parts]
-    if not learning:
-        return None
-    (backward,) = learning
-    room = card_gib - backward.total + backward.parts["activations"]
-    return max(0, int(room * GIB / _activation_bytes(study, shape)))
+    for phase in phases(study, shape, card_gib):
+        if "activations" in phase.parts:
+            room = card_gib - phase.total + phase.parts["activations"]
+            return max(0, int(room * GIB / _activation_bytes(study, shape)))
+    return None
 
 
-def text_table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
-    """Align rows in columns; the first row is the header. Columns in ``left`` are left-aligned, all others right-aligned."""
+def text_table(rows: Sequence[Sequence[str]]) -> str:
+    """Align rows in columns, the first column to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ([f"{cell:{'<' if i in left else '>'}{widths[i]}}" for i, cell in enumerate(row)] for row in rows)
+    lines = ([f"{cell:{'>' if i else '<'}{widths[i]}}" for i, cell in enumerate(row)] for row in rows)
     return "\n".join("  ".join(cells).rstrip() for cells in lines)
 
 
@@ -339,24 +304,23 @@ def table(study: Study, shape: Shape, card_gib: float) -> str:
     rows = [["GiB", *(f"{phase.name} ({phase.device})" for phase in computed)]]
     rows += [[part, *(f"{phase.parts[part]:.2f}" if part in phase.parts else "" for phase in computed)] for part in parts]
     rows += [["in all", *(f"{phase.total:.2f}" for phase in computed)], ["the card", *[f"{card_gib:.2f}"] * len(computed)]]
-    lengths = prompt_lengths(study, MAIN, study.grpo.prompt)
-    found_in = f"counted in {paths.DATASETS / MAIN}" if lengths.counted else "assumed, as problems or tokenizer are missing"
-    text = text_table(rows) + f"\nPrompts of {lengths.longest:,} tokens at most: {found_in}."
+    counted = longest_prompt(study, study.grpo.prompt)
+    source = f"counted in {paths.DATASETS / MAIN}" if counted else "assumed, as problems or tokenizer are missing"
+    text = text_table(rows) + f"\nPrompts of {counted or PROMPT_TOKENS:,} tokens at most: {source}."
     if most := largest_microbatch(study, shape, card_gib):
-        text += f"\nA microbatch of {most:,} tokens would still fit; the largest has {_tokens(study, list(configs(study))):,}."
+        text += f"\nA microbatch of {most:,} tokens would still fit; the largest has {_tokens(study):,}."
     if study.engine.name == "vllm" and study.engine.device != "cpu":
-        left = kv_cache_gib(study, shape, card_gib)
+        left, length = kv_cache_gib(study, shape, card_gib), max(longest(study, config) for config in configs(study))
         tokens = round(left * GIB / shape.kv_bytes(BYTES[study.engine.dtype]))
-        length = max(longest(study, config) for config in configs(study))
-        text += f"\nThe engine has {left:.2f} GiB for keys and values: {tokens:,} tokens, "
-        text += f"or {tokens / length:.0f} sequences of {length:,}."
+        sequences = f"{tokens:,} tokens, or {tokens / length:.0f} sequences of {length:,}"
+        text += f"\nThe engine has {left:.2f} GiB for keys and values: {sequences}."
     return text
 
 
-def _tokens(study: Study, arms: list[RunConfig]) -> int:
+def _tokens(study: Study) -> int:
     """Tokens of the largest microbatch, padding included: the budget, or one sequence if longer, or a batch of responses."""
     budget = study.learner.max_tokens_per_microbatch
-    return max([budget or 0, *(longest(study, c) * (1 if budget else c.micro_train_batch_size) for c in arms)])
+    return max([budget or 0, *(longest(study, c) * (1 if budget else c.micro_train_batch_size) for c in configs(study))])
 
 
 def _activation_bytes(study: Study, shape: Shape) -> int:
@@ -372,7 +336,3 @@ def _engine_gib(study: Study, shape: Shape, card_gib: float) -> float:
         return max(memory_share(study, config) for config in (None, *configs(study))) * card_gib
     length = max(longest(study, config) for config in configs(study))
     return study.engine.max_batch_size * length * shape.kv_bytes(BYTES[study.learner.dtype]) / GIB
-
-
-def _device(name: str) -> str:
-    return "cuda:0" if name == "cuda" else name

@@ -8,7 +8,9 @@ import sys
 from contextlib import chdir
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from grpo.commands.study import use
 from grpo.common.errors import UserError
@@ -32,15 +34,8 @@ scheduler reserves for the stage. The package's code is installed: grpo-version.
 """
 
 
-def init(folder: Path) -> str:
-    """Write a project into a new or empty folder; make it a git and a DVC repository (inside a git repository only the latter).
-
-    Returns:
-        what to do next.
-
-    Raises:
-        UserError: the folder holds something, or git or DVC failed; then nothing is written.
-    """
+def init(folder: Annotated[Path, typer.Argument(help="New or empty folder.")]) -> str:
+    """Write a project of your own, with git and DVC: a study, a task and a reward to edit, and the pipeline that runs it."""
     require_extra("dvc", "pipeline", "grpo init: a project")
     if shutil.which("git") is None:
         raise UserError("grpo init: no program git, which DVC and the record of each run need. Install it.")
@@ -70,7 +65,12 @@ def _write(folder: Path) -> None:
         for profile in ("local", "slurm"):
             Path(profile).symlink_to(f"workflow/profiles/{profile}")
         use(STUDY)
-        _make_repositories()
+        inside = subprocess.run(["git", "rev-parse", "--is-inside-work-tree"], capture_output=True, check=False).returncode == 0
+        dvc = [sys.executable, "-m", "dvc", "init", "--quiet"]  # of this environment, even if it is not activated
+        for command in [[*dvc, "--subdir"]] if inside else [["git", "init", "--quiet"], dvc]:
+            ended = subprocess.run(command, capture_output=True, text=True, check=False)
+            if ended.returncode:
+                raise UserError(f"grpo init: `{' '.join(command)}` failed: {ended.stderr.strip()}. Nothing is written.")
 
 
 def pipeline() -> Any:
@@ -93,12 +93,3 @@ def pipeline() -> Any:
         for kind in ("outs", "metrics"):
             entry.get(kind, [])[:] = [out for out in entry.get(kind, []) if SEARCH not in str(out)]
     return document
-
-
-def _make_repositories() -> None:
-    inside = subprocess.run(["git", "rev-parse", "--is-inside-work-tree"], capture_output=True, check=False).returncode == 0
-    dvc = [sys.executable, "-m", "dvc", "init", "--quiet"]  # of this environment, even if it is not activated
-    for command in [[*dvc, "--subdir"]] if inside else [["git", "init", "--quiet"], dvc]:
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        if ended.returncode:
-            raise UserError(f"grpo init: `{' '.join(command)}` failed: {ended.stderr.strip()}. Nothing is written.")

@@ -29,9 +29,8 @@ KISSING_NUMBER_METRICS = paths.METRICS / "kissing_number.json"
 def run_kissing_number(study: Study) -> dict[str, Any]:
     """Verify the committed program, search, and write data/kissing_search, reports/kissing_number.json and its metrics.
 
-    Without a strategy no search runs, and the log is empty. A search that was killed continues unless its settings or its
-    code have changed. If the study has no section `kissing_number`, the report is empty and the folders say so, as DVC needs
-    a stage's outputs to exist. Returns the report's content.
+    A search that was killed continues unless its settings or its code have changed. If the study has no section
+    `kissing_number`, the report is empty and the folders say so, as DVC needs a stage's outputs. Returns the report's content.
     """
     wanted = study.kissing_number
     if wanted is None:
@@ -42,7 +41,15 @@ def run_kissing_number(study: Study) -> dict[str, Any]:
             write_json(empty, {})
         return {}
     committed = verify_program(paths.KISSING_NUMBER)
-    propose, settings = language_model(wanted.strategy, wanted.seed) if wanted.strategy else (None, Settings(None, wanted.seed))
+    propose: Propose | None = None
+    settings = Settings(None, wanted.seed)
+    if wanted.strategy:
+        require_extra("openai", "openai", f"the strategy {wanted.strategy}")
+        from grpo.discovery.language_model import endpoint_from_environment, propose_with
+
+        endpoint = endpoint_from_environment(os.environ)
+        propose = propose_with(endpoint, wanted.strategy)
+        settings = Settings(wanted.strategy, wanted.seed, endpoint.model, endpoint.base_url)
     model = re.sub(r"[^\w.-]+", "_", settings.model or "none")
     state = paths.KISSING_NUMBER_STATE / f"{settings.strategy}-{settings.seed}-{model}-{files_digest(CODE)}"
     remove_stored(state)
@@ -63,19 +70,6 @@ def run_kissing_number(study: Study) -> dict[str, Any]:
         if former != state:
             shutil.rmtree(former)
     return result
-
-
-def language_model(strategy: str, seed: int) -> tuple[Propose, Settings]:
-    """Make the function that asks a language model under one of :data:`grpo.discovery.strategies.STRATEGIES`, and its settings.
-
-    Raises:
-        UserError: the model is not named, or reading is not restricted.
-    """
-    require_extra("openai", "openai", f"the strategy {strategy}")
-    from grpo.discovery.language_model import endpoint_from_environment, propose_with
-
-    endpoint = endpoint_from_environment(os.environ)
-    return propose_with(endpoint, strategy), Settings(strategy, seed, endpoint.model, endpoint.base_url)
 
 
 def _track(study: Study, log: Log, result: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import chdir
+from contextlib import ExitStack, chdir, suppress
 from math import gcd
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,12 +26,12 @@ from grpo.common.yaml_file import read_mapping, to_yaml
 from grpo.models import require_checkpoint
 from grpo.study import paths
 from grpo.study.compose import STUDIES_FOLDER, compose, merge, study_path
-from grpo.study.methods import OF_TRL, with_objective
+from grpo.study.methods import with_objective
 from grpo.study.schema import Study, check_name, load_study, validated
 from grpo.study.settings import MAIN
 from grpo.tasks.dataset import Dataset, columns_of
 from grpo.tasks.rewards import REWARD_ARGUMENTS
-from grpo.tasks.rows import FORMATS, Row, read_rows
+from grpo.tasks.rows import FORMATS, read_rows
 from grpo.tasks.task import LIMIT, TASKS, make_task
 from grpo.tracking.mlflow_study import flat
 from grpo.tracking.mlflow_uri import NOWHERE, tracking_uri
@@ -77,32 +77,26 @@ def one_run(options: RunOptions, out: Path, resume: bool) -> None:
     values = read_mapping(params) if stored_values else composed(options, out)
     require_own_code_of_all(validated(values, Path("--set")))
     lock = out.with_name(f".{out.name}.lock")
-    with exclusive_lock(lock, f"--out {out}: another process"):
+    with exclusive_lock(lock, f"--out {out}: another process"), ExitStack() as at_the_end:
+        at_the_end.callback(lock.unlink)
         try:
-            try:
-                require_own(out, out.rglob("*"))  # what is written or copied in a stranger's run stays in it
-            except ValueError as error:
-                raise UserError(f"--out {out}: {error}.") from error
-            if out.exists() and not params.exists():
-                raise UserError(f"--out {out}: already exists and holds no run. Name another folder.")
-            # A folder without a saved state or results has nothing to lose, and is made again.
-            if any((out / paths.RUN_STATE).rglob("step-*")) or any((out / paths.RUNS).rglob("metrics.json")):
-                _require_same(values, out, resume)
-            else:
-                _prepare(values, out)
-            with chdir(out):
-                _train()
-                _copy_results(out)
-        finally:
-            lock.unlink()
+            require_own(out, out.rglob("*"))  # what is written or copied in a stranger's run stays in it
+        except ValueError as error:
+            raise UserError(f"--out {out}: {error}.") from error
+        if out.exists() and not params.exists():
+            raise UserError(f"--out {out}: already exists and holds no run. Name another folder.")
+        # A folder without a saved state or results has nothing to lose, and is made again.
+        if any((out / paths.RUN_STATE).rglob("step-*")) or any((out / paths.RUNS).rglob("metrics.json")):
+            _require_same(values, out, resume)
+        else:
+            _prepare(values, out)
+        with chdir(out):
+            _train()
+            _copy_results(out)
 
 
 def composed(options: RunOptions, out: Path) -> dict[str, Any]:
-    """Compose the values of a study that makes this one run and nothing else; they are not validated here.
-
-    Raises:
-        UserError: the study, model, task or a key does not exist, or the folder's name is not allowed for a run.
-    """
+    """Compose the values of a study that makes this one run and nothing else; they are not validated here."""
     check_name("--out", "a run", out.name)
     if options.study == BASE and None in (options.model, options.task):
         raise UserError("--model, --task: one is missing. Give both, or take a study's with --study NAME.")
@@ -154,25 +148,18 @@ def composed(options: RunOptions, out: Path) -> dict[str, Any]:
 def _batch_of_few(grpo: Mapping[str, Any], rows: int) -> dict[str, int]:
     """Batch sizes where a step would ask more rows than there are: it asks all, with as many responses at a time as before."""
     responses, at_a_time = rows * grpo["group_size"], grpo["train_batch_size"] // grpo["gradient_accumulation_steps"]
-    if responses >= grpo["rollout_batch_size"]:
-        return {}
-    accumulated = responses // gcd(responses, at_a_time)
-    sizes = dict.fromkeys(("rollout_batch_size", "train_batch_size"), responses)
-    return sizes | {"gradient_accumulation_steps": accumulated}
+    sizes = {"rollout_batch_size": responses, "train_batch_size": responses}
+    sizes |= {"gradient_accumulation_steps": responses // gcd(responses, at_a_time)}
+    return sizes if responses < grpo["rollout_batch_size"] else {}
 
 
 def study_and_problems(
     checkpoint: Path, task: str, settings: Sequence[str], n_problems: int | None, study_name: str = BASE
 ) -> tuple[Study, str, list[Problem]]:
-    """What `grpo evaluate` needs: a study, the name of a task in it, and the problems to ask.
+    """Return what `grpo evaluate` needs: a study, the name of a task in it, and the problems to ask.
 
-    Args:
-        task: a name in the active study; or a class or file, for which a study is composed, as `grpo run` does. All rows of a
-            file are asked.
-        study_name: of the study with the values for everything that no option sets, as for `grpo run`.
-
-    Raises:
-        UserError: as :func:`composed`; or there are fewer problems than asked for.
+    ``task`` is a name in the active study; or a class or file, for which a study is composed from that of ``study_name``, as
+    `grpo run` does. All rows of a file are asked.
     """
     is_file = Path(task).suffix in FORMATS
     if not is_file and ":" not in task:
@@ -194,17 +181,12 @@ def study_and_problems(
 
 
 def given_values(settings: Sequence[str]) -> dict[str, Any]:
-    """Turn settings ``KEY=VALUE``, with values in YAML, into an overlay on a study.
-
-    Raises:
-        UserError: a run uses no such key, or a setting has another form.
-    """
+    """Turn settings ``KEY=VALUE``, with values in YAML, into an overlay on a study."""
     overlay: dict[str, Any] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not key.startswith(SETTABLE):
-            where = f"Here: {OF_TRL[key]}." if key in OF_TRL else f"Keys begin with {', '.join(SETTABLE)}."
-            raise UserError(f"--set {setting}: no such key. {where}")
+            raise UserError(f"--set {setting}: no such key. Keys begin with {', '.join(SETTABLE)} (docs/settings.md).")
         try:
             value: Any = YAML(typ="safe").load(text)
         except YAMLError:
@@ -225,27 +207,22 @@ def _model(name: str) -> dict[str, Any]:
     if (file := Path(name).absolute()).suffix == ".gguf" and file.is_file():
         return {"source": "local", "path": str(file.parent), "gguf_file": file.name}
     if not (on_hub := re.fullmatch(r"([\w.-]+/[\w.-]+)@([0-9a-f]{40})", name)):
-        raise UserError(
-            f"--model {name}: no such folder. Give a folder in Hugging Face format, a GGUF file, or OWNER/NAME@REVISION of a "
-            "model on the Hub. REVISION is a commit of 40 hex digits; the Hub lists them under Files, History."
-        )
+        revision = "REVISION is a commit of 40 hex digits, which the Hub lists under Files, History"
+        known = f"a folder in Hugging Face format, a GGUF file, or OWNER/NAME@REVISION of a model on the Hub. {revision}"
+        raise UserError(f"--model {name}: no such folder. Give {known}.")
     return {"source": "hub", "repo": on_hub[1], "revision": on_hub[2]}
 
 
 def _task(name: str, set_keys: Mapping[str, Any], tasks: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the entry of ``tasks:`` for ``--task``, without the keys that ``--set`` gives: the study's own entry, or a file's.
-
-    A file's last tenth is for validation.
-    """
+    """Make the entry of ``tasks:`` for ``--task``, without the keys that ``--set`` gives: the study's entry, or a file's."""
     if name in PINNED:
         tasks = {MAIN: compose(study_path(PINNED[name]))["tasks"][MAIN]}
     if Path(name).suffix not in FORMATS:
         if entry := next((entry for entry in tasks.values() if entry["use"] == name), None):
             return dict(entry)  # with all that it needs
         if name not in TASKS and ":" not in name:
-            raise UserError(
-                f"--task {name}: no such task. Use {', '.join(TASKS)}, MODULE:CLASS or a file ({', '.join(FORMATS)})."
-            )
+            known = f"{', '.join(TASKS)}, MODULE:CLASS or a file ({', '.join(FORMATS)})"
+            raise UserError(f"--task {name}: no such task. Use {known}.")
         return {"use": name}
     path = Path(name).absolute()
     if not path.is_file():
@@ -254,18 +231,18 @@ def _task(name: str, set_keys: Mapping[str, Any], tasks: Mapping[str, Any]) -> d
     if len(rows) == 1:
         raise UserError(f"--task {name}: has a single row, and training and validation need one each. Add rows.")
     columns = columns_of(rows[0], f"--task {name}", f"Add --set tasks.{MAIN}.{{0}}=COLUMN, one of", set_keys)
-    files = {"train": f"{path}[:90%]", "validation": f"{path}[90%:]"}
-    further = [name for name in rows[0].values if name not in {*columns.values(), *REWARD_ARGUMENTS} and _in_all(rows, name)]
-    passed = {"columns": further} if further else {}
-    return {"use": "dataset", **columns, "files": files, "drop_overlap": True, **passed}
-
-
-def _in_all(rows: Sequence[Row], column: str) -> bool:
-    """Whether each row has a value of a column that can be passed to reward functions."""
-    try:
-        return None not in [row.value(column) for row in rows]
-    except UserError:
-        return False
+    task = {
+        "use": "dataset",
+        **columns,
+        "files": {"train": f"{path}[:90%]", "validation": f"{path}[90%:]"},
+        "drop_overlap": True,
+    }
+    passed = []  # to reward functions
+    for column in rows[0].values:
+        with suppress(UserError):  # a value that cannot be passed
+            if column not in {*columns.values(), *REWARD_ARGUMENTS} and None not in [row.value(column) for row in rows]:
+                passed.append(column)
+    return task | ({"columns": passed} if passed else {})
 
 
 def _require_same(values: Mapping[str, Any], out: Path, resume: bool) -> None:
@@ -284,16 +261,14 @@ def _prepare(values: Mapping[str, Any], out: Path) -> None:
     with atomic_folder(out) as draft, chdir(draft):
         write_text(paths.PARAMS, to_yaml(values))
         study = load_study()
-        # A limit on prompts is measured with the model's tokenizer, so the model comes first. Without a limit the problems do,
-        # because a mistake in them is then told at once.
+        # A prompt limit needs the model's tokenizer, so `model` runs first. Otherwise `dataset` runs first, so that bad data
+        # fails early.
         limited = values["tasks"][MAIN].get(LIMIT)
         for stage in (stages.model, stages.dataset) if limited else (stages.dataset, stages.model):
             stage(MAIN)
-        grpo, evaluation = study.grpo, study.evaluation
-        print(
-            f"{grpo.n_prompts_per_rollout_batch} questions a step (grpo.rollout_batch_size / grpo.group_size), evaluated on "
-            f"{evaluation.problems} problems (evaluation.problems), at the end on {evaluation.last_problems} (.last_problems)"
-        )
+        questions = f"{study.grpo.n_prompts_per_rollout_batch} questions a step (grpo.rollout_batch_size / grpo.group_size)"
+        ends = f"at the end on {study.evaluation.last_problems} (.last_problems)"
+        print(f"{questions}, evaluated on {study.evaluation.problems} problems (evaluation.problems), {ends}")
         run = paths.RUNS / study.active_experiments[0] / ARM
         for name in GROWING:
             Path(name).symlink_to(run / f".{study.seeds[0]}.draft" / name)
@@ -302,10 +277,10 @@ def _prepare(values: Mapping[str, Any], out: Path) -> None:
 def _train() -> None:
     """Train the run of the working folder, unless it has results."""
     study = load_study()
-    experiment, seed = study.active_experiments[0], str(study.seeds[0])
-    if not (paths.RUNS / experiment / ARM / seed).exists():
+    (experiment,), (seed,) = study.active_experiments, study.seeds
+    if not (paths.RUNS / paths.run_name(experiment, ARM, seed)).exists():
         try:
-            stages.train(experiment, [ARM], seed)
+            stages.train(experiment, [ARM], str(seed))
         except ToBeResumed:
             raise ToBeResumed("stopped; the state is saved. The same command with --resume continues the run.") from None
 
@@ -325,6 +300,4 @@ def _copy_results(out: Path) -> None:
     checkpoints.symlink_to(paths.CHECKPOINTS / run.name)
     save_figure(run_figure(run), CURVES)
     print(stages.validation_rewards(run.experiment, run.arm, run.seed))
-    print(
-        f"{out}: {CURVES}, history.csv, validation.csv, rollouts.jsonl (samples), checkpoints/, and all values: {paths.PARAMS}"
-    )
+    print(f"{out}: {CURVES}, history.csv, validation.csv, rollouts.jsonl (samples), checkpoints/, and all values: params.yaml")

@@ -38,11 +38,6 @@ spread: standard deviation between seeds of the arms' paired difference (of a ra
     {LOG_SD_OF_PEAKS:g}"""
 
 
-def seen(spread: Spread, seeds: int, problems: int) -> float:
-    """The smallest distance from the margin that a study of so many seeds and problems finds with 80% power."""
-    return smallest_seen(*precision(spread, seeds, problems))
-
-
 def precision(spread: Spread, seeds: int, problems: int) -> tuple[float, float]:
     """Predict the standard error of two arms' difference, and degrees of freedom: one less, as an interval's are estimated."""
     runs = (spread[0] ** 2 / seeds, seeds - 1) if seeds > 1 else (2 * ASSUMED_RUN_SD**2, ASSUMED_DF)
@@ -52,11 +47,7 @@ def precision(spread: Spread, seeds: int, problems: int) -> tuple[float, float]:
 
 
 def power(study: Study, runs: Sequence[EffectiveRun]) -> list[dict[str, Any]]:
-    """A row for each claim that the study tests, and one for two arms of each experiment that has several.
-
-    Args:
-        runs: the runs that the study makes, if the winners are assumed.
-    """
+    """Make a row for each claim that the study tests with these assumed runs, and for two arms of each experiment."""
     record, pairs = _finished(study)
     evaluation, rows = study.evaluation, []
     problems = evaluation.last_problems - evaluation.selection_problems
@@ -66,9 +57,8 @@ def power(study: Study, runs: Sequence[EffectiveRun]) -> list[dict[str, Any]]:
         ratio, seeds = ratio_of(claim), min(len(study.seeds_of(name)) for name, _ in claim.arms())
         many = 1 if ratio else evaluation.problems if getattr(claim, "at", "") == "start" else problems
         default = (LOG_SD_OF_PEAKS if ratio.at == "peak" else LOG_SD, 0.0) if ratio else (SD, OVER_PROBLEMS)
-        row = _row(
-            claim.experiment, seeds, many, math.log(claim.by) if ratio else claim.by, _spread(pairs.get(claim.id)), default
-        )
+        margin, measured = math.log(claim.by) if ratio else claim.by, _spread(pairs.get(claim.id))
+        row = _row(claim.experiment, seeds, many, margin, measured, default)
         if ratio:
             row |= {key: math.exp(min(row[key], 700)) for key in ("sees", "margin")}
         rows.append({"claim": claim.id, "ratio": bool(ratio)} | row | {"note": _note(claim, runs, seeds, row["sees"])})
@@ -83,18 +73,10 @@ def power(study: Study, runs: Sequence[EffectiveRun]) -> list[dict[str, Any]]:
 
 def _row(name: str, seeds: int, problems: int, margin: float, measured: Spread | None, default: Spread) -> dict[str, Any]:
     spread = measured or default
-    enough = 2 + bisect_left(range(2, MOST), -margin, key=lambda n: -seen(spread, n, problems))
-    return {
-        "experiment": name,
-        "seeds": seeds,
-        "problems": problems,
-        "margin": margin,
-        "sees": seen(spread, seeds, problems),
-    } | {
-        "seeds_for_margin": enough if enough < MOST else None,
-        "spread": spread[0],
-        "measured": measured is not None,
-    }
+    enough = 2 + bisect_left(range(2, MOST), -margin, key=lambda n: -smallest_seen(*precision(spread, n, problems)))
+    sees, needed = smallest_seen(*precision(spread, seeds, problems)), enough if enough < MOST else None
+    row = {"experiment": name, "seeds": seeds, "problems": problems, "margin": margin, "sees": sees}
+    return row | {"seeds_for_margin": needed, "spread": spread[0], "measured": measured is not None}
 
 
 def _finished(study: Study) -> tuple[dict[str, Any] | None, dict[str, Pairs]]:
@@ -123,8 +105,8 @@ def _between(entry: dict[str, Any] | None) -> list[float]:
 
 def _note(claim: AnyClaim, runs: Sequence[EffectiveRun], seeds: int, sees: float) -> str:
     """Where only one answer is possible, and why."""
-    named = [[r for r in runs if r.experiment == of and arm in (*PLACES, r.arm, setting_of(r.arm))] for of, arm in claim.arms()]
-    steps = min((max(run.config.n_steps for run in of) for of in named if of), default=0)
+    named = [[r for r in runs if r.experiment == e and arm in (*PLACES, r.arm, setting_of(r.arm))] for e, arm in claim.arms()]
+    steps = min((max(run.config.n_steps for run in arm) for arm in named if arm), default=0)
     notes = {
         f"only *not tested*: it is about step {claim.horizon}, and the runs take {steps}": steps < claim.horizon,
         "only *not tested*: a ratio needs two seeds": seeds == 1 and ratio_of(claim) is not None,
@@ -137,14 +119,10 @@ def _note(claim: AnyClaim, runs: Sequence[EffectiveRun], seeds: int, sees: float
 
 def power_table(rows: list[dict[str, Any]]) -> list[str]:
     """Format :func:`power` as text in two parts; none without rows."""
-    lines = [
-        [row["claim"] or f"two arms of {row['experiment']}", str(row["seeds"])]
-        + [f"{'x' if row['ratio'] else ''}{row[key]:.3g}" for key in ("sees", "margin")]
-        + [
-            str(row["seeds_for_margin"] or f"{MOST} or more"),
-            f"{row['spread']:.3f}{'' if row['measured'] else '*'}",
-            row["note"],
-        ]
-        for row in rows
-    ]
-    return [text_table([[*HEADS], *lines]), NOTES] if rows else []
+    lines = [[*HEADS]]
+    for row in rows:
+        sees, margin = (f"{'x' * row['ratio']}{row[key]:.3g}" for key in ("sees", "margin"))
+        enough, spread = str(row["seeds_for_margin"] or f"{MOST} or more"), f"{row['spread']:.3f}{'*' * (not row['measured'])}"
+        about = row["claim"] or f"two arms of {row['experiment']}"
+        lines.append([about, str(row["seeds"]), sees, margin, enough, spread, row["note"]])
+    return [text_table(lines), NOTES] if rows else []

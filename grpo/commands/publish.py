@@ -27,19 +27,10 @@ TEMPLATE = Path(__file__).with_name("templates") / "model_card.md.j2"
 
 
 def publish(study: Study, name: str, kind: str, out: Path | None, repo: str | None, license: str | None) -> list[str]:
-    """Write the folder, and if asked for the repository on the Hub.
+    """Write the folder of the checkpoint ``kind`` of the run EXPERIMENT/ARM/SEED; with ``repo`` upload it to the Hub.
 
-    Args:
-        name: the run as EXPERIMENT/ARM/SEED.
-        kind: of the checkpoint, such as ``best`` or ``last``.
-        out: the folder; None: named after the run, in published/.
-        repo: repository on the Hub; None: no upload.
-        license: of the weights; None: the card states none.
-
-    Returns lines that say what was done.
-
-    Raises:
-        UserError: no such run or checkpoint, a link in it, the folder is not empty, or the upload fails.
+    Returns lines that say what was done. UserError if there is no such run or checkpoint, or a link in it, if the folder is not
+    empty, or the upload fails.
     """
     parts = re.fullmatch(r"([^/]+)/([^/]+)/(\d+)", name)
     if not parts:
@@ -62,7 +53,15 @@ def publish(study: Study, name: str, kind: str, out: Path | None, repo: str | No
     lines = [f"{target}: {kind} checkpoint of {name}, with its model card (README.md)"]
     if run.config["same_as"]:
         lines.append(f"{name} equals {run.config['same_as']}; this is the checkpoint of that run")
-    return [*lines, *([_upload(target, repo, name)] if repo is not None else [])]
+    if repo is not None:  # a new repository is private, so that its card can be checked before others see it
+        try:
+            HfApi().create_repo(repo, private=True, exist_ok=True)
+            commit = HfApi().upload_folder(repo_id=repo, folder_path=target, commit_message=f"{name}, by grpo publish")
+        except Exception as error:  # whatever the network, the proxy or the Hub raises
+            remedy = f"{target} is complete: check HF_TOKEN and the network, then run `hf upload {repo} {target}`."
+            raise UserError(f"--repo {repo}: the upload failed ({reason(error)}). {remedy}") from error
+        lines.append(f"uploaded: {commit.commit_url}")
+    return lines
 
 
 def _find_checkpoint(run: Run, kind: str) -> Path:
@@ -72,10 +71,8 @@ def _find_checkpoint(run: Run, kind: str) -> Path:
         return folder / kind
     kept = sorted(path.parent.name for path in folder.glob(f"*/{METADATA}"))
     others = f"Choose another with --kind: {', '.join(kept)}. " if kept else ""
-    raise UserError(
-        f"{folder / kind}: no checkpoint. {others}`checkpoints:` in params.yaml says which are kept; "
-        f"`dvc checkout {folder}` or `dvc pull` brings back a stored one."
-    )
+    stored = f"`dvc checkout {folder}` or `dvc pull` brings back a stored one"
+    raise UserError(f"{folder / kind}: no checkpoint. {others}`checkpoints:` in params.yaml says which are kept; {stored}.")
 
 
 def _model_card(study: Study, run: Run, source: Path, kind: str, license: str | None) -> ModelCard:
@@ -94,7 +91,10 @@ def _model_card(study: Study, run: Run, source: Path, kind: str, license: str | 
         rewards.append((f"{at}: {label}", format_interval(estimate), len(outcomes)))
     timing = read_timing(run)
     commit = "not known" if timing["git_commit"] == "none" else f"`{timing['git_commit']}`"
-    base, start = _base_model(study, run, about["started_from"]), about["started_from"]
+    start, model = about["started_from"], study.models[study.experiments[run.experiment].task]
+    tuned = Path(start) / METADATA  # of the fine-tuned model that the run started from
+    origin = read_json(tuned, made_by="", keys=("started_from",))["started_from"] if tuned.exists() else start
+    base = model if isinstance(model, HubModel) and origin == model.origin else None
     if base:
         start = f"[{base.repo}](https://huggingface.co/{base.repo}) at revision `{base.revision}`, whose licence is on its page"
     template, stop, chat = (*run.config["task"]["formats"][about["prompt"]], None)[:3]
@@ -124,24 +124,3 @@ def _model_card(study: Study, run: Run, source: Path, kind: str, license: str | 
         },
         stage=paths.stage_of_run(run.name),
     )
-
-
-def _base_model(study: Study, run: Run, start: str) -> HubModel | None:
-    """The model on the Hub that the weights come from, possibly through fine-tuning; None if unknown."""
-    model = study.models[study.experiments[run.experiment].task]
-    if (before := Path(start) / METADATA).exists():
-        start = read_json(before, made_by="", keys=("started_from",))["started_from"]
-    return model if isinstance(model, HubModel) and start == model.origin else None
-
-
-def _upload(folder: Path, repo: str, run: str) -> str:
-    """Upload the folder. A new repository is private, so that its card can be checked before others see it."""
-    try:
-        HfApi().create_repo(repo, private=True, exist_ok=True)
-        commit = HfApi().upload_folder(repo_id=repo, folder_path=folder, commit_message=f"{run}, by grpo publish")
-    except Exception as error:  # whatever the network, the proxy or the Hub raises
-        raise UserError(
-            f"--repo {repo}: the upload failed ({reason(error)}). {folder} is complete: check HF_TOKEN and the network, then "
-            f"run `hf upload {repo} {folder}`."
-        ) from error
-    return f"uploaded: {commit.commit_url}"

@@ -26,11 +26,7 @@ OURS = ".made_by_grpo_quickstart"  # marks a folder that may be emptied; also th
 
 
 def quickstart(name: str = STUDY) -> None:
-    """Run a study of :data:`STUDY` and :data:`REAL` in the folder of its name from the beginning; print progress and results.
-
-    Raises:
-        UserError: the folder was not made by a quickstart, or another process works in it.
-    """
+    """Run :data:`STUDY` or :data:`REAL` in the folder of its name, from the beginning; UserError if that holds other files."""
     began = time.perf_counter()
 
     def announce(text: str) -> None:
@@ -97,10 +93,9 @@ def _before_and_after() -> str:
     for experiment in read_record()["experiments"].values():
         half = len(experiment["samples"]) // 2
         for before, after in zip(experiment["samples"][:half], experiment["samples"][half:], strict=True):
-            lines += f"\n\n{on_terminal(before['problem'])}" + "".join(
-                f"\n  {when} (reward {one['reward']:.2f})  {on_terminal(' '.join(one['response'].split()))}"
-                for when, one in (("before", before), ("after ", after))
-            )
+            lines += f"\n\n{on_terminal(before['problem'])}"
+            for when, sample in (("before", before), ("after ", after)):
+                lines += f"\n  {when} (reward {sample['reward']:.2f})  {on_terminal(' '.join(sample['response'].split()))}"
     return lines
 
 

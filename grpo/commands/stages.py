@@ -14,8 +14,10 @@ from grpo.common.records import read_problems
 from grpo.study import paths
 from grpo.study.effective import effective_run, read_selections, require_experiment
 from grpo.study.kept import drop_former_stages, keep_until_all_stored, remove_stored
+from grpo.study.methods import require_known
 from grpo.study.schema import ALL_SEEDS, Study, load_study
 from grpo.study.settings import SampledTraces
+from grpo.study.training_inputs import require_recorded_inputs, write_training_inputs
 from grpo.tracking.mlflow_uri import tracking_uri
 from grpo.training.own_code import require_own_code_of_all
 
@@ -36,8 +38,7 @@ File = Annotated[
 def named_file(key: Annotated[str, typer.Argument(help="Key under `named_files:` in stages.yaml, such as main-0.")]) -> None:
     """Record the digest of a file or folder that the study names, on which its task's stages depend."""
     named = load_study().named_files
-    if key not in named:
-        raise UserError(f"named_files: no entry for {key!r} (known: {', '.join(named) or 'none'}).")
+    require_known("named_files", "no entry for", key, named)
     write_json(paths.NAMED_FILES / f"{key}.json", {named[key]: files_digest(Path(named[key]))})
 
 
@@ -84,8 +85,7 @@ def sft_dataset(task: TaskName) -> None:
     from grpo.tasks.sft_dataset import build_sft_dataset, find_traces
 
     study = load_study()
-    if task not in study.sft_datasets:
-        raise UserError(f"sft_datasets: no entry for {task!r} (known: {', '.join(study.sft_datasets)}). Add it.")
+    require_known("sft_datasets", "no entry for", task, study.sft_datasets)
     target, validation, settings = paths.sft_examples(task), read_problems(paths.validation(task)), study.sft_datasets[task]
     if isinstance(settings, SampledTraces):
         from grpo.evaluation.teacher import sample_sft_dataset
@@ -134,8 +134,6 @@ def _of_file(study: Study, file: Path, kind: str, prompts: list[str], measure: A
 
 def training_inputs() -> None:
     """Record the settings and code that all runs share, so that DVC repeats the runs when these change."""
-    from grpo.study.training_inputs import write_training_inputs
-
     write_training_inputs(load_study())
 
 
@@ -155,19 +153,16 @@ def train(
     if seed != ALL_SEEDS and not seed.isdecimal():
         raise typer.BadParameter(f"{seed!r} is neither a whole number nor {ALL_SEEDS!r}", param_hint="--seed")
     seeds = study.seeds_of(experiment) if seed == ALL_SEEDS else [int(seed)]
-    runs = [effective_run(study, experiment, arm, each, selections) for arm in arms for each in seeds]
-    from grpo.study.training_inputs import require_recorded_inputs
+    runs = [effective_run(study, experiment, arm, number, selections) for arm in arms for number in seeds]
     from grpo.training.run import train_run
 
     require_recorded_inputs(study, experiment)
     for run in runs:
         train_run(study.for_task(run.task), run, check_weights)
     require_recorded_inputs(study, experiment)
-    if study.experiments[experiment].one_stage:
-        keep_until_all_stored(paths.RUN_STATE / experiment, paths.TIMING / experiment)
-    elif seed == ALL_SEEDS:
-        for arm in arms:
-            keep_until_all_stored(paths.RUN_STATE / experiment / arm, paths.TIMING / experiment / arm)
+    if seed == ALL_SEEDS:
+        for part in [experiment] if study.experiments[experiment].one_stage else [f"{experiment}/{arm}" for arm in arms]:
+            keep_until_all_stored(paths.RUN_STATE / part, paths.TIMING / part)
 
 
 def validation_rewards(experiment: str, arm: str, seed: int) -> str:
@@ -202,13 +197,14 @@ def select(experiment: Experiment) -> None:
     study = load_study()
     require_experiment(study, experiment)
     result = pick(study, experiment)
+    winner, leader = result["winner"], result["leader"]
     write_json(paths.CANDIDATES / f"{experiment}.json", result)
     write_json(paths.SELECT / f"{experiment}.json", winner_file(result))
-    rival = result["leader"] if result["winner"] != result["leader"] else result["runner_up"]  # the nearest to the winner
+    rival = leader if winner != leader else result["runner_up"]  # the nearest to the winner
     ends = {candidate["arm"]: round(candidate["value"], 4) for candidate in result["candidates"]}
-    shown = {"end": ends[result["winner"]], "next": ends.get(rival), "winner": result["winner"], "runner_up": rival}
-    write_json(paths.METRICS / f"{experiment}.json", shown)
-    print(f"{experiment}: {result['winner']}, {format_interval(result)}: {result['reason']}")
+    metrics = {"end": ends[winner], "next": ends.get(rival), "winner": winner, "runner_up": rival}
+    write_json(paths.METRICS / f"{experiment}.json", metrics)
+    print(f"{experiment}: {winner}, {format_interval(result)}: {result['reason']}")
 
 
 def kl(experiment: Experiment) -> None:
@@ -233,10 +229,10 @@ def pass_at_k(experiment: Experiment) -> None:
     from grpo.evaluation.best_of_n import measure_pass_at_k
     from grpo.results.statistics import format_interval
 
-    for arm, found in measure_pass_at_k(study, experiment).items():
-        for place, of in found["places"].items():
-            shown = ", ".join(f"k = {k} {format_interval(value)}" for k, value in of["k"].items())
-            print(f"{arm}, {place} (step {of['step']}): {shown}")
+    for arm, measured in measure_pass_at_k(study, experiment).items():
+        for place, checkpoint in measured["places"].items():
+            shown = ", ".join(f"k = {k} {format_interval(value)}" for k, value in checkpoint["k"].items())
+            print(f"{arm}, {place} (step {checkpoint['step']}): {shown}")
 
 
 def tables() -> None:
@@ -260,8 +256,7 @@ def figures() -> None:
     from grpo.reporting.timing import draw_timing
 
     study = load_study()
-    record = read_record()
-    draw_figures(study, record)
+    draw_figures(study, record := read_record())
     write_curves(study, record)
     save_figure(draw_timing(study), paths.TIMING_FIGURE)
     print(f"{paths.FIGURES}: a figure for each experiment, and those of the study as a whole")
@@ -287,19 +282,6 @@ def report() -> None:
 
 
 STAGES = (  # in the order in which a study runs them
-    named_file,
-    model,
-    dataset,
-    sft_dataset,
-    math_baseline,
-    best_of_n,
-    training_inputs,
-    train,
-    kissing_number,
-    select,
-    kl,
-    pass_at_k,
-    tables,
-    figures,
-    writeup,
+    *(named_file, model, dataset, sft_dataset, math_baseline, best_of_n, training_inputs, train),
+    *(kissing_number, select, kl, pass_at_k, tables, figures, writeup),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,9 +31,10 @@ def list_studies() -> str:
 
     A file without a description, such as base.yaml, is not a study but the common part of others.
     """
-    active = _own_file(_active_values())
-    lines = []
-    by_name = named_studies()
+    active: Path | None = None
+    lines, by_name = [], named_studies()
+    with suppress(UserError):  # params.yaml is missing or unreadable
+        active = _own_file(read_mapping(paths.PARAMS))
     width = max(map(len, by_name), default=0)
     for name, path in sorted(by_name.items()):
         if description := compose(path).get("description"):
@@ -96,12 +98,8 @@ def use(name: Named, force: Annotated[bool, typer.Option("--force", help="Discar
     lines = [f"{paths.PARAMS} is now the study {study.study}: {study.description}"]
     lines += [*write_stages(study, composed=True), *_report_of_another(study)]
     here = "`make repro` runs it; `dvc status` shows which stages are out of date."
-    lines.append(
-        here
-        if paths.PIPELINE.exists()
-        else f"{paths.PIPELINE}: not here, so no stage runs it. `grpo init FOLDER` makes a project."
-    )
-    return "\n".join(lines)
+    elsewhere = f"{paths.PIPELINE}: not here, so no stage runs it. `grpo init FOLDER` makes a project."
+    return "\n".join([*lines, here if paths.PIPELINE.exists() else elsewhere])
 
 
 def _report_of_another(study: Study) -> list[str]:
@@ -142,11 +140,3 @@ def _own_file(active: Mapping[str, Any]) -> Path:
     file = Path(str(active.get("file") or f"{active.get('folder', STUDIES_FOLDER)}/{active.get('study')}.yaml"))
     shipped = paths.shipped("studies") / file.name
     return shipped if shipped.exists() and not file.exists() and file.parent == STUDIES_FOLDER else file
-
-
-def _active_values() -> dict[str, Any]:
-    """The values of params.yaml; empty if it is missing or unreadable."""
-    try:
-        return read_mapping(paths.PARAMS)
-    except UserError:
-        return {}

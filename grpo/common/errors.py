@@ -35,7 +35,7 @@ class ActorLost(Exception):
 
 
 class AlreadyReported(SystemExit):
-    """The end of this process, because another one has failed and printed why."""
+    """This process ends because another one has failed and printed why."""
 
 
 @contextmanager
@@ -49,17 +49,15 @@ def no_exit(what: str) -> Iterator[None]:
     except AlreadyReported:
         raise
     except SystemExit as error:
-        raise UserError(
-            f"{what}: {_place(error)} ends the program (exit code {error.code}). Raise an error there instead of calling exit."
-        ) from error
+        ends = f"{_place(error)} ends the program (exit code {error.code})"
+        raise UserError(f"{what}: {ends}. Raise an error there instead of calling exit.") from error
 
 
 @contextmanager
 def own_errors(what: str) -> Iterator[None]:
-    """Like :func:`no_exit`, and turn other exceptions raised in the study's own code into a UserError that names file and line.
+    """Like :func:`no_exit`, and also turn other exceptions of the study's own code into a UserError that names file and line.
 
-    Exceptions of this package are passed on: they went through no own code, and a call did not fail by its arguments
-    (TypeError). So is exhausted memory, which the command line explains. Usable as a decorator.
+    Passed on: exceptions of this package, and exhausted memory, which the command line explains. Usable as a decorator.
     """
     try:
         with no_exit(what):
@@ -91,10 +89,8 @@ _OUT_OF_MEMORY = re.compile(
     r"DefaultCPUAllocator: (can't allocate|not enough) memory|(CUDA|HIP|XPU) out of memory|CUBLAS_STATUS_ALLOC_FAILED"
     r"|Cannot allocate memory"
 )
-_OF_SAMPLING = "Lower engine.max_batch_size or sampling_max_tokens"
-TO_LOWER = {  # remedy by phase
-    "rollout": _OF_SAMPLING,
-    "waiting": _OF_SAMPLING,  # the learner of an asynchronous run waits for rollouts
+TO_LOWER = {  # remedy by phase; in "waiting" the learner of an asynchronous run waits for rollouts
+    **dict.fromkeys(("rollout", "waiting"), "Lower engine.max_batch_size or sampling_max_tokens"),
     "training": "Lower learner.max_tokens_per_microbatch, or set learner.gradient_checkpointing to true",
     "synchronization": "With vLLM, lower grpo.gpu_memory_utilization, or set engine.sleep_level to 2",
     "evaluation": "Lower engine.max_batch_size, evaluation.max_tokens or learner.max_tokens_per_microbatch",

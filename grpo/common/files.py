@@ -32,14 +32,7 @@ MOST_NODES, MOST_DEPTH = 200_000, 100  # of a YAML file, with its aliases replac
 
 @contextmanager
 def exclusive_lock(path: Path, what: str) -> Iterator[None]:
-    """Hold a lock file, so that only one process at a time does this work. It is released when the process ends for any reason.
-
-    Args:
-        what: subject of the error message, such as ``another search``.
-
-    Raises:
-        UserError: another process holds the lock.
-    """
+    """Hold a lock file until the process ends; UserError about ``what``, such as ``another search``, if it is held already."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_symlink():
         raise UserError(f"{path}: is a link, and a lock would be written where it leads. Remove it.")
@@ -53,16 +46,9 @@ def exclusive_lock(path: Path, what: str) -> Iterator[None]:
         yield
 
 
-# ------------------------------------------------------------------------------------------------------------- writing
-
-
 @contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
-    """Yield a new folder to write into; it replaces ``target`` if the block ends without an exception.
-
-    Raises:
-        UserError: another process writes this folder.
-    """
+    """Yield a new folder to write into; it replaces ``target`` at the end; UserError if another process writes it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     draft, old, lock = (target.with_name(f".{target.name}.{kind}") for kind in ("draft", "old.draft", "draft.lock"))
     with exclusive_lock(lock, f"{target}: another process that writes it"):
@@ -95,7 +81,7 @@ def remove(path: Path) -> None:
 
 
 def require_writable(folder: Path) -> None:
-    """Raise OSError before the work if a folder for its results cannot be made or written."""
+    """Raise OSError if a folder cannot be made or written."""
     folder.mkdir(parents=True, exist_ok=True)
     TemporaryFile(dir=folder).close()
 
@@ -129,13 +115,8 @@ def write_csv(path: Path, table: pd.DataFrame) -> None:
     write_text(path, safe.to_csv(index=False, lineterminator="\n"))
 
 
-# ------------------------------------------------------------------------------------------------------------- reading
-
-# `made_by` is the stage that makes a file; messages name it.
-
-
 def damaged(path: Path, what: object, made_by: str, line: int | None = None) -> UserError:
-    """Make the error for a damaged result file; ``what`` is wrong with it."""
+    """Make the error for a damaged result file of the stage ``made_by``; ``what`` is wrong with it."""
     where = f"{path}:{line}" if line else str(path)
     return UserError(f"{where}: damaged ({what}). {how_to_restore(path, made_by)}")
 
@@ -204,11 +185,7 @@ def require_keys(path: Path, value: Any, keys: Iterable[str], made_by: str) -> N
 
 
 def read_jsonl(path: Path, made_by: str, parse: Callable[[Any], T]) -> list[T]:
-    """Read a file with one JSON object per line, of which ``parse`` makes a record.
-
-    Raises:
-        UserError: the file is missing or empty, or ``parse`` refuses a line.
-    """
+    """Read a file with one JSON object per line, of which ``parse`` makes a record; UserError if it is missing or wrong."""
     records = []
     # Not splitlines(), which also splits at characters such as U+2028; JSON allows these in strings.
     for number, line in enumerate(read_text(path, made_by).removesuffix("\n").split("\n"), start=1):
@@ -236,9 +213,6 @@ def read_csv(path: Path, made_by: str, columns: Iterable[str]) -> pd.DataFrame:
     if not whole or table.empty or not all(map(is_numeric_dtype, table.dtypes)):
         raise damaged(path, "not a whole table of numbers", made_by)
     return table
-
-
-# -------------------------------------------------------------------------------------------------------------- digests
 
 
 def files_digest(path: Path) -> str:

@@ -82,19 +82,13 @@ def source_of(path: str) -> Path:
         within = spec.submodule_search_locations if spec else None
         spec = PathFinder.find_spec(f"{first}.{part}", within) if within else None
     if not name or spec is None or spec.origin is None:
-        raise UserError(
-            f"{path}: no such module. Give MODULE:NAME of a Python file in the study's folder (`folder:` in params.yaml) or of "
-            "an installed package."
-        )
+        places = "a Python file in the study's folder (`folder:` in params.yaml) or of an installed package"
+        raise UserError(f"{path}: no such module. Give MODULE:NAME of {places}.")
     return Path(spec.origin)
 
 
 def import_object(path: str) -> Any:
-    """Import MODULE:NAME.
-
-    Raises:
-        UserError: no such module, or nothing of that name in it, or the module raises an exception.
-    """
+    """Import MODULE:NAME; UserError if there is no such module or name, or the module raises an exception."""
     file = source_of(path)
     module, _, name = path.partition(":")
     try:
@@ -106,14 +100,7 @@ def import_object(path: str) -> Any:
 
 
 def call_with(function: Callable[..., Any], arguments: Mapping[str, Any], where: str) -> Any:
-    """Call ``function(**arguments)`` with arguments from a study, after checking each against its type hint.
-
-    Args:
-        where: place of the arguments in params.yaml, such as ``tasks.main``.
-
-    Raises:
-        UserError: an argument is unknown, missing or of the wrong type, or ``function`` raises it.
-    """
+    """Call ``function`` with arguments at a place in params.yaml; UserError if one is unknown, missing or of another type."""
     signature = inspect.signature(function)
     try:
         signature.bind(**arguments)
@@ -129,9 +116,8 @@ def call_with(function: Callable[..., Any], arguments: Mapping[str, Any], where:
             values[name] = TypeAdapter(hints.get(name, Any)).validate_python(value, strict=True)
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join([where, name, *keys_of(first, value)])
-            message = f"{first['msg'][0].lower()}{first['msg'][1:]}, but it is {first['input']!r}."
-            raise UserError(f"{place}: {message}") from error
+            place, message = ".".join([where, name, *keys_of(first, value)]), first["msg"]
+            raise UserError(f"{place}: {message[0].lower()}{message[1:]}, but it is {first['input']!r}.") from error
     try:
         with own_errors(function.__name__):
             return function(**values)

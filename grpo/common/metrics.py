@@ -6,17 +6,11 @@ from typing import NamedTuple
 
 
 class Metric(NamedTuple):
-    """One metric.
+    """One metric."""
 
-    Attributes:
-        name: key in MLflow, and column in history.csv (names with ``val/``: in validation.csv).
-        title: its name in the report.
-        unit: ``share`` (between 0 and 1), ``tokens``, ``nats``, ...; empty if it has none.
-    """
-
-    name: str
-    title: str
-    unit: str = ""
+    name: str  # key in MLflow, and column in history.csv (names with ``val/``: in validation.csv)
+    title: str  # in the report
+    unit: str = ""  # ``share`` (between 0 and 1), ``tokens``, ``nats``, ...; empty if it has none
 
     @property
     def label(self) -> str:

@@ -52,16 +52,8 @@ def start_threads(n: int) -> None:
         mallopt(M_TRIM_THRESHOLD, 2**30)
 
 
-# ----------------------------------------------------------------------------------------------------------- memory
-
-
 def reset_peak(device: str) -> None:
-    """Start a new measurement.
-
-    Args:
-        device: ``cpu``, or the GPU on which the work is done, such as ``cuda:1``. In a process with two GPUs ``cuda`` would be
-            the engine's.
-    """
+    """Start a new measurement of ``cpu`` or of a GPU, such as ``cuda:1`` (with two GPUs, ``cuda`` would be the engine's)."""
     if device != "cpu":
         import torch
 

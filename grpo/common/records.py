@@ -19,23 +19,14 @@ if TYPE_CHECKING:  # torch is not needed to read problems
 
 @dataclass(frozen=True)
 class Problem:
-    """One question with its verifiable answer.
+    """One question with its verifiable answer."""
 
-    Attributes:
-        id: unique within a dataset.
-        question: replaces ``{question}`` in the prompt.
-        ground_truth: the short answer that the reward function compares with.
-        level: difficulty (1 is easiest); 0 if the source gives none.
-        subject: topic; empty if the source gives none.
-        columns: further values of the source, for reward functions; values of JSON.
-    """
-
-    id: str
-    question: str
-    ground_truth: str
-    level: int = 0
-    subject: str = ""
-    columns: dict[str, Any] = field(default_factory=dict, hash=False)
+    id: str  # unique within a dataset
+    question: str  # replaces ``{question}`` in the prompt
+    ground_truth: str  # the short answer that the reward function compares with
+    level: int = 0  # difficulty (1 is easiest); 0 if the source gives none
+    subject: str = ""  # topic; empty if the source gives none
+    columns: dict[str, Any] = field(default_factory=dict, hash=False)  # further JSON values, for reward functions
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -47,22 +38,14 @@ TOOL_CALL = ("<tool_call>", "</tool_call>")  # around the JSON of a call, unless
 
 @dataclass(frozen=True)
 class Episode:
-    """What happened in an episode of several turns (:mod:`grpo.evaluation.episodes`).
+    """What happened in an episode of several turns (:mod:`grpo.evaluation.episodes`)."""
 
-    Attributes:
-        messages: role and text of each message after the prompt: ``assistant``, what the policy wrote; ``tool`` or ``user``,
-            what the environment wrote.
-        tool_calls: number of calls that the policy wrote, those that could not be read included.
-        tool_failures: number of calls that ended in an error, took too long, or could not be read.
-        limit: key of the limit that ended the episode; empty if the policy or the environment ended it.
-        reward: what the environment's ``get_reward`` returned; None if the task verifies the last turn.
-    """
-
+    # Role and text of each message after the prompt: `assistant` (of the policy), `tool` or `user` (of the environment).
     messages: tuple[tuple[str, str], ...]
-    tool_calls: int = 0
-    tool_failures: int = 0
-    limit: str = ""
-    reward: float | None = None
+    tool_calls: int = 0  # that the policy wrote, those that could not be read included
+    tool_failures: int = 0  # calls that ended in an error, took too long, or could not be read
+    limit: str = ""  # key of the limit that ended the episode; empty if the policy or the environment ended it
+    reward: float | None = None  # what the environment's `get_reward` returned; None if the task verifies the last turn
 
     @property
     def turns(self) -> int:
@@ -72,31 +55,19 @@ class Episode:
 
 @dataclass(frozen=True)
 class Completion:
-    """What followed one prompt: one response of the policy, or an episode in which an environment wrote some of the tokens.
+    """What followed one prompt: one response of the policy, or an episode in which an environment wrote some of the tokens."""
 
-    Attributes:
-        token_ids: all ids after the prompt, in order. The learner uses them; the text is never tokenised again.
-        text: the decoded ids with special tokens, without the stop token at the end; cut right after the stop string if one
-            ended the completion. In an episode that of the last turn.
-        log_probs: natural log-probability of each sampled token under the distribution that it was sampled from (after
-            temperature, top-p and minimum length).
-        finish_reason: ``"stop"`` (stop token or stop string) or ``"length"`` (token limit; in an episode any limit).
-        policy_version: number of weight updates that the sampling policy had received.
-        observations: start and end in ``token_ids`` of each piece that the environment wrote. These tokens are read, like the
-            prompt, and not learnt. All others were sampled.
-        episode: None for one response.
-
-    Raises:
-        ValueError: the engine returned an unfinished response, or log-probs of another number of tokens.
-    """
-
-    token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]  # all ids after the prompt, in order. The learner uses them; the text is never tokenised again
+    # The decoded ids with special tokens, without the stop token at the end; cut right after the stop string if one ended the
+    # completion. In an episode the text of the last turn.
     text: str
+    # Natural log-probability of each sampled token, after temperature, top-p and minimum length.
     log_probs: tuple[float, ...]
-    finish_reason: str
-    policy_version: int = 0
+    finish_reason: str  # "stop" (stop token or stop string) or "length" (token limit; in an episode any limit)
+    policy_version: int = 0  # number of weight updates that the sampling policy had received
+    # Start and end in `token_ids` of each piece that the environment wrote: read, like the prompt, and not learnt.
     observations: tuple[tuple[int, int], ...] = ()
-    episode: Episode | None = None
+    episode: Episode | None = None  # None for one response
 
     def __post_init__(self) -> None:
         if self.finish_reason not in FINISH_REASONS:
@@ -132,29 +103,22 @@ def whole(reward: Any) -> float:
 
 @dataclass
 class Rollout:
-    """One response on its way from the engine to the optimizer. Later steps fill in rewards, advantage and log-probs.
-
-    Attributes:
-        rewards: ``format_reward``, ``answer_reward`` and ``reward``, each from 0 to 1; empty until scored. A response is right
-            if its reward is 1. With the study's own reward, ``reward`` may be any number, or NaN where that abstains.
-        timed_out: the grader ran out of time on the answer, which counts as wrong.
-        advantage: the reward normalised within the group; representable in float32.
-        old_log_probs: (length,) log-probs of the sampled tokens under the sampling policy; None if on-policy.
-        reference_log_probs: (length,) log-probs of the sampled tokens under the starting weights; None if not needed.
-        group: number of its group within the rollout batch.
-        punishment: what ``reward`` includes for a long response (``overlong_buffer``), from -1 to 0.
-    """
+    """One response on its way from the engine to the optimizer. Later steps fill in rewards, advantage and log-probs."""
 
     problem: Problem
     prompt_ids: tuple[int, ...]
     completion: Completion
+    # `format_reward`, `answer_reward` and `reward`, each from 0 to 1; empty until scored. A response is right if its reward is
+    # 1. With the study's own reward, `reward` may be any number, or NaN where that abstains.
     rewards: dict[str, float] = field(default_factory=dict)
-    timed_out: bool = False
-    advantage: float = 0.0
+    timed_out: bool = False  # the grader ran out of time on the answer, which counts as wrong
+    advantage: float = 0.0  # the reward normalised within the group; representable in float32
+    # (length,) log-probs of the sampled tokens under the sampling policy (None if on-policy) and the starting weights (None if
+    # not needed).
     old_log_probs: Tensor | None = field(default=None, compare=False, repr=False)
     reference_log_probs: Tensor | None = field(default=None, compare=False, repr=False)
-    group: int = field(default=0, compare=False, repr=False)
-    punishment: float = 0.0
+    group: int = field(default=0, compare=False, repr=False)  # number of its group within the rollout batch
+    punishment: float = 0.0  # what `reward` includes for a long response (`overlong_buffer`), from -1 to 0
 
     @property
     def length(self) -> int:
@@ -169,19 +133,12 @@ def response_tokens(rollouts: Iterable[Rollout]) -> int:
 
 @dataclass(frozen=True)
 class Example:
-    """One reasoning trace for supervised fine-tuning.
-
-    Attributes:
-        prompt: the whole prompt, as the model sees it.
-        response: the response to learn.
-        ground_truth: the short answer.
-        reward: reward of the response.
-    """
+    """One reasoning trace for supervised fine-tuning: the whole prompt, as the model sees it, and the response to learn."""
 
     prompt: str
     response: str
     ground_truth: str
-    reward: float
+    reward: float  # of the response
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -204,11 +161,11 @@ _KINDS: dict[str, type | tuple[type, ...]] = {"str": str, "int": int, "float": (
 
 def _check_types(record: Problem | Example) -> None:
     """Raise UserError unless each field has its type, and text is valid UTF-8, as files, tokenizers and the grader need."""
-    for each in fields(record):
-        value = getattr(record, each.name)
-        if not isinstance(value, _KINDS[str(each.type)]) or (isinstance(value, str) and not is_text(value)):
-            kind = {"str": "text that UTF-8 can hold", "dict[str, Any]": "a dictionary"}.get(str(each.type), "a number")
-            raise UserError(f"{type(record).__name__}: {each.name} is {value!r}, not {kind}. Correct the task that makes it.")
+    for column in fields(record):
+        value, name = getattr(record, column.name), str(column.type)
+        if not isinstance(value, _KINDS[name]) or (isinstance(value, str) and not is_text(value)):
+            kind = {"str": "text that UTF-8 can hold", "dict[str, Any]": "a dictionary"}.get(name, "a number")
+            raise UserError(f"{type(record).__name__}: {column.name} is {value!r}, not {kind}. Correct the task.")
 
 
 def write_records(path: Path, records: Iterable[Problem | Example]) -> None:

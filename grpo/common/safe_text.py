@@ -18,7 +18,7 @@ def fenced(text: str) -> str:
 
 def code(text: object) -> str:
     """A short text as code within a line; a line break becomes ``␤``. In a table, ``|`` has still to be escaped."""
-    shown = "".join(one if one.isprintable() else "␤" if one == "\n" else " " for one in str(text)).replace("`", "'")
+    shown = "".join(c if c.isprintable() else "␤" if c == "\n" else " " for c in str(text)).replace("`", "'")
     shown = shown.replace("\\|", "\\ |")  # else a table's escape for the bar would be taken for one of the backslash
     return f"`{shown.strip()}`" if shown.strip() else "(empty)"
 
@@ -30,7 +30,7 @@ def short(text: object) -> str:
 
 def on_terminal(text: object) -> str:
     """A text without characters that a terminal takes as commands, such as escape codes; line breaks and tabs stay."""
-    return "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in str(text))
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in str(text))
 
 
 def in_figure(text: object) -> str:

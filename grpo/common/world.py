@@ -119,10 +119,7 @@ def stop_after_the_step() -> Iterator[Callable[[], bool]]:
 
 
 def start_processes(n: int, device: str) -> None:
-    """Run this same command in ``n`` processes on this machine and wait for them.
-
-    Args:
-        device: with ``cuda``, each process sees one GPU, so that vLLM uses it too.
+    """Run this same command in ``n`` processes on this machine and wait; with ``cuda`` each sees one GPU, so that vLLM uses it.
 
     Raises:
         ToBeResumed: they were told to stop; rank 0 has saved the run's state.
@@ -143,23 +140,19 @@ def start_processes(n: int, device: str) -> None:
             # Ctrl-C and Slurm signal torchrun too, others only this process. Send SIGTERM to torchrun's children, which accept
             # it any number of times; torchrun itself would abandon them at a second signal.
             started = [] if process.poll() is not None else psutil.Process(process.pid).children()
-            _send(signal.SIGTERM, started)
+            for child in started:
+                with suppress(psutil.NoSuchProcess):
+                    child.terminate()
             process.wait()
         except KeyboardInterrupt:  # a second Ctrl-C
-            _send(signal.SIGKILL, started)
+            for child in started:
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
             raise
     if process.returncode and told_to_stop():
         raise ToBeResumed("stopped. Run the same command again to go on from the last saved state.")
     if process.returncode:
         raise AlreadyReported(process.returncode)
-
-
-def _send(signum: int, processes: Iterable[psutil.Process]) -> None:
-    import psutil
-
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            process.send_signal(signum)
 
 
 def init_world(device: str) -> World:

@@ -13,13 +13,9 @@ from grpo.common.files import MOST_DEPTH, MOST_NODES, read_bytes
 
 
 def parse_yaml(path: Path, kind: str = "safe") -> Any:
-    """Parse a YAML 1.2 file.
+    """Parse a YAML 1.2 file; UserError if it is missing, or is not YAML in UTF-8.
 
-    Args:
-        kind: ruamel.yaml's loader: ``safe`` for values only, ``rt`` for a round trip with comments.
-
-    Raises:
-        UserError: the file is missing, or is not YAML in UTF-8.
+    ``kind`` is ruamel.yaml's loader: ``safe`` for values only, ``rt`` for a round trip with comments.
     """
     from ruamel.yaml import YAML, YAMLError
 
@@ -56,9 +52,6 @@ def read_mapping(path: Path, kind: str = "safe") -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected a mapping of sections at the top. Compare with studies/base.yaml.")
     return values
-
-
-# ------------------------------------------------------------------------------------------------------------- writing
 
 
 def to_yaml(values: Mapping[str, Any]) -> str:

@@ -33,6 +33,10 @@ from grpo.study.settings import PretrainedHere
 from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_study import study_state, study_tags
 
+SHAPE = {
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+    *("max_position_embeddings", "tie_word_embeddings"),
+}
 LOG_EVERY = 10
 TOKENIZER_DOCUMENTS = 8000
 WARMUP_STEPS = 50
@@ -57,25 +61,27 @@ def make_base_model(study: Study, task: str) -> None:
         case PretrainedHere() as settings:
             _pretrain_all(study, task, settings)
         case elsewhere:
-            with folder_of(elsewhere, f"models.{task}") as folder:
-                _copy(folder, paths.model(task))
+            with folder_of(elsewhere, f"models.{task}") as source:
+                # Loading and saving it in its own precision checks it, and gives all checkpoints one format.
+                model, tokenizer = load_model(source, dtype=None), load_tokenizer(source)
+                with atomic_folder(paths.model(task)) as folder:
+                    save_checkpoint(folder, model, tokenizer)
+                    if (source / ORIGIN).exists():
+                        shutil.copy(source / ORIGIN, folder)
 
 
 def _pretrain_all(study: Study, name: str, settings: PretrainedHere) -> None:
     """Pretrain the task's model, or one for each seed; the first seed's is then the task's model."""
-    own = (
-        [settings.model_copy(update={"seed": settings.seed + seed}) for seed in study.seeds]
-        if settings.one_per_seed
-        else [settings]
-    )
+    seeds = study.seeds if settings.one_per_seed else [0]
+    by_seed = [settings.model_copy(update={"seed": settings.seed + seed}) for seed in seeds]
     with atomic_folder(paths.model(name)) as folder:
-        if len(own) == 1:
-            _pretrain(study, name, own[0], folder)
+        if len(by_seed) == 1:
+            _pretrain(study, name, by_seed[0], folder)
             return
         targets = [folder / f"seed-{seed}" for seed in study.seeds]
         cores = study.resources["model"].cpus // study.threads
         with ProcessPoolExecutor(max(1, cores), mp_context=get_context("spawn")) as pool:
-            list(pool.map(_pretrain, repeat(study), repeat(name), own, targets))
+            list(pool.map(_pretrain, repeat(study), repeat(name), by_seed, targets))
         for file in targets[0].iterdir():
             file.rename(folder / file.name)
         targets[0].rmdir()
@@ -110,18 +116,6 @@ def _pretrain(study: Study, name: str, settings: PretrainedHere, target: Path) -
     print(f"{paths.model(name)}, seed {settings.seed}: {n:,} parameters, {len(tokenizer)} tokens, {seconds:.0f} s")
 
 
-def _copy(source: Path, target: Path) -> None:
-    """Load the checkpoint ``source`` and save it in its own precision, which checks it and gives all checkpoints one format."""
-    model, tokenizer = load_model(source, dtype=None), load_tokenizer(source)
-    with atomic_folder(target) as folder:
-        save_checkpoint(folder, model, tokenizer)
-        if (source / ORIGIN).exists():
-            shutil.copy(source / ORIGIN, folder)
-
-
-# --------------------------------------------------------------------------------------------------- pretraining
-
-
 def pretrain(
     settings: PretrainedHere,
     documents: Iterator[tuple[str, str]],
@@ -146,14 +140,9 @@ def pretrain(
     torch.manual_seed(settings.seed)
     model = TransformerLM(
         TransformerConfig(
+            **settings.model_dump(include=SHAPE),
             vocab_size=len(tokenizer),
-            hidden_size=settings.hidden_size,
-            num_hidden_layers=settings.num_hidden_layers,
-            num_attention_heads=settings.num_attention_heads,
             num_key_value_heads=settings.num_attention_heads,
-            intermediate_size=settings.intermediate_size,
-            max_position_embeddings=settings.max_position_embeddings,
-            tie_word_embeddings=settings.tie_word_embeddings,
             initializer_range=INITIALIZER_RANGE,
             eos_token_id=0,  # end of text, in a tokenizer of train_tokenizer
             pad_token_id=0,
@@ -161,7 +150,9 @@ def pretrain(
     )
     optimizer = Optimizer(model, settings.learning_rate, weight_decay=WEIGHT_DECAY)
     for step, batch in enumerate(_batches(settings, corpus, tokenizer), start=1):
-        optimizer.learning_rate = _learning_rate(step, settings)
+        cosine = 0.5 * (1 + math.cos(math.pi * step / settings.steps))  # after a linear warm-up
+        decayed = FINAL_RATE_SHARE + (1 - FINAL_RATE_SHARE) * cosine
+        optimizer.learning_rate = settings.learning_rate * min(1.0, step / WARMUP_STEPS) * decayed
         mask = batch["response_mask"]
         predicting = model.base_model(batch["input_ids"]).last_hidden_state[mask]
         log_probs, _ = chunked_log_probs(predicting, model.get_output_embeddings().weight, batch["labels"][mask])
@@ -170,12 +161,6 @@ def pretrain(
         optimizer.step(MAX_GRADIENT_NORM)
         on_step(step, loss.item(), optimizer.learning_rate)
     return model, tokenizer
-
-
-def _learning_rate(step: int, settings: PretrainedHere) -> float:
-    """Learning rate: linear warm-up, then a cosine to ``FINAL_RATE_SHARE`` of the peak."""
-    cosine = 0.5 * (1 + math.cos(math.pi * step / settings.steps))
-    return settings.learning_rate * min(1.0, step / WARMUP_STEPS) * (FINAL_RATE_SHARE + (1 - FINAL_RATE_SHARE) * cosine)
 
 
 def _batches(settings: PretrainedHere, corpus: list[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[dict[str, Tensor]]:

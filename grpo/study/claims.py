@@ -49,8 +49,8 @@ class Claim(Section):
         return sorted({self.experiment, *(experiment for experiment, _ in self.arms())})
 
     def in_words(self) -> str:
-        """The claim in words, for one without a statement."""
-        return ""
+        """Describe the claim, for one without a statement."""
+        raise NotImplementedError
 
 
 class Beats(Claim):
@@ -100,8 +100,8 @@ KEYS = {"beats": Beats, "not_below": NotBelow}
 def _kind(values: Any) -> str | None:
     if isinstance(values, Claim):
         return next(TAG + key for key, kind in KEYS.items() if type(values) is kind)
-    found = [key for key in KEYS if isinstance(values, Mapping) and key in values]
-    return TAG + found[0] if len(found) == 1 else None
+    keys = [key for key in KEYS if isinstance(values, Mapping) and key in values]
+    return TAG + keys[0] if len(keys) == 1 else None
 
 
 AnyClaim = Annotated[
@@ -115,12 +115,8 @@ AnyClaim = Annotated[
 
 
 def own_claims(claims: list[AnyClaim], experiments: Mapping[str, Experiment]) -> list[AnyClaim]:
-    """Complete a study's own claims: each with its experiment, an id and a statement.
-
-    Raises:
-        UserError: a claim names an experiment or an arm that the study does not have, or two claims have the same id.
-    """
-    found: list[AnyClaim] = []
+    """Complete a study's own claims: each with experiment, id and statement; UserError if one names what is not there."""
+    own: list[AnyClaim] = []
     for number, claim in enumerate(claims):
         where = f"claims.{number}"
         name = claim.experiment or _only_experiment(where, claim, experiments)
@@ -130,10 +126,10 @@ def own_claims(claims: list[AnyClaim], experiments: Mapping[str, Experiment]) ->
             require_known(where, "no experiment", experiment, [key for key, entry in experiments.items() if entry.arms])
             if arm:
                 require_known(where, f"{experiment} has no arm", arm, [*names(experiments[experiment].arms), *PLACES])
-        if complete.id in [one.id for one in found]:
+        if complete.id in [other.id for other in own]:
             raise UserError(f"{where}.id: {complete.id} is the id of two claims. Rename one.")
-        found.append(complete)
-    return found
+        own.append(complete)
+    return own
 
 
 def names(arms: Collection[str]) -> list[str]:

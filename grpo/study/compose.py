@@ -35,9 +35,6 @@ BEST_PROMPT = "best_prompt"
 CONTROLS_IN, FULL = "controls", "full_reward"
 
 
-# --------------------------------------------------------------------------------------------------------------- rules
-
-
 def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
     """Lay ``overlay`` over ``base``; neither is changed.
 
@@ -56,8 +53,7 @@ def choose(experiments: Mapping[str, Any], keep: Mapping[str, Any], own: Mapping
     Args:
         experiments: after merging.
         keep: the overlay's ``only``, ``without`` or both, each a list of names.
-        own: the experiments in the overlay itself.
-        where: their place, for messages.
+        own: the experiments in the overlay itself, at the place ``where``.
     """
     for word, names in keep.items():
         if not isinstance(names, list):
@@ -84,36 +80,29 @@ def with_controls(experiments: Mapping[str, Any], controls: list[str]) -> dict[s
     It builds on the last GRPO experiment of the main task whose winner a later experiment takes, or else on the first one.
     """
     arms = {name: CONTROLS[name] for name in controls if name in CONTROLS}
-    ours = [name for name, of in experiments.items() if _arms(of) and name != CONTROLS_IN]
+    ours = [name for name, entry in experiments.items() if _arms(entry) and name != CONTROLS_IN]
     ours = [name for name in ours if experiments[name].get("method", "grpo") == "grpo" and _task_of(experiments[name]) == MAIN]
     if not arms or not ours:
         return dict(experiments)
     taken = {experiments[name].get("builds_on") for name in ours}
     on = [name for name in ours if name in taken and experiments[name].get("passes_on", "winner") == "winner"] or ours[:1]
-    own = dict(experiments.get(CONTROLS_IN) or {})
-    entry = {
-        "title": "Controls",
-        "question": "What of the gain is beyond the right form, and beyond chance?",
-        "builds_on": on[-1],
-    }
-    entry |= {key: experiments[on[-1]][key] for key in ("seeds",) if key in experiments[on[-1]]} | own
-    return {**experiments, CONTROLS_IN: entry | {"arms": {FULL: {}, **arms, **_arms(own)}}}
+    written, base = dict(experiments.get(CONTROLS_IN) or {}), experiments[on[-1]]
+    entry = {"title": "Controls", "question": "What of the gain is beyond the right form, and beyond chance?"}
+    entry |= {"builds_on": on[-1], **({"seeds": base["seeds"]} if "seeds" in base else {}), **written}
+    return {**experiments, CONTROLS_IN: entry | {"arms": {FULL: {}, **arms, **_arms(written)}}}
 
 
 def of_left_out(experiments: Mapping[str, Any]) -> set[str]:
-    """The tasks of which all experiments are left out; nothing is made for them."""
+    """Name the tasks of which all experiments are left out; nothing is made for them."""
     tasks = [(_task_of(e), bool(_arms(e))) for e in experiments.values() if isinstance(e, Mapping)]
     return {task for task, _ in tasks} - {task for task, made in tasks if made} - {MAIN}
 
 
 def _without_tasks(values: Mapping[str, Any], gone: set[str]) -> dict[str, Any]:
     """Drop the entries of these tasks, and entries that are ``null``."""
-    return {
-        key: {k: v for k, v in value.items() if k not in gone and v is not None}
-        if key in BY_TASK and isinstance(value, Mapping)
-        else value
-        for key, value in values.items()
-    }
+    by_task = [key for key in BY_TASK if isinstance(values.get(key), Mapping)]
+    left = {key: {k: v for k, v in values[key].items() if k not in gone and v is not None} for key in by_task}
+    return {**values, **left}
 
 
 def _merges(key: str, old: Any, new: Any) -> bool:
@@ -133,23 +122,12 @@ def _arms(experiment: Any) -> Mapping[str, Any]:
     return arms if isinstance(arms, Mapping) else {}
 
 
-# --------------------------------------------------------------------------------------------------------------- files
-
-
 def study_path(name: str, beside: Path | None = None) -> Path:
-    """Find a study's file by its path, or by its name in studies/ or in the package; UserError if there is none.
-
-    Args:
-        beside: a study's file; paths are relative to it, and names are looked up beside it first.
-    """
-    own = [beside.parent] if beside else []
-    if name.endswith((".yaml", ".yml")):
-        places = [Path(*own) / name]
-    else:
-        places = [folder / f"{name}.yaml" for folder in (*own, *studies_folders())]
-    for place in places:
-        if place.exists():
-            return place
+    """Find a study's file by its path (from the file ``beside``), or by its name beside that, in studies/ or in the package."""
+    own, is_path = [beside.parent] if beside else [], name.endswith((".yaml", ".yml"))
+    places = [Path(*own) / name] if is_path else [folder / f"{name}.yaml" for folder in (*own, *studies_folders())]
+    if file := next((place for place in places if place.exists()), None):
+        return file
     known = ", ".join(sorted(named_studies()))
     where = f"{beside}: extends: " if beside else ""
     raise UserError(f"{where}{places[0]}: no such study. Choose one of {known}, or give the path of a study file.")
@@ -158,8 +136,8 @@ def study_path(name: str, beside: Path | None = None) -> Path:
 def named_studies() -> dict[str, Path]:
     """The files of studies/ and of the package by the name of each, such as ``mini`` and ``literature/few_prompts``."""
     places = [(folder, pattern) for folder in reversed(studies_folders()) for pattern in ("*.yaml", "literature/*.yaml")]
-    found = [(folder, path) for folder, pattern in places for path in folder.glob(pattern)]
-    return {path.relative_to(folder).with_suffix("").as_posix(): path for folder, path in found}
+    files = [(folder, path) for folder, pattern in places for path in folder.glob(pattern)]
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for folder, path in files}
 
 
 def studies_folders() -> list[Path]:
@@ -173,33 +151,25 @@ def files_of(path: Path) -> list[Path]:
     while (name := read_mapping(files[-1]).get("extends")) is not None:
         if not isinstance(name, str):
             raise UserError(f"{files[-1]}: extends: expected the name or path of a study, but it is {name!r}.")
-        extends = study_path(name, beside=files[-1])
-        files.append(extends)
-        if any(extends.samefile(file) for file in files[:-1]):
+        files.append(study_path(name, beside=files[-1]))
+        if any(files[-1].samefile(file) for file in files[:-1]):
             raise UserError(f"{path}: extends itself ({' extends '.join(map(str, files))}). Change one `extends`.")
     return files
 
 
 def compose(path: Path) -> dict[str, Any]:
-    """Lay a study file over the files that it extends, and set the keys in :data:`COMPUTED`; not validated.
-
-    Raises:
-        UserError: see :func:`files_of` and :func:`choose`.
-    """
+    """Lay a study file over the files that it extends, and set the keys in :data:`COMPUTED`; not validated."""
     values: dict[str, Any] = {}
-    own: dict[str, Any] = {}
+    overlay: dict[str, Any] = {}
     files = files_of(path)
     for file in reversed(files):
-        own = read_mapping(file)
-        values = _extended(values, own, file)
-    composed: dict[str, Any] = {"study": path.stem}
+        overlay = read_mapping(file)
+        values = _extended(values, overlay, file)
     values.pop("heading", None)  # the extended file's would be wrong
-    if "heading" in own:
-        composed["heading"] = own["heading"]
-    if "description" in own:
-        composed["description"] = own["description"]
-    elif len(files) > 1:
-        sections = ", ".join(key for key in own if key not in COMPUTED)
+    texts = {key: overlay[key] for key in ("heading", "description") if key in overlay}
+    composed: dict[str, Any] = {"study": path.stem, **texts}
+    if "description" not in overlay and len(files) > 1:
+        sections = ", ".join(key for key in overlay if key not in COMPUTED)
         composed["description"] = f"As {files[1].stem}, but for: {sections or 'nothing'}."
     here, shipped = path.parent.resolve(), paths.shipped("studies").resolve()
     inside = here.is_relative_to(shipped)
@@ -220,8 +190,8 @@ def compose(path: Path) -> dict[str, Any]:
 def _extended(values: Mapping[str, Any], overlay: dict[str, Any], file: Path) -> dict[str, Any]:
     """Lay a study file over ``values``: write out its objective and leave out the experiments that it names."""
     overlay.pop("extends", None)
-    own = {key: of.get(MAIN) or () for key in BY_TASK if isinstance(of := overlay.get(key), dict)}
-    if "use" in own.get("tasks", ()) or "source" in own.get("models", ()):
+    changed = {key: section.get(MAIN) or () for key in BY_TASK if isinstance(section := overlay.get(key), dict)}
+    if "use" in changed.get("tasks", ()) or "source" in changed.get("models", ()):
         values = {**values, "by_design": []}  # the extended study's sentences are about its own task and model
     if isinstance(overlay.get("grpo"), dict):
         overlay["grpo"] = with_objective(overlay["grpo"], f"{file}: grpo")

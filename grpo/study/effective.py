@@ -17,7 +17,7 @@ from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths
 from grpo.study.methods import OFF_POLICY_RANK, GrpoConfig, RunConfig, apply_overrides, require_known, resolved
 from grpo.study.schema import Study
-from grpo.study.settings import Experiment, Method
+from grpo.study.settings import Method
 
 
 def require_experiment(study: Study, name: str) -> None:
@@ -29,25 +29,18 @@ def require_experiment(study: Study, name: str) -> None:
 
 @dataclass(frozen=True)
 class EffectiveRun:
-    """The configuration of one run.
-
-    Attributes:
-        base: the checkpoint of the base model.
-        sources: where each value of ``config`` comes from.
-        overrides: the arm's own values, with those that it takes from a sweep.
-        before: the selections of earlier experiments that the configuration uses.
-    """
+    """The configuration of one run."""
 
     experiment: str
     method: Method
     task: str
     arm: str
     seed: int
-    base: Path
+    base: Path  # the checkpoint of the base model
     config: RunConfig
-    sources: dict[str, str]
-    overrides: dict[str, Any]
-    before: list[dict[str, Any]]
+    sources: dict[str, str]  # where each value of `config` comes from
+    overrides: dict[str, Any]  # the arm's own values, with those that it takes from a sweep
+    before: list[dict[str, Any]]  # the selections of earlier experiments that the configuration uses
 
     @property
     def name(self) -> str:
@@ -81,9 +74,6 @@ def effective_run(study: Study, experiment: str, arm: str, seed: int, selections
         selections: from :func:`read_selections`: for each experiment in :meth:`Study.needed_selections` its ``experiment``,
             ``winner`` and ``overrides``, and ``off_policy_ranking`` if the next experiment uses the ranking. Empty: only
             defaults and the arm's own values.
-
-    Raises:
-        UserError: the study has no such experiment, arm or seed, or the method refuses the values.
     """
     require_experiment(study, experiment)
     entry = study.experiments[experiment]
@@ -95,27 +85,25 @@ def effective_run(study: Study, experiment: str, arm: str, seed: int, selections
     config = study.defaults(entry.method)
     sources = {key: "study" if key in config.model_fields_set else "default" for key in type(config).model_fields}
     for winner in (s for s in selections if s["experiment"] in study.needed_selections(experiment)):
-        if not takes_over(study.experiments[winner["experiment"]], config):
-            continue
-        source = f"winner of {winner['experiment']} ({winner['winner']})"
-        config = apply_overrides(config, winner["overrides"], f"{path} ({source})")
-        sources.update(dict.fromkeys(winner["overrides"], source))
+        won, on_policy = study.experiments[winner["experiment"]], getattr(config, "updates_per_rollout_batch", 0) == 1
+        if won.passes_on == "winner" and not (won.off_policy_only and on_policy):
+            source = f"winner of {winner['experiment']} ({winner['winner']})"
+            config = apply_overrides(config, winner["overrides"], f"{path} ({source})")
+            sources.update(dict.fromkeys(winner["overrides"], source))
     taken: dict[str, Any] = {}
     if OFF_POLICY_RANK in values and selections:
-        taken, source = _of_rank(experiment, values[OFF_POLICY_RANK], selections[-1])
-        sources.update(dict.fromkeys(taken, source))
-    own = resolved(apply_overrides(config, taken, path), values, path)
-    sources.update(dict.fromkeys(own, f"arm {arm}"))
-    overrides = {**taken, **own}
+        sweep, ranking, rank = selections[-1]["experiment"], selections[-1]["off_policy_ranking"], values[OFF_POLICY_RANK]
+        if rank > len(ranking):
+            few = f"off_policy_rank {rank}, but {sweep} has only {len(ranking)} off-policy arms"
+            raise UserError(f"experiments.{experiment}: an arm asks for {few}. Add arms to {sweep}, or lower the rank.")
+        taken = ranking[rank - 1]["overrides"]
+        sources.update(dict.fromkeys(taken, f"rank {rank} of {sweep} ({ranking[rank - 1]['arm']})"))
+    arm_values = resolved(apply_overrides(config, taken, path), values, path)
+    sources.update(dict.fromkeys(arm_values, f"arm {arm}"))
+    overrides = {**taken, **arm_values}
     config = apply_overrides(config, overrides, f"{path} (arm {arm})")
     base = base_model(study, entry.task, seed)
     return EffectiveRun(experiment, entry.method, entry.task, arm, seed, base, config, sources, overrides, before=selections)
-
-
-def takes_over(won: Experiment, config: RunConfig) -> bool:
-    """Whether a later experiment's ``config`` takes the values of the winner of ``won``."""
-    on_policy = isinstance(config, GrpoConfig) and config.updates_per_rollout_batch == 1
-    return won.passes_on == "winner" and not (won.off_policy_only and on_policy)
 
 
 def base_model(study: Study, task: str, seed: int) -> Path:
@@ -126,15 +114,6 @@ def base_model(study: Study, task: str, seed: int) -> Path:
 def seeds_with_a_base(study: Study, task: str) -> list[int]:
     """The seeds for which a base model of their own is pretrained: none, or all but the first, which has the task's."""
     return study.seeds[1:] if getattr(study.models[task], "one_per_seed", False) else []
-
-
-def _of_rank(experiment: str, rank: int, selection: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """The values of the sweep's ``rank``-th best off-policy arm, and a description of their source."""
-    sweep, ranking = selection["experiment"], selection["off_policy_ranking"]
-    if rank > len(ranking):
-        few = f"off_policy_rank {rank}, but {sweep} has only {len(ranking)} off-policy arms"
-        raise UserError(f"experiments.{experiment}: an arm asks for {few}. Add arms to {sweep}, or lower the rank.")
-    return ranking[rank - 1]["overrides"], f"rank {rank} of {sweep} ({ranking[rank - 1]['arm']})"
 
 
 def read_selections(study: Study, experiment: str) -> list[dict[str, Any]]:

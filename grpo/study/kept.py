@@ -23,11 +23,7 @@ HASH = "output.md5"  # file with the hash that dvc.lock will have for the output
 
 
 def keep_until_stored(state: Path, output: Path, results: Iterable[Path] = ()) -> None:
-    """Mark a state to be removed once DVC has stored its output; without a pipeline, remove it now.
-
-    Args:
-        results: files and folders to keep in it as hard links, which take no space.
-    """
+    """Mark a state, with links to ``results``, to be removed once DVC has stored its output; without a pipeline remove it."""
     if not paths.PIPELINE.exists():
         shutil.rmtree(state, ignore_errors=True)
         return
@@ -44,9 +40,9 @@ def keep_until_stored(state: Path, output: Path, results: Iterable[Path] = ()) -
 
 def keep_until_all_stored(states: Path, output: Path) -> None:
     """Mark all kept states below a folder to be removed once DVC has stored the common output of all of them."""
-    found = dvc_hash(output)
+    whole = dvc_hash(output)
     for mark in states.rglob(HASH):
-        write_text(mark, found)
+        write_text(mark, whole)
 
 
 def bring_back(state: Path, results: Path) -> bool:
@@ -73,9 +69,6 @@ def link(source: str | Path, target: str | Path) -> None:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
-
-
-# --------------------------------------------------------------------------------------------- dvc.lock and the cache
 
 
 def drop_former_stages() -> list[str]:
@@ -127,8 +120,8 @@ def in_cache(outputs: list[Path]) -> list[Path]:
     except (DvcException, UserError):  # not a DVC repository, or a damaged lock file
         return []
     hashes = {out["path"]: out.get("md5", "") for stage in stages for out in stage.get("outs", [])}
-    known = {path: next((place for place in (path, *path.parents) if place.as_posix() in hashes), None) for path in outputs}
-    return [path for path, of in known.items() if of and _is_whole(cache, hashes[of.as_posix()], path.relative_to(of))]
+    stored = {path: next((place for place in (path, *path.parents) if place.as_posix() in hashes), None) for path in outputs}
+    return [path for path, out in stored.items() if out and _is_whole(cache, hashes[out.as_posix()], path.relative_to(out))]
 
 
 def _is_whole(cache: Path, md5: str, part: Path = Path()) -> bool:

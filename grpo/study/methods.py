@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
@@ -61,42 +61,8 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "cispo": _GRPO | {"loss_type": "cispo", "cliprange_high": 4.0, "length_normalization": "token_mean"},
     # arXiv 2402.14740: REINFORCE on whole responses, without ratio or clip.
     "rloo": _GRPO
-    | {
-        "loss_type": "reinforce_with_baseline",
-        "length_normalization": "masked_normalize",
-        "baseline": "leave_one_out",
-        "use_std_normalization": False,
-    },
-}
-
-
-# TRL's names of settings (GRPOConfig) and where they are here; docs/settings.md has the defaults of both.
-OF_TRL = {
-    "beta": "grpo.kl_coefficient",
-    "num_generations": "grpo.group_size",
-    "generation_batch_size": "grpo.rollout_batch_size",
-    "per_device_train_batch_size": "grpo.train_batch_size / grpo.gradient_accumulation_steps",
-    "num_iterations": "grpo.epochs_per_rollout_batch",
-    "max_steps": "grpo.n_grpo_steps",
-    "num_train_epochs": "grpo.n_grpo_steps",
-    "warmup_ratio": "grpo.warmup_steps",
-    "max_completion_length": "grpo.sampling_max_tokens",
-    "max_prompt_length": "tasks.main.max_prompt_tokens",
-    "temperature": "grpo.sampling_temperature",
-    "top_p": "grpo.sampling_top_p",
-    "epsilon": "grpo.cliprange",
-    "epsilon_high": "grpo.cliprange_high",
-    "scale_rewards": "grpo.use_std_normalization",
-    "use_vllm": "engine.name: vllm",
-    "reward_funcs": "grpo.reward",
-    "peft_config": "grpo.lora",
-    "optim": "learner.optimizer",
-    "bf16": "learner.dtype: bfloat16",
-    "fp16": "learner.dtype: float16",
-    "save_steps": "save_state_every",
-    "eval_steps": "evaluation.every",
-    "seed": "seeds",
-    "report_to": "the environment variable MLFLOW_TRACKING_URI",
+    | {"loss_type": "reinforce_with_baseline", "length_normalization": "masked_normalize"}
+    | {"baseline": "leave_one_out", "use_std_normalization": False},
 }
 
 
@@ -108,9 +74,7 @@ def require_known(where: str, what: str, name: object, known: Collection[str]) -
 
 def _require_code(key: str, names: Iterable[str], known: Sequence[str]) -> None:
     """Raise UserError unless each name is known, or MODULE:NAME of a module that exists."""
-    for name in names:
-        if name in known:
-            continue
+    for name in (name for name in names if name not in known):
         if not is_import_path(name):
             raise UserError(f"{key}: {name!r} is unknown: use {', '.join((*known, 'MODULE:NAME of your own'))}")
         source_of(name)
@@ -216,8 +180,7 @@ class SamplingConfig(TrainingConfig):
 
     def check(self) -> None:
         super().check()
-        least, most = self.sampling_min_tokens, self.sampling_max_tokens
-        if least > most:
+        if (least := self.sampling_min_tokens) > (most := self.sampling_max_tokens):
             raise UserError(f"sampling_min_tokens ({least}) must not exceed sampling_max_tokens ({most})")
 
 
@@ -328,8 +291,7 @@ class GrpoConfig(SamplingConfig):
             raise UserError("dynamic_sampling_rounds: not in an asynchronous run, which samples ahead: leave one out")
         if self.dynamic_sampling_rounds and self.group_size == 1:
             raise UserError("dynamic_sampling_rounds: in a group of one all rewards are equal: raise group_size")
-        if (self.overlong_buffer or 0) > self.sampling_max_tokens:
-            most = self.sampling_max_tokens
+        if (self.overlong_buffer or 0) > (most := self.sampling_max_tokens):
             raise UserError(f"overlong_buffer ({self.overlong_buffer}) must not exceed sampling_max_tokens ({most}): lower it")
         if self.importance_cap is None and self.importance_mode != "token_truncate":
             raise UserError("importance_mode: without importance_cap there are no weights: set it")
@@ -369,21 +331,16 @@ def with_objective(values: dict[str, Any], path: str) -> dict[str, Any]:
     """Replace the key ``objective`` by the objective's values, under the other values; UserError if it is unknown."""
     if OBJECTIVE not in values:
         return values
-    own = dict(values)
-    name = own.pop(OBJECTIVE)
+    others = dict(values)
+    name = others.pop(OBJECTIVE)
     require_known(f"{path}.{OBJECTIVE}", "no objective", name, OBJECTIVES)
-    return OBJECTIVES[name] | own
+    return OBJECTIVES[name] | others
 
 
 def resolved(config: TrainingConfig, arm: dict[str, Any], path: str) -> dict[str, Any]:
-    """Write out an arm's values over ``config``: its ``objective``, and the multiples of :data:`TIMES`.
-
-    Its ``off_policy_rank`` is left out. Messages name its place, ``path``.
-    """
+    """Write out an arm's values over ``config``: its ``objective``, and the multiples of :data:`TIMES`; no rank."""
     values = with_objective({key: value for key, value in arm.items() if key not in (OFF_POLICY_RANK, *TIMES)}, path)
-    for name, key in TIMES.items():
-        if name not in arm:
-            continue
+    for name, key in ((name, key) for name, key in TIMES.items() if name in arm):
         times = arm[name]
         if isinstance(times, bool) or not isinstance(times, int | float) or not times > 0 or key in arm:
             raise UserError(f"{path}.{name}: expected a number above 0, and no {key} beside it, but it is {times!r}.")
@@ -395,18 +352,12 @@ def resolved(config: TrainingConfig, arm: dict[str, Any], path: str) -> dict[str
 
 
 def apply_overrides(config: Config, overrides: dict[str, Any], path: str) -> Config:
-    """Apply an arm's or a winner's values and validate everything again; another loss or advantage inherits no options.
-
-    ``off_policy_rank`` is ignored. Messages name the values' place, ``path``.
-
-    Raises:
-        UserError: a key that the method does not have, or values that it refuses.
-    """
-    own, values = resolved(config, overrides, path), config.model_dump()
+    """Apply an arm's or a winner's values and validate everything again; another loss or advantage inherits no options."""
+    new, values = resolved(config, overrides, path), config.model_dump()
     for key, options in (("loss_type", "loss_options"), ("advantage", "advantage_options")):
-        if own.get(key, values.get(key)) != values.get(key):
+        if new.get(key, values.get(key)) != values.get(key):
             values.pop(options, None)
-    values |= own
+    values |= new
     try:
         return type(config).model_validate(values)
     except ValidationError as error:
@@ -415,35 +366,29 @@ def apply_overrides(config: Config, overrides: dict[str, Any], path: str) -> Con
 
 def explain(error: ValidationError, values: Any) -> list[str]:
     """Describe each error about ``values`` in a line: key, what is wrong, what was expected."""
-    return [_explained(item, ".".join(keys_of(item, values))) for item in error.errors()]
+    keys = [".".join(keys_of(item, values)) for item in error.errors()]
+    return [(f"{key}: " if key else "") + _explained(item, key) for key, item in zip(keys, error.errors(), strict=True)]
+
+
+CHECK_IT = "Check its spelling and its place, or remove it; docs/settings.md has the names of TRL's settings, too."
 
 
 def _explained(item: Any, key: str) -> str:
     kind, value, message = item["type"], item.get("input"), item["msg"].removeprefix("Value error, ")
-    where, shown = f"{key}: " if key else "", repr(value)
-    if kind == "extra_forbidden" and key.split(".")[-1] == OBJECTIVE:
-        return f"{where}only allowed in study files and arms. Write the values of {value} here (docs/settings.md)."
+    unknown, shown = key.split(".")[-1], repr(value)
+    if kind == "extra_forbidden" and unknown == OBJECTIVE:
+        return f"only allowed in study files and arms. Write the values of {value} here (docs/settings.md)."
     if kind == "extra_forbidden":
-        return f"{where}unknown key. {_remedy(key.split('.')[-1])}"
+        near = get_close_matches(unknown, sorted(_known_keys(Settings)), n=1, cutoff=0.75)
+        return f"unknown key. {f'Did you mean {near[0]}?' if near and near[0] != unknown else CHECK_IT}"
     if kind == "missing":
-        return f"{where}missing. Add it (see studies/ for examples)."
+        return "missing. Add it (see studies/ for examples)."
     if item["loc"][-1:] == ("[key]",):
-        return f"{where}{value!r} is a name here, which YAML reads as a number or the like. Write it in quotes."
+        return f"{value!r} is a name here, which YAML reads as a number or the like. Write it in quotes."
     if kind == "value_error":
-        return f"{where}{message.removesuffix('.')}."
-    return f"{where}{message[0].lower() + message[1:]}, but it is {shown if len(shown) <= 200 else shown[:200] + '…'}."
+        return f"{message.removesuffix('.')}."
+    return f"{message[0].lower() + message[1:]}, but it is {shown if len(shown) <= 200 else shown[:200] + '…'}."
 
 
-def _remedy(unknown: str) -> str:
-    """What to write in the place of an unknown key."""
-    if unknown in OF_TRL:
-        return f"Here: {OF_TRL[unknown]}."
-    known = {key for section in _sections(Settings) for key in section.model_fields}
-    near = get_close_matches(unknown, sorted(known), n=1, cutoff=0.75)
-    return f"Did you mean {near[0]}?" if near and near[0] != unknown else "Check its spelling and its place, or remove it."
-
-
-def _sections(section: type[Settings]) -> Iterator[type[Settings]]:
-    for below in section.__subclasses__():
-        yield below
-        yield from _sections(below)
+def _known_keys(section: type[Settings]) -> set[str]:
+    return {*section.model_fields}.union(*map(_known_keys, section.__subclasses__()))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from grpo.common.yaml_file import parse_yaml
 
@@ -76,21 +77,15 @@ def run_name(experiment: str, arm: str, seed: int) -> str:
 
 
 def stage_of_run(run: str) -> str:
-    """The DVC stage that trains the run ``EXPERIMENT/ARM/SEED`` of the active study."""
-    experiment, arm, seed = run.split("/")
-    parts = _parts_in_one_stage(PARAMS.stat().st_mtime_ns).get(experiment, 0) if PARAMS.exists() else 0
-    return "train@" + "-".join([experiment, arm, seed][: 3 - parts])
+    """The DVC stage that trains the run ``EXPERIMENT/ARM/SEED`` of the active study, by stages.yaml."""
+    folders = (run, *map(str, Path(run).parents))  # of a stage that trains several seeds or arms
+    rows = _training_stages(STAGES.stat().st_mtime_ns) if STAGES.exists() else {}
+    return "train@" + next((key for key, row in rows.items() if row["folder"] in folders), run.replace("/", "-"))
 
 
 @cache
-def _parts_in_one_stage(_changed: int) -> dict[str, int]:
-    """By experiment how many parts of a run's name its stage trains together: 0, 1 (seeds) or 2 (arms too)."""
-    values = parse_yaml(PARAMS)
-    seeds = bool(values.get("seeds_in_one_stage"))
-    return {
-        name: 2 if entry.get("one_stage") else int(seeds and entry.get("timed") in (None, entry.get("resources")))
-        for name, entry in values["experiments"].items()
-    }
+def _training_stages(_changed: int) -> dict[str, Any]:
+    return dict(parse_yaml(STAGES)["runs"])
 
 
 def run_timing(run: str) -> Path:

@@ -55,15 +55,13 @@ from grpo.tasks.task import SHIPPED_REWARDS, Split, Task, make_task
 
 ALL_SEEDS = "all"  # the seed of a stage that trains all of an arm's, one after another
 TOKENS_ON_CPU = 4096  # max_tokens_per_microbatch on a CPU, as in studies/base.yaml
-
-
 LONGEST_NAME = 100  # characters; file names have an experiment, an arm and a seed, and may have 255
 # Names that no experiment may have, as the pipeline itself has a file of this name where each experiment has its own.
-TAKEN = {
+RESERVED_NAMES = {
     *("best_of_n", "claims", "contrasts", "kissing_number", "math_baseline", "overview", "rates", "sft_examples"),
     *("settings", "pass_at_k", "software", "zero_shot"),
 }
-OF_TABLES = ("rates", "sets", "leaderboard", "training")  # EXPERIMENT-rates and others are files of EXPERIMENT
+RESERVED_SUFFIXES = ("rates", "sets", "leaderboard", "training")  # EXPERIMENT-rates and others are files of EXPERIMENT
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # torch's range
 
 
@@ -135,10 +133,8 @@ class Study(Section):
         (the part of params.yaml with what these arms change); ``seed`` (one of ``seeds``, or ``all``); ``folder`` (of the
         results below data/runs, data/checkpoints and data/timing); ``model`` and ``train`` (folders below data/ with the
         checkpoint to start from and the problems or examples); ``after`` (the selection that the experiment builds on, or the
-        pinned versions if it builds on none); and ``resources`` (what a scheduler reserves).
-
-        Raises:
-            UserError: two arms have the same key, such as the arm low-1 of lr and the arm 1 of lr-low.
+        pinned versions if it builds on none); and ``resources`` (what a scheduler reserves). UserError if two arms have one
+        key, such as the arm low-1 of lr and the arm 1 of lr-low.
         """
         rows: dict[str, dict[str, Any]] = {}
         for name in self.active_experiments:
@@ -172,14 +168,19 @@ class Study(Section):
     @property
     def named_files(self) -> dict[str, str]:
         """The files and folders that no stage makes and a task's stages read: ``TASK-NUMBER`` -> path."""
-        found: dict[str, str] = {}
+        files: dict[str, str] = {}
         for task in self.tasks:
             traces = self.sft_datasets.get(task)
             sources = (self.models[task], traces, getattr(traces, "model", None))
-            named = [*self.task(task).own_files, *(one.path for one in sources if isinstance(one, LocalModel | JsonlTraces))]
-            files = dict.fromkeys(file_of(name).as_posix() for name in named)
-            found |= {f"{task}-{number}": file for number, file in enumerate(files)}
-        return found
+            local = [source.path for source in sources if isinstance(source, LocalModel | JsonlTraces)]
+            of_task = dict.fromkeys(file_of(name).as_posix() for name in [*self.task(task).own_files, *local])
+            files |= {f"{task}-{number}": file for number, file in enumerate(of_task)}
+        return files
+
+    @property
+    def arms(self) -> list[tuple[str, str]]:
+        """The experiment and the name of each arm."""
+        return [(name, arm) for name, experiment in self.experiments.items() for arm in experiment.arms]
 
     @property
     def active_experiments(self) -> list[str]:
@@ -208,16 +209,12 @@ class Study(Section):
         """What runs, arms and checkpoints are compared by (`evaluation.metric`)."""
         if self.evaluation.metric is not None:
             return self.evaluation.metric
-        own = self.grpo.reward is not None and self.grpo.reward not in SHIPPED_REWARDS
-        return "reward" if own and self._one_reward() else "answer_reward"
+        has_own = self.grpo.reward is not None and self.grpo.reward not in SHIPPED_REWARDS
+        return "reward" if has_own and self._one_reward() else "answer_reward"
 
     def _one_reward(self) -> bool:
         """Whether all runs are trained on the same reward."""
-        arms = [
-            (self.experiments[name].method, arm)
-            for name in self.active_experiments
-            for arm in self.experiments[name].arms.values()
-        ]
+        arms = [(entry.method, arm) for entry in self.experiments.values() for arm in entry.arms.values()]
         return all(method == "grpo" and arm.get("reward", self.grpo.reward) == self.grpo.reward for method, arm in arms)
 
     @property
@@ -226,10 +223,7 @@ class Study(Section):
         return own_claims(self.claims, self.experiments)
 
     def needed_selections(self, experiment: str) -> list[str]:
-        """The experiments whose winners must be known before a run of ``experiment`` can start, first to last.
-
-        A run depends on the selection file of the last one, which also has the others.
-        """
+        """The experiments whose winners must be known before a run of ``experiment`` can start, first to last."""
         before = self.experiments[experiment].builds_on
         return [*self.needed_selections(before), before] if before else []
 
@@ -274,9 +268,9 @@ class Study(Section):
         if name != MAIN:
             return {"train": train}
         evaluation = self.evaluation
-        asked = {f"evaluation.{key}": getattr(evaluation, key) for key in ("last_problems", "zero_shot_problems")}
+        evaluated = {f"evaluation.{key}": getattr(evaluation, key) for key in ("last_problems", "zero_shot_problems")}
         sampled = {"evaluation.best_of_n.problems": evaluation.best_of_n.problems} if evaluation.best_of_n.prompts else {}
-        return {"train": train, "validation": asked | sampled}
+        return {"train": train, "validation": evaluated | sampled}
 
     def check(self) -> None:
         """Check that names refer to something and that values of different sections fit together."""
@@ -292,24 +286,18 @@ class Study(Section):
                 shared = f"with engine.name transformers runs sample from the learner's model, in learner.{key} ({of_learner})"
                 raise UserError(f"engine.{key} ({of_engine}): {shared}. Set both to the same.")
         if self.evaluation.temperature == 0.0 and self.kl_in:
-            raise UserError(
-                f"evaluation.temperature: 0 draws no samples to estimate the KL of {self.kl_in[0]}. Set it above 0, or drop "
-                "`keep_steps`."
-            )
+            no_kl = f"0 draws no samples to estimate the KL of {self.kl_in[0]}"
+            raise UserError(f"evaluation.temperature: {no_kl}. Set it above 0, or drop `keep_steps`.")
         self._check_chain()
-        arms = [f"{name}/{arm}" for name in self.active_experiments for arm in self.experiments[name].arms]
+        arms = ["/".join(names) for names in self.arms]
         for name in self.evaluation.best_of_n.checkpoints:
             require_known("evaluation.best_of_n.checkpoints", "no arm", name, arms)
             if "last" not in self.checkpoints:
-                raise UserError(
-                    "evaluation.best_of_n.checkpoints: no run keeps its last checkpoint. Add last to `checkpoints`."
-                )
+                raise UserError("evaluation.best_of_n.checkpoints: no run keeps its last one. Add last to `checkpoints`.")
         for name in self.controls:
             require_known("controls", "no control", name, [*CONTROLS, BEST_PROMPT])
             if name in CONTROLS and f"{CONTROLS_IN}/{name}" not in arms:
-                raise UserError(
-                    f"controls: {name} has no arm in experiments.{CONTROLS_IN}; `grpo study use` adds it. Run that."
-                )
+                raise UserError(f"controls: {name} has no arm in experiments.{CONTROLS_IN}. `grpo study use` adds it.")
         for name in self.selection.pinned:
             require_known("selection.pinned", "no experiment", name, self.experiments)
             for arm in self.selection.pinned_arms(name):
@@ -317,26 +305,18 @@ class Study(Section):
         for name, experiment in self.experiments.items():
             for arm, values in experiment.arms.items():
                 self._check_arm(name, arm, values)
-            if experiment.one_stage:
-                self._check_one_stage(name)
+            wrong = {
+                "learner.processes above 1": self.learner.processes > 1,
+                "timed other than resources": experiment.timed not in (None, experiment.resources),
+                "an arm with start_from": any(arm.get("start_from") for arm in experiment.arms.values()),
+            }
+            if experiment.one_stage and (given := [what for what, is_given in wrong.items() if is_given]):
+                raise UserError(f"experiments.{name}.one_stage: not with {', '.join(given)}. Leave it out.")
         own_claims(self.claims, self.experiments)
         if self.evaluation.metric == "reward" and not self._one_reward():
-            raise UserError(
-                "evaluation.metric: reward compares runs of one reward, and here arms differ in it: choose answer_reward."
-            )
+            raise UserError("evaluation.metric: arms differ in their reward, so reward compares none: choose answer_reward.")
         self._check_resources()
         self.runs_table()
-
-    def _check_one_stage(self, name: str) -> None:
-        entry = self.experiments[name]
-        wrong = {
-            "learner.processes above 1": self.learner.processes > 1,
-            "timed other than resources": entry.timed not in (None, entry.resources),
-            "an arm with start_from": any(arm.get("start_from") for arm in entry.arms.values()),
-        }
-        if any(wrong.values()):
-            given = ", ".join(what for what, is_given in wrong.items() if is_given)
-            raise UserError(f"experiments.{name}.one_stage: not with {given}. Leave it out.")
 
     def _check_tasks(self) -> None:
         """Check that each task can be made, has a model, and is used with its own prompt formats."""
@@ -364,7 +344,7 @@ class Study(Section):
             where, on = f"experiments.{name}", experiment.builds_on
             check_name(where, "an experiment", name)
             table_of, _, which = name.rpartition("-")
-            if name in TAKEN or (which in OF_TABLES and table_of in self.experiments):
+            if name in RESERVED_NAMES or (which in RESERVED_SUFFIXES and table_of in self.experiments):
                 raise UserError(f"{where}: the pipeline has files of its own with this name. Choose another one.")
             require_known(f"{where}.resources", "no resources", experiment.resources, self.resources)
             if experiment.timed is not None:
@@ -382,15 +362,12 @@ class Study(Section):
             raise UserError("experiments: none has arms. Give one some.")
         for name in self.active_experiments:
             starts = (arm.get("start_from") for arm in self.experiments[name].arms.values())
-            for needed in self.needed_selections(name) + sorted({str(start).split("/")[0] for start in starts if start}):
+            chain = self.needed_selections(name)
+            for needed in chain + sorted({str(start).split("/")[0] for start in starts if start}):
                 if needed in self.left_out:
-                    alone = (
-                        f", or run {name} alone: experiments.{name}.builds_on: null (its runs start from the study's values)"
-                    )
-                    raise UserError(
-                        f"experiments.{needed}.arms: left out, but {name} builds on it. Leave {name} out too"
-                        f"{alone if needed in self.needed_selections(name) else ''}."
-                    )
+                    alone = f", or run it from the study's values: experiments.{name}.builds_on: null" * (needed in chain)
+                    left_out = f"experiments.{needed}.arms: left out, but {name} builds on it"
+                    raise UserError(f"{left_out}. Leave {name} out too{alone}.")
 
     def _check_arm(self, experiment: str, arm: str, values: dict[str, Any]) -> None:
         """Check that the arm's name can be a file name, that the method accepts its values, and that they fit the study."""
@@ -401,15 +378,14 @@ class Study(Section):
             if entry.builds_on is None:
                 raise UserError(f"{path}.{OFF_POLICY_RANK}: {experiment} builds on no sweep: set builds_on, or remove this.")
             if type(rank) is not int or not 1 <= rank <= few:
-                wrong = f"{rank!r} is not a whole number from 1 to selection.best_few ({few})"
-                raise UserError(f"{path}.{OFF_POLICY_RANK}: {wrong}.")
+                raise UserError(f"{path}.{OFF_POLICY_RANK}: {rank!r} is no whole number from 1 to selection.best_few ({few}).")
         config = apply_overrides(self.defaults(entry.method), values, path)
         self._check_formats(f"{path}: prompt", entry.task, [config.prompt])
         learner = self.for_task(entry.task).learner
         clashes = {"lora": learner.fully_shard and "fully_shard", "asynchronous": learner.processes > 1 and "processes"}
         for what, key in clashes.items():
             if key and getattr(config, what, None) is not None:
-                remedy = f"Leave that out, or leave {experiment} out (`experiments: {{without: [...]}}`)"
+                remedy = f"Leave that out, or {experiment} (`experiments: {{without: [...]}}`)"
                 raise UserError(f"{path}.{what}: not with learner.{key}. {remedy}.")
         if isinstance(config, GrpoConfig) and config.start_from is not None:
             what = "fine-tuning (see its keep_steps) keeps no checkpoint"
@@ -436,24 +412,17 @@ class Study(Section):
         pretrains = any(model.source == "pretrain" for model in self.models.values())
         on_cpu = {kind for kind, computes in (("model", pretrains), ("evaluate", self.engine.device == "cpu")) if computes}
         for experiment in (self.experiments[name] for name in self.active_experiments):
-            own = self.for_task(experiment.task)
-            if "cpu" in (own.engine.device, own.learner.device):
+            study = self.for_task(experiment.task)
+            if "cpu" in (study.engine.device, study.learner.device):
                 on_cpu |= {experiment.resources, experiment.timed or experiment.resources}
         for kind, resources in self.resources.items():
             if kind in on_cpu and resources.cpus < self.threads:
-                found = f"these stages compute on the CPU with {self.threads} threads"
-                raise UserError(f"resources.{kind}.cpus ({resources.cpus}): {found}: reserve as many, or lower `threads`.")
-
-
-# ------------------------------------------------------------------------------------------------------------- reading
+                threads = f"these stages compute on the CPU with {self.threads} threads"
+                raise UserError(f"resources.{kind}.cpus ({resources.cpus}): {threads}: reserve as many, or lower `threads`.")
 
 
 def load_study(path: Path = paths.PARAMS) -> Study:
-    """Read and validate a study: params.yaml, or a study file with the files that it extends.
-
-    Raises:
-        UserError: one line for each wrong key, with what was expected; or stages.yaml beside params.yaml is out of date.
-    """
+    """Read and validate a study: params.yaml with a current stages.yaml, or a study file with the files that it extends."""
     if path.name != paths.PARAMS.name:
         return validated(compose(path), path)
     study = validated(read_mapping(path), path)
@@ -462,15 +431,13 @@ def load_study(path: Path = paths.PARAMS) -> Study:
 
 
 def validated(values: dict[str, Any], path: Path) -> Study:
-    """Validate ``values`` as a study; messages name ``path``. Errors: see :func:`load_study`."""
+    """Validate ``values`` as a study; messages name ``path``."""
     folder = values.get("folder", STUDIES_FOLDER.as_posix())
     if isinstance(folder, str):
-        folders = [Path(one) for one in folder.split(os.pathsep)]  # `grpo run` has several
-        if not all(one.is_dir() for one in folders) and folder != STUDIES_FOLDER.as_posix():
-            raise UserError(
-                f"{path}: folder: no folder {folder}, which should have the study's own modules and data. Restore it, or run "
-                "`grpo study use FILE` with the study's file in its new place."
-            )
+        folders = [Path(place) for place in folder.split(os.pathsep)]  # `grpo run` has several
+        if not all(place.is_dir() for place in folders) and folder != STUDIES_FOLDER.as_posix():
+            remedy = "Restore it, or run `grpo study use FILE` with the study's file in its new place"
+            raise UserError(f"{path}: folder: no folder {folder} with the study's own modules and data. {remedy}.")
         if values.get("file") is not None and Path.cwd().is_relative_to(folders[0].resolve()):
             raise UserError(f"{path}: folder: {folder} contains the project, so its stages would depend on their own results.")
         with_package = [paths.shipped("studies")] if folder == STUDIES_FOLDER.as_posix() else []

@@ -16,18 +16,12 @@ from grpo.tasks.task import Share
 
 MAIN = "main"  # the task that is evaluated zero-shot; default task of experiments
 
-# --------------------------------------------------------------------------------------------------------------- model
-
-
 # cpu: runs of this (small) model sample and train on the CPU, whatever `engine` and `learner` say.
 Device = Literal["cpu"] | None
 
 
 class PretrainedHere(Section):
-    """A small model of Qwen2's architecture that the ``model`` stage pretrains on its task's documents.
-
-    ``documents`` is passed to the task: see :meth:`grpo.tasks.task.Task.documents`.
-    """
+    """A small model of Qwen2's architecture that the ``model`` stage pretrains on its task's documents."""
 
     source: Literal["pretrain"]
     hidden_size: PositiveInt
@@ -44,7 +38,7 @@ class PretrainedHere(Section):
     # One model for each seed of the study, so that intervals over runs also cover the base models. The zero-shot evaluation and
     # other stages without seeds take the first one.
     one_per_seed: Annotated[bool, OMIT] = False
-    documents: dict[str, Any] = Field(default_factory=dict)
+    documents: dict[str, Any] = Field(default_factory=dict)  # passed to :meth:`grpo.tasks.task.Task.documents`
     device: Device = None
 
     def check(self) -> None:
@@ -97,8 +91,6 @@ class WheelModel(Section):
 Elsewhere = Annotated[HubModel | LocalModel | WheelModel, Field(discriminator="source")]
 Model = Annotated[PretrainedHere | HubModel | LocalModel | WheelModel, Field(discriminator="source")]
 
-# ------------------------------------------------------------------------------------------------ examples to fine-tune on
-
 
 class SampledTraces(Section):
     """Solutions of the training questions, right and wrong, that a teacher samples through the study's engine."""
@@ -116,8 +108,6 @@ class SampledTraces(Section):
 
 
 SftDataset = Annotated[TaskTraces | JsonlTraces | HubTraces | SampledTraces, Field(discriminator="source")]
-
-# ------------------------------------------------------------------------------------------------- engine, learner, run
 
 
 class EngineSettings(Section):
@@ -165,7 +155,7 @@ class LearnerSettings(Section):
             "optimizer is adamw_8bit: set it to adamw": self.optimizer != "adamw",
         }
         if self.fully_shard and any(wrong.values()):
-            raise UserError(f"fully_shard: {'; '.join(text for text, found in wrong.items() if found)}")
+            raise UserError(f"fully_shard: {'; '.join(text for text, is_given in wrong.items() if is_given)}")
 
 
 class BestOfN(Section):
@@ -217,10 +207,8 @@ class Evaluation(Section):
         if self.last_problems < self.problems:
             raise UserError(f"last_problems ({self.last_problems}) must be at least problems ({self.problems}): raise it")
         if self.selection_problems >= self.last_problems:
-            none = (
-                f"selection_problems ({self.selection_problems}) leaves none of last_problems ({self.last_problems}) to judge"
-            )
-            raise UserError(f"{none}: lower it")
+            none = f"leaves none of last_problems ({self.last_problems}) to judge"
+            raise UserError(f"selection_problems ({self.selection_problems}) {none}: lower it")
         if self.temperature == 0.0 and (self.best_of_n.prompts or self.best_of_n.checkpoints):
             off = "set evaluation.best_of_n.prompts and checkpoints to []"
             raise UserError(f"temperature 0: all samples of best_of_n would be equal: {off}")
@@ -230,12 +218,9 @@ class Evaluation(Section):
 class EvaluationSteps:
     """The steps after which a run is evaluated, in order, always with 0 and the last one.
 
-    They are not listed, as a run that trains until a time limit may name billions of steps.
-
-    Attributes:
-        every: the study's ``evaluation.every``, for GRPO runs: a number of steps, or a list of first steps, followed by the
-            multiples of its last. Supervised fine-tuning uses ``evaluate_every``; expert iteration is evaluated after each of
-            its (long) steps.
+    They are not listed, as a run that trains until a time limit may name billions of steps. For GRPO runs ``every`` is the
+    study's ``evaluation.every``: a number of steps, or a list of first steps, followed by the multiples of its last. Supervised
+    fine-tuning uses ``evaluate_every``; expert iteration is evaluated after each of its (long) steps.
     """
 
     config: RunConfig
@@ -269,13 +254,10 @@ class EvaluationSteps:
 
 
 class Selection(Section):
-    """How an experiment's winner is chosen: by :func:`grpo.results.selection.result_of`, or pinned by hand.
+    """How an experiment's winner is chosen: by :func:`grpo.results.selection.result_of`, or pinned by hand."""
 
-    ``best_few`` is the number of off-policy arms of the broad sweep that the focused sweep continues. ``pinned`` names an
-    experiment's winner, or a list of arms: the winner, and the off-policy arms in the order that ``off_policy_rank`` counts.
-    """
-
-    best_few: PositiveInt = 2
+    best_few: PositiveInt = 2  # off-policy arms of the broad sweep that the focused sweep continues
+    # The winner of an experiment, or a list: the winner, and the off-policy arms in the order that `off_policy_rank` counts.
     pinned: dict[str, str | Annotated[list[str], Field(min_length=1)]] = Field(default_factory=dict)
 
     def pinned_arms(self, experiment: str) -> list[str]:
@@ -326,39 +308,26 @@ Method = Literal["grpo", "sft", "expert_iteration"]
 
 
 class Experiment(Section):
-    """An experiment compares arms of one method. An experiment without arms is left out of the study.
+    """An experiment compares arms of one method. An experiment without arms is left out of the study."""
 
-    Attributes:
-        title: title in the report; default: the experiment's name.
-        question: what it asks, in a sentence, for the report.
-        note: what a reader of its results must know, such as an arm that cannot differ by construction.
-        method: training method of its runs; also the section of params.yaml that its arms change.
-        task: entry of ``tasks`` that its runs are trained on.
-        builds_on: earlier experiment; runs start from the values of its winner and of all winners before it.
-        passes_on: what later experiments use: the ``winner``'s values, or only the ``ranking`` of the arms, from which an arm
-            with ``off_policy_rank: K`` takes the K-th best.
-        off_policy_only: whether the winner's values apply to off-policy configurations only.
-        seeds: how many of the study's seeds its arms get at most, from the first; null: all.
-        resources: entry of ``resources`` that a scheduler reserves for a run.
-        timed: entry of ``resources`` for the first seed of an arm, if the arms' seconds are compared: it must leave no room for
-            another stage. The other seeds report no seconds, unless ``resources`` is the same entry. null: no arm runs alone.
-        one_stage: train all arms and seeds one after another in one stage, as starting a process takes as long as a short run.
-        arms: by name the values that an arm changes, the handouts' default or the lowest rate first. Arms called
-            ``NAME-rate_X`` are one setting NAME at several learning rates: see :func:`setting_of`.
-    """
-
-    title: str = ""
-    question: str = ""
-    note: str = ""
-    method: Method = "grpo"
-    task: str = MAIN
-    builds_on: str | None = None
+    title: str = ""  # in the report; default: the experiment's name
+    question: str = ""  # what it asks, in a sentence, for the report
+    note: str = ""  # what a reader of its results must know, such as an arm that cannot differ by construction
+    method: Method = "grpo"  # training method of its runs; also the section of params.yaml that its arms change
+    task: str = MAIN  # entry of `tasks` that its runs are trained on
+    builds_on: str | None = None  # earlier experiment; runs start from the values of its winner and of all winners before it
+    # What later experiments use: the winner's values, or only the ranking, of which an arm with `off_policy_rank: K` takes the
+    # K-th best arm.
     passes_on: Literal["winner", "ranking"] = "winner"
-    off_policy_only: bool = False
-    seeds: Annotated[PositiveInt | None, OMIT] = None
-    resources: str = "train"
+    off_policy_only: bool = False  # whether the winner's values apply to off-policy configurations only
+    seeds: Annotated[PositiveInt | None, OMIT] = None  # number of the study's seeds, from the first; null: all
+    resources: str = "train"  # entry of `resources` that a scheduler reserves for a run
+    # Entry of `resources` for the first seed of an arm, if the arms' seconds are compared: it must leave no room for another
+    # stage. The other seeds report no seconds, unless `resources` is the same entry. null: no arm runs alone.
     timed: Annotated[str | None, OMIT] = None
-    one_stage: Annotated[bool, OMIT] = False
+    one_stage: Annotated[bool, OMIT] = False  # train all arms and seeds one after another in one stage, which starts once
+    # By name the values that an arm changes, the handouts' default or the lowest rate first. Arms called `NAME-rate_X` are one
+    # setting NAME at several learning rates: see :func:`setting_of`.
     arms: dict[str, dict[str, Any]]
 
 

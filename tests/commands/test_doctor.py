@@ -326,14 +326,14 @@ def test_adapters_are_counted_as_peft_makes_them_and_leave_room() -> None:
 def test_prompts_count_as_long_as_the_study_has_them(workdir: Path, byte_tokenizer: Any) -> None:
     """A tokenizer of bytes: as many tokens as the template with its question has letters."""
     study = study_named("math-first")
-    assert gpu_memory.prompt_lengths(study, "main", "question_only") == (200, False)
+    config = study.grpo.model_copy(update={"prompt": "question_only"})
+    assert gpu_memory.longest_prompt(study, "question_only") is None and gpu_memory.longest(study, config) == 200 + 1024
     template = study.task("main").formats["question_only"].template.replace("{question}", "")
     write_records(paths.train("main"), [Problem("a", "x" * 300, "1")])
     write_records(paths.validation("main"), [Problem("b", "x" * 400, "1")])
     byte_tokenizer.save_pretrained(paths.model("main"))
     write_json(paths.dataset_report("main"), {"task": "gsm8k"})  # left by another study
-    assert not gpu_memory.prompt_lengths(study, "main", "question_only").counted
+    assert gpu_memory.longest_prompt(study, "question_only") is None
     write_json(paths.dataset_report("main"), {"task": "math"})
-    assert gpu_memory.prompt_lengths(study, "main", "question_only") == (len(template) + 400, True)
-    config = study.grpo.model_copy(update={"prompt": "question_only"})
+    assert gpu_memory.longest_prompt(study, "question_only") == len(template) + 400
     assert gpu_memory.longest(study, config) == len(template) + 400 + 1024

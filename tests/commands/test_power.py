@@ -13,10 +13,10 @@ from scipy import stats
 from study_parts import ROOT, with_values
 
 from grpo.commands.estimate import plan
-from grpo.commands.power import OVER_PROBLEMS, power_table, precision, seen
+from grpo.commands.power import OVER_PROBLEMS, power_table, precision
 from grpo.common.files import write_json
 from grpo.results.pairs import Pairs, write_pairs
-from grpo.results.verdicts import DOES_NOT_HOLD, HOLDS, SAME, decide_by
+from grpo.results.verdicts import DOES_NOT_HOLD, HOLDS, SAME, decide_by, smallest_seen
 from grpo.study import paths
 from grpo.study.claims import AnyClaim
 from grpo.study.schema import Study
@@ -28,7 +28,7 @@ MANY = 1000
 @pytest.mark.parametrize(("sd", "seeds", "problems"), [(0.07, 5, 384), (0.02, 3, 64), (0.1, 15, 64)])
 def test_simulated_studies_find_the_stated_difference_and_rarely_err(sd: float, seeds: int, problems: int) -> None:
     """At the margin any decision is an error, at most 5%; at the stated distance from it 80% are found."""
-    rng, smallest = np.random.default_rng(1), seen((sd, 0.05), seeds, problems)
+    rng, smallest = np.random.default_rng(1), smallest_seen(*precision((sd, 0.05), seeds, problems))
 
     def verdicts(truth: float) -> list[str]:
         found = []
@@ -71,7 +71,8 @@ def test_the_plan_says_what_each_claim_can_see_and_where_only_one_answer_is_poss
     assert found["std-entropy"]["ratio"] and found["std-entropy"]["margin"] == pytest.approx(1.25)
     assert found["prompt"]["note"] == "by design" and found["prompt"]["problems"] == 128
     enough = found["std-normalization"]["seeds_for_margin"]
-    assert seen((0.07, OVER_PROBLEMS), enough, 384) <= 0.05 < seen((0.07, OVER_PROBLEMS), enough - 1, 384)
+    at, before = (smallest_seen(*precision((0.07, OVER_PROBLEMS), seeds, 384)) for seeds in (enough, enough - 1))
+    assert at <= 0.05 < before
     short = rows(with_values(mini_study, {"grpo.n_grpo_steps": 8, "seeds": [0]}))
     assert "only *not tested*: it is about step 48, and the runs take 8" in short["std-normalization"]["note"]
     assert "needs two seeds" in short["std-entropy"]["note"] and "borrow" not in short["std-entropy"]["note"]

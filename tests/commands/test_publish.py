@@ -20,8 +20,10 @@ from scipy.stats import binomtest
 from study_parts import Grpo, activate
 
 from grpo.common.files import read_json, write_json, write_text
+from grpo.common.yaml_file import to_yaml
 from grpo.study import paths
 from grpo.study.schema import load_study
+from grpo.study.stages import stages_of
 from grpo.study.training_inputs import task_inputs
 
 RUN, EQUAL = "grpo_learning_rate/3e-4/0", "grpo_baselines/reinforce_with_baseline/0"
@@ -36,7 +38,9 @@ def project(workdir: Path) -> Path:
     outcomes = [(np.arange(problems) < right).astype(float) for _, right, problems in RIGHT]
     made = run("3e-4", [*outcomes[:2], outcomes[2][:32]])
     made.validation.loc[2, "val/answer_reward"] = outcomes[2].mean()
-    made.config.update({"method": "grpo", "task": task_inputs(load_study(), "main")})
+    study = load_study()
+    write_text(paths.STAGES, to_yaml(stages_of(study)))
+    made.config.update({"method": "grpo", "task": task_inputs(study, "main")})
     store(replace(made, last=outcomes[2]))
     arm = {"experiment": "grpo_baselines", "arm": "reinforce_with_baseline", "config": made.config | {"same_as": RUN}}
     store(replace(made, last=outcomes[2], **arm))

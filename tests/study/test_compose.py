@@ -314,8 +314,8 @@ def test_a_task_that_only_experiments_left_out_are_about_is_left_out_too(project
         ("extends: mini\nexperiments: {without: [grpo_baselines]}\n", "experiments.grpo_baselines.arms: left out, but grpo_"),
         (
             "extends: mini\nexperiments: {only: [grpo_prompt_ablation]}\n",
-            "Leave grpo_prompt_ablation out too, or run grpo_prompt_ablation alone: "
-            "experiments.grpo_prompt_ablation.builds_on: null (its runs start from the study's values).",
+            "Leave grpo_prompt_ablation out too, or run it from the study's values: "
+            "experiments.grpo_prompt_ablation.builds_on: null.",
         ),
         (
             "extends: mini\nexperiments: {grpo_learning_rate: {arms: {3e-4: {learning_rate: 3e-4}}}}\n",

@@ -36,7 +36,7 @@ from study_parts import (
 
 from grpo.common.errors import UserError
 from grpo.common.files import write_text
-from grpo.common.yaml_file import parse_yaml
+from grpo.common.yaml_file import parse_yaml, to_yaml
 from grpo.study import paths
 from grpo.study import software as software_module
 from grpo.study.effective import effective_run
@@ -44,7 +44,7 @@ from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, Sft
 from grpo.study.schema import Study, load_study
 from grpo.study.settings import EvaluationSteps
 from grpo.study.software import PACKAGES, software
-from grpo.study.stages import write_stages
+from grpo.study.stages import stages_of, write_stages
 from grpo.training.run import run_identity
 
 START = f"{SFT}/all/last"
@@ -288,8 +288,8 @@ def test_the_first_seed_of_a_timed_arm_has_a_stage_and_resources_of_its_own(work
     with pytest.raises(UserError, match=r"seeds: 9 is not among grpo_baselines's \[7, 8\]"):
         effective_run(study, "grpo_baselines", "reinforce_with_baseline", 9, [])
     # Who looks for the stage of a run finds the one in the table.
-    values = study.model_dump(mode="json", exclude={"runs"})
-    write_text(workdir / "params.yaml", json.dumps(values))
+    assert paths.stage_of_run("grpo_lora/full/8") == "train@grpo_lora-full-8"  # without a stages.yaml
+    write_text(workdir / "stages.yaml", to_yaml(stages_of(study)))
     stages = {f"train@{key}" for key in rows}
     runs = [
         (name, arm, seed)

@@ -33,7 +33,7 @@ from study_parts import (
 
 from grpo.common.errors import UserError
 from grpo.common.imports import call_with
-from grpo.study.schema import OF_TABLES, TAKEN
+from grpo.study.schema import RESERVED_NAMES, RESERVED_SUFFIXES
 
 LONG = "a" * 300
 NO_FILE_NAMES = ("", "..", "../../evil", "/etc/evil", "a/", "a\nb", "a\0b")
@@ -56,7 +56,7 @@ two_processes = all_of(
     *(put(f"experiments.{name}.one_stage", False) for name in EXPERIMENTS),
 )
 NO_FACTOR = ".learning_rate_times: expected a number above 0, and no learning_rate beside it, but it is"
-NO_RANK = "is not a whole number from 1 to selection.best_few (2)"
+NO_RANK = "is no whole number from 1 to selection.best_few (2)"
 ON_GPU = put("learner.device", "cuda:0")
 # The edit, and how the message begins after the file's name.
 MISTAKES: list[tuple[Edit, str]] = [
@@ -114,14 +114,14 @@ MISTAKES: list[tuple[Edit, str]] = [
     (put("experiments.grpo_lora.timed", "no_such"), "experiments.grpo_lora.timed: no resources 'no_such' (known: small, "),
     (put("selection.pinned", {"x": "y"}), "selection.pinned: no experiment 'x' (known: "),
     (put("selection.pinned", {"grpo_lora": "y"}), "selection.pinned.grpo_lora: no arm 'y' (known: "),
-    (put("selection.best_few", 1), f"experiments.{FOCUSED}.arms.best_2.off_policy_rank: 2 is not a whole number from 1"),
+    (put("selection.best_few", 1), f"experiments.{FOCUSED}.arms.best_2.off_policy_rank: 2 is no whole number from 1"),
     # Problems of the last evaluation, and of those that select
     (evaluated_on(9, 8, 4), "evaluation: last_problems (8) must be at least problems (9): raise it."),
     (evaluated_on(8, 8, 8), "evaluation: selection_problems (8) leaves none of last_problems (8) to judge: lower it."),
     (put("evaluation.temperature", 0), "evaluation: temperature 0: all samples of best_of_n would be equal"),
     (
         all_of(put("evaluation.metric", "reward"), new_arm("grpo_baselines", reward="json:dumps")),
-        "evaluation.metric: reward compares runs of one reward, and here arms differ in it: choose answer_reward.",
+        "evaluation.metric: arms differ in their reward, so reward compares none: choose answer_reward.",
     ),
     # Hardware
     (put("learner.dtype", "bfloat16"), "engine.dtype (float32): with engine.name transformers runs sample from the"),
@@ -158,7 +158,11 @@ MISTAKES: list[tuple[Edit, str]] = [
 MISTAKES_OF_ARMS: list[tuple[str, dict[str, Any], str]] = [
     (SFT, {"start_from": f"{SFT}/all/last"}, ": start_from: unknown key. Check its spelling and its place"),
     ("grpo_lora", {"group_sizes": 8}, ": group_sizes: unknown key. Did you mean group_size?"),
-    ("grpo_lora", {"beta": 0.1}, ": beta: unknown key. Here: grpo.kl_coefficient."),  # TRL's name
+    (
+        "grpo_lora",
+        {"beta": 0.1},
+        ": beta: unknown key. Check its spelling and its place",
+    ),
     ("grpo_learning_rate", {"ei_batch_size": 64}, ": ei_batch_size: unknown key"),
     ("grpo_lora", {"prompt": "keyword"}, ": prompt: the task main has no format 'keyword'"),
     (KEYWORD, {}, ": prompt: the task keyword has no format 'r1_zero'"),
@@ -234,7 +238,8 @@ def test_a_start_is_one_of_the_checkpoints_that_are_kept(kept: list[str], of_all
 def test_no_experiment_has_the_name_of_a_file_that_the_report_writes_beside_those_of_experiments() -> None:
     beside = {"figures": "svg", "timing": "svg", "tables": "md", "metrics": "json"}
     found = {path.stem for folder, ending in beside.items() for path in (ROOT / "reports" / folder).glob(f"*.{ending}")}
-    assert found - {name + ending for name in EXPERIMENTS for ending in ("", *(f"-{which}" for which in OF_TABLES))} <= TAKEN
+    own = {name + ending for name in EXPERIMENTS for ending in ("", *(f"-{which}" for which in RESERVED_SUFFIXES))}
+    assert found - own <= RESERVED_NAMES
 
 
 def test_several_mistakes_are_all_told() -> None:

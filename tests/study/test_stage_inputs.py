@@ -39,7 +39,6 @@ from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths
 from grpo.study.schema import Study, load_study
 from grpo.study.software import CONSTRAINTS, PROJECT, VLLM_ON_CPU
-from grpo.study.stage_inputs import unchanged_inputs
 from grpo.study.training_inputs import (
     ROOMS,
     code_of_modules,
@@ -48,6 +47,7 @@ from grpo.study.training_inputs import (
     require_recorded_inputs,
     shared_settings,
     task_inputs,
+    unchanged_inputs,
     write_training_inputs,
 )
 from grpo.tasks.keyword_inclusion import Keyword

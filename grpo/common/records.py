@@ -47,7 +47,7 @@ TOOL_CALL = ("<tool_call>", "</tool_call>")  # around the JSON of a call, unless
 
 @dataclass(frozen=True)
 class Episode:
-    """What happened in an episode of several turns (:mod:`grpo.evaluation.episodes`).
+    """What happened in an episode of several turns (:mod:`grpo.rollout.sampling`).
 
     Attributes:
         messages: role and text of each message after the prompt: ``assistant``, what the policy wrote; ``tool`` or ``user``,

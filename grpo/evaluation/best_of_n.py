@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from grpo.common.files import atomic_folder, note_that_off, read_jsonl, write_json, write_text
 from grpo.common.process import start_threads
 from grpo.common.records import Problem, Rollout, read_problems
-from grpo.evaluation.episodes import transcript
 from grpo.evaluation.evaluator import CheckpointEvaluator, stage_run
 from grpo.evaluation.kl import Start, kept_checkpoints, metadata_of, own_checkpoints
 from grpo.results.intervals import difference_of, mean_of
 from grpo.results.statistics import mean_over_problems
+from grpo.rollout.sampling import transcript
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN, BestOfN

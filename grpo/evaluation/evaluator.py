@@ -14,25 +14,18 @@ from grpo.common.files import atomic_folder, files_digest, require_writable, wri
 from grpo.common.process import start_threads
 from grpo.common.records import Problem, Rollout, read_problems
 from grpo.common.safe_text import MARKDOWN
-from grpo.evaluation.episodes import episode_measures, transcript
-from grpo.evaluation.evaluate import (
-    Sampler,
-    category,
-    count_categories,
-    evaluate,
-    evaluation_sampling,
-    score_of,
-    summarize,
-)
+from grpo.evaluation.evaluate import category, count_categories, evaluate, evaluation_sampling, summarize
 from grpo.models import require_checkpoint
 from grpo.models.checkpoint import load_model, load_tokenizer
 from grpo.results.statistics import wilson_interval
 from grpo.rollout.make_engine import Checkpoint, make_engine
+from grpo.rollout.sampling import Sampler, episode_measures, transcript
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN
 from grpo.tasks.build import longest_prompt, within
 from grpo.tasks.dataset import entry_of_file
+from grpo.tasks.rewards import score_of
 from grpo.tasks.task import find_format
 from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_study import study_params, study_state, study_tags

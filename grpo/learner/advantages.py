@@ -83,14 +83,11 @@ A reward is NaN where the reward function abstains; whatever is returned for it,
 
 
 def own_advantages(path: str, options: Mapping[str, Any], rewards: Tensor, lengths: Tensor) -> Tensor:
-    """Compute advantages with a function of the user's own.
+    """Compute advantages (groups * group_size,) in float32 with a function of the user's own.
 
     Args:
         path: MODULE:NAME of an :data:`Advantage`.
         rewards, lengths: (groups, group_size), float64.
-
-    Returns:
-        advantages (groups * group_size,), in float32.
 
     Raises:
         UserError: there is no such function, it has no such options, or it does not return a finite number for each response.
@@ -120,8 +117,8 @@ def reward_statistics(scores: Sequence[dict[str, float]], advantages: Tensor, gr
     """Compute reward statistics of scored responses.
 
     Args:
-        scores: ``reward``, ``format_reward`` and ``answer_reward`` of each response. A reward NaN does not count; without any
-            other, the statistics are NaN.
+        scores: ``reward``, ``format_reward`` and ``answer_reward`` of each. A reward NaN does not count; without any other, the
+            statistics are NaN.
         advantages: (n_groups * group_size,), those of a group side by side.
 
     Returns:

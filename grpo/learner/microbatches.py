@@ -112,10 +112,7 @@ def of_members(tensors: Mapping[str, Tensor], micro: Microbatch) -> dict[str, Te
 def packed_microbatches(
     model: Any, texts: Texts, max_tokens: int, temperature: float = 1.0, world: World = ALONE
 ) -> Iterator[Microbatch]:
-    """Compute packed rows of at most ``max_tokens`` one after the other, so that activations of one are freed before the next.
-
-    The processes of ``world`` share the rows.
-    """
+    """Compute the process's packed rows of at most ``max_tokens`` one by one, so that activations are freed before the next."""
     for segments, counts in shares(model, fill_rows(texts.prompts, texts.responses, max_tokens), world):
         row = pack(segments, *texts)
         yield from _if_it_counts(_predicted(model, row.inputs(model.device), row.predictions, temperature), counts)
@@ -182,12 +179,10 @@ def neighbours(count: int, size: int) -> list[list[int]]:
 def of_like_length(prompts: Ids, responses: Ids, max_tokens: int) -> list[list[int]]:
     """Split the positions of a batch, longest texts first, into parts with at most ``max_tokens`` tokens after padding.
 
-    Texts of similar length need little padding. A response without tokens is left out; a text longer than ``max_tokens`` is a
-    part of its own.
+    Texts of similar length need little padding. A response without tokens is left out; a longer text is a part of its own.
     """
     lengths = {i: len(prompts[i]) + len(response) - 1 for i, response in enumerate(responses) if len(response)}
-    waiting = sorted(lengths, key=lambda i: -lengths[i])
-    parts = []
+    waiting, parts = sorted(lengths, key=lambda i: -lengths[i]), []
     while waiting:
         count = max(1, max_tokens // lengths[waiting[0]])
         parts.append(waiting[:count])
@@ -206,7 +201,8 @@ def _predicted(model: Any, inputs: dict[str, Any], predictions: Predictions, tem
         computed = log_probs_of(logits, labels, temperature)
     longest = max(lengths)
     mask = torch.arange(longest, device=device) < torch.tensor(lengths).to(device, non_blocking=True)[:, None]
-    tokens = _ranges([row * longest for row in range(len(lengths))], lengths).to(device, non_blocking=True)
+    rows = [torch.arange(row * longest, row * longest + length) for row, length in enumerate(lengths)]
+    tokens = torch.cat(rows).to(device, non_blocking=True)
     log_probs, entropy = (x.new_zeros(mask.numel()).index_copy(0, tokens, x).view(mask.shape) for x in computed)
     return Microbatch(predictions.members, log_probs, mask, entropy, tokens)
 
@@ -218,8 +214,3 @@ def _by_linear_head(
     states = model.base_model(**inputs, use_cache=False).last_hidden_state
     hidden = states.flatten(0, 1).index_select(0, placed)
     return chunked_log_probs(hidden, model.get_output_embeddings().weight, labels, temperature)
-
-
-def _ranges(starts: Sequence[int], lengths: Sequence[int]) -> Tensor:
-    """Concatenate the ranges start, ..., start + length - 1."""
-    return torch.cat([torch.arange(start, start + n) for start, n in zip(starts, lengths, strict=True)])

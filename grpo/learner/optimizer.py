@@ -47,16 +47,10 @@ class Optimizer:
 
     Args:
         model: its parameters with ``requires_grad`` are trained.
-        name: ``adamw``, or ``adamw_8bit``, whose two moments take one byte per weight instead of four.
-        weight_decay: share of each weight that a step subtracts, times the learning rate.
-        betas: decay of the two moments.
-        epsilon: added to the root of the second moment.
+        name: ``adamw``, or ``adamw_8bit``, whose two moments take one byte per weight instead of four; it needs bitsandbytes.
 
     Attributes:
         scale: the loss scale; None unless the model computes in float16.
-
-    Raises:
-        UserError: adamw_8bit without bitsandbytes.
     """
 
     def __init__(
@@ -104,11 +98,7 @@ class Optimizer:
         return norm, self.finish(norm, loss)
 
     def clip(self, max_norm: float) -> Tensor:
-        """Divide the gradients by the scale, and clip their norm.
-
-        Returns:
-            the norm before clipping, a scalar on the device, without a synchronization.
-        """
+        """Divide the gradients by the scale, and clip their norm; return the norm before, a scalar still on the device."""
         gradients = self.gradients()
         if self.scale is not None:
             torch._foreach_mul_(gradients, 1 / self.scale.value)
@@ -117,11 +107,8 @@ class Optimizer:
     def finish(self, norm: float, loss: float) -> bool:
         """Take the step, and free the gradients, which would take memory from the engine until the next update.
 
-        A step whose loss or gradient norm is not finite would destroy the weights, so it is skipped. If only the norm is not
-        finite, the gradient may have overflowed in float16, and the scale halves.
-
-        Returns:
-            whether the step was taken.
+        A step whose loss or gradient norm is not finite would destroy the weights, so it is skipped, and False returned. If only
+        the norm is not finite, the gradient may have overflowed in float16, and the scale halves.
         """
         if self.scale is not None and math.isfinite(loss):
             self.scale.follow(math.isfinite(norm))

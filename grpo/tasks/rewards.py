@@ -11,18 +11,22 @@ import reprlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 from itertools import groupby
 from typing import Any
 
 from grpo.common.errors import UserError, own_errors
 from grpo.common.imports import import_object
-from grpo.common.records import Completion, Problem, is_number
+from grpo.common.records import Completion, Problem, Rollout, is_number
 from grpo.grader.extract import boxed_answer
 from grpo.grader.process import grade_batch, is_equal
 from grpo.grader.unevaluated import counts_as_answer
 from grpo.tasks.formats import tagged_answer
-from grpo.tasks.task import OWN_REWARDS, SHIPPED_REWARDS, ScoredBatch, rewards
+from grpo.tasks.task import OWN_REWARDS, SHIPPED_REWARDS, ScoredBatch, Task, find_format, rewards
 from grpo.tasks.threads import finished
+
+Score = Callable[[Sequence[Rollout]], ScoredBatch]
+"""Gives the rewards of a batch of rollouts."""
 
 SingleTruth = str | int | float | Fraction
 GroundTruth = SingleTruth | Sequence[SingleTruth]
@@ -91,6 +95,43 @@ def find_reward(path: str, columns: Sequence[str] = ()) -> Callable[..., Any]:
             "and end with `**columns` for the others."
         ) from None
     return own_errors(f"reward: {path}")(reward)
+
+
+def score_by_task(task: Task, prompt: str, rollouts: Sequence[Rollout]) -> ScoredBatch:
+    """Score rollouts with a task, in one of its formats (:meth:`Task.score`), or by their environments."""
+    scored = task.score(prompt, [r.problem for r in rollouts], [r.completion.text for r in rollouts])
+    for place, episode in enumerate(rollout.completion.episode for rollout in rollouts):
+        if episode is not None and episode.reward is not None:
+            scored.rewards[place], scored.out_of_time[place] = rewards(True, episode.reward), False
+    return scored
+
+
+def score_of(task: Task, prompt: str, reward: str | Mapping[str, float] | None = None, seed: int = 0) -> Score:
+    """The score function of rollouts: their task's, with ``reward`` by the study's own reward functions if it has some.
+
+    Args:
+        reward: as in :func:`apply_reward`.
+        seed: of ``random_reward``.
+    """
+    by_task = partial(score_by_task, task, prompt)
+    return by_task if reward is None else partial(_score_by_own_reward, reward, seed, task, prompt)
+
+
+def _score_by_own_reward(
+    reward: str | Mapping[str, float], seed: int, task: Task, prompt: str, rollouts: Sequence[Rollout]
+) -> ScoredBatch:
+    format, named = find_format(task, prompt), [reward] if isinstance(reward, str) else reward
+    prompts = [format.prompt_of(rollout.problem) for rollout in rollouts]
+    completions, problems = [r.completion for r in rollouts], [r.problem for r in rollouts]
+    scored = score_by_task(task, prompt, rollouts)
+    controls = {
+        "random_reward": lambda: random_rewards(seed, problems, completions),
+        "majority_reward": lambda: majority_rewards(problems, [format.read(one.text) for one in completions]),
+    }
+    for name in controls.keys() & set(named):
+        for own, value in zip(scored.rewards, controls[name](), strict=True):
+            own[name] = value
+    return apply_reward(reward, prompts, completions, problems, scored, task.reward_columns)
 
 
 def apply_reward(

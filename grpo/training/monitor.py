@@ -15,18 +15,11 @@ from tqdm import tqdm
 from grpo.common.errors import UserError
 from grpo.common.files import write_text
 from grpo.common.records import Problem, Rollout
-from grpo.evaluation.episodes import episode_measures, transcript
-from grpo.evaluation.evaluate import (
-    Sampler,
-    evaluate,
-    evaluation_sampling,
-    lengths_by_outcome,
-    log_generations,
-    summarize,
-)
-from grpo.learner.mismatch import mismatch
+from grpo.evaluation.evaluate import evaluate, evaluation_sampling, lengths_by_outcome, log_generations, summarize
+from grpo.learner.losses import mismatch
 from grpo.results.statistics import interval_of_mean
 from grpo.rollout.engine import SamplingParams
+from grpo.rollout.sampling import Sampler, episode_measures, transcript
 from grpo.study.methods import SamplingConfig
 from grpo.study.schema import Study
 from grpo.study.settings import Divergence, EvaluationSteps, Score

@@ -10,13 +10,13 @@ import torch
 
 from grpo.common.records import Problem, Rollout
 from grpo.common.world import ALONE, World
-from grpo.evaluation.episodes import episode_measures
-from grpo.evaluation.evaluate import Sampler, Score, sample_rollouts, score_rollouts, summarize
+from grpo.evaluation.evaluate import summarize
 from grpo.learner.advantages import are_equal, normalize_within_groups, own_advantages, reward_statistics
 from grpo.learner.learner import Learner
 from grpo.rollout.engine import SamplingParams, derive_seed
+from grpo.rollout.sampling import Sampler, episode_measures, sample_rollouts, score_rollouts
 from grpo.study.methods import GrpoConfig, SamplingConfig, TrainingConfig
-from grpo.tasks.rewards import soft_overlong_punishment
+from grpo.tasks.rewards import Score, soft_overlong_punishment
 from grpo.tasks.task import Format, Task
 from grpo.tracking.run_log import RunLog
 from grpo.training.data import items_of_step, other_problems

@@ -13,16 +13,16 @@ from grpo.common.files import write_json
 from grpo.common.imports import require_extra
 from grpo.common.process import start_threads
 from grpo.common.world import init_world, stop_after_the_step
-from grpo.evaluation.episodes import encode_answers
-from grpo.evaluation.evaluate import Sampler, score_of
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.lora import add_adapters
 from grpo.models.sharding import whole_model
 from grpo.rollout.make_engine import Checkpoint, make_engine
+from grpo.rollout.sampling import Sampler, encode_answers
 from grpo.study.effective import EffectiveRun
 from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, SamplingConfig, SftConfig
 from grpo.study.schema import Study
+from grpo.tasks.rewards import score_of
 from grpo.tasks.task import Format, find_format
 from grpo.tracking.run_log import Outputs, RunLog, now
 from grpo.training.data import RunData

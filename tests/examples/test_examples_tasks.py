@@ -20,15 +20,17 @@ from study_parts import ROOT, one_arm_of, study_named, with_values
 from grpo.common.errors import UserError
 from grpo.common.imports import import_object
 from grpo.common.records import Completion, Problem, Rollout, read_problems
-from grpo.evaluation.evaluate import Sampler, evaluate, score_of
+from grpo.evaluation.evaluate import evaluate
 from grpo.models.tokenizer import train_tokenizer
 from grpo.rollout.engine import SamplingParams
+from grpo.rollout.sampling import Sampler
 from grpo.study.effective import effective_run
 from grpo.study.schema import load_study
 from grpo.study.software import packages
 from grpo.study.training_inputs import task_inputs
 from grpo.tasks import formats
 from grpo.tasks.environment import Environment
+from grpo.tasks.rewards import score_of
 from grpo.tasks.task import Format, Split, Task, make_task
 
 

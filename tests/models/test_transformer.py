@@ -19,8 +19,8 @@ from training_parts import scored
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from grpo.common.errors import UserError
-from grpo.learner.kl import estimate_kl
 from grpo.learner.learner import Learner
+from grpo.learner.losses import estimate_kl
 from grpo.models.checkpoint import compile_layers, load_model, save_checkpoint
 from grpo.models.hugging_face import SHARED_PROMPT
 from grpo.models.prefix_attention import KeyValueCache

@@ -16,12 +16,12 @@ import torch
 
 from grpo.common.process import peak_mb, reset_peak
 from grpo.common.records import Completion, Rollout
-from grpo.evaluation.evaluate import Sampler
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import named_as_saved
 from grpo.models.lora import without_adapters
 from grpo.models.sharding import weights_of
 from grpo.rollout.engine import Draw, SamplingParams
+from grpo.rollout.sampling import Sampler
 from grpo.study.methods import GrpoConfig
 from grpo.training.state import copy_to_cpu, write_durably
 from grpo.training.step import RunSetup, Updates, sample, score, train_on

@@ -18,12 +18,12 @@ from ray.experimental.collective import create_collective_group, destroy_collect
 
 from grpo.common.errors import ActorLost, UserError, reason
 from grpo.common.process import fix_cpu_kernels, start_threads
-from grpo.evaluation.evaluate import Sampler
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.lora import add_adapters
 from grpo.rollout.engine import Engine
 from grpo.rollout.make_engine import Checkpoint, make_engine
+from grpo.rollout.sampling import Sampler
 from grpo.study.effective import EffectiveRun
 from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study

@@ -73,8 +73,12 @@ def response_weights(
             divisor = lengths.view(-1, microbatch_size).amax(dim=1).clamp(min=1.0).repeat_interleave(microbatch_size)
         case "token_mean" if len(lengths) == n_sequences:
             return torch.full_like(lengths, 1.0) / lengths.sum().clamp(min=1.0)
+        case "masked_normalize":
+            raise ValueError("masked_normalize needs constant_normalizer")
+        case "token_mean":
+            raise ValueError(f"token_mean needs all {n_sequences} lengths of the optimizer batch, not {len(lengths)}")
         case _:
-            raise ValueError(f"length normalization {length_normalization!r}: unknown, or without its constant or all lengths")
+            raise ValueError(f"unknown length normalization {length_normalization!r}")
     return 1.0 / divisor / n_sequences
 
 

@@ -107,8 +107,8 @@ class Optimizer:
     def finish(self, norm: float, loss: float) -> bool:
         """Take the step, and free the gradients, which would take memory from the engine until the next update.
 
-        A step whose loss or gradient norm is not finite would destroy the weights, so it is skipped, and False returned. If only
-        the norm is not finite, the gradient may have overflowed in float16, and the scale halves.
+        A step whose loss or gradient norm is not finite would destroy the weights, so it is skipped, and False returned. If
+        only the norm is not finite, the gradient may have overflowed in float16, and the scale halves.
         """
         if self.scale is not None and math.isfinite(loss):
             self.scale.follow(math.isfinite(norm))

@@ -37,12 +37,7 @@ RISEN = 0.1  # a best reward so far above the start is no chance of 100 problems
 
 
 class Evaluated(NamedTuple):
-    """Result of one evaluation.
-
-    Attributes:
-        rollouts: one for each problem.
-        generations: records of the first GENERATIONS rollouts (:func:`grpo.evaluation.evaluate.log_generations`).
-    """
+    """Rollouts, one for each problem; records of the first GENERATIONS of them (:func:`log_generations`); and metrics."""
 
     rollouts: list[Rollout]
     generations: list[dict[str, Any]]
@@ -66,8 +61,7 @@ class Monitor:
         updates: optimizer steps so far.
         outcomes, samples: lines of outcomes.jsonl and rollouts.jsonl.
         entropies: see :func:`divergence`.
-        skipped: the latest consecutive optimizer steps without a finite gradient.
-        skipped_in_all: all such steps of the run.
+        skipped, skipped_in_all: optimizer steps without a finite gradient: the latest in a row, and all.
         diverged_step, diverged_reason, time_limit_step: when and why the run ended early.
     """
 
@@ -111,7 +105,7 @@ class Monitor:
             whether the run ends here: at its last step, at its time limit, or because it has diverged.
 
         Raises:
-            UserError: the engine does not sample with the learner's weights (:func:`require_agreement`).
+            UserError: the engine does not sample with the learner's weights.
         """
         self.bar.update(step - self.bar.n)
         self.count(updates)
@@ -134,7 +128,6 @@ class Monitor:
 
     @property
     def last_problems(self) -> Sequence[Problem]:
-        """The problems of the last evaluation."""
         return self.problems[: self.study.evaluation.last_problems]
 
     def evaluate(self, step: int, last: bool = False) -> Evaluated:
@@ -223,7 +216,6 @@ class Monitor:
         return metrics
 
     def state(self) -> dict[str, Any]:
-        """The counts, outcomes and samples so far; the log holds the evaluations."""
         return {name: getattr(self, name) for name in self.STATE}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -298,20 +290,13 @@ def divergence(
 
 
 def require_agreement(study: Study, learner: Any, rollouts: Sequence[Rollout]) -> None:
-    """Compare the engine's log-probs of validation responses with the learner's.
+    """Refuse a run whose engine and learner disagree about the log-probs of its first validation responses, with a UserError.
 
     An engine that cannot take a model's weights, or computes its architecture otherwise, may go on without an error, and the
-    run would train on another policy's responses.
+    run would train on another policy's responses. The mean difference must not be far beyond rounding.
 
     A temperature below 1 enlarges differences of logits. ``top_p`` raises the engine's log-probs by at most -log(top_p), as the
     tokens that it keeps have at least this probability.
-
-    Args:
-        learner: a :class:`grpo.learner.learner.Learner`, or a remote one.
-        rollouts: sampled by ``study.evaluation`` with the learner's current weights.
-
-    Raises:
-        UserError: the mean difference is far beyond rounding, or not a number.
     """
     sampling, temperature = study.evaluation, study.evaluation.temperature or 1.0
     compared = rollouts[:: max(1, len(rollouts) // COMPARED)][:COMPARED]

@@ -33,7 +33,9 @@ def train_grpo_asynchronously(ctx: RunContext[GrpoConfig, RemoteLearner]) -> Non
     requested: deque[Future[ScoredRollouts]] = deque()  # the batch of the next step first
     if ctx.saved.step:
         buffer.restore(ctx.saved.loop["buffer"])
-        requested += map(finished, ctx.saved.loop["arrived"])
+        for arrived in ctx.saved.loop["arrived"]:
+            requested.append(Future())
+            requested[-1].set_result(arrived)
 
     def state() -> dict[str, Any]:
         return {"buffer": buffer.state(), "arrived": [batch.result(STUCK_AFTER_S) for batch in islice(requested, lag)]}
@@ -62,10 +64,3 @@ def train_grpo_asynchronously(ctx: RunContext[GrpoConfig, RemoteLearner]) -> Non
         log.step(step, updates, metrics, response_tokens(rollouts), times)
         if over:
             break
-
-
-def finished(rollouts: ScoredRollouts) -> Future[ScoredRollouts]:
-    """Wrap a batch that arrived before the run was resumed."""
-    batch: Future[ScoredRollouts] = Future()
-    batch.set_result(rollouts)
-    return batch

@@ -70,7 +70,6 @@ class RemoteLearner:
         return result_of(self.actor.token_entropies.remote(rollouts))  # type: ignore[no-any-return]
 
     def save(self, folder: Path) -> None:
-        """Save the policy as a checkpoint."""
         result_of(self.actor.save.remote(folder.absolute()))
 
 
@@ -82,7 +81,6 @@ class RolloutPipeline:
     Args:
         learner: gives the starting weights. A generator that takes them as saved (vLLM) loads them too, which shows before
             training whether it can.
-        context: see :class:`grpo.rollout.engine.Engine`.
     """
 
     def __init__(self, generator: Any, scorer: Any, learner: RemoteLearner, context: int | None):

@@ -45,9 +45,7 @@ def start_actors(
     learner_resources: dict[str, float],
     transport: str | None = None,
 ) -> Iterator[tuple[RolloutPipeline, RemoteLearner]]:
-    """Start Ray and the three actors; the actors end with the block.
-
-    Ray itself stays for the next run of this process.
+    """Start Ray and the three actors; the actors end with the block, and Ray stays for the next run of this process.
 
     Args:
         transport: see :class:`grpo.training.asynchronous.remote.RemoteLearner`; tested with ``gloo`` only.

@@ -82,11 +82,7 @@ class Comparison(ctypes.Structure):
 
 
 def call(function: Any, *arguments: int | bytes | ctypes.Array[Any] | None) -> int:
-    """Call a function of a C library, with whole numbers as C's long.
-
-    Raises:
-        OSError: it returned a negative number.
-    """
+    """Call a function of a C library, with whole numbers as C's long. Raises OSError if it returned a negative number."""
     result: int = function(*(ctypes.c_long(one) if isinstance(one, int) else one for one in arguments))
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -96,8 +92,7 @@ def call(function: Any, *arguments: int | bytes | ctypes.Array[Any] | None) -> i
 def refuse_system_calls() -> None:
     """Block all system calls but the allowed ones, permanently.
 
-    Raises:
-        OSError: libseccomp is missing, or the kernel has no filters.
+    Raises OSError: libseccomp is missing, or the kernel has no filters.
     """
     seccomp = ctypes.CDLL("libseccomp.so.2", use_errno=True)
     seccomp.seccomp_init.restype = ctypes.c_void_p

@@ -18,11 +18,7 @@ from grpo.tasks.task import Format
 
 SEQUENCES_PER_CHUNK = 1024  # of one call of the engine; results depend on it, because each chunk has its own seed
 
-CATEGORIES = {
-    "format 1, answer 1": (1.0, 1.0),
-    "format 1, answer 0": (1.0, 0.0),
-    "format 0, answer 0": (0.0, 0.0),
-}
+CATEGORIES = {"format 1, answer 1": (1.0, 1.0), "format 1, answer 0": (1.0, 0.0), "format 0, answer 0": (0.0, 0.0)}
 OTHER = "other rewards"  # partial rewards, of a task or reward function that gives them
 
 
@@ -32,20 +28,12 @@ def evaluation_sampling(evaluation: Evaluation, format: Format) -> SamplingParam
 
 
 def evaluate(
-    sampler: Sampler,
-    problems: Sequence[Problem],
-    params: SamplingParams,
-    seed: int,
-    n: int = 1,
-    progress: bool = False,
+    sampler: Sampler, problems: Sequence[Problem], params: SamplingParams, seed: int, n: int = 1, progress: bool = False
 ) -> list[list[Rollout]]:
     """Sample and score ``n`` completions of each problem, chunk by chunk.
 
-    Args:
-        progress: show a progress bar if there are several chunks.
-
-    Returns:
-        a list of ``n`` rollouts for each problem, in the order of ``problems``, in all processes.
+    ``progress``: show a progress bar if there are several chunks. Returns a list of ``n`` rollouts for each problem, in the
+    order of ``problems``, in all processes.
     """
     size = max(1, SEQUENCES_PER_CHUNK // n)
     starts = range(0, len(problems), size)

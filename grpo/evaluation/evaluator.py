@@ -36,12 +36,11 @@ EXAMPLES_OF_EACH = 10
 class CheckpointEvaluator:
     """Evaluator of a checkpoint, loaded once and sampled in several formats of a task.
 
+    Raises UserError if the folder holds no checkpoint.
+
     Args:
         task: name of the task in the study.
         limit: key of params.yaml that limits the response length, for messages.
-
-    Raises:
-        UserError: the folder holds no checkpoint.
     """
 
     def __init__(self, study: Study, checkpoint: Path, task: str = MAIN, limit: str = "evaluation.max_tokens"):
@@ -58,8 +57,7 @@ class CheckpointEvaluator:
     def require_room(self, problems: Sequence[Problem], prompts: Sequence[str]) -> None:
         """Refuse problems that are too long for the model in one of these formats, before sampling.
 
-        Raises:
-            UserError: as :func:`grpo.rollout.engine.require_room`.
+        Raises UserError as :func:`grpo.rollout.engine.require_room`.
         """
         max_tokens = self.study.evaluation.max_tokens
         for prompt in prompts:
@@ -108,8 +106,7 @@ def evaluate_any(
 ) -> dict[str, Any]:
     """Evaluate any checkpoint on problems of a task of the study (:func:`evaluate_checkpoint`).
 
-    Raises:
-        UserError: the task or prompt is unknown, there is no checkpoint, or ``folder`` cannot be written.
+    Raises UserError if the task or prompt is unknown, there is no checkpoint, or ``folder`` cannot be written.
     """
     find_format(study.task(task), prompt)
     require_checkpoint(checkpoint)
@@ -185,8 +182,7 @@ def stage_run(
 def run_math_baseline(study: Study) -> dict[str, Any]:
     """Evaluate the base model zero-shot, and write all completions, examples of each outcome, and the metrics.
 
-    Returns:
-        for each prompt what :func:`evaluate_checkpoint` returns.
+    Returns for each prompt what :func:`evaluate_checkpoint` returns.
     """
     evaluator, prompts = CheckpointEvaluator(study, paths.model(MAIN)), study.evaluation.zero_shot_prompts
     problems = read_problems(paths.validation(MAIN))[: study.evaluation.zero_shot_problems]
@@ -204,16 +200,10 @@ def run_math_baseline(study: Study) -> dict[str, Any]:
 def evaluate_file(study: Study, file: Path, folder: Path, prompts: Sequence[str], measure: Measure) -> dict[str, Any]:
     """Ask the study's base model the questions of a file (:func:`entry_of_file`), and write what the stage writes.
 
-    Questions that are too long for the model's context are left out, which is printed.
-
-    Args:
-        measure: :func:`evaluate_checkpoint`, or :func:`grpo.evaluation.best_of_n.sample_checkpoint`.
-
-    Returns:
-        what ``measure`` returns for each prompt; also in ``folder``/metrics.json.
-
-    Raises:
-        UserError: a row is unusable, no question fits, or the task lacks one of the prompts.
+    Questions that are too long for the model's context are left out, which is printed. ``measure``:
+    :func:`evaluate_checkpoint`, or :func:`grpo.evaluation.best_of_n.sample_checkpoint`. Returns what ``measure`` returns for
+    each prompt; also in ``folder``/metrics.json. Raises UserError if a row is unusable, no question fits, or the task lacks one
+    of the prompts.
     """
     study = study.model_copy(update={"tasks": {**study.tasks, MAIN: entry_of_file(file)}})
     task = study.task(MAIN)

@@ -57,8 +57,7 @@ def stands_in_question(answer: str, truth: str, question: str) -> bool:
 def _work_in(text: str, all_sums: bool) -> int:
     """The operations that a list (normalised) leaves to do; of a chain of equalities, the evaluated side counts.
 
-    Args:
-        all_sums: count every sum, not only those of like terms; for answers to a number.
+    ``all_sums``: count every sum, not only those of like terms; for answers to a number.
     """
     count = 0
     for part in parts_of(text)[1]:

@@ -42,8 +42,7 @@ _WARM_UP = [
 def main(connection: Connection[Any, Any], function: str, memory_mb: int, limits_s: dict[int, float]) -> None:
     """Import the grading function, limit this process, and answer requests.
 
-    Args:
-        limits_s: timers, which end the process, and their seconds per answer.
+    ``limits_s``: timers, which end the process, and their seconds per answer.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF, signal.SIGALRM])

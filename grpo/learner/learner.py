@@ -42,7 +42,9 @@ _COLUMNS = {"step", "update", *(metric.name for metric in METRICS)}  # the colum
 class Learner:
     """A policy with its optimizer, and with ``config.kl_coefficient`` a frozen copy of its starting weights.
 
-    With ``config.lora`` the starting weights are those below the adapters.
+    With ``config.lora`` the starting weights are those below the adapters. ``updates``: optimizer steps so far, including
+    skipped ones. Raises UserError: gradient checkpointing would change this model's results, or a metric of the loss has the
+    name of another.
 
     Args:
         model: from :func:`grpo.models.checkpoint.load_model`; with ``config.lora`` it already has its adapters.
@@ -51,12 +53,6 @@ class Learner:
             FlexAttention fails.
         world: the processes that share the work. Each has a learner with the same arguments, and calls its methods with the
             same whole batches.
-
-    Attributes:
-        updates: optimizer steps so far, including skipped ones.
-
-    Raises:
-        UserError: gradient checkpointing would change this model's results, or a metric of the loss has the name of another.
     """
 
     def __init__(
@@ -114,10 +110,7 @@ class Learner:
         """Log-probs (length,) of each rollout's sampled tokens under the current weights, without gradient.
 
         They are computed train batch by train batch, in the microbatches of :meth:`update`: in others half precision rounds
-        differently, by more than GSPO's clip range.
-
-        Args:
-            temperature: None for the configuration's.
+        differently, by more than GSPO's clip range. ``temperature``: None for the configuration's.
         """
         return [log_probs for log_probs, _ in self._compute(rollouts, self.config.train_batch_size, temperature=temperature)]
 
@@ -158,9 +151,7 @@ class Learner:
         """Take one step of supervised fine-tuning on one optimizer batch.
 
         The loss is the negative log-likelihood, summed over tokens, divided by ``normalize_constant``, averaged over responses.
-
-        Returns:
-            the metrics of :meth:`_step`. Those per token are the entropy and the negative log-likelihood (nats).
+        Returns the metrics of :meth:`_step`. Those per token are the entropy and the negative log-likelihood (nats).
         """
         totals = self._zeros("loss", "tokens", "token_entropy", "mean_nll")
         for micro in self._microbatches(self.model, texts, temperature=1.0):

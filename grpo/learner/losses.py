@@ -42,11 +42,7 @@ def masked_normalize(tensor: Tensor, mask: Tensor, dim: int | None = None, const
 
 
 def response_weights(
-    lengths: Tensor,
-    length_normalization: str,
-    n_sequences: int,
-    microbatch_size: int,
-    constant_normalizer: float | None = None,
+    lengths: Tensor, length_normalization: str, n_sequences: int, microbatch_size: int, constant_normalizer: float | None = None
 ) -> Tensor:
     """Weight of each token of a response: (responses,), float32.
 
@@ -225,11 +221,8 @@ def find_loss(loss_type: str) -> Loss:
 def bind_loss(loss_type: str, options: Mapping[str, Any]) -> tuple[Loss, tuple[str, ...]]:
     """Bind a loss to its options, and try it on two short responses.
 
-    Returns:
-        the loss, and the names of its metrics other than ``clipped``.
-
-    Raises:
-        UserError: there is no such loss, it has no such options, or it does not return what :data:`Loss` requires.
+    Returns the loss, and the names of its metrics other than ``clipped``. Raises UserError if there is no such loss, it has no
+    such options, or it does not return what :data:`Loss` requires.
     """
     loss = find_loss(loss_type)
     try:
@@ -272,14 +265,10 @@ def estimate_kl(policy_log_probs: Sequence[Tensor], reference_log_probs: Sequenc
 
     With r = log pi_ref(o_t) - log pi(o_t) for sampled tokens o_t, the sampled estimator is the mean of -r: unbiased, but
     possibly negative if the two policies are close. The low-variance estimator is the mean of exp(r) - r - 1: unbiased and
-    never negative (Schulman 2020, "Approximating KL divergence", k1 and k3; the second also in DeepSeekMath,
-    arXiv 2402.03300, Eq. 4). Per sequence is the sum over a response's tokens, averaged over responses.
-
-    Args:
-        policy_log_probs, reference_log_probs: for each response (response length,), of the same tokens.
-
-    Returns:
-        ``per_token`` and ``per_sequence``, and both with the ending ``_low_variance``; 0 without any tokens.
+    never negative (Schulman 2020, "Approximating KL divergence", k1 and k3; the second also in DeepSeekMath, arXiv 2402.03300,
+    Eq. 4). Per sequence is the sum over a response's tokens, averaged over responses. ``policy_log_probs,
+    reference_log_probs``: for each response (response length,), of the same tokens. Returns ``per_token`` and ``per_sequence``,
+    and both with the ending ``_low_variance``; 0 without any tokens.
     """
     difference = torch.cat(list(policy_log_probs)).double() - torch.cat(list(reference_log_probs)).double()
     sums = {"": difference.sum().item(), "_low_variance": (torch.expm1(-difference) + difference).sum().item()}
@@ -321,14 +310,12 @@ def importance_weights(
     """Importance weights p_learner / p_engine of each token, or of whole responses, truncated at ``cap``.
 
     They correct the gradient for the distribution that the tokens were drawn from (Yao et al. 2025, "Your Efficient RL
-    Framework Secretly Brings You Off-Policy RL Training"; Ionides 2008).
+    Framework Secretly Brings You Off-Policy RL Training"; Ionides 2008). Returns weights, and whether each is at the cap, both
+    (batch, length).
 
     Args:
         learner_log_probs, engine_log_probs, mask: (batch, length), without gradient.
         mode: ``token_truncate``: a token's ratio; ``sequence_truncate``: the product of a response's ratios.
-
-    Returns:
-        weights, and whether each is at the cap, both (batch, length).
     """
     difference = learner_log_probs - engine_log_probs
     if mode == "sequence_truncate":

@@ -29,8 +29,7 @@ Ids = Sequence[Sequence[int]]
 class Texts(NamedTuple):
     """Token ids of a batch's prompts and responses; microbatches leave out responses without tokens.
 
-    Attributes:
-        sampled: for each response the positions of the tokens to predict: all, or those that no environment wrote.
+    ``sampled``: for each response the positions of the tokens to predict: all, or those that no environment wrote.
     """
 
     prompts: Ids
@@ -79,8 +78,7 @@ class Microbatch:
 def batch_tensors(rollouts: Sequence[Rollout], weights: Tensor, device: Any) -> dict[str, Tensor]:
     """Build the tensors of a whole train batch that the loss needs besides the tokens.
 
-    Args:
-        weights: (responses,), weight of each token of a response.
+    ``weights``: (responses,), weight of each token of a response.
 
     Returns:
         ``advantages``, ``raw_rewards`` (0 for NaN), ``groups`` and ``weights``, each (responses, 1); ``engine_log_probs``, as
@@ -119,18 +117,12 @@ def packed_microbatches(
 
 
 def padded_microbatches(
-    model: Any,
-    texts: Texts,
-    parts: Sequence[list[int]],
-    pad_token_id: int,
-    temperature: float = 1.0,
-    world: World = ALONE,
+    model: Any, texts: Texts, parts: Sequence[list[int]], pad_token_id: int, temperature: float = 1.0, world: World = ALONE
 ) -> Iterator[Microbatch]:
     """Compute padded microbatches, the reference path: each response has its own copy of the prompt.
 
-    Args:
-        parts: positions in the batch of each microbatch, from :func:`neighbours` or :func:`of_like_length`; the processes of
-            ``world`` share them.
+    ``parts``: positions in the batch of each microbatch, from :func:`neighbours` or :func:`of_like_length`; the processes of
+    ``world`` share them.
     """
     prompts, responses, sampled = texts
     for members, counts in shares(model, parts, world):
@@ -158,9 +150,8 @@ def pad_and_shift(
 ) -> dict[str, Tensor]:
     """Concatenate each prompt and response, pad on the right, and shift into next-token inputs and labels.
 
-    Returns:
-        ``input_ids``, ``labels`` (both int64) and ``response_mask`` (bool, true where the label is a response token),
-        each of shape (batch, longest prompt + response - 1).
+    Returns ``input_ids``, ``labels`` (both int64) and ``response_mask`` (bool, true where the label is a response token), each
+    of shape (batch, longest prompt + response - 1).
     """
     rows = [list(p) + list(r) for p, r in zip(prompt_ids, response_ids, strict=True)]
     width = max(len(row) for row in rows)

@@ -44,13 +44,11 @@ class Optimizer:
     A bfloat16 weight of size 1 cannot change by less than 0.004 (float16: 0.0005), so most steps at a learning rate of 1e-5
     would have no effect. A model in half precision therefore has a float32 copy of each weight: gradients are summed and steps
     are taken in the copy, and the model gets the rounded result (mixed precision training, arXiv 1710.03740, Section 3.1).
+    ``scale``: the loss scale; None unless the model computes in float16.
 
     Args:
         model: its parameters with ``requires_grad`` are trained.
         name: ``adamw``, or ``adamw_8bit``, whose two moments take one byte per weight instead of four; it needs bitsandbytes.
-
-    Attributes:
-        scale: the loss scale; None unless the model computes in float16.
     """
 
     def __init__(
@@ -150,10 +148,8 @@ def learning_rate(config: RunConfig, update: int) -> float:
     It rises linearly from 0 over ``warmup_steps`` updates. Then it stays (``constant``), or it falls linearly or along half a
     cosine (SGDR, arXiv 1608.03983, Equation 5, without restarts), to reach 0 one update after the last. The rates equal those
     of transformers' ``get_scheduler`` (``constant`` is its ``constant_with_warmup``), so the first warm-up update has rate 0.
-    They depend on the arguments only, so a resumed run continues with the same rates.
-
-    Args:
-        update: number of updates before this one, including skipped ones.
+    They depend on the arguments only, so a resumed run continues with the same rates. ``update``: number of updates before this
+    one, including skipped ones.
     """
     peak, warmup, total = config.learning_rate, config.warmup_steps, config.n_updates
     if update < warmup:

@@ -18,14 +18,13 @@ PADDING = 0  # a token id that any model has
 class SharedPrompts:
     """Decoding in which all responses share one copy of their prompt's keys and values.
 
+    ``logits``: (rows, vocabulary) of the next token of each response; the responses to a prompt are side by side.
+
     Args:
         model: a model whose traits allow shared prompts.
         prompts: token ids.
         n: responses to each prompt.
         room: largest number of tokens of a response.
-
-    Attributes:
-        logits: (rows, vocabulary) of the next token of each response; the responses to a prompt are side by side.
     """
 
     def __init__(self, model: Any, prompts: Prompts, n: int, room: int):

@@ -32,8 +32,7 @@ HARMLESS = {"position_ids", "use_cache", "output_router_logits", "dropout"}  # t
 def load_hugging_face(folder: Path, dtype: torch.dtype) -> Any:
     """Load a causal language model of any architecture of transformers, with its traits (:mod:`grpo.models.examine`).
 
-    Raises:
-        UserError: the model is readable, but its architecture cannot be trained here.
+    Raises UserError if the model is readable, but its architecture cannot be trained here.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=False)
     try:
@@ -84,16 +83,13 @@ def shared_prompt_attention(
 ) -> tuple[Tensor, None]:
     """Attention of a layer of transformers, with shared prompts in training and sampling.
 
+    Returns (batch, tokens, heads, size) Raises NotImplementedError: with ``shared``, the layer asks for more, such as a sliding
+    window.
+
     Args:
         query: (batch, heads, tokens, size).
         key, value: (batch, key heads, tokens, size).
         shared: layout of a packed row (training) or the prompts of a batch (sampling); None computes the usual SDPA.
-
-    Returns:
-        (batch, tokens, heads, size)
-
-    Raises:
-        NotImplementedError: with ``shared``, the layer asks for more, such as a sliding window.
     """
     if shared is None:
         usual: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)

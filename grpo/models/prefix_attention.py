@@ -15,10 +15,8 @@ from torch import Tensor
 class KeyValueCache:
     """Cache of keys and values in preallocated buffers, so that a step neither copies nor grows them.
 
-    It has the cache methods that the project's own model and models of transformers call.
-
-    Args:
-        room: largest number of tokens in a row.
+    It has the cache methods that the project's own model and models of transformers call. ``room``: largest number of tokens in
+    a row.
     """
 
     def __init__(self, room: int):
@@ -58,13 +56,12 @@ class KeyValueCache:
 class SharedPrefix:
     """Keys and values of prompts, each shared by several rows of a batch.
 
+    ``prompt_of``: (rows,), index of each row's prompt.
+
     Args:
         keys, values: for each layer (prompts, key heads, width, size).
         mask: (prompts, 1, 1, width), added to the scores to hide the padding.
         rows: number of rows of each prompt at the start.
-
-    Attributes:
-        prompt_of: (rows,), index of each row's prompt.
     """
 
     def __init__(self, keys: list[Tensor], values: list[Tensor], mask: Tensor, rows: int):
@@ -73,11 +70,7 @@ class SharedPrefix:
         self._place_rows()
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only some of the rows, and the prompts of these.
-
-        Args:
-            rows: indices, in increasing order.
-        """
+        """Keep only some of the rows, and the prompts of these. ``rows``: indices, in increasing order."""
         used, self.prompt_of = torch.unique(self.prompt_of[rows], return_inverse=True)
         if len(used) < len(self.mask):
             self.keys, self.values = [k[used] for k in self.keys], [v[used] for v in self.values]
@@ -108,12 +101,11 @@ class SharedPrefix:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Attention of one new token in each row.
 
+        Returns (rows, heads, 1, size)
+
         Args:
             query: (rows, heads, 1, size).
             key, value: (rows, key heads, tokens after the prompt, size).
-
-        Returns:
-            (rows, heads, 1, size)
         """
         rows, heads, _, size = query.shape
         # Grouped-query attention: the query heads that share a key head stand side by side.

@@ -51,8 +51,7 @@ class Sampler:
 def sample_rollouts(sampler: Sampler, problems: Sequence[Problem], params: SamplingParams, n: int, seed: int) -> list[Rollout]:
     """Sample ``n`` rollouts for each problem of this process's share, without scores.
 
-    Returns:
-        the rollouts, those of a problem side by side.
+    Returns the rollouts, those of a problem side by side.
     """
     prompts, share = sampler.encode(problems), sampler.world.share
     if sampler.format.environment is None:
@@ -126,16 +125,13 @@ def sample_episodes(
 ) -> list[list[Completion]]:
     """Sample ``n`` episodes of each problem of this process's share.
 
+    Returns a list of ``n`` episodes for each problem, in the order of ``problems``. Raises UserError: the environment begins
+    two episodes of a problem differently, or one of its methods fails that must not; or the chat template leaves out what the
+    environment writes.
+
     Args:
         prompts: token ids of all problems' prompts.
         params: ``max_tokens`` limits the sampled tokens of an episode, ``min_tokens`` those of each turn.
-
-    Returns:
-        a list of ``n`` episodes for each problem, in the order of ``problems``.
-
-    Raises:
-        UserError: the environment begins two episodes of a problem differently, or one of its methods fails that must not; or
-            the chat template leaves out what the environment writes.
     """
     environment, share = sampler.format.environment, sampler.world.share
     assert environment is not None, "this format has no environment"
@@ -271,8 +267,7 @@ def encode_answers(
 ) -> list[tuple[list[int], list[dict[str, str]]]]:
     """Encode an environment's answers, each cut to ``max_observation_tokens`` with what stands around it.
 
-    Returns:
-        for each answer its ids, and its messages as they were encoded. The ids are too many if the calls were.
+    Returns for each answer its ids, and its messages as they were encoded. The ids are too many if the calls were.
     """
     assert format.environment is not None
     most = format.environment.max_observation_tokens - 1  # one may end the policy's turn

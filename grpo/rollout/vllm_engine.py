@@ -54,13 +54,12 @@ class VllmSettings:
 class VllmEngine:
     """Engine that runs vLLM from a checkpoint folder, optionally with the weights of a model in this process.
 
+    Raises UserError: vLLM is not installed, cannot start with these settings, or cannot take the policy's weights.
+
     Args:
         folder: in Hugging Face format.
         model: the policy, whose weights vLLM loads now and at each :meth:`synchronize`; None keeps the folder's weights.
         world: the processes that train the run together, each with its own vLLM on one GPU.
-
-    Raises:
-        UserError: vLLM is not installed, cannot start with these settings, or cannot take the policy's weights.
     """
 
     def __init__(self, folder: Path, model: Any, settings: VllmSettings, world: World = ALONE):
@@ -131,8 +130,7 @@ class VllmEngine:
     ) -> list[list[Completion]]:
         """See :class:`grpo.rollout.engine.Engine`.
 
-        Raises:
-            UserError: a prompt and ``max_tokens`` together exceed the model's context, or vLLM ran out of memory.
+        Raises UserError if a prompt and ``max_tokens`` together exceed the model's context, or vLLM ran out of memory.
         """
         from vllm import SamplingParams as VllmSamplingParams
         from vllm.v1.engine.exceptions import EngineDeadError

@@ -29,11 +29,8 @@ class Stops:
 def stopping_scheduler(stops: Stops, asynchronous: bool) -> type:
     """Derive the class of a scheduler from vLLM's own (the setting ``scheduler_cls``).
 
-    Args:
-        asynchronous: from the one that schedules a step before the former one has ended, which vLLM uses on a GPU.
-
-    Raises:
-        UserError: the scheduler of this version of vLLM takes a step's tokens in another way.
+    ``asynchronous``: from the one that schedules a step before the former one has ended, which vLLM uses on a GPU. Raises
+    UserError if the scheduler of this version of vLLM takes a step's tokens in another way.
     """
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler

@@ -66,9 +66,8 @@ class Downloaded(GradedTask):
     def problems(self, split: Split) -> list[Problem]:
         """Read, convert and check a split of the source (``validation`` is its test split).
 
-        Raises:
-            UserError: a file or a column is missing, a row is unusable, the split is empty, or its size differs from
-                ``expected``.
+        Raises UserError if a file or a column is missing, a row is unusable, the split is empty, or its size differs from
+        ``expected``.
         """
         problems = [self.problem(row, split, number) for number, row in enumerate(self._rows(split))]
         if not problems:
@@ -120,9 +119,8 @@ class Math(Downloaded):
     r"""MATH. Rows have ``problem``, ``level`` ("Level 3"; "Level ?" becomes 0), ``subject`` or ``type``, and ``answer`` or
     ``solution``, whose last ``\boxed{}`` is the answer. ``unique_id`` is optional.
 
-    Attributes:
-        parse_solutions: if a solution has no ``\boxed{}``, let Math-Verify read the answer. It may read a number that is not
-            the answer, so by default such a row is refused.
+    ``parse_solutions``: if a solution has no ``\boxed{}``, let Math-Verify read the answer. It may read a number that is not
+    the answer, so by default such a row is refused.
     """
 
     parse_solutions: bool = False

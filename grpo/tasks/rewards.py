@@ -36,19 +36,14 @@ GroundTruth = SingleTruth | Sequence[SingleTruth]
 def r1_zero_reward_fn(response: str, ground_truth: GroundTruth, fast: bool = True) -> dict[str, float]:
     r"""Reward of a response to the r1_zero prompt.
 
-    The form is right if :func:`grpo.tasks.formats.tagged_answer` reads an answer.
+    The form is right if :func:`grpo.tasks.formats.tagged_answer` reads an answer. Returns ``format_reward``, ``answer_reward``
+    and ``reward``, each 0.0 or 1.0. ``reward`` is 1.0 if both others are; a wrong form makes all three 0.0. Raises UserError:
+    ``ground_truth`` is an empty list.
 
     Args:
         response: the completion, with or without the prompt before it.
         ground_truth: the short answer as text or number, or a list or tuple of alternatives.
         fast: part of the handouts' signature; without effect, because there is one grader.
-
-    Returns:
-        ``format_reward``, ``answer_reward`` and ``reward``, each 0.0 or 1.0. ``reward`` is 1.0 if both others are; a wrong
-        form makes all three 0.0.
-
-    Raises:
-        UserError: ``ground_truth`` is an empty list.
     """
     return _score(tagged_answer(response), ground_truth)
 
@@ -82,8 +77,7 @@ REWARD_ARGUMENTS = (
 def find_reward(path: str, columns: Sequence[str] = ()) -> Callable[..., Any]:
     """Import a reward function.
 
-    Raises:
-        UserError: there is no such function, or it does not take :data:`REWARD_ARGUMENTS` and the task's columns.
+    Raises UserError if there is no such function, or it does not take :data:`REWARD_ARGUMENTS` and the task's columns.
     """
     reward: Callable[..., Any] = import_object(path)
     arguments = (*REWARD_ARGUMENTS, *columns)
@@ -144,11 +138,12 @@ def apply_reward(
 ) -> ScoredBatch:
     """Compute rewards with the user's own functions, which have the signature of TRL's reward functions.
 
-    Each function is called once, with keyword arguments that are lists of its own, with one element per completion:
-    ``prompts`` and ``completions`` (text), ``completion_ids`` (token ids); ``question``, ``ground_truth``, ``level`` and
-    ``subject`` of the problem; the task's ``format_reward`` and ``answer_reward``. It returns one number per completion, of any
-    size. (If several processes train a run, each process calls it once with the groups that it has sampled.) Functions that are
-    ``async def`` run concurrently.
+    Each function is called once, with keyword arguments that are lists of its own, with one element per completion: ``prompts``
+    and ``completions`` (text), ``completion_ids`` (token ids); ``question``, ``ground_truth``, ``level`` and ``subject`` of the
+    problem; the task's ``format_reward`` and ``answer_reward``. It returns one number per completion, of any size. (If several
+    processes train a run, each process calls it once with the groups that it has sampled.) Functions that are ``async def`` run
+    concurrently. Returns ``scored`` with the new ``reward``. Raises UserError as :func:`find_reward`; or a function does not
+    return one finite number per completion.
 
     Args:
         reward: MODULE:NAME or one of :data:`SHIPPED_REWARDS`; or several with weights. The reward is then the weighted sum, as
@@ -157,12 +152,6 @@ def apply_reward(
         further: the task's columns; a problem without one has None.
         scored: the task's scores, with those of the shipped rewards that are named. ``format_reward`` and ``answer_reward``
             stay.
-
-    Returns:
-        ``scored`` with the new ``reward``.
-
-    Raises:
-        UserError: as :func:`find_reward`; or a function does not return one finite number per completion.
     """
     columns = {
         "prompts": list(prompts),

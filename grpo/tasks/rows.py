@@ -58,8 +58,7 @@ class Row:
     def text(self, *columns: str) -> str:
         """Text of the first of ``columns`` that the row has.
 
-        Raises:
-            UserError: the row has none of them, or the value is neither valid UTF-8 text nor a number.
+        Raises UserError if the row has none of them, or the value is neither valid UTF-8 text nor a number.
         """
         for column in columns:
             if column in self.values:
@@ -102,13 +101,8 @@ class Row:
 def read_rows(name: str, key: str) -> list[Row]:
     """Read the rows of a study's JSONL, JSON, CSV or parquet file, or a part of them: ``FILE[:90%]`` and ``FILE[90%:]``.
 
-    Numbers in text files stay text, where `datasets` would turn ``007`` into ``7``, and 1 beside 0.5 into 1.0.
-
-    Args:
-        key: key of the file in params.yaml.
-
-    Raises:
-        UserError: the file is missing, cannot be read, or has no rows.
+    Numbers in text files stay text, where `datasets` would turn ``007`` into ``7``, and 1 beside 0.5 into 1.0. ``key``: key of
+    the file in params.yaml. Raises UserError if the file is missing, cannot be read, or has no rows.
     """
     path, (_, first, last) = file_of(name), _PART.fullmatch(name).groups()  # type: ignore[union-attr]
     if not path.is_file():
@@ -204,12 +198,11 @@ class HubDataset(Settings):
     def rows(self, split: str, columns: Iterable[str], key: str, config: str | None = None) -> list[Row]:
         """Read the rows of a split, or of a part of it (``train[:95%]``), with the values of ``columns`` as in the files.
 
+        Raises UserError if the rows cannot be read, or `datasets` has changed the values of a column.
+
         Args:
             key: key of the source in params.yaml.
             config: configuration of a dataset that has several.
-
-        Raises:
-            UserError: the rows cannot be read, or `datasets` has changed the values of a column.
         """
         import datasets
 

@@ -82,13 +82,12 @@ class Format:
     def encode(self, tokenizer: Any, prompt: str) -> tuple[int, ...]:
         """Encode a prompt. The question is encoded as plain text, so ``<|im_end|>`` in it does not end a turn.
 
+        Raises UserError: the format is a chat, and the tokenizer has no chat template, or one without the environment's tools;
+        or the prompt has no tokens.
+
         Args:
             tokenizer: a :class:`grpo.models.tokenizer.Tokenizer`.
             prompt: from :meth:`prompt`.
-
-        Raises:
-            UserError: the format is a chat, and the tokenizer has no chat template, or one without the environment's tools; or
-                the prompt has no tokens.
         """
         return self.encode_all(tokenizer, [prompt])[0]
 
@@ -213,13 +212,8 @@ class Task:
     def rewrite(self, response: str, asked_in: str, format: str) -> str | None:
         """Rewrite a response from the format ``asked_in`` to ``format``, for sft_datasets with ``source: sampled``.
 
-        This works if ``format`` reads the whole response as the answer; other tasks override it.
-
-        Returns:
-            the new response; None if the response gives no answer.
-
-        Raises:
-            UserError: the task does not define this rewrite.
+        This works if ``format`` reads the whole response as the answer; other tasks override it. Returns the new response; None
+        if the response gives no answer. Raises UserError if the task does not define this rewrite.
         """
         if self.formats[format].read is not whole_response:
             raise UserError(
@@ -234,9 +228,8 @@ class Task:
         """Read the answer of each response, and verify all answers in one call. All task rewards come from here.
 
         ``format_reward`` is 1 if an answer can be read; ``answer_reward`` and ``reward`` are the score of :meth:`verify`.
-
-        Raises:
-            UserError: there is no such format, or :meth:`verify` does not return a number from 0 to 1 (or NaN) for each answer.
+        Raises UserError if there is no such format, or :meth:`verify` does not return a number from 0 to 1 (or NaN) for each
+        answer.
         """
         read = find_format(self, format).read
         with own_errors(self.params_key):
@@ -262,11 +255,7 @@ def rewards(form: bool, right: float) -> dict[str, float]:
 
 
 def find_format(task: Task, name: str) -> Format:
-    """Find a task's format by name.
-
-    Raises:
-        UserError: the task has no such format.
-    """
+    """Find a task's format by name. Raises UserError if the task has no such format."""
     if name not in task.formats:
         raise UserError(f"prompt {name}: no such format (known of {type(task).__name__}: {', '.join(task.formats) or 'none'}).")
     return task.formats[name]
@@ -284,13 +273,12 @@ TASKS = {
 def make_task(settings: Mapping[str, Any], where: str = Task.params_key) -> Task:
     """Make the task of an entry of ``tasks:``.
 
+    Raises UserError if there is no such task or environment, or they do not take these arguments.
+
     Args:
         settings: ``use`` (a name in :data:`TASKS` or an import path), the constructor's keyword arguments, and
             ``max_prompt_tokens``, and those of an environment (:mod:`grpo.tasks.environment`).
         where: key of the entry in params.yaml, such as ``tasks.main``.
-
-    Raises:
-        UserError: there is no such task or environment, or they do not take these arguments.
     """
     name = settings.get("use")
     if not isinstance(name, str) or (name not in TASKS and not is_import_path(name)):

@@ -98,14 +98,8 @@ class Monitor:
     def __call__(self, step: int, updates: Updates) -> bool:
         """Evaluate the policy if ``step`` is an evaluation step or the run ends here.
 
-        Args:
-            updates: metrics of the step's optimizer steps.
-
-        Returns:
-            whether the run ends here: at its last step, at its time limit, or because it has diverged.
-
-        Raises:
-            UserError: the engine does not sample with the learner's weights.
+        ``updates``: metrics of the step's optimizer steps. Returns whether the run ends here: at its last step, at its time
+        limit, or because it has diverged. Raises UserError if the engine does not sample with the learner's weights.
         """
         self.bar.update(step - self.bar.n)
         self.count(updates)

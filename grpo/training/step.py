@@ -49,9 +49,8 @@ class RunSetup(Generic[Config]):
 class RunContext(Generic[Config, AnyLearner]):
     """One run, ready to be trained.
 
-    Attributes:
-        validation: called with step 0 and no updates, then with each step and its updates. It evaluates the policy if an
-            evaluation is due, and returns True if the run ends here.
+    ``validation``: called with step 0 and no updates, then with each step and its updates. It evaluates the policy if an
+    evaluation is due, and returns True if the run ends here.
     """
 
     setup: RunSetup[Config]
@@ -156,9 +155,7 @@ def replace_groups_without_signal(
 
     The batch keeps its size: groups without signal after the last round stay. (DAPO samples until none is left.) The new
     questions depend on the run's seed, the step, the questions so far and the rewards, so a resume needs no saved state.
-
-    Returns:
-        the batch to train on, and its metrics, with the number of rounds and of dropped groups.
+    Returns the batch to train on, and its metrics, with the number of rounds and of dropped groups.
     """
     setup, config, log, world = ctx.setup, ctx.setup.config, ctx.log, ctx.sampler.world
     size = config.group_size

@@ -59,8 +59,7 @@ def _device() -> str:
 class Generator:
     """The actor that samples, with the weights that it loaded last.
 
-    Args:
-        make: builds the engine, the model that it takes weights from (or a :class:`Weights`), and the tokenizer.
+    ``make``: builds the engine, the model that it takes weights from (or a :class:`Weights`), and the tokenizer.
     """
 
     def __init__(self, make: Callable[[], tuple[Any, Any, Any]], setup: RunSetup[GrpoConfig]):
@@ -127,10 +126,8 @@ class Scorer:
 class LearnerActor:
     """The actor that holds the :class:`grpo.learner.learner.Learner`.
 
-    ``write_state`` runs concurrently with the other methods.
-
-    Args:
-        make: builds the learner, and a function that saves its model as a checkpoint.
+    ``write_state`` runs concurrently with the other methods. ``make``: builds the learner, and a function that saves its model
+    as a checkpoint.
     """
 
     def __init__(self, make: Callable[[], tuple[Learner, Callable[[Path], None]]], config: GrpoConfig):
@@ -148,8 +145,7 @@ class LearnerActor:
     def weights(self, as_saved: bool = False, device: str | None = "cpu") -> dict[str, torch.Tensor]:
         """Copy the policy's weights to ``device`` (None: the model's).
 
-        Args:
-            as_saved: under the names of its checkpoint instead of its own.
+        ``as_saved``: under the names of its checkpoint instead of its own.
         """
         with without_adapters(self.learner.model, merge=True) as model:
             weights = named_as_saved(model, weights_of(model)) if as_saved else weights_of(model)

@@ -76,11 +76,8 @@ class RemoteLearner:
 class RolloutPipeline:
     """Generator and scorer, which work while the learner trains. Ray runs the calls of an actor in their order.
 
-    For evaluation it is also an engine (:class:`grpo.rollout.engine.Engine`).
-
-    Args:
-        learner: gives the starting weights. A generator that takes them as saved (vLLM) loads them too, which shows before
-            training whether it can.
+    For evaluation it is also an engine (:class:`grpo.rollout.engine.Engine`). ``learner``: gives the starting weights. A
+    generator that takes them as saved (vLLM) loads them too, which shows before training whether it can.
     """
 
     def __init__(self, generator: Any, scorer: Any, learner: RemoteLearner, context: int | None):

@@ -47,8 +47,7 @@ def start_actors(
 ) -> Iterator[tuple[RolloutPipeline, RemoteLearner]]:
     """Start Ray and the three actors; the actors end with the block, and Ray stays for the next run of this process.
 
-    Args:
-        transport: see :class:`grpo.training.asynchronous.remote.RemoteLearner`; tested with ``gloo`` only.
+    ``transport``: see :class:`grpo.training.asynchronous.remote.RemoteLearner`; tested with ``gloo`` only.
 
     Raises:
         ActorLost: an actor has died or hangs.
@@ -92,8 +91,7 @@ def start_asynchronous(
 ) -> Iterator[tuple[Sampler, RemoteLearner, Callable[[Path], None]]]:
     """Start engine and learner in actors that end with the block, as :func:`grpo.training.train.start_here` in this process.
 
-    Raises:
-        UserError: the cluster has too few GPUs or cores.
+    Raises UserError if the cluster has too few GPUs or cores.
     """
     here = Path.cwd()
     devices = {name: _device(study, name) for name in ("engine", "learner")}

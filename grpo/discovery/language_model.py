@@ -36,9 +36,7 @@ CUT_SHORT = {  # finish reason -> problem
 class Endpoint:
     """Address, model and key of an endpoint.
 
-    Attributes:
-        base_url: usually ends with /v1.
-        key: never shown; ``NO_KEY`` if there is none.
+    ``base_url``: usually ends with /v1. ``key``: never shown; ``NO_KEY`` if there is none.
     """
 
     base_url: str

@@ -84,7 +84,6 @@ class Log:
 
     @property
     def best(self) -> Attempt | None:
-        """See :func:`best_of`."""
         return best_of(self.attempts)
 
     def add(self, attempt: Attempt) -> None:
@@ -124,9 +123,6 @@ def read_log(path: Path, made_by: str = "") -> tuple[Settings, list[Attempt]]:
         return _SETTINGS.validate_python(values["settings"]), _ATTEMPTS.validate_python(values["attempts"])
     except ValidationError as error:
         raise damaged(path, error, made_by) from error
-
-
-# -------------------------------------------------------------------------------------------------------------- summary
 
 
 def summarise(log: Log, ended_by: str, committed: Verification) -> dict[str, Any]:

@@ -109,9 +109,6 @@ def refuse_system_calls() -> None:
     call(seccomp.seccomp_load, context)
 
 
-# -------------------------------------------------------------------------------------------------- other protections
-
-
 def landlock_version() -> int:
     """The kernel's version of Landlock; 0 without Landlock."""
     try:
@@ -163,9 +160,6 @@ def protect(given: dict[str, Any]) -> None:
                 os.close(os.open(folder, os.O_RDONLY))
                 sys.exit(f"{folder} can be read: libraries of Python or the system are there or above: work elsewhere.")
     refuse_system_calls()
-
-
-# ------------------------------------------------------------------------------------------------------------- the program
 
 
 def answer(source: bytes, name: str, memory_mb: float) -> str:

@@ -30,9 +30,6 @@ BASELINE = (
 )
 
 
-# ---------------------------------------------------------------------------------------------------------- strategies
-
-
 def best_of_n(attempts: Sequence[Attempt]) -> tuple[int, ...]:
     """Independent answers to the baseline prompt; the verifier picks the best of them."""
     return ()

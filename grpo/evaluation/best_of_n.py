@@ -49,11 +49,8 @@ def best_at_n(correct: Floats, scores: Floats, n: int) -> Floats:
     """Probability that the sample with the highest score among ``n`` is right.
 
     The sample of rank k (0 is best) is the best in C(S - 1 - k, n - 1) of the C(S, n) subsets. Samples with equal scores count
-    with their mean correctness. Returns (problems,).
-
-    Args:
-        correct: (problems, S).
-        scores: (problems, S), such as mean token log-probabilities.
+    with their mean correctness. Returns (problems,). ``correct``: (problems, S). ``scores``: (problems, S), such as mean token
+    log-probabilities.
     """
     samples = correct.shape[1]
     weights = np.array([comb(samples - 1 - k, n - 1) for k in range(samples)]) / comb(samples, n)
@@ -69,11 +66,8 @@ def majority_at_n(correct: Floats, votes: NDArray[np.int64], n: int) -> Floats:
     """Probability that the most frequent answer among ``n`` samples is right; tied answers have equal weight.
 
     It averages over all subsets of n samples, or over MAX_SUBSETS random ones if there are more. Returns (problems,); a subset
-    without votes counts as wrong.
-
-    Args:
-        correct: (problems, S).
-        votes: (problems, S), equal numbers for equal answers; -1 for a sample without an answer, which has no vote.
+    without votes counts as wrong. ``correct``: (problems, S). ``votes``: (problems, S), equal numbers for equal answers; -1 for
+    a sample without an answer, which has no vote.
     """
     chosen = _subsets(correct.shape[1], n, np.random.default_rng(0))
     results = []
@@ -105,11 +99,8 @@ def _subsets(samples: int, n: int, generator: np.random.Generator) -> Floats:
 def ranking_quality(correct: Floats, scores: Floats, lengths: Floats, formed: Floats) -> dict[str, float]:
     """Measure how well the score separates right from wrong samples of a problem, which decides how close Best@N is to pass@N.
 
-    Only problems with both right and wrong samples (mixed ones) are informative.
-
-    Args:
-        correct, scores, lengths: (problems, S); length in tokens.
-        formed: (problems, S), 1.0 where a sample has the right form.
+    Only problems with both right and wrong samples (mixed ones) are informative. ``correct``, ``scores``, ``lengths``:
+    (problems, S); length in tokens. ``formed``: (problems, S), 1.0 where a sample has the right form.
 
     Returns:
         shares of problems ``never_solved``, ``always_solved`` and ``mixed``. Over the mixed ones, and missing without any:

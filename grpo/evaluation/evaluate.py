@@ -106,13 +106,9 @@ def log_generations(
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Log generations as the handout asks.
 
-    Args:
-        token_entropies: mean token entropy (nats) of each response.
-        response_lengths: in tokens.
-
-    Returns:
-        a record for each response (prompt, response, ground truth, rewards, mean token entropy, length), and a summary: mean
-        entropy, and mean length of all, of the correct, and of the incorrect responses (NaN if there are none).
+    ``token_entropies``: mean token entropy (nats) of each response. ``response_lengths``: in tokens. Returns a record for each
+    response (prompt, response, ground truth, rewards, mean token entropy, length), and a summary: mean entropy, and mean length
+    of all, of the correct, and of the incorrect responses (NaN if there are none).
     """
     records = [
         {"prompt": p, "response": r, "ground_truth": t, **s, "token_entropy": e, "response_length": n}

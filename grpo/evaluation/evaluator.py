@@ -36,11 +36,8 @@ EXAMPLES_OF_EACH = 10
 class CheckpointEvaluator:
     """Evaluator of a checkpoint, loaded once and sampled in several formats of a task.
 
-    Raises UserError if the folder holds no checkpoint.
-
-    Args:
-        task: name of the task in the study.
-        limit: key of params.yaml that limits the response length, for messages.
+    Raises UserError if the folder holds no checkpoint. ``task``: name of the task in the study. ``limit``: key of params.yaml
+    that limits the response length, for messages.
     """
 
     def __init__(self, study: Study, checkpoint: Path, task: str = MAIN, limit: str = "evaluation.max_tokens"):
@@ -174,9 +171,6 @@ def stage_run(
     mlflow = MlflowRun(study.study, f"{stage}/{name}", given, tags, study_state(study))
     yield mlflow
     mlflow.finish()
-
-
-# ----------------------------------------------------------------------------------------------------- zero-shot
 
 
 def run_math_baseline(study: Study) -> dict[str, Any]:

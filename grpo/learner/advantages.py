@@ -74,12 +74,8 @@ A reward is NaN where the reward function abstains; whatever is returned for it,
 def own_advantages(path: str, options: Mapping[str, Any], rewards: Tensor, lengths: Tensor) -> Tensor:
     """Compute advantages (groups * group_size,) in float32 with a function of the user's own.
 
-    Args:
-        path: MODULE:NAME of an :data:`Advantage`.
-        rewards, lengths: (groups, group_size), float64.
-
-    Raises:
-        UserError: there is no such function, it has no such options, or it does not return a finite number for each response.
+    ``path``: MODULE:NAME of an :data:`Advantage`. ``rewards``, ``lengths``: (groups, group_size), float64. Raises UserError if
+    there is no such function, it has no such options, or it does not return a finite number for each response.
     """
     function: Advantage = import_object(path)
     try:

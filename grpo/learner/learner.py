@@ -173,7 +173,6 @@ class Learner:
         return {"model": weights, "optimizer": self.optimizer.state(), "updates": self.updates}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Resume from a :meth:`state`."""
         load_weights(self.model, state["model"], strict=self.config.lora is None)
         self.optimizer.restore(state["optimizer"])
         self.updates = state["updates"]
@@ -223,9 +222,8 @@ class Learner:
     ) -> None:
         """Add a microbatch's gradient to those before, and its metrics to ``totals`` and ``extreme``, which stay on the device.
 
-        Args:
-            batch: from :func:`grpo.learner.microbatches.of_members`.
-            sizes: number of response tokens and of responses in the whole optimizer batch.
+        ``batch``: from :func:`grpo.learner.microbatches.of_members`. ``sizes``: number of response tokens and of responses in
+        the whole optimizer batch.
         """
         config, mask = self._grpo, micro.mask
         # Log-probs under the sampling weights, from the learner (old) and from the engine.
@@ -274,9 +272,8 @@ class Learner:
     def _step(self, totals: dict[str, Tensor], extreme: dict[str, Tensor]) -> dict[str, float]:
         """Take the optimizer step, with gradients, totals and extremes over all ranks.
 
-        Returns:
-            the metrics of the update: the loss, the gradient norm before clipping, the other totals per token, the extremes,
-            ``skipped_update``, the learning rate, and :meth:`loss_scale`. NaN stands for a mean or extreme of no tokens.
+        Returns the metrics of the update: the loss, the gradient norm before clipping, the other totals per token, the
+        extremes, ``skipped_update``, the learning rate, and :meth:`loss_scale`. NaN stands for a mean or extreme of no tokens.
         """
         over_all = torch.stack(list(totals.values()))
         gradients = [] if is_sharded(self.model) else self.optimizer.gradients()  # FSDP reduces them in the backward pass

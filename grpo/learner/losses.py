@@ -290,14 +290,13 @@ def kl_term(log_probs: Tensor, reference: Tensor) -> Tensor:
 def mismatch(learner_log_probs: Tensor, engine_log_probs: Tensor) -> dict[str, Tensor]:
     """Measure how far engine and learner differ in the log-probs of each token.
 
+    Returns float64, or bool: ``mismatch_mean``, the absolute difference; ``mismatch_above``, whether it is above
+    ``NOTICEABLE``; ``mismatch_kl``, log p_engine - log p_learner, whose mean is the sampled estimate of KL(engine || learner).
+
     Args:
         learner_log_probs: under the weights that sampled the tokens.
         engine_log_probs: under the distribution that the engine drew from. ``top_p`` and ``min_tokens`` restrict that
             distribution, which adds to the mismatch.
-
-    Returns:
-        float64, or bool: ``mismatch_mean``, the absolute difference; ``mismatch_above``, whether it is above ``NOTICEABLE``;
-        ``mismatch_kl``, log p_engine - log p_learner, whose mean is the sampled estimate of KL(engine || learner).
     """
     difference = engine_log_probs.double() - learner_log_probs.double()
     absolute = difference.abs()

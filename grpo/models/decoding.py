@@ -48,7 +48,6 @@ class SharedPrompts:
         self.positions = real.sum(-1).repeat_interleave(n, dim=0)  # of the next token
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only some of the rows."""
         self.positions = self.positions[rows]
         self.prefix.keep(rows)
         self.cache.keep(rows)

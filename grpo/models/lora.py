@@ -97,7 +97,6 @@ def save_adapters(folder: Path, model: Any) -> None:
 
 
 def has_adapters(model: Any) -> bool:
-    """Whether the model has adapters."""
     return any(True for _ in _adapted(model))
 
 

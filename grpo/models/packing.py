@@ -111,9 +111,8 @@ def pack(
 ) -> PackedRow:
     """Build the tensors of one row.
 
-    Args:
-        prompts, responses: the whole batch, indexed by the segments' members.
-        sampled: positions in each response of the tokens to predict.
+    ``prompts``, ``responses``: the whole batch, indexed by the segments' members. ``sampled``: positions in each response of
+    the tokens to predict.
     """
     ids: list[int] = []
     positions: list[int] = []

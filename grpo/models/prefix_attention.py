@@ -39,7 +39,6 @@ class KeyValueCache:
         return self.keys[layer][:, :, :new], self.values[layer][:, :, :new]
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only some of the rows."""
         self.keys, self.values = [k[rows] for k in self.keys], [v[rows] for v in self.values]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -101,11 +100,8 @@ class SharedPrefix:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Attention of one new token in each row.
 
-        Returns (rows, heads, 1, size)
-
-        Args:
-            query: (rows, heads, 1, size).
-            key, value: (rows, key heads, tokens after the prompt, size).
+        Returns (rows, heads, 1, size). ``query``: (rows, heads, 1, size). ``key``, ``value``: (rows, key heads, tokens after the
+        prompt, size).
         """
         rows, heads, _, size = query.shape
         # Grouped-query attention: the query heads that share a key head stand side by side.

@@ -83,7 +83,6 @@ def forward(model: Any, function: Callable[..., Result], *args: Any) -> Result:
 
 
 def is_sharded(model: Any) -> bool:
-    """Whether :func:`shard` has sharded the model."""
     return hasattr(model, "sharding")
 
 
@@ -107,9 +106,6 @@ def shares(model: Any, rows: Sequence[Row], world: World) -> Iterator[tuple[Row,
         model.set_requires_gradient_sync(n == each - 1)
         mine = n * world.size + world.rank
         yield (rows[mine], True) if mine < len(rows) else (rows[-1], False)
-
-
-# --------------------------------------------------------------------------------------------------- shares and wholes
 
 
 def gather(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -42,15 +42,12 @@ FILES = (
 class Tokenizer:
     """A fast tokenizer of transformers, with all tokens that end a response and the encoding of chats.
 
-    It saves the files that it was loaded from, byte for byte.
+    It saves the files that it was loaded from, byte for byte. ``eos_token_id``: end of text. ``pad_token_id``: end of text
+    unless the files name another token. Padding is found by lengths, never by this token.
 
     Args:
         files: contents of :data:`FILES` by path in the checkpoint, at least tokenizer.json.
         model_config: content of config.json, which names the tokens that end a response if generation_config.json names none.
-
-    Attributes:
-        eos_token_id: end of text.
-        pad_token_id: end of text unless the files name another token. Padding is found by lengths, never by this token.
 
     Raises:
         ValueError: a file is missing or damaged, no file names the end-of-text token, or a token that ends a response is not in
@@ -160,11 +157,8 @@ class Tokenizer:
         """Read the calls of tools in turns: by the tokenizer's ``response_template``, else as ``<tool_call>JSON</tool_call>``.
 
         Calls between ``<think>`` and ``</think>`` are thoughts. Returns for each turn its calls, each a dictionary with
-        ``name`` and ``arguments``, or what stands there instead.
-
-        Args:
-            before: ids of each turn's prompt and history.
-            tools: their JSON schemas.
+        ``name`` and ``arguments``, or what stands there instead. ``before``: ids of each turn's prompt and history. ``tools``:
+        their JSON schemas.
         """
         if self._fast.response_template is None:
             return [_calls_in(text) for text in texts]
@@ -261,7 +255,6 @@ class Tokenizer:
         return self._backend.decode(token_ids, skip_special_tokens=False)
 
     def batch_decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
-        """Decode each sequence of token ids."""
         return self._backend.decode_batch(sequences, skip_special_tokens=False)
 
 

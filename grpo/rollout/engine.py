@@ -34,9 +34,7 @@ class SamplingParams:
 class Draw(NamedTuple):
     """How one completion is drawn, whatever other completions are sampled beside it.
 
-    Attributes:
-        seed: decides its random numbers.
-        max_tokens: it is cut off after so many tokens.
+    ``seed``: decides its random numbers. ``max_tokens``: it is cut off after so many tokens.
     """
 
     seed: int

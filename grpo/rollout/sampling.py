@@ -112,7 +112,6 @@ class Turns:
         self.messages += [(message["role"], message["content"]) for message in messages]
 
     def completion(self, reward: float | None) -> Completion:
-        """The episode as one completion."""
         text = next(text for role, text in reversed(self.messages) if role == "assistant")
         done = Episode(tuple(self.messages), self.tool_calls, self.tool_failures, self.limit, reward)
         reason = "length" if self.limit else "stop"
@@ -127,11 +126,8 @@ def sample_episodes(
 
     Returns a list of ``n`` episodes for each problem, in the order of ``problems``. Raises UserError: the environment begins
     two episodes of a problem differently, or one of its methods fails that must not; or the chat template leaves out what the
-    environment writes.
-
-    Args:
-        prompts: token ids of all problems' prompts.
-        params: ``max_tokens`` limits the sampled tokens of an episode, ``min_tokens`` those of each turn.
+    environment writes. ``prompts``: token ids of all problems' prompts. ``params``: ``max_tokens`` limits the sampled tokens of
+    an episode, ``min_tokens`` those of each turn.
     """
     environment, share = sampler.format.environment, sampler.world.share
     assert environment is not None, "this format has no environment"

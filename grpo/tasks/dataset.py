@@ -119,11 +119,9 @@ class Dataset(GradedTask):
         return problems
 
     def skipped(self, split: Split) -> list[str]:
-        """See :meth:`Task.skipped`."""
         return self._skipped[split]
 
     def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
-        """Verify with the function that ``verify`` names."""
         return self._verify(answers, problems)
 
     def _rows(self, split: Split) -> list[Row]:

@@ -131,7 +131,6 @@ class Math(Downloaded):
     columns = ("problem", "level", "subject", "type", "answer", "solution", "unique_id")
 
     def problem(self, row: Row, split: Split, number: int) -> Problem:
-        """See :meth:`Downloaded.problem`."""
         question, subject = row.text("problem"), row.text("subject", "type")
         # Some releases name a row by its number in the original release, which has other splits; the split makes ids unique.
         name = row.text("unique_id") if row.values.get("unique_id") else str(number)
@@ -139,7 +138,6 @@ class Math(Downloaded):
         return checked_problem(Problem(f"math/{split}/{name}", question, answer, _level(row), subject), row.where)
 
     def solution(self, row: Row) -> str:
-        """The column ``solution``."""
         return row.text("solution").strip()
 
 
@@ -166,9 +164,6 @@ def _short_answer(row: Row, question: str, parse_solutions: bool) -> str:
     raise UserError(f"{row.where}: {what}. Correct or remove the row.")
 
 
-# ----------------------------------------------------------------------------------------------------------------- GSM8K
-
-
 class Gsm8k(Downloaded):
     """GSM8K. Rows have ``question`` and ``answer``, whose short answer follows ``####``; its thousands commas are removed."""
 
@@ -177,7 +172,6 @@ class Gsm8k(Downloaded):
     columns = ("question", "answer")
 
     def problem(self, row: Row, split: Split, number: int) -> Problem:
-        """See :meth:`Downloaded.problem`."""
         question, solution = row.text("question"), row.text("answer")
         _, mark, answer = solution.rpartition("####")
         answer = answer.strip().replace(",", "")

@@ -71,7 +71,6 @@ class Environment:
 
     @cached_property
     def kind(self) -> Any:
-        """The class."""
         return import_object(self.environment)
 
     @cached_property

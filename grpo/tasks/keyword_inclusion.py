@@ -184,10 +184,9 @@ def keywords_of(question: str) -> list[str]:
 def degenerate(response: str, keywords: Sequence[str]) -> dict[str, float]:
     """Classify a response by flags, each 0.0 or 1.0.
 
-    Returns:
-        ``lists_only``: the response has the keywords and at most two other words, not counting words that link a list;
-        ``repeats_prompt``: the response contains the request, regardless of case and spacing;
-        ``is_sentence``: the response is a sentence of the grammar.
+    Returns ``lists_only``: the response has the keywords and at most two other words, not counting words that link a list;
+    ``repeats_prompt``: the response contains the request, regardless of case and spacing; ``is_sentence``: the response is a
+    sentence of the grammar.
     """
     others = set(_WORD.findall(response.lower())) - _LINKING_WORDS - {keyword.lower() for keyword in keywords}
     squeezed = "".join(response.lower().split())

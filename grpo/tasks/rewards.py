@@ -103,9 +103,7 @@ def score_by_task(task: Task, prompt: str, rollouts: Sequence[Rollout]) -> Score
 def score_of(task: Task, prompt: str, reward: str | Mapping[str, float] | None = None, seed: int = 0) -> Score:
     """The score function of rollouts: their task's, with ``reward`` by the study's own reward functions if it has some.
 
-    Args:
-        reward: as in :func:`apply_reward`.
-        seed: of ``random_reward``.
+    ``reward``: as in :func:`apply_reward`. ``seed``: of ``random_reward``.
     """
     by_task = partial(score_by_task, task, prompt)
     return by_task if reward is None else partial(_score_by_own_reward, reward, seed, task, prompt)
@@ -198,9 +196,6 @@ def _checked(path: str, returned: Any, n: int) -> list[Any]:
     return list(returned)  # a function may use its list again
 
 
-# ---------------------------------------------------------------------------- rewards that do not know the right answer
-
-
 def random_rewards(seed: int, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[float]:
     """Draw 0 or 1 for each response with equal chance (arXiv 2506.10947).
 
@@ -219,9 +214,8 @@ def random_rewards(seed: int, problems: Sequence[Problem], completions: Sequence
 def majority_rewards(problems: Sequence[Problem], answers: Sequence[str | None]) -> list[float]:
     """Pay the responses that give the most frequent answer of their group, the first of equals (arXiv 2504.16084).
 
-    Args:
-        problems: of each response; a group is what stands side by side for one problem.
-        answers: read from each response; None is paid nothing.
+    ``problems``: of each response; a group is what stands side by side for one problem. ``answers``: read from each response;
+    None is paid nothing.
     """
     groups = [[answers[i] for i in group] for _, group in groupby(range(len(problems)), lambda i: problems[i].id)]
     paid = []

@@ -95,9 +95,6 @@ class Row:
         return UserError(f"{self.where}: no column {' or '.join(map(repr, columns))} (columns: {has}). Check `{self.key}`.")
 
 
-# --------------------------------------------------------------------------------------------------------------- local files
-
-
 def read_rows(name: str, key: str) -> list[Row]:
     """Read the rows of a study's JSONL, JSON, CSV or parquet file, or a part of them: ``FILE[:90%]`` and ``FILE[90%:]``.
 
@@ -181,9 +178,6 @@ def _arrow_rows(table: Any) -> Places:
     return ((f" row {number}", values) for number, values in enumerate(table.to_pylist(), start=1))
 
 
-# ------------------------------------------------------------------------------------------------------------------- the Hub
-
-
 class HubDataset(Settings):
     """A dataset on the Hugging Face Hub at a fixed revision.
 
@@ -198,11 +192,8 @@ class HubDataset(Settings):
     def rows(self, split: str, columns: Iterable[str], key: str, config: str | None = None) -> list[Row]:
         """Read the rows of a split, or of a part of it (``train[:95%]``), with the values of ``columns`` as in the files.
 
-        Raises UserError if the rows cannot be read, or `datasets` has changed the values of a column.
-
-        Args:
-            key: key of the source in params.yaml.
-            config: configuration of a dataset that has several.
+        Raises UserError if the rows cannot be read, or `datasets` has changed the values of a column. ``key``: key of the
+        source in params.yaml. ``config``: configuration of a dataset that has several.
         """
         import datasets
 

@@ -83,11 +83,7 @@ class Format:
         """Encode a prompt. The question is encoded as plain text, so ``<|im_end|>`` in it does not end a turn.
 
         Raises UserError: the format is a chat, and the tokenizer has no chat template, or one without the environment's tools;
-        or the prompt has no tokens.
-
-        Args:
-            tokenizer: a :class:`grpo.models.tokenizer.Tokenizer`.
-            prompt: from :meth:`prompt`.
+        or the prompt has no tokens. ``tokenizer``: a :class:`grpo.models.tokenizer.Tokenizer`. ``prompt``: from :meth:`prompt`.
         """
         return self.encode_all(tokenizer, [prompt])[0]
 
@@ -181,9 +177,7 @@ class Task:
     def documents(self, seed: int, **options: Any) -> Iterator[tuple[str, str]]:
         """Yield (prompt, response) pairs without end, to pretrain a small model on; none has a validation question.
 
-        Args:
-            seed: of the model.
-            options: ``documents:`` of the model in params.yaml.
+        ``seed``: of the model. ``options``: ``documents:`` of the model in params.yaml.
         """
         raise UserError(
             f"{type(self).__name__} has no documents, so no model can be pretrained for it: give its model the source hub or "
@@ -201,9 +195,7 @@ class Task:
     def traces(self, format: str, **options: Any) -> list[tuple[Problem, str]]:
         """Training problems with responses to fine-tune on, for sft_datasets with ``source: task``.
 
-        Args:
-            format: name of the format of the responses.
-            options: further keys of the entry in ``sft_datasets:``.
+        ``format``: name of the format of the responses. ``options``: further keys of the entry in ``sft_datasets:``.
         """
         raise UserError(
             f"{type(self).__name__} has no traces of its own: use source jsonl or hub, or leave its entry in sft_datasets out."

@@ -19,7 +19,6 @@ Data = tuple[list[Any], list[Problem]]  # what is trained on, problems or chosen
 
 
 def read_data(run: EffectiveRun) -> Data:
-    """Read the run's training and evaluation data."""
     validation = read_problems(run.validation)
     if isinstance(run.config, SftConfig):
         return choose_examples(read_examples(run.train), run.config, run.seed), validation

@@ -110,9 +110,6 @@ def run_identity(study: Study, run: EffectiveRun) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------------------------------------------- start and finish
-
-
 @contextmanager
 def recorded(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as: str | None) -> Iterator[Outputs]:
     """Give the block drafts for its results; move them into place, and record the run in MLflow and its timing file.

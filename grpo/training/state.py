@@ -107,6 +107,9 @@ class RandomStates:
 class SavedState:
     """A run's saved states on disk; the end of its ``with`` block waits for the state that is being written.
 
+    ``step``: the step after which the run was resumed; 0 for a new run. ``loop``: the loop's own state there, as it was given
+    to :meth:`save`.
+
     Args:
         folder: of this run in this configuration.
         every: steps from one state to the next.
@@ -115,10 +118,6 @@ class SavedState:
         told_to_stop: whether the run is to save its state and end after this step.
         world: the processes that train the run together. They differ only in their shares of sharded tensors; rank 0 saves for
             all of them and decides when.
-
-    Attributes:
-        step: the step after which the run was resumed; 0 for a new run.
-        loop: the loop's own state there, as it was given to :meth:`save`.
     """
 
     def __init__(

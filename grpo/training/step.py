@@ -32,9 +32,8 @@ Updates = list[dict[str, float]]  # the metrics of each optimizer step within on
 class RunSetup(Generic[Config]):
     """What is known of a run before a model is loaded. Ray actors receive it too.
 
-    Attributes:
-        data: the training problems; the training examples in supervised fine-tuning.
-        score: rewards rollouts, in training and in validation.
+    ``data``: the training problems; the training examples in supervised fine-tuning. ``score``: rewards rollouts, in training
+    and in validation.
     """
 
     config: Config

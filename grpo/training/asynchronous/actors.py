@@ -111,8 +111,6 @@ class Generator:
 
 
 class Scorer:
-    """The actor that scores rollouts."""
-
     def __init__(self, setup: RunSetup[GrpoConfig]):
         self.setup = setup
 

@@ -25,7 +25,6 @@ torch.serialization.add_safe_globals([ScoredRollouts, Group, Rollout, Completion
 
 
 def result_of(call: Any, limit_s: float = STUCK_AFTER_S) -> Any:
-    """Wait for the result of a call, or of each of several."""
     return ray.get(call, timeout=limit_s)
 
 

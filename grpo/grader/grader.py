@@ -38,11 +38,10 @@ from grpo.grader.compare import Comparison, NeedsAlgebra, T
 from grpo.grader.expression import parse
 from grpo.grader.extract import without_boxes
 from grpo.grader.normalise import half_width, normalise, without_stray_delimiters
-from grpo.grader.number_words import spelt_out
 from grpo.grader.quantity import exact_value, split_unit
 from grpo.grader.symbolic import parses, symbolically_equal
 from grpo.grader.values import Effort
-from grpo.grader.words import based, choice, restated, sentence_value
+from grpo.grader.words import based, choice, restated, sentence_value, spelt_out
 
 MAX_ANSWER_LENGTH = 2000  # characters; a longer answer is equal only if identical
 _CHEAP_EFFORT = 4_000.0

@@ -23,8 +23,6 @@ from typing import Any
 from grpo.common.imports import safe_environment
 from grpo.grader.grader import cheap_verdict
 
-__all__ = ["GraderProcess", "Verdict", "default_process", "grade_batch", "is_equal"]
-
 TIME_LIMIT_S = 0.8
 MEMORY_LIMIT_MB = 1024  # of address space that the worker may use beyond its initial size
 

@@ -9,8 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from grpo.grader.normalise import unwrap_text
-from grpo.grader.number_words import WORDS
-from grpo.grader.words import is_noun
+from grpo.grader.words import WORDS, is_noun
 
 _UNITS = tomllib.loads(Path(__file__).with_name("units.toml").read_text(encoding="utf-8"))
 

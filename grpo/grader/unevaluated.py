@@ -16,9 +16,9 @@ from functools import lru_cache
 from grpo.grader.expression import Node, is_rational, operands, parse, variables
 from grpo.grader.grader import MAX_ANSWER_LENGTH, equal_readings
 from grpo.grader.normalise import normalise, unwrap_text
-from grpo.grader.number_words import number_word
 from grpo.grader.quantity import exact_value, split_unit
 from grpo.grader.split import parts_of, split_equations
+from grpo.grader.words import number_word
 
 _OPERATOR = re.compile(r"[-+*/^!<>=|√·×⋅∙÷−⁄²³]|\\[A-Za-z]|(?<=[\d)])\(")
 _TIMES = re.compile(r"\\(?:times|cdot|ast)(?![A-Za-z])|\*")

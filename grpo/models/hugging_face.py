@@ -18,9 +18,9 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.utils import logging as transformers_logging
 
 from grpo.common.errors import UserError, is_out_of_memory, reason
+from grpo.models.decoding import SharedPrefix
 from grpo.models.examine import SHARED_PROMPT, examine
 from grpo.models.packed_attention import OnDevice, packed_attention
-from grpo.models.prefix_attention import SharedPrefix
 from grpo.models.tokenizer import GENERATION_CONFIG, MODEL_CONFIG
 
 transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -131,7 +131,7 @@ def sample_episodes(
     """
     environment, share = sampler.format.environment, sampler.world.share
     assert environment is not None, "this format has no environment"
-    _require_shown(sampler.format, environment, sampler.tokenizer)
+    require_shown(sampler.format, sampler.tokenizer)
     seeds = _seeds(problems, seed)[share]
     episodes = [
         Turns(prompt, derive_seed(of_question, member))
@@ -150,7 +150,10 @@ def sample_episodes(
     return [found[i : i + n] for i in range(0, len(found), n)]
 
 
-def _require_shown(format: Format, environment: Environment, tokenizer: Any) -> None:
+def require_shown(format: Format, tokenizer: Any) -> None:
+    """Refuse a chat template that leaves out what the format's environment writes."""
+    if (environment := format.environment) is None:
+        return
     answer = {"role": "user"} if environment.speaks else {"role": "tool", "name": environment.tools[0]}
     (ids,) = _encode(format, tokenizer, [[answer | {"content": "a result"}]])
     if "a result" not in tokenizer.decode(ids):

@@ -185,10 +185,8 @@ async def _all_of(awaited: Iterable[Awaitable[Any]]) -> list[Any]:
 
 
 def _checked(path: str, returned: Any, n: int) -> list[Any]:
-    def is_reward(value: Any) -> bool:
-        return value is None or (is_number(value) and math.isfinite(value))
-
-    if not hasattr(returned, "__len__") or len(returned) != n or not all(map(is_reward, returned)):
+    is_list = hasattr(returned, "__len__") and len(returned) == n
+    if not is_list or not all(value is None or (is_number(value) and math.isfinite(value)) for value in returned):
         raise UserError(
             f"reward: {path} returned {reprlib.repr(returned)}. Return {n} finite numbers, one for each completion, or None "
             "for one to which it does not apply."

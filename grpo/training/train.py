@@ -18,12 +18,12 @@ from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.lora import add_adapters
 from grpo.models.sharding import whole_model
 from grpo.rollout.make_engine import Checkpoint, make_engine
-from grpo.rollout.sampling import Sampler, encode_answers
+from grpo.rollout.sampling import Sampler, require_shown
 from grpo.study.effective import EffectiveRun
 from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, SamplingConfig, SftConfig
 from grpo.study.schema import Study
 from grpo.tasks.rewards import score_of
-from grpo.tasks.task import Format, find_format
+from grpo.tasks.task import find_format
 from grpo.tracking.run_log import Outputs, RunLog, now
 from grpo.training.data import Data
 from grpo.training.expert_iteration import train_by_expert_iteration
@@ -51,7 +51,9 @@ def train(study: Study, run: EffectiveRun, data: Data, outputs: Outputs, check_w
     require_own_code(run.config, task.reward_columns)
     format = find_format(task, run.config.prompt)
     if format.chat:
-        require_chat(format, load_tokenizer(run.model))
+        tokenizer = load_tokenizer(run.model)
+        format.encode(tokenizer, "?")  # refuse a tokenizer without a chat template, or without one for episodes
+        require_shown(format, tokenizer)
     reward = run.config.reward if isinstance(run.config, GrpoConfig) else None
     score = score_of(task, run.config.prompt, reward, run.seed)
     items, problems = data
@@ -100,14 +102,6 @@ def train(study: Study, run: EffectiveRun, data: Data, outputs: Outputs, check_w
         "device": study.learner.device,
         "steps": log.times,
     }
-
-
-def require_chat(format: Format, tokenizer: Any) -> None:
-    """Refuse a tokenizer without a chat template, or with one that cannot hold the format's episodes."""
-    format.encode(tokenizer, "?")
-    if (environment := format.environment) is not None:
-        call = {"role": "user"} if environment.speaks else {"role": "tool", "name": environment.tools[0]}
-        encode_answers(format, tokenizer, [[call | {"content": "?"}]])
 
 
 def phase_devices(study: Study, run: EffectiveRun) -> dict[str, str]:

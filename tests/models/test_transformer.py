@@ -22,8 +22,8 @@ from grpo.common.errors import UserError
 from grpo.learner.learner import Learner
 from grpo.learner.losses import estimate_kl
 from grpo.models.checkpoint import compile_layers, load_model, save_checkpoint
+from grpo.models.decoding import KeyValueCache
 from grpo.models.hugging_face import SHARED_PROMPT
-from grpo.models.prefix_attention import KeyValueCache
 from grpo.models.transformer import TransformerConfig, TransformerLM, visible_keys
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine

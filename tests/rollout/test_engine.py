@@ -22,7 +22,7 @@ from grpo.common.errors import UserError
 from grpo.common.records import Completion
 from grpo.common.world import World
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
-from grpo.models.prefix_attention import SharedPrefix
+from grpo.models.decoding import SharedPrefix
 from grpo.rollout.engine import Draw, SamplingParams, derive_seed, require_room
 from grpo.rollout.make_engine import Checkpoint, make_engine, sleeps
 from grpo.rollout.transformers_engine import TransformersEngine, sample

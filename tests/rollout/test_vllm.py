@@ -32,8 +32,7 @@ from grpo.models.checkpoint import load_model, load_tokenizer, named_as_saved, s
 from grpo.rollout.engine import Draw, SamplingParams
 from grpo.rollout.sampling import Sampler, sample_rollouts
 from grpo.rollout.transformers_engine import TransformersEngine
-from grpo.rollout.vllm_engine import VllmEngine, VllmSettings
-from grpo.rollout.vllm_stops import stopping_scheduler
+from grpo.rollout.vllm_engine import VllmEngine, VllmSettings, stopping_scheduler
 from grpo.rollout.vllm_weights import checksums_of_policy, checksums_of_vllm, require_equal_weights
 from grpo.study.methods import GrpoConfig
 from grpo.study.settings import LearnerSettings

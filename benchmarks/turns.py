@@ -18,10 +18,10 @@ from step import BUDGET, make_model
 
 from grpo.common.process import start_threads
 from grpo.common.records import Problem, Rollout
-from grpo.evaluation.evaluate import Sampler, sample_rollouts
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, load_tokenizer
 from grpo.rollout.engine import SamplingParams
+from grpo.rollout.sampling import Sampler, sample_rollouts
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.methods import GrpoConfig
 from grpo.study.settings import LearnerSettings

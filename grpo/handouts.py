@@ -17,8 +17,7 @@ from grpo.common.files import write_json, write_text
 from grpo.evaluation.evaluate import category, count_categories
 from grpo.evaluation.evaluate import log_generations as log_generations
 from grpo.learner.advantages import normalize_within_groups, reward_statistics
-from grpo.learner.losses import LossInputs, find_loss, negative_log_likelihood
-from grpo.learner.masking import masked_normalize, response_weights
+from grpo.learner.losses import LossInputs, find_loss, masked_normalize, negative_log_likelihood, response_weights
 from grpo.learner.microbatches import pad_and_shift
 from grpo.study.methods import LOSSES_OF_THE_HANDOUTS
 from grpo.tasks.keyword_inclusion import keyword_inclusion_reward_fn as keyword_inclusion_reward_fn
@@ -171,7 +170,7 @@ def grpo_microbatch_train_step(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss of one microbatch, already divided for accumulation, with its gradients added to the leaves.
 
-    Each response's token losses are reduced by ``length_normalization`` (:func:`grpo.learner.masking.response_weights`), then
+    Each response's token losses are reduced by ``length_normalization`` (:func:`grpo.learner.losses.response_weights`), then
     averaged over the ``gradient_accumulation_steps`` equal microbatches of an optimizer step. A response without tokens adds
     nothing.
 

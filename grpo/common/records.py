@@ -38,7 +38,7 @@ TOOL_CALL = ("<tool_call>", "</tool_call>")  # around the JSON of a call, unless
 
 @dataclass(frozen=True)
 class Episode:
-    """What happened in an episode of several turns (:mod:`grpo.evaluation.episodes`)."""
+    """What happened in an episode of several turns (:mod:`grpo.rollout.sampling`)."""
 
     # Role and text of each message after the prompt: `assistant` (of the policy), `tool` or `user` (of the environment).
     messages: tuple[tuple[str, str], ...]

@@ -36,9 +36,7 @@ CUT_SHORT = {  # finish reason -> problem
 class Endpoint:
     """Address, model and key of an endpoint.
 
-    Attributes:
-        base_url: usually ends with /v1.
-        key: never shown; ``NO_KEY`` if there is none.
+    ``base_url``: usually ends with /v1. ``key``: never shown; ``NO_KEY`` if there is none.
     """
 
     base_url: str
@@ -49,11 +47,7 @@ class Endpoint:
 def endpoint_from_environment(environ: Mapping[str, str]) -> Endpoint:
     """Read the endpoint from OPENAI_BASE_URL, OPENAI_MODEL and OPENAI_API_KEY.
 
-    Args:
-        environ: such as ``os.environ``.
-
-    Raises:
-        UserError: the address or the model is missing, or a value is invalid.
+    ``environ``: such as ``os.environ``. Raises UserError if the address or the model is missing, or a value is invalid.
     """
     url = environ.get("OPENAI_BASE_URL", "").strip().rstrip("/")
     if not re.fullmatch(r"https?://[^\s@?#]+", url):  # the message does not show the address, which may contain a password
@@ -73,10 +67,8 @@ def endpoint_from_environment(environ: Mapping[str, str]) -> Endpoint:
 def propose_with(endpoint: Endpoint, strategy: str) -> Propose:
     """Make the function that proposes programs by a language model, with one of ``STRATEGIES``.
 
-    The function raises UserError if the endpoint refuses the key or the model, or if its address does not exist.
-
-    Raises:
-        UserError: the sandbox cannot restrict reading on this system, and ``KISSING_UNFENCED`` is not 1.
+    The function raises UserError if the endpoint refuses the key or the model, or if its address does not exist. Raises
+    UserError if the sandbox cannot restrict reading on this system, and ``KISSING_UNFENCED`` is not 1.
     """
     if not landlock_version() and os.environ.get(UNFENCED) != "1":
         raise UserError(
@@ -104,8 +96,7 @@ class _Model:
     def ask(self, messages: Messages, seed: int, parents: tuple[int, ...]) -> Proposal:
         """Ask the model for a proposal; its ``problem`` is the reason if there is no program.
 
-        Raises:
-            UserError: the endpoint refuses the key or the model, its address does not exist, or the account is empty.
+        Raises UserError if the endpoint refuses the key or the model, its address does not exist, or the account is empty.
         """
         url, model = self._endpoint.base_url, self._endpoint.model
         try:

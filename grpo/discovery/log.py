@@ -84,7 +84,6 @@ class Log:
 
     @property
     def best(self) -> Attempt | None:
-        """See :func:`best_of`."""
         return best_of(self.attempts)
 
     def add(self, attempt: Attempt) -> None:
@@ -109,31 +108,21 @@ def to_json(settings: Settings, attempts: Sequence[Attempt]) -> dict[str, Any]:
 
 
 def open_log(path: Path, settings: Settings) -> Log:
-    """Open the log at ``path`` to continue it, or a new one if there is none.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """Open the log at ``path`` to continue it, or a new one if there is none. Raises UserError if the file is damaged."""
     return Log(path, settings, read_log(path)[1] if path.exists() else [])
 
 
 def read_log(path: Path, made_by: str = "") -> tuple[Settings, list[Attempt]]:
     """Read a log file.
 
-    Args:
-        made_by: the stage that makes it, for the error message; empty if none does.
-
-    Raises:
-        UserError: the file is missing or damaged.
+    ``made_by``: the stage that makes it, for the error message; empty if none does. Raises UserError if the file is missing or
+    damaged.
     """
     values = read_json(path, made_by, keys=("settings", "attempts"))
     try:
         return _SETTINGS.validate_python(values["settings"]), _ATTEMPTS.validate_python(values["attempts"])
     except ValidationError as error:
         raise damaged(path, error, made_by) from error
-
-
-# -------------------------------------------------------------------------------------------------------------- summary
 
 
 def summarise(log: Log, ended_by: str, committed: Verification) -> dict[str, Any]:

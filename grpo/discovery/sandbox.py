@@ -82,8 +82,7 @@ class ProgramError(Exception):
 def run_program(source: bytes, limits: Limits, name: str = "program.py") -> Any:
     """Run a program in the sandbox and return its points: ``run_code()``, ``get_centers()`` or ``points``, as read from JSON.
 
-    Args:
-        name: the program's name in messages.
+    ``name``: the program's name in messages.
 
     Raises:
         ProgramError: it has no result, or exceeded a limit.

@@ -82,11 +82,7 @@ class Comparison(ctypes.Structure):
 
 
 def call(function: Any, *arguments: int | bytes | ctypes.Array[Any] | None) -> int:
-    """Call a function of a C library, with whole numbers as C's long.
-
-    Raises:
-        OSError: it returned a negative number.
-    """
+    """Call a function of a C library, with whole numbers as C's long. Raises OSError if it returned a negative number."""
     result: int = function(*(ctypes.c_long(one) if isinstance(one, int) else one for one in arguments))
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -96,8 +92,7 @@ def call(function: Any, *arguments: int | bytes | ctypes.Array[Any] | None) -> i
 def refuse_system_calls() -> None:
     """Block all system calls but the allowed ones, permanently.
 
-    Raises:
-        OSError: libseccomp is missing, or the kernel has no filters.
+    Raises OSError: libseccomp is missing, or the kernel has no filters.
     """
     seccomp = ctypes.CDLL("libseccomp.so.2", use_errno=True)
     seccomp.seccomp_init.restype = ctypes.c_void_p
@@ -112,9 +107,6 @@ def refuse_system_calls() -> None:
         if number >= 0:  # this machine has such a call
             call(seccomp.seccomp_rule_add_array, context, ALLOW, number, count, (Comparison * count)(*compared))
     call(seccomp.seccomp_load, context)
-
-
-# -------------------------------------------------------------------------------------------------- other protections
 
 
 def landlock_version() -> int:
@@ -168,9 +160,6 @@ def protect(given: dict[str, Any]) -> None:
                 os.close(os.open(folder, os.O_RDONLY))
                 sys.exit(f"{folder} can be read: libraries of Python or the system are there or above: work elsewhere.")
     refuse_system_calls()
-
-
-# ------------------------------------------------------------------------------------------------------------- the program
 
 
 def answer(source: bytes, name: str, memory_mb: float) -> str:

@@ -50,13 +50,8 @@ class Budget:
 def search(propose: Propose, verify: Verify, budget: Budget, log: Log) -> str:
     """Search until the budget is used up, and write the log and the best program after every attempt.
 
-    A search that was killed continues from its log, because seeds depend only on an attempt's index.
-
-    Returns:
-        the limit that ended the search.
-
-    Raises:
-        UserError: the endpoint does not answer.
+    A search that was killed continues from its log, because seeds depend only on an attempt's index. Returns the limit that
+    ended the search. Raises UserError if the endpoint does not answer.
     """
     if log.best is not None:
         _keep(log, log.best)  # it may have been killed between writing the log and the program

@@ -30,9 +30,6 @@ BASELINE = (
 )
 
 
-# ---------------------------------------------------------------------------------------------------------- strategies
-
-
 def best_of_n(attempts: Sequence[Attempt]) -> tuple[int, ...]:
     """Independent answers to the baseline prompt; the verifier picks the best of them."""
     return ()
@@ -106,10 +103,8 @@ def extract_program(answer: str) -> tuple[str | None, str]:
     """Extract the program from an answer: the last fenced block that defines what the evaluator looks for.
 
     Later blocks that only use it are ignored, and so is text in reasoning tags. If no block defines it, the last block is the
-    program, and the evaluator will report what is missing. An answer without fences may be a program as a whole.
-
-    Returns:
-        the program and "", or None and the reason why there is none.
+    program, and the evaluator will report what is missing. An answer without fences may be a program as a whole. Returns the
+    program and "", or None and the reason why there is none.
     """
     if not answer.strip():
         return None, "the answer is empty"

@@ -46,8 +46,7 @@ class Verification:
 def verify_program(program: Path, limits: Limits = Limits()) -> Verification:  # noqa: B008 - it is frozen
     """Run a program in the sandbox and check its points; any misbehaviour of the program gives a verdict.
 
-    Raises:
-        UserError: the file cannot be read.
+    Raises UserError if the file cannot be read.
     """
     try:
         source = program.read_bytes()
@@ -68,8 +67,7 @@ def verify_text(text: str | bytes, limits: Limits = Limits(), name: str = "progr
 def check_points(points: object) -> Verification:
     """Check exactly whether points prove a lower bound on the kissing number.
 
-    Args:
-        points: lists of integers of any size, as read from JSON; any other value gets a verdict that says what it is.
+    ``points``: lists of integers of any size, as read from JSON; any other value gets a verdict that says what it is.
     """
     if not isinstance(points, list):
         return _invalid(f"The points are {reprlib.repr(points)}, expected a list of lists of integers")

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from grpo.common.files import atomic_folder, note_that_off, read_jsonl, write_json, write_text
 from grpo.common.process import start_threads
 from grpo.common.records import Problem, Rollout, read_problems
-from grpo.evaluation.episodes import transcript
 from grpo.evaluation.evaluator import CheckpointEvaluator, stage_run
 from grpo.evaluation.kl import Start, kept_checkpoints, metadata_of, own_checkpoints
 from grpo.results.intervals import difference_of, mean_of
 from grpo.results.statistics import mean_over_problems
+from grpo.rollout.sampling import transcript
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN, BestOfN
@@ -39,11 +39,7 @@ MAX_SUBSETS = 2000  # if there are more subsets, majority@N uses this many rando
 def pass_at_n(correct: Floats, n: int) -> Floats:
     """Probability that at least one of ``n`` samples is right: 1 - C(S - c, n) / C(S, n) (Chen et al. 2021, arXiv:2107.03374).
 
-    Args:
-        correct: (problems, S), 1.0 where a sample is right, else 0.0.
-
-    Returns:
-        (problems,).
+    ``correct``: (problems, S), 1.0 where a sample is right, else 0.0. Returns (problems,).
     """
     samples = correct.shape[1]
     return np.array([1 - comb(samples - int(right), n) / comb(samples, n) for right in correct.sum(axis=1)])
@@ -53,14 +49,8 @@ def best_at_n(correct: Floats, scores: Floats, n: int) -> Floats:
     """Probability that the sample with the highest score among ``n`` is right.
 
     The sample of rank k (0 is best) is the best in C(S - 1 - k, n - 1) of the C(S, n) subsets. Samples with equal scores count
-    with their mean correctness.
-
-    Args:
-        correct: (problems, S).
-        scores: (problems, S), such as mean token log-probabilities.
-
-    Returns:
-        (problems,).
+    with their mean correctness. Returns (problems,). ``correct``: (problems, S). ``scores``: (problems, S), such as mean token
+    log-probabilities.
     """
     samples = correct.shape[1]
     weights = np.array([comb(samples - 1 - k, n - 1) for k in range(samples)]) / comb(samples, n)
@@ -75,14 +65,9 @@ def best_at_n(correct: Floats, scores: Floats, n: int) -> Floats:
 def majority_at_n(correct: Floats, votes: NDArray[np.int64], n: int) -> Floats:
     """Probability that the most frequent answer among ``n`` samples is right; tied answers have equal weight.
 
-    It averages over all subsets of n samples, or over MAX_SUBSETS random ones if there are more.
-
-    Args:
-        correct: (problems, S).
-        votes: (problems, S), equal numbers for equal answers; -1 for a sample without an answer, which has no vote.
-
-    Returns:
-        (problems,); a subset without votes counts as wrong.
+    It averages over all subsets of n samples, or over MAX_SUBSETS random ones if there are more. Returns (problems,); a subset
+    without votes counts as wrong. ``correct``: (problems, S). ``votes``: (problems, S), equal numbers for equal answers; -1 for
+    a sample without an answer, which has no vote.
     """
     chosen = _subsets(correct.shape[1], n, np.random.default_rng(0))
     results = []
@@ -114,11 +99,8 @@ def _subsets(samples: int, n: int, generator: np.random.Generator) -> Floats:
 def ranking_quality(correct: Floats, scores: Floats, lengths: Floats, formed: Floats) -> dict[str, float]:
     """Measure how well the score separates right from wrong samples of a problem, which decides how close Best@N is to pass@N.
 
-    Only problems with both right and wrong samples (mixed ones) are informative.
-
-    Args:
-        correct, scores, lengths: (problems, S); length in tokens.
-        formed: (problems, S), 1.0 where a sample has the right form.
+    Only problems with both right and wrong samples (mixed ones) are informative. ``correct``, ``scores``, ``lengths``:
+    (problems, S); length in tokens. ``formed``: (problems, S), 1.0 where a sample has the right form.
 
     Returns:
         shares of problems ``never_solved``, ``always_solved`` and ``mixed``. Over the mixed ones, and missing without any:
@@ -159,8 +141,7 @@ def ranking_quality(correct: Floats, scores: Floats, lengths: Floats, formed: Fl
 def run_best_of_n(study: Study) -> dict[str, Any]:
     """Sample the base model several times on each problem in each format, and write samples and estimates.
 
-    Returns:
-        for each prompt: for each N ``pass``, ``best`` and ``majority`` with 95% intervals over problems, and ``ranking``.
+    Returns for each prompt: for each N ``pass``, ``best`` and ``majority`` with 95% intervals over problems, and ``ranking``.
     """
     settings = study.evaluation.best_of_n
     evaluator = CheckpointEvaluator(study, paths.model(MAIN))
@@ -217,10 +198,8 @@ def estimates(settings: BestOfN, format: Format, groups: Sequence[Sequence[Rollo
 def measure_pass_at_k(study: Study, experiment: str) -> dict[str, Any]:
     """Sample base, middle and last checkpoint of the runs that ``checkpoints`` names, and write data/pass_at_k and the report.
 
-    The middle is the kept checkpoint (``keep_steps``) next to half of the run's steps; without one it is left out.
-
-    Returns:
-        what :func:`pass_at_k_of` returns, by arm.
+    The middle is the kept checkpoint (``keep_steps``) next to half of the run's steps; without one it is left out. Returns what
+    :func:`pass_at_k_of` returns, by arm.
     """
     settings, task = study.evaluation.best_of_n, study.experiments[experiment].task
     start_threads(study.threads)
@@ -259,8 +238,7 @@ def measure_pass_at_k(study: Study, experiment: str) -> dict[str, Any]:
 def pass_at_k_of(records: Sequence[dict[str, Any]], samples: int, n: Sequence[int]) -> dict[str, Any]:
     """Estimate pass@k of an arm at base, middle and end.
 
-    Args:
-        records: of each run and place its ``step`` and, by problem, how many of ``samples`` are ``right``.
+    ``records``: of each run and place its ``step`` and, by problem, how many of ``samples`` are ``right``.
 
     Returns:
         ``runs``, ``problems``, ``samples``; ``places``: for each that all runs have its ``step`` and ``k``, for each k pass@k
@@ -290,10 +268,8 @@ def pass_at_k_of(records: Sequence[dict[str, Any]], samples: int, n: Sequence[in
 def with_zero_shot(study: Study, prompt: str, metrics: dict[str, Any]) -> dict[str, Any]:
     """Replace the estimates for N = 1 by the zero-shot accuracy, if both stages asked the same problems in this format.
 
-    The handout defines N = 1 by the zero-shot generations (NLPDL, homework 3, problem 2).
-
-    Raises:
-        UserError: the zero-shot generations are missing or damaged.
+    The handout defines N = 1 by the zero-shot generations (NLPDL, homework 3, problem 2). Raises UserError if the zero-shot
+    generations are missing or damaged.
     """
     evaluation = study.evaluation
     same = evaluation.best_of_n.problems == evaluation.zero_shot_problems and prompt in evaluation.zero_shot_prompts

@@ -5,54 +5,21 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 from tqdm import tqdm
 
 from grpo.common.records import Problem, Rollout, whole
-from grpo.common.world import ALONE, World
-from grpo.evaluation.episodes import sample_episodes
-from grpo.rollout.engine import Engine, SamplingParams, derive_seed, require_room
+from grpo.rollout.engine import SamplingParams, derive_seed
+from grpo.rollout.sampling import Sampler, sample_rollouts, score_rollouts
 from grpo.study.settings import Evaluation
-from grpo.tasks.rewards import apply_reward, majority_rewards, random_rewards
-from grpo.tasks.task import Format, ScoredBatch, Task, find_format
-from grpo.tasks.task import rewards as under_their_keys
-
-Score = Callable[[Sequence[Rollout]], ScoredBatch]
-"""Gives the rewards of a batch of rollouts."""
+from grpo.tasks.task import Format
 
 SEQUENCES_PER_CHUNK = 1024  # of one call of the engine; results depend on it, because each chunk has its own seed
 
-CATEGORIES = {
-    "format 1, answer 1": (1.0, 1.0),
-    "format 1, answer 0": (1.0, 0.0),
-    "format 0, answer 0": (0.0, 0.0),
-}
+CATEGORIES = {"format 1, answer 1": (1.0, 1.0), "format 1, answer 0": (1.0, 0.0), "format 0, answer 0": (0.0, 0.0)}
 OTHER = "other rewards"  # partial rewards, of a task or reward function that gives them
-
-
-@dataclass(frozen=True)
-class Sampler:
-    """Everything that turns problems into rollouts, in the processes of ``world``, which share the problems."""
-
-    engine: Engine
-    tokenizer: Any
-    format: Format
-    score: Score
-    world: World = ALONE
-
-    def encode(self, problems: Sequence[Problem]) -> list[tuple[int, ...]]:
-        """Token ids of each problem's prompt."""
-        return self.format.encode_all(self.tokenizer, [self.format.prompt_of(problem) for problem in problems])
-
-    def require_room(self, problems: Sequence[Problem], max_tokens: int, key: str, source: str) -> None:
-        """Refuse problems with prompts that are too long, before sampling (:func:`grpo.rollout.engine.require_room`)."""
-        environment = self.format.environment
-        observations = environment.most_observation_tokens if environment else 0
-        require_room(self.engine.context, self.encode(problems), max_tokens, key, source, observations)
 
 
 def evaluation_sampling(evaluation: Evaluation, format: Format) -> SamplingParams:
@@ -61,20 +28,12 @@ def evaluation_sampling(evaluation: Evaluation, format: Format) -> SamplingParam
 
 
 def evaluate(
-    sampler: Sampler,
-    problems: Sequence[Problem],
-    params: SamplingParams,
-    seed: int,
-    n: int = 1,
-    progress: bool = False,
+    sampler: Sampler, problems: Sequence[Problem], params: SamplingParams, seed: int, n: int = 1, progress: bool = False
 ) -> list[list[Rollout]]:
     """Sample and score ``n`` completions of each problem, chunk by chunk.
 
-    Args:
-        progress: show a progress bar if there are several chunks.
-
-    Returns:
-        a list of ``n`` rollouts for each problem, in the order of ``problems``, in all processes.
+    ``progress``: show a progress bar if there are several chunks. Returns a list of ``n`` rollouts for each problem, in the
+    order of ``problems``, in all processes.
     """
     size = max(1, SEQUENCES_PER_CHUNK // n)
     starts = range(0, len(problems), size)
@@ -88,70 +47,6 @@ def evaluate(
             print(f"warning: {late} answers took the grader too long and count as wrong", file=sys.stderr)
         groups += [rollouts[i : i + n] for i in range(0, len(rollouts), n)]
     return groups
-
-
-def sample_rollouts(sampler: Sampler, problems: Sequence[Problem], params: SamplingParams, n: int, seed: int) -> list[Rollout]:
-    """Sample ``n`` rollouts for each problem of this process's share, without scores; training uses it too.
-
-    Returns:
-        the rollouts, those of a problem side by side.
-    """
-    prompts, share = sampler.encode(problems), sampler.world.share
-    if sampler.format.environment is None:
-        groups = sampler.engine.generate(prompts, params, n=n, seed=seed)
-    else:
-        groups = sample_episodes(sampler, problems, prompts, params, n, seed)
-    if (sizes := [len(group) for group in groups]) != [n] * len(prompts[share]):
-        raise ValueError(f"the engine was asked for groups of {n} responses, and returned groups of {sizes}")
-    for length in (len(one.log_probs) for group in groups for one in group):
-        if not 1 <= length <= params.max_tokens:
-            raise ValueError(f"the engine was asked for 1 to {params.max_tokens} tokens, and returned a response of {length}")
-    mine = zip(problems[share], prompts[share], groups, strict=True)
-    return [Rollout(problem, ids, completion) for problem, ids, group in mine for completion in group]
-
-
-def score_rollouts(score: Score, rollouts: Sequence[Rollout]) -> None:
-    """Score all rollouts at once, in place; training uses it too."""
-    scored = score(rollouts)
-    for rollout, rewards, timed_out in zip(rollouts, scored.rewards, scored.out_of_time, strict=True):
-        rollout.rewards, rollout.timed_out = rewards, timed_out
-
-
-def score_by_task(task: Task, prompt: str, rollouts: Sequence[Rollout]) -> ScoredBatch:
-    """Score rollouts with a task, in one of its formats (:meth:`grpo.tasks.task.Task.score`), or by their environments."""
-    scored = task.score(prompt, [r.problem for r in rollouts], [r.completion.text for r in rollouts])
-    for place, episode in enumerate(rollout.completion.episode for rollout in rollouts):
-        if episode is not None and episode.reward is not None:
-            scored.rewards[place], scored.out_of_time[place] = under_their_keys(True, episode.reward), False
-    return scored
-
-
-def score_of(task: Task, prompt: str, reward: str | Mapping[str, float] | None = None, seed: int = 0) -> Score:
-    """The score function of rollouts: their task's, with ``reward`` by the study's own reward functions if it has some.
-
-    Args:
-        reward: as in :func:`grpo.tasks.rewards.apply_reward`.
-        seed: of ``random_reward``.
-    """
-    by_task = partial(score_by_task, task, prompt)
-    return by_task if reward is None else partial(_score_by_own_reward, reward, seed, task, prompt)
-
-
-def _score_by_own_reward(
-    reward: str | Mapping[str, float], seed: int, task: Task, prompt: str, rollouts: Sequence[Rollout]
-) -> ScoredBatch:
-    format, named = find_format(task, prompt), [reward] if isinstance(reward, str) else reward
-    prompts = [format.prompt_of(rollout.problem) for rollout in rollouts]
-    completions, problems = [r.completion for r in rollouts], [r.problem for r in rollouts]
-    scored = score_by_task(task, prompt, rollouts)
-    controls = {
-        "random_reward": lambda: random_rewards(seed, problems, completions),
-        "majority_reward": lambda: majority_rewards(problems, [format.read(one.text) for one in completions]),
-    }
-    for name in controls.keys() & set(named):
-        for own, value in zip(scored.rewards, controls[name](), strict=True):
-            own[name] = value
-    return apply_reward(reward, prompts, completions, problems, scored, task.reward_columns)
 
 
 def grader_timeouts(rollouts: Sequence[Rollout]) -> int:
@@ -211,13 +106,9 @@ def log_generations(
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Log generations as the handout asks.
 
-    Args:
-        token_entropies: mean token entropy (nats) of each response.
-        response_lengths: in tokens.
-
-    Returns:
-        a record for each response (prompt, response, ground truth, rewards, mean token entropy, length), and a summary: mean
-        entropy, and mean length of all, of the correct, and of the incorrect responses (NaN if there are none).
+    ``token_entropies``: mean token entropy (nats) of each response. ``response_lengths``: in tokens. Returns a record for each
+    response (prompt, response, ground truth, rewards, mean token entropy, length), and a summary: mean entropy, and mean length
+    of all, of the correct, and of the incorrect responses (NaN if there are none).
     """
     records = [
         {"prompt": p, "response": r, "ground_truth": t, **s, "token_entropy": e, "response_length": n}

@@ -14,25 +14,18 @@ from grpo.common.files import atomic_folder, files_digest, require_writable, wri
 from grpo.common.process import start_threads
 from grpo.common.records import Problem, Rollout, read_problems
 from grpo.common.safe_text import MARKDOWN
-from grpo.evaluation.episodes import episode_measures, transcript
-from grpo.evaluation.evaluate import (
-    Sampler,
-    category,
-    count_categories,
-    evaluate,
-    evaluation_sampling,
-    score_of,
-    summarize,
-)
+from grpo.evaluation.evaluate import category, count_categories, evaluate, evaluation_sampling, summarize
 from grpo.models import require_checkpoint
 from grpo.models.checkpoint import load_model, load_tokenizer
 from grpo.results.statistics import wilson_interval
 from grpo.rollout.make_engine import Checkpoint, make_engine
+from grpo.rollout.sampling import Sampler, episode_measures, transcript
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN
 from grpo.tasks.build import longest_prompt, within
 from grpo.tasks.dataset import entry_of_file
+from grpo.tasks.rewards import score_of
 from grpo.tasks.task import find_format
 from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_study import study_params, study_state, study_tags
@@ -43,12 +36,8 @@ EXAMPLES_OF_EACH = 10
 class CheckpointEvaluator:
     """Evaluator of a checkpoint, loaded once and sampled in several formats of a task.
 
-    Args:
-        task: name of the task in the study.
-        limit: key of params.yaml that limits the response length, for messages.
-
-    Raises:
-        UserError: the folder holds no checkpoint.
+    Raises UserError if the folder holds no checkpoint. ``task``: name of the task in the study. ``limit``: key of params.yaml
+    that limits the response length, for messages.
     """
 
     def __init__(self, study: Study, checkpoint: Path, task: str = MAIN, limit: str = "evaluation.max_tokens"):
@@ -65,8 +54,7 @@ class CheckpointEvaluator:
     def require_room(self, problems: Sequence[Problem], prompts: Sequence[str]) -> None:
         """Refuse problems that are too long for the model in one of these formats, before sampling.
 
-        Raises:
-            UserError: as :func:`grpo.rollout.engine.require_room`.
+        Raises UserError as :func:`grpo.rollout.engine.require_room`.
         """
         max_tokens = self.study.evaluation.max_tokens
         for prompt in prompts:
@@ -115,8 +103,7 @@ def evaluate_any(
 ) -> dict[str, Any]:
     """Evaluate any checkpoint on problems of a task of the study (:func:`evaluate_checkpoint`).
 
-    Raises:
-        UserError: the task or prompt is unknown, there is no checkpoint, or ``folder`` cannot be written.
+    Raises UserError if the task or prompt is unknown, there is no checkpoint, or ``folder`` cannot be written.
     """
     find_format(study.task(task), prompt)
     require_checkpoint(checkpoint)
@@ -186,14 +173,10 @@ def stage_run(
     mlflow.finish()
 
 
-# ----------------------------------------------------------------------------------------------------- zero-shot
-
-
 def run_math_baseline(study: Study) -> dict[str, Any]:
     """Evaluate the base model zero-shot, and write all completions, examples of each outcome, and the metrics.
 
-    Returns:
-        for each prompt what :func:`evaluate_checkpoint` returns.
+    Returns for each prompt what :func:`evaluate_checkpoint` returns.
     """
     evaluator, prompts = CheckpointEvaluator(study, paths.model(MAIN)), study.evaluation.zero_shot_prompts
     problems = read_problems(paths.validation(MAIN))[: study.evaluation.zero_shot_problems]
@@ -211,16 +194,10 @@ def run_math_baseline(study: Study) -> dict[str, Any]:
 def evaluate_file(study: Study, file: Path, folder: Path, prompts: Sequence[str], measure: Measure) -> dict[str, Any]:
     """Ask the study's base model the questions of a file (:func:`entry_of_file`), and write what the stage writes.
 
-    Questions that are too long for the model's context are left out, which is printed.
-
-    Args:
-        measure: :func:`evaluate_checkpoint`, or :func:`grpo.evaluation.best_of_n.sample_checkpoint`.
-
-    Returns:
-        what ``measure`` returns for each prompt; also in ``folder``/metrics.json.
-
-    Raises:
-        UserError: a row is unusable, no question fits, or the task lacks one of the prompts.
+    Questions that are too long for the model's context are left out, which is printed. ``measure``:
+    :func:`evaluate_checkpoint`, or :func:`grpo.evaluation.best_of_n.sample_checkpoint`. Returns what ``measure`` returns for
+    each prompt; also in ``folder``/metrics.json. Raises UserError if a row is unusable, no question fits, or the task lacks one
+    of the prompts.
     """
     study = study.model_copy(update={"tasks": {**study.tasks, MAIN: entry_of_file(file)}})
     task = study.task(MAIN)

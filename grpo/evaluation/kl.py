@@ -22,16 +22,18 @@ from grpo.common.errors import UserError
 from grpo.common.files import read_json, write_json, write_text
 from grpo.common.process import start_threads
 from grpo.common.records import Problem, Rollout, read_problems
-from grpo.evaluation.evaluate import Sampler, evaluate, evaluation_sampling, score_by_task
+from grpo.evaluation.evaluate import evaluate, evaluation_sampling
 from grpo.evaluation.evaluator import stage_run
-from grpo.learner.kl import estimate_kl
+from grpo.learner.losses import estimate_kl
 from grpo.learner.microbatches import of_like_length, padded_microbatches, texts_of
 from grpo.models.checkpoint import load_model, load_tokenizer
 from grpo.results.intervals import mean_of, mean_of_any
 from grpo.results.statistics import t_interval
 from grpo.rollout.make_engine import Checkpoint, make_engine
+from grpo.rollout.sampling import Sampler
 from grpo.study import paths
 from grpo.study.schema import TOKENS_ON_CPU, Study
+from grpo.tasks.rewards import score_by_task
 from grpo.tasks.task import find_format
 
 Scores = NDArray[np.float64]
@@ -127,7 +129,7 @@ class Start:
 
         Returns:
             for each its ``problem``, ``tokens``, ``answer_reward``, and two estimates of the KL summed over its tokens
-            (nats; :func:`grpo.learner.kl.estimate_kl`): ``sampled`` and ``low_variance``.
+            (nats; :func:`grpo.learner.losses.estimate_kl`): ``sampled`` and ``low_variance``.
         """
         policy = self.load(checkpoint)
         self.sampler.engine.synchronize(policy, self.sampler.engine.policy_version + 1)

@@ -22,12 +22,8 @@ def sample_sft_dataset(
 ) -> dict[str, Any]:
     """Sample the teacher's solutions of the training questions, and write them, right and wrong ones, to ``target``.
 
-    Returns:
-        the report of :func:`build_sft_dataset`, with ``sampled``: the teacher, the number of responses, and the numbers left
-        out.
-
-    Raises:
-        UserError: the teacher cannot be loaded, lacks a chat template that it needs, or gave no usable response.
+    Returns the report of :func:`build_sft_dataset`, with ``sampled``: the teacher, the number of responses, and the numbers
+    left out. Raises UserError if the teacher cannot be loaded, lacks a chat template that it needs, or gave no usable response.
     """
     problems = read_problems(paths.train(name))
     if settings.questions is not None and settings.questions > len(problems):
@@ -62,10 +58,8 @@ def traces_of(task: Task, settings: SampledTraces, rollouts: Sequence[Rollout]) 
     """Turn responses into traces in the format of the data set.
 
     Left out are responses cut off by the token limit, because they would teach the model not to end; repetitions; and, if the
-    teacher was asked in another format, responses whose answer cannot be read.
-
-    Returns:
-        the traces, and the number of responses, in total and left out by reason.
+    teacher was asked in another format, responses whose answer cannot be read. Returns the traces, and the number of responses,
+    in total and left out by reason.
     """
     format, rewritten = find_format(task, settings.prompt), settings.asked_in != settings.prompt
     traces: dict[tuple[str, str], Trace] = {}

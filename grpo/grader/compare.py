@@ -11,13 +11,12 @@ from typing import Self, TypeVar
 from grpo.grader.expression import Node, cleared, parse
 from grpo.grader.names import assigned, is_name, letters_of, named_sides, same_name, with_argument_of
 from grpo.grader.normalise import RELATION, unwrap_text
-from grpo.grader.number_words import number_word
 from grpo.grader.numeric import number, ratio, same_value
 from grpo.grader.quantity import PERCENT, conversion, exact_value, same_amount, same_number, same_quantity, split_unit
 from grpo.grader.relations import as_real_set, in_usual_signs, member_of, same_reals
 from grpo.grader.split import matrix_rows, parts_of, points_of, split_equations, top_level
 from grpo.grader.values import Effort
-from grpo.grader.words import based, same_ratio, same_time, same_words
+from grpo.grader.words import based, number_word, same_ratio, same_time, same_words
 
 _MAX_PARTS = 40
 

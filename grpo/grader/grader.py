@@ -38,11 +38,10 @@ from grpo.grader.compare import Comparison, NeedsAlgebra, T
 from grpo.grader.expression import parse
 from grpo.grader.extract import without_boxes
 from grpo.grader.normalise import half_width, normalise, without_stray_delimiters
-from grpo.grader.number_words import spelt_out
 from grpo.grader.quantity import exact_value, split_unit
 from grpo.grader.symbolic import parses, symbolically_equal
 from grpo.grader.values import Effort
-from grpo.grader.words import based, choice, restated, sentence_value
+from grpo.grader.words import based, choice, restated, sentence_value, spelt_out
 
 MAX_ANSWER_LENGTH = 2000  # characters; a longer answer is equal only if identical
 _CHEAP_EFFORT = 4_000.0
@@ -84,8 +83,7 @@ def is_equivalent(answer: str, ground_truth: str) -> bool:
 def check_ground_truth(ground_truth: str) -> None:
     """Check that answers can be compared with this ground truth.
 
-    Raises:
-        UserError: it is empty, too long or unreadable, or its braces do not match.
+    Raises UserError if it is empty, too long or unreadable, or its braces do not match.
     """
     if _INTEGER.fullmatch(ground_truth):
         return
@@ -152,8 +150,7 @@ def equal_readings(answer: str, truth: str) -> list[str]:
 def _equal_readings(answer: str, truth: str, comparison: Comparison) -> Iterator[str]:
     """Yield the readings of an answer that equal the truth: as it is, its sentence's value, its conclusion, its choice.
 
-    Raises:
-        NeedsAlgebra: after all other readings, if only computer algebra can decide one.
+    Raises NeedsAlgebra: after all other readings, if only computer algebra can decide one.
     """
     answer, truth = without_stray_delimiters(without_boxes(half_width(answer))), half_width(truth)
     normal_truth = _normal_truth(truth)

@@ -119,8 +119,7 @@ def _names_by_values(text: str, values: list[str]) -> bool:
 
 
 def _is_fraction(text: str) -> bool:
-    value = exact_value(text)
-    return value is not None and value.denominator > 1
+    return (value := exact_value(text)) is not None and value.denominator > 1
 
 
 def with_argument_of(truth: str, answer: str) -> str:

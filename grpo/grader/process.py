@@ -23,8 +23,6 @@ from typing import Any
 from grpo.common.imports import safe_environment
 from grpo.grader.grader import cheap_verdict
 
-__all__ = ["GraderProcess", "Verdict", "default_process", "grade_batch", "is_equal"]
-
 TIME_LIMIT_S = 0.8
 MEMORY_LIMIT_MB = 1024  # of address space that the worker may use beyond its initial size
 
@@ -72,11 +70,7 @@ class GraderProcess:
         self._worker: _Worker | None = None
 
     def verdict(self, answer: str, truth: str) -> Verdict:
-        """Grade one answer, after those of other threads.
-
-        Raises:
-            RuntimeError: the worker cannot start.
-        """
+        """Grade one answer, after those of other threads. Raises RuntimeError if the worker cannot start."""
         with self._lock:
             worker = self._ready_worker()
             usable = False  # also after an interrupt: the late reply must not answer the next request
@@ -168,8 +162,7 @@ def is_equal(answer: str, truth: str) -> Verdict:
 def grade_batch(pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
     """Grade (answer, truth) pairs, in order: in this process, or in the default one if computer algebra is needed.
 
-    Raises:
-        RuntimeError: computer algebra is needed, and its process cannot start.
+    Raises RuntimeError: computer algebra is needed, and its process cannot start.
     """
     cheap = {pair: cheap_verdict(*pair) for pair in dict.fromkeys(pairs)}
     verdicts = {pair: default_process().verdict(*pair) if equal is None else Verdict(equal) for pair, equal in cheap.items()}

@@ -9,8 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from grpo.grader.normalise import unwrap_text
-from grpo.grader.number_words import WORDS
-from grpo.grader.words import is_noun
+from grpo.grader.words import WORDS, is_noun
 
 _UNITS = tomllib.loads(Path(__file__).with_name("units.toml").read_text(encoding="utf-8"))
 
@@ -120,10 +119,8 @@ def split_unit(text: str, noun: bool = False) -> tuple[str, Unit]:
 
     ``\$5`` and ``5 dollars`` give 5 and dollar, ``60^\circ`` 60 and degree, ``7\%`` 7 and %, ``4\text{ cm}^2`` 4 and cm²,
     ``5\text{m}/\text{s}`` 5 and m/s, ``5 apples`` 5 and apple, ``2\pmod{7}`` 2 and mod 7. Other words are no units: neither
-    number words (``5 million``, ``5 twos``), nor adverbs (``12 backwards``), nor conditions (``p \text{ prime}``).
-
-    Args:
-        noun: accept any word after a number that does not change it, as ground truths count all kinds of things.
+    number words (``5 million``, ``5 twos``), nor adverbs (``12 backwards``), nor conditions (``p \text{ prime}``). ``noun``:
+    accept any word after a number that does not change it, as ground truths count all kinds of things.
     """
     if text.isdigit():
         return text, ()

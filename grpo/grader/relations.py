@@ -200,8 +200,7 @@ def _modulus(text: str, effort: Effort) -> tuple[str, _Side] | None:
 def _set(text: str, effort: Effort, alone: bool = False) -> RealSet | None:
     """Read a union, intersection or difference of intervals and finite sets, the real line, or its name in words.
 
-    Args:
-        alone: the text is an answer by itself, where ``{1,2}`` and ``(1,2)`` may be other things than sets of numbers.
+    ``alone``: the text is an answer by itself, where ``{1,2}`` and ``(1,2)`` may be other things than sets of numbers.
     """
     if (real := _REALS.fullmatch(text)) or (alone and (real := _REALS_IN_WORDS.fullmatch(text))):
         return _reals(real.groupdict() or {"sign": real[1] or real[2] or real[3]}, effort)

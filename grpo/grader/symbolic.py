@@ -38,8 +38,14 @@ def symbolically_equal(answer: str, truth: str) -> bool:
     """
     if too_complex(answer) or too_complex(truth):
         return False
+    # By default it rounds to 6 decimal places.
+    options = {"float_rounding": 25, "numeric_precision": 40, "timeout_seconds": None, "allow_set_relation_comp": True}
     try:
-        return _compare(answer, truth)
+        import math_verify
+
+        true_value = _parse(truth)
+        value = None if true_value is None else _parse(answer)
+        return value is not None and math_verify.verify(true_value, value, **options)
     except Exception:
         # sympy may raise anything on odd input; an answer that it cannot read is wrong.
         return False
@@ -60,17 +66,6 @@ def too_complex(text: str) -> bool:
     depth = max(accumulate((character in "{([") - (character in "})]") for character in text), default=0)
     exponents = [int(digits) for group in _EXPONENT.findall(text) for digits in re.findall("[0-9]+", group)]
     return depth > MAX_DEPTH or prod(filter(None, exponents)) > _MAX_EXPONENT
-
-
-def _compare(answer: str, truth: str) -> bool:
-    """Parse the truth and the answer, each as a whole text, and compare them."""
-    import math_verify
-
-    true_value = _parse(truth)
-    value = None if true_value is None else _parse(answer)
-    # By default it rounds to 6 decimal places.
-    options = {"float_rounding": 25, "numeric_precision": 40, "timeout_seconds": None, "allow_set_relation_comp": True}
-    return value is not None and math_verify.verify(true_value, value, **options)
 
 
 def _parse(text: str) -> Any:

@@ -16,9 +16,9 @@ from functools import lru_cache
 from grpo.grader.expression import Node, is_rational, operands, parse, variables
 from grpo.grader.grader import MAX_ANSWER_LENGTH, equal_readings
 from grpo.grader.normalise import normalise, unwrap_text
-from grpo.grader.number_words import number_word
 from grpo.grader.quantity import exact_value, split_unit
 from grpo.grader.split import parts_of, split_equations
+from grpo.grader.words import number_word
 
 _OPERATOR = re.compile(r"[-+*/^!<>=|√·×⋅∙÷−⁄²³]|\\[A-Za-z]|(?<=[\d)])\(")
 _TIMES = re.compile(r"\\(?:times|cdot|ast)(?![A-Za-z])|\*")
@@ -57,8 +57,7 @@ def stands_in_question(answer: str, truth: str, question: str) -> bool:
 def _work_in(text: str, all_sums: bool) -> int:
     """The operations that a list (normalised) leaves to do; of a chain of equalities, the evaluated side counts.
 
-    Args:
-        all_sums: count every sum, not only those of like terms; for answers to a number.
+    ``all_sums``: count every sum, not only those of like terms; for answers to a number.
     """
     count = 0
     for part in parts_of(text)[1]:

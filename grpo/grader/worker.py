@@ -42,8 +42,7 @@ _WARM_UP = [
 def main(connection: Connection[Any, Any], function: str, memory_mb: int, limits_s: dict[int, float]) -> None:
     """Import the grading function, limit this process, and answer requests.
 
-    Args:
-        limits_s: timers, which end the process, and their seconds per answer.
+    ``limits_s``: timers, which end the process, and their seconds per answer.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF, signal.SIGALRM])
@@ -52,9 +51,12 @@ def main(connection: Connection[Any, Any], function: str, memory_mb: int, limits
     module, _, name = function.partition(":")
     grade: GradeFn = getattr(import_module(module), name)
     if function == _DEFAULT_FUNCTION:
-        _warm_up(grade)
-    _limit_resources(memory_mb)
-    most_memory = _address_space() + memory_mb * _MIB // 2
+        from grpo.grader.symbolic import symbolically_equal
+
+        for pair in _WARM_UP:  # also by the computer algebra where the grader decides without
+            grade(*pair)
+            symbolically_equal(*pair)
+    most_memory = _limit_resources(memory_mb)
     os.dup2(os.open(os.devnull, os.O_RDWR), 2)  # before, the parent reads stderr to show it if the start fails
     connection.send_bytes(b"null")
     spent = False
@@ -69,33 +71,23 @@ def main(connection: Connection[Any, Any], function: str, memory_mb: int, limits
         connection.send_bytes(json.dumps([equal, spent]).encode())
 
 
-def _warm_up(grade: GradeFn) -> None:
-    """Import the computer algebra and use it for all examples, also those that the grader decides without."""
-    from grpo.grader.symbolic import symbolically_equal
-
-    for answer, truth in _WARM_UP:
-        grade(answer, truth)
-        symbolically_equal(answer, truth)
-
-
 def _grade(grade: GradeFn, answer: str, truth: str) -> tuple[bool | float, bool]:
     """The verdict, and whether memory ran out; an answer that makes the grader fail is wrong."""
     try:
         verdict = grade(answer, truth)
         return verdict if isinstance(verdict, float) else bool(verdict), False
-    except MemoryError:
-        return False, True
-    except BaseException:
-        return False, False
+    except BaseException as error:
+        return False, isinstance(error, MemoryError)
 
 
-def _limit_resources(memory_mb: int) -> None:
+def _limit_resources(memory_mb: int) -> int:
+    """Limit this process's address space and core files; returns the address space (bytes) that is half of the rise."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    memory = _address_space() + memory_mb * _MIB
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    memory = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
+    now, (_, hard) = _address_space(), resource.getrlimit(resource.RLIMIT_AS)
+    memory = now + memory_mb * _MIB
     with contextlib.suppress(ValueError, OSError):  # macOS refuses
-        resource.setrlimit(resource.RLIMIT_AS, (memory, hard))
+        resource.setrlimit(resource.RLIMIT_AS, (memory if hard == resource.RLIM_INFINITY else min(memory, hard), hard))
+    return now + memory_mb * _MIB // 2
 
 
 def _address_space() -> int:

@@ -90,16 +90,13 @@ class _LogProbs(torch.autograd.Function):
 
 
 def chunked_log_probs(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Log-prob of each label, and entropy (nats) of its distribution.
+    """Log-prob of each label, and entropy (nats) of its distribution: two float32 tensors (tokens,), with gradient.
 
     Args:
         hidden: (tokens, width), hidden states that predict the labels.
         weight: (vocabulary, width), of the output layer.
         labels: (tokens,).
         temperature: divides the logits.
-
-    Returns:
-        two float32 tensors (tokens,), with gradient.
     """
     log_probs, entropy = _LogProbs.apply(hidden, weight, labels, temperature)  # type: ignore[no-untyped-call]
     return log_probs, entropy

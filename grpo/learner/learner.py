@@ -20,23 +20,10 @@ from grpo.common.errors import UserError
 from grpo.common.metrics import METRICS
 from grpo.common.records import Rollout, require_tokens, response_tokens
 from grpo.common.world import ALONE, World
+from grpo.learner import losses, microbatches
 from grpo.learner.chunked import compile_head
-from grpo.learner.kl import kl_term
-from grpo.learner.losses import LossInputs, bind_loss, negative_log_likelihood
-from grpo.learner.masking import masked_normalize, response_weights
-from grpo.learner.microbatches import (
-    Ids,
-    Microbatch,
-    Texts,
-    batch_tensors,
-    neighbours,
-    of_like_length,
-    of_members,
-    packed_microbatches,
-    padded_microbatches,
-    texts_of,
-)
-from grpo.learner.mismatch import importance_weights, mismatch
+from grpo.learner.losses import LossInputs, bind_loss, masked_normalize
+from grpo.learner.microbatches import Ids, Microbatch, Texts, texts_of
 from grpo.learner.optimizer import Optimizer, learning_rate
 from grpo.models.checkpoint import compile_layers
 from grpo.models.decoding import PADDING
@@ -46,38 +33,26 @@ from grpo.models.sharding import is_sharded, load_weights, shard
 from grpo.study.methods import GrpoConfig, RunConfig
 from grpo.study.settings import LearnerSettings
 
-_MEANS = (  # metrics that are means over a train batch's response tokens
-    "token_entropy",
-    "clip_fraction",
-    "ratio_mean",
-    "mismatch_mean",
-    "mismatch_above",
-    "mismatch_kl",
-)
+# Metrics that are means over a train batch's response tokens.
+_MEANS = ("token_entropy", "clip_fraction", "ratio_mean", "mismatch_mean", "mismatch_above", "mismatch_kl")
 DEFAULTS = LearnerSettings()
 _COLUMNS = {"step", "update", *(metric.name for metric in METRICS)}  # the columns of history.csv for every loss
 
 
 class Learner:
-    """A policy with its optimizer.
+    """A policy with its optimizer, and with ``config.kl_coefficient`` a frozen copy of its starting weights.
 
-    With ``config.kl_coefficient`` it also holds a frozen copy of its starting weights; with
-    ``config.lora`` these are the weights below the adapters.
+    With ``config.lora`` the starting weights are those below the adapters. ``updates``: optimizer steps so far, including
+    skipped ones. Raises UserError: gradient checkpointing would change this model's results, or a metric of the loss has the
+    name of another.
 
     Args:
         model: from :func:`grpo.models.checkpoint.load_model`; with ``config.lora`` it already has its adapters.
         pad_token_id: the tokenizer's; another one is used if the model has no such token, as padding is masked.
-        settings: size and kind of microbatches, optimizer, gradient checkpointing, compilation, and placement of weights
-            (``fully_shard``: :mod:`grpo.models.sharding`). A model that cannot share prompts gets padded microbatches even with
-            ``packing``, and so does a GPU on which FlexAttention fails.
+        settings: a model that cannot share prompts gets padded microbatches even with ``packing``, and so does a GPU on which
+            FlexAttention fails.
         world: the processes that share the work. Each has a learner with the same arguments, and calls its methods with the
             same whole batches.
-
-    Attributes:
-        updates: optimizer steps so far, including skipped ones.
-
-    Raises:
-        UserError: gradient checkpointing would change this model's results, or a metric of the loss has the name of another.
     """
 
     def __init__(
@@ -135,10 +110,7 @@ class Learner:
         """Log-probs (length,) of each rollout's sampled tokens under the current weights, without gradient.
 
         They are computed train batch by train batch, in the microbatches of :meth:`update`: in others half precision rounds
-        differently, by more than GSPO's clip range.
-
-        Args:
-            temperature: None for the configuration's.
+        differently, by more than GSPO's clip range. ``temperature``: None for the configuration's.
         """
         return [log_probs for log_probs, _ in self._compute(rollouts, self.config.train_batch_size, temperature=temperature)]
 
@@ -155,39 +127,36 @@ class Learner:
 
         Returns:
             the metrics of :meth:`_step`. Those per token are the entropy (nats), the share of clipped tokens, the ratio
-            pi / pi_old, the difference between the engine's and the learner's log-probs under the sampling weights
-            (:mod:`grpo.learner.mismatch`), with ``importance_cap`` the importance weight and the share of tokens at the cap,
-            with ``kl_coefficient`` the KL term, and the loss's own. The extremes are those of the ratio and of the difference.
+            pi / pi_old, the mismatch, with ``importance_cap`` the importance weight and the share of tokens at the cap, with
+            ``kl_coefficient`` the KL term, and the loss's own.
         """
         config = self._grpo
-        weights = response_weights(
+        weights = losses.response_weights(
             torch.tensor([rollout.length for rollout in rollouts]),
             config.length_normalization,
             len(rollouts),
             config.micro_train_batch_size,
             config.sampling_max_tokens,
         )
-        tensors, tokens = batch_tensors(rollouts, weights, self.model.device), max(1, response_tokens(rollouts))
-        sizes = tokens, len(rollouts)
+        tensors = microbatches.batch_tensors(rollouts, weights, self.model.device)
+        sizes = max(1, response_tokens(rollouts)), len(rollouts)
         totals = self._zeros("loss", "tokens", *self.means, *self.own_metrics)
         extremes = {"ratio_min": math.inf, "ratio_max": -math.inf, "mismatch_max": 0.0}
         extreme = {name: torch.full((), value, device=self.model.device) for name, value in extremes.items()}
         for micro in self._microbatches(self.model, texts_of(rollouts)):
-            self._backward(of_members(tensors, micro), sizes, micro, totals, extreme)
+            self._backward(microbatches.of_members(tensors, micro), sizes, micro, totals, extreme)
         return self._step(totals, extreme)
 
     def sft_update(self, texts: Texts, normalize_constant: float = 1.0) -> dict[str, float]:
         """Take one step of supervised fine-tuning on one optimizer batch.
 
         The loss is the negative log-likelihood, summed over tokens, divided by ``normalize_constant``, averaged over responses.
-
-        Returns:
-            the metrics of :meth:`_step`. Those per token are the entropy and the negative log-likelihood (nats).
+        Returns the metrics of :meth:`_step`. Those per token are the entropy and the negative log-likelihood (nats).
         """
         totals = self._zeros("loss", "tokens", "token_entropy", "mean_nll")
         for micro in self._microbatches(self.model, texts, temperature=1.0):
             weights = torch.full((len(micro.mask),), 1.0 / len(texts.responses), device=micro.mask.device)
-            loss = negative_log_likelihood(micro.log_probs, micro.mask, weights, normalize_constant)
+            loss = losses.negative_log_likelihood(micro.log_probs, micro.mask, weights, normalize_constant)
             self.optimizer.backward(loss)
             _add(totals, micro, loss, {"token_entropy": micro.entropy, "mean_nll": -micro.log_probs})
         return self._step(totals, {})
@@ -204,7 +173,6 @@ class Learner:
         return {"model": weights, "optimizer": self.optimizer.state(), "updates": self.updates}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Resume from a :meth:`state`."""
         load_weights(self.model, state["model"], strict=self.config.lora is None)
         self.optimizer.restore(state["optimizer"])
         self.updates = state["updates"]
@@ -224,7 +192,7 @@ class Learner:
         lengths, members = texts.lengths, list[int]()
         parts: list[Tensor] = []
         with torch.no_grad(), self._starting_model() if of_reference else nullcontext(self.model) as model:
-            for batch in neighbours(len(rollouts), size):
+            for batch in microbatches.neighbours(len(rollouts), size):
                 part = Texts(*(column[batch[0] : batch[-1] + 1] for column in texts))
                 for micro in self._microbatches(model, part, temperature):
                     members += [batch[i] for i in micro.members]
@@ -254,9 +222,8 @@ class Learner:
     ) -> None:
         """Add a microbatch's gradient to those before, and its metrics to ``totals`` and ``extreme``, which stay on the device.
 
-        Args:
-            batch: from :func:`grpo.learner.microbatches.of_members`.
-            sizes: number of response tokens and of responses in the whole optimizer batch.
+        ``batch``: from :func:`grpo.learner.microbatches.of_members`. ``sizes``: number of response tokens and of responses in
+        the whole optimizer batch.
         """
         config, mask = self._grpo, micro.mask
         # Log-probs under the sampling weights, from the learner (old) and from the engine.
@@ -277,16 +244,16 @@ class Learner:
         ratio = inputs.ratio.detach()
         if "clipped" in metrics:
             metrics = metrics | {"clip_fraction": metrics["clipped"]}
-        measured = {"token_entropy": micro.entropy, "ratio_mean": ratio, **metrics, **mismatch(old, engine)}
+        measured = {"token_entropy": micro.entropy, "ratio_mean": ratio, **metrics, **losses.mismatch(old, engine)}
         weights = of_response
         if config.importance_cap is not None:
-            importance, capped = importance_weights(old, engine, mask, config.importance_cap, config.importance_mode)
+            importance, capped = losses.importance_weights(old, engine, mask, config.importance_cap, config.importance_mode)
             weights = weights * importance
             measured |= {"importance_mean": importance, "importance_capped": capped}
         loss = masked_normalize(per_token * weights, mask)
         if config.kl_coefficient:
             assert reference is not None, "a KL term needs log-probs under the starting weights"
-            measured["kl_loss"] = kl_term(micro.log_probs, reference)
+            measured["kl_loss"] = losses.kl_term(micro.log_probs, reference)
             loss = loss + config.kl_coefficient * masked_normalize(measured["kl_loss"] * of_response, mask)
         if config.entropy_coefficient:
             loss = loss - config.entropy_coefficient * masked_normalize(micro.entropy, mask, constant_normalizer=sizes[0])
@@ -305,9 +272,8 @@ class Learner:
     def _step(self, totals: dict[str, Tensor], extreme: dict[str, Tensor]) -> dict[str, float]:
         """Take the optimizer step, with gradients, totals and extremes over all ranks.
 
-        Returns:
-            the metrics of the update: the loss, the gradient norm before clipping, the other totals per token, the extremes,
-            ``skipped_update``, the learning rate, and :meth:`loss_scale`. NaN stands for a mean or extreme of no tokens.
+        Returns the metrics of the update: the loss, the gradient norm before clipping, the other totals per token, the
+        extremes, ``skipped_update``, the learning rate, and :meth:`loss_scale`. NaN stands for a mean or extreme of no tokens.
         """
         over_all = torch.stack(list(totals.values()))
         gradients = [] if is_sharded(self.model) else self.optimizer.gradients()  # FSDP reduces them in the backward pass
@@ -338,22 +304,18 @@ class Learner:
         }
 
     def _microbatches(self, model: Any, texts: Texts, temperature: float | None = None) -> Iterator[Microbatch]:
-        """Compute this process's share of the batch, microbatch by microbatch.
-
-        Raises:
-            UserError: a text is longer than the model's context.
-        """
+        """Compute this process's share of the batch, microbatch by microbatch; UserError as :func:`require_context`."""
         require_context(model, texts.prompts, texts.responses)
         _compute_as_sampled(model)
         temperature = self.config.sampling_temperature if temperature is None else temperature
         budget = self.max_tokens
         if budget is None:
-            parts = neighbours(len(texts.prompts), self.config.micro_train_batch_size)
+            parts = microbatches.neighbours(len(texts.prompts), self.config.micro_train_batch_size)
         elif self.packs:
-            return packed_microbatches(model, texts, budget, temperature, self.world)
+            return microbatches.packed_microbatches(model, texts, budget, temperature, self.world)
         else:
-            parts = of_like_length(texts.prompts, texts.responses, budget)
-        return padded_microbatches(model, texts, parts, self.pad_token_id, temperature, self.world)
+            parts = microbatches.of_like_length(texts.prompts, texts.responses, budget)
+        return microbatches.padded_microbatches(model, texts, parts, self.pad_token_id, temperature, self.world)
 
 
 def _add(totals: dict[str, Tensor], micro: Microbatch, loss: Tensor, measured: Mapping[str, Tensor]) -> None:
@@ -376,11 +338,7 @@ def _compute_as_sampled(model: Any) -> None:
 
 
 def require_context(model: Any, prompts: Ids, responses: Ids) -> None:
-    """Refuse texts that are longer than the model's context, and prompts without tokens.
-
-    Raises:
-        UserError: a text is too long, and the message has the greatest length; or a prompt has no tokens.
-    """
+    """Refuse texts that are longer than the model's context, and prompts without tokens, with a UserError."""
     require_tokens(prompts)
     longest = max((len(p) + len(r) for p, r in zip(prompts, responses, strict=True)), default=0)
     context = traits_of(model).context

@@ -1,9 +1,12 @@
-"""Per-token policy gradient losses; a study adds its own by an import path."""
+"""The training objective: token losses and their weights, the KL term, and the mismatch of engine and learner.
+
+A study adds its own loss by an import path.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +16,69 @@ from torch import Tensor
 
 from grpo.common.errors import UserError, own_errors
 from grpo.common.imports import import_object, is_import_path
-from grpo.learner.masking import masked_normalize, within_float32
+
+LARGEST_EXPONENT = 85.0  # float32 ends at exp(88.7); this leaves room for advantages and sums
+NOTICEABLE = 0.1  # difference of log-probs (nats) between engine and learner above which a token is counted
+
+# ------------------------------------------------------------------------------------------------- masked sums and weights
+
+
+def within_float32(exponent: Tensor) -> Tensor:
+    """Limit an exponent to LARGEST_EXPONENT, and keep its gradient.
+
+    An infinite ratio would have the gradient inf x 0 = NaN where it is clipped or the advantage is 0.
+    """
+    return exponent - (exponent.detach() - LARGEST_EXPONENT).clamp(min=0.0)
+
+
+def masked_normalize(tensor: Tensor, mask: Tensor, dim: int | None = None, constant_normalizer: float = 1.0) -> Tensor:
+    """Sum the elements with mask 1 along ``dim`` (over all dimensions if None), and divide by a constant.
+
+    With the longest possible response as the constant, this is the length normalization of Dr. GRPO (Liu et al. 2025,
+    arXiv 2503.20783, Section 3).
+    """
+    kept = torch.where(mask.bool(), tensor, torch.zeros_like(tensor))
+    return (kept.sum() if dim is None else kept.sum(dim=dim)) / constant_normalizer
+
+
+def response_weights(
+    lengths: Tensor, length_normalization: str, n_sequences: int, microbatch_size: int, constant_normalizer: float | None = None
+) -> Tensor:
+    """Weight of each token of a response: (responses,), float32.
+
+    The weight depends on the response's length and on the whole optimizer batch, so the gradient does not depend on how the
+    batch is cut into microbatches. ``microbatch_longest`` is by definition the exception: it depends on the microbatches, which
+    are fixed here, before packing. A response without tokens still counts as a sequence.
+
+    Args:
+        lengths: (responses,) in tokens; ``token_mean`` needs those of the whole optimizer batch.
+        length_normalization: ``masked_mean`` (divides by the response's length; GRPO, arXiv 2402.03300, Eq. 3),
+            ``masked_normalize`` (divides by ``constant_normalizer``; Dr. GRPO, arXiv 2503.20783), ``microbatch_longest``
+            (divides by the longest response of the microbatch), or ``token_mean`` (equal weight for all tokens of the optimizer
+            batch; DAPO, arXiv 2503.14476, Section 3.3, which averages over a group's tokens).
+        n_sequences: number of responses in the whole optimizer batch.
+        microbatch_size: number of consecutive responses in a microbatch.
+    """
+    lengths = lengths.float()
+    match length_normalization:
+        case "masked_mean":
+            divisor = lengths.clamp(min=1.0)
+        case "masked_normalize" if constant_normalizer is not None:
+            divisor = torch.full_like(lengths, constant_normalizer)
+        case "microbatch_longest":
+            divisor = lengths.view(-1, microbatch_size).amax(dim=1).clamp(min=1.0).repeat_interleave(microbatch_size)
+        case "token_mean" if len(lengths) == n_sequences:
+            return torch.full_like(lengths, 1.0) / lengths.sum().clamp(min=1.0)
+        case "masked_normalize":
+            raise ValueError("masked_normalize needs constant_normalizer")
+        case "token_mean":
+            raise ValueError(f"token_mean needs all {n_sequences} lengths of the optimizer batch, not {len(lengths)}")
+        case _:
+            raise ValueError(f"unknown length normalization {length_normalization!r}")
+    return 1.0 / divisor / n_sequences
+
+
+# ---------------------------------------------------------------------------------------------------------------------- losses
 
 
 @dataclass(frozen=True)
@@ -23,7 +88,7 @@ class LossInputs:
     Attributes:
         log_probs: (batch, length) log-probs of the response tokens under the trained policy, with gradient.
         old_log_probs: (batch, length) under the policy that sampled the tokens.
-        advantages, raw_rewards: (batch, 1), one for each response.
+        advantages, raw_rewards: (batch, 1).
         mask: (batch, length), true for response tokens. Elsewhere a loss is ignored, but must be finite.
         cliprange, cliprange_high: how far the ratio may fall below 1 and rise above 1; without the second, both are cliprange.
         engine_log_probs: (batch, length) as the engine reported them when it drew the tokens.
@@ -144,11 +209,7 @@ LOSSES: dict[str, Loss] = {  # as LOSS_TYPES in grpo/study/methods.py, which mus
 
 
 def find_loss(loss_type: str) -> Loss:
-    """Find a loss by its name or import path.
-
-    Raises:
-        UserError: there is no such loss.
-    """
+    """Find a loss by its name or import path; UserError if there is none."""
     if is_import_path(loss_type):
         loss: Loss = import_object(loss_type)
         return loss
@@ -160,11 +221,8 @@ def find_loss(loss_type: str) -> Loss:
 def bind_loss(loss_type: str, options: Mapping[str, Any]) -> tuple[Loss, tuple[str, ...]]:
     """Bind a loss to its options, and try it on two short responses.
 
-    Returns:
-        the loss, and the names of its metrics other than ``clipped``.
-
-    Raises:
-        UserError: there is no such loss, it has no such options, or it does not return what :data:`Loss` requires.
+    Returns the loss, and the names of its metrics other than ``clipped``. Raises UserError if there is no such loss, it has no
+    such options, or it does not return what :data:`Loss` requires.
     """
     loss = find_loss(loss_type)
     try:
@@ -176,9 +234,7 @@ def bind_loss(loss_type: str, options: Mapping[str, Any]) -> tuple[Loss, tuple[s
     mask = torch.tensor([[True, True, True], [True, False, False]])
     old = log_probs.detach()
     groups = torch.tensor([[0], [0]])
-    trial = LossInputs(log_probs, old, of_response, of_response, mask, 0.2, 0.2, old, groups, 4, 2, torch.ones(2, 3))
-    returned = bound(trial)
-    match returned:
+    match bound(LossInputs(log_probs, old, of_response, of_response, mask, 0.2, 0.2, old, groups, 4, 2, torch.ones(2, 3))):
         case (Tensor(shape=(2, 3), requires_grad=True), dict() as metrics) if all(
             isinstance(value, Tensor) and value.shape == (2, 3) for value in metrics.values()
         ):
@@ -199,3 +255,69 @@ def negative_log_likelihood(log_probs: Tensor, mask: Tensor, weights: Tensor, no
     """
     per_response = masked_normalize(-log_probs, mask, dim=-1, constant_normalizer=normalize_constant)
     return (per_response * weights).sum()
+
+
+# -------------------------------------------------------------------------------------------------------- KL term and mismatch
+
+
+def estimate_kl(policy_log_probs: Sequence[Tensor], reference_log_probs: Sequence[Tensor]) -> dict[str, float]:
+    """Estimate the KL divergence (nats) per token and per sequence, each with two estimators.
+
+    With r = log pi_ref(o_t) - log pi(o_t) for sampled tokens o_t, the sampled estimator is the mean of -r: unbiased, but
+    possibly negative if the two policies are close. The low-variance estimator is the mean of exp(r) - r - 1: unbiased and
+    never negative (Schulman 2020, "Approximating KL divergence", k1 and k3; the second also in DeepSeekMath, arXiv 2402.03300,
+    Eq. 4). Per sequence is the sum over a response's tokens, averaged over responses. ``policy_log_probs,
+    reference_log_probs``: for each response (response length,), of the same tokens. Returns ``per_token`` and ``per_sequence``,
+    and both with the ending ``_low_variance``; 0 without any tokens.
+    """
+    difference = torch.cat(list(policy_log_probs)).double() - torch.cat(list(reference_log_probs)).double()
+    sums = {"": difference.sum().item(), "_low_variance": (torch.expm1(-difference) + difference).sum().item()}
+    counts = {"per_token": max(1, len(difference)), "per_sequence": len(policy_log_probs)}
+    return {unit + name: total / count for unit, count in counts.items() for name, total in sums.items()}
+
+
+def kl_term(log_probs: Tensor, reference: Tensor) -> Tensor:
+    """KL term of each sampled token: exp(r) - r - 1 with r = log pi_ref - log pi (k3); only ``log_probs`` has a gradient.
+
+    Its expectation is KL(policy || reference) (GRPO's, DeepSeekMath, arXiv 2402.03300, Eq. 4). The expectation of its gradient
+    is the gradient of KL(reference || policy) (Tang and Munos 2025, "On a few pitfalls in KL divergence gradient estimation for
+    RL", arXiv 2506.09477).
+    """
+    difference = within_float32(reference - log_probs)
+    return torch.expm1(difference) - difference
+
+
+def mismatch(learner_log_probs: Tensor, engine_log_probs: Tensor) -> dict[str, Tensor]:
+    """Measure how far engine and learner differ in the log-probs of each token.
+
+    Returns float64, or bool: ``mismatch_mean``, the absolute difference; ``mismatch_above``, whether it is above
+    ``NOTICEABLE``; ``mismatch_kl``, log p_engine - log p_learner, whose mean is the sampled estimate of KL(engine || learner).
+
+    Args:
+        learner_log_probs: under the weights that sampled the tokens.
+        engine_log_probs: under the distribution that the engine drew from. ``top_p`` and ``min_tokens`` restrict that
+            distribution, which adds to the mismatch.
+    """
+    difference = engine_log_probs.double() - learner_log_probs.double()
+    absolute = difference.abs()
+    return {"mismatch_mean": absolute, "mismatch_above": absolute > NOTICEABLE, "mismatch_kl": difference}
+
+
+def importance_weights(
+    learner_log_probs: Tensor, engine_log_probs: Tensor, mask: Tensor, cap: float, mode: str
+) -> tuple[Tensor, Tensor]:
+    """Importance weights p_learner / p_engine of each token, or of whole responses, truncated at ``cap``.
+
+    They correct the gradient for the distribution that the tokens were drawn from (Yao et al. 2025, "Your Efficient RL
+    Framework Secretly Brings You Off-Policy RL Training"; Ionides 2008). Returns weights, and whether each is at the cap, both
+    (batch, length).
+
+    Args:
+        learner_log_probs, engine_log_probs, mask: (batch, length), without gradient.
+        mode: ``token_truncate``: a token's ratio; ``sequence_truncate``: the product of a response's ratios.
+    """
+    difference = learner_log_probs - engine_log_probs
+    if mode == "sequence_truncate":
+        difference = masked_normalize(difference, mask, dim=1)[:, None].expand_as(difference)
+    ratio = torch.exp(difference)
+    return ratio.clamp(max=cap), ratio >= cap

@@ -29,8 +29,7 @@ Ids = Sequence[Sequence[int]]
 class Texts(NamedTuple):
     """Token ids of a batch's prompts and responses; microbatches leave out responses without tokens.
 
-    Attributes:
-        sampled: for each response the positions of the tokens to predict: all, or those that no environment wrote.
+    ``sampled``: for each response the positions of the tokens to predict: all, or those that no environment wrote.
     """
 
     prompts: Ids
@@ -79,8 +78,7 @@ class Microbatch:
 def batch_tensors(rollouts: Sequence[Rollout], weights: Tensor, device: Any) -> dict[str, Tensor]:
     """Build the tensors of a whole train batch that the loss needs besides the tokens.
 
-    Args:
-        weights: (responses,), weight of each token of a response.
+    ``weights``: (responses,), weight of each token of a response.
 
     Returns:
         ``advantages``, ``raw_rewards`` (0 for NaN), ``groups`` and ``weights``, each (responses, 1); ``engine_log_probs``, as
@@ -112,28 +110,19 @@ def of_members(tensors: Mapping[str, Tensor], micro: Microbatch) -> dict[str, Te
 def packed_microbatches(
     model: Any, texts: Texts, max_tokens: int, temperature: float = 1.0, world: World = ALONE
 ) -> Iterator[Microbatch]:
-    """Compute packed rows of at most ``max_tokens`` one after the other, so that activations of one are freed before the next.
-
-    The processes of ``world`` share the rows.
-    """
+    """Compute the process's packed rows of at most ``max_tokens`` one by one, so that activations are freed before the next."""
     for segments, counts in shares(model, fill_rows(texts.prompts, texts.responses, max_tokens), world):
         row = pack(segments, *texts)
         yield from _if_it_counts(_predicted(model, row.inputs(model.device), row.predictions, temperature), counts)
 
 
 def padded_microbatches(
-    model: Any,
-    texts: Texts,
-    parts: Sequence[list[int]],
-    pad_token_id: int,
-    temperature: float = 1.0,
-    world: World = ALONE,
+    model: Any, texts: Texts, parts: Sequence[list[int]], pad_token_id: int, temperature: float = 1.0, world: World = ALONE
 ) -> Iterator[Microbatch]:
     """Compute padded microbatches, the reference path: each response has its own copy of the prompt.
 
-    Args:
-        parts: positions in the batch of each microbatch, from :func:`neighbours` or :func:`of_like_length`; the processes of
-            ``world`` share them.
+    ``parts``: positions in the batch of each microbatch, from :func:`neighbours` or :func:`of_like_length`; the processes of
+    ``world`` share them.
     """
     prompts, responses, sampled = texts
     for members, counts in shares(model, parts, world):
@@ -161,9 +150,8 @@ def pad_and_shift(
 ) -> dict[str, Tensor]:
     """Concatenate each prompt and response, pad on the right, and shift into next-token inputs and labels.
 
-    Returns:
-        ``input_ids``, ``labels`` (both int64) and ``response_mask`` (bool, true where the label is a response token),
-        each of shape (batch, longest prompt + response - 1).
+    Returns ``input_ids``, ``labels`` (both int64) and ``response_mask`` (bool, true where the label is a response token), each
+    of shape (batch, longest prompt + response - 1).
     """
     rows = [list(p) + list(r) for p, r in zip(prompt_ids, response_ids, strict=True)]
     width = max(len(row) for row in rows)
@@ -182,12 +170,10 @@ def neighbours(count: int, size: int) -> list[list[int]]:
 def of_like_length(prompts: Ids, responses: Ids, max_tokens: int) -> list[list[int]]:
     """Split the positions of a batch, longest texts first, into parts with at most ``max_tokens`` tokens after padding.
 
-    Texts of similar length need little padding. A response without tokens is left out; a text longer than ``max_tokens`` is a
-    part of its own.
+    Texts of similar length need little padding. A response without tokens is left out; a longer text is a part of its own.
     """
     lengths = {i: len(prompts[i]) + len(response) - 1 for i, response in enumerate(responses) if len(response)}
-    waiting = sorted(lengths, key=lambda i: -lengths[i])
-    parts = []
+    waiting, parts = sorted(lengths, key=lambda i: -lengths[i]), []
     while waiting:
         count = max(1, max_tokens // lengths[waiting[0]])
         parts.append(waiting[:count])
@@ -206,7 +192,8 @@ def _predicted(model: Any, inputs: dict[str, Any], predictions: Predictions, tem
         computed = log_probs_of(logits, labels, temperature)
     longest = max(lengths)
     mask = torch.arange(longest, device=device) < torch.tensor(lengths).to(device, non_blocking=True)[:, None]
-    tokens = _ranges([row * longest for row in range(len(lengths))], lengths).to(device, non_blocking=True)
+    rows = [torch.arange(row * longest, row * longest + length) for row, length in enumerate(lengths)]
+    tokens = torch.cat(rows).to(device, non_blocking=True)
     log_probs, entropy = (x.new_zeros(mask.numel()).index_copy(0, tokens, x).view(mask.shape) for x in computed)
     return Microbatch(predictions.members, log_probs, mask, entropy, tokens)
 
@@ -218,8 +205,3 @@ def _by_linear_head(
     states = model.base_model(**inputs, use_cache=False).last_hidden_state
     hidden = states.flatten(0, 1).index_select(0, placed)
     return chunked_log_probs(hidden, model.get_output_embeddings().weight, labels, temperature)
-
-
-def _ranges(starts: Sequence[int], lengths: Sequence[int]) -> Tensor:
-    """Concatenate the ranges start, ..., start + length - 1."""
-    return torch.cat([torch.arange(start, start + n) for start, n in zip(starts, lengths, strict=True)])

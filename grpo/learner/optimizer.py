@@ -44,19 +44,11 @@ class Optimizer:
     A bfloat16 weight of size 1 cannot change by less than 0.004 (float16: 0.0005), so most steps at a learning rate of 1e-5
     would have no effect. A model in half precision therefore has a float32 copy of each weight: gradients are summed and steps
     are taken in the copy, and the model gets the rounded result (mixed precision training, arXiv 1710.03740, Section 3.1).
+    ``scale``: the loss scale; None unless the model computes in float16.
 
     Args:
         model: its parameters with ``requires_grad`` are trained.
-        name: ``adamw``, or ``adamw_8bit``, whose two moments take one byte per weight instead of four.
-        weight_decay: share of each weight that a step subtracts, times the learning rate.
-        betas: decay of the two moments.
-        epsilon: added to the root of the second moment.
-
-    Attributes:
-        scale: the loss scale; None unless the model computes in float16.
-
-    Raises:
-        UserError: adamw_8bit without bitsandbytes.
+        name: ``adamw``, or ``adamw_8bit``, whose two moments take one byte per weight instead of four; it needs bitsandbytes.
     """
 
     def __init__(
@@ -104,11 +96,7 @@ class Optimizer:
         return norm, self.finish(norm, loss)
 
     def clip(self, max_norm: float) -> Tensor:
-        """Divide the gradients by the scale, and clip their norm.
-
-        Returns:
-            the norm before clipping, a scalar on the device, without a synchronization.
-        """
+        """Divide the gradients by the scale, and clip their norm; return the norm before, a scalar still on the device."""
         gradients = self.gradients()
         if self.scale is not None:
             torch._foreach_mul_(gradients, 1 / self.scale.value)
@@ -117,11 +105,8 @@ class Optimizer:
     def finish(self, norm: float, loss: float) -> bool:
         """Take the step, and free the gradients, which would take memory from the engine until the next update.
 
-        A step whose loss or gradient norm is not finite would destroy the weights, so it is skipped. If only the norm is not
-        finite, the gradient may have overflowed in float16, and the scale halves.
-
-        Returns:
-            whether the step was taken.
+        A step whose loss or gradient norm is not finite would destroy the weights, so it is skipped, and False returned. If
+        only the norm is not finite, the gradient may have overflowed in float16, and the scale halves.
         """
         if self.scale is not None and math.isfinite(loss):
             self.scale.follow(math.isfinite(norm))
@@ -163,10 +148,8 @@ def learning_rate(config: RunConfig, update: int) -> float:
     It rises linearly from 0 over ``warmup_steps`` updates. Then it stays (``constant``), or it falls linearly or along half a
     cosine (SGDR, arXiv 1608.03983, Equation 5, without restarts), to reach 0 one update after the last. The rates equal those
     of transformers' ``get_scheduler`` (``constant`` is its ``constant_with_warmup``), so the first warm-up update has rate 0.
-    They depend on the arguments only, so a resumed run continues with the same rates.
-
-    Args:
-        update: number of updates before this one, including skipped ones.
+    They depend on the arguments only, so a resumed run continues with the same rates. ``update``: number of updates before this
+    one, including skipped ones.
     """
     peak, warmup, total = config.learning_rate, config.warmup_steps, config.n_updates
     if update < warmup:

@@ -26,8 +26,7 @@ from grpo.models.transformer import MARK, TransformerLM
 def load_tokenizer(folder: Path) -> Tokenizer:
     """Load the tokenizer of a checkpoint; convert one without a tokenizer.json.
 
-    Raises:
-        UserError: the folder or its tokenizer is missing or damaged.
+    Raises UserError if the folder or its tokenizer is missing or damaged.
     """
     require_checkpoint(folder)
     try:
@@ -49,13 +48,8 @@ def load_model(folder: Path, dtype: str | None = "float32", device: str = "cpu")
     """Load a causal language model, with the attention that packed rows and shared prompts need.
 
     A checkpoint of the project's own model is loaded as that model, any other with transformers
-    (:mod:`grpo.models.hugging_face`).
-
-    Args:
-        dtype: None for the checkpoint's own precision.
-
-    Raises:
-        UserError: the folder is missing or damaged, or the device is not available.
+    (:mod:`grpo.models.hugging_face`). ``dtype``: None for the checkpoint's own precision. Raises UserError if the folder is
+    missing or damaged, or the device is not available.
     """
     require_checkpoint(folder)
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -95,8 +89,7 @@ def load_model(folder: Path, dtype: str | None = "float32", device: str = "cpu")
 def compile_layers(model: Any) -> None:
     """Compile each layer with torch.compile, which fuses small operations; attention and sampling stay uncompiled.
 
-    Raises:
-        UserError: there is no C++ compiler.
+    Raises UserError if there is no C++ compiler.
     """
     if not any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++")):
         raise UserError("params.yaml: learner.compile: needs a C++ compiler such as g++, and none was found. Set it to false.")

@@ -20,7 +20,7 @@ from grpo.models.packing import fill_rows, pack
 
 SHARED_PROMPT = "shared_prompt"  # name of this project's attention in transformers
 PACKS = {  # model types of transformers
-    *("gemma", "gpt2", "gpt_neox", "granite", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3"),
+    *("gemma", "gpt2", "gpt_neox", "granite", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3")
 }
 # Two prompts with two responses each: places in the middle half of the vocabulary, where ordinary tokens are. The first ids are
 # often control tokens, whose states rounding in bfloat16 changes by half of their norm.
@@ -59,11 +59,8 @@ def traits_of(model: Any) -> Traits:
 def examine(model: Any) -> Traits:
     """Find out a model's traits, choose its attention, and let every token's embedding have a gradient.
 
-    Args:
-        model: of transformers, in evaluation mode, with transformers' choice of attention.
-
-    Raises:
-        NotImplementedError: the model gives no hidden states.
+    ``model``: of transformers, in evaluation mode, with transformers' choice of attention. Raises NotImplementedError if the
+    model gives no hidden states.
     """
     if model.base_model is model:
         raise NotImplementedError("it does not name the module below its output layer")
@@ -116,10 +113,8 @@ def context_of(config: Any) -> int | None:
     """Longest text of a model, in tokens; None without a limit.
 
     Some kinds of RoPE change all frequencies if a batch has a text beyond the original length, so the results of a short text
-    would depend on the rest of its batch. Such a model is used up to its original length.
-
-    Args:
-        config: the model's text configuration, of transformers.
+    would depend on the rest of its batch. Such a model is used up to its original length. ``config``: the model's text
+    configuration, of transformers.
     """
     limits = [getattr(config, "max_position_embeddings", None)]
     rope = getattr(config, "rope_parameters", None) or {}

@@ -18,9 +18,9 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.utils import logging as transformers_logging
 
 from grpo.common.errors import UserError, is_out_of_memory, reason
+from grpo.models.decoding import SharedPrefix
 from grpo.models.examine import SHARED_PROMPT, examine
 from grpo.models.packed_attention import OnDevice, packed_attention
-from grpo.models.prefix_attention import SharedPrefix
 from grpo.models.tokenizer import GENERATION_CONFIG, MODEL_CONFIG
 
 transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -32,8 +32,7 @@ HARMLESS = {"position_ids", "use_cache", "output_router_logits", "dropout"}  # t
 def load_hugging_face(folder: Path, dtype: torch.dtype) -> Any:
     """Load a causal language model of any architecture of transformers, with its traits (:mod:`grpo.models.examine`).
 
-    Raises:
-        UserError: the model is readable, but its architecture cannot be trained here.
+    Raises UserError if the model is readable, but its architecture cannot be trained here.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=False)
     try:
@@ -84,16 +83,13 @@ def shared_prompt_attention(
 ) -> tuple[Tensor, None]:
     """Attention of a layer of transformers, with shared prompts in training and sampling.
 
+    Returns (batch, tokens, heads, size) Raises NotImplementedError: with ``shared``, the layer asks for more, such as a sliding
+    window.
+
     Args:
         query: (batch, heads, tokens, size).
         key, value: (batch, key heads, tokens, size).
         shared: layout of a packed row (training) or the prompts of a batch (sampling); None computes the usual SDPA.
-
-    Returns:
-        (batch, tokens, heads, size)
-
-    Raises:
-        NotImplementedError: with ``shared``, the layer asks for more, such as a sliding window.
     """
     if shared is None:
         usual: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)

@@ -29,13 +29,9 @@ def add_adapters(model: Any, lora: Lora, seed: int, base: Path | str = "") -> No
     """Add adapters to linear layers of ``model``, in place, and freeze all other weights.
 
     B starts at zero, so the model's results do not change; ``seed`` decides A. Without ``lora.targets`` all linear layers but
-    the output layer get adapters. Names in ``lora.targets`` that gave none are printed.
-
-    Args:
-        base: checkpoint that the model was loaded from, for adapter_config.json.
-
-    Raises:
-        UserError: ``lora.targets`` names no linear layer, or one that takes no adapters.
+    the output layer get adapters. Names in ``lora.targets`` that gave none are printed. ``base``: checkpoint that the model was
+    loaded from, for adapter_config.json. Raises UserError: ``lora.targets`` names no linear layer, or one that takes no
+    adapters.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -43,11 +39,7 @@ def add_adapters(model: Any, lora: Lora, seed: int, base: Path | str = "") -> No
     linear = (name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head)
     targets = sorted(lora.targets or {name.rpartition(".")[2] for name in linear})
     config = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        target_modules=targets,
-        task_type="CAUSAL_LM",
-        base_model_name_or_path=str(base),
+        r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM", base_model_name_or_path=str(base)
     )
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
@@ -71,9 +63,7 @@ def without_adapters(model: Any, merge: bool) -> Iterator[Any]:
     """Replace the adapted layers by plain ones within the block, so that weights have their original names.
 
     The block's end restores every bit, which subtracting the product would not. A model without adapters does not change.
-
-    Args:
-        merge: the plain weights are W + alpha / rank * B A, in the model's precision; else W.
+    ``merge``: the plain weights are W + alpha / rank * B A, in the model's precision; else W.
     """
     layers = list(_adapted(model))
     weights = [layer.base_layer.weight.data for _, _, layer in layers]
@@ -107,7 +97,6 @@ def save_adapters(folder: Path, model: Any) -> None:
 
 
 def has_adapters(model: Any) -> bool:
-    """Whether the model has adapters."""
     return any(True for _ in _adapted(model))
 
 

@@ -153,13 +153,12 @@ def _pieces(x: Tensor, tokens: slice, shape: tuple[int, int]) -> Tensor:
 def packed_attention(query: Tensor, key: Tensor, value: Tensor, layout: OnDevice, scale: float) -> Tensor:
     """Attention in a packed row.
 
+    Returns (1, heads, tokens, size)
+
     Args:
         query: (1, heads, tokens, size).
         key, value: (1, key heads, tokens, size).
         layout: from :meth:`Layout.on`.
-
-    Returns:
-        (1, heads, tokens, size)
     """
     return _attend(query, key, value, layout, scale)
 

@@ -46,8 +46,7 @@ class Predictions:
 class PackedRow:
     """One row of tokens: segments side by side.
 
-    Attributes:
-        input_ids, position_ids: (1, tokens); positions restart at each prompt, and each response continues from its prompt.
+    ``input_ids, position_ids``: (1, tokens); positions restart at each prompt, and each response continues from its prompt.
     """
 
     input_ids: Tensor
@@ -69,13 +68,7 @@ def fill_rows(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int
     """Distribute a batch over rows by first fit, longest segments first.
 
     Prompts with equal token ids are shared. A response without tokens is left out; a response that exceeds ``max_tokens`` with
-    its prompt gets its own row.
-
-    Args:
-        max_tokens: largest number of tokens in a row.
-
-    Returns:
-        the segments of each row.
+    its prompt gets its own row. ``max_tokens``: largest number of tokens in a row. Returns the segments of each row.
     """
     groups: dict[tuple[int, ...], list[int]] = {}
     for i, prompt in enumerate(prompts):
@@ -118,9 +111,8 @@ def pack(
 ) -> PackedRow:
     """Build the tensors of one row.
 
-    Args:
-        prompts, responses: the whole batch, indexed by the segments' members.
-        sampled: positions in each response of the tokens to predict.
+    ``prompts``, ``responses``: the whole batch, indexed by the segments' members. ``sampled``: positions in each response of
+    the tokens to predict.
     """
     ids: list[int] = []
     positions: list[int] = []

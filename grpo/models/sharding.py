@@ -39,13 +39,12 @@ class Sharding:
 def shard(model: Any, world: World, device: str) -> None:
     """Distribute a model's weights over the processes, in place: layer by layer, then the weights outside of layers.
 
+    Raises UserError if the model's layers are not found.
+
     Args:
         model: whole and equal in all processes; it may be in CPU memory.
         world: more than one process.
         device: ``cpu`` or ``cuda``, for the shares.
-
-    Raises:
-        UserError: the model's layers are not found.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
@@ -84,7 +83,6 @@ def forward(model: Any, function: Callable[..., Result], *args: Any) -> Result:
 
 
 def is_sharded(model: Any) -> bool:
-    """Whether :func:`shard` has sharded the model."""
     return hasattr(model, "sharding")
 
 
@@ -110,14 +108,10 @@ def shares(model: Any, rows: Sequence[Row], world: World) -> Iterator[tuple[Row,
         yield (rows[mine], True) if mine < len(rows) else (rows[-1], False)
 
 
-# --------------------------------------------------------------------------------------------------- shares and wholes
-
-
 def gather(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Gather a sharded tensor, in a call by all processes; return any other tensor unchanged.
 
-    Args:
-        dtype: round the shares to this precision first, which may halve the traffic.
+    ``dtype``: round the shares to this precision first, which may halve the traffic.
     """
     if not hasattr(tensor, "full_tensor"):
         return tensor
@@ -155,8 +149,7 @@ def load_weights(model: Any, weights: Mapping[str, Tensor], strict: bool = True)
 def whole_model(model: Any, keep: bool) -> Any:
     """Gather a sharded model into a whole one, in a call by all processes.
 
-    Args:
-        keep: build the model in this process's CPU memory; else only contribute the shares, and return None.
+    ``keep``: build the model in this process's CPU memory; else only contribute the shares, and return None.
     """
     if not is_sharded(model):
         return model

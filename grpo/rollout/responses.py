@@ -16,11 +16,7 @@ REPLACEMENT = "\ufffd"  # what incomplete UTF-8 decodes to
 
 
 class Responses:
-    """The rules that end a response of one model: its stop tokens and a set of stop strings.
-
-    Args:
-        stop: the stop strings.
-    """
+    """The rules that end a response of one model: its stop tokens and a set of stop strings. ``stop``: the stop strings."""
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]):
         self.tokenizer, self.stop = tokenizer, stop
@@ -51,11 +47,7 @@ class Responses:
     def completion(
         self, token_ids: Sequence[int], log_probs: Sequence[float], finish_reason: str, policy_version: int
     ) -> Completion:
-        """Build the completion of an engine's response, with its text.
-
-        Raises:
-            ValueError: the response is not finished.
-        """
+        """Build the completion of an engine's response, with its text. Raises ValueError if the response is not finished."""
         ids = tuple(token_ids)
         return Completion(ids, self.text(ids, finish_reason), tuple(log_probs), finish_reason, policy_version)
 

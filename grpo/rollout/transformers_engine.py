@@ -27,13 +27,12 @@ COMPACT_BELOW = 0.8  # finished sequences leave the batch when less than this sh
 class TransformersEngine:
     """Engine that samples from the learner's own module, without copying weights; a sharded learner needs a separate model.
 
+    Raises UserError: only vLLM can sample this model.
+
     Args:
         model: from :func:`grpo.models.checkpoint.load_model`.
         max_batch_size: sequences that a process decodes at once; a group is never split, so a larger group is one batch.
         world: the processes that decode a batch together.
-
-    Raises:
-        UserError: only vLLM can sample this model.
     """
 
     def __init__(self, model: Any, tokenizer: Any, max_batch_size: int = 1024, world: World = ALONE):
@@ -69,8 +68,7 @@ class TransformersEngine:
     ) -> list[list[Completion]]:
         """See :class:`grpo.rollout.engine.Engine`.
 
-        Raises:
-            UserError: a prompt and ``max_tokens`` together exceed the model's context.
+        Raises UserError if a prompt and ``max_tokens`` together exceed the model's context.
         """
         require_room_for(self.context, prompts, params, n, draws)
         per_batch = max(1, self.max_batch_size // n)
@@ -92,11 +90,7 @@ class TransformersEngine:
         return groups
 
     def _generate_batch(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: SamplingParams,
-        n: int,
-        draws: Sequence[Draw],
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, draws: Sequence[Draw]
     ) -> list[list[Completion]]:
         """Decode one batch of ``len(prompts) * n`` sequences, each drawn as ``draws`` says."""
         limits = [draw.max_tokens for draw in draws]
@@ -147,16 +141,14 @@ def sample(
     """Sample one token for each row, by a race of exponentials: the token with the largest probability / Exp(1) wins.
 
     Rounding changes the winner only where two tokens are that close. A running sum of probabilities has so many edges in a
-    vocabulary of 50,000 tokens that rounding would change one token in 200.
+    vocabulary of 50,000 tokens that rounding would change one token in 200. Returns tokens (rows,), and their float32 log-probs
+    (rows,) under the distribution that they were drawn from.
 
     Args:
         logits: (rows, vocabulary).
         stop_token_ids: not sampled before ``params.min_tokens``.
         length: length of the completions with this token.
         generators: one for each row, so that a row depends on no other.
-
-    Returns:
-        tokens (rows,), and their float32 log-probs (rows,) under the distribution that they were drawn from.
     """
     logits = logits.float() / (params.temperature or 1.0)
     if length <= params.min_tokens:

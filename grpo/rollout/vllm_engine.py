@@ -1,10 +1,11 @@
 """Sampling with vLLM in this process, with the policy's current weights.
 
 vLLM gets no tokenizer. With one it turns each token into text, in the thread that prepares the GPU's next step, to search for
-stop strings. In place of that, :mod:`grpo.rollout.vllm_stops` ends responses by their token ids.
+stop strings. In place of that, its scheduler ends responses by their token ids and by the rules that all engines share
+(:class:`Responses`): most tokens cannot end a response, which a look into a set tells.
 
-vLLM's interfaces change between releases. Only this module, :mod:`grpo.rollout.vllm_stops` and :mod:`grpo.rollout.vllm_weights`
-use them. Tested with the CPU builds of vllm 0.32 and (ends of responses) 0.29.
+vLLM's interfaces change between releases. Only this module and :mod:`grpo.rollout.vllm_weights` use them. Tested with the CPU
+builds of vllm 0.32 and (ends of responses) 0.29.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from grpo.models.checkpoint import load_tokenizer
 from grpo.models.examine import limited_context
 from grpo.rollout.engine import Draw, SamplingParams, derive_seed, require_room_for
 from grpo.rollout.responses import Responses, responses_of
-from grpo.rollout.vllm_stops import Stops, stopping_scheduler
 from grpo.rollout.vllm_weights import put_weights, require_equal_weights
 from grpo.study.software import install_vllm
 
@@ -54,13 +54,12 @@ class VllmSettings:
 class VllmEngine:
     """Engine that runs vLLM from a checkpoint folder, optionally with the weights of a model in this process.
 
+    Raises UserError: vLLM is not installed, cannot start with these settings, or cannot take the policy's weights.
+
     Args:
         folder: in Hugging Face format.
         model: the policy, whose weights vLLM loads now and at each :meth:`synchronize`; None keeps the folder's weights.
         world: the processes that train the run together, each with its own vLLM on one GPU.
-
-    Raises:
-        UserError: vLLM is not installed, cannot start with these settings, or cannot take the policy's weights.
     """
 
     def __init__(self, folder: Path, model: Any, settings: VllmSettings, world: World = ALONE):
@@ -131,8 +130,7 @@ class VllmEngine:
     ) -> list[list[Completion]]:
         """See :class:`grpo.rollout.engine.Engine`.
 
-        Raises:
-            UserError: a prompt and ``max_tokens`` together exceed the model's context, or vLLM ran out of memory.
+        Raises UserError if a prompt and ``max_tokens`` together exceed the model's context, or vLLM ran out of memory.
         """
         from vllm import SamplingParams as VllmSamplingParams
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -225,3 +223,39 @@ def request_settings(params: SamplingParams, n: int, seed: int, device: str, pro
     if device == "cpu":
         return [shared] * prompts
     return [shared | {"seed": derive_seed(seed, "prompt", i) >> 1} for i in range(prompts)]
+
+
+@dataclass
+class Stops:
+    """What ends the responses of the present call of :meth:`Engine.generate`."""
+
+    responses: Responses | None = None
+
+    def end(self, request: Any) -> bool:
+        """Whether the newest token of a request of vLLM ends its response; not within its ``min_tokens``."""
+        ids = request.output_token_ids
+        return self.responses is not None and len(ids) > request.sampling_params.min_tokens and self.responses.has_ended(ids)
+
+
+def stopping_scheduler(stops: Stops, asynchronous: bool) -> type:
+    """Derive the class of a scheduler from vLLM's own (the setting ``scheduler_cls``).
+
+    ``asynchronous``: from the one that schedules a step before the former one has ended, which vLLM uses on a GPU. Raises
+    UserError if the scheduler of this version of vLLM takes a step's tokens in another way.
+    """
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.request import RequestStatus
+
+    base: Any = AsyncScheduler if asynchronous else Scheduler
+    if not hasattr(base, "_update_request_with_output"):
+        raise UserError("This version of vLLM cannot be told where responses end. Install vllm>=0.26,<0.33.")
+
+    class StoppingScheduler(base):  # type: ignore[misc]
+        def _update_request_with_output(self, request: Any, new_token_ids: list[int], **more: Any) -> tuple[list[int], bool]:
+            new_token_ids, stopped = super()._update_request_with_output(request, new_token_ids, **more)
+            if new_token_ids and stops.end(request):
+                request.status, stopped = RequestStatus.FINISHED_STOPPED, True
+            return new_token_ids, stopped
+
+    return StoppingScheduler

@@ -17,10 +17,8 @@ from grpo.models.sharding import weights_of
 def put_weights(llm: Any, model: Any, device: str) -> None:
     """Load ``model``'s weights into a ``vllm.LLM`` in this process, and drop cached prefixes, computed with the old weights.
 
-    vLLM's checkpoint loader reads them, and stacks some matrices (query, key and value; gate and up).
-
-    Raises:
-        UserError: vLLM cannot take them.
+    vLLM's checkpoint loader reads them, and stacks some matrices (query, key and value; gate and up). Raises UserError: vLLM
+    cannot take them.
     """
     ours: list[Exception] = []
 
@@ -52,10 +50,7 @@ REFUSALS = (AssertionError, KeyError, ValueError)
 INSTEAD = "Set engine.name to transformers in params.yaml."
 HEAD = "lm_head.weight"
 # Where vLLM stacks a checkpoint's matrices: a pattern of their names, and what replaces it.
-STACKED = {
-    r"\.[qkv]_proj\.": ".qkv_proj.",
-    r"\.(gate|up)_proj\.": ".gate_up_proj.",
-}
+STACKED = {r"\.[qkv]_proj\.": ".qkv_proj.", r"\.(gate|up)_proj\.": ".gate_up_proj."}
 
 
 def checksum(tensor: Tensor) -> tuple[float, float]:

@@ -166,7 +166,7 @@ def compose(path: Path) -> dict[str, Any]:
         overlay = read_mapping(file)
         values = _extended(values, overlay, file)
     values.pop("heading", None)  # the extended file's would be wrong
-    texts = {key: overlay[key] for key in ("heading", "description") if key in overlay}
+    texts: dict[str, Any] = {key: overlay[key] for key in ("heading", "description") if key in overlay}
     composed: dict[str, Any] = {"study": path.stem, **texts}
     if "description" not in overlay and len(files) > 1:
         sections = ", ".join(key for key in overlay if key not in COMPUTED)

@@ -149,8 +149,7 @@ class Arithmetic(GradedTask):
     ) -> list[tuple[Problem, str]]:
         """Solutions of the first ``examples`` training problems, with one wrong step in ``wrong_share`` of them.
 
-        Raises:
-            UserError: ``examples`` exceeds the number of training problems.
+        Raises UserError: ``examples`` exceeds the number of training problems.
         """
         if examples > self.train_size:
             raise UserError(

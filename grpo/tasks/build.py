@@ -22,22 +22,16 @@ _LAYOUT = re.compile(r"(?<!\\)\\[,!]|\s+")
 
 
 def build_dataset(
-    task: Task,
-    folder: Path,
-    needed: Mapping[Split, Mapping[str, int]],
-    prompt_tokens: PromptTokens | None = None,
+    task: Task, folder: Path, needed: Mapping[Split, Mapping[str, int]], prompt_tokens: PromptTokens | None = None
 ) -> dict[str, Any]:
     """Load or generate the problems, refuse overlapping splits, and write train.jsonl and validation.jsonl.
+
+    Returns the report: sizes, levels, dropped problems, skipped rows if there are any, and a digest of each split. Raises
+    UserError: a missing source, an overlap, a ground truth that the task cannot read, or too few problems.
 
     Args:
         needed: for each split the numbers of problems that the study requires, by key of params.yaml.
         prompt_tokens: length of a problem's longest prompt; required if the task has ``max_prompt_tokens``.
-
-    Returns:
-        the report: sizes, levels, dropped problems, skipped rows if there are any, and a digest of each split.
-
-    Raises:
-        UserError: a missing source, an overlap, a ground truth that the task cannot read, or too few problems.
     """
     problems: dict[Split, list[Problem]] = {split: task.problems(split) for split in SPLITS}
     problems["train"], dropped = separate(task, problems["train"], problems["validation"])
@@ -86,16 +80,10 @@ def _require_enough(
 def separate(task: Task, train: list[Problem], validation: list[Problem]) -> tuple[list[Problem], list[str]]:
     r"""Check that ids are unique and that the two splits share no question.
 
-    Questions are compared without white space, ``\,``, ``\!`` and case, in which copies of a question often differ.
-
-    Args:
-        task: with ``drop_overlap``, shared questions are removed from ``train`` instead of refused.
-
-    Returns:
-        the problems to train on, and the ids that were removed.
-
-    Raises:
-        UserError: an id occurs twice, the splits share a question that is not to be removed, or nothing is left to train on.
+    Questions are compared without white space, ``\,``, ``\!`` and case, in which copies of a question often differ. ``task``:
+    with ``drop_overlap``, shared questions are removed from ``train`` instead of refused. Returns the problems to train on, and
+    the ids that were removed. Raises UserError if an id occurs twice, the splits share a question that is not to be removed, or
+    nothing is left to train on.
     """
     twice = [id_ for id_, count in Counter(problem.id for problem in (*train, *validation)).items() if count > 1]
     if twice:

@@ -38,6 +38,8 @@ def exactly(answers: list[str], problems: list[Problem]) -> list[float]:
 class Dataset(GradedTask):
     """Problems from two columns of a dataset.
 
+    Raises UserError if not exactly one of ``hub`` and ``files`` is given, or ``verify`` is unknown.
+
     Args:
         question: column of the question; of a list of messages (``role``, ``content``) the last one of the user.
         answer: column of the ground truth, text or a number; of a list of messages the last one of the assistant.
@@ -52,9 +54,6 @@ class Dataset(GradedTask):
         columns: further columns, passed to reward functions. Numbers of text files stay text.
         skip_unusable: leave out and count rows without a question or without an answer that ``verify`` can use, instead of
             refusing them.
-
-    Raises:
-        UserError: not exactly one of ``hub`` and ``files`` is given, or ``verify`` is unknown.
     """
 
     def __init__(
@@ -98,9 +97,8 @@ class Dataset(GradedTask):
     def problems(self, split: Split) -> list[Problem]:
         """See :meth:`Task.problems`; ids are row numbers.
 
-        Raises:
-            UserError: the dataset cannot be read, it lacks a column, a row is unusable (without ``skip_unusable``), or no row
-                is left.
+        Raises UserError if the dataset cannot be read, it lacks a column, a row is unusable (without ``skip_unusable``), or no
+        row is left.
         """
         problems: list[Problem] = []
         skipped: list[str] = []
@@ -121,11 +119,9 @@ class Dataset(GradedTask):
         return problems
 
     def skipped(self, split: Split) -> list[str]:
-        """See :meth:`Task.skipped`."""
         return self._skipped[split]
 
     def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
-        """Verify with the function that ``verify`` names."""
         return self._verify(answers, problems)
 
     def _rows(self, split: Split) -> list[Row]:

@@ -66,9 +66,8 @@ class Downloaded(GradedTask):
     def problems(self, split: Split) -> list[Problem]:
         """Read, convert and check a split of the source (``validation`` is its test split).
 
-        Raises:
-            UserError: a file or a column is missing, a row is unusable, the split is empty, or its size differs from
-                ``expected``.
+        Raises UserError if a file or a column is missing, a row is unusable, the split is empty, or its size differs from
+        ``expected``.
         """
         problems = [self.problem(row, split, number) for number, row in enumerate(self._rows(split))]
         if not problems:
@@ -120,9 +119,8 @@ class Math(Downloaded):
     r"""MATH. Rows have ``problem``, ``level`` ("Level 3"; "Level ?" becomes 0), ``subject`` or ``type``, and ``answer`` or
     ``solution``, whose last ``\boxed{}`` is the answer. ``unique_id`` is optional.
 
-    Attributes:
-        parse_solutions: if a solution has no ``\boxed{}``, let Math-Verify read the answer. It may read a number that is not
-            the answer, so by default such a row is refused.
+    ``parse_solutions``: if a solution has no ``\boxed{}``, let Math-Verify read the answer. It may read a number that is not
+    the answer, so by default such a row is refused.
     """
 
     parse_solutions: bool = False
@@ -133,7 +131,6 @@ class Math(Downloaded):
     columns = ("problem", "level", "subject", "type", "answer", "solution", "unique_id")
 
     def problem(self, row: Row, split: Split, number: int) -> Problem:
-        """See :meth:`Downloaded.problem`."""
         question, subject = row.text("problem"), row.text("subject", "type")
         # Some releases name a row by its number in the original release, which has other splits; the split makes ids unique.
         name = row.text("unique_id") if row.values.get("unique_id") else str(number)
@@ -141,7 +138,6 @@ class Math(Downloaded):
         return checked_problem(Problem(f"math/{split}/{name}", question, answer, _level(row), subject), row.where)
 
     def solution(self, row: Row) -> str:
-        """The column ``solution``."""
         return row.text("solution").strip()
 
 
@@ -168,9 +164,6 @@ def _short_answer(row: Row, question: str, parse_solutions: bool) -> str:
     raise UserError(f"{row.where}: {what}. Correct or remove the row.")
 
 
-# ----------------------------------------------------------------------------------------------------------------- GSM8K
-
-
 class Gsm8k(Downloaded):
     """GSM8K. Rows have ``question`` and ``answer``, whose short answer follows ``####``; its thousands commas are removed."""
 
@@ -179,7 +172,6 @@ class Gsm8k(Downloaded):
     columns = ("question", "answer")
 
     def problem(self, row: Row, split: Split, number: int) -> Problem:
-        """See :meth:`Downloaded.problem`."""
         question, solution = row.text("question"), row.text("answer")
         _, mark, answer = solution.rpartition("####")
         answer = answer.strip().replace(",", "")

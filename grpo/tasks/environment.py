@@ -49,14 +49,13 @@ class Answer(NamedTuple):
 class Environment:
     """An environment and its limits: the keys of a task's entry in params.yaml.
 
+    Raises UserError if the class has no ``reset``, or neither tools nor ``step``.
+
     Attributes:
         environment: import path of the class.
         max_turns: most turns of the policy in an episode.
         max_observation_tokens: most tokens that the environment adds after a turn; its text is cut to fit.
         tool_seconds: time limit of each turn's calls.
-
-    Raises:
-        UserError: the class has no ``reset``, or neither tools nor ``step``.
     """
 
     environment: str
@@ -72,7 +71,6 @@ class Environment:
 
     @cached_property
     def kind(self) -> Any:
-        """The class."""
         return import_object(self.environment)
 
     @cached_property
@@ -94,8 +92,7 @@ class Environment:
     def schemas(self) -> list[dict[str, Any]]:
         """JSON schemas of its tools, from their hints and docstrings.
 
-        Raises:
-            UserError: a tool has no docstring, or an argument no type hint.
+        Raises UserError if a tool has no docstring, or an argument no type hint.
         """
         from transformers.utils import get_json_schema  # slow to import
 
@@ -124,14 +121,8 @@ class Environment:
     def begin(self, problem: Problem, seed: int) -> tuple[Any, str]:
         """Begin an episode.
 
-        Args:
-            seed: of this episode, for environments that draw at random.
-
-        Returns:
-            its own instance of the class, and the text after the question.
-
-        Raises:
-            UserError: ``reset`` does not return text or None, or raises an error.
+        ``seed``: of this episode, for environments that draw at random. Returns its own instance of the class, and the text
+        after the question. Raises UserError: ``reset`` does not return text or None, or raises an error.
         """
         row = {name: getattr(problem, name) for name in ("question", "ground_truth", "level", "subject")}
         row |= copy.deepcopy(problem.columns)  # an environment may change them in place
@@ -167,11 +158,7 @@ class Environment:
         return callable(getattr(self.kind, "get_reward", None))
 
     def reward(self, instance: Any) -> float:
-        """The episode's reward, if it gives one.
-
-        Raises:
-            UserError: it is not from 0 to 1.
-        """
+        """The episode's reward, if it gives one. Raises UserError if it is not from 0 to 1."""
         given = self._call(".get_reward", instance.get_reward)
         reward = whole(given) if is_number(given) else math.nan
         if not 0.0 <= reward <= 1.0:
@@ -206,8 +193,7 @@ ANY_TASK_TAKES = tuple(Environment.__dataclass_fields__)  # keys of any entry of
 def find_environment(settings: Mapping[str, Any], where: str) -> Environment | None:
     """Make the environment that an entry of ``tasks:`` names; None if it names none.
 
-    Raises:
-        UserError: a limit without an environment, a value of the wrong type, or no such class.
+    Raises UserError: a limit without an environment, a value of the wrong type, or no such class.
     """
     given = {key: settings[key] for key in ANY_TASK_TAKES if settings.get(key) is not None}
     if not given:

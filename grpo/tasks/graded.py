@@ -25,18 +25,12 @@ class GradedTask(Task):
     """Whether unevaluated arithmetic, or an expression copied from the question, may be an answer
     (:mod:`grpo.grader.unevaluated`)."""
 
-    formats = {
-        "r1_zero": R1_ZERO,
-        "question_only": QUESTION_ONLY,
-        "chat": CHAT,
-        "chat_without_thinking": CHAT_WITHOUT_THINKING,
-    }
+    formats = {"r1_zero": R1_ZERO, "question_only": QUESTION_ONLY, "chat": CHAT, "chat_without_thinking": CHAT_WITHOUT_THINKING}
 
     def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
         """1.0 for a right answer, 0.0 for a wrong one, NaN if the grader ran out of time. Computer algebra uses all cores.
 
-        Raises:
-            RuntimeError: the processes for computer algebra cannot start.
+        Raises RuntimeError if the processes for computer algebra cannot start.
         """
         verdicts = grade_batch([(answer, problem.ground_truth) for answer, problem in zip(answers, problems, strict=True)])
         return [
@@ -66,8 +60,7 @@ def worked_response(format: str, steps: str, answer: str) -> str:
 def checked_problem(problem: Problem, where: str, graded: bool = True) -> Problem:
     """Return ``problem`` if it has a question and an answer, one that the grader accepts if it is ``graded``.
 
-    Raises:
-        UserError: otherwise; the message begins with the problem's place, ``where``.
+    Raises UserError: otherwise; the message begins with the problem's place, ``where``.
     """
     try:
         if not problem.question.strip():

@@ -142,10 +142,7 @@ def holds_all(response: str, keywords: Sequence[str]) -> bool:
 def keyword_inclusion_reward_fn(response: str, keywords: Sequence[str]) -> dict[str, float]:
     """Reward of a response: 1.0 if every keyword occurs as a whole word, in upper or lower case, else 0.0.
 
-    Any response that is not blank has the right form.
-
-    Raises:
-        UserError: there are no keywords, or one of them is blank.
+    Any response that is not blank has the right form. Raises UserError if there are no keywords, or one of them is blank.
     """
     if isinstance(keywords, str) or not keywords or not all(keyword.strip() for keyword in keywords):
         raise UserError(f"keywords: expected a list of at least one word, none of them blank, but got {keywords!r}.")
@@ -187,10 +184,9 @@ def keywords_of(question: str) -> list[str]:
 def degenerate(response: str, keywords: Sequence[str]) -> dict[str, float]:
     """Classify a response by flags, each 0.0 or 1.0.
 
-    Returns:
-        ``lists_only``: the response has the keywords and at most two other words, not counting words that link a list;
-        ``repeats_prompt``: the response contains the request, regardless of case and spacing;
-        ``is_sentence``: the response is a sentence of the grammar.
+    Returns ``lists_only``: the response has the keywords and at most two other words, not counting words that link a list;
+    ``repeats_prompt``: the response contains the request, regardless of case and spacing; ``is_sentence``: the response is a
+    sentence of the grammar.
     """
     others = set(_WORD.findall(response.lower())) - _LINKING_WORDS - {keyword.lower() for keyword in keywords}
     squeezed = "".join(response.lower().split())

@@ -11,18 +11,22 @@ import reprlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 from itertools import groupby
 from typing import Any
 
 from grpo.common.errors import UserError, own_errors
 from grpo.common.imports import import_object
-from grpo.common.records import Completion, Problem, is_number
+from grpo.common.records import Completion, Problem, Rollout, is_number
 from grpo.grader.extract import boxed_answer
 from grpo.grader.process import grade_batch, is_equal
 from grpo.grader.unevaluated import counts_as_answer
 from grpo.tasks.formats import tagged_answer
-from grpo.tasks.task import OWN_REWARDS, SHIPPED_REWARDS, ScoredBatch, rewards
+from grpo.tasks.task import OWN_REWARDS, SHIPPED_REWARDS, ScoredBatch, Task, find_format, rewards
 from grpo.tasks.threads import finished
+
+Score = Callable[[Sequence[Rollout]], ScoredBatch]
+"""Gives the rewards of a batch of rollouts."""
 
 SingleTruth = str | int | float | Fraction
 GroundTruth = SingleTruth | Sequence[SingleTruth]
@@ -32,19 +36,14 @@ GroundTruth = SingleTruth | Sequence[SingleTruth]
 def r1_zero_reward_fn(response: str, ground_truth: GroundTruth, fast: bool = True) -> dict[str, float]:
     r"""Reward of a response to the r1_zero prompt.
 
-    The form is right if :func:`grpo.tasks.formats.tagged_answer` reads an answer.
+    The form is right if :func:`grpo.tasks.formats.tagged_answer` reads an answer. Returns ``format_reward``, ``answer_reward``
+    and ``reward``, each 0.0 or 1.0. ``reward`` is 1.0 if both others are; a wrong form makes all three 0.0. Raises UserError:
+    ``ground_truth`` is an empty list.
 
     Args:
         response: the completion, with or without the prompt before it.
         ground_truth: the short answer as text or number, or a list or tuple of alternatives.
         fast: part of the handouts' signature; without effect, because there is one grader.
-
-    Returns:
-        ``format_reward``, ``answer_reward`` and ``reward``, each 0.0 or 1.0. ``reward`` is 1.0 if both others are; a wrong
-        form makes all three 0.0.
-
-    Raises:
-        UserError: ``ground_truth`` is an empty list.
     """
     return _score(tagged_answer(response), ground_truth)
 
@@ -78,8 +77,7 @@ REWARD_ARGUMENTS = (
 def find_reward(path: str, columns: Sequence[str] = ()) -> Callable[..., Any]:
     """Import a reward function.
 
-    Raises:
-        UserError: there is no such function, or it does not take :data:`REWARD_ARGUMENTS` and the task's columns.
+    Raises UserError if there is no such function, or it does not take :data:`REWARD_ARGUMENTS` and the task's columns.
     """
     reward: Callable[..., Any] = import_object(path)
     arguments = (*REWARD_ARGUMENTS, *columns)
@@ -93,6 +91,41 @@ def find_reward(path: str, columns: Sequence[str] = ()) -> Callable[..., Any]:
     return own_errors(f"reward: {path}")(reward)
 
 
+def score_by_task(task: Task, prompt: str, rollouts: Sequence[Rollout]) -> ScoredBatch:
+    """Score rollouts with a task, in one of its formats (:meth:`Task.score`), or by their environments."""
+    scored = task.score(prompt, [r.problem for r in rollouts], [r.completion.text for r in rollouts])
+    for place, episode in enumerate(rollout.completion.episode for rollout in rollouts):
+        if episode is not None and episode.reward is not None:
+            scored.rewards[place], scored.out_of_time[place] = rewards(True, episode.reward), False
+    return scored
+
+
+def score_of(task: Task, prompt: str, reward: str | Mapping[str, float] | None = None, seed: int = 0) -> Score:
+    """The score function of rollouts: their task's, with ``reward`` by the study's own reward functions if it has some.
+
+    ``reward``: as in :func:`apply_reward`. ``seed``: of ``random_reward``.
+    """
+    by_task = partial(score_by_task, task, prompt)
+    return by_task if reward is None else partial(_score_by_own_reward, reward, seed, task, prompt)
+
+
+def _score_by_own_reward(
+    reward: str | Mapping[str, float], seed: int, task: Task, prompt: str, rollouts: Sequence[Rollout]
+) -> ScoredBatch:
+    format, named = find_format(task, prompt), [reward] if isinstance(reward, str) else reward
+    prompts = [format.prompt_of(rollout.problem) for rollout in rollouts]
+    completions, problems = [r.completion for r in rollouts], [r.problem for r in rollouts]
+    scored = score_by_task(task, prompt, rollouts)
+    controls = {
+        "random_reward": lambda: random_rewards(seed, problems, completions),
+        "majority_reward": lambda: majority_rewards(problems, [format.read(one.text) for one in completions]),
+    }
+    for name in controls.keys() & set(named):
+        for own, value in zip(scored.rewards, controls[name](), strict=True):
+            own[name] = value
+    return apply_reward(reward, prompts, completions, problems, scored, task.reward_columns)
+
+
 def apply_reward(
     reward: str | Mapping[str, float],
     prompts: Sequence[str],
@@ -103,11 +136,12 @@ def apply_reward(
 ) -> ScoredBatch:
     """Compute rewards with the user's own functions, which have the signature of TRL's reward functions.
 
-    Each function is called once, with keyword arguments that are lists of its own, with one element per completion:
-    ``prompts`` and ``completions`` (text), ``completion_ids`` (token ids); ``question``, ``ground_truth``, ``level`` and
-    ``subject`` of the problem; the task's ``format_reward`` and ``answer_reward``. It returns one number per completion, of any
-    size. (If several processes train a run, each process calls it once with the groups that it has sampled.) Functions that are
-    ``async def`` run concurrently.
+    Each function is called once, with keyword arguments that are lists of its own, with one element per completion: ``prompts``
+    and ``completions`` (text), ``completion_ids`` (token ids); ``question``, ``ground_truth``, ``level`` and ``subject`` of the
+    problem; the task's ``format_reward`` and ``answer_reward``. It returns one number per completion, of any size. (If several
+    processes train a run, each process calls it once with the groups that it has sampled.) Functions that are ``async def`` run
+    concurrently. Returns ``scored`` with the new ``reward``. Raises UserError as :func:`find_reward`; or a function does not
+    return one finite number per completion.
 
     Args:
         reward: MODULE:NAME or one of :data:`SHIPPED_REWARDS`; or several with weights. The reward is then the weighted sum, as
@@ -116,12 +150,6 @@ def apply_reward(
         further: the task's columns; a problem without one has None.
         scored: the task's scores, with those of the shipped rewards that are named. ``format_reward`` and ``answer_reward``
             stay.
-
-    Returns:
-        ``scored`` with the new ``reward``.
-
-    Raises:
-        UserError: as :func:`find_reward`; or a function does not return one finite number per completion.
     """
     columns = {
         "prompts": list(prompts),
@@ -157,18 +185,13 @@ async def _all_of(awaited: Iterable[Awaitable[Any]]) -> list[Any]:
 
 
 def _checked(path: str, returned: Any, n: int) -> list[Any]:
-    def is_reward(value: Any) -> bool:
-        return value is None or (is_number(value) and math.isfinite(value))
-
-    if not hasattr(returned, "__len__") or len(returned) != n or not all(map(is_reward, returned)):
+    is_list = hasattr(returned, "__len__") and len(returned) == n
+    if not is_list or not all(value is None or (is_number(value) and math.isfinite(value)) for value in returned):
         raise UserError(
             f"reward: {path} returned {reprlib.repr(returned)}. Return {n} finite numbers, one for each completion, or None "
             "for one to which it does not apply."
         )
     return list(returned)  # a function may use its list again
-
-
-# ---------------------------------------------------------------------------- rewards that do not know the right answer
 
 
 def random_rewards(seed: int, problems: Sequence[Problem], completions: Sequence[Completion]) -> list[float]:
@@ -189,9 +212,8 @@ def random_rewards(seed: int, problems: Sequence[Problem], completions: Sequence
 def majority_rewards(problems: Sequence[Problem], answers: Sequence[str | None]) -> list[float]:
     """Pay the responses that give the most frequent answer of their group, the first of equals (arXiv 2504.16084).
 
-    Args:
-        problems: of each response; a group is what stands side by side for one problem.
-        answers: read from each response; None is paid nothing.
+    ``problems``: of each response; a group is what stands side by side for one problem. ``answers``: read from each response;
+    None is paid nothing.
     """
     groups = [[answers[i] for i in group] for _, group in groupby(range(len(problems)), lambda i: problems[i].id)]
     paid = []

@@ -58,8 +58,7 @@ class Row:
     def text(self, *columns: str) -> str:
         """Text of the first of ``columns`` that the row has.
 
-        Raises:
-            UserError: the row has none of them, or the value is neither valid UTF-8 text nor a number.
+        Raises UserError if the row has none of them, or the value is neither valid UTF-8 text nor a number.
         """
         for column in columns:
             if column in self.values:
@@ -96,19 +95,11 @@ class Row:
         return UserError(f"{self.where}: no column {' or '.join(map(repr, columns))} (columns: {has}). Check `{self.key}`.")
 
 
-# --------------------------------------------------------------------------------------------------------------- local files
-
-
 def read_rows(name: str, key: str) -> list[Row]:
     """Read the rows of a study's JSONL, JSON, CSV or parquet file, or a part of them: ``FILE[:90%]`` and ``FILE[90%:]``.
 
-    Numbers in text files stay text, where `datasets` would turn ``007`` into ``7``, and 1 beside 0.5 into 1.0.
-
-    Args:
-        key: key of the file in params.yaml.
-
-    Raises:
-        UserError: the file is missing, cannot be read, or has no rows.
+    Numbers in text files stay text, where `datasets` would turn ``007`` into ``7``, and 1 beside 0.5 into 1.0. ``key``: key of
+    the file in params.yaml. Raises UserError if the file is missing, cannot be read, or has no rows.
     """
     path, (_, first, last) = file_of(name), _PART.fullmatch(name).groups()  # type: ignore[union-attr]
     if not path.is_file():
@@ -187,9 +178,6 @@ def _arrow_rows(table: Any) -> Places:
     return ((f" row {number}", values) for number, values in enumerate(table.to_pylist(), start=1))
 
 
-# ------------------------------------------------------------------------------------------------------------------- the Hub
-
-
 class HubDataset(Settings):
     """A dataset on the Hugging Face Hub at a fixed revision.
 
@@ -204,12 +192,8 @@ class HubDataset(Settings):
     def rows(self, split: str, columns: Iterable[str], key: str, config: str | None = None) -> list[Row]:
         """Read the rows of a split, or of a part of it (``train[:95%]``), with the values of ``columns`` as in the files.
 
-        Args:
-            key: key of the source in params.yaml.
-            config: configuration of a dataset that has several.
-
-        Raises:
-            UserError: the rows cannot be read, or `datasets` has changed the values of a column.
+        Raises UserError if the rows cannot be read, or `datasets` has changed the values of a column. ``key``: key of the
+        source in params.yaml. ``config``: configuration of a dataset that has several.
         """
         import datasets
 

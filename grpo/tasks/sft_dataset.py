@@ -46,11 +46,8 @@ Trace = tuple[str, Problem, str]  # the whole prompt, the problem, the response
 def find_traces(task: Task, settings: TaskTraces | JsonlTraces | HubTraces, where: str) -> list[Trace]:
     """Read existing traces: the task's own, or the rows of a file.
 
-    Args:
-        where: key of the settings in params.yaml, for messages.
-
-    Raises:
-        UserError: the source is missing, or a row lacks a column.
+    ``where``: key of the settings in params.yaml, for messages. Raises UserError if the source is missing, or a row lacks a
+    column.
     """
     format = find_format(task, settings.prompt)
     if isinstance(settings, TaskTraces):
@@ -73,16 +70,12 @@ def build_sft_dataset(
 ) -> dict[str, Any]:
     """Leave out traces of validation questions, score the others, and write them to ``target``.
 
+    Returns the report: number of examples, by reward; number left out; and a digest. Raises UserError if no trace is left.
+
     Args:
         source: origin of the traces, for the report.
         prompt: format of the traces.
         validation: the task's validation problems.
-
-    Returns:
-        the report: number of examples, by reward; number left out; and a digest.
-
-    Raises:
-        UserError: no trace is left.
     """
     kept = _without_validation(traces, find_format(task, prompt), validation)
     scored = task.score(prompt, [problem for _, problem, _ in kept], [response for *_, response in kept]).rewards
@@ -115,11 +108,7 @@ def _trace(row: Row, format: Format) -> Trace:
 
 
 def _without_validation(traces: list[Trace], format: Format, validation: Sequence[Problem]) -> list[Trace]:
-    """Leave out traces whose prompt asks a validation question, in any layout.
-
-    Raises:
-        UserError: no trace is left.
-    """
+    """Leave out traces whose prompt asks a validation question, in any layout. Raises UserError if no trace is left."""
     held_out = {layout_free(problem.question) for problem in validation}
     before, after = (layout_free(part) for part in format.template.split(PLACEHOLDER, 1))
 

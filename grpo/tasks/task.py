@@ -82,13 +82,8 @@ class Format:
     def encode(self, tokenizer: Any, prompt: str) -> tuple[int, ...]:
         """Encode a prompt. The question is encoded as plain text, so ``<|im_end|>`` in it does not end a turn.
 
-        Args:
-            tokenizer: a :class:`grpo.models.tokenizer.Tokenizer`.
-            prompt: from :meth:`prompt`.
-
-        Raises:
-            UserError: the format is a chat, and the tokenizer has no chat template, or one without the environment's tools; or
-                the prompt has no tokens.
+        Raises UserError: the format is a chat, and the tokenizer has no chat template, or one without the environment's tools;
+        or the prompt has no tokens. ``tokenizer``: a :class:`grpo.models.tokenizer.Tokenizer`. ``prompt``: from :meth:`prompt`.
         """
         return self.encode_all(tokenizer, [prompt])[0]
 
@@ -182,9 +177,7 @@ class Task:
     def documents(self, seed: int, **options: Any) -> Iterator[tuple[str, str]]:
         """Yield (prompt, response) pairs without end, to pretrain a small model on; none has a validation question.
 
-        Args:
-            seed: of the model.
-            options: ``documents:`` of the model in params.yaml.
+        ``seed``: of the model. ``options``: ``documents:`` of the model in params.yaml.
         """
         raise UserError(
             f"{type(self).__name__} has no documents, so no model can be pretrained for it: give its model the source hub or "
@@ -202,9 +195,7 @@ class Task:
     def traces(self, format: str, **options: Any) -> list[tuple[Problem, str]]:
         """Training problems with responses to fine-tune on, for sft_datasets with ``source: task``.
 
-        Args:
-            format: name of the format of the responses.
-            options: further keys of the entry in ``sft_datasets:``.
+        ``format``: name of the format of the responses. ``options``: further keys of the entry in ``sft_datasets:``.
         """
         raise UserError(
             f"{type(self).__name__} has no traces of its own: use source jsonl or hub, or leave its entry in sft_datasets out."
@@ -213,13 +204,8 @@ class Task:
     def rewrite(self, response: str, asked_in: str, format: str) -> str | None:
         """Rewrite a response from the format ``asked_in`` to ``format``, for sft_datasets with ``source: sampled``.
 
-        This works if ``format`` reads the whole response as the answer; other tasks override it.
-
-        Returns:
-            the new response; None if the response gives no answer.
-
-        Raises:
-            UserError: the task does not define this rewrite.
+        This works if ``format`` reads the whole response as the answer; other tasks override it. Returns the new response; None
+        if the response gives no answer. Raises UserError if the task does not define this rewrite.
         """
         if self.formats[format].read is not whole_response:
             raise UserError(
@@ -234,9 +220,8 @@ class Task:
         """Read the answer of each response, and verify all answers in one call. All task rewards come from here.
 
         ``format_reward`` is 1 if an answer can be read; ``answer_reward`` and ``reward`` are the score of :meth:`verify`.
-
-        Raises:
-            UserError: there is no such format, or :meth:`verify` does not return a number from 0 to 1 (or NaN) for each answer.
+        Raises UserError if there is no such format, or :meth:`verify` does not return a number from 0 to 1 (or NaN) for each
+        answer.
         """
         read = find_format(self, format).read
         with own_errors(self.params_key):
@@ -262,11 +247,7 @@ def rewards(form: bool, right: float) -> dict[str, float]:
 
 
 def find_format(task: Task, name: str) -> Format:
-    """Find a task's format by name.
-
-    Raises:
-        UserError: the task has no such format.
-    """
+    """Find a task's format by name. Raises UserError if the task has no such format."""
     if name not in task.formats:
         raise UserError(f"prompt {name}: no such format (known of {type(task).__name__}: {', '.join(task.formats) or 'none'}).")
     return task.formats[name]
@@ -284,13 +265,12 @@ TASKS = {
 def make_task(settings: Mapping[str, Any], where: str = Task.params_key) -> Task:
     """Make the task of an entry of ``tasks:``.
 
+    Raises UserError if there is no such task or environment, or they do not take these arguments.
+
     Args:
         settings: ``use`` (a name in :data:`TASKS` or an import path), the constructor's keyword arguments, and
             ``max_prompt_tokens``, and those of an environment (:mod:`grpo.tasks.environment`).
         where: key of the entry in params.yaml, such as ``tasks.main``.
-
-    Raises:
-        UserError: there is no such task or environment, or they do not take these arguments.
     """
     name = settings.get("use")
     if not isinstance(name, str) or (name not in TASKS and not is_import_path(name)):

@@ -95,10 +95,8 @@ def in_threads(calls: Sequence[tuple[Thread, Callable[[], Result]]], seconds: fl
     """Make calls side by side, each in its thread and with a time limit; None for one that takes longer.
 
     A late call cannot be stopped: it goes on until the process ends, and nothing waits for it. One of C code that keeps
-    Python's lock, such as ``9**9**9``, stops all threads; the process then ends with a traceback that names its line.
-
-    Raises:
-        BaseException: the first that a function raises.
+    Python's lock, such as ``9**9**9``, stops all threads; the process then ends with a traceback that names its line. Raises
+    BaseException if the first that a function raises.
     """
     results: list[Result | None] = [None] * len(calls)
     outcomes = SimpleQueue[tuple[int, Outcome]]()

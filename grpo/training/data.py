@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from grpo.common.errors import UserError
 from grpo.common.records import Example, Problem, read_examples, read_problems
@@ -15,28 +15,19 @@ from grpo.study.methods import GrpoConfig, SftConfig
 Item = TypeVar("Item")
 
 
-class RunData(NamedTuple):
-    """Training data (problems, or chosen examples) and validation problems."""
-
-    train: list[Any]
-    validation: list[Problem]
+Data = tuple[list[Any], list[Problem]]  # what is trained on, problems or chosen examples, and the validation problems
 
 
-def read_data(run: EffectiveRun) -> RunData:
-    """Read the run's training and evaluation data."""
+def read_data(run: EffectiveRun) -> Data:
     validation = read_problems(run.validation)
     if isinstance(run.config, SftConfig):
-        return RunData(choose_examples(read_examples(run.train), run.config, run.seed), validation)
+        return choose_examples(read_examples(run.train), run.config, run.seed), validation
     questions = run.config.questions if isinstance(run.config, GrpoConfig) else None
-    return RunData(choose_questions(read_problems(run.train), questions, run.seed), validation)
+    return choose_questions(read_problems(run.train), questions, run.seed), validation
 
 
 def choose_questions(problems: list[Problem], n: int | None, seed: int) -> list[Problem]:
-    """Draw ``n`` training questions; None takes all, in their order. A smaller draw of a seed is part of a larger one.
-
-    Raises:
-        UserError: there are fewer questions than ``grpo.questions``.
-    """
+    """Draw ``n`` training questions; None takes all, in their order. A smaller draw of a seed is part of a larger one."""
     if n is None:
         return problems
     if n > len(problems):
@@ -48,9 +39,6 @@ def choose_examples(examples: Sequence[Example], config: SftConfig, seed: int) -
     """Choose the examples to fine-tune on: with ``filtered`` those with reward 1, and of these ``examples`` random ones.
 
     With the same seed, a smaller choice is part of a larger one.
-
-    Raises:
-        UserError: there are fewer examples than ``sft.examples``.
     """
     candidates = [example for example in examples if example.reward == 1.0] if config.filtered else list(examples)
     n = len(candidates) if config.examples is None else config.examples
@@ -68,11 +56,8 @@ def items_of_step(items: Sequence[Item], seed: int, step: int, n: int) -> list[I
 
     The result depends on the arguments only, so a resumed run sees the same items.
     """
-    chosen = []
-    for position in range((step - 1) * n, step * n):
-        epoch, index = divmod(position, len(items))
-        chosen.append(items[_order(len(items), seed, epoch)[index]])
-    return chosen
+    places = (divmod(position, len(items)) for position in range((step - 1) * n, step * n))
+    return [items[_order(len(items), seed, epoch)[index]] for epoch, index in places]
 
 
 def other_problems(problems: Sequence[Problem], asked: Sequence[Problem], seed: int, step: int, n: int) -> list[Problem]:

@@ -56,10 +56,7 @@ NO_UPDATE = dict.fromkeys(("loss", "gradient_norm", "token_entropy", "mean_nll")
 def fine_tune(config: ExpertIterationConfig, correct: Sequence[Rollout], learner: Learner, seed: int) -> Updates:
     """Train on the correct rollouts for ``config.epochs_per_ei_step`` epochs, in shuffled batches; the last may be smaller.
 
-    It trains on the sampled token ids; text is not tokenized again.
-
-    Returns:
-        the metrics of each optimizer step.
+    It trains on the sampled token ids, without tokenizing text again, and returns the metrics of each optimizer step.
     """
     updates = []
     for epoch in range(config.epochs_per_ei_step):
@@ -71,9 +68,7 @@ def fine_tune(config: ExpertIterationConfig, correct: Sequence[Rollout], learner
 
 
 def expert_metrics(rollouts: Sequence[Rollout], correct: Sequence[Rollout]) -> dict[str, float]:
-    """Metrics of a step's rollouts: mean rewards, number of correct ones, share of questions solved, mean response length
-    (tokens), share cut off, and number of grader timeouts.
-    """
+    """Means of a step's rollouts, with the number of correct ones and the share of questions solved."""
     found = summarize(rollouts) | {
         "correct": len(correct),
         "solved": len({r.problem.id for r in correct}) / len({r.problem.id for r in rollouts}),

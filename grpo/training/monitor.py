@@ -15,18 +15,11 @@ from tqdm import tqdm
 from grpo.common.errors import UserError
 from grpo.common.files import write_text
 from grpo.common.records import Problem, Rollout
-from grpo.evaluation.episodes import episode_measures, transcript
-from grpo.evaluation.evaluate import (
-    Sampler,
-    evaluate,
-    evaluation_sampling,
-    lengths_by_outcome,
-    log_generations,
-    summarize,
-)
-from grpo.learner.mismatch import mismatch
+from grpo.evaluation.evaluate import evaluate, evaluation_sampling, lengths_by_outcome, log_generations, summarize
+from grpo.learner.losses import mismatch
 from grpo.results.statistics import interval_of_mean
 from grpo.rollout.engine import SamplingParams
+from grpo.rollout.sampling import Sampler, episode_measures, transcript
 from grpo.study.methods import SamplingConfig
 from grpo.study.schema import Study
 from grpo.study.settings import Divergence, EvaluationSteps, Score
@@ -44,12 +37,7 @@ RISEN = 0.1  # a best reward so far above the start is no chance of 100 problems
 
 
 class Evaluated(NamedTuple):
-    """Result of one evaluation.
-
-    Attributes:
-        rollouts: one for each problem.
-        generations: records of the first GENERATIONS rollouts (:func:`grpo.evaluation.evaluate.log_generations`).
-    """
+    """Rollouts, one for each problem; records of the first GENERATIONS of them (:func:`log_generations`); and metrics."""
 
     rollouts: list[Rollout]
     generations: list[dict[str, Any]]
@@ -73,8 +61,7 @@ class Monitor:
         updates: optimizer steps so far.
         outcomes, samples: lines of outcomes.jsonl and rollouts.jsonl.
         entropies: see :func:`divergence`.
-        skipped: the latest consecutive optimizer steps without a finite gradient.
-        skipped_in_all: all such steps of the run.
+        skipped, skipped_in_all: optimizer steps without a finite gradient: the latest in a row, and all.
         diverged_step, diverged_reason, time_limit_step: when and why the run ended early.
     """
 
@@ -111,14 +98,8 @@ class Monitor:
     def __call__(self, step: int, updates: Updates) -> bool:
         """Evaluate the policy if ``step`` is an evaluation step or the run ends here.
 
-        Args:
-            updates: metrics of the step's optimizer steps.
-
-        Returns:
-            whether the run ends here: at its last step, at its time limit, or because it has diverged.
-
-        Raises:
-            UserError: the engine does not sample with the learner's weights (:func:`require_agreement`).
+        ``updates``: metrics of the step's optimizer steps. Returns whether the run ends here: at its last step, at its time
+        limit, or because it has diverged. Raises UserError if the engine does not sample with the learner's weights.
         """
         self.bar.update(step - self.bar.n)
         self.count(updates)
@@ -141,7 +122,6 @@ class Monitor:
 
     @property
     def last_problems(self) -> Sequence[Problem]:
-        """The problems of the last evaluation."""
         return self.problems[: self.study.evaluation.last_problems]
 
     def evaluate(self, step: int, last: bool = False) -> Evaluated:
@@ -230,7 +210,6 @@ class Monitor:
         return metrics
 
     def state(self) -> dict[str, Any]:
-        """The counts, outcomes and samples so far; the log holds the evaluations."""
         return {name: getattr(self, name) for name in self.STATE}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -305,20 +284,13 @@ def divergence(
 
 
 def require_agreement(study: Study, learner: Any, rollouts: Sequence[Rollout]) -> None:
-    """Compare the engine's log-probs of validation responses with the learner's.
+    """Refuse a run whose engine and learner disagree about the log-probs of its first validation responses, with a UserError.
 
     An engine that cannot take a model's weights, or computes its architecture otherwise, may go on without an error, and the
-    run would train on another policy's responses.
+    run would train on another policy's responses. The mean difference must not be far beyond rounding.
 
     A temperature below 1 enlarges differences of logits. ``top_p`` raises the engine's log-probs by at most -log(top_p), as the
     tokens that it keeps have at least this probability.
-
-    Args:
-        learner: a :class:`grpo.learner.learner.Learner`, or a remote one.
-        rollouts: sampled by ``study.evaluation`` with the learner's current weights.
-
-    Raises:
-        UserError: the mean difference is far beyond rounding, or not a number.
     """
     sampling, temperature = study.evaluation, study.evaluation.temperature or 1.0
     compared = rollouts[:: max(1, len(rollouts) // COMPARED)][:COMPARED]

@@ -14,14 +14,7 @@ from grpo.tasks.task import SHIPPED_REWARDS
 
 
 def require_own_code(config: RunConfig, columns: Sequence[str] = ()) -> None:
-    """Import a run's reward functions, advantage and loss, and try the last two.
-
-    Args:
-        columns: of the task.
-
-    Raises:
-        UserError: one does not exist, or cannot be called.
-    """
+    """Import a run's reward functions, advantage and loss, and try the last two; UserError if one fails."""
     if not isinstance(config, GrpoConfig):
         return
     if config.reward is not None:

@@ -30,7 +30,7 @@ from grpo.tasks.task import find_format
 from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_study import flat, source_tags, study_params, study_state, study_tags
 from grpo.tracking.run_log import Outputs, now
-from grpo.training.data import RunData, read_data
+from grpo.training.data import Data, read_data
 
 MLFLOW_ID = "mlflow_run_id"  # file beside the saved states; a resumed run goes on in the same MLflow run
 ATTEMPTS = 4  # from one saved state of an asynchronous run whose actors die or hang
@@ -38,9 +38,6 @@ ATTEMPTS = 4  # from one saved state of an asynchronous run whose actors die or 
 
 def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> None:
     """Train one run and write its results, or copy those of an identical run that an earlier experiment trained.
-
-    Args:
-        check_weights: see :func:`grpo.rollout.make_engine.make_engine`.
 
     Raises:
         ToBeResumed: the process was told to stop; the run's state is saved.
@@ -68,7 +65,7 @@ def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> N
             _train(study, run, data, outputs, check_weights)
 
 
-def _train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, check_weights: bool) -> None:
+def _train(study: Study, run: EffectiveRun, data: Data, outputs: Outputs, check_weights: bool) -> None:
     """Train; if an actor of an asynchronous run is lost, go on from the last saved state."""
     from grpo.training.train import train
 
@@ -111,9 +108,6 @@ def run_identity(study: Study, run: EffectiveRun) -> dict[str, Any]:
         "validation": files_digest(run.validation),
         **({"chat_date": date} if date else {}),
     }
-
-
-# ---------------------------------------------------------------------------------------------------- start and finish
 
 
 @contextmanager
@@ -166,7 +160,7 @@ def _keep_results(run: EffectiveRun, state: Path) -> None:
 
 @contextmanager
 def discarded_outputs(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as: str | None) -> Iterator[Outputs]:
-    """:func:`recorded` for the processes other than rank 0: discard their results and output, which equal those of rank 0."""
+    """Stand-in for :func:`recorded` on other ranks: discard all output, which rank 0 records."""
     nothing = cast(MlflowRun, SimpleNamespace(log=lambda *_, **__: None, tag=lambda **_: None))
     with TemporaryDirectory() as folder, redirect_stdout(io.StringIO()), suppress(ToBeResumed):
         yield Outputs(Path(folder), Path(folder), _state_folder(run, identity), nothing)
@@ -228,8 +222,7 @@ def _write_config(path: Path, run: EffectiveRun, identity: dict[str, Any], same_
 def _finished_equal(study: Study, experiment: str, identity: dict[str, Any]) -> str | None:
     """Name of a finished run with this identity in the experiments that this one depends on; None if there is none.
 
-    Only arms of the study count: DVC keeps their results up to date, unlike leftovers of former arms. If the run found is
-    itself a reused one, the name is that of the run that was trained.
+    Only arms of the study count, whose results DVC keeps up to date. The name is always that of the run that was trained.
     """
     for before in study.needed_selections(experiment):
         for arm in study.experiments[before].arms:

@@ -61,10 +61,8 @@ class PartElsewhere(Protocol):
 def copy_to_cpu(value: Any, keep: bool = True) -> Any:
     """Copy nested mappings, lists and tuples, with their tensors gathered from all processes into CPU memory.
 
-    Training may then change the original. Other values, such as records, must be immutable and are not copied.
-
-    Args:
-        keep: False in a process that only contributes its shares of tensors; it gets None in their place.
+    Training may then change the original. Other values, such as records, must be immutable and are not copied. A process that
+    only contributes its shares of tensors (without ``keep``) gets None in their place.
     """
     if isinstance(value, Tensor):
         whole = gather(value.detach())
@@ -109,6 +107,9 @@ class RandomStates:
 class SavedState:
     """A run's saved states on disk; the end of its ``with`` block waits for the state that is being written.
 
+    ``step``: the step after which the run was resumed; 0 for a new run. ``loop``: the loop's own state there, as it was given
+    to :meth:`save`.
+
     Args:
         folder: of this run in this configuration.
         every: steps from one state to the next.
@@ -117,10 +118,6 @@ class SavedState:
         told_to_stop: whether the run is to save its state and end after this step.
         world: the processes that train the run together. They differ only in their shares of sharded tensors; rank 0 saves for
             all of them and decides when.
-
-    Attributes:
-        step: the step after which the run was resumed; 0 for a new run.
-        loop: the loop's own state there, as it was given to :meth:`save`.
     """
 
     def __init__(
@@ -163,24 +160,17 @@ class SavedState:
         self.step, self.loop = content["step"], content["loop"]
 
     def due(self, step: int) -> bool:
-        """Whether a state is due after this step.
-
-        Raises:
-            Exception: as :meth:`finish`.
-        """
+        """Whether a state is due after this step; raises as :meth:`finish`."""
         if self._writing is not None and self._writing.done():
             self.finish()
         return step % self.every == 0 or self.told_to_stop()
 
     def save(self, step: int, loop: dict[str, Any] | None = None) -> None:
-        """Copy the state after ``step`` steps, and write it while training continues.
-
-        Args:
-            loop: what the loop itself needs to resume.
+        """Copy the state after ``step`` steps, with what the loop itself needs, and write it while training continues.
 
         Raises:
             ToBeResumed: the run has been told to stop; the state is saved.
-            Exception: this state could not be copied, or the previous one not be written (:meth:`finish`).
+            Exception: this state could not be copied, or the previous one not be written.
         """
         self.finish()
         if self.world.rank == 0:
@@ -204,11 +194,7 @@ class SavedState:
         self._writing = self._thread.submit(self._write, draft, step, content, waits)
 
     def finish(self) -> None:
-        """Wait until the last state is written.
-
-        Raises:
-            Exception: it could not be written (raised once); the state before it stays valid.
-        """
+        """Wait until the last state is written; raise its error once. The state before it stays valid."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()

@@ -10,13 +10,13 @@ import torch
 
 from grpo.common.records import Problem, Rollout
 from grpo.common.world import ALONE, World
-from grpo.evaluation.episodes import episode_measures
-from grpo.evaluation.evaluate import Sampler, Score, sample_rollouts, score_rollouts, summarize
+from grpo.evaluation.evaluate import summarize
 from grpo.learner.advantages import are_equal, normalize_within_groups, own_advantages, reward_statistics
 from grpo.learner.learner import Learner
 from grpo.rollout.engine import SamplingParams, derive_seed
+from grpo.rollout.sampling import Sampler, episode_measures, sample_rollouts, score_rollouts
 from grpo.study.methods import GrpoConfig, SamplingConfig, TrainingConfig
-from grpo.tasks.rewards import soft_overlong_punishment
+from grpo.tasks.rewards import Score, soft_overlong_punishment
 from grpo.tasks.task import Format, Task
 from grpo.tracking.run_log import RunLog
 from grpo.training.data import items_of_step, other_problems
@@ -30,11 +30,10 @@ Updates = list[dict[str, float]]  # the metrics of each optimizer step within on
 
 @dataclass(frozen=True)
 class RunSetup(Generic[Config]):
-    """The part of a run that is known before a model is loaded. Ray actors receive it too.
+    """What is known of a run before a model is loaded. Ray actors receive it too.
 
-    Attributes:
-        data: the training problems; the training examples in supervised fine-tuning.
-        score: rewards rollouts, in training and in validation.
+    ``data``: the training problems; the training examples in supervised fine-tuning. ``score``: rewards rollouts, in training
+    and in validation.
     """
 
     config: Config
@@ -49,9 +48,8 @@ class RunSetup(Generic[Config]):
 class RunContext(Generic[Config, AnyLearner]):
     """One run, ready to be trained.
 
-    Attributes:
-        validation: called with a step and its updates, first with step 0 and no updates, then after each step. It evaluates
-            the policy if an evaluation is due, and returns True if the run ends here.
+    ``validation``: called with step 0 and no updates, then with each step and its updates. It evaluates the policy if an
+    evaluation is due, and returns True if the run ends here.
     """
 
     setup: RunSetup[Config]
@@ -65,12 +63,7 @@ class RunContext(Generic[Config, AnyLearner]):
         """Yield the steps to train, from 1 or from where the run was resumed, and save the state between them.
 
         A new run first evaluates its starting policy (step 0). A loop that breaks saves no state for its last step.
-
-        Args:
-            loop_state: gives what the loop itself needs to resume.
-
-        Raises:
-            ToBeResumed: the process was told to stop; the run's state is saved.
+        ``loop_state`` gives what the loop itself needs to resume. Raises ToBeResumed as :meth:`SavedState.save`.
         """
         if self.saved.step == 0:
             with self.log.phase("evaluation"):
@@ -82,10 +75,9 @@ class RunContext(Generic[Config, AnyLearner]):
 
 
 def sample(setup: RunSetup[Sampling], sampler: Sampler, step: int, n_questions: int) -> list[Rollout]:
-    """Sample a group of rollouts for each of the step's questions; the same seed, step and weights give the same rollouts.
+    """Sample a group of rollouts for each of the step's questions, of which this process takes its share.
 
-    Returns:
-        the rollouts of this process's share of the questions.
+    The same seed, step and weights give the same rollouts.
     """
     questions = items_of_step(setup.data, setup.seed, step, n_questions)
     return sample_groups(setup, sampler, questions, derive_seed(setup.seed, "rollout", step))
@@ -105,12 +97,9 @@ def sample_groups(setup: RunSetup[Sampling], sampler: Sampler, questions: Sequen
 
 
 def reward(setup: RunSetup[Sampling], rollouts: list[Rollout], world: World) -> list[Rollout]:
-    """Score this process's rollouts in place.
+    """Score this process's rollouts in place; return the rollouts of all processes, in the order of the questions.
 
     With ``overlong_buffer`` the training reward includes the punishment of long responses; the validation reward does not.
-
-    Returns:
-        the rollouts of all processes, in the order of the questions.
     """
     score_rollouts(setup.score, rollouts)
     if isinstance(setup.config, GrpoConfig) and (buffer := setup.config.overlong_buffer) is not None:
@@ -121,22 +110,13 @@ def reward(setup: RunSetup[Sampling], rollouts: list[Rollout], world: World) -> 
 
 
 def score(setup: RunSetup[GrpoConfig], rollouts: list[Rollout], world: World = ALONE) -> tuple[list[Rollout], dict[str, float]]:
-    """Compute the reward and the advantage of each rollout.
-
-    Returns:
-        the rollouts of all processes, and their metrics.
-    """
+    """Compute the reward and the advantage of each rollout; return the rollouts of all processes, and their metrics."""
     rollouts = reward(setup, rollouts, world)
     return rollouts, set_advantages(setup, rollouts)
 
 
 def set_advantages(setup: RunSetup[GrpoConfig], rollouts: list[Rollout]) -> dict[str, float]:
-    """Compute the advantages of a scored batch in place.
-
-    Returns:
-        mean rewards, share of groups without signal, response lengths (tokens), share cut off, number of grader timeouts, and
-        the task's metrics.
-    """
+    """Compute the advantages of a scored batch in place; return its metrics."""
     config, scores = setup.config, [rollout.rewards for rollout in rollouts]
     size, rewards = config.group_size, torch.tensor([score["reward"] for score in scores], dtype=torch.float64)
     if config.advantage is None:
@@ -174,12 +154,7 @@ def replace_groups_without_signal(
 
     The batch keeps its size: groups without signal after the last round stay. (DAPO samples until none is left.) The new
     questions depend on the run's seed, the step, the questions so far and the rewards, so a resume needs no saved state.
-
-    Args:
-        rollouts: the scored rollouts of all processes.
-
-    Returns:
-        the batch to train on, and its metrics, with the number of rounds and of dropped groups.
+    Returns the batch to train on, and its metrics, with the number of rounds and of dropped groups.
     """
     setup, config, log, world = ctx.setup, ctx.setup.config, ctx.log, ctx.sampler.world
     size = config.group_size
@@ -213,7 +188,7 @@ def has_signal(group: list[Rollout]) -> bool:
 
 
 def train_on(config: GrpoConfig, learner: Learner, rollouts: list[Rollout], version: int) -> Updates:
-    """Take all optimizer steps on one rollout batch: each epoch cuts it into train batches.
+    """Take all optimizer steps on one rollout batch: each epoch cuts it into train batches. Return the metrics of each update.
 
     The denominator of the ratio pi / pi_old is the policy that sampled the tokens:
 
@@ -225,16 +200,13 @@ def train_on(config: GrpoConfig, learner: Learner, rollouts: list[Rollout], vers
       optimization", arXiv 2110.00641).
 
     With ``mask_truncated_completions`` a response that was cut off counts with its reward in the advantages, and as a response
-    in the loss's mean, but its tokens are left out.
-
-    Args:
-        version: of the learner's policy, in GRPO steps.
-
-    Returns:
-        the metrics of each update.
+    in the loss's mean, but its tokens are left out. ``version`` is the learner's policy, in GRPO steps.
     """
     if config.mask_truncated_completions:
-        rollouts = [_without_tokens(each) if each.completion.finish_reason == "length" else each for each in rollouts]
+        completions = [r.completion for r in rollouts]
+        empty = [replace(one, token_ids=(), log_probs=(), observations=()) for one in completions]  # without loss or metrics
+        cut_off = [one.finish_reason == "length" for one in completions]
+        rollouts = [replace(r, completion=e) if cut else r for r, e, cut in zip(rollouts, empty, cut_off, strict=True)]
     old_log_probs: Sequence[torch.Tensor | None] = [None] * len(rollouts)
     stale = any(rollout.completion.policy_version != version for rollout in rollouts)
     if stale and config.importance_cap is None:
@@ -254,20 +226,8 @@ def train_on(config: GrpoConfig, learner: Learner, rollouts: list[Rollout], vers
     ]
 
 
-def _without_tokens(rollout: Rollout) -> Rollout:
-    """A copy without a response token, which counts as a response of its batch and has neither loss nor metrics."""
-    return replace(rollout, completion=replace(rollout.completion, token_ids=(), log_probs=(), observations=()))
-
-
 def lag_metrics(rollouts: Sequence[Rollout], version: int) -> dict[str, float]:
-    """Policy lag of the response tokens: the learner's version minus the version that sampled the token.
-
-    Args:
-        version: of the learner's policy before the updates on these rollouts.
-
-    Returns:
-        mean, smallest and largest lag.
-    """
+    """Mean, smallest and largest lag of the response tokens: the learner's ``version`` minus that of the sampler."""
     lags = [(version - r.completion.policy_version, r.length) for r in rollouts]
     tokens = sum(n for _, n in lags)
     return {

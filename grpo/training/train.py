@@ -13,19 +13,19 @@ from grpo.common.files import write_json
 from grpo.common.imports import require_extra
 from grpo.common.process import start_threads
 from grpo.common.world import init_world, stop_after_the_step
-from grpo.evaluation.episodes import encode_answers
-from grpo.evaluation.evaluate import Sampler, score_of
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.lora import add_adapters
 from grpo.models.sharding import whole_model
 from grpo.rollout.make_engine import Checkpoint, make_engine
+from grpo.rollout.sampling import Sampler, require_shown
 from grpo.study.effective import EffectiveRun
 from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, SamplingConfig, SftConfig
 from grpo.study.schema import Study
-from grpo.tasks.task import Format, find_format
+from grpo.tasks.rewards import score_of
+from grpo.tasks.task import find_format
 from grpo.tracking.run_log import Outputs, RunLog, now
-from grpo.training.data import RunData
+from grpo.training.data import Data
 from grpo.training.expert_iteration import train_by_expert_iteration
 from grpo.training.grpo import train_grpo
 from grpo.training.monitor import Monitor
@@ -35,15 +35,12 @@ from grpo.training.state import Part, RandomStates, SavedState
 from grpo.training.step import RunContext, RunSetup
 
 
-def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, check_weights: bool = False) -> None:
+def train(study: Study, run: EffectiveRun, data: Data, outputs: Outputs, check_weights: bool = False) -> None:
     """Train a run, from its saved state if there is one.
 
     It writes history.csv, validation.csv, metrics.json, outcomes.jsonl and rollouts.jsonl into ``outputs.results``, and the
     checkpoints that the study keeps (``last``, ``best`` by ``study.metric``) into ``outputs.checkpoints``, each in Hugging Face
     format with a metadata.json.
-
-    Args:
-        check_weights: see :func:`grpo.rollout.make_engine.make_engine`.
 
     Raises:
         ToBeResumed: the process was told to stop; the run's state is saved.
@@ -54,10 +51,13 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
     require_own_code(run.config, task.reward_columns)
     format = find_format(task, run.config.prompt)
     if format.chat:
-        require_chat(format, load_tokenizer(run.model))
+        tokenizer = load_tokenizer(run.model)
+        format.encode(tokenizer, "?")  # refuse a tokenizer without a chat template, or without one for episodes
+        require_shown(format, tokenizer)
     reward = run.config.reward if isinstance(run.config, GrpoConfig) else None
     score = score_of(task, run.config.prompt, reward, run.seed)
-    setup: RunSetup[Any] = RunSetup(run.config, run.seed, data.train, format, score, task)
+    items, problems = data
+    setup: RunSetup[Any] = RunSetup(run.config, run.seed, items, format, score, task)
     start, loop = _method(run)
     with start(study, run, setup, check_weights) as (sampler, learner, save):
         log = RunLog(outputs.results, outputs.mlflow, began, phase_devices(study, run))
@@ -72,7 +72,7 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
                 save(folder)
                 write_json(folder / "metadata.json", {"run": run.name, "kind": kind, **evaluation, **about})
 
-        monitor = Monitor(study, run.name, setup, data.validation, sampler, learner, log, keep)
+        monitor = Monitor(study, run.name, setup, problems, sampler, learner, log, keep)
         require_room_for_all(run, monitor)
         parts: dict[str, Part] = {"learner": learner, "log": log, "monitor": monitor, "random": RandomStates()}
         every = 1 if isinstance(run.config, ExpertIterationConfig) else study.save_state_every
@@ -91,7 +91,7 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
         monitor.write(outputs.results)
         last = log.validations[-1]
         keep("last", {"step": last["step"], "update": last["update"], study.metric: last[f"val/{study.metric}"]})
-        examples = {"examples": len(data.train)} if isinstance(run.config, SftConfig) else {}
+        examples = {"examples": len(items)} if isinstance(run.config, SftConfig) else {}
         write_json(outputs.results / "metrics.json", monitor.final_metrics() | examples)
     outputs.timing |= {
         "started": started_at,
@@ -104,12 +104,10 @@ def train(study: Study, run: EffectiveRun, data: RunData, outputs: Outputs, chec
     }
 
 
-def require_chat(format: Format, tokenizer: Any) -> None:
-    """Refuse a tokenizer without a chat template, or with one that cannot hold the format's episodes."""
-    format.encode(tokenizer, "?")
-    if (environment := format.environment) is not None:
-        call = {"role": "user"} if environment.speaks else {"role": "tool", "name": environment.tools[0]}
-        encode_answers(format, tokenizer, [[call | {"content": "?"}]])
+def phase_devices(study: Study, run: EffectiveRun) -> dict[str, str]:
+    """Device of each phase, for its peak memory; empty in asynchronous runs, whose actors report their own."""
+    devices = dict.fromkeys(("rollout", "evaluation", "synchronization"), study.engine.device)
+    return {} if run.config.is_asynchronous else devices | {"training": study.learner.device}
 
 
 # The training loop of each method, for engine and learner in this process.
@@ -132,11 +130,7 @@ def _method(run: EffectiveRun) -> tuple[Callable[..., AbstractContextManager[Any
 
 
 def require_room_for_all(run: EffectiveRun, monitor: Monitor) -> None:
-    """Refuse a run that has a prompt too long for its model, at any step.
-
-    Raises:
-        UserError: as :func:`grpo.rollout.engine.require_room`.
-    """
+    """Refuse a run that has a prompt too long for its model, at any step, as :func:`grpo.rollout.engine.require_room`."""
     sampler, config, limit = monitor.sampler, run.config, monitor.sampling().max_tokens
     arm = f"experiments.{run.experiment}.arms.{run.arm}" if "sampling_max_tokens" in run.overrides else run.method
     key = f"{arm}.sampling_max_tokens"
@@ -151,11 +145,7 @@ def require_room_for_all(run: EffectiveRun, monitor: Monitor) -> None:
 def start_here(
     study: Study, run: EffectiveRun, setup: RunSetup[Any], check_weights: bool
 ) -> Iterator[tuple[Sampler, Learner, Callable[[Path], None]]]:
-    """Start engine and learner in this process, which may be one of several that train the run together.
-
-    Yields:
-        the sampler, the learner, and a function that saves the policy as a checkpoint.
-    """
+    """Start engine and learner in this process, one of those that train the run; yield sampler, learner, and how to save."""
     settings = study.learner
     start_threads(max(1, study.threads // settings.processes))
     world = init_world(settings.device)
@@ -176,10 +166,3 @@ def start_here(
 
     yield Sampler(engine, tokenizer, setup.format, setup.score, world), learner, save
     world.destroy()
-
-
-def phase_devices(study: Study, run: EffectiveRun) -> dict[str, str]:
-    """Device of each phase, for its peak memory; empty in asynchronous runs, whose actors report their own."""
-    if run.config.is_asynchronous:
-        return {}
-    return dict.fromkeys(("rollout", "evaluation", "synchronization"), study.engine.device) | {"training": study.learner.device}

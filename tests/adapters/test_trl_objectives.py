@@ -21,15 +21,15 @@ from torch.testing import assert_close
 from training_parts import setup_of
 
 from grpo.common.records import Completion, Problem, Rollout
-from grpo.evaluation.evaluate import Sampler, sample_rollouts, score_of
 from grpo.learner.advantages import normalize_within_groups
 from grpo.learner.learner import Learner
-from grpo.learner.masking import response_weights
+from grpo.learner.losses import response_weights
 from grpo.learner.microbatches import Microbatch
 from grpo.models.tokenizer import Tokenizer
 from grpo.rollout.engine import Draw, SamplingParams
+from grpo.rollout.sampling import Sampler, sample_rollouts
 from grpo.study.methods import OBJECTIVES
-from grpo.tasks.rewards import soft_overlong_punishment
+from grpo.tasks.rewards import score_of, soft_overlong_punishment
 from grpo.tasks.task import Format, Task, make_task
 from grpo.training.step import set_advantages, train_on
 

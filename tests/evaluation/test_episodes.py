@@ -18,11 +18,12 @@ from ruamel.yaml import YAML
 from grpo.common.errors import UserError
 from grpo.common.records import Episode, Problem, Rollout
 from grpo.common.world import World
-from grpo.evaluation.episodes import episode_measures, transcript
-from grpo.evaluation.evaluate import Sampler, evaluate, sample_rollouts, score_of
+from grpo.evaluation.evaluate import evaluate
 from grpo.models.tokenizer import Tokenizer
 from grpo.rollout.engine import SamplingParams, require_room
+from grpo.rollout.sampling import Sampler, episode_measures, sample_rollouts, transcript
 from grpo.rollout.transformers_engine import TransformersEngine
+from grpo.tasks.rewards import score_of
 from grpo.tasks.task import Format, Task, make_task
 from grpo.tasks.threads import AT_ONCE, Thread, in_threads
 

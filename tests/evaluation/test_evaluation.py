@@ -19,16 +19,18 @@ from grpo.common.errors import UserError
 from grpo.common.records import Problem, Rollout, write_records
 from grpo.evaluation import best_of_n, evaluator
 from grpo.evaluation import evaluate as module
-from grpo.evaluation.evaluate import Sampler, evaluate, lengths_by_outcome, log_generations, score_by_task, summarize
+from grpo.evaluation.evaluate import evaluate, lengths_by_outcome, log_generations, summarize
 from grpo.evaluation.evaluator import CheckpointEvaluator, evaluate_checkpoint, examples_to_read
 from grpo.results.statistics import wilson_interval
 from grpo.rollout.engine import SamplingParams
+from grpo.rollout.sampling import Sampler
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.tasks.arithmetic import Arithmetic
 from grpo.tasks.dataset import entry_of_file
 from grpo.tasks.formats import R1_ZERO
+from grpo.tasks.rewards import score_by_task
 from grpo.tasks.task import ScoredBatch
 
 PARAMS = SamplingParams(max_tokens=8)
@@ -198,7 +200,7 @@ def test_parts_of_rewards(project: Path, mini_study: Study, problems: list[Probl
         return ScoredBatch([_rewards(answer, form) for form, answer in parts], [False] * len(rollouts))
 
     monkeypatch.chdir(project)
-    monkeypatch.setattr("grpo.evaluation.evaluate.score_by_task", partly)
+    monkeypatch.setattr("grpo.tasks.rewards.score_by_task", partly)
     evaluator = CheckpointEvaluator(mini_study, Path("data/model/main"))
     metrics = evaluate_checkpoint(evaluator, problems, "question_only", project / "out")
     outcomes = {"format 1, answer 1": 2, "format 1, answer 0": 1, "format 0, answer 0": 1, "other rewards": 6}

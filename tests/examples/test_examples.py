@@ -25,11 +25,12 @@ from training_parts import make_project, read_csv
 from grpo.common.errors import UserError
 from grpo.common.imports import import_object
 from grpo.common.records import Completion, Problem, Rollout, read_problems
-from grpo.evaluation.evaluate import Sampler, evaluate, score_of
+from grpo.evaluation.evaluate import evaluate
 from grpo.learner.losses import LossInputs
 from grpo.models.checkpoint import load_tokenizer
 from grpo.models.tokenizer import train_tokenizer
 from grpo.rollout.engine import SamplingParams
+from grpo.rollout.sampling import Sampler
 from grpo.study import paths
 from grpo.study.compose import compose
 from grpo.study.effective import effective_run
@@ -38,6 +39,7 @@ from grpo.study.software import packages
 from grpo.study.training_inputs import task_inputs, write_training_inputs
 from grpo.tasks import formats
 from grpo.tasks.environment import Environment
+from grpo.tasks.rewards import score_of
 from grpo.tasks.task import Format, Split, Task, make_task
 
 ARM: dict[str, Any] = {

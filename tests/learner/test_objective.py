@@ -28,12 +28,17 @@ from grpo.handouts import (
     sft_microbatch_train_step,
 )
 from grpo.learner.advantages import normalize_within_groups, reward_statistics
-from grpo.learner.kl import estimate_kl, kl_term
 from grpo.learner.learner import Learner
-from grpo.learner.losses import LOSSES, LossInputs
-from grpo.learner.masking import masked_normalize, response_weights
+from grpo.learner.losses import (
+    LOSSES,
+    LossInputs,
+    estimate_kl,
+    kl_term,
+    masked_normalize,
+    mismatch,
+    response_weights,
+)
 from grpo.learner.microbatches import pad_and_shift
-from grpo.learner.mismatch import mismatch
 from grpo.models.lora import add_adapters
 from grpo.study.methods import OBJECTIVES, GrpoConfig, Lora, apply_overrides, resolved
 from grpo.study.settings import LearnerSettings

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from benchmarks.gpu_parts.tools import TINY, Batch, backward, make_model, make_optimizer, plain_loss, relative_difference
 from grpo.learner.learner import Learner
+from grpo.models.decoding import SharedPrefix
 from grpo.models.packed_attention import Layout, PromptGroup, packed_attention
-from grpo.models.prefix_attention import SharedPrefix
 from grpo.study.methods import GrpoConfig
 from grpo.study.settings import LearnerSettings
 

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from grpo.common.errors import UserError
 from grpo.models.checkpoint import compile_layers, load_model, save_checkpoint
+from grpo.models.decoding import KeyValueCache
 from grpo.models.hugging_face import SHARED_PROMPT
-from grpo.models.prefix_attention import KeyValueCache
 from grpo.models.transformer import TransformerConfig, TransformerLM, visible_keys
 
 SIZES = YAML(typ="safe", pure=True).load(Path(__file__).with_name("variants.yaml"))

@@ -16,14 +16,15 @@ from torch import Tensor, equal
 
 from grpo.common.records import Problem, Rollout, write_records
 from grpo.common.world import ALONE, World
-from grpo.evaluation.evaluate import Sampler, Score
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import save_checkpoint
+from grpo.rollout.sampling import Sampler
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import paths
 from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study
 from grpo.tasks.graded import GradedTask
+from grpo.tasks.rewards import Score
 from grpo.tasks.task import Format, ScoredBatch, Task
 from grpo.tracking.run_log import RunLog
 from grpo.training.monitor import Monitor

@@ -12,10 +12,10 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from grpo.common.records import Completion, Problem
-from grpo.evaluation.evaluate import Sampler, sample_rollouts
 from grpo.models.tokenizer import Tokenizer
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.responses import Responses
+from grpo.rollout.sampling import Sampler, sample_rollouts
 from grpo.tasks.formats import R1_ZERO
 from grpo.tasks.task import Format
 

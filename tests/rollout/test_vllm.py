@@ -24,14 +24,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpo.common.errors import UserError
 from grpo.common.files import write_json
 from grpo.common.records import Problem, Rollout
-from grpo.evaluation.evaluate import Sampler, sample_rollouts
 from grpo.handouts import evaluate_vllm
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, load_tokenizer, named_as_saved, save_checkpoint
 from grpo.rollout.engine import Draw, SamplingParams
+from grpo.rollout.sampling import Sampler, sample_rollouts
 from grpo.rollout.transformers_engine import TransformersEngine
-from grpo.rollout.vllm_engine import VllmEngine, VllmSettings
-from grpo.rollout.vllm_stops import stopping_scheduler
+from grpo.rollout.vllm_engine import VllmEngine, VllmSettings, stopping_scheduler
 from grpo.rollout.vllm_weights import checksums_of_policy, checksums_of_vllm, require_equal_weights
 from grpo.study.methods import GrpoConfig
 from grpo.study.settings import LearnerSettings

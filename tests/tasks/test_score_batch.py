@@ -16,12 +16,13 @@ from training_parts import setup_of
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem, Rollout
-from grpo.evaluation.evaluate import OTHER, category, score_by_task, score_rollouts, summarize
+from grpo.evaluation.evaluate import OTHER, category, summarize
 from grpo.grader import process
 from grpo.grader.process import GraderProcess, Verdict, grade_batch
+from grpo.rollout.sampling import score_rollouts
 from grpo.study.methods import GrpoConfig
 from grpo.tasks.graded import GradedTask
-from grpo.tasks.rewards import question_only_reward_fn, r1_zero_reward_fn
+from grpo.tasks.rewards import question_only_reward_fn, r1_zero_reward_fn, score_by_task
 from grpo.tasks.task import Format, ScoredBatch, Task
 from grpo.training import step
 

@@ -15,16 +15,18 @@ from training_parts import NoMlflow, never_saved, problems
 from grpo.common.errors import UserError
 from grpo.common.files import write_json, write_text
 from grpo.common.records import Completion, Problem, Rollout, write_records
-from grpo.evaluation.evaluate import Sampler, evaluate, score_of
+from grpo.evaluation.evaluate import evaluate
 from grpo.learner.learner import Learner
 from grpo.reporting.writeup import beyond
 from grpo.results.controls import beyond_controls
 from grpo.results.evidence import Evidence
 from grpo.results.runs import Run
 from grpo.rollout.engine import SamplingParams
+from grpo.rollout.sampling import Sampler
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import paths
 from grpo.study.compose import CONTROLS
+from grpo.tasks.rewards import score_of
 from grpo.tasks.task import Format, Task
 from grpo.tracking.run_log import RunLog
 from grpo.training.data import choose_questions

@@ -16,12 +16,12 @@ import torch
 
 from grpo.common.process import peak_mb, reset_peak
 from grpo.common.records import Completion, Rollout
-from grpo.evaluation.evaluate import Sampler
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import named_as_saved
 from grpo.models.lora import without_adapters
 from grpo.models.sharding import weights_of
 from grpo.rollout.engine import Draw, SamplingParams
+from grpo.rollout.sampling import Sampler
 from grpo.study.methods import GrpoConfig
 from grpo.training.state import copy_to_cpu, write_durably
 from grpo.training.step import RunSetup, Updates, sample, score, train_on
@@ -30,13 +30,10 @@ WRITING = "writing"  # Ray concurrency group of the learner, with a thread of it
 
 
 class Weights:
-    """A policy's weights under the names of its checkpoint (:func:`grpo.models.checkpoint.named_as_saved`).
+    """A policy's weights under the names of its checkpoint, in the place of a model where an engine needs no more (vLLM)."""
 
-    It takes the model's place where an engine needs the weights only, as vLLM does.
-    """
-
-    def __init__(self, state: dict[str, torch.Tensor] | None = None) -> None:
-        self._state = state or {}
+    def __init__(self) -> None:
+        self._state: dict[str, torch.Tensor] = {}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         self._state = state
@@ -62,8 +59,7 @@ def _device() -> str:
 class Generator:
     """The actor that samples, with the weights that it loaded last.
 
-    Args:
-        make: builds the engine, the model that it takes weights from (or a :class:`Weights`), and the tokenizer.
+    ``make``: builds the engine, the model that it takes weights from (or a :class:`Weights`), and the tokenizer.
     """
 
     def __init__(self, make: Callable[[], tuple[Any, Any, Any]], setup: RunSetup[GrpoConfig]):
@@ -77,7 +73,7 @@ class Generator:
         return self.engine.context, isinstance(self.model, Weights)
 
     def load(self, weights: dict[str, torch.Tensor], version: int) -> float:
-        """Load a version of the policy; returns the seconds that it took."""
+        """Load a version of the policy; return the seconds that it took."""
         start = time.perf_counter()
         self.model.load_state_dict(weights)
         self.engine.synchronize(self.model, version)
@@ -86,14 +82,7 @@ class Generator:
         return time.perf_counter() - start
 
     def sample(self, step: int, loading_s: float = 0.0) -> tuple[list[Rollout], dict[str, float]]:
-        """Sample the rollouts of a step.
-
-        Args:
-            loading_s: what :meth:`load` returned for this step.
-
-        Returns:
-            the rollouts, and times and memory.
-        """
+        """Sample the rollouts of a step; return them, and times and memory. ``loading_s``: from :meth:`load` for this step."""
         device, start = _device(), time.perf_counter()
         reset_peak(device)
         rollouts = sample(self.setup, self.sampler, step, self.setup.config.n_prompts_per_rollout_batch)
@@ -122,8 +111,6 @@ class Generator:
 
 
 class Scorer:
-    """The actor that scores rollouts."""
-
     def __init__(self, setup: RunSetup[GrpoConfig]):
         self.setup = setup
 
@@ -137,17 +124,14 @@ class Scorer:
 class LearnerActor:
     """The actor that holds the :class:`grpo.learner.learner.Learner`.
 
-    ``write_state`` runs concurrently with the other methods.
-
-    Args:
-        make: builds the learner, and a function that saves its model as a checkpoint.
+    ``write_state`` runs concurrently with the other methods. ``make``: builds the learner, and a function that saves its model
+    as a checkpoint.
     """
 
     def __init__(self, make: Callable[[], tuple[Learner, Callable[[Path], None]]], config: GrpoConfig):
         self.make, self.config = make, config
 
     def start(self) -> None:
-        """Load the model."""
         self.learner, self.save_model = self.make()
 
     def train(self, rollouts: list[Rollout], version: int) -> tuple[Updates, float]:
@@ -157,11 +141,9 @@ class LearnerActor:
         return train_on(self.config, self.learner, rollouts, version), peak_mb(device)
 
     def weights(self, as_saved: bool = False, device: str | None = "cpu") -> dict[str, torch.Tensor]:
-        """Copy the policy's weights.
+        """Copy the policy's weights to ``device`` (None: the model's).
 
-        Args:
-            as_saved: under the names of its checkpoint instead of its own.
-            device: of the copies; None for the model's.
+        ``as_saved``: under the names of its checkpoint instead of its own.
         """
         with without_adapters(self.learner.model, merge=True) as model:
             weights = named_as_saved(model, weights_of(model)) if as_saved else weights_of(model)
@@ -173,7 +155,6 @@ class LearnerActor:
         self.copy = copy_to_cpu(self.learner.state())
 
     def write_state(self, file: Path) -> None:
-        """Write the copied state."""
         write_durably(file, self.copy)
         self.copy = None
 
@@ -188,5 +169,4 @@ class LearnerActor:
         return self.learner.token_entropies(rollouts)
 
     def save(self, folder: Path) -> None:
-        """Save the model as a checkpoint."""
         self.save_model(folder)

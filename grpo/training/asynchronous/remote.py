@@ -25,7 +25,6 @@ torch.serialization.add_safe_globals([ScoredRollouts, Group, Rollout, Completion
 
 
 def result_of(call: Any, limit_s: float = STUCK_AFTER_S) -> Any:
-    """Wait for the result of a call, or of each of several."""
     return ray.get(call, timeout=limit_s)
 
 
@@ -70,19 +69,14 @@ class RemoteLearner:
         return result_of(self.actor.token_entropies.remote(rollouts))  # type: ignore[no-any-return]
 
     def save(self, folder: Path) -> None:
-        """Save the policy as a checkpoint."""
         result_of(self.actor.save.remote(folder.absolute()))
 
 
 class RolloutPipeline:
     """Generator and scorer, which work while the learner trains. Ray runs the calls of an actor in their order.
 
-    For evaluation it is also an engine (:class:`grpo.rollout.engine.Engine`).
-
-    Args:
-        learner: gives the starting weights. A generator that takes them as saved (vLLM) loads them too, which shows before
-            training whether it can.
-        context: see :class:`grpo.rollout.engine.Engine`.
+    For evaluation it is also an engine (:class:`grpo.rollout.engine.Engine`). ``learner``: gives the starting weights. A
+    generator that takes them as saved (vLLM) loads them too, which shows before training whether it can.
     """
 
     def __init__(self, generator: Any, scorer: Any, learner: RemoteLearner, context: int | None):

@@ -25,10 +25,7 @@ class ReplayBuffer:
     The batch of a step is drawn uniformly without replacement from all groups in the buffer, the newest included. A group that
     stays for ``replay_capacity`` steps is drawn once on average; :meth:`metrics` counts those drawn several times and those
     never drawn. With a capacity of one batch, the draw is that batch in its order. Each rollout carries the log-probs of the
-    policy that sampled it, for the ratio.
-
-    Args:
-        seed: of the draws.
+    policy that sampled it, for the ratio. ``seed``: of the draws.
     """
 
     def __init__(self, config: GrpoConfig, seed: int):

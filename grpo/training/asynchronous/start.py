@@ -18,12 +18,12 @@ from ray.experimental.collective import create_collective_group, destroy_collect
 
 from grpo.common.errors import ActorLost, UserError, reason
 from grpo.common.process import fix_cpu_kernels, start_threads
-from grpo.evaluation.evaluate import Sampler
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.lora import add_adapters
 from grpo.rollout.engine import Engine
 from grpo.rollout.make_engine import Checkpoint, make_engine
+from grpo.rollout.sampling import Sampler
 from grpo.study.effective import EffectiveRun
 from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study
@@ -45,12 +45,9 @@ def start_actors(
     learner_resources: dict[str, float],
     transport: str | None = None,
 ) -> Iterator[tuple[RolloutPipeline, RemoteLearner]]:
-    """Start Ray and the three actors; the actors end with the block.
+    """Start Ray and the three actors; the actors end with the block, and Ray stays for the next run of this process.
 
-    Ray itself stays for the next run of this process.
-
-    Args:
-        transport: see :class:`grpo.training.asynchronous.remote.RemoteLearner`; tested with ``gloo`` only.
+    ``transport``: see :class:`grpo.training.asynchronous.remote.RemoteLearner`; tested with ``gloo`` only.
 
     Raises:
         ActorLost: an actor has died or hangs.
@@ -94,8 +91,7 @@ def start_asynchronous(
 ) -> Iterator[tuple[Sampler, RemoteLearner, Callable[[Path], None]]]:
     """Start engine and learner in actors that end with the block, as :func:`grpo.training.train.start_here` in this process.
 
-    Raises:
-        UserError: the cluster has too few GPUs or cores.
+    Raises UserError if the cluster has too few GPUs or cores.
     """
     here = Path.cwd()
     devices = {name: _device(study, name) for name in ("engine", "learner")}

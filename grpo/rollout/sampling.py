@@ -1,8 +1,8 @@
-"""Episodes of several turns: the policy and an environment write in turn, all episodes of a batch in step.
+"""Sampling and scoring of rollouts: responses of one turn, and episodes, in which policy and environment write in turn.
 
-Tokens go in and tokens come out: what the policy sampled is never tokenised again, and no earlier turn is rendered again. A
-turn's random numbers come from its seed, its question, its member of the group and its number, so an episode depends neither
-on the others nor on the number of processes.
+All episodes of a batch advance together. Tokens go in and tokens come out: what the policy sampled is never tokenised again,
+and no earlier turn is rendered again. A turn's random numbers come from its seed, its question, its member of the group and its
+number, so an episode depends neither on the others nor on the number of processes.
 """
 
 from __future__ import annotations
@@ -10,21 +10,71 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Episode, Problem, Rollout
-from grpo.rollout.engine import Draw, SamplingParams, derive_seed
+from grpo.common.world import ALONE, World
+from grpo.rollout.engine import Draw, Engine, SamplingParams, derive_seed, require_room
 from grpo.tasks.environment import Answer, Environment
+from grpo.tasks.rewards import Score
 from grpo.tasks.task import Format
 from grpo.tasks.threads import Thread, in_threads
 
-if TYPE_CHECKING:
-    from grpo.evaluation.evaluate import Sampler
-
 # The key of the limit that ended an episode (Episode.limit).
 TOKENS, TURNS, OBSERVATION, SECONDS = "max_tokens", "max_turns", "max_observation_tokens", "tool_seconds"
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Everything that turns problems into rollouts, in the processes of ``world``, which share the problems."""
+
+    engine: Engine
+    tokenizer: Any
+    format: Format
+    score: Score
+    world: World = ALONE
+
+    def encode(self, problems: Sequence[Problem]) -> list[tuple[int, ...]]:
+        """Token ids of each problem's prompt."""
+        return self.format.encode_all(self.tokenizer, [self.format.prompt_of(problem) for problem in problems])
+
+    def require_room(self, problems: Sequence[Problem], max_tokens: int, key: str, source: str) -> None:
+        """Refuse problems with prompts that are too long, before sampling (:func:`grpo.rollout.engine.require_room`)."""
+        environment = self.format.environment
+        observations = environment.most_observation_tokens if environment else 0
+        require_room(self.engine.context, self.encode(problems), max_tokens, key, source, observations)
+
+
+def sample_rollouts(sampler: Sampler, problems: Sequence[Problem], params: SamplingParams, n: int, seed: int) -> list[Rollout]:
+    """Sample ``n`` rollouts for each problem of this process's share, without scores.
+
+    Returns the rollouts, those of a problem side by side.
+    """
+    prompts, share = sampler.encode(problems), sampler.world.share
+    if sampler.format.environment is None:
+        groups = sampler.engine.generate(prompts, params, n=n, seed=seed)
+    else:
+        groups = sample_episodes(sampler, problems, prompts, params, n, seed)
+    if (sizes := [len(group) for group in groups]) != [n] * len(prompts[share]):
+        raise ValueError(f"the engine was asked for groups of {n} responses, and returned groups of {sizes}")
+    for length in (len(one.log_probs) for group in groups for one in group):
+        if not 1 <= length <= params.max_tokens:
+            raise ValueError(f"the engine was asked for 1 to {params.max_tokens} tokens, and returned a response of {length}")
+    mine = zip(problems[share], prompts[share], groups, strict=True)
+    return [Rollout(problem, ids, completion) for problem, ids, group in mine for completion in group]
+
+
+def score_rollouts(score: Score, rollouts: Sequence[Rollout]) -> None:
+    """Score all rollouts at once, in place."""
+    scored = score(rollouts)
+    for rollout, rewards, timed_out in zip(rollouts, scored.rewards, scored.out_of_time, strict=True):
+        rollout.rewards, rollout.timed_out = rewards, timed_out
+
+
+# --------------------------------------------------------------------------------------------------------------------- episodes
 
 
 class Turns:
@@ -62,7 +112,6 @@ class Turns:
         self.messages += [(message["role"], message["content"]) for message in messages]
 
     def completion(self, reward: float | None) -> Completion:
-        """The episode as one completion."""
         text = next(text for role, text in reversed(self.messages) if role == "assistant")
         done = Episode(tuple(self.messages), self.tool_calls, self.tool_failures, self.limit, reward)
         reason = "length" if self.limit else "stop"
@@ -75,20 +124,14 @@ def sample_episodes(
 ) -> list[list[Completion]]:
     """Sample ``n`` episodes of each problem of this process's share.
 
-    Args:
-        prompts: token ids of all problems' prompts.
-        params: ``max_tokens`` limits the sampled tokens of an episode, ``min_tokens`` those of each turn.
-
-    Returns:
-        a list of ``n`` episodes for each problem, in the order of ``problems``.
-
-    Raises:
-        UserError: the environment begins two episodes of a problem differently, or one of its methods fails that must not; or
-            the chat template leaves out what the environment writes.
+    Returns a list of ``n`` episodes for each problem, in the order of ``problems``. Raises UserError: the environment begins
+    two episodes of a problem differently, or one of its methods fails that must not; or the chat template leaves out what the
+    environment writes. ``prompts``: token ids of all problems' prompts. ``params``: ``max_tokens`` limits the sampled tokens of
+    an episode, ``min_tokens`` those of each turn.
     """
     environment, share = sampler.format.environment, sampler.world.share
     assert environment is not None, "this format has no environment"
-    _require_shown(sampler.format, environment, sampler.tokenizer)
+    require_shown(sampler.format, sampler.tokenizer)
     seeds = _seeds(problems, seed)[share]
     episodes = [
         Turns(prompt, derive_seed(of_question, member))
@@ -107,7 +150,10 @@ def sample_episodes(
     return [found[i : i + n] for i in range(0, len(found), n)]
 
 
-def _require_shown(format: Format, environment: Environment, tokenizer: Any) -> None:
+def require_shown(format: Format, tokenizer: Any) -> None:
+    """Refuse a chat template that leaves out what the format's environment writes."""
+    if (environment := format.environment) is None:
+        return
     answer = {"role": "user"} if environment.speaks else {"role": "tool", "name": environment.tools[0]}
     (ids,) = _encode(format, tokenizer, [[answer | {"content": "a result"}]])
     if "a result" not in tokenizer.decode(ids):
@@ -220,8 +266,7 @@ def encode_answers(
 ) -> list[tuple[list[int], list[dict[str, str]]]]:
     """Encode an environment's answers, each cut to ``max_observation_tokens`` with what stands around it.
 
-    Returns:
-        for each answer its ids, and its messages as they were encoded. The ids are too many if the calls were.
+    Returns for each answer its ids, and its messages as they were encoded. The ids are too many if the calls were.
     """
     assert format.environment is not None
     most = format.environment.max_observation_tokens - 1  # one may end the policy's turn

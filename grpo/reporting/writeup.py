@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import pandas as pd
 
 from grpo.common.files import damaged, read_text, write_text
 from grpo.reporting.comments import QUESTIONS, Values, read_comments
-from grpo.reporting.curves import CURVES
+from grpo.reporting.curves import CURVES, REACH
 from grpo.reporting.figures import chosen
 from grpo.reporting.kissing_number import read_report, write_delivery
 from grpo.reporting.labels import bounded, decimals, interval, plain, render, said, table
@@ -95,6 +96,7 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
         cost=cost(timing),
         shared=sum(bool(arm.get("chosen") and arm.get("same_as")) for of in experiments.values() for arm in of["arms"]),
         speeds=timing_table(timing),
+        reach=reach_tables(experiments),
         origin=environments(timing),
         kissing=read_report() if study.kissing_number is not None else None,
     )
@@ -243,10 +245,30 @@ def _card_row(after: str, reward: str, of: Values, seconds: str) -> dict[str, st
 
 def read_timing() -> pd.DataFrame:
     """Read reports/timing.csv, a row for each run; a missing or damaged file is a UserError."""
+    return _read_table(paths.TIMING_TABLE, "tables")
+
+
+def _read_table(path: Path, made_by: str) -> pd.DataFrame:
     try:
-        return pd.read_csv(io.StringIO(read_text(paths.TIMING_TABLE, made_by="tables")))
+        return pd.read_csv(io.StringIO(read_text(path, made_by)))
     except ValueError as error:
-        raise damaged(paths.TIMING_TABLE, error, made_by="tables") from error
+        raise damaged(path, error, made_by) from error
+
+
+def reach_tables(experiments: Values) -> dict[str, tuple[str, str]]:
+    """The level of each experiment with several arms, and a table of the steps and core-seconds in which these reach it."""
+    if not (path := CURVES / REACH).exists():
+        return {}
+    found = {}
+    for name, rows in _read_table(path, "figures").groupby("experiment"):
+        if name in experiments and len(rows) > 1:
+            level, numbers = decimals(rows["level"].iloc[0]), rows[["steps", "core_seconds"]].to_numpy().tolist()
+            ends = [["not reached" if math.isnan(one) else decimals(one, 1) for one in pair] for pair in numbers]
+            arms = [short_label(arm) for arm in chosen(experiments[str(name)])]
+            cells = zip(arms, ends, strict=True)
+            text = table({"arm": arm, f"steps to {level}": of[0], f"core-seconds to {level}": of[1]} for arm, of in cells)
+            found[str(name)] = (level, text)
+    return found
 
 
 def cost(timing: pd.DataFrame) -> str:

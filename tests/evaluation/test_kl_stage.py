@@ -26,7 +26,8 @@ from grpo.study.settings import LocalModel
 from grpo.tasks.formats import QUESTION_ONLY
 
 NAME, ARM, SEEDS = "grpo_learning_rate", "kept", [3, 4]
-ESTIMATES = ("per_token", "per_token_low_variance", "per_sequence", "per_sequence_low_variance")
+FORWARD = ("forward_per_token", "forward_per_sequence")
+ESTIMATES = ("per_token", "per_token_low_variance", "per_sequence", "per_sequence_low_variance", *FORWARD)
 
 
 @pytest.fixture
@@ -67,13 +68,14 @@ def test_estimates_are_near_the_exact_divergence(study: Study, tokenizer: Any) -
     assert all(found[name] == {"value": 0.0, "low": 0.0, "high": 0.0} for found in same for name in ESTIMATES)
 
     start, policy = (load_model(f) for f in (paths.model("main"), paths.CHECKPOINTS / NAME / ARM / "3/step-10"))
-    exact = []
+    exact, exact_forward = [], []
     with torch.no_grad():
         for i in range(600):
             ids = torch.tensor([QUESTION_ONLY.encode(tokenizer, QUESTION_ONLY.prompt(f"Mia has {i} apples."))])
             log_p, log_q = (each(input_ids=ids).logits[0, -1].double().log_softmax(-1) for each in (policy, start))
             exact.append((log_p.exp() * (log_p - log_q)).sum().item())
-    assert np.mean(exact) > 0.05
+            exact_forward.append((log_q.exp() * (log_q - log_p)).sum().item())
+    assert min(np.mean(exact), np.mean(exact_forward)) > 0.05
     records = [json.loads(line) for line in (paths.KL / f"{NAME}.jsonl").read_text().splitlines()]
     mine = [record for record in records if record["run"] == f"{NAME}/{ARM}/3" and record["step"] == 10]
     for column, name in (("sampled", "per_sequence"), ("low_variance", "per_sequence_low_variance")):
@@ -82,6 +84,22 @@ def test_estimates_are_near_the_exact_divergence(study: Study, tokenizer: Any) -
         assert far[name]["value"] == pytest.approx(drawn.mean())  # both runs have the same weights
         assert far["by_run"][f"{NAME}/{ARM}/4"][name] == pytest.approx(drawn.mean())
     assert far["per_token"] == pytest.approx(far["per_sequence"])
+    forward = np.array([record["forward"] for record in mine])
+    assert abs(forward.mean() - np.mean(exact_forward)) < 4 * forward.std() / len(forward) ** 0.5
+    assert [far[name]["value"] for name in FORWARD] == pytest.approx([forward.mean()] * 2)
+
+
+def test_forward_kl_is_on_the_responses_of_the_start(study: Study) -> None:
+    """Of each run the start's responses have the lengths that they have at step 0, and the start's log-probs of them add up."""
+    (paths.CHECKPOINTS / NAME / "other").mkdir()
+    for seed in SEEDS:
+        (paths.CHECKPOINTS / NAME / "other" / str(seed)).mkdir()
+    measure_kl(changed(study, evaluation={"problems": 8, "max_tokens": 12}), NAME)
+    records = [json.loads(line) for line in (paths.KL / f"{NAME}.jsonl").read_text().splitlines()]
+    lengths = {step: [one["forward_tokens"] for one in records if one["step"] == step] for step in (0, 2, 10)}
+    assert lengths[0] == lengths[2] == lengths[10] == [one["tokens"] for one in records if one["step"] == 0]
+    assert [one["tokens"] for one in records if one["step"] == 10] != lengths[10]
+    assert {one["step"] for one in records if one["forward"] != 0} == {10}
 
 
 def test_it_is_measured_again_with_the_same_result(study: Study) -> None:
@@ -135,6 +153,7 @@ def records_of(runs: dict[str, list[tuple[int, float]]]) -> list[dict[str, Any]]
     """Records of one step: for each run the tokens and the KL of its responses."""
     return [
         {"run": f"e/a/{run}", "step": 1, "problem": i, "tokens": n, "answer_reward": 1.0, "sampled": -kl, "low_variance": kl}
+        | {"forward": 2 * kl, "forward_tokens": n + 1}
         for run, responses in runs.items()
         for i, (n, kl) in enumerate(responses)
     ]
@@ -149,7 +168,10 @@ def test_means_by_hand() -> None:
         "per_sequence": -1.5,
         "per_token_low_variance": 0.75,
         "per_sequence_low_variance": 1.5,
+        "forward_per_token": 1.0,  # (2 + 4) / (2 + 4)
+        "forward_per_sequence": 3.0,
     }
+    assert found["forward_per_token"]["value"] == pytest.approx((1.0 + 12 / 6) / 2)
     assert found["per_token_low_variance"]["value"] == pytest.approx((3 / 4 + 6 / 4) / 2)
     assert found["per_sequence"]["value"] == pytest.approx(-(1.5 + 3.0) / 2)
 

@@ -69,14 +69,15 @@ def text_and_page(study: Study, record: Values, samples: Values | None = None) -
 
 def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Mapping[str, str]) -> str:
     """The write-up in Markdown; blank lines may be doubled."""
-    experiments = record["experiments"]
+    experiments, reach = record["experiments"], reach_columns()
+    tables = {path.stem: read_text(path, "tables") for path in sorted(paths.TABLES.glob("*.md"))}
     drawn = [*paths.FIGURES.glob("*.svg"), *paths.REPORTS.glob("timing.svg"), *CURVES.glob("*.svg")]
     return render(
         "writeup.md.j2",
         r={"left_out": left_out(study), "pinned": study.selection.pinned, "heading": study.heading} | dict(record),
         claims=shown_claims(record["claims"]),
         untested=[claim for claim in record["claims"] if claim not in shown_claims(record["claims"])],
-        tables={path.stem: read_text(path, "tables") for path in sorted(paths.TABLES.glob("*.md"))},
+        tables=tables | {name: beside(tables[name], columns) for name, columns in reach.items() if name in experiments},
         figures={path.relative_to(paths.REPORTS).with_suffix("").as_posix() for path in drawn},
         comments={name: comments.get(name) for name in (*experiments, *QUESTIONS)},
         title=lambda name: experiments[name]["title"] if name in experiments else study.title(name),
@@ -96,7 +97,6 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
         cost=cost(timing),
         shared=sum(bool(arm.get("chosen") and arm.get("same_as")) for of in experiments.values() for arm in of["arms"]),
         speeds=timing_table(timing),
-        reach=reach_tables(experiments),
         origin=environments(timing),
         kissing=read_report() if study.kissing_number is not None else None,
     )
@@ -255,20 +255,23 @@ def _read_table(path: Path, made_by: str) -> pd.DataFrame:
         raise damaged(path, error, made_by) from error
 
 
-def reach_tables(experiments: Values) -> dict[str, tuple[str, str]]:
-    """The level of each experiment with several arms, and a table of the steps and core-seconds in which these reach it."""
+def reach_columns() -> dict[str, str]:
+    """Two columns of each experiment's table: the steps and core-seconds in which its arms get half-way to the best end."""
     if not (path := CURVES / REACH).exists():
         return {}
     found = {}
     for name, rows in _read_table(path, "figures").groupby("experiment"):
-        if name in experiments and len(rows) > 1:
-            level, numbers = decimals(rows["level"].iloc[0]), rows[["steps", "core_seconds"]].to_numpy().tolist()
-            ends = [["not reached" if math.isnan(one) else decimals(one, 1) for one in pair] for pair in numbers]
-            arms = [short_label(arm) for arm in chosen(experiments[str(name)])]
-            cells = zip(arms, ends, strict=True)
-            text = table({"arm": arm, f"steps to {level}": of[0], f"core-seconds to {level}": of[1]} for arm, of in cells)
-            found[str(name)] = (level, text)
+        level = decimals(rows["level"].iloc[0])
+        heads = f"steps to {level}, half of the rise", f"core-seconds to {level}"
+        shown = rows[["steps", "core_seconds"]].map(lambda one: "not reached" if math.isnan(one) else decimals(one, 1))
+        found[str(name)] = table(dict(zip(heads, row, strict=True)) for row in shown.to_numpy().tolist())
     return found
+
+
+def beside(first: str, second: str) -> str:
+    """Two tables of the same rows as one."""
+    lines = zip(first.splitlines(), second.splitlines(), strict=True)
+    return "".join(f"{one}{other.removeprefix('|')}\n" for one, other in lines)
 
 
 def cost(timing: pd.DataFrame) -> str:

@@ -98,7 +98,6 @@ def test_forward_kl_is_on_the_responses_of_the_start(study: Study) -> None:
     records = [json.loads(line) for line in (paths.KL / f"{NAME}.jsonl").read_text().splitlines()]
     lengths = {step: [one["forward_tokens"] for one in records if one["step"] == step] for step in (0, 2, 10)}
     assert lengths[0] == lengths[2] == lengths[10] == [one["tokens"] for one in records if one["step"] == 0]
-    assert [one["tokens"] for one in records if one["step"] == 10] != lengths[10]
     assert {one["step"] for one in records if one["forward"] != 0} == {10}
 
 

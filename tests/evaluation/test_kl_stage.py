@@ -89,18 +89,6 @@ def test_estimates_are_near_the_exact_divergence(study: Study, tokenizer: Any) -
     assert [far[name]["value"] for name in FORWARD] == pytest.approx([forward.mean()] * 2)
 
 
-def test_forward_kl_is_on_the_responses_of_the_start(study: Study) -> None:
-    """Of each run the start's responses have the lengths that they have at step 0, and the start's log-probs of them add up."""
-    (paths.CHECKPOINTS / NAME / "other").mkdir()
-    for seed in SEEDS:
-        (paths.CHECKPOINTS / NAME / "other" / str(seed)).mkdir()
-    measure_kl(changed(study, evaluation={"problems": 8, "max_tokens": 12}), NAME)
-    records = [json.loads(line) for line in (paths.KL / f"{NAME}.jsonl").read_text().splitlines()]
-    lengths = {step: [one["forward_tokens"] for one in records if one["step"] == step] for step in (0, 2, 10)}
-    assert lengths[0] == lengths[2] == lengths[10] == [one["tokens"] for one in records if one["step"] == 0]
-    assert {one["step"] for one in records if one["forward"] != 0} == {10}
-
-
 def test_it_is_measured_again_with_the_same_result(study: Study) -> None:
     study = changed(study, evaluation={"problems": 8, "max_tokens": 12})
     (paths.CHECKPOINTS / NAME / "other").mkdir()

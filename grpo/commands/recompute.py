@@ -13,6 +13,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import zip_longest
 from math import comb, inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -185,6 +186,12 @@ def difference(first: Table, second: Table) -> Estimate:
     return student(*spread(first[:runs] - second[:runs], 2), ends=(-1.0, 1.0))
 
 
+def chance_above(runs: list[Run], others: list[Run]) -> float:
+    """The share of pairs in which the first run ends above the other; a tie is half a pair."""
+    pairs = [(one.final.mean(), other.final.mean()) for one in runs for other in others]
+    return float(np.mean([(one > other) + (one == other) / 2 for one, other in pairs]))
+
+
 # ---------------------------------------------------------------------------------------------- choices and verdicts
 
 
@@ -349,6 +356,7 @@ def compare_experiment(file: str, name: str, of: Experiment, result: Row) -> Ite
             "collapsed": [run.name for run in runs if run.collapsed],
             "chosen": arm in of.chosen.values(),
             "below": None if arm == of.leader else difference(of.table(of.leader), of.table(arm)),
+            "improvement": None if arm == of.leader else chance_above(runs, of.arms[of.leader]),
         }
         for key, value in found.items():
             yield from compare(file, f"{place}/arms/{number}/{key}".rstrip("/"), value, entry[key] if key else entry)
@@ -379,12 +387,52 @@ def compare_samples(file: str, folder: Path, record: Row) -> Iterator[Difference
                 estimate = student(float(np.mean(values)), float(stats.sem(values)), len(values) - 1, ends=(0.0, 1.0))
                 yield from compare(file, f"best_of_n/{prompt}/n/{n}/{kind}", estimate, entry[kind])
     for path in sorted(folder.glob("kl/*.jsonl")):
-        sums = pd.DataFrame(lines(path)).groupby(["run", "step"])[["sampled", "low_variance", "tokens"]].sum()
-        rates = sums[["sampled", "low_variance"]].div(sums["tokens"], axis=0).reset_index()
-        rates.columns = pd.Index(["run", "step", "per_token", "per_token_low_variance"])
+        columns = {"per_token": "sampled", "per_token_low_variance": "low_variance", "forward_per_token": "forward"}
+        sums = pd.DataFrame(lines(path)).groupby(["run", "step"]).sum(numeric_only=True)
+        tokens = {kind: sums["forward_tokens" if column == "forward" else "tokens"] for kind, column in columns.items()}
+        rates = pd.DataFrame({kind: sums[columns[kind]] / of for kind, of in tokens.items()}).reset_index()
         kl = (record["experiments"].get(path.stem) or {}).get("kl") or {}
         for (arm, step), rows in rates.groupby([rates["run"].str.split("/").str[1], "step"]):
             for entry in (one for one in kl.get(arm, ()) if one["step"] == step):
-                for kind in ("per_token", "per_token_low_variance"):
+                for kind in columns:
                     place = f"experiments/{path.stem}/kl/{arm}, step {step}: {kind}"
                     yield from compare(file, place, float(rows[kind].mean()), entry[kind]["value"])
+
+
+def compare_reach(folder: Path, experiments: Mapping[str, Experiment], alone: set[str]) -> Iterator[Difference]:
+    """Compare reach.csv with the curves beside it; ``alone``: the runs whose seconds count, in an arm that has any."""
+    if not (path := folder / "reach.csv").exists():
+        return
+    rows: list[list[Any]] = []
+    for name, of in experiments.items():
+        curves = pd.read_csv(folder / f"{name}.csv", dtype={"arm": str})
+        means: dict[str, tuple[Any, ...]] = {}
+        for arm in (arm for arm in of.arms if arm in of.chosen.values()):
+            own = curves[curves["arm"] == arm]
+            steps = sorted(set(own["step"]))
+            by_run = {
+                f"{name}/{arm}/{run['seed'].iloc[0]}": run.set_index("step").reindex(steps, method="ffill")
+                for _, run in own.groupby("seed")
+            }
+            timed = [run for run in by_run if run in alone] or [*by_run]
+            rewards = np.mean([run.iloc[:, 2] for run in by_run.values()], axis=0)
+            means[arm] = steps, rewards, np.mean([by_run[run]["core_seconds"] for run in timed], axis=0)
+        start, end = min(of[1][0] for of in means.values()), max(of[1][-1] for of in means.values())
+        level = (start + end) / 2
+        for arm, (steps, rewards, seconds) in means.items() if end > start else ():
+            places = [place for place, reward in enumerate(rewards) if reward >= level]
+            after = places[0] if places else 0
+            before = max(0, after - 1)
+            share = (level - rewards[before]) / (rewards[after] - rewards[before]) if after else 0.0
+            at = [float(of[before] + share * (of[after] - of[before])) for of in (steps, seconds)] if places else [None, None]
+            rows.append([name, arm, level, *at])
+    table = pd.read_csv(path, dtype={"experiment": str, "arm": str}).astype(object)
+    written = table.where(table.notna(), None).to_numpy().tolist()
+    for number, (one, other) in enumerate(zip_longest(rows, written), 2):
+        if one is None or other is None or not all(map(_as_rounded, one, other)):
+            yield Difference(str(path), f"line {number}", str(other), str(one))
+
+
+def _as_rounded(one: Any, written: Any) -> bool:
+    """Whether a number was written to four decimals; other values are equal."""
+    return one == written or (isinstance(one, float) and isinstance(written, float) and abs(one - written) < 5.001e-5)

@@ -236,7 +236,8 @@ def pass_at_k(experiment: Experiment) -> None:
 
 
 def tables() -> None:
-    """Write what the study measured: reports/record.json, tables, results.csv, timing.csv and summary.json."""
+    """Write what the study measured: reports/record.json, tables, results.csv, timing.csv and summary.json; arms to MLflow."""
+    from grpo.reporting.mlflow_arms import record_arms
     from grpo.reporting.record import write_record
     from grpo.reporting.tables import write_tables
     from grpo.reporting.timing import write_timing
@@ -244,6 +245,7 @@ def tables() -> None:
     study = load_study()
     write_tables(study, write_record(study))
     write_timing(study)
+    record_arms(study)
     print(f"{paths.RECORD}: what was measured; {paths.TIMING_TABLE}: seconds, ids and machines of the runs")
 
 

@@ -23,6 +23,7 @@ from grpo.commands.recompute import (
     Run,
     compare,
     compare_experiment,
+    compare_reach,
     compare_samples,
     lines,
     mean,
@@ -32,6 +33,7 @@ from grpo.commands.recompute import (
 )
 from grpo.common.errors import UserError
 from grpo.common.files import read_text
+from grpo.reporting.curves import CURVES
 from grpo.reporting.page import embedded_samples
 from grpo.reporting.record import digests_of, leaves
 from grpo.reporting.tables import tables_of
@@ -95,6 +97,8 @@ def differences(study: Study, rows: dict[str, Row]) -> tuple[list[Difference], d
         return [*found, Difference(str(paths.RECORD), f"line {error.lineno}", "not JSON", error.msg)], experiments
     found += [*_unlike_record(study, record, experiments)]
     found += _unlike_digests(record, {one.place for one in found})
+    timing = read_timing()
+    found += compare_reach(CURVES, experiments, {*timing["run"][timing["alone"]]})
     found += _unlike_text(paths.RECORD, text, json.dumps(record, indent=2, ensure_ascii=False) + "\n") if not found else ()
     return found or [*_unlike_rendered(study, record, rows)], experiments
 

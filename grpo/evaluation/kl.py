@@ -1,8 +1,10 @@
 """The ``kl`` stage: KL of a run's kept checkpoints to the model that it started from, beside their validation reward.
 
 Each checkpoint samples a response to each validation problem, as the evaluations of a run do, always with the same seed. Then
-both models compute the log-probs of these tokens, at the same temperature. With ``evaluation.top_p`` below 1 the tokens come
-from a narrower distribution than the policy's, and the estimates are biased.
+both models compute the log-probs of these tokens, at the same temperature: the reverse KL(checkpoint || start). The responses
+of the start, sampled once, give the forward KL(start || checkpoint), which grows where a checkpoint no longer writes what the
+start wrote. With ``evaluation.top_p`` below 1 the tokens come from a narrower distribution than the model's, and the estimates
+are biased.
 """
 
 from __future__ import annotations
@@ -37,7 +39,12 @@ from grpo.tasks.rewards import score_by_task
 from grpo.tasks.task import find_format
 
 Scores = NDArray[np.float64]
-ESTIMATES = {"per_sequence": "sampled", "per_sequence_low_variance": "low_variance"}  # of one response, and their columns
+# The estimates of one response, and their columns: its KL, and the tokens that this is over.
+ESTIMATES = {
+    "per_sequence": ("sampled", "tokens"),
+    "per_sequence_low_variance": ("low_variance", "tokens"),
+    "forward_per_sequence": ("forward", "forward_tokens"),
+}
 
 
 def measure_kl(study: Study, experiment: str) -> dict[str, Any]:
@@ -61,7 +68,7 @@ def measure_kl(study: Study, experiment: str) -> dict[str, Any]:
             starts.clear()  # one at a time, as each has an engine
             starts[start, prompt] = Start(study.for_task(task), task, start, problems, prompt)
         measure, prompts[name] = starts[start, prompt], prompt
-        for step, responses in [(0, measure.own), *((about["step"], measure(folder)) for folder, about in kept)]:
+        for step, responses in [(0, measure.start), *((about["step"], measure(folder)) for folder, about in kept)]:
             records += [{"run": name, "step": step, **response} for response in responses]
     if not records:
         raise UserError(f"experiments.{experiment}: its runs keep no checkpoints to measure. Give an arm `keep_steps`.")
@@ -114,36 +121,45 @@ class Start:
         self.sampler.require_room(problems, self.sampling.max_tokens, "evaluation.max_tokens", f"tasks.{task}")
 
     @cached_property
-    def own(self) -> list[dict[str, Any]]:
-        """The model's own responses, as :meth:`__call__` returns them; to be read before a checkpoint is measured."""
-        return self._measured(self.model)
+    def start(self) -> list[dict[str, Any]]:
+        """The model itself, as :meth:`__call__` measures a checkpoint."""
+        return self._measured(self.model, self._own[0])
+
+    @cached_property
+    def _own(self) -> tuple[list[Rollout], list[torch.Tensor]]:
+        """The model's own response to each problem, and the log-probs of its tokens."""
+        rollouts = [group[0] for group in self._sample(self.model)]
+        return rollouts, self._log_probs(self.model, rollouts)
 
     def sample(self, checkpoint: Path | None, n: int) -> list[list[Rollout]]:
         """Sample ``n`` responses to each problem from a checkpoint; None: from the model itself."""
-        policy = self.model if checkpoint is None else self.load(checkpoint)
+        return self._sample(self.model if checkpoint is None else self.load(checkpoint), n, progress=True)
+
+    def _sample(self, policy: Any, n: int = 1, progress: bool = False) -> list[list[Rollout]]:
         self.sampler.engine.synchronize(policy, self.sampler.engine.policy_version + 1)
-        return evaluate(self.sampler, self.problems, self.sampling, self.evaluation.seed, n, progress=True)
+        return evaluate(self.sampler, self.problems, self.sampling, self.evaluation.seed, n, progress)
 
     def __call__(self, checkpoint: Path) -> list[dict[str, Any]]:
         """Sample and measure a checkpoint's response to each problem.
 
         Returns:
             for each its ``problem``, ``tokens``, ``answer_reward``, and two estimates of the KL summed over its tokens
-            (nats; :func:`grpo.learner.losses.estimate_kl`): ``sampled`` and ``low_variance``.
+            (nats; :func:`grpo.learner.losses.estimate_kl`): ``sampled`` and ``low_variance``; of the start's own response to
+            the problem its ``forward_tokens`` and ``forward``, the log-prob by the start minus that by the checkpoint.
         """
         policy = self.load(checkpoint)
-        self.sampler.engine.synchronize(policy, self.sampler.engine.policy_version + 1)
-        return self._measured(policy)
+        return self._measured(policy, [group[0] for group in self._sample(policy)])
 
-    def _measured(self, policy: Any) -> list[dict[str, Any]]:
-        rollouts = [group[0] for group in evaluate(self.sampler, self.problems, self.sampling, self.evaluation.seed)]
-        found = []
-        for rollout, *log_probs in zip(
-            rollouts, self._log_probs(policy, rollouts), self._log_probs(self.model, rollouts), strict=True
-        ):
-            estimates = estimate_kl(log_probs[:1], log_probs[1:])
+    def _measured(self, policy: Any, rollouts: Sequence[Rollout]) -> list[dict[str, Any]]:
+        own, own_by_start = self._own
+        by_policy, by_start = (self._log_probs(model, rollouts) for model in (policy, self.model))
+        of_each, found = zip(rollouts, by_policy, by_start, own_by_start, self._log_probs(policy, own), strict=True), []
+        for rollout, of_policy, of_start, own_of_start, own_of_policy in of_each:
+            estimates = estimate_kl([of_policy], [of_start])
+            estimates["forward_per_sequence"] = estimate_kl([own_of_start], [own_of_policy])["per_sequence"]
             about = {"problem": rollout.problem.id, "tokens": rollout.length, "answer_reward": rollout.rewards["answer_reward"]}
-            found.append(about | {column: estimates[name] for name, column in ESTIMATES.items()})
+            about |= {column: estimates[name] for name, (column, _) in ESTIMATES.items()}
+            found.append(about | {"forward_tokens": len(own_of_start)})
         return found
 
     @torch.no_grad()
@@ -183,14 +199,17 @@ def summary(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]
 
 def _tables(cell: pd.DataFrame) -> dict[str, Scores]:
     """Tables (runs, problems) of a step, whose means over problems are the numbers of each run."""
-    columns = ("tokens", "answer_reward", *ESTIMATES.values())
-    of = {name: cell.pivot(index="run", columns="problem", values=name).to_numpy(float) for name in columns}
-    tokens, found = of["tokens"], {"answer_reward": of["answer_reward"]}
-    for name, column in ESTIMATES.items():
-        rate = of[column].sum(axis=1, keepdims=True) / tokens.sum(axis=1, keepdims=True)
+
+    def table(column: str) -> Scores:
+        return cell.pivot(index="run", columns="problem", values=column).to_numpy(float)
+
+    found = {"answer_reward": table("answer_reward")}
+    for name, of in ESTIMATES.items():
+        sums, tokens = map(table, of)
+        rate = sums.sum(axis=1, keepdims=True) / tokens.sum(axis=1, keepdims=True)
         # A ratio of two sums: the residuals over the mean length have its variance (Cochran 1977, Sampling Techniques, 6.4).
-        per_token = rate + (of[column] - rate * tokens) / tokens.mean(axis=1, keepdims=True)
-        found |= {name.replace("sequence", "token"): per_token, name: of[column]}
+        per_token = rate + (sums - rate * tokens) / tokens.mean(axis=1, keepdims=True)
+        found |= {name.replace("sequence", "token"): per_token, name: sums}
     return found
 
 

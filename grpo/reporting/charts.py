@@ -118,6 +118,11 @@ def over_runs(runs: Sequence[Run], column: str) -> pd.DataFrame:
     return table.ffill() if column.startswith("val/") else table
 
 
+def band_of(table: pd.DataFrame) -> pd.DataFrame:
+    """The mean, lowest and highest number of each row, as ``value``, ``low`` and ``high``."""
+    return pd.DataFrame({"value": table.mean(axis=1), "low": table.min(axis=1), "high": table.max(axis=1)})
+
+
 # ------------------------------------------------------------------------------------------------------------- drawing
 
 
@@ -146,7 +151,7 @@ def draw_arm(
         each: draw a thin line for each run in place of the band.
     """
     table = over_runs(runs, column)
-    curve = pd.DataFrame({"value": table.mean(axis=1), "low": table.min(axis=1), "high": table.max(axis=1)})
+    curve = band_of(table)
     if each:
         axes.plot(table.index, table.to_numpy(), **look, linewidth=0.6, alpha=0.5)
         curve["low"] = curve["high"] = curve["value"]

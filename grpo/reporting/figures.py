@@ -136,14 +136,16 @@ def draw_experiment(entry: Values, runs: Mapping[str, list[Run]], looks: Mapping
 
 
 def _draw_kl(axes: list[Axes], entry: Values, looks: Mapping[str, Style]) -> None:
-    """Draw the KL of kept checkpoints to their start over the steps, and the answer reward over this KL."""
+    """Draw the KL of kept checkpoints to their start over the steps, with dots the forward KL, and the reward over the KL."""
     over_steps, over_kl = axes
     for arm in (arm for arm in looks if arm in entry["kl"]):
         of = pd.DataFrame(entry["kl"][arm])
         kl, reward = (pd.DataFrame(of[name].tolist()) for name in ("per_token", "answer_reward"))
         charts.draw_band(over_steps, of["step"].tolist(), kl, looks[arm], marker=".")
+        forward = [one["value"] for one in of["forward_per_token"]]
+        over_steps.plot(of["step"], forward, ":", color=looks[arm]["color"])
         over_kl.plot(kl["value"], reward["value"], ".-", color=looks[arm]["color"])
-    charts.frame(over_steps, charts.TITLES[KL], charts.STEP[entry["method"]])
+    charts.frame(over_steps, "KL, nats (dotted: forward)", charts.STEP[entry["method"]])
     charts.frame(over_kl, "answer reward, by KL", charts.TITLES[KL], share=True)
 
 

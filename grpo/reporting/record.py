@@ -29,7 +29,7 @@ from grpo.results.outcomes_file import write_outcomes
 from grpo.results.pairs import write_pairs
 from grpo.results.runs import Run, read_baseline, read_best_of_n, read_pass_at_k, value
 from grpo.results.selection import Choice, choose
-from grpo.results.statistics import wilson_interval
+from grpo.results.statistics import probability_of_improvement, wilson_interval
 from grpo.results.verdicts import Verdict
 from grpo.study import paths
 from grpo.study.compose import CONTROLS_IN
@@ -207,7 +207,7 @@ def _arm(found: Evidence, arm: str, label: str) -> Values:
     start, end = ({key: _mean(runs, of, row) for key, of in AT_EVALUATIONS.items()} for row in (0, -1))
     answers = [_mean(runs, "val/answer_reward", row) for row in (0, -1)]
     same_as = [run.config["same_as"] for run in runs]
-    final = mean_of(scores)
+    final, leads, ends = mean_of(scores), arm == found.leader, [run.end for run in runs]
     return {
         "arm": arm,
         "label": label,
@@ -217,7 +217,7 @@ def _arm(found: Evidence, arm: str, label: str) -> Values:
         "overrides": runs[0].config["overrides"],
         "runs": [run.name for run in runs],
         "same_as": same_as if any(same_as) else None,  # equal runs of an earlier experiment, which stand for these
-        "by_run": [run.end for run in runs],
+        "by_run": ends,
         **final.ends(),
         "problems": final.problems,
         "selection": float(found.selection(arm).mean()),
@@ -226,7 +226,8 @@ def _arm(found: Evidence, arm: str, label: str) -> Values:
         **end,
         "given_form": _share(answers[1], end["format"]),
         "at_start": start | {"given_form": _share(answers[0], start["format"])},
-        "below": None if arm == found.leader else difference_of(scores, found.final(found.leader)).ends(),
+        "below": None if leads else difference_of(scores, found.final(found.leader)).ends(),
+        "improvement": None if leads else probability_of_improvement(ends, [run.end for run in found.runs(found.leader)]),
         "metrics": {name: levels for name in TRENDS if (levels := _levels(runs, name))},
         **({"examples": runs[0].metrics["examples"]} if "examples" in runs[0].metrics else {}),
     }

@@ -81,7 +81,7 @@ OF_THE_ARM = {"higher": "lower", "lower": "higher", "same": "same", "open": "ope
 
 
 def experiment_table(entry: Values, metric: str = "answer reward") -> str:
-    """The chosen arms: end, distance to the leader, form, accuracy given the form, length, and collapsed runs.
+    """The chosen arms: end, distance to the leader and how often a run ends above its runs, form, length, and collapsed runs.
 
     Means and intervals are over all runs, collapsed ones too. The winner is bold.
     """
@@ -98,6 +98,7 @@ def experiment_table(entry: Values, metric: str = "answer reward") -> str:
             row["below the leader"] = (
                 f"{interval(arm['below'])}, {OF_THE_ARM[comparison(arm['below'])]}" if arm["below"] else "leads"
             )
+            row["probability of improvement"] = decimals(arm["improvement"], 2)
         row |= {"right form": decimals(arm["format"]), "right, given the form": decimals(arm["given_form"])}
         rows.append(row | {"tokens": decimals(arm["length"], 1), "collapsed": f"{len(arm['collapsed'])} of {len(arm['runs'])}"})
     return table(rows)
@@ -109,7 +110,7 @@ def short_label(arm: Values) -> str:
 
 
 def further_tables(entry: Values, metric: str = "answer reward") -> dict[str, str]:
-    """Rates tried, tasks of a mixture, and scores on the whole validation set: kind -> table."""
+    """Rates tried, tasks of a mixture, scores on the whole validation set, and KL of kept checkpoints: kind -> table."""
     extra, labels = entry["extra"], {arm["arm"]: short_label(arm) for arm in entry["arms"]}
     rates = [
         {"setting": setting, "learning rate": scientific(arm["learning_rate"]), "chosen": "chosen" if arm["chosen"] else ""}
@@ -129,7 +130,13 @@ def further_tables(entry: Values, metric: str = "answer reward") -> dict[str, st
         | {"ended by": "time limit" if of["cut"] else "last step"}
         for of in extra.get("leaderboard", ())
     ]
-    return {"rates": table(rates), "sets": table(sets), "leaderboard": table(whole)}
+    kl = [
+        {"arm": labels[arm], "step": of["step"], "answer reward (95%)": interval(of["answer_reward"])}
+        | {"reverse KL, nats a token": interval(of["per_token"]), "forward KL, nats a token": interval(of["forward_per_token"])}
+        for arm, steps in (entry["kl"] or {}).items()
+        for of in steps
+    ]
+    return {"rates": table(rates), "sets": table(sets), "leaderboard": table(whole), "kl": table(kl)}
 
 
 # ------------------------------------------------------------------------------------------------------- the study as a whole

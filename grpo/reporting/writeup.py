@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import pandas as pd
 
 from grpo.common.files import damaged, read_text, write_text
 from grpo.reporting.comments import QUESTIONS, Values, read_comments
-from grpo.reporting.curves import CURVES
+from grpo.reporting.curves import CURVES, REACH
 from grpo.reporting.figures import chosen
 from grpo.reporting.kissing_number import read_report, write_delivery
 from grpo.reporting.labels import bounded, decimals, interval, plain, render, said, table
@@ -68,7 +69,8 @@ def text_and_page(study: Study, record: Values, samples: Values | None = None) -
 
 def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Mapping[str, str]) -> str:
     """The write-up in Markdown; blank lines may be doubled."""
-    experiments = record["experiments"]
+    experiments, reach = record["experiments"], reach_columns()
+    tables = {path.stem: read_text(path, "tables") for path in sorted(paths.TABLES.glob("*.md"))}
     drawn = [*paths.FIGURES.glob("*.svg"), *paths.REPORTS.glob("timing.svg"), *CURVES.glob("*.svg")]
     return render(
         "writeup.md.j2",
@@ -80,7 +82,7 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
         | dict(record),
         claims=shown_claims(record["claims"]),
         untested=[claim for claim in record["claims"] if claim not in shown_claims(record["claims"])],
-        tables={path.stem: read_text(path, "tables") for path in sorted(paths.TABLES.glob("*.md"))},
+        tables=tables | {name: beside(tables[name], columns) for name, columns in reach.items() if name in experiments},
         figures={path.relative_to(paths.REPORTS).with_suffix("").as_posix() for path in drawn},
         comments={name: comments.get(name) for name in (*experiments, *QUESTIONS)},
         title=lambda name: experiments[name]["title"] if name in experiments else study.title(name),
@@ -248,10 +250,33 @@ def _card_row(after: str, reward: str, of: Values, seconds: str) -> dict[str, st
 
 def read_timing() -> pd.DataFrame:
     """Read reports/timing.csv, a row for each run; a missing or damaged file is a UserError."""
+    return _read_table(paths.TIMING_TABLE, "tables")
+
+
+def _read_table(path: Path, made_by: str) -> pd.DataFrame:
     try:
-        return pd.read_csv(io.StringIO(read_text(paths.TIMING_TABLE, made_by="tables")))
+        return pd.read_csv(io.StringIO(read_text(path, made_by)))
     except ValueError as error:
-        raise damaged(paths.TIMING_TABLE, error, made_by="tables") from error
+        raise damaged(path, error, made_by) from error
+
+
+def reach_columns() -> dict[str, str]:
+    """Two columns of each experiment's table: the steps and core-seconds in which its arms get half-way to the best end."""
+    if not (path := CURVES / REACH).exists():
+        return {}
+    found = {}
+    for name, rows in _read_table(path, "figures").groupby("experiment"):
+        level = decimals(rows["level"].iloc[0])
+        heads = f"steps to {level}, half of the rise", f"core-seconds to {level}"
+        shown = rows[["steps", "core_seconds"]].map(lambda one: "not reached" if math.isnan(one) else decimals(one, 1))
+        found[str(name)] = table(dict(zip(heads, row, strict=True)) for row in shown.to_numpy().tolist())
+    return found
+
+
+def beside(first: str, second: str) -> str:
+    """Two tables of the same rows as one."""
+    lines = zip(first.splitlines(), second.splitlines(), strict=True)
+    return "".join(f"{one}{other.removeprefix('|')}\n" for one, other in lines)
 
 
 def cost(timing: pd.DataFrame) -> str:

@@ -62,6 +62,15 @@ def mean_over_problems(values: Sequence[float] | NDArray[np.float64]) -> dict[st
     return found | {"low": max(0.0, found["low"]), "high": min(1.0, found["high"]), "problems": len(values)}
 
 
+def probability_of_improvement(first: Sequence[float], second: Sequence[float]) -> float:
+    """The probability that one of the ``first`` numbers is higher than one of the ``second``, over all pairs; ties count half.
+
+    It is the U of Mann and Whitney (1947, Annals of Mathematical Statistics 18:50) by the number of pairs, and for the ends of
+    runs rliable's ``probability_of_improvement`` on one task (Agarwal et al. 2021, arXiv:2108.13264, Section 4.3).
+    """
+    return float(np.sign(np.subtract.outer(first, second)).mean() + 1) / 2
+
+
 def format_interval(estimate: Mapping[str, float]) -> str:
     """Format an estimate as ``value (low to high)`` with three decimals."""
     return f"{estimate['value']:.3f} ({estimate['low']:.3f} to {estimate['high']:.3f})"

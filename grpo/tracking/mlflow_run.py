@@ -4,7 +4,8 @@ The result files, such as history.csv, have all that MLflow shows. If MLflow can
 goes on, and this process writes nothing more to it.
 
 A study is an MLflow experiment. Each state of the study (params.yaml, commit) is a run in it, and the parent (tag
-``mlflow.parentRunId``) of the runs made in this state. Their tag ``experiment`` names the experiment of the study.
+``mlflow.parentRunId``) of the runs made in this state. Their tag ``experiment`` names the experiment of the study. The runs of
+a finished arm are then moved below a run of the arm (:mod:`grpo.reporting.mlflow_arms`).
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from grpo.commands import stages
 from grpo.commands import verify as verifying
 from grpo.commands.recompute import Difference, rows_of_file
 from grpo.commands.verify import differences, noise
+from grpo.reporting.curves import CURVES, REACH
 from grpo.results.outcomes_file import scores_of
 from grpo.study import paths
 from grpo.study.claims import Beats
@@ -45,8 +46,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, mini_study: Study) -> tuple[P
                 entropy = chance.random(16) + float(arm) * 1000
                 store(run(arm, rewards, seed, values=RATES[arm], steps=16, token_entropy=entropy, diverged=stopped))
         patch.setattr(stages, "load_study", lambda: study)
-        stages.tables()
-        stages.writeup()
+        stages.report()
         shutil.rmtree(paths.BASELINE)  # made-up rows that do not give the made-up accuracy
     return folder, study
 
@@ -68,7 +68,7 @@ def test_an_altered_digit_is_found_and_its_place_named(study: Study) -> None:
     shutil.rmtree(paths.RUNS)
     assert found_in(study) == []
     draw = random.Random(0)
-    files = [paths.RECORD, paths.WRITEUP, paths.PAGE, *sorted(paths.TABLES.glob("*.md"))]
+    files = [paths.RECORD, paths.WRITEUP, paths.PAGE, CURVES / REACH, *sorted(paths.TABLES.glob("*.md"))]
     for number in range(100):
         path = files[number % len(files)]
         text = path.read_text()

@@ -24,7 +24,8 @@ from grpo.study.settings import LocalModel
 from grpo.tasks.formats import QUESTION_ONLY
 
 NAME, ARM, SEEDS = "grpo_learning_rate", "kept", [3, 4]
-ESTIMATES = ("per_token", "per_token_low_variance", "per_sequence", "per_sequence_low_variance")
+FORWARD = ("forward_per_token", "forward_per_sequence")
+ESTIMATES = ("per_token", "per_token_low_variance", "per_sequence", "per_sequence_low_variance", *FORWARD)
 
 
 @pytest.fixture
@@ -65,13 +66,14 @@ def test_estimates_are_near_the_exact_divergence(study: Study, tokenizer: Any) -
     assert all(found[name] == {"value": 0.0, "low": 0.0, "high": 0.0} for found in same for name in ESTIMATES)
 
     start, policy = (load_model(f) for f in (paths.model("main"), paths.CHECKPOINTS / NAME / ARM / "3/step-10"))
-    exact = []
+    exact, exact_forward = [], []
     with torch.no_grad():
         for i in range(600):
             ids = torch.tensor([QUESTION_ONLY.encode(tokenizer, QUESTION_ONLY.prompt(f"Mia has {i} apples."))])
             log_p, log_q = (each(input_ids=ids).logits[0, -1].double().log_softmax(-1) for each in (policy, start))
             exact.append((log_p.exp() * (log_p - log_q)).sum().item())
-    assert np.mean(exact) > 0.05
+            exact_forward.append((log_q.exp() * (log_q - log_p)).sum().item())
+    assert min(np.mean(exact), np.mean(exact_forward)) > 0.05
     records = [json.loads(line) for line in (paths.KL / f"{NAME}.jsonl").read_text().splitlines()]
     mine = [record for record in records if record["run"] == f"{NAME}/{ARM}/3" and record["step"] == 10]
     for column, name in (("sampled", "per_sequence"), ("low_variance", "per_sequence_low_variance")):
@@ -80,6 +82,9 @@ def test_estimates_are_near_the_exact_divergence(study: Study, tokenizer: Any) -
         assert far[name]["value"] == pytest.approx(drawn.mean())  # both runs have the same weights
         assert far["by_run"][f"{NAME}/{ARM}/4"][name] == pytest.approx(drawn.mean())
     assert far["per_token"] == pytest.approx(far["per_sequence"])
+    forward = np.array([record["forward"] for record in mine])
+    assert abs(forward.mean() - np.mean(exact_forward)) < 4 * forward.std() / len(forward) ** 0.5
+    assert [far[name]["value"] for name in FORWARD] == pytest.approx([forward.mean()] * 2)
 
 
 def test_it_is_measured_again_with_the_same_result(study: Study) -> None:
@@ -133,6 +138,7 @@ def records_of(runs: dict[str, list[tuple[int, float]]]) -> list[dict[str, Any]]
     """Records of one step: for each run the tokens and the KL of its responses."""
     return [
         {"run": f"e/a/{run}", "step": 1, "problem": i, "tokens": n, "answer_reward": 1.0, "sampled": -kl, "low_variance": kl}
+        | {"forward": 2 * kl, "forward_tokens": n + 1}
         for run, responses in runs.items()
         for i, (n, kl) in enumerate(responses)
     ]
@@ -141,8 +147,16 @@ def records_of(runs: dict[str, list[tuple[int, float]]]) -> list[dict[str, Any]]
 def test_means_by_hand() -> None:
     """A response counts by its tokens per token, and once per response; runs count alike."""
     (found,) = summary(records_of({"0": [(1, 1.0), (3, 2.0)], "1": [(2, 0.0), (2, 6.0)]}))["a"]
-    low_variance = {"per_token_low_variance": 0.75, "per_sequence_low_variance": 1.5}
-    assert found["by_run"]["e/a/0"] == {"answer_reward": 1.0, "per_token": -0.75, "per_sequence": -1.5} | low_variance
+    assert found["by_run"]["e/a/0"] == {
+        "answer_reward": 1.0,
+        "per_token": -0.75,
+        "per_sequence": -1.5,
+        "per_token_low_variance": 0.75,
+        "per_sequence_low_variance": 1.5,
+        "forward_per_token": 1.0,  # (2 + 4) / (2 + 4)
+        "forward_per_sequence": 3.0,
+    }
+    assert found["forward_per_token"]["value"] == pytest.approx((1.0 + 12 / 6) / 2)
     assert found["per_token_low_variance"]["value"] == pytest.approx((3 / 4 + 6 / 4) / 2)
     assert found["per_sequence"]["value"] == pytest.approx(-(1.5 + 3.0) / 2)
 

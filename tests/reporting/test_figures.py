@@ -233,9 +233,11 @@ def test_the_kl_of_kept_checkpoints_is_drawn_over_steps_and_beside_the_reward() 
         return {"value": value, "low": value - 0.01, "high": value + 0.01}
 
     steps = [{"step": step, "per_token": of(step / 100), "answer_reward": of(0.1 + step / 50)} for step in (0, 8, 16)]
+    steps = [one | {"forward_per_token": of(2 * one["per_token"]["value"])} for one in steps]  # type: ignore[index]
     found = entry(arm("a", 0.5)) | {"kl": {"a": steps}}
     over_steps, over_kl = draw(found, {"a": [made_up("a", 1)]})[0].axes[-2:]
     assert over_steps.lines[0].get_xydata().tolist() == [[0, 0.0], [8, 0.08], [16, 0.16]]  # type: ignore[union-attr]
+    assert over_steps.lines[1].get_ydata() == pytest.approx([0.0, 0.16, 0.32]) and over_steps.lines[1].get_linestyle() == ":"
     assert over_kl.lines[0].get_ydata() == pytest.approx([0.1, 0.26, 0.42])
 
 

@@ -68,6 +68,7 @@ def test_an_arm_counts_all_of_its_runs(general: Path, mini_study: Study) -> None
     assert arm["collapsed"] == [f"{SWEEP}/a/1"]
     assert other["value"] == pytest.approx(0.6) and other["below"] is None  # it leads, as no run of it collapsed
     assert arm["below"]["value"] == pytest.approx(0.2)
+    assert arm["improvement"] == 0.5 and other["improvement"] is None  # .8 is above both of .6, .0 below both
 
 
 def test_form_length_and_accuracy_given_the_form(general: Path, mini_study: Study) -> None:
@@ -210,7 +211,7 @@ def test_only_the_files_of_times_differ_between_machines(
         made[seconds] = files(Path("reports"))
     first, second = made.values()
     assert first.keys() == second.keys()
-    of_times = {"timing.csv", "timing.svg", f"curves/{SWEEP}.csv"}
+    of_times = {"timing.csv", "timing.svg", f"curves/{SWEEP}.csv", "curves/reach.csv"}
     assert {name for name, content in first.items() if second[name] != content} == of_times
     assert {"record.json", "results.csv", "summary.json", f"figures/{SWEEP}.svg", f"tables/{SWEEP}.md"} <= first.keys()
     record = json.loads(first["record.json"])

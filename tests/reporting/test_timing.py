@@ -13,10 +13,12 @@ from report_parts import run, store, study_of
 from study_parts import with_values
 
 from grpo.common.errors import UserError
+from grpo.common.files import write_text
 from grpo.reporting.charts import styles
-from grpo.reporting.curves import curves_table, draw_over_seconds
+from grpo.reporting.curves import CURVES, REACH, curves_table, draw_over_seconds, reach
+from grpo.reporting.labels import table
 from grpo.reporting.timing import core_seconds, draw_timing, steady_steps, timing_table, write_timing
-from grpo.reporting.writeup import cost
+from grpo.reporting.writeup import beside, cost, reach_columns
 from grpo.results.runs import by_arm, read_runs
 from grpo.study import paths
 from grpo.study.kept import stages_in_lock
@@ -134,6 +136,43 @@ def test_curves_over_core_seconds(study: Study) -> None:
     arms = [{"arm": arm, "label": arm, "chosen": True} for arm in of[COLOCATE]]
     (axes,) = draw_over_seconds({"arms": arms}, of[COLOCATE], styles(of[COLOCATE])).axes
     assert [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines] == [([0.0, 32.0], [0.1, 0.5])] * 2
+
+
+def test_steps_and_core_seconds_to_half_of_the_rise(workdir: Path) -> None:
+    """Starts at .1, the highest end .7: the level is .4."""
+    of = {
+        ("a", 0): ([0.1, 0.2, 0.6], [0.0, 10.0, 30.0]),
+        ("a", 1): ([0.1, 0.4, 0.8], [0.0, 20.0, 60.0]),  # the mean, .1, .3, .7, is at .4 a quarter of the way from 4 to 8
+        ("early", 0): ([0.1, 0.5], [0.0, 10.0]),  # it keeps .5
+        ("early", 1): ([0.1, 0.1, 0.5], [0.0, 10.0, 20.0]),  # the mean, .1, .3, .5, is at .4 half of the way
+        ("high", 0): ([0.4, 0.2, 0.3], [0.0, 1.0, 2.0]),
+        ("low", 0): ([0.1, 0.2, 0.39], [0.0, 1.0, 2.0]),
+    }
+    rows = [
+        {"arm": arm, "seed": seed, "step": 4 * place, "answer_reward": reward, "core_seconds": seconds}
+        for (arm, seed), columns in of.items()
+        for place, (reward, seconds) in enumerate(zip(*columns, strict=True))
+    ]
+    arms = ["a", "early", "high", "low"]
+    found = reach(pd.DataFrame(rows), arms, {("a", 0), ("low", 0)})
+    assert [[*one.values()] for one in found] == [
+        ["a", 0.4, 5.0, 15.0],  # of the run that was alone: 10 + (30 - 10) / 4
+        ["early", 0.4, 6.0, 12.5],  # halfway from 10 to (10 + 20) / 2
+        ["high", 0.4, 0.0, 0.0],
+        ["low", 0.4, None, None],
+    ]
+    assert reach(pd.DataFrame(rows), ["a"], set())[0]["core_seconds"] == 22.5  # 15 + (45 - 15) / 4
+    assert reach(pd.DataFrame(rows), ["high"], set()) == []
+
+    write_text(CURVES / REACH, pd.DataFrame(found, index=["e"] * 4).rename_axis("experiment").to_csv())
+    assert beside(table({"arm": f"the arm {arm}"} for arm in arms), reach_columns()["e"]).splitlines() == [
+        "| arm | steps to 0.400, half of the rise | core-seconds to 0.400 |",
+        "| --- | --- | --- |",
+        "| the arm a | 5.0 | 15.0 |",
+        "| the arm early | 6.0 | 12.5 |",
+        "| the arm high | 0.0 | 0.0 |",
+        "| the arm low | not reached | not reached |",
+    ]
 
 
 def test_each_experiment_has_its_own_bars_which_are_means_over_seeds(study: Study) -> None:

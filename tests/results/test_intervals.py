@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from grpo.results.intervals import difference_of, mean_of, mean_of_any, simultaneous
-from grpo.results.statistics import interval_of_mean, mean_over_problems, wilson_interval
+from grpo.results.statistics import interval_of_mean, mean_over_problems, probability_of_improvement, wilson_interval
 
 
 def answers(generator: np.random.Generator, rates: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -117,6 +117,17 @@ def test_the_interval_covers_the_true_difference_as_often_as_it_says(runs: int, 
 )
 def test_wilson_interval(successes: int, n: int, low: float, high: float) -> None:
     assert wilson_interval(successes, n) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_probability_of_improvement_is_the_u_of_mann_and_whitney() -> None:
+    """Over all pairs: .5 and .5 are a tie, .5 is below .6, and .7 above both. Beside SciPy's U with many ties."""
+    assert probability_of_improvement([0.5, 0.7], [0.5, 0.6]) == 2.5 / 4
+    rng = np.random.default_rng(0)
+    for n, m in ((1, 1), (3, 5), (20, 7)):
+        first, second = rng.integers(0, 6, n) / 6, rng.integers(0, 6, m) / 6
+        u = stats.mannwhitneyu(first, second).statistic
+        assert probability_of_improvement(first, second) == pytest.approx(u / (n * m))
+        assert probability_of_improvement(second, first) == pytest.approx(1 - u / (n * m))
 
 
 def test_wilson_intervals_of_another_level_and_of_nothing() -> None:

@@ -24,12 +24,15 @@ import mlflow
 import numpy
 import pytest
 from mlflow import MlflowClient
+from report_parts import run as made_up
+from report_parts import store, study_of
 from study_parts import ROOT, study_named
 from waiting import wait_for
 
 from grpo.common.errors import ToBeResumed, UserError
 from grpo.common.files import read_json, write_json, write_text
 from grpo.common.yaml_file import parse_yaml
+from grpo.reporting.mlflow_arms import record_arms
 from grpo.study import paths
 from grpo.study.effective import EffectiveRun, digest, effective_run
 from grpo.study.schema import Study
@@ -514,6 +517,56 @@ def test_a_state_is_the_values_and_the_commit(mini_study: Study, monkeypatch: py
         others.append(study_state(mini_study))
     assert len({first["key"], *(other["key"] for other in others)}) == 4
     assert others[0]["settings"]["seeds"] == [7] and others[2]["name"].endswith(" + changes")
+
+
+def trained(seed: int, rewards: list[float], updates: list[int], state: dict[str, Any] = STATE, arm: str = "a") -> str:
+    """A finished run of an arm, in the working folder and in MLflow; its id there."""
+    name = f"grpo_learning_rate/{arm}/{seed}"
+    mlflow = MlflowRun("toy", name, {}, {"experiment": "grpo_learning_rate", "arm": arm, "study": "toy"}, state)
+    store(made_up(arm, rewards, seed, validation={"update": updates}))
+    run_id = mlflow.finish()
+    assert run_id is not None
+    timing = paths.run_timing(name)
+    write_json(timing, json.loads(timing.read_text()) | {"mlflow_run_id": run_id})
+    return run_id
+
+
+def test_an_arm_is_a_run_with_the_band_of_its_seeds_above_them(folder: Path, mini_study: Study) -> None:
+    """Written once; again after a seed was trained again. An arm with a seed that MLflow lacks is left out."""
+    study = study_of(mini_study, grpo_learning_rate={"a": {}, "b": {}}).model_copy(update={"study": "toy"})
+    ids = [trained(0, [0.1, 0.5, 0.7], [0, 8, 16]), trained(1, [0.1, 0.3], [0, 10])]  # the second stopped at step 8
+    trained(0, [0.1, 0.5], [0, 8], arm="b")
+    store(made_up("b", [0.1, 0.5], 1, validation={"update": [0, 8]}))
+    for _ in range(2):
+        record_arms(study)
+    client, runs = runs_at(uri_of(folder))
+    (arm,) = (run for run in runs if run.info.run_name == "grpo_learning_rate/a")
+    band = {"mean": (0.1, 0.4, 0.5), "low": (0.1, 0.3, 0.3), "high": (0.1, 0.5, 0.7)}
+    for key, values in band.items():
+        assert history(client, arm, f"val/answer_reward_{key}") == [*zip((0, 9, 16), map(pytest.approx, values), strict=True)]
+    assert (arm.info.status, arm.data.tags["experiment"], arm.data.tags["arm"]) == ("FINISHED", "grpo_learning_rate", "a")
+    (state,) = (run.info.run_id for run in runs if "study_key" in run.data.tags)
+    below = {run.info.run_id: run.data.tags.get("mlflow.parentRunId") for run in runs}
+    assert [below[one] for one in ids] == [arm.info.run_id] * 2 and below[arm.info.run_id] == state
+    assert Counter(below.values()) == {arm.info.run_id: 2, state: 2, None: 1} and len(runs) == 5
+
+    ids[1] = trained(1, [0.1, 0.3, 0.9], [0, 8, 16], STATE | {"key": "other"})
+    record_arms(study)
+    client, runs = runs_at(uri_of(folder))
+    parents = {run.info.run_id: run.data.tags.get("mlflow.parentRunId") for run in runs}
+    (again,) = {parents[one] for one in ids}
+    assert again != arm.info.run_id and parents[again] != state
+    assert history(client, client.get_run(again), "val/answer_reward_high")[-1] == (16, pytest.approx(0.9))
+
+
+def test_arms_need_no_mlflow(folder: Path, mini_study: Study, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where there is none, none is made; a damaged one is a warning."""
+    (folder / "mlflow.db").unlink()
+    record_arms(mini_study)
+    assert not (folder / "mlflow.db").exists() and capsys.readouterr().err == ""
+    (folder / "mlflow.db").write_text("no database")
+    record_arms(mini_study)
+    assert capsys.readouterr().err.startswith(f"warning: MLflow at {uri_of(folder)}: ")
 
 
 def test_datasets_are_inputs_and_rollouts_a_table(folder: Path) -> None:

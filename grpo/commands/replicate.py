@@ -57,7 +57,7 @@ def replicate(seeds: list[int], base_seed: int | None) -> str:
     folder = FOLDER / f"{prefix}{name}"
     if not folder.exists():
         _copy_project(folder, seeds, base_seed, {name: entry["winner"] for name, entry in here["experiments"].items()})
-    _run_pipeline(folder)
+    run_pipeline(folder)
     write_text(paths.REPLICATES / f"{folder.name}.csv", read_text(folder / paths.PAIRS, "tables"))
     found = {
         path.name.removeprefix(prefix): compare(here, read_record(path))
@@ -159,17 +159,26 @@ def _change(here: str, there: str) -> str:
 # ------------------------------------------------------------------------------------------------- the copy that runs
 
 
+def copy_project(copy: Path) -> None:
+    """Copy the working tree but for reports/ to the empty folder ``copy``, a git repository with the same DVC cache.
+
+    Raises:
+        UserError: this is not a git repository with DVC.
+    """
+    _call("git", "clone", "--quiet", "--no-checkout", ".", str(copy))  # a clone, because runs record the git commit
+    for name in _call("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0"):
+        if name and Path(name).exists() and not name.startswith(f"{paths.REPORTS}/"):
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(name, copy / name, follow_symlinks=False)
+    _share_cache(copy)
+    _call("git", "reset", "--quiet", cwd=copy)
+
+
 def _copy_project(folder: Path, seeds: list[int], base_seed: int | None, winners: Mapping[str, str]) -> None:
-    """Copy the working tree to ``folder``, with the seeds changed in params.yaml and the same DVC cache."""
+    """Copy the project to ``folder``, with the seeds changed in params.yaml."""
     with atomic_folder(folder) as copy:
-        _call("git", "clone", "--quiet", "--no-checkout", ".", str(copy))  # a clone, because runs record the git commit
-        for name in _call("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0"):
-            if name and Path(name).exists() and not name.startswith(f"{paths.REPORTS}/"):
-                (copy / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(name, copy / name, follow_symlinks=False)
-        _share_cache(copy)
+        copy_project(copy)
         with chdir(copy):
-            _call("git", "reset", "--quiet")
             params = read_mapping(paths.PARAMS)
             study = validated(params, paths.PARAMS)
             needed = needed_experiments(study)
@@ -219,7 +228,8 @@ def _other_seeds(params: dict[str, Any], seeds: list[int], base_seed: int | None
     return {"seeds": seeds, **drawn, "evaluation": params["evaluation"] | {"seed": base_seed}}
 
 
-def _run_pipeline(folder: Path) -> None:
+def run_pipeline(folder: Path) -> None:
+    """Run or continue the study of a copied project; UserError if its pipeline fails."""
     print(f"{folder}: running the study. Ctrl-C stops it; the same command continues it.", flush=True)
     environment = os.environ | {"PYTHONPATH": str(folder.absolute())}
     code = subprocess.run([sys.executable, "workflow/repro.py"], cwd=folder, env=environment, check=False).returncode
@@ -230,5 +240,5 @@ def _run_pipeline(folder: Path) -> None:
 def _call(*command: str, cwd: Path | None = None) -> str:
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise UserError(f"{' '.join(command[:3])}: {done.stderr.strip()}. `grpo replicate` copies a git repository with DVC.")
+        raise UserError(f"{' '.join(command[:3])}: {done.stderr.strip()}. Only a git repository with DVC can be copied.")
     return done.stdout

@@ -161,3 +161,4 @@ submission: install ## Write writeup.pdf (the report) and code.zip (the tracked 
 clean: ## Remove results and tracking; keeps the environment and DVC's cache
 	rm -rf data reports mlruns mlflow.db* .stamps logs
 	@git checkout -q -- data reports/comments reports/replicates 2>/dev/null || true # restore the files that git tracks
+	@git checkout -q -- reports/literature 2>/dev/null || true

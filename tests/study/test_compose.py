@@ -390,7 +390,7 @@ def test_controls_are_arms_on_the_last_winner_that_others_take(project: Path) ->
             load_study(write("studies/wrong.yaml", f"extends: smoke\ndescription: Wrong.\n{wrong}\n"))
 
 
-@pytest.mark.parametrize("path", (ROOT / "studies/literature").glob("*.yaml"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "studies/literature").glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_study_of_a_paper_is_used_by_its_name(path: Path, project: Path, grpo: Grpo) -> None:
     """It has at most 60 lines, its own heading, and claims written before its runs."""
     text = path.read_text()

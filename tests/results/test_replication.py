@@ -92,7 +92,7 @@ def repository(workdir: Path) -> Study:
     for name in ("tracked", "ignored", ".dvc/config", "reports/old", "reports/comments/e.md"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text("" if name == ".dvc/config" else name)
-    Path(".gitignore").write_text("/ignored\n/replicates/\n")
+    Path(".gitignore").write_text("/ignored\n/replicates/\n/literature/\n")
     for command in (["init", "-q"], ["add", "."], ["-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "m"]):
         subprocess.run(["git", *command], check=True)
     Path("new").write_text("new")

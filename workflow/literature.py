@@ -20,7 +20,7 @@ from grpo.commands.study import composed_text
 from grpo.common.errors import UserError
 from grpo.common.files import atomic_folder, read_json, write_text
 from grpo.common.yaml_file import read_mapping
-from grpo.reporting.labels import said, table
+from grpo.reporting.labels import bounded, said, table
 from grpo.reporting.writeup import measured
 from grpo.study import paths
 from grpo.study.compose import study_path
@@ -81,9 +81,9 @@ def section(name: str) -> str:
     cost = f"{len(runs)} runs of {runs['total_s'].sum():,.0f} core-seconds, without pretraining and the starts of stages"
     rows = [
         {
-            "claim": said(claim["statement"]),
-            "published": said("; ".join(f"{text} ({source})" for source, text in claim["reported"].items())),
-            "ours (95%)": said(measured(claim) or claim["reason"]),
+            "claim": bounded(claim["statement"]),
+            "published": bounded("; ".join(f"{text} ({source})" for source, text in claim["reported"].items())),
+            "ours (95%)": bounded(measured(claim) or claim["reason"]),
             "at this size": claim["verdict"],
         }
         for claim in record["claims"]

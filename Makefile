@@ -38,7 +38,7 @@ adapters = $(call beside,.venv-adapters) && grep -v '^openai==' constraints.txt 
 	$(UV_INSTALL) --python .venv-adapters/bin/python --constraint .venv-adapters/constraints.txt $(1)
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev quickstart real repro replicate test test-slow test-trl test-nightly test-slurm test-vllm test-adapters test-gpu test-course submission lint format ui bench bench-grader report clean pins
+.PHONY: help install dev quickstart real repro replicate literature test test-slow test-trl test-nightly test-slurm test-vllm test-adapters test-gpu test-course submission lint format ui bench bench-grader report clean pins
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -84,6 +84,9 @@ test: dev ## Run the fast tests, two at a time
 
 replicate: install ## Run the active study again with other seeds and compare: SEEDS="100 101 102 103 104" [BASE_SEED=7]
 	@grpo replicate $(SEEDS) $(if $(BASE_SEED),--base-seed $(BASE_SEED))
+
+literature: install ## Run the studies of papers (studies/literature) in copies; what they found goes to reports/literature/
+	@python workflow/literature.py
 
 test-slow: dev ## Run the slow tests, two at a time: a pipeline with Snakemake, a part of it with DVC, a kill of each method
 	pytest -m slow -n 2 -rP
@@ -158,3 +161,4 @@ submission: install ## Write writeup.pdf (the report) and code.zip (the tracked 
 clean: ## Remove results and tracking; keeps the environment and DVC's cache
 	rm -rf data reports mlruns mlflow.db* .stamps logs
 	@git checkout -q -- data reports/comments reports/replicates 2>/dev/null || true # restore the files that git tracks
+	@git checkout -q -- reports/literature 2>/dev/null || true

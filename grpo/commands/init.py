@@ -22,7 +22,7 @@ from grpo.study import paths
 TEMPLATE = Path(__file__).with_name("project")
 STUDY = "first"
 # Of the package's own workflow, what only its checkout needs.
-OF_THE_CHECKOUT = ("uv_pip.py", "submission.py", "__pycache__")
+OF_THE_CHECKOUT = ("uv_pip.py", "submission.py", "literature.py", "__pycache__")
 # Stands in dvc.yaml for the package's code, of which a project has no copy.
 VERSION = "grpo-version.txt"
 OF_THE_PACKAGE = ("grpo/", "constraints.txt", "pyproject.toml", "requirements-vllm-cpu.txt")

@@ -22,7 +22,7 @@ from grpo.common.yaml_file import read_mapping
 from grpo.reporting.charts import over_runs, values_of
 from grpo.reporting.labels import arm_labels
 from grpo.results.claims import judge_claims, read_published, read_replicates
-from grpo.results.controls import beyond_controls
+from grpo.results.controls import IN_WORDS, beyond_controls
 from grpo.results.evidence import Evidence, evidence_of
 from grpo.results.intervals import difference_of, mean_of
 from grpo.results.outcomes_file import write_outcomes
@@ -164,14 +164,14 @@ def of_the_handouts() -> dict[str, set[str]]:
 
 
 def label_arms(study: Study, arms: Mapping[str, list[Run]]) -> dict[str, str]:
-    """The labels of an experiment's arms: what the handouts' arms are, in words; an author's own arms keep their names.
+    """The labels of an experiment's arms: what controls and arms of the handouts are, in words; other arms keep their names.
 
     Args:
         arms: the experiment's runs by arm.
     """
     (experiment,) = {runs[0].experiment for runs in arms.values()}
     if not {setting_of(arm) for arm in arms} <= of_the_handouts().get(experiment, set()):
-        return {arm: arm for arm in arms}
+        return {arm: IN_WORDS.get(arm, arm) if experiment == CONTROLS_IN else arm for arm in arms}
     configs = {arm: {key: of["value"] for key, of in runs[0].config["config"].items()} for arm, runs in arms.items()}
     return arm_labels(study.experiments[experiment].method, configs)
 

@@ -195,7 +195,8 @@ def _count(number: int, noun: str) -> str:
 
 def reported(sources: Mapping[str, str], claim: Values) -> str:
     """Who reported a claim, and what, for the title of a link."""
-    return plain(". ".join(f"{source}: {text} ({sources.get(source, '')})" for source, text in claim["reported"].items()))
+    parts = {source: f" ({sources[source]})" if source in sources else "" for source in claim["reported"]}
+    return plain(". ".join(f"{source}: {claim['reported'][source]}{who}" for source, who in parts.items()))
 
 
 def measured(claim: Values, longest: int = 50) -> str:

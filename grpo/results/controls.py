@@ -19,7 +19,8 @@ from grpo.study.effective import seeds_with_a_base
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN
 
-NAMES = {
+IN_WORDS = {  # arms of the experiment CONTROLS_IN
+    FULL: "the full reward",
     "random_reward": "a random reward",
     "format_only": "the form's reward alone",
     "majority_reward": "agreement with the majority",
@@ -41,7 +42,7 @@ def beyond_controls(study: Study, evidence: Mapping[str, Evidence], headline: tu
     experiment, arm = (CONTROLS_IN, FULL) if CONTROLS_IN in evidence else headline
     found = evidence[experiment]
     runs, start = found.runs(arm), float(first_scores(found.runs(arm)).mean())
-    pairs = [(name, NAMES[name], found.final(name), found.final(arm)) for name in study.controls if name != BEST_PROMPT]
+    pairs = [(name, IN_WORDS[name], found.final(name), found.final(arm)) for name in study.controls if name != BEST_PROMPT]
     if BEST_PROMPT in study.controls and (best := _best_prompt(study, runs)) is not None:
         pairs.append((BEST_PROMPT, *best))
     beyond = []

@@ -7,19 +7,22 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import TypeAdapter
 from report_parts import run, solved, write_run
-from study_parts import study_named, with_values
+from study_parts import ROOT, study_named, with_values
 
 from grpo.common.errors import UserError
+from grpo.common.metrics import UNITS
 from grpo.results import claims as judging
 from grpo.results.claims import read_published
 from grpo.results.evidence import evidence_of, has_collapsed
+from grpo.results.pairs import Pairs
 from grpo.results.runs import Run
-from grpo.results.verdicts import DOES_NOT_HOLD, HOLDS, NOT_TESTED, SAME, Verdict
-from grpo.study.claims import AnyClaim, own_claims
-from grpo.study.schema import Study, validated
+from grpo.results.verdicts import DECIDED, DOES_NOT_HOLD, HOLDS, NOT_TESTED, SAME, Verdict, decide_by, ratio_of
+from grpo.study.claims import AnyClaim, Beats, own_claims
+from grpo.study.schema import Study, load_study, validated
 from grpo.tasks.arithmetic import Arithmetic
 
 pytestmark = pytest.mark.usefixtures("workdir")
@@ -187,6 +190,20 @@ def test_the_studies_have_the_arms_that_published_claims_name(name: str) -> None
 
 
 # ---------------------------------------------------------------------------------------------------------- own claims
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "studies/literature").glob("*.yaml")), ids=lambda path: path.stem)
+def test_each_claim_of_a_paper_can_hold_and_can_fail_with_the_seeds_of_its_study(path: Path) -> None:
+    """Five bases whose differences spread by 0.07 (the median of mini's), 0.3 to either side of the margin."""
+    study = load_study(path)
+    spread = 0.07 * np.array([-1.2, -0.6, 0.0, 0.6, 1.2])[: len(study.seeds), None]
+    for claim in study.own_claims:
+        ratio = ratio_of(claim)
+        margin = np.log(claim.by) if ratio else claim.by if isinstance(claim, Beats) else -claim.by
+        assert ratio is None or ratio.metric in UNITS, f"{ratio.metric} is not logged"
+        at = [np.broadcast_to(margin + side + spread, (len(study.seeds), 1 if ratio else 384)) for side in (0.3, -0.3)]
+        held, failed = (decide_by(claim, [Pairs("a", "b", study.seeds, of, np.empty((5, 0)))]).verdict for of in at)
+        assert held == HOLDS and failed in DECIDED and failed != HOLDS, claim.statement
 
 
 def claims(*values: dict[str, Any]) -> Any:

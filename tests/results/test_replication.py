@@ -1,15 +1,20 @@
-"""Replication: comparison of verdicts and winners, and the copy of the project that runs with other seeds."""
+"""Copies of the project that run: a replicate with other seeds, and the comparison of its verdicts; the studies of papers."""
 
 from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from study_parts import ROOT
+from study_parts import ROOT, edit
+
+sys.path.insert(0, str(ROOT / "workflow"))
+
+import literature
 
 from grpo.commands import replicate
 from grpo.commands.replicate import SAME, TURNED, UNDECIDED, agreement, compare, page
@@ -87,7 +92,7 @@ def repository(workdir: Path) -> Study:
     for name in ("tracked", "ignored", ".dvc/config", "reports/old", "reports/comments/e.md"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text("" if name == ".dvc/config" else name)
-    Path(".gitignore").write_text("/ignored\n/replicates/\n")
+    Path(".gitignore").write_text("/ignored\n/replicates/\n/literature/\n")
     for command in (["init", "-q"], ["add", "."], ["-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "m"]):
         subprocess.run(["git", *command], check=True)
     Path("new").write_text("new")
@@ -178,3 +183,62 @@ def test_a_pipeline_that_fails_is_continued_and_all_finished_replicates_are_comp
         and found["seeds-8"]["claims"][0]["replicate"] == "does not hold: x | 0.5"
     )
     assert "## seeds-8" in (paths.REPORTS / "replication.md").read_text()
+
+
+# ------------------------------------------------------------------------------------------------------- studies of papers
+
+
+def test_studies_of_papers_run_in_copies_and_once(
+    repository: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A stand-in for the pipeline notes which study it runs, fails at first for one, and writes a report by hand."""
+    claim = {
+        "statement": "It is so",
+        "reason": "",
+        "measured": "",
+        "verdict": HOLDS,
+        "own": True,
+        "quantity": "difference",
+        "interval": {"value": 0.2, "low": 0.1, "high": 0.3},
+        "reported": {"Someone 2025": "40 | 20"},
+    }
+    found = {
+        "study": "s",
+        "description": "D.",
+        "seeds": [0, 1],
+        "model": "pretrained in this study",
+        "claims": [claim, claim | {"own": False, "statement": "Of another"}],
+        "pass_at_k": {"e/a": {"base_ahead_from": 8}},
+    }
+    files = dict.fromkeys(("index.html", "writeup.md", "outcomes.csv", "results.csv"), "") | {
+        "record.json": json.dumps(found),
+        "timing.csv": "run,same_as,total_s\na,,40\nb,a,30\nc,,2.4\n",
+    }
+    log = tmp_path / "log"
+    Path("workflow").mkdir()
+    Path("workflow/repro.py").write_text(
+        f"import pathlib as p, re, sys\n"
+        f"study = re.search('^study: (.*)', p.Path('params.yaml').read_text(), re.M)[1]\n"
+        f"print(study, file=open({str(log)!r}, 'a'))\n"
+        f"if study == 'fails' and not p.Path('again').exists():\n    p.Path('again').touch()\n    sys.exit(3)\n"
+        f"for name in ('tables', 'curves', 'figures'): p.Path('reports', name).mkdir(exist_ok=True)\n"
+        f"for name, text in {files!r}.items(): p.Path('reports', name).write_text(text)\n"
+    )
+    for name in ("done", "fails"):
+        path = Path(f"studies/literature/{name}.yaml")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"extends: {ROOT}/studies/smoke.yaml\nheading: The paper {name}\ndescription: D.\n")
+    before = paths.PARAMS.read_text()
+    assert literature.main() == 2
+    assert "literature/fails: its pipeline ended with code 3" in capsys.readouterr().err
+    page = Path("reports/literature/README.md").read_text()
+    assert "## [The paper done](done/index.html)" in page and "The paper fails" not in page and "Of another" not in page
+    assert "| It is so | 40 \\| 20 (Someone 2025) | difference 0.200 (0.100 to 0.300) | holds |" in page
+    assert "Base models: 2, pretrained in this study: 2 layers of width 32; 2 runs of 42 core-seconds" in page
+    assert "e/a from k = 8" in page
+    assert literature.main() == 0 and log.read_text().split() == ["done", "fails", "fails"], "what is finished stays"
+    assert "The paper fails" in Path("reports/literature/README.md").read_text()
+    edit("description: D.", "description: D.\nseeds: [5]", Path("studies/literature/done.yaml"))
+    assert literature.main() == 0 and log.read_text().split()[3:] == ["done"], "its settings changed"
+    assert "seeds: [5]" in Path("reports/literature/done/params.yaml").read_text()
+    assert paths.PARAMS.read_text() == before and Path("reports/old").exists(), "the active study stays as it is"

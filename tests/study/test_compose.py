@@ -390,12 +390,13 @@ def test_controls_are_arms_on_the_last_winner_that_others_take(project: Path) ->
             load_study(write("studies/wrong.yaml", f"extends: smoke\ndescription: Wrong.\n{wrong}\n"))
 
 
-@pytest.mark.parametrize("path", (ROOT / "studies/literature").glob("*.yaml"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "studies/literature").glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_study_of_a_paper_is_used_by_its_name(path: Path, project: Path, grpo: Grpo) -> None:
-    """It has at most 60 lines, and claims written before its runs."""
+    """It has at most 60 lines, its own heading, and claims written before its runs."""
     text = path.read_text()
     write(f"studies/literature/{path.name}", text)
-    assert len(text.splitlines()) <= 60 and "arXiv" in text and "NOT YET RUN" in text
+    shutil.copy(ROOT / "studies/right_or_wrong.py", "studies")  # of pass_at_k
+    assert len(text.splitlines()) <= 60 and "arXiv" in text and "were written before any run" in text and "\nheading: " in text
     assert grpo("study", "use", f"literature/{path.stem}")[0] == 0
     values = parse_yaml(Path("params.yaml"))
     assert (values["study"], values["file"]) == (path.stem, f"studies/literature/{path.name}")
@@ -511,10 +512,10 @@ def test_list_marks_the_active_study_and_leaves_the_base_out(project: Path, grpo
     write("studies/own.yaml", "extends: smoke\nseeds: [1]\n")
     lines = grpo("study", "list")[1].splitlines()
     assert [line.split()[0] for line in lines if line[0] == " "] == [
-        "gsm8k", "literature/few_prompts", "literature/spurious_rewards", "lora", "math-24gb", "math-24gb-first",
-        "math-24gb-turing", "math-2xh100", "math-7b-8xh100", "math-first", "math-h100", "math-one-instance",
-        "math-rehearsal", "mini",
-        "objectives", "own", "quickstart", "real", "smollm2", "smollm2-kl", "tools",
+        "gsm8k", "literature/few_prompts", "literature/length_bias", "literature/pass_at_k", "literature/spurious_rewards",
+        "lora", "math-24gb", "math-24gb-first", "math-24gb-turing", "math-2xh100", "math-7b-8xh100", "math-first",
+        "math-h100", "math-one-instance", "math-rehearsal", "mini", "objectives", "own", "quickstart", "real", "smollm2",
+        "smollm2-kl", "tools",
     ]  # fmt: skip
     assert [line.split()[1] for line in lines if line[0] == "*"] == ["smoke"]
     assert f"  {'own':<27} As smoke, but for: seeds. [smoke, mini, base]" in lines  # literature/spurious_rewards has 27 letters

@@ -17,6 +17,7 @@ from grpo.common.files import write_json, write_text
 from grpo.common.records import Completion, Problem, Rollout, write_records
 from grpo.evaluation.evaluate import evaluate
 from grpo.learner.learner import Learner
+from grpo.reporting.record import label_arms
 from grpo.reporting.writeup import beyond
 from grpo.results.controls import beyond_controls
 from grpo.results.evidence import Evidence
@@ -155,6 +156,7 @@ def test_what_is_beyond_form_and_best_prompt(form: float, shows: str, tmp_path: 
     arms = {"full_reward": 0.6, "format_only": form, "random_reward": 0.1}
     made = {arm: [run(arm, [0.1, end], seed, "controls") for seed in (0, 1, 2)] for arm, end in arms.items()}
     found = beyond_controls(study, {"controls": Evidence("controls", made)}, ("", ""))
+    assert [*label_arms(study, made).values()] == ["the full reward", "the form's reward alone", "a random reward"]
     by_name = {of["control"]: of for of in found["beyond"]}
     assert (found["start"], found["value"], found["gains"]) == (pytest.approx(0.1), pytest.approx(0.6), True)
     assert by_name["format_only"]["shows"] == shows and by_name["format_only"]["value"] == pytest.approx(0.6 - form)

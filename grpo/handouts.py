@@ -34,14 +34,26 @@ _NEEDS = {
 
 
 def tokenize_prompt_and_output(prompt_strs: list[str], output_strs: list[str], tokenizer: Any) -> dict[str, Tensor]:
-    """Tokenise prompts and outputs apart, join them, and mark the output's tokens, as ``pad_and_shift`` of the learner does."""
-    prompts, outputs = (tokenizer(texts, add_special_tokens=False)["input_ids"] for texts in (prompt_strs, output_strs))
+    """Tokenise prompts and outputs apart, join them, and mark the output's tokens.
+
+    Returns:
+        As :func:`grpo.learner.microbatches.pad_and_shift`.
+    """
+    prompts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in prompt_strs]
+    outputs = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in output_strs]
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     return pad_and_shift(prompts, outputs, pad)
 
 
 def compute_entropy(logits: Tensor) -> Tensor:
-    """Entropy in nats of the distribution over the last dimension: H = logsumexp(z) - sum softmax(z) z, in float32."""
+    """Entropy in nats of the distribution over the last dimension: H = logsumexp(z) - sum softmax(z) z, in float32.
+
+    Args:
+        logits: (..., vocabulary).
+
+    Returns:
+        (...)
+    """
     logits = logits.float()
     normalizer = torch.logsumexp(logits, dim=-1)
     return normalizer - (torch.softmax(logits, dim=-1) * logits).sum(dim=-1)
@@ -52,15 +64,16 @@ def get_response_log_probs(
 ) -> dict[str, Tensor]:
     """Log-probability of each label, and optionally the entropy of the distribution it is drawn from.
 
-    Padding stands on the right, where causal attention hides it from every real token, so no attention mask is needed. The
-    logits are divided by the temperature, which must be that of sampling for ratios to start at 1.
+    Padding stands on the right, where causal attention hides it from every real token, so no attention mask is needed.
 
     Args:
         model: a causal language model whose output has ``logits``.
         input_ids, labels: (batch, length).
+        temperature: the logits are divided by it; must be the sampling temperature for ratios to start at 1.
 
     Returns:
-        ``log_probs`` (batch, length) in float32, with prompt and padding; if asked ``token_entropy``, without gradient.
+        ``log_probs`` (batch, length) in float32, prompt and padding not masked out; ``token_entropy`` of the same shape,
+        without gradient, if asked for.
     """
     logits = model(input_ids).logits.float() / temperature
     log_probs = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - torch.logsumexp(logits, dim=-1)
@@ -84,11 +97,12 @@ def compute_group_normalized_rewards(
     advantage_eps: float,
     normalize_by_std: bool,
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Score every response with its question's ground truth, then normalise the rewards within each group.
+    """Score every response, then normalise the rewards within each group.
 
     Args:
         reward_fn: (response, ground truth) -> ``reward``, ``format_reward``, ``answer_reward``.
         rollout_responses: n_groups * group_size responses, those of a group side by side.
+        repeated_ground_truths: for each response, its question's ground truth.
 
     Returns:
         advantages and raw rewards, each (n_groups * group_size,), and metadata: those of
@@ -170,7 +184,7 @@ def grpo_microbatch_train_step(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss of one microbatch, already divided for accumulation, with its gradients added to the leaves.
 
-    Each response's token losses are reduced by ``length_normalization`` (:func:`grpo.learner.losses.response_weights`), then
+    Each response's token losses are reduced by ``length_normalization`` (:func:`grpo.learner.masking.response_weights`), then
     averaged over the ``gradient_accumulation_steps`` equal microbatches of an optimizer step. A response without tokens adds
     nothing.
 
@@ -199,9 +213,11 @@ def sft_microbatch_train_step(
 
     Args:
         policy_log_probs, response_mask: (microbatch, length).
+        gradient_accumulation_steps: equal microbatches of an optimizer step.
         normalize_constant: divides each response's sum.
 
-    Returns the scalar loss (detached) and ``mean_nll``, the mean over response tokens.
+    Returns:
+        the scalar loss (detached) and ``mean_nll``, the mean over response tokens.
     """
     n = len(policy_log_probs)
     weights = policy_log_probs.new_full((n,), 1.0 / (n * gradient_accumulation_steps))
@@ -227,15 +243,18 @@ def evaluate_vllm(
         output_path: JSONL file of the records. The mean of each reward, and the counts of the three outcomes where there are a
             format and an answer reward, go beside it, into a file that ends in ``_metrics.json``.
 
-    Returns for each prompt its response, ground truth (if given) and rewards.
+    Returns:
+        for each prompt its response, ground truth (if given) and rewards.
     """
-    responses = [output.outputs[0].text for output in vllm_model.generate(prompts, eval_sampling_params)]
-    rows = [*zip(prompts, responses, ground_truths or prompts, strict=True)]
-    scores = [reward_fn(response, truth) for _, response, truth in rows]
-    records: list[dict[str, Any]] = [
-        {"prompt": prompt, "response": response} | ({"ground_truth": truth} if ground_truths else {}) | score
-        for (prompt, response, truth), score in zip(rows, scores, strict=True)
-    ]
+    outputs = vllm_model.generate(prompts, eval_sampling_params)
+    records: list[dict[str, Any]] = []
+    scores = []
+    for prompt, output, truth in zip(prompts, outputs, ground_truths or prompts, strict=True):
+        response = output.outputs[0].text
+        scores.append(reward_fn(response, truth))
+        records.append(
+            {"prompt": prompt, "response": response} | ({"ground_truth": truth} if ground_truths else {}) | scores[-1]
+        )
     metrics: dict[str, Any] = {key: sum(score[key] for score in scores) / len(scores) for key in (scores or [{}])[0]}
     if {"format_reward", "answer_reward"} <= metrics.keys():
         metrics["categories"] = count_categories([category(score) for score in scores])

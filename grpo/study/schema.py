@@ -61,7 +61,7 @@ RESERVED_NAMES = {
     *("best_of_n", "claims", "contrasts", "kissing_number", "math_baseline", "overview", "rates", "sft_examples"),
     *("settings", "pass_at_k", "software", "zero_shot"),
 }
-RESERVED_SUFFIXES = ("rates", "sets", "leaderboard", "training")  # EXPERIMENT-rates and others are files of EXPERIMENT
+RESERVED_SUFFIXES = ("rates", "sets", "leaderboard", "training", "kl")  # EXPERIMENT-rates and others are files of EXPERIMENT
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # torch's range
 
 

@@ -88,5 +88,5 @@ def test_the_command_prints_a_table_or_json(smoke: Study, grpo: Any) -> None:
     code, told, error = grpo("plan")
     assert code == 0 and told.startswith("study smoke, seeds [0]; GPU-hours by card\nexperiment "), error
     (row,) = [line for line in told.splitlines() if line.startswith("grpo_baselines")]
-    assert row.split() == ["grpo_baselines", "1", "1", "3", "2"]
+    assert row.split() == ["grpo_baselines", "1", "1", "3"]
     assert json.loads(grpo("plan", "--json", "--price", "4")[1]) == plan(smoke, None, 4.0)

@@ -97,9 +97,9 @@ def test_settings_that_rows_name_exist(mini_study: Study) -> None:
 def test_settings_that_stand_beside_those_of_trl_exist(mini_study: Study) -> None:
     section = (DOCS / "settings.md").read_text().split("\n## Beside TRL\n")[1].split("\n## ")[0]
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
-    values = {"gspo", "cispo", "masked_normalize", "token_mean", "adamw_8bit", "false"}
+    values = {"gspo", "cispo", "reinforce_with_baseline", "masked_mean", "masked_normalize", "token_mean", "adamw_8bit", "false"}
     elsewhere = {"published_losses", "max_prompt_tokens"}  # of examples and tasks
-    names = {name for row in rows for name in re.findall(r"`([a-z_.]+)", row)} - values - elsewhere
+    names = {name for row in rows for name in re.findall(r"`([a-z_.0-9]+)", row)} - values - elsewhere
     assert len(names) > 25
     for name in names - {*type(mini_study.grpo).model_fields}:
         reduce(getattr, name.split("."), mini_study)

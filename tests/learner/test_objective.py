@@ -91,6 +91,24 @@ def test_response_log_probs_of_a_bfloat16_model_are_float32(temperature: float) 
     assert set(get_response_log_probs(model, labels, labels)) == {"log_probs"}
 
 
+def test_length_normalization_example_of_the_handout() -> None:
+    """CS336 assignment 5, "Thinking about length normalization": two responses of 4 and 7 tokens, both of advantage 2."""
+    mask = tensor([1] * 4 + [0] * 3, [1] * 7)
+    advantages = tensor([2.0], [2.0])
+
+    ratio = torch.ones(2, 7, requires_grad=True)
+    per_response = masked_mean(ratio * advantages, mask, dim=1)
+    assert_close(per_response.detach(), tensor(2.0, 2.0))
+    per_response.mean().backward()
+    assert_close(ratio.grad, tensor([0.25] * 4 + [0.0] * 3, [0.1429] * 7), atol=5e-5, rtol=0)
+
+    ratio = torch.ones(2, 7, requires_grad=True)
+    per_response = masked_normalize(ratio * advantages, mask, dim=1, constant_normalizer=7)
+    assert_close(per_response.detach(), tensor(1.1429, 2.0), atol=5e-5, rtol=0)
+    per_response.mean().backward()
+    assert_close(ratio.grad, tensor([0.1429] * 4 + [0.0] * 3, [0.1429] * 7), atol=5e-5, rtol=0)
+
+
 # Sums of equal numbers in another order; and 1e6, whose neighbours are 1e-10 apart.
 ROUNDED = [[0.1 + 0.2, 0.3, 0.3], [0.7 + 0.1, 0.8, 0.1 + 0.7], [sum([0.1] * 10), 1.0, 1.0], [0.1 + 0.2 - 0.3, 0.0, 0.0]]
 ROUNDED += [[1e6 * x for x in ROUNDED[0]], [-x for x in ROUNDED[1]]]

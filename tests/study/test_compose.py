@@ -207,7 +207,7 @@ def test_a_machine_without_the_studys_folder_is_told(lab: Path, grpo: Grpo) -> N
     assert grpo("study", "use", "../our lab/ours.yaml")[0] == 0
     lab.rename(lab.with_name("moved"))
     code, _, error = grpo("study", "check")
-    assert code == 2 and "params.yaml: folder: no folder ../our lab, which should have the study's own modules" in error
+    assert code == 2 and "params.yaml: folder: no folder ../our lab with the study's own modules" in error
     assert grpo("study", "use", "../moved/ours.yaml", "--force")[0] == 0 and load_study().folder == "../moved"
 
 
@@ -395,7 +395,7 @@ def test_a_study_of_a_paper_is_used_by_its_name(path: Path, project: Path, grpo:
     """It has at most 60 lines, its own heading, and claims written before its runs."""
     text = path.read_text()
     write(f"studies/literature/{path.name}", text)
-    shutil.copy(ROOT / "studies/right_or_wrong.py", "studies")  # of pass_at_k
+    shutil.copy(ROOT / "studies/right_or_wrong.py", "studies/literature")  # a copied study takes its module along
     assert len(text.splitlines()) <= 60 and "arXiv" in text and "were written before any run" in text and "\nheading: " in text
     assert grpo("study", "use", f"literature/{path.stem}")[0] == 0
     values = parse_yaml(Path("params.yaml"))

@@ -61,6 +61,8 @@ def closes_at_end(text: str) -> bool:
 
 def matrix_rows(text: str) -> list[list[str]] | None:
     """The cells of a matrix, each multiplied by the factor before the matrix; None for other texts."""
+    if text.startswith("{") and closes_at_end(text):  # braces around all of it, as of \displaystyle
+        text = text[1:-1]
     match = _MATRIX.fullmatch(text)
     if match:
         factor = match[1].strip()

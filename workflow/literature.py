@@ -78,7 +78,7 @@ def section(name: str) -> str:
     model, runs = params["models"]["main"], pd.read_csv(folder / "timing.csv").query("same_as.isna()")
     size = f": {model['num_hidden_layers']} layers of width {model['hidden_size']}" if "hidden_size" in model else ""
     bases = f"Base models: {len(record['seeds']) if model.get('one_per_seed') else 1}, {record['model']}{size}"
-    cost = f"{len(runs)} runs of {runs['total_s'].sum():,.0f} core-seconds, without pretraining and the starts of stages"
+    cost = f"{len(runs)} runs of {runs['total_s'].sum():,.0f} seconds in all, without pretraining and the starts of stages"
     rows = [
         {
             "claim": bounded(claim["statement"]),

@@ -234,7 +234,7 @@ def test_studies_of_papers_run_in_copies_and_once(
     page = Path("reports/literature/README.md").read_text()
     assert "## [The paper done](done/index.html)" in page and "The paper fails" not in page and "Of another" not in page
     assert "| It is so | 40 \\| 20 (Someone 2025) | difference 0.200 (0.100 to 0.300) | holds |" in page
-    assert "Base models: 2, pretrained in this study: 2 layers of width 32; 2 runs of 42 core-seconds" in page
+    assert "Base models: 2, pretrained in this study: 2 layers of width 32; 2 runs of 42 seconds in all" in page
     assert "e/a from k = 8" in page
     assert literature.main() == 0 and log.read_text().split() == ["done", "fails", "fails"], "what is finished stays"
     assert "The paper fails" in Path("reports/literature/README.md").read_text()

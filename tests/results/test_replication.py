@@ -27,6 +27,7 @@ from grpo.results.pairs import Pairs, write_pairs
 from grpo.results.verdicts import DOES_NOT_HOLD, HOLDS, NOT_TESTED, OPEN, VerdictName
 from grpo.results.verdicts import SAME as SAME_VERDICT
 from grpo.study import paths
+from grpo.study.compose import study_path
 from grpo.study.schema import Study, load_study
 
 
@@ -242,3 +243,14 @@ def test_studies_of_papers_run_in_copies_and_once(
     assert literature.main() == 0 and log.read_text().split()[3:] == ["done"], "its settings changed"
     assert "seeds: [5]" in Path("reports/literature/done/params.yaml").read_text()
     assert paths.PARAMS.read_text() == before and Path("reports/old").exists(), "the active study stays as it is"
+
+
+def test_the_committed_page_of_papers_follows_from_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each was run with the settings that its study has now."""
+    monkeypatch.chdir(ROOT)
+    names = sorted(path.parent.name for path in literature.REPORTS.glob("*/record.json"))
+    page = (literature.REPORTS / "README.md").read_text()
+    assert names and page == "\n".join([literature.HEAD, *map(literature.section, names)])
+    for name in names:
+        composed, _ = literature.composed_text(study_path(f"literature/{name}"))
+        assert (literature.REPORTS / name / "params.yaml").read_text() == composed

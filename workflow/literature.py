@@ -31,6 +31,14 @@ HEAD = """# Claims of papers, tried on small models
 
 Claims, margins and settings were written before any run. A verdict is about these models and this task: at another size it may
 be another. *Holds*: by at least the margin; *same*: within it; *open*: these runs do not decide. `make literature` writes this.
+
+What these studies cannot say:
+
+- Arms have the learning rate that `mini` chose for its reward and all its questions, unless their names say otherwise. At
+  rates of their own some may end higher.
+- A claim about where a gain comes from says nothing where there is no gain.
+- The validation set has 16 different answers, so guessing by their frequency finds 0.66 of them in 16 draws and 0.98 in 64.
+  At such k pass@k says little about what a model can work out.
 """
 
 

@@ -27,7 +27,7 @@ PANEL, HEIGHT = 3.25, 1.5  # inches of a panel that stands alone
 LEGEND_ROW = 0.2  # inches
 ENTRY = 12  # points of an entry of a panel's own legend
 FEW = 20  # a mean curve with at most so many points has markers; more runs of an arm are a band
-TOLD_APART = 2  # the most arms whose runs are thin lines
+MOST_WITH_LINES = 2  # the most arms whose runs are thin lines
 NEAR = 1.5  # labels of values on a logarithmic axis would touch where one is less than so many times another
 LOG_FROM = 50.0  # an axis counts in powers where the largest value is so many times the smallest
 SVG = {"Date": None, "Creator": None, "Format": None, "Type": None}
@@ -193,7 +193,7 @@ def curves_figure(
     figure, axes = panels(len(columns) + more)
     for place, column in zip(axes, columns, strict=False):
         for label, runs in arms.items():
-            draw_arm(place, runs, column, looks[label], collapsed, each=len(arms) <= TOLD_APART and 1 < len(runs) <= FEW)
+            draw_arm(place, runs, column, looks[label], collapsed, each=len(arms) <= MOST_WITH_LINES and 1 < len(runs) <= FEW)
         frame(place, TITLES[column], STEP[method], column in SHARES)
     legend(figure, looks)
     return figure, axes[len(columns) :]

@@ -111,7 +111,7 @@ def draw_overview(record: Values, runs: Mapping[str, Mapping[str, list[Run]]]) -
     """Draw reward, form, accuracy given the form and length of the headline's runs, beside the one other arm if it has one."""
     name, top = record["headline"]["experiment"], record["headline"]["arm"]
     entry, looks = record["experiments"][name], looks_of(record)[name]
-    shown = rows if len(rows := chosen(entry)) <= charts.TOLD_APART else [arm_of(entry, top)]
+    shown = rows if len(rows := chosen(entry)) <= charts.MOST_WITH_LINES else [arm_of(entry, top)]
     arms = {arm["label"]: runs[name][arm["arm"]] for arm in shown}
     every = [run for own in arms.values() for run in own]
     columns = [column for column in (every[0].column, *OVERVIEW) if has(every, column)]

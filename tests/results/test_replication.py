@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -254,3 +255,16 @@ def test_the_committed_page_of_papers_follows_from_its_records(monkeypatch: pyte
     for name in names:
         composed, _ = literature.composed_text(study_path(f"literature/{name}"))
         assert (literature.REPORTS / name / "params.yaml").read_text() == composed
+
+
+def test_what_guessing_finds_of_the_answers_of_the_small_task() -> None:
+    """The page of papers states it beside pass@k: draws by the answers' frequency, expected over the validation set."""
+    task = load_study(ROOT / "params.yaml").task("main")
+    answers = Counter(problem.ground_truth for problem in task.problems("validation"))
+    shares = [count / answers.total() for count in answers.values()]
+    found = [round(sum(share * (1 - (1 - share) ** draws) for share in shares), 2) for draws in (16, 64)]
+    assert (
+        f"has {len(answers)} different answers, so guessing by their frequency finds {found[0]:.2f} of them in 16"
+        in literature.HEAD
+    )
+    assert f"and {found[1]:.2f} in 64" in literature.HEAD

@@ -14,6 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this folder's code, whichever project's environment runs it
 import pandas as pd
+from scipy.stats import spearmanr
 
 from grpo.commands.replicate import copy_project, run_pipeline
 from grpo.commands.study import composed_text
@@ -21,6 +22,7 @@ from grpo.common.errors import UserError
 from grpo.common.files import atomic_folder, read_json, write_text
 from grpo.common.yaml_file import read_mapping
 from grpo.reporting.labels import bounded, said, table
+from grpo.reporting.record import Values
 from grpo.reporting.writeup import measured
 from grpo.study import paths
 from grpo.study.compose import study_path
@@ -100,8 +102,20 @@ def section(name: str) -> str:
     ahead = {arm: of["base_ahead_from"] for arm, of in record.get("pass_at_k", {}).items()}
     found = [f"{said(arm)} {f'from k = {k}' if k else 'at no k'}" for arm, k in ahead.items()]
     passed = f"\npass@k of the base is above that of the end, with the whole interval: {', '.join(found)}.\n" if found else ""
+    passed += forgetting(record)
     head = f"## [{said(params.get('heading', name))}]({name}/index.html)\n\n{record['description']} {bases}; {cost}."
     return f"{head}\n\n{table(rows)}{passed}"
+
+
+def forgetting(record: Values) -> str:
+    """A sentence on how the reward on an old task goes with the forward KL, over the kept checkpoints; empty without them."""
+    arms = [arm for entry in record["experiments"].values() for arm in (entry["kl"] or {}).values()]
+    kept = [of for arm in arms for of in arm if of["step"] and "old_task_reward" in of]
+    if not kept:
+        return ""
+    correlation = spearmanr(*([of[key]["value"] for of in kept] for key in ("forward_per_token", "old_task_reward"))).statistic
+    which = f"Over the means of {len(kept)} kept checkpoints"
+    return f"\n{which} the rank correlation of forward KL and old-task reward is {correlation:.2f}.\n"
 
 
 if __name__ == "__main__":

@@ -99,9 +99,19 @@ def row_of_folder(folder: Path, name: str, levels: Iterable[str]) -> Row:
         "before": shared[-2],
         "best": shared[best] if best < len(shared) - 1 else np.array([]),
         "last": every[-1],
-        "levels": {key: _level([history, validation], *re.split(r" (?:to )?", key)) for key in levels},
+        "levels": {key: _level([history, validation, _kept(name)], *re.split(r" (?:to )?", key)) for key in levels},
         "history": hashlib.sha256((folder / "history.csv").read_bytes()).hexdigest()[:12],
     }
+
+
+def _kept(name: str) -> pd.DataFrame:
+    """What reports/kl says of a run's kept checkpoints; as it is measured of few, the last counts at every step."""
+    experiment, arm, _ = name.split("/")
+    path = Path("reports/kl") / f"{experiment}.json"
+    steps = json.loads(read_text(path, made_by=f"kl@{experiment}"))["arms"].get(arm, []) if path.exists() else []
+    values = [of["by_run"][name] for of in steps if name in of["by_run"]]
+    prefixed = [{("val/" if key.endswith("_reward") else "kl/") + key: value for key, value in of.items()} for of in values]
+    return pd.DataFrame(prefixed).drop(columns="val/answer_reward", errors="ignore").assign(step=0)[-1:]
 
 
 def _level(tables: list[pd.DataFrame], metric: str, at: str, last: str) -> float:
@@ -283,11 +293,15 @@ def decide(claim: Row, sides: list[tuple[str, str]], found: Mapping[str, Experim
         if len(keys) < 2 or any(key not in run.row["levels"] for key, pair in zip(keys, pairs, strict=True) for run in pair):
             raise NotMeasured(metric)
         levels = np.array([[run.row["levels"][key] for run in pair] for key, pair in zip(keys, pairs, strict=True)])
-        logs = np.log(np.maximum(levels, 1e-8))
+        is_reward = metric == "val/old_task_reward"  # compared by a difference
+        logs = levels if is_reward else np.log(np.maximum(levels, 1e-8))
         if not np.isfinite(logs).all():
             raise NotMeasured("a level that is not finite")
         value, error, df = spread(logs[:, :1] - logs[:, 1:], 2)
         ends = student(value, error, df)
+        if is_reward:
+            ends = (ends[0], max(-1.0, ends[1]), min(1.0, ends[2]))
+            return above(ends, by, -by), ends, seen_by(error, df)
         ratio = (math.exp(min(ends[0], 700)), math.exp(min(ends[1], 700)), math.exp(min(ends[2], 700)))
         return above(ratio, by, 1 / by), ratio, math.exp(min(seen_by(error, df), 700))
     same_steps = len({run.row["steps"] for of in runs for run in of if not run.stopped}) < 2
@@ -388,13 +402,15 @@ def compare_samples(file: str, folder: Path, record: Row) -> Iterator[Difference
                 yield from compare(file, f"best_of_n/{prompt}/n/{n}/{kind}", estimate, entry[kind])
     for path in sorted(folder.glob("kl/*.jsonl")):
         columns = {"per_token": "sampled", "per_token_low_variance": "low_variance", "forward_per_token": "forward"}
-        sums = pd.DataFrame(lines(path)).groupby(["run", "step"]).sum(numeric_only=True)
+        by_step = pd.DataFrame(lines(path)).groupby(["run", "step"])
+        sums, means = by_step.sum(numeric_only=True), by_step.mean(numeric_only=True)  # each over the rows that have a value
         tokens = {kind: sums["forward_tokens" if column == "forward" else "tokens"] for kind, column in columns.items()}
-        rates = pd.DataFrame({kind: sums[columns[kind]] / of for kind, of in tokens.items()}).reset_index()
+        rewards = means[[column for column in ("answer_reward", "old_task_reward") if column in means]]
+        rates = pd.DataFrame({kind: sums[columns[kind]] / of for kind, of in tokens.items()}).join(rewards).reset_index()
         kl = (record["experiments"].get(path.stem) or {}).get("kl") or {}
         for (arm, step), rows in rates.groupby([rates["run"].str.split("/").str[1], "step"]):
             for entry in (one for one in kl.get(arm, ()) if one["step"] == step):
-                for kind in columns:
+                for kind in rates.columns[2:]:
                     place = f"experiments/{path.stem}/kl/{arm}, step {step}: {kind}"
                     yield from compare(file, place, float(rows[kind].mean()), entry[kind]["value"])
 

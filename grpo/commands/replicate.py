@@ -160,7 +160,7 @@ def _only(params: dict[str, Any], needed: list[str], winners: Mapping[str, list[
     name differs, because the study's comments (:mod:`grpo.reporting.comments`) are about its own numbers.
     """
     experiments = {name: entry if name in needed else {**entry, "arms": {}} for name, entry in params["experiments"].items()}
-    gone, evaluation = of_left_out(experiments), params["evaluation"]
+    gone, evaluation = of_left_out({**params, "experiments": experiments}), params["evaluation"]
     evaluation = evaluation | {
         "zero_shot_prompts": evaluation["zero_shot_prompts"][:1],
         "best_of_n": evaluation["best_of_n"] | {"prompts": []},

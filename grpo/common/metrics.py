@@ -21,6 +21,7 @@ class Metric(NamedTuple):
 # In the order of the report's page.
 METRICS = (
     Metric("val/answer_reward", "validation answer reward", "share"),
+    Metric("val/old_task_reward", "answer reward on the old task", "share"),
     Metric("val/reward", "validation reward that training follows"),
     Metric("val/format_reward", "validation format reward", "share"),
     Metric("val/response_length", "validation response length", "tokens"),
@@ -81,3 +82,8 @@ METRICS = (
     Metric("loss_scale", "loss scale, in float16"),
 )
 UNITS = {metric.name: metric.unit for metric in METRICS}
+
+
+def name_of_kept(key: str) -> str:
+    """The metric's name of a number that the ``kl`` stage measured of kept checkpoints."""
+    return ("val/" if key.endswith("_reward") else "kl/") + key

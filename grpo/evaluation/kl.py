@@ -4,7 +4,7 @@ Each checkpoint samples a response to each validation problem, as the evaluation
 both models compute the log-probs of these tokens, at the same temperature: the reverse KL(checkpoint || start). The responses
 of the start, sampled once, give the forward KL(start || checkpoint), which grows where a checkpoint no longer writes what the
 start wrote. With ``evaluation.top_p`` below 1 the tokens come from a narrower distribution than the model's, and the estimates
-are biased.
+are biased. With ``evaluation.old_task`` each checkpoint also answers problems of that task, which no run trains on.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from grpo.common.errors import UserError
 from grpo.common.files import read_json, write_json, write_text
+from grpo.common.metrics import name_of_kept
 from grpo.common.process import start_threads
 from grpo.common.records import Problem, Rollout, read_problems
 from grpo.evaluation.evaluate import evaluate, evaluation_sampling
@@ -39,6 +40,7 @@ from grpo.tasks.rewards import score_by_task
 from grpo.tasks.task import find_format
 
 Scores = NDArray[np.float64]
+REWARDS = ("answer_reward", "old_task_reward")
 # The estimates of one response, and their columns: its KL, and the tokens that this is over.
 ESTIMATES = {
     "per_sequence": ("sampled", "tokens"),
@@ -80,7 +82,7 @@ def measure_kl(study: Study, experiment: str) -> dict[str, Any]:
         with stage_run(study, "kl", name, {"prompt": prompt}, task) as mlflow:
             for one in found["arms"][name.split("/")[1]]:
                 values = one["by_run"].get(name, {})
-                mlflow.log({("val/" if key == "answer_reward" else "kl/") + key: values[key] for key in values}, one["step"])
+                mlflow.log({name_of_kept(key): value for key, value in values.items()}, one["step"])
     return found
 
 
@@ -119,11 +121,19 @@ class Start:
         self.sampling, self.problems = evaluation_sampling(self.evaluation, format), problems
         self.sampler = Sampler(engine, tokenizer, format, partial(score_by_task, source, prompt))
         self.sampler.require_room(problems, self.sampling.max_tokens, "evaluation.max_tokens", f"tasks.{task}")
+        self.old_sampler, self.old_problems = None, []
+        if old := self.evaluation.old_task:
+            self.old_problems = read_problems(paths.validation(old.task))[: self.evaluation.problems]
+            score = partial(score_by_task, study.task(old.task), old.prompt)
+            self.old_sampler = Sampler(engine, tokenizer, find_format(study.task(old.task), old.prompt), score)
+            self.old_sampler.require_room(
+                self.old_problems, self.sampling.max_tokens, "evaluation.max_tokens", f"tasks.{old.task}"
+            )
 
     @cached_property
     def start(self) -> list[dict[str, Any]]:
         """The model itself, as :meth:`__call__` measures a checkpoint."""
-        return self._measured(self.model, self._own[0])
+        return self._measured(self.model, self._own[0]) + self._of_the_old_task(self.model)
 
     @cached_property
     def _own(self) -> tuple[list[Rollout], list[torch.Tensor]]:
@@ -145,10 +155,20 @@ class Start:
         Returns:
             for each its ``problem``, ``tokens``, ``answer_reward``, and two estimates of the KL summed over its tokens
             (nats; :func:`grpo.learner.losses.estimate_kl`): ``sampled`` and ``low_variance``; of the start's own response to
-            the problem its ``forward_tokens`` and ``forward``, the log-prob by the start minus that by the checkpoint.
+            the problem its ``forward_tokens`` and ``forward``, the log-prob by the start minus that by the checkpoint. Then for
+            each problem of the old task its ``problem`` and ``old_task_reward``.
         """
         policy = self.load(checkpoint)
-        return self._measured(policy, [group[0] for group in self._sample(policy)])
+        return self._measured(policy, [group[0] for group in self._sample(policy)]) + self._of_the_old_task(policy)
+
+    def _of_the_old_task(self, policy: Any) -> list[dict[str, Any]]:
+        """The answer reward of a response to each problem of the old task, without one an empty list."""
+        if self.old_sampler is None:
+            return []
+        self.old_sampler.engine.synchronize(policy, self.old_sampler.engine.policy_version + 1)
+        sampling = evaluation_sampling(self.evaluation, self.old_sampler.format)
+        groups = evaluate(self.old_sampler, self.old_problems, sampling, self.evaluation.seed)
+        return [{"problem": one.problem.id, "old_task_reward": one.rewards["answer_reward"]} for (one,) in groups]
 
     def _measured(self, policy: Any, rollouts: Sequence[Rollout]) -> list[dict[str, Any]]:
         own, own_by_start = self._own
@@ -182,8 +202,9 @@ def summary(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]
 
     Returns:
         for each arm a list of steps, each with ``step``; as ``value``, ``low`` and ``high`` the means over runs of
-        ``answer_reward`` and of the estimates that ``estimate_kl`` gives, with 95% intervals over runs and problems (where one
-        run is all, over problems); and ``by_run``, these means of each run that reached the step.
+        ``answer_reward``, ``old_task_reward`` (if measured) and of the estimates that ``estimate_kl`` gives, with 95% intervals
+        over runs and problems (where one run is all, over problems); and ``by_run``, these means of each run that reached the
+        step.
     """
     arms: dict[str, list[dict[str, Any]]] = {}
     frame = pd.DataFrame(records)
@@ -201,9 +222,10 @@ def _tables(cell: pd.DataFrame) -> dict[str, Scores]:
     """Tables (runs, problems) of a step, whose means over problems are the numbers of each run."""
 
     def table(column: str) -> Scores:
-        return cell.pivot(index="run", columns="problem", values=column).to_numpy(float)
+        measured = cell.dropna(subset=[column])  # a problem of the old task has its reward only
+        return measured.pivot(index="run", columns="problem", values=column).to_numpy(float)
 
-    found = {"answer_reward": table("answer_reward")}
+    found = {name: table(name) for name in REWARDS if name in cell}
     for name, of in ESTIMATES.items():
         sums, tokens = map(table, of)
         rate = sums.sum(axis=1, keepdims=True) / tokens.sum(axis=1, keepdims=True)
@@ -215,7 +237,7 @@ def _tables(cell: pd.DataFrame) -> dict[str, Scores]:
 
 def _mean(name: str, scores: Scores) -> dict[str, float]:
     value = float(scores.mean())
-    if name == "answer_reward":
+    if name in REWARDS:
         found = mean_of(scores, fixed=len(scores) == 1)
         low, high = found.low, found.high
     elif len(scores) > 1:

@@ -122,7 +122,7 @@ def draw_experiment(entry: Values, runs: Mapping[str, list[Run]], looks: Mapping
     """Draw the chosen arms of an experiment: reward and the metrics that explain it; reward and loss of training batches."""
     arms = {arm["label"]: runs[arm["arm"]] for arm in chosen(entry)}
     every = [run for own in arms.values() for run in own]
-    more = 2 if entry["kl"] else 0
+    more = 0 if not entry["kl"] else 3 if has_old_task(entry) else 2
     form = FORM if any(OF_THE_FORM & {*arm["overrides"]} for arm in entry["arms"]) else ""
     trained = "reward" if any(value(run, "reward") for run in every) else every[0].metric  # by an arm's own reward
     asked = (f"val/{trained}", form, *PANELS, *FURTHER), (f"train/{every[0].metric}", f"train/{trained}", "loss")
@@ -136,8 +136,11 @@ def draw_experiment(entry: Values, runs: Mapping[str, list[Run]], looks: Mapping
 
 
 def _draw_kl(axes: list[Axes], entry: Values, looks: Mapping[str, Style]) -> None:
-    """Draw the KL of kept checkpoints to their start over the steps, with dots the forward KL, and the reward over the KL."""
-    over_steps, over_kl = axes
+    """Draw the KL of kept checkpoints to their start over the steps, with dots the forward KL, and the reward over the KL.
+
+    The last panel has the reward on an old task, if it was measured, over the forward KL.
+    """
+    over_steps, over_kl, *over_forward = axes
     for arm in (arm for arm in looks if arm in entry["kl"]):
         of = pd.DataFrame(entry["kl"][arm])
         kl, reward = (pd.DataFrame(of[name].tolist()) for name in ("per_token", "answer_reward"))
@@ -145,8 +148,17 @@ def _draw_kl(axes: list[Axes], entry: Values, looks: Mapping[str, Style]) -> Non
         forward = [one["value"] for one in of["forward_per_token"]]
         over_steps.plot(of["step"], forward, ":", color=looks[arm]["color"])
         over_kl.plot(kl["value"], reward["value"], ".-", color=looks[arm]["color"])
+        for panel in over_forward:
+            panel.plot(forward, [one["value"] for one in of["old_task_reward"]], ".-", color=looks[arm]["color"])
     charts.frame(over_steps, "KL, nats (dotted: forward)", charts.STEP[entry["method"]])
     charts.frame(over_kl, "answer reward, by KL", charts.TITLES[KL], share=True)
+    for panel in over_forward:
+        charts.frame(panel, "answer reward on the old task, by forward KL", "forward KL, nats a token", share=True)
+
+
+def has_old_task(entry: Values) -> bool:
+    """Whether the experiment's kept checkpoints were evaluated on an old task."""
+    return any("old_task_reward" in step for steps in entry["kl"].values() for step in steps)
 
 
 # ------------------------------------------------------------------------------------------------- ends and differences

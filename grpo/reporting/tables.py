@@ -133,6 +133,7 @@ def further_tables(entry: Values, metric: str = "answer reward") -> dict[str, st
     kl = [
         {"arm": labels[arm], "step": of["step"], "answer reward (95%)": interval(of["answer_reward"])}
         | {"reverse KL, nats a token": interval(of["per_token"]), "forward KL, nats a token": interval(of["forward_per_token"])}
+        | ({"old task, answer reward (95%)": interval(of["old_task_reward"])} if "old_task_reward" in of else {})
         for arm, steps in (entry["kl"] or {}).items()
         for of in steps
     ]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from grpo.common.errors import UserError
 from grpo.common.files import damaged, read_csv, read_json, read_jsonl, require_keys
+from grpo.common.metrics import name_of_kept
 from grpo.study import paths
 from grpo.study.effective import read_config
 from grpo.study.paths import stage_of_run
@@ -144,6 +145,15 @@ def read_pass_at_k(study: Study) -> dict[str, Any]:
         for name in study.pass_at_k_in
     }
     return {f"{name}/{arm}": found for name, arms in of.items() for arm, found in arms.items()}
+
+
+def read_kept(run: Run) -> pd.DataFrame:
+    """Read what the ``kl`` stage measured of a run's kept checkpoints, by ``step``; empty if it measured none."""
+    if not (path := paths.KL_REPORTS / f"{run.experiment}.json").exists():
+        return pd.DataFrame()
+    steps = read_json(path, f"kl@{run.experiment}", keys=("arms",))["arms"].get(run.arm, [])
+    values = [{"step": of["step"], **of["by_run"][run.name]} for of in steps if run.name in of["by_run"]]
+    return pd.DataFrame([{name_of_kept(key): value for key, value in row.items()} for row in values])
 
 
 def by_arm(runs: list[Run]) -> dict[str, list[Run]]:

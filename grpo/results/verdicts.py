@@ -18,9 +18,9 @@ from scipy import special, stats
 from grpo.results.evidence import Arm, NotMeasured
 from grpo.results.intervals import Scores, mean_of_pairs
 from grpo.results.pairs import Pairs, by_problems
-from grpo.results.runs import Run, final_scores, first_scores, identical
+from grpo.results.runs import Run, final_scores, first_scores, identical, read_kept
 from grpo.results.statistics import LEVEL, format_interval
-from grpo.study.claims import REWARD, AnyClaim, Beats
+from grpo.study.claims import DIFFERENCES, KEPT, OLD_TASK, AnyClaim, Beats
 
 VerdictName = Literal["holds", "does not hold", "same", "open", "not tested"]
 HOLDS: VerdictName = "holds"
@@ -103,8 +103,9 @@ def judge(claim: AnyClaim, arm: Arm, other: Arm) -> Verdict:
     pairs = pair(claim, arm, other)
     found = decide_by(claim, [pairs])
     gap = format_interval(found.interval or {})
-    if ratio := ratio_of(claim):
-        measured = f"{ratio.metric} ({ratio.at}) of {arm.name} is {gap} times that of {other.name}"
+    if by_levels := _compares_levels(claim):
+        compared = "above" if by_levels.metric == OLD_TASK else "times"
+        measured = f"{by_levels.metric} ({by_levels.at}) of {arm.name} is {gap} {compared} that of {other.name}"
     else:
         ends = [_in_words(one, _scores(claim, one), _at(claim), arm.experiment != other.experiment) for one in (arm, other)]
         measured = f"{', '.join(ends)}; difference {gap}"
@@ -124,8 +125,8 @@ def pair(claim: AnyClaim, arm: Arm, other: Arm) -> Pairs:
         raise NotMeasured(f"{arm.name} and {other.name} have identical results: {settings}")
     both = [*zip(arm.runs, other.runs, strict=False)]
     seeds, not_asked = [run.seed for run, _ in both], np.empty((len(both), 0))
-    if ratio := ratio_of(claim):
-        return Pairs(arm.name, other.name, seeds, _log_ratios(ratio, both), not_asked)
+    if by_levels := _compares_levels(claim):
+        return Pairs(arm.name, other.name, seeds, _differences_of_levels(by_levels, both), not_asked)
     at, moved = _at(claim), not_asked
     if at != "start":
         whole = [run for run in (*arm.runs, *other.runs) if run.metrics["diverged_step"] is None]  # the others were stopped
@@ -166,7 +167,12 @@ def decide_by(claim: AnyClaim, studies: Sequence[Pairs]) -> Verdict:
 
 def ratio_of(claim: AnyClaim) -> Beats | None:
     """The claim if it is about the ratio of two arms' levels of a metric, else None: it is about a difference of rewards."""
-    return claim if isinstance(claim, Beats) and claim.metric != REWARD else None
+    return claim if isinstance(claim, Beats) and claim.metric not in DIFFERENCES else None
+
+
+def _compares_levels(claim: AnyClaim) -> Beats | None:
+    """The claim if it is about levels of a metric (:func:`level`), else None: it is about the rewards of problems."""
+    return claim if ratio_of(claim) or (isinstance(claim, Beats) and claim.metric == OLD_TASK) else None  # type: ignore[return-value]
 
 
 def _at(claim: AnyClaim) -> str:
@@ -190,18 +196,18 @@ def _evaluated(run: Run, place: int) -> Scores:
     return rewards
 
 
-def _log_ratios(claim: Beats, both: Sequence[tuple[Run, Run]]) -> Scores:
-    """Logarithm of the ratio of a metric's levels, over the steps that both runs of a seed have taken, (runs, 1)."""
+def _differences_of_levels(claim: Beats, both: Sequence[tuple[Run, Run]]) -> Scores:
+    """Differences of a metric's levels, or logarithms of their ratios, over the steps that both runs took, (runs, 1)."""
     levels = []
     for runs in both:
         last = min(float(run.history["step"].max()) for run in runs)
         levels.append([level(run, claim.metric, claim.at, last) for run in runs])
     if len(levels) < 2:
         raise NotMeasured("one seed does not show the spread between runs: this kind of claim needs two or more")
-    logs = np.log(np.maximum(levels, SMALLEST))
-    if not np.isfinite(logs).all():
+    values = np.array(levels) if claim.metric in DIFFERENCES else np.log(np.maximum(levels, SMALLEST))
+    if not np.isfinite(values).all():
         raise NotMeasured("the metric is not finite in a run")
-    found: Scores = logs[:, :1] - logs[:, 1:]
+    found: Scores = values[:, :1] - values[:, 1:]
     return found
 
 
@@ -211,7 +217,8 @@ def _log_ratios(claim: Beats, both: Sequence[tuple[Run, Run]]) -> Scores:
 def level(run: Run, metric: str, at: str, last: float = math.inf) -> float:
     """The median of a metric over a part of a run's training steps, or of its evaluations for a validation metric.
 
-    A step has the mean over its optimizer updates, infinite if one of them is not finite.
+    A step has the mean over its optimizer updates, infinite if one of them is not finite. A metric of kept checkpoints
+    (``KEPT``) has the level of the last one, whatever ``last`` is.
 
     Args:
         at: ``start`` (the first sixteenth), ``late`` (the last quarter), ``end`` (the last sixteenth) or ``throughout``, each
@@ -221,7 +228,9 @@ def level(run: Run, metric: str, at: str, last: float = math.inf) -> float:
     Raises:
         NotMeasured: the run does not have the metric, or fewer than two values of it.
     """
-    table = next((table for table in (run.history, run.validation) if metric in table), None)
+    if metric in KEPT:
+        last = math.inf
+    table = next((table for table in (run.history, run.validation, read_kept(run)) if metric in table), None)
     if table is None:
         raise NotMeasured(f"the runs have no {metric}")
     table = table[table["step"] <= last]

@@ -15,6 +15,10 @@ from grpo.study.methods import Section, require_known
 from grpo.study.settings import Experiment, setting_of
 
 REWARD = "answer_reward"
+OLD_TASK = "val/old_task_reward"
+DIFFERENCES = (REWARD, OLD_TASK)  # a claim about another metric is about a ratio
+# Metrics that the `kl` stage measures of a run's kept checkpoints.
+KEPT = (OLD_TASK, "kl/per_token", "kl/forward_per_token", "kl/per_sequence", "kl/forward_per_sequence")
 PLACES = ("leader", "first", "last")  # stand for an experiment's arms: the highest one, the first and the last in params.yaml
 
 
@@ -60,8 +64,8 @@ class Beats(Claim):
     ARMS = ("arm", "beats")
     arm: str
     beats: str
-    metric: str = REWARD  # or a metric of each training step, such as token_entropy
-    by: NonNegativeFloat  # a difference of answer rewards; for other metrics the ratio of their levels
+    metric: str = REWARD  # or a metric of each training step, such as token_entropy; or one of KEPT
+    by: NonNegativeFloat  # a difference of rewards; for other metrics the ratio of their levels
     # Of rewards: before training, at the end, or at the last step although the arms still climb (which compares speeds).
     at: Literal["start", "end", "last_step", "throughout", "late", "peak"] = "end"
 
@@ -70,14 +74,17 @@ class Beats(Claim):
             raise UserError(f"at: {self.at} is for metrics of training steps; of {REWARD} choose start, end or last_step")
         if self.metric != REWARD and self.at == "last_step":
             raise UserError(f"at: last_step is for {REWARD}; of {self.metric} choose start, throughout, late, end or peak")
-        if self.metric != REWARD and self.by < 1:
+        if self.metric in KEPT and self.at != "end":
+            raise UserError(f"at: {self.metric} is measured of few checkpoints: leave `at` out, and the last one counts")
+        if self.metric not in DIFFERENCES and self.by < 1:
             raise UserError(f"by: for {self.metric} a ratio of 1 or more, not {self.by:g}")
 
     def in_words(self) -> str:
         if self.metric == REWARD:
             place = {"start": "starts", "end": "ends", "last_step": "is at the last step"}[self.at]
             return f"{self.arm} {place} above {self.beats} by at least {self.by:g}"
-        return f"{self.metric} of {self.arm} is at least {self.by:g} times that of {self.beats} ({self.at})"
+        more = f"{self.by:g} above" if self.metric == OLD_TASK else f"{self.by:g} times"
+        return f"{self.metric} of {self.arm} is at least {more} that of {self.beats} ({self.at})"
 
 
 class NotBelow(Claim):

@@ -194,10 +194,14 @@ class Study(Section):
 
     @property
     def kl_in(self) -> list[str]:
-        """The experiments in which a GRPO run keeps checkpoints on its way (``keep_steps``)."""
-        grpo = [name for name in self.active_experiments if self.experiments[name].method == "grpo"]
-        kept = self.grpo.keep_steps
-        return [name for name in grpo if any(arm.get("keep_steps", kept) for arm in self.experiments[name].arms.values())]
+        """The experiments in which a run keeps checkpoints on its way (``keep_steps``): a GRPO run, or with an old task any."""
+        found = []
+        for name in self.active_experiments:
+            entry = self.experiments[name]
+            kept = self.defaults(entry.method).keep_steps
+            if entry.method == "grpo" or self.evaluation.old_task:
+                found += [name] * any(arm.get("keep_steps", kept) for arm in entry.arms.values())
+        return found
 
     @property
     def pass_at_k_in(self) -> list[str]:
@@ -249,6 +253,8 @@ class Study(Section):
             formats.add(self.sft_datasets[name].prompt)
         if name == MAIN:
             formats |= {*self.evaluation.zero_shot_prompts, *self.evaluation.best_of_n.prompts}
+        if (old := self.evaluation.old_task) and old.task == name:
+            formats.add(old.prompt)
         return sorted(formats)
 
     def for_task(self, name: str) -> Study:
@@ -333,6 +339,9 @@ class Study(Section):
                 self._check_formats(f"sft_datasets.{name}.asked_in", name, [settings.asked_in])
         self._check_formats("evaluation.zero_shot_prompts", MAIN, self.evaluation.zero_shot_prompts)
         self._check_formats("evaluation.best_of_n.prompts", MAIN, self.evaluation.best_of_n.prompts)
+        if old := self.evaluation.old_task:
+            require_known("evaluation.old_task.task", "no task", old.task, self.tasks)
+            self._check_formats("evaluation.old_task.prompt", old.task, [old.prompt])
 
     def _check_formats(self, where: str, task: str, formats: list[str]) -> None:
         for name in formats:

@@ -181,6 +181,13 @@ class BestOfN(Section):
 Score = Literal["answer_reward", "reward"]
 
 
+class OldTask(Section):
+    """A task that the starting model knows and that runs do not train on. The ``kl`` stage shows what they forget of it."""
+
+    task: str  # entry of `tasks`
+    prompt: str
+
+
 class Evaluation(Section):
     """Validation during a run and zero-shot evaluation; the sampling settings are those of the handout."""
 
@@ -192,6 +199,7 @@ class Evaluation(Section):
     zero_shot_problems: PositiveInt
     zero_shot_prompts: list[str] = Field(min_length=1)
     best_of_n: BestOfN
+    old_task: Annotated[OldTask | None, OMIT] = None  # kept checkpoints of all methods are evaluated on it too
     temperature: NonNegativeFloat = 1.0  # 0: greedy
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     max_tokens: PositiveInt = 1024

@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from grpo.commands import stages
 from grpo.commands import verify as verifying
 from grpo.commands.recompute import Difference, rows_of_file
 from grpo.commands.verify import differences, noise
+from grpo.common.files import write_json
 from grpo.reporting.curves import CURVES, REACH
 from grpo.results.outcomes_file import scores_of
 from grpo.study import paths
@@ -28,7 +30,16 @@ RATES = {"1e-4": {"learning_rate": 1e-4}, "3e-4": {"learning_rate": 3e-4}, "1e-3
 CLAIMS = [
     Beats(experiment=SWEEP, arm="3e-4", beats="1e-4", by=0.05),
     Beats(experiment=SWEEP, arm="last", beats="first", metric="token_entropy", at="late", by=1.5),
+    Beats(experiment=SWEEP, arm="3e-4", beats="1e-4", metric="val/old_task_reward", by=0.05),
+    Beats(experiment=SWEEP, arm="3e-4", beats="1e-4", metric="kl/forward_per_token", by=1.25),
 ]
+
+
+def kept(arm: str, seeds: list[int], chance: np.random.Generator) -> list[dict[str, Any]]:
+    """What the stage `kl` says of an arm's kept checkpoints, as far as claims use it."""
+    runs = [f"{SWEEP}/{arm}/{seed}" for seed in seeds]
+    metrics = ("old_task_reward", "forward_per_token")
+    return [{"step": step, "by_run": {run: {of: chance.random() for of in metrics} for run in runs}} for step in (0, 8, 16)]
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +56,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, mini_study: Study) -> tuple[P
                 stopped = 16 if (arm, seed) == ("1e-3", 2) else None
                 entropy = chance.random(16) + float(arm) * 1000
                 store(run(arm, rewards, seed, values=RATES[arm], steps=16, token_entropy=entropy, diverged=stopped))
+        write_json(paths.KL_REPORTS / f"{SWEEP}.json", {"arms": {arm: kept(arm, study.seeds, chance) for arm in RATES}})
         patch.setattr(stages, "load_study", lambda: study)
         stages.report()
         shutil.rmtree(paths.BASELINE)  # made-up rows that do not give the made-up accuracy

@@ -100,6 +100,26 @@ def test_it_is_measured_again_with_the_same_result(study: Study) -> None:
     assert found["other"][-1]["per_token"] == found[ARM][-1]["per_token"]  # of the run that it was taken over from
 
 
+def test_checkpoints_also_answer_the_old_task_and_the_rest_stays_as_it_is(study: Study) -> None:
+    """The old task's answers are numbers of the questions, so the first checkpoint, which is the start, has its reward."""
+    short = {"problems": 8, "max_tokens": 12, "old_task": {"task": "keyword", "prompt": "keyword"}}
+    (paths.CHECKPOINTS / NAME / "other/3").mkdir(parents=True)
+    (paths.CHECKPOINTS / NAME / "other/4").mkdir()
+    without = measure_kl(changed(study, evaluation=short | {"old_task": None}), NAME)["arms"][ARM]
+    write_records(paths.validation("keyword"), [Problem(f"k/{i}", word, word) for i, word in enumerate("aeioustnrlbc")])
+    found = measure_kl(changed(study, evaluation=short), NAME)["arms"][ARM]
+    rewards = [step.pop("old_task_reward") for step in found]
+    by_run = [[of.pop("old_task_reward") for of in step["by_run"].values()] for step in found]
+    assert found == without
+    records = [json.loads(line) for line in (paths.KL / f"{NAME}.jsonl").read_text().splitlines()]
+    old = [record for record in records if record["problem"].startswith("k/")]
+    assert len(old) == 8 * len(SEEDS) * 3 and {*old[0]} == {"run", "step", "problem", "old_task_reward"}
+    for place, step in enumerate((0, 2, 10)):
+        of_step = [record["old_task_reward"] for record in old if record["step"] == step]
+        assert rewards[place]["value"] == pytest.approx(np.mean(of_step)) == pytest.approx(np.mean(by_run[place]))
+    assert rewards[0] == rewards[1]
+
+
 def test_a_missing_run_and_one_without_checkpoints_are_told(study: Study) -> None:
     with pytest.raises(UserError, match=r"other/3: no such folder. Run `dvc repro train@"):
         measure_kl(study, NAME)

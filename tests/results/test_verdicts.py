@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ import report_parts
 from pydantic import TypeAdapter
 from scipy import stats
 
+from grpo.common.errors import UserError
+from grpo.common.files import write_json
 from grpo.results.evidence import Evidence, NotMeasured
 from grpo.results.runs import Run
 from grpo.results.verdicts import (
@@ -27,6 +30,7 @@ from grpo.results.verdicts import (
     level,
     smallest_seen,
 )
+from grpo.study import paths
 from grpo.study.claims import AnyClaim
 
 PROBLEMS, STEPS = 200, 64
@@ -57,6 +61,34 @@ def verdict(arms: Sequence[list[Run]], **claim: Any) -> Verdict:
         claim = {"by": 0.05} | claim
     parsed: AnyClaim = TypeAdapter(AnyClaim).validate_python({"experiment": "made_up"} | claim)
     return judge(parsed, *(evidence.arm(name) for _, name in parsed.arms()))
+
+
+def test_kept_checkpoints_are_compared_by_the_last_one(workdir: Path) -> None:
+    """Rewards of the old task by their difference, KL by its ratio; the runs of the arms took different numbers of steps."""
+    arms = [ending("keeps", 0.8, 0.7, steps=8), ending("forgets", 0.8, 0.7, steps=STEPS)]
+    kept = {"keeps": (0.9, 0.8), "forgets": (0.5, 0.45)}
+    steps = {
+        arm: [{"step": 0, "by_run": {}}]
+        + [
+            {"step": step, "by_run": {f"made_up/{arm}/{seed}": {"old_task_reward": end * share, "forward_per_token": 1 / end}}}
+            for seed, end in enumerate(ends)
+            for step, share in ((4, 0.1), (40, 1.0))
+        ]
+        for arm, ends in kept.items()
+    }
+    write_json(paths.KL_REPORTS / "made_up.json", {"arms": steps})
+    found = verdict(arms, arm="keeps", beats="forgets", metric="val/old_task_reward")
+    half = stats.t.ppf(0.975, 1) * 0.025  # of the differences 0.4 and 0.35
+    assert found.quantity == "difference" and found.interval == pytest.approx(
+        {"value": 0.375, "low": 0.375 - half, "high": 0.375 + half}
+    )
+    found = verdict(arms, arm="forgets", beats="keeps", metric="kl/forward_per_token", by=1.25)
+    assert found.quantity == "ratio" and found.interval is not None
+    assert found.interval["value"] == pytest.approx(math.sqrt(0.9 / 0.5 * 0.8 / 0.45))
+    with pytest.raises(UserError, match="leave `at` out"):
+        verdict(arms, arm="forgets", beats="keeps", metric="kl/forward_per_token", by=1.25, at="late")
+    with pytest.raises(NotMeasured, match="no kl/per_token"):
+        verdict(arms, arm="forgets", beats="keeps", metric="kl/per_token", by=1.25)
 
 
 # ---------------------------------------------------------------------------------------------------------- decisions

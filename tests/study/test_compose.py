@@ -343,6 +343,23 @@ def test_a_copy_of_params_yaml_is_a_study(project: Path) -> None:
     assert study.active_experiments == [name for name in EXPERIMENTS if name != "grpo_kl_divergence"] and study.kl_in == []
 
 
+def test_the_old_task_stays_and_its_checkpoints_are_those_of_all_methods(project: Path) -> None:
+    """Where all experiments on it are left out; without an old task only GRPO runs are measured."""
+    chosen = "experiments: {only: [sft_experiment, grpo_kl_divergence], grpo_kl_divergence: {builds_on: null}}"
+    text, old = f"extends: smoke\ndescription: D.\n{chosen}\n", "evaluation: {old_task: {task: keyword, prompt: keyword}}\n"
+    without = load_study(write("studies/without.yaml", text))
+    assert "keyword" not in without.tasks and without.kl_in == ["grpo_kl_divergence"]
+    study = load_study(write("studies/with.yaml", text + old))
+    assert "keyword" in study.tasks and study.kl_in == ["sft_experiment", "grpo_kl_divergence"]
+    assert study.prompt_formats("keyword") == ["keyword"]
+    for right, wrong, message in (
+        ("task: k", "task: x", "no task 'xeyword'"),
+        ("prompt: k", "prompt: x", "no format 'xeyword'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            load_study(write("studies/wrong.yaml", text + old.replace(right, wrong)))
+
+
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_each_study_is_written_as_it_is_composed(path: Path, tmp_path: Path) -> None:
     """Through text and back, with arms in their order; the text names its study and the files that it is composed of."""
@@ -395,7 +412,8 @@ def test_a_study_of_a_paper_is_used_by_its_name(path: Path, project: Path, grpo:
     """It has at most 60 lines, its own heading, and claims written before its runs."""
     text = path.read_text()
     write(f"studies/literature/{path.name}", text)
-    shutil.copy(ROOT / "studies/right_or_wrong.py", "studies/literature")  # a copied study takes its module along
+    for module in ("right_or_wrong", "sums_and_sentences"):  # a copied study takes its module along
+        shutil.copy(ROOT / f"studies/{module}.py", "studies/literature")
     assert len(text.splitlines()) <= 60 and "arXiv" in text and "were written before any run" in text and "\nheading: " in text
     assert grpo("study", "use", f"literature/{path.stem}")[0] == 0
     values = parse_yaml(Path("params.yaml"))

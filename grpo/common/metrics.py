@@ -62,6 +62,8 @@ METRICS = (
     Metric("kl/per_token_low_variance", "KL per token, low-variance estimate", "nats"),
     Metric("kl/per_sequence", "KL per response, sampled estimate", "nats"),
     Metric("kl/per_sequence_low_variance", "KL per response, low-variance estimate", "nats"),
+    Metric("kl/forward_per_token", "forward KL per token", "nats"),
+    Metric("kl/forward_per_sequence", "forward KL per response", "nats"),
     Metric("kl_loss", "KL to the starting policy in the loss", "nats"),
     Metric("lag_mean", "measured lag, mean over tokens", "versions"),
     Metric("lag_min", "measured lag, smallest", "versions"),

@@ -152,8 +152,8 @@ def read_kept(run: Run) -> pd.DataFrame:
     if not (path := paths.KL_REPORTS / f"{run.experiment}.json").exists():
         return pd.DataFrame()
     steps = read_json(path, f"kl@{run.experiment}", keys=("arms",))["arms"].get(run.arm, [])
-    values = [{"step": of["step"], **of["by_run"][run.name]} for of in steps if run.name in of["by_run"]]
-    return pd.DataFrame([{name_of_kept(key): value for key, value in row.items()} for row in values])
+    of_run = [(of["step"], of["by_run"][run.name]) for of in steps if run.name in of["by_run"]]
+    return pd.DataFrame([{"step": step} | {name_of_kept(key): value for key, value in of.items()} for step, of in of_run])
 
 
 def by_arm(runs: list[Run]) -> dict[str, list[Run]]:

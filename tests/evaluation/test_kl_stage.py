@@ -20,7 +20,7 @@ from grpo.evaluation.kl import kept_checkpoints, measure_kl, summary
 from grpo.models.checkpoint import load_model, save_checkpoint
 from grpo.study import paths
 from grpo.study.schema import Study
-from grpo.study.settings import LocalModel
+from grpo.study.settings import LocalModel, OldTask
 from grpo.tasks.formats import QUESTION_ONLY
 
 NAME, ARM, SEEDS = "grpo_learning_rate", "kept", [3, 4]
@@ -102,7 +102,7 @@ def test_it_is_measured_again_with_the_same_result(study: Study) -> None:
 
 def test_checkpoints_also_answer_the_old_task_and_the_rest_stays_as_it_is(study: Study) -> None:
     """The old task's answers are numbers of the questions, so the first checkpoint, which is the start, has its reward."""
-    short = {"problems": 8, "max_tokens": 12, "old_task": {"task": "keyword", "prompt": "keyword"}}
+    short = {"problems": 8, "max_tokens": 12, "old_task": OldTask(task="keyword", prompt="keyword")}
     (paths.CHECKPOINTS / NAME / "other/3").mkdir(parents=True)
     (paths.CHECKPOINTS / NAME / "other/4").mkdir()
     without = measure_kl(changed(study, evaluation=short | {"old_task": None}), NAME)["arms"][ARM]

@@ -211,6 +211,10 @@ def test_studies_of_papers_run_in_copies_and_once(
         "model": "pretrained in this study",
         "claims": [claim, claim | {"own": False, "statement": "Of another"}],
         "pass_at_k": {"e/a": {"base_ahead_from": 8}},
+        "experiments": {
+            name: {"kl": kl}
+            for name, kl in (("e", kept((0, 0.6), (0.1, 0.4), (0.4, 0.2))), ("f", kept((0, 0.6), (0.2, 0.3))), ("g", None))
+        },
     }
     files = dict.fromkeys(("index.html", "writeup.md", "outcomes.csv", "results.csv"), "") | {
         "record.json": json.dumps(found),
@@ -238,12 +242,19 @@ def test_studies_of_papers_run_in_copies_and_once(
     assert "| It is so | 40 \\| 20 (Someone 2025) | difference 0.200 (0.100 to 0.300) | holds |" in page
     assert "Base models: 2, pretrained in this study: 2 layers of width 32; 2 runs of 42 seconds in all" in page
     assert "e/a from k = 8" in page
+    assert "the means of 3 kept checkpoints the rank correlation of forward KL and old-task reward is -1.00" in page
     assert literature.main() == 0 and log.read_text().split() == ["done", "fails", "fails"], "what is finished stays"
     assert "The paper fails" in Path("reports/literature/README.md").read_text()
     edit("description: D.", "description: D.\nseeds: [5]", Path("studies/literature/done.yaml"))
     assert literature.main() == 0 and log.read_text().split()[3:] == ["done"], "its settings changed"
     assert "seeds: [5]" in Path("reports/literature/done/params.yaml").read_text()
     assert paths.PARAMS.read_text() == before and Path("reports/old").exists(), "the active study stays as it is"
+
+
+def kept(*steps: tuple[float, float]) -> dict[str, Any]:
+    """What a record says of an arm's start and kept checkpoints, by forward KL and reward on the old task."""
+    values = [{"forward_per_token": {"value": kl}, "old_task_reward": {"value": reward}} for kl, reward in steps]
+    return {"a": [{"step": 8 * place, **of} for place, of in enumerate(values)]}
 
 
 def test_the_committed_page_of_papers_follows_from_its_records(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import report_parts
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from scipy import stats
 
-from grpo.common.errors import UserError
 from grpo.common.files import write_json
 from grpo.results.evidence import Evidence, NotMeasured
 from grpo.results.runs import Run
@@ -85,7 +84,7 @@ def test_kept_checkpoints_are_compared_by_the_last_one(workdir: Path) -> None:
     found = verdict(arms, arm="forgets", beats="keeps", metric="kl/forward_per_token", by=1.25)
     assert found.quantity == "ratio" and found.interval is not None
     assert found.interval["value"] == pytest.approx(math.sqrt(0.9 / 0.5 * 0.8 / 0.45))
-    with pytest.raises(UserError, match="leave `at` out"):
+    with pytest.raises(ValidationError, match="leave `at` out"):
         verdict(arms, arm="forgets", beats="keeps", metric="kl/forward_per_token", by=1.25, at="late")
     with pytest.raises(NotMeasured, match="no kl/per_token"):
         verdict(arms, arm="forgets", beats="keeps", metric="kl/per_token", by=1.25)

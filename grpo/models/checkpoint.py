@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
-from collections.abc import Iterable, Iterator
-from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from grpo.common.errors import UserError, is_out_of_memory, reason
 from grpo.common.files import parse_json, read_bytes
@@ -99,25 +95,6 @@ def compile_layers(model: Any) -> None:
         raise UserError("params.yaml: learner.compile: this model keeps its layers in another way than most. Set it to false.")
     for layer in layers:
         layer.compile(dynamic=True)
-
-
-def named_as_saved(model: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Yield a model's weights under the names and in the shapes of its checkpoint, which ``save_pretrained`` writes.
-
-    transformers computes some models with other weights than their checkpoints hold: it stacks the matrices of all experts.
-    Those of one layer are taken apart at a time.
-
-    Args:
-        model: one whose names are not a checkpoint's, or anything else, whose weights are yielded as they are.
-        weights: all of its ``state_dict``, in that order.
-    """
-    if isinstance(model, TransformerLM) or not isinstance(model, nn.Module):
-        yield from weights
-        return
-    from transformers.core_model_loading import revert_weight_conversion
-
-    for _, of_layer in groupby(weights, lambda named: re.match(r".*?\.\d+\.|", named[0]).group()):  # type: ignore[union-attr]
-        yield from revert_weight_conversion(model, dict(of_layer)).items()
 
 
 def save_checkpoint(folder: Path, model: Any, tokenizer: Tokenizer) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -89,6 +89,19 @@ TO_LOWER = {  # remedy by phase; in "waiting" the learner of an asynchronous run
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception means that memory ran out, on the CPU or a GPU."""
     return isinstance(error, MemoryError) or bool(_OUT_OF_MEMORY.search(text_of(error)))
+
+
+@contextmanager
+def library_errors(message: Callable[[str], str]) -> Iterator[None]:
+    """Turn any error of a library into a UserError with this message of its reason; pass on exhausted memory."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise UserError(message(reason(error))) from error
 
 
 def explain_out_of_memory(error: BaseException) -> str | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from zipfile import ZipFile
 
-from grpo.common.errors import UserError, is_out_of_memory, reason
+from grpo.common.errors import UserError, library_errors
 from grpo.common.files import write_json
 from grpo.common.imports import named_file
 from grpo.study import paths
@@ -98,13 +98,7 @@ def _read_gguf(file: Path, where: str, target: Path) -> Path:
         raise UserError(f"params.yaml: {where}.gguf_file: {file} does not exist. Correct the name.")
     from grpo.models.hugging_face import convert_gguf
 
-    try:
+    remedy = "it is damaged, or its architecture is not known there. Use another file, or a model in safetensors."
+    with library_errors(lambda why: f"params.yaml: {where}: {file.name} cannot be read by transformers ({why}): {remedy}"):
         convert_gguf(file, target)
-    except Exception as error:  # as for damaged checkpoints, of any kind
-        if is_out_of_memory(error):
-            raise
-        raise UserError(
-            f"params.yaml: {where}: {file.name} cannot be read by transformers ({reason(error)}): it is damaged, "
-            "or its architecture is not known there. Use another file, or a model in safetensors."
-        ) from error
     return target

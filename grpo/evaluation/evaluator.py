@@ -43,7 +43,7 @@ class CheckpointEvaluator:
         require_checkpoint(checkpoint)
         start_threads(study.threads)
         study = study.for_task(task)
-        self.study, self.checkpoint, self.task_name, self.task = study, checkpoint, task, study.task(task)
+        self.study, self.task_name, self.task = study, task, study.task(task)
         self.limit = limit
         self.tokenizer = load_tokenizer(checkpoint)
         engine = study.engine

@@ -156,8 +156,9 @@ def _arrow_rows(table: Any) -> Places:
 
     for place, field in enumerate(table.schema):
         if field.type in (pyarrow.float16(), pyarrow.float32()):
-            shortest = table.column(place).cast(pyarrow.string()).cast(pyarrow.float64())
-            table = table.set_column(place, field.name, shortest)
+            short = field.type.to_pandas_dtype()
+            values = [None if value is None else float(str(short(value))) for value in table.column(place).to_pylist()]
+            table = table.set_column(place, field.name, pyarrow.array(values, pyarrow.float64()))
     return ((f" row {number}", values) for number, values in enumerate(table.to_pylist(), start=1))
 
 

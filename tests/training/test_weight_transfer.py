@@ -98,7 +98,7 @@ def test_devices_say_how_many_gpus_are_needed_and_how_weights_go(
     monkeypatch.setattr(start, "start_actors", lambda *given, transport: nullcontext(calls.append((given[-2:], transport))))
     on = changed(mini_study, engine={"name": "vllm", "device": engine}, learner={"device": learner})
     run: Any = SimpleNamespace(model=Path())
-    with pytest.raises(TypeError), start.start_asynchronous(on, run, setup_of(CONFIG), False):
+    with pytest.raises(TypeError), start.start_asynchronous(on, run, setup_of(CONFIG)):
         pass  # there are no actors to work with
     ((resources, found),) = calls
     assert tuple(each["num_gpus"] for each in resources) == gpus and found == transport

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,11 @@ from grpo.training.step import RunSetup, Updates, sample, score, train_on
 WRITING = "writing"  # Ray concurrency group of the learner, with a thread of its own
 
 
+@dataclass(eq=False)
 class Weights:
     """A policy's weights, in the place of a model where an engine needs no more (vLLM)."""
 
-    def __init__(self) -> None:
-        self._state: dict[str, torch.Tensor] = {}
+    _state: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         self._state = state

@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 from grpo.commands.init import init
 from grpo.commands.stages import STAGES, report
 from grpo.commands.study import study_app
-from grpo.common.errors import RESUME_ME, ToBeResumed, UserError, explain_out_of_memory, no_exit, reason
+from grpo.common.errors import RESUME_ME, ToBeResumed, UserError, explain_out_of_memory, own_errors, reason
 from grpo.common.process import fix_cpu_kernels, share_cpu_fairly
 from grpo.common.safe_text import hide_secrets, on_terminal
 from grpo.study import paths
@@ -55,7 +55,7 @@ def _print(text: str | None, **_: object) -> None:
 class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run a command; its own way to end is typer.Exit, so SystemExit comes from the study's code."""
-        with no_exit("the study's own code"), unchanged_inputs():
+        with own_errors("the study's own code", only_exits=True), unchanged_inputs():
             return super().invoke(ctx)
 
 

@@ -5,7 +5,6 @@ What a study runs is elsewhere, and most of these only call it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo.common.files import write_json, write_text
+from grpo.common.files import write_json, write_jsonl
 from grpo.evaluation.evaluate import category, count_categories
 from grpo.evaluation.evaluate import log_generations as log_generations
 from grpo.learner.advantages import normalize_within_groups, reward_statistics
@@ -258,6 +257,6 @@ def evaluate_vllm(
     metrics: dict[str, Any] = {key: sum(score[key] for score in scores) / len(scores) for key in (scores or [{}])[0]}
     if {"format_reward", "answer_reward"} <= metrics.keys():
         metrics["categories"] = count_categories([category(score) for score in scores])
-    write_text(output_path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+    write_jsonl(output_path, records)
     write_json(output_path.with_name(f"{output_path.stem}_metrics.json"), metrics)
     return records

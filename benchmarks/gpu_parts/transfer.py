@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import statistics
 import tempfile
@@ -16,6 +15,7 @@ from unittest.mock import patch
 
 import torch
 
+from benchmarks.gpu_parts.checksums import are_equal, checksums_of_policy, checksums_of_vllm
 from benchmarks.gpu_parts.sampling import make_tokenizer
 from benchmarks.gpu_parts.tools import ROOT, WARM_UP, Row, Rows, Setting, Skipped, make_model, require, seconds_of
 
@@ -50,7 +50,6 @@ def updates(setting: Setting, folder: Path, size: int, transport: str | None, gp
     import ray
 
     from grpo.rollout.engine import SamplingParams
-    from grpo.rollout.vllm_weights import checksums_of_policy, checksums_of_vllm
     from grpo.study.methods import GrpoConfig
     from grpo.training.asynchronous.start import start_actors
     from grpo.training.step import RunSetup
@@ -80,9 +79,7 @@ def updates(setting: Setting, folder: Path, size: int, transport: str | None, gp
     ray.shutdown()
     seconds = statistics.median(loading[WARM_UP:]) - statistics.median(sampling[WARM_UP:])
     return {
-        "equal": all(
-            math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-9) for n in theirs for a, b in zip(theirs[n], ours[n], strict=True)
-        ),
+        "equal": are_equal(theirs, ours),
         "seconds": seconds,
         "gb_per_s": size / 1e9 / seconds,
         "seconds_copy": statistics.median(copying[WARM_UP:]),

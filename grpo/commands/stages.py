@@ -141,9 +141,6 @@ def train(
     experiment: Experiment,
     arms: Annotated[list[str], typer.Argument(metavar="ARM", help="Arms of the experiment, such as 3e-4.")],
     seed: Annotated[str, typer.Option(help="One of `seeds:` in params.yaml, or all, in turn.")] = ALL_SEEDS,
-    check_weights: Annotated[
-        bool, typer.Option("--check-weights", help="vLLM only: stop if engine and policy hold different weights.")
-    ] = False,
 ) -> None:
     """Train arms of an experiment, one run per arm and seed."""
     study = load_study()
@@ -158,7 +155,7 @@ def train(
 
     require_recorded_inputs(study, experiment)
     for run in runs:
-        train_run(study.for_task(run.task), run, check_weights)
+        train_run(study.for_task(run.task), run)
     require_recorded_inputs(study, experiment)
     if seed == ALL_SEEDS:
         for part in [experiment] if study.experiments[experiment].one_stage else [f"{experiment}/{arm}" for arm in arms]:

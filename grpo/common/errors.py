@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,34 +39,23 @@ class AlreadyReported(SystemExit):
 
 
 @contextmanager
-def no_exit(what: str) -> Iterator[None]:
-    """Turn an exit in the study's own code into a UserError: a run would end without a result, and often with exit code 0.
+def own_errors(what: str, only_exits: bool = False) -> Iterator[None]:
+    """Turn exceptions of the study's own code into a UserError that names file and line. Usable as a decorator.
 
-    ``what`` names the code, such as an import path. Usable as a decorator.
+    Passed on: exceptions of this package, and exhausted memory, which the command line explains. An exit would end a run
+    without a result, and often with exit code 0. ``what`` names the code, such as an import path. ``only_exits``: pass on all
+    exceptions but exits.
     """
     try:
         yield
-    except AlreadyReported:
+    except (UserError, ToBeResumed, AlreadyReported, KeyboardInterrupt, GeneratorExit):
         raise
     except SystemExit as error:
         ends = f"{_place(error)} ends the program (exit code {error.code})"
         raise UserError(f"{what}: {ends}. Raise an error there instead of calling exit.") from error
-
-
-@contextmanager
-def own_errors(what: str) -> Iterator[None]:
-    """Like :func:`no_exit`, and also turn other exceptions of the study's own code into a UserError that names file and line.
-
-    Passed on: exceptions of this package, and exhausted memory, which the command line explains. Usable as a decorator.
-    """
-    try:
-        with no_exit(what):
-            yield
-    except (UserError, ToBeResumed, SystemExit, KeyboardInterrupt, GeneratorExit):
-        raise
     except BaseException as error:  # also a CancelledError, or a PanicException of Rust's libraries
         ours = not isinstance(error, TypeError | SyntaxError) and not _own_frames(error)
-        if ours or is_out_of_memory(error):
+        if only_exits or ours or is_out_of_memory(error):
             raise
         at = f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else _place(error)
         raise UserError(f"{what}: {at}: {reason(error)}. Correct it there, and run the same command again.") from error
@@ -102,20 +91,32 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or bool(_OUT_OF_MEMORY.search(text_of(error)))
 
 
+@contextmanager
+def library_errors(message: Callable[[str], str]) -> Iterator[None]:
+    """Turn any error of a library into a UserError with this message of its reason; pass on exhausted memory."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise UserError(message(reason(error))) from error
+
+
 def explain_out_of_memory(error: BaseException) -> str | None:
     """Explain in which phase memory ran out and which settings to lower; None for any other error."""
-    chain, cause = [error], error.__cause__ or error.__context__
-    while cause is not None and cause not in chain:
+    chain = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) and cause not in chain:
         chain.append(cause)
-        cause = cause.__cause__ or cause.__context__
     exhausted = next(filter(is_out_of_memory, chain), None)
     if exhausted is None:
         return None
     notes = [note for link in chain for note in getattr(link, "__notes__", ()) if note.startswith(IN_PHASE)]
     phase = notes[0].removeprefix(IN_PHASE) if notes else ""
     where = f"in the {phase} phase" if phase else "outside of a run's phases"
-    remedy = TO_LOWER.get(phase, "Use a smaller model")
-    return f"out of memory {where} ({reason(exhausted)}). {remedy}, or end other programs that use the memory."
+    remedy = f"{TO_LOWER.get(phase, 'Use a smaller model')}, or end other programs that use the memory"
+    return f"out of memory {where} ({reason(exhausted)}). {remedy}."
 
 
 def from_here(path: Path) -> Path:

@@ -108,6 +108,11 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+def write_jsonl(path: Path, records: Iterable[Any]) -> None:
+    """Write one JSON value per line atomically, with all digits of floats."""
+    write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+
+
 def write_csv(path: Path, table: pd.DataFrame) -> None:
     """Write a table atomically; an apostrophe stands before a text that a spreadsheet would compute, such as ``=1+1``."""
     begins = ("=", "+", "-", "@")

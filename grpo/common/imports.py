@@ -99,14 +99,18 @@ def import_object(path: str) -> Any:
         raise UserError(f"{path}: {file} has nothing named {name!r}. Correct the name.") from None
 
 
+def require_arguments(function: Callable[..., Any], where: str, remedy: str, /, *values: Any, **named: Any) -> None:
+    """Raise UserError unless ``function`` can be called with these arguments; the message begins with ``where``."""
+    try:
+        inspect.signature(function).bind(*values, **named)
+    except TypeError as error:
+        raise UserError(f"{where}: {error}. {remedy}") from None
+
+
 def call_with(function: Callable[..., Any], arguments: Mapping[str, Any], where: str) -> Any:
     """Call ``function`` with arguments at a place in params.yaml; UserError if one is unknown, missing or of another type."""
-    signature = inspect.signature(function)
-    try:
-        signature.bind(**arguments)
-    except TypeError as error:
-        takes = ", ".join(signature.parameters) or "nothing"
-        raise UserError(f"{where}: {error}. {function.__name__} takes {takes}.") from None
+    takes = ", ".join(inspect.signature(function).parameters) or "nothing"
+    require_arguments(function, where, f"{function.__name__} takes {takes}.", **arguments)
     # A dataclass has the annotations of its fields, which may come from classes of other modules.
     annotated = function.__init__ if isinstance(function, type) and not is_dataclass(function) else function  # type: ignore[misc]
     hints = get_type_hints(annotated, include_extras=True)

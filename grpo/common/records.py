@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo.common.errors import UserError
-from grpo.common.files import read_jsonl
+from grpo.common.files import read_jsonl, write_jsonl
 
 if TYPE_CHECKING:  # torch is not needed to read problems
     from torch import Tensor
@@ -170,11 +169,8 @@ def _check_types(record: Problem | Example) -> None:
 
 def write_records(path: Path, records: Iterable[Problem | Example]) -> None:
     """Write one JSON object per line; a problem without ``columns`` has no such key."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as file:
-        for record in records:
-            values = {name: value for name, value in asdict(record).items() if name != "columns" or value}
-            file.write(json.dumps(values, ensure_ascii=False) + "\n")
+    all_values = map(asdict, records)
+    write_jsonl(path, ({k: value for k, value in values.items() if k != "columns" or value} for values in all_values))
 
 
 def read_problems(path: Path) -> list[Problem]:

@@ -46,9 +46,9 @@ def _nodes(value: Any, depth: int, known: dict[int, int]) -> int:
     return known[id(value)]
 
 
-def read_mapping(path: Path, kind: str = "safe") -> dict[str, Any]:
+def read_mapping(path: Path) -> dict[str, Any]:
     """Read a study's YAML file by :func:`parse_yaml`; UserError also unless it holds a mapping."""
-    values = parse_yaml(path, kind)
+    values = parse_yaml(path)
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected a mapping of sections at the top. Compare with studies/base.yaml.")
     return values
@@ -64,16 +64,10 @@ def dumped(document: Mapping[str, Any]) -> str:
     """Write a mapping, or a document that was read for a round trip, in its own layout."""
     from ruamel.yaml import YAML
     from ruamel.yaml.representer import RoundTripRepresenter
-    from ruamel.yaml.scalarfloat import ScalarFloat
 
     class Representer(RoundTripRepresenter):  # type: ignore[misc]
-        """Writes null as a word, and numbers as they were written unless this would change their value."""
+        """Writes null as a word."""
 
-        def as_written(self, number: ScalarFloat) -> Any:
-            node = self.represent_scalar_float(number)  # rounds the seventeenth digit
-            return node if float(node.value) == number else self.represent_float(float(number))
-
-    Representer.add_representer(ScalarFloat, Representer.as_written)
     Representer.add_representer(type(None), lambda self, _: self.represent_scalar("tag:yaml.org,2002:null", "null"))
     yaml, out = YAML(), io.StringIO()
     yaml.Representer, yaml.width = Representer, 1_000_000

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, StrictInt, TypeAdapter, ValidationError
 
-from grpo.common.errors import UserError, reason
+from grpo.common.errors import library_errors
 from grpo.discovery.sandbox import Limits, ProgramError, run_program
 
 DIMENSION = 11
@@ -48,10 +48,8 @@ def verify_program(program: Path, limits: Limits = Limits()) -> Verification:  #
 
     Raises UserError if the file cannot be read.
     """
-    try:
+    with library_errors(lambda why: f"{program}: cannot be read ({why}). Name a file with a Python program."):
         source = program.read_bytes()
-    except OSError as error:
-        raise UserError(f"{program}: cannot be read ({reason(error)}). Name a file with a Python program.") from error
     return verify_text(source, limits, program.name)
 
 

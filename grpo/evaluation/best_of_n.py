@@ -6,7 +6,6 @@ differ in how they choose an answer, not in the samples they see.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import combinations
 from math import comb
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.common.files import atomic_folder, note_that_off, read_jsonl, write_json, write_text
+from grpo.common.files import atomic_folder, note_that_off, read_jsonl, write_json, write_jsonl
 from grpo.common.process import start_threads
 from grpo.common.records import Problem, Rollout, read_problems
 from grpo.evaluation.evaluator import CheckpointEvaluator, stage_run
@@ -164,8 +163,7 @@ def sample_checkpoint(evaluator: CheckpointEvaluator, problems: Sequence[Problem
     """Sample the first problems in a format as often as the study says, write PROMPT.jsonl, and compute all estimates."""
     settings, format = evaluator.study.evaluation.best_of_n, find_format(evaluator.task, prompt)
     groups = evaluator.sample(problems[: settings.problems], prompt, n=settings.samples)
-    lines = [json.dumps(_record(format, group), ensure_ascii=False) for group in groups]
-    write_text(folder / f"{prompt}.jsonl", "\n".join(lines) + "\n")
+    write_jsonl(folder / f"{prompt}.jsonl", (_record(format, group) for group in groups))
     return estimates(settings, format, groups)
 
 
@@ -230,7 +228,7 @@ def measure_pass_at_k(study: Study, experiment: str) -> dict[str, Any]:
             for place, folder, step in [*(("middle", *one) for one in middle), ("end", last, end["step"])]:
                 records.append({"run": name, "place": place, "step": step, "right": right(starts[key], folder)})
         found[arm] = pass_at_k_of([record for record in records if record["run"] in names], settings.samples, settings.n)
-    write_text(paths.PASS_AT_K / f"{experiment}.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+    write_jsonl(paths.PASS_AT_K / f"{experiment}.jsonl", records)
     write_json(paths.PASS_AT_K_REPORTS / f"{experiment}.json", {"experiment": experiment, "arms": found})
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -10,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from grpo.common.files import atomic_folder, files_digest, require_writable, write_json, write_text
+from grpo.common.files import atomic_folder, files_digest, require_writable, write_json, write_jsonl, write_text
 from grpo.common.process import start_threads
 from grpo.common.records import Problem, Rollout, read_problems
 from grpo.common.safe_text import MARKDOWN
@@ -44,7 +43,7 @@ class CheckpointEvaluator:
         require_checkpoint(checkpoint)
         start_threads(study.threads)
         study = study.for_task(task)
-        self.study, self.checkpoint, self.task_name, self.task = study, checkpoint, task, study.task(task)
+        self.study, self.task_name, self.task = study, task, study.task(task)
         self.limit = limit
         self.tokenizer = load_tokenizer(checkpoint)
         engine = study.engine
@@ -82,7 +81,7 @@ def evaluate_checkpoint(
     rollouts = [rollout for (rollout,) in evaluator.sample(problems, prompt)]
     read = find_format(evaluator.task, prompt).read
     records = [_record(read(r.completion.text), r, evaluator.tokenizer) for r in rollouts]
-    write_text(folder / f"{prompt}.jsonl", "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
+    write_jsonl(folder / f"{prompt}.jsonl", records)
     write_text(folder / f"{prompt}_examples.md", examples_to_read(prompt, records))
     return {
         "problems": len(rollouts),

@@ -9,7 +9,6 @@ are biased. With ``evaluation.old_task`` each checkpoint also answers problems o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from grpo.common.errors import UserError
-from grpo.common.files import read_json, write_json, write_text
+from grpo.common.files import read_json, write_json, write_jsonl
 from grpo.common.metrics import name_of_kept
 from grpo.common.process import start_threads
 from grpo.common.records import Problem, Rollout, read_problems
@@ -76,7 +75,7 @@ def measure_kl(study: Study, experiment: str) -> dict[str, Any]:
         raise UserError(f"experiments.{experiment}: its runs keep no checkpoints to measure. Give an arm `keep_steps`.")
     sampling = {"problems": len(problems), **evaluation.model_dump(include={"temperature", "top_p", "max_tokens"})}
     found = {"experiment": experiment, **sampling, "arms": summary(records)}
-    write_text(paths.KL / f"{experiment}.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+    write_jsonl(paths.KL / f"{experiment}.jsonl", records)
     write_json(paths.KL_REPORTS / f"{experiment}.json", found)
     for name, prompt in prompts.items():
         with stage_run(study, "kl", name, {"prompt": prompt}, task) as mlflow:

@@ -1,21 +1,26 @@
 """Grading with limits: answers that need computer algebra are decided in a worker process, which they may hang, fill or crash.
 
-:mod:`grpo.grader.grader` decides an answer: in this process if no computer algebra is needed, else in a worker process
-(:mod:`grpo.grader.worker`). A worker that exceeds its limit ends and is replaced, which takes 1.5 s. The limit counts the
-worker's CPU time, so that a busy machine does not turn right answers into wrong ones; ten times the limit in wall-clock time
-ends an answer in any case. No process starts before the first answer that needs one.
+:mod:`grpo.grader.grader` decides an answer: in this process if no computer algebra is needed, else in a worker process, which
+runs ``_run_worker``. A worker that exceeds its limit ends and is replaced, which takes 1.5 s. The limit counts the worker's CPU
+time, so that a busy machine does not turn right answers into wrong ones; ten times the limit in wall-clock time ends an answer
+in any case. No process starts before the first answer that needs one.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
+import logging
 import os
+import resource
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
@@ -29,6 +34,17 @@ MEMORY_LIMIT_MB = 1024  # of address space that the worker may use beyond its in
 _WALL_FACTOR = 10
 _START_LIMIT_S = 300.0  # a cold file server may take minutes to deliver sympy
 _GRACE_S = 5.0  # the worker ends itself at its limit of wall-clock time
+_MIB = 1 << 20
+_DEFAULT_FUNCTION = "grpo.grader.grader:full_verdict"
+# First use builds the parser's tables and imports parts of sympy, which no answer's time limit should include.
+_WARM_UP = [
+    (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"),
+    (r"\sin 60^\circ+\log_2 7", r"\frac{\sqrt{3}}{2}+\log_2 7"),
+    (r"\begin{pmatrix} 1/2 \\ 3 \end{pmatrix}", r"\begin{pmatrix} 0.5 \\ 3 \end{pmatrix}"),
+    (r"x > \sqrt{3}", r"(\sqrt{3},\infty)"),
+    (r"\left\{\sqrt{8},|x|\right\}", r"\{|x|,2\sqrt{2}\}"),
+    (r"\binom{5}{2}\pi e^{x}", r"10\pi e^x"),
+]
 
 
 @dataclass(frozen=True)
@@ -50,7 +66,7 @@ class GraderProcess:
     A child made by ``os.fork`` starts a worker of its own.
     """
 
-    def __init__(self, function: str = "grpo.grader.grader:full_verdict", time_limit_s: float = TIME_LIMIT_S) -> None:
+    def __init__(self, function: str = _DEFAULT_FUNCTION, time_limit_s: float = TIME_LIMIT_S) -> None:
         """Prepare without starting a process.
 
         Args:
@@ -60,7 +76,7 @@ class GraderProcess:
         """
         wall_limit_s = _WALL_FACTOR * time_limit_s
         self._reply_limit_s = wall_limit_s + _GRACE_S
-        self._arguments = [function, str(MEMORY_LIMIT_MB), str(time_limit_s), str(wall_limit_s)]
+        self._arguments = [function, *map(str, (MEMORY_LIMIT_MB, time_limit_s, wall_limit_s))]
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
 
@@ -73,16 +89,15 @@ class GraderProcess:
         """Grade one answer, after those of other threads. Raises RuntimeError if the worker cannot start."""
         with self._lock:
             worker = self._ready_worker()
-            usable = False  # also after an interrupt: the late reply must not answer the next request
+            spent = True  # also after an interrupt: the late reply must not answer the next request
             try:
-                worker.connection.send_bytes(json.dumps([answer, truth]).encode())
+                worker.connection.send((answer, truth))
                 equal, spent = worker.receive(self._reply_limit_s)
-                usable = not spent
                 return Verdict(equal)
             except (OSError, EOFError):  # the worker died: its time was up, or it crashed
                 return Verdict(equal=False, timed_out=True)
             finally:
-                if not usable:
+                if spent:
                     worker.end()
                     self._worker = _Worker(self._arguments)  # imports while this process goes on
 
@@ -101,18 +116,17 @@ class GraderProcess:
         """The worker, started anew if it died."""
         failure = ""
         for _ in range(2):  # twice, as it may have been killed
-            self._worker = self._worker or _Worker(self._arguments)
+            worker = self._worker = self._worker or _Worker(self._arguments)
             try:
-                self._worker.wait_until_ready()
-                return self._worker
+                worker.wait_until_ready()
+                return worker
             except (OSError, EOFError) as error:
-                failure = self._worker.end() or repr(error)
-                self._worker = None
+                self._worker, failure = None, worker.end() or repr(error)
         raise RuntimeError(f"The grading process could not be started: {failure}")
 
 
 class _Worker:
-    """A process that runs :mod:`grpo.grader.worker`; its imports take about 1.5 s."""
+    """A process that runs ``_run_worker``; its imports take about 1.5 s."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self.connection: Connection[Any, Any]
@@ -120,7 +134,7 @@ class _Worker:
         self._is_ready = False
         with theirs:
             self._process: subprocess.Popen[bytes] = subprocess.Popen(
-                [sys.executable, "-m", "grpo.grader.worker", str(theirs.fileno()), *arguments],
+                [sys.executable, "-m", "grpo.grader.process", str(theirs.fileno()), *arguments],
                 env=safe_environment() | {"PYTHONHASHSEED": "0"},  # this process's module path, and equal runs
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -139,7 +153,7 @@ class _Worker:
         """Receive a message; OSError or EOFError if none comes within ``limit_s`` seconds."""
         if not self.connection.poll(limit_s):
             raise TimeoutError(f"There was no reply within {limit_s} s.")
-        return json.loads(self.connection.recv_bytes())
+        return self.connection.recv()
 
     def end(self) -> str:
         """Kill the process; return what it wrote to stderr while it started."""
@@ -167,3 +181,72 @@ def grade_batch(pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
     cheap = {pair: cheap_verdict(*pair) for pair in dict.fromkeys(pairs)}
     verdicts = {pair: default_process().verdict(*pair) if equal is None else Verdict(equal) for pair, equal in cheap.items()}
     return [verdicts[pair] for pair in pairs]
+
+
+# -------------------------------------------------------------------------------------------------- in the worker process
+
+
+def _run_worker(connection: Connection[Any, Any], function: str, memory_mb: int, limits_s: dict[int, float]) -> None:
+    """Import the grading function, limit this process, and grade what it is sent.
+
+    The process first sends None, then answers each message (answer, truth) with (equal, spent); ``spent`` says that it ends
+    after this answer, as memory ran out or is half used. An answer may hang, fill the memory or crash: the kernel ends a
+    process whose time is up. ``memory_mb``: MiB that it may use beyond its initial size. ``limits_s``: timers, which end the
+    process, and their seconds per answer.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF, signal.SIGALRM])
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    module, _, name = function.partition(":")
+    grade: Callable[[str, str], bool | float] = getattr(import_module(module), name)
+    if function == _DEFAULT_FUNCTION:
+        from grpo.grader.symbolic import symbolically_equal
+
+        for pair in _WARM_UP:  # also by the computer algebra where the grader decides without
+            grade(*pair)
+            symbolically_equal(*pair)
+    most_memory = _limit_resources(memory_mb)
+    os.dup2(os.open(os.devnull, os.O_RDWR), 2)  # before, the parent reads stderr to show it if the start fails
+    connection.send(None)
+    spent = False
+    while not spent:
+        answer, truth = connection.recv()
+        for timer, seconds in limits_s.items():
+            signal.setitimer(timer, seconds)
+        equal, spent = _grade(grade, answer, truth)
+        for timer in limits_s:
+            signal.setitimer(timer, 0)
+        spent = spent or _address_space() > most_memory
+        connection.send((equal, spent))
+
+
+def _grade(grade: Callable[[str, str], bool | float], answer: str, truth: str) -> tuple[bool | float, bool]:
+    """The verdict, and whether memory ran out; an answer that makes the grader fail is wrong."""
+    try:
+        verdict = grade(answer, truth)
+        return verdict if isinstance(verdict, float) else bool(verdict), False
+    except BaseException as error:
+        return False, isinstance(error, MemoryError)
+
+
+def _limit_resources(memory_mb: int) -> int:
+    """Limit this process's address space and core files; returns the address space (bytes) that is half of the rise."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    now, rise, (_, hard) = _address_space(), memory_mb * _MIB, resource.getrlimit(resource.RLIMIT_AS)
+    with contextlib.suppress(ValueError, OSError):  # macOS refuses
+        resource.setrlimit(resource.RLIMIT_AS, (now + rise if hard < 0 else min(now + rise, hard), hard))
+    return now + rise // 2
+
+
+def _address_space() -> int:
+    import psutil  # a bare GPU machine, which starts no worker, lacks it
+
+    return int(psutil.Process().memory_info().vms)
+
+
+if __name__ == "__main__":
+    _, descriptor, function, memory, cpu_s, wall_s = sys.argv
+    limits_s = {signal.ITIMER_PROF: float(cpu_s), signal.ITIMER_REAL: float(wall_s)}
+    with contextlib.suppress(EOFError, BrokenPipeError):  # the parent closed the connection, or died
+        _run_worker(Connection(int(descriptor)), function, int(memory), limits_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from grpo.common.errors import UserError, own_errors
-from grpo.common.imports import import_object
+from grpo.common.imports import import_object, require_arguments
 
 SAME = 1e-9  # rewards that differ by at most this are equal, as .1 + .2 and .3
 ROUNDING = 1e-13  # or by at most this share of the largest, which is some hundred times float64's rounding
@@ -96,10 +95,8 @@ def own_advantages(path: str, options: Mapping[str, Any], rewards: Tensor, lengt
         UserError: there is no such function, it has no such options, or it does not return a finite number for each response.
     """
     function: Advantage = import_object(path)
-    try:
-        inspect.signature(function).bind(rewards, lengths, **options)
-    except TypeError as error:
-        raise UserError(f"advantage: {path}: {error}. It is called with rewards, lengths and advantage_options.") from None
+    remedy = "It is called with rewards, lengths and advantage_options."
+    require_arguments(function, f"advantage: {path}", remedy, rewards, lengths, **options)
     with torch.no_grad(), own_errors(f"advantage: {path}"):
         returned = function(rewards.clone(), lengths.clone(), **options)
     counted = ~rewards.isnan()

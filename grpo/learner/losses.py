@@ -5,7 +5,6 @@ A study adds its own loss by an import path.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from grpo.common.errors import UserError, own_errors
-from grpo.common.imports import import_object, is_import_path
+from grpo.common.imports import import_object, is_import_path, require_arguments
 
 LARGEST_EXPONENT = 85.0  # float32 ends at exp(88.7); this leaves room for advantages and sums
 NOTICEABLE = 0.1  # difference of log-probs (nats) between engine and learner above which a token is counted
@@ -225,10 +224,8 @@ def bind_loss(loss_type: str, options: Mapping[str, Any]) -> tuple[Loss, tuple[s
     such options, or it does not return what :data:`Loss` requires.
     """
     loss = find_loss(loss_type)
-    try:
-        inspect.signature(loss).bind(None, **options)
-    except TypeError as error:
-        raise UserError(f"loss_options: {loss_type}: {error}. Give it the options that it takes, and no others.") from None
+    remedy = "Give it the options that it takes, and no others."
+    require_arguments(loss, f"loss_options: {loss_type}", remedy, None, **options)
     bound = own_errors(f"loss_type: {loss_type}")(partial(loss, **options))
     log_probs, of_response = torch.full((2, 3), -1.0, requires_grad=True), torch.tensor([[1.0], [-1.0]])
     mask = torch.tensor([[True, True, True], [True, False, False]])

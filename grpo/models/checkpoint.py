@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
-from collections.abc import Iterable, Iterator
-from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from grpo.common.errors import UserError, is_out_of_memory, reason
+from grpo.common.errors import UserError, library_errors
 from grpo.common.files import parse_json, read_bytes
 from grpo.models import how_to_restore_checkpoint, require_checkpoint
 from grpo.models.lora import FOLDER, has_adapters, save_adapters, without_adapters
@@ -29,7 +25,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     Raises UserError if the folder or its tokenizer is missing or damaged.
     """
     require_checkpoint(folder)
-    try:
+    with library_errors(lambda why: f"{folder}: holds no readable tokenizer ({why}). {how_to_restore_checkpoint(folder)}"):
         files_of(folder)  # refuses links before any file is read
         if not (folder / TOKENIZER).exists() and any(folder.glob("*.model")) | any(folder.glob("vocab*")):
             from grpo.models.hugging_face import convert_tokenizer
@@ -38,10 +34,6 @@ def load_tokenizer(folder: Path) -> Tokenizer:
                 convert_tokenizer(folder, Path(converted))
                 return Tokenizer.from_folder(Path(converted))
         return Tokenizer.from_folder(folder)
-    except Exception as error:  # the libraries raise errors of any kind for a damaged file
-        raise UserError(
-            f"{folder}: holds no readable tokenizer ({reason(error)}). {how_to_restore_checkpoint(folder)}"
-        ) from error
 
 
 def load_model(folder: Path, dtype: str | None = "float32", device: str = "cpu") -> Any:
@@ -56,7 +48,7 @@ def load_model(folder: Path, dtype: str | None = "float32", device: str = "cpu")
         raise UserError(
             f"device {device}: torch sees no GPU. Set engine.device and learner.device to cpu, or use a GPU machine."
         )
-    try:
+    with library_errors(lambda why: f"{folder}: not a readable model ({why}). {how_to_restore_checkpoint(folder)}"):
         config = parse_json(read_bytes(folder / "config.json"))
         if config.get("quantization_config"):
             raise UserError(
@@ -77,12 +69,6 @@ def load_model(folder: Path, dtype: str | None = "float32", device: str = "cpu")
             from grpo.models.hugging_face import load_hugging_face
 
             model = load_hugging_face(folder, precision)
-    except UserError:
-        raise
-    except Exception as error:  # as above
-        if is_out_of_memory(error):
-            raise
-        raise UserError(f"{folder}: not a readable model ({reason(error)}). {how_to_restore_checkpoint(folder)}") from error
     return model.to(device)
 
 
@@ -99,25 +85,6 @@ def compile_layers(model: Any) -> None:
         raise UserError("params.yaml: learner.compile: this model keeps its layers in another way than most. Set it to false.")
     for layer in layers:
         layer.compile(dynamic=True)
-
-
-def named_as_saved(model: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Yield a model's weights under the names and in the shapes of its checkpoint, which ``save_pretrained`` writes.
-
-    transformers computes some models with other weights than their checkpoints hold: it stacks the matrices of all experts.
-    Those of one layer are taken apart at a time.
-
-    Args:
-        model: one whose names are not a checkpoint's, or anything else, whose weights are yielded as they are.
-        weights: all of its ``state_dict``, in that order.
-    """
-    if isinstance(model, TransformerLM) or not isinstance(model, nn.Module):
-        yield from weights
-        return
-    from transformers.core_model_loading import revert_weight_conversion
-
-    for _, of_layer in groupby(weights, lambda named: re.match(r".*?\.\d+\.|", named[0]).group()):  # type: ignore[union-attr]
-        yield from revert_weight_conversion(model, dict(of_layer)).items()
 
 
 def save_checkpoint(folder: Path, model: Any, tokenizer: Tokenizer) -> None:

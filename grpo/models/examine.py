@@ -16,17 +16,16 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from grpo.common.errors import is_out_of_memory, reason
-from grpo.models.packing import fill_rows, pack
+from grpo.models.packing import Predictions, fill_rows, pack
 
 SHARED_PROMPT = "shared_prompt"  # name of this project's attention in transformers
 PACKS = {  # model types of transformers
     *("gemma", "gpt2", "gpt_neox", "granite", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3")
 }
-# Two prompts with two responses each: places in the middle half of the vocabulary, where ordinary tokens are. The first ids are
-# often control tokens, whose states rounding in bfloat16 changes by half of their norm.
+# Two prompts with two responses each, in twentieths of the middle half of the vocabulary, where ordinary tokens are. The first
+# ids are often control tokens, whose states rounding in bfloat16 changes by half of their norm.
 PROMPTS = (1, 2, 3, 4, 5), (1, 2, 3, 4, 5), (8, 2), (8, 2)
 RESPONSES = (6, 7, 8), (9, 3, 1), (4, 4, 7), (5, 1, 2)
-PLACES = 10
 # Largest difference of two results, as a share of their norm, and in units of the type's rounding (SmolLM2: 2 in bfloat16). The
 # errors to be found (an ignored position, the state of another token) are as large as the results.
 NEAR, NEAR_UNITS = 1e-3, 32
@@ -71,14 +70,15 @@ def examine(model: Any) -> Traits:
     if getattr(config, "attn_logit_softcapping", None) and usual == "sdpa":
         usual = "eager"  # SDPA ignores soft-capping
         model.set_attn_implementation(usual)
-    prompts, responses = ([_ids(text, config.vocab_size) for text in texts] for texts in (PROMPTS, RESPONSES))
+    size = config.vocab_size
+    prompts, responses = ([[size // 4 + size * n // 20 for n in text] for text in texts] for texts in (PROMPTS, RESPONSES))
     texts = [torch.tensor(prompt + response) for prompt, response in zip(prompts, responses, strict=True)]
     rows = pad_sequence(texts, batch_first=True)  # on the right, where causal attention hides the padding
     expected = model.base_model(input_ids=rows, use_cache=False).last_hidden_state
     exact = _recomputes_exactly(model, rows, expected)
-    logits = model(input_ids=rows, use_cache=False).logits
     head = model.get_output_embeddings()
-    plain = head is not None and torch.equal(logits.float(), torch.nn.functional.linear(expected, head.weight).float())
+    logits = model(input_ids=rows, use_cache=False).logits.float()
+    plain = head is not None and torch.equal(logits, torch.nn.functional.linear(expected, head.weight).float())
     if config.model_type in PACKS:
         model.set_attn_implementation(SHARED_PROMPT)
         if why := _why_padded(model, prompts, responses, expected):
@@ -95,12 +95,10 @@ def why_not_packed(model: Any) -> str:
     """
     if model.device.type == "cpu":
         return ""
-    prompts, responses = [[1] * 8] * 2, [[1] * 130] * 2  # more tokens than a block of FlexAttention has
-    row = pack(fill_rows(prompts, responses, 300)[0], prompts, responses, [range(130)] * 2)
     weight = next(weight for weight in model.parameters() if weight.requires_grad)
     try:
         with torch.enable_grad():
-            states = model.base_model(**row.inputs(model.device), use_cache=False).last_hidden_state
+            _, states = _packed(model, [[1] * 8] * 2, [[1] * 130] * 2)  # more tokens than a block of FlexAttention has
             torch.autograd.grad(states.sum(), weight)
     except Exception as error:  # torch.compile may raise anything where Triton or a C compiler is missing
         if is_out_of_memory(error):
@@ -118,9 +116,9 @@ def context_of(config: Any) -> int | None:
     """
     limits = [getattr(config, "max_position_embeddings", None)]
     rope = getattr(config, "rope_parameters", None) or {}
-    for one in [rope] if "rope_type" in rope else rope.values():  # one for each type of layer
-        if one.get("rope_type") in ("dynamic", "longrope"):
-            limits.append(one.get("original_max_position_embeddings"))
+    for of_layer in [rope] if "rope_type" in rope else rope.values():
+        if of_layer.get("rope_type") in ("dynamic", "longrope"):
+            limits.append(of_layer.get("original_max_position_embeddings"))
     return min((limit for limit in limits if limit is not None), default=None)
 
 
@@ -147,21 +145,20 @@ def _recomputes_exactly(model: Any, rows: Tensor, expected: Tensor) -> bool:
     return torch.equal(states, expected)
 
 
-def _ids(places: tuple[int, ...], vocabulary: int) -> list[int]:
-    return [vocabulary // 4 + vocabulary * place // (2 * PLACES) for place in places]
+def _packed(model: Any, prompts: list[list[int]], responses: list[list[int]]) -> tuple[Predictions, Tensor]:
+    """One packed row of all texts: what it predicts, and its hidden states (tokens, size)."""
+    (segments,) = fill_rows(prompts, responses, max_tokens=300)
+    row = pack(segments, prompts, responses, [range(len(response)) for response in responses])
+    return row.predictions, model.base_model(**row.inputs(model.device), use_cache=False).last_hidden_state[0]
 
 
 def _why_padded(model: Any, prompts: list[list[int]], responses: list[list[int]], expected: Tensor) -> str:
     """Why the hidden states of a packed row are not the ``expected`` ones; empty if they are."""
-    (segments,) = fill_rows(prompts, responses, max_tokens=100)
-    row = pack(segments, prompts, responses, [range(len(response)) for response in responses])
     try:
-        packed = model.base_model(**row.inputs(model.device), use_cache=False).last_hidden_state[0]
+        predicted, states = _packed(model, prompts, responses)
     except Exception as error:  # a layer asks for more, or anything else
         return reason(error)
-    computed = packed[row.predictions.source].float()
-    wanted = torch.cat([expected[i, len(prompts[i]) - 1 :][: len(responses[i])] for i in row.predictions.members]).float()
-    near = max(NEAR, NEAR_UNITS * torch.finfo(packed.dtype).eps)
-    if not (computed - wanted).norm() <= near * wanted.norm():  # also for NaN
-        return "packed rows gave other results than its own attention"
-    return ""
+    wanted = torch.cat([expected[i, len(prompts[i]) - 1 :][: len(responses[i])] for i in predicted.members]).float()
+    apart = (states[predicted.source].float() - wanted).norm()
+    near = apart <= max(NEAR, NEAR_UNITS * torch.finfo(states.dtype).eps) * wanted.norm()  # not so for NaN
+    return "" if near else "packed rows gave other results than its own attention"

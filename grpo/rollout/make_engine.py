@@ -20,15 +20,12 @@ class Checkpoint(NamedTuple):
     tokenizer: Any
 
 
-def make_engine(
-    study: Study, checkpoint: Checkpoint, check_weights: bool = False, config: RunConfig | None = None, world: World = ALONE
-) -> Engine:
+def make_engine(study: Study, checkpoint: Checkpoint, config: RunConfig | None = None, world: World = ALONE) -> Engine:
     """Start an engine that samples with the model's weights.
 
     Raises UserError if the engine cannot be started.
 
     Args:
-        check_weights: with vLLM, compare checksums after each weight update.
         config: of the run; None in stages that only evaluate.
         world: the processes that train the run together.
     """
@@ -43,7 +40,6 @@ def make_engine(
             memory_share(study, config),
             engine.max_batch_size,
             sleeps(study, follows_policy=model is not None),
-            check_weights,
         )
         return VllmEngine(folder, model, settings, world)
     from grpo.rollout.transformers_engine import TransformersEngine

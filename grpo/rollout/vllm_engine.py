@@ -27,7 +27,7 @@ from grpo.models.checkpoint import load_tokenizer
 from grpo.models.examine import limited_context
 from grpo.rollout.engine import Draw, SamplingParams, derive_seed, require_room_for
 from grpo.rollout.responses import Responses, responses_of
-from grpo.rollout.vllm_weights import put_weights, require_equal_weights
+from grpo.rollout.vllm_weights import put_weights
 from grpo.study.software import install_vllm
 
 
@@ -40,7 +40,6 @@ class VllmSettings:
         max_batch_size: number of sequences decoded at once.
         sleep: release vLLM's memory between calls. vLLM drops its weights (level 2) and loads the policy's when it wakes, so it
             needs a GPU and a policy.
-        check_weights: compare checksums of vLLM's weights and the policy's after each load.
     """
 
     dtype: str
@@ -48,7 +47,6 @@ class VllmSettings:
     gpu_memory_utilization: float
     max_batch_size: int
     sleep: bool = False
-    check_weights: bool = False
 
 
 class VllmEngine:
@@ -75,8 +73,7 @@ class VllmEngine:
                 f"params.yaml: engine.name: vllm cannot be imported ({error}). Install it with "
                 f"`{install_vllm(settings.device)}` (docs/gpu.md), or set engine.name to transformers."
             ) from error
-        self._policy, self._device, self._world = model, settings.device, world
-        self._sleep, self._check = settings.sleep, settings.check_weights
+        self._policy, self._device, self._world, self._sleep = model, settings.device, world, settings.sleep
         self._tokenizer = load_tokenizer(folder)
         self.policy_version = 0
         self._awake = True
@@ -106,7 +103,7 @@ class VllmEngine:
             atexit.register(_end_process_group)
         self.context = int(self._llm.model_config.max_model_len)
         if model is not None:
-            self._put_weights()
+            put_weights(self._llm, self._policy)
         self._rest()
 
     @contextmanager
@@ -123,7 +120,7 @@ class VllmEngine:
         """Load ``model``'s weights; a sleeping engine does so when it wakes."""
         self._policy, self.policy_version = model, policy_version
         if self._awake:
-            self._put_weights()
+            put_weights(self._llm, self._policy)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int, draws: Sequence[Draw] = ()
@@ -169,11 +166,6 @@ class VllmEngine:
         log_probs = [] if flat is None else [flat.logprobs[start] for start in flat.start_indices]
         return responses.completion(output.token_ids, log_probs, output.finish_reason, self.policy_version)
 
-    def _put_weights(self) -> None:
-        put_weights(self._llm, self._policy, self._device)
-        if self._check:
-            require_equal_weights(self._llm, self._policy)
-
     def _rest(self) -> None:
         if self._sleep and self._awake:
             self._llm.sleep(level=2)
@@ -185,7 +177,7 @@ class VllmEngine:
             return
         torch.cuda.empty_cache()  # vLLM allocates outside of torch, whose cache may still hold memory of the learner
         self._llm.wake_up(tags=["weights"])
-        self._put_weights()
+        put_weights(self._llm, self._policy)
         self._llm.wake_up(tags=["kv_cache"])
         self._awake = True
 

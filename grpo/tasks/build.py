@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 import reprlib
 from collections import Counter
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.common.errors import UserError
-from grpo.common.files import atomic_folder, files_digest, write_text
+from grpo.common.files import atomic_folder, files_digest, write_jsonl
 from grpo.common.records import Problem, write_records
 from grpo.tasks.rows import LocalFiles
 from grpo.tasks.task import LIMIT, SPLITS, Split, Task, find_format
@@ -49,8 +48,8 @@ def build_dataset(
         described: dict[str, Any] = {split: _write(draft / f"{split}.jsonl", problems[split]) for split in SPLITS}
         for split in SPLITS:
             if pairs := task.prompts_and_answers(problems[split]):
-                lines = [json.dumps({"prompt": prompt, "answer": answer}, ensure_ascii=False) for prompt, answer in pairs]
-                write_text(draft / f"{split}_prompt_answer.jsonl", "\n".join(lines) + "\n")
+                rows = ({"prompt": prompt, "answer": answer} for prompt, answer in pairs)
+                write_jsonl(draft / f"{split}_prompt_answer.jsonl", rows)
     return {**described, "dropped_from_train_as_overlap": dropped, **left_out}
 
 

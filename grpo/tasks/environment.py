@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from pydantic import PositiveFloat, PositiveInt
 
-from grpo.common.errors import UserError, own_errors, reason, text_of
+from grpo.common.errors import UserError, library_errors, own_errors, text_of
 from grpo.common.imports import call_with, import_object
 from grpo.common.records import Problem, is_number, whole
 from grpo.tasks.threads import finished
@@ -96,12 +96,8 @@ class Environment:
         """
         from transformers.utils import get_json_schema  # slow to import
 
-        try:
+        with library_errors(lambda why: f"environment: {self.environment}: a tool needs type hints and a docstring: {why}"):
             return [get_json_schema(getattr(self.kind, name)) for name in self.tools]
-        except Exception as error:  # of transformers, of several kinds
-            raise UserError(
-                f"environment: {self.environment}: a tool needs type hints and a docstring: {reason(error)}"
-            ) from error
 
     @property
     def most_observation_tokens(self) -> int:

@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import Any
 
 from grpo.common.errors import UserError, own_errors
-from grpo.common.imports import import_object
+from grpo.common.imports import import_object, require_arguments
 from grpo.common.records import Completion, Problem, Rollout, is_number
 from grpo.grader.extract import boxed_answer
 from grpo.grader.process import grade_batch, is_equal
@@ -81,13 +81,9 @@ def find_reward(path: str, columns: Sequence[str] = ()) -> Callable[..., Any]:
     """
     reward: Callable[..., Any] = import_object(path)
     arguments = (*REWARD_ARGUMENTS, *columns)
-    try:
-        inspect.signature(reward).bind(**dict.fromkeys(arguments))
-    except TypeError as error:
-        raise UserError(
-            f"reward: {path}: {error}. It is called with the keywords {', '.join(arguments)}: name those that it needs, "
-            "and end with `**columns` for the others."
-        ) from None
+    called = f"It is called with the keywords {', '.join(arguments)}"
+    remedy = f"{called}: name those that it needs, and end with `**columns` for the others."
+    require_arguments(reward, f"reward: {path}", remedy, **dict.fromkeys(arguments))
     return own_errors(f"reward: {path}")(reward)
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import accumulate
 from pathlib import Path
@@ -23,7 +22,6 @@ from grpo.common.records import is_text
 from grpo.tasks.task import Settings
 
 REVISION = Field(pattern=r"^[0-9a-f]{40}$")
-FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}  # names of the formats in `datasets`
 _PART = re.compile(r"(.*?)(?:\[(?:(\d+)%)?:(?:(\d+)%)?\])?", re.S)  # a file, or a part of it in percent
 
 
@@ -55,44 +53,31 @@ class Row:
     values: dict[str, Any]
     key: str
 
-    def text(self, *columns: str) -> str:
-        """Text of the first of ``columns`` that the row has.
+    def value(self, *columns: str) -> Any:
+        """Value of the first of ``columns`` that the row has; UserError if it has none of them."""
+        if column := next((name for name in columns if name in self.values), None):
+            return self.values[column]
+        has = ", ".join(self.values) or "none"
+        raise UserError(f"{self.where}: no column {' or '.join(map(repr, columns))} (columns: {has}). Check `{self.key}`.")
 
-        Raises UserError if the row has none of them, or the value is neither valid UTF-8 text nor a number.
-        """
-        for column in columns:
-            if column in self.values:
-                value = self.values[column]
-                if isinstance(value, (int, float, Decimal)) and not isinstance(value, bool) and math.isfinite(value):
-                    return str(value)
-                if isinstance(value, str) and is_text(value):
-                    return value
-                raise UserError(f"{self.where}: column {column!r} holds {value!r}, not text. Correct the row.")
-        raise self._without(*columns)
+    def text(self, *columns: str) -> str:
+        """A :meth:`value` as text; UserError also if it is neither valid UTF-8 text nor a number."""
+        value = self.value(*columns)
+        is_number = isinstance(value, (int, float, Decimal)) and not isinstance(value, bool) and math.isfinite(value)
+        if is_number or (isinstance(value, str) and is_text(value)):
+            return str(value)
+        column = next(name for name in columns if name in self.values)
+        raise UserError(f"{self.where}: column {column!r} holds {value!r}, not text. Correct the row.")
 
     def said(self, column: str, role: str) -> str:
         """Text of a column, or of the last message of this role in a column of messages (``role``, ``content``)."""
         messages = self.values.get(column)
         if not isinstance(messages, list):
             return self.text(column)
-        of_role = [one.get("content") for one in messages if isinstance(one, dict) and one.get("role") == role]
-        if not of_role or not isinstance(of_role[-1], str) or not is_text(of_role[-1]):
-            raise UserError(f"{self.where}: column {column!r} has no message of the {role} that is text. Correct it.")
-        return of_role[-1]
-
-    def value(self, column: str) -> Any:
-        """Value of a column; UserError if the row has none, or JSON cannot hold it."""
-        if column not in self.values:
-            raise self._without(column)
-        try:
-            json.dumps(self.values[column], ensure_ascii=False, allow_nan=False).encode()
-        except (TypeError, ValueError) as error:
-            raise UserError(f"{self.where}: column {column!r}: JSON cannot hold its value ({error}). Leave it out.") from error
-        return self.values[column]
-
-    def _without(self, *columns: str) -> UserError:
-        has = ", ".join(self.values) or "none"
-        return UserError(f"{self.where}: no column {' or '.join(map(repr, columns))} (columns: {has}). Check `{self.key}`.")
+        of_role = [message for message in messages if isinstance(message, dict) and message.get("role") == role]
+        if not of_role:
+            raise UserError(f"{self.where}: column {column!r} has no message of the {role}. Correct it.")
+        return replace(self, where=f"{self.where}: {column!r}", values=of_role[-1]).text("content")
 
 
 def read_rows(name: str, key: str) -> list[Row]:
@@ -106,9 +91,8 @@ def read_rows(name: str, key: str) -> list[Row]:
         raise UserError(f"{path}: no such file. Correct `{key}` in params.yaml, or put the file there.")
     if path.suffix not in FORMATS:
         raise UserError(f"{path}: cannot be read. Use a suffix of {', '.join(FORMATS)}.")
-    read = {".csv": _csv_rows, ".parquet": _parquet_rows}.get(path.suffix, _json_rows)
     try:
-        rows = [Row(f"{path}{place}", values, key) for place, values in read(path)]
+        rows = [Row(f"{path}{place}", values, key) for place, values in FORMATS[path.suffix](path)]
     except (ValueError, OSError, csv.Error) as error:
         raise UserError(
             f"{path}: not valid {path.suffix[1:].upper()} ({error}). Correct the file or remove the row."
@@ -125,14 +109,14 @@ Places = Iterator[tuple[str, dict[str, Any]]]  # each row with its place in the 
 def _json_rows(path: Path) -> Places:
     """Yield the objects of a file, one per line or in one list."""
     content = read_bytes(path).decode("utf-8-sig")
+    as_text: dict[str, Any] = {"parse_int": str, "parse_float": str}
     if content.lstrip().startswith("["):
-        for number, value in enumerate(parse_json(content, parse_int=str, parse_float=str), start=1):
-            yield f" row {number}", _object(value)
+        yield from ((f" row {i}", _object(value)) for i, value in enumerate(parse_json(content, **as_text), start=1))
         return
     for number, line in enumerate(content.split("\n"), start=1):
         try:
             if line.strip():
-                yield f":{number}", _object(parse_json(line, parse_int=str, parse_float=str))
+                yield f":{number}", _object(parse_json(line, **as_text))
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from error
 
@@ -176,6 +160,13 @@ def _arrow_rows(table: Any) -> Places:
             values = [None if value is None else float(str(short(value))) for value in table.column(place).to_pylist()]
             table = table.set_column(place, field.name, pyarrow.array(values, pyarrow.float64()))
     return ((f" row {number}", values) for number, values in enumerate(table.to_pylist(), start=1))
+
+
+FORMATS: dict[str, Callable[[Path], Places]] = {
+    **dict.fromkeys((".jsonl", ".json"), _json_rows),
+    ".parquet": _parquet_rows,
+    ".csv": _csv_rows,
+}
 
 
 class HubDataset(Settings):

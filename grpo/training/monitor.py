@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ import torch
 from tqdm import tqdm
 
 from grpo.common.errors import UserError
-from grpo.common.files import write_text
+from grpo.common.files import write_jsonl
 from grpo.common.records import Problem, Rollout
 from grpo.evaluation.evaluate import evaluate, evaluation_sampling, lengths_by_outcome, log_generations, summarize
 from grpo.learner.losses import mismatch
@@ -217,9 +216,8 @@ class Monitor:
 
     def write(self, folder: Path) -> None:
         """Write rollouts.jsonl (samples) and outcomes.jsonl (the reward of each problem at each evaluation)."""
-        for name, records in (("rollouts", self.samples), ("outcomes", self.outcomes)):
-            lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-            write_text(folder / f"{name}.jsonl", lines)
+        write_jsonl(folder / "rollouts.jsonl", self.samples)
+        write_jsonl(folder / "outcomes.jsonl", self.outcomes)
 
     # --------------------------------------------------------------------------------------------------------- decide
 

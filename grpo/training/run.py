@@ -36,7 +36,7 @@ MLFLOW_ID = "mlflow_run_id"  # file beside the saved states; a resumed run goes 
 ATTEMPTS = 4  # from one saved state of an asynchronous run whose actors die or hang
 
 
-def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> None:
+def train_run(study: Study, run: EffectiveRun) -> None:
     """Train one run and write its results, or copy those of an identical run that an earlier experiment trained.
 
     Raises:
@@ -62,10 +62,10 @@ def train_run(study: Study, run: EffectiveRun, check_weights: bool = False) -> N
         if same_as:
             _take_over(run.name, same_as, outputs)
         else:
-            _train(study, run, data, outputs, check_weights)
+            _train(study, run, data, outputs)
 
 
-def _train(study: Study, run: EffectiveRun, data: Data, outputs: Outputs, check_weights: bool) -> None:
+def _train(study: Study, run: EffectiveRun, data: Data, outputs: Outputs) -> None:
     """Train; if an actor of an asynchronous run is lost, go on from the last saved state."""
     from grpo.training.train import train
 
@@ -73,7 +73,7 @@ def _train(study: Study, run: EffectiveRun, data: Data, outputs: Outputs, check_
     while True:
         outputs.timing["restarts"] = {"actors": losses}
         try:
-            train(study, run, data, outputs, check_weights)
+            train(study, run, data, outputs)
             return
         except ActorLost as lost:
             resumed_after = max(outputs.timing.get("resumed_after", []), default=0)

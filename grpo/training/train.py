@@ -35,7 +35,7 @@ from grpo.training.state import Part, RandomStates, SavedState
 from grpo.training.step import RunContext, RunSetup
 
 
-def train(study: Study, run: EffectiveRun, data: Data, outputs: Outputs, check_weights: bool = False) -> None:
+def train(study: Study, run: EffectiveRun, data: Data, outputs: Outputs) -> None:
     """Train a run, from its saved state if there is one.
 
     It writes history.csv, validation.csv, metrics.json, outcomes.jsonl and rollouts.jsonl into ``outputs.results``, and the
@@ -59,7 +59,7 @@ def train(study: Study, run: EffectiveRun, data: Data, outputs: Outputs, check_w
     items, problems = data
     setup: RunSetup[Any] = RunSetup(run.config, run.seed, items, format, score, task)
     start, loop = _method(run)
-    with start(study, run, setup, check_weights) as (sampler, learner, save):
+    with start(study, run, setup) as (sampler, learner, save):
         log = RunLog(outputs.results, outputs.mlflow, began, phase_devices(study, run))
         origin = getattr(study.models[run.task], "origin", f"pretrained by the study ({run.base})")
         started_from = origin if run.model == run.base else str(run.model)
@@ -143,7 +143,7 @@ def require_room_for_all(run: EffectiveRun, monitor: Monitor) -> None:
 
 @contextmanager
 def start_here(
-    study: Study, run: EffectiveRun, setup: RunSetup[Any], check_weights: bool
+    study: Study, run: EffectiveRun, setup: RunSetup[Any]
 ) -> Iterator[tuple[Sampler, Learner, Callable[[Path], None]]]:
     """Start engine and learner in this process, one of those that train the run; yield sampler, learner, and how to save."""
     settings = study.learner
@@ -156,7 +156,7 @@ def start_here(
         add_adapters(model, run.config.lora, run.seed, run.model)
     # The engine comes first: vLLM switches this process's CUDA stream, and the learner must register its gradient hooks on the
     # stream that its backward passes use.
-    engine = make_engine(study, Checkpoint(run.model, model, tokenizer), check_weights, run.config, world)
+    engine = make_engine(study, Checkpoint(run.model, model, tokenizer), run.config, world)
     learner = Learner(model, run.config, tokenizer.pad_token_id, settings, world)
 
     def save(target: Path) -> None:

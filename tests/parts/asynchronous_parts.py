@@ -70,7 +70,7 @@ def make_generator(folder: Path, naps: float = 0.0, notes: Path = Path(os.devnul
 def make_vllm_generator(folder: Path) -> tuple[Any, Any, Any]:
     from grpo.rollout.vllm_engine import VllmEngine, VllmSettings
 
-    engine = VllmEngine(folder, None, VllmSettings("float32", "cpu", 0.5, 64, check_weights=True))
+    engine = VllmEngine(folder, None, VllmSettings("float32", "cpu", 0.5, 64))
     return engine, Weights(), load_tokenizer(folder)
 
 

@@ -354,15 +354,10 @@ def test_vllms_asynchronous_scheduler_ends_responses(mini_study: Study, folder: 
 
 
 @pytest.mark.usefixtures("on_gpu")
-def test_a_vllm_that_stays_awake_takes_weights_at_once(
-    mini_study: Study, folder: Path, model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checked: list[Any] = []
-    monkeypatch.setattr("grpo.rollout.vllm_engine.require_equal_weights", lambda *pair: checked.append(pair))
-    engine = make_engine(on_vllm(mini_study), Checkpoint(folder, model, tokenizer), check_weights=True)
+def test_a_vllm_that_stays_awake_takes_weights_at_once(mini_study: Study, folder: Path, model: Any, tokenizer: Any) -> None:
+    engine = make_engine(on_vllm(mini_study), Checkpoint(folder, model, tokenizer))
     llm = engine._llm  # type: ignore[attr-defined]
     engine.synchronize(model, policy_version=1)
-    assert checked == [(llm, model)] * 2
     engine.generate([(5,)], PARAMS, n=1, seed=4)
     assert llm.calls == ["reload_weights", "forget prefixes"] * 2 + ["generate"]
     assert llm.settings["enable_sleep_mode"] is False
@@ -402,7 +397,7 @@ def test_a_runs_share_of_memory(
     ]
     monkeypatch.setattr(start, "_set_up", lambda *_: None)  # this process is no actor's
     run: Any = SimpleNamespace(model=tmp_path, config=own)
-    engines.append(start._make_generator(study, run, Path(), check_weights=False)[0])
+    engines.append(start._make_generator(study, run, Path())[0])
     assert [engine._llm.settings["gpu_memory_utilization"] for engine in engines] == [0.3, 0.85, 0.85, 0.3]
     assert engines[-1]._llm.calls == []  # it waits for weights, and does not sleep meanwhile
 

@@ -416,7 +416,7 @@ def test_four_losses_in_a_row_end_a_run(
     outputs, attempts = SimpleNamespace(timing={}, checkpoints=tmp_path / "checkpoints"), iter(resumed_after)
     outputs.checkpoints.mkdir()
 
-    def losing(study: Any, run: Any, data: Any, outputs: Any, check_weights: bool) -> None:
+    def losing(study: Any, run: Any, data: Any, outputs: Any) -> None:
         assert not list(outputs.checkpoints.iterdir())
         for step in attempts:
             (outputs.checkpoints / "step-1").mkdir()
@@ -426,7 +426,7 @@ def test_four_losses_in_a_row_end_a_run(
     monkeypatch.setattr("grpo.training.train.train", losing)
     told = r"lag_1: the scorer has died or hangs \(why\), 4 times in a row.*session_latest/logs.*run the same command again"
     with nullcontext() if ends else pytest.raises(UserError, match=told):
-        run_module._train(None, SimpleNamespace(name="lag_1"), None, outputs, False)  # type: ignore[arg-type]
+        run_module._train(None, SimpleNamespace(name="lag_1"), None, outputs)  # type: ignore[arg-type]
         assert outputs.timing["restarts"] == {"actors": len(resumed_after)}
     assert next(attempts, None) is None
 

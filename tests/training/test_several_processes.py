@@ -55,7 +55,7 @@ def test_the_threads_of_a_run_are_shared_by_its_processes(
     monkeypatch.setattr(train_module, "start_threads", asked.append)
     monkeypatch.setattr(train_module, "init_world", stop)
     run = effective_run(study, "grpo_baselines", "reinforce_with_baseline", 0, [])
-    with pytest.raises(Started), train_module.start_here(study, run, setup_of(run.config), False):
+    with pytest.raises(Started), train_module.start_here(study, run, setup_of(run.config)):
         pass
     assert asked == [each]
 

@@ -337,11 +337,11 @@ def test_the_engine_is_made_before_the_hooks(tiny_study: Study, project: Path, m
     """Starting vLLM switches the CUDA stream of autograd's hooks; the engine also gets the run's own settings."""
     models, hooked, configs = [], [], []
 
-    def noting(study: Study, checkpoint: Checkpoint, check_weights: bool, config: Any, *rest: Any) -> Any:
+    def noting(study: Study, checkpoint: Checkpoint, config: Any, *rest: Any) -> Any:
         models.append(checkpoint.model)
         hooked.append(any(parameter._post_accumulate_grad_hooks for parameter in checkpoint.model.parameters()))
         configs.append(config)
-        return make_engine(study, checkpoint, check_weights, config, *rest)
+        return make_engine(study, checkpoint, config, *rest)
 
     monkeypatch.setattr(train_module, "make_engine", noting)
     arms = {"grpo_learning_rate": entry("grpo_learning_rate", arms={"slow": {"gpu_memory_utilization": 0.3}})}

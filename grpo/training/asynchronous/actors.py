@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import torch
 from grpo.common.process import peak_mb, reset_peak
 from grpo.common.records import Completion, Rollout
 from grpo.learner.learner import Learner
-from grpo.models.checkpoint import named_as_saved
 from grpo.models.lora import without_adapters
 from grpo.models.sharding import weights_of
 from grpo.rollout.engine import Draw, SamplingParams
@@ -29,11 +28,11 @@ from grpo.training.step import RunSetup, Updates, sample, score, train_on
 WRITING = "writing"  # Ray concurrency group of the learner, with a thread of its own
 
 
+@dataclass(eq=False)
 class Weights:
-    """A policy's weights under the names of its checkpoint, in the place of a model where an engine needs no more (vLLM)."""
+    """A policy's weights, in the place of a model where an engine needs no more (vLLM)."""
 
-    def __init__(self) -> None:
-        self._state: dict[str, torch.Tensor] = {}
+    _state: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         self._state = state
@@ -66,7 +65,7 @@ class Generator:
         self.make, self.setup = make, setup
 
     def start(self) -> tuple[int | None, bool]:
-        """Start the engine; returns its context, and whether it takes weights under the names of a checkpoint, as vLLM does."""
+        """Start the engine; returns its context, and whether it copies weights from a :class:`Weights`, as vLLM does."""
         self.engine, self.model, tokenizer = self.make()
         self.sampler = Sampler(self.engine, tokenizer, self.setup.format, self.setup.score)
         self.idle_since = time.perf_counter()
@@ -140,15 +139,11 @@ class LearnerActor:
         reset_peak(device)
         return train_on(self.config, self.learner, rollouts, version), peak_mb(device)
 
-    def weights(self, as_saved: bool = False, device: str | None = "cpu") -> dict[str, torch.Tensor]:
-        """Copy the policy's weights to ``device`` (None: the model's).
-
-        ``as_saved``: under the names of its checkpoint instead of its own.
-        """
+    def weights(self, device: str | None = "cpu") -> dict[str, torch.Tensor]:
+        """Copy the policy's weights to ``device`` (None: the model's)."""
+        whole = torch.contiguous_format
         with without_adapters(self.learner.model, merge=True) as model:
-            weights = named_as_saved(model, weights_of(model)) if as_saved else weights_of(model)
-            whole = torch.contiguous_format
-            return {name: tensor.to(device or tensor.device, copy=True, memory_format=whole) for name, tensor in weights}
+            return {name: w.to(device or w.device, copy=True, memory_format=whole) for name, w in weights_of(model)}
 
     def copy_state(self) -> None:
         """Copy the learner's state to CPU memory for :meth:`write_state`."""

@@ -32,13 +32,12 @@ class RemoteLearner:
     """The learner's actor, which writes and reads its own states (:class:`grpo.training.state.PartElsewhere`).
 
     Args:
-        as_saved: the generator takes weights under the names of a checkpoint.
         transport: of Ray Direct Transport, which carries the weights from device to device; None sends them through Ray's
             object store in CPU memory.
     """
 
-    def __init__(self, actor: Any, as_saved: bool = False, transport: str | None = None):
-        self.actor, self.as_saved, self.transport = actor, as_saved, transport
+    def __init__(self, actor: Any, transport: str | None = None):
+        self.actor, self.transport = actor, transport
         self.peak_mb = 0.0
 
     def train(self, rollouts: list[Rollout], version: int) -> Updates:
@@ -50,7 +49,7 @@ class RemoteLearner:
     def model(self) -> Any:
         """A reference to a copy of the policy's current weights, which exists as long as the reference."""
         copy = self.actor.weights.options(tensor_transport=self.transport)
-        weights = copy.remote(self.as_saved, device=None if self.transport else "cpu")
+        weights = copy.remote(device=None if self.transport else "cpu")
         ray.wait([weights], timeout=STUCK_AFTER_S, fetch_local=False)
         return weights
 
@@ -75,13 +74,13 @@ class RemoteLearner:
 class RolloutPipeline:
     """Generator and scorer, which work while the learner trains. Ray runs the calls of an actor in their order.
 
-    For evaluation it is also an engine (:class:`grpo.rollout.engine.Engine`). ``learner``: gives the starting weights. A
-    generator that takes them as saved (vLLM) loads them too, which shows before training whether it can.
+    For evaluation it is also an engine (:class:`grpo.rollout.engine.Engine`). ``learner``: gives the starting weights.
+    ``loads_start``: the generator (vLLM) loads these too, which shows before training whether it can.
     """
 
-    def __init__(self, generator: Any, scorer: Any, learner: RemoteLearner, context: int | None):
+    def __init__(self, generator: Any, scorer: Any, learner: RemoteLearner, context: int | None, loads_start: bool):
         self.generator, self.scorer, self.learner, self.context = generator, scorer, learner, context
-        self._loaded = None if learner.as_saved else 0  # the version that the generator has when it comes to the next call
+        self._loaded = None if loads_start else 0  # the version that the generator has when it comes to the next call
         self.synchronize(learner.model, 0)
 
     def synchronize(self, model: Any, policy_version: int) -> None:

@@ -64,13 +64,13 @@ def start_actors(
         actors["generator"] = ray.remote(**generator_resources, **direct)(Generator).remote(make_generator, setup)
         learner_class = ray.remote(**learner_resources, **direct, **threads)(LearnerActor)
         actors["learner"] = learner_class.remote(make_learner, setup.config)
-        (context, as_saved), _ = result_of([actor.start.remote() for actor in actors.values()], START_S)
+        (context, loads_start), _ = result_of([actor.start.remote() for actor in actors.values()], START_S)
         if transport in ("gloo", "nccl"):  # the other one, cuda_ipc, needs no group
             group = create_collective_group(list(actors.values()), transport)
         # The scorer starts later: it is not needed before there are rollouts, and would take cores from the two.
         actors["scorer"] = ray.remote(**scorer_resources)(Scorer).remote(setup)
-        learner = RemoteLearner(actors["learner"], as_saved, transport)
-        yield RolloutPipeline(actors["generator"], actors["scorer"], learner, context), learner
+        learner = RemoteLearner(actors["learner"], transport)
+        yield RolloutPipeline(actors["generator"], actors["scorer"], learner, context, loads_start), learner
     except (RayError, TimeoutError) as error:
         cause = error.cause if isinstance(error, RayTaskError) else error
         if isinstance(cause, LOST):
@@ -87,7 +87,7 @@ def start_actors(
 
 @contextmanager
 def start_asynchronous(
-    study: Study, run: EffectiveRun, setup: RunSetup[GrpoConfig], check_weights: bool
+    study: Study, run: EffectiveRun, setup: RunSetup[GrpoConfig]
 ) -> Iterator[tuple[Sampler, RemoteLearner, Callable[[Path], None]]]:
     """Start engine and learner in actors that end with the block, as :func:`grpo.training.train.start_here` in this process.
 
@@ -101,7 +101,7 @@ def start_asynchronous(
     resources = {name: {"num_cpus": study.threads, "num_gpus": gpus * (at != "cpu")} for name, at in devices.items()}
     with start_actors(
         setup,
-        partial(_make_generator, actors_study, run, here, check_weights),
+        partial(_make_generator, actors_study, run, here),
         partial(_make_learner, actors_study, run, here),
         resources["engine"],
         resources["learner"],
@@ -181,11 +181,11 @@ def _device(study: Study, name: str) -> str:
     return "cuda:0" if device == "cuda" else device
 
 
-def _make_generator(study: Study, run: EffectiveRun, here: Path, check_weights: bool) -> tuple[Engine, Any, Any]:
+def _make_generator(study: Study, run: EffectiveRun, here: Path) -> tuple[Engine, Any, Any]:
     _set_up(study, here)
     tokenizer = load_tokenizer(run.model)
     if study.engine.name == "vllm":
-        engine: Any = make_engine(study, Checkpoint(run.model, None, tokenizer), check_weights, run.config)
+        engine: Any = make_engine(study, Checkpoint(run.model, None, tokenizer), run.config)
         engine.policy_version = -1  # it gets the starting weights too: whether it takes weights shows before training
         return engine, Weights(), tokenizer
     model = load_model(run.model, study.learner.dtype, study.engine.device)

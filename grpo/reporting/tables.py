@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -80,10 +80,13 @@ def results_table(study: Study, record: Values) -> pd.DataFrame:
 OF_THE_ARM = {"higher": "lower", "lower": "higher", "same": "same", "open": "open"}  # what the leader's difference says of it
 
 
-def experiment_table(entry: Values, metric: str = "answer reward") -> str:
+def experiment_table(entry: Values, metric: str = "answer reward", more: Sequence[Mapping[str, str]] = ()) -> str:
     """The chosen arms: end, distance to the leader and how often a run ends above its runs, form, length, and collapsed runs.
 
     Means and intervals are over all runs, collapsed ones too. The winner is bold.
+
+    Args:
+        more: further cells of each chosen arm, by their heads.
     """
     shown = chosen(entry)
     several, starts = len(shown) > 1, {round(arm["start"], 6) for arm in shown}
@@ -101,7 +104,7 @@ def experiment_table(entry: Values, metric: str = "answer reward") -> str:
             row["probability of improvement"] = decimals(arm["improvement"], 2)
         row |= {"right form": decimals(arm["format"]), "right, given the form": decimals(arm["given_form"])}
         rows.append(row | {"tokens": decimals(arm["length"], 1), "collapsed": f"{len(arm['collapsed'])} of {len(arm['runs'])}"})
-    return table(rows)
+    return table(row | of for row, of in zip(rows, more, strict=True)) if more else table(rows)
 
 
 def short_label(arm: Values) -> str:

@@ -22,9 +22,9 @@ from grpo.reporting.curves import CURVES, REACH
 from grpo.reporting.figures import chosen
 from grpo.reporting.kissing_number import read_report, write_delivery
 from grpo.reporting.labels import bounded, decimals, interval, plain, render, said, table
-from grpo.reporting.page import page_of
+from grpo.reporting.page import drawn_figures, page_of
 from grpo.reporting.record import arm_of, of_the_handouts, own_experiments, read_record, winner_of
-from grpo.reporting.tables import changed, short_label
+from grpo.reporting.tables import changed, experiment_table, short_label
 from grpo.reporting.timing import timing_table
 from grpo.results.verdicts import DOES_NOT_HOLD, HOLDS, NOT_TESTED, OPEN, SAME, VERDICTS, comparison
 from grpo.study import paths
@@ -71,7 +71,8 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
     """The write-up in Markdown; blank lines may be doubled."""
     experiments, reach = record["experiments"], reach_columns()
     tables = {path.stem: read_text(path, "tables") for path in sorted(paths.TABLES.glob("*.md"))}
-    drawn = [*paths.FIGURES.glob("*.svg"), *paths.REPORTS.glob("timing.svg"), *CURVES.glob("*.svg")]
+    tables |= {name: experiment_table(of, record["metric"], reach[name]) for name, of in experiments.items() if name in reach}
+    claims = shown_claims(record["claims"])
     return render(
         "writeup.md.j2",
         r={
@@ -80,10 +81,10 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
             "heading": study.heading,
         }
         | dict(record),
-        claims=shown_claims(record["claims"]),
-        untested=[claim for claim in record["claims"] if claim not in shown_claims(record["claims"])],
-        tables=tables | {name: beside(tables[name], columns) for name, columns in reach.items() if name in experiments},
-        figures={path.relative_to(paths.REPORTS).with_suffix("").as_posix() for path in drawn},
+        claims=claims,
+        untested=[claim for claim in record["claims"] if claim not in claims],
+        tables=tables,
+        figures=drawn_figures(),
         comments={name: comments.get(name) for name in (*experiments, *QUESTIONS)},
         title=lambda name: experiments[name]["title"] if name in experiments else study.title(name),
         label=lambda entry, name: arm_of(entry, name)["label"],
@@ -93,8 +94,8 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
         card=report_card(study, record, timing),
         tally=tally,
         done=done(experiments, timing),
-        came_out=came_out(record) if record["headline"] else "",
-        how_sure=how_sure(study, record) if record["headline"] else "",
+        came_out=came_out(record),
+        how_sure=how_sure(study, record),
         beyond=beyond(record.get("controls")),
         measured=measured,
         could_see=could_see,
@@ -152,7 +153,7 @@ def done(experiments: Mapping[str, Values], timing: pd.DataFrame) -> str:
 def came_out(record: Values) -> str:
     """What the headline's arm learnt, in a sentence."""
     top = record["headline"]
-    arm = arm_of(record["experiments"][top["experiment"]], top["arm"])
+    arm = winner_of(record["experiments"][top["experiment"]])
     start = arm["at_start"]
     return (
         f"**The {record['metric']} went from {decimals(top['start'])} to {interval(top)}** ({said(top['label'])}), the share "
@@ -221,11 +222,11 @@ def report_card(study: Study, record: Values, timing: pd.DataFrame) -> str:
     """
     top, of_main = record["headline"], {n: of for n, of in record["experiments"].items() if of["task"] == MAIN}
     firsts = {of["method"]: name for name, of in reversed(of_main.items())}
-    shown_too = {*firsts.values(), top and top["experiment"]}
+    shown_too = {*firsts.values(), top["experiment"]}
     names = [name for name in of_main if name in shown_too or study.experiments[name].off_policy_only]
     seconds = timing.set_index("run")["total_s"]
     shown = [(of_main[name], winner_of(of_main[name])) for name in names]
-    if top and top["experiment"] in own_experiments(record["experiments"], record["claims"]):
+    if top["experiment"] in own_experiments(record["experiments"], record["claims"]):
         entry = record["experiments"][top["experiment"]]
         shown = [(entry, arm) for arm in chosen(entry)]
     rows: list[dict[str, str]] = []
@@ -261,23 +262,17 @@ def _read_table(path: Path, made_by: str) -> pd.DataFrame:
         raise damaged(path, error, made_by) from error
 
 
-def reach_columns() -> dict[str, str]:
-    """Two columns of each experiment's table: the steps and core-seconds in which its arms get half-way to the best end."""
+def reach_columns() -> dict[str, list[dict[str, str]]]:
+    """By experiment, for each chosen arm: the steps and core-seconds in which it gets half-way to the best end."""
     if not (path := CURVES / REACH).exists():
         return {}
     found = {}
     for name, rows in _read_table(path, "figures").groupby("experiment"):
         level = decimals(rows["level"].iloc[0])
-        heads = f"steps to {level}, half of the rise", f"core-seconds to {level}"
-        shown = rows[["steps", "core_seconds"]].map(lambda one: "not reached" if math.isnan(one) else decimals(one, 1))
-        found[str(name)] = table(dict(zip(heads, row, strict=True)) for row in shown.to_numpy().tolist())
+        heads = {"steps": f"steps to {level}, half of the rise", "core_seconds": f"core-seconds to {level}"}
+        shown = rows[[*heads]].map(lambda one: "not reached" if math.isnan(one) else decimals(one, 1))
+        found[str(name)] = shown.rename(columns=heads).to_dict("records")
     return found
-
-
-def beside(first: str, second: str) -> str:
-    """Two tables of the same rows as one."""
-    lines = zip(first.splitlines(), second.splitlines(), strict=True)
-    return "".join(f"{one}{other.removeprefix('|')}\n" for one, other in lines)
 
 
 def cost(timing: pd.DataFrame) -> str:
@@ -291,10 +286,10 @@ def cost(timing: pd.DataFrame) -> str:
         raise damaged(paths.TIMING_TABLE, error, made_by="tables") from error
     minutes, hours = wall_seconds(list(zip(started, finished, strict=True))) / 60, trained["gpu_hours"].sum()
     machines = "; ".join(dict.fromkeys(_machine(json.loads(of)) for of in trained["hardware"]))
-    runs = f"{len(trained)} run{'s' * (len(trained) != 1)}"
+    steps, seconds = trained["steps"].sum(), trained["total_s"].sum()
     return (
-        f"{runs} trained, {trained['steps'].sum():,.0f} steps: {trained['total_s'].sum():,.0f} seconds of runs in "
-        f"{minutes:.1f} minutes of wall time{f', {hours:.2f} GPU-hours' if hours else ''}, on {machines}. "
+        f"{_count(len(trained), 'run')} trained, {steps:,.0f} steps: {seconds:,.0f} seconds of runs in {minutes:.1f} minutes "
+        f"of wall time{f', {hours:.2f} GPU-hours' if hours else ''}, on {machines}. "
         "[timing.csv](timing.csv) has a row for each run."
     )
 

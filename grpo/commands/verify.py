@@ -16,6 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pandas as pd
+
 from grpo.commands.recompute import (
     Difference,
     Experiment,
@@ -190,9 +192,9 @@ def noise(experiments: dict[str, Experiment]) -> dict[str, float | None]:
         (of a mean, with other problems), ``largest`` (of an arm's ``seeds``); None if no arm shows it, as with one seed.
     """
     arms = [of.noise(arm) for of in experiments.values() for arm in of.chosen.values()]
-    known = [[value for value in values if not math.isnan(value)] for values in zip(*arms, strict=True)]
-    means = [math.sqrt(sum(value**2 for value in values) / len(values)) if values else None for values in known]
-    return dict(zip(("seeds", "draws", "problems"), means, strict=True)) | {"largest": max(known[0], default=None)}
+    known = pd.DataFrame(arms, columns=["seeds", "draws", "problems"], dtype=float)
+    found = (known**2).mean() ** 0.5
+    return {key: None if math.isnan(of) else of for key, of in {**found, "largest": known["seeds"].max()}.items()}
 
 
 # ------------------------------------------------------------------------------------------------------------- a run

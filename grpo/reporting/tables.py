@@ -9,7 +9,7 @@ import pandas as pd
 
 from grpo.common.files import atomic_folder, write_csv, write_json, write_text
 from grpo.common.safe_text import short
-from grpo.reporting.figures import ESTIMATES, chosen, collapsed, settings_by_rate
+from grpo.reporting.figures import ESTIMATES, chosen, settings_by_rate
 from grpo.reporting.labels import NEVER, decimals, interval, scientific, table
 from grpo.reporting.record import Values, arm_of
 from grpo.results.runs import read_runs
@@ -57,13 +57,12 @@ def results_table(study: Study, record: Values) -> pd.DataFrame:
     """A row for each run: its arm, its end, the metrics of its last evaluation, and from which run it was taken over."""
     rows = []
     for name, entry in record["experiments"].items():
-        names = collapsed(entry)
         for run in read_runs(study, name):
             arm = arm_of(entry, run.arm)
             rows.append(
                 {"experiment": name, "arm": run.arm, "seed": run.seed, "label": arm["label"], "chosen": arm["chosen"]}
                 | {"learning_rate": arm["learning_rate"], "end": arm["by_run"][arm["runs"].index(run.name)]}
-                | {"collapsed": run.name in names}
+                | {"collapsed": run.name in arm["collapsed"]}
                 | run.metrics
                 | {
                     "last/token_entropy": run.history["token_entropy"].iloc[-1],

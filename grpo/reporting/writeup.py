@@ -6,7 +6,6 @@ import io
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -23,22 +22,15 @@ from grpo.reporting.figures import chosen
 from grpo.reporting.kissing_number import read_report, write_delivery
 from grpo.reporting.labels import bounded, decimals, interval, plain, render, said, table
 from grpo.reporting.page import drawn_figures, page_of
-from grpo.reporting.record import arm_of, of_the_handouts, own_experiments, read_record, winner_of
+from grpo.reporting.record import of_the_handouts, own_experiments, read_record, winner_of
 from grpo.reporting.tables import changed, experiment_table, short_label
 from grpo.reporting.timing import timing_table
-from grpo.results.verdicts import DOES_NOT_HOLD, HOLDS, NOT_TESTED, OPEN, SAME, VERDICTS, comparison
+from grpo.results.verdicts import NOT_TESTED, VERDICTS, comparison
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN
 from grpo.study.software import pins, unlike_the_pins
 
-SAID_OF = {  # of one claim, of several
-    HOLDS: ("holds", "hold"),
-    DOES_NOT_HOLD: ("does not", "do not"),
-    SAME: ("shows no difference", "show no difference"),
-    OPEN: ("stays open", "stay open"),
-    NOT_TESTED: ("is not tested", "are not tested"),
-}
 # What the interval of "trained runs minus a control" says.
 SHOWS = {
     "higher": "so more than that is learned",
@@ -87,18 +79,16 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
         figures=drawn_figures(),
         comments={name: comments.get(name) for name in (*experiments, *QUESTIONS)},
         title=lambda name: experiments[name]["title"] if name in experiments else study.title(name),
-        label=lambda entry, name: arm_of(entry, name)["label"],
+        winner_of=winner_of,
         outcome=outcome,
         won=won,
         reported=partial(reported, record["sources"]),
         card=report_card(study, record, timing),
-        tally=tally,
-        done=done(experiments, timing),
-        came_out=came_out(record),
-        how_sure=how_sure(study, record),
+        counted=counted,
+        trained=int(timing["same_as"].isna().sum()),
+        base_of_each_seed=getattr(study.models[MAIN], "one_per_seed", False),
         beyond=beyond(record.get("controls")),
         measured=measured,
-        could_see=could_see,
         studies=max((claim["together"]["studies"] for claim in record["claims"] if claim.get("together")), default=1),
         cost=cost(timing),
         shared=sum(bool(arm.get("chosen") and arm.get("same_as")) for of in experiments.values() for arm in of["arms"]),
@@ -144,34 +134,6 @@ def shown_claims(claims: Sequence[Values]) -> list[Values]:
     return sorted(shown, key=lambda claim: (not claim["own"], VERDICTS.index(claim["verdict"])))
 
 
-def done(experiments: Mapping[str, Values], timing: pd.DataFrame) -> str:
-    """What was run, in a sentence."""
-    trained = int(timing["same_as"].isna().sum())
-    return f"{_count(trained, 'run')} of {_count(len(experiments), 'experiment')}."
-
-
-def came_out(record: Values) -> str:
-    """What the headline's arm learnt, in a sentence."""
-    top = record["headline"]
-    arm = winner_of(record["experiments"][top["experiment"]])
-    start = arm["at_start"]
-    return (
-        f"**The {record['metric']} went from {decimals(top['start'])} to {interval(top)}** ({said(top['label'])}), the share "
-        f"in the right form from {decimals(start['format'], 2)} to {decimals(arm['format'], 2)}, a response from "
-        f"{decimals(start['length'], 0)} to {decimals(arm['length'], 0)} tokens."
-    )
-
-
-def how_sure(study: Study, record: Values) -> str:
-    """What the intervals are over, in a sentence."""
-    top = record["headline"]
-    if top["runs"] == 1:
-        return "There is one run of each arm, so the spread between runs was not measured."
-    per_seed = getattr(study.models[MAIN], "one_per_seed", False)
-    bases = "each with a base model of its own" if per_seed else "of one base model"
-    return f"Intervals (95%) are over {top['runs']} seeds, {bases}, and {top['problems']} problems."
-
-
 def beyond(controls: Values | None) -> str:
     """What the controls leave of the gain, a sentence for each control; empty without controls."""
     if not controls:
@@ -183,14 +145,8 @@ def beyond(controls: Values | None) -> str:
     return ". ".join([gain, *parts]) + "."
 
 
-def tally(claims: Sequence[Values]) -> str:
-    """How many of the claims hold, and so on, in a sentence."""
-    found = Counter(claim["verdict"] for claim in claims)
-    counts = ", ".join(f"{found[word]} {SAID_OF[word][found[word] != 1]}" for word in VERDICTS if found[word])
-    return f"Of {_count(len(claims), 'claim')} {counts}." if claims else ""
-
-
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, in the plural unless it is 1."""
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
@@ -207,12 +163,6 @@ def measured(claim: Values, longest: int = 50) -> str:
     if not claim["interval"]:
         return bounded(claim["measured"], longest)
     return f"{claim['quantity']} {interval(claim['interval'])}".strip()
-
-
-def could_see(claim: Values) -> str:
-    """The smallest distance from the margin, or the factor, that the design finds in 80% of studies."""
-    seen = claim.get("could_see")
-    return "" if seen is None else f"×{decimals(seen, 2)}" if claim["quantity"] == "ratio" else f"±{decimals(seen, 2)}"
 
 
 def report_card(study: Study, record: Values, timing: pd.DataFrame) -> str:
@@ -288,7 +238,7 @@ def cost(timing: pd.DataFrame) -> str:
     machines = "; ".join(dict.fromkeys(_machine(json.loads(of)) for of in trained["hardware"]))
     steps, seconds = trained["steps"].sum(), trained["total_s"].sum()
     return (
-        f"{_count(len(trained), 'run')} trained, {steps:,.0f} steps: {seconds:,.0f} seconds of runs in {minutes:.1f} minutes "
+        f"{counted(len(trained), 'run')} trained, {steps:,.0f} steps: {seconds:,.0f} seconds of runs in {minutes:.1f} minutes "
         f"of wall time{f', {hours:.2f} GPU-hours' if hours else ''}, on {machines}. "
         "[timing.csv](timing.csv) has a row for each run."
     )

@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from grpo.reporting.comments import QUESTIONS, Values, read_comments
 from grpo.reporting.curves import CURVES, REACH
 from grpo.reporting.figures import chosen
 from grpo.reporting.kissing_number import read_report, write_delivery
-from grpo.reporting.labels import bounded, decimals, interval, plain, render, said, table
+from grpo.reporting.labels import bounded, decimals, interval, render, said, table
 from grpo.reporting.page import drawn_figures, page_of
 from grpo.reporting.record import of_the_handouts, own_experiments, read_record, winner_of
 from grpo.reporting.tables import changed, experiment_table, short_label
@@ -30,14 +29,6 @@ from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN
 from grpo.study.software import pins, unlike_the_pins
-
-# What the interval of "trained runs minus a control" says.
-SHOWS = {
-    "higher": "so more than that is learned",
-    "same": "so that alone brings as much",
-    "lower": "so that alone brings more",
-    "open": "which leaves open whether more is learned",
-}
 
 
 def write_up(study: Study) -> None:
@@ -82,12 +73,10 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
         winner_of=winner_of,
         outcome=outcome,
         won=won,
-        reported=partial(reported, record["sources"]),
         card=report_card(study, record, timing),
         counted=counted,
         trained=int(timing["same_as"].isna().sum()),
         base_of_each_seed=getattr(study.models[MAIN], "one_per_seed", False),
-        beyond=beyond(record.get("controls")),
         measured=measured,
         studies=max((claim["together"]["studies"] for claim in record["claims"] if claim.get("together")), default=1),
         cost=cost(timing),
@@ -134,26 +123,9 @@ def shown_claims(claims: Sequence[Values]) -> list[Values]:
     return sorted(shown, key=lambda claim: (not claim["own"], VERDICTS.index(claim["verdict"])))
 
 
-def beyond(controls: Values | None) -> str:
-    """What the controls leave of the gain, a sentence for each control; empty without controls."""
-    if not controls:
-        return ""
-    gain = f"Controls: with the full reward from {decimals(controls['start'])} to {decimals(controls['value'])}"
-    if not controls["gains"]:
-        return f"{gain}, which is no gain to explain."
-    parts = [f"Beyond {of['what']} ({decimals(of['at'])}): {interval(of)}, {SHOWS[of['shows']]}" for of in controls["beyond"]]
-    return ". ".join([gain, *parts]) + "."
-
-
 def counted(number: int, noun: str) -> str:
     """A number with its noun, in the plural unless it is 1."""
     return f"{number} {noun}{'s' * (number != 1)}"
-
-
-def reported(sources: Mapping[str, str], claim: Values) -> str:
-    """Who reported a claim, and what, for the title of a link."""
-    parts = {source: f" ({sources[source]})" if source in sources else "" for source in claim["reported"]}
-    return plain(". ".join(f"{source}: {claim['reported'][source]}{who}" for source, who in parts.items()))
 
 
 def measured(claim: Values, longest: int = 50) -> str:

@@ -15,6 +15,7 @@ from grpo.commands.study import composed_text
 from grpo.common.errors import UserError, from_here
 from grpo.common.files import exclusive_lock, remove, write_text
 from grpo.common.safe_text import on_terminal, without_password
+from grpo.reporting.labels import render
 from grpo.study import paths
 from grpo.study.compose import study_path
 from grpo.study.schema import load_study
@@ -63,30 +64,16 @@ def quickstart(name: str = STUDY) -> None:
                 stages.select(experiment)
             announce("The report")
             stages.report()
-            announce(f"Done.\n\n{_results()}\n")
+            from grpo.reporting.record import read_record
+
+            results = render("quickstart.txt.j2", experiments=read_record()["experiments"])
+            announce(on_terminal(f"Done.\n\n{results}"))
             tracked = without_password(tracking_uri())
     whole = "make repro" if name == STUDY else "grpo study use smollm2 && make repro"
     print(
         f"the report  {folder / paths.PAGE}\nits summary {folder / paths.WRITEUP}\nthe runs    {folder / paths.RUNS}/\n"
         f"in MLflow   {_open_ui(tracked)}\n\nNext, for the whole study with all its experiments, type:  {whole}"
     )
-
-
-def _results() -> str:
-    """By the record, each arm's reward before and after GRPO (95% interval), and responses to the same problems."""
-    from grpo.reporting.record import read_record
-    from grpo.results.statistics import format_interval
-
-    lines = []
-    for experiment in read_record()["experiments"].values():
-        lines.append(f"{'arm':<12}{'reward before GRPO':<20}after it")
-        lines += [f"{arm['arm']:<12}{arm['start']:<20.3f}{format_interval(arm)}" for arm in experiment["arms"]]
-        half = len(experiment["samples"]) // 2
-        for before, after in zip(experiment["samples"][:half], experiment["samples"][half:], strict=True):
-            lines.append(f"\n{on_terminal(before['problem'])}")
-            for when, sample in (("before", before), ("after ", after)):
-                lines.append(f"  {when} (reward {sample['reward']:.2f})  {on_terminal(' '.join(sample['response'].split()))}")
-    return "\n".join(lines)
 
 
 def _open_ui(tracked: str) -> str:

@@ -36,6 +36,7 @@ from grpo.commands.recompute import (
 from grpo.common.errors import UserError
 from grpo.common.files import read_text
 from grpo.reporting.curves import CURVES
+from grpo.reporting.labels import render
 from grpo.reporting.page import embedded_samples
 from grpo.reporting.record import digests_of, leaves
 from grpo.reporting.tables import tables_of
@@ -276,26 +277,7 @@ def _grpo(there: Path, *arguments: str) -> None:
 
 def report(found: dict[str, Any]) -> str:
     """Write what :func:`verify` found in words."""
-    differ, said = found["differences"], found["noise"]
-    places = [f"{one['file']}, {one['place']}: written {one['written']}; recomputed {one['recomputed']}" for one in differ]
-    more = [f"... and {len(places) - SHOWN} more"] if len(places) > SHOWN else []
-    rows = f"{found['runs']} runs in {paths.OUTCOMES}, {found['from_data']} of them also from {paths.RUNS}"
-    text = [*places[:SHOWN], *more, f"record, tables, write-up and page: {len(differ) or 'no'} differences ({rows})"]
-    seeds, draws, problems, largest = ("?" if of is None else f"{of:.3f}" for of in said.values())
-    text.append(
-        f"noise: runs of one arm differ by {seeds} (standard deviation over seeds; at most {largest}), of which {draws} is by "
-        f"draws of responses; other problems move a mean by {problems}" + (" (?: one seed)" if said["seeds"] is None else "")
-    )
-    if again := found["rerun"]:
-        same = f"{', '.join(again['unlike'])} differ" if again["unlike"] else "every bit is the same"
-        text.append(f"{again['run']}, trained again in {again['seconds']:.0f} s: {same}")
-        ends = f"it ends at {again['end']:.3f}, recorded {again['recorded_end']:.3f}"
-        if again["processor"] != again["recorded_processor"]:
-            place = f"recorded on {again['recorded_processor']}, this is {again['processor']}"
-            text.append(f"  another processor, on which bits may differ ({place}): {ends}, tolerance {TOLERANCE:.3f}")
-        elif again["unlike"]:
-            text.append(f"  on the same kind of processor: {ends}")
-    return "\n".join(text)
+    return render("verify.txt.j2", found=found, shown=SHOWN, tolerance=TOLERANCE).removesuffix("\n")
 
 
 def failed(found: dict[str, Any]) -> bool:

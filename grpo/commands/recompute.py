@@ -56,7 +56,9 @@ def rows_of_file(path: Path) -> dict[str, Row]:
     """Read reports/outcomes.csv: run -> row."""
     rows: dict[str, Row] = {}
     for text in pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records"):
-        row: Row = {key: (of if key in TEXTS else float(of)) if of else None for key, of in text.items() if key not in SCORES}
+        row: Row = {
+            str(key): (of if key in TEXTS else float(of)) if of else None for key, of in text.items() if key not in SCORES
+        }
         row |= {key: np.array([*text[key]] if text[key].isdigit() else text[key].split(), float) for key in SCORES}
         rows[text["run"]] = row | {"levels": json.loads(text["levels"])}
     return rows

@@ -194,8 +194,8 @@ def noise(experiments: dict[str, Experiment]) -> dict[str, float | None]:
     """
     arms = [of.noise(arm) for of in experiments.values() for arm in of.chosen.values()]
     known = pd.DataFrame(arms, columns=["seeds", "draws", "problems"], dtype=float)
-    found = (known**2).mean() ** 0.5
-    return {key: None if math.isnan(of) else of for key, of in {**found, "largest": known["seeds"].max()}.items()}
+    found = {str(key): math.sqrt((known[key] ** 2).mean()) for key in known} | {"largest": float(known["seeds"].max())}
+    return {key: None if math.isnan(of) else of for key, of in found.items()}
 
 
 # ------------------------------------------------------------------------------------------------------------- a run

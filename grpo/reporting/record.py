@@ -335,8 +335,8 @@ def _by_part(found: Evidence, parts: Iterable[str]) -> list[Values]:
     rows = []
     for name in parts:
         for arm, runs in found.arms.items():
-            columns = [run.validation.get(f"val/{name}/answer_reward", pd.Series(dtype=float)).dropna() for run in runs]
-            measured = [values for values in columns if len(values)]
+            column = f"val/{name}/answer_reward"
+            measured = [values for run in runs if column in run.validation and len(values := run.validation[column].dropna())]
             if measured:
                 first, last = (float(np.mean([of.iloc[row] for of in measured])) for row in (0, -1))
                 rows.append({"set": name, "arm": arm, "first": first, "last": last, "runs": len(measured)})

@@ -79,7 +79,7 @@ def results_table(study: Study, record: Values) -> pd.DataFrame:
 OF_THE_ARM = {"higher": "lower", "lower": "higher", "same": "same", "open": "open"}  # what the leader's difference says of it
 
 
-def experiment_table(entry: Values, metric: str = "answer reward", more: Sequence[Mapping[str, str]] = ()) -> str:
+def experiment_table(entry: Values, metric: str = "answer reward", more: Sequence[dict[str, str]] = ()) -> str:
     """The chosen arms: end, distance to the leader and how often a run ends above its runs, form, length, and collapsed runs.
 
     Means and intervals are over all runs, collapsed ones too. The winner is bold.

@@ -205,7 +205,7 @@ def _bars(runs: Sequence[Run], labels: Mapping[str, str]) -> pd.DataFrame:
     """The bars of an experiment, each the mean over an arm's runs: seconds of a step by part."""
     rows = []
     for run in runs:  # one bar for one process, two for generator and learner
-        parts = step_seconds(run, 0)
-        for side, of in SIDES.items() if value(run, "asynchronous") else [("", TURNS)]:
+        parts, sides = step_seconds(run, 0), SIDES if value(run, "asynchronous") else {"": TURNS}
+        for side, of in sides.items():
             rows.append({"bar": labels[run.arm] + side, **{kind: parts[PARTS[part][0]] or 0.0 for kind, part in of.items()}})
     return pd.DataFrame(rows).groupby("bar", sort=False).mean().reindex(columns=list(COLOURS)).fillna(0.0)

@@ -191,9 +191,9 @@ def reach_columns() -> dict[str, list[dict[str, str]]]:
     found = {}
     for name, rows in _read_table(path, "figures").groupby("experiment"):
         level = decimals(rows["level"].iloc[0])
-        heads = {"steps": f"steps to {level}, half of the rise", "core_seconds": f"core-seconds to {level}"}
-        shown = rows[[*heads]].map(lambda one: "not reached" if math.isnan(one) else decimals(one, 1))
-        found[str(name)] = shown.rename(columns=heads).to_dict("records")
+        heads = f"steps to {level}, half of the rise", f"core-seconds to {level}"
+        shown = rows[["steps", "core_seconds"]].map(lambda one: "not reached" if math.isnan(one) else decimals(one, 1))
+        found[str(name)] = [dict(zip(heads, row, strict=True)) for row in shown.to_numpy().tolist()]
     return found
 
 

@@ -41,7 +41,7 @@ METRICS = (
     Metric("train/format_reward", "format reward of training rollouts", "share"),
     Metric("train/reward", "reward, training"),
     Metric("token_entropy", "token entropy", "nats"),
-    Metric("gradient_norm", "gradient norm"),
+    Metric("gradient_norm", "gradient norm"),  # before clipping
     Metric("loss", "loss"),
     Metric("mean_nll", "negative log-likelihood per token", "nats"),
     Metric("clip_fraction", "share of clipped tokens", "share"),
@@ -57,12 +57,12 @@ METRICS = (
     Metric("dynamic_sampling/dropped_groups", "groups dropped for want of signal"),
     Metric("train/correct", "correct rollouts, trained on"),
     Metric("train/solved", "share of questions solved", "share"),
-    Metric("kl/per_token", "KL per token", "nats"),
+    Metric("kl/per_token", "KL per token", "nats"),  # the sampled estimate
     Metric("kl/per_token_low_variance", "KL per token, low-variance estimate", "nats"),
     Metric("kl/per_sequence", "KL per response, sampled estimate", "nats"),
     Metric("kl/per_sequence_low_variance", "KL per response, low-variance estimate", "nats"),
     Metric("kl_loss", "KL to the starting policy in the loss", "nats"),
-    Metric("lag_mean", "lag", "policy versions"),
+    Metric("lag_mean", "lag", "policy versions"),  # measured, mean over tokens
     Metric("lag_min", "smallest lag", "policy versions"),
     Metric("lag_max", "largest lag", "policy versions"),
     Metric("replay/groups", "groups in the replay buffer"),

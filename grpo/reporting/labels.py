@@ -171,7 +171,7 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-_TEMPLATES.filters |= MARKDOWN | {one.__name__: one for one in (interval, decimals, bounded, plain, said, quoted)}
+_TEMPLATES.filters |= MARKDOWN | {one.__name__: one for one in (interval, decimals, table, bounded, plain, said, quoted)}
 
 
 def render(template: str, **values: Any) -> str:

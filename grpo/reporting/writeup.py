@@ -19,7 +19,7 @@ from grpo.reporting.comments import QUESTIONS, Values, read_comments
 from grpo.reporting.curves import CURVES, REACH
 from grpo.reporting.figures import chosen
 from grpo.reporting.kissing_number import read_report, write_delivery
-from grpo.reporting.labels import bounded, decimals, interval, render, said, table
+from grpo.reporting.labels import bounded, counted, decimals, interval, render, said, table
 from grpo.reporting.page import drawn_figures, page_of
 from grpo.reporting.record import of_the_handouts, own_experiments, read_record, winner_of
 from grpo.reporting.tables import changed, experiment_table, short_label
@@ -74,7 +74,6 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
         outcome=outcome,
         won=won,
         card=report_card(study, record, timing),
-        counted=counted,
         trained=int(timing["same_as"].isna().sum()),
         base_of_each_seed=getattr(study.models[MAIN], "one_per_seed", False),
         measured=measured,
@@ -121,11 +120,6 @@ def shown_claims(claims: Sequence[Values]) -> list[Values]:
     """The study's own claims, then published ones that it tests, each by verdict."""
     shown = [claim for claim in claims if claim["own"] or claim["verdict"] != NOT_TESTED]
     return sorted(shown, key=lambda claim: (not claim["own"], VERDICTS.index(claim["verdict"])))
-
-
-def counted(number: int, noun: str) -> str:
-    """A number with its noun, in the plural unless it is 1."""
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def measured(claim: Values, longest: int = 50) -> str:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, TypeVar, cast
 
 import pandas as pd
 from filelock import FileLock
@@ -41,15 +41,15 @@ EXPERIMENT_TAGS = {
     " their tag `experiment` names the experiment. Steps are optimizer steps. See docs/tracking.md.",
 }
 
-P = ParamSpec("P")
+Method = TypeVar("Method", bound=Callable[..., None])
 _failed: set[str] = set()  # addresses of MLflow that this process could not write
 
 
-def _never_fails(write: Callable[Concatenate[MlflowRun, P], None]) -> Callable[Concatenate[MlflowRun, P], None]:
+def _never_fails(write: Method) -> Method:
     """Decorate a method that writes to MLflow: its first error prints a warning, after which nothing more is written."""
 
     @wraps(write)
-    def call(run: MlflowRun, *args: P.args, **kwargs: P.kwargs) -> None:
+    def call(run: MlflowRun, *args: Any, **kwargs: Any) -> None:
         if run.uri in (NOWHERE, *_failed):
             return
         try:
@@ -62,7 +62,7 @@ def _never_fails(write: Callable[Concatenate[MlflowRun, P], None]) -> Callable[C
                 file=sys.stderr,
             )
 
-    return call
+    return cast(Method, call)
 
 
 @dataclass

@@ -13,13 +13,13 @@ from huggingface_hub import HfApi
 from grpo.commands import gpu_memory
 from grpo.commands.gpu_memory import GIB
 from grpo.common.errors import UserError, reason
-from grpo.common.imports import named_file, pip_install
+from grpo.common.imports import pip_install
 from grpo.study.effective import effective_run
 from grpo.study.schema import Study
-from grpo.study.settings import MAIN, HubModel, LocalModel, SampledTraces
+from grpo.study.settings import MAIN, HubModel, SampledTraces
 from grpo.study.software import OPTIMIZER, VLLM, hardware, install_vllm, pins, software, torch_build, unlike_the_pins
-from grpo.tasks.rows import HubDataset, LocalFiles, read_rows
-from grpo.tasks.sft_dataset import HubTraces, JsonlTraces
+from grpo.tasks.rows import FORMATS, HubDataset, read_rows
+from grpo.tasks.sft_dataset import HubTraces
 
 HUB_TIMEOUT_S = 10.0
 IN_FLOAT16 = "Set engine.dtype and learner.dtype to float16, as studies/math-24gb-turing.yaml does."
@@ -144,22 +144,21 @@ def _disk(study: Study) -> Finding:
 
 
 def _model_and_data(study: Study) -> Finding:
-    """Check that local models exist, that files of problems can be read, and that the Hub has the others."""
-    name, sources = "model and data", [source for task in study.tasks for source in _sources(study.task(task))]
-    traces = study.sft_datasets.values()
-    models = [*study.models.values(), *(entry.model for entry in traces if isinstance(entry, SampledTraces))]
-    local = [entry.path for entry in (*models, *traces) if isinstance(entry, LocalModel | JsonlTraces)]
-    if missing := [path for path in local if not named_file(path).exists()]:
-        remedy = "Add them, or correct the paths in `models:` or `sft_datasets:`."
-        return Finding(name, False, f"missing: {', '.join(missing)}", remedy)
-    files = [path for source in sources if isinstance(source, LocalFiles) for path in (source.train, source.validation) if path]
+    """Check that the files that the study names are there, that those of rows can be read, and that the Hub has the others."""
+    name, files = "model and data", [*study.named_files.values()]
     try:
         for path in files:
-            read_rows(path, "tasks")
+            if Path(path).suffix in FORMATS:
+                read_rows(path, "tasks")
     except UserError as error:
         return Finding(name, False, reason(error), "The stage `dataset` reads the same.")
+    if missing := [path for path in files if not Path(path).exists()]:
+        remedy = "Add them, or correct the paths in `models:` or `sft_datasets:`."
+        return Finding(name, False, f"missing: {', '.join(missing)}", remedy)
+    traces = study.sft_datasets.values()
+    models = [*study.models.values(), *(entry.model for entry in traces if isinstance(entry, SampledTraces))]
     on_hub = [("model", model.repo) for model in models if isinstance(model, HubModel)]
-    on_hub += [("dataset", source.hub) for source in sources if isinstance(source, HubDataset)]
+    on_hub += [("dataset", repo) for task in study.tasks for repo in _hub_datasets(study.task(task))]
     on_hub += [("dataset", entry.repo) for entry in traces if isinstance(entry, HubTraces)]
     for kind, repo in on_hub:
         try:
@@ -167,11 +166,10 @@ def _model_and_data(study: Study) -> Finding:
         except Exception as error:  # whatever the network, the proxy or the Hub raises
             remedy = "Check the network, HF_ENDPOINT and HF_TOKEN; or download elsewhere and name local files in the study."
             return Finding(name, False, f"{repo}: cannot be reached ({type(error).__name__})", remedy)
-    return Finding(name, True, ", ".join([*local, *files, *(repo for _, repo in on_hub)]) or "made by the study itself")
+    return Finding(name, True, ", ".join([*files, *(repo for _, repo in on_hub)]) or "made by the study itself")
 
 
-def _sources(task: Any) -> list[HubDataset | LocalFiles]:
-    """Where a task, or each task of a mixture, reads its problems; empty if it generates them."""
-    own = [getattr(task, key, None) for key in ("source", "files")]
-    parts = getattr(task, "parts", {}).values()
-    return [*filter(None, own), *(source for part in parts for source in _sources(part))]
+def _hub_datasets(task: Any) -> list[str]:
+    """The dataset on the Hub from which a task, or each part of a mixture, reads its problems."""
+    source, parts = getattr(task, "source", None), getattr(task, "parts", {}).values()
+    return [source.hub] if isinstance(source, HubDataset) else [repo for part in parts for repo in _hub_datasets(part)]

@@ -15,9 +15,10 @@ from grpo.commands.study import composed_text
 from grpo.common.errors import UserError, from_here
 from grpo.common.files import exclusive_lock, remove, write_text
 from grpo.common.safe_text import on_terminal, without_password
+from grpo.reporting.labels import render
 from grpo.study import paths
 from grpo.study.compose import study_path
-from grpo.study.schema import Study, load_study
+from grpo.study.schema import load_study
 from grpo.study.settings import MAIN
 from grpo.tracking.mlflow_uri import tracking_uri
 
@@ -63,40 +64,16 @@ def quickstart(name: str = STUDY) -> None:
                 stages.select(experiment)
             announce("The report")
             stages.report()
-            results = "\n\n".join(_rewards(study, experiment) for experiment in study.active_experiments)
-            results += _before_and_after()
+            from grpo.reporting.record import read_record
+
+            results = render("quickstart.txt.j2", experiments=read_record()["experiments"])
+            announce(on_terminal(f"Done.\n\n{results}"))
             tracked = without_password(tracking_uri())
-    announce(f"Done.\n\n{results}\n")
     whole = "make repro" if name == STUDY else "grpo study use smollm2 && make repro"
     print(
         f"the report  {folder / paths.PAGE}\nits summary {folder / paths.WRITEUP}\nthe runs    {folder / paths.RUNS}/\n"
         f"in MLflow   {_open_ui(tracked)}\n\nNext, for the whole study with all its experiments, type:  {whole}"
     )
-
-
-def _rewards(study: Study, experiment: str) -> str:
-    """A table of each arm's answer reward before and after GRPO, with 95% intervals."""
-    from grpo.results.intervals import mean_of
-    from grpo.results.runs import by_arm, final_scores, first_scores, read_runs
-
-    rows = [("arm", "reward before GRPO", "after it")]
-    for arm, runs in by_arm(read_runs(study, experiment)).items():
-        rows.append((arm, str(mean_of(first_scores(runs), fixed=True)), str(mean_of(final_scores(runs)))))
-    return "\n".join(f"{arm:<12}{first:<26}{last}" for arm, first, last in rows)
-
-
-def _before_and_after() -> str:
-    """Responses to the same problems before and after training, from the report."""
-    from grpo.reporting.record import read_record
-
-    lines = ""
-    for experiment in read_record()["experiments"].values():
-        half = len(experiment["samples"]) // 2
-        for before, after in zip(experiment["samples"][:half], experiment["samples"][half:], strict=True):
-            lines += f"\n\n{on_terminal(before['problem'])}"
-            for when, sample in (("before", before), ("after ", after)):
-                lines += f"\n  {when} (reward {sample['reward']:.2f})  {on_terminal(' '.join(sample['response'].split()))}"
-    return lines
 
 
 def _open_ui(tracked: str) -> str:

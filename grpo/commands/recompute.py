@@ -6,7 +6,6 @@ docs/statistics.md.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import math
@@ -55,15 +54,13 @@ def lines(path: Path) -> list[Any]:
 
 def rows_of_file(path: Path) -> dict[str, Row]:
     """Read reports/outcomes.csv: run -> row."""
-    csv.field_size_limit(10**8)
     rows: dict[str, Row] = {}
-    with path.open(encoding="utf-8", newline="") as file:
-        for text in csv.DictReader(file):
-            row: Row = {
-                key: (of if key in TEXTS else float(of)) if of else None for key, of in text.items() if key not in SCORES
-            }
-            row |= {key: np.array([*text[key]] if text[key].isdigit() else text[key].split(), float) for key in SCORES}
-            rows[text["run"]] = row | {"levels": json.loads(text["levels"])}
+    for text in pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records"):
+        row: Row = {
+            str(key): (of if key in TEXTS else float(of)) if of else None for key, of in text.items() if key not in SCORES
+        }
+        row |= {key: np.array([*text[key]] if text[key].isdigit() else text[key].split(), float) for key in SCORES}
+        rows[text["run"]] = row | {"levels": json.loads(text["levels"])}
     return rows
 
 
@@ -198,8 +195,8 @@ def difference(first: Table, second: Table) -> Estimate:
 
 def chance_above(runs: list[Run], others: list[Run]) -> float:
     """The share of pairs in which the first run ends above the other; a tie is half a pair."""
-    pairs = [(one.final.mean(), other.final.mean()) for one in runs for other in others]
-    return float(np.mean([(one > other) + (one == other) / 2 for one, other in pairs]))
+    first, second = ([run.final.mean() for run in of] for of in (runs, others))
+    return float(stats.mannwhitneyu(first, second).statistic) / (len(first) * len(second))
 
 
 # ---------------------------------------------------------------------------------------------- choices and verdicts

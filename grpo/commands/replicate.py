@@ -20,7 +20,7 @@ from typing import Any
 from grpo.common.errors import UserError
 from grpo.common.files import atomic_folder, read_json, read_text, write_json, write_text
 from grpo.common.yaml_file import read_mapping, to_yaml
-from grpo.reporting.labels import interval, table
+from grpo.reporting.labels import interval, render
 from grpo.reporting.record import Values, arm_of, read_record
 from grpo.results.claims import key_of, needed_experiments
 from grpo.results.verdicts import DECIDED, HOLDS, NOT_TESTED
@@ -32,10 +32,6 @@ from grpo.study.stages import write_stages
 
 FOLDER = Path("replicates")
 SAME, UNDECIDED, TURNED, NOT_TRIED = "same", "undecided", "turned round", "not tried"
-EXPLANATION = f"""# On other seeds
-
-The study beside itself with other seeds. *{TURNED}*: in one of the two the claim holds, in the other it does not.
-*{UNDECIDED}*: only one of the two decides. *{NOT_TRIED}*: one of the two does not test the claim."""
 
 
 def replicate(seeds: list[int], base_seed: int | None) -> str:
@@ -109,10 +105,7 @@ def agreement(here: Values, there: Values | None) -> str:
 
 def page(replicates: Mapping[str, dict[str, list[dict[str, str]]]]) -> str:
     """Write reports/replication.md from the comparisons with each replicate (:func:`compare`)."""
-    parts = [EXPLANATION]
-    for name, rows in replicates.items():
-        parts += [f"## {name}", _counts(rows["claims"]), *(table(part).strip() for part in rows.values() if part)]
-    return "\n\n".join(parts) + "\n"
+    return render("replication.md.j2", replicates=replicates, counts=_counts)
 
 
 def _counts(claims: list[dict[str, str]]) -> str:

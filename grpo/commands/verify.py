@@ -16,6 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pandas as pd
+
 from grpo.commands.recompute import (
     Difference,
     Experiment,
@@ -34,6 +36,7 @@ from grpo.commands.recompute import (
 from grpo.common.errors import UserError
 from grpo.common.files import read_text
 from grpo.reporting.curves import CURVES
+from grpo.reporting.labels import render
 from grpo.reporting.page import embedded_samples
 from grpo.reporting.record import digests_of, leaves
 from grpo.reporting.tables import tables_of
@@ -190,9 +193,9 @@ def noise(experiments: dict[str, Experiment]) -> dict[str, float | None]:
         (of a mean, with other problems), ``largest`` (of an arm's ``seeds``); None if no arm shows it, as with one seed.
     """
     arms = [of.noise(arm) for of in experiments.values() for arm in of.chosen.values()]
-    known = [[value for value in values if not math.isnan(value)] for values in zip(*arms, strict=True)]
-    means = [math.sqrt(sum(value**2 for value in values) / len(values)) if values else None for values in known]
-    return dict(zip(("seeds", "draws", "problems"), means, strict=True)) | {"largest": max(known[0], default=None)}
+    known = pd.DataFrame(arms, columns=["seeds", "draws", "problems"], dtype=float)
+    found = {str(key): math.sqrt((known[key] ** 2).mean()) for key in known} | {"largest": float(known["seeds"].max())}
+    return {key: None if math.isnan(of) else of for key, of in found.items()}
 
 
 # ------------------------------------------------------------------------------------------------------------- a run
@@ -274,26 +277,7 @@ def _grpo(there: Path, *arguments: str) -> None:
 
 def report(found: dict[str, Any]) -> str:
     """Write what :func:`verify` found in words."""
-    differ, said = found["differences"], found["noise"]
-    places = [f"{one['file']}, {one['place']}: written {one['written']}; recomputed {one['recomputed']}" for one in differ]
-    more = [f"... and {len(places) - SHOWN} more"] if len(places) > SHOWN else []
-    rows = f"{found['runs']} runs in {paths.OUTCOMES}, {found['from_data']} of them also from {paths.RUNS}"
-    text = [*places[:SHOWN], *more, f"record, tables, write-up and page: {len(differ) or 'no'} differences ({rows})"]
-    seeds, draws, problems, largest = ("?" if of is None else f"{of:.3f}" for of in said.values())
-    text.append(
-        f"noise: runs of one arm differ by {seeds} (standard deviation over seeds; at most {largest}), of which {draws} is by "
-        f"draws of responses; other problems move a mean by {problems}" + (" (?: one seed)" if said["seeds"] is None else "")
-    )
-    if again := found["rerun"]:
-        same = f"{', '.join(again['unlike'])} differ" if again["unlike"] else "every bit is the same"
-        text.append(f"{again['run']}, trained again in {again['seconds']:.0f} s: {same}")
-        ends = f"it ends at {again['end']:.3f}, recorded {again['recorded_end']:.3f}"
-        if again["processor"] != again["recorded_processor"]:
-            place = f"recorded on {again['recorded_processor']}, this is {again['processor']}"
-            text.append(f"  another processor, on which bits may differ ({place}): {ends}, tolerance {TOLERANCE:.3f}")
-        elif again["unlike"]:
-            text.append(f"  on the same kind of processor: {ends}")
-    return "\n".join(text)
+    return render("verify.txt.j2", found=found, shown=SHOWN, tolerance=TOLERANCE).removesuffix("\n")
 
 
 def failed(found: dict[str, Any]) -> bool:

@@ -9,7 +9,7 @@ class Metric(NamedTuple):
     """One metric."""
 
     name: str  # key in MLflow, and column in history.csv (names with ``val/``: in validation.csv)
-    title: str  # in the report
+    title: str  # in the report, over a narrow panel
     unit: str = ""  # ``share`` (between 0 and 1), ``tokens``, ``nats``, ...; empty if it has none
 
     @property
@@ -20,15 +20,15 @@ class Metric(NamedTuple):
 
 # In the order of the report's page.
 METRICS = (
-    Metric("val/answer_reward", "validation answer reward", "share"),
-    Metric("val/old_task_reward", "answer reward on the old task", "share"),
-    Metric("val/reward", "validation reward that training follows"),
-    Metric("val/format_reward", "validation format reward", "share"),
-    Metric("val/response_length", "validation response length", "tokens"),
+    Metric("val/answer_reward", "answer reward, validation", "share"),
+    Metric("val/old_task_reward", "answer reward, old task", "share"),
+    Metric("val/reward", "reward, validation"),
+    Metric("val/format_reward", "format reward, validation", "share"),
+    Metric("val/response_length", "response length", "tokens"),
     Metric("val/response_length_correct", "length of correct responses", "tokens"),
     Metric("val/response_length_incorrect", "length of incorrect responses", "tokens"),
     Metric("val/token_entropy", "token entropy, validation", "nats"),
-    Metric("val/is_sentence", "share of responses: sentences", "share"),
+    Metric("val/is_sentence", "share of sentences", "share"),
     Metric("val/lists_only", "share of responses: lists of words", "share"),
     Metric("val/repeats_prompt", "share of responses: prompt repeated", "share"),
     Metric("val/turns", "turns of an episode"),
@@ -38,11 +38,11 @@ METRICS = (
     Metric("val/ended_by_limit", "share of episodes ended by a limit", "share"),
     Metric("val/cut_off", "share of responses cut off", "share"),
     Metric("val/grader_timeouts", "answers that took the grader too long, validation"),
-    Metric("train/answer_reward", "answer reward of training rollouts", "share"),
+    Metric("train/answer_reward", "answer reward, training", "share"),
     Metric("train/format_reward", "format reward of training rollouts", "share"),
-    Metric("train/reward", "reward of training rollouts"),
-    Metric("token_entropy", "token entropy in training", "nats"),
-    Metric("gradient_norm", "gradient norm, before clipping"),
+    Metric("train/reward", "reward, training"),
+    Metric("token_entropy", "token entropy", "nats"),
+    Metric("gradient_norm", "gradient norm"),  # before clipping
     Metric("loss", "loss"),
     Metric("mean_nll", "negative log-likelihood per token", "nats"),
     Metric("clip_fraction", "share of clipped tokens", "share"),
@@ -58,16 +58,16 @@ METRICS = (
     Metric("dynamic_sampling/dropped_groups", "groups dropped for want of signal"),
     Metric("train/correct", "correct rollouts, trained on"),
     Metric("train/solved", "share of questions solved", "share"),
-    Metric("kl/per_token", "KL per token, sampled estimate", "nats"),
+    Metric("kl/per_token", "KL per token", "nats"),  # the sampled estimate
     Metric("kl/per_token_low_variance", "KL per token, low-variance estimate", "nats"),
     Metric("kl/per_sequence", "KL per response, sampled estimate", "nats"),
     Metric("kl/per_sequence_low_variance", "KL per response, low-variance estimate", "nats"),
     Metric("kl/forward_per_token", "forward KL per token", "nats"),
     Metric("kl/forward_per_sequence", "forward KL per response", "nats"),
     Metric("kl_loss", "KL to the starting policy in the loss", "nats"),
-    Metric("lag_mean", "measured lag, mean over tokens", "versions"),
-    Metric("lag_min", "measured lag, smallest", "versions"),
-    Metric("lag_max", "measured lag, largest", "versions"),
+    Metric("lag_mean", "lag", "policy versions"),  # measured, mean over tokens
+    Metric("lag_min", "smallest lag", "policy versions"),
+    Metric("lag_max", "largest lag", "policy versions"),
     Metric("replay/groups", "groups in the replay buffer"),
     Metric("replay/left", "groups that left the replay buffer"),
     Metric("replay/never_drawn", "share of groups that left the replay buffer undrawn", "share"),

@@ -38,22 +38,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8
 ANSWER, FORM, GIVEN_FORM, LENGTH = "val/answer_reward", "val/format_reward", "val/answer_given_form", "val/response_length"
 ENTROPY, NORM, KL = "token_entropy", "gradient_norm", "kl/per_token"
 STEP = {"grpo": "GRPO step", "sft": "optimizer step", "expert_iteration": "expert iteration step"}
-TITLES = {metric.name: metric.label for metric in METRICS} | {  # short ones for narrow panels
-    ANSWER: "answer reward, validation",
-    "val/reward": "reward, validation",
-    FORM: "format reward, validation",
-    GIVEN_FORM: "accuracy, given the form",
-    LENGTH: "response length (tokens)",
-    ENTROPY: "token entropy (nats)",
-    NORM: "gradient norm",
-    "train/answer_reward": "answer reward, training",
-    "train/reward": "reward, training",
-    "train/response_length": "response length, training",
-    "clip_fraction": "share of clipped tokens",
-    "lag_mean": "lag (policy versions)",
-    KL: "KL per token (nats)",
-    "val/is_sentence": "share of sentences",
-}
+TITLES = {metric.name: metric.label for metric in METRICS} | {GIVEN_FORM: "accuracy, given the form"}
 SHARES = {name for name, unit in UNITS.items() if unit == "share"} - {"clip_fraction"} | {GIVEN_FORM}
 OF_A_RUN = (ANSWER, FORM, GIVEN_FORM, LENGTH, ENTROPY, NORM, "train/reward", "loss")  # panels in a figure of one run
 

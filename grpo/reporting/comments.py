@@ -79,25 +79,21 @@ def _fill(path: Path, text: str, first_line: int, record: Values) -> str:
 
     def experiment(name: str = path.stem) -> Values:
         """An experiment's entry in the record; by default the comment's own."""
-        found: Values = _entry(record["experiments"], name, "experiment")
-        return found
+        return _entry(record["experiments"], name, "experiment")
 
     def arm(name: str, of: str = path.stem) -> Values:
         """An arm's entry, by the arm's name or that of a setting, which stands for its chosen arm."""
         arms = experiment(of)["arms"]
         named = {arm["setting"]: arm for arm in arms if arm["chosen"]} | {arm["arm"]: arm for arm in arms}
-        found: Values = _entry(named, name, "arm")
-        return found
+        return _entry(named, name, "arm")
 
     def baseline(prompt: str) -> Values:
         """Zero-shot results under a prompt."""
-        found: Values = _entry(record["baseline"], prompt, "prompt")
-        return found
+        return _entry(record["baseline"], prompt, "prompt")
 
     def best_of_n(prompt: str, n: int) -> Values:
         """Estimates from several samples under a prompt."""
-        found: Values = _entry(_entry(record["best_of_n"], prompt, "prompt")["n"], str(n), "N")
-        return found
+        return _entry(_entry(record["best_of_n"], prompt, "prompt")["n"], str(n), "N")
 
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined)
     environment.filters |= FILTERS
@@ -110,7 +106,7 @@ def _fill(path: Path, text: str, first_line: int, record: Values) -> str:
         raise UserError(f"{path}:{first_line + line - 1}: {str(error).rstrip('.')}. Correct that line.") from error
 
 
-def _entry(known: Mapping[str, Any], name: str, what: str) -> Any:
+def _entry(known: Mapping[str, Values], name: str, what: str) -> Values:
     if name not in known:
         raise UserError(f"no {what} {name!r}; there are: {', '.join(map(str, known)) or 'none'}")
     return known[name]

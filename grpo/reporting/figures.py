@@ -297,28 +297,28 @@ def draw_zero_shot(baseline: Mapping[str, Any]) -> Figure:
 
 def draw_best_of_n(metrics: Mapping[str, Any]) -> Figure:
     """Draw pass@N, Best@N and majority vote over N, one panel per prompt, with 95% intervals clustered by problem."""
-    figure, axes = panels(len(metrics))
-    looks = charts.styles(ESTIMATES.values())
-    for place, (prompt, values) in zip(axes, metrics.items(), strict=True):
-        counts = [int(n) for n in values["n"]]
-        for kind, title in ESTIMATES.items():
-            estimates = pd.DataFrame([kinds[kind] for kinds in values["n"].values()])
-            charts.draw_band(place, counts, estimates, looks[title], marker="o", markersize=4)
-        charts.frame(place, f"{prompt}: share answered right", f"samples N (of {values['samples']})", share=True)
-        charts.powers(place, counts)
-    charts.legend(figure, looks)
-    return figure
+    kinds = {
+        prompt: {title: {n: of[kind] for n, of in values["n"].items()} for kind, title in ESTIMATES.items()}
+        for prompt, values in metrics.items()
+    }
+    return _over_samples(metrics, kinds, "share answered right", "samples N")
 
 
 def draw_pass_at_k(metrics: Mapping[str, Any]) -> Figure:
     """Draw pass@k of base, middle and end over k, one panel per sampled arm, with 95% intervals over runs and problems."""
+    places = {name: {place: of["k"] for place, of in found["places"].items()} for name, found in metrics.items()}
+    return _over_samples(metrics, places, "pass@k", "samples k")
+
+
+def _over_samples(metrics: Mapping[str, Any], curves: Mapping[str, Mapping[str, Values]], title: str, x: str) -> Figure:
+    """Draw estimates over the number of samples, a panel for each prompt or arm; ``curves``: its curves by their names."""
     figure, axes = panels(len(metrics))
-    looks = charts.styles(("base", "middle", "end"))
-    for place, (name, found) in zip(axes, metrics.items(), strict=True):
-        counts = [int(k) for k in found["places"]["base"]["k"]]
-        for at, of in found["places"].items():
-            charts.draw_band(place, counts, pd.DataFrame([*of["k"].values()]), looks[at], marker="o", markersize=4)
-        charts.frame(place, f"{name}: pass@k", f"samples k (of {found['samples']})", share=True)
+    looks = charts.styles(next(iter(curves.values())))
+    for place, (name, of) in zip(axes, curves.items(), strict=True):
+        for curve, estimates in of.items():
+            counts = [int(count) for count in estimates]
+            charts.draw_band(place, counts, pd.DataFrame([*estimates.values()]), looks[curve], marker="o", markersize=4)
+        charts.frame(place, f"{name}: {title}", f"{x} (of {metrics[name]['samples']})", share=True)
         charts.powers(place, counts)
     charts.legend(figure, looks)
     return figure

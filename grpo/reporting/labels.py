@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from grpo.common.safe_text import MARKDOWN, short
+from grpo.common.yaml_file import parse_yaml
 
 METHODS = {"grpo": "GRPO", "sft": "SFT", "expert_iteration": "expert iteration"}
 # Settings whose phrases come first, the most telling one first, with the settings that the same phrase names.
@@ -20,18 +22,6 @@ FIRST: dict[str, tuple[str, ...]] = {
     "epochs_per_rollout_batch": ("train_batch_size",),
     **dict.fromkeys(("prompt", "loss_type", "length_normalization", "use_std_normalization"), ()),
 }
-PHRASES = {  # (setting, value) -> phrase
-    ("asynchronous", "None"): "one process",
-    ("lora", "None"): "all weights",
-    ("start_from", "None"): "base model",
-    ("loss_type", "no_baseline"): "no baseline",
-    ("loss_type", "reinforce_with_baseline"): "baseline",
-    ("loss_type", "grpo_clip"): "GRPO-Clip",
-    ("loss_type", "grpo_no_clip"): "GRPO-No-Clip",
-    ("questions", "None"): "all questions",
-    ("use_std_normalization", "True"): "with std",
-    ("use_std_normalization", "False"): "without std",
-}
 RATE, STEPS = "learning_rate", "n_grpo_steps"
 NEVER = {"keep_steps"}  # settings that do not change a run's rewards
 LONGEST_TEXT = 400  # characters of a reason, a measurement or a response
@@ -41,36 +31,11 @@ Config = Mapping[str, Any]  # a run's effective settings
 
 def phrase(key: str, config: Config) -> str:
     """What a setting makes of an arm, such as ``LoRA rank 1`` or ``group size 4``."""
-    value: Any = config.get(key)
-    if (key, str(value)) in PHRASES:
-        return PHRASES[key, str(value)]
-    match key:
-        case "asynchronous":
-            buffer = f", buffer of {value['replay_capacity']} batches" if value["replay_capacity"] > 1 else ""
-            return f"lag {value['max_policy_lag']}{buffer}"
-        case "lora":
-            return f"LoRA rank {value['rank']}"
-        case "start_from":
-            *_, arm, checkpoint = value.split("/")
-            return f"after SFT ({arm}, {checkpoint.replace('-', ' ')})"
-        case "examples":
-            return f"{value} examples" if value else "correct examples" if config.get("filtered") else "all examples"
-        case "ei_batch_size":
-            return f"{value} questions × {config['group_size']}, {_epochs(config['epochs_per_ei_step'])}"
-        case "epochs_per_rollout_batch":
-            return f"{_epochs(value)} × {config['train_batch_size']}"
-        case "learning_rate":
-            return f"rate {scientific(value)}"
-        case "n_grpo_steps":
-            return f"{value} steps"
-    name, text = key.replace("_", " "), short(str(value)[:LONGEST])
-    if key in ("loss_type", "length_normalization"):
-        return text
-    return f"no {name}" if value is None else f"{name} {text}"
-
-
-def _epochs(count: int) -> str:
-    return f"{count} {'epoch' if count == 1 else 'epochs'}"
+    value = config.get(key)
+    if key in PHRASES:
+        return PHRASES[key].render(value=value, config=config)
+    name = key.replace("_", " ")
+    return f"no {name}" if value is None else f"{name} {short(str(value)[:LONGEST])}"
 
 
 def arm_labels(method: str, configs: Mapping[str, Config]) -> dict[str, str]:
@@ -118,6 +83,11 @@ def scientific(value: float) -> str:
 def decimals(value: float | None, digits: int = 3) -> str:
     """Format a number with so many decimals, never as ``-0.000``; None as an empty text."""
     return "" if value is None else f"{round(value, digits) + 0.0:.{digits}f}"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, in the plural unless it is 1."""
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def interval(estimate: Mapping[str, float] | None) -> str:
@@ -171,9 +141,18 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-_TEMPLATES.filters |= MARKDOWN | {one.__name__: one for one in (interval, decimals, bounded, plain, said, quoted)}
+_TEMPLATES.filters |= MARKDOWN | {
+    one.__name__: one for one in (interval, decimals, scientific, counted, table, bounded, plain, said, quoted)
+}
 
 
 def render(template: str, **values: Any) -> str:
     """Fill a template; an undefined name is an error."""
     return _TEMPLATES.get_template(template).render(**values)
+
+
+# How an arm is called by a setting: setting -> a template of its value and of the arm's settings.
+PHRASES = {
+    key: _TEMPLATES.from_string(text)
+    for key, text in parse_yaml(Path(__file__).with_name("templates") / "phrases.yaml").items()
+}

@@ -48,6 +48,12 @@ MESSAGES = "messages"  # of an episode, each with its role
 ORIGIN = ("mlflow_run_id", "commit", "lock", "total_s", "same_as")  # columns of timing.csv that the page shows of a run
 
 
+def drawn_figures() -> dict[str, Path]:
+    """The figures of the report by their paths below reports/, without the ending."""
+    drawn = [*paths.FIGURES.glob("*.svg"), *paths.REPORTS.glob("timing.svg"), *CURVES.glob("*.svg")]
+    return {path.relative_to(paths.REPORTS).with_suffix("").as_posix(): path for path in drawn}
+
+
 def page_of(record: Mapping[str, Any], text: str, timing: pd.DataFrame, samples: Mapping[str, Any] | None = None) -> str:
     """Build the page, which needs no network.
 
@@ -57,11 +63,10 @@ def page_of(record: Mapping[str, Any], text: str, timing: pd.DataFrame, samples:
         timing: reports/timing.csv.
         samples: what :func:`browsable` gives, to leave out the runs' folders.
     """
-    drawn = [*paths.FIGURES.glob("*.svg"), *paths.REPORTS.glob("timing.svg"), *CURVES.glob("*.svg")]
-    figures = {path.relative_to(paths.REPORTS).with_suffix("").as_posix(): inlined(path) for path in drawn}
+    figures = {name: inlined(path) for name, path in drawn_figures().items()}
     experiments, top = record["experiments"], record["headline"]
     own = own_experiments(experiments, record["claims"])
-    unfolded = dict.fromkeys([top["experiment"], *own]) if top and (own or len(experiments) <= UNFOLDED) else []
+    unfolded = dict.fromkeys([top["experiment"], *own]) if own or len(experiments) <= UNFOLDED else []
     body = Body(figures, list(experiments), [*unfolded][:UNFOLDED]).of(text)
     script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
     environment = Environment(loader=PackageLoader("grpo.reporting"), undefined=StrictUndefined, autoescape=True)
@@ -91,7 +96,7 @@ def _data(record: Mapping[str, Any], timing: pd.DataFrame, samples: Mapping[str,
             | {"arms": [{key: arm[key] for key in ("arm", "label", "runs", "by_run")} for arm in entry["arms"]]}
             for name, entry in experiments.items()
         ],
-        "first": record["headline"]["experiment"] if record["headline"] else "",
+        "first": record["headline"]["experiment"],
         "metric": record["metric"],
         "origin": {"columns": ORIGIN, "runs": {run: values for run, *values in origin}},
     }

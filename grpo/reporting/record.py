@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -47,18 +47,9 @@ PART = 8  # a level is the mean over the first or the last eighth of the steps
 SHOWN = 2  # samples before and after training, and examples of each zero-shot outcome
 LONGEST = 1200  # characters of a response or question
 SETTINGS = (  # of which the page has a table
-    *(
-        "prompt",
-        "n_grpo_steps",
-        "n_sft_steps",
-        "n_ei_steps",
-        "learning_rate",
-        "rollout_batch_size",
-        "ei_batch_size",
-        "group_size",
-    ),
-    *("epochs_per_rollout_batch", "train_batch_size", "loss_type", "use_std_normalization", "length_normalization"),
-    *("advantage", "reward"),
+    *("prompt", "n_grpo_steps", "n_sft_steps", "n_ei_steps", "learning_rate", "rollout_batch_size", "ei_batch_size"),
+    *("group_size", "epochs_per_rollout_batch", "train_batch_size", "loss_type", "use_std_normalization"),
+    *("length_normalization", "advantage", "reward"),
 )
 KEYWORD_KINDS = ("lists_only", "repeats_prompt", "is_sentence")
 
@@ -313,13 +304,12 @@ def samples(run: str) -> list[Values]:
 
 def _extra(study: Study, found: Evidence) -> Values:
     """Kinds of responses, scores on the whole set, staleness, tasks of a mixture; keys without content are left out."""
-    made = study.task(study.experiments[found.experiment].task)
-    parts = getattr(made, "parts", ())  # of a mixture (examples/mixture_task.py)
+    made, every = study.task(study.experiments[found.experiment].task), [run for runs in found.arms.values() for run in runs]
     extra = {
         "staleness": _staleness(found),
-        "kinds": _kinds([run for runs in found.arms.values() for run in runs]),
-        "leaderboard": [_full(run) for runs in found.arms.values() for run in runs if "full/answer_reward" in run.metrics],
-        "mixture": _by_column(found, {n: f"val/{n}/answer_reward" for n in parts}),
+        "kinds": _kinds(every),
+        "leaderboard": [_full(run) for run in every if "full/answer_reward" in run.metrics],
+        "mixture": _by_part(found, getattr(made, "parts", ())),  # of a mixture (examples/mixture_task.py)
     }
     return {key: of for key, of in extra.items() if of}
 
@@ -340,11 +330,12 @@ def _full(run: Run) -> Values:
     return {"run": run.name, "value": run.metrics["full/answer_reward"], "low": low, "high": high, "problems": n, **ended}
 
 
-def _by_column(found: Evidence, columns: dict[str, str]) -> list[Values]:
-    """First and last value of each arm by column, means over runs, without NaN (steps without this evaluation)."""
+def _by_part(found: Evidence, parts: Iterable[str]) -> list[Values]:
+    """First and last answer reward of each arm by part of a mixture, means over runs, without steps that lack it (NaN)."""
     rows = []
-    for name, column in columns.items():
+    for name in parts:
         for arm, runs in found.arms.items():
+            column = f"val/{name}/answer_reward"
             measured = [values for run in runs if column in run.validation and len(values := run.validation[column].dropna())]
             if measured:
                 first, last = (float(np.mean([of.iloc[row] for of in measured])) for row in (0, -1))

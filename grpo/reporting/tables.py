@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from grpo.common.files import atomic_folder, write_csv, write_json, write_text
 from grpo.common.safe_text import short
-from grpo.reporting.figures import ESTIMATES, chosen, collapsed, settings_by_rate
+from grpo.reporting.figures import ESTIMATES, chosen, settings_by_rate
 from grpo.reporting.labels import NEVER, decimals, interval, scientific, table
 from grpo.reporting.record import Values, arm_of
 from grpo.results.runs import read_runs
@@ -57,13 +57,12 @@ def results_table(study: Study, record: Values) -> pd.DataFrame:
     """A row for each run: its arm, its end, the metrics of its last evaluation, and from which run it was taken over."""
     rows = []
     for name, entry in record["experiments"].items():
-        names = collapsed(entry)
         for run in read_runs(study, name):
             arm = arm_of(entry, run.arm)
             rows.append(
                 {"experiment": name, "arm": run.arm, "seed": run.seed, "label": arm["label"], "chosen": arm["chosen"]}
                 | {"learning_rate": arm["learning_rate"], "end": arm["by_run"][arm["runs"].index(run.name)]}
-                | {"collapsed": run.name in names}
+                | {"collapsed": run.name in arm["collapsed"]}
                 | run.metrics
                 | {
                     "last/token_entropy": run.history["token_entropy"].iloc[-1],
@@ -80,10 +79,13 @@ def results_table(study: Study, record: Values) -> pd.DataFrame:
 OF_THE_ARM = {"higher": "lower", "lower": "higher", "same": "same", "open": "open"}  # what the leader's difference says of it
 
 
-def experiment_table(entry: Values, metric: str = "answer reward") -> str:
+def experiment_table(entry: Values, metric: str = "answer reward", more: Sequence[dict[str, str]] = ()) -> str:
     """The chosen arms: end, distance to the leader and how often a run ends above its runs, form, length, and collapsed runs.
 
     Means and intervals are over all runs, collapsed ones too. The winner is bold.
+
+    Args:
+        more: further cells of each chosen arm, by their heads.
     """
     shown = chosen(entry)
     several, starts = len(shown) > 1, {round(arm["start"], 6) for arm in shown}
@@ -101,7 +103,7 @@ def experiment_table(entry: Values, metric: str = "answer reward") -> str:
             row["probability of improvement"] = decimals(arm["improvement"], 2)
         row |= {"right form": decimals(arm["format"]), "right, given the form": decimals(arm["given_form"])}
         rows.append(row | {"tokens": decimals(arm["length"], 1), "collapsed": f"{len(arm['collapsed'])} of {len(arm['runs'])}"})
-    return table(rows)
+    return table(row | of for row, of in zip(rows, more, strict=True)) if more else table(rows)
 
 
 def short_label(arm: Values) -> str:

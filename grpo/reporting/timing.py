@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from grpo.common.files import read_json, write_csv
 from grpo.reporting import charts
 from grpo.reporting.charts import FULL, HEIGHT, INK, panels
-from grpo.reporting.labels import table
+from grpo.reporting.labels import decimals, table
 from grpo.reporting.record import Values, label_arms
 from grpo.results.runs import Run, by_arm, read_runs, value
 from grpo.study import paths
@@ -41,8 +41,10 @@ WEIGHTS, WAITING = "weights sent or loaded", "waiting for the other side"
 COLOURS = {"rollout": "#0072B2", "scoring": "#E69F00", "training": "#009E73", WEIGHTS: "#CC79A7", WAITING: "#999999"}
 # The parts of each bar, with their entries in the legend.
 TURNS = {"rollout": "rollout", "scoring": "scoring", "training": "training", WEIGHTS: "synchronization"}
-GENERATOR = {"rollout": "rollout", WEIGHTS: "generator_synchronization", WAITING: "generator_waiting"}
-LEARNER = {"training": "training", WEIGHTS: "synchronization", WAITING: "waiting"}
+SIDES = {  # of an asynchronous run
+    ": generator": {"rollout": "rollout", WEIGHTS: "generator_synchronization", WAITING: "generator_waiting"},
+    ": learner": {"training": "training", WEIGHTS: "synchronization", WAITING: "waiting"},
+}
 BAR = 0.155  # inches
 WIDE = 44  # characters of a panel's title
 
@@ -163,18 +165,18 @@ def timing_table(timing: pd.DataFrame) -> str:
     columns = [*COLUMNS, "samples_per_s", "gpu_hours"]
     means = alone.groupby(["experiment", "label"], sort=False)[columns].mean().reset_index()
     single = means[means["step_waiting_s"].isna() & (means["samples_per_s"] > 0)]  # fine-tuning samples nothing
-    against = single["samples_per_s"].iloc[0] if len(single) else None
-    rows = []
-    for _, of in means.iterrows():
-        row = {"experiment": of["experiment"], "arm": of["label"]}
-        for column, title in (*[*PARTS.values()][1:], PARTS["step"]):
-            row[title] = "" if pd.isna(of[column]) else f"{of[column]:.3f}"
-        samples = of["samples_per_s"]
-        row |= {"samples per second": "" if pd.isna(samples) else f"{samples:.0f}"}
-        if against:
-            row[f"speedup over {single['label'].iloc[0]}"] = "" if pd.isna(samples) else f"{samples / against:.2f}"
-        rows.append(row | ({"GPU-hours": f"{of['gpu_hours']:.2f}"} if alone["gpu_hours"].any() else {}))
-    return table(rows)
+    heads = {column: (title, 3) for column, title in (*[*PARTS.values()][1:], PARTS["step"])}  # each with its decimals
+    heads["samples_per_s"] = ("samples per second", 0)
+    if len(single):
+        means["speedup"] = means["samples_per_s"] / single["samples_per_s"].iloc[0]
+        heads["speedup"] = (f"speedup over {single['label'].iloc[0]}", 2)
+    if alone["gpu_hours"].any():
+        heads["gpu_hours"] = ("GPU-hours", 2)
+    return table(
+        {"experiment": of["experiment"], "arm": of["label"]}
+        | {title: "" if pd.isna(of[column]) else decimals(of[column], digits) for column, (title, digits) in heads.items()}
+        for of in means.to_dict("records")
+    )
 
 
 # -------------------------------------------------------------------------------------------------------------- timing.svg
@@ -201,12 +203,9 @@ def draw_timing(study: Study) -> Figure:
 
 def _bars(runs: Sequence[Run], labels: Mapping[str, str]) -> pd.DataFrame:
     """The bars of an experiment, each the mean over an arm's runs: seconds of a step by part."""
-    rows = pd.DataFrame([{"bar": f"{labels[run.arm]}{side}", **parts} for run in runs for side, parts in _sides(run)])
-    return rows.groupby("bar", sort=False).mean().reindex(columns=list(COLOURS)).fillna(0.0)
-
-
-def _sides(run: Run) -> list[tuple[str, dict[str, float]]]:
-    """The bars of a run: one for one process, two for generator and learner."""
-    parts = step_seconds(run, 0)
-    sides = {": generator": GENERATOR, ": learner": LEARNER} if value(run, "asynchronous") else {"": TURNS}
-    return [(side, {kind: parts[PARTS[part][0]] or 0.0 for kind, part in of.items()}) for side, of in sides.items()]
+    rows = []
+    for run in runs:  # one bar for one process, two for generator and learner
+        parts, sides = step_seconds(run, 0), SIDES if value(run, "asynchronous") else {"": TURNS}
+        for side, of in sides.items():
+            rows.append({"bar": labels[run.arm] + side, **{kind: parts[PARTS[part][0]] or 0.0 for kind, part in of.items()}})
+    return pd.DataFrame(rows).groupby("bar", sort=False).mean().reindex(columns=list(COLOURS)).fillna(0.0)

@@ -6,10 +6,8 @@ import io
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,31 +19,16 @@ from grpo.reporting.comments import QUESTIONS, Values, read_comments
 from grpo.reporting.curves import CURVES, REACH
 from grpo.reporting.figures import chosen
 from grpo.reporting.kissing_number import read_report, write_delivery
-from grpo.reporting.labels import bounded, decimals, interval, plain, render, said, table
-from grpo.reporting.page import page_of
-from grpo.reporting.record import arm_of, of_the_handouts, own_experiments, read_record, winner_of
-from grpo.reporting.tables import changed, short_label
+from grpo.reporting.labels import bounded, counted, decimals, interval, render, said, table
+from grpo.reporting.page import drawn_figures, page_of
+from grpo.reporting.record import of_the_handouts, own_experiments, read_record, winner_of
+from grpo.reporting.tables import changed, experiment_table, short_label
 from grpo.reporting.timing import timing_table
-from grpo.results.verdicts import DOES_NOT_HOLD, HOLDS, NOT_TESTED, OPEN, SAME, VERDICTS, comparison
+from grpo.results.verdicts import NOT_TESTED, VERDICTS, comparison
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.settings import MAIN
 from grpo.study.software import pins, unlike_the_pins
-
-SAID_OF = {  # of one claim, of several
-    HOLDS: ("holds", "hold"),
-    DOES_NOT_HOLD: ("does not", "do not"),
-    SAME: ("shows no difference", "show no difference"),
-    OPEN: ("stays open", "stay open"),
-    NOT_TESTED: ("is not tested", "are not tested"),
-}
-# What the interval of "trained runs minus a control" says.
-SHOWS = {
-    "higher": "so more than that is learned",
-    "same": "so that alone brings as much",
-    "lower": "so that alone brings more",
-    "open": "which leaves open whether more is learned",
-}
 
 
 def write_up(study: Study) -> None:
@@ -71,7 +54,8 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
     """The write-up in Markdown; blank lines may be doubled."""
     experiments, reach = record["experiments"], reach_columns()
     tables = {path.stem: read_text(path, "tables") for path in sorted(paths.TABLES.glob("*.md"))}
-    drawn = [*paths.FIGURES.glob("*.svg"), *paths.REPORTS.glob("timing.svg"), *CURVES.glob("*.svg")]
+    tables |= {name: experiment_table(of, record["metric"], reach[name]) for name, of in experiments.items() if name in reach}
+    claims = shown_claims(record["claims"])
     return render(
         "writeup.md.j2",
         r={
@@ -80,24 +64,19 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
             "heading": study.heading,
         }
         | dict(record),
-        claims=shown_claims(record["claims"]),
-        untested=[claim for claim in record["claims"] if claim not in shown_claims(record["claims"])],
-        tables=tables | {name: beside(tables[name], columns) for name, columns in reach.items() if name in experiments},
-        figures={path.relative_to(paths.REPORTS).with_suffix("").as_posix() for path in drawn},
+        claims=claims,
+        untested=[claim for claim in record["claims"] if claim not in claims],
+        tables=tables,
+        figures=drawn_figures(),
         comments={name: comments.get(name) for name in (*experiments, *QUESTIONS)},
         title=lambda name: experiments[name]["title"] if name in experiments else study.title(name),
-        label=lambda entry, name: arm_of(entry, name)["label"],
+        winner_of=winner_of,
         outcome=outcome,
         won=won,
-        reported=partial(reported, record["sources"]),
         card=report_card(study, record, timing),
-        tally=tally,
-        done=done(experiments, timing),
-        came_out=came_out(record) if record["headline"] else "",
-        how_sure=how_sure(study, record) if record["headline"] else "",
-        beyond=beyond(record.get("controls")),
+        trained=int(timing["same_as"].isna().sum()),
+        base_of_each_seed=getattr(study.models[MAIN], "one_per_seed", False),
         measured=measured,
-        could_see=could_see,
         studies=max((claim["together"]["studies"] for claim in record["claims"] if claim.get("together")), default=1),
         cost=cost(timing),
         shared=sum(bool(arm.get("chosen") and arm.get("same_as")) for of in experiments.values() for arm in of["arms"]),
@@ -143,62 +122,6 @@ def shown_claims(claims: Sequence[Values]) -> list[Values]:
     return sorted(shown, key=lambda claim: (not claim["own"], VERDICTS.index(claim["verdict"])))
 
 
-def done(experiments: Mapping[str, Values], timing: pd.DataFrame) -> str:
-    """What was run, in a sentence."""
-    trained = int(timing["same_as"].isna().sum())
-    return f"{_count(trained, 'run')} of {_count(len(experiments), 'experiment')}."
-
-
-def came_out(record: Values) -> str:
-    """What the headline's arm learnt, in a sentence."""
-    top = record["headline"]
-    arm = arm_of(record["experiments"][top["experiment"]], top["arm"])
-    start = arm["at_start"]
-    return (
-        f"**The {record['metric']} went from {decimals(top['start'])} to {interval(top)}** ({said(top['label'])}), the share "
-        f"in the right form from {decimals(start['format'], 2)} to {decimals(arm['format'], 2)}, a response from "
-        f"{decimals(start['length'], 0)} to {decimals(arm['length'], 0)} tokens."
-    )
-
-
-def how_sure(study: Study, record: Values) -> str:
-    """What the intervals are over, in a sentence."""
-    top = record["headline"]
-    if top["runs"] == 1:
-        return "There is one run of each arm, so the spread between runs was not measured."
-    per_seed = getattr(study.models[MAIN], "one_per_seed", False)
-    bases = "each with a base model of its own" if per_seed else "of one base model"
-    return f"Intervals (95%) are over {top['runs']} seeds, {bases}, and {top['problems']} problems."
-
-
-def beyond(controls: Values | None) -> str:
-    """What the controls leave of the gain, a sentence for each control; empty without controls."""
-    if not controls:
-        return ""
-    gain = f"Controls: with the full reward from {decimals(controls['start'])} to {decimals(controls['value'])}"
-    if not controls["gains"]:
-        return f"{gain}, which is no gain to explain."
-    parts = [f"Beyond {of['what']} ({decimals(of['at'])}): {interval(of)}, {SHOWS[of['shows']]}" for of in controls["beyond"]]
-    return ". ".join([gain, *parts]) + "."
-
-
-def tally(claims: Sequence[Values]) -> str:
-    """How many of the claims hold, and so on, in a sentence."""
-    found = Counter(claim["verdict"] for claim in claims)
-    counts = ", ".join(f"{found[word]} {SAID_OF[word][found[word] != 1]}" for word in VERDICTS if found[word])
-    return f"Of {_count(len(claims), 'claim')} {counts}." if claims else ""
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
-
-
-def reported(sources: Mapping[str, str], claim: Values) -> str:
-    """Who reported a claim, and what, for the title of a link."""
-    parts = {source: f" ({sources[source]})" if source in sources else "" for source in claim["reported"]}
-    return plain(". ".join(f"{source}: {claim['reported'][source]}{who}" for source, who in parts.items()))
-
-
 def measured(claim: Values, longest: int = 50) -> str:
     """What a claim's verdict rests on: the interval that decides, or else the measurement in words, bounded."""
     if claim["verdict"] == NOT_TESTED:
@@ -208,12 +131,6 @@ def measured(claim: Values, longest: int = 50) -> str:
     return f"{claim['quantity']} {interval(claim['interval'])}".strip()
 
 
-def could_see(claim: Values) -> str:
-    """The smallest distance from the margin, or the factor, that the design finds in 80% of studies."""
-    seen = claim.get("could_see")
-    return "" if seen is None else f"×{decimals(seen, 2)}" if claim["quantity"] == "ratio" else f"±{decimals(seen, 2)}"
-
-
 def report_card(study: Study, record: Values, timing: pd.DataFrame) -> str:
     """The model before training, winners of each method's first experiment, of off-policy ones and of the headline.
 
@@ -221,11 +138,11 @@ def report_card(study: Study, record: Values, timing: pd.DataFrame) -> str:
     """
     top, of_main = record["headline"], {n: of for n, of in record["experiments"].items() if of["task"] == MAIN}
     firsts = {of["method"]: name for name, of in reversed(of_main.items())}
-    shown_too = {*firsts.values(), top and top["experiment"]}
+    shown_too = {*firsts.values(), top["experiment"]}
     names = [name for name in of_main if name in shown_too or study.experiments[name].off_policy_only]
     seconds = timing.set_index("run")["total_s"]
     shown = [(of_main[name], winner_of(of_main[name])) for name in names]
-    if top and top["experiment"] in own_experiments(record["experiments"], record["claims"]):
+    if top["experiment"] in own_experiments(record["experiments"], record["claims"]):
         entry = record["experiments"][top["experiment"]]
         shown = [(entry, arm) for arm in chosen(entry)]
     rows: list[dict[str, str]] = []
@@ -261,8 +178,8 @@ def _read_table(path: Path, made_by: str) -> pd.DataFrame:
         raise damaged(path, error, made_by) from error
 
 
-def reach_columns() -> dict[str, str]:
-    """Two columns of each experiment's table: the steps and core-seconds in which its arms get half-way to the best end."""
+def reach_columns() -> dict[str, list[dict[str, str]]]:
+    """By experiment, for each chosen arm: the steps and core-seconds in which it gets half-way to the best end."""
     if not (path := CURVES / REACH).exists():
         return {}
     found = {}
@@ -270,14 +187,8 @@ def reach_columns() -> dict[str, str]:
         level = decimals(rows["level"].iloc[0])
         heads = f"steps to {level}, half of the rise", f"core-seconds to {level}"
         shown = rows[["steps", "core_seconds"]].map(lambda one: "not reached" if math.isnan(one) else decimals(one, 1))
-        found[str(name)] = table(dict(zip(heads, row, strict=True)) for row in shown.to_numpy().tolist())
+        found[str(name)] = [dict(zip(heads, row, strict=True)) for row in shown.to_numpy().tolist()]
     return found
-
-
-def beside(first: str, second: str) -> str:
-    """Two tables of the same rows as one."""
-    lines = zip(first.splitlines(), second.splitlines(), strict=True)
-    return "".join(f"{one}{other.removeprefix('|')}\n" for one, other in lines)
 
 
 def cost(timing: pd.DataFrame) -> str:
@@ -291,10 +202,10 @@ def cost(timing: pd.DataFrame) -> str:
         raise damaged(paths.TIMING_TABLE, error, made_by="tables") from error
     minutes, hours = wall_seconds(list(zip(started, finished, strict=True))) / 60, trained["gpu_hours"].sum()
     machines = "; ".join(dict.fromkeys(_machine(json.loads(of)) for of in trained["hardware"]))
-    runs = f"{len(trained)} run{'s' * (len(trained) != 1)}"
+    steps, seconds = trained["steps"].sum(), trained["total_s"].sum()
     return (
-        f"{runs} trained, {trained['steps'].sum():,.0f} steps: {trained['total_s'].sum():,.0f} seconds of runs in "
-        f"{minutes:.1f} minutes of wall time{f', {hours:.2f} GPU-hours' if hours else ''}, on {machines}. "
+        f"{counted(len(trained), 'run')} trained, {steps:,.0f} steps: {seconds:,.0f} seconds of runs in {minutes:.1f} minutes "
+        f"of wall time{f', {hours:.2f} GPU-hours' if hours else ''}, on {machines}. "
         "[timing.csv](timing.csv) has a row for each run."
     )
 

@@ -116,15 +116,9 @@ def together(claim: AnyClaim, studies: Sequence[Pairs]) -> dict[str, Any] | None
 
 def _judged(study: Study, claim: AnyClaim, own: bool, evidence: Mapping[str, Evidence]) -> Verdict:
     """Judge one claim."""
-    known = Verdict(
-        id=claim.id,
-        experiment=claim.experiment,
-        kind=claim.KIND,
-        statement=claim.statement,
-        own=own,
-        by_design=claim.by_design if study.models[MAIN].source == "pretrain" else None,
-        reported=claim.reported,
-    )
+    about: dict[str, Any] = {"kind": claim.KIND, "own": own}
+    about |= {key: getattr(claim, key) for key in ("id", "experiment", "statement", "reported")}
+    about["by_design"] = claim.by_design if study.models[MAIN].source == "pretrain" else None
     try:
         if not own and not stands_for(study, claim):
             task = read_published().task
@@ -135,7 +129,7 @@ def _judged(study: Study, claim: AnyClaim, own: bool, evidence: Mapping[str, Evi
         arms = [_arm(evidence[experiment], name) for experiment, name in claim.arms()]
         found = judge(claim, *arms)
     except NotMeasured as lacking:
-        return replace(known, reason=str(lacking))
+        return Verdict(**about, reason=str(lacking))
     whole = [run for arm in arms for run in arm.runs if run.metrics["diverged_step"] is None]  # the others were stopped early
     steps = min((int(run.validation["step"].iloc[-1]) for run in whole), default=0)
     if steps < claim.horizon:
@@ -144,8 +138,7 @@ def _judged(study: Study, claim: AnyClaim, own: bool, evidence: Mapping[str, Evi
     if found.pairs:  # of another study these may be other problems
         task_of = study.experiments[claim.experiment].task
         found = replace(found, pairs=replace(found.pairs, problems=digest([study.tasks[task_of], study.evaluation.seed])[:8]))
-    decided = ("verdict", "reason", "measured", "interval", "quantity", "could_see", "pairs")
-    return replace(known, **{key: getattr(found, key) for key in decided})
+    return replace(found, **about)
 
 
 def stands_for(study: Study, claim: AnyClaim) -> bool:

@@ -11,7 +11,6 @@ a finished arm are then moved below a run of the arm (:mod:`grpo.reporting.mlflo
 from __future__ import annotations
 
 import getpass
-import json
 import re
 import sys
 import time
@@ -24,7 +23,7 @@ from typing import Any, TypeVar, cast
 
 import pandas as pd
 from filelock import FileLock
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
+from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from mlflow.tracking import MlflowClient
 
@@ -102,7 +101,9 @@ class MlflowRun:
         with FileLock(lock, timeout=LOCK_SECONDS):
             self._client = client_of(self.uri)
             experiment_id = self._find_or_create_experiment()
-            run = self._find_run(experiment_id) or self._create_run(experiment_id)
+            former = self.id_file.read_text() if self.id_file and self.id_file.exists() else ""
+            run = self._find(experiment_id, f"attributes.run_id = '{former}'") if former else None
+            run = run or self._create_run(experiment_id)
         self.run_id = run.info.run_id
         if self.id_file is not None:
             write_text(self.id_file, self.run_id)
@@ -124,11 +125,8 @@ class MlflowRun:
         artifacts = (database.parent / "mlruns" / self.experiment).as_uri() if database else None
         return str(self._client.create_experiment(self.experiment, artifacts, EXPERIMENT_TAGS))
 
-    def _find_run(self, experiment_id: str) -> Run | None:
-        if self.id_file is None or not self.id_file.exists():
-            return None
-        runs = self._client.search_runs([experiment_id], f"attributes.run_id = '{self.id_file.read_text()}'")
-        return runs[0] if runs else None
+    def _find(self, experiment_id: str, where: str) -> Run | None:
+        return next(iter(self._client.search_runs([experiment_id], where)), None)
 
     def _create_run(self, experiment_id: str) -> Run:
         tags = {}
@@ -140,8 +138,8 @@ class MlflowRun:
         return self._client.create_run(experiment_id, tags=tags, run_name=self.name)
 
     def _find_or_create_parent(self, experiment_id: str, state: Mapping[str, Any]) -> str:
-        if runs := self._client.search_runs([experiment_id], f"tags.study_key = '{state['key']}'"):
-            return str(runs[0].info.run_id)
+        if known := self._find(experiment_id, f"tags.study_key = '{state['key']}'"):
+            return str(known.info.run_id)
         tags = state["tags"] | {"study_key": state["key"]}
         run_id = str(self._client.create_run(experiment_id, tags=tags, run_name=state["name"]).info.run_id)
         self._client.log_dict(run_id, state["settings"], "study.json")
@@ -176,21 +174,6 @@ class MlflowRun:
     def table(self, path: Path) -> None:
         """Add a file of JSON lines as the table ``STEM.json``, which MLflow's UI shows."""
         self._client.log_table(self.run_id, pd.DataFrame(read_jsonl(path, "train", dict)), f"{path.stem}.json")
-
-    @_never_fails
-    def dataset(self, path: Path, digest: str, context: str) -> None:
-        """Record a dataset of the run: file name, number of rows and digest, but not the content.
-
-        Args:
-            path: JSON lines, relative to the project's folder.
-            digest: at most 36 characters.
-            context: ``training`` or ``validation``.
-        """
-        name = "/".join(path.with_suffix("").parts[1:])  # without data/: dataset/main/train
-        source, profile = {"uri": path.as_posix()}, {"num_rows": path.read_text(encoding="utf-8").count("\n")}
-        dataset = Dataset(name, digest, "local", json.dumps(source), profile=json.dumps(profile))
-        tags = [InputTag("mlflow.data.context", context)]
-        self._client.log_inputs(self.run_id, datasets=[DatasetInput(dataset, tags)])
 
     def finish(self, status: str = "FINISHED") -> str | None:
         """Write the rest and how the run ended; return the run's id, if it has one."""

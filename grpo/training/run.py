@@ -120,8 +120,6 @@ def recorded(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as:
     state = _state_folder(run, identity)
     mlflow = _mlflow_run(study, run, identity, same_as, state / MLFLOW_ID)
     try:
-        mlflow.dataset(run.train, identity["train"], "training")
-        mlflow.dataset(run.validation, identity["validation"], "validation")
         with atomic_folder(paths.RUNS / run.name) as folder, atomic_folder(paths.CHECKPOINTS / run.name) as checkpoints:
             _write_config(folder / "config.yaml", run, identity, same_as)
             outputs = Outputs(folder, checkpoints, state, mlflow)

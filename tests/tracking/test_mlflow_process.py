@@ -569,33 +569,15 @@ def test_arms_need_no_mlflow(folder: Path, mini_study: Study, capsys: pytest.Cap
     assert capsys.readouterr().err.startswith(f"warning: MLflow at {uri_of(folder)}: ")
 
 
-def test_datasets_are_inputs_and_rollouts_a_table(folder: Path) -> None:
-    """As MLflow itself reads one, beside the database. A resumed run has the datasets once."""
-
-    def write_lines(name: str, records: list[dict[str, Any]]) -> Path:
-        write_text(Path(name), "".join(json.dumps(record) + "\n" for record in records))
-        return Path(name)
-
-    train = write_lines("data/dataset/main/train.jsonl", [{"id": str(i), "question": "?"} for i in range(3)])
-    validation = write_lines("data/dataset/main/validation.jsonl", [{"id": "v"}])
-    for _ in range(2):
-        run = MlflowRun("toy", "e/a-0", {"seed": 0}, {}, id_file=folder / "id")
-        run.dataset(train, "digest-of-train", "training")
-        run.dataset(validation, "digest-of-validation", "validation")
-    rollouts: list[dict[str, Any]] = [{"step": 0, "response": "five"}, {"step": 2, "reward": 1.0}]
-    run.table(write_lines("data/runs/e/a-0/rollouts.jsonl", rollouts))
+def test_rollouts_are_a_table(folder: Path) -> None:
+    """As MLflow itself reads one, beside the database."""
+    run, rollouts = MlflowRun("toy", "e/a-0", {"seed": 0}, {}), Path("data/runs/e/a-0/rollouts.jsonl")
+    records: list[dict[str, Any]] = [{"step": 0, "response": "five"}, {"step": 2, "reward": 1.0}]
+    write_text(rollouts, "".join(json.dumps(record) + "\n" for record in records))
+    run.table(rollouts)
     run.finish()
 
     client, (found,) = runs_at(uri_of(folder))
-    inputs = {}
-    for each in found.inputs.dataset_inputs:
-        about, (tag,) = each.dataset, each.tags
-        inputs[tag.value] = (about.name, about.digest, json.loads(about.profile), json.loads(about.source))
-    assert len(found.inputs.dataset_inputs) == 2
-    assert inputs == {
-        split: (f"dataset/main/{name}", f"digest-of-{name}", {"num_rows": rows}, {"uri": f"data/dataset/main/{name}.jsonl"})
-        for split, name, rows in (("training", "train", 3), ("validation", "validation", 1))
-    }
     assert found.info.artifact_uri.startswith((folder / "mlruns/toy").as_uri())
     mlflow.set_tracking_uri(client.tracking_uri)
     try:

@@ -17,8 +17,8 @@ from grpo.common.files import write_json, write_text
 from grpo.common.records import Completion, Problem, Rollout, write_records
 from grpo.evaluation.evaluate import evaluate
 from grpo.learner.learner import Learner
+from grpo.reporting.labels import render
 from grpo.reporting.record import label_arms
-from grpo.reporting.writeup import beyond
 from grpo.results.controls import beyond_controls
 from grpo.results.evidence import Evidence
 from grpo.results.runs import Run
@@ -132,7 +132,6 @@ def test_where_form_alone_pays_it_is_called_so(
         for arm in ("full_reward", "format_only", "random_reward")
     }
     found = beyond_controls(study, {"controls": Evidence("controls", made)}, ("", ""))
-    print(beyond(found))
     assert found["gains"] and [of["shows"] for of in found["beyond"]] == [shows, "higher"]
 
 
@@ -163,6 +162,7 @@ def test_what_is_beyond_form_and_best_prompt(form: float, shows: str, tmp_path: 
     best = by_name["best_prompt"]  # of the base of the first seed: 30 of 100 under the better of its prompts
     assert "of the first base under its best prompt, plain" in best["what"]
     assert (best["at"], best["value"]) == (pytest.approx(0.3), pytest.approx(0.3))
-    assert f"Beyond the form's reward alone ({form:.3f}): {0.6 - form:.3f} (" in beyond(found)
+    assert f"Beyond the form's reward alone ({form:.3f}): {0.6 - form:.3f} (" in render("beyond.md.j2", controls=found)
     nothing = {arm: [run(arm, [0.6, 0.6], seed, "controls") for seed in (0, 1)] for arm in arms}
-    assert beyond(beyond_controls(study, {"controls": Evidence("controls", nothing)}, ("", ""))).endswith("no gain to explain.")
+    none = beyond_controls(study, {"controls": Evidence("controls", nothing)}, ("", ""))
+    assert render("beyond.md.j2", controls=none).strip().endswith("no gain to explain.")

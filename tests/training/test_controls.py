@@ -1,40 +1,27 @@
 """Rewards that do not know the answer, and the trap: a task on which form alone pays is called so."""
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import training_parts
 from report_parts import run, study_of
 from study_parts import changed, study_named
-from training_parts import NoMlflow, never_saved, problems
+from training_parts import problems
 
 from grpo.common.errors import UserError
 from grpo.common.files import write_json, write_text
 from grpo.common.records import Completion, Problem, Rollout, write_records
-from grpo.evaluation.evaluate import evaluate
-from grpo.learner.learner import Learner
 from grpo.reporting.record import label_arms
 from grpo.reporting.writeup import beyond
 from grpo.results.controls import beyond_controls
 from grpo.results.evidence import Evidence
-from grpo.results.runs import Run
-from grpo.rollout.engine import SamplingParams
-from grpo.rollout.sampling import Sampler
-from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import paths
-from grpo.study.compose import CONTROLS
 from grpo.tasks.rewards import score_of
 from grpo.tasks.task import Format, Task
-from grpo.tracking.run_log import RunLog
 from grpo.training.data import choose_questions
-from grpo.training.grpo import train_grpo
-from grpo.training.step import RunContext, RunSetup
 
-CONFIG = training_parts.CONFIG.model_copy(update={"n_grpo_steps": 30, "prompt": "plain"})
 FORMAT = Format("{question}", read=lambda text: text.strip() if "T" in text else None)
 
 
@@ -45,13 +32,6 @@ class FormPays(Task):
 
     def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
         return [float(int(problem.ground_truth) % 2 == 0) for problem in problems]
-
-
-class MorePays(FormPays):
-    """An answer is right if it has a second letter besides the form's."""
-
-    def verify(self, answers: list[str], problems: list[Problem]) -> list[float]:
-        return [float("e" in answer) for answer in answers]
 
 
 def responses(*texts: str, problem: int = 0, version: int = 0) -> list[Rollout]:
@@ -94,46 +74,6 @@ def test_a_smaller_draw_of_questions_is_part_of_a_larger_one() -> None:
     assert choose_questions(problems(), None, 0) == problems()
     with pytest.raises(UserError, match=r"grpo.questions: 21 are asked for, but the task has 20"):
         choose_questions(problems(), 21, 0)
-
-
-def trained(arm: str, task: Task, seed: int, model: Any, tokenizer: Any, folder: Path) -> Run:
-    """A run of GRPO on twenty problems by the reward of a control's arm, judged by the task on a hundred others."""
-    reward = CONTROLS[arm]["reward"] if arm in CONTROLS else None
-    policy, score = copy.deepcopy(model), score_of(task, "plain", reward, seed)
-    engine = TransformersEngine(policy, tokenizer)
-
-    def ends() -> np.ndarray[Any, Any]:
-        judged = Sampler(engine, tokenizer, FORMAT, score_of(task, "plain"))
-        groups = evaluate(judged, problems(100), SamplingParams(1.0, 1.0, max_tokens=6), seed)
-        return np.array([group[0].rewards["answer_reward"] for group in groups])
-
-    before = ends()
-    folder.mkdir(parents=True)
-    setup = RunSetup(CONFIG, seed, problems(), FORMAT, score, task)
-    learner = Learner(policy, CONFIG, tokenizer.pad_token_id)
-    log = RunLog(folder, NoMlflow())  # type: ignore[arg-type]
-    sampler = Sampler(engine, tokenizer, FORMAT, score)
-    train_grpo(RunContext(setup, sampler, learner, log, never_saved(folder), lambda step, updates: False))
-    return run(arm, [before, ends()], seed, "controls")
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("task", "shows", "first"),
-    [*((FormPays(), "same", 3 * i) for i in range(10)), *((MorePays(), "higher", 3 * i) for i in range(3))],
-)
-def test_where_form_alone_pays_it_is_called_so(
-    task: Task, shows: str, first: int, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A study of three seeds on a tiny model; where more than form pays, that is said."""
-    study = changed(controls_study(tmp_path, monkeypatch), controls=["format_only", "random_reward"])
-    made = {
-        arm: [trained(arm, task, seed, model, tokenizer, tmp_path / arm / str(seed)) for seed in range(first, first + 3)]
-        for arm in ("full_reward", "format_only", "random_reward")
-    }
-    found = beyond_controls(study, {"controls": Evidence("controls", made)}, ("", ""))
-    print(beyond(found))
-    assert found["gains"] and [of["shows"] for of in found["beyond"]] == [shows, "higher"]
 
 
 def controls_study(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:

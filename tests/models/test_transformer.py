@@ -112,6 +112,24 @@ def test_bfloat16_rounds_as_qwen2_does(tmp_path: Path, padded: bool) -> None:
     assert (found - exact).abs().mean() < 0.05 * exact.abs().mean()
 
 
+@pytest.mark.parametrize("pieces", [[1] * 12, [5, 1, 1, 5], [4, 3, 5], [12]])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("theirs", [False, True], ids=["own", "Qwen2ForCausalLM"])
+def test_piece_by_piece_is_the_same_as_at_once(theirs: bool, pieces: list[int], padded: bool) -> None:
+    """For the project's own model, and for Hugging Face's, which uses more of a cache's methods."""
+    model = reference(own_model()) if theirs else own_model()
+    cache, start = KeyValueCache(12), 0
+    whole = model(token_ids(), attention_mask=LEFT_PADDED if padded else None).logits
+    found = []
+    for length in pieces:
+        ids = token_ids()[:, start : start + length]
+        mask = LEFT_PADDED[:, : start + length] if padded else None
+        found.append(model(ids, attention_mask=mask, past_key_values=cache, use_cache=True).logits)
+        start += length
+    real = LEFT_PADDED.bool() if padded else torch.ones(3, 12, dtype=torch.bool)
+    assert_close(torch.cat(found, dim=1)[real], whole[real])
+
+
 def test_of_a_prompt_only_the_last_logits_are_computed() -> None:
     model = own_model()
     widths = []

@@ -28,7 +28,7 @@ with suppress(ModuleNotFoundError):
 
 # The longest first, so that all processes end together. The first runs the smoke study; those that wait for it come later.
 LONGEST = [
-    *("test_pipeline", "test_killed_runs", "test_workflow", "test_asynchronous", "test_mlflow_process", "test_weight_transfer"),
+    *("test_pipeline", "test_killed_runs", "test_workflow", "test_asynchronous", "test_mlflow_process"),
     *("test_slurm", "test_without_gpu", "test_new_projects", "test_several_processes", "test_processes", "test_training_loop"),
     *("test_kissing_number", "test_evaluation", "test_faults", "test_programs"),
 ]

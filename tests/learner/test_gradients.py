@@ -3,7 +3,8 @@
 import copy
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import settings as with_settings
 from hypothesis import strategies as st
 from learner_parts import ADVANTAGES, PROBLEM, REWARDS, flat, last_gradients, learner_of, log_softmax_alone, rollouts_of
-from model_parts import own_model, tiny_model
+from model_parts import flex_attention_on_a_cpu, own_model, tiny_model
 from ruamel.yaml import YAML
 from torch import Tensor
 from torch.testing import assert_close
@@ -37,8 +38,18 @@ LAYOUTS = {  # token budget of a microbatch, and whether its responses are packe
     "one response a row": (1, True),
     "packed": (25, True),
     "one row": (10_000, True),
+    "packed as on a GPU": (60, True),
 }
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+@pytest.fixture(autouse=True)
+def attention(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    of = getattr(request.node, "callspec", None)
+    with flex_attention_on_a_cpu(monkeypatch) if of and "GPU" in str(of.params.get("layout")) else nullcontext():
+        yield
+
+
 # Of each response the lengths of the policy's and of the environment's pieces, in turn. Four responses share a prompt.
 PIECES = [(3, 4, 2), (1, 1, 1, 5, 6), (9,), (2, 7, 3), (1,), (0,), (2, 2, 2, 2, 2), (7,)]
 
@@ -160,6 +171,7 @@ def test_an_update_is_that_of_the_plain_loss(fresh_model: Any, objective: str, k
     learner, model = moved(fresh_model, layout, **{"cliprange": 0.2, "cliprange_high": 0.3} | OBJECTIVES[objective])
     if kind == OWN[1]:
         learner.model.gradient_checkpointing_enable()
+    assert learner.packs == LAYOUTS[layout][1]
     config, batch = learner.config, responses()
     for found, rollout in zip(computed := learner.log_probs(batch), batch, strict=True):
         assert_close(found, sampled_alone(model, rollout, config.sampling_temperature)[0].detach(), atol=1e-4, rtol=1e-4)

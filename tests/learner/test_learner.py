@@ -1,7 +1,6 @@
-"""The learner: special batches, clipping, restoring, skipped updates, random layers, reads of the device."""
+"""The learner: special batches, restoring, random layers, reads of the device; and adapters, trained, merged and saved."""
 
 import copy
-import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from learner_parts import (
     ADVANTAGES,
     LENGTHS,
     REWARDS,
+    as_rollouts,
     config,
     last_gradients,
     learner_of,
@@ -22,19 +22,25 @@ from learner_parts import (
     rollouts_of,
     updated,
 )
-from model_parts import RANDOM, SIZES, own_model
+from model_parts import RANDOM, own_model, random_model
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from training_parts import same_weights, saved_every, scored
-from transformers import AutoConfig
+from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo.common.errors import UserError
 from grpo.learner.learner import Learner
 from grpo.learner.microbatches import texts_of
-from grpo.models.hugging_face import AutoModelForCausalLM, examine  # it knows the attention that is asked for
-from grpo.study.methods import OBJECTIVES
+from grpo.models.checkpoint import load_model, save_checkpoint
+from grpo.models.hugging_face import examine  # it knows the attention that is asked for
+from grpo.models.lora import FOLDER, add_adapters, without_adapters
+from grpo.models.transformer import TransformerLM
+from grpo.rollout.engine import SamplingParams
+from grpo.rollout.transformers_engine import TransformersEngine
+from grpo.study.methods import OBJECTIVES, Lora
 from grpo.study.settings import LearnerSettings
 from grpo.training.step import train_on
 
@@ -65,20 +71,6 @@ def test_in_half_precision_nothing_is_clipped_before_anything_was_learnt(objecti
     assert [rollout.group for rollout in batch] == [i // learner.config.group_size for i in range(32)]  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("objective", ["grpo", "dapo", "gspo", "cispo"])
-def test_an_update_with_a_ratio_beyond_float32_is_taken(model: Any, objective: str) -> None:
-    """The tokens of good responses have become far likelier than they were: they are clipped, and the others are trained on."""
-    learner = learner_of(model, **OBJECTIVES[objective], kl_coefficient=0.1, importance_cap=2.0)
-    batch, far = rollouts(), torch.tensor([0.0, 0, 0, 300, 0, 300, 0, 0])  # their advantages are 1 and .75
-    now = learner.log_probs(batch)
-    batch = scored(batch, REWARDS, ADVANTAGES, [lp - each for lp, each in zip(now, far, strict=True)])
-    for one, reference in zip(batch, now, strict=True):
-        one.reference_log_probs = reference
-    metrics = learner.update(batch)
-    assert all(math.isfinite(value) for value in metrics.values()) and metrics["skipped_update"] == 0.0
-    assert metrics["clip_fraction"] == pytest.approx((LENGTHS[3] + LENGTHS[5]) / sum(LENGTHS))
-
-
 @pytest.mark.parametrize("pad", [512, -1, None])
 def test_any_token_may_pad(model: Any, pad: int | None) -> None:
     """Also one that the model lacks; the responses are padded together."""
@@ -101,87 +93,39 @@ def test_a_prompt_without_tokens_is_refused(model: Any, budget: int | None, pack
     assert relative(weights(learner.model), before) == 0.0
 
 
-def test_the_gradient_is_clipped_and_its_norm_before_that_reported(model: Any) -> None:
-    (free, unclipped), (bound, clipped) = (
-        updated(learner_of(model, max_grad_norm=norm), ADVANTAGES * 100) for norm in (1e9, 1.0)
-    )
-    norm = math.sqrt(sum(g.square().sum().item() for g in unclipped.values()))
-    assert norm > 2.0
-    assert free["gradient_norm"] == pytest.approx(norm, rel=1e-5)
-    assert bound["gradient_norm"] == pytest.approx(norm, rel=1e-5)
-    assert math.sqrt(sum(g.square().sum().item() for g in clipped.values())) == pytest.approx(1.0, rel=1e-4)
-    assert relative(clipped, {name: g / norm for name, g in unclipped.items()}) < 1e-4
-
-
 def test_the_optimizer_is_the_handouts_and_other_settings_reach_it_and_are_recorded(model: Any) -> None:
     other = {"weight_decay": 0.3, "adam_beta1": 0.5, "adam_beta2": 0.6, "adam_epsilon": 1e-3}
     for changes, expected in (({}, (0.0, (0.9, 0.95), 1e-8)), (other, (0.3, (0.5, 0.6), 1e-3))):
         group = learner_of(model, **changes).optimizer.adamw.param_groups[0]
         assert (group["weight_decay"], group["betas"], group["eps"]) == expected
         assert other.keys() & config(**changes).model_dump().keys() == changes.keys()
-    learner = learner_of(model, learning_rate=2e-3)
-    metrics, gradients = updated(learner)
-    for name, parameter in model.named_parameters():
-        parameter.grad = gradients[name]
-    torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.0, fused=True).step()
-    assert same_weights(learner.model, model) and metrics["learning_rate"] == 2e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_learner_that_is_restored_goes_on_bit_for_bit(model: Any, dtype: torch.dtype, tmp_path: Path) -> None:
     """Two updates, saved as a run saves them, and a third one. The state must include the moments, float32 copies of rounded
-    weights, and float16's scale, which the second update halves.
+    weights, the number of updates, by which the rate falls, and float16's scale, which the second update halves.
     """
+    falling = config(lr_scheduler_type="linear")
 
     def update(learner: Learner, seed: int) -> dict[str, float]:
         generator = torch.Generator().manual_seed(seed)
         return learner.update(scored(rollouts(), REWARDS, torch.randn(8, generator=generator)))
 
     fresh = copy.deepcopy(model.to(dtype))
-    undisturbed = Learner(model, config(), 0)
+    undisturbed = Learner(model, falling, 0)
     update(undisturbed, 1), update(undisturbed, 2)
     with saved_every(1, tmp_path, {"learner": undisturbed}) as saved:
         saved.save(2)
     expected = update(undisturbed, 3)
-    assert expected["gradient_norm"] > 0 and expected.get("loss_scale", 2.0**15) == 2.0**15
-    restored = Learner(fresh, config(), 0)
+    assert expected["gradient_norm"] > 0 and 0 < expected["learning_rate"] < falling.learning_rate
+    assert expected.get("loss_scale", 2.0**15) == 2.0**15
+    restored = Learner(fresh, falling, 0)
     saved_every(1, tmp_path, {"learner": restored}).restore()
     assert update(restored, 3) == expected
     for ours, theirs in zip(restored.optimizer.weights, undisturbed.optimizer.weights, strict=True):
         assert torch.equal(ours, theirs)
     assert same_weights(fresh, model)
-
-
-def optimizer_state(learner: Learner) -> list[Tensor]:
-    return [t.clone() for of_weight in learner.optimizer.adamw.state_dict()["state"].values() for t in of_weight.values()]
-
-
-@pytest.mark.parametrize(
-    ("loss_type", "bad"),
-    # A reward that is NaN stands for one that abstains, and counts as 0.
-    [("reinforce_with_baseline", math.inf), ("reinforce_with_baseline", math.nan), ("no_baseline", math.inf)],
-)
-def test_an_update_without_a_finite_gradient_is_skipped(model: Any, loss_type: str, bad: float) -> None:
-    """Weights and optimizer do not change, and the next update equals that of a learner without the bad batch."""
-    settings = config(loss_type=loss_type, gradient_accumulation_steps=2, max_grad_norm=1.0)
-    one = torch.tensor([1.0, 0, 0, bad, 0, 1, 1, 1])
-    rewards, advantages = (one, ADVANTAGES) if loss_type == "no_baseline" else (REWARDS, one)
-    twin, learner = (Learner(each, settings, 0) for each in (copy.deepcopy(model), model))
-    for each in (learner, twin):
-        assert each.update(scored(rollouts(), REWARDS, ADVANTAGES))["skipped_update"] == 0.0
-    before, state = weights(model), optimizer_state(learner)
-    assert len(state) == 3 * len(before)  # step, mean and mean square of each tensor
-
-    metrics = learner.update(scored(rollouts(), rewards, advantages))
-    assert metrics["skipped_update"] == 1.0
-    assert not math.isfinite(metrics["gradient_norm"])
-    assert all(torch.equal(value, before[name]) for name, value in weights(model).items())
-    assert all(torch.equal(a, b) for a, b in zip(optimizer_state(learner), state, strict=True))
-
-    after, expected = (each.update(scored(rollouts(), REWARDS, ADVANTAGES)) for each in (learner, twin))
-    assert after == expected
-    assert after["skipped_update"] == 0.0
-    assert same_weights(model, twin.model)
 
 
 READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__contains__")
@@ -247,11 +191,8 @@ def test_an_update_reads_once_whatever_its_size(fresh_model: Any, budget: int | 
 CANNOT_CHECKPOINT = {"falcon"}
 
 
-def random_model(kind: str) -> Any:
-    torch.manual_seed(0)
-    values = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **SIZES, **RANDOM[kind]}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, vocab_size=512, **values))
-    rows = torch.arange(40).reshape(2, 20)
+def noisy_model(kind: str) -> Any:
+    model, rows = random_model(kind, **RANDOM[kind]), torch.arange(40).reshape(2, 20)
     with torch.no_grad():
         assert not torch.equal(model.train()(rows).logits, model.eval()(rows).logits)  # else nothing is tried
     before = torch.random.get_rng_state()
@@ -263,7 +204,7 @@ def random_model(kind: str) -> Any:
 @pytest.mark.parametrize(("kind", "packing"), [*((kind, False) for kind in RANDOM), ("mixtral", True)])
 def test_nothing_is_random_where_a_model_is_trained(kind: str, packing: bool) -> None:
     """Log-probabilities are those of evaluation mode, and where weights have not moved each ratio is exactly 1."""
-    model = random_model(kind)
+    model = noisy_model(kind)
     theirs, batch = copy.deepcopy(model), rollouts()
     learner = learner_of(model, 200, packing, loss_type="grpo_clip")
     model.train()
@@ -280,7 +221,7 @@ def test_gradient_checkpointing_changes_nothing_or_is_refused(kind: str) -> None
     """It needs layers in training mode: their gradients are those of evaluation mode, and each layer computes twice."""
     gradients, calls = [], Counter[bool]()
     for checkpointing in (False, True):
-        model = random_model(kind)
+        model = noisy_model(kind)
         settings = LearnerSettings(max_tokens_per_microbatch=200, gradient_checkpointing=checkpointing)
         if checkpointing and kind in CANNOT_CHECKPOINT:
             with pytest.raises(UserError, match=r"learner\.gradient_checkpointing: .* Set it to false\."):
@@ -294,3 +235,119 @@ def test_gradient_checkpointing_changes_nothing_or_is_refused(kind: str) -> None
     assert calls[True] == 2 * calls[False] > 0
     for name, gradient in gradients[0].items():
         assert torch.equal(gradients[1][name], gradient), name
+
+
+LORA = Lora(rank=4, alpha=8)
+IDS = torch.arange(1, 41).reshape(2, 20)
+
+
+@pytest.fixture
+def own() -> TransformerLM:
+    """The project's own Transformer; transformers' Qwen2 is the fixture ``model``."""
+    return own_model(tie_word_embeddings=False, initializer_range=0.02, eos_token_id=1, pad_token_id=0)
+
+
+@pytest.fixture(params=["model", "own"])
+def adapted(request: pytest.FixtureRequest) -> Any:
+    """A model whose adapters have been trained: no B is zero."""
+    found = request.getfixturevalue(request.param)
+    add_adapters(found, LORA, seed=3)
+    torch.manual_seed(2)
+    for name, parameter in found.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    return found
+
+
+def logits(model: Any) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(IDS).logits
+    return found
+
+
+def of_base(model: Any) -> dict[str, Tensor]:
+    return {name.replace(".base_layer", ""): t.clone() for name, t in model.state_dict().items() if ".lora_" not in name}
+
+
+@pytest.mark.parametrize("kind", ["model", "own"])
+def test_new_adapters_change_nothing_and_are_drawn_by_the_seed(kind: str, request: pytest.FixtureRequest) -> None:
+    model = request.getfixturevalue(kind)
+    before, random = logits(model), torch.get_rng_state()
+    drawn = []
+    for seed in (0, 0, 1):
+        other = copy.deepcopy(model)
+        add_adapters(other, LORA, seed)
+        assert torch.equal(logits(other), before)
+        drawn.append(other.model.layers[0].mlp.up_proj.lora_A.default.weight)
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_merged_weights_are_those_worked_out_by_hand(adapted: Any) -> None:
+    base, own = of_base(adapted), {name: t.clone() for name, t in adapted.state_dict().items()}
+    through = logits(adapted)
+    with without_adapters(adapted, merge=True):
+        merged = {name: t.clone() for name, t in adapted.state_dict().items()}
+        assert_close(logits(adapted), through, atol=1e-5, rtol=1e-4)
+    assert merged.keys() == base.keys()
+    changed = 0
+    for name, weight in base.items():
+        adapter = name.removesuffix(".weight")
+        if f"{adapter}.lora_A.default.weight" in own:
+            weight = weight + 8 / 4 * own[f"{adapter}.lora_B.default.weight"] @ own[f"{adapter}.lora_A.default.weight"]
+            changed += 1
+        assert_close(merged[name], weight)
+    assert changed == 2 * 7  # two layers: four matrices of attention, three of the feed-forward network
+    after = adapted.state_dict()
+    assert after.keys() == own.keys() and all(torch.equal(after[name], own[name]) for name in own)
+
+
+def test_only_adapters_get_gradients_and_steps(adapted: Any) -> None:
+    base, own = of_base(adapted), {n: p.detach().clone() for n, p in adapted.named_parameters() if p.requires_grad}
+    learner = Learner(adapted, config(lora=LORA), pad_token_id=0, settings=LearnerSettings(max_tokens_per_microbatch=64))
+    _, found = updated(learner)
+    assert found.keys() == own.keys() and all(".lora_" in name for name in found)
+    assert all(not torch.equal(p, own[n]) for n, p in adapted.named_parameters() if n in own)
+    assert all(torch.equal(t, base[name]) for name, t in of_base(adapted).items())
+    assert learner.state()["model"].keys() == own.keys()
+    assert len(learner.state()["optimizer"]["adamw"]["state"]) == len(own)
+
+
+def test_engine_and_learner_agree(adapted: Any, tokenizer: Any) -> None:
+    """On sampled tokens: the engine with adapters, and the learner with merged weights."""
+    engine = TransformersEngine(adapted, tokenizer, 8)
+    learner = Learner(adapted, config(lora=LORA), pad_token_id=0, settings=LearnerSettings(max_tokens_per_microbatch=128))
+    prompts = [[5, 6, 7], [8, 9]]
+    batch = as_rollouts(prompts, engine.generate(prompts, SamplingParams(max_tokens=12, min_tokens=0), 3, 0))
+    through = learner.log_probs(batch)
+    for one, log_probs in zip(batch, through, strict=True):
+        assert_close(log_probs, torch.tensor(one.completion.log_probs), atol=1e-5, rtol=1e-4)
+    with without_adapters(adapted, merge=True):
+        for merged, log_probs in zip(learner.log_probs(batch), through, strict=True):
+            assert_close(merged, log_probs, atol=1e-5, rtol=1e-4)
+
+
+def test_a_checkpoint_holds_merged_weights_and_adapters_for_peft(adapted: Any, tokenizer: Any, tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    through = logits(adapted)
+    with without_adapters(adapted, merge=False):
+        save_checkpoint(tmp_path / "base", adapted, tokenizer)
+    assert not (tmp_path / "base" / FOLDER).exists()
+    adapted.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")  # as in a run
+    save_checkpoint(tmp_path / "trained", adapted, tokenizer)
+    assert_close(logits(load_model(tmp_path / "trained")), through, atol=1e-5, rtol=1e-4)
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    assert (logits(base) - through).abs().max() > 1e-2
+    assert_close(logits(PeftModel.from_pretrained(base, tmp_path / "trained" / FOLDER)), through, atol=1e-5, rtol=1e-4)
+
+
+def test_layers_that_take_no_adapters_are_refused_and_other_layers_of_a_mixture_take_some(own: Any) -> None:
+    wrong = [(own, targets) for targets in (["no_such"], ["lm_head"], ["embed_tokens"], ["q_proj", "lm_head"])]
+    experts = [("glm4_moe", None), ("mixtral", ["gate_proj", "down_proj"])]
+    for model, targets in [*wrong, *((random_model(kind), targets) for kind, targets in experts)]:
+        with pytest.raises(UserError, match=r"lora\.targets"):
+            add_adapters(model, Lora(targets=targets), seed=0)
+    add_adapters(model := random_model("mixtral"), Lora(rank=2), seed=0)
+    adapted = {name.split(".")[-1] for name, module in model.named_modules() if hasattr(module, "lora_A")}
+    assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj"}

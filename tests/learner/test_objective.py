@@ -6,12 +6,21 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from learner_parts import ADVANTAGES, LENGTHS, REWARDS, config, learner_of, rollouts
+from learner_parts import (
+    ADVANTAGES,
+    LENGTHS,
+    REWARDS,
+    config,
+    flat,
+    last_gradients,
+    learner_of,
+    log_probs_alone,
+    rollouts,
+)
 from pydantic import ValidationError
 from torch import Tensor
 from torch.testing import assert_close
@@ -22,10 +31,8 @@ from grpo.handouts import (
     compute_entropy,
     compute_group_normalized_rewards,
     compute_policy_gradient_loss,
-    get_response_log_probs,
     grpo_microbatch_train_step,
     masked_mean,
-    sft_microbatch_train_step,
 )
 from grpo.learner.advantages import normalize_within_groups, reward_statistics
 from grpo.learner.learner import Learner
@@ -35,16 +42,13 @@ from grpo.learner.losses import (
     estimate_kl,
     kl_term,
     masked_normalize,
-    mismatch,
     response_weights,
 )
 from grpo.learner.microbatches import pad_and_shift
 from grpo.models.lora import add_adapters
+from grpo.study.compose import compose
 from grpo.study.methods import OBJECTIVES, GrpoConfig, Lora, apply_overrides, resolved
 from grpo.study.settings import LearnerSettings
-from grpo.tasks.rewards import soft_overlong_punishment
-
-LOSS_TYPES = ["no_baseline", "reinforce_with_baseline", "grpo_no_clip", "grpo_clip"]
 
 
 def normalized(rewards: Sequence[float], *how: Any) -> tuple[Tensor, dict[str, float]]:
@@ -76,19 +80,6 @@ def test_entropy_of_huge_logits_and_an_end_of_text_that_is_also_the_padding(offs
     result = pad_and_shift([[5], [5, 6]], [[7, 0], [7, 8, 9]], pad_token_id=0)  # it was sampled, so it counts
     assert result["labels"].tolist() == [[7, 0, 0, 0], [6, 7, 8, 9]]
     assert result["response_mask"].int().tolist() == [[1, 1, 0, 0], [0, 1, 1, 1]]
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_response_log_probs_of_a_bfloat16_model_are_float32(temperature: float) -> None:
-    logits = (torch.randn(1, 4, 3000, generator=torch.Generator().manual_seed(3)) * 3).bfloat16().requires_grad_()
-    labels, model = torch.tensor([[0, 1, 2, 3]]), lambda _: SimpleNamespace(logits=logits)
-    result = get_response_log_probs(model, labels, labels, return_token_entropy=True, temperature=temperature)
-    assert result["log_probs"].dtype == result["token_entropy"].dtype == torch.float32
-    distribution = torch.distributions.Categorical(logits=logits.double() / temperature)
-    assert_close(result["log_probs"].double(), distribution.log_prob(labels), atol=1e-5, rtol=1e-5)
-    assert_close(result["token_entropy"].double(), distribution.entropy(), atol=1e-5, rtol=1e-5)
-    assert result["log_probs"].requires_grad and not result["token_entropy"].requires_grad
-    assert set(get_response_log_probs(model, labels, labels)) == {"log_probs"}
 
 
 def test_length_normalization_example_of_the_handout() -> None:
@@ -201,64 +192,29 @@ def test_a_missing_argument_is_named() -> None:
                 compute_policy_gradient_loss(policy, loss_type, **{**arguments, missing: None})
 
 
-STEP_POLICY = tensor([-1.0, -2.0, -9.0], [-4.0, -6.0, -8.0])
-STEP_MASK = tensor([1, 1, 0], [1, 1, 1])
-STEP_ADVANTAGES = tensor([2.0], [-1.0])
-
-
 @pytest.mark.parametrize(
     ("normalization", "loss", "gradient"),
     [
-        # Responses: 2 * (1 + 2) / 2 = 3 and -(4 + 6 + 8) / 3 = -6, their mean -1.5, over 2 steps -.75
-        ("masked_mean", -0.75, [[-0.25, -0.25, 0.0], [1 / 12, 1 / 12, 1 / 12]]),
-        # 6 / 6 = 1 and -18 / 6 = -3, mean -1, over 2 steps -.5
-        ("masked_normalize", -0.5, [[-1 / 12, -1 / 12, 0.0], [1 / 24, 1 / 24, 1 / 24]]),
-        # 6 / 3 = 2 and -18 / 3 = -6, mean -2, over 2 steps -1
-        ("microbatch_longest", -1.0, [[-1 / 6, -1 / 6, 0.0], [1 / 12, 1 / 12, 1 / 12]]),
+        # Responses: 2 * (1 + 2) / 2 = 3, -(4 + 6 + 8) / 3 = -6 and one without tokens, their mean -1, over 2 steps -.5
+        ("masked_mean", -0.5, [[-1 / 6, -1 / 6, 0.0], [1 / 18] * 3, [0.0] * 3]),
+        # 6 / 6 = 1 and -18 / 6 = -3, mean -2/3, over 2 steps -1/3
+        ("masked_normalize", -1 / 3, [[-1 / 18, -1 / 18, 0.0], [1 / 36] * 3, [0.0] * 3]),
+        # 6 / 3 = 2 and -18 / 3 = -6, mean -4/3, over 2 steps -2/3
+        ("microbatch_longest", -2 / 3, [[-1 / 9, -1 / 9, 0.0], [1 / 18] * 3, [0.0] * 3]),
     ],
 )
 def test_grpo_microbatch_step_by_hand(normalization: str, loss: float, gradient: Sequence[Sequence[float]]) -> None:
-    policy = STEP_POLICY.clone().requires_grad_()
-    how = {"length_normalization": normalization, "constant_normalizer": 6.0}
-    arguments: dict[str, Any] = {"advantages": STEP_ADVANTAGES, **how}
-    got, metadata = grpo_microbatch_train_step(policy, STEP_MASK, 2, "reinforce_with_baseline", **arguments)
-    assert_close(got, torch.tensor(loss))
-    assert not got.requires_grad
-    assert_close(policy.grad, tensor(*gradient))
-    assert metadata == {}
-    grpo_microbatch_train_step(policy, STEP_MASK, 2, "reinforce_with_baseline", **arguments)
-    assert_close(policy.grad, 2 * tensor(*gradient))  # gradients add up
-
-
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
-@pytest.mark.parametrize("normalization", ["masked_mean", "masked_normalize", "microbatch_longest"])
-def test_a_response_without_tokens_adds_nothing_but_counts(loss_type: str, normalization: str) -> None:
-    def step(mask: Tensor) -> tuple[Tensor, Tensor]:
-        policy = torch.full((2, 4), -2.0, requires_grad=True)
-        loss, _ = grpo_microbatch_train_step(
-            policy, mask, 1, loss_type, torch.ones(2, 1), torch.ones(2, 1), torch.full((2, 4), -2.0), 0.2, normalization, 4.0
-        )
-        assert policy.grad is not None
-        return loss, policy.grad
-
-    loss, gradient = step(tensor([1, 1, 1, 1], [0, 0, 0, 0]))
-    per_token = 2.0 if loss_type in {"no_baseline", "reinforce_with_baseline"} else -1.0
-    assert_close(loss, torch.tensor(per_token / 2))  # the mean over two responses, one of them 0
-    assert_close(gradient, tensor([-1 / 8] * 4, [0.0] * 4))
-
-    loss, gradient = step(torch.zeros(2, 4))
-    assert loss == 0.0
-    assert torch.equal(gradient, torch.zeros(2, 4))
-
-
-@pytest.mark.parametrize("masked", [-1e30, float("-inf"), float("nan")])
-def test_masked_positions_have_no_gradient_in_fine_tuning(masked: float) -> None:
-    """Exactly zero, for any values there."""
-    policy = tensor([masked, -1.0, masked], [masked, masked, masked]).requires_grad_()
-    loss, metadata = sft_microbatch_train_step(policy, tensor([0, 1, 0], [0, 0, 0]), 1, normalize_constant=4.0)
-    assert (loss.item(), metadata["mean_nll"].item()) == (0.125, 1.0)
-    assert policy.grad is not None
-    assert policy.grad.tolist() == [[0.0, -0.125, 0.0], [0.0, 0.0, 0.0]]
+    """A response without tokens adds nothing, but counts as a response."""
+    policy = tensor([-1.0, -2.0, -9.0], [-4.0, -6.0, -8.0], [-3.0, -5.0, -7.0]).requires_grad_()
+    advantages, mask = tensor([2.0], [-1.0], [9.0]), tensor([1, 1, 0], [1, 1, 1], [0, 0, 0])
+    how: dict[str, Any] = {"length_normalization": normalization, "constant_normalizer": 6.0, "advantages": advantages}
+    for times in (1, 2):  # gradients add up
+        got, metadata = grpo_microbatch_train_step(policy, mask, 2, "reinforce_with_baseline", **how)
+        assert_close(got, torch.tensor(loss))
+        assert not got.requires_grad and metadata == {}
+        assert_close(policy.grad, times * tensor(*gradient))
+    assert grpo_microbatch_train_step(policy, torch.zeros(3, 3), 2, "reinforce_with_baseline", **how)[0] == 0.0
+    assert_close(policy.grad, 2 * tensor(*gradient))
 
 
 @pytest.mark.parametrize("above", [89.0, 200.0, 3e4])
@@ -329,26 +285,6 @@ def test_every_token_of_the_batch_weighs_alike_and_what_cannot_be_computed_is_re
             response_weights(torch.ones(3), name, 3, 3)
 
 
-def test_overlong_punishment_by_hand() -> None:
-    by_length = {0: 0.0, 12: 0.0, 13: -0.25, 15: -0.75, 16: -1.0, 20: -1.0}
-    assert {n: soft_overlong_punishment(n, max_tokens=16, buffer=4) for n in by_length} == by_length
-
-
-def test_the_kl_terms_gradient_is_that_of_the_reverse_divergence() -> None:
-    """Averaged over a whole vocabulary; its values average to KL(policy || reference)."""
-    generator = torch.Generator().manual_seed(0)
-    logits, other = torch.randn(2, 7, generator=generator, dtype=torch.float64)
-    logits.requires_grad_()
-    policy, reference = logits.log_softmax(0), other.log_softmax(0)
-    divergence = (policy.exp() * (policy - reference)).sum()
-    reverse = (reference.exp() * (reference - policy)).sum()
-    expected = (policy.exp().detach() * kl_term(policy, reference)).sum()
-    assert expected.item() == pytest.approx(divergence.item(), rel=1e-12)
-    found, *exact = (torch.autograd.grad(x, logits, retain_graph=True)[0] for x in (expected, divergence, reverse))
-    assert_close(found, exact[1])
-    assert (exact[0] - exact[1]).norm() > 0.1 * exact[0].norm()
-
-
 def test_kl_in_the_loss_is_to_the_base_below_the_adapters(model: Any) -> None:
     lora = Lora(rank=2, alpha=4, targets=["q_proj", "v_proj"])
     start = copy.deepcopy(model)
@@ -368,32 +304,37 @@ SEEN: list[tuple[Any, ...]] = []
 
 
 def looks_around(inputs: LossInputs, which: dict[str, list[str]]) -> tuple[Tensor, dict[str, Tensor]]:
-    assert which == {"any": ["yaml", "value"]}
+    assert which == {"any": ["yaml", "value"]} and inputs.entropies is not None and not inputs.entropies.requires_grad
     if inputs.batch_tokens == sum(LENGTHS):  # not the trial's
         assert inputs.groups is not None and inputs.engine_log_probs is not None
         rows = zip(inputs.groups, inputs.lengths, inputs.engine_log_probs, inputs.mask, strict=True)
         SEEN.extend(
             (group.item(), length.item(), engine[mask].tolist(), inputs.batch_responses) for group, length, engine, mask in rows
         )
-    return -inputs.log_probs * inputs.advantages, {}
+    return -inputs.log_probs * inputs.entropies, {"seen": inputs.entropies}
 
 
 @pytest.mark.parametrize("budget", [None, 24])
 def test_a_loss_of_ones_own_sees_the_whole_batch_however_it_is_cut(model: Any, budget: int | None) -> None:
-    options = {"which": {"any": ["yaml", "value"]}}
-    loss = {"loss_type": f"{__name__}:looks_around", "loss_options": options}
+    """Weighed by entropies, log-probabilities have another loss; the mean of these is what the learner measures."""
+    loss = {"loss_type": f"{__name__}:looks_around", "loss_options": {"which": {"any": ["yaml", "value"]}}}
     learner = learner_of(model, budget, **loss, gradient_accumulation_steps=4)
     batch = scored(rollouts(), REWARDS, ADVANTAGES)
+    entropies = [entropy for _, entropy in learner._compute(batch, 8)]
     for i, rollout in enumerate(batch):
         rollout.group = i // 4
         rollout.completion = replace(rollout.completion, log_probs=tuple(float(-i) for _ in rollout.completion.token_ids))
     seen = sys.modules[__name__].SEEN
     seen.clear()
-    learner.update(batch)
+    gradients = last_gradients(learner)
+    metrics = learner.update(batch)
     assert sorted(seen) == sorted((i // 4, n, [float(-i)] * n, 8) for i, n in enumerate(LENGTHS))
+    assert metrics["seen"] == pytest.approx(metrics["token_entropy"], rel=1e-6)
+    expected = sum((-e * log_probs_alone(model, r)).mean() for e, r in zip(entropies, batch, strict=True)) / 8
+    assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-5) and flat(gradients).norm() > 0
 
 
-def test_an_objective_in_an_arm_stands_for_its_settings_and_leaves_none_of_anothers() -> None:
+def test_an_objective_in_an_arm_or_a_file_stands_for_its_settings_and_leaves_none_of_anothers(tmp_path: Path) -> None:
     assert {tuple(sorted(values)) for values in OBJECTIVES.values()} == {tuple(sorted(OBJECTIVES["grpo"]))}
     base = GrpoConfig()
     own = resolved(base, {"objective": "dapo", "cliprange_high": 0.4}, "arm")
@@ -403,6 +344,11 @@ def test_an_objective_in_an_arm_stands_for_its_settings_and_leaves_none_of_anoth
     assert (after.cliprange_high, after.length_normalization, after.use_std_normalization) == (None, "masked_normalize", False)
     with pytest.raises(UserError, match=r"arm.objective: no objective 'ppo' \(known: grpo, dr_grpo, dapo, gspo"):
         resolved(base, {"objective": "ppo"}, "arm")
+    file = tmp_path / "mine.yaml"
+    file.write_text("extends: mini\ngrpo:\n  # as published\n  objective: gspo\n  cliprange: 1e-3\n")
+    composed = compose(file)["grpo"]
+    assert "objective" not in composed
+    assert (composed["loss_type"], composed["cliprange"], composed["cliprange_high"]) == ("gspo", 1e-3, 4e-4)
 
 
 def test_what_is_off_leaves_no_trace_in_a_record() -> None:
@@ -413,16 +359,6 @@ def test_what_is_off_leaves_no_trace_in_a_record() -> None:
     assert not on.keys() & off and GrpoConfig(**on).model_dump() == off | on
     with pytest.raises(ValidationError, match="importance_mode: without importance_cap"):
         GrpoConfig(importance_mode="sequence_truncate")
-
-
-def test_a_studys_file_may_name_an_objective(tmp_path: Path) -> None:
-    from grpo.study.compose import compose
-
-    file = tmp_path / "mine.yaml"
-    file.write_text("extends: mini\ngrpo:\n  # as published\n  objective: gspo\n  cliprange: 1e-3\n")
-    composed = compose(file)["grpo"]
-    assert "objective" not in composed
-    assert (composed["loss_type"], composed["cliprange"], composed["cliprange_high"]) == ("gspo", 1e-3, 4e-4)
 
 
 def test_estimates_of_the_kl() -> None:
@@ -440,18 +376,6 @@ def test_estimates_of_the_kl() -> None:
         assert estimate_kl([near], [near + r])["per_token_low_variance"] == pytest.approx(5e-13, rel=1e-3, abs=0)
 
 
-@pytest.mark.parametrize(("policy", "reference"), [([0.5, 0.5], [0.25, 0.75]), ([0.25] * 4, [0.97, 0.01, 0.01, 0.01])])
-def test_both_estimates_are_the_exact_kl_in_expectation(policy: list[float], reference: list[float]) -> None:
-    """The mean over all tokens, each with the policy's probability; nothing is sampled."""
-    exact = sum(p * math.log(p / q) for p, q in zip(policy, reference, strict=True))
-    by_token = [
-        estimate_kl([torch.tensor([p], dtype=torch.float64).log()], [torch.tensor([q], dtype=torch.float64).log()])
-        for p, q in zip(policy, reference, strict=True)
-    ]
-    for name in by_token[0]:
-        assert sum(p * found[name] for p, found in zip(policy, by_token, strict=True)) == pytest.approx(exact, abs=1e-12)
-
-
 def test_a_kl_term_beyond_float32_points_the_right_way() -> None:
     """The reference finds a token exp(200) times as likely: its log-probability is to rise."""
     log_probs = torch.tensor([-201.0, -1.0], requires_grad=True)
@@ -459,10 +383,3 @@ def test_a_kl_term_beyond_float32_points_the_right_way() -> None:
     term.sum().backward()
     assert term.isfinite().all() and log_probs.grad is not None and log_probs.grad.isfinite().all()
     assert log_probs.grad[0] <= -200.0 and log_probs.grad[1] == 0.0
-
-
-def test_mismatch_by_hand() -> None:
-    found = mismatch(torch.tensor([-1.0, -2.0, -3.0, -0.5]), torch.tensor([-1.05, -1.5, -3.2, -0.5]))
-    expected = {"mismatch_mean": [0.05, 0.5, 0.2, 0.0], "mismatch_kl": [-0.05, 0.5, -0.2, 0.0]}
-    assert {name: found[name].tolist() for name in expected} == {n: pytest.approx(x, abs=1e-6) for n, x in expected.items()}
-    assert found["mismatch_above"].tolist() == [False, True, True, False]

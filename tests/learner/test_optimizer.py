@@ -188,7 +188,7 @@ def test_a_grpo_run_counts_updates_and_not_steps() -> None:
     assert ragged.updates_per_rollout_batch == 2  # a train batch of a group and a half
 
 
-def test_an_update_is_taken_with_the_rate_that_it_logs_and_a_restored_learner_goes_on(model: Any) -> None:
+def test_an_update_is_taken_with_the_rate_that_it_logs(model: Any) -> None:
     """AdamW's first step is as long as the rate in each weight that has a gradient."""
     learner = Learner(model, sft("linear", 1, 5).model_copy(update={"max_grad_norm": 1e9, "learning_rate": 1e-3}), 0)
     head = model.lm_head.weight
@@ -199,9 +199,6 @@ def test_an_update_is_taken_with_the_rate_that_it_logs_and_a_restored_learner_go
         moved.append((head - before).abs().max().item())
     assert rates == [0.0, 1e-3]
     assert moved == [0.0, pytest.approx(1e-3, rel=0.6)]
-    again = Learner(model, learner.config, 0)
-    again.restore(learner.state())
-    assert again.sft_update(whole_texts([(5, 9)], [(2, 7)]))["learning_rate"] == pytest.approx(7.5e-4)
 
 
 def gradient(
@@ -236,23 +233,12 @@ def test_the_scale_brings_small_gradients_and_leaves_clipping_to_their_own_norm(
     exact = gradient(fresh_model, torch.float32, factor=1e-7)[0]
     assert apart(gradient(fresh_model, torch.float16, factor=1e-7, scale=2.0**24)[0], exact) < 2e-2
     assert apart(gradient(fresh_model, torch.float16, factor=1e-7, scale=1.0)[0], exact) > 0.5
-    clipped, metrics = gradient(fresh_model, torch.float16, max_grad_norm=0.5)
-    assert clipped.norm() == pytest.approx(0.5, rel=1e-4)
-    assert metrics["gradient_norm"] == pytest.approx(gradient(fresh_model, torch.float32)[1]["gradient_norm"], rel=1e-2)
-    assert metrics["loss_scale"] == 1024.0
-
-
-@pytest.mark.parametrize("scale", [1.0, 2.0**10, 2.0**14])
-def test_the_scale_drops_out_of_a_sum_over_microbatches_to_the_last_bit(scale: float) -> None:
-    layer = torch.nn.Linear(3, 1, bias=False, dtype=torch.float16)
-    optimizer = Optimizer(layer, 1e-3)
-    assert optimizer.scale is not None
-    optimizer.scale.value = scale
-    inputs = [torch.tensor([[0.1, -2.3, 1.7]], dtype=torch.float16) * k for k in (1, 0.3, 0.7)]
-    for x in inputs:
-        optimizer.backward(layer(x).sum())
-    optimizer.clip(max_norm=1e9)
-    assert torch.equal(optimizer.gradients()[0], sum(x.float() for x in inputs))
+    exact = gradient(fresh_model, torch.float32)[0]
+    for dtype, limit in ((torch.float32, 1e-5), (torch.float16, 1e-2)):
+        clipped, metrics = gradient(fresh_model, dtype, max_grad_norm=0.5)
+        assert clipped.norm() == pytest.approx(0.5, rel=1e-4) and metrics.get("loss_scale", 1024.0) == 1024.0
+        assert metrics["gradient_norm"] == pytest.approx(exact.norm().item(), rel=limit) and exact.norm() > 0.5
+        assert apart(clipped, 0.5 * exact / exact.norm()) < 2 * limit
 
 
 def test_a_gradient_too_large_for_float16_skips_the_step_and_halves_the_scale(model: Any) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from learner_parts import ADVANTAGES, REWARDS, config, flat, last_gradients, learner_of, log_probs_alone, off_policy, rollouts
+from learner_parts import ADVANTAGES, REWARDS, config, learner_of, off_policy, rollouts
+from model_parts import own_model
 from training_parts import scored, setup_of
 
 from grpo.common import imports
@@ -41,10 +42,6 @@ def without_gradient(inputs):
 
 def measures_the_loss(inputs):
     return -inputs.ratio * inputs.advantages, {"loss": inputs.ratio}
-
-def by_entropy(inputs):
-    assert not inputs.entropies.requires_grad
-    return -inputs.entropies * inputs.log_probs, {"seen": inputs.entropies}
 
 def centred(rewards, lengths, times=1.0):
     rewards -= rewards.mean(dim=1, keepdim=True)
@@ -132,32 +129,40 @@ def test_a_loss_of_ones_own_is_what_the_learner_descends(model: Any, budget: int
     assert {key: own[key] for key in same} == {key: plain[key] for key in same}
 
 
-@pytest.mark.parametrize(
-    ("loss_type", "options", "message"),
-    [
-        ("ppo", {}, r"'ppo' \(known: no_baseline, reinforce_with_baseline, grpo_clip, grpo_no_clip, gspo, cispo\)"),
-        ("of_my_own:nowhere", {}, "has nothing named 'nowhere'"),
-        ("of_my_own:scaled", {"scael": 1.0}, "of_my_own:scaled: got an unexpected keyword argument 'scael'"),
-        ("of_my_own:without_metrics", {}, "of_my_own:without_metrics must return each token's loss"),
-        ("of_my_own:without_gradient", {}, "must return each token's loss"),
-        ("of_my_own:measures_the_loss", {}, "measures_the_loss measures loss, as the learner does"),  # a name of history.csv
-    ],
-)
-def test_a_loss_that_is_none_is_refused(model: Any, loss_type: str, options: dict[str, float], message: str) -> None:
+def advantage(name: str, **options: Any) -> None:
+    require_own_code(config(advantage=f"of_my_own:{name}", advantage_options=options))
+
+
+def loss(name: str, **options: Any) -> None:
+    learner_of(own_model(), loss_type=name, loss_options=options)
+
+
+NONE: dict[str, Callable[[], object]] = {  # by the message what is called
+    r"'ppo' \(known: no_baseline, reinforce_with_baseline, grpo_clip, grpo_no_clip, gspo, cispo\)": lambda: bind_loss(
+        "ppo", {}
+    ),
+    "has nothing named 'nowhere'": lambda: loss("of_my_own:nowhere"),
+    "of_my_own:scaled: got an unexpected keyword argument 'scael'": lambda: loss("of_my_own:scaled", scael=1.0),
+    "of_my_own:without_metrics must return each token's loss": lambda: loss("of_my_own:without_metrics"),
+    "of_my_own:without_gradient must return each token's loss": lambda: loss("of_my_own:without_gradient"),
+    # A name of history.csv.
+    "measures_the_loss measures loss, as the learner does": lambda: loss("of_my_own:measures_the_loss"),
+    "has nothing named 'not_there'": lambda: advantage("not_there"),
+    "advantage: of_my_own:centred: got an unexpected keyword argument 'tmies'": lambda: advantage("centred", tmies=2.0),
+    "of_my_own:flat must return a finite number for each reward, a tensor of the shape of `rewards`": lambda: advantage("flat"),
+    "of_my_own:divided must return a finite number": lambda: advantage("divided"),
+    "of_my_own:a_list must return": lambda: advantage("a_list"),
+    "of_my_own:too_few returned .*Return 3 finite numbers": lambda: applied("too_few"),
+    "of_my_own:too_few_in_the_end returned .*Return 3 finite numbers": lambda: applied("too_few_in_the_end"),
+    "of_my_own:texts returned .*'1.0'": lambda: applied("texts"),
+    "of_my_own:unbounded returned .*inf": lambda: applied("unbounded"),
+}
+
+
+@pytest.mark.parametrize("message", NONE)
+def test_what_is_no_loss_advantage_or_reward_is_refused_with_its_name(message: str) -> None:
     with pytest.raises(UserError, match=message):
-        bind_loss(loss_type, options)
-        learner_of(model, loss_type=loss_type)
-
-
-def test_a_loss_sees_the_entropies_of_the_tokens(model: Any) -> None:
-    """Weighed by them, log-probabilities have the gradient of a loss of its own; their mean is what the learner measures."""
-    learner = learner_of(model, 24, loss_type="of_my_own:by_entropy")
-    entropies = [entropy for _, entropy in learner._compute(rollouts(), 8)]
-    gradients = last_gradients(learner)
-    metrics = learner.update(scored(rollouts(), REWARDS, ADVANTAGES))
-    assert metrics["seen"] == pytest.approx(metrics["token_entropy"], rel=1e-6)
-    loss = sum((-e * log_probs_alone(model, r)).mean() for e, r in zip(entropies, rollouts(), strict=True)) / 8
-    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5) and flat(gradients).norm() > 0
+        NONE[message]()
 
 
 SCORES = [1.0, 0.0, 0.5, 0.5, 2.0, 2.0]
@@ -186,21 +191,6 @@ def test_an_advantage_of_ones_own_takes_the_place_of_the_groups_mean() -> None:
     assert own_advantages("of_my_own:centred", {}, rewards, lengths).tolist() == [0.5, -0.5]
     assert rewards.tolist() == [[1.0, 0.0]]  # the function has changed a copy
     assert own_advantages("of_my_own:of_length", {}, abstains, lengths).tolist() == [0.0, -1.0]  # whatever is returned for it
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("nowhere", {}, "has nothing named 'nowhere'"),
-        ("centred", {"tmies": 2.0}, "advantage: of_my_own:centred: got an unexpected keyword argument 'tmies'"),
-        ("flat", {}, "of_my_own:flat must return a finite number for each reward, a tensor of the shape of `rewards`"),
-        ("divided", {}, "of_my_own:divided must return a finite number"),
-        ("a_list", {}, "of_my_own:a_list must return"),
-    ],
-)
-def test_an_advantage_that_is_none_is_refused_before_the_run(name: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        require_own_code(config(advantage=f"of_my_own:{name}", advantage_options=options))
 
 
 def test_a_study_may_write_a_loss_as_the_handouts_do_and_one_of_its_own_needs_no_groups() -> None:
@@ -280,18 +270,6 @@ def test_what_a_reward_does_to_its_lists_no_other_sees() -> None:
     assert [r["reward"] for r in found.rewards] == [1 + 20 + 100.0, 2 + 20 + 25.0, 3 + 20 + 0.0]
     seen = sys.modules["of_my_own"].seen
     assert (seen["prompts"], seen["completion_ids"]) == (PROMPTS, [[0, 5], [1, 6], [2, 7]])
-
-
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        *((name, "Return 3 finite numbers") for name in ("too_few", "too_few_in_the_end")),
-        *(("texts", "'1.0'"), ("unbounded", "inf")),
-    ],
-)
-def test_a_reward_that_is_none_is_told_with_its_name(name: str, told: str) -> None:
-    with pytest.raises(UserError, match=f"of_my_own:{name} returned .*{told}"):
-        applied(name)
 
 
 CODE = """\

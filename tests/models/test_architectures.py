@@ -69,7 +69,7 @@ def sampled(model: Any, tokenizer: Any) -> list[Rollout]:
 @every_kind
 def test_engine_learner_and_what_is_saved_agree_with_transformers(kind: str, folder: Path, tmp_path: Path) -> None:
     """Engine and learner, packed and padded, before and after saving, give sampled tokens the log-probs of transformers' eager
-    attention.
+    attention; and the mean negative log-likelihood has the gradient of autograd over one response at a time.
     """
     theirs = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     model, tokenizer = load_model(folder), load_tokenizer(folder)
@@ -93,22 +93,13 @@ def test_engine_learner_and_what_is_saved_agree_with_transformers(kind: str, fol
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", attn_implementation="eager")
     assert all(torch.equal(a, b) for a, b in zip(again.state_dict().values(), theirs.state_dict().values(), strict=True))
 
-
-@every_kind
-def test_gradients_are_those_of_a_plain_loop(kind: str, folder: Path) -> None:
-    """Gradients of the mean negative log-likelihood, packed and padded, against autograd over one response at a time."""
-    tokenizer = load_tokenizer(folder)
-    theirs = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
-    rollouts = sampled(load_model(folder), tokenizer)
-    loss = -torch.stack([log_probs_alone(theirs, r).sum() for r in rollouts]).mean()
-    loss.backward()  # type: ignore[no-untyped-call]
-    expected = {name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}
-    for budget in (None, 60):
-        learner = learner_of(load_model(folder), budget)
+    (-torch.stack([log_probs_alone(theirs, r).sum() for r in rollouts]).mean()).backward()  # type: ignore[no-untyped-call]
+    for trained, budget in ((model, None), (reloaded, 60)):
+        learner = learner_of(trained, budget)
         assert learner.packs == (budget is not None and kind not in PADDED)
         gradients = last_gradients(learner)
         learner.sft_update(texts_of(rollouts))
-        for name, gradient in expected.items():
+        for name, gradient in ((name, p.grad) for name, p in theirs.named_parameters() if p.grad is not None):
             assert torch.allclose(gradients[name], gradient, atol=1e-4 + 1e-3 * gradient.abs().max().item()), name
 
 

@@ -1,24 +1,30 @@
-"""The project's own model against transformers' Qwen2 with the same weights."""
+"""The project's own model against transformers' Qwen2; attention with shared prompts against dense attention with a mask."""
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from model_parts import flex_attention_on_a_cpu
 from ruamel.yaml import YAML
 from safetensors.torch import load, load_file, save
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from benchmarks.gpu_parts.tools import TINY, make_model
 from grpo.common.errors import UserError
+from grpo.learner.learner import Learner
 from grpo.models.checkpoint import compile_layers, load_model, save_checkpoint
 from grpo.models.decoding import KeyValueCache
 from grpo.models.hugging_face import SHARED_PROMPT
+from grpo.models.packed_attention import Layout, PromptGroup, packed_attention
 from grpo.models.transformer import TransformerConfig, TransformerLM, visible_keys
+from grpo.study.methods import GrpoConfig
+from grpo.study.settings import LearnerSettings
 
 SIZES = YAML(typ="safe", pure=True).load(Path(__file__).with_name("variants.yaml"))
 SMALL = TransformerConfig(**SIZES["small"])
@@ -179,9 +185,7 @@ def test_hugging_face_loads_what_is_saved(tmp_path: Path, config: TransformerCon
 
 
 def test_load_model_gives_each_checkpoint_its_class(tmp_path: Path, fresh_model: Any, tokenizer: Any) -> None:
-    names = set(TransformerConfig.__dataclass_fields__) - {"rope_theta"}
-    mine = TransformerLM(TransformerConfig(**{name: getattr(fresh_model.config, name) for name in names}))
-    mine.load_state_dict(fresh_model.state_dict())
+    mine = own_model(replace(SMALL, vocab_size=len(tokenizer)))
     save_checkpoint(tmp_path / "own", mine, tokenizer)
     save_checkpoint(tmp_path / "theirs", fresh_model, tokenizer)
     own, theirs = load_model(tmp_path / "own"), load_model(tmp_path / "theirs")
@@ -189,8 +193,8 @@ def test_load_model_gives_each_checkpoint_its_class(tmp_path: Path, fresh_model:
     assert theirs.config._attn_implementation == SHARED_PROMPT
     assert (own.dtype, own.device) == (torch.float32, torch.device("cpu"))
     assert load_model(tmp_path / "own", "bfloat16").dtype == torch.bfloat16
-    for name, weight in mine.state_dict().items():
-        assert torch.equal(own.state_dict()[name], weight) and torch.equal(theirs.state_dict()[name], weight)
+    for loaded, saved in ((own, mine), (theirs, fresh_model)):
+        assert all(torch.equal(loaded.state_dict()[name], weight) for name, weight in saved.state_dict().items())
     # A run's own checkpoint, saved once more in its place.
     save_checkpoint(tmp_path / "own", own, tokenizer)
     assert type(load_model(tmp_path / "own")) is TransformerLM
@@ -249,3 +253,122 @@ def test_new_weights() -> None:
         else:
             assert parameter.std().item() == pytest.approx(0.05, rel=0.1), name
             assert abs(parameter.mean().item()) < 0.005, name
+
+
+SCALE = 0.3
+LAYOUT = Layout((PromptGroup(0, 4, (3, 3, 2)), PromptGroup(12, 1, ()), PromptGroup(13, 6, (1, 5)), PromptGroup(25, 2, (7, 7))))
+# Pieces of very unlike lengths, longer than what flash attention takes at a time.
+LONG = Layout((PromptGroup(0, 45, (100, 3, 60, 60)), PromptGroup(268, 1, (20, 20))))
+
+
+@pytest.fixture
+def flex(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with flex_attention_on_a_cpu(monkeypatch):
+        yield
+
+
+def allowed(layout: Layout) -> Tensor:
+    """Mask (tokens, tokens): whether the row's token may attend to the column's."""
+    tokens = layout.prompt_groups[-1].of_responses.stop
+    mask = torch.zeros(tokens, tokens, dtype=torch.bool)
+    for stretch in layout.prompt_groups:
+        prompt = range(stretch.start, stretch.start + stretch.prompt)
+        for q in prompt:
+            mask[q, prompt[0] : q + 1] = True
+        start = prompt.stop
+        for length in stretch.responses:
+            for q in range(start, start + length):
+                mask[q, list(prompt)] = True
+                mask[q, start : q + 1] = True
+            start += length
+    return mask
+
+
+def dense(query: Tensor, key: Tensor, value: Tensor, layout: Layout = LAYOUT) -> Tensor:
+    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+    scores = (query @ key.transpose(-1, -2) * SCALE).masked_fill(~allowed(layout), float("-inf"))
+    return torch.softmax(scores, dim=-1) @ value
+
+
+def inputs(dtype: torch.dtype = torch.float32, layout: Layout = LAYOUT) -> tuple[list[Tensor], Tensor]:
+    """Query with 4 heads, key and value with 2 of size 8, and the gradient at the result."""
+    generator, tokens = torch.Generator().manual_seed(0), layout.prompt_groups[-1].of_responses.stop
+    shapes = [(1, 4, tokens, 8), (1, 2, tokens, 8), (1, 2, tokens, 8), (1, 4, tokens, 8)]
+    *qkv, incoming = (torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes)
+    return [x.requires_grad_() for x in qkv], incoming
+
+
+def with_gradients(function: Any, tensors: list[Tensor], incoming: Tensor) -> list[Tensor]:
+    out = function(*tensors)
+    return [out.detach(), *torch.autograd.grad(out, tensors, incoming)]
+
+
+@pytest.mark.parametrize(
+    ("layout", "dtype", "factor", "limit"),
+    [
+        (LAYOUT, torch.float32, 1.0, 1e-6),
+        (LONG, torch.float32, 1.0, 1e-6),
+        (LAYOUT, torch.float32, 10.0, 1e-3),  # many large scores do not overflow
+        (LAYOUT, torch.bfloat16, 1.0, 1e-2),
+    ],
+    ids=["short", "long", "large", "bfloat16"],
+)
+def test_packed_attention_and_its_gradients_are_those_of_dense_attention(
+    layout: Layout, dtype: torch.dtype, factor: float, limit: float
+) -> None:
+    tensors, incoming = inputs(dtype, layout)
+    tensors = [(factor * x).detach().requires_grad_() for x in tensors]
+    found = with_gradients(lambda q, k, v: packed_attention(q, k, v, layout, SCALE), tensors, incoming)
+    exact = [x.detach().double().requires_grad_() for x in tensors]
+    expected = with_gradients(lambda q, k, v: dense(q, k, v, layout), exact, incoming.double())
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape and one.dtype == dtype and one.isfinite().all()
+        assert (one - other).norm() < limit * other.norm()
+
+
+def test_packed_attention_holds_no_scores() -> None:
+    """For 2 x 4,000 response tokens after a prompt of 4,000, the scores of one head alone would take over 64 MB."""
+    from torch.profiler import profile
+
+    layout = Layout((PromptGroup(0, 4000, (4000, 4000)),))
+    q, k, v = (torch.randn(1, 1, 12_000, 8, requires_grad=True) for _ in range(3))
+    with profile(profile_memory=True) as measured:
+        packed_attention(q, k, v, layout, SCALE).sum().backward()
+    largest = max(abs(event.self_cpu_memory_usage) for event in measured.events())
+    assert largest < 8 * 2**20
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (12, 2)], ids=["each", "grouped"])
+def test_it_computes_what_the_cpus_attention_does_and_does_not_wait_for_the_device(flex: None, heads: tuple[int, int]) -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    layout = Layout((PromptGroup(0, 45, (100, 3, 60, 1)), PromptGroup(209, 1, ()), PromptGroup(210, 130, (20, 20))))
+    tensors = [torch.randn(1, n, 380, 32, requires_grad=True) for n in (heads[0], heads[1], heads[1])]
+    incoming = torch.randn(1, heads[0], 380, 32)
+    results = []
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        out = packed_attention(*tensors, layout.on(torch.device("cpu")), 0.2)
+        results.append([out.detach(), *torch.autograd.grad(out, tensors, incoming)])
+    assert not [e.key for e in found.key_averages() if e.key in ("aten::_local_scalar_dense", "aten::nonzero")]
+    out = packed_attention(*tensors, layout, 0.2)
+    results.append([out.detach(), *torch.autograd.grad(out, tensors, incoming)])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_the_blocks_of_two_prompts_responses_are_not_computed() -> None:
+    layout = Layout(tuple(PromptGroup(start, 128, (384, 384)) for start in (0, 896)))
+    mask = layout.block_mask(torch.device("cpu"))
+    partial, full = mask.kv_num_blocks[0, 0], mask.full_kv_num_blocks[0, 0]
+    of_group = [0, 1, 2, 3, 1, 2, 3]  # the prompt whole, and the earlier blocks of the response
+    assert partial.tolist() == [1] * 14 and full.tolist() == of_group * 2
+
+
+def test_where_it_fails_the_learner_pads_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """(torch has no FlexAttention for tensors without data.)"""
+    config = GrpoConfig(rollout_batch_size=4, train_batch_size=4, group_size=4, gradient_accumulation_steps=1)
+    settings = LearnerSettings(max_tokens_per_microbatch=64)
+    assert Learner(make_model(TINY, "cpu", torch.float32), config, 0, settings).packs
+    assert not capsys.readouterr().out
+    assert not Learner(make_model(TINY, "meta", torch.float32), config, 0, settings).packs
+    assert "not packed rows: FlexAttention failed" in capsys.readouterr().out

@@ -1,15 +1,18 @@
 """Tiny models with random weights, of several architectures, and tiny tokenizers."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from ruamel.yaml import YAML
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
+from grpo.models.packed_attention import Layout
 from grpo.models.transformer import TransformerConfig, TransformerLM
 
 torch.set_num_threads(1)  # a second thread costs more than it saves on so small models
@@ -38,12 +41,12 @@ def tiny_model(kind: str = "qwen2", vocab_size: int = 512, **changes: Any) -> An
     return model
 
 
-def random_model(kind: str, vocab_size: int = 512) -> Any:
+def random_model(kind: str, vocab_size: int = 512, **changes: Any) -> Any:
     """A randomly initialised model of transformers, which the learner need not be able to train."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    values = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **SIZES, **MIXTURES.get(kind, {})}
+    values = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **SIZES, **(changes or MIXTURES.get(kind, {}))}
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, vocab_size=vocab_size, **values)).eval()
 
 
@@ -134,6 +137,17 @@ def _write(
         (folder / "chat_template.jinja").write_text(template)
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation))
+
+
+@contextmanager
+def flex_attention_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Turn layouts into block masks, as on a GPU. torch refuses gradients on a CPU, but its uncompiled function has them."""
+    from torch.nn.attention import flex_attention
+
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
+    monkeypatch.setattr(Layout, "on", Layout.block_mask)
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def put(folder: Path, name: str = "tokenizer_config.json", **values: Any) -> None:

@@ -75,11 +75,6 @@ def contains_a_t(text: str, _: str) -> dict[str, float]:
     return {"reward": found, "format_reward": 1.0, "answer_reward": found}
 
 
-def without_a_t(text: str, truth: str) -> dict[str, float]:
-    """The opposite of it."""
-    return {key: 1.0 - value for key, value in contains_a_t(text, truth).items()}
-
-
 def never(text: str, truth: str) -> dict[str, float]:
     """What nothing earns."""
     return dict.fromkeys(("reward", "format_reward", "answer_reward"), 0.0)

@@ -1,30 +1,41 @@
-"""The transformers engine against transformers' own ``generate`` and forward pass, and against scripted models."""
+"""The transformers engine against transformers' own ``generate`` and forward pass, and scripted models; ends of responses."""
 
 import copy
+import json
 import math
+import random
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from learner_parts import as_rollouts, log_probs_alone
+from model_parts import byte_level as byte_level_bpe
 from model_parts import tiny_checkpoint, tiny_model
 from study_parts import changed
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Backend
 from torch import Tensor
 
 from grpo.common.errors import UserError
-from grpo.common.records import Completion
+from grpo.common.records import Completion, Problem
 from grpo.common.world import World
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
+from grpo.models.tokenizer import Tokenizer
 from grpo.rollout.engine import Draw, SamplingParams, derive_seed, require_room
 from grpo.rollout.make_engine import Checkpoint, make_engine, sleeps
+from grpo.rollout.responses import Responses
+from grpo.rollout.sampling import Sampler, sample_rollouts
 from grpo.rollout.transformers_engine import TransformersEngine, sample
 from grpo.rollout.vllm_engine import request_settings
 from grpo.study.schema import Study
+from grpo.tasks.formats import R1_ZERO
+from grpo.tasks.task import Format
 
 TEXTS = [
     "Mia has 3 apples.",
@@ -192,26 +203,25 @@ def test_completions_do_not_depend_on_the_batch_in_a_large_vocabulary(tokenizer:
     assert others == [first] * 2 and len(set(first)) == 12
 
 
-def test_the_seed_decides_the_completions(model: Any, tokenizer: Any, prompts: list[list[int]]) -> None:
-    params = SamplingParams(max_tokens=12)
-    first = TransformersEngine(model, tokenizer).generate(prompts, params, n=3, seed=5)
-    torch.rand(7)  # torch's global generator has no part in it
-    assert TransformersEngine(model, tokenizer).generate(prompts, params, n=3, seed=5) == first
-    engine = TransformersEngine(model, tokenizer)
-    other = engine.generate(prompts, params, n=3, seed=6)
-    assert all(a.token_ids != b.token_ids for a, b in zip(flatten(first), flatten(other), strict=True))
-    assert engine.generate(prompts, params, n=3, seed=5) == first  # whatever was sampled before
+@pytest.mark.parametrize("stop", [(), ("s", ".")])
+def test_prompt_and_seed_alone_decide_a_completion(chatty: tuple[Any, Any], prompts: list[list[int]], stop: Any) -> None:
+    """Not the size of a batch, nor what the others in it are and when they end, nor the processes that share the prompts."""
+    params, asked = SamplingParams(max_tokens=30, stop=stop), [*prompts, *prompts[::-1]]
+    n, engine = (8 if stop else 32), TransformersEngine(*chatty)
 
+    def sampled(prompts: list[list[int]] = asked, seed: int = 5, by: TransformersEngine = engine) -> list[list[Any]]:
+        torch.rand(7)  # torch's global generator has no part in it
+        return [[c.token_ids for c in group] for group in by.generate(prompts, params, n=n, seed=seed)]
 
-def test_a_completion_does_not_depend_on_when_others_end(chatty: tuple[Any, Any], prompts: list[list[int]]) -> None:
-    """In two calls that differ in one prompt, all other completions are equal."""
-    params = SamplingParams(max_tokens=30)
-    engine = TransformersEngine(*chatty)
-    first = engine.generate([prompts[0], *prompts], params, n=32, seed=5)
-    second = engine.generate([prompts[1], *prompts], params, n=32, seed=5)
-    lengths = [[len(c.token_ids) for c in group] for group in (first[0], second[0])]
-    assert lengths[0] != lengths[1]  # else nothing was tried
-    assert [[c.token_ids for c in group] for group in first[1:]] == [[c.token_ids for c in group] for group in second[1:]]
+    whole = sampled()
+    assert all(a != b for a, b in zip(whole, sampled(seed=6), strict=True))
+    assert sampled() == whole  # whatever was sampled before
+    others = sampled([prompts[1], *asked[1:]])
+    assert others[1:] == whole[1:] and [*map(len, others[0])] != [*map(len, whole[0])]  # they end at other times
+    assert sampled(by=TransformersEngine(*chatty, 4 * n)) == whole
+    for size in (2, 3):
+        for rank in range(size):
+            assert sampled(by=TransformersEngine(*chatty, 4 * n, World(rank, size))) == whole[rank::size]
 
 
 def test_derived_seeds_depend_on_every_part_and_are_stable() -> None:
@@ -404,7 +414,7 @@ def test_a_runs_share_of_memory(
 
 @pytest.mark.parametrize(("allowed", "held"), [(7, 6), (2, 3)], ids=["two prompts of three", "a group is never split"])
 def test_a_batch_holds_whole_groups(model: Any, tokenizer: Any, prompts: list[list[int]], allowed: int, held: int) -> None:
-    """Each completion stays with its prompt, given which it has its log-probabilities; and the model keeps its mode."""
+    """And the model keeps its mode."""
     rows, training = [], []
     model.train(allowed == 7)
 
@@ -417,9 +427,6 @@ def test_a_batch_holds_whole_groups(model: Any, tokenizer: Any, prompts: list[li
     hook.remove()
     assert not any(training) and model.training is (allowed == 7)
     assert max(rows) == held and [len(group) for group in groups] == [3] * len(prompts)
-    for prompt, group in zip(prompts, groups, strict=True):
-        for completion in group:
-            assert completion.log_probs == pytest.approx(exact_log_probs(model, prompt, completion), abs=1e-4)
 
 
 def test_synchronize_changes_weights_and_policy_version(model: Any, tokenizer: Any, prompts: list[list[int]]) -> None:
@@ -532,13 +539,165 @@ def test_any_of_several_stop_tokens_ends_a_completion(tmp_path: Path) -> None:
     assert not any(set(c.token_ids[:20]) & set(ended_by) for c in late)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_processes_sample_what_one_process_samples(chatty: tuple[Any, Any], prompts: list[list[int]], size: int) -> None:
-    """Each its share, in batches of another composition, whoever has the longest completion."""
-    model, tokenizer = chatty
-    asked, params = [*prompts, *prompts[::-1]], SamplingParams(max_tokens=30, stop=("s", "."))
-    whole = TransformersEngine(model, tokenizer, max_batch_size=4).generate(asked, params, n=1, seed=5)
-    assert len({len(group[0].token_ids) for group in whole}) > 1  # else nothing was tried
-    for rank in range(size):
-        share = TransformersEngine(model, tokenizer, 4, World(rank, size)).generate(asked, params, n=1, seed=5)
-        assert [[c.token_ids for c in group] for group in share] == [[c.token_ids for c in g] for g in whole[rank::size]]
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+WRITTEN = ["the answer is 4 END of it", "Q: what A: 42 so Q: next A: 7", "END END", "a b c \n d"]
+
+
+def made_of(backend: Backend, stop_tokens: list[str]) -> Tokenizer:
+    ends = {"eos_token_id": [backend.token_to_id(token) for token in stop_tokens]}
+    files = {"tokenizer.json": backend.to_str(), "tokenizer_config.json": json.dumps({"eos_token": stop_tokens[0]})}
+    return Tokenizer({name: text.encode() for name, text in (files | {"generation_config.json": json.dumps(ends)}).items()})
+
+
+def byte_level(special_tags: bool = False, stop_tokens: tuple[str, ...] = ("</s>",)) -> Tokenizer:
+    """A tokenizer like GPT-2's, with the tags of r1_zero as added tokens."""
+    backend = byte_level_bpe(WRITTEN * 5, ["</s>", "<|im_end|>"])
+    backend.add_tokens([AddedToken(tag, special=special_tags, normalized=False) for tag in TAGS])
+    return made_of(backend, list(stop_tokens))
+
+
+def like_llama2(prepend_scheme: str = "always") -> Tokenizer:
+    """A tokenizer in which a space is part of the next token, and a text's first space is dropped."""
+    backend = Backend(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=prepend_scheme, split=True)
+    strip = decoders.Strip(" ", 1, 0)
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), strip])
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=420, special_tokens=special, show_progress=False)
+    backend.train_from_iterator(WRITTEN * 5, trainer)
+    return made_of(backend, ["</s>"])
+
+
+def said(tokenizer: Tokenizer, ids: list[int], stop: tuple[str, ...]) -> Completion:
+    """The completion that an engine makes of a sequence of tokens."""
+    responses, reason, length = Responses(tokenizer, stop), "length", len(ids)
+    for n in range(1, len(ids) + 1):
+        if responses.has_ended(ids[:n]):
+            reason, length = "stop", n
+            break
+    return responses.completion(ids[:length], [-1.0] * length, reason, 3)
+
+
+@pytest.mark.parametrize("tokenizer", [byte_level(), like_llama2("always"), like_llama2("first")], ids=["bytes", "▁", "▁first"])
+@pytest.mark.parametrize(
+    ("text", "stop"),
+    [
+        ("the answer is 4 END of it", " END"),
+        ("so Q: next", "Q: "),
+        ("so Q: next", ": n"),
+        ("4 END of it", "END "),
+        ("a b", " "),
+        ("so 4 \n d", "\n"),
+        ("the é is é 漢字, then", "漢字"),
+        ("so 🧮 it is", "🧮 i"),
+        ("nothing ends it", "END"),
+    ],
+)
+def test_a_response_ends_where_its_text_first_holds_a_stop_string(tokenizer: Tokenizer, text: str, stop: str) -> None:
+    """The text, decoded whole and cut there, is the truth."""
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    whole = tokenizer.decode(ids)
+    assert whole == text
+    one = said(tokenizer, ids, (stop,))
+    before, found, _ = whole.partition(stop)
+    assert one.text == before + found
+    assert one.finish_reason == ("stop" if found else "length")
+    # No token more than it takes.
+    assert stop not in tokenizer.decode(one.token_ids[:-1]) or not found
+
+
+@pytest.mark.parametrize("stop", [("</answer>",), ("é", "42"), ("d END", "->"), ("n",)])
+def test_the_newest_tokens_of_a_byte_level_tokenizer_tell_what_the_whole_text_tells(stop: tuple[str, ...]) -> None:
+    """For tokens in any order, of which many are parts of characters, and others tags."""
+    rng, tokenizer = random.Random(0), byte_level()
+    assert tokenizer.is_byte_level and not like_llama2().is_byte_level
+    newest, whole = Responses(tokenizer, stop), Responses(tokenizer, stop)
+    whole._newest = slice(None)
+    pieces = [tokenizer(text)["input_ids"] for text in (*WRITTEN, *TAGS, "é", "42", "d END", "- >", "->", "n")]
+    ends = 0
+    for _ in range(300):
+        ids = [token for _ in range(8) for token in rng.choice([rng.choice(pieces), [rng.randrange(len(tokenizer))]])]
+        found = [[one.has_ended(ids[:n]) for n in range(1, len(ids) + 1)] for one in (newest, whole)]
+        assert found[0] == found[1]
+        assert [newest.text(ids[:n], "stop") for n in range(1, 9)] == [whole.text(ids[:n], "stop") for n in range(1, 9)]
+        ends += sum(found[0])
+    assert ends > 50
+
+
+TURN, TWO = "a<|im_end|> b", {"stop_tokens": ("</s>", "<|im_end|>")}
+ANSWER = "so 3 </think> <answer> 42 </answer>"
+
+
+@pytest.mark.parametrize(
+    ("kind", "written", "stop", "text", "tokens"),  # of the tokens and of the completion the text
+    [
+        ({}, TURN, (), TURN, TURN),  # no end: all is text
+        ({}, TURN, ("<|im_end|>",), "a<|im_end|>", "a<|im_end|>"),  # a stop string stays
+        (TWO, TURN, (), "a", "a<|im_end|>"),  # a stop token does not
+        (TWO, TURN, ("<|im_end|>",), "a<|im_end|>", "a<|im_end|>"),
+        (TWO, TURN, (">",), "a", "a<|im_end|>"),  # which only happens to be in the stop token
+        ({}, TURN, ("<|im",), "a<|im", "a<|im_end|>"),  # cut within the token
+        # Of two stop strings that one token completes, the first in the text counts.
+        ({}, "so END of it", ("N", "D"), "so EN", "so END"),
+        ({}, "so END of it", ("D", "N"), "so EN", "so END"),
+        # Tags that are tokens of their own, and perhaps special ones, are read in the text.
+        ({}, f"{ANSWER} and more", R1_ZERO.stop, ANSWER, ANSWER),
+        ({"special_tags": True}, f"{ANSWER} and more", R1_ZERO.stop, ANSWER, ANSWER),
+    ],
+)
+def test_the_text_holds_every_token_but_the_one_that_ends_it(
+    kind: dict[str, Any], written: str, stop: tuple[str, ...], text: str, tokens: str
+) -> None:
+    tokenizer = byte_level(**kind)
+    one = said(tokenizer, tokenizer(written)["input_ids"], stop)
+    assert (one.text, tokenizer.decode(one.token_ids)) == (text, tokens)
+    assert one.finish_reason == ("stop" if tokens != written else "length")
+
+
+def test_a_stop_string_that_was_complete_before_the_newest_token_does_not_count() -> None:
+    """As where it stands within the first ``min_tokens``."""
+    tokenizer = byte_level()
+    ids, responses = tokenizer("so END")["input_ids"], Responses(tokenizer, ("END",))
+    assert responses.has_ended(ids) and not responses.has_ended([*ids, *tokenizer("!")["input_ids"]])
+
+
+def test_a_stop_token_within_the_minimum_stays_in_the_text() -> None:
+    """With an engine that lets one through, and a response that the limit cuts after it."""
+    for text in ("a</s>b", "a</s>"):
+        ids = (tokenizer := byte_level())(text)["input_ids"]
+        assert Responses(tokenizer, ()).completion(ids, [0.0] * len(ids), "length", 0).text == text
+
+
+@pytest.mark.parametrize("reason", ["abort", "error", "repetition", None])
+def test_a_response_that_the_engine_did_not_finish_is_no_completion(reason: Any) -> None:
+    with pytest.raises(ValueError, match=rf"ended a response with {reason!r}"):
+        Completion((5, 6), "4", (-0.1, -0.2), reason)
+    with pytest.raises(ValueError, match=rf"ended a response with {reason!r}"):
+        Responses(byte_level(), ("x",)).completion([], [], reason, 0)
+
+
+def test_each_token_of_a_completion_has_a_log_probability() -> None:
+    for tokens, log_probs in ((2, 1), (1, 2), (0, 1)):
+        with pytest.raises(ValueError, match=f"gave {tokens} tokens with {log_probs} log-probabilities"):
+            Completion((5,) * tokens, "", (0.0,) * log_probs, "stop")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "length", "message"),
+    [
+        ([3, 5], 2, r"groups of 4 responses, and returned groups of \[3, 5\]"),
+        ([4], 2, r"groups of \[4\]"),
+        ([4, 4, 4], 2, r"groups of \[4, 4, 4\]"),
+        ([4, 4], 0, "asked for 1 to 8 tokens, and returned a response of 0"),
+        ([4, 4], 9, "asked for 1 to 8 tokens, and returned a response of 9"),
+        ([4, 4], 1, None),
+        ([4, 4], 8, None),
+    ],
+)
+def test_what_an_engine_returns_is_what_it_was_asked_for(sizes: list[int], length: int, message: str | None) -> None:
+    group = [Completion((5,) * length, "4", (-0.1,) * length, "stop")] * 5
+    engine = SimpleNamespace(generate=lambda *_, **__: [group[:size] for size in sizes])
+    sampler = Sampler(cast(Any, engine), byte_level(), Format("{question}"), cast(Any, None))
+    with pytest.raises(ValueError, match=message) if message else nullcontext():
+        rollouts = sample_rollouts(sampler, [Problem(name, name, "") for name in "ab"], SamplingParams(max_tokens=8), 4, 0)
+        assert [rollout.problem.id for rollout in rollouts] == [*"aaaabbbb"]

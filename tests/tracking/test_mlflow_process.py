@@ -2,6 +2,7 @@
 
 import getpass
 import json
+import multiprocessing
 import os
 import runpy
 import shutil
@@ -447,62 +448,32 @@ def test_a_server_that_dies(server: Server, monkeypatch: pytest.MonkeyPatch, cap
         assert history(client, run, "x") == [(step, step / 3) for step in range(3)]
 
 
-# Imports once; its children write.
-WRITERS = """
-import os, sys
-import mlflow.store.tracking.sqlalchemy_store
-from grpo.tracking.mlflow_run import MlflowRun
-
-def write(number):
-    run = MlflowRun("toy", number, {"number": number}, {})
+def write_fifty_steps(number: int) -> str | None:
+    run = MlflowRun("toy", str(number), {"number": number}, {})
     for step in range(50):
         run.log({f"metric{i}": float(step) for i in range(20)}, step=step)
-    print(number, run.finish(), flush=True)
-
-children = []
-for number in range(int(sys.argv[1])):
-    if not (child := os.fork()):
-        write(str(number))
-        os._exit(0)
-    children.append(child)
-assert not any(os.waitpid(child, 0)[1] for child in children)
-"""
+    return run.finish()
 
 
 @pytest.mark.nightly
-def test_eight_processes_write_to_one_new_database(workdir: Path) -> None:
+def test_eight_processes_write_to_one_new_database(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """All metrics of each are there afterwards, and no process had to wait for too long."""
-    uri, count = f"sqlite:///{workdir}/mlflow.db", 8
-    program = [sys.executable, "-c", WRITERS, str(count)]
-    environment = {**os.environ, "MLFLOW_TRACKING_URI": uri}
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=400, check=False)
-    assert done.returncode == 0 and "warning" not in done.stderr, done.stderr
-    written = dict(line.split() for line in done.stdout.splitlines())
-    assert len(written) == count
-    client, runs = runs_at(uri)
-    for number, run_id in written.items():
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri_of(workdir))
+    with multiprocessing.get_context("fork").Pool(8) as pool:
+        written = pool.map(write_fifty_steps, range(8))
+    assert "warning" not in capfd.readouterr().err
+    client, runs = runs_at(uri_of(workdir))
+    assert len(runs) == len({*written}) == 8
+    for number, run_id in enumerate(written):
         run = client.get_run(run_id)
-        assert (run.data.params, run.info.status) == ({"number": number}, "FINISHED")
+        assert (run.data.params, run.info.status) == ({"number": str(number)}, "FINISHED")
         for key in ("metric0", "metric19"):
             assert history(client, run, key) == [(step, float(step)) for step in range(50)]
-    assert len(runs) == count
 
 
 STATE = {"key": "k", "name": "study toy", "tags": {"study": "toy", "params_digest": "d"}, "settings": {"seeds": [0]}}
-
-
-def test_runs_of_a_state_have_one_parent(folder: Path) -> None:
-    for number, state in enumerate((STATE, STATE, STATE | {"key": "other"})):
-        MlflowRun("toy", f"e/{number}", {}, {"experiment": "e"}, state).finish()
-    client, runs = runs_at(uri_of(folder))
-    parents = {run.data.tags["study_key"]: run for run in runs if "study_key" in run.data.tags}
-    assert len(runs) == 5 and parents.keys() == {"k", "other"}
-    children = Counter(run.data.tags["mlflow.parentRunId"] for run in runs if "study_key" not in run.data.tags)
-    assert children == {parents["k"].info.run_id: 2, parents["other"].info.run_id: 1}
-    parent = parents["k"].info
-    assert (parent.run_name, parent.status) == ("study toy", "FINISHED")
-    (settings,) = client.list_artifacts(parent.run_id)
-    assert json.loads(Path(client.download_artifacts(parent.run_id, settings.path)).read_text()) == {"seeds": [0]}
 
 
 def test_a_state_is_the_values_and_the_commit(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -545,7 +516,11 @@ def test_an_arm_is_a_run_with_the_band_of_its_seeds_above_them(folder: Path, min
     for key, values in band.items():
         assert history(client, arm, f"val/answer_reward_{key}") == [*zip((0, 9, 16), map(pytest.approx, values), strict=True)]
     assert (arm.info.status, arm.data.tags["experiment"], arm.data.tags["arm"]) == ("FINISHED", "grpo_learning_rate", "a")
-    (state,) = (run.info.run_id for run in runs if "study_key" in run.data.tags)
+    (parent,) = (run.info for run in runs if "study_key" in run.data.tags)
+    assert (parent.run_name, parent.status) == ("study toy", "FINISHED")
+    (settings,) = client.list_artifacts(parent.run_id)
+    assert json.loads(Path(client.download_artifacts(parent.run_id, settings.path)).read_text()) == {"seeds": [0]}
+    state = parent.run_id
     below = {run.info.run_id: run.data.tags.get("mlflow.parentRunId") for run in runs}
     assert [below[one] for one in ids] == [arm.info.run_id] * 2 and below[arm.info.run_id] == state
     assert Counter(below.values()) == {arm.info.run_id: 2, state: 2, None: 1} and len(runs) == 5

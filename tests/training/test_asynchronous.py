@@ -23,7 +23,8 @@ import numpy as np
 import pytest
 import torch
 from asynchronous_parts import CONFIG, asynchronous, make_generator, make_learner
-from model_parts import own_model
+from model_parts import FOR_VLLM, own_model, tiny_model
+from safetensors.torch import load_file
 from study_parts import changed, entry
 from torch._subclasses.fake_tensor import FakeTensorMode
 from training_parts import (
@@ -44,10 +45,12 @@ from grpo.common.errors import ActorLost, UserError
 from grpo.common.records import Completion, Episode, Problem, Rollout
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import save_checkpoint
+from grpo.models.lora import add_adapters, without_adapters
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import paths
 from grpo.study.effective import effective_run
+from grpo.study.methods import Lora
 from grpo.study.schema import Study
 from grpo.tasks.environment import Environment
 from grpo.tasks.formats import QUESTION_ONLY
@@ -85,12 +88,12 @@ def folder(fresh_model: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFa
 
 
 def with_actors(
-    config: Any, folder: Path, target: Path, naps: tuple[float, float] = (0.0, 0.0), format: Format = QUESTION_ONLY
+    config: Any, folder: Path, target: Path, naps: tuple[float, float] = (0.0, 0.0), **how: Any
 ) -> tuple[RunLog, dict[str, Any]]:
     """Train, with naps (s) of generator and learner: the log, and the learner's state at the end."""
     generator = partial(make_generator, folder, naps[0], target / "sampled")
     learner = partial(make_learner, folder, config, naps[1], target / "trained")
-    return parts.run(config, generator, learner, target, format=format)
+    return parts.run(config, generator, learner, target, **how)
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -123,27 +126,20 @@ def ids(rollouts: list[Rollout]) -> list[str]:
     return [rollout.problem.id for rollout in rollouts[::2]]
 
 
-def test_groups_stay_whole_and_keep_rewards_advantages_and_log_probs() -> None:
-    buffer = ReplayBuffer(asynchronous(SMALL, replay_capacity=3), seed=0)
-    for step in range(1, 9):
-        buffer.add(scored(step))
-        drawn = buffer.draw(step, step)
-        for i, rollout in enumerate(drawn):
-            of, position = rollout.completion.token_ids
-            assert rollout.completion.log_probs[0] == -of
-            assert rollout.rewards["reward"] == 100 * of + position and rollout.advantage == position - 100 * of
-            assert position % 2 == i % 2  # the two of a group side by side
-        assert len(set(ids(drawn))) == 3  # without replacement
-        assert {int(name.split("/")[0]) for name in ids(drawn)} <= {step - 2, step - 1, step}  # the last three batches
-
-
-def test_the_oldest_leave_first_and_every_use_is_counted() -> None:
+def test_groups_stay_whole_the_oldest_leave_first_and_every_use_is_counted() -> None:
     buffer = ReplayBuffer(asynchronous(SMALL, replay_capacity=2), seed=1)
     drawn: list[str] = []
     for step in range(1, 200):
         buffer.add(scored(step))
-        drawn += ids(buffer.draw(step, step))
+        batch = buffer.draw(step, step)
+        drawn += ids(batch)
         assert len(buffer.groups) == min(2, step) * 3
+        assert len(set(ids(batch))) == 3  # without replacement
+        assert {int(name.split("/")[0]) for name in ids(batch)} <= {step - 1, step}  # the last two batches
+        for i, rollout in enumerate(batch):
+            of, position = rollout.completion.token_ids
+            assert rollout.completion.log_probs[0] == -of and position % 2 == i % 2  # the two of a group side by side
+            assert rollout.rewards["reward"] == 100 * of + position and rollout.advantage == position - 100 * of
     names = [f"{step}/{i}" for step in range(1, 198) for i in range(3)]  # those that have left
     uses = [drawn.count(name) for name in names]
     metrics = buffer.metrics()
@@ -201,6 +197,10 @@ def test_stale_rollouts_bring_their_own_log_probs_and_fresh_ones_the_learners(ep
         assert all(old.eq(-9.0).all() for update in fresh.old for old in update)
     assert all(equal(update, [torch.tensor([-4.0, -0.5])] * train_batch_size) for update in stale.old)
     assert equal(mixed.old, stale.old)
+    # Importance weights lead from these to the learner's.
+    capped, config = Remembering(), config.model_copy(update={"importance_cap": 2.0})
+    train_on(config, capped, scored(4), version=4)  # type: ignore[arg-type]
+    assert equal(capped.old, fresh.old)
 
 
 def test_a_generator_counts_its_own_times_and_memory(tokenizer: Any) -> None:
@@ -351,13 +351,15 @@ def test_without_lag_and_replay_the_result_is_that_of_the_synchronous_loop(
 
 @shared_cluster
 @pytest.mark.slow
-def test_a_schedule_makes_the_result_independent_of_the_clock(folder: Path, tmp_path: Path) -> None:
+def test_the_result_depends_neither_on_the_clock_nor_on_the_transport(folder: Path, tmp_path: Path) -> None:
+    """A schedule decides what is trained on. By direct transport each version is loaded when the learner has gone on."""
     config = asynchronous(max_policy_lag=2, replay_capacity=2)
     _, expected = with_actors(config, folder, tmp_path / "straight")
-    _, found = with_actors(config, folder, tmp_path / "napping", naps=(0.1, 0.03))
-    assert equal(found, expected)
+    log, found = with_actors(config, folder, tmp_path / "napping", naps=(0.1, 0.03), transport="gloo")
+    assert equal(found, expected) and rows(tmp_path / "napping") == rows(tmp_path / "straight")
     lags = [row["lag_max"] for row in rows(tmp_path / "napping")]
     assert lags[:3] == [0, 1, 2] and max(lags) == 3  # two versions behind, and a batch of the buffer before that
+    assert all(step["generator_synchronization_s"] > 0 for step in log.times[3:])
 
 
 @shared_cluster
@@ -563,3 +565,110 @@ def test_no_process_is_left_behind(folder: Path, tmp_path: Path, how: signal.Sig
     finally:
         for left in marked(mark):
             os.kill(left, signal.SIGKILL)
+
+
+def actor_of(model: Any) -> LearnerActor:
+    actor = LearnerActor(lambda: (SimpleNamespace(model=model), len), asynchronous())  # type: ignore[arg-type, return-value]
+    actor.start()
+    return actor
+
+
+@pytest.mark.parametrize("lora", [None, Lora(rank=2, alpha=4, targets=["o_proj"])])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen2, untied", "llama"])
+def test_a_checkpoints_weights_are_given_as_its_file_has_them(kind: str, lora: Lora | None, tmp_path: Path) -> None:
+    """Names, shapes and bits of what ``save_pretrained`` writes, which vLLM's loader expects; also a tied head, which the file
+    leaves out.
+    """
+    tied = "untied" not in kind
+    model = tiny_model(kind.split(",")[0], tie_word_embeddings=tied)
+    if lora is not None:
+        add_adapters(model, lora, seed=0)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.add_(0.1 * ("lora_B" in name))
+    with without_adapters(model, merge=True):
+        model.save_pretrained(tmp_path)
+    in_file = load_file(tmp_path / "model.safetensors")
+    given = actor_of(model).weights()
+    assert given.keys() - in_file.keys() <= {"lm_head.weight"} and given.keys() >= in_file.keys()
+    assert "lm_head.weight" in given and ("lm_head.weight" in in_file) != tied
+    assert all(torch.equal(given[name], in_file[name]) for name in in_file)
+
+
+def test_given_weights_are_copies_with_merged_adapters_and_the_adapters_stay(model: Any) -> None:
+    """Ray Direct Transport refers to the tensors that it is given, and training changes the model's."""
+    plain = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    add_adapters(model, Lora(rank=2, alpha=4, targets=["q_proj"]), seed=0)
+    layer = model.get_submodule("model.layers.0.self_attn.q_proj")
+    with torch.no_grad():
+        layer.lora_B["default"].weight.fill_(0.5)
+    expected = plain["model.layers.0.self_attn.q_proj.weight"] + 2.0 * 0.5 * layer.lora_A["default"].weight.sum(0)
+    given = actor_of(model).weights(device=None)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert given.keys() == plain.keys() and all(tensor.is_contiguous() for tensor in given.values())
+    torch.testing.assert_close(given["model.layers.0.self_attn.q_proj.weight"], expected)
+    assert torch.equal(given["model.layers.0.mlp.up_proj.weight"], plain["model.layers.0.mlp.up_proj.weight"])
+    assert model.get_submodule("model.layers.0.self_attn.q_proj") is layer
+
+
+@pytest.mark.parametrize(
+    ("engine", "learner", "cupy", "gpus", "transport"),
+    [
+        ("cuda:0", "cuda:1", True, (1.0, 1.0), "nccl"),
+        ("cuda:0", "cuda:1", False, (1.0, 1.0), None),
+        ("cuda:0", "cuda", False, (0.5, 0.5), "cuda_ipc"),  # the same GPU, which they share
+        ("cpu", "cuda:0", True, (0.0, 1.0), None),
+        ("cpu", "cpu", True, (0.0, 0.0), None),
+    ],
+)
+def test_devices_say_how_many_gpus_are_needed_and_how_weights_go(
+    engine: str,
+    learner: str,
+    cupy: bool,
+    gpus: tuple[float, float],
+    transport: str | None,
+    mini_study: Study,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(start_module, "find_spec", lambda name: cupy or None)
+    monkeypatch.setattr(
+        start_module, "start_actors", lambda *given, transport: nullcontext(calls.append((given[-2:], transport)))
+    )
+    on = changed(mini_study, engine={"name": "vllm", "device": engine}, learner={"device": learner})
+    run: Any = SimpleNamespace(model=Path())
+    with pytest.raises(TypeError), start_module.start_asynchronous(on, run, setup_of(CONFIG)):
+        pass  # there are no actors to work with
+    ((resources, found),) = calls
+    assert tuple(each["num_gpus"] for each in resources) == gpus and found == transport
+
+
+@shared_cluster
+@pytest.mark.nightly
+@pytest.mark.parametrize("victim", ["learner", "generator"])
+def test_an_actor_that_dies_is_noticed(victim: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by direct transport."""
+    config, synchronize = asynchronous(max_policy_lag=1), RolloutPipeline.synchronize
+
+    def killing(self: RolloutPipeline, model: Any, policy_version: int) -> None:
+        synchronize(self, model, policy_version)
+        if policy_version == 4:
+            parts.kill(self.generator if victim == "generator" else self.learner.actor)
+
+    monkeypatch.setattr(RolloutPipeline, "synchronize", killing)
+    with pytest.raises(ActorLost):
+        with_actors(config, folder, tmp_path / "run", transport="gloo")
+
+
+@pytest.mark.vllm
+def test_vllm_has_the_weights_of_each_version(tokenizer: Any, tmp_path: Path) -> None:
+    """Checksums are compared after each. By Ray's object store: vLLM and Ray's gloo do not share a process."""
+    config = asynchronous(max_policy_lag=2)
+    sizes = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    save_checkpoint(tmp_path / "model", tiny_model("qwen2", **sizes, **FOR_VLLM), tokenizer)
+    generator, learner = (partial(make, tmp_path / "model") for make in (parts.make_vllm_generator, parts.make_learner))
+    log, _ = parts.run(config, generator, partial(learner, config), tmp_path / "run")
+    assert all(step["generator_synchronization_s"] > 0 for step in log.times[3:])
+    assert [row["lag_max"] for row in read_csv(tmp_path / "run/history.csv")][:4] == [0, 1, 2, 2]

@@ -2,9 +2,8 @@
 
 import copy
 import math
-import re
 from collections.abc import Callable
-from itertools import chain, pairwise, repeat
+from itertools import chain, repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +21,6 @@ from training_parts import (
     problems,
     read_csv,
     same_weights,
-    without_a_t,
 )
 
 from grpo.common.files import read_jsonl
@@ -89,22 +87,14 @@ def too_large(text: str, truth: str) -> dict[str, float]:
     return contains_a_t(text, truth) | {"reward": 1e30 * contains_a_t(text, truth)["reward"]}
 
 
-class Ended:
-    """A run that has ended: its metrics, its files' content, its validation and what makes a new one."""
-
-    def __init__(self, folder: Path, validate: Monitor, new: Callable[[], Monitor], model: Any, best: list[Any]):
-        self.metrics, self.model, self.best = validate.final_metrics(), model, best
-        self.validate, self.new = validate, new
-        validate.write(folder)
-        self.history, self.validations = (read_csv(folder / name) for name in ("history.csv", "validation.csv"))
-        self.outcomes, self.samples = (read_jsonl(folder / f"{n}.jsonl", "train", dict) for n in ("outcomes", "rollouts"))
-
-
 @pytest.fixture(scope="module")
 def train(mini_study: Study, fresh_model: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Trains with one reward and validates with another, every second step, on 64 of 80 problems, at last on 72."""
+    """Trains with one reward and validates with another, every second step, on 64 of 80 problems, at last on 72.
 
-    def run_it(reward: Any, rules: Divergence | None, measured: Any = contains_a_t, **changes: Any) -> Ended:
+    Gives the ended run's metrics, model, best evaluations, monitor (``validate``) and what makes a new one, and its files.
+    """
+
+    def run_it(reward: Any, rules: Divergence | None, measured: Any = contains_a_t, **changes: Any) -> SimpleNamespace:
         tmp_path = tmp_path_factory.mktemp("run")
         study = changed(
             mini_study,
@@ -129,56 +119,22 @@ def train(mini_study: Study, fresh_model: Any, tokenizer: Any, tmp_path_factory:
 
         validate = new()
         train_grpo(context(run.config, log, saved, **parts, reward=reward, validation=validate))
-        ended = Ended(tmp_path, validate, new, policy, best)
+        metrics = validate.final_metrics()
+        validate.write(tmp_path)
         log.close()
         validate.bar.close()
-        return ended
+        history, validations = (read_csv(tmp_path / name) for name in ("history.csv", "validation.csv"))
+        outcomes, samples = (read_jsonl(tmp_path / f"{name}.jsonl", "train", dict) for name in ("outcomes", "rollouts"))
+        return SimpleNamespace(
+            metrics=metrics, model=policy, best=best, validate=validate, new=new,
+            history=history, validations=validations, outcomes=outcomes, samples=samples,
+        )  # fmt: skip
 
     return run_it
 
 
-def rewards_of(run: Ended) -> list[float]:
+def rewards_of(run: SimpleNamespace) -> list[float]:
     return [row["val/answer_reward"] for row in run.validations]
-
-
-def test_a_run_whose_reward_falls_ends_early_and_says_so(train: Any) -> None:
-    """The training reward is the opposite of the validation reward."""
-    run = train(contains_a_t, RULES, measured=without_a_t)
-    end, reason = run.metrics["diverged_step"], run.metrics["diverged_reason"]
-    rewards = rewards_of(run)
-    # It ends as soon as two evaluations in a row are below half of the start, and not before.
-    low = [reward < 0.5 * rewards[0] for reward in rewards]
-    assert [a and b for a, b in pairwise(low)] == [False] * (len(low) - 2) + [True]
-    assert 4 <= end < 12
-    assert [row["step"] for row in run.validations] == list(range(0, end + 1, 2))
-    assert [row["step"] for row in run.history] == list(range(1, end + 1))
-    assert re.match(rf"answer reward 0\.\d+, under its start of {rewards[0]:.3f} in 2 evaluations in a row", reason)
-    assert [len(line["answer_reward"]) for line in run.outcomes] == [64] * (len(rewards) - 1) + [72]
-    assert run.metrics["steps"] == end
-    assert run.metrics["val/answer_reward"] == rewards[-1]
-    assert run.metrics["time_limit_step"] is None
-    assert "full/answer_reward" not in run.metrics
-    assert run.samples[-1]["step"] == end
-    # In the last step, too.
-    run = train(contains_a_t, RULES, measured=without_a_t, n_grpo_steps=end)
-    assert run.metrics["diverged_step"] == end == run.metrics["steps"]
-
-
-def test_without_rules_nothing_is_stopped(train: Any) -> None:
-    """Nor is the untrained policy the best that is kept, where training only makes it worse."""
-    run = train(contains_a_t, None, measured=without_a_t, learning_rate=2 * CONFIG.learning_rate)
-    low = [reward < 0.5 * rewards_of(run)[0] for reward in rewards_of(run)]
-    assert any(a and b for a, b in pairwise(low[:-1]))  # it diverged before its last evaluation
-    assert [row["step"] for row in run.validations] == list(range(0, 13, 2))
-    assert len(run.history) == 12
-    assert (run.metrics["diverged_step"], run.metrics["diverged_reason"]) == (None, "")
-    assert run.metrics["steps"] == run.samples[-1]["step"] == 12
-    rewards = rewards_of(run)
-    assert rewards[0] > max(rewards[1:])
-    assert run.best[0]["step"] == 2
-    assert run.metrics["best/step"] == run.best[-1]["step"]
-    interval = wilson_interval(round(rewards[-1] * 72), 72)  # of the last evaluation, not of the best
-    assert (run.metrics["val/answer_reward_low"], run.metrics["val/answer_reward_high"]) == pytest.approx(interval)
 
 
 def test_a_run_without_finite_gradients_ends_between_evaluations_with_a_last_one(train: Any, fresh_model: Any) -> None:
@@ -199,16 +155,39 @@ def scripted(*right: int) -> Callable[[str, str], dict[str, float]]:
     return lambda text, truth: contains_a_t(text, truth) | {"answer_reward": next(answers)}
 
 
-def test_a_collapsed_run_stops_and_is_evaluated_on_the_last_problems(train: Any) -> None:
-    """It rises from 1/4 to all, and then has less than a fifth of that twice in a row, after 4 and 6 steps."""
-    rules = RULES.model_copy(update=COLLAPSED | {"reward_below_start": 0.0})
-    run = train(contains_a_t, rules, measured=scripted(16, 64, 8, 4))
-    assert (run.metrics["diverged_step"], run.metrics["steps"], len(run.history)) == (6, 6, 6)
-    assert run.metrics["diverged_reason"] == "answer reward 0.062, under 0.2 of its best of 1.000 in 2 evaluations in a row"
+@pytest.mark.parametrize(
+    ("rules", "right", "steps", "end", "reason"),
+    [
+        (RULES, (32, 15, 8), 12, 4, "answer reward 0.125, under its start of 0.500 in 2 evaluations in a row"),
+        # In the last step nothing is evaluated twice.
+        (RULES, (32, 15, 8), 4, 4, "answer reward 0.111, under its start of 0.500 in 2 evaluations in a row"),
+        # It rises from 1/4 to all, and then has less than a fifth of that twice in a row, after 4 and 6 steps.
+        (
+            RULES.model_copy(update=COLLAPSED | {"reward_below_start": 0.0}),
+            *((16, 64, 8, 4), 12, 6, "answer reward 0.062, under 0.2 of its best of 1.000 in 2 evaluations in a row"),
+        ),
+        (None, (32, 10, 8, 6, 5, 4, 3), 12, None, ""),
+    ],
+    ids=["falls", "falls at the end", "collapses", "without rules"],
+)
+def test_a_run_that_diverges_ends_and_is_evaluated_on_the_last_problems(
+    train: Any, rules: Divergence | None, right: tuple[int, ...], steps: int, end: int | None, reason: str
+) -> None:
+    """If it ends early, the last problems are asked for once more, and none is answered."""
+    run = train(contains_a_t, rules, measured=scripted(*right), n_grpo_steps=steps)
+    assert (run.metrics["diverged_step"], run.metrics["diverged_reason"]) == (end, reason)
+    last, early = end or steps, end not in (None, steps)
+    assert run.metrics["steps"] == len(run.history) == run.samples[-1]["step"] == last
+    asked, answered = [64] * (len(right) - 1) + [72], [*right[:-1], 0 if early else right[-1]]
     found = [(line["step"], len(line["answer_reward"]), sum(line["answer_reward"])) for line in run.outcomes]
-    assert found == [(0, 64, 16), (2, 64, 64), (4, 64, 8), (6, 72, 0)]  # the last was asked again, and answered none
-    assert rewards_of(run) == [0.25, 1.0, 0.125, 0.0]
-    assert (run.metrics["validation_problems"], run.metrics["val/answer_reward"]) == (72, 0.0)
+    assert found == [*zip(range(0, last + 1, 2), asked, answered, strict=True)]
+    rewards = rewards_of(run)
+    assert [row["step"] for row in run.validations] == [*range(0, last + 1, 2)]
+    assert rewards == pytest.approx([n / of for n, of in zip(answered, asked, strict=True)])
+    assert (run.metrics["validation_problems"], run.metrics["val/answer_reward"]) == (72, rewards[-1])
+    assert run.metrics["time_limit_step"] is None and "full/answer_reward" not in run.metrics
+    # The untrained policy is not the best that is kept, even if training only makes it worse.
+    assert [best["step"] for best in run.best] == [2] and run.metrics["best/step"] == 2
 
 
 def test_weights_that_blow_up_end_as_divergence(train: Any) -> None:
@@ -260,10 +239,7 @@ def test_all_that_validation_gathers_survives_a_resume(train: Any) -> None:
 def test_metrics_outcomes_and_best_evaluations_of_a_whole_run(train: Any) -> None:
     run = train(contains_a_t, RULES, n_grpo_steps=5, epochs_per_rollout_batch=2, loss_type="grpo_clip")
     rewards, rows = rewards_of(run), run.validations[1:]
-    assert [line["step"] for line in run.outcomes] == [0, 2, 4, 5]
-    for line, reward, asked in zip(run.outcomes, rewards, (64, 64, 64, 72), strict=True):
-        assert len(line["answer_reward"]) == asked
-        assert sum(line["answer_reward"]) / asked == pytest.approx(reward)
+    assert [(line["step"], len(line["answer_reward"])) for line in run.outcomes] == [(0, 64), (2, 64), (4, 64), (5, 72)]
     metrics = run.metrics
     assert (metrics["first/answer_reward"], metrics["val/answer_reward"]) == (rewards[0], rewards[-1])
     assert metrics["best/answer_reward"] == max(rewards)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from learner_parts import as_rollouts, config, last_gradients, learner_of, log_probs_alone
+from learner_parts import as_rollouts, config
 from model_parts import SMALLER, own_model
 from pydantic import ValidationError
 from ruamel.yaml import YAML
@@ -155,22 +155,3 @@ def test_no_setting_silently_cancels_another(mode: str) -> None:
 def test_unusable_stale_rollouts_are_refused(settings: dict[str, Any], stale: dict[str, int], message: str | None) -> None:
     with pytest.raises(ValidationError, match=message) if message else nullcontext():
         config(**BASE | {"loss_type": "grpo_no_clip"} | settings, asynchronous=stale)
-
-
-def test_importance_weights_of_stale_tokens_lead_from_the_engine_to_the_learner() -> None:
-    """Against autograd over one response at a time: the mean of -A min(p_learner / p_engine, cap) log p_learner."""
-    settings = {"loss_type": "reinforce_with_baseline", "importance_cap": 1.2, "asynchronous": {"max_policy_lag": 1}}
-    plain, batch, losses = own_model(128, **SMALLER), copy.deepcopy(sampled("asynchronous", 8, 4, 1.0, 1.0, 0, 16)), []
-    for i, rollout in enumerate(batch):
-        rollout.rewards, rollout.advantage = {"reward": 1.0}, float(i - 3)
-        log_probs = log_probs_alone(plain, rollout)
-        weights = torch.exp(log_probs.detach() - torch.tensor(rollout.completion.log_probs)).clamp(max=1.2)
-        losses.append((-rollout.advantage * weights * log_probs).mean())
-    torch.stack(losses).mean().backward()  # type: ignore[no-untyped-call]
-    learner = learner_of(plain, 400, **settings)
-    gradients = last_gradients(learner)
-    (update,) = train_on(learner.config, learner, batch, version=1)
-    for name, weight in plain.named_parameters():
-        assert torch.allclose(gradients[name], weight.grad, atol=1e-5), name
-    assert update["ratio_min"] == update["ratio_max"] == 1.0
-    assert 0.0 < update["importance_capped"] < 1.0 and update["mismatch_mean"] > 0.05

@@ -1,7 +1,7 @@
-"""The tests that the handouts name for GRPO (CS336 assignment 5, CSE599-O assignment 3), through tests/adapters.py.
+"""The tests that the handouts name for GRPO and fine-tuning (CS336 assignment 5, CSE599-O assignment 3), by tests/adapters.py.
 
-The courses' own tests compare with stored arrays (`make test-course` runs them); these compare with numbers worked out by hand
-and with loops over plain numbers.
+The courses' own tests compare with stored arrays (`make test-course` runs them); these compare with numbers worked out by hand,
+with loops over plain numbers and with torch's distributions.
 """
 
 from __future__ import annotations
@@ -13,12 +13,17 @@ from typing import Any
 import pytest
 import torch
 from adapters import (
+    run_compute_entropy,
     run_compute_group_normalized_rewards,
     run_compute_grpo_clip_loss,
     run_compute_naive_policy_gradient_loss,
     run_compute_policy_gradient_loss,
+    run_get_response_log_probs,
     run_grpo_microbatch_train_step,
     run_masked_mean,
+    run_masked_normalize,
+    run_sft_microbatch_train_step,
+    run_tokenize_prompt_and_output,
 )
 from torch import Tensor
 from torch.testing import assert_close
@@ -59,11 +64,6 @@ RATIOS = [[2.0, 1.0, 0.5], [2.0, 1.0, 0.5]]
 POLICY = OLD + torch.tensor(RATIOS).log()
 ADVANTAGES = torch.tensor([[3.0], [-1.0]])
 REWARDS = torch.tensor([[1.0], [0.5]])
-
-
-def clipped_loss(policy: float, old: float, advantage: float, cliprange: float) -> float:
-    ratio = math.exp(policy - old)
-    return -min(ratio * advantage, min(max(ratio, 1 - cliprange), 1 + cliprange) * advantage)
 
 
 def test_compute_naive_policy_gradient_loss() -> None:
@@ -155,23 +155,88 @@ def test_grpo_microbatch_train_step_grpo_clip() -> None:
 
 
 def test_grpo_microbatch_train_step_grpo_clip_10_steps() -> None:
-    """Ten microbatches of an optimizer step, by loops over plain numbers."""
+    """Each of ten microbatches of an optimizer step has a tenth of the loss and of the gradient that it has alone."""
     generator = torch.Generator().manual_seed(0)
     policy = (OLD + torch.rand(10, 2, 3, generator=generator) - 0.5).requires_grad_()
     masks = torch.rand(10, 2, 3, generator=generator) < 0.7
     masks[..., 0] = True  # no response is empty
-    gradient = torch.zeros(10, 2, 3)
-    for number, of_batch in enumerate(policy.tolist()):
-        loss, _ = clip_step(policy[number], masks[number], 10)
-        in_plain = 0.0
-        for row, log_probs in enumerate(of_batch):
-            kept = [place for place in range(3) if masks[number, row, place]]
-            advantage, weight = ADVANTAGES[row].item(), 1 / len(kept) / 2 / 10
-            for place in kept:
-                old = OLD[row, place].item()
-                in_plain += weight * clipped_loss(log_probs[place], old, advantage, 0.25)
-                step = 1e-6
-                up, down = (clipped_loss(log_probs[place] + s, old, advantage, 0.25) for s in (step, -step))
-                gradient[number, row, place] = weight * (up - down) / (2 * step)
-        assert loss.item() == pytest.approx(in_plain, abs=1e-6)
-    assert_close(policy.grad, gradient, atol=1e-5, rtol=1e-4)
+    for number in range(10):
+        alone = policy[number].detach().requires_grad_()
+        (loss, _), (expected, _) = clip_step(policy[number], masks[number], 10), clip_step(alone, masks[number], 1)
+        assert_close(loss, expected / 10)
+        assert policy.grad is not None and alone.grad is not None
+        assert_close(policy.grad[number], alone.grad / 10)
+
+
+class LetterTokenizer:
+    """One token a character, a = 1, b = 2 and so on; a beginning-of-text token where special tokens are asked for."""
+
+    pad_token_id: int | None = 0
+    eos_token_id = 99
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        return {"input_ids": ([77] if add_special_tokens else []) + [ord(c) - ord("a") + 1 for c in text]}
+
+
+def test_tokenize_prompt_and_output() -> None:
+    result = run_tokenize_prompt_and_output(["ab", "c"], ["cde", "a"], LetterTokenizer())
+    # rows: 1 2 | 3 4 5   and   3 | 1, padded to 3 1 0 0 0
+    assert result["input_ids"].tolist() == [[1, 2, 3, 4], [3, 1, 0, 0]]
+    assert result["labels"].tolist() == [[2, 3, 4, 5], [1, 0, 0, 0]]
+    assert result["response_mask"].int().tolist() == [[0, 1, 1, 1], [1, 0, 0, 0]]
+    assert result["input_ids"].dtype == result["labels"].dtype == torch.int64
+
+
+def test_where_there_is_no_padding_token_the_end_of_text_pads() -> None:
+    tokenizer = LetterTokenizer()
+    tokenizer.pad_token_id = None
+    result = run_tokenize_prompt_and_output(["ab", "c"], ["cde", ""], tokenizer)
+    assert result["labels"].tolist()[1] == [99, 99, 99, 99]
+    assert result["response_mask"].sum(dim=1).tolist() == [3, 0]
+
+
+def test_compute_entropy() -> None:
+    logits = torch.randn(3, 5, 11, generator=torch.Generator().manual_seed(0)) * 4
+    expected = torch.distributions.Categorical(logits=logits).entropy()
+    assert_close(run_compute_entropy(logits), expected, atol=1e-5, rtol=1e-5)
+    assert_close(run_compute_entropy(torch.zeros(1, 8)), torch.tensor([math.log(8)]))
+
+
+@pytest.mark.parametrize(("dtype", "temperature"), [(torch.float32, 1.0), (torch.bfloat16, 0.7)], ids=str)
+@pytest.mark.parametrize("with_entropy", [True, False])
+def test_get_response_log_probs(model: Any, with_entropy: bool, dtype: torch.dtype, temperature: float) -> None:
+    """In float32, whatever the model computes in."""
+    ids = torch.randint(0, 512, (3, 9), generator=torch.Generator().manual_seed(2))
+    inputs, labels, model = ids[:, :-1], ids[:, 1:], model.to(dtype)
+    result = run_get_response_log_probs(model, inputs, labels, with_entropy, temperature=temperature)
+    distribution = torch.distributions.Categorical(logits=model(inputs).logits.double() / temperature)
+    expected = {"log_probs": distribution.log_prob(labels)} | (
+        {"token_entropy": distribution.entropy()} if with_entropy else {}
+    )
+    assert {name: (x.dtype, x.requires_grad) for name, x in result.items()} == {
+        name: (torch.float32, name == "log_probs") for name in expected
+    }
+    assert_close({name: values.double() for name, values in result.items()}, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=["float", "bool", "int"])
+@pytest.mark.parametrize(("dim", "result"), [(None, 2.5), (0, [0.25, 0.0, 2.25]), (1, [1.0, 1.5]), (-1, [1.0, 1.5])], ids=str)
+def test_masked_normalize(mask: Tensor, dim: int | None, result: Any) -> None:
+    assert_close(run_masked_normalize(VALUES, mask, dim, 4.0), torch.tensor(result))
+
+
+SFT_POLICY = torch.tensor([[-1.0, -2.0, -9.0], [-4.0, -6.0, -8.0]])
+SFT_MASK = torch.tensor([[1, 1, 0], [1, 1, 1]])
+
+
+@pytest.mark.parametrize(("constant", "loss"), [(1.0, 5.25), (3.0, 1.75)])
+def test_sft_microbatch_train_step(constant: float, loss: float) -> None:
+    """Sums 1 + 2 = 3 and 4 + 6 + 8 = 18, mean 10.5, over 2 steps 5.25."""
+    policy = SFT_POLICY.clone().requires_grad_()
+    expected = -SFT_MASK.float() / 2 / 2 / constant
+    for times in (1, 2):  # gradients add up
+        got, metadata = run_sft_microbatch_train_step(policy, SFT_MASK, 2, constant)
+        assert_close(got, torch.tensor(loss))
+        assert not got.requires_grad
+        assert_close(policy.grad, times * expected)
+    assert_close(metadata["mean_nll"], torch.tensor(21 / 5))

@@ -42,7 +42,6 @@ from grpo.results.verdicts import (
     decide,
     judge,
     level,
-    smallest_seen,
 )
 from grpo.study import paths
 from grpo.study.claims import AnyClaim, own_claims
@@ -85,17 +84,6 @@ def test_an_interval_decides_by_which_side_of_the_margin_it_lies_on(low: float, 
     assert (decide(interval, 0.05, -0.05).verdict, comparison(interval)) == (expected, word)
 
 
-def test_a_true_difference_of_the_smallest_that_is_seen_is_found_in_80_percent_of_studies() -> None:
-    """Five seeds, each difference normal about the truth: the interval leaves the margin upwards in 80% of the draws."""
-    rng = np.random.default_rng(0)
-    found, n = 0, 5
-    truth = smallest_seen(1 / math.sqrt(n), n - 1)  # the distance by the true standard error
-    for _ in range(4000):
-        values = rng.normal(0.0, 1.0, n)
-        found += truth + values.mean() - stats.t.ppf(0.975, n - 1) * stats.sem(values) > 0
-    assert 0.78 < found / 4000 < 0.82
-
-
 def test_a_verdict_in_words() -> None:
     """Of five runs two fell from .9 to zero, so that their mean is .54; then an arm that is ahead, and loses its lead."""
     fallen = [replace(ending("a", 0.0 if seed < 2 else 0.9, before=0.9)[0], seed=seed) for seed in range(5)]
@@ -134,16 +122,17 @@ SWEEP, LORA = "grpo_learning_rate", "grpo_lora"
 ARMS = {SWEEP: {"low": 0.1, "a-rate_half": 0.5, "a-rate_same": 1, "a-rate_2": 2, "b": 1}, LORA: {"x": 1, "y": 1}}
 SHARED, LAST, STEPS = 40, 60, 48  # problems of all evaluations, and of the last one
 PAIRS = [("b", "low"), ("leader", "first"), ("last", "a"), (f"{LORA}/x", f"{SWEEP}/b"), (f"{LORA}/x", f"{LORA}/y")]
+AT = ("start", "throughout", "late", "end", "peak")
 REQUIRES = [{}, {"learns": True}, {"best_rate_inside": ["a"]}, {"response_tokens": 20}, {"response_tokens": 21}]
 
 
 def claims() -> list[AnyClaim]:
-    """Claims of both kinds about each pair of arms: rewards at each place by three margins, and levels of metrics."""
+    """Claims of both kinds about each pair of arms: rewards at each place by two margins, and levels of metrics."""
     found: list[dict[str, Any]] = []
-    for (arm, other), by in product(PAIRS, (0.02, 0.1, 0.3)):
+    for (arm, other), by in product(PAIRS, (0.02, 0.2)):
         found += [{"arm": arm, "beats": other, "by": by, "at": at} for at in ("start", "end", "last_step")]
         found += [{"arm": arm, "not_below": other, "by": by}]
-    for (arm, other), at in product(PAIRS[:3], ("start", "throughout", "late", "end", "peak")):
+    for (arm, other), at in product(PAIRS[:3], AT):
         found += [{"arm": arm, "beats": other, "by": 1.1, "metric": "gradient_norm", "at": at}]
     found += [{"arm": "b", "beats": "low", "by": 0.02, "requires": one} for one in REQUIRES]
     found += [{"arm": "b", "beats": "low", "by": 1.05, "metric": "val/response_length", "at": "end", "horizon": STEPS}]
@@ -176,12 +165,12 @@ def random_run(rng: np.random.Generator, experiment: str, arm: str, seed: int, w
 
 @pytest.mark.parametrize("part", range(3))
 def test_results_are_those_of_the_program_that_shares_none_of_their_code(part: int, workdir: Path, mini_study: Study) -> None:
-    """Four studies of one to five seeds, some with a pinned winner, a shorter arm, and problems of their own that select."""
+    """Three studies of one to five seeds, some with a pinned winner, a shorter arm, and problems of their own that select."""
     verdicts: Counter[str] = Counter()
-    for number in range(4 * part, 4 * part + 4):
+    for number in range(3 * part, 3 * part + 3):
         store_general()
         rng = np.random.default_rng(number)
-        seeds, selecting = [*range(rng.choice([1, 3, 5]))], int(rng.choice([0, 20]))
+        seeds, selecting = [*range((1, 3, 5)[number % 3])], int(rng.choice([0, 20]))
         study = study_of(mini_study, **{name: {arm: {} for arm in arms} for name, arms in ARMS.items()})
         pinned = {SWEEP: "a-rate_2"} if number % 4 == 3 else {}
         study = with_values(study, {"seeds": seeds, "selection.pinned": pinned})
@@ -189,6 +178,8 @@ def test_results_are_those_of_the_program_that_shares_none_of_their_code(part: i
         evidence = {}
         for name, arms in ARMS.items():
             levels = rng.choice([0.1, 0.15] if number % 4 == 2 else [0.0, 0.3, 0.6, 0.65, 0.7], len(arms))
+            if name == LORA and number % 4 == 0:
+                levels[:] = 0.0  # two arms without any reward
             ways = {
                 arm: (level, rng.choice([0.0, 0.1]), STEPS // 2 if arm == "low" and number % 4 == 1 else STEPS)
                 for arm, level in zip(arms, levels, strict=True)
@@ -197,9 +188,13 @@ def test_results_are_those_of_the_program_that_shares_none_of_their_code(part: i
             runs = [replace(one, selection_problems=selecting) for one in runs]
             for one in runs:
                 store(one)
+                for at in AT if not one.seed else ():
+                    other = recompute._level([one.history, one.validation], NORM, at, str(STEPS))
+                    assert level(one, NORM, at, STEPS) == pytest.approx(other)
             evidence[name] = Evidence(name, by_arm(runs))
         write_outcomes(study, evidence)
-        record = record_of(study, evidence, judge_claims(study, evidence))
+        judged = judge_claims(study, evidence)
+        record = record_of(study, evidence, judged)
         shutil.rmtree(paths.BASELINE)  # made-up rows that do not give the made-up accuracy
         rows = recompute.rows_of_file(paths.OUTCOMES)
         experiments = {
@@ -209,6 +204,9 @@ def test_results_are_those_of_the_program_that_shares_none_of_their_code(part: i
             for name, of in evidence.items()
         }
         assert [*_unlike_record(study, record, experiments)] == []
+        rises = {arm: np.array([one.rise for one in of]) for made in experiments.values() for arm, of in made.arms.items()}
+        for pairs in (one.pairs for one in judged if one.pairs and one.pairs.moved.size):
+            assert pairs.moved == pytest.approx(rises[pairs.arm] - rises[pairs.other])
         verdicts.update(claim["verdict"] for claim in record["claims"] if claim["own"])
     assert {*DECIDED} <= verdicts.keys() == {*VERDICTS}
 

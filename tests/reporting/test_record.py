@@ -21,7 +21,7 @@ from grpo.commands.verify import differences
 from grpo.common.errors import UserError
 from grpo.reporting import record as recording
 from grpo.reporting.charts import styles
-from grpo.reporting.curves import curves_table, draw_over_seconds
+from grpo.reporting.curves import curves_table, draw_over_seconds, reach
 from grpo.reporting.record import plain, winner_of
 from grpo.reporting.tables import further_tables, results_table, tables_of, write_tables
 from grpo.reporting.timing import core_seconds, draw_timing, steady_steps, timing_table, write_timing
@@ -359,6 +359,24 @@ def test_curves_over_core_seconds(study: Study) -> None:
     arms = [{"arm": arm, "label": arm, "chosen": True} for arm in of[COLOCATE]]
     (axes,) = draw_over_seconds({"arms": arms}, of[COLOCATE], styles(of[COLOCATE])).axes
     assert [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines] == [([0.0, 32.0], [0.1, 0.5])] * 2
+
+
+def test_half_of_the_rise_counts_runs_that_were_alone_and_stopped_runs_to_the_end() -> None:
+    """Starts at .1, the highest end .7: the level is .4. Beside it, test_verify.py has other code of the same."""
+    of = {
+        ("a", 0): ([0.1, 0.2, 0.6], [0.0, 10.0, 30.0]),
+        ("a", 1): ([0.1, 0.4, 0.8], [0.0, 20.0, 60.0]),  # the mean, .1, .3, .7, is at .4 a quarter of the way from 4 to 8
+        ("early", 0): ([0.1, 0.5], [0.0, 10.0]),  # it keeps .5
+        ("early", 1): ([0.1, 0.1, 0.5], [0.0, 10.0, 20.0]),  # the mean, .1, .3, .5, is at .4 half of the way
+    }
+    rows = [
+        {"arm": arm, "seed": seed, "step": 4 * place, "answer_reward": reward, "core_seconds": seconds}
+        for (arm, seed), columns in of.items()
+        for place, (reward, seconds) in enumerate(zip(*columns, strict=True))
+    ]
+    found = reach(pd.DataFrame(rows), ["a", "early"], {("a", 0)})
+    assert [[*one.values()] for one in found] == [["a", 0.4, 5.0, 15.0], ["early", 0.4, 6.0, 12.5]]
+    assert reach(pd.DataFrame(rows), ["a"], set())[0]["core_seconds"] == 22.5  # 15 + (45 - 15) / 4
 
 
 def test_each_experiment_has_its_own_bars_which_are_means_over_seeds(study: Study) -> None:

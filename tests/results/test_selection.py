@@ -48,15 +48,16 @@ def right(share: float) -> NDArray[np.float64]:
     return solved(share, N)
 
 
-def write_run(arm: str, share: float, diverged: bool = False, judged: float | None = None, **config: Any) -> None:
+def write_run(
+    arm: str, share: float, diverged: bool = False, judged: float | None = None, seed: int = 0, **config: Any
+) -> None:
     """A finished run's folder: an untrained evaluation without a right answer, and two of ``share``.
 
     Args:
         judged: share of as many further problems of the last evaluation, which judge; the others then select.
     """
-    made = run(
-        arm, [right(0.0), right(share), right(share)], 0, config.pop("experiment", EXPERIMENT), diverged=5 if diverged else None
-    )
+    experiment, ended = config.pop("experiment", EXPERIMENT), 5 if diverged else None
+    made = run(arm, [right(0.0), right(share), right(share)], seed, experiment, diverged=ended)
     if judged is not None:
         made = replace(made, last=np.concatenate([right(share), right(judged)]), selection_problems=N)
     made.config.update({"overrides": {"learning_rate": RATES.get(arm, 1.0)}, "before": BEFORE} | config)
@@ -105,6 +106,13 @@ def test_the_first_arm_within_one_standard_error_of_the_leader_wins(
     assert result["value"] == pytest.approx(ends[found[0]], abs=0.006)
     assert re.match(reason, result["reason"])
     assert [c["arm"] for c in result["candidates"] if c["collapsed"]] == list(diverged)
+
+
+def test_an_arm_of_which_some_runs_collapsed_wins_before_one_that_collapsed_wholly(study: Study) -> None:
+    for seed in (0, 1):
+        for arm, share in {"low": 0.9, "middle": 0.2, "high": 0.8}.items():
+            write_run(arm, share, arm != "middle" or seed == 0, seed=seed)
+    assert select(study.model_copy(update={"seeds": [0, 1]}), EXPERIMENT)["winner"] == "middle"
 
 
 def test_a_setting_stands_with_its_best_rate(mini_study: Study) -> None:

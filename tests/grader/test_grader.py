@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 
 from grpo.common.records import Problem
 from grpo.grader.extract import boxed_answer, last_boxed, without_boxes
-from grpo.grader.grader import cheap_verdict, check_ground_truth, is_equivalent
+from grpo.grader.grader import cheap_verdict, is_equivalent
 from grpo.grader.normalise import normalise
 from grpo.grader.process import grade_batch
 from grpo.grader.unevaluated import counts_as_answer
@@ -73,19 +73,6 @@ def test_the_docs_count_the_pairs_and_the_hostile_responses() -> None:
 def test_no_pair_is_there_twice() -> None:
     seen = [(pair.answer, pair.truth) for pair in PAIRS]
     assert sorted(seen) == sorted(set(seen))
-
-
-def test_truths_as_data_sets_write_them_can_be_answered() -> None:
-    for truth in (
-        r"\\frac{5}{9}",
-        r"\(\{n \ge 13\}\)",
-        "x = 2 OR x = 3",
-        "Ａ",
-        r"\frac{\hbar^{2} k^{2}}{2 m}",
-        r"p \land q",
-        r"\angle ABC",
-    ):
-        check_ground_truth(truth)
 
 
 @pytest.mark.parametrize(

@@ -104,15 +104,12 @@ def train(folder: str, experiment: str, name: str) -> int:
     return 0
 
 
-def attempt(
-    folder: str, experiment: str, arm_name: str, signum: int, kill_after_s: float | None = None, kill_in: str = "", nth: int = 1
-) -> dict[str, Any]:
-    """Train a run, from wherever it was, and send the process a signal after some seconds, or in the middle of an act.
+def attempt(folder: str, experiment: str, arm_name: str, signum: int, kill_in: str = "", nth: int = 1) -> dict[str, Any]:
+    """Train a run, from wherever it was, and send the process a signal in the middle of an act.
 
     Returns:
-        ``code`` (negative: the signal it died of) and ``seconds``.
+        ``code`` (negative: the signal it died of).
     """
-    began = time.perf_counter()
     child = os.fork()
     if child == 0:
         log = os.open(f"{folder}/log.txt", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
@@ -130,15 +127,8 @@ def attempt(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-    if kill_after_s is not None:
-        while time.perf_counter() - began < kill_after_s:
-            time.sleep(0.005)
-            if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                break
-        else:
-            os.kill(child, signum)
     _, status = os.waitpid(child, 0)
-    return {"code": os.waitstatus_to_exitcode(status), "seconds": time.perf_counter() - began}
+    return {"code": os.waitstatus_to_exitcode(status)}
 
 
 if __name__ == "__main__":

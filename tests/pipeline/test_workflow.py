@@ -6,12 +6,9 @@ import os
 import re
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -449,58 +446,10 @@ def test_sigterm_lets_the_step_be_finished_and_gives_back_dvcs_locks(repo: Path,
 
 
 @pytest.mark.nightly
-def test_a_second_ctrl_c_ends_all_running_stages_at_once(repo: Path) -> None:
-    (repo / "training.py").write_text(TRAINING.replace('"started"', '"started" + sys.argv[1]') % (60, with_gpus.RESUME_ME))
-    edit(repo, "dvc.yaml", "test ${item.arm} != ${broken}", "python training.py ${item.arm}")
-    edit(repo, "params.yaml", "cpus: 64", "cpus: 1")
-    process = subprocess.Popen(
-        ["snakemake", "--profile", "local", "--cores", "2"], cwd=repo, env=environment(), start_new_session=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    wait_for(lambda: len(list(repo.glob("started*"))) == 2)
-    os.killpg(process.pid, signal.SIGINT)
-    time.sleep(with_gpus.SAME_REQUEST_SECONDS + 0.2)
-    assert process.poll() is None
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(timeout=50) != 0  # of the 60 s that they would take
-    wait_for(lambda: not processes(repo))
-    assert not (repo / "saved").exists()
-
-
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of an S3 server on this machine, with an empty bucket."""
-    import boto3
-    from botocore.exceptions import EndpointConnectionError
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    endpoint = f"http://127.0.0.1:{port}"
-    server = subprocess.Popen([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)])
-    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")
-    try:
-        for attempt in range(300):
-            try:
-                client.create_bucket(Bucket="study")
-                break
-            except EndpointConnectionError:
-                assert attempt < 299, "the S3 server does not answer"
-                time.sleep(0.1)
-        yield endpoint
-    finally:
-        server.kill()
-        server.wait()
-
-
-@pytest.mark.nightly
-def test_two_clones_and_a_remote_make_the_lock_together(s3: str, tmp_path: Path) -> None:
+def test_two_clones_and_a_remote_make_the_lock_together(tmp_path: Path) -> None:
     """Machines that share no disk: all that goes between them goes through a DVC remote."""
     first, second, alone = new_repo(tmp_path / "first"), tmp_path / "second", tmp_path / "alone"
-    call(first, "dvc", "remote", "add", "--quiet", "--default", "storage", "s3://study/results")
-    call(first, "dvc", "remote", "modify", "storage", "endpointurl", s3)
+    call(first, "dvc", "remote", "add", "--quiet", "--default", "storage", str(tmp_path / "storage"))
     for clone in (second, alone):
         shutil.copytree(first, clone, symlinks=True)
     for repo, rules in ((first, ["train_1e_4_0"]), (second, []), (first, [])):
@@ -592,11 +541,6 @@ def test_make_repro_ends_with_one_message(study: Path) -> None:
         return subprocess.run(command, cwd=study, env=env, capture_output=True, text=True, check=False)
 
     repro = sys.executable, str(study / "workflow/repro.py")
-    edit(study, "params.yaml", "  n_grpo_steps:", "  n_grpo_step:")
-    told = ended(*repro)
-    assert (told.returncode, told.stdout) == (2, "")
-    assert told.stderr == "error: params.yaml: grpo.n_grpo_step: unknown key. Did you mean n_grpo_steps?\n"
-    edit(study, "params.yaml", "  n_grpo_step:", "  n_grpo_steps:")
     ended("dvc", "status")
     for database in site.rglob("cache.db"):
         database.write_bytes(b"not a database" * 99)

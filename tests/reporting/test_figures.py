@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -241,13 +239,6 @@ def test_the_kl_of_kept_checkpoints_is_drawn_over_steps_and_beside_the_reward() 
     assert over_kl.lines[0].get_ydata() == pytest.approx([0.1, 0.26, 0.42])
 
 
-def test_the_overview_is_of_the_headlines_runs() -> None:
-    top = {"experiment": "e", "arm": "b", "label": "b"}
-    record = {"headline": top, "experiments": {"e": entry(arm("b", 0.5))}}
-    figure = draw_overview(record, {"e": {"a": [made_up("a", 9)], "b": [run("b", [0.1, 0.5], forms=[0.4, 0.8])]}})
-    assert len(figure.axes) == 4 and [ends(axes) for axes in figure.axes] == [[0.5], [0.8], [pytest.approx(0.625)], [20.0]]
-
-
 def test_the_overview_has_the_one_other_arm_with_its_runs_and_no_more_than_one() -> None:
     """Each arm's runs are thin lines of its colour below its mean; a rate that was only tried is no arm of the figure."""
     runs = {
@@ -264,6 +255,8 @@ def test_the_overview_has_the_one_other_arm_with_its_runs_and_no_more_than_one()
     tried["arms"][2]["chosen"] = True
     figure = draw_overview(record, {"e": runs})
     assert ends(figure.axes[0]) == pytest.approx([0.6, 0.7, 0.65]) and not figure.legends
+    alone = {"e": {"b": [run("b", [0.1, 0.5], forms=[0.4, 0.8])]}}
+    assert [ends(axes) for axes in draw_overview(record, alone).axes] == [[0.5], [0.8], [pytest.approx(0.625)], [20.0]]
 
 
 DRAWN = {
@@ -287,7 +280,6 @@ def test_the_committed_record_gives_the_committed_figures(name: str, tmp_path: P
 
 
 def test_dots_of_a_contrast_are_the_leaders_runs_taken_from_the_arms_seed_by_seed() -> None:
-    """In the committed record their mean is the difference that the table has."""
     below = {"value": 0.2, "low": -0.1, "high": 0.5}
     arms = arm("a", 0.6, by_run=[0.5, 0.7, 0.9]), arm("b", 0.4, by_run=[0.2, 0.6], below=below)
     figure = draw_contrasts({"metric": "answer reward", "experiments": {"e": entry(*arms)}})
@@ -295,14 +287,6 @@ def test_dots_of_a_contrast_are_the_leaders_runs_taken_from_the_arms_seed_by_see
     _, dots, centre = figure.axes[0].lines
     assert list(dots.get_xdata()) == pytest.approx([-0.3, -0.1]) and list(centre.get_xdata()) == [-0.2]
     assert dots.get_zorder() < figure.axes[0].collections[-1].get_zorder()
-    figure = draw_contrasts(json.loads((ROOT / paths.RECORD).read_text()))
-    assert figure is not None
-    for axes in figure.axes:
-        for dots, centre in zip(axes.lines[1::2], axes.lines[2::2], strict=True):
-            assert (
-                np.mean(dots.get_xdata()) == pytest.approx(centre.get_xdata()[0])
-                and 0 < dots.get_ydata()[0] - centre.get_ydata()[0] < 0.5
-            )
 
 
 def test_without_differences_or_rates_there_is_no_such_figure() -> None:
@@ -310,23 +294,15 @@ def test_without_differences_or_rates_there_is_no_such_figure() -> None:
     assert draw_contrasts(record) is draw_rates(record) is draw_by_examples(record) is None
 
 
-def test_equal_results_give_equal_bytes_and_what_is_drawn_is_seen(tmp_path: Path) -> None:
-    """In two processes, for SVG and PNG; figures in one page have no clashing ids."""
-    program = """
-import sys; from pathlib import Path
-from grpo.reporting.charts import frame, panels, save_figure
-figure, axes = panels(2)
-for place in axes: place.plot((0.0, 1.0, 2.0), (0.123456, 0.2, 0.4))
-frame(axes[0], "reward 0.96875", "step", share=True)
-for name in sys.argv[1:]: save_figure(figure, Path(name))
-"""
-    for turn in "ab":
-        names = [str(tmp_path / f"{turn}.{kind}") for kind in ("svg", "png")]
-        subprocess.run([sys.executable, "-c", program, *names], check=True)
+def test_a_saved_figure_says_what_was_drawn_in_few_bytes(tmp_path: Path) -> None:
+    """Coordinates are rounded, and figures in one page have no clashing ids; a PNG has no time in it."""
+    figure, axes = panels(2)
+    for place in axes:
+        place.plot((0.0, 1.0, 2.0), (0.123456, 0.2, 0.4))
+    frame(axes[0], "reward 0.96875", "step", share=True)
+    for name in ("a.svg", "a.png", "b.png"):
+        save_figure(figure, tmp_path / name)
     svg = (tmp_path / "a.svg").read_text()
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    assert ">reward 0.96875</text>" in svg  # coordinates are rounded, what is said is not
-    assert not re.findall(r"\d\.\d{3,}(?![^<>]*</text>)", svg)
+    assert ">reward 0.96875</text>" in svg and not re.findall(r"\d\.\d{3,}(?![^<>]*</text>)", svg)
     assert not re.findall(r'id="(?:figure|axes|patch|line2d|text)_', svg) and "background" not in svg
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()

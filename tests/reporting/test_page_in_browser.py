@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from grpo.reporting.labels import interval
-from grpo.reporting.writeup import shown_claims
+from grpo.reporting.page import embedded_samples
 
 pytestmark = pytest.mark.slow
 
@@ -35,39 +34,16 @@ def data_of(folder: Path) -> Any:
     return json.loads(re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, flags=re.S)[0])
 
 
-def samples_of(data: Any) -> dict[str, list[dict[str, Any]]]:
-    """The stored samples of each run, with their prompts and problems."""
-    held = data["samples"]
-    found = {}
-    for run, rows in held["runs"].items():
-        found[run] = [dict(zip(held["columns"], row, strict=True)) for row in rows]
-        for sample in found[run]:
-            sample["problem"], sample["ground_truth"] = held["problems"][sample["problem"]]
-            sample["prompt"] = held["prompts"][sample["prompt"]]
-    return found
-
-
 def test_samples_and_origins_are_those_of_the_runs(finished: Path) -> None:
     data = data_of(finished)
     columns = ("step", "problem", "prompt", "response", "ground_truth", "format_reward", "answer_reward", "reward")
-    for name, samples in samples_of(data).items():
+    for name, samples in embedded_samples((finished / PAGE).read_text())[1].items():
         written = [json.loads(line) for line in (finished / "data/runs" / name / "rollouts.jsonl").read_text().splitlines()]
         assert [[s[column] for column in columns] for s in samples] == [[s[column] for column in columns] for s in written]
     place = data["origin"]["columns"].index("mlflow_run_id")
     for run in (run for experiment in data["experiments"] for arm in experiment["arms"] for run in arm["runs"]):
         timing = json.loads((finished / f"data/timing/{run}/timing.json").read_text())
         assert data["origin"]["runs"][run][place] == timing["mlflow_run_id"]
-
-
-def test_each_arm_and_verdict_of_the_record_stands_in_the_page_and_the_write_up(finished: Path) -> None:
-    record = json.loads((finished / "reports/record.json").read_text())
-    html = (finished / PAGE).read_text().partition('<script type="application/json"')[0]
-    page = " ".join(re.sub(r"<[^>]+>", " ", re.sub(r"<svg.*?</svg>", "", html, flags=re.S)).split())
-    for text in (page, (finished / "reports/writeup.md").read_text()):
-        assert interval(record["headline"]) in text
-        for entry in record["experiments"].values():
-            assert [arm["arm"] for arm in entry["arms"] if arm["chosen"] and interval(arm) not in text] == []
-        assert all(text.count(f" {claim['verdict']} ") for claim in shown_claims(record["claims"]))
 
 
 def test_it_is_one_file_that_asks_for_nothing(finished: Path) -> None:
@@ -158,7 +134,7 @@ def test_it_loads_fast_is_short_fits_every_width_and_follows_the_theme(page: Any
 
 def test_rollouts_are_filtered_and_stand_side_by_side(page: Any, finished: Path) -> None:
     data = data_of(finished)
-    samples = samples_of(data)
+    samples = embedded_samples((finished / PAGE).read_text())[1]
     page.execute_script("document.getElementById('rollouts-browser').open = true")
     for experiment in data["experiments"]:
         choose(page, "#r-experiment", experiment["name"])

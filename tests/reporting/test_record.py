@@ -1,4 +1,4 @@
-"""The record from made-up runs, the tables, results.csv and summary.json from it; machines leave no trace in them."""
+"""The record from made-up runs, and the tables and files from it; seconds; machines leave their trace in those alone."""
 
 from __future__ import annotations
 
@@ -16,14 +16,21 @@ from report_parts import run, solved, store, store_general, study_of
 from study_parts import ROOT, with_values
 
 from grpo.commands import stages
+from grpo.commands.recompute import rows_of_file
+from grpo.commands.verify import differences
+from grpo.common.errors import UserError
 from grpo.reporting import record as recording
+from grpo.reporting.charts import styles
+from grpo.reporting.curves import curves_table, draw_over_seconds, reach
 from grpo.reporting.record import plain, winner_of
 from grpo.reporting.tables import further_tables, results_table, tables_of, write_tables
-from grpo.reporting.writeup import report_card
+from grpo.reporting.timing import core_seconds, draw_timing, steady_steps, timing_table, write_timing
+from grpo.reporting.writeup import cost, report_card
 from grpo.results.evidence import Evidence
-from grpo.results.runs import Run, by_arm
+from grpo.results.runs import Run, by_arm, read_runs
 from grpo.study import paths
-from grpo.study.schema import Study
+from grpo.study.kept import stages_in_lock
+from grpo.study.schema import Study, load_study
 
 SWEEP, LORA, SFT = "grpo_learning_rate", "grpo_lora", "sft_experiment"
 ASYNCHRONOUS = "grpo_async_offpolicy"
@@ -58,17 +65,6 @@ def both_seeds(arm: str, *rewards: float, **options: Any) -> list[Run]:
 
 
 # ---------------------------------------------------------------------------------------------------------------- arms
-
-
-def test_an_arm_counts_all_of_its_runs(general: Path, mini_study: Study) -> None:
-    """One of two runs collapsed: the mean is over both, and the collapse stands beside it."""
-    fallen = run("a", [0.1, 0.8, 0.0], 1, diverged=16)
-    arm, other = arms_of(mini_study, run("a", [0.1, 0.8, 0.8], 0), fallen, *both_seeds("b", 0.1, 0.5, 0.6))
-    assert arm["value"] == pytest.approx(0.4) and arm["by_run"] == pytest.approx([0.8, 0.0])
-    assert arm["collapsed"] == [f"{SWEEP}/a/1"]
-    assert other["value"] == pytest.approx(0.6) and other["below"] is None  # it leads, as no run of it collapsed
-    assert arm["below"]["value"] == pytest.approx(0.2)
-    assert arm["improvement"] == 0.5 and other["improvement"] is None  # .8 is above both of .6, .0 below both
 
 
 def test_form_length_and_accuracy_given_the_form(general: Path, mini_study: Study) -> None:
@@ -144,12 +140,8 @@ def test_the_report_card_has_each_method_and_samples_are_bounded(general: Path, 
     found = record_of(mini_study, *both_seeds("a", 0.1, 0.5), *both_seeds("all", 0.1, 0.75, experiment=SFT, **counts))
     names = [run for entry in found["experiments"].values() for arm in entry["arms"] for run in arm["runs"]]
     timing = pd.DataFrame({"run": names, "total_s": [{"sft": 3.0, "grp": 10.0}[name[:3]] for name in names]})
-    head, _, *rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]] for line in report_card(mini_study, found, timing).splitlines()
-    ]
-    assert head[:2] == ["after", "reward (95%)"] and head[-1] == "seconds a run"
-    assert rows[0][:2] == ["no training", "0.100"] and rows[0][-1] == ""
-    assert {(row[1][:5], row[-1]) for row in rows[1:]} == {("0.750", "3.0"), ("0.500", "10.0")}
+    rows = [[cell.strip() for cell in line.split("|")] for line in report_card(mini_study, found, timing).splitlines()[3:]]
+    assert {(row[2][:5], row[-2]) for row in rows} == {("0.750", "3.0"), ("0.500", "10.0")}
     examples = found["baseline"]["r1_zero"]["examples"]
     assert {category: len(shown) for category, shown in examples.items()} == {"right": 1, "wrong": 2}
     assert len(examples["wrong"][0]["response"]) < 2000 < 5000
@@ -219,11 +211,11 @@ def test_only_the_files_of_times_differ_between_machines(
     assert not any(word in first["record.json"].decode() for word in ("id-1", "GHz", '_s"'))
 
 
-def test_the_committed_record_gives_the_committed_tables() -> None:
-    """Byte for byte: arms, starts that differ, rates, zero-shot outcomes, estimates from samples, and claims."""
-    found = tables_of(json.loads((ROOT / paths.RECORD).read_text()))
-    committed = {path.stem: path.read_text() for path in (ROOT / paths.TABLES).glob("*.md")}
-    assert found == committed and {"zero_shot", "best_of_n", "claims", "grpo_baselines-rates"} <= found.keys()
+def test_the_committed_report_follows_from_its_record_and_that_from_its_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Byte for byte: tables, write-up with its comments, and page, by the code of today; numbers by other code."""
+    monkeypatch.chdir(ROOT)
+    study, rows = load_study(), rows_of_file(paths.OUTCOMES)
+    assert differences(study, rows)[0] == [] and len(rows) > 200
 
 
 def test_tasks_of_a_mixture_are_measured(workdir: Path, mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,3 +250,158 @@ def test_results_and_summary(workdir: Path, mini_study: Study) -> None:
     write_tables(study, found)
     assert json.loads(paths.SUMMARY.read_text()) == {"end": 0.5, "winner": LORA, "zero_shot": 0.25}
     assert {path.stem for path in paths.TABLES.iterdir()} == {LORA, "zero_shot", "settings"}
+
+
+# ---------------------------------------------------------------------------------------------------------------------- seconds
+
+
+COLOCATE, ASYNCHRONOUS = "grpo_colocate", "grpo_async_offpolicy"
+APART = {"max_policy_lag": 1, "replay_capacity": 1, "replay_max_age": None}
+BATCH = {"rollout_batch_size": 8, "train_batch_size": 8, "epochs_per_rollout_batch": 1}
+
+
+@pytest.mark.parametrize(
+    ("lag", "evaluated", "kept"),
+    [
+        (None, [0], [2, 3, 4, 5, 6, 7, 8, 9, 10]),
+        (None, [0, 4, 8, 10], [2, 3, 4, 6, 7, 8, 10]),  # the step that is followed by an evaluation counts itself
+        (0, [0, 4, 8, 10], [3, 4, 7, 8]),
+        (1, [0, 4, 8, 10], [4, 8]),
+        (4, [0, 4, 8, 10], []),
+    ],
+)
+def test_steps_that_no_evaluation_affects(lag: int | None, evaluated: list[int], kept: list[int]) -> None:
+    steps = [{"step": step, "step_s": 1.0} for step in range(1, 11)]
+    assert [step["step"] for step in steady_steps(steps, evaluated, lag)] == kept
+
+
+@pytest.fixture
+def study(workdir: Path, mini_study: Study) -> Study:
+    """Two arms in one process, of which one took over the runs of the other, and an asynchronous one; each first seed alone."""
+    for seed in (0, 1):
+        options: dict[str, Any] = {"seed": seed, "every": 8, "steps": 8}
+        store(run("one", [0.1, 0.5], experiment=COLOCATE, values=BATCH, **options), 2.0, alone=seed == 0)
+        taken = run("same", [0.1, 0.5], experiment=COLOCATE, values=BATCH | {"train_batch_size": 4}, **options)
+        taken.config["same_as"] = f"{COLOCATE}/one/{seed}"
+        store(taken, 0.0)
+        apart = run("lag_1", [0.1, 0.5], experiment=ASYNCHRONOUS, values=BATCH | {"asynchronous": APART}, **options)
+        store(apart, 1.0, alone=seed == 0)
+        path = paths.run_timing(apart.name)
+        timing = json.loads(path.read_text())
+        for step in timing["steps"]:
+            step |= {"waiting_s": 0.125, "generator_waiting_s": 0.25}
+        path.write_text(json.dumps(timing))
+    arms = {COLOCATE: {"one": {}, "same": {}}, ASYNCHRONOUS: {"lag_1": {}}}
+    return with_values(study_of(mini_study, **arms), {"resources.train.gpus": 2})
+
+
+def test_a_row_for_each_run(study: Study) -> None:
+    """A run that was taken over has the seconds of the other one, and its own ids; steps are compared only where alone."""
+    out = f"outs:\n    - path: data/runs/{COLOCATE}/one\n      md5: abc.dir\n"
+    Path("dvc.lock").write_text(f"schema: '2.0'\nstages:\n  train@one:\n    cmd: x\n    {out}")
+    write_timing(study)
+    rows = pd.read_csv(paths.TIMING_TABLE, keep_default_na=False).set_index("run")
+    assert len(rows) == 6
+    first, shared = rows.loc[f"{COLOCATE}/one/0"], rows.loc[f"{COLOCATE}/one/1"]
+    assert (first["total_s"], first["rollout_s"], first["evaluation_s"]) == (20.0, 10.0, 2.0)
+    assert (first["step_s"], first["step_rollout_s"], first["step_waiting_s"]) == ("2.0", "1.0", "")
+    assert float(first["samples_per_s"]) == 4.0 and first["samples"] == 64 and first["training_peak_mb"] == 200
+    assert shared["step_s"] == "" and not shared["alone"] and shared["total_s"] == 20.0
+    taken = rows.loc[f"{COLOCATE}/same/0"]
+    assert (taken["total_s"], taken["mlflow_run_id"], taken["same_as"]) == (20.0, "id-0", f"{COLOCATE}/one/0")
+    assert (first["lock"], taken["lock"]) == ("abc.dir", "") and str(first["commit"]) == "2" * 10
+    assert json.loads(first["hardware"]) == {"processor": "of 2 GHz", "cores": 2, "memory_gib": 8, "gpus": []} and json.loads(
+        first["software"]
+    ) == {"torch": "2.0"}
+    gpus = study.resources[study.experiments[COLOCATE].resources].gpus
+    assert first["gpu_hours"] == pytest.approx(20 / 3600 * gpus, abs=1e-4)
+
+
+def test_a_formula_of_a_foreign_run_is_not_computed(study: Study) -> None:
+    path, formula = paths.run_timing(f"{COLOCATE}/one/1"), '=HYPERLINK("http://evil.example")'
+    path.write_text(json.dumps(json.loads(path.read_text()) | dict.fromkeys(("mlflow_run_id", "started"), formula)))
+    write_timing(study)
+    rows = pd.read_csv(paths.TIMING_TABLE)
+    assert list(rows["mlflow_run_id"]).count(f"'{formula}") == 1 and not any(rows["started"] == formula)
+    with pytest.raises(UserError, match=r"timing\.csv: damaged \(Invalid isoformat"):
+        cost(rows)
+
+
+def test_speed_is_compared_with_the_first_arm_in_one_process(study: Study) -> None:
+    """8 samples a step: one process takes 2 s, the asynchronous arm 1 s."""
+    write_timing(study)
+    timing = pd.read_csv(paths.TIMING_TABLE)
+    tuned = timing.iloc[:1].assign(experiment="sft_experiment", label="all examples", samples=0, samples_per_s=math.nan)
+    with_tuned = timing_table(pd.concat([tuned, timing]))  # the first row samples nothing, so nothing is compared with it
+    assert "nan" not in with_tuned and "speedup over one" in with_tuned and "| 2.00 |" in with_tuned
+    nobody = timing.assign(alone=False)
+    assert timing_table(nobody) == ""
+
+
+def test_the_figure_has_runs_that_had_the_machine_alone(study: Study) -> None:
+    _, bars = draw_timing(study).axes
+    assert [text.get_text() for text in bars.get_yticklabels()] == [
+        "GRPO, 1 epoch × 8: generator",
+        "GRPO, 1 epoch × 8: learner",
+    ]
+
+
+def test_curves_over_core_seconds(study: Study) -> None:
+    """Eight steps of 2 s on two cores; an asynchronous run has two processes. What a run took over has that run's seconds."""
+    of = {name: by_arm(read_runs(study, name)) for name in (COLOCATE, ASYNCHRONOUS)}
+    assert core_seconds(of[COLOCATE]["same"][0]).loc[[0, 4, 8]].tolist() == [0.0, 16.0, 32.0]
+    assert core_seconds(of[ASYNCHRONOUS]["lag_1"][0]).loc[8] == 32.0
+    table = curves_table(read_runs(study, COLOCATE))
+    columns = ["arm", "seed", "step", "answer_reward", "format_reward", "response_length", "token_entropy", "gradient_norm"]
+    assert [*table.columns] == [*columns, "core_seconds"] and len(table) == 8
+    assert table.iloc[1].tolist() == ["one", 0, 8, 0.5, 1.0, 20.0, 0.5, 0.25, 32.0]
+    assert table["token_entropy"].isna().tolist() == [True, False] * 4  # before training there is none
+    arms = [{"arm": arm, "label": arm, "chosen": True} for arm in of[COLOCATE]]
+    (axes,) = draw_over_seconds({"arms": arms}, of[COLOCATE], styles(of[COLOCATE])).axes
+    assert [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines] == [([0.0, 32.0], [0.1, 0.5])] * 2
+
+
+def test_half_of_the_rise_counts_runs_that_were_alone_and_stopped_runs_to_the_end() -> None:
+    """Starts at .1, the highest end .7: the level is .4. Beside it, test_verify.py has other code of the same."""
+    of = {
+        ("a", 0): ([0.1, 0.2, 0.6], [0.0, 10.0, 30.0]),
+        ("a", 1): ([0.1, 0.4, 0.8], [0.0, 20.0, 60.0]),  # the mean, .1, .3, .7, is at .4 a quarter of the way from 4 to 8
+        ("early", 0): ([0.1, 0.5], [0.0, 10.0]),  # it keeps .5
+        ("early", 1): ([0.1, 0.1, 0.5], [0.0, 10.0, 20.0]),  # the mean, .1, .3, .5, is at .4 half of the way
+    }
+    rows = [
+        {"arm": arm, "seed": seed, "step": 4 * place, "answer_reward": reward, "core_seconds": seconds}
+        for (arm, seed), columns in of.items()
+        for place, (reward, seconds) in enumerate(zip(*columns, strict=True))
+    ]
+    found = reach(pd.DataFrame(rows), ["a", "early"], {("a", 0)})
+    assert [[*one.values()] for one in found] == [["a", 0.4, 5.0, 15.0], ["early", 0.4, 6.0, 12.5]]
+    assert reach(pd.DataFrame(rows), ["a"], set())[0]["core_seconds"] == 22.5  # 15 + (45 - 15) / 4
+
+
+def test_each_experiment_has_its_own_bars_which_are_means_over_seeds(study: Study) -> None:
+    """On GPUs each run has its card alone; a label of one experiment is also one of another."""
+    for number, name in enumerate((COLOCATE, "grpo_baselines")):
+        for seed, seconds in enumerate((2.0, 4.0)):
+            one = run("one", [0.1, 0.5], experiment=name, values=BATCH, seed=seed, every=8, steps=8)
+            store(one, seconds * (number + 1), alone=True)
+    arms = {COLOCATE: {"one": {}}, "grpo_baselines": {"one": {}}}
+    axes = draw_timing(study_of(study, **arms)).axes
+    ends = [max(bar.get_x() + bar.get_width() for bar in place.patches) for place in axes]
+    assert sorted(ends) == pytest.approx([0.75 * 3.0, 0.75 * 6.0])
+
+
+def test_a_study_without_such_runs_says_so(workdir: Path, mini_study: Study) -> None:
+    study = study_of(mini_study, **{COLOCATE: {"one": {}}})
+    for seed in study.seeds:
+        store(run("one", [0.1, 0.5], seed, COLOCATE))
+    (axes,) = draw_timing(study).axes
+    assert "not compared" in axes.texts[0].get_text()
+
+
+@pytest.mark.parametrize("text", ["- a\n", "schema: '2.0'\n", "stages: []\n"])
+def test_a_lock_without_stages_is_no_lock(text: str, workdir: Path) -> None:
+    assert stages_in_lock() == {}  # without the file
+    Path("dvc.lock").write_text(text)
+    with pytest.raises(UserError, match=r"dvc\.lock: has no stages"):
+        stages_in_lock()

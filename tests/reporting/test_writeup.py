@@ -1,17 +1,24 @@
-"""The write-up: labels of arms, numbers and tables, results in a line, cost by hand, and a stranger's texts in their cells."""
+"""The write-up and the page: labels of arms, numbers, tables, cost, comments; a stranger's texts stay text."""
 
 from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
 from markdown_it import MarkdownIt
+from study_parts import EXPERIMENTS, ROOT
 
+from grpo.common.errors import UserError
+from grpo.reporting import page
+from grpo.reporting.comments import COMMENTS, QUESTIONS, read_comments
 from grpo.reporting.labels import arm_labels, bounded, decimals, interval, plain, scientific, table
-from grpo.reporting.writeup import cost, left_out, measured, outcome, wall_seconds, writeup_of
+from grpo.reporting.page import Body, embedded, number
+from grpo.reporting.writeup import cost, left_out, measured, outcome, read_timing, wall_seconds, writeup_of
 from grpo.study import paths
 from grpo.study.schema import Study
 from grpo.study.settings import Experiment
@@ -85,7 +92,6 @@ def test_numbers_and_tables() -> None:
 
 
 HOSTILE = "| x | `</td><script>alert(1)</script>\n\n# no heading\n\n![p](http://x)"
-MACHINE = {"processor": "CPU", "cores": 2, "memory_gib": 24, "gpus": []}
 
 
 def experiment(winner: str, leader: str, **lows: float | None) -> dict[str, Any]:
@@ -108,12 +114,9 @@ ON_OTHER_PROBLEMS["arms"][1]["below"] = {"value": -0.2, "low": -0.3, "high": -0.
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        (experiment("a", "a", a=None, b=-0.1), "a ends at 0.800 (0.750 to 0.850); open against b"),
         (experiment("a", "a", a=None, b=0.06, c=-0.1), "a ends at 0.800 (0.750 to 0.850), all others lower"),  # c: a rate
-        (experiment("b", "a", a=None, b=-0.1), "b ends at 0.700 (0.650 to 0.750); a, at 0.800, may be higher"),
         (experiment("b", "a", a=None, b=0.1), "b ends at 0.700 (0.650 to 0.750); a, at 0.800, is higher"),
         (ON_OTHER_PROBLEMS, "a ends at 0.800 (0.750 to 0.850); below b"),
-        (experiment("a", "a", a=None), "a ends at 0.800 (0.750 to 0.850)"),
     ],
 )
 def test_an_experiments_result_is_a_line(entry: dict[str, Any], said: str) -> None:
@@ -141,94 +144,162 @@ def test_texts_are_bounded_and_end_no_title() -> None:
     assert not set('"`<>[]|\\') & set(plain(HOSTILE + '"\\]'))
 
 
-def timing(**columns: Any) -> pd.DataFrame:
-    rows = {
-        "run": ["e/a/0", "e/a/1", "f/a/0"],
-        "experiment": ["e", "e", "f"],
-        "arm": "a",
+def test_a_copied_run_costs_nothing_and_overlapping_runs_count_once() -> None:
+    columns = {
         "same_as": [None, None, "e/a/0"],
-        "alone": [True, False, False],
         "steps": 10,
         "total_s": [60.0, 30.0, 60.0],
         "gpu_hours": [0.5, 0.25, 0.5],
         "started": ["2026-01-01T00:00:00+00:00", "2026-01-01T00:00:30+00:00", ""],
         "finished": ["2026-01-01T00:01:00+00:00", "2026-01-01T00:02:00+00:00", ""],
-        "hardware": json.dumps(MACHINE),
-        "software": json.dumps({"torch": "2"}),
-        **{name: [0.5, None, None] for name in ("step_s", "step_rollout_s", "step_scoring_s", "step_training_s")},
-        **{name: [0.1, None, None] for name in ("step_synchronization_s", "step_loading_s", "step_waiting_s")},
-        "step_generator_waiting_s": [0.0, None, None],
-        "samples_per_s": [128.0, None, None],
-        "label": "a",
+        "hardware": json.dumps({"processor": "CPU", "cores": 2, "memory_gib": 24, "gpus": []}),
     }
-    return pd.DataFrame(rows | columns)
-
-
-def test_a_copied_run_costs_nothing_and_overlapping_runs_count_once() -> None:
-    said = cost(timing())
+    said = cost(pd.DataFrame(columns))
     assert said.startswith(
         "2 runs trained, 20 steps: 90 seconds of runs in 2.0 minutes of wall time, 0.75 GPU-hours, on CPU, 2 cores"
     )
-    assert "GPU-hours" not in cost(timing(gpu_hours=0.0))
+    assert "GPU-hours" not in cost(pd.DataFrame(columns | {"gpu_hours": 0.0}))
     assert wall_seconds([(0.0, 10.0), (5.0, 12.0), (20.0, 21.0)]) == 13.0
 
 
-def a_record() -> dict[str, Any]:
-    """A record with a stranger's text wherever one can stand."""
-    sample = {"step": 0, "problem": HOSTILE, "ground_truth": HOSTILE, "response": HOSTILE, "reward": 1.0}
-    claim = {
-        "id": "c",
-        "experiment": "e",
-        "statement": HOSTILE,
-        "verdict": "holds",
-        "own": True,
-        "kind": "beats",
-        "by_design": HOSTILE,
-    }
-    claim |= {"interval": None, "quantity": "", "measured": HOSTILE, "reported": {"s": HOSTILE}}
-    entry = experiment("a", "a", a=None, b=0.1)
-    entry |= {"title": "E", "question": "Why?", "note": "", "reason": "leads", "builds_on": None}
-    entry |= {"method": "grpo", "task": "other", "samples": [sample], "extra": {}}
-    size = {"problems": 4, "digest": "d"}
-    return {
-        "study": "s",
-        "description": "d",
-        "seeds": [0, 1],
-        "metric": "answer reward",
-        "by_design": ["planted"],
-        "headline": experiment("a", "a", a=None)["arms"][0] | {"experiment": "e", "start": 0.1, "runs": 2, "problems": 4},
-        "baseline": {"r1_zero": {"examples": {"format 0, answer 0": [sample]}}},
-        "best_of_n": {},
-        "model": HOSTILE,
-        "experiments": {"e": entry},
-        "claims": [claim],
-        "sources": {"s": HOSTILE},
-        "problems": {"last": 8, "selection": 4},
-        "dataset": {"main": {"task": "t", "train": size, "validation": size, "dropped_from_train_as_overlap": ["p"]}},
-        "sft": None,
-    }
+# Where a stranger's text can stand in a record: of models and their answers, of problems, and of claims.
+STRANGERS = {"problem", "ground_truth", "response", "statement", "measured", "by_design", "model", "reported", "sources"}
 
 
-@pytest.mark.usefixtures("workdir")
-def test_texts_of_strangers_stay_in_their_cells(mini_study: Study) -> None:
-    paths.TABLES.mkdir(parents=True)
-    for name in ("e", "zero_shot", "settings"):
-        (paths.TABLES / f"{name}.md").write_text("| arm |\n|---|\n| a |\n")
-    comments = {"e": "# loud\n\ncomment"}
-    study = mini_study.model_copy(update={"kissing_number": None})
-    text = writeup_of(study, a_record(), timing(), comments)
+def hostile(value: Any, key: str = "") -> Any:
+    """A record with such a text wherever one can stand."""
+    if isinstance(value, dict):
+        return {name: hostile(of, key if key in STRANGERS else name) for name, of in value.items()}
+    if isinstance(value, list):
+        return [hostile(of, key) for of in value]
+    return HOSTILE if key in STRANGERS and isinstance(value, str) else value
+
+
+def test_texts_of_strangers_stay_in_their_cells(mini_study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    record = hostile(json.loads(paths.RECORD.read_text()))
+    record |= {"claims": [claim | {"own": True} for claim in record["claims"]], "by_design": ["planted"]}
+    text = writeup_of(mini_study, record, read_timing(), {"grpo_baselines": "# loud\n\ncomment"})
     tokens = MarkdownIt("commonmark", {"html": False}).enable("table").parse(text)
     headings = [tokens[i + 1].content for i, token in enumerate(tokens) if token.type == "heading_open" and token.level == 0]
     assert not [heading for heading in headings if "no heading" in heading or "loud" in heading]
-    assert not [child for token in tokens for child in token.children or () if child.type in ("image", "html_inline")]
-    rows = [line for line in text.splitlines() if line.startswith("| holds | own: [")]
-    assert len(rows) == 1 and len(re.findall(r"(?<!\\)\|", rows[0])) == 6  # the claim has five cells
+    within = [child for token in tokens for child in token.children or ()]
+    assert not [child for child in within if child.type == "html_inline" or str(child.attrs.get("src", "")).startswith("http")]
     assert "> # loud" in text and "planted" in text
-    record = a_record()
-    ends = {"interval": {"value": 0.1, "low": 0.06, "high": 0.2}, "studies": 3, "seeds": 15}
-    record["claims"][0]["together"] = {"verdict": "holds", **ends}
-    text = writeup_of(study, record, timing(), comments)
-    (head,), (row,) = (re.findall(of, text, re.MULTILINE) for of in (r"^\| verdict \| claim.*$", r"^\| holds \| own: \[.*$"))
-    cells = [re.split(r"(?<!\\)\|", line) for line in (head, row)]
-    assert len(cells[0]) == len(cells[1]) == 8 and cells[0][4] == " 3 studies together "
-    assert cells[1][4] == " holds: 0.100 (0.060 to 0.200), 15 seeds "
+    head, *rows = re.findall(r"^\| (?:verdict \| claim|[a-z ]+ \| own: \[).*$", text, re.MULTILINE)
+    cells = [re.split(r"(?<!\\)\|", line) for line in (head, *rows)]
+    assert len(rows) > 10 and {len(row) for row in cells} == {8} and cells[0][4] == " 2 studies together "
+
+
+# --------------------------------------------------------------------------------------------------------------------- the page
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "</script><script>alert(1)</script>",
+        "<img src=x onerror=alert(1)>",
+        "[a](javascript:alert(1))",
+        "![x](//evil.example/p)",
+    ],
+)
+def test_what_a_stranger_wrote_stays_text(hostile: str) -> None:
+    page = Body({}, ["e"]).of(f"# {hostile}\n\n## Experiments\n\n### {hostile}: {hostile}\n\n{hostile}\n\n> {hostile}\n")
+    assert "<script" not in page and "<img" not in page and 'href="javascript' not in page
+    assert "<" not in embedded({"response": hostile}) and json.loads(embedded({"response": hostile})) == {"response": hostile}
+
+
+def test_numbers_keep_six_digits() -> None:
+    values = [0.123456789, 24.0, float("nan"), float("inf"), None, 1234567.8]
+    assert [number(value) for value in values] == [0.123457, 24, None, None, None, 1234570]
+
+
+def test_samples_beyond_the_room_are_named_and_turns_of_episodes_are_kept(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each prompt is stored once; a run is left out as a whole."""
+    rewards = dict.fromkeys(("format_reward", "answer_reward", "reward", "token_entropy"), 1.0)
+    turns = {"messages": [["assistant", "sh"], ["tool", "4"], ["assistant", "ort"]]}
+    for run, response, more in (("e/a/0", "short", {}), ("e/b/0", "x" * 500, {}), ("e/c/0", "short", turns)):
+        record = {"step": 0, "problem": "p", "prompt": "q" * 90, "response": response, "ground_truth": "1"} | rewards | more
+        (workdir / "data/runs" / run).mkdir(parents=True)
+        (workdir / "data/runs" / run / "rollouts.jsonl").write_text(json.dumps(record) + "\n")
+    monkeypatch.setattr(page, "MOST_SAMPLES", 200)
+    found = page.browsable(["e/a/0", "e/b/0", "e/c/0"])
+    assert found["prompts"] == ["q" * 90] and found["left_out"] == ["e/b/0"]
+    assert found["problems"] == [("p", "1")]
+    sample = {"problem": 0, "prompt": 0, "step": 0, "response": "short"} | rewards
+    assert dict(zip(found["columns"], found["runs"]["e/c/0"][0], strict=True)) == sample | turns
+    assert found["runs"]["e/a/0"] == [[*sample.values()]]
+
+
+# --------------------------------------------------------------------------------------------------------------------- comments
+
+
+def arm(name: str, below: float | None) -> dict[str, Any]:
+    setting = name.partition("-")[0]
+    return {"arm": name, "setting": setting, "chosen": True, "below": below and dict.fromkeys(("value", "low", "high"), below)}
+
+
+RECORD = {"experiments": {"sweep": {"arms": [arm("low", 0.2), arm("high-rate_1", None)]}, "other": {"arms": []}}}
+
+
+def write(text: str, name: str = "sweep", folder: Path = COMMENTS, study: str = "s") -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.md").write_text(f"---\nstudy: {study}\n---\n{text}\n")
+
+
+def read(study: str = "s", left_out: tuple[str, ...] = ()) -> dict[str, str]:
+    made: Any = SimpleNamespace(study=study, folder="lab", left_out=left_out)
+    return read_comments(made, RECORD)
+
+
+@pytest.mark.usefixtures("workdir")
+def test_a_study_shows_its_own_comments_only() -> None:
+    write("default's")
+    write("own", folder=Path("lab/comments"), study="mine")
+    write("third", folder=COMMENTS / "third", study="third")  # beside the default study's, which stays
+    comments = {study: [*read(study=study).values()] for study in ("s", "mine", "third")}
+    assert comments == {"s": ["default's"], "mine": ["own"], "third": ["third"]}
+    assert read(left_out=("sweep",)) == {}
+    write("z", "swep")
+    with pytest.raises(
+        UserError, match=r"no experiment 'swep' in the study s. Rename it to one of: sweep, other, math_baseline"
+    ):
+        read()
+
+
+@pytest.mark.usefixtures("workdir")
+@pytest.mark.parametrize(
+    ("body", "line", "message"),
+    [
+        ('a\n\n{{ arm("lo") }}', 6, "no arm 'lo'; there are: low, high, high-rate_1"),
+        ('{{ arm("low").mean }}', 4, "mean"),
+        ('{{ arm("high").below | interval }}', 4, "no value with an interval here"),
+        ("{{ arm( }}", 4, "unexpected"),
+        ("{{ arm('low').update({}) }}", 4, "unsafe"),
+        ("{{ arm.__globals__ }}", 4, "unsafe"),
+        ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", 4, "recursion"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_mistake_is_one_message_with_its_line(body: str, line: int, message: str) -> None:
+    write(body)
+    with pytest.raises(UserError) as error:
+        read()
+    assert str(error.value).startswith(f"{COMMENTS}/sweep.md:{line}: ") and message in str(error.value), error.value
+
+
+@pytest.mark.usefixtures("workdir")
+@pytest.mark.parametrize("text", ["no head", "---\nstudy: s\n", "---\nauthor: s\n---\n"])
+def test_a_comment_without_a_head_is_refused(text: str) -> None:
+    COMMENTS.mkdir(parents=True)
+    (COMMENTS / "sweep.md").write_text(text)
+    with pytest.raises(UserError, match=r"sweep.md:1: no head. Begin with"):
+        read()
+
+
+def test_the_handouts_questions_are_listed_by_the_names_of_comments() -> None:
+    """Of every experiment that a handout asks for: all but our own."""
+    asked = re.findall(r"^- `(\w+)`", Path(__file__).parents[2].joinpath("studies/questions.md").read_text(), re.M)
+    assert {*asked} == {*EXPERIMENTS, *QUESTIONS} - {"grpo_lora", "kissing_number"} and len(asked) == len({*asked})

@@ -1,7 +1,8 @@
-"""A study's claims: which are judged, and under which conditions."""
+"""A study's claims: which are judged, and under which conditions; verdicts of several studies together, and their file."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -9,20 +10,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+import report_parts
 from pydantic import TypeAdapter
 from report_parts import run, solved, write_run
+from scipy import stats
 from study_parts import ROOT, study_named, with_values
 
 from grpo.common.errors import UserError
 from grpo.common.metrics import UNITS
 from grpo.results import claims as judging
 from grpo.results.claims import read_published
-from grpo.results.evidence import evidence_of, has_collapsed
-from grpo.results.pairs import Pairs
+from grpo.results.evidence import Arm, evidence_of, has_collapsed
+from grpo.results.intervals import difference_of, mean_of_pairs
+from grpo.results.pairs import Pairs, read_pairs, write_pairs
 from grpo.results.runs import Run
-from grpo.results.verdicts import DECIDED, DOES_NOT_HOLD, HOLDS, NOT_TESTED, SAME, Verdict, decide_by, ratio_of
+from grpo.results.verdicts import DECIDED, DOES_NOT_HOLD, HOLDS, NOT_TESTED, OPEN, SAME, Verdict, decide_by, judge, ratio_of
+from grpo.study import paths
 from grpo.study.claims import AnyClaim, Beats, own_claims
-from grpo.study.schema import Study, load_study, validated
+from grpo.study.schema import Study, load_study
 from grpo.tasks.arithmetic import Arithmetic
 
 pytestmark = pytest.mark.usefixtures("workdir")
@@ -132,15 +137,6 @@ def test_short_runs_test_no_claim_about_later_steps(study: Study, write: Callabl
     assert late.verdict == NOT_TESTED and "step 48 and later, and the runs took 24" in late.reason and late.interval
 
 
-def test_the_shortest_run_counts_for_the_step_from_which_a_claim_is_meant(study: Study, write: Callable[..., None]) -> None:
-    write()
-    own = claims({"arm": "6e-4", "beats": "1e-4", "metric": "token_entropy", "by": 1.25, "at": "late", "horizon": 48})
-    with_own = with_values(study, {"claims": own_claims(own, study.experiments)})
-    assert [found.verdict for found in judge_claims(with_own) if found.own] == [SAME]
-    write_run(made_up(RATES, "1e-4", 0, 0.1, 0.6, 0.6, steps=24))
-    assert [found.verdict for found in judge_claims(with_own) if found.own] == [NOT_TESTED]
-
-
 @pytest.mark.parametrize(
     ("ends", "claim", "reason"),
     [
@@ -156,17 +152,6 @@ def test_what_the_runs_do_not_test(
     write(ends)
     found = by_id(judge_claims(study))[claim]
     assert found.verdict == NOT_TESTED and reason in found.reason
-
-
-def test_a_claim_about_long_responses_is_not_tested_by_short_ones(study: Study, write: Callable[..., None]) -> None:
-    write()
-    own = [
-        {"arm": "6e-4", "beats": "1e-4", "by": 0.05, "requires": {"response_tokens": tokens}, "experiment": RATES}
-        for tokens in (20, 21)
-    ]
-    verdicts = judge_claims(with_values(study, {"claims": own_claims(claims(*own), study.experiments)}))
-    found = [verdict for verdict in verdicts if verdict.own]
-    assert [verdict.verdict for verdict in found] == [HOLDS, NOT_TESTED] and "21 tokens or more" in found[1].reason
 
 
 def test_claims_belong_to_a_task(study: Study, write: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,29 +207,6 @@ def test_an_own_claim_finds_its_experiment_and_says_what_it_tests(study: Study, 
     assert second.experiment == LORA and second.verdict == HOLDS and f"{LORA}/full" in second.measured
 
 
-@pytest.mark.parametrize(
-    ("claim", "message"),
-    [
-        ({"arm": "whole", "beats": "plain", "by": 0.05}, r"claims\.0: no experiment has the arms whole, plain"),
-        ({"arm": "full", "beats": "plain", "by": 0.05}, r"claims\.0: grpo_lora has no arm 'plain' .*known: full, rank_1"),
-        (
-            {"experiment": LORA, "arm": "full", "beats": "plain", "by": 0.05},
-            "grpo_lora has no arm 'plain' .*known: full, rank_1",
-        ),
-        ({"experiment": "lora", "arm": "full", "beats": "rank_1", "by": 0.05}, "no experiment 'lora'"),
-        ({"arm": "full", "above": "rank_1", "by": 0.05}, r"claims\.0: a claim has one of the keys beats, not_below"),
-        ({"arm": "full", "beats": "rank_1", "by": 0.05, "margin": 1}, "margin: unknown key"),
-        ({"arm": "full", "beats": "rank_1", "by": 0.05, "metric": "token_entropy"}, "a ratio of 1 or more, not 0.05"),
-        ({"arm": "full", "beats": "rank_1", "by": 0.05, "at": "late"}, "choose start, end or last_step"),
-    ],
-)
-def test_a_mistake_in_an_own_claim_is_one_line(mini_study: Study, claim: dict[str, Any], message: str) -> None:
-    values = mini_study.model_dump(mode="json") | {"claims": [claim]}
-    with pytest.raises(UserError, match=message) as error:
-        validated(values, Path("params.yaml"))
-    assert len(str(error.value).splitlines()) == 1
-
-
 def test_replicates_decide_with_the_study(study: Study, write: Callable[..., None]) -> None:
     """The study's runs again on other problems; a replicate that does not test a claim, or of an arm alone, adds nothing."""
     write()
@@ -263,3 +225,115 @@ def test_replicates_decide_with_the_study(study: Study, write: Callable[..., Non
             assert (of.together["studies"], of.together["seeds"]) == (2, 10)
             assert of.together["interval"]["value"] == pytest.approx(of.interval["value"])
             assert of.together["could_see"] < (of.could_see or 0)
+
+
+# ----------------------------------------------------------------------------------------------------- several studies together
+
+
+BEATS: AnyClaim = TypeAdapter(AnyClaim).validate_python({"arm": "a", "beats": "b", "by": 0.05, "at": "last_step"})
+MORE: AnyClaim = TypeAdapter(AnyClaim).validate_python({"arm": "a", "beats": "b", "by": 1.25, "metric": "m", "at": "late"})
+
+
+def paired(problems: str, *differences: float, of: int = 100) -> Pairs:
+    """Runs that differ by so much in each problem: only the runs vary, and one problem as if it differed."""
+    table = np.repeat(np.array(differences)[:, None], of, axis=1)
+    return Pairs("a", "b", [*range(len(differences))], table, np.empty((len(differences), 0)), problems)
+
+
+@pytest.mark.parametrize(
+    ("studies", "alone", "expected"),
+    [
+        ([(0.0, 0.1, 0.2, 0.3), (0.1, 0.2, 0.0, 0.3), (0.0, 0.1, 0.2, 0.3)], OPEN, HOLDS),
+        ([(-0.1, 0.1, 0.06, -0.06), (0.1, -0.1, 0.03, -0.03), (-0.05, 0.05, 0.06, -0.06)], OPEN, SAME),
+        ([(-0.3, -0.1, -0.2, 0.1)] * 4, OPEN, DOES_NOT_HOLD),
+        ([(0.2, 0.2, 0.21), (-0.2, -0.2, -0.21)], None, OPEN),  # each is sure, and they contradict each other
+        ([(0.2, 0.2, 0.21), (0.2, 0.21, 0.2), (-0.2, -0.2, -0.21)], None, OPEN),
+    ],
+)
+def test_studies_decide_together_unless_they_contradict_each_other(
+    studies: list[tuple[float, ...]], alone: str | None, expected: str
+) -> None:
+    pairs = [paired(str(number), *of) for number, of in enumerate(studies)]
+    found = decide_by(BEATS, pairs)
+    assert found.verdict == expected
+    assert found.interval is not None and found.interval["value"] == pytest.approx(np.mean(studies))
+    assert alone is None or {decide_by(BEATS, [of]).verdict for of in pairs} == {alone}
+
+
+def test_the_interval_of_several_studies_by_hand() -> None:
+    """Runs of equal problems: the t interval over all of them, and each study's problems by the square of its share of runs."""
+    first, second = (0.1, 0.2, 0.3), (0.12, 0.25)
+    found = mean_of_pairs([paired("x", *first).differences, paired("y", *second, of=50).differences])
+    variance = stats.sem([*first, *second]) ** 2 + 0.6**2 / 99 / 100 + 0.4**2 / 49 / 50
+    assert found.value == pytest.approx(np.mean([*first, *second])) and found.se == pytest.approx(np.sqrt(variance))
+    far = mean_of_pairs(
+        [paired(key, *(at + noise for noise in (-0.01, 0, 0.01))).differences for key, at in (("x", 0), ("y", 1))]
+    )
+    assert far.df == 1 and far.se == pytest.approx(0.5, rel=0.01)  # of the two studies' means, 0 and 1
+
+
+def test_studies_of_the_same_problems_are_one_study_with_more_runs() -> None:
+    rng = np.random.default_rng(0)
+    table = rng.choice([-1.0, 0.0, 1.0], (5, 80), p=[0.1, 0.7, 0.2])
+    halves = [replace(paired("x", 0, 0), differences=table[:2]), replace(paired("x", 0, 0, 0), differences=table[2:])]
+    interval = difference_of(np.zeros_like(table), table).ends()
+    assert decide_by(BEATS, halves).interval == pytest.approx(interval)
+    assert decide_by(BEATS, [halves[0], replace(halves[1], problems="y")]).interval != pytest.approx(interval, abs=1e-4)
+
+
+def arms(*ends: float, middle: float | None = None) -> list[Arm]:
+    """Two arms; the first ends so, and the second at .5 to .6."""
+
+    def of(name: str, ends: tuple[float, ...]) -> Arm:
+        runs = [
+            report_parts.run(name, [0.1, end if middle is None else middle, end], seed, steps=64, every=32, m=(0.5 + end) * 2)
+            for seed, end in enumerate(ends)
+        ]
+        return Arm("e", name, runs, [])
+
+    return [of("a", ends), of("b", tuple(0.5 + 0.05 * place for place in range(len(ends))))]
+
+
+@pytest.mark.parametrize("claim", [BEATS, MORE, BEATS.model_copy(update={"at": "end"})])
+def test_verdicts_are_the_same_from_the_file(claim: AnyClaim, tmp_path: Path) -> None:
+    for ends in ((0.7, 0.83, 0.9), (0.52, 0.55, 0.59), (0.2, 0.1, 0.3)):
+        found = judge(claim, *arms(*ends))
+        assert found.pairs is not None
+        write_pairs(tmp_path / "pairs.csv", {"x": found.pairs, "y": paired("p", 1 / 3, -0.1)})
+        read = read_pairs(tmp_path / "pairs.csv")
+        again = decide_by(claim, [read["x"]])
+        assert replace(again, measured=found.measured) == found
+        assert (read["y"].problems, read["y"].seeds) == ("p", [0, 1]) and read["y"].differences[0, 0] == 1 / 3
+
+
+def test_the_committed_pairs_give_the_verdicts_of_the_committed_record() -> None:
+    pairs, record = read_pairs(ROOT / paths.PAIRS), json.loads((ROOT / paths.RECORD).read_text())
+    claims = {claim.id: claim for claim in read_published().claims}
+    judged = {one["id"]: one for one in record["claims"] if one["id"] in pairs}
+    assert len(judged) > 10
+    for name, one in judged.items():
+        found = decide_by(claims[name], [pairs[name]])
+        assert (found.verdict, found.interval) == (one["verdict"], pytest.approx(one["interval"]))
+
+
+def test_all_studies_together_wait_too_until_the_difference_stops_moving() -> None:
+    claim = BEATS.model_copy(update={"at": "end"})
+    found = judge(claim, *arms(0.2, 0.1, 0.3, middle=0.1)).pairs
+    assert found is not None and found.moved.mean(axis=1) == pytest.approx([-0.3, -0.45, -0.3])  # .1, 0 and .2 less .4 to .5
+    climbing = [replace(found, moved=np.full((3, 100), 0.1), problems=name) for name in "xyz"]
+    assert decide_by(claim, climbing).verdict == NOT_TESTED
+    assert decide_by(claim, [replace(one, moved=-one.moved) for one in climbing]).verdict == DOES_NOT_HOLD
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("0.1 0.1", "0.1 x"), (",0.1 0.1", ","), ("differences", "d"), (",0,0.1 0.1", ",0,inf 1"), ("0.1 0.1", "0.1")],
+)
+def test_a_damaged_file_is_named(old: str, new: str, tmp_path: Path) -> None:
+    path = tmp_path / "pairs.csv"
+    write_pairs(path, {"x": paired("p", 0.1, 0.2, of=2)})
+    text = path.read_text().replace("0.10000000000000001", "0.1")
+    assert old in text
+    path.write_text(text.replace(old, new))
+    with pytest.raises(UserError, match=r"pairs\.csv: damaged"):
+        read_pairs(path)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import report_parts
-from report_parts import run
+from numpy.typing import NDArray
+from report_parts import run, solved
 from study_parts import RANKED_BY, with_values
 
 from grpo.common.errors import UserError
-from grpo.results.evidence import evidence_of
 from grpo.results.selection import select, winner_file
 from grpo.study.effective import read_selections
 from grpo.study.schema import Study
@@ -43,93 +43,30 @@ def pinned_to(study: Study, arm: str) -> Study:
     return with_values(study, {"selection.pinned": {EXPERIMENT: arm}})
 
 
-def right(share: float, shift: int = 0) -> list[int]:
-    """The first ``share`` of the problems are answered right, counted from problem ``shift``."""
-    return [int((i - shift) % N < share * N) for i in range(N)]
+def right(share: float) -> NDArray[np.float64]:
+    """The first ``share`` of the problems are answered right."""
+    return solved(share, N)
 
 
 def write_run(
-    arm: str,
-    evaluations: list[list[int]],
-    seed: int = 0,
-    experiment: str = EXPERIMENT,
-    overrides: dict[str, Any] | None = None,
-    updates: int = 1,
-    diverged: int | None = None,
-    judged: list[int] | None = None,
+    arm: str, share: float, diverged: bool = False, judged: float | None = None, seed: int = 0, **config: Any
 ) -> None:
-    """A finished run's folder. The first evaluation is the untrained policy's.
+    """A finished run's folder: an untrained evaluation without a right answer, and two of ``share``.
 
     Args:
-        judged: rewards of further problems of the last evaluation, which judge; the others then select. None: all do both.
+        judged: share of as many further problems of the last evaluation, which judge; the others then select.
     """
-    rewards = [np.array(outcomes, dtype=float) for outcomes in evaluations]
-    made = run(arm, rewards, seed, experiment, steps=1, diverged=diverged, updates=updates)
+    experiment, ended = config.pop("experiment", EXPERIMENT), 5 if diverged else None
+    made = run(arm, [right(0.0), right(share), right(share)], seed, experiment, diverged=ended)
     if judged is not None:
-        made = replace(made, last=np.concatenate([rewards[-1], np.array(judged, dtype=float)]), selection_problems=N)
-    made.config.update(overrides=overrides or {"learning_rate": RATES.get(arm, 1.0)}, before=BEFORE)
+        made = replace(made, last=np.concatenate([right(share), right(judged)]), selection_problems=N)
+    made.config.update({"overrides": {"learning_rate": RATES.get(arm, 1.0)}, "before": BEFORE} | config)
     report_parts.write_run(made)
 
 
-def always(share: float, shift: int = 0) -> list[list[int]]:
-    """An untrained evaluation without a right answer, and two of ``share``."""
-    return [right(0), right(share, shift), right(share, shift)]
-
-
-def write_arms(seed: int = 0, diverged: int | None = None, **shares: float) -> None:
+def write_arms(**shares: float) -> None:
     for arm, share in shares.items():
-        write_run(arm, always(share), seed, diverged=diverged)
-
-
-# ------------------------------------------------------------------------------------------------------ what counts
-
-
-def test_the_best_last_evaluation_leads(study: Study) -> None:
-    write_run("low", [right(s) for s in (0.1, 0.9, 0.2)])
-    write_run("middle", [right(s) for s in (0.1, 0.2, 0.6)])
-    write_run("high", [right(s) for s in (0.1, 0.5, 0.4)])
-    result = select(study, EXPERIMENT)
-    assert (result["winner"], result["leader"], result["runner_up"]) == ("middle", "middle", "high")
-    assert result["overrides"] == {"learning_rate": 1e-4} and result["pinned"] is False
-    # One run has an assumed standard deviation of .045, two .0636; the two differ in 40 of 200 problems: .4 / sqrt(199).
-    assert result["margin"]["value"] == pytest.approx(0.2)
-    assert result["reason"].startswith("leads by 0.200, standard error 0.070")
-    # The mean's standard error over problems is .4899 / sqrt(199) = .0347, together with .045 .0568; t(10) is 2.228.
-    assert (result["value"], result["low"], result["high"]) == pytest.approx((0.6, 0.4734, 0.7266), abs=0.0002)
-    low, middle, high = result["candidates"]
-    assert [c["value"] for c in (low, middle, high)] == pytest.approx([0.2, 0.6, 0.4])
-    json.dumps(result)  # it is written as JSON
-
-
-def test_some_problems_select_and_others_judge(study: Study) -> None:
-    """The arm that leads on the problems that select is the winner, though it ends lower on those that judge."""
-    for arm, (selecting, judging) in {"low": (0.1, 0.9), "middle": (0.7, 0.3), "high": (0.3, 0.4)}.items():
-        write_run(arm, always(selecting), judged=right(judging))
-    result = select(study, EXPERIMENT)
-    assert result["winner"] == "middle" and result["value"] == pytest.approx(0.3)
-    assert [(c["selection"], c["value"]) for c in result["candidates"]] == [
-        (pytest.approx(0.1), pytest.approx(0.9)),
-        (pytest.approx(0.7), pytest.approx(0.3)),
-        (pytest.approx(0.3), pytest.approx(0.4)),
-    ]
-
-
-def test_an_arm_counts_by_the_mean_over_all_its_seeds(study: Study) -> None:
-    """Runs that collapsed count too: the second run of `low` fell from .9 to .2."""
-    for arm, pair in {"low": (0.8, 0.2), "middle": (0.7, 0.68), "high": (0.5, 0.5)}.items():
-        for seed, share in zip((3, 8), pair, strict=True):
-            write_run(arm, [right(0), right(0.9 if share == 0.2 else share), right(share)], seed)
-    result = select(study.model_copy(update={"seeds": [3, 8]}), EXPERIMENT)
-    low, middle, high = result["candidates"]
-    assert result["leader"] == "middle" and low["collapsed"] == [f"{EXPERIMENT}/low/8"]
-    assert [c["value"] for c in (low, middle, high)] == pytest.approx([0.5, 0.69, 0.5])
-
-
-def test_an_arm_of_which_some_runs_collapsed_wins_before_one_that_collapsed_wholly(study: Study) -> None:
-    for seed in (0, 1):
-        write_arms(seed, diverged=5, low=0.9, high=0.8)
-        write_arms(seed, diverged=5 if seed else None, middle=0.2)
-    assert select(study.model_copy(update={"seeds": [0, 1]}), EXPERIMENT)["winner"] == "middle"
+        write_run(arm, share)
 
 
 def test_a_missing_run_is_named_with_its_stage(study: Study) -> None:
@@ -150,8 +87,6 @@ def test_a_missing_run_is_named_with_its_stage(study: Study) -> None:
         # Of one run an arm the difference has a standard error of .0636 between runs alone.
         ((0.1, 0.55, 0.6), {}, ("middle", "high", "middle"), "within one standard error of high, which leads, and before it"),
         ((0.1, 0.5, 0.6), {}, ("high", "high", "middle"), "leads by 0.100, standard error 0.067"),
-        ((0.56, 0.55, 0.6), {}, ("low", "high", "low"), "within one standard error of high"),
-        ((0.5, 0.5, 0.5), {}, ("low", "low", "middle"), "leads by 0.000"),
         ((0.1, 0.5, 0.2), {"pinned": "high"}, ("high", "middle", "high"), "pinned by hand .* without that, middle would win"),
         ((0.2, 0.5, 0.9), {"diverged": ("high",)}, ("middle", "middle", "low"), ".*; left out because a run collapsed: high"),
         ((0.2, 0.5, 0.3), {"diverged": tuple(RATES)}, ("middle", "middle", "high"), "leads by 0.200"),  # the best still wins
@@ -163,7 +98,7 @@ def test_the_first_arm_within_one_standard_error_of_the_leader_wins(
     ends = dict(zip(RATES, shares, strict=True))
     diverged = changes.get("diverged", ())
     for arm, share in ends.items():
-        write_arms(diverged=5 if arm in diverged else None, **{arm: share})
+        write_run(arm, share, arm in diverged)
     pinned = changes.get("pinned")
     result = select(pinned_to(study, pinned) if pinned else study, EXPERIMENT)
     assert (result["winner"], result["leader"], result["runner_up"]) == found and result["pinned"] == bool(pinned)
@@ -173,17 +108,20 @@ def test_the_first_arm_within_one_standard_error_of_the_leader_wins(
     assert [c["arm"] for c in result["candidates"] if c["collapsed"]] == list(diverged)
 
 
-def test_a_setting_is_judged_at_its_own_best_rate(mini_study: Study) -> None:
-    """`two` leads at half the rate; its arm at the full rate ends below `one` and does not count."""
-    names = ("one", "two-rate_quarter", "two-rate_half", "two-rate_same")
-    study = with_arms(mini_study, EXPERIMENT, {name: {"learning_rate": 0.1 * n} for n, name in enumerate(names, 1)})
-    for arm, share in zip(names, (0.5, 0.3, 0.8, 0.1), strict=True):
-        write_run(arm, always(share))
-    result = select(study, EXPERIMENT)
-    assert [c["chosen"] for c in result["candidates"]] == [True, False, True, False]
-    assert [c["setting"] for c in result["candidates"]] == ["one", "two", "two", "two"]
+def test_an_arm_of_which_some_runs_collapsed_wins_before_one_that_collapsed_wholly(study: Study) -> None:
+    for seed in (0, 1):
+        for arm, share in {"low": 0.9, "middle": 0.2, "high": 0.8}.items():
+            write_run(arm, share, arm != "middle" or seed == 0, seed=seed)
+    assert select(study.model_copy(update={"seeds": [0, 1]}), EXPERIMENT)["winner"] == "middle"
+
+
+def test_a_setting_stands_with_its_best_rate(mini_study: Study) -> None:
+    shares = {"one": 0.5, "two-rate_half": 0.8, "two-rate_same": 0.1}
+    write_arms(**shares)
+    result = select(with_arms(mini_study, EXPERIMENT, {arm: {} for arm in shares}), EXPERIMENT)
     assert (result["winner"], result["runner_up"]) == ("two-rate_half", "one")
-    assert evidence_of(study, EXPERIMENT).final("two").mean() == pytest.approx(0.8)
+    found = [(c["setting"], c["chosen"], c["selection"], c["value"]) for c in result["candidates"]]
+    assert found == [("one", True, 0.5, 0.5), ("two", True, 0.8, 0.8), ("two", False, 0.1, 0.1)]
 
 
 # --------------------------------------------------------------------------------------------------- off-policy sweeps
@@ -199,10 +137,10 @@ ARMS = {  # name -> updates on a rollout batch, share of right answers
 
 def write_sweep(study: Study, experiment: str = SWEEP, diverged: tuple[str, ...] = (), **shares: float) -> Study:
     for arm, (updates, share) in ARMS.items():
-        own = {"epochs_per_rollout_batch": updates}
-        share, ended = shares.get(arm, share), 5 if arm in diverged else None
-        judged = right(0.85 - share / 10)  # in reverse order, and not to rank by
-        write_run(arm, always(share), 0, experiment, own, updates, ended, judged)
+        share = shares.get(arm, share)
+        judged = 0.85 - share / 10  # in reverse order, and not to rank by
+        own = {"overrides": {"epochs_per_rollout_batch": updates}, "updates_per_rollout_batch": updates}
+        write_run(arm, share, arm in diverged, judged, experiment=experiment, **own)
     return with_arms(study, experiment, {arm: {"epochs_per_rollout_batch": updates} for arm, (updates, _) in ARMS.items()})
 
 
@@ -248,7 +186,7 @@ def test_the_winner_file_stays_while_only_losing_arms_change(study: Study) -> No
     values = {"learning_rate": 1e-4}
     assert winner_file(before) == {"experiment": EXPERIMENT, "winner": "middle", "overrides": values, "before": BEFORE}
     write_arms(low=0.15, middle=0.55)
-    write_arms(high=0.3, diverged=5)
+    write_run("high", 0.3, diverged=True)
     after = select(study, EXPERIMENT)
     assert before["candidates"] != after["candidates"]
     assert json.dumps(winner_file(after)) == json.dumps(winner_file(before))

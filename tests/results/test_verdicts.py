@@ -1,165 +1,98 @@
-"""The rules of claims, on made-up runs whose verdict can be worked out by hand."""
+"""Verdicts and intervals: in words and by hand; those of random studies equal to the other code of recompute.py."""
 
 from __future__ import annotations
 
 import math
+import shutil
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import report_parts
+from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
+from report_parts import solved, store, store_general, study_of
 from scipy import stats
+from study_parts import with_values
 
+from grpo.commands import recompute
+from grpo.commands.verify import _unlike_record
 from grpo.common.files import write_json
+from grpo.reporting.record import record_of
+from grpo.results.claims import judge_claims
 from grpo.results.evidence import Evidence, NotMeasured
-from grpo.results.runs import Run
+from grpo.results.intervals import difference_of, mean_of_any
+from grpo.results.outcomes_file import write_outcomes
+from grpo.results.runs import Run, by_arm
+from grpo.results.statistics import interval_of_mean, mean_over_problems, wilson_interval
 from grpo.results.verdicts import (
+    DECIDED,
     DOES_NOT_HOLD,
     HOLDS,
     NOT_TESTED,
     OPEN,
     SAME,
+    VERDICTS,
     Verdict,
     comparison,
     decide,
     judge,
     level,
-    smallest_seen,
 )
 from grpo.study import paths
-from grpo.study.claims import AnyClaim
+from grpo.study.claims import AnyClaim, own_claims
+from grpo.study.schema import Study
 
-PROBLEMS, STEPS = 200, 64
-NORM, ENTROPY, LENGTH = "gradient_norm", "token_entropy", "val/response_length"
-
-
-def run(arm: str, *rewards: float, seed: int = 0, steps: int = STEPS, **metrics: Any) -> Run:
-    """A run by the rewards of its evaluations, the untrained model's first, and metrics of its steps."""
-    outcomes, every = [report_parts.solved(reward, PROBLEMS) for reward in rewards], steps // (len(rewards) - 1)
-    return report_parts.run(arm, outcomes, seed, "made_up", every=every, steps=steps, **({NORM: 1.0} | metrics))
+NORM = "gradient_norm"
 
 
-def ending(arm: str, *finals: float, start: float = 0.1, **options: Any) -> list[Run]:
-    """Runs of an arm by their last evaluation, one a seed."""
-    return [run(arm, start, final, seed=seed, **options) for seed, final in enumerate(finals)]
-
-
-def lost(arm: str, number: int, of: int) -> list[Run]:
-    """Runs of an arm of which so many collapse from .8 to 0."""
-    ends = [(0.8, 0.0) if seed < number else (0.8, 0.8) for seed in range(of)]
-    return [run(arm, 0.1, *end, seed=seed) for seed, end in enumerate(ends)]
+def ending(arm: str, *finals: float, before: float = 0.1, steps: int = 64) -> list[Run]:
+    """Runs of an arm by their last evaluation, one a seed, and the one before it."""
+    outcomes = [[solved(reward, 200) for reward in (0.1, before, final)] for final in finals]
+    return [
+        report_parts.run(arm, of, seed, "made_up", every=steps // 2, steps=steps, gradient_norm=1.0)
+        for seed, of in enumerate(outcomes)
+    ]
 
 
 def verdict(arms: Sequence[list[Run]], **claim: Any) -> Verdict:
-    """Judge a claim about these arms."""
+    """Judge the claim that the first arm beats the second."""
     evidence = Evidence("made_up", {runs[0].arm: runs for runs in arms})
-    if "beats" in claim:
-        claim = {"by": 0.05} | claim
-    parsed: AnyClaim = TypeAdapter(AnyClaim).validate_python({"experiment": "made_up"} | claim)
+    about = {"experiment": "made_up", "arm": "a", "beats": "b", "by": 0.05} | claim
+    parsed: AnyClaim = TypeAdapter(AnyClaim).validate_python(about)
     return judge(parsed, *(evidence.arm(name) for _, name in parsed.arms()))
 
 
-def test_kept_checkpoints_are_compared_by_the_last_one(workdir: Path) -> None:
-    """Rewards of the old task by their difference, KL by its ratio; the runs of the arms took different numbers of steps."""
-    arms = [ending("keeps", 0.8, 0.7, steps=8), ending("forgets", 0.8, 0.7, steps=STEPS)]
-    kept = {"keeps": (0.9, 0.8), "forgets": (0.5, 0.45)}
-    steps = {
-        arm: [{"step": 0, "by_run": {}}]
-        + [
-            {"step": step, "by_run": {f"made_up/{arm}/{seed}": {"old_task_reward": end * share, "forward_per_token": 1 / end}}}
-            for seed, end in enumerate(ends)
-            for step, share in ((4, 0.1), (40, 1.0))
-        ]
-        for arm, ends in kept.items()
-    }
-    write_json(paths.KL_REPORTS / "made_up.json", {"arms": steps})
-    found = verdict(arms, arm="keeps", beats="forgets", metric="val/old_task_reward")
-    half = stats.t.ppf(0.975, 1) * 0.025  # of the differences 0.4 and 0.35
-    assert found.quantity == "difference" and found.interval == pytest.approx(
-        {"value": 0.375, "low": 0.375 - half, "high": 0.375 + half}
-    )
-    found = verdict(arms, arm="forgets", beats="keeps", metric="kl/forward_per_token", by=1.25)
-    assert found.quantity == "ratio" and found.interval is not None
-    assert found.interval["value"] == pytest.approx(math.sqrt(0.9 / 0.5 * 0.8 / 0.45))
-    with pytest.raises(ValidationError, match="leave `at` out"):
-        verdict(arms, arm="forgets", beats="keeps", metric="kl/forward_per_token", by=1.25, at="late")
-    with pytest.raises(NotMeasured, match="no kl/per_token"):
-        verdict(arms, arm="forgets", beats="keeps", metric="kl/per_token", by=1.25)
-
-
-# ---------------------------------------------------------------------------------------------------------- decisions
-
-
 @pytest.mark.parametrize(
-    ("low", "high", "expected"),
+    ("low", "high", "expected", "word"),
     [
-        (0.06, 0.2, HOLDS),
-        (0.04, 0.2, OPEN),  # above zero, but not by 0.05
-        (-0.04, 0.04, SAME),
-        (0.01, 0.04, SAME),  # above zero, and too little to count
-        (-0.06, 0.04, DOES_NOT_HOLD),  # not above by 0.05, whatever else
-        (-0.2, -0.1, DOES_NOT_HOLD),
-        (-0.2, 0.2, OPEN),
+        (0.06, 0.2, HOLDS, "higher"),
+        (0.04, 0.2, OPEN, "open"),  # above zero, but not by 0.05
+        (-0.04, 0.04, SAME, "same"),
+        (0.01, 0.04, SAME, "same"),  # above zero, and too little to count
+        (-0.06, 0.04, DOES_NOT_HOLD, "open"),  # not above by 0.05, whatever else
+        (-0.2, -0.06, DOES_NOT_HOLD, "lower"),
+        (-0.2, 0.2, OPEN, "open"),
     ],
 )
-def test_an_interval_decides_by_which_side_of_the_margin_it_lies_on(low: float, high: float, expected: str) -> None:
-    assert decide({"value": (low + high) / 2, "low": low, "high": high}, 0.05, -0.05).verdict == expected
+def test_an_interval_decides_by_which_side_of_the_margin_it_lies_on(low: float, high: float, expected: str, word: str) -> None:
+    interval = {"value": (low + high) / 2, "low": low, "high": high}
+    assert (decide(interval, 0.05, -0.05).verdict, comparison(interval)) == (expected, word)
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "word"),
-    [(0.06, 0.2, "higher"), (-0.2, -0.06, "lower"), (-0.04, 0.04, "same"), (0.01, 0.06, "open"), (-0.2, 0.2, "open")],
-)
-def test_a_difference_in_a_word(low: float, high: float, word: str) -> None:
-    assert comparison({"value": (low + high) / 2, "low": low, "high": high}) == word
-
-
-def test_a_true_difference_of_the_smallest_that_is_seen_is_found_in_80_percent_of_studies() -> None:
-    """Five seeds, each difference normal about the truth: the interval leaves the margin upwards in 80% of the draws."""
-    rng = np.random.default_rng(0)
-    found, n = 0, 5
-    truth = smallest_seen(1 / math.sqrt(n), n - 1)  # the distance by the true standard error
-    for _ in range(4000):
-        values = rng.normal(0.0, 1.0, n)
-        found += truth + values.mean() - stats.t.ppf(0.975, n - 1) * stats.sem(values) > 0
-    assert 0.78 < found / 4000 < 0.82
-
-
-# -------------------------------------------------------------------------------------------------------------- beats
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "expected"),
-    [
-        ((0.9, 0.9, 0.9), (0.5, 0.5, 0.5), HOLDS),
-        ((0.5, 0.5, 0.5), (0.9, 0.9, 0.9), DOES_NOT_HOLD),
-        ((0.505, 0.505, 0.505), (0.5, 0.5, 0.5), SAME),  # one problem of 200: .005 +- 1.97 x .005
-        ((0.3, 0.5, 0.7, 0.9), (0.2, 0.4, 0.6, 0.8), HOLDS),  # by .1 in each seed, though the seeds differ by .2
-        ((0.9, 0.7, 0.5, 0.3), (0.2, 0.4, 0.6, 0.8), OPEN),  # the same runs, otherwise paired
-    ],
-)
-def test_rewards_are_compared_seed_by_seed(a: tuple[float, ...], b: tuple[float, ...], expected: str) -> None:
-    found = verdict([ending("a", *a), ending("b", *b)], arm="a", beats="b")
-    assert found.verdict == expected and found.quantity == "difference"
-    assert found.interval is not None and found.interval["value"] == pytest.approx(np.mean(a) - np.mean(b))
-    assert found.measured.startswith(f"a {np.mean(a):.3f}, b {np.mean(b):.3f}; difference ")
-
-
-def test_collapsed_runs_count_with_what_they_end_at() -> None:
-    """Of five runs at .9 two end at zero: their mean is .54."""
-    a = [run("a", 0.1, 0.9, 0.0 if seed < 2 else 0.9, seed=seed) for seed in range(5)]
-    found = verdict([a, ending("b", *[0.5] * 5)], arm="a", beats="b")
-    assert found.verdict == OPEN
-    assert "a 0.540 (2 of 5 runs collapsed)" in found.measured
-
-
-def test_rewards_before_training_are_those_of_the_first_evaluation() -> None:
-    arms = [ending("a", *[0.2] * 3, start=0.6), ending("b", *[0.9] * 3, start=0.1)]
-    assert verdict(arms, arm="a", beats="b", by=0.1, at="start").verdict == HOLDS
-    assert verdict(arms, arm="a", beats="b", by=0.1).verdict == DOES_NOT_HOLD
+def test_a_verdict_in_words() -> None:
+    """Of five runs two fell from .9 to zero, so that their mean is .54; then an arm that is ahead, and loses its lead."""
+    fallen = [replace(ending("a", 0.0 if seed < 2 else 0.9, before=0.9)[0], seed=seed) for seed in range(5)]
+    found = verdict([fallen, ending("b", *[0.5] * 5)])
+    assert (found.verdict, found.quantity, found.reason) == (OPEN, "difference", "0.05 lies in the interval")
+    assert found.measured.startswith("a 0.540 (2 of 5 runs collapsed), b 0.500; difference 0.040 (")
+    found = verdict([ending("a", *[0.7] * 3, before=0.7), ending("b", *[0.5] * 3, before=0.3)])
+    assert found.verdict == NOT_TESTED and "still moving: between the last two evaluations" in found.reason
 
 
 @pytest.mark.parametrize(
@@ -167,107 +100,208 @@ def test_rewards_before_training_are_those_of_the_first_evaluation() -> None:
     [
         (ending("a", 0.5, 0.5), ending("b", 0.5, 0.5), {}, "identical results"),
         (ending("a", 0.5, 0.6), ending("b", 0.5, 0.5, steps=32), {}, "different numbers of steps"),
-        (ending("a", 0.6), ending("b", 0.5), {"metric": ENTROPY, "by": 1.25, "at": "late"}, "two or more"),  # seeds
+        (ending("a", 0.6), ending("b", 0.5), {"metric": NORM, "by": 1.25, "at": "late"}, "two or more"),  # seeds
     ],
 )
 def test_what_decides_nothing(a: list[Run], b: list[Run], claim: dict[str, Any], message: str) -> None:
     with pytest.raises(NotMeasured, match=message):
-        verdict([a, b], arm="a", beats="b", **claim)
+        verdict([a, b], **claim)
 
 
-@pytest.mark.parametrize(
-    ("levels", "by", "expected"),
-    [((2, 2.2, 1.8), 1.25, HOLDS), ((1, 1.02, 0.98), 1.25, SAME), ((0.5, 0.5, 0.5), 1.25, DOES_NOT_HOLD)],
-)
-def test_levels_of_a_metric_are_compared_by_their_ratio(levels: tuple[float, ...], by: float, expected: str) -> None:
-    """The interval is that of the mean logarithm (Student), each seed against its own."""
-    a = [run("a", 0.1, 0.6, seed=seed, **{ENTROPY: 0.5 * (seed + 1) * times}) for seed, times in enumerate(levels)]
-    b = [run("b", 0.1, 0.5, seed=seed, **{ENTROPY: 0.5 * (seed + 1)}) for seed in range(len(levels))]
-    found = verdict([a, b], arm="a", beats="b", metric=ENTROPY, by=by, at="late")
-    logs = np.log(levels)
-    low, high = stats.t.interval(0.95, len(logs) - 1, logs.mean(), stats.sem(logs)) if logs.std() else (logs[0], logs[0])
-    expected_interval = {"value": math.exp(logs.mean()), "low": math.exp(low), "high": math.exp(high)}
-    assert found.verdict == expected and found.quantity == "ratio" and found.interval == pytest.approx(expected_interval)
-
-
-def test_a_run_that_stopped_early_is_compared_over_the_steps_that_both_took() -> None:
-    """From step 33 on the rival's entropy is ten times as high, which the arm did not live to see."""
-    a = [run("a", 0.1, 0.6, seed=seed, steps=32) for seed in range(3)]
-    b = [run("b", 0.1, 0.5, seed=seed, **{ENTROPY: np.where(np.arange(64) < 32, 0.25, 5.0)}) for seed in range(3)]
-    assert verdict([a, b], arm="a", beats="b", metric=ENTROPY, by=1.25, at="late").interval == {
-        "value": pytest.approx(2),
-        "low": pytest.approx(2),
-        "high": pytest.approx(2),
-    }
-
-
-# ---------------------------------------------------------------------------------------------------------- not below
-
-
-@pytest.mark.parametrize(
-    ("a", "expected"),
-    [(0.9, HOLDS), (0.5, HOLDS), (0.485, HOLDS), (0.45, OPEN), (0.3, DOES_NOT_HOLD)],
-)
-def test_an_arm_costs_nothing_if_the_interval_lies_above_minus_the_margin(a: float, expected: str) -> None:
-    """At .45 the true difference may be -.05 either way; at .485 it is -.015 +- .017."""
-    arms = [ending("a", a, a, a + 1 / PROBLEMS), ending("b", 0.5, 0.5, 0.5)]
-    assert verdict(arms, arm="a", not_below="b", by=0.05).verdict == expected
-
-
-# ------------------------------------------------------------------------------------------------ arms that still move
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "expected"),
-    [
-        ((0.7, 0.7), (0.3, 0.5), NOT_TESTED),  # ahead by .2, but .2 less than one evaluation before
-        ((0.5, 0.7), (0.5, 0.5), HOLDS),  # the arm ahead still gains
-        ((0.5, 0.7), (0.3, 0.5), HOLDS),  # both climb alike
-        ((0.3, 0.5), (0.7, 0.7), NOT_TESTED),  # behind, and catching up
-        ((0.5, 0.3), (0.7, 0.7), DOES_NOT_HOLD),
-    ],
-)
-def test_a_verdict_about_ends_waits_until_they_stop_moving_towards_it(
-    a: tuple[float, float], b: tuple[float, float], expected: str
-) -> None:
-    arms = [[run(name, 0.1, *of, seed=seed, steps=48) for seed in range(3)] for name, of in (("a", a), ("b", b))]
-    found = verdict(arms, arm="a", beats="b")
-    assert found.verdict == expected and ("still moving" in found.reason) == (expected == NOT_TESTED)
-    assert verdict(arms, arm="a", beats="b", at="last_step").verdict == (HOLDS if a[-1] > b[-1] else DOES_NOT_HOLD)
-
-
-def test_a_collapse_is_an_end_far_below() -> None:
-    assert verdict([ending("b", *[0.8] * 5), lost("a", 5, 5)], arm="b", beats="a").verdict == HOLDS
-    assert verdict([ending("b", *[0.8] * 5), lost("a", 2, 5)], arm="b", beats="a").verdict == OPEN
-
-
-@pytest.mark.parametrize(("peak", "expected"), [(20.0, HOLDS), (2.0, SAME)])
-def test_peaks_are_compared_by_their_ratio(peak: float, expected: str) -> None:
-    """The highest of a step's updates counts, in both arms: alike peaks are no finding, however far above their means."""
-    norms = np.ones(STEPS)
-    high, low = norms.copy(), norms.copy()
-    high[40], low[40] = peak, 2.0
-    arms = [
-        [run(name, 0.1, end, seed=seed, **{NORM: of}) for seed in range(3)]
-        for name, end, of in (("a", 0.5, high), ("b", 0.6, low))
-    ]
-    found = verdict(arms, arm="a", beats="b", metric=NORM, at="peak", by=3)
-    assert found.verdict == expected
-    assert found.interval is not None and found.interval["value"] == pytest.approx(peak / 2)
-
-
-# --------------------------------------------------------------------------------------------------- levels of a metric
-
-
-def test_levels_are_medians_of_the_first_sixteenth_and_the_last_quarter() -> None:
-    values = np.arange(1.0, STEPS + 1)
-    values[-1] = np.nan  # one update that was not finite
-    one = run("a", 0.1, 0.5, **{NORM: values})
-    levels = {at: level(one, NORM, at) for at in ("start", "late", "end", "throughout")}
-    assert levels == {"start": 2.5, "late": 56.5, "end": 62.5, "throughout": 32.5}
-    assert level(one, NORM, "late", last=32) == 28.5
-    assert level(one, LENGTH, "end") == 20  # of the evaluations
+def test_a_level_needs_two_values() -> None:
+    (one,) = ending("a", 0.5)
     with pytest.raises(NotMeasured, match="no such_metric"):
         level(one, "such_metric", "end")
     with pytest.raises(NotMeasured, match="fewer than two values"):
         level(one, NORM, "end", last=1)
+
+
+def test_kept_checkpoints_are_compared_by_the_last_one(workdir: Path) -> None:
+    """Rewards on the old task by their difference, KL by its ratio; the runs of the two arms took different numbers of steps."""
+    arms = [ending("a", 0.8, 0.7, steps=8), ending("b", 0.8, 0.7, steps=64)]
+    kept = {
+        arm: [
+            {"step": step, "by_run": {f"made_up/{arm}/{seed}": {"old_task_reward": end * share, "forward_per_token": 1 / end}}}
+            for seed, end in enumerate(ends)
+            for step, share in ((4, 0.1), (40, 1.0))
+        ]
+        for arm, ends in (("a", (0.9, 0.8)), ("b", (0.5, 0.45)))
+    }
+    write_json(paths.KL_REPORTS / "made_up.json", {"arms": kept})
+    found = verdict(arms, metric="val/old_task_reward")
+    half = stats.t.ppf(0.975, 1) * 0.025  # of the differences 0.4 and 0.35
+    ends = {"value": 0.375, "low": 0.375 - half, "high": 0.375 + half}
+    assert found.quantity == "difference" and found.interval == pytest.approx(ends)
+    nearer = {"arm": "b", "beats": "a", "metric": "kl/forward_per_token", "by": 1.25}
+    found = verdict(arms, **nearer)
+    assert found.quantity == "ratio" and found.interval is not None
+    assert found.interval["value"] == pytest.approx(math.sqrt(0.9 / 0.5 * 0.8 / 0.45))
+    with pytest.raises(ValidationError, match="leave `at` out"):
+        verdict(arms, **nearer, at="late")
+    with pytest.raises(NotMeasured, match="no kl/per_token"):
+        verdict(arms, **nearer | {"metric": "kl/per_token"})
+
+
+# ------------------------------------------------------------------------------------------------------- random studies
+
+
+SWEEP, LORA = "grpo_learning_rate", "grpo_lora"
+ARMS = {SWEEP: {"low": 0.1, "a-rate_half": 0.5, "a-rate_same": 1, "a-rate_2": 2, "b": 1}, LORA: {"x": 1, "y": 1}}
+SHARED, LAST, STEPS = 40, 60, 48  # problems of all evaluations, and of the last one
+PAIRS = [("b", "low"), ("leader", "first"), ("last", "a"), (f"{LORA}/x", f"{SWEEP}/b"), (f"{LORA}/x", f"{LORA}/y")]
+AT = ("start", "throughout", "late", "end", "peak")
+REQUIRES = [{}, {"learns": True}, {"best_rate_inside": ["a"]}, {"response_tokens": 20}, {"response_tokens": 21}]
+
+
+def claims() -> list[AnyClaim]:
+    """Claims of both kinds about each pair of arms: rewards at each place by two margins, and levels of metrics."""
+    found: list[dict[str, Any]] = []
+    for (arm, other), by in product(PAIRS, (0.02, 0.2)):
+        found += [{"arm": arm, "beats": other, "by": by, "at": at} for at in ("start", "end", "last_step")]
+        found += [{"arm": arm, "not_below": other, "by": by}]
+    for (arm, other), at in product(PAIRS[:3], AT):
+        found += [{"arm": arm, "beats": other, "by": 1.1, "metric": "gradient_norm", "at": at}]
+    found += [{"arm": "b", "beats": "low", "by": 0.02, "requires": one} for one in REQUIRES]
+    found += [{"arm": "b", "beats": "low", "by": 1.05, "metric": "val/response_length", "at": "end", "horizon": STEPS}]
+    return TypeAdapter(list[AnyClaim]).validate_python([{"experiment": SWEEP} | one for one in found])
+
+
+def random_run(rng: np.random.Generator, experiment: str, arm: str, seed: int, way: tuple[float, float, int]) -> Run:
+    """A run of so many steps that rises by so much at last, to about a level; some are stopped, fall, or are not finite."""
+    level, rise, steps = way
+    fate = rng.choice(["ends", "stopped", "falls", "falls between", "not finite"], p=[0.8, 0.05, 0.05, 0.05, 0.05])
+    shares = [0.1, level - rise, 0.02 if fate.startswith("falls") else level]
+    if fate == "falls between":
+        shares[1] = 0.1
+    chances = np.clip(np.array(shares)[:, None] + rng.normal(0, 0.04) + rng.normal(0, 0.15, LAST), 0, 1)
+    scores = (rng.random((3, LAST)) < chances * bool(level)).astype(float)
+    steps = steps // 2 if fate == "stopped" else steps
+    history: dict[str, Any] = {"gradient_norm": rng.lognormal(level, 0.5, steps), "train/answer_reward": 0.1}
+    if fate == "not finite":
+        history["gradient_norm"][-1] = np.nan
+    if fate == "falls between":
+        history["train/answer_reward"] = [0.1, *[0.9] * (steps - 1)]
+    made = report_parts.run(
+        arm, list(scores[:, :SHARED]), seed, experiment, every=steps // 2, steps=steps,
+        diverged=steps if fate == "stopped" else None,
+        values={"learning_rate": ARMS[experiment][arm], "rollout_batch_size": 64, "group_size": 8},
+        validation={"val/response_length": [20.0, 20.0, rng.uniform(18, 26)]}, **history,
+    )  # fmt: skip
+    return replace(made, last=scores[-1])
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_results_are_those_of_the_program_that_shares_none_of_their_code(part: int, workdir: Path, mini_study: Study) -> None:
+    """Three studies of one to five seeds, some with a pinned winner, a shorter arm, and problems of their own that select."""
+    verdicts: Counter[str] = Counter()
+    for number in range(3 * part, 3 * part + 3):
+        store_general()
+        rng = np.random.default_rng(number)
+        seeds, selecting = [*range((1, 3, 5)[number % 3])], int(rng.choice([0, 20]))
+        study = study_of(mini_study, **{name: {arm: {} for arm in arms} for name, arms in ARMS.items()})
+        pinned = {SWEEP: "a-rate_2"} if number % 4 == 3 else {}
+        study = with_values(study, {"seeds": seeds, "selection.pinned": pinned})
+        study = with_values(study, {"claims": own_claims(claims(), study.experiments)})
+        evidence = {}
+        for name, arms in ARMS.items():
+            levels = rng.choice([0.1, 0.15] if number % 4 == 2 else [0.0, 0.3, 0.6, 0.65, 0.7], len(arms))
+            if name == LORA and number % 4 == 0:
+                levels[:] = 0.0  # two arms without any reward
+            ways = {
+                arm: (level, rng.choice([0.0, 0.1]), STEPS // 2 if arm == "low" and number % 4 == 1 else STEPS)
+                for arm, level in zip(arms, levels, strict=True)
+            }
+            runs = [random_run(rng, name, arm, seed, ways[arm]) for arm in arms for seed in seeds]
+            runs = [replace(one, selection_problems=selecting) for one in runs]
+            for one in runs:
+                store(one)
+                for at in AT if not one.seed else ():
+                    other = recompute._level([one.history, one.validation], NORM, at, str(STEPS))
+                    assert level(one, NORM, at, STEPS) == pytest.approx(other)
+            evidence[name] = Evidence(name, by_arm(runs))
+        write_outcomes(study, evidence)
+        judged = judge_claims(study, evidence)
+        record = record_of(study, evidence, judged)
+        shutil.rmtree(paths.BASELINE)  # made-up rows that do not give the made-up accuracy
+        rows = recompute.rows_of_file(paths.OUTCOMES)
+        experiments = {
+            name: recompute.Experiment(
+                {arm: [recompute.Run(rows[one.name]) for one in runs] for arm, runs in of.arms.items()}, pinned.get(name)
+            )
+            for name, of in evidence.items()
+        }
+        assert [*_unlike_record(study, record, experiments)] == []
+        rises = {arm: np.array([one.rise for one in of]) for made in experiments.values() for arm, of in made.arms.items()}
+        for pairs in (one.pairs for one in judged if one.pairs and one.pairs.moved.size):
+            assert pairs.moved == pytest.approx(rises[pairs.arm] - rises[pairs.other])
+        verdicts.update(claim["verdict"] for claim in record["claims"] if claim["own"])
+    assert {*DECIDED} <= verdicts.keys() == {*VERDICTS}
+
+
+# -------------------------------------------------------------------------------------------------------------------- intervals
+
+
+def answers(generator: np.random.Generator, rates: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Right (1) or wrong (0), each with its own chance."""
+    return (generator.random(rates.shape) < rates).astype(float)
+
+
+def test_of_numbers_of_any_size_nothing_is_added_or_cut() -> None:
+    rise = mean_of_any(np.tile(np.array([[1.09], [1.1], [1.11]]), 50))
+    assert rise.se == pytest.approx(0.01 / math.sqrt(3)) and rise.df == 2 and rise.high > rise.value > 1
+
+
+def test_where_only_problems_vary_it_is_the_paired_t_interval() -> None:
+    generator = np.random.default_rng(3)
+    rates = generator.random(300)
+    first, second = answers(generator, rates), answers(generator, np.minimum(1, rates + 0.08))
+    found, truth = difference_of(first, second, fixed=True), stats.ttest_rel(second, first)
+    expected = truth.confidence_interval()
+    assert (found.low, found.high) == pytest.approx(expected)
+    three = difference_of(np.tile(first, (3, 1)), np.tile(second, (3, 1)))
+    assert (three.low, three.high) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("runs", "sds"), [(3, (0.05, 0.05)), (3, (0.02, 0.02)), (3, (0.02, 0.1)), (5, (0.1, 0.1))])
+def test_the_interval_covers_the_true_difference_as_often_as_it_says(runs: int, sds: tuple[float, float]) -> None:
+    """Runs and problems drawn anew each time; benchmarks/coverage.py has the whole table."""
+    generator, hits = np.random.default_rng(9), 0
+    for _ in range(300):
+        problems = generator.uniform(0.35, 0.65, size=256)
+        arms = [answers(generator, np.clip(problems + generator.normal(0, sd, (runs, 1)), 0, 1)) for sd in sds]
+        found = difference_of(*arms)
+        hits += found.low <= 0 <= found.high
+    assert hits / 300 >= 0.92
+
+
+@pytest.mark.parametrize(
+    ("successes", "n", "low", "high"),
+    [(81, 263, 0.2553, 0.3662), (0, 20, 0.0, 0.1611)],  # Newcombe 1998, Statistics in Medicine 17:857, Table I, method 3
+)
+def test_wilson_interval(successes: int, n: int, low: float, high: float) -> None:
+    assert wilson_interval(successes, n) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_wilson_intervals_of_another_level_and_of_nothing() -> None:
+    # p = 1/2, n = 4, z = 1: center 1/2, half width sqrt(1/16 + 1/64) / 1.25 = .223607
+    assert wilson_interval(2, 4, level=0.6826894921370859) == pytest.approx((0.276393, 0.723607), abs=1e-6)
+    with pytest.raises(ValueError, match="at least one"):
+        wilson_interval(0, 0)
+
+
+def test_mean_over_problems_by_hand() -> None:
+    three = mean_over_problems([0.2, 0.4, 0.6])  # a standard deviation of .2, and t with two degrees of freedom
+    assert (three["low"], three["high"]) == (0.0, pytest.approx(0.4 + 4.3027 * 0.2 / 3**0.5, rel=1e-4))
+    assert mean_over_problems([1.0, 1.0]) == {"value": 1.0, "low": 1.0, "high": 1.0, "problems": 2}
+
+
+def test_a_sum_that_is_no_whole_number_lies_between_its_neighbours() -> None:
+    below, between, above = (wilson_interval(total, 10) for total in (4, 4.5, 5))
+    assert between == (below[0], above[1])
+    assert wilson_interval(0.1 * 3 + 2.7, 10) == wilson_interval(3, 10)  # 3.0000000000000004
+
+
+def test_an_interval_of_a_mean_is_wilsons_for_shares_and_normal_for_other_numbers() -> None:
+    assert interval_of_mean([1.0, 0.0, 0.0, 1.0]) == wilson_interval(2, 4)
+    low, high = interval_of_mean([-3.0, -1.0])  # a standard deviation of 1, and 1.96 standard errors
+    assert (low, high) == (pytest.approx(-2 - 1.95996 / 2**0.5, abs=1e-4), pytest.approx(-2 + 1.95996 / 2**0.5, abs=1e-4))

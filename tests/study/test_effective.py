@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from study_parts import (
     BUILDS_ON,
     CLIP_ABLATION,
     EXPERIMENTS,
-    EXPERT_ITERATION,
     FOCUSED,
     KEYWORD,
     ROOT,
@@ -25,12 +23,12 @@ from study_parts import (
     activate,
     all_of,
     edited,
-    entry,
     method_of,
     new_arm,
     put,
     refused,
     study_named,
+    values_of,
     with_values,
 )
 
@@ -89,16 +87,8 @@ def test_without_winners_an_arm_changes_the_studys_values_only(mini_study: Study
     run = effective_run(mini_study, "grpo_learning_rate", "1e-4", 0, [])
     assert run.config == mini_study.grpo.model_copy(update={"learning_rate": 1e-4})
     assert (run.name, run.overrides) == ("grpo_learning_rate/1e-4/0", {"learning_rate": 1e-4})
-    assert set(run.sources) == set(GrpoConfig.model_fields)
-    assert run.sources.pop("learning_rate") == "arm 1e-4"
-    # What params.yaml does not name has the handout's value.
-    assert {key for key, source in run.sources.items() if source == "default"} == {
-        *("asynchronous", "baseline", "cliprange_high", "dynamic_sampling_rounds", "entropy_coefficient", "importance_cap"),
-        *("kl_coefficient", "loss_options", "lora", "lr_scheduler_type", "keep_steps", "overlong_buffer", "questions"),
-        *("reward", "start_from", "wall_clock_limit_s", "warmup_steps", "advantage", "advantage_options"),
-        *("importance_mode", "mask_truncated_completions", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
-    }
-    assert set(run.sources.values()) == {"default", "study"}
+    named = {key: "study" if key in values_of("mini")["grpo"] else "default" for key in GrpoConfig.model_fields}
+    assert run.sources == named | {"learning_rate": "arm 1e-4"} and {*named.values()} == {"study", "default"}
 
 
 def test_winners_come_on_the_defaults_and_the_arm_on_both() -> None:
@@ -227,51 +217,6 @@ def stages_of_dvc(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, An
         return {stage.addressing: stage for stage in repo.index.stages}
 
 
-def test_an_experiment_that_is_added_is_one_entry(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = {"title": "More of it", "builds_on": "grpo_baselines", "resources": "colocate", "arms": {"plain": {}}}
-    path = activate("mini", workdir)
-    text = path.read_text()
-    path.write_text(text.replace("\n  leaderboard:", f"\n  grpo_extra: {json.dumps(entry)}\n  leaderboard:", 1))
-    assert load_study(path).needed_selections("grpo_extra") == ["grpo_learning_rate", "grpo_baselines"]
-    stages = stages_of_dvc(workdir, monkeypatch)
-    (run,) = (stage for name, stage in stages.items() if name.startswith("train@grpo_extra-"))
-    assert "select@grpo_extra" in stages
-    assert run.cmd == "grpo train grpo_extra plain --seed all" and run.meta == {"resources": "colocate"}
-    assert "reports/select/grpo_baselines.json" in [str(dep) for dep in run.deps]
-
-
-def test_a_row_of_runs_for_each_stage_that_trains() -> None:
-    """Worked out by hand for an arm that starts from another's weights, and for one that is fine-tuned."""
-    together = edited(
-        put("experiments.grpo_sft_initialization.arms", {"tuned": {"start_from": START}}),
-        *(put(f"experiments.{name}.{key}", None) for name in EXPERIMENTS for key in ("seeds", "timed")),
-        *(put(f"experiments.{name}.one_stage", name == BROAD) for name in EXPERIMENTS),
-        put("seeds", [0, 1]),
-    )
-    broad = together.runs_table()[BROAD]
-    assert (broad["arm"], broad["seed"], broad["folder"]) == (" ".join(together.experiments[BROAD].arms), "all", BROAD)
-    assert broad["values"] == f"experiments.{BROAD}.arms"
-    together = together.model_copy(update={"experiments": together.experiments | {BROAD: entry(BROAD, one_stage=False)}})
-    apart = together.model_copy(update={"seeds_in_one_stage": False}).runs_table()
-    assert len(apart) == 2 * len(together.runs_table())
-    assert apart["grpo_sft_initialization-tuned-1"] == {
-        "experiment": "grpo_sft_initialization",
-        "arm": "tuned",
-        "values": "experiments.grpo_sft_initialization.arms.tuned",
-        "seed": 1,
-        "folder": "grpo_sft_initialization/tuned/1",
-        "task": "main",
-        "model": "checkpoints/sft_experiment/all/1",
-        "train": "dataset/main",
-        "after": "reports/select/grpo_off_policy_clip_ablation.json",
-        "resources": "train",
-    }
-    fine_tuned = together.runs_table()["sft_experiment-all"]
-    assert (fine_tuned["seed"], fine_tuned["folder"]) == ("all", "sft_experiment/all")
-    assert (fine_tuned["model"], fine_tuned["train"]) == ("model/main", "sft_dataset/main")
-    assert fine_tuned["after"] == "data/training_inputs/software.json"
-
-
 def test_the_first_seed_of_a_timed_arm_has_a_stage_and_resources_of_its_own(workdir: Path) -> None:
     study = edited(
         put("seeds", [7, 8, 9]),
@@ -317,6 +262,10 @@ def test_each_seed_may_have_a_base_of_its_own(workdir: Path) -> None:
     of_words = next(iter(own.experiments[KEYWORD].arms))
     assert base(own, KEYWORD, of_words, 8) == "data/model/keyword"
     assert base(own, SFT_INITIALIZATION, "extra", 8) == f"data/checkpoints/{SFT}/all/8/last"  # it started from base 8
+    together, apart = (own.model_copy(update={"seeds_in_one_stage": one}).runs_table() for one in (True, False))
+    row = apart[f"{SFT_INITIALIZATION}-extra-8"]
+    assert (row["model"], row["seed"]) == (f"checkpoints/{SFT}/all/8", 8) and row["folder"] == f"{SFT_INITIALIZATION}/extra/8"
+    assert row["values"] == together[f"{SFT_INITIALIZATION}-extra"]["values"]
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
@@ -325,7 +274,7 @@ def test_dvc_makes_the_stages_of_what_a_study_makes_and_no_others(
 ) -> None:
     study = study_named(path.stem)
     activate(path.stem, workdir)
-    names = stages_of_dvc(workdir, monkeypatch).keys()
+    stages = stages_of_dvc(workdir, monkeypatch)
     expected = set()
     for name in study.active_experiments:
         entry, seeds = study.experiments[name], [""]
@@ -333,8 +282,12 @@ def test_dvc_makes_the_stages_of_what_a_study_makes_and_no_others(
             seeds = [f"-{seed}" for seed in study.seeds_of(name)]
         arms = [""] if entry.one_stage else [f"-{arm}" for arm in entry.arms]
         expected |= {f"train@{name}{arm}{seed}" for arm in arms for seed in seeds}
-    assert {name for name in names if name.startswith("train@")} == expected
-    assert {name.removeprefix("select@") for name in names if name.startswith("select@")} == set(study.active_experiments)
+    assert {name for name in stages if name.startswith("train@")} == expected
+    for key, row in study.runs_table().items():
+        stage = stages[f"train@{key}"]
+        assert stage.cmd == f"grpo train {row['experiment']} {row['arm']} --seed {row['seed']}"
+        assert stage.meta == {"resources": row["resources"]} and row["after"] in map(str, stage.deps)
+    assert {name.removeprefix("select@") for name in stages if name.startswith("select@")} == set(study.active_experiments)
 
 
 def test_dvc_names_everything_that_a_run_depends_on(mini_study: Study, workdir: Path) -> None:
@@ -401,45 +354,15 @@ def test_the_date_in_a_runs_chats_is_recorded(
     assert {key: value for key, value in identity.items() if key == "chat_date"} == date
 
 
-# ------------------------------------------------------------------------------------------------------------------- sections
-
-
 # ------------------------------------------------------------------------------------------------------- what a run uses
-
-
-def test_each_kind_of_run_has_its_model_and_its_data() -> None:
-    study = edited(
-        put("seeds", [0, 7]),
-        put("models.main.one_per_seed", False),
-        new_arm(SFT_INITIALIZATION, start_from=f"{SFT}/all/last"),
-        *(put(f"experiments.{name}.seeds", None) for name in EXPERIMENTS),
-    )
-    first_arm = {name: next(iter(study.experiments[name].arms)) for name in EXPERIMENTS}
-    base, problems = "data/model/main", ("data/dataset/main/train.jsonl", "data/dataset/main/validation.jsonl")
-    words = tuple(f"data/dataset/keyword/{split}.jsonl" for split in ("train", "validation"))
-    expected = {
-        ("grpo_learning_rate", first_arm["grpo_learning_rate"]): (base, *problems),
-        (SFT, "all"): (base, "data/sft_dataset/main/train.jsonl", problems[1]),
-        (EXPERT_ITERATION, first_arm[EXPERT_ITERATION]): (base, *problems),
-        (SFT_INITIALIZATION, "base"): (base, *problems),
-        (SFT_INITIALIZATION, "extra"): (f"data/checkpoints/{SFT}/all/SEED/last", *problems),
-        (KEYWORD, first_arm[KEYWORD]): ("data/model/keyword", *words),
-    }
-    for seed in study.seeds:  # a run starts from the checkpoint of its own seed
-        for (experiment, arm), files in expected.items():
-            run = effective_run(study, experiment, arm, seed, [])
-            found = tuple(path.as_posix() for path in (run.model, run.train, run.validation))
-            assert found == (files[0].replace("SEED", str(seed)), *files[1:])
 
 
 STEPS: list[tuple[RunConfig, int | list[int], list[int]]] = [
     (GrpoConfig(n_grpo_steps=10), 4, [0, 4, 8, 10]),
     (GrpoConfig(n_grpo_steps=8), 4, [0, 4, 8]),
-    (GrpoConfig(n_grpo_steps=3), 4, [0, 3]),
     (GrpoConfig(n_grpo_steps=20), [1, 2, 8], [0, 1, 2, 8, 16, 20]),
     (GrpoConfig(n_grpo_steps=5), [1, 2, 8], [0, 1, 2, 5]),
     (GrpoConfig(n_grpo_steps=25), [3, 7, 10], [0, 3, 7, 10, 20, 25]),
-    (SftConfig(n_sft_steps=6, evaluate_every=3), [1, 2], [0, 3, 6]),
     (SftConfig(n_sft_steps=7, evaluate_every=3), 4, [0, 3, 6, 7]),
     (ExpertIterationConfig(n_ei_steps=3), 4, [0, 1, 2, 3]),
 ]

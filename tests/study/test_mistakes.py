@@ -44,6 +44,11 @@ def entry(name: str, **values: Any) -> Edit:
     return put(f"experiments.{name}", {"arms": {"x": {}}} | values)
 
 
+def claim(**values: Any) -> Edit:
+    """An edit that makes a claim with a margin of .05."""
+    return put("claims", [{"by": 0.05} | values])
+
+
 def evaluated_on(problems: int, last: int, selecting: int) -> Edit:
     """An edit of the numbers of problems of a run's evaluations."""
     counts = {"problems": problems, "last_problems": last, "selection_problems": selecting}
@@ -65,6 +70,7 @@ MISTAKES: list[tuple[Edit, str]] = [
     (put("models.main.source", "web"), "models.main: input tag 'web' found using 'source' does not match any of"),
     (put("grpo.advantage_eps", 10**400), "grpo.advantage_eps: input should be a valid number, but"),
     (put("seeds", [1, 1]), "seeds: [1, 1] names a seed twice."),
+    (put("seeds", [*range(1001)]), "seeds: "),
     (put("grpo.objective", "dapo"), "grpo.objective: only allowed in study files and arms."),
     (put("kissing_number", {"strategy": "hybrid"}), "kissing_number: a strategy needs a limit"),
     (put("kissing_number", {"calls": 9}), "kissing_number: a strategy needs a limit"),
@@ -122,6 +128,20 @@ MISTAKES: list[tuple[Edit, str]] = [
     (
         all_of(put("evaluation.metric", "reward"), new_arm("grpo_baselines", reward="json:dumps")),
         "evaluation.metric: arms differ in their reward, so reward compares none: choose answer_reward.",
+    ),
+    # Claims
+    (claim(arm="whole", beats="plain"), "claims.0: no experiment has the arms whole, plain"),
+    (claim(arm="full", beats="plain"), "claims.0: grpo_lora has no arm 'plain' (known: full, rank_1"),
+    (claim(experiment="lora", arm="full", beats="rank_1"), "claims.0: no experiment 'lora'"),
+    (claim(arm="full", above="rank_1"), "claims.0: a claim has one of the keys beats, not_below"),
+    (claim(arm="full", beats="rank_1", margin=1), "claims.0.margin: unknown key"),
+    (
+        claim(arm="full", beats="rank_1", metric="token_entropy"),
+        "claims.0: by: for token_entropy a ratio of 1 or more",
+    ),
+    (
+        claim(arm="full", beats="rank_1", at="late"),
+        "claims.0: at: late is for metrics of training steps",
     ),
     # Hardware
     (put("learner.dtype", "bfloat16"), "engine.dtype (float32): with engine.name transformers runs sample from the"),
@@ -210,8 +230,7 @@ def sft_arms(values: dict[str, Any]) -> None:
     values["experiments"][SFT_INITIALIZATION]["arms"] = {"base": {}}
 
 
-@pytest.mark.parametrize("kept", [["last", "best"], ["last"]])
-@pytest.mark.parametrize("of_all", [[], [2]])
+@pytest.mark.parametrize(("kept", "of_all"), [(["last", "best"], []), (["last"], [2])])
 def test_a_start_is_one_of_the_checkpoints_that_are_kept(kept: list[str], of_all: list[int]) -> None:
     """Steps in the section `sft` are kept by all arms that name none."""
 

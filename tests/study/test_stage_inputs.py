@@ -146,23 +146,6 @@ def test_every_command_compares_its_inputs(project: Path, grpo: Grpo, monkeypatc
     assert code == 2 and said.startswith("error: named_file@main-0: changed meanwhile: rows.jsonl. ")
 
 
-def test_a_run_trains_with_the_code_that_was_recorded(
-    mini_study: Study, workdir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its stage depends on what `training_inputs` wrote, and not on the code itself."""
-    name = "grpo_learning_rate"
-    write_text(workdir / "own_loss.py", "from grpo.learner.losses import grpo_clip as mine\n")
-    monkeypatch.syspath_prepend(workdir)
-    study = with_values(mini_study, {f"experiments.{name}.arms": {"a": {"loss_type": "own_loss:mine"}}})
-    code_of_rooms.cache_clear()
-    write_training_inputs(with_values(study, {"experiments": {name: study.experiments[name]}}))
-    monkeypatch.setenv("DVC_STAGE", f"train@{name}-a")
-    require_recorded_inputs(study, name)
-    write_text(workdir / "own_loss.py", "from grpo.learner.losses import gspo as mine\n")
-    with pytest.raises(UserError, match=f"own_code .*{name}.json"):
-        require_recorded_inputs(study, name)
-
-
 # ------------------------------------------------------------------------------------------------------ what makes runs stale
 
 
@@ -319,7 +302,11 @@ def test_own_code_counts_whichever_arm_names_it(
     arms = {str(i): values if i == place else {} for i in range(len(OWN))}
     study = with_values(mini_study, {f"experiments.{name}.arms": arms})
     before = written(study)
+    monkeypatch.setenv("DVC_STAGE", f"train@{name}-{place}")
+    require_recorded_inputs(study, name)
     (workdir / "own_loss.py").write_text("from grpo.learner.losses import gspo as mine\n")
+    with pytest.raises(UserError, match=f"own_code .*{name}.json"):  # the run trains with the code that was recorded
+        require_recorded_inputs(study, name)
     assert changed(before, written(study)) == {name}
 
 

@@ -1,9 +1,11 @@
-"""Rewards of responses, one by one and in batches: tricks, ground truths, and answers that run out of time."""
+"""Rewards of responses, one by one and in batches, against verdicts by hand: tricks, truths, answers that take too long."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import timeit
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from functools import partial
@@ -12,13 +14,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ruamel.yaml import YAML
 from training_parts import setup_of
 
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Problem, Rollout
 from grpo.evaluation.evaluate import OTHER, category, summarize
 from grpo.grader import process
+from grpo.grader.extract import last_boxed
+from grpo.grader.grader import cheap_verdict, check_ground_truth, full_verdict, is_equivalent
 from grpo.grader.process import GraderProcess, Verdict, grade_batch
+from grpo.grader.symbolic import too_complex
 from grpo.rollout.sampling import score_rollouts
 from grpo.study.methods import GrpoConfig
 from grpo.tasks.graded import GradedTask
@@ -100,7 +108,7 @@ def test_a_batch_must_match() -> None:
         score("no_such_prompt", [], [])
 
 
-def test_integers_start_no_process() -> None:
+def test_integers_start_no_process_and_cheap_verdicts_import_no_computer_algebra() -> None:
     script = """
 import os, sys
 from grpo.common.records import Problem
@@ -110,7 +118,9 @@ responses = [f"</think> <answer>{i}</answer>" for i in range(5000)]
 assert r1_zero_reward_fn(responses[7], 7)["reward"] == 1.0
 problems = [Problem("p", "q", str(i // 2)) for i in range(5000)]
 assert sum(r["reward"] for r in GradedTask().score("r1_zero", problems, responses).rewards) == 1
-assert "sympy" not in sys.modules
+from grpo.grader.grader import cheap_verdict
+assert cheap_verdict("1/2", "0.5") and cheap_verdict("2x^2+4x", "2x(x+2)") and cheap_verdict("x>3", "(3,oo)")
+assert not {"sympy", "math_verify", "torch"} & set(sys.modules)
 try:
     os.waitpid(-1, os.WNOHANG)
 except ChildProcessError:
@@ -214,3 +224,96 @@ def test_a_verifier_that_gives_something_else_is_named(monkeypatch: pytest.Monke
     monkeypatch.setattr(Sharing, "verify", lambda *_: scores)
     with pytest.raises(UserError, match=r"Sharing\.verify: expected a number from 0 to 1, or NaN, for each of 1 answers"):
         Sharing().score("plain", [Problem("p", "q", "a")], ["a"])
+
+
+# --------------------------------------------------------------------------------------------------------- the grader by itself
+
+
+VERDICTS = YAML(typ="safe", pure=True).load(Path(__file__).with_name("verdicts.yaml"))
+
+
+def test_what_only_computer_algebra_reads_is_left_open() -> None:
+    assert cheap_verdict(r"\sec^{-1}(2)", r"\frac{\pi}{3}") is None
+    assert full_verdict(r"\sec^{-1}(2)", r"\frac{\pi}{3}")
+    assert not full_verdict(r"\max(5,4)", "5")
+
+
+def test_integers_take_under_20_microseconds() -> None:
+    calls = 2000
+    best = min(timeit.repeat(lambda: is_equivalent("1234", "1235"), number=calls, repeat=5))
+    assert best / calls < 20e-6
+
+
+PIECES = [
+    r"\frac", "{", "}", "(", ")", "[", "]", ",", "1", "23", "x", "^", "_", "-", "=", "\\", r"\text{", "or ", "and ", " ", ".",
+    r"\sqrt", "!", "%", "$", r"\left", r"\cup", r"\pm", r"\{", "\x00", "\n", "①", "²", "<", "units", r"\circ", r"\$", "\ud800",
+    "9^9", r"\begin{pmatrix}", "&",
+]  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(
+    answer=st.lists(st.sampled_from(PIECES), max_size=12).map("".join),
+    truth=st.sampled_from(["5", "(1,2)", "x^2+1", "1,2"]),
+)
+def test_no_string_makes_the_grader_raise(answer: str, truth: str) -> None:
+    assert is_equivalent(answer, truth) in (True, False)
+    assert is_equivalent(truth, answer) in (True, False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9^{9^9}", "100000!", "2^{99999}", "((x+1)^{99})^{99}", "(" * 20 + "x" + ")" * 20, "x+" * 200, r"\sum_{n=1}^{9} n",
+        "1" * 60,
+    ],
+)  # fmt: skip
+def test_the_gate_keeps_hostile_expressions_from_the_parser(text: str) -> None:
+    assert too_complex(text)
+
+
+def test_symbolic_comparison_works_outside_the_main_thread() -> None:
+    results: list[bool] = []
+    pairs = [(r"\frac{\sqrt2}{2}", r"\frac{1}{\sqrt{2}}"), (r"\sqrt{3}", r"\sqrt{2}")]
+    thread = threading.Thread(target=lambda: results.extend(is_equivalent(a, t) for a, t in pairs))
+    thread.start()
+    thread.join()
+    assert results == [True, False]
+
+
+@pytest.mark.parametrize("truth", VERDICTS["unusable_truths"])
+def test_unusable_ground_truths_are_refused(truth: str) -> None:
+    with pytest.raises(UserError):
+        check_ground_truth(truth)
+
+
+@pytest.mark.parametrize("truth", VERDICTS["usual_truths"])
+def test_usual_ground_truths_are_accepted(truth: str) -> None:
+    check_ground_truth(truth)
+    assert is_equivalent(truth, truth)
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (r"so \boxed{5}.", "5"), (r"\boxed{1} then \boxed{\frac{1}{\sqrt{2}}}", r"\frac{1}{\sqrt{2}}"), (r"\fbox{7}", "7"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"), (r"\boxed 5$.", "5"), (r"\boxed{}", ""), ("none", None), (r"\boxed", None),
+        (r"\boxed{1} and \boxed{2", None), (r"$\boxed{1}$ and $\boxed{2}$", "1, 2"),
+        (r"\boxed{1}, \boxed{2}, or \boxed{3}", "1, 2, 3"),
+        (r"\boxed{1}\text{ and }\boxed{\frac{1}{2}}.", r"1, \frac{1}{2}"), (r"\boxed{2} and \boxed{2}", "2"),
+        (r"\boxed{1} so \boxed{2}", "2"), (r"\boxed{1}\boxed{2}", "2"),
+        (r"\boxed{0}, so \boxed{1} and \boxed{2}", "1, 2"), (r"\boxedfoo{1}", None),
+        (r"\boxed{\begin{pmatrix} 1 \\ 2 \end{pmatrix}}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
+    ],
+)  # fmt: skip
+def test_last_boxed(text: str, content: str | None) -> None:
+    assert last_boxed(text) == content
+
+
+def test_no_alternatives_are_a_mistake() -> None:
+    with pytest.raises(UserError, match="empty list"):
+        r1_zero_reward_fn("</think> <answer>5</answer>", [])
+
+
+def test_a_whole_number_given_as_a_float_is_that_number() -> None:
+    assert r1_zero_reward_fn("</think> <answer>5_{10}</answer>", 5.0)["reward"] == 1.0  # "5.0" would not be

@@ -117,7 +117,7 @@ def test_a_level_needs_two_values() -> None:
 
 
 def test_kept_checkpoints_are_compared_by_the_last_one(workdir: Path) -> None:
-    """Rewards on the old task by their difference, KL by its ratio; the runs of the two arms took different numbers of steps."""
+    """Rewards on the old task by their difference, KL by its ratio; the arms took different numbers of steps."""
     arms = [ending("a", 0.8, 0.7, steps=8), ending("b", 0.8, 0.7, steps=64)]
     kept = {
         arm: [

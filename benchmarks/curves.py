@@ -66,8 +66,7 @@ def ours(model: Path, task: Keywords, problems: list[Problem], settings: argpars
     from grpo.models.checkpoint import load_model, load_tokenizer
     from grpo.rollout.engine import SamplingParams
     from grpo.rollout.transformers_engine import TransformersEngine
-    from grpo.study.methods import GrpoConfig
-    from grpo.study.settings import LearnerSettings
+    from grpo.study.config import GrpoConfig, LearnerSettings
 
     tokenizer, policy, chat, size = load_tokenizer(model), load_model(model), task.formats["chat"], settings.prompts * GROUP
     sizes = {"rollout_batch_size": size, "train_batch_size": size, "gradient_accumulation_steps": 1, "group_size": GROUP}

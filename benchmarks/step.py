@@ -29,7 +29,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the package need not be installed
 
 from grpo.common.process import fix_cpu_kernels, share_cpu_fairly
-from grpo.study.settings import LearnerSettings
+from grpo.study.config import LearnerSettings
 
 fix_cpu_kernels()
 share_cpu_fairly()
@@ -45,7 +45,7 @@ from grpo.models.tokenizer import train_tokenizer  # noqa: E402
 from grpo.models.transformer import TransformerConfig, TransformerLM  # noqa: E402
 from grpo.rollout.engine import SamplingParams  # noqa: E402
 from grpo.rollout.transformers_engine import TransformersEngine  # noqa: E402
-from grpo.study.methods import GrpoConfig  # noqa: E402
+from grpo.study.config import GrpoConfig  # noqa: E402
 from grpo.tasks.arithmetic import word_problems  # noqa: E402
 
 Times = dict[str, list[float]]

@@ -23,8 +23,7 @@ from grpo.models.checkpoint import load_model, load_tokenizer
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.sampling import Sampler, sample_rollouts
 from grpo.rollout.transformers_engine import TransformersEngine
-from grpo.study.methods import GrpoConfig
-from grpo.study.settings import LearnerSettings
+from grpo.study.config import GrpoConfig, LearnerSettings
 from grpo.tasks.arithmetic import word_problems
 from grpo.tasks.environment import Environment
 from grpo.tasks.task import Format, ScoredBatch

@@ -18,7 +18,7 @@ from grpo.evaluation.evaluate import log_generations as log_generations
 from grpo.learner.advantages import normalize_within_groups, reward_statistics
 from grpo.learner.losses import LossInputs, find_loss, masked_normalize, negative_log_likelihood, response_weights
 from grpo.learner.microbatches import pad_and_shift
-from grpo.study.methods import LOSSES_OF_THE_HANDOUTS
+from grpo.study.config import LOSSES_OF_THE_HANDOUTS
 from grpo.tasks.keyword_inclusion import keyword_inclusion_reward_fn as keyword_inclusion_reward_fn
 from grpo.tasks.rewards import question_only_reward_fn as question_only_reward_fn
 from grpo.tasks.rewards import r1_zero_reward_fn as r1_zero_reward_fn

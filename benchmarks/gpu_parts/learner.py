@@ -201,8 +201,7 @@ def profile(setting: Setting) -> Rows:
     def learner(budget: int | None) -> Row:
         require("pydantic")  # for the learner's configuration
         from grpo.learner.learner import Learner
-        from grpo.study.methods import GrpoConfig
-        from grpo.study.settings import LearnerSettings
+        from grpo.study.config import GrpoConfig, LearnerSettings
 
         model = make_model(scale, device, dtype)
         size = len(batch)

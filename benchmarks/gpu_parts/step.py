@@ -67,7 +67,7 @@ def our_parts(way: str, folder: Path, options: argparse.Namespace, config: Any) 
     from grpo.models.checkpoint import load_model, load_tokenizer
     from grpo.rollout.transformers_engine import TransformersEngine
     from grpo.rollout.vllm_engine import VllmEngine, VllmSettings
-    from grpo.study.settings import LearnerSettings
+    from grpo.study.config import LearnerSettings
 
     budget, packing, compiled = OURS[way]
     device = "cpu" if options.tiny else "cuda:0"

@@ -50,7 +50,7 @@ def updates(setting: Setting, folder: Path, size: int, transport: str | None, gp
     import ray
 
     from grpo.rollout.engine import SamplingParams
-    from grpo.study.methods import GrpoConfig
+    from grpo.study.config import GrpoConfig
     from grpo.training.asynchronous.start import start_actors
     from grpo.training.step import RunSetup
 

@@ -14,9 +14,9 @@ from grpo.commands import gpu_memory
 from grpo.commands.gpu_memory import GIB
 from grpo.common.errors import UserError, reason
 from grpo.common.imports import pip_install
+from grpo.study.config import MAIN, HubModel, SampledTraces
 from grpo.study.effective import effective_run
 from grpo.study.schema import Study
-from grpo.study.settings import MAIN, HubModel, SampledTraces
 from grpo.study.software import OPTIMIZER, VLLM, hardware, install_vllm, pins, software, torch_build, unlike_the_pins
 from grpo.tasks.rows import FORMATS, HubDataset, read_rows
 from grpo.tasks.sft_dataset import HubTraces

@@ -12,10 +12,9 @@ from typing import Any
 
 from grpo.commands.gpu_memory import shape_of, text_table
 from grpo.commands.power import power, power_table
+from grpo.study.config import MAIN, EvaluationSteps, ExpertIterationConfig, RunConfig, SftConfig
 from grpo.study.effective import EffectiveRun, digest, effective_run
-from grpo.study.methods import ExpertIterationConfig, RunConfig, SftConfig
 from grpo.study.schema import Study
-from grpo.study.settings import MAIN, EvaluationSteps
 
 # Seconds of a unit of work, and USD an hour.
 CARDS = {"RTX 4090": (84.0, 0.5), "H100": (30.0, 2.5), "H200": (14.0, 3.5)}

@@ -49,10 +49,9 @@ from grpo.common.records import read_problems
 from grpo.learner.chunked import TOKENS_AT_ONCE
 from grpo.rollout.make_engine import memory_share, sleeps
 from grpo.study import paths
+from grpo.study.config import MAIN, GrpoConfig, HubModel, LocalModel, Lora, RunConfig, SamplingConfig
 from grpo.study.effective import effective_run
-from grpo.study.methods import GrpoConfig, Lora, RunConfig, SamplingConfig
 from grpo.study.schema import Study
-from grpo.study.settings import MAIN, HubModel, LocalModel
 from grpo.tasks.task import Format, find_format
 
 STATES_ON_DISK = 2  # saved states of a run in progress: one is kept, and another is being written

@@ -26,9 +26,8 @@ from grpo.common.yaml_file import read_mapping, to_yaml
 from grpo.models import require_checkpoint
 from grpo.study import paths
 from grpo.study.compose import STUDIES_FOLDER, compose, merge, study_path
-from grpo.study.methods import with_objective
+from grpo.study.config import MAIN, with_objective
 from grpo.study.schema import Study, check_name, load_study, validated
-from grpo.study.settings import MAIN
 from grpo.tasks.dataset import Dataset, columns_of
 from grpo.tasks.rewards import REWARD_ARGUMENTS
 from grpo.tasks.rows import FORMATS, read_rows

@@ -18,9 +18,9 @@ from grpo.results.pairs import Pairs, read_pairs
 from grpo.results.verdicts import MARGIN, ratio_of, smallest_seen
 from grpo.study import paths
 from grpo.study.claims import PLACES, AnyClaim
+from grpo.study.config import setting_of
 from grpo.study.effective import EffectiveRun
 from grpo.study.schema import Study
-from grpo.study.settings import setting_of
 
 # Without finished runs: medians of the study mini (November 2026) of the standard deviation between seeds of two arms' paired
 # difference (33 pairs, half of them .050 to .113), and middles for the logarithm of a ratio (entropy: .02 to .14; peaks of the

@@ -17,9 +17,9 @@ from grpo.reporting.timing import read_timing
 from grpo.results.runs import Run, read_run
 from grpo.results.statistics import format_interval, interval_of_mean
 from grpo.study import paths
+from grpo.study.config import HubModel
 from grpo.study.effective import effective_run
 from grpo.study.schema import Study
-from grpo.study.settings import HubModel
 
 PUBLISHED = Path("published")
 METADATA = "metadata.json"

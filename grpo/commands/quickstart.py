@@ -18,8 +18,8 @@ from grpo.common.safe_text import on_terminal, without_password
 from grpo.reporting.labels import render
 from grpo.study import paths
 from grpo.study.compose import study_path
+from grpo.study.config import MAIN
 from grpo.study.schema import load_study
-from grpo.study.settings import MAIN
 from grpo.tracking.mlflow_uri import tracking_uri
 
 STUDY, REAL = "quickstart", "real"  # the studies, each with a folder of its name

@@ -26,8 +26,8 @@ from grpo.results.claims import key_of, needed_experiments
 from grpo.results.verdicts import DECIDED, HOLDS, NOT_TESTED
 from grpo.study import paths
 from grpo.study.compose import BY_TASK, of_left_out
+from grpo.study.config import setting_of
 from grpo.study.schema import load_study, validated
-from grpo.study.settings import setting_of
 from grpo.study.stages import write_stages
 
 FOLDER = Path("replicates")

@@ -12,11 +12,10 @@ from grpo.common.errors import UserError
 from grpo.common.files import files_digest, write_json
 from grpo.common.records import read_problems
 from grpo.study import paths
+from grpo.study.config import SampledTraces, require_known
 from grpo.study.effective import effective_run, read_selections, require_experiment
 from grpo.study.kept import drop_former_stages, keep_until_all_stored, remove_stored
-from grpo.study.methods import require_known
 from grpo.study.schema import ALL_SEEDS, Study, load_study
-from grpo.study.settings import SampledTraces
 from grpo.study.training_inputs import require_recorded_inputs, write_training_inputs
 from grpo.tracking.mlflow_uri import tracking_uri
 from grpo.training.own_code import require_own_code_of_all

@@ -14,8 +14,8 @@ from grpo.common.files import read_json, write_text
 from grpo.common.yaml_file import read_mapping, to_yaml
 from grpo.study import paths
 from grpo.study.compose import STUDIES_FOLDER, compose, files_of, named_studies, study_path
+from grpo.study.config import OFF_POLICY_RANK, GrpoConfig
 from grpo.study.effective import effective_run
-from grpo.study.methods import OFF_POLICY_RANK, GrpoConfig
 from grpo.study.schema import Study, load_study, validated
 from grpo.study.stages import is_edited, write_stages
 from grpo.tasks.build import check_local_data

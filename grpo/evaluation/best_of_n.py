@@ -24,8 +24,8 @@ from grpo.results.intervals import difference_of, mean_of
 from grpo.results.statistics import mean_over_problems
 from grpo.rollout.sampling import transcript
 from grpo.study import paths
+from grpo.study.config import MAIN, BestOfN
 from grpo.study.schema import Study
-from grpo.study.settings import MAIN, BestOfN
 from grpo.tasks.rewards import votes_of
 from grpo.tasks.task import Format, find_format
 from grpo.tracking.mlflow_study import flat

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from grpo.common.records import Problem, Rollout, whole
 from grpo.rollout.engine import SamplingParams, derive_seed
 from grpo.rollout.sampling import Sampler, sample_rollouts, score_rollouts
-from grpo.study.settings import Evaluation
+from grpo.study.config import Evaluation
 from grpo.tasks.task import Format
 
 SEQUENCES_PER_CHUNK = 1024  # of one call of the engine; results depend on it, because each chunk has its own seed

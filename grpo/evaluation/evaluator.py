@@ -20,8 +20,8 @@ from grpo.results.statistics import wilson_interval
 from grpo.rollout.make_engine import Checkpoint, make_engine
 from grpo.rollout.sampling import Sampler, episode_measures, transcript
 from grpo.study import paths
+from grpo.study.config import MAIN
 from grpo.study.schema import Study
-from grpo.study.settings import MAIN
 from grpo.tasks.build import longest_prompt, within
 from grpo.tasks.dataset import entry_of_file
 from grpo.tasks.rewards import score_of

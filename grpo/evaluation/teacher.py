@@ -11,8 +11,8 @@ from grpo.common.records import Problem, Rollout, read_problems
 from grpo.evaluation.evaluator import CheckpointEvaluator
 from grpo.models.source import folder_of
 from grpo.study import paths
+from grpo.study.config import SampledTraces
 from grpo.study.schema import Study
-from grpo.study.settings import SampledTraces
 from grpo.tasks.sft_dataset import Trace, build_sft_dataset
 from grpo.tasks.task import Task, find_format
 

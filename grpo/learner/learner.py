@@ -30,8 +30,7 @@ from grpo.models.decoding import PADDING
 from grpo.models.examine import traits_of, why_not_packed
 from grpo.models.lora import without_adapters
 from grpo.models.sharding import is_sharded, load_weights, shard
-from grpo.study.methods import GrpoConfig, RunConfig
-from grpo.study.settings import LearnerSettings
+from grpo.study.config import GrpoConfig, LearnerSettings, RunConfig
 
 # Metrics that are means over a train batch's response tokens.
 _MEANS = ("token_entropy", "clip_fraction", "ratio_mean", "mismatch_mean", "mismatch_above", "mismatch_kl")

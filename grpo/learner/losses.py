@@ -197,7 +197,7 @@ def _clipped(ratio: Tensor, inputs: LossInputs) -> tuple[Tensor, dict[str, Tenso
     return -torch.minimum(unclipped, clipped), {"clipped": clipped < unclipped}
 
 
-LOSSES: dict[str, Loss] = {  # as LOSS_TYPES in grpo/study/methods.py, which must not import torch
+LOSSES: dict[str, Loss] = {  # as LOSS_TYPES in grpo/study/config.py, which must not import torch
     "no_baseline": no_baseline,
     "reinforce_with_baseline": reinforce_with_baseline,
     "grpo_clip": grpo_clip,

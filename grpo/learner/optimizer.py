@@ -12,7 +12,7 @@ from grpo.common.errors import UserError
 from grpo.models.sharding import computing_dtype, gather, is_sharded, share_of
 
 if TYPE_CHECKING:  # a measurement on a bare machine has no pydantic
-    from grpo.study.methods import RunConfig
+    from grpo.study.config import RunConfig
 
 BETAS = 0.9, 0.95
 MOMENTS = "exp_avg", "exp_avg_sq"  # torch's keys in the optimizer state of a weight

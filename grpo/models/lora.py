@@ -17,7 +17,7 @@ from torch import nn
 from grpo.common.errors import UserError
 
 if TYPE_CHECKING:
-    from grpo.study.methods import Lora
+    from grpo.study.config import Lora
 
 ADAPTER = "default"  # peft's name of a single adapter
 FOLDER = "adapter"  # of a checkpoint

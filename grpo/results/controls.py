@@ -15,9 +15,9 @@ from grpo.results.runs import Run, first_scores, read_baseline
 from grpo.results.verdicts import comparison
 from grpo.study import paths
 from grpo.study.compose import BEST_PROMPT, CONTROLS_IN, FULL
+from grpo.study.config import MAIN
 from grpo.study.effective import seeds_with_a_base
 from grpo.study.schema import Study
-from grpo.study.settings import MAIN
 
 IN_WORDS = {  # arms of the experiment CONTROLS_IN
     FULL: "the full reward",

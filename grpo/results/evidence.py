@@ -11,8 +11,8 @@ import numpy as np
 from grpo.results.intervals import Scores, difference_of, simultaneous
 from grpo.results.runs import Run, by_arm, final_scores, read_runs, value
 from grpo.results.statistics import LEVEL, wilson_interval
+from grpo.study.config import setting_of
 from grpo.study.schema import Study
-from grpo.study.settings import setting_of
 
 BELOW = 0.5  # a run that ends below this share of its best reward has collapsed
 

@@ -15,10 +15,10 @@ from grpo.common.errors import UserError
 from grpo.common.files import damaged, read_csv, read_json, read_jsonl, require_keys
 from grpo.common.metrics import name_of_kept
 from grpo.study import paths
+from grpo.study.config import Score
 from grpo.study.effective import read_config
 from grpo.study.paths import stage_of_run
 from grpo.study.schema import Study
-from grpo.study.settings import Score
 
 
 @dataclass(frozen=True)

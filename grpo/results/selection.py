@@ -7,9 +7,8 @@ from typing import Any
 
 from grpo.results.evidence import Evidence, evidence_of
 from grpo.results.intervals import Interval, difference_of, mean_of
-from grpo.study.methods import OFF_POLICY_RANK
+from grpo.study.config import OFF_POLICY_RANK, setting_of
 from grpo.study.schema import Study
-from grpo.study.settings import setting_of
 
 
 @dataclass(frozen=True)

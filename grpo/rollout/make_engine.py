@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from grpo.common.world import ALONE, World
 from grpo.rollout.engine import Engine
-from grpo.study.methods import GrpoConfig, RunConfig
+from grpo.study.config import GrpoConfig, RunConfig
 from grpo.study.schema import Study
 
 

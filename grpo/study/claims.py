@@ -11,8 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Tag
 
 from grpo.common.errors import UserError
-from grpo.study.methods import Section, require_known
-from grpo.study.settings import Experiment, setting_of
+from grpo.study.config import Experiment, Section, require_known, setting_of
 
 REWARD = "answer_reward"
 OLD_TASK = "val/old_task_reward"

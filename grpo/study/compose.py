@@ -13,8 +13,7 @@ from typing import Any
 from grpo.common.errors import UserError
 from grpo.common.yaml_file import read_mapping
 from grpo.study import paths
-from grpo.study.methods import require_known, with_objective
-from grpo.study.settings import MAIN
+from grpo.study.config import MAIN, require_known, with_objective
 
 STUDIES_FOLDER = Path("studies")
 # Keys with the kind of a mapping. If an overlay changes one, the mapping is replaced, as other keys belong to another kind.

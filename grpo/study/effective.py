@@ -15,9 +15,8 @@ from grpo.common.errors import UserError, reason
 from grpo.common.files import damaged, read_json, require_keys
 from grpo.common.yaml_file import parse_yaml
 from grpo.study import paths
-from grpo.study.methods import OFF_POLICY_RANK, GrpoConfig, RunConfig, apply_overrides, require_known, resolved
+from grpo.study.config import OFF_POLICY_RANK, GrpoConfig, Method, RunConfig, apply_overrides, require_known, resolved
 from grpo.study.schema import Study
-from grpo.study.settings import Method
 
 
 def require_experiment(study: Study, name: str) -> None:

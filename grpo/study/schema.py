@@ -19,34 +19,32 @@ from grpo.common.yaml_file import read_mapping
 from grpo.study import paths
 from grpo.study.claims import AnyClaim, own_claims
 from grpo.study.compose import BEST_PROMPT, CONTROLS, CONTROLS_IN, STUDIES_FOLDER, compose
-from grpo.study.methods import (
+from grpo.study.config import (
+    MAIN,
     OFF_POLICY_RANK,
     OMIT,
-    ExpertIterationConfig,
-    GrpoConfig,
-    RunConfig,
-    Section,
-    SftConfig,
-    apply_overrides,
-    explain,
-    require_known,
-)
-from grpo.study.settings import (
-    MAIN,
     Divergence,
     EngineSettings,
     Evaluation,
     Experiment,
+    ExpertIterationConfig,
+    GrpoConfig,
     KissingNumber,
     LearnerSettings,
     LocalModel,
     Method,
     Model,
     Resources,
+    RunConfig,
     SampledTraces,
     Score,
+    Section,
     Selection,
+    SftConfig,
     SftDataset,
+    apply_overrides,
+    explain,
+    require_known,
 )
 from grpo.study.stages import require_current_stages
 from grpo.tasks.rows import file_of

@@ -28,7 +28,7 @@ from grpo.common.imports import pip_install
 from grpo.study.paths import shipped
 
 if TYPE_CHECKING:
-    from grpo.study.methods import RunConfig
+    from grpo.study.config import RunConfig
     from grpo.study.schema import Study
 
 # Packages that sample, train and grade: other versions of these may give other results.

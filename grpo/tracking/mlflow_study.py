@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo.common.safe_text import hide_secrets
+from grpo.study.config import MAIN, HubModel, LocalModel, WheelModel
 from grpo.study.effective import digest
 from grpo.study.schema import Study
-from grpo.study.settings import MAIN, HubModel, LocalModel, WheelModel
 from grpo.study.training_inputs import shared_settings
 
 

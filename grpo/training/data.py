@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from grpo.common.errors import UserError
 from grpo.common.records import Example, Problem, read_examples, read_problems
+from grpo.study.config import GrpoConfig, SftConfig
 from grpo.study.effective import EffectiveRun
-from grpo.study.methods import GrpoConfig, SftConfig
 
 Item = TypeVar("Item")
 

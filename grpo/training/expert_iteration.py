@@ -13,7 +13,7 @@ from grpo.evaluation.evaluate import summarize
 from grpo.learner.learner import Learner
 from grpo.learner.microbatches import texts_of
 from grpo.rollout.engine import derive_seed
-from grpo.study.methods import ExpertIterationConfig
+from grpo.study.config import ExpertIterationConfig
 from grpo.training.step import RunContext, Updates, reward, sample, task_metrics
 
 

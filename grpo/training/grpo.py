@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grpo.common.records import response_tokens
 from grpo.learner.learner import Learner
-from grpo.study.methods import GrpoConfig
+from grpo.study.config import GrpoConfig
 from grpo.training.step import RunContext, replace_groups_without_signal, sample, score, train_on
 
 

@@ -19,9 +19,8 @@ from grpo.learner.losses import mismatch
 from grpo.results.statistics import interval_of_mean
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.sampling import Sampler, episode_measures, transcript
-from grpo.study.methods import SamplingConfig
+from grpo.study.config import Divergence, EvaluationSteps, SamplingConfig, Score
 from grpo.study.schema import Study
-from grpo.study.settings import Divergence, EvaluationSteps, Score
 from grpo.tracking.run_log import RunLog
 from grpo.training.step import RunSetup, Updates
 

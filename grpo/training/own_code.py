@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from grpo.common.imports import call_with, is_import_path
+from grpo.study.config import GrpoConfig, PretrainedHere, RunConfig
 from grpo.study.effective import effective_run
-from grpo.study.methods import GrpoConfig, RunConfig
 from grpo.study.schema import Study
-from grpo.study.settings import PretrainedHere
 from grpo.tasks.rewards import find_reward
 from grpo.tasks.task import SHIPPED_REWARDS
 

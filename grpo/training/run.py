@@ -20,9 +20,9 @@ from grpo.common.world import is_rank_0, start_processes, started_by_torchrun
 from grpo.models import require_checkpoint
 from grpo.models.tokenizer import chat_date
 from grpo.study import paths
+from grpo.study.config import GrpoConfig
 from grpo.study.effective import EffectiveRun, digest, read_config
 from grpo.study.kept import bring_back, keep_until_stored
-from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study
 from grpo.study.software import hardware, packages, software, warn_of_other_versions
 from grpo.study.training_inputs import code_of_rooms, shared_settings, task_inputs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grpo.learner.learner import Learner, require_context
 from grpo.learner.microbatches import whole_texts
-from grpo.study.methods import SftConfig
+from grpo.study.config import SftConfig
 from grpo.training.data import items_of_step
 from grpo.training.step import RunContext
 

@@ -15,7 +15,7 @@ from grpo.learner.advantages import are_equal, normalize_within_groups, own_adva
 from grpo.learner.learner import Learner
 from grpo.rollout.engine import SamplingParams, derive_seed
 from grpo.rollout.sampling import Sampler, episode_measures, sample_rollouts, score_rollouts
-from grpo.study.methods import GrpoConfig, SamplingConfig, TrainingConfig
+from grpo.study.config import GrpoConfig, SamplingConfig, TrainingConfig
 from grpo.tasks.rewards import Score, soft_overlong_punishment
 from grpo.tasks.task import Format, Task
 from grpo.tracking.run_log import RunLog

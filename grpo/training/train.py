@@ -19,8 +19,8 @@ from grpo.models.lora import add_adapters
 from grpo.models.sharding import whole_model
 from grpo.rollout.make_engine import Checkpoint, make_engine
 from grpo.rollout.sampling import Sampler, require_shown
+from grpo.study.config import ExpertIterationConfig, GrpoConfig, RunConfig, SamplingConfig, SftConfig
 from grpo.study.effective import EffectiveRun
-from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, SamplingConfig, SftConfig
 from grpo.study.schema import Study
 from grpo.tasks.rewards import score_of
 from grpo.tasks.task import find_format

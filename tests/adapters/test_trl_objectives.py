@@ -28,7 +28,7 @@ from grpo.learner.microbatches import Microbatch
 from grpo.models.tokenizer import Tokenizer
 from grpo.rollout.engine import Draw, SamplingParams
 from grpo.rollout.sampling import Sampler, sample_rollouts
-from grpo.study.methods import OBJECTIVES
+from grpo.study.config import OBJECTIVES
 from grpo.tasks.rewards import score_of, soft_overlong_punishment
 from grpo.tasks.task import Format, Task, make_task
 from grpo.training.step import set_advantages, train_on

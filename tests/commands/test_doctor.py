@@ -18,9 +18,8 @@ from grpo.common.files import write_json
 from grpo.common.records import Problem, write_records
 from grpo.models.lora import add_adapters
 from grpo.study import paths
-from grpo.study.methods import Lora
+from grpo.study.config import LocalModel, Lora
 from grpo.study.schema import Study
-from grpo.study.settings import LocalModel
 
 
 def by_name(study: Study) -> dict[str, doctor.Finding]:
@@ -180,7 +179,7 @@ def totals(study: Study, card: float) -> dict[str, float]:
 @pytest.mark.parametrize("content", ["", "{}", '{"model_type": "gpt2"}'])
 def test_a_model_of_another_kind_or_damaged_has_no_shape(content: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(content)
-    from grpo.study.settings import LocalModel
+    from grpo.study.config import LocalModel
 
     model = LocalModel(source="local", path=str(tmp_path))
     assert gpu_memory.shape_of(study_named("math-h100").model_copy(update={"models": {"main": model}})) is None

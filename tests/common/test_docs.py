@@ -24,7 +24,7 @@ from study_parts import study_named
 
 from grpo.cli import app
 from grpo.study.compose import study_path
-from grpo.study.methods import GrpoConfig
+from grpo.study.config import GrpoConfig
 from grpo.study.schema import Study
 
 ROOT = Path(__file__).parents[2]

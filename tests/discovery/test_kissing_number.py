@@ -24,8 +24,8 @@ from grpo.discovery.strategies import BASELINE, REFUSED, ROUND, STRATEGIES, TURN
 from grpo.discovery.verifier import Verification, verify_program, verify_text
 from grpo.reporting.kissing_number import draw_search, read_report, write_delivery
 from grpo.study import paths
+from grpo.study.config import KissingNumber
 from grpo.study.schema import Study
-from grpo.study.settings import KissingNumber
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / paths.KISSING_NUMBER

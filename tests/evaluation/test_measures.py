@@ -22,8 +22,8 @@ from grpo.evaluation.best_of_n import measure_pass_at_k
 from grpo.evaluation.kl import kept_checkpoints, measure_kl, summary
 from grpo.models.checkpoint import load_model, save_checkpoint
 from grpo.study import paths
+from grpo.study.config import BestOfN, LocalModel, OldTask
 from grpo.study.schema import Study
-from grpo.study.settings import BestOfN, LocalModel, OldTask
 from grpo.tasks.formats import QUESTION_ONLY
 from grpo.tasks.rewards import votes_of
 

@@ -13,7 +13,7 @@ from grpo.common.records import Completion, Problem, Rollout, read_examples
 from grpo.evaluation import evaluate as module
 from grpo.evaluation.teacher import traces_of
 from grpo.study import paths
-from grpo.study.settings import SampledTraces
+from grpo.study.config import SampledTraces
 from grpo.tasks.arithmetic import Arithmetic
 from grpo.tasks.keyword_inclusion import Keyword
 from grpo.tasks.task import Task

@@ -14,8 +14,7 @@ from grpo.common.records import Problem, Rollout
 from grpo.learner.learner import Learner
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
-from grpo.study.methods import GrpoConfig
-from grpo.study.settings import LearnerSettings
+from grpo.study.config import GrpoConfig, LearnerSettings
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")]
 # Heads of the real size, and rows of several hundred tokens, so that attention has more than one block to compute.

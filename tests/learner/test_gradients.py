@@ -28,8 +28,7 @@ from grpo.learner.chunked import chunked_log_probs, log_probs_of
 from grpo.learner.learner import Learner
 from grpo.learner.microbatches import neighbours, of_like_length, texts_of, whole_texts
 from grpo.models.packing import fill_rows, pack
-from grpo.study.methods import GrpoConfig
-from grpo.study.settings import LearnerSettings
+from grpo.study.config import GrpoConfig, LearnerSettings
 from grpo.training.step import train_on
 
 LAYOUTS = {  # token budget of a microbatch, and whether its responses are packed

@@ -40,8 +40,7 @@ from grpo.models.lora import FOLDER, add_adapters, without_adapters
 from grpo.models.transformer import TransformerLM
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
-from grpo.study.methods import OBJECTIVES, Lora
-from grpo.study.settings import LearnerSettings
+from grpo.study.config import OBJECTIVES, LearnerSettings, Lora
 from grpo.training.step import train_on
 
 

@@ -47,8 +47,7 @@ from grpo.learner.losses import (
 from grpo.learner.microbatches import pad_and_shift
 from grpo.models.lora import add_adapters
 from grpo.study.compose import compose
-from grpo.study.methods import OBJECTIVES, GrpoConfig, Lora, apply_overrides, resolved
-from grpo.study.settings import LearnerSettings
+from grpo.study.config import OBJECTIVES, GrpoConfig, LearnerSettings, Lora, apply_overrides, resolved
 
 
 def normalized(rewards: Sequence[float], *how: Any) -> tuple[Tensor, dict[str, float]]:

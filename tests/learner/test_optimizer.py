@@ -18,8 +18,8 @@ from grpo.learner import optimizer as optimizer_module
 from grpo.learner.learner import Learner
 from grpo.learner.microbatches import texts_of, whole_texts
 from grpo.learner.optimizer import LossScale, Optimizer, learning_rate
+from grpo.study.config import GrpoConfig, SftConfig
 from grpo.study.effective import effective_run
-from grpo.study.methods import GrpoConfig, SftConfig
 from grpo.study.schema import load_study
 from grpo.tracking.run_log import RunLog
 from grpo.training.train import phase_devices

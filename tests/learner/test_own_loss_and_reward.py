@@ -19,7 +19,7 @@ from grpo.common.records import Completion, Problem
 from grpo.learner.advantages import own_advantages
 from grpo.learner.losses import LOSSES, bind_loss, find_loss
 from grpo.study.compose import merge
-from grpo.study.methods import LOSS_TYPES, GrpoConfig, apply_overrides
+from grpo.study.config import LOSS_TYPES, GrpoConfig, apply_overrides
 from grpo.tasks.rewards import apply_reward
 from grpo.tasks.task import ScoredBatch, Task, make_task
 from grpo.training.own_code import require_own_code

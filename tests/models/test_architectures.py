@@ -34,9 +34,9 @@ from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import paths
 from grpo.study.compose import compose, study_path
+from grpo.study.config import LocalModel, WheelModel
 from grpo.study.effective import effective_run
 from grpo.study.schema import Study
-from grpo.study.settings import LocalModel, WheelModel
 from grpo.tasks.task import Format
 
 TEXTS = ["What is 1 + 1?", "The answer is 2, since 1 and 1 make 2.", "No.", "Mia has 3 apples and eats one of them."]

@@ -23,8 +23,7 @@ from grpo.models.decoding import KeyValueCache
 from grpo.models.hugging_face import SHARED_PROMPT
 from grpo.models.packed_attention import Layout, PromptGroup, packed_attention
 from grpo.models.transformer import TransformerConfig, TransformerLM, visible_keys
-from grpo.study.methods import GrpoConfig
-from grpo.study.settings import LearnerSettings
+from grpo.study.config import GrpoConfig, LearnerSettings
 
 SIZES = YAML(typ="safe", pure=True).load(Path(__file__).with_name("variants.yaml"))
 SMALL = TransformerConfig(**SIZES["small"])

@@ -18,7 +18,7 @@ from training_parts import NoMlflow, by, contains_a_t, context, problems, saved_
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.rollout.transformers_engine import TransformersEngine
-from grpo.study.methods import Asynchronous, GrpoConfig
+from grpo.study.config import Asynchronous, GrpoConfig
 from grpo.tasks.formats import QUESTION_ONLY
 from grpo.tasks.task import Format
 from grpo.tracking.run_log import RunLog

@@ -11,8 +11,7 @@ from training_parts import scored
 
 from grpo.common.records import Completion, Problem, Rollout
 from grpo.learner.learner import Learner
-from grpo.study.methods import GrpoConfig
-from grpo.study.settings import LearnerSettings
+from grpo.study.config import GrpoConfig, LearnerSettings
 
 PROBLEM = Problem("p", "?", "1")
 LENGTHS = (5, 1, 9, 3, 12, 7, 2, 4)

@@ -16,9 +16,8 @@ from grpo.common.world import World, init_world
 from grpo.learner.learner import Learner
 from grpo.models.tokenizer import train_tokenizer
 from grpo.rollout.transformers_engine import TransformersEngine
-from grpo.study.methods import ExpertIterationConfig, GrpoConfig, SftConfig
+from grpo.study.config import ExpertIterationConfig, GrpoConfig, LearnerSettings, SftConfig
 from grpo.study.schema import load_study
-from grpo.study.settings import LearnerSettings
 from grpo.tracking.run_log import RunLog
 from grpo.training.expert_iteration import train_by_expert_iteration
 from grpo.training.grpo import train_grpo

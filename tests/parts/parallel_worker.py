@@ -21,7 +21,7 @@ from grpo.models.sharding import gather, weights_of, whole_model
 from grpo.models.tokenizer import train_tokenizer
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
-from grpo.study.settings import LearnerSettings
+from grpo.study.config import LearnerSettings
 from grpo.training.state import copy_to_cpu
 
 UPDATES = 3

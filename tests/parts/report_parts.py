@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from grpo.common.files import write_json, write_text
 from grpo.results.runs import Run
 from grpo.study import paths
+from grpo.study.config import Experiment
 from grpo.study.schema import Study
-from grpo.study.settings import Experiment
 
 EXPERIMENT = "grpo_learning_rate"
 PROBLEMS = 100

@@ -14,9 +14,8 @@ from ruamel.yaml import YAML
 from grpo.commands.study import composed_text
 from grpo.common.errors import UserError
 from grpo.study.compose import compose
-from grpo.study.methods import OFF_POLICY_RANK
+from grpo.study.config import OFF_POLICY_RANK, Experiment, Method
 from grpo.study.schema import Study, load_study, validated
-from grpo.study.settings import Experiment, Method
 
 SFT = "sft_experiment"
 EXPERT_ITERATION = "expert_iteration_experiment"

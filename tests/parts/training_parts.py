@@ -21,7 +21,7 @@ from grpo.models.checkpoint import save_checkpoint
 from grpo.rollout.sampling import Sampler
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import paths
-from grpo.study.methods import GrpoConfig
+from grpo.study.config import GrpoConfig
 from grpo.study.schema import Study
 from grpo.tasks.graded import GradedTask
 from grpo.tasks.rewards import Score

@@ -20,8 +20,8 @@ from grpo.reporting.labels import arm_labels, bounded, decimals, interval, plain
 from grpo.reporting.page import Body, embedded, number
 from grpo.reporting.writeup import cost, left_out, measured, outcome, read_timing, wall_seconds, writeup_of
 from grpo.study import paths
+from grpo.study.config import Experiment
 from grpo.study.schema import Study
-from grpo.study.settings import Experiment
 
 GRPO = {"learning_rate": 3e-4, "epochs_per_rollout_batch": 1, "train_batch_size": 64, "loss_type": "grpo_clip", "prompt": "r1"}
 

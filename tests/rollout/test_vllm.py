@@ -32,8 +32,7 @@ from grpo.rollout.engine import Draw, SamplingParams
 from grpo.rollout.sampling import Sampler, sample_rollouts
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.rollout.vllm_engine import VllmEngine, VllmSettings, stopping_scheduler
-from grpo.study.methods import GrpoConfig
-from grpo.study.settings import LearnerSettings
+from grpo.study.config import GrpoConfig, LearnerSettings
 from grpo.tasks import formats
 from grpo.tasks.environment import Environment
 from grpo.tasks.task import Format

@@ -37,10 +37,9 @@ from grpo.common.files import write_text
 from grpo.common.yaml_file import parse_yaml, to_yaml
 from grpo.study import paths
 from grpo.study import software as software_module
+from grpo.study.config import EvaluationSteps, ExpertIterationConfig, GrpoConfig, RunConfig, SftConfig
 from grpo.study.effective import effective_run
-from grpo.study.methods import ExpertIterationConfig, GrpoConfig, RunConfig, SftConfig
 from grpo.study.schema import Study, load_study
-from grpo.study.settings import EvaluationSteps
 from grpo.study.software import PACKAGES, software
 from grpo.study.stages import stages_of, write_stages
 from grpo.training.run import run_identity

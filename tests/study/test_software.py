@@ -18,7 +18,7 @@ from grpo.common.errors import UserError
 from grpo.reporting.writeup import environments
 from grpo.study import paths, training_inputs
 from grpo.study import software as software_module
-from grpo.study.methods import Asynchronous, GrpoConfig, Lora
+from grpo.study.config import Asynchronous, GrpoConfig, Lora
 from grpo.study.schema import Study
 from grpo.study.software import (
     PACKAGES,

@@ -28,7 +28,7 @@ from grpo.grader.grader import cheap_verdict, check_ground_truth, full_verdict, 
 from grpo.grader.process import GraderProcess, Verdict, grade_batch
 from grpo.grader.symbolic import too_complex
 from grpo.rollout.sampling import score_rollouts
-from grpo.study.methods import GrpoConfig
+from grpo.study.config import GrpoConfig
 from grpo.tasks.graded import GradedTask
 from grpo.tasks.rewards import question_only_reward_fn, r1_zero_reward_fn, score_by_task
 from grpo.tasks.task import Format, ScoredBatch, Task

@@ -35,9 +35,9 @@ from grpo.common.files import read_json, write_json, write_text
 from grpo.common.yaml_file import parse_yaml
 from grpo.reporting.mlflow_arms import record_arms
 from grpo.study import paths
+from grpo.study.config import HubModel
 from grpo.study.effective import EffectiveRun, digest, effective_run
 from grpo.study.schema import Study
-from grpo.study.settings import HubModel
 from grpo.study.software import hardware, software
 from grpo.tracking import mlflow_run, mlflow_study
 from grpo.tracking.mlflow_run import MlflowRun

@@ -49,8 +49,8 @@ from grpo.models.lora import add_adapters, without_adapters
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import paths
+from grpo.study.config import Lora
 from grpo.study.effective import effective_run
-from grpo.study.methods import Lora
 from grpo.study.schema import Study
 from grpo.tasks.environment import Environment
 from grpo.tasks.formats import QUESTION_ONLY

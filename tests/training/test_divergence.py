@@ -27,9 +27,9 @@ from grpo.common.files import read_jsonl
 from grpo.learner.learner import Learner
 from grpo.results.statistics import wilson_interval
 from grpo.rollout.transformers_engine import TransformersEngine
+from grpo.study.config import Divergence
 from grpo.study.effective import effective_run
 from grpo.study.schema import Study
-from grpo.study.settings import Divergence
 from grpo.tracking.run_log import RunLog
 from grpo.training.grpo import train_grpo
 from grpo.training.monitor import Monitor, divergence

@@ -25,10 +25,9 @@ from grpo.models.checkpoint import load_model
 from grpo.models.tokenizer import Tokenizer
 from grpo.rollout.engine import SamplingParams
 from grpo.study import paths
+from grpo.study.config import ExpertIterationConfig, LearnerSettings, SftConfig
 from grpo.study.effective import EffectiveRun, effective_run
-from grpo.study.methods import ExpertIterationConfig, SftConfig
 from grpo.study.schema import Study
-from grpo.study.settings import LearnerSettings
 from grpo.tasks import formats
 from grpo.tasks.task import Format
 from grpo.training.data import choose_examples, items_of_step

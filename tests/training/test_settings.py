@@ -24,8 +24,7 @@ from grpo.learner.learner import Learner
 from grpo.models.lora import add_adapters
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
-from grpo.study.methods import GrpoConfig
-from grpo.study.settings import LearnerSettings
+from grpo.study.config import GrpoConfig, LearnerSettings
 from grpo.training.step import train_on
 
 BASE = {"loss_type": "grpo_clip", "cliprange": 0.01, "epochs_per_rollout_batch": 2, "sampling_min_tokens": 0}

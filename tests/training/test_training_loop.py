@@ -46,10 +46,9 @@ from grpo.rollout.engine import SamplingParams
 from grpo.rollout.make_engine import Checkpoint, make_engine
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import paths
+from grpo.study.config import GrpoConfig, LocalModel, Lora
 from grpo.study.effective import EffectiveRun, effective_run
-from grpo.study.methods import GrpoConfig, Lora
 from grpo.study.schema import Study
-from grpo.study.settings import LocalModel
 from grpo.tasks.task import ScoredBatch
 from grpo.tracking.run_log import RunLog
 from grpo.training import grpo as loop

@@ -21,7 +21,7 @@ from grpo.models.lora import without_adapters
 from grpo.models.sharding import weights_of
 from grpo.rollout.engine import Draw, SamplingParams
 from grpo.rollout.sampling import Sampler
-from grpo.study.methods import GrpoConfig
+from grpo.study.config import GrpoConfig
 from grpo.training.state import copy_to_cpu, write_durably
 from grpo.training.step import RunSetup, Updates, sample, score, train_on
 

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, cast
 
 from grpo.common.records import response_tokens
-from grpo.study.methods import GrpoConfig
+from grpo.study.config import GrpoConfig
 from grpo.training.asynchronous.actors import ScoredRollouts
 from grpo.training.asynchronous.remote import STUCK_AFTER_S, RemoteLearner, RolloutPipeline
 from grpo.training.asynchronous.replay import ReplayBuffer

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from grpo.common.records import Rollout
 from grpo.rollout.engine import derive_seed
-from grpo.study.methods import GrpoConfig
+from grpo.study.config import GrpoConfig
 
 
 @dataclass

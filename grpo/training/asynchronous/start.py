@@ -24,8 +24,8 @@ from grpo.models.lora import add_adapters
 from grpo.rollout.engine import Engine
 from grpo.rollout.make_engine import Checkpoint, make_engine
 from grpo.rollout.sampling import Sampler
+from grpo.study.config import GrpoConfig
 from grpo.study.effective import EffectiveRun
-from grpo.study.methods import GrpoConfig
 from grpo.study.schema import Study
 from grpo.training.asynchronous.actors import WRITING, Generator, LearnerActor, Scorer, Weights
 from grpo.training.asynchronous.remote import START_S, RemoteLearner, RolloutPipeline, result_of

@@ -249,6 +249,16 @@ def kept(*steps: tuple[float, float]) -> dict[str, Any]:
     return {"a": [{"step": 8 * place, **of} for place, of in enumerate(values)]}
 
 
+def test_what_the_page_of_papers_says_of_forgetting_is_so() -> None:
+    experiments = json.loads((ROOT / "reports/literature/forgetting/record.json").read_text())["experiments"]
+    grpo, others = (
+        experiments[name]["kl"][f"{arm}-rate_low"][-1] for name, arm in (("reinforcement", "grpo"), ("fine_tuning", "others"))
+    )
+    assert abs(grpo["answer_reward"]["value"] - others["answer_reward"]["value"]) < 0.02
+    assert others["forward_per_token"]["value"] < grpo["forward_per_token"]["value"]
+    assert abs(grpo["old_task_reward"]["value"] - others["old_task_reward"]["value"]) < 0.03
+
+
 def test_the_committed_page_of_papers_follows_from_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """And each was run with the settings that its study has now."""
     monkeypatch.chdir(ROOT)

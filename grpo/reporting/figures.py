@@ -153,7 +153,7 @@ def _draw_kl(axes: list[Axes], entry: Values, looks: Mapping[str, Style]) -> Non
     charts.frame(over_steps, "KL, nats (dotted: forward)", charts.STEP[entry["method"]])
     charts.frame(over_kl, "answer reward, by KL", charts.TITLES[KL], share=True)
     for panel in over_forward:
-        charts.frame(panel, "answer reward on the old task, by forward KL", "forward KL, nats a token", share=True)
+        charts.frame(panel, "old task, by forward KL", "forward KL, nats a token", share=True)
 
 
 def has_old_task(entry: Values) -> bool:

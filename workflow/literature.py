@@ -41,7 +41,7 @@ What these studies cannot say:
 - A claim about where a gain comes from says nothing where there is no gain.
 - The validation set has 16 different answers, so guessing by their frequency finds 0.66 of them in 16 draws and 0.98 in 64.
   At such k pass@k says little about what a model can work out.
-- In the study of forgetting each method has the rate that rewards it most, so methods end at different rewards. Fine-tuning on
+- In the study of forgetting each method has its best rate, or a lower one within its error, so rewards differ. Fine-tuning on
   others' answers at the lower rate ends at nearly GRPO's reward: there it has the lower KL, and forgets about as little. On
   own answers it takes twice as many updates as on others'.
 """

@@ -20,7 +20,7 @@ from grpo.results.intervals import Scores, mean_of_pairs
 from grpo.results.pairs import Pairs, by_problems
 from grpo.results.runs import Run, final_scores, first_scores, identical, read_kept
 from grpo.results.statistics import LEVEL, format_interval
-from grpo.study.claims import DIFFERENCES, KEPT, OLD_TASK, AnyClaim, Beats
+from grpo.study.claims import DIFFERENCES, KEPT, OLD_TASK, REWARD, AnyClaim, Beats
 
 VerdictName = Literal["holds", "does not hold", "same", "open", "not tested"]
 HOLDS: VerdictName = "holds"
@@ -172,7 +172,7 @@ def ratio_of(claim: AnyClaim) -> Beats | None:
 
 def _compares_levels(claim: AnyClaim) -> Beats | None:
     """The claim if it is about levels of a metric (:func:`level`), else None: it is about the rewards of problems."""
-    return claim if ratio_of(claim) or (isinstance(claim, Beats) and claim.metric == OLD_TASK) else None  # type: ignore[return-value]
+    return claim if isinstance(claim, Beats) and claim.metric != REWARD else None
 
 
 def _at(claim: AnyClaim) -> str:

@@ -64,7 +64,7 @@ def check(
 
 
 def describe(study: Study) -> str:
-    """Try the study's own code and local data, and list the arms with their settings."""
+    """Try the study's own code and local data; list the arms with their settings, the claims and the controls."""
     require_own_code_of_all(study)
     for name in study.tasks:
         check_local_data(study.task(name), study.needed_problems(name))
@@ -72,16 +72,21 @@ def describe(study: Study) -> str:
     lines = [f"{study.study}: {study.description}", f"seeds {study.seeds}, tasks {tasks}, engine {study.engine.name}"]
     pinned = study.selection.pinned
     for name in study.active_experiments:
+        arms, seeds = study.experiments[name].arms, study.seeds_of(name)
         before = [f"{b} ({f'pinned: {pinned[b]}' if b in pinned else 'winner'})" for b in study.needed_selections(name)]
-        lines.append(name + (f", builds on {', '.join(before)}" if before else ""))
-        for arm, overrides in study.experiments[name].arms.items():
+        runs = f"{name}: {len(arms)} arms, {len(seeds)} seeds"
+        lines.append(runs + (f", builds on {', '.join(before)}" if before else ""))
+        for arm, overrides in arms.items():
             config = effective_run(study, name, arm, study.seeds[0], []).config
             steps = f"{config.n_steps} steps"
             if OFF_POLICY_RANK in overrides:
                 steps += f", updates as in {study.experiments[name].builds_on}'s off-policy arm of that rank"
             elif isinstance(config, GrpoConfig):
                 steps += f", {config.updates_per_rollout_batch} update(s) per rollout batch"
-            lines.append(f"  {arm}: {overrides}, {steps}")
+            changed = ", ".join(f"{key} {value}" for key, value in overrides.items()) or "no setting changed"
+            lines.append(f"  {arm}: {changed}; {steps}")
+    lines += [f"claim {claim.id}, {claim.experiment}: {claim.statement}" for claim in study.own_claims]
+    lines += [f"controls: {', '.join(study.controls)}"] if study.controls else []
     return "\n".join([*lines, *([f"left out: {', '.join(study.left_out)}"] if study.left_out else [])])
 
 

@@ -6,11 +6,13 @@ A claim is one of two kinds, told apart by a key that only this kind has. :mod:`
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Tag
 
 from grpo.common.errors import UserError
+from grpo.common.metrics import METRICS
 from grpo.study.config import Experiment, Section, require_known, setting_of
 
 REWARD = "answer_reward"
@@ -136,6 +138,15 @@ def own_claims(claims: list[AnyClaim], experiments: Mapping[str, Experiment]) ->
             raise UserError(f"{where}.id: {complete.id} is the id of two claims. Rename one.")
         own.append(complete)
     return own
+
+
+def require_metrics(claims: list[AnyClaim]) -> None:
+    """Raise UserError if a claim is about a metric that no run logs; for studies whose own code logs no further ones."""
+    known = (REWARD, *KEPT, *(metric.name for metric in METRICS))
+    for number, claim in enumerate(claims):
+        if isinstance(claim, Beats) and claim.metric not in known:
+            near = ", ".join(get_close_matches(claim.metric, known, n=3, cutoff=0.5)) or "none is near"
+            raise UserError(f"claims.{number}.metric: no run logs {claim.metric!r}. Near: {near}; docs/results.md says where all stand.")
 
 
 def names(arms: Collection[str]) -> list[str]:

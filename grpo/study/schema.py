@@ -14,10 +14,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
 
 from grpo.common.errors import UserError
-from grpo.common.imports import search_in
+from grpo.common.imports import is_import_path, search_in
 from grpo.common.yaml_file import read_mapping
 from grpo.study import paths
-from grpo.study.claims import AnyClaim, own_claims
+from grpo.study.claims import AnyClaim, own_claims, require_metrics
 from grpo.study.compose import BEST_PROMPT, CONTROLS, CONTROLS_IN, STUDIES_FOLDER, compose
 from grpo.study.config import (
     MAIN,
@@ -219,6 +219,11 @@ class Study(Section):
         arms = [(entry.method, arm) for entry in self.experiments.values() for arm in entry.arms.values()]
         return all(method == "grpo" and arm.get("reward", self.grpo.reward) == self.grpo.reward for method, arm in arms)
 
+    def _logs_own_metrics(self) -> bool:
+        """Whether a task or a loss is the user's own code, which may log metrics of its own."""
+        losses = [self.grpo.loss_type, *(arm.get("loss_type", "") for of in self.experiments.values() for arm in of.arms.values())]
+        return any(is_import_path(name) for name in [*losses, *(str(task.get("use", "")) for task in self.tasks.values())])
+
     @property
     def own_claims(self) -> list[AnyClaim]:
         """The study's own claims, each with its experiment, id and statement."""
@@ -317,6 +322,8 @@ class Study(Section):
             if experiment.one_stage and (given := [what for what, is_given in wrong.items() if is_given]):
                 raise UserError(f"experiments.{name}.one_stage: not with {', '.join(given)}. Leave it out.")
         own_claims(self.claims, self.experiments)
+        if not self._logs_own_metrics():
+            require_metrics(self.claims)
         if self.evaluation.metric == "reward" and not self._one_reward():
             raise UserError("evaluation.metric: arms differ in their reward, so reward compares none: choose answer_reward.")
         self._check_resources()

@@ -11,6 +11,7 @@ a finished arm are then moved below a run of the arm (:mod:`grpo.reporting.mlflo
 from __future__ import annotations
 
 import getpass
+import json
 import re
 import sys
 import time
@@ -23,7 +24,7 @@ from typing import Any, TypeVar, cast
 
 import pandas as pd
 from filelock import FileLock
-from mlflow.entities import Metric, Param, Run, RunTag
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from mlflow.tracking import MlflowClient
 
@@ -174,6 +175,12 @@ class MlflowRun:
     def table(self, path: Path) -> None:
         """Add a file of JSON lines as the table ``STEM.json``, which MLflow's UI shows."""
         self._client.log_table(self.run_id, pd.DataFrame(read_jsonl(path, "train", dict)), f"{path.stem}.json")
+
+    @_never_fails
+    def dataset(self, path: Path, digest: str, context: str) -> None:
+        """Name a dataset that the run reads (file and digest, not its content); ``context`` is training or validation."""
+        entry = Dataset(path.with_suffix("").as_posix(), digest, "local", json.dumps({"uri": path.as_posix()}))
+        self._client.log_inputs(self.run_id, datasets=[DatasetInput(entry, [InputTag("mlflow.data.context", context)])])
 
     def finish(self, status: str = "FINISHED") -> str | None:
         """Write the rest and how the run ended; return the run's id, if it has one."""

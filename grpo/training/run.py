@@ -119,6 +119,8 @@ def recorded(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as:
     warn_of_other_versions(packages(study, [run.config]))
     state = _state_folder(run, identity)
     mlflow = _mlflow_run(study, run, identity, same_as, state / MLFLOW_ID)
+    mlflow.dataset(run.train, identity["train"], "training")
+    mlflow.dataset(run.validation, identity["validation"], "validation")
     try:
         with atomic_folder(paths.RUNS / run.name) as folder, atomic_folder(paths.CHECKPOINTS / run.name) as checkpoints:
             _write_config(folder / "config.yaml", run, identity, same_as)

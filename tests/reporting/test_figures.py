@@ -237,6 +237,9 @@ def test_the_kl_of_kept_checkpoints_is_drawn_over_steps_and_beside_the_reward() 
     assert over_steps.lines[0].get_xydata().tolist() == [[0, 0.0], [8, 0.08], [16, 0.16]]  # type: ignore[union-attr]
     assert over_steps.lines[1].get_ydata() == pytest.approx([0.0, 0.16, 0.32]) and over_steps.lines[1].get_linestyle() == ":"
     assert over_kl.lines[0].get_ydata() == pytest.approx([0.1, 0.26, 0.42])
+    found["kl"] = {"a": [one | {"old_task_reward": of(0.6 - one["step"] / 100)} for one in steps]}  # type: ignore[operator]
+    old_task = draw(found, {"a": [made_up("a", 1)]})[0].axes[-1]
+    assert old_task.lines[0].get_xydata() == pytest.approx(np.array([[0, 0.6], [0.16, 0.52], [0.32, 0.44]]))
 
 
 def test_the_overview_has_the_one_other_arm_with_its_runs_and_no_more_than_one() -> None:

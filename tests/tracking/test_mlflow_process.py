@@ -246,6 +246,8 @@ def test_a_run_that_is_taken_over_is_one_run_that_names_its_equal(data: Path, mi
     tags = found.data.tags
     assert (tags["taken_over"], tags["same_as"], tags["same_as_run_id"]) == ("true", TWIN, "0123456789abcdef")
     assert tags["identity"] == digest(identity) and tags["study"] == "mini"
+    read = [(of.dataset.name, of.dataset.digest, of.tags[0].value) for of in found.inputs.dataset_inputs]
+    assert sorted(read) == [("data/dataset/main/train", "a", "training"), ("data/dataset/main/validation", "b", "validation")]
     assert [artifact.path for artifact in client.list_artifacts(found.info.run_id)] == ["config.yaml"]
     # What was run with is in the run's folder, the machine apart from it.
     config, timing = parse_yaml(paths.RUNS / run.name / "config.yaml"), read_json(paths.run_timing(run.name), made_by="")

@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 
 from grpo.common.records import Completion, Problem, Rollout
-from grpo.learner.microbatches import Microbatch, neighbours, of_like_length, packed_microbatches, padded_microbatches, texts_of
+from grpo.learner.microbatches import (
+    Microbatch,
+    packed_microbatches,
+    padded_microbatches,
+    split_by_length,
+    split_in_order,
+    texts_of,
+)
 from grpo.learner.optimizer import Optimizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -178,7 +185,7 @@ def microbatches(
     texts = texts_of(batch)
     if budget is not None and packing:
         return packed_microbatches(model, texts, budget)
-    parts = neighbours(len(batch), padded) if budget is None else of_like_length(texts.prompts, texts.responses, budget)
+    parts = split_in_order(len(batch), padded) if budget is None else split_by_length(texts.prompts, texts.responses, budget)
     return padded_microbatches(model, texts, parts, 0)
 
 

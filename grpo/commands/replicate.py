@@ -25,7 +25,7 @@ from grpo.reporting.record import Values, arm_of, read_record
 from grpo.results.claims import key_of, needed_experiments
 from grpo.results.verdicts import DECIDED, HOLDS, NOT_TESTED
 from grpo.study import paths
-from grpo.study.compose import BY_TASK, of_left_out
+from grpo.study.compose import BY_TASK, unused_tasks
 from grpo.study.config import setting_of
 from grpo.study.schema import load_study, validated
 from grpo.study.stages import write_stages
@@ -153,7 +153,7 @@ def _only(params: dict[str, Any], needed: list[str], winners: Mapping[str, list[
     name differs, because the study's comments (:mod:`grpo.reporting.comments`) are about its own numbers.
     """
     experiments = {name: entry if name in needed else {**entry, "arms": {}} for name, entry in params["experiments"].items()}
-    gone, evaluation = of_left_out({**params, "experiments": experiments}), params["evaluation"]
+    gone, evaluation = unused_tasks({**params, "experiments": experiments}), params["evaluation"]
     evaluation = evaluation | {
         "zero_shot_prompts": evaluation["zero_shot_prompts"][:1],
         "best_of_n": evaluation["best_of_n"] | {"prompts": []},

@@ -117,7 +117,7 @@ class Rollout:
     old_log_probs: Tensor | None = field(default=None, compare=False, repr=False)
     reference_log_probs: Tensor | None = field(default=None, compare=False, repr=False)
     group: int = field(default=0, compare=False, repr=False)  # number of its group within the rollout batch
-    punishment: float = 0.0  # what `reward` includes for a long response (`overlong_buffer`), from -1 to 0
+    length_penalty: float = 0.0  # what `reward` includes for a long response (`overlong_buffer`), from -1 to 0
 
     @property
     def length(self) -> int:

@@ -19,7 +19,7 @@ from grpo.common.files import atomic_folder, note_that_off, read_jsonl, write_js
 from grpo.common.process import start_threads
 from grpo.common.records import Problem, Rollout, read_problems
 from grpo.evaluation.evaluator import CheckpointEvaluator, stage_run
-from grpo.evaluation.kl import Start, kept_checkpoints, metadata_of, own_checkpoints
+from grpo.evaluation.kl import StartingModel, checkpoints_of, kept_checkpoints, metadata_of
 from grpo.results.intervals import difference_of, mean_of
 from grpo.results.statistics import mean_over_problems
 from grpo.rollout.sampling import transcript
@@ -145,7 +145,7 @@ def run_best_of_n(study: Study) -> dict[str, Any]:
     settings = study.evaluation.best_of_n
     evaluator = CheckpointEvaluator(study, paths.model(MAIN))
     problems = read_problems(paths.validation(MAIN))[: settings.problems]
-    evaluator.require_room(problems, settings.prompts)
+    evaluator.require_context_length(problems, settings.prompts)
     with atomic_folder(paths.BEST_OF_N) as folder:
         found = {prompt: sample_checkpoint(evaluator, problems, prompt, folder) for prompt in settings.prompts}
         metrics = {prompt: with_zero_shot(study, prompt, values) for prompt, values in found.items()}
@@ -204,22 +204,22 @@ def measure_pass_at_k(study: Study, experiment: str) -> dict[str, Any]:
     problems = read_problems(paths.validation(task))[: settings.problems]
     found: dict[str, Any] = {}
     records: list[dict[str, Any]] = []
-    starts: dict[tuple[str, str], Start] = {}  # one at a time, as each has an engine
+    starts: dict[tuple[str, str], StartingModel] = {}  # one at a time, as each has an engine
     of_starts: dict[tuple[str, str], list[int]] = {}
 
-    def right(start: Start, checkpoint: Path | None) -> list[int]:
+    def right(start: StartingModel, checkpoint: Path | None) -> list[int]:
         groups = start.sample(checkpoint, settings.samples)
         return [sum(rollout.rewards["answer_reward"] == 1.0 for rollout in group) for group in groups]
 
     for arm in (arm for name, _, arm in (of.partition("/") for of in settings.checkpoints) if name == experiment):
         names = [paths.run_name(experiment, arm, seed) for seed in study.seeds_of(experiment)]
         for name in names:
-            last = own_checkpoints(name) / "last"
+            last = checkpoints_of(name) / "last"
             end = metadata_of(last, name)
             key = end["start"], end["prompt"]
             if key not in starts:
                 starts.clear()
-                starts[key] = Start(study.for_task(task), task, Path(end["start"]), problems, end["prompt"])
+                starts[key] = StartingModel(study.for_task(task), task, Path(end["start"]), problems, end["prompt"])
             if key not in of_starts:
                 of_starts[key] = right(starts[key], None)
             kept = [(folder, about["step"]) for folder, about in kept_checkpoints(name) if about["step"] < end["step"]]

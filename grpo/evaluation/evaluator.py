@@ -50,18 +50,18 @@ class CheckpointEvaluator:
         model = None if engine.name == "vllm" else load_model(checkpoint, engine.dtype, engine.device)
         self.engine = make_engine(study, Checkpoint(checkpoint, model, self.tokenizer))
 
-    def require_room(self, problems: Sequence[Problem], prompts: Sequence[str]) -> None:
+    def require_context_length(self, problems: Sequence[Problem], prompts: Sequence[str]) -> None:
         """Refuse problems that are too long for the model in one of these formats, before sampling.
 
-        Raises UserError as :func:`grpo.rollout.engine.require_room`.
+        Raises UserError as :func:`grpo.rollout.engine.require_context_length`.
         """
         max_tokens = self.study.evaluation.max_tokens
         for prompt in prompts:
-            self._sampler(prompt).require_room(problems, max_tokens, self.limit, f"tasks.{self.task_name}")
+            self._sampler(prompt).require_context_length(problems, max_tokens, self.limit, f"tasks.{self.task_name}")
 
     def sample(self, problems: Sequence[Problem], prompt: str, n: int = 1) -> list[list[Rollout]]:
         """Sample and score ``n`` completions of each problem."""
-        self.require_room(problems, [prompt])
+        self.require_context_length(problems, [prompt])
         settings, sampler = self.study.evaluation, self._sampler(prompt)
         return evaluate(sampler, problems, evaluation_sampling(settings, sampler.format), settings.seed, n, progress=True)
 
@@ -179,7 +179,7 @@ def run_math_baseline(study: Study) -> dict[str, Any]:
     """
     evaluator, prompts = CheckpointEvaluator(study, paths.model(MAIN)), study.evaluation.zero_shot_prompts
     problems = read_problems(paths.validation(MAIN))[: study.evaluation.zero_shot_problems]
-    evaluator.require_room(problems, prompts)
+    evaluator.require_context_length(problems, prompts)
     with atomic_folder(paths.BASELINE) as folder:
         metrics = {prompt: evaluate_checkpoint(evaluator, problems, prompt, folder) for prompt in prompts}
     write_json(paths.BASELINE_METRICS, metrics)
@@ -208,7 +208,7 @@ def evaluate_file(study: Study, file: Path, folder: Path, prompts: Sequence[str]
         if fitting and too_long:
             print(f"{len(too_long)} of {len(problems)} questions are too long for the model's context and are left out")
         problems = fitting or problems
-    evaluator.require_room(problems, prompts)
+    evaluator.require_context_length(problems, prompts)
     with atomic_folder(folder) as target:
         metrics = {prompt: measure(evaluator, problems, prompt, target) for prompt in prompts}
         write_json(target / "metrics.json", metrics)

@@ -27,7 +27,7 @@ from grpo.common.records import Problem, Rollout, read_problems
 from grpo.evaluation.evaluate import evaluate, evaluation_sampling
 from grpo.evaluation.evaluator import stage_run
 from grpo.learner.losses import estimate_kl
-from grpo.learner.microbatches import of_like_length, padded_microbatches, texts_of
+from grpo.learner.microbatches import padded_microbatches, split_by_length, texts_of
 from grpo.models.checkpoint import load_model, load_tokenizer
 from grpo.results.intervals import mean_of, mean_of_any
 from grpo.results.statistics import t_interval
@@ -57,7 +57,7 @@ def measure_kl(study: Study, experiment: str) -> dict[str, Any]:
     entry, evaluation, task = study.experiments[experiment], study.evaluation, study.experiments[experiment].task
     start_threads(study.threads)
     problems = read_problems(paths.validation(task))[: evaluation.problems]
-    starts: dict[tuple[Path, str], Start] = {}
+    starts: dict[tuple[Path, str], StartingModel] = {}
     prompts: dict[str, str] = {}  # of each run
     records: list[dict[str, Any]] = []
     for name in (paths.run_name(experiment, arm, seed) for arm in entry.arms for seed in study.seeds_of(experiment)):
@@ -67,7 +67,7 @@ def measure_kl(study: Study, experiment: str) -> dict[str, Any]:
         prompt, start = kept[0][1]["prompt"], Path(kept[0][1]["start"])
         if (start, prompt) not in starts:
             starts.clear()  # one at a time, as each has an engine
-            starts[start, prompt] = Start(study.for_task(task), task, start, problems, prompt)
+            starts[start, prompt] = StartingModel(study.for_task(task), task, start, problems, prompt)
         measure, prompts[name] = starts[start, prompt], prompt
         for step, responses in [(0, measure.start), *((about["step"], measure(folder)) for folder, about in kept)]:
             records += [{"run": name, "step": step, **response} for response in responses]
@@ -87,11 +87,11 @@ def measure_kl(study: Study, experiment: str) -> dict[str, Any]:
 
 def kept_checkpoints(run: str) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield the folders and metadata of a run's checkpoints step-N, first to last. A run that ended early has fewer."""
-    for one in sorted(own_checkpoints(run).glob("step-*"), key=lambda path: int(path.name.removeprefix("step-"))):
+    for one in sorted(checkpoints_of(run).glob("step-*"), key=lambda path: int(path.name.removeprefix("step-"))):
         yield one, metadata_of(one, run)
 
 
-def own_checkpoints(run: str) -> Path:
+def checkpoints_of(run: str) -> Path:
     """The folder with a run's checkpoints, or those of the run whose results it took over."""
     folder, made_by = paths.CHECKPOINTS / run, paths.stage_of_run(run)
     if (taken_over := folder / "metadata.json").exists():
@@ -106,7 +106,7 @@ def metadata_of(checkpoint: Path, run: str) -> dict[str, Any]:
     return read_json(checkpoint / "metadata.json", paths.stage_of_run(run), keys=("step", "prompt", "start"))
 
 
-class Start:
+class StartingModel:
     """The model that runs started from, and an engine that samples from it and from their checkpoints, all on one device."""
 
     def __init__(self, study: Study, task: str, folder: Path, problems: Sequence[Problem], prompt: str):
@@ -119,13 +119,13 @@ class Start:
         format = find_format(source, prompt)
         self.sampling, self.problems = evaluation_sampling(self.evaluation, format), problems
         self.sampler = Sampler(engine, tokenizer, format, partial(score_by_task, source, prompt))
-        self.sampler.require_room(problems, self.sampling.max_tokens, "evaluation.max_tokens", f"tasks.{task}")
+        self.sampler.require_context_length(problems, self.sampling.max_tokens, "evaluation.max_tokens", f"tasks.{task}")
         self.old_sampler, self.old_problems = None, []
         if old := self.evaluation.old_task:
             self.old_problems = read_problems(paths.validation(old.task))[: self.evaluation.problems]
             score = partial(score_by_task, study.task(old.task), old.prompt)
             self.old_sampler = Sampler(engine, tokenizer, find_format(study.task(old.task), old.prompt), score)
-            self.old_sampler.require_room(
+            self.old_sampler.require_context_length(
                 self.old_problems, self.sampling.max_tokens, "evaluation.max_tokens", f"tasks.{old.task}"
             )
 
@@ -187,7 +187,7 @@ class Start:
         model.eval()
         texts = texts_of(rollouts)
         found = [torch.empty(0)] * len(rollouts)
-        parts = of_like_length(texts.prompts, texts.responses, self.max_tokens)
+        parts = split_by_length(texts.prompts, texts.responses, self.max_tokens)
         padding, temperature = 0, self.evaluation.temperature  # padding is masked, so any token will do
         for micro in padded_microbatches(model, texts, parts, padding, temperature):
             lengths = [rollouts[i].length for i in micro.members]

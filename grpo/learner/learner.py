@@ -27,7 +27,7 @@ from grpo.learner.microbatches import Ids, Microbatch, Texts, texts_of
 from grpo.learner.optimizer import Optimizer, learning_rate
 from grpo.models.checkpoint import compile_layers
 from grpo.models.decoding import PADDING
-from grpo.models.examine import traits_of, why_not_packed
+from grpo.models.examine import packing_obstacle, traits_of
 from grpo.models.lora import without_adapters
 from grpo.models.sharding import is_sharded, load_weights, shard
 from grpo.study.config import GrpoConfig, LearnerSettings, RunConfig
@@ -69,7 +69,7 @@ class Learner:
         traits = traits_of(model)
         self.max_tokens = settings.max_tokens_per_microbatch
         wants_rows = settings.packing and self.max_tokens is not None
-        why = (traits.padded_because or why_not_packed(model)) if wants_rows else ""
+        why = (traits.padded_because or packing_obstacle(model)) if wants_rows else ""
         self.packs = wants_rows and not why
         if why and world.rank == 0:
             print(f"learner: padded microbatches of {self.max_tokens} tokens, not packed rows: {why}", flush=True)
@@ -143,7 +143,7 @@ class Learner:
         extremes = {"ratio_min": math.inf, "ratio_max": -math.inf, "mismatch_max": 0.0}
         extreme = {name: torch.full((), value, device=self.model.device) for name, value in extremes.items()}
         for micro in self._microbatches(self.model, texts_of(rollouts)):
-            self._backward(microbatches.of_members(tensors, micro), sizes, micro, totals, extreme)
+            self._backward(microbatches.select_members(tensors, micro), sizes, micro, totals, extreme)
         return self._step(totals, extreme)
 
     def sft_update(self, texts: Texts, normalize_constant: float = 1.0) -> dict[str, float]:
@@ -191,7 +191,7 @@ class Learner:
         lengths, members = texts.lengths, list[int]()
         parts: list[Tensor] = []
         with torch.no_grad(), self._starting_model() if of_reference else nullcontext(self.model) as model:
-            for batch in microbatches.neighbours(len(rollouts), size):
+            for batch in microbatches.split_in_order(len(rollouts), size):
                 part = Texts(*(column[batch[0] : batch[-1] + 1] for column in texts))
                 for micro in self._microbatches(model, part, temperature):
                     members += [batch[i] for i in micro.members]
@@ -221,8 +221,8 @@ class Learner:
     ) -> None:
         """Add a microbatch's gradient to those before, and its metrics to ``totals`` and ``extreme``, which stay on the device.
 
-        ``batch``: from :func:`grpo.learner.microbatches.of_members`. ``sizes``: number of response tokens and of responses in
-        the whole optimizer batch.
+        ``batch``: from :func:`grpo.learner.microbatches.select_members`. ``sizes``: number of response tokens and of responses
+        in the whole optimizer batch.
         """
         config, mask = self._grpo, micro.mask
         # Log-probs under the sampling weights, from the learner (old) and from the engine.
@@ -309,11 +309,11 @@ class Learner:
         temperature = self.config.sampling_temperature if temperature is None else temperature
         budget = self.max_tokens
         if budget is None:
-            parts = microbatches.neighbours(len(texts.prompts), self.config.micro_train_batch_size)
+            parts = microbatches.split_in_order(len(texts.prompts), self.config.micro_train_batch_size)
         elif self.packs:
             return microbatches.packed_microbatches(model, texts, budget, temperature, self.world)
         else:
-            parts = microbatches.of_like_length(texts.prompts, texts.responses, budget)
+            parts = microbatches.split_by_length(texts.prompts, texts.responses, budget)
         return microbatches.padded_microbatches(model, texts, parts, self.pad_token_id, temperature, self.world)
 
 

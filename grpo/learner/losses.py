@@ -17,7 +17,7 @@ from grpo.common.errors import UserError, own_errors
 from grpo.common.imports import import_object, is_import_path, require_arguments
 
 LARGEST_EXPONENT = 85.0  # float32 ends at exp(88.7); this leaves room for advantages and sums
-NOTICEABLE = 0.1  # difference of log-probs (nats) between engine and learner above which a token is counted
+MISMATCH_THRESHOLD = 0.1  # difference of log-probs (nats) between engine and learner above which a token is counted
 
 # ------------------------------------------------------------------------------------------------- masked sums and weights
 
@@ -288,7 +288,8 @@ def mismatch(learner_log_probs: Tensor, engine_log_probs: Tensor) -> dict[str, T
     """Measure how far engine and learner differ in the log-probs of each token.
 
     Returns float64, or bool: ``mismatch_mean``, the absolute difference; ``mismatch_above``, whether it is above
-    ``NOTICEABLE``; ``mismatch_kl``, log p_engine - log p_learner, whose mean is the sampled estimate of KL(engine || learner).
+    ``MISMATCH_THRESHOLD``; ``mismatch_kl``, log p_engine - log p_learner, whose mean is the sampled estimate of
+    KL(engine || learner).
 
     Args:
         learner_log_probs: under the weights that sampled the tokens.
@@ -297,7 +298,7 @@ def mismatch(learner_log_probs: Tensor, engine_log_probs: Tensor) -> dict[str, T
     """
     difference = engine_log_probs.double() - learner_log_probs.double()
     absolute = difference.abs()
-    return {"mismatch_mean": absolute, "mismatch_above": absolute > NOTICEABLE, "mismatch_kl": difference}
+    return {"mismatch_mean": absolute, "mismatch_above": absolute > MISMATCH_THRESHOLD, "mismatch_kl": difference}
 
 
 def importance_weights(

@@ -83,7 +83,7 @@ def batch_tensors(rollouts: Sequence[Rollout], weights: Tensor, device: Any) -> 
     Returns:
         ``advantages``, ``raw_rewards`` (0 for NaN), ``groups`` and ``weights``, each (responses, 1); ``engine_log_probs``, as
         the engine reported them when it drew the tokens, and, if the rollouts have them, ``old_log_probs`` in the ratio's
-        denominator (:func:`grpo.training.step.train_on`) and ``reference_log_probs`` under the starting weights, each
+        denominator (:func:`grpo.training.step.update_policy`) and ``reference_log_probs`` under the starting weights, each
         (responses, longest), padded with 0.
     """
     columns = {
@@ -100,7 +100,7 @@ def batch_tensors(rollouts: Sequence[Rollout], weights: Tensor, device: Any) -> 
     return {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
 
 
-def of_members(tensors: Mapping[str, Tensor], micro: Microbatch) -> dict[str, Tensor]:
+def select_members(tensors: Mapping[str, Tensor], micro: Microbatch) -> dict[str, Tensor]:
     """Select a microbatch's members from :func:`batch_tensors`, cut to the longest of them."""
     members = torch.tensor(micro.members).to(micro.mask.device, non_blocking=True)
     longest = micro.mask.shape[1]
@@ -121,8 +121,8 @@ def padded_microbatches(
 ) -> Iterator[Microbatch]:
     """Compute padded microbatches, the reference path: each response has its own copy of the prompt.
 
-    ``parts``: positions in the batch of each microbatch, from :func:`neighbours` or :func:`of_like_length`; the processes of
-    ``world`` share them.
+    ``parts``: positions in the batch of each microbatch, from :func:`split_in_order` or :func:`split_by_length`; the processes
+    of ``world`` share them.
     """
     prompts, responses, sampled = texts
     for members, counts in shares(model, parts, world):
@@ -162,12 +162,12 @@ def pad_and_shift(
     return {"input_ids": ids[:, :-1], "labels": ids[:, 1:], "response_mask": mask[:, 1:]}
 
 
-def neighbours(count: int, size: int) -> list[list[int]]:
+def split_in_order(count: int, size: int) -> list[list[int]]:
     """Split the positions of ``count`` responses into consecutive parts of ``size``."""
     return [list(range(start, min(start + size, count))) for start in range(0, count, size)]
 
 
-def of_like_length(prompts: Ids, responses: Ids, max_tokens: int) -> list[list[int]]:
+def split_by_length(prompts: Ids, responses: Ids, max_tokens: int) -> list[list[int]]:
     """Split the positions of a batch, longest texts first, into parts with at most ``max_tokens`` tokens after padding.
 
     Texts of similar length need little padding. A response without tokens is left out; a longer text is a part of its own.

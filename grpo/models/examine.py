@@ -88,7 +88,7 @@ def examine(model: Any) -> Traits:
     return Traits(context_of(config), why, plain, exact)
 
 
-def why_not_packed(model: Any) -> str:
+def packing_obstacle(model: Any) -> str:
     """Why packed rows of a model that can share prompts cannot be computed on its device; empty if they can.
 
     On a GPU a short row is tried, with its gradient; for this FlexAttention is compiled.

@@ -112,7 +112,7 @@ def band_of(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def panels(count: int, width: float | None = None, height: float = HEIGHT, a_row: int = 7) -> tuple[Figure, list[Axes]]:
-    """Make a figure of so many panels, as wide as a row or as so many single panels, whichever is less.
+    """Make a figure with ``count`` panels and its axes.
 
     Args:
         height: of a row, in inches.

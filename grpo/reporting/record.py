@@ -23,7 +23,7 @@ from grpo.reporting.charts import over_runs, values_of
 from grpo.reporting.labels import arm_labels
 from grpo.results.claims import judge_claims, read_published, read_replicates
 from grpo.results.controls import IN_WORDS, beyond_controls
-from grpo.results.evidence import Evidence, evidence_of
+from grpo.results.evidence import ExperimentRuns, evidence_of
 from grpo.results.intervals import difference_of, mean_of
 from grpo.results.outcomes_file import write_outcomes
 from grpo.results.pairs import write_pairs
@@ -90,7 +90,7 @@ def digests_of(record: Values) -> str:
     return "".join(f"{' '.join(found[start : start + 24])}\n" for start in range(0, len(found), 24))
 
 
-def record_of(study: Study, evidence: Mapping[str, Evidence], verdicts: Sequence[Verdict]) -> Values:
+def record_of(study: Study, evidence: Mapping[str, ExperimentRuns], verdicts: Sequence[Verdict]) -> Values:
     """Compute the record from runs and verdicts; the other result files are read."""
     experiments = {name: _experiment(study, of, choose(study, of)) for name, of in evidence.items()}
     claims = [{key: of for key, of in asdict(replace(verdict, pairs=None)).items() if key != "pairs"} for verdict in verdicts]
@@ -170,7 +170,7 @@ def label_arms(study: Study, arms: Mapping[str, list[Run]]) -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------------- an experiment
 
 
-def _experiment(study: Study, found: Evidence, choice: Choice) -> Values:
+def _experiment(study: Study, found: ExperimentRuns, choice: Choice) -> Values:
     name, entry, labels = found.experiment, study.experiments[found.experiment], label_arms(study, found.arms)
     return {
         "title": study.title(name),
@@ -192,7 +192,7 @@ def _experiment(study: Study, found: Evidence, choice: Choice) -> Values:
     }
 
 
-def _arm(found: Evidence, arm: str, label: str) -> Values:
+def _arm(found: ExperimentRuns, arm: str, label: str) -> Values:
     """An arm's entry; all numbers are means over all of its runs, collapsed ones too."""
     runs, scores, column = found.arms[arm], found.final(arm), found.arms[arm][0].column
     start, end = ({key: _mean(runs, of, row) for key, of in AT_EVALUATIONS.items()} for row in (0, -1))
@@ -302,7 +302,7 @@ def samples(run: str) -> list[Values]:
 # --------------------------------------------------------------------------------------- what only some experiments have
 
 
-def _extra(study: Study, found: Evidence) -> Values:
+def _extra(study: Study, found: ExperimentRuns) -> Values:
     """Kinds of responses, scores on the whole set, staleness, tasks of a mixture; keys without content are left out."""
     made, every = study.task(study.experiments[found.experiment].task), [run for runs in found.arms.values() for run in runs]
     extra = {
@@ -330,7 +330,7 @@ def _full(run: Run) -> Values:
     return {"run": run.name, "value": run.metrics["full/answer_reward"], "low": low, "high": high, "problems": n, **ended}
 
 
-def _by_part(found: Evidence, parts: Iterable[str]) -> list[Values]:
+def _by_part(found: ExperimentRuns, parts: Iterable[str]) -> list[Values]:
     """First and last answer reward of each arm by part of a mixture, means over runs, without steps that lack it (NaN)."""
     rows = []
     for name in parts:
@@ -343,7 +343,7 @@ def _by_part(found: Evidence, parts: Iterable[str]) -> list[Values]:
     return rows
 
 
-def _staleness(found: Evidence) -> Values:
+def _staleness(found: ExperimentRuns) -> Values:
     """Lag, clipping, ratios and use of the replay buffer of each asynchronous arm."""
     rows = {}
     for arm, runs in found.arms.items():
@@ -372,7 +372,7 @@ def own_experiments(experiments: Collection[str], claims: Sequence[Values]) -> l
     return list(dict.fromkeys(claimed)) or [name for name in experiments if name not in of_the_handouts()]
 
 
-def _headline(evidence: Mapping[str, Evidence], experiments: dict[str, Values], own: Sequence[str]) -> Values:
+def _headline(evidence: Mapping[str, ExperimentRuns], experiments: dict[str, Values], own: Sequence[str]) -> Values:
     """The best winner of GRPO experiments on the main task that start from the base model; without any, others count.
 
     The study's own experiments come first (:func:`own_experiments`), then winners without a collapsed run, then those with the

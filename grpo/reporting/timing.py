@@ -52,9 +52,9 @@ Steps = Sequence[Mapping[str, float]]  # as in a timing file; times in seconds
 
 
 def read_timing(run: Run, own: bool = False) -> dict[str, Any]:
-    """Read the times of a run, of one that was taken over from an identical run those of that run, unless its ``own``.
+    """Read a run's times. A run that reuses an identical run has that run's times, unless ``own`` is set.
 
-    A missing or damaged file is a UserError.
+    Raises UserError: the file is missing or damaged.
     """
     name = run.name if own else run.config["same_as"] or run.name
     keys = "total_s phases steps mlflow_run_id same_as git_commit git_changed hardware"
@@ -80,7 +80,7 @@ def write_timing(study: Study) -> None:
 
 
 def _row(study: Study, run: Run, hashes: Mapping[str, str]) -> Values:
-    """A run's row; of a run that was taken over from an identical one, the seconds are that one's."""
+    """A run's row. A run that reuses an identical run has that run's seconds."""
     own, timing = read_timing(run, own=True), read_timing(run)
     folder, alone = paths.RUNS / run.name, is_alone(run)  # an output of DVC itself, or a part of the arm's or experiment's
     samples = value(run, "rollout_batch_size") or 0  # responses of a step

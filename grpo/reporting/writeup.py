@@ -87,7 +87,7 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
 
 
 def left_out(study: Study) -> list[str]:
-    """Titles of the study's experiments without arms; those of the handouts only if it has no other one."""
+    """Titles of experiments without arms. Handouts' experiments count only in a study that has no others."""
     all_count = {*study.active_experiments} <= of_the_handouts().keys()
     return [study.title(name) for name in study.left_out if all_count or name not in of_the_handouts()]
 

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from grpo.common.yaml_file import parse_yaml
-from grpo.results.evidence import Arm, Evidence, NotMeasured
+from grpo.results.evidence import Arm, ExperimentRuns, NotMeasured
 from grpo.results.intervals import mean_of
 from grpo.results.pairs import Pairs, read_pairs
 from grpo.results.runs import first_scores, value
@@ -86,7 +86,7 @@ def read_replicates(study: Study) -> dict[str, dict[str, Pairs]]:
 
 
 def judge_claims(
-    study: Study, evidence: Mapping[str, Evidence], replicates: Iterable[Mapping[str, Pairs]] = ()
+    study: Study, evidence: Mapping[str, ExperimentRuns], replicates: Iterable[Mapping[str, Pairs]] = ()
 ) -> list[Verdict]:
     """Judge each claim about an experiment of the study: published ones in the order of claims.yaml, then the study's own.
 
@@ -114,7 +114,7 @@ def together(claim: AnyClaim, studies: Sequence[Pairs]) -> dict[str, Any] | None
     return {key: getattr(found, key) for key in ("verdict", "reason", "interval", "could_see")} | counts
 
 
-def _judged(study: Study, claim: AnyClaim, own: bool, evidence: Mapping[str, Evidence]) -> Verdict:
+def _judged(study: Study, claim: AnyClaim, own: bool, evidence: Mapping[str, ExperimentRuns]) -> Verdict:
     """Judge one claim."""
     about: dict[str, Any] = {"kind": claim.KIND, "own": own}
     about |= {key: getattr(claim, key) for key in ("id", "experiment", "statement", "reported")}
@@ -147,7 +147,7 @@ def stands_for(study: Study, claim: AnyClaim) -> bool:
     return task == read_published().task
 
 
-def _arm(evidence: Evidence, name: str) -> Arm:
+def _arm(evidence: ExperimentRuns, name: str) -> Arm:
     """Find an arm by its name in a claim. A setting stands for the arm with its best learning rate.
 
     The leader is the best arm on the problems that select, so that those that judge it did not choose it.
@@ -159,7 +159,7 @@ def _arm(evidence: Evidence, name: str) -> Arm:
     return evidence.arm(places.get(name, name))
 
 
-def _require(claim: AnyClaim, evidence: Evidence) -> None:
+def _require(claim: AnyClaim, evidence: ExperimentRuns) -> None:
     """Check a claim's preconditions.
 
     Raises:

@@ -9,7 +9,7 @@ import numpy as np
 
 from grpo.common.files import read_jsonl
 from grpo.common.records import read_problems
-from grpo.results.evidence import Evidence
+from grpo.results.evidence import ExperimentRuns
 from grpo.results.intervals import Scores, difference_of, mean_of
 from grpo.results.runs import Run, first_scores, read_baseline
 from grpo.results.verdicts import comparison
@@ -27,7 +27,7 @@ IN_WORDS = {  # arms of the experiment CONTROLS_IN
 }
 
 
-def beyond_controls(study: Study, evidence: Mapping[str, Evidence], headline: tuple[str, str]) -> dict[str, Any]:
+def beyond_controls(study: Study, evidence: Mapping[str, ExperimentRuns], headline: tuple[str, str]) -> dict[str, Any]:
     """Compare trained runs with the study's controls.
 
     Args:

@@ -32,7 +32,7 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ExperimentRuns:
     """The runs of an experiment.
 
     Arms whose names differ in ``-rate_X`` only are one setting. Methods take the name of an arm, or that of a setting for its
@@ -115,9 +115,9 @@ class Evidence:
         return next(arm for arm in self.eligible(arms) if is_near(arm))
 
 
-def evidence_of(study: Study, experiment: str) -> Evidence:
+def evidence_of(study: Study, experiment: str) -> ExperimentRuns:
     """Read the runs of an experiment; UserError if one is missing."""
-    return Evidence(experiment, by_arm(read_runs(study, experiment)))
+    return ExperimentRuns(experiment, by_arm(read_runs(study, experiment)))
 
 
 # ------------------------------------------------------------------------------------------------------ collapsed runs

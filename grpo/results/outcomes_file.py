@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from grpo.common.files import read_bytes, read_jsonl, write_text
 from grpo.results.claims import read_published
-from grpo.results.evidence import Evidence, NotMeasured
+from grpo.results.evidence import ExperimentRuns, NotMeasured
 from grpo.results.runs import Run, value
 from grpo.results.verdicts import level
 from grpo.study import paths
@@ -41,7 +41,7 @@ SHOWN = ("step", "problem", "prompt", "response", "ground_truth")
 REWARDS = ("format_reward", "answer_reward", "reward", "token_entropy")
 
 
-def write_outcomes(study: Study, evidence: Mapping[str, Evidence]) -> None:
+def write_outcomes(study: Study, evidence: Mapping[str, ExperimentRuns]) -> None:
     """Write reports/outcomes.csv.
 
     Args:

@@ -15,7 +15,7 @@ from grpo.common.errors import UserError
 from grpo.common.files import damaged, read_csv, read_json, read_jsonl, require_keys
 from grpo.common.metrics import name_of_kept
 from grpo.study import paths
-from grpo.study.config import Score
+from grpo.study.config import RewardName
 from grpo.study.effective import read_config
 from grpo.study.paths import stage_of_run
 from grpo.study.schema import Study
@@ -37,7 +37,7 @@ class Run:
     outcomes: NDArray[np.float64]
     last: NDArray[np.float64]  # those of the last evaluation on all its problems, (problems,)
     selection_problems: int  # how many of those choose winners and rates; 0: all choose and judge
-    metric: Score = "answer_reward"  # the reward by which the study compares runs
+    metric: RewardName = "answer_reward"  # the reward by which the study compares runs
 
     @property
     def column(self) -> str:
@@ -65,8 +65,8 @@ class Run:
         return paths.run_name(self.experiment, self.arm, self.seed)
 
 
-def _read_outcomes(path: Path, made_by: str) -> tuple[Score, NDArray[np.float64], NDArray[np.float64]]:
-    """Which reward it is, those of all evaluations on the problems that they share, and of the last one on all its problems."""
+def _read_outcomes(path: Path, made_by: str) -> tuple[RewardName, NDArray[np.float64], NDArray[np.float64]]:
+    """The reward's name, rewards of all evaluations on their common problems, and of the last one on all its problems."""
     found = read_jsonl(path, made_by, _outcomes)
     evaluations, metrics = [values for _, values in found], {metric for metric, _ in found}
     if len(metrics) > 1:
@@ -79,8 +79,8 @@ def _read_outcomes(path: Path, made_by: str) -> tuple[Score, NDArray[np.float64]
     return found[0][0], np.stack([evaluation[: sizes[0]] for evaluation in evaluations]), evaluations[-1]
 
 
-def _outcomes(record: dict[str, Any]) -> tuple[Score, NDArray[np.float64]]:
-    metric: Score = "reward" if "reward" in record else "answer_reward"
+def _outcomes(record: dict[str, Any]) -> tuple[RewardName, NDArray[np.float64]]:
+    metric: RewardName = "reward" if "reward" in record else "answer_reward"
     return metric, np.array(record[metric], dtype=float)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from grpo.results.evidence import Evidence, evidence_of
+from grpo.results.evidence import ExperimentRuns, evidence_of
 from grpo.results.intervals import Interval, difference_of, mean_of
 from grpo.study.config import OFF_POLICY_RANK, setting_of
 from grpo.study.schema import Study
@@ -23,13 +23,13 @@ class Choice:
     reason: str  # why it won, in words
 
 
-def choose(study: Study, found: Evidence) -> Choice:
+def choose(study: Study, found: ExperimentRuns) -> Choice:
     """Choose an experiment's winner.
 
     An arm's result is its mean answer reward at the last evaluation over all its seeds. Of the evaluation's problems, the first
     ``evaluation.selection_problems`` choose the learning rate of each setting, the leader and the winner
-    (:meth:`Evidence.first_within_one_error`), and the others give the results. So the best of several arms is not judged on the
-    problems that chose it. ``selection.pinned`` may name another winner.
+    (:meth:`ExperimentRuns.first_within_one_error`), and the others give the results. So the best of several arms is not judged
+    on the problems that chose it. ``selection.pinned`` may name another winner.
     """
     arms, leader, pinned = [*found.chosen.values()], found.leader, study.selection.pinned_arms(found.experiment)
     eligible, near, margin = found.eligible(arms), found.first_within_one_error(arms), None
@@ -100,7 +100,7 @@ def winner_file(result: dict[str, Any]) -> dict[str, Any]:
     return {key: result[key] for key in ("experiment", "winner", "overrides", "off_policy_ranking", "before") if key in result}
 
 
-def _candidate(found: Evidence, arm: str) -> dict[str, Any]:
+def _candidate(found: ExperimentRuns, arm: str) -> dict[str, Any]:
     config = found.runs(arm)[0].config
     return {
         "arm": arm,

@@ -31,7 +31,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
 
 
-class Draw(NamedTuple):
+class CompletionSpec(NamedTuple):
     """How one completion is drawn, whatever other completions are sampled beside it.
 
     ``seed``: decides its random numbers. ``max_tokens``: it is cut off after so many tokens.
@@ -57,7 +57,7 @@ class Engine(Protocol):
         """Longest text, prompt and response, in tokens; None without a limit."""
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int, draws: Sequence[Draw] = ()
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int, draws: Sequence[CompletionSpec] = ()
     ) -> list[list[Completion]]:
         """Sample ``n`` completions of each prompt (token ids). The same arguments and weights give the same completions.
 
@@ -74,12 +74,12 @@ class Engine(Protocol):
 
 
 def require_room_for(
-    context: int | None, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, draws: Sequence[Draw]
+    context: int | None, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, draws: Sequence[CompletionSpec]
 ) -> None:
-    """Check the arguments of :meth:`Engine.generate` with :func:`require_room`: each text with the most tokens it may get."""
+    """Check the arguments of :meth:`Engine.generate` with :func:`require_context_length`, each text with its own limit."""
     limits = [params.max_tokens] * len(prompts) if not draws else [one.max_tokens for one in draws[::n]]
     for limit in set(limits):
-        require_room(context, [prompt for prompt, own in zip(prompts, limits, strict=True) if own == limit], limit)
+        require_context_length(context, [prompt for prompt, own in zip(prompts, limits, strict=True) if own == limit], limit)
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -88,7 +88,7 @@ def derive_seed(*parts: int | str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def require_room(
+def require_context_length(
     context: int | None,
     prompts: Sequence[Sequence[int]],
     max_tokens: int,

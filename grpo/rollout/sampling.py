@@ -17,9 +17,9 @@ from typing import Any
 from grpo.common.errors import UserError
 from grpo.common.records import Completion, Episode, Problem, Rollout
 from grpo.common.world import ALONE, World
-from grpo.rollout.engine import Draw, Engine, SamplingParams, derive_seed, require_room
+from grpo.rollout.engine import CompletionSpec, Engine, SamplingParams, derive_seed, require_context_length
 from grpo.tasks.environment import Answer, Environment
-from grpo.tasks.rewards import Score
+from grpo.tasks.rewards import ScoreFunction
 from grpo.tasks.task import Format
 from grpo.tasks.threads import Thread, in_threads
 
@@ -34,18 +34,18 @@ class Sampler:
     engine: Engine
     tokenizer: Any
     format: Format
-    score: Score
+    score: ScoreFunction
     world: World = ALONE
 
     def encode(self, problems: Sequence[Problem]) -> list[tuple[int, ...]]:
         """Token ids of each problem's prompt."""
         return self.format.encode_all(self.tokenizer, [self.format.prompt_of(problem) for problem in problems])
 
-    def require_room(self, problems: Sequence[Problem], max_tokens: int, key: str, source: str) -> None:
-        """Refuse problems with prompts that are too long, before sampling (:func:`grpo.rollout.engine.require_room`)."""
+    def require_context_length(self, problems: Sequence[Problem], max_tokens: int, key: str, source: str) -> None:
+        """Refuse problems with too long prompts, before sampling (:func:`grpo.rollout.engine.require_context_length`)."""
         environment = self.format.environment
         observations = environment.most_observation_tokens if environment else 0
-        require_room(self.engine.context, self.encode(problems), max_tokens, key, source, observations)
+        require_context_length(self.engine.context, self.encode(problems), max_tokens, key, source, observations)
 
 
 def sample_rollouts(sampler: Sampler, problems: Sequence[Problem], params: SamplingParams, n: int, seed: int) -> list[Rollout]:
@@ -67,7 +67,7 @@ def sample_rollouts(sampler: Sampler, problems: Sequence[Problem], params: Sampl
     return [Rollout(problem, ids, completion) for problem, ids, group in mine for completion in group]
 
 
-def score_rollouts(score: Score, rollouts: Sequence[Rollout]) -> None:
+def score_rollouts(score: ScoreFunction, rollouts: Sequence[Rollout]) -> None:
     """Score all rollouts at once, in place."""
     scored = score(rollouts)
     for rollout, rewards, timed_out in zip(rollouts, scored.rewards, scored.out_of_time, strict=True):
@@ -77,7 +77,7 @@ def score_rollouts(score: Score, rollouts: Sequence[Rollout]) -> None:
 # --------------------------------------------------------------------------------------------------------------------- episodes
 
 
-class Turns:
+class RunningEpisode:
     """An episode while it is sampled, with its own instance of the environment, its own thread for that, and its own seed."""
 
     def __init__(self, prompt: Sequence[int], seed: int):
@@ -131,10 +131,10 @@ def sample_episodes(
     """
     environment, share = sampler.format.environment, sampler.world.share
     assert environment is not None, "this format has no environment"
-    require_shown(sampler.format, sampler.tokenizer)
+    require_tool_messages(sampler.format, sampler.tokenizer)
     seeds = _seeds(problems, seed)[share]
     episodes = [
-        Turns(prompt, derive_seed(of_question, member))
+        RunningEpisode(prompt, derive_seed(of_question, member))
         for prompt, of_question in zip(prompts[share], seeds, strict=True)
         for member in range(n)
     ]
@@ -150,7 +150,7 @@ def sample_episodes(
     return [found[i : i + n] for i in range(0, len(found), n)]
 
 
-def require_shown(format: Format, tokenizer: Any) -> None:
+def require_tool_messages(format: Format, tokenizer: Any) -> None:
     """Refuse a chat template that leaves out what the format's environment writes."""
     if (environment := format.environment) is None:
         return
@@ -163,7 +163,7 @@ def require_shown(format: Format, tokenizer: Any) -> None:
         )
 
 
-def _begin(environment: Environment, problem: Problem, episode: Turns) -> None:
+def _begin(environment: Environment, problem: Problem, episode: RunningEpisode) -> None:
     seed = derive_seed(episode.seed, "environment")
     episode.instance, text = episode.thread.result_of(partial(environment.begin, problem, seed))
     if text != environment.opening(problem):
@@ -174,14 +174,16 @@ def _begin(environment: Environment, problem: Problem, episode: Turns) -> None:
 
 
 def _play(
-    sampler: Sampler, environment: Environment, episodes: Sequence[Turns], params: SamplingParams, n: int, seed: int
+    sampler: Sampler, environment: Environment, episodes: Sequence[RunningEpisode], params: SamplingParams, n: int, seed: int
 ) -> None:
     with sampler.engine.turns():
         for turn in range(environment.max_turns):
             going = [episode for episode in episodes if not episode.over]
             if not going:
                 break
-            draws = [Draw(derive_seed(each.seed, "turn", turn), params.max_tokens - len(each.log_probs)) for each in going]
+            draws = [
+                CompletionSpec(derive_seed(each.seed, "turn", turn), params.max_tokens - len(each.log_probs)) for each in going
+            ]
             size = n if turn == 0 else 1  # the members of a group share their prompt
             asked = [[*each.prompt, *each.token_ids] for each in going[::size]]
             groups = sampler.engine.generate(asked, params, size, derive_seed(seed, "turn", turn), draws)
@@ -190,7 +192,7 @@ def _play(
             _answer([episode for episode in going if not episode.over], sampler, params.max_tokens)
 
 
-def _rewards(environment: Environment, episodes: Sequence[Turns]) -> list[float | None]:
+def _rewards(environment: Environment, episodes: Sequence[RunningEpisode]) -> list[float | None]:
     """Rewards of the environment, 0 for an episode whose tool may still be at work; None where the task verifies."""
     if not environment.rewards:
         return [None] * len(episodes)
@@ -215,7 +217,7 @@ def _seeds(problems: Sequence[Problem], seed: int) -> list[int]:
     return found
 
 
-def _answer(episodes: Sequence[Turns], sampler: Sampler, max_tokens: int) -> None:
+def _answer(episodes: Sequence[RunningEpisode], sampler: Sampler, max_tokens: int) -> None:
     """Let the environment answer the newest turn of each episode, and end those that are over.
 
     Calls run even where no turn can follow, as an environment's reward may depend on them.
@@ -236,7 +238,7 @@ def _answer(episodes: Sequence[Turns], sampler: Sampler, max_tokens: int) -> Non
         [(each.thread, partial(environment.answer, each.instance, each.messages[-1][1], each.calls)) for each in episodes],
         environment.tool_seconds,
     )
-    spoken: list[tuple[Turns, Answer]] = []
+    spoken: list[tuple[RunningEpisode, Answer]] = []
     for episode, answer in zip(episodes, answers, strict=True):
         if answer is None:
             episode.tool_failures += 1
@@ -326,7 +328,7 @@ def episode_measures(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def transcript(completion: Completion) -> str:
-    """The text of a response; in an episode that of all messages, each of the environment's in a line that names its role."""
+    """The text of a response. Of an episode: all messages, with the role before each message of the environment."""
     if completion.episode is None:
         return completion.text
     # A line that only looks like the environment's is indented.

@@ -18,7 +18,7 @@ from grpo.common.world import ALONE, World
 from grpo.models.decoding import SharedPrompts
 from grpo.models.examine import traits_of
 from grpo.models.sharding import is_sharded, weights_of
-from grpo.rollout.engine import Draw, SamplingParams, derive_seed, require_room_for
+from grpo.rollout.engine import CompletionSpec, SamplingParams, derive_seed, require_room_for
 from grpo.rollout.responses import responses_of
 
 COMPACT_BELOW = 0.8  # finished sequences leave the batch when less than this share of its rows is unfinished
@@ -64,7 +64,7 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def generate(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int, draws: Sequence[Draw] = ()
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int, draws: Sequence[CompletionSpec] = ()
     ) -> list[list[Completion]]:
         """See :class:`grpo.rollout.engine.Engine`.
 
@@ -73,7 +73,9 @@ class TransformersEngine:
         require_room_for(self.context, prompts, params, n, draws)
         per_batch = max(1, self.max_batch_size // n)
         mine = range(len(prompts)) if draws else range(len(prompts))[self.world.share]
-        every = draws or [Draw(derive_seed(seed, i, k), params.max_tokens) for i in range(len(prompts)) for k in range(n)]
+        every = draws or [
+            CompletionSpec(derive_seed(seed, i, k), params.max_tokens) for i in range(len(prompts)) for k in range(n)
+        ]
         groups: list[list[Completion]] = []
         was_training = self.model.training
         self.model.eval()
@@ -90,7 +92,7 @@ class TransformersEngine:
         return groups
 
     def _generate_batch(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, draws: Sequence[Draw]
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, draws: Sequence[CompletionSpec]
     ) -> list[list[Completion]]:
         """Decode one batch of ``len(prompts) * n`` sequences, each drawn as ``draws`` says."""
         limits = [draw.max_tokens for draw in draws]

@@ -25,7 +25,7 @@ from grpo.common.records import Completion
 from grpo.common.world import ALONE, World
 from grpo.models.checkpoint import load_tokenizer
 from grpo.models.examine import limited_context
-from grpo.rollout.engine import Draw, SamplingParams, derive_seed, require_room_for
+from grpo.rollout.engine import CompletionSpec, SamplingParams, derive_seed, require_room_for
 from grpo.rollout.responses import Responses, responses_of
 from grpo.rollout.vllm_weights import put_weights
 from grpo.study.software import install_vllm
@@ -123,7 +123,7 @@ class VllmEngine:
             put_weights(self._llm, self._policy)
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int, draws: Sequence[Draw] = ()
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int, draws: Sequence[CompletionSpec] = ()
     ) -> list[list[Completion]]:
         """See :class:`grpo.rollout.engine.Engine`.
 

@@ -146,7 +146,7 @@ def require_metrics(claims: list[AnyClaim]) -> None:
     for number, claim in enumerate(claims):
         if isinstance(claim, Beats) and claim.metric not in known:
             near = ", ".join(get_close_matches(claim.metric, known, n=3, cutoff=0.5)) or "none is near"
-            raise UserError(f"claims.{number}.metric: no run logs {claim.metric!r}. Near: {near}; docs/results.md says where all stand.")
+            raise UserError(f"claims.{number}.metric: no run logs {claim.metric!r}. Near: {near} (docs/results.md, Columns).")
 
 
 def names(arms: Collection[str]) -> list[str]:

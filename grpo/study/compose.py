@@ -91,7 +91,7 @@ def with_controls(experiments: Mapping[str, Any], controls: list[str]) -> dict[s
     return {**experiments, CONTROLS_IN: entry | {"arms": {FULL: {}, **arms, **_arms(written)}}}
 
 
-def of_left_out(values: Mapping[str, Any]) -> set[str]:
+def unused_tasks(values: Mapping[str, Any]) -> set[str]:
     """Name a study's tasks of which all experiments are left out; nothing is made for them, but for `evaluation.old_task`."""
     tasks = [(_task_of(e), bool(_arms(e))) for e in values["experiments"].values() if isinstance(e, Mapping)]
     evaluation = values.get("evaluation")
@@ -182,7 +182,7 @@ def compose(path: Path) -> dict[str, Any]:
     experiments, controls = values.get("experiments"), values.get("controls")
     if isinstance(experiments, Mapping) and isinstance(controls, list):
         values["experiments"] = experiments = with_controls(experiments, controls)
-    gone = of_left_out(values) if isinstance(experiments, Mapping) else set()
+    gone = unused_tasks(values) if isinstance(experiments, Mapping) else set()
     for key, value in _without_tasks(values, gone).items():
         if key not in COMPUTED:
             composed.setdefault(key, value)

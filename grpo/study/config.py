@@ -563,7 +563,7 @@ class BestOfN(Section):
             raise UserError(f"n: {self.n} must list each number once, in rising order")
 
 
-Score = Literal["answer_reward", "reward"]
+RewardName = Literal["answer_reward", "reward"]
 
 
 class OldTask(Section):
@@ -591,7 +591,7 @@ class Evaluation(Section):
     seed: int = 0
     # What runs, arms and checkpoints are compared by. null: `reward` if all runs have one reward of the study's own, else the
     # task's `answer_reward`.
-    metric: Annotated[Score | None, OMIT] = None
+    metric: Annotated[RewardName | None, OMIT] = None
 
     def check(self) -> None:
         every = [self.every] if isinstance(self.every, int) else self.every

@@ -35,9 +35,9 @@ from grpo.study.config import (
     Method,
     Model,
     Resources,
+    RewardName,
     RunConfig,
     SampledTraces,
-    Score,
     Section,
     Selection,
     SftConfig,
@@ -207,7 +207,7 @@ class Study(Section):
         return list(dict.fromkeys(name.partition("/")[0] for name in self.evaluation.best_of_n.checkpoints))
 
     @property
-    def metric(self) -> Score:
+    def metric(self) -> RewardName:
         """What runs, arms and checkpoints are compared by (`evaluation.metric`)."""
         if self.evaluation.metric is not None:
             return self.evaluation.metric
@@ -221,8 +221,9 @@ class Study(Section):
 
     def _logs_own_metrics(self) -> bool:
         """Whether a task or a loss is the user's own code, which may log metrics of its own."""
-        losses = [self.grpo.loss_type, *(arm.get("loss_type", "") for of in self.experiments.values() for arm in of.arms.values())]
-        return any(is_import_path(name) for name in [*losses, *(str(task.get("use", "")) for task in self.tasks.values())])
+        arms = [arm for entry in self.experiments.values() for arm in entry.arms.values()]
+        losses = [self.grpo.loss_type, *(arm.get("loss_type", "") for arm in arms)]
+        return any(map(is_import_path, [*losses, *(str(task.get("use", "")) for task in self.tasks.values())]))
 
     @property
     def own_claims(self) -> list[AnyClaim]:

@@ -25,8 +25,8 @@ from grpo.tasks.formats import tagged_answer
 from grpo.tasks.task import OWN_REWARDS, SHIPPED_REWARDS, ScoredBatch, Task, find_format, rewards
 from grpo.tasks.threads import finished
 
-Score = Callable[[Sequence[Rollout]], ScoredBatch]
-"""Gives the rewards of a batch of rollouts."""
+ScoreFunction = Callable[[Sequence[Rollout]], ScoredBatch]
+"""Function that scores a batch of rollouts."""
 
 SingleTruth = str | int | float | Fraction
 GroundTruth = SingleTruth | Sequence[SingleTruth]
@@ -96,7 +96,7 @@ def score_by_task(task: Task, prompt: str, rollouts: Sequence[Rollout]) -> Score
     return scored
 
 
-def score_of(task: Task, prompt: str, reward: str | Mapping[str, float] | None = None, seed: int = 0) -> Score:
+def score_of(task: Task, prompt: str, reward: str | Mapping[str, float] | None = None, seed: int = 0) -> ScoreFunction:
     """The score function of rollouts: their task's, with ``reward`` by the study's own reward functions if it has some.
 
     ``reward``: as in :func:`apply_reward`. ``seed``: of ``random_reward``.

@@ -14,7 +14,7 @@ from grpo.learner.learner import Learner
 from grpo.learner.microbatches import texts_of
 from grpo.rollout.engine import derive_seed
 from grpo.study.config import ExpertIterationConfig
-from grpo.training.step import RunContext, Updates, reward, sample, task_metrics
+from grpo.training.step import RunContext, Updates, compute_rewards, sample, task_metrics
 
 
 def train_by_expert_iteration(ctx: RunContext[ExpertIterationConfig, Learner]) -> None:
@@ -25,7 +25,7 @@ def train_by_expert_iteration(ctx: RunContext[ExpertIterationConfig, Learner]) -
             rollouts = sample(ctx.setup, ctx.sampler, step, config.ei_batch_size)
 
         with log.phase("scoring"):
-            rollouts = reward(ctx.setup, rollouts, ctx.sampler.world)
+            rollouts = compute_rewards(ctx.setup, rollouts, ctx.sampler.world)
             correct = [rollout for rollout in rollouts if whole(rollout.rewards["reward"]) == 1.0]
 
         with log.phase("training"):

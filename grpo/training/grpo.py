@@ -5,7 +5,7 @@ from __future__ import annotations
 from grpo.common.records import response_tokens
 from grpo.learner.learner import Learner
 from grpo.study.config import GrpoConfig
-from grpo.training.step import RunContext, replace_groups_without_signal, sample, score, train_on
+from grpo.training.step import RunContext, replace_groups_without_signal, rewards_and_advantages, sample, update_policy
 
 
 def train_grpo(ctx: RunContext[GrpoConfig, Learner]) -> None:
@@ -16,13 +16,13 @@ def train_grpo(ctx: RunContext[GrpoConfig, Learner]) -> None:
             rollouts = sample(ctx.setup, ctx.sampler, step, config.n_prompts_per_rollout_batch)
 
         with log.phase("scoring"):
-            rollouts, metrics = score(ctx.setup, rollouts, ctx.sampler.world)
+            rollouts, metrics = rewards_and_advantages(ctx.setup, rollouts, ctx.sampler.world)
 
         if config.dynamic_sampling_rounds:
             rollouts, metrics = replace_groups_without_signal(ctx, step, rollouts)
 
         with log.phase("training"):
-            updates = train_on(config, learner, rollouts, version=step - 1)
+            updates = update_policy(config, learner, rollouts, version=step - 1)
 
         with log.phase("synchronization"):
             engine.synchronize(learner.model, policy_version=step)

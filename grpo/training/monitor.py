@@ -19,7 +19,7 @@ from grpo.learner.losses import mismatch
 from grpo.results.statistics import interval_of_mean
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.sampling import Sampler, episode_measures, transcript
-from grpo.study.config import Divergence, EvaluationSteps, SamplingConfig, Score
+from grpo.study.config import Divergence, EvaluationSteps, RewardName, SamplingConfig
 from grpo.study.schema import Study
 from grpo.tracking.run_log import RunLog
 from grpo.training.step import RunSetup, Updates
@@ -246,7 +246,7 @@ def divergence(
     validations: Sequence[dict[str, float]],
     entropies: Sequence[float],
     skipped_in_a_row: int,
-    metric: Score = "answer_reward",
+    metric: RewardName = "answer_reward",
 ) -> str | None:
     """Say why a run counts as diverged; None if it does not.
 

@@ -57,7 +57,7 @@ def train_run(study: Study, run: EffectiveRun) -> None:
     lock = exclusive_lock(paths.RUN_LOCKS / f"{run.name.replace('/', '--')}.lock", f"{run.name}: another process")
     with (
         lock if is_rank_0() else nullcontext(),
-        (recorded if is_rank_0() else discarded_outputs)(study, run, identity, same_as) as outputs,
+        (recorded_run if is_rank_0() else discarded_outputs)(study, run, identity, same_as) as outputs,
     ):
         if same_as:
             _take_over(run.name, same_as, outputs)
@@ -111,7 +111,7 @@ def run_identity(study: Study, run: EffectiveRun) -> dict[str, Any]:
 
 
 @contextmanager
-def recorded(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as: str | None) -> Iterator[Outputs]:
+def recorded_run(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as: str | None) -> Iterator[Outputs]:
     """Give the block drafts for its results; move them into place, and record the run in MLflow and its timing file.
 
     If the block fails, MLflow marks the run as failed, and no results are left behind.
@@ -160,7 +160,7 @@ def _keep_results(run: EffectiveRun, state: Path) -> None:
 
 @contextmanager
 def discarded_outputs(study: Study, run: EffectiveRun, identity: dict[str, Any], same_as: str | None) -> Iterator[Outputs]:
-    """Stand-in for :func:`recorded` on other ranks: discard all output, which rank 0 records."""
+    """Stand-in for :func:`recorded_run` on other ranks: discard all output, which rank 0 records."""
     nothing = cast(MlflowRun, SimpleNamespace(log=lambda *_, **__: None, tag=lambda **_: None))
     with TemporaryDirectory() as folder, redirect_stdout(io.StringIO()), suppress(ToBeResumed):
         yield Outputs(Path(folder), Path(folder), _state_folder(run, identity), nothing)

@@ -37,7 +37,7 @@ STATE = "state.pt"
 CHECKPOINTS = "checkpoints"
 
 
-class Part(Protocol):
+class Stateful(Protocol):
     """An object with a state that training changes."""
 
     def state(self) -> Any:
@@ -48,8 +48,8 @@ class Part(Protocol):
 
 
 @runtime_checkable
-class PartElsewhere(Protocol):
-    """A :class:`Part` in another process, which writes and reads its own file in the state's folder."""
+class RemoteStateful(Protocol):
+    """A :class:`Stateful` in another process, which writes and reads its own file in the state's folder."""
 
     def write_state(self, file: Path) -> Callable[[], None]:
         """Copy the current state and start writing it, while training continues; returns a function that waits for the end."""
@@ -124,7 +124,7 @@ class SavedState:
         self,
         folder: Path,
         every: int,
-        parts: Mapping[str, Part],
+        parts: Mapping[str, Stateful],
         checkpoints: Path,
         told_to_stop: Callable[[], bool] = lambda: False,
         world: World = ALONE,
@@ -151,7 +151,7 @@ class SavedState:
         # With mmap, several processes share one copy of the file in memory.
         content = torch.load(state / STATE, map_location="cpu", weights_only=True, mmap=True)
         for name, part in self.parts.items():
-            if isinstance(part, PartElsewhere):
+            if isinstance(part, RemoteStateful):
                 part.read_state(state / f"{name}.pt")
             else:
                 part.restore(content["parts"][name])
@@ -187,7 +187,7 @@ class SavedState:
         remove(draft)
         draft.mkdir(parents=True)
         shutil.copytree(self.checkpoints, draft / CHECKPOINTS, symlinks=True, copy_function=link)
-        elsewhere = {name: part for name, part in self.parts.items() if isinstance(part, PartElsewhere)}
+        elsewhere = {name: part for name, part in self.parts.items() if isinstance(part, RemoteStateful)}
         waits = [part.write_state(draft / f"{name}.pt") for name, part in elsewhere.items()]
         parts = {name: part.state() for name, part in self.parts.items() if name not in elsewhere}
         content = copy_to_cpu({"step": step, "loop": loop, "parts": parts})

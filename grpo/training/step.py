@@ -16,7 +16,7 @@ from grpo.learner.learner import Learner
 from grpo.rollout.engine import SamplingParams, derive_seed
 from grpo.rollout.sampling import Sampler, episode_measures, sample_rollouts, score_rollouts
 from grpo.study.config import GrpoConfig, SamplingConfig, TrainingConfig
-from grpo.tasks.rewards import Score, soft_overlong_punishment
+from grpo.tasks.rewards import ScoreFunction, soft_overlong_punishment
 from grpo.tasks.task import Format, Task
 from grpo.tracking.run_log import RunLog
 from grpo.training.data import items_of_step, other_problems
@@ -30,7 +30,7 @@ Updates = list[dict[str, float]]  # the metrics of each optimizer step within on
 
 @dataclass(frozen=True)
 class RunSetup(Generic[Config]):
-    """What is known of a run before a model is loaded. Ray actors receive it too.
+    """Config, seed, data, format, score function and task of a run, known before a model is loaded. Ray actors receive it too.
 
     ``data``: the training problems; the training examples in supervised fine-tuning. ``score``: rewards rollouts, in training
     and in validation.
@@ -40,7 +40,7 @@ class RunSetup(Generic[Config]):
     seed: int
     data: Sequence[Any]
     format: Format
-    score: Score
+    score: ScoreFunction
     task: Task
 
 
@@ -96,22 +96,24 @@ def sample_groups(setup: RunSetup[Sampling], sampler: Sampler, questions: Sequen
     return sample_rollouts(sampler, questions, params, config.group_size, seed)
 
 
-def reward(setup: RunSetup[Sampling], rollouts: list[Rollout], world: World) -> list[Rollout]:
-    """Score this process's rollouts in place; return the rollouts of all processes, in the order of the questions.
+def compute_rewards(setup: RunSetup[Sampling], rollouts: list[Rollout], world: World) -> list[Rollout]:
+    """Set the rewards of this process's rollouts; return the rollouts of all processes, in the order of the questions.
 
-    With ``overlong_buffer`` the training reward includes the punishment of long responses; the validation reward does not.
+    With ``overlong_buffer`` the training reward includes the length penalty; the validation reward does not.
     """
     score_rollouts(setup.score, rollouts)
     if isinstance(setup.config, GrpoConfig) and (buffer := setup.config.overlong_buffer) is not None:
         for rollout in rollouts:
-            rollout.punishment = soft_overlong_punishment(rollout.length, setup.config.sampling_max_tokens, buffer)
-            rollout.rewards = rollout.rewards | {"reward": rollout.rewards["reward"] + rollout.punishment}
+            rollout.length_penalty = soft_overlong_punishment(rollout.length, setup.config.sampling_max_tokens, buffer)
+            rollout.rewards = rollout.rewards | {"reward": rollout.rewards["reward"] + rollout.length_penalty}
     return world.join(rollouts, each=setup.config.group_size)
 
 
-def score(setup: RunSetup[GrpoConfig], rollouts: list[Rollout], world: World = ALONE) -> tuple[list[Rollout], dict[str, float]]:
+def rewards_and_advantages(
+    setup: RunSetup[GrpoConfig], rollouts: list[Rollout], world: World = ALONE
+) -> tuple[list[Rollout], dict[str, float]]:
     """Compute the reward and the advantage of each rollout; return the rollouts of all processes, and their metrics."""
-    rollouts = reward(setup, rollouts, world)
+    rollouts = compute_rewards(setup, rollouts, world)
     return rollouts, set_advantages(setup, rollouts)
 
 
@@ -170,7 +172,7 @@ def replace_groups_without_signal(
             found = sample_groups(setup, ctx.sampler, questions, derive_seed(setup.seed, "rollout", step, rounds))
 
         with log.phase("scoring"):
-            found = reward(setup, found, world)
+            found = compute_rewards(setup, found, world)
 
         for i, place in enumerate(places[: len(questions)]):
             groups[place] = found[i * size : (i + 1) * size]
@@ -181,13 +183,13 @@ def replace_groups_without_signal(
 
 
 def has_signal(group: list[Rollout]) -> bool:
-    """Whether two rewards of the group differ, without the punishment of long responses (DAPO's Eq. 11 filters by accuracy)."""
-    rewards = torch.tensor([rollout.rewards["reward"] - rollout.punishment for rollout in group], dtype=torch.float64)
+    """Whether two rewards of the group differ, without the length penalty (DAPO's Eq. 11 filters by accuracy)."""
+    rewards = torch.tensor([rollout.rewards["reward"] - rollout.length_penalty for rollout in group], dtype=torch.float64)
     counted = rewards[~rewards.isnan()]
     return len(counted) > 0 and not are_equal(counted[None]).item()
 
 
-def train_on(config: GrpoConfig, learner: Learner, rollouts: list[Rollout], version: int) -> Updates:
+def update_policy(config: GrpoConfig, learner: Learner, rollouts: list[Rollout], version: int) -> Updates:
     """Take all optimizer steps on one rollout batch: each epoch cuts it into train batches. Return the metrics of each update.
 
     The denominator of the ratio pi / pi_old is the policy that sampled the tokens:

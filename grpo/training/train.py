@@ -18,7 +18,7 @@ from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.lora import add_adapters
 from grpo.models.sharding import whole_model
 from grpo.rollout.make_engine import Checkpoint, make_engine
-from grpo.rollout.sampling import Sampler, require_shown
+from grpo.rollout.sampling import Sampler, require_tool_messages
 from grpo.study.config import ExpertIterationConfig, GrpoConfig, RunConfig, SamplingConfig, SftConfig
 from grpo.study.effective import EffectiveRun
 from grpo.study.schema import Study
@@ -31,7 +31,7 @@ from grpo.training.grpo import train_grpo
 from grpo.training.monitor import Monitor
 from grpo.training.own_code import require_own_code
 from grpo.training.sft import train_sft
-from grpo.training.state import Part, RandomStates, SavedState
+from grpo.training.state import RandomStates, SavedState, Stateful
 from grpo.training.step import RunContext, RunSetup
 
 
@@ -53,7 +53,7 @@ def train(study: Study, run: EffectiveRun, data: Data, outputs: Outputs) -> None
     if format.chat:
         tokenizer = load_tokenizer(run.model)
         format.encode(tokenizer, "?")  # refuse a tokenizer without a chat template, or without one for episodes
-        require_shown(format, tokenizer)
+        require_tool_messages(format, tokenizer)
     reward = run.config.reward if isinstance(run.config, GrpoConfig) else None
     score = score_of(task, run.config.prompt, reward, run.seed)
     items, problems = data
@@ -74,7 +74,7 @@ def train(study: Study, run: EffectiveRun, data: Data, outputs: Outputs) -> None
 
         monitor = Monitor(study, run.name, setup, problems, sampler, learner, log, keep)
         require_room_for_all(run, monitor)
-        parts: dict[str, Part] = {"learner": learner, "log": log, "monitor": monitor, "random": RandomStates()}
+        parts: dict[str, Stateful] = {"learner": learner, "log": log, "monitor": monitor, "random": RandomStates()}
         every = 1 if isinstance(run.config, ExpertIterationConfig) else study.save_state_every
         with (
             stop_after_the_step() as told_to_stop,
@@ -130,15 +130,15 @@ def _method(run: EffectiveRun) -> tuple[Callable[..., AbstractContextManager[Any
 
 
 def require_room_for_all(run: EffectiveRun, monitor: Monitor) -> None:
-    """Refuse a run that has a prompt too long for its model, at any step, as :func:`grpo.rollout.engine.require_room`."""
+    """Refuse a run with a prompt too long for its model (:func:`grpo.rollout.engine.require_context_length`)."""
     sampler, config, limit = monitor.sampler, run.config, monitor.sampling().max_tokens
     arm = f"experiments.{run.experiment}.arms.{run.arm}" if "sampling_max_tokens" in run.overrides else run.method
     key = f"{arm}.sampling_max_tokens"
     if isinstance(config, SamplingConfig):
-        sampler.require_room(monitor.setup.data, config.sampling_max_tokens, key, f"tasks.{run.task}")
+        sampler.require_context_length(monitor.setup.data, config.sampling_max_tokens, key, f"tasks.{run.task}")
     asked = monitor.last_problems if config.wall_clock_limit_s is None else monitor.problems
     key = "evaluation.max_tokens" if limit == monitor.study.evaluation.max_tokens else key
-    sampler.require_room(asked, limit, key, f"tasks.{run.task}")
+    sampler.require_context_length(asked, limit, key, f"tasks.{run.task}")
 
 
 @contextmanager

@@ -26,12 +26,12 @@ from grpo.learner.learner import Learner
 from grpo.learner.losses import response_weights
 from grpo.learner.microbatches import Microbatch
 from grpo.models.tokenizer import Tokenizer
-from grpo.rollout.engine import Draw, SamplingParams
+from grpo.rollout.engine import CompletionSpec, SamplingParams
 from grpo.rollout.sampling import Sampler, sample_rollouts
 from grpo.study.config import OBJECTIVES
 from grpo.tasks.rewards import score_of, soft_overlong_punishment
 from grpo.tasks.task import Format, Task, make_task
-from grpo.training.step import set_advantages, train_on
+from grpo.training.step import set_advantages, update_policy
 
 pytestmark = pytest.mark.adapters
 
@@ -230,7 +230,7 @@ def test_a_batch_is_trained_on_as_by_trls_trainer(model: Any, tokenizer: Any, tm
     set_advantages(setup_of(learner.config), rollouts)
     assert_close(torch.tensor([r.advantage for r in rollouts]), sampled["advantages"], rtol=1e-5, atol=1e-5)
     gradients = last_gradients(learner)
-    train_on(learner.config, learner, rollouts, version=0)
+    update_policy(learner.config, learner, rollouts, version=0)
     print(f"{case}: {(flat(gradients) - expected).norm() / expected.norm():.1e} of the gradient's norm")
     assert (flat(gradients) - expected).norm() < 1e-5 * expected.norm() and expected.norm() > 0.01
 
@@ -319,7 +319,7 @@ class ByEpisode(Scripted):
     """Says each episode's own turns, those of the unfinished episodes in their order."""
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int, draws: Sequence[Draw] = ()
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int, draws: Sequence[CompletionSpec] = ()
     ) -> list[list[Completion]]:
         texts = [turns[len(self.asked)] for turns in TURNS if len(turns) > len(self.asked)]
         self.asked.append([list(prompt) for prompt in prompts])
@@ -393,7 +393,7 @@ def test_ids_after_each_turn_and_gradients_are_trls(folder: Path) -> None:
     learner = Learner(model, config(loss_type="grpo_clip", advantage_eps=1e-4, **sizes), tokenizer.pad_token_id)
     set_advantages(setup_of(learner.config), rollouts)
     gradients = last_gradients(learner)
-    train_on(learner.config, learner, rollouts, version=3)
+    update_policy(learner.config, learner, rollouts, version=3)
     print(f"episodes: {(flat(gradients) - expected).norm() / expected.norm():.1e} of the gradient's norm")
     assert (flat(gradients) - expected).norm() < 1e-5 * expected.norm() and expected.norm() > 1e-3
 

@@ -20,7 +20,7 @@ from grpo.common.records import Episode, Problem, Rollout
 from grpo.common.world import World
 from grpo.evaluation.evaluate import evaluate
 from grpo.models.tokenizer import Tokenizer
-from grpo.rollout.engine import SamplingParams, require_room
+from grpo.rollout.engine import SamplingParams, require_context_length
 from grpo.rollout.sampling import Sampler, episode_measures, sample_rollouts, transcript
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.tasks.rewards import score_of
@@ -264,8 +264,8 @@ def test_a_group_begins_alike_and_has_room(chats: Tokenizer) -> None:
     with pytest.raises(UserError, match="reset returned two texts for the question p/0"):
         played(chats, task_of("Undecided"), ["42"])
     with pytest.raises(UserError, match="a prompt of 5 tokens and 60 tokens of its environment"):
-        require_room(100, [[1] * 5], 40, observations=60)
-    require_room(105, [[1] * 5], 40, observations=60)
+        require_context_length(100, [[1] * 5], 40, observations=60)
+    require_context_length(105, [[1] * 5], 40, observations=60)
 
 
 PROBLEMS = [Problem(f"p/{i}", f"Mia has {i} apples.", str(i)) for i in range(5)]

@@ -26,10 +26,10 @@ from grpo.common.records import Completion, Rollout, response_tokens
 from grpo.learner import chunked
 from grpo.learner.chunked import chunked_log_probs, log_probs_of
 from grpo.learner.learner import Learner
-from grpo.learner.microbatches import neighbours, of_like_length, texts_of, whole_texts
+from grpo.learner.microbatches import split_by_length, split_in_order, texts_of, whole_texts
 from grpo.models.packing import fill_rows, pack
 from grpo.study.config import GrpoConfig, LearnerSettings
-from grpo.training.step import train_on
+from grpo.training.step import update_policy
 
 LAYOUTS = {  # token budget of a microbatch, and whether its responses are packed
     "padded": (None, False),
@@ -204,7 +204,7 @@ def test_responses_that_were_cut_off_may_have_no_loss(fresh_model: Any, layout: 
     changes = {"mask_truncated_completions": True, "length_normalization": normalization}
     learner, model = moved(fresh_model, layout, **changes)
     gradients = last_gradients(learner)
-    (metrics,) = train_on(learner.config, learner, responses(), version=0)
+    (metrics,) = update_policy(learner.config, learner, responses(), version=0)
     batch = responses()
     for rollout in (batch[2], batch[7]):
         rollout.completion = replace(rollout.completion, token_ids=(), log_probs=())
@@ -216,7 +216,7 @@ def test_responses_that_were_cut_off_may_have_no_loss(fresh_model: Any, layout: 
     nothing, batch = last_gradients(learner), responses()
     for rollout in batch:
         rollout.completion = replace(rollout.completion, finish_reason="length")
-    (metrics,) = train_on(learner.config, learner, batch, version=0)
+    (metrics,) = update_policy(learner.config, learner, batch, version=0)
     assert flat(nothing).norm() == metrics["loss"] == metrics["skipped_update"] == 0.0
     assert all(math.isnan(metrics[name]) for name in ("token_entropy", "ratio_min", "ratio_max", "mismatch_max"))
 
@@ -294,14 +294,14 @@ def test_a_row_and_microbatches_by_hand() -> None:
     assert row.predictions.source.tolist() == [1, 2, 3, 1, 4, 5]  # both first tokens are predicted from the prompt's last
     assert (row.predictions.members, row.predictions.lengths) == ([0, 1, 2], [3, 1, 2])
     prompts, responses = [(1,) * 4] * 6, [(2,) * n for n in (3, 9, 1, 0, 4, 3)]
-    assert of_like_length(prompts, responses, 15) == [[1], [4, 0], [5, 2]]  # of 12, 7 and 6, 6 and 4 tokens
-    assert neighbours(5, 2) == [[0, 1], [2, 3], [4]]
+    assert split_by_length(prompts, responses, 15) == [[1], [4, 0], [5, 2]]  # of 12, 7 and 6, 6 and 4 tokens
+    assert split_in_order(5, 2) == [[0, 1], [2, 3], [4]]
 
 
 @given(sizes=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 20)), min_size=1, max_size=20), budget=st.integers(1, 80))
 def test_every_response_is_padded_once_and_microbatches_keep_to_the_budget(sizes: list[tuple[int, int]], budget: int) -> None:
     prompts, responses = [(1,) * p for p, _ in sizes], [(2,) * n for _, n in sizes]
-    parts = of_like_length(prompts, responses, budget)
+    parts = split_by_length(prompts, responses, budget)
     assert sorted(i for part in parts for i in part) == [i for i, (_, n) in enumerate(sizes) if n]
     inputs = [[sum(sizes[i]) - 1 for i in part] for part in parts]
     assert all(len(part) * max(part) <= budget or len(part) == 1 for part in inputs)

@@ -41,7 +41,7 @@ from grpo.models.transformer import TransformerLM
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.config import OBJECTIVES, LearnerSettings, Lora
-from grpo.training.step import train_on
+from grpo.training.step import update_policy
 
 
 def weights(model: Any) -> dict[str, Tensor]:
@@ -65,7 +65,7 @@ def test_in_half_precision_nothing_is_clipped_before_anything_was_learnt(objecti
     lengths = [[1 + (7 * g + 13 * k) % 60 for k in range(4)] for g in range(8)]
     batch = rollouts_of(lengths, [5 + 3 * g for g in range(8)], 512)
     batch = scored(batch, REWARDS.repeat(4), ADVANTAGES.repeat(4))
-    first, _ = train_on(learner.config, learner, batch, version=0)  # type: ignore[arg-type]
+    first, _ = update_policy(learner.config, learner, batch, version=0)  # type: ignore[arg-type]
     assert (first["ratio_min"], first["ratio_max"], first["clip_fraction"], first["kl_loss"]) == (1.0, 1.0, 0.0, 0.0)
     assert [rollout.group for rollout in batch] == [i // learner.config.group_size for i in range(32)]  # type: ignore[union-attr]
 

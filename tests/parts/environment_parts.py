@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from grpo.common.records import Completion
-from grpo.rollout.engine import Draw, SamplingParams
+from grpo.rollout.engine import CompletionSpec, SamplingParams
 
 NO_CLASS = 3
 
@@ -205,13 +205,13 @@ class Scripted:
     def __init__(self, tokenizer: Any, turns: Sequence[str], end: int):
         self.tokenizer, self.said, self.end = tokenizer, turns, end
         self.asked: list[list[list[int]]] = []
-        self.draws: list[list[Draw]] = []
+        self.draws: list[list[CompletionSpec]] = []
 
     def turns(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int, draws: Sequence[Draw] = ()
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int, draws: Sequence[CompletionSpec] = ()
     ) -> list[list[Completion]]:
         text = self.said[len(self.asked)]
         time.sleep(self.seconds)

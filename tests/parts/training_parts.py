@@ -24,11 +24,11 @@ from grpo.study import paths
 from grpo.study.config import GrpoConfig
 from grpo.study.schema import Study
 from grpo.tasks.graded import GradedTask
-from grpo.tasks.rewards import Score
+from grpo.tasks.rewards import ScoreFunction
 from grpo.tasks.task import Format, ScoredBatch, Task
 from grpo.tracking.run_log import RunLog
 from grpo.training.monitor import Monitor
-from grpo.training.state import Part, SavedState
+from grpo.training.state import SavedState, Stateful
 from grpo.training.step import RunContext, RunSetup
 
 CONFIG = GrpoConfig(
@@ -89,7 +89,7 @@ def same_weights(a: Any, b: Any) -> bool:
     return all(equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
-def by(reward_fn: Callable[..., dict[str, float]]) -> Score:
+def by(reward_fn: Callable[..., dict[str, float]]) -> ScoreFunction:
     """Rewards rollouts by a function of response and ground truth."""
     return partial(score_texts, reward_fn)
 
@@ -104,7 +104,7 @@ def never_saved(folder: Path) -> SavedState:
     return saved_every(10**9, folder, {})
 
 
-def saved_every(steps: int, folder: Path, parts: Mapping[str, Part]) -> SavedState:
+def saved_every(steps: int, folder: Path, parts: Mapping[str, Stateful]) -> SavedState:
     """A new run's states, without checkpoints."""
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     return SavedState(folder / "state", steps, parts, folder / "checkpoints")

@@ -26,7 +26,7 @@ from grpo.reporting.record import plain, winner_of
 from grpo.reporting.tables import further_tables, results_table, tables_of, write_tables
 from grpo.reporting.timing import core_seconds, draw_timing, steady_steps, timing_table, write_timing
 from grpo.reporting.writeup import cost, report_card
-from grpo.results.evidence import Evidence
+from grpo.results.evidence import ExperimentRuns
 from grpo.results.runs import Run, by_arm, read_runs
 from grpo.study import paths
 from grpo.study.kept import stages_in_lock
@@ -46,7 +46,7 @@ def record_of(study: Study, *runs: Run) -> dict[str, Any]:
     study = study_of(study, **arms)
     for one in runs:
         store(one)
-    return recording.record_of(study, {name: Evidence(name, by_arm(own)) for name, own in of.items()}, [])
+    return recording.record_of(study, {name: ExperimentRuns(name, by_arm(own)) for name, own in of.items()}, [])
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_form_length_and_accuracy_given_the_form(general: Path, mini_study: Stud
     for place, of in enumerate(runs):
         metrics, validation = of.metrics | {"best/reward": 0.7}, of.validation.assign(**{"val/reward": [0.3, 0.7]})
         runs[place] = replace(of, metric="reward", metrics=metrics, validation=validation)
-    found = recording._arm(Evidence(SWEEP, {"a": runs}), "a", "a")
+    found = recording._arm(ExperimentRuns(SWEEP, {"a": runs}), "a", "a")
     assert (found["given_form"], found["start"]) == pytest.approx((0.75, 0.3))
 
 
@@ -230,7 +230,7 @@ def test_tasks_of_a_mixture_are_measured(workdir: Path, mini_study: Study, monke
     runs = [run("a", [0.0, 0.5, 1.0], seed, LORA, validation=columns[seed]) for seed in (0, 1)]
     for one in runs:
         store(one)
-    found = recording.record_of(study, {LORA: Evidence(LORA, by_arm(runs))}, [])
+    found = recording.record_of(study, {LORA: ExperimentRuns(LORA, by_arm(runs))}, [])
     extra = found["experiments"][LORA]["extra"]
     assert extra["mixture"] == [{"set": "easy", "arm": "a", "first": 0.125, "last": 0.125, "runs": 2}]
     assert "| 0.125 | 0.125 | 2 |" in further_tables(found["experiments"][LORA])["sets"]
@@ -243,7 +243,7 @@ def test_results_and_summary(workdir: Path, mini_study: Study) -> None:
     runs += [run("b", [0.1, 0.9], 0, LORA, gradient_norm=[7.0]), run("b", [0.9, 0.0], 1, LORA)]
     for one in runs:
         store(one)
-    found = json.loads(json.dumps(recording.record_of(study, {LORA: Evidence(LORA, by_arm(runs))}, [])))
+    found = json.loads(json.dumps(recording.record_of(study, {LORA: ExperimentRuns(LORA, by_arm(runs))}, [])))
     rows = results_table(study, found).set_index(["arm", "seed"])
     assert rows["end"].tolist() == pytest.approx([0.5, 0.5, 0.9, 0.0]) and rows["collapsed"].tolist() == [False] * 3 + [True]
     assert rows.loc[("b", 0), "max/gradient_norm"] == 7.0 and rows.loc[("a", 1), "last/token_entropy"] == 0.1

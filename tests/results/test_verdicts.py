@@ -25,7 +25,7 @@ from grpo.commands.verify import _unlike_record
 from grpo.common.files import write_json
 from grpo.reporting.record import record_of
 from grpo.results.claims import judge_claims
-from grpo.results.evidence import Evidence, NotMeasured
+from grpo.results.evidence import ExperimentRuns, NotMeasured
 from grpo.results.intervals import difference_of, mean_of_any
 from grpo.results.outcomes_file import write_outcomes
 from grpo.results.runs import Run, by_arm
@@ -62,7 +62,7 @@ def ending(arm: str, *finals: float, before: float = 0.1, steps: int = 64) -> li
 
 def verdict(arms: Sequence[list[Run]], **claim: Any) -> Verdict:
     """Judge the claim that the first arm beats the second."""
-    evidence = Evidence("made_up", {runs[0].arm: runs for runs in arms})
+    evidence = ExperimentRuns("made_up", {runs[0].arm: runs for runs in arms})
     about = {"experiment": "made_up", "arm": "a", "beats": "b", "by": 0.05} | claim
     parsed: AnyClaim = TypeAdapter(AnyClaim).validate_python(about)
     return judge(parsed, *(evidence.arm(name) for _, name in parsed.arms()))
@@ -218,7 +218,7 @@ def test_results_are_those_of_the_program_that_shares_none_of_their_code(part: i
                 for at in AT if not one.seed else ():
                     other = recompute._level([one.history, one.validation], NORM, at, str(STEPS))
                     assert level(one, NORM, at, STEPS) == pytest.approx(other)
-            evidence[name] = Evidence(name, by_arm(runs))
+            evidence[name] = ExperimentRuns(name, by_arm(runs))
         write_outcomes(study, evidence)
         judged = judge_claims(study, evidence)
         record = record_of(study, evidence, judged)

@@ -27,7 +27,7 @@ from grpo.common.records import Completion, Problem
 from grpo.common.world import World
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.tokenizer import Tokenizer
-from grpo.rollout.engine import Draw, SamplingParams, derive_seed, require_room
+from grpo.rollout.engine import CompletionSpec, SamplingParams, derive_seed, require_context_length
 from grpo.rollout.make_engine import Checkpoint, make_engine, sleeps
 from grpo.rollout.responses import Responses
 from grpo.rollout.sampling import Sampler, sample_rollouts
@@ -344,7 +344,7 @@ def test_a_sleeping_vllm_takes_weights_on_waking(mini_study: Study, folder: Path
     llm.calls.clear()
     with engine.turns():
         for prompts in ([(5,), (6,)], [(5, 7, 8)]):
-            engine.generate(prompts, PARAMS, 1, 4, [Draw(1, 2)] * len(prompts))
+            engine.generate(prompts, PARAMS, 1, 4, [CompletionSpec(1, 2)] * len(prompts))
     assert llm.calls == ["wake weights", *put, "wake kv_cache", "generate", "generate", "sleep 2"]  # once in an episode
 
 
@@ -458,7 +458,7 @@ def test_context_overflow_names_what_fits(model: Any, tokenizer: Any, prompts: l
     (completion,) = engine.generate(prompts[1:2], SamplingParams(max_tokens=fits), n=1, seed=0)[0]
     assert len(completion.token_ids) == fits or completion.finish_reason == "stop"
     with pytest.raises(UserError, match="1 of 2 prompts are too long"):  # the other one just fits
-        require_room(10, [(1,) * 4, (1,) * 5], max_tokens=6)
+        require_context_length(10, [(1,) * 4, (1,) * 5], max_tokens=6)
 
 
 def test_tokens_that_the_model_lacks_may_pad_and_end_a_turn(model: Any, tokenizer: Any, prompts: list[list[int]]) -> None:

@@ -28,7 +28,7 @@ from grpo.common.records import Problem, Rollout
 from grpo.handouts import evaluate_vllm
 from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
-from grpo.rollout.engine import Draw, SamplingParams
+from grpo.rollout.engine import CompletionSpec, SamplingParams
 from grpo.rollout.sampling import Sampler, sample_rollouts
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.rollout.vllm_engine import VllmEngine, VllmSettings, stopping_scheduler
@@ -141,7 +141,7 @@ def test_responses_end_where_vllm_ends_them(
 def test_completions_of_episodes_have_limits_of_their_own(served: Any) -> None:
     """With ``draws``, those of a prompt side by side, as the transformers engine gives them."""
     prompts, limits = served.prompts[:2], [3, 5, 7, 9]
-    draws = [Draw(seed, limit) for seed, limit in enumerate(limits)]
+    draws = [CompletionSpec(seed, limit) for seed, limit in enumerate(limits)]
     for engine in (served.engine, TransformersEngine(served.model, served.tokenizer)):
         groups = engine.generate(prompts, SamplingParams(min_tokens=9, max_tokens=9), 2, 0, draws)
         assert [[len(one.token_ids) for one in group] for group in groups] == [[3, 5], [7, 9]]

@@ -143,7 +143,10 @@ MISTAKES: list[tuple[Edit, str]] = [
         claim(arm="full", beats="rank_1", at="late"),
         "claims.0: at: late is for metrics of training steps",
     ),
-    (claim(arm="full", beats="rank_1", metric="token_entopy", by=2), "claims.0.metric: no run logs 'token_entopy'. Near: token_entropy"),
+    (
+        claim(arm="full", beats="rank_1", metric="token_entopy", by=2),
+        "claims.0.metric: no run logs 'token_entopy'. Near: token_entropy",
+    ),
     # Hardware
     (put("learner.dtype", "bfloat16"), "engine.dtype (float32): with engine.name transformers runs sample from the"),
     (ON_GPU, "engine.device (cpu): with engine.name transformers runs sample from the learner's model, in learner.device"),

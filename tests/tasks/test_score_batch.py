@@ -170,7 +170,7 @@ def test_training_and_evaluation_count_the_answers_that_ran_out_of_time(calls: C
     config = GrpoConfig(rollout_batch_size=4, train_batch_size=4, group_size=2, gradient_accumulation_steps=1)
     reward = partial(score_by_task, GradedTask(), "question_only")
     sampled = [Rollout(Problem("p", "q", "1"), (5,), completion) for completion in completions]
-    _, metrics = step.score(setup_of(config, score=reward), sampled)
+    _, metrics = step.rewards_and_advantages(setup_of(config, score=reward), sampled)
     assert [rollout.rewards["reward"] for rollout in sampled] == [1.0, 0.0, 0.0, 0.0]
     # Of the first group 1 and 0: half a reward from the mean, and a standard deviation of sqrt(1/2). The second has no signal.
     assert [rollout.advantage for rollout in sampled] == pytest.approx([0.5**0.5, -(0.5**0.5), 0.0, 0.0], abs=1e-5)

@@ -237,7 +237,7 @@ def test_a_run_that_is_taken_over_is_one_run_that_names_its_equal(data: Path, mi
     for name, content in RESULTS.items():
         write_text(paths.RUNS / TWIN / name, content)
     write_json(paths.run_timing(TWIN), {"mlflow_run_id": "0123456789abcdef"})
-    with run_module.recorded(mini_study, run, identity, TWIN) as outputs:
+    with run_module.recorded_run(mini_study, run, identity, TWIN) as outputs:
         run_module._take_over(run.name, TWIN, outputs)
 
     client = runs_at(uri_of(data))[0]
@@ -266,7 +266,7 @@ def test_a_run_ends_in_mlflow_as_it_ended(error: Exception | None, status: str, 
     identity = IDENTITY | {"software": {}, "config": run.config.model_dump(), "seed": 0}
     with (
         pytest.raises(type(error)) if error else nullcontext(),
-        run_module.recorded(mini_study, run, identity, None) as outputs,
+        run_module.recorded_run(mini_study, run, identity, None) as outputs,
     ):
         states.append(outputs.state)
         write_text(outputs.state / "step-1/state.pt", "")

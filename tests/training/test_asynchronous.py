@@ -67,7 +67,7 @@ from grpo.training.asynchronous.replay import ReplayBuffer
 from grpo.training.asynchronous.start import start_actors
 from grpo.training.grpo import train_grpo
 from grpo.training.run import train_run
-from grpo.training.step import train_on
+from grpo.training.step import update_policy
 
 SMALL = CONFIG.model_copy(update={"rollout_batch_size": 6, "train_batch_size": 6, "group_size": 2})
 pytestmark = pytest.mark.usefixtures("actors_find_the_parts")
@@ -185,10 +185,10 @@ def test_stale_rollouts_bring_their_own_log_probs_and_fresh_ones_the_learners(ep
     """After one update on a rollout batch, the policy is no longer the one that sampled it."""
     config = SMALL.model_copy(update={"train_batch_size": train_batch_size, "epochs_per_rollout_batch": epochs})
     fresh, stale, mixed = Remembering(), Remembering(), Remembering()
-    train_on(config, fresh, scored(4), version=3)  # type: ignore[arg-type]
-    train_on(config, stale, scored(4), version=4)  # type: ignore[arg-type]
+    update_policy(config, fresh, scored(4), version=3)  # type: ignore[arg-type]
+    update_policy(config, stale, scored(4), version=4)  # type: ignore[arg-type]
     # Of a batch with one stale group, such as a replay batch may be, all rollouts bring their own.
-    train_on(config, mixed, [*scored(4, version=4)[:4], *scored(4, version=3)[4:]], version=4)  # type: ignore[arg-type]
+    update_policy(config, mixed, [*scored(4, version=4)[:4], *scored(4, version=3)[4:]], version=4)  # type: ignore[arg-type]
     assert len(fresh.old) == len(stale.old) == epochs * 6 // train_batch_size
     assert fresh.seen == [(place, place // 2) for place in range(6)] * epochs  # the whole batch before any of it again
     if len(fresh.old) == 1:
@@ -199,7 +199,7 @@ def test_stale_rollouts_bring_their_own_log_probs_and_fresh_ones_the_learners(ep
     assert equal(mixed.old, stale.old)
     # Importance weights lead from these to the learner's.
     capped, config = Remembering(), config.model_copy(update={"importance_cap": 2.0})
-    train_on(config, capped, scored(4), version=4)  # type: ignore[arg-type]
+    update_policy(config, capped, scored(4), version=4)  # type: ignore[arg-type]
     assert equal(capped.old, fresh.old)
 
 

@@ -20,7 +20,7 @@ from grpo.learner.learner import Learner
 from grpo.reporting.labels import render
 from grpo.reporting.record import label_arms
 from grpo.results.controls import beyond_controls
-from grpo.results.evidence import Evidence
+from grpo.results.evidence import ExperimentRuns
 from grpo.results.runs import Run
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.sampling import Sampler
@@ -134,7 +134,7 @@ def test_where_form_alone_pays_it_is_called_so(
         arm: [trained(arm, task, seed, model, tokenizer, tmp_path / arm / str(seed)) for seed in range(first, first + 3)]
         for arm in ("full_reward", "format_only", "random_reward")
     }
-    found = beyond_controls(study, {"controls": Evidence("controls", made)}, ("", ""))
+    found = beyond_controls(study, {"controls": ExperimentRuns("controls", made)}, ("", ""))
     form, chance = (of["shows"] for of in found["beyond"])
     assert found["gains"] and form in shows and chance == "higher"
 
@@ -158,7 +158,7 @@ def test_what_is_beyond_form_and_best_prompt(form: float, shows: str, tmp_path: 
     study = controls_study(tmp_path, monkeypatch)
     arms = {"full_reward": 0.6, "format_only": form, "random_reward": 0.1}
     made = {arm: [run(arm, [0.1, end], seed, "controls") for seed in (0, 1, 2)] for arm, end in arms.items()}
-    found = beyond_controls(study, {"controls": Evidence("controls", made)}, ("", ""))
+    found = beyond_controls(study, {"controls": ExperimentRuns("controls", made)}, ("", ""))
     assert [*label_arms(study, made).values()] == ["the full reward", "the form's reward alone", "a random reward"]
     by_name = {of["control"]: of for of in found["beyond"]}
     assert (found["start"], found["value"], found["gains"]) == (pytest.approx(0.1), pytest.approx(0.6), True)
@@ -168,5 +168,5 @@ def test_what_is_beyond_form_and_best_prompt(form: float, shows: str, tmp_path: 
     assert (best["at"], best["value"]) == (pytest.approx(0.3), pytest.approx(0.3))
     assert f"Beyond the form's reward alone ({form:.3f}): {0.6 - form:.3f} (" in render("beyond.md.j2", controls=found)
     nothing = {arm: [run(arm, [0.6, 0.6], seed, "controls") for seed in (0, 1)] for arm in arms}
-    none = beyond_controls(study, {"controls": Evidence("controls", nothing)}, ("", ""))
+    none = beyond_controls(study, {"controls": ExperimentRuns("controls", nothing)}, ("", ""))
     assert render("beyond.md.j2", controls=none).strip().endswith("no gain to explain.")

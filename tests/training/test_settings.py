@@ -25,7 +25,7 @@ from grpo.models.lora import add_adapters
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.config import GrpoConfig, LearnerSettings
-from grpo.training.step import train_on
+from grpo.training.step import update_policy
 
 BASE = {"loss_type": "grpo_clip", "cliprange": 0.01, "epochs_per_rollout_batch": 2, "sampling_min_tokens": 0}
 CHANGED: dict[str, dict[str, Any]] = YAML(typ="safe", pure=True).load(Path(__file__).with_name("settings.yaml"))
@@ -101,7 +101,7 @@ def trained(mode: str, *names: str) -> Tensor:
     for rollout, score, advantage in zip(batch, scores, advantages.tolist(), strict=True):
         rollout.rewards, rollout.advantage = score, advantage
     learner = Learner(model, settings, 0, LearnerSettings(max_tokens_per_microbatch=400))
-    train_on(settings, learner, batch, version=SAMPLED_FROM[mode][1])
+    update_policy(settings, learner, batch, version=SAMPLED_FROM[mode][1])
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 

@@ -57,7 +57,7 @@ from grpo.training import train as train_module
 from grpo.training.data import items_of_step, other_problems
 from grpo.training.grpo import train_grpo
 from grpo.training.monitor import Monitor, require_agreement
-from grpo.training.step import has_signal, replace_groups_without_signal, sample, score
+from grpo.training.step import has_signal, replace_groups_without_signal, rewards_and_advantages, sample
 
 
 @pytest.mark.parametrize(("size", "n"), [(12, 4), (12, 5), (7, 3), (5, 8)])
@@ -116,7 +116,7 @@ def test_rollouts_carry_the_advantages_that_the_handouts_function_gives() -> Non
 
     rollouts = [Rollout(problems(2)[i // 4], (1,), Completion((i,), text, (-1.0,), "stop")) for i, text in enumerate(texts)]
     config = CONFIG.model_copy(update={"rollout_batch_size": 8, "train_batch_size": 8, "group_size": 4})
-    _, metrics = score(setup_of(config, score=by(share)), rollouts)
+    _, metrics = rewards_and_advantages(setup_of(config, score=by(share)), rollouts)
     truths = [rollout.problem.ground_truth for rollout in rollouts]
     expected, _, _ = compute_group_normalized_rewards(share, texts, truths, 4, config.advantage_eps, True)
     assert torch.equal(torch.tensor([rollout.advantage for rollout in rollouts], dtype=torch.float32), expected)
@@ -130,7 +130,7 @@ def test_a_long_response_loses_training_reward_and_nothing_else() -> None:
     given = {"reward": 0.75, "format_reward": 1.0, "answer_reward": 0.5}
     sizes = {"rollout_batch_size": 4, "train_batch_size": 4, "group_size": 2, "use_std_normalization": False}
     setup = setup_of(CONFIG.model_copy(update=sizes | {"overlong_buffer": 2}), score=by(lambda text, truth: given))
-    rollouts, metrics = score(setup, [Rollout(problems(1)[0], (1,), completion) for completion in completions])
+    rollouts, metrics = rewards_and_advantages(setup, [Rollout(problems(1)[0], (1,), completion) for completion in completions])
     assert [r.rewards for r in rollouts] == [given | {"reward": reward} for reward in (0.75, 0.25, -0.25, 0.75)]
     assert [r.advantage for r in rollouts] == [0.25, -0.25, -0.5, 0.5]
     lengths = [metrics[f"train/{name}"] for name in ("response_length", "response_length_max", "cut_off")]
@@ -587,7 +587,7 @@ def first_step(tokenizer: Any, folder: Path, easy: set[str], n: int = 24, rounds
     engine = SimpleNamespace(policy_version=0, context=None, generate=generate)
     ctx = context(config, log, None, data=DATA[:n], engine=engine, learner=None, tokenizer=tokenizer)
     ctx = replace(ctx, setup=replace(ctx.setup, score=scored))
-    before, _ = score(ctx.setup, sample(ctx.setup, ctx.sampler, 1, 6))
+    before, _ = rewards_and_advantages(ctx.setup, sample(ctx.setup, ctx.sampler, 1, 6))
     after, metrics = replace_groups_without_signal(ctx, 1, list(before))
     assert len(before) == len(after) == 12
     assert all(batch[::2][i].problem == batch[1::2][i].problem for batch in (before, after) for i in range(6))
@@ -628,7 +628,7 @@ def test_the_punishment_of_long_responses_is_no_signal(rewards: tuple[float, flo
     group = [Rollout(DATA[0], (1,), Completion((1,) * n, "", (0.0,) * n, "stop")) for n in lengths]
     scores = [{"reward": each, "format_reward": 1.0, "answer_reward": 1.0} for each in rewards]
     setup = setup_of(config, DATA, score=lambda rollouts: ScoredBatch(scores, [False, False]))
-    scored, metrics = score(setup, group)
+    scored, metrics = rewards_and_advantages(setup, group)
     assert [one.rewards["reward"] for one in scored] == [rewards[0] - 1.0, rewards[1]]
     assert has_signal(scored) is signal and metrics["train/zero_signal_fraction"] == (rewards == (1.0, 0.0))
 

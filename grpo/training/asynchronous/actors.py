@@ -19,11 +19,11 @@ from grpo.common.records import Completion, Rollout
 from grpo.learner.learner import Learner
 from grpo.models.lora import without_adapters
 from grpo.models.sharding import weights_of
-from grpo.rollout.engine import Draw, SamplingParams
+from grpo.rollout.engine import CompletionSpec, SamplingParams
 from grpo.rollout.sampling import Sampler
 from grpo.study.config import GrpoConfig
 from grpo.training.state import copy_to_cpu, write_durably
-from grpo.training.step import RunSetup, Updates, sample, score, train_on
+from grpo.training.step import RunSetup, Updates, rewards_and_advantages, sample, update_policy
 
 WRITING = "writing"  # Ray concurrency group of the learner, with a thread of its own
 
@@ -100,7 +100,7 @@ class Generator:
         params: SamplingParams,
         n: int,
         seed: int,
-        draws: Sequence[Draw],
+        draws: Sequence[CompletionSpec],
         loading_s: float = 0.0,
     ) -> list[list[Completion]]:
         """Sample as :meth:`grpo.rollout.engine.Engine.generate`."""
@@ -114,9 +114,9 @@ class Scorer:
         self.setup = setup
 
     def score(self, sampled: tuple[list[Rollout], dict[str, float]]) -> ScoredRollouts:
-        """Score what :meth:`Generator.sample` returned (:func:`grpo.training.step.score`)."""
+        """Score what :meth:`Generator.sample` returned (:func:`grpo.training.step.rewards_and_advantages`)."""
         start = time.perf_counter()
-        rollouts, metrics = score(self.setup, sampled[0])
+        rollouts, metrics = rewards_and_advantages(self.setup, sampled[0])
         return ScoredRollouts(rollouts, metrics, sampled[1] | {"scoring_s": time.perf_counter() - start})
 
 
@@ -134,10 +134,10 @@ class LearnerActor:
         self.learner, self.save_model = self.make()
 
     def train(self, rollouts: list[Rollout], version: int) -> tuple[Updates, float]:
-        """Take a step's updates (:func:`grpo.training.step.train_on`); returns their metrics and the peak memory (MiB)."""
+        """Take a step's updates (:func:`grpo.training.step.update_policy`); returns their metrics and the peak memory (MiB)."""
         device = _device()
         reset_peak(device)
-        return train_on(self.config, self.learner, rollouts, version), peak_mb(device)
+        return update_policy(self.config, self.learner, rollouts, version), peak_mb(device)
 
     def weights(self, device: str | None = "cpu") -> dict[str, torch.Tensor]:
         """Copy the policy's weights to ``device`` (None: the model's)."""

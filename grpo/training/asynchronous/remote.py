@@ -12,7 +12,7 @@ import ray
 import torch
 
 from grpo.common.records import Completion, Episode, Problem, Rollout
-from grpo.rollout.engine import Draw, SamplingParams
+from grpo.rollout.engine import CompletionSpec, SamplingParams
 from grpo.training.asynchronous.actors import WRITING, ScoredRollouts
 from grpo.training.asynchronous.replay import Group
 from grpo.training.step import Updates
@@ -29,7 +29,7 @@ def result_of(call: Any, limit_s: float = STUCK_AFTER_S) -> Any:
 
 
 class RemoteLearner:
-    """The learner's actor, which writes and reads its own states (:class:`grpo.training.state.PartElsewhere`).
+    """The learner's actor, which writes and reads its own states (:class:`grpo.training.state.RemoteStateful`).
 
     Args:
         transport: of Ray Direct Transport, which carries the weights from device to device; None sends them through Ray's
@@ -96,7 +96,7 @@ class RolloutPipeline:
         return nullcontext()
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int, draws: Sequence[Draw] = ()
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int, seed: int, draws: Sequence[CompletionSpec] = ()
     ) -> list[list[Completion]]:
         """Sample with the newest weights, after all earlier requests."""
         return result_of(self._call("generate", prompts, params, n, seed, draws))  # type: ignore[no-any-return]

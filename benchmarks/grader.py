@@ -21,7 +21,7 @@ from math import gcd
 from pathlib import Path
 
 from grpo.grader.grader import cheap_verdict
-from grpo.grader.process import Verdict, default_process, grade_batch, is_equal
+from grpo.grader.process import Grade, default_process, grade_batch, is_equal
 
 Spellings = tuple[str, list[str], list[str]]
 """A ground truth, other spellings of it, and wrong answers."""
@@ -209,7 +209,7 @@ def make_cases(count: int, seed: int) -> list[Case]:
 # ------------------------------------------------------------------------------------------------------------ the graders
 
 
-def run_single(name: str, grade: Callable[[str, str], Verdict], cases: list[Case]) -> tuple[Result, list[Case]]:
+def run_single(name: str, grade: Callable[[str, str], Grade], cases: list[Case]) -> tuple[Result, list[Case]]:
     """Grade one answer after the other in this thread, so that only this process or one worker computes at a time."""
     verdicts, seconds = [], []
     for case in cases:

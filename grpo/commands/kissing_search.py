@@ -13,7 +13,7 @@ from typing import Any
 from grpo.common.files import atomic_folder, files_digest, note_that_off, write_json
 from grpo.common.imports import require_extra
 from grpo.discovery import verifier
-from grpo.discovery.log import BEST_PROGRAM, LOG, Log, Settings, open_log, summarise, to_json
+from grpo.discovery.log import BEST_PROGRAM, LOG, Log, SearchSettings, open_log, summarise, to_json
 from grpo.discovery.search import Budget, Propose, search
 from grpo.discovery.verifier import verify_program, verify_text
 from grpo.study import paths
@@ -42,14 +42,14 @@ def run_kissing_number(study: Study) -> dict[str, Any]:
         return {}
     committed = verify_program(paths.KISSING_NUMBER)
     propose: Propose | None = None
-    settings = Settings(None, wanted.seed)
+    settings = SearchSettings(None, wanted.seed)
     if wanted.strategy:
         require_extra("openai", "openai", f"the strategy {wanted.strategy}")
         from grpo.discovery.language_model import endpoint_from_environment, propose_with
 
         endpoint = endpoint_from_environment(os.environ)
         propose = propose_with(endpoint, wanted.strategy)
-        settings = Settings(wanted.strategy, wanted.seed, endpoint.model, endpoint.base_url)
+        settings = SearchSettings(wanted.strategy, wanted.seed, endpoint.model, endpoint.base_url)
     model = re.sub(r"[^\w.-]+", "_", settings.model or "none")
     state = paths.KISSING_NUMBER_STATE / f"{settings.strategy}-{settings.seed}-{model}-{files_digest(CODE)}"
     remove_stored(state)

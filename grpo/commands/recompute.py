@@ -26,7 +26,7 @@ from grpo.common.files import read_text
 
 Table = np.ndarray[Any, np.dtype[np.float64]]
 Estimate = tuple[float, float, float]  # a value and its interval
-Row = dict[str, Any]
+Values = dict[str, Any]
 SCORES = ("start", "before", "best", "last")
 TEXTS = ("run", "metric", "start_from", "levels", "history", "samples")
 
@@ -52,22 +52,24 @@ def lines(path: Path) -> list[Any]:
 # -------------------------------------------------------------------------------------------------------------- runs
 
 
-def rows_of_file(path: Path) -> dict[str, Row]:
+def rows_of_file(path: Path) -> dict[str, Values]:
     """Read reports/outcomes.csv: run -> row."""
-    rows: dict[str, Row] = {}
+    rows: dict[str, Values] = {}
     for text in pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records"):
-        row: Row = {
-            str(key): (of if key in TEXTS else float(of)) if of else None for key, of in text.items() if key not in SCORES
+        row: Values = {
+            str(key): (content if key in TEXTS else float(content)) if content else None
+            for key, content in text.items()
+            if key not in SCORES
         }
         row |= {key: np.array([*text[key]] if text[key].isdigit() else text[key].split(), float) for key in SCORES}
         rows[text["run"]] = row | {"levels": json.loads(text["levels"])}
     return rows
 
 
-def row_of_folder(folder: Path, name: str, levels: Iterable[str]) -> Row:
+def row_of_folder(folder: Path, name: str, levels: Iterable[str]) -> Values:
     """Read a run folder to what reports/outcomes.csv says of it, with these levels."""
     config = YAML(typ="safe").load(folder / "config.yaml")
-    values = {key: of["value"] for key, of in config["config"].items()}
+    values = {key: setting["value"] for key, setting in config["config"].items()}
     records = lines(folder / "outcomes.jsonl")
     metric = "reward" if "reward" in records[0] else "answer_reward"
     every = [np.array(record[metric], float) for record in records]
@@ -106,8 +108,8 @@ def _kept(name: str) -> pd.DataFrame:
     experiment, arm, _ = name.split("/")
     path = Path("reports/kl") / f"{experiment}.json"
     steps = json.loads(read_text(path, made_by=f"kl@{experiment}"))["arms"].get(arm, []) if path.exists() else []
-    values = [of["by_run"][name] for of in steps if name in of["by_run"]]
-    prefixed = [{("val/" if key.endswith("_reward") else "kl/") + key: value for key, value in of.items()} for of in values]
+    values = [step["by_run"][name] for step in steps if name in step["by_run"]]
+    prefixed = [{("val/" if key.endswith("_reward") else "kl/") + key: value for key, value in step.items()} for step in values]
     return pd.DataFrame(prefixed).drop(columns="val/answer_reward", errors="ignore").assign(step=0)[-1:]
 
 
@@ -125,7 +127,7 @@ def _level(tables: list[pd.DataFrame], metric: str, at: str, last: str) -> float
 class Run:
     """What follows from a run's row: its result, and whether it collapsed."""
 
-    def __init__(self, row: Row):
+    def __init__(self, row: Values):
         share, last = int(row["selection"]), row["last"]
         self.row, self.name, self.start = row, row["run"], row["start"]
         self.selection, self.final, shared = last[: share or None], last[share:], last[: len(row["start"])]
@@ -149,7 +151,7 @@ def wilson(successes: float, n: int, level: float = 0.95) -> Estimate:
     z, total = stats.norm.ppf((1 + level) / 2), round(successes, 9)
     shares = (math.floor(total) / n, math.ceil(total) / n)
     half = [z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) for p in shares]
-    low, high = ((p + z * z / (2 * n) + of) / (1 + z * z / n) for p, of in zip(shares, (-half[0], half[1]), strict=True))
+    low, high = ((p + z * z / (2 * n) + width) / (1 + z * z / n) for p, width in zip(shares, (-half[0], half[1]), strict=True))
     return successes / n, max(0.0, low), min(1.0, high)
 
 
@@ -195,7 +197,7 @@ def difference(first: Table, second: Table) -> Estimate:
 
 def chance_above(runs: list[Run], others: list[Run]) -> float:
     """The share of pairs in which the first run ends above the other; a tie is half a pair."""
-    first, second = ([run.final.mean() for run in of] for of in (runs, others))
+    first, second = ([run.final.mean() for run in side] for side in (runs, others))
     return float(stats.mannwhitneyu(first, second).statistic) / (len(first) * len(second))
 
 
@@ -214,13 +216,13 @@ class Experiment:
         self.arms, tried = arms, defaultdict(list)
         for arm in arms:
             tried[setting_of(arm)].append(arm)
-        self.chosen = {setting: self.simplest(of) for setting, of in tried.items()}
+        self.chosen = {setting: self.simplest(rates) for setting, rates in tried.items()}
         self.leader, *others = self.ranked([*self.chosen.values()])
         self.runner_up, self.winner = next(iter(others), None), pinned or self.simplest([*self.chosen.values()])
 
-    def table(self, arm: str, of: str = "final") -> Table:
+    def table(self, arm: str, part: str = "final") -> Table:
         """Scores of an arm, (runs, problems)."""
-        return np.array([getattr(run, of) for run in self.arms[arm]])
+        return np.array([getattr(run, part) for run in self.arms[arm]])
 
     def ranked(self, arms: list[str]) -> list[str]:
         """The arms that may win, highest on the problems that select first."""
@@ -243,7 +245,7 @@ class Experiment:
         return math.sqrt(table.mean(axis=1).var(ddof=1) if runs > 1 else math.nan), math.sqrt(draws), math.sqrt(over)
 
 
-def verdict_on(claim: Row, comparable: bool, found: Mapping[str, Experiment]) -> tuple[str, Estimate | None, float | None]:
+def verdict_on(claim: Values, comparable: bool, found: Mapping[str, Experiment]) -> tuple[str, Estimate | None, float | None]:
     """The verdict on a claim, the interval that decides, and the distance from the margin that the design finds."""
     own, needs = found[claim["experiment"]], claim["requires"]
     sides: list[tuple[str, str]] = []
@@ -251,10 +253,10 @@ def verdict_on(claim: Row, comparable: bool, found: Mapping[str, Experiment]) ->
         experiment, arm = named.rpartition("/")[0] or claim["experiment"], named.rpartition("/")[2]
         if experiment not in found:
             return "not tested", None, None
-        of = found[experiment]
-        places = {"leader": of.leader, "first": next(iter(of.arms)), "last": [*of.arms][-1]}
-        sides.append((experiment, places.get(arm, of.chosen.get(arm, arm) if arm not in of.arms else arm)))
-        comparable &= sides[-1][1] in of.arms
+        entry = found[experiment]
+        places = {"leader": entry.leader, "first": next(iter(entry.arms)), "last": [*entry.arms][-1]}
+        sides.append((experiment, places.get(arm, entry.chosen.get(arm, arm) if arm not in entry.arms else arm)))
+        comparable &= sides[-1][1] in entry.arms
     met = not needs["learns"] or mean(own.table(own.leader))[1] > own.table(own.leader, "start").mean()
     for setting in needs["best_rate_inside"]:
         rates = {arm: float(runs[0].row["learning_rate"]) for arm, runs in own.arms.items() if setting_of(arm) == setting}
@@ -278,7 +280,7 @@ def above(interval: Estimate, bar: float, other: float = inf) -> str:
     return "holds" if low > bar else "open" if high >= bar else "same" if low > other else "does not hold"
 
 
-def decide(claim: Row, sides: list[tuple[str, str]], found: Mapping[str, Experiment]) -> tuple[str, Estimate, float]:
+def decide(claim: Values, sides: list[tuple[str, str]], found: Mapping[str, Experiment]) -> tuple[str, Estimate, float]:
     """The rules; ``sides``: experiment and name of the arm, then of the other arm."""
     runs, by, at = [found[name].arms[arm] for name, arm in sides], claim["by"], claim.get("at", "end")
     pairs = [*zip(*runs, strict=False)]
@@ -301,7 +303,7 @@ def decide(claim: Row, sides: list[tuple[str, str]], found: Mapping[str, Experim
             return above(ends, by, -by), ends, seen_by(error, df)
         ratio = (math.exp(min(ends[0], 700)), math.exp(min(ends[1], 700)), math.exp(min(ends[2], 700)))
         return above(ratio, by, 1 / by), ratio, math.exp(min(seen_by(error, df), 700))
-    same_steps = len({run.row["steps"] for of in runs for run in of if not run.stopped}) < 2
+    same_steps = len({run.row["steps"] for side in runs for run in side if not run.stopped}) < 2
     if at != "start" and sides[0][0] == sides[1][0] and not same_steps:
         raise NotMeasured("different numbers of steps")
     first, second = (found[name].table(arm, "start" if at == "start" else "final")[: len(pairs)] for name, arm in sides)
@@ -309,7 +311,7 @@ def decide(claim: Row, sides: list[tuple[str, str]], found: Mapping[str, Experim
     verdict = above(gap, by, -by) if "beats" in claim else above(gap, -by)
     if at != "end" or verdict not in ("holds", "does not hold"):
         return verdict, gap, seen
-    _, low, high = difference(*(np.array([run.rise for run in of[: len(pairs)]]) for of in runs))
+    _, low, high = difference(*(np.array([run.rise for run in side[: len(pairs)]]) for side in runs))
     return ("not tested" if (high < 0 if verdict == "holds" else low > 0) else verdict), gap, seen
 
 
@@ -325,8 +327,8 @@ def seen_by(error: float, df: float) -> float:
 def compare(file: str, place: str, recomputed: Any, written: Any) -> Iterator[Difference]:
     """Compare two values of JSON; numbers up to rounding, a tuple with value, low and high."""
     if isinstance(recomputed, tuple) and isinstance(written, dict):
-        for key, of in zip(("value", "low", "high"), recomputed, strict=True):
-            yield from compare(file, f"{place}/{key}".strip("/"), of, written[key])
+        for key, number in zip(("value", "low", "high"), recomputed, strict=True):
+            yield from compare(file, f"{place}/{key}".strip("/"), number, written[key])
     elif isinstance(recomputed, list) and isinstance(written, list) and len(recomputed) == len(written):
         for number, (one, other) in enumerate(zip(recomputed, written, strict=True)):
             yield from compare(file, f"{place}/{number}", one, other)
@@ -338,7 +340,7 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, list | np.ndarray) and isinstance(other, list | np.ndarray):
         return len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(of, other[key]) for key, of in one.items())
+        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
     numbers = isinstance(one, int | float | np.number) and isinstance(other, int | float | np.number)
     return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-9) if numbers else bool(one == other)
 
@@ -347,53 +349,57 @@ def _shown(value: Any) -> str:
     return f"{np.size(value)} scores" if isinstance(value, np.ndarray) else str(value)
 
 
-def compare_experiment(file: str, name: str, of: Experiment, result: Row) -> Iterator[Difference]:
+def compare_experiment(file: str, name: str, experiment: Experiment, result: Values) -> Iterator[Difference]:
     """Compare an experiment with its entry in the record."""
-    place, best = f"experiments/{name}", of.table(of.leader, "selection")
+    place, best = f"experiments/{name}", experiment.table(experiment.leader, "selection")
     for key in ("leader", "runner_up", "winner"):
-        yield from compare(file, f"{place}/{key}", getattr(of, key), result[key])
-    margin = difference(best, of.table(of.runner_up, "selection")) if of.runner_up else None
+        yield from compare(file, f"{place}/{key}", getattr(experiment, key), result[key])
+    margin = difference(best, experiment.table(experiment.runner_up, "selection")) if experiment.runner_up else None
     yield from compare(file, f"{place}/margin", margin, result["margin"])
-    yield from compare(file, f"{place}/arms", [*of.arms], [arm["arm"] for arm in result["arms"]])
-    for number, (arm, entry) in enumerate(zip(of.arms, result["arms"], strict=False)):
-        runs = of.arms[arm]
+    yield from compare(file, f"{place}/arms", [*experiment.arms], [arm["arm"] for arm in result["arms"]])
+    for number, (arm, entry) in enumerate(zip(experiment.arms, result["arms"], strict=False)):
+        runs = experiment.arms[arm]
         found = {
-            "": mean(of.table(arm)),
+            "": mean(experiment.table(arm)),
             "by_run": [float(run.final.mean()) for run in runs],
             "runs": [run.name for run in runs],
             "problems": len(runs[0].final),
-            "selection": float(of.table(arm, "selection").mean()),
-            "start": float(of.table(arm, "start").mean()),
+            "selection": float(experiment.table(arm, "selection").mean()),
+            "start": float(experiment.table(arm, "start").mean()),
             "collapsed": [run.name for run in runs if run.collapsed],
-            "chosen": arm in of.chosen.values(),
-            "below": None if arm == of.leader else difference(of.table(of.leader), of.table(arm)),
-            "improvement": None if arm == of.leader else chance_above(runs, of.arms[of.leader]),
+            "chosen": arm in experiment.chosen.values(),
+            "below": None
+            if arm == experiment.leader
+            else difference(experiment.table(experiment.leader), experiment.table(arm)),
+            "improvement": None if arm == experiment.leader else chance_above(runs, experiment.arms[experiment.leader]),
         }
         for key, value in found.items():
             yield from compare(file, f"{place}/arms/{number}/{key}".rstrip("/"), value, entry[key] if key else entry)
 
 
-def compare_samples(file: str, folder: Path, record: Row) -> Iterator[Difference]:
+def compare_samples(file: str, folder: Path, record: Values) -> Iterator[Difference]:
     """Compare zero-shot results, the estimates from several samples, and KL, with what data/ has of them."""
-    for prompt, of in record["baseline"].items():
+    for prompt, result in record["baseline"].items():
         if (path := folder / f"math_baseline/{prompt}.jsonl").exists():
             answers = lines(path)
             right = wilson(sum(one["answer_reward"] for one in answers), len(answers))
-            yield from compare(file, f"baseline/{prompt}/accuracy", right, of["accuracy"])
+            yield from compare(file, f"baseline/{prompt}/accuracy", right, result["accuracy"])
             kinds = dict(Counter(one["category"] for one in answers))
-            written = {key: count for key, count in of["categories"].items() if count}
+            written = {key: count for key, count in result["categories"].items() if count}
             yield from compare(file, f"baseline/{prompt}/categories", kinds, written)
-    for prompt, of in record["best_of_n"].items():
+    for prompt, result in record["best_of_n"].items():
         path = folder / f"best_of_n/{prompt}.jsonl"
-        for n, entry in of["n"].items() if path.exists() else ():
+        for n, entry in result["n"].items() if path.exists() else ():
             found: dict[str, list[float]] = {"pass": [], "best": []}
             for one in lines(path):
-                samples = sorted(((of["mean_log_prob"], of["answer_reward"] == 1) for of in one["samples"]), reverse=True)
-                size, right_ones, drawn = len(samples), sum(of for _, of in samples), int(n)
-                equal = [np.mean([of for other, of in samples if other == score]) for score, _ in samples]
+                samples = sorted(
+                    ((sample["mean_log_prob"], sample["answer_reward"] == 1) for sample in one["samples"]), reverse=True
+                )
+                size, right_ones, drawn = len(samples), sum(is_right for _, is_right in samples), int(n)
+                equal = [np.mean([is_right for other, is_right in samples if other == score]) for score, _ in samples]
                 found["pass"].append(1 - comb(size - right_ones, drawn) / comb(size, drawn))
                 chances = (comb(size - 1 - k, drawn - 1) / comb(size, drawn) for k in range(size))
-                found["best"].append(float(sum(chance * of for chance, of in zip(chances, equal, strict=True))))
+                found["best"].append(float(sum(chance * share for chance, share in zip(chances, equal, strict=True))))
             for kind, values in found.items():
                 estimate = student(float(np.mean(values)), float(stats.sem(values)), len(values) - 1, ends=(0.0, 1.0))
                 yield from compare(file, f"best_of_n/{prompt}/n/{n}/{kind}", estimate, entry[kind])
@@ -403,7 +409,7 @@ def compare_samples(file: str, folder: Path, record: Row) -> Iterator[Difference
         sums, means = by_step.sum(numeric_only=True), by_step.mean(numeric_only=True)  # each over the rows that have a value
         tokens = {kind: sums["forward_tokens" if column == "forward" else "tokens"] for kind, column in columns.items()}
         rewards = means[[column for column in ("answer_reward", "old_task_reward") if column in means]]
-        rates = pd.DataFrame({kind: sums[columns[kind]] / of for kind, of in tokens.items()}).join(rewards).reset_index()
+        rates = pd.DataFrame({kind: sums[columns[kind]] / count for kind, count in tokens.items()}).join(rewards).reset_index()
         kl = (record["experiments"].get(path.stem) or {}).get("kl") or {}
         for (arm, step), rows in rates.groupby([rates["run"].str.split("/").str[1], "step"]):
             for entry in (one for one in kl.get(arm, ()) if one["step"] == step):
@@ -417,10 +423,10 @@ def compare_reach(folder: Path, experiments: Mapping[str, Experiment], alone: se
     if not (path := folder / "reach.csv").exists():
         return
     rows: list[list[Any]] = []
-    for name, of in experiments.items():
+    for name, experiment in experiments.items():
         curves = pd.read_csv(folder / f"{name}.csv", dtype={"arm": str})
         means: dict[str, tuple[Any, ...]] = {}
-        for arm in (arm for arm in of.arms if arm in of.chosen.values()):
+        for arm in (arm for arm in experiment.arms if arm in experiment.chosen.values()):
             own = curves[curves["arm"] == arm]
             steps = sorted(set(own["step"]))
             by_run = {
@@ -430,14 +436,18 @@ def compare_reach(folder: Path, experiments: Mapping[str, Experiment], alone: se
             timed = [run for run in by_run if run in alone] or [*by_run]
             rewards = np.mean([run.iloc[:, 2] for run in by_run.values()], axis=0)
             means[arm] = steps, rewards, np.mean([by_run[run]["core_seconds"] for run in timed], axis=0)
-        start, end = min(of[1][0] for of in means.values()), max(of[1][-1] for of in means.values())
+        start, end = min(curve[1][0] for curve in means.values()), max(curve[1][-1] for curve in means.values())
         level = (start + end) / 2
         for arm, (steps, rewards, seconds) in means.items() if end > start else ():
             places = [place for place, reward in enumerate(rewards) if reward >= level]
             after = places[0] if places else 0
             before = max(0, after - 1)
             share = (level - rewards[before]) / (rewards[after] - rewards[before]) if after else 0.0
-            at = [float(of[before] + share * (of[after] - of[before])) for of in (steps, seconds)] if places else [None, None]
+            at = (
+                [float(axis[before] + share * (axis[after] - axis[before])) for axis in (steps, seconds)]
+                if places
+                else [None, None]
+            )
             rows.append([name, arm, level, *at])
     table = pd.read_csv(path, dtype={"experiment": str, "arm": str}).astype(object)
     written = table.where(table.notna(), None).to_numpy().tolist()

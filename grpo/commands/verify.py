@@ -40,7 +40,7 @@ from grpo.reporting.labels import render
 from grpo.reporting.page import embedded_samples
 from grpo.reporting.record import digests_of, leaves
 from grpo.reporting.tables import tables_of
-from grpo.reporting.writeup import read_timing, text_and_page
+from grpo.reporting.writeup import read_timing_table, text_and_page
 from grpo.results.claims import claims_of
 from grpo.results.outcomes_file import samples_digest
 from grpo.study import paths
@@ -100,7 +100,7 @@ def differences(study: Study, rows: dict[str, Row]) -> tuple[list[Difference], d
         return [*found, Difference(str(paths.RECORD), f"line {error.lineno}", "not JSON", error.msg)], experiments
     found += [*_unlike_record(study, record, experiments)]
     found += _unlike_digests(record, {one.place for one in found})
-    timing = read_timing()
+    timing = read_timing_table()
     found += compare_reach(CURVES, experiments, {*timing["run"][timing["alone"]]})
     found += _unlike_text(paths.RECORD, text, json.dumps(record, indent=2, ensure_ascii=False) + "\n") if not found else ()
     return found or [*_unlike_rendered(study, record, rows)], experiments
@@ -122,8 +122,8 @@ def _unlike_data(name: str, row: Row) -> Iterator[Difference]:
 def _unlike_record(study: Study, record: Row, experiments: dict[str, Experiment]) -> Iterator[Difference]:
     file = str(paths.RECORD)
     try:
-        for name, of in experiments.items():
-            yield from compare_experiment(file, name, of, record["experiments"][name])
+        for name, experiment in experiments.items():
+            yield from compare_experiment(file, name, experiment, record["experiments"][name])
         yield from compare_samples(file, paths.RUNS.parent, record)
         top = record["headline"]
         if (best := experiments.get(top["experiment"])) is None:
@@ -192,10 +192,10 @@ def noise(experiments: dict[str, Experiment]) -> dict[str, float | None]:
         ``seeds`` (of a run, between the seeds of an arm), ``draws`` (the part of it by the draws of responses), ``problems``
         (of a mean, with other problems), ``largest`` (of an arm's ``seeds``); None if no arm shows it, as with one seed.
     """
-    arms = [of.noise(arm) for of in experiments.values() for arm in of.chosen.values()]
+    arms = [experiment.noise(arm) for experiment in experiments.values() for arm in experiment.chosen.values()]
     known = pd.DataFrame(arms, columns=["seeds", "draws", "problems"], dtype=float)
     found = {str(key): math.sqrt((known[key] ** 2).mean()) for key in known} | {"largest": float(known["seeds"].max())}
-    return {key: None if math.isnan(of) else of for key, of in found.items()}
+    return {key: None if math.isnan(value) else value for key, value in found.items()}
 
 
 # ------------------------------------------------------------------------------------------------------------- a run
@@ -211,7 +211,7 @@ def repeat(rows: dict[str, Row], name: str | None) -> dict[str, Any]:
     Raises:
         UserError: there is no such run, or its training failed.
     """
-    timing = read_timing().set_index("run")
+    timing = read_timing_table().set_index("run")
     name, start = name or _drawn(rows, timing), time.perf_counter()
     if name not in rows:
         raise UserError(f"--run {name}: no run of this study. {paths.OUTCOMES} names them.")
@@ -255,7 +255,7 @@ def _prepare(there: Path, run: str) -> None:
     own = {paths.RUNS.parent.name, paths.REPORTS.name, ".git", ".dvc"}
     links = [path for path in Path().iterdir() if path.name not in own]
     data = [path for path in paths.RUNS.parent.glob("*") if path.name not in outputs]
-    links += [of for path in data for of in (path.iterdir() if path.is_dir() else [path])]
+    links += [entry for path in data for entry in (path.iterdir() if path.is_dir() else [path])]
     links += [path for path in paths.CHECKPOINTS.glob("*") if path.name != run.split("/")[0]]
     shutil.copytree(paths.REPORTS, there / paths.REPORTS)  # the stages that make inputs write there too
     for path in links:
@@ -264,7 +264,7 @@ def _prepare(there: Path, run: str) -> None:
 
 
 def _grpo(there: Path, *arguments: str) -> None:
-    environment = {key: of for key, of in os.environ.items() if not key.startswith("DVC_")}
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("DVC_")}
     environment |= {"PYTHONPATH": str(paths.ROOT), "MLFLOW_TRACKING_URI": NOWHERE}
     command = [sys.executable, "-m", "grpo", *arguments]
     done = subprocess.run(command, cwd=there, env=environment, capture_output=True, text=True, check=False)

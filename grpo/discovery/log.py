@@ -62,7 +62,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Settings:
+class SearchSettings:
     """The settings of a search, except its budget. The address may change; with other values it is another search."""
 
     strategy: str | None  # None: no search ran
@@ -71,7 +71,7 @@ class Settings:
     base_url: str | None = None
 
 
-_SETTINGS, _ATTEMPTS = TypeAdapter(Settings), TypeAdapter(list[Attempt])
+_SETTINGS, _ATTEMPTS = TypeAdapter(SearchSettings), TypeAdapter(list[Attempt])
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Log:
     """A search's settings and attempts so far."""
 
     path: Path
-    settings: Settings
+    settings: SearchSettings
     attempts: list[Attempt] = field(default_factory=list)
 
     @property
@@ -97,7 +97,7 @@ def best_of(attempts: Sequence[Attempt]) -> Attempt | None:
     return max((attempt for attempt in attempts if attempt.score > 0), key=lambda attempt: attempt.score, default=None)
 
 
-def to_json(settings: Settings, attempts: Sequence[Attempt]) -> dict[str, Any]:
+def to_json(settings: SearchSettings, attempts: Sequence[Attempt]) -> dict[str, Any]:
     """The contents of the log file."""
     return {
         "problem": "kissing number in dimension 11",
@@ -107,12 +107,12 @@ def to_json(settings: Settings, attempts: Sequence[Attempt]) -> dict[str, Any]:
     }
 
 
-def open_log(path: Path, settings: Settings) -> Log:
+def open_log(path: Path, settings: SearchSettings) -> Log:
     """Open the log at ``path`` to continue it, or a new one if there is none. Raises UserError if the file is damaged."""
     return Log(path, settings, read_log(path)[1] if path.exists() else [])
 
 
-def read_log(path: Path, made_by: str = "") -> tuple[Settings, list[Attempt]]:
+def read_log(path: Path, made_by: str = "") -> tuple[SearchSettings, list[Attempt]]:
     """Read a log file.
 
     ``made_by``: the stage that makes it, for the error message; empty if none does. Raises UserError if the file is missing or

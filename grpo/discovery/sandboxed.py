@@ -75,7 +75,7 @@ PARTLY_ALLOWED = {  # index of an argument, mask, allowed values
 }
 
 
-class Comparison(ctypes.Structure):
+class ArgumentComparison(ctypes.Structure):
     """``struct scmp_arg_cmp`` of libseccomp: an argument of a system call, a comparison, a bit mask and a value."""
 
     _fields_ = [("argument", ctypes.c_uint), ("how", ctypes.c_int), ("bits", ctypes.c_uint64), ("value", ctypes.c_uint64)]
@@ -99,13 +99,13 @@ def refuse_system_calls() -> None:
     context, pid = seccomp.seccomp_init(ctypes.c_uint(UNKNOWN)), os.getpid()
     call(seccomp.seccomp_attr_set, context, BAD_MACHINE, UNKNOWN)
     to_itself = {"kill": (0, WORD, [pid, 0]), "tkill": (0, WORD, [pid]), "tgkill": (0, WORD, [pid])}
-    rules: list[tuple[str, list[Comparison]]] = [(name, []) for name in ALLOWED.split()]
+    rules: list[tuple[str, list[ArgumentComparison]]] = [(name, []) for name in ALLOWED.split()]
     for name, (argument, bits, values) in (PARTLY_ALLOWED | to_itself).items():
-        rules += [(name, [Comparison(argument, MASKED_EQUAL, bits, value)]) for value in values]
+        rules += [(name, [ArgumentComparison(argument, MASKED_EQUAL, bits, value)]) for value in values]
     for name, compared in rules:
         number, count = seccomp.seccomp_syscall_resolve_name(name.encode()), len(compared)
         if number >= 0:  # this machine has such a call
-            call(seccomp.seccomp_rule_add_array, context, ALLOW, number, count, (Comparison * count)(*compared))
+            call(seccomp.seccomp_rule_add_array, context, ALLOW, number, count, (ArgumentComparison * count)(*compared))
     call(seccomp.seccomp_load, context)
 
 

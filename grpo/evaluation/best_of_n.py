@@ -211,7 +211,9 @@ def measure_pass_at_k(study: Study, experiment: str) -> dict[str, Any]:
         groups = start.sample(checkpoint, settings.samples)
         return [sum(rollout.rewards["answer_reward"] == 1.0 for rollout in group) for group in groups]
 
-    for arm in (arm for name, _, arm in (of.partition("/") for of in settings.checkpoints) if name == experiment):
+    for arm in (
+        arm for name, _, arm in (checkpoint.partition("/") for checkpoint in settings.checkpoints) if name == experiment
+    ):
         names = [paths.run_name(experiment, arm, seed) for seed in study.seeds_of(experiment)]
         for name in names:
             last = checkpoints_of(name) / "last"
@@ -247,17 +249,17 @@ def pass_at_k_of(records: Sequence[dict[str, Any]], samples: int, n: Sequence[in
     by_place = {place: [one for one in records if one["place"] == place] for place in ("base", "middle", "end")}
     places: dict[str, Any] = {}
     tables: dict[tuple[str, int], Floats] = {}
-    for place, of in by_place.items():
-        if len(of) < len(runs):
+    for place, sampled in by_place.items():
+        if len(sampled) < len(runs):
             continue
         for k in n:
-            counts = [np.arange(samples) < np.array(one["right"])[:, None] for one in of]
+            counts = [np.arange(samples) < np.array(one["right"])[:, None] for one in sampled]
             tables[place, k] = np.stack([pass_at_n(count.astype(float), k) for count in counts])
-        one_base = place == "base" and all(one["right"] == of[0]["right"] for one in of)
+        one_base = place == "base" and all(one["right"] == sampled[0]["right"] for one in sampled)
         at_k: dict[str, Any] = {str(k): mean_of(tables[place, k], fixed=one_base).ends() for k in n}
         for k in n if place != "base" else ():
             at_k[str(k)]["above_base"] = difference_of(tables["base", k], tables[place, k]).ends()
-        places[place] = {"step": max(one["step"] for one in of), "k": at_k}
+        places[place] = {"step": max(one["step"] for one in sampled), "k": at_k}
     ahead = [k for k in n if places["end"]["k"][str(k)]["above_base"]["high"] < 0]
     about = {"runs": len(runs), "problems": len(records[0]["right"]), "samples": samples}
     return {**about, "places": places, "base_ahead_from": min(ahead, default=None)}

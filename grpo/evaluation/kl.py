@@ -225,8 +225,8 @@ def _tables(cell: pd.DataFrame) -> dict[str, Scores]:
         return measured.pivot(index="run", columns="problem", values=column).to_numpy(float)
 
     found = {name: table(name) for name in REWARDS if name in cell}
-    for name, of in ESTIMATES.items():
-        sums, tokens = map(table, of)
+    for name, columns in ESTIMATES.items():
+        sums, tokens = map(table, columns)
         rate = sums.sum(axis=1, keepdims=True) / tokens.sum(axis=1, keepdims=True)
         # A ratio of two sums: the residuals over the mean length have its variance (Cochran 1977, Sampling Techniques, 6.4).
         per_token = rate + (sums - rate * tokens) / tokens.mean(axis=1, keepdims=True)

@@ -48,8 +48,8 @@ _WARM_UP = [
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The verdict on an answer.
+class Grade:
+    """The grade of an answer.
 
     Attributes:
         equal: whether the answer is right; a float from a function that scores.
@@ -85,7 +85,7 @@ class GraderProcess:
         self._lock = threading.Lock()
         self._worker: _Worker | None = None
 
-    def verdict(self, answer: str, truth: str) -> Verdict:
+    def verdict(self, answer: str, truth: str) -> Grade:
         """Grade one answer, after those of other threads. Raises RuntimeError if the worker cannot start."""
         with self._lock:
             worker = self._ready_worker()
@@ -93,15 +93,15 @@ class GraderProcess:
             try:
                 worker.connection.send((answer, truth))
                 equal, spent = worker.receive(self._reply_limit_s)
-                return Verdict(equal)
+                return Grade(equal)
             except (OSError, EOFError):  # the worker died: its time was up, or it crashed
-                return Verdict(equal=False, timed_out=True)
+                return Grade(equal=False, timed_out=True)
             finally:
                 if spent:
                     worker.end()
                     self._worker = _Worker(self._arguments)  # imports while this process goes on
 
-    def verdicts(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
+    def verdicts(self, pairs: Sequence[tuple[str, str]]) -> list[Grade]:
         """Grade (answer, truth) pairs in order; raises as :meth:`verdict` does."""
         return [self.verdict(*pair) for pair in pairs]
 
@@ -168,18 +168,18 @@ def default_process() -> GraderProcess:
     return GraderProcess()
 
 
-def is_equal(answer: str, truth: str) -> Verdict:
+def is_equal(answer: str, truth: str) -> Grade:
     """Grade one answer as :func:`grade_batch` does: in microseconds if no computer algebra is needed."""
     return grade_batch([(answer, truth)])[0]
 
 
-def grade_batch(pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
+def grade_batch(pairs: Sequence[tuple[str, str]]) -> list[Grade]:
     """Grade (answer, truth) pairs, in order: in this process, or in the default one if computer algebra is needed.
 
     Raises RuntimeError: computer algebra is needed, and its process cannot start.
     """
     cheap = {pair: cheap_verdict(*pair) for pair in dict.fromkeys(pairs)}
-    verdicts = {pair: default_process().verdict(*pair) if equal is None else Verdict(equal) for pair, equal in cheap.items()}
+    verdicts = {pair: default_process().verdict(*pair) if equal is None else Grade(equal) for pair, equal in cheap.items()}
     return [verdicts[pair] for pair in pairs]
 
 

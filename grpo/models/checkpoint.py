@@ -15,7 +15,7 @@ from grpo.common.files import parse_json, read_bytes
 from grpo.models import how_to_restore_checkpoint, require_checkpoint
 from grpo.models.lora import FOLDER, has_adapters, save_adapters, without_adapters
 from grpo.models.packed_attention import keep_out_of_graphs
-from grpo.models.tokenizer import TOKENIZER, Tokenizer, files_of
+from grpo.models.tokenizer import TOKENIZER, Tokenizer, tokenizer_files
 from grpo.models.transformer import MARK, TransformerLM
 
 
@@ -26,7 +26,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """
     require_checkpoint(folder)
     with library_errors(lambda why: f"{folder}: holds no readable tokenizer ({why}). {how_to_restore_checkpoint(folder)}"):
-        files_of(folder)  # refuses links before any file is read
+        tokenizer_files(folder)  # refuses links before any file is read
         if not (folder / TOKENIZER).exists() and any(folder.glob("*.model")) | any(folder.glob("vocab*")):
             from grpo.models.hugging_face import convert_tokenizer
 

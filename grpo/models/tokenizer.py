@@ -210,9 +210,9 @@ class Tokenizer:
 
         Raises:
             OSError: a file cannot be read.
-            ValueError: as the constructor and :func:`files_of`.
+            ValueError: as the constructor and :func:`tokenizer_files`.
         """
-        files = {path.relative_to(folder).as_posix(): read_bytes(path) for path in files_of(folder)}
+        files = {path.relative_to(folder).as_posix(): read_bytes(path) for path in tokenizer_files(folder)}
         config = folder / MODEL_CONFIG
         return cls(files, read_bytes(config) if config.is_file() else b"{}")
 
@@ -255,7 +255,7 @@ class Tokenizer:
         return self._backend.decode_batch(sequences, skip_special_tokens=False)
 
 
-def files_of(folder: Path) -> list[Path]:
+def tokenizer_files(folder: Path) -> list[Path]:
     """List a checkpoint's :data:`FILES`, which are copied with the model.
 
     Raises ValueError: see :func:`grpo.common.files.require_own`.
@@ -267,7 +267,7 @@ def files_of(folder: Path) -> list[Path]:
 
 def chat_date(folder: Path) -> str | None:
     """The date in a checkpoint's chats (:data:`CHAT_DATE`); None if its chat template writes no date."""
-    templates = [path for path in files_of(folder) if path.name in (CONFIG, CHAT_TEMPLATE)]
+    templates = [path for path in tokenizer_files(folder) if path.name in (CONFIG, CHAT_TEMPLATE)]
     return CHAT_DATE.date().isoformat() if any(b"strftime_now" in path.read_bytes() for path in templates) else None
 
 

@@ -77,7 +77,7 @@ def reach(curves: pd.DataFrame, arms: Sequence[str], alone: Collection[tuple[str
     }
     tables = {arm: table.ffill() for arm, table in tables.items()}
     rewards = {arm: pd.DataFrame(table[metric]).mean(axis=1) for arm, table in tables.items()}
-    start, end = min(of.iloc[0] for of in rewards.values()), max(of.iloc[-1] for of in rewards.values())
+    start, end = min(curve.iloc[0] for curve in rewards.values()), max(curve.iloc[-1] for curve in rewards.values())
     found: list[Values] = []
     for arm, reward in rewards.items() if end > start else ():
         level, seconds = (start + end) / 2, pd.DataFrame(tables[arm]["core_seconds"])

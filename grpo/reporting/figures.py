@@ -94,7 +94,7 @@ def looks_of(record: Values) -> dict[str, dict[str, Style]]:
     ]
     found: dict[str, dict[str, Style]] = {}
     for name, entry in record["experiments"].items():
-        own = [next((i for i, of in enumerate(recurring) if (name, arm["arm"]) in of), None) for arm in chosen(entry)]
+        own = [next((i for i, group in enumerate(recurring) if (name, arm["arm"]) in group), None) for arm in chosen(entry)]
         order = (*range(len(recurring), len(COLOURS)), *range(len(recurring) - 1, 0, -1), *range(len(COLOURS), 99))
         free = (place for place in order if place not in own)
         found[name] = {
@@ -142,14 +142,14 @@ def _draw_kl(axes: list[Axes], entry: Values, looks: Mapping[str, Style]) -> Non
     """
     over_steps, over_kl, *over_forward = axes
     for arm in (arm for arm in looks if arm in entry["kl"]):
-        of = pd.DataFrame(entry["kl"][arm])
-        kl, reward = (pd.DataFrame(of[name].tolist()) for name in ("per_token", "answer_reward"))
-        charts.draw_band(over_steps, of["step"].tolist(), kl, looks[arm], marker=".")
-        forward = [one["value"] for one in of["forward_per_token"]]
-        over_steps.plot(of["step"], forward, ":", color=looks[arm]["color"])
+        kept = pd.DataFrame(entry["kl"][arm])
+        kl, reward = (pd.DataFrame(kept[name].tolist()) for name in ("per_token", "answer_reward"))
+        charts.draw_band(over_steps, kept["step"].tolist(), kl, looks[arm], marker=".")
+        forward = [one["value"] for one in kept["forward_per_token"]]
+        over_steps.plot(kept["step"], forward, ":", color=looks[arm]["color"])
         over_kl.plot(kl["value"], reward["value"], ".-", color=looks[arm]["color"])
         for panel in over_forward:
-            panel.plot(forward, [one["value"] for one in of["old_task_reward"]], ".-", color=looks[arm]["color"])
+            panel.plot(forward, [one["value"] for one in kept["old_task_reward"]], ".-", color=looks[arm]["color"])
     charts.frame(over_steps, "KL, nats (dotted: forward)", charts.STEP[entry["method"]])
     charts.frame(over_kl, "answer reward, by KL", charts.TITLES[KL], share=True)
     for panel in over_forward:
@@ -215,13 +215,16 @@ def draw_rates(record: Values) -> Figure | None:
 
     A ring is an arm that was tried, a dot the one that stands for its setting; a cross has a collapsed run.
     """
-    tried = {name: of for name, entry in record["experiments"].items() if (of := settings_by_rate(entry))}
+    tried = {name: settings for name, entry in record["experiments"].items() if (settings := settings_by_rate(entry))}
     if not tried:
         return None
     looks, most = looks_of(record), max(map(len, tried.values()))
     figure, axes = panels(len(tried), FULL if len(tried) > 1 else None, 1.5 + most * charts.ENTRY / 72, RATES_A_ROW)
     for place, (name, settings) in zip(axes, tried.items(), strict=True):
-        winner, rates = record["experiments"][name]["winner"], {arm["learning_rate"] for of in settings.values() for arm in of}
+        winner, rates = (
+            record["experiments"][name]["winner"],
+            {arm["learning_rate"] for by_rate in settings.values() for arm in by_rate},
+        )
         for setting, arms in settings.items():
             stands = min((arm for arm in arms if arm["chosen"]), key=lambda arm: arm["arm"] != winner)
             look = looks[name][stands["label"]]
@@ -298,7 +301,7 @@ def draw_zero_shot(baseline: Mapping[str, Any]) -> Figure:
 def draw_best_of_n(metrics: Mapping[str, Any]) -> Figure:
     """Draw pass@N, Best@N and majority vote over N, one panel per prompt, with 95% intervals clustered by problem."""
     kinds = {
-        prompt: {title: {n: of[kind] for n, of in values["n"].items()} for kind, title in ESTIMATES.items()}
+        prompt: {title: {n: entry[kind] for n, entry in values["n"].items()} for kind, title in ESTIMATES.items()}
         for prompt, values in metrics.items()
     }
     return _over_samples(metrics, kinds, "share answered right", "samples N")
@@ -306,7 +309,7 @@ def draw_best_of_n(metrics: Mapping[str, Any]) -> Figure:
 
 def draw_pass_at_k(metrics: Mapping[str, Any]) -> Figure:
     """Draw pass@k of base, middle and end over k, one panel per sampled arm, with 95% intervals over runs and problems."""
-    places = {name: {place: of["k"] for place, of in found["places"].items()} for name, found in metrics.items()}
+    places = {name: {place: result["k"] for place, result in found["places"].items()} for name, found in metrics.items()}
     return _over_samples(metrics, places, "pass@k", "samples k")
 
 
@@ -314,8 +317,8 @@ def _over_samples(metrics: Mapping[str, Any], curves: Mapping[str, Mapping[str, 
     """Draw estimates over the number of samples, a panel for each prompt or arm; ``curves``: its curves by their names."""
     figure, axes = panels(len(metrics))
     looks = charts.styles(next(iter(curves.values())))
-    for place, (name, of) in zip(axes, curves.items(), strict=True):
-        for curve, estimates in of.items():
+    for place, (name, by_curve) in zip(axes, curves.items(), strict=True):
+        for curve, estimates in by_curve.items():
             counts = [int(count) for count in estimates]
             charts.draw_band(place, counts, pd.DataFrame([*estimates.values()]), looks[curve], marker="o", markersize=4)
         charts.frame(place, f"{name}: {title}", f"{x} (of {metrics[name]['samples']})", share=True)

@@ -86,7 +86,7 @@ def _data(record: Mapping[str, Any], timing: pd.DataFrame, samples: Mapping[str,
     """What the script browses: samples of rollouts, and where each run's numbers come from."""
     experiments = record["experiments"]
     arms = [(arm["arm"] != entry["winner"], arm["runs"]) for entry in experiments.values() for arm in entry["arms"]]
-    names = [run for _, runs in sorted(arms, key=lambda of: of[0]) for run in runs]  # winners first
+    names = [run for _, runs in sorted(arms, key=lambda entry: entry[0]) for run in runs]  # winners first
     known = timing[["run", *ORIGIN]].astype(object)
     origin = known.where(known.notna(), "").to_numpy().tolist()
     return {
@@ -243,7 +243,7 @@ class Body:
         text: str = self.markdown.renderer.render(tokens, self.markdown.options, {"explained": set()})
         text = re.sub(
             r"<table>.*?</table>",
-            lambda of: f'<div class="wide" tabindex="0" role="region" aria-label="Table: {title}">{of[0]}</div>',
+            lambda match: f'<div class="wide" tabindex="0" role="region" aria-label="Table: {title}">{match[0]}</div>',
             text,
             flags=re.S,
         )

@@ -78,8 +78,8 @@ def read_record(project: Path = Path()) -> Values:
 def leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
     """The values of a record that are neither dictionaries nor lists, each with its place, such as ``claims/0/verdict``."""
     if isinstance(value, dict | list) and value:
-        for key, of in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from leaves(of, f"{place}/{key}".lstrip("/"))
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(item, f"{place}/{key}".lstrip("/"))
     else:
         yield place, value
 
@@ -92,12 +92,15 @@ def digests_of(record: Values) -> str:
 
 def record_of(study: Study, evidence: Mapping[str, ExperimentRuns], verdicts: Sequence[Verdict]) -> Values:
     """Compute the record from runs and verdicts; the other result files are read."""
-    experiments = {name: _experiment(study, of, choose(study, of)) for name, of in evidence.items()}
-    claims = [{key: of for key, of in asdict(replace(verdict, pairs=None)).items() if key != "pairs"} for verdict in verdicts]
+    experiments = {name: _experiment(study, runs, choose(study, runs)) for name, runs in evidence.items()}
+    claims = [
+        {key: content for key, content in asdict(replace(verdict, pairs=None)).items() if key != "pairs"}
+        for verdict in verdicts
+    ]
     headline = _headline(evidence, experiments, own_experiments(experiments, claims))
     by_design = [pair for one in study.by_design for pair in (one.items() if isinstance(one, dict) else [("", one)])]
     cited = {source for claim in claims for source in claim["reported"]}
-    fine_tuned = any((of["method"], of["task"]) == ("sft", MAIN) for of in experiments.values())
+    fine_tuned = any((entry["method"], entry["task"]) == ("sft", MAIN) for entry in experiments.values())
     found: Values = plain(
         {
             "study": study.study,
@@ -114,11 +117,11 @@ def record_of(study: Study, evidence: Mapping[str, ExperimentRuns], verdicts: Se
             ),
             "baseline": {
                 prompt: {
-                    **{key: of[key] for key in ("accuracy", "categories", "problems", "response_length")},
-                    **({"reward": of["reward"]} if study.metric == "reward" else {}),  # the study's own
+                    **{key: result[key] for key in ("accuracy", "categories", "problems", "response_length")},
+                    **({"reward": result["reward"]} if study.metric == "reward" else {}),  # the study's own
                     "examples": zero_shot_examples(prompt),
                 }
-                for prompt, of in read_baseline(study).items()
+                for prompt, result in read_baseline(study).items()
             },
             "best_of_n": read_best_of_n(study),
             **({"pass_at_k": read_pass_at_k(study)} if study.pass_at_k_in else {}),
@@ -128,7 +131,7 @@ def record_of(study: Study, evidence: Mapping[str, ExperimentRuns], verdicts: Se
             "problems": {key: getattr(study.evaluation, f"{key}_problems", None) for key in ("last", "selection")},
             "dataset": {
                 task: read_json(paths.dataset_report(task), f"dataset@{task}", keys=("task", "train", "validation"))
-                for task in dict.fromkeys((MAIN, *(of["task"] for of in experiments.values())))
+                for task in dict.fromkeys((MAIN, *(entry["task"] for entry in experiments.values())))
             },
             "sft": read_json(paths.sft_report(MAIN), f"sft_dataset@{MAIN}") if fine_tuned else None,
         }
@@ -139,9 +142,9 @@ def record_of(study: Study, evidence: Mapping[str, ExperimentRuns], verdicts: Se
 def plain(value: Any) -> Any:
     """Convert to values of JSON: tuples and arrays to lists, numbers that are not finite to None."""
     if isinstance(value, dict):
-        return {str(key): plain(of) for key, of in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | np.ndarray):
-        return [plain(of) for of in value]
+        return [plain(item) for item in value]
     if isinstance(value, np.generic):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -151,7 +154,7 @@ def plain(value: Any) -> Any:
 def of_the_handouts() -> dict[str, set[str]]:
     """The handouts' experiments, each with the settings of its arms."""
     experiments = read_mapping(paths.shipped("studies") / "base.yaml")["experiments"]
-    return {name: {setting_of(arm) for arm in of["arms"]} for name, of in experiments.items()}
+    return {name: {setting_of(arm) for arm in entry["arms"]} for name, entry in experiments.items()}
 
 
 def label_arms(study: Study, arms: Mapping[str, list[Run]]) -> dict[str, str]:
@@ -163,7 +166,7 @@ def label_arms(study: Study, arms: Mapping[str, list[Run]]) -> dict[str, str]:
     (experiment,) = {runs[0].experiment for runs in arms.values()}
     if not {setting_of(arm) for arm in arms} <= of_the_handouts().get(experiment, set()):
         return {arm: IN_WORDS.get(arm, arm) if experiment == CONTROLS_IN else arm for arm in arms}
-    configs = {arm: {key: of["value"] for key, of in runs[0].config["config"].items()} for arm, runs in arms.items()}
+    configs = {arm: {key: setting["value"] for key, setting in runs[0].config["config"].items()} for arm, runs in arms.items()}
     return arm_labels(study.experiments[experiment].method, configs)
 
 
@@ -195,7 +198,7 @@ def _experiment(study: Study, found: ExperimentRuns, choice: Choice) -> Values:
 def _arm(found: ExperimentRuns, arm: str, label: str) -> Values:
     """An arm's entry; all numbers are means over all of its runs, collapsed ones too."""
     runs, scores, column = found.arms[arm], found.final(arm), found.arms[arm][0].column
-    start, end = ({key: _mean(runs, of, row) for key, of in AT_EVALUATIONS.items()} for row in (0, -1))
+    start, end = ({key: _mean(runs, column, row) for key, column in AT_EVALUATIONS.items()} for row in (0, -1))
     answers = [_mean(runs, "val/answer_reward", row) for row in (0, -1)]
     same_as = [run.config["same_as"] for run in runs]
     final, leads, ends = mean_of(scores), arm == found.leader, [run.end for run in runs]
@@ -235,7 +238,10 @@ def _kl(study: Study, experiment: str) -> Values | None:
     if experiment not in study.kl_in:
         return None
     arms: Values = read_json(paths.KL_REPORTS / f"{experiment}.json", f"kl@{experiment}", keys=("arms",))["arms"]
-    return {arm: [{key: of for key, of in step.items() if key != "by_run"} for step in steps] for arm, steps in arms.items()}
+    return {
+        arm: [{key: content for key, content in step.items() if key != "by_run"} for step in steps]
+        for arm, steps in arms.items()
+    }
 
 
 def _mean(runs: list[Run], column: str, row: int) -> float | None:
@@ -311,7 +317,7 @@ def _extra(study: Study, found: ExperimentRuns) -> Values:
         "leaderboard": [_full(run) for run in every if "full/answer_reward" in run.metrics],
         "mixture": _by_part(found, getattr(made, "parts", ())),  # of a mixture (examples/mixture_task.py)
     }
-    return {key: of for key, of in extra.items() if of}
+    return {key: content for key, content in extra.items() if content}
 
 
 def _kinds(runs: list[Run]) -> Values:
@@ -319,7 +325,7 @@ def _kinds(runs: list[Run]) -> Values:
     shares = {
         kind: {"before": _mean(runs, f"val/{kind}", 0), "after": _mean(runs, f"val/{kind}", -1)} for kind in KEYWORD_KINDS
     }
-    return shares if all(of["before"] is not None for of in shares.values()) else {}
+    return shares if all(share["before"] is not None for share in shares.values()) else {}
 
 
 def _full(run: Run) -> Values:
@@ -338,7 +344,7 @@ def _by_part(found: ExperimentRuns, parts: Iterable[str]) -> list[Values]:
             column = f"val/{name}/answer_reward"
             measured = [values for run in runs if column in run.validation and len(values := run.validation[column].dropna())]
             if measured:
-                first, last = (float(np.mean([of.iloc[row] for of in measured])) for row in (0, -1))
+                first, last = (float(np.mean([table.iloc[row] for table in measured])) for row in (0, -1))
                 rows.append({"set": name, "arm": arm, "first": first, "last": last, "runs": len(measured)})
     return rows
 

@@ -103,7 +103,7 @@ def experiment_table(entry: Values, metric: str = "answer reward", more: Sequenc
             row["probability of improvement"] = decimals(arm["improvement"], 2)
         row |= {"right form": decimals(arm["format"]), "right, given the form": decimals(arm["given_form"])}
         rows.append(row | {"tokens": decimals(arm["length"], 1), "collapsed": f"{len(arm['collapsed'])} of {len(arm['runs'])}"})
-    return table(row | of for row, of in zip(rows, more, strict=True)) if more else table(rows)
+    return table(row | further for row, further in zip(rows, more, strict=True)) if more else table(rows)
 
 
 def short_label(arm: Values) -> str:
@@ -120,24 +120,27 @@ def further_tables(entry: Values, metric: str = "answer reward") -> dict[str, st
         | {"collapsed": f"{len(arm['collapsed'])} of {len(arm['runs'])}"}
         for setting, arms in settings_by_rate(entry).items()
         for arm in arms
-        if not all(of["chosen"] for of in arms)
+        if not all(arm["chosen"] for arm in arms)
     ]
     sets = [
-        {"set": short(of["set"]), "arm": labels[of["arm"]], "before training": decimals(of["first"])}
-        | {"at its last evaluation": decimals(of["last"]), "runs": of["runs"]}
-        for of in extra.get("mixture", ())
+        {"set": short(part["set"]), "arm": labels[part["arm"]], "before training": decimals(part["first"])}
+        | {"at its last evaluation": decimals(part["last"]), "runs": part["runs"]}
+        for part in extra.get("mixture", ())
     ]
     whole = [
-        {"run": of["run"], "score (95%)": interval(of), "problems": of["problems"], "steps": of["steps"]}
-        | {"ended by": "time limit" if of["cut"] else "last step"}
-        for of in extra.get("leaderboard", ())
+        {"run": run["run"], "score (95%)": interval(run), "problems": run["problems"], "steps": run["steps"]}
+        | {"ended by": "time limit" if run["cut"] else "last step"}
+        for run in extra.get("leaderboard", ())
     ]
     kl = [
-        {"arm": labels[arm], "step": of["step"], "answer reward (95%)": interval(of["answer_reward"])}
-        | {"reverse KL, nats a token": interval(of["per_token"]), "forward KL, nats a token": interval(of["forward_per_token"])}
-        | ({"old task, answer reward (95%)": interval(of["old_task_reward"])} if "old_task_reward" in of else {})
+        {"arm": labels[arm], "step": step["step"], "answer reward (95%)": interval(step["answer_reward"])}
+        | {
+            "reverse KL, nats a token": interval(step["per_token"]),
+            "forward KL, nats a token": interval(step["forward_per_token"]),
+        }
+        | ({"old task, answer reward (95%)": interval(step["old_task_reward"])} if "old_task_reward" in step else {})
         for arm, steps in (entry["kl"] or {}).items()
-        for of in steps
+        for step in steps
     ]
     return {"rates": table(rates), "sets": table(sets), "leaderboard": table(whole), "kl": table(kl)}
 
@@ -161,12 +164,17 @@ def settings_table(experiments: Mapping[str, Values]) -> str:
     """The settings of each experiment's runs, with all values that its arms have, and what each arm changes."""
     rows = [
         {"experiment": entry["title"], "task": entry["task"]}
-        | {_head(key): ", ".join("default" if one is None else str(one) for one in of) for key, of in entry["settings"].items()}
+        | {
+            _head(key): ", ".join("default" if one is None else str(one) for one in values)
+            for key, values in entry["settings"].items()
+        }
         for entry in experiments.values()
     ]
-    changes = ("; ".join(f"{arm['arm']}: {changed(arm) or 'nothing'}" for arm in of["arms"]) for of in experiments.values())
+    changes = (
+        "; ".join(f"{arm['arm']}: {changed(arm) or 'nothing'}" for arm in entry["arms"]) for entry in experiments.values()
+    )
     heads = [*dict.fromkeys(key for row in rows for key in row), "arms change"]
-    filled = (row | {heads[-1]: of} for row, of in zip(rows, changes, strict=True))
+    filled = (row | {heads[-1]: change} for row, change in zip(rows, changes, strict=True))
     return table({head: short(row[head]) if row.get(head) else "" for head in heads} for row in filled)
 
 
@@ -176,7 +184,7 @@ def _head(setting: str) -> str:
 
 def changed(arm: Values) -> str:
     """What an arm changes, in the words of `params.yaml`."""
-    return ", ".join(f"{key} {of}" for key, of in arm["overrides"].items() if key not in NEVER)
+    return ", ".join(f"{key} {value}" for key, value in arm["overrides"].items() if key not in NEVER)
 
 
 def best_of_n_table(metrics: Mapping[str, Any]) -> str:
@@ -192,7 +200,7 @@ def pass_at_k_table(metrics: Mapping[str, Any]) -> str:
     """pass@k of base, middle and end of the sampled runs, and the end's difference to the base."""
     return table(
         {"run": short(name), "k": k}
-        | {f"{place}, step {of['step']}": interval(of["k"][k]) for place, of in found["places"].items()}
+        | {f"{place}, step {result['step']}": interval(result["k"][k]) for place, result in found["places"].items()}
         | {"end minus base": f"{interval(end['above_base'])}, {comparison(end['above_base'])}"}
         for name, found in metrics.items()
         for k, end in found["places"]["end"]["k"].items()

@@ -100,7 +100,7 @@ def _row(study: Study, run: Run, hashes: Mapping[str, str]) -> Values:
         "restarts": sum(timing.get("restarts", {}).values()),
         "mlflow_run_id": own["mlflow_run_id"] or "",
         "commit": own["git_commit"][:10] + (" + changes" if own["git_changed"] == "true" else ""),
-        "lock": next((hashes[str(of)] for of in (folder, *folder.parents[:2]) if str(of) in hashes), ""),
+        "lock": next((hashes[str(place)] for place in (folder, *folder.parents[:2]) if str(place) in hashes), ""),
         "started": timing.get("started", ""),
         "finished": timing.get("finished", ""),
         "software": json.dumps(run.config["software"]),
@@ -173,9 +173,9 @@ def timing_table(timing: pd.DataFrame) -> str:
     if alone["gpu_hours"].any():
         heads["gpu_hours"] = ("GPU-hours", 2)
     return table(
-        {"experiment": of["experiment"], "arm": of["label"]}
-        | {title: "" if pd.isna(of[column]) else decimals(of[column], digits) for column, (title, digits) in heads.items()}
-        for of in means.to_dict("records")
+        {"experiment": row["experiment"], "arm": row["label"]}
+        | {title: "" if pd.isna(row[column]) else decimals(row[column], digits) for column, (title, digits) in heads.items()}
+        for row in means.to_dict("records")
     )
 
 
@@ -206,6 +206,6 @@ def _bars(runs: Sequence[Run], labels: Mapping[str, str]) -> pd.DataFrame:
     rows = []
     for run in runs:  # one bar for one process, two for generator and learner
         parts, sides = step_seconds(run, 0), SIDES if value(run, "asynchronous") else {"": TURNS}
-        for side, of in sides.items():
-            rows.append({"bar": labels[run.arm] + side, **{kind: parts[PARTS[part][0]] or 0.0 for kind, part in of.items()}})
+        for side, bar in sides.items():
+            rows.append({"bar": labels[run.arm] + side, **{kind: parts[PARTS[part][0]] or 0.0 for kind, part in bar.items()}})
     return pd.DataFrame(rows).groupby("bar", sort=False).mean().reindex(columns=list(COLOURS)).fillna(0.0)

@@ -45,7 +45,7 @@ def write_up(study: Study) -> None:
 
 def text_and_page(study: Study, record: Values, samples: Values | None = None) -> tuple[str, str]:
     """The contents of reports/writeup.md and of reports/index.html; ``samples`` as for :func:`page_of`."""
-    timing, comments = read_timing(), read_comments(study, record)
+    timing, comments = read_timing_table(), read_comments(study, record)
     text = re.sub(r"\n\s*\n", "\n\n", writeup_of(study, record, timing, comments)).strip() + "\n"
     return text, page_of(record, text, timing, samples)
 
@@ -54,7 +54,9 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
     """The write-up in Markdown; blank lines may be doubled."""
     experiments, reach = record["experiments"], reach_columns()
     tables = {path.stem: read_text(path, "tables") for path in sorted(paths.TABLES.glob("*.md"))}
-    tables |= {name: experiment_table(of, record["metric"], reach[name]) for name, of in experiments.items() if name in reach}
+    tables |= {
+        name: experiment_table(entry, record["metric"], reach[name]) for name, entry in experiments.items() if name in reach
+    }
     claims = shown_claims(record["claims"])
     return render(
         "writeup.md.j2",
@@ -79,7 +81,7 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
         measured=measured,
         studies=max((claim["together"]["studies"] for claim in record["claims"] if claim.get("together")), default=1),
         cost=cost(timing),
-        shared=sum(bool(arm.get("chosen") and arm.get("same_as")) for of in experiments.values() for arm in of["arms"]),
+        shared=sum(bool(arm.get("chosen") and arm.get("same_as")) for entry in experiments.values() for arm in entry["arms"]),
         speeds=timing_table(timing),
         origin=environments(timing),
         kissing=read_report() if study.kissing_number is not None else None,
@@ -136,8 +138,8 @@ def report_card(study: Study, record: Values, timing: pd.DataFrame) -> str:
 
     The seconds are those of a run. Of a study of one's own it has all arms of the headline's experiment.
     """
-    top, of_main = record["headline"], {n: of for n, of in record["experiments"].items() if of["task"] == MAIN}
-    firsts = {of["method"]: name for name, of in reversed(of_main.items())}
+    top, of_main = record["headline"], {n: entry for n, entry in record["experiments"].items() if entry["task"] == MAIN}
+    firsts = {entry["method"]: name for name, entry in reversed(of_main.items())}
     shown_too = {*firsts.values(), top["experiment"]}
     names = [name for name in of_main if name in shown_too or study.experiments[name].off_policy_only]
     seconds = timing.set_index("run")["total_s"]
@@ -158,15 +160,15 @@ def report_card(study: Study, record: Values, timing: pd.DataFrame) -> str:
     return table(rows)
 
 
-def _card_row(after: str, reward: str, of: Values, seconds: str) -> dict[str, str]:
-    shown = {"right form": decimals(of["format"]), "right, given the form": decimals(of["given_form"])}
-    return {"after": after, "reward (95%)": reward} | shown | {"tokens": decimals(of["length"], 1), "seconds a run": seconds}
+def _card_row(after: str, reward: str, end: Values, seconds: str) -> dict[str, str]:
+    shown = {"right form": decimals(end["format"]), "right, given the form": decimals(end["given_form"])}
+    return {"after": after, "reward (95%)": reward} | shown | {"tokens": decimals(end["length"], 1), "seconds a run": seconds}
 
 
 # ------------------------------------------------------------------------------------------------------------ from timing.csv
 
 
-def read_timing() -> pd.DataFrame:
+def read_timing_table() -> pd.DataFrame:
     """Read reports/timing.csv, a row for each run; a missing or damaged file is a UserError."""
     return _read_table(paths.TIMING_TABLE, "tables")
 
@@ -201,7 +203,7 @@ def cost(timing: pd.DataFrame) -> str:
     except ValueError as error:
         raise damaged(paths.TIMING_TABLE, error, made_by="tables") from error
     minutes, hours = wall_seconds(list(zip(started, finished, strict=True))) / 60, trained["gpu_hours"].sum()
-    machines = "; ".join(dict.fromkeys(_machine(json.loads(of)) for of in trained["hardware"]))
+    machines = "; ".join(dict.fromkeys(_machine(json.loads(hardware)) for hardware in trained["hardware"]))
     steps, seconds = trained["steps"].sum(), trained["total_s"].sum()
     return (
         f"{counted(len(trained), 'run')} trained, {steps:,.0f} steps: {seconds:,.0f} seconds of runs in {minutes:.1f} minutes "

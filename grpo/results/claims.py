@@ -72,9 +72,9 @@ def key_of(study: Study) -> str:
     tasks = sorted({MAIN, *(study.experiments[name].task for name in names)})
     values = study.model_dump(mode="json", exclude_unset=True)  # so that a new key of the package changes nothing
     general = ("seeds", "grpo", "sft", "expert_iteration", "selection", "divergence")
-    found = [{key: values.get(key) for key in general}, *(values[of].get(task) for of in BY_TASK for task in tasks)]
-    found += [{key: of for key, of in values["evaluation"].items() if key not in OF_THE_BASE}]
-    found += [{key: of for key, of in values["experiments"][name].items() if key not in TEXTS} for name in names]
+    found = [{key: values.get(key) for key in general}, *(values[part].get(task) for part in BY_TASK for task in tasks)]
+    found += [{key: value for key, value in values["evaluation"].items() if key not in OF_THE_BASE}]
+    found += [{key: value for key, value in values["experiments"][name].items() if key not in TEXTS} for name in names]
     return digest(found)[:8]
 
 
@@ -100,7 +100,7 @@ def judge_claims(
     found, others = [], [*replicates]
     for claim, own in claims_of(study):
         verdict = _judged(study, claim, own, evidence)
-        studies = [of for of in (verdict.pairs, *(other.get(claim.id) for other in others)) if of]
+        studies = [study_pairs for study_pairs in (verdict.pairs, *(other.get(claim.id) for other in others)) if study_pairs]
         found.append(replace(verdict, together=together(claim, studies) if others else None))
     return found + [Verdict(**entry) for entry in read_published().untested if entry["experiment"] in study.active_experiments]
 
@@ -110,7 +110,7 @@ def together(claim: AnyClaim, studies: Sequence[Pairs]) -> dict[str, Any] | None
     if len(studies) < 2:
         return None
     found = decide_by(claim, studies)
-    counts = {"studies": len(studies), "seeds": sum(len(of.seeds) for of in studies)}
+    counts = {"studies": len(studies), "seeds": sum(len(pairs.seeds) for pairs in studies)}
     return {key: getattr(found, key) for key in ("verdict", "reason", "interval", "could_see")} | counts
 
 

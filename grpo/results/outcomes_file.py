@@ -51,8 +51,8 @@ def write_outcomes(study: Study, evidence: Mapping[str, ExperimentRuns]) -> None
     for name, found in evidence.items():
         runs = [run for arm in found.arms.values() for run in arm]
         compared = [claim for claim in (*read_published().claims, *study.own_claims) if name in claim.experiments()]
-        asked = {(of.metric, of.at): of for of in compared if isinstance(of, Beats) and of.metric != REWARD}
-        others = {one for of in asked.values() for one in of.experiments() if one in evidence}
+        asked = {(claim.metric, claim.at): claim for claim in compared if isinstance(claim, Beats) and claim.metric != REWARD}
+        others = {one for claim in asked.values() for one in claim.experiments() if one in evidence}
         ends = {_trained(run) for one in others for arm in evidence[one].arms.values() for run in arm}
         rows += [_row(run, {*asked}, ends) for run in runs]
     text = io.StringIO()

@@ -46,10 +46,10 @@ def by_problems(studies: Iterable[Pairs]) -> list[Pairs]:
 def write_pairs(path: Path, pairs: Mapping[str, Pairs]) -> None:
     """Write the pairs of a study by its claims' ids."""
     rows = [
-        {"claim": claim, "arm": of.arm, "other": of.other, "problems": of.problems, "seed": seed}
-        | {key: " ".join(f"{value:.17g}" for value in getattr(of, key)[row]) for key in ("differences", "moved")}
-        for claim, of in pairs.items()
-        for row, seed in enumerate(of.seeds)
+        {"claim": claim, "arm": one.arm, "other": one.other, "problems": one.problems, "seed": seed}
+        | {key: " ".join(f"{value:.17g}" for value in getattr(one, key)[row]) for key in ("differences", "moved")}
+        for claim, one in pairs.items()
+        for row, seed in enumerate(one.seeds)
     ]
     columns = ["claim", "arm", "other", "problems", "seed", "differences", "moved"]
     write_text(path, pd.DataFrame(rows, columns=columns).to_csv(index=False, lineterminator="\n"))

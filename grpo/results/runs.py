@@ -16,7 +16,7 @@ from grpo.common.files import damaged, read_csv, read_json, read_jsonl, require_
 from grpo.common.metrics import name_of_kept
 from grpo.study import paths
 from grpo.study.config import RewardName
-from grpo.study.effective import read_config
+from grpo.study.effective import read_run_config
 from grpo.study.paths import stage_of_run
 from grpo.study.schema import Study
 
@@ -100,7 +100,7 @@ def _read_run(experiment: str, arm: str, seed: int, _folder: Path, _changed: tup
     folder, made_by = paths.RUNS / name, stage_of_run(name)
     if not (folder / "outcomes.jsonl").exists():
         raise UserError(f"{folder}: no finished run. Run `dvc repro {made_by}` to make it.")
-    config = read_config(name)
+    config = read_run_config(name)
     require_keys(folder / "config.yaml", config, ("config", "same_as", "software", "evaluation"), made_by)
     metric, outcomes, last = _read_outcomes(folder / "outcomes.jsonl", made_by)
     evaluation = config["evaluation"]
@@ -140,11 +140,11 @@ def read_best_of_n(study: Study) -> dict[str, Any]:
 
 def read_pass_at_k(study: Study) -> dict[str, Any]:
     """Read pass@k of sampled checkpoints, by EXPERIMENT/ARM (:func:`grpo.evaluation.best_of_n.pass_at_k_of`)."""
-    of = {
+    by_experiment = {
         name: read_json(paths.PASS_AT_K_REPORTS / f"{name}.json", f"pass_at_k@{name}", keys=("arms",))["arms"]
         for name in study.pass_at_k_in
     }
-    return {f"{name}/{arm}": found for name, arms in of.items() for arm, found in arms.items()}
+    return {f"{name}/{arm}": found for name, arms in by_experiment.items() for arm, found in arms.items()}
 
 
 def read_kept(run: Run) -> pd.DataFrame:
@@ -152,8 +152,10 @@ def read_kept(run: Run) -> pd.DataFrame:
     if not (path := paths.KL_REPORTS / f"{run.experiment}.json").exists():
         return pd.DataFrame()
     steps = read_json(path, f"kl@{run.experiment}", keys=("arms",))["arms"].get(run.arm, [])
-    of_run = [(of["step"], of["by_run"][run.name]) for of in steps if run.name in of["by_run"]]
-    return pd.DataFrame([{"step": step} | {name_of_kept(key): value for key, value in of.items()} for step, of in of_run])
+    of_run = [(measured["step"], measured["by_run"][run.name]) for measured in steps if run.name in measured["by_run"]]
+    return pd.DataFrame(
+        [{"step": step} | {name_of_kept(key): value for key, value in measured.items()} for step, measured in of_run]
+    )
 
 
 def by_arm(runs: list[Run]) -> dict[str, list[Run]]:

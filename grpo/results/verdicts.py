@@ -146,7 +146,7 @@ def decide_by(claim: AnyClaim, studies: Sequence[Pairs]) -> Verdict:
     of the arms still climbs (or falls), and the runs compare speeds, so more steps may turn the verdict.
     """
     of_problems = by_problems(studies)
-    gap = mean_of_pairs([of.differences for of in of_problems])
+    gap = mean_of_pairs([pairs.differences for pairs in of_problems])
     ends, seen = gap.ends(), smallest_seen(gap.se, gap.df)
     if ratio := ratio_of(claim):  # exp(700) is finite
         ends, seen = {key: math.exp(min(end, 700)) for key, end in ends.items()}, math.exp(min(seen, 700))
@@ -157,7 +157,7 @@ def decide_by(claim: AnyClaim, studies: Sequence[Pairs]) -> Verdict:
     found = replace(found, quantity="ratio" if ratio else "difference", could_see=seen)
     if not of_problems[0].moved.size:
         return found
-    moved = mean_of_pairs([of.moved for of in of_problems])
+    moved = mean_of_pairs([pairs.moved for pairs in of_problems])
     towards = {HOLDS: moved.high < 0, DOES_NOT_HOLD: moved.low > 0}
     if not towards.get(found.verdict):
         return found

@@ -46,7 +46,9 @@ def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def choose(experiments: Mapping[str, Any], keep: Mapping[str, Any], own: Mapping[str, Any], where: str) -> dict[str, Any]:
+def choose_experiments(
+    experiments: Mapping[str, Any], keep: Mapping[str, Any], own: Mapping[str, Any], where: str
+) -> dict[str, Any]:
     """Give the experiments that ``only`` or ``without`` leave out ``arms: {}``; UserError if these cannot be followed.
 
     Args:
@@ -202,4 +204,4 @@ def _extended(values: Mapping[str, Any], overlay: dict[str, Any], file: Path) ->
         return merge(values, overlay)
     keep = {word: experiments.pop(word) for word in ("only", "without") if word in experiments}
     merged = merge(values, overlay)
-    return merged | {"experiments": choose(merged["experiments"], keep, experiments, f"{file}: experiments")}
+    return merged | {"experiments": choose_experiments(merged["experiments"], keep, experiments, f"{file}: experiments")}

@@ -125,7 +125,7 @@ def read_selections(study: Study, experiment: str) -> list[dict[str, Any]]:
     return [*last.pop("before"), last]
 
 
-def read_config(name: str) -> dict[str, Any]:
+def read_run_config(name: str) -> dict[str, Any]:
     """Read a run's config.yaml; UserError if it is missing or damaged."""
     path, made_by = paths.RUNS / name / "config.yaml", paths.stage_of_run(name)
     if not path.exists():

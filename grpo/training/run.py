@@ -21,7 +21,7 @@ from grpo.models import require_checkpoint
 from grpo.models.tokenizer import chat_date
 from grpo.study import paths
 from grpo.study.config import GrpoConfig
-from grpo.study.effective import EffectiveRun, digest, read_config
+from grpo.study.effective import EffectiveRun, digest, read_run_config
 from grpo.study.kept import bring_back, keep_until_stored
 from grpo.study.schema import Study
 from grpo.study.software import hardware, packages, software, warn_of_other_versions
@@ -229,7 +229,7 @@ def _finished_equal(study: Study, experiment: str, identity: dict[str, Any]) -> 
             name = paths.run_name(before, arm, identity["seed"])
             config = paths.RUNS / name / "config.yaml"
             if config.exists() and (paths.CHECKPOINTS / name).exists():
-                values = read_config(name)
+                values = read_run_config(name)
                 if values["identity"] == digest(identity):
                     return values.get("same_as") or name
     return None

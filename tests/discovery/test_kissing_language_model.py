@@ -19,7 +19,7 @@ from fake_endpoint import BAD, BETTER, CROSS, GOOD, KEY, MODEL, SLOW, Behaviour,
 from grpo.common.errors import UserError
 from grpo.discovery import language_model
 from grpo.discovery.language_model import TRIES, Endpoint, endpoint_from_environment, propose_with
-from grpo.discovery.log import BEST_PROGRAM, LOG, Attempt, Log, Settings, open_log
+from grpo.discovery.log import BEST_PROGRAM, LOG, Attempt, Log, SearchSettings, open_log
 from grpo.discovery.search import SILENCE, Budget, search, seed_of
 from grpo.discovery.strategies import REFUSED, STRATEGIES
 from grpo.discovery.verifier import verify_text
@@ -35,7 +35,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def open_search(server: FakeEndpoint, folder: Path, strategy: str = "conversation", seed: int = 0) -> Log:
-    return open_log(folder / LOG, Settings(strategy, seed, MODEL, server.url))
+    return open_log(folder / LOG, SearchSettings(strategy, seed, MODEL, server.url))
 
 
 def run(server: FakeEndpoint, folder: Path, budget: Budget, strategy: str = "conversation") -> list[Attempt]:
@@ -193,7 +193,7 @@ import ctypes, os, sys
 from pathlib import Path
 from grpo.common.errors import UserError
 from grpo.discovery.language_model import endpoint_from_environment, propose_with
-from grpo.discovery.log import Settings, open_log
+from grpo.discovery.log import SearchSettings, open_log
 from grpo.discovery.search import Budget, search
 from grpo.discovery.verifier import verify_text
 seccomp = ctypes.CDLL("libseccomp.so.2")
@@ -207,7 +207,7 @@ try:
 except UserError as error:
     print(error)
 os.environ["KISSING_UNFENCED"] = "1"
-log = open_log(Path(sys.argv[1]), Settings("conversation", 0))
+log = open_log(Path(sys.argv[1]), SearchSettings("conversation", 0))
 search(propose_with(endpoint, "conversation"), verify_text, Budget(calls=2), log)
 """
 
@@ -261,7 +261,7 @@ def vllm_server(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def search_by(vllm_server: Endpoint, folder: Path, strategy: str, calls: int) -> list[Attempt]:
-    log = Log(folder / "conversation_log.json", Settings(strategy, 0, vllm_server.model, vllm_server.base_url))
+    log = Log(folder / "conversation_log.json", SearchSettings(strategy, 0, vllm_server.model, vllm_server.base_url))
     search(propose_with(vllm_server, strategy), verify_text, Budget(calls=calls), log)
     return log.attempts
 

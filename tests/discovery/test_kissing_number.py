@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from grpo.commands.kissing_search import run_kissing_number
-from grpo.discovery.log import LOG, Attempt, Log, Proposal, Settings, read_log, summarise
+from grpo.discovery.log import LOG, Attempt, Log, Proposal, SearchSettings, read_log, summarise
 from grpo.discovery.search import Budget
 from grpo.discovery.strategies import BASELINE, REFUSED, ROUND, STRATEGIES, TURNS, extract_program, messages_of
 from grpo.discovery.verifier import Verification, verify_program, verify_text
@@ -78,7 +78,7 @@ def test_budgets() -> None:
 
 
 def test_as_many_points_as_the_committed_program_come_from_the_search() -> None:
-    two, settings = Verification(2, 11, 1.0, 2.0, ""), Settings("best_of_n", 1)
+    two, settings = Verification(2, 11, 1.0, 2.0, ""), SearchSettings("best_of_n", 1)
     result = summarise(Log(Path("log.json"), settings, attempts_of(1, 2, 2)), "3 of 3 calls", two)
     assert (result["best"], result["best_from"], result["found_at"], result["valid"]) == (2, "search", 1, 3)
     nothing = summarise(Log(Path("log.json"), settings, attempts_of(0)), "1 of 1 calls", Verification(0, None, 0.0, 0.0, "?"))

@@ -16,9 +16,9 @@ import psutil
 import pytest
 from waiting import wait_for
 
-from grpo.grader.process import GraderProcess, Verdict, default_process
+from grpo.grader.process import Grade, GraderProcess, default_process
 
-RIGHT, WRONG, TIMED_OUT = Verdict(True), Verdict(False), Verdict(False, timed_out=True)
+RIGHT, WRONG, TIMED_OUT = Grade(True), Grade(False), Grade(False, timed_out=True)
 
 # What the worker runs in place of the grader. An answer is equal if it is the truth, unless it names a misdeed.
 MISDEEDS = """
@@ -117,7 +117,7 @@ def test_the_limit_counts_computing_not_waiting(make: Make) -> None:
         ("burn:60", TIMED_OUT),
     ],
 )  # fmt: skip
-def test_a_misdeed_harms_its_own_answer_only(make: Make, answer: str, verdict: Verdict) -> None:
+def test_a_misdeed_harms_its_own_answer_only(make: Make, answer: str, verdict: Grade) -> None:
     pairs = [("1", "1"), ("2", "-1"), (answer, "any"), (answer, "any"), ("3", "3"), ("4", "-1")]
     assert make(time_limit_s=0.2).verdicts(pairs) == [RIGHT, WRONG, verdict, verdict, RIGHT, WRONG]
 
@@ -211,13 +211,13 @@ def test_a_forked_child_has_a_process_of_its_own() -> None:
     # In a fresh interpreter, because this one may have threads that a fork would break.
     script = """
 import os
-from grpo.grader.process import GraderProcess, Verdict
+from grpo.grader.process import GraderProcess, Grade
 grader = GraderProcess("operator:eq", time_limit_s=20)
 assert grader.verdict("1", "1").equal
 grader._lock.acquire()  # as another thread might at the time of the fork
 child = os.fork()
 if child == 0:
-    right = grader.verdict("1", "1") == Verdict(True) and grader.verdict("1", "2") == Verdict(False)
+    right = grader.verdict("1", "1") == Grade(True) and grader.verdict("1", "2") == Grade(False)
     grader.end()
     os._exit(0 if right else 1)
 grader._lock.release()

@@ -18,7 +18,7 @@ from grpo.reporting import page
 from grpo.reporting.comments import COMMENTS, QUESTIONS, read_comments
 from grpo.reporting.labels import arm_labels, bounded, decimals, interval, plain, scientific, table
 from grpo.reporting.page import Body, embedded, number
-from grpo.reporting.writeup import cost, left_out, measured, outcome, read_timing, wall_seconds, writeup_of
+from grpo.reporting.writeup import cost, left_out, measured, outcome, read_timing_table, wall_seconds, writeup_of
 from grpo.study import paths
 from grpo.study.config import Experiment
 from grpo.study.schema import Study
@@ -179,7 +179,7 @@ def test_texts_of_strangers_stay_in_their_cells(mini_study: Study, monkeypatch: 
     monkeypatch.chdir(ROOT)
     record = hostile(json.loads(paths.RECORD.read_text()))
     record |= {"claims": [claim | {"own": True} for claim in record["claims"]], "by_design": ["planted"]}
-    text = writeup_of(mini_study, record, read_timing(), {"grpo_baselines": "# loud\n\ncomment"})
+    text = writeup_of(mini_study, record, read_timing_table(), {"grpo_baselines": "# loud\n\ncomment"})
     tokens = MarkdownIt("commonmark", {"html": False}).enable("table").parse(text)
     headings = [tokens[i + 1].content for i, token in enumerate(tokens) if token.type == "heading_open" and token.level == 0]
     assert not [heading for heading in headings if "no heading" in heading or "loud" in heading]

@@ -25,7 +25,7 @@ from grpo.evaluation.evaluate import OTHER, category, summarize
 from grpo.grader import process
 from grpo.grader.extract import last_boxed
 from grpo.grader.grader import cheap_verdict, check_ground_truth, full_verdict, is_equivalent
-from grpo.grader.process import GraderProcess, Verdict, grade_batch
+from grpo.grader.process import Grade, GraderProcess, grade_batch
 from grpo.grader.symbolic import too_complex
 from grpo.rollout.sampling import score_rollouts
 from grpo.study.config import GrpoConfig
@@ -34,7 +34,7 @@ from grpo.tasks.rewards import question_only_reward_fn, r1_zero_reward_fn, score
 from grpo.tasks.task import Format, ScoredBatch, Task
 from grpo.training import step
 
-RIGHT, WRONG, TIMED_OUT = Verdict(True), Verdict(False), Verdict(False, timed_out=True)
+RIGHT, WRONG, TIMED_OUT = Grade(True), Grade(False), Grade(False, timed_out=True)
 
 ZERO = {"format_reward": 0.0, "answer_reward": 0.0, "reward": 0.0}
 FORM_ONLY = ZERO | {"format_reward": 1.0}

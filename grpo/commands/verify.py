@@ -21,8 +21,8 @@ import pandas as pd
 from grpo.commands.recompute import (
     Difference,
     Experiment,
-    Row,
     Run,
+    Values,
     compare,
     compare_experiment,
     compare_reach,
@@ -83,7 +83,7 @@ def verify(study: Study, run: str | None, rerun: bool) -> dict[str, Any]:
     }
 
 
-def differences(study: Study, rows: dict[str, Row]) -> tuple[list[Difference], dict[str, Experiment]]:
+def differences(study: Study, rows: dict[str, Values]) -> tuple[list[Difference], dict[str, Experiment]]:
     """Find what differs in reports/ from what follows from the runs' rows; and the experiments."""
     experiments = {
         name: Experiment(
@@ -106,20 +106,20 @@ def differences(study: Study, rows: dict[str, Row]) -> tuple[list[Difference], d
     return found or [*_unlike_rendered(study, record, rows)], experiments
 
 
-def _run(rows: dict[str, Row], name: str) -> Run:
+def _run(rows: dict[str, Values], name: str) -> Run:
     if name not in rows:
         raise UserError(f"{paths.OUTCOMES}: no row of {name}. Run `dvc repro {MADE_BY}` to make the file again.")
     return Run(rows[name])
 
 
-def _unlike_data(name: str, row: Row) -> Iterator[Difference]:
+def _unlike_data(name: str, row: Values) -> Iterator[Difference]:
     """Compare a run's row with its folder, if that is there."""
     if (paths.RUNS / name / "outcomes.jsonl").exists():
         for key, value in row_of_folder(paths.RUNS / name, name, row["levels"]).items():
             yield from compare(str(paths.OUTCOMES), f"{name}: {key}", value, row[key])
 
 
-def _unlike_record(study: Study, record: Row, experiments: dict[str, Experiment]) -> Iterator[Difference]:
+def _unlike_record(study: Study, record: Values, experiments: dict[str, Experiment]) -> Iterator[Difference]:
     file = str(paths.RECORD)
     try:
         for name, experiment in experiments.items():
@@ -140,7 +140,7 @@ def _unlike_record(study: Study, record: Row, experiments: dict[str, Experiment]
         yield Difference(file, "a key", repr(error), "as the report stage writes it")
 
 
-def _unlike_digests(record: Row, known: set[str]) -> Iterator[Difference]:
+def _unlike_digests(record: Values, known: set[str]) -> Iterator[Difference]:
     """Values that no run's scores decide, such as levels of training metrics and texts, compared by their digests."""
     written, now = read_text(paths.DIGESTS, MADE_BY).split(), digests_of(record).split()
     if len(written) != len(now):
@@ -150,7 +150,7 @@ def _unlike_digests(record: Row, known: set[str]) -> Iterator[Difference]:
             yield Difference(str(paths.RECORD), place, str(value)[:80], f"another value, of digest {one}")
 
 
-def _unlike_rendered(study: Study, record: Row, rows: dict[str, Row]) -> Iterator[Difference]:
+def _unlike_rendered(study: Study, record: Values, rows: dict[str, Values]) -> Iterator[Difference]:
     """Compare tables, write-up and page with what the record gives."""
     tables, written = tables_of(record), {path.stem: path for path in paths.TABLES.glob("*.md")}
     unlike: list[Difference] = []
@@ -201,7 +201,7 @@ def noise(experiments: dict[str, Experiment]) -> dict[str, float | None]:
 # ------------------------------------------------------------------------------------------------------------- a run
 
 
-def repeat(rows: dict[str, Row], name: str | None) -> dict[str, Any]:
+def repeat(rows: dict[str, Values], name: str | None) -> dict[str, Any]:
     """Train a run again in a folder of its own and compare it with what was recorded.
 
     Returns:
@@ -227,7 +227,7 @@ def repeat(rows: dict[str, Row], name: str | None) -> dict[str, Any]:
         _grpo(there, "train", experiment, arm, "--seed", seed)
         now, here = there / paths.RUNS / name, paths.RUNS / name
         again = row_of_folder(now, name, rows[name]["levels"]) | {"samples": samples_digest(lines(now / "rollouts.jsonl"))}
-        unlike = [one.place for one in (of for key in again for of in compare("", key, again[key], rows[name][key]))]
+        unlike = [one.place for key in again for one in compare("", key, again[key], rows[name][key])]
         if (here / FILES[0]).exists():
             unlike += [file for file in FILES if (here / file).read_bytes() != (now / file).read_bytes()]
     processor, recorded = hardware()["processor"], json.loads(str(timing.loc[name, "hardware"]))["processor"]
@@ -238,7 +238,7 @@ def repeat(rows: dict[str, Row], name: str | None) -> dict[str, Any]:
     return about | {"seconds": round(time.perf_counter() - start, 1)}
 
 
-def _drawn(rows: dict[str, Row], timing: Any) -> str:
+def _drawn(rows: dict[str, Values], timing: Any) -> str:
     """One of the shortest runs that start from the base model and were not taken over from another."""
     seconds = timing["total_s"][timing["same_as"].isna()].sort_values()
     whole = [

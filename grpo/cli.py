@@ -83,7 +83,7 @@ def _options(
 
 @app.command("quickstart", rich_help_panel=START)
 def quickstart(
-    real: Annotated[bool, typer.Option("--real", help="Train SmolLM2-135M-Instruct in the folder real/: 12 minutes.")] = False,
+    real: Annotated[bool, typer.Option("--real", help="Train SmolLM2-135M-Instruct in the folder real/: 7 minutes.")] = False,
 ) -> None:
     """Pretrain a small model, train it with GRPO at two learning rates and write a report: 2 minutes on 2 cores.
 

@@ -125,7 +125,10 @@ def table(found: dict[str, Any]) -> str:
         + [f"{hours:,.1f}" if (hours := row["hours"].get(column)) else "?" for column in columns]
         for name, row in found["rows"].items()
     ]
-    rows.append(["USD", "", "", "", *(f"{found['cost'][column]:,.0f}" for column in columns)])
-    text = text_table([[*HEADS, *columns], *rows])
-    text = f"study {found['study']}, seeds {found['seeds']}; GPU-hours by card\n{text}\n\n{NOTES}"
-    return "\n\n".join([text, *power_table(found["power"])])
+    study, hours_by, notes = f"study {found['study']}, seeds {found['seeds']}", "GPU-hours by card", [NOTES]
+    if columns:
+        rows.append(["USD", "", "", "", *(f"{found['cost'][column]:,.0f}" for column in columns)])
+    else:
+        hours_by, notes = "no run uses a GPU: --seconds-per-step gives hours on this machine", []
+    text = f"{study}; {hours_by}\n{text_table([[*HEADS, *columns], *rows])}"
+    return "\n\n".join([text, *notes, *power_table(found["power"])])

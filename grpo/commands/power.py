@@ -30,9 +30,11 @@ OVER_PROBLEMS = 0.05  # variance of the difference over problems; with each pair
 MOST = 1000  # seeds
 Spread = tuple[float, float]  # standard deviation between seeds, variance over problems
 HEADS = ("claim, or two arms", "seeds", "sees", "margin", "seeds for it", "spread", "note")
+MORE = "more problems"
 NOTES = f"""\
 sees: the true distance from the margin that is found in 80% of studies (of a metric, x: the factor)
-seeds for it: the seeds that see a distance of the margin's size, so that "no difference" can be found, too
+seeds for it: the seeds that see a distance of the margin's size, so that "no difference" can be found, too;
+  {MORE}: raise evaluation.last_problems, as no number of seeds is enough
 spread: standard deviation between seeds of the arms' paired difference (of a ratio: of its logarithm), of finished runs, or
   * of the study mini: {SD:g} (half of its pairs have .05 to .11, the others from .017 to .25); ratios {LOG_SD:g}, of peaks
     {LOG_SD_OF_PEAKS:g}"""
@@ -61,13 +63,19 @@ def power(study: Study, runs: Sequence[EffectiveRun]) -> list[dict[str, Any]]:
         row = _row(claim.experiment, seeds, many, margin, measured, default)
         if ratio:
             row |= {key: math.exp(min(row[key], 700)) for key in ("sees", "margin")}
-        rows.append({"claim": claim.id, "ratio": bool(ratio)} | row | {"note": _note(claim, runs, seeds, row["sees"])})
+        (_, arm), (_, other) = claim.arms()
+        about = f"{claim.id}: {arm} {claim.KIND} {other}" if own else claim.id
+        rows.append(
+            {"claim": claim.id, "about": about, "ratio": bool(ratio)} | row | {"note": _note(claim, runs, seeds, row["sees"])}
+        )
     for name in study.active_experiments:
         if len({setting_of(arm) for arm in study.experiments[name].arms}) > 1:
             sds = _between(record["experiments"].get(name)) if record else []
             measured = (float(np.median(sds)), OVER_PROBLEMS) if sds else None
             row = _row(name, seeds := len(study.seeds_of(name)), problems, MARGIN, measured, (SD, OVER_PROBLEMS))
-            rows.append({"claim": "", "ratio": False} | row | {"note": "one seed" if seeds == 1 else ""})
+            rows.append(
+                {"claim": "", "about": f"two arms of {name}", "ratio": False} | row | {"note": "one seed" if seeds == 1 else ""}
+            )
     return rows
 
 
@@ -75,7 +83,9 @@ def _row(name: str, seeds: int, problems: int, margin: float, measured: Spread |
     spread = measured or default
     enough = 2 + bisect_left(range(2, MOST), -margin, key=lambda n: -smallest_seen(*precision(spread, n, problems)))
     sees, needed = smallest_seen(*precision(spread, seeds, problems)), enough if enough < MOST else None
+    by_problems = needed is None and smallest_seen(*precision((spread[0], 0.0), MOST, problems)) <= margin
     row = {"experiment": name, "seeds": seeds, "problems": problems, "margin": margin, "sees": sees}
+    row |= {"more_problems": by_problems}  # of these problems no number of seeds is enough
     return row | {"seeds_for_margin": needed, "spread": spread[0], "measured": measured is not None}
 
 
@@ -108,7 +118,8 @@ def _note(claim: AnyClaim, runs: Sequence[EffectiveRun], seeds: int, sees: float
     named = [[r for r in runs if r.experiment == e and arm in (*PLACES, r.arm, setting_of(r.arm))] for e, arm in claim.arms()]
     steps = min((max(run.config.n_steps for run in arm) for arm in named if arm), default=0)
     notes = {
-        f"only *not tested*: it is about step {claim.horizon}, and the runs take {steps}": steps < claim.horizon,
+        "only *not tested*: the study has no such arm": not all(named),
+        f"only *not tested*: it is about step {claim.horizon}, and the runs take {steps}": all(named) and steps < claim.horizon,
         "only *not tested*: a ratio needs two seeds": seeds == 1 and ratio_of(claim) is not None,
         "only *open*: it sees less than no difference that is possible": ratio_of(claim) is None and claim.by + sees >= 1,
         "one seed: the spread of five published runs": seeds == 1 and ratio_of(claim) is None,
@@ -122,7 +133,7 @@ def power_table(rows: list[dict[str, Any]]) -> list[str]:
     lines = [[*HEADS]]
     for row in rows:
         sees, margin = (f"{'x' * row['ratio']}{row[key]:.3g}" for key in ("sees", "margin"))
-        enough, spread = str(row["seeds_for_margin"] or f"{MOST} or more"), f"{row['spread']:.3f}{'*' * (not row['measured'])}"
-        about = row["claim"] or f"two arms of {row['experiment']}"
-        lines.append([about, str(row["seeds"]), sees, margin, enough, spread, row["note"]])
+        enough = row["seeds_for_margin"] or (MORE if row["more_problems"] else f"{MOST} or more")
+        spread = f"{row['spread']:.3f}{'*' * (not row['measured'])}"
+        lines.append([row["about"], str(row["seeds"]), sees, margin, str(enough), spread, row["note"]])
     return [text_table(lines), NOTES] if rows else []

@@ -200,7 +200,8 @@ def select(experiment: Experiment) -> None:
     ends = {candidate["arm"]: round(candidate["value"], 4) for candidate in result["candidates"]}
     metrics = {"end": ends[winner], "next": ends.get(rival), "winner": winner, "runner_up": rival}
     write_json(paths.METRICS / f"{experiment}.json", metrics)
-    print(f"{experiment}: {winner}, {format_interval(result)}: {result['reason']}")
+    shown = f"{winner}, {format_interval(result)} on the problems that judge"
+    print(f"{experiment}: {shown}; on those that select: {result['reason']}")
 
 
 def kl(experiment: Experiment) -> None:

@@ -19,9 +19,11 @@ from grpo.study.effective import effective_run
 from grpo.study.schema import Study, load_study, validated
 from grpo.study.stages import is_edited, write_stages
 from grpo.tasks.build import check_local_data
+from grpo.tracking.mlflow_study import git_output
 from grpo.training.own_code import require_own_code_of_all
 
 study_app = typer.Typer(help="List, check and show studies; choose the active one (params.yaml).", no_args_is_help=True)
+FEW = 5  # experiments that are named when a study leaves them out
 Named = Annotated[str, typer.Argument(help="Name in studies/ or path of a study file.")]
 
 
@@ -87,7 +89,10 @@ def describe(study: Study) -> str:
             lines.append(f"  {arm}: {changed}; {steps}")
     lines += [f"claim {claim.id}, {claim.experiment}: {claim.statement}" for claim in study.own_claims]
     lines += [f"controls: {', '.join(study.controls)}"] if study.controls else []
-    return "\n".join([*lines, *([f"left out: {', '.join(study.left_out)}"] if study.left_out else [])])
+    out = study.left_out
+    names = ", ".join(out) if len(out) <= FEW else f"{len(out)} other experiments"
+    lines += [f"left out: {names}"] if out else []
+    return "\n".join(lines)
 
 
 @study_app.command("use", epilog="Example: grpo study use math-h100")
@@ -114,6 +119,8 @@ def _report_of_another(study: Study) -> list[str]:
     except UserError:  # damaged
         return []
     keep = "Commit it first; or work in a project of your own (`grpo init FOLDER`), where it stays."
+    if git_output("status", "--porcelain", "--", str(paths.REPORTS)) == "":
+        keep = "The last commit has it."
     warning = f"{paths.REPORTS}/: holds the report of the study {reported}, which `make repro` replaces. {keep}"
     return [warning] if reported != study.study else []
 

@@ -82,7 +82,8 @@ def source_of(path: str) -> Path:
         within = spec.submodule_search_locations if spec else None
         spec = PathFinder.find_spec(f"{first}.{part}", within) if within else None
     if not name or spec is None or spec.origin is None:
-        places = "a Python file in the study's folder (`folder:` in params.yaml) or of an installed package"
+        searched = ", ".join(str(folder) for folder in _study_folders)
+        places = f"a Python file in the study's folder (here {searched}) or of an installed package"
         raise UserError(f"{path}: no such module. Give MODULE:NAME of {places}.")
     return Path(spec.origin)
 

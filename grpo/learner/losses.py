@@ -5,6 +5,7 @@ A study adds its own loss by an import path.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -224,7 +225,8 @@ def bind_loss(loss_type: str, options: Mapping[str, Any]) -> tuple[Loss, tuple[s
     such options, or it does not return what :data:`Loss` requires.
     """
     loss = find_loss(loss_type)
-    remedy = "Give it the options that it takes, and no others."
+    takes = ", ".join([*inspect.signature(loss).parameters][1:]) or "no options"
+    remedy = f"It takes {takes}."
     require_arguments(loss, f"loss_options: {loss_type}", remedy, None, **options)
     bound = own_errors(f"loss_type: {loss_type}")(partial(loss, **options))
     log_probs, of_response = torch.full((2, 3), -1.0, requires_grad=True), torch.tensor([[1.0], [-1.0]])

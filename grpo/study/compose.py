@@ -179,16 +179,27 @@ def compose(path: Path) -> dict[str, Any]:
     inside = here.is_relative_to(shipped)
     file = STUDIES_FOLDER / path.resolve().relative_to(shipped) if inside else Path(os.path.relpath(path))
     # Stages depend on the folder, so it must not contain the project.
-    composed["folder"] = (STUDIES_FOLDER if inside or Path.cwd().is_relative_to(here) else file.parent).as_posix()
+    composed["folder"] = (STUDIES_FOLDER if inside or paths.project_in(here) else file.parent).as_posix()
     composed["file"] = file.as_posix()
     experiments, controls = values.get("experiments"), values.get("controls")
     if isinstance(experiments, Mapping) and isinstance(controls, list):
         values["experiments"] = experiments = with_controls(experiments, controls)
+    _drop_pins_of_left_out(values)
     gone = unused_tasks(values) if isinstance(experiments, Mapping) else set()
     for key, value in _without_tasks(values, gone).items():
         if key not in COMPUTED:
             composed.setdefault(key, value)
     return composed
+
+
+def _drop_pins_of_left_out(values: Mapping[str, Any]) -> None:
+    """Drop the pinned winners of experiments that the study leaves out, as an extended study may pin them."""
+    selection, experiments = values.get("selection"), values.get("experiments")
+    pinned = selection.get("pinned") if isinstance(selection, Mapping) else None
+    if isinstance(pinned, dict) and isinstance(experiments, Mapping):
+        for name, entry in experiments.items():
+            if isinstance(entry, Mapping) and entry.get("arms") == {}:
+                pinned.pop(name, None)
 
 
 def _extended(values: Mapping[str, Any], overlay: dict[str, Any], file: Path) -> dict[str, Any]:

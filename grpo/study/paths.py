@@ -129,6 +129,11 @@ def shipped(name: str) -> Path:
     return inside if inside.exists() else ROOT / name
 
 
+def project_in(folder: Path) -> bool:
+    """Whether the working folder is a project's and lies in ``folder``."""
+    return (PARAMS.exists() or PIPELINE.exists()) and Path.cwd().is_relative_to(folder.resolve())
+
+
 def workspace() -> Path:
     """The project's folder: the working folder, or in a DVC experiment the workspace that started it.
 

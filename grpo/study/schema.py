@@ -453,7 +453,7 @@ def validated(values: dict[str, Any], path: Path) -> Study:
         if not all(place.is_dir() for place in folders) and folder != STUDIES_FOLDER.as_posix():
             remedy = "Restore it, or run `grpo study use FILE` with the study's file in its new place"
             raise UserError(f"{path}: folder: no folder {folder} with the study's own modules and data. {remedy}.")
-        if values.get("file") is not None and Path.cwd().is_relative_to(folders[0].resolve()):
+        if values.get("file") is not None and paths.project_in(folders[0]):
             raise UserError(f"{path}: folder: {folder} contains the project, so its stages would depend on their own results.")
         with_package = [paths.shipped("studies")] if folder == STUDIES_FOLDER.as_posix() else []
         search_in(*folders, *with_package)  # an installed package's studies have modules too

@@ -85,12 +85,12 @@ def source_tags() -> dict[str, str]:
 def _source_tags(_folder: Path) -> dict[str, str]:
     deciding = ("grpo", "params.yaml", "dvc.yaml", "constraints.txt")
     from_the_top = (f":(top){name}" for name in deciding)  # `grpo quickstart` works in a folder below
-    status = _git("status", "--porcelain", "--untracked-files=no", "--", *deciding, *from_the_top)
+    status = git_output("status", "--porcelain", "--untracked-files=no", "--", *deciding, *from_the_top)
     changed = "unknown" if status is None else str(bool(status)).lower()
-    return {"git_commit": _git("rev-parse", "--verify", "--quiet", "HEAD") or "none", "git_changed": changed}
+    return {"git_commit": git_output("rev-parse", "--verify", "--quiet", "HEAD") or "none", "git_changed": changed}
 
 
-def _git(*args: str) -> str | None:
+def git_output(*args: str) -> str | None:
     """The output of git; None if it fails or is not installed."""
     try:
         return subprocess.run(["git", *args], capture_output=True, text=True, check=True).stdout.strip()

@@ -179,7 +179,9 @@ class Monitor:
                 episode = rollout.completion.episode
                 turns = {"messages": [list(message) for message in episode.messages]} if episode else {}
                 self.samples.append({"step": step, "problem": rollout.problem.id, **record, **turns})
-        self.bar.set_postfix_str(f"validation {self.metric.replace('_', ' ')} {reward:.3f}")
+        shown = dict.fromkeys((self.metric, "answer_reward"))  # an own reward may rise while fewer answers are right
+        texts = [f"{metric.replace('_', ' ')} {evaluated.metrics[metric]:.3f}" for metric in shown]
+        self.bar.set_postfix_str(f"validation {', '.join(texts)}")
 
     def final_metrics(self) -> dict[str, Any]:
         """First, last and best evaluation, the last with its 95% interval over the problems, and how the run ended.
@@ -206,6 +208,15 @@ class Monitor:
             answer_reward = summarize(self._sample(self.problems))["answer_reward"]
             metrics |= {"full/answer_reward": answer_reward, "full/problems": len(self.problems)}
         return metrics
+
+    def warn_without_signal(self) -> None:
+        """Warn if no group of the whole run had unequal rewards, so that no gradient came from a reward."""
+        shares = [row["train/zero_signal_fraction"] for row in self.log.history if "train/zero_signal_fraction" in row]
+        if shares and min(shares) == 1:
+            tqdm.write(
+                "warning: the responses to each question had equal rewards in all steps, so nothing was learnt from them. Read "
+                "rollouts.jsonl, what the responses look like, and `grpo evaluate`'s examples, what the task reads in them."
+            )
 
     def state(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.STATE}

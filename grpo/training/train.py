@@ -88,6 +88,7 @@ def train(study: Study, run: EffectiveRun, data: Data, outputs: Outputs) -> None
                 print(f"{run.name}: resumed after step {saved.step} of {run.config.n_steps}", flush=True)
             loop(RunContext(setup, sampler, learner, log, saved, monitor))
         log.close()
+        monitor.warn_without_signal()
         monitor.write(outputs.results)
         last = log.validations[-1]
         keep("last", {"step": last["step"], "update": last["update"], study.metric: last[f"val/{study.metric}"]})

@@ -232,7 +232,7 @@ def test_a_mistake_leaves_nothing_behind(asked: dict[str, Any], out: str, messag
     ("setting", "message"),
     [
         ("grpo.reward=letters_of_a_run:none", "has nothing named 'none'"),
-        ("grpo.loss_options={no: 1}", "Give it the options that it takes"),
+        ("grpo.loss_options={no: 1}", "It takes no options"),
         ("tasks.main.use=ends_at_once:Letters", r"ends_at_once.py:\d+ ends the program"),  # with the exit code of success
     ],
 )

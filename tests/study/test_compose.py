@@ -191,10 +191,33 @@ def test_a_study_whose_stages_could_not_run_is_not_called_right(project: Path, g
         assert code == 2 and f"folder: {folder} contains the project" in said
 
 
+def test_a_study_is_checked_from_its_own_folder(project: Path, grpo: Grpo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is no project; its module lies beside it."""
+    arms = "arms: {plain: {}, own: {loss_type: 'beside_it:loss'}}"
+    text = f"extends: smoke\nexperiments: {{only: [grpo_learning_rate], grpo_learning_rate: {{{arms}}}}}\n"
+    write("elsewhere/mine.yaml", text)
+    write("elsewhere/beside_it.py", "def loss(inputs):\n    return -inputs.advantages * inputs.log_probs, {}\n")
+    for folder, path in ((project, "elsewhere/mine.yaml"), (project / "elsewhere", "mine.yaml")):
+        monkeypatch.chdir(folder)
+        code, said, error = grpo("study", "check", path)
+        assert code == 0 and "own: loss_type beside_it:loss" in said, error
+    write("mine.yaml", text.replace("beside_it", "gone"))
+    code, _, error = grpo("study", "check", "mine.yaml")
+    assert code == 2 and "gone:loss: no such module. Give MODULE:NAME of a Python file in the study's folder (here " in error
+
+
+def test_pins_of_experiments_that_a_study_leaves_out_are_dropped(project: Path) -> None:
+    write(
+        "studies/pins.yaml", 'extends: smoke\nselection: {pinned: {grpo_learning_rate: "3e-4", grpo_baselines: no_baseline}}\n'
+    )
+    write("studies/fewer.yaml", "extends: pins\nexperiments: {without: [grpo_baselines]}\n")
+    assert compose(Path("studies/fewer.yaml"))["selection"]["pinned"] == {"grpo_learning_rate": "3e-4"}
+
+
 def test_a_study_of_several_folders_extends_by_relative_paths(lab: Path, grpo: Grpo) -> None:
     """Modules and data are looked for in the folder of the study itself, not of those that it extends."""
     code, _, error = grpo("study", "use", "../our lab/later/next.yml")
-    assert code == 2 and "lab_verifier:close: no such module" in error and "in the study's folder (`folder:`" in error
+    assert code == 2 and "lab_verifier:close: no such module" in error and "in the study's folder (here " in error
     for name in ("lab_verifier.py", "rows"):
         (lab / name).rename(lab / "later" / name)
     invalidate_caches()

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -322,6 +322,15 @@ RECORDED = {  # run -> the winners before it
     "grpo_baselines/other/0": SLOW_WON,
 }
 SLOW, SAME, OTHER = (f"grpo_{name}/0" for name in ("learning_rate/slow", "baselines/same", "baselines/other"))
+
+
+@pytest.mark.parametrize(("shares", "warns"), [([1.0, 1.0], True), ([1.0, 0.875], False), ([], False)])
+def test_a_run_whose_groups_never_had_unequal_rewards_says_so(
+    shares: list[float], warns: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history = [{"train/zero_signal_fraction": share} for share in shares] or [{"loss": 1.0}]  # of fine-tuning
+    Monitor.warn_without_signal(cast(Monitor, SimpleNamespace(log=SimpleNamespace(history=history))))
+    assert ("nothing was learnt" in capsys.readouterr().out) == warns
 
 
 @pytest.fixture(scope="module")

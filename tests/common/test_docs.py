@@ -290,7 +290,7 @@ def test_the_reward_the_advantage_and_the_loss_of_the_docs_do_what_is_said(
         (tmp_path / name).write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     rewards = find_reward("my_rewards:short")(completion_ids=[[1, 2, 3], [1]], answer_reward=[1.0, 0.0], prompts=["", ""])
-    assert rewards == pytest.approx([0.997, -0.001])
+    assert rewards == pytest.approx([0.997, 0.0])
     groups, lengths = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]), torch.tensor([[2.0, 8.0, 2.0], [1.0, 2.0, 3.0]])
     advantages = own_advantages("my_advantages:shorter_first", {"weight": 0.5}, groups, lengths)
     assert advantages.tolist() == pytest.approx([2 - 3.25 / 3, 1.25 - 3.25 / 3, -3.25 / 3, 0, 0, 0])  # 1 + 0.5 * 4 / 2, * 4 / 8

@@ -184,7 +184,7 @@ def compose(path: Path) -> dict[str, Any]:
     experiments, controls = values.get("experiments"), values.get("controls")
     if isinstance(experiments, Mapping) and isinstance(controls, list):
         values["experiments"] = experiments = with_controls(experiments, controls)
-    _drop_pins_of_left_out(values)
+    _drop_pins(values)
     gone = unused_tasks(values) if isinstance(experiments, Mapping) else set()
     for key, value in _without_tasks(values, gone).items():
         if key not in COMPUTED:
@@ -192,14 +192,14 @@ def compose(path: Path) -> dict[str, Any]:
     return composed
 
 
-def _drop_pins_of_left_out(values: Mapping[str, Any]) -> None:
-    """Drop the pinned winners of experiments that the study leaves out, as an extended study may pin them."""
+def _drop_pins(values: Mapping[str, Any]) -> None:
+    """Drop an extended study's pinned winners that are null here, and those of experiments that are left out here."""
     selection, experiments = values.get("selection"), values.get("experiments")
     pinned = selection.get("pinned") if isinstance(selection, Mapping) else None
     if isinstance(pinned, dict) and isinstance(experiments, Mapping):
-        for name, entry in experiments.items():
-            if isinstance(entry, Mapping) and entry.get("arms") == {}:
-                pinned.pop(name, None)
+        left_out = {name for name, entry in experiments.items() if isinstance(entry, Mapping) and entry.get("arms") == {}}
+        for name in [name for name, arm in pinned.items() if arm is None or name in left_out]:
+            del pinned[name]
 
 
 def _extended(values: Mapping[str, Any], overlay: dict[str, Any], file: Path) -> dict[str, Any]:

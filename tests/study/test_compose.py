@@ -206,12 +206,14 @@ def test_a_study_is_checked_from_its_own_folder(project: Path, grpo: Grpo, monke
     assert code == 2 and "gone:loss: no such module. Give MODULE:NAME of a Python file in the study's folder (here " in error
 
 
-def test_pins_of_experiments_that_a_study_leaves_out_are_dropped(project: Path) -> None:
+def test_pins_that_a_study_takes_back_or_whose_experiments_it_leaves_out_are_dropped(project: Path) -> None:
     write(
         "studies/pins.yaml", 'extends: smoke\nselection: {pinned: {grpo_learning_rate: "3e-4", grpo_baselines: no_baseline}}\n'
     )
     write("studies/fewer.yaml", "extends: pins\nexperiments: {without: [grpo_baselines]}\n")
     assert compose(Path("studies/fewer.yaml"))["selection"]["pinned"] == {"grpo_learning_rate": "3e-4"}
+    write("studies/free.yaml", "extends: pins\nselection: {pinned: {grpo_learning_rate: null}}\n")
+    assert compose(Path("studies/free.yaml"))["selection"]["pinned"] == {"grpo_baselines": "no_baseline"}
 
 
 def test_a_study_of_several_folders_extends_by_relative_paths(lab: Path, grpo: Grpo) -> None:

@@ -37,6 +37,8 @@ SAME, UNDECIDED, TURNED, NOT_TRIED = "same", "undecided", "turned round", "not t
 def replicate(seeds: list[int], base_seed: int | None) -> str:
     """Run or resume a replicate of the active study, and compare all finished ones in reports/replication.md and .json.
 
+    Comparisons of replicates that were made elsewhere stay if they are with the same verdicts.
+
     With ``base_seed`` base model, problems and traces are made anew. UserError if the seeds are not new, the study is not
     finished, this is not a git repository, or the pipeline failed.
     """
@@ -56,7 +58,16 @@ def replicate(seeds: list[int], base_seed: int | None) -> str:
         for path in sorted(FOLDER.glob(f"{prefix}*"))
         if (path / paths.RECORD).is_file()
     }
-    write_json(paths.REPORTS / "replication.json", comparisons)
+    file = paths.REPORTS / "replication.json"
+    former = read_json(file, "tables") if file.is_file() else {}
+    verdicts_here = [row["study"] for row in comparisons[name]["claims"]]
+    elsewhere = {
+        other: compared
+        for other, compared in former.items()
+        if [row["study"] for row in compared["claims"]] == verdicts_here and (paths.REPLICATES / f"{prefix}{other}.csv").is_file()
+    }
+    comparisons = dict(sorted((elsewhere | comparisons).items()))
+    write_json(file, comparisons)
     write_text(paths.REPORTS / "replication.md", page(comparisons))
     return (
         f"{_counts(comparisons[name]['claims'])}\nreports/replication.md: each claim's verdicts and each experiment's highest "

@@ -167,16 +167,16 @@ def test_a_pipeline_that_fails_is_continued_and_all_finished_replicates_are_comp
     assert "2 claims: 1 turned round, 1 not tried" in replicate.replicate([7], None)
     assert [path.name for path in paths.REPLICATES.glob("*.csv")] == [f"{folder.name}.csv"]
     assert next(iter(read_replicates(repository).values()))[claim].seeds == [7]  # the report judges claims by these, too
-    folder.rename(folder.with_name("other-seeds-9"))  # of another study
+    folder.rename(folder.with_name("other-seeds-9"))  # now of another study: that with seed 7 was run elsewhere
     Path("workflow/repro.py").write_text(script)
     replicate.replicate([8], None)
     found = json.loads((paths.REPORTS / "replication.json").read_text())
-    assert (
-        [*found] == ["seeds-8"]
-        and len(read_replicates(repository)) == 2
-        and found["seeds-8"]["claims"][0]["replicate"] == "does not hold: x | 0.5"
-    )
+    assert [*found] == ["seeds-7", "seeds-8"] and len(read_replicates(repository)) == 2
+    assert found["seeds-8"]["claims"][0]["replicate"] == "does not hold: x | 0.5"
     assert "## seeds-8" in (paths.REPORTS / "replication.md").read_text()
+    write_json(paths.RECORD, record("b", **{"x": OPEN, claim: OPEN}))  # the study was run again
+    replicate.replicate([8], None)
+    assert [*json.loads((paths.REPORTS / "replication.json").read_text())] == ["seeds-8"]
 
 
 # ------------------------------------------------------------------------------------------------------- studies of papers

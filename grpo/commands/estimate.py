@@ -56,7 +56,7 @@ def plan(study: Study, seconds_per_step: float | None, price: float | None) -> d
     rows["math_baseline, best_of_n"] = {"hours": {column: seconds * units / 3600 for column, seconds in columns.items()}}
     total = {column: sum(row["hours"][column] for row in rows.values()) for column in columns}
     prices = {column: CARDS.get(column, CARDS["H100"])[1] if price is None else price for column in columns}
-    cost = {column: hours * prices[column] if on_gpus else 0.0 for column, hours in total.items()}
+    cost = {column: hours * prices[column] for column, hours in total.items() if on_gpus}
     in_all = {key: sum(row.get(key, 0) for row in rows.values()) for key in ("runs", "taken over", "steps")}
     rows |= {"in all": {**in_all, "hours": total}}
     return {"study": study.study, "seeds": study.seeds, "rows": rows, "cost": cost, "power": power(study, runs)}
@@ -119,16 +119,17 @@ def work(study: Study, config: RunConfig) -> float:
 
 def table(found: dict[str, Any]) -> str:
     """Format a plan as text: a row an experiment with its GPU-hours by card, the cost, and what is known and what guessed."""
-    columns = list(found["cost"])
+    columns, on_gpus = list(found["rows"]["in all"]["hours"]), bool(found["cost"])
     rows = [
         [name, *(f"{row[key]:,}" if key in row else "" for key in HEADS[1:])]
         + [f"{hours:,.1f}" if (hours := row["hours"].get(column)) else "?" for column in columns]
         for name, row in found["rows"].items()
     ]
     study, hours_by, notes = f"study {found['study']}, seeds {found['seeds']}", "GPU-hours by card", [NOTES]
-    if columns:
+    if on_gpus:
         rows.append(["USD", "", "", "", *(f"{found['cost'][column]:,.0f}" for column in columns)])
     else:
-        hours_by, notes = "no run uses a GPU: --seconds-per-step gives hours on this machine", []
+        asked = "--seconds-per-step gives hours on this machine"
+        hours_by, notes = f"no run uses a GPU: {'hours, one run after the other' if columns else asked}", []
     text = f"{study}; {hours_by}\n{text_table([[*HEADS, *columns], *rows])}"
     return "\n\n".join([text, *notes, *power_table(found["power"])])

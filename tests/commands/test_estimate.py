@@ -100,6 +100,10 @@ def test_the_command_prints_a_table_or_json(smoke: Study, grpo: Any) -> None:
     ), error
     (row,) = [line for line in told.splitlines() if line.startswith("grpo_baselines")]
     assert row.split() == ["grpo_baselines", "1", "1", "3"]
+    told = grpo("plan", "--seconds-per-step", "3600")[1]
+    assert "no run uses a GPU: hours, one run after the other" in told and "USD" not in told and "GPU-hours" not in told
+    (row,) = [line for line in told.splitlines() if line.startswith("grpo_baselines")]
+    assert float(row.split()[-1]) > 3, "three steps of an hour"
     assert json.loads(grpo("plan", "--json", "--price", "4")[1]) == plan(smoke, None, 4.0)
 
 

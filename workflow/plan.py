@@ -75,7 +75,7 @@ def make_plan() -> set[str]:
         # Waits for the lock, which another `dvc` may hold for a moment.
         with Repo(_wait_for_lock=True) as repo, repo.lock:
             remove_dead_rwlock(Path(repo.tmp_dir) / "rwlock")
-            plan = describe(repo, params.get("resources", {}))
+            plan = describe(repo, params.get("resources", {}), study.stages_off if study else set())
             stale = stale_stages(repo)
     except SCMError as error:
         raise UserError(
@@ -131,8 +131,8 @@ def is_dvc(pid: int) -> bool:
         return False
 
 
-def describe(repo: Repo, known: dict[str, dict[str, int]]) -> list[dict[str, Any]]:
-    """Describe each stage in an entry for JSON; ``known`` is `resources:` of params.yaml."""
+def describe(repo: Repo, known: dict[str, dict[str, int]], off: set[str]) -> list[dict[str, Any]]:
+    """Describe each stage in an entry for JSON; ``known``: `resources:` of params.yaml; ``off``: :attr:`Study.stages_off`."""
     import networkx as nx
 
     graph = repo.index.graph  # edges go from a stage to the stages that it depends on
@@ -150,8 +150,8 @@ def describe(repo: Repo, known: dict[str, dict[str, int]]) -> list[dict[str, Any
             {
                 "stage": name,
                 "rule": slug,
-                "stamp": stamp(name),
-                "after": sorted(stamp(before.addressing) for before in graph.successors(stage) if before.cmd),
+                "stamp": stamp(name, off),
+                "after": sorted(stamp(before.addressing, off) for before in graph.successors(stage) if before.cmd),
                 "log": f"logs/{file_name(name)}.log",
                 "priority": waiting[stage],
                 "force": False,
@@ -216,7 +216,7 @@ def write_stamps(plan: list[dict[str, Any]], stale: set[str]) -> None:
     """Remove the stamps of stale and former stages; write all others with the same time."""
     STAMPS.mkdir(exist_ok=True)
     fresh = {Path(entry["stamp"]) for entry in plan if entry["stage"] not in stale}
-    for path in set(STAMPS.glob("*.done")) - fresh:
+    for path in {*STAMPS.glob("*.done"), *STAMPS.glob("*.off")} - fresh:
         path.unlink(missing_ok=True)
     for path in fresh:
         path.unlink(missing_ok=True)  # another person's in a shared folder, whose time only its owner may set
@@ -229,5 +229,6 @@ def file_name(stage: str) -> str:
     return re.sub(r"[/:]", "_", stage)
 
 
-def stamp(stage: str) -> str:
-    return f"{STAMPS}/{file_name(stage)}.done"
+def stamp(stage: str, off: set[str]) -> str:
+    """The file that says that a stage is done; with another ending for one that is ``off``, which is not counted."""
+    return f"{STAMPS}/{file_name(stage)}.{'off' if stage in off else 'done'}"

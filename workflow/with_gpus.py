@@ -188,8 +188,11 @@ def say(message: str, log: Path | None) -> None:
 def report(code: int, options: argparse.Namespace, seconds: float) -> None:
     """Print a line about a stage that has ended: how many of all are done, its time, warnings; or the end of its log.
 
-    Characters that a terminal takes as commands are replaced: a log may show texts of models and of foreign files.
+    Nothing about a stage that has ended well but is none of the study's work: its stamp ends with ``.off``. Characters
+    that a terminal takes as commands are replaced: a log may show texts of models and of foreign files.
     """
+    if code == 0 and options.stamp.suffix == ".off":
+        return
     took, name = "{}:{:02}".format(*divmod(round(seconds), 60)), options.log.stem
     text = options.log.read_text(errors="replace").replace("\r", "\n")
     text = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from grpo.common.errors import UserError
-from grpo.common.files import files_digest, write_json
+from grpo.common.files import atomic_folder, files_digest, note_that_off, write_json
 from grpo.common.records import read_problems
 from grpo.study import paths
 from grpo.study.config import SampledTraces, require_known
@@ -112,6 +112,12 @@ def math_baseline(file: File = None) -> None:
 def best_of_n(file: File = None) -> None:
     """Compute pass@N, Best@N and majority vote of the base model from one set of samples."""
     study = load_study()
+    if file is None and "best_of_n" in study.stages_off:  # without torch and the model, which take seconds
+        with atomic_folder(paths.BEST_OF_N) as folder:
+            note_that_off(folder, "evaluation.best_of_n.prompts")
+        write_json(paths.BEST_OF_N_METRICS, {})
+        print("evaluation.best_of_n.prompts is [] in params.yaml: no samples")
+        return
     from grpo.evaluation.best_of_n import run_best_of_n, sample_checkpoint
     from grpo.results.statistics import format_interval
 

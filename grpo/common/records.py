@@ -45,6 +45,7 @@ class Episode:
     tool_failures: int = 0  # calls that ended in an error, took too long, or could not be read
     limit: str = ""  # key of the limit that ended the episode; empty if the policy or the environment ended it
     reward: float | None = None  # what the environment's `get_reward` returned; None if the task verifies the last turn
+    instance: Any = field(default=None, compare=False, repr=False)  # the environment, until the rollout has its rewards
 
     @property
     def turns(self) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.common.files import atomic_folder, note_that_off, read_jsonl, write_json, write_jsonl
+from grpo.common.files import atomic_folder, read_jsonl, write_json, write_jsonl
 from grpo.common.process import start_threads
 from grpo.common.records import Problem, Rollout, read_problems
 from grpo.evaluation.evaluator import CheckpointEvaluator, stage_run
@@ -149,8 +149,6 @@ def run_best_of_n(study: Study) -> dict[str, Any]:
     with atomic_folder(paths.BEST_OF_N) as folder:
         found = {prompt: sample_checkpoint(evaluator, problems, prompt, folder) for prompt in settings.prompts}
         metrics = {prompt: with_zero_shot(study, prompt, values) for prompt, values in found.items()}
-        if not settings.prompts:
-            note_that_off(folder, "evaluation.best_of_n.prompts")
     write_json(paths.BEST_OF_N_METRICS, metrics)
     for prompt, values in metrics.items():
         with stage_run(study, "best_of_n", prompt, flat({"evaluation": {"best_of_n": settings.model_dump()}})) as mlflow:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -68,10 +68,12 @@ def sample_rollouts(sampler: Sampler, problems: Sequence[Problem], params: Sampl
 
 
 def score_rollouts(score: ScoreFunction, rollouts: Sequence[Rollout]) -> None:
-    """Score all rollouts at once, in place."""
+    """Score all rollouts at once, in place. Episodes let go of their environments, which no other process can be sent."""
     scored = score(rollouts)
     for rollout, rewards, timed_out in zip(rollouts, scored.rewards, scored.out_of_time, strict=True):
         rollout.rewards, rollout.timed_out = rewards, timed_out
+        if (episode := rollout.completion.episode) is not None:
+            rollout.completion = replace(rollout.completion, episode=replace(episode, instance=None))
 
 
 # --------------------------------------------------------------------------------------------------------------------- episodes
@@ -113,7 +115,7 @@ class RunningEpisode:
 
     def completion(self, reward: float | None) -> Completion:
         text = next(text for role, text in reversed(self.messages) if role == "assistant")
-        done = Episode(tuple(self.messages), self.tool_calls, self.tool_failures, self.limit, reward)
+        done = Episode(tuple(self.messages), self.tool_calls, self.tool_failures, self.limit, reward, self.instance)
         reason = "length" if self.limit else "stop"
         ids, log_probs = tuple(self.token_ids), tuple(self.log_probs)
         return Completion(ids, text, log_probs, reason, self.policy_version, tuple(self.observations), done)

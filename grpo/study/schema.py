@@ -207,6 +207,12 @@ class Study(Section):
         return list(dict.fromkeys(name.partition("/")[0] for name in self.evaluation.best_of_n.checkpoints))
 
     @property
+    def stages_off(self) -> set[str]:
+        """The stages that the study leaves out. Each writes a note in place of results, as later stages depend on those."""
+        wanted = {"kissing_number": self.kissing_number is not None, "best_of_n": self.evaluation.best_of_n.prompts}
+        return {stage for stage, wants in wanted.items() if not wants}
+
+    @property
     def metric(self) -> RewardName:
         """What runs, arms and checkpoints are compared by (`evaluation.metric`)."""
         if self.evaluation.metric is not None:

@@ -119,7 +119,8 @@ def _score_by_own_reward(
     for name in controls.keys() & set(named):
         for own, value in zip(scored.rewards, controls[name](), strict=True):
             own[name] = value
-    return apply_reward(reward, prompts, completions, problems, scored, task.reward_columns)
+    environments = [one.episode and one.episode.instance for one in completions] if format.environment else None
+    return apply_reward(reward, prompts, completions, problems, scored, task.reward_columns, environments)
 
 
 def apply_reward(
@@ -129,6 +130,7 @@ def apply_reward(
     problems: Sequence[Problem],
     scored: ScoredBatch,
     further: Sequence[str] = (),
+    environments: Sequence[Any] | None = None,
 ) -> ScoredBatch:
     """Compute rewards with the user's own functions, which have the signature of TRL's reward functions.
 
@@ -144,6 +146,7 @@ def apply_reward(
             with TRL's ``reward_weights``. A function that abstains (None for a completion) adds nothing; if all abstain, the
             reward is NaN.
         further: the task's columns; a problem without one has None.
+        environments: what the episodes left, a keyword as in TRL: the instances themselves; None: there is no such keyword.
         scored: the task's scores, with those of the shipped rewards that are named. ``format_reward`` and ``answer_reward``
             stay.
     """
@@ -155,12 +158,13 @@ def apply_reward(
         **{name: [rewards[name] for rewards in scored.rewards] for name in OWN_REWARDS},
         **{name: [problem.columns.get(name) for problem in problems] for name in further},
     }
+    instances = {} if environments is None else {"environments": environments}
     weights = {reward: 1.0} if isinstance(reward, str) else reward
-    functions = {name: find_reward(name, further) for name in weights if name not in SHIPPED_REWARDS}
+    functions = {name: find_reward(name, (*further, *instances)) for name in weights if name not in SHIPPED_REWARDS}
     returned: dict[str, list[Any]] = {name: [own[name] for own in scored.rewards] for name in weights if name not in functions}
     awaited: dict[str, Awaitable[Any]] = {}
     for name, function in functions.items():
-        found = function(**copy.deepcopy(columns))
+        found = function(**copy.deepcopy(columns) | {name: list(those) for name, those in instances.items()})
         if inspect.isawaitable(found):
             awaited[name] = found
         else:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from grpo.common.imports import call_with, is_import_path
 from grpo.study.config import GrpoConfig, PretrainedHere, RunConfig
 from grpo.study.effective import effective_run
 from grpo.study.schema import Study
 from grpo.tasks.rewards import find_reward
-from grpo.tasks.task import SHIPPED_REWARDS
+from grpo.tasks.task import SHIPPED_REWARDS, Task, find_format
 
 
-def require_own_code(config: RunConfig, columns: Sequence[str] = ()) -> None:
+def require_own_code(config: RunConfig, task: Task) -> None:
     """Import a run's reward functions, advantage and loss, and try the last two; UserError if one fails."""
     if not isinstance(config, GrpoConfig):
         return
     if config.reward is not None:
+        further = ("environments",) if find_format(task, config.prompt).environment else ()
         for path in [config.reward] if isinstance(config.reward, str) else config.reward:
             if path not in SHIPPED_REWARDS:
-                find_reward(path, columns)
+                find_reward(path, (*task.reward_columns, *further))
     if config.advantage is not None:
         from grpo.learner.advantages import try_advantage  # imports torch, which is slow
 
@@ -39,4 +38,4 @@ def require_own_code_of_all(study: Study) -> None:
     for name in study.active_experiments:
         for arm in study.experiments[name].arms:
             config = effective_run(study, name, arm, study.seeds[0], []).config
-            require_own_code(config, study.task(study.experiments[name].task).reward_columns)
+            require_own_code(config, study.task(study.experiments[name].task))

@@ -99,9 +99,11 @@ def sample_groups(setup: RunSetup[Sampling], sampler: Sampler, questions: Sequen
 def compute_rewards(setup: RunSetup[Sampling], rollouts: list[Rollout], world: World) -> list[Rollout]:
     """Set the rewards of this process's rollouts; return the rollouts of all processes, in the order of the questions.
 
-    With ``overlong_buffer`` the training reward includes the length penalty; the validation reward does not.
+    Rollouts that have rewards keep them. With ``overlong_buffer`` the training reward includes the length penalty; the
+    validation reward does not.
     """
-    score_rollouts(setup.score, rollouts)
+    if any(not rollout.rewards for rollout in rollouts):
+        score_rollouts(setup.score, rollouts)
     if isinstance(setup.config, GrpoConfig) and (buffer := setup.config.overlong_buffer) is not None:
         for rollout in rollouts:
             rollout.length_penalty = soft_overlong_punishment(rollout.length, setup.config.sampling_max_tokens, buffer)

@@ -48,7 +48,7 @@ def train(study: Study, run: EffectiveRun, data: Data, outputs: Outputs) -> None
     """
     started_at, began = now(), time.perf_counter()
     task = study.task(run.task)
-    require_own_code(run.config, task.reward_columns)
+    require_own_code(run.config, task)
     format = find_format(task, run.config.prompt)
     if format.chat:
         tokenizer = load_tokenizer(run.model)

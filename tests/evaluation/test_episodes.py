@@ -1,6 +1,7 @@
 """Episodes: what is sampled, what the environment writes, and how they end."""
 
 import json
+import pickle
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import torch
 from environment_parts import Calculator, Scripted, Undecided
 from model_parts import like_qwen3, own_model, tiny_model
 from ruamel.yaml import YAML
+from training_parts import setup_of
 
 from grpo.common.errors import UserError
 from grpo.common.records import Episode, Problem, Rollout
@@ -23,9 +25,12 @@ from grpo.models.tokenizer import Tokenizer
 from grpo.rollout.engine import SamplingParams, require_context_length
 from grpo.rollout.sampling import Sampler, episode_measures, sample_rollouts, transcript
 from grpo.rollout.transformers_engine import TransformersEngine
+from grpo.study.config import GrpoConfig
 from grpo.tasks.rewards import score_of
 from grpo.tasks.task import Format, Task, make_task
 from grpo.tasks.threads import AT_ONCE, Thread, in_threads
+from grpo.training.asynchronous.actors import Generator, Scorer
+from grpo.training.own_code import require_own_code
 
 CALL = '<tool_call>{{"name": "{}", "arguments": {}}}</tool_call>'
 TROUBLES = YAML(typ="safe", pure=True).load(Path(__file__).with_name("troubles.yaml"))
@@ -222,6 +227,45 @@ def test_an_environment_that_speaks_gives_the_reward(chats: Tokenizer) -> None:
     assert chats.decode(engine.asked[0][0]).count("6 times 7? Guess.") == 1
     rollout, _ = played(chats, task_of("Guess", max_turns=2), ["7", "8"])
     assert (rollout.completion.episode.limit, rollout.rewards["reward"]) == ("max_turns", 0.5)
+
+
+def what_is_left(environments: list[Any], ground_truth: list[str], **columns: Any) -> list[float]:
+    assert [each.truth for each in environments] == ground_truth
+    return [10.0 * each.tries + float(each.truth) for each in environments]
+
+
+def heaps(environments: list[Any], **columns: Any) -> list[float]:
+    return [float(each.heaps[0]) for each in environments]
+
+
+def test_a_reward_gets_the_environments_as_the_episodes_left_them(chats: Tokenizer) -> None:
+    """Some take one turn and others two; where there are none, there is no such keyword, as in TRL."""
+    task, asked = task_of("Guess"), [Problem("p/0", "6 times 7?", "42"), Problem("p/1", "3 plus 4?", "7")]
+    reward = {"test_episodes:what_is_left": 1.0, "answer_reward": 100.0}
+    engine = Scripted(chats, ["7", "42"], chats.end_of_turn_id)
+    sampler = Sampler(engine, chats, task.formats["chat"], score_of(task, "chat", reward))
+    groups = evaluate(sampler, asked, PARAMS, seed=0, n=2)
+    assert [[each.rewards["reward"] for each in group] for group in groups] == [[20 + 42 + 50.0] * 2, [10 + 7 + 100.0] * 2]
+    assert all(each.completion.episode.instance is None for group in groups for each in group)  # it may hold a server
+    config = GrpoConfig(reward=reward, prompt="chat")
+    require_own_code(config, task)
+    with pytest.raises(UserError, match=r"test_episodes:what_is_left: missing a required argument: 'environments'"):
+        require_own_code(config, Sums())
+
+
+def test_what_no_process_can_send_is_rewarded_where_it_was_sampled(chats: Tokenizer) -> None:
+    """In asynchronous training another process computes the advantages."""
+    task, problem = task_of("Bound"), Problem("p/0", "6 times 7?", "42", columns={"heaps": [10]})
+    sizes = {"rollout_batch_size": 2, "train_batch_size": 2, "group_size": 2, "gradient_accumulation_steps": 1}
+    config = GrpoConfig(**sizes, prompt="chat", sampling_max_tokens=2000, sampling_min_tokens=0)
+    score = score_of(task, "chat", "test_episodes:heaps")
+    setup = setup_of(config, [problem], task.formats["chat"], score=score)
+    turns = [CALL.format(name, "{}") for name in ("open", "take", "take")] + ["42"]
+    engine = Scripted(chats, turns, chats.end_of_turn_id)
+    generator = Generator(lambda: (engine, None, chats), setup)
+    generator.start()
+    sampled = pickle.loads(pickle.dumps(generator.sample(1)))
+    assert [one.rewards["reward"] for one in Scorer(setup).score(sampled).rollouts] == [4.0, 4.0]
 
 
 def test_thoughts_call_nothing_and_half_a_call_is_none(chats: Tokenizer) -> None:

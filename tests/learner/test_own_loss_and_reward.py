@@ -130,7 +130,7 @@ def test_a_loss_of_ones_own_is_what_the_learner_descends(model: Any, budget: int
 
 
 def advantage(name: str, **options: Any) -> None:
-    require_own_code(config(advantage=f"of_my_own:{name}", advantage_options=options))
+    require_own_code(config(advantage=f"of_my_own:{name}", advantage_options=options), Task())
 
 
 def loss(name: str, **options: Any) -> None:

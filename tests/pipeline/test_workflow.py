@@ -26,6 +26,8 @@ import repro
 import with_gpus
 
 from grpo.common.errors import UserError
+from grpo.common.files import write_text
+from grpo.common.yaml_file import to_yaml
 from grpo.study.schema import load_study
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:dvc.*")
@@ -483,6 +485,23 @@ def test_the_study_itself_can_be_planned(study: Path, monkeypatch: pytest.Monkey
     assert {"dataset@main", "model@main", "math_baseline", "tables", "select@grpo_learning_rate"} <= set(plan)
     assert {".stamps/tables.done", ".stamps/figures.done"} <= set(plan["writeup"]["after"])
     assert stale == {entry["rule"] for entry in plan.values()}
+
+
+def test_a_stage_that_the_study_leaves_out_writes_a_note_and_counts_as_none(
+    study: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And it takes neither the model nor torch, whose import takes seconds."""
+    values = YAML(typ="safe").load(study / "params.yaml")
+    values["kissing_number"], values["evaluation"]["best_of_n"]["prompts"] = None, []
+    write_text(study / "params.yaml", to_yaml(values))
+    plan, _ = planned(study, monkeypatch)
+    assert {name for name, entry in plan.items() if not entry["stamp"].endswith(".done")} == {"kissing_number", "best_of_n"}
+    assert ".stamps/kissing_number.off" in plan["writeup"]["after"] and ".stamps/best_of_n.off" in plan["tables"]["after"]
+    code = "import sys; from grpo.commands.stages import best_of_n; best_of_n(); sys.exit('torch' in sys.modules)"
+    how = ["--log", "log", "--stamp", plan["best_of_n"]["stamp"], "--stages", "7"]
+    assert call(study, sys.executable, "workflow/with_gpus.py", "0", *how, "--", sys.executable, "-c", code) == ""
+    assert (study / plan["best_of_n"]["stamp"]).exists() and (study / "reports/best_of_n.json").read_text() == "{}\n"
+    assert [file.name for file in (study / "data/best_of_n").iterdir()] == ["README.md"]
 
 
 def test_an_edit_of_arms_and_seeds_makes_its_stages(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from grpo.learner.learner import Learner
 from grpo.models.lora import without_adapters
 from grpo.models.sharding import weights_of
 from grpo.rollout.engine import CompletionSpec, SamplingParams
-from grpo.rollout.sampling import Sampler
+from grpo.rollout.sampling import Sampler, score_rollouts
 from grpo.study.config import GrpoConfig
 from grpo.training.state import copy_to_cpu, write_durably
 from grpo.training.step import RunSetup, Updates, rewards_and_advantages, sample, update_policy
@@ -85,6 +85,8 @@ class Generator:
         device, start = _device(), time.perf_counter()
         reset_peak(device)
         rollouts = sample(self.setup, self.sampler, step, self.setup.config.n_prompts_per_rollout_batch)
+        if self.setup.format.environment is not None:  # the environments, which rewards may read, are in this process
+            score_rollouts(self.setup.score, rollouts)
         times = {
             "rollout_s": time.perf_counter() - start,
             "generator_synchronization_s": loading_s,

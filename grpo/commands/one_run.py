@@ -61,9 +61,8 @@ class RunOptions(NamedTuple):
 def one_run(options: RunOptions, out: Path, resume: bool) -> None:
     """Run it in ``out`` and leave its results there: CSV files, samples, checkpoints, ``curves.png`` and params.yaml.
 
-    Raises:
-        UserError: an option or a value is wrong; or ``out`` holds another run, or this one and ``resume`` is not set.
-        ToBeResumed: the process was told to stop; the run's state is saved.
+    Raises UserError: an option or a value is wrong; or ``out`` holds another run, or this one and ``resume`` is not set. Raises
+    ToBeResumed: the process was told to stop; the run's state is saved.
     """
     os.environ.setdefault("MLFLOW_TRACKING_URI", NOWHERE)
     if started_by_torchrun():  # the parent process has prepared the folder and works in it

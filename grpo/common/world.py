@@ -121,9 +121,8 @@ def stop_after_the_step() -> Iterator[Callable[[], bool]]:
 def start_processes(n: int, device: str) -> None:
     """Run this same command in ``n`` processes on this machine and wait; with ``cuda`` each sees one GPU, so that vLLM uses it.
 
-    Raises:
-        ToBeResumed: they were told to stop; rank 0 has saved the run's state.
-        AlreadyReported: one of them failed and has printed why.
+    Raises ToBeResumed: they were told to stop; rank 0 has saved the run's state. Raises AlreadyReported: one of them failed and
+    has printed why.
     """
     import psutil  # a bare GPU machine lacks it, as it lacks pydantic, which the next import needs
 

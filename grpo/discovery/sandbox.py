@@ -84,9 +84,8 @@ def run_program(source: bytes, limits: Limits, name: str = "program.py") -> Any:
 
     ``name``: the program's name in messages.
 
-    Raises:
-        ProgramError: it has no result, or exceeded a limit.
-        UserError: the sandbox could not be set up, or would let the program read the project's folder or the home.
+    Raises ProgramError: it has no result, or exceeded a limit. Raises UserError: the sandbox could not be set up, or would let
+    the program read the project's folder or the home.
     """
     most = int(limits.output_mb * MB)
     with TemporaryFile() as given, TemporaryFile() as result, TemporaryFile() as printed:

@@ -133,9 +133,8 @@ def restrict_reading(readable: Iterable[str]) -> None:
 def protect(given: dict[str, Any]) -> None:
     """Set limits and apply all restrictions, permanently.
 
-    Raises:
-        OSError: a restriction is not available; without Landlock, reading stays unrestricted.
-        SystemExit: a folder that must be closed can be read all the same.
+    Raises OSError: a restriction is not available; without Landlock, reading stays unrestricted. Raises SystemExit: a folder
+    that must be closed can be read all the same.
     """
     limits = {
         resource.RLIMIT_AS: int(given["memory_mb"] * MB) + SPARE_BYTES,

@@ -238,10 +238,9 @@ def pass_at_k_of(records: Sequence[dict[str, Any]], samples: int, n: Sequence[in
 
     ``records``: of each run and place its ``step`` and, by problem, how many of ``samples`` are ``right``.
 
-    Returns:
-        ``runs``, ``problems``, ``samples``; ``places``: for each that all runs have its ``step`` and ``k``, for each k pass@k
-        and its difference ``above_base`` with 95% intervals over runs and problems, paired by both; ``base_ahead_from``: the
-        smallest k at which the base is above the end with its whole interval, None if it is at none.
+    Returns ``runs``, ``problems``, ``samples``; ``places``: for each that all runs have its ``step`` and ``k``, for each k
+    pass@k and its difference ``above_base`` with 95% intervals over runs and problems, paired by both; ``base_ahead_from``: the
+    smallest k at which the base is above the end with its whole interval, None if it is at none.
     """
     runs = list(dict.fromkeys(record["run"] for record in records))
     by_place = {place: [one for one in records if one["place"] == place] for place in ("base", "middle", "end")}

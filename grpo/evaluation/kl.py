@@ -51,8 +51,7 @@ ESTIMATES = {
 def measure_kl(study: Study, experiment: str) -> dict[str, Any]:
     """Measure the kept checkpoints of all runs of an experiment (:func:`summary`), and write data/kl and reports/kl.
 
-    Raises:
-        UserError: no run keeps a checkpoint, or one is missing or damaged.
+    Raises UserError: no run keeps a checkpoint, or one is missing or damaged.
     """
     entry, evaluation, task = study.experiments[experiment], study.evaluation, study.experiments[experiment].task
     start_threads(study.threads)

@@ -51,9 +51,8 @@ _WARM_UP = [
 class Grade:
     """The grade of an answer.
 
-    Attributes:
-        equal: whether the answer is right; a float from a function that scores.
-        timed_out: undecided, because the time was up or the worker died; then ``equal`` is False.
+    ``equal``: whether the answer is right; a float from a function that scores. ``timed_out``: undecided, because the time was
+    up or the worker died; then ``equal`` is False.
     """
 
     equal: bool | float
@@ -69,10 +68,8 @@ class GraderProcess:
     def __init__(self, function: str = _DEFAULT_FUNCTION, time_limit_s: float = TIME_LIMIT_S) -> None:
         """Prepare without starting a process.
 
-        Args:
-            function: ``module:function`` called in the worker with the answer and the truth; it returns a bool, or a score
-                (float).
-            time_limit_s: seconds of CPU time per answer; the wall-clock limit is ten times as long.
+        ``function``: ``module:function`` called in the worker with the answer and the truth; it returns a bool, or a score
+        (float). ``time_limit_s``: seconds of CPU time per answer; the wall-clock limit is ten times as long.
         """
         wall_limit_s = _WALL_FACTOR * time_limit_s
         self._reply_limit_s = wall_limit_s + _GRACE_S

@@ -16,9 +16,8 @@ from grpo.models.packed_attention import NO_MASK, Layout, PromptGroup
 class Segment:
     """A prompt with some of its responses.
 
-    Attributes:
-        members: positions of the responses in the batch; all have the same prompt.
-        tokens: length in a row: the prompt, and each response without its last token, which predicts nothing.
+    ``members``: positions of the responses in the batch; all have the same prompt. ``tokens``: length in a row: the prompt, and
+    each response without its last token, which predicts nothing.
     """
 
     members: list[int]

@@ -27,9 +27,8 @@ Row = TypeVar("Row")
 class Sharding:
     """Record of a sharded model.
 
-    Attributes:
-        dtype: precision of its computation; the shares of trained weights are float32.
-        empty: copy of the model before sharding, without weights (on the device ``meta``).
+    ``dtype``: precision of its computation; the shares of trained weights are float32. ``empty``: copy of the model before
+    sharding, without weights (on the device ``meta``).
     """
 
     dtype: torch.dtype

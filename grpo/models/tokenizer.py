@@ -45,13 +45,10 @@ class Tokenizer:
     It saves the files that it was loaded from, byte for byte. ``eos_token_id``: end of text. ``pad_token_id``: end of text
     unless the files name another token. Padding is found by lengths, never by this token.
 
-    Args:
-        files: contents of :data:`FILES` by path in the checkpoint, at least tokenizer.json.
-        model_config: content of config.json, which names the tokens that end a response if generation_config.json names none.
-
-    Raises:
-        ValueError: a file is missing or damaged, no file names the end-of-text token, or a token that ends a response is not in
-            the vocabulary of the tokenizer or of the model. (For a damaged tokenizer.json the library raises any error.)
+    ``files``: contents of :data:`FILES` by path in the checkpoint, at least tokenizer.json. ``model_config``: content of
+    config.json, which names the tokens that end a response if generation_config.json names none. Raises ValueError: a file is
+    missing or damaged, no file names the end-of-text token, or a token that ends a response is not in the vocabulary of the
+    tokenizer or of the model. (For a damaged tokenizer.json the library raises any error.)
     """
 
     def __init__(self, files: Mapping[str, bytes], model_config: bytes = b"{}"):
@@ -115,10 +112,8 @@ class Tokenizer:
         The ids equal those of ``apply_chat_template(messages, add_generation_prompt=True)`` of transformers on CHAT_DATE.
         Raises UserError if there is no chat template, or it refuses the messages or fails.
 
-        Args:
-            messages: each with ``role`` and ``content``.
-            options: ``tools``, a list of their JSON schemas, and further variables of the template, such as Qwen3's
-                ``enable_thinking``.
+        ``messages``: each with ``role`` and ``content``. ``options``: ``tools``, a list of their JSON schemas, and further
+        variables of the template, such as Qwen3's ``enable_thinking``.
         """
         return tuple(self(self._render(messages, ask=True, **options), add_special_tokens=False)["input_ids"])
 
@@ -130,10 +125,8 @@ class Tokenizer:
         start of the next one. Raises UserError: as :meth:`chat_ids`; or the template does not end the model's turn with a
         token.
 
-        Args:
-            written: for each chat the messages after the model's turn, each with ``role`` (``tool`` or ``user``) and
-                ``content``; for tools also ``name``. Their contents are encoded as plain text.
-            options: as in :meth:`chat_ids`.
+        ``written``: for each chat the messages after the model's turn, each with ``role`` (``tool`` or ``user``) and
+        ``content``; for tools also ``name``. Their contents are encoded as plain text. ``options``: as in :meth:`chat_ids`.
         """
         end = None if self.end_of_turn_id is None else self._added[self.end_of_turn_id].content
         endings = []
@@ -208,9 +201,7 @@ class Tokenizer:
     def from_folder(cls, folder: Path) -> Tokenizer:
         """Load the tokenizer of a checkpoint.
 
-        Raises:
-            OSError: a file cannot be read.
-            ValueError: as the constructor and :func:`tokenizer_files`.
+        Raises OSError: a file cannot be read. Raises ValueError: as the constructor and :func:`tokenizer_files`.
         """
         files = {path.relative_to(folder).as_posix(): read_bytes(path) for path in tokenizer_files(folder)}
         config = folder / MODEL_CONFIG

@@ -95,11 +95,8 @@ def rotations(position_ids: Tensor, size: int, theta: float, dtype: torch.dtype)
     Pair i of a token at position p is rotated by p * theta^(-2 i / size) (Su et al. 2021, arXiv 2104.09864, Eq. 15). Angles are
     float32: bfloat16 has 8 binary digits, and could not distinguish the positions 256 and 257.
 
-    Args:
-        position_ids: (batch, tokens).
-
-    Returns:
-        cosine and sine, each (batch, 1, tokens, size); index i belongs to pair i modulo size / 2.
+    ``position_ids``: (batch, tokens). Returns cosine and sine, each (batch, 1, tokens, size); index i belongs to pair i modulo
+    size / 2.
     """
     even = torch.arange(0, size, 2, dtype=torch.float32, device=position_ids.device)
     angles = position_ids[:, None, :, None].float() * (1.0 / theta ** (even / size))
@@ -112,12 +109,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     The two numbers of a pair are half a head apart, as in Qwen2 and LLaMA; in the paper they are adjacent.
 
-    Args:
-        x: (batch, heads, tokens, size).
-        cos, sin: (batch, 1, tokens, size), from :func:`rotations`.
-
-    Returns:
-        (batch, heads, tokens, size)
+    ``x``: (batch, heads, tokens, size). ``cos``, ``sin``: (batch, 1, tokens, size), from :func:`rotations`. Returns (batch,
+    heads, tokens, size).
     """
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin
@@ -126,12 +119,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def visible_keys(attention_mask: Tensor | None, new: int, past: int, device: torch.device) -> Tensor | None:
     """Mask of the keys that each new token attends to: earlier ones and itself, without padding.
 
-    Args:
-        attention_mask: (batch, past + new), 0 at padding.
-        new, past: number of tokens.
-
-    Returns:
-        bool (batch or 1, 1, new, past + new); None if no explicit mask is needed: causal without past, or one new token.
+    ``attention_mask``: (batch, past + new), 0 at padding. ``new``, ``past``: number of tokens. Returns bool (batch or 1, 1,
+    new, past + new); None if no explicit mask is needed: causal without past, or one new token.
     """
     if attention_mask is None and (past == 0 or new == 1):
         return None
@@ -146,13 +135,12 @@ def visible_keys(attention_mask: Tensor | None, new: int, past: int, device: tor
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None) -> Tensor:
     """Grouped-query attention softmax(query key^T / sqrt(size)) value (Ainslie et al. 2023, arXiv 2305.13245).
 
+    Returns (batch, heads, new tokens, size).
+
     Args:
         query: (batch, heads, new tokens, size).
         key, value: (batch, key heads, tokens, size).
         visible: from :func:`visible_keys`.
-
-    Returns:
-        (batch, heads, new tokens, size)
     """
     if visible is None:
         return scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1, enable_gqa=True)
@@ -237,15 +225,14 @@ class Layer(nn.Module):
     ) -> Tensor:
         """Compute the layer.
 
+        Returns (batch, tokens, width).
+
         Args:
             x: (batch, tokens, width).
             turn: cosine and sine, each (batch, 1, tokens, size), from :func:`rotations`.
             visible: (batch or 1, 1, tokens, keys), from :func:`visible_keys`.
             cache: stores the new keys and values.
             shared: layout of shared prompts, instead of ``visible``.
-
-        Returns:
-            (batch, tokens, width)
         """
         x = x + self.self_attn(self.input_layernorm(x), turn, visible, cache, shared)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
@@ -321,6 +308,8 @@ class TransformerLM(nn.Module):
     ) -> Prediction:
         """Compute the logits of each next token.
 
+        Returns logits (batch, tokens or ``logits_to_keep``, vocabulary).
+
         Args:
             input_ids: (batch, tokens), the tokens that are not in the cache yet.
             attention_mask: (batch, cached and new tokens), 0 at padding.
@@ -329,9 +318,6 @@ class TransformerLM(nn.Module):
             use_cache: has no effect, as the model makes no cache itself.
             logits_to_keep: number of last tokens to compute logits of; 0 means all.
             shared: layout of shared prompts, instead of ``attention_mask``.
-
-        Returns:
-            logits (batch, tokens or ``logits_to_keep``, vocabulary)
         """
         hidden = self.model(input_ids, attention_mask, position_ids, past_key_values, use_cache, shared).last_hidden_state
         return Prediction(self.lm_head(hidden[:, -logits_to_keep:] if logits_to_keep else hidden))
@@ -371,8 +357,7 @@ class TransformerLM(nn.Module):
     def from_pretrained(cls, folder: Path | str, dtype: torch.dtype = torch.float32) -> TransformerLM:
         """Load a checkpoint that this model wrote.
 
-        Raises:
-            OSError, ValueError, RuntimeError and others: it is missing or damaged.
+        Raises OSError, ValueError, RuntimeError and others: it is missing or damaged.
         """
         folder = Path(folder)
         # The checkpoint replaces the random weights. (On the device "meta" there would be none, but torch would import its

@@ -51,10 +51,8 @@ def make_base_model(study: Study, task: str) -> None:
     """Make the base model of a task in ``data/model/TASK``: pretrained, downloaded or copied.
 
     With ``one_per_seed``, the models of the study's other seeds are in its subfolders ``seed-SEED``. As many processes as the
-    stage's cores pretrain them.
-
-    Raises:
-        UserError: a download fails, a folder holds no model, or a task has no documents for pretraining.
+    stage's cores pretrain them. Raises UserError: a download fails, a folder holds no model, or a task has no documents for
+    pretraining.
     """
     start_threads(study.threads)
     match study.models[task]:
@@ -124,15 +122,13 @@ def pretrain(
 ) -> tuple[TransformerLM, Tokenizer]:
     """Train a tokenizer and a model from scratch.
 
-    The loss counts response tokens only, because the questions are random and there is nothing to learn from them.
+    The loss counts response tokens only, because the questions are random and there is nothing to learn from them. Returns
+    model (float32) and tokenizer.
 
     Args:
         documents: an endless stream of (prompt, response).
         pieces: splits a text into the pieces that the tokenizer is trained on.
         on_step: called after each step with its number (from 1), loss (nats per token) and learning rate.
-
-    Returns:
-        model (float32) and tokenizer.
     """
     corpus = list(itertools.islice(documents, settings.steps * settings.batch_size))
     texts = (piece for p, r in corpus[:TOKENIZER_DOCUMENTS] for piece in pieces(p + r))

@@ -114,9 +114,8 @@ def band_of(table: pd.DataFrame) -> pd.DataFrame:
 def panels(count: int, width: float | None = None, height: float = HEIGHT, a_row: int = 7) -> tuple[Figure, list[Axes]]:
     """Make a figure with ``count`` panels and its axes.
 
-    Args:
-        height: of a row, in inches.
-        a_row: the most panels in a row; with eight, titles would touch. More are spread evenly over rows.
+    ``height``: of a row, in inches. ``a_row``: the most panels in a row; with eight, titles would touch. More are spread evenly
+    over rows.
     """
     rows = -(-count // a_row)
     columns = -(-count // rows)
@@ -132,8 +131,7 @@ def draw_arm(
 ) -> None:
     """Draw the mean over an arm's runs on the band of their range; runs that collapsed or stopped also alone, with a cross.
 
-    Args:
-        each: draw a thin line for each run in place of the band.
+    ``each``: draw a thin line for each run in place of the band.
     """
     table = over_runs(runs, column)
     curve = band_of(table)
@@ -165,14 +163,13 @@ def curves_figure(
 ) -> tuple[Figure, list[Axes]]:
     """Draw a row of panels, one for each metric, with all arms.
 
+    Returns the figure and its further panels.
+
     Args:
         arms: runs by the shown label.
         collapsed: names of runs that collapsed.
         more: further panels, which the caller draws.
         looks: the arms' styles; by default those of their order.
-
-    Returns:
-        the figure and its further panels.
     """
     looks = looks or styles(arms)
     figure, axes = panels(len(columns) + more)
@@ -244,9 +241,7 @@ def powers(axes: Axes, values: Iterable[float], labels: Mapping[float, str] | No
 def bars(axes: Axes, widths: pd.DataFrame, colours: Mapping[str, str]) -> None:
     """Draw horizontal bars, the first on top, of parts laid end to end; the figure's first one has a legend of the parts.
 
-    Args:
-        widths: a row for each bar, a column for each part that any bar of the figure has.
-        colours: part -> colour.
+    ``widths``: a row for each bar, a column for each part that any bar of the figure has. ``colours``: part -> colour.
     """
     starts = widths.cumsum(axis=1).shift(axis=1, fill_value=0.0)
     shown = [part for part in colours if part in widths]

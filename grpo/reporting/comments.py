@@ -50,12 +50,8 @@ FILTERS: dict[str, Callable[..., str]] = {
 def read_comments(study: Study, record: Values) -> dict[str, str]:
     """Read the study's comments, with the record's numbers filled in: name -> Markdown.
 
-    Args:
-        record: reports/record.json.
-
-    Raises:
-        UserError: a comment has no head, names what the record does not have, or is not a template; or its file has the name
-            of no experiment.
+    ``record``: reports/record.json. Raises UserError: a comment has no head, names what the record does not have, or is not a
+    template; or its file has the name of no experiment.
     """
     comments = {}
     places = [place for folder in (COMMENTS, Path(study.folder) / "comments") for place in (folder, folder / study.study)]

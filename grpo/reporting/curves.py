@@ -32,8 +32,7 @@ WORK = {  # settings with which steps differ in work, so that rewards are compar
 def write_curves(study: Study, record: Values) -> None:
     """Write EXPERIMENT.csv for each experiment, EXPERIMENT.svg where arms differ in the work of a step, and :data:`REACH`.
 
-    Raises:
-        UserError: a result file is missing or damaged.
+    Raises UserError: a result file is missing or damaged.
     """
     looks, rows = looks_of(record), []
     with atomic_folder(CURVES) as folder:
@@ -63,13 +62,9 @@ def reach(curves: pd.DataFrame, arms: Sequence[str], alone: Collection[tuple[str
 
     Between two evaluations it is linear. A run that stopped early keeps its last values.
 
-    Args:
-        curves: as :func:`curves_table` gives them.
-        alone: arms and seeds that had the machine for themselves; of an arm with such a run only their seconds count.
-
-    Returns:
-        for each arm its ``arm``, the ``level``, and the ``steps`` and ``core_seconds`` to it, None if it is never reached;
-        nothing if no arm ends above the lowest start.
+    ``curves``: as :func:`curves_table` gives them. ``alone``: arms and seeds that had the machine for themselves; of an arm
+    with such a run only their seconds count. Returns for each arm its ``arm``, the ``level``, and the ``steps`` and
+    ``core_seconds`` to it, None if it is never reached; nothing if no arm ends above the lowest start.
     """
     metric = curves.columns[3]  # by which the study compares runs
     tables = {

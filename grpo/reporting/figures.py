@@ -40,11 +40,7 @@ ALL = "all"  # the one setting of arms that differ in their learning rate only
 
 
 def draw_figures(study: Study, record: Values) -> None:
-    """Write reports/figures/*.svg.
-
-    Raises:
-        UserError: a result file is missing or damaged.
-    """
+    """Write reports/figures/*.svg. Raises UserError: a result file is missing or damaged."""
     runs = {name: by_arm(read_runs(study, name)) for name in record["experiments"]}
     looks = looks_of(record)
     figures = {

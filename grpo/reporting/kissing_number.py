@@ -41,10 +41,7 @@ def known_bounds() -> dict[str, list[dict[str, Any]]]:
 def draw_search() -> Figure | None:
     """Draw the score of each attempt and the best so far; a second panel shows the top with known bounds.
 
-    Returns None if no search ran.
-
-    Raises:
-        UserError: the log is missing or damaged.
+    Returns None if no search ran. Raises UserError: the log is missing or damaged.
     """
     settings, attempts = read_log(paths.CONVERSATION_LOG, STAGE)
     if not attempts:
@@ -89,8 +86,7 @@ def write_delivery(study: Study) -> None:
 def report_of(report: dict[str, Any], attempts: list[Attempt]) -> str:
     """The report on method, course, result, prompts and reflection (Markdown), with links relative to its folder.
 
-    Args:
-        report: contents of reports/kissing_number.json.
+    ``report``: contents of reports/kissing_number.json.
     """
     bounds = known_bounds()
     best = [0.0, *accumulate((attempt.score for attempt in attempts), max)]

@@ -42,11 +42,8 @@ def arm_labels(method: str, configs: Mapping[str, Config]) -> dict[str, str]:
     """Label the arms of an experiment by the settings in which they differ; no two have the same label.
 
     Phrases are added, the most telling first, as long as they tell further arms apart; so a setting that always goes with
-    another is not named, except the number of steps. Without any difference an arm keeps its name.
-
-    Args:
-        method: the experiment's; one arm alone is labelled by it.
-        configs: by arm the effective settings.
+    another is not named, except the number of steps. Without any difference an arm keeps its name. ``method``: the
+    experiment's; one arm alone is labelled by it. ``configs``: by arm the effective settings.
     """
     if len(configs) == 1:
         ((arm, config),) = configs.items()

@@ -128,12 +128,9 @@ def read_samples(run: str) -> list[dict[str, Any]]:
 def browsable(runs: list[str]) -> dict[str, Any]:
     """Collect samples, with each prompt and problem stored once.
 
-    Args:
-        runs: by priority, as the page has room for :data:`MOST_SAMPLES` characters.
-
-    Returns:
-        ``prompts``; ``problems`` with their truths; ``columns``; ``runs``: name -> a row per sample, with indices of prompt and
-        problem; ``left_out``: runs for which there was no room.
+    ``runs``: by priority, as the page has room for :data:`MOST_SAMPLES` characters. Returns ``prompts``; ``problems`` with
+    their truths; ``columns``; ``runs``: name -> a row per sample, with indices of prompt and problem; ``left_out``: runs for
+    which there was no room.
     """
     prompts: dict[str, int] = {}
     problems: dict[tuple[str, str], int] = {}
@@ -160,8 +157,7 @@ def browsable(runs: list[str]) -> dict[str, Any]:
 def embedded_samples(page: str) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
     """Read the samples in a page again: what :func:`browsable` gave, and the samples of each run.
 
-    Raises:
-        ValueError, LookupError, TypeError: the page is damaged.
+    Raises ValueError, LookupError, TypeError: the page is damaged.
     """
     samples: dict[str, Any] = json.loads(page.split('id="data">')[1].split("</script>")[0])["samples"]
     found: dict[str, list[dict[str, Any]]] = {}

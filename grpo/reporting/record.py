@@ -57,8 +57,7 @@ KEYWORD_KINDS = ("lists_only", "repeats_prompt", "is_sentence")
 def write_record(study: Study) -> Values:
     """Compute the record from a study's result files, write record.json, outcomes.csv and pairs.csv in reports/, and return it.
 
-    Raises:
-        UserError: a result file is missing or damaged.
+    Raises UserError: a result file is missing or damaged.
     """
     evidence = {name: evidence_of(study, name) for name in study.active_experiments}
     verdicts = judge_claims(study, evidence, read_replicates(study).values())
@@ -160,8 +159,7 @@ def of_the_handouts() -> dict[str, set[str]]:
 def label_arms(study: Study, arms: Mapping[str, list[Run]]) -> dict[str, str]:
     """The labels of an experiment's arms: what controls and arms of the handouts are, in words; other arms keep their names.
 
-    Args:
-        arms: the experiment's runs by arm.
+    ``arms``: the experiment's runs by arm.
     """
     (experiment,) = {runs[0].experiment for runs in arms.values()}
     if not {setting_of(arm) for arm in arms} <= of_the_handouts().get(experiment, set()):

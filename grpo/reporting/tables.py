@@ -82,10 +82,8 @@ OF_THE_ARM = {"higher": "lower", "lower": "higher", "same": "same", "open": "ope
 def experiment_table(entry: Values, metric: str = "answer reward", more: Sequence[dict[str, str]] = ()) -> str:
     """The chosen arms: end, distance to the leader and how often a run ends above its runs, form, length, and collapsed runs.
 
-    Means and intervals are over all runs, collapsed ones too. The winner is bold.
-
-    Args:
-        more: further cells of each chosen arm, by their heads.
+    Means and intervals are over all runs, collapsed ones too. The winner is bold. ``more``: further cells of each chosen arm,
+    by their heads.
     """
     shown = chosen(entry)
     several, starts = len(shown) > 1, {round(arm["start"], 6) for arm in shown}

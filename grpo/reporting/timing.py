@@ -141,11 +141,9 @@ def steady_steps(steps: Steps, evaluated: Collection[int], lag: int | None) -> l
     """The steps that no evaluation affects.
 
     The rollouts of the 1 + ``lag`` steps after an evaluation were requested before it. The generator finishes them during the
-    evaluation, so the learner does not wait for them, and the generator is idle before those of the next step. These
-    2 + ``lag`` steps are left out; in one process (None), the first one.
-
-    Args:
-        evaluated: the steps after which the policy was evaluated, including 0 (the untrained model).
+    evaluation, so the learner does not wait for them, and the generator is idle before those of the next step. These 2 +
+    ``lag`` steps are left out; in one process (None), the first one. ``evaluated``: the steps after which the policy was
+    evaluated, including 0 (the untrained model).
     """
     left_out = 1 if lag is None else 2 + lag
     affected = {step + i for step in evaluated for i in range(1, left_out + 1)}
@@ -155,11 +153,8 @@ def steady_steps(steps: Steps, evaluated: Collection[int], lag: int | None) -> l
 def timing_table(timing: pd.DataFrame) -> str:
     """Table (Markdown) of the seconds of a step, samples per second and speedup over the first arm in one process.
 
-    Args:
-        timing: reports/timing.csv; only runs that had the machine for themselves count.
-
-    Returns:
-        the table; empty without such runs.
+    ``timing``: reports/timing.csv; only runs that had the machine for themselves count. Returns the table; empty without such
+    runs.
     """
     alone = timing[timing["alone"] & timing["step_s"].notna()]
     columns = [*COLUMNS, "samples_per_s", "gpu_hours"]

@@ -34,8 +34,7 @@ from grpo.study.software import pins, unlike_the_pins
 def write_up(study: Study) -> None:
     """Write reports/writeup.md, reports/index.html and reports/kissing_number/.
 
-    Raises:
-        UserError: a result file is missing or damaged, or a comment is wrong.
+    Raises UserError: a result file is missing or damaged, or a comment is wrong.
     """
     write_delivery(study)
     text, page = text_and_page(study, read_record())
@@ -223,8 +222,7 @@ def wall_seconds(spans: Sequence[tuple[float, ...]]) -> float:
 def environments(timing: pd.DataFrame) -> str:
     """Table (Markdown) of software and hardware, with a column for all runs that have the same, and what is not as pinned.
 
-    Args:
-        timing: reports/timing.csv.
+    ``timing``: reports/timing.csv.
     """
     columns: list[tuple[dict[str, Any], list[str]]] = []
     others: dict[str, list[str]] = {}  # runs by the packages that are not as pinned

@@ -93,9 +93,8 @@ def judge_claims(
     Each interval has 95% by itself. It is not widened for the number of claims, so that the interval shown is the one that
     decides and means the same in every study; what one study decides by chance, other seeds do not repeat (`grpo replicate`).
 
-    Args:
-        evidence: by experiment (:func:`grpo.results.evidence.evidence_of`).
-        replicates: the pairs of each replicate of the study by claim, for the verdict of all studies together.
+    ``evidence``: by experiment (:func:`grpo.results.evidence.evidence_of`). ``replicates``: the pairs of each replicate of the
+    study by claim, for the verdict of all studies together.
     """
     found, others = [], [*replicates]
     for claim, own in claims_of(study):
@@ -150,21 +149,15 @@ def stands_for(study: Study, claim: AnyClaim) -> bool:
 def _arm(evidence: ExperimentRuns, name: str) -> Arm:
     """Find an arm by its name in a claim. A setting stands for the arm with its best learning rate.
 
-    The leader is the best arm on the problems that select, so that those that judge it did not choose it.
-
-    Raises:
-        NotMeasured: the study has no such arm.
+    The leader is the best arm on the problems that select, so that those that judge it did not choose it. Raises NotMeasured:
+    the study has no such arm.
     """
     places = dict(zip(PLACES, (evidence.leader, *[*evidence.arms][:1], *[*evidence.arms][-1:]), strict=True))
     return evidence.arm(places.get(name, name))
 
 
 def _require(claim: AnyClaim, evidence: ExperimentRuns) -> None:
-    """Check a claim's preconditions.
-
-    Raises:
-        NotMeasured: one of them is not met.
-    """
+    """Check a claim's preconditions. Raises NotMeasured: one of them is not met."""
     leader = evidence.leader
     if claim.requires.learns:
         final, start = mean_of(evidence.final(leader)), float(first_scores(evidence.runs(leader)).mean())

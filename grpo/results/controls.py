@@ -30,9 +30,8 @@ IN_WORDS = {  # arms of the experiment CONTROLS_IN
 def beyond_controls(study: Study, evidence: Mapping[str, ExperimentRuns], headline: tuple[str, str]) -> dict[str, Any]:
     """Compare trained runs with the study's controls.
 
-    Args:
-        evidence: by experiment.
-        headline: experiment and arm that ``best_prompt`` is compared with if the study trains no control.
+    ``evidence``: by experiment. ``headline``: experiment and arm that ``best_prompt`` is compared with if the study trains no
+    control.
 
     Returns:
         ``experiment`` and ``arm`` of the trained runs, their means ``start`` and ``value``, whether the end's interval is above

@@ -55,11 +55,7 @@ class ExperimentRuns:
         return {setting: self.first_within_one_error(arms) for setting, arms in settings.items()}
 
     def name_of(self, arm: str) -> str:
-        """The arm of this name, or a setting's chosen one.
-
-        Raises:
-            NotMeasured: the study has no such arm.
-        """
+        """The arm of this name, or a setting's chosen one. Raises NotMeasured: the study has no such arm."""
         if arm not in self.arms and arm not in self.chosen:
             raise NotMeasured(f"the study has no arm {arm}")
         return arm if arm in self.arms else self.chosen[arm]

@@ -53,9 +53,8 @@ class Interval:
 def mean_of(scores: Scores, fixed: bool = False) -> Interval:
     """Mean reward of an arm, kept within 0..1.
 
-    Args:
-        scores: (runs, problems).
-        fixed: all runs are the same policy (the untrained model), so the variance between runs is zero.
+    ``scores``: (runs, problems). ``fixed``: all runs are the same policy (the untrained model), so the variance between runs is
+    zero.
     """
     scores = np.atleast_2d(np.asarray(scores, dtype=float))
     found = _interval([scores], fixed, LEVEL)
@@ -93,8 +92,7 @@ def mean_of_any(numbers: Scores) -> Interval:
 def mean_of_pairs(differences: Sequence[Scores]) -> Interval:
     """Mean of the paired differences of two arms in one or several studies, in which each run counts alike.
 
-    Args:
-        differences: (runs, problems) for each set of problems: studies with the same problems are one table.
+    ``differences``: (runs, problems) for each set of problems: studies with the same problems are one table.
     """
     return _interval(differences, False, LEVEL, arms=2)
 

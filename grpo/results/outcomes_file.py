@@ -42,11 +42,7 @@ REWARDS = ("format_reward", "answer_reward", "reward", "token_entropy")
 
 
 def write_outcomes(study: Study, evidence: Mapping[str, ExperimentRuns]) -> None:
-    """Write reports/outcomes.csv.
-
-    Args:
-        evidence: by experiment (:func:`grpo.results.evidence.evidence_of`).
-    """
+    """Write reports/outcomes.csv. ``evidence``: by experiment (:func:`grpo.results.evidence.evidence_of`)."""
     rows = []
     for name, found in evidence.items():
         runs = [run for arm in found.arms.values() for run in arm]

@@ -87,8 +87,7 @@ def _outcomes(record: dict[str, Any]) -> tuple[RewardName, NDArray[np.float64]]:
 def read_run(experiment: str, arm: str, seed: int) -> Run:
     """Read a run's results; cached in the process until a file of the run changes.
 
-    Raises:
-        UserError: a file is missing or damaged; the message names the stage that makes it.
+    Raises UserError: a file is missing or damaged; the message names the stage that makes it.
     """
     files = sorted((paths.RUNS / paths.run_name(experiment, arm, seed)).glob("*"))
     return _read_run(experiment, arm, seed, Path.cwd(), tuple(file.stat().st_mtime_ns for file in files))

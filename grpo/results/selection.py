@@ -53,6 +53,8 @@ def choose(study: Study, found: ExperimentRuns) -> Choice:
 def select(study: Study, experiment: str) -> dict[str, Any]:
     """Select the winner of an experiment, by :func:`choose`.
 
+    Raises UserError: a run of the experiment is missing.
+
     Returns:
         ``experiment``, ``winner``, ``leader``, ``runner_up``, ``margin`` (leader minus runner-up, 95%), ``pinned``, ``reason``,
         ``value`` with ``low`` and ``high`` (95%), ``overrides`` (hyperparameters that it sets), ``before`` (the winners on
@@ -60,9 +62,6 @@ def select(study: Study, experiment: str) -> dict[str, Any]:
         and its runs that ``collapsed``. A sweep whose ranking another experiment uses also has ``off_policy_ranking``, its best
         few off-policy settings: the pinned arms, the winner if it is one of them, then by mean on the problems that select,
         those with a collapsed run last.
-
-    Raises:
-        UserError: a run of the experiment is missing.
     """
     found = evidence_of(study, experiment)
     choice = choose(study, found)

@@ -18,12 +18,8 @@ def wilson_interval(successes: float, n: int, level: float = LEVEL) -> tuple[flo
     For numbers between 0 and 1, such as partial rewards, the interval is conservative: with mean p, their variance is at most
     the p(1 - p) of a proportion (Bhatia and Davis 2000, American Mathematical Monthly 107:353).
 
-    Args:
-        successes: number of successes in ``n``, or the sum of ``n`` numbers. A sum that is not a whole number gets the lower
-            end of the next smaller count and the upper end of the next larger one.
-
-    Raises:
-        ValueError: ``n`` is not positive.
+    ``successes``: number of successes in ``n``, or the sum of ``n`` numbers. A sum that is not a whole number gets the lower
+    end of the next smaller count and the upper end of the next larger one. Raises ValueError: ``n`` is not positive.
     """
     if n <= 0:
         raise ValueError("an interval needs at least one observation")
@@ -51,10 +47,7 @@ def mean_over_problems(values: Sequence[float] | NDArray[np.float64]) -> dict[st
     """Mean of one number per problem, with a 95% t-interval kept within 0..1.
 
     If each number averages several samples of its problem, this is the interval clustered by problem (Miller 2024,
-    arXiv:2411.00640).
-
-    Raises:
-        ValueError: fewer than two problems.
+    arXiv:2411.00640). Raises ValueError: fewer than two problems.
     """
     if len(values) < 2:
         raise ValueError("an interval over problems needs at least two problems")

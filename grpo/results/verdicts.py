@@ -64,8 +64,7 @@ class Verdict:
 def decide(interval: Ends, bar: float, other: float | None = None) -> Verdict:
     """Decide "the true value is above ``bar``" by an interval.
 
-    Args:
-        other: a second bar; between the two there is no difference that counts.
+    ``other``: a second bar; between the two there is no difference that counts.
     """
     low, high = interval["low"], interval["high"]
     if low > bar:
@@ -97,8 +96,7 @@ def smallest_seen(se: float, df: float) -> float:
 def judge(claim: AnyClaim, arm: Arm, other: Arm) -> Verdict:
     """Judge a claim about two arms of one study by the rule of its kind.
 
-    Raises:
-        NotMeasured: the study lacks what the rule needs.
+    Raises NotMeasured: the study lacks what the rule needs.
     """
     pairs = pair(claim, arm, other)
     found = decide_by(claim, [pairs])
@@ -115,8 +113,7 @@ def judge(claim: AnyClaim, arm: Arm, other: Arm) -> Verdict:
 def pair(claim: AnyClaim, arm: Arm, other: Arm) -> Pairs:
     """Pair two arms' runs by seed, as a claim compares them: by answer rewards, or by the levels of a metric.
 
-    Raises:
-        NotMeasured: see :func:`judge`.
+    Raises NotMeasured: see :func:`judge`.
     """
     if (arm.experiment, arm.name) == (other.experiment, other.name):  # such as the lowest rate, where it leads itself
         raise NotMeasured(f"{arm.name} is both arms that the claim compares, so nothing beyond it was tried")
@@ -220,13 +217,9 @@ def level(run: Run, metric: str, at: str, last: float = math.inf) -> float:
     A step has the mean over its optimizer updates, infinite if one of them is not finite. A metric of kept checkpoints
     (``KEPT``) has the level of the last one, whatever ``last`` is.
 
-    Args:
-        at: ``start`` (the first sixteenth), ``late`` (the last quarter), ``end`` (the last sixteenth) or ``throughout``, each
-            of which has at least one value; or ``peak``, the highest value of an optimizer update.
-        last: the last step that counts.
-
-    Raises:
-        NotMeasured: the run does not have the metric, or fewer than two values of it.
+    ``at``: ``start`` (the first sixteenth), ``late`` (the last quarter), ``end`` (the last sixteenth) or ``throughout``, each
+    of which has at least one value; or ``peak``, the highest value of an optimizer update. ``last``: the last step that counts.
+    Raises NotMeasured: the run does not have the metric, or fewer than two values of it.
     """
     if metric in KEPT:
         last = math.inf

@@ -23,11 +23,8 @@ class Checkpoint(NamedTuple):
 def make_engine(study: Study, checkpoint: Checkpoint, config: RunConfig | None = None, world: World = ALONE) -> Engine:
     """Start an engine that samples with the model's weights.
 
-    Raises UserError if the engine cannot be started.
-
-    Args:
-        config: of the run; None in stages that only evaluate.
-        world: the processes that train the run together.
+    Raises UserError if the engine cannot be started. ``config``: of the run; None in stages that only evaluate. ``world``: the
+    processes that train the run together.
     """
     engine, learner = study.engine, study.learner
     folder, model, tokenizer = checkpoint

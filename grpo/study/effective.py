@@ -69,10 +69,9 @@ class EffectiveRun:
 def effective_run(study: Study, experiment: str, arm: str, seed: int, selections: list[dict[str, Any]]) -> EffectiveRun:
     """Compute a run's configuration: defaults, then earlier winners, then the arm's own values.
 
-    Args:
-        selections: from :func:`read_selections`: for each experiment in :meth:`Study.needed_selections` its ``experiment``,
-            ``winner`` and ``overrides``, and ``off_policy_ranking`` if the next experiment uses the ranking. Empty: only
-            defaults and the arm's own values.
+    ``selections``: from :func:`read_selections`: for each experiment in :meth:`Study.needed_selections` its ``experiment``,
+    ``winner`` and ``overrides``, and ``off_policy_ranking`` if the next experiment uses the ranking. Empty: only defaults and
+    the arm's own values.
     """
     require_experiment(study, experiment)
     entry = study.experiments[experiment]

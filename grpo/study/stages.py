@@ -55,11 +55,7 @@ def is_edited() -> bool:
 def write_stages(study: Study, composed: bool = False) -> list[str]:
     """Write stages.yaml unless it is current, and remove results of runs that the study does not have.
 
-    Args:
-        composed: `grpo study use` has just written params.yaml.
-
-    Returns:
-        lines that say what was done.
+    ``composed``: `grpo study use` has just written params.yaml. Returns lines that say what was done.
     """
     written = _read(paths.STAGES)
     digest = files_digest(paths.PARAMS) if composed else written.get(COMPOSED)

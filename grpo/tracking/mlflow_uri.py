@@ -22,8 +22,7 @@ NOWHERE = "none"  # as MLFLOW_TRACKING_URI: runs are not tracked
 def tracking_uri() -> str:
     """``MLFLOW_TRACKING_URI``, which may be :data:`NOWHERE`, or ``mlflow.db`` in the project's folder.
 
-    Raises:
-        UserError: the variable has no scheme.
+    Raises UserError: the variable has no scheme.
     """
     uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{paths.workspace() / 'mlflow.db'}"
     if "://" not in uri and uri not in (NOWHERE, "databricks"):

@@ -42,9 +42,8 @@ class RunLog:
     Writes ``history.csv`` (one row per optimizer step) and ``validation.csv`` (one row per evaluation) to ``folder`` during the
     run, and gives the same numbers to MLflow.
 
-    Args:
-        began: ``time.perf_counter()`` at the start of the run, if that was earlier.
-        devices: by phase the device whose memory is measured; default: ``cpu``.
+    ``began``: ``time.perf_counter()`` at the start of the run, if that was earlier. ``devices``: by phase the device whose
+    memory is measured; default: ``cpu``.
     """
 
     def __init__(self, folder: Path, mlflow: MlflowRun, began: float | None = None, devices: Mapping[str, str] | None = None):

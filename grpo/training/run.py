@@ -39,9 +39,8 @@ ATTEMPTS = 4  # from one saved state of an asynchronous run whose actors die or 
 def train_run(study: Study, run: EffectiveRun) -> None:
     """Train one run and write its results, or copy those of an identical run that an earlier experiment trained.
 
-    Raises:
-        ToBeResumed: the process was told to stop; the run's state is saved.
-        UserError: among others, another process trains the same run, or actors were lost again and again.
+    Raises ToBeResumed: the process was told to stop; the run's state is saved. Raises UserError: among others, another process
+    trains the same run, or actors were lost again and again.
     """
     require_checkpoint(run.model)
     data, identity = read_data(run), run_identity(study, run)

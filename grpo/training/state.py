@@ -168,9 +168,8 @@ class SavedState:
     def save(self, step: int, loop: dict[str, Any] | None = None) -> None:
         """Copy the state after ``step`` steps, with what the loop itself needs, and write it while training continues.
 
-        Raises:
-            ToBeResumed: the run has been told to stop; the state is saved.
-            Exception: this state could not be copied, or the previous one not be written.
+        Raises ToBeResumed: the run has been told to stop; the state is saved. Raises Exception: this state could not be copied,
+        or the previous one not be written.
         """
         self.finish()
         if self.world.rank == 0:

@@ -42,9 +42,8 @@ def train(study: Study, run: EffectiveRun, data: Data, outputs: Outputs) -> None
     checkpoints that the study keeps (``last``, ``best`` by ``study.metric``) into ``outputs.checkpoints``, each in Hugging Face
     format with a metadata.json.
 
-    Raises:
-        ToBeResumed: the process was told to stop; the run's state is saved.
-        UserError: among others, the study's own loss or reward function cannot be called.
+    Raises ToBeResumed: the process was told to stop; the run's state is saved. Raises UserError: among others, the study's own
+    loss or reward function cannot be called.
     """
     started_at, began = now(), time.perf_counter()
     task = study.task(run.task)

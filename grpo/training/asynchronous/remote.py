@@ -31,9 +31,8 @@ def result_of(call: Any, limit_s: float = STUCK_AFTER_S) -> Any:
 class RemoteLearner:
     """The learner's actor, which writes and reads its own states (:class:`grpo.training.state.RemoteStateful`).
 
-    Args:
-        transport: of Ray Direct Transport, which carries the weights from device to device; None sends them through Ray's
-            object store in CPU memory.
+    ``transport``: of Ray Direct Transport, which carries the weights from device to device; None sends them through Ray's
+    object store in CPU memory.
     """
 
     def __init__(self, actor: Any, transport: str | None = None):

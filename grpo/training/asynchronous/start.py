@@ -47,11 +47,8 @@ def start_actors(
 ) -> Iterator[tuple[RolloutPipeline, RemoteLearner]]:
     """Start Ray and the three actors; the actors end with the block, and Ray stays for the next run of this process.
 
-    ``transport``: see :class:`grpo.training.asynchronous.remote.RemoteLearner`; tested with ``gloo`` only.
-
-    Raises:
-        ActorLost: an actor has died or hangs.
-        Exception: what an actor raised.
+    ``transport``: see :class:`grpo.training.asynchronous.remote.RemoteLearner`; tested with ``gloo`` only. Raises ActorLost: an
+    actor has died or hangs. Raises Exception: what an actor raised.
     """
     scorer_resources = {"num_cpus": 1.0}
     needs = [generator_resources, scorer_resources, learner_resources]

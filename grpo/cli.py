@@ -224,7 +224,7 @@ def evaluate(
 
     study, task, asked = study_and_problems(checkpoint, task, settings or [], problems, study_name)
     from grpo.evaluation.evaluator import evaluate_any
-    from grpo.results.statistics import format_interval
+    from grpo.results.intervals import format_interval
 
     formats = study.task(task).formats
     prompt = prompt or (study.grpo.prompt if study.grpo.prompt in formats else next(iter(formats)))

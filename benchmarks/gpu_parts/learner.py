@@ -34,7 +34,7 @@ from benchmarks.gpu_parts.tools import (
     wait,
 )
 from grpo.common.process import peak_mb, reset_peak
-from grpo.learner import chunked
+from grpo.learner import microbatches as passes
 from grpo.learner.optimizer import Optimizer
 from grpo.models.checkpoint import compile_layers
 
@@ -112,11 +112,11 @@ def throughput(setting: Setting) -> Rows:
         model = make_model(scale, device, dtype, own)
         if checkpointed:
             model.gradient_checkpointing_enable()
-        chunked._forward, chunked._backward = chunked._chunk, chunked._chunk_gradient  # what a row before may have compiled
+        passes._forward, passes._backward = passes._chunk, passes._chunk_gradient  # what a row before may have compiled
         if layers:
             compile_layers(model)
         if head:
-            chunked.compile_head()
+            passes.compile_head()
         taking_steps = make_optimizer(model, optimizer)
         batch = scale.update.made(model.config.vocab_size)
         skipped = 0
@@ -237,7 +237,7 @@ def recompiles(setting: Setting) -> Rows:
         model = make_model(scale, device, torch.bfloat16 if setting.on_gpu else torch.float32)
         if compiled:
             compile_layers(model)
-            chunked.compile_head()
+            passes.compile_head()
         unused = make_optimizer(model)
         seconds, graphs = [], []
         for seed in range(6):

@@ -19,7 +19,7 @@ Held for part of a step:
 - activations            of one microbatch of T tokens: T L ((8 + 4b) d + 2b (a + k) + 4b f), plus (4 + b)(a + k) per token and
                          layer if queries and keys are normalised; no attention scores (flash attention, arXiv 2205.14135).
                          With ``gradient_checkpointing`` b T L d, plus all of this for one layer (arXiv 1604.06174)
-- logits                 10 V per token of a chunk (:mod:`grpo.learner.chunked`)
+- logits                 10 V per token of a chunk (:func:`grpo.learner.microbatches.chunked_log_probs`)
 - gradient of the output (4 + b) V d: of the output layer, in float32 and in the model's precision
 
 With ``learner.fully_shard`` (:mod:`grpo.models.sharding`) each of P processes holds weights 4N / P, moments 8N / P and starting
@@ -46,7 +46,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen3Con
 from grpo.common.files import read_json
 from grpo.common.imports import named_file
 from grpo.common.records import read_problems
-from grpo.learner.chunked import TOKENS_AT_ONCE
+from grpo.learner.microbatches import TOKENS_AT_ONCE
 from grpo.rollout.make_engine import memory_share, sleeps
 from grpo.study import paths
 from grpo.study.config import MAIN, GrpoConfig, HubModel, LocalModel, Lora, RunConfig, SamplingConfig

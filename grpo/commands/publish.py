@@ -14,8 +14,8 @@ from grpo.common.errors import UserError, reason
 from grpo.common.files import atomic_folder, damaged, read_json, require_own
 from grpo.common.safe_text import code, fenced, short
 from grpo.reporting.timing import read_timing
+from grpo.results.intervals import format_interval, interval_of_mean
 from grpo.results.runs import Run, read_run
-from grpo.results.statistics import format_interval, interval_of_mean
 from grpo.study import paths
 from grpo.study.config import HubModel
 from grpo.study.effective import effective_run

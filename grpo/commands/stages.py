@@ -101,7 +101,7 @@ def math_baseline(file: File = None) -> None:
     """Evaluate the base model zero-shot and count its responses by category (format and answer right or wrong)."""
     study = load_study()
     from grpo.evaluation.evaluator import evaluate_checkpoint, run_math_baseline
-    from grpo.results.statistics import format_interval
+    from grpo.results.intervals import format_interval
 
     prompts = study.evaluation.zero_shot_prompts
     metrics_of = _of_file(study, file, "", prompts, evaluate_checkpoint) if file else run_math_baseline(study)
@@ -119,7 +119,7 @@ def best_of_n(file: File = None) -> None:
         print("evaluation.best_of_n.prompts is [] in params.yaml: no samples")
         return
     from grpo.evaluation.best_of_n import run_best_of_n, sample_checkpoint
-    from grpo.results.statistics import format_interval
+    from grpo.results.intervals import format_interval
 
     prompts = study.evaluation.best_of_n.prompts or study.evaluation.zero_shot_prompts
     metrics_of = _of_file(study, file, "-best_of_n", prompts, sample_checkpoint) if file else run_best_of_n(study)
@@ -192,9 +192,9 @@ def kissing_number() -> None:
 
 def select(experiment: Experiment) -> None:
     """Choose the winner of an experiment; later experiments start from it."""
+    from grpo.results.intervals import format_interval
     from grpo.results.selection import select as pick
     from grpo.results.selection import winner_file
-    from grpo.results.statistics import format_interval
 
     study = load_study()
     require_experiment(study, experiment)
@@ -230,7 +230,7 @@ def pass_at_k(experiment: Experiment) -> None:
     if experiment not in study.pass_at_k_in:
         raise UserError(f"evaluation.best_of_n.checkpoints: names no arm of {experiment}. Add {experiment}/ARM.")
     from grpo.evaluation.best_of_n import measure_pass_at_k
-    from grpo.results.statistics import format_interval
+    from grpo.results.intervals import format_interval
 
     for arm, measured in measure_pass_at_k(study, experiment).items():
         for place, checkpoint in measured["places"].items():

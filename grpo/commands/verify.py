@@ -145,14 +145,10 @@ def _unlike_digests(record: Values, known: set[str]) -> Iterator[Difference]:
 
 def _unlike_rendered(study: Study, record: Values, rows: dict[str, Values]) -> Iterator[Difference]:
     """Compare tables, write-up and page with what the record gives."""
-    tables, written = tables_of(record), {path.stem: path for path in paths.TABLES.glob("*.md")}
-    unlike: list[Difference] = []
-    for name in sorted(tables.keys() | written.keys()):
+    tables, written = tables_of(record), {path.stem for path in paths.TABLES.glob("*.md")}
+    for name in sorted(tables.keys() | written):
         path = paths.TABLES / f"{name}.md"
-        unlike += _unlike_text(path, read_text(path, MADE_BY) if name in written else "", tables.get(name, ""))
-    if unlike:  # the write-up has these tables
-        yield from unlike
-        return
+        yield from _unlike_text(path, read_text(path, MADE_BY) if name in written else "", tables.get(name, ""))
     page = read_text(paths.PAGE, "writeup")
     try:
         samples, by_run = embedded_samples(page)

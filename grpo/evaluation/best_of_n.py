@@ -20,8 +20,7 @@ from grpo.common.process import start_threads
 from grpo.common.records import Problem, Rollout, read_problems
 from grpo.evaluation.evaluator import CheckpointEvaluator, stage_run
 from grpo.evaluation.kl import StartingModel, checkpoints_of, kept_checkpoints, metadata_of
-from grpo.results.intervals import difference_of, mean_of
-from grpo.results.statistics import mean_over_problems
+from grpo.results.intervals import difference_of, mean_of, mean_over_problems
 from grpo.rollout.sampling import transcript
 from grpo.study import paths
 from grpo.study.config import MAIN, BestOfN

@@ -16,7 +16,7 @@ from grpo.common.safe_text import MARKDOWN
 from grpo.evaluation.evaluate import category, count_categories, evaluate, evaluation_sampling, summarize
 from grpo.models import require_checkpoint
 from grpo.models.checkpoint import load_model, load_tokenizer
-from grpo.results.statistics import wilson_interval
+from grpo.results.intervals import wilson_interval
 from grpo.rollout.make_engine import Checkpoint, make_engine
 from grpo.rollout.sampling import Sampler, episode_measures, transcript
 from grpo.study import paths

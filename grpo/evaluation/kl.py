@@ -29,8 +29,7 @@ from grpo.evaluation.evaluator import stage_run
 from grpo.learner.losses import estimate_kl
 from grpo.learner.microbatches import padded_microbatches, split_by_length, texts_of
 from grpo.models.checkpoint import load_model, load_tokenizer
-from grpo.results.intervals import mean_of, mean_of_any
-from grpo.results.statistics import t_interval
+from grpo.results.intervals import mean_of, mean_of_any, t_interval
 from grpo.rollout.make_engine import Checkpoint, make_engine
 from grpo.rollout.sampling import Sampler
 from grpo.study import paths

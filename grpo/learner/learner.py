@@ -21,9 +21,8 @@ from grpo.common.metrics import METRICS
 from grpo.common.records import Rollout, require_tokens, response_tokens
 from grpo.common.world import ALONE, World
 from grpo.learner import losses, microbatches
-from grpo.learner.chunked import compile_head
 from grpo.learner.losses import LossInputs, bind_loss, masked_normalize
-from grpo.learner.microbatches import Ids, Microbatch, Texts, texts_of
+from grpo.learner.microbatches import Ids, Microbatch, Texts, compile_head, texts_of
 from grpo.learner.optimizer import Optimizer, learning_rate
 from grpo.models.checkpoint import compile_layers
 from grpo.models.decoding import PADDING

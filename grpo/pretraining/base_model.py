@@ -20,8 +20,7 @@ from tqdm import tqdm
 from grpo.common.files import atomic_folder, files_digest
 from grpo.common.imports import call_with
 from grpo.common.process import start_threads
-from grpo.learner.chunked import chunked_log_probs
-from grpo.learner.microbatches import pad_and_shift
+from grpo.learner.microbatches import chunked_log_probs, pad_and_shift
 from grpo.learner.optimizer import Optimizer
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.source import ORIGIN, folder_of

@@ -23,13 +23,11 @@ from grpo.reporting.charts import over_runs, values_of
 from grpo.reporting.labels import arm_labels
 from grpo.results.claims import judge_claims, read_published, read_replicates
 from grpo.results.controls import IN_WORDS, beyond_controls
-from grpo.results.evidence import ExperimentRuns, evidence_of
-from grpo.results.intervals import difference_of, mean_of
+from grpo.results.intervals import difference_of, mean_of, probability_of_improvement, wilson_interval
 from grpo.results.outcomes_file import write_outcomes
 from grpo.results.pairs import write_pairs
-from grpo.results.runs import Run, read_baseline, read_best_of_n, read_pass_at_k, value
+from grpo.results.runs import ExperimentRuns, Run, evidence_of, read_baseline, read_best_of_n, read_pass_at_k, value
 from grpo.results.selection import Choice, choose
-from grpo.results.statistics import probability_of_improvement, wilson_interval
 from grpo.results.verdicts import Verdict
 from grpo.study import paths
 from grpo.study.compose import CONTROLS_IN

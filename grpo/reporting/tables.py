@@ -27,8 +27,8 @@ def write_tables(study: Study, record: Values) -> None:
     write_json(paths.SUMMARY, summary(record))
 
 
-def tables_of(record: Values) -> dict[str, str]:
-    """The tables in Markdown by name; one without rows is left out."""
+def tables_of(record: Values, more: Mapping[str, Sequence[dict[str, str]]] | None = None) -> dict[str, str]:
+    """The tables in Markdown by name; one without rows is left out. ``more``: further cells of chosen arms, by experiment."""
     metric = record["metric"]
     texts = {
         "zero_shot": zero_shot_table(record["baseline"]),
@@ -38,7 +38,7 @@ def tables_of(record: Values) -> dict[str, str]:
         "settings": settings_table(record["experiments"]),
     }
     for name, entry in record["experiments"].items():
-        texts |= {name: experiment_table(entry, metric)}
+        texts |= {name: experiment_table(entry, metric, (more or {}).get(name))}
         texts |= {f"{name}-{kind}": text for kind, text in further_tables(entry, metric).items()}
     return {name: text for name, text in texts.items() if text}
 
@@ -79,7 +79,7 @@ def results_table(study: Study, record: Values) -> pd.DataFrame:
 OF_THE_ARM = {"higher": "lower", "lower": "higher", "same": "same", "open": "open"}  # what the leader's difference says of it
 
 
-def experiment_table(entry: Values, metric: str = "answer reward", more: Sequence[dict[str, str]] = ()) -> str:
+def experiment_table(entry: Values, metric: str, more: Sequence[dict[str, str]] | None = None) -> str:
     """The chosen arms: end, distance to the leader and how often a run ends above its runs, form, length, and collapsed runs.
 
     Means and intervals are over all runs, collapsed ones too. The winner is bold. ``more``: further cells of each chosen arm,

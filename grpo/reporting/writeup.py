@@ -1,4 +1,4 @@
-"""reports/writeup.md and the page reports/index.html: the same content, put together from the record, tables and figures."""
+"""reports/writeup.md and the page reports/index.html: the same content, put together from the record and figures."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import numpy as np
 import pandas as pd
 
 from grpo.common.files import damaged, read_text, write_text
-from grpo.reporting.comments import QUESTIONS, Values, read_comments
+from grpo.reporting.comments import QUESTIONS, read_comments
 from grpo.reporting.curves import CURVES, REACH
 from grpo.reporting.figures import chosen
 from grpo.reporting.kissing_number import read_report, write_delivery
 from grpo.reporting.labels import bounded, counted, decimals, interval, render, said, table
 from grpo.reporting.page import drawn_figures, page_of
-from grpo.reporting.record import of_the_handouts, own_experiments, read_record, winner_of
-from grpo.reporting.tables import changed, experiment_table, short_label
+from grpo.reporting.record import Values, of_the_handouts, own_experiments, read_record, winner_of
+from grpo.reporting.tables import changed, short_label, tables_of
 from grpo.reporting.timing import timing_table
 from grpo.results.verdicts import NOT_TESTED, VERDICTS, comparison
 from grpo.study import paths
@@ -51,12 +51,7 @@ def text_and_page(study: Study, record: Values, samples: Values | None = None) -
 
 def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Mapping[str, str]) -> str:
     """The write-up in Markdown; blank lines may be doubled."""
-    experiments, reach = record["experiments"], reach_columns()
-    tables = {path.stem: read_text(path, "tables") for path in sorted(paths.TABLES.glob("*.md"))}
-    tables |= {
-        name: experiment_table(entry, record["metric"], reach[name]) for name, entry in experiments.items() if name in reach
-    }
-    claims = shown_claims(record["claims"])
+    experiments, claims = record["experiments"], shown_claims(record["claims"])
     return render(
         "writeup.md.j2",
         r={
@@ -67,7 +62,7 @@ def writeup_of(study: Study, record: Values, timing: pd.DataFrame, comments: Map
         | dict(record),
         claims=claims,
         untested=[claim for claim in record["claims"] if claim not in claims],
-        tables=tables,
+        tables=tables_of(record, reach_columns()),
         figures=drawn_figures(),
         comments={name: comments.get(name) for name in (*experiments, *QUESTIONS)},
         title=lambda name: experiments[name]["title"] if name in experiments else study.title(name),

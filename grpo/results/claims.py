@@ -15,10 +15,9 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from grpo.common.yaml_file import parse_yaml
-from grpo.results.evidence import Arm, ExperimentRuns, NotMeasured
 from grpo.results.intervals import mean_of
 from grpo.results.pairs import Pairs, read_pairs
-from grpo.results.runs import first_scores, value
+from grpo.results.runs import Arm, ExperimentRuns, NotMeasured, first_scores, value
 from grpo.results.verdicts import NOT_TESTED, Verdict, decide_by, judge
 from grpo.study import paths
 from grpo.study.claims import PLACES, AnyClaim
@@ -93,7 +92,7 @@ def judge_claims(
     Each interval has 95% by itself. It is not widened for the number of claims, so that the interval shown is the one that
     decides and means the same in every study; what one study decides by chance, other seeds do not repeat (`grpo replicate`).
 
-    ``evidence``: by experiment (:func:`grpo.results.evidence.evidence_of`). ``replicates``: the pairs of each replicate of the
+    ``evidence``: by experiment (:func:`grpo.results.runs.evidence_of`). ``replicates``: the pairs of each replicate of the
     study by claim, for the verdict of all studies together.
     """
     found, others = [], [*replicates]

@@ -9,9 +9,8 @@ import numpy as np
 
 from grpo.common.files import read_jsonl
 from grpo.common.records import read_problems
-from grpo.results.evidence import ExperimentRuns
 from grpo.results.intervals import Scores, difference_of, mean_of
-from grpo.results.runs import Run, first_scores, read_baseline
+from grpo.results.runs import ExperimentRuns, Run, first_scores, read_baseline
 from grpo.results.verdicts import comparison
 from grpo.study import paths
 from grpo.study.compose import BEST_PROMPT, CONTROLS_IN, FULL

@@ -29,8 +29,7 @@ from numpy.typing import NDArray
 
 from grpo.common.files import read_bytes, read_jsonl, write_text
 from grpo.results.claims import read_published
-from grpo.results.evidence import ExperimentRuns, NotMeasured
-from grpo.results.runs import Run, value
+from grpo.results.runs import ExperimentRuns, NotMeasured, Run, value
 from grpo.results.verdicts import level
 from grpo.study import paths
 from grpo.study.claims import REWARD, Beats
@@ -42,7 +41,7 @@ REWARDS = ("format_reward", "answer_reward", "reward", "token_entropy")
 
 
 def write_outcomes(study: Study, evidence: Mapping[str, ExperimentRuns]) -> None:
-    """Write reports/outcomes.csv. ``evidence``: by experiment (:func:`grpo.results.evidence.evidence_of`)."""
+    """Write reports/outcomes.csv. ``evidence``: by experiment (:func:`grpo.results.runs.evidence_of`)."""
     rows = []
     for name, found in evidence.items():
         runs = [run for arm in found.arms.values() for run in arm]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from grpo.results.evidence import ExperimentRuns, evidence_of
 from grpo.results.intervals import Interval, difference_of, mean_of
+from grpo.results.runs import ExperimentRuns, evidence_of
 from grpo.study.config import OFF_POLICY_RANK, setting_of
 from grpo.study.schema import Study
 

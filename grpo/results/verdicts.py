@@ -15,11 +15,9 @@ from typing import Any, Literal
 import numpy as np
 from scipy import special, stats
 
-from grpo.results.evidence import Arm, NotMeasured
-from grpo.results.intervals import Scores, mean_of_pairs
+from grpo.results.intervals import LEVEL, Scores, format_interval, mean_of_pairs
 from grpo.results.pairs import Pairs, by_problems
-from grpo.results.runs import Run, final_scores, first_scores, identical, read_kept
-from grpo.results.statistics import LEVEL, format_interval
+from grpo.results.runs import Arm, NotMeasured, Run, final_scores, first_scores, identical, read_kept
 from grpo.study.claims import DIFFERENCES, KEPT, OLD_TASK, REWARD, AnyClaim, Beats
 
 VerdictName = Literal["holds", "does not hold", "same", "open", "not tested"]

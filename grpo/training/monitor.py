@@ -16,7 +16,7 @@ from grpo.common.files import write_jsonl
 from grpo.common.records import Problem, Rollout
 from grpo.evaluation.evaluate import evaluate, evaluation_sampling, lengths_by_outcome, log_generations, summarize
 from grpo.learner.losses import mismatch
-from grpo.results.statistics import interval_of_mean
+from grpo.results.intervals import interval_of_mean
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.sampling import Sampler, episode_measures, transcript
 from grpo.study.config import Divergence, EvaluationSteps, RewardName, SamplingConfig

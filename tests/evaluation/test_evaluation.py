@@ -21,7 +21,7 @@ from grpo.evaluation import best_of_n, evaluator
 from grpo.evaluation import evaluate as module
 from grpo.evaluation.evaluate import evaluate, lengths_by_outcome, log_generations, summarize
 from grpo.evaluation.evaluator import CheckpointEvaluator, evaluate_checkpoint, examples_to_read
-from grpo.results.statistics import wilson_interval
+from grpo.results.intervals import wilson_interval
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.sampling import Sampler
 from grpo.rollout.transformers_engine import TransformersEngine

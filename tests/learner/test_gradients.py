@@ -23,10 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from training_parts import scored
 
 from grpo.common.records import Completion, Rollout, response_tokens
-from grpo.learner import chunked
-from grpo.learner.chunked import chunked_log_probs, log_probs_of
+from grpo.learner import microbatches
 from grpo.learner.learner import Learner
-from grpo.learner.microbatches import split_by_length, split_in_order, texts_of, whole_texts
+from grpo.learner.microbatches import chunked_log_probs, log_probs_of, split_by_length, split_in_order, texts_of, whole_texts
 from grpo.models.packing import fill_rows, pack
 from grpo.study.config import GrpoConfig, LearnerSettings
 from grpo.training.step import update_policy
@@ -345,7 +344,7 @@ def results(function: Any, tokens: int, vocabulary: int, shares: tuple[float, fl
 def test_chunked_logits_are_those_of_autograd(
     tokens: int, shares: tuple[float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunked, "TOKENS_AT_ONCE", 3)
+    monkeypatch.setattr(microbatches, "TOKENS_AT_ONCE", 3)
     expected = results(direct, tokens, 11, shares)
     for function in (chunked_log_probs, lambda h, w, labels, temperature: log_probs_of(h @ w.T, labels, temperature)):
         torch.testing.assert_close(results(function, tokens, 11, shares), expected, rtol=1e-5, atol=1e-5)
@@ -355,9 +354,9 @@ def test_chunked_logits_are_those_of_autograd(
 def test_the_compiled_head_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """(As on a GPU with ``learner.compile``, but for the compiler's back end.)"""
     for name in ("_forward", "_backward"):
-        monkeypatch.setattr(chunked, name, getattr(chunked, name))  # to be restored
+        monkeypatch.setattr(microbatches, name, getattr(microbatches, name))  # to be restored
     expected = results(chunked_log_probs, 40, 300, (1.0, 0.1))
-    chunked.compile_head()
+    microbatches.compile_head()
     torch.testing.assert_close(results(chunked_log_probs, 40, 300, (1.0, 0.1)), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -377,7 +376,7 @@ class LargestTensor(TorchDispatchMode):
 @pytest.mark.parametrize("budget", [None, 1000], ids=["padded", "packed"])
 def test_an_update_never_holds_all_logits(fresh_model: Any, budget: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """No logits of prompt tokens, and of response tokens only 16 at a time."""
-    monkeypatch.setattr(chunked, "TOKENS_AT_ONCE", 16)
+    monkeypatch.setattr(microbatches, "TOKENS_AT_ONCE", 16)
     vocabulary = fresh_model.config.vocab_size
     rollouts = rollouts_of([[30, 40, 50, 60]] * 2, [70, 80], vocabulary)
     learner = learner_of(fresh_model, budget, gradient_accumulation_steps=2)

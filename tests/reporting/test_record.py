@@ -26,8 +26,7 @@ from grpo.reporting.record import plain, winner_of
 from grpo.reporting.tables import further_tables, results_table, tables_of, write_tables
 from grpo.reporting.timing import core_seconds, draw_timing, steady_steps, timing_table, write_timing
 from grpo.reporting.writeup import cost, report_card
-from grpo.results.evidence import ExperimentRuns
-from grpo.results.runs import Run, by_arm, read_runs
+from grpo.results.runs import ExperimentRuns, Run, by_arm, read_runs
 from grpo.study import paths
 from grpo.study.kept import stages_in_lock
 from grpo.study.schema import Study, load_study

@@ -20,10 +20,9 @@ from grpo.common.errors import UserError
 from grpo.common.metrics import UNITS
 from grpo.results import claims as judging
 from grpo.results.claims import read_published
-from grpo.results.evidence import Arm, evidence_of, has_collapsed
 from grpo.results.intervals import difference_of, mean_of_pairs
 from grpo.results.pairs import Pairs, read_pairs, write_pairs
-from grpo.results.runs import Run
+from grpo.results.runs import Arm, Run, evidence_of, has_collapsed
 from grpo.results.verdicts import DECIDED, DOES_NOT_HOLD, HOLDS, NOT_TESTED, OPEN, SAME, Verdict, decide_by, judge, ratio_of
 from grpo.study import paths
 from grpo.study.claims import AnyClaim, Beats, own_claims

@@ -25,11 +25,9 @@ from grpo.commands.verify import _unlike_record
 from grpo.common.files import write_json
 from grpo.reporting.record import record_of
 from grpo.results.claims import judge_claims
-from grpo.results.evidence import ExperimentRuns, NotMeasured
-from grpo.results.intervals import difference_of, mean_of_any
+from grpo.results.intervals import difference_of, interval_of_mean, mean_of_any, mean_over_problems, wilson_interval
 from grpo.results.outcomes_file import write_outcomes
-from grpo.results.runs import Run, by_arm
-from grpo.results.statistics import interval_of_mean, mean_over_problems, wilson_interval
+from grpo.results.runs import ExperimentRuns, NotMeasured, Run, by_arm
 from grpo.results.verdicts import (
     DECIDED,
     DOES_NOT_HOLD,

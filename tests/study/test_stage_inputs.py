@@ -153,7 +153,7 @@ def test_every_command_compares_its_inputs(project: Path, grpo: Grpo, monkeypatc
 
 STAGES = {name: stage.get("do", stage) for name, stage in parse_yaml(ROOT / "dvc.yaml")["stages"].items()}
 # What decides nothing: texts, files and plain records; the settings, which are `params`; statistics, with which commands print.
-NEUTRAL = ("grpo.study", "grpo.common.errors", "grpo.common.files", "grpo.common.records", "grpo.results.statistics")
+NEUTRAL = ("grpo.study", "grpo.common.errors", "grpo.common.files", "grpo.common.records", "grpo.results.intervals")
 OF_RUNS = ("grpo.tracking", "grpo.results", "grpo.commands")  # of all that a run loads, what records, reads or starts
 
 

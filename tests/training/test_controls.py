@@ -20,8 +20,7 @@ from grpo.learner.learner import Learner
 from grpo.reporting.labels import render
 from grpo.reporting.record import label_arms
 from grpo.results.controls import beyond_controls
-from grpo.results.evidence import ExperimentRuns
-from grpo.results.runs import Run
+from grpo.results.runs import ExperimentRuns, Run
 from grpo.rollout.engine import SamplingParams
 from grpo.rollout.sampling import Sampler
 from grpo.rollout.transformers_engine import TransformersEngine

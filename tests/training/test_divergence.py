@@ -25,7 +25,7 @@ from training_parts import (
 
 from grpo.common.files import read_jsonl
 from grpo.learner.learner import Learner
-from grpo.results.statistics import wilson_interval
+from grpo.results.intervals import wilson_interval
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study.config import Divergence
 from grpo.study.effective import effective_run

@@ -15,7 +15,7 @@ from grpo.common.files import read_json
 from grpo.results.claims import claims_of, stands_for
 from grpo.results.intervals import ASSUMED_DF, ASSUMED_RUN_SD, mean_of_pairs, satterthwaite
 from grpo.results.pairs import Pairs, read_pairs
-from grpo.results.verdicts import MARGIN, ratio_of, smallest_seen
+from grpo.results.verdicts import MARGIN, is_ratio, smallest_seen
 from grpo.study import paths
 from grpo.study.claims import PLACES, AnyClaim
 from grpo.study.config import setting_of
@@ -56,9 +56,9 @@ def power(study: Study, runs: Sequence[EffectiveRun]) -> list[dict[str, Any]]:
     for claim, own in claims_of(study):
         if not (own or stands_for(study, claim)) or {*claim.experiments()} - {*study.active_experiments}:
             continue
-        ratio, seeds = ratio_of(claim), min(len(study.seeds_of(name)) for name, _ in claim.arms())
-        many = 1 if ratio else evaluation.problems if getattr(claim, "at", "") == "start" else problems
-        default = (LOG_SD_OF_PEAKS if ratio.at == "peak" else LOG_SD, 0.0) if ratio else (SD, OVER_PROBLEMS)
+        ratio, seeds = is_ratio(claim), min(len(study.seeds_of(name)) for name, _ in claim.arms())
+        many = 1 if ratio else evaluation.problems if claim.at == "start" else problems
+        default = (LOG_SD_OF_PEAKS if claim.at == "peak" else LOG_SD, 0.0) if ratio else (SD, OVER_PROBLEMS)
         margin, measured = math.log(claim.by) if ratio else claim.by, _spread(pairs.get(claim.id))
         row = _row(claim.experiment, seeds, many, margin, measured, default)
         if ratio:
@@ -66,7 +66,7 @@ def power(study: Study, runs: Sequence[EffectiveRun]) -> list[dict[str, Any]]:
         (_, arm), (_, other) = claim.arms()
         about = f"{claim.id}: {arm} {claim.KIND} {other}" if own else claim.id
         rows.append(
-            {"claim": claim.id, "about": about, "ratio": bool(ratio)} | row | {"note": _note(claim, runs, seeds, row["sees"])}
+            {"claim": claim.id, "about": about, "ratio": ratio} | row | {"note": _note(claim, runs, seeds, row["sees"])}
         )
     for name in study.active_experiments:
         if len({setting_of(arm) for arm in study.experiments[name].arms}) > 1:
@@ -120,9 +120,9 @@ def _note(claim: AnyClaim, runs: Sequence[EffectiveRun], seeds: int, sees: float
     notes = {
         "only *not tested*: the study has no such arm": not all(named),
         f"only *not tested*: it is about step {claim.horizon}, and the runs take {steps}": all(named) and steps < claim.horizon,
-        "only *not tested*: a ratio needs two seeds": seeds == 1 and ratio_of(claim) is not None,
-        "only *open*: it sees less than no difference that is possible": ratio_of(claim) is None and claim.by + sees >= 1,
-        "one seed: the spread of five published runs": seeds == 1 and ratio_of(claim) is None,
+        "only *not tested*: a ratio needs two seeds": seeds == 1 and is_ratio(claim),
+        "only *open*: it sees less than no difference that is possible": not is_ratio(claim) and claim.by + sees >= 1,
+        "one seed: the spread of five published runs": seeds == 1 and not is_ratio(claim),
         "by design": claim.by_design is not None,
     }
     return "; ".join(text for text, said in notes.items() if said)

@@ -224,25 +224,27 @@ def _chunk(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float) -
     return chosen, entropy, normalizer + largest[:, 0]
 
 
-class Incoming(NamedTuple):
-    """Gradients of the loss with respect to log-probs and entropies, each (tokens,); None: the loss has no entropy term."""
-
-    log_probs: Tensor
-    entropy: Tensor | None
-
-
 def _chunk_gradient(
-    hidden: Tensor, weight: Tensor, labels: Tensor, normalizers: Tensor, gradients: Incoming, temperature: float
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    normalizers: Tensor,
+    of_log_probs: Tensor,
+    of_entropy: Tensor | None,
+    temperature: float,
 ) -> Tensor:
-    """Gradient (tokens, vocabulary) of a chunk's logits before their division by the temperature, in the weight's precision."""
-    incoming = gradients.log_probs[:, None] / temperature
+    """Gradient (tokens, vocabulary) of a chunk's logits before their division by the temperature, in the weight's precision.
+
+    ``of_log_probs``, ``of_entropy``: gradients of the loss by both, each (tokens,); None: the loss has no entropy term.
+    """
+    incoming = of_log_probs[:, None] / temperature
     logits = (hidden @ weight.T).float().div_(temperature)
     distribution = logits.sub_(normalizers[:, None])
     more = None
-    if gradients.entropy is not None:
+    if of_entropy is not None:
         p = distribution.exp()
         entropy = -torch.linalg.vecdot(p, distribution)[:, None]
-        more = p.mul_(distribution + entropy).neg_() * (gradients.entropy[:, None] / temperature)
+        more = p.mul_(distribution + entropy).neg_() * (of_entropy[:, None] / temperature)
     at_logits = distribution.exp_().mul_(-incoming)
     at_logits = at_logits.scatter_add_(1, labels[:, None], incoming)
     return (at_logits if more is None else at_logits + more).to(weight.dtype)
@@ -282,8 +284,8 @@ class _LogProbs(torch.autograd.Function):
         at_hidden, at_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=torch.float32)
         for start in range(0, len(hidden), TOKENS_AT_ONCE):
             part = slice(start, start + TOKENS_AT_ONCE)
-            incoming = Incoming(of_log_probs[part], None if of_entropy is None else of_entropy[part])
-            at_logits = _backward(hidden[part], weight, labels[part], normalizers[part], incoming, ctx.temperature)
+            incoming = of_log_probs[part], None if of_entropy is None else of_entropy[part]
+            at_logits = _backward(hidden[part], weight, labels[part], normalizers[part], *incoming, ctx.temperature)
             at_hidden[part] = at_logits @ weight
             at_weight += at_logits.T @ hidden[part]
         return at_hidden, at_weight.to(weight.dtype), None, None

@@ -14,7 +14,7 @@ from grpo.common.errors import UserError, library_errors
 from grpo.common.files import parse_json, read_bytes
 from grpo.models import how_to_restore_checkpoint, require_checkpoint
 from grpo.models.lora import FOLDER, has_adapters, save_adapters, without_adapters
-from grpo.models.packed_attention import keep_out_of_graphs
+from grpo.models.packing import keep_out_of_graphs
 from grpo.models.tokenizer import TOKENIZER, Tokenizer, tokenizer_files
 from grpo.models.transformer import MARK, TransformerLM
 

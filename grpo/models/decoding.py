@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo.models.packed_attention import NO_MASK
+from grpo.models.packing import NO_MASK
 
 
 class KeyValueCache:

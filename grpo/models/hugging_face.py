@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 from grpo.common.errors import library_errors
 from grpo.models.decoding import SharedPrefix
 from grpo.models.examine import SHARED_PROMPT, examine
-from grpo.models.packed_attention import OnDevice, packed_attention
+from grpo.models.packing import OnDevice, packed_attention
 from grpo.models.tokenizer import GENERATION_CONFIG, MODEL_CONFIG
 
 transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from grpo.common.files import parse_json, read_bytes
 from grpo.models.decoding import KeyValueCache, SharedPrefix
-from grpo.models.packed_attention import OnDevice, packed_attention
+from grpo.models.packing import OnDevice, packed_attention
 
 Shared: TypeAlias = "OnDevice | SharedPrefix"
 WEIGHTS = "model.safetensors"

@@ -32,7 +32,7 @@ from grpo.results.claims import read_published
 from grpo.results.runs import ExperimentRuns, NotMeasured, Run, value
 from grpo.results.verdicts import level
 from grpo.study import paths
-from grpo.study.claims import REWARD, Beats
+from grpo.study.claims import REWARD
 from grpo.study.paths import stage_of_run
 from grpo.study.schema import Study
 
@@ -46,7 +46,7 @@ def write_outcomes(study: Study, evidence: Mapping[str, ExperimentRuns]) -> None
     for name, found in evidence.items():
         runs = [run for arm in found.arms.values() for run in arm]
         compared = [claim for claim in (*read_published().claims, *study.own_claims) if name in claim.experiments()]
-        asked = {(claim.metric, claim.at): claim for claim in compared if isinstance(claim, Beats) and claim.metric != REWARD}
+        asked = {(claim.metric, claim.at): claim for claim in compared if claim.metric != REWARD}
         others = {one for claim in asked.values() for one in claim.experiments() if one in evidence}
         ends = {_trained(run) for one in others for arm in evidence[one].arms.values() for run in arm}
         rows += [_row(run, {*asked}, ends) for run in runs]

@@ -99,11 +99,11 @@ def judge(claim: AnyClaim, arm: Arm, other: Arm) -> Verdict:
     pairs = pair(claim, arm, other)
     found = decide_by(claim, [pairs])
     gap = format_interval(found.interval or {})
-    if by_levels := _compares_levels(claim):
-        compared = "above" if by_levels.metric == OLD_TASK else "times"
-        measured = f"{by_levels.metric} ({by_levels.at}) of {arm.name} is {gap} {compared} that of {other.name}"
+    if claim.metric != REWARD:
+        compared = "above" if claim.metric == OLD_TASK else "times"
+        measured = f"{claim.metric} ({claim.at}) of {arm.name} is {gap} {compared} that of {other.name}"
     else:
-        ends = [_in_words(one, _scores(claim, one), _at(claim), arm.experiment != other.experiment) for one in (arm, other)]
+        ends = [_in_words(one, _scores(claim, one), claim.at, arm.experiment != other.experiment) for one in (arm, other)]
         measured = f"{', '.join(ends)}; difference {gap}"
     return replace(found, measured=measured, pairs=pairs)
 
@@ -120,14 +120,14 @@ def pair(claim: AnyClaim, arm: Arm, other: Arm) -> Pairs:
         raise NotMeasured(f"{arm.name} and {other.name} have identical results: {settings}")
     both = [*zip(arm.runs, other.runs, strict=False)]
     seeds, not_asked = [run.seed for run, _ in both], np.empty((len(both), 0))
-    if by_levels := _compares_levels(claim):
-        return Pairs(arm.name, other.name, seeds, _differences_of_levels(by_levels, both), not_asked)
-    at, moved = _at(claim), not_asked
-    if at != "start":
+    if claim.metric != REWARD:
+        return Pairs(arm.name, other.name, seeds, _differences_of_levels(claim, both), not_asked)
+    moved = not_asked
+    if claim.at != "start":
         whole = [run for run in (*arm.runs, *other.runs) if run.metrics["diverged_step"] is None]  # the others were stopped
         if arm.experiment == other.experiment and len({int(run.validation["step"].iloc[-1]) for run in whole}) > 1:
             raise NotMeasured(f"the runs of {arm.name} and {other.name} took different numbers of steps")
-    if at == "end":
+    if claim.at == "end":
         last, before = (np.stack([_evaluated(a, place) - _evaluated(b, place) for a, b in both]) for place in (-1, -2))
         moved = last - before
     first, second = (_scores(claim, one)[: len(both)] for one in (arm, other))
@@ -143,9 +143,9 @@ def decide_by(claim: AnyClaim, studies: Sequence[Pairs]) -> Verdict:
     of_problems = by_problems(studies)
     gap = mean_of_pairs([pairs.differences for pairs in of_problems])
     ends, seen = gap.ends(), smallest_seen(gap.se, gap.df)
-    if ratio := ratio_of(claim):  # exp(700) is finite
+    if ratio := is_ratio(claim):  # exp(700) is finite
         ends, seen = {key: math.exp(min(end, 700)) for key, end in ends.items()}, math.exp(min(seen, 700))
-        found = decide(ends, ratio.by, 1 / ratio.by)
+        found = decide(ends, claim.by, 1 / claim.by)
     else:
         ends |= {"low": max(-1.0, ends["low"]), "high": min(1.0, ends["high"])}
         found = decide(ends, claim.by, -claim.by) if isinstance(claim, Beats) else decide(ends, -claim.by)  # non-inferiority
@@ -160,23 +160,14 @@ def decide_by(claim: AnyClaim, studies: Sequence[Pairs]) -> Verdict:
     return replace(found, verdict=NOT_TESTED, reason=reason)
 
 
-def ratio_of(claim: AnyClaim) -> Beats | None:
-    """The claim if it is about the ratio of two arms' levels of a metric, else None: it is about a difference of rewards."""
-    return claim if isinstance(claim, Beats) and claim.metric not in DIFFERENCES else None
-
-
-def _compares_levels(claim: AnyClaim) -> Beats | None:
-    """The claim if it is about levels of a metric (:func:`level`), else None: it is about the rewards of problems."""
-    return claim if isinstance(claim, Beats) and claim.metric != REWARD else None
-
-
-def _at(claim: AnyClaim) -> str:
-    return claim.at if isinstance(claim, Beats) else "end"
+def is_ratio(claim: AnyClaim) -> bool:
+    """Whether a claim is about the ratio of two arms' levels of a metric; else it is about a difference of rewards."""
+    return claim.metric not in DIFFERENCES
 
 
 def _scores(claim: AnyClaim, arm: Arm) -> Scores:
     """An arm's answer rewards at the start or the end, (runs, problems)."""
-    return (first_scores if _at(claim) == "start" else final_scores)(arm.runs)
+    return (first_scores if claim.at == "start" else final_scores)(arm.runs)
 
 
 def _in_words(arm: Arm, scores: Scores, at: str, apart: bool) -> str:
@@ -191,7 +182,7 @@ def _evaluated(run: Run, place: int) -> Scores:
     return rewards
 
 
-def _differences_of_levels(claim: Beats, both: Sequence[tuple[Run, Run]]) -> Scores:
+def _differences_of_levels(claim: AnyClaim, both: Sequence[tuple[Run, Run]]) -> Scores:
     """Differences of a metric's levels, or logarithms of their ratios, over the steps that both runs took, (runs, 1)."""
     levels = []
     for runs in both:

@@ -18,8 +18,7 @@ from grpo.common.world import ALONE, World
 from grpo.models.decoding import SharedPrompts
 from grpo.models.examine import traits_of
 from grpo.models.sharding import is_sharded, weights_of
-from grpo.rollout.engine import CompletionSpec, SamplingParams, derive_seed, require_room_for
-from grpo.rollout.responses import responses_of
+from grpo.rollout.engine import CompletionSpec, SamplingParams, derive_seed, require_room_for, responses_of
 
 COMPACT_BELOW = 0.8  # finished sequences leave the batch when less than this share of its rows is unfinished
 

@@ -25,8 +25,7 @@ from grpo.common.records import Completion
 from grpo.common.world import ALONE, World
 from grpo.models.checkpoint import load_tokenizer
 from grpo.models.examine import limited_context
-from grpo.rollout.engine import CompletionSpec, SamplingParams, derive_seed, require_room_for
-from grpo.rollout.responses import Responses, responses_of
+from grpo.rollout.engine import CompletionSpec, Responses, SamplingParams, derive_seed, require_room_for, responses_of
 from grpo.rollout.vllm_weights import put_weights
 from grpo.study.software import install_vllm
 

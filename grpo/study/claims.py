@@ -93,6 +93,8 @@ class NotBelow(Claim):
 
     KIND = "not below"
     ARMS = ("arm", "not_below")
+    metric: ClassVar[str] = REWARD
+    at: ClassVar[str] = "end"
     arm: str
     not_below: str
     by: PositiveFloat

@@ -16,7 +16,7 @@ from benchmarks.gpu import PARTS, keep, measured
 from benchmarks.gpu_parts.step import end_after
 from benchmarks.gpu_parts.tools import TINY, Batch, Row, Rows, Setting, make_model, needed_flops, plain_loss, real_tokens
 from grpo.learner import microbatches
-from grpo.models import packed_attention
+from grpo.models import packing
 
 ROOT = Path(__file__).parents[2]
 ON_CPU = Setting("cpu", TINY, repeats=1)
@@ -45,7 +45,7 @@ sys.exit(pytest.main(["-m", "gpu", "-rs", "tests/gpu/test_gpu.py"]))
 @pytest.fixture(autouse=True)
 def what_a_part_compiles_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled functions stay in their module. A part has a process of its own, but here other tests would compute by them."""
-    for module, name in ((microbatches, "_forward"), (microbatches, "_backward"), (packed_attention, "_attend")):
+    for module, name in ((microbatches, "_forward"), (microbatches, "_backward"), (packing, "_attend")):
         monkeypatch.setattr(module, name, getattr(module, name))
 
 

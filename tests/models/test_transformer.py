@@ -21,7 +21,7 @@ from grpo.learner.learner import Learner
 from grpo.models.checkpoint import compile_layers, load_model, save_checkpoint
 from grpo.models.decoding import KeyValueCache
 from grpo.models.hugging_face import SHARED_PROMPT
-from grpo.models.packed_attention import Layout, PromptGroup, packed_attention
+from grpo.models.packing import Layout, PromptGroup, packed_attention
 from grpo.models.transformer import TransformerConfig, TransformerLM, visible_keys
 from grpo.study.config import GrpoConfig, LearnerSettings
 

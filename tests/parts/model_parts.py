@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from grpo.models.packed_attention import Layout
+from grpo.models.packing import Layout
 from grpo.models.transformer import TransformerConfig, TransformerLM
 
 torch.set_num_threads(1)  # a second thread costs more than it saves on so small models

@@ -23,7 +23,7 @@ from grpo.results.claims import read_published
 from grpo.results.intervals import difference_of, mean_of_pairs
 from grpo.results.pairs import Pairs, read_pairs, write_pairs
 from grpo.results.runs import Arm, Run, evidence_of, has_collapsed
-from grpo.results.verdicts import DECIDED, DOES_NOT_HOLD, HOLDS, NOT_TESTED, OPEN, SAME, Verdict, decide_by, judge, ratio_of
+from grpo.results.verdicts import DECIDED, DOES_NOT_HOLD, HOLDS, NOT_TESTED, OPEN, SAME, Verdict, decide_by, is_ratio, judge
 from grpo.study import paths
 from grpo.study.claims import AnyClaim, Beats, own_claims
 from grpo.study.schema import Study, load_study
@@ -182,9 +182,9 @@ def test_each_claim_of_a_paper_can_hold_and_can_fail_with_the_seeds_of_its_study
     study = load_study(path)
     spread = 0.07 * np.array([-1.2, -0.6, 0.0, 0.6, 1.2])[: len(study.seeds), None]
     for claim in study.own_claims:
-        ratio = ratio_of(claim)
+        ratio = is_ratio(claim)
         margin = np.log(claim.by) if ratio else claim.by if isinstance(claim, Beats) else -claim.by
-        assert ratio is None or ratio.metric in UNITS, f"{ratio.metric} is not logged"
+        assert not ratio or claim.metric in UNITS, f"{claim.metric} is not logged"
         at = [np.broadcast_to(margin + side + spread, (len(study.seeds), 1 if ratio else 384)) for side in (0.3, -0.3)]
         held, failed = (decide_by(claim, [Pairs("a", "b", study.seeds, of, np.empty((5, 0)))]).verdict for of in at)
         assert held == HOLDS and failed in DECIDED and failed != HOLDS, claim.statement

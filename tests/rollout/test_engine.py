@@ -27,9 +27,8 @@ from grpo.common.records import Completion, Problem
 from grpo.common.world import World
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.tokenizer import Tokenizer
-from grpo.rollout.engine import CompletionSpec, SamplingParams, derive_seed, require_context_length
+from grpo.rollout.engine import CompletionSpec, Responses, SamplingParams, derive_seed, require_context_length
 from grpo.rollout.make_engine import Checkpoint, make_engine, sleeps
-from grpo.rollout.responses import Responses
 from grpo.rollout.sampling import Sampler, sample_rollouts
 from grpo.rollout.transformers_engine import TransformersEngine, sample
 from grpo.rollout.vllm_engine import request_settings

@@ -173,7 +173,7 @@ def grpo_microbatch_train_step(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss of one microbatch, already divided for accumulation, with its gradients added to the leaves.
 
-    Each response's token losses are reduced by ``length_normalization`` (:func:`grpo.learner.masking.response_weights`), then
+    Each response's token losses are reduced by ``length_normalization`` (:func:`grpo.learner.losses.response_weights`), then
     averaged over the ``gradient_accumulation_steps`` equal microbatches of an optimizer step. A response without tokens adds
     nothing.
 

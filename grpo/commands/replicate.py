@@ -64,7 +64,8 @@ def replicate(seeds: list[int], base_seed: int | None) -> str:
     elsewhere = {
         other: compared
         for other, compared in former.items()
-        if [row["study"] for row in compared["claims"]] == verdicts_here and (paths.REPLICATES / f"{prefix}{other}.csv").is_file()
+        if [row["study"] for row in compared["claims"]] == verdicts_here
+        and (paths.REPLICATES / f"{prefix}{other}.csv").is_file()
     }
     comparisons = dict(sorted((elsewhere | comparisons).items()))
     write_json(file, comparisons)

@@ -34,14 +34,11 @@ CUT_SHORT = {  # finish reason -> problem
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Address, model and key of an endpoint.
+    """Address, model and key of an endpoint."""
 
-    ``base_url``: usually ends with /v1. ``key``: never shown; ``NO_KEY`` if there is none.
-    """
-
-    base_url: str
+    base_url: str  # usually ends with /v1
     model: str
-    key: str = field(default=NO_KEY, repr=False)
+    key: str = field(default=NO_KEY, repr=False)  # never shown; ``NO_KEY`` if there is none
 
 
 def endpoint_from_environment(environ: Mapping[str, str]) -> Endpoint:

@@ -18,24 +18,15 @@ BEST_PROGRAM = "program.py"
 
 @dataclass(frozen=True)
 class Proposal:
-    """A proposed program and its origin.
+    """A proposed program and its origin."""
 
-    Attributes:
-        program: Python source; None if there is none, for the reason in ``problem``.
-        parents: indices of the attempts whose answers the prompt contains.
-        messages: the prompt (the whole conversation).
-        answer: the language model's whole answer; None if a request got none.
-        tokens: number by the endpoint's count, or an estimate if it gives none.
-        calls: number of requests, including failed ones.
-    """
-
-    program: str | None
+    program: str | None  # Python source; None if there is none, for the reason in ``problem``
     problem: str = ""
-    parents: tuple[int, ...] = ()
-    messages: list[dict[str, str]] = field(default_factory=list)
-    answer: str | None = None
-    tokens: int = 0
-    calls: int = 1
+    parents: tuple[int, ...] = ()  # indices of the attempts whose answers the prompt contains
+    messages: list[dict[str, str]] = field(default_factory=list)  # the prompt (the whole conversation)
+    answer: str | None = None  # the language model's whole answer; None if a request got none
+    tokens: int = 0  # number by the endpoint's count, or an estimate if it gives none
+    calls: int = 1  # number of requests, including failed ones
 
     @property
     def failed_calls(self) -> int:

@@ -58,21 +58,13 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on a program.
+    """Limits on a program."""
 
-    Attributes:
-        seconds: wall-clock time, including the start of Python.
-        cpu_seconds: CPU time of all threads.
-        memory_mb: address space, including that of Python and its libraries.
-        threads: their number.
-        output_mb: size of its output, and of its result.
-    """
-
-    seconds: float = 30.0
-    cpu_seconds: float = 30.0
-    memory_mb: float = 2000.0
-    threads: int = 64
-    output_mb: float = 10.0
+    seconds: float = 30.0  # wall-clock time, including the start of Python
+    cpu_seconds: float = 30.0  # CPU time of all threads
+    memory_mb: float = 2000.0  # address space, including that of Python and its libraries
+    threads: int = 64  # their number
+    output_mb: float = 10.0  # size of its output, and of its result
 
 
 class ProgramError(Exception):

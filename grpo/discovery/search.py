@@ -23,17 +23,11 @@ SILENCE = 5  # the search stops after so many attempts in a row without an answe
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of a search, which ends at the first one that is reached; without one it never does. Earlier attempts count too.
+    """Limits of a search, which ends at the first that is reached; without one it never does. Earlier attempts count too."""
 
-    Attributes:
-        calls: requests to the language model, including failed ones.
-        tokens: tokens of prompts and answers together.
-        seconds: wall-clock time of proposing and verifying.
-    """
-
-    calls: int | None = None
-    tokens: int | None = None
-    seconds: float | None = None
+    calls: int | None = None  # requests to the language model, including failed ones
+    tokens: int | None = None  # tokens of prompts and answers together
+    seconds: float | None = None  # wall-clock time of proposing and verifying
 
     def used_up(self, attempts: Sequence[Attempt]) -> str:
         """The limit that is reached, in words; empty if none is."""

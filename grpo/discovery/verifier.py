@@ -26,21 +26,13 @@ _POINTS = TypeAdapter(Annotated[list[_Point], Field(min_length=1)])
 
 @dataclass(frozen=True)
 class Verification:
-    """The verdict on a set of points.
+    """The verdict on a set of points."""
 
-    Attributes:
-        num_points: number of points, valid or not.
-        dimension: their common dimension; None if they have none.
-        validity: 1.0 if they prove that the kissing number is at least ``num_points``, else 0.0.
-        combined_score: ``num_points`` if they are valid, else 0.0.
-        message: the reason why they are not valid, else "".
-    """
-
-    num_points: int
-    dimension: int | None
-    validity: float
-    combined_score: float
-    message: str
+    num_points: int  # number of points, valid or not
+    dimension: int | None  # their common dimension; None if they have none
+    validity: float  # 1.0 if they prove that the kissing number is at least ``num_points``, else 0.0
+    combined_score: float  # ``num_points`` if they are valid, else 0.0
+    message: str  # the reason why they are not valid, else ""
 
 
 def verify_program(program: Path, limits: Limits = Limits()) -> Verification:  # noqa: B008 - it is frozen

@@ -43,15 +43,10 @@ def evaluate(
         rollouts = sample_rollouts(sampler, chunk, params, n, derive_seed(seed, "chunk", start))
         score_rollouts(sampler.score, rollouts)
         rollouts = sampler.world.join(rollouts, each=n)
-        if (late := grader_timeouts(rollouts)) and sampler.world.rank == 0:
+        if (late := sum(rollout.timed_out for rollout in rollouts)) and sampler.world.rank == 0:
             print(f"warning: {late} answers took the grader too long and count as wrong", file=sys.stderr)
         groups += [rollouts[i : i + n] for i in range(0, len(rollouts), n)]
     return groups
-
-
-def grader_timeouts(rollouts: Sequence[Rollout]) -> int:
-    """Number of answers for which the grader ran out of time."""
-    return sum(rollout.timed_out for rollout in rollouts)
 
 
 def category(rewards: dict[str, float]) -> str:
@@ -79,7 +74,7 @@ def summarize(rollouts: Sequence[Rollout]) -> dict[str, float]:
     return means | {
         "response_length": sum(lengths) / n,
         "cut_off": sum(r.completion.finish_reason == "length" for r in rollouts) / n,
-        "grader_timeouts": grader_timeouts(rollouts),
+        "grader_timeouts": sum(r.timed_out for r in rollouts),
     }
 
 

@@ -17,7 +17,7 @@ from grpo.evaluation.evaluate import category, count_categories, evaluate, evalu
 from grpo.models import require_checkpoint
 from grpo.models.checkpoint import load_model, load_tokenizer
 from grpo.results.intervals import wilson_interval
-from grpo.rollout.make_engine import Checkpoint, make_engine
+from grpo.rollout.make_engine import make_engine
 from grpo.rollout.sampling import Sampler, episode_measures, transcript
 from grpo.study import paths
 from grpo.study.config import MAIN
@@ -48,7 +48,7 @@ class CheckpointEvaluator:
         self.tokenizer = load_tokenizer(checkpoint)
         engine = study.engine
         model = None if engine.name == "vllm" else load_model(checkpoint, engine.dtype, engine.device)
-        self.engine = make_engine(study, Checkpoint(checkpoint, model, self.tokenizer))
+        self.engine = make_engine(study, checkpoint, model, self.tokenizer)
 
     def require_context_length(self, problems: Sequence[Problem], prompts: Sequence[str]) -> None:
         """Refuse problems that are too long for the model in one of these formats, before sampling.

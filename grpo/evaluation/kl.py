@@ -14,10 +14,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 
 from grpo.common.errors import UserError
 from grpo.common.files import read_json, write_json, write_jsonl
@@ -29,15 +27,14 @@ from grpo.evaluation.evaluator import stage_run
 from grpo.learner.losses import estimate_kl
 from grpo.learner.microbatches import padded_microbatches, split_by_length, texts_of
 from grpo.models.checkpoint import load_model, load_tokenizer
-from grpo.results.intervals import mean_of, mean_of_any, t_interval
-from grpo.rollout.make_engine import Checkpoint, make_engine
+from grpo.results.intervals import Scores, mean_of, mean_of_any, t_interval
+from grpo.rollout.make_engine import make_engine
 from grpo.rollout.sampling import Sampler
 from grpo.study import paths
 from grpo.study.schema import TOKENS_ON_CPU, Study
 from grpo.tasks.rewards import score_by_task
 from grpo.tasks.task import find_format
 
-Scores = NDArray[np.float64]
 REWARDS = ("answer_reward", "old_task_reward")
 # The estimates of one response, and their columns: its KL, and the tokens that this is over.
 ESTIMATES = {
@@ -113,7 +110,7 @@ class StartingModel:
         self.evaluation, self.max_tokens = study.evaluation, learner.max_tokens_per_microbatch or TOKENS_ON_CPU
         self.load = partial(load_model, dtype=learner.dtype, device=learner.device)
         self.model, tokenizer, source = self.load(folder), load_tokenizer(folder), study.task(task)
-        engine = make_engine(study, Checkpoint(folder, self.model, tokenizer))
+        engine = make_engine(study, folder, self.model, tokenizer)
         format = find_format(source, prompt)
         self.sampling, self.problems = evaluation_sampling(self.evaluation, format), problems
         self.sampler = Sampler(engine, tokenizer, format, partial(score_by_task, source, prompt))

@@ -49,14 +49,10 @@ _WARM_UP = [
 
 @dataclass(frozen=True)
 class Grade:
-    """The grade of an answer.
+    """The grade of an answer."""
 
-    ``equal``: whether the answer is right; a float from a function that scores. ``timed_out``: undecided, because the time was
-    up or the worker died; then ``equal`` is False.
-    """
-
-    equal: bool | float
-    timed_out: bool = False
+    equal: bool | float  # whether the answer is right; a float from a function that scores
+    timed_out: bool = False  # undecided, because the time was up or the worker died; then ``equal`` is False
 
 
 class GraderProcess:

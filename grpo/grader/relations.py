@@ -45,17 +45,11 @@ _Side = tuple[Any, Any, bool]
 
 
 class RealSet(NamedTuple):
-    """A set of real numbers.
+    """A set of real numbers."""
 
-    Attributes:
-        name: its variable; may be empty.
-        ends: all numbers where it begins or ends, and perhaps others.
-        holds: whether a number belongs to it.
-    """
-
-    name: str
-    ends: list[Fraction]
-    holds: Callable[[Fraction], bool]
+    name: str  # its variable; may be empty
+    ends: list[Fraction]  # all numbers where it begins or ends, and perhaps others
+    holds: Callable[[Fraction], bool]  # whether a number belongs to it
 
 
 def as_real_set(text: str, effort: Effort) -> RealSet | None:

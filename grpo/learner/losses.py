@@ -85,32 +85,21 @@ def response_weights(
 class LossInputs:
     """Inputs of a loss: the responses of one microbatch, which is a part of the optimizer batch.
 
-    Attributes:
-        log_probs: (batch, length) log-probs of the response tokens under the trained policy, with gradient.
-        old_log_probs: (batch, length) under the policy that sampled the tokens.
-        advantages, raw_rewards: (batch, 1).
-        mask: (batch, length), true for response tokens. Elsewhere a loss is ignored, but must be finite.
-        cliprange, cliprange_high: how far the ratio may fall below 1 and rise above 1; without the second, both are cliprange.
-        engine_log_probs: (batch, length) as the engine reported them when it drew the tokens.
-        groups: (batch, 1), number of each response's group in the rollout batch.
-        batch_tokens, batch_responses: number of response tokens and of responses in the whole optimizer batch.
-        entropies: (batch, length), entropy of the policy (nats) at each token, without gradient.
-
     The last five are None in the handouts' functions, which see a single microbatch.
     """
 
-    log_probs: Tensor
-    old_log_probs: Tensor
-    advantages: Tensor
-    raw_rewards: Tensor
-    mask: Tensor
-    cliprange: float
-    cliprange_high: float | None = None
-    engine_log_probs: Tensor | None = None
-    groups: Tensor | None = None
-    batch_tokens: int | None = None
-    batch_responses: int | None = None
-    entropies: Tensor | None = None
+    log_probs: Tensor  # (batch, length) log-probs of the response tokens under the trained policy, with gradient
+    old_log_probs: Tensor  # (batch, length) under the policy that sampled the tokens
+    advantages: Tensor  # (batch, 1)
+    raw_rewards: Tensor  # (batch, 1)
+    mask: Tensor  # (batch, length), true for response tokens. Elsewhere a loss is ignored, but must be finite
+    cliprange: float  # how far the ratio may fall below 1
+    cliprange_high: float | None = None  # how far it may rise above 1; None: cliprange
+    engine_log_probs: Tensor | None = None  # (batch, length) as the engine reported them when it drew the tokens
+    groups: Tensor | None = None  # (batch, 1), number of each response's group in the rollout batch
+    batch_tokens: int | None = None  # number of response tokens in the whole optimizer batch
+    batch_responses: int | None = None  # number of responses in the whole optimizer batch
+    entropies: Tensor | None = None  # (batch, length), entropy of the policy (nats) at each token, without gradient
 
     @property
     def lengths(self) -> Tensor:

@@ -55,20 +55,13 @@ def texts_of(rollouts: Sequence[Rollout]) -> Texts:
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Log-probs and entropies of some responses of a batch.
+    """Log-probs and entropies of some responses of a batch."""
 
-    Attributes:
-        members: positions of the responses in the batch.
-        log_probs, entropy: (members, most sampled tokens), those of the sampled tokens side by side, then 0.
-        mask: (members, most sampled tokens), true for sampled tokens.
-        tokens: (sampled tokens,) index of each sampled token in the flattened ``mask``.
-    """
-
-    members: list[int]
-    log_probs: Tensor
-    mask: Tensor
-    entropy: Tensor
-    tokens: Tensor
+    members: list[int]  # positions of the responses in the batch
+    log_probs: Tensor  # (members, most sampled tokens), those of the sampled tokens side by side, then 0
+    mask: Tensor  # (members, most sampled tokens), true for sampled tokens
+    entropy: Tensor  # (members, most sampled tokens), those of the sampled tokens side by side, then 0
+    tokens: Tensor  # (sampled tokens,) index of each sampled token in the flattened ``mask``
 
     def flat(self, x: Tensor) -> Tensor:
         """Select ``x[mask]``, (sampled tokens,), from x (members, most sampled tokens)."""

@@ -33,19 +33,13 @@ NEAR, NEAR_UNITS = 1e-3, 32
 
 @dataclass(frozen=True)
 class Traits:
-    """Traits of a model.
+    """Traits of a model."""
 
-    Attributes:
-        context: longest text, in tokens; None without a limit.
-        padded_because: why responses cannot share one copy of their prompt; empty if they can.
-        linear_head: whether the logits are just the last hidden states times the weight of ``get_output_embeddings()``.
-        recomputes_exactly: whether gradient checkpointing, which needs layers in training mode, changes no result.
-    """
-
-    context: int | None = None
-    padded_because: str = ""
+    context: int | None = None  # longest text, in tokens; None without a limit
+    padded_because: str = ""  # why responses cannot share one copy of their prompt; empty if they can
+    # whether the logits are just the last hidden states times the weight of ``get_output_embeddings()``
     linear_head: bool = True
-    recomputes_exactly: bool = True
+    recomputes_exactly: bool = True  # whether gradient checkpointing, which needs layers in training mode, changes no result
 
 
 def traits_of(model: Any) -> Traits:

@@ -35,17 +35,11 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 @dataclass(frozen=True)
 class PromptGroup:
-    """Position in a row of a prompt and its responses, one after the other.
+    """Position in a row of a prompt and its responses, one after the other."""
 
-    Attributes:
-        start: index of the prompt's first token.
-        prompt: length of the prompt.
-        responses: length of each response in the row, in order; each at least 1.
-    """
-
-    start: int
-    prompt: int
-    responses: tuple[int, ...]
+    start: int  # index of the prompt's first token
+    prompt: int  # length of the prompt
+    responses: tuple[int, ...]  # length of each response in the row, in order; each at least 1
 
     @property
     def of_prompt(self) -> slice:
@@ -198,31 +192,20 @@ def keep_out_of_graphs() -> None:
 
 @dataclass(frozen=True)
 class Segment:
-    """A prompt with some of its responses.
+    """A prompt with some of its responses."""
 
-    ``members``: positions of the responses in the batch; all have the same prompt. ``tokens``: length in a row: the prompt, and
-    each response without its last token, which predicts nothing.
-    """
-
-    members: list[int]
-    tokens: int
+    members: list[int]  # positions of the responses in the batch; all have the same prompt
+    tokens: int  # length in a row: the prompt, and each response without its last token, which predicts nothing
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """The sampled tokens that one or more rows predict, one response after the other.
+    """The sampled tokens that one or more rows predict, one response after the other."""
 
-    Attributes:
-        source: (sampled tokens,) index, in the concatenated rows, of the token whose hidden state predicts each one.
-        labels: (sampled tokens,), their ids.
-        members: positions in the batch, in the order of ``labels``.
-        lengths: number of sampled tokens of the members.
-    """
-
-    source: Tensor
-    labels: Tensor
-    members: list[int]
-    lengths: list[int]
+    source: Tensor  # (sampled tokens,) index, in the concatenated rows, of the token whose hidden state predicts each one
+    labels: Tensor  # (sampled tokens,), their ids
+    members: list[int]  # positions in the batch, in the order of ``labels``
+    lengths: list[int]  # number of sampled tokens of the members
 
 
 @dataclass(frozen=True)

@@ -25,14 +25,10 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True)
 class Sharding:
-    """Record of a sharded model.
+    """Record of a sharded model."""
 
-    ``dtype``: precision of its computation; the shares of trained weights are float32. ``empty``: copy of the model before
-    sharding, without weights (on the device ``meta``).
-    """
-
-    dtype: torch.dtype
-    empty: Any
+    dtype: torch.dtype  # precision of its computation; the shares of trained weights are float32
+    empty: Any  # copy of the model before sharding, without weights (on the device ``meta``)
 
 
 def shard(model: Any, world: World, device: str) -> None:

@@ -31,30 +31,21 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """Sizes and constants of the model, named as in a Qwen2 checkpoint's config.json.
-
-    Attributes:
-        num_key_value_heads: keys and values of a token; each serves num_attention_heads / num_key_value_heads queries.
-        max_position_embeddings: longest text, in tokens.
-        rope_theta: the slowest rotation has a wavelength of almost 2 pi rope_theta tokens.
-        tie_word_embeddings: whether the head is the embedding.
-        initializer_range: standard deviation of new weights.
-        pad_token_id: token whose embedding gets no gradient from the input, as in Qwen2.
-    """
+    """Sizes and constants of the model, named as in a Qwen2 checkpoint's config.json."""
 
     vocab_size: int
     hidden_size: int
     num_hidden_layers: int
     num_attention_heads: int
-    num_key_value_heads: int
+    num_key_value_heads: int  # keys and values of a token; each serves num_attention_heads / num_key_value_heads queries
     intermediate_size: int
-    max_position_embeddings: int
-    rope_theta: float = 10000.0
+    max_position_embeddings: int  # longest text, in tokens
+    rope_theta: float = 10000.0  # the slowest rotation has a wavelength of almost 2 pi rope_theta tokens
     rms_norm_eps: float = 1e-6
-    tie_word_embeddings: bool = False
-    initializer_range: float = 0.02
+    tie_word_embeddings: bool = False  # whether the head is the embedding
+    initializer_range: float = 0.02  # standard deviation of new weights
     eos_token_id: int | list[int] | None = None
-    pad_token_id: int | None = None
+    pad_token_id: int | None = None  # token whose embedding gets no gradient from the input, as in Qwen2
 
     @property
     def head_size(self) -> int:

@@ -25,10 +25,10 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from grpo.common.files import read_bytes, read_jsonl, write_text
 from grpo.results.claims import read_published
+from grpo.results.intervals import Scores
 from grpo.results.runs import ExperimentRuns, NotMeasured, Run, value
 from grpo.results.verdicts import level
 from grpo.study import paths
@@ -57,7 +57,7 @@ def write_outcomes(study: Study, evidence: Mapping[str, ExperimentRuns]) -> None
     write_text(paths.OUTCOMES, text.getvalue())
 
 
-def scores_of(numbers: NDArray[np.float64]) -> str:
+def scores_of(numbers: Scores) -> str:
     """Scores of problems as text: a character each if all are 0 or 1, else numbers with all digits, parted by blanks."""
     if np.isin(numbers, (0, 1)).all():
         return "".join(map(str, numbers.astype(int)))

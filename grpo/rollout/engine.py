@@ -22,31 +22,20 @@ REPLACEMENT = "\ufffd"  # what incomplete UTF-8 decodes to
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Sampling parameters.
+    """Sampling parameters."""
 
-    Attributes:
-        temperature: divides the logits. 0: the likeliest token each time, with its log-prob at temperature 1.
-        top_p: sampling keeps the smallest set of tokens with this much probability.
-        min_tokens: a stop token or stop string ends a completion only after this many tokens (as in vLLM and transformers).
-        max_tokens: a completion of this many tokens is cut off (``finish_reason == "length"``).
-        stop: strings that end a completion; the text keeps the string.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    min_tokens: int = 0
-    max_tokens: int = 1024
-    stop: tuple[str, ...] = ()
+    temperature: float = 1.0  # divides the logits. 0: the likeliest token each time, with its log-prob at temperature 1
+    top_p: float = 1.0  # sampling keeps the smallest set of tokens with this much probability
+    min_tokens: int = 0  # a stop token or stop string ends a completion only after this many tokens, as in vLLM
+    max_tokens: int = 1024  # a completion of this many tokens is cut off (``finish_reason == "length"``)
+    stop: tuple[str, ...] = ()  # strings that end a completion; the text keeps the string
 
 
 class CompletionSpec(NamedTuple):
-    """How one completion is drawn, whatever other completions are sampled beside it.
+    """How one completion is drawn, whatever other completions are sampled beside it."""
 
-    ``seed``: decides its random numbers. ``max_tokens``: it is cut off after so many tokens.
-    """
-
-    seed: int
-    max_tokens: int
+    seed: int  # decides its random numbers
+    max_tokens: int  # it is cut off after so many tokens
 
 
 class Engine(Protocol):

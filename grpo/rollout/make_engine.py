@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from grpo.common.world import ALONE, World
 from grpo.rollout.engine import Engine
@@ -12,22 +12,15 @@ from grpo.study.config import GrpoConfig, RunConfig
 from grpo.study.schema import Study
 
 
-class Checkpoint(NamedTuple):
-    """A checkpoint's folder, its loaded model, and its tokenizer; vLLM needs no model to sample with the folder's weights."""
-
-    folder: Path
-    model: Any
-    tokenizer: Any
-
-
-def make_engine(study: Study, checkpoint: Checkpoint, config: RunConfig | None = None, world: World = ALONE) -> Engine:
-    """Start an engine that samples with the model's weights.
+def make_engine(
+    study: Study, folder: Path, model: Any, tokenizer: Any, config: RunConfig | None = None, world: World = ALONE
+) -> Engine:
+    """Start an engine that samples with the model's weights; vLLM needs no model to sample with those of the folder.
 
     Raises UserError if the engine cannot be started. ``config``: of the run; None in stages that only evaluate. ``world``: the
     processes that train the run together.
     """
     engine, learner = study.engine, study.learner
-    folder, model, tokenizer = checkpoint
     if engine.name == "vllm":
         from grpo.rollout.vllm_engine import VllmEngine, VllmSettings
 

@@ -32,19 +32,14 @@ from grpo.study.software import install_vllm
 
 @dataclass(frozen=True)
 class VllmSettings:
-    """Settings of vLLM.
-
-    Attributes:
-        gpu_memory_utilization: share of GPU memory that vLLM may take.
-        max_batch_size: number of sequences decoded at once.
-        sleep: release vLLM's memory between calls. vLLM drops its weights (level 2) and loads the policy's when it wakes, so it
-            needs a GPU and a policy.
-    """
+    """Settings of vLLM."""
 
     dtype: str
     device: str
-    gpu_memory_utilization: float
-    max_batch_size: int
+    gpu_memory_utilization: float  # share of GPU memory that vLLM may take
+    max_batch_size: int  # number of sequences decoded at once
+    # release vLLM's memory between calls. vLLM drops its weights (level 2) and loads the policy's when it wakes, so it needs a
+    # GPU and a policy
     sleep: bool = False
 
 

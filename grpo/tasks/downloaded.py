@@ -36,17 +36,11 @@ class Counts(Settings):
 
 @dataclass(eq=False)
 class Downloaded(GradedTask):
-    """Base class of both; a subclass converts a row into a problem.
+    """Base class of both; a subclass converts a row into a problem."""
 
-    Attributes:
-        source: where to read the rows.
-        expected: required number of problems, to notice changes of the source.
-        drop_overlap: leave out training questions that are also validation questions, instead of refusing them.
-    """
-
-    source: HubDataset | LocalFiles
-    expected: Counts | None = None
-    drop_overlap: bool = False
+    source: HubDataset | LocalFiles  # where to read the rows
+    expected: Counts | None = None  # required number of problems, to notice changes of the source
+    drop_overlap: bool = False  # leave out training questions that are also validation questions, instead of refusing them
 
     name: ClassVar[str]
     hub_configs: ClassVar[Sequence[str]]  # configurations of the dataset on the Hub, read one after the other

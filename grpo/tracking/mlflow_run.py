@@ -68,23 +68,15 @@ def _never_fails(write: Method) -> Method:
 
 @dataclass
 class MlflowRun:
-    """One run in MLflow.
+    """One run in MLflow."""
 
-    Attributes:
-        experiment: name of the MLflow experiment; created if it does not exist.
-        params, tags: values are converted to text.
-        state: of the study, from :func:`grpo.tracking.mlflow_study.study_state`; it becomes the parent of this run.
-        id_file: file for the run's id. If it exists, that run continues.
-        run_id: empty if MLflow could not be written or tracking is off (:data:`NOWHERE`).
-    """
-
-    experiment: str
+    experiment: str  # name of the MLflow experiment; created if it does not exist
     name: str
-    params: Mapping[str, Any]
+    params: Mapping[str, Any]  # its values, and those of tags, are converted to text
     tags: Mapping[str, Any]
-    state: Mapping[str, Any] | None = None
-    id_file: Path | None = None
-    run_id: str = field(default="", init=False)
+    state: Mapping[str, Any] | None = None  # from :func:`grpo.tracking.mlflow_study.study_state`; the parent of this run
+    id_file: Path | None = None  # file for the run's id. If it exists, that run continues
+    run_id: str = field(default="", init=False)  # empty if MLflow could not be written or tracking is off (:data:`NOWHERE`)
 
     def __post_init__(self) -> None:
         self.uri = tracking_uri()

@@ -21,19 +21,13 @@ from grpo.tracking.mlflow_run import MlflowRun
 
 @dataclass
 class Outputs:
-    """Places of a run's outputs.
+    """Places of a run's outputs."""
 
-    Attributes:
-        results, checkpoints: draft folders, renamed when they are complete.
-        state: folder of the saved states. Each identity and code version has its own, so that no run resumes from another's.
-        timing: wall-clock figures, filled in by the training.
-    """
-
-    results: Path
-    checkpoints: Path
-    state: Path
+    results: Path  # a draft folder, renamed when it is complete
+    checkpoints: Path  # the same
+    state: Path  # folder of the saved states. Each identity and code version has its own, so that no run resumes from another's
     mlflow: MlflowRun
-    timing: dict[str, Any] = field(default_factory=dict)
+    timing: dict[str, Any] = field(default_factory=dict)  # wall-clock figures, filled in by the training
 
 
 class RunLog:

@@ -17,7 +17,7 @@ from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.lora import add_adapters
 from grpo.models.sharding import whole_model
-from grpo.rollout.make_engine import Checkpoint, make_engine
+from grpo.rollout.make_engine import make_engine
 from grpo.rollout.sampling import Sampler, require_tool_messages
 from grpo.study.config import ExpertIterationConfig, GrpoConfig, RunConfig, SamplingConfig, SftConfig
 from grpo.study.effective import EffectiveRun
@@ -156,7 +156,7 @@ def start_here(
         add_adapters(model, run.config.lora, run.seed, run.model)
     # The engine comes first: vLLM switches this process's CUDA stream, and the learner must register its gradient hooks on the
     # stream that its backward passes use.
-    engine = make_engine(study, Checkpoint(run.model, model, tokenizer), run.config, world)
+    engine = make_engine(study, run.model, model, tokenizer, run.config, world)
     learner = Learner(model, run.config, tokenizer.pad_token_id, settings, world)
 
     def save(target: Path) -> None:

@@ -28,7 +28,7 @@ from grpo.common.world import World
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.tokenizer import Tokenizer
 from grpo.rollout.engine import CompletionSpec, Responses, SamplingParams, derive_seed, require_context_length
-from grpo.rollout.make_engine import Checkpoint, make_engine, sleeps
+from grpo.rollout.make_engine import make_engine, sleeps
 from grpo.rollout.sampling import Sampler, sample_rollouts
 from grpo.rollout.transformers_engine import TransformersEngine, sample
 from grpo.rollout.vllm_engine import request_settings
@@ -326,7 +326,7 @@ def on_vllm(study: Study, **engine: Any) -> Study:
 @pytest.mark.usefixtures("on_gpu")
 def test_a_sleeping_vllm_takes_weights_on_waking(mini_study: Study, folder: Path, model: Any, tokenizer: Any) -> None:
     """Memory for weights, then the current weights, then memory for keys and values."""
-    engine = make_engine(on_vllm(mini_study, sleep_level=2), Checkpoint(folder, model, tokenizer))
+    engine = make_engine(on_vllm(mini_study, sleep_level=2), folder, model, tokenizer)
     llm = engine._llm  # type: ignore[attr-defined]
     assert llm.settings["enable_sleep_mode"] is True
     assert llm.settings["logprobs_mode"] == "processed_logprobs"  # vLLM's word for those at the temperature, of what is allowed
@@ -350,7 +350,7 @@ def test_a_sleeping_vllm_takes_weights_on_waking(mini_study: Study, folder: Path
 @pytest.mark.usefixtures("on_gpu")
 def test_vllms_asynchronous_scheduler_ends_responses(mini_study: Study, folder: Path, model: Any, tokenizer: Any) -> None:
     """(tests/rollout/test_vllm.py has vLLM's own scheduler.)"""
-    engine = make_engine(on_vllm(mini_study), Checkpoint(folder, model, tokenizer))
+    engine = make_engine(on_vllm(mini_study), folder, model, tokenizer)
     settings = engine._llm.settings  # type: ignore[attr-defined]
     assert settings["async_scheduling"] is True and settings["scheduler_cls"].__mro__[1].__name__ == "AsyncScheduler"
     scheduler = settings["scheduler_cls"]()
@@ -364,7 +364,7 @@ def test_vllms_asynchronous_scheduler_ends_responses(mini_study: Study, folder: 
 
 @pytest.mark.usefixtures("on_gpu")
 def test_a_vllm_that_stays_awake_takes_weights_at_once(mini_study: Study, folder: Path, model: Any, tokenizer: Any) -> None:
-    engine = make_engine(on_vllm(mini_study), Checkpoint(folder, model, tokenizer))
+    engine = make_engine(on_vllm(mini_study), folder, model, tokenizer)
     llm = engine._llm  # type: ignore[attr-defined]
     engine.synchronize(model, policy_version=1)
     engine.generate([(5,)], PARAMS, n=1, seed=4)
@@ -401,9 +401,7 @@ def test_a_runs_share_of_memory(
     save_checkpoint(tmp_path, model, tokenizer)
     study, own = on_vllm(mini_study, sleep_level=2), mini_study.grpo.model_copy(update={"gpu_memory_utilization": 0.3})
     assert mini_study.grpo.gpu_memory_utilization == 0.85
-    engines: list[Any] = [
-        make_engine(study, Checkpoint(tmp_path, model, tokenizer), config=config) for config in (own, study.sft, None)
-    ]
+    engines: list[Any] = [make_engine(study, tmp_path, model, tokenizer, config=config) for config in (own, study.sft, None)]
     monkeypatch.setattr(start, "_set_up", lambda *_: None)  # this process is no actor's
     run: Any = SimpleNamespace(model=tmp_path, config=own)
     engines.append(start._make_generator(study, run, Path())[0])
@@ -474,7 +472,7 @@ def test_tokens_that_the_model_lacks_may_pad_and_end_a_turn(model: Any, tokenize
 @pytest.mark.parametrize("name", ["transformers", "vllm"])
 def test_a_prompt_without_tokens_is_refused(mini_study: Study, folder: Path, model: Any, tokenizer: Any, name: str) -> None:
     study = on_vllm(mini_study) if name == "vllm" else mini_study
-    engine = make_engine(study, Checkpoint(folder, model, tokenizer))
+    engine = make_engine(study, folder, model, tokenizer)
     with pytest.raises(UserError, match="prompt 2 of 2 has no tokens"):
         engine.generate([(5, 6), ()], SamplingParams(max_tokens=5), n=2, seed=0)
 

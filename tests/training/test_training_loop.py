@@ -43,7 +43,7 @@ from grpo.learner.learner import Learner
 from grpo.models import require_checkpoint
 from grpo.models.checkpoint import load_model, load_tokenizer
 from grpo.rollout.engine import SamplingParams
-from grpo.rollout.make_engine import Checkpoint, make_engine
+from grpo.rollout.make_engine import make_engine
 from grpo.rollout.transformers_engine import TransformersEngine
 from grpo.study import paths
 from grpo.study.config import GrpoConfig, LocalModel, Lora
@@ -199,8 +199,8 @@ def test_an_engine_of_other_weights_is_seen(settings: dict[str, Any], tiny_study
 
 
 def test_a_run_on_other_weights_ends_at_once(tiny_study: Study, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(study: Study, checkpoint: Checkpoint, *_: Any) -> Any:
-        return TransformersEngine(of_other_weights(checkpoint.model), checkpoint.tokenizer)
+    def wrong(study: Study, folder: Path, model: Any, tokenizer: Any, *_: Any) -> Any:
+        return TransformersEngine(of_other_weights(model), tokenizer)
 
     monkeypatch.setattr("grpo.training.train.make_engine", wrong)
     monkeypatch.setattr("grpo.training.train.score_of", lambda *_: SCORE)
@@ -295,11 +295,11 @@ def test_the_engine_is_made_before_the_hooks(tiny_study: Study, project: Path, m
     """Starting vLLM switches the CUDA stream of autograd's hooks; the engine also gets the run's own settings."""
     models, hooked, configs = [], [], []
 
-    def noting(study: Study, checkpoint: Checkpoint, config: Any, *rest: Any) -> Any:
-        models.append(checkpoint.model)
-        hooked.append(any(parameter._post_accumulate_grad_hooks for parameter in checkpoint.model.parameters()))
+    def noting(study: Study, folder: Path, model: Any, tokenizer: Any, config: Any, *rest: Any) -> Any:
+        models.append(model)
+        hooked.append(any(parameter._post_accumulate_grad_hooks for parameter in model.parameters()))
         configs.append(config)
-        return make_engine(study, checkpoint, config, *rest)
+        return make_engine(study, folder, model, tokenizer, config, *rest)
 
     monkeypatch.setattr(train_module, "make_engine", noting)
     arms = {"grpo_learning_rate": entry("grpo_learning_rate", arms={"slow": {"gpu_memory_utilization": 0.3}})}

@@ -22,7 +22,7 @@ from grpo.learner.learner import Learner
 from grpo.models.checkpoint import load_model, load_tokenizer, save_checkpoint
 from grpo.models.lora import add_adapters
 from grpo.rollout.engine import Engine
-from grpo.rollout.make_engine import Checkpoint, make_engine
+from grpo.rollout.make_engine import make_engine
 from grpo.rollout.sampling import Sampler
 from grpo.study.config import GrpoConfig
 from grpo.study.effective import EffectiveRun
@@ -182,12 +182,12 @@ def _make_generator(study: Study, run: EffectiveRun, here: Path) -> tuple[Engine
     _set_up(study, here)
     tokenizer = load_tokenizer(run.model)
     if study.engine.name == "vllm":
-        engine: Any = make_engine(study, Checkpoint(run.model, None, tokenizer), run.config)
+        engine: Any = make_engine(study, run.model, None, tokenizer, run.config)
         engine.policy_version = -1  # it gets the starting weights too: whether it takes weights shows before training
         return engine, Weights(), tokenizer
     model = load_model(run.model, study.learner.dtype, study.engine.device)
     own = study.model_copy(update={"learner": study.learner.model_copy(update={"device": study.engine.device})})
-    return make_engine(own, Checkpoint(run.model, model, tokenizer)), model, tokenizer
+    return make_engine(own, run.model, model, tokenizer), model, tokenizer
 
 
 def _make_learner(study: Study, run: EffectiveRun, here: Path) -> tuple[Learner, Callable[[Path], None]]:

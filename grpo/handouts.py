@@ -47,7 +47,11 @@ def tokenize_prompt_and_output(prompt_strs: list[str], output_strs: list[str], t
 def compute_entropy(logits: Tensor) -> Tensor:
     """Entropy in nats of the distribution over the last dimension: H = logsumexp(z) - sum softmax(z) z, in float32.
 
-    ``logits``: (..., vocabulary).
+    Args:
+        logits: (..., vocabulary).
+
+    Returns:
+        (...)
     """
     logits = logits.float()
     normalizer = torch.logsumexp(logits, dim=-1)
@@ -61,13 +65,14 @@ def get_response_log_probs(
 
     Padding stands on the right, where causal attention hides it from every real token, so no attention mask is needed.
 
-    Returns ``log_probs`` (batch, length) in float32, prompt and padding not masked out; ``token_entropy`` of the same shape,
-    without gradient, if asked for.
-
     Args:
         model: a causal language model whose output has ``logits``.
         input_ids, labels: (batch, length).
         temperature: the logits are divided by it; must be the sampling temperature for ratios to start at 1.
+
+    Returns:
+        ``log_probs`` (batch, length) in float32, prompt and padding not masked out; ``token_entropy`` of the same shape,
+        without gradient, if asked for.
     """
     logits = model(input_ids).logits.float() / temperature
     log_probs = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - torch.logsumexp(logits, dim=-1)
@@ -93,13 +98,14 @@ def compute_group_normalized_rewards(
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Score every response, then normalise the rewards within each group.
 
-    Returns advantages and raw rewards, each (n_groups * group_size,), and metadata: those of
-    :func:`grpo.learner.advantages.reward_statistics`, and ``scores``, the reward function's answers one by one.
-
     Args:
         reward_fn: (response, ground truth) -> ``reward``, ``format_reward``, ``answer_reward``.
         rollout_responses: n_groups * group_size responses, those of a group side by side.
         repeated_ground_truths: for each response, its question's ground truth.
+
+    Returns:
+        advantages and raw rewards, each (n_groups * group_size,), and metadata: those of
+        :func:`grpo.learner.advantages.reward_statistics`, and ``scores``, the reward function's answers one by one.
     """
     scores = [reward_fn(r, t) for r, t in zip(rollout_responses, repeated_ground_truths, strict=True)]
     raw_rewards = torch.tensor([score["reward"] for score in scores], dtype=torch.float64)
@@ -129,13 +135,17 @@ def compute_policy_gradient_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """One of :data:`grpo.learner.losses.LOSSES`.
 
-    Returns per-token loss (batch, length); ``ratio`` and ``clipped`` (bool), where old log-probabilities were given. Raises
-    ValueError: an argument that the type needs is None. Raises UserError: an unknown type.
-
     Args:
         policy_log_probs, old_log_probs: (batch, length).
         loss_type: a name there, or ``GRPO-Clip`` or ``GRPO-No-Clip``, as the handouts write two of them.
         raw_rewards, advantages: (batch, 1).
+
+    Returns:
+        per-token loss (batch, length); ``ratio`` and ``clipped`` (bool), where old log-probabilities were given.
+
+    Raises:
+        ValueError: an argument that the type needs is None.
+        UserError: an unknown type.
     """
     loss_type = LOSSES_OF_THE_HANDOUTS.get(loss_type, loss_type)
     loss = find_loss(loss_type)
@@ -177,8 +187,12 @@ def grpo_microbatch_train_step(
     averaged over the ``gradient_accumulation_steps`` equal microbatches of an optimizer step. A response without tokens adds
     nothing.
 
-    ``policy_log_probs``, ``response_mask``, ``old_log_probs``: (microbatch, length). ``raw_rewards``, ``advantages``:
-    (microbatch, 1). Returns the scalar loss (detached) and the metadata of :func:`compute_policy_gradient_loss`.
+    Args:
+        policy_log_probs, response_mask, old_log_probs: (microbatch, length).
+        raw_rewards, advantages: (microbatch, 1).
+
+    Returns:
+        the scalar loss (detached) and the metadata of :func:`compute_policy_gradient_loss`.
     """
     per_token, metadata = compute_policy_gradient_loss(
         policy_log_probs, loss_type, raw_rewards, advantages, old_log_probs, cliprange
@@ -196,12 +210,13 @@ def sft_microbatch_train_step(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Negative log-likelihood of one microbatch, summed over each response's tokens and averaged over responses.
 
-    Returns the scalar loss (detached) and ``mean_nll``, the mean over response tokens.
-
     Args:
         policy_log_probs, response_mask: (microbatch, length).
         gradient_accumulation_steps: equal microbatches of an optimizer step.
         normalize_constant: divides each response's sum.
+
+    Returns:
+        the scalar loss (detached) and ``mean_nll``, the mean over response tokens.
     """
     n = len(policy_log_probs)
     weights = policy_log_probs.new_full((n,), 1.0 / (n * gradient_accumulation_steps))
@@ -220,14 +235,15 @@ def evaluate_vllm(
 ) -> list[dict[str, Any]]:
     """Generate with a ``vllm.LLM``, score, compute metrics, and write all of it to disk (handout, ``math_baseline``).
 
-    Returns for each prompt its response, ground truth (if given) and rewards.
-
     Args:
         reward_fn: (response, ground truth) -> rewards; where no ground truths are given, (response, prompt) -> rewards.
         eval_sampling_params: a ``vllm.SamplingParams``.
         ground_truths: one for each prompt.
         output_path: JSONL file of the records. The mean of each reward, and the counts of the three outcomes where there are a
             format and an answer reward, go beside it, into a file that ends in ``_metrics.json``.
+
+    Returns:
+        for each prompt its response, ground truth (if given) and rewards.
     """
     outputs = vllm_model.generate(prompts, eval_sampling_params)
     records: list[dict[str, Any]] = []

@@ -38,8 +38,14 @@ def normalize_within_groups(
     Groups are consecutive rewards: two groups may have the same question, so grouping goes by position. A reward NaN (the
     reward function abstained) counts neither in a mean nor in a standard deviation, and its advantage is 0.
 
-    ``raw_rewards``: (n_groups * group_size,). Returns advantages (n_groups * group_size,), in float32. Raises UserError: the
-    rewards are not a whole number of groups, or do not fit float32, in which losses are computed.
+    Args:
+        raw_rewards: (n_groups * group_size,).
+
+    Returns:
+        advantages (n_groups * group_size,), in float32.
+
+    Raises:
+        UserError: the rewards are not a whole number of groups, or do not fit float32, in which losses are computed.
     """
     if len(raw_rewards) % group_size:
         raise UserError(f"group_size: {len(raw_rewards)} rewards are not a whole number of groups of {group_size}.")
@@ -78,9 +84,15 @@ A reward is NaN where the reward function abstains; whatever is returned for it,
 def own_advantages(path: str, options: Mapping[str, Any], rewards: Tensor, lengths: Tensor) -> Tensor:
     """Compute advantages with a function of the user's own.
 
-    ``path``: MODULE:NAME of an :data:`Advantage`. ``rewards``, ``lengths``: (groups, group_size), float64. Returns advantages
-    (groups * group_size,), in float32. Raises UserError: there is no such function, it has no such options, or it does not
-    return a finite number for each response.
+    Args:
+        path: MODULE:NAME of an :data:`Advantage`.
+        rewards, lengths: (groups, group_size), float64.
+
+    Returns:
+        advantages (groups * group_size,), in float32.
+
+    Raises:
+        UserError: there is no such function, it has no such options, or it does not return a finite number for each response.
     """
     function: Advantage = import_object(path)
     remedy = "It is called with rewards, lengths and advantage_options."
@@ -104,10 +116,14 @@ def try_advantage(path: str, options: Mapping[str, Any], group_size: int) -> Non
 def reward_statistics(scores: Sequence[dict[str, float]], advantages: Tensor, group_size: int) -> dict[str, float]:
     """Compute reward statistics of scored responses.
 
-    ``scores``: ``reward``, ``format_reward`` and ``answer_reward`` of each response. A reward NaN does not count; without any
-    other, the statistics are NaN. ``advantages``: (n_groups * group_size,), those of a group side by side. Returns means of the
-    three rewards; standard deviation, minimum and maximum of the reward; ``zero_signal_fraction``, the share of groups whose
-    advantages are all 0.
+    Args:
+        scores: ``reward``, ``format_reward`` and ``answer_reward`` of each response. A reward NaN does not count; without any
+            other, the statistics are NaN.
+        advantages: (n_groups * group_size,), those of a group side by side.
+
+    Returns:
+        means of the three rewards; standard deviation, minimum and maximum of the reward; ``zero_signal_fraction``, the share
+        of groups whose advantages are all 0.
     """
     counted = [score["reward"] for score in scores if not math.isnan(score["reward"])] or [math.nan]
     raw_rewards = torch.tensor(counted, dtype=torch.float64)

@@ -123,9 +123,10 @@ class Learner:
     def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """Take one optimizer step on one train batch of scored rollouts; skip it if its gradient is not finite.
 
-        Returns the metrics of :meth:`_step`. Those per token are the entropy (nats), the share of clipped tokens, the ratio pi
-        / pi_old, the mismatch, with ``importance_cap`` the importance weight and the share of tokens at the cap, with
-        ``kl_coefficient`` the KL term, and the loss's own.
+        Returns:
+            the metrics of :meth:`_step`. Those per token are the entropy (nats), the share of clipped tokens, the ratio
+            pi / pi_old, the mismatch, with ``importance_cap`` the importance weight and the share of tokens at the cap, with
+            ``kl_coefficient`` the KL term, and the loss's own.
         """
         config = self._grpo
         weights = losses.response_weights(

@@ -282,8 +282,10 @@ def mismatch(learner_log_probs: Tensor, engine_log_probs: Tensor) -> dict[str, T
     ``MISMATCH_THRESHOLD``; ``mismatch_kl``, log p_engine - log p_learner, whose mean is the sampled estimate of
     KL(engine || learner).
 
-    ``learner_log_probs``: under the weights that sampled the tokens. ``engine_log_probs``: under the distribution that the
-    engine drew from. ``top_p`` and ``min_tokens`` restrict that distribution, which adds to the mismatch.
+    Args:
+        learner_log_probs: under the weights that sampled the tokens.
+        engine_log_probs: under the distribution that the engine drew from. ``top_p`` and ``min_tokens`` restrict that
+            distribution, which adds to the mismatch.
     """
     difference = engine_log_probs.double() - learner_log_probs.double()
     absolute = difference.abs()
@@ -299,8 +301,9 @@ def importance_weights(
     Framework Secretly Brings You Off-Policy RL Training"; Ionides 2008). Returns weights, and whether each is at the cap, both
     (batch, length).
 
-    ``learner_log_probs``, ``engine_log_probs``, ``mask``: (batch, length), without gradient. ``mode``: ``token_truncate``: a
-    token's ratio; ``sequence_truncate``: the product of a response's ratios.
+    Args:
+        learner_log_probs, engine_log_probs, mask: (batch, length), without gradient.
+        mode: ``token_truncate``: a token's ratio; ``sequence_truncate``: the product of a response's ratios.
     """
     difference = learner_log_probs - engine_log_probs
     if mode == "sequence_truncate":

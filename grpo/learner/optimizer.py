@@ -46,8 +46,9 @@ class Optimizer:
     are taken in the copy, and the model gets the rounded result (mixed precision training, arXiv 1710.03740, Section 3.1).
     ``scale``: the loss scale; None unless the model computes in float16.
 
-    ``model``: its parameters with ``requires_grad`` are trained. ``name``: ``adamw``, or ``adamw_8bit``, whose two moments take
-    one byte per weight instead of four; it needs bitsandbytes.
+    Args:
+        model: its parameters with ``requires_grad`` are trained.
+        name: ``adamw``, or ``adamw_8bit``, whose two moments take one byte per weight instead of four; it needs bitsandbytes.
     """
 
     def __init__(

@@ -28,8 +28,9 @@ def build_dataset(
     Returns the report: sizes, levels, dropped problems, skipped rows if there are any, and a digest of each split. Raises
     UserError: a missing source, an overlap, a ground truth that the task cannot read, or too few problems.
 
-    ``needed``: for each split the numbers of problems that the study requires, by key of params.yaml. ``prompt_tokens``: length
-    of a problem's longest prompt; required if the task has ``max_prompt_tokens``.
+    Args:
+        needed: for each split the numbers of problems that the study requires, by key of params.yaml.
+        prompt_tokens: length of a problem's longest prompt; required if the task has ``max_prompt_tokens``.
     """
     problems: dict[Split, list[Problem]] = {split: task.problems(split) for split in SPLITS}
     problems["train"], dropped = separate(task, problems["train"], problems["validation"])

@@ -130,7 +130,8 @@ def measured(claim: Values, longest: int = 50) -> str:
 def report_card(study: Study, record: Values, timing: pd.DataFrame) -> str:
     """The model before training, winners of each method's first experiment, of off-policy ones and of the headline.
 
-    The seconds are those of a run. Of a study of one's own it has all arms of the headline's experiment.
+    The seconds are those of a run. Of a study of one's own it has all arms of the headline's experiment and what the other
+    methods' first experiments won.
     """
     top, of_main = record["headline"], {n: entry for n, entry in record["experiments"].items() if entry["task"] == MAIN}
     firsts = {entry["method"]: name for name, entry in reversed(of_main.items())}
@@ -140,7 +141,8 @@ def report_card(study: Study, record: Values, timing: pd.DataFrame) -> str:
     shown = [(of_main[name], winner_of(of_main[name])) for name in names]
     if top["experiment"] in own_experiments(record["experiments"], record["claims"]):
         entry = record["experiments"][top["experiment"]]
-        shown = [(entry, arm) for arm in chosen(entry)]
+        others = [of_main[name] for name in of_main if name in firsts.values() and of_main[name]["method"] != entry["method"]]
+        shown = [(entry, arm) for arm in chosen(entry)] + [(other, winner_of(other)) for other in others]
     rows: list[dict[str, str]] = []
     starts: list[float] = []
     for entry, arm in shown:

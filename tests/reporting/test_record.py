@@ -132,6 +132,10 @@ def test_a_study_of_ones_own_leads_with_its_experiment_and_its_names(general: Pa
     assert rows[-1].count("mine:partial") == 1 and "exact: nothing; partial: nothing" in rows[-1]
     timing = pd.DataFrame({"run": ["own/exact/0"], "total_s": [3.0]})
     assert report_card(study, found, timing).count("| own: ") == 2
+    counts = {"metrics": {"examples": 8}, "values": {"filtered": False}}
+    tuned = [*both_seeds("few", 0.1, 0.2, experiment=SFT, **counts), *both_seeds("all", 0.1, 0.75, experiment=SFT, **counts)]
+    card = report_card(study, record_of(study, *own, *tuned), timing).splitlines()
+    assert len(card) == 6 and "| 0.750 (" in card[-1], "head, base, both own arms, and the winner of the other method"
 
 
 def test_the_report_card_has_each_method_and_samples_are_bounded(general: Path, mini_study: Study) -> None:

@@ -235,6 +235,39 @@ def test_a_batch_is_trained_on_as_by_trls_trainer(model: Any, tokenizer: Any, tm
     assert (flat(gradients) - expected).norm() < 1e-5 * expected.norm() and expected.norm() > 0.01
 
 
+@pytest.mark.parametrize("max_grad_norm", [0.05, 1e9], ids=["clipped", "not clipped"])
+def test_three_steps_of_both_trainers_give_the_same_weights(
+    model: Any, tokenizer: Any, tmp_path: Path, max_grad_norm: float
+) -> None:
+    """The whole training loop on the same responses: microbatches that are summed, the clipped norm, and AdamW."""
+    prompts = [tuple(range(3, 8 + i // 4)) for i in range(12)]
+    rate = {"learning_rate": 1e-3, "max_grad_norm": max_grad_norm}
+    learner = Learner(
+        copy.deepcopy(model),
+        config(loss_type="reinforce_with_baseline", rollout_batch_size=12, train_batch_size=12, advantage_eps=1e-4, **rate),
+        tokenizer.pad_token_id,
+    )
+    start = flat(dict(copy.deepcopy(model).named_parameters())).detach()
+    rollouts = [
+        Rollout(PROBLEM, prompt, Completion(tuple(ids), "", (0.0,) * len(ids), "length"), rewards)
+        for prompt, ids, value in zip(prompts, GENERATED, BATCH_REWARDS, strict=True)
+        for rewards in [{"reward": value, "format_reward": 1.0, "answer_reward": 0.0}]
+    ]
+    set_advantages(setup_of(learner.config), rollouts)
+    norms = [learner.update(rollouts)["gradient_norm"] for _ in range(3)]
+    assert (min(norms) > 0.05) and max(norms) < 1e9
+    sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "max_steps": 3}
+    quiet = {"save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
+    schedule = {"lr_scheduler_type": "constant", "adam_beta2": 0.95, "loss_type": "grpo"}
+    trainer, _ = trainer_of("GRPO", model, tokenizer, tmp_path, BATCH_REWARDS, **sizes, **quiet, **schedule, **rate)
+    trainer._generate = lambda _: (prompts, GENERATED, None, [""] * 12, None, {}, None, None)
+    trainer.train()
+    expected = flat(dict(trainer.model.named_parameters())).detach() - start
+    moved = flat(dict(learner.model.named_parameters())).detach() - start
+    print(f"{(moved - expected).norm() / expected.norm():.1e} of the way")
+    assert (moved - expected).norm() < 1e-3 * expected.norm() and expected.norm() > 0.01
+
+
 def test_rloo_on_policy_is_trls(model: Any, tokenizer: Any, tmp_path: Path) -> None:
     """Advantages, and the gradient at the weights, of responses that TRL's trainer sampled.
 

@@ -1,7 +1,7 @@
 """Train SmolLM2 with this project and with TRL's GRPOTrainer, with equal settings, and compare the steps.
 
 ``PYTHONPATH=. .venv-adapters/bin/python benchmarks/curves.py data/model/main --out curves`` (after ``make test-trl`` and the
-stage ``model`` of smollm2) takes an hour and a half on two quiet cores.
+stage ``model`` of smollm2) takes an hour on two quiet cores.
 
 The task is that of the study smollm2. In a step both get the same 8 problems, 8 responses each, and take one update with GRPO's
 objective (mean over a response's tokens, then over responses; group mean and standard deviation) and AdamW (betas 0.9, 0.95).

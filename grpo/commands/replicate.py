@@ -37,7 +37,7 @@ SAME, UNDECIDED, TURNED, NOT_TRIED = "same", "undecided", "turned round", "not t
 def replicate(seeds: list[int], base_seed: int | None) -> str:
     """Run or resume a replicate of the active study, and compare all finished ones in reports/replication.md and .json.
 
-    Comparisons of replicates that were made elsewhere stay if they are with the same verdicts.
+    The comparison with a replicate that was run elsewhere stays as long as the study's own verdicts are the same.
 
     With ``base_seed`` base model, problems and traces are made anew. UserError if the seeds are not new, the study is not
     finished, this is not a git repository, or the pipeline failed.

@@ -5,7 +5,7 @@ DAPO lets the ratio rise further than it may fall (eps_low = 0.2, eps_high = 0.2
 does not collapse. This file shows how to write a loss; the setting `cliprange_high: 0.28` does the same, and `objective: dapo`
 also averages over all tokens of a batch.
 
-To use it, put this file into the study's folder (`folder:` in params.yaml), and add to the study:
+To use it, put this file beside the study's file, and add to the study:
 
     grpo:
       loss_type: "clip_higher:clip_higher"

@@ -1,6 +1,6 @@
 """Two published losses as losses of your own: SAPO's soft gate, and two-sided clipping.
 
-To use one, put this file into the study's folder (`folder:` in params.yaml), and add one of these lines to the study:
+To use one, put this file beside the study's file, and add one of these lines to the study:
 
     grpo: {loss_type: "published_losses:sapo"}
     grpo: {loss_type: "published_losses:two_sided_clip", loss_options: {delta: 4.0}}

@@ -4,7 +4,7 @@ This is the length reward of Kimi k1.5 (Kimi Team 2025, arXiv 2501.12599, Sectio
 shortest gets +0.5, the longest -0.5, and the others lie between on a line. For wrong responses values above 0 become 0, so that
 a short wrong answer gains nothing. If all responses are equally long, it is 0. It is added to the reward with a weight.
 
-To use it, put this file into the study's folder (`folder:` in params.yaml), and add to the study:
+To use it, put this file beside the study's file, and add to the study:
 
     grpo:
       reward: "short_answers:short_answers"

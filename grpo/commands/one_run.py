@@ -28,6 +28,7 @@ from grpo.study import paths
 from grpo.study.compose import STUDIES_FOLDER, compose, merge, study_path
 from grpo.study.config import MAIN, with_objective
 from grpo.study.schema import Study, check_name, load_study, validated
+from grpo.tasks.build import problems_of
 from grpo.tasks.dataset import Dataset, columns_of
 from grpo.tasks.rewards import REWARD_ARGUMENTS
 from grpo.tasks.rows import FORMATS, read_rows
@@ -132,13 +133,14 @@ def composed(options: RunOptions, out: Path) -> dict[str, Any]:
     source, evaluation = make_task(values["tasks"][MAIN], f"tasks.{MAIN}"), values["evaluation"]
     if values["grpo"]["prompt"] not in source.formats and "prompt" not in overlay.get("grpo", {}):
         values["grpo"] = values["grpo"] | {"prompt": next(iter(source.formats))}
-    if isinstance(source, Dataset) and source.files:
-        rows = len(read_rows(source.files.validation, "--task"))
-        few = {key: min(rows, evaluation[key]) for key in ("problems", "last_problems")} | {"selection_problems": 0}
+    of_rows = isinstance(source, Dataset) and source.files
+    if of_rows or ":" in (options.task or ""):
+        held_out = read_rows(source.files.validation, "--task") if of_rows else problems_of(source, "validation")
+        few = {key: min(len(held_out), evaluation[key]) for key in ("problems", "last_problems")} | {"selection_problems": 0}
         evaluation |= {key: value for key, value in few.items() if key not in overlay.get("evaluation", {})}
-        if source.files.train:
-            fitted = _batch_of_few(values["grpo"], len(read_rows(source.files.train, "--task")))
-            values["grpo"] |= {} if fitted.keys() & overlay.get("grpo", {}).keys() else fitted
+    if of_rows and source.files.train:
+        fitted = _batch_of_few(values["grpo"], len(read_rows(source.files.train, "--task")))
+        values["grpo"] |= {} if fitted.keys() & overlay.get("grpo", {}).keys() else fitted
     not_evaluated = {"zero_shot_problems": 1, "zero_shot_prompts": [values["grpo"]["prompt"]], "best_of_n": {"prompts": []}}
     return values | {"evaluation": merge(evaluation, not_evaluated)}
 
@@ -172,7 +174,7 @@ def study_and_problems(
         if is_file:
             values["tasks"][MAIN]["files"] = {"validation": str(Path(task).absolute())}
         study, where, task = validated(values, Path("--set")), f"--task {task}", MAIN
-        problems = study.task(MAIN).problems("validation")
+        problems = problems_of(study.task(MAIN), "validation")
     if n_problems is not None and n_problems > len(problems):
         raise UserError(f"--problems {n_problems}: {where} holds {len(problems)} problems. Ask for fewer.")
     return study, task, problems[:n_problems]

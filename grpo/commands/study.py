@@ -13,6 +13,7 @@ from grpo.common.errors import UserError
 from grpo.common.files import read_json, write_text
 from grpo.common.yaml_file import read_mapping, to_yaml
 from grpo.study import paths
+from grpo.study.claims import unknown_metrics
 from grpo.study.compose import STUDIES_FOLDER, compose, files_of, named_studies, study_path
 from grpo.study.config import OFF_POLICY_RANK, GrpoConfig
 from grpo.study.effective import effective_run
@@ -88,10 +89,10 @@ def describe(study: Study) -> str:
             changed = ", ".join(f"{key} {value}" for key, value in overrides.items()) or "no setting changed"
             lines.append(f"  {arm}: {changed}; {steps}")
     lines += [f"claim {claim.id}, {claim.experiment}: {claim.statement}" for claim in study.own_claims]
+    lines += [f"note: {unknown} This study's own code must log it." for unknown in unknown_metrics(study.claims)]
     lines += [f"controls: {', '.join(study.controls)}"] if study.controls else []
     out = study.left_out
-    names = ", ".join(out) if len(out) <= FEW else f"{len(out)} other experiments"
-    lines += [f"left out: {names}"] if out else []
+    lines += [f"left out of what it extends: {', '.join(out) if len(out) <= FEW else f'{len(out)} experiments'}"] if out else []
     return "\n".join(lines)
 
 

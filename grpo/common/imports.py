@@ -97,7 +97,8 @@ def import_object(path: str) -> Any:
             loaded = importlib.import_module(module)
         return getattr(loaded, name)
     except AttributeError:
-        raise UserError(f"{path}: {file} has nothing named {name!r}. Correct the name.") from None
+        has = ", ".join(key for key, one in vars(loaded).items() if getattr(one, "__module__", None) == loaded.__name__)
+        raise UserError(f"{path}: {file} has nothing named {name!r}, but {has or 'no names'}. Correct the name.") from None
 
 
 def require_arguments(function: Callable[..., Any], where: str, remedy: str, /, *values: Any, **named: Any) -> None:

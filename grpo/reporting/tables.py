@@ -87,17 +87,16 @@ def experiment_table(entry: Values, metric: str, more: Sequence[dict[str, str]] 
     """
     shown = chosen(entry)
     several, starts = len(shown) > 1, {round(arm["start"], 6) for arm in shown}
-    rows = []
+    highest, rows = max(arm["value"] for arm in shown), []
     for arm in shown:
-        label = short_label(arm)
+        label, leads = short_label(arm), "leads" if arm["value"] == highest else "leads on the problems that choose"
         row = {"arm": f"**{label}**" if several and arm["arm"] == entry["winner"] else label}
         if len(starts) > 1:
             row["at start"] = decimals(arm["start"])
         row[f"{metric} at the end (95%)"] = interval(arm)
         if several:
-            row["below the leader"] = (
-                f"{interval(arm['below'])}, {OF_THE_ARM[comparison(arm['below'])]}" if arm["below"] else "leads"
-            )
+            below = arm["below"]
+            row["below the leader"] = f"{interval(below)}, {OF_THE_ARM[comparison(below)]}" if below else leads
             row["probability of improvement"] = decimals(arm["improvement"], 2)
         row |= {"right form": decimals(arm["format"]), "right, given the form": decimals(arm["given_form"])}
         rows.append(row | {"tokens": decimals(arm["length"], 1), "collapsed": f"{len(arm['collapsed'])} of {len(arm['runs'])}"})

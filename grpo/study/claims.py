@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Tag
+from pydantic import Discriminator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Tag, model_validator
 
 from grpo.common.errors import UserError
 from grpo.common.metrics import METRICS
@@ -79,6 +79,8 @@ class Beats(Claim):
             raise UserError(f"at: {self.metric} is measured of few checkpoints: leave `at` out, and the last one counts")
         if self.metric not in DIFFERENCES and self.by < 1:
             raise UserError(f"by: for {self.metric} a ratio of 1 or more, not {self.by:g}")
+        if self.metric in DIFFERENCES and self.by >= 1:
+            raise UserError(f"by: rewards differ by less than {self.by:g}: lower it, or add `metric:` for a ratio of levels")
 
     def in_words(self) -> str:
         if self.metric == REWARD:
@@ -97,7 +99,14 @@ class NotBelow(Claim):
     at: ClassVar[str] = "end"
     arm: str
     not_below: str
-    by: PositiveFloat
+    by: Annotated[PositiveFloat, Field(lt=1)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rewards_only(cls, values: Any) -> Any:
+        if given := [key for key in ("metric", "at") if isinstance(values, Mapping) and key in values]:
+            raise ValueError(f"not_below compares rewards at the end: leave out {', '.join(given)}, or use beats")
+        return values
 
     def in_words(self) -> str:
         return f"{self.arm} ends at most {self.by:g} below {self.not_below}"
@@ -142,13 +151,14 @@ def own_claims(claims: list[AnyClaim], experiments: Mapping[str, Experiment]) ->
     return own
 
 
-def require_metrics(claims: list[AnyClaim]) -> None:
-    """Raise UserError if a claim is about a metric that no run logs; for studies whose own code logs no further ones."""
-    known = (REWARD, *KEPT, *(metric.name for metric in METRICS))
+def unknown_metrics(claims: list[AnyClaim]) -> list[str]:
+    """Say which claims are about a metric that no run logs, unless the study's own code logs it."""
+    known, found = (REWARD, *KEPT, *(metric.name for metric in METRICS)), []
     for number, claim in enumerate(claims):
         if isinstance(claim, Beats) and claim.metric not in known:
             near = ", ".join(get_close_matches(claim.metric, known, n=3, cutoff=0.5)) or "none is near"
-            raise UserError(f"claims.{number}.metric: no run logs {claim.metric!r}. Near: {near} (docs/results.md, Columns).")
+            found.append(f"claims.{number}.metric: no run logs {claim.metric!r}. Near: {near} (docs/results.md, Columns).")
+    return found
 
 
 def names(arms: Collection[str]) -> list[str]:

@@ -17,7 +17,7 @@ from grpo.common.errors import UserError
 from grpo.common.imports import is_import_path, search_in
 from grpo.common.yaml_file import read_mapping
 from grpo.study import paths
-from grpo.study.claims import AnyClaim, own_claims, require_metrics
+from grpo.study.claims import AnyClaim, own_claims, unknown_metrics
 from grpo.study.compose import BEST_PROMPT, CONTROLS, CONTROLS_IN, STUDIES_FOLDER, compose
 from grpo.study.config import (
     MAIN,
@@ -329,8 +329,8 @@ class Study(Section):
             if experiment.one_stage and (given := [what for what, is_given in wrong.items() if is_given]):
                 raise UserError(f"experiments.{name}.one_stage: not with {', '.join(given)}. Leave it out.")
         own_claims(self.claims, self.experiments)
-        if not self._logs_own_metrics():
-            require_metrics(self.claims)
+        if not self._logs_own_metrics() and (unknown := unknown_metrics(self.claims)):
+            raise UserError(unknown[0])
         if self.evaluation.metric == "reward" and not self._one_reward():
             raise UserError("evaluation.metric: arms differ in their reward, so reward compares none: choose answer_reward.")
         self._check_resources()

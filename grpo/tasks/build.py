@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo.common.errors import UserError
+from grpo.common.errors import UserError, own_errors
 from grpo.common.files import atomic_folder, files_digest, write_jsonl
 from grpo.common.records import Problem, write_records
 from grpo.tasks.rows import LocalFiles
@@ -32,7 +32,7 @@ def build_dataset(
         needed: for each split the numbers of problems that the study requires, by key of params.yaml.
         prompt_tokens: length of a problem's longest prompt; required if the task has ``max_prompt_tokens``.
     """
-    problems: dict[Split, list[Problem]] = {split: task.problems(split) for split in SPLITS}
+    problems: dict[Split, list[Problem]] = {split: problems_of(task, split) for split in SPLITS}
     problems["train"], dropped = separate(task, problems["train"], problems["validation"])
     skipped = {split: task.skipped(split) for split in SPLITS}
     left_out: dict[str, Any] = {
@@ -53,13 +53,19 @@ def build_dataset(
     return {**described, "dropped_from_train_as_overlap": dropped, **left_out}
 
 
+def problems_of(task: Task, split: Split) -> list[Problem]:
+    """A task's problems; a UserError names file and line where a task of the user's own fails."""
+    with own_errors(f"{task.params_key}, {type(task).__name__}.problems"):
+        return task.problems(split)
+
+
 def check_local_data(task: Task, needed: Mapping[Split, Mapping[str, int]]) -> None:
     """Raise UserError if the ``dataset`` stage would refuse a task's local files, but for prompts that are too long.
 
     Data on the Hub is not read, and what a task generates is not made.
     """
     if isinstance(getattr(task, "files", None) or getattr(task, "source", None), LocalFiles):
-        problems = {split: task.problems(split) for split in SPLITS}
+        problems = {split: problems_of(task, split) for split in SPLITS}
         problems["train"], _ = separate(task, problems["train"], problems["validation"])
         _require_enough(problems, needed, {})
 
@@ -67,13 +73,14 @@ def check_local_data(task: Task, needed: Mapping[Split, Mapping[str, int]]) -> N
 def _require_enough(
     problems: Mapping[Split, Sequence[Problem]], needed: Mapping[Split, Mapping[str, int]], left_out: Mapping[str, Any]
 ) -> None:
-    for split, asked in needed.items():
-        for key, wanted in asked.items():
-            if len(problems[split]) < wanted:
-                raise UserError(
-                    f"params.yaml: {key}: {wanted} problems are asked for, but the {split} split has {len(problems[split])}"
-                    f"{_without(left_out, split)}. Lower it, or use a larger source."
-                )
+    few = [
+        f"{key}: {wanted} problems are asked for, but the {split} split has {len(problems[split])}{_without(left_out, split)}"
+        for split, asked in needed.items()
+        for key, wanted in asked.items()
+        if len(problems[split]) < wanted
+    ]
+    if few:
+        raise UserError(f"{'; '.join(few)}. Lower {'it' if len(few) == 1 else 'them'}, or use a larger source.")
 
 
 def separate(task: Task, train: list[Problem], validation: list[Problem]) -> tuple[list[Problem], list[str]]:

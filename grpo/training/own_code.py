@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from grpo.common.errors import UserError
 from grpo.common.imports import call_with, is_import_path
 from grpo.study.config import GrpoConfig, PretrainedHere, RunConfig
 from grpo.study.effective import effective_run
 from grpo.study.schema import Study
 from grpo.tasks.rewards import find_reward
 from grpo.tasks.task import SHIPPED_REWARDS, Task, find_format
+
+OF_OWN_CODE = {"reward", "advantage", "advantage_options", "loss_type", "loss_options"}
 
 
 def require_own_code(config: RunConfig, task: Task) -> None:
@@ -36,6 +39,10 @@ def require_own_code_of_all(study: Study) -> None:
             documents = {"seed": model.seed, **model.documents}
             call_with(study.task(name).documents, documents, f"models.{name}.documents")
     for name in study.active_experiments:
-        for arm in study.experiments[name].arms:
+        for arm, overrides in study.experiments[name].arms.items():
             config = effective_run(study, name, arm, study.seeds[0], []).config
-            require_own_code(config, study.task(study.experiments[name].task))
+            try:
+                require_own_code(config, study.task(study.experiments[name].task))
+            except UserError as error:
+                here = f"experiments.{name}.arms.{arm}: " if OF_OWN_CODE & overrides.keys() else ""
+                raise UserError(f"{here}{error}") from error

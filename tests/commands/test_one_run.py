@@ -234,11 +234,13 @@ def test_a_mistake_leaves_nothing_behind(asked: dict[str, Any], out: str, messag
         ("grpo.reward=letters_of_a_run:none", "has nothing named 'none'"),
         ("grpo.loss_options={no: 1}", "It takes no options"),
         ("tasks.main.use=ends_at_once:Letters", r"ends_at_once.py:\d+ ends the program"),  # with the exit code of success
+        ("tasks.main.use=divides:Letters", r"tasks.main, Letters.problems: \S+divides.py:\d+: ZeroDivisionError: "),
     ],
 )
 def test_wrong_own_code_is_reported_before_the_model_is_made(setting: str, message: str, lab: Path, grpo: Grpo) -> None:
     """The model's folder is wrong too, and would be reported if it was looked for first."""
     (lab / "ends_at_once.py").write_text(LETTERS.replace("[Problem(", "quit() or [Problem("))
+    (lab / "divides.py").write_text(LETTERS.replace("[Problem(", "1 / 0 or [Problem("))
     options = ("run", "--study", "three_steps.yaml", "--set", "models.main.path=nowhere", "--out", "try")
     code, _, error = grpo(*options, "--set", setting)
     assert code == 2 and re.search(message, error) and "nowhere" not in error
@@ -283,6 +285,12 @@ def test_a_file_of_rows_becomes_a_task_and_its_validation_set(lab: Path) -> None
         check_local_data(study.task("main"), study.needed_problems("main"))
     assert own["tasks"]["main"]["answer"] == "problem"
     assert [own["evaluation"][key] for key in counts] == [2, 3, 1]
+
+
+def test_a_class_is_evaluated_on_the_problems_that_it_has(lab: Path) -> None:
+    """It has 12 validation problems, and `base` asks for 1,024 and 2,048."""
+    values = composed(RunOptions("model", "letters_of_a_run:Letters", ["evaluation.problems=8"]), Path("try"))
+    assert [values["evaluation"][key] for key in ("problems", "last_problems", "selection_problems")] == [8, 12, 0]
 
 
 def test_modules_in_studies_are_found_and_claims_are_left_out(lab: Path) -> None:

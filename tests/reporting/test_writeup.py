@@ -18,6 +18,7 @@ from grpo.reporting import page
 from grpo.reporting.comments import COMMENTS, QUESTIONS, read_comments
 from grpo.reporting.labels import arm_labels, bounded, decimals, interval, plain, scientific, table
 from grpo.reporting.page import Body, embedded, number
+from grpo.reporting.tables import experiment_table
 from grpo.reporting.writeup import cost, left_out, measured, outcome, read_timing_table, wall_seconds, writeup_of
 from grpo.study import paths
 from grpo.study.config import Experiment
@@ -121,6 +122,17 @@ ON_OTHER_PROBLEMS["arms"][1]["below"] = {"value": -0.2, "low": -0.3, "high": -0.
 )
 def test_an_experiments_result_is_a_line(entry: dict[str, Any], said: str) -> None:
     assert outcome(entry) == said
+
+
+@pytest.mark.parametrize(("highest", "said"), [(0.8, "leads"), (0.9, "leads on the problems that choose")])
+def test_a_table_says_by_which_problems_its_leader_leads(highest: float, said: str) -> None:
+    """The highest arm of the table may be another one, as other problems judge."""
+    entry = experiment("a", "a", a=None, b=0.06)
+    for arm in entry["arms"]:
+        arm |= {"improvement": 0.5, "collapsed": []}
+    entry["arms"][1]["value"] = highest - (highest == 0.8) * 0.1
+    rows = experiment_table(entry, "reward").splitlines()
+    assert rows[0].split(" | ")[2] == "below the leader" and rows[2].split(" | ")[2] == said
 
 
 @pytest.mark.parametrize(("only", "said"), [(["grpo_lora"], True), (["grpo_lora", "own"], False), (["own"], False)])

@@ -195,12 +195,14 @@ def test_a_study_is_checked_from_its_own_folder(project: Path, grpo: Grpo, monke
     """Which is no project; its module lies beside it."""
     arms = "arms: {plain: {}, own: {loss_type: 'beside_it:loss'}}"
     text = f"extends: smoke\nexperiments: {{only: [grpo_learning_rate], grpo_learning_rate: {{{arms}}}}}\n"
+    text += "claims: [{arm: own, beats: plain, metric: token_entropi, by: 1.25}]\n"  # the loss may log it
     write("elsewhere/mine.yaml", text)
     write("elsewhere/beside_it.py", "def loss(inputs):\n    return -inputs.advantages * inputs.log_probs, {}\n")
     for folder, path in ((project, "elsewhere/mine.yaml"), (project / "elsewhere", "mine.yaml")):
         monkeypatch.chdir(folder)
         code, said, error = grpo("study", "check", path)
         assert code == 0 and "own: loss_type beside_it:loss" in said, error
+        assert "note: claims.0.metric: no run logs 'token_entropi'. Near: token_entropy" in said
     write("mine.yaml", text.replace("beside_it", "gone"))
     code, _, error = grpo("study", "check", "mine.yaml")
     assert code == 2 and "gone:loss: no such module. Give MODULE:NAME of a Python file in the study's folder (here " in error

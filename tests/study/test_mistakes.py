@@ -147,6 +147,11 @@ MISTAKES: list[tuple[Edit, str]] = [
         claim(arm="full", beats="rank_1", metric="token_entopy", by=2),
         "claims.0.metric: no run logs 'token_entopy'. Near: token_entropy",
     ),
+    (claim(arm="full", beats="rank_1", by=1.25), "claims.0: by: rewards differ by less than 1.25: lower it, or add `metric:`"),
+    (
+        claim(arm="full", not_below="rank_1", metric="token_entropy"),
+        "claims.0: not_below compares rewards at the end: leave out metric, or use beats",
+    ),
     # Hardware
     (put("learner.dtype", "bfloat16"), "engine.dtype (float32): with engine.name transformers runs sample from the"),
     (ON_GPU, "engine.device (cpu): with engine.name transformers runs sample from the learner's model, in learner.device"),

@@ -133,13 +133,13 @@ def composed(options: RunOptions, out: Path) -> dict[str, Any]:
     source, evaluation = make_task(values["tasks"][MAIN], f"tasks.{MAIN}"), values["evaluation"]
     if values["grpo"]["prompt"] not in source.formats and "prompt" not in overlay.get("grpo", {}):
         values["grpo"] = values["grpo"] | {"prompt": next(iter(source.formats))}
-    of_rows = isinstance(source, Dataset) and source.files
-    if of_rows or ":" in (options.task or ""):
-        held_out = read_rows(source.files.validation, "--task") if of_rows else problems_of(source, "validation")
+    files = source.files if isinstance(source, Dataset) else None
+    if files or ":" in (options.task or ""):
+        held_out = read_rows(files.validation, "--task") if files else problems_of(source, "validation")
         few = {key: min(len(held_out), evaluation[key]) for key in ("problems", "last_problems")} | {"selection_problems": 0}
         evaluation |= {key: value for key, value in few.items() if key not in overlay.get("evaluation", {})}
-    if of_rows and source.files.train:
-        fitted = _batch_of_few(values["grpo"], len(read_rows(source.files.train, "--task")))
+    if files and files.train:
+        fitted = _batch_of_few(values["grpo"], len(read_rows(files.train, "--task")))
         values["grpo"] |= {} if fitted.keys() & overlay.get("grpo", {}).keys() else fitted
     not_evaluated = {"zero_shot_problems": 1, "zero_shot_prompts": [values["grpo"]["prompt"]], "best_of_n": {"prompts": []}}
     return values | {"evaluation": merge(evaluation, not_evaluated)}

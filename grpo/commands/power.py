@@ -121,7 +121,7 @@ def _note(claim: AnyClaim, runs: Sequence[EffectiveRun], seeds: int, sees: float
         "only *not tested*: the study has no such arm": not all(named),
         f"only *not tested*: it is about step {claim.horizon}, and the runs take {steps}": all(named) and steps < claim.horizon,
         "only *not tested*: a ratio needs two seeds": seeds == 1 and is_ratio(claim),
-        "only *open*: it sees less than no difference that is possible": not is_ratio(claim) and claim.by + sees >= 1,
+        "only *open*: no difference of rewards is large enough to be seen": not is_ratio(claim) and claim.by + sees >= 1,
         "one seed: the spread of five published runs": seeds == 1 and not is_ratio(claim),
         "by design": claim.by_design is not None,
     }

@@ -202,6 +202,9 @@ def test_texts_of_strangers_stay_in_their_cells(mini_study: Study, monkeypatch: 
     cells = [re.split(r"(?<!\\)\|", line) for line in (head, *rows)]
     studies = 1 + len([*paths.REPLICATES.glob("*.csv")])
     assert len(rows) > 10 and {len(row) for row in cells} == {8} and cells[0][4] == f" {studies} studies together "
+    joint = [row[4].strip() for row in cells[1:] if row[4].strip()]
+    decided = sum(not verdict.startswith(("open", "not tested")) for verdict in joint)
+    assert f" {studies} studies together decide {decided} of {len(joint)}. " in text
 
 
 # --------------------------------------------------------------------------------------------------------------------- the page

@@ -18,13 +18,13 @@ def put_weights(llm: Any, model: Any) -> None:
     vLLM's checkpoint loader reads them, and stacks some matrices (query, key and value; gate and up). Raises UserError: vLLM
     cannot take them; it takes none of a mixture of experts, which transformers stacks in another way than checkpoints do.
     """
+    if any(".experts." in name for name in model.state_dict()):
+        raise UserError(f"vLLM takes no new weights of a mixture of experts. {INSTEAD}")
     ours: list[Exception] = []
 
     def weights() -> Iterator[tuple[str, Tensor]]:
         try:
             for name, tensor in weights_of(model):
-                if ".experts." in name:
-                    raise UserError(f"vLLM takes no new weights of a mixture of experts. {INSTEAD}")
                 if name not in without:
                     yield name, tensor
         except Exception as error:  # vLLM asks for the weights while it loads, so this passes through its loader

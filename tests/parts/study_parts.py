@@ -186,14 +186,20 @@ def all_of(*edits: Edit) -> Edit:
     return lambda values: [edit(values) for edit in edits] and None
 
 
-def shard_learner(values: dict[str, Any]) -> None:
-    """An edit: runs are sharded over two processes, and those experiments are left out that cannot be."""
-    values["learner"].update(processes=2, fully_shard=True)
+def in_two_processes(values: dict[str, Any]) -> None:
+    """An edit: each run has two processes and a stage of its own; none is asynchronous."""
+    values["learner"]["processes"] = 2
     values["seeds_in_one_stage"] = False
+    values["experiments"][ASYNCHRONOUS]["arms"] = {}
     for entry in values["experiments"].values():
         entry.pop("one_stage", None)
-    for name in ("grpo_lora", ASYNCHRONOUS):
-        values["experiments"][name]["arms"] = {}
+
+
+def shard_learner(values: dict[str, Any]) -> None:
+    """An edit: runs are sharded over two processes, and those experiments are left out that cannot be."""
+    in_two_processes(values)
+    values["learner"]["fully_shard"] = True
+    values["experiments"]["grpo_lora"]["arms"] = {}
 
 
 def new_arm(experiment: str, name: str = "extra", **overrides: Any) -> Edit:

@@ -17,7 +17,7 @@ from learner_parts import as_rollouts
 from model_parts import FOR_VLLM, MIXTURES, byte_level, tiny_checkpoint, tiny_model
 from pipeline_parts import ROOT, sh
 from ruamel.yaml import YAML
-from study_parts import ASYNCHRONOUS, Edit, activate, needed_selections, shard_learner
+from study_parts import ASYNCHRONOUS, Edit, activate, in_two_processes, needed_selections, shard_learner
 from training_parts import read_csv, scored
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -365,10 +365,10 @@ def mini(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def use_engine(folder: Path, name: str, processes: int = 1, edit: Edit | None = None) -> None:
+def use_engine(folder: Path, name: str, edit: Edit | None = None) -> None:
     yaml = YAML()
     params = yaml.load(folder / "params.yaml")
-    params["engine"]["name"], params["learner"]["processes"] = name, processes
+    params["engine"]["name"] = name
     if edit is not None:
         edit(params)
     yaml.dump(params, folder / "params.yaml")
@@ -404,7 +404,7 @@ def test_the_mini_study_learns_on_vllm(mini: Path) -> None:
 def test_two_processes_each_sample_with_a_vllm_of_their_own(sharded: bool, mini: Path, tmp_path: Path) -> None:
     """Each works beside the process group with the policy's or the gathered weights."""
     folder = shutil.copytree(mini, tmp_path / "study")
-    use_engine(folder, "vllm", processes=2, edit=shard_learner if sharded else None)
+    use_engine(folder, "vllm", shard_learner if sharded else in_two_processes)
     sh(folder, "grpo", "train", "grpo_learning_rate", "3e-4")
     run = folder / "data/runs/grpo_learning_rate/3e-4/0"
     metrics = json.loads((run / "metrics.json").read_text())

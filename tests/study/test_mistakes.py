@@ -24,6 +24,7 @@ from study_parts import (
     Grpo,
     all_of,
     edited,
+    in_two_processes,
     new_arm,
     put,
     refused,
@@ -55,11 +56,6 @@ def evaluated_on(problems: int, last: int, selecting: int) -> Edit:
     return all_of(*(put(f"evaluation.{key}", value) for key, value in counts.items()))
 
 
-two_processes = all_of(
-    put("learner.processes", 2),
-    put("seeds_in_one_stage", False),
-    *(put(f"experiments.{name}.one_stage", False) for name in EXPERIMENTS),
-)
 NO_FACTOR = ".learning_rate_times: expected a number above 0, and no learning_rate beside it, but it is"
 NO_RANK = "is no whole number from 1 to selection.best_few (2)"
 ON_GPU = put("learner.device", "cuda:0")
@@ -162,7 +158,7 @@ MISTAKES: list[tuple[Edit, str]] = [
     (put("engine.sleep_level", 2), "engine: sleep_level 2: vLLM can only sleep on a GPU: set it to 0, or device to cuda:0"),
     (all_of(put("engine.name", "vllm"), put("engine.device", "cuda:1")), "engine: device 'cuda:1': vLLM takes the first GPU"),
     (put("learner.processes", 2), "seeds_in_one_stage: not with learner.processes above 1."),
-    (all_of(two_processes, ON_GPU), "learner: device 'cuda:0' is one GPU for 2 processes: use device cuda."),
+    (all_of(in_two_processes, ON_GPU), "learner: device 'cuda:0' is one GPU for 2 processes: use device cuda."),
     (put("learner.fully_shard", True), "learner: fully_shard: processes is 1: set it to 2 or more."),
     *(
         (all_of(shard_learner, put(f"learner.{key}", value)), f"learner: fully_shard: {key} is {told}")

@@ -134,10 +134,16 @@ def test_a_replicate_leaves_out_what_no_claim_is_about_and_nothing_else_needs(re
     assert other.study != repository.study  # whose comments are about its own numbers
     text = paths.PARAMS.read_text()
     keys = [key_of(repository)]
-    for old, new in (("question: What does the prompt change?", "question: What?"), ("n_grpo_steps: 3", "n_grpo_steps: 4")):
+    changes = (
+        ("question: What does the prompt change?", "question: What?"),
+        ("zero_shot_problems: ", "zero_shot_problems: 1"),
+        ("n_grpo_steps: 3", "n_grpo_steps: 4"),
+    )
+    for old, new in changes:
+        assert old in text
         paths.PARAMS.write_text(text.replace(old, new))
         keys.append(key_of(load_study()))
-    assert keys[0] == keys[1] != keys[2]  # a question is no setting
+    assert keys[0] == keys[1] == keys[2] != keys[3]  # neither a question nor zero-shot problems change a run
 
 
 def test_seeds_are_new_and_the_study_is_finished(repository: Study) -> None:

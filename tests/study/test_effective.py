@@ -186,6 +186,8 @@ def test_a_rate_may_be_so_many_times_that_of_the_winners() -> None:
     assert run.sources["learning_rate"] == "arm extra"
     study = edited(new_arm("grpo_lora", learning_rate_times=3.333))
     assert effective_run(study, "grpo_lora", "extra", 0, ON_POLICY).config.learning_rate == 3.33e-3  # three digits
+    study = edited(put("grpo.n_grpo_steps", 11), new_arm("grpo_lora", n_grpo_steps_times=0.7))
+    assert effective_run(study, "grpo_lora", "extra", 0, []).config.n_grpo_steps == 8  # 7.7, rounded
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,14 @@ MISTAKES: list[tuple[Edit, str]] = [
     (claim(arm="full", above="rank_1"), "claims.0: a claim has one of the keys beats, not_below"),
     (claim(arm="full", beats="rank_1", margin=1), "claims.0.margin: unknown key"),
     (
+        put("claims", 2 * [{"arm": "full", "beats": "rank_1", "by": 0.05, "id": "lora"}]),
+        "claims.1.id: lora is the id of two claims. Rename one.",
+    ),
+    (
+        all_of(put("checkpoints", ["best"]), put("evaluation.best_of_n.checkpoints", ["grpo_lora/full"])),
+        "evaluation.best_of_n.checkpoints: no run keeps its last one. Add last to `checkpoints`.",
+    ),
+    (
         claim(arm="full", beats="rank_1", metric="token_entropy"),
         "claims.0: by: for token_entropy a ratio of 1 or more",
     ),

@@ -172,6 +172,8 @@ def test_a_killed_run_ends_as_one_that_was_not(lab: Path, monkeypatch: pytest.Mo
         one_run(HIGH, Path("runs/try"), resume=False)
     with pytest.raises(UserError, match=r"grpo\.learning_rate: 0\.01 -> 0\.02"):
         one_run(HIGH._replace(settings=("grpo.learning_rate=2e-2",)), Path("runs/try"), resume=True)
+    with pytest.raises(UserError, match=r"grpo\.overlong_buffer: None -> 4"):  # which the run did not name
+        one_run(HIGH._replace(settings=(*HIGH.settings, "grpo.overlong_buffer=4")), Path("runs/try"), resume=True)
 
     import letters_of_a_run
 

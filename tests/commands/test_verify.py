@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from report_parts import run, store, store_general, study_of
 
@@ -72,6 +73,16 @@ def study(made: tuple[Path, Study], workdir: Path) -> Study:
 
 def found_in(study: Study) -> list[Difference]:
     return differences(study, rows_of_file(paths.OUTCOMES))[0]
+
+
+def test_no_run_that_was_stopped_or_taken_over_is_trained_again(study: Study) -> None:
+    """Of nine runs the stopped one and another one's copy are the shortest; the shortest quarter of the others may be drawn."""
+    rows = rows_of_file(paths.OUTCOMES)
+    (stopped,) = [name for name, row in rows.items() if row["stopped"] is not None]
+    copied, *others = [name for name in rows if name != stopped]
+    timing = pd.DataFrame({"total_s": range(len(rows)), "same_as": None}, index=[stopped, copied, *others])
+    timing.loc[copied, "same_as"] = others[0]
+    assert {verifying._drawn(rows, timing) for _ in range(99)} == {*others[:2]}
 
 
 def test_an_altered_digit_is_found_and_its_place_named(study: Study) -> None:
